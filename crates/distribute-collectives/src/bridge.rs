@@ -1,0 +1,241 @@
+//! From the first rank of this process to the other processes: one operation at a time, in the order of calls.
+
+use std::collections::BTreeMap;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::time::{Duration, Instant};
+
+use distribute_cluster::Coordination;
+
+use crate::call::{Call, Kind};
+use crate::memory::exclusive;
+use crate::mesh::{Job, Mesh, MeshError};
+use crate::schedule::{
+    Algorithm, Schedule, binomial_broadcast, binomial_reduce, dissemination_barrier, recursive_doubling_all_reduce,
+    ring_all_gather, ring_all_reduce, ring_reduce_scatter,
+};
+use crate::team::{Operation, Team, lock};
+use crate::transport::TransportError;
+use crate::{Error, Rank, ReduceOp, Result};
+
+/// How long a waiting exchange polls before it sleeps, on a thread whose caller waits for it.
+const SPIN: Duration = Duration::from_micros(50);
+
+/// The way to the other processes.
+pub(crate) struct Bridge {
+    mesh: Mutex<Mesh>,
+    processes: usize,
+    transport: &'static str,
+    algorithm: Algorithm,
+    queue: Mutex<Queue>,
+    /// Carries operations over while their ranks do something else; started by the first that needs it.
+    courier: OnceLock<SyncSender<()>>,
+    team: OnceLock<Weak<Team>>,
+    /// Kept so that the members know of each other for as long as the group lives.
+    coordination: Option<Arc<Coordination>>,
+}
+
+struct Queue {
+    /// The sequence number that is next to cross.
+    next: u64,
+    waiting: BTreeMap<u64, Arc<Operation>>,
+    crossing: bool,
+}
+
+impl Bridge {
+    pub(crate) fn new(mesh: Mesh, algorithm: Algorithm, coordination: Option<Arc<Coordination>>) -> Bridge {
+        Bridge {
+            processes: mesh.size(),
+            transport: mesh.transport_name(),
+            mesh: Mutex::new(mesh),
+            algorithm,
+            queue: Mutex::new(Queue { next: 0, waiting: BTreeMap::new(), crossing: false }),
+            courier: OnceLock::new(),
+            team: OnceLock::new(),
+            coordination,
+        }
+    }
+
+    /// Tells the bridge whose it is.
+    pub(crate) fn attach(&self, team: Weak<Team>) {
+        let _ = self.team.set(team);
+    }
+
+    pub(crate) fn processes(&self) -> usize {
+        self.processes
+    }
+
+    pub(crate) fn transport(&self) -> &'static str {
+        self.transport
+    }
+
+    pub(crate) fn coordination(&self) -> Option<&Arc<Coordination>> {
+        self.coordination.as_ref()
+    }
+
+    /// Puts an operation in line; `by_courier` when nobody is going to [`cross`](Bridge::cross) for it.
+    pub(crate) fn enqueue(&self, operation: Arc<Operation>, by_courier: bool) {
+        if let Some((call, ..)) = operation.leader_call() {
+            lock(&self.queue).waiting.insert(call.sequence, operation);
+        }
+        if by_courier {
+            self.wake_courier();
+        }
+    }
+
+    /// Carries over the operation that is next, if it is there and nobody is doing so; whether it did.
+    pub(crate) fn cross(&self, team: &Team) -> bool {
+        self.cross_next(team, SPIN)
+    }
+
+    fn cross_next(&self, team: &Team, spin: Duration) -> bool {
+        let operation = {
+            let mut queue = lock(&self.queue);
+            if queue.crossing {
+                return false;
+            }
+            let next = queue.next;
+            let Some(operation) = queue.waiting.remove(&next) else { return false };
+            queue.crossing = true;
+            operation
+        };
+        let outcome = self.carry(team, &operation, spin);
+        let more = {
+            let mut queue = lock(&self.queue);
+            queue.crossing = false;
+            queue.next += 1;
+            queue.waiting.contains_key(&queue.next)
+        };
+        team.crossed(&operation, outcome);
+        if more {
+            self.wake_courier();
+        }
+        true
+    }
+
+    fn carry(&self, team: &Team, operation: &Operation, spin: Duration) -> Result<()> {
+        team.check_alive()?;
+        let (Some((call, deadline, started)), Some(plan)) = (operation.leader_call(), operation.plan()) else {
+            return Ok(());
+        };
+        let mut mesh = lock(&self.mesh);
+        let job = Job {
+            call,
+            dtype: call.dtype,
+            op: call.op,
+            divisor: (call.op == Some(ReduceOp::Mean)).then_some(team.names.len() as u32),
+            deadline,
+            spin,
+            interrupted: &team.interrupted,
+        };
+        let schedule = self.schedule(&call, team, mesh.rank());
+        // The first phase is over and the second has not begun: this thread alone works on these slices.
+        let mut slices = exclusive(plan.bridged());
+        let outcome = mesh.run(&schedule, &mut slices, &job);
+        outcome.map_err(|error| {
+            let error = explain(error, team, &mesh, call, started);
+            mesh.abort(&error.to_string());
+            error
+        })
+    }
+
+    fn schedule(&self, call: &Call, team: &Team, rank: usize) -> Schedule {
+        let ranks = self.processes;
+        let count = call.count as usize;
+        let root = call.root.map_or(0, |root| root.index() / team.local_ranks);
+        match call.kind {
+            Kind::AllReduce => match self.algorithm.choose(count * call.dtype.size_bytes(), ranks) {
+                Algorithm::RecursiveDoubling => recursive_doubling_all_reduce(rank, ranks, count),
+                _ => ring_all_reduce(rank, ranks, count),
+            },
+            Kind::Broadcast => binomial_broadcast(rank, ranks, root, count),
+            Kind::Reduce => binomial_reduce(rank, ranks, root, count),
+            Kind::AllGather => ring_all_gather(rank, ranks, count * team.names.len()),
+            Kind::ReduceScatter => ring_reduce_scatter(rank, ranks, count),
+            Kind::Barrier => dissemination_barrier(rank, ranks),
+        }
+    }
+
+    /// Tells the other processes that this one has failed. An exchange that is under way notices by itself.
+    pub(crate) fn abort(&self, error: &Error) {
+        if let Ok(mut mesh) = self.mesh.try_lock() {
+            mesh.abort(&error.to_string());
+        }
+    }
+
+    fn wake_courier(&self) {
+        let sender = self.courier.get_or_init(|| {
+            let (sender, receiver) = sync_channel(1);
+            let team = self.team.get().cloned().unwrap_or_default();
+            let name = "distribute-courier".to_owned();
+            // Without the thread, operations still cross when somebody waits for them.
+            let _ = std::thread::Builder::new().name(name).spawn(move || courier(&receiver, &team));
+            sender
+        });
+        // A full channel means that the courier is already called for.
+        let _ = sender.try_send(());
+    }
+}
+
+/// Crosses whatever is next, until the team is gone.
+fn courier(calls: &Receiver<()>, team: &Weak<Team>) {
+    loop {
+        match calls.recv_timeout(Duration::from_millis(500)) {
+            Ok(()) | Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return,
+        }
+        let Some(team) = team.upgrade() else { return };
+        if let Some(bridge) = team.bridge() {
+            while bridge.cross_next(&team, Duration::ZERO) {}
+        }
+    }
+}
+
+/// Says in this crate's words what went wrong between processes.
+fn explain(error: MeshError, team: &Team, mesh: &Mesh, call: Call, started: Instant) -> Error {
+    let name = |process: usize| team.names.get(process * team.local_ranks).cloned().unwrap_or_default();
+    let here = team.local_name(0);
+    match error {
+        MeshError::Mismatch { peer, there } => {
+            Error::Mismatch { here: call, here_name: here, there, there_name: name(peer) }
+        }
+        MeshError::Garbage { peer } => Error::PeerLost {
+            name: here,
+            peer: name(peer),
+            peer_rank: Rank::of(peer * team.local_ranks),
+            during: call.to_string(),
+            how: "it sent bytes that are not a collective call; is another program using this port?".to_owned(),
+        },
+        MeshError::Deadline { missing } => {
+            let heard = |process: &usize| match mesh.last_heard(*process) {
+                Some(at) => format!("{} (last heard {:.1?} ago)", name(*process), at.elapsed()),
+                None => format!("{} (never heard)", name(*process)),
+            };
+            Error::Deadline {
+                call,
+                name: here,
+                group: team.name.clone(),
+                waited: started.elapsed(),
+                missing: missing.iter().map(heard).collect::<Vec<_>>().join(", "),
+            }
+        }
+        MeshError::Transport(TransportError::Lost { peer, how }) => Error::PeerLost {
+            name: here,
+            peer: name(peer),
+            peer_rank: Rank::of(peer * team.local_ranks),
+            during: call.to_string(),
+            how,
+        },
+        MeshError::Transport(TransportError::Left { peer }) => {
+            Error::PeerLeft { name: here, peer: name(peer), group: team.name.clone(), during: call.to_string() }
+        }
+        MeshError::Transport(TransportError::Aborted { peer, reason }) => {
+            Error::Aborted { group: team.name.clone(), origin: name(peer), cause: reason }
+        }
+        MeshError::Transport(_) => team.check_alive().err().unwrap_or(Error::Aborted {
+            group: team.name.clone(),
+            origin: here,
+            cause: "the exchange was interrupted".to_owned(),
+        }),
+    }
+}

@@ -1,0 +1,192 @@
+//! What one collective call is: the fingerprint that ranks compare.
+
+use std::fmt;
+
+use distribute_device::DType;
+
+use crate::{Rank, ReduceOp};
+
+/// The kind of a collective operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+#[non_exhaustive]
+pub enum Kind {
+    /// Every rank ends with the reduction of all ranks' values.
+    AllReduce = 0,
+    /// Every rank ends with the root's values.
+    Broadcast = 1,
+    /// Every rank ends with all ranks' values, in rank order.
+    AllGather = 2,
+    /// Rank r ends with the r-th part of the reduction.
+    ReduceScatter = 3,
+    /// The root ends with the reduction of all ranks' values.
+    Reduce = 4,
+    /// No rank passes before every rank has arrived.
+    Barrier = 5,
+}
+
+impl Kind {
+    /// The name in snake case, as the method is called.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Kind::AllReduce => "all_reduce",
+            Kind::Broadcast => "broadcast",
+            Kind::AllGather => "all_gather",
+            Kind::ReduceScatter => "reduce_scatter",
+            Kind::Reduce => "reduce",
+            Kind::Barrier => "barrier",
+        }
+    }
+
+    fn from_code(code: u8) -> Option<Kind> {
+        [
+            Kind::AllReduce,
+            Kind::Broadcast,
+            Kind::AllGather,
+            Kind::ReduceScatter,
+            Kind::Reduce,
+            Kind::Barrier,
+        ]
+        .get(usize::from(code))
+        .copied()
+    }
+}
+
+/// What every rank must agree on before a collective moves a byte.
+///
+/// Two ranks whose calls differ get [`Error::Mismatch`](crate::Error::Mismatch), never a wrong sum.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Call {
+    /// The kind of operation.
+    pub kind: Kind,
+    /// Position in the group's order of calls, from 0.
+    pub sequence: u64,
+    /// Element type.
+    pub dtype: DType,
+    /// Number of elements per rank: of the input for `reduce_scatter`, else of this rank's values.
+    pub count: u64,
+    /// Digest of how the elements are split into slices; zero for one slice.
+    pub layout: u32,
+    /// The reduction, for those kinds that reduce.
+    pub op: Option<ReduceOp>,
+    /// The root, for those kinds that have one.
+    pub root: Option<Rank>,
+}
+
+impl Call {
+    /// Bytes of an encoded call.
+    pub(crate) const ENCODED_LEN: usize = 32;
+
+    /// Fixed little-endian layout: magic, kind, dtype, op, then root, layout, sequence, count.
+    pub(crate) fn encode(&self) -> [u8; Self::ENCODED_LEN] {
+        let mut bytes = [0u8; Self::ENCODED_LEN];
+        bytes[0..4].copy_from_slice(MAGIC);
+        bytes[4] = self.kind as u8;
+        bytes[5] = self.dtype.code();
+        bytes[6] = self.op.map_or(u8::MAX, ReduceOp::code);
+        bytes[8..12].copy_from_slice(&self.root.map_or(u32::MAX, |rank| rank.0).to_le_bytes());
+        bytes[12..16].copy_from_slice(&self.layout.to_le_bytes());
+        bytes[16..24].copy_from_slice(&self.sequence.to_le_bytes());
+        bytes[24..32].copy_from_slice(&self.count.to_le_bytes());
+        bytes
+    }
+
+    /// Reads an encoded call; `None` where the bytes are not one.
+    pub(crate) fn decode(bytes: &[u8; Self::ENCODED_LEN]) -> Option<Call> {
+        if &bytes[0..4] != MAGIC {
+            return None;
+        }
+        let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+        let long = |at: usize| u64::from(word(at)) | (u64::from(word(at + 4)) << 32);
+        Some(Call {
+            kind: Kind::from_code(bytes[4])?,
+            dtype: DType::from_code(bytes[5])?,
+            op: match bytes[6] {
+                u8::MAX => None,
+                code => Some(ReduceOp::from_code(code)?),
+            },
+            root: match word(8) {
+                u32::MAX => None,
+                rank => Some(Rank(rank)),
+            },
+            layout: word(12),
+            sequence: long(16),
+            count: long(24),
+        })
+    }
+
+    /// The digest of the lengths of several slices. FNV-1a: only equality matters.
+    pub(crate) fn layout_of(lengths: impl ExactSizeIterator<Item = usize>) -> u32 {
+        if lengths.len() <= 1 {
+            return 0;
+        }
+        lengths.fold(0x811c_9dc5, |hash: u32, length| {
+            (length as u64)
+                .to_le_bytes()
+                .iter()
+                .fold(hash, |hash, byte| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193))
+        })
+    }
+}
+
+impl fmt::Display for Call {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} #{}", self.kind.name(), self.sequence)?;
+        if self.kind == Kind::Barrier {
+            return Ok(());
+        }
+        write!(f, " of {} {}", self.count, self.dtype)?;
+        if self.layout != 0 {
+            write!(f, " in slices (layout {:08x})", self.layout)?;
+        }
+        if let Some(op) = self.op {
+            write!(f, ", {op}")?;
+        }
+        if let Some(root) = self.root {
+            write!(f, ", root {}", root.0)?;
+        }
+        Ok(())
+    }
+}
+
+const MAGIC: &[u8; 4] = b"dst1";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn call() -> Call {
+        Call {
+            kind: Kind::Reduce,
+            sequence: 7,
+            dtype: DType::BF16,
+            count: 1 << 40,
+            layout: 9,
+            op: Some(ReduceOp::Max),
+            root: Some(Rank(3)),
+        }
+    }
+
+    #[test]
+    fn an_encoded_call_reads_back() {
+        assert_eq!(Call::decode(&call().encode()), Some(call()));
+        let barrier = Call { kind: Kind::Barrier, op: None, root: None, ..call() };
+        assert_eq!(Call::decode(&barrier.encode()), Some(barrier));
+    }
+
+    #[test]
+    fn foreign_bytes_are_refused() {
+        let mut bytes = call().encode();
+        bytes[0] = b'X';
+        assert_eq!(Call::decode(&bytes), None);
+        let mut bytes = call().encode();
+        bytes[5] = 200;
+        assert_eq!(Call::decode(&bytes), None);
+    }
+
+    #[test]
+    fn layouts_differ_where_slices_do() {
+        assert_eq!(Call::layout_of([12usize].into_iter()), 0);
+        assert_ne!(Call::layout_of([5usize, 7].into_iter()), Call::layout_of([7usize, 5].into_iter()));
+    }
+}

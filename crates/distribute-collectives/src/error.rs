@@ -1,0 +1,222 @@
+//! What can go wrong in a process group.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::{Call, Rank};
+
+/// An error of this crate.
+///
+/// Every variant that concerns a running group names the operation, its sequence number and the ranks involved. After
+/// such an error the group is aborted on all ranks: further calls return [`Error::Aborted`] with the first cause.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// Two ranks called different operations. Remedy: make every rank issue the same calls in the same order.
+    #[error(
+        "{here_name} called {here}, but {there_name} called {there}; every rank of a group must issue the same \
+         operations with equal shapes in the same order"
+    )]
+    Mismatch {
+        /// The call on one side.
+        here: Call,
+        /// Who made it.
+        here_name: String,
+        /// The call on the other side.
+        there: Call,
+        /// Who made that.
+        there_name: String,
+    },
+    /// An operation did not finish in time. Remedy: look at the ranks named; raise the timeout if they are only slow.
+    #[error(
+        "{name}: {call} in group {group:?} did not finish within {waited:.1?}; waiting for {missing}; if they are only \
+         slow, raise the timeout (Options::timeout or DISTRIBUTE_TIMEOUT)"
+    )]
+    Deadline {
+        /// The operation.
+        call: Call,
+        /// This rank.
+        name: String,
+        /// The group.
+        group: String,
+        /// How long the operation waited.
+        waited: Duration,
+        /// Who has not done their part, and when they were last heard.
+        missing: String,
+    },
+    /// A peer's process ended, crashed or became unreachable. Remedy: restart the job from its last checkpoint.
+    #[error("{name}: lost {peer} during {during}: {how}")]
+    PeerLost {
+        /// This rank.
+        name: String,
+        /// The peer that was lost.
+        peer: String,
+        /// Its rank.
+        peer_rank: Rank,
+        /// The operation that noticed.
+        during: String,
+        /// What was seen: connection reset, end of stream.
+        how: String,
+    },
+    /// A peer dropped its side of the group while this rank waited for it.
+    #[error(
+        "{name}: {peer} left group {group:?} while {during} waited for it; every rank must issue the same operations \
+         before it drops the group"
+    )]
+    PeerLeft {
+        /// This rank.
+        name: String,
+        /// The peer that left.
+        peer: String,
+        /// The group.
+        group: String,
+        /// The operation that waits.
+        during: String,
+    },
+    /// The group was aborted by another rank or by an earlier failure.
+    #[error("group {group:?} was aborted by {origin}: {cause}")]
+    Aborted {
+        /// The group.
+        group: String,
+        /// Who failed first.
+        origin: String,
+        /// Why.
+        cause: String,
+    },
+    /// Buffers of one call have lengths that do not fit together.
+    #[error("{what}: got {got} elements, expected {expected}; {remedy}")]
+    Length {
+        /// Which buffer of which operation.
+        what: &'static str,
+        /// Its length.
+        got: usize,
+        /// The length it should have.
+        expected: usize,
+        /// How to mend it.
+        remedy: &'static str,
+    },
+    /// Slices of one call have different element types.
+    #[error("slice {index} holds {got}, but slice 0 holds {expected}; one call reduces one data type")]
+    MixedTypes {
+        /// The first slice that differs.
+        index: usize,
+        /// Its type.
+        got: distribute_device::DType,
+        /// The type of slice 0.
+        expected: distribute_device::DType,
+    },
+    /// A root or peer is not a member.
+    #[error("{what} {given} is outside the group, whose ranks are 0..{world_size}")]
+    RankOutside {
+        /// What the rank was given as.
+        what: &'static str,
+        /// The rank.
+        given: u32,
+        /// Size of the group.
+        world_size: usize,
+    },
+    /// A name was not recognised.
+    #[error("{what} {given:?} is not known; give {expected}")]
+    UnknownName {
+        /// What was named.
+        what: &'static str,
+        /// What was given.
+        given: String,
+        /// What would be accepted.
+        expected: &'static str,
+    },
+    /// A group cannot have this size.
+    #[error("a group of {given} ranks was asked for; give at least 1 and at most {max}")]
+    GroupSize {
+        /// The size that was asked for.
+        given: usize,
+        /// The largest size.
+        max: usize,
+    },
+    /// A listening or connecting socket failed while the group was formed.
+    #[error("{name}: cannot {action} {address} while forming group {group:?}: {source}")]
+    Connect {
+        /// This rank.
+        name: String,
+        /// What was tried.
+        action: &'static str,
+        /// The address.
+        address: String,
+        /// The group.
+        group: String,
+        /// The system's error.
+        source: Arc<std::io::Error>,
+    },
+    /// Members of a group that is being formed were given different options.
+    #[error(
+        "{what} of group {group:?} differs: {mine} on {here}, {theirs} on {there}; give every process the same number of \
+         devices and the same options"
+    )]
+    Disagreement {
+        /// The group.
+        group: String,
+        /// The option.
+        what: &'static str,
+        /// This task.
+        here: String,
+        /// Its value.
+        mine: String,
+        /// The other task.
+        there: String,
+        /// The other's value.
+        theirs: String,
+    },
+    /// The transport that was asked for is not in this build.
+    #[error("transport {given} needs the cargo feature {feature:?} of distribute-collectives, which is off in this build")]
+    NotBuilt {
+        /// The transport.
+        given: &'static str,
+        /// The feature.
+        feature: &'static str,
+    },
+    /// Finding or joining the other members failed.
+    #[error(transparent)]
+    Cluster(#[from] Arc<distribute_cluster::Error>),
+}
+
+impl From<distribute_cluster::Error> for Error {
+    fn from(error: distribute_cluster::Error) -> Self {
+        Error::Cluster(Arc::new(error))
+    }
+}
+
+/// Who an error concerns, and thereby what helps against it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Scope {
+    /// The caller's own arguments or configuration.
+    Caller,
+    /// One peer.
+    Peer,
+    /// The whole group.
+    Group,
+}
+
+impl Error {
+    /// Who the error concerns.
+    pub fn scope(&self) -> Scope {
+        match self {
+            Error::PeerLost { .. } | Error::PeerLeft { .. } => Scope::Peer,
+            Error::Mismatch { .. } | Error::Deadline { .. } | Error::Aborted { .. } | Error::Connect { .. } => Scope::Group,
+            _ => Scope::Caller,
+        }
+    }
+
+    /// Whether the same program may succeed when it is started again.
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            Error::PeerLost { .. } | Error::PeerLeft { .. } | Error::Deadline { .. } | Error::Connect { .. } => true,
+            Error::Aborted { .. } => true,
+            Error::Cluster(error) => error.is_retryable(),
+            _ => false,
+        }
+    }
+}
+
+/// The result of this crate's operations.
+pub type Result<T, E = Error> = std::result::Result<T, E>;

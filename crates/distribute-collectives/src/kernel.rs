@@ -1,0 +1,324 @@
+//! The arithmetic of reductions, on contiguous memory.
+//!
+//! Loops are written over plain slices so that the compiler vectorises them. The order of combination is always that of
+//! the sources given, so results repeat bit for bit.
+
+use bytemuck::{cast_slice, cast_slice_mut};
+use distribute_device::{DType, Element};
+use half::{bf16, f16};
+
+use crate::ReduceOp;
+
+/// Elements that are accumulated at a time when more than two sources are combined: 4 KiB of f32, resident in L1.
+const BLOCK: usize = 1024;
+
+/// An element with the arithmetic that reductions need. `Wide` is what it is accumulated in.
+pub(crate) trait Number: Element {
+    type Wide: Copy + Default;
+    fn widen(self) -> Self::Wide;
+    fn narrow(wide: Self::Wide) -> Self;
+    fn sum(a: Self::Wide, b: Self::Wide) -> Self::Wide;
+    fn product(a: Self::Wide, b: Self::Wide) -> Self::Wide;
+    fn min(a: Self::Wide, b: Self::Wide) -> Self::Wide;
+    fn max(a: Self::Wide, b: Self::Wide) -> Self::Wide;
+    fn divide(a: Self::Wide, n: u32) -> Self::Wide;
+}
+
+macro_rules! floats {
+    ($($type:ty, $wide:ty, $widen:expr, $narrow:expr;)*) => {$(
+        impl Number for $type {
+            type Wide = $wide;
+            #[inline(always)]
+            fn widen(self) -> $wide { $widen(self) }
+            #[inline(always)]
+            fn narrow(wide: $wide) -> Self { $narrow(wide) }
+            #[inline(always)]
+            fn sum(a: $wide, b: $wide) -> $wide { a + b }
+            #[inline(always)]
+            fn product(a: $wide, b: $wide) -> $wide { a * b }
+            #[inline(always)]
+            fn min(a: $wide, b: $wide) -> $wide { if a.is_nan() || a < b { a } else { b } }
+            #[inline(always)]
+            fn max(a: $wide, b: $wide) -> $wide { if a.is_nan() || a > b { a } else { b } }
+            #[inline(always)]
+            fn divide(a: $wide, n: u32) -> $wide { a / (n as $wide) }
+        }
+    )*};
+}
+
+macro_rules! integers {
+    ($($type:ty),*) => {$(
+        impl Number for $type {
+            type Wide = $type;
+            #[inline(always)]
+            fn widen(self) -> $type { self }
+            #[inline(always)]
+            fn narrow(wide: $type) -> Self { wide }
+            #[inline(always)]
+            fn sum(a: $type, b: $type) -> $type { a.wrapping_add(b) }
+            #[inline(always)]
+            fn product(a: $type, b: $type) -> $type { a.wrapping_mul(b) }
+            #[inline(always)]
+            fn min(a: $type, b: $type) -> $type { Ord::min(a, b) }
+            #[inline(always)]
+            fn max(a: $type, b: $type) -> $type { Ord::max(a, b) }
+            #[inline(always)]
+            fn divide(a: $type, n: u32) -> $type { (i128::from(a) / i128::from(n)) as $type }
+        }
+    )*};
+}
+
+floats! {
+    f32, f32, std::convert::identity, std::convert::identity;
+    f64, f64, std::convert::identity, std::convert::identity;
+    f16, f32, f16::to_f32, f16::from_f32;
+    bf16, f32, bf16::to_f32, bf16::from_f32;
+}
+integers!(i8, u8, i32, u32, i64, u64);
+
+/// Calls `$body` with `$t` bound to the Rust type of a data type.
+macro_rules! with_type {
+    ($dtype:expr, $t:ident => $body:expr) => {
+        match $dtype {
+            DType::F32 => { type $t = f32; $body }
+            DType::F64 => { type $t = f64; $body }
+            DType::F16 => { type $t = half::f16; $body }
+            DType::BF16 => { type $t = half::bf16; $body }
+            DType::I8 => { type $t = i8; $body }
+            DType::U8 => { type $t = u8; $body }
+            DType::I32 => { type $t = i32; $body }
+            DType::U32 => { type $t = u32; $body }
+            DType::I64 => { type $t = i64; $body }
+            DType::U64 => { type $t = u64; $body }
+        }
+    };
+}
+
+/// Calls `$body` with `$f` bound to the combining function of a reduction; `Mean` combines as `Sum`.
+macro_rules! with_op {
+    ($op:expr, $t:ty, $f:ident => $body:expr) => {
+        match $op {
+            ReduceOp::Sum | ReduceOp::Mean => { let $f = <$t as Number>::sum; $body }
+            ReduceOp::Min => { let $f = <$t as Number>::min; $body }
+            ReduceOp::Max => { let $f = <$t as Number>::max; $body }
+            ReduceOp::Product => { let $f = <$t as Number>::product; $body }
+        }
+    };
+}
+
+/// `target = target ∘ source`, element by element. `Mean` adds; [`divide`] follows at the end.
+///
+/// Both must hold whole elements, aligned for the type, and be equally long.
+pub(crate) fn combine(dtype: DType, op: ReduceOp, target: &mut [u8], source: &[u8]) {
+    with_type!(dtype, T => with_op!(op, T, f => {
+        let (target, source): (&mut [T], &[T]) = (cast_slice_mut(target), cast_slice(source));
+        for (a, b) in target.iter_mut().zip(source) {
+            *a = T::narrow(f(a.widen(), b.widen()));
+        }
+    }));
+}
+
+/// Divides every element by `n`: the last step of a mean.
+pub(crate) fn divide(dtype: DType, target: &mut [u8], n: u32) {
+    with_type!(dtype, T => {
+        let target: &mut [T] = cast_slice_mut(target);
+        for a in target {
+            *a = T::narrow(T::divide(a.widen(), n));
+        }
+    });
+}
+
+/// Which of the combined buffers receive the result.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Keep {
+    All,
+    One(usize),
+}
+
+/// Combines equally long buffers in their order and stores the result in those that `keep` names.
+pub(crate) fn reduce_in_place(
+    dtype: DType,
+    op: ReduceOp,
+    divisor: Option<u32>,
+    keep: Keep,
+    buffers: &mut [&mut [u8]],
+) {
+    with_type!(dtype, T => with_op!(op, T, f => match divisor {
+        None => in_place::<T>(buffers, keep, f, |wide| wide),
+        Some(n) => in_place::<T>(buffers, keep, f, |wide| T::divide(wide, n)),
+    }));
+}
+
+/// Combines equally long sources in their order into `target`, which is none of them.
+pub(crate) fn reduce_to_one(dtype: DType, op: ReduceOp, divisor: Option<u32>, sources: &[&[u8]], target: &mut [u8]) {
+    with_type!(dtype, T => with_op!(op, T, f => match divisor {
+        None => to_one::<T>(sources, target, f, |wide| wide),
+        Some(n) => to_one::<T>(sources, target, f, |wide| T::divide(wide, n)),
+    }));
+}
+
+#[inline(always)]
+fn in_place<T: Number>(
+    buffers: &mut [&mut [u8]],
+    keep: Keep,
+    combine: impl Fn(T::Wide, T::Wide) -> T::Wide,
+    finish: impl Fn(T::Wide) -> T::Wide,
+) {
+    if let ([a, b], Keep::All) = (&mut *buffers, keep) {
+        let (a, b): (&mut [T], &mut [T]) = (cast_slice_mut(a), cast_slice_mut(b));
+        for (x, y) in a.iter_mut().zip(b) {
+            let result = T::narrow(finish(combine(x.widen(), y.widen())));
+            *x = result;
+            *y = result;
+        }
+        return;
+    }
+    let len = buffers.first().map_or(0, |buffer| buffer.len() / size_of::<T>());
+    let mut wide = [T::Wide::default(); BLOCK];
+    for start in (0..len).step_by(BLOCK) {
+        let wide = &mut wide[..BLOCK.min(len - start)];
+        let bytes = start * size_of::<T>()..(start + wide.len()) * size_of::<T>();
+        for (index, buffer) in buffers.iter().enumerate() {
+            accumulate::<T>(wide, cast_slice(&buffer[bytes.clone()]), index == 0, &combine);
+        }
+        for (index, buffer) in buffers.iter_mut().enumerate() {
+            if matches!(keep, Keep::All) || matches!(keep, Keep::One(one) if one == index) {
+                store::<T>(wide, cast_slice_mut(&mut buffer[bytes.clone()]), &finish);
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn to_one<T: Number>(
+    sources: &[&[u8]],
+    target: &mut [u8],
+    combine: impl Fn(T::Wide, T::Wide) -> T::Wide,
+    finish: impl Fn(T::Wide) -> T::Wide,
+) {
+    let len = target.len() / size_of::<T>();
+    let mut wide = [T::Wide::default(); BLOCK];
+    for start in (0..len).step_by(BLOCK) {
+        let wide = &mut wide[..BLOCK.min(len - start)];
+        let bytes = start * size_of::<T>()..(start + wide.len()) * size_of::<T>();
+        for (index, source) in sources.iter().enumerate() {
+            accumulate::<T>(wide, cast_slice(&source[bytes.clone()]), index == 0, &combine);
+        }
+        store::<T>(wide, cast_slice_mut(&mut target[bytes]), &finish);
+    }
+}
+
+#[inline(always)]
+fn accumulate<T: Number>(
+    wide: &mut [T::Wide],
+    source: &[T],
+    first: bool,
+    combine: &impl Fn(T::Wide, T::Wide) -> T::Wide,
+) {
+    if first {
+        for (acc, x) in wide.iter_mut().zip(source) {
+            *acc = x.widen();
+        }
+    } else {
+        for (acc, x) in wide.iter_mut().zip(source) {
+            *acc = combine(*acc, x.widen());
+        }
+    }
+}
+
+#[inline(always)]
+fn store<T: Number>(wide: &[T::Wide], target: &mut [T], finish: &impl Fn(T::Wide) -> T::Wide) {
+    for (x, acc) in target.iter_mut().zip(wide) {
+        *x = T::narrow(finish(*acc));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytemuck::{bytes_of, cast_slice, cast_slice_mut};
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn naive(op: ReduceOp, values: &[f64]) -> f64 {
+        match op {
+            ReduceOp::Sum => values.iter().sum(),
+            ReduceOp::Mean => values.iter().sum::<f64>() / values.len() as f64,
+            ReduceOp::Min => values.iter().copied().fold(f64::INFINITY, f64::min),
+            ReduceOp::Max => values.iter().copied().fold(f64::NEG_INFINITY, f64::max),
+            ReduceOp::Product => values.iter().product(),
+        }
+    }
+
+    /// Small whole numbers are exact in every type, so results can be compared for equality.
+    fn check<T: Number>(op: ReduceOp, ranks: usize, len: usize, make: impl Fn(u8) -> T, read: impl Fn(T) -> f64) {
+        let mut data: Vec<Vec<T>> =
+            (0..ranks).map(|r| (0..len).map(|i| make(((r * 7 + i * 3) % 5) as u8)).collect()).collect();
+        let expected: Vec<f64> = (0..len)
+            .map(|i| naive(op, &data.iter().map(|buffer| read(buffer[i])).collect::<Vec<_>>()))
+            .collect();
+        let divisor = (op == ReduceOp::Mean).then_some(ranks as u32);
+
+        let sources: Vec<&[u8]> = data.iter().map(|buffer| cast_slice(buffer)).collect();
+        let mut one = vec![T::default(); len];
+        reduce_to_one(T::DTYPE, op, divisor, &sources, cast_slice_mut(&mut one));
+
+        let mut pairwise = data[0].clone();
+        for other in &data[1..] {
+            combine(T::DTYPE, op, cast_slice_mut(&mut pairwise), cast_slice(other));
+        }
+        if let Some(n) = divisor {
+            divide(T::DTYPE, cast_slice_mut(&mut pairwise), n);
+        }
+
+        let mut views: Vec<&mut [u8]> = data.iter_mut().map(|buffer| cast_slice_mut(buffer)).collect();
+        reduce_in_place(T::DTYPE, op, divisor, Keep::All, &mut views);
+        for (i, want) in expected.iter().enumerate() {
+            let tolerance = if T::DTYPE.is_float() { want.abs() * 0.01 } else { 0.999 };
+            assert!((read(one[i]) - want).abs() <= tolerance, "{op} {} {} {want}", T::DTYPE, read(one[i]));
+            assert_eq!(bytes_of(&one[i]), bytes_of(&pairwise[i]));
+            for buffer in &data {
+                assert_eq!(bytes_of(&one[i]), bytes_of(&buffer[i]));
+            }
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(48))]
+        #[test]
+        fn all_types_agree_with_a_naive_reduction(op in 0usize..5, ranks in 1usize..5, len in 0usize..2100) {
+            let op = ReduceOp::ALL[op];
+            check::<f32>(op, ranks, len, f32::from, f64::from);
+            check::<f64>(op, ranks, len, f64::from, |x| x);
+            check::<f16>(op, ranks, len, |x| f16::from_f32(f32::from(x)), f64::from);
+            check::<bf16>(op, ranks, len, |x| bf16::from_f32(f32::from(x)), f64::from);
+            check::<i8>(op, ranks, len, |x| x as i8, f64::from);
+            check::<u8>(op, ranks, len, |x| x, f64::from);
+            check::<i32>(op, ranks, len, i32::from, f64::from);
+            check::<u32>(op, ranks, len, u32::from, f64::from);
+            check::<i64>(op, ranks, len, i64::from, |x| x as f64);
+            check::<u64>(op, ranks, len, u64::from, |x| x as f64);
+        }
+    }
+
+    #[test]
+    fn nan_is_not_lost_in_min_and_max() {
+        for op in [ReduceOp::Min, ReduceOp::Max] {
+            for pair in [[f32::NAN, 1.0], [1.0, f32::NAN]] {
+                let [mut a, mut b] = pair.map(|x| [x]);
+                reduce_in_place(DType::F32, op, None, Keep::All, &mut [cast_slice_mut(&mut a), cast_slice_mut(&mut b)]);
+                assert!(a[0].is_nan() && b[0].is_nan(), "{op} of {pair:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn integer_means_round_towards_zero_and_sums_wrap() {
+        let (mut a, mut b) = ([-3i32], [0i32]);
+        reduce_in_place(DType::I32, ReduceOp::Mean, Some(2), Keep::All, &mut [cast_slice_mut(&mut a), cast_slice_mut(&mut b)]);
+        assert_eq!(a, [-1]);
+        let (mut a, mut b) = ([200u8], [100u8]);
+        reduce_in_place(DType::U8, ReduceOp::Sum, None, Keep::All, &mut [&mut a, &mut b]);
+        assert_eq!(a, [44]);
+    }
+}

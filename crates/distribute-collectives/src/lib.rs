@@ -1,0 +1,56 @@
+//! Collective operations between the ranks of a process group: threads of one process, processes of one or many machines.
+//!
+//! The crate knows nothing of training, tensors or models: it works on `&mut [T]`. Values are reduced where they are,
+//! without a copy into buffers of its own.
+//!
+//! - [`ProcessGroup`]: one rank's handle; its methods are the operations, blocking and asynchronous ([`Work`]).
+//! - [`schedule`]: the algorithms, as plain lists of sends and receives that anybody can execute or draw.
+//! - [`transport`]: what carries bytes between processes; implement [`transport::Transport`] for a network of your own.
+//! - [`Options`]: timeouts, transport and algorithm; [`Error`]: what can go wrong, in sentences.
+//!
+//! # Examples
+//! ```no_run
+//! use distribute_collectives::{ProcessGroup, ReduceOp};
+//!
+//! let group = ProcessGroup::from_env()?;          // TF_CONFIG, or RANK/WORLD_SIZE/MASTER_ADDR, or alone
+//! let mut gradients = vec![1.0f32; 1 << 20];
+//! group.all_reduce(&mut gradients, ReduceOp::Sum)?;
+//! let work = group.all_reduce_async(gradients, ReduceOp::Mean)?;
+//! // … compute meanwhile …
+//! let gradients = work.wait()?;
+//! # Ok::<(), distribute_collectives::Error>(())
+//! ```
+//!
+//! # Invariants
+//! - Every wait has a deadline; a lost peer is an error on the survivors, at once.
+//! - Every call carries a fingerprint (kind, sequence number, type, length, reduction, root); a difference between ranks is
+//!   an error on all of them that names both sides.
+//! - For a given rank count, placement and options the order of every reduction is fixed: results repeat bit for bit.
+
+mod bridge;
+mod call;
+mod error;
+mod group;
+mod kernel;
+mod memory;
+mod mesh;
+mod op;
+mod options;
+mod rank;
+mod rendezvous;
+pub mod schedule;
+mod team;
+pub mod transport;
+mod work;
+mod work_plan;
+
+pub use call::{Call, Kind};
+pub use error::{Error, Result, Scope};
+pub use group::ProcessGroup;
+pub use memory::OwnedBuffers;
+pub use op::ReduceOp;
+pub use options::Options;
+pub use rank::Rank;
+pub use schedule::Algorithm;
+pub use transport::TransportKind;
+pub use work::Work;

@@ -1,0 +1,158 @@
+//! Memory of one rank that other threads of the process read and write while an operation runs.
+#![expect(unsafe_code, reason = "ranks of one process reduce straight in each other's memory")]
+
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use distribute_device::{BufferMut, BufferRef, DType, Element};
+
+/// Contiguous memory of one rank, by address.
+///
+/// Holding one gives no right to touch the memory: that comes from the protocol of [`crate::team`], which says who may
+/// access which range when, and which never lets the owner continue while others may.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RawSlice {
+    address: *mut u8,
+    len_bytes: usize,
+}
+
+// SAFETY: a RawSlice is an address and a length; whoever dereferences it (`bytes`, `bytes_mut`) answers for exclusive or
+// shared access, from whichever thread.
+unsafe impl Send for RawSlice {}
+// SAFETY: as above; the type has no interior mutability of its own.
+unsafe impl Sync for RawSlice {}
+
+impl RawSlice {
+    pub(crate) fn of_mut(bytes: &mut [u8]) -> RawSlice {
+        RawSlice { address: bytes.as_mut_ptr(), len_bytes: bytes.len() }
+    }
+
+    /// For memory that the operation only reads.
+    pub(crate) fn of_ref(bytes: &[u8]) -> RawSlice {
+        RawSlice { address: bytes.as_ptr().cast_mut(), len_bytes: bytes.len() }
+    }
+
+    pub(crate) fn len_bytes(&self) -> usize {
+        self.len_bytes
+    }
+
+    /// # Safety
+    /// The memory is alive, nobody writes to it during `'a`, and `range` lies inside it.
+    pub(crate) unsafe fn bytes<'a>(&self, range: Range<usize>) -> &'a [u8] {
+        debug_assert!(range.start <= range.end && range.end <= self.len_bytes);
+        // SAFETY: `range` lies inside the allocation.
+        let start = unsafe { self.address.add(range.start) };
+        // SAFETY: the caller promises life and absence of writers for these bytes.
+        unsafe { std::slice::from_raw_parts(start, range.len()) }
+    }
+
+    /// # Safety
+    /// The memory is alive, writable, nobody else accesses this range during `'a`, and `range` lies inside it.
+    pub(crate) unsafe fn bytes_mut<'a>(&self, range: Range<usize>) -> &'a mut [u8] {
+        debug_assert!(range.start <= range.end && range.end <= self.len_bytes);
+        // SAFETY: `range` lies inside the allocation.
+        let start = unsafe { self.address.add(range.start) };
+        // SAFETY: the caller promises life and exclusive access for these bytes.
+        unsafe { std::slice::from_raw_parts_mut(start, range.len()) }
+    }
+}
+
+/// Memory that an asynchronous operation owns until it is done.
+///
+/// Implemented for `Vec<T>` and `Box<[T]>`; tensor libraries implement it for lists of their tensors.
+///
+/// # Safety
+/// The slices passed to `visit` stay valid, at the same address, and are touched by nobody else until the value is dropped
+/// or handed back by [`Work::wait`](crate::Work::wait), also when the value itself is moved. All slices have the type that
+/// [`dtype`](OwnedBuffers::dtype) returns and are aligned for it.
+pub unsafe trait OwnedBuffers: Send + 'static {
+    /// The type of all elements; `None` where there is no slice at all.
+    fn dtype(&self) -> Option<DType>;
+
+    /// Shows every slice, in an order that is the same on all ranks.
+    fn visit(&mut self, visitor: &mut dyn FnMut(&mut [u8]));
+}
+
+// SAFETY: a Vec's heap memory does not move with the Vec, and the Vec is owned.
+unsafe impl<T: Element> OwnedBuffers for Vec<T> {
+    fn dtype(&self) -> Option<DType> {
+        Some(T::DTYPE)
+    }
+
+    fn visit(&mut self, visitor: &mut dyn FnMut(&mut [u8])) {
+        visitor(bytemuck::cast_slice_mut(self));
+    }
+}
+
+// SAFETY: a boxed slice's heap memory does not move with the box, and the box is owned.
+unsafe impl<T: Element> OwnedBuffers for Box<[T]> {
+    fn dtype(&self) -> Option<DType> {
+        Some(T::DTYPE)
+    }
+
+    fn visit(&mut self, visitor: &mut dyn FnMut(&mut [u8])) {
+        visitor(bytemuck::cast_slice_mut(self));
+    }
+}
+
+// SAFETY: as for Vec<T>, for each of the two vectors.
+unsafe impl<T: Element> OwnedBuffers for [Vec<T>; 2] {
+    fn dtype(&self) -> Option<DType> {
+        Some(T::DTYPE)
+    }
+
+    fn visit(&mut self, visitor: &mut dyn FnMut(&mut [u8])) {
+        for inner in self {
+            visitor(bytemuck::cast_slice_mut(inner));
+        }
+    }
+}
+
+/// The slices of one rank's part in a call.
+#[derive(Debug, Default)]
+pub(crate) struct Buffers {
+    /// Read only.
+    pub(crate) inputs: Vec<RawSlice>,
+    /// Written; for operations in place also read.
+    pub(crate) outputs: Vec<RawSlice>,
+}
+
+/// [`Buffers`] that borrow the caller's memory.
+#[derive(Debug)]
+pub(crate) struct Borrowed<'a> {
+    pub(crate) buffers: Buffers,
+    memory: PhantomData<&'a mut [u8]>,
+}
+
+impl<'a> Borrowed<'a> {
+    pub(crate) fn in_place(slices: impl IntoIterator<Item = BufferMut<'a>>) -> Borrowed<'a> {
+        let outputs = slices.into_iter().map(|mut slice| RawSlice::of_mut(slice.as_bytes_mut())).collect();
+        Borrowed { buffers: Buffers { inputs: Vec::new(), outputs }, memory: PhantomData }
+    }
+
+    pub(crate) fn apart(input: BufferRef<'a>, mut output: BufferMut<'a>) -> Borrowed<'a> {
+        let buffers = Buffers {
+            inputs: vec![RawSlice::of_ref(input.as_bytes())],
+            outputs: vec![RawSlice::of_mut(output.as_bytes_mut())],
+        };
+        Borrowed { buffers, memory: PhantomData }
+    }
+}
+
+/// Which slices, and which bytes of each, lie in `range` when `slices` are taken as one long slice.
+pub(crate) fn locate(slices: &[RawSlice], range: Range<usize>) -> impl Iterator<Item = (usize, Range<usize>)> + '_ {
+    let mut start = 0;
+    slices.iter().enumerate().filter_map(move |(index, slice)| {
+        let (from, to) = (range.start.max(start), range.end.min(start + slice.len_bytes));
+        let found = (from < to).then(|| (index, from - start..to - start));
+        start += slice.len_bytes;
+        found
+    })
+}
+
+/// The slices themselves, for the one thread that works on them between the phases of an operation.
+pub(crate) fn exclusive<'a>(slices: &[RawSlice]) -> Vec<&'a mut [u8]> {
+    // SAFETY: only the thread that crosses the bridge calls this, once per operation, while every owner waits in
+    // `Team::wait` and no chunk is handed out (protocol of `team`).
+    slices.iter().map(|slice| unsafe { slice.bytes_mut(0..slice.len_bytes) }).collect()
+}

@@ -1,0 +1,405 @@
+//! Carries out schedules between processes: the place where algorithms meet a transport.
+
+use std::io::IoSlice;
+use std::ops::Range;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+
+use distribute_device::DType;
+
+use crate::call::Call;
+use crate::schedule::{Action, Schedule, Step, Transfer};
+use crate::transport::{Incoming, Outgoing, Patience, Refusal, Sink, Transport, TransportError};
+use crate::{ReduceOp, kernel};
+
+/// Bytes received before they are combined: small enough to be still in the cache then.
+const SCRATCH_BYTES: usize = 256 * 1024;
+
+/// This process's place among the processes of a group, and its streams to them.
+pub(crate) struct Mesh {
+    transport: Box<dyn Transport>,
+    rank: usize,
+    size: usize,
+    /// Where bytes wait to be combined; in u64 so that it is aligned for every data type.
+    scratch: Vec<u64>,
+}
+
+/// What a schedule works on.
+pub(crate) struct Job<'a> {
+    pub(crate) call: Call,
+    pub(crate) dtype: DType,
+    pub(crate) op: Option<ReduceOp>,
+    /// What a mean divides by.
+    pub(crate) divisor: Option<u32>,
+    pub(crate) deadline: Instant,
+    pub(crate) spin: Duration,
+    pub(crate) interrupted: &'a AtomicBool,
+}
+
+/// Why a schedule was not carried out.
+#[derive(Debug)]
+pub(crate) enum MeshError {
+    Transport(TransportError),
+    /// A peer is in another call.
+    Mismatch { peer: usize, there: Call },
+    /// A peer sent what is not a call at all.
+    Garbage { peer: usize },
+    /// The deadline passed; these peers' bytes, or their readiness to take ours, were missing.
+    Deadline { missing: Vec<usize> },
+}
+
+impl Mesh {
+    pub(crate) fn new(transport: Box<dyn Transport>, rank: usize, size: usize) -> Mesh {
+        Mesh { transport, rank, size, scratch: Vec::new() }
+    }
+
+    pub(crate) fn rank(&self) -> usize {
+        self.rank
+    }
+
+    pub(crate) fn size(&self) -> usize {
+        self.size
+    }
+
+    pub(crate) fn transport_name(&self) -> &'static str {
+        self.transport.name()
+    }
+
+    pub(crate) fn last_heard(&self, peer: usize) -> Option<Instant> {
+        self.transport.last_heard(peer)
+    }
+
+    pub(crate) fn abort(&mut self, reason: &str) {
+        self.transport.abort(reason);
+    }
+
+    /// Runs a schedule over the elements of `slices`, taken one after another.
+    pub(crate) fn run(
+        &mut self,
+        schedule: &Schedule,
+        slices: &mut [&mut [u8]],
+        job: &Job<'_>,
+    ) -> Result<(), MeshError> {
+        let header = job.call.encode();
+        for step in schedule {
+            let overlap = step
+                .receives
+                .iter()
+                .any(|receive| step.sends.iter().any(|send| overlaps(&send.range, &receive.range)));
+            if overlap {
+                self.buffered_step(step, slices, &header, job)?;
+            } else {
+                self.direct_step(step, slices, &header, job)?;
+            }
+            if let (Some(range), Some(n)) = (&step.complete, job.divisor) {
+                for piece in pieces(slices, &in_bytes(range, job.dtype)) {
+                    kernel::divide(job.dtype, piece, n);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends and receives straight from and to the slices.
+    fn direct_step(
+        &mut self,
+        step: &Step,
+        slices: &mut [&mut [u8]],
+        header: &[u8; Call::ENCODED_LEN],
+        job: &Job<'_>,
+    ) -> Result<(), MeshError> {
+        let size = job.dtype.size_bytes();
+        let scratch_len = (SCRATCH_BYTES / 8).min(
+            step.receives
+                .iter()
+                .filter(|receive| receive.action == Action::Combine)
+                .map(|receive| (receive.range.len() * size).div_ceil(8))
+                .max()
+                .unwrap_or(0),
+        );
+        self.reserve(scratch_len * step.receives.len());
+        let mut scratch: &mut [u8] = bytemuck::cast_slice_mut(&mut self.scratch);
+        let (shared, targets) = carve(slices, step, job.dtype);
+        let mut landings = Vec::with_capacity(step.receives.len());
+        for (receive, targets) in step.receives.iter().zip(targets) {
+            let combine = match receive.action {
+                Action::Copy => None,
+                Action::Combine => {
+                    let (mine, rest) = std::mem::take(&mut scratch).split_at_mut(scratch_len * 8);
+                    scratch = rest;
+                    Some((mine, job.dtype, job.op.unwrap_or(ReduceOp::Sum)))
+                }
+            };
+            landings.push(Landing::new(job.call, receive, targets, combine, size));
+        }
+        let mut outgoing = outgoing(step, &shared, header);
+        exchange(self.transport.as_mut(), step, &mut outgoing, &mut landings, job)
+    }
+
+    /// Receives into scratch memory first, because what arrives belongs where something is being sent from.
+    fn buffered_step(
+        &mut self,
+        step: &Step,
+        slices: &mut [&mut [u8]],
+        header: &[u8; Call::ENCODED_LEN],
+        job: &Job<'_>,
+    ) -> Result<(), MeshError> {
+        let size = job.dtype.size_bytes();
+        let words: Vec<usize> =
+            step.receives.iter().map(|receive| (receive.range.len() * size).div_ceil(8)).collect();
+        self.reserve(words.iter().sum());
+        {
+            let mut scratch: &mut [u8] = bytemuck::cast_slice_mut(&mut self.scratch);
+            let sends_only = Step { sends: step.sends.clone(), ..Step::default() };
+            let (shared, _) = carve(slices, &sends_only, job.dtype);
+            let mut landings = Vec::with_capacity(step.receives.len());
+            for (receive, words) in step.receives.iter().zip(&words) {
+                let (mine, rest) = std::mem::take(&mut scratch).split_at_mut(words * 8);
+                scratch = rest;
+                let target = &mut mine[..receive.range.len() * size];
+                landings.push(Landing::new(job.call, receive, vec![target], None, size));
+            }
+            let mut outgoing = outgoing(step, &shared, header);
+            exchange(self.transport.as_mut(), step, &mut outgoing, &mut landings, job)?;
+        }
+        let mut scratch: &[u8] = bytemuck::cast_slice(&self.scratch);
+        for (receive, words) in step.receives.iter().zip(&words) {
+            let (mut mine, rest) = scratch.split_at(words * 8);
+            scratch = rest;
+            for piece in pieces(slices, &in_bytes(&receive.range, job.dtype)) {
+                let (source, later) = mine.split_at(piece.len());
+                mine = later;
+                match receive.action {
+                    Action::Copy => piece.copy_from_slice(source),
+                    Action::Combine => kernel::combine(job.dtype, job.op.unwrap_or(ReduceOp::Sum), piece, source),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn reserve(&mut self, words: usize) {
+        if self.scratch.len() < words {
+            self.scratch.resize(words, 0);
+        }
+    }
+}
+
+fn exchange(
+    transport: &mut dyn Transport,
+    step: &Step,
+    outgoing: &mut [Outgoing<'_>],
+    landings: &mut [Landing<'_>],
+    job: &Job<'_>,
+) -> Result<(), MeshError> {
+    let mut incoming: Vec<Incoming<'_>> = step
+        .receives
+        .iter()
+        .zip(landings.iter_mut())
+        .map(|(receive, landing)| Incoming { from: receive.peer, sink: landing })
+        .collect();
+    let patience = Patience { deadline: job.deadline, spin: job.spin, interrupted: job.interrupted };
+    let outcome = transport.exchange(outgoing, &mut incoming, &patience);
+    drop(incoming);
+    match outcome {
+        Ok(()) => Ok(()),
+        Err(TransportError::Refused { peer }) => {
+            let refused = landings.iter().zip(&step.receives).find_map(|(landing, _)| landing.refused);
+            match refused {
+                Some(Some(there)) => Err(MeshError::Mismatch { peer, there }),
+                _ => Err(MeshError::Garbage { peer }),
+            }
+        }
+        Err(TransportError::Deadline) => {
+            let mut missing: Vec<usize> =
+                landings.iter().zip(&step.receives).filter(|(l, _)| !l.is_complete()).map(|(_, r)| r.peer).collect();
+            missing.extend(outgoing.iter().filter(|out| !out.parts.is_empty()).map(|out| out.to));
+            missing.sort_unstable();
+            missing.dedup();
+            Err(MeshError::Deadline { missing })
+        }
+        Err(other) => Err(MeshError::Transport(other)),
+    }
+}
+
+fn outgoing<'a>(step: &Step, shared: &[Vec<&'a [u8]>], header: &'a [u8; Call::ENCODED_LEN]) -> Vec<Outgoing<'a>> {
+    step.sends
+        .iter()
+        .zip(shared)
+        .map(|(send, pieces)| {
+            let mut parts = vec![IoSlice::new(header)];
+            parts.extend(pieces.iter().map(|piece| IoSlice::new(piece)));
+            Outgoing { to: send.peer, parts }
+        })
+        .collect()
+}
+
+/// Takes the bytes of one transfer: first the header that says what the peer is calling, then the elements.
+struct Landing<'a> {
+    expected: Call,
+    header: [u8; Call::ENCODED_LEN],
+    header_len: usize,
+    targets: Vec<&'a mut [u8]>,
+    /// Index into `targets` and bytes of it that are done.
+    at: (usize, usize),
+    combine: Option<(&'a mut [u8], DType, ReduceOp)>,
+    /// Bytes in the scratch memory that are not combined yet.
+    filled: usize,
+    /// Bytes still to arrive.
+    remaining: usize,
+    /// The other side's call, where it differs; `Some(None)` where it is not a call.
+    refused: Option<Option<Call>>,
+}
+
+impl<'a> Landing<'a> {
+    fn new(
+        expected: Call,
+        receive: &Transfer,
+        mut targets: Vec<&'a mut [u8]>,
+        combine: Option<(&'a mut [u8], DType, ReduceOp)>,
+        size: usize,
+    ) -> Landing<'a> {
+        targets.retain(|target| !target.is_empty());
+        Landing {
+            expected,
+            header: [0; Call::ENCODED_LEN],
+            header_len: 0,
+            targets,
+            at: (0, 0),
+            combine,
+            filled: 0,
+            remaining: receive.range.len() * size,
+            refused: None,
+        }
+    }
+
+    fn is_complete(&self) -> bool {
+        self.header_len == Call::ENCODED_LEN && self.remaining == 0
+    }
+
+    /// Combines what is in the scratch memory with the targets it belongs to.
+    fn flush(&mut self) {
+        let Some((scratch, dtype, op)) = &mut self.combine else { return };
+        let mut source: &[u8] = &scratch[..self.filled];
+        while !source.is_empty() {
+            let (index, done) = self.at;
+            let target = &mut self.targets[index][done..];
+            let len = target.len().min(source.len());
+            kernel::combine(*dtype, *op, &mut target[..len], &source[..len]);
+            source = &source[len..];
+            self.at = if len == target.len() { (index + 1, 0) } else { (index, done + len) };
+        }
+        self.filled = 0;
+    }
+}
+
+impl Sink for Landing<'_> {
+    fn space(&mut self) -> &mut [u8] {
+        if self.header_len < Call::ENCODED_LEN {
+            return &mut self.header[self.header_len..];
+        }
+        if self.remaining == 0 {
+            return &mut [];
+        }
+        match &mut self.combine {
+            Some((scratch, _, _)) => {
+                let end = scratch.len().min(self.filled + self.remaining);
+                &mut scratch[self.filled..end]
+            }
+            None => &mut self.targets[self.at.0][self.at.1..],
+        }
+    }
+
+    fn advance(&mut self, len: usize) -> Result<(), Refusal> {
+        if self.header_len < Call::ENCODED_LEN {
+            self.header_len += len;
+            if self.header_len == Call::ENCODED_LEN {
+                match Call::decode(&self.header) {
+                    Some(call) if call == self.expected => {}
+                    other => {
+                        self.refused = Some(other);
+                        return Err(Refusal);
+                    }
+                }
+            }
+            return Ok(());
+        }
+        self.remaining -= len;
+        if let Some((scratch, _, _)) = &self.combine {
+            self.filled += len;
+            if self.filled == scratch.len() || self.remaining == 0 {
+                self.flush();
+            }
+        } else {
+            let (index, done) = self.at;
+            let whole = done + len == self.targets[index].len();
+            self.at = if whole { (index + 1, 0) } else { (index, done + len) };
+        }
+        Ok(())
+    }
+}
+
+fn overlaps(a: &Range<usize>, b: &Range<usize>) -> bool {
+    a.start < b.end && b.start < a.end
+}
+
+fn in_bytes(range: &Range<usize>, dtype: DType) -> Range<usize> {
+    range.start * dtype.size_bytes()..range.end * dtype.size_bytes()
+}
+
+/// The parts of `slices`, taken as one long slice, that lie in `range`.
+fn pieces<'a>(slices: &'a mut [&mut [u8]], range: &Range<usize>) -> Vec<&'a mut [u8]> {
+    let mut start = 0;
+    let mut found = Vec::new();
+    for slice in slices {
+        let end = start + slice.len();
+        let (from, to) = (range.start.max(start), range.end.min(end));
+        if from < to {
+            found.push(&mut slice[from - start..to - start]);
+        }
+        start = end;
+    }
+    found
+}
+
+/// Cuts `slices` so that each send gets shared, and each receive exclusive, access to its range.
+///
+/// No receive of the step overlaps a send or another receive.
+fn carve<'a>(
+    slices: &'a mut [&mut [u8]],
+    step: &Step,
+    dtype: DType,
+) -> (Vec<Vec<&'a [u8]>>, Vec<Vec<&'a mut [u8]>>) {
+    let sends: Vec<Range<usize>> = step.sends.iter().map(|send| in_bytes(&send.range, dtype)).collect();
+    let receives: Vec<Range<usize>> = step.receives.iter().map(|receive| in_bytes(&receive.range, dtype)).collect();
+    let mut cuts: Vec<usize> = sends.iter().chain(&receives).flat_map(|range| [range.start, range.end]).collect();
+    cuts.sort_unstable();
+    let mut shared: Vec<Vec<&'a [u8]>> = vec![Vec::new(); sends.len()];
+    let mut exclusive: Vec<Vec<&'a mut [u8]>> = receives.iter().map(|_| Vec::new()).collect();
+    let mut start = 0;
+    for slice in slices {
+        let end = start + slice.len();
+        let mut rest: &'a mut [u8] = slice;
+        let inside = cuts.iter().copied().filter(|cut| start < *cut && *cut < end).chain([end]).collect::<Vec<_>>();
+        for cut in inside {
+            let (piece, later) = rest.split_at_mut(cut - start);
+            rest = later;
+            let range = start..cut;
+            start = cut;
+            if range.is_empty() {
+                continue;
+            }
+            if let Some(index) = receives.iter().position(|receive| overlaps(receive, &range)) {
+                exclusive[index].push(piece);
+            } else {
+                let piece: &'a [u8] = piece;
+                for (index, send) in sends.iter().enumerate() {
+                    if overlaps(send, &range) {
+                        shared[index].push(piece);
+                    }
+                }
+            }
+        }
+    }
+    (shared, exclusive)
+}

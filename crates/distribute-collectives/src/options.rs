@@ -1,0 +1,99 @@
+//! How a group behaves.
+
+use std::time::Duration;
+
+use crate::schedule::Algorithm;
+use crate::transport::TransportKind;
+use crate::{Error, Result};
+
+/// Options of a process group.
+///
+/// # Examples
+/// ```
+/// use std::time::Duration;
+/// use distribute_collectives::Options;
+/// let options = Options { timeout: Duration::from_secs(30), ..Options::default() };
+/// assert_eq!(options.name, "world");
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// What errors call the group; groups of the same members need different names. Default `world`.
+    pub name: String,
+    /// How long one operation may take, from the call to the result. Default 5 minutes: long enough for a peer that
+    /// writes a checkpoint. A peer that dies is noticed at once, whatever this says.
+    pub timeout: Duration,
+    /// What connects processes. Default [`TransportKind::Auto`].
+    pub transport: TransportKind,
+    /// What moves an all-reduce between processes. Default [`Algorithm::Auto`].
+    pub algorithm: Algorithm,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            name: "world".to_owned(),
+            timeout: Duration::from_secs(300),
+            transport: TransportKind::Auto,
+            algorithm: Algorithm::Auto,
+        }
+    }
+}
+
+impl Options {
+    /// The defaults, changed by `DISTRIBUTE_TIMEOUT` (seconds), `DISTRIBUTE_TRANSPORT` and `DISTRIBUTE_ALGORITHM`.
+    ///
+    /// # Errors
+    /// [`Error::UnknownName`] where one of them cannot be read.
+    pub fn from_env() -> Result<Options> {
+        Options::from_vars(|name| std::env::var(name).ok())
+    }
+
+    /// As [`from_env`](Options::from_env), with the variables looked up by a function.
+    ///
+    /// # Errors
+    /// [`Error::UnknownName`] where one of them cannot be read.
+    pub fn from_vars(variable: impl Fn(&str) -> Option<String>) -> Result<Options> {
+        let mut options = Options::default();
+        if let Some(given) = variable("DISTRIBUTE_TIMEOUT") {
+            let seconds = given.parse::<f64>().ok().filter(|seconds| *seconds > 0.0 && *seconds < 1e9);
+            options.timeout = seconds.map(Duration::from_secs_f64).ok_or_else(|| Error::UnknownName {
+                what: "DISTRIBUTE_TIMEOUT",
+                given,
+                expected: "a number of seconds above 0, such as 30 or 0.5",
+            })?;
+        }
+        if let Some(given) = variable("DISTRIBUTE_TRANSPORT") {
+            options.transport = given.parse()?;
+        }
+        if let Some(given) = variable("DISTRIBUTE_ALGORITHM") {
+            options.algorithm = given.parse()?;
+        }
+        Ok(options)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn variables_change_the_defaults() {
+        let vars = |name: &str| match name {
+            "DISTRIBUTE_TIMEOUT" => Some("2.5".to_owned()),
+            "DISTRIBUTE_TRANSPORT" => Some("tcp".to_owned()),
+            "DISTRIBUTE_ALGORITHM" => Some("ring".to_owned()),
+            _ => None,
+        };
+        let options = Options::from_vars(vars).unwrap();
+        assert_eq!(options.timeout, Duration::from_millis(2500));
+        assert_eq!(options.transport, TransportKind::Tcp);
+        assert_eq!(options.algorithm, Algorithm::Ring);
+    }
+
+    #[test]
+    fn a_wrong_variable_is_a_sentence() {
+        let vars = |name: &str| (name == "DISTRIBUTE_TIMEOUT").then(|| "soon".to_owned());
+        let error = Options::from_vars(vars).unwrap_err().to_string();
+        assert!(error.contains("DISTRIBUTE_TIMEOUT") && error.contains("soon"), "{error}");
+    }
+}

@@ -1,0 +1,193 @@
+//! How the processes of a group find each other.
+
+use std::net::TcpListener;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use distribute_cluster::{Coordination, CoordinationOptions, Membership};
+
+use crate::transport::tcp::{ConnectError, TcpTransport};
+use crate::transport::{Transport, TransportKind};
+use crate::{Error, Options, ProcessGroup, Rank, Result};
+
+impl ProcessGroup {
+    /// The group that the environment describes: TF_CONFIG, else RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, else what
+    /// Open MPI or Slurm set, else a group of this process alone.
+    ///
+    /// The members meet at the leader's coordination service; see [`distribute_cluster`] for the variables. Options come
+    /// from [`Options::from_env`].
+    ///
+    /// # Errors
+    /// [`Error::Cluster`] where the variables are wrong or members are missing, [`Error::Connect`] where sockets fail.
+    pub fn from_env() -> Result<ProcessGroup> {
+        let options = Options::from_env()?;
+        let Some(membership) = Membership::from_env()? else {
+            return first(ProcessGroup::local_with(1, &options)?);
+        };
+        let coordination = Coordination::start(&membership, CoordinationOptions::from_env()?)?;
+        first(ProcessGroup::join(&Arc::new(coordination), 1, &options)?)
+    }
+
+    /// The `local_ranks` ranks of this process in a group of all members of a coordination service.
+    ///
+    /// Every member calls this with the same name and the same number of local ranks; groups made one after another need
+    /// names of their own.
+    ///
+    /// # Errors
+    /// [`Error::Cluster`] where members are missing, [`Error::Connect`] where sockets fail,
+    /// [`Error::Disagreement`] where members were given different options.
+    pub fn join(coordination: &Arc<Coordination>, local_ranks: usize, options: &Options) -> Result<Vec<ProcessGroup>> {
+        let membership = coordination.membership();
+        let processes = membership.world_size() as usize;
+        let process = membership.rank as usize;
+        if processes == 1 {
+            return ProcessGroup::local_with(local_ranks, options);
+        }
+        let deadline = Instant::now() + options.timeout.min(MAX_CONNECT);
+        let kind = match options.transport {
+            TransportKind::Auto => TransportKind::Tcp,
+            chosen => chosen,
+        };
+        let tasks: Vec<String> = membership.tasks.iter().map(ToString::to_string).collect();
+        let connect_failed = |error: ConnectError| Error::Connect {
+            name: tasks[process].clone(),
+            action: error.action,
+            address: error.address,
+            group: options.name.clone(),
+            source: Arc::new(error.source),
+        };
+        let listener = listen(&coordination.local_host()).map_err(connect_failed)?;
+        let port = listener.local_addr().map_or(0, |address| address.port());
+        let mine = Endpoint {
+            transport: kind.name().to_owned(),
+            local_ranks,
+            address: join_host(&coordination.local_host(), port),
+        };
+        let key = format!("group/{}/endpoint", options.name);
+        let all = coordination.exchange(&key, mine.encode().as_bytes(), options.timeout.min(MAX_CONNECT))?;
+        let endpoints: Vec<Endpoint> = all.iter().map(|bytes| Endpoint::decode(bytes)).collect();
+        for (other, endpoint) in endpoints.iter().enumerate() {
+            mine.agree(endpoint, &options.name, &tasks[process], &tasks[other])?;
+        }
+        let addresses: Vec<String> = endpoints.into_iter().map(|endpoint| endpoint.address).collect();
+        let transport: Box<dyn Transport> = match kind {
+            TransportKind::Grpc => grpc(process, &addresses, listener, &options.name, deadline, connect_failed)?,
+            _ => Box::new(
+                TcpTransport::connect(process, &addresses, &listener, group_id(&options.name), deadline)
+                    .map_err(connect_failed)?,
+            ),
+        };
+        let names = (0..processes * local_ranks)
+            .map(|rank| match local_ranks {
+                1 => tasks[rank].clone(),
+                _ => format!("{} replica {}", tasks[rank / local_ranks], rank % local_ranks),
+            })
+            .collect();
+        tracing::debug!(group = options.name, transport = kind.name(), processes, local_ranks, "group connected");
+        let ranks = ProcessGroup::bridged(transport, process, local_ranks, names, options, Some(coordination.clone()))?;
+        if let Some(group) = ranks.first() {
+            let (team, name) = (group.weak_team(), options.name.clone());
+            coordination.on_failure(move |failure| {
+                if let Some(team) = team.upgrade() {
+                    let error = Error::PeerLost {
+                        name: team.local_name(0),
+                        peer: failure.task.to_string(),
+                        peer_rank: Rank::of(failure.rank as usize * team.local_ranks),
+                        during: format!("the life of group {name:?}"),
+                        how: failure.to_string(),
+                    };
+                    team.abort(&failure.task.to_string(), &error);
+                }
+            });
+        }
+        Ok(ranks)
+    }
+}
+
+/// Members of a group that is being formed have met already, so connecting takes no longer than this.
+const MAX_CONNECT: Duration = Duration::from_secs(60);
+
+/// What a member tells the others before they connect.
+struct Endpoint {
+    transport: String,
+    local_ranks: usize,
+    address: String,
+}
+
+impl Endpoint {
+    fn encode(&self) -> String {
+        format!("{} {} {}", self.transport, self.local_ranks, self.address)
+    }
+
+    fn decode(bytes: &[u8]) -> Endpoint {
+        let text = String::from_utf8_lossy(bytes);
+        let mut words = text.splitn(3, ' ');
+        let mut word = || words.next().unwrap_or_default().to_owned();
+        Endpoint { transport: word(), local_ranks: word().parse().unwrap_or(0), address: word() }
+    }
+
+    fn agree(&self, other: &Endpoint, group: &str, here: &str, there: &str) -> Result<()> {
+        let differ = |what, mine: String, theirs: String| Error::Disagreement {
+            group: group.to_owned(),
+            what,
+            here: here.to_owned(),
+            mine,
+            there: there.to_owned(),
+            theirs,
+        };
+        if self.local_ranks != other.local_ranks {
+            let (mine, theirs) = (self.local_ranks.to_string(), other.local_ranks.to_string());
+            return Err(differ("number of replicas per process", mine, theirs));
+        }
+        if self.transport != other.transport {
+            return Err(differ("transport", self.transport.clone(), other.transport.clone()));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(feature = "grpc")]
+fn grpc(
+    process: usize,
+    addresses: &[String],
+    listener: TcpListener,
+    group: &str,
+    deadline: Instant,
+    failed: impl Fn(ConnectError) -> Error,
+) -> Result<Box<dyn Transport>> {
+    let transport = crate::transport::grpc::GrpcTransport::connect(process, addresses, listener, group_id(group), deadline);
+    Ok(Box::new(transport.map_err(failed)?))
+}
+
+#[cfg(not(feature = "grpc"))]
+fn grpc(
+    _: usize,
+    _: &[String],
+    _: TcpListener,
+    _: &str,
+    _: Instant,
+    _: impl Fn(ConnectError) -> Error,
+) -> Result<Box<dyn Transport>> {
+    Err(Error::NotBuilt { given: "grpc", feature: "grpc" })
+}
+
+/// Listens where peers can reach this process: on the address of its host name, else on all interfaces.
+fn listen(host: &str) -> Result<TcpListener, ConnectError> {
+    TcpListener::bind((host, 0))
+        .or_else(|_| TcpListener::bind("[::]:0"))
+        .or_else(|_| TcpListener::bind("0.0.0.0:0"))
+        .map_err(|source| ConnectError { action: "listen on a port of", address: host.to_owned(), source })
+}
+
+fn join_host(host: &str, port: u16) -> String {
+    if host.contains(':') && !host.starts_with('[') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
+}
+
+/// Tells connections of one group from those of another. FNV-1a: collisions are harmless but for a clearer refusal.
+fn group_id(name: &str) -> u64 {
+    name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+fn first(ranks: Vec<ProcessGroup>) -> Result<ProcessGroup> {
+    ranks.into_iter().next().ok_or(Error::GroupSize { given: 0, max: 1 })
+}

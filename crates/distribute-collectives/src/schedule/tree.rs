@@ -1,0 +1,72 @@
+//! Binomial trees for one-to-all and all-to-one, and the dissemination barrier.
+
+use super::{Action, Schedule, Step, Transfer};
+
+/// Broadcast from `root`: whoever has the values passes them on, so the number of holders doubles in each step.
+///
+/// # Cost
+/// ceil(log2(n)) steps; each rank receives once.
+pub fn binomial_broadcast(rank: usize, ranks: usize, root: usize, count: usize) -> Schedule {
+    let relative = (rank + ranks - root) % ranks;
+    let absolute = |relative: usize| (relative + root) % ranks;
+    let everything = |relative| vec![Transfer { peer: absolute(relative), range: 0..count, action: Action::Copy }];
+    let mut schedule = Schedule::new();
+    let mut distance = ranks.next_power_of_two() / 2;
+    while distance > 0 {
+        if relative.is_multiple_of(2 * distance) {
+            if relative + distance < ranks {
+                schedule.push(Step { sends: everything(relative + distance), ..Step::default() });
+            }
+        } else if relative % (2 * distance) == distance {
+            schedule.push(Step { receives: everything(relative - distance), ..Step::default() });
+        }
+        distance /= 2;
+    }
+    schedule
+}
+
+/// Reduce to `root`: the broadcast's tree walked backwards. Other ranks end with intermediate values.
+///
+/// # Cost
+/// ceil(log2(n)) steps; each rank sends once.
+pub fn binomial_reduce(rank: usize, ranks: usize, root: usize, count: usize) -> Schedule {
+    let mut schedule: Schedule = binomial_broadcast(rank, ranks, root, count)
+        .into_iter()
+        .rev()
+        .map(|step| Step {
+            sends: combining(step.receives),
+            receives: combining(step.sends),
+            complete: None,
+        })
+        .collect();
+    if rank == root {
+        match schedule.last_mut() {
+            Some(last) => last.complete = Some(0..count),
+            None => schedule.push(Step { complete: Some(0..count), ..Step::default() }),
+        }
+    }
+    schedule
+}
+
+/// A barrier of empty messages: in step k each rank tells the one 2^k further on.
+///
+/// # Source
+/// Hensgen, Finkel and Manber, "Two algorithms for barrier synchronization", 1988.
+pub fn dissemination_barrier(rank: usize, ranks: usize) -> Schedule {
+    let empty = |peer| vec![Transfer { peer, range: 0..0, action: Action::Copy }];
+    let mut schedule = Schedule::new();
+    let mut distance = 1;
+    while distance < ranks {
+        schedule.push(Step {
+            sends: empty((rank + distance) % ranks),
+            receives: empty((rank + ranks - distance) % ranks),
+            complete: None,
+        });
+        distance *= 2;
+    }
+    schedule
+}
+
+fn combining(transfers: Vec<Transfer>) -> Vec<Transfer> {
+    transfers.into_iter().map(|transfer| Transfer { action: Action::Combine, ..transfer }).collect()
+}

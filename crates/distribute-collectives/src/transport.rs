@@ -1,0 +1,207 @@
+//! What carries bytes between processes.
+//!
+//! A [`Transport`] connects one member with every other one by ordered, reliable byte streams. It knows neither
+//! algorithms nor data types; a user's own plugs in by implementing it and calling
+//! [`ProcessGroup::with_transport`](crate::ProcessGroup::with_transport).
+
+use std::io::IoSlice;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+#[cfg(feature = "grpc")]
+pub(crate) mod grpc;
+pub(crate) mod tcp;
+
+/// Bytes for one peer: the parts, one after another.
+#[derive(Debug)]
+pub struct Outgoing<'a> {
+    /// The receiving member.
+    pub to: usize,
+    /// What to send. A transport may advance these slices as it goes.
+    pub parts: Vec<IoSlice<'a>>,
+}
+
+/// Bytes from one peer, and where they go.
+pub struct Incoming<'a> {
+    /// The sending member.
+    pub from: usize,
+    /// Takes the bytes in order.
+    pub sink: &'a mut dyn Sink,
+}
+
+/// Where received bytes go.
+pub trait Sink {
+    /// Memory for the next bytes; empty exactly when everything has arrived.
+    fn space(&mut self) -> &mut [u8];
+
+    /// Says that the first `len` bytes of [`space`](Sink::space) have been filled.
+    ///
+    /// # Errors
+    /// The bytes are not what this member expects; the transport stops and returns [`TransportError::Refused`].
+    fn advance(&mut self, len: usize) -> Result<(), Refusal>;
+}
+
+/// The sink has refused what it was given; it keeps the reason.
+#[derive(Debug)]
+pub struct Refusal;
+
+/// How long an exchange may take, and what interrupts it.
+#[derive(Clone, Copy, Debug)]
+pub struct Patience<'a> {
+    /// When to give up.
+    pub deadline: Instant,
+    /// How long to poll without sleeping when nothing moves: short waits then cost no context switch.
+    pub spin: Duration,
+    /// Set by another thread to end the exchange early; looked at least every [`Patience::SLICE`].
+    pub interrupted: &'a AtomicBool,
+}
+
+impl Patience<'_> {
+    /// The longest sleep between two looks at `interrupted`.
+    pub const SLICE: Duration = Duration::from_millis(50);
+
+    /// How long to sleep next; an error when the time is up or the exchange was interrupted.
+    ///
+    /// # Errors
+    /// [`TransportError::Interrupted`] and [`TransportError::Deadline`].
+    pub fn next_sleep(&self) -> Result<Duration, TransportError> {
+        if self.interrupted.load(Ordering::Acquire) {
+            return Err(TransportError::Interrupted);
+        }
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(TransportError::Deadline);
+        }
+        Ok(left.min(Self::SLICE))
+    }
+}
+
+/// Why an exchange ended early.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum TransportError {
+    /// The deadline passed.
+    #[error("the deadline passed")]
+    Deadline,
+    /// [`Patience::interrupted`] was set.
+    #[error("interrupted")]
+    Interrupted,
+    /// A peer is gone without a word.
+    #[error("lost member {peer}: {how}")]
+    Lost {
+        /// The member.
+        peer: usize,
+        /// What was seen.
+        how: String,
+    },
+    /// A peer has closed its side properly.
+    #[error("member {peer} has left")]
+    Left {
+        /// The member.
+        peer: usize,
+    },
+    /// A peer has aborted the group.
+    #[error("member {peer} aborted: {reason}")]
+    Aborted {
+        /// The member.
+        peer: usize,
+        /// Its reason.
+        reason: String,
+    },
+    /// The sink of a peer's bytes refused them.
+    #[error("bytes of member {peer} were refused")]
+    Refused {
+        /// The member.
+        peer: usize,
+    },
+}
+
+/// Ordered byte streams between this member and every other one.
+///
+/// Not promised: fairness between peers, or that bytes of different peers arrive in any relative order.
+pub trait Transport: Send {
+    /// A word for reports: `tcp`.
+    fn name(&self) -> &'static str;
+
+    /// Sends and receives everything given, all at the same time, so that two members that send to each other cannot
+    /// block one another.
+    ///
+    /// # Errors
+    /// Any [`TransportError`]. The streams are then in an unknown state and the transport is only good for
+    /// [`abort`](Transport::abort).
+    fn exchange(
+        &mut self,
+        outgoing: &mut [Outgoing<'_>],
+        incoming: &mut [Incoming<'_>],
+        patience: &Patience<'_>,
+    ) -> Result<(), TransportError>;
+
+    /// Tells every peer that the group has failed and why; never blocks for long and never fails.
+    fn abort(&mut self, reason: &str);
+
+    /// When the last byte of this peer arrived; `None` before the first.
+    fn last_heard(&self, peer: usize) -> Option<Instant>;
+}
+
+/// Connects member `rank` with the listeners at `addresses` by TCP, for groups that find each other by their own means.
+///
+/// Every member calls this at about the same time with the same addresses, in rank order, and its own listener.
+///
+/// # Errors
+/// [`Error::Connect`](crate::Error::Connect) where not every member was connected before the deadline.
+pub fn tcp(
+    rank: usize,
+    addresses: &[String],
+    listener: &std::net::TcpListener,
+    deadline: Instant,
+) -> crate::Result<Box<dyn Transport>> {
+    match tcp::TcpTransport::connect(rank, addresses, listener, 0, deadline) {
+        Ok(transport) => Ok(Box::new(transport)),
+        Err(error) => Err(crate::Error::Connect {
+            name: format!("rank {rank}"),
+            action: error.action,
+            address: error.address,
+            group: "of explicit addresses".to_owned(),
+            source: std::sync::Arc::new(error.source),
+        }),
+    }
+}
+
+/// Which transport connects processes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum TransportKind {
+    /// The fastest that every pair of members can use; at present TCP.
+    #[default]
+    Auto,
+    /// Plain TCP sockets.
+    Tcp,
+    /// gRPC over HTTP/2.
+    Grpc,
+}
+
+impl TransportKind {
+    /// The lower-case name, as the environment spells it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            TransportKind::Auto => "auto",
+            TransportKind::Tcp => "tcp",
+            TransportKind::Grpc => "grpc",
+        }
+    }
+}
+
+impl std::str::FromStr for TransportKind {
+    type Err = crate::Error;
+
+    fn from_str(name: &str) -> Result<Self, Self::Err> {
+        [TransportKind::Auto, TransportKind::Tcp, TransportKind::Grpc]
+            .into_iter()
+            .find(|kind| kind.name() == name)
+            .ok_or_else(|| crate::Error::UnknownName {
+                what: "transport",
+                given: name.to_owned(),
+                expected: "auto, tcp or grpc",
+            })
+    }
+}

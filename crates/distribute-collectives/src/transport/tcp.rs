@@ -1,0 +1,411 @@
+//! TCP between processes: two sockets per pair of members, one for data and one for the news that a member fails or leaves.
+//!
+//! News has a socket of its own because the data socket may be full or in the middle of a message when there is news.
+
+use std::io::{self, IoSlice, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::{Incoming, Outgoing, Patience, Transport, TransportError};
+
+/// Bytes written or read on one socket before the others get their turn.
+const TURN_BYTES: usize = 1 << 20;
+
+/// How long a broken data socket waits for the reason to arrive on the news socket.
+const NEWS_GRACE: Duration = Duration::from_millis(100);
+
+const NEWS_ABORT: u8 = 1;
+const NEWS_LEFT: u8 = 2;
+
+/// Longest reason that is sent; longer ones are cut.
+const MAX_REASON: usize = 4096;
+
+/// The sockets of one peer.
+struct Peer {
+    data: TcpStream,
+    news: TcpStream,
+    heard: Option<Instant>,
+    inbox: Vec<u8>,
+}
+
+/// TCP sockets to every other member.
+pub(crate) struct TcpTransport {
+    peers: Vec<Option<Peer>>,
+    aborted: bool,
+}
+
+impl TcpTransport {
+    /// Connects member `rank` with all others.
+    ///
+    /// `addresses` holds the listening address of every member; each connects to those before it and accepts those after.
+    pub(crate) fn connect(
+        rank: usize,
+        addresses: &[String],
+        listener: &TcpListener,
+        group: u64,
+        deadline: Instant,
+    ) -> Result<TcpTransport, ConnectError> {
+        let mut sockets: Vec<[Option<TcpStream>; 2]> = addresses.iter().map(|_| [None, None]).collect();
+        for (peer, address) in addresses.iter().enumerate().take(rank) {
+            for (channel, socket) in sockets[peer].iter_mut().enumerate() {
+                *socket = Some(dial(address, Hello { group, rank, channel }, deadline)?);
+            }
+        }
+        let expected = 2 * (addresses.len() - rank - 1);
+        let mut accepted = 0;
+        while accepted < expected {
+            let (stream, hello) = accept(listener, deadline)?;
+            // A connection of another group or a port scanner: not ours to answer.
+            let Some(hello) = hello.filter(|hello| hello.group == group && hello.rank > rank) else { continue };
+            if let Some(place @ None) = sockets.get_mut(hello.rank).and_then(|pair| pair.get_mut(hello.channel)) {
+                *place = Some(stream);
+                accepted += 1;
+            }
+        }
+        let mut peers = Vec::with_capacity(sockets.len());
+        for pair in sockets {
+            peers.push(match pair {
+                [Some(data), Some(news)] => {
+                    for socket in [&data, &news] {
+                        socket.set_nodelay(true).map_err(ConnectError::setup)?;
+                        socket.set_nonblocking(true).map_err(ConnectError::setup)?;
+                    }
+                    Some(Peer { data, news, heard: None, inbox: Vec::new() })
+                }
+                _ => None,
+            });
+        }
+        Ok(TcpTransport { peers, aborted: false })
+    }
+
+    /// Sleeps until a socket that matters is ready.
+    fn sleep(&self, writers: &[usize], readers: &[usize], time: Duration) {
+        let mut fds = Vec::with_capacity(2 * self.peers.len());
+        for (index, peer) in self.peers.iter().enumerate() {
+            let Some(peer) = peer else { continue };
+            fds.push(PollFd::from_borrowed_fd(peer.news.as_fd(), PollFlags::IN));
+            let mut flags = PollFlags::empty();
+            if writers.contains(&index) {
+                flags |= PollFlags::OUT;
+            }
+            if readers.contains(&index) {
+                flags |= PollFlags::IN;
+            }
+            if !flags.is_empty() {
+                fds.push(PollFd::from_borrowed_fd(peer.data.as_fd(), flags));
+            }
+        }
+        let time = Timespec { tv_sec: 0, tv_nsec: time.subsec_nanos().into() };
+        // An interrupted or failed poll only means another round: the sockets themselves report what is wrong.
+        let _ = poll(&mut fds, Some(&time));
+    }
+
+    /// Reads news of every peer; abort is an error whoever sends it, leaving only if this exchange needs that peer.
+    fn read_news(&mut self, needed: &[usize]) -> Result<(), TransportError> {
+        for (index, peer) in self.peers.iter_mut().enumerate() {
+            let Some(peer) = peer else { continue };
+            match peer.read_news() {
+                None => {}
+                Some(News::Abort(reason)) => return Err(TransportError::Aborted { peer: index, reason }),
+                Some(News::Left) if needed.contains(&index) => return Err(TransportError::Left { peer: index }),
+                Some(News::Left) => {}
+                Some(News::Broken(how)) => return Err(TransportError::Lost { peer: index, how }),
+            }
+        }
+        Ok(())
+    }
+
+    /// Why a data socket broke: what the news socket says, within a short grace, else what was seen.
+    fn diagnose(&mut self, index: usize, seen: String) -> TransportError {
+        let until = Instant::now() + NEWS_GRACE;
+        while let Some(peer) = &mut self.peers[index] {
+            match peer.read_news() {
+                Some(News::Abort(reason)) => return TransportError::Aborted { peer: index, reason },
+                Some(News::Left) => return TransportError::Left { peer: index },
+                Some(News::Broken(_)) => break,
+                None if Instant::now() >= until => break,
+                None => self.sleep(&[], &[], Duration::from_millis(5)),
+            }
+        }
+        TransportError::Lost { peer: index, how: seen }
+    }
+}
+
+impl Transport for TcpTransport {
+    fn name(&self) -> &'static str {
+        "tcp"
+    }
+
+    fn exchange(
+        &mut self,
+        outgoing: &mut [Outgoing<'_>],
+        incoming: &mut [Incoming<'_>],
+        patience: &Patience<'_>,
+    ) -> Result<(), TransportError> {
+        let mut idle_since: Option<Instant> = None;
+        loop {
+            let mut progress = false;
+            let mut writers = Vec::new();
+            let mut readers = Vec::new();
+            for out in outgoing.iter_mut() {
+                let Some(peer) = &mut self.peers[out.to] else { continue };
+                match peer.write(&mut out.parts) {
+                    Ok(written) => progress |= written > 0,
+                    Err(error) => return Err(self.diagnose(out.to, error.to_string())),
+                }
+                if !out.parts.is_empty() {
+                    writers.push(out.to);
+                }
+            }
+            for from in incoming.iter_mut() {
+                let Some(peer) = &mut self.peers[from.from] else { continue };
+                match peer.read(from) {
+                    Ok(read) => progress |= read > 0,
+                    Err(ReadError::Refused) => return Err(TransportError::Refused { peer: from.from }),
+                    Err(ReadError::Io(error)) => return Err(self.diagnose(from.from, error.to_string())),
+                }
+                if !from.sink.space().is_empty() {
+                    readers.push(from.from);
+                }
+            }
+            if writers.is_empty() && readers.is_empty() {
+                return Ok(());
+            }
+            if progress {
+                idle_since = None;
+                continue;
+            }
+            let since = *idle_since.get_or_insert_with(Instant::now);
+            if since.elapsed() < patience.spin {
+                std::hint::spin_loop();
+                continue;
+            }
+            let time = patience.next_sleep()?;
+            self.sleep(&writers, &readers, time);
+            let needed: Vec<usize> = writers.iter().chain(&readers).copied().collect();
+            self.read_news(&needed)?;
+        }
+    }
+
+    fn abort(&mut self, reason: &str) {
+        if !std::mem::replace(&mut self.aborted, true) {
+            self.tell(NEWS_ABORT, reason);
+        }
+    }
+
+    fn last_heard(&self, peer: usize) -> Option<Instant> {
+        self.peers.get(peer)?.as_ref()?.heard
+    }
+}
+
+impl TcpTransport {
+    fn tell(&mut self, kind: u8, text: &str) {
+        let mut end = text.len().min(MAX_REASON);
+        while !text.is_char_boundary(end) {
+            end -= 1;
+        }
+        let mut message = vec![kind];
+        message.extend_from_slice(&(end as u32).to_le_bytes());
+        message.extend_from_slice(&text.as_bytes()[..end]);
+        for peer in self.peers.iter_mut().flatten() {
+            // Best effort: a peer that cannot be told will see the sockets close.
+            let _ = peer.news.write_all(&message);
+        }
+    }
+}
+
+impl Drop for TcpTransport {
+    fn drop(&mut self) {
+        if !self.aborted {
+            self.tell(NEWS_LEFT, "");
+        }
+    }
+}
+
+enum News {
+    Abort(String),
+    Left,
+    Broken(String),
+}
+
+enum ReadError {
+    Refused,
+    Io(io::Error),
+}
+
+impl Peer {
+    /// Writes until everything is out, the socket is full or the turn is over.
+    fn write(&mut self, parts: &mut Vec<IoSlice<'_>>) -> io::Result<usize> {
+        let mut total = 0;
+        while !parts.is_empty() && total < TURN_BYTES {
+            match self.data.write_vectored(parts) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(written) => {
+                    total += written;
+                    let mut rest: &mut [IoSlice<'_>] = parts;
+                    IoSlice::advance_slices(&mut rest, written);
+                    let left = rest.len();
+                    parts.drain(..parts.len() - left);
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(total)
+    }
+
+    /// Reads until everything is there, the socket is empty or the turn is over.
+    fn read(&mut self, from: &mut Incoming<'_>) -> Result<usize, ReadError> {
+        let mut total = 0;
+        while total < TURN_BYTES {
+            let space = from.sink.space();
+            if space.is_empty() {
+                break;
+            }
+            match self.data.read(space) {
+                Ok(0) => return Err(ReadError::Io(io::Error::other("the connection was closed"))),
+                Ok(read) => {
+                    total += read;
+                    from.sink.advance(read).map_err(|_| ReadError::Refused)?;
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(ReadError::Io(error)),
+            }
+        }
+        if total > 0 {
+            self.heard = Some(Instant::now());
+        }
+        Ok(total)
+    }
+
+    fn read_news(&mut self) -> Option<News> {
+        let mut buffer = [0u8; 1024];
+        loop {
+            match self.news.read(&mut buffer) {
+                Ok(0) => return Some(self.parse_news().unwrap_or(News::Broken("the connection was closed".to_owned()))),
+                Ok(read) => self.inbox.extend_from_slice(&buffer[..read]),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return self.parse_news(),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Some(self.parse_news().unwrap_or(News::Broken(error.to_string()))),
+            }
+        }
+    }
+
+    fn parse_news(&self) -> Option<News> {
+        let (header, text) = self.inbox.split_at_checked(5)?;
+        let len = u32::from_le_bytes([header[1], header[2], header[3], header[4]]) as usize;
+        match header[0] {
+            NEWS_ABORT => Some(News::Abort(String::from_utf8_lossy(text.get(..len)?).into_owned())),
+            NEWS_LEFT => Some(News::Left),
+            other => Some(News::Broken(format!("it sent unknown news {other}"))),
+        }
+    }
+}
+
+/// Why members could not be connected.
+#[derive(Debug)]
+pub(crate) struct ConnectError {
+    pub(crate) action: &'static str,
+    pub(crate) address: String,
+    pub(crate) source: io::Error,
+}
+
+impl ConnectError {
+    fn setup(source: io::Error) -> ConnectError {
+        ConnectError { action: "set options of a socket to", address: "a peer".to_owned(), source }
+    }
+}
+
+/// Who is calling: the first bytes on every connection.
+struct Hello {
+    group: u64,
+    rank: usize,
+    channel: usize,
+}
+
+impl Hello {
+    const LEN: usize = 24;
+
+    fn encode(&self) -> [u8; Self::LEN] {
+        let mut bytes = [0; Self::LEN];
+        bytes[..8].copy_from_slice(b"dst-tcp1");
+        bytes[8..16].copy_from_slice(&self.group.to_le_bytes());
+        bytes[16..20].copy_from_slice(&(self.rank as u32).to_le_bytes());
+        bytes[20..24].copy_from_slice(&(self.channel as u32).to_le_bytes());
+        bytes
+    }
+
+    fn decode(bytes: &[u8; Self::LEN]) -> Option<Hello> {
+        let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+        bytes.starts_with(b"dst-tcp1").then(|| Hello {
+            group: u64::from(word(8)) | (u64::from(word(12)) << 32),
+            rank: word(16) as usize,
+            channel: word(20) as usize,
+        })
+    }
+}
+
+fn dial(address: &str, hello: Hello, deadline: Instant) -> Result<TcpStream, ConnectError> {
+    let mut pause = Duration::from_millis(5);
+    loop {
+        let attempt = resolve(address).and_then(|resolved| {
+            let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+            let mut stream = TcpStream::connect_timeout(&resolved, left)?;
+            stream.write_all(&hello.encode())?;
+            Ok(stream)
+        });
+        match attempt {
+            Ok(stream) => return Ok(stream),
+            Err(source) if Instant::now() + pause >= deadline => {
+                return Err(ConnectError { action: "connect to", address: address.to_owned(), source });
+            }
+            Err(_) => std::thread::sleep(pause),
+        }
+        pause = (pause * 2).min(Duration::from_millis(500));
+    }
+}
+
+fn resolve(address: &str) -> io::Result<SocketAddr> {
+    address.to_socket_addrs()?.next().ok_or_else(|| io::Error::other("the name has no address"))
+}
+
+/// Accepts one connection and reads who calls; `None` where the caller is not a member of any group.
+fn accept(listener: &TcpListener, deadline: Instant) -> Result<(TcpStream, Option<Hello>), ConnectError> {
+    let failed = |source| ConnectError {
+        action: "accept peers at",
+        address: listener.local_addr().map_or_else(|_| "a closed socket".to_owned(), |address| address.to_string()),
+        source,
+    };
+    listener.set_nonblocking(true).map_err(failed)?;
+    let mut stream = loop {
+        match listener.accept() {
+            Ok((stream, _)) => break stream,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                let left = deadline.saturating_duration_since(Instant::now());
+                if left.is_zero() {
+                    return Err(failed(io::Error::other("not all peers connected before the deadline")));
+                }
+                let time = Timespec {
+                    tv_sec: left.as_secs().min(3600) as i64,
+                    tv_nsec: left.subsec_nanos().into(),
+                };
+                let _ = poll(&mut [PollFd::new(listener, PollFlags::IN)], Some(&time));
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(failed(error)),
+        }
+    };
+    stream.set_nonblocking(false).map_err(failed)?;
+    stream.set_read_timeout(Some(Duration::from_secs(2))).map_err(failed)?;
+    let mut bytes = [0; Hello::LEN];
+    let hello = match stream.read_exact(&mut bytes) {
+        Ok(()) => Hello::decode(&bytes),
+        Err(_) => None,
+    };
+    Ok((stream, hello))
+}

@@ -1,0 +1,63 @@
+//! Operations that run while their caller does something else.
+
+use std::sync::Arc;
+
+use crate::Result;
+use crate::memory::OwnedBuffers;
+use crate::team::{Operation, Team};
+
+/// An operation under way, which owns the memory it works on.
+///
+/// Dropping it waits for the operation, at most until its deadline.
+#[must_use = "the memory comes back from `wait`"]
+pub struct Work<B: OwnedBuffers> {
+    team: Arc<Team>,
+    local: usize,
+    operation: Arc<Operation>,
+    /// `None` once the memory was handed back.
+    buffers: Option<B>,
+}
+
+impl<B: OwnedBuffers> Work<B> {
+    pub(crate) fn new(team: Arc<Team>, local: usize, operation: Arc<Operation>, buffers: B) -> Work<B> {
+        Work { team, local, operation, buffers: Some(buffers) }
+    }
+
+    /// Whether [`wait`](Work::wait) would return at once.
+    pub fn is_done(&self) -> bool {
+        Team::is_over(&self.operation)
+    }
+
+    /// Waits for the operation, works on it meanwhile, and hands the memory back.
+    ///
+    /// # Errors
+    /// As the blocking call: [`Mismatch`](crate::Error::Mismatch), [`Deadline`](crate::Error::Deadline),
+    /// [`PeerLost`](crate::Error::PeerLost), [`PeerLeft`](crate::Error::PeerLeft), [`Aborted`](crate::Error::Aborted).
+    /// The memory is then dropped: its contents are unspecified.
+    pub fn wait(mut self) -> Result<B> {
+        let outcome = self.team.wait(self.local, &self.operation);
+        let buffers = self.buffers.take();
+        outcome?;
+        // `wait` consumes the work, so the memory is still here.
+        buffers.ok_or_else(|| crate::Error::Aborted {
+            group: self.team.name.clone(),
+            origin: "this rank".to_owned(),
+            cause: "the work was already waited for".to_owned(),
+        })
+    }
+}
+
+impl<B: OwnedBuffers> Drop for Work<B> {
+    fn drop(&mut self) {
+        if self.buffers.is_some() {
+            // Others may still read or write the memory; an error means that they no longer do.
+            let _ = self.team.wait(self.local, &self.operation);
+        }
+    }
+}
+
+impl<B: OwnedBuffers> std::fmt::Debug for Work<B> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Work").field("group", &self.team.name).field("is_done", &self.is_done()).finish_non_exhaustive()
+    }
+}

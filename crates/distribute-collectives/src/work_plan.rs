@@ -1,0 +1,242 @@
+//! What the ranks of one process do with each other's memory in one operation, cut into chunks.
+#![expect(unsafe_code, reason = "ranks of one process reduce straight in each other's memory")]
+
+use std::ops::Range;
+
+use crate::call::{Call, Kind};
+use crate::kernel::{self, Keep};
+use crate::memory::{Buffers, RawSlice, locate};
+use crate::team::Team;
+use crate::{Rank, ReduceOp};
+
+/// Smallest and largest chunk. A chunk that stays in a core's L2 cache costs little to hand out; one below 16 KiB is
+/// not worth another core.
+const MIN_CHUNK_BYTES: usize = 16 * 1024;
+const MAX_CHUNK_BYTES: usize = 256 * 1024;
+
+/// The two parts of the work that threads share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// Before other processes are heard: reduce, or collect, among the ranks of this process.
+    Reduce,
+    /// Afterwards: bring the result to every rank of this process.
+    Spread,
+}
+
+/// One operation of all ranks of this process.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    call: Call,
+    op: ReduceOp,
+    /// What a mean divides by within this process; with several processes the bridge divides.
+    divisor: Option<u32>,
+    ranks: Vec<Buffers>,
+    first_rank: usize,
+    world_size: usize,
+    processes: usize,
+    /// Elements that the phases go over, and of one chunk.
+    elements: [usize; 2],
+    chunk: [usize; 2],
+    /// The reduction of whole inputs, for a reduce-scatter that spans processes; in u64 for alignment.
+    staging: Option<(RawSlice, Box<[u64]>)>,
+}
+
+impl Plan {
+    pub(crate) fn new<'a>(team: &Team, call: Call, buffers: impl Iterator<Item = &'a Buffers>) -> Plan {
+        let ranks: Vec<Buffers> = buffers
+            .map(|buffers| Buffers { inputs: buffers.inputs.clone(), outputs: buffers.outputs.clone() })
+            .collect();
+        let processes = team.processes();
+        let world_size = team.names.len();
+        let (local, count) = (ranks.len(), call.count as usize);
+        let across = processes > 1;
+        let root = call.root.and_then(|root| root.index().checked_sub(team.first_rank)).filter(|root| *root < local);
+        let elements = match call.kind {
+            Kind::AllReduce => [if local > 1 { count } else { 0 }, if across && local > 1 { count } else { 0 }],
+            Kind::Reduce => [
+                if local > 1 { count } else { 0 },
+                if across && root.is_some_and(|root| root != 0) { count } else { 0 },
+            ],
+            Kind::Broadcast if across => {
+                [if root.is_some_and(|root| root != 0) { count } else { 0 }, if local > 1 { count } else { 0 }]
+            }
+            Kind::Broadcast => [if local > 1 { count } else { 0 }, 0],
+            Kind::AllGather => [count, if across && local > 1 { count * world_size } else { 0 }],
+            Kind::ReduceScatter => [count, if across { count / world_size * local } else { 0 }],
+            Kind::Barrier => [0, 0],
+        };
+        let size = call.dtype.size_bytes();
+        let staging = (across && call.kind == Kind::ReduceScatter).then(|| {
+            let mut memory = vec![0u64; (count * size).div_ceil(8)].into_boxed_slice();
+            (RawSlice::of_mut(&mut bytemuck::cast_slice_mut(&mut memory)[..count * size]), memory)
+        });
+        let op = call.op.unwrap_or(ReduceOp::Sum);
+        Plan {
+            call,
+            op,
+            divisor: (op == ReduceOp::Mean && !across).then_some(world_size as u32),
+            first_rank: team.first_rank,
+            world_size,
+            processes,
+            elements,
+            chunk: elements.map(|elements| chunk_elements(elements, local, size)),
+            ranks,
+            staging,
+        }
+    }
+
+    /// Chunks of a phase.
+    pub(crate) fn chunks(&self, phase: Phase) -> usize {
+        let index = phase as usize;
+        self.elements[index].div_ceil(self.chunk[index])
+    }
+
+    /// What the bridge exchanges with other processes: the first rank's memory, or the staging memory.
+    pub(crate) fn bridged(&self) -> &[RawSlice] {
+        match &self.staging {
+            Some((staging, _)) => std::slice::from_ref(staging),
+            None => &self.ranks[0].outputs,
+        }
+    }
+
+    /// Does one chunk of a phase. The operation hands out each chunk once.
+    pub(crate) fn run(&self, phase: Phase, chunk: usize) {
+        let index = phase as usize;
+        let start = chunk * self.chunk[index];
+        let range = start..(start + self.chunk[index]).min(self.elements[index]);
+        match (phase, self.call.kind) {
+            (_, Kind::Barrier) => {}
+            (Phase::Reduce, Kind::AllReduce | Kind::Reduce) => self.reduce_in_place(&range),
+            (Phase::Reduce, Kind::Broadcast) => match self.local(self.call.root) {
+                Some(root) if self.processes > 1 => self.copy_between(root, &[0], &range),
+                Some(root) => self.copy_between(root, &self.all_but(root), &range),
+                None => {}
+            },
+            (Phase::Reduce, Kind::AllGather) => self.collect(&range),
+            (Phase::Reduce, Kind::ReduceScatter) => self.reduce_apart(&range),
+            (Phase::Spread, Kind::AllReduce | Kind::Broadcast | Kind::AllGather) => {
+                self.copy_between(0, &self.all_but(0), &range);
+            }
+            (Phase::Spread, Kind::Reduce) => {
+                if let Some(root) = self.local(self.call.root) {
+                    self.copy_between(0, &[root], &range);
+                }
+            }
+            (Phase::Spread, Kind::ReduceScatter) => self.scatter(&range),
+        }
+    }
+
+    fn local(&self, rank: Option<Rank>) -> Option<usize> {
+        rank?.index().checked_sub(self.first_rank).filter(|local| *local < self.ranks.len())
+    }
+
+    fn all_but(&self, one: usize) -> Vec<usize> {
+        (0..self.ranks.len()).filter(|rank| *rank != one).collect()
+    }
+
+    fn bytes(&self, range: &Range<usize>) -> Range<usize> {
+        let size = self.call.dtype.size_bytes();
+        range.start * size..range.end * size
+    }
+
+    fn reduce_in_place(&self, range: &Range<usize>) {
+        let keep = match self.call.kind {
+            Kind::Reduce if self.processes == 1 => Keep::One(self.local(self.call.root).unwrap_or(0)),
+            Kind::AllReduce if self.processes == 1 => Keep::All,
+            _ => Keep::One(0),
+        };
+        for (slice, bytes) in locate(&self.ranks[0].outputs, self.bytes(range)) {
+            let mut buffers: Vec<&mut [u8]> = self
+                .ranks
+                .iter()
+                // SAFETY: all ranks have the same layout (compared in their calls), their buffers are distinct, and this
+                // thread alone was handed this chunk while every owner waits (protocol of `team`).
+                .map(|rank| unsafe { rank.outputs[slice].bytes_mut(bytes.clone()) })
+                .collect();
+            kernel::reduce_in_place(self.call.dtype, self.op, self.divisor, keep, &mut buffers);
+        }
+    }
+
+    fn copy_between(&self, from: usize, to: &[usize], range: &Range<usize>) {
+        for (slice, bytes) in locate(&self.ranks[from].outputs, self.bytes(range)) {
+            // SAFETY: nobody writes to the source in this phase; its owner waits.
+            let source = unsafe { self.ranks[from].outputs[slice].bytes(bytes.clone()) };
+            for rank in to {
+                // SAFETY: equal layouts, distinct buffers, and this thread alone was handed this chunk.
+                let target = unsafe { self.ranks[*rank].outputs[slice].bytes_mut(bytes.clone()) };
+                target.copy_from_slice(source);
+            }
+        }
+    }
+
+    /// All-gather: every local rank's values go to their place in the output of every rank that is filled here.
+    fn collect(&self, range: &Range<usize>) {
+        let bytes = self.bytes(range);
+        let len = self.call.count as usize * self.call.dtype.size_bytes();
+        let targets = if self.processes > 1 { &self.ranks[..1] } else { &self.ranks[..] };
+        for (local, rank) in self.ranks.iter().enumerate() {
+            // SAFETY: inputs are only read, and their owner waits.
+            let source = unsafe { rank.inputs[0].bytes(bytes.clone()) };
+            let offset = (self.first_rank + local) * len;
+            for target in targets {
+                // SAFETY: outputs hold `world_size * count` elements (checked by the caller), chunks do not overlap, and
+                // this thread alone was handed this one.
+                let target = unsafe { target.outputs[0].bytes_mut(offset + bytes.start..offset + bytes.end) };
+                target.copy_from_slice(source);
+            }
+        }
+    }
+
+    /// Reduce-scatter: combines inputs into the part of the rank that owns it, or into the staging memory.
+    fn reduce_apart(&self, range: &Range<usize>) {
+        let part = self.call.count as usize / self.world_size;
+        let mut start = range.start;
+        while start < range.end {
+            let owner = start / part;
+            let end = if self.staging.is_some() { range.end } else { range.end.min((owner + 1) * part) };
+            let bytes = self.bytes(&(start..end));
+            let sources: Vec<&[u8]> = self
+                .ranks
+                .iter()
+                // SAFETY: inputs are only read, and their owner waits.
+                .map(|rank| unsafe { rank.inputs[0].bytes(bytes.clone()) })
+                .collect();
+            let target = match &self.staging {
+                // SAFETY: this thread alone was handed this chunk of the staging memory.
+                Some((staging, _)) => unsafe { staging.bytes_mut(bytes) },
+                None => {
+                    let bytes = self.bytes(&(start - owner * part..end - owner * part));
+                    // SAFETY: outputs hold one part (checked by the caller) and this thread alone was handed this chunk.
+                    unsafe { self.ranks[owner].outputs[0].bytes_mut(bytes) }
+                }
+            };
+            kernel::reduce_to_one(self.call.dtype, self.op, self.divisor, &sources, target);
+            start = end;
+        }
+    }
+
+    /// Reduce-scatter across processes: each local rank takes its part of the staging memory.
+    fn scatter(&self, range: &Range<usize>) {
+        let Some((staging, _)) = &self.staging else { return };
+        let part = self.call.count as usize / self.world_size;
+        let mut start = range.start;
+        while start < range.end {
+            let local = start / part;
+            let end = range.end.min((local + 1) * part);
+            let offset = self.first_rank * part;
+            // SAFETY: the bridge has finished with the staging memory, which now is only read.
+            let source = unsafe { staging.bytes(self.bytes(&(offset + start..offset + end))) };
+            let bytes = self.bytes(&(start - local * part..end - local * part));
+            // SAFETY: this thread alone was handed this chunk, and the owner of the output waits.
+            let target = unsafe { self.ranks[local].outputs[0].bytes_mut(bytes) };
+            target.copy_from_slice(source);
+            start = end;
+        }
+    }
+}
+
+/// Elements of one chunk: an equal share per rank within the bounds, in whole cache lines.
+fn chunk_elements(elements: usize, ranks: usize, size: usize) -> usize {
+    let share = elements.div_ceil(ranks).clamp(MIN_CHUNK_BYTES / size, MAX_CHUNK_BYTES / size);
+    share.next_multiple_of(64 / size)
+}

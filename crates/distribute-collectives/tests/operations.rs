@@ -1,0 +1,255 @@
+//! Every operation on every arrangement of ranks, against a naive reference.
+
+use std::net::TcpListener;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use distribute_collectives::{Algorithm, Error, Options, ProcessGroup, Rank, ReduceOp, transport};
+use distribute_device::BufferMut;
+use proptest::prelude::*;
+
+/// `processes * local_ranks` ranks; with more than one process they talk TCP over loopback within this test process.
+fn groups(processes: usize, local_ranks: usize, options: &Options) -> Vec<ProcessGroup> {
+    if processes == 1 {
+        return ProcessGroup::local_with(local_ranks, options).unwrap();
+    }
+    let listeners: Vec<TcpListener> = (0..processes).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+    let addresses: Vec<String> = listeners.iter().map(|l| l.local_addr().unwrap().to_string()).collect();
+    let names: Vec<String> = (0..processes * local_ranks).map(|rank| format!("worker:{rank}")).collect();
+    std::thread::scope(|scope| {
+        let handles: Vec<_> = listeners
+            .iter()
+            .enumerate()
+            .map(|(process, listener)| {
+                let (addresses, names) = (&addresses, names.clone());
+                scope.spawn(move || {
+                    let deadline = Instant::now() + Duration::from_secs(20);
+                    let transport = transport::tcp(process, addresses, listener, deadline).unwrap();
+                    ProcessGroup::with_transport(transport, process, local_ranks, names, options).unwrap()
+                })
+            })
+            .collect();
+        handles.into_iter().flat_map(|handle| handle.join().unwrap()).collect()
+    })
+}
+
+/// Runs `body` on every rank at once and returns the results in rank order; fails instead of hanging.
+fn each<R: Send>(groups: &[ProcessGroup], body: impl Fn(&ProcessGroup) -> R + Sync) -> Vec<R> {
+    let (done, finished) = mpsc::channel();
+    std::thread::scope(|scope| {
+        let handles: Vec<_> = groups
+            .iter()
+            .map(|group| {
+                let (body, done) = (&body, done.clone());
+                scope.spawn(move || {
+                    let result = body(group);
+                    let _ = done.send(());
+                    result
+                })
+            })
+            .collect();
+        for _ in groups {
+            if finished.recv_timeout(Duration::from_secs(60)).is_err() {
+                groups[0].abort("the test took longer than a minute");
+            }
+        }
+        handles.into_iter().map(|handle| handle.join().unwrap()).collect()
+    })
+}
+
+fn quick() -> Options {
+    Options { timeout: Duration::from_secs(30), ..Options::default() }
+}
+
+fn value(rank: usize, index: usize) -> i64 {
+    ((rank + 1) * (index % 5 + 1)) as i64
+}
+
+fn reduced(op: ReduceOp, world: usize, index: usize) -> i64 {
+    let values = (0..world).map(|rank| value(rank, index));
+    match op {
+        ReduceOp::Sum => values.sum(),
+        ReduceOp::Mean => values.sum::<i64>() / world as i64,
+        ReduceOp::Min => values.min().unwrap(),
+        ReduceOp::Max => values.max().unwrap(),
+        _ => values.product(),
+    }
+}
+
+fn check_all(processes: usize, local: usize, count: usize, op: ReduceOp, algorithm: Algorithm) {
+    let groups = groups(processes, local, &Options { algorithm, ..quick() });
+    let world = processes * local;
+    each(&groups, |group| {
+        let me = group.rank().index();
+        let mine: Vec<i64> = (0..count).map(|index| value(me, index)).collect();
+        let want: Vec<i64> = (0..count).map(|index| reduced(op, world, index)).collect();
+
+        let mut values = mine.clone();
+        group.all_reduce(&mut values, op).unwrap();
+        assert_eq!(values, want);
+
+        let cut = count / 3;
+        let mut values = mine.clone();
+        let (head, tail) = values.split_at_mut(cut);
+        group.all_reduce_list(&mut [BufferMut::from(head), BufferMut::from(tail)], op).unwrap();
+        assert_eq!(values, want);
+
+        let work: Vec<_> = (0..3).map(|_| group.all_reduce_async(mine.clone(), op).unwrap()).collect();
+        for work in work {
+            assert_eq!(work.wait().unwrap(), want);
+        }
+
+        for root in 0..world {
+            let mut values = mine.clone();
+            group.broadcast(&mut values, Rank(root as u32)).unwrap();
+            assert_eq!(values, (0..count).map(|index| value(root, index)).collect::<Vec<_>>());
+            let mut values = mine.clone();
+            group.reduce(&mut values, op, Rank(root as u32)).unwrap();
+            assert!(me != root || values == want);
+        }
+
+        let everything: Vec<i64> = (0..world).flat_map(|rank| (0..count).map(move |i| value(rank, i))).collect();
+        let mut gathered = vec![0; count * world];
+        group.all_gather(&mine, &mut gathered).unwrap();
+        assert_eq!(gathered, everything);
+
+        let input: Vec<i64> = (0..count * world).map(|index| value(me, index)).collect();
+        let part: Vec<i64> = (me * count..(me + 1) * count).map(|index| reduced(op, world, index)).collect();
+        let mut output = vec![0; count];
+        group.reduce_scatter(&input, &mut output, op).unwrap();
+        assert_eq!(output, part);
+        let [_, output] = group.reduce_scatter_async(input, vec![0; count], op).unwrap().wait().unwrap();
+        assert_eq!(output, part);
+        let [_, gathered] = group.all_gather_async(mine, vec![0; count * world]).unwrap().wait().unwrap();
+        assert_eq!(gathered, everything);
+        group.barrier().unwrap();
+    });
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
+    #[test]
+    fn operations_agree_with_a_naive_reference(
+        processes in 1usize..=4, local in 1usize..=3, count in 0usize..700, op in 0usize..5, doubling: bool,
+    ) {
+        let algorithm = if doubling { Algorithm::RecursiveDoubling } else { Algorithm::Ring };
+        check_all(processes, local, count, ReduceOp::ALL[op], algorithm);
+    }
+}
+
+#[test]
+fn long_messages_arrive_whole() {
+    for (processes, local) in [(1, 2), (2, 1), (2, 2), (3, 1)] {
+        check_all(processes, local, 300_001, ReduceOp::Sum, Algorithm::Auto);
+    }
+}
+
+#[test]
+fn two_ranks_agree_bit_for_bit_wherever_they_are() {
+    let run = |processes, local| {
+        let groups = groups(processes, local, &quick());
+        each(&groups, |group| {
+            let mut values: Vec<f32> =
+                (0..50_000).map(|i| ((i * 7919 + group.rank().index() * 104_729) % 1013) as f32 / 977.0).collect();
+            group.all_reduce(&mut values, ReduceOp::Mean).unwrap();
+            values
+        })
+    };
+    let (threads, processes) = (run(1, 2), run(2, 1));
+    assert_eq!(threads, processes);
+    assert_eq!(threads[0], threads[1]);
+}
+
+#[test]
+fn different_calls_are_an_error_on_all_ranks_that_names_both() {
+    for (processes, local) in [(1, 3), (3, 1), (2, 2)] {
+        let groups = groups(processes, local, &quick());
+        let errors = each(&groups, |group| {
+            let mut values = vec![1.0f32; if group.rank().0 == 1 { 5 } else { 4 }];
+            group.all_reduce(&mut values, ReduceOp::Sum).unwrap_err()
+        });
+        for error in &errors {
+            let text = error.to_string();
+            assert!(text.contains("of 4 f32") && text.contains("of 5 f32"), "{processes}x{local}: {text}");
+        }
+        let again = each(&groups, |group| group.barrier().unwrap_err());
+        assert!(again.iter().all(|error| matches!(error, Error::Aborted { .. })), "{again:?}");
+    }
+}
+
+#[test]
+fn a_missing_rank_is_named_at_the_deadline() {
+    for (processes, local) in [(1, 3), (3, 1), (2, 2)] {
+        let options = Options { timeout: Duration::from_millis(300), ..quick() };
+        let groups = groups(processes, local, &options);
+        let started = Instant::now();
+        let outcomes = each(&groups, |group| {
+            if group.rank().0 == 1 {
+                return None;
+            }
+            group.all_reduce(&mut [1.0f32], ReduceOp::Sum).err()
+        });
+        assert!(started.elapsed() < Duration::from_secs(5));
+        let name = groups[0].rank_name(Rank(1)).to_owned();
+        let named = outcomes.iter().flatten().filter(|error| error.to_string().contains(&name)).count();
+        assert!(named >= 1, "{processes}x{local}: {outcomes:?}");
+        assert!(outcomes.iter().flatten().any(|error| matches!(error, Error::Deadline { .. })), "{outcomes:?}");
+    }
+}
+
+#[test]
+fn a_rank_that_leaves_is_noticed_at_once() {
+    for (processes, local) in [(1, 2), (2, 1)] {
+        let mut groups = groups(processes, local, &quick());
+        drop(groups.pop());
+        let started = Instant::now();
+        let error = groups[0].all_reduce(&mut [1.0f32; 10], ReduceOp::Sum).unwrap_err();
+        assert!(matches!(error, Error::PeerLeft { .. }), "{error}");
+        assert!(started.elapsed() < Duration::from_secs(2));
+    }
+}
+
+#[test]
+fn an_abort_ends_the_wait_of_every_rank_with_its_reason() {
+    for (processes, local) in [(1, 3), (3, 1), (2, 2)] {
+        let groups = groups(processes, local, &quick());
+        let started = Instant::now();
+        let errors = each(&groups, |group| {
+            if group.rank().0 == 0 {
+                group.abort("the loss is not a number");
+            }
+            group.all_reduce(&mut [1.0f32; 1000], ReduceOp::Sum).unwrap_err().to_string()
+        });
+        assert!(errors.iter().all(|error| error.contains("the loss is not a number")), "{processes}x{local}: {errors:?}");
+        assert!(started.elapsed() < Duration::from_secs(5));
+    }
+}
+
+#[test]
+fn work_that_is_dropped_or_out_of_order_is_safe() {
+    let groups = groups(1, 2, &quick());
+    each(&groups, |group| {
+        let mut works: Vec<_> =
+            (0..200).map(|i| group.all_reduce_async(vec![i as f32; 100], ReduceOp::Sum).unwrap()).collect();
+        drop(works.remove(3));
+        works.reverse();
+        let last = works.remove(0).wait().unwrap();
+        assert_eq!(last, vec![398.0; 100]);
+        drop(works);
+    });
+}
+
+#[test]
+fn wrong_arguments_are_sentences() {
+    let group = ProcessGroup::local(1).unwrap().remove(0);
+    let error = group.all_gather(&[1.0f32; 3], &mut [0.0; 4]).unwrap_err().to_string();
+    assert!(error.contains("got 4 elements, expected 3"), "{error}");
+    let error = group.broadcast(&mut [1.0f32], Rank(1)).unwrap_err().to_string();
+    assert!(error.contains("root 1 is outside the group"), "{error}");
+    let (mut a, mut b) = ([1.0f32], [1i64]);
+    let error =
+        group.all_reduce_list(&mut [BufferMut::from(&mut a[..]), BufferMut::from(&mut b[..])], ReduceOp::Sum).unwrap_err();
+    assert!(error.to_string().contains("slice 1 holds i64"), "{error}");
+    assert!(ProcessGroup::local(0).is_err());
+    group.all_reduce(&mut [1.0f32], ReduceOp::Sum).unwrap();
+}
