@@ -5,5 +5,6 @@ mod error;
 mod view;
 
 pub use dtype::{DType, Element};
+pub use half::{bf16, f16};
 pub use error::{Error, Result};
 pub use view::{BufferMut, BufferRef};

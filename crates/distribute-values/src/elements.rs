@@ -1,0 +1,135 @@
+//! Element-wise arithmetic on buffers of any type.
+
+use distribute_device::{BufferMut, BufferRef, DType, Element};
+use std::ops::Range;
+
+use crate::{Assignment, Result};
+
+/// Calls `$body` with `$t` bound to the Rust type of a data type.
+macro_rules! with_type {
+    ($dtype:expr, $t:ident => $body:expr) => {
+        match $dtype {
+            DType::F32 => { type $t = f32; $body }
+            DType::F64 => { type $t = f64; $body }
+            DType::F16 => { type $t = $crate::elements::F16; $body }
+            DType::BF16 => { type $t = $crate::elements::BF16; $body }
+            DType::I8 => { type $t = i8; $body }
+            DType::U8 => { type $t = u8; $body }
+            DType::I32 => { type $t = i32; $body }
+            DType::U32 => { type $t = u32; $body }
+            DType::I64 => { type $t = i64; $body }
+            DType::U64 => { type $t = u64; $body }
+        }
+    };
+}
+pub(crate) use with_type;
+
+pub(crate) type F16 = distribute_device::f16;
+pub(crate) type BF16 = distribute_device::bf16;
+
+/// The arithmetic that variables and reductions over axes need.
+pub(crate) trait Arithmetic: Element {
+    fn add(self, other: Self) -> Self;
+    fn sub(self, other: Self) -> Self;
+    /// Share `index` of `self` when it is split over `n`: floats divide; integers spread the remainder over the first.
+    fn share(self, n: usize, index: usize) -> Self;
+    /// The quotient of a sum and a count.
+    fn ratio(self, count: u64) -> Self;
+}
+
+macro_rules! floats {
+    ($($type:ty, $from:expr, $to:expr;)*) => {$(
+        impl Arithmetic for $type {
+            fn add(self, other: Self) -> Self { self + other }
+            fn sub(self, other: Self) -> Self { self - other }
+            fn share(self, n: usize, _: usize) -> Self { $from($to(self) / n as f64) }
+            fn ratio(self, count: u64) -> Self { $from($to(self) / count as f64) }
+        }
+    )*};
+}
+
+macro_rules! integers {
+    ($($type:ty),*) => {$(
+        impl Arithmetic for $type {
+            fn add(self, other: Self) -> Self { self.wrapping_add(other) }
+            fn sub(self, other: Self) -> Self { self.wrapping_sub(other) }
+            fn share(self, n: usize, index: usize) -> Self {
+                let (value, n) = (i128::from(self), n as i128);
+                let (each, rest) = (value.div_euclid(n), value.rem_euclid(n));
+                (each + i128::from((index as i128) < rest)) as $type
+            }
+            fn ratio(self, count: u64) -> Self { (i128::from(self) / i128::from(count)) as $type }
+        }
+    )*};
+}
+
+floats! {
+    f32, |x: f64| x as f32, f64::from;
+    f64, std::convert::identity, std::convert::identity;
+    F16, F16::from_f64, F16::to_f64;
+    BF16, BF16::from_f64, BF16::to_f64;
+}
+integers!(i8, u8, i32, u32, i64, u64);
+
+/// `target = target ∘ value`, element by element.
+pub(crate) fn assign(assignment: Assignment, mut target: BufferMut<'_>, value: BufferRef<'_>) -> Result<()> {
+    with_type!(value.dtype(), T => {
+        let (target, value) = (target.as_mut_slice::<T>()?, value.as_slice::<T>()?);
+        for (a, b) in target.iter_mut().zip(value) {
+            *a = match assignment {
+                Assignment::Set => *b,
+                Assignment::Add => a.add(*b),
+                Assignment::Sub => a.sub(*b),
+            };
+        }
+    });
+    Ok(())
+}
+
+/// `target = share index of n of value`, element by element.
+pub(crate) fn assign_share(n: usize, index: usize, mut target: BufferMut<'_>, value: BufferRef<'_>) -> Result<()> {
+    with_type!(value.dtype(), T => {
+        for (a, b) in target.as_mut_slice::<T>()?.iter_mut().zip(value.as_slice::<T>()?) {
+            *a = b.share(n, index);
+        }
+    });
+    Ok(())
+}
+
+/// Sums a row-major tensor over some of its axes; the result has the others' shape.
+pub(crate) fn sum_axes<T: Arithmetic>(elements: &[T], shape: &[usize], axes: &[usize]) -> (Vec<usize>, Vec<T>) {
+    let kept: Vec<usize> = (0..shape.len()).filter(|axis| !axes.contains(axis)).collect();
+    let out_shape: Vec<usize> = kept.iter().map(|axis| shape[*axis]).collect();
+    let mut sums = vec![T::default(); out_shape.iter().product()];
+    let mut position = vec![0usize; shape.len()];
+    for element in elements {
+        let index = kept.iter().fold(0, |index, axis| index * shape[*axis] + position[*axis]);
+        sums[index] = sums[index].add(*element);
+        for axis in (0..shape.len()).rev() {
+            position[axis] += 1;
+            if position[axis] < shape[axis] {
+                break;
+            }
+            position[axis] = 0;
+        }
+    }
+    (out_shape, sums)
+}
+
+/// Copies rows of a source block into a wider row-major block: how parts are joined along an axis.
+pub(crate) fn place<T: Element>(
+    target: &mut [T],
+    target_len: usize,
+    at: Range<usize>,
+    inner: usize,
+    source: &[T],
+) {
+    let width = at.len() * inner;
+    if width == 0 {
+        return;
+    }
+    for (outer, row) in source.chunks_exact(width).enumerate() {
+        let start = (outer * target_len + at.start) * inner;
+        target[start..start + width].copy_from_slice(row);
+    }
+}

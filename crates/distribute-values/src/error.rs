@@ -1,0 +1,82 @@
+//! What can go wrong with distributed values.
+
+use distribute_device::DType;
+
+use crate::{Aggregation, Synchronization};
+
+/// An error of this crate.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// Components that must have the same shape do not.
+    #[error("{what}: replica {replica} has shape {got:?}, replica 0 has {expected:?}; {remedy}")]
+    Shape {
+        /// The operation.
+        what: &'static str,
+        /// The replica that differs.
+        replica: usize,
+        /// Its shape.
+        got: Vec<usize>,
+        /// The shape of replica 0.
+        expected: Vec<usize>,
+        /// How to mend it.
+        remedy: &'static str,
+    },
+    /// An axis is outside a value's shape.
+    #[error("axis {axis} is outside a value of shape {shape:?}; give an axis below {}", shape.len())]
+    Axis {
+        /// The axis.
+        axis: usize,
+        /// The shape.
+        shape: Vec<usize>,
+    },
+    /// A list of components has the wrong length.
+    #[error("{what} has {got} components, but this process has {expected} replicas")]
+    Components {
+        /// What was given.
+        what: &'static str,
+        /// Its components.
+        got: usize,
+        /// Local replicas.
+        expected: usize,
+    },
+    /// A variable cannot be written, or read, where the caller is.
+    #[error("variable {name:?} ({synchronization:?}, aggregation {aggregation:?}): {problem}")]
+    Variable {
+        /// The variable.
+        name: String,
+        /// Its synchronization.
+        synchronization: Synchronization,
+        /// Its aggregation.
+        aggregation: Aggregation,
+        /// What is wrong, and what to do.
+        problem: &'static str,
+    },
+    /// A variable cannot have these options.
+    #[error("variable {name:?} of type {dtype}: {problem}")]
+    VariableOptions {
+        /// The variable.
+        name: String,
+        /// Its type.
+        dtype: DType,
+        /// What is wrong, and what to do.
+        problem: &'static str,
+    },
+    /// A tensor library refused.
+    #[error("{action}: {source}")]
+    Tensor {
+        /// What was tried.
+        action: &'static str,
+        /// The library's error.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// A collective failed.
+    #[error(transparent)]
+    Collective(#[from] distribute_collectives::Error),
+    /// A buffer was of another type or size.
+    #[error(transparent)]
+    Device(#[from] distribute_device::Error),
+}
+
+/// The result of this crate's operations.
+pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -1,0 +1,33 @@
+//! Values and variables that have one component per replica, and the rules by which the components become one.
+//!
+//! The crate knows no tensor library. A library's tensors enter through [`TensorStorage`]: a thing with a data type, a
+//! shape and contiguous elements that can be reduced in place.
+//!
+//! - [`PerReplica`]: different values on each replica; [`Mirrored`]: equal ones.
+//! - [`DistributedVariable`]: state with one component per replica, kept equal on write or combined on read.
+//! - [`Place`]: where code runs, which decides what a read or a write means.
+//! - [`reduce_values`], [`gather_values`]: many components to one value, across processes too.
+//!
+//! # Examples
+//! ```
+//! use distribute_values::PerReplica;
+//! let losses = PerReplica::new(vec![0.5, 1.5]);
+//! assert_eq!(losses.map(|loss| loss * 2.0).values(), [1.0, 3.0]);
+//! ```
+//!
+//! # Invariants
+//! - Components of an on-write variable are equal whenever no replica is inside an assignment.
+//! - A mean over examples is a weighted sum over counts, never a mean of means.
+
+mod combine;
+mod elements;
+mod error;
+mod per_replica;
+mod storage;
+mod variable;
+
+pub use combine::{Axis, gather_values, reduce_values};
+pub use error::{Error, Result};
+pub use per_replica::{Mirrored, PerReplica};
+pub use storage::{Host, HostTensor, TensorStorage, with_storage};
+pub use variable::{Aggregation, Assignment, DistributedVariable, Place, Synchronization, VariableOptions};

@@ -1,0 +1,322 @@
+//! State with one component per replica.
+
+use distribute_collectives::{ProcessGroup, Rank, ReduceOp};
+use distribute_device::{BufferRef, DType};
+
+use crate::elements::{assign, assign_share, with_type};
+use crate::{Axis, Error, PerReplica, Result, TensorStorage, reduce_values};
+
+/// When the components of a variable are brought together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Synchronization {
+    /// At every write: components are always equal. For model parameters and optimizer slots.
+    #[default]
+    OnWrite,
+    /// At every read outside a replica: components differ meanwhile. For metrics and statistics.
+    OnRead,
+}
+
+/// How the components, or the values that replicas write, become one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Aggregation {
+    /// Not at all: a replica's write, or a read outside a replica, is an error.
+    #[default]
+    None,
+    /// By their sum.
+    Sum,
+    /// By their mean.
+    Mean,
+    /// The first replica's counts, the others' are ignored.
+    OnlyFirstReplica,
+}
+
+/// What a write does with the value that is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Assignment {
+    /// Replaces it.
+    Set,
+    /// Adds to it.
+    Add,
+    /// Subtracts from it.
+    Sub,
+}
+
+/// Where code runs: what decides between a component and the whole variable.
+#[derive(Clone, Copy, Debug)]
+pub enum Place<'a> {
+    /// Inside a replica.
+    Replica {
+        /// Index among the replicas of this process.
+        local: usize,
+        /// The replica's rank in the group of all replicas.
+        group: &'a ProcessGroup,
+    },
+    /// Outside all replicas. Every process of the group does the same.
+    Cross {
+        /// The local ranks of the group of all replicas.
+        groups: &'a [ProcessGroup],
+    },
+    /// Updating one component from outside.
+    Update {
+        /// Index among the replicas of this process.
+        local: usize,
+    },
+}
+
+/// Options of a variable.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct VariableOptions {
+    /// When components are brought together.
+    pub synchronization: Synchronization,
+    /// How.
+    pub aggregation: Aggregation,
+}
+
+/// A variable with one component per local replica.
+///
+/// # Errors
+/// What is allowed depends on synchronization, aggregation and [`Place`]; whatever is not is [`Error::Variable`] with the
+/// reason.
+///
+/// # Examples
+/// ```
+/// use distribute_collectives::ProcessGroup;
+/// use distribute_values::{Aggregation, Assignment, DistributedVariable, HostTensor, Place, Synchronization};
+/// use distribute_values::{TensorStorage, VariableOptions};
+///
+/// let groups = ProcessGroup::local(2)?;
+/// let components = vec![HostTensor::scalar(0.0), HostTensor::scalar(0.0)];
+/// let options = VariableOptions { synchronization: Synchronization::OnRead, aggregation: Aggregation::Sum };
+/// let seen = DistributedVariable::new("examples_seen", components, options)?;
+/// for (local, group) in groups.iter().enumerate() {
+///     seen.assign(Place::Replica { local, group }, Assignment::Add, &HostTensor::scalar(32.0))?;
+/// }
+/// assert_eq!(seen.read(Place::Cross { groups: &groups })?.to_elements::<f64>()?, [64.0]);
+/// # Ok::<(), distribute_values::Error>(())
+/// ```
+///
+/// # Source
+/// `tf.Variable` created under a `tf.distribute` strategy. Where its documents and its code disagree about writes without
+/// aggregation inside a replica, this follows the documents: they are errors.
+#[derive(Clone, Debug)]
+pub struct DistributedVariable<T> {
+    name: String,
+    components: Vec<T>,
+    options: VariableOptions,
+}
+
+impl<T> DistributedVariable<T> {
+    /// A variable of these components, one per local replica.
+    ///
+    /// # Errors
+    /// [`Error::VariableOptions`] for a mean of integers, [`Error::Shape`] where components have different shapes.
+    pub fn new<L>(name: &str, components: Vec<T>, options: VariableOptions) -> Result<DistributedVariable<T>>
+    where
+        T: TensorStorage<L>,
+    {
+        if let Some(first) = components.first() {
+            let dtype = first.dtype()?;
+            if options.aggregation == Aggregation::Mean && !dtype.is_float() {
+                return Err(Error::VariableOptions {
+                    name: name.to_owned(),
+                    dtype,
+                    problem: "a mean of integers is not an integer; use Aggregation::Sum, or a floating-point type",
+                });
+            }
+            let expected = first.shape();
+            for (replica, component) in components.iter().enumerate() {
+                let got = component.shape();
+                if got != expected {
+                    let remedy = "all components of a variable have one shape";
+                    return Err(Error::Shape { what: "variable", replica, got, expected, remedy });
+                }
+            }
+        }
+        Ok(DistributedVariable { name: name.to_owned(), components, options })
+    }
+
+    /// The variable's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// When and how components are brought together.
+    pub fn options(&self) -> VariableOptions {
+        self.options
+    }
+
+    /// The components of this process's replicas.
+    pub fn components(&self) -> &[T] {
+        &self.components
+    }
+
+    /// The value as seen from `place`: inside a replica its component, without communication; outside, the common value
+    /// of an on-write variable, or the combination of an on-read variable's components on all processes.
+    ///
+    /// # Errors
+    /// [`Error::Variable`] for an on-read variable without aggregation outside a replica.
+    pub fn read<L>(&self, place: Place<'_>) -> Result<T>
+    where
+        T: TensorStorage<L>,
+    {
+        match place {
+            Place::Replica { local, .. } | Place::Update { local } => Ok(self.component(local)?.clone()),
+            Place::Cross { groups } => match (self.options.synchronization, self.options.aggregation) {
+                (Synchronization::OnWrite, _) => Ok(self.component(0)?.clone()),
+                (Synchronization::OnRead, Aggregation::Sum) => self.combined(groups, ReduceOp::Sum),
+                (Synchronization::OnRead, Aggregation::Mean) => self.combined(groups, ReduceOp::Mean),
+                (Synchronization::OnRead, Aggregation::OnlyFirstReplica) => self.first_of_all(groups),
+                (Synchronization::OnRead, Aggregation::None) => Err(self.refuse(
+                    "it cannot be read outside a replica, because it has no aggregation; give it one, or read components()",
+                )),
+            },
+        }
+    }
+
+    /// Writes `value` as seen from `place`.
+    ///
+    /// Inside a replica, on-write: the replicas' values are aggregated first, so every replica must call this. Inside a
+    /// replica, on-read: this component only. Outside: every component; setting an on-read sum gives each replica its share
+    /// of the value, whole numbers spread their remainder over the first replicas.
+    ///
+    /// # Errors
+    /// [`Error::Variable`] where the rules forbid the write, [`Error::Shape`] where shapes differ.
+    pub fn assign<L>(&self, place: Place<'_>, assignment: Assignment, value: &T) -> Result<()>
+    where
+        T: TensorStorage<L>,
+    {
+        let expected = self.component(0)?.shape();
+        if value.shape() != expected {
+            let remedy = "assign a value of the variable's shape";
+            return Err(Error::Shape { what: "assign", replica: 0, got: value.shape(), expected, remedy });
+        }
+        match (place, self.options.synchronization) {
+            (Place::Update { local }, _) | (Place::Replica { local, .. }, Synchronization::OnRead) => {
+                self.write(local, assignment, value)
+            }
+            (Place::Replica { local, group }, Synchronization::OnWrite) => {
+                self.write(local, assignment, &self.aggregate(group, value)?)
+            }
+            (Place::Cross { .. }, Synchronization::OnWrite) => self.write_all(assignment, value),
+            (Place::Cross { groups }, Synchronization::OnRead) => match (self.options.aggregation, assignment) {
+                (Aggregation::Sum, Assignment::Set) => self.write_shares(groups, value),
+                (Aggregation::Sum, _) => Err(self.refuse(
+                    "adding to a sum outside a replica would count the value once per replica; add inside one replica, or \
+                     set the whole sum",
+                )),
+                _ => self.write_all(assignment, value),
+            },
+        }
+    }
+
+    fn component(&self, local: usize) -> Result<&T> {
+        let missing = Error::Components { what: "the variable", got: self.components.len(), expected: local + 1 };
+        self.components.get(local).ok_or(missing)
+    }
+
+    fn write<L>(&self, local: usize, assignment: Assignment, value: &T) -> Result<()>
+    where
+        T: TensorStorage<L>,
+    {
+        self.change(local, value, |target, value| assign(assignment, target, value))
+    }
+
+    fn write_all<L>(&self, assignment: Assignment, value: &T) -> Result<()>
+    where
+        T: TensorStorage<L>,
+    {
+        (0..self.components.len()).try_for_each(|local| self.write(local, assignment, value))
+    }
+
+    fn write_shares<L>(&self, groups: &[ProcessGroup], value: &T) -> Result<()>
+    where
+        T: TensorStorage<L>,
+    {
+        groups.iter().enumerate().try_for_each(|(local, group)| {
+            let (n, index) = (group.world_size(), group.rank().index());
+            self.change(local, value, |target, value| assign_share(n, index, target, value))
+        })
+    }
+
+    /// Changes one component in place, given a value that does not share its storage.
+    fn change<L>(
+        &self,
+        local: usize,
+        value: &T,
+        change: impl Fn(distribute_device::BufferMut<'_>, BufferRef<'_>) -> Result<()>,
+    ) -> Result<()>
+    where
+        T: TensorStorage<L>,
+    {
+        // The value is copied first: it may be the very component that is written, whose storage would be locked twice.
+        let dtype = value.dtype()?;
+        with_type!(dtype, E => {
+            let elements = value.to_elements::<E>()?;
+            let mut outcome = Ok(());
+            self.component(local)?.write(&mut |target| outcome = change(target, BufferRef::from(&elements[..])))?;
+            outcome
+        })
+    }
+
+    fn aggregate<L>(&self, group: &ProcessGroup, value: &T) -> Result<T>
+    where
+        T: TensorStorage<L>,
+    {
+        let op = match self.options.aggregation {
+            Aggregation::Sum => Some(ReduceOp::Sum),
+            Aggregation::Mean => Some(ReduceOp::Mean),
+            Aggregation::OnlyFirstReplica => None,
+            Aggregation::None => {
+                return Err(self.refuse(
+                    "a replica cannot write it, because the copies would differ; give it an aggregation, or write it \
+                     outside the replicas",
+                ));
+            }
+        };
+        with_type!(value.dtype()?, E => {
+            let mut elements = value.to_elements::<E>()?;
+            match op {
+                Some(op) => group.all_reduce(&mut elements, op)?,
+                None => group.broadcast(&mut elements, Rank(0))?,
+            }
+            value.beside(&value.shape(), BufferRef::from(&elements[..]))
+        })
+    }
+
+    fn combined<L>(&self, groups: &[ProcessGroup], op: ReduceOp) -> Result<T>
+    where
+        T: TensorStorage<L>,
+    {
+        reduce_values(groups, op, &PerReplica::new(self.components.clone()), &Axis::None)
+    }
+
+    fn first_of_all<L>(&self, groups: &[ProcessGroup]) -> Result<T>
+    where
+        T: TensorStorage<L>,
+    {
+        let first = self.component(0)?;
+        with_type!(first.dtype()?, E => {
+            let mut works = Vec::new();
+            for (group, component) in groups.iter().zip(&self.components) {
+                works.push(group.broadcast_async(component.to_elements::<E>()?, Rank(0))?);
+            }
+            let mut elements = Vec::new();
+            for work in works {
+                elements = work.wait()?;
+            }
+            first.beside(&first.shape(), BufferRef::from(&elements[..]))
+        })
+    }
+
+    fn refuse(&self, problem: &'static str) -> Error {
+        Error::Variable {
+            name: self.name.clone(),
+            synchronization: self.options.synchronization,
+            aggregation: self.options.aggregation,
+            problem,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,116 @@
+//! The matrices of what a read and a write do: synchronization × aggregation × place.
+
+use super::*;
+use crate::HostTensor;
+
+fn variable(synchronization: Synchronization, aggregation: Aggregation, start: f64) -> DistributedVariable<HostTensor> {
+    let components = vec![HostTensor::scalar(start), HostTensor::scalar(start)];
+    DistributedVariable::new("v", components, VariableOptions { synchronization, aggregation }).unwrap()
+}
+
+fn locals(variable: &DistributedVariable<HostTensor>) -> Vec<f64> {
+    variable.components().iter().map(|component| component.to_elements::<f64>().unwrap()[0]).collect()
+}
+
+/// Every replica assigns a value of its own, at the same time.
+fn in_replicas(
+    variable: &DistributedVariable<HostTensor>,
+    groups: &[ProcessGroup],
+    assignment: Assignment,
+    values: [f64; 2],
+) -> Result<()> {
+    std::thread::scope(|scope| {
+        let handles: Vec<_> = groups
+            .iter()
+            .enumerate()
+            .map(|(local, group)| {
+                let value = HostTensor::scalar(values[local]);
+                scope.spawn(move || variable.assign(Place::Replica { local, group }, assignment, &value))
+            })
+            .collect();
+        handles.into_iter().try_for_each(|handle| handle.join().unwrap())
+    })
+}
+
+#[test]
+fn on_write_in_replicas_aggregates_before_writing() {
+    let cases = [(Aggregation::Sum, 5.0), (Aggregation::Mean, 2.5), (Aggregation::OnlyFirstReplica, 2.0)];
+    for (aggregation, want) in cases {
+        let groups = ProcessGroup::local(2).unwrap();
+        for (assignment, start, result) in
+            [(Assignment::Set, 0.0, want), (Assignment::Add, 1.0, 1.0 + want), (Assignment::Sub, 1.0, 1.0 - want)]
+        {
+            let v = variable(Synchronization::OnWrite, aggregation, start);
+            in_replicas(&v, &groups, assignment, [2.0, 3.0]).unwrap();
+            assert_eq!(locals(&v), [result, result], "{aggregation:?} {assignment:?}");
+            assert_eq!(v.read(Place::Cross { groups: &groups }).unwrap().to_elements::<f64>().unwrap(), [result]);
+        }
+    }
+}
+
+#[test]
+fn on_write_without_aggregation_is_refused_in_a_replica_and_allowed_outside() {
+    let groups = ProcessGroup::local(2).unwrap();
+    let v = variable(Synchronization::OnWrite, Aggregation::None, 0.0);
+    let error = in_replicas(&v, &groups, Assignment::Set, [1.0, 1.0]).unwrap_err().to_string();
+    assert!(error.contains("\"v\"") && error.contains("aggregation"), "{error}");
+    v.assign(Place::Cross { groups: &groups }, Assignment::Set, &HostTensor::scalar(4.0)).unwrap();
+    assert_eq!(locals(&v), [4.0, 4.0]);
+    v.assign(Place::Update { local: 1 }, Assignment::Add, &HostTensor::scalar(1.0)).unwrap();
+    assert_eq!(locals(&v), [4.0, 5.0]);
+}
+
+#[test]
+fn on_read_combines_when_read_outside() {
+    let groups = ProcessGroup::local(2).unwrap();
+    let cases = [(Aggregation::Sum, 7.0), (Aggregation::Mean, 3.5), (Aggregation::OnlyFirstReplica, 3.0)];
+    for (aggregation, want) in cases {
+        let v = variable(Synchronization::OnRead, aggregation, 0.0);
+        in_replicas(&v, &groups, Assignment::Add, [3.0, 4.0]).unwrap();
+        assert_eq!(locals(&v), [3.0, 4.0]);
+        assert_eq!(v.read(Place::Cross { groups: &groups }).unwrap().to_elements::<f64>().unwrap(), [want]);
+        let mine = v.read(Place::Replica { local: 1, group: &groups[1] }).unwrap();
+        assert_eq!(mine.to_elements::<f64>().unwrap(), [4.0]);
+    }
+    let v = variable(Synchronization::OnRead, Aggregation::None, 0.0);
+    assert!(v.read(Place::Cross { groups: &groups }).is_err());
+}
+
+#[test]
+fn on_read_assignments_outside_follow_the_aggregation() {
+    let groups = ProcessGroup::local(2).unwrap();
+    let cross = Place::Cross { groups: &groups };
+    let v = variable(Synchronization::OnRead, Aggregation::Sum, 0.0);
+    v.assign(cross, Assignment::Set, &HostTensor::scalar(2.0)).unwrap();
+    assert_eq!(locals(&v), [1.0, 1.0]);
+    assert!(v.assign(cross, Assignment::Add, &HostTensor::scalar(2.0)).is_err());
+    for aggregation in [Aggregation::Mean, Aggregation::OnlyFirstReplica, Aggregation::None] {
+        let v = variable(Synchronization::OnRead, aggregation, 1.0);
+        v.assign(cross, Assignment::Add, &HostTensor::scalar(2.0)).unwrap();
+        assert_eq!(locals(&v), [3.0, 3.0]);
+    }
+}
+
+#[test]
+fn whole_numbers_spread_their_remainder() {
+    let groups = ProcessGroup::local(3).unwrap();
+    let components = (0..3).map(|_| HostTensor::scalar(0i64)).collect();
+    let options = VariableOptions { synchronization: Synchronization::OnRead, aggregation: Aggregation::Sum };
+    let v = DistributedVariable::new("seen", components, options).unwrap();
+    v.assign(Place::Cross { groups: &groups }, Assignment::Set, &HostTensor::scalar(11)).unwrap();
+    let parts: Vec<i64> = v.components().iter().map(|part| part.to_elements::<i64>().unwrap()[0]).collect();
+    assert_eq!(parts, [4, 4, 3]);
+    assert_eq!(v.read(Place::Cross { groups: &groups }).unwrap().to_elements::<i64>().unwrap(), [11]);
+}
+
+#[test]
+fn wrong_options_and_shapes_are_sentences() {
+    let options = VariableOptions { aggregation: Aggregation::Mean, ..VariableOptions::default() };
+    let error = DistributedVariable::new("n", vec![HostTensor::scalar(1i32)], options).unwrap_err().to_string();
+    assert!(error.contains("mean of integers"), "{error}");
+    let v = variable(Synchronization::OnWrite, Aggregation::Sum, 0.0);
+    let wrong = HostTensor::new(&[2], vec![1.0, 2.0]).unwrap();
+    assert!(matches!(v.assign(Place::Update { local: 0 }, Assignment::Set, &wrong), Err(Error::Shape { .. })));
+    let mixed = vec![HostTensor::scalar(1.0), HostTensor::new(&[1], vec![1.0]).unwrap()];
+    assert!(DistributedVariable::new("m", mixed, VariableOptions::default()).is_err());
+}
