@@ -1,10 +1,70 @@
 //! Devices to compute and store on: device strings, data types, discovery, buffers, streams and copies.
+//!
+//! This crate knows no tensors, no collectives and no network. It says what a process can compute
+//! and store on, and moves bytes between host and devices; every crate above it names devices and
+//! memory in its words.
+//!
+//! | to | use |
+//! |---|---|
+//! | name a device as TensorFlow does | [`DeviceSpec`], [`DeviceKind`], [`DeviceIndex`], [`parse_device_list`] |
+//! | see what the machine has | [`discover`], [`PhysicalDevice`], [`absence`] |
+//! | decide what a process uses | [`Devices`], [`LogicalDevice`] |
+//! | say what elements are | [`DType`], [`Element`] |
+//! | lend host memory of any data type | [`BufferRef`], [`BufferMut`] |
+//! | own host memory, aligned or pinned | [`HostBuffer`], [`HostMemory`] |
+//! | hold memory on a device | [`DeviceBuffer`], [`DeviceMemory`] |
+//! | order work and copies | [`Device`], [`Stream`], [`Event`], [`Transfer`] |
+//! | do all that without an accelerator | [`CpuDevice`] |
+//!
+//! # Examples
+//! Two logical CPUs; one stream each; a copy to the first, across to the second, and back:
+//! ```
+//! use std::time::{Duration, Instant};
+//! use distribute_device::{Devices, HostBuffer};
+//!
+//! let devices = Devices::with_cpus(2)?;
+//! let first = devices.open(&"CPU:0".parse()?)?;
+//! let second = devices.open(&"CPU:1".parse()?)?;
+//! let (there, back) = (first.create_stream()?, second.create_stream()?);
+//! let (a, b) = (first.allocate(8)?, second.allocate(8)?);
+//!
+//! let arrived = first.create_event()?;
+//! there.copy_from_host(HostBuffer::from_slice(&[1.0f32, 2.0])?, 0, &a)?;
+//! there.copy_peer(&a, &b)?;
+//! there.record(&*arrived)?;
+//! back.wait(&*arrived)?;
+//! let mut read = back.copy_to_host(&b, second.allocate_host(8)?, 0)?;
+//!
+//! let host = read.wait(Instant::now() + Duration::from_secs(10))?;
+//! assert_eq!(host.as_slice::<f32>()?, [1.0, 2.0]);
+//! # Ok::<(), distribute_device::Error>(())
+//! ```
+//!
+//! # Invariants
+//! - There is no global state: a [`Devices`] is a value, and two of them do not know each other.
+//! - Every wait has a deadline, and its error says what was waited for.
+//! - Memory that an asynchronous copy uses lives until the copy has ended, whatever the caller drops.
+//! - Names that cannot be read and devices that are not there are errors in words, never panics.
 
+mod cpu;
+mod device;
+mod devices;
+mod discover;
 mod dtype;
 mod error;
+mod host_buffer;
+mod spec;
+mod transfer;
 mod view;
 
+pub use cpu::{CpuDevice, CpuOptions};
+pub use device::{Device, DeviceBuffer, DeviceMemory, Event, HostFn, MemoryUse, Stream};
+pub use devices::{Devices, LogicalDevice, parse_device_list};
+pub use discover::{PhysicalDevice, absence, discover};
 pub use dtype::{DType, Element};
-pub use half::{bf16, f16};
 pub use error::{Error, Result};
+pub use half::{bf16, f16};
+pub use host_buffer::{HOST_ALIGN_BYTES, HostBuffer, HostMemory};
+pub use spec::{DeviceIndex, DeviceKind, DeviceSpec};
+pub use transfer::{HostSlot, Transfer};
 pub use view::{BufferMut, BufferRef};

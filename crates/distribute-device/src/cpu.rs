@@ -1,0 +1,130 @@
+//! Logical devices on the host's CPU: memory is host memory, a stream is a thread.
+
+mod event;
+mod memory;
+mod stream;
+#[cfg(test)]
+mod tests;
+
+use std::any::Any;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use self::event::CpuEvent;
+use self::memory::{Account, CpuMemory};
+use self::stream::CpuStream;
+use crate::{
+    Device, DeviceBuffer, DeviceKind, Error, Event, HostBuffer, LogicalDevice, MemoryUse, Result,
+    Stream,
+};
+
+/// A logical CPU as a [`Device`].
+///
+/// Streams run at the same time, each on a thread of its own; a copy holds a lock on the memory at
+/// both of its ends, so streams that use one buffer at once take turns.
+#[derive(Debug)]
+pub struct CpuDevice {
+    logical: LogicalDevice,
+    options: CpuOptions,
+    account: Arc<Account>,
+    streams: AtomicU32,
+}
+
+/// How the streams of a [`CpuDevice`] behave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct CpuOptions {
+    /// Operations that a stream can hold before enqueuing blocks; 1024 by default, at least 1.
+    pub queue_len: usize,
+    /// How long enqueuing waits for room in the queue, and a stream for an event; 5 minutes by default.
+    pub patience: Duration,
+}
+
+impl Default for CpuOptions {
+    fn default() -> Self {
+        CpuOptions {
+            queue_len: 1024,
+            patience: Duration::from_secs(300),
+        }
+    }
+}
+
+impl CpuDevice {
+    /// A handle to a logical CPU; users call [`Devices::open`](crate::Devices::open).
+    pub fn new(logical: LogicalDevice) -> CpuDevice {
+        CpuDevice::with_options(logical, CpuOptions::default())
+    }
+
+    /// A handle to a logical CPU whose streams behave as told.
+    pub fn with_options(logical: LogicalDevice, options: CpuOptions) -> CpuDevice {
+        let account = Arc::new(Account::new(logical.memory_limit_bytes()));
+        CpuDevice {
+            logical,
+            options,
+            account,
+            streams: AtomicU32::new(0),
+        }
+    }
+
+    /// Runs `action` on the bytes of a buffer of any logical CPU, for computing on it; no copy runs
+    /// on them meanwhile.
+    ///
+    /// Order it after a stream's operations by waiting for an event, or run it inside [`Stream::launch_host`].
+    ///
+    /// # Errors
+    /// [`Error::Foreign`] where the buffer is not a CPU's.
+    pub fn with_bytes<R>(buffer: &DeviceBuffer, action: impl FnOnce(&mut [u8]) -> R) -> Result<R> {
+        Ok(memory::Region::of(buffer, "the host")?.with(action))
+    }
+}
+
+impl Device for CpuDevice {
+    fn logical(&self) -> &LogicalDevice {
+        &self.logical
+    }
+
+    fn memory_use(&self) -> MemoryUse {
+        self.account.current()
+    }
+
+    fn allocate(&self, len_bytes: usize) -> Result<DeviceBuffer> {
+        let memory = CpuMemory::allocate(self.spec().clone(), &self.account, len_bytes)?;
+        Ok(DeviceBuffer::new(Arc::new(memory)))
+    }
+
+    fn allocate_host(&self, len_bytes: usize) -> Result<HostBuffer> {
+        HostBuffer::zeroed(len_bytes)
+    }
+
+    fn create_stream(&self) -> Result<Arc<dyn Stream>> {
+        // Relaxed: the number only names the stream.
+        let number = self.streams.fetch_add(1, Ordering::Relaxed);
+        Ok(Arc::new(CpuStream::start(
+            self.spec().clone(),
+            number,
+            self.options,
+        )?))
+    }
+
+    fn create_event(&self) -> Result<Arc<dyn Event>> {
+        Ok(Arc::new(CpuEvent::unrecorded(self.spec().clone())))
+    }
+
+    fn can_access_peer(&self, other: &dyn Device) -> bool {
+        other.kind() == DeviceKind::Cpu && (other as &dyn Any).is::<CpuDevice>()
+    }
+
+    fn enable_peer_access(&self, other: &dyn Device) -> Result<()> {
+        if self.can_access_peer(other) {
+            return Ok(());
+        }
+        let (owner, user) = (other.spec().to_string(), self.spec().to_string());
+        Err(Error::Foreign {
+            what: "device's memory",
+            owner,
+            user,
+            remedy: "copy through host memory instead",
+        })
+    }
+}

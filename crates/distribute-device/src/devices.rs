@@ -1,0 +1,381 @@
+//! Which devices a process uses.
+
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+
+use crate::{
+    CpuDevice, Device, DeviceIndex, DeviceKind, DeviceSpec, Error, PhysicalDevice, Result, absence,
+    discover,
+};
+
+/// A physical device, or a part of one, under a name of its own.
+///
+/// Parts of one physical device share its memory and cores; a memory limit is a budget that
+/// allocations are counted against.
+///
+/// # Source
+/// `tf.config.LogicalDevice`, `tf.config.LogicalDeviceConfiguration`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LogicalDevice {
+    spec: DeviceSpec,
+    physical: Arc<PhysicalDevice>,
+    memory_limit_bytes: Option<u64>,
+}
+
+/// The devices of one process: a value, made once and handed to whoever needs it.
+///
+/// # Examples
+/// ```
+/// use distribute_device::Devices;
+///
+/// let devices = Devices::with_cpus(2)?;
+/// assert_eq!(devices.list(["CPU:*"])?.len(), 2);
+/// let error = devices.find(&"CPU:3".parse()?).unwrap_err().to_string();
+/// assert!(error.contains("CPU:3") && error.contains("CPU:0..CPU:1"));
+/// # Ok::<(), distribute_device::Error>(())
+/// ```
+///
+/// # Source
+/// `tf.config.{list_physical_devices, list_logical_devices, set_logical_device_configuration}`,
+/// without their global state.
+#[derive(Clone, Debug)]
+pub struct Devices {
+    task: DeviceSpec,
+    physical: Vec<(Arc<PhysicalDevice>, Parts)>,
+    logical: Vec<LogicalDevice>,
+}
+
+/// The memory limit of each part of a physical device.
+type Parts = Vec<Option<u64>>;
+
+impl LogicalDevice {
+    /// The full name.
+    pub fn spec(&self) -> &DeviceSpec {
+        &self.spec
+    }
+
+    /// The physical device that it is, or is a part of.
+    pub fn physical(&self) -> &PhysicalDevice {
+        &self.physical
+    }
+
+    /// What it may allocate, where that is limited.
+    pub fn memory_limit_bytes(&self) -> Option<u64> {
+        self.memory_limit_bytes
+    }
+}
+
+impl Devices {
+    /// What a physical device can at most be split into.
+    pub const MAX_PARTS: usize = 1024;
+
+    /// This machine's devices as [`discover`] finds them, each one logical device.
+    pub fn local() -> Devices {
+        Devices::from_physical(discover())
+    }
+
+    /// This machine's devices, the CPU split into `count` logical ones: `CPU:0`, `CPU:1`, ….
+    ///
+    /// # Errors
+    /// [`Error::Split`] unless `count` is 1 to [`Devices::MAX_PARTS`].
+    pub fn with_cpus(count: usize) -> Result<Devices> {
+        Devices::local().split_into(DeviceKind::Cpu, 0, count, |count| vec![None; count])
+    }
+
+    /// The given devices, each one logical device.
+    pub fn from_physical(physical: impl IntoIterator<Item = PhysicalDevice>) -> Devices {
+        let physical = physical
+            .into_iter()
+            .map(|device| (Arc::new(device), vec![None]))
+            .collect();
+        Devices {
+            task: DeviceSpec::default(),
+            physical,
+            logical: Vec::new(),
+        }
+        .named()
+    }
+
+    /// The same devices under the name of this process in a cluster, such as `/job:worker/task:1`.
+    pub fn at(mut self, task: &DeviceSpec) -> Devices {
+        self.task = DeviceSpec {
+            device_type: None,
+            device_index: None,
+            ..task.clone()
+        };
+        self.named()
+    }
+
+    /// One logical device per entry of `memory_limits_bytes` from the physical device `index` of `kind`.
+    ///
+    /// Logical devices of a kind are numbered through, in the order of the physical ones.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchDevice`] where there is no such physical device, [`Error::Split`] unless there are 1 to
+    /// [`Devices::MAX_PARTS`] entries whose limits together fit the device's memory.
+    pub fn split(
+        self,
+        kind: DeviceKind,
+        index: u32,
+        memory_limits_bytes: &[Option<u64>],
+    ) -> Result<Devices> {
+        self.split_into(kind, index, memory_limits_bytes.len(), |_| {
+            memory_limits_bytes.to_vec()
+        })
+    }
+
+    /// The physical devices.
+    pub fn physical(&self) -> impl ExactSizeIterator<Item = &PhysicalDevice> {
+        self.physical.iter().map(|(device, _)| &**device)
+    }
+
+    /// The logical devices, in the order of the physical ones.
+    pub fn logical(&self) -> &[LogicalDevice] {
+        &self.logical
+    }
+
+    /// The logical devices of a kind.
+    pub fn of_kind(&self, kind: DeviceKind) -> impl Iterator<Item = &LogicalDevice> {
+        self.logical
+            .iter()
+            .filter(move |device| device.physical.kind == kind)
+    }
+
+    /// The one device that a name means; missing fields are this process's task and CPU:0.
+    ///
+    /// # Errors
+    /// [`Error::WildcardDevice`] for a `*`; [`Error::NoSuchDevice`], which says what there is and
+    /// how to get more, or why there is none of the kind.
+    pub fn find(&self, name: &DeviceSpec) -> Result<&LogicalDevice> {
+        let wanted = name.resolve([&self.task])?;
+        let found = self.logical.iter().find(|device| device.spec == wanted);
+        found.ok_or_else(|| self.missing(name, &wanted))
+    }
+
+    /// The devices that a list of names means, in its order; a `*` stands for every device of its type.
+    ///
+    /// # Errors
+    /// [`Error::DeviceString`] for a name that cannot be read, [`Error::NoDevices`] for an empty list,
+    /// [`Error::DuplicateDevice`] for a device named twice, [`Error::NoSuchDevice`] for one that is not there.
+    pub fn list<S: AsRef<str>>(
+        &self,
+        names: impl IntoIterator<Item = S>,
+    ) -> Result<Vec<&LogicalDevice>> {
+        let mut list = List::default();
+        for (place, name) in names.into_iter().enumerate() {
+            let name = name.as_ref();
+            let pattern: DeviceSpec = name.parse()?;
+            if pattern.device_index != Some(DeviceIndex::Any) {
+                list.push(place, name, self.find(&pattern)?.spec.clone())?;
+                continue;
+            }
+            let wanted = pattern.canonicalize(&self.task);
+            let mut found = self
+                .logical
+                .iter()
+                .filter(|device| wanted.covers(&device.spec))
+                .peekable();
+            if found.peek().is_none() {
+                return Err(self.missing(&pattern, &wanted));
+            }
+            found.try_for_each(|device| list.push(place, name, device.spec.clone()))?;
+        }
+        list.finish()?
+            .iter()
+            .map(|device| self.find(device))
+            .collect()
+    }
+
+    /// A handle to a device, to allocate on and to make streams for.
+    ///
+    /// Each call makes a new handle with its own account of memory: open a device once and share the handle.
+    ///
+    /// # Errors
+    /// Those of [`Devices::find`], and [`Error::NoSuchDevice`] where this build cannot use the device.
+    pub fn open(&self, name: &DeviceSpec) -> Result<Arc<dyn Device>> {
+        let device = self.find(name)?;
+        match device.physical.kind {
+            DeviceKind::Cpu => Ok(Arc::new(CpuDevice::new(device.clone()))),
+            kind => Err(Error::NoSuchDevice {
+                asked: device.spec.short(),
+                reason: absence(kind),
+            }),
+        }
+    }
+
+    fn split_into(
+        mut self,
+        kind: DeviceKind,
+        index: u32,
+        count: usize,
+        limits: impl FnOnce(usize) -> Parts,
+    ) -> Result<Devices> {
+        let found = self
+            .physical
+            .iter_mut()
+            .find(|(device, _)| device.kind == kind && device.index == index);
+        let Some((device, parts)) = found else {
+            return Err(Error::NoSuchDevice {
+                asked: format!("{kind}:{index}"),
+                reason: absence(kind),
+            });
+        };
+        let refuse = |problem: String| {
+            Err(Error::Split {
+                device: format!("{kind}:{index} ({})", device.name),
+                count,
+                problem,
+            })
+        };
+        if count == 0 || count > Devices::MAX_PARTS {
+            return refuse(format!("give 1 to {}", Devices::MAX_PARTS));
+        }
+        let limits = limits(count);
+        let asked = limits
+            .iter()
+            .flatten()
+            .fold(0u64, |sum, limit| sum.saturating_add(*limit));
+        if let Some(memory_bytes) = device
+            .memory_bytes
+            .filter(|memory_bytes| asked > *memory_bytes)
+        {
+            return refuse(format!(
+                "their memory limits add up to {asked} bytes, but it has {memory_bytes}; lower them"
+            ));
+        }
+        *parts = limits;
+        Ok(self.named())
+    }
+
+    fn named(mut self) -> Devices {
+        let mut next = [0u32; 3];
+        self.logical.clear();
+        for (physical, parts) in &self.physical {
+            let place = match physical.kind {
+                DeviceKind::Cpu => &mut next[0],
+                DeviceKind::Gpu => &mut next[1],
+                DeviceKind::Tpu => &mut next[2],
+            };
+            for memory_limit_bytes in parts {
+                let spec = DeviceSpec::local(physical.kind, *place).merge(&self.task);
+                let physical = Arc::clone(physical);
+                self.logical.push(LogicalDevice {
+                    spec,
+                    physical,
+                    memory_limit_bytes: *memory_limit_bytes,
+                });
+                *place += 1;
+            }
+        }
+        self
+    }
+
+    fn missing(&self, name: &DeviceSpec, wanted: &DeviceSpec) -> Error {
+        let here = DeviceSpec::local(DeviceKind::Cpu, 0).merge(&self.task);
+        let another_task =
+            (&wanted.job, wanted.replica, wanted.task) != (&here.job, here.replica, here.task);
+        let reason = match wanted.kind() {
+            _ if another_task => {
+                let here = DeviceSpec {
+                    device_type: None,
+                    device_index: None,
+                    ..here
+                };
+                format!(
+                    "it belongs to another task, and this process is {here}; name a device of this process"
+                )
+            }
+            None => "this build knows CPU, GPU and TPU devices only; name one of those".to_owned(),
+            Some(kind) => match self.of_kind(kind).count() {
+                0 => absence(kind),
+                count => {
+                    let last = count - 1;
+                    let have = if last == 0 {
+                        format!("{kind}:0")
+                    } else {
+                        format!("{kind}:0..{kind}:{last}")
+                    };
+                    let needed = wanted.index().map_or(2, |index| u64::from(index) + 1);
+                    let mend = match kind {
+                        DeviceKind::Cpu => {
+                            format!("split the CPU further with Devices::with_cpus({needed})")
+                        }
+                        _ => format!("split a {kind} with Devices::split"),
+                    };
+                    format!("this process has {have}; give an index up to {last}, or {mend}")
+                }
+            },
+        };
+        let asked = if another_task {
+            wanted.to_string()
+        } else {
+            name.short()
+        };
+        Error::NoSuchDevice { asked, reason }
+    }
+}
+
+/// Reads a list of device names into full names of single devices; says nothing about whether they are there.
+///
+/// # Errors
+/// [`Error::DeviceString`] for a name that cannot be read, [`Error::NoDevices`] for an empty list,
+/// [`Error::DuplicateDevice`] where two names mean one device, [`Error::WildcardDevice`] for a `*`
+/// (use [`Devices::list`]).
+///
+/// # Examples
+/// ```
+/// use distribute_device::parse_device_list;
+/// let devices = parse_device_list(["CPU:0", "/cpu:1"])?;
+/// assert_eq!(devices[1].to_string(), "/job:localhost/replica:0/task:0/device:CPU:1");
+/// assert!(parse_device_list(["CPU:0", "/device:CPU:0"]).is_err());
+/// # Ok::<(), distribute_device::Error>(())
+/// ```
+///
+/// # Source
+/// The device list of `tf.distribute.MirroredStrategy`.
+pub fn parse_device_list<S: AsRef<str>>(
+    names: impl IntoIterator<Item = S>,
+) -> Result<Vec<DeviceSpec>> {
+    let mut list = List::default();
+    for (place, name) in names.into_iter().enumerate() {
+        let name = name.as_ref();
+        list.push(place, name, name.parse::<DeviceSpec>()?.resolve([])?)?;
+    }
+    list.finish()
+}
+
+/// A list of devices being read, each with how and where it was written.
+#[derive(Default)]
+struct List {
+    devices: Vec<DeviceSpec>,
+    written: Vec<(String, usize)>,
+}
+
+impl List {
+    fn push(&mut self, place: usize, name: &str, device: DeviceSpec) -> Result<()> {
+        if let Some(before) = self.devices.iter().position(|other| *other == device) {
+            let (first, first_place) = self.written[before].clone();
+            let (second, second_place) = (name.to_owned(), place);
+            return Err(Error::DuplicateDevice {
+                device: device.short(),
+                first,
+                first_place,
+                second,
+                second_place,
+            });
+        }
+        self.devices.push(device);
+        self.written.push((name.to_owned(), place));
+        Ok(())
+    }
+
+    fn finish(self) -> Result<Vec<DeviceSpec>> {
+        if self.devices.is_empty() {
+            Err(Error::NoDevices)
+        } else {
+            Ok(self.devices)
+        }
+    }
+}

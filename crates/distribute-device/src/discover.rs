@@ -1,0 +1,175 @@
+//! What the machine has.
+
+use std::fs;
+use std::num::NonZeroUsize;
+use std::path::Path;
+use std::thread::available_parallelism;
+
+use crate::DeviceKind;
+
+/// A device of this machine, before any splitting into logical devices.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PhysicalDevice {
+    /// What kind of device it is.
+    pub kind: DeviceKind,
+    /// Its place among physical devices of its kind.
+    pub index: u32,
+    /// The model, as the system names it.
+    pub name: String,
+    /// Its memory, where the system says; for a CPU, the machine's.
+    pub memory_bytes: Option<u64>,
+    /// For a CPU, the cores that this process may use (its affinity and, on Linux, its control
+    /// group's quota count).
+    pub cores: Option<NonZeroUsize>,
+}
+
+/// The devices of this machine that this build can use: the host's CPU, as one device.
+///
+/// A missing kind of device is no error here; [`absence`] says why it is missing.
+///
+/// # Examples
+/// ```
+/// use distribute_device::{DeviceKind, discover};
+/// let found = discover();
+/// assert_eq!((found[0].kind, found[0].index), (DeviceKind::Cpu, 0));
+/// ```
+///
+/// # Source
+/// `tf.config.list_physical_devices`; `/proc/cpuinfo`, `/proc/meminfo`.
+pub fn discover() -> Vec<PhysicalDevice> {
+    let model = fs::read_to_string("/proc/cpuinfo")
+        .ok()
+        .and_then(|text| cpu_model(&text));
+    vec![PhysicalDevice {
+        kind: DeviceKind::Cpu,
+        index: 0,
+        name: model.unwrap_or_else(|| format!("{} processor", std::env::consts::ARCH)),
+        memory_bytes: fs::read_to_string("/proc/meminfo")
+            .ok()
+            .and_then(|text| total_memory_bytes(&text)),
+        cores: available_parallelism().ok(),
+    }]
+}
+
+/// Why this build finds no device of a kind on this machine, and what to do: a clause for an error or a report.
+///
+/// # Examples
+/// ```
+/// use distribute_device::{DeviceKind, absence};
+/// assert!(absence(DeviceKind::Gpu).contains("CUDA"));
+/// ```
+pub fn absence(kind: DeviceKind) -> String {
+    match kind {
+        DeviceKind::Cpu => {
+            "this table was made without the host's CPU; make it with Devices::local()".to_owned()
+        }
+        DeviceKind::Gpu => gpu_absence(Path::new("/proc/driver/nvidia")),
+        DeviceKind::Tpu => "this build has no support for TPUs; use CPU devices".to_owned(),
+    }
+}
+
+fn gpu_absence(driver: &Path) -> String {
+    let models: Vec<String> = fs::read_dir(driver.join("gpus"))
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|entry| fs::read_to_string(entry.path().join("information")).ok())
+        .filter_map(|text| field(&text, "Model"))
+        .collect();
+    let build = "this build has no CUDA support";
+    if !models.is_empty() {
+        format!(
+            "the NVIDIA driver shows {}, but {build}; use CPU devices",
+            models.join(", ")
+        )
+    } else if driver.join("version").exists() {
+        format!(
+            "the NVIDIA driver is loaded but shows no GPU to this process, and {build}; use CPU devices"
+        )
+    } else {
+        format!("no NVIDIA driver is loaded on this machine, and {build}; use CPU devices")
+    }
+}
+
+/// The name of the first processor. ARM kernels give no model name.
+fn cpu_model(cpuinfo: &str) -> Option<String> {
+    field(cpuinfo, "model name").or_else(|| field(cpuinfo, "Model"))
+}
+
+/// The total, which the kernel gives in units of 1024 bytes.
+fn total_memory_bytes(meminfo: &str) -> Option<u64> {
+    let total = field(meminfo, "MemTotal")?;
+    total
+        .strip_suffix("kB")?
+        .trim()
+        .parse::<u64>()
+        .ok()?
+        .checked_mul(1024)
+}
+
+/// The value of the first `name : value` line.
+fn field(text: &str, name: &str) -> Option<String> {
+    let mut pairs = text.lines().filter_map(|line| line.split_once(':'));
+    let (_, value) = pairs.find(|(key, _)| key.trim() == name)?;
+    Some(value.trim().to_owned()).filter(|value| !value.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernel_files_are_read() {
+        let x86 = "processor\t: 0\nmodel name\t: Intel(R) Xeon(R) @ 2.10GHz\n\
+                   processor\t: 1\nmodel name\t: other\n";
+        assert_eq!(
+            cpu_model(x86).as_deref(),
+            Some("Intel(R) Xeon(R) @ 2.10GHz")
+        );
+        assert_eq!(
+            cpu_model("processor : 0\nCPU part : 0xd0c\nModel : Raspberry Pi 4\n").as_deref(),
+            Some("Raspberry Pi 4")
+        );
+        assert_eq!(cpu_model("processor : 0\nmodel name :\n"), None);
+        assert_eq!(
+            total_memory_bytes("MemTotal:        4028432 kB\nMemFree: 1 kB\n"),
+            Some(4_028_432 * 1024)
+        );
+        assert_eq!(total_memory_bytes("MemFree: 1 kB\n"), None);
+        assert_eq!(total_memory_bytes("MemTotal: many kB\n"), None);
+        assert_eq!(
+            total_memory_bytes(&format!("MemTotal: {} kB\n", u64::MAX)),
+            None
+        );
+    }
+
+    #[test]
+    fn the_host_has_one_cpu_device() {
+        let found = discover();
+        assert_eq!(found.len(), 1);
+        assert!(!found[0].name.is_empty());
+        assert_eq!(found[0].cores, available_parallelism().ok());
+        if cfg!(target_os = "linux") {
+            assert!(found[0].memory_bytes.is_some_and(|bytes| bytes > 1 << 20));
+        }
+    }
+
+    #[test]
+    fn a_missing_gpu_is_explained_from_what_the_driver_shows() {
+        let driver =
+            std::env::temp_dir().join(format!("distribute-device-driver-{}", std::process::id()));
+        assert!(gpu_absence(&driver).starts_with("no NVIDIA driver is loaded"));
+        let gpu = driver.join("gpus/0000:01:00.0");
+        fs::create_dir_all(&gpu).unwrap();
+        fs::write(driver.join("version"), "NVRM version\n").unwrap();
+        let none_shown = gpu_absence(&driver);
+        fs::write(gpu.join("information"), "Model: \t\t NVIDIA H200\nIRQ: 1\n").unwrap();
+        let shown = gpu_absence(&driver);
+        fs::remove_dir_all(&driver).unwrap();
+        assert!(none_shown.contains("shows no GPU"), "{none_shown}");
+        assert!(
+            shown.contains("shows NVIDIA H200, but this build has no CUDA"),
+            "{shown}"
+        );
+    }
+}

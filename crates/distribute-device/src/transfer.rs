@@ -1,0 +1,82 @@
+//! Copies under way between host and device.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use crate::{Error, Event, HostBuffer, Result};
+
+/// A copy under way, which owns its host buffer and gives it back when it has ended.
+///
+/// Dropping it does not stop the copy; the host buffer is then freed when the copy has ended.
+///
+/// # Examples
+/// ```
+/// use std::time::{Duration, Instant};
+/// use distribute_device::{Devices, HostBuffer};
+///
+/// let device = Devices::local().open(&"CPU:0".parse()?)?;
+/// let (stream, memory) = (device.create_stream()?, device.allocate(4)?);
+/// let deadline = Instant::now() + Duration::from_secs(10);
+/// let staging = stream.copy_from_host(HostBuffer::from_slice(&[7u32])?, 0, &memory)?.wait(deadline)?;
+/// let staging = stream.copy_to_host(&memory, staging, 0)?.wait(deadline)?;
+/// assert_eq!(staging.as_slice::<u32>()?, [7]);
+/// # Ok::<(), distribute_device::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Transfer {
+    ended: Arc<dyn Event>,
+    slot: HostSlot,
+}
+
+/// Where a stream and a [`Transfer`] hand a host buffer to each other; for backends.
+///
+/// The stream must hold a clone until the copy has ended, so that the buffer outlives the copy.
+#[derive(Clone, Debug)]
+pub struct HostSlot(Arc<Mutex<Option<HostBuffer>>>);
+
+impl Transfer {
+    /// A transfer whose buffer may be taken from `slot` when `ended` is ready; for backends.
+    pub fn new(ended: Arc<dyn Event>, slot: HostSlot) -> Transfer {
+        Transfer { ended, slot }
+    }
+
+    /// Whether the copy has ended.
+    ///
+    /// # Errors
+    /// [`Error::Stream`] where it, or an operation before it, failed.
+    pub fn is_ready(&self) -> Result<bool> {
+        self.ended.is_ready()
+    }
+
+    /// Waits for the copy and gives the host buffer back.
+    ///
+    /// # Errors
+    /// [`Error::Stream`] where it, or an operation before it, failed; [`Error::Deadline`] when
+    /// `deadline` passes, after which one can wait again; [`Error::TransferTaken`] after a wait
+    /// that succeeded.
+    pub fn wait(&mut self, deadline: Instant) -> Result<HostBuffer> {
+        self.ended.wait(deadline)?;
+        self.slot.take().ok_or(Error::TransferTaken)
+    }
+}
+
+impl HostSlot {
+    /// A slot that holds `buffer`.
+    pub fn new(buffer: HostBuffer) -> HostSlot {
+        HostSlot(Arc::new(Mutex::new(Some(buffer))))
+    }
+
+    /// Runs `action` on the buffer where it stays, if it is there.
+    pub fn with<R>(&self, action: impl FnOnce(&mut HostBuffer) -> R) -> Option<R> {
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .as_mut()
+            .map(action)
+    }
+
+    /// Takes the buffer out, if it is there.
+    pub fn take(&self) -> Option<HostBuffer> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
