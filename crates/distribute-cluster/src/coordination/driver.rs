@@ -1,0 +1,94 @@
+//! The service's own thread.
+
+use std::sync::Mutex;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread::{self, JoinHandle, ThreadId};
+use std::time::Duration;
+
+use tokio::runtime::{Builder, Handle};
+use tokio::sync::oneshot;
+
+use super::lock;
+use super::options::LONGEST;
+use crate::{Error, Result};
+
+/// A thread that runs an event loop. Calls from other threads are handed to it, so that they work on any thread, also
+/// on one that runs an event loop of its own.
+pub(super) struct Driver {
+    handle: Handle,
+    id: ThreadId,
+    stop: Option<oneshot::Sender<()>>,
+    ended: Mutex<mpsc::Receiver<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Driver {
+    /// How much longer than its own deadline a call may take, and how long the thread may take to end.
+    pub(super) const MARGIN: Duration = Duration::from_millis(1500);
+
+    pub(super) fn start(name: &str) -> Result<Driver> {
+        let runtime = Builder::new_current_thread().enable_all().build().map_err(Error::Thread)?;
+        let handle = runtime.handle().clone();
+        let (stop, stopped) = oneshot::channel::<()>();
+        let (end, ended) = mpsc::sync_channel(1);
+        let body = move || {
+            let _ = runtime.block_on(stopped);
+            // Name lookups that hang are left behind; everything else ends here.
+            runtime.shutdown_background();
+            let _ = end.send(());
+        };
+        let thread = thread::Builder::new().name(name.to_owned()).spawn(body).map_err(Error::Thread)?;
+        Ok(Driver {
+            handle,
+            id: thread.thread().id(),
+            stop: Some(stop),
+            ended: Mutex::new(ended),
+            thread: Some(thread),
+        })
+    }
+
+    pub(super) fn handle(&self) -> &Handle {
+        &self.handle
+    }
+
+    /// Whether the caller is the service's thread, which must not wait for itself.
+    pub(super) fn is_current(&self) -> bool {
+        thread::current().id() == self.id
+    }
+
+    /// Runs a future on the service's thread and waits for it; `None` where that takes too long.
+    pub(super) fn call<T: Send + 'static>(
+        &self,
+        future: impl Future<Output = T> + Send + 'static,
+        patience: Duration,
+    ) -> Option<T> {
+        let (done, result) = mpsc::sync_channel(1);
+        let running = self.handle.spawn(async move {
+            let _ = done.send(future.await);
+        });
+        if self.is_current() {
+            return None;
+        }
+        let answer = result.recv_timeout(patience.min(LONGEST)).ok();
+        if answer.is_none() {
+            running.abort();
+        }
+        answer
+    }
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if self.is_current() {
+            return;
+        }
+        let ended = lock(&self.ended).recv_timeout(Driver::MARGIN);
+        // A thread that is stuck in a callback is left behind: a drop waits with a deadline.
+        if !matches!(ended, Err(RecvTimeoutError::Timeout))
+            && let Some(thread) = self.thread.take()
+        {
+            let _ = thread.join();
+        }
+    }
+}

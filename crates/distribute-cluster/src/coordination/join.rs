@@ -1,0 +1,194 @@
+//! How a member finds the leader and waits for the others.
+
+use std::collections::hash_map::RandomState;
+use std::hash::BuildHasher;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use tonic::transport::{Channel, Endpoint};
+
+use super::alarm::Alarm;
+use super::member::{Attendance, Event, Member};
+use super::roster::VERSION;
+use super::wire::coordination_client::CoordinationClient;
+use super::{CoordinationOptions, Waiting, lock, wire};
+use crate::{Error, Membership, Result};
+
+/// Connects to the leader and waits until all have joined.
+pub(super) async fn join(
+    membership: Membership,
+    address: String,
+    options: CoordinationOptions,
+    alarm: Arc<Alarm>,
+) -> Result<Member> {
+    let started = Instant::now();
+    let waiting = Waiting {
+        task: membership.task(),
+        missing: membership.tasks.clone(),
+        world_size: membership.world_size(),
+        leader: format!("{} at {}", membership.tasks[0], membership.leader_address),
+        problem: Some("not connected yet".to_owned()),
+        waited: Duration::ZERO,
+        timeout: options.join_timeout,
+    };
+    // Random keys of the standard library: two processes never draw the same number.
+    let incarnation = RandomState::new().hash_one(std::process::id());
+    let seeker = Seeker { membership, address, options, alarm, incarnation, waiting: Mutex::new(waiting), started };
+    tokio::select! {
+        joined = seeker.seek() => joined,
+        never = seeker.tell() => match never {},
+        () = tokio::time::sleep(seeker.options.join_timeout) => Err(seeker.too_late()),
+    }
+}
+
+/// A member that is not there yet.
+struct Seeker {
+    membership: Membership,
+    address: String,
+    options: CoordinationOptions,
+    alarm: Arc<Alarm>,
+    incarnation: u64,
+    waiting: Mutex<Waiting>,
+    started: Instant,
+}
+
+/// Why an attempt did not succeed.
+enum Setback {
+    /// It may next time.
+    Again(String),
+    /// It never will.
+    Final(Error),
+}
+
+impl Seeker {
+    async fn seek(&self) -> Result<Member> {
+        let mut pause = FIRST_PAUSE;
+        loop {
+            match self.attempt().await {
+                Ok(member) => return Ok(member),
+                Err(Setback::Final(error)) => return Err(error),
+                Err(Setback::Again(problem)) => lock(&self.waiting).problem = Some(problem),
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 3 / 2).min(LAST_PAUSE);
+        }
+    }
+
+    async fn attempt(&self) -> Result<Member, Setback> {
+        let mut client = self.connect().await?;
+        let join = wire::Join {
+            version: VERSION,
+            rank: self.membership.rank,
+            incarnation: self.incarnation,
+            tasks: self.membership.tasks.iter().map(ToString::to_string).collect(),
+        };
+        let again =
+            |status: tonic::Status| Setback::Again(format!("what listens there does not answer as a leader: {status}"));
+        let attend = Attendance::begin(&mut client, join, &self.options);
+        let mut attendance = match tokio::time::timeout(CONNECT, attend).await {
+            Ok(begun) => begun.map_err(again)?,
+            Err(_) => return Err(Setback::Again("what listens there does not answer".to_owned())),
+        };
+        loop {
+            match attendance.next().await {
+                Event::State(state) => {
+                    self.note(&state);
+                    if state.closing {
+                        return Err(Setback::Final(self.missing()));
+                    }
+                    if state.missing.is_empty() {
+                        let (membership, alarm) = (&self.membership, self.alarm.clone());
+                        return Ok(Member::begin(client, attendance, &state, membership, self.incarnation, alarm));
+                    }
+                }
+                Event::Refused(refusal) if refusal.passing => return Err(Setback::Again(refusal.reason)),
+                Event::Refused(refusal) => {
+                    return Err(Setback::Final(Error::Refused {
+                        task: self.membership.task().to_string(),
+                        address: self.membership.leader_address.clone(),
+                        reason: refusal.reason,
+                    }));
+                }
+                Event::Silent(silence) => {
+                    return Err(Setback::Again(format!("silent for {:.1} s", silence.as_secs_f64())));
+                }
+                Event::Broken => return Err(Setback::Again("the connection broke".to_owned())),
+            }
+        }
+    }
+
+    async fn connect(&self) -> Result<CoordinationClient<Channel>, Setback> {
+        let wrong = |error: tonic::transport::Error| {
+            let mend = "Correct the leader's address.";
+            let given = self.address.clone();
+            Setback::Final(Error::config("the leader's address", cause(&error), given, "host:port", mend))
+        };
+        let endpoint = Endpoint::from_shared(format!("http://{}", self.address)).map_err(wrong)?;
+        let endpoint = endpoint.connect_timeout(CONNECT).tcp_nodelay(true);
+        // The lookup of a name has no deadline of its own.
+        let channel = match tokio::time::timeout(CONNECT * 2, endpoint.connect()).await {
+            Ok(connected) => connected.map_err(|error| Setback::Again(cause(&error)))?,
+            Err(_) => return Err(Setback::Again("its name cannot be looked up".to_owned())),
+        };
+        Ok(CoordinationClient::new(channel).max_decoding_message_size(usize::MAX))
+    }
+
+    /// Says every few seconds what this task waits for.
+    async fn tell(&self) -> std::convert::Infallible {
+        loop {
+            tokio::time::sleep(self.options.progress_interval).await;
+            let mut waiting = lock(&self.waiting).clone();
+            waiting.waited = self.started.elapsed();
+            self.options.tell(&waiting);
+        }
+    }
+
+    fn note(&self, state: &wire::State) {
+        let mut waiting = lock(&self.waiting);
+        waiting.problem = None;
+        waiting.missing = state.missing.iter().filter_map(|rank| self.membership.task_of(*rank)).collect();
+    }
+
+    fn too_late(&self) -> Error {
+        let problem = lock(&self.waiting).problem.clone();
+        match problem {
+            None => self.missing(),
+            Some(last) => Error::Unreachable {
+                task: self.membership.task().to_string(),
+                leader: self.membership.tasks[0].to_string(),
+                address: self.membership.leader_address.clone(),
+                waited: self.options.join_timeout,
+                last,
+            },
+        }
+    }
+
+    fn missing(&self) -> Error {
+        let missing = lock(&self.waiting).missing.clone();
+        let rank = |task| self.membership.tasks.iter().position(|other| *other == task).unwrap_or(0);
+        let names: Vec<String> = missing.into_iter().map(|task| self.membership.named(rank(task) as u32)).collect();
+        Error::Missing {
+            task: self.membership.task().to_string(),
+            waited: self.started.elapsed().min(self.options.join_timeout),
+            missing: names.join(", "),
+        }
+    }
+}
+
+/// The pause after the first attempt; each further one is half as long again.
+const FIRST_PAUSE: Duration = Duration::from_millis(5);
+
+/// The longest pause between two attempts.
+const LAST_PAUSE: Duration = Duration::from_millis(500);
+
+/// How long one attempt to connect may take: a firewall that drops packets is no reason to wait longer.
+const CONNECT: Duration = Duration::from_secs(5);
+
+/// The root of an error's chain, which is what a user can act on.
+fn cause(error: &dyn std::error::Error) -> String {
+    let mut root = error;
+    while let Some(source) = root.source() {
+        root = source;
+    }
+    root.to_string()
+}

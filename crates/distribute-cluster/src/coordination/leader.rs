@@ -1,0 +1,95 @@
+//! Rank 0's service: its socket, its beginning and its end.
+
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+use tonic::transport::server::TcpIncoming;
+
+use super::driver::Driver;
+use super::service::{Hub, Service};
+use super::wire::coordination_server::CoordinationServer;
+use super::{CoordinationOptions, host, lock};
+use crate::{Error, Membership, Result};
+
+/// The running service.
+pub(super) struct Leader {
+    hub: Arc<Hub>,
+    address: String,
+    serving: Mutex<Option<Serving>>,
+}
+
+struct Serving {
+    stop: oneshot::Sender<()>,
+    ended: JoinHandle<()>,
+}
+
+impl Leader {
+    pub(super) fn start(membership: &Membership, options: &mut CoordinationOptions, driver: &Driver) -> Result<Leader> {
+        let failed = |source| Error::Listen {
+            task: membership.task().to_string(),
+            address: membership.leader_address.clone(),
+            source,
+        };
+        let listener = match options.listener.take() {
+            // The caller may keep a handle of the socket.
+            Some(listener) => listener.try_clone(),
+            None => host::listen(membership),
+        };
+        let listener = listener.map_err(failed)?;
+        let address = host::own_address(&listener).map_err(failed)?;
+        listener.set_nonblocking(true).map_err(failed)?;
+        let hub = Arc::new(Hub::new(membership.clone(), options));
+        let _guard = driver.handle().enter();
+        let incoming = TcpIncoming::from(tokio::net::TcpListener::from_std(listener).map_err(failed)?);
+        let (stop, stopped) = oneshot::channel::<()>();
+        let service = CoordinationServer::new(Service(hub.clone()));
+        let stopped = async move {
+            let _ = stopped.await;
+        };
+        let incoming = incoming.with_nodelay(Some(true));
+        let serve = tonic::transport::Server::builder().serve_with_incoming_shutdown(service, incoming, stopped);
+        let ended = driver.handle().spawn(async move {
+            if let Err(error) = serve.await {
+                tracing::error!("the coordination service ended: {error}");
+            }
+        });
+        // Often enough that a silence is noticed soon after its timeout.
+        let period = options.heartbeat_interval.min(options.heartbeat_timeout / 8).max(Duration::from_millis(1));
+        driver.handle().spawn(watch(hub.clone(), period));
+        Ok(Leader { hub, address, serving: Mutex::new(Some(Serving { stop, ended })) })
+    }
+
+    /// Where this process itself reaches the service.
+    pub(super) fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// Tells everybody that the leader leaves, answers whoever waits, and ends.
+    pub(super) fn close(&self) -> impl Future<Output = ()> + Send + use<> {
+        let (hub, serving) = (self.hub.clone(), lock(&self.serving).take());
+        async move {
+            hub.close();
+            if let Some(Serving { stop, mut ended }) = serving {
+                let _ = stop.send(());
+                if tokio::time::timeout(LINGER, &mut ended).await.is_err() {
+                    ended.abort();
+                }
+            }
+        }
+    }
+}
+
+/// How long the last answers may take to be read.
+const LINGER: Duration = Duration::from_secs(1);
+
+/// Looks for members that have fallen silent.
+async fn watch(hub: Arc<Hub>, period: Duration) {
+    let mut ticks = tokio::time::interval(period);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        hub.change(|inner| inner.roster.look(Instant::now()));
+    }
+}

@@ -1,0 +1,55 @@
+//! How long the other side has been silent.
+
+use std::time::{Duration, Instant};
+
+/// When the other side was last heard. Time in which this process itself stood still (stopped, swapped out, a suspended
+/// machine) is not counted: then nobody listened, and silence proves nothing.
+#[derive(Debug)]
+pub(super) struct Pulse {
+    heard: Instant,
+    looked: Instant,
+    /// A gap between two looks above this means that this process stood still.
+    stall: Duration,
+}
+
+impl Pulse {
+    pub(super) fn new(now: Instant, timeout: Duration) -> Pulse {
+        Pulse { heard: now, looked: now, stall: timeout / 2 }
+    }
+
+    pub(super) fn heard(&mut self, now: Instant) {
+        self.heard = now;
+        self.looked = now;
+    }
+
+    /// How long the other side has been silent; to be asked often.
+    pub(super) fn silence(&mut self, now: Instant) -> Duration {
+        let gap = now.saturating_duration_since(self.looked);
+        if gap > self.stall {
+            self.heard += gap;
+        }
+        self.looked = now;
+        now.saturating_duration_since(self.heard)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn silence_counts_only_while_someone_listens() {
+        let start = Instant::now();
+        let at = |millis| start + Duration::from_millis(millis);
+        let mut pulse = Pulse::new(start, Duration::from_millis(400));
+        assert_eq!(pulse.silence(at(100)), Duration::from_millis(100));
+        assert_eq!(pulse.silence(at(300)), Duration::from_millis(300));
+        pulse.heard(at(350));
+        assert_eq!(pulse.silence(at(450)), Duration::from_millis(100));
+        // This process stood still for ten seconds.
+        assert_eq!(pulse.silence(at(10_450)), Duration::from_millis(100));
+        assert_eq!(pulse.silence(at(10_550)), Duration::from_millis(200));
+        // A clock that stands still or goes back is no panic.
+        assert_eq!(pulse.silence(at(0)), Duration::ZERO);
+    }
+}

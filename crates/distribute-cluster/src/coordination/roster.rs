@@ -1,0 +1,214 @@
+//! Who has joined, left or failed: the leader's decisions, without sockets or clocks.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use super::pulse::Pulse;
+use super::wire;
+use super::wire::failure::Cause;
+use crate::Membership;
+
+/// The version of the protocol; raised with every change that older members would misread.
+pub(super) const VERSION: u32 = 1;
+
+/// The members as the leader knows them.
+pub(super) struct Roster {
+    membership: Membership,
+    heartbeat_timeout: Duration,
+    seats: BTreeMap<u32, Seat>,
+    /// All have joined once.
+    complete: bool,
+    failure: Option<wire::Failure>,
+    closing: bool,
+    visits: u64,
+}
+
+/// A member that has joined.
+struct Seat {
+    incarnation: u64,
+    /// Tells the streams of one member apart when it has connected again.
+    visit: u64,
+    address: String,
+    pulse: Pulse,
+    left: bool,
+}
+
+/// What a task that wants to join is told.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Answer {
+    /// It has joined; its stream has this number.
+    Seated { visit: u64 },
+    /// It cannot join; where `passing`, it may try again.
+    Refused { reason: String, passing: bool },
+}
+
+impl Roster {
+    pub(super) fn new(membership: Membership, heartbeat_timeout: Duration) -> Roster {
+        let seats = BTreeMap::new();
+        Roster { membership, heartbeat_timeout, seats, complete: false, failure: None, closing: false, visits: 0 }
+    }
+
+    /// Seats a member, or says why not.
+    pub(super) fn admit(&mut self, join: &wire::Join, address: String, now: Instant) -> Answer {
+        if let Some(reason) = self.disagreement(join) {
+            return Answer::Refused { reason, passing: false };
+        }
+        let task = &join.tasks[join.rank as usize];
+        let refused = |reason: String, passing| Answer::Refused { reason, passing };
+        if self.closing || self.failure.is_some() {
+            return refused("the leader still belongs to a job that is ending".to_owned(), true);
+        }
+        match self.seats.get(&join.rank) {
+            Some(seat) if seat.left || (self.complete && seat.incarnation == join.incarnation) => {
+                return refused(format!("{task} has already left the leader's job"), true);
+            }
+            Some(seat) if seat.incarnation != join.incarnation => {
+                let reason = format!(
+                    "two processes say that they are {task}: one at {}, one at {address}; give each task an index of its own",
+                    seat.address
+                );
+                return refused(reason, false);
+            }
+            _ => {}
+        }
+        self.visits += 1;
+        let pulse = Pulse::new(now, self.heartbeat_timeout);
+        let seat = Seat { incarnation: join.incarnation, visit: self.visits, address, pulse, left: false };
+        self.seats.insert(join.rank, seat);
+        self.complete |= self.seats.len() == self.membership.tasks.len();
+        Answer::Seated { visit: self.visits }
+    }
+
+    /// How a member's description of the job differs from the leader's.
+    fn disagreement(&self, join: &wire::Join) -> Option<String> {
+        let here = &self.membership;
+        let leader = here.tasks[0];
+        if join.version != VERSION {
+            let theirs = join.version;
+            return Some(format!(
+                "it speaks version {theirs} of the protocol, {leader} version {VERSION}; start the same build on every task"
+            ));
+        }
+        if join.tasks.len() != here.tasks.len() {
+            let (theirs, ours) = (join.tasks.len(), here.tasks.len());
+            return Some(format!(
+                "it was told that the job has {theirs} tasks, but {leader} was told {ours}; give every task the same description"
+            ));
+        }
+        if join.rank as usize >= join.tasks.len() {
+            return Some(format!("rank {} is outside a job of {}", join.rank, join.tasks.len()));
+        }
+        let differs = |rank: &usize| here.tasks[*rank].to_string() != join.tasks[*rank];
+        (0..here.tasks.len()).find(differs).map(|rank| {
+            let (ours, theirs) = (here.tasks[rank], &join.tasks[rank]);
+            format!("it calls rank {rank} {theirs}, but {leader} calls it {ours}; give every task the same description")
+        })
+    }
+
+    pub(super) fn heard(&mut self, rank: u32, visit: u64, now: Instant) {
+        if let Some(seat) = self.seat(rank, visit) {
+            seat.pulse.heard(now);
+        }
+    }
+
+    /// A member says that it leaves; whether that changes anything.
+    pub(super) fn leave(&mut self, rank: u32, visit: u64) -> bool {
+        match (self.complete, self.seat(rank, visit)) {
+            (_, None) => return false,
+            (true, Some(seat)) => seat.left = true,
+            (false, Some(_)) => drop(self.seats.remove(&rank)),
+        }
+        true
+    }
+
+    /// A member's stream has ended; whether that changes anything.
+    pub(super) fn broke(&mut self, rank: u32, visit: u64, now: Instant) -> bool {
+        let Some(seat) = self.seat(rank, visit) else { return false };
+        let silence = seat.pulse.silence(now);
+        self.lose(rank, "its process ended or its connection broke".to_owned(), silence)
+    }
+
+    /// Looks for members that have fallen silent; whether there are any.
+    pub(super) fn look(&mut self, now: Instant) -> bool {
+        let timeout = self.heartbeat_timeout;
+        let here = self.seats.iter_mut().filter(|(_, seat)| !seat.left);
+        let silences: Vec<(u32, Duration)> = here.map(|(rank, seat)| (*rank, seat.pulse.silence(now))).collect();
+        let silent = silences.into_iter().filter(|(_, silence)| *silence > timeout);
+        silent.fold(false, |changed, (rank, silence)| {
+            let how = "it gives no sign of life; its process is stopped, or the network between is broken".to_owned();
+            self.lose(rank, how, silence) || changed
+        })
+    }
+
+    /// A member reports its own failure; whether that changes anything. Nobody has work that could fail before all have
+    /// joined.
+    pub(super) fn report(&mut self, rank: u32, visit: u64, message: String) -> bool {
+        self.complete && self.seat(rank, visit).is_some() && self.fail(rank, Cause::Reported(message))
+    }
+
+    /// The leader leaves.
+    pub(super) fn close(&mut self) {
+        self.closing = true;
+    }
+
+    pub(super) fn is_closing(&self) -> bool {
+        self.closing
+    }
+
+    /// Whether nothing more is to be told on this stream.
+    pub(super) fn is_over(&self, rank: u32, visit: u64) -> bool {
+        self.closing || self.seats.get(&rank).is_none_or(|seat| seat.left || seat.visit != visit)
+    }
+
+    pub(super) fn failure(&self) -> Option<&wire::Failure> {
+        self.failure.as_ref()
+    }
+
+    /// Whether this process is the one that joined as this rank.
+    pub(super) fn knows(&self, rank: u32, incarnation: u64) -> bool {
+        self.seats.get(&rank).is_some_and(|seat| seat.incarnation == incarnation && !seat.left)
+    }
+
+    pub(super) fn has_left(&self, rank: u32) -> bool {
+        self.seats.get(&rank).is_some_and(|seat| seat.left)
+    }
+
+    pub(super) fn world_size(&self) -> u32 {
+        self.membership.world_size()
+    }
+
+    /// What every member is told.
+    pub(super) fn state(&self) -> wire::State {
+        let missing = match self.complete {
+            true => Vec::new(),
+            false => (0..self.world_size()).filter(|rank| !self.seats.contains_key(rank)).collect(),
+        };
+        wire::State { missing, failure: self.failure.clone(), closing: self.closing }
+    }
+
+    fn seat(&mut self, rank: u32, visit: u64) -> Option<&mut Seat> {
+        self.seats.get_mut(&rank).filter(|seat| seat.visit == visit && !seat.left)
+    }
+
+    /// Before all have joined, a member that is gone may come back; afterwards its loss is the job's failure.
+    fn lose(&mut self, rank: u32, how: String, silence: Duration) -> bool {
+        if !self.complete {
+            return self.seats.remove(&rank).is_some();
+        }
+        if let Some(seat) = self.seats.get_mut(&rank) {
+            seat.left = true;
+        }
+        let last_heard_ms = u64::try_from(silence.as_millis()).unwrap_or(u64::MAX);
+        self.fail(rank, Cause::Lost(wire::Lost { how, last_heard_ms }))
+    }
+
+    /// Keeps the first failure; whether this is it.
+    fn fail(&mut self, rank: u32, cause: Cause) -> bool {
+        let first = self.failure.is_none();
+        self.failure.get_or_insert(wire::Failure { rank, cause: Some(cause) });
+        first
+    }
+}
+
+#[cfg(test)]
+mod tests;

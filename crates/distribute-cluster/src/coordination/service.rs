@@ -1,0 +1,297 @@
+//! The service's calls, as rank 0 answers them.
+
+use std::collections::{BTreeMap, HashMap};
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{Duration, Instant};
+
+use prost::bytes::Bytes;
+use tokio::sync::{mpsc, watch};
+use tokio_stream::Stream;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status, Streaming};
+
+use super::options::LONGEST;
+use super::roster::{Answer, Roster};
+use super::wire::coordination_server::Coordination;
+use super::wire::{
+    Absent, ExchangeReply, ExchangeRequest, GetReply, GetRequest, LeaderMessage, MemberMessage, PutReply, PutRequest,
+    Refusal, leader_message, member_message,
+};
+use super::{CoordinationOptions, lock};
+use crate::Membership;
+
+/// What all calls share. The lock is held for moments only, never across a wait.
+pub(super) struct Hub {
+    inner: Mutex<Inner>,
+    /// The roster has changed: members are to be told.
+    members: watch::Sender<()>,
+    /// Anything has changed that a call may wait for.
+    anything: watch::Sender<()>,
+    heartbeat_interval: Duration,
+}
+
+pub(super) struct Inner {
+    pub(super) roster: Roster,
+    store: HashMap<String, Bytes>,
+    rounds: HashMap<String, Round>,
+}
+
+/// One exchange that is not complete.
+#[derive(Default)]
+struct Round {
+    values: BTreeMap<u32, Bytes>,
+    /// How it ended; whoever waits holds it.
+    end: Arc<OnceLock<ExchangeReply>>,
+}
+
+impl Hub {
+    pub(super) fn new(membership: Membership, options: &CoordinationOptions) -> Hub {
+        let roster = Roster::new(membership, options.heartbeat_timeout);
+        Hub {
+            inner: Mutex::new(Inner { roster, store: HashMap::new(), rounds: HashMap::new() }),
+            members: watch::channel(()).0,
+            anything: watch::channel(()).0,
+            heartbeat_interval: options.heartbeat_interval,
+        }
+    }
+
+    /// Changes the roster and tells everybody, where there was a change.
+    pub(super) fn change(&self, change: impl FnOnce(&mut Inner) -> bool) {
+        if change(&mut lock(&self.inner)) {
+            self.members.send_replace(());
+            self.anything.send_replace(());
+        }
+    }
+
+    pub(super) fn close(&self) {
+        self.change(|inner| {
+            inner.roster.close();
+            true
+        });
+    }
+
+    /// Waits until `look` finds something; `None` at the deadline.
+    async fn until<T>(&self, timeout_ms: u64, mut look: impl FnMut(&mut Inner) -> Option<T>) -> Option<T> {
+        let deadline = tokio::time::Instant::now() + Duration::from_millis(timeout_ms).min(LONGEST);
+        let mut changed = self.anything.subscribe();
+        loop {
+            if let Some(found) = look(&mut lock(&self.inner)) {
+                return Some(found);
+            }
+            if tokio::time::timeout_at(deadline, changed.changed()).await.is_err() {
+                return None;
+            }
+        }
+    }
+}
+
+impl Hub {
+    /// Ends a round that took too long, for all who wait in it: they name the same missing members.
+    fn give_up(&self, key: &str, end: &Arc<OnceLock<ExchangeReply>>) -> ExchangeReply {
+        let ended = {
+            let mut inner = lock(&self.inner);
+            let current = inner.rounds.get(key).is_some_and(|round| Arc::ptr_eq(&round.end, end));
+            current && inner.end(key)
+        };
+        if ended {
+            self.anything.send_replace(());
+        }
+        end.get().cloned().unwrap_or_default()
+    }
+}
+
+/// The calls.
+pub(super) struct Service(pub(super) Arc<Hub>);
+
+#[tonic::async_trait]
+impl Coordination for Service {
+    type AttendStream = Pin<Box<dyn Stream<Item = Result<LeaderMessage, Status>> + Send>>;
+
+    async fn attend(&self, request: Request<Streaming<MemberMessage>>) -> Result<Response<Self::AttendStream>, Status> {
+        let address =
+            request.remote_addr().map_or_else(|| "an unknown address".to_owned(), |address| address.to_string());
+        let mut inbox = request.into_inner();
+        let first = tokio::time::timeout(FIRST_MESSAGE, inbox.message()).await;
+        let Ok(Ok(Some(MemberMessage { kind: Some(member_message::Kind::Join(join)) }))) = first else {
+            return Err(Status::invalid_argument("the first message does not join"));
+        };
+        let mut answer = None;
+        self.0.change(|inner| {
+            let given = answer.insert(inner.roster.admit(&join, address, Instant::now()));
+            matches!(given, Answer::Seated { .. })
+        });
+        let (outbox, replies) = mpsc::channel(4);
+        match answer {
+            Some(Answer::Seated { visit }) => {
+                tokio::spawn(write(self.0.clone(), join.rank, visit, outbox));
+                tokio::spawn(read(self.0.clone(), join.rank, visit, inbox));
+            }
+            Some(Answer::Refused { reason, passing }) => {
+                if !passing {
+                    tracing::warn!("a task was refused: {reason}");
+                }
+                let refusal = leader_message::Kind::Refusal(Refusal { reason, passing });
+                let _ = outbox.try_send(Ok(LeaderMessage { kind: Some(refusal) }));
+            }
+            None => {}
+        }
+        Ok(Response::new(Box::pin(ReceiverStream::new(replies))))
+    }
+
+    async fn put(&self, request: Request<PutRequest>) -> Result<Response<PutReply>, Status> {
+        let request = request.into_inner();
+        lock(&self.0.inner).store.insert(request.key, request.value);
+        self.0.anything.send_replace(());
+        Ok(Response::new(PutReply {}))
+    }
+
+    async fn get(&self, request: Request<GetRequest>) -> Result<Response<GetReply>, Status> {
+        let request = request.into_inner();
+        let reply = self.0.until(request.timeout_ms, |inner| {
+            let value = inner.store.get(&request.key).cloned();
+            let (failure, closing) = (inner.roster.failure().cloned(), inner.roster.is_closing());
+            let done = value.is_some() || failure.is_some() || closing;
+            done.then_some(GetReply { value, failure, closing })
+        });
+        Ok(Response::new(reply.await.unwrap_or_default()))
+    }
+
+    async fn exchange(&self, request: Request<ExchangeRequest>) -> Result<Response<ExchangeReply>, Status> {
+        let ExchangeRequest { key, rank, incarnation, value, timeout_ms } = request.into_inner();
+        let (end, ended) = {
+            let mut inner = lock(&self.0.inner);
+            if !inner.roster.knows(rank, incarnation) {
+                return Err(Status::failed_precondition("this task is not a member of the leader's job"));
+            }
+            let size = inner.roster.world_size() as usize;
+            let round = inner.rounds.entry(key.clone()).or_default();
+            if round.values.contains_key(&rank) {
+                return Err(Status::already_exists(
+                    "another thread of this task is there already; use a name for each",
+                ));
+            }
+            round.values.insert(rank, value);
+            (round.end.clone(), round.values.len() == size && inner.end(&key))
+        };
+        if ended {
+            self.0.anything.send_replace(());
+        }
+        let place = Place { hub: &self.0, key: &key, rank, end: &end };
+        let reply = self.0.until(timeout_ms, |inner| {
+            let hopeless = inner.roster.failure().is_some() || inner.roster.is_closing();
+            match end.get() {
+                Some(reply) => Some(reply.clone()),
+                None if hopeless || inner.absent(&key).iter().any(|absent| absent.left) => Some(inner.reply(&key)),
+                None => None,
+            }
+        });
+        let reply = match reply.await {
+            Some(reply) => reply,
+            None => self.0.give_up(&key, &end),
+        };
+        drop(place);
+        Ok(Response::new(reply))
+    }
+}
+
+/// How long a connection may take to say what it wants.
+const FIRST_MESSAGE: Duration = Duration::from_secs(10);
+
+/// A member that waits in a round. One whose wait ends before the round takes its value back, so that those who come
+/// later do not believe that it is still there.
+struct Place<'a> {
+    hub: &'a Hub,
+    key: &'a str,
+    rank: u32,
+    end: &'a Arc<OnceLock<ExchangeReply>>,
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        let mut inner = lock(&self.hub.inner);
+        if let Some(round) = inner.rounds.get_mut(self.key)
+            && Arc::ptr_eq(&round.end, self.end)
+        {
+            round.values.remove(&self.rank);
+            if round.values.is_empty() {
+                inner.rounds.remove(self.key);
+            }
+        }
+    }
+}
+
+impl Inner {
+    /// Ends a round with what it has, so that the next use of its key begins a new one; whether there was one.
+    fn end(&mut self, key: &str) -> bool {
+        let reply = self.reply(key);
+        let Some(round) = self.rounds.remove(key) else { return false };
+        round.end.set(reply).is_ok()
+    }
+
+    /// The values of a round where all have come, else who has not.
+    fn reply(&self, key: &str) -> ExchangeReply {
+        let absent = self.absent(key);
+        let values = match (self.rounds.get(key), absent.is_empty()) {
+            (Some(round), true) => round.values.values().cloned().collect(),
+            _ => Vec::new(),
+        };
+        let (failure, closing) = (self.roster.failure().cloned(), self.roster.is_closing());
+        ExchangeReply { values, absent, failure, closing }
+    }
+
+    /// Who has not come to a round, and where they are instead.
+    fn absent(&self, key: &str) -> Vec<Absent> {
+        let here = |rank: &u32| self.rounds.get(key).is_some_and(|round| round.values.contains_key(rank));
+        let elsewhere = |rank: u32| {
+            let mut others = self.rounds.iter().filter(|(_, round)| round.values.contains_key(&rank));
+            others.next().map(|(key, _)| key.clone()).unwrap_or_default()
+        };
+        let absent = (0..self.roster.world_size()).filter(|rank| !here(rank));
+        absent.map(|rank| Absent { rank, left: self.roster.has_left(rank), elsewhere: elsewhere(rank) }).collect()
+    }
+}
+
+/// Tells a member the state: at once, at every change, and as a heartbeat.
+async fn write(hub: Arc<Hub>, rank: u32, visit: u64, outbox: mpsc::Sender<Result<LeaderMessage, Status>>) {
+    let mut changed = hub.members.subscribe();
+    loop {
+        let (state, over) = {
+            let inner = lock(&hub.inner);
+            (inner.roster.state(), inner.roster.is_over(rank, visit))
+        };
+        let message = LeaderMessage { kind: Some(leader_message::Kind::State(state)) };
+        if outbox.send(Ok(message)).await.is_err() || over {
+            return;
+        }
+        let _ = tokio::time::timeout(hub.heartbeat_interval, changed.changed()).await;
+    }
+}
+
+/// Listens to a member until it leaves or is lost.
+async fn read(hub: Arc<Hub>, rank: u32, visit: u64, mut inbox: Streaming<MemberMessage>) {
+    use member_message::Kind;
+    let mut changed = hub.members.subscribe();
+    loop {
+        let received = tokio::select! {
+            received = inbox.message() => received,
+            _ = changed.changed() => {
+                if lock(&hub.inner).roster.is_over(rank, visit) {
+                    return;
+                }
+                continue;
+            }
+        };
+        let now = Instant::now();
+        match received {
+            Ok(Some(MemberMessage { kind: Some(Kind::Leave(_)) })) => {
+                return hub.change(|inner| inner.roster.leave(rank, visit));
+            }
+            Ok(Some(MemberMessage { kind: Some(Kind::Report(report)) })) => {
+                hub.change(|inner| inner.roster.report(rank, visit, report.message));
+            }
+            Ok(Some(_)) => lock(&hub.inner).roster.heard(rank, visit, now),
+            Ok(None) | Err(_) => return hub.change(|inner| inner.roster.broke(rank, visit, now)),
+        }
+    }
+}

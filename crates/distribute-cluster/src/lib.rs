@@ -1,0 +1,50 @@
+//! Who takes part in a distributed program, and how its tasks meet.
+//!
+//! - [`ClusterSpec`]: jobs and the addresses of their tasks; [`Task`]: one of them, printed `worker:3`.
+//! - [`ClusterResolver`]: where such a description comes from: [`TfConfigResolver`], [`SimpleResolver`] and
+//!   [`UnionResolver`].
+//! - [`Membership`]: this process's rank among those that train together, from TF_CONFIG, RANK and WORLD_SIZE, Open MPI
+//!   or Slurm.
+//! - [`Coordination`]: a service at which the members meet, exchange small values, and learn of each other's failure.
+//!   Cargo feature `coordination`, on by default.
+//!
+//! The crate moves no tensors and knows nothing of devices. Everything but [`Coordination`] is a pure function of the
+//! variables it is given.
+//!
+//! # Examples
+//! ```
+//! use distribute_cluster::{Membership, TfConfigResolver};
+//!
+//! let json = r#"{"cluster": {"worker": ["10.0.0.1:2222", "10.0.0.2:2222"]}, "task": {"type": "worker", "index": 1}}"#;
+//! let resolver = TfConfigResolver::from_json(json)?;
+//! let membership = Membership::from_resolver(&resolver)?.expect("there is a cluster");
+//! assert_eq!((membership.rank, membership.world_size()), (1, 2));
+//! assert_eq!(membership.leader_address, "10.0.0.1:2222");
+//! # Ok::<(), distribute_cluster::Error>(())
+//! ```
+
+#[cfg(feature = "coordination")]
+mod coordination;
+mod env;
+mod error;
+mod failure;
+mod membership;
+mod resolver;
+mod rules;
+mod slurm;
+mod spec;
+mod task;
+mod tf_config;
+mod union;
+
+#[cfg(feature = "coordination")]
+pub use coordination::{Coordination, CoordinationOptions, Progress, Waiting};
+pub use error::{Error, Result, Scope};
+pub use failure::{Failure, FailureCause};
+pub use membership::Membership;
+pub use resolver::{ClusterResolver, SimpleResolver};
+pub use rules::{collective_leader, coordination_leader, id_in_cluster, is_chief, worker_count};
+pub use spec::ClusterSpec;
+pub use task::{Task, TaskType};
+pub use tf_config::{TfConfigOverrides, TfConfigResolver};
+pub use union::UnionResolver;

@@ -1,0 +1,141 @@
+use super::*;
+
+fn from(vars: &[(&str, &str)]) -> Result<Option<Membership>> {
+    Membership::from_vars(|name| vars.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned()))
+}
+
+fn found(vars: &[(&str, &str)]) -> Membership {
+    from(vars).unwrap().unwrap()
+}
+
+const TF: &str = r#"{"cluster": {"chief": ["c:1"], "worker": ["a:1", "b:2"]}, "task": {"type": "worker", "index": 1}}"#;
+
+const RANKS: [(&str, &str); 4] = [("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "h"), ("MASTER_PORT", "29500")];
+
+#[test]
+fn the_first_description_wins_and_others_are_named() {
+    assert_eq!(from(&[]).unwrap(), None);
+    let slurm = [("SLURM_PROCID", "3"), ("SLURM_STEP_NODELIST", "n[1-3]")];
+    let membership = found(&[&[("TF_CONFIG", TF), ("RANK", "2"), ("WORLD_SIZE", "3")][..], &slurm].concat());
+    assert_eq!((membership.rank, membership.world_size(), membership.source), (2, 3, "TF_CONFIG"));
+    assert_eq!(membership.leader_address, "c:1");
+    assert_eq!(membership.advertised_host.as_deref(), Some("b"));
+    assert_eq!(membership.also_seen, ["RANK and WORLD_SIZE", "Slurm"]);
+    assert_eq!((membership.named(1), membership.named(9)), ("worker:0 at a:1".to_owned(), "rank 9".to_owned()));
+    let membership = found(&[&RANKS[..], &slurm, &[("OMPI_COMM_WORLD_RANK", "7")]].concat());
+    assert_eq!((membership.rank, membership.source), (1, "RANK and WORLD_SIZE"));
+    assert_eq!(membership.also_seen, ["Open MPI", "Slurm"]);
+    assert_eq!(membership.advertised_host, None);
+}
+
+#[test]
+fn empty_and_local_descriptions_are_no_membership() {
+    assert_eq!(from(&[("TF_CONFIG", "  ")]).unwrap(), None);
+    assert_eq!(from(&[("TF_CONFIG", "{}")]).unwrap(), None);
+    assert_eq!(from(&[("TF_CONFIG", r#"{"task": {"type": "chief", "index": 0}}"#)]).unwrap(), None);
+    assert_eq!(from(&[("WORLD_SIZE", "1")]).unwrap(), None);
+    // Inside a batch script of Slurm, which is one process.
+    assert_eq!(from(&[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "4"), ("SLURM_JOB_NODELIST", "n[1-4]")]).unwrap(), None);
+    assert_eq!(found(&[("RANK", ""), ("TF_CONFIG", TF)]).also_seen, [""; 0]);
+    let one = r#"{"cluster": {"worker": ["a:1"]}}"#;
+    assert_eq!(found(&[("TF_CONFIG", one)]).world_size(), 1);
+}
+
+#[test]
+fn ranks_and_ports() {
+    let membership = found(&RANKS);
+    assert_eq!((membership.rank, membership.leader_address.as_str(), membership.is_leader()), (1, "h:29501", false));
+    assert_eq!(found(&[&RANKS[..], &[("DISTRIBUTE_PORT", "7000")]].concat()).leader_address, "h:7000");
+    let no_master_port = [&RANKS[..3], &[("DISTRIBUTE_PORT", "7000")]].concat();
+    assert_eq!(found(&no_master_port).leader_address, "h:7000");
+    for host in ["fd00::1", "[fd00::1]"] {
+        let v6 = [("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", host), ("MASTER_PORT", "5")];
+        assert_eq!(found(&v6).leader_address, "[fd00::1]:6");
+    }
+    let alone = found(&[("RANK", "0"), ("WORLD_SIZE", "1")]);
+    assert_eq!((alone.world_size(), alone.leader_address.as_str()), (1, ""));
+    let mpi =
+        [("OMPI_COMM_WORLD_RANK", "3"), ("OMPI_COMM_WORLD_SIZE", "4"), ("MASTER_ADDR", "h"), ("MASTER_PORT", "9")];
+    let membership = found(&mpi);
+    assert_eq!(
+        (membership.rank, membership.source, membership.task().to_string()),
+        (3, "Open MPI", "worker:3".to_owned())
+    );
+}
+
+#[test]
+fn slurm_steps() {
+    let slurm =
+        [("SLURM_PROCID", "2"), ("SLURM_NTASKS", "4"), ("SLURM_JOB_ID", "5"), ("SLURM_STEP_NODELIST", "n[3-6]")];
+    let membership = found(&slurm);
+    assert_eq!((membership.rank, membership.world_size(), membership.source), (2, 4, "Slurm"));
+    assert_eq!(membership.leader_address, "n3:61445");
+    let later = [&[("SLURM_JOB_ID", "8196")][..], &slurm].concat();
+    assert_eq!(found(&later).leader_address, "n3:61444");
+    assert_eq!(found(&[&slurm[..], &[("SLURM_STEP_NUM_TASKS", "3")]].concat()).world_size(), 3);
+    assert_eq!(found(&[&slurm[..], &[("DISTRIBUTE_PORT", "70")]].concat()).leader_address, "n3:70");
+    assert_eq!(found(&[&slurm[..], &[("MASTER_ADDR", "x")]].concat()).leader_address, "x:61445");
+    assert_eq!(found(&[&slurm[..], &[("MASTER_ADDR", "x"), ("MASTER_PORT", "8")]].concat()).leader_address, "x:9");
+}
+
+#[test]
+fn an_evaluator_is_alone_and_a_parameter_server_no_member() {
+    let evaluator = TF.replace("worker\", \"index\": 1", "evaluator\", \"index\": 0");
+    let membership = found(&[("TF_CONFIG", &evaluator), ("RANK", "3"), ("WORLD_SIZE", "4")]);
+    assert_eq!(
+        (membership.world_size(), membership.rank, membership.task().to_string()),
+        (1, 0, "evaluator:0".to_owned())
+    );
+    let ps = TF.replace("\"chief\"", "\"ps\"").replace("worker\", \"index\": 1", "ps\", \"index\": 0");
+    let error = from(&[("TF_CONFIG", &ps)]).unwrap_err().to_string();
+    assert!(error.contains("ps:0 is a parameter server, which is no member"), "{error}");
+    let worker = ps.replace("ps\", \"index\"", "worker\", \"index\"");
+    let membership = found(&[("TF_CONFIG", &worker)]);
+    assert_eq!((membership.world_size(), membership.leader_address.as_str()), (2, "a:1"));
+}
+
+#[test]
+fn explicit_memberships_are_checked() {
+    assert_eq!(Membership::new(1, 2, "[::1]:7").unwrap().task().to_string(), "worker:1");
+    assert!(Membership::new(0, 1, "").is_ok());
+    for (rank, size, address, words) in
+        [(2, 2, "h:1", "rank 2 is outside"), (0, 0, "h:1", "outside a job of 0"), (0, 2, "h", "no port")]
+    {
+        let text = Membership::new(rank, size, address).unwrap_err().to_string();
+        assert!(text.contains(words), "{text}");
+    }
+}
+
+#[test]
+fn every_mistake_is_a_sentence() {
+    let slurm = [("SLURM_PROCID", "0"), ("SLURM_NTASKS", "2")];
+    for (vars, words) in [
+        (vec![("RANK", "0")], "RANK is set, but WORLD_SIZE is not"),
+        (vec![("WORLD_SIZE", "2")], "RANK is not"),
+        (vec![("RANK", "2"), ("WORLD_SIZE", "2")], "RANK=2 is outside WORLD_SIZE=2"),
+        (vec![("RANK", "0"), ("WORLD_SIZE", "0")], "outside WORLD_SIZE=0"),
+        (vec![("RANK", "x"), ("WORLD_SIZE", "2")], "RANK is not a whole number"),
+        (vec![("RANK", "-1"), ("WORLD_SIZE", "2")], "RANK is not a whole number"),
+        (vec![("RANK", "0"), ("WORLD_SIZE", "2.0")], "WORLD_SIZE is not a whole number"),
+        (vec![("RANK", "0"), ("WORLD_SIZE", "4000000000")], "WORLD_SIZE is too large"),
+        (vec![("RANK", "0"), ("WORLD_SIZE", "2")], "MASTER_ADDR does not say"),
+        (RANKS[..3].to_vec(), "neither MASTER_PORT"),
+        ([&RANKS[..3], &[("MASTER_PORT", "65535")]].concat(), "no port after it"),
+        ([&RANKS[..3], &[("MASTER_PORT", "x")]].concat(), "MASTER_PORT is not a port"),
+        ([&RANKS[..3], &[("MASTER_PORT", "0")]].concat(), "MASTER_PORT is not a port"),
+        ([&RANKS[..], &[("DISTRIBUTE_PORT", "65536")]].concat(), "DISTRIBUTE_PORT is not a port"),
+        ([&RANKS[..], &[("DISTRIBUTE_PORT", "29500")]].concat(), "DISTRIBUTE_PORT and MASTER_PORT are the same"),
+        ([&[("MASTER_ADDR", "h:29500")][..], &RANKS].concat(), "MASTER_ADDR is no host"),
+        ([&[("MASTER_ADDR", "http://h")][..], &RANKS].concat(), "MASTER_ADDR is no host"),
+        (vec![("OMPI_COMM_WORLD_RANK", "0")], "OMPI_COMM_WORLD_SIZE is not"),
+        (vec![("OMPI_COMM_WORLD_RANK", "0"), ("OMPI_COMM_WORLD_SIZE", "2")], "MASTER_ADDR does not say"),
+        ([&slurm[..], &[("SLURM_STEP_NODELIST", "n[1")]].concat(), "SLURM_STEP_NODELIST is no list"),
+        ([&slurm[..], &[("SLURM_STEP_NODELIST", "n1"), ("SLURM_JOB_ID", "x")]].concat(), "SLURM_JOB_ID"),
+        (vec![("TF_CONFIG", TF), ("RANK", "0"), ("WORLD_SIZE", "3")], "contradict each other"),
+        (vec![("TF_CONFIG", TF), ("RANK", "2"), ("WORLD_SIZE", "4")], "rank 2 of 3; RANK=2, WORLD_SIZE=4"),
+    ] {
+        let text = from(&vars).unwrap_err().to_string();
+        let complete = ["Given: ", "Expected: "].iter().all(|part| text.contains(part));
+        assert!(text.contains(words) && complete, "{vars:?}: {text}");
+    }
+}

@@ -1,0 +1,203 @@
+//! Where the description of a cluster comes from.
+
+use std::collections::BTreeMap;
+
+use crate::{ClusterSpec, Error, Result, Task, TaskType};
+
+/// A source of cluster descriptions.
+///
+/// # Source
+/// `tf.distribute.cluster_resolver.ClusterResolver`.
+pub trait ClusterResolver {
+    /// The tasks of the cluster; none for a local program.
+    ///
+    /// # Errors
+    /// The description is wrong or cannot be had.
+    fn cluster_spec(&self) -> Result<ClusterSpec>;
+
+    /// The type of the task that this process is, where the source knows.
+    fn task_type(&self) -> Option<TaskType>;
+
+    /// The index of the task that this process is, where the source knows.
+    fn task_id(&self) -> Option<u32>;
+
+    /// The task that this process is, where the source knows.
+    fn task(&self) -> Option<Task> {
+        Some(Task::new(self.task_type()?, self.task_id()?))
+    }
+
+    /// The protocol of addresses, such as `grpc`.
+    fn rpc_layer(&self) -> Option<&str> {
+        None
+    }
+
+    /// The environment the job runs in, such as `cloud`; empty where the source does not say.
+    fn environment(&self) -> &str {
+        ""
+    }
+
+    /// The number of accelerators of each type, such as `GPU`, at one task; empty where the source does not say.
+    fn num_accelerators(&self) -> BTreeMap<String, usize> {
+        BTreeMap::new()
+    }
+
+    /// The address to connect to in order to use a task, with the protocol before it; empty for a local program.
+    ///
+    /// What is passed counts before what the source says; an empty `rpc_layer` means none.
+    ///
+    /// # Errors
+    /// [`Error::Config`] where the cluster has no such task, or neither caller nor source names one.
+    fn master(&self, task_type: Option<TaskType>, task_id: Option<u32>, rpc_layer: Option<&str>) -> Result<String> {
+        let spec = self.cluster_spec()?;
+        if spec.tasks().count() <= 1 {
+            return Ok(String::new());
+        }
+        match (task_type.or(self.task_type()), task_id.or(self.task_id())) {
+            (Some(kind), Some(index)) => {
+                Ok(with_layer(spec.task_address(Task::new(kind, index))?, rpc_layer.or(self.rpc_layer())))
+            }
+            _ => Err(Error::config(
+                "cluster resolver",
+                "nothing says which task's address is wanted",
+                "no task",
+                "a task type and index",
+                "Pass both, or set them where the cluster is described.",
+            )),
+        }
+    }
+}
+
+pub(crate) fn with_layer(address: &str, layer: Option<&str>) -> String {
+    match layer {
+        Some(layer) if !layer.is_empty() && !address.is_empty() => format!("{layer}://{address}"),
+        _ => address.to_owned(),
+    }
+}
+
+/// A description that is given outright.
+///
+/// # Examples
+/// ```
+/// use distribute_cluster::{ClusterResolver, ClusterSpec, SimpleResolver, TaskType};
+/// let spec = ClusterSpec::new().with_job(TaskType::Worker, ["a:2222", "b:2222"])?;
+/// let resolver = SimpleResolver { spec, rpc_layer: Some("grpc".to_owned()), ..SimpleResolver::default() };
+/// assert_eq!(resolver.master(Some(TaskType::Worker), Some(1), None)?, "grpc://b:2222");
+/// # Ok::<(), distribute_cluster::Error>(())
+/// ```
+///
+/// # Source
+/// `tf.distribute.cluster_resolver.SimpleClusterResolver`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SimpleResolver {
+    /// The cluster.
+    pub spec: ClusterSpec,
+    /// The address to use where no task is named.
+    pub master: String,
+    /// The type of the task that this process is.
+    pub task_type: Option<TaskType>,
+    /// The index of the task that this process is.
+    pub task_id: Option<u32>,
+    /// The protocol of addresses.
+    pub rpc_layer: Option<String>,
+    /// The environment the job runs in.
+    pub environment: String,
+    /// The number of accelerators of each type at one task.
+    pub num_accelerators: BTreeMap<String, usize>,
+}
+
+impl ClusterResolver for SimpleResolver {
+    fn cluster_spec(&self) -> Result<ClusterSpec> {
+        Ok(self.spec.clone())
+    }
+
+    fn task_type(&self) -> Option<TaskType> {
+        self.task_type
+    }
+
+    fn task_id(&self) -> Option<u32> {
+        self.task_id
+    }
+
+    fn rpc_layer(&self) -> Option<&str> {
+        self.rpc_layer.as_deref()
+    }
+
+    fn environment(&self) -> &str {
+        &self.environment
+    }
+
+    fn num_accelerators(&self) -> BTreeMap<String, usize> {
+        self.num_accelerators.clone()
+    }
+
+    /// The address of the named task; the stored `master` where none is named.
+    fn master(&self, task_type: Option<TaskType>, task_id: Option<u32>, rpc_layer: Option<&str>) -> Result<String> {
+        let layer = rpc_layer.or(self.rpc_layer());
+        match (task_type, task_id) {
+            (Some(kind), Some(index)) => Ok(with_layer(self.spec.task_address(Task::new(kind, index))?, layer)),
+            _ => Ok(with_layer(&self.master, layer)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn simple() -> SimpleResolver {
+        SimpleResolver {
+            spec: ClusterSpec::new().with_job(TaskType::Worker, ["a:1", "b:1"]).unwrap(),
+            master: "m:1".to_owned(),
+            task_type: Some(TaskType::Worker),
+            task_id: Some(1),
+            rpc_layer: Some("grpc".to_owned()),
+            environment: "cloud".to_owned(),
+            num_accelerators: [("GPU".to_owned(), 8)].into(),
+        }
+    }
+
+    #[test]
+    fn what_is_stored_is_answered() {
+        let resolver = simple();
+        assert_eq!(resolver.cluster_spec().unwrap().num_tasks(TaskType::Worker), 2);
+        assert_eq!(resolver.task(), Some(Task::new(TaskType::Worker, 1)));
+        assert_eq!((resolver.rpc_layer(), resolver.environment()), (Some("grpc"), "cloud"));
+        assert_eq!(resolver.num_accelerators()["GPU"], 8);
+        assert_eq!(SimpleResolver::default().task(), None);
+    }
+
+    #[test]
+    fn explicit_arguments_beat_stored_ones_even_when_zero_or_empty() {
+        let resolver = simple();
+        assert_eq!(resolver.master(None, None, None).unwrap(), "grpc://m:1");
+        assert_eq!(resolver.master(None, None, Some("")).unwrap(), "m:1");
+        assert_eq!(resolver.master(Some(TaskType::Worker), Some(0), Some("http")).unwrap(), "http://a:1");
+        assert_eq!(resolver.master(Some(TaskType::Worker), Some(1), Some("")).unwrap(), "b:1");
+        assert!(resolver.master(Some(TaskType::Worker), Some(2), None).is_err());
+        assert_eq!(SimpleResolver::default().master(None, None, Some("grpc")).unwrap(), "");
+    }
+
+    #[test]
+    fn a_resolver_with_only_the_required_methods_has_the_defaults() {
+        struct Bare(ClusterSpec, Option<Task>);
+        impl ClusterResolver for Bare {
+            fn cluster_spec(&self) -> Result<ClusterSpec> {
+                Ok(self.0.clone())
+            }
+            fn task_type(&self) -> Option<TaskType> {
+                self.1.map(|task| task.kind)
+            }
+            fn task_id(&self) -> Option<u32> {
+                self.1.map(|task| task.index)
+            }
+        }
+        let spec = simple().spec;
+        let bare = Bare(spec.clone(), Some(Task::new(TaskType::Worker, 0)));
+        assert_eq!((bare.rpc_layer(), bare.environment(), bare.num_accelerators().len()), (None, "", 0));
+        assert_eq!(bare.master(None, None, None).unwrap(), "a:1");
+        assert_eq!(bare.master(None, Some(1), Some("grpc")).unwrap(), "grpc://b:1");
+        let text = Bare(spec, None).master(None, None, None).unwrap_err().to_string();
+        assert!(text.contains("which task's address"), "{text}");
+        assert_eq!(Bare(ClusterSpec::new(), None).master(None, None, None).unwrap(), "");
+    }
+}

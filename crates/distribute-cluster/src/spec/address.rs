@@ -1,0 +1,91 @@
+//! What an address of a task may look like.
+
+use crate::{Error, Result, Task};
+
+/// Checks `host:port`.
+pub(super) fn check(task: Task, address: &str) -> Result<()> {
+    let Some(problem) = problem(address) else { return Ok(()) };
+    let expected = "host:port, such as 10.0.0.1:2222, worker-0.job:2222 or [fd00::1]:2222";
+    let problem = format!("the address of {task} {problem}");
+    Err(Error::config("cluster", problem, format!("{address:?}"), expected, "Correct the address."))
+}
+
+/// What is wrong with an address.
+fn problem(address: &str) -> Option<&'static str> {
+    if address.contains("://") {
+        return Some("has a protocol before it");
+    }
+    let Some((host, port)) = address.rsplit_once(':') else { return Some("has no port") };
+    if let Some(problem) = host_problem(host) {
+        return Some(problem);
+    }
+    // `u16::from_str` takes a sign, which no other program does.
+    let digits = !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
+    match port.parse::<u16>() {
+        _ if port.is_empty() => Some("has no port"),
+        Ok(1..) if digits => None,
+        _ => Some("has a port that is not between 1 and 65535"),
+    }
+}
+
+/// What is wrong with a host name, IPv4 address or bracketed IPv6 address.
+pub(crate) fn host_problem(host: &str) -> Option<&'static str> {
+    if host.is_empty() {
+        return Some("has no host");
+    }
+    if let Some(inner) = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')) {
+        let literal = inner.split('%').next().unwrap_or_default();
+        return literal.parse::<std::net::Ipv6Addr>().is_err().then_some("has no IPv6 address between its brackets");
+    }
+    if host.contains(':') {
+        return Some("is an IPv6 address without brackets");
+    }
+    let known = |c: char| c.is_alphanumeric() || matches!(c, '.' | '-' | '_');
+    (!host.chars().all(known)).then_some("has a host with characters that no host name has")
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn good_and_bad_addresses() {
+        for good in ["a:1", "10.0.0.1:65535", "worker-0.job.svc:2222", "[::1]:22", "[fe80::1%eth0]:22", "worker_1:80"] {
+            assert_eq!(problem(good), None, "{good}");
+        }
+        for (bad, words) in [
+            ("a", "no port"),
+            ("a:", "no port"),
+            ("", "no port"),
+            (":1", "no host"),
+            ("a:0", "between 1 and 65535"),
+            ("a:65536", "between 1 and 65535"),
+            ("a:+5", "between 1 and 65535"),
+            ("a:-5", "between 1 and 65535"),
+            ("a:x", "between 1 and 65535"),
+            ("fd00::1:22", "without brackets"),
+            ("::1", "without brackets"),
+            ("[fd00]:22", "no IPv6 address"),
+            ("[::1]", "without brackets"),
+            ("grpc://a:1", "protocol"),
+            ("a b:1", "characters"),
+            ("a/b:1", "characters"),
+        ] {
+            assert!(problem(bad).is_some_and(|problem| problem.contains(words)), "{bad}: {:?}", problem(bad));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_name_with_any_port_is_an_address(host in "[a-z][a-z0-9.-]{0,30}", port in 1u16..) {
+            prop_assert_eq!(problem(&format!("{host}:{port}")), None);
+        }
+
+        #[test]
+        fn no_text_makes_it_panic(text in "\\PC*") {
+            let _ = problem(&text);
+        }
+    }
+}

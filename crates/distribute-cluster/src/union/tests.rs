@@ -1,0 +1,92 @@
+use serde_json::{Value, json};
+
+use super::*;
+use crate::SimpleResolver;
+
+fn simple(cluster: &Value) -> Box<dyn ClusterResolver> {
+    Box::new(SimpleResolver { spec: ClusterSpec::from_json(cluster).unwrap(), ..SimpleResolver::default() })
+}
+
+fn union(clusters: &[Value]) -> Result<Value> {
+    UnionResolver::new(clusters.iter().map(simple).collect())?.cluster_spec().map(|spec| spec.to_json())
+}
+
+/// Overlaps of jobs given as lists, maps, maps without holes, and both; an error's words where they contradict.
+#[test]
+fn every_overlap() {
+    let (a, b, c, d) = ("a:1", "b:1", "c:1", "d:1");
+    let cases: Vec<(Vec<Value>, Result<Value, &str>)> = vec![
+        // One description, two that share no job, and empty ones.
+        (vec![json!({"worker": [a, b]})], Ok(json!({"worker": [a, b]}))),
+        (vec![json!({"worker": [a]}), json!({"ps": [b]})], Ok(json!({"worker": [a], "ps": [b]}))),
+        (vec![json!({"worker": [a]}), json!({})], Ok(json!({"worker": [a]}))),
+        (vec![json!({"worker": [a]}), json!({"worker": []})], Ok(json!({"worker": [a]}))),
+        (vec![json!({}), json!({})], Ok(json!({}))),
+        // Lists are concatenated in order.
+        (vec![json!({"worker": [a, b]}), json!({"worker": [c]})], Ok(json!({"worker": [a, b, c]}))),
+        (
+            vec![json!({"worker": [c]}), json!({"worker": [a]}), json!({"worker": [b]})],
+            Ok(json!({"worker": [c, a, b]})),
+        ),
+        (
+            vec![json!({"worker": [a], "ps": [b]}), json!({"worker": [c], "ps": [d]})],
+            Ok(json!({"worker": [a, c], "ps": [b, d]})),
+        ),
+        // A map without holes is a list.
+        (vec![json!({"worker": {"0": a}}), json!({"worker": {"0": b}})], Ok(json!({"worker": [a, b]}))),
+        // Maps are merged by index.
+        (vec![json!({"worker": {"1": a}}), json!({"worker": {"3": b}})], Ok(json!({"worker": {"1": a, "3": b}}))),
+        (vec![json!({"worker": {"1": b}}), json!({"worker": {"0": a, "2": c}})], Ok(json!({"worker": [a, b, c]}))),
+        (vec![json!({"worker": {"1": a}}), json!({"worker": {"1": b}})], Err("two resolvers describe worker:1")),
+        (vec![json!({"worker": {"1": a}}), json!({"worker": {"1": a}})], Err("two resolvers describe worker:1")),
+        // A list meets a map.
+        (vec![json!({"worker": [a]}), json!({"worker": {"1": b}})], Ok(json!({"worker": [a, b]}))),
+        (vec![json!({"worker": {"3": d}}), json!({"worker": [a, b]})], Ok(json!({"worker": {"0": a, "1": b, "3": d}}))),
+        (vec![json!({"worker": [a, b]}), json!({"worker": {"1": c}})], Err("two resolvers describe worker:1")),
+        // One job with holes does not change how another is merged.
+        (
+            vec![json!({"worker": {"2": a}, "ps": [b]}), json!({"worker": {"5": c}, "ps": [d]})],
+            Ok(json!({"worker": {"2": a, "5": c}, "ps": [b, d]})),
+        ),
+        // What no cluster may have.
+        (vec![json!({"chief": [a]}), json!({"chief": [b]})], Err("at most one chief")),
+        (vec![json!({"worker": [a]}), json!({"worker": [a]})], Err("worker:0 and worker:1 have the same address")),
+        (vec![json!({"worker": [a]}), json!({"ps": [a]})], Err("have the same address")),
+    ];
+    for (clusters, want) in cases {
+        match (union(&clusters), want) {
+            (Ok(got), Ok(want)) => assert_eq!(got, want, "{clusters:?}"),
+            (Err(error), Err(words)) => {
+                let text = error.to_string();
+                assert!(text.starts_with("UnionResolver: ") && text.contains(words), "{clusters:?}: {text}");
+            }
+            (got, want) => panic!("{clusters:?}: {got:?} instead of {want:?}"),
+        }
+    }
+    assert!(union(&[]).unwrap_err().to_string().contains("no resolver was given"));
+}
+
+#[test]
+fn what_this_process_is_comes_from_the_first() {
+    let resolver = |cluster: &Value, index, layer: &str| {
+        Box::new(SimpleResolver {
+            spec: ClusterSpec::from_json(cluster).unwrap(),
+            master: format!("master{index}:1"),
+            task_type: Some(TaskType::Worker),
+            task_id: Some(index),
+            rpc_layer: Some(layer.to_owned()),
+            environment: format!("environment{index}"),
+            num_accelerators: [("GPU".to_owned(), index as usize)].into(),
+        }) as Box<dyn ClusterResolver>
+    };
+    let first = resolver(&json!({"worker": ["a:1", "b:1"]}), 1, "grpc");
+    let union = UnionResolver::new(vec![first, resolver(&json!({"ps": ["p:1"]}), 0, "http")]).unwrap();
+    assert_eq!(union.task(), Some(Task::new(TaskType::Worker, 1)));
+    assert_eq!((union.rpc_layer(), union.environment()), (Some("grpc"), "environment1"));
+    assert_eq!(union.num_accelerators()["GPU"], 1);
+    assert_eq!(union.master(None, None, None).unwrap(), "grpc://master1:1");
+    assert_eq!(union.master(None, None, Some("")).unwrap(), "master1:1");
+    assert_eq!(union.master(Some(TaskType::Ps), Some(0), None).unwrap(), "grpc://p:1");
+    assert_eq!(union.master(Some(TaskType::Ps), Some(0), Some("x")).unwrap(), "x://p:1");
+    assert!(union.master(Some(TaskType::Ps), Some(1), None).is_err());
+}

@@ -1,0 +1,113 @@
+//! Real processes: what a kill looks like to those who stay.
+#![cfg(feature = "coordination")]
+#![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
+
+use std::io::{BufRead, BufReader};
+use std::net::TcpListener;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use distribute_cluster::{Coordination, CoordinationOptions, FailureCause, Membership};
+
+const SOON: Duration = Duration::from_secs(10);
+
+/// Not a test of its own: what a started process does.
+#[test]
+fn a_member_until_it_is_killed() {
+    let Some(membership) = Membership::from_env().unwrap() else { return };
+    let options = CoordinationOptions { join_timeout: SOON, ..CoordinationOptions::default() };
+    let coordination = Coordination::start(&membership, options).unwrap();
+    coordination.put("pid", std::process::id().to_string().as_bytes()).unwrap();
+    let (tell, told) = mpsc::channel();
+    coordination.on_failure(move |failure| drop(tell.send(failure.to_string())));
+    println!("joined as {}", membership.task());
+    if let Ok(failure) = told.recv_timeout(SOON) {
+        println!("told: {failure}");
+    }
+}
+
+/// A process that is killed when the test ends, however it ends.
+struct Member(Child);
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn start(rank: u32, size: u32, port: u16) -> (Member, mpsc::Receiver<String>) {
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "a_member_until_it_is_killed", "--nocapture"])
+        .env_remove("TF_CONFIG")
+        .env("RANK", rank.to_string())
+        .env("WORLD_SIZE", size.to_string())
+        .env("MASTER_ADDR", "127.0.0.1")
+        .env("DISTRIBUTE_PORT", port.to_string())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let (tell, lines) = mpsc::channel();
+    let output = BufReader::new(child.stdout.take().unwrap());
+    std::thread::spawn(move || output.lines().map_while(Result::ok).try_for_each(|line| tell.send(line)));
+    (Member(child), lines)
+}
+
+/// Waits for a line that has these words.
+fn line(lines: &mpsc::Receiver<String>, words: &str) -> String {
+    let deadline = Instant::now() + SOON;
+    loop {
+        let line = lines.recv_timeout(deadline - Instant::now()).unwrap();
+        if line.contains(words) {
+            return line;
+        }
+    }
+}
+
+#[test]
+fn survivors_learn_at_once_of_a_killed_member() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let started = Instant::now();
+    let (victim, joined) = start(1, 3, port);
+    let (_survivor, told) = start(2, 3, port);
+    let membership = Membership::new(0, 3, format!("127.0.0.1:{port}")).unwrap();
+    let options =
+        CoordinationOptions { join_timeout: SOON, listener: Some(listener.into()), ..CoordinationOptions::default() };
+    let leader = Coordination::start(&membership, options).unwrap();
+    line(&joined, "joined as worker:1");
+    line(&told, "joined as worker:2");
+    println!("three processes met within {:?}", started.elapsed());
+    let (tell, failures) = mpsc::channel();
+    leader.on_failure(move |failure| drop(tell.send((failure.clone(), Instant::now()))));
+    let killed = Instant::now();
+    drop(victim);
+    let (failure, noticed) = failures.recv_timeout(SOON).unwrap();
+    assert!(failure.rank == 1 && matches!(failure.cause, FailureCause::Lost { .. }), "{failure}");
+    println!("the leader knew after {:?}", noticed - killed);
+    assert!(noticed - killed < Duration::from_secs(2));
+    let told = line(&told, "told: ");
+    assert!(told.contains("lost worker:1: its process ended or its connection broke"), "{told}");
+}
+
+#[test]
+fn members_learn_at_once_of_a_killed_leader() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    // The leader of this job is another process, so it listens itself.
+    drop(listener);
+    let (victim, joined) = start(0, 2, port);
+    let options = CoordinationOptions { join_timeout: SOON, ..CoordinationOptions::default() };
+    let member = Coordination::start(&Membership::new(1, 2, format!("127.0.0.1:{port}")).unwrap(), options).unwrap();
+    line(&joined, "joined as worker:0");
+    let killed = Instant::now();
+    let text = std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| member.barrier("step 7", SOON).unwrap_err().to_string());
+        drop(victim);
+        waiting.join().unwrap()
+    });
+    println!("the member knew after {:?}", killed.elapsed());
+    assert!(text.starts_with("worker:1: barrier \"step 7\": lost worker:0: its process ended"), "{text}");
+    assert!(killed.elapsed() < Duration::from_secs(2));
+}
