@@ -1,0 +1,256 @@
+//! Descriptions of input pipelines.
+
+mod batch;
+mod cache;
+mod map;
+mod pass;
+mod picks;
+mod prefetch;
+mod select;
+mod source;
+
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use crate::Error;
+
+pub use prefetch::AUTOTUNE;
+
+pub(crate) use batch::chunked;
+pub(crate) use pass::{Items, Opener, Pass};
+pub(crate) use picks::{Order, Picks};
+pub(crate) use prefetch::prefetched;
+
+/// A description of a sequence of elements, read lazily and as often as wanted.
+///
+/// A dataset is cheap to clone and does nothing until it is iterated. Every call of [`iter`](Dataset::iter) begins a new
+/// *pass*; clones share the count of passes, datasets derived from them begin to count anew. What a pass yields depends
+/// only on the pipeline, its seeds and the number of the pass, so that the same program reads the same data on every
+/// worker and in every run.
+///
+/// The first error ends a pass. A mistake in the description (a batch of zero, tensors of unequal length) is reported in
+/// the same way, as the only item of each pass, so that descriptions need no `?`.
+///
+/// # Examples
+/// ```
+/// use distribute_input::{Cardinality, Dataset};
+/// let data = Dataset::range(0..5).batch(2).repeat(2);
+/// assert_eq!(data.cardinality(), Cardinality::Known(6));
+/// let batches: Vec<Vec<i64>> = data.iter().map(|batch| Ok(batch?.as_slice().to_vec())).collect::<Result<_, distribute_input::Error>>()?;
+/// assert_eq!(batches, [vec![0, 1], vec![2, 3], vec![4], vec![0, 1], vec![2, 3], vec![4]]);
+/// # Ok::<(), distribute_input::Error>(())
+/// ```
+///
+/// # Source
+/// `tf.data.Dataset`.
+pub struct Dataset<T> {
+    pub(crate) open: Opener<T>,
+    /// Where elements are rows of a value in memory, which of them in which order.
+    pub(crate) picks: Option<Picks<T>>,
+    pub(crate) facts: Facts,
+    passes: Arc<AtomicU64>,
+}
+
+/// What is known of a dataset without reading it.
+#[derive(Clone, Debug)]
+pub(crate) struct Facts {
+    pub(crate) cardinality: Cardinality,
+    pub(crate) batch_size: Option<usize>,
+    /// Depth of a prefetch that nothing follows.
+    pub(crate) prefetch: usize,
+    pub(crate) error: Option<Error>,
+}
+
+/// How many elements a pass over a dataset yields, as far as it is known without reading it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cardinality {
+    /// This many.
+    Known(usize),
+    /// It ends, or does not: only reading tells.
+    Unknown,
+    /// It never ends.
+    Infinite,
+}
+
+/// One pass over a [`Dataset`]. After an error it yields nothing more.
+pub struct DatasetIter<T> {
+    items: Option<Items<T>>,
+}
+
+impl<T: Send + 'static> Dataset<T> {
+    pub(crate) fn new(open: Opener<T>, facts: Facts) -> Dataset<T> {
+        Dataset {
+            open,
+            picks: None,
+            facts,
+            passes: Arc::default(),
+        }
+    }
+
+    pub(crate) fn picked(picks: Picks<T>, facts: Facts) -> Dataset<T> {
+        Dataset {
+            open: picks.opener(),
+            picks: Some(picks),
+            facts,
+            passes: Arc::default(),
+        }
+    }
+
+    /// Begins the next pass: 0, 1, 2, … over the life of this dataset and its clones.
+    pub fn iter(&self) -> DatasetIter<T> {
+        self.iter_epoch(self.next_epoch())
+    }
+
+    /// Begins the pass of a given number, without counting it: to resume a training, or to look again at what a pass
+    /// yielded.
+    pub fn iter_epoch(&self, epoch: u64) -> DatasetIter<T> {
+        self.open_with(&self.open, epoch)
+    }
+
+    /// How many elements a pass yields.
+    pub fn cardinality(&self) -> Cardinality {
+        self.facts.cardinality
+    }
+
+    /// The size the elements were batched by, if they were: that of the last `batch`.
+    ///
+    /// Transformations that leave elements whole keep it. So does `map`, which is trusted not to change the leading
+    /// dimension. A last batch may be smaller.
+    pub fn batch_size(&self) -> Option<usize> {
+        self.facts.batch_size
+    }
+
+    pub(crate) fn next_epoch(&self) -> u64 {
+        // A counter that orders nothing else.
+        self.passes.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// A pass through another opener made from this dataset's, unless the description is faulty.
+    pub(crate) fn open_with(&self, open: &Opener<T>, epoch: u64) -> DatasetIter<T> {
+        let items = match &self.facts.error {
+            Some(error) => Box::new(std::iter::once(Err(error.clone()))),
+            None => open(Pass::epoch(epoch)),
+        };
+        DatasetIter { items: Some(items) }
+    }
+}
+
+impl<T> Clone for Dataset<T> {
+    fn clone(&self) -> Self {
+        Dataset {
+            open: Arc::clone(&self.open),
+            picks: self.picks.clone(),
+            facts: self.facts.clone(),
+            passes: Arc::clone(&self.passes),
+        }
+    }
+}
+
+impl<T> fmt::Debug for Dataset<T> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("Dataset")
+            .field("cardinality", &self.facts.cardinality)
+            .field("batch_size", &self.facts.batch_size)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<T: Send + 'static> IntoIterator for &Dataset<T> {
+    type Item = crate::Result<T>;
+    type IntoIter = DatasetIter<T>;
+
+    fn into_iter(self) -> DatasetIter<T> {
+        self.iter()
+    }
+}
+
+impl<T> Iterator for DatasetIter<T> {
+    type Item = crate::Result<T>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let item = self.items.as_mut()?.next();
+        if !matches!(item, Some(Ok(_))) {
+            self.items = None;
+        }
+        item
+    }
+}
+
+impl<T> fmt::Debug for DatasetIter<T> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("DatasetIter")
+            .field("ended", &self.items.is_none())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Facts {
+    pub(crate) fn of(cardinality: Cardinality) -> Facts {
+        Facts {
+            cardinality,
+            batch_size: None,
+            prefetch: 0,
+            error: None,
+        }
+    }
+
+    /// Keeps the first mistake found.
+    pub(crate) fn note(&mut self, error: Option<Error>) {
+        self.error = self.error.take().or(error);
+    }
+
+    /// Notes a parameter that must not be zero.
+    pub(crate) fn positive(&mut self, stage: &'static str, parameter: &'static str, value: usize) {
+        self.note((value == 0).then_some(Error::Zero { stage, parameter }));
+    }
+}
+
+impl Cardinality {
+    pub(crate) fn map(self, known: impl FnOnce(usize) -> usize) -> Cardinality {
+        match self {
+            Cardinality::Known(count) => Cardinality::Known(known(count)),
+            other => other,
+        }
+    }
+
+    /// That of two sequences read side by side, which end with the shorter.
+    pub(crate) fn shorter(self, other: Cardinality) -> Cardinality {
+        match (self, other) {
+            (Cardinality::Known(0), _) | (_, Cardinality::Known(0)) => Cardinality::Known(0),
+            (Cardinality::Known(one), Cardinality::Known(two)) => Cardinality::Known(one.min(two)),
+            (Cardinality::Infinite, other) | (other, Cardinality::Infinite) => other,
+            _ => Cardinality::Unknown,
+        }
+    }
+
+    /// That of two sequences read one after the other.
+    pub(crate) fn sum(self, other: Cardinality) -> Cardinality {
+        match (self, other) {
+            (Cardinality::Known(one), Cardinality::Known(two)) => {
+                Cardinality::Known(one.saturating_add(two))
+            }
+            (Cardinality::Infinite, _) | (_, Cardinality::Infinite) => Cardinality::Infinite,
+            _ => Cardinality::Unknown,
+        }
+    }
+}
+
+impl fmt::Display for Cardinality {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Cardinality::Known(count) => write!(formatter, "{count}"),
+            Cardinality::Unknown => formatter.write_str("unknown"),
+            Cardinality::Infinite => formatter.write_str("infinite"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,107 @@
+//! Joining elements to batches.
+
+use std::sync::Arc;
+
+use super::{Dataset, Items, Opener, Order, Picks};
+use crate::Element;
+
+impl<T: Send + 'static> Dataset<T> {
+    /// Stacks every `size` elements along a new leading dimension; the last batch may be smaller.
+    ///
+    /// For a dataset that is to be distributed, this is the *global* batch.
+    ///
+    /// # Errors
+    /// A size of zero, and elements of unequal shape, are reported by the pass.
+    ///
+    /// # Source
+    /// `tf.data.Dataset.batch`.
+    pub fn batch<L>(self, size: usize) -> Dataset<T>
+    where
+        T: Element<L>,
+    {
+        self.batch_by("batch", size, false, T::stack)
+    }
+
+    /// Batches as [`batch`](Dataset::batch) does, and drops a last batch that would be smaller.
+    ///
+    /// # Errors
+    /// As for `batch`.
+    ///
+    /// # Source
+    /// `tf.data.Dataset.batch` with `drop_remainder=True`.
+    #[doc(alias = "drop_remainder")]
+    pub fn batch_exact<L>(self, size: usize) -> Dataset<T>
+    where
+        T: Element<L>,
+    {
+        self.batch_by("batch_exact", size, true, T::stack)
+    }
+
+    fn batch_by(
+        self,
+        stage: &'static str,
+        size: usize,
+        exact: bool,
+        stack: fn(&[T]) -> crate::Result<T>,
+    ) -> Dataset<T> {
+        let mut facts = self.facts;
+        facts.positive(stage, "size", size);
+        // A size of zero is never read; one in its place keeps the arithmetic whole.
+        let divisor = size.max(1);
+        facts.cardinality = facts.cardinality.map(|n| {
+            if exact {
+                n / divisor
+            } else {
+                n.div_ceil(divisor)
+            }
+        });
+        facts.batch_size = Some(size);
+        let prefetched = std::mem::take(&mut facts.prefetch) > 0;
+        match self.picks.filter(|_| !prefetched) {
+            Some(Picks {
+                source,
+                order: Order::Rows(open),
+            }) => {
+                let order = Order::Batches(chunked(open, divisor, exact));
+                Dataset::picked(Picks { source, order }, facts)
+            }
+            _ => {
+                let open = chunked(self.open, divisor, exact);
+                let stacked: Opener<T> = Arc::new(move |pass| {
+                    Box::new(open(pass).map(move |items| stack(&items?))) as Items<T>
+                });
+                Dataset::new(stacked, facts)
+            }
+        }
+    }
+}
+
+/// Collects every `size` items; the last list may be shorter, unless only exact ones are wanted.
+pub(crate) fn chunked<X: Send + 'static>(
+    open: Opener<X>,
+    size: usize,
+    exact: bool,
+) -> Opener<Vec<X>> {
+    Arc::new(move |pass| {
+        let mut items = open(pass);
+        Box::new(std::iter::from_fn(move || {
+            let mut chunk = Vec::with_capacity(size.min(MAX_RESERVED));
+            while chunk.len() < size {
+                match items.next() {
+                    Some(Ok(item)) => chunk.push(item),
+                    Some(Err(error)) => return Some(Err(error)),
+                    None => break,
+                }
+            }
+            let wanted = if exact {
+                chunk.len() == size
+            } else {
+                !chunk.is_empty()
+            };
+            wanted.then_some(Ok(chunk))
+        })) as Items<Vec<X>>
+    })
+}
+
+/// Items reserved ahead; a batch may be asked that is far larger than the data.
+const MAX_RESERVED: usize = 4096;

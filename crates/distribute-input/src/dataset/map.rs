@@ -1,0 +1,127 @@
+//! Transformations that look at elements, or put datasets together.
+
+use std::sync::Arc;
+
+use super::{Cardinality, Dataset, Facts, Items, Opener};
+use crate::{Array, BoxError, Error};
+
+impl<T: Send + 'static> Dataset<T> {
+    /// Applies a function to every element. It may fail with any error, which ends the pass.
+    ///
+    /// The batch size stays known: a function that follows `batch` must keep the leading dimension.
+    ///
+    /// # Examples
+    /// ```
+    /// use distribute_input::{Array, Dataset};
+    /// let squares = Dataset::range(0..4).map(|x| Ok(Array::scalar(x.item().ok_or("no scalar")?.pow(2))));
+    /// assert_eq!(squares.iter().last().unwrap()?.item(), Some(&9));
+    /// # Ok::<(), distribute_input::Error>(())
+    /// ```
+    pub fn map<U, F>(self, function: F) -> Dataset<U>
+    where
+        U: Send + 'static,
+        F: Fn(T) -> Result<U, BoxError> + Send + Sync + 'static,
+    {
+        let (open, function) = (self.open, Arc::new(function));
+        let open: Opener<U> = Arc::new(move |pass| {
+            let function = Arc::clone(&function);
+            Box::new(
+                open(pass)
+                    .map(move |item| function(item?).map_err(|error| Error::user("map", error))),
+            ) as Items<U>
+        });
+        Dataset::new(
+            open,
+            Facts {
+                prefetch: 0,
+                ..self.facts
+            },
+        )
+    }
+
+    /// Keeps the elements for which a function says so. It may fail with any error, which ends the pass.
+    pub fn filter<F>(self, wanted: F) -> Dataset<T>
+    where
+        F: Fn(&T) -> Result<bool, BoxError> + Send + Sync + 'static,
+    {
+        let (open, wanted) = (self.open, Arc::new(wanted));
+        let open: Opener<T> = Arc::new(move |pass| {
+            let wanted = Arc::clone(&wanted);
+            Box::new(open(pass).filter_map(move |item| match item {
+                Ok(item) => match wanted(&item) {
+                    Ok(wanted) => wanted.then_some(Ok(item)),
+                    Err(error) => Some(Err(Error::user("filter", error))),
+                },
+                Err(error) => Some(Err(error)),
+            })) as Items<T>
+        });
+        let cardinality = match self.facts.cardinality {
+            Cardinality::Known(0) => Cardinality::Known(0),
+            _ => Cardinality::Unknown,
+        };
+        Dataset::new(
+            open,
+            Facts {
+                cardinality,
+                prefetch: 0,
+                ..self.facts
+            },
+        )
+    }
+
+    /// Pairs of the elements of two datasets; ends with the shorter.
+    ///
+    /// For tensors in memory, [`from_tensor_slices`](Dataset::from_tensor_slices) of a tuple is faster.
+    pub fn zip<U: Send + 'static>(self, other: Dataset<U>) -> Dataset<(T, U)> {
+        let (left, right) = (self.open, other.open);
+        let open: Opener<(T, U)> = Arc::new(move |pass| {
+            let (mut left, mut right) = (left(pass), right(pass));
+            Box::new(std::iter::from_fn(move || match left.next()? {
+                Ok(one) => Some(right.next()?.map(|two| (one, two))),
+                Err(error) => Some(Err(error)),
+            })) as Items<(T, U)>
+        });
+        let mut facts = Facts::of(self.facts.cardinality.shorter(other.facts.cardinality));
+        facts.batch_size = self
+            .facts
+            .batch_size
+            .filter(|size| other.facts.batch_size == Some(*size));
+        facts.note(self.facts.error.or(other.facts.error));
+        Dataset::new(open, facts)
+    }
+
+    /// The elements of another dataset after those of this one.
+    pub fn concatenate(self, other: Dataset<T>) -> Dataset<T> {
+        let (first, second) = (self.open, other.open);
+        let open: Opener<T> = Arc::new(move |pass| {
+            let second = Arc::clone(&second);
+            Box::new(first(pass).chain(std::iter::once_with(move || second(pass)).flatten()))
+                as Items<T>
+        });
+        let mut facts = Facts::of(self.facts.cardinality.sum(other.facts.cardinality));
+        facts.batch_size = self
+            .facts
+            .batch_size
+            .filter(|size| other.facts.batch_size == Some(*size));
+        facts.note(self.facts.error.or(other.facts.error));
+        Dataset::new(open, facts)
+    }
+
+    /// Each element with its number, from 0.
+    pub fn enumerate(self) -> Dataset<(Array<i64>, T)> {
+        let open = self.open;
+        let open: Opener<(Array<i64>, T)> = Arc::new(move |pass| {
+            let numbered = (0_i64..).zip(open(pass));
+            Box::new(numbered.map(|(number, item)| Ok((Array::scalar(number), item?))))
+                as Items<(Array<i64>, T)>
+        });
+        Dataset::new(
+            open,
+            Facts {
+                batch_size: None,
+                prefetch: 0,
+                ..self.facts
+            },
+        )
+    }
+}

@@ -1,0 +1,233 @@
+//! Reading ahead on a thread.
+
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use super::{Dataset, Items, Opener};
+use crate::{Error, Result};
+
+/// A prefetch depth that begins at one and doubles, up to 16, when the reader finds the buffer empty that was full.
+pub const AUTOTUNE: usize = usize::MAX;
+
+impl<T: Send + 'static> Dataset<T> {
+    /// Reads up to `depth` elements ahead on a thread of its own, one for each pass. [`AUTOTUNE`] finds a depth; 0 does
+    /// nothing.
+    ///
+    /// The thread ends with the pass: when it has read everything, met an error (which reaches the reader in its place),
+    /// or when the iterator is dropped, which waits for it up to 5 s. A reader that gets nothing for 30 minutes
+    /// gets an error.
+    ///
+    /// # Source
+    /// `tf.data.Dataset.prefetch`.
+    pub fn prefetch(self, depth: usize) -> Dataset<T> {
+        if depth == 0 {
+            return self;
+        }
+        let mut dataset = Dataset::new(prefetched(self.open, depth), self.facts);
+        dataset.facts.prefetch = dataset.facts.prefetch.max(depth);
+        // The row numbers stay at hand for a distribution, which reads ahead itself.
+        dataset.picks = self.picks;
+        dataset
+    }
+}
+
+/// Reads ahead; a depth of 0 does not.
+pub(crate) fn prefetched<T: Send + 'static>(open: Opener<T>, depth: usize) -> Opener<T> {
+    if depth == 0 {
+        return open;
+    }
+    Arc::new(move |pass| {
+        let open = Arc::clone(&open);
+        match Prefetched::start(move || open(pass), depth, READ_DEADLINE) {
+            Ok(items) => Box::new(items) as Items<T>,
+            Err(error) => Box::new(std::iter::once(Err(error))),
+        }
+    })
+}
+
+/// The reader's end. Dropping it ends the thread.
+struct Prefetched<T> {
+    shared: Arc<Shared<T>>,
+    thread: Option<JoinHandle<()>>,
+    deadline: Duration,
+}
+
+struct Shared<T> {
+    buffer: Mutex<Buffer<T>>,
+    /// Signalled when the thread has put something, or ends.
+    filled: Condvar,
+    /// Signalled when the reader has taken something, or ends.
+    drained: Condvar,
+}
+
+struct Buffer<T> {
+    items: VecDeque<Result<T>>,
+    limit: usize,
+    max_limit: usize,
+    was_full: bool,
+    reader_left: bool,
+    thread_left: bool,
+}
+
+impl<T: Send + 'static> Prefetched<T> {
+    fn start(
+        open: impl FnOnce() -> Items<T> + Send + 'static,
+        depth: usize,
+        deadline: Duration,
+    ) -> Result<Prefetched<T>> {
+        let (limit, max_limit) = if depth == AUTOTUNE {
+            (1, MAX_AUTOTUNED)
+        } else {
+            (depth, depth)
+        };
+        let buffer = Buffer {
+            items: VecDeque::new(),
+            limit,
+            max_limit,
+            was_full: false,
+            reader_left: false,
+            thread_left: false,
+        };
+        let shared = Arc::new(Shared {
+            buffer: Mutex::new(buffer),
+            filled: Condvar::new(),
+            drained: Condvar::new(),
+        });
+        let farewell = Farewell(Arc::clone(&shared));
+        let thread = thread::Builder::new()
+            .name("input-prefetch".to_owned())
+            .spawn(move || {
+                // Declared first, so dropped last: who hears the farewell knows that the source is closed.
+                let farewell = farewell;
+                for item in open() {
+                    if !farewell.0.put(item) {
+                        break;
+                    }
+                }
+            })
+            .map_err(|source| Error::Thread {
+                source: Arc::new(source),
+            })?;
+        Ok(Prefetched {
+            shared,
+            thread: Some(thread),
+            deadline,
+        })
+    }
+}
+
+impl<T> Iterator for Prefetched<T> {
+    type Item = Result<T>;
+
+    fn next(&mut self) -> Option<Result<T>> {
+        let started = Instant::now();
+        let mut buffer = self.shared.lock();
+        if buffer.items.is_empty() && buffer.was_full && buffer.limit < buffer.max_limit {
+            buffer.limit = buffer.limit.saturating_mul(2).min(buffer.max_limit);
+            buffer.was_full = false;
+        }
+        loop {
+            if let Some(item) = buffer.items.pop_front() {
+                self.shared.drained.notify_one();
+                return Some(item);
+            }
+            if buffer.thread_left {
+                break;
+            }
+            let Some(left) = self.deadline.checked_sub(started.elapsed()) else {
+                return Some(Err(Error::Stalled {
+                    waited: self.deadline,
+                }));
+            };
+            buffer = self
+                .shared
+                .filled
+                .wait_timeout(buffer, left)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+        }
+        drop(buffer);
+        match self.thread.take()?.join() {
+            Ok(()) => None,
+            Err(_) => Some(Err(Error::Panicked)),
+        }
+    }
+}
+
+impl<T> Drop for Prefetched<T> {
+    fn drop(&mut self) {
+        let Some(thread) = self.thread.take() else {
+            return;
+        };
+        let mut buffer = self.shared.lock();
+        buffer.reader_left = true;
+        self.shared.drained.notify_all();
+        let wait = self
+            .shared
+            .filled
+            .wait_timeout_while(buffer, JOIN_DEADLINE, |buffer| !buffer.thread_left);
+        let (buffer, _) = wait.unwrap_or_else(PoisonError::into_inner);
+        let left = buffer.thread_left;
+        drop(buffer);
+        if !left {
+            tracing::warn!(
+                waited_s = JOIN_DEADLINE.as_secs(),
+                "a prefetching thread is still inside its source and was left to end by itself"
+            );
+        } else if thread.join().is_err() {
+            tracing::debug!("a pipeline panicked while its reader was leaving");
+        }
+    }
+}
+
+impl<T> Shared<T> {
+    fn lock(&self) -> MutexGuard<'_, Buffer<T>> {
+        // No code of a user runs under the lock, so a poisoned buffer is whole.
+        self.buffer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Puts an item when there is room; whether more are wanted.
+    fn put(&self, item: Result<T>) -> bool {
+        let failed = item.is_err();
+        let mut buffer = self.lock();
+        // A reader may take its time over a step. That it has gone for good is told by its drop, so the deadline only
+        // guards against a missed wake.
+        while buffer.items.len() >= buffer.limit && !buffer.reader_left {
+            buffer = self
+                .drained
+                .wait_timeout(buffer, RECHECK)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+        }
+        if buffer.reader_left {
+            return false;
+        }
+        buffer.items.push_back(item);
+        buffer.was_full |= buffer.items.len() >= buffer.limit;
+        self.filled.notify_one();
+        !failed
+    }
+}
+
+/// Tells the reader that the thread is at its end, by a panic too.
+struct Farewell<T>(Arc<Shared<T>>);
+
+impl<T> Drop for Farewell<T> {
+    fn drop(&mut self) {
+        self.0.lock().thread_left = true;
+        self.0.filled.notify_all();
+    }
+}
+
+const MAX_AUTOTUNED: usize = 16;
+/// Filling a large shuffle buffer takes minutes; a source that is silent for longer than this is taken for dead.
+const READ_DEADLINE: Duration = Duration::from_secs(30 * 60);
+const JOIN_DEADLINE: Duration = Duration::from_secs(5);
+const RECHECK: Duration = Duration::from_secs(1);
+
+#[cfg(test)]
+mod tests;

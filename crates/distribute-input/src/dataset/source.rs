@@ -1,0 +1,149 @@
+//! Where elements come from.
+
+use std::{ops::Range, sync::Arc};
+
+use super::{
+    Cardinality, Dataset, Facts, Items, Opener, Order, Picks,
+    picks::{Rows, consecutive},
+};
+use crate::{Array, BoxError, Element, Error, Result, element::Operations};
+
+impl<T: Send + 'static> Dataset<T> {
+    /// The rows of a value, or of a tuple of values of equal length.
+    ///
+    /// Such a dataset is read in any order at no cost: up to `batch`, `shuffle`, `take`, `skip`, `shard`, `repeat` and
+    /// `cache` move row numbers only, and a batch is one slice or one gather.
+    ///
+    /// # Errors
+    /// A value without rows, or components of unequal length, are reported by each pass.
+    ///
+    /// # Source
+    /// `tf.data.Dataset.from_tensor_slices`.
+    pub fn from_tensor_slices<L>(data: T) -> Dataset<T>
+    where
+        T: Element<L> + Sync,
+    {
+        let (length, error) = match data.rows() {
+            Ok(length) => (length, None),
+            Err(error) => (0, Some(error)),
+        };
+        let mut facts = Facts::of(Cardinality::Known(length));
+        facts.note(error);
+        let source = Slices {
+            data,
+            operations: Operations::of::<L>(),
+        };
+        Dataset::picked(
+            Picks {
+                source: Arc::new(source),
+                order: in_order(length),
+            },
+            facts,
+        )
+    }
+
+    /// What an iterator yields; the function is called at the start of each pass.
+    ///
+    /// # Examples
+    /// ```
+    /// use distribute_input::{Array, Dataset};
+    /// let lines = Dataset::from_generator(|| "a b".split(' ').map(|word| Ok(Array::scalar(word.to_owned()))));
+    /// assert_eq!(lines.iter().count(), 2);
+    /// ```
+    pub fn from_generator<F, I>(generator: F) -> Dataset<T>
+    where
+        F: Fn() -> I + Send + Sync + 'static,
+        I: IntoIterator<Item = Result<T, BoxError>>,
+        I::IntoIter: Send + 'static,
+    {
+        let open: Opener<T> = Arc::new(move |_| {
+            Box::new(
+                generator()
+                    .into_iter()
+                    .map(|item| item.map_err(|error| Error::user("generator", error))),
+            ) as Items<T>
+        });
+        Dataset::new(open, Facts::of(Cardinality::Unknown))
+    }
+}
+
+impl Dataset<Array<i64>> {
+    /// The integers of a range, as scalars.
+    pub fn range(range: Range<i64>) -> Dataset<Array<i64>> {
+        let length = (i128::from(range.end) - i128::from(range.start)).max(0);
+        let length = usize::try_from(length).unwrap_or(usize::MAX);
+        let source = Arc::new(Integers { start: range.start });
+        Dataset::picked(
+            Picks {
+                source,
+                order: in_order(length),
+            },
+            Facts::of(Cardinality::Known(length)),
+        )
+    }
+}
+
+/// The items of an iterator, held in memory.
+impl<T: Clone + Send + Sync + 'static> FromIterator<T> for Dataset<T> {
+    fn from_iter<I: IntoIterator<Item = T>>(items: I) -> Dataset<T> {
+        let items: Arc<[T]> = items.into_iter().collect();
+        let facts = Facts::of(Cardinality::Known(items.len()));
+        let open: Opener<T> = Arc::new(move |_| {
+            let items = Arc::clone(&items);
+            Box::new((0..items.len()).map(move |index| Ok(items[index].clone()))) as Items<T>
+        });
+        Dataset::new(open, facts)
+    }
+}
+
+fn in_order(length: usize) -> Order {
+    Order::Rows(Arc::new(move |_| {
+        Box::new((0..length).map(Ok)) as Items<usize>
+    }))
+}
+
+/// The rows of a value.
+struct Slices<T> {
+    data: T,
+    operations: Operations<T>,
+}
+
+impl<T: Send + Sync> Rows<T> for Slices<T> {
+    fn row(&self, index: usize) -> Result<T> {
+        (self.operations.row)(&self.data, index)
+    }
+
+    fn pick(&self, rows: &[usize]) -> Result<T> {
+        match rows {
+            [] => (self.operations.slice)(&self.data, 0..0),
+            [first, ..] if consecutive(rows) => {
+                (self.operations.slice)(&self.data, *first..first + rows.len())
+            }
+            _ => (self.operations.gather)(&self.data, rows),
+        }
+    }
+}
+
+/// The integers from `start` on.
+struct Integers {
+    start: i64,
+}
+
+impl Integers {
+    fn value(&self, index: usize) -> i64 {
+        // Exact modulo 2^64, and the sum lies in the range it came from.
+        self.start.wrapping_add(index as i64)
+    }
+}
+
+impl Rows<Array<i64>> for Integers {
+    fn row(&self, index: usize) -> Result<Array<i64>> {
+        Ok(Array::scalar(self.value(index)))
+    }
+
+    fn pick(&self, rows: &[usize]) -> Result<Array<i64>> {
+        Ok(Array::from(
+            rows.iter().map(|row| self.value(*row)).collect::<Vec<_>>(),
+        ))
+    }
+}

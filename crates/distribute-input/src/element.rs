@@ -1,0 +1,155 @@
+//! What datasets yield.
+
+use std::ops::Range;
+
+use crate::{Error, Result};
+
+/// What a dataset yields: a tensor, or a tuple of tensors, that can be joined to batches and divided again.
+///
+/// `L` names the library the value belongs to by a marker type. It lets a crate implement the trait for tensors it does
+/// not own (`impl Element<Candle> for Tensor`, where `Candle` is its own type), and is always inferred. Give a type
+/// exactly one implementation, or inference ends.
+///
+/// Tuples of up to six elements are elements; each component is treated alike.
+///
+/// # Shapes
+/// A *row* is what an index along the leading dimension picks.
+pub trait Element<L>: Clone + Send + 'static {
+    /// Joins values of equal shape along a new leading dimension.
+    ///
+    /// # Errors
+    /// When there are none, or their shapes differ.
+    fn stack(items: &[Self]) -> Result<Self>;
+
+    /// The length of the leading dimension.
+    ///
+    /// # Errors
+    /// When the value has no dimension.
+    fn rows(&self) -> Result<usize>;
+
+    /// One row, without the leading dimension; a view where the library has views.
+    ///
+    /// # Errors
+    /// When there is no such row.
+    fn row(&self, index: usize) -> Result<Self>;
+
+    /// Consecutive rows, with the leading dimension; an empty range gives a value of zero rows.
+    ///
+    /// # Errors
+    /// When the range leaves the value.
+    fn slice(&self, rows: Range<usize>) -> Result<Self>;
+
+    /// The named rows in the named order, in one copy.
+    ///
+    /// # Errors
+    /// When a row is outside the value.
+    fn gather(&self, rows: &[usize]) -> Result<Self>;
+
+    /// Joins values along the leading dimension they have.
+    ///
+    /// # Errors
+    /// When there are none, or their shapes differ behind the leading dimension.
+    fn concat(items: &[Self]) -> Result<Self>;
+}
+
+/// The operations of one [`Element`] implementation, with the library's tag forgotten.
+pub(crate) struct Operations<T> {
+    pub(crate) rows: fn(&T) -> Result<usize>,
+    pub(crate) row: fn(&T, usize) -> Result<T>,
+    pub(crate) slice: fn(&T, Range<usize>) -> Result<T>,
+    pub(crate) gather: fn(&T, &[usize]) -> Result<T>,
+}
+
+impl<T> Operations<T> {
+    pub(crate) fn of<L>() -> Operations<T>
+    where
+        T: Element<L>,
+    {
+        Operations {
+            rows: T::rows,
+            row: T::row,
+            slice: T::slice,
+            gather: T::gather,
+        }
+    }
+}
+
+impl<T> Clone for Operations<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Operations<T> {}
+
+macro_rules! tuple_element {
+    ($($tag:ident $component:ident $at:tt),+) => {
+        impl<$($tag, $component: Element<$tag>),+> Element<($($tag,)+)> for ($($component,)+) {
+            fn stack(items: &[Self]) -> Result<Self> {
+                Ok(($(<$component as Element<$tag>>::stack(&items.iter().map(|item| item.$at.clone()).collect::<Vec<_>>())?,)+))
+            }
+
+            fn rows(&self) -> Result<usize> {
+                let rows = [$(self.$at.rows()?),+];
+                if rows.iter().any(|component| *component != rows[0]) {
+                    return Err(Error::UnequalRows { rows: rows.to_vec() });
+                }
+                Ok(rows[0])
+            }
+
+            fn row(&self, index: usize) -> Result<Self> {
+                Ok(($(self.$at.row(index)?,)+))
+            }
+
+            fn slice(&self, rows: Range<usize>) -> Result<Self> {
+                Ok(($(self.$at.slice(rows.clone())?,)+))
+            }
+
+            fn gather(&self, rows: &[usize]) -> Result<Self> {
+                Ok(($(self.$at.gather(rows)?,)+))
+            }
+
+            fn concat(items: &[Self]) -> Result<Self> {
+                Ok(($(<$component as Element<$tag>>::concat(&items.iter().map(|item| item.$at.clone()).collect::<Vec<_>>())?,)+))
+            }
+        }
+    };
+}
+
+tuple_element!(LA A 0);
+tuple_element!(LA A 0, LB B 1);
+tuple_element!(LA A 0, LB B 1, LC C 2);
+tuple_element!(LA A 0, LB B 1, LC C 2, LD D 3);
+tuple_element!(LA A 0, LB B 1, LC C 2, LD D 3, LE E 4);
+tuple_element!(LA A 0, LB B 1, LC C 2, LD D 3, LE E 4, LF F 5);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Array;
+
+    #[test]
+    fn tuples_treat_their_components_alike() {
+        let pair = (
+            Array::from(vec![1, 2, 3]),
+            Array::new([3, 2], vec![1.0, 1.5, 2.0, 2.5, 3.0, 3.5]).unwrap(),
+        );
+        assert_eq!(pair.rows().unwrap(), 3);
+        let row = pair.row(1).unwrap();
+        assert_eq!(row, (Array::scalar(2), Array::from(vec![2.0, 2.5])));
+        let stacked = Element::stack(&[row.clone(), row]).unwrap();
+        assert_eq!(stacked.0.as_slice(), [2, 2]);
+        assert_eq!(stacked.1.shape(), [2, 2]);
+        assert_eq!(pair.gather(&[2, 0]).unwrap().0.as_slice(), [3, 1]);
+        let joined =
+            Element::concat(&[pair.slice(0..1).unwrap(), pair.slice(2..3).unwrap()]).unwrap();
+        assert_eq!(joined.1.as_slice(), [1.0, 1.5, 3.0, 3.5]);
+    }
+
+    #[test]
+    fn components_of_unequal_length_are_refused() {
+        let pair = (Array::from(vec![1, 2, 3]), Array::from(vec![1, 2]));
+        let text = pair.rows().unwrap_err().to_string();
+        assert!(text.contains("[3, 2]"), "{text}");
+    }
+}

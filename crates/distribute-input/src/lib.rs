@@ -1,0 +1,55 @@
+//! Input pipelines and their distribution over workers and replicas.
+//!
+//! The crate knows no tensor library and no devices. A library's tensors enter through [`Element`]: a value that can be
+//! stacked to a batch and cut along its leading dimension.
+//!
+//! - [`Dataset`]: a description of a pipeline (source, map, shuffle, batch, prefetch, …), read lazily, pass by pass.
+//! - [`distribute_dataset`]: divides the global batches of a dataset between the replicas of all workers.
+//! - [`distribute_datasets_from_function`]: one pipeline per worker, made by a function of its [`InputContext`].
+//! - [`DistributedDataset`]: what both give; yields one element per local replica and step, and prints its [`DataPlan`].
+//! - [`Array`]: a small element in host memory, for scalars, labels, texts and tests.
+//!
+//! # Examples
+//! ```
+//! use distribute_input::{AUTOTUNE, Array, Dataset, InputOptions, InputTopology, distribute_dataset};
+//! let images = Array::new([9, 2], (0..18).map(|pixel| pixel as f32).collect())?;
+//! let labels = Array::from((0..9).collect::<Vec<u32>>());
+//! let data = Dataset::from_tensor_slices((images, labels)).shuffle(9, 42).batch(4).prefetch(AUTOTUNE);
+//! let distributed = distribute_dataset(&data, InputTopology::local(2)?, InputOptions::default())?;
+//! println!("{}", distributed.plan());
+//! let mut seen = Vec::new();
+//! for step in &distributed {
+//!     for (images, labels) in step? {
+//!         assert_eq!(images.shape()[0], labels.shape()[0]);
+//!         seen.extend_from_slice(labels.as_slice());
+//!     }
+//! }
+//! seen.sort();
+//! assert_eq!(seen, (0..9).collect::<Vec<_>>());
+//! # Ok::<(), distribute_input::Error>(())
+//! ```
+//!
+//! # Invariants
+//! - A pass is a function of the pipeline, its seeds and the number of the pass; nothing else a program does changes it.
+//! - Every example of a distributed dataset reaches exactly one replica in each pass.
+//! - The first error ends a pass.
+
+mod array;
+mod context;
+mod dataset;
+mod distributed;
+mod element;
+mod error;
+mod plan;
+mod rebatch;
+
+pub use array::{Array, Arrays};
+pub use context::{InputContext, InputTopology};
+pub use dataset::{AUTOTUNE, Cardinality, Dataset, DatasetIter};
+pub use distributed::{
+    DistributedDataset, DistributedIter, InputOptions, distribute_dataset,
+    distribute_datasets_from_function,
+};
+pub use element::Element;
+pub use error::{BoxError, Error, Result};
+pub use plan::DataPlan;
