@@ -1,0 +1,238 @@
+//! Where code runs: inside a replica, or outside all of them.
+
+use std::cell::RefCell;
+use std::sync::Arc;
+use std::time::Duration;
+
+use distribute_collectives::{ProcessGroup, Rank, ReduceOp};
+use distribute_device::DeviceSpec;
+use distribute_values::{PerReplica, Place, TensorStorage};
+
+use crate::merge::Meeting;
+use crate::{Error, Result, Strategy};
+
+/// What code inside a replica can see and do.
+///
+/// # Source
+/// `tf.distribute.ReplicaContext`.
+#[derive(Clone)]
+pub struct ReplicaContext {
+    strategy: Strategy,
+    local: usize,
+    groups: Arc<Vec<ProcessGroup>>,
+    meeting: Arc<Meeting>,
+}
+
+impl ReplicaContext {
+    pub(crate) fn new(
+        strategy: &Strategy,
+        local: usize,
+        groups: Arc<Vec<ProcessGroup>>,
+        meeting: Arc<Meeting>,
+    ) -> ReplicaContext {
+        ReplicaContext { strategy: strategy.clone(), local, groups, meeting }
+    }
+
+    /// The strategy that runs this replica.
+    pub fn strategy(&self) -> &Strategy {
+        &self.strategy
+    }
+
+    /// This replica's id among all replicas.
+    pub fn replica_id(&self) -> usize {
+        self.strategy.topology().first_replica() + self.local
+    }
+
+    /// This replica's index among those of its process.
+    pub fn local_replica_id(&self) -> usize {
+        self.local
+    }
+
+    /// The number of replicas that train in step, on all processes.
+    pub fn num_replicas_in_sync(&self) -> usize {
+        self.strategy.num_replicas_in_sync()
+    }
+
+    /// This replica's device.
+    pub fn device(&self) -> Option<&DeviceSpec> {
+        self.strategy.devices().get(self.local)
+    }
+
+    /// This replica's rank in the group of all replicas, for collectives on slices.
+    pub fn group(&self) -> &ProcessGroup {
+        &self.groups[self.local]
+    }
+
+    /// The place of this code, for reads and writes of variables.
+    pub fn place(&self) -> Place<'_> {
+        Place::Replica { local: self.local, group: self.group() }
+    }
+
+    /// The reduction of every replica's `value`, as a new tensor. Every replica must call this.
+    ///
+    /// # Errors
+    /// The collective's: replicas that differ, are missing or fail.
+    pub fn all_reduce<L, T: TensorStorage<L>>(&self, op: ReduceOp, value: &T) -> Result<T> {
+        let copy = copy_of(value)?;
+        let mut outcome = Ok(());
+        copy.write(&mut |buffer| outcome = self.group().all_reduce_list(&mut [buffer], op))?;
+        outcome?;
+        Ok(copy)
+    }
+
+    /// The first replica's `value`, or another root's, on every replica. Every replica must call this.
+    ///
+    /// # Errors
+    /// The collective's: replicas that differ, are missing or fail.
+    pub fn broadcast<L, T: TensorStorage<L>>(&self, value: &T, root: usize) -> Result<T> {
+        let root = Rank(u32::try_from(root).unwrap_or(u32::MAX));
+        let copy = copy_of(value)?;
+        let mut outcome = Ok(());
+        copy.write(&mut |buffer| outcome = self.group().broadcast_list(&mut [buffer], root))?;
+        outcome?;
+        Ok(copy)
+    }
+
+    /// Every replica's `value`, concatenated along an axis, on every replica. Every replica must call this.
+    ///
+    /// Shapes may differ in that axis only.
+    ///
+    /// # Errors
+    /// [`distribute_values::Error::Shape`] and the collective's.
+    pub fn all_gather<L, T: TensorStorage<L>>(&self, value: &T, axis: usize) -> Result<T> {
+        let group = std::slice::from_ref(self.group());
+        Ok(distribute_values::gather_values(group, &PerReplica::new(vec![value.clone()]), axis)?)
+    }
+
+    /// Waits until every replica has called this.
+    ///
+    /// # Errors
+    /// The collective's: replicas that are missing or fail.
+    pub fn barrier(&self) -> Result<()> {
+        Ok(self.group().barrier()?)
+    }
+
+    /// Brings the replicas of this process together: one of them calls `merge`, in the cross-replica context, with what
+    /// all brought; every replica gets its result.
+    ///
+    /// # Errors
+    /// [`Error::Merge`] where replicas make different numbers of merge calls or one fails, else what `merge` returns.
+    ///
+    /// # Source
+    /// `tf.distribute.ReplicaContext.merge_call`. It may be called under conditions, as long as replicas agree.
+    pub fn merge_call<T: Send + 'static, R: Clone + Send + 'static>(
+        &self,
+        brought: T,
+        merge: impl FnOnce(&Strategy, PerReplica<T>) -> Result<R>,
+    ) -> Result<R> {
+        self.meeting.merge(self.local, brought, self.timeout(), |values| {
+            let _frame = push(Frame::Cross(self.strategy.clone()));
+            merge(&self.strategy, values)
+        })
+    }
+
+    fn timeout(&self) -> Duration {
+        self.group().timeout()
+    }
+}
+
+impl std::fmt::Debug for ReplicaContext {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ReplicaContext").field("replica_id", &self.replica_id()).finish_non_exhaustive()
+    }
+}
+
+fn copy_of<L, T: TensorStorage<L>>(value: &T) -> Result<T> {
+    let shape = value.shape();
+    let mut copy = None;
+    value.read(&mut |elements| copy = Some(value.beside(&shape, elements)))?;
+    match copy {
+        Some(copy) => Ok(copy?),
+        None => Ok(value.clone()),
+    }
+}
+
+/// The replica that the calling code runs in; `None` outside of all replicas.
+///
+/// # Source
+/// `tf.distribute.get_replica_context`.
+pub fn get_replica_context() -> Option<ReplicaContext> {
+    current(|frame| match frame {
+        Some(Frame::Replica(context)) => Some(context.clone()),
+        _ => None,
+    })
+}
+
+/// The strategy that the calling code runs under; `None` where none was chosen.
+///
+/// # Source
+/// `tf.distribute.get_strategy`.
+pub fn get_strategy() -> Option<Strategy> {
+    current(|frame| match frame {
+        Some(Frame::Replica(context)) => Some(context.strategy.clone()),
+        Some(Frame::Cross(strategy)) => Some(strategy.clone()),
+        None => None,
+    })
+}
+
+/// Whether the calling code runs under a chosen strategy.
+///
+/// # Source
+/// `tf.distribute.has_strategy`.
+pub fn has_strategy() -> bool {
+    current(|frame| frame.is_some())
+}
+
+/// Whether the calling code is in a strategy's scope, or a merged function, and in no replica.
+///
+/// # Source
+/// `tf.distribute.in_cross_replica_context`.
+pub fn in_cross_replica_context() -> bool {
+    current(|frame| matches!(frame, Some(Frame::Cross(_))))
+}
+
+/// One level of the thread's context.
+pub(crate) enum Frame {
+    Replica(ReplicaContext),
+    Cross(Strategy),
+}
+
+thread_local! {
+    static STACK: RefCell<Vec<Frame>> = const { RefCell::new(Vec::new()) };
+}
+
+pub(crate) fn current<R>(look: impl FnOnce(Option<&Frame>) -> R) -> R {
+    STACK.with_borrow(|stack| look(stack.last()))
+}
+
+/// Leaves the context when it is dropped.
+pub(crate) struct Entered(());
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        STACK.with_borrow_mut(Vec::pop);
+    }
+}
+
+pub(crate) fn push(frame: Frame) -> Entered {
+    STACK.with_borrow_mut(|stack| stack.push(frame));
+    Entered(())
+}
+
+/// Enters the cross-replica context of a strategy.
+pub(crate) fn enter_cross(strategy: &Strategy) -> Result<Entered> {
+    let outcome = current(|frame| match frame {
+        Some(Frame::Cross(outer)) if !outer.is_same(strategy) => Err(Error::Context {
+            what: "a strategy's scope",
+            place: "inside the scope of another strategy",
+            remedy: "leave that scope first: strategies cannot be mixed",
+        }),
+        Some(Frame::Replica(_)) => Err(Error::Context {
+            what: "a strategy's scope",
+            place: "inside a replica",
+            remedy: "enter it outside run, or use merge_call",
+        }),
+        _ => Ok(()),
+    });
+    outcome.map(|()| push(Frame::Cross(strategy.clone())))
+}

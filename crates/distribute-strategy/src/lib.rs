@@ -1,0 +1,54 @@
+//! Strategies: where the replicas of a program run, and how their values are combined.
+//!
+//! One concrete handle, [`Strategy`], stands for all of them, so programs never become generic over strategies:
+//!
+//! - [`Strategy::default_strategy`] and [`OneDeviceStrategy`]: one replica.
+//! - [`MirroredStrategy`]: several replicas in this process, each with its own copy of every variable.
+//! - [`MultiWorkerMirroredStrategy`]: the same over several processes.
+//!
+//! Code inside [`Strategy::run_with`] sees a [`ReplicaContext`]; code outside is in the cross-replica context, as
+//! [`Strategy`] itself. What a strategy's author implements is [`StrategyExtended`].
+//!
+//! The crate knows no tensor library: values enter through [`distribute_values::TensorStorage`].
+//!
+//! # Examples
+//! ```
+//! use distribute_collectives::ReduceOp;
+//! use distribute_strategy::{Error, MirroredStrategy};
+//! use distribute_values::{Axis, HostTensor};
+//!
+//! let strategy = MirroredStrategy::builder().devices(["CPU:0", "CPU:1"]).build()?;
+//! let losses = strategy.run_with((), |context, ()| {
+//!     Ok::<_, Error>(HostTensor::scalar(context.replica_id() as f64))
+//! })?;
+//! let loss = strategy.reduce(ReduceOp::Sum, &losses, Axis::None)?;
+//! assert_eq!(distribute_values::TensorStorage::to_elements::<f64>(&loss)?, [1.0]);
+//! # Ok::<(), Error>(())
+//! ```
+//!
+//! # Invariants
+//! - Replicas of a run are on threads of their own, all at the same time.
+//! - A replica that fails or panics ends the waiting of all others; the first failure is what `run` returns.
+//! - There is no global state: strategies are made, dropped and made again within one process.
+
+mod args;
+mod context;
+mod error;
+mod input;
+mod intra_op;
+mod merge;
+mod mirrored;
+mod multi_worker;
+mod one_device;
+mod replica_threads;
+mod run;
+mod strategy;
+
+pub use args::{ReplicaArgs, counted};
+pub use context::{ReplicaContext, get_replica_context, get_strategy, has_strategy, in_cross_replica_context};
+pub use error::{Error, Result};
+pub use input::{DistributedDataset, DistributedIterator};
+pub use mirrored::{MirroredBuilder, MirroredStrategy};
+pub use multi_worker::{CommunicationOptions, MultiWorkerMirroredBuilder, MultiWorkerMirroredStrategy};
+pub use one_device::OneDeviceStrategy;
+pub use strategy::{Replicas, Strategy, StrategyExtended, Topology, ValueContext};

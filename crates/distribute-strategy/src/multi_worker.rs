@@ -1,0 +1,109 @@
+//! Replicas in several processes.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use distribute_cluster::{Coordination, CoordinationOptions, Membership};
+use distribute_collectives::{Algorithm, Options, TransportKind};
+
+use crate::mirrored::check_devices;
+use crate::{Replicas, Result, Strategy, StrategyExtended, intra_op};
+
+/// How processes talk to each other.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CommunicationOptions {
+    /// What connects them. Default: DISTRIBUTE_TRANSPORT, else chosen automatically.
+    pub transport: Option<TransportKind>,
+    /// What moves an all-reduce. Default: DISTRIBUTE_ALGORITHM, else chosen by size.
+    pub algorithm: Option<Algorithm>,
+    /// How long one operation may take. Default: DISTRIBUTE_TIMEOUT, else five minutes.
+    pub timeout: Option<Duration>,
+}
+
+/// Synchronous training on the devices of several processes, each replica with its own copy of every variable.
+///
+/// Every process runs the same program; TF_CONFIG, RANK and WORLD_SIZE, Open MPI or Slurm tell each which task it is.
+///
+/// # Source
+/// `tf.distribute.MultiWorkerMirroredStrategy`.
+pub struct MultiWorkerMirroredStrategy {
+    replicas: Replicas,
+}
+
+impl MultiWorkerMirroredStrategy {
+    /// Chooses devices, communication and who takes part.
+    pub fn builder() -> MultiWorkerMirroredBuilder {
+        MultiWorkerMirroredBuilder::default()
+    }
+}
+
+/// Builds a [`MultiWorkerMirroredStrategy`].
+#[derive(Clone, Debug, Default)]
+pub struct MultiWorkerMirroredBuilder {
+    devices: Option<Vec<String>>,
+    communication: CommunicationOptions,
+    membership: Option<Membership>,
+}
+
+impl MultiWorkerMirroredBuilder {
+    /// The devices of this process's replicas; every process has the same number. Default: `CPU:0`.
+    pub fn devices<D: Into<String>>(mut self, devices: impl IntoIterator<Item = D>) -> Self {
+        self.devices = Some(devices.into_iter().map(Into::into).collect());
+        self
+    }
+
+    /// How processes talk to each other.
+    pub fn communication(mut self, options: CommunicationOptions) -> Self {
+        self.communication = options;
+        self
+    }
+
+    /// Who takes part, instead of what the environment says.
+    pub fn membership(mut self, membership: Membership) -> Self {
+        self.membership = Some(membership);
+        self
+    }
+
+    /// Meets the other processes and makes the strategy.
+    ///
+    /// # Errors
+    /// [`Error::Cluster`](crate::Error::Cluster) where the environment is wrong or tasks are missing, and the errors of connecting.
+    pub fn build(self) -> Result<Strategy> {
+        let devices =
+            check_devices("MultiWorkerMirroredStrategy", self.devices.unwrap_or_else(|| vec!["CPU:0".to_owned()]))?;
+        intra_op::share_cores(devices.len());
+        let mut options = Options::from_env()?;
+        options.timeout = self.communication.timeout.unwrap_or(options.timeout);
+        options.transport = self.communication.transport.unwrap_or(options.transport);
+        options.algorithm = self.communication.algorithm.unwrap_or(options.algorithm);
+        let membership = match self.membership {
+            Some(membership) => Some(membership),
+            None => Membership::from_env()?,
+        };
+        let replicas = match membership {
+            None => Replicas::local(devices, options)?,
+            Some(membership) => {
+                let coordination = Coordination::start(&membership, CoordinationOptions::from_env()?)?;
+                Replicas::joined(devices, Arc::new(coordination), options)?
+            }
+        };
+        Ok(Strategy::new(MultiWorkerMirroredStrategy { replicas }))
+    }
+}
+
+impl StrategyExtended for MultiWorkerMirroredStrategy {
+    fn name(&self) -> &'static str {
+        "MultiWorkerMirrored"
+    }
+
+    fn replicas(&self) -> &Replicas {
+        &self.replicas
+    }
+
+    fn describe(&self) -> String {
+        let topology = self.replicas.topology;
+        let transport = self.replicas.transport();
+        format!("MultiWorkerMirrored {} workers × {} CPU · {transport}", topology.workers, topology.replicas_per_worker)
+    }
+}
+

@@ -1,0 +1,157 @@
+//! The threads that replicas run on.
+//!
+//! A rayon pool would not do: a replica that waits in a collective inside one of rayon's joins may steal the task of the
+//! very replica it waits for.
+#![expect(unsafe_code, reason = "replica closures borrow from their caller, who waits for them")]
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::{JoinHandle, Thread};
+
+use crossbeam_channel::{Sender, bounded};
+
+use crate::{Error, Result};
+
+/// What a panicking closure left behind.
+pub(crate) type Panic = Box<dyn Any + Send>;
+
+type Task<'a> = Box<dyn FnOnce() + Send + 'a>;
+
+/// One thread for each replica of this process but the first, which runs on the caller's.
+pub(crate) struct ReplicaThreads {
+    threads: Vec<(Sender<Task<'static>>, JoinHandle<()>)>,
+}
+
+impl ReplicaThreads {
+    /// Starts the threads; `first_replica` is the id of this process's first replica, for their names.
+    pub(crate) fn start(replicas: usize, first_replica: usize) -> Result<ReplicaThreads> {
+        let threads = (1..replicas)
+            .map(|local| {
+                let replica = first_replica + local;
+                let (sender, tasks) = bounded::<Task<'static>>(1);
+                let thread = std::thread::Builder::new()
+                    .name(format!("replica-{replica}"))
+                    .spawn(move || tasks.into_iter().for_each(|task| task()))
+                    .map_err(|source| Error::Thread { replica, source })?;
+                Ok((sender, thread))
+            })
+            .collect::<Result<Vec<_>>>()?;
+        Ok(ReplicaThreads { threads })
+    }
+
+    /// Runs one closure per replica, all at the same time, and returns when all have ended.
+    ///
+    /// How long that takes is up to the closures; what they wait for has deadlines of its own.
+    pub(crate) fn run<'a, R: Send + 'a>(
+        &self,
+        mut closures: Vec<Box<dyn FnOnce() -> R + Send + 'a>>,
+    ) -> Vec<std::result::Result<R, Panic>> {
+        let mut results: Vec<Option<std::result::Result<R, Panic>>> = closures.iter().map(|_| None).collect();
+        let first = closures.remove(0);
+        {
+            let (mine, others) = results.split_at_mut(1);
+            let latch = Arc::new(Latch { pending: AtomicUsize::new(closures.len()), waiter: std::thread::current() });
+            // Waits when it is dropped, so that no borrow ends before the threads are done, whatever happens below.
+            let wait = WaitOnDrop(&latch);
+            for ((closure, result), (sender, _)) in closures.into_iter().zip(others).zip(&self.threads) {
+                let latch = latch.clone();
+                let task: Task<'_> = Box::new(move || {
+                    *result = Some(catch_unwind(AssertUnwindSafe(closure)));
+                    latch.count_down();
+                });
+                // SAFETY: the task borrows for 'a at most, and this function does not return before the latch says that the
+                // task has ended: `wait` is dropped first, on every path.
+                let task: Task<'static> = unsafe { std::mem::transmute::<Task<'_>, Task<'static>>(task) };
+                if let Err(refused) = sender.send(task) {
+                    // The thread is gone; run here rather than lose the replica.
+                    (refused.0)();
+                }
+            }
+            mine[0] = Some(catch_unwind(AssertUnwindSafe(first)));
+            drop(wait);
+        }
+        results.into_iter().flatten().collect()
+    }
+}
+
+impl Drop for ReplicaThreads {
+    fn drop(&mut self) {
+        for (sender, thread) in self.threads.drain(..) {
+            drop(sender);
+            // Ends as soon as its channel is closed: no task is under way while the threads are not borrowed.
+            if thread.thread().id() != std::thread::current().id() {
+                let _ = thread.join();
+            }
+        }
+    }
+}
+
+/// Counts tasks that have not ended.
+struct Latch {
+    pending: AtomicUsize,
+    waiter: Thread,
+}
+
+impl Latch {
+    fn count_down(&self) {
+        if self.pending.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.waiter.unpark();
+        }
+    }
+}
+
+struct WaitOnDrop<'a>(&'a Latch);
+
+impl Drop for WaitOnDrop<'_> {
+    fn drop(&mut self) {
+        // Replicas end within microseconds of each other: their last collective has just let them go.
+        for _ in 0..SPINS {
+            if self.0.pending.load(Ordering::Acquire) == 0 {
+                return;
+            }
+            std::hint::spin_loop();
+        }
+        while self.0.pending.load(Ordering::Acquire) > 0 {
+            std::thread::park_timeout(std::time::Duration::from_millis(50));
+        }
+    }
+}
+
+const SPINS: u32 = 2_000;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn closures_run_together_and_borrow() {
+        let threads = ReplicaThreads::start(3, 0).unwrap();
+        let barrier = std::sync::Barrier::new(3);
+        for round in 0..50 {
+            let values = [1, 2, 3].map(|value| value * round);
+            let closures: Vec<Box<dyn FnOnce() -> i32 + Send + '_>> = values
+                .iter()
+                .map(|value| {
+                    let barrier = &barrier;
+                    Box::new(move || {
+                        barrier.wait();
+                        *value
+                    }) as _
+                })
+                .collect();
+            let results: Vec<i32> = threads.run(closures).into_iter().map(|result| result.unwrap()).collect();
+            assert_eq!(results, values);
+        }
+    }
+
+    #[test]
+    fn a_panic_is_caught_and_the_thread_lives_on() {
+        let threads = ReplicaThreads::start(2, 0).unwrap();
+        for _ in 0..2 {
+            let results = threads.run::<i32>(vec![Box::new(|| 1), Box::new(|| panic!("no gradient"))]);
+            assert!(results[0].is_ok() && results[1].is_err());
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! Running a closure on every replica.
+
+use std::sync::{Arc, PoisonError};
+
+use distribute_values::PerReplica;
+
+use crate::context::{self, Frame};
+use crate::merge::Meeting;
+use crate::{Error, ReplicaArgs, ReplicaContext, Result, Strategy};
+
+impl Strategy {
+    /// Runs `body` once on each replica of this process, all at the same time, and collects what they return.
+    ///
+    /// Each replica gets its part of `args`; whatever is the same for all is borrowed by the closure. The facade's `run`
+    /// is this with its own error type.
+    ///
+    /// # Errors
+    /// The first error of a replica. The others leave their collectives with an error that names it. A replica's panic is
+    /// [`Error::ReplicaPanicked`].
+    ///
+    /// # Source
+    /// `tf.distribute.Strategy.run`, except that replicas really run at the same time.
+    pub fn run_with<A, R, E>(
+        &self,
+        args: A,
+        body: impl Fn(&ReplicaContext, A::Local) -> Result<R, E> + Sync,
+    ) -> Result<PerReplica<R>, E>
+    where
+        A: ReplicaArgs,
+        R: Send,
+        E: From<Error> + std::fmt::Display + Send,
+    {
+        if context::current(|frame| matches!(frame, Some(Frame::Replica(_)))) {
+            let remedy = "call it outside of run, or use merge_call";
+            return Err(Error::Context { what: "run", place: "inside a replica", remedy }.into());
+        }
+        let replicas = self.replicas();
+        let topology = replicas.topology;
+        let parts = args.split(topology.replicas_per_worker)?;
+        let groups = replicas.groups();
+        let meeting = Arc::new(Meeting::new(topology.replicas_per_worker, topology.first_replica()));
+        let first_failure = std::sync::Mutex::new(None);
+        let body = &body;
+        let closures = parts
+            .into_iter()
+            .enumerate()
+            .map(|(local, part)| {
+                let context = ReplicaContext::new(self, local, groups.clone(), meeting.clone());
+                let (meeting, first_failure) = (&meeting, &first_failure);
+                Box::new(move || {
+                    // Also runs when the body panics, so that nobody waits for this replica.
+                    let mut ending = Ending { context: &context, meeting, reason: Some("it panicked".to_owned()) };
+                    let frame = context::push(Frame::Replica(context.clone()));
+                    let outcome = body(&context, part);
+                    drop(frame);
+                    ending.reason = outcome.as_ref().err().map(|error| {
+                        first_failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(local);
+                        error.to_string()
+                    });
+                    drop(ending);
+                    outcome
+                }) as Box<dyn FnOnce() -> Result<R, E> + Send + '_>
+            })
+            .collect();
+        let threads = replicas.threads.lock().unwrap_or_else(PoisonError::into_inner);
+        let outcomes = threads.run(closures);
+        drop(threads);
+        let first_failure = first_failure.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let mut values = Vec::with_capacity(outcomes.len());
+        let mut failures: Vec<(usize, E)> = Vec::new();
+        let mut panicked = None;
+        for (local, outcome) in outcomes.into_iter().enumerate() {
+            match outcome {
+                Ok(Ok(value)) => values.push(value),
+                Ok(Err(error)) => failures.push((local, error)),
+                Err(panic) => {
+                    let replica = topology.first_replica() + local;
+                    panicked.get_or_insert(Error::ReplicaPanicked { replica, message: said(panic.as_ref()) });
+                }
+            }
+        }
+        if panicked.is_none() && failures.is_empty() {
+            return Ok(PerReplica::new(values));
+        }
+        drop(groups);
+        replicas.renew()?;
+        match panicked {
+            Some(panicked) => Err(panicked.into()),
+            None => {
+                let first = failures.iter().position(|(local, _)| Some(*local) == first_failure).unwrap_or(0);
+                Err(failures.swap_remove(first).1)
+            }
+        }
+    }
+}
+
+/// Tells a replica's peers how it ended.
+struct Ending<'a> {
+    context: &'a ReplicaContext,
+    meeting: &'a Meeting,
+    /// Why it failed; `None` where it did not.
+    reason: Option<String>,
+}
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        match &self.reason {
+            Some(reason) => {
+                self.meeting.end(self.context.local_replica_id(), "failed");
+                self.context.group().abort(&format!("replica {} failed: {reason}", self.context.replica_id()));
+            }
+            None => self.meeting.end(self.context.local_replica_id(), "ended its run without this merge_call"),
+        }
+    }
+}
+
+fn said(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "(no message)".to_owned())
+}

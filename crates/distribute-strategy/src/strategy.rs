@@ -1,0 +1,289 @@
+//! The handle that programs hold, and what is behind it.
+
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+use distribute_cluster::Coordination;
+use distribute_collectives::{Options, ProcessGroup, ReduceOp};
+use distribute_device::DeviceSpec;
+use distribute_values::{Axis, PerReplica, Place, TensorStorage, gather_values, reduce_values};
+
+use crate::context::{self, Frame};
+use crate::replica_threads::ReplicaThreads;
+use crate::{Error, Result};
+
+/// Where the replicas of this process stand among all replicas.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Topology {
+    /// Processes that hold replicas.
+    pub workers: usize,
+    /// This process among them.
+    pub worker: usize,
+    /// Replicas in each process.
+    pub replicas_per_worker: usize,
+}
+
+impl Topology {
+    /// The number of replicas in all processes.
+    pub fn num_replicas(&self) -> usize {
+        self.workers * self.replicas_per_worker
+    }
+
+    /// The id of this process's first replica.
+    pub fn first_replica(&self) -> usize {
+        self.worker * self.replicas_per_worker
+    }
+}
+
+/// What the author of a strategy implements.
+///
+/// # Source
+/// `tf.distribute.StrategyExtended`, less what Rust's types say already.
+pub trait StrategyExtended: Send + Sync {
+    /// The strategy's name, such as `Mirrored`.
+    fn name(&self) -> &'static str;
+
+    /// The replicas of this process.
+    fn replicas(&self) -> &Replicas;
+
+    /// One line that says what was chosen, for banners.
+    fn describe(&self) -> String;
+}
+
+/// A strategy: where replicas run and how their values are combined. Cheap to clone.
+///
+/// # Source
+/// `tf.distribute.Strategy`.
+#[derive(Clone)]
+pub struct Strategy {
+    extended: Arc<dyn StrategyExtended>,
+}
+
+impl Strategy {
+    /// The handle of a strategy implementation.
+    pub fn new(extended: impl StrategyExtended + 'static) -> Strategy {
+        Strategy { extended: Arc::new(extended) }
+    }
+
+    /// The strategy of programs that choose none: one replica, on the CPU.
+    ///
+    /// # Errors
+    /// None in practice; the signature is that of all strategies.
+    pub fn default_strategy() -> Result<Strategy> {
+        crate::one_device::default_strategy()
+    }
+
+    /// The strategy that the environment asks for: [`MultiWorkerMirroredStrategy`](crate::MultiWorkerMirroredStrategy)
+    /// where TF_CONFIG, RANK and WORLD_SIZE, Open MPI or Slurm say that this process is one of several, else the default.
+    ///
+    /// # Errors
+    /// [`Error::Cluster`] where the variables are wrong or other tasks are missing.
+    pub fn from_env() -> Result<Strategy> {
+        match distribute_cluster::Membership::from_env()? {
+            Some(_) => crate::MultiWorkerMirroredStrategy::builder().build(),
+            None => Strategy::default_strategy(),
+        }
+    }
+
+    /// What the strategy's author implemented.
+    pub fn extended(&self) -> &dyn StrategyExtended {
+        self.extended.as_ref()
+    }
+
+    /// The strategy's name, such as `Mirrored`.
+    pub fn name(&self) -> &'static str {
+        self.extended.name()
+    }
+
+    /// One line that says what was chosen: `MultiWorkerMirrored 2 workers × 1 CPU · tcp`.
+    pub fn describe(&self) -> String {
+        self.extended.describe()
+    }
+
+    /// The number of replicas that train in step, on all processes.
+    pub fn num_replicas_in_sync(&self) -> usize {
+        self.replicas().topology.num_replicas()
+    }
+
+    /// The number of replicas in this process.
+    pub fn num_local_replicas(&self) -> usize {
+        self.replicas().topology.replicas_per_worker
+    }
+
+    /// Where this process stands among all.
+    pub fn topology(&self) -> Topology {
+        self.replicas().topology
+    }
+
+    /// The devices of this process's replicas.
+    pub fn devices(&self) -> &[DeviceSpec] {
+        &self.replicas().devices
+    }
+
+    /// Whether this process writes what must be written once: checkpoints, summaries, progress.
+    pub fn is_chief(&self) -> bool {
+        self.replicas().topology.worker == 0
+    }
+
+    /// The coordination service of the processes, where there are several.
+    pub fn coordination(&self) -> Option<Arc<Coordination>> {
+        self.replicas().coordination.clone()
+    }
+
+    /// The local ranks of the group of all replicas.
+    pub fn groups(&self) -> Arc<Vec<ProcessGroup>> {
+        self.replicas().groups()
+    }
+
+    /// Reduces the values of all replicas, of every process, to one.
+    ///
+    /// With [`Axis::None`] over replicas only; with an axis, over that too, weighted by the number of elements.
+    ///
+    /// # Errors
+    /// [`Error::Context`] inside a replica: use [`ReplicaContext::all_reduce`](crate::ReplicaContext::all_reduce) there.
+    pub fn reduce<L, T: TensorStorage<L>>(&self, op: ReduceOp, values: &PerReplica<T>, axis: Axis) -> Result<T> {
+        self.outside_replicas("reduce", "use the context's all_reduce, or merge_call")?;
+        Ok(reduce_values(&self.groups(), op, values, &axis)?)
+    }
+
+    /// Concatenates the values of all replicas, of every process, along an axis.
+    ///
+    /// # Errors
+    /// [`Error::Context`] inside a replica: use [`ReplicaContext::all_gather`](crate::ReplicaContext::all_gather) there.
+    pub fn gather<L, T: TensorStorage<L>>(&self, values: &PerReplica<T>, axis: usize) -> Result<T> {
+        self.outside_replicas("gather", "use the context's all_gather, or merge_call")?;
+        Ok(gather_values(&self.groups(), values, axis)?)
+    }
+
+    /// The values of this process's replicas.
+    pub fn local_results<T: Clone>(&self, values: &PerReplica<T>) -> Vec<T> {
+        values.values().to_vec()
+    }
+
+    /// One value per local replica, made by `make` from the replica's id among all replicas.
+    ///
+    /// # Errors
+    /// The first error of `make`.
+    ///
+    /// # Source
+    /// `tf.distribute.Strategy.experimental_distribute_values_from_function`.
+    pub fn distribute_values_from_function<T, E>(
+        &self,
+        mut make: impl FnMut(ValueContext) -> Result<T, E>,
+    ) -> Result<PerReplica<T>, E> {
+        let topology = self.topology();
+        let context =
+            |local| ValueContext { replica_id: topology.first_replica() + local, num_replicas: topology.num_replicas() };
+        let values: Result<Vec<T>, E> = (0..topology.replicas_per_worker).map(|local| make(context(local))).collect();
+        Ok(PerReplica::new(values?))
+    }
+
+    /// Runs `body` with this strategy as the current one, in the cross-replica context.
+    ///
+    /// # Errors
+    /// [`Error::Context`] inside the scope of another strategy, else what `body` returns.
+    pub fn within<R, E: From<Error>>(&self, body: impl FnOnce() -> Result<R, E>) -> Result<R, E> {
+        let _frame = context::enter_cross(self)?;
+        body()
+    }
+
+    /// The place of code outside replicas, for reads and writes of variables.
+    pub fn with_place<R>(&self, body: impl FnOnce(Place<'_>) -> R) -> R {
+        body(Place::Cross { groups: &self.groups() })
+    }
+
+    pub(crate) fn replicas(&self) -> &Replicas {
+        self.extended.replicas()
+    }
+
+    pub(crate) fn is_same(&self, other: &Strategy) -> bool {
+        Arc::ptr_eq(&self.extended, &other.extended)
+    }
+
+    fn outside_replicas(&self, what: &'static str, remedy: &'static str) -> Result<()> {
+        match context::current(|frame| matches!(frame, Some(Frame::Replica(_)))) {
+            true => Err(Error::Context { what, place: "inside a replica", remedy }),
+            false => Ok(()),
+        }
+    }
+}
+
+impl std::fmt::Debug for Strategy {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Strategy").field(&self.describe()).finish()
+    }
+}
+
+/// What a function that makes a value knows of its replica.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ValueContext {
+    /// The replica's id among all replicas.
+    pub replica_id: usize,
+    /// The number of all replicas.
+    pub num_replicas: usize,
+}
+
+/// The replicas of this process: their devices, their threads and their ranks.
+pub struct Replicas {
+    pub(crate) topology: Topology,
+    pub(crate) devices: Vec<DeviceSpec>,
+    pub(crate) coordination: Option<Arc<Coordination>>,
+    /// Held for the length of a run: one run at a time.
+    pub(crate) threads: Mutex<ReplicaThreads>,
+    groups: RwLock<Arc<Vec<ProcessGroup>>>,
+    options: Options,
+}
+
+impl Replicas {
+    /// Replicas of one process alone.
+    ///
+    /// # Errors
+    /// The group or the threads cannot be made.
+    pub fn local(devices: Vec<DeviceSpec>, options: Options) -> Result<Replicas> {
+        let groups = ProcessGroup::local_with(devices.len(), &options)?;
+        Replicas::new(devices, groups, None, options)
+    }
+
+    /// The replicas of this process in a group of several.
+    ///
+    /// # Errors
+    /// The group cannot be joined, or the threads cannot be made.
+    pub fn joined(devices: Vec<DeviceSpec>, coordination: Arc<Coordination>, options: Options) -> Result<Replicas> {
+        let groups = ProcessGroup::join(&coordination, devices.len(), &options)?;
+        Replicas::new(devices, groups, Some(coordination), options)
+    }
+
+    fn new(
+        devices: Vec<DeviceSpec>,
+        groups: Vec<ProcessGroup>,
+        coordination: Option<Arc<Coordination>>,
+        options: Options,
+    ) -> Result<Replicas> {
+        let replicas_per_worker = devices.len();
+        let topology = Topology {
+            workers: groups.first().map_or(1, |group| group.world_size() / replicas_per_worker),
+            worker: groups.first().map_or(0, ProcessGroup::process),
+            replicas_per_worker,
+        };
+        let threads = Mutex::new(ReplicaThreads::start(replicas_per_worker, topology.first_replica())?);
+        Ok(Replicas { topology, devices, coordination, threads, groups: RwLock::new(Arc::new(groups)), options })
+    }
+
+    pub(crate) fn groups(&self) -> Arc<Vec<ProcessGroup>> {
+        self.groups.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// What connects the processes.
+    pub fn transport(&self) -> &'static str {
+        self.groups().first().map_or("local", ProcessGroup::transport_name)
+    }
+
+    /// After a failed run the group is aborted. Replicas of one process get a new one; several processes start again
+    /// from a checkpoint.
+    pub(crate) fn renew(&self) -> Result<()> {
+        if self.topology.workers == 1 {
+            let fresh = ProcessGroup::local_with(self.devices.len(), &self.options)?;
+            *self.groups.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(fresh);
+        }
+        Ok(())
+    }
+}
