@@ -1,0 +1,174 @@
+//! Which form of output a run gets.
+
+use std::io::{self, IsTerminal};
+
+use crate::Error;
+
+/// The forms of progress output.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum Form {
+    /// A bar where standard error is a terminal, plain lines where it is not.
+    #[default]
+    Auto,
+    /// One line per epoch, redrawn in place.
+    Bar,
+    /// `key=value` lines without control bytes.
+    Plain,
+    /// The plain lines as JSON objects.
+    Json,
+    /// Messages to the launcher, which draws one bar for all tasks.
+    Launcher {
+        /// Where the launcher listens, as `host:port`.
+        addr: String,
+    },
+    /// No progress; the summary is still printed.
+    Off,
+}
+
+impl Form {
+    /// Reads `DISTRIBUTE_PROGRESS` (`auto`, `bar`, `plain`, `json`, `launcher`, `off`),
+    /// `DISTRIBUTE_PROGRESS_ADDR` (`host:port`, for `launcher`) and `DISTRIBUTE_LOG` (`json` turns
+    /// plain lines into JSON lines).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::UnknownForm`], [`Error::MissingAddress`] and [`Error::BadAddress`] name the
+    /// variable and what it may hold.
+    pub fn from_env() -> Result<Self, Error> {
+        Self::from_vars(|name| Some(std::env::var_os(name)?.to_string_lossy().into_owned()))
+    }
+
+    fn from_vars(var: impl Fn(&str) -> Option<String>) -> Result<Self, Error> {
+        let json = var(LOG).is_some_and(|log| log.trim().eq_ignore_ascii_case("json"));
+        let given = var(PROGRESS).unwrap_or_default();
+        let form = match given.trim().to_ascii_lowercase().as_str() {
+            "" | "auto" => Self::Auto,
+            "bar" => Self::Bar,
+            "plain" => Self::Plain,
+            "json" => Self::Json,
+            "off" => Self::Off,
+            "launcher" => Self::Launcher {
+                addr: address(var(ADDR).as_deref())?,
+            },
+            _ => return Err(Error::UnknownForm { given }),
+        };
+        Ok(if json && matches!(form, Self::Auto | Self::Plain) {
+            Self::Json
+        } else {
+            form
+        })
+    }
+
+    /// Replaces `Auto` by what suits standard error.
+    pub(crate) fn resolved(self) -> Self {
+        if self != Self::Auto {
+            return self;
+        }
+        let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
+        if io::stderr().is_terminal() && !dumb {
+            Self::Bar
+        } else {
+            Self::Plain
+        }
+    }
+}
+
+fn address(given: Option<&str>) -> Result<String, Error> {
+    let given = given
+        .map(str::trim)
+        .filter(|given| !given.is_empty())
+        .ok_or(Error::MissingAddress)?;
+    let port = given
+        .rsplit_once(':')
+        .filter(|(host, _)| !host.is_empty())
+        .map(|(_, port)| port);
+    match port.and_then(|port| port.parse::<u16>().ok()) {
+        Some(1..) => Ok(given.to_owned()),
+        _ => Err(Error::BadAddress {
+            given: given.to_owned(),
+        }),
+    }
+}
+
+const PROGRESS: &str = "DISTRIBUTE_PROGRESS";
+const ADDR: &str = "DISTRIBUTE_PROGRESS_ADDR";
+const LOG: &str = "DISTRIBUTE_LOG";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn form(vars: &[(&str, &str)]) -> Result<Form, Error> {
+        Form::from_vars(|name| {
+            vars.iter()
+                .find(|(key, _)| *key == name)
+                .map(|(_, value)| (*value).to_owned())
+        })
+    }
+
+    #[test]
+    fn variables_choose_the_form() {
+        assert_eq!(form(&[]).unwrap(), Form::Auto);
+        assert_eq!(form(&[(PROGRESS, "")]).unwrap(), Form::Auto);
+        assert_eq!(form(&[(PROGRESS, " Bar ")]).unwrap(), Form::Bar);
+        assert_eq!(form(&[(PROGRESS, "plain")]).unwrap(), Form::Plain);
+        assert_eq!(form(&[(PROGRESS, "json")]).unwrap(), Form::Json);
+        assert_eq!(form(&[(PROGRESS, "off")]).unwrap(), Form::Off);
+        let launcher = form(&[(PROGRESS, "launcher"), (ADDR, "[::1]:4711")]).unwrap();
+        assert_eq!(
+            launcher,
+            Form::Launcher {
+                addr: "[::1]:4711".into()
+            }
+        );
+    }
+
+    #[test]
+    fn json_logs_turn_lines_into_json_and_leave_other_forms_alone() {
+        assert_eq!(form(&[(LOG, "json")]).unwrap(), Form::Json);
+        assert_eq!(
+            form(&[(LOG, "json"), (PROGRESS, "plain")]).unwrap(),
+            Form::Json
+        );
+        assert_eq!(
+            form(&[(LOG, "json"), (PROGRESS, "off")]).unwrap(),
+            Form::Off
+        );
+        assert_eq!(form(&[(LOG, "text")]).unwrap(), Form::Auto);
+    }
+
+    #[test]
+    fn auto_is_decided_by_the_destination() {
+        assert!(matches!(Form::Auto.resolved(), Form::Bar | Form::Plain));
+        assert_eq!(Form::Json.resolved(), Form::Json);
+    }
+
+    #[test]
+    fn wrong_variables_are_refused_in_words() {
+        let text = |vars: &[(&str, &str)]| form(vars).unwrap_err().to_string();
+        let unknown = text(&[(PROGRESS, "fancy")]);
+        assert!(
+            unknown.contains(r#"DISTRIBUTE_PROGRESS is "fancy"; set it to auto"#),
+            "{unknown}"
+        );
+        let missing = text(&[(PROGRESS, "launcher")]);
+        assert!(
+            missing.contains("DISTRIBUTE_PROGRESS_ADDR is not set"),
+            "{missing}"
+        );
+        for addr in [
+            "localhost",
+            ":4711",
+            "localhost:",
+            "localhost:0",
+            "localhost:70000",
+        ] {
+            let bad = text(&[(PROGRESS, "launcher"), (ADDR, addr)]);
+            assert!(
+                bad.contains(addr) && bad.contains("expected host:port"),
+                "{bad}"
+            );
+        }
+    }
+}

@@ -1,0 +1,300 @@
+//! The side of progress that a training loop sees.
+
+use std::io::{self, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use super::bar::{self, BarRenderer};
+use super::clock::{Clock, SystemClock};
+use super::form::Form;
+use super::launcher::Launcher;
+use super::lines::{JsonRenderer, PlainRenderer};
+use super::log::LogWriter;
+use super::protocol::{Event, Status};
+use super::render::Renderer;
+use super::reporter::{Reporter, Screen};
+use super::summary::Summary;
+use crate::Error;
+
+/// What a run tells about itself before it starts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Options {
+    /// One line on what is trained and how.
+    pub title: String,
+    /// Epochs in all.
+    pub epochs: u32,
+    /// Steps of an epoch; where it is unknown, the first epoch tells.
+    pub steps_per_epoch: Option<u64>,
+    /// This task, as `job:index`.
+    pub task: String,
+    /// Whether this task reports. The others stay silent.
+    pub is_chief: bool,
+}
+
+impl Default for Options {
+    /// One untitled epoch of unknown length, reported by `chief:0`.
+    fn default() -> Self {
+        Self {
+            title: String::new(),
+            epochs: 1,
+            steps_per_epoch: None,
+            task: "chief:0".into(),
+            is_chief: true,
+        }
+    }
+}
+
+/// Reports how a training run goes. On tasks that are not the chief every call does nothing.
+///
+/// Dropped without [`finish`](Self::finish), it writes what is queued and leaves the terminal at
+/// the start of a line; no summary is printed.
+pub struct Progress {
+    options: Options,
+    outputs: Outputs,
+    reporter: Option<Reporter>,
+    screen: Option<Screen>,
+    summary_taken: Arc<AtomicBool>,
+    epoch: Epoch,
+    posted_at: Option<Duration>,
+}
+
+impl Progress {
+    /// Progress in the given form.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Thread`]: the writer thread cannot be started.
+    pub fn new(options: Options, form: Form) -> Result<Self, Error> {
+        Self::with_outputs(options, form.resolved(), Outputs::standard())
+    }
+
+    /// Progress in the form that the environment asks for, see [`Form::from_env`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Form::from_env`] on every task, and those of [`new`](Self::new).
+    pub fn from_env(options: Options) -> Result<Self, Error> {
+        Self::new(options, Form::from_env()?)
+    }
+
+    fn with_outputs(options: Options, form: Form, outputs: Outputs) -> Result<Self, Error> {
+        let summary_taken = Arc::new(AtomicBool::new(false));
+        let renderer = match &form {
+            _ if !options.is_chief => None,
+            form => renderer(form, &options.task, &outputs, &summary_taken),
+        };
+        let screen = renderer.map(|renderer| Arc::new(Mutex::new(renderer)));
+        let reporter = screen
+            .as_ref()
+            .map(|screen| Reporter::start(Arc::clone(screen)));
+        let reporter = reporter.transpose().map_err(Error::Thread)?;
+        if let Some(reporter) = &reporter {
+            reporter.post(Event::Begin {
+                title: options.title.clone(),
+            });
+        }
+        let steps = options.steps_per_epoch;
+        let epoch = Epoch {
+            status: Status {
+                epochs: options.epochs,
+                steps,
+                ..Status::default()
+            },
+            ..Epoch::default()
+        };
+        // Only a bar is in the way of log lines; the other forms must not make them wait.
+        let screen = screen.filter(|_| form == Form::Bar);
+        Ok(Self {
+            options,
+            outputs,
+            reporter,
+            screen,
+            summary_taken,
+            epoch,
+            posted_at: None,
+        })
+    }
+
+    /// An epoch begins; they are counted from 1.
+    pub fn epoch(&mut self, epoch: u32) {
+        let now = self.outputs.clock.elapsed();
+        self.epoch.begin(epoch, now);
+        if let Some(reporter) = &self.reporter {
+            // Shows that the run lives, however long its first step takes.
+            reporter.post(Event::Step(self.epoch.status.clone()));
+        }
+    }
+
+    /// A step is done: the `step`th of the epoch, counted from 1, over `examples` examples of the
+    /// global batch. Cheap enough for every step.
+    pub fn step(&mut self, step: u64, examples: u64, metrics: &[(&str, f64)]) {
+        let Some(reporter) = &self.reporter else {
+            return;
+        };
+        let now = self.outputs.clock.elapsed();
+        self.epoch.step(step, examples, metrics, now);
+        if self
+            .posted_at
+            .is_none_or(|at| now.saturating_sub(at) >= POST_INTERVAL)
+        {
+            self.posted_at = Some(now);
+            reporter.post(Event::Step(self.epoch.status.clone()));
+        }
+    }
+
+    /// An epoch is done, its validation included. Metrics replace those of the last step that have
+    /// the same name; the others are kept.
+    pub fn end_epoch(&mut self, metrics: &[(&str, f64)]) {
+        let Some(reporter) = &self.reporter else {
+            return;
+        };
+        self.epoch.end(metrics, self.outputs.clock.elapsed());
+        reporter.post(Event::Epoch(self.epoch.status.clone()));
+    }
+
+    /// The run is over: writes what is queued, waiting at most two seconds for a slow destination,
+    /// and prints the summary on standard output.
+    ///
+    /// Under the launcher the summary travels in the `End` event and the launcher prints it; this
+    /// process prints it only if the launcher is gone.
+    pub fn finish(mut self, summary: &Summary) {
+        if !self.options.is_chief {
+            return;
+        }
+        let summary = summary.to_string();
+        if let Some(mut reporter) = self.reporter.take() {
+            reporter.post(Event::End {
+                summary: summary.clone(),
+            });
+            reporter.close(FINISH_DEADLINE);
+        }
+        if !self.summary_taken.load(Ordering::Acquire) {
+            let mut out = (self.outputs.stdout)();
+            if let Err(error) = out.write_all(summary.as_bytes()).and_then(|()| out.flush()) {
+                tracing::debug!(%error, "the summary cannot be written");
+            }
+        }
+    }
+
+    /// A writer for log lines that keeps them from breaking the bar.
+    #[must_use]
+    pub fn log_writer(&self) -> LogWriter {
+        LogWriter::new((self.outputs.stderr)(), self.screen.clone())
+    }
+}
+
+impl std::fmt::Debug for Progress {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Progress")
+            .field("options", &self.options)
+            .finish_non_exhaustive()
+    }
+}
+
+fn renderer(
+    form: &Form,
+    task: &str,
+    outputs: &Outputs,
+    summary_taken: &Arc<AtomicBool>,
+) -> Option<Box<dyn Renderer>> {
+    let stderr = (outputs.stderr)();
+    let clock = SystemClock::new();
+    match form {
+        Form::Off => None,
+        Form::Bar => {
+            let bar = BarRenderer::new(stderr, bar::terminal_width);
+            Some(Box::new(bar.with_colors(bar::colors_allowed())))
+        }
+        Form::Json => Some(Box::new(JsonRenderer::new(stderr, clock))),
+        Form::Launcher { addr } => {
+            let taken = Arc::clone(summary_taken);
+            Some(Box::new(Launcher::new(
+                addr.clone(),
+                task.to_owned(),
+                stderr,
+                clock,
+                taken,
+            )))
+        }
+        Form::Plain | Form::Auto => Some(Box::new(PlainRenderer::new(stderr, clock))),
+    }
+}
+
+/// Where a run writes, so that tests can read it.
+struct Outputs {
+    stderr: Box<dyn Fn() -> Box<dyn Write + Send> + Send>,
+    stdout: Box<dyn Fn() -> Box<dyn Write + Send> + Send>,
+    clock: Box<dyn Clock>,
+}
+
+impl Outputs {
+    fn standard() -> Self {
+        Self {
+            stderr: Box::new(|| Box::new(io::stderr())),
+            stdout: Box::new(|| Box::new(io::stdout())),
+            clock: Box::new(SystemClock::new()),
+        }
+    }
+}
+
+/// The running epoch.
+#[derive(Default)]
+struct Epoch {
+    status: Status,
+    began: Duration,
+    examples: u64,
+}
+
+impl Epoch {
+    fn begin(&mut self, epoch: u32, now: Duration) {
+        self.began = now;
+        self.examples = 0;
+        let status = &mut self.status;
+        status.epoch = epoch;
+        status.step = 0;
+        status.elapsed_s = 0.0;
+        status.examples_per_s = 0.0;
+        status.metrics.clear();
+    }
+
+    fn step(&mut self, step: u64, examples: u64, metrics: &[(&str, f64)], now: Duration) {
+        self.examples += examples;
+        self.status.step = step;
+        self.status.elapsed_s = now.saturating_sub(self.began).as_secs_f64();
+        if self.status.elapsed_s > 0.0 {
+            self.status.examples_per_s = self.examples as f64 / self.status.elapsed_s;
+        }
+        self.set(metrics);
+    }
+
+    fn end(&mut self, metrics: &[(&str, f64)], now: Duration) {
+        self.status.elapsed_s = now.saturating_sub(self.began).as_secs_f64();
+        if self.status.step > 0 {
+            self.status.steps = self.status.steps.or(Some(self.status.step));
+        }
+        self.set(metrics);
+    }
+
+    fn set(&mut self, metrics: &[(&str, f64)]) {
+        for (name, value) in metrics {
+            match self
+                .status
+                .metrics
+                .iter_mut()
+                .find(|(known, _)| known == name)
+            {
+                Some((_, known)) => *known = *value,
+                None => self.status.metrics.push(((*name).to_owned(), *value)),
+            }
+        }
+    }
+}
+
+/// Twice as often as a bar is redrawn: the training thread need not copy more.
+const POST_INTERVAL: Duration = Duration::from_millis(50);
+
+const FINISH_DEADLINE: Duration = Duration::from_secs(2);
+
+#[cfg(test)]
+mod tests;
