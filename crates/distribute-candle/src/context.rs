@@ -1,0 +1,56 @@
+//! Losses in a replica.
+
+use candle_core::{D, Tensor};
+use distribute_strategy::ReplicaContext;
+
+use crate::Result;
+
+/// What candle's tensors need of a replica context.
+pub trait CandleContext {
+    /// This replica's share of the mean loss over a global batch: the sum of `per_example` divided by `global_batch`.
+    ///
+    /// Summed over replicas this is the mean over the examples of the whole batch, also where replicas have different
+    /// numbers of them, or none.
+    ///
+    /// # Shapes
+    /// `per_example`: one value per example of this replica. The result is a scalar.
+    ///
+    /// # Errors
+    /// candle's.
+    ///
+    /// # Source
+    /// `tf.nn.compute_average_loss`.
+    fn average_loss(&self, per_example: &Tensor, global_batch: usize) -> Result<Tensor>;
+}
+
+impl CandleContext for ReplicaContext {
+    fn average_loss(&self, per_example: &Tensor, global_batch: usize) -> Result<Tensor> {
+        Ok((per_example.sum_all()? / global_batch.max(1) as f64)?)
+    }
+}
+
+/// The negative log-likelihood of each example's target.
+///
+/// # Shapes
+/// `log_probabilities`: (examples, classes); `targets`: (examples), u32. The result: (examples).
+///
+/// # Errors
+/// candle's, where shapes or types do not fit.
+pub fn nll_per_example(log_probabilities: &Tensor, targets: &Tensor) -> candle_core::Result<Tensor> {
+    log_probabilities.gather(&targets.unsqueeze(D::Minus1)?, D::Minus1)?.squeeze(D::Minus1)?.neg()
+}
+
+/// The cross-entropy of each example's logits and target.
+///
+/// # Shapes
+/// As [`nll_per_example`], of logits instead of log-probabilities.
+///
+/// # Errors
+/// candle's, where shapes or types do not fit.
+pub fn cross_entropy_per_example(logits: &Tensor, targets: &Tensor) -> candle_core::Result<Tensor> {
+    if logits.dim(0)? == 0 {
+        // candle refuses the maximum of nothing; a replica without examples still takes part in the step.
+        return logits.narrow(D::Minus1, 0, 1)?.squeeze(D::Minus1);
+    }
+    nll_per_example(&candle_nn::ops::log_softmax(logits, D::Minus1)?, targets)
+}

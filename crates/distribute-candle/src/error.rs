@@ -1,0 +1,85 @@
+//! What can go wrong with distributed candle models.
+
+/// An error of this crate.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// candle refused.
+    #[error(transparent)]
+    Candle(#[from] candle_core::Error),
+    /// The strategy failed.
+    #[error(transparent)]
+    Strategy(#[from] distribute_strategy::Error),
+    /// A distributed value was used wrongly.
+    #[error(transparent)]
+    Values(#[from] distribute_values::Error),
+    /// A collective failed.
+    #[error(transparent)]
+    Collective(#[from] distribute_collectives::Error),
+    /// The model differs between workers.
+    #[error(
+        "the model differs between workers: variable {index} is {here} on {here_name}, but {there} on {there_name}; build \
+         the same model with the same shapes on every worker"
+    )]
+    ModelDiffers {
+        /// The first variable that differs, in order of creation.
+        index: usize,
+        /// Name, shape and type here.
+        here: String,
+        /// This worker.
+        here_name: String,
+        /// Name, shape and type there.
+        there: String,
+        /// The other worker.
+        there_name: String,
+    },
+    /// A model asked for a variable that was never created.
+    #[error("variable {name:?} was asked for without a shape, but nobody has created it; use get with a shape and an initial value")]
+    UnknownVariable {
+        /// The variable.
+        name: String,
+    },
+    /// The type of a variable cannot be trained.
+    #[error("variable {name:?} is of type {dtype:?}; optimizers train f32 and f64")]
+    UntrainableType {
+        /// The variable.
+        name: String,
+        /// Its type.
+        dtype: candle_core::DType,
+    },
+    /// An optimizer was given to a replica of another model or strategy.
+    #[error("the optimizer was built for {built} replicas, but this strategy has {given}; build it for the model of this strategy")]
+    OtherStrategy {
+        /// Replicas it was built for.
+        built: usize,
+        /// Replicas of the strategy.
+        given: usize,
+    },
+    /// A setting of an optimizer makes no sense.
+    #[error("{what} is {given}; expected {expected}")]
+    Setting {
+        /// The setting.
+        what: &'static str,
+        /// Its value.
+        given: f64,
+        /// What would be right.
+        expected: &'static str,
+    },
+    /// No variable of the model got a gradient.
+    #[error("no variable of the model got a gradient on any replica; compute the loss from the model's own variables")]
+    NoGradient,
+}
+
+impl Error {
+    /// Whether the same program may succeed when it is started again: a peer was lost or slow.
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            Error::Strategy(error) => error.is_retryable(),
+            Error::Collective(error) | Error::Values(distribute_values::Error::Collective(error)) => error.is_retryable(),
+            _ => false,
+        }
+    }
+}
+
+/// The result of this crate's operations.
+pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -1,0 +1,71 @@
+//! Learning during backward that a variable's gradient is complete.
+//!
+//! candle has no backward hook, but it calls [`CustomOp1::bwd`] exactly when all uses of an operation's result have
+//! contributed. So models get, instead of a variable, the result of an operation on a dummy: that result holds the
+//! variable's elements, and its `bwd` is the hook.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use candle_core::{CpuStorage, CustomOp1, DType, Device, Layout, Shape, Tensor, Var};
+
+/// Where one replica's gradients go while its backward runs.
+#[derive(Default)]
+pub(crate) struct Tape {
+    sink: Mutex<Option<Box<dyn FnMut(usize, Tensor) + Send>>>,
+}
+
+impl Tape {
+    /// Calls `sink` with each variable's index and gradient while `backward` runs.
+    pub(crate) fn record<R>(
+        &self,
+        sink: Box<dyn FnMut(usize, Tensor) + Send>,
+        backward: impl FnOnce() -> R,
+    ) -> R {
+        *self.sink.lock().unwrap_or_else(PoisonError::into_inner) = Some(sink);
+        let result = backward();
+        *self.sink.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        result
+    }
+
+    fn gradient(&self, index: usize, gradient: &Tensor) {
+        if let Some(sink) = &mut *self.sink.lock().unwrap_or_else(PoisonError::into_inner) {
+            sink(index, gradient.clone());
+        }
+    }
+}
+
+/// A tensor with these elements that reports its gradient to `tape` as variable `index`.
+pub(crate) fn hooked(elements: &Tensor, index: usize, tape: &Arc<Tape>) -> candle_core::Result<Tensor> {
+    let (storage, _) = elements.storage_and_layout();
+    let storage = match &*storage {
+        candle_core::Storage::Cpu(storage) => storage.clone(),
+        _ => return Err(candle_core::Error::Msg("variables on devices other than the CPU are not supported".to_owned())),
+    };
+    let initial = Mutex::new(Some((storage, elements.shape().clone())));
+    // Only a variable, or what comes from one, takes part in backward; its own gradient is never computed.
+    let dummy = Var::zeros((), DType::F32, &Device::Cpu)?;
+    dummy.as_tensor().apply_op1(Hook { index, tape: tape.clone(), initial })
+}
+
+struct Hook {
+    index: usize,
+    tape: Arc<Tape>,
+    /// The variable's storage, until the forward pass hands it over to the result.
+    initial: Mutex<Option<(CpuStorage, Shape)>>,
+}
+
+impl CustomOp1 for Hook {
+    fn name(&self) -> &'static str {
+        "distribute-variable"
+    }
+
+    fn cpu_fwd(&self, _: &CpuStorage, _: &Layout) -> candle_core::Result<(CpuStorage, Shape)> {
+        let initial = self.initial.lock().unwrap_or_else(PoisonError::into_inner).take();
+        initial.ok_or_else(|| candle_core::Error::Msg("a variable was made twice".to_owned()))
+    }
+
+    fn bwd(&self, _: &Tensor, _: &Tensor, gradient: &Tensor) -> candle_core::Result<Option<Tensor>> {
+        self.tape.gradient(self.index, gradient);
+        Ok(None)
+    }
+}

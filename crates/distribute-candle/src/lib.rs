@@ -1,0 +1,48 @@
+//! Distributed training of candle models: the model stays a plain candle model.
+//!
+//! - [`CandleStrategy::scope`] builds a model once per replica through a candle `VarBuilder`, with equal initial values
+//!   everywhere: [`Model`].
+//! - [`Adam`], [`AdamW`] and [`Sgd`] are descriptions; `build(&model)` makes the [`Optimizer`], whose slots are distributed
+//!   variables. [`ReplicaOptimizer::minimize`] runs backward, reduces gradients in buckets while backward goes on, and
+//!   updates every replica's copy in place.
+//! - [`CandleContext::average_loss`] scales a loss by the global batch.
+//!
+//! # Examples
+//! ```
+//! use candle_core::{DType, Device, Module, Tensor};
+//! use candle_nn::linear;
+//! use distribute_candle::{Adam, CandleContext, CandleStrategy, Error};
+//! use distribute_strategy::MirroredStrategy;
+//!
+//! let strategy = MirroredStrategy::builder().devices(["CPU:0", "CPU:1"]).build()?;
+//! let model = strategy.scope(|vb| linear(3, 1, vb.pp("fc")))?;
+//! let optimizer = Adam::new(0.1).build(&model)?;
+//! strategy.run_with((&model, &optimizer), |context, (model, optimizer)| {
+//!     let loss = model.forward(&Tensor::ones((2, 3), DType::F32, &Device::Cpu)?)?.sqr()?;
+//!     optimizer.minimize(context, &context.average_loss(&loss, 4)?)?;
+//!     Ok::<_, Error>(())
+//! })?;
+//! # Ok::<(), Error>(())
+//! ```
+//!
+//! # Invariants
+//! - After a step all replicas' parameters are equal bit for bit.
+//! - A parameter that got no gradient on any replica is left alone, and named once in a warning.
+
+mod agreement;
+mod context;
+mod error;
+mod hook;
+mod initial;
+mod model;
+mod optimizer;
+mod plan;
+mod reducer;
+mod tensor;
+mod tensor_list;
+
+pub use context::{CandleContext, cross_entropy_per_example, nll_per_example};
+pub use error::{Error, Result};
+pub use model::{CandleStrategy, Model, Variable};
+pub use optimizer::{Adam, AdamW, Optimizer, ReplicaOptimizer, Sgd, StepTimes};
+pub use tensor::Candle;

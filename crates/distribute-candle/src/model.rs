@@ -1,0 +1,198 @@
+//! Models with one copy per replica.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use candle_core::{DType, Device, Shape, Tensor, Var};
+use candle_nn::var_builder::SimpleBackend;
+use candle_nn::{Init, VarBuilder};
+use distribute_strategy::{ReplicaArgs, Strategy, counted};
+
+use crate::hook::{Tape, hooked};
+use crate::{Error, Result, agreement, initial};
+
+/// What candle models need of a strategy.
+pub trait CandleStrategy {
+    /// Builds a model once per replica of this process. Replicas get equal initial values; with several workers the chief's.
+    ///
+    /// `build` gets a candle `VarBuilder` and returns whatever it makes of it. Initial values are drawn from the seed 0 and
+    /// each variable's path; [`scope_seeded`](CandleStrategy::scope_seeded) takes another seed.
+    ///
+    /// # Errors
+    /// [`Error::ModelDiffers`] where workers build different models, and what `build` returns.
+    fn scope<M>(&self, build: impl FnMut(VarBuilder<'static>) -> candle_core::Result<M>) -> Result<Model<M>> {
+        self.scope_seeded(0, build)
+    }
+
+    /// As [`scope`](CandleStrategy::scope), with a seed for the initial values.
+    ///
+    /// # Errors
+    /// As [`scope`](CandleStrategy::scope).
+    fn scope_seeded<M>(
+        &self,
+        seed: u64,
+        build: impl FnMut(VarBuilder<'static>) -> candle_core::Result<M>,
+    ) -> Result<Model<M>>;
+}
+
+impl CandleStrategy for Strategy {
+    fn scope_seeded<M>(
+        &self,
+        seed: u64,
+        mut build: impl FnMut(VarBuilder<'static>) -> candle_core::Result<M>,
+    ) -> Result<Model<M>> {
+        self.within(|| {
+            let tapes: Vec<Arc<Tape>> = (0..self.num_local_replicas()).map(|_| Arc::default()).collect();
+            let registry: Arc<Mutex<Registry>> = Arc::default();
+            let mut replicas = Vec::with_capacity(tapes.len());
+            for (replica, tape) in tapes.iter().enumerate() {
+                let backend = ReplicaBackend { registry: registry.clone(), replica, tape: tape.clone(), seed };
+                replicas.push(build(VarBuilder::from_backend(Box::new(backend), DType::F32, Device::Cpu))?);
+            }
+            let variables = std::mem::take(&mut registry.lock().unwrap_or_else(PoisonError::into_inner).variables);
+            agreement::check_and_share(self, &variables)?;
+            Ok(Model { replicas, parts: Arc::new(Parts { variables, tapes }) })
+        })
+    }
+}
+
+/// A model with one copy per replica of this process.
+///
+/// Pass a reference to it to `run`: each replica then gets its own copy.
+pub struct Model<M> {
+    replicas: Vec<M>,
+    pub(crate) parts: Arc<Parts>,
+}
+
+/// What optimizers and checkpoints need of a model.
+pub(crate) struct Parts {
+    /// In order of creation.
+    pub(crate) variables: Vec<Variable>,
+    /// One per local replica.
+    pub(crate) tapes: Vec<Arc<Tape>>,
+}
+
+/// A variable of a model: one component per local replica.
+#[derive(Clone, Debug)]
+pub struct Variable {
+    pub(crate) name: String,
+    pub(crate) components: Vec<Tensor>,
+    pub(crate) trainable: bool,
+}
+
+impl Variable {
+    /// The variable's path, such as `fc1.weight`.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The components of this process's replicas.
+    pub fn components(&self) -> &[Tensor] {
+        &self.components
+    }
+
+    /// Whether optimizers update it; running statistics of normalisation layers are not.
+    pub fn is_trainable(&self) -> bool {
+        self.trainable
+    }
+}
+
+impl<M> Model<M> {
+    /// The copy of one local replica: the first is as good as any after training.
+    pub fn replica(&self, local: usize) -> Option<&M> {
+        self.replicas.get(local)
+    }
+
+    /// The copy of this process's first replica.
+    pub fn first(&self) -> &M {
+        &self.replicas[0]
+    }
+
+    /// The variables, in the order in which the model created them.
+    pub fn variables(&self) -> &[Variable] {
+        &self.parts.variables
+    }
+
+    /// The number of elements of all trainable variables.
+    pub fn num_parameters(&self) -> usize {
+        let trainable = self.parts.variables.iter().filter(|variable| variable.trainable);
+        trainable.map(|variable| variable.components[0].elem_count()).sum()
+    }
+}
+
+impl<'a, M: Sync> ReplicaArgs for &'a Model<M> {
+    type Local = &'a M;
+
+    fn split(self, replicas: usize) -> distribute_strategy::Result<Vec<&'a M>> {
+        counted(self.replicas.iter().collect(), replicas)
+    }
+}
+
+/// Variables that the replicas of a model have created so far.
+#[derive(Default)]
+struct Registry {
+    variables: Vec<Variable>,
+    by_name: HashMap<String, usize>,
+}
+
+/// Hands one replica of a model its copies of the variables.
+struct ReplicaBackend {
+    registry: Arc<Mutex<Registry>>,
+    replica: usize,
+    tape: Arc<Tape>,
+    seed: u64,
+}
+
+impl SimpleBackend for ReplicaBackend {
+    fn get(&self, shape: Shape, name: &str, init: Init, dtype: DType, device: &Device) -> candle_core::Result<Tensor> {
+        let mut registry = self.registry.lock().unwrap_or_else(PoisonError::into_inner);
+        let index = match registry.by_name.get(name) {
+            Some(index) => *index,
+            None => {
+                let index = registry.variables.len();
+                // Statistics are written by the layer itself, which needs a plain variable and gets no gradient.
+                let trainable = !["running_mean", "running_var"].iter().any(|statistic| name.ends_with(statistic));
+                registry.variables.push(Variable { name: name.to_owned(), components: Vec::new(), trainable });
+                registry.by_name.insert(name.to_owned(), index);
+                index
+            }
+        };
+        let variable = &mut registry.variables[index];
+        if let Some(tensor) = variable.components.get(self.replica) {
+            check_shape(name, tensor.shape(), &shape)?;
+            return Ok(tensor.clone());
+        }
+        let values = match variable.components.first() {
+            Some(first) => {
+                check_shape(name, first.shape(), &shape)?;
+                first.detach().copy()?
+            }
+            None => initial::initial(self.seed, name, init, &shape, dtype, device)?.contiguous()?,
+        };
+        let tensor = match variable.trainable {
+            true => hooked(&values, index, &self.tape)?,
+            false => Var::from_tensor(&values)?.as_tensor().clone(),
+        };
+        variable.components.push(tensor.clone());
+        Ok(tensor)
+    }
+
+    fn get_unchecked(&self, name: &str, _: DType, _: &Device) -> candle_core::Result<Tensor> {
+        let registry = self.registry.lock().unwrap_or_else(PoisonError::into_inner);
+        let variable = registry.by_name.get(name).map(|index| &registry.variables[*index]);
+        let tensor = variable.and_then(|variable| variable.components.get(self.replica));
+        tensor.cloned().ok_or_else(|| candle_core::Error::wrap(Error::UnknownVariable { name: name.to_owned() }))
+    }
+
+    fn contains_tensor(&self, name: &str) -> bool {
+        self.registry.lock().unwrap_or_else(PoisonError::into_inner).by_name.contains_key(name)
+    }
+}
+
+fn check_shape(name: &str, held: &Shape, asked: &Shape) -> candle_core::Result<()> {
+    if held == asked {
+        return Ok(());
+    }
+    let problem = format!("variable {name:?} has shape {held:?}, but {asked:?} was asked for; give layers different paths");
+    Err(candle_core::Error::Msg(problem))
+}

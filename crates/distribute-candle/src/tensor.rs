@@ -1,0 +1,158 @@
+//! candle's tensors as distributed values and as elements of datasets.
+
+use std::cell::RefCell;
+use std::ops::Range;
+
+use candle_core::backend::BackendStorage;
+use candle_core::{CpuStorage, DType as CandleType, InplaceOp1, Layout, Storage, Tensor};
+use distribute_device::{BufferMut, BufferRef, DType, Element as Number};
+use distribute_input::Element;
+use distribute_values::TensorStorage;
+
+/// The library of candle's tensors, in the traits that take one.
+#[derive(Clone, Copy, Debug)]
+pub enum Candle {}
+
+impl TensorStorage<Candle> for Tensor {
+    fn dtype(&self) -> distribute_values::Result<DType> {
+        dtype_of(Tensor::dtype(self)).map_err(failed("read the type of a tensor"))
+    }
+
+    fn shape(&self) -> Vec<usize> {
+        self.dims().to_vec()
+    }
+
+    fn read(&self, visit: &mut dyn FnMut(BufferRef<'_>)) -> distribute_values::Result<()> {
+        let tensor = self.contiguous().map_err(failed("make a tensor contiguous"))?;
+        let (storage, layout) = tensor.storage_and_layout();
+        match &*storage {
+            Storage::Cpu(storage) => see(storage, layout, visit).map_err(failed("read a tensor")),
+            _ => Err(failed("read a tensor")(candle_core::Error::Msg("it is not on the CPU".to_owned()))),
+        }
+    }
+
+    fn write(&self, visit: &mut dyn FnMut(BufferMut<'_>)) -> distribute_values::Result<()> {
+        self.inplace_op1(&Change(RefCell::new(visit))).map_err(failed("write a tensor in place"))
+    }
+
+    fn beside(&self, shape: &[usize], elements: BufferRef<'_>) -> distribute_values::Result<Tensor> {
+        macro_rules! build {
+            ($($dtype:ident => $t:ty),*) => {
+                match elements.dtype() {
+                    $(DType::$dtype => Tensor::from_slice(elements.as_slice::<$t>()?, shape, self.device()),)*
+                    other => Err(candle_core::Error::Msg(format!("candle has no type {other}"))),
+                }
+            };
+        }
+        let tensor = build!(F32 => f32, F64 => f64, F16 => distribute_device::f16, BF16 => distribute_device::bf16,
+            U8 => u8, I32 => i32, U32 => u32, I64 => i64);
+        tensor.map_err(failed("make a tensor"))
+    }
+}
+
+impl Element<Candle> for Tensor {
+    fn stack(items: &[Tensor]) -> distribute_input::Result<Tensor> {
+        Tensor::stack(items, 0).map_err(refused("stacking"))
+    }
+
+    fn rows(&self) -> distribute_input::Result<usize> {
+        self.dim(0).map_err(refused("counting"))
+    }
+
+    fn row(&self, index: usize) -> distribute_input::Result<Tensor> {
+        self.get(index).map_err(refused("taking a row"))
+    }
+
+    fn slice(&self, rows: Range<usize>) -> distribute_input::Result<Tensor> {
+        self.narrow(0, rows.start, rows.len()).map_err(refused("slicing"))
+    }
+
+    fn gather(&self, rows: &[usize]) -> distribute_input::Result<Tensor> {
+        let rows: Vec<u32> = rows.iter().map(|row| u32::try_from(*row).unwrap_or(u32::MAX)).collect();
+        let gather = || self.index_select(&Tensor::new(rows.as_slice(), self.device())?, 0);
+        gather().map_err(refused("gathering"))
+    }
+
+    fn concat(items: &[Tensor]) -> distribute_input::Result<Tensor> {
+        Tensor::cat(items, 0).map_err(refused("concatenating"))
+    }
+}
+
+/// This workspace's name for a candle type.
+pub(crate) fn dtype_of(dtype: CandleType) -> candle_core::Result<DType> {
+    Ok(match dtype {
+        CandleType::F32 => DType::F32,
+        CandleType::F64 => DType::F64,
+        CandleType::F16 => DType::F16,
+        CandleType::BF16 => DType::BF16,
+        CandleType::U8 => DType::U8,
+        CandleType::I32 => DType::I32,
+        CandleType::U32 => DType::U32,
+        CandleType::I64 => DType::I64,
+        other => return Err(candle_core::Error::Msg(format!("type {other:?} cannot be distributed; convert it first"))),
+    })
+}
+
+fn failed(action: &'static str) -> impl FnOnce(candle_core::Error) -> distribute_values::Error {
+    move |error| distribute_values::Error::Tensor { action, source: Box::new(error) }
+}
+
+fn refused(action: &'static str) -> impl FnOnce(candle_core::Error) -> distribute_input::Error {
+    move |error| distribute_input::Error::library(action, error)
+}
+
+fn range(layout: &Layout) -> candle_core::Result<Range<usize>> {
+    let offsets = layout.contiguous_offsets();
+    let (start, end) = offsets.ok_or_else(|| candle_core::Error::Msg("the tensor is not contiguous".to_owned()))?;
+    Ok(start..end)
+}
+
+fn see(storage: &CpuStorage, layout: &Layout, visit: &mut dyn FnMut(BufferRef<'_>)) -> candle_core::Result<()> {
+    fn show<T: Number>(all: &[T], layout: &Layout, visit: &mut dyn FnMut(BufferRef<'_>)) -> candle_core::Result<()> {
+        visit(BufferRef::from(&all[range(layout)?]));
+        Ok(())
+    }
+    match storage {
+        CpuStorage::F32(all) => show(all, layout, visit),
+        CpuStorage::F64(all) => show(all, layout, visit),
+        CpuStorage::F16(all) => show(all, layout, visit),
+        CpuStorage::BF16(all) => show(all, layout, visit),
+        CpuStorage::U8(all) => show(all, layout, visit),
+        CpuStorage::I32(all) => show(all, layout, visit),
+        CpuStorage::U32(all) => show(all, layout, visit),
+        CpuStorage::I64(all) => show(all, layout, visit),
+        other => dtype_of(other.dtype()).map(drop),
+    }
+}
+
+/// An operation in place that shows the tensor's elements.
+struct Change<'a>(RefCell<&'a mut dyn FnMut(BufferMut<'_>)>);
+
+impl InplaceOp1 for Change<'_> {
+    fn name(&self) -> &'static str {
+        "distribute-change"
+    }
+
+    fn cpu_fwd(&self, storage: &mut CpuStorage, layout: &Layout) -> candle_core::Result<()> {
+        fn show<T: Number>(
+            all: &mut [T],
+            layout: &Layout,
+            visit: &mut dyn FnMut(BufferMut<'_>),
+        ) -> candle_core::Result<()> {
+            visit(BufferMut::from(&mut all[range(layout)?]));
+            Ok(())
+        }
+        let visit = &mut **self.0.borrow_mut();
+        match storage {
+            CpuStorage::F32(all) => show(all, layout, visit),
+            CpuStorage::F64(all) => show(all, layout, visit),
+            CpuStorage::F16(all) => show(all, layout, visit),
+            CpuStorage::BF16(all) => show(all, layout, visit),
+            CpuStorage::U8(all) => show(all, layout, visit),
+            CpuStorage::I32(all) => show(all, layout, visit),
+            CpuStorage::U32(all) => show(all, layout, visit),
+            CpuStorage::I64(all) => show(all, layout, visit),
+            other => dtype_of(other.dtype()).map(drop),
+        }
+    }
+}

@@ -1,0 +1,45 @@
+//! Tensors that a collective works on while the program goes on.
+#![expect(unsafe_code, reason = "a collective reduces inside the tensors' own storage")]
+
+use candle_core::Tensor;
+use distribute_collectives::OwnedBuffers;
+use distribute_device::DType;
+use distribute_values::TensorStorage;
+
+use crate::{Candle, Result};
+
+/// Contiguous tensors of one type whose storage nobody else uses.
+pub(crate) struct TensorList {
+    tensors: Vec<Tensor>,
+    dtype: DType,
+}
+
+impl TensorList {
+    /// Takes tensors of one type over; each must be the only user of its storage until it is handed back.
+    pub(crate) fn new(tensors: Vec<Tensor>, dtype: DType) -> Result<TensorList> {
+        // Fails here, where errors can be told, rather than when the collective looks at the memory.
+        for tensor in &tensors {
+            TensorStorage::<Candle>::write(tensor, &mut |_| ())?;
+        }
+        Ok(TensorList { tensors, dtype })
+    }
+
+    pub(crate) fn into_tensors(self) -> Vec<Tensor> {
+        self.tensors
+    }
+}
+
+// SAFETY: a tensor's elements are on the heap and do not move while the tensor lives; the list keeps it alive. The tensors
+// were made for the list, or are parameters outside of a run, so nobody touches their storage meanwhile (`TensorList::new`).
+unsafe impl OwnedBuffers for TensorList {
+    fn dtype(&self) -> Option<DType> {
+        Some(self.dtype)
+    }
+
+    fn visit(&mut self, visitor: &mut dyn FnMut(&mut [u8])) {
+        for tensor in &self.tensors {
+            // Writing was possible in `new`, and neither type nor layout of a tensor ever change.
+            let _ = TensorStorage::<Candle>::write(tensor, &mut |mut buffer| visitor(buffer.as_bytes_mut()));
+        }
+    }
+}

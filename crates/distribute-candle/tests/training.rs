@@ -1,0 +1,219 @@
+//! Replicas train as one: against plain candle, against each other, and with gradients that do not come.
+
+use candle_core::{DType, Device, Module, Tensor, Var};
+use candle_nn::{Linear, VarBuilder, linear};
+use distribute_candle::{
+    Adam, CandleContext, CandleStrategy, Error, Model, Sgd, cross_entropy_per_example, nll_per_example,
+};
+use distribute_strategy::{MirroredStrategy, Strategy};
+use distribute_values::PerReplica;
+
+struct Mlp {
+    first: Linear,
+    second: Linear,
+}
+
+impl Mlp {
+    fn new(vb: VarBuilder<'_>) -> candle_core::Result<Mlp> {
+        Ok(Mlp { first: linear(8, 16, vb.pp("first"))?, second: linear(16, 3, vb.pp("second"))? })
+    }
+}
+
+impl Module for Mlp {
+    fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
+        self.second.forward(&self.first.forward(x)?.tanh()?)
+    }
+}
+
+fn mirrored(replicas: usize) -> Strategy {
+    let devices: Vec<String> = (0..replicas).map(|index| format!("CPU:{index}")).collect();
+    MirroredStrategy::builder().devices(devices).build().unwrap()
+}
+
+fn data(examples: usize) -> (Tensor, Tensor) {
+    let x: Vec<f32> = (0..examples * 8).map(|i| ((i * 37 % 101) as f32 - 50.0) / 50.0).collect();
+    let y: Vec<u32> = (0..examples).map(|i| (i * 7 % 3) as u32).collect();
+    (Tensor::from_vec(x, (examples, 8), &Device::Cpu).unwrap(), Tensor::from_vec(y, examples, &Device::Cpu).unwrap())
+}
+
+fn parts(replicas: usize, examples: usize) -> PerReplica<(Tensor, Tensor)> {
+    let (x, y) = data(examples);
+    let each = examples.div_ceil(replicas);
+    PerReplica::new(
+        (0..replicas)
+            .map(|r| {
+                let start = (r * each).min(examples);
+                let len = each.min(examples - start);
+                (x.narrow(0, start, len).unwrap(), y.narrow(0, start, len).unwrap())
+            })
+            .collect(),
+    )
+}
+
+fn values(model: &Model<Mlp>, replica: usize) -> Vec<Vec<f32>> {
+    model.variables().iter().map(|v| v.components()[replica].flatten_all().unwrap().to_vec1().unwrap()).collect()
+}
+
+fn train(strategy: &Strategy, steps: usize, examples: usize) -> (Model<Mlp>, Vec<f64>) {
+    let model = strategy.scope(Mlp::new).unwrap();
+    let optimizer = Adam::new(0.01).build(&model).unwrap();
+    let batch = parts(strategy.num_replicas_in_sync(), examples);
+    let mut losses = Vec::new();
+    for _ in 0..steps {
+        let loss = strategy
+            .run_with((&model, &optimizer, batch.clone()), |context, (model, optimizer, (x, y))| {
+                let per_example = cross_entropy_per_example(&model.forward(&x)?, &y)?;
+                let loss = context.average_loss(&per_example, examples)?;
+                optimizer.minimize(context, &loss)?;
+                Ok::<_, Error>(f64::from(loss.to_scalar::<f32>()?))
+            })
+            .unwrap();
+        losses.push(loss.values().iter().sum());
+    }
+    (model, losses)
+}
+
+#[test]
+fn replicas_train_as_one_on_the_whole_batch() {
+    let (one, losses_of_one) = train(&mirrored(1), 20, 12);
+    for replicas in [2, 3] {
+        let (many, losses) = train(&mirrored(replicas), 20, 12);
+        for (a, b) in losses.iter().zip(&losses_of_one) {
+            assert!((a - b).abs() < 1e-5, "{a} {b}");
+        }
+        assert!(losses[19] < losses[0]);
+        for replica in 1..replicas {
+            assert_eq!(values(&many, 0), values(&many, replica), "copies are equal bit for bit");
+        }
+        for (a, b) in values(&many, 0).concat().iter().zip(values(&one, 0).concat()) {
+            assert!((a - b).abs() < 4e-5, "{a} {b}");
+        }
+    }
+}
+
+#[test]
+fn runs_repeat_bit_for_bit() {
+    let strategy = mirrored(2);
+    let (first, losses) = train(&strategy, 8, 10);
+    let (second, again) = train(&strategy, 8, 10);
+    assert_eq!(losses, again);
+    assert_eq!(values(&first, 1), values(&second, 0));
+}
+
+/// The same computation by hand: two sets of plain variables, gradients added in replica order.
+#[test]
+fn two_replicas_equal_their_sequential_emulation_bit_for_bit() {
+    let strategy = mirrored(2);
+    let model = strategy.scope(Mlp::new).unwrap();
+    let names: Vec<String> = model.variables().iter().map(|v| v.name().to_owned()).collect();
+    let vars: Vec<Var> =
+        model.variables().iter().map(|v| Var::from_tensor(&v.components()[0].detach().copy().unwrap()).unwrap()).collect();
+    let tensors = names.iter().cloned().zip(vars.iter().map(|var| var.as_tensor().clone())).collect();
+    let emulated = Mlp::new(VarBuilder::from_tensors(tensors, DType::F32, &Device::Cpu)).unwrap();
+    let optimizer = Sgd::new(0.1).build(&model).unwrap();
+    let batch = parts(2, 10);
+    for _ in 0..5 {
+        strategy
+            .run_with((&model, &optimizer, batch.clone()), |context, (model, optimizer, (x, y))| {
+                let loss = context.average_loss(&cross_entropy_per_example(&model.forward(&x)?, &y)?, 10)?;
+                optimizer.minimize(context, &loss)
+            })
+            .unwrap();
+        let grads: Vec<_> = batch
+            .values()
+            .iter()
+            .map(|(x, y)| {
+                let loss = cross_entropy_per_example(&emulated.forward(x).unwrap(), y).unwrap();
+                (loss.sum_all().unwrap() / 10.0).unwrap().backward().unwrap()
+            })
+            .collect();
+        for var in &vars {
+            let flat = |t: &Tensor| t.flatten_all().unwrap().to_vec1::<f32>().unwrap();
+            let (a, b) = (flat(grads[0].get(var).unwrap()), flat(grads[1].get(var).unwrap()));
+            let next: Vec<f32> = flat(var).iter().zip(a.iter().zip(b)).map(|(p, (a, b))| p - 0.1 * (a + b)).collect();
+            var.set(&Tensor::from_vec(next, var.shape(), &Device::Cpu).unwrap()).unwrap();
+        }
+    }
+    for (variable, var) in model.variables().iter().zip(&vars) {
+        let flat = |t: &Tensor| t.flatten_all().unwrap().to_vec1::<f32>().unwrap();
+        assert_eq!(flat(&variable.components()[1]), flat(var), "{}", variable.name());
+    }
+}
+
+#[test]
+fn a_replica_without_examples_weighs_nothing() {
+    let (one, _) = train(&mirrored(1), 5, 3);
+    let (four, losses) = train(&mirrored(4), 5, 3);
+    assert!(losses.iter().all(|loss| loss.is_finite()));
+    for (a, b) in values(&four, 3).concat().iter().zip(values(&one, 0).concat()) {
+        assert!((a - b).abs() < 4e-5, "{a} {b}");
+    }
+}
+
+#[test]
+fn a_variable_without_gradient_stays_until_it_gets_one() {
+    let strategy = mirrored(2);
+    let model = strategy.scope(|vb| Ok((linear(8, 3, vb.pp("a"))?, linear(8, 3, vb.pp("b"))?))).unwrap();
+    let optimizer = Adam::new(0.1).build(&model).unwrap();
+    let values = |index: usize| -> Vec<Vec<f32>> {
+        let parts = model.variables()[index].components();
+        parts.iter().map(|t| t.flatten_all().unwrap().to_vec1().unwrap()).collect()
+    };
+    let step = |use_b_on: Option<usize>| {
+        strategy
+            .run_with((&model, &optimizer, parts(2, 8)), |context, ((a, b), optimizer, (x, y))| {
+                let layer = if use_b_on == Some(context.replica_id()) { b } else { a };
+                let logits = candle_nn::ops::log_softmax(&layer.forward(&x)?, 1)?;
+                optimizer.minimize(context, &context.average_loss(&nll_per_example(&logits, &y)?, 8)?)
+            })
+            .unwrap();
+    };
+    let before = values(2);
+    step(None);
+    step(None);
+    assert_eq!(values(2), before);
+    step(Some(1));
+    assert_ne!(values(2), before);
+    assert_eq!(values(2)[0], values(2)[1]);
+    let after = values(2);
+    step(None);
+    assert_eq!(values(2), after);
+}
+
+#[test]
+fn a_failing_replica_ends_the_run_for_all() {
+    let strategy = mirrored(2);
+    let model = strategy.scope(Mlp::new).unwrap();
+    let optimizer = Sgd::new(0.1).build(&model).unwrap();
+    let started = std::time::Instant::now();
+    let error = strategy
+        .run_with((&model, &optimizer, parts(2, 4)), |context, (model, optimizer, (x, y))| {
+            if context.replica_id() == 1 {
+                return Err(Error::Candle(candle_core::Error::Msg("the data are broken".to_owned())));
+            }
+            let loss = context.average_loss(&cross_entropy_per_example(&model.forward(&x)?, &y)?, 4)?;
+            optimizer.minimize(context, &loss)
+        })
+        .unwrap_err();
+    assert!(error.to_string().contains("the data are broken"), "{error}");
+    assert!(started.elapsed() < std::time::Duration::from_secs(5));
+    let panicked = strategy.run_with((), |context, ()| -> Result<(), Error> {
+        assert_eq!(context.replica_id(), 0, "replica one gives up");
+        Ok(context.barrier()?)
+    });
+    assert!(panicked.unwrap_err().to_string().contains("replica one gives up"));
+    strategy.run_with((), |context, ()| Ok::<_, Error>(context.barrier()?)).unwrap();
+}
+
+#[test]
+fn wrong_settings_are_sentences() {
+    let strategy = mirrored(1);
+    let model = strategy.scope(Mlp::new).unwrap();
+    let error = Adam::new(-1.0).build(&model).err().unwrap().to_string();
+    assert!(error.contains("learning rate of Adam is -1"), "{error}");
+    let wrong = strategy.scope(|vb| {
+        linear(2, 2, vb.pp("same"))?;
+        linear(3, 2, vb.pp("same"))
+    });
+    assert!(wrong.err().unwrap().to_string().contains("different paths"));
+}
