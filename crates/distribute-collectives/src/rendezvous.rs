@@ -70,13 +70,10 @@ impl ProcessGroup {
             mine.agree(endpoint, &options.name, &tasks[process], &tasks[other])?;
         }
         let addresses: Vec<String> = endpoints.into_iter().map(|endpoint| endpoint.address).collect();
-        let transport: Box<dyn Transport> = match kind {
-            TransportKind::Grpc => grpc(process, &addresses, listener, &options.name, deadline, connect_failed)?,
-            _ => Box::new(
-                TcpTransport::connect(process, &addresses, &listener, group_id(&options.name), deadline)
-                    .map_err(connect_failed)?,
-            ),
-        };
+        let transport: Box<dyn Transport> = Box::new(
+            TcpTransport::connect(process, &addresses, &listener, group_id(&options.name), deadline)
+                .map_err(connect_failed)?,
+        );
         let names = (0..processes * local_ranks)
             .map(|rank| match local_ranks {
                 1 => tasks[rank].clone(),
@@ -144,31 +141,6 @@ impl Endpoint {
         }
         Ok(())
     }
-}
-
-#[cfg(feature = "grpc")]
-fn grpc(
-    process: usize,
-    addresses: &[String],
-    listener: TcpListener,
-    group: &str,
-    deadline: Instant,
-    failed: impl Fn(ConnectError) -> Error,
-) -> Result<Box<dyn Transport>> {
-    let transport = crate::transport::grpc::GrpcTransport::connect(process, addresses, listener, group_id(group), deadline);
-    Ok(Box::new(transport.map_err(failed)?))
-}
-
-#[cfg(not(feature = "grpc"))]
-fn grpc(
-    _: usize,
-    _: &[String],
-    _: TcpListener,
-    _: &str,
-    _: Instant,
-    _: impl Fn(ConnectError) -> Error,
-) -> Result<Box<dyn Transport>> {
-    Err(Error::NotBuilt { given: "grpc", feature: "grpc" })
 }
 
 /// Listens where peers can reach this process: on the address of its host name, else on all interfaces.

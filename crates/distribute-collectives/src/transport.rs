@@ -8,8 +8,6 @@ use std::io::IoSlice;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-#[cfg(feature = "grpc")]
-pub(crate) mod grpc;
 pub(crate) mod tcp;
 
 /// Bytes for one peer: the parts, one after another.
@@ -176,8 +174,6 @@ pub enum TransportKind {
     Auto,
     /// Plain TCP sockets.
     Tcp,
-    /// gRPC over HTTP/2.
-    Grpc,
 }
 
 impl TransportKind {
@@ -186,7 +182,6 @@ impl TransportKind {
         match self {
             TransportKind::Auto => "auto",
             TransportKind::Tcp => "tcp",
-            TransportKind::Grpc => "grpc",
         }
     }
 }
@@ -195,13 +190,13 @@ impl std::str::FromStr for TransportKind {
     type Err = crate::Error;
 
     fn from_str(name: &str) -> Result<Self, Self::Err> {
-        [TransportKind::Auto, TransportKind::Tcp, TransportKind::Grpc]
+        [TransportKind::Auto, TransportKind::Tcp]
             .into_iter()
             .find(|kind| kind.name() == name)
             .ok_or_else(|| crate::Error::UnknownName {
                 what: "transport",
                 given: name.to_owned(),
-                expected: "auto, tcp or grpc",
+                expected: "auto or tcp",
             })
     }
 }

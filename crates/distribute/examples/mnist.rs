@@ -1,0 +1,238 @@
+//! Handwritten digits on any strategy: `cargo run --release --example mnist -- --devices CPU:0,CPU:1`
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use candle_core::{DType, Device, Module, Result as CandleResult, Tensor};
+use candle_nn::{Conv2d, Linear, VarBuilder, conv2d, linear};
+use clap::{Parser, ValueEnum};
+use distribute::digits::{Digits, PIXELS, SIDE, Split};
+use distribute::prelude::*;
+use distribute::train::progress::{Options, Progress, Summary};
+
+/// candle allocates megabytes per operation, which the system's allocator gives back and fetches again each time.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+/// Trains a classifier of handwritten digits.
+#[derive(Parser)]
+struct Flags {
+    /// Where the replicas run; `auto` asks the environment, then the number of devices.
+    #[arg(long, value_enum, default_value = "auto")]
+    strategy: Kind,
+    /// Devices of this process, such as CPU:0,CPU:1.
+    #[arg(long, value_delimiter = ',', default_value = "CPU:0")]
+    devices: Vec<String>,
+    /// Passes over the training data.
+    #[arg(long, default_value_t = 5)]
+    epochs: u32,
+    /// Global batch: examples per step, over all replicas.
+    #[arg(long, default_value_t = 128)]
+    batch: usize,
+    /// The model.
+    #[arg(long, value_enum, default_value = "mlp")]
+    model: Architecture,
+    /// A folder with the MNIST IDX files; without it, digits are drawn.
+    #[arg(long)]
+    data: Option<PathBuf>,
+    /// Learning rate of Adam.
+    #[arg(long, default_value_t = 1e-3)]
+    learning_rate: f64,
+    /// Seed of initial values and of the order of examples.
+    #[arg(long, default_value_t = 42)]
+    seed: u64,
+    /// Writes the loss of every step to this file, one a line.
+    #[arg(long)]
+    losses: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Kind {
+    Auto,
+    Default,
+    OneDevice,
+    Mirrored,
+    MultiWorkerMirrored,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Architecture {
+    Mlp,
+    Cnn,
+}
+
+/// The models know nothing of distribution.
+enum Net {
+    Mlp { fc1: Linear, fc2: Linear },
+    Cnn { conv1: Conv2d, conv2: Conv2d, fc: Linear },
+}
+
+impl Net {
+    fn new(architecture: Architecture, vb: &VarBuilder<'_>) -> CandleResult<Net> {
+        Ok(match architecture {
+            Architecture::Mlp => {
+                Net::Mlp { fc1: linear(PIXELS, 128, vb.pp("fc1"))?, fc2: linear(128, 10, vb.pp("fc2"))? }
+            }
+            Architecture::Cnn => Net::Cnn {
+                conv1: conv2d(1, 8, 5, Default::default(), vb.pp("conv1"))?,
+                conv2: conv2d(8, 16, 5, Default::default(), vb.pp("conv2"))?,
+                fc: linear(16 * 4 * 4, 10, vb.pp("fc"))?,
+            },
+        })
+    }
+}
+
+impl Module for Net {
+    fn forward(&self, x: &Tensor) -> CandleResult<Tensor> {
+        match self {
+            Net::Mlp { fc1, fc2 } => fc2.forward(&fc1.forward(x)?.relu()?),
+            Net::Cnn { conv1, conv2, fc } => {
+                let x = x.reshape((x.dim(0)?, 1, SIDE, SIDE))?;
+                let x = conv1.forward(&x)?.max_pool2d(2)?.relu()?;
+                let x = conv2.forward(&x)?.max_pool2d(2)?.relu()?;
+                fc.forward(&x.flatten_from(1)?)
+            }
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    let flags = Flags::parse();
+    match choose(&flags).and_then(|strategy| train(&strategy, &flags)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::from(error.exit_code())
+        }
+    }
+}
+
+/// The one line that differs between one device and many machines.
+fn choose(flags: &Flags) -> distribute::Result<Strategy> {
+    let devices = flags.devices.clone();
+    let several_processes = distribute::cluster::Membership::from_env()?.is_some();
+    Ok(match flags.strategy {
+        Kind::Default => Strategy::default_strategy()?,
+        Kind::OneDevice => OneDeviceStrategy::new(&devices[0])?,
+        Kind::Auto if several_processes => MultiWorkerMirroredStrategy::builder().devices(devices).build()?,
+        Kind::MultiWorkerMirrored => MultiWorkerMirroredStrategy::builder().devices(devices).build()?,
+        Kind::Auto | Kind::Mirrored => MirroredStrategy::builder().devices(devices).build()?,
+    })
+}
+
+fn train(strategy: &Strategy, flags: &Flags) -> distribute::Result<()> {
+    let digits = Digits::load(flags.data.as_deref())?;
+    let train = tensors(&digits.train)?.shuffle(digits.train.len(), flags.seed).batch(flags.batch).prefetch(AUTOTUNE);
+    let test = tensors(&digits.test)?.batch(1000);
+    let (train, test) = (strategy.distribute_dataset(&train)?, strategy.distribute_dataset(&test)?);
+    let model = strategy.scope_seeded(flags.seed, |vb| Net::new(flags.model, &vb))?;
+    let optimizer = Adam::new(flags.learning_rate).build(&model)?;
+    let mut progress = start_progress(strategy, flags, model.num_parameters(), train.steps())?;
+    let mut losses = Vec::new();
+    let mut accuracy = 0.0;
+    let mut training_time = Duration::ZERO;
+    for epoch in 1..=flags.epochs {
+        progress.epoch(epoch);
+        let started = Instant::now();
+        let mut sum = 0.0;
+        for (step, batch) in (1..).zip(&train) {
+            let losses_of_replicas = strategy.run((&model, &optimizer, batch?), |ctx, (model, optimizer, (x, y))| {
+                let per_example = cross_entropy_per_example(&model.forward(&x)?, &y)?;
+                let loss = ctx.average_loss(&per_example, flags.batch)?;
+                optimizer.minimize(ctx, &loss)?;
+                Ok(loss.detach())
+            })?;
+            let loss = strategy.reduce(ReduceOp::Sum, &losses_of_replicas, Axis::None)?.to_scalar::<f32>()?;
+            losses.push(loss);
+            sum += f64::from(loss);
+            progress.step(step, flags.batch as u64, &[("loss", sum / step as f64)]);
+        }
+        training_time += started.elapsed();
+        accuracy = evaluate(strategy, &model, &test, digits.test.len())?;
+        progress.end_epoch(&[("test_accuracy", accuracy)]);
+    }
+    let times = optimizer.times();
+    progress.finish(&Summary {
+        test_accuracy: Some(accuracy),
+        examples_per_s: Some(f64::from(flags.epochs) * digits.train.len() as f64 / training_time.as_secs_f64()),
+        training_time: Some(training_time),
+        communication: Some(times.communication.as_secs_f64() / training_time.as_secs_f64()),
+        replicas: strategy.num_replicas_in_sync() as u32,
+        ..Summary::default()
+    });
+    write_losses(strategy, flags, &losses)
+}
+
+/// The share of test digits that are recognised; every replica looks at its part of them.
+fn evaluate(
+    strategy: &Strategy,
+    model: &Model<Net>,
+    test: &distribute::strategy::DistributedDataset<(Tensor, Tensor)>,
+    examples: usize,
+) -> distribute::Result<f64> {
+    let mut correct = 0.0;
+    for batch in test {
+        let counts = strategy.run((model, batch?), |_, (model, (x, y))| {
+            if x.dim(0)? == 0 {
+                return Ok(Tensor::zeros((), DType::F32, &Device::Cpu)?);
+            }
+            Ok(model.forward(&x)?.argmax(1)?.eq(&y)?.to_dtype(DType::F32)?.sum_all()?)
+        })?;
+        correct += f64::from(strategy.reduce(ReduceOp::Sum, &counts, Axis::None)?.to_scalar::<f32>()?);
+    }
+    Ok(correct / examples as f64)
+}
+
+fn tensors(split: &Split) -> distribute::Result<Dataset<(Tensor, Tensor)>> {
+    let images = Tensor::from_slice(&split.images, (split.len(), PIXELS), &Device::Cpu)?;
+    let labels = Tensor::from_slice(&split.labels, split.len(), &Device::Cpu)?;
+    Ok(Dataset::from_tensor_slices((images, labels)))
+}
+
+fn start_progress(
+    strategy: &Strategy,
+    flags: &Flags,
+    parameters: usize,
+    steps: Option<usize>,
+) -> distribute::Result<Progress> {
+    let replicas = strategy.num_replicas_in_sync();
+    let title = format!(
+        "mnist · {} · batch {} ({} per replica) · lr {} · seed {} · {parameters} params",
+        strategy.describe(),
+        flags.batch,
+        flags.batch.div_ceil(replicas),
+        flags.learning_rate,
+        flags.seed
+    );
+    let task = strategy.coordination().map_or("worker:0".to_owned(), |c| c.membership().task().to_string());
+    let options = Options {
+        title,
+        epochs: flags.epochs,
+        steps_per_epoch: steps.map(|steps| steps as u64),
+        task,
+        is_chief: strategy.is_chief(),
+    };
+    let progress = Progress::from_env(options)?;
+    let log = progress.log_writer();
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env();
+    // Another subscriber may have been installed; then that one is used.
+    let _ = tracing_subscriber::fmt()
+        .with_env_filter(filter.unwrap_or_else(|_| "warn".into()))
+        .with_writer(move || log.clone())
+        .try_init();
+    Ok(progress)
+}
+
+fn write_losses(strategy: &Strategy, flags: &Flags, losses: &[f32]) -> distribute::Result<()> {
+    if let Some(path) = flags.losses.as_ref().filter(|_| strategy.is_chief()) {
+        let write = || -> std::io::Result<()> {
+            let mut file = std::io::BufWriter::new(std::fs::File::create(path)?);
+            losses.iter().try_for_each(|loss| writeln!(file, "{loss:?}"))?;
+            file.flush()
+        };
+        write().map_err(Error::program)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,84 @@
+//! What can go wrong in a distributed program.
+
+/// Any error of the crates behind this one, and the program's own.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// Of a candle model or optimizer.
+    #[cfg(feature = "candle")]
+    #[error(transparent)]
+    Model(#[from] distribute_candle::Error),
+    /// Of candle itself.
+    #[cfg(feature = "candle")]
+    #[error(transparent)]
+    Candle(#[from] candle_core::Error),
+    /// Of a strategy.
+    #[error(transparent)]
+    Strategy(#[from] distribute_strategy::Error),
+    /// Of a distributed value.
+    #[error(transparent)]
+    Values(#[from] distribute_values::Error),
+    /// Of a dataset.
+    #[error(transparent)]
+    Input(#[from] distribute_input::Error),
+    /// Of a collective operation.
+    #[error(transparent)]
+    Collective(#[from] distribute_collectives::Error),
+    /// Of the cluster's description or its meeting.
+    #[error(transparent)]
+    Cluster(#[from] distribute_cluster::Error),
+    /// Of a device.
+    #[error(transparent)]
+    Device(#[from] distribute_device::Error),
+    /// Of progress reports.
+    #[error(transparent)]
+    Train(#[from] distribute_train::Error),
+    /// Of the handwritten digits.
+    #[error(transparent)]
+    Digits(#[from] crate::digits::Error),
+    /// The program's own.
+    #[error(transparent)]
+    Program(Box<dyn std::error::Error + Send + Sync>),
+}
+
+impl Error {
+    /// Wraps an error of the program itself.
+    pub fn program(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
+        Error::Program(error.into())
+    }
+
+    /// Whether the same program may succeed when it is started again: a peer was lost or slow.
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            #[cfg(feature = "candle")]
+            Error::Model(error) => error.is_retryable(),
+            Error::Strategy(error) => error.is_retryable(),
+            Error::Collective(error) | Error::Values(distribute_values::Error::Collective(error)) => error.is_retryable(),
+            Error::Cluster(error) => error.is_retryable(),
+            _ => false,
+        }
+    }
+
+    /// The exit code by which job managers know what to do: 138 for failures of other processes or the network, after
+    /// which a restart helps; 2 for a wrong description of the cluster or of devices; else 1.
+    pub fn exit_code(&self) -> u8 {
+        let configuration = match self {
+            Error::Cluster(error) | Error::Strategy(distribute_strategy::Error::Cluster(error)) => {
+                matches!(error, distribute_cluster::Error::Config { .. })
+            }
+            Error::Strategy(error) => {
+                matches!(error, distribute_strategy::Error::Devices { .. } | distribute_strategy::Error::Device(_))
+            }
+            Error::Device(_) => true,
+            _ => false,
+        };
+        match (configuration, self.is_retryable()) {
+            (true, _) => 2,
+            (false, true) => 138,
+            (false, false) => 1,
+        }
+    }
+}
+
+/// The result of distributed programs.
+pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -1,0 +1,61 @@
+//! Distributed training for Rust: pick a strategy, keep the model.
+//!
+//! A model that runs on one device trains on several, on several machines, unchanged: only the line that makes the
+//! [`Strategy`] differs. This crate re-exports the others; [`prelude`] is what programs import.
+//!
+//! # Examples
+//! ```
+//! use candle_core::{DType, Device, Module, Result as CandleResult, Tensor};
+//! use candle_nn::{Linear, VarBuilder, linear};
+//! use distribute::prelude::*;
+//!
+//! struct Mlp { fc1: Linear, fc2: Linear }                        // knows nothing of distribution
+//!
+//! impl Mlp {
+//!     fn new(vb: VarBuilder) -> CandleResult<Self> {
+//!         Ok(Mlp { fc1: linear(4, 8, vb.pp("fc1"))?, fc2: linear(8, 2, vb.pp("fc2"))? })
+//!     }
+//!     fn forward(&self, x: &Tensor) -> CandleResult<Tensor> {
+//!         self.fc2.forward(&self.fc1.forward(x)?.relu()?)
+//!     }
+//! }
+//!
+//! fn train(strategy: &Strategy) -> distribute::Result<()> {      // one function for every strategy
+//!     let global_batch = 4 * strategy.num_replicas_in_sync();
+//!     let images = Tensor::ones((20, 4), DType::F32, &Device::Cpu)?;
+//!     let labels = Tensor::zeros(20, DType::U32, &Device::Cpu)?;
+//!     let data = Dataset::from_tensor_slices((images, labels)).shuffle(20, 42).batch(global_batch).prefetch(AUTOTUNE);
+//!     let model = strategy.scope(Mlp::new)?;
+//!     let optimizer = Adam::new(1e-3).build(&model)?;
+//!     for batch in strategy.distribute_dataset(&data)? {
+//!         let losses = strategy.run((&model, &optimizer, batch?), |ctx, (model, optimizer, (x, y))| {
+//!             let loss = ctx.average_loss(&cross_entropy_per_example(&model.forward(&x)?, &y)?, global_batch)?;
+//!             optimizer.minimize(ctx, &loss)?;                   // backward, all-reduce, apply
+//!             Ok(loss)
+//!         })?;
+//!         assert!(strategy.reduce(ReduceOp::Sum, &losses, Axis::None)?.to_scalar::<f32>()? > 0.0);
+//!     }
+//!     Ok(())
+//! }
+//!
+//! train(&MirroredStrategy::builder().devices(["CPU:0", "CPU:1"]).build()?)?;
+//! # Ok::<(), distribute::Error>(())
+//! ```
+
+pub mod digits;
+mod error;
+pub mod prelude;
+mod run;
+
+#[cfg(feature = "candle")]
+pub use distribute_candle as candle;
+pub use distribute_cluster as cluster;
+pub use distribute_collectives as collectives;
+pub use distribute_device as device;
+pub use distribute_input as input;
+pub use distribute_strategy as strategy;
+pub use distribute_strategy::Strategy;
+pub use distribute_train as train;
+pub use distribute_values as values;
+pub use error::{Error, Result};
+pub use run::Run;

@@ -1,0 +1,15 @@
+//! What programs import.
+
+#[cfg(feature = "candle")]
+pub use distribute_candle::{
+    Adam, AdamW, CandleContext, CandleStrategy, Model, Optimizer, Sgd, cross_entropy_per_example, nll_per_example,
+};
+pub use distribute_collectives::{ProcessGroup, ReduceOp};
+pub use distribute_input::{AUTOTUNE, Dataset, InputContext};
+pub use distribute_strategy::{
+    CommunicationOptions, MirroredStrategy, MultiWorkerMirroredStrategy, OneDeviceStrategy, ReplicaContext, Strategy,
+    get_replica_context, get_strategy, has_strategy, in_cross_replica_context,
+};
+pub use distribute_values::{Axis, Mirrored, PerReplica};
+
+pub use crate::{Error, Run};
