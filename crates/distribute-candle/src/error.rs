@@ -34,7 +34,9 @@ pub enum Error {
         there_name: String,
     },
     /// A model asked for a variable that was never created.
-    #[error("variable {name:?} was asked for without a shape, but nobody has created it; use get with a shape and an initial value")]
+    #[error(
+        "variable {name:?} was asked for without a shape, but nobody has created it; use get with a shape and an initial value"
+    )]
     UnknownVariable {
         /// The variable.
         name: String,
@@ -48,7 +50,9 @@ pub enum Error {
         dtype: candle_core::DType,
     },
     /// An optimizer was given to a replica of another model or strategy.
-    #[error("the optimizer was built for {built} replicas, but this strategy has {given}; build it for the model of this strategy")]
+    #[error(
+        "the optimizer was built for {built} replicas, but this strategy has {given}; build it for the model of this strategy"
+    )]
     OtherStrategy {
         /// Replicas it was built for.
         built: usize,
@@ -75,7 +79,9 @@ impl Error {
     pub fn is_retryable(&self) -> bool {
         match self {
             Error::Strategy(error) => error.is_retryable(),
-            Error::Collective(error) | Error::Values(distribute_values::Error::Collective(error)) => error.is_retryable(),
+            Error::Collective(error) | Error::Values(distribute_values::Error::Collective(error)) => {
+                error.is_retryable()
+            }
             _ => false,
         }
     }

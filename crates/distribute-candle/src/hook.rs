@@ -8,19 +8,18 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use candle_core::{CpuStorage, CustomOp1, DType, Device, Layout, Shape, Tensor, Var};
 
+/// Takes a variable's index and its gradient.
+pub(crate) type Sink = Box<dyn FnMut(usize, Tensor) + Send>;
+
 /// Where one replica's gradients go while its backward runs.
 #[derive(Default)]
 pub(crate) struct Tape {
-    sink: Mutex<Option<Box<dyn FnMut(usize, Tensor) + Send>>>,
+    sink: Mutex<Option<Sink>>,
 }
 
 impl Tape {
     /// Calls `sink` with each variable's index and gradient while `backward` runs.
-    pub(crate) fn record<R>(
-        &self,
-        sink: Box<dyn FnMut(usize, Tensor) + Send>,
-        backward: impl FnOnce() -> R,
-    ) -> R {
+    pub(crate) fn record<R>(&self, sink: Sink, backward: impl FnOnce() -> R) -> R {
         *self.sink.lock().unwrap_or_else(PoisonError::into_inner) = Some(sink);
         let result = backward();
         *self.sink.lock().unwrap_or_else(PoisonError::into_inner) = None;
@@ -39,7 +38,11 @@ pub(crate) fn hooked(elements: &Tensor, index: usize, tape: &Arc<Tape>) -> candl
     let (storage, _) = elements.storage_and_layout();
     let storage = match &*storage {
         candle_core::Storage::Cpu(storage) => storage.clone(),
-        _ => return Err(candle_core::Error::Msg("variables on devices other than the CPU are not supported".to_owned())),
+        _ => {
+            return Err(candle_core::Error::Msg(
+                "variables on devices other than the CPU are not supported".to_owned(),
+            ));
+        }
     };
     let initial = Mutex::new(Some((storage, elements.shape().clone())));
     // Only a variable, or what comes from one, takes part in backward; its own gradient is never computed.

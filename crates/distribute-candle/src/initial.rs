@@ -7,7 +7,14 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
 /// The initial value of a variable. candle's own generator cannot be seeded on the CPU.
-pub(crate) fn initial(seed: u64, name: &str, init: Init, shape: &Shape, dtype: DType, device: &Device) -> Result<Tensor> {
+pub(crate) fn initial(
+    seed: u64,
+    name: &str,
+    init: Init,
+    shape: &Shape,
+    dtype: DType,
+    device: &Device,
+) -> Result<Tensor> {
     let mut draw = Draw(ChaCha8Rng::seed_from_u64(seed ^ hash(name)));
     let count = shape.elem_count();
     let values: Vec<f32> = match init {

@@ -193,6 +193,7 @@ fn check_shape(name: &str, held: &Shape, asked: &Shape) -> candle_core::Result<(
     if held == asked {
         return Ok(());
     }
-    let problem = format!("variable {name:?} has shape {held:?}, but {asked:?} was asked for; give layers different paths");
+    let problem =
+        format!("variable {name:?} has shape {held:?}, but {asked:?} was asked for; give layers different paths");
     Err(candle_core::Error::Msg(problem))
 }

@@ -26,10 +26,24 @@ pub(crate) trait Rule: Send + Sync {
     fn slots(&self) -> &'static [&'static str];
 
     /// Updates a parameter and its slots in place. `step` counts from 1.
-    fn update_f32(&self, step: u64, learning_rate: f64, parameter: &mut [f32], gradient: &[f32], slots: &mut [&mut [f32]]);
+    fn update_f32(
+        &self,
+        step: u64,
+        learning_rate: f64,
+        parameter: &mut [f32],
+        gradient: &[f32],
+        slots: &mut [&mut [f32]],
+    );
 
     /// As [`update_f32`](Rule::update_f32), in double precision.
-    fn update_f64(&self, step: u64, learning_rate: f64, parameter: &mut [f64], gradient: &[f64], slots: &mut [&mut [f64]]);
+    fn update_f64(
+        &self,
+        step: u64,
+        learning_rate: f64,
+        parameter: &mut [f64],
+        gradient: &[f64],
+        slots: &mut [&mut [f64]],
+    );
 }
 
 /// An optimizer that was built for a model. Its slots are distributed variables with one component per replica.

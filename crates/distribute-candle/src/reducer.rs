@@ -99,7 +99,8 @@ impl Reducer {
             {
                 flags = Some(reduced.to_dtype(candle_core::DType::F32)?.to_vec1()?);
             }
-            let reduced = bucket.variables.iter().zip(tensors).map(|(index, gradient)| Reduced { index: *index, gradient });
+            let reduced =
+                bucket.variables.iter().zip(tensors).map(|(index, gradient)| Reduced { index: *index, gradient });
             held.extend(reduced);
         }
         let flags = flags.unwrap_or_default();

@@ -89,7 +89,9 @@ pub(crate) fn dtype_of(dtype: CandleType) -> candle_core::Result<DType> {
         CandleType::I32 => DType::I32,
         CandleType::U32 => DType::U32,
         CandleType::I64 => DType::I64,
-        other => return Err(candle_core::Error::Msg(format!("type {other:?} cannot be distributed; convert it first"))),
+        other => {
+            return Err(candle_core::Error::Msg(format!("type {other:?} cannot be distributed; convert it first")));
+        }
     })
 }
 

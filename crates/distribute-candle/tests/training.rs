@@ -1,4 +1,5 @@
 //! Replicas train as one: against plain candle, against each other, and with gradients that do not come.
+#![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
 use candle_core::{DType, Device, Module, Tensor, Var};
 use candle_nn::{Linear, VarBuilder, linear};
@@ -106,8 +107,11 @@ fn two_replicas_equal_their_sequential_emulation_bit_for_bit() {
     let strategy = mirrored(2);
     let model = strategy.scope(Mlp::new).unwrap();
     let names: Vec<String> = model.variables().iter().map(|v| v.name().to_owned()).collect();
-    let vars: Vec<Var> =
-        model.variables().iter().map(|v| Var::from_tensor(&v.components()[0].detach().copy().unwrap()).unwrap()).collect();
+    let vars: Vec<Var> = model
+        .variables()
+        .iter()
+        .map(|v| Var::from_tensor(&v.components()[0].detach().copy().unwrap()).unwrap())
+        .collect();
     let tensors = names.iter().cloned().zip(vars.iter().map(|var| var.as_tensor().clone())).collect();
     let emulated = Mlp::new(VarBuilder::from_tensors(tensors, DType::F32, &Device::Cpu)).unwrap();
     let optimizer = Sgd::new(0.1).build(&model).unwrap();

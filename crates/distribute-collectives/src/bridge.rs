@@ -197,7 +197,7 @@ fn explain(error: MeshError, team: &Team, mesh: &Mesh, call: Call, started: Inst
     let here = team.local_name(0);
     match error {
         MeshError::Mismatch { peer, there } => {
-            Error::Mismatch { here: call, here_name: here, there, there_name: name(peer) }
+            Error::Mismatch { here: Box::new(call), here_name: here, there: Box::new(there), there_name: name(peer) }
         }
         MeshError::Garbage { peer } => Error::PeerLost {
             name: here,
@@ -212,7 +212,7 @@ fn explain(error: MeshError, team: &Team, mesh: &Mesh, call: Call, started: Inst
                 None => format!("{} (never heard)", name(*process)),
             };
             Error::Deadline {
-                call,
+                call: Box::new(call),
                 name: here,
                 group: team.name.clone(),
                 waited: started.elapsed(),

@@ -39,16 +39,9 @@ impl Kind {
     }
 
     fn from_code(code: u8) -> Option<Kind> {
-        [
-            Kind::AllReduce,
-            Kind::Broadcast,
-            Kind::AllGather,
-            Kind::ReduceScatter,
-            Kind::Reduce,
-            Kind::Barrier,
-        ]
-        .get(usize::from(code))
-        .copied()
+        [Kind::AllReduce, Kind::Broadcast, Kind::AllGather, Kind::ReduceScatter, Kind::Reduce, Kind::Barrier]
+            .get(usize::from(code))
+            .copied()
     }
 }
 

@@ -19,11 +19,11 @@ pub enum Error {
     )]
     Mismatch {
         /// The call on one side.
-        here: Call,
+        here: Box<Call>,
         /// Who made it.
         here_name: String,
         /// The call on the other side.
-        there: Call,
+        there: Box<Call>,
         /// Who made that.
         there_name: String,
     },
@@ -34,7 +34,7 @@ pub enum Error {
     )]
     Deadline {
         /// The operation.
-        call: Call,
+        call: Box<Call>,
         /// This rank.
         name: String,
         /// The group.
@@ -160,11 +160,11 @@ pub enum Error {
         /// This task.
         here: String,
         /// Its value.
-        mine: String,
+        mine: Box<str>,
         /// The other task.
         there: String,
         /// The other's value.
-        theirs: String,
+        theirs: Box<str>,
     },
     /// Finding or joining the other members failed.
     #[error(transparent)]
@@ -194,7 +194,9 @@ impl Error {
     pub fn scope(&self) -> Scope {
         match self {
             Error::PeerLost { .. } | Error::PeerLeft { .. } => Scope::Peer,
-            Error::Mismatch { .. } | Error::Deadline { .. } | Error::Aborted { .. } | Error::Connect { .. } => Scope::Group,
+            Error::Mismatch { .. } | Error::Deadline { .. } | Error::Aborted { .. } | Error::Connect { .. } => {
+                Scope::Group
+            }
             _ => Scope::Caller,
         }
     }

@@ -99,7 +99,7 @@ impl ProcessGroup {
     ) -> Result<Vec<ProcessGroup>> {
         check_local(local_ranks)?;
         let processes = names.len() / local_ranks;
-        if process >= processes || names.len() % local_ranks != 0 {
+        if process >= processes || !names.len().is_multiple_of(local_ranks) {
             let given = u32::try_from(process).unwrap_or(u32::MAX);
             return Err(Error::RankOutside { what: "process", given, world_size: processes });
         }
@@ -159,11 +159,7 @@ impl ProcessGroup {
     /// For a rank that fails outside a collective, so that its peers do not wait for it.
     pub fn abort(&self, reason: &str) {
         let origin = self.team.local_name(self.local);
-        let error = Error::Aborted {
-            group: self.team.name.clone(),
-            origin: origin.clone(),
-            cause: reason.to_owned(),
-        };
+        let error = Error::Aborted { group: self.team.name.clone(), origin: origin.clone(), cause: reason.to_owned() };
         self.team.abort(&origin, &error);
     }
 

@@ -80,16 +80,46 @@ integers!(i8, u8, i32, u32, i64, u64);
 macro_rules! with_type {
     ($dtype:expr, $t:ident => $body:expr) => {
         match $dtype {
-            DType::F32 => { type $t = f32; $body }
-            DType::F64 => { type $t = f64; $body }
-            DType::F16 => { type $t = half::f16; $body }
-            DType::BF16 => { type $t = half::bf16; $body }
-            DType::I8 => { type $t = i8; $body }
-            DType::U8 => { type $t = u8; $body }
-            DType::I32 => { type $t = i32; $body }
-            DType::U32 => { type $t = u32; $body }
-            DType::I64 => { type $t = i64; $body }
-            DType::U64 => { type $t = u64; $body }
+            DType::F32 => {
+                type $t = f32;
+                $body
+            }
+            DType::F64 => {
+                type $t = f64;
+                $body
+            }
+            DType::F16 => {
+                type $t = half::f16;
+                $body
+            }
+            DType::BF16 => {
+                type $t = half::bf16;
+                $body
+            }
+            DType::I8 => {
+                type $t = i8;
+                $body
+            }
+            DType::U8 => {
+                type $t = u8;
+                $body
+            }
+            DType::I32 => {
+                type $t = i32;
+                $body
+            }
+            DType::U32 => {
+                type $t = u32;
+                $body
+            }
+            DType::I64 => {
+                type $t = i64;
+                $body
+            }
+            DType::U64 => {
+                type $t = u64;
+                $body
+            }
         }
     };
 }
@@ -98,10 +128,22 @@ macro_rules! with_type {
 macro_rules! with_op {
     ($op:expr, $t:ty, $f:ident => $body:expr) => {
         match $op {
-            ReduceOp::Sum | ReduceOp::Mean => { let $f = <$t as Number>::sum; $body }
-            ReduceOp::Min => { let $f = <$t as Number>::min; $body }
-            ReduceOp::Max => { let $f = <$t as Number>::max; $body }
-            ReduceOp::Product => { let $f = <$t as Number>::product; $body }
+            ReduceOp::Sum | ReduceOp::Mean => {
+                let $f = <$t as Number>::sum;
+                $body
+            }
+            ReduceOp::Min => {
+                let $f = <$t as Number>::min;
+                $body
+            }
+            ReduceOp::Max => {
+                let $f = <$t as Number>::max;
+                $body
+            }
+            ReduceOp::Product => {
+                let $f = <$t as Number>::product;
+                $body
+            }
         }
     };
 }
@@ -136,13 +178,7 @@ pub(crate) enum Keep {
 }
 
 /// Combines equally long buffers in their order and stores the result in those that `keep` names.
-pub(crate) fn reduce_in_place(
-    dtype: DType,
-    op: ReduceOp,
-    divisor: Option<u32>,
-    keep: Keep,
-    buffers: &mut [&mut [u8]],
-) {
+pub(crate) fn reduce_in_place(dtype: DType, op: ReduceOp, divisor: Option<u32>, keep: Keep, buffers: &mut [&mut [u8]]) {
     with_type!(dtype, T => with_op!(op, T, f => match divisor {
         None => in_place::<T>(buffers, keep, f, |wide| wide),
         Some(n) => in_place::<T>(buffers, keep, f, |wide| T::divide(wide, n)),
@@ -254,9 +290,8 @@ mod tests {
     fn check<T: Number>(op: ReduceOp, ranks: usize, len: usize, make: impl Fn(u8) -> T, read: impl Fn(T) -> f64) {
         let mut data: Vec<Vec<T>> =
             (0..ranks).map(|r| (0..len).map(|i| make(((r * 7 + i * 3) % 5) as u8)).collect()).collect();
-        let expected: Vec<f64> = (0..len)
-            .map(|i| naive(op, &data.iter().map(|buffer| read(buffer[i])).collect::<Vec<_>>()))
-            .collect();
+        let expected: Vec<f64> =
+            (0..len).map(|i| naive(op, &data.iter().map(|buffer| read(buffer[i])).collect::<Vec<_>>())).collect();
         let divisor = (op == ReduceOp::Mean).then_some(ranks as u32);
 
         let sources: Vec<&[u8]> = data.iter().map(|buffer| cast_slice(buffer)).collect();
@@ -315,7 +350,13 @@ mod tests {
     #[test]
     fn integer_means_round_towards_zero_and_sums_wrap() {
         let (mut a, mut b) = ([-3i32], [0i32]);
-        reduce_in_place(DType::I32, ReduceOp::Mean, Some(2), Keep::All, &mut [cast_slice_mut(&mut a), cast_slice_mut(&mut b)]);
+        reduce_in_place(
+            DType::I32,
+            ReduceOp::Mean,
+            Some(2),
+            Keep::All,
+            &mut [cast_slice_mut(&mut a), cast_slice_mut(&mut b)],
+        );
         assert_eq!(a, [-1]);
         let (mut a, mut b) = ([200u8], [100u8]);
         reduce_in_place(DType::U8, ReduceOp::Sum, None, Keep::All, &mut [&mut a, &mut b]);

@@ -41,11 +41,18 @@ pub(crate) struct Job<'a> {
 pub(crate) enum MeshError {
     Transport(TransportError),
     /// A peer is in another call.
-    Mismatch { peer: usize, there: Call },
+    Mismatch {
+        peer: usize,
+        there: Call,
+    },
     /// A peer sent what is not a call at all.
-    Garbage { peer: usize },
+    Garbage {
+        peer: usize,
+    },
     /// The deadline passed; these peers' bytes, or their readiness to take ours, were missing.
-    Deadline { missing: Vec<usize> },
+    Deadline {
+        missing: Vec<usize>,
+    },
 }
 
 impl Mesh {
@@ -82,10 +89,8 @@ impl Mesh {
     ) -> Result<(), MeshError> {
         let header = job.call.encode();
         for step in schedule {
-            let overlap = step
-                .receives
-                .iter()
-                .any(|receive| step.sends.iter().any(|send| overlaps(&send.range, &receive.range)));
+            let overlap =
+                step.receives.iter().any(|receive| step.sends.iter().any(|send| overlaps(&send.range, &receive.range)));
             if overlap {
                 self.buffered_step(step, slices, &header, job)?;
             } else {
@@ -133,7 +138,7 @@ impl Mesh {
             landings.push(Landing::new(job.call, receive, targets, combine, size));
         }
         let mut outgoing = outgoing(step, &shared, header);
-        exchange(self.transport.as_mut(), step, &mut outgoing, &mut landings, job)
+        exchange(self.transport.as_mut(), step, &mut outgoing, &mut landings, job, (self.rank, self.size))
     }
 
     /// Receives into scratch memory first, because what arrives belongs where something is being sent from.
@@ -145,8 +150,7 @@ impl Mesh {
         job: &Job<'_>,
     ) -> Result<(), MeshError> {
         let size = job.dtype.size_bytes();
-        let words: Vec<usize> =
-            step.receives.iter().map(|receive| (receive.range.len() * size).div_ceil(8)).collect();
+        let words: Vec<usize> = step.receives.iter().map(|receive| (receive.range.len() * size).div_ceil(8)).collect();
         self.reserve(words.iter().sum());
         {
             let mut scratch: &mut [u8] = bytemuck::cast_slice_mut(&mut self.scratch);
@@ -160,7 +164,7 @@ impl Mesh {
                 landings.push(Landing::new(job.call, receive, vec![target], None, size));
             }
             let mut outgoing = outgoing(step, &shared, header);
-            exchange(self.transport.as_mut(), step, &mut outgoing, &mut landings, job)?;
+            exchange(self.transport.as_mut(), step, &mut outgoing, &mut landings, job, (self.rank, self.size))?;
         }
         let mut scratch: &[u8] = bytemuck::cast_slice(&self.scratch);
         for (receive, words) in step.receives.iter().zip(&words) {
@@ -191,6 +195,7 @@ fn exchange(
     outgoing: &mut [Outgoing<'_>],
     landings: &mut [Landing<'_>],
     job: &Job<'_>,
+    (me, members): (usize, usize),
 ) -> Result<(), MeshError> {
     let mut incoming: Vec<Incoming<'_>> = step
         .receives
@@ -198,8 +203,14 @@ fn exchange(
         .zip(landings.iter_mut())
         .map(|(receive, landing)| Incoming { from: receive.peer, sink: landing })
         .collect();
-    let patience = Patience { deadline: job.deadline, spin: job.spin, interrupted: job.interrupted };
-    let outcome = transport.exchange(outgoing, &mut incoming, &patience);
+    let halfway = Instant::now() + job.deadline.saturating_duration_since(Instant::now()) / 2;
+    let patience = |deadline| Patience { deadline, spin: job.spin, interrupted: job.interrupted };
+    let mut outcome = transport.exchange(outgoing, &mut incoming, &patience(halfway));
+    if outcome == Err(TransportError::Deadline) {
+        tracing::warn!("{} is still waiting for other members, half of its time is over", job.call);
+        transport.announce(job.call.sequence);
+        outcome = transport.exchange(outgoing, &mut incoming, &patience(job.deadline));
+    }
     drop(incoming);
     match outcome {
         Ok(()) => Ok(()),
@@ -216,7 +227,11 @@ fn exchange(
             missing.extend(outgoing.iter().filter(|out| !out.parts.is_empty()).map(|out| out.to));
             missing.sort_unstable();
             missing.dedup();
-            Err(MeshError::Deadline { missing })
+            // Whoever waits as well is a victim; the cause is whoever has not even come.
+            let absent: Vec<usize> = (0..members)
+                .filter(|peer| *peer != me && transport.announced(*peer) != Some(job.call.sequence))
+                .collect();
+            Err(MeshError::Deadline { missing: if absent.is_empty() { missing } else { absent } })
         }
         Err(other) => Err(MeshError::Transport(other)),
     }
@@ -362,14 +377,16 @@ fn pieces<'a>(slices: &'a mut [&mut [u8]], range: &Range<usize>) -> Vec<&'a mut 
     found
 }
 
+/// The pieces that each send of a step reads.
+type Shared<'a> = Vec<Vec<&'a [u8]>>;
+
+/// The pieces that each receive of a step writes.
+type Exclusive<'a> = Vec<Vec<&'a mut [u8]>>;
+
 /// Cuts `slices` so that each send gets shared, and each receive exclusive, access to its range.
 ///
 /// No receive of the step overlaps a send or another receive.
-fn carve<'a>(
-    slices: &'a mut [&mut [u8]],
-    step: &Step,
-    dtype: DType,
-) -> (Vec<Vec<&'a [u8]>>, Vec<Vec<&'a mut [u8]>>) {
+fn carve<'a>(slices: &'a mut [&mut [u8]], step: &Step, dtype: DType) -> (Shared<'a>, Exclusive<'a>) {
     let sends: Vec<Range<usize>> = step.sends.iter().map(|send| in_bytes(&send.range, dtype)).collect();
     let receives: Vec<Range<usize>> = step.receives.iter().map(|receive| in_bytes(&receive.range, dtype)).collect();
     let mut cuts: Vec<usize> = sends.iter().chain(&receives).flat_map(|range| [range.start, range.end]).collect();

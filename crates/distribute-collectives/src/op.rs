@@ -31,8 +31,7 @@ pub enum ReduceOp {
 
 impl ReduceOp {
     /// Every reduction.
-    pub const ALL: [ReduceOp; 5] =
-        [ReduceOp::Sum, ReduceOp::Mean, ReduceOp::Min, ReduceOp::Max, ReduceOp::Product];
+    pub const ALL: [ReduceOp; 5] = [ReduceOp::Sum, ReduceOp::Mean, ReduceOp::Min, ReduceOp::Max, ReduceOp::Product];
 
     /// The lower-case name.
     pub const fn name(self) -> &'static str {
@@ -65,13 +64,10 @@ impl FromStr for ReduceOp {
 
     /// Reads a name, in any case: `sum`, `MEAN`.
     fn from_str(name: &str) -> Result<Self, Error> {
-        ReduceOp::ALL
-            .into_iter()
-            .find(|op| op.name().eq_ignore_ascii_case(name))
-            .ok_or_else(|| Error::UnknownName {
-                what: "reduction",
-                given: name.to_owned(),
-                expected: "sum, mean, min, max or product",
-            })
+        ReduceOp::ALL.into_iter().find(|op| op.name().eq_ignore_ascii_case(name)).ok_or_else(|| Error::UnknownName {
+            what: "reduction",
+            given: name.to_owned(),
+            expected: "sum, mean, min, max or product",
+        })
     }
 }

@@ -56,7 +56,7 @@ impl Options {
         let mut options = Options::default();
         if let Some(given) = variable("DISTRIBUTE_TIMEOUT") {
             let seconds = given.parse::<f64>().ok().filter(|seconds| *seconds > 0.0 && *seconds < 1e9);
-            options.timeout = seconds.map(Duration::from_secs_f64).ok_or_else(|| Error::UnknownName {
+            options.timeout = seconds.map(Duration::from_secs_f64).ok_or(Error::UnknownName {
                 what: "DISTRIBUTE_TIMEOUT",
                 given,
                 expected: "a number of seconds above 0, such as 30 or 0.5",

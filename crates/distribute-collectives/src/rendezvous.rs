@@ -128,9 +128,9 @@ impl Endpoint {
             group: group.to_owned(),
             what,
             here: here.to_owned(),
-            mine,
+            mine: mine.into(),
             there: there.to_owned(),
-            theirs,
+            theirs: theirs.into(),
         };
         if self.local_ranks != other.local_ranks {
             let (mine, theirs) = (self.local_ranks.to_string(), other.local_ranks.to_string());

@@ -275,9 +275,9 @@ impl Team {
         let call = parts[0].call;
         if let Some(other) = parts.iter().position(|part| part.call != call) {
             let error = Error::Mismatch {
-                here: call,
+                here: Box::new(call),
                 here_name: self.local_name(0),
-                there: parts[other].call,
+                there: Box::new(parts[other].call),
                 there_name: self.local_name(other),
             };
             drop(parts);
@@ -392,7 +392,7 @@ impl Team {
         } else if Instant::now() >= deadline && !missing.is_empty() {
             let names: Vec<String> = missing.iter().map(|other| self.local_name(*other)).collect();
             let error = Error::Deadline {
-                call,
+                call: Box::new(call),
                 name: self.local_name(local),
                 group: self.name.clone(),
                 waited: started.elapsed(),
@@ -415,7 +415,8 @@ impl Team {
     }
 
     fn nap_until(&self, operation: &Operation) -> Duration {
-        let earliest = operation.entries.iter().filter_map(|entry| lock(entry).as_ref().map(|entry| entry.deadline)).min();
+        let earliest =
+            operation.entries.iter().filter_map(|entry| lock(entry).as_ref().map(|entry| entry.deadline)).min();
         earliest.map_or(NAP, |deadline| deadline.saturating_duration_since(Instant::now()).min(NAP))
     }
 

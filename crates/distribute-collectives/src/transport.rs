@@ -125,8 +125,8 @@ pub trait Transport: Send {
     /// block one another.
     ///
     /// # Errors
-    /// Any [`TransportError`]. The streams are then in an unknown state and the transport is only good for
-    /// [`abort`](Transport::abort).
+    /// Any [`TransportError`]. After [`TransportError::Deadline`] the same exchange can be continued: parts and sinks say how
+    /// far it has come. After any other error the transport is only good for [`abort`](Transport::abort).
     fn exchange(
         &mut self,
         outgoing: &mut [Outgoing<'_>],
@@ -136,6 +136,19 @@ pub trait Transport: Send {
 
     /// Tells every peer that the group has failed and why; never blocks for long and never fails.
     fn abort(&mut self, reason: &str);
+
+    /// Tells every peer that this member waits in the call with this sequence number; never blocks and never fails.
+    ///
+    /// Members that wait for each other can so tell who is missing altogether. Without it, errors name direct peers only.
+    fn announce(&mut self, sequence: u64) {
+        let _ = sequence;
+    }
+
+    /// The last call in which a peer has said that it waits.
+    fn announced(&self, peer: usize) -> Option<u64> {
+        let _ = peer;
+        None
+    }
 
     /// When the last byte of this peer arrived; `None` before the first.
     fn last_heard(&self, peer: usize) -> Option<Instant>;
@@ -190,13 +203,8 @@ impl std::str::FromStr for TransportKind {
     type Err = crate::Error;
 
     fn from_str(name: &str) -> Result<Self, Self::Err> {
-        [TransportKind::Auto, TransportKind::Tcp]
-            .into_iter()
-            .find(|kind| kind.name() == name)
-            .ok_or_else(|| crate::Error::UnknownName {
-                what: "transport",
-                given: name.to_owned(),
-                expected: "auto or tcp",
-            })
+        [TransportKind::Auto, TransportKind::Tcp].into_iter().find(|kind| kind.name() == name).ok_or_else(|| {
+            crate::Error::UnknownName { what: "transport", given: name.to_owned(), expected: "auto or tcp" }
+        })
     }
 }

@@ -1,4 +1,5 @@
 //! Every operation on every arrangement of ranks, against a naive reference.
+#![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
 use std::net::TcpListener;
 use std::sync::mpsc;
@@ -220,7 +221,10 @@ fn an_abort_ends_the_wait_of_every_rank_with_its_reason() {
             }
             group.all_reduce(&mut [1.0f32; 1000], ReduceOp::Sum).unwrap_err().to_string()
         });
-        assert!(errors.iter().all(|error| error.contains("the loss is not a number")), "{processes}x{local}: {errors:?}");
+        assert!(
+            errors.iter().all(|error| error.contains("the loss is not a number")),
+            "{processes}x{local}: {errors:?}"
+        );
         assert!(started.elapsed() < Duration::from_secs(5));
     }
 }
@@ -247,8 +251,9 @@ fn wrong_arguments_are_sentences() {
     let error = group.broadcast(&mut [1.0f32], Rank(1)).unwrap_err().to_string();
     assert!(error.contains("root 1 is outside the group"), "{error}");
     let (mut a, mut b) = ([1.0f32], [1i64]);
-    let error =
-        group.all_reduce_list(&mut [BufferMut::from(&mut a[..]), BufferMut::from(&mut b[..])], ReduceOp::Sum).unwrap_err();
+    let error = group
+        .all_reduce_list(&mut [BufferMut::from(&mut a[..]), BufferMut::from(&mut b[..])], ReduceOp::Sum)
+        .unwrap_err();
     assert!(error.to_string().contains("slice 1 holds i64"), "{error}");
     assert!(ProcessGroup::local(0).is_err());
     group.all_reduce(&mut [1.0f32], ReduceOp::Sum).unwrap();

@@ -14,10 +14,7 @@ use std::time::Duration;
 use self::event::CpuEvent;
 use self::memory::{Account, CpuMemory};
 use self::stream::CpuStream;
-use crate::{
-    Device, DeviceBuffer, DeviceKind, Error, Event, HostBuffer, LogicalDevice, MemoryUse, Result,
-    Stream,
-};
+use crate::{Device, DeviceBuffer, DeviceKind, Error, Event, HostBuffer, LogicalDevice, MemoryUse, Result, Stream};
 
 /// A logical CPU as a [`Device`].
 ///
@@ -43,10 +40,7 @@ pub struct CpuOptions {
 
 impl Default for CpuOptions {
     fn default() -> Self {
-        CpuOptions {
-            queue_len: 1024,
-            patience: Duration::from_secs(300),
-        }
+        CpuOptions { queue_len: 1024, patience: Duration::from_secs(300) }
     }
 }
 
@@ -59,12 +53,7 @@ impl CpuDevice {
     /// A handle to a logical CPU whose streams behave as told.
     pub fn with_options(logical: LogicalDevice, options: CpuOptions) -> CpuDevice {
         let account = Arc::new(Account::new(logical.memory_limit_bytes()));
-        CpuDevice {
-            logical,
-            options,
-            account,
-            streams: AtomicU32::new(0),
-        }
+        CpuDevice { logical, options, account, streams: AtomicU32::new(0) }
     }
 
     /// Runs `action` on the bytes of a buffer of any logical CPU, for computing on it; no copy runs
@@ -100,11 +89,7 @@ impl Device for CpuDevice {
     fn create_stream(&self) -> Result<Arc<dyn Stream>> {
         // Relaxed: the number only names the stream.
         let number = self.streams.fetch_add(1, Ordering::Relaxed);
-        Ok(Arc::new(CpuStream::start(
-            self.spec().clone(),
-            number,
-            self.options,
-        )?))
+        Ok(Arc::new(CpuStream::start(self.spec().clone(), number, self.options)?))
     }
 
     fn create_event(&self) -> Result<Arc<dyn Event>> {
@@ -120,11 +105,6 @@ impl Device for CpuDevice {
             return Ok(());
         }
         let (owner, user) = (other.spec().to_string(), self.spec().to_string());
-        Err(Error::Foreign {
-            what: "device's memory",
-            owner,
-            user,
-            remedy: "copy through host memory instead",
-        })
+        Err(Error::Foreign { what: "device's memory", owner, user, remedy: "copy through host memory instead" })
     }
 }

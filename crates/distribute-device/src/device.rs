@@ -117,12 +117,7 @@ pub trait Stream: Any + Debug + Send + Sync {
     ///
     /// # Source
     /// `cuMemcpyHtoDAsync`; with pageable memory the driver stages it, and the call may block.
-    fn copy_from_host(
-        &self,
-        source: HostBuffer,
-        offset_bytes: usize,
-        destination: &DeviceBuffer,
-    ) -> Result<Transfer>;
+    fn copy_from_host(&self, source: HostBuffer, offset_bytes: usize, destination: &DeviceBuffer) -> Result<Transfer>;
 
     /// Copies all of `source` to the host, to `offset_bytes` of `destination` and on.
     ///
@@ -132,12 +127,7 @@ pub trait Stream: Any + Debug + Send + Sync {
     ///
     /// # Source
     /// `cuMemcpyDtoHAsync`.
-    fn copy_to_host(
-        &self,
-        source: &DeviceBuffer,
-        destination: HostBuffer,
-        offset_bytes: usize,
-    ) -> Result<Transfer>;
+    fn copy_to_host(&self, source: &DeviceBuffer, destination: HostBuffer, offset_bytes: usize) -> Result<Transfer>;
 
     /// Copies within this device. The two may overlap.
     ///
@@ -300,18 +290,10 @@ impl DeviceBuffer {
     pub fn slice(&self, range: Range<usize>) -> Result<DeviceBuffer> {
         let len_bytes = self.len_bytes();
         if range.start > range.end || range.end > len_bytes {
-            return Err(Error::ByteRange {
-                what: "device buffer",
-                start: range.start,
-                end: range.end,
-                len_bytes,
-            });
+            return Err(Error::ByteRange { what: "device buffer", start: range.start, end: range.end, len_bytes });
         }
         let start = self.range.start + range.start;
-        Ok(DeviceBuffer {
-            memory: Arc::clone(&self.memory),
-            range: start..start + range.len(),
-        })
+        Ok(DeviceBuffer { memory: Arc::clone(&self.memory), range: start..start + range.len() })
     }
 
     /// The allocation; for backends, which find their own type in it by downcasting [`Any`].

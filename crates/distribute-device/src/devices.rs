@@ -5,10 +5,7 @@ mod tests;
 
 use std::sync::Arc;
 
-use crate::{
-    CpuDevice, Device, DeviceIndex, DeviceKind, DeviceSpec, Error, PhysicalDevice, Result, absence,
-    discover,
-};
+use crate::{CpuDevice, Device, DeviceIndex, DeviceKind, DeviceSpec, Error, PhysicalDevice, Result, absence, discover};
 
 /// A physical device, or a part of one, under a name of its own.
 ///
@@ -86,25 +83,13 @@ impl Devices {
 
     /// The given devices, each one logical device.
     pub fn from_physical(physical: impl IntoIterator<Item = PhysicalDevice>) -> Devices {
-        let physical = physical
-            .into_iter()
-            .map(|device| (Arc::new(device), vec![None]))
-            .collect();
-        Devices {
-            task: DeviceSpec::default(),
-            physical,
-            logical: Vec::new(),
-        }
-        .named()
+        let physical = physical.into_iter().map(|device| (Arc::new(device), vec![None])).collect();
+        Devices { task: DeviceSpec::default(), physical, logical: Vec::new() }.named()
     }
 
     /// The same devices under the name of this process in a cluster, such as `/job:worker/task:1`.
     pub fn at(mut self, task: &DeviceSpec) -> Devices {
-        self.task = DeviceSpec {
-            device_type: None,
-            device_index: None,
-            ..task.clone()
-        };
+        self.task = DeviceSpec { device_type: None, device_index: None, ..task.clone() };
         self.named()
     }
 
@@ -115,15 +100,8 @@ impl Devices {
     /// # Errors
     /// [`Error::NoSuchDevice`] where there is no such physical device, [`Error::Split`] unless there are 1 to
     /// [`Devices::MAX_PARTS`] entries whose limits together fit the device's memory.
-    pub fn split(
-        self,
-        kind: DeviceKind,
-        index: u32,
-        memory_limits_bytes: &[Option<u64>],
-    ) -> Result<Devices> {
-        self.split_into(kind, index, memory_limits_bytes.len(), |_| {
-            memory_limits_bytes.to_vec()
-        })
+    pub fn split(self, kind: DeviceKind, index: u32, memory_limits_bytes: &[Option<u64>]) -> Result<Devices> {
+        self.split_into(kind, index, memory_limits_bytes.len(), |_| memory_limits_bytes.to_vec())
     }
 
     /// The physical devices.
@@ -138,9 +116,7 @@ impl Devices {
 
     /// The logical devices of a kind.
     pub fn of_kind(&self, kind: DeviceKind) -> impl Iterator<Item = &LogicalDevice> {
-        self.logical
-            .iter()
-            .filter(move |device| device.physical.kind == kind)
+        self.logical.iter().filter(move |device| device.physical.kind == kind)
     }
 
     /// The one device that a name means; missing fields are this process's task and CPU:0.
@@ -159,10 +135,7 @@ impl Devices {
     /// # Errors
     /// [`Error::DeviceString`] for a name that cannot be read, [`Error::NoDevices`] for an empty list,
     /// [`Error::DuplicateDevice`] for a device named twice, [`Error::NoSuchDevice`] for one that is not there.
-    pub fn list<S: AsRef<str>>(
-        &self,
-        names: impl IntoIterator<Item = S>,
-    ) -> Result<Vec<&LogicalDevice>> {
+    pub fn list<S: AsRef<str>>(&self, names: impl IntoIterator<Item = S>) -> Result<Vec<&LogicalDevice>> {
         let mut list = List::default();
         for (place, name) in names.into_iter().enumerate() {
             let name = name.as_ref();
@@ -172,20 +145,13 @@ impl Devices {
                 continue;
             }
             let wanted = pattern.canonicalize(&self.task);
-            let mut found = self
-                .logical
-                .iter()
-                .filter(|device| wanted.covers(&device.spec))
-                .peekable();
+            let mut found = self.logical.iter().filter(|device| wanted.covers(&device.spec)).peekable();
             if found.peek().is_none() {
                 return Err(self.missing(&pattern, &wanted));
             }
             found.try_for_each(|device| list.push(place, name, device.spec.clone()))?;
         }
-        list.finish()?
-            .iter()
-            .map(|device| self.find(device))
-            .collect()
+        list.finish()?.iter().map(|device| self.find(device)).collect()
     }
 
     /// A handle to a device, to allocate on and to make streams for.
@@ -198,10 +164,7 @@ impl Devices {
         let device = self.find(name)?;
         match device.physical.kind {
             DeviceKind::Cpu => Ok(Arc::new(CpuDevice::new(device.clone()))),
-            kind => Err(Error::NoSuchDevice {
-                asked: device.spec.short(),
-                reason: absence(kind),
-            }),
+            kind => Err(Error::NoSuchDevice { asked: device.spec.short(), reason: absence(kind) }),
         }
     }
 
@@ -212,35 +175,18 @@ impl Devices {
         count: usize,
         limits: impl FnOnce(usize) -> Parts,
     ) -> Result<Devices> {
-        let found = self
-            .physical
-            .iter_mut()
-            .find(|(device, _)| device.kind == kind && device.index == index);
+        let found = self.physical.iter_mut().find(|(device, _)| device.kind == kind && device.index == index);
         let Some((device, parts)) = found else {
-            return Err(Error::NoSuchDevice {
-                asked: format!("{kind}:{index}"),
-                reason: absence(kind),
-            });
+            return Err(Error::NoSuchDevice { asked: format!("{kind}:{index}"), reason: absence(kind) });
         };
-        let refuse = |problem: String| {
-            Err(Error::Split {
-                device: format!("{kind}:{index} ({})", device.name),
-                count,
-                problem,
-            })
-        };
+        let refuse =
+            |problem: String| Err(Error::Split { device: format!("{kind}:{index} ({})", device.name), count, problem });
         if count == 0 || count > Devices::MAX_PARTS {
             return refuse(format!("give 1 to {}", Devices::MAX_PARTS));
         }
         let limits = limits(count);
-        let asked = limits
-            .iter()
-            .flatten()
-            .fold(0u64, |sum, limit| sum.saturating_add(*limit));
-        if let Some(memory_bytes) = device
-            .memory_bytes
-            .filter(|memory_bytes| asked > *memory_bytes)
-        {
+        let asked = limits.iter().flatten().fold(0u64, |sum, limit| sum.saturating_add(*limit));
+        if let Some(memory_bytes) = device.memory_bytes.filter(|memory_bytes| asked > *memory_bytes) {
             return refuse(format!(
                 "their memory limits add up to {asked} bytes, but it has {memory_bytes}; lower them"
             ));
@@ -261,11 +207,7 @@ impl Devices {
             for memory_limit_bytes in parts {
                 let spec = DeviceSpec::local(physical.kind, *place).merge(&self.task);
                 let physical = Arc::clone(physical);
-                self.logical.push(LogicalDevice {
-                    spec,
-                    physical,
-                    memory_limit_bytes: *memory_limit_bytes,
-                });
+                self.logical.push(LogicalDevice { spec, physical, memory_limit_bytes: *memory_limit_bytes });
                 *place += 1;
             }
         }
@@ -274,29 +216,18 @@ impl Devices {
 
     fn missing(&self, name: &DeviceSpec, wanted: &DeviceSpec) -> Error {
         let here = DeviceSpec::local(DeviceKind::Cpu, 0).merge(&self.task);
-        let another_task =
-            (&wanted.job, wanted.replica, wanted.task) != (&here.job, here.replica, here.task);
+        let another_task = (&wanted.job, wanted.replica, wanted.task) != (&here.job, here.replica, here.task);
         let reason = match wanted.kind() {
             _ if another_task => {
-                let here = DeviceSpec {
-                    device_type: None,
-                    device_index: None,
-                    ..here
-                };
-                format!(
-                    "it belongs to another task, and this process is {here}; name a device of this process"
-                )
+                let here = DeviceSpec { device_type: None, device_index: None, ..here };
+                format!("it belongs to another task, and this process is {here}; name a device of this process")
             }
             None => "this build knows CPU, GPU and TPU devices only; name one of those".to_owned(),
             Some(kind) => match self.of_kind(kind).count() {
                 0 => absence(kind),
                 count => {
                     let last = count - 1;
-                    let have = if last == 0 {
-                        format!("{kind}:0")
-                    } else {
-                        format!("{kind}:0..{kind}:{last}")
-                    };
+                    let have = if last == 0 { format!("{kind}:0") } else { format!("{kind}:0..{kind}:{last}") };
                     let needed = wanted.index().map_or(2, |index| u64::from(index) + 1);
                     let mend = match kind {
                         DeviceKind::Cpu => {
@@ -308,11 +239,7 @@ impl Devices {
                 }
             },
         };
-        let asked = if another_task {
-            wanted.to_string()
-        } else {
-            name.short()
-        };
+        let asked = if another_task { wanted.to_string() } else { name.short() };
         Error::NoSuchDevice { asked, reason }
     }
 }
@@ -335,9 +262,7 @@ impl Devices {
 ///
 /// # Source
 /// The device list of `tf.distribute.MirroredStrategy`.
-pub fn parse_device_list<S: AsRef<str>>(
-    names: impl IntoIterator<Item = S>,
-) -> Result<Vec<DeviceSpec>> {
+pub fn parse_device_list<S: AsRef<str>>(names: impl IntoIterator<Item = S>) -> Result<Vec<DeviceSpec>> {
     let mut list = List::default();
     for (place, name) in names.into_iter().enumerate() {
         let name = name.as_ref();
@@ -358,13 +283,7 @@ impl List {
         if let Some(before) = self.devices.iter().position(|other| *other == device) {
             let (first, first_place) = self.written[before].clone();
             let (second, second_place) = (name.to_owned(), place);
-            return Err(Error::DuplicateDevice {
-                device: device.short(),
-                first,
-                first_place,
-                second,
-                second_place,
-            });
+            return Err(Error::DuplicateDevice { device: device.short(), first, first_place, second, second_place });
         }
         self.devices.push(device);
         self.written.push((name.to_owned(), place));
@@ -372,10 +291,6 @@ impl List {
     }
 
     fn finish(self) -> Result<Vec<DeviceSpec>> {
-        if self.devices.is_empty() {
-            Err(Error::NoDevices)
-        } else {
-            Ok(self.devices)
-        }
+        if self.devices.is_empty() { Err(Error::NoDevices) } else { Ok(self.devices) }
     }
 }

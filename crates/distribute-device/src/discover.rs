@@ -37,16 +37,12 @@ pub struct PhysicalDevice {
 /// # Source
 /// `tf.config.list_physical_devices`; `/proc/cpuinfo`, `/proc/meminfo`.
 pub fn discover() -> Vec<PhysicalDevice> {
-    let model = fs::read_to_string("/proc/cpuinfo")
-        .ok()
-        .and_then(|text| cpu_model(&text));
+    let model = fs::read_to_string("/proc/cpuinfo").ok().and_then(|text| cpu_model(&text));
     vec![PhysicalDevice {
         kind: DeviceKind::Cpu,
         index: 0,
         name: model.unwrap_or_else(|| format!("{} processor", std::env::consts::ARCH)),
-        memory_bytes: fs::read_to_string("/proc/meminfo")
-            .ok()
-            .and_then(|text| total_memory_bytes(&text)),
+        memory_bytes: fs::read_to_string("/proc/meminfo").ok().and_then(|text| total_memory_bytes(&text)),
         cores: available_parallelism().ok(),
     }]
 }
@@ -60,9 +56,7 @@ pub fn discover() -> Vec<PhysicalDevice> {
 /// ```
 pub fn absence(kind: DeviceKind) -> String {
     match kind {
-        DeviceKind::Cpu => {
-            "this table was made without the host's CPU; make it with Devices::local()".to_owned()
-        }
+        DeviceKind::Cpu => "this table was made without the host's CPU; make it with Devices::local()".to_owned(),
         DeviceKind::Gpu => gpu_absence(Path::new("/proc/driver/nvidia")),
         DeviceKind::Tpu => "this build has no support for TPUs; use CPU devices".to_owned(),
     }
@@ -78,14 +72,9 @@ fn gpu_absence(driver: &Path) -> String {
         .collect();
     let build = "this build has no CUDA support";
     if !models.is_empty() {
-        format!(
-            "the NVIDIA driver shows {}, but {build}; use CPU devices",
-            models.join(", ")
-        )
+        format!("the NVIDIA driver shows {}, but {build}; use CPU devices", models.join(", "))
     } else if driver.join("version").exists() {
-        format!(
-            "the NVIDIA driver is loaded but shows no GPU to this process, and {build}; use CPU devices"
-        )
+        format!("the NVIDIA driver is loaded but shows no GPU to this process, and {build}; use CPU devices")
     } else {
         format!("no NVIDIA driver is loaded on this machine, and {build}; use CPU devices")
     }
@@ -99,12 +88,7 @@ fn cpu_model(cpuinfo: &str) -> Option<String> {
 /// The total, which the kernel gives in units of 1024 bytes.
 fn total_memory_bytes(meminfo: &str) -> Option<u64> {
     let total = field(meminfo, "MemTotal")?;
-    total
-        .strip_suffix("kB")?
-        .trim()
-        .parse::<u64>()
-        .ok()?
-        .checked_mul(1024)
+    total.strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
 /// The value of the first `name : value` line.
@@ -122,25 +106,16 @@ mod tests {
     fn the_kernel_files_are_read() {
         let x86 = "processor\t: 0\nmodel name\t: Intel(R) Xeon(R) @ 2.10GHz\n\
                    processor\t: 1\nmodel name\t: other\n";
-        assert_eq!(
-            cpu_model(x86).as_deref(),
-            Some("Intel(R) Xeon(R) @ 2.10GHz")
-        );
+        assert_eq!(cpu_model(x86).as_deref(), Some("Intel(R) Xeon(R) @ 2.10GHz"));
         assert_eq!(
             cpu_model("processor : 0\nCPU part : 0xd0c\nModel : Raspberry Pi 4\n").as_deref(),
             Some("Raspberry Pi 4")
         );
         assert_eq!(cpu_model("processor : 0\nmodel name :\n"), None);
-        assert_eq!(
-            total_memory_bytes("MemTotal:        4028432 kB\nMemFree: 1 kB\n"),
-            Some(4_028_432 * 1024)
-        );
+        assert_eq!(total_memory_bytes("MemTotal:        4028432 kB\nMemFree: 1 kB\n"), Some(4_028_432 * 1024));
         assert_eq!(total_memory_bytes("MemFree: 1 kB\n"), None);
         assert_eq!(total_memory_bytes("MemTotal: many kB\n"), None);
-        assert_eq!(
-            total_memory_bytes(&format!("MemTotal: {} kB\n", u64::MAX)),
-            None
-        );
+        assert_eq!(total_memory_bytes(&format!("MemTotal: {} kB\n", u64::MAX)), None);
     }
 
     #[test]
@@ -156,8 +131,7 @@ mod tests {
 
     #[test]
     fn a_missing_gpu_is_explained_from_what_the_driver_shows() {
-        let driver =
-            std::env::temp_dir().join(format!("distribute-device-driver-{}", std::process::id()));
+        let driver = std::env::temp_dir().join(format!("distribute-device-driver-{}", std::process::id()));
         assert!(gpu_absence(&driver).starts_with("no NVIDIA driver is loaded"));
         let gpu = driver.join("gpus/0000:01:00.0");
         fs::create_dir_all(&gpu).unwrap();
@@ -167,9 +141,6 @@ mod tests {
         let shown = gpu_absence(&driver);
         fs::remove_dir_all(&driver).unwrap();
         assert!(none_shown.contains("shows no GPU"), "{none_shown}");
-        assert!(
-            shown.contains("shows NVIDIA H200, but this build has no CUDA"),
-            "{shown}"
-        );
+        assert!(shown.contains("shows NVIDIA H200, but this build has no CUDA"), "{shown}");
     }
 }

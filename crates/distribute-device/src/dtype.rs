@@ -111,9 +111,7 @@ impl FromStr for DType {
         DType::ALL
             .into_iter()
             .find(|dtype| dtype.name() == name)
-            .ok_or_else(|| Error::UnknownDType {
-                given: name.to_owned(),
-            })
+            .ok_or_else(|| Error::UnknownDType { given: name.to_owned() })
     }
 }
 
@@ -168,9 +166,6 @@ mod tests {
     #[test]
     fn an_unknown_name_is_a_sentence() {
         let error = "float".parse::<DType>().unwrap_err().to_string();
-        assert!(
-            error.contains("\"float\"") && error.contains("f32"),
-            "{error}"
-        );
+        assert!(error.contains("\"float\"") && error.contains("f32"), "{error}");
     }
 }

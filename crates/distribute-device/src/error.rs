@@ -11,17 +11,13 @@ use crate::DType;
 #[non_exhaustive]
 pub enum Error {
     /// A data type's name was not recognised.
-    #[error(
-        "data type {given:?} is not known; give one of f32, f64, f16, bf16, i8, u8, i32, u32, i64, u64"
-    )]
+    #[error("data type {given:?} is not known; give one of f32, f64, f16, bf16, i8, u8, i32, u32, i64, u64")]
     UnknownDType {
         /// The name that was given.
         given: String,
     },
     /// A device name could not be read.
-    #[error(
-        "device {given:?}: {problem}; write it like GPU:0 or /job:worker/replica:0/task:1/device:GPU:0"
-    )]
+    #[error("device {given:?}: {problem}; write it like GPU:0 or /job:worker/replica:0/task:1/device:GPU:0")]
     DeviceString {
         /// What was given.
         given: String,
@@ -29,9 +25,7 @@ pub enum Error {
         problem: String,
     },
     /// One device was needed, and the name stands for every device of its type.
-    #[error(
-        "device {given} names every device of its type, but one is needed here; give a number in place of the *"
-    )]
+    #[error("device {given} names every device of its type, but one is needed here; give a number in place of the *")]
     WildcardDevice {
         /// The name.
         given: String,
@@ -75,9 +69,7 @@ pub enum Error {
         problem: String,
     },
     /// A view was asked for elements of another type than it holds.
-    #[error(
-        "elements of type {asked} were asked for, but the buffer holds {held}; ask for {held}, or convert first"
-    )]
+    #[error("elements of type {asked} were asked for, but the buffer holds {held}; ask for {held}, or convert first")]
     WrongDType {
         /// The type that was asked for.
         asked: DType,
@@ -121,17 +113,13 @@ pub enum Error {
         dtype: DType,
     },
     /// Memory does not begin where it must.
-    #[error(
-        "memory at an address that is no multiple of {needed_bytes} was given; copy it to a HostBuffer first"
-    )]
+    #[error("memory at an address that is no multiple of {needed_bytes} was given; copy it to a HostBuffer first")]
     Misaligned {
         /// What the address must be a multiple of.
         needed_bytes: usize,
     },
     /// The host has not that much memory.
-    #[error(
-        "{len_bytes} bytes of host memory could not be allocated; use smaller buffers or fewer of them"
-    )]
+    #[error("{len_bytes} bytes of host memory could not be allocated; use smaller buffers or fewer of them")]
     HostMemory {
         /// The size that was asked for.
         len_bytes: usize,
@@ -176,9 +164,7 @@ pub enum Error {
         remedy: &'static str,
     },
     /// A wait ended before what it waited for.
-    #[error(
-        "{operation} did not finish within {waited:.1?} ({state}); give it more time if it is only slow"
-    )]
+    #[error("{operation} did not finish within {waited:.1?} ({state}); give it more time if it is only slow")]
     Deadline {
         /// What was waited for, and where.
         operation: String,
@@ -222,9 +208,7 @@ pub enum Error {
     #[error("the host buffer of this transfer was taken already; wait for a transfer once")]
     TransferTaken,
     /// A thread of a stream could not be started.
-    #[error(
-        "{stream}: its thread could not be started: {source}; use fewer streams or raise the limit on threads"
-    )]
+    #[error("{stream}: its thread could not be started: {source}; use fewer streams or raise the limit on threads")]
     Thread {
         /// The stream.
         stream: String,

@@ -59,13 +59,9 @@ impl HostBuffer {
     /// # Errors
     /// [`Error::HostMemory`] where the allocator refuses.
     pub fn zeroed(len_bytes: usize) -> Result<HostBuffer> {
-        let lines =
-            bytemuck::allocation::try_zeroed_slice_box(len_bytes.div_ceil(HOST_ALIGN_BYTES))
-                .map_err(|()| Error::HostMemory { len_bytes })?;
-        Ok(HostBuffer {
-            storage: Storage::Lines(lines),
-            len_bytes,
-        })
+        let lines = bytemuck::allocation::try_zeroed_slice_box(len_bytes.div_ceil(HOST_ALIGN_BYTES))
+            .map_err(|()| Error::HostMemory { len_bytes })?;
+        Ok(HostBuffer { storage: Storage::Lines(lines), len_bytes })
     }
 
     /// A copy of `elements`.
@@ -74,9 +70,7 @@ impl HostBuffer {
     /// [`Error::HostMemory`] where the allocator refuses.
     pub fn from_slice<T: Element>(elements: &[T]) -> Result<HostBuffer> {
         let mut buffer = HostBuffer::zeroed(size_of_val(elements))?;
-        buffer
-            .as_bytes_mut()
-            .copy_from_slice(bytemuck::cast_slice(elements));
+        buffer.as_bytes_mut().copy_from_slice(bytemuck::cast_slice(elements));
         Ok(buffer)
     }
 
@@ -87,15 +81,10 @@ impl HostBuffer {
     pub fn from_memory(memory: Box<dyn HostMemory>) -> Result<HostBuffer> {
         let bytes = memory.as_bytes();
         if !bytes.is_empty() && !bytes.as_ptr().addr().is_multiple_of(HOST_ALIGN_BYTES) {
-            return Err(Error::Misaligned {
-                needed_bytes: HOST_ALIGN_BYTES,
-            });
+            return Err(Error::Misaligned { needed_bytes: HOST_ALIGN_BYTES });
         }
         let len_bytes = bytes.len();
-        Ok(HostBuffer {
-            storage: Storage::Lent(memory),
-            len_bytes,
-        })
+        Ok(HostBuffer { storage: Storage::Lent(memory), len_bytes })
     }
 
     /// All memory, to write.
@@ -171,19 +160,12 @@ impl HostBuffer {
 
 impl fmt::Debug for HostBuffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("HostBuffer")
-            .field("len_bytes", &self.len_bytes)
-            .field("pinned", &self.is_pinned())
-            .finish()
+        f.debug_struct("HostBuffer").field("len_bytes", &self.len_bytes).field("pinned", &self.is_pinned()).finish()
     }
 }
 
 pub(crate) fn whole_elements(len_bytes: usize, dtype: DType) -> Result<()> {
-    if len_bytes.is_multiple_of(dtype.size_bytes()) {
-        Ok(())
-    } else {
-        Err(Error::PartialElement { len_bytes, dtype })
-    }
+    if len_bytes.is_multiple_of(dtype.size_bytes()) { Ok(()) } else { Err(Error::PartialElement { len_bytes, dtype }) }
 }
 
 #[cfg(test)]
@@ -194,10 +176,7 @@ mod tests {
     fn memory_is_zeroed_aligned_and_of_the_size_asked() {
         for len_bytes in [0, 1, 63, 64, 65, 1000, 4096, 1 << 20] {
             let mut buffer = HostBuffer::zeroed(len_bytes).unwrap();
-            assert_eq!(
-                (buffer.len_bytes(), buffer.as_bytes().len()),
-                (len_bytes, len_bytes)
-            );
+            assert_eq!((buffer.len_bytes(), buffer.as_bytes().len()), (len_bytes, len_bytes));
             assert_eq!(buffer.as_bytes().as_ptr().addr() % HOST_ALIGN_BYTES, 0);
             assert!(buffer.as_bytes().iter().all(|byte| *byte == 0));
             buffer.as_bytes_mut().fill(7);
@@ -214,36 +193,18 @@ mod tests {
             assert_eq!(buffer.view_mut(dtype).unwrap().dtype(), dtype);
         }
         let mut buffer = HostBuffer::zeroed(6).unwrap();
-        assert!(matches!(
-            buffer.as_slice::<f32>(),
-            Err(Error::PartialElement {
-                len_bytes: 6,
-                dtype: DType::F32
-            })
-        ));
-        assert!(matches!(
-            buffer.as_mut_slice::<i64>(),
-            Err(Error::PartialElement { .. })
-        ));
-        assert!(matches!(
-            buffer.view(DType::F64),
-            Err(Error::PartialElement { .. })
-        ));
+        assert!(matches!(buffer.as_slice::<f32>(), Err(Error::PartialElement { len_bytes: 6, dtype: DType::F32 })));
+        assert!(matches!(buffer.as_mut_slice::<i64>(), Err(Error::PartialElement { .. })));
+        assert!(matches!(buffer.view(DType::F64), Err(Error::PartialElement { .. })));
         assert_eq!(buffer.as_slice::<half::bf16>().unwrap().len(), 3);
         let error = buffer.view_mut(DType::I32).unwrap_err().to_string();
-        assert!(
-            error.contains("6 bytes") && error.contains("i32") && error.contains("4 bytes"),
-            "{error}"
-        );
+        assert!(error.contains("6 bytes") && error.contains("i32") && error.contains("4 bytes"), "{error}");
     }
 
     #[test]
     fn too_much_memory_is_an_error() {
         for len_bytes in [usize::MAX, usize::MAX / 2, 1 << 60] {
-            assert!(matches!(
-                HostBuffer::zeroed(len_bytes),
-                Err(Error::HostMemory { .. })
-            ));
+            assert!(matches!(HostBuffer::zeroed(len_bytes), Err(Error::HostMemory { .. })));
         }
     }
 
@@ -276,9 +237,6 @@ mod tests {
         buffer.as_mut_slice::<f64>().unwrap()[1] = 2.5;
         assert_eq!(buffer.as_slice::<f64>().unwrap(), [0.0, 2.5]);
         assert!(buffer.is_pinned());
-        assert!(matches!(
-            HostBuffer::from_memory(Lent::boxed(8, 16)),
-            Err(Error::Misaligned { .. })
-        ));
+        assert!(matches!(HostBuffer::from_memory(Lent::boxed(8, 16)), Err(Error::Misaligned { .. })));
     }
 }

@@ -114,10 +114,7 @@ impl DeviceSpec {
             job: later.job.clone().or_else(|| self.job.clone()),
             replica: later.replica.or(self.replica),
             task: later.task.or(self.task),
-            device_type: later
-                .device_type
-                .clone()
-                .or_else(|| self.device_type.clone()),
+            device_type: later.device_type.clone().or_else(|| self.device_type.clone()),
             device_index: later.device_index.or(self.device_index),
         }
     }
@@ -128,9 +125,7 @@ impl DeviceSpec {
     /// # Source
     /// `device_util.canonicalize`.
     pub fn canonicalize(&self, default: &DeviceSpec) -> DeviceSpec {
-        DeviceSpec::local(DeviceKind::Cpu, 0)
-            .merge(default)
-            .merge(self)
+        DeviceSpec::local(DeviceKind::Cpu, 0).merge(default).merge(self)
     }
 
     /// The one device that this name means inside nested device scopes, outermost first.
@@ -151,18 +146,11 @@ impl DeviceSpec {
     ///
     /// # Source
     /// `device_util.resolve`, with the scopes given instead of read from the thread.
-    pub fn resolve<'a>(
-        &self,
-        scopes: impl IntoIterator<Item = &'a DeviceSpec>,
-    ) -> Result<DeviceSpec> {
-        let scope = scopes
-            .into_iter()
-            .fold(DeviceSpec::default(), |outer, inner| outer.merge(inner));
+    pub fn resolve<'a>(&self, scopes: impl IntoIterator<Item = &'a DeviceSpec>) -> Result<DeviceSpec> {
+        let scope = scopes.into_iter().fold(DeviceSpec::default(), |outer, inner| outer.merge(inner));
         let device = self.canonicalize(&scope);
         if device.device_index == Some(DeviceIndex::Any) {
-            return Err(Error::WildcardDevice {
-                given: device.to_string(),
-            });
+            return Err(Error::WildcardDevice { given: device.to_string() });
         }
         Ok(device)
     }
@@ -176,17 +164,12 @@ impl DeviceSpec {
             && agrees(&self.replica, &device.replica)
             && agrees(&self.task, &device.task)
             && agrees(&self.device_type, &device.device_type)
-            && (self.device_index == Some(DeviceIndex::Any)
-                || agrees(&self.device_index, &device.device_index))
+            && (self.device_index == Some(DeviceIndex::Any) || agrees(&self.device_index, &device.device_index))
     }
 
     /// The device without its task, as people write it on one machine: `GPU:0`.
     pub fn short(&self) -> String {
-        let kind = self
-            .device_type
-            .as_deref()
-            .unwrap_or("*")
-            .to_ascii_uppercase();
+        let kind = self.device_type.as_deref().unwrap_or("*").to_ascii_uppercase();
         match self.device_index {
             Some(DeviceIndex::At(index)) => format!("{kind}:{index}"),
             Some(DeviceIndex::Any) => format!("{kind}:*"),

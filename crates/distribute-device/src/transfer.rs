@@ -68,11 +68,7 @@ impl HostSlot {
 
     /// Runs `action` on the buffer where it stays, if it is there.
     pub fn with<R>(&self, action: impl FnOnce(&mut HostBuffer) -> R) -> Option<R> {
-        self.0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .as_mut()
-            .map(action)
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).as_mut().map(action)
     }
 
     /// Takes the buffer out, if it is there.

@@ -46,11 +46,7 @@ impl<'a> BufferRef<'a> {
     pub fn from_bytes(dtype: DType, bytes: &'a [u8]) -> Result<BufferRef<'a>> {
         check_bytes(dtype, bytes)?;
         // No memory at an odd address would fail the cast to elements later on.
-        let bytes = if bytes.is_empty() {
-            bytemuck::cast_slice::<u64, u8>(&[])
-        } else {
-            bytes
-        };
+        let bytes = if bytes.is_empty() { bytemuck::cast_slice::<u64, u8>(&[]) } else { bytes };
         Ok(BufferRef { dtype, bytes })
     }
 
@@ -94,10 +90,7 @@ impl<'a> BufferRef<'a> {
     /// [`Error::OutOfRange`] where the range is not inside the view.
     pub fn slice(&self, range: Range<usize>) -> Result<BufferRef<'a>> {
         let bytes = byte_range(self.dtype, self.len(), range)?;
-        Ok(BufferRef {
-            dtype: self.dtype,
-            bytes: &self.bytes[bytes],
-        })
+        Ok(BufferRef { dtype: self.dtype, bytes: &self.bytes[bytes] })
     }
 
     /// The elements before `mid`, and the others.
@@ -107,16 +100,7 @@ impl<'a> BufferRef<'a> {
     pub fn split_at(&self, mid: usize) -> Result<(BufferRef<'a>, BufferRef<'a>)> {
         let bytes = byte_range(self.dtype, self.len(), 0..mid)?;
         let (head, tail) = self.bytes.split_at(bytes.end);
-        Ok((
-            BufferRef {
-                dtype: self.dtype,
-                bytes: head,
-            },
-            BufferRef {
-                dtype: self.dtype,
-                bytes: tail,
-            },
-        ))
+        Ok((BufferRef { dtype: self.dtype, bytes: head }, BufferRef { dtype: self.dtype, bytes: tail }))
     }
 }
 
@@ -128,11 +112,7 @@ impl<'a> BufferMut<'a> {
     /// [`Error::Misaligned`] where the address is none.
     pub fn from_bytes(dtype: DType, bytes: &'a mut [u8]) -> Result<BufferMut<'a>> {
         check_bytes(dtype, bytes)?;
-        let bytes = if bytes.is_empty() {
-            bytemuck::cast_slice_mut::<u64, u8>(&mut [])
-        } else {
-            bytes
-        };
+        let bytes = if bytes.is_empty() { bytemuck::cast_slice_mut::<u64, u8>(&mut []) } else { bytes };
         Ok(BufferMut { dtype, bytes })
     }
 
@@ -186,18 +166,12 @@ impl<'a> BufferMut<'a> {
 
     /// The same view for a shorter time.
     pub fn reborrow(&mut self) -> BufferMut<'_> {
-        BufferMut {
-            dtype: self.dtype,
-            bytes: self.bytes,
-        }
+        BufferMut { dtype: self.dtype, bytes: self.bytes }
     }
 
     /// The same view, shared.
     pub fn as_ref(&self) -> BufferRef<'_> {
-        BufferRef {
-            dtype: self.dtype,
-            bytes: self.bytes,
-        }
+        BufferRef { dtype: self.dtype, bytes: self.bytes }
     }
 
     /// The elements of a range.
@@ -206,10 +180,7 @@ impl<'a> BufferMut<'a> {
     /// [`Error::OutOfRange`] where the range is not inside the view.
     pub fn slice(self, range: Range<usize>) -> Result<BufferMut<'a>> {
         let bytes = byte_range(self.dtype, self.len(), range)?;
-        Ok(BufferMut {
-            dtype: self.dtype,
-            bytes: &mut self.bytes[bytes],
-        })
+        Ok(BufferMut { dtype: self.dtype, bytes: &mut self.bytes[bytes] })
     }
 
     /// The elements before `mid`, and the others.
@@ -219,66 +190,38 @@ impl<'a> BufferMut<'a> {
     pub fn split_at_mut(self, mid: usize) -> Result<(BufferMut<'a>, BufferMut<'a>)> {
         let bytes = byte_range(self.dtype, self.len(), 0..mid)?;
         let (head, tail) = self.bytes.split_at_mut(bytes.end);
-        Ok((
-            BufferMut {
-                dtype: self.dtype,
-                bytes: head,
-            },
-            BufferMut {
-                dtype: self.dtype,
-                bytes: tail,
-            },
-        ))
+        Ok((BufferMut { dtype: self.dtype, bytes: head }, BufferMut { dtype: self.dtype, bytes: tail }))
     }
 }
 
 impl<'a, T: Element> From<&'a [T]> for BufferRef<'a> {
     fn from(elements: &'a [T]) -> Self {
-        BufferRef {
-            dtype: T::DTYPE,
-            bytes: bytemuck::cast_slice(elements),
-        }
+        BufferRef { dtype: T::DTYPE, bytes: bytemuck::cast_slice(elements) }
     }
 }
 
 impl<'a, T: Element> From<&'a mut [T]> for BufferMut<'a> {
     fn from(elements: &'a mut [T]) -> Self {
-        BufferMut {
-            dtype: T::DTYPE,
-            bytes: bytemuck::cast_slice_mut(elements),
-        }
+        BufferMut { dtype: T::DTYPE, bytes: bytemuck::cast_slice_mut(elements) }
     }
 }
 
 fn check<T: Element>(dtype: DType) -> Result<()> {
-    if T::DTYPE == dtype {
-        Ok(())
-    } else {
-        Err(Error::WrongDType {
-            asked: T::DTYPE,
-            held: dtype,
-        })
-    }
+    if T::DTYPE == dtype { Ok(()) } else { Err(Error::WrongDType { asked: T::DTYPE, held: dtype }) }
 }
 
 fn check_bytes(dtype: DType, bytes: &[u8]) -> Result<()> {
     whole_elements(bytes.len(), dtype)?;
     // An element's alignment is at most its size, whatever the target.
     if !bytes.is_empty() && !bytes.as_ptr().addr().is_multiple_of(dtype.size_bytes()) {
-        return Err(Error::Misaligned {
-            needed_bytes: dtype.size_bytes(),
-        });
+        return Err(Error::Misaligned { needed_bytes: dtype.size_bytes() });
     }
     Ok(())
 }
 
 fn byte_range(dtype: DType, len: usize, range: Range<usize>) -> Result<Range<usize>> {
     if range.start > range.end || range.end > len {
-        return Err(Error::OutOfRange {
-            start: range.start,
-            end: range.end,
-            len,
-        });
+        return Err(Error::OutOfRange { start: range.start, end: range.end, len });
     }
     Ok(range.start * dtype.size_bytes()..range.end * dtype.size_bytes())
 }
@@ -308,57 +251,25 @@ mod tests {
     fn bytes_must_be_whole_and_aligned() {
         let words = [0u64; 2];
         let bytes: &[u8] = bytemuck::cast_slice(&words);
-        assert_eq!(
-            BufferRef::from_bytes(DType::F64, bytes)
-                .unwrap()
-                .as_slice::<f64>()
-                .unwrap(),
-            [0.0, 0.0]
-        );
-        assert!(matches!(
-            BufferRef::from_bytes(DType::F64, &bytes[4..12]),
-            Err(Error::Misaligned { needed_bytes: 8 })
-        ));
-        assert!(matches!(
-            BufferRef::from_bytes(DType::F32, &bytes[..7]),
-            Err(Error::PartialElement { .. })
-        ));
-        assert!(
-            BufferRef::from_bytes(DType::F64, &bytes[3..3])
-                .unwrap()
-                .as_slice::<f64>()
-                .unwrap()
-                .is_empty()
-        );
+        assert_eq!(BufferRef::from_bytes(DType::F64, bytes).unwrap().as_slice::<f64>().unwrap(), [0.0, 0.0]);
+        assert!(matches!(BufferRef::from_bytes(DType::F64, &bytes[4..12]), Err(Error::Misaligned { needed_bytes: 8 })));
+        assert!(matches!(BufferRef::from_bytes(DType::F32, &bytes[..7]), Err(Error::PartialElement { .. })));
+        assert!(BufferRef::from_bytes(DType::F64, &bytes[3..3]).unwrap().as_slice::<f64>().unwrap().is_empty());
         let mut halves = [0u16; 3];
-        let view =
-            BufferMut::from_bytes(DType::BF16, bytemuck::cast_slice_mut(&mut halves)).unwrap();
+        let view = BufferMut::from_bytes(DType::BF16, bytemuck::cast_slice_mut(&mut halves)).unwrap();
         let (head, tail) = view.as_ref().split_at(1).unwrap();
         assert_eq!((head.len(), tail.len()), (1, 2));
-        assert!(matches!(
-            view.as_ref().split_at(4),
-            Err(Error::OutOfRange { .. })
-        ));
+        assert!(matches!(view.as_ref().split_at(4), Err(Error::OutOfRange { .. })));
     }
 
     #[test]
     fn a_reborrow_leaves_the_view_usable() {
         let mut values = [1.0f64, 2.0];
         let mut view = BufferMut::from(&mut values[..]);
-        view.reborrow()
-            .slice(1..2)
-            .unwrap()
-            .as_mut_slice::<f64>()
-            .unwrap()[0] = 5.0;
+        view.reborrow().slice(1..2).unwrap().as_mut_slice::<f64>().unwrap()[0] = 5.0;
         assert_eq!(view.as_slice::<f64>().unwrap(), [1.0, 5.0]);
-        assert!(matches!(
-            view.reborrow().split_at_mut(3),
-            Err(Error::OutOfRange { end: 3, len: 2, .. })
-        ));
-        assert!(matches!(
-            view.as_mut_slice::<f32>(),
-            Err(Error::WrongDType { .. })
-        ));
+        assert!(matches!(view.reborrow().split_at_mut(3), Err(Error::OutOfRange { end: 3, len: 2, .. })));
+        assert!(matches!(view.as_mut_slice::<f32>(), Err(Error::WrongDType { .. })));
     }
 
     #[test]
@@ -371,13 +282,7 @@ mod tests {
         assert_eq!(values[4], 40);
         let view = BufferRef::from(&values[..]);
         assert_eq!(view.len_bytes(), 40);
-        assert!(matches!(
-            view.as_slice::<f32>(),
-            Err(Error::WrongDType { .. })
-        ));
-        assert!(matches!(
-            view.slice(3..11),
-            Err(Error::OutOfRange { len: 10, .. })
-        ));
+        assert!(matches!(view.as_slice::<f32>(), Err(Error::WrongDType { .. })));
+        assert!(matches!(view.slice(3..11), Err(Error::OutOfRange { len: 10, .. })));
     }
 }

@@ -34,30 +34,15 @@ impl<T> Array<T> {
     /// When the shape asks for another number of elements.
     pub fn new(shape: impl Into<Vec<usize>>, elements: Vec<T>) -> Result<Array<T>> {
         let shape = shape.into();
-        if shape
-            .iter()
-            .try_fold(1_usize, |product, extent| product.checked_mul(*extent))
-            != Some(elements.len())
-        {
-            return Err(Error::ArrayShape {
-                shape,
-                got: elements.len(),
-            });
+        if shape.iter().try_fold(1_usize, |product, extent| product.checked_mul(*extent)) != Some(elements.len()) {
+            return Err(Error::ArrayShape { shape, got: elements.len() });
         }
-        Ok(Array {
-            elements: Arc::new(elements),
-            start: 0,
-            shape,
-        })
+        Ok(Array { elements: Arc::new(elements), start: 0, shape })
     }
 
     /// One element without dimensions.
     pub fn scalar(element: T) -> Array<T> {
-        Array {
-            elements: Arc::new(vec![element]),
-            start: 0,
-            shape: Vec::new(),
-        }
+        Array { elements: Arc::new(vec![element]), start: 0, shape: Vec::new() }
     }
 
     /// The extents, outermost first; empty for a scalar.
@@ -86,12 +71,7 @@ impl<T> Array<T> {
 
     fn within(action: &'static str, rows: &Range<usize>, length: usize) -> Result<()> {
         if rows.start > rows.end || rows.end > length {
-            return Err(Error::OutOfRange {
-                action,
-                start: rows.start,
-                end: rows.end,
-                rows: length,
-            });
+            return Err(Error::OutOfRange { action, start: rows.start, end: rows.end, rows: length });
         }
         Ok(())
     }
@@ -104,23 +84,12 @@ impl<T: Clone + Send + Sync + 'static> Element<Arrays> for Array<T> {
         for (index, item) in items.iter().enumerate() {
             if item.shape != first.shape {
                 let (got, expected) = (item.shape.clone(), first.shape.clone());
-                return Err(Error::UnequalShapes {
-                    action: "stack",
-                    index,
-                    got,
-                    expected,
-                });
+                return Err(Error::UnequalShapes { action: "stack", index, got, expected });
             }
             elements.extend_from_slice(item.as_slice());
         }
-        let shape = std::iter::once(items.len())
-            .chain(first.shape.iter().copied())
-            .collect();
-        Ok(Array {
-            elements: Arc::new(elements),
-            start: 0,
-            shape,
-        })
+        let shape = std::iter::once(items.len()).chain(first.shape.iter().copied()).collect();
+        Ok(Array { elements: Arc::new(elements), start: 0, shape })
     }
 
     fn rows(&self) -> Result<usize> {
@@ -131,11 +100,7 @@ impl<T: Clone + Send + Sync + 'static> Element<Arrays> for Array<T> {
         let (rows, width) = self.leading("row")?;
         Array::<T>::within("row", &(index..index.saturating_add(1)), rows)?;
         let start = self.start + index * width;
-        Ok(Array {
-            elements: Arc::clone(&self.elements),
-            start,
-            shape: self.shape[1..].to_vec(),
-        })
+        Ok(Array { elements: Arc::clone(&self.elements), start, shape: self.shape[1..].to_vec() })
     }
 
     fn slice(&self, range: Range<usize>) -> Result<Self> {
@@ -143,11 +108,7 @@ impl<T: Clone + Send + Sync + 'static> Element<Arrays> for Array<T> {
         Array::<T>::within("slice", &range, rows)?;
         let mut shape = self.shape.clone();
         shape[0] = range.len();
-        Ok(Array {
-            elements: Arc::clone(&self.elements),
-            start: self.start + range.start * width,
-            shape,
-        })
+        Ok(Array { elements: Arc::clone(&self.elements), start: self.start + range.start * width, shape })
     }
 
     fn gather(&self, picked: &[usize]) -> Result<Self> {
@@ -159,11 +120,7 @@ impl<T: Clone + Send + Sync + 'static> Element<Arrays> for Array<T> {
         }
         let mut shape = self.shape.clone();
         shape[0] = picked.len();
-        Ok(Array {
-            elements: Arc::new(elements),
-            start: 0,
-            shape,
-        })
+        Ok(Array { elements: Arc::new(elements), start: 0, shape })
     }
 
     fn concat(items: &[Self]) -> Result<Self> {
@@ -174,32 +131,19 @@ impl<T: Clone + Send + Sync + 'static> Element<Arrays> for Array<T> {
             rows += item.leading("concat")?.0;
             if item.shape[1..] != first.shape[1..] {
                 let (got, expected) = (item.shape.clone(), first.shape.clone());
-                return Err(Error::UnequalShapes {
-                    action: "concat",
-                    index,
-                    got,
-                    expected,
-                });
+                return Err(Error::UnequalShapes { action: "concat", index, got, expected });
             }
             elements.extend_from_slice(item.as_slice());
         }
         let mut shape = first.shape.clone();
         shape[0] = rows;
-        Ok(Array {
-            elements: Arc::new(elements),
-            start: 0,
-            shape,
-        })
+        Ok(Array { elements: Arc::new(elements), start: 0, shape })
     }
 }
 
 impl<T> From<Vec<T>> for Array<T> {
     fn from(elements: Vec<T>) -> Array<T> {
-        Array {
-            shape: vec![elements.len()],
-            elements: Arc::new(elements),
-            start: 0,
-        }
+        Array { shape: vec![elements.len()], elements: Arc::new(elements), start: 0 }
     }
 }
 
@@ -224,20 +168,13 @@ mod tests {
     #[test]
     fn rows_and_slices_share_memory() {
         let array = Array::new([3, 2], vec![0, 1, 2, 3, 4, 5]).unwrap();
-        assert!(std::ptr::eq(
-            &array.as_slice()[2],
-            &array.row(1).unwrap().as_slice()[0]
-        ));
-        assert!(std::ptr::eq(
-            &array.as_slice()[4],
-            &array.slice(2..3).unwrap().as_slice()[0]
-        ));
+        assert!(std::ptr::eq(&array.as_slice()[2], &array.row(1).unwrap().as_slice()[0]));
+        assert!(std::ptr::eq(&array.as_slice()[4], &array.slice(2..3).unwrap().as_slice()[0]));
     }
 
     #[test]
     fn strings_are_elements_too() {
-        let texts =
-            Array::stack(&[Array::scalar("a".to_owned()), Array::scalar("b".to_owned())]).unwrap();
+        let texts = Array::stack(&[Array::scalar("a".to_owned()), Array::scalar("b".to_owned())]).unwrap();
         assert_eq!(texts.shape(), [2]);
         assert_eq!(texts.row(1).unwrap().item().unwrap(), "b");
     }
@@ -245,37 +182,14 @@ mod tests {
     #[test]
     fn bad_input_is_answered_by_a_sentence() {
         let array = Array::from(vec![1, 2]);
-        assert!(
-            Array::new([2, 2], vec![1])
-                .unwrap_err()
-                .to_string()
-                .contains("needs 4 elements, 1 were given")
-        );
-        assert!(matches!(
-            Array::new([usize::MAX, 2], vec![1]),
-            Err(Error::ArrayShape { .. })
-        ));
-        assert!(matches!(
-            array.row(2),
-            Err(Error::OutOfRange { rows: 2, .. })
-        ));
-        assert!(matches!(
-            array.slice(1..3),
-            Err(Error::OutOfRange { end: 3, .. })
-        ));
-        assert!(matches!(
-            array.gather(&[0, usize::MAX]),
-            Err(Error::OutOfRange { .. })
-        ));
+        assert!(Array::new([2, 2], vec![1]).unwrap_err().to_string().contains("needs 4 elements, 1 were given"));
+        assert!(matches!(Array::new([usize::MAX, 2], vec![1]), Err(Error::ArrayShape { .. })));
+        assert!(matches!(array.row(2), Err(Error::OutOfRange { rows: 2, .. })));
+        assert!(matches!(array.slice(1..3), Err(Error::OutOfRange { end: 3, .. })));
+        assert!(matches!(array.gather(&[0, usize::MAX]), Err(Error::OutOfRange { .. })));
         assert!(matches!(Array::scalar(1).rows(), Err(Error::Scalar { .. })));
-        assert!(matches!(
-            Array::<i64>::stack(&[]),
-            Err(Error::Nothing { .. })
-        ));
-        assert!(matches!(
-            Array::stack(&[array.clone(), Array::scalar(1)]),
-            Err(Error::UnequalShapes { .. })
-        ));
+        assert!(matches!(Array::<i64>::stack(&[]), Err(Error::Nothing { .. })));
+        assert!(matches!(Array::stack(&[array.clone(), Array::scalar(1)]), Err(Error::UnequalShapes { .. })));
         let wide = Array::new([1, 2], vec![1, 2]).unwrap();
         assert!(matches!(
             Array::concat(&[wide, Array::new([1, 1], vec![1]).unwrap()]),

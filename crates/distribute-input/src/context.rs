@@ -25,10 +25,7 @@ impl InputContext {
         let replicas = self.num_replicas_in_sync;
         match global_batch.checked_rem(replicas) {
             Some(0) => Ok(global_batch / replicas),
-            _ => Err(Error::NotDivisible {
-                global_batch,
-                replicas,
-            }),
+            _ => Err(Error::NotDivisible { global_batch, replicas }),
         }
     }
 }
@@ -51,17 +48,9 @@ impl InputTopology {
     pub fn new(workers: usize, worker: usize, replicas_per_worker: usize) -> Result<InputTopology> {
         let sensible = worker < workers && replicas_per_worker > 0;
         if !sensible || workers.checked_mul(replicas_per_worker).is_none() {
-            return Err(Error::Topology {
-                workers,
-                worker,
-                replicas_per_worker,
-            });
+            return Err(Error::Topology { workers, worker, replicas_per_worker });
         }
-        Ok(InputTopology {
-            workers,
-            worker,
-            replicas_per_worker,
-        })
+        Ok(InputTopology { workers, worker, replicas_per_worker })
     }
 
     /// The only worker, with `replicas` replicas.
@@ -109,35 +98,18 @@ mod tests {
     #[test]
     fn a_global_batch_is_divided_by_all_replicas() {
         let context = InputTopology::new(2, 1, 4).unwrap().context();
-        assert_eq!(
-            context,
-            InputContext {
-                num_input_pipelines: 2,
-                input_pipeline_id: 1,
-                num_replicas_in_sync: 8
-            }
-        );
+        assert_eq!(context, InputContext { num_input_pipelines: 2, input_pipeline_id: 1, num_replicas_in_sync: 8 });
         assert_eq!(context.per_replica_batch_size(64).unwrap(), 8);
         let text = context.per_replica_batch_size(12).unwrap_err().to_string();
-        assert!(
-            text.contains("12") && text.contains("multiple of 8"),
-            "{text}"
-        );
-        let none = InputContext {
-            num_input_pipelines: 1,
-            input_pipeline_id: 0,
-            num_replicas_in_sync: 0,
-        };
+        assert!(text.contains("12") && text.contains("multiple of 8"), "{text}");
+        let none = InputContext { num_input_pipelines: 1, input_pipeline_id: 0, num_replicas_in_sync: 0 };
         assert!(none.per_replica_batch_size(4).is_err());
     }
 
     #[test]
     fn impossible_topologies_are_refused() {
         for (workers, worker, replicas) in [(0, 0, 1), (1, 1, 1), (2, 0, 0), (usize::MAX, 0, 2)] {
-            assert!(matches!(
-                InputTopology::new(workers, worker, replicas),
-                Err(Error::Topology { .. })
-            ));
+            assert!(matches!(InputTopology::new(workers, worker, replicas), Err(Error::Topology { .. })));
         }
     }
 }

@@ -84,21 +84,11 @@ pub struct DatasetIter<T> {
 
 impl<T: Send + 'static> Dataset<T> {
     pub(crate) fn new(open: Opener<T>, facts: Facts) -> Dataset<T> {
-        Dataset {
-            open,
-            picks: None,
-            facts,
-            passes: Arc::default(),
-        }
+        Dataset { open, picks: None, facts, passes: Arc::default() }
     }
 
     pub(crate) fn picked(picks: Picks<T>, facts: Facts) -> Dataset<T> {
-        Dataset {
-            open: picks.opener(),
-            picks: Some(picks),
-            facts,
-            passes: Arc::default(),
-        }
+        Dataset { open: picks.opener(), picks: Some(picks), facts, passes: Arc::default() }
     }
 
     /// Begins the next pass: 0, 1, 2, … over the life of this dataset and its clones.
@@ -184,21 +174,13 @@ impl<T> Iterator for DatasetIter<T> {
 
 impl<T> fmt::Debug for DatasetIter<T> {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter
-            .debug_struct("DatasetIter")
-            .field("ended", &self.items.is_none())
-            .finish_non_exhaustive()
+        formatter.debug_struct("DatasetIter").field("ended", &self.items.is_none()).finish_non_exhaustive()
     }
 }
 
 impl Facts {
     pub(crate) fn of(cardinality: Cardinality) -> Facts {
-        Facts {
-            cardinality,
-            batch_size: None,
-            prefetch: 0,
-            error: None,
-        }
+        Facts { cardinality, batch_size: None, prefetch: 0, error: None }
     }
 
     /// Keeps the first mistake found.
@@ -233,9 +215,7 @@ impl Cardinality {
     /// That of two sequences read one after the other.
     pub(crate) fn sum(self, other: Cardinality) -> Cardinality {
         match (self, other) {
-            (Cardinality::Known(one), Cardinality::Known(two)) => {
-                Cardinality::Known(one.saturating_add(two))
-            }
+            (Cardinality::Known(one), Cardinality::Known(two)) => Cardinality::Known(one.saturating_add(two)),
             (Cardinality::Infinite, _) | (_, Cardinality::Infinite) => Cardinality::Infinite,
             _ => Cardinality::Unknown,
         }

@@ -3,8 +3,7 @@
 use std::{fmt, sync::Arc};
 
 use crate::{
-    BoxError, Cardinality, DataPlan, Dataset, DatasetIter, Element, Error, InputContext,
-    InputTopology, Result,
+    BoxError, Cardinality, DataPlan, Dataset, DatasetIter, Element, Error, InputContext, InputTopology, Result,
     dataset::{Facts, Items, Opener, Order, Picks, chunked, prefetched},
     element::Operations,
     plan::Division,
@@ -21,9 +20,7 @@ pub struct InputOptions {
 
 impl Default for InputOptions {
     fn default() -> Self {
-        InputOptions {
-            per_replica_buffer_size: 1,
-        }
+        InputOptions { per_replica_buffer_size: 1 }
     }
 }
 
@@ -72,43 +69,21 @@ where
         return Err(error.clone());
     }
     let cardinality = dataset.cardinality();
-    let global_batch = dataset
-        .batch_size()
-        .ok_or(Error::NotBatched { cardinality })?;
-    let rebatch = Rebatch {
-        global_batch,
-        topology,
-    };
+    let global_batch = dataset.batch_size().ok_or(Error::NotBatched { cardinality })?;
+    let rebatch = Rebatch { global_batch, topology };
     let open = match &dataset.picks {
-        Some(Picks {
-            source,
-            order: Order::Batches(open),
-        }) => {
+        Some(Picks { source, order: Order::Batches(open) }) => {
             let (source, open) = (Arc::clone(source), Arc::clone(open));
-            divided(
-                open,
-                rebatch,
-                |rows| Ok(rows.len()),
-                move |rows, range| source.pick(&rows[range]),
-            )
+            divided(open, rebatch, |rows| Ok(rows.len()), move |rows, range| source.pick(&rows[range]))
         }
         _ => {
             let operations = Operations::of::<L>();
-            divided(
-                Arc::clone(&dataset.open),
-                rebatch,
-                operations.rows,
-                operations.slice,
-            )
+            divided(Arc::clone(&dataset.open), rebatch, operations.rows, operations.slice)
         }
     };
     let plan = DataPlan::new(topology, Division::Global(rebatch), cardinality);
     let depth = options.per_replica_buffer_size.max(dataset.facts.prefetch);
-    Ok(DistributedDataset {
-        steps: Dataset::new(open, Facts::of(cardinality)),
-        depth,
-        plan,
-    })
+    Ok(DistributedDataset { steps: Dataset::new(open, Facts::of(cardinality)), depth, plan })
 }
 
 /// Calls a function that makes this worker's own dataset; its batches are *per-replica* batches.
@@ -144,38 +119,25 @@ pub fn distribute_datasets_from_function<T, L>(
 where
     T: Element<L>,
 {
-    let dataset =
-        function(topology.context()).map_err(|error| Error::user("input function", error))?;
+    let dataset = function(topology.context()).map_err(|error| Error::user("input function", error))?;
     if let Some(error) = dataset.facts.error {
         return Err(error);
     }
     let replicas = topology.replicas_per_worker();
-    let cardinality = dataset
-        .facts
-        .cardinality
-        .map(|elements| elements.div_ceil(replicas));
+    let cardinality = dataset.facts.cardinality.map(|elements| elements.div_ceil(replicas));
     let chunks = chunked(dataset.open, replicas, false);
     let open: Opener<Vec<T>> = Arc::new(move |pass| {
         Box::new(chunks(pass).map(move |step| {
             let mut step = step?;
-            if let Some(empty) = step
-                .last()
-                .filter(|_| step.len() < replicas)
-                .map(|last| last.slice(0..0))
-                .transpose()?
+            if let Some(empty) =
+                step.last().filter(|_| step.len() < replicas).map(|last| last.slice(0..0)).transpose()?
             {
                 step.resize(replicas, empty);
             }
             Ok(step)
         })) as Items<Vec<T>>
     });
-    let plan = DataPlan::new(
-        topology,
-        Division::PerWorker {
-            batch: dataset.facts.batch_size,
-        },
-        cardinality,
-    );
+    let plan = DataPlan::new(topology, Division::PerWorker { batch: dataset.facts.batch_size }, cardinality);
     Ok(DistributedDataset {
         steps: Dataset::new(open, Facts::of(cardinality)),
         depth: options.per_replica_buffer_size,
@@ -207,8 +169,7 @@ impl<T: Send + 'static> DistributedDataset<T> {
 
     /// Begins the pass of a given number, without counting it: to resume a training.
     pub fn iter_epoch(&self, epoch: u64) -> DistributedIter<T> {
-        self.steps
-            .open_with(&prefetched(Arc::clone(&self.steps.open), self.depth), epoch)
+        self.steps.open_with(&prefetched(Arc::clone(&self.steps.open), self.depth), epoch)
     }
 
     /// Applies a function to each local replica's element, ahead of the reader: for example a copy to the replica's
@@ -219,16 +180,9 @@ impl<T: Send + 'static> DistributedDataset<T> {
         F: Fn(usize, T) -> Result<U, BoxError> + Send + Sync + 'static,
     {
         let steps = self.steps.map(move |step| {
-            step.into_iter()
-                .enumerate()
-                .map(|(replica, element)| function(replica, element))
-                .collect()
+            step.into_iter().enumerate().map(|(replica, element)| function(replica, element)).collect()
         });
-        DistributedDataset {
-            steps,
-            depth: self.depth,
-            plan: self.plan,
-        }
+        DistributedDataset { steps, depth: self.depth, plan: self.plan }
     }
 
     /// How many steps a pass has.
@@ -255,20 +209,13 @@ impl<T: Send + 'static> DistributedDataset<T> {
 
 impl<T> Clone for DistributedDataset<T> {
     fn clone(&self) -> Self {
-        DistributedDataset {
-            steps: self.steps.clone(),
-            depth: self.depth,
-            plan: self.plan.clone(),
-        }
+        DistributedDataset { steps: self.steps.clone(), depth: self.depth, plan: self.plan.clone() }
     }
 }
 
 impl<T> fmt::Debug for DistributedDataset<T> {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter
-            .debug_struct("DistributedDataset")
-            .field("plan", &self.plan)
-            .finish_non_exhaustive()
+        formatter.debug_struct("DistributedDataset").field("plan", &self.plan).finish_non_exhaustive()
     }
 }
 
@@ -282,12 +229,7 @@ impl<T: Send + 'static> IntoIterator for &DistributedDataset<T> {
 }
 
 /// Cuts each global batch, read as `B`, to the parts of this worker's replicas.
-fn divided<T, B, C>(
-    open: Opener<B>,
-    rebatch: Rebatch,
-    rows: fn(&B) -> Result<usize>,
-    cut: C,
-) -> Opener<Vec<T>>
+fn divided<T, B, C>(open: Opener<B>, rebatch: Rebatch, rows: fn(&B) -> Result<usize>, cut: C) -> Opener<Vec<T>>
 where
     T: Send + 'static,
     B: Send + 'static,
@@ -298,10 +240,7 @@ where
         let cut = Arc::clone(&cut);
         Box::new(open(pass).enumerate().map(move |(step, batch)| {
             let batch = batch?;
-            rebatch
-                .local_ranges(step, rows(&batch)?)?
-                .map(|range| cut(&batch, range))
-                .collect()
+            rebatch.local_ranges(step, rows(&batch)?)?.map(|range| cut(&batch, range)).collect()
         })) as Items<Vec<T>>
     })
 }

@@ -65,12 +65,7 @@ impl<T> Operations<T> {
     where
         T: Element<L>,
     {
-        Operations {
-            rows: T::rows,
-            row: T::row,
-            slice: T::slice,
-            gather: T::gather,
-        }
+        Operations { rows: T::rows, row: T::row, slice: T::slice, gather: T::gather }
     }
 }
 
@@ -130,10 +125,7 @@ mod tests {
 
     #[test]
     fn tuples_treat_their_components_alike() {
-        let pair = (
-            Array::from(vec![1, 2, 3]),
-            Array::new([3, 2], vec![1.0, 1.5, 2.0, 2.5, 3.0, 3.5]).unwrap(),
-        );
+        let pair = (Array::from(vec![1, 2, 3]), Array::new([3, 2], vec![1.0, 1.5, 2.0, 2.5, 3.0, 3.5]).unwrap());
         assert_eq!(pair.rows().unwrap(), 3);
         let row = pair.row(1).unwrap();
         assert_eq!(row, (Array::scalar(2), Array::from(vec![2.0, 2.5])));
@@ -141,8 +133,7 @@ mod tests {
         assert_eq!(stacked.0.as_slice(), [2, 2]);
         assert_eq!(stacked.1.shape(), [2, 2]);
         assert_eq!(pair.gather(&[2, 0]).unwrap().0.as_slice(), [3, 1]);
-        let joined =
-            Element::concat(&[pair.slice(0..1).unwrap(), pair.slice(2..3).unwrap()]).unwrap();
+        let joined = Element::concat(&[pair.slice(0..1).unwrap(), pair.slice(2..3).unwrap()]).unwrap();
         assert_eq!(joined.1.as_slice(), [1.0, 1.5, 3.0, 3.5]);
     }
 

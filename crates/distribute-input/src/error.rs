@@ -145,9 +145,7 @@ pub enum Error {
         source: Arc<dyn std::error::Error + Send + Sync>,
     },
     /// Code of the pipeline panicked on the thread that prefetches.
-    #[error(
-        "the pipeline panicked on its prefetching thread; mend the panic, which was printed where it happened"
-    )]
+    #[error("the pipeline panicked on its prefetching thread; mend the panic, which was printed where it happened")]
     Panicked,
     /// Nothing came for too long.
     #[error(
@@ -160,9 +158,7 @@ pub enum Error {
         waited: Duration,
     },
     /// The thread that prefetches could not be started.
-    #[error(
-        "the prefetching thread could not be started: {source}; free threads, or take prefetch away"
-    )]
+    #[error("the prefetching thread could not be started: {source}; free threads, or take prefetch away")]
     Thread {
         /// The operating system's error.
         source: Arc<io::Error>,
@@ -174,10 +170,7 @@ impl Error {
     pub fn library(action: &'static str, source: impl Into<BoxError>) -> Error {
         match source.into().downcast::<Error>() {
             Ok(error) => *error,
-            Err(source) => Error::Library {
-                action,
-                source: source.into(),
-            },
+            Err(source) => Error::Library { action, source: source.into() },
         }
     }
 
@@ -185,10 +178,7 @@ impl Error {
     pub(crate) fn user(stage: &'static str, source: BoxError) -> Error {
         match source.downcast::<Error>() {
             Ok(error) => *error,
-            Err(source) => Error::User {
-                stage,
-                source: source.into(),
-            },
+            Err(source) => Error::User { stage, source: source.into() },
         }
     }
 }

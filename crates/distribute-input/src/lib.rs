@@ -47,8 +47,7 @@ pub use array::{Array, Arrays};
 pub use context::{InputContext, InputTopology};
 pub use dataset::{AUTOTUNE, Cardinality, Dataset, DatasetIter};
 pub use distributed::{
-    DistributedDataset, DistributedIter, InputOptions, distribute_dataset,
-    distribute_datasets_from_function,
+    DistributedDataset, DistributedIter, InputOptions, distribute_dataset, distribute_datasets_from_function,
 };
 pub use element::Element;
 pub use error::{BoxError, Error, Result};

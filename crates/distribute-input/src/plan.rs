@@ -40,11 +40,7 @@ pub(crate) enum Division {
 
 impl DataPlan {
     pub(crate) fn new(topology: InputTopology, division: Division, steps: Cardinality) -> DataPlan {
-        DataPlan {
-            topology,
-            division,
-            steps,
-        }
+        DataPlan { topology, division, steps }
     }
 
     /// Who reads.
@@ -69,53 +65,33 @@ impl DataPlan {
     /// Nothing where each worker has its own data, or there is no such replica.
     pub fn rows(&self, step: usize, replica: usize) -> Option<Range<usize>> {
         match self.division {
-            Division::Global(rebatch) => rebatch
-                .ranges(step, rebatch.global_batch)
-                .ok()?
-                .nth(replica),
+            Division::Global(rebatch) => rebatch.ranges(step, rebatch.global_batch).ok()?.nth(replica),
             Division::PerWorker { .. } => None,
         }
     }
 
     pub(crate) fn local_batch_sizes(&self, step: usize) -> Option<Vec<usize>> {
         match self.division {
-            Division::Global(rebatch) => Some(
-                rebatch
-                    .local_ranges(step, rebatch.global_batch)
-                    .ok()?
-                    .map(|range| range.len())
-                    .collect(),
-            ),
-            Division::PerWorker { batch } => {
-                batch.map(|batch| vec![batch; self.topology.replicas_per_worker()])
+            Division::Global(rebatch) => {
+                Some(rebatch.local_ranges(step, rebatch.global_batch).ok()?.map(|range| range.len()).collect())
             }
+            Division::PerWorker { batch } => batch.map(|batch| vec![batch; self.topology.replicas_per_worker()]),
         }
     }
 
     fn table(&self, formatter: &mut fmt::Formatter<'_>, columns: usize) -> fmt::Result {
         let head = |step: usize| {
-            if columns == 1 {
-                "rows".to_owned()
-            } else {
-                format!("step {step}")
-            }
+            if columns == 1 { "rows".to_owned() } else { format!("step {step}") }
         };
-        let widest = self
-            .global_batch()
-            .map_or(0, |batch| format!("{batch}..{batch}").len());
+        let widest = self.global_batch().map_or(0, |batch| format!("{batch}..{batch}").len());
         let width = widest.max(head(columns - 1).len());
         let mut line = "worker  replica".to_owned();
         (0..columns).for_each(|step| line.push_str(&format!("  {:<width$}", head(step))));
         writeln!(formatter, "{}", line.trim_end())?;
         for replica in 0..self.topology.num_replicas_in_sync() {
-            let mut line = format!(
-                "{:<6}  {replica:<7}",
-                replica / self.topology.replicas_per_worker()
-            );
+            let mut line = format!("{:<6}  {replica:<7}", replica / self.topology.replicas_per_worker());
             for step in 0..columns {
-                let cell = self
-                    .rows(step, replica)
-                    .map_or_else(|| "-".to_owned(), |rows| format!("{rows:?}"));
+                let cell = self.rows(step, replica).map_or_else(|| "-".to_owned(), |rows| format!("{rows:?}"));
                 line.push_str(&format!("  {cell:<width$}"));
             }
             writeln!(formatter, "{}", line.trim_end())?;
@@ -131,15 +107,8 @@ impl fmt::Display for DataPlan {
         let steps = self.steps;
         match self.division {
             Division::Global(rebatch) => {
-                writeln!(
-                    formatter,
-                    "global batch {} over {over}, {steps} steps a pass",
-                    rebatch.global_batch
-                )?;
-                write!(
-                    formatter,
-                    "each worker walks the whole data and keeps its replicas' rows"
-                )?;
+                writeln!(formatter, "global batch {} over {over}, {steps} steps a pass", rebatch.global_batch)?;
+                write!(formatter, "each worker walks the whole data and keeps its replicas' rows")?;
                 match rebatch.period() {
                     1 => writeln!(formatter)?,
                     period => writeln!(formatter, "; sizes repeat every {period} steps")?,
@@ -147,14 +116,8 @@ impl fmt::Display for DataPlan {
                 self.table(formatter, rebatch.period().min(MAX_COLUMNS))
             }
             Division::PerWorker { batch } => {
-                let batch = batch.map_or_else(
-                    || "unbatched elements".to_owned(),
-                    |rows| format!("batches of {rows}"),
-                );
-                writeln!(
-                    formatter,
-                    "{batch} for each of {over}, {steps} steps a pass of this worker"
-                )?;
+                let batch = batch.map_or_else(|| "unbatched elements".to_owned(), |rows| format!("batches of {rows}"));
+                writeln!(formatter, "{batch} for each of {over}, {steps} steps a pass of this worker")?;
                 writeln!(
                     formatter,
                     "each worker reads the data its input function chose; its replicas take elements in turn"
@@ -169,19 +132,12 @@ const MAX_COLUMNS: usize = 8;
 
 #[cfg(test)]
 mod tests {
-    use crate::{
-        Dataset, InputOptions, InputTopology, distribute_dataset, distribute_datasets_from_function,
-    };
+    use crate::{Dataset, InputOptions, InputTopology, distribute_dataset, distribute_datasets_from_function};
 
     #[test]
     fn an_even_division_has_one_column() {
         let data = Dataset::range(0..12).batch(6).repeat_forever();
-        let data = distribute_dataset(
-            &data,
-            InputTopology::local(3).unwrap(),
-            InputOptions::default(),
-        )
-        .unwrap();
+        let data = distribute_dataset(&data, InputTopology::local(3).unwrap(), InputOptions::default()).unwrap();
         let expected = "global batch 6 over 3 replicas (1 workers x 3), infinite steps a pass\n\
             each worker walks the whole data and keeps its replicas' rows\n\
             worker  replica  rows\n0       0        0..2\n0       1        2..4\n0       2        4..6\n";
@@ -193,15 +149,11 @@ mod tests {
     #[test]
     fn an_input_function_is_named_as_such() {
         let topology = InputTopology::new(2, 0, 2).unwrap();
-        let data = distribute_datasets_from_function(topology, InputOptions::default(), |_| {
-            Ok(Dataset::range(0..9).batch(3))
-        });
+        let data =
+            distribute_datasets_from_function(topology, InputOptions::default(), |_| Ok(Dataset::range(0..9).batch(3)));
         let data = data.unwrap();
         let text = data.plan().to_string();
-        assert!(
-            text.contains("batches of 3 for each of 4 replicas") && text.contains("2 steps"),
-            "{text}"
-        );
+        assert!(text.contains("batches of 3 for each of 4 replicas") && text.contains("2 steps"), "{text}");
         assert_eq!(data.batch_sizes(0), Some(vec![3, 3]));
         assert_eq!(data.plan().global_batch(), None);
     }

@@ -27,21 +27,10 @@ impl Rebatch {
     /// The rows of each replica, over all workers, in a step whose batch has `rows` rows.
     ///
     /// A short batch fills the replicas in order; those that are left get empty ranges.
-    pub(crate) fn ranges(
-        &self,
-        step: usize,
-        rows: usize,
-    ) -> Result<impl Iterator<Item = Range<usize>> + use<>> {
-        let Rebatch {
-            global_batch,
-            topology,
-        } = *self;
+    pub(crate) fn ranges(&self, step: usize, rows: usize) -> Result<impl Iterator<Item = Range<usize>> + use<>> {
+        let Rebatch { global_batch, topology } = *self;
         if rows > global_batch {
-            return Err(Error::OversizedBatch {
-                step,
-                rows,
-                global_batch,
-            });
+            return Err(Error::OversizedBatch { step, rows, global_batch });
         }
         let replicas = topology.num_replicas_in_sync();
         let (small, larger) = (global_batch / replicas, global_batch % replicas);
@@ -58,16 +47,9 @@ impl Rebatch {
     }
 
     /// The rows of this worker's replicas.
-    pub(crate) fn local_ranges(
-        &self,
-        step: usize,
-        rows: usize,
-    ) -> Result<impl Iterator<Item = Range<usize>> + use<>> {
+    pub(crate) fn local_ranges(&self, step: usize, rows: usize) -> Result<impl Iterator<Item = Range<usize>> + use<>> {
         let replicas = self.topology.replicas_per_worker();
-        Ok(self
-            .ranges(step, rows)?
-            .skip(self.topology.worker() * replicas)
-            .take(replicas))
+        Ok(self.ranges(step, rows)?.skip(self.topology.worker() * replicas).take(replicas))
     }
 }
 
@@ -78,15 +60,8 @@ mod tests {
     use super::*;
 
     fn sizes(worker: usize, step: usize) -> Vec<usize> {
-        let rebatch = Rebatch {
-            global_batch: 7,
-            topology: InputTopology::new(2, worker, 2).unwrap(),
-        };
-        rebatch
-            .local_ranges(step, 7)
-            .unwrap()
-            .map(|range| range.len())
-            .collect()
+        let rebatch = Rebatch { global_batch: 7, topology: InputTopology::new(2, worker, 2).unwrap() };
+        rebatch.local_ranges(step, 7).unwrap().map(|range| range.len()).collect()
     }
 
     #[test]

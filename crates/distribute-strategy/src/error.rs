@@ -31,7 +31,9 @@ pub enum Error {
         message: String,
     },
     /// Replicas made different numbers of merge calls, or one failed meanwhile.
-    #[error("merge_call: replica {replica} waited for the others, but {problem}; every replica must make the same merge calls")]
+    #[error(
+        "merge_call: replica {replica} waited for the others, but {problem}; every replica must make the same merge calls"
+    )]
     Merge {
         /// The replica that waited.
         replica: usize,
@@ -39,7 +41,9 @@ pub enum Error {
         problem: String,
     },
     /// An argument has no component for a replica.
-    #[error("an argument of run has {got} components, but this process has {expected} replicas; pass values made for this strategy")]
+    #[error(
+        "an argument of run has {got} components, but this process has {expected} replicas; pass values made for this strategy"
+    )]
     Arguments {
         /// Components.
         got: usize,
@@ -75,7 +79,9 @@ impl Error {
     /// Whether the same program may succeed when it is started again: a peer was lost or slow.
     pub fn is_retryable(&self) -> bool {
         match self {
-            Error::Collective(error) | Error::Values(distribute_values::Error::Collective(error)) => error.is_retryable(),
+            Error::Collective(error) | Error::Values(distribute_values::Error::Collective(error)) => {
+                error.is_retryable()
+            }
             Error::Cluster(error) => error.is_retryable(),
             _ => false,
         }

@@ -105,7 +105,8 @@ pub(crate) fn check_device(given: DeviceSpec) -> Result<DeviceSpec> {
         return Err(Error::Devices { strategy: "the strategy", problem });
     }
     if device.kind() != Some(DeviceKind::Cpu) {
-        let problem = format!("{} was asked for, but this build has CPU devices only; name CPU:0, CPU:1, …", device.short());
+        let problem =
+            format!("{} was asked for, but this build has CPU devices only; name CPU:0, CPU:1, …", device.short());
         return Err(Error::Devices { strategy: "the strategy", problem });
     }
     Ok(device)

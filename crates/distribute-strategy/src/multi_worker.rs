@@ -106,4 +106,3 @@ impl StrategyExtended for MultiWorkerMirroredStrategy {
         format!("MultiWorkerMirrored {} workers × {} CPU · {transport}", topology.workers, topology.replicas_per_worker)
     }
 }
-

@@ -171,8 +171,10 @@ impl Strategy {
         mut make: impl FnMut(ValueContext) -> Result<T, E>,
     ) -> Result<PerReplica<T>, E> {
         let topology = self.topology();
-        let context =
-            |local| ValueContext { replica_id: topology.first_replica() + local, num_replicas: topology.num_replicas() };
+        let context = |local| ValueContext {
+            replica_id: topology.first_replica() + local,
+            num_replicas: topology.num_replicas(),
+        };
         let values: Result<Vec<T>, E> = (0..topology.replicas_per_worker).map(|local| make(context(local))).collect();
         Ok(PerReplica::new(values?))
     }

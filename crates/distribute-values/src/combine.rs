@@ -130,7 +130,13 @@ pub fn gather_values<L, T: TensorStorage<L>>(
         let equal = shape.len() == ndim && (0..ndim).all(|dim| dim == axis || shape[dim] == shapes[0][dim]);
         if !equal {
             let remedy = "shapes may differ in the gathered axis only";
-            return Err(Error::Shape { what: "gather", replica, got: shape.clone(), expected: shapes[0].clone(), remedy });
+            return Err(Error::Shape {
+                what: "gather",
+                replica,
+                got: shape.clone(),
+                expected: shapes[0].clone(),
+                remedy,
+            });
         }
     }
     with_type!(first.dtype()?, E => gather_typed::<E, L, T>(groups, values, axis, &shapes, first))
@@ -153,7 +159,8 @@ fn gather_shapes<L, T: TensorStorage<L>>(groups: &[ProcessGroup], values: &PerRe
         let [_, gathered] = work.wait()?;
         all = gathered;
     }
-    let decode = |encoded: &[u64]| encoded[1..].iter().take(encoded[0] as usize).map(|length| *length as usize).collect();
+    let decode =
+        |encoded: &[u64]| encoded[1..].iter().take(encoded[0] as usize).map(|length| *length as usize).collect();
     Ok(all.chunks_exact(MAX_NDIM + 1).map(decode).collect())
 }
 
@@ -219,10 +226,8 @@ mod tests {
 
     #[test]
     fn a_mean_over_an_axis_is_weighted_by_counts() {
-        let values = pair(
-            HostTensor::new(&[3], vec![1.0, 2.0, 3.0]).unwrap(),
-            HostTensor::new(&[1], vec![10.0]).unwrap(),
-        );
+        let values =
+            pair(HostTensor::new(&[3], vec![1.0, 2.0, 3.0]).unwrap(), HostTensor::new(&[1], vec![10.0]).unwrap());
         assert_eq!(reduce(ReduceOp::Mean, &values, Axis::At(0)).unwrap(), (vec![], vec![4.0]));
         assert_eq!(reduce(ReduceOp::Sum, &values, Axis::At(0)).unwrap(), (vec![], vec![16.0]));
         let error = reduce(ReduceOp::Sum, &values, Axis::None).unwrap_err().to_string();

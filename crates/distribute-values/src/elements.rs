@@ -9,16 +9,46 @@ use crate::{Assignment, Result};
 macro_rules! with_type {
     ($dtype:expr, $t:ident => $body:expr) => {
         match $dtype {
-            DType::F32 => { type $t = f32; $body }
-            DType::F64 => { type $t = f64; $body }
-            DType::F16 => { type $t = $crate::elements::F16; $body }
-            DType::BF16 => { type $t = $crate::elements::BF16; $body }
-            DType::I8 => { type $t = i8; $body }
-            DType::U8 => { type $t = u8; $body }
-            DType::I32 => { type $t = i32; $body }
-            DType::U32 => { type $t = u32; $body }
-            DType::I64 => { type $t = i64; $body }
-            DType::U64 => { type $t = u64; $body }
+            DType::F32 => {
+                type $t = f32;
+                $body
+            }
+            DType::F64 => {
+                type $t = f64;
+                $body
+            }
+            DType::F16 => {
+                type $t = $crate::elements::F16;
+                $body
+            }
+            DType::BF16 => {
+                type $t = $crate::elements::BF16;
+                $body
+            }
+            DType::I8 => {
+                type $t = i8;
+                $body
+            }
+            DType::U8 => {
+                type $t = u8;
+                $body
+            }
+            DType::I32 => {
+                type $t = i32;
+                $body
+            }
+            DType::U32 => {
+                type $t = u32;
+                $body
+            }
+            DType::I64 => {
+                type $t = i64;
+                $body
+            }
+            DType::U64 => {
+                type $t = u64;
+                $body
+            }
         }
     };
 }
@@ -117,13 +147,7 @@ pub(crate) fn sum_axes<T: Arithmetic>(elements: &[T], shape: &[usize], axes: &[u
 }
 
 /// Copies rows of a source block into a wider row-major block: how parts are joined along an axis.
-pub(crate) fn place<T: Element>(
-    target: &mut [T],
-    target_len: usize,
-    at: Range<usize>,
-    inner: usize,
-    source: &[T],
-) {
+pub(crate) fn place<T: Element>(target: &mut [T], target_len: usize, at: Range<usize>, inner: usize, source: &[T]) {
     let width = at.len() * inner;
     if width == 0 {
         return;

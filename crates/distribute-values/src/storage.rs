@@ -53,10 +53,7 @@ pub trait TensorStorage<L>: Clone + Send + Sync + Sized + 'static {
 ///
 /// # Errors
 /// One of the tensors refuses; `visit` is then not called.
-pub fn with_storage<L, T: TensorStorage<L>>(
-    tensors: &[T],
-    visit: &mut dyn FnMut(&mut [BufferMut<'_>]),
-) -> Result<()> {
+pub fn with_storage<L, T: TensorStorage<L>>(tensors: &[T], visit: &mut dyn FnMut(&mut [BufferMut<'_>])) -> Result<()> {
     fn open<L, T: TensorStorage<L>>(
         tensors: &[T],
         opened: Vec<BufferMut<'_>>,

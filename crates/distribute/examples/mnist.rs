@@ -138,12 +138,13 @@ fn train(strategy: &Strategy, flags: &Flags) -> distribute::Result<()> {
         let started = Instant::now();
         let mut sum = 0.0;
         for (step, batch) in (1..).zip(&train) {
-            let losses_of_replicas = strategy.run((&model, &optimizer, batch?), |ctx, (model, optimizer, (x, y))| {
-                let per_example = cross_entropy_per_example(&model.forward(&x)?, &y)?;
-                let loss = ctx.average_loss(&per_example, flags.batch)?;
-                optimizer.minimize(ctx, &loss)?;
-                Ok(loss.detach())
-            })?;
+            let losses_of_replicas =
+                strategy.run((&model, &optimizer, batch?), |ctx, (model, optimizer, (x, y))| {
+                    let per_example = cross_entropy_per_example(&model.forward(&x)?, &y)?;
+                    let loss = ctx.average_loss(&per_example, flags.batch)?;
+                    optimizer.minimize(ctx, &loss)?;
+                    Ok(loss.detach())
+                })?;
             let loss = strategy.reduce(ReduceOp::Sum, &losses_of_replicas, Axis::None)?.to_scalar::<f32>()?;
             losses.push(loss);
             sum += f64::from(loss);

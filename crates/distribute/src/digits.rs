@@ -65,10 +65,7 @@ impl Digits {
     /// About 15 µs per image on one core, optimised.
     #[must_use]
     pub fn drawn(seed: u64, train_len: usize, test_len: usize) -> Self {
-        Self {
-            train: draw::split(seed, draw::TRAIN, train_len),
-            test: draw::split(seed, draw::TEST, test_len),
-        }
+        Self { train: draw::split(seed, draw::TRAIN, train_len), test: draw::split(seed, draw::TEST, test_len) }
     }
 
     /// Reads MNIST, or a data set in its form, from the four IDX files in `dir`: `train-images-idx3-ubyte`,
@@ -80,10 +77,7 @@ impl Digits {
     /// Each variant of [`Error`] names the file and what is wrong with it.
     pub fn idx(dir: impl AsRef<Path>) -> Result<Self, Error> {
         let dir = dir.as_ref();
-        Ok(Self {
-            train: idx::split(dir, "train")?,
-            test: idx::split(dir, "t10k")?,
-        })
+        Ok(Self { train: idx::split(dir, "train")?, test: idx::split(dir, "t10k")? })
     }
 
     /// Reads the IDX files in `dir`, see [`idx`](Self::idx); without a directory, draws [`TRAIN_LEN`] and [`TEST_LEN`]

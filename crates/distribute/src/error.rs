@@ -53,7 +53,9 @@ impl Error {
             #[cfg(feature = "candle")]
             Error::Model(error) => error.is_retryable(),
             Error::Strategy(error) => error.is_retryable(),
-            Error::Collective(error) | Error::Values(distribute_values::Error::Collective(error)) => error.is_retryable(),
+            Error::Collective(error) | Error::Values(distribute_values::Error::Collective(error)) => {
+                error.is_retryable()
+            }
             Error::Cluster(error) => error.is_retryable(),
             _ => false,
         }

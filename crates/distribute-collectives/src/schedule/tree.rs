@@ -33,11 +33,7 @@ pub fn binomial_reduce(rank: usize, ranks: usize, root: usize, count: usize) -> 
     let mut schedule: Schedule = binomial_broadcast(rank, ranks, root, count)
         .into_iter()
         .rev()
-        .map(|step| Step {
-            sends: combining(step.receives),
-            receives: combining(step.sends),
-            complete: None,
-        })
+        .map(|step| Step { sends: combining(step.receives), receives: combining(step.sends), complete: None })
         .collect();
     if rank == root {
         match schedule.last_mut() {

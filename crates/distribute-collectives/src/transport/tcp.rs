@@ -19,6 +19,7 @@ const NEWS_GRACE: Duration = Duration::from_millis(100);
 
 const NEWS_ABORT: u8 = 1;
 const NEWS_LEFT: u8 = 2;
+const NEWS_WAITING: u8 = 3;
 
 /// Longest reason that is sent; longer ones are cut.
 const MAX_REASON: usize = 4096;
@@ -29,6 +30,8 @@ struct Peer {
     news: TcpStream,
     heard: Option<Instant>,
     inbox: Vec<u8>,
+    /// The last call in which it said that it waits.
+    waiting: Option<u64>,
 }
 
 /// TCP sockets to every other member.
@@ -73,7 +76,7 @@ impl TcpTransport {
                         socket.set_nodelay(true).map_err(ConnectError::setup)?;
                         socket.set_nonblocking(true).map_err(ConnectError::setup)?;
                     }
-                    Some(Peer { data, news, heard: None, inbox: Vec::new() })
+                    Some(Peer { data, news, heard: None, inbox: Vec::new(), waiting: None })
                 }
                 _ => None,
             });
@@ -192,8 +195,20 @@ impl Transport for TcpTransport {
 
     fn abort(&mut self, reason: &str) {
         if !std::mem::replace(&mut self.aborted, true) {
-            self.tell(NEWS_ABORT, reason);
+            let mut end = reason.len().min(MAX_REASON);
+            while !reason.is_char_boundary(end) {
+                end -= 1;
+            }
+            self.tell(NEWS_ABORT, &reason.as_bytes()[..end]);
         }
+    }
+
+    fn announce(&mut self, sequence: u64) {
+        self.tell(NEWS_WAITING, &sequence.to_le_bytes());
+    }
+
+    fn announced(&self, peer: usize) -> Option<u64> {
+        self.peers.get(peer)?.as_ref()?.waiting
     }
 
     fn last_heard(&self, peer: usize) -> Option<Instant> {
@@ -202,14 +217,10 @@ impl Transport for TcpTransport {
 }
 
 impl TcpTransport {
-    fn tell(&mut self, kind: u8, text: &str) {
-        let mut end = text.len().min(MAX_REASON);
-        while !text.is_char_boundary(end) {
-            end -= 1;
-        }
+    fn tell(&mut self, kind: u8, content: &[u8]) {
         let mut message = vec![kind];
-        message.extend_from_slice(&(end as u32).to_le_bytes());
-        message.extend_from_slice(&text.as_bytes()[..end]);
+        message.extend_from_slice(&(content.len() as u32).to_le_bytes());
+        message.extend_from_slice(content);
         for peer in self.peers.iter_mut().flatten() {
             // Best effort: a peer that cannot be told will see the sockets close.
             let _ = peer.news.write_all(&message);
@@ -220,7 +231,7 @@ impl TcpTransport {
 impl Drop for TcpTransport {
     fn drop(&mut self) {
         if !self.aborted {
-            self.tell(NEWS_LEFT, "");
+            self.tell(NEWS_LEFT, &[]);
         }
     }
 }
@@ -287,7 +298,9 @@ impl Peer {
         let mut buffer = [0u8; 1024];
         loop {
             match self.news.read(&mut buffer) {
-                Ok(0) => return Some(self.parse_news().unwrap_or(News::Broken("the connection was closed".to_owned()))),
+                Ok(0) => {
+                    return Some(self.parse_news().unwrap_or(News::Broken("the connection was closed".to_owned())));
+                }
                 Ok(read) => self.inbox.extend_from_slice(&buffer[..read]),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return self.parse_news(),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -296,13 +309,21 @@ impl Peer {
         }
     }
 
-    fn parse_news(&self) -> Option<News> {
-        let (header, text) = self.inbox.split_at_checked(5)?;
-        let len = u32::from_le_bytes([header[1], header[2], header[3], header[4]]) as usize;
-        match header[0] {
-            NEWS_ABORT => Some(News::Abort(String::from_utf8_lossy(text.get(..len)?).into_owned())),
-            NEWS_LEFT => Some(News::Left),
-            other => Some(News::Broken(format!("it sent unknown news {other}"))),
+    /// What the news read so far mean; notices of waiting are noted and passed over.
+    fn parse_news(&mut self) -> Option<News> {
+        loop {
+            let (header, content) = self.inbox.split_at_checked(5)?;
+            let len = u32::from_le_bytes([header[1], header[2], header[3], header[4]]) as usize;
+            let content = content.get(..len)?;
+            match header[0] {
+                NEWS_ABORT => return Some(News::Abort(String::from_utf8_lossy(content).into_owned())),
+                NEWS_LEFT => return Some(News::Left),
+                NEWS_WAITING => {
+                    self.waiting = content.try_into().ok().map(u64::from_le_bytes);
+                    self.inbox.drain(..5 + len);
+                }
+                other => return Some(News::Broken(format!("it sent unknown news {other}"))),
+            }
         }
     }
 }
@@ -390,10 +411,7 @@ fn accept(listener: &TcpListener, deadline: Instant) -> Result<(TcpStream, Optio
                 if left.is_zero() {
                     return Err(failed(io::Error::other("not all peers connected before the deadline")));
                 }
-                let time = Timespec {
-                    tv_sec: left.as_secs().min(3600) as i64,
-                    tv_nsec: left.subsec_nanos().into(),
-                };
+                let time = Timespec { tv_sec: left.as_secs().min(3600) as i64, tv_nsec: left.subsec_nanos().into() };
                 let _ = poll(&mut [PollFd::new(listener, PollFlags::IN)], Some(&time));
             }
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}

@@ -42,20 +42,13 @@ pub(super) struct CpuEvent {
 
 impl From<Failure> for Error {
     fn from(failure: Failure) -> Error {
-        Error::Stream {
-            stream: failure.stream.to_string(),
-            operation: failure.operation,
-            source: failure.source,
-        }
+        Error::Stream { stream: failure.stream.to_string(), operation: failure.operation, source: failure.source }
     }
 }
 
 impl Completion {
     pub(super) fn outcome(&self) -> Option<Outcome> {
-        self.outcome
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        self.outcome.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// The outcome, or nothing when the deadline passes first.
@@ -78,15 +71,7 @@ impl Completion {
 impl Finisher {
     pub(super) fn new(stream: Arc<str>, operation: &'static str) -> (Finisher, Arc<Completion>) {
         let completion = Arc::new(Completion::default());
-        (
-            Finisher {
-                completion: Arc::clone(&completion),
-                stream,
-                operation,
-                finished: false,
-            },
-            completion,
-        )
+        (Finisher { completion: Arc::clone(&completion), stream, operation, finished: false }, completion)
     }
 
     pub(super) fn finish(mut self, outcome: Outcome) {
@@ -99,43 +84,27 @@ impl Drop for Finisher {
     fn drop(&mut self) {
         if !self.finished {
             let (stream, source) = (Arc::clone(&self.stream), Arc::new(Error::Dropped));
-            self.completion.set(Err(Failure {
-                stream,
-                operation: self.operation,
-                source,
-            }));
+            self.completion.set(Err(Failure { stream, operation: self.operation, source }));
         }
     }
 }
 
 impl CpuEvent {
     pub(super) fn unrecorded(device: DeviceSpec) -> CpuEvent {
-        CpuEvent {
-            device,
-            completion: Mutex::new(None),
-        }
+        CpuEvent { device, completion: Mutex::new(None) }
     }
 
     pub(super) fn recorded(device: DeviceSpec, completion: Arc<Completion>) -> CpuEvent {
-        CpuEvent {
-            device,
-            completion: Mutex::new(Some(completion)),
-        }
+        CpuEvent { device, completion: Mutex::new(Some(completion)) }
     }
 
     pub(super) fn replace(&self, completion: Arc<Completion>) {
-        *self
-            .completion
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner) = Some(completion);
+        *self.completion.lock().unwrap_or_else(PoisonError::into_inner) = Some(completion);
     }
 
     /// What it stands for now, if it was recorded.
     pub(super) fn current(&self) -> Option<Arc<Completion>> {
-        self.completion
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        self.completion.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
@@ -176,10 +145,7 @@ mod tests {
         let event = CpuEvent::recorded(DeviceSpec::default(), completion);
         assert!(!event.is_ready().unwrap());
         drop(finisher);
-        let Err(Error::Stream {
-            operation, source, ..
-        }) = event.wait(Instant::now())
-        else {
+        let Err(Error::Stream { operation, source, .. }) = event.wait(Instant::now()) else {
             panic!("the wait must fail at once");
         };
         assert_eq!(operation, "a fill");

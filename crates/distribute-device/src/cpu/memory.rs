@@ -37,25 +37,18 @@ pub(super) struct Region {
 
 impl Account {
     pub(super) fn new(limit_bytes: Option<u64>) -> Account {
-        Account {
-            used_bytes: AtomicU64::new(0),
-            limit_bytes,
-        }
+        Account { used_bytes: AtomicU64::new(0), limit_bytes }
     }
 
     pub(super) fn current(&self) -> MemoryUse {
-        MemoryUse {
-            used_bytes: self.used_bytes.load(Ordering::Relaxed),
-            limit_bytes: self.limit_bytes,
-        }
+        MemoryUse { used_bytes: self.used_bytes.load(Ordering::Relaxed), limit_bytes: self.limit_bytes }
     }
 
     fn take(&self, device: &DeviceSpec, asked_bytes: u64) -> Result<()> {
         let limit_bytes = self.limit_bytes.unwrap_or(u64::MAX);
         self.used_bytes
             .try_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
-                used.checked_add(asked_bytes)
-                    .filter(|sum| *sum <= limit_bytes)
+                used.checked_add(asked_bytes).filter(|sum| *sum <= limit_bytes)
             })
             .map_err(|used_bytes| Error::DeviceMemory {
                 device: device.short(),
@@ -72,21 +65,11 @@ impl Account {
 }
 
 impl CpuMemory {
-    pub(super) fn allocate(
-        device: DeviceSpec,
-        account: &Arc<Account>,
-        len_bytes: usize,
-    ) -> Result<CpuMemory> {
+    pub(super) fn allocate(device: DeviceSpec, account: &Arc<Account>, len_bytes: usize) -> Result<CpuMemory> {
         account.take(&device, len_bytes as u64)?;
-        let bytes =
-            HostBuffer::zeroed(len_bytes).inspect_err(|_| account.give_back(len_bytes as u64))?;
+        let bytes = HostBuffer::zeroed(len_bytes).inspect_err(|_| account.give_back(len_bytes as u64))?;
         let account = Arc::clone(account);
-        Ok(CpuMemory(Arc::new(Allocation {
-            device,
-            account,
-            len_bytes,
-            bytes: Mutex::new(bytes),
-        })))
+        Ok(CpuMemory(Arc::new(Allocation { device, account, len_bytes, bytes: Mutex::new(bytes) })))
     }
 
     fn lock(&self) -> MutexGuard<'_, HostBuffer> {
@@ -116,10 +99,7 @@ impl Region {
     pub(super) fn of(buffer: &DeviceBuffer, user: &str) -> Result<Region> {
         let memory: &dyn Any = buffer.memory();
         match memory.downcast_ref::<CpuMemory>() {
-            Some(memory) => Ok(Region {
-                memory: memory.clone(),
-                range: buffer.range(),
-            }),
+            Some(memory) => Ok(Region { memory: memory.clone(), range: buffer.range() }),
             None => Err(Error::Foreign {
                 what: "buffer",
                 owner: buffer.device().to_string(),
@@ -139,16 +119,10 @@ impl Region {
 
     /// Copies to a region of the same size.
     pub(super) fn copy_to(&self, destination: &Region) {
-        let (from, to) = (
-            Arc::as_ptr(&self.memory.0),
-            Arc::as_ptr(&destination.memory.0),
-        );
+        let (from, to) = (Arc::as_ptr(&self.memory.0), Arc::as_ptr(&destination.memory.0));
         if from == to {
             let start = destination.range.start;
-            self.memory
-                .lock()
-                .as_bytes_mut()
-                .copy_within(self.range.clone(), start);
+            self.memory.lock().as_bytes_mut().copy_within(self.range.clone(), start);
             return;
         }
         let (source, mut target);

@@ -14,9 +14,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, SendTimeoutError, Sender, bo
 use super::CpuOptions;
 use super::event::{Completion, CpuEvent, Failure, Finisher, Outcome};
 use super::memory::Region;
-use crate::{
-    DeviceBuffer, DeviceSpec, Error, Event, HostBuffer, HostFn, HostSlot, Result, Stream, Transfer,
-};
+use crate::{DeviceBuffer, DeviceSpec, Error, Event, HostBuffer, HostFn, HostSlot, Result, Stream, Transfer};
 
 /// How long dropping a stream waits for its operations; they go on after that, with no one to wait for them.
 const DROP_PATIENCE: Duration = Duration::from_secs(10);
@@ -35,32 +33,13 @@ pub(super) struct CpuStream {
 }
 
 enum Operation {
-    FromHost {
-        source: HostSlot,
-        offset_bytes: usize,
-        destination: Region,
-        finisher: Finisher,
-    },
-    ToHost {
-        source: Region,
-        destination: HostSlot,
-        offset_bytes: usize,
-        finisher: Finisher,
-    },
-    Copy {
-        source: Region,
-        destination: Region,
-    },
-    Fill {
-        destination: Region,
-        byte: u8,
-    },
+    FromHost { source: HostSlot, offset_bytes: usize, destination: Region, finisher: Finisher },
+    ToHost { source: Region, destination: HostSlot, offset_bytes: usize, finisher: Finisher },
+    Copy { source: Region, destination: Region },
+    Fill { destination: Region, byte: u8 },
     Host(HostFn),
     Record(Finisher),
-    Wait {
-        completion: Arc<Completion>,
-        owner: String,
-    },
+    Wait { completion: Arc<Completion>, owner: String },
 }
 
 impl CpuStream {
@@ -68,32 +47,16 @@ impl CpuStream {
         let name: Arc<str> = format!("stream {number} of {}", device.short()).into();
         let (queue, operations) = bounded(options.queue_len.max(1));
         let (alive, ended) = bounded::<()>(0);
-        let mut worker = Worker {
-            name: Arc::clone(&name),
-            patience: options.patience,
-            failure: None,
-        };
+        let mut worker = Worker { name: Arc::clone(&name), patience: options.patience, failure: None };
         let worker = thread::Builder::new()
             // Linux shows 15 characters of it.
             .name(format!("{}/stream{number}", device.short()))
             .spawn(move || {
                 let _alive = alive;
-                operations
-                    .iter()
-                    .for_each(|operation| worker.run(operation));
+                operations.iter().for_each(|operation| worker.run(operation));
             })
-            .map_err(|source| Error::Thread {
-                stream: name.to_string(),
-                source,
-            })?;
-        Ok(CpuStream {
-            device,
-            name,
-            options,
-            queue: Some(queue),
-            worker: Some(worker),
-            ended,
-        })
+            .map_err(|source| Error::Thread { stream: name.to_string(), source })?;
+        Ok(CpuStream { device, name, options, queue: Some(queue), worker: Some(worker), ended })
     }
 
     fn enqueue(&self, operation: Operation) -> Result<()> {
@@ -104,24 +67,16 @@ impl CpuStream {
         let started = Instant::now();
         let what = operation.name();
         let queue = self.queue.as_ref().ok_or(Error::Dropped)?;
-        queue
-            .send_deadline(operation, deadline)
-            .map_err(|error| match error {
-                SendTimeoutError::Timeout(_) => {
-                    self.late(format!("enqueuing {what} on {}", self.name), started)
-                }
-                SendTimeoutError::Disconnected(_) => Error::Dropped,
-            })
+        queue.send_deadline(operation, deadline).map_err(|error| match error {
+            SendTimeoutError::Timeout(_) => self.late(format!("enqueuing {what} on {}", self.name), started),
+            SendTimeoutError::Disconnected(_) => Error::Dropped,
+        })
     }
 
     fn late(&self, operation: String, started: Instant) -> Error {
         let queued = self.queue.as_ref().map_or(0, Sender::len);
         let state = format!("{queued} operations are queued behind the running one");
-        Error::Deadline {
-            operation,
-            waited: started.elapsed(),
-            state,
-        }
+        Error::Deadline { operation, waited: started.elapsed(), state }
     }
 
     /// The region behind a buffer, which must be of this device.
@@ -130,38 +85,21 @@ impl CpuStream {
         if buffer.device() == &self.device {
             return Ok(region);
         }
-        Err(self.foreign(
-            "buffer",
-            buffer.device(),
-            "use copy_peer, or a stream of its device",
-        ))
+        Err(self.foreign("buffer", buffer.device(), "use copy_peer, or a stream of its device"))
     }
 
     fn event<'a>(&self, event: &'a dyn Event) -> Result<&'a CpuEvent> {
         let any: &dyn Any = event;
         any.downcast_ref().ok_or_else(|| {
-            self.foreign(
-                "event",
-                event.device(),
-                "wait for it on the host, or use an event of this device",
-            )
+            self.foreign("event", event.device(), "wait for it on the host, or use an event of this device")
         })
     }
 
     fn foreign(&self, what: &'static str, owner: &DeviceSpec, remedy: &'static str) -> Error {
-        Error::Foreign {
-            what,
-            owner: owner.to_string(),
-            user: self.name.to_string(),
-            remedy,
-        }
+        Error::Foreign { what, owner: owner.to_string(), user: self.name.to_string(), remedy }
     }
 
-    fn transfer(
-        &self,
-        buffer: HostBuffer,
-        operation: &'static str,
-    ) -> (Finisher, HostSlot, Transfer) {
+    fn transfer(&self, buffer: HostBuffer, operation: &'static str) -> (Finisher, HostSlot, Transfer) {
         let (finisher, completion) = Finisher::new(Arc::clone(&self.name), operation);
         let slot = HostSlot::new(buffer);
         let ended = Arc::new(CpuEvent::recorded(self.device.clone(), completion));
@@ -174,79 +112,36 @@ impl Stream for CpuStream {
         &self.device
     }
 
-    fn copy_from_host(
-        &self,
-        source: HostBuffer,
-        offset_bytes: usize,
-        destination: &DeviceBuffer,
-    ) -> Result<Transfer> {
+    fn copy_from_host(&self, source: HostBuffer, offset_bytes: usize, destination: &DeviceBuffer) -> Result<Transfer> {
         let destination = self.own(destination)?;
-        check_inside(
-            "host buffer (the source)",
-            offset_bytes,
-            destination.len_bytes(),
-            source.len_bytes(),
-        )?;
+        check_inside("host buffer (the source)", offset_bytes, destination.len_bytes(), source.len_bytes())?;
         let (finisher, source, transfer) = self.transfer(source, FROM_HOST);
-        self.enqueue(Operation::FromHost {
-            source,
-            offset_bytes,
-            destination,
-            finisher,
-        })?;
+        self.enqueue(Operation::FromHost { source, offset_bytes, destination, finisher })?;
         Ok(transfer)
     }
 
-    fn copy_to_host(
-        &self,
-        source: &DeviceBuffer,
-        destination: HostBuffer,
-        offset_bytes: usize,
-    ) -> Result<Transfer> {
+    fn copy_to_host(&self, source: &DeviceBuffer, destination: HostBuffer, offset_bytes: usize) -> Result<Transfer> {
         let source = self.own(source)?;
-        check_inside(
-            "host buffer (the destination)",
-            offset_bytes,
-            source.len_bytes(),
-            destination.len_bytes(),
-        )?;
+        check_inside("host buffer (the destination)", offset_bytes, source.len_bytes(), destination.len_bytes())?;
         let (finisher, destination, transfer) = self.transfer(destination, TO_HOST);
-        self.enqueue(Operation::ToHost {
-            source,
-            destination,
-            offset_bytes,
-            finisher,
-        })?;
+        self.enqueue(Operation::ToHost { source, destination, offset_bytes, finisher })?;
         Ok(transfer)
     }
 
     fn copy(&self, source: &DeviceBuffer, destination: &DeviceBuffer) -> Result<()> {
         let (source, destination) = (self.own(source)?, self.own(destination)?);
         check_lengths(&source, &destination)?;
-        self.enqueue(Operation::Copy {
-            source,
-            destination,
-        })
+        self.enqueue(Operation::Copy { source, destination })
     }
 
     fn copy_peer(&self, source: &DeviceBuffer, destination: &DeviceBuffer) -> Result<()> {
-        let regions = (
-            Region::of(source, &self.name)?,
-            Region::of(destination, &self.name)?,
-        );
+        let regions = (Region::of(source, &self.name)?, Region::of(destination, &self.name)?);
         if source.device() != &self.device && destination.device() != &self.device {
-            return Err(self.foreign(
-                "buffer",
-                source.device(),
-                "use a stream of one of the two devices",
-            ));
+            return Err(self.foreign("buffer", source.device(), "use a stream of one of the two devices"));
         }
         let (source, destination) = regions;
         check_lengths(&source, &destination)?;
-        self.enqueue(Operation::Copy {
-            source,
-            destination,
-        })
+        self.enqueue(Operation::Copy { source, destination })
     }
 
     fn fill(&self, destination: &DeviceBuffer, byte: u8) -> Result<()> {
@@ -278,9 +173,8 @@ impl Stream for CpuStream {
         let started = Instant::now();
         let (finisher, completion) = Finisher::new(Arc::clone(&self.name), RECORD);
         self.enqueue_until(Operation::Record(finisher), deadline)?;
-        let outcome = completion
-            .wait(deadline)
-            .ok_or_else(|| self.late(format!("synchronizing {}", self.name), started))?;
+        let outcome =
+            completion.wait(deadline).ok_or_else(|| self.late(format!("synchronizing {}", self.name), started))?;
         Ok(outcome?)
     }
 }
@@ -293,9 +187,7 @@ impl Drop for CpuStream {
         };
         // A host function may hold the last handle to its own stream.
         let own_thread = worker.thread().id() == thread::current().id();
-        if !own_thread
-            && self.ended.recv_timeout(DROP_PATIENCE) == Err(RecvTimeoutError::Disconnected)
-        {
+        if !own_thread && self.ended.recv_timeout(DROP_PATIENCE) == Err(RecvTimeoutError::Disconnected) {
             // The worker cannot panic: host functions are caught. Were it to, there is no one left to tell.
             let _ = worker.join();
         }
@@ -332,17 +224,13 @@ impl Worker {
         let name = operation.name();
         if self.failure.is_none() {
             if let Err(error) = self.attempt(operation) {
-                self.failure = Some(Failure {
-                    stream: Arc::clone(&self.name),
-                    operation: name,
-                    source: Arc::new(error),
-                });
+                self.failure =
+                    Some(Failure { stream: Arc::clone(&self.name), operation: name, source: Arc::new(error) });
             }
             return;
         }
-        if let Operation::FromHost { finisher, .. }
-        | Operation::ToHost { finisher, .. }
-        | Operation::Record(finisher) = operation
+        if let Operation::FromHost { finisher, .. } | Operation::ToHost { finisher, .. } | Operation::Record(finisher) =
+            operation
         {
             finisher.finish(self.outcome());
         }
@@ -350,12 +238,7 @@ impl Worker {
 
     fn attempt(&self, operation: Operation) -> Result<()> {
         match operation {
-            Operation::FromHost {
-                source,
-                offset_bytes,
-                destination,
-                finisher,
-            } => {
+            Operation::FromHost { source, offset_bytes, destination, finisher } => {
                 let len_bytes = destination.len_bytes();
                 // The slot is full: the transfer empties it only after the finisher.
                 source.with(|host| {
@@ -365,12 +248,7 @@ impl Worker {
                 drop(destination);
                 finisher.finish(Ok(()));
             }
-            Operation::ToHost {
-                source,
-                destination,
-                offset_bytes,
-                finisher,
-            } => {
+            Operation::ToHost { source, destination, offset_bytes, finisher } => {
                 let len_bytes = source.len_bytes();
                 destination.with(|host| {
                     let bytes = &mut host.as_bytes_mut()[offset_bytes..][..len_bytes];
@@ -379,21 +257,16 @@ impl Worker {
                 drop(source);
                 finisher.finish(Ok(()));
             }
-            Operation::Copy {
-                source,
-                destination,
-            } => source.copy_to(&destination),
+            Operation::Copy { source, destination } => source.copy_to(&destination),
             Operation::Fill { destination, byte } => destination.with(|device| device.fill(byte)),
             Operation::Host(function) => return call(function),
             Operation::Record(finisher) => finisher.finish(Ok(())),
             Operation::Wait { completion, owner } => {
-                let outcome = completion
-                    .wait(deadline_after(self.patience))
-                    .ok_or_else(|| Error::Deadline {
-                        operation: format!("{}: waiting for an event of {owner}", self.name),
-                        waited: self.patience,
-                        state: "the stream that recorded it has not come to it".to_owned(),
-                    })?;
+                let outcome = completion.wait(deadline_after(self.patience)).ok_or_else(|| Error::Deadline {
+                    operation: format!("{}: waiting for an event of {owner}", self.name),
+                    waited: self.patience,
+                    state: "the stream that recorded it has not come to it".to_owned(),
+                })?;
                 outcome?;
             }
         }
@@ -412,9 +285,7 @@ fn call(function: HostFn) -> Result<()> {
         Err(panic) => {
             let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
             let message = text.or_else(|| panic.downcast_ref::<String>().cloned());
-            Err(Error::HostPanic {
-                message: message.unwrap_or_else(|| "(the panic has no message)".to_owned()),
-            })
+            Err(Error::HostPanic { message: message.unwrap_or_else(|| "(the panic has no message)".to_owned()) })
         }
     }
 }
@@ -422,30 +293,17 @@ fn call(function: HostFn) -> Result<()> {
 /// A moment from now; far away where the sum is beyond the clock.
 fn deadline_after(patience: Duration) -> Instant {
     let now = Instant::now();
-    now.checked_add(patience)
-        .unwrap_or_else(|| now + Duration::from_secs(u64::from(u32::MAX)))
+    now.checked_add(patience).unwrap_or_else(|| now + Duration::from_secs(u64::from(u32::MAX)))
 }
 
 fn check_inside(what: &'static str, start: usize, count: usize, len_bytes: usize) -> Result<()> {
     match start.checked_add(count) {
         Some(end) if end <= len_bytes => Ok(()),
-        end => Err(Error::ByteRange {
-            what,
-            start,
-            end: end.unwrap_or(usize::MAX),
-            len_bytes,
-        }),
+        end => Err(Error::ByteRange { what, start, end: end.unwrap_or(usize::MAX), len_bytes }),
     }
 }
 
 fn check_lengths(source: &Region, destination: &Region) -> Result<()> {
     let (source_bytes, destination_bytes) = (source.len_bytes(), destination.len_bytes());
-    if source_bytes == destination_bytes {
-        Ok(())
-    } else {
-        Err(Error::CopyLength {
-            source_bytes,
-            destination_bytes,
-        })
-    }
+    if source_bytes == destination_bytes { Ok(()) } else { Err(Error::CopyLength { source_bytes, destination_bytes }) }
 }

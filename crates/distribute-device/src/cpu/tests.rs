@@ -16,27 +16,17 @@ fn soon() -> Instant {
 
 fn cpus(count: usize) -> Vec<Arc<dyn Device>> {
     let devices = Devices::with_cpus(count).unwrap();
-    devices
-        .logical()
-        .iter()
-        .map(|device| devices.open(device.spec()).unwrap())
-        .collect()
+    devices.logical().iter().map(|device| devices.open(device.spec()).unwrap()).collect()
 }
 
 fn impatient(queue_len: usize) -> CpuDevice {
-    let options = CpuOptions {
-        queue_len,
-        patience: Duration::from_millis(30),
-    };
+    let options = CpuOptions { queue_len, patience: Duration::from_millis(30) };
     CpuDevice::with_options(Devices::local().logical()[0].clone(), options)
 }
 
 fn buffer(device: &dyn Device, elements: &[u32]) -> DeviceBuffer {
     let buffer = device.allocate(size_of_val(elements)).unwrap();
-    CpuDevice::with_bytes(&buffer, |bytes| {
-        bytes.copy_from_slice(bytemuck::cast_slice(elements))
-    })
-    .unwrap();
+    CpuDevice::with_bytes(&buffer, |bytes| bytes.copy_from_slice(bytemuck::cast_slice(elements))).unwrap();
     buffer
 }
 
@@ -76,21 +66,13 @@ fn traits_are_object_safe_and_cross_threads() {
 #[test]
 fn bytes_travel_to_a_device_across_and_back() {
     let devices = cpus(2);
-    let (first, second) = (
-        devices[0].create_stream().unwrap(),
-        devices[1].create_stream().unwrap(),
-    );
-    let (a, b) = (
-        devices[0].allocate(16).unwrap(),
-        devices[1].allocate(16).unwrap(),
-    );
+    let (first, second) = (devices[0].create_stream().unwrap(), devices[1].create_stream().unwrap());
+    let (a, b) = (devices[0].allocate(16).unwrap(), devices[1].allocate(16).unwrap());
     assert_eq!(elements(&a), [0; 4], "memory begins as zero");
 
     let host = HostBuffer::from_slice(&[9u32, 1, 2, 3, 4]).unwrap();
     let mut there = first.copy_from_host(host, 4, &a).unwrap();
-    first
-        .copy_peer(&a.slice(0..8).unwrap(), &b.slice(8..16).unwrap())
-        .unwrap();
+    first.copy_peer(&a.slice(0..8).unwrap(), &b.slice(8..16).unwrap()).unwrap();
     let arrived = devices[0].create_event().unwrap();
     first.record(&*arrived).unwrap();
     second.wait(&*arrived).unwrap();
@@ -100,11 +82,7 @@ fn bytes_travel_to_a_device_across_and_back() {
 
     let host = back.wait(soon()).unwrap();
     assert_eq!(host.as_slice::<u32>().unwrap(), [0, 0, u32::MAX, 0, 1, 2]);
-    assert_eq!(
-        there.wait(soon()).unwrap().as_slice::<u32>().unwrap()[0],
-        9,
-        "the host buffer comes back"
-    );
+    assert_eq!(there.wait(soon()).unwrap().as_slice::<u32>().unwrap()[0], 9, "the host buffer comes back");
     assert!(matches!(there.wait(soon()), Err(Error::TransferTaken)));
     assert!(back.is_ready().unwrap());
 }
@@ -114,9 +92,7 @@ fn copies_within_a_buffer_may_overlap() {
     let device = &cpus(1)[0];
     let stream = device.create_stream().unwrap();
     let memory = buffer(&**device, &[1, 2, 3, 4]);
-    stream
-        .copy(&memory.slice(0..12).unwrap(), &memory.slice(4..16).unwrap())
-        .unwrap();
+    stream.copy(&memory.slice(0..12).unwrap(), &memory.slice(4..16).unwrap()).unwrap();
     stream.synchronize(soon()).unwrap();
     assert_eq!(elements(&memory), [1, 1, 2, 3]);
 }
@@ -137,17 +113,11 @@ fn a_stream_runs_in_order() {
 #[test]
 fn an_event_holds_another_stream_back() {
     let devices = cpus(2);
-    let (first, second) = (
-        devices[0].create_stream().unwrap(),
-        devices[1].create_stream().unwrap(),
-    );
+    let (first, second) = (devices[0].create_stream().unwrap(), devices[1].create_stream().unwrap());
     let (open, signal) = channel();
     let log = Arc::default();
     let event = devices[0].create_event().unwrap();
-    assert!(
-        event.is_ready().unwrap(),
-        "an event is ready until it is recorded"
-    );
+    assert!(event.is_ready().unwrap(), "an event is ready until it is recorded");
     second.wait(&*event).unwrap();
     second.synchronize(soon()).unwrap();
 
@@ -158,17 +128,9 @@ fn an_event_holds_another_stream_back() {
     second.launch_host(note(&log, 2)).unwrap();
     assert!(!event.is_ready().unwrap());
     let error = event.wait(Instant::now()).unwrap_err();
-    assert!(
-        matches!(&error, Error::Deadline { .. }) && error.to_string().contains("CPU:0"),
-        "{error}"
-    );
-    let error = second
-        .synchronize(Instant::now() + Duration::from_millis(5))
-        .unwrap_err();
-    assert!(
-        matches!(&error, Error::Deadline { .. }) && error.to_string().contains("stream 0 of CPU:1"),
-        "{error}"
-    );
+    assert!(matches!(&error, Error::Deadline { .. }) && error.to_string().contains("CPU:0"), "{error}");
+    let error = second.synchronize(Instant::now() + Duration::from_millis(5)).unwrap_err();
+    assert!(matches!(&error, Error::Deadline { .. }) && error.to_string().contains("stream 0 of CPU:1"), "{error}");
     assert!(log.lock().unwrap().is_empty());
 
     open.send(()).unwrap();
@@ -180,11 +142,8 @@ fn an_event_holds_another_stream_back() {
 #[test]
 fn recording_again_leaves_earlier_waits_alone() {
     let device = &cpus(1)[0];
-    let (early, late, waiter) = (
-        device.create_stream().unwrap(),
-        device.create_stream().unwrap(),
-        device.create_stream().unwrap(),
-    );
+    let (early, late, waiter) =
+        (device.create_stream().unwrap(), device.create_stream().unwrap(), device.create_stream().unwrap());
     let (open, signal) = channel();
     let event = device.create_event().unwrap();
     early.record(&*event).unwrap();
@@ -192,10 +151,7 @@ fn recording_again_leaves_earlier_waits_alone() {
     late.launch_host(gate(signal)).unwrap();
     late.record(&*event).unwrap();
     waiter.synchronize(soon()).unwrap();
-    assert!(
-        !event.is_ready().unwrap(),
-        "it stands for the later record now"
-    );
+    assert!(!event.is_ready().unwrap(), "it stands for the later record now");
     open.send(()).unwrap();
     event.wait(soon()).unwrap();
 }
@@ -203,99 +159,38 @@ fn recording_again_leaves_earlier_waits_alone() {
 #[test]
 fn a_failure_surfaces_and_stops_what_follows() {
     let devices = cpus(2);
-    let (first, second) = (
-        devices[0].create_stream().unwrap(),
-        devices[1].create_stream().unwrap(),
-    );
+    let (first, second) = (devices[0].create_stream().unwrap(), devices[1].create_stream().unwrap());
     let memory = buffer(&*devices[0], &[5]);
     let event = devices[0].create_event().unwrap();
     first.launch_host(fail("the disk is full")).unwrap();
     first.fill(&memory, 0).unwrap();
-    let mut transfer = first
-        .copy_to_host(&memory, HostBuffer::zeroed(4).unwrap(), 0)
-        .unwrap();
+    let mut transfer = first.copy_to_host(&memory, HostBuffer::zeroed(4).unwrap(), 0).unwrap();
     first.record(&*event).unwrap();
     second.wait(&*event).unwrap();
 
     let error = first.synchronize(soon()).unwrap_err();
-    assert!(
-        matches!(
-            &error,
-            Error::Stream {
-                operation: "a host function",
-                ..
-            }
-        ),
-        "{error}"
-    );
+    assert!(matches!(&error, Error::Stream { operation: "a host function", .. }), "{error}");
     assert!(error.to_string().contains("stream 0 of CPU:0"), "{error}");
-    assert!(
-        error
-            .source()
-            .unwrap()
-            .to_string()
-            .contains("the disk is full")
-    );
-    assert_eq!(
-        elements(&memory),
-        [5],
-        "the fill after the failure was not run"
-    );
-    assert!(matches!(
-        transfer.wait(soon()),
-        Err(Error::Stream {
-            operation: "a host function",
-            ..
-        })
-    ));
+    assert!(error.source().unwrap().to_string().contains("the disk is full"));
+    assert_eq!(elements(&memory), [5], "the fill after the failure was not run");
+    assert!(matches!(transfer.wait(soon()), Err(Error::Stream { operation: "a host function", .. })));
     assert!(matches!(event.is_ready(), Err(Error::Stream { .. })));
-    assert!(
-        first.synchronize(soon()).is_err(),
-        "a failed stream stays failed"
-    );
+    assert!(first.synchronize(soon()).is_err(), "a failed stream stays failed");
 
     let error = second.synchronize(soon()).unwrap_err();
-    assert!(
-        matches!(
-            &error,
-            Error::Stream {
-                operation: "a wait for an event",
-                ..
-            }
-        ),
-        "{error}"
-    );
+    assert!(matches!(&error, Error::Stream { operation: "a wait for an event", .. }), "{error}");
     let cause = error.source().unwrap();
     assert!(cause.to_string().contains("stream 0 of CPU:0"), "{cause}");
-    assert!(
-        cause
-            .source()
-            .unwrap()
-            .to_string()
-            .contains("the disk is full")
-    );
-    devices[0]
-        .create_stream()
-        .unwrap()
-        .synchronize(soon())
-        .unwrap();
+    assert!(cause.source().unwrap().to_string().contains("the disk is full"));
+    devices[0].create_stream().unwrap().synchronize(soon()).unwrap();
 }
 
 #[test]
 fn a_panic_of_a_host_function_is_an_error() {
     let stream = cpus(1)[0].create_stream().unwrap();
-    stream
-        .launch_host(Box::new(|| panic!("index {} is out of range", 3)))
-        .unwrap();
+    stream.launch_host(Box::new(|| panic!("index {} is out of range", 3))).unwrap();
     let error = stream.synchronize(soon()).unwrap_err();
-    assert!(
-        error
-            .source()
-            .unwrap()
-            .to_string()
-            .contains("index 3 is out of range"),
-        "{error}"
-    );
+    assert!(error.source().unwrap().to_string().contains("index 3 is out of range"), "{error}");
 }
 
 #[test]
@@ -304,25 +199,12 @@ fn a_full_queue_and_a_late_event_end_in_time() {
     let stream = device.create_stream().unwrap();
     let (open, signal) = channel();
     let (started, running) = channel();
-    stream
-        .launch_host(Box::new(move || Ok(started.send(())?)))
-        .unwrap();
+    stream.launch_host(Box::new(move || Ok(started.send(())?))).unwrap();
     running.recv_timeout(Duration::from_secs(20)).unwrap();
     stream.launch_host(gate(signal)).unwrap();
-    let errors: Vec<Error> = (0..3)
-        .filter_map(|_| stream.launch_host(Box::new(|| Ok(()))).err())
-        .collect();
-    assert!(
-        matches!(&errors[..], [.., Error::Deadline { .. }]),
-        "{errors:?}"
-    );
-    assert!(
-        errors[0]
-            .to_string()
-            .contains("enqueuing a host function on stream 0 of CPU:0"),
-        "{}",
-        errors[0]
-    );
+    let errors: Vec<Error> = (0..3).filter_map(|_| stream.launch_host(Box::new(|| Ok(()))).err()).collect();
+    assert!(matches!(&errors[..], [.., Error::Deadline { .. }]), "{errors:?}");
+    assert!(errors[0].to_string().contains("enqueuing a host function on stream 0 of CPU:0"), "{}", errors[0]);
 
     let event = device.create_event().unwrap();
     let gated = cpus(1)[0].create_stream().unwrap();
@@ -332,45 +214,19 @@ fn a_full_queue_and_a_late_event_end_in_time() {
     let waiter = device.create_stream().unwrap();
     waiter.wait(&*event).unwrap();
     let error = waiter.synchronize(soon()).unwrap_err();
-    assert!(
-        error
-            .source()
-            .unwrap()
-            .to_string()
-            .contains("waiting for an event of CPU:0"),
-        "{error}"
-    );
+    assert!(error.source().unwrap().to_string().contains("waiting for an event of CPU:0"), "{error}");
     open.send(()).unwrap();
     open_gated.send(()).unwrap();
 }
 
 #[test]
 fn memory_is_counted_and_lives_as_long_as_its_copies() {
-    let table = Devices::local()
-        .split(DeviceKind::Cpu, 0, &[Some(100), None])
-        .unwrap();
+    let table = Devices::local().split(DeviceKind::Cpu, 0, &[Some(100), None]).unwrap();
     let device = table.open(&"CPU:0".parse().unwrap()).unwrap();
     let held = device.allocate(60).unwrap();
-    assert_eq!(
-        device.memory_use(),
-        MemoryUse {
-            used_bytes: 60,
-            limit_bytes: Some(100)
-        }
-    );
+    assert_eq!(device.memory_use(), MemoryUse { used_bytes: 60, limit_bytes: Some(100) });
     let error = device.allocate(41).unwrap_err();
-    assert!(
-        matches!(
-            error,
-            Error::DeviceMemory {
-                asked_bytes: 41,
-                used_bytes: 60,
-                limit_bytes: 100,
-                ..
-            }
-        ),
-        "{error}"
-    );
+    assert!(matches!(error, Error::DeviceMemory { asked_bytes: 41, used_bytes: 60, limit_bytes: 100, .. }), "{error}");
     let part = held.slice(4..8).unwrap();
     drop(held);
     assert_eq!(device.memory_use().used_bytes, 60, "a part keeps the whole");
@@ -379,24 +235,14 @@ fn memory_is_counted_and_lives_as_long_as_its_copies() {
     let (open, signal) = channel();
     stream.launch_host(gate(signal)).unwrap();
     stream.fill(&part, 1).unwrap();
-    let mut back = stream
-        .copy_to_host(&part, HostBuffer::zeroed(4).unwrap(), 0)
-        .unwrap();
+    let mut back = stream.copy_to_host(&part, HostBuffer::zeroed(4).unwrap(), 0).unwrap();
     drop(part);
-    assert_eq!(
-        device.memory_use().used_bytes,
-        60,
-        "a queued copy keeps it too"
-    );
+    assert_eq!(device.memory_use().used_bytes, 60, "a queued copy keeps it too");
     open.send(()).unwrap();
     assert_eq!(back.wait(soon()).unwrap().as_bytes(), [1; 4]);
     assert_eq!(device.memory_use().used_bytes, 0);
 
-    let error = table
-        .open(&"CPU:1".parse().unwrap())
-        .unwrap()
-        .allocate(usize::MAX)
-        .unwrap_err();
+    let error = table.open(&"CPU:1".parse().unwrap()).unwrap().allocate(usize::MAX).unwrap_err();
     assert!(matches!(error, Error::HostMemory { .. }), "{error}");
 }
 
@@ -432,21 +278,13 @@ fn dropping_a_stream_lets_its_operations_finish() {
 #[test]
 fn copies_in_opposite_directions_do_not_lock_each_other() {
     let devices = cpus(2);
-    let (a, b) = (
-        buffer(&*devices[0], &[7; 64]),
-        buffer(&*devices[1], &[7; 64]),
-    );
-    let streams: Vec<_> = devices
-        .iter()
-        .map(|device| device.create_stream().unwrap())
-        .collect();
+    let (a, b) = (buffer(&*devices[0], &[7; 64]), buffer(&*devices[1], &[7; 64]));
+    let streams: Vec<_> = devices.iter().map(|device| device.create_stream().unwrap()).collect();
     for _ in 0..2000 {
         streams[0].copy_peer(&a, &b).unwrap();
         streams[1].copy_peer(&b, &a).unwrap();
     }
-    streams
-        .iter()
-        .for_each(|stream| stream.synchronize(soon()).unwrap());
+    streams.iter().for_each(|stream| stream.synchronize(soon()).unwrap());
     assert_eq!((elements(&a), elements(&b)), (vec![7; 64], vec![7; 64]));
 }
 
@@ -454,58 +292,17 @@ fn copies_in_opposite_directions_do_not_lock_each_other() {
 fn what_does_not_fit_is_refused_when_enqueued() {
     let devices = cpus(2);
     let stream = devices[0].create_stream().unwrap();
-    let (a, b) = (
-        devices[0].allocate(8).unwrap(),
-        devices[1].allocate(8).unwrap(),
-    );
+    let (a, b) = (devices[0].allocate(8).unwrap(), devices[1].allocate(8).unwrap());
     let host = || HostBuffer::zeroed(8).unwrap();
-    assert!(matches!(
-        stream.copy(&a, &a.slice(0..4).unwrap()),
-        Err(Error::CopyLength {
-            source_bytes: 8,
-            ..
-        })
-    ));
+    assert!(matches!(stream.copy(&a, &a.slice(0..4).unwrap()), Err(Error::CopyLength { source_bytes: 8, .. })));
     assert!(matches!(stream.copy(&a, &b), Err(Error::Foreign { .. })));
-    assert!(matches!(
-        stream.copy_peer(&b, &b),
-        Err(Error::Foreign { .. })
-    ));
-    assert!(matches!(
-        stream.copy_peer(&a, &b.slice(1..1).unwrap()),
-        Err(Error::CopyLength { .. })
-    ));
-    assert!(matches!(
-        stream.copy_from_host(host(), 0, &b),
-        Err(Error::Foreign { .. })
-    ));
-    assert!(matches!(
-        stream.copy_from_host(host(), 1, &a),
-        Err(Error::ByteRange {
-            start: 1,
-            end: 9,
-            ..
-        })
-    ));
-    assert!(matches!(
-        stream.copy_to_host(&a, host(), usize::MAX),
-        Err(Error::ByteRange {
-            end: usize::MAX,
-            ..
-        })
-    ));
+    assert!(matches!(stream.copy_peer(&b, &b), Err(Error::Foreign { .. })));
+    assert!(matches!(stream.copy_peer(&a, &b.slice(1..1).unwrap()), Err(Error::CopyLength { .. })));
+    assert!(matches!(stream.copy_from_host(host(), 0, &b), Err(Error::Foreign { .. })));
+    assert!(matches!(stream.copy_from_host(host(), 1, &a), Err(Error::ByteRange { start: 1, end: 9, .. })));
+    assert!(matches!(stream.copy_to_host(&a, host(), usize::MAX), Err(Error::ByteRange { end: usize::MAX, .. })));
     let beyond = std::ops::Range { start: 3, end: 2 };
-    assert!(matches!(
-        a.slice(beyond),
-        Err(Error::ByteRange {
-            start: 3,
-            end: 2,
-            ..
-        })
-    ));
-    assert!(matches!(
-        a.slice(0..9),
-        Err(Error::ByteRange { len_bytes: 8, .. })
-    ));
+    assert!(matches!(a.slice(beyond), Err(Error::ByteRange { start: 3, end: 2, .. })));
+    assert!(matches!(a.slice(0..9), Err(Error::ByteRange { len_bytes: 8, .. })));
     stream.synchronize(soon()).unwrap();
 }

@@ -6,30 +6,15 @@ use super::{DeviceIndex, DeviceSpec};
 use crate::{Error, Result};
 
 /// Device types that TensorFlow has; a type outside this list is taken for a typing error.
-const TYPES: [&str; 9] = [
-    "CPU",
-    "GPU",
-    "TPU",
-    "TPU_SYSTEM",
-    "XLA_CPU",
-    "XLA_GPU",
-    "XLA_TPU",
-    "CUSTOM",
-    "EPU",
-];
+const TYPES: [&str; 9] = ["CPU", "GPU", "TPU", "TPU_SYSTEM", "XLA_CPU", "XLA_GPU", "XLA_TPU", "CUSTOM", "EPU"];
 const ATTRIBUTES: [&str; 4] = ["job", "replica", "task", "device"];
-const GUESSES: [&str; 8] = [
-    "job", "replica", "task", "device", "CPU", "GPU", "TPU", "cuda",
-];
+const GUESSES: [&str; 8] = ["job", "replica", "task", "device", "CPU", "GPU", "TPU", "cuda"];
 
 impl FromStr for DeviceSpec {
     type Err = Error;
 
     fn from_str(given: &str) -> Result<Self> {
-        let mut reader = Reader {
-            given,
-            spec: DeviceSpec::default(),
-        };
+        let mut reader = Reader { given, spec: DeviceSpec::default() };
         for part in given.split('/').filter(|part| !part.is_empty()) {
             reader.part(part)?;
         }
@@ -61,11 +46,7 @@ impl Reader<'_> {
             ["device", kind] => self.device(kind, None, "device type"),
             ["device", kind, index] => self.device(kind, Some(index), "device type"),
             [name, ..] if ATTRIBUTES.contains(&name) => {
-                let form = if name == "device" {
-                    "device:TYPE:INDEX".to_owned()
-                } else {
-                    format!("{name}:VALUE")
-                };
+                let form = if name == "device" { "device:TYPE:INDEX".to_owned() } else { format!("{name}:VALUE") };
                 Err(self.malformed(format!("{part:?} is not of the form {form}")))
             }
             [kind] => self.device(kind, None, "attribute or device type"),
@@ -108,26 +89,16 @@ impl Reader<'_> {
         let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
         let star = if what == "device index" { " or *" } else { "" };
         text.parse().ok().filter(|_| digits).ok_or_else(|| {
-            self.malformed(format!(
-                "its {what} {text:?} is not a whole number{star} (0 to {})",
-                u32::MAX
-            ))
+            self.malformed(format!("its {what} {text:?} is not a whole number{star} (0 to {})", u32::MAX))
         })
     }
 
     fn once(&self, what: &str, again: bool) -> Result<()> {
-        if again {
-            Err(self.malformed(format!("it names two {what}s; name one")))
-        } else {
-            Ok(())
-        }
+        if again { Err(self.malformed(format!("it names two {what}s; name one"))) } else { Ok(()) }
     }
 
     fn malformed(&self, problem: String) -> Error {
-        Error::DeviceString {
-            given: self.given.to_owned(),
-            problem,
-        }
+        Error::DeviceString { given: self.given.to_owned(), problem }
     }
 }
 
@@ -137,12 +108,7 @@ fn did_you_mean(word: &str) -> String {
     let lower = word.to_ascii_lowercase();
     GUESSES
         .into_iter()
-        .map(|guess| {
-            (
-                strsim::osa_distance(&lower, &guess.to_ascii_lowercase()),
-                guess,
-            )
-        })
+        .map(|guess| (strsim::osa_distance(&lower, &guess.to_ascii_lowercase()), guess))
         .filter(|(slips, guess)| *slips <= guess.len().min(4) / 2)
         .filter(|(slips, guess)| guess.len() > 3 || *slips < 2)
         .min_by_key(|(slips, _)| *slips)

@@ -25,24 +25,15 @@ fn names_are_read_as_tensorflow_reads_them() {
         ("/job:worker", "/job:worker"),
         ("/task:1/job:worker", "/job:worker/task:1"),
         ("job:ps/gpu:2", "/job:ps/device:GPU:2"),
-        (
-            "/job:worker/replica:0/task:1/device:GPU:0",
-            "/job:worker/replica:0/task:1/device:GPU:0",
-        ),
-        (
-            "/job:worker/replica:0/task:1/gpu:0",
-            "/job:worker/replica:0/task:1/device:GPU:0",
-        ),
+        ("/job:worker/replica:0/task:1/device:GPU:0", "/job:worker/replica:0/task:1/device:GPU:0"),
+        ("/job:worker/replica:0/task:1/gpu:0", "/job:worker/replica:0/task:1/device:GPU:0"),
     ];
     for (given, want) in cases {
         assert_eq!(spec(given).to_string(), want, "{given:?}");
     }
     assert_eq!(spec("GPU:*").device_index, Some(DeviceIndex::Any));
     assert_eq!(spec("GPU").device_index, None);
-    assert_eq!(
-        (spec("cuda:7").kind(), spec("cuda:7").index()),
-        (Some(DeviceKind::Gpu), Some(7))
-    );
+    assert_eq!((spec("cuda:7").kind(), spec("cuda:7").index()), (Some(DeviceKind::Gpu), Some(7)));
     assert_eq!(spec("/job:worker/task:1/device:GPU:0").short(), "GPU:0");
 }
 
@@ -53,98 +44,36 @@ fn canonical_names_take_missing_fields_from_the_default_then_the_host() {
         ("/cpu:0", "", "/job:localhost/replica:0/task:0/device:CPU:0"),
         ("/gpu:0", "", "/job:localhost/replica:0/task:0/device:GPU:0"),
         ("cuda:2", "", "/job:localhost/replica:0/task:0/device:GPU:2"),
-        (
-            "/job:worker/cpu:0",
-            "",
-            "/job:worker/replica:0/task:0/device:CPU:0",
-        ),
-        (
-            "/job:worker/task:1/cpu:0",
-            "",
-            "/job:worker/replica:0/task:1/device:CPU:0",
-        ),
-        (
-            "/job:worker/replica:0/task:1/device:gpu:0",
-            "",
-            "/job:worker/replica:0/task:1/device:GPU:0",
-        ),
-        (
-            "/job:worker/task:1/cpu:0",
-            "/gpu:0",
-            "/job:worker/replica:0/task:1/device:CPU:0",
-        ),
-        (
-            "/job:worker/task:1",
-            "/gpu:0",
-            "/job:worker/replica:0/task:1/device:GPU:0",
-        ),
-        (
-            "/gpu:0",
-            "/job:worker/task:1",
-            "/job:worker/replica:0/task:1/device:GPU:0",
-        ),
-        (
-            "/cpu:0",
-            "/job:worker",
-            "/job:worker/replica:0/task:0/device:CPU:0",
-        ),
+        ("/job:worker/cpu:0", "", "/job:worker/replica:0/task:0/device:CPU:0"),
+        ("/job:worker/task:1/cpu:0", "", "/job:worker/replica:0/task:1/device:CPU:0"),
+        ("/job:worker/replica:0/task:1/device:gpu:0", "", "/job:worker/replica:0/task:1/device:GPU:0"),
+        ("/job:worker/task:1/cpu:0", "/gpu:0", "/job:worker/replica:0/task:1/device:CPU:0"),
+        ("/job:worker/task:1", "/gpu:0", "/job:worker/replica:0/task:1/device:GPU:0"),
+        ("/gpu:0", "/job:worker/task:1", "/job:worker/replica:0/task:1/device:GPU:0"),
+        ("/cpu:0", "/job:worker", "/job:worker/replica:0/task:0/device:CPU:0"),
     ];
     for (device, default, want) in cases {
-        assert_eq!(
-            spec(device).canonicalize(&spec(default)).to_string(),
-            want,
-            "{device:?} with {default:?}"
-        );
+        assert_eq!(spec(device).canonicalize(&spec(default)).to_string(), want, "{device:?} with {default:?}");
     }
 }
 
 #[test]
 fn scopes_resolve_from_the_inside_out() {
     let cases: [(&str, &[&str], &str); 6] = [
-        (
-            "/job:worker/task:1/cpu:0",
-            &["/gpu:0"],
-            "/job:worker/replica:0/task:1/device:CPU:0",
-        ),
-        (
-            "/job:worker/task:1",
-            &["/gpu:0"],
-            "/job:worker/replica:0/task:1/device:GPU:0",
-        ),
-        (
-            "/cpu:0",
-            &["/job:worker"],
-            "/job:worker/replica:0/task:0/device:CPU:0",
-        ),
-        (
-            "",
-            &["/job:worker", "/cpu:0"],
-            "/job:worker/replica:0/task:0/device:CPU:0",
-        ),
-        (
-            "",
-            &["/cpu:0", "/gpu:0"],
-            "/job:localhost/replica:0/task:0/device:GPU:0",
-        ),
+        ("/job:worker/task:1/cpu:0", &["/gpu:0"], "/job:worker/replica:0/task:1/device:CPU:0"),
+        ("/job:worker/task:1", &["/gpu:0"], "/job:worker/replica:0/task:1/device:GPU:0"),
+        ("/cpu:0", &["/job:worker"], "/job:worker/replica:0/task:0/device:CPU:0"),
+        ("", &["/job:worker", "/cpu:0"], "/job:worker/replica:0/task:0/device:CPU:0"),
+        ("", &["/cpu:0", "/gpu:0"], "/job:localhost/replica:0/task:0/device:GPU:0"),
         ("", &[], "/job:localhost/replica:0/task:0/device:CPU:0"),
     ];
     for (device, scopes, want) in cases {
         let scopes: Vec<DeviceSpec> = scopes.iter().map(|scope| spec(scope)).collect();
-        assert_eq!(
-            spec(device).resolve(&scopes).unwrap().to_string(),
-            want,
-            "{device:?} in {scopes:?}"
-        );
+        assert_eq!(spec(device).resolve(&scopes).unwrap().to_string(), want, "{device:?} in {scopes:?}");
     }
     let error = spec("GPU:*").resolve([]).unwrap_err();
-    assert!(
-        matches!(&error, Error::WildcardDevice { given } if given.contains("GPU:*")),
-        "{error}"
-    );
-    assert_eq!(
-        spec("GPU:1").resolve([&spec("GPU:*")]).unwrap().index(),
-        Some(1)
-    );
+    assert!(matches!(&error, Error::WildcardDevice { given } if given.contains("GPU:*")), "{error}");
+    assert_eq!(spec("GPU:1").resolve([&spec("GPU:*")]).unwrap().index(), Some(1));
 }
 
 #[test]
@@ -175,14 +104,8 @@ fn what_is_no_device_is_a_sentence() {
     ];
     for (given, words) in cases {
         let error = given.parse::<DeviceSpec>().unwrap_err().to_string();
-        assert!(
-            error.contains(words) && error.contains(&format!("{given:?}")),
-            "{given}: {error}"
-        );
-        assert!(
-            error.contains("/job:worker/replica:0/task:1/device:GPU:0"),
-            "{given}: {error}"
-        );
+        assert!(error.contains(words) && error.contains(&format!("{given:?}")), "{given}: {error}");
+        assert!(error.contains("/job:worker/replica:0/task:1/device:GPU:0"), "{given}: {error}");
     }
     let error = "metal:0".parse::<DeviceSpec>().unwrap_err().to_string();
     assert!(!error.contains("did you mean"), "{error}");
@@ -200,20 +123,10 @@ fn a_partial_name_covers_full_ones() {
 }
 
 fn any_spec() -> impl Strategy<Value = DeviceSpec> {
-    let index = prop_oneof![
-        any::<u32>().prop_map(DeviceIndex::At),
-        Just(DeviceIndex::Any)
-    ];
-    let device = prop::option::of((
-        prop::sample::select(vec!["CPU", "GPU", "TPU", "XLA_GPU"]),
-        prop::option::of(index),
-    ));
-    (
-        prop::option::of("[a-zA-Z][a-z0-9_]{0,6}"),
-        prop::option::of(any::<u32>()),
-        prop::option::of(any::<u32>()),
-        device,
-    )
+    let index = prop_oneof![any::<u32>().prop_map(DeviceIndex::At), Just(DeviceIndex::Any)];
+    let device =
+        prop::option::of((prop::sample::select(vec!["CPU", "GPU", "TPU", "XLA_GPU"]), prop::option::of(index)));
+    (prop::option::of("[a-zA-Z][a-z0-9_]{0,6}"), prop::option::of(any::<u32>()), prop::option::of(any::<u32>()), device)
         .prop_map(|(job, replica, task, device)| DeviceSpec {
             job,
             replica,

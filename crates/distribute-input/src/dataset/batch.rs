@@ -48,28 +48,18 @@ impl<T: Send + 'static> Dataset<T> {
         facts.positive(stage, "size", size);
         // A size of zero is never read; one in its place keeps the arithmetic whole.
         let divisor = size.max(1);
-        facts.cardinality = facts.cardinality.map(|n| {
-            if exact {
-                n / divisor
-            } else {
-                n.div_ceil(divisor)
-            }
-        });
+        facts.cardinality = facts.cardinality.map(|n| if exact { n / divisor } else { n.div_ceil(divisor) });
         facts.batch_size = Some(size);
         let prefetched = std::mem::take(&mut facts.prefetch) > 0;
         match self.picks.filter(|_| !prefetched) {
-            Some(Picks {
-                source,
-                order: Order::Rows(open),
-            }) => {
+            Some(Picks { source, order: Order::Rows(open) }) => {
                 let order = Order::Batches(chunked(open, divisor, exact));
                 Dataset::picked(Picks { source, order }, facts)
             }
             _ => {
                 let open = chunked(self.open, divisor, exact);
-                let stacked: Opener<T> = Arc::new(move |pass| {
-                    Box::new(open(pass).map(move |items| stack(&items?))) as Items<T>
-                });
+                let stacked: Opener<T> =
+                    Arc::new(move |pass| Box::new(open(pass).map(move |items| stack(&items?))) as Items<T>);
                 Dataset::new(stacked, facts)
             }
         }
@@ -77,11 +67,7 @@ impl<T: Send + 'static> Dataset<T> {
 }
 
 /// Collects every `size` items; the last list may be shorter, unless only exact ones are wanted.
-pub(crate) fn chunked<X: Send + 'static>(
-    open: Opener<X>,
-    size: usize,
-    exact: bool,
-) -> Opener<Vec<X>> {
+pub(crate) fn chunked<X: Send + 'static>(open: Opener<X>, size: usize, exact: bool) -> Opener<Vec<X>> {
     Arc::new(move |pass| {
         let mut items = open(pass);
         Box::new(std::iter::from_fn(move || {
@@ -93,11 +79,7 @@ pub(crate) fn chunked<X: Send + 'static>(
                     None => break,
                 }
             }
-            let wanted = if exact {
-                chunk.len() == size
-            } else {
-                !chunk.is_empty()
-            };
+            let wanted = if exact { chunk.len() == size } else { !chunk.is_empty() };
             wanted.then_some(Ok(chunk))
         })) as Items<Vec<X>>
     })

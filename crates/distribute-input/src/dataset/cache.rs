@@ -16,24 +16,15 @@ impl<T: Clone + Send + 'static> Dataset<T> {
     /// `tf.data.Dataset.cache`.
     pub fn cache(self) -> Dataset<T> {
         let prefetched = self.facts.prefetch > 0;
-        let facts = Facts {
-            prefetch: 0,
-            ..self.facts
-        };
+        let facts = Facts { prefetch: 0, ..self.facts };
         match self.picks.filter(|_| !prefetched) {
             // The rows are in memory already: only their order has to be frozen.
-            Some(Picks {
-                source,
-                order: Order::Rows(open),
-            }) => {
+            Some(Picks { source, order: Order::Rows(open) }) => {
                 let order = Order::Rows(Arc::new(move |_| open(Pass::FIRST)));
                 Dataset::picked(Picks { source, order }, facts)
             }
             _ => {
-                let cache = Arc::new(Cache {
-                    open: self.open,
-                    state: Mutex::default(),
-                });
+                let cache = Arc::new(Cache { open: self.open, state: Mutex::default() });
                 let open: Opener<T> = Arc::new(move |_| {
                     let cache = Arc::clone(&cache);
                     let mut position = 0;
@@ -74,11 +65,7 @@ impl<T: Clone> Cache<T> {
         });
         let state = &mut *guard;
         while state.items.len() <= position && !state.complete {
-            match state
-                .source
-                .get_or_insert_with(|| (self.open)(Pass::FIRST))
-                .next()
-            {
+            match state.source.get_or_insert_with(|| (self.open)(Pass::FIRST)).next() {
                 Some(Ok(item)) => state.items.push(item),
                 Some(Err(error)) => {
                     *state = State::default();
@@ -96,10 +83,6 @@ impl<T: Clone> Cache<T> {
 
 impl<T> Default for State<T> {
     fn default() -> Self {
-        State {
-            items: Vec::new(),
-            source: None,
-            complete: false,
-        }
+        State { items: Vec::new(), source: None, complete: false }
     }
 }

@@ -25,18 +25,9 @@ impl<T: Send + 'static> Dataset<T> {
         let (open, function) = (self.open, Arc::new(function));
         let open: Opener<U> = Arc::new(move |pass| {
             let function = Arc::clone(&function);
-            Box::new(
-                open(pass)
-                    .map(move |item| function(item?).map_err(|error| Error::user("map", error))),
-            ) as Items<U>
+            Box::new(open(pass).map(move |item| function(item?).map_err(|error| Error::user("map", error)))) as Items<U>
         });
-        Dataset::new(
-            open,
-            Facts {
-                prefetch: 0,
-                ..self.facts
-            },
-        )
+        Dataset::new(open, Facts { prefetch: 0, ..self.facts })
     }
 
     /// Keeps the elements for which a function says so. It may fail with any error, which ends the pass.
@@ -59,14 +50,7 @@ impl<T: Send + 'static> Dataset<T> {
             Cardinality::Known(0) => Cardinality::Known(0),
             _ => Cardinality::Unknown,
         };
-        Dataset::new(
-            open,
-            Facts {
-                cardinality,
-                prefetch: 0,
-                ..self.facts
-            },
-        )
+        Dataset::new(open, Facts { cardinality, prefetch: 0, ..self.facts })
     }
 
     /// Pairs of the elements of two datasets; ends with the shorter.
@@ -82,10 +66,7 @@ impl<T: Send + 'static> Dataset<T> {
             })) as Items<(T, U)>
         });
         let mut facts = Facts::of(self.facts.cardinality.shorter(other.facts.cardinality));
-        facts.batch_size = self
-            .facts
-            .batch_size
-            .filter(|size| other.facts.batch_size == Some(*size));
+        facts.batch_size = self.facts.batch_size.filter(|size| other.facts.batch_size == Some(*size));
         facts.note(self.facts.error.or(other.facts.error));
         Dataset::new(open, facts)
     }
@@ -95,14 +76,10 @@ impl<T: Send + 'static> Dataset<T> {
         let (first, second) = (self.open, other.open);
         let open: Opener<T> = Arc::new(move |pass| {
             let second = Arc::clone(&second);
-            Box::new(first(pass).chain(std::iter::once_with(move || second(pass)).flatten()))
-                as Items<T>
+            Box::new(first(pass).chain(std::iter::once_with(move || second(pass)).flatten())) as Items<T>
         });
         let mut facts = Facts::of(self.facts.cardinality.sum(other.facts.cardinality));
-        facts.batch_size = self
-            .facts
-            .batch_size
-            .filter(|size| other.facts.batch_size == Some(*size));
+        facts.batch_size = self.facts.batch_size.filter(|size| other.facts.batch_size == Some(*size));
         facts.note(self.facts.error.or(other.facts.error));
         Dataset::new(open, facts)
     }
@@ -112,16 +89,8 @@ impl<T: Send + 'static> Dataset<T> {
         let open = self.open;
         let open: Opener<(Array<i64>, T)> = Arc::new(move |pass| {
             let numbered = (0_i64..).zip(open(pass));
-            Box::new(numbered.map(|(number, item)| Ok((Array::scalar(number), item?))))
-                as Items<(Array<i64>, T)>
+            Box::new(numbered.map(|(number, item)| Ok((Array::scalar(number), item?)))) as Items<(Array<i64>, T)>
         });
-        Dataset::new(
-            open,
-            Facts {
-                batch_size: None,
-                prefetch: 0,
-                ..self.facts
-            },
-        )
+        Dataset::new(open, Facts { batch_size: None, prefetch: 0, ..self.facts })
     }
 }

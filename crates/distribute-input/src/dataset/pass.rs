@@ -33,9 +33,7 @@ impl Pass {
             Some(times) => self.epoch.wrapping_mul(times as u64),
             None => self.epoch << 32,
         };
-        Pass {
-            epoch: base.wrapping_add(index),
-        }
+        Pass { epoch: base.wrapping_add(index) }
     }
 
     /// A generator that depends on nothing but the seed and the pass.

@@ -53,24 +53,17 @@ impl<T: Send + 'static> Picks<T> {
             Order::Rows(open) => Order::Rows(selection.apply(open)),
             Order::Batches(open) => Order::Batches(selection.apply(open)),
         };
-        Picks {
-            source: self.source,
-            order,
-        }
+        Picks { source: self.source, order }
     }
 }
 
 impl<T> Clone for Picks<T> {
     fn clone(&self) -> Self {
-        Picks {
-            source: Arc::clone(&self.source),
-            order: self.order.clone(),
-        }
+        Picks { source: Arc::clone(&self.source), order: self.order.clone() }
     }
 }
 
 /// Whether rows are one consecutive run, so that a slice serves.
 pub(crate) fn consecutive(rows: &[usize]) -> bool {
-    rows.windows(2)
-        .all(|pair| pair[0].checked_add(1) == Some(pair[1]))
+    rows.windows(2).all(|pair| pair[0].checked_add(1) == Some(pair[1]))
 }

@@ -79,11 +79,7 @@ impl<T: Send + 'static> Prefetched<T> {
         depth: usize,
         deadline: Duration,
     ) -> Result<Prefetched<T>> {
-        let (limit, max_limit) = if depth == AUTOTUNE {
-            (1, MAX_AUTOTUNED)
-        } else {
-            (depth, depth)
-        };
+        let (limit, max_limit) = if depth == AUTOTUNE { (1, MAX_AUTOTUNED) } else { (depth, depth) };
         let buffer = Buffer {
             items: VecDeque::new(),
             limit,
@@ -92,11 +88,7 @@ impl<T: Send + 'static> Prefetched<T> {
             reader_left: false,
             thread_left: false,
         };
-        let shared = Arc::new(Shared {
-            buffer: Mutex::new(buffer),
-            filled: Condvar::new(),
-            drained: Condvar::new(),
-        });
+        let shared = Arc::new(Shared { buffer: Mutex::new(buffer), filled: Condvar::new(), drained: Condvar::new() });
         let farewell = Farewell(Arc::clone(&shared));
         let thread = thread::Builder::new()
             .name("input-prefetch".to_owned())
@@ -109,14 +101,8 @@ impl<T: Send + 'static> Prefetched<T> {
                     }
                 }
             })
-            .map_err(|source| Error::Thread {
-                source: Arc::new(source),
-            })?;
-        Ok(Prefetched {
-            shared,
-            thread: Some(thread),
-            deadline,
-        })
+            .map_err(|source| Error::Thread { source: Arc::new(source) })?;
+        Ok(Prefetched { shared, thread: Some(thread), deadline })
     }
 }
 
@@ -139,16 +125,9 @@ impl<T> Iterator for Prefetched<T> {
                 break;
             }
             let Some(left) = self.deadline.checked_sub(started.elapsed()) else {
-                return Some(Err(Error::Stalled {
-                    waited: self.deadline,
-                }));
+                return Some(Err(Error::Stalled { waited: self.deadline }));
             };
-            buffer = self
-                .shared
-                .filled
-                .wait_timeout(buffer, left)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
+            buffer = self.shared.filled.wait_timeout(buffer, left).unwrap_or_else(PoisonError::into_inner).0;
         }
         drop(buffer);
         match self.thread.take()?.join() {
@@ -166,10 +145,7 @@ impl<T> Drop for Prefetched<T> {
         let mut buffer = self.shared.lock();
         buffer.reader_left = true;
         self.shared.drained.notify_all();
-        let wait = self
-            .shared
-            .filled
-            .wait_timeout_while(buffer, JOIN_DEADLINE, |buffer| !buffer.thread_left);
+        let wait = self.shared.filled.wait_timeout_while(buffer, JOIN_DEADLINE, |buffer| !buffer.thread_left);
         let (buffer, _) = wait.unwrap_or_else(PoisonError::into_inner);
         let left = buffer.thread_left;
         drop(buffer);
@@ -197,11 +173,7 @@ impl<T> Shared<T> {
         // A reader may take its time over a step. That it has gone for good is told by its drop, so the deadline only
         // guards against a missed wake.
         while buffer.items.len() >= buffer.limit && !buffer.reader_left {
-            buffer = self
-                .drained
-                .wait_timeout(buffer, RECHECK)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
+            buffer = self.drained.wait_timeout(buffer, RECHECK).unwrap_or_else(PoisonError::into_inner).0;
         }
         if buffer.reader_left {
             return false;

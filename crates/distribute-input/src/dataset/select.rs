@@ -24,8 +24,7 @@ impl<T: Send + 'static> Dataset<T> {
     /// # Errors
     /// An index not below the count is reported by each pass.
     pub fn shard(mut self, count: usize, index: usize) -> Dataset<T> {
-        self.facts
-            .note((index >= count).then_some(Error::Shard { index, count }));
+        self.facts.note((index >= count).then_some(Error::Shard { index, count }));
         self.select(Selection::Shard { count, index })
     }
 
@@ -52,11 +51,7 @@ impl<T: Send + 'static> Dataset<T> {
     /// `tf.data.Dataset.shuffle` with `reshuffle_each_iteration=True`.
     pub fn shuffle(mut self, buffer_size: usize, seed: u64) -> Dataset<T> {
         self.facts.positive("shuffle", "buffer size", buffer_size);
-        self.select(Selection::Shuffle {
-            buffer_size,
-            seed,
-            each_pass: true,
-        })
+        self.select(Selection::Shuffle { buffer_size, seed, each_pass: true })
     }
 
     /// Shuffles as [`shuffle`](Dataset::shuffle) does, in the same order each pass.
@@ -67,13 +62,8 @@ impl<T: Send + 'static> Dataset<T> {
     /// # Source
     /// `tf.data.Dataset.shuffle` with `reshuffle_each_iteration=False`.
     pub fn shuffle_once(mut self, buffer_size: usize, seed: u64) -> Dataset<T> {
-        self.facts
-            .positive("shuffle_once", "buffer size", buffer_size);
-        self.select(Selection::Shuffle {
-            buffer_size,
-            seed,
-            each_pass: false,
-        })
+        self.facts.positive("shuffle_once", "buffer size", buffer_size);
+        self.select(Selection::Shuffle { buffer_size, seed, each_pass: false })
     }
 
     fn select(self, selection: Selection) -> Dataset<T> {
@@ -93,44 +83,22 @@ impl<T: Send + 'static> Dataset<T> {
 pub(crate) enum Selection {
     Take(usize),
     Skip(usize),
-    Shard {
-        count: usize,
-        index: usize,
-    },
+    Shard { count: usize, index: usize },
     Repeat(Option<usize>),
-    Shuffle {
-        buffer_size: usize,
-        seed: u64,
-        each_pass: bool,
-    },
+    Shuffle { buffer_size: usize, seed: u64, each_pass: bool },
 }
 
 impl Selection {
     pub(crate) fn apply<X: Send + 'static>(self, open: Opener<X>) -> Opener<X> {
         match self {
-            Selection::Take(count) => {
-                Arc::new(move |pass| Box::new(open(pass).take(count)) as Items<X>)
-            }
+            Selection::Take(count) => Arc::new(move |pass| Box::new(open(pass).take(count)) as Items<X>),
             Selection::Skip(count) => filtered(open, move |index| index >= count),
-            Selection::Shard { count, index } => {
-                filtered(open, move |at| at.checked_rem(count) == Some(index))
-            }
-            Selection::Repeat(times) => {
-                Arc::new(move |pass| Box::new(Repeated::new(&open, pass, times)) as Items<X>)
-            }
-            Selection::Shuffle {
-                buffer_size,
-                seed,
-                each_pass,
-            } => Arc::new(move |pass| {
+            Selection::Shard { count, index } => filtered(open, move |at| at.checked_rem(count) == Some(index)),
+            Selection::Repeat(times) => Arc::new(move |pass| Box::new(Repeated::new(&open, pass, times)) as Items<X>),
+            Selection::Shuffle { buffer_size, seed, each_pass } => Arc::new(move |pass| {
                 let key = if each_pass { pass } else { Pass::FIRST };
                 let upstream = Some(open(pass));
-                Box::new(Shuffled {
-                    upstream,
-                    buffer: Vec::new(),
-                    buffer_size,
-                    random: key.random(seed),
-                }) as Items<X>
+                Box::new(Shuffled { upstream, buffer: Vec::new(), buffer_size, random: key.random(seed) }) as Items<X>
             }),
         }
     }
@@ -144,9 +112,7 @@ impl Selection {
             },
             Selection::Skip(count) => before.map(|known| known.saturating_sub(count)),
             // A count of zero is a noted mistake; one in its place keeps the arithmetic whole.
-            Selection::Shard { count, index } => {
-                before.map(|known| known.saturating_sub(index).div_ceil(count.max(1)))
-            }
+            Selection::Shard { count, index } => before.map(|known| known.saturating_sub(index).div_ceil(count.max(1))),
             Selection::Repeat(Some(0)) => Cardinality::Known(0),
             Selection::Repeat(Some(times)) => before.map(|known| known.saturating_mul(times)),
             Selection::Repeat(None) if before == Cardinality::Known(0) => before,
@@ -163,10 +129,7 @@ fn filtered<X: Send + 'static>(
 ) -> Opener<X> {
     Arc::new(move |pass| {
         let indexed = open(pass).enumerate();
-        Box::new(
-            indexed
-                .filter_map(move |(index, item)| (item.is_err() || wanted(index)).then_some(item)),
-        ) as Items<X>
+        Box::new(indexed.filter_map(move |(index, item)| (item.is_err() || wanted(index)).then_some(item))) as Items<X>
     })
 }
 
@@ -182,14 +145,7 @@ struct Repeated<X> {
 
 impl<X> Repeated<X> {
     fn new(open: &Opener<X>, pass: Pass, times: Option<usize>) -> Repeated<X> {
-        Repeated {
-            open: Arc::clone(open),
-            pass,
-            times,
-            begun: 0,
-            current: None,
-            fruitful: true,
-        }
+        Repeated { open: Arc::clone(open), pass, times, begun: 0, current: None, fruitful: true }
     }
 }
 

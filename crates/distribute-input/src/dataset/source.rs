@@ -29,17 +29,8 @@ impl<T: Send + 'static> Dataset<T> {
         };
         let mut facts = Facts::of(Cardinality::Known(length));
         facts.note(error);
-        let source = Slices {
-            data,
-            operations: Operations::of::<L>(),
-        };
-        Dataset::picked(
-            Picks {
-                source: Arc::new(source),
-                order: in_order(length),
-            },
-            facts,
-        )
+        let source = Slices { data, operations: Operations::of::<L>() };
+        Dataset::picked(Picks { source: Arc::new(source), order: in_order(length) }, facts)
     }
 
     /// What an iterator yields; the function is called at the start of each pass.
@@ -57,11 +48,8 @@ impl<T: Send + 'static> Dataset<T> {
         I::IntoIter: Send + 'static,
     {
         let open: Opener<T> = Arc::new(move |_| {
-            Box::new(
-                generator()
-                    .into_iter()
-                    .map(|item| item.map_err(|error| Error::user("generator", error))),
-            ) as Items<T>
+            Box::new(generator().into_iter().map(|item| item.map_err(|error| Error::user("generator", error))))
+                as Items<T>
         });
         Dataset::new(open, Facts::of(Cardinality::Unknown))
     }
@@ -73,13 +61,7 @@ impl Dataset<Array<i64>> {
         let length = (i128::from(range.end) - i128::from(range.start)).max(0);
         let length = usize::try_from(length).unwrap_or(usize::MAX);
         let source = Arc::new(Integers { start: range.start });
-        Dataset::picked(
-            Picks {
-                source,
-                order: in_order(length),
-            },
-            Facts::of(Cardinality::Known(length)),
-        )
+        Dataset::picked(Picks { source, order: in_order(length) }, Facts::of(Cardinality::Known(length)))
     }
 }
 
@@ -97,9 +79,7 @@ impl<T: Clone + Send + Sync + 'static> FromIterator<T> for Dataset<T> {
 }
 
 fn in_order(length: usize) -> Order {
-    Order::Rows(Arc::new(move |_| {
-        Box::new((0..length).map(Ok)) as Items<usize>
-    }))
+    Order::Rows(Arc::new(move |_| Box::new((0..length).map(Ok)) as Items<usize>))
 }
 
 /// The rows of a value.
@@ -116,9 +96,7 @@ impl<T: Send + Sync> Rows<T> for Slices<T> {
     fn pick(&self, rows: &[usize]) -> Result<T> {
         match rows {
             [] => (self.operations.slice)(&self.data, 0..0),
-            [first, ..] if consecutive(rows) => {
-                (self.operations.slice)(&self.data, *first..first + rows.len())
-            }
+            [first, ..] if consecutive(rows) => (self.operations.slice)(&self.data, *first..first + rows.len()),
             _ => (self.operations.gather)(&self.data, rows),
         }
     }
@@ -142,8 +120,6 @@ impl Rows<Array<i64>> for Integers {
     }
 
     fn pick(&self, rows: &[usize]) -> Result<Array<i64>> {
-        Ok(Array::from(
-            rows.iter().map(|row| self.value(*row)).collect::<Vec<_>>(),
-        ))
+        Ok(Array::from(rows.iter().map(|row| self.value(*row)).collect::<Vec<_>>()))
     }
 }

@@ -128,10 +128,7 @@ fn a_full_buffer_shuffles_uniformly() {
     for _ in 0..4000 {
         first[flat(&data)[0] as usize] += 1;
     }
-    assert!(
-        first.iter().all(|count| (850..1150).contains(count)),
-        "{first:?}"
-    );
+    assert!(first.iter().all(|count| (850..1150).contains(count)), "{first:?}");
 }
 
 #[test]
@@ -147,8 +144,7 @@ fn repetitions_are_the_passes_one_after_the_other() {
 
 #[test]
 fn repeating_nothing_ends() {
-    let data = Dataset::from_generator(std::iter::empty::<Result<Array<i64>, crate::BoxError>>)
-        .repeat_forever();
+    let data = Dataset::from_generator(std::iter::empty::<Result<Array<i64>, crate::BoxError>>).repeat_forever();
     assert_eq!(data.iter().count(), 0);
 }
 
@@ -182,24 +178,9 @@ impl Element<Local> for Unstackable {
 fn rows_in_memory_are_gathered_not_stacked() {
     let source = Dataset::from_tensor_slices(Unstackable(Array::from((0..30).collect::<Vec<_>>())));
     let data = source.clone().shuffle(30, 1).repeat(2).batch(8).prefetch(2);
-    assert_eq!(
-        data.iter()
-            .map(|batch| batch.unwrap().0.as_slice().len())
-            .sum::<usize>(),
-        60
-    );
-    let stacked = source
-        .map(Ok)
-        .batch(8)
-        .iter()
-        .next()
-        .unwrap()
-        .map(|_| ())
-        .unwrap_err();
-    assert_eq!(
-        stacked.to_string(),
-        "stack of dataset elements: rows were stacked one by one"
-    );
+    assert_eq!(data.iter().map(|batch| batch.unwrap().0.as_slice().len()).sum::<usize>(), 60);
+    let stacked = source.map(Ok).batch(8).iter().next().unwrap().map(|_| ()).unwrap_err();
+    assert_eq!(stacked.to_string(), "stack of dataset elements: rows were stacked one by one");
 }
 
 #[test]
@@ -221,16 +202,8 @@ fn cache_reads_its_source_once() {
         })
         .shuffle(10, 1)
         .cache();
-    let early: Vec<_> = data
-        .iter()
-        .take(3)
-        .map(|item| *item.unwrap().item().unwrap())
-        .collect();
-    let overlapping: Vec<_> = data
-        .iter()
-        .zip(data.iter())
-        .map(|(one, two)| (one.unwrap(), two.unwrap()))
-        .collect();
+    let early: Vec<_> = data.iter().take(3).map(|item| *item.unwrap().item().unwrap()).collect();
+    let overlapping: Vec<_> = data.iter().zip(data.iter()).map(|(one, two)| (one.unwrap(), two.unwrap())).collect();
     let whole = flat(&data);
     assert_eq!(early, whole[..3]);
     assert!(overlapping.iter().all(|(one, two)| one == two));
@@ -282,14 +255,8 @@ fn the_first_error_ends_a_pass() {
         failing().enumerate().map(|pair| Ok(pair.1)),
     ] {
         let mut pass = data.iter();
-        let error = pass
-            .by_ref()
-            .find_map(Result::err)
-            .expect("the error reaches the reader");
-        assert_eq!(
-            error.to_string(),
-            "the map of a dataset failed: four is refused"
-        );
+        let error = pass.by_ref().find_map(Result::err).expect("the error reaches the reader");
+        assert_eq!(error.to_string(), "the map of a dataset failed: four is refused");
         assert!(pass.next().is_none());
     }
 }
@@ -297,32 +264,17 @@ fn the_first_error_ends_a_pass() {
 #[test]
 fn mistakes_in_a_description_are_reported_by_each_pass() {
     let unequal = Dataset::from_tensor_slices((Array::from(vec![1, 2]), Array::from(vec![1])));
+    assert!(matches!(unequal.iter().next(), Some(Err(Error::UnequalRows { .. }))));
     assert!(matches!(
-        unequal.iter().next(),
-        Some(Err(Error::UnequalRows { .. }))
-    ));
-    assert!(matches!(
-        Dataset::from_tensor_slices(Array::scalar(1))
-            .batch(2)
-            .iter()
-            .next(),
+        Dataset::from_tensor_slices(Array::scalar(1)).batch(2).iter().next(),
         Some(Err(Error::Scalar { .. }))
     ));
     for (data, word) in [
-        (
-            Dataset::range(0..3).batch(0),
-            "batch was given 0 as its size",
-        ),
-        (
-            Dataset::range(0..3).shuffle(0, 1).take(2).map(Ok),
-            "shuffle was given 0 as its buffer size",
-        ),
+        (Dataset::range(0..3).batch(0), "batch was given 0 as its size"),
+        (Dataset::range(0..3).shuffle(0, 1).take(2).map(Ok), "shuffle was given 0 as its buffer size"),
         (Dataset::range(0..3).shard(2, 2), "shard 2 of 2"),
         (Dataset::range(0..3).shard(0, 0).cache(), "shard 0 of 0"),
-        (
-            Dataset::range(0..3).concatenate(Dataset::range(0..3).batch_exact(0)),
-            "batch_exact was given 0",
-        ),
+        (Dataset::range(0..3).concatenate(Dataset::range(0..3).batch_exact(0)), "batch_exact was given 0"),
     ] {
         for _ in 0..2 {
             let items: Vec<_> = data.iter().collect();
@@ -344,16 +296,8 @@ fn cardinality_and_batch_size_are_known_where_they_can_be() {
         (batched(), Known(3), Some(4)),
         (data().batch_exact(4), Known(2), Some(4)),
         (batched().repeat_forever(), Infinite, Some(4)),
-        (
-            batched().repeat_forever().take(7).skip(2),
-            Known(5),
-            Some(4),
-        ),
-        (
-            batched().map(Ok).cache().prefetch(2).shuffle(3, 1),
-            Known(3),
-            Some(4),
-        ),
+        (batched().repeat_forever().take(7).skip(2), Known(5), Some(4)),
+        (batched().map(Ok).cache().prefetch(2).shuffle(3, 1), Known(3), Some(4)),
         (data().filter(|_| Ok(true)), Unknown, None),
         (data().filter(|_| Ok(true)).batch(4), Unknown, Some(4)),
         (data().shard(3, 1), Known(3), None),
@@ -361,66 +305,33 @@ fn cardinality_and_batch_size_are_known_where_they_can_be() {
         (batched().concatenate(batched()), Known(6), Some(4)),
         (data().take(0).repeat_forever(), Known(0), None),
     ] {
-        assert_eq!(
-            (dataset.cardinality(), dataset.batch_size()),
-            (cardinality, batch_size),
-            "{dataset:?}"
-        );
+        assert_eq!((dataset.cardinality(), dataset.batch_size()), (cardinality, batch_size), "{dataset:?}");
         if let Known(count) = cardinality {
             assert_eq!(dataset.iter().count(), count);
         }
     }
-    assert_eq!(
-        batched().zip(batched().repeat_forever()).cardinality(),
-        Known(3)
-    );
+    assert_eq!(batched().zip(batched().repeat_forever()).cardinality(), Known(3));
     assert_eq!(batched().zip(batched()).batch_size(), Some(4));
     assert_eq!(batched().enumerate().batch_size(), None);
 }
 
 #[test]
 fn datasets_are_put_together() {
-    let pairs = Dataset::range(0..3).zip(Dataset::from_iter(
-        ["a", "b"].map(|text| Array::scalar(text.to_owned())),
-    ));
+    let pairs = Dataset::range(0..3).zip(Dataset::from_iter(["a", "b"].map(|text| Array::scalar(text.to_owned()))));
     let pairs: Vec<_> = pairs.batch(2).iter().collect::<Result<_>>().unwrap();
     assert_eq!(pairs.len(), 1);
-    assert_eq!(
-        (pairs[0].0.as_slice(), pairs[0].1.as_slice()),
-        (&[0, 1][..], &["a".to_owned(), "b".to_owned()][..])
-    );
+    assert_eq!((pairs[0].0.as_slice(), pairs[0].1.as_slice()), (&[0, 1][..], &["a".to_owned(), "b".to_owned()][..]));
     let odd = Dataset::range(0..6).filter(|item| Ok(item.item().ok_or("no scalar")? % 2 == 1));
-    assert_eq!(
-        flat(&odd.clone().concatenate(Dataset::range(9..11))),
-        [1, 3, 5, 9, 10]
-    );
-    let numbered: Vec<_> = odd
-        .enumerate()
-        .iter()
-        .map(|item| *item.unwrap().0.item().unwrap())
-        .collect();
+    assert_eq!(flat(&odd.clone().concatenate(Dataset::range(9..11))), [1, 3, 5, 9, 10]);
+    let numbered: Vec<_> = odd.enumerate().iter().map(|item| *item.unwrap().0.item().unwrap()).collect();
     assert_eq!(numbered, [0, 1, 2]);
 }
 
 #[test]
 fn ranges_reach_their_ends() {
-    assert_eq!(
-        flat(&Dataset::range(i64::MAX - 2..i64::MAX)),
-        [i64::MAX - 2, i64::MAX - 1]
-    );
+    assert_eq!(flat(&Dataset::range(i64::MAX - 2..i64::MAX)), [i64::MAX - 2, i64::MAX - 1]);
     assert_eq!(flat(&Dataset::range(-3..2).batch(2)), [-3, -2, -1, 0, 1]);
-    assert_eq!(
-        Dataset::range(i64::MIN..i64::MAX)
-            .skip(3)
-            .batch(2)
-            .iter()
-            .next()
-            .unwrap()
-            .unwrap()
-            .as_slice()
-            .len(),
-        2
-    );
+    assert_eq!(Dataset::range(i64::MIN..i64::MAX).skip(3).batch(2).iter().next().unwrap().unwrap().as_slice().len(), 2);
 }
 
 #[test]

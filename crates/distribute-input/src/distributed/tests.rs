@@ -11,29 +11,13 @@ fn topology(workers: usize, worker: usize, replicas: usize) -> InputTopology {
 
 /// `[step][local replica]` of one pass.
 fn pass(data: &DistributedDataset<Array<i64>>) -> Vec<Vec<Rows>> {
-    data.iter()
-        .map(|step| {
-            step.unwrap()
-                .iter()
-                .map(|part| part.as_slice().to_vec())
-                .collect()
-        })
-        .collect()
+    data.iter().map(|step| step.unwrap().iter().map(|part| part.as_slice().to_vec()).collect()).collect()
 }
 
 /// `[worker][step][local replica]` of one pass; every worker builds the pipeline for itself, as processes do.
-fn all_workers(
-    workers: usize,
-    replicas: usize,
-    build: impl Fn() -> Dataset<Array<i64>>,
-) -> Vec<Vec<Vec<Rows>>> {
+fn all_workers(workers: usize, replicas: usize, build: impl Fn() -> Dataset<Array<i64>>) -> Vec<Vec<Vec<Rows>>> {
     let worker = |worker| {
-        let data = distribute_dataset(
-            &build(),
-            topology(workers, worker, replicas),
-            InputOptions::default(),
-        )
-        .unwrap();
+        let data = distribute_dataset(&build(), topology(workers, worker, replicas), InputOptions::default()).unwrap();
         pass(&data)
     };
     (0..workers).map(worker).collect()
@@ -57,10 +41,7 @@ fn a_last_batch_fills_replicas_in_order() {
 fn a_batch_smaller_than_the_replicas_leaves_some_empty() {
     let steps = &all_workers(1, 5, || Dataset::range(0..4).batch(4))[0];
     assert_eq!(steps[0], [vec![0], vec![1], vec![2], vec![3], vec![]]);
-    assert_eq!(
-        sizes(&all_workers(1, 3, || Dataset::range(0..8).batch(4))[0]),
-        [2, 1, 1, 2, 1, 1]
-    );
+    assert_eq!(sizes(&all_workers(1, 3, || Dataset::range(0..8).batch(4))[0]), [2, 1, 1, 2, 1, 1]);
 }
 
 #[test]
@@ -74,10 +55,7 @@ fn two_workers_of_two_replicas_share_each_batch() {
 
 #[test]
 fn uneven_batches_rotate() {
-    for build in [
-        || Dataset::range(0..14).batch(7),
-        || Dataset::range(0..14).map(Ok).batch(7),
-    ] {
+    for build in [|| Dataset::range(0..14).batch(7), || Dataset::range(0..14).map(Ok).batch(7)] {
         let workers = all_workers(2, 2, build);
         assert_eq!(sizes(&workers[0]), [2, 2, 2, 1]);
         assert_eq!(sizes(&workers[1]), [2, 1, 2, 2]);
@@ -85,10 +63,7 @@ fn uneven_batches_rotate() {
     }
     let data = Dataset::range(0..14).batch(7);
     let data = distribute_dataset(&data, topology(2, 1, 2), InputOptions::default()).unwrap();
-    assert_eq!(
-        (data.batch_sizes(0), data.batch_sizes(1)),
-        (Some(vec![2, 1]), Some(vec![2, 2]))
-    );
+    assert_eq!((data.batch_sizes(0), data.batch_sizes(1)), (Some(vec![2, 1]), Some(vec![2, 2])));
     assert_eq!(data.cardinality(), Cardinality::Known(2));
 }
 
@@ -141,82 +116,43 @@ fn passes_are_counted_by_the_distributed_dataset_alone() {
     let one = distribute_dataset(&data, topology(1, 0, 2), InputOptions::default()).unwrap();
     data.iter().count();
     let fresh = Dataset::range(0..40).shuffle(40, 2).batch(8);
-    let other = distribute_dataset(
-        &fresh,
-        topology(1, 0, 2),
-        InputOptions {
-            per_replica_buffer_size: 0,
-        },
-    )
-    .unwrap();
+    let other = distribute_dataset(&fresh, topology(1, 0, 2), InputOptions { per_replica_buffer_size: 0 }).unwrap();
     let first = pass(&one);
     assert_eq!(first, pass(&other));
     let second = pass(&one);
     assert_ne!(first, second);
     assert_eq!(second, pass(&other));
-    let again: Vec<_> = one
-        .iter_epoch(0)
-        .map(|step| step.unwrap()[0].as_slice().to_vec())
-        .collect();
-    assert_eq!(
-        again,
-        first.iter().map(|step| step[0].clone()).collect::<Vec<_>>()
-    );
+    let again: Vec<_> = one.iter_epoch(0).map(|step| step.unwrap()[0].as_slice().to_vec()).collect();
+    assert_eq!(again, first.iter().map(|step| step[0].clone()).collect::<Vec<_>>());
 }
 
 #[test]
 fn a_dataset_must_be_batched() {
     for (data, words) in [
         (Dataset::range(0..9), "its cardinality is 9"),
-        (
-            Dataset::range(0..9).repeat_forever(),
-            "its cardinality is infinite",
-        ),
+        (Dataset::range(0..9).repeat_forever(), "its cardinality is infinite"),
     ] {
-        let text = distribute_dataset(&data, topology(1, 0, 2), InputOptions::default())
-            .unwrap_err()
-            .to_string();
-        assert!(
-            text.contains(words) && text.contains("call .batch(global_batch)"),
-            "{text}"
-        );
+        let text = distribute_dataset(&data, topology(1, 0, 2), InputOptions::default()).unwrap_err().to_string();
+        assert!(text.contains(words) && text.contains("call .batch(global_batch)"), "{text}");
         assert!(text.contains("distribute_datasets_from_function"), "{text}");
     }
     let faulty = Dataset::range(0..9).batch(0);
-    assert!(matches!(
-        distribute_dataset(&faulty, topology(1, 0, 2), InputOptions::default()),
-        Err(Error::Zero { .. })
-    ));
+    assert!(matches!(distribute_dataset(&faulty, topology(1, 0, 2), InputOptions::default()), Err(Error::Zero { .. })));
 }
 
 #[test]
 fn a_batch_that_grew_is_refused() {
-    let data = Dataset::range(0..8)
-        .batch(2)
-        .map(|batch| Ok(Array::concat(&[batch.clone(), batch])?));
+    let data = Dataset::range(0..8).batch(2).map(|batch| Ok(Array::concat(&[batch.clone(), batch])?));
     let data = distribute_dataset(&data, topology(1, 0, 2), InputOptions::default()).unwrap();
     let error = data.iter().next().unwrap().unwrap_err();
-    assert!(
-        matches!(
-            error,
-            Error::OversizedBatch {
-                step: 0,
-                rows: 4,
-                global_batch: 2
-            }
-        ),
-        "{error}"
-    );
+    assert!(matches!(error, Error::OversizedBatch { step: 0, rows: 4, global_batch: 2 }), "{error}");
 }
 
 #[test]
 fn tuples_are_divided_alike() {
     let labels = Array::from((0..10_i64).collect::<Vec<_>>());
     let images = Array::new([10, 3], (0..30).map(|value| value as f32).collect()).unwrap();
-    let data = Dataset::from_tensor_slices((images, labels))
-        .shuffle(10, 4)
-        .batch(4)
-        .prefetch(AUTOTUNE);
+    let data = Dataset::from_tensor_slices((images, labels)).shuffle(10, 4).batch(4).prefetch(AUTOTUNE);
     let data = distribute_dataset(&data, topology(1, 0, 2), InputOptions::default()).unwrap();
     let mut seen = Vec::new();
     for (images, labels) in data.iter().flat_map(|step| step.unwrap()) {
@@ -234,13 +170,7 @@ fn tuples_are_divided_alike() {
 fn elements_are_placed_ahead_of_the_reader() {
     let data = Dataset::range(0..4).batch(4);
     let data = distribute_dataset(&data, topology(1, 0, 2), InputOptions::default()).unwrap();
-    let data = data.map_replicas(|replica, part| {
-        Ok((
-            replica,
-            std::thread::current().name().map(str::to_owned),
-            part,
-        ))
-    });
+    let data = data.map_replicas(|replica, part| Ok((replica, std::thread::current().name().map(str::to_owned), part)));
     let step = data.iter().next().unwrap().unwrap();
     assert_eq!((step[0].0, step[1].0), (0, 1));
     assert_eq!(step[1].1.as_deref(), Some("input-prefetch"));
@@ -251,16 +181,12 @@ fn elements_are_placed_ahead_of_the_reader() {
 fn a_function_makes_one_dataset_per_worker() {
     for worker in 0..2 {
         let mut calls = 0;
-        let data = distribute_datasets_from_function(
-            topology(2, worker, 2),
-            InputOptions::default(),
-            |context| {
-                calls += 1;
-                let batch = context.per_replica_batch_size(8)?;
-                let base = 100 * context.input_pipeline_id as i64;
-                Ok(Dataset::range(base..base + 9).batch(batch))
-            },
-        );
+        let data = distribute_datasets_from_function(topology(2, worker, 2), InputOptions::default(), |context| {
+            calls += 1;
+            let batch = context.per_replica_batch_size(8)?;
+            let base = 100 * context.input_pipeline_id as i64;
+            Ok(Dataset::range(base..base + 9).batch(batch))
+        });
         let data = data.unwrap();
         assert_eq!(calls, 1);
         let base = 100 * worker as i64;
@@ -278,26 +204,17 @@ fn a_function_makes_one_dataset_per_worker() {
 #[test]
 fn what_a_function_returns_as_error_arrives() {
     let distribute = |function: fn(InputContext) -> Result<Dataset<Array<i64>>, BoxError>| {
-        distribute_datasets_from_function(topology(1, 0, 3), InputOptions::default(), function)
-            .unwrap_err()
+        distribute_datasets_from_function(topology(1, 0, 3), InputOptions::default(), function).unwrap_err()
     };
     assert!(matches!(
         distribute(|context| Ok(Dataset::range(0..1).batch(context.per_replica_batch_size(4)?))),
         Error::NotDivisible { .. }
     ));
-    assert_eq!(
-        distribute(|_| Err("no file".into())).to_string(),
-        "the input function of a dataset failed: no file"
-    );
-    assert!(matches!(
-        distribute(|_| Ok(Dataset::range(0..1).batch(0))),
-        Error::Zero { .. }
-    ));
+    assert_eq!(distribute(|_| Err("no file".into())).to_string(), "the input function of a dataset failed: no file");
+    assert!(matches!(distribute(|_| Ok(Dataset::range(0..1).batch(0))), Error::Zero { .. }));
     // Scalars have no rows to give the replicas that are left without.
     let data =
-        distribute_datasets_from_function(topology(1, 0, 2), InputOptions::default(), |_| {
-            Ok(Dataset::range(0..3))
-        });
+        distribute_datasets_from_function(topology(1, 0, 2), InputOptions::default(), |_| Ok(Dataset::range(0..3)));
     let last = data.unwrap().iter().last().unwrap();
     assert!(matches!(last, Err(Error::Scalar { .. })));
 }

@@ -60,11 +60,7 @@ impl<W: Write + Send> BarRenderer<W> {
         let columns = self.usable_columns();
         let line = Line::fitting(status, done, columns);
         let filled = line.columns();
-        let before = self
-            .current
-            .as_ref()
-            .map_or(0, |(_, columns)| *columns)
-            .min(columns);
+        let before = self.current.as_ref().map_or(0, |(_, columns)| *columns).min(columns);
         let rest = " ".repeat(before.saturating_sub(filled));
         let end = if done { "\n" } else { "" };
         let text = format!("\r{}{rest}{end}", line.painted(&self.paint));
@@ -88,8 +84,7 @@ impl<W: Write + Send> BarRenderer<W> {
     }
 
     fn due(&self) -> bool {
-        self.drawn_at
-            .is_none_or(|at| self.clock.elapsed().saturating_sub(at) >= REDRAW_INTERVAL)
+        self.drawn_at.is_none_or(|at| self.clock.elapsed().saturating_sub(at) >= REDRAW_INTERVAL)
     }
 }
 
@@ -115,10 +110,7 @@ impl<W: Write + Send> Renderer for BarRenderer<W> {
             return Ok(());
         };
         let blank = format!("\r{}\r", " ".repeat(filled.min(self.usable_columns())));
-        let cleared = self
-            .writer
-            .write_all(blank.as_bytes())
-            .and_then(|()| self.writer.flush());
+        let cleared = self.writer.write_all(blank.as_bytes()).and_then(|()| self.writer.flush());
         print();
         cleared?;
         self.draw(&status, false)
@@ -133,10 +125,7 @@ impl<W: Write> Drop for BarRenderer<W> {
     fn drop(&mut self) {
         if self.current.is_some() {
             // Nobody is left to tell.
-            let _ = self
-                .writer
-                .write_all(b"\n")
-                .and_then(|()| self.writer.flush());
+            let _ = self.writer.write_all(b"\n").and_then(|()| self.writer.flush());
         }
     }
 }
@@ -144,9 +133,7 @@ impl<W: Write> Drop for BarRenderer<W> {
 /// Columns of the terminal behind standard error; 80 where it has none.
 #[must_use]
 pub fn terminal_width() -> u16 {
-    console::Term::stderr()
-        .size_checked()
-        .map_or(80, |(_rows, columns)| columns)
+    console::Term::stderr().size_checked().map_or(80, |(_rows, columns)| columns)
 }
 
 /// Whether standard error is a terminal that wants colours (`NO_COLOR`, `CLICOLOR` and
@@ -187,9 +174,7 @@ impl Line {
             columns.saturating_sub(taken)
         };
         let fitting = |lengths: &[usize], room| lengths.iter().copied().find(|&n| n <= room);
-        fitting(&CELLS[..4], room(2))
-            .or_else(|| fitting(&CELLS, room(1)))
-            .unwrap_or(0)
+        fitting(&CELLS[..4], room(2)).or_else(|| fitting(&CELLS, room(1))).unwrap_or(0)
     }
 
     fn without_bar(status: &Status, done: bool) -> Self {
@@ -204,13 +189,7 @@ impl Line {
         };
         let mut tail = vec![count, format!("  {}", clock_face(status, done))];
         tail.push(format!("  {} ex/s", text::rate(status.examples_per_s)));
-        Self {
-            head,
-            done: String::new(),
-            todo: String::new(),
-            tail,
-            groups: metric_parts(status),
-        }
+        Self { head, done: String::new(), todo: String::new(), tail, groups: metric_parts(status) }
     }
 
     fn part_columns((first, text): &(bool, String)) -> usize {
@@ -246,11 +225,7 @@ impl Line {
     fn painted(&self, paint: &Paint) -> String {
         let mut text = self.head.clone();
         if self.bar_columns() > 0 {
-            text.push_str(&format!(
-                " {}{}",
-                paint.done.apply_to(&self.done),
-                paint.todo.apply_to(&self.todo)
-            ));
+            text.push_str(&format!(" {}{}", paint.done.apply_to(&self.done), paint.todo.apply_to(&self.todo)));
         }
         text.extend(self.tail.iter().map(String::as_str));
         for (first, part) in &self.groups {
@@ -268,14 +243,9 @@ impl Line {
 /// Metrics in order; `true` marks the first of a group that a rule sets apart.
 fn metric_parts(status: &Status) -> Vec<(bool, String)> {
     let groups = Groups::of(status);
-    let name_value =
-        |(name, value): &(&str, f64)| format!("{} {}", text::one_line(name), text::number(*value));
+    let name_value = |(name, value): &(&str, f64)| format!("{} {}", text::one_line(name), text::number(*value));
     let name_share = |(name, value): &(&str, f64)| format!("{name} {}", text::percent(*value));
-    let mut parts: Vec<_> = groups
-        .train
-        .iter()
-        .map(|metric| (false, name_value(metric)))
-        .collect();
+    let mut parts: Vec<_> = groups.train.iter().map(|metric| (false, name_value(metric))).collect();
     let validation = groups.validation.iter().map(name_value).enumerate();
     parts.extend(validation.map(|(at, text)| (at == 0, text)));
     let shares = groups.shares.iter().map(name_share).enumerate();
@@ -285,16 +255,8 @@ fn metric_parts(status: &Status) -> Vec<(bool, String)> {
 
 /// Filled and empty cells; the tip of an unfinished bar is a half cell.
 fn bar(step: u64, steps: u64, done: bool, cells: usize) -> (String, String) {
-    let share = if steps == 0 {
-        0.0
-    } else {
-        (step as f64 / steps as f64).clamp(0.0, 1.0)
-    };
-    let exact = if done && step >= steps {
-        cells as f64
-    } else {
-        share * cells as f64
-    };
+    let share = if steps == 0 { 0.0 } else { (step as f64 / steps as f64).clamp(0.0, 1.0) };
+    let exact = if done && step >= steps { cells as f64 } else { share * cells as f64 };
     let whole = exact.floor() as usize;
     let tip = usize::from(exact > whole as f64);
     let full = "━".repeat(whole) + &"╸".repeat(tip);
@@ -306,10 +268,7 @@ fn clock_face(status: &Status, done: bool) -> String {
     match status.steps {
         Some(steps) if !done && status.step > 0 => {
             let left = steps.saturating_sub(status.step) as f64;
-            format!(
-                "ETA {}",
-                text::seconds(status.elapsed_s / status.step as f64 * left)
-            )
+            format!("ETA {}", text::seconds(status.elapsed_s / status.step as f64 * left))
         }
         _ => text::seconds(status.elapsed_s),
     }
@@ -328,11 +287,7 @@ struct Paint {
 impl Paint {
     fn new(colors: bool) -> Self {
         let style = || Style::new().force_styling(colors);
-        Self {
-            title: style().bold(),
-            done: style().green(),
-            todo: style().dim(),
-        }
+        Self { title: style().bold(), done: style().green(), todo: style().dim() }
     }
 }
 

@@ -48,16 +48,10 @@ impl Form {
             "plain" => Self::Plain,
             "json" => Self::Json,
             "off" => Self::Off,
-            "launcher" => Self::Launcher {
-                addr: address(var(ADDR).as_deref())?,
-            },
+            "launcher" => Self::Launcher { addr: address(var(ADDR).as_deref())? },
             _ => return Err(Error::UnknownForm { given }),
         };
-        Ok(if json && matches!(form, Self::Auto | Self::Plain) {
-            Self::Json
-        } else {
-            form
-        })
+        Ok(if json && matches!(form, Self::Auto | Self::Plain) { Self::Json } else { form })
     }
 
     /// Replaces `Auto` by what suits standard error.
@@ -66,28 +60,16 @@ impl Form {
             return self;
         }
         let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
-        if io::stderr().is_terminal() && !dumb {
-            Self::Bar
-        } else {
-            Self::Plain
-        }
+        if io::stderr().is_terminal() && !dumb { Self::Bar } else { Self::Plain }
     }
 }
 
 fn address(given: Option<&str>) -> Result<String, Error> {
-    let given = given
-        .map(str::trim)
-        .filter(|given| !given.is_empty())
-        .ok_or(Error::MissingAddress)?;
-    let port = given
-        .rsplit_once(':')
-        .filter(|(host, _)| !host.is_empty())
-        .map(|(_, port)| port);
+    let given = given.map(str::trim).filter(|given| !given.is_empty()).ok_or(Error::MissingAddress)?;
+    let port = given.rsplit_once(':').filter(|(host, _)| !host.is_empty()).map(|(_, port)| port);
     match port.and_then(|port| port.parse::<u16>().ok()) {
         Some(1..) => Ok(given.to_owned()),
-        _ => Err(Error::BadAddress {
-            given: given.to_owned(),
-        }),
+        _ => Err(Error::BadAddress { given: given.to_owned() }),
     }
 }
 
@@ -100,11 +82,7 @@ mod tests {
     use super::*;
 
     fn form(vars: &[(&str, &str)]) -> Result<Form, Error> {
-        Form::from_vars(|name| {
-            vars.iter()
-                .find(|(key, _)| *key == name)
-                .map(|(_, value)| (*value).to_owned())
-        })
+        Form::from_vars(|name| vars.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned()))
     }
 
     #[test]
@@ -116,25 +94,14 @@ mod tests {
         assert_eq!(form(&[(PROGRESS, "json")]).unwrap(), Form::Json);
         assert_eq!(form(&[(PROGRESS, "off")]).unwrap(), Form::Off);
         let launcher = form(&[(PROGRESS, "launcher"), (ADDR, "[::1]:4711")]).unwrap();
-        assert_eq!(
-            launcher,
-            Form::Launcher {
-                addr: "[::1]:4711".into()
-            }
-        );
+        assert_eq!(launcher, Form::Launcher { addr: "[::1]:4711".into() });
     }
 
     #[test]
     fn json_logs_turn_lines_into_json_and_leave_other_forms_alone() {
         assert_eq!(form(&[(LOG, "json")]).unwrap(), Form::Json);
-        assert_eq!(
-            form(&[(LOG, "json"), (PROGRESS, "plain")]).unwrap(),
-            Form::Json
-        );
-        assert_eq!(
-            form(&[(LOG, "json"), (PROGRESS, "off")]).unwrap(),
-            Form::Off
-        );
+        assert_eq!(form(&[(LOG, "json"), (PROGRESS, "plain")]).unwrap(), Form::Json);
+        assert_eq!(form(&[(LOG, "json"), (PROGRESS, "off")]).unwrap(), Form::Off);
         assert_eq!(form(&[(LOG, "text")]).unwrap(), Form::Auto);
     }
 
@@ -148,27 +115,12 @@ mod tests {
     fn wrong_variables_are_refused_in_words() {
         let text = |vars: &[(&str, &str)]| form(vars).unwrap_err().to_string();
         let unknown = text(&[(PROGRESS, "fancy")]);
-        assert!(
-            unknown.contains(r#"DISTRIBUTE_PROGRESS is "fancy"; set it to auto"#),
-            "{unknown}"
-        );
+        assert!(unknown.contains(r#"DISTRIBUTE_PROGRESS is "fancy"; set it to auto"#), "{unknown}");
         let missing = text(&[(PROGRESS, "launcher")]);
-        assert!(
-            missing.contains("DISTRIBUTE_PROGRESS_ADDR is not set"),
-            "{missing}"
-        );
-        for addr in [
-            "localhost",
-            ":4711",
-            "localhost:",
-            "localhost:0",
-            "localhost:70000",
-        ] {
+        assert!(missing.contains("DISTRIBUTE_PROGRESS_ADDR is not set"), "{missing}");
+        for addr in ["localhost", ":4711", "localhost:", "localhost:0", "localhost:70000"] {
             let bad = text(&[(PROGRESS, "launcher"), (ADDR, addr)]);
-            assert!(
-                bad.contains(addr) && bad.contains("expected host:port"),
-                "{bad}"
-            );
+            assert!(bad.contains(addr) && bad.contains("expected host:port"), "{bad}");
         }
     }
 }

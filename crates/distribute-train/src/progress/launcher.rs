@@ -38,23 +38,14 @@ impl<W: Write + Send> Launcher<W> {
         summary_taken: Arc<AtomicBool>,
     ) -> Self {
         let log = PlainRenderer::new(log, clock);
-        Self {
-            addr,
-            task,
-            link: Link::Untried,
-            log,
-            summary_taken,
-        }
+        Self { addr, task, link: Link::Untried, log, summary_taken }
     }
 
     fn send(&mut self, event: &Event) -> io::Result<()> {
         let Link::Up(stream) = &mut self.link else {
             return Ok(());
         };
-        let message = Message {
-            task: self.task.clone(),
-            event: event.clone(),
-        };
+        let message = Message { task: self.task.clone(), event: event.clone() };
         let mut line = serde_json::to_vec(&message)?;
         line.push(b'\n');
         stream.write_all(&line)
@@ -63,10 +54,8 @@ impl<W: Write + Send> Launcher<W> {
     fn fall_back(&mut self, what: &str, error: &io::Error) -> io::Result<()> {
         self.link = Link::Down;
         tracing::debug!(addr = %self.addr, %error, "progress falls back to plain lines");
-        self.log.warn(&format!(
-            "progress: {what} the launcher at {} ({error}); progress goes on as plain lines",
-            self.addr
-        ))
+        self.log
+            .warn(&format!("progress: {what} the launcher at {} ({error}); progress goes on as plain lines", self.addr))
     }
 }
 
@@ -99,10 +88,7 @@ fn connect(addr: &str) -> io::Result<TcpStream> {
     for addr in addr.to_socket_addrs()? {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            return Err(io::Error::new(
-                io::ErrorKind::TimedOut,
-                "no answer within 1 s",
-            ));
+            return Err(io::Error::new(io::ErrorKind::TimedOut, "no answer within 1 s"));
         }
         match TcpStream::connect_timeout(&addr, left) {
             Ok(stream) => {

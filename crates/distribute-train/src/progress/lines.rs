@@ -35,11 +35,7 @@ pub struct PlainRenderer<W> {
 impl<W: Write + Send> PlainRenderer<W> {
     /// A renderer that writes to `writer` and reads the time from `clock`.
     pub fn new(writer: W, clock: impl Clock + 'static) -> Self {
-        Self {
-            writer,
-            clock: Box::new(clock),
-            pace: Pace::default(),
-        }
+        Self { writer, clock: Box::new(clock), pace: Pace::default() }
     }
 
     /// A warning between the lines of progress.
@@ -80,11 +76,7 @@ pub struct JsonRenderer<W> {
 impl<W: Write + Send> JsonRenderer<W> {
     /// A renderer that writes to `writer` and reads the time from `clock`.
     pub fn new(writer: W, clock: impl Clock + 'static) -> Self {
-        Self {
-            writer,
-            clock: Box::new(clock),
-            pace: Pace::default(),
-        }
+        Self { writer, clock: Box::new(clock), pace: Pace::default() }
     }
 }
 
@@ -93,10 +85,7 @@ impl<W: Write + Send> Renderer for JsonRenderer<W> {
         if !self.pace.admits(event, self.clock.elapsed()) {
             return Ok(());
         }
-        let record = Record {
-            time: timestamp(&*self.clock),
-            event,
-        };
+        let record = Record { time: timestamp(&*self.clock), event };
         let mut line = serde_json::to_vec(&record)?;
         line.push(b'\n');
         self.writer.write_all(&line)?;
@@ -162,10 +151,7 @@ impl Pace {
 
 fn plain(status: &Status) -> String {
     let groups = Groups::of(status);
-    let mut line = format!(
-        "epoch={}/{} step={}",
-        status.epoch, status.epochs, status.step
-    );
+    let mut line = format!("epoch={}/{} step={}", status.epoch, status.epochs, status.step);
     for (name, value) in groups.train.into_iter().chain(groups.validation) {
         line.push_str(&format!(" {}={}", text::key(name), text::number(value)));
     }

@@ -18,11 +18,7 @@ pub struct LogWriter {
 
 impl LogWriter {
     pub(crate) fn new(out: Box<dyn Write + Send>, screen: Option<Screen>) -> Self {
-        Self {
-            out: Arc::new(Mutex::new(out)),
-            screen,
-            pending: Vec::new(),
-        }
+        Self { out: Arc::new(Mutex::new(out)), screen, pending: Vec::new() }
     }
 
     fn print(&mut self, lines: usize) -> io::Result<()> {
@@ -42,11 +38,7 @@ impl LogWriter {
 
 impl Clone for LogWriter {
     fn clone(&self) -> Self {
-        Self {
-            out: Arc::clone(&self.out),
-            screen: self.screen.clone(),
-            pending: Vec::new(),
-        }
+        Self { out: Arc::clone(&self.out), screen: self.screen.clone(), pending: Vec::new() }
     }
 }
 
@@ -77,8 +69,6 @@ impl Drop for LogWriter {
 
 impl std::fmt::Debug for LogWriter {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("LogWriter")
-            .field("pending", &self.pending.len())
-            .finish_non_exhaustive()
+        f.debug_struct("LogWriter").field("pending", &self.pending.len()).finish_non_exhaustive()
     }
 }

@@ -74,11 +74,7 @@ pub(crate) struct Number(pub(crate) f64);
 
 impl Serialize for Number {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        if self.0.is_finite() {
-            serializer.serialize_f64(self.0)
-        } else {
-            serializer.collect_str(&self.0)
-        }
+        if self.0.is_finite() { serializer.serialize_f64(self.0) } else { serializer.collect_str(&self.0) }
     }
 }
 
@@ -109,21 +105,13 @@ mod metrics {
 
     use super::Number;
 
-    pub(super) fn serialize<S: Serializer>(
-        metrics: &[(String, f64)],
-        serializer: S,
-    ) -> Result<S::Ok, S::Error> {
+    pub(super) fn serialize<S: Serializer>(metrics: &[(String, f64)], serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_seq(metrics.iter().map(|(name, value)| (name, Number(*value))))
     }
 
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
-        deserializer: D,
-    ) -> Result<Vec<(String, f64)>, D::Error> {
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<(String, f64)>, D::Error> {
         let metrics = Vec::<(String, Number)>::deserialize(deserializer)?;
-        Ok(metrics
-            .into_iter()
-            .map(|(name, Number(value))| (name, value))
-            .collect())
+        Ok(metrics.into_iter().map(|(name, Number(value))| (name, value)).collect())
     }
 }
 
@@ -146,23 +134,13 @@ mod tests {
     #[test]
     fn every_event_survives_the_wire() {
         for event in [
-            Event::Begin {
-                title: "mnist · 2 workers".into(),
-            },
+            Event::Begin { title: "mnist · 2 workers".into() },
             Event::Step(status()),
-            Event::Step(Status {
-                steps: None,
-                ..status()
-            }),
+            Event::Step(Status { steps: None, ..status() }),
             Event::Epoch(status()),
-            Event::End {
-                summary: "test accuracy  97.8 %\nreplicas  2\n".into(),
-            },
+            Event::End { summary: "test accuracy  97.8 %\nreplicas  2\n".into() },
         ] {
-            let message = Message {
-                task: "worker:1".into(),
-                event,
-            };
+            let message = Message { task: "worker:1".into(), event };
             let line = serde_json::to_string(&message).unwrap();
             assert!(!line.contains('\n'), "{line}");
             assert_eq!(serde_json::from_str::<Message>(&line).unwrap(), message);
@@ -171,10 +149,7 @@ mod tests {
 
     #[test]
     fn a_step_looks_like_this() {
-        let message = Message {
-            task: "chief:0".into(),
-            event: Event::Step(status()),
-        };
+        let message = Message { task: "chief:0".into(), event: Event::Step(status()) };
         assert_eq!(
             serde_json::to_string(&message).unwrap(),
             r#"{"task":"chief:0","event":"step","epoch":1,"epochs":5,"step":214,"steps":469,"examples_per_s":19431.5,"metrics":[["loss",0.25],["accuracy",1.0]],"elapsed_s":3.1}"#
@@ -185,15 +160,8 @@ mod tests {
     fn values_that_are_not_finite_survive_the_wire() {
         let metrics = [f64::NAN, f64::INFINITY, f64::NEG_INFINITY];
         let metrics = metrics.map(|value| ("loss".to_owned(), value)).to_vec();
-        let event = Event::Epoch(Status {
-            metrics,
-            ..status()
-        });
-        let line = serde_json::to_string(&Message {
-            task: "chief:0".into(),
-            event,
-        })
-        .unwrap();
+        let event = Event::Epoch(Status { metrics, ..status() });
+        let line = serde_json::to_string(&Message { task: "chief:0".into(), event }).unwrap();
         let Event::Epoch(back) = serde_json::from_str::<Message>(&line).unwrap().event else {
             panic!("{line}");
         };
@@ -205,9 +173,7 @@ mod tests {
     #[test]
     fn a_value_that_is_no_number_is_refused_in_words() {
         let line = r#"{"task":"chief:0","event":"epoch","epoch":1,"epochs":5,"step":1,"steps":null,"examples_per_s":1.0,"metrics":[["loss","low"]],"elapsed_s":3.1}"#;
-        let error = serde_json::from_str::<Message>(line)
-            .unwrap_err()
-            .to_string();
+        let error = serde_json::from_str::<Message>(line).unwrap_err().to_string();
         assert!(error.contains(r#"metric value "low""#), "{error}");
     }
 }

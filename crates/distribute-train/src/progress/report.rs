@@ -35,13 +35,7 @@ pub struct Options {
 impl Default for Options {
     /// One untitled epoch of unknown length, reported by `chief:0`.
     fn default() -> Self {
-        Self {
-            title: String::new(),
-            epochs: 1,
-            steps_per_epoch: None,
-            task: "chief:0".into(),
-            is_chief: true,
-        }
+        Self { title: String::new(), epochs: 1, steps_per_epoch: None, task: "chief:0".into(), is_chief: true }
     }
 }
 
@@ -85,35 +79,16 @@ impl Progress {
             form => renderer(form, &options.task, &outputs, &summary_taken),
         };
         let screen = renderer.map(|renderer| Arc::new(Mutex::new(renderer)));
-        let reporter = screen
-            .as_ref()
-            .map(|screen| Reporter::start(Arc::clone(screen)));
+        let reporter = screen.as_ref().map(|screen| Reporter::start(Arc::clone(screen)));
         let reporter = reporter.transpose().map_err(Error::Thread)?;
         if let Some(reporter) = &reporter {
-            reporter.post(Event::Begin {
-                title: options.title.clone(),
-            });
+            reporter.post(Event::Begin { title: options.title.clone() });
         }
         let steps = options.steps_per_epoch;
-        let epoch = Epoch {
-            status: Status {
-                epochs: options.epochs,
-                steps,
-                ..Status::default()
-            },
-            ..Epoch::default()
-        };
+        let epoch = Epoch { status: Status { epochs: options.epochs, steps, ..Status::default() }, ..Epoch::default() };
         // Only a bar is in the way of log lines; the other forms must not make them wait.
         let screen = screen.filter(|_| form == Form::Bar);
-        Ok(Self {
-            options,
-            outputs,
-            reporter,
-            screen,
-            summary_taken,
-            epoch,
-            posted_at: None,
-        })
+        Ok(Self { options, outputs, reporter, screen, summary_taken, epoch, posted_at: None })
     }
 
     /// An epoch begins; they are counted from 1.
@@ -134,10 +109,7 @@ impl Progress {
         };
         let now = self.outputs.clock.elapsed();
         self.epoch.step(step, examples, metrics, now);
-        if self
-            .posted_at
-            .is_none_or(|at| now.saturating_sub(at) >= POST_INTERVAL)
-        {
+        if self.posted_at.is_none_or(|at| now.saturating_sub(at) >= POST_INTERVAL) {
             self.posted_at = Some(now);
             reporter.post(Event::Step(self.epoch.status.clone()));
         }
@@ -164,9 +136,7 @@ impl Progress {
         }
         let summary = summary.to_string();
         if let Some(mut reporter) = self.reporter.take() {
-            reporter.post(Event::End {
-                summary: summary.clone(),
-            });
+            reporter.post(Event::End { summary: summary.clone() });
             reporter.close(FINISH_DEADLINE);
         }
         if !self.summary_taken.load(Ordering::Acquire) {
@@ -186,18 +156,11 @@ impl Progress {
 
 impl std::fmt::Debug for Progress {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Progress")
-            .field("options", &self.options)
-            .finish_non_exhaustive()
+        f.debug_struct("Progress").field("options", &self.options).finish_non_exhaustive()
     }
 }
 
-fn renderer(
-    form: &Form,
-    task: &str,
-    outputs: &Outputs,
-    summary_taken: &Arc<AtomicBool>,
-) -> Option<Box<dyn Renderer>> {
+fn renderer(form: &Form, task: &str, outputs: &Outputs, summary_taken: &Arc<AtomicBool>) -> Option<Box<dyn Renderer>> {
     let stderr = (outputs.stderr)();
     let clock = SystemClock::new();
     match form {
@@ -209,13 +172,7 @@ fn renderer(
         Form::Json => Some(Box::new(JsonRenderer::new(stderr, clock))),
         Form::Launcher { addr } => {
             let taken = Arc::clone(summary_taken);
-            Some(Box::new(Launcher::new(
-                addr.clone(),
-                task.to_owned(),
-                stderr,
-                clock,
-                taken,
-            )))
+            Some(Box::new(Launcher::new(addr.clone(), task.to_owned(), stderr, clock, taken)))
         }
         Form::Plain | Form::Auto => Some(Box::new(PlainRenderer::new(stderr, clock))),
     }
@@ -278,12 +235,7 @@ impl Epoch {
 
     fn set(&mut self, metrics: &[(&str, f64)]) {
         for (name, value) in metrics {
-            match self
-                .status
-                .metrics
-                .iter_mut()
-                .find(|(known, _)| known == name)
-            {
+            match self.status.metrics.iter_mut().find(|(known, _)| known == name) {
                 Some((_, known)) => *known = *value,
                 None => self.status.metrics.push(((*name).to_owned(), *value)),
             }

@@ -27,18 +27,12 @@ impl Reporter {
         let queue = Arc::new(Queue::default());
         let (finished, done) = mpsc::channel();
         let events = Arc::clone(&queue);
-        let thread = std::thread::Builder::new()
-            .name("progress".into())
-            .spawn(move || {
-                write(&events, &screen);
-                // Nobody waits any more if this fails.
-                let _ = finished.send(());
-            })?;
-        Ok(Self {
-            queue,
-            done,
-            thread: Some(thread),
-        })
+        let thread = std::thread::Builder::new().name("progress".into()).spawn(move || {
+            write(&events, &screen);
+            // Nobody waits any more if this fails.
+            let _ = finished.send(());
+        })?;
+        Ok(Self { queue, done, thread: Some(thread) })
     }
 
     /// Queues an event. A waiting step is replaced by a newer one, so that the queue holds at most
@@ -145,10 +139,7 @@ mod tests {
     use crate::progress::Status;
 
     fn step(step: u64) -> Event {
-        Event::Step(Status {
-            step,
-            ..Status::default()
-        })
+        Event::Step(Status { step, ..Status::default() })
     }
 
     /// Stands still at the first event until it is let go.
@@ -177,11 +168,7 @@ mod tests {
         let (entered, has_entered) = mpsc::channel();
         let (let_go, go) = mpsc::channel();
         let seen = Arc::new(Mutex::new(Vec::new()));
-        let renderer: Box<dyn Renderer> = Box::new(Stalled {
-            entered,
-            go,
-            seen: Arc::clone(&seen),
-        });
+        let renderer: Box<dyn Renderer> = Box::new(Stalled { entered, go, seen: Arc::clone(&seen) });
         let reporter = Reporter::start(Arc::new(Mutex::new(renderer))).unwrap();
         (reporter, has_entered, let_go, seen)
     }
@@ -189,15 +176,8 @@ mod tests {
     #[test]
     fn a_stalled_destination_loses_steps_and_nothing_else() {
         let (mut reporter, entered, let_go, seen) = stalled();
-        let epoch = |epoch| {
-            Event::Epoch(Status {
-                epoch,
-                ..Status::default()
-            })
-        };
-        let end = Event::End {
-            summary: "done".into(),
-        };
+        let epoch = |epoch| Event::Epoch(Status { epoch, ..Status::default() });
+        let end = Event::End { summary: "done".into() };
         reporter.post(step(0));
         entered.recv_timeout(DEADLINE).unwrap();
         for e in 1..=3 {
@@ -213,10 +193,7 @@ mod tests {
         reporter.post(end.clone());
         let_go.send(()).unwrap();
         reporter.close(DEADLINE);
-        assert_eq!(
-            *seen.lock().unwrap(),
-            [step(0), epoch(1), epoch(2), epoch(3), end]
-        );
+        assert_eq!(*seen.lock().unwrap(), [step(0), epoch(1), epoch(2), epoch(3), end]);
     }
 
     #[test]
@@ -239,10 +216,7 @@ mod tests {
         }
         let mut reporter = Reporter::start(Arc::new(Mutex::new(Box::new(Broken)))).unwrap();
         for at in 0..100 {
-            reporter.post(Event::Epoch(Status {
-                step: at,
-                ..Status::default()
-            }));
+            reporter.post(Event::Epoch(Status { step: at, ..Status::default() }));
         }
         reporter.close(DEADLINE);
         assert!(reporter.queue.state().events.is_empty());

@@ -34,34 +34,14 @@ pub struct Summary {
 impl Summary {
     fn rows(&self) -> Vec<(String, String)> {
         let known = [
-            (
-                "test accuracy",
-                self.test_accuracy
-                    .map(|share| format!("{:.2} %", share * 100.0)),
-            ),
+            ("test accuracy", self.test_accuracy.map(|share| format!("{:.2} %", share * 100.0))),
             ("samples/s", self.examples_per_s.map(text::rate)),
-            (
-                "training time",
-                self.training_time
-                    .map(|time| text::seconds(time.as_secs_f64())),
-            ),
-            (
-                "communication",
-                self.communication
-                    .map(|share| format!("{} of a step", text::percent(share))),
-            ),
-            (
-                "replicas",
-                (self.replicas > 0).then(|| self.replicas.to_string()),
-            ),
+            ("training time", self.training_time.map(|time| text::seconds(time.as_secs_f64()))),
+            ("communication", self.communication.map(|share| format!("{} of a step", text::percent(share)))),
+            ("replicas", (self.replicas > 0).then(|| self.replicas.to_string())),
         ];
-        let known = known
-            .into_iter()
-            .filter_map(|(label, value)| Some((label.to_owned(), value?)));
-        let extra = self
-            .extra
-            .iter()
-            .map(|(a, b)| (text::one_line(a), text::one_line(b)));
+        let known = known.into_iter().filter_map(|(label, value)| Some((label.to_owned(), value?)));
+        let extra = self.extra.iter().map(|(a, b)| (text::one_line(a), text::one_line(b)));
         known.chain(extra).collect()
     }
 }
@@ -69,13 +49,8 @@ impl Summary {
 impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let rows = self.rows();
-        let width = rows
-            .iter()
-            .map(|(label, _)| label.chars().count())
-            .max()
-            .unwrap_or(0);
-        rows.iter()
-            .try_for_each(|(label, value)| writeln!(f, "{label:width$}  {value}"))
+        let width = rows.iter().map(|(label, _)| label.chars().count()).max().unwrap_or(0);
+        rows.iter().try_for_each(|(label, value)| writeln!(f, "{label:width$}  {value}"))
     }
 }
 

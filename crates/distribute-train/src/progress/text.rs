@@ -11,11 +11,7 @@ pub(crate) struct Groups<'a> {
 
 impl<'a> Groups<'a> {
     pub(crate) fn of(status: &'a Status) -> Self {
-        let mut groups = Self {
-            train: Vec::new(),
-            validation: Vec::new(),
-            shares: Vec::new(),
-        };
+        let mut groups = Self { train: Vec::new(), validation: Vec::new(), shares: Vec::new() };
         for (name, value) in &status.metrics {
             let group = if name.starts_with("val_") {
                 &mut groups.validation
@@ -76,47 +72,26 @@ pub(crate) fn seconds(value: f64) -> String {
     }
     let whole = value.round() as u64;
     let (hours, minutes) = (whole / 3600, whole / 60 % 60);
-    if hours == 0 {
-        format!("{minutes}m {:02}s", whole % 60)
-    } else {
-        format!("{hours}h {minutes:02}m")
-    }
+    if hours == 0 { format!("{minutes}m {:02}s", whole % 60) } else { format!("{hours}h {minutes:02}m") }
 }
 
 /// One line without control characters: a title must not move somebody's cursor.
 pub(crate) fn one_line(text: &str) -> String {
-    text.chars()
-        .map(|c| if c.is_control() { ' ' } else { c })
-        .collect()
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
 /// A metric's name as a key: what would end the key or the line becomes `_`.
 pub(crate) fn key(name: &str) -> String {
     let odd = |c: char| c.is_control() || c.is_whitespace() || c == '=' || c == '"';
     let key: String = name.chars().map(|c| if odd(c) { '_' } else { c }).collect();
-    if key.is_empty() || RESERVED.contains(&key.as_str()) {
-        format!("metric_{key}")
-    } else {
-        key
-    }
+    if key.is_empty() || RESERVED.contains(&key.as_str()) { format!("metric_{key}") } else { key }
 }
 
 const SHARES: [&str; 2] = ["comm", "skew"];
 
 /// Keys of a line that are not metrics.
-const RESERVED: [&str; 11] = [
-    "time",
-    "level",
-    "event",
-    "title",
-    "summary",
-    "epoch",
-    "epochs",
-    "step",
-    "steps",
-    "examples_per_s",
-    "elapsed_s",
-];
+const RESERVED: [&str; 11] =
+    ["time", "level", "event", "title", "summary", "epoch", "epochs", "step", "steps", "examples_per_s", "elapsed_s"];
 
 #[cfg(test)]
 mod tests {
@@ -124,19 +99,7 @@ mod tests {
 
     #[test]
     fn numbers_have_four_decimals_and_turn_scientific_when_small_or_large() {
-        let shown = [
-            0.28412,
-            0.0,
-            1.0,
-            -0.5,
-            1e-3,
-            9.99e-4,
-            -2e-5,
-            123_456.0,
-            1e6,
-            f64::NAN,
-        ]
-        .map(number);
+        let shown = [0.28412, 0.0, 1.0, -0.5, 1e-3, 9.99e-4, -2e-5, 123_456.0, 1e6, f64::NAN].map(number);
         let expected = [
             "0.2841",
             "0.0000",
@@ -155,22 +118,14 @@ mod tests {
     #[test]
     fn rates_have_at_most_three_digits_before_the_unit() {
         let shown = [0.0, 8.12, 99.96, 812.4, 999.6, 19_431.0, 119_431.0, 1.2e6].map(rate);
-        assert_eq!(
-            shown,
-            ["0.0", "8.1", "100", "812", "1.0k", "19.4k", "119k", "1.2M"]
-        );
+        assert_eq!(shown, ["0.0", "8.1", "100", "812", "1.0k", "19.4k", "119k", "1.2M"]);
         assert_eq!(rate(f64::INFINITY), "?");
     }
 
     #[test]
     fn durations_change_units() {
         let shown = [0.0, 3.12, 59.94, 59.96, 123.0, 3599.6, 3720.0].map(seconds);
-        assert_eq!(
-            shown,
-            [
-                "0.0s", "3.1s", "59.9s", "1m 00s", "2m 03s", "1h 00m", "1h 02m"
-            ]
-        );
+        assert_eq!(shown, ["0.0s", "3.1s", "59.9s", "1m 00s", "2m 03s", "1h 00m", "1h 02m"]);
         assert_eq!(seconds(f64::NAN), "?");
     }
 

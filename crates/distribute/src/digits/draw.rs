@@ -15,9 +15,7 @@ pub(super) const TEST: u64 = 1;
 pub(super) fn split(seed: u64, split: u64, len: usize) -> Split {
     let mut images = Vec::with_capacity(len * PIXELS);
     let mut path = Vec::new();
-    let labels: Vec<u32> = (0..len as u64)
-        .map(|index| label(seed, split, index))
-        .collect();
+    let labels: Vec<u32> = (0..len as u64).map(|index| label(seed, split, index)).collect();
     for (index, label) in labels.iter().enumerate() {
         let mut hand = Hand::new(seed, [PICTURE, split, index as u64]);
         images.extend_from_slice(&draw(*label, &mut hand, &mut path));
@@ -66,26 +64,18 @@ struct Pose {
 
 impl Pose {
     fn random(hand: &mut Hand) -> Self {
-        let warp = std::array::from_fn(|_| {
-            std::array::from_fn(|_| (hand.between(-WARP, WARP), hand.between(-WARP, WARP)))
-        });
+        let warp =
+            std::array::from_fn(|_| std::array::from_fn(|_| (hand.between(-WARP, WARP), hand.between(-WARP, WARP))));
         let (width, height) = (hand.between(10.5, 16.0), hand.between(15.5, 20.0));
         let shear = hand.between(-0.25, 0.25);
         let (sin, cos) = small_sin_cos(hand.between(-MAX_TURN, MAX_TURN));
         // Rotation · shear · scale.
-        let matrix = [
-            [cos * width, (cos * shear - sin) * height],
-            [sin * width, (sin * shear + cos) * height],
-        ];
+        let matrix = [[cos * width, (cos * shear - sin) * height], [sin * width, (sin * shear + cos) * height]];
         let middle = SIDE as f32 / 2.0;
         // The mean of two draws: most digits are near the middle, few at the full three pixels.
         let mut shift = || (hand.between(-3.0, 3.0) + hand.between(-3.0, 3.0)) / 2.0;
         let centre = (middle + shift(), middle + shift());
-        Self {
-            warp,
-            matrix,
-            centre,
-        }
+        Self { warp, matrix, centre }
     }
 
     /// From the glyph's box to the paper.
@@ -206,13 +196,7 @@ impl Hand {
 
     /// Noise around 0 within ±1: the sum of four bytes is bell-shaped enough.
     fn grain(&mut self) -> f32 {
-        let sum: u32 = self
-            .0
-            .next_u32()
-            .to_le_bytes()
-            .into_iter()
-            .map(u32::from)
-            .sum();
+        let sum: u32 = self.0.next_u32().to_le_bytes().into_iter().map(u32::from).sum();
         (sum as f32 - 510.0) / 510.0
     }
 }

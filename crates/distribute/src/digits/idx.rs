@@ -15,34 +15,18 @@ pub(super) fn split(dir: &Path, prefix: &str) -> Result<Split, Error> {
     let (images_path, labels_path) = (images.path.clone(), labels.path.clone());
     let ([_, rows, columns], pixels) = images.read()?;
     if (rows, columns) != (SIDE as u32, SIDE as u32) {
-        return Err(Error::ImageSize {
-            path: images_path,
-            rows,
-            columns,
-        });
+        return Err(Error::ImageSize { path: images_path, rows, columns });
     }
     let ([count], labels) = labels.read()?;
     let images = pixels.len() / PIXELS;
     if images != count as usize {
-        return Err(Error::Counts {
-            images_path,
-            labels_path,
-            images,
-            labels: labels.len(),
-        });
+        return Err(Error::Counts { images_path, labels_path, images, labels: labels.len() });
     }
     if let Some((index, label)) = labels.iter().enumerate().find(|(_, label)| **label > 9) {
-        return Err(Error::Label {
-            path: labels_path,
-            index,
-            label: *label,
-        });
+        return Err(Error::Label { path: labels_path, index, label: *label });
     }
     Ok(Split {
-        images: pixels
-            .into_iter()
-            .map(|pixel| f32::from(pixel) / 255.0)
-            .collect(),
+        images: pixels.into_iter().map(|pixel| f32::from(pixel) / 255.0).collect(),
         labels: labels.into_iter().map(u32::from).collect(),
     })
 }
@@ -54,14 +38,8 @@ struct Kind<const N: usize> {
     magic: u32,
 }
 
-const IMAGES: Kind<3> = Kind {
-    what: "images",
-    magic: 0x0803,
-};
-const LABELS: Kind<1> = Kind {
-    what: "labels",
-    magic: 0x0801,
-};
+const IMAGES: Kind<3> = Kind { what: "images", magic: 0x0803 };
+const LABELS: Kind<1> = Kind { what: "labels", magic: 0x0801 };
 
 struct Source<const N: usize> {
     path: PathBuf,
@@ -79,11 +57,7 @@ impl<const N: usize> Source<N> {
                 tried.push(name);
                 match File::open(&path) {
                     Ok(file) if gz.is_empty() => {
-                        return Ok(Self {
-                            path,
-                            kind,
-                            reader: Box::new(BufReader::new(file)),
-                        });
+                        return Ok(Self { path, kind, reader: Box::new(BufReader::new(file)) });
                     }
                     Ok(file) => {
                         let reader = Box::new(MultiGzDecoder::new(BufReader::new(file)));
@@ -94,10 +68,7 @@ impl<const N: usize> Source<N> {
                 }
             }
         }
-        Err(Error::Missing {
-            dir: dir.to_owned(),
-            tried,
-        })
+        Err(Error::Missing { dir: dir.to_owned(), tried })
     }
 
     /// The dimensions, and as many bytes as they ask for.
@@ -109,28 +80,15 @@ impl<const N: usize> Source<N> {
         };
         let got = u32::from_be_bytes(*magic);
         if got != self.kind.magic {
-            let (
-                path,
-                Kind {
-                    what,
-                    magic: expected,
-                },
-            ) = (self.path, self.kind);
-            return Err(Error::Magic {
-                path,
-                what,
-                expected,
-                got,
-            });
+            let (path, Kind { what, magic: expected }) = (self.path, self.kind);
+            return Err(Error::Magic { path, what, expected, got });
         }
         if header.len() < header_len {
             return Err(self.length(header_len as u64, header.len()));
         }
         let (words, _) = dimensions.as_chunks();
         let dimensions: [u32; N] = std::array::from_fn(|axis| u32::from_be_bytes(words[axis]));
-        let promised = dimensions
-            .iter()
-            .fold(1_u64, |product, n| product.saturating_mul(u64::from(*n)));
+        let promised = dimensions.iter().fold(1_u64, |product, n| product.saturating_mul(u64::from(*n)));
         // One more, to notice a file that goes on.
         let body = self.up_to(promised.saturating_add(1))?;
         if body.len() as u64 != promised {
@@ -147,19 +105,12 @@ impl<const N: usize> Source<N> {
             Ok(_) => Ok(bytes),
             // What a decompressor says at the end of half a file.
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(bytes),
-            Err(source) => Err(Error::Read {
-                path: self.path.clone(),
-                source,
-            }),
+            Err(source) => Err(Error::Read { path: self.path.clone(), source }),
         }
     }
 
     fn length(self, expected: u64, got: usize) -> Error {
-        Error::Length {
-            path: self.path,
-            expected,
-            got: got as u64,
-        }
+        Error::Length { path: self.path, expected, got: got as u64 }
     }
 }
 

@@ -33,10 +33,7 @@ impl Device for Other {
         &self.0
     }
     fn memory_use(&self) -> MemoryUse {
-        MemoryUse {
-            used_bytes: 0,
-            limit_bytes: None,
-        }
+        MemoryUse { used_bytes: 0, limit_bytes: None }
     }
     fn allocate(&self, _: usize) -> Result<DeviceBuffer> {
         Ok(DeviceBuffer::new(Arc::new(Other(self.0.clone()))))
@@ -60,13 +57,8 @@ impl Device for Other {
 
 #[test]
 fn other_backends_are_met_with_sentences() {
-    let physical = PhysicalDevice {
-        kind: DeviceKind::Gpu,
-        index: 0,
-        name: "other".to_owned(),
-        memory_bytes: None,
-        cores: None,
-    };
+    let physical =
+        PhysicalDevice { kind: DeviceKind::Gpu, index: 0, name: "other".to_owned(), memory_bytes: None, cores: None };
     let gpu = Other(Devices::from_physical([physical]).logical()[0].clone());
     let devices = cpus(2);
     assert!(devices[0].can_access_peer(&*devices[1]));
@@ -74,26 +66,14 @@ fn other_backends_are_met_with_sentences() {
     devices[0].enable_peer_access(&*devices[1]).unwrap();
     assert!(!devices[0].can_access_peer(&gpu));
     let error = devices[0].enable_peer_access(&gpu).unwrap_err().to_string();
-    assert!(
-        error.contains("GPU:0") && error.contains("through host memory"),
-        "{error}"
-    );
+    assert!(error.contains("GPU:0") && error.contains("through host memory"), "{error}");
 
     let stream = devices[0].create_stream().unwrap();
     let (a, foreign) = (devices[0].allocate(8).unwrap(), gpu.allocate(8).unwrap());
     let error = stream.copy_peer(&a, &foreign).unwrap_err().to_string();
-    assert!(
-        error.contains("GPU:0") && error.contains("stream 0 of CPU:0"),
-        "{error}"
-    );
+    assert!(error.contains("GPU:0") && error.contains("stream 0 of CPU:0"), "{error}");
     let event = gpu.create_event().unwrap();
-    assert!(matches!(
-        stream.wait(&*event),
-        Err(Error::Foreign { what: "event", .. })
-    ));
-    assert!(matches!(
-        stream.record(&*event),
-        Err(Error::Foreign { what: "event", .. })
-    ));
+    assert!(matches!(stream.wait(&*event), Err(Error::Foreign { what: "event", .. })));
+    assert!(matches!(stream.record(&*event), Err(Error::Foreign { what: "event", .. })));
     assert!(CpuDevice::with_bytes(&foreign, |_| ()).is_err());
 }

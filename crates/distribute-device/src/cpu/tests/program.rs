@@ -7,33 +7,15 @@ use super::*;
 /// One step of a random program over two devices with one buffer each.
 #[derive(Clone, Debug)]
 enum Step {
-    Fill {
-        on: usize,
-        at: usize,
-        byte: u8,
-    },
-    Copy {
-        on: usize,
-        from: usize,
-        to: usize,
-        len: usize,
-    },
-    Peer {
-        from: usize,
-        at: usize,
-        len: usize,
-    },
+    Fill { on: usize, at: usize, byte: u8 },
+    Copy { on: usize, from: usize, to: usize, len: usize },
+    Peer { from: usize, at: usize, len: usize },
 }
 
 fn any_step() -> impl Strategy<Value = Step> {
     prop_oneof![
         (0..2usize, 0..16usize, any::<u8>()).prop_map(|(on, at, byte)| Step::Fill { on, at, byte }),
-        (0..2usize, 0..8usize, 0..8usize, 0..=8usize).prop_map(|(on, from, to, len)| Step::Copy {
-            on,
-            from,
-            to,
-            len
-        }),
+        (0..2usize, 0..8usize, 0..8usize, 0..=8usize).prop_map(|(on, from, to, len)| Step::Copy { on, from, to, len }),
         (0..2usize, 0..8usize, 0..=8usize).prop_map(|(from, at, len)| Step::Peer { from, at, len }),
     ]
 }

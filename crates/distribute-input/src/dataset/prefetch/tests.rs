@@ -24,10 +24,7 @@ fn counted() -> (Dataset<Array<i64>>, Arc<AtomicUsize>) {
 fn order_is_kept_at_every_depth() {
     for depth in [0, 1, 3, 100, AUTOTUNE] {
         let data = Dataset::range(0..500).prefetch(depth);
-        let values: Vec<_> = data
-            .iter()
-            .map(|item| *item.unwrap().item().unwrap())
-            .collect();
+        let values: Vec<_> = data.iter().map(|item| *item.unwrap().item().unwrap()).collect();
         assert_eq!(values, (0..500).collect::<Vec<_>>());
     }
 }
@@ -66,9 +63,7 @@ fn the_thread_has_ended_when_the_iterator_is_dropped() {
         let (data, made) = counted();
         let data = data.prefetch(2);
         let mut pass = data.iter();
-        pass.by_ref()
-            .take(taken)
-            .for_each(|item| drop(item.unwrap()));
+        pass.by_ref().take(taken).for_each(|item| drop(item.unwrap()));
         drop(pass);
         drop(data);
         // The source, which the thread owned, is gone.
@@ -93,13 +88,7 @@ fn errors_come_in_their_place() {
     let items: Vec<_> = data.prefetch(8).iter().collect();
     assert_eq!(items.len(), 4);
     assert!(items[..3].iter().all(Result::is_ok));
-    assert!(
-        items[3]
-            .as_ref()
-            .unwrap_err()
-            .to_string()
-            .contains("three is refused")
-    );
+    assert!(items[3].as_ref().unwrap_err().to_string().contains("three is refused"));
 }
 
 #[test]
@@ -117,11 +106,9 @@ fn a_panic_becomes_an_error() {
 fn a_silent_source_meets_the_deadline() {
     let (release, blocked) = mpsc::channel::<()>();
     let open = move || {
-        Box::new(std::iter::from_fn(move || {
-            match blocked.recv_timeout(Duration::from_secs(10)) {
-                Ok(()) => Some(Ok(1)),
-                Err(_) => None,
-            }
+        Box::new(std::iter::from_fn(move || match blocked.recv_timeout(Duration::from_secs(10)) {
+            Ok(()) => Some(Ok(1)),
+            Err(_) => None,
         })) as Items<i32>
     };
     let mut pass = Prefetched::start(open, 1, Duration::from_millis(20)).unwrap();

@@ -53,9 +53,7 @@ fn finished() -> Status {
         step: 469,
         steps: Some(469),
         examples_per_s: 19_431.0,
-        metrics: metrics
-            .map(|(name, value)| (name.to_owned(), value))
-            .to_vec(),
+        metrics: metrics.map(|(name, value)| (name.to_owned(), value)).to_vec(),
         elapsed_s: 3.1,
     }
 }
@@ -79,14 +77,8 @@ fn a_finished_epoch_at_three_widths() {
         drawn(200, &event),
         "\rEpoch 1/5 ━━━━━━━━━━━━━━━━━━━━ 469/469  3.1s  19.4k ex/s  loss 0.2841  accuracy 0.9163 │ val_loss 0.1312  val_accuracy 0.9604 │ comm 6 %  skew 3 %\n"
     );
-    assert_eq!(
-        drawn(80, &event),
-        "\rEpoch 1/5 ━━━━━━━━ 469/469  3.1s  19.4k ex/s  loss 0.2841  accuracy 0.9163\n"
-    );
-    assert_eq!(
-        drawn(60, &event),
-        "\rEpoch 1/5 ━━━━━ 469/469  3.1s  19.4k ex/s  loss 0.2841\n"
-    );
+    assert_eq!(drawn(80, &event), "\rEpoch 1/5 ━━━━━━━━ 469/469  3.1s  19.4k ex/s  loss 0.2841  accuracy 0.9163\n");
+    assert_eq!(drawn(60, &event), "\rEpoch 1/5 ━━━━━ 469/469  3.1s  19.4k ex/s  loss 0.2841\n");
     assert_eq!(drawn(30, &event), "\rEpoch 1/5 469/469  3.1s\n");
     assert_eq!(drawn(6, &event), "\rEpoch\n");
 }
@@ -98,52 +90,27 @@ fn a_running_epoch_at_three_widths() {
         drawn(200, &event),
         "\rEpoch 2/5 ━━━━━━━━━╸────────── 214/469  ETA 1.6s  19.6k ex/s  loss 0.1178  accuracy 0.9652"
     );
-    assert_eq!(
-        drawn(80, &event),
-        "\rEpoch 2/5 ━━━╸──── 214/469  ETA 1.6s  19.6k ex/s  loss 0.1178  accuracy 0.9652"
-    );
-    assert_eq!(
-        drawn(60, &event),
-        "\rEpoch 2/5 ━━╸── 214/469  ETA 1.6s  19.6k ex/s  loss 0.1178"
-    );
+    assert_eq!(drawn(80, &event), "\rEpoch 2/5 ━━━╸──── 214/469  ETA 1.6s  19.6k ex/s  loss 0.1178  accuracy 0.9652");
+    assert_eq!(drawn(60, &event), "\rEpoch 2/5 ━━╸── 214/469  ETA 1.6s  19.6k ex/s  loss 0.1178");
 }
 
 #[test]
 fn counts_line_up_when_numbers_grow() {
-    let status = Status {
-        epoch: 2,
-        epochs: 10,
-        step: 7,
-        ..running()
-    };
+    let status = Status { epoch: 2, epochs: 10, step: 7, ..running() };
     let text = drawn(60, &Event::Step(status));
     assert!(text.starts_with("\rEpoch  2/10   7/469  ETA"), "{text:?}");
 }
 
 #[test]
 fn an_epoch_of_unknown_length_counts_steps() {
-    let text = drawn(
-        80,
-        &Event::Step(Status {
-            steps: None,
-            ..running()
-        }),
-    );
-    assert_eq!(
-        text,
-        "\rEpoch 2/5 214 steps  1.3s  19.6k ex/s  loss 0.1178  accuracy 0.9652"
-    );
+    let text = drawn(80, &Event::Step(Status { steps: None, ..running() }));
+    assert_eq!(text, "\rEpoch 2/5 214 steps  1.3s  19.6k ex/s  loss 0.1178  accuracy 0.9652");
 }
 
 #[test]
 fn odd_counts_do_not_break_the_bar() {
     for (step, steps) in [(0, 0), (5, 0), (0, 10), (10, 10), (11, 10), (u64::MAX, 1)] {
-        let status = Status {
-            step,
-            steps: Some(steps),
-            elapsed_s: f64::NAN,
-            ..running()
-        };
+        let status = Status { step, steps: Some(steps), elapsed_s: f64::NAN, ..running() };
         for event in [Event::Step(status.clone()), Event::Epoch(status)] {
             let text = drawn(200, &event);
             let cells = text.chars().filter(|c| "━╸─".contains(*c)).count();
@@ -172,17 +139,10 @@ fn a_shorter_line_wipes_a_longer_one() {
     bar.render(&Event::Step(running())).unwrap();
     let long = tape.take();
     clock.advance(REDRAW_INTERVAL);
-    bar.render(&Event::Step(Status {
-        metrics: Vec::new(),
-        ..running()
-    }))
-    .unwrap();
+    bar.render(&Event::Step(Status { metrics: Vec::new(), ..running() })).unwrap();
     let short = tape.take();
     assert_eq!(short.chars().count(), long.chars().count());
-    assert!(
-        short.ends_with("ex/s                              "),
-        "{short:?}"
-    );
+    assert!(short.ends_with("ex/s                              "), "{short:?}");
 }
 
 #[test]
@@ -191,11 +151,7 @@ fn log_lines_go_above_the_bar() {
     let mut log = tape.clone();
     let mut print = || log.write_all(b"worker:1 is late\n").unwrap();
     bar.suspend(&mut print).unwrap();
-    assert_eq!(
-        tape.take(),
-        "worker:1 is late\n",
-        "nothing to restore before the first event"
-    );
+    assert_eq!(tape.take(), "worker:1 is late\n", "nothing to restore before the first event");
     bar.render(&Event::Step(running())).unwrap();
     let line = tape.take();
     bar.suspend(&mut print).unwrap();
@@ -207,17 +163,14 @@ fn log_lines_go_above_the_bar() {
 fn the_line_follows_a_resized_window() {
     let (tape, width) = (Tape::default(), Arc::new(AtomicU16::new(200)));
     let source = Arc::clone(&width);
-    let mut bar = BarRenderer::new(tape.clone(), move || source.load(Ordering::Relaxed))
-        .with_clock(ManualClock::default());
+    let mut bar =
+        BarRenderer::new(tape.clone(), move || source.load(Ordering::Relaxed)).with_clock(ManualClock::default());
     bar.render(&Event::Step(running())).unwrap();
     tape.take();
     width.store(40, Ordering::Relaxed);
     bar.suspend(&mut || ()).unwrap();
     let text = tape.take();
-    assert!(
-        text.split('\r').all(|part| part.chars().count() < 40),
-        "{text:?}"
-    );
+    assert!(text.split('\r').all(|part| part.chars().count() < 40), "{text:?}");
 }
 
 #[test]
@@ -225,10 +178,7 @@ fn an_open_line_is_ended() {
     let (mut bar, tape, clock) = bar(80);
     bar.render(&Event::Step(running())).unwrap();
     tape.take();
-    bar.render(&Event::End {
-        summary: "not on this stream".into(),
-    })
-    .unwrap();
+    bar.render(&Event::End { summary: "not on this stream".into() }).unwrap();
     assert_eq!(tape.take(), "\n");
     clock.advance(REDRAW_INTERVAL);
     bar.render(&Event::Step(running())).unwrap();
@@ -244,9 +194,7 @@ fn colours_come_only_when_allowed() {
     bar.render(&Event::Step(running())).unwrap();
     let text = tape.take();
     assert!(text.contains("\x1b[32m━━━╸\x1b[0m"), "{text:?}");
-    let plain = ["\x1b[32m", "\x1b[2m", "\x1b[0m"]
-        .iter()
-        .fold(text, |text, code| text.replace(code, ""));
+    let plain = ["\x1b[32m", "\x1b[2m", "\x1b[0m"].iter().fold(text, |text, code| text.replace(code, ""));
     assert_eq!(plain, drawn(80, &Event::Step(running())));
 }
 

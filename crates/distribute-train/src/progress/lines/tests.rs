@@ -2,22 +2,15 @@ use super::*;
 use crate::progress::clock::ManualClock;
 
 fn status() -> Status {
-    let metrics = [
-        ("loss", 0.28412),
-        ("accuracy", 0.9163),
-        ("val_loss", 0.1312),
-        ("val_accuracy", 0.9604),
-        ("comm", 0.06),
-    ];
+    let metrics =
+        [("loss", 0.28412), ("accuracy", 0.9163), ("val_loss", 0.1312), ("val_accuracy", 0.9604), ("comm", 0.06)];
     Status {
         epoch: 1,
         epochs: 5,
         step: 469,
         steps: Some(469),
         examples_per_s: 19_431.4,
-        metrics: metrics
-            .map(|(name, value)| (name.to_owned(), value))
-            .to_vec(),
+        metrics: metrics.map(|(name, value)| (name.to_owned(), value)).to_vec(),
         elapsed_s: 3.1,
     }
 }
@@ -25,9 +18,7 @@ fn status() -> Status {
 fn plain_log(events: &[Event]) -> String {
     let mut log = Vec::new();
     let mut renderer = PlainRenderer::new(&mut log, ManualClock::default());
-    events
-        .iter()
-        .for_each(|event| renderer.render(event).unwrap());
+    events.iter().for_each(|event| renderer.render(event).unwrap());
     String::from_utf8(log).unwrap()
 }
 
@@ -42,25 +33,12 @@ fn a_plain_epoch_is_one_line() {
 #[test]
 fn plain_lines_hold_no_control_byte_whatever_they_are_given() {
     let hostile = "a\x1b[2J\tb\r\u{9b}c\nd";
-    let metrics = vec![
-        (hostile.to_owned(), f64::NAN),
-        ("val_\u{7}".to_owned(), 1e-9),
-    ];
+    let metrics = vec![(hostile.to_owned(), f64::NAN), ("val_\u{7}".to_owned(), 1e-9)];
     let log = plain_log(&[
-        Event::Begin {
-            title: hostile.into(),
-        },
-        Event::Step(Status {
-            metrics: metrics.clone(),
-            ..status()
-        }),
-        Event::Epoch(Status {
-            metrics,
-            ..status()
-        }),
-        Event::End {
-            summary: hostile.into(),
-        },
+        Event::Begin { title: hostile.into() },
+        Event::Step(Status { metrics: metrics.clone(), ..status() }),
+        Event::Epoch(Status { metrics, ..status() }),
+        Event::End { summary: hostile.into() },
     ]);
     assert_eq!(log.lines().count(), 2, "{log:?}");
     assert!(log.chars().all(|c| c == '\n' || !c.is_control()), "{log:?}");
@@ -72,34 +50,17 @@ fn steps_come_at_most_every_thirty_seconds() {
     let clock = ManualClock::default();
     let mut log = Vec::new();
     let mut renderer = PlainRenderer::new(&mut log, clock.clone());
-    renderer
-        .render(&Event::Begin {
-            title: "mnist".into(),
-        })
-        .unwrap();
+    renderer.render(&Event::Begin { title: "mnist".into() }).unwrap();
     for step in 1..=100 {
         clock.advance(Duration::from_secs(1));
-        renderer
-            .render(&Event::Step(Status { step, ..status() }))
-            .unwrap();
+        renderer.render(&Event::Step(Status { step, ..status() })).unwrap();
     }
     renderer.render(&Event::Epoch(status())).unwrap();
     clock.advance(Duration::from_secs(1));
-    renderer
-        .render(&Event::Step(Status {
-            step: 1,
-            ..status()
-        }))
-        .unwrap();
+    renderer.render(&Event::Step(Status { step: 1, ..status() })).unwrap();
     let log = String::from_utf8(log).unwrap();
-    let steps: Vec<_> = log
-        .lines()
-        .filter_map(|line| line.split("step=").nth(1))
-        .collect();
-    let steps: Vec<_> = steps
-        .iter()
-        .filter_map(|rest| rest.split(' ').next())
-        .collect();
+    let steps: Vec<_> = log.lines().filter_map(|line| line.split("step=").nth(1)).collect();
+    let steps: Vec<_> = steps.iter().filter_map(|rest| rest.split(' ').next()).collect();
     assert_eq!(steps, ["30", "60", "90", "469"], "{log}");
 }
 
@@ -109,18 +70,10 @@ fn json_lines_say_the_same() {
     let mut renderer = JsonRenderer::new(&mut log, ManualClock::default());
     let metrics = vec![("loss".to_owned(), f64::NAN), ("step".to_owned(), 0.5)];
     for event in [
-        Event::Begin {
-            title: "mnist".into(),
-        },
+        Event::Begin { title: "mnist".into() },
         Event::Step(status()),
-        Event::Epoch(Status {
-            metrics,
-            steps: None,
-            ..status()
-        }),
-        Event::End {
-            summary: "replicas  2\n".into(),
-        },
+        Event::Epoch(Status { metrics, steps: None, ..status() }),
+        Event::End { summary: "replicas  2\n".into() },
     ] {
         renderer.render(&event).unwrap();
     }

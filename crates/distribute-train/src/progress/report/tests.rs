@@ -34,28 +34,16 @@ struct Desk {
 
 impl Desk {
     fn start(form: Form, is_chief: bool) -> (Progress, Self) {
-        let desk = Self {
-            stdout: Tape::default(),
-            stderr: Tape::default(),
-            clock: ManualClock::default(),
-        };
+        let desk = Self { stdout: Tape::default(), stderr: Tape::default(), clock: ManualClock::default() };
         let (stdout, stderr) = (desk.stdout.clone(), desk.stderr.clone());
         let outputs = Outputs {
             stdout: Box::new(move || Box::new(stdout.clone())),
             stderr: Box::new(move || Box::new(stderr.clone())),
             clock: Box::new(desk.clock.clone()),
         };
-        let options = Options {
-            title: "mnist".into(),
-            epochs: 2,
-            task: "worker:0".into(),
-            is_chief,
-            ..Options::default()
-        };
-        (
-            Progress::with_outputs(options, form, outputs).unwrap(),
-            desk,
-        )
+        let options =
+            Options { title: "mnist".into(), epochs: 2, task: "worker:0".into(), is_chief, ..Options::default() };
+        (Progress::with_outputs(options, form, outputs).unwrap(), desk)
     }
 }
 
@@ -72,10 +60,7 @@ fn train(progress: &mut Progress, clock: &ManualClock) {
 }
 
 fn summary() -> Summary {
-    Summary {
-        replicas: 2,
-        ..Summary::default()
-    }
+    Summary { replicas: 2, ..Summary::default() }
 }
 
 /// Serves one connection and hands over its lines.
@@ -126,10 +111,7 @@ fn off_still_prints_the_result() {
     let (mut progress, desk) = Desk::start(Form::Off, true);
     train(&mut progress, &desk.clock);
     progress.finish(&summary());
-    assert_eq!(
-        (desk.stdout.text().as_str(), desk.stderr.text().as_str()),
-        ("replicas  2\n", "")
-    );
+    assert_eq!((desk.stdout.text().as_str(), desk.stderr.text().as_str()), ("replicas  2\n", ""));
 }
 
 #[test]
@@ -141,18 +123,8 @@ fn the_launcher_gets_every_epoch_and_prints_the_summary_itself() {
     let messages = received.recv_timeout(DEADLINE).unwrap();
     assert!(messages.iter().all(|message| message.task == "worker:0"));
     let events: Vec<_> = messages.into_iter().map(|message| message.event).collect();
-    assert_eq!(
-        events.first(),
-        Some(&Event::Begin {
-            title: "mnist".into()
-        })
-    );
-    assert_eq!(
-        events.last(),
-        Some(&Event::End {
-            summary: "replicas  2\n".into()
-        })
-    );
+    assert_eq!(events.first(), Some(&Event::Begin { title: "mnist".into() }));
+    assert_eq!(events.last(), Some(&Event::End { summary: "replicas  2\n".into() }));
     let epochs: Vec<_> = events
         .iter()
         .filter_map(|event| match event {
@@ -215,10 +187,7 @@ fn log_lines_keep_the_bar_whole() {
     let screen = desk.stderr.text();
     for line in ["half a line, and the rest\n", "cut off\n"] {
         let (before, _) = screen.split_once(line).unwrap();
-        assert!(
-            before.is_empty() || before.ends_with(['\r', '\n']),
-            "{screen:?}"
-        );
+        assert!(before.is_empty() || before.ends_with(['\r', '\n']), "{screen:?}");
     }
     assert!(screen.ends_with('\n'), "{screen:?}");
 }

@@ -2,29 +2,17 @@ use super::*;
 
 /// FNV-1a over the grey levels and labels.
 fn fingerprint(split: &Split) -> u64 {
-    let greys = split
-        .images
-        .iter()
-        .map(|pixel| (pixel * 255.0).round() as u64);
+    let greys = split.images.iter().map(|pixel| (pixel * 255.0).round() as u64);
     let labels = split.labels.iter().map(|label| u64::from(*label));
-    greys
-        .chain(labels)
-        .fold(0xcbf2_9ce4_8422_2325, |hash, value| {
-            (hash ^ value).wrapping_mul(0x0100_0000_01b3)
-        })
+    greys.chain(labels).fold(0xcbf2_9ce4_8422_2325, |hash, value| (hash ^ value).wrapping_mul(0x0100_0000_01b3))
 }
 
 #[test]
 fn the_same_seed_draws_the_same_digits_everywhere() {
-    let fingerprints = [(42, TRAIN), (42, TEST), (43, TRAIN)]
-        .map(|(seed, part)| fingerprint(&split(seed, part, 200)));
+    let fingerprints = [(42, TRAIN), (42, TEST), (43, TRAIN)].map(|(seed, part)| fingerprint(&split(seed, part, 200)));
     assert_eq!(
         fingerprints,
-        [
-            0xf880_a6f9_fc49_b39f,
-            0xdea3_09a6_f1cf_0067,
-            0x49f7_2535_7b58_9f90
-        ],
+        [0xf880_a6f9_fc49_b39f, 0xdea3_09a6_f1cf_0067, 0x49f7_2535_7b58_9f90],
         "{fingerprints:#x?}"
     );
 }
@@ -39,11 +27,8 @@ fn an_image_does_not_depend_on_how_many_are_drawn() {
 #[test]
 fn no_two_images_are_alike() {
     let split = split(7, TRAIN, 1000);
-    let images: Vec<Vec<u32>> = split
-        .images
-        .chunks(PIXELS)
-        .map(|image| image.iter().map(|p| p.to_bits()).collect())
-        .collect();
+    let images: Vec<Vec<u32>> =
+        split.images.chunks(PIXELS).map(|image| image.iter().map(|p| p.to_bits()).collect()).collect();
     let distinct: std::collections::HashSet<_> = images.iter().collect();
     assert_eq!(distinct.len(), 1000);
 }
@@ -58,17 +43,9 @@ fn every_block_of_ten_holds_every_digit_and_any_shard_is_balanced() {
     }
     for shards in [2, 4, 5, 10] {
         for digit in 0..10 {
-            let own = split
-                .labels
-                .iter()
-                .step_by(shards)
-                .filter(|label| **label == digit)
-                .count();
+            let own = split.labels.iter().step_by(shards).filter(|label| **label == digit).count();
             let fair = 1000 / shards;
-            assert!(
-                own.abs_diff(fair) < fair / 2,
-                "{own} of digit {digit} in one of {shards} shards"
-            );
+            assert!(own.abs_diff(fair) < fair / 2, "{own} of digit {digit} in one of {shards} shards");
         }
     }
 }
@@ -81,10 +58,7 @@ fn pixels_are_grey_levels_with_ink_on_paper() {
         let dark = image.iter().filter(|pixel| **pixel > 0.5).count();
         assert!((20..300).contains(&dark), "{dark} dark pixels");
         let border = image[..SIDE].iter().chain(&image[PIXELS - SIDE..]);
-        assert!(
-            border.filter(|pixel| **pixel > 0.5).count() < 12,
-            "the digit runs off the paper"
-        );
+        assert!(border.filter(|pixel| **pixel > 0.5).count() < 12, "the digit runs off the paper");
     }
 }
 
@@ -104,10 +78,7 @@ fn every_style_of_every_digit_stays_in_its_box() {
             for Stroke { points, .. } in *glyph {
                 assert!(points.len() >= 2, "digit {digit}");
                 let inside = |at: f32| (0.0..=1.0).contains(&at);
-                assert!(
-                    points.iter().all(|(x, y)| inside(*x) && inside(*y)),
-                    "digit {digit}"
-                );
+                assert!(points.iter().all(|(x, y)| inside(*x) && inside(*y)), "digit {digit}");
             }
         }
     }
