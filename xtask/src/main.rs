@@ -1,11 +1,16 @@
-//! The workspace's own commands: `cargo xtask ci`, `cargo xtask test`.
+//! The workspace's own commands: `cargo xtask ci`, `test` and `bench`.
 #![expect(clippy::print_stdout, reason = "a command prints its results")]
 
+mod bench;
 mod ci;
 
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+
+/// Measurements of training compare with candle, which needs an allocator that keeps its memory.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 /// The workspace's own commands.
 #[derive(Parser)]
@@ -19,6 +24,11 @@ struct Xtask {
 enum Command {
     /// Everything that must pass, cheapest first.
     Ci,
+    /// Measurements.
+    Bench {
+        #[command(subcommand)]
+        bench: bench::Bench,
+    },
     /// All tests, as the README's command runs them.
     Test,
 }
@@ -26,6 +36,7 @@ enum Command {
 fn main() -> ExitCode {
     let outcome = match Xtask::parse().command {
         Command::Ci => ci::run(),
+        Command::Bench { bench } => bench.run(),
         Command::Test => ci::test(),
     };
     match outcome {

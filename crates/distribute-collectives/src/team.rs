@@ -180,7 +180,8 @@ impl Team {
     pub(crate) fn wait(&self, local: usize, operation: &Arc<Operation>) -> Result<()> {
         let mut idle_since = None;
         loop {
-            match operation.state.load(Ordering::Acquire) {
+            let state = operation.state.load(Ordering::SeqCst);
+            match state {
                 DONE => break,
                 FAILED => {
                     let failure = lock(&operation.failure).clone();
@@ -196,10 +197,10 @@ impl Team {
             if since.elapsed() < self.spin {
                 std::hint::spin_loop();
             } else {
-                if operation.state.load(Ordering::Acquire) == GATHERING {
+                if state == GATHERING {
                     self.check_gathering(local, operation);
                 }
-                self.sleep(operation);
+                self.sleep(operation, state);
             }
         }
         Ok(())
@@ -402,8 +403,8 @@ impl Team {
         }
     }
 
-    fn sleep(&self, operation: &Operation) {
-        let before = operation.state.load(Ordering::SeqCst);
+    /// Sleeps until the operation is no longer in the state that the caller saw.
+    fn sleep(&self, operation: &Operation, before: u32) {
         self.sleepers.fetch_add(1, Ordering::SeqCst);
         let guard = lock(&self.nap);
         // A state that changes from here on is seen either by this look or by the waker, which counts sleepers after it.

@@ -106,15 +106,15 @@ impl TcpTransport {
         let _ = poll(&mut fds, Some(&time));
     }
 
-    /// Reads news of every peer; abort is an error whoever sends it, leaving only if this exchange needs that peer.
-    fn read_news(&mut self, needed: &[usize]) -> Result<(), TransportError> {
+    /// Reads news of every peer; an abort or a death is an error, whoever it is.
+    ///
+    /// A peer that has left may have sent data before, so that is no error until its data socket ends.
+    fn read_news(&mut self) -> Result<(), TransportError> {
         for (index, peer) in self.peers.iter_mut().enumerate() {
             let Some(peer) = peer else { continue };
             match peer.read_news() {
-                None => {}
+                None | Some(News::Left) => {}
                 Some(News::Abort(reason)) => return Err(TransportError::Aborted { peer: index, reason }),
-                Some(News::Left) if needed.contains(&index) => return Err(TransportError::Left { peer: index }),
-                Some(News::Left) => {}
                 Some(News::Broken(how)) => return Err(TransportError::Lost { peer: index, how }),
             }
         }
@@ -188,8 +188,7 @@ impl Transport for TcpTransport {
             }
             let time = patience.next_sleep()?;
             self.sleep(&writers, &readers, time);
-            let needed: Vec<usize> = writers.iter().chain(&readers).copied().collect();
-            self.read_news(&needed)?;
+            self.read_news()?;
         }
     }
 

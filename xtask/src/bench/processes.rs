@@ -1,0 +1,69 @@
+//! Several processes of this program that form a group.
+
+use std::io::{BufRead, BufReader};
+use std::net::TcpListener;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use super::text;
+
+/// Processes that are killed when this is dropped.
+struct Children(Vec<Child>);
+
+impl Drop for Children {
+    fn drop(&mut self) {
+        for child in &mut self.0 {
+            // Those that have ended cannot be killed; that is fine.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// Starts `count` processes of this program with the arguments, as ranks of one group on loopback, and hands each line that
+/// rank 0 prints to `line`.
+pub(crate) fn run(
+    count: usize,
+    arguments: &[String],
+    transport: &str,
+    limit: Duration,
+    mut line: impl FnMut(&str) -> Result<(), String>,
+) -> Result<(), String> {
+    let program = std::env::current_exe().map_err(text)?;
+    let port = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).map_err(text)?.port();
+    let mut children = Children(Vec::new());
+    for rank in 0..count {
+        let child = Command::new(&program)
+            .args(arguments)
+            .env("RANK", rank.to_string())
+            .env("WORLD_SIZE", count.to_string())
+            .env("MASTER_ADDR", "127.0.0.1")
+            .env("DISTRIBUTE_PORT", port.to_string())
+            .env("DISTRIBUTE_TRANSPORT", transport)
+            .env("RAYON_NUM_THREADS", "1")
+            .stdin(Stdio::null())
+            .stdout(if rank == 0 { Stdio::piped() } else { Stdio::null() })
+            .spawn()
+            .map_err(text)?;
+        children.0.push(child);
+    }
+    let deadline = Instant::now() + limit;
+    if let Some(stdout) = children.0[0].stdout.take() {
+        for printed in BufReader::new(stdout).lines() {
+            line(&printed.map_err(text)?)?;
+        }
+    }
+    for (rank, child) in children.0.iter_mut().enumerate() {
+        loop {
+            match child.try_wait().map_err(text)? {
+                Some(status) if status.success() => break,
+                Some(status) => return Err(format!("rank {rank} of {count} ended with {status}")),
+                None if Instant::now() >= deadline => {
+                    return Err(format!("rank {rank} of {count} did not end in time"));
+                }
+                None => std::thread::sleep(Duration::from_millis(2)),
+            }
+        }
+    }
+    Ok(())
+}
