@@ -166,6 +166,16 @@ pub enum Error {
         /// The other's value.
         theirs: Box<str>,
     },
+    /// The transport that was asked for is not in this build.
+    #[error(
+        "transport {given} needs the cargo feature {feature:?} of distribute-collectives, which is off in this build"
+    )]
+    NotBuilt {
+        /// The transport.
+        given: &'static str,
+        /// The feature.
+        feature: &'static str,
+    },
     /// Finding or joining the other members failed.
     #[error(transparent)]
     Cluster(#[from] Arc<distribute_cluster::Error>),

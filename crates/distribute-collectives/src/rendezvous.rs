@@ -6,8 +6,7 @@ use std::time::{Duration, Instant};
 
 use distribute_cluster::{Coordination, CoordinationOptions, Membership};
 
-use crate::transport::tcp::{ConnectError, TcpTransport};
-use crate::transport::{Transport, TransportKind};
+use crate::transport::{self, ConnectError, TransportKind};
 use crate::{Error, Options, ProcessGroup, Rank, Result};
 
 impl ProcessGroup {
@@ -49,14 +48,8 @@ impl ProcessGroup {
             chosen => chosen,
         };
         let tasks: Vec<String> = membership.tasks.iter().map(ToString::to_string).collect();
-        let connect_failed = |error: ConnectError| Error::Connect {
-            name: tasks[process].clone(),
-            action: error.action,
-            address: error.address,
-            group: options.name.clone(),
-            source: Arc::new(error.source),
-        };
-        let listener = listen(&coordination.local_host()).map_err(connect_failed)?;
+        let listener =
+            listen(&coordination.local_host()).map_err(|error| error.into_error(&tasks[process], &options.name))?;
         let port = listener.local_addr().map_or(0, |address| address.port());
         let mine = Endpoint {
             transport: kind.name().to_owned(),
@@ -70,10 +63,8 @@ impl ProcessGroup {
             mine.agree(endpoint, &options.name, &tasks[process], &tasks[other])?;
         }
         let addresses: Vec<String> = endpoints.into_iter().map(|endpoint| endpoint.address).collect();
-        let transport: Box<dyn Transport> = Box::new(
-            TcpTransport::connect(process, &addresses, &listener, group_id(&options.name), deadline)
-                .map_err(connect_failed)?,
-        );
+        let group = (options.name.as_str(), group_id(&options.name));
+        let transport = transport::open(kind, process, &addresses, listener, group, &tasks[process], deadline)?;
         let names = (0..processes * local_ranks)
             .map(|rank| match local_ranks {
                 1 => tasks[rank].clone(),

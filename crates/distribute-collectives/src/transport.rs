@@ -8,6 +8,8 @@ use std::io::IoSlice;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+#[cfg(feature = "grpc")]
+pub(crate) mod grpc;
 pub(crate) mod tcp;
 
 /// Bytes for one peer: the parts, one after another.
@@ -154,27 +156,62 @@ pub trait Transport: Send {
     fn last_heard(&self, peer: usize) -> Option<Instant>;
 }
 
-/// Connects member `rank` with the listeners at `addresses` by TCP, for groups that find each other by their own means.
+/// Connects member `rank` with the listeners at `addresses`, for groups that find each other by their own means.
 ///
 /// Every member calls this at about the same time with the same addresses, in rank order, and its own listener.
 ///
 /// # Errors
-/// [`Error::Connect`](crate::Error::Connect) where not every member was connected before the deadline.
-pub fn tcp(
+/// [`Error::Connect`](crate::Error::Connect) where not every member was connected before the deadline,
+/// [`Error::NotBuilt`](crate::Error::NotBuilt) for gRPC without its cargo feature.
+pub fn connect(
+    kind: TransportKind,
     rank: usize,
     addresses: &[String],
-    listener: &std::net::TcpListener,
+    listener: std::net::TcpListener,
     deadline: Instant,
 ) -> crate::Result<Box<dyn Transport>> {
-    match tcp::TcpTransport::connect(rank, addresses, listener, 0, deadline) {
-        Ok(transport) => Ok(Box::new(transport)),
-        Err(error) => Err(crate::Error::Connect {
-            name: format!("rank {rank}"),
-            action: error.action,
-            address: error.address,
-            group: "of explicit addresses".to_owned(),
-            source: std::sync::Arc::new(error.source),
-        }),
+    open(kind, rank, addresses, listener, ("of explicit addresses", 0), &format!("rank {rank}"), deadline)
+}
+
+/// As [`connect`], for a named group.
+pub(crate) fn open(
+    kind: TransportKind,
+    rank: usize,
+    addresses: &[String],
+    listener: std::net::TcpListener,
+    (group, id): (&str, u64),
+    name: &str,
+    deadline: Instant,
+) -> crate::Result<Box<dyn Transport>> {
+    let failed = |error: ConnectError| error.into_error(name, group);
+    match kind {
+        #[cfg(feature = "grpc")]
+        TransportKind::Grpc => {
+            Ok(Box::new(grpc::GrpcTransport::connect(rank, addresses, listener, id, deadline).map_err(failed)?))
+        }
+        #[cfg(not(feature = "grpc"))]
+        TransportKind::Grpc => Err(crate::Error::NotBuilt { given: "grpc", feature: "grpc" }),
+        _ => Ok(Box::new(tcp::TcpTransport::connect(rank, addresses, &listener, id, deadline).map_err(failed)?)),
+    }
+}
+
+/// Why members could not be connected.
+#[derive(Debug)]
+pub(crate) struct ConnectError {
+    pub(crate) action: &'static str,
+    pub(crate) address: String,
+    pub(crate) source: std::io::Error,
+}
+
+impl ConnectError {
+    pub(crate) fn into_error(self, name: &str, group: &str) -> crate::Error {
+        crate::Error::Connect {
+            name: name.to_owned(),
+            action: self.action,
+            address: self.address,
+            group: group.to_owned(),
+            source: std::sync::Arc::new(self.source),
+        }
     }
 }
 
@@ -187,6 +224,8 @@ pub enum TransportKind {
     Auto,
     /// Plain TCP sockets.
     Tcp,
+    /// gRPC over HTTP/2; needs the cargo feature `grpc`.
+    Grpc,
 }
 
 impl TransportKind {
@@ -195,6 +234,7 @@ impl TransportKind {
         match self {
             TransportKind::Auto => "auto",
             TransportKind::Tcp => "tcp",
+            TransportKind::Grpc => "grpc",
         }
     }
 }
@@ -203,8 +243,13 @@ impl std::str::FromStr for TransportKind {
     type Err = crate::Error;
 
     fn from_str(name: &str) -> Result<Self, Self::Err> {
-        [TransportKind::Auto, TransportKind::Tcp].into_iter().find(|kind| kind.name() == name).ok_or_else(|| {
-            crate::Error::UnknownName { what: "transport", given: name.to_owned(), expected: "auto or tcp" }
-        })
+        [TransportKind::Auto, TransportKind::Tcp, TransportKind::Grpc]
+            .into_iter()
+            .find(|kind| kind.name() == name)
+            .ok_or_else(|| crate::Error::UnknownName {
+                what: "transport",
+                given: name.to_owned(),
+                expected: "auto, tcp or grpc",
+            })
     }
 }

@@ -5,11 +5,11 @@ use std::net::TcpListener;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use distribute_collectives::{Algorithm, Error, Options, ProcessGroup, Rank, ReduceOp, transport};
+use distribute_collectives::{Algorithm, Error, Options, ProcessGroup, Rank, ReduceOp, TransportKind, transport};
 use distribute_device::BufferMut;
 use proptest::prelude::*;
 
-/// `processes * local_ranks` ranks; with more than one process they talk TCP over loopback within this test process.
+/// `processes * local_ranks` ranks; with more than one process they talk over loopback within this test process.
 fn groups(processes: usize, local_ranks: usize, options: &Options) -> Vec<ProcessGroup> {
     if processes == 1 {
         return ProcessGroup::local_with(local_ranks, options).unwrap();
@@ -19,13 +19,14 @@ fn groups(processes: usize, local_ranks: usize, options: &Options) -> Vec<Proces
     let names: Vec<String> = (0..processes * local_ranks).map(|rank| format!("worker:{rank}")).collect();
     std::thread::scope(|scope| {
         let handles: Vec<_> = listeners
-            .iter()
+            .into_iter()
             .enumerate()
             .map(|(process, listener)| {
                 let (addresses, names) = (&addresses, names.clone());
                 scope.spawn(move || {
                     let deadline = Instant::now() + Duration::from_secs(20);
-                    let transport = transport::tcp(process, addresses, listener, deadline).unwrap();
+                    let transport =
+                        transport::connect(options.transport, process, addresses, listener, deadline).unwrap();
                     ProcessGroup::with_transport(transport, process, local_ranks, names, options).unwrap()
                 })
             })
@@ -62,6 +63,15 @@ fn quick() -> Options {
     Options { timeout: Duration::from_secs(30), ..Options::default() }
 }
 
+/// Arrangements of ranks (processes, ranks in each), with the transports between them.
+fn arrangements(shapes: &[(usize, usize)]) -> impl Iterator<Item = (usize, usize, Options)> {
+    shapes.iter().flat_map(|(processes, local)| {
+        let kinds =
+            if *processes == 1 { &[TransportKind::Auto][..] } else { &[TransportKind::Tcp, TransportKind::Grpc] };
+        kinds.iter().map(|transport| (*processes, *local, Options { transport: *transport, ..quick() }))
+    })
+}
+
 fn value(rank: usize, index: usize) -> i64 {
     ((rank + 1) * (index % 5 + 1)) as i64
 }
@@ -77,8 +87,8 @@ fn reduced(op: ReduceOp, world: usize, index: usize) -> i64 {
     }
 }
 
-fn check_all(processes: usize, local: usize, count: usize, op: ReduceOp, algorithm: Algorithm) {
-    let groups = groups(processes, local, &Options { algorithm, ..quick() });
+fn check_all(processes: usize, local: usize, count: usize, op: ReduceOp, options: &Options) {
+    let groups = groups(processes, local, options);
     let world = processes * local;
     each(&groups, |group| {
         let me = group.rank().index();
@@ -131,24 +141,25 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
     #[test]
     fn operations_agree_with_a_naive_reference(
-        processes in 1usize..=4, local in 1usize..=3, count in 0usize..700, op in 0usize..5, doubling: bool,
+        processes in 1usize..=4, local in 1usize..=3, count in 0usize..700, op in 0usize..5, doubling: bool, grpc: bool,
     ) {
         let algorithm = if doubling { Algorithm::RecursiveDoubling } else { Algorithm::Ring };
-        check_all(processes, local, count, ReduceOp::ALL[op], algorithm);
+        let transport = if grpc { TransportKind::Grpc } else { TransportKind::Tcp };
+        check_all(processes, local, count, ReduceOp::ALL[op], &Options { algorithm, transport, ..quick() });
     }
 }
 
 #[test]
 fn long_messages_arrive_whole() {
-    for (processes, local) in [(1, 2), (2, 1), (2, 2), (3, 1)] {
-        check_all(processes, local, 300_001, ReduceOp::Sum, Algorithm::Auto);
+    for (processes, local, options) in arrangements(&[(1, 2), (2, 1), (2, 2), (3, 1)]) {
+        check_all(processes, local, 300_001, ReduceOp::Sum, &options);
     }
 }
 
 #[test]
 fn two_ranks_agree_bit_for_bit_wherever_they_are() {
-    let run = |processes, local| {
-        let groups = groups(processes, local, &quick());
+    let run = |(processes, local, options): (usize, usize, Options)| {
+        let groups = groups(processes, local, &options);
         each(&groups, |group| {
             let mut values: Vec<f32> =
                 (0..50_000).map(|i| ((i * 7919 + group.rank().index() * 104_729) % 1013) as f32 / 977.0).collect();
@@ -156,15 +167,18 @@ fn two_ranks_agree_bit_for_bit_wherever_they_are() {
             values
         })
     };
-    let (threads, processes) = (run(1, 2), run(2, 1));
-    assert_eq!(threads, processes);
-    assert_eq!(threads[0], threads[1]);
+    let results: Vec<_> = arrangements(&[(1, 2), (2, 1)]).map(run).collect();
+    assert_eq!(results.len(), 3);
+    for result in &results {
+        assert_eq!(result, &results[0]);
+        assert_eq!(result[0], result[1]);
+    }
 }
 
 #[test]
 fn different_calls_are_an_error_on_all_ranks_that_names_both() {
-    for (processes, local) in [(1, 3), (3, 1), (2, 2)] {
-        let groups = groups(processes, local, &quick());
+    for (processes, local, options) in arrangements(&[(1, 3), (3, 1), (2, 2)]) {
+        let groups = groups(processes, local, &options);
         let errors = each(&groups, |group| {
             let mut values = vec![1.0f32; if group.rank().0 == 1 { 5 } else { 4 }];
             group.all_reduce(&mut values, ReduceOp::Sum).unwrap_err()
@@ -180,8 +194,8 @@ fn different_calls_are_an_error_on_all_ranks_that_names_both() {
 
 #[test]
 fn a_missing_rank_is_named_at_the_deadline() {
-    for (processes, local) in [(1, 3), (3, 1), (2, 2)] {
-        let options = Options { timeout: Duration::from_millis(300), ..quick() };
+    for (processes, local, options) in arrangements(&[(1, 3), (3, 1), (2, 2)]) {
+        let options = Options { timeout: Duration::from_millis(300), ..options };
         let groups = groups(processes, local, &options);
         let started = Instant::now();
         let outcomes = each(&groups, |group| {
@@ -200,8 +214,8 @@ fn a_missing_rank_is_named_at_the_deadline() {
 
 #[test]
 fn a_rank_that_leaves_is_noticed_at_once() {
-    for (processes, local) in [(1, 2), (2, 1)] {
-        let mut groups = groups(processes, local, &quick());
+    for (processes, local, options) in arrangements(&[(1, 2), (2, 1)]) {
+        let mut groups = groups(processes, local, &options);
         drop(groups.pop());
         let started = Instant::now();
         let error = groups[0].all_reduce(&mut [1.0f32; 10], ReduceOp::Sum).unwrap_err();
@@ -212,8 +226,8 @@ fn a_rank_that_leaves_is_noticed_at_once() {
 
 #[test]
 fn an_abort_ends_the_wait_of_every_rank_with_its_reason() {
-    for (processes, local) in [(1, 3), (3, 1), (2, 2)] {
-        let groups = groups(processes, local, &quick());
+    for (processes, local, options) in arrangements(&[(1, 3), (3, 1), (2, 2)]) {
+        let groups = groups(processes, local, &options);
         let started = Instant::now();
         let errors = each(&groups, |group| {
             if group.rank().0 == 0 {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::{Incoming, Outgoing, Patience, Transport, TransportError};
+use super::{ConnectError, Incoming, Outgoing, Patience, Transport, TransportError};
 
 /// Bytes written or read on one socket before the others get their turn.
 const TURN_BYTES: usize = 1 << 20;
@@ -73,8 +73,8 @@ impl TcpTransport {
             peers.push(match pair {
                 [Some(data), Some(news)] => {
                     for socket in [&data, &news] {
-                        socket.set_nodelay(true).map_err(ConnectError::setup)?;
-                        socket.set_nonblocking(true).map_err(ConnectError::setup)?;
+                        socket.set_nodelay(true).map_err(setup)?;
+                        socket.set_nonblocking(true).map_err(setup)?;
                     }
                     Some(Peer { data, news, heard: None, inbox: Vec::new(), waiting: None })
                 }
@@ -327,18 +327,8 @@ impl Peer {
     }
 }
 
-/// Why members could not be connected.
-#[derive(Debug)]
-pub(crate) struct ConnectError {
-    pub(crate) action: &'static str,
-    pub(crate) address: String,
-    pub(crate) source: io::Error,
-}
-
-impl ConnectError {
-    fn setup(source: io::Error) -> ConnectError {
-        ConnectError { action: "set options of a socket to", address: "a peer".to_owned(), source }
-    }
+fn setup(source: io::Error) -> ConnectError {
+    ConnectError { action: "set options of a socket to", address: "a peer".to_owned(), source }
 }
 
 /// Who is calling: the first bytes on every connection.

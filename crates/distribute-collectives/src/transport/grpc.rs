@@ -1,0 +1,415 @@
+//! gRPC between processes: one stream of frames in each direction for each pair of members.
+//!
+//! The streams live on a small runtime of their own; the exchange itself runs on the caller's thread and meets them at
+//! bounded queues, so a slow reader slows its sender down instead of filling memory.
+
+use std::io::IoSlice;
+use std::net::TcpListener;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use bytes::{Buf, Bytes, BytesMut};
+use tokio::runtime::Runtime;
+use tokio::sync::mpsc::{self, error::TryRecvError};
+use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
+use tokio_stream::{Stream, StreamExt};
+use tonic::transport::{Endpoint, Server};
+use tonic::{Request, Response, Status, Streaming};
+
+use self::wire::collective_client::CollectiveClient;
+use self::wire::collective_server::{Collective, CollectiveServer};
+use self::wire::{Frame, Hello, Left, frame::Kind};
+use super::{ConnectError, Incoming, Outgoing, Patience, Transport, TransportError};
+
+/// The messages of the service.
+#[expect(unreachable_pub, reason = "generated from the protocol file")]
+mod wire {
+    tonic::include_proto!("distribute.v1");
+}
+
+/// Bytes of one frame: large enough that its cost is that of its bytes, small enough to overlap with the next.
+const FRAME_BYTES: usize = 256 * 1024;
+
+/// Frames that wait on either side of a stream.
+const QUEUED_FRAMES: usize = 16;
+
+/// What HTTP/2 lets a sender be ahead of its receiver.
+const WINDOW_BYTES: u32 = 16 << 20;
+
+/// Streams to every other member.
+pub(crate) struct GrpcTransport {
+    peers: Vec<Option<Peer>>,
+    bell: Arc<Bell>,
+    aborted: bool,
+    /// `None` only while it is shut down.
+    runtime: Option<Runtime>,
+}
+
+/// One peer's queues.
+struct Peer {
+    outbox: mpsc::Sender<Frame>,
+    inbox: mpsc::Receiver<Bytes>,
+    /// What is left of the last frame.
+    rest: Bytes,
+    state: Arc<Mutex<PeerState>>,
+}
+
+/// What a peer has said besides data.
+#[derive(Default)]
+struct PeerState {
+    heard: Option<Instant>,
+    waiting: Option<u64>,
+    aborted: Option<String>,
+    left: bool,
+    /// How the stream ended without a word.
+    lost: Option<String>,
+}
+
+/// Rung whenever the exchange may be able to go on.
+#[derive(Default)]
+struct Bell {
+    rings: Mutex<u64>,
+    rung: Condvar,
+}
+
+impl Bell {
+    fn ring(&self) {
+        *lock(&self.rings) += 1;
+        self.rung.notify_all();
+    }
+
+    fn count(&self) -> u64 {
+        *lock(&self.rings)
+    }
+
+    /// Waits until the bell has been rung since `seen`.
+    fn wait(&self, seen: u64, time: Duration) {
+        let rings = lock(&self.rings);
+        if *rings == seen {
+            drop(self.rung.wait_timeout(rings, time));
+        }
+    }
+}
+
+impl GrpcTransport {
+    /// Connects member `rank` with all others: it calls those before it and is called by those after it.
+    pub(crate) fn connect(
+        rank: usize,
+        addresses: &[String],
+        listener: TcpListener,
+        group: u64,
+        deadline: Instant,
+    ) -> Result<GrpcTransport, ConnectError> {
+        let own = addresses.get(rank).cloned().unwrap_or_default();
+        let failed = |action, address: &str, source| ConnectError { action, address: address.to_owned(), source };
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .thread_name("distribute-grpc")
+            .enable_all()
+            .build()
+            .map_err(|source| failed("start the threads of", &own, source))?;
+        let bell = Arc::new(Bell::default());
+        let (arrivals, mut arrived) = mpsc::channel(addresses.len().max(1));
+        listener.set_nonblocking(true).map_err(|source| failed("listen on", &own, source))?;
+        let mut peers: Vec<Option<Peer>> = addresses.iter().map(|_| None).collect();
+        runtime.block_on(async {
+            let listener =
+                tokio::net::TcpListener::from_std(listener).map_err(|source| failed("listen on", &own, source))?;
+            let service = CollectiveServer::new(Service { group, rank, bell: bell.clone(), arrivals });
+            let service = service.max_decoding_message_size(usize::MAX).max_encoding_message_size(usize::MAX);
+            tokio::spawn(
+                Server::builder()
+                    .tcp_nodelay(true)
+                    .initial_stream_window_size(WINDOW_BYTES)
+                    .initial_connection_window_size(WINDOW_BYTES)
+                    .max_frame_size(1 << 20)
+                    .add_service(service)
+                    .serve_with_incoming(TcpListenerStream::new(listener)),
+            );
+            for (peer, address) in addresses.iter().enumerate().take(rank) {
+                let call = call(address, Hello { group, rank: rank as u32 }, &bell, deadline);
+                peers[peer] = Some(call.await.map_err(|source| failed("connect to", address, source))?);
+            }
+            let deadline = tokio::time::Instant::from_std(deadline);
+            for _ in rank + 1..addresses.len() {
+                match tokio::time::timeout_at(deadline, arrived.recv()).await {
+                    Ok(Some((caller, peer))) => peers[caller] = Some(peer),
+                    _ => {
+                        let source = std::io::Error::other("not all peers connected before the deadline");
+                        return Err(failed("accept peers at", &own, source));
+                    }
+                }
+            }
+            Ok(())
+        })?;
+        Ok(GrpcTransport { peers, bell, aborted: false, runtime: Some(runtime) })
+    }
+
+    /// What was heard from any peer that ends the exchange, apart from leaving.
+    fn news(&self) -> Result<(), TransportError> {
+        for (index, peer) in self.peers.iter().enumerate() {
+            let Some(peer) = peer else { continue };
+            let state = lock(&peer.state);
+            if let Some(reason) = &state.aborted {
+                return Err(TransportError::Aborted { peer: index, reason: reason.clone() });
+            }
+            if let (Some(how), false) = (&state.lost, state.left) {
+                return Err(TransportError::Lost { peer: index, how: how.clone() });
+            }
+        }
+        Ok(())
+    }
+
+    fn tell(&mut self, kind: &Kind) {
+        for peer in self.peers.iter().flatten() {
+            // Best effort: a full queue means that the peer does not read; it will see the stream end.
+            let _ = peer.outbox.try_send(Frame { kind: Some(kind.clone()) });
+        }
+    }
+}
+
+impl Transport for GrpcTransport {
+    fn name(&self) -> &'static str {
+        "grpc"
+    }
+
+    fn exchange(
+        &mut self,
+        outgoing: &mut [Outgoing<'_>],
+        incoming: &mut [Incoming<'_>],
+        patience: &Patience<'_>,
+    ) -> Result<(), TransportError> {
+        let mut idle_since: Option<Instant> = None;
+        loop {
+            let seen = self.bell.count();
+            let (mut progress, mut done) = (false, true);
+            for out in outgoing.iter_mut() {
+                let Some(peer) = &mut self.peers[out.to] else { continue };
+                progress |= peer.send(&mut out.parts);
+                done &= out.parts.is_empty();
+            }
+            for from in incoming.iter_mut() {
+                let Some(peer) = &mut self.peers[from.from] else { continue };
+                progress |= peer.receive(from)?;
+                done &= from.sink.space().is_empty();
+            }
+            if done {
+                return Ok(());
+            }
+            if progress {
+                idle_since = None;
+                continue;
+            }
+            self.news()?;
+            let since = *idle_since.get_or_insert_with(Instant::now);
+            if since.elapsed() < patience.spin {
+                std::hint::spin_loop();
+                continue;
+            }
+            self.bell.wait(seen, patience.next_sleep()?);
+        }
+    }
+
+    fn abort(&mut self, reason: &str) {
+        if !std::mem::replace(&mut self.aborted, true) {
+            self.tell(&Kind::Abort(reason.to_owned()));
+        }
+    }
+
+    fn announce(&mut self, sequence: u64) {
+        self.tell(&Kind::Waiting(sequence));
+    }
+
+    fn announced(&self, peer: usize) -> Option<u64> {
+        lock(&self.peers.get(peer)?.as_ref()?.state).waiting
+    }
+
+    fn last_heard(&self, peer: usize) -> Option<Instant> {
+        lock(&self.peers.get(peer)?.as_ref()?.state).heard
+    }
+}
+
+impl Drop for GrpcTransport {
+    fn drop(&mut self) {
+        if !self.aborted {
+            self.tell(&Kind::Left(Left {}));
+        }
+        let outboxes: Vec<mpsc::Sender<Frame>> = self.peers.drain(..).flatten().map(|peer| peer.outbox).collect();
+        if let Some(runtime) = self.runtime.take() {
+            // What is queued still goes out, but not for long.
+            let deadline = Instant::now() + Duration::from_millis(500);
+            while outboxes.iter().any(|outbox| !outbox.is_closed() && outbox.capacity() < QUEUED_FRAMES)
+                && Instant::now() < deadline
+            {
+                self.bell.wait(self.bell.count(), Duration::from_millis(5));
+            }
+            drop(outboxes);
+            runtime.shutdown_timeout(Duration::from_millis(100));
+        }
+    }
+}
+
+impl Peer {
+    /// Queues what there is room for.
+    fn send(&mut self, parts: &mut Vec<IoSlice<'_>>) -> bool {
+        let mut progress = false;
+        while !parts.is_empty() {
+            let Ok(place) = self.outbox.try_reserve() else { break };
+            let mut frame = BytesMut::with_capacity(FRAME_BYTES.min(parts.iter().map(|part| part.len()).sum()));
+            while let Some(part) = parts.first_mut()
+                && frame.len() < FRAME_BYTES
+            {
+                let len = part.len().min(FRAME_BYTES - frame.len());
+                frame.extend_from_slice(&part[..len]);
+                if len == part.len() {
+                    parts.remove(0);
+                } else {
+                    part.advance(len);
+                }
+            }
+            place.send(Frame { kind: Some(Kind::Data(frame.freeze())) });
+            progress = true;
+        }
+        progress
+    }
+
+    /// Hands over what has arrived.
+    fn receive(&mut self, from: &mut Incoming<'_>) -> Result<bool, TransportError> {
+        let mut progress = false;
+        loop {
+            let space = from.sink.space();
+            if space.is_empty() {
+                return Ok(progress);
+            }
+            if self.rest.is_empty() {
+                match self.inbox.try_recv() {
+                    Ok(data) => self.rest = data,
+                    Err(TryRecvError::Empty) => return Ok(progress),
+                    Err(TryRecvError::Disconnected) => return Err(self.ended(from.from)),
+                }
+                continue;
+            }
+            let len = space.len().min(self.rest.len());
+            space[..len].copy_from_slice(&self.rest[..len]);
+            self.rest.advance(len);
+            from.sink.advance(len).map_err(|_| TransportError::Refused { peer: from.from })?;
+            progress = true;
+        }
+    }
+
+    fn ended(&self, peer: usize) -> TransportError {
+        let state = lock(&self.state);
+        match (&state.aborted, state.left, &state.lost) {
+            (Some(reason), _, _) => TransportError::Aborted { peer, reason: reason.clone() },
+            (None, true, _) => TransportError::Left { peer },
+            (None, false, how) => {
+                TransportError::Lost { peer, how: how.clone().unwrap_or_else(|| "the stream ended".to_owned()) }
+            }
+        }
+    }
+}
+
+/// Calls a member that comes before this one, again and again until the deadline: it may not listen yet.
+async fn call(address: &str, hello: Hello, bell: &Arc<Bell>, deadline: Instant) -> std::io::Result<Peer> {
+    let endpoint = Endpoint::from_shared(format!("http://{address}"))
+        .map_err(std::io::Error::other)?
+        .tcp_nodelay(true)
+        .initial_stream_window_size(WINDOW_BYTES)
+        .initial_connection_window_size(WINDOW_BYTES);
+    let mut pause = Duration::from_millis(5);
+    loop {
+        let attempt = async {
+            let channel = endpoint.connect().await.map_err(std::io::Error::other)?;
+            let client = CollectiveClient::new(channel);
+            let mut client = client.max_decoding_message_size(usize::MAX).max_encoding_message_size(usize::MAX);
+            let (outbox, frames) = outgoing_frames(bell);
+            // There is room for the first frame of an empty queue.
+            let _ = outbox.try_send(Frame { kind: Some(Kind::Hello(hello)) });
+            let replies = client.connect(frames).await.map_err(std::io::Error::other)?;
+            Ok(peer(outbox, replies.into_inner(), bell.clone()))
+        };
+        match attempt.await {
+            Ok(peer) => return Ok(peer),
+            Err(error) if Instant::now() + pause >= deadline => return Err(error),
+            Err(_) => tokio::time::sleep(pause).await,
+        }
+        pause = (pause * 2).min(Duration::from_millis(500));
+    }
+}
+
+/// A queue of frames, and the stream of them that rings when there is room again.
+fn outgoing_frames(bell: &Arc<Bell>) -> (mpsc::Sender<Frame>, impl Stream<Item = Frame> + Send + 'static) {
+    let (outbox, frames) = mpsc::channel(QUEUED_FRAMES);
+    let bell = bell.clone();
+    let frames = ReceiverStream::new(frames).map(move |frame| {
+        bell.ring();
+        frame
+    });
+    (outbox, frames)
+}
+
+/// Starts to listen to a peer's frames.
+fn peer(outbox: mpsc::Sender<Frame>, mut frames: Streaming<Frame>, bell: Arc<Bell>) -> Peer {
+    let (data, inbox) = mpsc::channel(QUEUED_FRAMES);
+    let state: Arc<Mutex<PeerState>> = Arc::default();
+    let heard = state.clone();
+    tokio::spawn(async move {
+        let ended = loop {
+            let received = frames.message().await;
+            lock(&heard).heard = Some(Instant::now());
+            match received {
+                Ok(Some(Frame { kind: Some(Kind::Data(bytes)) })) => {
+                    if data.send(bytes).await.is_err() {
+                        return;
+                    }
+                }
+                Ok(Some(Frame { kind: Some(Kind::Abort(reason)) })) => lock(&heard).aborted = Some(reason),
+                Ok(Some(Frame { kind: Some(Kind::Left(_)) })) => lock(&heard).left = true,
+                Ok(Some(Frame { kind: Some(Kind::Waiting(sequence)) })) => lock(&heard).waiting = Some(sequence),
+                Ok(Some(_)) => {}
+                Ok(None) => break "its process ended".to_owned(),
+                Err(_) => break "its process ended or its connection broke".to_owned(),
+            }
+            bell.ring();
+        };
+        lock(&heard).lost = Some(ended);
+        drop(data);
+        bell.ring();
+    });
+    Peer { outbox, inbox, rest: Bytes::new(), state }
+}
+
+/// Takes the calls of members that come after this one.
+struct Service {
+    group: u64,
+    rank: usize,
+    bell: Arc<Bell>,
+    arrivals: mpsc::Sender<(usize, Peer)>,
+}
+
+#[tonic::async_trait]
+impl Collective for Service {
+    type ConnectStream = std::pin::Pin<Box<dyn Stream<Item = Result<Frame, Status>> + Send>>;
+
+    async fn connect(&self, request: Request<Streaming<Frame>>) -> Result<Response<Self::ConnectStream>, Status> {
+        let mut frames = request.into_inner();
+        let hello = match frames.message().await? {
+            Some(Frame { kind: Some(Kind::Hello(hello)) }) => hello,
+            _ => return Err(Status::invalid_argument("the first frame must be a hello")),
+        };
+        let caller = hello.rank as usize;
+        if hello.group != self.group || caller <= self.rank {
+            return Err(Status::failed_precondition("this member belongs to another group"));
+        }
+        let (outbox, replies) = outgoing_frames(&self.bell);
+        let peer = peer(outbox, frames, self.bell.clone());
+        if self.arrivals.send((caller, peer)).await.is_err() {
+            return Err(Status::already_exists("the group is complete"));
+        }
+        Ok(Response::new(Box::pin(replies.map(Ok))))
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
