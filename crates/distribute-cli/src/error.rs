@@ -1,0 +1,82 @@
+use std::ffi::OsStr;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// What keeps a job from being started.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub(crate) enum Error {
+    #[error("cannot start {given}: {problem}")]
+    Program { given: String, problem: &'static str, mend: &'static str },
+    #[error("--only names no task of this job")]
+    Only { given: String, expected: String },
+    #[error("cannot write logs to {}: {source}", path.display())]
+    LogDir { path: PathBuf, source: io::Error },
+    #[error("no free ports on 127.0.0.1 for {tasks} tasks: {source}")]
+    Ports { tasks: usize, source: io::Error },
+    #[error("cannot start {task}: {source}")]
+    Start { task: String, source: io::Error },
+    #[error("cannot {what}: {source}")]
+    System { what: &'static str, source: io::Error },
+}
+
+impl Error {
+    /// The error of a program that the system refused to start as `task`.
+    pub(crate) fn start(task: &impl ToString, program: &OsStr, source: io::Error) -> Self {
+        let path = Path::new(program);
+        let is_path = path.components().count() > 1;
+        let (problem, mend) = match source.kind() {
+            io::ErrorKind::NotFound if is_path && path.exists() => (
+                "the interpreter or loader that it asks for does not exist",
+                "mend its first line, or build it for this system",
+            ),
+            io::ErrorKind::NotFound if is_path => ("there is no such file", "build it first, or correct the path"),
+            io::ErrorKind::NotFound => {
+                ("no folder in PATH has such a program", "give a path, such as ./train, or correct the name")
+            }
+            io::ErrorKind::PermissionDenied if path.is_dir() => ("it is a folder", "give the program inside it"),
+            io::ErrorKind::PermissionDenied => ("it is not executable", "make it executable with chmod +x"),
+            _ if source.raw_os_error() == Some(rustix::io::Errno::NOEXEC.raw_os_error()) => {
+                ("it is neither a program nor a script with a first line #!", "add a first line such as #!/bin/sh")
+            }
+            _ => return Self::Start { task: task.to_string(), source },
+        };
+        Self::Program { given: program.to_string_lossy().into_owned(), problem, mend }
+    }
+
+    pub(crate) fn system(what: &'static str) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::System { what, source }
+    }
+
+    /// Labels and texts: what was given, what was expected, how to mend it.
+    pub(crate) fn details(&self) -> Vec<(&'static str, String)> {
+        match self {
+            Self::Program { given, mend, .. } => vec![
+                ("given", given.clone()),
+                ("expected", "a program: a path, or a name in PATH".into()),
+                ("mend", (*mend).into()),
+            ],
+            Self::Only { given, expected } => vec![
+                ("given", given.clone()),
+                ("expected", expected.clone()),
+                ("mend", "name one of these tasks, or leave --only out".into()),
+            ],
+            Self::LogDir { path, .. } => vec![
+                ("given", path.display().to_string()),
+                ("expected", "a folder that can be written, or be made".into()),
+                ("mend", "give another --log-dir".into()),
+            ],
+            Self::Ports { .. } => vec![("mend", "end programs that listen on many ports, or start fewer tasks".into())],
+            Self::Start { .. } | Self::System { .. } => {
+                vec![("mend", "look at the limits of processes and open files: ulimit -a".into())]
+            }
+        }
+    }
+
+    pub(crate) fn exit_code(&self) -> u8 {
+        match self {
+            Self::Program { .. } | Self::Only { .. } | Self::LogDir { .. } => 2,
+            Self::Ports { .. } | Self::Start { .. } | Self::System { .. } => 1,
+        }
+    }
+}

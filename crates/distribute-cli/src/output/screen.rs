@@ -1,0 +1,243 @@
+//! The one thread that writes to the launcher's own standard output and error.
+
+use std::io::{self, IsTerminal, Write};
+use std::thread;
+use std::time::{Duration, SystemTime};
+
+use console::{Color, Style};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, never, select, unbounded};
+use distribute_train::progress::{
+    BarRenderer, Event, JsonRenderer, PlainRenderer, Renderer, SystemClock, colors_allowed, terminal_width,
+};
+
+use super::lines::clean;
+use super::{Output, Stream};
+use crate::job::Task;
+
+/// How lines are shown.
+#[derive(Debug)]
+pub(crate) struct Look {
+    prefixes: Vec<(String, Style)>,
+    timestamps: bool,
+    colors: [bool; 2],
+    terminal: [bool; 2],
+}
+
+impl Look {
+    /// As the launcher's standard output and error want it: whether each is a terminal, and whether it takes colours.
+    pub(crate) fn from_streams(tasks: &[Task], timestamps: bool) -> Self {
+        let colors = [console::colors_enabled(), colors_allowed()];
+        let terminal = [io::stdout().is_terminal(), io::stderr().is_terminal()];
+        Self::new(tasks, timestamps, colors, terminal)
+    }
+
+    fn new(tasks: &[Task], timestamps: bool, colors: [bool; 2], terminal: [bool; 2]) -> Self {
+        let width = tasks.iter().map(|task| task.to_string().len()).max().unwrap_or(0);
+        let style = |task: &Task| Style::new().fg(COLORS[task.rank % COLORS.len()]);
+        let prefixes = tasks.iter().map(|task| (format!("{task:<width$} │"), style(task))).collect();
+        Self { prefixes, timestamps, colors, terminal }
+    }
+
+    /// Lines of a task, ready to be written.
+    fn text(&self, rank: usize, stream: Stream, lines: &[String], now: SystemTime) -> String {
+        let colors = self.colors[stream as usize];
+        let (prefix, style) = &self.prefixes[rank];
+        let prefix = style.clone().force_styling(colors).apply_to(prefix).to_string();
+        let time = match self.timestamps {
+            true => format!("{} ", humantime::format_rfc3339_millis(now)),
+            false => String::new(),
+        };
+        let mut text = String::new();
+        for line in lines {
+            text.push_str(&time);
+            text.push_str(&prefix);
+            let line = clean(line, colors);
+            if !line.is_empty() {
+                text.push(' ');
+                text.push_str(&line);
+            }
+            text.push('\n');
+        }
+        text
+    }
+}
+
+/// The drawing thread.
+#[derive(Debug)]
+pub(crate) struct Screen {
+    output: Sender<Output>,
+    notes: Sender<String>,
+    close: Sender<()>,
+    /// Ends when everything is written.
+    done: Receiver<()>,
+}
+
+impl Screen {
+    /// Starts the thread. Progress is a bar where standard error is a terminal, lines where it is not.
+    pub(crate) fn start(look: Look) -> io::Result<Self> {
+        let (output, outputs) = bounded(64);
+        let (notes, noted) = unbounded();
+        let (close, closed) = bounded(1);
+        let (finished, done) = bounded(0);
+        let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
+        let json = std::env::var("DISTRIBUTE_LOG").is_ok_and(|log| log.trim().eq_ignore_ascii_case("json"));
+        let renderer: Box<dyn Renderer> = if look.terminal[1] && !dumb {
+            Box::new(BarRenderer::new(io::stderr(), terminal_width).with_colors(look.colors[1]))
+        } else if json {
+            Box::new(JsonRenderer::new(io::stderr(), SystemClock::new()))
+        } else {
+            Box::new(PlainRenderer::new(io::stderr(), SystemClock::new()))
+        };
+        let draw = move || {
+            Drawing { look, renderer, broken: [false; 2] }.run(&outputs, &noted, &closed);
+            drop(finished);
+        };
+        thread::Builder::new().name("screen".into()).spawn(draw)?;
+        Ok(Self { output, notes, close, done })
+    }
+
+    /// Where lines and progress go. It holds few, so that a slow terminal slows the tasks down rather than fill the memory.
+    pub(crate) fn output(&self) -> Sender<Output> {
+        self.output.clone()
+    }
+
+    /// Where the launcher's own messages go. Sending never waits.
+    pub(crate) fn notes(&self) -> Sender<String> {
+        self.notes.clone()
+    }
+
+    /// Lets everything that was sent be written. The receiver is disconnected once that is done.
+    pub(crate) fn close(self) -> Receiver<()> {
+        // A thread that has ended needs no telling.
+        let _ = self.close.send(());
+        self.done
+    }
+}
+
+struct Drawing {
+    look: Look,
+    renderer: Box<dyn Renderer>,
+    /// Streams that nobody reads any more. The job goes on: it should not die with somebody's `head`.
+    broken: [bool; 2],
+}
+
+impl Drawing {
+    fn run(mut self, outputs: &Receiver<Output>, notes: &Receiver<String>, closed: &Receiver<()>) {
+        let none = never();
+        let mut open = true;
+        while open {
+            let mut notes = notes;
+            if self.broken[1] {
+                notes = &none;
+            }
+            select! {
+                recv(outputs) -> output => match output {
+                    Ok(output) => self.show(output),
+                    Err(_) => open = false,
+                },
+                recv(notes) -> note => match note {
+                    Ok(note) => self.note(&note),
+                    Err(_) => open = false,
+                },
+                recv(closed) -> _ => open = false,
+            }
+        }
+        // Whoever still holds a sender got its deadline already.
+        outputs.try_iter().for_each(|output| self.show(output));
+        notes.try_iter().for_each(|note| self.note(&note));
+        let _ = self.renderer.close();
+    }
+
+    fn show(&mut self, output: Output) {
+        match output {
+            Output::Lines { rank, stream, lines } => {
+                let text = self.look.text(rank, stream, &lines, SystemTime::now());
+                self.print(stream, &text);
+            }
+            Output::Progress(event) => {
+                if !self.broken[Stream::Stderr as usize] && self.renderer.render(&event).is_err() {
+                    self.broken[Stream::Stderr as usize] = true;
+                }
+                if let Event::End { summary } = event {
+                    let lines: Vec<_> = summary.lines().map(|line| format!("{}\n", clean(line, false))).collect();
+                    self.print(Stream::Stdout, &lines.concat());
+                }
+            }
+        }
+    }
+
+    fn note(&mut self, note: &str) {
+        let style = Style::new().dim().force_styling(self.look.colors[Stream::Stderr as usize]);
+        let line = format!("{}\n", style.apply_to(format_args!("distribute: {note}")));
+        self.print(Stream::Stderr, &line);
+    }
+
+    /// Writes above the bar, where both are on a terminal.
+    fn print(&mut self, stream: Stream, text: &str) {
+        if self.broken[stream as usize] {
+            return;
+        }
+        let mut failed = false;
+        let mut write = || {
+            let written = match stream {
+                Stream::Stdout => write(&mut io::stdout().lock(), text),
+                Stream::Stderr => write(&mut io::stderr().lock(), text),
+            };
+            failed = written.is_err();
+        };
+        if self.look.terminal[stream as usize] {
+            // A bar that cannot be redrawn does not keep the text from being written.
+            let _ = self.renderer.suspend(&mut write);
+        } else {
+            write();
+        }
+        self.broken[stream as usize] = failed;
+    }
+}
+
+fn write(writer: &mut impl Write, text: &str) -> io::Result<()> {
+    writer.write_all(text.as_bytes())?;
+    writer.flush()
+}
+
+/// Waits for a sender to be dropped; `false` if that takes too long.
+pub(crate) fn ends_within(done: &Receiver<()>, deadline: Duration) -> bool {
+    done.recv_timeout(deadline) != Err(RecvTimeoutError::Timeout)
+}
+
+/// Readable on light and dark grounds. Red is for errors.
+const COLORS: [Color; 5] = [Color::Cyan, Color::Yellow, Color::Green, Color::Magenta, Color::Blue];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::job;
+
+    fn lines(text: &str) -> Vec<String> {
+        text.split('|').map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn lines_begin_with_their_task_in_a_fixed_width() {
+        let look = Look::new(&job::tasks(1, 1), false, [false; 2], [false; 2]);
+        let text = |rank, text| look.text(rank, Stream::Stdout, &lines(text), SystemTime::UNIX_EPOCH);
+        assert_eq!(text(0, "hello|"), "chief-0  │ hello\nchief-0  │\n");
+        assert_eq!(text(1, "\x1b[31mred"), "worker-0 │ red\n");
+    }
+
+    #[test]
+    fn each_stream_has_colors_of_its_own() {
+        let look = Look::new(&job::tasks(0, 2), false, [false, true], [false; 2]);
+        let text = |rank, stream| look.text(rank, stream, &lines("x"), SystemTime::UNIX_EPOCH);
+        assert_eq!(text(0, Stream::Stdout), "worker-0 │ x\n");
+        assert_eq!(text(0, Stream::Stderr), "\x1b[36mworker-0 │\x1b[0m x\n");
+        assert_ne!(text(0, Stream::Stderr)[..5], text(1, Stream::Stderr)[..5]);
+    }
+
+    #[test]
+    fn timestamps_come_first() {
+        let look = Look::new(&job::tasks(0, 1), true, [false; 2], [false; 2]);
+        let text = look.text(0, Stream::Stdout, &lines("x"), SystemTime::UNIX_EPOCH);
+        assert_eq!(text, "1970-01-01T00:00:00.000Z worker-0 │ x\n");
+    }
+}

@@ -1,0 +1,130 @@
+//! Ports for the tasks to listen on.
+
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::io;
+use std::net::{Ipv4Addr, TcpListener};
+use std::ops::Range;
+
+use crate::job::Addresses;
+
+/// Free loopback ports, held until the tasks are about to start.
+///
+/// They lie below the ports that the kernel gives to outgoing connections where there is room. A port from among those
+/// could go to a connection of the first task before the second task gets to bind it.
+#[derive(Debug)]
+pub(crate) struct Ports {
+    listeners: Vec<TcpListener>,
+    addresses: Addresses,
+}
+
+impl Ports {
+    /// Ports for `tasks` tasks, and a MASTER_PORT that is followed by another free one.
+    pub(crate) fn reserve(tasks: usize) -> io::Result<Self> {
+        let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
+        let below = below_ephemeral(&range);
+        if let Some(ports) = Self::search(tasks, below) {
+            return Ok(ports);
+        }
+        Self::from_kernel(tasks)
+    }
+
+    /// Lets the ports go, for the tasks to bind them now.
+    pub(crate) fn release(self) -> Addresses {
+        drop(self.listeners);
+        self.addresses
+    }
+
+    /// Walks through the range from a random place, so that launchers that start together do not meet.
+    fn search(tasks: usize, range: Range<u16>) -> Option<Self> {
+        let len = u64::from(range.end.checked_sub(range.start).filter(|len| *len > 0)?);
+        let from = RandomState::new().build_hasher().finish() % len;
+        let port = |at: u64| range.start + ((from + at) % len) as u16;
+        let mut free = (0..len).map(port).filter_map(|port| Some((port, bind(port).ok()?)));
+        let mut held: Vec<(u16, TcpListener)> = free.by_ref().take(tasks).collect();
+        let tasks: Vec<u16> = held.iter().map(|(port, _)| *port).collect();
+        let mut before: Option<(u16, TcpListener)> = None;
+        for (port, listener) in free {
+            if let Some((master, first)) = before.replace((port, listener))
+                && master.checked_add(1) == Some(port)
+            {
+                held.push((master, first));
+                held.extend(before);
+                let listeners = held.into_iter().map(|(_, listener)| listener).collect();
+                return Some(Self { listeners, addresses: Addresses { tasks, master } });
+            }
+        }
+        None
+    }
+
+    fn from_kernel(tasks: usize) -> io::Result<Self> {
+        let mut listeners = (0..tasks).map(|_| bind(0)).collect::<io::Result<Vec<_>>>()?;
+        let numbers = listeners.iter().map(|listener| Ok(listener.local_addr()?.port()));
+        let tasks = numbers.collect::<io::Result<Vec<_>>>()?;
+        let mut last = io::Error::from(io::ErrorKind::AddrInUse);
+        for _ in 0..ATTEMPTS {
+            let first = bind(0)?;
+            let master = first.local_addr()?.port();
+            let Some(next) = master.checked_add(1) else { continue };
+            match bind(next) {
+                Ok(second) => {
+                    listeners.extend([first, second]);
+                    return Ok(Self { listeners, addresses: Addresses { tasks, master } });
+                }
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
+    }
+}
+
+fn bind(port: u16) -> io::Result<TcpListener> {
+    TcpListener::bind((Ipv4Addr::LOCALHOST, port))
+}
+
+/// Up to 20,000 ports before the first of the kernel's `first last`; none where too few are left.
+fn below_ephemeral(range: &str) -> Range<u16> {
+    let first = range.split_whitespace().next().and_then(|first| first.parse().ok()).unwrap_or(32_768);
+    let start = LOWEST.max(u16::saturating_sub(first, 20_000));
+    start..first.max(start)
+}
+
+/// Well-known services are mostly below.
+const LOWEST: u16 = 10_000;
+
+const ATTEMPTS: usize = 100;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(ports: Ports, tasks: usize) {
+        let addresses = ports.addresses.clone();
+        let mut all = addresses.tasks.clone();
+        all.extend([addresses.master, addresses.master + 1]);
+        all.sort_unstable();
+        all.dedup();
+        assert_eq!(all.len(), tasks + 2, "{addresses:?}");
+        assert!(all.iter().all(|port| bind(*port).is_err()), "held");
+        assert_eq!(ports.release(), addresses);
+    }
+
+    #[test]
+    fn ports_are_different_and_held() {
+        check(Ports::reserve(5).unwrap(), 5);
+        check(Ports::from_kernel(5).unwrap(), 5);
+    }
+
+    #[test]
+    fn a_range_that_is_too_small_gives_nothing() {
+        assert!(Ports::search(5, 20_000..20_000).is_none());
+        assert!(Ports::search(5, 20_000..20_006).is_none());
+    }
+
+    #[test]
+    fn the_range_ends_where_the_kernel_begins() {
+        assert_eq!(below_ephemeral("32768\t60999\n"), 12_768..32_768);
+        assert_eq!(below_ephemeral(""), 12_768..32_768);
+        assert_eq!(below_ephemeral("1024 65535"), 10_000..10_000);
+        assert_eq!(below_ephemeral("15000 65535"), 10_000..15_000);
+    }
+}

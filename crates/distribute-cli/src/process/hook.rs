@@ -1,0 +1,37 @@
+//! What a task does between fork and exec.
+#![expect(unsafe_code, reason = "the standard library offers the moment between fork and exec only as an unsafe call")]
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+use std::sync::Arc;
+
+use rustix::process::{getpid, getppid};
+
+use crate::guardian::registration;
+
+/// Ties a task to the launcher, so that it does not outlive it.
+///
+/// Twice, because neither way is enough. The kernel kills the task itself at once when the launcher dies, the guardian
+/// being alive or not, but not what the task has started: the request does not pass to its children. The guardian kills
+/// the whole process group, the program behind a shell or `cargo run` included, but could be killed as well. Telling the
+/// guardian is up to the task, before its program runs, so that there is no moment in which nobody knows the group.
+pub(super) fn tie_to_launcher(command: &mut Command, guardian: Arc<OwnedFd>) {
+    let launcher = getpid();
+    let hook = move || {
+        #[cfg(target_os = "linux")]
+        rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
+        // The launcher may have died before the request took effect.
+        if getppid() != Some(launcher) {
+            return Err(io::Error::from(io::ErrorKind::BrokenPipe));
+        }
+        let message = registration(getpid());
+        // Shorter than PIPE_BUF, so it is written as a whole or not at all.
+        rustix::io::write(&*guardian, &message)?;
+        Ok(())
+    };
+    // SAFETY: the hook makes system calls only (prctl, getppid, getpid, write) and builds its message on the stack; it
+    // neither allocates nor takes a lock. The descriptor is open, as the hook owns a share of it.
+    unsafe { command.pre_exec(hook) };
+}

@@ -1,0 +1,223 @@
+//! What the user is told at the end, and when something cannot be started.
+
+use std::fmt::Write;
+use std::time::Duration;
+
+use console::Style;
+use distribute_train::progress::colors_allowed;
+
+use crate::error::Error;
+use crate::job::Task;
+use crate::outcome::{Exit, INFRASTRUCTURE, Outcome, Verdict, signal_name};
+use crate::supervisor::Note;
+
+/// A task in the report.
+#[derive(Debug)]
+pub(crate) struct Line<'a> {
+    pub(crate) task: &'a Task,
+    pub(crate) pid: i32,
+    pub(crate) outcome: Outcome,
+}
+
+/// The table of all tasks and the first cause; nothing after a success.
+pub(crate) fn report(lines: &[Line<'_>], verdict: Verdict, tail: &[String]) -> String {
+    let mut text = match verdict {
+        Verdict::Success => return String::new(),
+        Verdict::Interrupted(_) | Verdict::Cause(_) => table(lines, verdict),
+    };
+    let block = match verdict {
+        Verdict::Cause(rank) => cause(&lines[rank], tail),
+        _ => String::new(),
+    };
+    text.push_str(&block);
+    text
+}
+
+/// An error as a block: the sentence, then what was given, what was expected and how to mend it.
+pub(crate) fn error(error: &Error) -> String {
+    block(&error.to_string(), &error.details())
+}
+
+/// A message while the job runs.
+pub(crate) fn note(note: &Note, tasks: &[Task], grace: Duration) -> String {
+    let grace = grace.as_secs();
+    match note {
+        Note::Failed { rank, exit, at, others } => {
+            let failed = format!("{} {} after {}", tasks[*rank], ended(*exit), seconds(*at));
+            match others {
+                0 => failed,
+                _ => format!("{failed}; stopping {} (killed after {grace} s)", count(*others, "other task")),
+            }
+        }
+        Note::Interrupted { signal, tasks } => {
+            let name = signal_name(*signal);
+            format!("{name}: stopping {} (killed after {grace} s, or at once by Ctrl-C)", count(*tasks, "task"))
+        }
+        Note::Killing { ranks, asked } => {
+            let names: Vec<_> = ranks.iter().map(|rank| tasks[*rank].to_string()).collect();
+            let why = if *asked { "interrupted again".into() } else { format!("not stopped within {grace} s") };
+            format!("killing {}: {why}", names.join(", "))
+        }
+        Note::Leftover { rank } => format!("{} has ended; stopping processes that it left behind", tasks[*rank]),
+        Note::Stuck { rank } => {
+            format!("{} is held by the kernel and cannot be killed; leaving it behind", tasks[*rank])
+        }
+    }
+}
+
+fn table(lines: &[Line<'_>], verdict: Verdict) -> String {
+    let mut rows = vec![["task", "exit", "time", "note"].map(str::to_owned)];
+    for line in lines {
+        let Outcome { exit, at, .. } = line.outcome;
+        let is_cause = verdict == Verdict::Cause(line.task.rank);
+        let mark = if is_cause { "← first cause: " } else { "" };
+        let mut note = format!("{mark}{}", meaning(line.outcome));
+        if note.len() == mark.len() {
+            note = note.replace(": ", "");
+        }
+        rows.push([line.task.to_string(), exit.to_string(), seconds(at), note]);
+    }
+    let width = |column: usize| rows.iter().map(|row| row[column].len()).max().unwrap_or(0);
+    let widths = [0, 1, 2].map(width);
+    let mut text = String::new();
+    for (at, [task, exit, time, note]) in rows.iter().enumerate() {
+        let row = format!("{task:<0$}  {exit:<1$}  {time:<2$}  {note}", widths[0], widths[1], widths[2]);
+        let row = row.trim_end();
+        let style = match (at, verdict) {
+            (0, _) => style().dim(),
+            (at, Verdict::Cause(rank)) if at == rank + 1 => style().red(),
+            _ => style(),
+        };
+        let _ = writeln!(text, "{}", style.apply_to(row));
+    }
+    text
+}
+
+fn cause(line: &Line<'_>, tail: &[String]) -> String {
+    let Outcome { exit, at, .. } = line.outcome;
+    let sentence = format!("{} (pid {}) {} after {}", line.task, line.pid, ended(exit), seconds(at));
+    let mut details = Vec::new();
+    if let Some(hint) = hint(exit) {
+        details.push(("hint", hint.to_owned()));
+    }
+    let mut text = block(&sentence, &details);
+    match tail {
+        [] => text.push_str("  it printed nothing\n"),
+        [_] => text.push_str("  its last line\n"),
+        _ => {
+            let _ = writeln!(text, "  its last {} lines", tail.len());
+        }
+    }
+    for line in tail {
+        let _ = writeln!(text, "    {line}");
+    }
+    text
+}
+
+fn block(sentence: &str, details: &[(&str, String)]) -> String {
+    let mut text = format!("{} {sentence}\n", style().red().bold().apply_to("error:"));
+    for (label, detail) in details {
+        let _ = writeln!(text, "  {label:<8}  {detail}");
+    }
+    text
+}
+
+fn ended(exit: Exit) -> String {
+    match exit {
+        Exit::Code(code) => format!("ended with exit code {code}"),
+        Exit::Signal(_) => format!("was killed by {exit}"),
+    }
+}
+
+/// What an exit tells about a task, in a few words; nothing where it tells nothing.
+fn meaning(outcome: Outcome) -> &'static str {
+    match outcome.exit {
+        Exit::Code(0) => "",
+        Exit::Code(INFRASTRUCTURE) => "lost another task, or a deadline passed",
+        Exit::Code(143) => "stopped, checkpoint saved",
+        _ if outcome.stopped => "stopped by the launcher",
+        Exit::Code(2) => "wrong flags or configuration",
+        Exit::Code(101) => "panicked",
+        Exit::Code(_) => "failed",
+        Exit::Signal(KILL) => "killed from outside; out of memory?",
+        Exit::Signal(_) => "crashed, or killed from outside",
+    }
+}
+
+fn hint(exit: Exit) -> Option<&'static str> {
+    match exit {
+        Exit::Signal(KILL) => Some(
+            "nobody here sent it; most often the kernel does when memory runs out: dmesg | grep -i 'out of memory'",
+        ),
+        Exit::Code(INFRASTRUCTURE) => {
+            Some("every task that failed says so of another; the first of them is shown, and the job may be run again")
+        }
+        Exit::Code(126) => Some("a shell says so when it may not execute a program"),
+        Exit::Code(127) => Some("a shell says so when it does not find a program"),
+        _ => None,
+    }
+}
+
+/// `9.7 s`, `2 min 03 s`, `1 h 02 min`.
+fn seconds(time: Duration) -> String {
+    let whole = time.as_secs_f64().round() as u64;
+    match whole {
+        0..60 => format!("{:.1} s", time.as_secs_f64()),
+        60..3600 => format!("{} min {:02} s", whole / 60, whole % 60),
+        _ => format!("{} h {:02} min", whole / 3600, whole / 60 % 60),
+    }
+}
+
+fn count(count: usize, thing: &str) -> String {
+    format!("{count} {thing}{}", if count == 1 { "" } else { "s" })
+}
+
+fn style() -> Style {
+    Style::new().force_styling(colors_allowed())
+}
+
+const KILL: i32 = signal_hook::consts::SIGKILL;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::job;
+
+    fn outcome(exit: Exit, ms: u64, stopped: bool) -> Outcome {
+        Outcome { exit, at: Duration::from_millis(ms), stopped }
+    }
+
+    #[test]
+    fn the_first_cause_is_marked_and_quoted() {
+        let tasks = job::tasks(1, 3);
+        let outcomes = [
+            outcome(Exit::Code(138), 9800, false),
+            outcome(Exit::Signal(9), 9700, false),
+            outcome(Exit::Signal(15), 9900, true),
+            outcome(Exit::Code(0), 123_000, false),
+        ];
+        let lines: Vec<_> =
+            tasks.iter().zip(outcomes).map(|(task, outcome)| Line { task, pid: 4711, outcome }).collect();
+        let tail = ["step 1".to_owned(), "step 2".to_owned()];
+        let expected = "\
+task      exit     time        note
+chief-0   138      9.8 s       lost another task, or a deadline passed
+worker-0  SIGKILL  9.7 s       ← first cause: killed from outside; out of memory?
+worker-1  SIGTERM  9.9 s       stopped by the launcher
+worker-2  0        2 min 03 s
+error: worker-0 (pid 4711) was killed by SIGKILL after 9.7 s
+  hint      nobody here sent it; most often the kernel does when memory runs out: dmesg | grep -i 'out of memory'
+  its last 2 lines
+    step 1
+    step 2
+";
+        assert_eq!(console::strip_ansi_codes(&report(&lines, Verdict::of(&outcomes, None), &tail)), expected);
+        assert_eq!(report(&lines, Verdict::Success, &[]), "");
+    }
+
+    #[test]
+    fn durations_change_units() {
+        let shown = [9_700, 59_400, 59_500, 123_000, 3_720_000].map(|ms| seconds(Duration::from_millis(ms)));
+        assert_eq!(shown, ["9.7 s", "59.4 s", "1 min 00 s", "2 min 03 s", "1 h 02 min"]);
+    }
+}

@@ -1,0 +1,244 @@
+//! Decides who is stopped when; others do it.
+//!
+//! It takes ends of tasks, signals and the time since the job began, and hands out actions. It does no input or output.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use signal_hook::consts::{SIGCONT, SIGINT, SIGKILL, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
+
+use crate::outcome::{Exit, Outcome};
+
+/// Something to be done.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Action {
+    /// Send a signal to the process group of a task.
+    Signal { rank: usize, signal: i32 },
+    /// Send a signal to the first process of a task only.
+    SignalLeader { rank: usize, signal: i32 },
+    /// Tell the user.
+    Note(Note),
+}
+
+/// Something to tell the user while the job runs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Note {
+    /// A task failed, and `others` are being stopped.
+    Failed { rank: usize, exit: Exit, at: Duration, others: usize },
+    /// The launcher was signalled, and passes it on.
+    Interrupted { signal: i32, tasks: usize },
+    /// These did not stop within the grace and are killed, or the user is tired of waiting.
+    Killing { ranks: Vec<usize>, asked: bool },
+    /// A task has ended, but processes that it started have not.
+    Leftover { rank: usize },
+    /// Not even SIGKILL ended a task; it is left to the kernel.
+    Stuck { rank: usize },
+}
+
+/// The state of a job's tasks.
+#[derive(Debug)]
+pub(crate) struct Supervisor {
+    tasks: Vec<Task>,
+    phase: Phase,
+    grace: Duration,
+    interrupted: Option<i32>,
+    actions: VecDeque<Action>,
+}
+
+#[derive(Debug, Default)]
+struct Task {
+    outcome: Option<Outcome>,
+    /// No process of its group is left.
+    gone: bool,
+    /// Signals that it was sent by us, up to its end.
+    sent: Vec<i32>,
+    /// What happens next if it stays.
+    next: Option<(Duration, Step)>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Step {
+    /// Ask what a finished task has left behind to end.
+    Stop,
+    Kill,
+    /// The kernel holds it; nobody should wait for that for ever.
+    GiveUp,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    Running,
+    /// A task says that another one failed. That one gets a moment to end by itself: stopped now, it would end by our
+    /// signal, and what it had to say would be lost.
+    Settling {
+        until: Duration,
+        rank: usize,
+    },
+    Stopping,
+}
+
+impl Supervisor {
+    /// A running job of `tasks` tasks, which get `grace` to stop when they are asked to.
+    pub(crate) fn new(tasks: usize, grace: Duration) -> Self {
+        let tasks = (0..tasks).map(|_| Task::default()).collect();
+        Self { tasks, phase: Phase::Running, grace, interrupted: None, actions: VecDeque::new() }
+    }
+
+    /// The first process of a task has ended; `leftover` tells whether others of its group live.
+    pub(crate) fn handle_exit(&mut self, rank: usize, exit: Exit, leftover: bool, now: Duration) {
+        let task = &mut self.tasks[rank];
+        if task.outcome.is_some() {
+            return;
+        }
+        let stopped = task.sent.iter().any(|signal| exit.answers(*signal));
+        task.outcome = Some(Outcome { exit, at: now, stopped });
+        task.gone = !leftover;
+        if task.next.is_none() {
+            // Such as the far end of a pipe that is still writing.
+            task.next = Some((now + self.grace.min(LINGER), Step::Stop));
+        }
+        match self.phase {
+            Phase::Stopping => {}
+            _ if exit.is_success() => {}
+            Phase::Running if exit.blames_others() => {
+                self.phase = Phase::Settling { until: now + self.grace.min(SETTLE), rank };
+            }
+            Phase::Settling { .. } if exit.blames_others() => {}
+            Phase::Running | Phase::Settling { .. } => self.stop_after(rank, now),
+        }
+    }
+
+    /// The last process of a task's group has ended.
+    pub(crate) fn handle_gone(&mut self, rank: usize) {
+        self.tasks[rank].gone = true;
+    }
+
+    /// The launcher was sent a signal.
+    pub(crate) fn handle_signal(&mut self, signal: i32, now: Duration) {
+        if [SIGUSR1, SIGUSR2].contains(&signal) {
+            // Requests to the program, such as to save now; a shell around it would only die of them.
+            let living = self.tasks.iter().enumerate().filter(|(_, task)| task.outcome.is_none());
+            self.actions.extend(living.map(|(rank, _)| Action::SignalLeader { rank, signal }));
+        } else if self.phase != Phase::Stopping {
+            self.interrupted = Some(signal);
+            let tasks = self.tasks.iter().filter(|task| !task.gone).count();
+            self.actions.push_back(Action::Note(Note::Interrupted { signal, tasks }));
+            self.stop(signal, now);
+        } else if [SIGINT, SIGQUIT].contains(&signal) {
+            self.kill(|_| true, true, now);
+        } else {
+            // A closed terminal is reported more than once, so this is no impatience.
+            self.send(signal);
+        }
+    }
+
+    /// Time has passed.
+    pub(crate) fn handle_timeout(&mut self, now: Duration) {
+        if let Phase::Settling { until, rank } = self.phase
+            && until <= now
+        {
+            self.stop_after(rank, now);
+        }
+        for rank in 0..self.tasks.len() {
+            let task = &mut self.tasks[rank];
+            match task.next {
+                Some((at, Step::Stop)) if !task.gone && at <= now => {
+                    task.next = Some((now + self.grace, Step::Kill));
+                    self.actions.push_back(Action::Note(Note::Leftover { rank }));
+                    self.actions.push_back(Action::Signal { rank, signal: SIGTERM });
+                }
+                Some((at, Step::GiveUp)) if !task.gone && at <= now => {
+                    task.gone = true;
+                    let killed = Outcome { exit: Exit::Signal(SIGKILL), at: now, stopped: true };
+                    task.outcome.get_or_insert(killed);
+                    self.actions.push_back(Action::Note(Note::Stuck { rank }));
+                }
+                _ => {}
+            }
+        }
+        self.kill(|task| task.next.is_some_and(|(at, step)| step == Step::Kill && at <= now), false, now);
+    }
+
+    /// The next thing to do.
+    pub(crate) fn poll_action(&mut self) -> Option<Action> {
+        self.actions.pop_front()
+    }
+
+    /// When [`handle_timeout`](Self::handle_timeout) has something to do.
+    pub(crate) fn poll_timeout(&self) -> Option<Duration> {
+        let settling = match self.phase {
+            Phase::Settling { until, .. } => Some(until),
+            Phase::Running | Phase::Stopping => None,
+        };
+        let next = self.tasks.iter().filter(|task| !task.gone).filter_map(|task| Some(task.next?.0));
+        next.chain(settling).min()
+    }
+
+    /// Whether no process of any task is left.
+    pub(crate) fn is_done(&self) -> bool {
+        self.tasks.iter().all(|task| task.gone)
+    }
+
+    /// The ends of all tasks, once the job is done.
+    pub(crate) fn outcomes(&self) -> Vec<Outcome> {
+        self.tasks.iter().filter_map(|task| task.outcome).collect()
+    }
+
+    /// The signal that made the launcher stop a job that ran well.
+    pub(crate) fn interrupted(&self) -> Option<i32> {
+        self.interrupted
+    }
+
+    fn stop_after(&mut self, rank: usize, now: Duration) {
+        let others = self.tasks.iter().filter(|task| task.outcome.is_none()).count();
+        if let Some(Outcome { exit, at, .. }) = self.tasks[rank].outcome {
+            self.actions.push_back(Action::Note(Note::Failed { rank, exit, at, others }));
+        }
+        self.stop(SIGTERM, now);
+    }
+
+    fn stop(&mut self, signal: i32, now: Duration) {
+        self.phase = Phase::Stopping;
+        for task in &mut self.tasks {
+            task.next = Some((now + self.grace, Step::Kill));
+        }
+        self.send(signal);
+        // One that is stopped, as by a debugger, must go on to be able to end.
+        let living = self.tasks.iter().enumerate().filter(|(_, task)| !task.gone);
+        self.actions.extend(living.map(|(rank, _)| Action::Signal { rank, signal: SIGCONT }));
+    }
+
+    fn kill(&mut self, which: impl Fn(&Task) -> bool, asked: bool, now: Duration) {
+        let chosen = |(rank, task): (usize, &Task)| (!task.gone && which(task)).then_some(rank);
+        let ranks: Vec<_> = self.tasks.iter().enumerate().filter_map(chosen).collect();
+        if ranks.is_empty() {
+            return;
+        }
+        for rank in &ranks {
+            let task = &mut self.tasks[*rank];
+            task.sent.push(SIGKILL);
+            task.next = Some((now + UNKILLABLE, Step::GiveUp));
+            self.actions.push_back(Action::Signal { rank: *rank, signal: SIGKILL });
+        }
+        self.actions.push_back(Action::Note(Note::Killing { ranks, asked }));
+    }
+
+    fn send(&mut self, signal: i32) {
+        for (rank, task) in self.tasks.iter_mut().enumerate().filter(|(_, task)| !task.gone) {
+            task.sent.push(signal);
+            self.actions.push_back(Action::Signal { rank, signal });
+        }
+    }
+}
+
+/// How long processes that a finished task has left may go on by themselves.
+const LINGER: Duration = Duration::from_secs(2);
+
+/// How long a task that another one blames gets to end by itself.
+const SETTLE: Duration = Duration::from_secs(1);
+
+/// A killed process ends at once, unless the kernel holds it.
+const UNKILLABLE: Duration = Duration::from_secs(10);
+
+#[cfg(test)]
+mod tests;

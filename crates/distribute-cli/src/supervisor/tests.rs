@@ -1,0 +1,177 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::outcome::Verdict;
+
+fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+const GRACE: Duration = Duration::from_secs(10);
+
+fn actions(supervisor: &mut Supervisor) -> Vec<Action> {
+    std::iter::from_fn(|| supervisor.poll_action()).collect()
+}
+
+fn signals(supervisor: &mut Supervisor) -> Vec<(usize, i32)> {
+    let only_signals = |action| match action {
+        Action::Signal { rank, signal } if signal != SIGCONT => Some((rank, signal)),
+        _ => None,
+    };
+    actions(supervisor).into_iter().filter_map(only_signals).collect()
+}
+
+fn verdict(supervisor: &Supervisor) -> Verdict {
+    Verdict::of(&supervisor.outcomes(), supervisor.interrupted())
+}
+
+#[test]
+fn a_failure_stops_the_others_and_kills_them_after_the_grace() {
+    let mut job = Supervisor::new(3, GRACE);
+    job.handle_exit(1, Exit::Code(1), false, ms(100));
+    let told = actions(&mut job);
+    assert_eq!(told[0], Action::Note(Note::Failed { rank: 1, exit: Exit::Code(1), at: ms(100), others: 2 }));
+    assert_eq!(told[1..3], [0, 2].map(|rank| Action::Signal { rank, signal: SIGTERM }));
+    job.handle_exit(0, Exit::Code(143), false, ms(200));
+    assert_eq!(job.poll_timeout(), Some(ms(10_100)));
+    job.handle_timeout(ms(10_099));
+    assert_eq!(signals(&mut job), []);
+    job.handle_timeout(ms(10_100));
+    assert_eq!(signals(&mut job), [(2, SIGKILL)]);
+    assert!(!job.is_done());
+    job.handle_exit(2, Exit::Signal(SIGKILL), false, ms(10_200));
+    assert!(job.is_done() && job.poll_timeout().is_none());
+    assert_eq!(verdict(&job), Verdict::Cause(1));
+    assert_eq!(job.outcomes().iter().map(|outcome| outcome.stopped).collect::<Vec<_>>(), [true, false, true]);
+}
+
+#[test]
+fn a_blamed_task_gets_a_moment_to_end_by_itself() {
+    let mut job = Supervisor::new(3, GRACE);
+    job.handle_exit(0, Exit::Code(138), false, ms(100));
+    assert_eq!(actions(&mut job), []);
+    job.handle_exit(1, Exit::Code(101), false, ms(150));
+    assert_eq!(signals(&mut job), [(2, SIGTERM)]);
+    job.handle_exit(2, Exit::Signal(SIGTERM), false, ms(160));
+    assert_eq!(verdict(&job), Verdict::Cause(1));
+}
+
+#[test]
+fn where_nobody_else_ends_the_moment_passes() {
+    let mut job = Supervisor::new(2, GRACE);
+    job.handle_exit(0, Exit::Code(138), false, ms(100));
+    assert_eq!(job.poll_timeout(), Some(ms(1100)));
+    job.handle_timeout(ms(1100));
+    assert_eq!(signals(&mut job), [(1, SIGTERM)]);
+    job.handle_exit(1, Exit::Signal(SIGTERM), false, ms(1200));
+    assert_eq!(verdict(&job), Verdict::Cause(0));
+}
+
+#[test]
+fn the_second_interrupt_kills_and_a_repeated_hangup_does_not() {
+    for (second, expected) in [(SIGINT, SIGKILL), (SIGQUIT, SIGKILL), (1, 1), (SIGTERM, SIGTERM)] {
+        let mut job = Supervisor::new(1, GRACE);
+        job.handle_signal(SIGINT, ms(1));
+        assert_eq!(signals(&mut job), [(0, SIGINT)]);
+        job.handle_signal(second, ms(2));
+        assert_eq!(signals(&mut job), [(0, expected)]);
+        job.handle_exit(0, Exit::Signal(expected), false, ms(3));
+        assert_eq!(verdict(&job), Verdict::Interrupted(SIGINT));
+    }
+}
+
+#[test]
+fn what_a_finished_task_leaves_behind_may_linger_for_a_moment() {
+    let mut job = Supervisor::new(1, GRACE);
+    job.handle_exit(0, Exit::Code(0), true, ms(0));
+    assert!(!job.is_done());
+    job.handle_timeout(ms(1999));
+    assert_eq!(actions(&mut job), []);
+    job.handle_timeout(ms(2000));
+    assert_eq!(signals(&mut job), [(0, SIGTERM)]);
+    job.handle_timeout(ms(12_000));
+    assert_eq!(signals(&mut job), [(0, SIGKILL)]);
+    job.handle_gone(0);
+    assert!(job.is_done());
+    assert_eq!(verdict(&job), Verdict::Success);
+}
+
+#[test]
+fn a_task_that_cannot_be_killed_is_given_up() {
+    let mut job = Supervisor::new(1, GRACE);
+    job.handle_signal(SIGTERM, ms(0));
+    job.handle_timeout(ms(10_000));
+    assert_eq!(signals(&mut job).last(), Some(&(0, SIGKILL)));
+    job.handle_timeout(ms(20_000));
+    assert_eq!(actions(&mut job), [Action::Note(Note::Stuck { rank: 0 })]);
+    assert!(job.is_done());
+    assert_eq!(verdict(&job), Verdict::Interrupted(SIGTERM));
+}
+
+#[test]
+fn requests_to_the_program_stop_nothing() {
+    let mut job = Supervisor::new(2, GRACE);
+    job.handle_exit(0, Exit::Code(0), false, ms(1));
+    job.handle_signal(SIGUSR1, ms(2));
+    assert_eq!(actions(&mut job), [Action::SignalLeader { rank: 1, signal: SIGUSR1 }]);
+    assert_eq!(job.interrupted(), None);
+}
+
+fn any_exit() -> impl Strategy<Value = Exit> {
+    prop_oneof![
+        3 => Just(Exit::Code(0)),
+        3 => Just(Exit::Code(138)),
+        1 => (1..255_i32).prop_map(Exit::Code),
+        1 => (1..31_i32).prop_map(Exit::Signal),
+    ]
+}
+
+proptest! {
+    /// However tasks end, and whatever the user sends: a job with a failure comes to an end within the waiting times,
+    /// and its exit code says that it failed.
+    #[test]
+    fn a_job_with_a_failure_ends(
+        exits in proptest::collection::vec((any_exit(), 0..5000_u64, any::<bool>()), 1..6),
+        fails in (1..255_i32).prop_map(Exit::Code),
+        signal in proptest::option::of((prop_oneof![Just(SIGINT), Just(SIGTERM)], 0..5000_u64)),
+    ) {
+        // Task 0 fails by itself; the others end by themselves, unless they are stubborn and must be killed.
+        let tasks = exits.len() + 1;
+        let mut job = Supervisor::new(tasks, GRACE);
+        let mut due: Vec<(Duration, usize, Exit)> = vec![(ms(700), 0, fails)];
+        let willing = exits.iter().zip(1..).filter(|((.., stubborn), _)| !stubborn);
+        due.extend(willing.map(|((exit, at, _), rank)| (ms(*at), rank, *exit)));
+        let mut signal = signal.map(|(signal, at)| (signal, ms(at)));
+        let mut now = Duration::ZERO;
+        let mut ended = vec![false; tasks];
+        for _ in 0..100 {
+            while let Some(action) = job.poll_action() {
+                if let Action::Signal { rank, signal: SIGKILL } = action && !ended[rank] {
+                    ended[rank] = true;
+                    job.handle_exit(rank, Exit::Signal(SIGKILL), false, now);
+                }
+            }
+            if job.is_done() {
+                break;
+            }
+            let times = due.iter().filter(|(_, rank, _)| !ended[*rank]).map(|(at, ..)| *at);
+            let next = times.chain(job.poll_timeout()).chain(signal.map(|(_, at)| at)).min();
+            prop_assert!(next.is_some(), "nothing left to wait for");
+            now = now.max(next.unwrap_or_default());
+            if let Some((number, _)) = signal.take_if(|(_, at)| *at <= now) {
+                job.handle_signal(number, now);
+            }
+            for (at, rank, exit) in &due {
+                if *at <= now && !std::mem::replace(&mut ended[*rank], true) {
+                    job.handle_exit(*rank, *exit, false, now);
+                }
+            }
+            job.handle_timeout(now);
+        }
+        prop_assert!(job.is_done());
+        prop_assert!(now <= ms(5000) + GRACE + SETTLE);
+        let outcomes = job.outcomes();
+        prop_assert_eq!(outcomes.len(), tasks);
+        prop_assert_ne!(verdict(&job).exit_code(&outcomes), 0);
+    }
+}

@@ -1,0 +1,101 @@
+//! What a task prints, and whether it lives, for others to wait on.
+
+use std::io::Read;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Instant;
+
+/// Shared by the threads that watch a task and the test that waits for it.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Capture(Arc<Shared>);
+
+#[derive(Debug, Default)]
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct State {
+    pub(crate) stdout: Vec<u8>,
+    pub(crate) stderr: Vec<u8>,
+    /// Streams that are open.
+    pub(crate) open: u32,
+    pub(crate) exited: bool,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Stream {
+    Stdout,
+    Stderr,
+}
+
+impl Capture {
+    /// Reads a stream to its end on a thread of its own.
+    pub(crate) fn follow(
+        &self,
+        name: String,
+        stream: Stream,
+        mut reader: impl Read + Send + 'static,
+    ) -> std::io::Result<()> {
+        self.update(|state| state.open += 1);
+        let capture = self.clone();
+        let read = move || {
+            let mut buffer = [0; 8192];
+            while let Ok(count @ 1..) = reader.read(&mut buffer) {
+                capture.update(|state| state.of(stream).extend_from_slice(&buffer[..count]));
+            }
+            capture.update(|state| state.open -= 1);
+        };
+        let spawned = thread::Builder::new().name(name).spawn(read);
+        spawned.map(drop).inspect_err(|_| self.update(|state| state.open -= 1))
+    }
+
+    pub(crate) fn update<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+        let value = change(&mut self.lock());
+        self.0.changed.notify_all();
+        value
+    }
+
+    /// The first answer that `look` has, `None` if it has none before `end`.
+    pub(crate) fn wait<T>(&self, end: Instant, mut look: impl FnMut(&State) -> Option<T>) -> Option<T> {
+        let mut state = self.lock();
+        loop {
+            if let Some(answer) = look(&state) {
+                return Some(answer);
+            }
+            let left = end.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())?;
+            state = self.0.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Everything that was printed, standard output first.
+    pub(crate) fn printed(&self) -> String {
+        let state = self.lock();
+        let both = [&state.stdout, &state.stderr].map(|bytes| String::from_utf8_lossy(bytes).into_owned());
+        both.concat()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// The first finished line that contains `text`, on either stream.
+    pub(crate) fn line_with(&self, text: &str) -> Option<String> {
+        let finished = |bytes: &[u8]| {
+            let end = bytes.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
+            String::from_utf8_lossy(&bytes[..end]).into_owned()
+        };
+        let found = |bytes| finished(bytes).lines().find(|line| line.contains(text)).map(str::to_owned);
+        found(&self.stdout).or_else(|| found(&self.stderr))
+    }
+
+    fn of(&mut self, stream: Stream) -> &mut Vec<u8> {
+        match stream {
+            Stream::Stdout => &mut self.stdout,
+            Stream::Stderr => &mut self.stderr,
+        }
+    }
+}

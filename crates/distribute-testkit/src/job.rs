@@ -1,0 +1,287 @@
+//! Real processes of one program, as the tasks of a distributed job.
+
+use std::ffi::{OsStr, OsString};
+use std::fmt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
+
+use crate::capture::{Capture, Stream};
+use crate::family::Family;
+use crate::{Error, hook};
+
+/// Running tasks of one program. Dropping a job kills what is left of it, descendants of tasks included.
+///
+/// Every task has a process group of its own. Tasks die with the thread that started them.
+#[derive(Debug)]
+pub struct Job {
+    tasks: Vec<Task>,
+    family: Family,
+}
+
+#[derive(Debug)]
+struct Task {
+    child: Child,
+    pid: Pid,
+    capture: Capture,
+    status: Option<ExitStatus>,
+}
+
+/// How a task ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Outcome {
+    /// The task.
+    pub rank: u32,
+    /// Its exit code, unless a signal killed it.
+    pub code: Option<i32>,
+    /// The signal that killed it.
+    pub signal: Option<i32>,
+    /// What it wrote to standard output.
+    pub stdout: String,
+    /// What it wrote to standard error.
+    pub stderr: String,
+}
+
+impl Outcome {
+    /// Whether the exit code is 0.
+    #[must_use]
+    pub fn success(&self) -> bool {
+        self.code == Some(0)
+    }
+}
+
+/// A job before it starts, made by [`Job::builder`].
+pub struct JobBuilder {
+    program: OsString,
+    args: Vec<OsString>,
+    tasks: u32,
+    env: Vec<(String, String)>,
+    task_env: Box<TaskEnv>,
+}
+
+type TaskEnv = dyn Fn(u32) -> Vec<(String, String)>;
+
+impl JobBuilder {
+    /// Adds one argument.
+    #[must_use]
+    pub fn arg(self, arg: impl AsRef<OsStr>) -> Self {
+        self.args([arg])
+    }
+
+    /// Adds arguments.
+    #[must_use]
+    pub fn args(mut self, args: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Self {
+        self.args.extend(args.into_iter().map(|arg| arg.as_ref().to_owned()));
+        self
+    }
+
+    /// Sets a variable for all tasks.
+    #[must_use]
+    pub fn env(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {
+        self.env.push((key.into(), value.into()));
+        self
+    }
+
+    /// Sets variables that differ from task to task.
+    #[must_use]
+    pub fn task_env(mut self, env: impl Fn(u32) -> Vec<(String, String)> + 'static) -> Self {
+        self.task_env = Box::new(env);
+        self
+    }
+
+    /// How many tasks to start; 1 unless set.
+    #[must_use]
+    pub fn tasks(mut self, tasks: u32) -> Self {
+        self.tasks = tasks;
+        self
+    }
+
+    /// Starts the tasks in the order of their ranks.
+    ///
+    /// # Errors
+    /// [`Error::Start`]; those that run already are killed.
+    pub fn start(self) -> Result<Job, Error> {
+        let mut job = Job { tasks: Vec::new(), family: Family::new() };
+        for rank in 0..self.tasks {
+            let task = self.start_task(rank, &job.family);
+            let program = self.program.to_string_lossy().into_owned();
+            job.tasks.push(task.map_err(|source| Error::Start { rank, program, source })?);
+        }
+        Ok(job)
+    }
+
+    fn start_task(&self, rank: u32, family: &Family) -> std::io::Result<Task> {
+        let mut command = Command::new(&self.program);
+        command.args(&self.args).envs(self.env.iter().cloned()).envs((self.task_env)(rank));
+        command.env(family.key(), family.value()).process_group(0);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        hook::die_with_parent(&mut command);
+        let mut child = command.spawn()?;
+        let id = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+        let pid = id.ok_or_else(|| std::io::Error::other("a process id outside 1..2^31"))?;
+        let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
+        let task = Task { child, pid, capture: Capture::default(), status: None };
+        if let Some(stdout) = stdout {
+            task.capture.follow(format!("task-{rank}-stdout"), Stream::Stdout, stdout)?;
+        }
+        if let Some(stderr) = stderr {
+            task.capture.follow(format!("task-{rank}-stderr"), Stream::Stderr, stderr)?;
+        }
+        task.watch(rank)?;
+        Ok(task)
+    }
+}
+
+impl fmt::Debug for JobBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut fields = f.debug_struct("JobBuilder");
+        fields.field("program", &self.program).field("args", &self.args).field("tasks", &self.tasks);
+        fields.finish_non_exhaustive()
+    }
+}
+
+impl Job {
+    /// A job of `program`, a path or a name in `PATH`.
+    pub fn builder(program: impl AsRef<OsStr>) -> JobBuilder {
+        let program = program.as_ref().to_owned();
+        JobBuilder { program, args: Vec::new(), tasks: 1, env: Vec::new(), task_env: Box::new(|_| Vec::new()) }
+    }
+
+    /// Sends a signal to a task's process group. To a task that has ended it does nothing.
+    ///
+    /// # Errors
+    /// [`Error::NoTask`], [`Error::Signal`].
+    pub fn kill(&self, rank: u32, signal: Signal) -> Result<(), Error> {
+        let task = self.task(rank)?;
+        if task.status.is_some() {
+            // Reaped: its id may be somebody else's by now.
+            return Ok(());
+        }
+        match kill_process_group(task.pid, signal) {
+            Ok(()) | Err(rustix::io::Errno::SRCH) => Ok(()),
+            Err(errno) => Err(Error::Signal { rank, source: errno.into() }),
+        }
+    }
+
+    /// The process id of a task.
+    ///
+    /// # Errors
+    /// [`Error::NoTask`].
+    pub fn pid(&self, rank: u32) -> Result<u32, Error> {
+        Ok(self.task(rank)?.child.id())
+    }
+
+    /// Waits until a task has printed a line that contains `text`, and returns the first such line. Lines that were
+    /// printed before the call count.
+    ///
+    /// # Errors
+    /// [`Error::NoTask`]; [`Error::NoLine`] at the deadline; [`Error::OutputEnded`] as soon as no such line can come.
+    pub fn wait_for_line(&self, rank: u32, text: &str, deadline: Duration) -> Result<String, Error> {
+        let capture = &self.task(rank)?.capture;
+        let found = capture.wait(Instant::now() + deadline, |state| match state.line_with(text) {
+            None if state.open > 0 => None,
+            line => Some(line),
+        });
+        let (text, output) = (text.to_owned(), capture.printed());
+        match found {
+            Some(Some(line)) => Ok(line),
+            Some(None) => Err(Error::OutputEnded { rank, text, output }),
+            None => Err(Error::NoLine { rank, text, waited: deadline, output }),
+        }
+    }
+
+    /// Waits for the end of one task and of its output.
+    ///
+    /// # Errors
+    /// [`Error::NoTask`]; [`Error::StillRunning`] at the deadline.
+    pub fn wait(&mut self, rank: u32, deadline: Duration) -> Result<Outcome, Error> {
+        let tasks = self.tasks.len();
+        let task = self.tasks.get_mut(rank as usize).ok_or(Error::NoTask { rank, tasks })?;
+        task.wait(rank, Instant::now() + deadline, deadline)
+    }
+
+    /// Waits for the end of all tasks and of their output; one deadline holds for all.
+    ///
+    /// # Errors
+    /// [`Error::StillRunning`] names the first task that is not done at the deadline.
+    pub fn wait_all(&mut self, deadline: Duration) -> Result<Vec<Outcome>, Error> {
+        let end = Instant::now() + deadline;
+        (0..).zip(&mut self.tasks).map(|(rank, task)| task.wait(rank, end, deadline)).collect()
+    }
+
+    /// Everything that a task has printed so far, standard output first.
+    ///
+    /// # Errors
+    /// [`Error::NoTask`].
+    pub fn printed(&self, rank: u32) -> Result<String, Error> {
+        Ok(self.task(rank)?.capture.printed())
+    }
+
+    /// All processes of the job, descendants included.
+    #[must_use]
+    pub fn family(&self) -> &Family {
+        &self.family
+    }
+
+    fn task(&self, rank: u32) -> Result<&Task, Error> {
+        self.tasks.get(rank as usize).ok_or(Error::NoTask { rank, tasks: self.tasks.len() })
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        for task in &mut self.tasks {
+            task.end();
+        }
+        // What a task moved to a session of its own is part of the job all the same.
+        self.family.kill();
+    }
+}
+
+impl Task {
+    /// Notes the end of the process without reaping it, so that its id stays its own until this job waits for it.
+    fn watch(&self, rank: u32) -> std::io::Result<()> {
+        let (pid, capture) = (self.pid, self.capture.clone());
+        let watch = move || {
+            let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+            while let Err(rustix::io::Errno::INTR) = waitid(WaitId::Pid(pid), options) {}
+            capture.update(|state| state.exited = true);
+        };
+        thread::Builder::new().name(format!("task-{rank}-watch")).spawn(watch).map(drop)
+    }
+
+    fn wait(&mut self, rank: u32, end: Instant, waited: Duration) -> Result<Outcome, Error> {
+        let ended = self.capture.wait(end, |state| (state.exited && state.open == 0).then_some(()));
+        let still_running = |output| Error::StillRunning { rank, waited, output };
+        ended.ok_or_else(|| still_running(self.capture.printed()))?;
+        let status = match self.status {
+            Some(status) => status,
+            None => self.child.wait().map_err(|error| still_running(error.to_string()))?,
+        };
+        self.status = Some(status);
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        let (stdout, stderr) = self.capture.update(|state| (text(&state.stdout), text(&state.stderr)));
+        Ok(Outcome { rank, code: status.code(), signal: status.signal(), stdout, stderr })
+    }
+
+    fn end(&mut self) {
+        if self.status.is_some() {
+            return;
+        }
+        let _ = kill_process_group(self.pid, Signal::KILL);
+        let end = Instant::now() + REAP_DEADLINE;
+        if self.capture.wait(end, |state| state.exited.then_some(())).is_some() {
+            self.status = self.child.wait().ok();
+        }
+    }
+}
+
+/// A killed process ends at once, unless the kernel holds it.
+const REAP_DEADLINE: Duration = Duration::from_secs(5);
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,51 @@
+//! Test harness of the distribute workspace: processes, ports and deadlines.
+//!
+//! - [`Job`] starts a program several times, as a distributed job's tasks are, captures what they print, kills, stops and
+//!   continues them, and waits for lines and ends with a deadline.
+//! - [`Ports`] reserves loopback ports; [`target_binary`] finds what cargo has built; [`within`] gives a test a time limit.
+//! - [`Family`] knows every process that descends from a command, however it was orphaned, and insists that none is left.
+//!
+//! It knows nothing of clusters: which variables a task gets, the test says. It is meant for Linux, whose `/proc` it reads.
+//!
+//! # Examples
+//!
+//! ```
+//! use std::time::Duration;
+//! use distribute_testkit::{Job, Signal};
+//!
+//! # fn main() -> Result<(), distribute_testkit::Error> {
+//! let mut job = Job::builder("sh")
+//!     .args(["-c", "echo ready $RANK; exec sleep 60"])
+//!     .tasks(2)
+//!     .task_env(|rank| vec![("RANK".into(), rank.to_string())])
+//!     .start()?;
+//! let second = Duration::from_secs(10);
+//! assert_eq!(job.wait_for_line(1, "ready", second)?, "ready 1");
+//! job.kill(0, Signal::KILL)?;
+//! job.kill(1, Signal::TERM)?;
+//! let outcomes = job.wait_all(second)?;
+//! assert_eq!((outcomes[0].signal, outcomes[1].signal), (Some(9), Some(15)));
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Invariants
+//!
+//! Every wait ends at a deadline. A job that is dropped leaves no process, and neither does a test process that is killed.
+
+mod binary;
+mod capture;
+mod deadline;
+mod error;
+mod family;
+mod hook;
+mod job;
+mod ports;
+
+pub use binary::target_binary;
+pub use deadline::within;
+pub use error::Error;
+pub use family::Family;
+pub use job::{Job, JobBuilder, Outcome};
+pub use ports::Ports;
+pub use rustix::process::Signal;
