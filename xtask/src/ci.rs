@@ -19,6 +19,18 @@ pub(crate) fn test() -> Result<(), String> {
     cargo(&["test", "--workspace", "--locked"])
 }
 
+/// Builds the launcher and the examples, then runs the tests that start them.
+pub(crate) fn multiprocess(filter: Option<&str>) -> Result<(), String> {
+    cargo(&["build", "--workspace", "--bins", "--examples", "--locked"])?;
+    let mut arguments = vec!["test", "--workspace", "--locked"];
+    arguments.extend(MULTIPROCESS.iter().flat_map(|name| ["--test", *name]));
+    arguments.extend(filter);
+    cargo(&arguments)
+}
+
+/// Test targets that start processes.
+const MULTIPROCESS: [&str; 3] = ["mnist", "processes", "run"];
+
 fn doc() -> Result<(), String> {
     let mut command = Command::new(env!("CARGO"));
     command.args(["doc", "--workspace", "--no-deps", "--locked"]).env("RUSTDOCFLAGS", "-D warnings");

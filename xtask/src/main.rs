@@ -1,4 +1,4 @@
-//! The workspace's own commands: `cargo xtask ci`, `test` and `bench`.
+//! The workspace's own commands: `cargo xtask ci`, `test`, `multiprocess` and `bench`.
 #![expect(clippy::print_stdout, reason = "a command prints its results")]
 
 mod bench;
@@ -31,6 +31,11 @@ enum Command {
     },
     /// All tests, as the README's command runs them.
     Test,
+    /// The tests that start real processes, their programs built first.
+    Multiprocess {
+        /// Run only tests whose names contain this.
+        filter: Option<String>,
+    },
 }
 
 fn main() -> ExitCode {
@@ -38,6 +43,7 @@ fn main() -> ExitCode {
         Command::Ci => ci::run(),
         Command::Bench { bench } => bench.run(),
         Command::Test => ci::test(),
+        Command::Multiprocess { filter } => ci::multiprocess(filter.as_deref()),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

@@ -114,10 +114,10 @@ impl Bridge {
     }
 
     fn carry(&self, team: &Team, operation: &Operation, spin: Duration) -> Result<()> {
-        team.check_alive()?;
         let (Some((call, deadline, started)), Some(plan)) = (operation.leader_call(), operation.plan()) else {
             return Ok(());
         };
+        team.check_alive(call)?;
         let mut mesh = lock(&self.mesh);
         let job = Job {
             call,
@@ -232,10 +232,7 @@ fn explain(error: MeshError, team: &Team, mesh: &Mesh, call: Call, started: Inst
         MeshError::Transport(TransportError::Aborted { peer, reason }) => {
             Error::Aborted { group: team.name.clone(), origin: name(peer), cause: reason }
         }
-        MeshError::Transport(_) => team.check_alive().err().unwrap_or(Error::Aborted {
-            group: team.name.clone(),
-            origin: here,
-            cause: "the exchange was interrupted".to_owned(),
-        }),
+        // Interrupted, which only an abort does.
+        MeshError::Transport(_) => team.aborted(Some(call)),
     }
 }

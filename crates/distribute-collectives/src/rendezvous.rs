@@ -4,7 +4,7 @@ use std::net::TcpListener;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use distribute_cluster::{Coordination, CoordinationOptions, Membership};
+use distribute_cluster::{Coordination, CoordinationOptions, FailureCause, Membership};
 
 use crate::transport::{self, ConnectError, TransportKind};
 use crate::{Error, Options, ProcessGroup, Rank, Result};
@@ -77,14 +77,21 @@ impl ProcessGroup {
             let (team, name) = (group.weak_team(), options.name.clone());
             coordination.on_failure(move |failure| {
                 if let Some(team) = team.upgrade() {
-                    let error = Error::PeerLost {
-                        name: team.local_name(0),
-                        peer: failure.task.to_string(),
-                        peer_rank: Rank::of(failure.rank as usize * team.local_ranks),
-                        during: format!("the life of group {name:?}"),
-                        how: failure.to_string(),
+                    let peer = failure.task.to_string();
+                    let error = match &failure.cause {
+                        FailureCause::Lost { how, last_heard } => Error::PeerLost {
+                            name: team.local_name(0),
+                            peer_rank: Rank::of(failure.rank as usize * team.local_ranks),
+                            peer: peer.clone(),
+                            during: "a pause between operations".to_owned(),
+                            how: format!("{how} (last heard from {:.1} s ago)", last_heard.as_secs_f64()),
+                        },
+                        FailureCause::Reported(reason) => {
+                            Error::Aborted { group: name.clone(), origin: peer.clone(), cause: reason.clone() }
+                        }
+                        _ => Error::Aborted { group: name.clone(), origin: peer.clone(), cause: failure.to_string() },
                     };
-                    team.abort(&failure.task.to_string(), &error);
+                    team.abort(&peer, &error);
                 }
             });
         }

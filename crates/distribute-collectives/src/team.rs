@@ -159,7 +159,7 @@ impl Team {
         buffers: Buffers,
         timeout: Duration,
     ) -> Result<Arc<Operation>> {
-        self.check_alive()?;
+        self.check_alive(call)?;
         let operation = self.join(call.sequence);
         let started = Instant::now();
         *lock(&operation.entries[local]) = Some(Entry { call, buffers, deadline: started + timeout, started });
@@ -185,7 +185,7 @@ impl Team {
                 DONE => break,
                 FAILED => {
                     let failure = lock(&operation.failure).clone();
-                    return Err(failure.unwrap_or_else(|| self.aborted()));
+                    return Err(failure.unwrap_or_else(|| self.aborted(None)));
                 }
                 _ => {}
             }
@@ -232,13 +232,19 @@ impl Team {
         self.wake_all();
     }
 
-    pub(crate) fn check_alive(&self) -> Result<()> {
-        if self.interrupted.load(Ordering::Acquire) { Err(self.aborted()) } else { Ok(()) }
+    /// Whether the group lives; `call` is what the caller is about to do.
+    pub(crate) fn check_alive(&self, call: Call) -> Result<()> {
+        if self.interrupted.load(Ordering::Acquire) { Err(self.aborted(Some(call))) } else { Ok(()) }
     }
 
-    fn aborted(&self) -> Error {
+    /// Why the group has ended, as the error of `call` where it is known.
+    pub(crate) fn aborted(&self, call: Option<Call>) -> Error {
         match lock(&self.cause).clone() {
             Some(Abort { error: error @ Error::Aborted { .. }, .. }) => error,
+            Some(Abort { error: Error::PeerLost { name, peer, peer_rank, during, how }, .. }) => {
+                let during = call.map_or(during, |call| call.to_string());
+                Error::PeerLost { name, peer, peer_rank, during, how }
+            }
             Some(abort) => {
                 Error::Aborted { group: self.name.clone(), origin: abort.origin, cause: abort.error.to_string() }
             }
@@ -376,7 +382,7 @@ impl Team {
             return;
         };
         if self.interrupted.load(Ordering::Acquire) {
-            let error = self.aborted();
+            let error = self.aborted(Some(call));
             self.fail(operation, GATHERING, "this rank", error);
             return;
         }

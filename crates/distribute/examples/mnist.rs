@@ -100,6 +100,7 @@ impl Module for Net {
 
 fn main() -> ExitCode {
     let flags = Flags::parse();
+    distribute::init_logging();
     match choose(&flags).and_then(|strategy| train(&strategy, &flags)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -215,15 +216,7 @@ fn start_progress(
         task,
         is_chief: strategy.is_chief(),
     };
-    let progress = Progress::from_env(options)?;
-    let log = progress.log_writer();
-    let filter = tracing_subscriber::EnvFilter::try_from_default_env();
-    // Another subscriber may have been installed; then that one is used.
-    let _ = tracing_subscriber::fmt()
-        .with_env_filter(filter.unwrap_or_else(|_| "warn".into()))
-        .with_writer(move || log.clone())
-        .try_init();
-    Ok(progress)
+    Ok(Progress::from_env(options)?)
 }
 
 fn write_losses(strategy: &Strategy, flags: &Flags, losses: &[f32]) -> distribute::Result<()> {

@@ -68,9 +68,13 @@ impl Error {
             Error::Cluster(error) | Error::Strategy(distribute_strategy::Error::Cluster(error)) => {
                 matches!(error, distribute_cluster::Error::Config { .. })
             }
+            Error::Collective(error) | Error::Strategy(distribute_strategy::Error::Collective(error)) => {
+                matches!(error, distribute_collectives::Error::UnknownName { .. })
+            }
             Error::Strategy(error) => {
                 matches!(error, distribute_strategy::Error::Devices { .. } | distribute_strategy::Error::Device(_))
             }
+            Error::Train(error) => !matches!(error, distribute_train::Error::Thread(_)),
             Error::Device(_) => true,
             _ => false,
         };

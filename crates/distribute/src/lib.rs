@@ -44,6 +44,8 @@
 
 pub mod digits;
 mod error;
+#[cfg(feature = "logging")]
+mod logging;
 pub mod prelude;
 mod run;
 
@@ -58,4 +60,6 @@ pub use distribute_strategy::Strategy;
 pub use distribute_train as train;
 pub use distribute_values as values;
 pub use error::{Error, Result};
+#[cfg(feature = "logging")]
+pub use logging::init_logging;
 pub use run::Run;

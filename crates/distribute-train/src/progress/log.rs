@@ -1,24 +1,31 @@
 //! Log lines that leave the bar alone.
 
 use std::io::{self, Write};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 
+use super::render::Renderer;
 use super::reporter::{Screen, lock};
 
 /// Writes whole lines to standard error, above the bar where there is one.
 ///
-/// Clones write to the same place; each keeps an unfinished line to itself until it is ended or
-/// the clone is dropped. As a subscriber's writer:
-/// `tracing_subscriber::fmt().with_writer(move || log.clone())`.
+/// It can be made before there is a bar, and outlives it. Clones write to the same place; each keeps
+/// an unfinished line to itself until it is ended or the clone is dropped. As a subscriber's writer:
+/// `tracing_subscriber::fmt().with_writer(LogWriter::stderr)`.
 pub struct LogWriter {
     out: Arc<Mutex<Box<dyn Write + Send>>>,
-    screen: Option<Screen>,
+    bar: BarSlot,
     pending: Vec<u8>,
 }
 
 impl LogWriter {
-    pub(crate) fn new(out: Box<dyn Write + Send>, screen: Option<Screen>) -> Self {
-        Self { out: Arc::new(Mutex::new(out)), screen, pending: Vec::new() }
+    /// A writer to this process's standard error.
+    #[must_use]
+    pub fn stderr() -> Self {
+        Self::new(Box::new(io::stderr()), BarSlot::of_stderr())
+    }
+
+    pub(crate) fn new(out: Box<dyn Write + Send>, bar: BarSlot) -> Self {
+        Self { out: Arc::new(Mutex::new(out)), bar, pending: Vec::new() }
     }
 
     fn print(&mut self, lines: usize) -> io::Result<()> {
@@ -28,7 +35,7 @@ impl LogWriter {
             let mut out = self.out.lock().unwrap_or_else(PoisonError::into_inner);
             result = out.write_all(&lines).and_then(|()| out.flush());
         };
-        match &self.screen {
+        match &self.bar.screen() {
             Some(screen) => lock(screen).suspend(&mut print)?,
             None => print(),
         }
@@ -38,7 +45,7 @@ impl LogWriter {
 
 impl Clone for LogWriter {
     fn clone(&self) -> Self {
-        Self { out: Arc::clone(&self.out), screen: self.screen.clone(), pending: Vec::new() }
+        Self { out: Arc::clone(&self.out), bar: self.bar.clone(), pending: Vec::new() }
     }
 }
 
@@ -70,5 +77,25 @@ impl Drop for LogWriter {
 impl std::fmt::Debug for LogWriter {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("LogWriter").field("pending", &self.pending.len()).finish_non_exhaustive()
+    }
+}
+
+/// Where log lines learn of the bar that is drawn on a terminal, if one is. The newest wins.
+#[derive(Clone, Default)]
+pub(crate) struct BarSlot(Arc<Mutex<Option<Weak<Mutex<Box<dyn Renderer>>>>>>);
+
+impl BarSlot {
+    /// A process has one standard error, so all of it shares this slot.
+    pub(crate) fn of_stderr() -> Self {
+        static SLOT: LazyLock<BarSlot> = LazyLock::new(BarSlot::default);
+        SLOT.clone()
+    }
+
+    pub(crate) fn set(&self, screen: &Screen) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::downgrade(screen));
+    }
+
+    fn screen(&self) -> Option<Screen> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).as_ref()?.upgrade()
     }
 }

@@ -10,10 +10,10 @@ use super::clock::{Clock, SystemClock};
 use super::form::Form;
 use super::launcher::Launcher;
 use super::lines::{JsonRenderer, PlainRenderer};
-use super::log::LogWriter;
+use super::log::BarSlot;
 use super::protocol::{Event, Status};
 use super::render::Renderer;
-use super::reporter::{Reporter, Screen};
+use super::reporter::Reporter;
 use super::summary::Summary;
 use crate::Error;
 
@@ -47,7 +47,6 @@ pub struct Progress {
     options: Options,
     outputs: Outputs,
     reporter: Option<Reporter>,
-    screen: Option<Screen>,
     summary_taken: Arc<AtomicBool>,
     epoch: Epoch,
     posted_at: Option<Duration>,
@@ -87,8 +86,10 @@ impl Progress {
         let steps = options.steps_per_epoch;
         let epoch = Epoch { status: Status { epochs: options.epochs, steps, ..Status::default() }, ..Epoch::default() };
         // Only a bar is in the way of log lines; the other forms must not make them wait.
-        let screen = screen.filter(|_| form == Form::Bar);
-        Ok(Self { options, outputs, reporter, screen, summary_taken, epoch, posted_at: None })
+        if let Some(screen) = screen.filter(|_| form == Form::Bar) {
+            outputs.bar.set(&screen);
+        }
+        Ok(Self { options, outputs, reporter, summary_taken, epoch, posted_at: None })
     }
 
     /// An epoch begins; they are counted from 1.
@@ -146,12 +147,6 @@ impl Progress {
             }
         }
     }
-
-    /// A writer for log lines that keeps them from breaking the bar.
-    #[must_use]
-    pub fn log_writer(&self) -> LogWriter {
-        LogWriter::new((self.outputs.stderr)(), self.screen.clone())
-    }
 }
 
 impl std::fmt::Debug for Progress {
@@ -183,6 +178,7 @@ struct Outputs {
     stderr: Box<dyn Fn() -> Box<dyn Write + Send> + Send>,
     stdout: Box<dyn Fn() -> Box<dyn Write + Send> + Send>,
     clock: Box<dyn Clock>,
+    bar: BarSlot,
 }
 
 impl Outputs {
@@ -191,6 +187,7 @@ impl Outputs {
             stderr: Box::new(|| Box::new(io::stderr())),
             stdout: Box::new(|| Box::new(io::stdout())),
             clock: Box::new(SystemClock::new()),
+            bar: BarSlot::of_stderr(),
         }
     }
 }

@@ -3,8 +3,8 @@ use std::net::TcpListener;
 use std::sync::mpsc;
 
 use super::*;
-use crate::progress::Message;
 use crate::progress::clock::ManualClock;
+use crate::progress::{LogWriter, Message};
 
 #[derive(Clone, Default)]
 struct Tape(Arc<Mutex<Vec<u8>>>);
@@ -26,20 +26,23 @@ impl Write for Tape {
     }
 }
 
+#[derive(Default)]
 struct Desk {
     stdout: Tape,
     stderr: Tape,
     clock: ManualClock,
+    bar: BarSlot,
 }
 
 impl Desk {
     fn start(form: Form, is_chief: bool) -> (Progress, Self) {
-        let desk = Self { stdout: Tape::default(), stderr: Tape::default(), clock: ManualClock::default() };
+        let desk = Self::default();
         let (stdout, stderr) = (desk.stdout.clone(), desk.stderr.clone());
         let outputs = Outputs {
             stdout: Box::new(move || Box::new(stdout.clone())),
             stderr: Box::new(move || Box::new(stderr.clone())),
             clock: Box::new(desk.clock.clone()),
+            bar: desk.bar.clone(),
         };
         let options =
             Options { title: "mnist".into(), epochs: 2, task: "worker:0".into(), is_chief, ..Options::default() };
@@ -178,7 +181,7 @@ fn a_launcher_that_dies_is_replaced_by_the_log() {
 fn log_lines_keep_the_bar_whole() {
     let (mut progress, desk) = Desk::start(Form::Bar, true);
     progress.epoch(1);
-    let mut log = progress.log_writer();
+    let mut log = LogWriter::new(Box::new(desk.stderr.clone()), desk.bar.clone());
     write!(log, "half a line").unwrap();
     writeln!(log, ", and the rest").unwrap();
     write!(log.clone(), "cut off").unwrap();

@@ -1,0 +1,154 @@
+//! `distribute run` as users see it, with shell scripts as programs.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use distribute_testkit::{Job, JobBuilder, Outcome, Signal};
+
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// `distribute run FLAGS -- sh -c SCRIPT`.
+fn launcher(flags: &[&str], script: &str) -> JobBuilder {
+    let job = Job::builder(env!("CARGO_BIN_EXE_distribute")).arg("run").args(flags);
+    job.args(["--", "sh", "-c", script])
+}
+
+fn run(flags: &[&str], script: &str) -> Outcome {
+    launcher(flags, script).start().unwrap().wait(0, DEADLINE).unwrap()
+}
+
+/// The lines that a task printed, without their prefix.
+fn lines_of<'a>(outcome: &'a Outcome, task: &str) -> Vec<&'a str> {
+    let prefix = format!("{task} │ ");
+    outcome.stdout.lines().filter_map(|line| line.strip_prefix(&prefix)).collect()
+}
+
+#[test]
+fn tasks_learn_their_place_and_their_output_is_told_apart() {
+    let script = r#"echo "$RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE"; echo "$TF_CONFIG"; echo "$MASTER_ADDR:$MASTER_PORT""#;
+    let outcome = run(&["-n", "2"], script);
+    assert!(outcome.success(), "{outcome:?}");
+    let (first, second) = (lines_of(&outcome, "worker-0"), lines_of(&outcome, "worker-1"));
+    assert_eq!((first[0], second[0]), ("0/2 0/2", "1/2 1/2"));
+    assert_eq!(first[2], second[2]);
+    let configs: Vec<serde_json::Value> =
+        [first[1], second[1]].iter().map(|config| serde_json::from_str(config).unwrap()).collect();
+    assert_eq!(configs[0]["cluster"], configs[1]["cluster"]);
+    assert_eq!(configs[0]["cluster"]["worker"].as_array().unwrap().len(), 2);
+    let tasks = configs.iter().map(|config| config["task"]["index"].as_u64());
+    assert!(tasks.eq([Some(0), Some(1)]));
+}
+
+#[test]
+fn nothing_but_text_goes_into_a_pipe() {
+    let colors = r#"printf '\033[1;31mred\033[0m\033[2K\rbar 10%%\rbar 20%%\r\n'; printf '\007\033[3Aend\n' >&2"#;
+    let outcome = run(&["-n", "2", "--timestamps"], colors);
+    for text in [&outcome.stdout, &outcome.stderr] {
+        assert!(text.chars().all(|c| c == '\n' || !c.is_control()), "{text:?}");
+    }
+    for text in ["red", "bar 10%", "bar 20%"] {
+        assert!(outcome.stdout.contains(&format!("worker-1 │ {text}\n")), "{outcome:?}");
+    }
+    assert!(outcome.stderr.contains("worker-0 │ end\n"), "{outcome:?}");
+}
+
+#[test]
+fn one_task_can_be_shown_alone_and_all_of_them_logged() {
+    let folder = tempfile::tempdir().unwrap();
+    let flags = ["-n", "2", "--only", "worker-1", "--log-dir", folder.path().to_str().unwrap()];
+    let outcome = run(&flags, "echo out $RANK; echo err $RANK >&2");
+    assert_eq!(outcome.stdout, "worker-1 │ out 1\n");
+    for (file, text) in [("worker-0/stdout.log", "out 0\n"), ("worker-1/stderr.log", "err 1\n")] {
+        assert_eq!(fs::read_to_string(folder.path().join("attempt-0").join(file)).unwrap(), text);
+    }
+}
+
+#[test]
+fn the_first_cause_is_named_and_never_a_victim() {
+    // Worker 0 hears of the loss before worker 1 has finished dying, and says so.
+    let script = r#"if [ $RANK = 1 ]; then echo "disk full" >&2; sleep 0.2; exit 7; fi; sleep 0.1; exit 138"#;
+    let outcome = run(&["-n", "2"], script);
+    assert_eq!(outcome.code, Some(7));
+    let report = &outcome.stderr;
+    assert!(report.contains("error: worker-1 (pid "), "{report}");
+    assert!(report.contains("its last line\n    disk full\n"), "{report}");
+    let cause = report.lines().find(|line| line.contains("first cause")).unwrap();
+    assert!(cause.starts_with("worker-1  7 "), "{cause}");
+    assert!(report.contains("lost another task, or a deadline passed"), "{report}");
+}
+
+#[test]
+fn a_killed_task_ends_the_job_with_its_signal() {
+    let script = "if [ $RANK = 1 ]; then kill -9 $$; fi; echo waiting; exec sleep 600";
+    let outcome = run(&["-n", "3"], script);
+    assert_eq!(outcome.code, Some(137), "{outcome:?}");
+    assert!(outcome.stderr.contains("worker-1  SIGKILL"), "{outcome:?}");
+    assert_eq!(outcome.stderr.matches("stopped by the launcher").count(), 2, "{outcome:?}");
+}
+
+#[test]
+fn a_task_that_does_not_stop_is_killed_after_the_grace() {
+    let script = "if [ $RANK = 1 ]; then sleep 0.3; exit 3; fi; trap '' TERM; while :; do sleep 0.1; done";
+    let started = Instant::now();
+    let outcome = run(&["-n", "2", "--grace", "1"], script);
+    assert_eq!(outcome.code, Some(3), "{outcome:?}");
+    assert!(outcome.stderr.contains("killing worker-0: not stopped within 1 s"), "{outcome:?}");
+    assert!(started.elapsed() >= Duration::from_secs(1));
+}
+
+#[test]
+fn one_interrupt_stops_and_two_kill() {
+    let mut job = launcher(&["-n", "2"], "echo ready $RANK; exec sleep 600").start().unwrap();
+    for rank in 0..2 {
+        job.wait_for_line(0, &format!("ready {rank}"), DEADLINE).unwrap();
+    }
+    job.kill(0, Signal::INT).unwrap();
+    let outcome = job.wait(0, DEADLINE).unwrap();
+    assert_eq!(outcome.code, Some(130), "{outcome:?}");
+    job.family().wait_gone(DEADLINE).unwrap();
+
+    let stubborn = "trap '' INT; echo ready; while :; do sleep 0.1; done";
+    let mut job = launcher(&["-n", "1"], stubborn).start().unwrap();
+    job.wait_for_line(0, "ready", DEADLINE).unwrap();
+    job.kill(0, Signal::INT).unwrap();
+    job.wait_for_line(0, "SIGINT: stopping 1 task", DEADLINE).unwrap();
+    job.kill(0, Signal::INT).unwrap();
+    let outcome = job.wait(0, DEADLINE).unwrap();
+    assert_eq!(outcome.code, Some(130), "{outcome:?}");
+    assert!(outcome.stderr.contains("killing worker-0: interrupted again"), "{outcome:?}");
+}
+
+#[test]
+fn a_killed_launcher_leaves_nobody_behind() {
+    // Each task is a shell with a child of its own, as with `cargo run`.
+    let script = "sleep 600 & until grep -q sleep /proc/$!/comm; do :; done; echo ready $RANK; wait";
+    let mut job = launcher(&["-n", "2"], script).start().unwrap();
+    for rank in 0..2 {
+        job.wait_for_line(0, &format!("ready {rank}"), DEADLINE).unwrap();
+    }
+    // The launcher, its guardian, two shells and two sleeps.
+    assert_eq!(job.family().members().len(), 6);
+    let launcher = job.pid(0).unwrap();
+    let killed = std::process::Command::new("kill").args(["-9", &launcher.to_string()]).status().unwrap();
+    assert!(killed.success());
+    job.family().wait_gone(Duration::from_secs(10)).unwrap();
+    assert_eq!(job.wait(0, DEADLINE).unwrap().signal, Some(9));
+}
+
+#[test]
+fn what_cannot_be_started_gets_a_sentence() {
+    let distribute = |args: &[&str]| {
+        let mut job = Job::builder(env!("CARGO_BIN_EXE_distribute")).arg("run").args(args).start().unwrap();
+        let outcome = job.wait(0, DEADLINE).unwrap();
+        assert_eq!(outcome.code, Some(2), "{outcome:?}");
+        outcome.stderr
+    };
+    let missing = distribute(&["-n", "2", "--", "./no-such-program"]);
+    assert!(missing.contains("given     ./no-such-program") && missing.contains("build it first"), "{missing}");
+    let folder = distribute(&["-n", "2", "--", "/tmp"]);
+    assert!(folder.contains("it is a folder"), "{folder}");
+    let only = distribute(&["-n", "2", "--only", "wroker-0", "--", "true"]);
+    assert!(only.contains("expected  worker-0, worker-1, or chief for rank 0"), "{only}");
+    let log = distribute(&["-n", "2", "--log-dir", "/proc/none", "--", "true"]);
+    assert!(log.contains("cannot write logs to /proc/none"), "{log}");
+}

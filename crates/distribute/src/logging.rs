@@ -1,0 +1,37 @@
+//! Log lines of programs that have no subscriber of their own.
+
+use std::fmt;
+use std::io::{IsTerminal, stderr};
+use std::time::SystemTime;
+
+use distribute_train::progress::{LogWriter, colors_allowed};
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::time::FormatTime;
+
+/// Shows warnings, and whom a starting job waits for, on standard error; above the bar where there is one.
+///
+/// `RUST_LOG` changes what is shown. Call it first in `main`. It does nothing where the program has a subscriber already.
+///
+/// # Examples
+/// ```
+/// distribute::init_logging();
+/// ```
+pub fn init_logging() {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(SHOWN));
+    let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(LogWriter::stderr);
+    let lines = lines.with_target(false).with_ansi(colors_allowed());
+    // The only error is that there is a subscriber.
+    let _ = if stderr().is_terminal() { lines.without_time().try_init() } else { lines.with_timer(Seconds).try_init() };
+}
+
+const SHOWN: &str = "warn,distribute_cluster=info";
+
+/// As in progress lines: `2026-11-20T20:41:07Z`.
+struct Seconds;
+
+impl FormatTime for Seconds {
+    fn format_time(&self, writer: &mut Writer<'_>) -> fmt::Result {
+        write!(writer, "{}", humantime::format_rfc3339_seconds(SystemTime::now()))
+    }
+}
