@@ -1,5 +1,7 @@
 //! `distribute run` as users see it, with shell scripts as programs.
 
+#![expect(clippy::unwrap_used, reason = "tests")]
+
 use std::fs;
 use std::time::{Duration, Instant};
 

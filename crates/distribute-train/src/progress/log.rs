@@ -3,8 +3,7 @@
 use std::io::{self, Write};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 
-use super::render::Renderer;
-use super::reporter::{Screen, lock};
+use super::reporter::{Screen, Surface, lock};
 
 /// Writes whole lines to standard error, above the bar where there is one.
 ///
@@ -82,7 +81,7 @@ impl std::fmt::Debug for LogWriter {
 
 /// Where log lines learn of the bar that is drawn on a terminal, if one is. The newest wins.
 #[derive(Clone, Default)]
-pub(crate) struct BarSlot(Arc<Mutex<Option<Weak<Mutex<Box<dyn Renderer>>>>>>);
+pub(crate) struct BarSlot(Arc<Mutex<Option<Weak<Surface>>>>);
 
 impl BarSlot {
     /// A process has one standard error, so all of it shares this slot.

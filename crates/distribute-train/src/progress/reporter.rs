@@ -12,7 +12,9 @@ use super::render::Renderer;
 
 /// A renderer shared by the writer thread and those who print log lines above the bar. Its lock is
 /// held for the writing of one line.
-pub(crate) type Screen = Arc<Mutex<Box<dyn Renderer>>>;
+pub(crate) type Screen = Arc<Surface>;
+
+pub(crate) type Surface = Mutex<Box<dyn Renderer>>;
 
 /// Hands events to a writer thread and never waits for it.
 pub(crate) struct Reporter {
