@@ -8,13 +8,20 @@ use std::process::Command;
 use rustix::process::{Signal, getpid, getppid, set_parent_process_death_signal};
 
 /// Makes the child die when the thread that starts it ends: a killed test program leaves no tasks.
+///
+/// It also undoes that this process may ignore interrupts, as background jobs of scripts and programs under `nohup` do: the
+/// child would inherit it, and no test could interrupt it.
 pub(crate) fn die_with_parent(command: &mut Command) {
     let parent = getpid();
     let hook = move || {
+        for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT] {
+            // SAFETY: sets the default disposition, which runs no code of ours.
+            unsafe { libc::signal(signal, libc::SIG_DFL) };
+        }
         set_parent_process_death_signal(Some(Signal::KILL))?;
         // The parent may have died before the request took effect.
         if getppid() == Some(parent) { Ok(()) } else { Err(io::Error::from(io::ErrorKind::BrokenPipe)) }
     };
-    // SAFETY: the hook makes two system calls, prctl and getppid; it neither allocates nor takes a lock.
+    // SAFETY: the hook makes system calls only (sigaction, prctl, getppid); it neither allocates nor takes a lock.
     unsafe { command.pre_exec(hook) };
 }
