@@ -12,10 +12,11 @@ use crate::memory::exclusive;
 use crate::mesh::{Job, Mesh, MeshError};
 use crate::schedule::{
     Algorithm, Schedule, binomial_broadcast, binomial_reduce, dissemination_barrier, recursive_doubling_all_reduce,
-    ring_all_gather, ring_all_reduce, ring_reduce_scatter,
+    ring_all_gather, ring_all_gather_v, ring_all_reduce, ring_reduce_scatter, ring_reduce_scatter_v,
 };
 use crate::team::{Operation, Team, lock};
 use crate::transport::TransportError;
+use crate::work_plan::Plan;
 use crate::{Error, Rank, ReduceOp, Result};
 
 /// How long a waiting exchange polls before it sleeps, on a thread whose caller waits for it.
@@ -128,10 +129,14 @@ impl Bridge {
             spin,
             interrupted: &team.interrupted,
         };
-        let schedule = self.schedule(&call, team, mesh.rank());
         // The first phase is over and the second has not begun: this thread alone works on these slices.
-        let mut slices = exclusive(plan.bridged());
-        let outcome = mesh.run(&schedule, &mut slices, &job);
+        let outcome = match plan.exchange() {
+            Some(exchange) => mesh.swap(&exchange.messages, &job),
+            None => {
+                let schedule = self.schedule(&call, team, plan, mesh.rank());
+                mesh.run(&schedule, &mut exclusive(plan.bridged()), &job)
+            }
+        };
         outcome.map_err(|error| {
             let error = explain(error, team, &mesh, call, started);
             mesh.abort(&error.to_string());
@@ -139,7 +144,7 @@ impl Bridge {
         })
     }
 
-    fn schedule(&self, call: &Call, team: &Team, rank: usize) -> Schedule {
+    fn schedule(&self, call: &Call, team: &Team, plan: &Plan, rank: usize) -> Schedule {
         let ranks = self.processes;
         let count = call.count as usize;
         let root = call.root.map_or(0, |root| root.index() / team.local_ranks);
@@ -152,7 +157,11 @@ impl Bridge {
             Kind::Reduce => binomial_reduce(rank, ranks, root, count),
             Kind::AllGather => ring_all_gather(rank, ranks, count * team.names.len()),
             Kind::ReduceScatter => ring_reduce_scatter(rank, ranks, count),
+            Kind::AllGatherV => ring_all_gather_v(rank, &plan.process_counts()),
+            Kind::ReduceScatterV => ring_reduce_scatter_v(rank, &plan.process_counts()),
             Kind::Barrier => dissemination_barrier(rank, ranks),
+            // These are exchanges, which need no schedule.
+            _ => Schedule::new(),
         }
     }
 

@@ -23,9 +23,43 @@ pub enum Kind {
     Reduce = 4,
     /// No rank passes before every rank has arrived.
     Barrier = 5,
+    /// Rank s ends with the s-th part of every rank's values.
+    AllToAll = 6,
+    /// The root ends with all ranks' values.
+    Gather = 7,
+    /// Rank r ends with the r-th part of the root's values.
+    Scatter = 8,
+    /// [`AllGather`](Kind::AllGather) of parts that differ in length.
+    AllGatherV = 9,
+    /// [`ReduceScatter`](Kind::ReduceScatter) into parts that differ in length.
+    ReduceScatterV = 10,
+    /// [`AllToAll`](Kind::AllToAll) of parts that differ in length.
+    AllToAllV = 11,
+    /// [`Gather`](Kind::Gather) of parts that differ in length.
+    GatherV = 12,
+    /// [`Scatter`](Kind::Scatter) of parts that differ in length.
+    ScatterV = 13,
 }
 
 impl Kind {
+    /// Every kind, in the order of codes.
+    const ALL: [Kind; 14] = [
+        Kind::AllReduce,
+        Kind::Broadcast,
+        Kind::AllGather,
+        Kind::ReduceScatter,
+        Kind::Reduce,
+        Kind::Barrier,
+        Kind::AllToAll,
+        Kind::Gather,
+        Kind::Scatter,
+        Kind::AllGatherV,
+        Kind::ReduceScatterV,
+        Kind::AllToAllV,
+        Kind::GatherV,
+        Kind::ScatterV,
+    ];
+
     /// The name in snake case, as the method is called.
     pub const fn name(self) -> &'static str {
         match self {
@@ -35,13 +69,19 @@ impl Kind {
             Kind::ReduceScatter => "reduce_scatter",
             Kind::Reduce => "reduce",
             Kind::Barrier => "barrier",
+            Kind::AllToAll => "all_to_all",
+            Kind::Gather => "gather",
+            Kind::Scatter => "scatter",
+            Kind::AllGatherV => "all_gather_v",
+            Kind::ReduceScatterV => "reduce_scatter_v",
+            Kind::AllToAllV => "all_to_all_v",
+            Kind::GatherV => "gather_v",
+            Kind::ScatterV => "scatter_v",
         }
     }
 
     fn from_code(code: u8) -> Option<Kind> {
-        [Kind::AllReduce, Kind::Broadcast, Kind::AllGather, Kind::ReduceScatter, Kind::Reduce, Kind::Barrier]
-            .get(usize::from(code))
-            .copied()
+        Kind::ALL.get(usize::from(code)).copied()
     }
 }
 
@@ -56,9 +96,10 @@ pub struct Call {
     pub sequence: u64,
     /// Element type.
     pub dtype: DType,
-    /// Number of elements per rank: of the input for `reduce_scatter`, else of this rank's values.
+    /// Number of elements: of the input for `reduce_scatter`, of the sum over ranks for calls with a count per rank, of
+    /// one message for `all_to_all`, `gather` and `scatter` between processes, else of this rank's values.
     pub count: u64,
-    /// Digest of how the elements are split into slices; zero for one slice.
+    /// Digest of how the elements are split into slices or parts; zero where they are not.
     pub layout: u32,
     /// The reduction, for those kinds that reduce.
     pub op: Option<ReduceOp>,
@@ -130,7 +171,7 @@ impl fmt::Display for Call {
         }
         write!(f, " of {} {}", self.count, self.dtype)?;
         if self.layout != 0 {
-            write!(f, " in slices (layout {:08x})", self.layout)?;
+            write!(f, " in parts (layout {:08x})", self.layout)?;
         }
         if let Some(op) = self.op {
             write!(f, ", {op}")?;
@@ -165,6 +206,14 @@ mod tests {
         assert_eq!(Call::decode(&call().encode()), Some(call()));
         let barrier = Call { kind: Kind::Barrier, op: None, root: None, ..call() };
         assert_eq!(Call::decode(&barrier.encode()), Some(barrier));
+    }
+
+    #[test]
+    fn codes_are_places_in_the_table() {
+        for (code, kind) in (0..).zip(Kind::ALL) {
+            assert_eq!(kind as u8, code);
+            assert_eq!(Kind::from_code(code), Some(kind));
+        }
     }
 
     #[test]

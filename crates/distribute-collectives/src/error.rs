@@ -27,6 +27,20 @@ pub enum Error {
         /// Who made that.
         there_name: String,
     },
+    /// Two ranks of one process do not agree on what one sends the other.
+    #[error("{call}: {from} sends {sent} elements to {to}, which expects {expected}; pass counts that match")]
+    Parts {
+        /// The operation.
+        call: Box<Call>,
+        /// The sending rank.
+        from: String,
+        /// The receiving rank.
+        to: String,
+        /// Elements that the one sends.
+        sent: usize,
+        /// Elements that the other expects.
+        expected: usize,
+    },
     /// An operation did not finish in time. Remedy: look at the ranks named; raise the timeout if they are only slow.
     #[error(
         "{name}: {call} in group {group:?} did not finish within {waited:.1?}; waiting for {missing}; if they are only \
@@ -204,9 +218,11 @@ impl Error {
     pub fn scope(&self) -> Scope {
         match self {
             Error::PeerLost { .. } | Error::PeerLeft { .. } => Scope::Peer,
-            Error::Mismatch { .. } | Error::Deadline { .. } | Error::Aborted { .. } | Error::Connect { .. } => {
-                Scope::Group
-            }
+            Error::Mismatch { .. }
+            | Error::Parts { .. }
+            | Error::Deadline { .. }
+            | Error::Aborted { .. }
+            | Error::Connect { .. } => Scope::Group,
             _ => Scope::Caller,
         }
     }

@@ -1,14 +1,21 @@
-//! Process groups: the calls a rank makes.
+//! Process groups: a rank's handle, and how its calls are handed to the engine.
+
+mod asynchronous;
+mod exchanges;
+mod reductions;
+mod sparse;
+
+pub use sparse::SparseRows;
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use distribute_cluster::Coordination;
-use distribute_device::{BufferMut, BufferRef, DType, Element};
+use distribute_device::DType;
 
 use crate::bridge::Bridge;
 use crate::call::{Call, Kind};
-use crate::memory::{Borrowed, Buffers, OwnedBuffers, RawSlice};
+use crate::memory::{Borrowed, Buffers, OwnedBuffers};
 use crate::mesh::Mesh;
 use crate::team::{MAX_LOCAL_RANKS, Operation, Team, lock};
 use crate::transport::Transport;
@@ -163,215 +170,30 @@ impl ProcessGroup {
         self.team.abort(&origin, &error);
     }
 
-    /// Replaces every rank's values by their reduction over ranks, in place.
-    ///
-    /// # Shapes
-    /// Equal lengths on all ranks.
-    ///
-    /// # Cost
-    /// Ranks of one process read and write each element once per rank. Between processes: see
-    /// [`schedule`](crate::schedule).
-    ///
-    /// # Errors
-    /// See [`ProcessGroup`].
-    pub fn all_reduce<T: Element>(&self, values: &mut [T], op: ReduceOp) -> Result<()> {
-        self.all_reduce_list(&mut [BufferMut::from(values)], op)
-    }
-
-    /// As [`all_reduce`](ProcessGroup::all_reduce), for several slices of one data type in one operation.
-    ///
-    /// The slices are never copied into a common buffer. All ranks must pass slices of the same lengths in the same order.
-    ///
-    /// # Errors
-    /// [`Error::MixedTypes`], and see [`ProcessGroup`].
-    pub fn all_reduce_list(&self, slices: &mut [BufferMut<'_>], op: ReduceOp) -> Result<()> {
-        self.in_place(Kind::AllReduce, slices, Some(op), None)
-    }
-
-    /// Replaces every rank's values by the root's, in place.
-    ///
-    /// # Shapes
-    /// Equal lengths on all ranks.
-    ///
-    /// # Errors
-    /// [`Error::RankOutside`], and see [`ProcessGroup`].
-    pub fn broadcast<T: Element>(&self, values: &mut [T], root: Rank) -> Result<()> {
-        self.broadcast_list(&mut [BufferMut::from(values)], root)
-    }
-
-    /// As [`broadcast`](ProcessGroup::broadcast), for several slices of one data type in one operation.
-    ///
-    /// # Errors
-    /// [`Error::MixedTypes`], [`Error::RankOutside`], and see [`ProcessGroup`].
-    pub fn broadcast_list(&self, slices: &mut [BufferMut<'_>], root: Rank) -> Result<()> {
-        self.in_place(Kind::Broadcast, slices, None, Some(root))
-    }
-
-    /// Replaces the root's values by the reduction over ranks; what other ranks' values are afterwards is unspecified.
-    ///
-    /// # Shapes
-    /// Equal lengths on all ranks.
-    ///
-    /// # Errors
-    /// [`Error::RankOutside`], and see [`ProcessGroup`].
-    pub fn reduce<T: Element>(&self, values: &mut [T], op: ReduceOp, root: Rank) -> Result<()> {
-        self.in_place(Kind::Reduce, &mut [BufferMut::from(values)], Some(op), Some(root))
-    }
-
-    /// Collects every rank's values, in rank order.
-    ///
-    /// # Shapes
-    /// `input` has the same length on all ranks, `output` that length times the world size.
-    ///
-    /// # Errors
-    /// [`Error::Length`], and see [`ProcessGroup`].
-    pub fn all_gather<T: Element>(&self, input: &[T], output: &mut [T]) -> Result<()> {
-        self.check_gathered(input.len(), output.len())?;
-        let call = (Kind::AllGather, T::DTYPE, input.len(), 0, None, None);
-        let borrowed = Borrowed::apart(BufferRef::from(input), BufferMut::from(output));
-        self.blocking(call, borrowed)
-    }
-
-    /// Reduces every rank's input and leaves part r of the result with rank r.
-    ///
-    /// # Shapes
-    /// `output` has the same length on all ranks, `input` that length times the world size.
-    ///
-    /// # Errors
-    /// [`Error::Length`], and see [`ProcessGroup`].
-    pub fn reduce_scatter<T: Element>(&self, input: &[T], output: &mut [T], op: ReduceOp) -> Result<()> {
-        self.check_scattered(input.len(), output.len())?;
-        let call = (Kind::ReduceScatter, T::DTYPE, input.len(), 0, Some(op), None);
-        let borrowed = Borrowed::apart(BufferRef::from(input), BufferMut::from(output));
-        self.blocking(call, borrowed)
-    }
-
-    /// Waits until every rank has called this.
-    ///
-    /// # Errors
-    /// See [`ProcessGroup`].
-    pub fn barrier(&self) -> Result<()> {
-        self.in_place(Kind::Barrier, &mut [], None, None)
-    }
-
-    /// Begins an [`all_reduce`](ProcessGroup::all_reduce) and returns at once; the result comes from [`Work::wait`].
-    ///
-    /// # Errors
-    /// [`Error::Aborted`] where the group is; other errors come from [`Work::wait`].
-    pub fn all_reduce_async<B: OwnedBuffers>(&self, buffers: B, op: ReduceOp) -> Result<Work<B>> {
-        self.begin_in_place(Kind::AllReduce, buffers, Some(op), None)
-    }
-
-    /// Begins a [`broadcast`](ProcessGroup::broadcast) and returns at once.
-    ///
-    /// # Errors
-    /// [`Error::RankOutside`], [`Error::Aborted`]; other errors come from [`Work::wait`].
-    pub fn broadcast_async<B: OwnedBuffers>(&self, buffers: B, root: Rank) -> Result<Work<B>> {
-        self.begin_in_place(Kind::Broadcast, buffers, None, Some(root))
-    }
-
-    /// Begins a [`reduce`](ProcessGroup::reduce) and returns at once.
-    ///
-    /// # Errors
-    /// [`Error::RankOutside`], [`Error::Aborted`]; other errors come from [`Work::wait`].
-    pub fn reduce_async<B: OwnedBuffers>(&self, buffers: B, op: ReduceOp, root: Rank) -> Result<Work<B>> {
-        self.begin_in_place(Kind::Reduce, buffers, Some(op), Some(root))
-    }
-
-    /// Begins an [`all_gather`](ProcessGroup::all_gather) and returns at once; `wait` hands back input and output.
-    ///
-    /// # Errors
-    /// [`Error::Length`], [`Error::Aborted`]; other errors come from [`Work::wait`].
-    pub fn all_gather_async<T: Element>(&self, input: Vec<T>, output: Vec<T>) -> Result<Work<[Vec<T>; 2]>> {
-        self.check_gathered(input.len(), output.len())?;
-        self.begin_apart((Kind::AllGather, T::DTYPE, input.len(), 0, None, None), [input, output])
-    }
-
-    /// Begins a [`reduce_scatter`](ProcessGroup::reduce_scatter) and returns at once; `wait` hands back input and output.
-    ///
-    /// # Errors
-    /// [`Error::Length`], [`Error::Aborted`]; other errors come from [`Work::wait`].
-    pub fn reduce_scatter_async<T: Element>(
-        &self,
-        input: Vec<T>,
-        output: Vec<T>,
-        op: ReduceOp,
-    ) -> Result<Work<[Vec<T>; 2]>> {
-        self.check_scattered(input.len(), output.len())?;
-        self.begin_apart((Kind::ReduceScatter, T::DTYPE, input.len(), 0, Some(op), None), [input, output])
-    }
-
-    /// Begins a [`barrier`](ProcessGroup::barrier) and returns at once.
-    ///
-    /// # Errors
-    /// [`Error::Aborted`]; other errors come from [`Work::wait`].
-    pub fn barrier_async(&self) -> Result<Work<Vec<u8>>> {
-        self.begin_in_place(Kind::Barrier, Vec::new(), None, None)
-    }
-
     pub(crate) fn weak_team(&self) -> std::sync::Weak<Team> {
         Arc::downgrade(&self.team)
     }
 
-    fn in_place(
-        &self,
-        kind: Kind,
-        slices: &mut [BufferMut<'_>],
-        op: Option<ReduceOp>,
-        root: Option<Rank>,
-    ) -> Result<()> {
-        let dtype = slices.first().map_or(DType::U8, |slice| slice.dtype());
-        if let Some(index) = slices.iter().position(|slice| slice.dtype() != dtype) {
-            return Err(Error::MixedTypes { index, got: slices[index].dtype(), expected: dtype });
-        }
-        self.check_root(root)?;
-        let count = slices.iter().map(|slice| slice.len()).sum();
-        let layout = Call::layout_of(slices.iter().map(|slice| slice.len()));
-        let borrowed = Borrowed::in_place(slices.iter_mut().map(BufferMut::reborrow));
-        self.blocking((kind, dtype, count, layout, op, root), borrowed)
-    }
-
-    fn blocking(&self, call: Unnumbered, borrowed: Borrowed<'_>) -> Result<()> {
-        let operation = self.submit(call, borrowed.buffers, true)?;
+    /// Does a call on borrowed memory.
+    fn blocking(&self, request: Request, borrowed: Borrowed<'_>) -> Result<()> {
+        let operation = self.submit(request, borrowed.buffers, true)?;
         // The borrow of the caller's memory lasts until here, and nobody touches it after `wait`.
         self.team.wait(self.local, &operation)
     }
 
-    fn begin_in_place<B: OwnedBuffers>(
-        &self,
-        kind: Kind,
-        mut owned: B,
-        op: Option<ReduceOp>,
-        root: Option<Rank>,
-    ) -> Result<Work<B>> {
-        self.check_root(root)?;
-        let dtype = owned.dtype().unwrap_or(DType::U8);
-        let mut outputs = Vec::new();
-        owned.visit(&mut |bytes| outputs.push(RawSlice::of_mut(bytes)));
-        let elements = |slice: &RawSlice| slice.len_bytes() / dtype.size_bytes();
-        let count = outputs.iter().map(elements).sum();
-        let layout = Call::layout_of(outputs.iter().map(elements));
-        let buffers = Buffers { inputs: Vec::new(), outputs };
-        let operation = self.submit((kind, dtype, count, layout, op, root), buffers, false)?;
+    /// Begins a call on memory that the returned work owns.
+    fn begin<B: OwnedBuffers>(&self, request: Request, buffers: Buffers, owned: B) -> Result<Work<B>> {
+        let operation = self.submit(request, buffers, false)?;
         Ok(Work::new(self.team.clone(), self.local, operation, owned))
     }
 
-    fn begin_apart<T: Element>(&self, call: Unnumbered, mut owned: [Vec<T>; 2]) -> Result<Work<[Vec<T>; 2]>> {
-        let [input, output] = &mut owned;
-        let buffers = Buffers {
-            inputs: vec![RawSlice::of_mut(bytemuck::cast_slice_mut(input))],
-            outputs: vec![RawSlice::of_mut(bytemuck::cast_slice_mut(output))],
-        };
-        let operation = self.submit(call, buffers, false)?;
-        Ok(Work::new(self.team.clone(), self.local, operation, owned))
-    }
-
-    fn submit(&self, call: Unnumbered, buffers: Buffers, may_block: bool) -> Result<Arc<Operation>> {
-        let (kind, dtype, count, layout, op, root) = call;
+    fn submit(&self, request: Request, buffers: Buffers, may_block: bool) -> Result<Arc<Operation>> {
+        if let Some(root) = request.root {
+            self.check_rank("root", root)?;
+        }
         let operation = {
             let mut next = lock(&self.next);
-            let call = Call { kind, sequence: *next, dtype, count: count as u64, layout, op, root };
-            let operation = self.team.deposit(self.local, call, buffers, self.timeout)?;
+            let operation = self.team.deposit(self.local, request.numbered(*next), buffers, self.timeout)?;
             *next += 1;
             operation
         };
@@ -379,31 +201,11 @@ impl ProcessGroup {
         Ok(operation)
     }
 
-    fn check_root(&self, root: Option<Rank>) -> Result<()> {
-        match root {
-            Some(root) if root.index() >= self.world_size() => {
-                Err(Error::RankOutside { what: "root", given: root.0, world_size: self.world_size() })
-            }
-            _ => Ok(()),
-        }
-    }
-
-    fn check_gathered(&self, input: usize, output: usize) -> Result<()> {
-        let expected = input * self.world_size();
-        if output == expected {
+    fn check_rank(&self, what: &'static str, rank: Rank) -> Result<()> {
+        if rank.index() < self.world_size() {
             return Ok(());
         }
-        let remedy = "the output of all_gather holds the input's length times the world size";
-        Err(Error::Length { what: "output of all_gather", got: output, expected, remedy })
-    }
-
-    fn check_scattered(&self, input: usize, output: usize) -> Result<()> {
-        let expected = output * self.world_size();
-        if input == expected {
-            return Ok(());
-        }
-        let remedy = "the input of reduce_scatter holds the output's length times the world size";
-        Err(Error::Length { what: "input of reduce_scatter", got: input, expected, remedy })
+        Err(Error::RankOutside { what, given: rank.0, world_size: self.world_size() })
     }
 }
 
@@ -424,8 +226,27 @@ impl std::fmt::Debug for ProcessGroup {
     }
 }
 
-/// A call before it has its sequence number: kind, dtype, count, layout, op, root.
-type Unnumbered = (Kind, DType, usize, u32, Option<ReduceOp>, Option<Rank>);
+/// A call before it has its sequence number.
+#[derive(Clone, Copy)]
+struct Request {
+    kind: Kind,
+    dtype: DType,
+    count: usize,
+    layout: u32,
+    op: Option<ReduceOp>,
+    root: Option<Rank>,
+}
+
+impl Request {
+    fn new(kind: Kind, dtype: DType, count: usize) -> Request {
+        Request { kind, dtype, count, layout: 0, op: None, root: None }
+    }
+
+    fn numbered(self, sequence: u64) -> Call {
+        let Request { kind, dtype, count, layout, op, root } = self;
+        Call { kind, sequence, dtype, count: count as u64, layout, op, root }
+    }
+}
 
 fn check_local(ranks: usize) -> Result<()> {
     match ranks {

@@ -30,6 +30,7 @@
 mod bridge;
 mod call;
 mod error;
+mod exchange;
 mod group;
 mod kernel;
 mod memory;
@@ -46,7 +47,7 @@ mod work_plan;
 
 pub use call::{Call, Kind};
 pub use error::{Error, Result, Scope};
-pub use group::ProcessGroup;
+pub use group::{ProcessGroup, SparseRows};
 pub use memory::OwnedBuffers;
 pub use op::ReduceOp;
 pub use options::Options;

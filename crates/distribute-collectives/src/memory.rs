@@ -36,6 +36,17 @@ impl RawSlice {
         self.len_bytes
     }
 
+    /// The slice's bytes in `range`, cut off at its end.
+    pub(crate) fn part(&self, range: Range<usize>) -> RawSlice {
+        let start = range.start.min(self.len_bytes);
+        RawSlice { address: self.address.wrapping_add(start), len_bytes: range.end.min(self.len_bytes) - start }
+    }
+
+    /// Whether both are the same memory.
+    pub(crate) fn is(&self, other: &RawSlice) -> bool {
+        self.address == other.address && self.len_bytes == other.len_bytes
+    }
+
     /// # Safety
     /// The memory is alive, nobody writes to it during `'a`, and `range` lies inside it.
     pub(crate) unsafe fn bytes<'a>(&self, range: Range<usize>) -> &'a [u8] {
@@ -108,13 +119,26 @@ unsafe impl<T: Element> OwnedBuffers for [Vec<T>; 2] {
     }
 }
 
+/// How a call's elements are divided among ranks.
+#[derive(Clone, Debug, Default)]
+pub(crate) enum Counts {
+    /// Evenly, or not at all.
+    #[default]
+    Even,
+    /// Elements of each rank's part; alike on all ranks.
+    PerRank(Vec<usize>),
+    /// Elements that this rank sends to, and gets from, each rank.
+    Exchange { send: Vec<usize>, receive: Vec<usize> },
+}
+
 /// The slices of one rank's part in a call.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Buffers {
     /// Read only.
     pub(crate) inputs: Vec<RawSlice>,
     /// Written; for operations in place also read.
     pub(crate) outputs: Vec<RawSlice>,
+    pub(crate) counts: Counts,
 }
 
 /// [`Buffers`] that borrow the caller's memory.
@@ -127,15 +151,24 @@ pub(crate) struct Borrowed<'a> {
 impl<'a> Borrowed<'a> {
     pub(crate) fn in_place(slices: impl IntoIterator<Item = BufferMut<'a>>) -> Borrowed<'a> {
         let outputs = slices.into_iter().map(|mut slice| RawSlice::of_mut(slice.as_bytes_mut())).collect();
-        Borrowed { buffers: Buffers { inputs: Vec::new(), outputs }, memory: PhantomData }
+        Borrowed { buffers: Buffers { outputs, ..Buffers::default() }, memory: PhantomData }
     }
 
-    pub(crate) fn apart(input: BufferRef<'a>, mut output: BufferMut<'a>) -> Borrowed<'a> {
+    pub(crate) fn apart(input: BufferRef<'a>, mut output: BufferMut<'a>, counts: Counts) -> Borrowed<'a> {
         let buffers = Buffers {
             inputs: vec![RawSlice::of_ref(input.as_bytes())],
             outputs: vec![RawSlice::of_mut(output.as_bytes_mut())],
+            counts,
         };
         Borrowed { buffers, memory: PhantomData }
+    }
+
+    /// Whose input is the part `own` (in elements) of the output.
+    pub(crate) fn within(mut values: BufferMut<'a>, own: Range<usize>) -> Borrowed<'a> {
+        let size = values.dtype().size_bytes();
+        let output = RawSlice::of_mut(values.as_bytes_mut());
+        let inputs = vec![output.part(own.start * size..own.end * size)];
+        Borrowed { buffers: Buffers { inputs, outputs: vec![output], ..Buffers::default() }, memory: PhantomData }
     }
 }
 
@@ -155,4 +188,10 @@ pub(crate) fn exclusive<'a>(slices: &[RawSlice]) -> Vec<&'a mut [u8]> {
     // SAFETY: only the thread that crosses the bridge calls this, once per operation, while every owner waits in
     // `Team::wait` and no chunk is handed out (protocol of `team`).
     slices.iter().map(|slice| unsafe { slice.bytes_mut(0..slice.len_bytes) }).collect()
+}
+
+/// The slices themselves, read by the thread that works on them between the phases of an operation.
+pub(crate) fn shared<'a>(slices: &[RawSlice]) -> Vec<&'a [u8]> {
+    // SAFETY: as for `exclusive`; nobody writes to inputs, and their owners wait.
+    slices.iter().map(|slice| unsafe { slice.bytes(0..slice.len_bytes) }).collect()
 }

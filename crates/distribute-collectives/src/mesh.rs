@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 use distribute_device::DType;
 
 use crate::call::Call;
-use crate::schedule::{Action, Schedule, Step, Transfer};
+use crate::exchange::Messages;
+use crate::memory::{exclusive, shared};
+use crate::schedule::{Action, Schedule, Step};
 use crate::transport::{Incoming, Outgoing, Patience, Refusal, Sink, Transport, TransportError};
 use crate::{ReduceOp, kernel};
 
@@ -135,10 +137,10 @@ impl Mesh {
                     Some((mine, job.dtype, job.op.unwrap_or(ReduceOp::Sum)))
                 }
             };
-            landings.push(Landing::new(job.call, receive, targets, combine, size));
+            landings.push(Landing::new(job.call, receive.peer, receive.range.len() * size, targets, combine));
         }
         let mut outgoing = outgoing(step, &shared, header);
-        exchange(self.transport.as_mut(), step, &mut outgoing, &mut landings, job, (self.rank, self.size))
+        exchange(self.transport.as_mut(), &mut outgoing, &mut landings, job, (self.rank, self.size))
     }
 
     /// Receives into scratch memory first, because what arrives belongs where something is being sent from.
@@ -161,10 +163,10 @@ impl Mesh {
                 let (mine, rest) = std::mem::take(&mut scratch).split_at_mut(words * 8);
                 scratch = rest;
                 let target = &mut mine[..receive.range.len() * size];
-                landings.push(Landing::new(job.call, receive, vec![target], None, size));
+                landings.push(Landing::new(job.call, receive.peer, target.len(), vec![target], None));
             }
             let mut outgoing = outgoing(step, &shared, header);
-            exchange(self.transport.as_mut(), step, &mut outgoing, &mut landings, job, (self.rank, self.size))?;
+            exchange(self.transport.as_mut(), &mut outgoing, &mut landings, job, (self.rank, self.size))?;
         }
         let mut scratch: &[u8] = bytemuck::cast_slice(&self.scratch);
         for (receive, words) in step.receives.iter().zip(&words) {
@@ -182,6 +184,35 @@ impl Mesh {
         Ok(())
     }
 
+    /// Sends and receives messages that nothing is combined with, all at once and without a copy in between.
+    pub(crate) fn swap(&mut self, messages: &[Messages], job: &Job<'_>) -> Result<(), MeshError> {
+        let sends: Vec<_> = messages
+            .iter()
+            .filter_map(|messages| {
+                let send = messages.send.as_ref()?;
+                Some((messages.process, send.call.encode(), shared(&send.slices)))
+            })
+            .collect();
+        let mut outgoing: Vec<_> = sends
+            .iter()
+            .map(|(to, header, slices)| {
+                let slices = slices.iter().filter(|slice| !slice.is_empty());
+                let parts = std::iter::once(IoSlice::new(header)).chain(slices.map(|slice| IoSlice::new(slice)));
+                Outgoing { to: *to, parts: parts.collect() }
+            })
+            .collect();
+        let mut landings: Vec<_> = messages
+            .iter()
+            .filter_map(|messages| {
+                let receive = messages.receive.as_ref()?;
+                let targets = exclusive(&receive.slices);
+                let len_bytes = targets.iter().map(|target| target.len()).sum();
+                Some(Landing::new(receive.call, messages.process, len_bytes, targets, None))
+            })
+            .collect();
+        exchange(self.transport.as_mut(), &mut outgoing, &mut landings, job, (self.rank, self.size))
+    }
+
     fn reserve(&mut self, words: usize) {
         if self.scratch.len() < words {
             self.scratch.resize(words, 0);
@@ -191,18 +222,13 @@ impl Mesh {
 
 fn exchange(
     transport: &mut dyn Transport,
-    step: &Step,
     outgoing: &mut [Outgoing<'_>],
     landings: &mut [Landing<'_>],
     job: &Job<'_>,
     (me, members): (usize, usize),
 ) -> Result<(), MeshError> {
-    let mut incoming: Vec<Incoming<'_>> = step
-        .receives
-        .iter()
-        .zip(landings.iter_mut())
-        .map(|(receive, landing)| Incoming { from: receive.peer, sink: landing })
-        .collect();
+    let mut incoming: Vec<Incoming<'_>> =
+        landings.iter_mut().map(|landing| Incoming { from: landing.from, sink: landing }).collect();
     let halfway = Instant::now() + job.deadline.saturating_duration_since(Instant::now()) / 2;
     let patience = |deadline| Patience { deadline, spin: job.spin, interrupted: job.interrupted };
     let mut outcome = transport.exchange(outgoing, &mut incoming, &patience(halfway));
@@ -215,15 +241,15 @@ fn exchange(
     match outcome {
         Ok(()) => Ok(()),
         Err(TransportError::Refused { peer }) => {
-            let refused = landings.iter().zip(&step.receives).find_map(|(landing, _)| landing.refused);
+            let refused = landings.iter().find_map(|landing| landing.refused);
             match refused {
                 Some(Some(there)) => Err(MeshError::Mismatch { peer, there }),
                 _ => Err(MeshError::Garbage { peer }),
             }
         }
         Err(TransportError::Deadline) => {
-            let mut missing: Vec<usize> =
-                landings.iter().zip(&step.receives).filter(|(l, _)| !l.is_complete()).map(|(_, r)| r.peer).collect();
+            let incomplete = landings.iter().filter(|landing| !landing.is_complete());
+            let mut missing: Vec<usize> = incomplete.map(|landing| landing.from).collect();
             missing.extend(outgoing.iter().filter(|out| !out.parts.is_empty()).map(|out| out.to));
             missing.sort_unstable();
             missing.dedup();
@@ -251,6 +277,7 @@ fn outgoing<'a>(step: &Step, shared: &[Vec<&'a [u8]>], header: &'a [u8; Call::EN
 
 /// Takes the bytes of one transfer: first the header that says what the peer is calling, then the elements.
 struct Landing<'a> {
+    from: usize,
     expected: Call,
     header: [u8; Call::ENCODED_LEN],
     header_len: usize,
@@ -269,13 +296,14 @@ struct Landing<'a> {
 impl<'a> Landing<'a> {
     fn new(
         expected: Call,
-        receive: &Transfer,
+        from: usize,
+        len_bytes: usize,
         mut targets: Vec<&'a mut [u8]>,
         combine: Option<(&'a mut [u8], DType, ReduceOp)>,
-        size: usize,
     ) -> Landing<'a> {
         targets.retain(|target| !target.is_empty());
         Landing {
+            from,
             expected,
             header: [0; Call::ENCODED_LEN],
             header_len: 0,
@@ -283,7 +311,7 @@ impl<'a> Landing<'a> {
             at: (0, 0),
             combine,
             filled: 0,
-            remaining: receive.range.len() * size,
+            remaining: len_bytes,
             refused: None,
         }
     }

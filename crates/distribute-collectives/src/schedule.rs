@@ -11,7 +11,7 @@ mod ring;
 mod tree;
 
 pub use doubling::recursive_doubling_all_reduce;
-pub use ring::{ring_all_gather, ring_all_reduce, ring_reduce_scatter};
+pub use ring::{ring_all_gather, ring_all_gather_v, ring_all_reduce, ring_reduce_scatter, ring_reduce_scatter_v};
 pub use tree::{binomial_broadcast, binomial_reduce, dissemination_barrier};
 
 /// What becomes of received elements.

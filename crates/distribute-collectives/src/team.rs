@@ -21,6 +21,7 @@ use std::time::{Duration, Instant};
 
 use crate::bridge::Bridge;
 use crate::call::Call;
+use crate::exchange::Disagreement;
 use crate::memory::Buffers;
 use crate::work_plan::{Phase, Plan};
 use crate::{Error, Rank, Result};
@@ -294,8 +295,21 @@ impl Team {
         }
         let plan = Plan::new(self, call, parts.iter().map(|part| &part.buffers));
         drop(parts);
-        let _ = operation.plan.set(plan);
         drop(entries);
+        match plan {
+            Ok(plan) => drop(operation.plan.set(plan)),
+            Err(Disagreement { from, to, sent, expected }) => {
+                let error = Error::Parts {
+                    call: Box::new(call),
+                    from: self.names[from].clone(),
+                    to: self.names[to].clone(),
+                    sent,
+                    expected,
+                };
+                self.fail(operation, GATHERING, &self.local_name(to - self.first_rank), error);
+                return;
+            }
+        }
         if operation.advance(GATHERING, REDUCING) {
             self.wake_sleepers();
             self.skip_empty(operation, 0, may_block);

@@ -4,8 +4,9 @@
 use std::ops::Range;
 
 use crate::call::{Call, Kind};
+use crate::exchange::{Disagreement, Exchange, starts};
 use crate::kernel::{self, Keep};
-use crate::memory::{Buffers, RawSlice, locate};
+use crate::memory::{Buffers, Counts, RawSlice, locate};
 use crate::team::Team;
 use crate::{Rank, ReduceOp};
 
@@ -32,25 +33,44 @@ pub(crate) struct Plan {
     divisor: Option<u32>,
     ranks: Vec<Buffers>,
     first_rank: usize,
-    world_size: usize,
     processes: usize,
     /// Elements that the phases go over, and of one chunk.
     elements: [usize; 2],
     chunk: [usize; 2],
+    /// Where each rank's part begins, for calls in which ranks have parts.
+    starts: Vec<usize>,
+    /// The blocks of calls that move values without combining them.
+    exchange: Option<Exchange>,
     /// The reduction of whole inputs, for a reduce-scatter that spans processes; in u64 for alignment.
     staging: Option<(RawSlice, Box<[u64]>)>,
 }
 
 impl Plan {
-    pub(crate) fn new<'a>(team: &Team, call: Call, buffers: impl Iterator<Item = &'a Buffers>) -> Plan {
-        let ranks: Vec<Buffers> = buffers
-            .map(|buffers| Buffers { inputs: buffers.inputs.clone(), outputs: buffers.outputs.clone() })
-            .collect();
+    /// Fails where ranks of this process do not agree on what they send each other.
+    pub(crate) fn new<'a>(
+        team: &Team,
+        call: Call,
+        buffers: impl Iterator<Item = &'a Buffers>,
+    ) -> Result<Plan, Disagreement> {
+        let ranks: Vec<Buffers> = buffers.cloned().collect();
         let processes = team.processes();
         let world_size = team.names.len();
         let (local, count) = (ranks.len(), call.count as usize);
         let across = processes > 1;
+        let mine = team.first_rank..team.first_rank + local;
         let root = call.root.and_then(|root| root.index().checked_sub(team.first_rank)).filter(|root| *root < local);
+        let starts = match (call.kind, &ranks[0].counts) {
+            (_, Counts::PerRank(counts)) => starts(counts),
+            (Kind::AllGather, _) => (0..=world_size).map(|rank| rank * count).collect(),
+            (Kind::ReduceScatter, _) => (0..=world_size).map(|rank| rank * (count / world_size)).collect(),
+            _ => Vec::new(),
+        };
+        let exchange = match call.kind {
+            Kind::AllToAll | Kind::Gather | Kind::Scatter | Kind::AllToAllV | Kind::GatherV | Kind::ScatterV => {
+                Some(Exchange::new(&ranks, call, team.first_rank, world_size, MAX_CHUNK_BYTES)?)
+            }
+            _ => None,
+        };
         let elements = match call.kind {
             Kind::AllReduce => [if local > 1 { count } else { 0 }, if across && local > 1 { count } else { 0 }],
             Kind::Reduce => [
@@ -61,28 +81,52 @@ impl Plan {
                 [if root.is_some_and(|root| root != 0) { count } else { 0 }, if local > 1 { count } else { 0 }]
             }
             Kind::Broadcast => [if local > 1 { count } else { 0 }, 0],
-            Kind::AllGather => [count, if across && local > 1 { count * world_size } else { 0 }],
-            Kind::ReduceScatter => [count, if across { count / world_size * local } else { 0 }],
+            Kind::AllGather | Kind::AllGatherV => {
+                let longest = mine.clone().map(|rank| starts[rank + 1] - starts[rank]).max().unwrap_or(0);
+                [longest, if across && local > 1 { starts[world_size] } else { 0 }]
+            }
+            Kind::ReduceScatter | Kind::ReduceScatterV => {
+                [count, if across { starts[mine.end] - starts[mine.start] } else { 0 }]
+            }
             Kind::Barrier => [0, 0],
+            // One chunk is one copy.
+            _ => [exchange.as_ref().map_or(0, |exchange| exchange.copies.len()), 0],
         };
         let size = call.dtype.size_bytes();
-        let staging = (across && call.kind == Kind::ReduceScatter).then(|| {
+        let scatters = matches!(call.kind, Kind::ReduceScatter | Kind::ReduceScatterV);
+        let staging = (across && scatters).then(|| {
             let mut memory = vec![0u64; (count * size).div_ceil(8)].into_boxed_slice();
             (RawSlice::of_mut(&mut bytemuck::cast_slice_mut(&mut memory)[..count * size]), memory)
         });
         let op = call.op.unwrap_or(ReduceOp::Sum);
-        Plan {
+        let chunk = match exchange {
+            Some(_) => [1, 1],
+            None => elements.map(|elements| chunk_elements(elements, local, size)),
+        };
+        Ok(Plan {
             call,
             op,
             divisor: (op == ReduceOp::Mean && !across).then_some(world_size as u32),
             first_rank: team.first_rank,
-            world_size,
             processes,
             elements,
-            chunk: elements.map(|elements| chunk_elements(elements, local, size)),
+            chunk,
             ranks,
+            starts,
+            exchange,
             staging,
-        }
+        })
+    }
+
+    /// What other processes are sent, and send, where nothing is combined.
+    pub(crate) fn exchange(&self) -> Option<&Exchange> {
+        self.exchange.as_ref()
+    }
+
+    /// Elements of each process's part, for calls with a count per rank.
+    pub(crate) fn process_counts(&self) -> Vec<usize> {
+        let local = self.ranks.len();
+        (0..self.processes).map(|process| self.starts[(process + 1) * local] - self.starts[process * local]).collect()
     }
 
     /// Chunks of a phase.
@@ -112,9 +156,9 @@ impl Plan {
                 Some(root) => self.copy_between(root, &self.all_but(root), &range),
                 None => {}
             },
-            (Phase::Reduce, Kind::AllGather) => self.collect(&range),
-            (Phase::Reduce, Kind::ReduceScatter) => self.reduce_apart(&range),
-            (Phase::Spread, Kind::AllReduce | Kind::Broadcast | Kind::AllGather) => {
+            (Phase::Reduce, Kind::AllGather | Kind::AllGatherV) => self.collect(&range),
+            (Phase::Reduce, Kind::ReduceScatter | Kind::ReduceScatterV) => self.reduce_apart(&range),
+            (Phase::Spread, Kind::AllReduce | Kind::Broadcast | Kind::AllGather | Kind::AllGatherV) => {
                 self.copy_between(0, &self.all_but(0), &range);
             }
             (Phase::Spread, Kind::Reduce) => {
@@ -122,7 +166,9 @@ impl Plan {
                     self.copy_between(0, &[root], &range);
                 }
             }
-            (Phase::Spread, Kind::ReduceScatter) => self.scatter(&range),
+            (Phase::Spread, Kind::ReduceScatter | Kind::ReduceScatterV) => self.scatter(&range),
+            (Phase::Reduce, _) => self.copy_block(chunk),
+            (Phase::Spread, _) => {}
         }
     }
 
@@ -171,29 +217,44 @@ impl Plan {
 
     /// All-gather: every local rank's values go to their place in the output of every rank that is filled here.
     fn collect(&self, range: &Range<usize>) {
-        let bytes = self.bytes(range);
-        let len = self.call.count as usize * self.call.dtype.size_bytes();
         let targets = if self.processes > 1 { &self.ranks[..1] } else { &self.ranks[..] };
         for (local, rank) in self.ranks.iter().enumerate() {
-            // SAFETY: inputs are only read, and their owner waits.
-            let source = unsafe { rank.inputs[0].bytes(bytes.clone()) };
-            let offset = (self.first_rank + local) * len;
+            let part = self.starts[self.first_rank + local]..self.starts[self.first_rank + local + 1];
+            let range = range.start.min(part.len())..range.end.min(part.len());
+            let source = rank.inputs[0].part(self.bytes(&range));
             for target in targets {
-                // SAFETY: outputs hold `world_size * count` elements (checked by the caller), chunks do not overlap, and
-                // this thread alone was handed this one.
-                let target = unsafe { target.outputs[0].bytes_mut(offset + bytes.start..offset + bytes.end) };
-                target.copy_from_slice(source);
+                let target = target.outputs[0].part(self.bytes(&(part.start + range.start..part.start + range.end)));
+                self.copy(source, target);
             }
         }
     }
 
+    /// All-to-all, gather, scatter: one block, or a part of it, between two ranks of this process.
+    fn copy_block(&self, index: usize) {
+        if let Some(block) = self.exchange.as_ref().and_then(|exchange| exchange.copies.get(index)) {
+            self.copy(block.from, block.to);
+        }
+    }
+
+    /// Copies what one chunk owns.
+    fn copy(&self, from: RawSlice, to: RawSlice) {
+        // Values that are in their place already.
+        if from.is(&to) {
+            return;
+        }
+        // SAFETY: inputs are only read, and their owner waits.
+        let source = unsafe { from.bytes(0..from.len_bytes()) };
+        // SAFETY: lengths were checked by the caller, chunks do not overlap, and this thread alone was handed this one.
+        let target = unsafe { to.bytes_mut(0..to.len_bytes()) };
+        target.copy_from_slice(source);
+    }
+
     /// Reduce-scatter: combines inputs into the part of the rank that owns it, or into the staging memory.
     fn reduce_apart(&self, range: &Range<usize>) {
-        let part = self.call.count as usize / self.world_size;
         let mut start = range.start;
         while start < range.end {
-            let owner = start / part;
-            let end = if self.staging.is_some() { range.end } else { range.end.min((owner + 1) * part) };
+            let owner = self.owner(start);
+            let end = if self.staging.is_some() { range.end } else { range.end.min(self.starts[owner + 1]) };
             let bytes = self.bytes(&(start..end));
             let sources: Vec<&[u8]> = self
                 .ranks
@@ -205,7 +266,7 @@ impl Plan {
                 // SAFETY: this thread alone was handed this chunk of the staging memory.
                 Some((staging, _)) => unsafe { staging.bytes_mut(bytes) },
                 None => {
-                    let bytes = self.bytes(&(start - owner * part..end - owner * part));
+                    let bytes = self.bytes(&(start - self.starts[owner]..end - self.starts[owner]));
                     // SAFETY: outputs hold one part (checked by the caller) and this thread alone was handed this chunk.
                     unsafe { self.ranks[owner].outputs[0].bytes_mut(bytes) }
                 }
@@ -218,20 +279,24 @@ impl Plan {
     /// Reduce-scatter across processes: each local rank takes its part of the staging memory.
     fn scatter(&self, range: &Range<usize>) {
         let Some((staging, _)) = &self.staging else { return };
-        let part = self.call.count as usize / self.world_size;
-        let mut start = range.start;
-        while start < range.end {
-            let local = start / part;
-            let end = range.end.min((local + 1) * part);
-            let offset = self.first_rank * part;
+        let offset = self.starts[self.first_rank];
+        let (mut start, last) = (offset + range.start, offset + range.end);
+        while start < last {
+            let owner = self.owner(start);
+            let end = last.min(self.starts[owner + 1]);
             // SAFETY: the bridge has finished with the staging memory, which now is only read.
-            let source = unsafe { staging.bytes(self.bytes(&(offset + start..offset + end))) };
-            let bytes = self.bytes(&(start - local * part..end - local * part));
+            let source = unsafe { staging.bytes(self.bytes(&(start..end))) };
+            let bytes = self.bytes(&(start - self.starts[owner]..end - self.starts[owner]));
             // SAFETY: this thread alone was handed this chunk, and the owner of the output waits.
-            let target = unsafe { self.ranks[local].outputs[0].bytes_mut(bytes) };
+            let target = unsafe { self.ranks[owner - self.first_rank].outputs[0].bytes_mut(bytes) };
             target.copy_from_slice(source);
             start = end;
         }
+    }
+
+    /// The rank whose part holds an element; ranks with empty parts own none.
+    fn owner(&self, element: usize) -> usize {
+        self.starts.partition_point(|start| *start <= element) - 1
     }
 }
 

@@ -272,3 +272,136 @@ fn wrong_arguments_are_sentences() {
     assert!(ProcessGroup::local(0).is_err());
     group.all_reduce(&mut [1.0f32], ReduceOp::Sum).unwrap();
 }
+
+/// Elements that rank `from` has for rank `to`.
+fn block(from: usize, to: usize, len: usize) -> Vec<i64> {
+    (0..len).map(|index| (from * 10_000 + to * 100 + index % 100) as i64).collect()
+}
+
+/// A length for every pair of ranks; some are zero.
+fn length(from: usize, to: usize, scale: usize) -> usize {
+    (from * 3 + to * 5 + 1) % 4 * scale
+}
+
+fn check_exchanges(processes: usize, local: usize, scale: usize, options: &Options) {
+    let groups = groups(processes, local, options);
+    let world = processes * local;
+    each(&groups, |group| {
+        let me = group.rank().index();
+
+        let input: Vec<i64> = (0..world).flat_map(|to| block(me, to, scale)).collect();
+        let want: Vec<i64> = (0..world).flat_map(|from| block(from, me, scale)).collect();
+        let mut output = vec![0; input.len()];
+        group.all_to_all(&input, &mut output).unwrap();
+        assert_eq!(output, want);
+        let work = group.all_to_all_async(input, vec![0; output.len()]).unwrap();
+        assert_eq!(work.wait().unwrap()[1], want);
+
+        let send: Vec<usize> = (0..world).map(|to| length(me, to, scale)).collect();
+        let receive: Vec<usize> = (0..world).map(|from| length(from, me, scale)).collect();
+        let input: Vec<i64> = (0..world).flat_map(|to| block(me, to, send[to])).collect();
+        let want: Vec<i64> = (0..world).flat_map(|from| block(from, me, receive[from])).collect();
+        let mut output = vec![0; want.len()];
+        group.all_to_all_v(&input, &send, &mut output, &receive).unwrap();
+        assert_eq!(output, want);
+        let work = group.all_to_all_v_async(input, &send, vec![0; want.len()], &receive).unwrap();
+        assert_eq!(work.wait().unwrap()[1], want);
+
+        let counts: Vec<usize> = (0..world).map(|rank| length(rank, 1, scale)).collect();
+        let mine = block(me, 0, counts[me]);
+        let everything: Vec<i64> = (0..world).flat_map(|rank| block(rank, 0, counts[rank])).collect();
+        let mut output = vec![0; everything.len()];
+        group.all_gather_v(&mine, &mut output, &counts).unwrap();
+        assert_eq!(output, everything);
+        let work = group.all_gather_v_async(mine.clone(), vec![0; everything.len()], &counts).unwrap();
+        assert_eq!(work.wait().unwrap()[1], everything);
+        let mut placed = vec![0; world * scale];
+        placed[me * scale..(me + 1) * scale].copy_from_slice(&block(me, 7, scale));
+        group.all_gather_in_place(&mut placed).unwrap();
+        assert_eq!(placed, (0..world).flat_map(|rank| block(rank, 7, scale)).collect::<Vec<_>>());
+
+        for root in 0..world {
+            let (is_root, root) = (root == me, Rank(root as u32));
+            let at_root = |len: usize| vec![0i64; if is_root { len } else { 0 }];
+            let mut output = at_root(everything.len());
+            group.gather_v(&mine, &mut output, &counts, root).unwrap();
+            assert!(!is_root || output == everything);
+            let work = group.gather_v_async(mine.clone(), at_root(everything.len()), &counts, root).unwrap();
+            assert!(!is_root || work.wait().unwrap()[1] == everything);
+            let mut output = at_root(world * scale);
+            group.gather(&block(me, 7, scale), &mut output, root).unwrap();
+            assert!(!is_root || output == placed);
+            let work = group.gather_async(block(me, 7, scale), at_root(world * scale), root).unwrap();
+            assert!(!is_root || work.wait().unwrap()[1] == placed);
+
+            let input = if is_root { everything.clone() } else { Vec::new() };
+            let mut output = vec![0; counts[me]];
+            group.scatter_v(&input, &mut output, &counts, root).unwrap();
+            assert_eq!(output, mine);
+            let work = group.scatter_v_async(input, vec![0; counts[me]], &counts, root).unwrap();
+            assert_eq!(work.wait().unwrap()[1], mine);
+            let input = if is_root { placed.clone() } else { Vec::new() };
+            let mut output = vec![0; scale];
+            group.scatter(&input, &mut output, root).unwrap();
+            assert_eq!(output, block(me, 7, scale));
+            let work = group.scatter_async(input, vec![0; scale], root).unwrap();
+            assert_eq!(work.wait().unwrap()[1], block(me, 7, scale));
+        }
+
+        let total: usize = counts.iter().sum();
+        let start: usize = counts[..me].iter().sum();
+        let input: Vec<i64> = (0..total).map(|index| value(me, index)).collect();
+        let want: Vec<i64> = (start..start + counts[me]).map(|i| reduced(ReduceOp::Sum, world, i)).collect();
+        let mut output = vec![0; counts[me]];
+        group.reduce_scatter_v(&input, &mut output, &counts, ReduceOp::Sum).unwrap();
+        assert_eq!(output, want);
+        let work = group.reduce_scatter_v_async(input, output, &counts, ReduceOp::Sum).unwrap();
+        assert_eq!(work.wait().unwrap()[1], want);
+
+        let mut output = vec![0; 3];
+        group.all_reduce_into(&[me as i64; 3], &mut output, ReduceOp::Max).unwrap();
+        assert_eq!(output, [world as i64 - 1; 3]);
+        group.reduce_into(&[1; 3], &mut output, ReduceOp::Sum, Rank(0)).unwrap();
+        assert!(me != 0 || output == [world as i64; 3]);
+
+        // Row 5 on all ranks, row `me` on this one alone, and nothing on the last one.
+        let last = world - 1;
+        let rows: &[i64] = if me == last { &[] } else { &[5, -(me as i64)] };
+        let sums = group.all_reduce_sparse(rows, &vec![1i64; rows.len() * 3], 3, ReduceOp::Sum).unwrap();
+        let own = (0..last).rev().map(|rank| -(rank as i64));
+        assert_eq!(sums.indices, own.chain((last > 0).then_some(5)).collect::<Vec<_>>());
+        let fives = if last > 0 { &sums.values[sums.values.len() - 3..] } else { &[] };
+        assert!(fives.iter().all(|value| *value == last as i64));
+    });
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 16, failure_persistence: None, ..ProptestConfig::default() })]
+    #[test]
+    fn exchanges_agree_with_a_naive_reference(
+        processes in 1usize..=4, local in 1usize..=3, scale in 0usize..300, grpc: bool,
+    ) {
+        let transport = if grpc { TransportKind::Grpc } else { TransportKind::Tcp };
+        check_exchanges(processes, local, scale, &Options { transport, ..quick() });
+    }
+}
+
+#[test]
+fn long_exchanges_arrive_whole() {
+    for (processes, local, options) in arrangements(&[(1, 2), (2, 1), (2, 2)]) {
+        check_exchanges(processes, local, 300_000, &options);
+    }
+}
+
+#[test]
+fn counts_that_do_not_match_are_an_error_that_names_both_sides() {
+    for (processes, local, options) in arrangements(&[(1, 2), (2, 1)]) {
+        let groups = groups(processes, local, &options);
+        let errors = each(&groups, |group| {
+            let receive = if group.rank().0 == 0 { [1, 2] } else { [3, 1] };
+            let mut output = vec![0u8; receive.iter().sum()];
+            group.all_to_all_v(&[1, 2, 3], &[1, 2], &mut output, &receive).unwrap_err().to_string()
+        });
+        assert!(errors.iter().any(|error| error.contains("all_to_all_v #0")), "{errors:?}");
+    }
+}

@@ -52,6 +52,47 @@ pub fn ring_all_gather(rank: usize, ranks: usize, count: usize) -> Schedule {
         .collect()
 }
 
+/// As [`ring_reduce_scatter`], with parts of the given lengths: rank r ends with `counts[r]` elements.
+pub fn ring_reduce_scatter_v(rank: usize, counts: &[usize]) -> Schedule {
+    let ranks = counts.len();
+    let (next, previous) = neighbours(rank, ranks);
+    let move_part = |peer, index: usize| {
+        let start = counts[..index].iter().sum();
+        vec![Transfer { peer, range: start..start + counts[index], action: Action::Combine }]
+    };
+    let mut schedule: Schedule = (1..ranks)
+        .map(|step| Step {
+            sends: move_part(next, (rank + ranks - step) % ranks),
+            receives: move_part(previous, (rank + 2 * ranks - step - 1) % ranks),
+            complete: None,
+        })
+        .collect();
+    let start: usize = counts[..rank].iter().sum();
+    let own = start..start + counts[rank];
+    match schedule.last_mut() {
+        Some(last) => last.complete = Some(own),
+        None => schedule.push(Step { complete: Some(own), ..Step::default() }),
+    }
+    schedule
+}
+
+/// As [`ring_all_gather`], with parts of the given lengths: rank r begins with `counts[r]` elements.
+pub fn ring_all_gather_v(rank: usize, counts: &[usize]) -> Schedule {
+    let ranks = counts.len();
+    let (next, previous) = neighbours(rank, ranks);
+    let move_part = |peer, index: usize| {
+        let start = counts[..index].iter().sum();
+        vec![Transfer { peer, range: start..start + counts[index], action: Action::Copy }]
+    };
+    (0..ranks - 1)
+        .map(|step| Step {
+            sends: move_part(next, (rank + ranks - step) % ranks),
+            receives: move_part(previous, (rank + 2 * ranks - step - 1) % ranks),
+            complete: None,
+        })
+        .collect()
+}
+
 fn neighbours(rank: usize, ranks: usize) -> (usize, usize) {
     ((rank + 1) % ranks, (rank + ranks - 1) % ranks)
 }

@@ -1,0 +1,278 @@
+//! Operations that move values without combining them: all-gather, gather, scatter, all-to-all.
+
+use distribute_device::{BufferMut, BufferRef, DType, Element};
+
+use super::reductions::check_len;
+use super::{ProcessGroup, Request};
+use crate::call::{Call, Kind};
+use crate::memory::{Borrowed, Counts};
+use crate::{Rank, Result};
+
+impl ProcessGroup {
+    /// Collects every rank's values, in rank order.
+    ///
+    /// # Shapes
+    /// `input` has the same length on all ranks, `output` that length times the world size.
+    ///
+    /// # Errors
+    /// [`Error::Length`](crate::Error::Length), and see [`ProcessGroup`].
+    pub fn all_gather<T: Element>(&self, input: &[T], output: &mut [T]) -> Result<()> {
+        let (request, counts) = self.all_gather_request(T::DTYPE, input.len(), output.len(), None)?;
+        self.blocking(request, Borrowed::apart(BufferRef::from(input), BufferMut::from(output), counts))
+    }
+
+    /// As [`all_gather`](ProcessGroup::all_gather), with every rank's values already in their place of `values`.
+    ///
+    /// # Shapes
+    /// `values` has the same length on all ranks, a multiple of the world size; rank r's part is the r-th.
+    ///
+    /// # Errors
+    /// [`Error::Length`](crate::Error::Length), and see [`ProcessGroup`].
+    pub fn all_gather_in_place<T: Element>(&self, values: &mut [T]) -> Result<()> {
+        let part = values.len() / self.world_size();
+        let remedy = "the values of all_gather_in_place divide evenly among the ranks";
+        check_len("values of all_gather_in_place", values.len(), part * self.world_size(), remedy)?;
+        let own = self.rank().index() * part..(self.rank().index() + 1) * part;
+        let request = Request::new(Kind::AllGather, T::DTYPE, part);
+        self.blocking(request, Borrowed::within(BufferMut::from(values), own))
+    }
+
+    /// As [`all_gather`](ProcessGroup::all_gather), with parts of different lengths: rank r brings `counts[r]` elements.
+    ///
+    /// # Shapes
+    /// `counts` is the same on all ranks; `input` holds this rank's count, `output` their sum.
+    ///
+    /// # Errors
+    /// [`Error::Length`](crate::Error::Length), and see [`ProcessGroup`].
+    ///
+    /// # Source
+    /// `MPI_Allgatherv`.
+    pub fn all_gather_v<T: Element>(&self, input: &[T], output: &mut [T], counts: &[usize]) -> Result<()> {
+        let (request, counts) = self.all_gather_request(T::DTYPE, input.len(), output.len(), Some(counts))?;
+        self.blocking(request, Borrowed::apart(BufferRef::from(input), BufferMut::from(output), counts))
+    }
+
+    /// Collects every rank's values at the root, in rank order.
+    ///
+    /// # Shapes
+    /// `input` has the same length on all ranks; the root's `output` that length times the world size. Other ranks'
+    /// outputs are not touched and may be empty.
+    ///
+    /// # Cost
+    /// Every other process sends straight to the root's.
+    ///
+    /// # Errors
+    /// [`Error::Length`](crate::Error::Length), [`Error::RankOutside`](crate::Error::RankOutside), and see
+    /// [`ProcessGroup`].
+    pub fn gather<T: Element>(&self, input: &[T], output: &mut [T], root: Rank) -> Result<()> {
+        let (request, counts) = self.gather_request(T::DTYPE, input.len(), output.len(), None, root)?;
+        self.blocking(request, Borrowed::apart(BufferRef::from(input), BufferMut::from(output), counts))
+    }
+
+    /// As [`gather`](ProcessGroup::gather), with parts of different lengths: rank r brings `counts[r]` elements.
+    ///
+    /// # Shapes
+    /// `counts` is the same on all ranks; `input` holds this rank's count, the root's `output` their sum.
+    ///
+    /// # Errors
+    /// As [`gather`](ProcessGroup::gather).
+    ///
+    /// # Source
+    /// `MPI_Gatherv`.
+    pub fn gather_v<T: Element>(&self, input: &[T], output: &mut [T], counts: &[usize], root: Rank) -> Result<()> {
+        let (request, counts) = self.gather_request(T::DTYPE, input.len(), output.len(), Some(counts), root)?;
+        self.blocking(request, Borrowed::apart(BufferRef::from(input), BufferMut::from(output), counts))
+    }
+
+    /// Gives each rank its part of the root's values.
+    ///
+    /// # Shapes
+    /// `output` has the same length on all ranks; the root's `input` that length times the world size. Other ranks'
+    /// inputs are not read and may be empty.
+    ///
+    /// # Errors
+    /// [`Error::Length`](crate::Error::Length), [`Error::RankOutside`](crate::Error::RankOutside), and see
+    /// [`ProcessGroup`].
+    pub fn scatter<T: Element>(&self, input: &[T], output: &mut [T], root: Rank) -> Result<()> {
+        let (request, counts) = self.scatter_request(T::DTYPE, input.len(), output.len(), None, root)?;
+        self.blocking(request, Borrowed::apart(BufferRef::from(input), BufferMut::from(output), counts))
+    }
+
+    /// As [`scatter`](ProcessGroup::scatter), with parts of different lengths: rank r gets `counts[r]` elements.
+    ///
+    /// # Shapes
+    /// `counts` is the same on all ranks; `output` holds this rank's count, the root's `input` their sum.
+    ///
+    /// # Errors
+    /// As [`scatter`](ProcessGroup::scatter).
+    ///
+    /// # Source
+    /// `MPI_Scatterv`.
+    pub fn scatter_v<T: Element>(&self, input: &[T], output: &mut [T], counts: &[usize], root: Rank) -> Result<()> {
+        let (request, counts) = self.scatter_request(T::DTYPE, input.len(), output.len(), Some(counts), root)?;
+        self.blocking(request, Borrowed::apart(BufferRef::from(input), BufferMut::from(output), counts))
+    }
+
+    /// Sends part s of each rank's input to rank s, which collects what it gets in rank order.
+    ///
+    /// # Shapes
+    /// `input` and `output` have the same length on all ranks, a multiple of the world size.
+    ///
+    /// # Cost
+    /// Every pair of processes exchanges its part directly, straight from and into the callers' memory.
+    ///
+    /// # Errors
+    /// [`Error::Length`](crate::Error::Length), and see [`ProcessGroup`].
+    ///
+    /// # Examples
+    /// ```
+    /// use distribute_collectives::ProcessGroup;
+    ///
+    /// let ranks = ProcessGroup::local(2)?;
+    /// std::thread::scope(|scope| {
+    ///     for group in &ranks {
+    ///         scope.spawn(move || {
+    ///             let me = group.rank().0;
+    ///             let mut output = [0; 2];
+    ///             group.all_to_all(&[10 * me, 10 * me + 1], &mut output).expect("both ranks take part");
+    ///             assert_eq!(output, [me, 10 + me]);
+    ///         });
+    ///     }
+    /// });
+    /// # Ok::<(), distribute_collectives::Error>(())
+    /// ```
+    pub fn all_to_all<T: Element>(&self, input: &[T], output: &mut [T]) -> Result<()> {
+        let (request, counts) = self.all_to_all_request(T::DTYPE, input.len(), output.len(), None)?;
+        self.blocking(request, Borrowed::apart(BufferRef::from(input), BufferMut::from(output), counts))
+    }
+
+    /// As [`all_to_all`](ProcessGroup::all_to_all), with parts of different lengths: rank s gets `send_counts[s]` elements
+    /// of this rank, which gets `receive_counts[s]` of rank s.
+    ///
+    /// # Shapes
+    /// `input` holds the sum of `send_counts`, `output` that of `receive_counts`. What one rank sends, the other must
+    /// expect; a difference is an error that names both.
+    ///
+    /// # Errors
+    /// [`Error::Length`](crate::Error::Length), and see [`ProcessGroup`].
+    ///
+    /// # Source
+    /// `MPI_Alltoallv`, without displacements: parts lie one after another.
+    pub fn all_to_all_v<T: Element>(
+        &self,
+        input: &[T],
+        send_counts: &[usize],
+        output: &mut [T],
+        receive_counts: &[usize],
+    ) -> Result<()> {
+        let counts = Some((send_counts, receive_counts));
+        let (request, counts) = self.all_to_all_request(T::DTYPE, input.len(), output.len(), counts)?;
+        self.blocking(request, Borrowed::apart(BufferRef::from(input), BufferMut::from(output), counts))
+    }
+
+    pub(super) fn all_gather_request(
+        &self,
+        dtype: DType,
+        input: usize,
+        output: usize,
+        counts: Option<&[usize]>,
+    ) -> Result<(Request, Counts)> {
+        let Some(counts) = counts else {
+            let remedy = "the output of all_gather holds the input's length times the world size";
+            check_len("output of all_gather", output, input * self.world_size(), remedy)?;
+            return Ok((Request::new(Kind::AllGather, dtype, input), Counts::Even));
+        };
+        let remedy = "the input of all_gather_v holds this rank's count, the output the sum of counts";
+        self.check_counts("counts of all_gather_v", counts)?;
+        check_len("input of all_gather_v", input, counts[self.rank().index()], remedy)?;
+        check_len("output of all_gather_v", output, counts.iter().sum(), remedy)?;
+        let layout = Call::layout_of(counts.iter().copied());
+        Ok((Request { layout, ..Request::new(Kind::AllGatherV, dtype, output) }, Counts::PerRank(counts.to_vec())))
+    }
+
+    pub(super) fn gather_request(
+        &self,
+        dtype: DType,
+        input: usize,
+        output: usize,
+        counts: Option<&[usize]>,
+        root: Rank,
+    ) -> Result<(Request, Counts)> {
+        let words = ["input of gather_v", "output of gather at the root"];
+        let (request, parts) = self.parted((Kind::Gather, Kind::GatherV), dtype, input, counts, root, words[0])?;
+        let is_root = root == self.rank();
+        if is_root {
+            let remedy = "the root's output holds all ranks' inputs";
+            check_len(words[1], output, parts.iter().sum(), remedy)?;
+        }
+        let mut send = vec![0; self.world_size()];
+        send[root.index()] = input;
+        let receive = if is_root { parts } else { vec![0; self.world_size()] };
+        Ok((request, Counts::Exchange { send, receive }))
+    }
+
+    pub(super) fn scatter_request(
+        &self,
+        dtype: DType,
+        input: usize,
+        output: usize,
+        counts: Option<&[usize]>,
+        root: Rank,
+    ) -> Result<(Request, Counts)> {
+        let words = ["output of scatter_v", "input of scatter at the root"];
+        let (request, parts) = self.parted((Kind::Scatter, Kind::ScatterV), dtype, output, counts, root, words[0])?;
+        let is_root = root == self.rank();
+        if is_root {
+            let remedy = "the root's input holds all ranks' outputs";
+            check_len(words[1], input, parts.iter().sum(), remedy)?;
+        }
+        let mut receive = vec![0; self.world_size()];
+        receive[root.index()] = output;
+        let send = if is_root { parts } else { vec![0; self.world_size()] };
+        Ok((request, Counts::Exchange { send, receive }))
+    }
+
+    /// What gather and scatter have in common: the request, and the length of every rank's part.
+    fn parted(
+        &self,
+        (even, uneven): (Kind, Kind),
+        dtype: DType,
+        own: usize,
+        counts: Option<&[usize]>,
+        root: Rank,
+        what: &'static str,
+    ) -> Result<(Request, Vec<usize>)> {
+        self.check_rank("root", root)?;
+        let request = |kind, count| Request { root: Some(root), ..Request::new(kind, dtype, count) };
+        let Some(counts) = counts else { return Ok((request(even, own), vec![own; self.world_size()])) };
+        self.check_counts("counts", counts)?;
+        check_len(what, own, counts[self.rank().index()], "it holds this rank's count")?;
+        let layout = Call::layout_of(counts.iter().copied());
+        Ok((Request { layout, ..request(uneven, counts.iter().sum()) }, counts.to_vec()))
+    }
+
+    pub(super) fn all_to_all_request(
+        &self,
+        dtype: DType,
+        input: usize,
+        output: usize,
+        counts: Option<(&[usize], &[usize])>,
+    ) -> Result<(Request, Counts)> {
+        let Some((send, receive)) = counts else {
+            let part = input / self.world_size();
+            let remedy = "the input of all_to_all divides evenly among the ranks, and the output is as long";
+            check_len("input of all_to_all", input, part * self.world_size(), remedy)?;
+            check_len("output of all_to_all", output, input, remedy)?;
+            let parts = vec![part; self.world_size()];
+            let counts = Counts::Exchange { send: parts.clone(), receive: parts };
+            return Ok((Request::new(Kind::AllToAll, dtype, input), counts));
+        };
+        self.check_counts("send counts of all_to_all_v", send)?;
+        self.check_counts("receive counts of all_to_all_v", receive)?;
+        check_len("input of all_to_all_v", input, send.iter().sum(), "it holds the sum of the send counts")?;
+        check_len("output of all_to_all_v", output, receive.iter().sum(), "it holds the sum of the receive counts")?;
+        let counts = Counts::Exchange { send: send.to_vec(), receive: receive.to_vec() };
+        // Counts differ between ranks by right; each message says how long it is.
+        Ok((Request::new(Kind::AllToAllV, dtype, 0), counts))
+    }
+}

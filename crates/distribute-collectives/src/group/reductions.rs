@@ -1,0 +1,193 @@
+//! Operations that combine or spread values: all-reduce, reduce, broadcast, reduce-scatter, barrier.
+
+use distribute_device::{BufferMut, BufferRef, DType, Element};
+
+use super::{ProcessGroup, Request};
+use crate::call::{Call, Kind};
+use crate::memory::{Borrowed, Counts};
+use crate::{Error, Rank, ReduceOp, Result};
+
+impl ProcessGroup {
+    /// Replaces every rank's values by their reduction over ranks, in place.
+    ///
+    /// # Shapes
+    /// Equal lengths on all ranks.
+    ///
+    /// # Cost
+    /// Ranks of one process read and write each element once per rank. Between processes: see
+    /// [`schedule`](crate::schedule).
+    ///
+    /// # Errors
+    /// See [`ProcessGroup`].
+    pub fn all_reduce<T: Element>(&self, values: &mut [T], op: ReduceOp) -> Result<()> {
+        self.all_reduce_list(&mut [BufferMut::from(values)], op)
+    }
+
+    /// As [`all_reduce`](ProcessGroup::all_reduce), with the result in `output`; `input` is kept.
+    ///
+    /// # Shapes
+    /// `input` and `output` have the same length on all ranks.
+    ///
+    /// # Cost
+    /// One more pass over the memory than in place: the input is copied first.
+    ///
+    /// # Errors
+    /// [`Error::Length`], and see [`ProcessGroup`].
+    pub fn all_reduce_into<T: Element>(&self, input: &[T], output: &mut [T], op: ReduceOp) -> Result<()> {
+        copy_into(input, output, "output of all_reduce_into")?;
+        self.all_reduce(output, op)
+    }
+
+    /// As [`all_reduce`](ProcessGroup::all_reduce), for several slices of one data type in one operation.
+    ///
+    /// The slices are never copied into a common buffer. All ranks must pass slices of the same lengths in the same order.
+    ///
+    /// # Errors
+    /// [`Error::MixedTypes`], and see [`ProcessGroup`].
+    pub fn all_reduce_list(&self, slices: &mut [BufferMut<'_>], op: ReduceOp) -> Result<()> {
+        self.in_place(Kind::AllReduce, slices, Some(op), None)
+    }
+
+    /// Replaces every rank's values by the root's, in place.
+    ///
+    /// # Shapes
+    /// Equal lengths on all ranks.
+    ///
+    /// # Errors
+    /// [`Error::RankOutside`], and see [`ProcessGroup`].
+    pub fn broadcast<T: Element>(&self, values: &mut [T], root: Rank) -> Result<()> {
+        self.broadcast_list(&mut [BufferMut::from(values)], root)
+    }
+
+    /// As [`broadcast`](ProcessGroup::broadcast), for several slices of one data type in one operation.
+    ///
+    /// # Errors
+    /// [`Error::MixedTypes`], [`Error::RankOutside`], and see [`ProcessGroup`].
+    pub fn broadcast_list(&self, slices: &mut [BufferMut<'_>], root: Rank) -> Result<()> {
+        self.in_place(Kind::Broadcast, slices, None, Some(root))
+    }
+
+    /// Replaces the root's values by the reduction over ranks; what other ranks' values are afterwards is unspecified.
+    ///
+    /// # Shapes
+    /// Equal lengths on all ranks.
+    ///
+    /// # Errors
+    /// [`Error::RankOutside`], and see [`ProcessGroup`].
+    pub fn reduce<T: Element>(&self, values: &mut [T], op: ReduceOp, root: Rank) -> Result<()> {
+        self.in_place(Kind::Reduce, &mut [BufferMut::from(values)], Some(op), Some(root))
+    }
+
+    /// As [`reduce`](ProcessGroup::reduce), with the result in the root's `output`; `input` is kept. What other ranks'
+    /// outputs hold afterwards is unspecified: they serve as working memory.
+    ///
+    /// # Shapes
+    /// `input` and `output` have the same length on all ranks.
+    ///
+    /// # Errors
+    /// [`Error::Length`], [`Error::RankOutside`], and see [`ProcessGroup`].
+    pub fn reduce_into<T: Element>(&self, input: &[T], output: &mut [T], op: ReduceOp, root: Rank) -> Result<()> {
+        copy_into(input, output, "output of reduce_into")?;
+        self.reduce(output, op, root)
+    }
+
+    /// Reduces every rank's input and leaves part r of the result with rank r.
+    ///
+    /// # Shapes
+    /// `output` has the same length on all ranks, `input` that length times the world size.
+    ///
+    /// # Errors
+    /// [`Error::Length`], and see [`ProcessGroup`].
+    pub fn reduce_scatter<T: Element>(&self, input: &[T], output: &mut [T], op: ReduceOp) -> Result<()> {
+        let (request, counts) = self.reduce_scatter_request(T::DTYPE, input.len(), output.len(), None, op)?;
+        self.blocking(request, Borrowed::apart(BufferRef::from(input), BufferMut::from(output), counts))
+    }
+
+    /// As [`reduce_scatter`](ProcessGroup::reduce_scatter), with parts of different lengths: rank r gets `counts[r]`
+    /// elements.
+    ///
+    /// # Shapes
+    /// `counts` is the same on all ranks; `input` holds their sum, `output` this rank's count.
+    ///
+    /// # Errors
+    /// [`Error::Length`], and see [`ProcessGroup`].
+    ///
+    /// # Source
+    /// `MPI_Reduce_scatter`.
+    pub fn reduce_scatter_v<T: Element>(
+        &self,
+        input: &[T],
+        output: &mut [T],
+        counts: &[usize],
+        op: ReduceOp,
+    ) -> Result<()> {
+        let (request, counts) = self.reduce_scatter_request(T::DTYPE, input.len(), output.len(), Some(counts), op)?;
+        self.blocking(request, Borrowed::apart(BufferRef::from(input), BufferMut::from(output), counts))
+    }
+
+    /// Waits until every rank has called this.
+    ///
+    /// # Errors
+    /// See [`ProcessGroup`].
+    pub fn barrier(&self) -> Result<()> {
+        self.in_place(Kind::Barrier, &mut [], None, None)
+    }
+
+    fn in_place(
+        &self,
+        kind: Kind,
+        slices: &mut [BufferMut<'_>],
+        op: Option<ReduceOp>,
+        root: Option<Rank>,
+    ) -> Result<()> {
+        let dtype = slices.first().map_or(DType::U8, |slice| slice.dtype());
+        if let Some(index) = slices.iter().position(|slice| slice.dtype() != dtype) {
+            return Err(Error::MixedTypes { index, got: slices[index].dtype(), expected: dtype });
+        }
+        let count = slices.iter().map(|slice| slice.len()).sum();
+        let layout = Call::layout_of(slices.iter().map(|slice| slice.len()));
+        let borrowed = Borrowed::in_place(slices.iter_mut().map(BufferMut::reborrow));
+        self.blocking(Request { layout, op, root, ..Request::new(kind, dtype, count) }, borrowed)
+    }
+
+    pub(super) fn reduce_scatter_request(
+        &self,
+        dtype: DType,
+        input: usize,
+        output: usize,
+        counts: Option<&[usize]>,
+        op: ReduceOp,
+    ) -> Result<(Request, Counts)> {
+        let (kind, layout) = match counts {
+            None => {
+                let remedy = "the input of reduce_scatter holds the output's length times the world size";
+                check_len("input of reduce_scatter", input, output * self.world_size(), remedy)?;
+                (Kind::ReduceScatter, 0)
+            }
+            Some(counts) => {
+                let remedy = "the input of reduce_scatter_v holds the sum of counts, the output this rank's count";
+                self.check_counts("counts of reduce_scatter_v", counts)?;
+                check_len("input of reduce_scatter_v", input, counts.iter().sum(), remedy)?;
+                check_len("output of reduce_scatter_v", output, counts[self.rank().index()], remedy)?;
+                (Kind::ReduceScatterV, Call::layout_of(counts.iter().copied()))
+            }
+        };
+        let counts = counts.map_or(Counts::Even, |counts| Counts::PerRank(counts.to_vec()));
+        Ok((Request { layout, op: Some(op), ..Request::new(kind, dtype, input) }, counts))
+    }
+
+    /// One count per rank was given.
+    pub(super) fn check_counts(&self, what: &'static str, counts: &[usize]) -> Result<()> {
+        check_len(what, counts.len(), self.world_size(), "give one count for each rank of the group")
+    }
+}
+
+pub(super) fn check_len(what: &'static str, got: usize, expected: usize, remedy: &'static str) -> Result<()> {
+    if got == expected { Ok(()) } else { Err(Error::Length { what, got, expected, remedy }) }
+}
+
+fn copy_into<T: Element>(input: &[T], output: &mut [T], what: &'static str) -> Result<()> {
+    check_len(what, output.len(), input.len(), "input and output are equally long")?;
+    output.copy_from_slice(input);
+    Ok(())
+}
