@@ -9,7 +9,7 @@ use distribute_cluster::Coordination;
 
 use crate::call::{Call, Kind};
 use crate::memory::exclusive;
-use crate::mesh::{Job, Mesh, MeshError};
+use crate::mesh::{self, Mesh, MeshError};
 use crate::schedule::{
     Algorithm, Schedule, binomial_broadcast, binomial_reduce, dissemination_barrier, recursive_doubling_all_reduce,
     ring_all_gather, ring_all_gather_v, ring_all_reduce, ring_reduce_scatter, ring_reduce_scatter_v,
@@ -27,13 +27,22 @@ pub(crate) struct Bridge {
     mesh: Mutex<Mesh>,
     processes: usize,
     transport: &'static str,
+    local_host: Option<String>,
     algorithm: Algorithm,
     queue: Mutex<Queue>,
     /// Carries operations over while their ranks do something else; started by the first that needs it.
     courier: OnceLock<SyncSender<()>>,
     team: OnceLock<Weak<Team>>,
     /// Kept so that the members know of each other for as long as the group lives.
-    coordination: Option<Arc<Coordination>>,
+    job: Option<Job>,
+}
+
+/// The job that a group's processes belong to.
+#[derive(Clone)]
+pub(crate) struct Job {
+    pub(crate) coordination: Arc<Coordination>,
+    /// The job's rank of each process of the group.
+    pub(crate) processes: Vec<usize>,
 }
 
 struct Queue {
@@ -44,16 +53,17 @@ struct Queue {
 }
 
 impl Bridge {
-    pub(crate) fn new(mesh: Mesh, algorithm: Algorithm, coordination: Option<Arc<Coordination>>) -> Bridge {
+    pub(crate) fn new(mesh: Mesh, algorithm: Algorithm, job: Option<Job>) -> Bridge {
         Bridge {
             processes: mesh.size(),
             transport: mesh.transport_name(),
+            local_host: job.as_ref().map(|job| job.coordination.local_host()).or_else(|| mesh.local_host()),
             mesh: Mutex::new(mesh),
             algorithm,
             queue: Mutex::new(Queue { next: 0, waiting: BTreeMap::new(), crossing: false }),
             courier: OnceLock::new(),
             team: OnceLock::new(),
-            coordination,
+            job,
         }
     }
 
@@ -70,8 +80,13 @@ impl Bridge {
         self.transport
     }
 
-    pub(crate) fn coordination(&self) -> Option<&Arc<Coordination>> {
-        self.coordination.as_ref()
+    /// The address by which the other processes reach this one, where it is known.
+    pub(crate) fn local_host(&self) -> Option<&str> {
+        self.local_host.as_deref()
+    }
+
+    pub(crate) fn job(&self) -> Option<&Job> {
+        self.job.as_ref()
     }
 
     /// Puts an operation in line; `by_courier` when nobody is going to [`cross`](Bridge::cross) for it.
@@ -120,7 +135,7 @@ impl Bridge {
         };
         team.check_alive(call)?;
         let mut mesh = lock(&self.mesh);
-        let job = Job {
+        let job = mesh::Job {
             call,
             dtype: call.dtype,
             op: call.op,
@@ -205,7 +220,7 @@ fn explain(error: MeshError, team: &Team, mesh: &Mesh, call: Call, started: Inst
     let name = |process: usize| team.names.get(process * team.local_ranks).cloned().unwrap_or_default();
     let here = team.local_name(0);
     match error {
-        MeshError::Mismatch { peer, there } => {
+        MeshError::Mismatch { peer, here: call, there } => {
             Error::Mismatch { here: Box::new(call), here_name: here, there: Box::new(there), there_name: name(peer) }
         }
         MeshError::Garbage { peer } => Error::PeerLost {

@@ -39,11 +39,13 @@ pub enum Kind {
     GatherV = 12,
     /// [`Scatter`](Kind::Scatter) of parts that differ in length.
     ScatterV = 13,
+    /// One rank sends to another.
+    Send = 14,
 }
 
 impl Kind {
     /// Every kind, in the order of codes.
-    const ALL: [Kind; 14] = [
+    const ALL: [Kind; 15] = [
         Kind::AllReduce,
         Kind::Broadcast,
         Kind::AllGather,
@@ -58,6 +60,7 @@ impl Kind {
         Kind::AllToAllV,
         Kind::GatherV,
         Kind::ScatterV,
+        Kind::Send,
     ];
 
     /// The name in snake case, as the method is called.
@@ -77,6 +80,7 @@ impl Kind {
             Kind::AllToAllV => "all_to_all_v",
             Kind::GatherV => "gather_v",
             Kind::ScatterV => "scatter_v",
+            Kind::Send => "send",
         }
     }
 

@@ -180,6 +180,18 @@ pub enum Error {
         /// The other's value.
         theirs: Box<str>,
     },
+    /// Members of a group whose transport was given by the caller are to be connected in another way.
+    #[error(
+        "{what} connects processes of group {group:?} anew, which needs {needs}; make the group by ProcessGroup::from_env or          ProcessGroup::join, or connect the members yourself and use ProcessGroup::with_transport"
+    )]
+    NotConnectable {
+        /// What was called.
+        what: &'static str,
+        /// The group.
+        group: String,
+        /// What is missing.
+        needs: &'static str,
+    },
     /// The transport that was asked for is not in this build.
     #[error(
         "transport {given} needs the cargo feature {feature:?} of distribute-collectives, which is off in this build"

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::call::Call;
+use crate::call::{Call, Kind};
 use crate::memory::{Buffers, Counts, RawSlice};
 
 /// The blocks of one call, as the ranks of one process see them.
@@ -110,7 +110,7 @@ impl Exchange {
             };
             // With a root, only its process sends or receives; else all do.
             let root = call.root.map(|root| root.index() / local);
-            let scatters = matches!(call.kind, crate::Kind::Scatter | crate::Kind::ScatterV);
+            let scatters = matches!(call.kind, Kind::Scatter | Kind::ScatterV | Kind::Send);
             let (source, sink) = if scatters { (root, None) } else { (None, root) };
             let moves = |from: usize, to: usize| source.is_none_or(|it| it == from) && sink.is_none_or(|it| it == to);
             let messages =
@@ -159,7 +159,7 @@ mod tests {
     use distribute_device::DType;
 
     use super::*;
-    use crate::{Kind, Rank};
+    use crate::Rank;
 
     fn call(kind: Kind, root: Option<Rank>) -> Call {
         Call { kind, sequence: 0, dtype: DType::U8, count: 0, layout: 0, op: None, root }

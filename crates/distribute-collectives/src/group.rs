@@ -2,18 +2,22 @@
 
 mod asynchronous;
 mod exchanges;
+mod pairs;
 mod reductions;
 mod sparse;
+mod split;
 
 pub use sparse::SparseRows;
 
+use std::collections::HashMap;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use distribute_cluster::Coordination;
 use distribute_device::DType;
 
-use crate::bridge::Bridge;
+use crate::bridge::{Bridge, Job};
 use crate::call::{Call, Kind};
 use crate::memory::{Borrowed, Buffers, OwnedBuffers};
 use crate::mesh::Mesh;
@@ -56,9 +60,13 @@ use crate::{Error, Options, Rank, ReduceOp, Result, Work};
 pub struct ProcessGroup {
     team: Arc<Team>,
     local: usize,
-    timeout: Duration,
+    options: Arc<Options>,
     /// Sequence number of the next call; held while a call is deposited, so that calls of several threads do not mix.
     next: Mutex<u64>,
+    /// How many times this rank has split the group.
+    splits: AtomicU64,
+    /// The two-member groups in which this rank sends and receives, by sender and receiver.
+    pairs: Mutex<HashMap<(usize, usize), Arc<ProcessGroup>>>,
 }
 
 impl ProcessGroup {
@@ -76,8 +84,13 @@ impl ProcessGroup {
     /// [`Error::GroupSize`] unless `ranks` is between 1 and 256.
     pub fn local_with(ranks: usize, options: &Options) -> Result<Vec<ProcessGroup>> {
         check_local(ranks)?;
-        let names = (0..ranks).map(|rank| format!("rank {rank}")).collect();
-        Ok(handles(&Team::new(options.name.clone(), names, 0, ranks, None), options))
+        Ok(ProcessGroup::local_named((0..ranks).map(|rank| format!("rank {rank}")).collect(), options))
+    }
+
+    /// One rank of this process per name.
+    fn local_named(names: Vec<String>, options: &Options) -> Vec<ProcessGroup> {
+        let ranks = names.len();
+        handles(&Team::new(options.name.clone(), names, 0, ranks, None), options)
     }
 
     /// The `local_ranks` ranks of this process in a group of several processes that a transport connects.
@@ -102,7 +115,7 @@ impl ProcessGroup {
         local_ranks: usize,
         names: Vec<String>,
         options: &Options,
-        coordination: Option<Arc<Coordination>>,
+        job: Option<Job>,
     ) -> Result<Vec<ProcessGroup>> {
         check_local(local_ranks)?;
         let processes = names.len() / local_ranks;
@@ -111,8 +124,11 @@ impl ProcessGroup {
             return Err(Error::RankOutside { what: "process", given, world_size: processes });
         }
         let mesh = Mesh::new(transport, process, processes);
-        let bridge = Bridge::new(mesh, options.algorithm, coordination);
+        let bridge = Bridge::new(mesh, options.algorithm, job.clone());
         let team = Team::new(options.name.clone(), names, process * local_ranks, local_ranks, Some(bridge));
+        if let Some(job) = job {
+            job.watch(&team);
+        }
         Ok(handles(&team, options))
     }
 
@@ -153,12 +169,16 @@ impl ProcessGroup {
 
     /// The coordination service behind the group, where it has one.
     pub fn coordination(&self) -> Option<&Arc<Coordination>> {
-        self.team.bridge().and_then(Bridge::coordination)
+        self.job().map(|job| &job.coordination)
+    }
+
+    fn job(&self) -> Option<&Job> {
+        self.team.bridge().and_then(Bridge::job)
     }
 
     /// How long one operation may take.
     pub fn timeout(&self) -> Duration {
-        self.timeout
+        self.options.timeout
     }
 
     /// Ends the group on every rank: operations under way and later ones return [`Error::Aborted`] with `reason`.
@@ -168,10 +188,6 @@ impl ProcessGroup {
         let origin = self.team.local_name(self.local);
         let error = Error::Aborted { group: self.team.name.clone(), origin: origin.clone(), cause: reason.to_owned() };
         self.team.abort(&origin, &error);
-    }
-
-    pub(crate) fn weak_team(&self) -> std::sync::Weak<Team> {
-        Arc::downgrade(&self.team)
     }
 
     /// Does a call on borrowed memory.
@@ -193,7 +209,7 @@ impl ProcessGroup {
         }
         let operation = {
             let mut next = lock(&self.next);
-            let operation = self.team.deposit(self.local, request.numbered(*next), buffers, self.timeout)?;
+            let operation = self.team.deposit(self.local, request.numbered(*next), buffers, self.options.timeout)?;
             *next += 1;
             operation
         };
@@ -211,7 +227,12 @@ impl ProcessGroup {
 
 impl Drop for ProcessGroup {
     fn drop(&mut self) {
+        // First, so that whoever makes a handle for this rank from now on sees that it is gone.
         self.team.depart(self.local);
+        // Handles that were made for this rank, and that it has not come for: their peers must not wait for it.
+        let rank = self.rank().index();
+        let unclaimed: Vec<_> = lock(&self.team.offspring).extract_if(|offspring, _| offspring.is_for(rank)).collect();
+        drop(unclaimed);
     }
 }
 
@@ -256,7 +277,19 @@ fn check_local(ranks: usize) -> Result<()> {
 }
 
 fn handles(team: &Arc<Team>, options: &Options) -> Vec<ProcessGroup> {
-    (0..team.local_ranks)
-        .map(|local| ProcessGroup { team: team.clone(), local, timeout: options.timeout, next: Mutex::new(0) })
-        .collect()
+    let options = Arc::new(options.clone());
+    let handle = |local| ProcessGroup {
+        team: team.clone(),
+        local,
+        options: options.clone(),
+        next: Mutex::new(0),
+        splits: AtomicU64::new(0),
+        pairs: Mutex::new(HashMap::new()),
+    };
+    (0..team.local_ranks).map(handle).collect()
+}
+
+/// The only rank of a process that holds one.
+pub(crate) fn first(ranks: Vec<ProcessGroup>) -> Result<ProcessGroup> {
+    ranks.into_iter().next().ok_or(Error::GroupSize { given: 0, max: 1 })
 }

@@ -45,6 +45,7 @@ pub(crate) enum MeshError {
     /// A peer is in another call.
     Mismatch {
         peer: usize,
+        here: Call,
         there: Call,
     },
     /// A peer sent what is not a call at all.
@@ -72,6 +73,10 @@ impl Mesh {
 
     pub(crate) fn transport_name(&self) -> &'static str {
         self.transport.name()
+    }
+
+    pub(crate) fn local_host(&self) -> Option<String> {
+        self.transport.local_host()
     }
 
     pub(crate) fn last_heard(&self, peer: usize) -> Option<Instant> {
@@ -241,9 +246,8 @@ fn exchange(
     match outcome {
         Ok(()) => Ok(()),
         Err(TransportError::Refused { peer }) => {
-            let refused = landings.iter().find_map(|landing| landing.refused);
-            match refused {
-                Some(Some(there)) => Err(MeshError::Mismatch { peer, there }),
+            match landings.iter().find_map(|landing| Some((landing.expected, landing.refused?))) {
+                Some((here, Some(there))) => Err(MeshError::Mismatch { peer, here, there }),
                 _ => Err(MeshError::Garbage { peer }),
             }
         }

@@ -6,6 +6,9 @@ use std::time::{Duration, Instant};
 
 use distribute_cluster::{Coordination, CoordinationOptions, FailureCause, Membership};
 
+use crate::bridge::Job;
+use crate::group::first;
+use crate::team::Team;
 use crate::transport::{self, ConnectError, TransportKind};
 use crate::{Error, Options, ProcessGroup, Rank, Result};
 
@@ -72,35 +75,37 @@ impl ProcessGroup {
             })
             .collect();
         tracing::debug!(group = options.name, transport = kind.name(), processes, local_ranks, "group connected");
-        let ranks = ProcessGroup::bridged(transport, process, local_ranks, names, options, Some(coordination.clone()))?;
-        if let Some(group) = ranks.first() {
-            let (team, name) = (group.weak_team(), options.name.clone());
-            coordination.on_failure(move |failure| {
-                if let Some(team) = team.upgrade() {
-                    let peer = failure.task.to_string();
-                    let error = match &failure.cause {
-                        FailureCause::Lost { how, last_heard } => Error::PeerLost {
-                            name: team.local_name(0),
-                            peer_rank: Rank::of(failure.rank as usize * team.local_ranks),
-                            peer: peer.clone(),
-                            during: "a pause between operations".to_owned(),
-                            how: format!("{how} (last heard from {:.1} s ago)", last_heard.as_secs_f64()),
-                        },
-                        FailureCause::Reported(reason) => {
-                            Error::Aborted { group: name.clone(), origin: peer.clone(), cause: reason.clone() }
-                        }
-                        _ => Error::Aborted { group: name.clone(), origin: peer.clone(), cause: failure.to_string() },
-                    };
-                    team.abort(&peer, &error);
-                }
-            });
-        }
-        Ok(ranks)
+        let job = Job { coordination: coordination.clone(), processes: (0..processes).collect() };
+        ProcessGroup::bridged(transport, process, local_ranks, names, options, Some(job))
+    }
+}
+
+impl Job {
+    /// Aborts the group when the coordination service says that one of its processes has failed.
+    pub(crate) fn watch(self, team: &Arc<Team>) {
+        let (team, processes) = (Arc::downgrade(team), self.processes);
+        self.coordination.on_failure(move |failure| {
+            let process = processes.iter().position(|process| *process == failure.rank as usize);
+            let (Some(team), Some(process)) = (team.upgrade(), process) else { return };
+            let (peer, group) = (failure.task.to_string(), team.name.clone());
+            let error = match &failure.cause {
+                FailureCause::Lost { how, last_heard } => Error::PeerLost {
+                    name: team.local_name(0),
+                    peer_rank: Rank::of(process * team.local_ranks),
+                    peer: peer.clone(),
+                    during: "a pause between operations".to_owned(),
+                    how: format!("{how} (last heard from {:.1} s ago)", last_heard.as_secs_f64()),
+                },
+                FailureCause::Reported(reason) => Error::Aborted { group, origin: peer.clone(), cause: reason.clone() },
+                _ => Error::Aborted { group, origin: peer.clone(), cause: failure.to_string() },
+            };
+            team.abort(&peer, &error);
+        });
     }
 }
 
 /// Members of a group that is being formed have met already, so connecting takes no longer than this.
-const MAX_CONNECT: Duration = Duration::from_secs(60);
+pub(crate) const MAX_CONNECT: Duration = Duration::from_secs(60);
 
 /// What a member tells the others before they connect.
 struct Endpoint {
@@ -142,22 +147,18 @@ impl Endpoint {
 }
 
 /// Listens where peers can reach this process: on the address of its host name, else on all interfaces.
-fn listen(host: &str) -> Result<TcpListener, ConnectError> {
+pub(crate) fn listen(host: &str) -> Result<TcpListener, ConnectError> {
     TcpListener::bind((host, 0))
         .or_else(|_| TcpListener::bind("[::]:0"))
         .or_else(|_| TcpListener::bind("0.0.0.0:0"))
         .map_err(|source| ConnectError { action: "listen on a port of", address: host.to_owned(), source })
 }
 
-fn join_host(host: &str, port: u16) -> String {
+pub(crate) fn join_host(host: &str, port: u16) -> String {
     if host.contains(':') && !host.starts_with('[') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
 }
 
 /// Tells connections of one group from those of another. FNV-1a: collisions are harmless but for a clearer refusal.
-fn group_id(name: &str) -> u64 {
+pub(crate) fn group_id(name: &str) -> u64 {
     name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
-}
-
-fn first(ranks: Vec<ProcessGroup>) -> Result<ProcessGroup> {
-    ranks.into_iter().next().ok_or(Error::GroupSize { given: 0, max: 1 })
 }

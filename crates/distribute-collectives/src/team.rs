@@ -14,7 +14,7 @@
 //! Memory protocol: a rank's buffers may be touched by other threads only between Reducing and Spreading. [`Team::wait`]
 //! returns only in Done and Failed, and an operation reaches Failed from Gathering only where nobody has touched a byte.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -24,7 +24,7 @@ use crate::call::Call;
 use crate::exchange::Disagreement;
 use crate::memory::Buffers;
 use crate::work_plan::{Phase, Plan};
-use crate::{Error, Rank, Result};
+use crate::{Error, ProcessGroup, Rank, Result};
 
 /// Largest number of ranks in one process.
 pub(crate) const MAX_LOCAL_RANKS: usize = 256;
@@ -61,6 +61,24 @@ pub(crate) struct Team {
     nap: Mutex<()>,
     wake: Condvar,
     bridge: Option<Bridge>,
+    /// Handles of groups made from this one, left by the local rank that made them for the others.
+    pub(crate) offspring: Mutex<HashMap<Offspring, Result<ProcessGroup>>>,
+}
+
+/// Which handle this is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Offspring {
+    /// This rank's handle of a sub-group: the count of splits, and the rank in the parent.
+    Split(u64, usize),
+    /// A member's handle of the group in which one rank sends to another: sender, receiver, and the member.
+    Pair(usize, usize, usize),
+}
+
+impl Offspring {
+    pub(crate) fn is_for(&self, rank: usize) -> bool {
+        let (Offspring::Split(_, member) | Offspring::Pair(.., member)) = self;
+        *member == rank
+    }
 }
 
 /// Operations that not every rank has finished with.
@@ -129,6 +147,7 @@ impl Team {
                 nap: Mutex::new(()),
                 wake: Condvar::new(),
                 bridge,
+                offspring: Mutex::new(HashMap::new()),
             }
         })
     }
@@ -231,6 +250,10 @@ impl Team {
     pub(crate) fn depart(&self, local: usize) {
         self.departed[local].store(true, Ordering::SeqCst);
         self.wake_all();
+    }
+
+    pub(crate) fn has_departed(&self, local: usize) -> bool {
+        self.departed[local].load(Ordering::SeqCst)
     }
 
     /// Whether the group lives; `call` is what the caller is about to do.
@@ -402,7 +425,7 @@ impl Team {
         }
         let missing: Vec<usize> =
             (0..self.local_ranks).filter(|other| lock(&operation.entries[*other]).is_none()).collect();
-        if let Some(gone) = missing.iter().find(|other| self.departed[**other].load(Ordering::SeqCst)) {
+        if let Some(gone) = missing.iter().find(|other| self.has_departed(**other)) {
             let error = Error::PeerLeft {
                 name: self.local_name(local),
                 peer: self.local_name(*gone),

@@ -152,6 +152,11 @@ pub trait Transport: Send {
         None
     }
 
+    /// The address of this host by which peers reach it, where the transport knows it: sub-groups listen there.
+    fn local_host(&self) -> Option<String> {
+        None
+    }
+
     /// When the last byte of this peer arrived; `None` before the first.
     fn last_heard(&self, peer: usize) -> Option<Instant>;
 }

@@ -66,9 +66,13 @@ impl Plan {
             _ => Vec::new(),
         };
         let exchange = match call.kind {
-            Kind::AllToAll | Kind::Gather | Kind::Scatter | Kind::AllToAllV | Kind::GatherV | Kind::ScatterV => {
-                Some(Exchange::new(&ranks, call, team.first_rank, world_size, MAX_CHUNK_BYTES)?)
-            }
+            Kind::AllToAll
+            | Kind::Gather
+            | Kind::Scatter
+            | Kind::AllToAllV
+            | Kind::GatherV
+            | Kind::ScatterV
+            | Kind::Send => Some(Exchange::new(&ranks, call, team.first_rank, world_size, MAX_CHUNK_BYTES)?),
             _ => None,
         };
         let elements = match call.kind {

@@ -177,7 +177,7 @@ impl ProcessGroup {
         self.begin(request, Buffers { outputs, ..Buffers::default() }, owned)
     }
 
-    fn begin_apart<T: Element>(
+    pub(super) fn begin_apart<T: Element>(
         &self,
         (request, counts): (Request, Counts),
         mut owned: [Vec<T>; 2],

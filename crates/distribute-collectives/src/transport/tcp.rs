@@ -210,6 +210,11 @@ impl Transport for TcpTransport {
         self.peers.get(peer)?.as_ref()?.waiting
     }
 
+    fn local_host(&self) -> Option<String> {
+        let address = self.peers.iter().flatten().find_map(|peer| peer.data.local_addr().ok())?;
+        Some(address.ip().to_string())
+    }
+
     fn last_heard(&self, peer: usize) -> Option<Instant> {
         self.peers.get(peer)?.as_ref()?.heard
     }

@@ -1,0 +1,181 @@
+//! From one rank to another.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use distribute_device::{BufferMut, BufferRef, DType, Element};
+
+use super::{ProcessGroup, Request};
+use crate::bridge::Job;
+use crate::call::Kind;
+use crate::memory::{Borrowed, Counts};
+use crate::rendezvous::{MAX_CONNECT, group_id};
+use crate::team::{Offspring, lock};
+use crate::{Error, Options, Rank, Result, Work, transport};
+
+impl ProcessGroup {
+    /// Sends values to another rank, which calls [`recv`](ProcessGroup::recv). Returns when they are on their way or there.
+    ///
+    /// Messages from one rank to another arrive in the order in which they were sent. They are independent of the group's
+    /// other operations and of messages between other ranks, so several threads may send and receive at once.
+    ///
+    /// # Cost
+    /// The first message of a pair connects it. Within one process the receiver copies straight from the sender's memory.
+    ///
+    /// # Errors
+    /// [`Error::RankOutside`] also where a rank sends to itself, [`Error::NotConnectable`] between processes of a group
+    /// without a coordination service, and see [`ProcessGroup`]. Lengths that differ are a mismatch on the receiver; a sender
+    /// in another process may have gone on by then.
+    ///
+    /// # Examples
+    /// ```
+    /// use distribute_collectives::{ProcessGroup, Rank};
+    ///
+    /// let ranks = ProcessGroup::local(2)?;
+    /// std::thread::scope(|scope| {
+    ///     scope.spawn(|| ranks[0].send(&[1.0, 2.0], Rank(1)).expect("rank 1 receives"));
+    ///     let mut values = [0.0; 2];
+    ///     ranks[1].recv(&mut values, Rank(0)).expect("rank 0 sends");
+    ///     assert_eq!(values, [1.0, 2.0]);
+    /// });
+    /// # Ok::<(), distribute_collectives::Error>(())
+    /// ```
+    ///
+    /// # Source
+    /// `MPI_Send`, `ncclSend`; rendezvous rather than buffering.
+    pub fn send<T: Element>(&self, values: &[T], to: Rank) -> Result<()> {
+        let pair = self.pair(self.rank(), to)?;
+        let mut none: [T; 0] = [];
+        let (request, counts) = sending(T::DTYPE, values.len());
+        pair.blocking(request, Borrowed::apart(BufferRef::from(values), BufferMut::from(&mut none[..]), counts))
+    }
+
+    /// Receives what another rank sends.
+    ///
+    /// # Shapes
+    /// `values` is as long as what the other rank sends.
+    ///
+    /// # Errors
+    /// As [`send`](ProcessGroup::send).
+    pub fn recv<T: Element>(&self, values: &mut [T], from: Rank) -> Result<()> {
+        let pair = self.pair(from, self.rank())?;
+        let none: [T; 0] = [];
+        let (request, counts) = receiving(T::DTYPE, values.len());
+        pair.blocking(request, Borrowed::apart(BufferRef::from(&none[..]), BufferMut::from(values), counts))
+    }
+
+    /// Begins to [`send`](ProcessGroup::send) and returns at once; `wait` hands the values back, in the first place.
+    ///
+    /// # Errors
+    /// [`Error::RankOutside`], [`Error::NotConnectable`], and [`Error::Connect`] for the first message of a pair; other
+    /// errors come from [`Work::wait`].
+    pub fn send_async<T: Element>(&self, values: Vec<T>, to: Rank) -> Result<Work<[Vec<T>; 2]>> {
+        let pair = self.pair(self.rank(), to)?;
+        pair.begin_apart(sending(T::DTYPE, values.len()), [values, Vec::new()])
+    }
+
+    /// Begins to [`recv`](ProcessGroup::recv) and returns at once; `wait` hands the values back, in the second place.
+    ///
+    /// # Errors
+    /// As [`send_async`](ProcessGroup::send_async).
+    pub fn recv_async<T: Element>(&self, values: Vec<T>, from: Rank) -> Result<Work<[Vec<T>; 2]>> {
+        let pair = self.pair(from, self.rank())?;
+        pair.begin_apart(receiving(T::DTYPE, values.len()), [Vec::new(), values])
+    }
+
+    /// The group of a sender and a receiver, of which this rank is one.
+    fn pair(&self, from: Rank, to: Rank) -> Result<Arc<ProcessGroup>> {
+        self.check_rank("rank", from)?;
+        self.check_rank("rank", to)?;
+        if from == to {
+            return Err(Error::RankOutside {
+                what: "a message to oneself: rank",
+                given: to.0,
+                world_size: self.world_size(),
+            });
+        }
+        let (from, to) = (from.index(), to.index());
+        if let Some(pair) = lock(&self.pairs).get(&(from, to)) {
+            return Ok(pair.clone());
+        }
+        let pair = Arc::new(self.make_pair(from, to)?);
+        Ok(lock(&self.pairs).entry((from, to)).or_insert(pair).clone())
+    }
+
+    fn make_pair(&self, from: usize, to: usize) -> Result<ProcessGroup> {
+        let process = |rank: usize| rank / self.team.local_ranks;
+        let names = [from, to].map(|rank| self.rank_name(Rank::of(rank)).to_owned()).to_vec();
+        let name = format!("{}/{from}-{to}", self.name());
+        let options = Options { name, ..self.options.as_ref().clone() };
+        if process(from) == process(to) {
+            return self.make_local_pair(from, to, names, &options);
+        }
+        self.connect_pair(process(from), process(to), from == self.rank().index(), names, &options)
+    }
+
+    /// Whoever comes first makes both handles, and leaves the other's.
+    fn make_local_pair(&self, from: usize, to: usize, names: Vec<String>, options: &Options) -> Result<ProcessGroup> {
+        let me = self.rank().index();
+        let (other, place) = if me == from { (to, 0) } else { (from, 1) };
+        let mut offspring = lock(&self.team.offspring);
+        if let Some(handle) = offspring.remove(&Offspring::Pair(from, to, me)) {
+            return handle;
+        }
+        let mut handles = ProcessGroup::local_named(names, options);
+        let mine = handles.swap_remove(place);
+        if let Some(theirs) = handles.pop() {
+            offspring.insert(Offspring::Pair(from, to, other), Ok(theirs));
+        }
+        drop(offspring);
+        if self.team.has_departed(other - self.team.first_rank) {
+            let unclaimed = lock(&self.team.offspring).remove(&Offspring::Pair(from, to, other));
+            drop(unclaimed);
+        }
+        Ok(mine)
+    }
+
+    /// The sender tells through the coordination service where it listens.
+    fn connect_pair(
+        &self,
+        from: usize,
+        to: usize,
+        is_sender: bool,
+        names: Vec<String>,
+        options: &Options,
+    ) -> Result<ProcessGroup> {
+        let needs = "a coordination service";
+        let not_connectable = Error::NotConnectable { what: "send", group: self.name().to_owned(), needs };
+        let home = self.job().ok_or(not_connectable)?;
+        let coordination = &home.coordination;
+        let key = format!("group/{}/sender", options.name);
+        let timeout = self.timeout().min(MAX_CONNECT);
+        let deadline = Instant::now() + timeout;
+        let (listener, mine) = self.open_door()?;
+        let addresses = match is_sender {
+            true => {
+                coordination.put(&key, mine.as_bytes())?;
+                vec![mine, String::new()]
+            }
+            false => vec![String::from_utf8_lossy(&coordination.get(&key, timeout)?).into_owned(), mine],
+        };
+        let place = usize::from(!is_sender);
+        let group = (options.name.as_str(), group_id(&options.name));
+        let kind = self.transport_kind("send")?;
+        let transport = transport::open(kind, place, &addresses, listener, group, &names[place], deadline)?;
+        let job = Job { coordination: coordination.clone(), processes: vec![home.processes[from], home.processes[to]] };
+        super::first(ProcessGroup::bridged(transport, place, 1, names, options, Some(job))?)
+    }
+}
+
+fn sending(dtype: DType, len: usize) -> (Request, Counts) {
+    (message(dtype), Counts::Exchange { send: vec![0, len], receive: vec![0, 0] })
+}
+
+fn receiving(dtype: DType, len: usize) -> (Request, Counts) {
+    (message(dtype), Counts::Exchange { send: vec![0, 0], receive: vec![len, 0] })
+}
+
+/// The sender is rank 0 of its pair.
+fn message(dtype: DType) -> Request {
+    Request { root: Some(Rank(0)), ..Request::new(Kind::Send, dtype, 0) }
+}

@@ -1,0 +1,240 @@
+//! Groups made from groups.
+
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use super::ProcessGroup;
+use crate::bridge::Job;
+use crate::rendezvous::{MAX_CONNECT, group_id, join_host, listen};
+use crate::team::{Offspring, lock};
+use crate::transport::{self, TransportKind};
+use crate::{Error, Options, Rank, Result};
+
+/// Longest address of a process, with its port.
+const ADDRESS_BYTES: usize = 280;
+
+impl ProcessGroup {
+    /// Divides the group: ranks that give the same colour form a group of their own, ordered by `key` and then by their
+    /// rank here. A rank that gives `None` gets no group.
+    ///
+    /// The new group is independent of this one: both can be used at the same time, from several threads.
+    ///
+    /// # Ordering
+    /// Every rank of the group must call this.
+    ///
+    /// # Cost
+    /// Three operations of this group, and new connections between the processes of each new one.
+    ///
+    /// # Errors
+    /// [`Error::Connect`] where processes cannot be connected, [`Error::NotConnectable`] where the transport is one of the
+    /// caller's own, and see [`ProcessGroup`].
+    ///
+    /// # Examples
+    /// ```
+    /// use distribute_collectives::{ProcessGroup, ReduceOp};
+    ///
+    /// let ranks = ProcessGroup::local(4)?;
+    /// std::thread::scope(|scope| {
+    ///     for group in &ranks {
+    ///         scope.spawn(move || {
+    ///             let me = group.rank().0;
+    ///             let half = group.split(Some(me % 2), 0).expect("all ranks split").expect("all have a colour");
+    ///             let mut sum = [me];
+    ///             half.all_reduce(&mut sum, ReduceOp::Sum).expect("both ranks of the half take part");
+    ///             assert_eq!(sum, [if me % 2 == 0 { 0 + 2 } else { 1 + 3 }]);
+    ///         });
+    ///     }
+    /// });
+    /// # Ok::<(), distribute_collectives::Error>(())
+    /// ```
+    ///
+    /// # Source
+    /// `MPI_Comm_split`, `ncclCommSplit`.
+    pub fn split(&self, color: Option<u32>, key: i32) -> Result<Option<ProcessGroup>> {
+        let split = self.splits.fetch_add(1, Ordering::Relaxed);
+        let mine = [color.map_or(-1, i64::from), i64::from(key)];
+        let mut all = vec![0i64; 2 * self.world_size()];
+        self.all_gather(&mine, &mut all)?;
+        let mut members: Vec<usize> =
+            (0..self.world_size()).filter(|rank| mine[0] >= 0 && all[2 * rank] == mine[0]).collect();
+        members.sort_by_key(|rank| (all[2 * rank + 1], *rank));
+        self.form(split, &members, mine[0])
+    }
+
+    /// A group of the given ranks, in the order given; `None` on all others.
+    ///
+    /// # Ordering
+    /// Every rank of this group must call it with the same ranks.
+    ///
+    /// # Errors
+    /// [`Error::RankOutside`] for a rank that is not in the group or occurs twice, and those of
+    /// [`split`](ProcessGroup::split).
+    ///
+    /// # Source
+    /// `MPI_Group_incl` with `MPI_Comm_create`; `torch.distributed.new_group`.
+    pub fn subgroup(&self, ranks: &[Rank]) -> Result<Option<ProcessGroup>> {
+        for (place, rank) in ranks.iter().enumerate() {
+            self.check_rank("rank", *rank)?;
+            if ranks[..place].contains(rank) {
+                return Err(Error::RankOutside {
+                    what: "second occurrence of rank",
+                    given: rank.0,
+                    world_size: self.world_size(),
+                });
+            }
+        }
+        let place = ranks.iter().position(|rank| *rank == self.rank());
+        self.split(place.map(|_| 0), place.and_then(|place| i32::try_from(place).ok()).unwrap_or(0))
+    }
+
+    /// The last two steps of a split: leaders tell where they listen, connect, and leave handles for their neighbours.
+    fn form(&self, split: u64, members: &[usize], color: i64) -> Result<Option<ProcessGroup>> {
+        let me = self.rank().index();
+        let placement = Placement::new(members, self.team.local_ranks);
+        let leads = members.contains(&me) && placement.leader_of(members, me) == me;
+        let leads_far = leads && placement.processes.len() > 1;
+        let listening = leads_far.then(|| self.open_door());
+        let mut address = vec![0u8; ADDRESS_BYTES];
+        if let Some(Ok((_, text))) = &listening {
+            address[..text.len()].copy_from_slice(text.as_bytes());
+        }
+        let mut addresses = vec![0u8; ADDRESS_BYTES * self.world_size()];
+        self.all_gather(&address, &mut addresses)?;
+        if leads {
+            let names = members.iter().map(|rank| self.rank_name(Rank::of(*rank)).to_owned()).collect();
+            let name = format!("{}/{split}.{color}", self.name());
+            let options = Options { name, ..self.options.as_ref().clone() };
+            let made = match listening {
+                None => Ok(ProcessGroup::local_named(names, &options)),
+                Some(listening) => listening
+                    .and_then(|(listener, _)| self.connect(&placement, members, names, listener, &addresses, &options)),
+            };
+            let block = placement.block_of(members, me);
+            let mut offspring = lock(&self.team.offspring);
+            match made {
+                Ok(handles) => {
+                    for (rank, handle) in block.iter().zip(handles) {
+                        offspring.insert(Offspring::Split(split, *rank), Ok(handle));
+                    }
+                }
+                Err(error) => {
+                    for rank in block {
+                        offspring.insert(Offspring::Split(split, rank), Err(error.clone()));
+                    }
+                }
+            }
+        }
+        self.barrier()?;
+        lock(&self.team.offspring).remove(&Offspring::Split(split, me)).transpose()
+    }
+
+    /// Listens where peers reach this process.
+    pub(super) fn open_door(&self) -> Result<(std::net::TcpListener, String)> {
+        let needs = "a transport that knows this host's address";
+        let not_connectable = || Error::NotConnectable { what: "split", group: self.name().to_owned(), needs };
+        let host = self.team.bridge().and_then(|bridge| bridge.local_host()).ok_or_else(not_connectable)?;
+        let name = self.rank_name(self.rank());
+        let listener = listen(host).map_err(|error| error.into_error(name, self.name()))?;
+        let port = listener.local_addr().map_or(0, |address| address.port());
+        let address = join_host(host, port);
+        if address.len() <= ADDRESS_BYTES { Ok((listener, address)) } else { Err(not_connectable()) }
+    }
+
+    /// What connects the processes of a new group: what connects those of this one.
+    pub(super) fn transport_kind(&self, what: &'static str) -> Result<TransportKind> {
+        let needs = "a transport of this crate";
+        let known = self.transport_name().parse();
+        known.map_err(|_| Error::NotConnectable { what, group: self.name().to_owned(), needs })
+    }
+
+    fn connect(
+        &self,
+        placement: &Placement,
+        members: &[usize],
+        names: Vec<String>,
+        listener: std::net::TcpListener,
+        addresses: &[u8],
+        options: &Options,
+    ) -> Result<Vec<ProcessGroup>> {
+        let me = self.rank().index();
+        let address = |leader: &usize| {
+            let text = &addresses[leader * ADDRESS_BYTES..(leader + 1) * ADDRESS_BYTES];
+            String::from_utf8_lossy(text).trim_end_matches('\0').to_owned()
+        };
+        let leaders: Vec<usize> = placement.processes.iter().map(|block| members[block.start]).collect();
+        let process = leaders.iter().position(|leader| *leader == me).unwrap_or(0);
+        let addresses: Vec<String> = leaders.iter().map(address).collect();
+        // The others wait in the barrier, whose deadline begins now.
+        let deadline = Instant::now() + (self.timeout() / 2).min(MAX_CONNECT);
+        let group = (options.name.as_str(), group_id(&options.name));
+        let kind = self.transport_kind("split")?;
+        let transport = transport::open(kind, process, &addresses, listener, group, &names[0], deadline)?;
+        let local_ranks = placement.processes[process].len();
+        let home = |leader: &usize| leader / self.team.local_ranks;
+        let job = self.job().map(|job| Job {
+            coordination: job.coordination.clone(),
+            processes: leaders.iter().map(|leader| job.processes[home(leader)]).collect(),
+        });
+        ProcessGroup::bridged(transport, process, local_ranks, names, options, job)
+    }
+}
+
+/// How the members of a new group lie in processes: runs of its ranks that one process holds, all equally long.
+///
+/// Where runs would differ in length, or a process would hold two of them, every rank counts as a process of its own:
+/// always right, but ranks of one process then talk through the transport.
+struct Placement {
+    processes: Vec<std::ops::Range<usize>>,
+}
+
+impl Placement {
+    fn new(members: &[usize], local_ranks: usize) -> Placement {
+        let process = |place: usize| members[place] / local_ranks;
+        let mut runs: Vec<std::ops::Range<usize>> = Vec::new();
+        for place in 0..members.len() {
+            match runs.last_mut() {
+                Some(run) if process(run.start) == process(place) => run.end = place + 1,
+                _ => runs.push(place..place + 1),
+            }
+        }
+        let even = runs.iter().all(|run| run.len() == runs[0].len());
+        let mut homes: Vec<usize> = runs.iter().map(|run| process(run.start)).collect();
+        homes.sort_unstable();
+        homes.dedup();
+        let processes =
+            if even && homes.len() == runs.len() { runs } else { (0..members.len()).map(|at| at..at + 1).collect() };
+        Placement { processes }
+    }
+
+    /// The ranks of the parent that share a process of the new group with `rank`.
+    fn block_of(&self, members: &[usize], rank: usize) -> Vec<usize> {
+        let place = members.iter().position(|member| *member == rank);
+        let run = place.and_then(|place| self.processes.iter().find(|run| run.contains(&place)));
+        run.map_or_else(Vec::new, |run| members[run.clone()].to_vec())
+    }
+
+    fn leader_of(&self, members: &[usize], rank: usize) -> usize {
+        self.block_of(members, rank).first().copied().unwrap_or(rank)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn runs(members: &[usize], local_ranks: usize) -> Vec<usize> {
+        Placement::new(members, local_ranks).processes.iter().map(ExactSizeIterator::len).collect()
+    }
+
+    #[test]
+    fn ranks_of_one_process_stay_together_where_that_is_even() {
+        assert_eq!(runs(&[0, 1, 2, 3], 2), [2, 2]);
+        assert_eq!(runs(&[3, 2, 1, 0], 2), [2, 2]);
+        assert_eq!(runs(&[0, 1], 4), [2]);
+        assert_eq!(runs(&[0, 2], 2), [1, 1]);
+        // Uneven, and interleaved.
+        assert_eq!(runs(&[0, 1, 2], 2), [1, 1, 1]);
+        assert_eq!(runs(&[0, 2, 1, 3], 2), [1, 1, 1, 1]);
+        assert!(runs(&[], 2).is_empty());
+    }
+}

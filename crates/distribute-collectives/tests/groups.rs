@@ -1,0 +1,196 @@
+//! Groups made from groups, messages between two ranks, and several groups at once.
+#![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
+
+use std::net::TcpListener;
+use std::sync::Arc;
+use std::time::Duration;
+
+use distribute_cluster::{Coordination, CoordinationOptions, Membership};
+use distribute_collectives::{Error, Options, ProcessGroup, Rank, ReduceOp};
+
+const DEADLINE: Duration = Duration::from_secs(20);
+
+/// `processes * local` ranks that met through a coordination service, all in this test process.
+fn groups(processes: usize, local: usize) -> Vec<ProcessGroup> {
+    let options = Options { timeout: DEADLINE, ..Options::default() };
+    if processes == 1 {
+        return ProcessGroup::local_with(local, &options).unwrap();
+    }
+    let listener = Arc::new(TcpListener::bind("127.0.0.1:0").unwrap());
+    let address = listener.local_addr().unwrap().to_string();
+    std::thread::scope(|scope| {
+        let join = |rank: usize| {
+            let membership = Membership::new(rank as u32, processes as u32, address.clone()).unwrap();
+            let listener = (rank == 0).then(|| listener.clone());
+            let meeting = CoordinationOptions { join_timeout: DEADLINE, listener, ..CoordinationOptions::default() };
+            let options = &options;
+            move || {
+                let coordination = Arc::new(Coordination::start(&membership, meeting).unwrap());
+                ProcessGroup::join(&coordination, local, options).unwrap()
+            }
+        };
+        let handles: Vec<_> = (0..processes).map(|rank| scope.spawn(join(rank))).collect();
+        handles.into_iter().flat_map(|handle| handle.join().unwrap()).collect()
+    })
+}
+
+/// Runs `body` on every rank at once.
+fn each<R: Send>(groups: &[ProcessGroup], body: impl Fn(&ProcessGroup) -> R + Sync) -> Vec<R> {
+    std::thread::scope(|scope| {
+        let handles: Vec<_> = groups.iter().map(|group| scope.spawn(|| body(group))).collect();
+        handles.into_iter().map(|handle| handle.join().unwrap()).collect()
+    })
+}
+
+const PLACEMENTS: [(usize, usize); 5] = [(1, 1), (1, 4), (4, 1), (2, 2), (3, 2)];
+
+fn sum_of_ranks(group: &ProcessGroup, value: u32) -> u32 {
+    let mut sum = [value];
+    group.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
+    sum[0]
+}
+
+#[test]
+fn ranks_of_one_color_form_a_group_in_the_order_of_keys() {
+    for (processes, local) in PLACEMENTS {
+        let groups = groups(processes, local);
+        let world = groups.len() as u32;
+        each(&groups, |group| {
+            let me = group.rank().0;
+            // Odd and even ranks apart, each in reverse.
+            let half = group.split(Some(me % 2), -(me as i32)).unwrap().unwrap();
+            let members: Vec<u32> = (0..world).rev().filter(|rank| rank % 2 == me % 2).collect();
+            assert_eq!(half.world_size(), members.len());
+            assert_eq!(members[half.rank().index()], me);
+            assert_eq!(half.rank_name(half.rank()), group.rank_name(group.rank()));
+            let mut all = vec![0; members.len()];
+            half.all_gather(&[me], &mut all).unwrap();
+            assert_eq!(all, members);
+            // Both groups work side by side, and a group of a group too.
+            assert_eq!(sum_of_ranks(group, 1), world);
+            let quarter = half.split(Some(half.rank().0 / 2), 0).unwrap().unwrap();
+            assert_eq!(sum_of_ranks(&quarter, 1) as usize, quarter.world_size());
+        });
+    }
+}
+
+#[test]
+fn neighbours_in_a_process_stay_together() {
+    let groups = groups(2, 2);
+    each(&groups, |group| {
+        let node = group.split(Some(group.process() as u32), 0).unwrap().unwrap();
+        assert_eq!((node.transport_name(), node.world_size()), ("local", 2));
+        let across = group.split(Some(group.rank().0 % 2), 0).unwrap().unwrap();
+        assert_eq!((across.transport_name(), across.world_size()), (group.transport_name(), 2));
+        assert_eq!(sum_of_ranks(&across, group.rank().0), [2, 4][group.rank().index() % 2]);
+    });
+}
+
+#[test]
+fn explicit_ranks_form_a_group_and_the_others_get_none() {
+    for (processes, local) in PLACEMENTS {
+        let groups = groups(processes, local);
+        let chosen: Vec<Rank> = (0..groups.len() as u32).rev().step_by(2).map(Rank).collect();
+        each(&groups, |group| match group.subgroup(&chosen).unwrap() {
+            Some(some) => {
+                assert_eq!(chosen[some.rank().index()], group.rank());
+                assert_eq!(sum_of_ranks(&some, 1) as usize, chosen.len());
+            }
+            None => assert!(!chosen.contains(&group.rank())),
+        });
+    }
+    let alone = groups(1, 1).remove(0);
+    for ranks in [&[Rank(1)][..], &[Rank(0), Rank(0)]] {
+        assert!(matches!(alone.subgroup(ranks), Err(Error::RankOutside { .. })));
+    }
+}
+
+#[test]
+fn messages_arrive_in_order_and_leave_other_operations_alone() {
+    for (processes, local) in PLACEMENTS {
+        let groups = groups(processes, local);
+        let world = groups.len() as u32;
+        if world == 1 {
+            let error = groups[0].send(&[1], Rank(0)).unwrap_err().to_string();
+            assert!(error.contains("a message to oneself"), "{error}");
+            continue;
+        }
+        each(&groups, |group| {
+            let me = group.rank().0;
+            let (next, previous) = (Rank((me + 1) % world), Rank((me + world - 1) % world));
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    for round in 0..10u32 {
+                        let long = vec![me * 100 + round; 50_000 * round as usize];
+                        group.send(&long, next).unwrap();
+                    }
+                });
+                scope.spawn(|| {
+                    for round in 0..10u32 {
+                        let mut long = vec![0; 50_000 * round as usize];
+                        group.recv(&mut long, previous).unwrap();
+                        assert!(long.iter().all(|value| *value == previous.0 * 100 + round));
+                    }
+                });
+                for _ in 0..10 {
+                    assert_eq!(sum_of_ranks(group, 1), world);
+                }
+            });
+            let sent = group.send_async(vec![me; 5], next).unwrap();
+            let received = group.recv_async(vec![0; 5], previous).unwrap();
+            assert_eq!(received.wait().unwrap()[1], [previous.0; 5]);
+            assert_eq!(sent.wait().unwrap()[0], [me; 5]);
+        });
+    }
+}
+
+#[test]
+fn lengths_that_differ_are_an_error_that_names_both() {
+    for (processes, local) in [(1, 2), (2, 1)] {
+        let groups = groups(processes, local);
+        let errors = each(&groups, |group| match group.rank().0 {
+            0 => group.send(&[1u8, 2, 3], Rank(1)).err(),
+            _ => group.recv(&mut [0u8; 4], Rank(0)).err(),
+        });
+        let error = errors[1].as_ref().unwrap().to_string();
+        assert!(error.contains("send #0") && error.contains('3') && error.contains('4'), "{error}");
+        // Between processes the sender may have gone on before.
+        assert!(processes == 2 || errors[0].is_some());
+        // The group itself lives on.
+        each(&groups, |group| assert_eq!(sum_of_ranks(group, 1), 2));
+    }
+}
+
+#[test]
+fn a_receiver_that_leaves_is_noticed_by_its_sender() {
+    let mut groups = groups(1, 2);
+    let receiver = groups.pop().unwrap();
+    std::thread::scope(|scope| {
+        let sender = scope.spawn(|| groups[0].send(&[1u8], Rank(1)).unwrap_err());
+        drop(receiver);
+        let error = sender.join().unwrap();
+        assert!(matches!(error, Error::PeerLeft { .. }), "{error}");
+    });
+}
+
+#[test]
+fn several_groups_work_at_once_from_several_threads() {
+    for (processes, local) in [(1, 2), (2, 1), (2, 2)] {
+        let groups = groups(processes, local);
+        let world = groups.len() as u32;
+        each(&groups, |group| {
+            let parts: Vec<ProcessGroup> = (0..3).map(|_| group.split(Some(0), 0).unwrap().unwrap()).collect();
+            std::thread::scope(|scope| {
+                for (index, part) in parts.iter().enumerate() {
+                    scope.spawn(move || {
+                        for round in 0..100u32 {
+                            let mut values = vec![round; 1 + 700 * index];
+                            part.all_reduce(&mut values, ReduceOp::Sum).unwrap();
+                            assert!(values.iter().all(|value| *value == round * world));
+                        }
+                    });
+                }
+            });
+        });
+    }
+}
