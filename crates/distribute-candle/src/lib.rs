@@ -2,8 +2,8 @@
 //!
 //! - [`CandleStrategy::scope`] builds a model once per replica through a candle `VarBuilder`, with equal initial values
 //!   everywhere: [`Model`].
-//! - [`Adam`], [`AdamW`] and [`Sgd`] are descriptions; `build(&model)` makes the [`Optimizer`], whose slots are distributed
-//!   variables. [`ReplicaOptimizer::minimize`] runs backward, reduces gradients in buckets while backward goes on, and
+//! - [`Sgd`], [`Adam`], [`AdamW`], [`Adagrad`], [`RmsProp`] and [`Lamb`] are descriptions; `build(&model)` makes the
+//!   [`Optimizer`], whose slots are distributed variables. [`ReplicaOptimizer::minimize`] runs backward, reduces gradients in buckets while backward goes on, and
 //!   updates every replica's copy in place.
 //! - [`CandleContext::average_loss`] scales a loss by the global batch.
 //!
@@ -44,5 +44,5 @@ mod tensor_list;
 pub use context::{CandleContext, cross_entropy_per_example, nll_per_example};
 pub use error::{Error, Result};
 pub use model::{CandleStrategy, Model, Variable};
-pub use optimizer::{Adam, AdamW, Optimizer, ReplicaOptimizer, Sgd, StepTimes};
+pub use optimizer::{Adagrad, Adam, AdamW, Clip, Lamb, Optimizer, ReplicaOptimizer, RmsProp, Sgd, StepTimes};
 pub use tensor::Candle;

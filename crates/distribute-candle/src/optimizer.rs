@@ -14,16 +14,30 @@ use crate::plan::Plan;
 use crate::reducer::{Reduced, Reducer};
 use crate::{Candle, Error, Model, Result};
 
+mod adagrad;
 mod adam;
+mod clip;
+mod lamb;
+mod rms_prop;
 mod sgd;
 
+pub use adagrad::Adagrad;
 pub use adam::{Adam, AdamW};
+pub use clip::Clip;
+pub use lamb::Lamb;
+pub use rms_prop::RmsProp;
 pub use sgd::Sgd;
 
 /// The arithmetic of an optimizer: what one step does to one parameter.
 pub(crate) trait Rule: Send + Sync {
     /// Names of the slots that it keeps for each parameter.
     fn slots(&self) -> &'static [&'static str];
+
+    /// What a slot's elements begin with.
+    fn initial(&self, slot: &str) -> f64 {
+        let _ = slot;
+        0.0
+    }
 
     /// Updates a parameter and its slots in place. `step` counts from 1.
     fn update_f32(
@@ -55,6 +69,7 @@ pub struct Optimizer {
     /// For each variable its slots; empty for those that are not trained.
     slots: Vec<Vec<DistributedVariable<Tensor>>>,
     learning_rate: AtomicU64,
+    clip: Option<Clip>,
     plan: OnceLock<Arc<Plan>>,
     /// One per local replica.
     replicas: Vec<Mutex<ReplicaState>>,
@@ -64,6 +79,9 @@ pub struct Optimizer {
 struct ReplicaState {
     steps: u64,
     times: StepTimes,
+    /// Gradients of this replica alone that wait for the next step, by variable.
+    accumulated: Vec<Option<Tensor>>,
+    gradient_norm: Option<f64>,
 }
 
 /// Where one replica's time went, summed over its steps.
@@ -84,10 +102,11 @@ impl Optimizer {
             let mut of_variable = Vec::new();
             if variable.trainable {
                 for slot in rule.slots() {
-                    let zeros: candle_core::Result<Vec<Tensor>> =
-                        variable.components.iter().map(|component| component.zeros_like()?.copy()).collect();
+                    let initial = rule.initial(slot);
+                    let filled = |component: &Tensor| component.zeros_like()?.affine(0.0, initial)?.copy();
+                    let components: candle_core::Result<Vec<Tensor>> = variable.components.iter().map(filled).collect();
                     let name = format!("{}/{slot}", variable.name);
-                    of_variable.push(DistributedVariable::new(&name, zeros?, options)?);
+                    of_variable.push(DistributedVariable::new(&name, components?, options)?);
                 }
             }
             slots.push(of_variable);
@@ -98,9 +117,24 @@ impl Optimizer {
             parts,
             slots,
             learning_rate: AtomicU64::new(learning_rate.to_bits()),
+            clip: None,
             plan: OnceLock::new(),
             replicas,
         })
+    }
+
+    /// Limits the gradients, after they are summed over all replicas and before they are applied.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] for a limit that is not above 0.
+    pub fn clip(self, clip: Clip) -> Result<Optimizer> {
+        clip.check()?;
+        Ok(Optimizer { clip: Some(clip), ..self })
+    }
+
+    /// The norm of all gradients of the last step together, before they were limited; with [`Clip::GlobalNorm`] only.
+    pub fn gradient_norm(&self) -> Option<f64> {
+        self.replicas.first().and_then(|state| lock(state).gradient_norm)
     }
 
     /// The learning rate of the next step.
@@ -125,49 +159,75 @@ impl Optimizer {
 
     fn step(&self, context: &ReplicaContext, local: usize, loss: &Tensor) -> Result<()> {
         let started = Instant::now();
-        let reducer = match self.plan.get() {
-            Some(plan) => self.backward(context, local, plan, loss)?,
-            None => self.first_backward(context, local, loss)?,
-        };
-        let step = {
+        let (step, accumulated) = {
             let mut state = lock(&self.replicas[local]);
             state.steps += 1;
-            state.steps
+            (state.steps, std::mem::take(&mut state.accumulated))
+        };
+        let reducer = match self.plan.get() {
+            Some(plan) => self.backward(context, local, plan, loss, accumulated)?,
+            None => self.first_backward(context, local, loss, accumulated)?,
         };
         let learning_rate = self.learning_rate();
-        let communication = reducer.finish(|reduced| self.apply(local, step, learning_rate, reduced))?;
-        let times = &mut lock(&self.replicas[local]).times;
-        times.total += started.elapsed();
-        times.communication += communication;
+        let (mut gradients, communication) = reducer.finish()?;
+        let gradient_norm = match self.clip {
+            Some(clip) => clip.apply(&mut gradients)?,
+            None => None,
+        };
+        for reduced in gradients {
+            self.apply(local, step, learning_rate, reduced)?;
+        }
+        let mut state = lock(&self.replicas[local]);
+        state.gradient_norm = gradient_norm;
+        state.times.total += started.elapsed();
+        state.times.communication += communication;
         Ok(())
     }
 
     /// Reduces while backward runs.
-    fn backward(&self, context: &ReplicaContext, local: usize, plan: &Arc<Plan>, loss: &Tensor) -> Result<Reducer> {
-        let reducer = Arc::new(Mutex::new(Some(Reducer::new(context, &self.parts, plan))));
+    fn backward(
+        &self,
+        context: &ReplicaContext,
+        local: usize,
+        plan: &Arc<Plan>,
+        loss: &Tensor,
+        accumulated: Vec<Option<Tensor>>,
+    ) -> Result<Reducer> {
+        let state = Arc::new(Mutex::new(Some((Reducer::new(context, &self.parts, plan), Sum::from(accumulated)))));
         let sink = {
-            let reducer = reducer.clone();
+            let state = state.clone();
             Box::new(move |index, gradient| {
-                if let Some(reducer) = &mut *lock(&reducer) {
-                    reducer.push(index, gradient);
+                if let Some((reducer, sum)) = &mut *lock(&state) {
+                    match sum.take_with(index, gradient) {
+                        Ok(gradient) => reducer.push(index, gradient),
+                        Err(error) => reducer.fail(error.into()),
+                    }
                 }
             })
         };
         self.parts.tapes[local].record(sink, || loss.backward())?;
-        let reducer = lock(&reducer).take();
         // Only this function takes it out.
-        reducer.ok_or(Error::NoGradient)
+        let (mut reducer, sum) = lock(&state).take().ok_or(Error::NoGradient)?;
+        for (index, gradient) in sum.into_rest() {
+            reducer.push(index, gradient);
+        }
+        Ok(reducer)
     }
 
     /// Learns which gradients come, and in which order, before anything is reduced.
-    fn first_backward(&self, context: &ReplicaContext, local: usize, loss: &Tensor) -> Result<Reducer> {
-        let fired: Arc<Mutex<Vec<(usize, Tensor)>>> = Arc::default();
-        let sink = {
-            let fired = fired.clone();
-            Box::new(move |index, gradient| lock(&fired).push((index, gradient)))
-        };
-        self.parts.tapes[local].record(sink, || loss.backward())?;
-        let fired = std::mem::take(&mut *lock(&fired));
+    fn first_backward(
+        &self,
+        context: &ReplicaContext,
+        local: usize,
+        loss: &Tensor,
+        accumulated: Vec<Option<Tensor>>,
+    ) -> Result<Reducer> {
+        let mut sum = Sum::from(accumulated);
+        let mut fired = Vec::new();
+        for (index, gradient) in self.record(local, loss)? {
+            fired.push((index, sum.take_with(index, gradient)?));
+        }
+        fired.extend(sum.into_rest());
         let order: Vec<usize> = fired.iter().map(|(index, _)| *index).collect();
         let agreed = Plan::agree(context, &self.parts, &order)?;
         let plan = self.plan.get_or_init(|| agreed);
@@ -176,6 +236,29 @@ impl Optimizer {
             reducer.push(index, gradient);
         }
         Ok(reducer)
+    }
+
+    /// Adds the gradients of `loss` to those of this replica that wait for its next step.
+    fn accumulate(&self, local: usize, loss: &Tensor) -> Result<()> {
+        let fired = self.record(local, loss)?;
+        let mut sum = Sum::from(std::mem::take(&mut lock(&self.replicas[local]).accumulated));
+        for (index, gradient) in fired {
+            sum.add(index, gradient)?;
+        }
+        lock(&self.replicas[local]).accumulated = sum.0;
+        Ok(())
+    }
+
+    /// Runs backward; the gradients in the order in which they came.
+    fn record(&self, local: usize, loss: &Tensor) -> Result<Vec<(usize, Tensor)>> {
+        let fired: Arc<Mutex<Vec<(usize, Tensor)>>> = Arc::default();
+        let sink = {
+            let fired = fired.clone();
+            Box::new(move |index, gradient| lock(&fired).push((index, gradient)))
+        };
+        self.parts.tapes[local].record(sink, || loss.backward())?;
+        let fired = std::mem::take(&mut *lock(&fired));
+        Ok(fired)
     }
 
     fn apply(&self, local: usize, step: u64, learning_rate: f64, reduced: Reduced) -> Result<()> {
@@ -210,6 +293,43 @@ fn update<T: distribute_device::Element>(
     Ok(())
 }
 
+/// Gradients by variable, to which others are added.
+#[derive(Default)]
+struct Sum(Vec<Option<Tensor>>);
+
+impl From<Vec<Option<Tensor>>> for Sum {
+    fn from(accumulated: Vec<Option<Tensor>>) -> Sum {
+        Sum(accumulated)
+    }
+}
+
+impl Sum {
+    fn add(&mut self, index: usize, gradient: Tensor) -> candle_core::Result<()> {
+        if self.0.len() <= index {
+            self.0.resize(index + 1, None);
+        }
+        let sum = match self.0[index].take() {
+            Some(sum) => (sum + gradient)?,
+            None => gradient,
+        };
+        self.0[index] = Some(sum.detach());
+        Ok(())
+    }
+
+    /// A gradient together with what has been accumulated for its variable.
+    fn take_with(&mut self, index: usize, gradient: Tensor) -> candle_core::Result<Tensor> {
+        match self.0.get_mut(index).and_then(Option::take) {
+            Some(sum) => sum + gradient,
+            None => Ok(gradient),
+        }
+    }
+
+    /// What was accumulated for variables to which nothing was added.
+    fn into_rest(self) -> impl Iterator<Item = (usize, Tensor)> {
+        self.0.into_iter().enumerate().filter_map(|(index, gradient)| Some((index, gradient?)))
+    }
+}
+
 /// One replica's view of an [`Optimizer`].
 #[derive(Clone, Copy)]
 pub struct ReplicaOptimizer<'a> {
@@ -226,11 +346,52 @@ impl ReplicaOptimizer<'_> {
     /// # Errors
     /// candle's, the collectives', [`Error::NoGradient`], [`Error::UntrainableType`].
     pub fn minimize(&self, context: &ReplicaContext, loss: &Tensor) -> Result<()> {
-        let (built, given) = (self.optimizer.replicas.len(), context.strategy().num_local_replicas());
-        if built != given {
-            return Err(Error::OtherStrategy { built, given });
-        }
+        self.check(context)?;
         self.optimizer.step(context, self.local, loss)
+    }
+
+    /// Backward from `loss` alone: the gradients wait, unreduced, and are added to those of the next
+    /// [`minimize`](ReplicaOptimizer::minimize). So a global batch can be several times what fits into memory, with one
+    /// reduction: scale each loss by the examples of all parts together.
+    ///
+    /// It communicates with nobody, so it may be called under any condition, and a different number of times on each
+    /// replica.
+    ///
+    /// # Errors
+    /// candle's.
+    ///
+    /// # Examples
+    /// ```
+    /// use candle_core::{DType, Device, Module, Tensor};
+    /// use candle_nn::linear;
+    /// use distribute_candle::{CandleContext, CandleStrategy, Error, Sgd};
+    /// use distribute_strategy::MirroredStrategy;
+    ///
+    /// let strategy = MirroredStrategy::builder().devices(["CPU:0", "CPU:1"]).build()?;
+    /// let model = strategy.scope(|vb| linear(3, 1, vb.pp("fc")))?;
+    /// let optimizer = Sgd::new(0.1).build(&model)?;
+    /// strategy.run_with((&model, &optimizer), |context, (model, optimizer)| {
+    ///     for part in 0..4 {
+    ///         let examples = model.forward(&Tensor::ones((2, 3), DType::F32, &Device::Cpu)?)?.sqr()?;
+    ///         // Two replicas, four parts of two examples each.
+    ///         let loss = context.average_loss(&examples, 16)?;
+    ///         if part < 3 { optimizer.accumulate(context, &loss)? } else { optimizer.minimize(context, &loss)? }
+    ///     }
+    ///     Ok::<_, Error>(())
+    /// })?;
+    /// # Ok::<(), Error>(())
+    /// ```
+    ///
+    /// # Source
+    /// `DistributedDataParallel.no_sync` of torch.
+    pub fn accumulate(&self, context: &ReplicaContext, loss: &Tensor) -> Result<()> {
+        self.check(context)?;
+        self.optimizer.accumulate(self.local, loss)
+    }
+
+    fn check(&self, context: &ReplicaContext) -> Result<()> {
+        let (built, given) = (self.optimizer.replicas.len(), context.strategy().num_local_replicas());
+        if built == given { Ok(()) } else { Err(Error::OtherStrategy { built, given }) }
     }
 
     /// The learning rate of the next step.

@@ -73,10 +73,14 @@ impl Reducer {
         }
     }
 
-    /// Completes what is missing with zeros, waits for all buckets, and hands each reduced gradient to `apply`.
-    ///
-    /// `apply` is called in the same order on every replica, while later buckets may still be under way.
-    pub(crate) fn finish(mut self, mut apply: impl FnMut(Reduced) -> Result<()>) -> Result<Duration> {
+    /// Notes a failure, which [`finish`](Reducer::finish) returns.
+    pub(crate) fn fail(&mut self, error: Error) {
+        self.failure.get_or_insert(error);
+    }
+
+    /// Completes what is missing with zeros and waits for all buckets. The reduced gradients, in the same order on every
+    /// replica, and the time spent in collectives.
+    pub(crate) fn finish(mut self) -> Result<(Vec<Reduced>, Duration)> {
         if let Some(error) = self.failure.take() {
             return Err(error);
         }
@@ -87,9 +91,9 @@ impl Reducer {
         }
         let works = std::mem::take(&mut self.launched);
         let plan = self.plan.clone();
-        // Which variables got a gradient anywhere is only known with the last bucket; the others can be applied before.
+        // Which variables got a gradient anywhere is only known with the last bucket.
         let mut flags: Option<Vec<f32>> = None;
-        let mut held = Vec::new();
+        let mut all = Vec::new();
         for (bucket, work) in plan.buckets.iter().zip(works) {
             let started = Instant::now();
             let mut tensors = work.wait()?.into_tensors();
@@ -101,20 +105,16 @@ impl Reducer {
             }
             let reduced =
                 bucket.variables.iter().zip(tensors).map(|(index, gradient)| Reduced { index: *index, gradient });
-            held.extend(reduced);
+            all.extend(reduced);
         }
         let flags = flags.unwrap_or_default();
-        for reduced in held {
-            if flags.get(reduced.index).is_some_and(|count| *count > 0.0) {
-                apply(reduced)?;
-            }
-        }
-        self.finish_unplanned(&flags, &mut apply)?;
-        Ok(self.communication)
+        all.retain(|reduced| flags.get(reduced.index).is_some_and(|count| *count > 0.0));
+        self.finish_unplanned(&flags, &mut all)?;
+        Ok((all, self.communication))
     }
 
     /// Variables outside the plan for which some replica got a gradient after all: all replicas reduce them one by one.
-    fn finish_unplanned(&mut self, flags: &[f32], apply: &mut impl FnMut(Reduced) -> Result<()>) -> Result<()> {
+    fn finish_unplanned(&mut self, flags: &[f32], all: &mut Vec<Reduced>) -> Result<()> {
         for index in 0..self.parts.variables.len() {
             if self.plan.place[index].is_some() || flags.get(index).is_none_or(|count| *count == 0.0) {
                 continue;
@@ -126,9 +126,7 @@ impl Reducer {
             let dtype = dtype_of(gradient.dtype())?;
             let list = TensorList::new(vec![gradient], dtype)?;
             let reduced = self.context.group().all_reduce_async(list, ReduceOp::Sum)?.wait()?;
-            for gradient in reduced.into_tensors() {
-                apply(Reduced { index, gradient })?;
-            }
+            all.extend(reduced.into_tensors().into_iter().map(|gradient| Reduced { index, gradient }));
         }
         Ok(())
     }

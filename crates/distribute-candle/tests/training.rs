@@ -4,7 +4,8 @@
 use candle_core::{DType, Device, Module, Tensor, Var};
 use candle_nn::{Linear, VarBuilder, linear};
 use distribute_candle::{
-    Adam, CandleContext, CandleStrategy, Error, Model, Sgd, cross_entropy_per_example, nll_per_example,
+    Adagrad, Adam, AdamW, CandleContext, CandleStrategy, Clip, Error, Lamb, Model, Optimizer, RmsProp, Sgd,
+    cross_entropy_per_example, nll_per_example,
 };
 use distribute_strategy::{MirroredStrategy, Strategy};
 use distribute_values::PerReplica;
@@ -220,4 +221,105 @@ fn wrong_settings_are_sentences() {
         linear(3, 2, vb.pp("same"))
     });
     assert!(wrong.err().unwrap().to_string().contains("different paths"));
+}
+
+/// Trains with any optimizer; the copies of all replicas, and the losses.
+fn train_with(
+    replicas: usize,
+    build: impl Fn(&Model<Mlp>) -> distribute_candle::Result<Optimizer>,
+) -> (Vec<Vec<f32>>, Vec<f64>) {
+    let strategy = mirrored(replicas);
+    let model = strategy.scope(Mlp::new).unwrap();
+    let optimizer = build(&model).unwrap();
+    let batch = parts(replicas, 12);
+    let mut losses = Vec::new();
+    for _ in 0..10 {
+        let loss = strategy
+            .run_with((&model, &optimizer, batch.clone()), |context, (model, optimizer, (x, y))| {
+                let loss = context.average_loss(&cross_entropy_per_example(&model.forward(&x)?, &y)?, 12)?;
+                optimizer.minimize(context, &loss)?;
+                Ok::<_, Error>(f64::from(loss.to_scalar::<f32>()?))
+            })
+            .unwrap();
+        losses.push(loss.values().iter().sum());
+    }
+    ((0..replicas).map(|replica| values(&model, replica).concat()).collect(), losses)
+}
+
+#[test]
+fn every_optimizer_trains_replicas_as_one() {
+    type Build = fn(&Model<Mlp>) -> distribute_candle::Result<Optimizer>;
+    let all: [(&str, Build); 9] = [
+        ("sgd", |model| Sgd::new(0.1).build(model)),
+        ("momentum", |model| Sgd::new(0.05).momentum(0.9).build(model)),
+        ("nesterov", |model| Sgd::new(0.05).momentum(0.9).nesterov().build(model)),
+        ("adam", |model| Adam::new(0.01).build(model)),
+        ("adamw", |model| AdamW::new(0.01, 0.1).build(model)),
+        ("adagrad", |model| Adagrad::new(0.05).build(model)),
+        ("rms_prop", |model| RmsProp::new(0.005).centered().momentum(0.5).build(model)),
+        ("lamb", |model| Lamb::new(0.01).build(model)),
+        ("clipped", |model| Sgd::new(0.5).build(model)?.clip(Clip::GlobalNorm(0.05))),
+    ];
+    for (name, build) in all {
+        let (one, losses_of_one) = train_with(1, build);
+        let (two, losses) = train_with(2, build);
+        assert!(losses[9] < losses[0], "{name}: {losses:?}");
+        assert_eq!(two[0], two[1], "{name}");
+        for (a, b) in two[0].iter().zip(&one[0]) {
+            assert!((a - b).abs() < 4e-5, "{name}: {a} {b}");
+        }
+        assert!(losses.iter().zip(&losses_of_one).all(|(a, b)| (a - b).abs() < 1e-5), "{name}");
+    }
+}
+
+#[test]
+fn accumulated_parts_equal_the_whole_batch() {
+    let whole = train_with(2, |model| Sgd::new(0.1).build(model)).0;
+    let strategy = mirrored(2);
+    let model = strategy.scope(Mlp::new).unwrap();
+    let optimizer = Sgd::new(0.1).build(&model).unwrap();
+    let batch = parts(2, 12);
+    for _ in 0..10 {
+        strategy
+            .run_with((&model, &optimizer, batch.clone()), |context, (model, optimizer, (x, y))| {
+                // Six examples in parts of 1, 2 and 3; the second replica takes them in two parts only.
+                let cuts: &[usize] = if context.replica_id() == 0 { &[0, 1, 3, 6] } else { &[0, 2, 6] };
+                for (part, cut) in cuts.windows(2).enumerate() {
+                    let (start, len) = (cut[0], cut[1] - cut[0]);
+                    let logits = model.forward(&x.narrow(0, start, len)?)?;
+                    let per_example = cross_entropy_per_example(&logits, &y.narrow(0, start, len)?)?;
+                    let loss = context.average_loss(&per_example, 12)?;
+                    match part + 2 == cuts.len() {
+                        true => optimizer.minimize(context, &loss)?,
+                        false => optimizer.accumulate(context, &loss)?,
+                    }
+                }
+                Ok::<_, Error>(())
+            })
+            .unwrap();
+    }
+    assert_eq!(values(&model, 0), values(&model, 1));
+    for (a, b) in values(&model, 0).concat().iter().zip(&whole[0]) {
+        assert!((a - b).abs() < 4e-5, "{a} {b}");
+    }
+}
+
+#[test]
+fn the_norm_of_the_gradients_is_known_after_a_clipped_step() {
+    let strategy = mirrored(2);
+    let model = strategy.scope(Mlp::new).unwrap();
+    let optimizer = Sgd::new(0.1).build(&model).unwrap().clip(Clip::GlobalNorm(1e-3)).unwrap();
+    assert_eq!(optimizer.gradient_norm(), None);
+    let before = values(&model, 0).concat();
+    strategy
+        .run_with((&model, &optimizer, parts(2, 12)), |context, (model, optimizer, (x, y))| {
+            let per_example = cross_entropy_per_example(&model.forward(&x)?, &y)?;
+            optimizer.minimize(context, &context.average_loss(&per_example, 12)?)
+        })
+        .unwrap();
+    assert!(optimizer.gradient_norm().unwrap() > 1e-3);
+    let after = values(&model, 0).concat();
+    let moved: f64 = before.iter().zip(&after).map(|(a, b)| f64::from(a - b).powi(2)).sum();
+    // The learning rate times the limit.
+    assert!((moved.sqrt() - 1e-4).abs() < 1e-6, "{}", moved.sqrt());
 }

@@ -2,7 +2,8 @@
 
 #[cfg(feature = "candle")]
 pub use distribute_candle::{
-    Adam, AdamW, CandleContext, CandleStrategy, Model, Optimizer, Sgd, cross_entropy_per_example, nll_per_example,
+    Adagrad, Adam, AdamW, CandleContext, CandleStrategy, Clip, Lamb, Model, Optimizer, RmsProp, Sgd,
+    cross_entropy_per_example, nll_per_example,
 };
 pub use distribute_collectives::{ProcessGroup, ReduceOp};
 pub use distribute_input::{AUTOTUNE, Dataset, InputContext};

@@ -7,22 +7,28 @@ use crate::{Model, Result};
 ///
 /// # Source
 /// Sutskever et al., "On the importance of initialization and momentum in deep learning", 2013, in the form of
-/// `tf.keras.optimizers.SGD`: v = momentum·v − lr·g, p = p + v.
+/// `tf.keras.optimizers.SGD`: v = momentum·v − lr·g, and p = p + v, or p = p + momentum·v − lr·g after Nesterov.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sgd {
     learning_rate: f64,
     momentum: f64,
+    nesterov: bool,
 }
 
 impl Sgd {
     /// Plain descent with a learning rate.
     pub fn new(learning_rate: f64) -> Sgd {
-        Sgd { learning_rate, momentum: 0.0 }
+        Sgd { learning_rate, momentum: 0.0, nesterov: false }
     }
 
     /// With momentum, from 0 (none) to below 1.
     pub fn momentum(self, momentum: f64) -> Sgd {
         Sgd { momentum, ..self }
+    }
+
+    /// Looks ahead by one step of momentum; without momentum it changes nothing.
+    pub fn nesterov(self) -> Sgd {
+        Sgd { nesterov: true, ..self }
     }
 
     /// The optimizer for a model.
@@ -41,6 +47,12 @@ macro_rules! update {
         fn $name(&self, _: u64, lr: f64, parameter: &mut [$t], gradient: &[$t], slots: &mut [&mut [$t]]) {
             let (lr, momentum) = (lr as $t, self.momentum as $t);
             match slots {
+                [velocity] if self.nesterov => {
+                    for ((p, g), v) in parameter.iter_mut().zip(gradient).zip(velocity.iter_mut()) {
+                        *v = momentum * *v - lr * g;
+                        *p += momentum * *v - lr * g;
+                    }
+                }
                 [velocity] => {
                     for ((p, g), v) in parameter.iter_mut().zip(gradient).zip(velocity.iter_mut()) {
                         *v = momentum * *v - lr * g;
@@ -74,6 +86,9 @@ mod tests {
             rule.update_f64(1, 0.1, &mut p, &[1.0], &mut [&mut v]);
         }
         assert!((v[0] + 0.19).abs() < 1e-12 && (p[0] - 0.71).abs() < 1e-12, "{p:?} {v:?}");
+        let (mut p, mut v) = ([1.0f64], [0.0f64]);
+        rule.nesterov().update_f64(1, 0.1, &mut p, &[1.0], &mut [&mut v]);
+        assert!((v[0] + 0.1).abs() < 1e-12 && (p[0] - 0.81).abs() < 1e-12, "{p:?} {v:?}");
         let mut p = [1.0f32];
         Sgd::new(0.5).update_f32(1, 0.5, &mut p, &[1.0], &mut []);
         assert_eq!(p, [0.5]);
