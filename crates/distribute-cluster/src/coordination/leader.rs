@@ -42,7 +42,8 @@ impl Leader {
         listener.set_nonblocking(true).map_err(failed)?;
         let hub = Arc::new(Hub::new(membership.clone(), options));
         let _guard = driver.handle().enter();
-        let incoming = TcpIncoming::from(tokio::net::TcpListener::from_std(listener).map_err(failed)?);
+        let incoming =
+            TcpIncoming::from(tokio::net::TcpListener::from_std(listener).map_err(failed)?).with_nodelay(Some(true));
         let (stop, stopped) = oneshot::channel::<()>();
         let service = CoordinationServer::new(Service(hub.clone()));
         let stopped = async move {
