@@ -9,7 +9,7 @@ use distribute_cluster::{Coordination, CoordinationOptions, FailureCause, Member
 use crate::bridge::Job;
 use crate::group::first;
 use crate::team::Team;
-use crate::transport::{self, ConnectError, TransportKind};
+use crate::transport::{self, ConnectError};
 use crate::{Error, Options, ProcessGroup, Rank, Result};
 
 impl ProcessGroup {
@@ -46,10 +46,7 @@ impl ProcessGroup {
             return ProcessGroup::local_with(local_ranks, options);
         }
         let deadline = Instant::now() + options.timeout.min(MAX_CONNECT);
-        let kind = match options.transport {
-            TransportKind::Auto => TransportKind::Tcp,
-            chosen => chosen,
-        };
+        let kind = options.transport;
         let tasks: Vec<String> = membership.tasks.iter().map(ToString::to_string).collect();
         let listener =
             listen(&coordination.local_host()).map_err(|error| error.into_error(&tasks[process], &options.name))?;
@@ -74,7 +71,7 @@ impl ProcessGroup {
                 _ => format!("{} replica {}", tasks[rank / local_ranks], rank % local_ranks),
             })
             .collect();
-        tracing::debug!(group = options.name, transport = kind.name(), processes, local_ranks, "group connected");
+        tracing::debug!(group = options.name, transport = transport.name(), processes, local_ranks, "group connected");
         let job = Job { coordination: coordination.clone(), processes: (0..processes).collect() };
         ProcessGroup::bridged(transport, process, local_ranks, names, options, Some(job))
     }

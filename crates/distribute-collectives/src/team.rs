@@ -52,8 +52,8 @@ pub(crate) struct Team {
     pub(crate) local_ranks: usize,
     /// Set as soon as the group is aborted; also interrupts the bridge.
     pub(crate) interrupted: AtomicBool,
-    /// Spinning only helps while every rank has a core.
-    spin: Duration,
+    /// Whether every rank of this process can have a core; else spinning keeps the one that is waited for from its core.
+    has_cores: bool,
     cause: Mutex<Option<Abort>>,
     departed: Vec<AtomicBool>,
     open: Mutex<Open>,
@@ -139,7 +139,7 @@ impl Team {
                 first_rank,
                 local_ranks,
                 interrupted: AtomicBool::new(false),
-                spin: if local_ranks <= cores { SPIN } else { Duration::ZERO },
+                has_cores: local_ranks <= cores,
                 cause: Mutex::new(None),
                 departed: (0..local_ranks).map(|_| AtomicBool::new(false)).collect(),
                 open: Mutex::new(Open { first: 0, operations: VecDeque::new() }),
@@ -214,8 +214,8 @@ impl Team {
                 continue;
             }
             let since = *idle_since.get_or_insert_with(Instant::now);
-            if since.elapsed() < self.spin {
-                std::hint::spin_loop();
+            if since.elapsed() < SPIN {
+                if self.has_cores { std::hint::spin_loop() } else { std::thread::yield_now() }
             } else {
                 if state == GATHERING {
                     self.check_gathering(local, operation);

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 #[cfg(feature = "grpc")]
 pub(crate) mod grpc;
+mod shm;
 pub(crate) mod tcp;
 
 /// Bytes for one peer: the parts, one after another.
@@ -120,7 +121,7 @@ pub enum TransportError {
 ///
 /// Not promised: fairness between peers, or that bytes of different peers arrive in any relative order.
 pub trait Transport: Send {
-    /// A word for reports: `tcp`.
+    /// A word for reports: `tcp`, or `shm+tcp` where it has several ways.
     fn name(&self) -> &'static str;
 
     /// Sends and receives everything given, all at the same time, so that two members that send to each other cannot
@@ -196,8 +197,24 @@ pub(crate) fn open(
         }
         #[cfg(not(feature = "grpc"))]
         TransportKind::Grpc => Err(crate::Error::NotBuilt { given: "grpc", feature: "grpc" }),
-        _ => Ok(Box::new(tcp::TcpTransport::connect(rank, addresses, &listener, id, deadline).map_err(failed)?)),
+        TransportKind::Auto | TransportKind::Shm | TransportKind::Tcp => {
+            let sharing = match kind {
+                TransportKind::Shm => Sharing::Everywhere,
+                TransportKind::Tcp => Sharing::Never,
+                _ => Sharing::WherePossible,
+            };
+            let transport = tcp::TcpTransport::connect(rank, addresses, &listener, id, sharing, deadline);
+            Ok(Box::new(transport.map_err(failed)?))
+        }
     }
+}
+
+/// Which members share memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sharing {
+    Never,
+    WherePossible,
+    Everywhere,
 }
 
 /// Why members could not be connected.
@@ -224,9 +241,11 @@ impl ConnectError {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum TransportKind {
-    /// The fastest that every pair of members can use; at present TCP.
+    /// The fastest that each pair of members can use: shared memory on one host, TCP between hosts.
     #[default]
     Auto,
+    /// Shared memory between processes of one host; an error where a pair cannot share any.
+    Shm,
     /// Plain TCP sockets.
     Tcp,
     /// gRPC over HTTP/2; needs the cargo feature `grpc`.
@@ -238,6 +257,7 @@ impl TransportKind {
     pub const fn name(self) -> &'static str {
         match self {
             TransportKind::Auto => "auto",
+            TransportKind::Shm => "shm",
             TransportKind::Tcp => "tcp",
             TransportKind::Grpc => "grpc",
         }
@@ -248,13 +268,13 @@ impl std::str::FromStr for TransportKind {
     type Err = crate::Error;
 
     fn from_str(name: &str) -> Result<Self, Self::Err> {
-        [TransportKind::Auto, TransportKind::Tcp, TransportKind::Grpc]
+        [TransportKind::Auto, TransportKind::Shm, TransportKind::Tcp, TransportKind::Grpc]
             .into_iter()
             .find(|kind| kind.name() == name)
             .ok_or_else(|| crate::Error::UnknownName {
                 what: "transport",
                 given: name.to_owned(),
-                expected: "auto, tcp or grpc",
+                expected: "auto, shm, tcp or grpc",
             })
     }
 }

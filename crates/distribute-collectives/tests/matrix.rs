@@ -112,6 +112,11 @@ fn tcp_reduces_every_type() {
 }
 
 #[test]
+fn shared_memory_reduces_every_type() {
+    over(TransportKind::Shm);
+}
+
+#[test]
 fn grpc_reduces_every_type() {
     over(TransportKind::Grpc);
 }

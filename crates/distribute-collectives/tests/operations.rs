@@ -66,8 +66,11 @@ fn quick() -> Options {
 /// Arrangements of ranks (processes, ranks in each), with the transports between them.
 fn arrangements(shapes: &[(usize, usize)]) -> impl Iterator<Item = (usize, usize, Options)> {
     shapes.iter().flat_map(|(processes, local)| {
-        let kinds =
-            if *processes == 1 { &[TransportKind::Auto][..] } else { &[TransportKind::Tcp, TransportKind::Grpc] };
+        let kinds = if *processes == 1 {
+            &[TransportKind::Auto][..]
+        } else {
+            &[TransportKind::Shm, TransportKind::Tcp, TransportKind::Grpc]
+        };
         kinds.iter().map(|transport| (*processes, *local, Options { transport: *transport, ..quick() }))
     })
 }
@@ -141,10 +144,10 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
     #[test]
     fn operations_agree_with_a_naive_reference(
-        processes in 1usize..=4, local in 1usize..=3, count in 0usize..700, op in 0usize..5, doubling: bool, grpc: bool,
+        processes in 1usize..=4, local in 1usize..=3, count in 0usize..700, op in 0usize..5, doubling: bool, kind in 0usize..3,
     ) {
         let algorithm = if doubling { Algorithm::RecursiveDoubling } else { Algorithm::Ring };
-        let transport = if grpc { TransportKind::Grpc } else { TransportKind::Tcp };
+        let transport = [TransportKind::Shm, TransportKind::Tcp, TransportKind::Grpc][kind];
         check_all(processes, local, count, ReduceOp::ALL[op], &Options { algorithm, transport, ..quick() });
     }
 }
@@ -168,7 +171,7 @@ fn two_ranks_agree_bit_for_bit_wherever_they_are() {
         })
     };
     let results: Vec<_> = arrangements(&[(1, 2), (2, 1)]).map(run).collect();
-    assert_eq!(results.len(), 3);
+    assert_eq!(results.len(), 4);
     for result in &results {
         assert_eq!(result, &results[0]);
         assert_eq!(result[0], result[1]);
@@ -379,9 +382,9 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 16, failure_persistence: None, ..ProptestConfig::default() })]
     #[test]
     fn exchanges_agree_with_a_naive_reference(
-        processes in 1usize..=4, local in 1usize..=3, scale in 0usize..300, grpc: bool,
+        processes in 1usize..=4, local in 1usize..=3, scale in 0usize..300, kind in 0usize..3,
     ) {
-        let transport = if grpc { TransportKind::Grpc } else { TransportKind::Tcp };
+        let transport = [TransportKind::Shm, TransportKind::Tcp, TransportKind::Grpc][kind];
         check_exchanges(processes, local, scale, &Options { transport, ..quick() });
     }
 }

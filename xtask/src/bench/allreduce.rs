@@ -11,8 +11,8 @@ use super::{limits, processes, spread, text};
 
 #[derive(Args, Clone)]
 pub(crate) struct Flags {
-    /// Transports: local (threads of one process), tcp and grpc (processes).
-    #[arg(long, value_delimiter = ',', default_value = "local,tcp,grpc")]
+    /// Transports: local (threads of one process), shm, tcp and grpc (processes).
+    #[arg(long, value_delimiter = ',', default_value = "local,shm,tcp,grpc")]
     transport: Vec<String>,
     /// Rank counts.
     #[arg(long, value_delimiter = ',', default_value = "2,4")]
@@ -75,13 +75,13 @@ pub(crate) fn run(flags: &Flags) -> Result<(), String> {
                         show(&measure_local(flags, *ranks, *bytes)?)?;
                     }
                 }
-                "tcp" | "grpc" => {
+                "shm" | "tcp" | "grpc" => {
                     let arguments = rank_arguments(flags, transport);
                     processes::run(*ranks, &arguments, transport, Duration::from_secs(600), |line| {
                         show(&serde_json::from_str(line).map_err(|error| format!("{error}: {line}"))?)
                     })?;
                 }
-                other => return Err(format!("transport {other:?} is not known; give local, tcp or grpc")),
+                other => return Err(format!("transport {other:?} is not known; give local, shm, tcp or grpc")),
             }
         }
     }

@@ -143,7 +143,10 @@ impl ProcessGroup {
     /// What connects the processes of a new group: what connects those of this one.
     pub(super) fn transport_kind(&self, what: &'static str) -> Result<TransportKind> {
         let needs = "a transport of this crate";
-        let known = self.transport_name().parse();
+        let known = match self.transport_name() {
+            "shm+tcp" => Ok(TransportKind::Auto),
+            name => name.parse(),
+        };
         known.map_err(|_| Error::NotConnectable { what, group: self.name().to_owned(), needs })
     }
 

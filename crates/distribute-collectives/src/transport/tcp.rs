@@ -1,6 +1,7 @@
 //! TCP between processes: two sockets per pair of members, one for data and one for the news that a member fails or leaves.
 //!
 //! News has a socket of its own because the data socket may be full or in the middle of a message when there is news.
+//! Members of one host may share memory; their data socket then only wakes sleepers, and tells that the other has died.
 
 use std::io::{self, IoSlice, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
@@ -9,7 +10,8 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::{ConnectError, Incoming, Outgoing, Patience, Transport, TransportError};
+use super::shm::{self, Lane, LaneError};
+use super::{ConnectError, Incoming, Outgoing, Patience, Sharing, Transport, TransportError};
 
 /// Bytes written or read on one socket before the others get their turn.
 const TURN_BYTES: usize = 1 << 20;
@@ -20,6 +22,9 @@ const NEWS_GRACE: Duration = Duration::from_millis(100);
 const NEWS_ABORT: u8 = 1;
 const NEWS_LEFT: u8 = 2;
 const NEWS_WAITING: u8 = 3;
+
+/// How long an idle exchange polls before it offers its core to others between two looks.
+const BRIEF: Duration = Duration::from_micros(5);
 
 /// Longest reason that is sent; longer ones are cut.
 const MAX_REASON: usize = 4096;
@@ -32,11 +37,18 @@ struct Peer {
     inbox: Vec<u8>,
     /// The last call in which it said that it waits.
     waiting: Option<u64>,
+    /// Shared memory, through which data go where there is some.
+    lane: Option<Lane>,
+    /// How the data socket of a peer with shared memory has ended. What lies in the memory is still good.
+    ended: Option<String>,
 }
 
-/// TCP sockets to every other member.
+/// TCP sockets to every other member, and memory shared with those of this host.
 pub(crate) struct TcpTransport {
     peers: Vec<Option<Peer>>,
+    name: &'static str,
+    /// How long an idle exchange keeps its core to itself.
+    brief: Duration,
     aborted: bool,
 }
 
@@ -49,6 +61,7 @@ impl TcpTransport {
         addresses: &[String],
         listener: &TcpListener,
         group: u64,
+        sharing: Sharing,
         deadline: Instant,
     ) -> Result<TcpTransport, ConnectError> {
         let mut sockets: Vec<[Option<TcpStream>; 2]> = addresses.iter().map(|_| [None, None]).collect();
@@ -68,20 +81,45 @@ impl TcpTransport {
                 accepted += 1;
             }
         }
+        let mut lanes = share(rank, &mut sockets, group, sharing, deadline)?;
         let mut peers = Vec::with_capacity(sockets.len());
-        for pair in sockets {
+        for (peer, pair) in sockets.into_iter().enumerate() {
+            let lane = lanes[peer].take();
+            if sharing == Sharing::Everywhere && peer != rank && lane.is_none() {
+                let source =
+                    io::Error::other("it is on another host, or the system does not let processes share memory");
+                return Err(ConnectError { action: "share memory with", address: addresses[peer].clone(), source });
+            }
             peers.push(match pair {
                 [Some(data), Some(news)] => {
                     for socket in [&data, &news] {
                         socket.set_nodelay(true).map_err(setup)?;
                         socket.set_nonblocking(true).map_err(setup)?;
                     }
-                    Some(Peer { data, news, heard: None, inbox: Vec::new(), waiting: None })
+                    Some(Peer { data, news, heard: None, inbox: Vec::new(), waiting: None, lane, ended: None })
                 }
                 _ => None,
             });
         }
-        Ok(TcpTransport { peers, aborted: false })
+        let others = peers.iter().flatten().count();
+        let lanes: Vec<&Lane> = peers.iter().flatten().filter_map(|peer| peer.lane.as_ref()).collect();
+        let name = match lanes.len() {
+            0 => "tcp",
+            shared if shared == others => "shm",
+            _ => "shm+tcp",
+        };
+        if lanes.iter().any(|lane| !lane.fetches()) {
+            tracing::info!(
+                "shared memory: this system does not let processes read each other's memory, so long messages are copied \
+                 twice; allow process_vm_readv (CAP_SYS_PTRACE, or kernel.yama.ptrace_scope = 0) to copy them once"
+            );
+        }
+        let local = lanes.len();
+        drop(lanes);
+        // Where there are more ranks than cores, the one that is waited for needs this one's.
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let brief = if local < cores { BRIEF } else { Duration::ZERO };
+        Ok(TcpTransport { peers, name, brief, aborted: false })
     }
 
     /// Sleeps until a socket that matters is ready.
@@ -96,6 +134,10 @@ impl TcpTransport {
             }
             if readers.contains(&index) {
                 flags |= PollFlags::IN;
+            }
+            if peer.lane.is_some() && !flags.is_empty() {
+                // Whoever reads or writes at the other end rings by a byte.
+                flags = PollFlags::IN;
             }
             if !flags.is_empty() {
                 fds.push(PollFd::from_borrowed_fd(peer.data.as_fd(), flags));
@@ -139,7 +181,7 @@ impl TcpTransport {
 
 impl Transport for TcpTransport {
     fn name(&self) -> &'static str {
-        "tcp"
+        self.name
     }
 
     fn exchange(
@@ -149,6 +191,7 @@ impl Transport for TcpTransport {
         patience: &Patience<'_>,
     ) -> Result<(), TransportError> {
         let mut idle_since: Option<Instant> = None;
+        let mut announced = false;
         loop {
             let mut progress = false;
             let mut writers = Vec::new();
@@ -156,7 +199,7 @@ impl Transport for TcpTransport {
             for out in outgoing.iter_mut() {
                 let Some(peer) = &mut self.peers[out.to] else { continue };
                 match peer.write(&mut out.parts) {
-                    Ok(written) => progress |= written > 0,
+                    Ok(wrote) => progress |= wrote,
                     Err(error) => return Err(self.diagnose(out.to, error.to_string())),
                 }
                 if !out.parts.is_empty() {
@@ -174,6 +217,10 @@ impl Transport for TcpTransport {
                     readers.push(from.from);
                 }
             }
+            if progress && announced {
+                self.lanes(&writers, &readers).for_each(Lane::awake);
+                announced = false;
+            }
             if writers.is_empty() && readers.is_empty() {
                 return Ok(());
             }
@@ -182,12 +229,30 @@ impl Transport for TcpTransport {
                 continue;
             }
             let since = *idle_since.get_or_insert_with(Instant::now);
-            if since.elapsed() < patience.spin {
-                std::hint::spin_loop();
+            let idle = since.elapsed();
+            if idle < patience.spin {
+                if idle < self.brief {
+                    std::hint::spin_loop()
+                } else {
+                    std::thread::yield_now()
+                }
                 continue;
+            }
+            if !announced && self.lanes(&writers, &readers).next().is_some() {
+                self.lanes(&writers, &readers).for_each(Lane::announce_sleep);
+                announced = true;
+                continue;
+            }
+            let ended = |index: &&usize| self.peers[**index].as_ref().is_some_and(|peer| peer.ended.is_some());
+            if let Some(index) = writers.iter().chain(&readers).find(ended).copied() {
+                let how = self.peers[index].as_ref().and_then(|peer| peer.ended.clone()).unwrap_or_default();
+                return Err(self.diagnose(index, how));
             }
             let time = patience.next_sleep()?;
             self.sleep(&writers, &readers, time);
+            self.peers.iter_mut().flatten().for_each(Peer::hear_bell);
+            // Whoever has rung takes this side for awake, also if there was nothing to do.
+            announced = false;
             self.read_news()?;
         }
     }
@@ -221,6 +286,11 @@ impl Transport for TcpTransport {
 }
 
 impl TcpTransport {
+    /// The memory shared with the peers given.
+    fn lanes<'a>(&'a self, writers: &'a [usize], readers: &'a [usize]) -> impl Iterator<Item = &'a Lane> {
+        writers.iter().chain(readers).filter_map(|index| self.peers[*index].as_ref()?.lane.as_ref())
+    }
+
     fn tell(&mut self, kind: u8, content: &[u8]) {
         let mut message = vec![kind];
         message.extend_from_slice(&(content.len() as u32).to_le_bytes());
@@ -252,8 +322,15 @@ enum ReadError {
 }
 
 impl Peer {
-    /// Writes until everything is out, the socket is full or the turn is over.
-    fn write(&mut self, parts: &mut Vec<IoSlice<'_>>) -> io::Result<usize> {
+    /// Writes until everything is out, there is no room or the turn is over; whether anything moved.
+    fn write(&mut self, parts: &mut Vec<IoSlice<'_>>) -> io::Result<bool> {
+        if let Some(lane) = &mut self.lane {
+            let (progress, sleeps) = lane.write(parts, TURN_BYTES);
+            if sleeps {
+                self.ring_bell();
+            }
+            return Ok(progress);
+        }
         let mut total = 0;
         while !parts.is_empty() && total < TURN_BYTES {
             match self.data.write_vectored(parts) {
@@ -270,11 +347,21 @@ impl Peer {
                 Err(error) => return Err(error),
             }
         }
-        Ok(total)
+        Ok(total > 0)
     }
 
     /// Reads until everything is there, the socket is empty or the turn is over.
     fn read(&mut self, from: &mut Incoming<'_>) -> Result<usize, ReadError> {
+        if let Some(lane) = &mut self.lane {
+            let (read, sleeps) = lane.read(from, TURN_BYTES)?;
+            if sleeps {
+                self.ring_bell();
+            }
+            if read > 0 {
+                self.heard = Some(Instant::now());
+            }
+            return Ok(read);
+        }
         let mut total = 0;
         while total < TURN_BYTES {
             let space = from.sink.space();
@@ -296,6 +383,25 @@ impl Peer {
             self.heard = Some(Instant::now());
         }
         Ok(total)
+    }
+
+    /// Wakes a peer that sleeps on shared memory. A full socket has woken it already; a broken one is noticed elsewhere.
+    fn ring_bell(&self) {
+        let _ = (&self.data).write(&[0]);
+    }
+
+    /// Takes the bells of a peer with shared memory, and notes that it has ended.
+    fn hear_bell(&mut self) {
+        if self.lane.is_none() || self.ended.is_some() {
+            return;
+        }
+        let mut bells = [0; 64];
+        match self.data.read(&mut bells) {
+            Ok(0) => self.ended = Some("the connection was closed".to_owned()),
+            Ok(_) => {}
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
+            Err(error) => self.ended = Some(error.to_string()),
+        }
     }
 
     fn read_news(&mut self) -> Option<News> {
@@ -330,6 +436,62 @@ impl Peer {
             }
         }
     }
+}
+
+impl From<LaneError> for ReadError {
+    fn from(error: LaneError) -> ReadError {
+        match error {
+            LaneError::Refused => ReadError::Refused,
+            LaneError::Broken(error) => ReadError::Io(error),
+        }
+    }
+}
+
+/// Finds out with each peer whether memory can be shared.
+fn share(
+    rank: usize,
+    sockets: &mut [[Option<TcpStream>; 2]],
+    group: u64,
+    sharing: Sharing,
+    deadline: Instant,
+) -> Result<Vec<Option<Lane>>, ConnectError> {
+    let mut lanes: Vec<Option<Lane>> = sockets.iter().map(|_| None).collect();
+    if sharing == Sharing::Never {
+        return Ok(lanes);
+    }
+    // Every message fits into the sockets' buffers, so the order of steps cannot block anybody.
+    let failed = |source| ConnectError { action: "agree on shared memory with", address: "a peer".to_owned(), source };
+    let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+    let mut data: Vec<Option<&mut TcpStream>> = sockets.iter_mut().map(|[data, _]| data.as_mut()).collect();
+    for stream in data.iter().flatten() {
+        stream.set_nodelay(true).map_err(setup)?;
+        stream.set_read_timeout(Some(left)).map_err(setup)?;
+    }
+    // Only to tell memory that is the peer's from memory that is not.
+    let secret = |peer: usize| group.rotate_left(17) ^ u64::from(std::process::id()) << 32 ^ (rank << 16 ^ peer) as u64;
+    let mut offers = Vec::new();
+    for (peer, stream) in data.iter_mut().enumerate().skip(rank + 1) {
+        if let Some(stream) = stream {
+            offers.push((peer, shm::offer(stream, secret(peer)).map_err(failed)?));
+        }
+    }
+    let mut answers = Vec::new();
+    for (peer, stream) in data.iter_mut().enumerate().take(rank) {
+        if let Some(stream) = stream {
+            answers.push((peer, shm::answer(stream, secret(peer)).map_err(failed)?));
+        }
+    }
+    for (peer, offer) in offers {
+        if let Some(stream) = &mut data[peer] {
+            lanes[peer] = shm::accept(stream, offer).map_err(failed)?;
+        }
+    }
+    for (peer, answer) in answers {
+        if let Some(stream) = &mut data[peer] {
+            lanes[peer] = answer.finish(stream).map_err(failed)?;
+        }
+    }
+    Ok(lanes)
 }
 
 fn setup(source: io::Error) -> ConnectError {

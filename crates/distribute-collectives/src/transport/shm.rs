@@ -1,0 +1,158 @@
+//! Shared memory between two processes of one host, as the fast lane of a pair that is connected by TCP already.
+//!
+//! Each direction has a ring in a segment that both map. Short messages are copied through the ring; of long ones only
+//! the address goes through it, and the receiver fetches the bytes from the sender's memory by itself, so they are copied
+//! once. Where the system does not allow that, all bytes go through the ring.
+//!
+//! The segment is an anonymous file (`memfd`), which the other side opens through `/proc`: it needs no space in `/dev/shm`,
+//! has no name, and is gone with the processes however they end. Sleepers are woken, and deaths noticed, through the TCP
+//! socket beside it.
+
+mod attach;
+mod handshake;
+mod ring;
+mod segment;
+
+pub(super) use handshake::{accept, answer, offer};
+
+use std::io::{self, IoSlice};
+
+use self::ring::{Consumer, Producer, Took};
+use super::{Incoming, Refusal};
+
+/// Bytes of each direction's ring: two of them stay in a core's L2 cache.
+pub(super) const RING_BYTES: usize = 256 * 1024;
+
+/// From here on the receiver fetches the bytes: two copies through the ring then cost more than the system call.
+const LONG_BYTES: usize = 16 * 1024;
+
+/// Both directions between this process and one peer.
+pub(super) struct Lane {
+    to_peer: Producer,
+    from_peer: Consumer,
+    /// Whether the peer may fetch bytes from this process's memory.
+    peer_fetches: bool,
+    /// The peer's process id, to fetch from its memory.
+    pid: i32,
+    /// Bytes of the first part that the peer has been told to fetch.
+    told: usize,
+    /// Where the record lies that is being received: what is left of it.
+    current: Current,
+}
+
+#[derive(Clone, Copy)]
+enum Current {
+    None,
+    /// Bytes in the ring.
+    Short(usize),
+    /// Bytes at an address of the peer's memory.
+    Long(u64, usize),
+}
+
+/// Why a lane cannot go on.
+pub(super) enum LaneError {
+    Refused,
+    Broken(io::Error),
+}
+
+impl From<Refusal> for LaneError {
+    fn from(_: Refusal) -> LaneError {
+        LaneError::Refused
+    }
+}
+
+impl Lane {
+    /// Sends what there is room for, at most about `turn` bytes; whether anything happened, and whether the peer sleeps
+    /// and must be woken.
+    pub(super) fn write(&mut self, parts: &mut Vec<IoSlice<'_>>, turn: usize) -> (bool, bool) {
+        let mut sent = 0;
+        let mut progress = false;
+        let mut done = 0;
+        while done < parts.len() && sent < turn {
+            let part = &mut parts[done];
+            if self.told > 0 {
+                if !self.to_peer.all_fetched() {
+                    break;
+                }
+                part.advance(std::mem::take(&mut self.told));
+                progress = true;
+            } else if self.peer_fetches && part.len() >= LONG_BYTES {
+                if !self.to_peer.push_long(part.as_ptr() as u64, part.len()) {
+                    break;
+                }
+                self.told = part.len();
+                progress = true;
+                break;
+            } else if !part.is_empty() {
+                let len = self.to_peer.push_short(part);
+                if len == 0 {
+                    break;
+                }
+                part.advance(len);
+                sent += len;
+                progress = true;
+            }
+            if part.is_empty() {
+                done += 1;
+            }
+        }
+        parts.drain(..done);
+        (progress, progress && self.to_peer.must_wake())
+    }
+
+    /// Receives what is there, at most about `turn` bytes; how many, and whether the peer sleeps and must be woken.
+    pub(super) fn read(&mut self, from: &mut Incoming<'_>, turn: usize) -> Result<(usize, bool), LaneError> {
+        let mut total = 0;
+        while total < turn {
+            let space = from.sink.space();
+            if space.is_empty() {
+                break;
+            }
+            match self.current {
+                Current::None => match self.from_peer.begin().map_err(LaneError::Broken)? {
+                    Took::Nothing => break,
+                    Took::Short(len) => self.current = Current::Short(len),
+                    Took::Long(address, len) => self.current = Current::Long(address, len),
+                },
+                Current::Short(left) => {
+                    let len = left.min(space.len());
+                    self.from_peer.copy(&mut space[..len]);
+                    from.sink.advance(len)?;
+                    total += len;
+                    self.current = if len == left { Current::None } else { Current::Short(left - len) };
+                }
+                Current::Long(address, left) => {
+                    let len = left.min(space.len());
+                    let read = attach::fetch(self.pid, address, &mut space[..len]).map_err(LaneError::Broken)?;
+                    from.sink.advance(read)?;
+                    total += read;
+                    self.current = match left - read {
+                        0 => {
+                            self.from_peer.fetched();
+                            Current::None
+                        }
+                        left => Current::Long(address + read as u64, left),
+                    };
+                }
+            }
+        }
+        self.from_peer.release();
+        Ok((total, total > 0 && self.from_peer.must_wake()))
+    }
+
+    /// Says that this side is about to sleep until there is something to read, or room to write; whoever does something
+    /// about that then wakes it. What happened before must be looked for once more.
+    pub(super) fn announce_sleep(&self) {
+        self.from_peer.announce_sleep();
+        self.to_peer.announce_sleep();
+    }
+
+    /// Takes the announcement back.
+    pub(super) fn awake(&self) {
+        self.from_peer.awake();
+        self.to_peer.awake();
+    }
+}
+
+#[cfg(test)]
+mod tests;
