@@ -18,6 +18,14 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Run a program as several tasks on this machine
     Run(Run),
+    /// Say which rank a failed job should blame
+    ///
+    /// Reads the flight records that every rank of a failing process group writes to the folder that DISTRIBUTE_FLIGHT_DIR
+    /// names: what each rank had called, where their calls part, and who left no record.
+    Explain {
+        /// The folder with rank_NNNNN.json files
+        folder: PathBuf,
+    },
     /// Kills the tasks when the launcher is killed; the launcher starts it itself.
     #[command(hide = true)]
     Guardian,

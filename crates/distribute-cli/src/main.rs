@@ -7,6 +7,8 @@
 //! - `output`, `progress`, `report`: what the user sees.
 //! - `run`: ties these together.
 //!
+//! `explain` reads the flight records of a failed job.
+//!
 //! It knows nothing of training: programs learn their place from the environment, and tell their progress over TCP.
 
 mod args;
@@ -22,15 +24,19 @@ mod report;
 mod run;
 mod supervisor;
 
+use std::io::Write;
+use std::path::Path;
 use std::process::ExitCode;
 
 use clap::Parser;
+use distribute_collectives::FlightRecord;
 
 use crate::args::{Cli, Command};
 
 fn main() -> ExitCode {
     match Cli::parse().command {
         Command::Guardian => guardian::watch(),
+        Command::Explain { folder } => explain(&folder),
         Command::Run(args) => match run::run(&args) {
             Ok(code) => ExitCode::from(code),
             Err(error) => {
@@ -38,5 +44,19 @@ fn main() -> ExitCode {
                 ExitCode::from(error.exit_code())
             }
         },
+    }
+}
+
+fn explain(folder: &Path) -> ExitCode {
+    match FlightRecord::read_all(folder) {
+        Ok(records) => {
+            // Nobody is left to be told that the output cannot be written.
+            let _ = std::io::stdout().write_all(distribute_collectives::explain(&records).as_bytes());
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("error: no flight records in {}: {error}", folder.display());
+            ExitCode::from(2)
+        }
     }
 }

@@ -43,6 +43,8 @@ pub(crate) struct Job {
     pub(crate) coordination: Arc<Coordination>,
     /// The job's rank of each process of the group.
     pub(crate) processes: Vec<usize>,
+    /// Tells groups of one name that were formed one after another from each other.
+    pub(crate) generation: u64,
 }
 
 struct Queue {

@@ -21,6 +21,7 @@ use crate::bridge::{Bridge, Job};
 use crate::call::{Call, Kind};
 use crate::memory::{Borrowed, Buffers, OwnedBuffers};
 use crate::mesh::Mesh;
+use crate::recorder::{FlightRecord, Ticket};
 use crate::team::{MAX_LOCAL_RANKS, Operation, Team, lock};
 use crate::transport::Transport;
 use crate::{Error, Options, Rank, ReduceOp, Result, Work};
@@ -192,29 +193,47 @@ impl ProcessGroup {
 
     /// Does a call on borrowed memory.
     fn blocking(&self, request: Request, borrowed: Borrowed<'_>) -> Result<()> {
-        let operation = self.submit(request, borrowed.buffers, true)?;
+        let (operation, ticket) = self.submit(request, borrowed.buffers, true)?;
         // The borrow of the caller's memory lasts until here, and nobody touches it after `wait`.
-        self.team.wait(self.local, &operation)
+        let outcome = self.team.wait(self.local, &operation);
+        self.finish(ticket, &outcome);
+        outcome
     }
 
     /// Begins a call on memory that the returned work owns.
     fn begin<B: OwnedBuffers>(&self, request: Request, buffers: Buffers, owned: B) -> Result<Work<B>> {
-        let operation = self.submit(request, buffers, false)?;
-        Ok(Work::new(self.team.clone(), self.local, operation, owned))
+        let (operation, ticket) = self.submit(request, buffers, false)?;
+        Ok(Work::new(self.team.clone(), self.local, operation, ticket, owned))
     }
 
-    fn submit(&self, request: Request, buffers: Buffers, may_block: bool) -> Result<Arc<Operation>> {
+    fn submit(&self, request: Request, buffers: Buffers, may_block: bool) -> Result<(Arc<Operation>, Ticket)> {
         if let Some(root) = request.root {
             self.check_rank("root", root)?;
         }
-        let operation = {
+        let (operation, ticket) = {
             let mut next = lock(&self.next);
-            let operation = self.team.deposit(self.local, request.numbered(*next), buffers, self.options.timeout)?;
+            let call = request.numbered(*next);
+            let ticket = self.team.recorders[self.local].issue(call);
+            let operation = self.team.deposit(self.local, call, buffers, self.options.timeout);
+            let operation = operation.inspect_err(|error| self.finish(ticket, &Err(error.clone())))?;
             *next += 1;
-            operation
+            (operation, ticket)
         };
         self.team.start(&operation, may_block);
-        Ok(operation)
+        Ok((operation, ticket))
+    }
+
+    fn finish(&self, ticket: Ticket, outcome: &Result<()>) {
+        let outcome = outcome.as_ref().copied();
+        self.team.recorders[self.local].finish(ticket, outcome, || self.team.flight_header(self.local));
+    }
+
+    /// The last operations of this rank, newest last: the flight recorder.
+    ///
+    /// Every rank of a failing group writes it to the folder that `DISTRIBUTE_FLIGHT_DIR` names; with `DISTRIBUTE_TRACE`, a
+    /// trace of all operations is written when the group ends.
+    pub fn flight_record(&self) -> FlightRecord {
+        self.team.recorders[self.local].record(self.team.flight_header(self.local))
     }
 
     fn check_rank(&self, what: &'static str, rank: Rank) -> Result<()> {
@@ -227,6 +246,7 @@ impl ProcessGroup {
 
 impl Drop for ProcessGroup {
     fn drop(&mut self) {
+        self.team.recorders[self.local].close(|| self.team.flight_header(self.local));
         // First, so that whoever makes a handle for this rank from now on sees that it is gone.
         self.team.depart(self.local);
         // Handles that were made for this rank, and that it has not come for: their peers must not wait for it.

@@ -6,6 +6,7 @@
 //! - [`ProcessGroup`]: one rank's handle; its methods are the operations, blocking and asynchronous ([`Work`]).
 //! - [`schedule`]: the algorithms, as plain lists of sends and receives that anybody can execute or draw.
 //! - [`transport`]: what carries bytes between processes; implement [`transport::Transport`] for a network of your own.
+//! - [`FlightRecord`]: what each rank has called lately, and [`explain`], which names the culprit of a failure.
 //! - [`Options`]: timeouts, transport and algorithm; [`Error`]: what can go wrong, in sentences.
 //!
 //! # Examples
@@ -38,6 +39,7 @@ mod mesh;
 mod op;
 mod options;
 mod rank;
+mod recorder;
 mod rendezvous;
 pub mod schedule;
 mod team;
@@ -52,6 +54,7 @@ pub use memory::OwnedBuffers;
 pub use op::ReduceOp;
 pub use options::Options;
 pub use rank::Rank;
+pub use recorder::{FlightRecord, RecordedOperation, RecordedState, explain};
 pub use schedule::Algorithm;
 pub use transport::TransportKind;
 pub use work::Work;

@@ -2,6 +2,7 @@
 
 use std::net::TcpListener;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use distribute_cluster::{Coordination, CoordinationOptions, FailureCause, Membership};
@@ -32,8 +33,8 @@ impl ProcessGroup {
 
     /// The `local_ranks` ranks of this process in a group of all members of a coordination service.
     ///
-    /// Every member calls this with the same name and the same number of local ranks; groups made one after another need
-    /// names of their own.
+    /// Every member calls this with the same name and the same number of local ranks. Groups that live at the same time need
+    /// names of their own; after an abort a group can be joined anew under its old name, as its next generation.
     ///
     /// # Errors
     /// [`Error::Cluster`] where members are missing, [`Error::Connect`] where sockets fail,
@@ -54,6 +55,7 @@ impl ProcessGroup {
         let mine = Endpoint {
             transport: kind.name().to_owned(),
             local_ranks,
+            generation: GENERATIONS.fetch_add(1, Ordering::Relaxed),
             address: join_host(&coordination.local_host(), port),
         };
         let key = format!("group/{}/endpoint", options.name);
@@ -62,8 +64,10 @@ impl ProcessGroup {
         for (other, endpoint) in endpoints.iter().enumerate() {
             mine.agree(endpoint, &options.name, &tasks[process], &tasks[other])?;
         }
+        // The first member's word counts.
+        let generation = endpoints.first().map_or(0, |endpoint| endpoint.generation);
         let addresses: Vec<String> = endpoints.into_iter().map(|endpoint| endpoint.address).collect();
-        let group = (options.name.as_str(), group_id(&options.name));
+        let group = (options.name.as_str(), group_id(&options.name, generation));
         let transport = transport::open(kind, process, &addresses, listener, group, &tasks[process], deadline)?;
         let names = (0..processes * local_ranks)
             .map(|rank| match local_ranks {
@@ -72,7 +76,7 @@ impl ProcessGroup {
             })
             .collect();
         tracing::debug!(group = options.name, transport = transport.name(), processes, local_ranks, "group connected");
-        let job = Job { coordination: coordination.clone(), processes: (0..processes).collect() };
+        let job = Job { coordination: coordination.clone(), processes: (0..processes).collect(), generation };
         ProcessGroup::bridged(transport, process, local_ranks, names, options, Some(job))
     }
 }
@@ -101,6 +105,9 @@ impl Job {
     }
 }
 
+/// Groups that this process has joined.
+static GENERATIONS: AtomicU64 = AtomicU64::new(0);
+
 /// Members of a group that is being formed have met already, so connecting takes no longer than this.
 pub(crate) const MAX_CONNECT: Duration = Duration::from_secs(60);
 
@@ -108,19 +115,25 @@ pub(crate) const MAX_CONNECT: Duration = Duration::from_secs(60);
 struct Endpoint {
     transport: String,
     local_ranks: usize,
+    generation: u64,
     address: String,
 }
 
 impl Endpoint {
     fn encode(&self) -> String {
-        format!("{} {} {}", self.transport, self.local_ranks, self.address)
+        format!("{} {} {} {}", self.transport, self.local_ranks, self.generation, self.address)
     }
 
     fn decode(bytes: &[u8]) -> Endpoint {
         let text = String::from_utf8_lossy(bytes);
-        let mut words = text.splitn(3, ' ');
+        let mut words = text.splitn(4, ' ');
         let mut word = || words.next().unwrap_or_default().to_owned();
-        Endpoint { transport: word(), local_ranks: word().parse().unwrap_or(0), address: word() }
+        Endpoint {
+            transport: word(),
+            local_ranks: word().parse().unwrap_or(0),
+            generation: word().parse().unwrap_or(0),
+            address: word(),
+        }
     }
 
     fn agree(&self, other: &Endpoint, group: &str, here: &str, there: &str) -> Result<()> {
@@ -156,6 +169,7 @@ pub(crate) fn join_host(host: &str, port: u16) -> String {
 }
 
 /// Tells connections of one group from those of another. FNV-1a: collisions are harmless but for a clearer refusal.
-pub(crate) fn group_id(name: &str) -> u64 {
-    name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+pub(crate) fn group_id(name: &str, generation: u64) -> u64 {
+    let bytes = name.bytes().chain(generation.to_le_bytes());
+    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }

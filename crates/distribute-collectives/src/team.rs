@@ -23,6 +23,7 @@ use crate::bridge::Bridge;
 use crate::call::Call;
 use crate::exchange::Disagreement;
 use crate::memory::Buffers;
+use crate::recorder::{FlightHeader, Identity, Recorder};
 use crate::work_plan::{Phase, Plan};
 use crate::{Error, ProcessGroup, Rank, Result};
 
@@ -61,6 +62,8 @@ pub(crate) struct Team {
     nap: Mutex<()>,
     wake: Condvar,
     bridge: Option<Bridge>,
+    /// One per local rank.
+    pub(crate) recorders: Vec<Recorder>,
     /// Handles of groups made from this one, left by the local rank that made them for the others.
     pub(crate) offspring: Mutex<HashMap<Offspring, Result<ProcessGroup>>>,
 }
@@ -147,6 +150,7 @@ impl Team {
                 nap: Mutex::new(()),
                 wake: Condvar::new(),
                 bridge,
+                recorders: (0..local_ranks).map(|_| Recorder::from_env()).collect(),
                 offspring: Mutex::new(HashMap::new()),
             }
         })
@@ -244,6 +248,17 @@ impl Team {
             bridge.abort(error);
         }
         self.wake_all();
+        for (local, recorder) in self.recorders.iter().enumerate() {
+            recorder.fail(error, || self.flight_header(local));
+        }
+    }
+
+    /// What the flight record of a local rank says of it.
+    pub(crate) fn flight_header(&self, local: usize) -> FlightHeader {
+        let rank = self.first_rank + local;
+        let transport = self.bridge.as_ref().map_or("local", Bridge::transport);
+        let world_size = self.names.len();
+        Identity { group: &self.name, rank, name: &self.names[rank], world_size, transport }.into()
     }
 
     /// Marks a local rank as gone: whoever waits for it learns that at once.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::Result;
 use crate::memory::OwnedBuffers;
+use crate::recorder::Ticket;
 use crate::team::{Operation, Team};
 
 /// An operation under way, which owns the memory it works on.
@@ -14,13 +15,14 @@ pub struct Work<B: OwnedBuffers> {
     team: Arc<Team>,
     local: usize,
     operation: Arc<Operation>,
+    ticket: Ticket,
     /// `None` once the memory was handed back.
     buffers: Option<B>,
 }
 
 impl<B: OwnedBuffers> Work<B> {
-    pub(crate) fn new(team: Arc<Team>, local: usize, operation: Arc<Operation>, buffers: B) -> Work<B> {
-        Work { team, local, operation, buffers: Some(buffers) }
+    pub(crate) fn new(team: Arc<Team>, local: usize, operation: Arc<Operation>, ticket: Ticket, buffers: B) -> Work<B> {
+        Work { team, local, operation, ticket, buffers: Some(buffers) }
     }
 
     /// Whether [`wait`](Work::wait) would return at once.
@@ -35,7 +37,7 @@ impl<B: OwnedBuffers> Work<B> {
     /// [`PeerLost`](crate::Error::PeerLost), [`PeerLeft`](crate::Error::PeerLeft), [`Aborted`](crate::Error::Aborted).
     /// The memory is then dropped: its contents are unspecified.
     pub fn wait(mut self) -> Result<B> {
-        let outcome = self.team.wait(self.local, &self.operation);
+        let outcome = self.finish();
         let buffers = self.buffers.take();
         outcome?;
         // `wait` consumes the work, so the memory is still here.
@@ -47,11 +49,20 @@ impl<B: OwnedBuffers> Work<B> {
     }
 }
 
+impl<B: OwnedBuffers> Work<B> {
+    fn finish(&self) -> Result<()> {
+        let outcome = self.team.wait(self.local, &self.operation);
+        let noted = outcome.as_ref().copied();
+        self.team.recorders[self.local].finish(self.ticket, noted, || self.team.flight_header(self.local));
+        outcome
+    }
+}
+
 impl<B: OwnedBuffers> Drop for Work<B> {
     fn drop(&mut self) {
         if self.buffers.is_some() {
             // Others may still read or write the memory; an error means that they no longer do.
-            let _ = self.team.wait(self.local, &self.operation);
+            let _ = self.finish();
         }
     }
 }

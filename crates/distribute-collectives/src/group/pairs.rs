@@ -147,7 +147,8 @@ impl ProcessGroup {
         let not_connectable = Error::NotConnectable { what: "send", group: self.name().to_owned(), needs };
         let home = self.job().ok_or(not_connectable)?;
         let coordination = &home.coordination;
-        let key = format!("group/{}/sender", options.name);
+        let generation = home.generation;
+        let key = format!("group/{}/{generation}/sender", options.name);
         let timeout = self.timeout().min(MAX_CONNECT);
         let deadline = Instant::now() + timeout;
         let (listener, mine) = self.open_door()?;
@@ -159,10 +160,14 @@ impl ProcessGroup {
             false => vec![String::from_utf8_lossy(&coordination.get(&key, timeout)?).into_owned(), mine],
         };
         let place = usize::from(!is_sender);
-        let group = (options.name.as_str(), group_id(&options.name));
+        let group = (options.name.as_str(), group_id(&options.name, generation));
         let kind = self.transport_kind("send")?;
         let transport = transport::open(kind, place, &addresses, listener, group, &names[place], deadline)?;
-        let job = Job { coordination: coordination.clone(), processes: vec![home.processes[from], home.processes[to]] };
+        let job = Job {
+            coordination: coordination.clone(),
+            processes: vec![home.processes[from], home.processes[to]],
+            generation,
+        };
         super::first(ProcessGroup::bridged(transport, place, 1, names, options, Some(job))?)
     }
 }

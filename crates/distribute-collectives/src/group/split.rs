@@ -169,7 +169,8 @@ impl ProcessGroup {
         let addresses: Vec<String> = leaders.iter().map(address).collect();
         // The others wait in the barrier, whose deadline begins now.
         let deadline = Instant::now() + (self.timeout() / 2).min(MAX_CONNECT);
-        let group = (options.name.as_str(), group_id(&options.name));
+        let generation = self.job().map_or(0, |job| job.generation);
+        let group = (options.name.as_str(), group_id(&options.name, generation));
         let kind = self.transport_kind("split")?;
         let transport = transport::open(kind, process, &addresses, listener, group, &names[0], deadline)?;
         let local_ranks = placement.processes[process].len();
@@ -177,6 +178,7 @@ impl ProcessGroup {
         let job = self.job().map(|job| Job {
             coordination: job.coordination.clone(),
             processes: leaders.iter().map(|leader| job.processes[home(leader)]).collect(),
+            generation,
         });
         ProcessGroup::bridged(transport, process, local_ranks, names, options, job)
     }

@@ -1,0 +1,289 @@
+//! What a rank has called lately: the flight recorder.
+//!
+//! Always on. It keeps the last operations in memory that was set aside at the start, and writes them as JSON where the
+//! environment says so: when the group fails, for `distribute explain`, and at the end, as a trace for Perfetto.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
+
+use crate::Error;
+use crate::call::Call;
+use crate::team::lock;
+
+mod explain;
+mod trace;
+
+pub use explain::explain;
+
+/// Operations that are kept, and with a trace.
+const KEPT: usize = 2_000;
+const KEPT_FOR_TRACE: usize = 200_000;
+
+/// Where failing groups write their records.
+const FLIGHT_DIR: &str = "DISTRIBUTE_FLIGHT_DIR";
+
+/// The file of the trace; each rank adds its own number to the name.
+const TRACE: &str = "DISTRIBUTE_TRACE";
+
+/// The last operations of one rank of a group, newest last.
+///
+/// # Source
+/// The flight recorder of torch.distributed, whose records are pickled; these are JSON.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct FlightRecord {
+    /// The group.
+    pub group: String,
+    /// This rank.
+    pub rank: usize,
+    /// Its name, such as `worker:1`.
+    pub name: String,
+    /// The number of ranks.
+    pub world_size: usize,
+    /// What connects the processes.
+    pub transport: String,
+    /// Seconds since 1970 at which the group began; the times of operations count from here.
+    pub began_s: f64,
+    /// Why the group ended, where it failed.
+    pub failure: Option<String>,
+    /// The operations.
+    pub operations: Vec<RecordedOperation>,
+}
+
+/// One operation of a [`FlightRecord`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct RecordedOperation {
+    /// Position in the group's order of calls, from 0.
+    pub sequence: u64,
+    /// The kind, as the method is called.
+    pub kind: String,
+    /// The call in words, as errors print it: ranks that agree say the same.
+    pub call: String,
+    /// Bytes of this rank's values.
+    pub bytes: u64,
+    /// How far it has come.
+    pub state: RecordedState,
+    /// Seconds after the beginning of the group at which this rank called it.
+    pub issued_s: f64,
+    /// Seconds after the beginning of the group at which this rank had its result; `None` before.
+    pub finished_s: Option<f64>,
+    /// What went wrong.
+    pub error: Option<String>,
+}
+
+/// How far an operation has come on one rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[non_exhaustive]
+pub enum RecordedState {
+    /// Called; this rank waits for it, or will.
+    Issued,
+    /// The result is there.
+    Done,
+    /// It ended with an error.
+    Failed,
+}
+
+/// One rank's recorder.
+pub(crate) struct Recorder {
+    ring: Mutex<Ring>,
+    began: Instant,
+    began_at: SystemTime,
+    flight_dir: Option<PathBuf>,
+    trace: Option<PathBuf>,
+}
+
+struct Ring {
+    entries: Vec<Entry>,
+    /// Operations so far; the next one goes to this place, modulo the length.
+    count: u64,
+    kept: usize,
+    failure: Option<String>,
+    /// Whether an operation of this rank has failed; later ones fail of the same.
+    has_error: bool,
+}
+
+struct Entry {
+    call: Call,
+    issued: Instant,
+    finished: Option<Instant>,
+    error: Option<String>,
+}
+
+/// Where the record of an operation is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ticket(u64);
+
+/// What a record says besides its operations.
+pub(crate) struct Identity<'a> {
+    pub(crate) group: &'a str,
+    pub(crate) rank: usize,
+    pub(crate) name: &'a str,
+    pub(crate) world_size: usize,
+    pub(crate) transport: &'a str,
+}
+
+impl Recorder {
+    pub(crate) fn from_env() -> Recorder {
+        let path = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+        Recorder::new(path(FLIGHT_DIR), path(TRACE))
+    }
+
+    fn new(flight_dir: Option<PathBuf>, trace: Option<PathBuf>) -> Recorder {
+        let kept = if trace.is_some() { KEPT_FOR_TRACE } else { KEPT };
+        let ring = Ring { entries: Vec::with_capacity(KEPT), count: 0, kept, failure: None, has_error: false };
+        Recorder { ring: Mutex::new(ring), began: Instant::now(), began_at: SystemTime::now(), flight_dir, trace }
+    }
+
+    /// Notes that this rank has called an operation.
+    pub(crate) fn issue(&self, call: Call) -> Ticket {
+        let entry = Entry { call, issued: Instant::now(), finished: None, error: None };
+        let mut ring = lock(&self.ring);
+        let ticket = ring.count;
+        let place = (ticket % ring.kept as u64) as usize;
+        match ring.entries.get_mut(place) {
+            Some(old) => *old = entry,
+            None => ring.entries.push(entry),
+        }
+        ring.count += 1;
+        Ticket(ticket)
+    }
+
+    /// Notes how an operation has ended.
+    pub(crate) fn finish(&self, ticket: Ticket, outcome: Result<(), &Error>, who: impl FnOnce() -> FlightHeader) {
+        let now = Instant::now();
+        let mut ring = lock(&self.ring);
+        let (count, kept) = (ring.count, ring.kept as u64);
+        let first_error = outcome.is_err() && !std::mem::replace(&mut ring.has_error, outcome.is_err());
+        let error = outcome.err().map(ToString::to_string);
+        if count - ticket.0 <= kept {
+            let entry = &mut ring.entries[(ticket.0 % kept) as usize];
+            entry.finished = Some(now);
+            entry.error = error.clone();
+        }
+        if ring.failure.is_none() {
+            ring.failure = error;
+        }
+        drop(ring);
+        if first_error {
+            self.write(who);
+        }
+    }
+
+    /// Notes that the group has failed, whatever this rank was doing, and writes the record to the directory that the
+    /// environment names.
+    pub(crate) fn fail(&self, error: &Error, who: impl FnOnce() -> FlightHeader) {
+        lock(&self.ring).failure.get_or_insert_with(|| error.to_string());
+        self.write(who);
+    }
+
+    fn write(&self, who: impl FnOnce() -> FlightHeader) {
+        let Some(folder) = &self.flight_dir else { return };
+        let record = self.record(who());
+        let path = folder.join(format!("rank_{:05}.json", record.rank));
+        if let Err(error) = write_json(&path, &record) {
+            tracing::warn!("the flight record {} cannot be written: {error}", path.display());
+        }
+    }
+
+    pub(crate) fn record(&self, header: FlightHeader) -> FlightRecord {
+        let ring = lock(&self.ring);
+        let seconds = |at: Instant| at.saturating_duration_since(self.began).as_secs_f64();
+        let first = ring.count.saturating_sub(ring.kept as u64);
+        let operations = (first..ring.count).filter_map(|ticket| {
+            let entry = ring.entries.get((ticket % ring.kept as u64) as usize)?;
+            Some(RecordedOperation {
+                sequence: entry.call.sequence,
+                kind: entry.call.kind.name().to_owned(),
+                call: entry.call.to_string(),
+                bytes: entry.call.count * entry.call.dtype.size_bytes() as u64,
+                state: match (&entry.error, entry.finished) {
+                    (Some(_), _) => RecordedState::Failed,
+                    (None, Some(_)) => RecordedState::Done,
+                    (None, None) => RecordedState::Issued,
+                },
+                issued_s: seconds(entry.issued),
+                finished_s: entry.finished.map(seconds),
+                error: entry.error.clone(),
+            })
+        });
+        FlightRecord {
+            group: header.group,
+            rank: header.rank,
+            name: header.name,
+            world_size: header.world_size,
+            transport: header.transport,
+            began_s: self.began_at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64(),
+            failure: ring.failure.clone(),
+            operations: operations.collect(),
+        }
+    }
+
+    /// Writes the trace, where the environment asks for one.
+    pub(crate) fn close(&self, who: impl FnOnce() -> FlightHeader) {
+        let Some(path) = &self.trace else { return };
+        let record = self.record(who());
+        if let Err(error) = trace::append(path, &record) {
+            tracing::warn!("the trace {} cannot be written: {error}", path.display());
+        }
+    }
+}
+
+/// [`Identity`], owned.
+pub(crate) struct FlightHeader {
+    group: String,
+    rank: usize,
+    name: String,
+    world_size: usize,
+    transport: String,
+}
+
+impl From<Identity<'_>> for FlightHeader {
+    fn from(identity: Identity<'_>) -> FlightHeader {
+        FlightHeader {
+            group: identity.group.to_owned(),
+            rank: identity.rank,
+            name: identity.name.to_owned(),
+            world_size: identity.world_size,
+            transport: identity.transport.to_owned(),
+        }
+    }
+}
+
+impl FlightRecord {
+    /// Reads the records that failing ranks have left in a directory, in the order of ranks.
+    ///
+    /// # Errors
+    /// The directory or a file cannot be read, or is no record.
+    pub fn read_all(folder: &Path) -> io::Result<Vec<FlightRecord>> {
+        let mut records: Vec<FlightRecord> = Vec::new();
+        for entry in fs::read_dir(folder)? {
+            let path = entry?.path();
+            let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+            if name.starts_with("rank_") && name.ends_with(".json") {
+                records.push(serde_json::from_slice(&fs::read(&path)?).map_err(io::Error::from)?);
+            }
+        }
+        records.sort_by_key(|record| record.rank);
+        Ok(records)
+    }
+}
+
+/// Writes beside, then renames: whoever reads finds a whole file or none.
+fn write_json(path: &Path, value: &impl Serialize) -> io::Result<()> {
+    if let Some(folder) = path.parent() {
+        fs::create_dir_all(folder)?;
+    }
+    let beside = path.with_extension("json.tmp");
+    fs::write(&beside, serde_json::to_vec(value)?)?;
+    fs::rename(&beside, path)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,96 @@
+use distribute_device::DType;
+
+use super::*;
+use crate::{Error, Kind};
+
+fn call(sequence: u64, count: u64) -> Call {
+    Call { kind: Kind::AllReduce, sequence, dtype: DType::F32, count, layout: 0, op: None, root: None }
+}
+
+fn header(rank: usize) -> FlightHeader {
+    let name = format!("worker:{rank}");
+    Identity { group: "world", rank, name: &name, world_size: 3, transport: "tcp" }.into()
+}
+
+fn record(rank: usize, calls: &[(u64, u64)]) -> FlightRecord {
+    let recorder = Recorder::new(None, None);
+    for (sequence, count) in calls {
+        recorder.issue(call(*sequence, *count));
+    }
+    recorder.record(header(rank))
+}
+
+#[test]
+fn the_last_operations_are_kept() {
+    let recorder = Recorder::new(None, None);
+    let count = KEPT as u64 + 5;
+    for sequence in 0..count {
+        let ticket = recorder.issue(call(sequence, 8));
+        if sequence + 1 < count {
+            recorder.finish(ticket, Ok(()), || header(0));
+        }
+    }
+    // Its place belongs to another operation by now.
+    recorder.finish(Ticket(0), Ok(()), || header(0));
+    let record = recorder.record(header(0));
+    assert_eq!(record.operations.len(), KEPT);
+    assert_eq!(record.operations[0].sequence, 5);
+    let [.., done, last] = &record.operations[..] else { panic!() };
+    assert_eq!((done.state, last.state), (RecordedState::Done, RecordedState::Issued));
+    assert!(last.call == format!("all_reduce #{} of 8 f32", count - 1) && last.bytes == 32, "{last:?}");
+    assert!(done.finished_s.unwrap() >= done.issued_s);
+}
+
+#[test]
+fn a_failure_is_written_once_and_reads_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let recorder = Recorder::new(Some(folder.path().join("flight")), None);
+    let error = Error::GroupSize { given: 0, max: 1 };
+    let ticket = recorder.issue(call(0, 8));
+    recorder.finish(ticket, Err(&error), || header(2));
+    let later = recorder.issue(call(1, 8));
+    recorder.finish(later, Err(&error), || header(2));
+    let records = FlightRecord::read_all(&folder.path().join("flight")).unwrap();
+    assert_eq!(records.len(), 1);
+    assert_eq!((records[0].rank, records[0].operations.len()), (2, 1));
+    assert_eq!(records[0].operations[0].state, RecordedState::Failed);
+    assert_eq!(records[0].failure, Some(error.to_string()));
+}
+
+#[test]
+fn the_culprit_is_named() {
+    let all = [(0, 8), (1, 8), (2, 8)];
+    let says = |records: &[FlightRecord], words: &[&str]| {
+        let text = explain(records);
+        let verdict = text.lines().find(|line| line.starts_with("verdict")).unwrap();
+        assert!(words.iter().all(|word| verdict.contains(word)), "{text}");
+    };
+    says(&[record(0, &all), record(1, &all)], &["rank 2 left no record"]);
+    let other = [(0, 8), (1, 9)];
+    says(
+        &[record(0, &all), record(1, &other), record(2, &all)],
+        &["part at #1", "worker:1 calls all_reduce #1 of 9 f32", "worker:2 calls all_reduce #1 of 8 f32"],
+    );
+    says(&[record(0, &all), record(1, &all[..1]), record(2, &all)], &["worker:1 has not called #1"]);
+    says(&[record(0, &all), record(1, &all), record(2, &all)], &["all ranks have called the same"]);
+    assert!(explain(&[]).contains("DISTRIBUTE_FLIGHT_DIR"));
+}
+
+#[test]
+fn a_trace_has_a_span_for_each_operation_that_ended() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("trace.json");
+    for _ in 0..2 {
+        let recorder = Recorder::new(None, Some(path.clone()));
+        let ticket = recorder.issue(call(0, 8));
+        recorder.finish(ticket, Ok(()), || header(1));
+        recorder.issue(call(1, 8));
+        recorder.close(|| header(1));
+    }
+    let written = fs::read(folder.path().join("trace.rank1.json")).unwrap();
+    let events: Vec<serde_json::Value> = serde_json::from_slice(&written).unwrap();
+    let spans: Vec<_> = events.iter().filter(|event| event["ph"] == "X").collect();
+    assert_eq!(spans.len(), 2, "one of each group");
+    assert_eq!((&spans[0]["name"], &spans[0]["args"]["bytes"]), (&"all_reduce".into(), &32.into()));
+    assert!(spans[0]["ts"].as_f64().unwrap() > 1e15 && spans[0]["dur"].as_f64().unwrap() >= 0.0);
+}

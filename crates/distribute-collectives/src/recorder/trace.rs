@@ -1,0 +1,68 @@
+//! Records in the form that Perfetto and `chrome://tracing` show.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+
+use serde_json::{Value, json};
+
+use super::{FlightRecord, RecordedState};
+use crate::team::lock;
+
+/// Files that this process has begun: later groups add to them, earlier runs' are replaced.
+static BEGUN: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
+
+/// Adds a group's operations to this rank's trace: `trace.json` becomes `trace.rank0.json`.
+///
+/// A row per rank and group; spans of operations with their sizes, and a counter of the bandwidth that they reached.
+///
+/// # Source
+/// The trace event format of Chromium: complete events (`X`), counters (`C`) and metadata (`M`), in JSON array form.
+pub(super) fn append(path: &Path, record: &FlightRecord) -> io::Result<()> {
+    let path = path.with_extension(format!("rank{}.json", record.rank));
+    let mut begun = lock(&BEGUN);
+    let mut events: Vec<Value> = match begun.contains(&path) {
+        true => serde_json::from_slice(&fs::read(&path)?)?,
+        false => Vec::new(),
+    };
+    events.extend(self::events(record));
+    super::write_json(&path, &events)?;
+    begun.insert(path);
+    Ok(())
+}
+
+fn events(record: &FlightRecord) -> Vec<Value> {
+    let (pid, tid) = (record.rank, &record.group);
+    // Threads are numbers; the group's name goes beside.
+    let row = tid.bytes().fold(7u32, |hash, byte| hash.wrapping_mul(31).wrapping_add(byte.into())) % 1_000_000;
+    let mut events = vec![
+        json!({"ph": "M", "pid": pid, "name": "process_name", "args": {"name": format!("{} (rank {pid})", record.name)}}),
+        json!({"ph": "M", "pid": pid, "tid": row, "name": "thread_name", "args": {"name": format!("group {tid}")}}),
+    ];
+    let micros = |seconds: f64| (record.began_s + seconds) * 1e6;
+    for operation in &record.operations {
+        let Some(finished) = operation.finished_s else { continue };
+        let (start, duration) = (micros(operation.issued_s), (finished - operation.issued_s) * 1e6);
+        events.push(json!({
+            "ph": "X", "pid": pid, "tid": row, "ts": start, "dur": duration, "cat": "collective",
+            "name": operation.kind,
+            "args": {
+                "sequence": operation.sequence, "call": operation.call, "bytes": operation.bytes,
+                "transport": record.transport, "error": operation.error,
+            },
+        }));
+        if operation.state == RecordedState::Done && operation.bytes > 0 && duration > 0.0 {
+            let gb_s = operation.bytes as f64 / duration / 1e3;
+            events.push(json!({
+                "ph": "C", "pid": pid, "ts": start, "name": format!("{} GB/s", operation.kind), "args": {"GB/s": gb_s},
+            }));
+            events.push(json!({
+                "ph": "C", "pid": pid, "ts": micros(finished), "name": format!("{} GB/s", operation.kind),
+                "args": {"GB/s": 0},
+            }));
+        }
+    }
+    events
+}

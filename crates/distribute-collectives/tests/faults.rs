@@ -1,0 +1,237 @@
+//! Real processes that die, freeze, come late or call something else: every survivor gets an error in time that names the
+//! culprit, and nobody hangs.
+#![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use distribute_cluster::{Coordination, CoordinationOptions, Membership};
+use distribute_collectives::{Options, ProcessGroup, Rank, ReduceOp};
+use distribute_testkit::{Job, JobBuilder, Outcome, Ports, Signal};
+
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// What the members of a job do once they have met.
+const SCENARIO: &str = "FAULT_SCENARIO";
+
+/// Not a test of its own: what each process of the other tests runs.
+#[test]
+fn member() {
+    let Ok(scenario) = std::env::var(SCENARIO) else { return };
+    let heartbeats = CoordinationOptions {
+        heartbeat_interval: Duration::from_millis(200),
+        heartbeat_timeout: Duration::from_secs(2),
+        ..CoordinationOptions::default()
+    };
+    let membership = Membership::from_env().unwrap().unwrap();
+    let coordination = Arc::new(Coordination::start(&membership, heartbeats).unwrap());
+    let timeout = if scenario == "absent" { Duration::from_secs(2) } else { Duration::from_secs(20) };
+    let options = Options { timeout, ..Options::from_env().unwrap() };
+    let group = ProcessGroup::join(&coordination, 1, &options).unwrap().remove(0);
+    let outcome = act(&scenario, &group, &coordination, &options);
+    match outcome {
+        Ok(()) => println!("outcome: fine"),
+        Err(error) => println!("outcome: {error}"),
+    }
+}
+
+fn act(
+    scenario: &str,
+    group: &ProcessGroup,
+    coordination: &Arc<Coordination>,
+    options: &Options,
+) -> distribute_collectives::Result<()> {
+    let me = group.rank().0;
+    let sum = |group: &ProcessGroup| {
+        let mut values = vec![1u32; 1000];
+        group.all_reduce(&mut values, ReduceOp::Sum)?;
+        assert!(values.iter().all(|value| *value as usize == group.world_size()));
+        Ok(())
+    };
+    sum(group)?;
+    println!("ready");
+    match (scenario, me) {
+        // Until something happens.
+        ("endless", _) => loop {
+            sum(group)?;
+        },
+        ("steps", _) => {
+            for _ in 0..30 {
+                sum(group)?;
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            Ok(())
+        }
+        ("shape", 1) => group.all_reduce(&mut [0.0f32; 7], ReduceOp::Sum),
+        ("dtype", 1) => group.all_reduce(&mut [0i32; 8], ReduceOp::Sum),
+        ("op", 1) => group.all_reduce(&mut [0.0f32; 8], ReduceOp::Max),
+        ("kind", 1) => group.broadcast(&mut [0.0f32; 8], Rank(0)),
+        ("shape" | "dtype" | "op" | "kind", _) => group.all_reduce(&mut [0.0f32; 8], ReduceOp::Sum),
+        ("order", 1) => group.barrier().and_then(|()| sum(group)),
+        ("order", _) => sum(group).and_then(|()| group.barrier()),
+        ("leave", 1) => Ok(()),
+        ("panic", 1) => panic!("as planned"),
+        ("absent", 1) => {
+            // It lives, but makes no call while the others wait.
+            std::thread::sleep(Duration::from_secs(4));
+            Ok(())
+        }
+        ("again", _) => {
+            for round in 1..=3 {
+                let name = "again".to_owned();
+                let fresh = ProcessGroup::join(coordination, 1, &Options { name, ..options.clone() })?.remove(0);
+                sum(&fresh)?;
+                match me {
+                    0 => fresh.send(&[round], Rank(1))?,
+                    _ => fresh.recv(&mut [0u32], Rank(0))?,
+                }
+                if fresh.rank().0 == round % 2 {
+                    fresh.abort("to begin anew");
+                }
+                let error = fresh.barrier().unwrap_err().to_string();
+                assert!(error.contains("to begin anew"), "{error}");
+            }
+            sum(group)
+        }
+        _ => sum(group),
+    }
+}
+
+fn job(scenario: &str, tasks: u32, transport: &str) -> JobBuilder {
+    let port = Ports::reserve(1).unwrap().release()[0];
+    let place = move |rank: u32| {
+        [("RANK", rank.to_string()), ("WORLD_SIZE", tasks.to_string()), ("MASTER_ADDR", "127.0.0.1".to_owned())]
+            .into_iter()
+            .chain([("DISTRIBUTE_PORT", port.to_string()), ("MASTER_PORT", "1".to_owned())])
+            .map(|(name, value)| (name.to_owned(), value))
+            .collect()
+    };
+    let program = std::env::current_exe().unwrap();
+    let job = Job::builder(program).args(["member", "--exact", "--nocapture"]).tasks(tasks).task_env(place);
+    job.env(SCENARIO, scenario).env("DISTRIBUTE_TRANSPORT", transport)
+}
+
+const TRANSPORTS: [&str; 3] = ["shm", "tcp", "grpc"];
+
+/// What a member said at its end.
+#[track_caller]
+fn said(outcome: &Outcome) -> &str {
+    let found = outcome.stdout.lines().find_map(|line| line.strip_prefix("outcome: "));
+    found.unwrap_or_else(|| panic!("it said nothing: {outcome:?}"))
+}
+
+fn run(scenario: &str, tasks: u32, transport: &str) -> Vec<Outcome> {
+    job(scenario, tasks, transport).start().unwrap().wait_all(DEADLINE).unwrap()
+}
+
+#[test]
+fn a_killed_process_is_an_error_on_the_others_at_once() {
+    for transport in TRANSPORTS {
+        for victim in [0, 2] {
+            let mut job = job("endless", 3, transport).start().unwrap();
+            (0..3).for_each(|rank| drop(job.wait_for_line(rank, "ready", DEADLINE).unwrap()));
+            job.kill(victim, Signal::KILL).unwrap();
+            let killed = Instant::now();
+            for rank in (0..3).filter(|rank| *rank != victim) {
+                let outcome = job.wait(rank, DEADLINE).unwrap();
+                let error = said(&outcome);
+                assert!(error.contains(&format!("lost worker:{victim} during all_reduce #")), "{transport}: {error}");
+            }
+            assert!(killed.elapsed() < Duration::from_secs(1), "{transport}: {:?}", killed.elapsed());
+        }
+    }
+}
+
+#[test]
+fn a_process_that_is_stopped_for_a_moment_goes_on() {
+    for transport in TRANSPORTS {
+        let mut job = job("steps", 2, transport).start().unwrap();
+        job.wait_for_line(1, "ready", DEADLINE).unwrap();
+        job.kill(1, Signal::STOP).unwrap();
+        // Less than the heartbeats' patience; the other one waits meanwhile.
+        std::thread::sleep(Duration::from_millis(700));
+        job.kill(1, Signal::CONT).unwrap();
+        for outcome in job.wait_all(DEADLINE).unwrap() {
+            assert_eq!(said(&outcome), "fine", "{transport}");
+        }
+    }
+}
+
+#[test]
+fn a_frozen_process_is_named_when_its_heart_has_been_silent_for_too_long() {
+    let mut job = job("endless", 2, "auto").start().unwrap();
+    (0..2).for_each(|rank| drop(job.wait_for_line(rank, "ready", DEADLINE).unwrap()));
+    job.kill(1, Signal::STOP).unwrap();
+    let stopped = Instant::now();
+    let outcome = job.wait(0, DEADLINE).unwrap();
+    let error = said(&outcome);
+    assert!(error.contains("lost worker:1 during all_reduce #"), "{error}");
+    let elapsed = stopped.elapsed();
+    assert!((Duration::from_secs(1)..Duration::from_secs(4)).contains(&elapsed), "{elapsed:?}");
+}
+
+#[test]
+fn calls_that_differ_are_named_on_every_rank() {
+    for transport in TRANSPORTS {
+        for (scenario, words) in [
+            ("shape", ["all_reduce #1 of 8 f32", "all_reduce #1 of 7 f32"]),
+            ("dtype", ["all_reduce #1 of 8 f32", "all_reduce #1 of 8 i32"]),
+            ("op", ["all_reduce #1 of 8 f32, sum", "all_reduce #1 of 8 f32, max"]),
+            ("kind", ["all_reduce #1 of 8 f32", "broadcast #1 of 8 f32"]),
+            ("order", ["all_reduce #1 of 1000 u32", "barrier #1"]),
+        ] {
+            for outcome in run(scenario, 2, transport) {
+                let error = said(&outcome);
+                assert!(words.iter().all(|word| error.contains(word)), "{transport} {scenario}: {error}");
+                assert!(error.contains("worker:0") && error.contains("worker:1"), "{transport} {scenario}: {error}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_leaves_or_panics_is_named() {
+    for transport in TRANSPORTS {
+        let outcomes = run("leave", 3, transport);
+        for rank in [0, 2] {
+            let error = said(&outcomes[rank]);
+            assert!(error.contains("worker:1") && error.contains("all_reduce #1"), "{transport}: {error}");
+        }
+        let outcomes = run("panic", 3, transport);
+        for rank in [0, 2] {
+            assert!(said(&outcomes[rank]).contains("worker:1"), "{transport}: {outcomes:?}");
+        }
+    }
+}
+
+#[test]
+fn a_call_that_one_rank_never_makes_ends_at_the_deadline_with_its_name() {
+    for transport in TRANSPORTS {
+        let outcomes = run("absent", 3, transport);
+        for rank in [0, 2] {
+            let error = said(&outcomes[rank]);
+            let named = error.contains("did not finish within 2.") && error.contains("waiting for worker:1");
+            assert!(named && !error.contains("waiting for worker:0"), "{transport}: {error}");
+        }
+    }
+}
+
+#[test]
+fn after_an_abort_groups_are_formed_anew() {
+    for transport in TRANSPORTS {
+        for outcome in run("again", 2, transport) {
+            assert_eq!(said(&outcome), "fine", "{transport}");
+        }
+    }
+}
+
+#[test]
+fn flight_records_of_a_failure_name_the_culprit() {
+    let folder = tempfile::tempdir().unwrap();
+    let job = job("order", 2, "auto").env("DISTRIBUTE_FLIGHT_DIR", folder.path().to_str().unwrap());
+    job.start().unwrap().wait_all(DEADLINE).unwrap();
+    let records = distribute_collectives::FlightRecord::read_all(folder.path()).unwrap();
+    assert_eq!(records.len(), 2);
+    let text = distribute_collectives::explain(&records);
+    assert!(text.contains("verdict: the calls part at #1: worker:0 calls all_reduce #1"), "{text}");
+}
