@@ -2,7 +2,7 @@
 
 use clap::Subcommand;
 
-mod allreduce;
+pub(crate) mod allreduce;
 mod limits;
 mod processes;
 mod train;

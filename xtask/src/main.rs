@@ -1,8 +1,11 @@
-//! The workspace's own commands: `cargo xtask ci`, `test`, `multiprocess` and `bench`.
+//! The workspace's own commands: `cargo xtask ci`, `test`, `multiprocess`, `bench`, `schedule` and
+//! `simulate`.
 #![expect(clippy::print_stdout, reason = "a command prints its results")]
 
 mod bench;
 mod ci;
+mod schedule;
+mod simulate;
 
 use std::process::ExitCode;
 
@@ -29,6 +32,10 @@ enum Command {
         #[command(subcommand)]
         bench: bench::Bench,
     },
+    /// Draws what each rank does in an algorithm.
+    Schedule(schedule::Flags),
+    /// Runs the algorithms' schedules in virtual time, on clusters that are not at hand.
+    Simulate(simulate::Flags),
     /// All tests, as the README's command runs them.
     Test,
     /// The tests that start real processes, their programs built first.
@@ -42,6 +49,8 @@ fn main() -> ExitCode {
     let outcome = match Xtask::parse().command {
         Command::Ci => ci::run(),
         Command::Bench { bench } => bench.run(),
+        Command::Schedule(flags) => schedule::run(&flags),
+        Command::Simulate(flags) => simulate::run(&flags),
         Command::Test => ci::test(),
         Command::Multiprocess { filter } => ci::multiprocess(filter.as_deref()),
     };

@@ -11,8 +11,8 @@ use crate::call::{Call, Kind};
 use crate::memory::exclusive;
 use crate::mesh::{self, Mesh, MeshError};
 use crate::schedule::{
-    Algorithm, Schedule, binomial_broadcast, binomial_reduce, dissemination_barrier, recursive_doubling_all_reduce,
-    ring_all_gather, ring_all_gather_v, ring_all_reduce, ring_reduce_scatter, ring_reduce_scatter_v,
+    Algorithm, Link, Schedule, binomial_broadcast, binomial_reduce, dissemination_all_gather, dissemination_barrier,
+    hierarchical_all_reduce, ring_all_gather, ring_all_gather_v, ring_reduce_scatter, ring_reduce_scatter_v,
 };
 use crate::team::{Operation, Team, lock};
 use crate::transport::TransportError;
@@ -29,6 +29,9 @@ pub(crate) struct Bridge {
     transport: &'static str,
     local_host: Option<String>,
     algorithm: Algorithm,
+    link: Link,
+    /// The host of each process, where several of them hold several.
+    hosts: Option<Vec<usize>>,
     queue: Mutex<Queue>,
     /// Carries operations over while their ranks do something else; started by the first that needs it.
     courier: OnceLock<SyncSender<()>>,
@@ -55,10 +58,12 @@ struct Queue {
 }
 
 impl Bridge {
-    pub(crate) fn new(mesh: Mesh, algorithm: Algorithm, job: Option<Job>) -> Bridge {
+    pub(crate) fn new(mesh: Mesh, algorithm: Algorithm, link: Option<Link>, job: Option<Job>) -> Bridge {
         Bridge {
             processes: mesh.size(),
             transport: mesh.transport_name(),
+            link: link.unwrap_or_else(|| mesh.link()),
+            hosts: mesh.hosts().filter(|hosts| has_levels(hosts)).map(<[usize]>::to_vec),
             local_host: job.as_ref().map(|job| job.coordination.local_host()).or_else(|| mesh.local_host()),
             mesh: Mutex::new(mesh),
             algorithm,
@@ -80,6 +85,11 @@ impl Bridge {
 
     pub(crate) fn transport(&self) -> &'static str {
         self.transport
+    }
+
+    /// Without regard to hosts, which [`schedule`](Bridge::schedule) may prefer to follow.
+    pub(crate) fn algorithm_for(&self, bytes: usize) -> Algorithm {
+        self.algorithm.choose(bytes, self.processes, &self.link)
     }
 
     /// The address by which the other processes reach this one, where it is known.
@@ -166,13 +176,27 @@ impl Bridge {
         let count = call.count as usize;
         let root = call.root.map_or(0, |root| root.index() / team.local_ranks);
         match call.kind {
-            Kind::AllReduce => match self.algorithm.choose(count * call.dtype.size_bytes(), ranks) {
-                Algorithm::RecursiveDoubling => recursive_doubling_all_reduce(rank, ranks, count),
-                _ => ring_all_reduce(rank, ranks, count),
-            },
+            Kind::AllReduce => {
+                let bytes = count * call.dtype.size_bytes();
+                match &self.hosts {
+                    // Short messages take fewer steps in a flat schedule.
+                    Some(hosts) if self.algorithm == Algorithm::Auto && bytes > LEVELS_BYTES => {
+                        hierarchical_all_reduce(rank, hosts, count)
+                    }
+                    _ => self.algorithm_for(bytes).schedule(rank, ranks, count),
+                }
+            }
             Kind::Broadcast => binomial_broadcast(rank, ranks, root, count),
             Kind::Reduce => binomial_reduce(rank, ranks, root, count),
-            Kind::AllGather => ring_all_gather(rank, ranks, count * team.names.len()),
+            Kind::AllGather => {
+                let total = count * team.names.len();
+                // The bytes are the same; the ring keeps each of them on one link, dissemination takes fewer steps.
+                let step_s = (total * call.dtype.size_bytes()) as f64 / ranks as f64 * self.link.per_byte_s;
+                match step_s < self.link.latency_s {
+                    true => dissemination_all_gather(rank, ranks, total),
+                    false => ring_all_gather(rank, ranks, total),
+                }
+            }
             Kind::ReduceScatter => ring_reduce_scatter(rank, ranks, count),
             Kind::AllGatherV => ring_all_gather_v(rank, &plan.process_counts()),
             Kind::ReduceScatterV => ring_reduce_scatter_v(rank, &plan.process_counts()),
@@ -216,6 +240,17 @@ fn courier(calls: &Receiver<()>, team: &Weak<Team>) {
         }
     }
 }
+
+/// Whether some host holds several processes, and there are several hosts.
+fn has_levels(hosts: &[usize]) -> bool {
+    let mut different = hosts.to_vec();
+    different.sort_unstable();
+    different.dedup();
+    1 < different.len() && different.len() < hosts.len()
+}
+
+/// From here on bytes between hosts weigh more than steps inside them.
+const LEVELS_BYTES: usize = 64 * 1024;
 
 /// Says in this crate's words what went wrong between processes.
 fn explain(error: MeshError, team: &Team, mesh: &Mesh, call: Call, started: Instant) -> Error {

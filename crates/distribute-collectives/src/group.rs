@@ -24,7 +24,7 @@ use crate::mesh::Mesh;
 use crate::recorder::{FlightRecord, Ticket};
 use crate::team::{MAX_LOCAL_RANKS, Operation, Team, lock};
 use crate::transport::Transport;
-use crate::{Error, Options, Rank, ReduceOp, Result, Work};
+use crate::{Algorithm, Error, Options, Rank, ReduceOp, Result, Work};
 
 /// One rank's handle on an ordered group of ranks that call collective operations together.
 ///
@@ -125,7 +125,7 @@ impl ProcessGroup {
             return Err(Error::RankOutside { what: "process", given, world_size: processes });
         }
         let mesh = Mesh::new(transport, process, processes);
-        let bridge = Bridge::new(mesh, options.algorithm, job.clone());
+        let bridge = Bridge::new(mesh, options.algorithm.clone(), options.link, job.clone());
         let team = Team::new(options.name.clone(), names, process * local_ranks, local_ranks, Some(bridge));
         if let Some(job) = job {
             job.watch(&team);
@@ -166,6 +166,11 @@ impl ProcessGroup {
     /// What connects the processes of the group: `local` where there is only one.
     pub fn transport_name(&self) -> &'static str {
         self.team.bridge().map_or("local", Bridge::transport)
+    }
+
+    /// The algorithm that moves an all-reduce of so many bytes between the processes of the group.
+    pub fn algorithm_for(&self, bytes: usize) -> Algorithm {
+        self.team.bridge().map_or(Algorithm::Auto, |bridge| bridge.algorithm_for(bytes))
     }
 
     /// The coordination service behind the group, where it has one.

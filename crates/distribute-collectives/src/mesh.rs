@@ -10,7 +10,7 @@ use distribute_device::DType;
 use crate::call::Call;
 use crate::exchange::Messages;
 use crate::memory::{exclusive, shared};
-use crate::schedule::{Action, Schedule, Step};
+use crate::schedule::{Action, Link, Schedule, Step};
 use crate::transport::{Incoming, Outgoing, Patience, Refusal, Sink, Transport, TransportError};
 use crate::{ReduceOp, kernel};
 
@@ -73,6 +73,14 @@ impl Mesh {
 
     pub(crate) fn transport_name(&self) -> &'static str {
         self.transport.name()
+    }
+
+    pub(crate) fn link(&self) -> Link {
+        self.transport.link()
+    }
+
+    pub(crate) fn hosts(&self) -> Option<&[usize]> {
+        self.transport.hosts()
     }
 
     pub(crate) fn local_host(&self) -> Option<String> {

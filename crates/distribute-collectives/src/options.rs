@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::schedule::Algorithm;
+use crate::schedule::{Algorithm, Link};
 use crate::transport::TransportKind;
 use crate::{Error, Result};
 
@@ -26,6 +26,8 @@ pub struct Options {
     pub transport: TransportKind,
     /// What moves an all-reduce between processes. Default [`Algorithm::Auto`].
     pub algorithm: Algorithm,
+    /// What connections cost, by which [`Algorithm::Auto`] chooses; alike on all members. Default: figures of the transport.
+    pub link: Option<Link>,
 }
 
 impl Default for Options {
@@ -35,12 +37,14 @@ impl Default for Options {
             timeout: Duration::from_secs(300),
             transport: TransportKind::Auto,
             algorithm: Algorithm::Auto,
+            link: None,
         }
     }
 }
 
 impl Options {
-    /// The defaults, changed by `DISTRIBUTE_TIMEOUT` (seconds), `DISTRIBUTE_TRANSPORT` and `DISTRIBUTE_ALGORITHM`.
+    /// The defaults, changed by `DISTRIBUTE_TIMEOUT` (seconds), `DISTRIBUTE_TRANSPORT`, `DISTRIBUTE_ALGORITHM` and
+    /// `DISTRIBUTE_LINK`.
     ///
     /// # Errors
     /// [`Error::UnknownName`] where one of them cannot be read.
@@ -67,6 +71,9 @@ impl Options {
         }
         if let Some(given) = variable("DISTRIBUTE_ALGORITHM") {
             options.algorithm = given.parse()?;
+        }
+        if let Some(given) = variable("DISTRIBUTE_LINK") {
+            options.link = Some(Link::parse(&given)?);
         }
         Ok(options)
     }

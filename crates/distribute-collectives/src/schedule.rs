@@ -6,11 +6,21 @@
 
 use std::ops::Range;
 
+mod algorithm;
+mod dissemination;
 mod doubling;
+mod halving;
+mod hierarchical;
+mod link;
 mod ring;
 mod tree;
 
+pub use algorithm::{Algorithm, AllReduceAlgorithm, CustomAlgorithm};
+pub use dissemination::dissemination_all_gather;
 pub use doubling::recursive_doubling_all_reduce;
+pub use halving::halving_doubling_all_reduce;
+pub use hierarchical::hierarchical_all_reduce;
+pub use link::Link;
 pub use ring::{ring_all_gather, ring_all_gather_v, ring_all_reduce, ring_reduce_scatter, ring_reduce_scatter_v};
 pub use tree::{binomial_broadcast, binomial_reduce, dissemination_barrier};
 
@@ -59,58 +69,6 @@ pub fn part(count: usize, parts: usize, index: usize) -> Range<usize> {
     let (each, extra) = (count / parts, count % parts);
     let start = index * each + index.min(extra);
     start..start + each + usize::from(index < extra)
-}
-
-/// Which algorithm moves an all-reduce between processes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Algorithm {
-    /// Chosen by size: recursive doubling for short messages, the ring for long ones.
-    #[default]
-    Auto,
-    /// Ring reduce-scatter, then ring all-gather: moves the fewest bytes, in 2 (n - 1) steps.
-    Ring,
-    /// Recursive doubling: everything in log2(n) steps, for messages whose latency counts.
-    RecursiveDoubling,
-}
-
-impl Algorithm {
-    /// Up to this many bytes a message's latency weighs more than its bytes: on loopback TCP a step costs about as much
-    /// as moving 64 KiB.
-    pub const SHORT_BYTES: usize = 64 * 1024;
-
-    /// The concrete algorithm for one all-reduce.
-    pub fn choose(self, bytes: usize, ranks: usize) -> Algorithm {
-        match self {
-            Algorithm::Auto if bytes <= Self::SHORT_BYTES && ranks > 1 => Algorithm::RecursiveDoubling,
-            Algorithm::Auto => Algorithm::Ring,
-            chosen => chosen,
-        }
-    }
-
-    /// The lower-case name, as the environment spells it.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Algorithm::Auto => "auto",
-            Algorithm::Ring => "ring",
-            Algorithm::RecursiveDoubling => "recursive-doubling",
-        }
-    }
-}
-
-impl std::str::FromStr for Algorithm {
-    type Err = crate::Error;
-
-    fn from_str(name: &str) -> Result<Self, Self::Err> {
-        [Algorithm::Auto, Algorithm::Ring, Algorithm::RecursiveDoubling]
-            .into_iter()
-            .find(|algorithm| algorithm.name() == name)
-            .ok_or_else(|| crate::Error::UnknownName {
-                what: "algorithm",
-                given: name.to_owned(),
-                expected: "auto, ring or recursive-doubling",
-            })
-    }
 }
 
 #[cfg(test)]

@@ -8,6 +8,8 @@ use std::io::IoSlice;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::schedule::Link;
+
 #[cfg(feature = "grpc")]
 pub(crate) mod grpc;
 mod shm;
@@ -150,6 +152,16 @@ pub trait Transport: Send {
     /// The last call in which a peer has said that it waits.
     fn announced(&self, peer: usize) -> Option<u64> {
         let _ = peer;
+        None
+    }
+
+    /// What its connections cost; the same on all members, who choose algorithms by it.
+    fn link(&self) -> Link {
+        Link::TCP
+    }
+
+    /// For each member the host that it is on, where the transport knows; the same list on all members.
+    fn hosts(&self) -> Option<&[usize]> {
         None
     }
 

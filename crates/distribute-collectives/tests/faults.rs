@@ -1,6 +1,7 @@
 //! Real processes that die, freeze, come late or call something else: every survivor gets an error in time that names the
 //! culprit, and nobody hangs.
 #![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
+#![expect(clippy::print_stdout, reason = "members say how they ended")]
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -93,16 +94,41 @@ fn act(
             }
             sum(group)
         }
+        ("hosts", _) => {
+            println!("transport: {}", group.transport_name());
+            for count in [5, 100_000] {
+                let mut values: Vec<f32> = (0..count).map(|index| (me + index % 7) as f32).collect();
+                group.all_reduce(&mut values, ReduceOp::Mean)?;
+                let mean = (group.world_size() - 1) as f32 / 2.0;
+                assert!((0..count).zip(&values).all(|(index, value)| *value == mean + (index % 7) as f32));
+            }
+            sum(&group.split(Some(me / 2), 0)?.unwrap())
+        }
         _ => sum(group),
     }
 }
 
 fn job(scenario: &str, tasks: u32, transport: &str) -> JobBuilder {
+    job_with(scenario, tasks, transport, |_| Vec::new())
+}
+
+/// Members that take themselves for members on different hosts.
+fn job_on_hosts(tasks: u32, host: impl Fn(u32) -> u32 + 'static) -> JobBuilder {
+    job_with("hosts", tasks, "auto", move |rank| vec![("DISTRIBUTE_HOST_ID", host(rank).to_string())])
+}
+
+fn job_with(
+    scenario: &str,
+    tasks: u32,
+    transport: &str,
+    more: impl Fn(u32) -> Vec<(&'static str, String)> + 'static,
+) -> JobBuilder {
     let port = Ports::reserve(1).unwrap().release()[0];
     let place = move |rank: u32| {
         [("RANK", rank.to_string()), ("WORLD_SIZE", tasks.to_string()), ("MASTER_ADDR", "127.0.0.1".to_owned())]
             .into_iter()
             .chain([("DISTRIBUTE_PORT", port.to_string()), ("MASTER_PORT", "1".to_owned())])
+            .chain(more(rank))
             .map(|(name, value)| (name.to_owned(), value))
             .collect()
     };
@@ -223,6 +249,18 @@ fn after_an_abort_groups_are_formed_anew() {
             assert_eq!(said(&outcome), "fine", "{transport}");
         }
     }
+}
+
+#[test]
+fn pairs_on_one_host_share_memory_and_the_others_use_sockets() {
+    let mut job = job_on_hosts(5, |rank| rank % 2).start().unwrap();
+    for outcome in job.wait_all(DEADLINE).unwrap() {
+        assert_eq!(said(&outcome), "fine", "{outcome:?}");
+        assert!(outcome.stdout.contains("transport: shm+tcp"), "{outcome:?}");
+    }
+    // One that is alone on its host shares with nobody.
+    let mut job = job_on_hosts(2, |rank| rank).start().unwrap();
+    assert!(job.wait_all(DEADLINE).unwrap().iter().all(|outcome| outcome.stdout.contains("transport: tcp")));
 }
 
 #[test]

@@ -5,6 +5,7 @@ use std::net::TcpListener;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
+use distribute_collectives::schedule::{Action, AllReduceAlgorithm, Schedule, Step, Transfer};
 use distribute_collectives::{Algorithm, Error, Options, ProcessGroup, Rank, ReduceOp, TransportKind, transport};
 use distribute_device::BufferMut;
 use proptest::prelude::*;
@@ -144,9 +145,9 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
     #[test]
     fn operations_agree_with_a_naive_reference(
-        processes in 1usize..=4, local in 1usize..=3, count in 0usize..700, op in 0usize..5, doubling: bool, kind in 0usize..3,
+        processes in 1usize..=4, local in 1usize..=3, count in 0usize..700, op in 0usize..5, algorithm in 0usize..4, kind in 0usize..3,
     ) {
-        let algorithm = if doubling { Algorithm::RecursiveDoubling } else { Algorithm::Ring };
+        let algorithm = Algorithm::BUILT_IN[algorithm].clone();
         let transport = [TransportKind::Shm, TransportKind::Tcp, TransportKind::Grpc][kind];
         check_all(processes, local, count, ReduceOp::ALL[op], &Options { algorithm, transport, ..quick() });
     }
@@ -406,5 +407,41 @@ fn counts_that_do_not_match_are_an_error_that_names_both_sides() {
             group.all_to_all_v(&[1, 2, 3], &[1, 2], &mut output, &receive).unwrap_err().to_string()
         });
         assert!(errors.iter().any(|error| error.contains("all_to_all_v #0")), "{errors:?}");
+    }
+}
+
+/// Everybody sends to rank 0, which sends back: a user's own algorithm.
+struct Star;
+
+impl AllReduceAlgorithm for Star {
+    fn name(&self) -> &str {
+        "star"
+    }
+
+    fn schedule(&self, rank: usize, ranks: usize, count: usize) -> Schedule {
+        let one = |peer, action| vec![Transfer { peer, range: 0..count, action }];
+        if rank > 0 {
+            let send = Step { sends: one(0, Action::Combine), ..Step::default() };
+            return vec![send, Step { receives: one(0, Action::Copy), ..Step::default() }];
+        }
+        let collect = (1..ranks).map(|peer| Step { receives: one(peer, Action::Combine), ..Step::default() });
+        let done = Step { complete: Some(0..count), ..Step::default() };
+        let spread = (1..ranks).map(|peer| Step { sends: one(peer, Action::Copy), ..Step::default() });
+        collect.chain([done]).chain(spread).collect()
+    }
+}
+
+#[test]
+fn an_algorithm_of_the_callers_own_reduces_over_every_transport() {
+    for (processes, local, options) in arrangements(&[(3, 1), (2, 2)]) {
+        let options = Options { algorithm: Algorithm::custom(Star), ..options };
+        let groups = groups(processes, local, &options);
+        let world = groups.len();
+        each(&groups, |group| {
+            assert_eq!(group.algorithm_for(1).name(), "star");
+            let mut values: Vec<i64> = (0..500).map(|index| value(group.rank().index(), index)).collect();
+            group.all_reduce(&mut values, ReduceOp::Mean).unwrap();
+            assert!((0..500).zip(&values).all(|(index, got)| *got == reduced(ReduceOp::Mean, world, index)));
+        });
     }
 }

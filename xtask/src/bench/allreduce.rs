@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use distribute::collectives::{Algorithm, ProcessGroup, ReduceOp};
+use distribute::collectives::{ProcessGroup, ReduceOp};
 use distribute::device::{DType, Element};
 use serde::{Deserialize, Serialize};
 
@@ -177,12 +177,15 @@ fn measure<T: Element>(flags: &Flags, group: &ProcessGroup, bytes: usize, make: 
     group.all_reduce(&mut wrong_anywhere, ReduceOp::Sum).map_err(text)?;
     let (middle, least, greatest) = spread(seconds);
     let algbw = bytes as f64 / middle / 1e9;
-    let algorithm =
-        if group.transport_name() == "local" { "shared-chunks" } else { Algorithm::Auto.choose(bytes, world).name() };
+    let algorithm = if group.transport_name() == "local" {
+        "shared-chunks".to_owned()
+    } else {
+        group.algorithm_for(bytes).name().to_owned()
+    };
     Ok(Row {
         bench: "allreduce".to_owned(),
         transport: group.transport_name().to_owned(),
-        algorithm: algorithm.to_owned(),
+        algorithm,
         ranks: world,
         bytes,
         dtype: flags.dtype.clone(),
@@ -271,7 +274,7 @@ fn print_row(flags: &Flags, row: &Row, loopback: Option<f64>) -> Result<(), Stri
 }
 
 /// Reads 4, 64K, 1M or 2G, in powers of 1024.
-fn parse_size(given: &str) -> Result<usize, String> {
+pub(crate) fn parse_size(given: &str) -> Result<usize, String> {
     let (digits, factor) = match given.char_indices().last() {
         Some((end, 'K' | 'k')) => (&given[..end], 1 << 10),
         Some((end, 'M' | 'm')) => (&given[..end], 1 << 20),

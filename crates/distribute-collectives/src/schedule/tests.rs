@@ -63,12 +63,38 @@ fn sums(data: &[Vec<u64>]) -> Vec<u64> {
 
 proptest! {
     #[test]
-    fn all_reduce_is_the_mean_everywhere(ranks in 1usize..=17, count in 0usize..60, doubling: bool) {
+    fn all_reduce_is_the_mean_everywhere(ranks in 1usize..=17, count in 0usize..60, algorithm in 0usize..4) {
         let mut data = values(ranks, count);
         let expected: Vec<u64> = sums(&data).iter().map(|sum| sum / ranks as u64).collect();
-        let make = if doubling { recursive_doubling_all_reduce } else { ring_all_reduce };
-        let schedules: Vec<_> = (0..ranks).map(|rank| make(rank, ranks, count)).collect();
+        let algorithm = &Algorithm::BUILT_IN[algorithm];
+        let schedules: Vec<_> = (0..ranks).map(|rank| algorithm.schedule(rank, ranks, count)).collect();
         run(&schedules, &mut data, ranks as u64);
+        for values in data {
+            prop_assert_eq!(&values, &expected);
+        }
+    }
+
+    #[test]
+    fn hosts_reduce_among_themselves_first(hosts in proptest::collection::vec(0usize..4, 1..=17), count in 0usize..60) {
+        let ranks = hosts.len();
+        let mut data = values(ranks, count);
+        let expected: Vec<u64> = sums(&data).iter().map(|sum| sum / ranks as u64).collect();
+        let schedules: Vec<_> = (0..ranks).map(|rank| hierarchical_all_reduce(rank, &hosts, count)).collect();
+        run(&schedules, &mut data, ranks as u64);
+        for values in data {
+            prop_assert_eq!(&values, &expected);
+        }
+    }
+
+    #[test]
+    fn parts_of_any_length_are_scattered_and_gathered(counts in proptest::collection::vec(0usize..9, 1..=17)) {
+        let (ranks, total) = (counts.len(), counts.iter().sum());
+        let mut data = values(ranks, total);
+        let expected = sums(&data);
+        let schedules: Vec<_> = (0..ranks).map(|rank| ring_reduce_scatter_v(rank, &counts)).collect();
+        run(&schedules, &mut data, 1);
+        let schedules: Vec<_> = (0..ranks).map(|rank| ring_all_gather_v(rank, &counts)).collect();
+        run(&schedules, &mut data, 1);
         for values in data {
             prop_assert_eq!(&values, &expected);
         }
@@ -87,10 +113,11 @@ proptest! {
     }
 
     #[test]
-    fn all_gather_brings_every_part(ranks in 1usize..=17, count in 0usize..60) {
+    fn all_gather_brings_every_part(ranks in 1usize..=17, count in 0usize..60, ring: bool) {
         let mut data = values(ranks, count);
         let expected: Vec<u64> = (0..ranks).flat_map(|rank| data[rank][part(count, ranks, rank)].to_vec()).collect();
-        let schedules: Vec<_> = (0..ranks).map(|rank| ring_all_gather(rank, ranks, count)).collect();
+        let make = if ring { ring_all_gather } else { dissemination_all_gather };
+        let schedules: Vec<_> = (0..ranks).map(|rank| make(rank, ranks, count)).collect();
         run(&schedules, &mut data, 1);
         for values in data {
             prop_assert_eq!(&values, &expected);

@@ -21,6 +21,7 @@ use self::wire::collective_client::CollectiveClient;
 use self::wire::collective_server::{Collective, CollectiveServer};
 use self::wire::{Frame, Hello, Left, frame::Kind};
 use super::{ConnectError, Incoming, Outgoing, Patience, Transport, TransportError};
+use crate::schedule::Link;
 
 /// The messages of the service.
 #[expect(unreachable_pub, reason = "generated from the protocol file")]
@@ -173,6 +174,10 @@ impl GrpcTransport {
 impl Transport for GrpcTransport {
     fn name(&self) -> &'static str {
         "grpc"
+    }
+
+    fn link(&self) -> Link {
+        Link::GRPC
     }
 
     fn exchange(

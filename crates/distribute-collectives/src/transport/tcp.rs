@@ -12,6 +12,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::shm::{self, Lane, LaneError};
 use super::{ConnectError, Incoming, Outgoing, Patience, Sharing, Transport, TransportError};
+use crate::schedule::Link;
 
 /// Bytes written or read on one socket before the others get their turn.
 const TURN_BYTES: usize = 1 << 20;
@@ -47,6 +48,8 @@ struct Peer {
 pub(crate) struct TcpTransport {
     peers: Vec<Option<Peer>>,
     name: &'static str,
+    /// For each member the first one that it shares memory with, or itself; the same list on all members.
+    hosts: Vec<usize>,
     /// How long an idle exchange keeps its core to itself.
     brief: Duration,
     aborted: bool,
@@ -81,7 +84,7 @@ impl TcpTransport {
                 accepted += 1;
             }
         }
-        let mut lanes = share(rank, &mut sockets, group, sharing, deadline)?;
+        let (mut lanes, hosts) = share(rank, &mut sockets, group, sharing, deadline)?;
         let mut peers = Vec::with_capacity(sockets.len());
         for (peer, pair) in sockets.into_iter().enumerate() {
             let lane = lanes[peer].take();
@@ -119,7 +122,7 @@ impl TcpTransport {
         // Where there are more ranks than cores, the one that is waited for needs this one's.
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let brief = if local < cores { BRIEF } else { Duration::ZERO };
-        Ok(TcpTransport { peers, name, brief, aborted: false })
+        Ok(TcpTransport { peers, name, hosts, brief, aborted: false })
     }
 
     /// Sleeps until a socket that matters is ready.
@@ -182,6 +185,14 @@ impl TcpTransport {
 impl Transport for TcpTransport {
     fn name(&self) -> &'static str {
         self.name
+    }
+
+    fn link(&self) -> Link {
+        if self.hosts.iter().all(|host| *host == self.hosts[0]) { Link::SHARED_MEMORY } else { Link::TCP }
+    }
+
+    fn hosts(&self) -> Option<&[usize]> {
+        Some(&self.hosts)
     }
 
     fn exchange(
@@ -454,10 +465,10 @@ fn share(
     group: u64,
     sharing: Sharing,
     deadline: Instant,
-) -> Result<Vec<Option<Lane>>, ConnectError> {
+) -> Result<(Vec<Option<Lane>>, Vec<usize>), ConnectError> {
     let mut lanes: Vec<Option<Lane>> = sockets.iter().map(|_| None).collect();
     if sharing == Sharing::Never {
-        return Ok(lanes);
+        return Ok((lanes, (0..sockets.len()).collect()));
     }
     // Every message fits into the sockets' buffers, so the order of steps cannot block anybody.
     let failed = |source| ConnectError { action: "agree on shared memory with", address: "a peer".to_owned(), source };
@@ -491,7 +502,20 @@ fn share(
             lanes[peer] = answer.finish(stream).map_err(failed)?;
         }
     }
-    Ok(lanes)
+    // All must choose algorithms alike, so all must know who shares memory with whom.
+    let first = lanes.iter().position(Option::is_some).map_or(rank, |peer| peer.min(rank));
+    for stream in data.iter_mut().flatten() {
+        stream.write_all(&(first as u64).to_le_bytes()).map_err(failed)?;
+    }
+    let mut hosts = vec![first; data.len()];
+    for (peer, stream) in data.iter_mut().enumerate() {
+        let mut theirs = [0; 8];
+        if let Some(stream) = stream {
+            stream.read_exact(&mut theirs).map_err(failed)?;
+            hosts[peer] = u64::from_le_bytes(theirs) as usize;
+        }
+    }
+    Ok((lanes, hosts))
 }
 
 fn setup(source: io::Error) -> ConnectError {

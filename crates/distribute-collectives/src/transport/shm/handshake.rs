@@ -10,15 +10,15 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use super::ring::{Consumer, Producer};
-use super::segment::{Segment, boot_id, number};
+use super::segment::{Segment, host_id, number};
 use super::{Current, Lane, RING_BYTES, attach};
 
 const MAGIC: &[u8; 8] = b"dst-shm1";
 
-/// Longest boot id that is compared.
-const BOOT_BYTES: usize = 40;
+/// Longest host id that is compared.
+const HOST_BYTES: usize = 128;
 
-const OFFER_BYTES: usize = 8 + BOOT_BYTES + 4 + 4 + 8 + 8 + 8;
+const OFFER_BYTES: usize = 8 + HOST_BYTES + 4 + 4 + 8 + 8 + 8;
 const ANSWER_BYTES: usize = 1 + 1 + 4 + 8 + 8;
 
 /// A segment that was offered to a peer.
@@ -35,17 +35,17 @@ pub(in crate::transport) struct Answered {
 
 /// Makes a segment and tells the peer of it.
 pub(in crate::transport) fn offer(stream: &mut TcpStream, secret: u64) -> io::Result<Offered> {
-    let made = boot_id().and_then(|boot| Ok((boot, Segment::create(RING_BYTES)?)));
+    let made = host_id().and_then(|host| Ok((host, Segment::create(RING_BYTES)?)));
     let probe = Box::new(secret);
     let mut bytes = Vec::with_capacity(OFFER_BYTES);
     bytes.extend_from_slice(MAGIC);
-    let (boot, segment) = match made {
-        Ok((boot, made)) => (boot, Some(made)),
-        // An empty boot id fits nobody's.
+    let (host, segment) = match made {
+        Ok((host, made)) => (host, Some(made)),
+        // An empty id is nobody's.
         Err(_) => (String::new(), None),
     };
-    let mut padded = [0; BOOT_BYTES];
-    padded.iter_mut().zip(boot.bytes()).for_each(|(place, byte)| *place = byte);
+    let mut padded = [0; HOST_BYTES];
+    padded.iter_mut().zip(host.bytes()).for_each(|(place, byte)| *place = byte);
     bytes.extend_from_slice(&padded);
     bytes.extend_from_slice(&std::process::id().to_le_bytes());
     bytes.extend_from_slice(&segment.as_ref().map_or(-1, |(_, file)| number(file)).to_le_bytes());
@@ -64,11 +64,14 @@ pub(in crate::transport) fn answer(stream: &mut TcpStream, secret: u64) -> io::R
     if fields.take(MAGIC.len()) != MAGIC {
         return Err(io::Error::other("the peer offers no shared memory; give every member the same transport"));
     }
-    let boot = fields.take(BOOT_BYTES).to_vec();
+    let host = fields.take(HOST_BYTES);
     let (pid, fd, capacity) = (fields.i32(), fields.i32(), fields.u64());
     let (address, expected) = (fields.u64(), fields.u64());
-    let same_boot = boot_id().is_ok_and(|own| boot.starts_with(own.as_bytes()) && !own.is_empty());
-    let opened = match same_boot && capacity == RING_BYTES as u64 {
+    let same_host = host_id().is_ok_and(|own| {
+        let len = own.len().min(HOST_BYTES);
+        host[..len] == own.as_bytes()[..len] && host[len..].iter().all(|byte| *byte == 0)
+    });
+    let opened = match same_host && capacity == RING_BYTES as u64 {
         true => Segment::open(pid, fd, RING_BYTES),
         false => Err(io::Error::other("another host")),
     };

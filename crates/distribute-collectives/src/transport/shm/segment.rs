@@ -153,9 +153,11 @@ pub(super) fn number(file: &OwnedFd) -> i32 {
     file.as_raw_fd()
 }
 
-/// What tells this host and its boot from others.
-pub(super) fn boot_id() -> io::Result<String> {
+/// What tells this host and its boot from others. Where that is not enough, as between containers that must not share
+/// memory, `DISTRIBUTE_HOST_ID` makes the difference.
+pub(super) fn host_id() -> io::Result<String> {
     let mut text = String::new();
     io::Read::read_to_string(&mut File::open("/proc/sys/kernel/random/boot_id")?, &mut text)?;
-    Ok(text.trim().to_owned())
+    let own = std::env::var("DISTRIBUTE_HOST_ID").unwrap_or_default();
+    Ok(format!("{} {own}", text.trim()))
 }
