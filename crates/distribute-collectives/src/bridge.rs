@@ -150,7 +150,7 @@ impl Bridge {
         let job = mesh::Job {
             call,
             dtype: call.dtype,
-            op: call.op,
+            combiner: plan.combiner(),
             divisor: (call.op == Some(ReduceOp::Mean)).then_some(team.names.len() as u32),
             deadline,
             spin,

@@ -119,6 +119,14 @@ pub enum Error {
         /// The type of slice 0.
         expected: distribute_device::DType,
     },
+    /// The reduction is not defined for this type.
+    #[error("{op} of {dtype} values is not defined; bits are combined in integers only")]
+    UnfitType {
+        /// The reduction.
+        op: crate::ReduceOp,
+        /// The type.
+        dtype: distribute_device::DType,
+    },
     /// A root or peer is not a member.
     #[error("{what} {given} is outside the group, whose ranks are 0..{world_size}")]
     RankOutside {

@@ -170,6 +170,7 @@ mod tests {
             inputs: vec![RawSlice::of_mut(input)],
             outputs: vec![RawSlice::of_mut(output)],
             counts: Counts::Exchange { send: send.to_vec(), receive: receive.to_vec() },
+            ..Buffers::default()
         }
     }
 

@@ -215,6 +215,9 @@ impl ProcessGroup {
         if let Some(root) = request.root {
             self.check_rank("root", root)?;
         }
+        if let Some(op) = request.op {
+            op.check(request.dtype)?;
+        }
         let (operation, ticket) = {
             let mut next = lock(&self.next);
             let call = request.numbered(*next);

@@ -22,6 +22,10 @@ pub(crate) trait Number: Element {
     fn min(a: Self::Wide, b: Self::Wide) -> Self::Wide;
     fn max(a: Self::Wide, b: Self::Wide) -> Self::Wide;
     fn divide(a: Self::Wide, n: u32) -> Self::Wide;
+    /// Bits are combined in integers only, which is checked before; floats stay as they are.
+    fn bit_and(a: Self::Wide, b: Self::Wide) -> Self::Wide;
+    fn bit_or(a: Self::Wide, b: Self::Wide) -> Self::Wide;
+    fn bit_xor(a: Self::Wide, b: Self::Wide) -> Self::Wide;
 }
 
 macro_rules! floats {
@@ -42,6 +46,12 @@ macro_rules! floats {
             fn max(a: $wide, b: $wide) -> $wide { if a.is_nan() || a > b { a } else { b } }
             #[inline(always)]
             fn divide(a: $wide, n: u32) -> $wide { a / (n as $wide) }
+            #[inline(always)]
+            fn bit_and(a: $wide, _: $wide) -> $wide { a }
+            #[inline(always)]
+            fn bit_or(a: $wide, _: $wide) -> $wide { a }
+            #[inline(always)]
+            fn bit_xor(a: $wide, _: $wide) -> $wide { a }
         }
     )*};
 }
@@ -64,6 +74,12 @@ macro_rules! integers {
             fn max(a: $type, b: $type) -> $type { Ord::max(a, b) }
             #[inline(always)]
             fn divide(a: $type, n: u32) -> $type { (i128::from(a) / i128::from(n)) as $type }
+            #[inline(always)]
+            fn bit_and(a: $type, b: $type) -> $type { a & b }
+            #[inline(always)]
+            fn bit_or(a: $type, b: $type) -> $type { a | b }
+            #[inline(always)]
+            fn bit_xor(a: $type, b: $type) -> $type { a ^ b }
         }
     )*};
 }
@@ -71,8 +87,50 @@ macro_rules! integers {
 floats! {
     f32, f32, std::convert::identity, std::convert::identity;
     f64, f64, std::convert::identity, std::convert::identity;
-    f16, f32, f16::to_f32, f16::from_f32;
-    bf16, f32, bf16::to_f32, bf16::from_f32;
+    f16, f32, widen_f16, narrow_f16;
+    bf16, f32, widen_bf16, narrow_bf16;
+}
+
+/// Without branches, so that loops of it are vectorised: the exponent is moved by a multiplication, which also makes
+/// numbers of denormals.
+#[inline(always)]
+fn widen_f16(x: f16) -> f32 {
+    let bits = u32::from(x.to_bits());
+    let moved = f32::from_bits((bits & 0x7fff) << 13) * f32::from_bits((127 + 112) << 23);
+    let special = if moved >= 65536.0 { 0x7f80_0000 } else { 0 };
+    f32::from_bits(moved.to_bits() | special | (bits & 0x8000) << 16)
+}
+
+/// Rounds to even; a NaN stays a NaN. Without branches, so that loops of it are vectorised.
+///
+/// # Source
+/// Giesen, "Half-precision floats: conversion", 2012: `float_to_half_fast3_rtne`.
+#[inline(always)]
+fn narrow_f16(x: f32) -> f16 {
+    let sign = x.to_bits() & 0x8000_0000;
+    let bits = x.to_bits() ^ sign;
+    let special = if bits > 0x7f80_0000 { 0x7e00 } else { 0x7c00 };
+    // An addition that leaves the rounded denormal in the lowest bits.
+    let denormal = (f32::from_bits(bits) + 0.5).to_bits().wrapping_sub(0.5f32.to_bits());
+    let normal = bits.wrapping_sub(112 << 23).wrapping_add(0xfff + ((bits >> 13) & 1)) >> 13;
+    let small = if bits < 113 << 23 { denormal } else { normal };
+    let narrow = if bits >= (127 + 16) << 23 { special } else { small };
+    f16::from_bits((narrow | sign >> 16) as u16)
+}
+
+/// Without the branch for signalling NaNs, so that loops of it are vectorised.
+#[inline(always)]
+fn widen_bf16(x: bf16) -> f32 {
+    f32::from_bits(u32::from(x.to_bits()) << 16)
+}
+
+/// Rounds to even; a NaN stays a NaN. Without branches, so that loops of it are vectorised.
+#[inline(always)]
+fn narrow_bf16(x: f32) -> bf16 {
+    let bits = x.to_bits();
+    let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
+    let quiet = (bits >> 16) | 0x40;
+    bf16::from_bits(if x.is_nan() { quiet } else { rounded } as u16)
 }
 integers!(i8, u8, i32, u32, i64, u64);
 
@@ -144,14 +202,86 @@ macro_rules! with_op {
                 let $f = <$t as Number>::product;
                 $body
             }
+            ReduceOp::BitAnd => {
+                let $f = <$t as Number>::bit_and;
+                $body
+            }
+            ReduceOp::BitOr => {
+                let $f = <$t as Number>::bit_or;
+                $body
+            }
+            ReduceOp::BitXor => {
+                let $f = <$t as Number>::bit_xor;
+                $body
+            }
+            // Carried by its own function.
+            ReduceOp::User => {}
         }
     };
 }
 
-/// `target = target ∘ source`, element by element. `Mean` adds; [`divide`] follows at the end.
+/// Makes functions that run their `_here` form, compiled for the processor at hand where that is a newer one.
 ///
-/// Both must hold whole elements, aligned for the type, and be equally long.
-pub(crate) fn combine(dtype: DType, op: ReduceOp, target: &mut [u8], source: &[u8]) {
+/// Elements are combined one by one in every form, so results are the same bit for bit.
+macro_rules! dispatched {
+    ($($(#[$doc:meta])* $name:ident = $here:ident($($arg:ident: $type:ty),*);)*) => {
+        $(
+            $(#[$doc])*
+            pub(crate) fn $name($($arg: $type),*) {
+                #[cfg(target_arch = "x86_64")]
+                if x86::is_newer() {
+                    return x86::$name($($arg),*);
+                }
+                $here($($arg),*);
+            }
+        )*
+
+        #[cfg(target_arch = "x86_64")]
+        mod x86 {
+            #![expect(unsafe_code, reason = "only the caller knows which instructions the processor has")]
+
+            use super::*;
+
+            pub(super) fn is_newer() -> bool {
+                std::arch::is_x86_feature_detected!("avx2") && std::arch::is_x86_feature_detected!("f16c")
+            }
+
+            $(
+                pub(super) fn $name($($arg: $type),*) {
+                    #[target_feature(enable = "avx2,f16c")]
+                    fn newer($($arg: $type),*) {
+                        $here($($arg),*);
+                    }
+                    // SAFETY: `is_newer` was asked before.
+                    unsafe { newer($($arg),*) }
+                }
+            )*
+        }
+    };
+}
+
+dispatched! {
+    /// `target = target ∘ source`, element by element. `Mean` adds; [`divide`] follows at the end.
+    ///
+    /// Both must hold whole elements, aligned for the type, and be equally long.
+    combine = combine_here(dtype: DType, op: ReduceOp, target: &mut [u8], source: &[u8]);
+
+    /// Divides every element by `n`: the last step of a mean.
+    divide = divide_here(dtype: DType, target: &mut [u8], n: u32);
+
+    /// Combines equally long buffers in their order and stores the result in those that `keep` names.
+    reduce_in_place = reduce_in_place_here(
+        dtype: DType, op: ReduceOp, divisor: Option<u32>, keep: Keep, buffers: &mut [&mut [u8]]
+    );
+
+    /// Combines equally long sources in their order into `target`, which is none of them.
+    reduce_to_one = reduce_to_one_here(
+        dtype: DType, op: ReduceOp, divisor: Option<u32>, sources: &[&[u8]], target: &mut [u8]
+    );
+}
+
+#[inline(always)]
+fn combine_here(dtype: DType, op: ReduceOp, target: &mut [u8], source: &[u8]) {
     with_type!(dtype, T => with_op!(op, T, f => {
         let (target, source): (&mut [T], &[T]) = (cast_slice_mut(target), cast_slice(source));
         for (a, b) in target.iter_mut().zip(source) {
@@ -160,8 +290,8 @@ pub(crate) fn combine(dtype: DType, op: ReduceOp, target: &mut [u8], source: &[u
     }));
 }
 
-/// Divides every element by `n`: the last step of a mean.
-pub(crate) fn divide(dtype: DType, target: &mut [u8], n: u32) {
+#[inline(always)]
+fn divide_here(dtype: DType, target: &mut [u8], n: u32) {
     with_type!(dtype, T => {
         let target: &mut [T] = cast_slice_mut(target);
         for a in target {
@@ -177,16 +307,16 @@ pub(crate) enum Keep {
     One(usize),
 }
 
-/// Combines equally long buffers in their order and stores the result in those that `keep` names.
-pub(crate) fn reduce_in_place(dtype: DType, op: ReduceOp, divisor: Option<u32>, keep: Keep, buffers: &mut [&mut [u8]]) {
+#[inline(always)]
+fn reduce_in_place_here(dtype: DType, op: ReduceOp, divisor: Option<u32>, keep: Keep, buffers: &mut [&mut [u8]]) {
     with_type!(dtype, T => with_op!(op, T, f => match divisor {
         None => in_place::<T>(buffers, keep, f, |wide| wide),
         Some(n) => in_place::<T>(buffers, keep, f, |wide| T::divide(wide, n)),
     }));
 }
 
-/// Combines equally long sources in their order into `target`, which is none of them.
-pub(crate) fn reduce_to_one(dtype: DType, op: ReduceOp, divisor: Option<u32>, sources: &[&[u8]], target: &mut [u8]) {
+#[inline(always)]
+fn reduce_to_one_here(dtype: DType, op: ReduceOp, divisor: Option<u32>, sources: &[&[u8]], target: &mut [u8]) {
     with_type!(dtype, T => with_op!(op, T, f => match divisor {
         None => to_one::<T>(sources, target, f, |wide| wide),
         Some(n) => to_one::<T>(sources, target, f, |wide| T::divide(wide, n)),
@@ -283,6 +413,10 @@ mod tests {
             ReduceOp::Min => values.iter().copied().fold(f64::INFINITY, f64::min),
             ReduceOp::Max => values.iter().copied().fold(f64::NEG_INFINITY, f64::max),
             ReduceOp::Product => values.iter().product(),
+            ReduceOp::BitAnd => values.iter().fold(u64::MAX, |acc, x| acc & *x as u64) as f64,
+            ReduceOp::BitOr => values.iter().fold(0, |acc, x| acc | *x as u64) as f64,
+            ReduceOp::BitXor => values.iter().fold(0, |acc, x| acc ^ *x as u64) as f64,
+            ReduceOp::User => f64::NAN,
         }
     }
 
@@ -321,12 +455,14 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(48))]
         #[test]
-        fn all_types_agree_with_a_naive_reduction(op in 0usize..5, ranks in 1usize..5, len in 0usize..2100) {
+        fn all_types_agree_with_a_naive_reduction(op in 0usize..8, ranks in 1usize..5, len in 0usize..2100) {
             let op = ReduceOp::ALL[op];
-            check::<f32>(op, ranks, len, f32::from, f64::from);
-            check::<f64>(op, ranks, len, f64::from, |x| x);
-            check::<f16>(op, ranks, len, |x| f16::from_f32(f32::from(x)), f64::from);
-            check::<bf16>(op, ranks, len, |x| bf16::from_f32(f32::from(x)), f64::from);
+            if op.check(DType::F32).is_ok() {
+                check::<f32>(op, ranks, len, f32::from, f64::from);
+                check::<f64>(op, ranks, len, f64::from, |x| x);
+                check::<f16>(op, ranks, len, |x| f16::from_f32(f32::from(x)), f64::from);
+                check::<bf16>(op, ranks, len, |x| bf16::from_f32(f32::from(x)), f64::from);
+            }
             check::<i8>(op, ranks, len, |x| x as i8, f64::from);
             check::<u8>(op, ranks, len, |x| x, f64::from);
             check::<i32>(op, ranks, len, i32::from, f64::from);
@@ -344,6 +480,54 @@ mod tests {
                 reduce_in_place(DType::F32, op, None, Keep::All, &mut [cast_slice_mut(&mut a), cast_slice_mut(&mut b)]);
                 assert!(a[0].is_nan() && b[0].is_nan(), "{op} of {pair:?}");
             }
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 32, failure_persistence: None, ..ProptestConfig::default() })]
+        #[test]
+        fn every_processor_gives_the_same_bits(seed: u64, len in 0usize..3000, op in 0usize..5, dtype in 0usize..4) {
+            let (dtype, op) = ([DType::F32, DType::F64, DType::F16, DType::BF16][dtype], ReduceOp::ALL[op]);
+            // Any finite numbers, denormals among them: which of two NaNs survives is up to the processor.
+            let mut state = seed;
+            let mut random = || {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                (state ^ (state >> 29)) & 0xbfff_bfff_bfff_bfff
+            };
+            let buffers: Vec<Vec<u64>> = (0..3).map(|_| (0..len).map(|_| random()).collect()).collect();
+            let sources: Vec<&[u8]> = buffers.iter().map(|buffer| cast_slice(buffer)).collect();
+            let (mut plain, mut newer) = (vec![0u64; len], vec![0u64; len]);
+            reduce_to_one_here(dtype, op, Some(3), &sources, cast_slice_mut(&mut plain));
+            reduce_to_one(dtype, op, Some(3), &sources, cast_slice_mut(&mut newer));
+            prop_assert!(plain == newer);
+            combine_here(dtype, op, cast_slice_mut(&mut plain), sources[1]);
+            combine(dtype, op, cast_slice_mut(&mut newer), sources[1]);
+            prop_assert!(plain == newer);
+            let mut all = [buffers.clone(), buffers.clone()];
+            let [first, second] = &mut all;
+            let mut views: Vec<&mut [u8]> = first.iter_mut().map(|buffer| cast_slice_mut(buffer)).collect();
+            reduce_in_place_here(dtype, op, None, Keep::All, &mut views);
+            let mut views: Vec<&mut [u8]> = second.iter_mut().map(|buffer| cast_slice_mut(buffer)).collect();
+            reduce_in_place(dtype, op, None, Keep::All, &mut views);
+            prop_assert!(first == second);
+        }
+    }
+
+    #[test]
+    fn short_floats_are_converted_as_the_library_converts_them() {
+        for bits in (0..=u32::MAX).step_by(16_381) {
+            let x = f32::from_bits(bits);
+            let same = |ours: u16, theirs: u16, nan: bool| ours == theirs || (nan && x.is_nan());
+            let (ours, theirs) = (narrow_bf16(x), bf16::from_f32(x));
+            assert!(same(ours.to_bits(), theirs.to_bits(), ours.is_nan()), "bf16 of {bits:08x}");
+            let (ours, theirs) = (narrow_f16(x), f16::from_f32(x));
+            assert!(same(ours.to_bits(), theirs.to_bits(), ours.is_nan()), "f16 of {bits:08x}: {ours} {theirs}");
+        }
+        for bits in 0..=u16::MAX {
+            let same =
+                |ours: f32, theirs: f32| ours.to_bits() == theirs.to_bits() || (ours.is_nan() && theirs.is_nan());
+            assert!(same(widen_f16(f16::from_bits(bits)), f16::from_bits(bits).to_f32()), "f16 {bits:04x}");
+            assert!(same(widen_bf16(bf16::from_bits(bits)), bf16::from_bits(bits).to_f32()), "bf16 {bits:04x}");
         }
     }
 

@@ -6,6 +6,8 @@ use std::ops::Range;
 
 use distribute_device::{BufferMut, BufferRef, DType, Element};
 
+use crate::reduction::Combiner;
+
 /// Contiguous memory of one rank, by address.
 ///
 /// Holding one gives no right to touch the memory: that comes from the protocol of [`crate::team`], which says who may
@@ -139,6 +141,8 @@ pub(crate) struct Buffers {
     /// Written; for operations in place also read.
     pub(crate) outputs: Vec<RawSlice>,
     pub(crate) counts: Counts,
+    /// The reduction, where it is the caller's own.
+    pub(crate) user: Option<Combiner>,
 }
 
 /// [`Buffers`] that borrow the caller's memory.
@@ -159,8 +163,15 @@ impl<'a> Borrowed<'a> {
             inputs: vec![RawSlice::of_ref(input.as_bytes())],
             outputs: vec![RawSlice::of_mut(output.as_bytes_mut())],
             counts,
+            user: None,
         };
         Borrowed { buffers, memory: PhantomData }
+    }
+
+    /// With a reduction of the caller's own.
+    pub(crate) fn with(mut self, combiner: Combiner) -> Borrowed<'a> {
+        self.buffers.user = Some(combiner);
+        self
     }
 
     /// Whose input is the part `own` (in elements) of the output.

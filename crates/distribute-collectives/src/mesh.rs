@@ -9,10 +9,11 @@ use distribute_device::DType;
 
 use crate::call::Call;
 use crate::exchange::Messages;
+use crate::kernel;
 use crate::memory::{exclusive, shared};
+use crate::reduction::Combiner;
 use crate::schedule::{Action, Link, Schedule, Step};
 use crate::transport::{Incoming, Outgoing, Patience, Refusal, Sink, Transport, TransportError};
-use crate::{ReduceOp, kernel};
 
 /// Bytes received before they are combined: small enough to be still in the cache then.
 const SCRATCH_BYTES: usize = 256 * 1024;
@@ -30,7 +31,7 @@ pub(crate) struct Mesh {
 pub(crate) struct Job<'a> {
     pub(crate) call: Call,
     pub(crate) dtype: DType,
-    pub(crate) op: Option<ReduceOp>,
+    pub(crate) combiner: &'a Combiner,
     /// What a mean divides by.
     pub(crate) divisor: Option<u32>,
     pub(crate) deadline: Instant,
@@ -147,7 +148,7 @@ impl Mesh {
                 Action::Combine => {
                     let (mine, rest) = std::mem::take(&mut scratch).split_at_mut(scratch_len * 8);
                     scratch = rest;
-                    Some((mine, job.dtype, job.op.unwrap_or(ReduceOp::Sum)))
+                    Some((mine, job.dtype, job.combiner))
                 }
             };
             landings.push(Landing::new(job.call, receive.peer, receive.range.len() * size, targets, combine));
@@ -190,7 +191,7 @@ impl Mesh {
                 mine = later;
                 match receive.action {
                     Action::Copy => piece.copy_from_slice(source),
-                    Action::Combine => kernel::combine(job.dtype, job.op.unwrap_or(ReduceOp::Sum), piece, source),
+                    Action::Combine => job.combiner.combine(job.dtype, piece, source),
                 }
             }
         }
@@ -296,7 +297,7 @@ struct Landing<'a> {
     targets: Vec<&'a mut [u8]>,
     /// Index into `targets` and bytes of it that are done.
     at: (usize, usize),
-    combine: Option<(&'a mut [u8], DType, ReduceOp)>,
+    combine: Option<(&'a mut [u8], DType, &'a Combiner)>,
     /// Bytes in the scratch memory that are not combined yet.
     filled: usize,
     /// Bytes still to arrive.
@@ -311,7 +312,7 @@ impl<'a> Landing<'a> {
         from: usize,
         len_bytes: usize,
         mut targets: Vec<&'a mut [u8]>,
-        combine: Option<(&'a mut [u8], DType, ReduceOp)>,
+        combine: Option<(&'a mut [u8], DType, &'a Combiner)>,
     ) -> Landing<'a> {
         targets.retain(|target| !target.is_empty());
         Landing {
@@ -334,13 +335,13 @@ impl<'a> Landing<'a> {
 
     /// Combines what is in the scratch memory with the targets it belongs to.
     fn flush(&mut self) {
-        let Some((scratch, dtype, op)) = &mut self.combine else { return };
+        let Some((scratch, dtype, combiner)) = &mut self.combine else { return };
         let mut source: &[u8] = &scratch[..self.filled];
         while !source.is_empty() {
             let (index, done) = self.at;
             let target = &mut self.targets[index][done..];
             let len = target.len().min(source.len());
-            kernel::combine(*dtype, *op, &mut target[..len], &source[..len]);
+            combiner.combine(*dtype, &mut target[..len], &source[..len]);
             source = &source[len..];
             self.at = if len == target.len() { (index + 1, 0) } else { (index, done + len) };
         }

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use distribute_device::DType;
+
 use crate::Error;
 
 /// How values of several ranks become one.
@@ -12,7 +14,7 @@ use crate::Error;
 /// f16 and bf16 values are combined in f32.
 ///
 /// # Source
-/// The operations of `MPI_Op` and `ncclRedOp_t`; tf.distribute's `ReduceOp` has the first two.
+/// The operations and the bitwise names of `MPI_Op`, and `ncclRedOp_t`; tf.distribute's `ReduceOp` has the first two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 #[non_exhaustive]
@@ -27,11 +29,28 @@ pub enum ReduceOp {
     Max = 3,
     /// The product over ranks.
     Product = 4,
+    /// The bitwise and; integers only.
+    BitAnd = 5,
+    /// The bitwise or; integers only.
+    BitOr = 6,
+    /// The bitwise exclusive or; integers only.
+    BitXor = 7,
+    /// A [`Reduction`](crate::Reduction) of the caller's, which `all_reduce_with` and its like take.
+    User = 8,
 }
 
 impl ReduceOp {
-    /// Every reduction.
-    pub const ALL: [ReduceOp; 5] = [ReduceOp::Sum, ReduceOp::Mean, ReduceOp::Min, ReduceOp::Max, ReduceOp::Product];
+    /// Every reduction that is built in.
+    pub const ALL: [ReduceOp; 8] = [
+        ReduceOp::Sum,
+        ReduceOp::Mean,
+        ReduceOp::Min,
+        ReduceOp::Max,
+        ReduceOp::Product,
+        ReduceOp::BitAnd,
+        ReduceOp::BitOr,
+        ReduceOp::BitXor,
+    ];
 
     /// The lower-case name.
     pub const fn name(self) -> &'static str {
@@ -41,6 +60,10 @@ impl ReduceOp {
             ReduceOp::Min => "min",
             ReduceOp::Max => "max",
             ReduceOp::Product => "product",
+            ReduceOp::BitAnd => "band",
+            ReduceOp::BitOr => "bor",
+            ReduceOp::BitXor => "bxor",
+            ReduceOp::User => "user",
         }
     }
 
@@ -49,7 +72,17 @@ impl ReduceOp {
     }
 
     pub(crate) fn from_code(code: u8) -> Option<ReduceOp> {
-        ReduceOp::ALL.get(usize::from(code)).copied()
+        ReduceOp::ALL.into_iter().chain([ReduceOp::User]).find(|op| op.code() == code)
+    }
+
+    /// Whether values of a type can be combined so.
+    pub(crate) fn check(self, dtype: DType) -> Result<(), Error> {
+        match self {
+            ReduceOp::BitAnd | ReduceOp::BitOr | ReduceOp::BitXor if dtype.is_float() => {
+                Err(Error::UnfitType { op: self, dtype })
+            }
+            _ => Ok(()),
+        }
     }
 }
 
@@ -67,7 +100,7 @@ impl FromStr for ReduceOp {
         ReduceOp::ALL.into_iter().find(|op| op.name().eq_ignore_ascii_case(name)).ok_or_else(|| Error::UnknownName {
             what: "reduction",
             given: name.to_owned(),
-            expected: "sum, mean, min, max or product",
+            expected: "sum, mean, min, max, product, band, bor or bxor",
         })
     }
 }

@@ -5,8 +5,9 @@ use std::ops::Range;
 
 use crate::call::{Call, Kind};
 use crate::exchange::{Disagreement, Exchange, starts};
-use crate::kernel::{self, Keep};
+use crate::kernel::Keep;
 use crate::memory::{Buffers, Counts, RawSlice, locate};
+use crate::reduction::Combiner;
 use crate::team::Team;
 use crate::{Rank, ReduceOp};
 
@@ -28,7 +29,7 @@ pub(crate) enum Phase {
 #[derive(Debug)]
 pub(crate) struct Plan {
     call: Call,
-    op: ReduceOp,
+    combiner: Combiner,
     /// What a mean divides by within this process; with several processes the bridge divides.
     divisor: Option<u32>,
     ranks: Vec<Buffers>,
@@ -109,7 +110,7 @@ impl Plan {
         };
         Ok(Plan {
             call,
-            op,
+            combiner: ranks[0].user.clone().unwrap_or(Combiner::BuiltIn(op)),
             divisor: (op == ReduceOp::Mean && !across).then_some(world_size as u32),
             first_rank: team.first_rank,
             processes,
@@ -120,6 +121,10 @@ impl Plan {
             exchange,
             staging,
         })
+    }
+
+    pub(crate) fn combiner(&self) -> &Combiner {
+        &self.combiner
     }
 
     /// What other processes are sent, and send, where nothing is combined.
@@ -203,7 +208,7 @@ impl Plan {
                 // thread alone was handed this chunk while every owner waits (protocol of `team`).
                 .map(|rank| unsafe { rank.outputs[slice].bytes_mut(bytes.clone()) })
                 .collect();
-            kernel::reduce_in_place(self.call.dtype, self.op, self.divisor, keep, &mut buffers);
+            self.combiner.reduce_in_place(self.call.dtype, self.divisor, keep, &mut buffers);
         }
     }
 
@@ -275,7 +280,7 @@ impl Plan {
                     unsafe { self.ranks[owner].outputs[0].bytes_mut(bytes) }
                 }
             };
-            kernel::reduce_to_one(self.call.dtype, self.op, self.divisor, &sources, target);
+            self.combiner.reduce_to_one(self.call.dtype, self.divisor, &sources, target);
             start = end;
         }
     }

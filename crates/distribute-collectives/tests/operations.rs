@@ -6,7 +6,9 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use distribute_collectives::schedule::{Action, AllReduceAlgorithm, Schedule, Step, Transfer};
-use distribute_collectives::{Algorithm, Error, Options, ProcessGroup, Rank, ReduceOp, TransportKind, transport};
+use distribute_collectives::{
+    Algorithm, Error, Options, ProcessGroup, Rank, ReduceOp, Reduction, TransportKind, transport,
+};
 use distribute_device::BufferMut;
 use proptest::prelude::*;
 
@@ -87,6 +89,9 @@ fn reduced(op: ReduceOp, world: usize, index: usize) -> i64 {
         ReduceOp::Mean => values.sum::<i64>() / world as i64,
         ReduceOp::Min => values.min().unwrap(),
         ReduceOp::Max => values.max().unwrap(),
+        ReduceOp::BitAnd => values.fold(-1, |a, b| a & b),
+        ReduceOp::BitOr => values.fold(0, |a, b| a | b),
+        ReduceOp::BitXor => values.fold(0, |a, b| a ^ b),
         _ => values.product(),
     }
 }
@@ -145,7 +150,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
     #[test]
     fn operations_agree_with_a_naive_reference(
-        processes in 1usize..=4, local in 1usize..=3, count in 0usize..700, op in 0usize..5, algorithm in 0usize..4, kind in 0usize..3,
+        processes in 1usize..=4, local in 1usize..=3, count in 0usize..700, op in 0usize..8, algorithm in 0usize..4, kind in 0usize..3,
     ) {
         let algorithm = Algorithm::BUILT_IN[algorithm].clone();
         let transport = [TransportKind::Shm, TransportKind::Tcp, TransportKind::Grpc][kind];
@@ -442,6 +447,33 @@ fn an_algorithm_of_the_callers_own_reduces_over_every_transport() {
             let mut values: Vec<i64> = (0..500).map(|index| value(group.rank().index(), index)).collect();
             group.all_reduce(&mut values, ReduceOp::Mean).unwrap();
             assert!((0..500).zip(&values).all(|(index, got)| *got == reduced(ReduceOp::Mean, world, index)));
+        });
+    }
+}
+
+#[test]
+fn reductions_of_the_callers_own_run_over_every_transport() {
+    let widest = Reduction::new(|a: f32, b: f32| if a.abs() >= b.abs() { a } else { b });
+    for (processes, local, options) in arrangements(&[(1, 3), (3, 1), (2, 2)]) {
+        let groups = groups(processes, local, &options);
+        let world = groups.len();
+        each(&groups, |group| {
+            let me = group.rank().index();
+            // Rank r has the widest value wherever the index is r modulo the world.
+            let mine = |index: usize| if index % world == me { -9.0 - index as f32 } else { me as f32 };
+            let want = |index: usize| -9.0 - index as f32;
+            let mut values: Vec<f32> = (0..1000).map(mine).collect();
+            group.all_reduce_with(&mut values, &widest).unwrap();
+            assert!((0..1000).zip(&values).all(|(index, got)| *got == want(index)));
+            let input: Vec<f32> = (0..50 * world).map(mine).collect();
+            let mut part = vec![0.0; 50];
+            group.reduce_scatter_with(&input, &mut part, &widest).unwrap();
+            assert!((me * 50..).zip(&part).all(|(index, got)| *got == want(index)));
+            let mut values: Vec<f32> = (0..10).map(mine).collect();
+            group.reduce_with(&mut values, &widest, Rank(1)).unwrap();
+            assert!(me != 1 || (0..10).zip(&values).all(|(index, got)| *got == want(index)));
+            let error = group.all_reduce(&mut [1.0f32], ReduceOp::BitAnd).unwrap_err().to_string();
+            assert!(error.contains("band of f32 values is not defined"), "{error}");
         });
     }
 }

@@ -187,6 +187,7 @@ impl ProcessGroup {
             inputs: vec![RawSlice::of_mut(bytemuck::cast_slice_mut(input))],
             outputs: vec![RawSlice::of_mut(bytemuck::cast_slice_mut(output))],
             counts,
+            user: None,
         };
         self.begin(request, buffers, owned)
     }

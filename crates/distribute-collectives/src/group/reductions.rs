@@ -5,7 +5,7 @@ use distribute_device::{BufferMut, BufferRef, DType, Element};
 use super::{ProcessGroup, Request};
 use crate::call::{Call, Kind};
 use crate::memory::{Borrowed, Counts};
-use crate::{Error, Rank, ReduceOp, Result};
+use crate::{Error, Rank, ReduceOp, Reduction, Result};
 
 impl ProcessGroup {
     /// Replaces every rank's values by their reduction over ranks, in place.
@@ -36,6 +36,42 @@ impl ProcessGroup {
     pub fn all_reduce_into<T: Element>(&self, input: &[T], output: &mut [T], op: ReduceOp) -> Result<()> {
         copy_into(input, output, "output of all_reduce_into")?;
         self.all_reduce(output, op)
+    }
+
+    /// As [`all_reduce`](ProcessGroup::all_reduce), with a reduction of the caller's own.
+    ///
+    /// # Errors
+    /// See [`ProcessGroup`]. A rank that passes a built-in reduction instead is a mismatch; two different reductions of
+    /// their own cannot be told apart.
+    pub fn all_reduce_with<T: Element>(&self, values: &mut [T], reduction: &Reduction<T>) -> Result<()> {
+        let request = Request { op: Some(ReduceOp::User), ..Request::new(Kind::AllReduce, T::DTYPE, values.len()) };
+        self.blocking(request, Borrowed::in_place([BufferMut::from(values)]).with(reduction.combiner()))
+    }
+
+    /// As [`reduce`](ProcessGroup::reduce), with a reduction of the caller's own.
+    ///
+    /// # Errors
+    /// As [`all_reduce_with`](ProcessGroup::all_reduce_with), and [`Error::RankOutside`].
+    pub fn reduce_with<T: Element>(&self, values: &mut [T], reduction: &Reduction<T>, root: Rank) -> Result<()> {
+        let request = Request::new(Kind::Reduce, T::DTYPE, values.len());
+        let request = Request { op: Some(ReduceOp::User), root: Some(root), ..request };
+        self.blocking(request, Borrowed::in_place([BufferMut::from(values)]).with(reduction.combiner()))
+    }
+
+    /// As [`reduce_scatter`](ProcessGroup::reduce_scatter), with a reduction of the caller's own.
+    ///
+    /// # Errors
+    /// As [`all_reduce_with`](ProcessGroup::all_reduce_with), and [`Error::Length`].
+    pub fn reduce_scatter_with<T: Element>(
+        &self,
+        input: &[T],
+        output: &mut [T],
+        reduction: &Reduction<T>,
+    ) -> Result<()> {
+        let (request, counts) =
+            self.reduce_scatter_request(T::DTYPE, input.len(), output.len(), None, ReduceOp::User)?;
+        let borrowed = Borrowed::apart(BufferRef::from(input), BufferMut::from(output), counts);
+        self.blocking(request, borrowed.with(reduction.combiner()))
     }
 
     /// As [`all_reduce`](ProcessGroup::all_reduce), for several slices of one data type in one operation.
