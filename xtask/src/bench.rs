@@ -2,15 +2,28 @@
 
 use clap::Subcommand;
 
-pub(crate) mod allreduce;
+use self::collective::Operation;
+
+pub(crate) mod collective;
 mod limits;
+mod peers;
+mod plot;
 mod processes;
 mod train;
 
 #[derive(Subcommand)]
 pub(crate) enum Bench {
     /// All-reduce over transports, rank counts and sizes, every result verified.
-    Allreduce(allreduce::Flags),
+    Allreduce(collective::Flags),
+    /// All-gather; the size is that of the gathered values.
+    Allgather(collective::Flags),
+    /// Reduce-scatter; the size is that of the values to reduce.
+    #[command(name = "reduce_scatter")]
+    ReduceScatter(collective::Flags),
+    /// Broadcast, roots taking turns.
+    Broadcast(collective::Flags),
+    /// All-to-all; the size is that of all parts of a rank.
+    Alltoall(collective::Flags),
     /// Training of a small model on several arrangements of replicas.
     Train(train::Flags),
     /// One process of a measurement; started by the others.
@@ -23,17 +36,32 @@ pub(crate) enum Bench {
 
 #[derive(Subcommand)]
 pub(crate) enum RankBench {
-    Allreduce(allreduce::Flags),
+    Allreduce(collective::Flags),
+    Allgather(collective::Flags),
+    #[command(name = "reduce_scatter")]
+    ReduceScatter(collective::Flags),
+    Broadcast(collective::Flags),
+    Alltoall(collective::Flags),
     Train(train::RankFlags),
 }
 
 impl Bench {
     pub(crate) fn run(self) -> Result<(), String> {
         match self {
-            Bench::Allreduce(flags) => allreduce::run(&flags),
+            Bench::Allreduce(flags) => collective::run(Operation::AllReduce, &flags),
+            Bench::Allgather(flags) => collective::run(Operation::AllGather, &flags),
+            Bench::ReduceScatter(flags) => collective::run(Operation::ReduceScatter, &flags),
+            Bench::Broadcast(flags) => collective::run(Operation::Broadcast, &flags),
+            Bench::Alltoall(flags) => collective::run(Operation::AllToAll, &flags),
             Bench::Train(flags) => train::run(&flags),
-            Bench::Rank { bench: RankBench::Allreduce(flags) } => allreduce::run_rank(&flags),
-            Bench::Rank { bench: RankBench::Train(flags) } => train::run_rank(&flags),
+            Bench::Rank { bench } => match bench {
+                RankBench::Allreduce(flags) => collective::run_rank(Operation::AllReduce, &flags),
+                RankBench::Allgather(flags) => collective::run_rank(Operation::AllGather, &flags),
+                RankBench::ReduceScatter(flags) => collective::run_rank(Operation::ReduceScatter, &flags),
+                RankBench::Broadcast(flags) => collective::run_rank(Operation::Broadcast, &flags),
+                RankBench::Alltoall(flags) => collective::run_rank(Operation::AllToAll, &flags),
+                RankBench::Train(flags) => train::run_rank(&flags),
+            },
         }
     }
 }

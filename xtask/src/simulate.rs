@@ -11,7 +11,7 @@ use distribute::collectives::Algorithm;
 use distribute::collectives::schedule::{Link, Schedule, hierarchical_all_reduce};
 
 use self::network::{Network, Topology};
-use crate::bench::allreduce::parse_size;
+use crate::bench::collective::parse_size;
 
 #[derive(Args)]
 pub(crate) struct Flags {

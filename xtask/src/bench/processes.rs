@@ -26,6 +26,7 @@ pub(crate) fn run(
     count: usize,
     arguments: &[String],
     transport: &str,
+    algorithm: &str,
     limit: Duration,
     mut line: impl FnMut(&str) -> Result<(), String>,
 ) -> Result<(), String> {
@@ -40,6 +41,7 @@ pub(crate) fn run(
             .env("MASTER_ADDR", "127.0.0.1")
             .env("DISTRIBUTE_PORT", port.to_string())
             .env("DISTRIBUTE_TRANSPORT", transport)
+            .env("DISTRIBUTE_ALGORITHM", algorithm)
             .env("RAYON_NUM_THREADS", "1")
             .stdin(Stdio::null())
             .stdout(if rank == 0 { Stdio::piped() } else { Stdio::null() })

@@ -78,7 +78,7 @@ pub(crate) fn run(flags: &Flags) -> Result<(), String> {
                     .map(str::to_owned)
                     .into();
             let limit = Duration::from_secs_f64(flags.seconds * 4.0 + 60.0);
-            processes::run(*count, &arguments, "tcp", limit, |line| {
+            processes::run(*count, &arguments, "auto", "auto", limit, |line| {
                 rates.push(line.trim().parse::<f64>().map_err(|error| format!("{error}: {line}"))?);
                 Ok(())
             })?;

@@ -1,0 +1,137 @@
+//! The same work by others: Open MPI and Gloo, run in turns with ours.
+
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use clap::ValueEnum;
+use serde::Deserialize;
+
+use super::collective::{Flags, Operation, measure_processes, parse_size};
+use super::{spread, text};
+
+/// Who is compared with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Peer {
+    /// Debian: apt-get install openmpi-bin libopenmpi-dev
+    Openmpi,
+    /// python3 -m venv target/peers/venv && target/peers/venv/bin/pip install torch numpy
+    Gloo,
+}
+
+/// A peer's line.
+#[derive(Deserialize)]
+struct Line {
+    bytes: usize,
+    time_us: f64,
+}
+
+/// How often each side runs; odd, so that there is a middle one.
+const ROUNDS: usize = 3;
+
+/// Prints ours, the peer's, and how many times faster ours is; says so where the peer is not installed.
+pub(super) fn compare(operation: Operation, flags: &Flags, peers: &[Peer], ranks: &[usize]) -> Result<(), String> {
+    if !peers.is_empty() && operation != Operation::AllReduce {
+        return Err("peers are compared in allreduce only".to_owned());
+    }
+    let sizes: Vec<usize> = flags.sizes.iter().map(|size| parse_size(size)).collect::<Result<_, _>>()?;
+    for peer in peers {
+        let ways: &[(&str, &str)] = match peer {
+            Peer::Openmpi => &[("shm", "Open MPI"), ("tcp", "Open MPI, btl tcp")],
+            Peer::Gloo => &[("tcp", "Gloo"), ("shm", "Gloo")],
+        };
+        for ranks in ranks {
+            for (transport, name) in ways {
+                let theirs = |_: usize| peer.run(transport, *ranks, &sizes);
+                let ours = |_: usize| -> Result<Vec<f64>, String> {
+                    let rows = measure_processes(operation, flags, transport, *ranks, "auto")?;
+                    Ok(rows.into_iter().map(|row| row.time_us).collect())
+                };
+                let mut rounds = Vec::new();
+                for round in 0..ROUNDS {
+                    let ours = ours(round)?;
+                    match theirs(round)? {
+                        Some(theirs) => rounds.push((ours, theirs)),
+                        None => break,
+                    }
+                }
+                if rounds.is_empty() {
+                    println!("skipped: {name} is not installed ({})", peer.set_up());
+                    continue;
+                }
+                println!("# {ranks} ranks, {transport} against {name}; medians of {ROUNDS} runs in turns, µs");
+                for (at, bytes) in sizes.iter().enumerate() {
+                    let ours = spread(rounds.iter().filter_map(|(ours, _)| ours.get(at).copied()).collect()).0;
+                    let theirs = spread(rounds.iter().filter_map(|(_, theirs)| theirs.get(at).copied()).collect()).0;
+                    println!("{bytes:>12} {ours:>12.2} {theirs:>12.2}   {:>6.1}× as fast", theirs / ours);
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+impl Peer {
+    fn set_up(self) -> &'static str {
+        match self {
+            Peer::Openmpi => "apt-get install openmpi-bin libopenmpi-dev",
+            Peer::Gloo => "python3 -m venv target/peers/venv && target/peers/venv/bin/pip install torch numpy",
+        }
+    }
+
+    /// One run over all sizes; `None` where the peer is not installed.
+    fn run(self, transport: &str, ranks: usize, sizes: &[usize]) -> Result<Option<Vec<f64>>, String> {
+        let sizes: Vec<String> = sizes.iter().map(usize::to_string).collect();
+        let output = match self {
+            Peer::Openmpi => {
+                let Some(program) = compiled()? else { return Ok(None) };
+                let mut command = Command::new("mpirun");
+                command.args(["--allow-run-as-root", "--oversubscribe", "-np", &ranks.to_string()]);
+                if transport == "tcp" {
+                    command.args(["--mca", "btl", "tcp,self"]);
+                }
+                command.arg(program).arg("0").args(&sizes);
+                command.stderr(Stdio::inherit()).output().map_err(text)?.stdout
+            }
+            Peer::Gloo => {
+                let python = Path::new("target/peers/venv/bin/python");
+                let has_torch = Command::new(python).args(["-c", "import torch"]).output();
+                if !has_torch.is_ok_and(|output| output.status.success()) {
+                    return Ok(None);
+                }
+                let port = TcpListener::bind("127.0.0.1:0").and_then(|it| it.local_addr()).map_err(text)?.port();
+                let start = |rank: usize| {
+                    let mut command = Command::new(python);
+                    command.arg("xtask/peers/gloo.py").arg("0").args(&sizes).env("OMP_NUM_THREADS", "1");
+                    command.env("RANK", rank.to_string()).env("WORLD_SIZE", ranks.to_string());
+                    command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", port.to_string());
+                    command.env("GLOO_SOCKET_IFNAME", "lo").stdout(Stdio::piped()).spawn().map_err(text)
+                };
+                let children = (0..ranks).map(start).collect::<Result<Vec<_>, _>>()?;
+                let mut outputs = Vec::new();
+                for child in children {
+                    outputs.push(child.wait_with_output().map_err(text)?.stdout);
+                }
+                outputs.swap_remove(0)
+            }
+        };
+        let printed = String::from_utf8_lossy(&output);
+        let lines: Vec<Line> = printed.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+        if lines.len() != sizes.len() || lines.iter().zip(&sizes).any(|(line, size)| line.bytes.to_string() != *size) {
+            return Err(format!("{self:?} printed something else than one line per size: {printed:?}"));
+        }
+        Ok(Some(lines.into_iter().map(|line| line.time_us).collect()))
+    }
+}
+
+/// The Open MPI program, compiled where there is a compiler for it.
+fn compiled() -> Result<Option<PathBuf>, String> {
+    let program = PathBuf::from("target/peers/openmpi");
+    std::fs::create_dir_all("target/peers").map_err(text)?;
+    let compile = Command::new("mpicc").args(["-O2", "-o"]).arg(&program).arg("xtask/peers/openmpi.c").status();
+    match compile {
+        Ok(status) if status.success() => Ok(Some(program)),
+        Ok(status) => Err(format!("mpicc failed: {status}")),
+        Err(_) => Ok(None),
+    }
+}
