@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 use distribute_cluster::Coordination;
 
 use crate::call::{Call, Kind};
-use crate::memory::exclusive;
+use crate::memory::{Buffers, exclusive};
 use crate::mesh::{self, Mesh, MeshError};
+use crate::reduction::Combiner;
 use crate::schedule::{
     Algorithm, Link, Schedule, binomial_broadcast, binomial_reduce, dissemination_all_gather, dissemination_barrier,
     hierarchical_all_reduce, ring_all_gather, ring_all_gather_v, ring_reduce_scatter, ring_reduce_scatter_v,
@@ -32,6 +33,9 @@ pub(crate) struct Bridge {
     link: Link,
     /// The host of each process, where several of them hold several.
     hosts: Option<Vec<usize>>,
+    /// The schedule of the last call, without its number: training repeats its calls, and building a schedule costs more
+    /// than a short message.
+    last_schedule: Mutex<Option<(Call, Arc<Schedule>)>>,
     queue: Mutex<Queue>,
     /// Carries operations over while their ranks do something else; started by the first that needs it.
     courier: OnceLock<SyncSender<()>>,
@@ -67,6 +71,7 @@ impl Bridge {
             local_host: job.as_ref().map(|job| job.coordination.local_host()).or_else(|| mesh.local_host()),
             mesh: Mutex::new(mesh),
             algorithm,
+            last_schedule: Mutex::new(None),
             queue: Mutex::new(Queue { next: 0, waiting: BTreeMap::new(), crossing: false }),
             courier: OnceLock::new(),
             team: OnceLock::new(),
@@ -127,13 +132,21 @@ impl Bridge {
             queue.crossing = true;
             operation
         };
-        let outcome = self.carry(team, &operation, spin);
-        let more = {
-            let mut queue = lock(&self.queue);
-            queue.crossing = false;
-            queue.next += 1;
-            queue.waiting.contains_key(&queue.next)
+        let outcome = match (operation.leader_call(), operation.plan()) {
+            (Some((call, deadline, started)), Some(plan)) => {
+                let load = Load { call, combiner: plan.combiner(), deadline, started, spin };
+                self.carry(team, &load, |mesh, job| match plan.exchange() {
+                    Some(exchange) => mesh.swap(&exchange.messages, job),
+                    None => {
+                        let schedule = self.schedule(&call, team, Some(plan), mesh.rank());
+                        // The first phase is over and the second has not begun: this thread alone works on these slices.
+                        mesh.run(schedule.as_slice(), &mut exclusive(plan.bridged()), job)
+                    }
+                })
+            }
+            _ => Ok(()),
         };
+        let more = self.end_crossing();
         team.crossed(&operation, outcome);
         if more {
             self.wake_courier();
@@ -141,37 +154,92 @@ impl Bridge {
         true
     }
 
-    fn carry(&self, team: &Team, operation: &Operation, spin: Duration) -> Result<()> {
-        let (Some((call, deadline, started)), Some(plan)) = (operation.leader_call(), operation.plan()) else {
-            return Ok(());
-        };
+    /// Keeps the way over for the call of this number; whether it is free, and all earlier calls have crossed.
+    ///
+    /// For [`express`](Bridge::express), which has to follow.
+    pub(crate) fn reserve(&self, sequence: u64) -> bool {
+        let mut queue = lock(&self.queue);
+        let free = !queue.crossing && queue.next == sequence;
+        queue.crossing |= free;
+        free
+    }
+
+    /// Carries over a call in place of a process's only rank, which has [reserved](Bridge::reserve) the way.
+    pub(crate) fn express(
+        &self,
+        team: &Team,
+        call: Call,
+        buffers: &Buffers,
+        started: Instant,
+        timeout: Duration,
+    ) -> Result<()> {
+        let built_in = Combiner::BuiltIn(call.op.unwrap_or(ReduceOp::Sum));
+        let combiner = buffers.user.as_ref().unwrap_or(&built_in);
+        let load = Load { call, combiner, deadline: started + timeout, started, spin: SPIN };
+        let outcome = self.carry(team, &load, |mesh, job| {
+            let schedule = self.schedule(&call, team, None, mesh.rank());
+            // The rank that owns the memory is the one that waits for this to return.
+            mesh.run(schedule.as_slice(), &mut exclusive(&buffers.outputs), job)
+        });
+        if self.end_crossing() {
+            self.wake_courier();
+        }
+        outcome
+    }
+
+    /// Opens the way for the next call; whether that waits already.
+    fn end_crossing(&self) -> bool {
+        let mut queue = lock(&self.queue);
+        queue.crossing = false;
+        queue.next += 1;
+        queue.waiting.contains_key(&queue.next)
+    }
+
+    fn carry(
+        &self,
+        team: &Team,
+        load: &Load<'_>,
+        work: impl FnOnce(&mut Mesh, &mesh::Job<'_>) -> Result<(), MeshError>,
+    ) -> Result<()> {
+        let Load { call, combiner, deadline, started, spin } = *load;
         team.check_alive(call)?;
         let mut mesh = lock(&self.mesh);
         let job = mesh::Job {
             call,
             dtype: call.dtype,
-            combiner: plan.combiner(),
+            combiner,
             divisor: (call.op == Some(ReduceOp::Mean)).then_some(team.names.len() as u32),
+            started,
             deadline,
             spin,
             interrupted: &team.interrupted,
         };
-        // The first phase is over and the second has not begun: this thread alone works on these slices.
-        let outcome = match plan.exchange() {
-            Some(exchange) => mesh.swap(&exchange.messages, &job),
-            None => {
-                let schedule = self.schedule(&call, team, plan, mesh.rank());
-                mesh.run(&schedule, &mut exclusive(plan.bridged()), &job)
-            }
-        };
-        outcome.map_err(|error| {
+        work(&mut mesh, &job).map_err(|error| {
             let error = explain(error, team, &mesh, call, started);
             mesh.abort(&error.to_string());
             error
         })
     }
 
-    fn schedule(&self, call: &Call, team: &Team, plan: &Plan, rank: usize) -> Schedule {
+    /// The schedule of a call; `plan` is needed for those with a count per rank.
+    fn schedule(&self, call: &Call, team: &Team, plan: Option<&Plan>, rank: usize) -> Arc<Schedule> {
+        if matches!(call.kind, Kind::AllGatherV | Kind::ReduceScatterV) {
+            // The call tells of counts per rank only a digest.
+            return Arc::new(self.make_schedule(call, team, plan, rank));
+        }
+        let repeats = Call { sequence: 0, op: None, ..*call };
+        let mut last = lock(&self.last_schedule);
+        match &*last {
+            Some((known, schedule)) if *known == repeats => schedule.clone(),
+            _ => {
+                let schedule = Arc::new(self.make_schedule(call, team, plan, rank));
+                *last = Some((repeats, schedule.clone()));
+                schedule
+            }
+        }
+    }
+
+    fn make_schedule(&self, call: &Call, team: &Team, plan: Option<&Plan>, rank: usize) -> Schedule {
         let ranks = self.processes;
         let count = call.count as usize;
         let root = call.root.map_or(0, |root| root.index() / team.local_ranks);
@@ -198,8 +266,8 @@ impl Bridge {
                 }
             }
             Kind::ReduceScatter => ring_reduce_scatter(rank, ranks, count),
-            Kind::AllGatherV => ring_all_gather_v(rank, &plan.process_counts()),
-            Kind::ReduceScatterV => ring_reduce_scatter_v(rank, &plan.process_counts()),
+            Kind::AllGatherV => ring_all_gather_v(rank, &plan.map(Plan::process_counts).unwrap_or_default()),
+            Kind::ReduceScatterV => ring_reduce_scatter_v(rank, &plan.map(Plan::process_counts).unwrap_or_default()),
             Kind::Barrier => dissemination_barrier(rank, ranks),
             // These are exchanges, which need no schedule.
             _ => Schedule::new(),
@@ -239,6 +307,15 @@ fn courier(calls: &Receiver<()>, team: &Weak<Team>) {
             while bridge.cross_next(&team, Duration::ZERO) {}
         }
     }
+}
+
+/// One call on its way over.
+struct Load<'a> {
+    call: Call,
+    combiner: &'a Combiner,
+    started: Instant,
+    deadline: Instant,
+    spin: Duration,
 }
 
 /// Whether some host holds several processes, and there are several hosts.

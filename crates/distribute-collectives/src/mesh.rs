@@ -12,7 +12,7 @@ use crate::exchange::Messages;
 use crate::kernel;
 use crate::memory::{exclusive, shared};
 use crate::reduction::Combiner;
-use crate::schedule::{Action, Link, Schedule, Step};
+use crate::schedule::{Action, Link, Step, Transfer};
 use crate::transport::{Incoming, Outgoing, Patience, Refusal, Sink, Transport, TransportError};
 
 /// Bytes received before they are combined: small enough to be still in the cache then.
@@ -34,6 +34,7 @@ pub(crate) struct Job<'a> {
     pub(crate) combiner: &'a Combiner,
     /// What a mean divides by.
     pub(crate) divisor: Option<u32>,
+    pub(crate) started: Instant,
     pub(crate) deadline: Instant,
     pub(crate) spin: Duration,
     pub(crate) interrupted: &'a AtomicBool,
@@ -97,12 +98,7 @@ impl Mesh {
     }
 
     /// Runs a schedule over the elements of `slices`, taken one after another.
-    pub(crate) fn run(
-        &mut self,
-        schedule: &Schedule,
-        slices: &mut [&mut [u8]],
-        job: &Job<'_>,
-    ) -> Result<(), MeshError> {
+    pub(crate) fn run(&mut self, schedule: &[Step], slices: &mut [&mut [u8]], job: &Job<'_>) -> Result<(), MeshError> {
         let header = job.call.encode();
         for step in schedule {
             let overlap =
@@ -140,7 +136,7 @@ impl Mesh {
         );
         self.reserve(scratch_len * step.receives.len());
         let mut scratch: &mut [u8] = bytemuck::cast_slice_mut(&mut self.scratch);
-        let (shared, targets) = carve(slices, step, job.dtype);
+        let (shared, targets) = carve(slices, &step.sends, &step.receives, job.dtype);
         let mut landings = Vec::with_capacity(step.receives.len());
         for (receive, targets) in step.receives.iter().zip(targets) {
             let combine = match receive.action {
@@ -170,8 +166,7 @@ impl Mesh {
         self.reserve(words.iter().sum());
         {
             let mut scratch: &mut [u8] = bytemuck::cast_slice_mut(&mut self.scratch);
-            let sends_only = Step { sends: step.sends.clone(), ..Step::default() };
-            let (shared, _) = carve(slices, &sends_only, job.dtype);
+            let (shared, _) = carve(slices, &step.sends, &[], job.dtype);
             let mut landings = Vec::with_capacity(step.receives.len());
             for (receive, words) in step.receives.iter().zip(&words) {
                 let (mine, rest) = std::mem::take(&mut scratch).split_at_mut(words * 8);
@@ -243,7 +238,7 @@ fn exchange(
 ) -> Result<(), MeshError> {
     let mut incoming: Vec<Incoming<'_>> =
         landings.iter_mut().map(|landing| Incoming { from: landing.from, sink: landing }).collect();
-    let halfway = Instant::now() + job.deadline.saturating_duration_since(Instant::now()) / 2;
+    let halfway = job.started + job.deadline.saturating_duration_since(job.started) / 2;
     let patience = |deadline| Patience { deadline, spin: job.spin, interrupted: job.interrupted };
     let mut outcome = transport.exchange(outgoing, &mut incoming, &patience(halfway));
     if outcome == Err(TransportError::Deadline) {
@@ -427,9 +422,20 @@ type Exclusive<'a> = Vec<Vec<&'a mut [u8]>>;
 /// Cuts `slices` so that each send gets shared, and each receive exclusive, access to its range.
 ///
 /// No receive of the step overlaps a send or another receive.
-fn carve<'a>(slices: &'a mut [&mut [u8]], step: &Step, dtype: DType) -> (Shared<'a>, Exclusive<'a>) {
-    let sends: Vec<Range<usize>> = step.sends.iter().map(|send| in_bytes(&send.range, dtype)).collect();
-    let receives: Vec<Range<usize>> = step.receives.iter().map(|receive| in_bytes(&receive.range, dtype)).collect();
+fn carve<'a>(
+    slices: &'a mut [&mut [u8]],
+    sends: &[Transfer],
+    receives: &[Transfer],
+    dtype: DType,
+) -> (Shared<'a>, Exclusive<'a>) {
+    if slices.len() == 1
+        && let ([send], []) = (sends, receives)
+    {
+        // The common short message: a part of one slice.
+        return (vec![vec![&slices[0][in_bytes(&send.range, dtype)]]], Vec::new());
+    }
+    let sends: Vec<Range<usize>> = sends.iter().map(|send| in_bytes(&send.range, dtype)).collect();
+    let receives: Vec<Range<usize>> = receives.iter().map(|receive| in_bytes(&receive.range, dtype)).collect();
     let mut cuts: Vec<usize> = sends.iter().chain(&receives).flat_map(|range| [range.start, range.end]).collect();
     cuts.sort_unstable();
     let mut shared: Vec<Vec<&'a [u8]>> = vec![Vec::new(); sends.len()];

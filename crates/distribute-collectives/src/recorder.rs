@@ -142,8 +142,8 @@ impl Recorder {
     }
 
     /// Notes that this rank has called an operation.
-    pub(crate) fn issue(&self, call: Call) -> Ticket {
-        let entry = Entry { call, issued: Instant::now(), finished: None, error: None };
+    pub(crate) fn issue(&self, call: Call, issued: Instant) -> Ticket {
+        let entry = Entry { call, issued, finished: None, error: None };
         let mut ring = lock(&self.ring);
         let ticket = ring.count;
         let place = (ticket % ring.kept as u64) as usize;

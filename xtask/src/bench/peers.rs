@@ -27,7 +27,7 @@ struct Line {
 }
 
 /// How often each side runs; odd, so that there is a middle one.
-const ROUNDS: usize = 3;
+const ROUNDS: usize = 5;
 
 /// Prints ours, the peer's, and how many times faster ours is; says so where the peer is not installed.
 pub(super) fn compare(operation: Operation, flags: &Flags, peers: &[Peer], ranks: &[usize]) -> Result<(), String> {

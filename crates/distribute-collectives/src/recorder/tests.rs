@@ -15,7 +15,7 @@ fn header(rank: usize) -> FlightHeader {
 fn record(rank: usize, calls: &[(u64, u64)]) -> FlightRecord {
     let recorder = Recorder::new(None, None);
     for (sequence, count) in calls {
-        recorder.issue(call(*sequence, *count));
+        recorder.issue(call(*sequence, *count), Instant::now());
     }
     recorder.record(header(rank))
 }
@@ -25,7 +25,7 @@ fn the_last_operations_are_kept() {
     let recorder = Recorder::new(None, None);
     let count = KEPT as u64 + 5;
     for sequence in 0..count {
-        let ticket = recorder.issue(call(sequence, 8));
+        let ticket = recorder.issue(call(sequence, 8), Instant::now());
         if sequence + 1 < count {
             recorder.finish(ticket, Ok(()), || header(0));
         }
@@ -46,9 +46,9 @@ fn a_failure_is_written_once_and_reads_back() {
     let folder = tempfile::tempdir().unwrap();
     let recorder = Recorder::new(Some(folder.path().join("flight")), None);
     let error = Error::GroupSize { given: 0, max: 1 };
-    let ticket = recorder.issue(call(0, 8));
+    let ticket = recorder.issue(call(0, 8), Instant::now());
     recorder.finish(ticket, Err(&error), || header(2));
-    let later = recorder.issue(call(1, 8));
+    let later = recorder.issue(call(1, 8), Instant::now());
     recorder.finish(later, Err(&error), || header(2));
     let records = FlightRecord::read_all(&folder.path().join("flight")).unwrap();
     assert_eq!(records.len(), 1);
@@ -82,9 +82,9 @@ fn a_trace_has_a_span_for_each_operation_that_ended() {
     let path = folder.path().join("trace.json");
     for _ in 0..2 {
         let recorder = Recorder::new(None, Some(path.clone()));
-        let ticket = recorder.issue(call(0, 8));
+        let ticket = recorder.issue(call(0, 8), Instant::now());
         recorder.finish(ticket, Ok(()), || header(1));
-        recorder.issue(call(1, 8));
+        recorder.issue(call(1, 8), Instant::now());
         recorder.close(|| header(1));
     }
     let written = fs::read(folder.path().join("trace.rank1.json")).unwrap();

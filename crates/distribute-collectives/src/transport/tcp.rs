@@ -203,10 +203,11 @@ impl Transport for TcpTransport {
     ) -> Result<(), TransportError> {
         let mut idle_since: Option<Instant> = None;
         let mut announced = false;
+        let (mut writers, mut readers) = (Vec::new(), Vec::new());
         loop {
             let mut progress = false;
-            let mut writers = Vec::new();
-            let mut readers = Vec::new();
+            writers.clear();
+            readers.clear();
             for out in outgoing.iter_mut() {
                 let Some(peer) = &mut self.peers[out.to] else { continue };
                 match peer.write(&mut out.parts) {
