@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use candle_core::Tensor;
+use distribute_collectives::{Compression, FusedAllReduce, FusionOptions};
 use distribute_device::{BufferMut, DType};
 use distribute_strategy::{ReplicaArgs, ReplicaContext, counted};
 use distribute_values::{Aggregation, DistributedVariable, Synchronization, VariableOptions, with_storage};
@@ -70,6 +71,7 @@ pub struct Optimizer {
     slots: Vec<Vec<DistributedVariable<Tensor>>>,
     learning_rate: AtomicU64,
     clip: Option<Clip>,
+    compression: Compression,
     plan: OnceLock<Arc<Plan>>,
     /// One per local replica.
     replicas: Vec<Mutex<ReplicaState>>,
@@ -77,6 +79,8 @@ pub struct Optimizer {
 
 #[derive(Debug, Default)]
 struct ReplicaState {
+    /// From the first step on.
+    fused: Option<FusedAllReduce>,
     steps: u64,
     times: StepTimes,
     /// Gradients of this replica alone that wait for the next step, by variable.
@@ -118,6 +122,7 @@ impl Optimizer {
             slots,
             learning_rate: AtomicU64::new(learning_rate.to_bits()),
             clip: None,
+            compression: Compression::None,
             plan: OnceLock::new(),
             replicas,
         })
@@ -130,6 +135,36 @@ impl Optimizer {
     pub fn clip(self, clip: Clip) -> Result<Optimizer> {
         clip.check()?;
         Ok(Optimizer { clip: Some(clip), ..self })
+    }
+
+    /// Sends gradients in fewer bytes; what that leaves out of one step is added to the next one's.
+    ///
+    /// Replicas stay equal bit for bit, but no longer equal what they would be without. Gradients of `f64` are sent as they
+    /// are.
+    ///
+    /// # Errors
+    /// [`Error::Collective`] for settings that cannot be used.
+    ///
+    /// # Examples
+    /// ```
+    /// use candle_nn::linear;
+    /// use distribute_candle::{CandleStrategy, Error, Sgd};
+    /// use distribute_collectives::Compression;
+    /// use distribute_strategy::MirroredStrategy;
+    ///
+    /// let strategy = MirroredStrategy::builder().devices(["CPU:0", "CPU:1"]).build()?;
+    /// let model = strategy.scope(|vb| linear(3, 1, vb.pp("fc")))?;
+    /// let optimizer = Sgd::new(0.1).build(&model)?.compress(Compression::Bf16)?;
+    /// # Ok::<(), Error>(())
+    /// ```
+    ///
+    /// # Source
+    /// The communication hooks of torch's `DistributedDataParallel`.
+    pub fn compress(self, compression: Compression) -> Result<Optimizer> {
+        let options = FusionOptions { compression, ..FusionOptions::default() };
+        // Says now what is wrong with it, not in the first step.
+        FusedAllReduce::new(&[], &options)?;
+        Ok(Optimizer { compression: options.compression, ..self })
     }
 
     /// The norm of all gradients of the last step together, before they were limited; with [`Clip::GlobalNorm`] only.
@@ -193,7 +228,8 @@ impl Optimizer {
         loss: &Tensor,
         accumulated: Vec<Option<Tensor>>,
     ) -> Result<Reducer> {
-        let state = Arc::new(Mutex::new(Some((Reducer::new(context, &self.parts, plan), Sum::from(accumulated)))));
+        let reducer = self.reducer(context, local, plan)?;
+        let state = Arc::new(Mutex::new(Some((reducer, Sum::from(accumulated)))));
         let sink = {
             let state = state.clone();
             Box::new(move |index, gradient| {
@@ -231,11 +267,23 @@ impl Optimizer {
         let order: Vec<usize> = fired.iter().map(|(index, _)| *index).collect();
         let agreed = Plan::agree(context, &self.parts, &order)?;
         let plan = self.plan.get_or_init(|| agreed);
-        let mut reducer = Reducer::new(context, &self.parts, plan);
+        let mut reducer = self.reducer(context, local, plan)?;
         for (index, gradient) in fired {
             reducer.push(index, gradient);
         }
         Ok(reducer)
+    }
+
+    fn reducer(&self, context: &ReplicaContext, local: usize, plan: &Arc<Plan>) -> Result<Reducer> {
+        let mut state = lock(&self.replicas[local]);
+        let fused = match &mut state.fused {
+            Some(fused) => fused,
+            none => {
+                let options = FusionOptions { compression: self.compression.clone(), ..FusionOptions::default() };
+                none.insert(FusedAllReduce::with_plan(plan.buckets.clone(), &options)?)
+            }
+        };
+        Ok(Reducer::new(context, &self.parts, plan, fused))
     }
 
     /// Adds the gradients of `loss` to those of this replica that wait for its next step.

@@ -2,30 +2,23 @@
 
 use std::sync::Arc;
 
-use candle_core::DType;
-use distribute_collectives::{Rank, ReduceOp};
+use distribute_collectives::{BucketPlan, FusedTensor, Rank, ReduceOp};
+use distribute_device::DType;
 use distribute_strategy::ReplicaContext;
 
 use crate::model::Parts;
+use crate::tensor::dtype_of;
 use crate::{Error, Result};
 
 /// Bytes of gradients that are reduced together. Smaller buckets begin earlier in backward, larger ones cost fewer
 /// operations; between processes an operation costs about as much as moving 64 KiB.
 const BUCKET_BYTES: usize = 1 << 20;
 
-/// The buckets of a model's gradients, equal on all replicas of all workers.
+/// Which gradients are reduced, and when; equal on all replicas of all workers.
 #[derive(Debug)]
 pub(crate) struct Plan {
-    /// Variables of each bucket, in the order in which their gradients come.
-    pub(crate) buckets: Vec<Bucket>,
-    /// For each variable its bucket and its place in there; `None` where it got no gradient in the first step.
-    pub(crate) place: Vec<Option<(usize, usize)>>,
-}
-
-#[derive(Debug)]
-pub(crate) struct Bucket {
-    pub(crate) dtype: DType,
-    pub(crate) variables: Vec<usize>,
+    /// Variables that got a gradient in the first step, by their index, and after all variables the [flags](Plan::flags).
+    pub(crate) buckets: BucketPlan,
 }
 
 impl Plan {
@@ -61,25 +54,28 @@ impl Plan {
                 silent.join(", ")
             );
         }
-        let mut plan = Plan { buckets: Vec::new(), place: vec![None; count] };
-        let mut bytes = 0;
-        for index in variables {
-            let variable = &parts.variables[index];
-            let tensor = &variable.components[0];
-            if !matches!(tensor.dtype(), DType::F32 | DType::F64) {
-                return Err(Error::UntrainableType { name: variable.name.clone(), dtype: tensor.dtype() });
+        for index in &variables {
+            let variable = &parts.variables[*index];
+            let dtype = variable.components[0].dtype();
+            if !matches!(dtype, candle_core::DType::F32 | candle_core::DType::F64) {
+                return Err(Error::UntrainableType { name: variable.name.clone(), dtype });
             }
-            let size = tensor.elem_count() * tensor.dtype().size_in_bytes();
-            let fits = plan.buckets.last().is_some_and(|bucket| bucket.dtype == tensor.dtype() && bytes < BUCKET_BYTES);
-            if !fits {
-                plan.buckets.push(Bucket { dtype: tensor.dtype(), variables: Vec::new() });
-                bytes = 0;
-            }
-            bytes += size;
-            let bucket = plan.buckets.len() - 1;
-            plan.place[index] = Some((bucket, plan.buckets[bucket].variables.len()));
-            plan.buckets[bucket].variables.push(index);
         }
-        Ok(Arc::new(plan))
+        let tensors: Result<Vec<FusedTensor>> = parts
+            .variables
+            .iter()
+            .map(|variable| {
+                let tensor = &variable.components[0];
+                Ok(FusedTensor::new(dtype_of(tensor.dtype())?, tensor.dims()))
+            })
+            .chain([Ok(FusedTensor::new(DType::U32, [count]))])
+            .collect();
+        variables.push(count);
+        Ok(Arc::new(Plan { buckets: BucketPlan::new(&tensors?, &variables, BUCKET_BYTES) }))
+    }
+
+    /// The index of what says for each variable on how many replicas it got a gradient. It comes last.
+    pub(crate) fn flags(&self) -> usize {
+        self.buckets.tensors().len() - 1
     }
 }

@@ -7,6 +7,7 @@ use distribute_candle::{
     Adagrad, Adam, AdamW, CandleContext, CandleStrategy, Clip, Error, Lamb, Model, Optimizer, RmsProp, Sgd,
     cross_entropy_per_example, nll_per_example,
 };
+use distribute_collectives::Compression;
 use distribute_strategy::{MirroredStrategy, Strategy};
 use distribute_values::PerReplica;
 
@@ -270,6 +271,32 @@ fn every_optimizer_trains_replicas_as_one() {
         }
         assert!(losses.iter().zip(&losses_of_one).all(|(a, b)| (a - b).abs() < 1e-5), "{name}");
     }
+}
+
+#[test]
+fn compressed_gradients_train_nearly_as_well_and_keep_replicas_equal() {
+    let (_, exact) = train_with(2, |model| Sgd::new(0.1).build(model));
+    type Build = fn(&Model<Mlp>) -> distribute_candle::Result<Optimizer>;
+    // How far the last loss may be from the exact one, as a share of what the exact one has fallen by.
+    let all: [(Build, f64); 4] = [
+        (|model| Sgd::new(0.1).build(model)?.compress(Compression::F16), 0.01),
+        (|model| Sgd::new(0.1).build(model)?.compress(Compression::Bf16), 0.05),
+        (|model| Sgd::new(0.1).build(model)?.compress(Compression::TopK(0.25)), 0.8),
+        (|model| Sgd::new(0.1).build(model)?.compress(Compression::PowerSgd(2)), 0.5),
+    ];
+    for (build, tolerance) in all {
+        let (two, losses) = train_with(2, build);
+        assert_eq!(two[0], two[1]);
+        let (fallen, apart) = (exact[0] - exact[9], (losses[9] - exact[9]).abs());
+        assert!(losses[9] < losses[0] && apart < tolerance * fallen, "{tolerance}: {losses:?} {exact:?}");
+    }
+}
+
+#[test]
+fn a_compression_that_cannot_be_is_refused_at_once() {
+    let model = mirrored(2).scope(Mlp::new).unwrap();
+    let error = Sgd::new(0.1).build(&model).unwrap().compress(Compression::TopK(2.0)).err().unwrap().to_string();
+    assert_eq!(error, "compression top-k: the share is 2; give one above 0 and at most 1, such as 0.01");
 }
 
 #[test]

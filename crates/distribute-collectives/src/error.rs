@@ -127,6 +127,22 @@ pub enum Error {
         /// The type.
         dtype: distribute_device::DType,
     },
+    /// A tensor does not fit the plan of a fused all-reduce.
+    #[error("tensor {index} of a fused all-reduce: {problem}; push every tensor of the plan once a step")]
+    Tensor {
+        /// Its index.
+        index: usize,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// A compression cannot be used as it is set.
+    #[error("compression {name}: {problem}")]
+    Compression {
+        /// Its name.
+        name: String,
+        /// What is wrong.
+        problem: String,
+    },
     /// A root or peer is not a member.
     #[error("{what} {given} is outside the group, whose ranks are 0..{world_size}")]
     RankOutside {
@@ -190,7 +206,8 @@ pub enum Error {
     },
     /// Members of a group whose transport was given by the caller are to be connected in another way.
     #[error(
-        "{what} connects processes of group {group:?} anew, which needs {needs}; make the group by ProcessGroup::from_env or          ProcessGroup::join, or connect the members yourself and use ProcessGroup::with_transport"
+        "{what} connects processes of group {group:?} anew, which needs {needs}; make the group by ProcessGroup::from_env or \
+         ProcessGroup::join, or connect the members yourself and use ProcessGroup::with_transport"
     )]
     NotConnectable {
         /// What was called.

@@ -278,6 +278,45 @@ dispatched! {
     reduce_to_one = reduce_to_one_here(
         dtype: DType, op: ReduceOp, divisor: Option<u32>, sources: &[&[u8]], target: &mut [u8]
     );
+
+    /// Rounds values to a shorter type; what that takes away is left in `values`, unless it is no number.
+    round_off = round_off_here(dtype: DType, values: &mut [f32], short: &mut [u8]);
+
+    /// The values of a shorter type.
+    widen = widen_here(dtype: DType, short: &[u8], values: &mut [f32]);
+}
+
+#[inline(always)]
+fn round_off_here(dtype: DType, values: &mut [f32], short: &mut [u8]) {
+    #[inline(always)]
+    fn all<T: Number<Wide = f32>>(values: &mut [f32], short: &mut [T]) {
+        for (value, short) in values.iter_mut().zip(short) {
+            *short = T::narrow(*value);
+            let left = *value - short.widen();
+            // Infinity and NaN are sent once, not for ever.
+            *value = if left.is_finite() { left } else { 0.0 };
+        }
+    }
+    match dtype {
+        DType::F16 => all::<f16>(values, cast_slice_mut(short)),
+        DType::BF16 => all::<bf16>(values, cast_slice_mut(short)),
+        _ => {}
+    }
+}
+
+#[inline(always)]
+fn widen_here(dtype: DType, short: &[u8], values: &mut [f32]) {
+    #[inline(always)]
+    fn all<T: Number<Wide = f32>>(short: &[T], values: &mut [f32]) {
+        for (value, short) in values.iter_mut().zip(short) {
+            *value = short.widen();
+        }
+    }
+    match dtype {
+        DType::F16 => all::<f16>(cast_slice(short), values),
+        DType::BF16 => all::<bf16>(cast_slice(short), values),
+        _ => {}
+    }
 }
 
 #[inline(always)]
@@ -400,150 +439,4 @@ fn store<T: Number>(wide: &[T::Wide], target: &mut [T], finish: &impl Fn(T::Wide
 }
 
 #[cfg(test)]
-mod tests {
-    use bytemuck::{bytes_of, cast_slice, cast_slice_mut};
-    use proptest::prelude::*;
-
-    use super::*;
-
-    fn naive(op: ReduceOp, values: &[f64]) -> f64 {
-        match op {
-            ReduceOp::Sum => values.iter().sum(),
-            ReduceOp::Mean => values.iter().sum::<f64>() / values.len() as f64,
-            ReduceOp::Min => values.iter().copied().fold(f64::INFINITY, f64::min),
-            ReduceOp::Max => values.iter().copied().fold(f64::NEG_INFINITY, f64::max),
-            ReduceOp::Product => values.iter().product(),
-            ReduceOp::BitAnd => values.iter().fold(u64::MAX, |acc, x| acc & *x as u64) as f64,
-            ReduceOp::BitOr => values.iter().fold(0, |acc, x| acc | *x as u64) as f64,
-            ReduceOp::BitXor => values.iter().fold(0, |acc, x| acc ^ *x as u64) as f64,
-            ReduceOp::User => f64::NAN,
-        }
-    }
-
-    /// Small whole numbers are exact in every type, so results can be compared for equality.
-    fn check<T: Number>(op: ReduceOp, ranks: usize, len: usize, make: impl Fn(u8) -> T, read: impl Fn(T) -> f64) {
-        let mut data: Vec<Vec<T>> =
-            (0..ranks).map(|r| (0..len).map(|i| make(((r * 7 + i * 3) % 5) as u8)).collect()).collect();
-        let expected: Vec<f64> =
-            (0..len).map(|i| naive(op, &data.iter().map(|buffer| read(buffer[i])).collect::<Vec<_>>())).collect();
-        let divisor = (op == ReduceOp::Mean).then_some(ranks as u32);
-
-        let sources: Vec<&[u8]> = data.iter().map(|buffer| cast_slice(buffer)).collect();
-        let mut one = vec![T::default(); len];
-        reduce_to_one(T::DTYPE, op, divisor, &sources, cast_slice_mut(&mut one));
-
-        let mut pairwise = data[0].clone();
-        for other in &data[1..] {
-            combine(T::DTYPE, op, cast_slice_mut(&mut pairwise), cast_slice(other));
-        }
-        if let Some(n) = divisor {
-            divide(T::DTYPE, cast_slice_mut(&mut pairwise), n);
-        }
-
-        let mut views: Vec<&mut [u8]> = data.iter_mut().map(|buffer| cast_slice_mut(buffer)).collect();
-        reduce_in_place(T::DTYPE, op, divisor, Keep::All, &mut views);
-        for (i, want) in expected.iter().enumerate() {
-            let tolerance = if T::DTYPE.is_float() { want.abs() * 0.01 } else { 0.999 };
-            assert!((read(one[i]) - want).abs() <= tolerance, "{op} {} {} {want}", T::DTYPE, read(one[i]));
-            assert_eq!(bytes_of(&one[i]), bytes_of(&pairwise[i]));
-            for buffer in &data {
-                assert_eq!(bytes_of(&one[i]), bytes_of(&buffer[i]));
-            }
-        }
-    }
-
-    proptest! {
-        #![proptest_config(ProptestConfig::with_cases(48))]
-        #[test]
-        fn all_types_agree_with_a_naive_reduction(op in 0usize..8, ranks in 1usize..5, len in 0usize..2100) {
-            let op = ReduceOp::ALL[op];
-            if op.check(DType::F32).is_ok() {
-                check::<f32>(op, ranks, len, f32::from, f64::from);
-                check::<f64>(op, ranks, len, f64::from, |x| x);
-                check::<f16>(op, ranks, len, |x| f16::from_f32(f32::from(x)), f64::from);
-                check::<bf16>(op, ranks, len, |x| bf16::from_f32(f32::from(x)), f64::from);
-            }
-            check::<i8>(op, ranks, len, |x| x as i8, f64::from);
-            check::<u8>(op, ranks, len, |x| x, f64::from);
-            check::<i32>(op, ranks, len, i32::from, f64::from);
-            check::<u32>(op, ranks, len, u32::from, f64::from);
-            check::<i64>(op, ranks, len, i64::from, |x| x as f64);
-            check::<u64>(op, ranks, len, u64::from, |x| x as f64);
-        }
-    }
-
-    #[test]
-    fn nan_is_not_lost_in_min_and_max() {
-        for op in [ReduceOp::Min, ReduceOp::Max] {
-            for pair in [[f32::NAN, 1.0], [1.0, f32::NAN]] {
-                let [mut a, mut b] = pair.map(|x| [x]);
-                reduce_in_place(DType::F32, op, None, Keep::All, &mut [cast_slice_mut(&mut a), cast_slice_mut(&mut b)]);
-                assert!(a[0].is_nan() && b[0].is_nan(), "{op} of {pair:?}");
-            }
-        }
-    }
-
-    proptest! {
-        #![proptest_config(ProptestConfig { cases: 32, failure_persistence: None, ..ProptestConfig::default() })]
-        #[test]
-        fn every_processor_gives_the_same_bits(seed: u64, len in 0usize..3000, op in 0usize..5, dtype in 0usize..4) {
-            let (dtype, op) = ([DType::F32, DType::F64, DType::F16, DType::BF16][dtype], ReduceOp::ALL[op]);
-            // Any finite numbers, denormals among them: which of two NaNs survives is up to the processor.
-            let mut state = seed;
-            let mut random = || {
-                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-                (state ^ (state >> 29)) & 0xbfff_bfff_bfff_bfff
-            };
-            let buffers: Vec<Vec<u64>> = (0..3).map(|_| (0..len).map(|_| random()).collect()).collect();
-            let sources: Vec<&[u8]> = buffers.iter().map(|buffer| cast_slice(buffer)).collect();
-            let (mut plain, mut newer) = (vec![0u64; len], vec![0u64; len]);
-            reduce_to_one_here(dtype, op, Some(3), &sources, cast_slice_mut(&mut plain));
-            reduce_to_one(dtype, op, Some(3), &sources, cast_slice_mut(&mut newer));
-            prop_assert!(plain == newer);
-            combine_here(dtype, op, cast_slice_mut(&mut plain), sources[1]);
-            combine(dtype, op, cast_slice_mut(&mut newer), sources[1]);
-            prop_assert!(plain == newer);
-            let mut all = [buffers.clone(), buffers.clone()];
-            let [first, second] = &mut all;
-            let mut views: Vec<&mut [u8]> = first.iter_mut().map(|buffer| cast_slice_mut(buffer)).collect();
-            reduce_in_place_here(dtype, op, None, Keep::All, &mut views);
-            let mut views: Vec<&mut [u8]> = second.iter_mut().map(|buffer| cast_slice_mut(buffer)).collect();
-            reduce_in_place(dtype, op, None, Keep::All, &mut views);
-            prop_assert!(first == second);
-        }
-    }
-
-    #[test]
-    fn short_floats_are_converted_as_the_library_converts_them() {
-        for bits in (0..=u32::MAX).step_by(16_381) {
-            let x = f32::from_bits(bits);
-            let same = |ours: u16, theirs: u16, nan: bool| ours == theirs || (nan && x.is_nan());
-            let (ours, theirs) = (narrow_bf16(x), bf16::from_f32(x));
-            assert!(same(ours.to_bits(), theirs.to_bits(), ours.is_nan()), "bf16 of {bits:08x}");
-            let (ours, theirs) = (narrow_f16(x), f16::from_f32(x));
-            assert!(same(ours.to_bits(), theirs.to_bits(), ours.is_nan()), "f16 of {bits:08x}: {ours} {theirs}");
-        }
-        for bits in 0..=u16::MAX {
-            let same =
-                |ours: f32, theirs: f32| ours.to_bits() == theirs.to_bits() || (ours.is_nan() && theirs.is_nan());
-            assert!(same(widen_f16(f16::from_bits(bits)), f16::from_bits(bits).to_f32()), "f16 {bits:04x}");
-            assert!(same(widen_bf16(bf16::from_bits(bits)), bf16::from_bits(bits).to_f32()), "bf16 {bits:04x}");
-        }
-    }
-
-    #[test]
-    fn integer_means_round_towards_zero_and_sums_wrap() {
-        let (mut a, mut b) = ([-3i32], [0i32]);
-        reduce_in_place(
-            DType::I32,
-            ReduceOp::Mean,
-            Some(2),
-            Keep::All,
-            &mut [cast_slice_mut(&mut a), cast_slice_mut(&mut b)],
-        );
-        assert_eq!(a, [-1]);
-        let (mut a, mut b) = ([200u8], [100u8]);
-        reduce_in_place(DType::U8, ReduceOp::Sum, None, Keep::All, &mut [&mut a, &mut b]);
-        assert_eq!(a, [44]);
-    }
-}
+mod tests;

@@ -4,6 +4,7 @@
 //! without a copy into buffers of its own.
 //!
 //! - [`ProcessGroup`]: one rank's handle; its methods are the operations, blocking and asynchronous ([`Work`]).
+//! - [`FusedAllReduce`]: many tensors in few operations while they are still being computed; [`Compression`] on the way.
 //! - [`schedule`]: the algorithms, as plain lists of sends and receives that anybody can execute or draw.
 //! - [`transport`]: what carries bytes between processes; implement [`transport::Transport`] for a network of your own.
 //! - [`FlightRecord`]: what each rank has called lately, and [`explain`], which names the culprit of a failure.
@@ -30,8 +31,10 @@
 
 mod bridge;
 mod call;
+mod compression;
 mod error;
 mod exchange;
+mod fusion;
 mod group;
 mod kernel;
 mod memory;
@@ -49,7 +52,10 @@ mod work;
 mod work_plan;
 
 pub use call::{Call, Kind};
+pub use compression::{Compression, Compressor, CustomCompression, Payload};
+pub use distribute_device::DType;
 pub use error::{Error, Result, Scope};
+pub use fusion::{Bucket, BucketPlan, FusedAllReduce, FusedStep, FusedTensor, FusionOptions};
 pub use group::{ProcessGroup, SparseRows};
 pub use memory::OwnedBuffers;
 pub use op::ReduceOp;

@@ -40,6 +40,9 @@ struct Flags {
     /// Learning rate of Adam.
     #[arg(long, default_value_t = 1e-3)]
     learning_rate: f64,
+    /// What is sent instead of gradients: none, f16, bf16, top-k:SHARE or power-sgd:RANK.
+    #[arg(long, default_value = "none")]
+    compress: Compression,
     /// Seed of initial values and of the order of examples.
     #[arg(long, default_value_t = 42)]
     seed: u64,
@@ -129,7 +132,7 @@ fn train(strategy: &Strategy, flags: &Flags) -> distribute::Result<()> {
     let test = tensors(&digits.test)?.batch(1000);
     let (train, test) = (strategy.distribute_dataset(&train)?, strategy.distribute_dataset(&test)?);
     let model = strategy.scope_seeded(flags.seed, |vb| Net::new(flags.model, &vb))?;
-    let optimizer = Adam::new(flags.learning_rate).build(&model)?;
+    let optimizer = Adam::new(flags.learning_rate).build(&model)?.compress(flags.compress.clone())?;
     let mut progress = start_progress(strategy, flags, model.num_parameters(), train.steps())?;
     let mut losses = Vec::new();
     let mut accuracy = 0.0;

@@ -5,7 +5,7 @@ pub use distribute_candle::{
     Adagrad, Adam, AdamW, CandleContext, CandleStrategy, Clip, Lamb, Model, Optimizer, RmsProp, Sgd,
     cross_entropy_per_example, nll_per_example,
 };
-pub use distribute_collectives::{ProcessGroup, ReduceOp};
+pub use distribute_collectives::{Compression, ProcessGroup, ReduceOp};
 pub use distribute_input::{AUTOTUNE, Dataset, InputContext};
 pub use distribute_strategy::{
     CommunicationOptions, MirroredStrategy, MultiWorkerMirroredStrategy, OneDeviceStrategy, ReplicaContext, Strategy,

@@ -1,0 +1,357 @@
+//! Fewer bytes on the wire, for a loss of exactness that later steps make up for.
+//!
+//! Whatever a compressor leaves out of one step's values is added to the next step's (error feedback), so over many steps
+//! nothing is lost. Every rank decodes the same messages, so ranks agree bit for bit; but results depend on the number of
+//! ranks more than uncompressed ones do.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::{Arc, MutexGuard};
+
+use bytemuck::cast_slice;
+use distribute_device::DType;
+use half::{bf16, f16};
+
+use crate::fusion::{Batch, FusedTensor};
+use crate::memory::OwnedBuffers;
+use crate::{Error, ProcessGroup, ReduceOp, Result, Work, kernel};
+
+mod power_sgd;
+mod short;
+mod top_k;
+
+use power_sgd::PowerSgd;
+use short::Short;
+use top_k::TopK;
+
+/// What is sent instead of `f32` values. Values of other types are sent as they are.
+///
+/// # Examples
+/// ```
+/// use distribute_collectives::{Compression, FusionOptions};
+/// let options = FusionOptions { compression: Compression::Bf16, ..FusionOptions::default() };
+/// assert_eq!(options.compression.name(), "bf16");
+/// ```
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub enum Compression {
+    /// The values themselves.
+    #[default]
+    None,
+    /// Half the bytes, with 11 significant bits; values above 65504 become infinite.
+    F16,
+    /// Half the bytes, with 8 significant bits and the range of `f32`.
+    Bf16,
+    /// Only the values of greatest magnitude: this share of each bucket, above 0 and at most 1.
+    ///
+    /// Every rank gets every rank's choice, so it pays while share × ranks is well below 1.
+    ///
+    /// # Source
+    /// Aji and Heafield, "Sparse communication for distributed gradient descent", 2017.
+    TopK(f64),
+    /// Matrices as products of two narrow ones of this rank; tensors of one dimension as they are. A rank of 1 to 4 is usual.
+    ///
+    /// # Source
+    /// Vogels, Karimireddy and Jaggi, "PowerSGD: practical low-rank gradient compression", 2019, algorithm 1.
+    PowerSgd(usize),
+    /// The caller's own.
+    Custom(CustomCompression),
+}
+
+/// Makes a user's own [`Compressor`]s.
+#[derive(Clone)]
+pub struct CustomCompression {
+    name: Arc<str>,
+    make: Arc<Make>,
+}
+
+type Make = dyn Fn(&[FusedTensor]) -> Box<dyn Compressor> + Send + Sync;
+
+impl fmt::Debug for CustomCompression {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.name)
+    }
+}
+
+impl Compression {
+    /// A user's own: `make` is called once for each bucket, with the tensors that it holds one after another.
+    pub fn custom(
+        name: &str,
+        make: impl Fn(&[FusedTensor]) -> Box<dyn Compressor> + Send + Sync + 'static,
+    ) -> Compression {
+        Compression::Custom(CustomCompression { name: name.into(), make: Arc::new(make) })
+    }
+
+    /// The lower-case name.
+    pub fn name(&self) -> &str {
+        match self {
+            Compression::None => "none",
+            Compression::F16 => "f16",
+            Compression::Bf16 => "bf16",
+            Compression::TopK(_) => "top-k",
+            Compression::PowerSgd(_) => "power-sgd",
+            Compression::Custom(custom) => &custom.name,
+        }
+    }
+
+    pub(crate) fn check(&self, op: ReduceOp) -> Result<()> {
+        let refuse = |problem: String| Err(Error::Compression { name: self.name().to_owned(), problem });
+        match self {
+            Compression::None => Ok(()),
+            _ if !matches!(op, ReduceOp::Sum | ReduceOp::Mean) => {
+                refuse(format!("the reduction is {op}; what is left out can only be made up for in sums and means"))
+            }
+            Compression::TopK(share) if !(*share > 0.0 && *share <= 1.0) => {
+                refuse(format!("the share is {share}; give one above 0 and at most 1, such as 0.01"))
+            }
+            Compression::PowerSgd(0) => refuse("the rank is 0; give at least 1, such as 2".to_owned()),
+            _ => Ok(()),
+        }
+    }
+
+    pub(crate) fn compressor(&self, tensors: &[FusedTensor]) -> Option<Box<dyn Compressor>> {
+        Some(match self {
+            Compression::None => return None,
+            Compression::F16 => Box::new(Short { dtype: DType::F16 }),
+            Compression::Bf16 => Box::new(Short { dtype: DType::BF16 }),
+            Compression::TopK(share) => Box::new(TopK { share: *share }),
+            Compression::PowerSgd(rank) => Box::new(PowerSgd::new(*rank, tensors)),
+            Compression::Custom(custom) => (custom.make)(tensors),
+        })
+    }
+}
+
+impl FromStr for Compression {
+    type Err = Error;
+
+    /// `none`, `f16`, `bf16`, `top-k:SHARE`, `power-sgd:RANK`.
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let (name, setting) = text.split_once(':').map_or((text, None), |(name, setting)| (name, Some(setting)));
+        let compression = match (name, setting) {
+            ("none", None) => Some(Compression::None),
+            ("f16", None) => Some(Compression::F16),
+            ("bf16", None) => Some(Compression::Bf16),
+            ("top-k", Some(share)) => share.parse().ok().map(Compression::TopK),
+            ("power-sgd", Some(rank)) => rank.parse().ok().map(Compression::PowerSgd),
+            _ => None,
+        };
+        compression.ok_or_else(|| Error::UnknownName {
+            what: "compression",
+            given: text.to_owned(),
+            expected: "none, f16, bf16, top-k:SHARE (such as top-k:0.01) or power-sgd:RANK (such as power-sgd:2)",
+        })
+    }
+}
+
+/// What goes over the wire, and what comes back.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum Payload {
+    /// Summed over ranks.
+    SumF32(Vec<f32>),
+    /// Summed over ranks.
+    SumF16(Vec<f16>),
+    /// Summed over ranks.
+    SumBf16(Vec<bf16>),
+    /// Equally many words of every rank, gathered in the order of ranks.
+    Gather(Vec<u32>),
+}
+
+/// Turns the values of one bucket into a smaller payload, and what all ranks sent into their sum.
+///
+/// One for each bucket on each rank. All ranks must send payloads of one kind and length, and must decode the same payload to
+/// the same bits.
+///
+/// # Examples
+/// Signs and one scale, as in signSGD:
+/// ```
+/// use distribute_collectives::{Compression, Compressor, Payload};
+///
+/// struct Signs;
+///
+/// impl Compressor for Signs {
+///     fn begin(&mut self, values: &mut [f32]) -> Payload {
+///         let scale = values.iter().map(|x| x.abs()).sum::<f32>() / values.len().max(1) as f32;
+///         let sent: Vec<f32> = values.iter().map(|x| scale.copysign(*x)).collect();
+///         values.iter_mut().zip(&sent).for_each(|(value, sent)| *value -= sent);   // comes with the next step
+///         let mut words = vec![scale.to_bits()];
+///         words.extend(sent.chunks(32).map(|chunk| {
+///             chunk.iter().enumerate().fold(0, |word, (bit, x)| word | u32::from(x.is_sign_negative()) << bit)
+///         }));
+///         Payload::Gather(words)
+///     }
+///
+///     fn go_on(&mut self, received: Payload, _: &mut [f32], sum: &mut [f32]) -> Option<Payload> {
+///         if let Payload::Gather(words) = received {
+///             for rank in words.chunks_exact(1 + sum.len().div_ceil(32)) {
+///                 let scale = f32::from_bits(rank[0]);
+///                 for (index, sum) in sum.iter_mut().enumerate() {
+///                     let negative = rank[1 + index / 32] >> (index % 32) & 1 == 1;
+///                     *sum += if negative { -scale } else { scale };
+///                 }
+///             }
+///         }
+///         None
+///     }
+/// }
+///
+/// let compression = Compression::custom("signs", |_| Box::new(Signs));
+/// assert_eq!(compression.name(), "signs");
+/// ```
+pub trait Compressor: Send {
+    /// What to send for `values`, which hold this step's values and what was left of earlier ones; what is left in them is
+    /// added to the next step's.
+    fn begin(&mut self, values: &mut [f32]) -> Payload;
+
+    /// Adds what all ranks sent to `sum`, which begins with zeros, or returns what to send next. `left` is what
+    /// [`begin`](Compressor::begin) left.
+    fn go_on(&mut self, received: Payload, left: &mut [f32], sum: &mut [f32]) -> Option<Payload>;
+}
+
+/// A bucket's compressor, and what it keeps.
+pub(crate) struct Bucketed {
+    compressor: Box<dyn Compressor>,
+    /// What earlier steps left.
+    left: Vec<f32>,
+    sum: Vec<f32>,
+}
+
+impl fmt::Debug for Bucketed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Bucketed").field("elements", &self.left.len()).finish_non_exhaustive()
+    }
+}
+
+impl Bucketed {
+    pub(crate) fn new(compressor: Box<dyn Compressor>, tensors: &[FusedTensor]) -> Bucketed {
+        let len = tensors.iter().map(FusedTensor::len).sum();
+        Bucketed { compressor, left: vec![0.0; len], sum: vec![0.0; len] }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn left(&self) -> &[f32] {
+        &self.left
+    }
+
+    fn begin<B: OwnedBuffers>(&mut self, tensors: &mut [B]) -> Payload {
+        let left: &mut [u8] = bytemuck::cast_slice_mut(&mut self.left);
+        let mut start = 0;
+        for tensor in tensors {
+            tensor.visit(&mut |slice| {
+                let end = start + slice.len();
+                kernel::combine(DType::F32, ReduceOp::Sum, &mut left[start..end], slice);
+                start = end;
+            });
+        }
+        self.compressor.begin(&mut self.left)
+    }
+
+    /// Writes the sum, or mean, to the tensors, unless there is more to send.
+    fn go_on<B: OwnedBuffers>(
+        &mut self,
+        received: Payload,
+        tensors: &mut [B],
+        divisor: Option<u32>,
+    ) -> Option<Payload> {
+        self.sum.fill(0.0);
+        if let Some(next) = self.compressor.go_on(received, &mut self.left, &mut self.sum) {
+            return Some(next);
+        }
+        if let Some(n) = divisor {
+            kernel::divide(DType::F32, bytemuck::cast_slice_mut(&mut self.sum), n);
+        }
+        let sum: &[u8] = cast_slice(&self.sum);
+        let mut start = 0;
+        for tensor in tensors {
+            tensor.visit(&mut |slice| {
+                let end = start + slice.len();
+                slice.copy_from_slice(&sum[start..end]);
+                start = end;
+            });
+        }
+        None
+    }
+}
+
+/// A bucket on its way.
+#[derive(Debug)]
+pub(crate) enum Launched<B: OwnedBuffers> {
+    Plain(Work<Batch<B>>),
+    Compressed { tensors: Vec<B>, message: Message },
+}
+
+/// A payload on its way.
+#[derive(Debug)]
+pub(crate) enum Message {
+    F32(Work<Vec<f32>>),
+    F16(Work<Vec<f16>>),
+    Bf16(Work<Vec<bf16>>),
+    Gather(Work<[Vec<u32>; 2]>),
+}
+
+impl<B: OwnedBuffers> Launched<B> {
+    pub(crate) fn begin(
+        group: &ProcessGroup,
+        mut tensors: Vec<B>,
+        dtype: DType,
+        bucketed: Option<MutexGuard<'_, Bucketed>>,
+        op: ReduceOp,
+    ) -> Result<Launched<B>> {
+        match bucketed {
+            None => Ok(Launched::Plain(group.all_reduce_async(Batch { tensors, dtype }, op)?)),
+            Some(mut bucketed) => {
+                let message = Message::send(group, bucketed.begin(&mut tensors))?;
+                Ok(Launched::Compressed { tensors, message })
+            }
+        }
+    }
+
+    pub(crate) fn wait(
+        self,
+        group: &ProcessGroup,
+        bucketed: Option<MutexGuard<'_, Bucketed>>,
+        op: ReduceOp,
+    ) -> Result<Vec<B>> {
+        match (self, bucketed) {
+            (Launched::Plain(work), _) => Ok(work.wait()?.tensors),
+            // What is compressed has a compressor.
+            (Launched::Compressed { tensors, .. }, None) => Ok(tensors),
+            (Launched::Compressed { mut tensors, mut message }, Some(mut bucketed)) => {
+                let divisor = (op == ReduceOp::Mean).then(|| u32::try_from(group.world_size()).unwrap_or(u32::MAX));
+                while let Some(next) = bucketed.go_on(message.receive()?, &mut tensors, divisor) {
+                    message = Message::send(group, next)?;
+                }
+                Ok(tensors)
+            }
+        }
+    }
+}
+
+impl Message {
+    fn send(group: &ProcessGroup, payload: Payload) -> Result<Message> {
+        Ok(match payload {
+            Payload::SumF32(values) => Message::F32(group.all_reduce_async(values, ReduceOp::Sum)?),
+            Payload::SumF16(values) => Message::F16(group.all_reduce_async(values, ReduceOp::Sum)?),
+            Payload::SumBf16(values) => Message::Bf16(group.all_reduce_async(values, ReduceOp::Sum)?),
+            Payload::Gather(words) => {
+                let all = vec![0; words.len() * group.world_size()];
+                Message::Gather(group.all_gather_async(words, all)?)
+            }
+        })
+    }
+
+    fn receive(self) -> Result<Payload> {
+        Ok(match self {
+            Message::F32(work) => Payload::SumF32(work.wait()?),
+            Message::F16(work) => Payload::SumF16(work.wait()?),
+            Message::Bf16(work) => Payload::SumBf16(work.wait()?),
+            Message::Gather(work) => {
+                let [_, all] = work.wait()?;
+                Payload::Gather(all)
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

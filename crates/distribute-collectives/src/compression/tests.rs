@@ -1,0 +1,170 @@
+use std::thread;
+
+use proptest::prelude::*;
+use proptest::test_runner::RngSeed;
+
+use super::*;
+use crate::{FusedAllReduce, FusionOptions};
+
+const RANKS: usize = 3;
+const ROWS: usize = 24;
+const COLUMNS: usize = 16;
+
+fn gradient(rank: usize, step: usize, at: usize) -> f32 {
+    let x = (rank * 7919 + step * 104_729 + at * 31) % 1009;
+    (x as f32 - 504.0) / 300.0
+}
+
+/// For each rank: what it got in each step, all tensors after one another, and what its compressors hold at the end.
+fn train(compression: &Compression, op: ReduceOp, steps: usize, ranks: usize) -> Vec<(Vec<Vec<f32>>, Vec<f32>)> {
+    let tensors = [FusedTensor::new(DType::F32, [ROWS, COLUMNS]), FusedTensor::new(DType::F32, [COLUMNS])];
+    let options = FusionOptions { op, compression: compression.clone(), ..FusionOptions::default() };
+    let groups = ProcessGroup::local(ranks).expect("a group");
+    let run = |group: ProcessGroup| {
+        let fused = FusedAllReduce::new(&tensors, &options).expect("options");
+        let mut results = Vec::new();
+        for step in 0..steps {
+            let mut begun = fused.begin();
+            for (index, tensor) in tensors.iter().enumerate().rev() {
+                let values =
+                    (0..tensor.len()).map(|at| gradient(group.rank().index(), step, at + index * ROWS * COLUMNS));
+                begun.push(&group, index, values.collect::<Vec<f32>>()).expect("planned");
+            }
+            results.push(begun.finish(&group).expect("all have come").concat());
+        }
+        // Buckets hold the last tensor first.
+        let left = fused.left();
+        let (bias, matrix) = left.split_at(left.len().min(COLUMNS));
+        (results, [matrix, bias].concat())
+    };
+    thread::scope(|scope| {
+        let run = &run;
+        let handles: Vec<_> = groups.into_iter().map(|group| scope.spawn(move || run(group))).collect();
+        handles.into_iter().map(|handle| handle.join().expect("no panic")).collect()
+    })
+}
+
+fn all() -> [Compression; 4] {
+    [Compression::F16, Compression::Bf16, Compression::TopK(0.1), Compression::PowerSgd(2)]
+}
+
+#[test]
+fn ranks_agree_bit_for_bit() {
+    for compression in all() {
+        let ranks = train(&compression, ReduceOp::Mean, 4, RANKS);
+        for (results, _) in &ranks {
+            let bits = |results: &[Vec<f32>]| results.concat().iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+            assert_eq!(bits(results), bits(&ranks[0].0), "{}", compression.name());
+        }
+    }
+}
+
+#[test]
+fn nothing_is_lost_over_many_steps() {
+    let steps = 30;
+    for compression in all() {
+        let ranks = train(&compression, ReduceOp::Sum, steps, RANKS);
+        for at in 0..ROWS * COLUMNS + COLUMNS {
+            let delivered: f64 = ranks[0].0.iter().map(|step| f64::from(step[at])).sum();
+            let left: f64 = ranks.iter().map(|(_, left)| f64::from(left[at])).sum();
+            let given: f64 =
+                (0..steps).flat_map(|step| (0..RANKS).map(move |rank| f64::from(gradient(rank, step, at)))).sum();
+            // Sums of 16-bit floats are rounded once more, which no rank sees.
+            let tolerance = match compression {
+                Compression::F16 => 0.002 * 5.0 * steps as f64,
+                Compression::Bf16 => 0.016 * 5.0 * steps as f64,
+                _ => 1e-3,
+            };
+            let name = compression.name();
+            assert!((delivered + left - given).abs() < tolerance, "{name} at {at}: {delivered} + {left} ≠ {given}");
+        }
+    }
+}
+
+#[test]
+fn means_are_sums_divided_by_the_ranks() {
+    for compression in all() {
+        let sums = train(&compression, ReduceOp::Sum, 1, RANKS);
+        let means = train(&compression, ReduceOp::Mean, 1, RANKS);
+        for (sum, mean) in sums[0].0[0].iter().zip(&means[0].0[0]) {
+            assert!((sum / RANKS as f32 - mean).abs() <= 1e-6, "{}", compression.name());
+        }
+    }
+}
+
+#[test]
+fn top_k_sends_its_share_of_greatest_magnitude() {
+    let mut compressor = TopK { share: 0.34 };
+    let mut values = [0.5, -3.0, 1.0, 2.0, -2.0, 0.0];
+    let payload = compressor.begin(&mut values);
+    let words = vec![1, 3, 4, (-3.0f32).to_bits(), 2.0f32.to_bits(), (-2.0f32).to_bits()];
+    assert_eq!(payload, Payload::Gather(words));
+    assert_eq!(values, [0.5, 0.0, 1.0, 0.0, 0.0, 0.0]);
+}
+
+#[test]
+fn everything_and_nothing_can_be_chosen() {
+    let mut sum = [0.0; 2];
+    let mut values = [1.0, 2.0];
+    let mut compressor = TopK { share: 1.0 };
+    let payload = compressor.begin(&mut values);
+    assert_eq!(compressor.go_on(payload, &mut values, &mut sum), None);
+    assert_eq!(sum, [1.0, 2.0]);
+    let payload = compressor.begin(&mut []);
+    assert_eq!(payload, Payload::Gather(Vec::new()));
+    assert_eq!(compressor.go_on(payload, &mut [], &mut []), None);
+}
+
+#[test]
+fn infinities_are_sent_once() {
+    let mut compressor = Short { dtype: DType::F16 };
+    let mut values = [1e6, f32::NEG_INFINITY, 1.0];
+    let Payload::SumF16(sent) = compressor.begin(&mut values) else { panic!("half the bytes") };
+    assert_eq!(sent, [f16::INFINITY, f16::NEG_INFINITY, f16::ONE]);
+    assert_eq!(values, [0.0; 3]);
+}
+
+#[test]
+fn settings_that_make_no_sense_are_refused() {
+    let refused = |compression, op| {
+        let options = FusionOptions { compression, op, ..FusionOptions::default() };
+        FusedAllReduce::new(&[], &options).expect_err("refused").to_string()
+    };
+    assert!(refused(Compression::TopK(0.0), ReduceOp::Sum).contains("give one above 0 and at most 1"));
+    assert!(refused(Compression::TopK(f64::NAN), ReduceOp::Sum).contains("give one above 0 and at most 1"));
+    assert!(refused(Compression::PowerSgd(0), ReduceOp::Mean).contains("give at least 1"));
+    assert!(refused(Compression::Bf16, ReduceOp::Max).contains("only be made up for in sums and means"));
+}
+
+#[test]
+fn names_are_read_as_they_are_printed() {
+    for (text, name) in [("none", "none"), ("f16", "f16"), ("top-k:0.01", "top-k"), ("power-sgd:2", "power-sgd")] {
+        assert_eq!(text.parse::<Compression>().expect("known").name(), name);
+    }
+    for text in ["", "top-k", "top-k:many", "f16:2", "zip"] {
+        assert!(text.parse::<Compression>().expect_err("unknown").to_string().contains("give none, f16, bf16"));
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, rng_seed: RngSeed::Fixed(1), ..ProptestConfig::default() })]
+
+    #[test]
+    fn matrices_of_low_rank_are_exact(
+        left in prop::collection::vec(-2.0f32..2.0, ROWS),
+        right in prop::collection::vec(-2.0f32..2.0, COLUMNS),
+        rank in 1usize..3,
+    ) {
+        let matrix: Vec<f32> = left.iter().flat_map(|a| right.iter().map(move |b| a * b)).collect();
+        let mut values = matrix.clone();
+        let mut sum = vec![0.0; matrix.len()];
+        let mut compressor = PowerSgd::new(rank, &[FusedTensor::new(DType::F32, [ROWS, COLUMNS])]);
+        let first = compressor.begin(&mut values);
+        let second = compressor.go_on(first, &mut values, &mut sum).expect("two rounds");
+        prop_assert_eq!(compressor.go_on(second, &mut values, &mut sum), None);
+        for (sum, exact) in sum.iter().zip(&matrix) {
+            prop_assert!((sum - exact).abs() < 1e-4, "{} is not {}", sum, exact);
+        }
+        prop_assert!(values.iter().all(|left| left.abs() < 1e-4));
+    }
+}

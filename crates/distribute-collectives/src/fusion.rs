@@ -1,0 +1,213 @@
+//! Many tensors in few operations: gradients in buckets, each reduced as soon as its last one has come.
+
+use std::sync::{Arc, Mutex};
+
+use distribute_device::DType;
+
+use crate::compression::{Bucketed, Compression, Launched};
+use crate::memory::OwnedBuffers;
+use crate::team::lock;
+use crate::{Error, ProcessGroup, ReduceOp, Result};
+
+mod plan;
+
+pub use plan::{Bucket, BucketPlan, FusedTensor};
+
+/// Tensors that are reduced over ranks together, again and again: one rank's side.
+///
+/// Every step each rank [pushes](FusedStep::push) the same tensors, in any order and while it still computes others. Full
+/// buckets are launched in the order of the plan, so ranks agree on the order of operations whatever order their tensors
+/// come in.
+///
+/// # Examples
+/// ```
+/// use distribute_collectives::{DType, FusedAllReduce, FusedTensor, FusionOptions, ProcessGroup, ReduceOp};
+///
+/// let layers = [FusedTensor::new(DType::F32, [8, 4]), FusedTensor::new(DType::F32, [4])];
+/// let ranks = ProcessGroup::local(2)?;
+/// std::thread::scope(|scope| {
+///     for group in &ranks {
+///         let layers = &layers;
+///         scope.spawn(move || {
+///             let fused = FusedAllReduce::new(layers, &FusionOptions { op: ReduceOp::Mean, ..Default::default() })?;
+///             for step in 0..3 {
+///                 let mut gradients = fused.begin();
+///                 gradients.push(group, 1, vec![step as f32; 4])?;     // backward: the last layer comes first
+///                 gradients.push(group, 0, vec![1.0; 32])?;
+///                 let gradients = gradients.finish(group)?;            // in the order of `layers`
+///                 assert_eq!(gradients[1], [step as f32; 4]);
+///             }
+///             Ok::<(), distribute_collectives::Error>(())
+///         });
+///     }
+/// });
+/// # Ok::<(), distribute_collectives::Error>(())
+/// ```
+///
+/// # Source
+/// The buckets of torch's `DistributedDataParallel` (Li and others, "PyTorch Distributed", 2020) and Horovod's tensor fusion.
+#[derive(Debug)]
+pub struct FusedAllReduce {
+    plan: Arc<BucketPlan>,
+    op: ReduceOp,
+    /// One per bucket that is compressed; each keeps what it has lost until the next step.
+    compressors: Arc<Vec<Option<Mutex<Bucketed>>>>,
+}
+
+/// How tensors are fused.
+#[derive(Clone, Debug)]
+pub struct FusionOptions {
+    /// A bucket is closed when it holds at least so many bytes. Smaller buckets begin earlier, larger ones cost fewer
+    /// operations; between processes an operation costs about as much as moving 64 KiB. Default 1 MiB.
+    pub bucket_bytes: usize,
+    /// The reduction; `Sum` or `Mean` where values are compressed. Default `Sum`.
+    pub op: ReduceOp,
+    /// What is sent instead of the values. Default: the values.
+    pub compression: Compression,
+}
+
+impl Default for FusionOptions {
+    fn default() -> Self {
+        FusionOptions { bucket_bytes: 1 << 20, op: ReduceOp::Sum, compression: Compression::None }
+    }
+}
+
+impl FusedAllReduce {
+    /// For tensors whose last comes first, as gradients do in backward.
+    ///
+    /// # Errors
+    /// [`Error::Compression`] for settings that cannot be used.
+    pub fn new(tensors: &[FusedTensor], options: &FusionOptions) -> Result<FusedAllReduce> {
+        let order: Vec<usize> = (0..tensors.len()).rev().collect();
+        FusedAllReduce::with_plan(BucketPlan::new(tensors, &order, options.bucket_bytes), options)
+    }
+
+    /// For a plan of the caller's, which must be the same on all ranks.
+    ///
+    /// # Errors
+    /// [`Error::Compression`] for settings that cannot be used.
+    pub fn with_plan(plan: BucketPlan, options: &FusionOptions) -> Result<FusedAllReduce> {
+        options.compression.check(options.op)?;
+        let compressor = |bucket: &Bucket| -> Option<Mutex<Bucketed>> {
+            let tensors: Vec<FusedTensor> = bucket.members.iter().map(|index| plan.tensors[*index].clone()).collect();
+            let compressor =
+                (bucket.dtype == DType::F32).then(|| options.compression.compressor(&tensors)).flatten()?;
+            Some(Mutex::new(Bucketed::new(compressor, &tensors)))
+        };
+        let compressors = Arc::new(plan.buckets.iter().map(compressor).collect());
+        Ok(FusedAllReduce { plan: Arc::new(plan), op: options.op, compressors })
+    }
+
+    /// The plan.
+    pub fn plan(&self) -> &BucketPlan {
+        &self.plan
+    }
+
+    #[cfg(test)]
+    pub(crate) fn left(&self) -> Vec<f32> {
+        self.compressors.iter().flatten().flat_map(|compressor| lock(compressor).left().to_vec()).collect()
+    }
+
+    /// Begins a step. One at a time: values that are compressed carry over from one step to the next.
+    pub fn begin<B: OwnedBuffers>(&self) -> FusedStep<B> {
+        FusedStep {
+            plan: self.plan.clone(),
+            op: self.op,
+            compressors: self.compressors.clone(),
+            waiting: self.plan.buckets.iter().map(|bucket| bucket.members.iter().map(|_| None).collect()).collect(),
+            missing: self.plan.buckets.iter().map(|bucket| bucket.members.len()).collect(),
+            launched: Vec::with_capacity(self.plan.buckets.len()),
+        }
+    }
+}
+
+/// One step of a [`FusedAllReduce`].
+#[derive(Debug)]
+pub struct FusedStep<B: OwnedBuffers> {
+    plan: Arc<BucketPlan>,
+    op: ReduceOp,
+    compressors: Arc<Vec<Option<Mutex<Bucketed>>>>,
+    /// Tensors that have come, by bucket and place.
+    waiting: Vec<Vec<Option<B>>>,
+    /// How many of each bucket are still to come.
+    missing: Vec<usize>,
+    launched: Vec<Launched<B>>,
+}
+
+impl<B: OwnedBuffers> FusedStep<B> {
+    /// Takes a tensor over, and begins to reduce its bucket, and those that waited for it, if that is now full.
+    ///
+    /// # Errors
+    /// [`Error::Tensor`] where the index is not in the plan, has come already, or the memory has another type or length;
+    /// those of [`all_reduce_async`](ProcessGroup::all_reduce_async).
+    pub fn push(&mut self, group: &ProcessGroup, index: usize, mut tensor: B) -> Result<()> {
+        let (bucket, place) = self.plan.place(index)?;
+        self.plan.check(index, &mut tensor)?;
+        if self.waiting[bucket][place].is_some() || bucket < self.launched.len() {
+            return Err(Error::Tensor { index, problem: "it has come before in this step".to_owned() });
+        }
+        self.waiting[bucket][place] = Some(tensor);
+        self.missing[bucket] -= 1;
+        while self.missing.get(self.launched.len()) == Some(&0) {
+            self.launch(group)?;
+        }
+        Ok(())
+    }
+
+    /// Whether this tensor has come.
+    pub fn has(&self, index: usize) -> bool {
+        let Ok((bucket, place)) = self.plan.place(index) else { return false };
+        bucket < self.launched.len() || self.waiting[bucket][place].is_some()
+    }
+
+    /// Waits for all buckets; the reduced tensors, in the order of their indices.
+    ///
+    /// # Errors
+    /// [`Error::Tensor`] where one has not come; those of [`Work::wait`](crate::Work::wait).
+    pub fn finish(mut self, group: &ProcessGroup) -> Result<Vec<B>> {
+        let absent = (0..self.plan.tensors.len()).find(|index| self.plan.place(*index).is_ok() && !self.has(*index));
+        if let Some(index) = absent {
+            return Err(Error::Tensor { index, problem: "it has not come when the step was finished".to_owned() });
+        }
+        let mut all: Vec<(usize, B)> = Vec::with_capacity(self.plan.tensors.len());
+        for (index, launched) in std::mem::take(&mut self.launched).into_iter().enumerate() {
+            let compressor = self.compressors[index].as_ref();
+            let tensors = launched.wait(group, compressor.map(lock), self.op)?;
+            all.extend(self.plan.buckets[index].members.iter().copied().zip(tensors));
+        }
+        all.sort_by_key(|(index, _)| *index);
+        Ok(all.into_iter().map(|(_, tensor)| tensor).collect())
+    }
+
+    fn launch(&mut self, group: &ProcessGroup) -> Result<()> {
+        let index = self.launched.len();
+        let tensors: Vec<B> = self.waiting[index].iter_mut().filter_map(Option::take).collect();
+        let compressor = self.compressors[index].as_ref().map(lock);
+        self.launched.push(Launched::begin(group, tensors, self.plan.buckets[index].dtype, compressor, self.op)?);
+        Ok(())
+    }
+}
+
+/// Several tensors as the memory of one operation.
+#[derive(Debug)]
+pub(crate) struct Batch<B> {
+    pub(crate) tensors: Vec<B>,
+    pub(crate) dtype: DType,
+}
+
+#[expect(unsafe_code, reason = "the memory of an operation that runs by itself")]
+// SAFETY: each tensor keeps its promise, and the batch owns them; its type was compared with the plan's.
+unsafe impl<B: OwnedBuffers> OwnedBuffers for Batch<B> {
+    fn dtype(&self) -> Option<DType> {
+        Some(self.dtype)
+    }
+
+    fn visit(&mut self, visitor: &mut dyn FnMut(&mut [u8])) {
+        for tensor in &mut self.tensors {
+            tensor.visit(visitor);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

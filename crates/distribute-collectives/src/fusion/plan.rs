@@ -1,0 +1,118 @@
+//! Which tensors share a bucket.
+
+use distribute_device::DType;
+
+use crate::memory::OwnedBuffers;
+use crate::{Error, Result};
+
+/// What a tensor looks like.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FusedTensor {
+    /// The type of its elements.
+    pub dtype: DType,
+    /// Its extents; their product is its length.
+    pub dims: Vec<usize>,
+}
+
+impl FusedTensor {
+    /// A tensor of this type and shape.
+    pub fn new(dtype: DType, dims: impl Into<Vec<usize>>) -> FusedTensor {
+        FusedTensor { dtype, dims: dims.into() }
+    }
+
+    /// The number of elements.
+    pub fn len(&self) -> usize {
+        self.dims.iter().product()
+    }
+
+    /// Whether there are no elements.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// Tensors that are reduced in one operation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Bucket {
+    /// The type of all of them.
+    pub dtype: DType,
+    /// Their indices, in the order in which they come.
+    pub members: Vec<usize>,
+}
+
+/// Buckets in the order in which they are launched.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BucketPlan {
+    pub(crate) tensors: Vec<FusedTensor>,
+    pub(crate) buckets: Vec<Bucket>,
+    /// For each tensor its bucket and its place in there; `None` where it is in none.
+    place: Vec<Option<(usize, usize)>>,
+}
+
+impl BucketPlan {
+    /// Fills buckets with the tensors of `order`, one after another: a bucket holds one type, and is closed when it has at
+    /// least `bucket_bytes` bytes. Tensors that `order` leaves out are in no bucket.
+    ///
+    /// # Examples
+    /// ```
+    /// use distribute_collectives::{BucketPlan, DType, FusedTensor};
+    /// let layers = [1000, 10, 1000, 10].map(|len| FusedTensor::new(DType::F32, [len]));
+    /// let plan = BucketPlan::new(&layers, &[3, 2, 1, 0], 4000);
+    /// let members: Vec<&[usize]> = plan.buckets().iter().map(|bucket| &bucket.members[..]).collect();
+    /// assert_eq!(members, [[3, 2], [1, 0]]);
+    /// ```
+    pub fn new(tensors: &[FusedTensor], order: &[usize], bucket_bytes: usize) -> BucketPlan {
+        let mut buckets: Vec<Bucket> = Vec::new();
+        let mut place = vec![None; tensors.len()];
+        let mut bytes = 0;
+        for index in order.iter().copied() {
+            let Some((tensor, None)) = tensors.get(index).zip(place.get(index).copied()) else { continue };
+            if !buckets.last().is_some_and(|bucket| bucket.dtype == tensor.dtype && bytes < bucket_bytes) {
+                buckets.push(Bucket { dtype: tensor.dtype, members: Vec::new() });
+                bytes = 0;
+            }
+            bytes += tensor.len() * tensor.dtype.size_bytes();
+            let at = buckets.len() - 1;
+            place[index] = Some((at, buckets[at].members.len()));
+            buckets[at].members.push(index);
+        }
+        BucketPlan { tensors: tensors.to_vec(), buckets, place }
+    }
+
+    /// The buckets.
+    pub fn buckets(&self) -> &[Bucket] {
+        &self.buckets
+    }
+
+    /// The tensors, in or outside buckets.
+    pub fn tensors(&self) -> &[FusedTensor] {
+        &self.tensors
+    }
+
+    /// Whether the tensor is in a bucket.
+    pub fn contains(&self, index: usize) -> bool {
+        self.place.get(index).is_some_and(Option::is_some)
+    }
+
+    pub(super) fn place(&self, index: usize) -> Result<(usize, usize)> {
+        self.place.get(index).copied().flatten().ok_or_else(|| Error::Tensor {
+            index,
+            problem: format!("it is in no bucket of the plan, which knows {} tensors", self.tensors.len()),
+        })
+    }
+
+    /// Whether memory is what the plan says of its tensor.
+    pub(super) fn check<B: OwnedBuffers>(&self, index: usize, memory: &mut B) -> Result<()> {
+        let expected = &self.tensors[index];
+        let dtype = memory.dtype().unwrap_or(expected.dtype);
+        let mut bytes = 0;
+        memory.visit(&mut |slice| bytes += slice.len());
+        let len = bytes / dtype.size_bytes();
+        if dtype == expected.dtype && len == expected.len() {
+            return Ok(());
+        }
+        let problem =
+            format!("it came with {len} elements of {dtype}, planned were {} of {}", expected.len(), expected.dtype);
+        Err(Error::Tensor { index, problem })
+    }
+}
