@@ -4,15 +4,19 @@
 //! Members of one host may share memory; their data socket then only wakes sleepers, and tells that the other has died.
 
 use std::io::{self, IoSlice, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::shm::{self, Lane, LaneError};
+use super::shm::{Lane, LaneError};
 use super::{ConnectError, Incoming, Outgoing, Patience, Sharing, Transport, TransportError};
 use crate::schedule::Link;
+
+mod connect;
+#[cfg(test)]
+mod tests;
 
 /// Bytes written or read on one socket before the others get their turn.
 const TURN_BYTES: usize = 1 << 20;
@@ -67,24 +71,8 @@ impl TcpTransport {
         sharing: Sharing,
         deadline: Instant,
     ) -> Result<TcpTransport, ConnectError> {
-        let mut sockets: Vec<[Option<TcpStream>; 2]> = addresses.iter().map(|_| [None, None]).collect();
-        for (peer, address) in addresses.iter().enumerate().take(rank) {
-            for (channel, socket) in sockets[peer].iter_mut().enumerate() {
-                *socket = Some(dial(address, Hello { group, rank, channel }, deadline)?);
-            }
-        }
-        let expected = 2 * (addresses.len() - rank - 1);
-        let mut accepted = 0;
-        while accepted < expected {
-            let (stream, hello) = accept(listener, deadline)?;
-            // A connection of another group or a port scanner: not ours to answer.
-            let Some(hello) = hello.filter(|hello| hello.group == group && hello.rank > rank) else { continue };
-            if let Some(place @ None) = sockets.get_mut(hello.rank).and_then(|pair| pair.get_mut(hello.channel)) {
-                *place = Some(stream);
-                accepted += 1;
-            }
-        }
-        let (mut lanes, hosts) = share(rank, &mut sockets, group, sharing, deadline)?;
+        let mut sockets = connect::connect(rank, addresses, listener, group, deadline)?;
+        let (mut lanes, hosts) = connect::share(rank, &mut sockets, group, sharing, deadline)?;
         let mut peers = Vec::with_capacity(sockets.len());
         for (peer, pair) in sockets.into_iter().enumerate() {
             let lane = lanes[peer].take();
@@ -96,8 +84,8 @@ impl TcpTransport {
             peers.push(match pair {
                 [Some(data), Some(news)] => {
                     for socket in [&data, &news] {
-                        socket.set_nodelay(true).map_err(setup)?;
-                        socket.set_nonblocking(true).map_err(setup)?;
+                        socket.set_nodelay(true).map_err(connect::setup)?;
+                        socket.set_nonblocking(true).map_err(connect::setup)?;
                     }
                     Some(Peer { data, news, heard: None, inbox: Vec::new(), waiting: None, lane, ended: None })
                 }
@@ -436,6 +424,9 @@ impl Peer {
         loop {
             let (header, content) = self.inbox.split_at_checked(5)?;
             let len = u32::from_le_bytes([header[1], header[2], header[3], header[4]]) as usize;
+            if len > MAX_REASON {
+                return Some(News::Broken(format!("it sent news of {len} bytes")));
+            }
             let content = content.get(..len)?;
             match header[0] {
                 NEWS_ABORT => return Some(News::Abort(String::from_utf8_lossy(content).into_owned())),
@@ -457,154 +448,4 @@ impl From<LaneError> for ReadError {
             LaneError::Broken(error) => ReadError::Io(error),
         }
     }
-}
-
-/// Finds out with each peer whether memory can be shared.
-fn share(
-    rank: usize,
-    sockets: &mut [[Option<TcpStream>; 2]],
-    group: u64,
-    sharing: Sharing,
-    deadline: Instant,
-) -> Result<(Vec<Option<Lane>>, Vec<usize>), ConnectError> {
-    let mut lanes: Vec<Option<Lane>> = sockets.iter().map(|_| None).collect();
-    if sharing == Sharing::Never {
-        return Ok((lanes, (0..sockets.len()).collect()));
-    }
-    // Every message fits into the sockets' buffers, so the order of steps cannot block anybody.
-    let failed = |source| ConnectError { action: "agree on shared memory with", address: "a peer".to_owned(), source };
-    let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
-    let mut data: Vec<Option<&mut TcpStream>> = sockets.iter_mut().map(|[data, _]| data.as_mut()).collect();
-    for stream in data.iter().flatten() {
-        stream.set_nodelay(true).map_err(setup)?;
-        stream.set_read_timeout(Some(left)).map_err(setup)?;
-    }
-    // Only to tell memory that is the peer's from memory that is not.
-    let secret = |peer: usize| group.rotate_left(17) ^ u64::from(std::process::id()) << 32 ^ (rank << 16 ^ peer) as u64;
-    let mut offers = Vec::new();
-    for (peer, stream) in data.iter_mut().enumerate().skip(rank + 1) {
-        if let Some(stream) = stream {
-            offers.push((peer, shm::offer(stream, secret(peer)).map_err(failed)?));
-        }
-    }
-    let mut answers = Vec::new();
-    for (peer, stream) in data.iter_mut().enumerate().take(rank) {
-        if let Some(stream) = stream {
-            answers.push((peer, shm::answer(stream, secret(peer)).map_err(failed)?));
-        }
-    }
-    for (peer, offer) in offers {
-        if let Some(stream) = &mut data[peer] {
-            lanes[peer] = shm::accept(stream, offer).map_err(failed)?;
-        }
-    }
-    for (peer, answer) in answers {
-        if let Some(stream) = &mut data[peer] {
-            lanes[peer] = answer.finish(stream).map_err(failed)?;
-        }
-    }
-    // All must choose algorithms alike, so all must know who shares memory with whom.
-    let first = lanes.iter().position(Option::is_some).map_or(rank, |peer| peer.min(rank));
-    for stream in data.iter_mut().flatten() {
-        stream.write_all(&(first as u64).to_le_bytes()).map_err(failed)?;
-    }
-    let mut hosts = vec![first; data.len()];
-    for (peer, stream) in data.iter_mut().enumerate() {
-        let mut theirs = [0; 8];
-        if let Some(stream) = stream {
-            stream.read_exact(&mut theirs).map_err(failed)?;
-            hosts[peer] = u64::from_le_bytes(theirs) as usize;
-        }
-    }
-    Ok((lanes, hosts))
-}
-
-fn setup(source: io::Error) -> ConnectError {
-    ConnectError { action: "set options of a socket to", address: "a peer".to_owned(), source }
-}
-
-/// Who is calling: the first bytes on every connection.
-struct Hello {
-    group: u64,
-    rank: usize,
-    channel: usize,
-}
-
-impl Hello {
-    const LEN: usize = 24;
-
-    fn encode(&self) -> [u8; Self::LEN] {
-        let mut bytes = [0; Self::LEN];
-        bytes[..8].copy_from_slice(b"dst-tcp1");
-        bytes[8..16].copy_from_slice(&self.group.to_le_bytes());
-        bytes[16..20].copy_from_slice(&(self.rank as u32).to_le_bytes());
-        bytes[20..24].copy_from_slice(&(self.channel as u32).to_le_bytes());
-        bytes
-    }
-
-    fn decode(bytes: &[u8; Self::LEN]) -> Option<Hello> {
-        let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
-        bytes.starts_with(b"dst-tcp1").then(|| Hello {
-            group: u64::from(word(8)) | (u64::from(word(12)) << 32),
-            rank: word(16) as usize,
-            channel: word(20) as usize,
-        })
-    }
-}
-
-fn dial(address: &str, hello: Hello, deadline: Instant) -> Result<TcpStream, ConnectError> {
-    let mut pause = Duration::from_millis(5);
-    loop {
-        let attempt = resolve(address).and_then(|resolved| {
-            let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
-            let mut stream = TcpStream::connect_timeout(&resolved, left)?;
-            stream.write_all(&hello.encode())?;
-            Ok(stream)
-        });
-        match attempt {
-            Ok(stream) => return Ok(stream),
-            Err(source) if Instant::now() + pause >= deadline => {
-                return Err(ConnectError { action: "connect to", address: address.to_owned(), source });
-            }
-            Err(_) => std::thread::sleep(pause),
-        }
-        pause = (pause * 2).min(Duration::from_millis(500));
-    }
-}
-
-fn resolve(address: &str) -> io::Result<SocketAddr> {
-    address.to_socket_addrs()?.next().ok_or_else(|| io::Error::other("the name has no address"))
-}
-
-/// Accepts one connection and reads who calls; `None` where the caller is not a member of any group.
-fn accept(listener: &TcpListener, deadline: Instant) -> Result<(TcpStream, Option<Hello>), ConnectError> {
-    let failed = |source| ConnectError {
-        action: "accept peers at",
-        address: listener.local_addr().map_or_else(|_| "a closed socket".to_owned(), |address| address.to_string()),
-        source,
-    };
-    listener.set_nonblocking(true).map_err(failed)?;
-    let mut stream = loop {
-        match listener.accept() {
-            Ok((stream, _)) => break stream,
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                let left = deadline.saturating_duration_since(Instant::now());
-                if left.is_zero() {
-                    return Err(failed(io::Error::other("not all peers connected before the deadline")));
-                }
-                let time = Timespec { tv_sec: left.as_secs().min(3600) as i64, tv_nsec: left.subsec_nanos().into() };
-                let _ = poll(&mut [PollFd::new(listener, PollFlags::IN)], Some(&time));
-            }
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(failed(error)),
-        }
-    };
-    stream.set_nonblocking(false).map_err(failed)?;
-    stream.set_read_timeout(Some(Duration::from_secs(2))).map_err(failed)?;
-    let mut bytes = [0; Hello::LEN];
-    let hello = match stream.read_exact(&mut bytes) {
-        Ok(()) => Hello::decode(&bytes),
-        Err(_) => None,
-    };
-    Ok((stream, hello))
 }

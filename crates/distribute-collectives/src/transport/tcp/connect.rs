@@ -1,0 +1,262 @@
+//! How members of a group connect: each calls those before it and is called by those after it.
+
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::super::shm::{self, Lane};
+use super::super::{ConnectError, Sharing};
+
+/// How long a caller may take to say who it is. Port scanners never do.
+const MAX_SILENCE: Duration = Duration::from_secs(5);
+
+/// Callers that have not yet said who they are; beyond so many the oldest is turned away.
+const MAX_CALLERS: usize = 256;
+
+/// A socket for data and one for news, for each member but this one.
+pub(super) type Sockets = Vec<[Option<TcpStream>; 2]>;
+
+pub(super) fn connect(
+    rank: usize,
+    addresses: &[String],
+    listener: &TcpListener,
+    group: u64,
+    deadline: Instant,
+) -> Result<Sockets, ConnectError> {
+    let mut sockets: Sockets = addresses.iter().map(|_| [None, None]).collect();
+    for (peer, address) in addresses.iter().enumerate().take(rank) {
+        for (channel, socket) in sockets[peer].iter_mut().enumerate() {
+            *socket = Some(dial(address, Hello { group, rank, channel }, deadline)?);
+        }
+    }
+    let expected = 2 * (addresses.len() - rank - 1);
+    let mut accepted = 0;
+    let mut reception = Reception { listener, callers: Vec::new() };
+    while accepted < expected {
+        let (stream, hello) = reception.next(deadline)?;
+        // A connection of another group: not ours to answer.
+        if hello.group != group || hello.rank <= rank {
+            continue;
+        }
+        if let Some(place @ None) = sockets.get_mut(hello.rank).and_then(|pair| pair.get_mut(hello.channel)) {
+            *place = Some(stream);
+            accepted += 1;
+        }
+    }
+    Ok(sockets)
+}
+
+/// Everybody who has called, whether member or not; nobody's silence keeps others waiting.
+struct Reception<'a> {
+    listener: &'a TcpListener,
+    callers: Vec<Caller>,
+}
+
+/// A connection whose first bytes are still to come.
+struct Caller {
+    stream: TcpStream,
+    bytes: [u8; Hello::LEN],
+    len: usize,
+    since: Instant,
+}
+
+impl Reception<'_> {
+    /// The next caller that says who it is.
+    fn next(&mut self, deadline: Instant) -> Result<(TcpStream, Hello), ConnectError> {
+        let listener = self.listener;
+        let failed = |source| ConnectError {
+            action: "accept peers at",
+            address: listener.local_addr().map_or_else(|_| "a closed socket".to_owned(), |address| address.to_string()),
+            source,
+        };
+        listener.set_nonblocking(true).map_err(failed)?;
+        loop {
+            self.accept().map_err(failed)?;
+            if let Some(known) = self.listen() {
+                // The handshake over shared memory blocks.
+                known.0.set_nonblocking(false).map_err(failed)?;
+                return Ok(known);
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(failed(io::Error::other("not all peers connected before the deadline")));
+            }
+            let left = if self.callers.is_empty() { left } else { left.min(MAX_SILENCE) };
+            let time = Timespec { tv_sec: left.as_secs().min(3600) as i64, tv_nsec: left.subsec_nanos().into() };
+            let mut fds = vec![PollFd::new(listener, PollFlags::IN)];
+            fds.extend(
+                self.callers.iter().map(|caller| PollFd::from_borrowed_fd(caller.stream.as_fd(), PollFlags::IN)),
+            );
+            // An interrupted or failed poll only means another look.
+            let _ = poll(&mut fds, Some(&time));
+        }
+    }
+
+    fn accept(&mut self) -> io::Result<()> {
+        loop {
+            match self.listener.accept() {
+                Ok((stream, _)) => {
+                    stream.set_nonblocking(true)?;
+                    if self.callers.len() == MAX_CALLERS {
+                        self.callers.remove(0);
+                    }
+                    let caller = Caller { stream, bytes: [0; Hello::LEN], len: 0, since: Instant::now() };
+                    self.callers.push(caller);
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                // Whoever hung up at once was no member, which would have called again.
+                Err(error) if matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted) => {
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Reads what callers say, and forgets those that hang up, say nonsense or stay silent.
+    fn listen(&mut self) -> Option<(TcpStream, Hello)> {
+        let mut index = 0;
+        while index < self.callers.len() {
+            let caller = &mut self.callers[index];
+            match caller.stream.read(&mut caller.bytes[caller.len..]) {
+                Ok(read) if read > 0 => {
+                    caller.len += read;
+                    if caller.len == Hello::LEN {
+                        let caller = self.callers.remove(index);
+                        if let Some(hello) = Hello::decode(&caller.bytes) {
+                            return Some((caller.stream, hello));
+                        }
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock && caller.since.elapsed() < MAX_SILENCE => {
+                    index += 1;
+                }
+                _ => drop(self.callers.remove(index)),
+            }
+        }
+        None
+    }
+}
+
+/// Finds out with each peer whether memory can be shared.
+pub(super) fn share(
+    rank: usize,
+    sockets: &mut [[Option<TcpStream>; 2]],
+    group: u64,
+    sharing: Sharing,
+    deadline: Instant,
+) -> Result<(Vec<Option<Lane>>, Vec<usize>), ConnectError> {
+    let mut lanes: Vec<Option<Lane>> = sockets.iter().map(|_| None).collect();
+    if sharing == Sharing::Never {
+        return Ok((lanes, (0..sockets.len()).collect()));
+    }
+    // Every message fits into the sockets' buffers, so the order of steps cannot block anybody.
+    let failed = |source| ConnectError { action: "agree on shared memory with", address: "a peer".to_owned(), source };
+    let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+    let mut data: Vec<Option<&mut TcpStream>> = sockets.iter_mut().map(|[data, _]| data.as_mut()).collect();
+    for stream in data.iter().flatten() {
+        stream.set_nodelay(true).map_err(setup)?;
+        stream.set_read_timeout(Some(left)).map_err(setup)?;
+    }
+    // Only to tell memory that is the peer's from memory that is not.
+    let secret = |peer: usize| group.rotate_left(17) ^ u64::from(std::process::id()) << 32 ^ (rank << 16 ^ peer) as u64;
+    let mut offers = Vec::new();
+    for (peer, stream) in data.iter_mut().enumerate().skip(rank + 1) {
+        if let Some(stream) = stream {
+            offers.push((peer, shm::offer(stream, secret(peer)).map_err(failed)?));
+        }
+    }
+    let mut answers = Vec::new();
+    for (peer, stream) in data.iter_mut().enumerate().take(rank) {
+        if let Some(stream) = stream {
+            answers.push((peer, shm::answer(stream, secret(peer)).map_err(failed)?));
+        }
+    }
+    for (peer, offer) in offers {
+        if let Some(stream) = &mut data[peer] {
+            lanes[peer] = shm::accept(stream, offer).map_err(failed)?;
+        }
+    }
+    for (peer, answer) in answers {
+        if let Some(stream) = &mut data[peer] {
+            lanes[peer] = answer.finish(stream).map_err(failed)?;
+        }
+    }
+    // All must choose algorithms alike, so all must know who shares memory with whom.
+    let first = lanes.iter().position(Option::is_some).map_or(rank, |peer| peer.min(rank));
+    for stream in data.iter_mut().flatten() {
+        stream.write_all(&(first as u64).to_le_bytes()).map_err(failed)?;
+    }
+    let mut hosts = vec![first; data.len()];
+    for (peer, stream) in data.iter_mut().enumerate() {
+        let mut theirs = [0; 8];
+        if let Some(stream) = stream {
+            stream.read_exact(&mut theirs).map_err(failed)?;
+            hosts[peer] = usize::try_from(u64::from_le_bytes(theirs)).unwrap_or(usize::MAX);
+            if hosts[peer] > peer {
+                return Err(failed(io::Error::other("it names a first member of its host that comes after itself")));
+            }
+        }
+    }
+    Ok((lanes, hosts))
+}
+
+pub(super) fn setup(source: io::Error) -> ConnectError {
+    ConnectError { action: "set options of a socket to", address: "a peer".to_owned(), source }
+}
+
+/// Who is calling: the first bytes on every connection.
+pub(super) struct Hello {
+    pub(super) group: u64,
+    pub(super) rank: usize,
+    pub(super) channel: usize,
+}
+
+impl Hello {
+    pub(super) const LEN: usize = 24;
+
+    pub(super) fn encode(&self) -> [u8; Self::LEN] {
+        let mut bytes = [0; Self::LEN];
+        bytes[..8].copy_from_slice(b"dst-tcp1");
+        bytes[8..16].copy_from_slice(&self.group.to_le_bytes());
+        bytes[16..20].copy_from_slice(&(self.rank as u32).to_le_bytes());
+        bytes[20..24].copy_from_slice(&(self.channel as u32).to_le_bytes());
+        bytes
+    }
+
+    pub(super) fn decode(bytes: &[u8; Self::LEN]) -> Option<Hello> {
+        let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+        bytes.starts_with(b"dst-tcp1").then(|| Hello {
+            group: u64::from(word(8)) | (u64::from(word(12)) << 32),
+            rank: word(16) as usize,
+            channel: word(20) as usize,
+        })
+    }
+}
+
+fn dial(address: &str, hello: Hello, deadline: Instant) -> Result<TcpStream, ConnectError> {
+    let mut pause = Duration::from_millis(5);
+    loop {
+        let attempt = resolve(address).and_then(|resolved| {
+            let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+            let mut stream = TcpStream::connect_timeout(&resolved, left)?;
+            stream.write_all(&hello.encode())?;
+            Ok(stream)
+        });
+        match attempt {
+            Ok(stream) => return Ok(stream),
+            Err(source) if Instant::now() + pause >= deadline => {
+                return Err(ConnectError { action: "connect to", address: address.to_owned(), source });
+            }
+            Err(_) => std::thread::sleep(pause),
+        }
+        pause = (pause * 2).min(Duration::from_millis(500));
+    }
+}
+
+fn resolve(address: &str) -> io::Result<SocketAddr> {
+    address.to_socket_addrs()?.next().ok_or_else(|| io::Error::other("the name has no address"))
+}
