@@ -4,6 +4,7 @@
 //! and its end is how a death is noticed at once; a member that is merely silent is noticed by its missing heartbeats.
 
 use std::fmt;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -14,6 +15,7 @@ mod alarm;
 mod alone;
 mod driver;
 mod host;
+mod interface;
 mod join;
 mod leader;
 mod member;
@@ -22,6 +24,7 @@ mod pulse;
 mod roster;
 mod service;
 
+pub use interface::InterfaceChoice;
 pub use options::{CoordinationOptions, Progress, Waiting};
 
 use alarm::Alarm;
@@ -103,6 +106,9 @@ impl Coordination {
             let place = Place::Alone(Alone::default());
             return Ok(Coordination { membership: membership.clone(), local_host, alarm, place });
         }
+        let like = membership.leader_address.parse::<SocketAddr>().ok().map(|address| address.ip());
+        // Before anybody waits for this task: a wrong name is its own mistake.
+        let interface = options.interface.as_ref().map(|choice| choice.address(like)).transpose()?;
         let driver = Driver::start(&format!("coord {task}"))?;
         let leader = match membership.is_leader() {
             true => Some(Leader::start(membership, &mut options, &driver)?),
@@ -130,9 +136,10 @@ impl Coordination {
                 return Err(error);
             }
         };
-        let local_host = match advertised {
-            Some(host) => host,
-            None => host::reachable(membership, &driver),
+        let local_host = match (advertised, interface) {
+            (Some(host), _) => host,
+            (None, Some(address)) => address.to_string(),
+            (None, None) => host::reachable(membership, &driver),
         };
         tracing::debug!(%task, world_size = membership.world_size(), leader = membership.leader_address, "joined the job");
         let place = Place::Joined(Box::new(Link { member, leader, left: AtomicBool::new(false), driver }));

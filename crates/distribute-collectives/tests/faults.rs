@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
 #![expect(clippy::print_stdout, reason = "members say how they ended")]
 
+use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -19,21 +20,28 @@ const SCENARIO: &str = "FAULT_SCENARIO";
 #[test]
 fn member() {
     let Ok(scenario) = std::env::var(SCENARIO) else { return };
-    let heartbeats = CoordinationOptions {
-        heartbeat_interval: Duration::from_millis(200),
-        heartbeat_timeout: Duration::from_secs(2),
-        ..CoordinationOptions::default()
-    };
-    let membership = Membership::from_env().unwrap().unwrap();
-    let coordination = Arc::new(Coordination::start(&membership, heartbeats).unwrap());
-    let timeout = if scenario == "absent" { Duration::from_secs(2) } else { Duration::from_secs(20) };
-    let options = Options { timeout, ..Options::from_env().unwrap() };
-    let group = ProcessGroup::join(&coordination, 1, &options).unwrap().remove(0);
-    let outcome = act(&scenario, &group, &coordination, &options);
-    match outcome {
+    match meet(&scenario).and_then(|(coordination, group, options)| act(&scenario, &group, &coordination, &options)) {
         Ok(()) => println!("outcome: fine"),
         Err(error) => println!("outcome: {error}"),
     }
+}
+
+fn meet(scenario: &str) -> distribute_collectives::Result<(Arc<Coordination>, ProcessGroup, Options)> {
+    let heartbeats = CoordinationOptions {
+        heartbeat_interval: Duration::from_millis(200),
+        heartbeat_timeout: Duration::from_secs(2),
+        join_timeout: Duration::from_secs(if scenario == "too late" { 1 } else { 20 }),
+        ..CoordinationOptions::from_env()?
+    };
+    let membership = Membership::from_env()?.unwrap();
+    if scenario.ends_with("late") && membership.rank == 1 {
+        std::thread::sleep(Duration::from_millis(2500));
+    }
+    let coordination = Arc::new(Coordination::start(&membership, heartbeats)?);
+    let timeout = if scenario == "absent" { Duration::from_secs(2) } else { Duration::from_secs(20) };
+    let options = Options { timeout, ..Options::from_env()? };
+    let group = ProcessGroup::join(&coordination, 1, &options)?.remove(0);
+    Ok((coordination, group, options))
 }
 
 fn act(
@@ -261,6 +269,64 @@ fn pairs_on_one_host_share_memory_and_the_others_use_sockets() {
     // One that is alone on its host shares with nobody.
     let mut job = job_on_hosts(2, |rank| rank).start().unwrap();
     assert!(job.wait_all(DEADLINE).unwrap().iter().all(|outcome| outcome.stdout.contains("transport: tcp")));
+}
+
+#[test]
+fn a_member_that_comes_late_is_waited_for_and_one_that_comes_too_late_is_named() {
+    for outcome in run("late", 3, "auto") {
+        assert_eq!(said(&outcome), "fine");
+    }
+    let outcomes = run("too late", 3, "auto");
+    for rank in [0, 2] {
+        let error = said(&outcomes[rank]);
+        assert!(error.contains("worker:1") && error.contains("1 s"), "{error}");
+    }
+    assert!(said(&outcomes[1]).contains("worker:0"), "{outcomes:?}");
+}
+
+#[test]
+fn a_rank_that_two_processes_claim_is_named_and_the_first_goes_on() {
+    // The third process takes itself for the second of two.
+    let claim = |rank: u32| vec![("RANK", rank.min(1).to_string()), ("WORLD_SIZE", "2".to_owned())];
+    let outcomes = job_with("steps", 3, "auto", claim).start().unwrap().wait_all(DEADLINE).unwrap();
+    assert_eq!(said(&outcomes[0]), "fine");
+    let of_claimants = [said(&outcomes[1]), said(&outcomes[2])];
+    assert!(of_claimants.contains(&"fine"), "{of_claimants:?}");
+    let refused = of_claimants.into_iter().find(|said| *said != "fine").unwrap();
+    assert!(refused.contains("worker:1") && refused.contains("index of its own"), "{refused}");
+}
+
+#[test]
+fn the_interface_can_be_chosen() {
+    let on =
+        |interface: &'static str| job_with("", 2, "tcp", move |_| vec![("DISTRIBUTE_INTERFACE", interface.into())]);
+    for outcome in on("=lo").start().unwrap().wait_all(DEADLINE).unwrap() {
+        assert_eq!(said(&outcome), "fine");
+    }
+    for outcome in on("nowhere").start().unwrap().wait_all(DEADLINE).unwrap() {
+        assert!(said(&outcome).contains("DISTRIBUTE_INTERFACE"), "{outcome:?}");
+    }
+}
+
+/// Says that the test runs where /dev/shm is small.
+const SMALL_SHM: &str = "FAULT_SMALL_SHM";
+
+#[test]
+fn shared_memory_takes_no_room_in_dev_shm() {
+    if std::env::var(SMALL_SHM).is_ok() {
+        for outcome in run("hosts", 2, "shm") {
+            assert_eq!(said(&outcome), "fine", "{outcome:?}");
+        }
+        return;
+    }
+    if !Command::new("unshare").args(["-rm", "true"]).status().is_ok_and(|status| status.success()) {
+        return println!("skipped: this system does not let its users make namespaces");
+    }
+    let script = "mount -t tmpfs -o size=64k tmpfs /dev/shm && exec \"$0\" shared_memory_takes_no_room --nocapture";
+    let program = std::env::current_exe().unwrap();
+    let within = Command::new("unshare").args(["-rm", "sh", "-c", script]).arg(program).env(SMALL_SHM, "1").output();
+    let within = within.unwrap();
+    assert!(within.status.success(), "{}", String::from_utf8_lossy(&within.stdout));
 }
 
 #[test]

@@ -5,6 +5,7 @@ use std::net::TcpListener;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::InterfaceChoice;
 use crate::error::seconds;
 use crate::{Error, Membership, Result, Task, env};
 
@@ -22,6 +23,9 @@ pub struct CoordinationOptions {
     pub progress_interval: Duration,
     /// Who is told; by default a line of `tracing` at level info.
     pub progress: Option<Arc<Progress>>,
+    /// Which network interface the others reach this process by: one of its addresses, or names as
+    /// [`from_env`](CoordinationOptions::from_env) takes them. Default: the one towards the leader.
+    pub interface: Option<InterfaceChoice>,
     /// A listener of the leader that exists already; for tests and launchers.
     pub listener: Option<Arc<TcpListener>>,
 }
@@ -34,13 +38,16 @@ impl Default for CoordinationOptions {
             heartbeat_timeout: Duration::from_secs(10),
             progress_interval: Duration::from_secs(3),
             progress: None,
+            interface: None,
             listener: None,
         }
     }
 }
 
 impl CoordinationOptions {
-    /// The defaults, with the join timeout of DISTRIBUTE_TIMEOUT (seconds).
+    /// The defaults, with the join timeout of DISTRIBUTE_TIMEOUT (seconds) and the interface of DISTRIBUTE_INTERFACE, or else
+    /// NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME: `eth` (names that begin so), `=eth0` (that one), `^lo,docker` (all others),
+    /// or an address of this machine.
     ///
     /// # Errors
     /// [`Error::Config`] where the variable is not a number above 0.
@@ -53,7 +60,8 @@ impl CoordinationOptions {
     /// # Errors
     /// As [`from_env`](CoordinationOptions::from_env).
     pub fn from_vars(variable: impl Fn(&str) -> Option<String>) -> Result<CoordinationOptions> {
-        let mut options = CoordinationOptions::default();
+        let interface = InterfaceChoice::from_vars(&variable);
+        let mut options = CoordinationOptions { interface, ..CoordinationOptions::default() };
         if let Some(given) = variable("DISTRIBUTE_TIMEOUT") {
             let seconds = given.trim().parse::<f64>().ok().filter(|seconds| *seconds > 0.0 && *seconds < 1e9);
             let wrong = || {
@@ -122,6 +130,7 @@ impl fmt::Debug for CoordinationOptions {
             .field("heartbeat_timeout", &self.heartbeat_timeout)
             .field("progress_interval", &self.progress_interval)
             .field("progress", &self.progress.is_some())
+            .field("interface", &self.interface)
             .field("listener", &self.listener)
             .finish()
     }

@@ -1,0 +1,126 @@
+//! Which network interface the others reach this process by, where the environment names one.
+
+use std::net::IpAddr;
+
+use crate::{Error, Result};
+
+/// Variables that choose an interface; the first that is set counts.
+const VARIABLES: [&str; 3] = ["DISTRIBUTE_INTERFACE", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"];
+
+/// A choice among the interfaces of a machine, as NCCL_SOCKET_IFNAME spells it: `eth` (names that begin so), `=eth0` (that
+/// one), `^lo,docker` (all others), or an address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InterfaceChoice {
+    /// Where the choice was read, as errors say it.
+    variable: &'static str,
+    given: String,
+}
+
+impl InterfaceChoice {
+    /// A choice by the program itself.
+    pub fn new(given: &str) -> InterfaceChoice {
+        InterfaceChoice { variable: "CoordinationOptions::interface", given: given.to_owned() }
+    }
+
+    pub(super) fn from_vars(variable: impl Fn(&str) -> Option<String>) -> Option<InterfaceChoice> {
+        VARIABLES.into_iter().find_map(|name| Some(InterfaceChoice { variable: name, given: variable(name)? }))
+    }
+
+    /// The address of the chosen interface, of the same protocol as `like` where it has one.
+    pub(super) fn address(&self, like: Option<IpAddr>) -> Result<IpAddr> {
+        let interfaces = if_addrs::get_if_addrs().unwrap_or_default();
+        let interfaces: Vec<(String, IpAddr)> =
+            interfaces.into_iter().map(|interface| (interface.name.clone(), interface.ip())).collect();
+        self.among(&interfaces, like)
+    }
+
+    fn among(&self, interfaces: &[(String, IpAddr)], like: Option<IpAddr>) -> Result<IpAddr> {
+        let chosen = interfaces.iter().filter(|(name, ip)| self.names(name, *ip)).map(|(_, ip)| *ip);
+        let wants_v6 = like.is_some_and(|like| like.is_ipv6());
+        // A link-local address means nothing to others without the interface's own number.
+        let usable = chosen.filter(|ip| !matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local()));
+        usable.min_by_key(|ip| ip.is_ipv6() != wants_v6).ok_or_else(|| {
+            let mut known: Vec<&str> = interfaces.iter().map(|(name, _)| name.as_str()).collect();
+            known.dedup();
+            Error::config(
+                self.variable,
+                "no interface of this machine with an address is chosen by it",
+                &self.given,
+                "an address, or names of interfaces: eth (those that begin so), =eth0 (that one), ^lo,docker (all others)",
+                format!("This machine has {}.", known.join(", ")),
+            )
+        })
+    }
+
+    fn names(&self, name: &str, ip: IpAddr) -> bool {
+        let given = self.given.trim();
+        if let Ok(address) = given.parse::<IpAddr>() {
+            return address == ip;
+        }
+        let list = given.trim_start_matches(['^', '=']);
+        let mut entries = list.split(',').map(str::trim).filter(|entry| !entry.is_empty());
+        match given.as_bytes().first() {
+            Some(b'^') => !entries.any(|entry| name.starts_with(entry)),
+            Some(b'=') => entries.any(|entry| name == entry),
+            _ => entries.any(|entry| name.starts_with(entry)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn interfaces() -> Vec<(String, IpAddr)> {
+        [("lo", "127.0.0.1"), ("lo", "::1"), ("eth0", "fe80::1"), ("eth0", "10.0.0.5"), ("eth0", "2001:db8::5")]
+            .into_iter()
+            .chain([("eth01", "10.0.1.5"), ("docker0", "172.17.0.1")])
+            .map(|(name, ip)| (name.to_owned(), ip.parse().unwrap()))
+            .collect()
+    }
+
+    fn chosen(given: &str, like: &str) -> Result<String> {
+        let choice = InterfaceChoice { variable: "DISTRIBUTE_INTERFACE", given: given.to_owned() };
+        choice.among(&interfaces(), like.parse().ok()).map(|ip| ip.to_string())
+    }
+
+    #[test]
+    fn names_prefixes_exclusions_and_addresses_choose() {
+        for (given, like, expected) in [
+            ("eth", "10.9.9.9", "10.0.0.5"),
+            ("eth", "2001:db8::9", "2001:db8::5"),
+            ("=eth01", "", "10.0.1.5"),
+            ("docker, eth", "", "10.0.0.5"),
+            ("^lo,eth", "", "172.17.0.1"),
+            ("10.0.1.5", "", "10.0.1.5"),
+            ("lo", "", "127.0.0.1"),
+        ] {
+            assert_eq!(chosen(given, like).unwrap(), expected, "{given} {like}");
+        }
+    }
+
+    #[test]
+    fn what_chooses_nothing_is_an_error_that_lists_the_interfaces() {
+        for given in ["ib0", "=eth", "192.168.0.1", "^lo,eth,docker"] {
+            let text = chosen(given, "").unwrap_err().to_string();
+            assert!(text.contains(given) && text.contains("lo, eth0, eth01, docker0"), "{text}");
+        }
+    }
+
+    #[test]
+    fn the_projects_own_variable_comes_first() {
+        let both = |name: &str| match name {
+            "DISTRIBUTE_INTERFACE" => Some("eth0".to_owned()),
+            "NCCL_SOCKET_IFNAME" => Some("ib".to_owned()),
+            _ => None,
+        };
+        assert_eq!(InterfaceChoice::from_vars(both).unwrap().given, "eth0");
+        assert_eq!(InterfaceChoice::from_vars(|_| None), None);
+    }
+
+    #[test]
+    fn this_machine_has_a_loopback_interface() {
+        let choice = InterfaceChoice { variable: "DISTRIBUTE_INTERFACE", given: "lo".to_owned() };
+        assert!(choice.address(None).unwrap().is_loopback());
+    }
+}
