@@ -30,7 +30,25 @@ pub(crate) fn multiprocess(filter: Option<&str>) -> Result<(), String> {
 }
 
 /// Test targets that start processes.
-const MULTIPROCESS: [&str; 3] = ["mnist", "processes", "run"];
+const MULTIPROCESS: [&str; 4] = ["faults", "mnist", "processes", "run"];
+
+/// Interprets the tests of memory that threads share, under several orders of threads and of memory accesses.
+pub(crate) fn miri() -> Result<(), String> {
+    if !Command::new("cargo").args(["+nightly", "miri", "--version"]).output().is_ok_and(|out| out.status.success()) {
+        println!("skipped: Miri is not installed (rustup toolchain install nightly --component miri,rust-src)");
+        return Ok(());
+    }
+    // Segments that stand for shared memory are never given back.
+    let flags = "-Zmiri-disable-isolation -Zmiri-ignore-leaks -Zmiri-many-seeds=0..8";
+    for what in [["--test", "threads"].as_slice(), &["--lib", "ring::"]] {
+        let mut command = Command::new("cargo");
+        command.args(["+nightly", "miri", "test", "--package", "distribute-collectives", "--no-default-features"]);
+        command.args(["--target-dir", "target/miri"]).args(what);
+        command.env("MIRIFLAGS", flags).env("RUSTFLAGS", "-Awarnings").env_remove("RUSTUP_TOOLCHAIN");
+        status(command, "cargo miri test")?;
+    }
+    Ok(())
+}
 
 fn doc() -> Result<(), String> {
     let mut command = Command::new(env!("CARGO"));

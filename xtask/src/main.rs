@@ -1,4 +1,4 @@
-//! The workspace's own commands: `cargo xtask ci`, `test`, `multiprocess`, `bench`, `schedule` and
+//! The workspace's own commands: `cargo xtask ci`, `test`, `multiprocess`, `miri`, `bench`, `schedule` and
 //! `simulate`.
 #![expect(clippy::print_stdout, reason = "a command prints its results")]
 
@@ -43,6 +43,8 @@ enum Command {
         /// Run only tests whose names contain this.
         filter: Option<String>,
     },
+    /// The tests of memory that threads share, interpreted by Miri where that is installed.
+    Miri,
 }
 
 fn main() -> ExitCode {
@@ -53,6 +55,7 @@ fn main() -> ExitCode {
         Command::Simulate(flags) => simulate::run(&flags),
         Command::Test => ci::test(),
         Command::Multiprocess { filter } => ci::multiprocess(filter.as_deref()),
+        Command::Miri => ci::miri(),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

@@ -191,6 +191,9 @@ const MAGIC: &[u8; 4] = b"dst1";
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+    use proptest::test_runner::RngSeed;
+
     use super::*;
 
     fn call() -> Call {
@@ -234,5 +237,24 @@ mod tests {
     fn layouts_differ_where_slices_do() {
         assert_eq!(Call::layout_of([12usize].into_iter()), 0);
         assert_ne!(Call::layout_of([5usize, 7].into_iter()), Call::layout_of([7usize, 5].into_iter()));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 1000, rng_seed: RngSeed::Fixed(1), ..ProptestConfig::default() })]
+
+        #[test]
+        fn any_bytes_are_a_call_or_none(bytes: [u8; Call::ENCODED_LEN], kind in 0u8..16, dtype in 0u8..11, op in 0u8..12) {
+            prop_assert_eq!(Call::decode(&bytes), None);
+            let mut bytes = bytes;
+            bytes[..4].copy_from_slice(MAGIC);
+            bytes[4] = kind;
+            bytes[5] = dtype;
+            bytes[6] = if op == 11 { u8::MAX } else { op };
+            if let Some(call) = Call::decode(&bytes) {
+                // One byte has no meaning yet.
+                bytes[7] = 0;
+                prop_assert_eq!(call.encode(), bytes);
+            }
+        }
     }
 }

@@ -15,8 +15,8 @@ const BLOCK: usize = 1024;
 /// An element with the arithmetic that reductions need. `Wide` is what it is accumulated in.
 pub(crate) trait Number: Element {
     type Wide: Copy + Default;
-    fn widen(self) -> Self::Wide;
-    fn narrow(wide: Self::Wide) -> Self;
+    fn to_wide(self) -> Self::Wide;
+    fn from_wide(wide: Self::Wide) -> Self;
     fn sum(a: Self::Wide, b: Self::Wide) -> Self::Wide;
     fn product(a: Self::Wide, b: Self::Wide) -> Self::Wide;
     fn min(a: Self::Wide, b: Self::Wide) -> Self::Wide;
@@ -33,9 +33,9 @@ macro_rules! floats {
         impl Number for $type {
             type Wide = $wide;
             #[inline(always)]
-            fn widen(self) -> $wide { $widen(self) }
+            fn to_wide(self) -> $wide { $widen(self) }
             #[inline(always)]
-            fn narrow(wide: $wide) -> Self { $narrow(wide) }
+            fn from_wide(wide: $wide) -> Self { $narrow(wide) }
             #[inline(always)]
             fn sum(a: $wide, b: $wide) -> $wide { a + b }
             #[inline(always)]
@@ -61,9 +61,9 @@ macro_rules! integers {
         impl Number for $type {
             type Wide = $type;
             #[inline(always)]
-            fn widen(self) -> $type { self }
+            fn to_wide(self) -> $type { self }
             #[inline(always)]
-            fn narrow(wide: $type) -> Self { wide }
+            fn from_wide(wide: $type) -> Self { wide }
             #[inline(always)]
             fn sum(a: $type, b: $type) -> $type { a.wrapping_add(b) }
             #[inline(always)]
@@ -291,8 +291,8 @@ fn round_off_here(dtype: DType, values: &mut [f32], short: &mut [u8]) {
     #[inline(always)]
     fn all<T: Number<Wide = f32>>(values: &mut [f32], short: &mut [T]) {
         for (value, short) in values.iter_mut().zip(short) {
-            *short = T::narrow(*value);
-            let left = *value - short.widen();
+            *short = T::from_wide(*value);
+            let left = *value - short.to_wide();
             // Infinity and NaN are sent once, not for ever.
             *value = if left.is_finite() { left } else { 0.0 };
         }
@@ -309,7 +309,7 @@ fn widen_here(dtype: DType, short: &[u8], values: &mut [f32]) {
     #[inline(always)]
     fn all<T: Number<Wide = f32>>(short: &[T], values: &mut [f32]) {
         for (value, short) in values.iter_mut().zip(short) {
-            *value = short.widen();
+            *value = short.to_wide();
         }
     }
     match dtype {
@@ -324,7 +324,7 @@ fn combine_here(dtype: DType, op: ReduceOp, target: &mut [u8], source: &[u8]) {
     with_type!(dtype, T => with_op!(op, T, f => {
         let (target, source): (&mut [T], &[T]) = (cast_slice_mut(target), cast_slice(source));
         for (a, b) in target.iter_mut().zip(source) {
-            *a = T::narrow(f(a.widen(), b.widen()));
+            *a = T::from_wide(f(a.to_wide(), b.to_wide()));
         }
     }));
 }
@@ -334,7 +334,7 @@ fn divide_here(dtype: DType, target: &mut [u8], n: u32) {
     with_type!(dtype, T => {
         let target: &mut [T] = cast_slice_mut(target);
         for a in target {
-            *a = T::narrow(T::divide(a.widen(), n));
+            *a = T::from_wide(T::divide(a.to_wide(), n));
         }
     });
 }
@@ -372,7 +372,7 @@ fn in_place<T: Number>(
     if let ([a, b], Keep::All) = (&mut *buffers, keep) {
         let (a, b): (&mut [T], &mut [T]) = (cast_slice_mut(a), cast_slice_mut(b));
         for (x, y) in a.iter_mut().zip(b) {
-            let result = T::narrow(finish(combine(x.widen(), y.widen())));
+            let result = T::from_wide(finish(combine(x.to_wide(), y.to_wide())));
             *x = result;
             *y = result;
         }
@@ -422,11 +422,11 @@ fn accumulate<T: Number>(
 ) {
     if first {
         for (acc, x) in wide.iter_mut().zip(source) {
-            *acc = x.widen();
+            *acc = x.to_wide();
         }
     } else {
         for (acc, x) in wide.iter_mut().zip(source) {
-            *acc = combine(*acc, x.widen());
+            *acc = combine(*acc, x.to_wide());
         }
     }
 }
@@ -434,7 +434,7 @@ fn accumulate<T: Number>(
 #[inline(always)]
 fn store<T: Number>(wide: &[T::Wide], target: &mut [T], finish: &impl Fn(T::Wide) -> T::Wide) {
     for (x, acc) in target.iter_mut().zip(wide) {
-        *x = T::narrow(finish(*acc));
+        *x = T::from_wide(finish(*acc));
     }
 }
 

@@ -163,6 +163,11 @@ impl Consumer {
         }
     }
 
+    #[cfg(test)]
+    fn is_empty(&self) -> bool {
+        self.words().produced.load(Ordering::Acquire) == self.consumed
+    }
+
     /// Takes bytes of the record that was begun.
     pub(super) fn copy(&mut self, bytes: &mut [u8]) {
         self.segment.read(self.direction, self.consumed, bytes);
@@ -217,3 +222,6 @@ fn header(kind: u64, len: usize) -> [u8; HEADER_BYTES] {
     header[8..].copy_from_slice(&(len as u64).to_le_bytes());
     header
 }
+
+#[cfg(test)]
+mod tests;

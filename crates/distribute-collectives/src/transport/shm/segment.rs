@@ -58,6 +58,18 @@ impl Segment {
         Segment::map(&OwnedFd::from(file), capacity)
     }
 
+    /// Memory of this process alone that is never given back, for two threads in Miri, which maps no files.
+    #[cfg(test)]
+    pub(super) fn leaked(capacity: usize) -> std::sync::Arc<Segment> {
+        #[repr(align(64))]
+        #[derive(Clone, Copy)]
+        struct Line(#[expect(dead_code, reason = "only its size and place count")] [u8; LINE]);
+        let memory = vec![Line([0; LINE]); Segment::len_bytes(capacity).div_ceil(LINE)].leak();
+        let segment = std::sync::Arc::new(Segment { start: NonNull::from(memory).cast(), capacity });
+        std::mem::forget(segment.clone());
+        segment
+    }
+
     fn map(file: &OwnedFd, capacity: usize) -> io::Result<Segment> {
         let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
         // SAFETY: a new mapping at an address of the system's choice, of a file that is as long as asked for; both sides

@@ -77,6 +77,32 @@ proptest! {
     }
 }
 
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 128, failure_persistence: None, ..ProptestConfig::default() })]
+    #[test]
+    fn any_bytes_as_offer_or_answer_are_taken_without_harm(bytes: Vec<u8>, begins_right: bool, as_answer: bool) {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let mut theirs = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (mut ours, _) = listener.accept().unwrap();
+        if begins_right {
+            std::io::Write::write_all(&mut theirs, b"dst-shm1").unwrap();
+        }
+        std::io::Write::write_all(&mut theirs, &bytes).unwrap();
+        // Whatever is still expected is zeros, and then the end.
+        std::io::Write::write_all(&mut theirs, &[0; 300]).unwrap();
+        theirs.shutdown(std::net::Shutdown::Write).unwrap();
+        if as_answer {
+            let offered = offer(&mut ours, 11).unwrap();
+            // Whoever says that it has opened the segment is believed, but nothing is fetched from it.
+            let says_so = !begins_right && bytes.first() == Some(&1);
+            let lane = accept(&mut ours, offered).unwrap();
+            prop_assert_eq!(lane.is_some(), says_so);
+        } else if let Ok(answered) = answer(&mut ours, 12) {
+            prop_assert!(answered.finish(&mut ours).unwrap().is_none());
+        }
+    }
+}
+
 #[test]
 fn what_is_no_record_is_an_error_and_no_panic() {
     let (a, mut b) = lanes();
