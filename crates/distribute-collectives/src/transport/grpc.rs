@@ -8,20 +8,20 @@ use std::net::TcpListener;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use bytes::{Buf, Bytes, BytesMut};
+use bytes::{Buf, Bytes};
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc::{self, error::TryRecvError};
-use tokio_stream::wrappers::ReceiverStream;
-use tokio_stream::{Stream, StreamExt};
+use tonic::body::Body;
+use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
-use tonic::transport::{Endpoint, Server};
-use tonic::{Request, Response, Status, Streaming};
 
-use self::wire::collective_client::CollectiveClient;
-use self::wire::collective_server::{Collective, CollectiveServer};
-use self::wire::{Frame, Hello, Left, frame::Kind};
+use self::framing::{Said, Unframer};
+use self::wire::{Hello, Left, frame::Kind};
 use super::{ConnectError, Incoming, Outgoing, Patience, Transport, TransportError};
 use crate::schedule::Link;
+
+mod connect;
+mod framing;
 
 /// The messages of the service.
 #[expect(unreachable_pub, reason = "generated from the protocol file")]
@@ -30,10 +30,16 @@ mod wire {
 }
 
 /// Bytes of one frame: large enough that its cost is that of its bytes, small enough to overlap with the next.
-const FRAME_BYTES: usize = 256 * 1024;
+const FRAME_BYTES: usize = 1 << 20;
 
 /// Frames that wait on either side of a stream.
-const QUEUED_FRAMES: usize = 16;
+const QUEUED_FRAMES: usize = 8;
+
+/// Pieces of frames that wait to be taken; they come as HTTP/2 cuts them.
+const QUEUED_PIECES: usize = 64;
+
+/// What a receiver lets HTTP/2 send in one piece.
+const HTTP_FRAME_BYTES: u32 = 2 << 20;
 
 /// What HTTP/2 lets a sender be ahead of its receiver.
 const WINDOW_BYTES: u32 = 16 << 20;
@@ -49,7 +55,7 @@ pub(crate) struct GrpcTransport {
 
 /// One peer's queues.
 struct Peer {
-    outbox: mpsc::Sender<Frame>,
+    outbox: mpsc::Sender<Bytes>,
     inbox: mpsc::Receiver<Bytes>,
     /// What is left of the last frame.
     rest: Bytes,
@@ -117,20 +123,19 @@ impl GrpcTransport {
         runtime.block_on(async {
             let listener =
                 tokio::net::TcpListener::from_std(listener).map_err(|source| failed("listen on", &own, source))?;
-            let service = CollectiveServer::new(Service { group, rank, bell: bell.clone(), arrivals });
-            let service = service.max_decoding_message_size(usize::MAX).max_encoding_message_size(usize::MAX);
+            let service = connect::Service::new(group, rank, &bell, arrivals);
             tokio::spawn(
                 Server::builder()
                     .initial_stream_window_size(WINDOW_BYTES)
                     .initial_connection_window_size(WINDOW_BYTES)
-                    .max_frame_size(1 << 20)
+                    .max_frame_size(HTTP_FRAME_BYTES)
                     .add_service(service)
                     // The server's own setting acts only on listeners that it opens itself; without it the
                     // kernel holds short frames back for 40 ms.
                     .serve_with_incoming(TcpIncoming::from(listener).with_nodelay(Some(true))),
             );
             for (peer, address) in addresses.iter().enumerate().take(rank) {
-                let call = call(address, Hello { group, rank: rank as u32 }, &bell, deadline);
+                let call = connect::call(address, Hello { group, rank: rank as u32 }, &bell, deadline);
                 peers[peer] = Some(call.await.map_err(|source| failed("connect to", address, source))?);
             }
             let deadline = tokio::time::Instant::from_std(deadline);
@@ -166,7 +171,7 @@ impl GrpcTransport {
     fn tell(&mut self, kind: &Kind) {
         for peer in self.peers.iter().flatten() {
             // Best effort: a full queue means that the peer does not read; it will see the stream end.
-            let _ = peer.outbox.try_send(Frame { kind: Some(kind.clone()) });
+            let _ = peer.outbox.try_send(framing::words(kind.clone()));
         }
     }
 }
@@ -241,7 +246,7 @@ impl Drop for GrpcTransport {
         if !self.aborted {
             self.tell(&Kind::Left(Left {}));
         }
-        let outboxes: Vec<mpsc::Sender<Frame>> = self.peers.drain(..).flatten().map(|peer| peer.outbox).collect();
+        let outboxes: Vec<mpsc::Sender<Bytes>> = self.peers.drain(..).flatten().map(|peer| peer.outbox).collect();
         if let Some(runtime) = self.runtime.take() {
             // What is queued still goes out, but not for long.
             let deadline = Instant::now() + Duration::from_millis(500);
@@ -262,19 +267,8 @@ impl Peer {
         let mut progress = false;
         while !parts.is_empty() {
             let Ok(place) = self.outbox.try_reserve() else { break };
-            let mut frame = BytesMut::with_capacity(FRAME_BYTES.min(parts.iter().map(|part| part.len()).sum()));
-            while let Some(part) = parts.first_mut()
-                && frame.len() < FRAME_BYTES
-            {
-                let len = part.len().min(FRAME_BYTES - frame.len());
-                frame.extend_from_slice(&part[..len]);
-                if len == part.len() {
-                    parts.remove(0);
-                } else {
-                    part.advance(len);
-                }
-            }
-            place.send(Frame { kind: Some(Kind::Data(frame.freeze())) });
+            let len = parts.iter().map(|part| part.len()).sum::<usize>().min(FRAME_BYTES);
+            place.send(framing::data(parts, len));
             progress = true;
         }
         progress
@@ -316,66 +310,33 @@ impl Peer {
     }
 }
 
-/// Calls a member that comes before this one, again and again until the deadline: it may not listen yet.
-async fn call(address: &str, hello: Hello, bell: &Arc<Bell>, deadline: Instant) -> std::io::Result<Peer> {
-    let endpoint = Endpoint::from_shared(format!("http://{address}"))
-        .map_err(std::io::Error::other)?
-        .tcp_nodelay(true)
-        .initial_stream_window_size(WINDOW_BYTES)
-        .initial_connection_window_size(WINDOW_BYTES);
-    let mut pause = Duration::from_millis(5);
-    loop {
-        let attempt = async {
-            let channel = endpoint.connect().await.map_err(std::io::Error::other)?;
-            let client = CollectiveClient::new(channel);
-            let mut client = client.max_decoding_message_size(usize::MAX).max_encoding_message_size(usize::MAX);
-            let (outbox, frames) = outgoing_frames(bell);
-            // There is room for the first frame of an empty queue.
-            let _ = outbox.try_send(Frame { kind: Some(Kind::Hello(hello)) });
-            let replies = client.connect(frames).await.map_err(std::io::Error::other)?;
-            Ok(peer(outbox, replies.into_inner(), bell.clone()))
-        };
-        match attempt.await {
-            Ok(peer) => return Ok(peer),
-            Err(error) if Instant::now() + pause >= deadline => return Err(error),
-            Err(_) => tokio::time::sleep(pause).await,
-        }
-        pause = (pause * 2).min(Duration::from_millis(500));
-    }
-}
-
-/// A queue of frames, and the stream of them that rings when there is room again.
-fn outgoing_frames(bell: &Arc<Bell>) -> (mpsc::Sender<Frame>, impl Stream<Item = Frame> + Send + 'static) {
-    let (outbox, frames) = mpsc::channel(QUEUED_FRAMES);
-    let bell = bell.clone();
-    let frames = ReceiverStream::new(frames).map(move |frame| {
-        bell.ring();
-        frame
-    });
-    (outbox, frames)
-}
-
-/// Starts to listen to a peer's frames.
-fn peer(outbox: mpsc::Sender<Frame>, mut frames: Streaming<Frame>, bell: Arc<Bell>) -> Peer {
-    let (data, inbox) = mpsc::channel(QUEUED_FRAMES);
+/// Starts to listen to a peer.
+fn peer(outbox: mpsc::Sender<Bytes>, body: Body, mut unframer: Unframer, mut rest: Bytes, bell: Arc<Bell>) -> Peer {
+    let (data, inbox) = mpsc::channel(QUEUED_PIECES);
     let state: Arc<Mutex<PeerState>> = Arc::default();
     let heard = state.clone();
     tokio::spawn(async move {
+        let mut body = body;
         let ended = loop {
-            let received = frames.message().await;
-            lock(&heard).heard = Some(Instant::now());
-            match received {
-                Ok(Some(Frame { kind: Some(Kind::Data(bytes)) })) => {
+            match connect::listen(&mut body, &mut unframer, &mut rest).await {
+                Ok(Some(Said::Data(bytes))) => {
                     if data.send(bytes).await.is_err() {
                         return;
                     }
+                    lock(&heard).heard = Some(Instant::now());
                 }
-                Ok(Some(Frame { kind: Some(Kind::Abort(reason)) })) => lock(&heard).aborted = Some(reason),
-                Ok(Some(Frame { kind: Some(Kind::Left(_)) })) => lock(&heard).left = true,
-                Ok(Some(Frame { kind: Some(Kind::Waiting(sequence)) })) => lock(&heard).waiting = Some(sequence),
-                Ok(Some(_)) => {}
+                Ok(Some(Said::Words(words))) => {
+                    let mut state = lock(&heard);
+                    state.heard = Some(Instant::now());
+                    match words {
+                        Kind::Abort(reason) => state.aborted = Some(reason),
+                        Kind::Left(_) => state.left = true,
+                        Kind::Waiting(sequence) => state.waiting = Some(sequence),
+                        Kind::Hello(_) | Kind::Data(_) => {}
+                    }
+                }
                 Ok(None) => break "its process ended".to_owned(),
-                Err(_) => break "its process ended or its connection broke".to_owned(),
+                Err(how) => break how,
             }
             bell.ring();
         };
@@ -384,37 +345,6 @@ fn peer(outbox: mpsc::Sender<Frame>, mut frames: Streaming<Frame>, bell: Arc<Bel
         bell.ring();
     });
     Peer { outbox, inbox, rest: Bytes::new(), state }
-}
-
-/// Takes the calls of members that come after this one.
-struct Service {
-    group: u64,
-    rank: usize,
-    bell: Arc<Bell>,
-    arrivals: mpsc::Sender<(usize, Peer)>,
-}
-
-#[tonic::async_trait]
-impl Collective for Service {
-    type ConnectStream = std::pin::Pin<Box<dyn Stream<Item = Result<Frame, Status>> + Send>>;
-
-    async fn connect(&self, request: Request<Streaming<Frame>>) -> Result<Response<Self::ConnectStream>, Status> {
-        let mut frames = request.into_inner();
-        let hello = match frames.message().await? {
-            Some(Frame { kind: Some(Kind::Hello(hello)) }) => hello,
-            _ => return Err(Status::invalid_argument("the first frame must be a hello")),
-        };
-        let caller = hello.rank as usize;
-        if hello.group != self.group || caller <= self.rank {
-            return Err(Status::failed_precondition("this member belongs to another group"));
-        }
-        let (outbox, replies) = outgoing_frames(&self.bell);
-        let peer = peer(outbox, frames, self.bell.clone());
-        if self.arrivals.send((caller, peer)).await.is_err() {
-            return Err(Status::already_exists("the group is complete"));
-        }
-        Ok(Response::new(Box::pin(replies.map(Ok))))
-    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
