@@ -5,6 +5,7 @@ use clap::Subcommand;
 use self::collective::Operation;
 
 pub(crate) mod collective;
+mod latency;
 mod limits;
 mod peers;
 mod plot;
@@ -24,6 +25,8 @@ pub(crate) enum Bench {
     Broadcast(collective::Flags),
     /// All-to-all; the size is that of all parts of a rank.
     Alltoall(collective::Flags),
+    /// The shortest operations: median, percentiles and the worst.
+    Latency(latency::Flags),
     /// Training of a small model on several arrangements of replicas.
     Train(train::Flags),
     /// One process of a measurement; started by the others.
@@ -42,6 +45,7 @@ pub(crate) enum RankBench {
     ReduceScatter(collective::Flags),
     Broadcast(collective::Flags),
     Alltoall(collective::Flags),
+    Latency(latency::Flags),
     Train(train::RankFlags),
 }
 
@@ -53,6 +57,7 @@ impl Bench {
             Bench::ReduceScatter(flags) => collective::run(Operation::ReduceScatter, &flags),
             Bench::Broadcast(flags) => collective::run(Operation::Broadcast, &flags),
             Bench::Alltoall(flags) => collective::run(Operation::AllToAll, &flags),
+            Bench::Latency(flags) => latency::run(&flags),
             Bench::Train(flags) => train::run(&flags),
             Bench::Rank { bench } => match bench {
                 RankBench::Allreduce(flags) => collective::run_rank(Operation::AllReduce, &flags),
@@ -60,6 +65,7 @@ impl Bench {
                 RankBench::ReduceScatter(flags) => collective::run_rank(Operation::ReduceScatter, &flags),
                 RankBench::Broadcast(flags) => collective::run_rank(Operation::Broadcast, &flags),
                 RankBench::Alltoall(flags) => collective::run_rank(Operation::AllToAll, &flags),
+                RankBench::Latency(flags) => latency::run_rank(&flags),
                 RankBench::Train(flags) => train::run_rank(&flags),
             },
         }

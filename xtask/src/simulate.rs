@@ -4,6 +4,7 @@
 //! bytes on the links that it uses (each rank's own inside a host; one network card per host, shared by its ranks, between
 //! hosts); combining takes time per byte. Sends and receives of a step overlap; a rank's steps follow each other.
 
+mod check;
 mod network;
 
 use clap::Args;
@@ -51,6 +52,9 @@ pub(crate) struct Flags {
     /// One JSON object a line
     #[arg(long)]
     json: bool,
+    /// Compares with real runs of 2 to 8 processes on this machine, over shm, tcp or grpc
+    #[arg(long, value_name = "TRANSPORT")]
+    check: Option<String>,
 }
 
 /// Above this many messages the closed formula takes the place of the simulation.
@@ -59,6 +63,9 @@ const MOST_MESSAGES: usize = 1_000_000;
 pub(crate) fn run(flags: &Flags) -> Result<(), String> {
     if flags.operation != "allreduce" {
         return Err(format!("{:?} cannot be simulated; give allreduce", flags.operation));
+    }
+    if let Some(transport) = &flags.check {
+        return check::run(transport);
     }
     let sizes = flags.sizes.iter().map(|size| parse_size(size)).collect::<Result<Vec<_>, _>>()?;
     let straggler = flags.straggler.as_deref().map(parse_straggler).transpose()?;

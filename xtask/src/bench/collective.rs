@@ -40,7 +40,7 @@ pub(crate) struct Flags {
     /// Draws bus bandwidth over size into this SVG file.
     #[arg(long)]
     plot: Option<PathBuf>,
-    /// Alternates with this peer on the same work, where it is installed: openmpi, gloo.
+    /// Alternates with this peer on the same work, where it is installed: openmpi, gloo, tensorflow.
     #[arg(long, value_delimiter = ',')]
     compare: Vec<Peer>,
 }
@@ -156,6 +156,29 @@ pub(crate) fn run(operation: Operation, flags: &Flags) -> Result<(), String> {
         0 => Ok(()),
         wrong => Err(format!("{wrong} elements were wrong")),
     }
+}
+
+/// The median seconds of an all-reduce of f32 between processes, for each size.
+pub(crate) fn median_seconds(
+    transport: &str,
+    ranks: usize,
+    algorithm: &str,
+    sizes: &[usize],
+) -> Result<Vec<f64>, String> {
+    let flags = Flags {
+        transport: vec![transport.to_owned()],
+        ranks: vec![ranks],
+        sizes: sizes.iter().map(usize::to_string).collect(),
+        dtype: DType::F32.name().to_owned(),
+        op: ReduceOp::Sum.name().to_owned(),
+        algorithm: vec![algorithm.to_owned()],
+        reps: None,
+        json: true,
+        plot: None,
+        compare: Vec::new(),
+    };
+    let rows = measure_processes(Operation::AllReduce, &flags, transport, ranks, algorithm)?;
+    Ok(rows.into_iter().map(|row| row.time_us * 1e-6).collect())
 }
 
 /// One measurement between processes of all sizes.

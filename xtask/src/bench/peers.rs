@@ -1,7 +1,7 @@
-//! The same work by others: Open MPI and Gloo, run in turns with ours.
+//! The same work by others: Open MPI, Gloo and TensorFlow, run in turns with ours.
 
 use std::net::TcpListener;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use clap::ValueEnum;
@@ -17,6 +17,8 @@ pub(crate) enum Peer {
     Openmpi,
     /// python3 -m venv target/peers/venv && target/peers/venv/bin/pip install torch numpy
     Gloo,
+    /// python3 -m venv target/peers/tf && target/peers/tf/bin/pip install tensorflow
+    Tensorflow,
 }
 
 /// A peer's line.
@@ -39,6 +41,7 @@ pub(super) fn compare(operation: Operation, flags: &Flags, peers: &[Peer], ranks
         let ways: &[(&str, &str)] = match peer {
             Peer::Openmpi => &[("shm", "Open MPI"), ("tcp", "Open MPI, btl tcp")],
             Peer::Gloo => &[("tcp", "Gloo"), ("shm", "Gloo")],
+            Peer::Tensorflow => &[("grpc", "TensorFlow, RING")],
         };
         for ranks in ranks {
             for (transport, name) in ways {
@@ -76,6 +79,7 @@ impl Peer {
         match self {
             Peer::Openmpi => "apt-get install openmpi-bin libopenmpi-dev",
             Peer::Gloo => "python3 -m venv target/peers/venv && target/peers/venv/bin/pip install torch numpy",
+            Peer::Tensorflow => "python3 -m venv target/peers/tf && target/peers/tf/bin/pip install tensorflow",
         }
     }
 
@@ -93,27 +97,14 @@ impl Peer {
                 command.arg(program).arg("0").args(&sizes);
                 command.stderr(Stdio::inherit()).output().map_err(text)?.stdout
             }
-            Peer::Gloo => {
-                let python = Path::new("target/peers/venv/bin/python");
-                let has_torch = Command::new(python).args(["-c", "import torch"]).output();
-                if !has_torch.is_ok_and(|output| output.status.success()) {
-                    return Ok(None);
-                }
-                let port = TcpListener::bind("127.0.0.1:0").and_then(|it| it.local_addr()).map_err(text)?.port();
-                let start = |rank: usize| {
-                    let mut command = Command::new(python);
-                    command.arg("xtask/peers/gloo.py").arg("0").args(&sizes).env("OMP_NUM_THREADS", "1");
-                    command.env("RANK", rank.to_string()).env("WORLD_SIZE", ranks.to_string());
-                    command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", port.to_string());
-                    command.env("GLOO_SOCKET_IFNAME", "lo").stdout(Stdio::piped()).spawn().map_err(text)
-                };
-                let children = (0..ranks).map(start).collect::<Result<Vec<_>, _>>()?;
-                let mut outputs = Vec::new();
-                for child in children {
-                    outputs.push(child.wait_with_output().map_err(text)?.stdout);
-                }
-                outputs.swap_remove(0)
-            }
+            Peer::Gloo => match python("venv", "torch", "xtask/peers/gloo.py", ranks, &sizes)? {
+                Some(printed) => printed,
+                None => return Ok(None),
+            },
+            Peer::Tensorflow => match python("tf", "tensorflow", "xtask/peers/tf_ring.py", ranks, &sizes)? {
+                Some(printed) => printed,
+                None => return Ok(None),
+            },
         };
         let printed = String::from_utf8_lossy(&output);
         let lines: Vec<Line> = printed.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
@@ -122,6 +113,37 @@ impl Peer {
         }
         Ok(Some(lines.into_iter().map(|line| line.time_us).collect()))
     }
+}
+
+/// What rank 0 of a Python script prints; `None` where its module is not installed in `target/peers`.
+fn python(folder: &str, module: &str, script: &str, ranks: usize, sizes: &[String]) -> Result<Option<Vec<u8>>, String> {
+    let python = PathBuf::from(format!("target/peers/{folder}/bin/python"));
+    let installed = Command::new(&python).args(["-c", &format!("import {module}")]).stderr(Stdio::null()).output();
+    if !installed.is_ok_and(|output| output.status.success()) {
+        return Ok(None);
+    }
+    let ports = {
+        let free = (0..ranks).map(|_| TcpListener::bind("127.0.0.1:0")).collect::<Result<Vec<_>, _>>().map_err(text)?;
+        let port = |listener: &TcpListener| Ok(listener.local_addr().map_err(text)?.port());
+        free.iter().map(port).collect::<Result<Vec<u16>, String>>()?
+    };
+    let workers: Vec<String> = ports.iter().map(|port| format!("127.0.0.1:{port}")).collect();
+    let start = |rank: usize| {
+        let config = serde_json::json!({
+            "cluster": { "worker": workers }, "task": { "type": "worker", "index": rank },
+        });
+        let mut command = Command::new(&python);
+        command.arg(script).arg("0").args(sizes).env("OMP_NUM_THREADS", "1").env("TF_CONFIG", config.to_string());
+        command.env("RANK", rank.to_string()).env("WORLD_SIZE", ranks.to_string());
+        command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", ports[0].to_string());
+        command.env("GLOO_SOCKET_IFNAME", "lo").stdout(Stdio::piped()).spawn().map_err(text)
+    };
+    let children = (0..ranks).map(start).collect::<Result<Vec<_>, _>>()?;
+    let mut outputs = Vec::new();
+    for child in children {
+        outputs.push(child.wait_with_output().map_err(text)?.stdout);
+    }
+    Ok(Some(outputs.swap_remove(0)))
 }
 
 /// The Open MPI program, compiled where there is a compiler for it.
