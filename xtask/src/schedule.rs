@@ -9,7 +9,7 @@ use distribute::collectives::schedule::{
 
 #[derive(Args)]
 pub(crate) struct Flags {
-    /// ring, recursive-doubling, halving-doubling, tree, hierarchical, ring-reduce-scatter, ring-all-gather,
+    /// ring, recursive-doubling, halving-doubling, tree, double-tree, hierarchical, ring-reduce-scatter, ring-all-gather,
     /// dissemination-all-gather, broadcast, reduce or barrier
     algorithm: String,
     /// Number of ranks

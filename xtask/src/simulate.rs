@@ -148,8 +148,14 @@ enum Contender {
 }
 
 impl Contender {
-    const ALL: [Contender; 5] =
-        [Contender::Flat(0), Contender::Flat(1), Contender::Flat(2), Contender::Flat(3), Contender::Hierarchical];
+    const ALL: [Contender; 6] = [
+        Contender::Flat(0),
+        Contender::Flat(1),
+        Contender::Flat(2),
+        Contender::Flat(3),
+        Contender::Flat(4),
+        Contender::Hierarchical,
+    ];
 
     fn name(&self) -> String {
         match self {

@@ -8,6 +8,7 @@ use std::ops::Range;
 
 mod algorithm;
 mod dissemination;
+mod double_tree;
 mod doubling;
 mod halving;
 mod hierarchical;
@@ -17,6 +18,7 @@ mod tree;
 
 pub use algorithm::{Algorithm, AllReduceAlgorithm, CustomAlgorithm};
 pub use dissemination::dissemination_all_gather;
+pub use double_tree::double_tree_all_reduce;
 pub use doubling::recursive_doubling_all_reduce;
 pub use halving::halving_doubling_all_reduce;
 pub use hierarchical::hierarchical_all_reduce;

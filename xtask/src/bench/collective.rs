@@ -28,7 +28,8 @@ pub(crate) struct Flags {
     /// Reduction.
     #[arg(long, default_value = "sum")]
     op: String,
-    /// Algorithms of the all-reduce between processes: auto, ring, recursive-doubling, halving-doubling, tree.
+    /// Algorithms of the all-reduce between processes: auto, ring, recursive-doubling, halving-doubling, tree,
+    /// double-tree.
     #[arg(long, value_delimiter = ',', default_value = "auto")]
     pub(super) algorithm: Vec<String>,
     /// Measured repetitions; by default as many as fit into a quarter of a second, at least 5.

@@ -5,8 +5,8 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use super::{
-    Link, Schedule, Step, binomial_broadcast, binomial_reduce, halving_doubling_all_reduce,
-    recursive_doubling_all_reduce, ring_all_reduce,
+    Link, Schedule, Step, binomial_broadcast, binomial_reduce, double_tree, double_tree_all_reduce,
+    halving_doubling_all_reduce, recursive_doubling_all_reduce, ring_all_reduce,
 };
 use crate::Error;
 
@@ -25,6 +25,8 @@ pub enum Algorithm {
     HalvingDoubling,
     /// A binomial tree to rank 0 and back.
     Tree,
+    /// [`double_tree_all_reduce`]: as few bytes as the ring, in a number of steps that grows with log2(n), for any n.
+    DoubleTree,
     /// The caller's own.
     Custom(CustomAlgorithm),
 }
@@ -91,8 +93,13 @@ impl fmt::Debug for CustomAlgorithm {
 
 impl Algorithm {
     /// Those that have a schedule of this crate's.
-    pub const BUILT_IN: [Algorithm; 4] =
-        [Algorithm::Ring, Algorithm::RecursiveDoubling, Algorithm::HalvingDoubling, Algorithm::Tree];
+    pub const BUILT_IN: [Algorithm; 5] = [
+        Algorithm::Ring,
+        Algorithm::RecursiveDoubling,
+        Algorithm::HalvingDoubling,
+        Algorithm::Tree,
+        Algorithm::DoubleTree,
+    ];
 
     /// A user's own algorithm.
     pub fn custom(algorithm: impl AllReduceAlgorithm + 'static) -> Algorithm {
@@ -107,6 +114,7 @@ impl Algorithm {
             Algorithm::RecursiveDoubling => "recursive-doubling",
             Algorithm::HalvingDoubling => "halving-doubling",
             Algorithm::Tree => "tree",
+            Algorithm::DoubleTree => "double-tree",
             Algorithm::Custom(custom) => custom.0.name(),
         }
     }
@@ -128,7 +136,7 @@ impl Algorithm {
     ///
     /// With latency a, seconds per byte b and per combined byte c: the ring takes 2 (n - 1) a + (n - 1)/n B (2b + c), doubling
     /// log2(n) (a + B (b + c)), halving and doubling 2 log2(n) a + (n - 1)/n B (2b + c), a tree 2 log2(n) (a + B b) +
-    /// log2(n) B c; where n is no power of two, handing over and back adds 2 a + B (2b + c) to the two in the middle.
+    /// log2(n) B c, two trees in k chunks (k + 2 log2(n)) (4 a + B/(2 k) (4 b + 2 c)); where n is no power of two, handing over and back adds 2 a + B (2b + c) to the two in the middle.
     ///
     /// # Source
     /// Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", 2005, section 3.
@@ -145,6 +153,12 @@ impl Algorithm {
             Algorithm::Tree => {
                 let depth = n.log2().ceil();
                 Some(2.0 * depth * (a + size * b) + depth * size * c)
+            }
+            Algorithm::DoubleTree => {
+                // Elements of four bytes are usual.
+                let chunks = double_tree::chunks(bytes / 8) as f64;
+                let ticks = chunks + 2.0 * n.log2().ceil();
+                Some(ticks * (4.0 * a + size / (2.0 * chunks) * (4.0 * b + 2.0 * c)))
             }
             Algorithm::Auto | Algorithm::Custom(_) => None,
         }
@@ -163,6 +177,7 @@ impl Algorithm {
                 schedule.extend(binomial_broadcast(rank, ranks, 0, count));
                 schedule
             }
+            Algorithm::DoubleTree => double_tree_all_reduce(rank, ranks, count),
             Algorithm::Custom(custom) => custom.0.schedule(rank, ranks, count),
         }
     }
@@ -176,7 +191,7 @@ impl FromStr for Algorithm {
         all.into_iter().find(|algorithm| algorithm.name() == name).ok_or_else(|| Error::UnknownName {
             what: "algorithm",
             given: name.to_owned(),
-            expected: "auto, ring, recursive-doubling, halving-doubling or tree",
+            expected: "auto, ring, recursive-doubling, halving-doubling, tree or double-tree",
         })
     }
 }
