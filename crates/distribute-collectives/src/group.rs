@@ -198,6 +198,7 @@ impl ProcessGroup {
 
     /// Does a call on borrowed memory.
     fn blocking(&self, request: Request, borrowed: Borrowed<'_>) -> Result<()> {
+        let _span = self.span(&request).entered();
         if let Some(outcome) = self.express(request, &borrowed.buffers) {
             return outcome;
         }
@@ -210,8 +211,15 @@ impl ProcessGroup {
 
     /// Begins a call on memory that the returned work owns.
     fn begin<B: OwnedBuffers>(&self, request: Request, buffers: Buffers, owned: B) -> Result<Work<B>> {
+        let _span = self.span(&request).entered();
         let (operation, ticket) = self.submit(request, buffers, false)?;
         Ok(Work::new(self.team.clone(), self.local, operation, ticket, owned))
+    }
+
+    fn span(&self, request: &Request) -> tracing::Span {
+        let Request { kind, dtype, count, .. } = request;
+        let (group, rank) = (self.team.name.as_str(), self.rank().0);
+        tracing::trace_span!("collective", kind = kind.name(), count, dtype = dtype.name(), group, rank)
     }
 
     /// Takes a call in place straight to the other processes, where this rank is alone in its process and nothing is under

@@ -122,6 +122,98 @@ pub enum TransportError {
 /// Ordered byte streams between this member and every other one.
 ///
 /// Not promised: fairness between peers, or that bytes of different peers arrive in any relative order.
+///
+/// # Examples
+/// Queues between threads that stand for processes:
+/// ```
+/// use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+/// use std::time::Instant;
+///
+/// use distribute_collectives::transport::{Incoming, Outgoing, Patience, Transport, TransportError};
+/// use distribute_collectives::{Options, ProcessGroup, ReduceOp};
+///
+/// /// A queue to and from each other member.
+/// struct Queues {
+///     to: Vec<Sender<Vec<u8>>>,
+///     from: Vec<Receiver<Vec<u8>>>,
+///     /// What has been taken out of a queue and not used yet.
+///     rest: Vec<Vec<u8>>,
+/// }
+///
+/// impl Transport for Queues {
+///     fn name(&self) -> &'static str {
+///         "queues"
+///     }
+///
+///     fn exchange(
+///         &mut self,
+///         outgoing: &mut [Outgoing<'_>],
+///         incoming: &mut [Incoming<'_>],
+///         patience: &Patience<'_>,
+///     ) -> Result<(), TransportError> {
+///         for Outgoing { to, parts } in outgoing {
+///             // Queues without a limit: sending never waits, so two members that send to each other cannot block.
+///             let bytes = parts.drain(..).flat_map(|part| part.to_vec()).collect();
+///             self.to[*to].send(bytes).map_err(|_| TransportError::Left { peer: *to })?;
+///         }
+///         for Incoming { from, sink } in incoming {
+///             let (peer, rest) = (*from, &mut self.rest[*from]);
+///             while !sink.space().is_empty() {
+///                 if rest.is_empty() {
+///                     match self.from[peer].recv_timeout(patience.next_sleep()?) {
+///                         Ok(bytes) => *rest = bytes,
+///                         Err(RecvTimeoutError::Timeout) => continue,
+///                         Err(RecvTimeoutError::Disconnected) => return Err(TransportError::Left { peer }),
+///                     }
+///                 }
+///                 let space = sink.space();
+///                 let len = space.len().min(rest.len());
+///                 space[..len].copy_from_slice(&rest[..len]);
+///                 rest.drain(..len);
+///                 sink.advance(len).map_err(|_| TransportError::Refused { peer })?;
+///             }
+///         }
+///         Ok(())
+///     }
+///
+///     fn abort(&mut self, _reason: &str) {
+///         // Peers see the queues end.
+///         self.to.clear();
+///     }
+///
+///     fn last_heard(&self, _peer: usize) -> Option<Instant> {
+///         None
+///     }
+/// }
+///
+/// /// Queues between all of `members`, also to themselves, which nobody uses.
+/// fn connect(members: usize) -> Vec<Queues> {
+///     let mut all: Vec<Queues> =
+///         (0..members).map(|_| Queues { to: Vec::new(), from: Vec::new(), rest: vec![Vec::new(); members] }).collect();
+///     for from in 0..members {
+///         for to in 0..members {
+///             let (sender, receiver) = channel();
+///             all[from].to.push(sender);
+///             all[to].from.push(receiver);
+///         }
+///     }
+///     all
+/// }
+///
+/// let names: Vec<String> = (0..3).map(|rank| format!("rank {rank}")).collect();
+/// std::thread::scope(|scope| {
+///     for (rank, queues) in connect(3).into_iter().enumerate() {
+///         let names = names.clone();
+///         scope.spawn(move || {
+///             let group = ProcessGroup::with_transport(Box::new(queues), rank, 1, names, &Options::default())?.remove(0);
+///             let mut values = [rank as f32; 1000];
+///             group.all_reduce(&mut values, ReduceOp::Sum)?;
+///             assert_eq!(values, [3.0; 1000]);
+///             Ok::<(), distribute_collectives::Error>(())
+///         });
+///     }
+/// });
+/// ```
 pub trait Transport: Send {
     /// A word for reports: `tcp`, or `shm+tcp` where it has several ways.
     fn name(&self) -> &'static str;

@@ -1,70 +1,16 @@
 //! Every operation on every arrangement of ranks, against a naive reference.
 #![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
-use std::net::TcpListener;
-use std::sync::mpsc;
+mod harness;
+
 use std::time::{Duration, Instant};
 
 use distribute_collectives::schedule::{Action, AllReduceAlgorithm, Schedule, Step, Transfer};
-use distribute_collectives::{
-    Algorithm, Error, Options, ProcessGroup, Rank, ReduceOp, Reduction, TransportKind, transport,
-};
+use distribute_collectives::{Algorithm, Error, Options, ProcessGroup, Rank, ReduceOp, Reduction, TransportKind};
 use distribute_device::BufferMut;
 use proptest::prelude::*;
 
-/// `processes * local_ranks` ranks; with more than one process they talk over loopback within this test process.
-fn groups(processes: usize, local_ranks: usize, options: &Options) -> Vec<ProcessGroup> {
-    if processes == 1 {
-        return ProcessGroup::local_with(local_ranks, options).unwrap();
-    }
-    let listeners: Vec<TcpListener> = (0..processes).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
-    let addresses: Vec<String> = listeners.iter().map(|l| l.local_addr().unwrap().to_string()).collect();
-    let names: Vec<String> = (0..processes * local_ranks).map(|rank| format!("worker:{rank}")).collect();
-    std::thread::scope(|scope| {
-        let handles: Vec<_> = listeners
-            .into_iter()
-            .enumerate()
-            .map(|(process, listener)| {
-                let (addresses, names) = (&addresses, names.clone());
-                scope.spawn(move || {
-                    let deadline = Instant::now() + Duration::from_secs(20);
-                    let transport =
-                        transport::connect(options.transport, process, addresses, listener, deadline).unwrap();
-                    ProcessGroup::with_transport(transport, process, local_ranks, names, options).unwrap()
-                })
-            })
-            .collect();
-        handles.into_iter().flat_map(|handle| handle.join().unwrap()).collect()
-    })
-}
-
-/// Runs `body` on every rank at once and returns the results in rank order; fails instead of hanging.
-fn each<R: Send>(groups: &[ProcessGroup], body: impl Fn(&ProcessGroup) -> R + Sync) -> Vec<R> {
-    let (done, finished) = mpsc::channel();
-    std::thread::scope(|scope| {
-        let handles: Vec<_> = groups
-            .iter()
-            .map(|group| {
-                let (body, done) = (&body, done.clone());
-                scope.spawn(move || {
-                    let result = body(group);
-                    let _ = done.send(());
-                    result
-                })
-            })
-            .collect();
-        for _ in groups {
-            if finished.recv_timeout(Duration::from_secs(60)).is_err() {
-                groups[0].abort("the test took longer than a minute");
-            }
-        }
-        handles.into_iter().map(|handle| handle.join().unwrap()).collect()
-    })
-}
-
-fn quick() -> Options {
-    Options { timeout: Duration::from_secs(30), ..Options::default() }
-}
+use harness::{each, groups, quick};
 
 /// Arrangements of ranks (processes, ranks in each), with the transports between them.
 fn arrangements(shapes: &[(usize, usize)]) -> impl Iterator<Item = (usize, usize, Options)> {

@@ -1,0 +1,129 @@
+//! A transport of the caller's own: queues between threads that stand for processes.
+#![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
+
+use std::thread;
+
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::Instant;
+
+use distribute_collectives::transport::{Incoming, Outgoing, Patience, Transport, TransportError};
+use distribute_collectives::{Error, Options, ProcessGroup, Rank, ReduceOp, Result};
+
+/// A queue to and from each other member.
+struct Queues {
+    to: Vec<Sender<Vec<u8>>>,
+    from: Vec<Receiver<Vec<u8>>>,
+    /// What has been taken out of a queue and not used yet.
+    rest: Vec<Vec<u8>>,
+}
+
+impl Transport for Queues {
+    fn name(&self) -> &'static str {
+        "queues"
+    }
+
+    fn exchange(
+        &mut self,
+        outgoing: &mut [Outgoing<'_>],
+        incoming: &mut [Incoming<'_>],
+        patience: &Patience<'_>,
+    ) -> Result<(), TransportError> {
+        for Outgoing { to, parts } in outgoing {
+            // Queues without a limit: sending never waits, so two members that send to each other cannot block.
+            let bytes = parts.drain(..).flat_map(|part| part.to_vec()).collect();
+            self.to[*to].send(bytes).map_err(|_| TransportError::Left { peer: *to })?;
+        }
+        for Incoming { from, sink } in incoming {
+            let (peer, rest) = (*from, &mut self.rest[*from]);
+            while !sink.space().is_empty() {
+                if rest.is_empty() {
+                    match self.from[peer].recv_timeout(patience.next_sleep()?) {
+                        Ok(bytes) => *rest = bytes,
+                        Err(RecvTimeoutError::Timeout) => continue,
+                        Err(RecvTimeoutError::Disconnected) => return Err(TransportError::Left { peer }),
+                    }
+                }
+                let space = sink.space();
+                let len = space.len().min(rest.len());
+                space[..len].copy_from_slice(&rest[..len]);
+                rest.drain(..len);
+                sink.advance(len).map_err(|_| TransportError::Refused { peer })?;
+            }
+        }
+        Ok(())
+    }
+
+    fn abort(&mut self, _reason: &str) {
+        // Peers see the queues end.
+        self.to.clear();
+    }
+
+    fn last_heard(&self, _peer: usize) -> Option<Instant> {
+        None
+    }
+}
+
+/// Queues between all of `members`, also to themselves, which nobody uses.
+fn connect(members: usize) -> Vec<Queues> {
+    let mut all: Vec<Queues> =
+        (0..members).map(|_| Queues { to: Vec::new(), from: Vec::new(), rest: vec![Vec::new(); members] }).collect();
+    for from in 0..members {
+        for to in 0..members {
+            let (sender, receiver) = channel();
+            all[from].to.push(sender);
+            all[to].from.push(receiver);
+        }
+    }
+    all
+}
+
+fn on_members<R: Send>(members: usize, local: usize, body: impl Fn(&ProcessGroup) -> R + Sync) -> Vec<R> {
+    let names: Vec<String> = (0..members * local).map(|rank| format!("rank {rank}")).collect();
+    let groups = connect(members).into_iter().enumerate().flat_map(|(process, queues)| {
+        ProcessGroup::with_transport(Box::new(queues), process, local, names.clone(), &Options::default()).unwrap()
+    });
+    let groups: Vec<ProcessGroup> = groups.collect();
+    thread::scope(|scope| {
+        let body = &body;
+        let handles: Vec<_> = groups.into_iter().map(|group| scope.spawn(move || body(&group))).collect();
+        handles.into_iter().map(|handle| handle.join().unwrap()).collect()
+    })
+}
+
+#[test]
+fn operations_run_over_it() {
+    for (members, local) in [(2, 1), (3, 1), (3, 2), (5, 1)] {
+        let world = members * local;
+        on_members(members, local, |group| {
+            assert_eq!(group.transport_name(), "queues");
+            let me = group.rank().0;
+            for len in [0, 1, 1000, 300_000] {
+                let mut values = vec![me; len];
+                group.all_reduce(&mut values, ReduceOp::Max).unwrap();
+                assert_eq!(values, vec![world as u32 - 1; len]);
+                let mut all = vec![0; len * world];
+                group.all_gather(&vec![me; len], &mut all).unwrap();
+                assert!(all.iter().enumerate().all(|(index, value)| *value as usize == index / len));
+                let mut exchanged = vec![0; len * world];
+                group.all_to_all(&all, &mut exchanged).unwrap();
+                assert!(exchanged.iter().all(|value| *value == me));
+                let mut sent = vec![me; len];
+                group.broadcast(&mut sent, Rank(1)).unwrap();
+                assert_eq!(sent, vec![1; len]);
+            }
+            group.barrier().unwrap();
+        });
+    }
+}
+
+#[test]
+fn failures_over_it_are_named() {
+    let outcomes: Vec<Result<()>> = on_members(2, 1, |group| match group.rank().0 {
+        0 => group.all_reduce(&mut [0.0f32; 4], ReduceOp::Sum),
+        _ => group.all_reduce(&mut [0.0f32; 5], ReduceOp::Sum),
+    });
+    assert!(outcomes.iter().any(|outcome| matches!(outcome, Err(Error::Mismatch { .. }))), "{outcomes:?}");
+    assert!(outcomes.iter().all(Result::is_err), "{outcomes:?}");
+    let outcomes = on_members(3, 1, |group| if group.rank().0 == 1 { Ok(()) } else { group.barrier() });
+    assert!(outcomes[0].is_err() && outcomes[2].is_err(), "{outcomes:?}");
+}
