@@ -75,7 +75,7 @@ impl ProcessGroup {
                 _ => format!("{} replica {}", tasks[rank / local_ranks], rank % local_ranks),
             })
             .collect();
-        tracing::debug!(group = options.name, transport = transport.name(), processes, local_ranks, "group connected");
+        tracing::info!(group = options.name, transport = transport.name(), processes, local_ranks, "group connected");
         let job = Job { coordination: coordination.clone(), processes: (0..processes).collect(), generation };
         ProcessGroup::bridged(transport, process, local_ranks, names, options, Some(job))
     }
