@@ -8,7 +8,7 @@ use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder};
 use distribute_strategy::{ReplicaArgs, Strategy, counted};
 
-use crate::hook::{Tape, hooked};
+use crate::hook::{Sink, Tape, hooked};
 use crate::{Error, Result, agreement, initial};
 
 /// What candle models need of a strategy.
@@ -46,12 +46,13 @@ impl CandleStrategy for Strategy {
             let registry: Arc<Mutex<Registry>> = Arc::default();
             let mut replicas = Vec::with_capacity(tapes.len());
             for (replica, tape) in tapes.iter().enumerate() {
-                let backend = ReplicaBackend { registry: registry.clone(), replica, tape: tape.clone(), seed };
+                let (registry, tape, shared) = (registry.clone(), tape.clone(), self.shares_variables());
+                let backend = ReplicaBackend { registry, replica, tape, shared, seed };
                 replicas.push(build(VarBuilder::from_backend(Box::new(backend), DType::F32, Device::Cpu))?);
             }
             let variables = std::mem::take(&mut registry.lock().unwrap_or_else(PoisonError::into_inner).variables);
             agreement::check_and_share(self, &variables)?;
-            Ok(Model { replicas, parts: Arc::new(Parts { variables, tapes }) })
+            Ok(Model { replicas, parts: Arc::new(Parts { variables, tapes, shared: self.shares_variables() }) })
         })
     }
 }
@@ -70,6 +71,8 @@ pub(crate) struct Parts {
     pub(crate) variables: Vec<Variable>,
     /// One per local replica.
     pub(crate) tapes: Vec<Arc<Tape>>,
+    /// Whether replicas share the variables; then they are plain ones, which report no gradients by themselves.
+    pub(crate) shared: bool,
 }
 
 /// A variable of a model: one component per local replica.
@@ -94,6 +97,24 @@ impl Variable {
     /// Whether optimizers update it; running statistics of normalisation layers are not.
     pub fn is_trainable(&self) -> bool {
         self.trainable
+    }
+}
+
+impl Parts {
+    /// Runs backward on one replica and shows each gradient to `sink`: as it becomes final, or, where replicas share the
+    /// variables, at the end.
+    pub(crate) fn backward(&self, local: usize, mut sink: Sink, loss: &Tensor) -> candle_core::Result<()> {
+        if !self.shared {
+            return self.tapes[local].record(sink, || loss.backward()).map(drop);
+        }
+        let gradients = loss.backward()?;
+        // The last layer first, as in backward.
+        for (index, variable) in self.variables.iter().enumerate().rev().filter(|(_, variable)| variable.trainable) {
+            if let Some(gradient) = gradients.get(&variable.components[local]) {
+                sink(index, gradient.clone());
+            }
+        }
+        Ok(())
     }
 }
 
@@ -140,6 +161,7 @@ struct ReplicaBackend {
     registry: Arc<Mutex<Registry>>,
     replica: usize,
     tape: Arc<Tape>,
+    shared: bool,
     seed: u64,
 }
 
@@ -162,6 +184,11 @@ impl SimpleBackend for ReplicaBackend {
             check_shape(name, tensor.shape(), &shape)?;
             return Ok(tensor.clone());
         }
+        if let (true, true, Some(first)) = (self.shared, variable.trainable, variable.components.first().cloned()) {
+            check_shape(name, first.shape(), &shape)?;
+            variable.components.push(first.clone());
+            return Ok(first);
+        }
         let values = match variable.components.first() {
             Some(first) => {
                 check_shape(name, first.shape(), &shape)?;
@@ -170,8 +197,8 @@ impl SimpleBackend for ReplicaBackend {
             None => initial::initial(self.seed, name, init, &shape, dtype, device)?.contiguous()?,
         };
         let tensor = match variable.trainable {
-            true => hooked(&values, index, &self.tape)?,
-            false => Var::from_tensor(&values)?.as_tensor().clone(),
+            true if !self.shared => hooked(&values, index, &self.tape)?,
+            _ => Var::from_tensor(&values)?.as_tensor().clone(),
         };
         variable.components.push(tensor.clone());
         Ok(tensor)

@@ -108,9 +108,14 @@ impl Optimizer {
                 for slot in rule.slots() {
                     let initial = rule.initial(slot);
                     let filled = |component: &Tensor| component.zeros_like()?.affine(0.0, initial)?.copy();
-                    let components: candle_core::Result<Vec<Tensor>> = variable.components.iter().map(filled).collect();
                     let name = format!("{}/{slot}", variable.name);
-                    of_variable.push(DistributedVariable::new(&name, components?, options)?);
+                    of_variable.push(if parts.shared {
+                        let component = filled(&variable.components[0])?;
+                        DistributedVariable::shared(&name, component, variable.components.len(), options)?
+                    } else {
+                        let components: candle_core::Result<_> = variable.components.iter().map(filled).collect();
+                        DistributedVariable::new(&name, components?, options)?
+                    });
                 }
             }
             slots.push(of_variable);
@@ -209,8 +214,14 @@ impl Optimizer {
             Some(clip) => clip.apply(&mut gradients)?,
             None => None,
         };
-        for reduced in gradients {
-            self.apply(local, step, learning_rate, reduced)?;
+        // All have brought their gradients, so nobody reads shared variables any more; one replica writes them.
+        if !self.parts.shared || local == 0 {
+            for reduced in gradients {
+                self.apply(local, step, learning_rate, reduced)?;
+            }
+        }
+        if self.parts.shared {
+            context.barrier()?;
         }
         let mut state = lock(&self.replicas[local]);
         state.gradient_norm = gradient_norm;
@@ -241,7 +252,7 @@ impl Optimizer {
                 }
             })
         };
-        self.parts.tapes[local].record(sink, || loss.backward())?;
+        self.parts.backward(local, sink, loss)?;
         // Only this function takes it out.
         let (mut reducer, sum) = lock(&state).take().ok_or(Error::NoGradient)?;
         for (index, gradient) in sum.into_rest() {
@@ -304,7 +315,7 @@ impl Optimizer {
             let fired = fired.clone();
             Box::new(move |index, gradient| lock(&fired).push((index, gradient)))
         };
-        self.parts.tapes[local].record(sink, || loss.backward())?;
+        self.parts.backward(local, sink, loss)?;
         let fired = std::mem::take(&mut *lock(&fired));
         Ok(fired)
     }

@@ -8,7 +8,7 @@ use distribute_candle::{
     cross_entropy_per_example, nll_per_example,
 };
 use distribute_collectives::Compression;
-use distribute_strategy::{MirroredStrategy, Strategy};
+use distribute_strategy::{CentralStorageStrategy, MirroredStrategy, Strategy};
 use distribute_values::PerReplica;
 
 struct Mlp {
@@ -271,6 +271,19 @@ fn every_optimizer_trains_replicas_as_one() {
         }
         assert!(losses.iter().zip(&losses_of_one).all(|(a, b)| (a - b).abs() < 1e-5), "{name}");
     }
+}
+
+#[test]
+fn replicas_that_share_variables_train_as_mirrored_ones_do() {
+    let central = CentralStorageStrategy::builder().compute_devices(["CPU:0", "CPU:1"]).build().unwrap();
+    let (shared, losses) = train(&central, 20, 12);
+    let (copied, losses_of_copies) = train(&mirrored(2), 20, 12);
+    // Sums of two have one order only, so the bits are the same.
+    assert_eq!(losses, losses_of_copies);
+    assert_eq!(values(&shared, 0), values(&copied, 0));
+    assert_eq!(values(&shared, 0), values(&shared, 1));
+    let [first, second] = [0, 1].map(|replica| shared.variables()[0].components()[replica].id());
+    assert_eq!(first, second);
 }
 
 #[test]

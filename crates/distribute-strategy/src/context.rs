@@ -73,7 +73,7 @@ impl ReplicaContext {
     /// # Errors
     /// The collective's: replicas that differ, are missing or fail.
     pub fn all_reduce<L, T: TensorStorage<L>>(&self, op: ReduceOp, value: &T) -> Result<T> {
-        let copy = copy_of(value)?;
+        let copy = value.copied()?;
         let mut outcome = Ok(());
         copy.write(&mut |buffer| outcome = self.group().all_reduce_list(&mut [buffer], op))?;
         outcome?;
@@ -86,7 +86,7 @@ impl ReplicaContext {
     /// The collective's: replicas that differ, are missing or fail.
     pub fn broadcast<L, T: TensorStorage<L>>(&self, value: &T, root: usize) -> Result<T> {
         let root = Rank(u32::try_from(root).unwrap_or(u32::MAX));
-        let copy = copy_of(value)?;
+        let copy = value.copied()?;
         let mut outcome = Ok(());
         copy.write(&mut |buffer| outcome = self.group().broadcast_list(&mut [buffer], root))?;
         outcome?;
@@ -142,16 +142,6 @@ impl std::fmt::Debug for ReplicaContext {
     }
 }
 
-fn copy_of<L, T: TensorStorage<L>>(value: &T) -> Result<T> {
-    let shape = value.shape();
-    let mut copy = None;
-    value.read(&mut |elements| copy = Some(value.beside(&shape, elements)))?;
-    match copy {
-        Some(copy) => Ok(copy?),
-        None => Ok(value.clone()),
-    }
-}
-
 /// The replica that the calling code runs in; `None` outside of all replicas.
 ///
 /// # Source
@@ -170,7 +160,7 @@ pub fn get_replica_context() -> Option<ReplicaContext> {
 pub fn get_strategy() -> Option<Strategy> {
     current(|frame| match frame {
         Some(Frame::Replica(context)) => Some(context.strategy.clone()),
-        Some(Frame::Cross(strategy)) => Some(strategy.clone()),
+        Some(Frame::Cross(strategy) | Frame::Update(strategy)) => Some(strategy.clone()),
         None => None,
     })
 }
@@ -195,6 +185,8 @@ pub fn in_cross_replica_context() -> bool {
 pub(crate) enum Frame {
     Replica(ReplicaContext),
     Cross(Strategy),
+    /// Inside [`Strategy::update`]: in no replica, and not in the cross-replica context either.
+    Update(Strategy),
 }
 
 thread_local! {

@@ -4,7 +4,8 @@
 //!
 //! - [`Strategy::default_strategy`] and [`OneDeviceStrategy`]: one replica.
 //! - [`MirroredStrategy`]: several replicas in this process, each with its own copy of every variable.
-//! - [`MultiWorkerMirroredStrategy`]: the same over several processes.
+//! - [`CentralStorageStrategy`]: several replicas in this process that share one copy of every variable.
+//! - [`MultiWorkerMirroredStrategy`]: as mirrored, over several processes.
 //!
 //! Code inside [`Strategy::run_with`] sees a [`ReplicaContext`]; code outside is in the cross-replica context, as
 //! [`Strategy`] itself. What a strategy's author implements is [`StrategyExtended`].
@@ -32,6 +33,7 @@
 //! - There is no global state: strategies are made, dropped and made again within one process.
 
 mod args;
+mod central_storage;
 mod context;
 mod error;
 mod input;
@@ -45,6 +47,7 @@ mod run;
 mod strategy;
 
 pub use args::{ReplicaArgs, counted};
+pub use central_storage::{CentralStorageBuilder, CentralStorageStrategy};
 pub use context::{ReplicaContext, get_replica_context, get_strategy, has_strategy, in_cross_replica_context};
 pub use error::{Error, Result};
 pub use input::{DistributedDataset, DistributedIterator};

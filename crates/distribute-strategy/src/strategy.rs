@@ -5,7 +5,10 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use distribute_cluster::Coordination;
 use distribute_collectives::{Options, ProcessGroup, ReduceOp};
 use distribute_device::DeviceSpec;
-use distribute_values::{Axis, PerReplica, Place, TensorStorage, gather_values, reduce_values};
+use distribute_values::{
+    Axis, DistributedVariable, PerReplica, Place, Synchronization, TensorStorage, VariableOptions, gather_values,
+    reduce_values,
+};
 
 use crate::context::{self, Frame};
 use crate::replica_threads::ReplicaThreads;
@@ -47,6 +50,11 @@ pub trait StrategyExtended: Send + Sync {
 
     /// One line that says what was chosen, for banners.
     fn describe(&self) -> String;
+
+    /// Whether all replicas of this process share one copy of every variable.
+    fn shares_variables(&self) -> bool {
+        false
+    }
 }
 
 /// A strategy: where replicas run and how their values are combined. Cheap to clone.
@@ -112,6 +120,82 @@ impl Strategy {
     /// Where this process stands among all.
     pub fn topology(&self) -> Topology {
         self.replicas().topology
+    }
+
+    /// Whether all replicas of this process share one copy of every variable.
+    pub fn shares_variables(&self) -> bool {
+        self.extended.shares_variables()
+    }
+
+    /// A variable with the components that this strategy gives it, all with the initial value of the first replica: on
+    /// several workers, the chief's.
+    ///
+    /// Every worker calls this. An on-read variable has a component per replica under every strategy.
+    ///
+    /// # Errors
+    /// [`Error::Context`] inside a replica; the variable's own, such as a mean of integers; the collective's.
+    ///
+    /// # Examples
+    /// ```
+    /// use distribute_strategy::MirroredStrategy;
+    /// use distribute_values::{HostTensor, VariableOptions};
+    /// let strategy = MirroredStrategy::builder().devices(["CPU:0", "CPU:1"]).build()?;
+    /// let step = strategy.variable("step", &HostTensor::scalar(0.0), VariableOptions::default())?;
+    /// assert_eq!(step.components().len(), 2);
+    /// # Ok::<(), distribute_strategy::Error>(())
+    /// ```
+    ///
+    /// # Source
+    /// `tf.Variable` in a strategy's scope.
+    pub fn variable<L, T: TensorStorage<L>>(
+        &self,
+        name: &str,
+        initial: &T,
+        options: VariableOptions,
+    ) -> Result<DistributedVariable<T>> {
+        self.outside_replicas("a variable's creation", "create variables before run")?;
+        let groups = self.groups();
+        if self.shares_variables() && options.synchronization == Synchronization::OnWrite {
+            let component = initial.copied()?;
+            return Ok(DistributedVariable::shared(name, component, groups.len(), options)?);
+        }
+        let components = (0..groups.len()).map(|_| initial.copied()).collect::<Result<Vec<T>, _>>()?;
+        let variable = DistributedVariable::new(name, components, options)?;
+        variable.share_initial(&groups)?;
+        Ok(variable)
+    }
+
+    /// Runs `body` for each component of a variable on this process, in its [`Place::Update`]: what it writes there is that
+    /// component only. A component that replicas share is updated once.
+    ///
+    /// # Errors
+    /// [`Error::Context`] inside a replica, and the first error of `body`.
+    ///
+    /// # Examples
+    /// ```
+    /// use distribute_strategy::{Error, MirroredStrategy};
+    /// use distribute_values::{Assignment, HostTensor, VariableOptions};
+    /// let strategy = MirroredStrategy::builder().devices(["CPU:0", "CPU:1"]).build()?;
+    /// let v = strategy.variable("v", &HostTensor::scalar(1.0), VariableOptions::default())?;
+    /// strategy.update(&v, |place, v| v.assign(place, Assignment::Add, &HostTensor::scalar(2.0)).map_err(Error::from))?;
+    /// # Ok::<(), Error>(())
+    /// ```
+    ///
+    /// # Source
+    /// `tf.distribute.StrategyExtended.update`.
+    pub fn update<T, R, E: From<Error>>(
+        &self,
+        variable: &DistributedVariable<T>,
+        mut body: impl FnMut(Place<'_>, &DistributedVariable<T>) -> Result<R, E>,
+    ) -> Result<Vec<R>, E> {
+        self.outside_replicas("update", "use merge_call")?;
+        let updates = if variable.is_shared() { 1 } else { variable.components().len() };
+        (0..updates)
+            .map(|local| {
+                let _frame = context::push(Frame::Update(self.clone()));
+                body(Place::Update { local }, variable)
+            })
+            .collect()
     }
 
     /// The devices of this process's replicas.

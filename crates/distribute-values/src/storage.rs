@@ -38,6 +38,17 @@ pub trait TensorStorage<L>: Clone + Send + Sync + Sized + 'static {
     /// The library refuses.
     fn beside(&self, shape: &[usize], elements: BufferRef<'_>) -> Result<Self>;
 
+    /// A tensor of the same elements in storage of its own.
+    ///
+    /// # Errors
+    /// The library refuses.
+    fn copied(&self) -> Result<Self> {
+        let shape = self.shape();
+        let mut copy = None;
+        self.read(&mut |elements| copy = Some(self.beside(&shape, elements)))?;
+        copy.unwrap_or_else(|| Ok(self.clone()))
+    }
+
     /// The elements in row-major order, copied.
     ///
     /// # Errors

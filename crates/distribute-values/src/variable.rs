@@ -103,6 +103,8 @@ pub struct DistributedVariable<T> {
     name: String,
     components: Vec<T>,
     options: VariableOptions,
+    /// Whether all components are one and the same.
+    shared: bool,
 }
 
 impl<T> DistributedVariable<T> {
@@ -132,7 +134,36 @@ impl<T> DistributedVariable<T> {
                 }
             }
         }
-        Ok(DistributedVariable { name: name.to_owned(), components, options })
+        Ok(DistributedVariable { name: name.to_owned(), components, options, shared: false })
+    }
+
+    /// A variable of one component that all `replicas` of this process share.
+    ///
+    /// Replicas read it without a copy of their own; what they write is aggregated, and then written once.
+    ///
+    /// # Errors
+    /// [`Error::VariableOptions`] for a mean of integers, and for an on-read variable, whose components differ.
+    ///
+    /// # Source
+    /// The variables of `tf.distribute.experimental.CentralStorageStrategy`.
+    pub fn shared<L>(
+        name: &str,
+        component: T,
+        replicas: usize,
+        options: VariableOptions,
+    ) -> Result<DistributedVariable<T>>
+    where
+        T: TensorStorage<L>,
+    {
+        if options.synchronization == Synchronization::OnRead {
+            let (name, dtype) = (name.to_owned(), component.dtype()?);
+            let problem =
+                "the components of an on-read variable differ, so they cannot be shared; give each replica one";
+            return Err(Error::VariableOptions { name, dtype, problem });
+        }
+        // Clones are handles on the same storage.
+        let variable = DistributedVariable::new(name, vec![component; replicas], options)?;
+        Ok(DistributedVariable { shared: true, ..variable })
     }
 
     /// The variable's name.
@@ -148,6 +179,23 @@ impl<T> DistributedVariable<T> {
     /// The components of this process's replicas.
     pub fn components(&self) -> &[T] {
         &self.components
+    }
+
+    /// Whether all replicas of this process share one component.
+    pub fn is_shared(&self) -> bool {
+        self.shared
+    }
+
+    /// Gives every component the value of the first replica's. Every process of the group calls this.
+    ///
+    /// # Errors
+    /// The collective's.
+    pub fn share_initial<L>(&self, groups: &[ProcessGroup]) -> Result<()>
+    where
+        T: TensorStorage<L>,
+    {
+        let first = self.first_of_all(groups)?;
+        self.write_all(Assignment::Set, &first)
     }
 
     /// The value as seen from `place`: inside a replica its component, without communication; outside, the common value
@@ -195,7 +243,15 @@ impl<T> DistributedVariable<T> {
                 self.write(local, assignment, value)
             }
             (Place::Replica { local, group }, Synchronization::OnWrite) => {
-                self.write(local, assignment, &self.aggregate(group, value)?)
+                let aggregated = self.aggregate(group, value)?;
+                if !self.shared {
+                    return self.write(local, assignment, &aggregated);
+                }
+                // All have called, so nobody reads any more; nobody goes on before it is written.
+                if local == 0 {
+                    self.write(local, assignment, &aggregated)?;
+                }
+                Ok(group.barrier()?)
             }
             (Place::Cross { .. }, Synchronization::OnWrite) => self.write_all(assignment, value),
             (Place::Cross { groups }, Synchronization::OnRead) => match (self.options.aggregation, assignment) {
@@ -225,7 +281,8 @@ impl<T> DistributedVariable<T> {
     where
         T: TensorStorage<L>,
     {
-        (0..self.components.len()).try_for_each(|local| self.write(local, assignment, value))
+        let written = if self.shared { 1 } else { self.components.len() };
+        (0..written).try_for_each(|local| self.write(local, assignment, value))
     }
 
     fn write_shares<L>(&self, groups: &[ProcessGroup], value: &T) -> Result<()>

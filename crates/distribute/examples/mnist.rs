@@ -57,6 +57,7 @@ enum Kind {
     Default,
     OneDevice,
     Mirrored,
+    CentralStorage,
     MultiWorkerMirrored,
 }
 
@@ -120,6 +121,7 @@ fn choose(flags: &Flags) -> distribute::Result<Strategy> {
     Ok(match flags.strategy {
         Kind::Default => Strategy::default_strategy()?,
         Kind::OneDevice => OneDeviceStrategy::new(&devices[0])?,
+        Kind::CentralStorage => CentralStorageStrategy::builder().compute_devices(devices).build()?,
         Kind::Auto if several_processes => MultiWorkerMirroredStrategy::builder().devices(devices).build()?,
         Kind::MultiWorkerMirrored => MultiWorkerMirroredStrategy::builder().devices(devices).build()?,
         Kind::Auto | Kind::Mirrored => MirroredStrategy::builder().devices(devices).build()?,

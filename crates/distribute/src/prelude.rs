@@ -8,8 +8,8 @@ pub use distribute_candle::{
 pub use distribute_collectives::{Compression, ProcessGroup, ReduceOp};
 pub use distribute_input::{AUTOTUNE, Dataset, InputContext};
 pub use distribute_strategy::{
-    CommunicationOptions, MirroredStrategy, MultiWorkerMirroredStrategy, OneDeviceStrategy, ReplicaContext, Strategy,
-    get_replica_context, get_strategy, has_strategy, in_cross_replica_context,
+    CentralStorageStrategy, CommunicationOptions, MirroredStrategy, MultiWorkerMirroredStrategy, OneDeviceStrategy,
+    ReplicaContext, Strategy, get_replica_context, get_strategy, has_strategy, in_cross_replica_context,
 };
 pub use distribute_values::{Axis, Mirrored, PerReplica};
 

@@ -1,0 +1,101 @@
+//! Several replicas that share one copy of every variable.
+
+use distribute_collectives::Options;
+use distribute_device::DeviceSpec;
+
+use crate::mirrored::{check_device, check_devices};
+use crate::{Replicas, Result, Strategy, StrategyExtended, intra_op};
+
+/// Synchronous training on several devices of one process, with one copy of every variable: replicas read it, and what they
+/// write is aggregated first and then written once.
+///
+/// It takes one copy's memory for parameters and optimizer slots, however many replicas there are; gradients are summed after
+/// backward rather than during it.
+///
+/// # Examples
+/// ```
+/// use distribute_strategy::CentralStorageStrategy;
+/// let strategy = CentralStorageStrategy::builder().compute_devices(["CPU:0", "CPU:1"]).build()?;
+/// assert_eq!(strategy.describe(), "CentralStorage 2 replicas (CPU:0, CPU:1), variables on CPU:0");
+/// # Ok::<(), distribute_strategy::Error>(())
+/// ```
+///
+/// # Source
+/// `tf.distribute.experimental.CentralStorageStrategy`.
+pub struct CentralStorageStrategy {
+    replicas: Replicas,
+    parameter_device: DeviceSpec,
+}
+
+impl CentralStorageStrategy {
+    /// Chooses devices and options.
+    pub fn builder() -> CentralStorageBuilder {
+        CentralStorageBuilder { compute_devices: None, parameter_device: None, options: None }
+    }
+}
+
+/// Builds a [`CentralStorageStrategy`].
+#[derive(Clone, Debug)]
+pub struct CentralStorageBuilder {
+    compute_devices: Option<Vec<String>>,
+    parameter_device: Option<String>,
+    options: Option<Options>,
+}
+
+impl CentralStorageBuilder {
+    /// The devices of the replicas. Default: `CPU:0`.
+    pub fn compute_devices<D: Into<String>>(mut self, devices: impl IntoIterator<Item = D>) -> Self {
+        self.compute_devices = Some(devices.into_iter().map(Into::into).collect());
+        self
+    }
+
+    /// Where the variables are. Default: the only compute device, or `CPU:0` where there are several.
+    pub fn parameter_device(mut self, device: impl Into<String>) -> Self {
+        self.parameter_device = Some(device.into());
+        self
+    }
+
+    /// Options of the group in which replicas reduce. Default: [`Options::from_env`].
+    pub fn communication(mut self, options: Options) -> Self {
+        self.options = Some(options);
+        self
+    }
+
+    /// Makes the strategy.
+    ///
+    /// # Errors
+    /// [`Error::Devices`](crate::Error::Devices) for an empty list or a device named twice.
+    pub fn build(self) -> Result<Strategy> {
+        let devices = self.compute_devices.unwrap_or_else(|| vec!["CPU:0".to_owned()]);
+        let devices = check_devices("CentralStorageStrategy", devices)?;
+        let parameter_device = match (self.parameter_device, &devices[..]) {
+            (Some(given), _) => check_device(given.parse()?)?,
+            (None, [only]) => only.clone(),
+            (None, _) => check_device("CPU:0".parse()?)?,
+        };
+        intra_op::share_cores(devices.len());
+        let options = self.options.map_or_else(Options::from_env, Ok)?;
+        let replicas = Replicas::local(devices, options)?;
+        Ok(Strategy::new(CentralStorageStrategy { replicas, parameter_device }))
+    }
+}
+
+impl StrategyExtended for CentralStorageStrategy {
+    fn name(&self) -> &'static str {
+        "CentralStorage"
+    }
+
+    fn replicas(&self) -> &Replicas {
+        &self.replicas
+    }
+
+    fn describe(&self) -> String {
+        let names: Vec<String> = self.replicas.devices.iter().map(DeviceSpec::short).collect();
+        let parameters = self.parameter_device.short();
+        format!("CentralStorage {} replicas ({}), variables on {parameters}", names.len(), names.join(", "))
+    }
+
+    fn shares_variables(&self) -> bool {
+        true
+    }
+}
