@@ -29,8 +29,15 @@ pub(crate) fn multiprocess(filter: Option<&str>) -> Result<(), String> {
     cargo(&arguments)
 }
 
+/// Runs the conformance suite, with arguments of its own.
+pub(crate) fn conformance(arguments: &[String]) -> Result<(), String> {
+    let mut all = vec!["run", "--quiet", "--release", "--locked", "--package", "distribute-conformance", "--"];
+    all.extend(arguments.iter().map(String::as_str));
+    cargo(&all)
+}
+
 /// Test targets that start processes.
-const MULTIPROCESS: [&str; 4] = ["faults", "mnist", "processes", "run"];
+const MULTIPROCESS: [&str; 5] = ["faults", "mnist", "processes", "run", "suite"];
 
 /// Interprets the tests of memory that threads share, under several orders of threads and of memory accesses.
 pub(crate) fn miri() -> Result<(), String> {

@@ -1,4 +1,4 @@
-//! The workspace's own commands: `cargo xtask ci`, `test`, `multiprocess`, `miri`, `bench`, `schedule` and
+//! The workspace's own commands: `cargo xtask ci`, `test`, `multiprocess`, `conformance`, `miri`, `bench`, `schedule` and
 //! `simulate`.
 #![expect(clippy::print_stdout, reason = "a command prints its results")]
 
@@ -43,6 +43,12 @@ enum Command {
         /// Run only tests whose names contain this.
         filter: Option<String>,
     },
+    /// Every promise of the strategies under every strategy, as a table.
+    Conformance {
+        /// Passed on: a part of scenarios' names, and --strategy with a part of a strategy's.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
     /// The tests of memory that threads share, interpreted by Miri where that is installed.
     Miri,
 }
@@ -55,6 +61,7 @@ fn main() -> ExitCode {
         Command::Simulate(flags) => simulate::run(&flags),
         Command::Test => ci::test(),
         Command::Multiprocess { filter } => ci::multiprocess(filter.as_deref()),
+        Command::Conformance { arguments } => ci::conformance(&arguments),
         Command::Miri => ci::miri(),
     };
     match outcome {

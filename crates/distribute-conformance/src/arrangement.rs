@@ -1,0 +1,55 @@
+//! The strategies that the scenarios run under.
+
+use distribute::prelude::*;
+
+/// A strategy and its replicas.
+pub(crate) struct Arrangement {
+    pub(crate) name: &'static str,
+    /// As a heading.
+    pub(crate) short: &'static str,
+    kind: Kind,
+    replicas: usize,
+    /// Processes, where the strategy spans several or could.
+    pub(crate) workers: Option<u32>,
+}
+
+enum Kind {
+    Default,
+    OneDevice,
+    Mirrored,
+    CentralStorage,
+    MultiWorkerMirrored,
+}
+
+impl Arrangement {
+    const fn alone(name: &'static str, short: &'static str, kind: Kind, replicas: usize) -> Arrangement {
+        Arrangement { name, short, kind, replicas, workers: None }
+    }
+
+    const fn workers(name: &'static str, short: &'static str, workers: u32, replicas: usize) -> Arrangement {
+        Arrangement { name, short, kind: Kind::MultiWorkerMirrored, replicas, workers: Some(workers) }
+    }
+
+    pub(crate) const ALL: [Arrangement; 9] = [
+        Arrangement::alone("Default", "default", Kind::Default, 1),
+        Arrangement::alone("OneDevice", "one device", Kind::OneDevice, 1),
+        Arrangement::alone("Mirrored 1", "mirrored 1", Kind::Mirrored, 1),
+        Arrangement::alone("Mirrored 2", "mirrored 2", Kind::Mirrored, 2),
+        Arrangement::alone("Mirrored 4", "mirrored 4", Kind::Mirrored, 4),
+        Arrangement::alone("CentralStorage 2", "central 2", Kind::CentralStorage, 2),
+        Arrangement::workers("MultiWorkerMirrored 1x1", "workers 1×1", 1, 1),
+        Arrangement::workers("MultiWorkerMirrored 2x1", "workers 2×1", 2, 1),
+        Arrangement::workers("MultiWorkerMirrored 2x2", "workers 2×2", 2, 2),
+    ];
+
+    pub(crate) fn strategy(&self) -> distribute::Result<Strategy> {
+        let devices: Vec<String> = (0..self.replicas).map(|index| format!("CPU:{index}")).collect();
+        Ok(match self.kind {
+            Kind::Default => Strategy::default_strategy()?,
+            Kind::OneDevice => OneDeviceStrategy::new("CPU:0")?,
+            Kind::Mirrored => MirroredStrategy::builder().devices(devices).build()?,
+            Kind::CentralStorage => CentralStorageStrategy::builder().compute_devices(devices).build()?,
+            Kind::MultiWorkerMirrored => MultiWorkerMirroredStrategy::builder().devices(devices).build()?,
+        })
+    }
+}

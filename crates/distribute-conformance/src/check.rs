@@ -1,0 +1,70 @@
+//! How a scenario ends.
+
+use std::fmt;
+
+/// How a scenario ended under a strategy. Printed on one line, and read back from it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    Passed,
+    NotApplicable(String),
+    Failed(String),
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Outcome::Passed => f.write_str("outcome: passed"),
+            Outcome::NotApplicable(why) => write!(f, "outcome: not applicable: {why}"),
+            Outcome::Failed(how) => write!(f, "outcome: failed: {}", how.replace('\n', " · ")),
+        }
+    }
+}
+
+impl Outcome {
+    /// What a process has printed; one that has printed nothing has failed.
+    pub(crate) fn read(stdout: &str, stderr: &str) -> Outcome {
+        match stdout.lines().find_map(|line| line.strip_prefix("outcome: ")) {
+            Some("passed") => Outcome::Passed,
+            Some(line) => match line.split_once(": ") {
+                Some(("not applicable", why)) => Outcome::NotApplicable(why.to_owned()),
+                _ => Outcome::Failed(line.strip_prefix("failed: ").unwrap_or(line).to_owned()),
+            },
+            None => Outcome::Failed(format!("it ended without a word: {}", stderr.trim())),
+        }
+    }
+}
+
+/// Why a scenario's body ends early.
+#[derive(Debug)]
+pub(crate) enum Stop {
+    /// The promise does not concern the strategy.
+    NotApplicable(&'static str),
+    Wrong(String),
+}
+
+impl<E: std::error::Error> From<E> for Stop {
+    fn from(error: E) -> Stop {
+        Stop::Wrong(error.to_string())
+    }
+}
+
+/// Ends the scenario unless the condition holds.
+macro_rules! check {
+    ($condition:expr, $($text:tt)+) => {
+        if !$condition {
+            return Err(crate::check::Stop::Wrong(format!($($text)+)).into());
+        }
+    };
+}
+
+/// Ends the scenario unless both are equal.
+macro_rules! check_eq {
+    ($got:expr, $expected:expr, $what:expr) => {
+        let (got, expected) = (&$got, &$expected);
+        if got != expected {
+            return Err(crate::check::Stop::Wrong(format!("{}: got {got:?}, expected {expected:?}", $what)).into());
+        }
+    };
+}
+
+pub(crate) use {check, check_eq};

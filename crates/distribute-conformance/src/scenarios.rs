@@ -1,0 +1,96 @@
+//! The promises, each named after the behaviour.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use distribute::prelude::*;
+
+use crate::check::{Outcome, Stop};
+
+mod contexts;
+mod data;
+mod models;
+mod values;
+mod variables;
+
+/// One promise and the body that tries it.
+pub(crate) struct Scenario {
+    pub(crate) name: &'static str,
+    body: fn(&Strategy) -> Result<(), Stop>,
+}
+
+impl Scenario {
+    const fn new(name: &'static str, body: fn(&Strategy) -> Result<(), Stop>) -> Scenario {
+        Scenario { name, body }
+    }
+
+    pub(crate) fn run(&self, strategy: &Strategy) -> Outcome {
+        match catch_unwind(AssertUnwindSafe(|| (self.body)(strategy))) {
+            Ok(Ok(())) => Outcome::Passed,
+            Ok(Err(Stop::NotApplicable(why))) => Outcome::NotApplicable(why.to_owned()),
+            Ok(Err(Stop::Wrong(how))) => Outcome::Failed(how),
+            Err(panic) => Outcome::Failed(format!("it panicked: {}", said(panic.as_ref()))),
+        }
+    }
+}
+
+fn said(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "(no message)".to_owned())
+}
+
+/// Failures end the group of several processes, which begin again from a checkpoint.
+fn in_one_process(strategy: &Strategy) -> Result<(), Stop> {
+    match strategy.topology().workers {
+        1 => Ok(()),
+        _ => Err(Stop::NotApplicable("a failed run ends the group of several processes, which are started again")),
+    }
+}
+
+/// Promises about replicas that differ.
+fn with_several_replicas(strategy: &Strategy) -> Result<(), Stop> {
+    match strategy.num_local_replicas() {
+        1 => Err(Stop::NotApplicable("it takes several replicas in one process")),
+        _ => Ok(()),
+    }
+}
+
+pub(crate) const SCENARIOS: &[Scenario] = &[
+    Scenario::new("outside a scope there is no strategy and no replica", contexts::outside),
+    Scenario::new("a scope is the cross-replica context", contexts::scope),
+    Scenario::new("inside run there is a replica and its strategy", contexts::replica),
+    Scenario::new("strategies cannot be mixed, nor runs nested", contexts::mixing),
+    Scenario::new("merge_call runs once per process with all replicas' values", contexts::merge),
+    Scenario::new("replicas that disagree on merge_call get an error", contexts::merge_disagrees),
+    Scenario::new("a failing replica ends the run, and the next run works", contexts::failing),
+    Scenario::new("a panicking replica is an error, and the next run works", contexts::panicking),
+    Scenario::new("run returns one value per replica, in the order of ids", values::ids),
+    Scenario::new("values from a function get global ids", values::from_function),
+    Scenario::new("reduce combines the replicas' values", values::reduce),
+    Scenario::new("a mean over an axis weighs replicas by their examples", values::reduce_axis),
+    Scenario::new("gather joins parts of different lengths in the order of ids", values::gather),
+    Scenario::new("replicas reduce, gather and broadcast among themselves", values::in_replicas),
+    Scenario::new("an on-write variable is written outside on every replica", variables::on_write_outside),
+    Scenario::new("an on-write variable takes the sum of what replicas write", variables::on_write_sum),
+    Scenario::new("an on-write variable takes the mean of what replicas write", variables::on_write_mean),
+    Scenario::new("an on-write variable takes what the first replica writes", variables::on_write_first),
+    Scenario::new("without aggregation a replica's write is an error", variables::on_write_none),
+    Scenario::new("an on-read sum adds up what replicas wrote", variables::on_read_sum),
+    Scenario::new("an on-read mean averages what replicas wrote", variables::on_read_mean),
+    Scenario::new("an on-read variable may be the first replica's", variables::on_read_first),
+    Scenario::new("without aggregation an on-read variable is not read outside", variables::on_read_none),
+    Scenario::new("setting an on-read sum spreads it, remainder included", variables::on_read_set),
+    Scenario::new("adding to an on-read sum outside is an error", variables::on_read_add),
+    Scenario::new("initial values are the first replica's", variables::initial),
+    Scenario::new("an update touches each component once, in no replica", variables::update),
+    Scenario::new("a mean of integers is refused", variables::integer_mean),
+    Scenario::new("a dataset gives every example to one replica once", data::every_example_once),
+    Scenario::new("a global batch is cut evenly", data::cut_evenly),
+    Scenario::new("a dense model trains as on one replica", models::dense),
+    Scenario::new("a convolutional model trains as on one replica", models::convolutional),
+    Scenario::new("an embedding trains as on one replica", models::embedded),
+    Scenario::new("a recurrent model trains as on one replica", models::recurrent),
+    Scenario::new("uneven batches train as on one replica", models::uneven),
+    Scenario::new("200 steps are those of replicas emulated one by one, bit for bit", models::emulated),
+    Scenario::new("copies of a trained model are equal", models::copies),
+];

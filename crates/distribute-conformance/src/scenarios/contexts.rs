@@ -1,0 +1,160 @@
+//! Where code runs, and what it may do there.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use distribute::prelude::*;
+
+use super::{in_one_process, with_several_replicas};
+use crate::check::{Stop, check, check_eq};
+
+pub(crate) fn outside(_: &Strategy) -> Result<(), Stop> {
+    check!(!has_strategy() && get_strategy().is_none(), "a strategy is current outside of all scopes");
+    check!(get_replica_context().is_none() && !in_cross_replica_context(), "there is a context outside of all scopes");
+    Ok(())
+}
+
+pub(crate) fn scope(strategy: &Strategy) -> Result<(), Stop> {
+    strategy.within(|| {
+        check!(has_strategy() && in_cross_replica_context(), "a scope is no cross-replica context");
+        check!(get_replica_context().is_none(), "there is a replica in a scope");
+        check_eq!(get_strategy().map(|s| s.name()), Some(strategy.name()), "the strategy of the scope");
+        Ok::<(), Fault>(())
+    })?;
+    check!(!has_strategy(), "the strategy is still there after its scope");
+    Ok(())
+}
+
+/// What bodies of runs and scopes return.
+#[derive(Debug)]
+pub(crate) struct Fault(pub(crate) String);
+
+impl std::fmt::Display for Fault {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Fault {}
+
+impl From<Stop> for Fault {
+    fn from(stop: Stop) -> Fault {
+        match stop {
+            Stop::Wrong(text) => Fault(text),
+            Stop::NotApplicable(text) => Fault(text.to_owned()),
+        }
+    }
+}
+
+impl From<distribute::strategy::Error> for Fault {
+    fn from(error: distribute::strategy::Error) -> Fault {
+        Fault(error.to_string())
+    }
+}
+
+impl From<distribute::values::Error> for Fault {
+    fn from(error: distribute::values::Error) -> Fault {
+        Fault(error.to_string())
+    }
+}
+
+pub(crate) fn replica(strategy: &Strategy) -> Result<(), Stop> {
+    strategy.run_with((), |context, ()| {
+        let current = get_replica_context().map(|context| context.replica_id());
+        check_eq!(current, Some(context.replica_id()), "the replica that runs");
+        check!(!in_cross_replica_context(), "a replica is no cross-replica context");
+        check_eq!(get_strategy().map(|s| s.describe()), Some(strategy.describe()), "the strategy of the replica");
+        check_eq!(context.num_replicas_in_sync(), strategy.num_replicas_in_sync(), "replicas in sync");
+        Ok::<(), Fault>(())
+    })?;
+    check!(get_replica_context().is_none(), "the replica is still there after the run");
+    Ok(())
+}
+
+pub(crate) fn mixing(strategy: &Strategy) -> Result<(), Stop> {
+    let other = Strategy::default_strategy()?;
+    let mixed = strategy.within(|| other.within(|| Ok::<(), Fault>(())));
+    check!(mixed.is_err_and(|error| error.0.contains("another strategy")), "scopes of two strategies could be mixed");
+    strategy.within(|| strategy.within(|| Ok::<(), Fault>(())))?;
+    strategy.run_with((), |_, ()| {
+        let nested = strategy.run_with((), |_, ()| Ok::<(), Fault>(()));
+        check!(nested.is_err_and(|error| error.0.contains("inside a replica")), "a run could be nested");
+        check!(strategy.within(|| Ok::<(), Fault>(())).is_err(), "a scope could be entered inside a replica");
+        Ok::<(), Fault>(())
+    })?;
+    Ok(())
+}
+
+pub(crate) fn merge(strategy: &Strategy) -> Result<(), Stop> {
+    let merges = AtomicUsize::new(0);
+    let results = strategy.run_with((), |context, ()| {
+        let mut results = Vec::new();
+        for round in 0..3 {
+            let brought = context.replica_id() + round;
+            results.push(context.merge_call(brought, |strategy, brought| {
+                merges.fetch_add(1, Ordering::Relaxed);
+                let right = in_cross_replica_context() && get_replica_context().is_none();
+                Ok((right, strategy.name(), brought.into_values()))
+            })?);
+        }
+        Ok::<_, Fault>(results)
+    })?;
+    check_eq!(merges.into_inner(), 3, "merged functions of this process");
+    let first = strategy.topology().first_replica();
+    for result in results.values() {
+        for (round, (right, name, brought)) in result.iter().enumerate() {
+            check!(*right, "a merged function runs in another context than the cross-replica one");
+            check_eq!(*name, strategy.name(), "the strategy of the merged function");
+            let expected: Vec<usize> = (0..strategy.num_local_replicas()).map(|local| first + local + round).collect();
+            check_eq!(*brought, expected, "what replicas brought");
+        }
+    }
+    Ok(())
+}
+
+pub(crate) fn merge_disagrees(strategy: &Strategy) -> Result<(), Stop> {
+    in_one_process(strategy)?;
+    with_several_replicas(strategy)?;
+    let outcome = strategy.run_with((), |context, ()| {
+        if context.replica_id() > 0 {
+            context.merge_call((), |_, _| Ok(()))?;
+        }
+        Ok::<(), Fault>(())
+    });
+    check!(
+        outcome.is_err_and(|error| error.0.contains("merge_call")),
+        "different numbers of merge calls were accepted"
+    );
+    strategy.run_with((), |context, ()| context.merge_call((), |_, _| Ok(())))?;
+    Ok(())
+}
+
+pub(crate) fn failing(strategy: &Strategy) -> Result<(), Stop> {
+    in_one_process(strategy)?;
+    let last = strategy.num_replicas_in_sync() - 1;
+    let outcome = strategy.run_with((), |context, ()| {
+        if context.replica_id() == last {
+            return Err(Fault("as planned".to_owned()));
+        }
+        // The others wait for it, and must not wait for long.
+        Ok(context.barrier()?)
+    });
+    check!(outcome.as_ref().is_err_and(|error| error.0 == "as planned"), "the first failure is lost: {outcome:?}");
+    strategy.run_with((), |context, ()| context.barrier())?;
+    Ok(())
+}
+
+pub(crate) fn panicking(strategy: &Strategy) -> Result<(), Stop> {
+    in_one_process(strategy)?;
+    let last = strategy.num_replicas_in_sync() - 1;
+    let quiet = std::panic::take_hook();
+    // It is meant to panic; nobody needs to read of it.
+    std::panic::set_hook(Box::new(|_| ()));
+    let outcome = strategy.run_with((), |context, ()| {
+        assert!(context.replica_id() != last, "as planned");
+        Ok::<(), Fault>(context.barrier()?)
+    });
+    std::panic::set_hook(quiet);
+    check!(outcome.as_ref().is_err_and(|error| error.0.contains("as planned")), "the panic is lost: {outcome:?}");
+    strategy.run_with((), |context, ()| context.barrier())?;
+    Ok(())
+}

@@ -1,0 +1,237 @@
+//! Training: as on one replica, and bit for bit as replicas that are emulated one after another.
+
+use candle_core::{DType, Device, Module, Result as CandleResult, Tensor, Var};
+use candle_nn::rnn::{GRU, GRUConfig, RNN, gru};
+use candle_nn::{Conv2d, Embedding, Linear, VarBuilder, VarMap, conv2d, embedding, linear};
+use distribute::collectives::schedule::part;
+use distribute::prelude::*;
+
+use crate::check::{Stop, check, check_eq};
+
+/// How far apart parameters may be after 20 steps in f32, as in TensorFlow's own correctness tests.
+const TOLERANCE: f32 = 4e-5;
+
+const CLASSES: usize = 3;
+
+enum Net {
+    Dense(Linear, Linear),
+    Convolutional(Conv2d, Linear),
+    Embedded(Embedding, Linear),
+    Recurrent(GRU, Linear),
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Kind {
+    Dense,
+    Convolutional,
+    Embedded,
+    Recurrent,
+}
+
+impl Net {
+    fn new(kind: Kind, vb: &VarBuilder<'_>) -> CandleResult<Net> {
+        Ok(match kind {
+            Kind::Dense => Net::Dense(linear(16, 12, vb.pp("first"))?, linear(12, CLASSES, vb.pp("second"))?),
+            Kind::Convolutional => {
+                let convolution = conv2d(1, 4, 3, Default::default(), vb.pp("convolution"))?;
+                Net::Convolutional(convolution, linear(4 * 2 * 2, CLASSES, vb.pp("head"))?)
+            }
+            Kind::Embedded => Net::Embedded(embedding(20, 6, vb.pp("words"))?, linear(6, CLASSES, vb.pp("head"))?),
+            Kind::Recurrent => {
+                let cell = gru(4, 5, GRUConfig::default(), vb.pp("cell"))?;
+                Net::Recurrent(cell, linear(5, CLASSES, vb.pp("head"))?)
+            }
+        })
+    }
+}
+
+impl Module for Net {
+    fn forward(&self, x: &Tensor) -> CandleResult<Tensor> {
+        let examples = x.dim(0)?;
+        match self {
+            Net::Dense(first, second) => second.forward(&first.forward(x)?.tanh()?),
+            Net::Convolutional(convolution, head) => {
+                let x = convolution.forward(&x.reshape((examples, 1, 4, 4))?)?.tanh()?;
+                head.forward(&x.flatten_from(1)?)
+            }
+            Net::Embedded(words, head) => {
+                // Sixteen numbers from -0.5 to 0.5 as words from 0 to 19.
+                let words = words.forward(&((x + 0.5)? * 19.0)?.to_dtype(DType::U32)?)?;
+                head.forward(&words.mean(1)?)
+            }
+            Net::Recurrent(cell, head) => {
+                let states = cell.seq(&x.reshape((examples, 4, 4))?)?;
+                head.forward(states.last().map_or(x, |state| state.h()))
+            }
+        }
+    }
+}
+
+/// The examples of one step.
+fn batch(step: usize, examples: usize) -> CandleResult<(Tensor, Tensor)> {
+    let number = |at: usize, modulus: usize| (at * 7919 + step * 104_729 + 13) % modulus;
+    let x: Vec<f32> = (0..examples * 16).map(|at| number(at, 1009) as f32 / 1009.0 - 0.5).collect();
+    let y: Vec<u32> = (0..examples).map(|at| (number(at * 31, 1013) % CLASSES) as u32).collect();
+    Ok((Tensor::from_vec(x, (examples, 16), &Device::Cpu)?, Tensor::from_vec(y, examples, &Device::Cpu)?))
+}
+
+fn share((x, y): &(Tensor, Tensor), replicas: usize, replica: usize) -> CandleResult<(Tensor, Tensor)> {
+    let rows = part(x.dim(0)?, replicas, replica);
+    Ok((x.narrow(0, rows.start, rows.len())?, y.narrow(0, rows.start, rows.len())?))
+}
+
+/// Examples of each step.
+type Sizes = fn(usize) -> usize;
+
+fn train(strategy: &Strategy, kind: Kind, steps: usize, sizes: Sizes) -> distribute::Result<Model<Net>> {
+    let model = strategy.scope_seeded(5, |vb| Net::new(kind, &vb))?;
+    let optimizer = Sgd::new(0.2).momentum(0.9).build(&model)?;
+    for step in 0..steps {
+        let examples = sizes(step);
+        let whole = batch(step, examples)?;
+        let parts = strategy.distribute_values_from_function(|context| {
+            share(&whole, context.num_replicas, context.replica_id).map_err(distribute::Error::from)
+        })?;
+        strategy.run((&model, &optimizer, parts), |context, (model, optimizer, (x, y))| {
+            let per_example = cross_entropy_per_example(&model.forward(&x)?, &y)?;
+            optimizer.minimize(context, &context.average_loss(&per_example, examples)?)?;
+            Ok(())
+        })?;
+    }
+    Ok(model)
+}
+
+fn parameters(model: &Model<Net>, replica: usize) -> CandleResult<Vec<f32>> {
+    let flat = |tensor: &Tensor| tensor.flatten_all()?.to_vec1::<f32>();
+    model
+        .variables()
+        .iter()
+        .map(|variable| flat(&variable.components()[replica]))
+        .collect::<CandleResult<Vec<_>>>()
+        .map(|all| all.concat())
+}
+
+fn as_on_one(strategy: &Strategy, kind: Kind, sizes: Sizes) -> Result<(), Stop> {
+    let got = parameters(&train(strategy, kind, 20, sizes)?, 0)?;
+    let expected = parameters(&train(&Strategy::default_strategy()?, kind, 20, sizes)?, 0)?;
+    let apart = got.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0f32, f32::max);
+    let close = apart < TOLERANCE;
+    check!(close, "parameters are {apart:e} apart after 20 steps");
+    let began = parameters(&train(&Strategy::default_strategy()?, kind, 0, sizes)?, 0)?;
+    check!(began != expected, "nothing was trained");
+    Ok(())
+}
+
+pub(crate) fn dense(strategy: &Strategy) -> Result<(), Stop> {
+    as_on_one(strategy, Kind::Dense, |_| 16)
+}
+
+pub(crate) fn convolutional(strategy: &Strategy) -> Result<(), Stop> {
+    as_on_one(strategy, Kind::Convolutional, |_| 16)
+}
+
+pub(crate) fn embedded(strategy: &Strategy) -> Result<(), Stop> {
+    as_on_one(strategy, Kind::Embedded, |_| 16)
+}
+
+pub(crate) fn recurrent(strategy: &Strategy) -> Result<(), Stop> {
+    as_on_one(strategy, Kind::Recurrent, |_| 16)
+}
+
+pub(crate) fn uneven(strategy: &Strategy) -> Result<(), Stop> {
+    // Five examples for up to four replicas; now and then too few for all.
+    as_on_one(strategy, Kind::Dense, |step| if step % 5 == 4 { 3 } else { 13 })
+}
+
+pub(crate) fn copies(strategy: &Strategy) -> Result<(), Stop> {
+    let model = train(strategy, Kind::Dense, 10, |_| 13)?;
+    let first = parameters(&model, 0)?;
+    for replica in 1..strategy.num_local_replicas() {
+        check_eq!(parameters(&model, replica)?, first, format!("copy {replica}"));
+    }
+    // And those of other processes.
+    let mine: Vec<f64> = first.iter().map(|x| f64::from(*x)).collect();
+    let mine = distribute::values::HostTensor::new(&[mine.len()], mine)?;
+    let all = PerReplica::new(vec![mine; strategy.num_local_replicas()]);
+    let [most, least]: [distribute::values::HostTensor; 2] =
+        [strategy.reduce(ReduceOp::Max, &all, Axis::None)?, strategy.reduce(ReduceOp::Min, &all, Axis::None)?];
+    let elements = distribute::values::TensorStorage::to_elements::<f64>;
+    check_eq!(elements(&most)?, elements(&least)?, "copies of all processes");
+    Ok(())
+}
+
+pub(crate) fn emulated(strategy: &Strategy) -> Result<(), Stop> {
+    for kind in [Kind::Dense, Kind::Convolutional] {
+        for sizes in [(|_| 16) as Sizes, |_| 13] {
+            let got = parameters(&train(strategy, kind, 200, sizes)?, 0)?;
+            let expected = emulate(strategy, kind, 200, sizes)?;
+            let bits = |all: &[f32]| all.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+            check!(bits(&got) == bits(&expected), "200 steps differ from the emulation");
+        }
+    }
+    Ok(())
+}
+
+/// The same training by plain candle: each replica's gradients one after another, summed in the order that the replicas of
+/// each process come first and then the processes, and one step of momentum by hand.
+fn emulate(strategy: &Strategy, kind: Kind, steps: usize, sizes: Sizes) -> Result<Vec<f32>, Stop> {
+    let topology = strategy.topology();
+    let names: Vec<String>;
+    let map = VarMap::new();
+    let net = Net::new(kind, &VarBuilder::from_varmap(&map, DType::F32, &Device::Cpu))?;
+    let variables: Vec<Var> = {
+        let like = strategy.scope_seeded(5, |vb| Net::new(kind, &vb))?;
+        names = like.variables().iter().map(|variable| variable.name().to_owned()).collect();
+        let held = map.data().lock().map_err(|_| Stop::Wrong("a lock is poisoned".to_owned()))?;
+        let mut variables = Vec::new();
+        for (name, variable) in names.iter().zip(like.variables()) {
+            let var = held.get(name).ok_or_else(|| Stop::Wrong(format!("plain candle has no {name}")))?;
+            var.set(&variable.components()[0].detach().copy()?)?;
+            variables.push(var.clone());
+        }
+        variables
+    };
+    let mut velocities: Vec<Vec<f32>> = variables.iter().map(|variable| vec![0.0; variable.elem_count()]).collect();
+    for step in 0..steps {
+        let examples = sizes(step);
+        let whole = batch(step, examples)?;
+        let mut sums: Vec<Vec<f32>> = Vec::new();
+        for worker in 0..topology.workers {
+            let mut of_worker: Vec<Vec<f32>> = Vec::new();
+            for local in 0..topology.replicas_per_worker {
+                let replica = worker * topology.replicas_per_worker + local;
+                let (x, y) = share(&whole, topology.num_replicas(), replica)?;
+                let per_example = cross_entropy_per_example(&net.forward(&x)?, &y)?;
+                let loss = (per_example.sum_all()? / examples as f64)?;
+                let gradients = loss.backward()?;
+                let mut own = Vec::new();
+                for variable in &variables {
+                    let gradient = gradients.get(variable).map(|gradient| gradient.flatten_all()?.to_vec1::<f32>());
+                    own.push(gradient.unwrap_or_else(|| Ok(vec![0.0; variable.elem_count()]))?);
+                }
+                add(&mut of_worker, own);
+            }
+            add(&mut sums, of_worker);
+        }
+        for ((variable, gradient), velocity) in variables.iter().zip(&sums).zip(&mut velocities) {
+            let mut values = variable.flatten_all()?.to_vec1::<f32>()?;
+            for ((p, g), v) in values.iter_mut().zip(gradient).zip(velocity) {
+                *v = 0.9 * *v - 0.2 * g;
+                *p += *v;
+            }
+            variable.set(&Tensor::from_vec(values, variable.shape(), &Device::Cpu)?)?;
+        }
+    }
+    let flat = variables.iter().map(|variable| variable.flatten_all()?.to_vec1::<f32>());
+    Ok(flat.collect::<CandleResult<Vec<_>>>()?.concat())
+}
+
+fn add(sums: &mut Vec<Vec<f32>>, others: Vec<Vec<f32>>) {
+    if sums.is_empty() {
+        *sums = others;
+        return;
+    }
+    for (sum, other) in sums.iter_mut().zip(others) {
+        sum.iter_mut().zip(other).for_each(|(a, b)| *a += b);
+    }
+}
