@@ -3,8 +3,9 @@
 //! - [`CandleStrategy::scope`] builds a model once per replica through a candle `VarBuilder`, with equal initial values
 //!   everywhere: [`Model`].
 //! - [`Sgd`], [`Adam`], [`AdamW`], [`Adagrad`], [`RmsProp`] and [`Lamb`] are descriptions; `build(&model)` makes the
-//!   [`Optimizer`], whose slots are distributed variables. [`ReplicaOptimizer::minimize`] runs backward, reduces gradients in buckets while backward goes on, and
-//!   updates every replica's copy in place.
+//!   [`Optimizer`], whose slots are distributed variables. [`ReplicaOptimizer::minimize`] runs backward, reduces gradients in
+//!   buckets while backward goes on, and updates every replica's copy in place.
+//! - [`SyncBatchNorm`] normalises over the global batch; [`sum_over_replicas`] is a sum that backward goes through.
 //! - [`CandleContext::average_loss`] scales a loss by the global batch.
 //!
 //! # Examples
@@ -30,6 +31,8 @@
 //! - A parameter that got no gradient on any replica is left alone, and named once in a warning.
 
 mod agreement;
+mod all_reduce;
+mod batch_norm;
 mod context;
 mod error;
 mod hook;
@@ -41,6 +44,8 @@ mod reducer;
 mod tensor;
 mod tensor_list;
 
+pub use all_reduce::sum_over_replicas;
+pub use batch_norm::{SyncBatchNorm, sync_batch_norm};
 pub use context::{CandleContext, cross_entropy_per_example, nll_per_example};
 pub use error::{Error, Result};
 pub use model::{CandleStrategy, Model, Variable};

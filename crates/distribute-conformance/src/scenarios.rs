@@ -90,6 +90,8 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     Scenario::new("a convolutional model trains as on one replica", models::convolutional),
     Scenario::new("an embedding trains as on one replica", models::embedded),
     Scenario::new("a recurrent model trains as on one replica", models::recurrent),
+    Scenario::new("synchronised batch normalisation trains as on one replica", models::normed),
+    Scenario::new("batch normalisation of each replica's own keeps parameters equal", models::normed_apart),
     Scenario::new("uneven batches train as on one replica", models::uneven),
     Scenario::new("200 steps are those of replicas emulated one by one, bit for bit", models::emulated),
     Scenario::new("copies of a trained model are equal", models::copies),

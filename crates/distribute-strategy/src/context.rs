@@ -63,6 +63,32 @@ impl ReplicaContext {
         &self.groups[self.local]
     }
 
+    /// This replica's rank in a second group of all replicas, for collectives inside a model's forward and backward.
+    ///
+    /// Gradients are reduced in [`group`](ReplicaContext::group) while backward goes on, as they become complete, and a replica
+    /// without examples completes others than its peers do. So the order of calls there is no matter of the model's; here it
+    /// is. The group is made when it is first asked for, which every replica must do at the same place.
+    ///
+    /// # Errors
+    /// The collective's, when the group is made.
+    pub fn graph_group(&self) -> Result<Arc<ProcessGroup>> {
+        self.strategy.replicas().graph_group(self.local, || {
+            let all: Vec<Rank> = (0..self.num_replicas_in_sync()).map(rank_of).collect();
+            let group = self.group().subgroup(&all)?;
+            group.ok_or(Error::Context {
+                what: "graph_group",
+                place: "in a replica that is no member of its strategy's group",
+                remedy: "call it on the context that run passes",
+            })
+        })
+    }
+
+    /// Ends this replica's groups, so that nobody waits for it.
+    pub(crate) fn abort(&self, reason: &str) {
+        self.group().abort(reason);
+        self.strategy.replicas().abort_graph_group(self.local, reason);
+    }
+
     /// The place of this code, for reads and writes of variables.
     pub fn place(&self) -> Place<'_> {
         Place::Replica { local: self.local, group: self.group() }
@@ -85,7 +111,7 @@ impl ReplicaContext {
     /// # Errors
     /// The collective's: replicas that differ, are missing or fail.
     pub fn broadcast<L, T: TensorStorage<L>>(&self, value: &T, root: usize) -> Result<T> {
-        let root = Rank(u32::try_from(root).unwrap_or(u32::MAX));
+        let root = rank_of(root);
         let copy = value.copied()?;
         let mut outcome = Ok(());
         copy.write(&mut |buffer| outcome = self.group().broadcast_list(&mut [buffer], root))?;
@@ -140,6 +166,10 @@ impl std::fmt::Debug for ReplicaContext {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("ReplicaContext").field("replica_id", &self.replica_id()).finish_non_exhaustive()
     }
+}
+
+fn rank_of(replica: usize) -> Rank {
+    Rank(u32::try_from(replica).unwrap_or(u32::MAX))
 }
 
 /// The replica that the calling code runs in; `None` outside of all replicas.

@@ -107,7 +107,7 @@ impl Drop for Ending<'_> {
         match &self.reason {
             Some(reason) => {
                 self.meeting.end(self.context.local_replica_id(), "failed");
-                self.context.group().abort(&format!("replica {} failed: {reason}", self.context.replica_id()));
+                self.context.abort(&format!("replica {} failed: {reason}", self.context.replica_id()));
             }
             None => self.meeting.end(self.context.local_replica_id(), "ended its run without this merge_call"),
         }

@@ -316,6 +316,8 @@ pub struct Replicas {
     /// Held for the length of a run: one run at a time.
     pub(crate) threads: Mutex<ReplicaThreads>,
     groups: RwLock<Arc<Vec<ProcessGroup>>>,
+    /// See [`ReplicaContext::graph_group`](crate::ReplicaContext::graph_group); one per replica, made when first used.
+    graph_groups: Mutex<Vec<Option<Arc<ProcessGroup>>>>,
     options: Options,
 }
 
@@ -351,7 +353,30 @@ impl Replicas {
             replicas_per_worker,
         };
         let threads = Mutex::new(ReplicaThreads::start(replicas_per_worker, topology.first_replica())?);
-        Ok(Replicas { topology, devices, coordination, threads, groups: RwLock::new(Arc::new(groups)), options })
+        let (groups, graph_groups) = (RwLock::new(Arc::new(groups)), Mutex::new(vec![None; replicas_per_worker]));
+        Ok(Replicas { topology, devices, coordination, threads, groups, graph_groups, options })
+    }
+
+    pub(crate) fn abort_graph_group(&self, local: usize, reason: &str) {
+        if let Some(group) = &self.graph_groups.lock().unwrap_or_else(PoisonError::into_inner)[local] {
+            group.abort(reason);
+        }
+    }
+
+    /// The group of one replica that `make` makes when it is first asked for.
+    pub(crate) fn graph_group(
+        &self,
+        local: usize,
+        make: impl FnOnce() -> Result<ProcessGroup>,
+    ) -> Result<Arc<ProcessGroup>> {
+        let held = self.graph_groups.lock().unwrap_or_else(PoisonError::into_inner)[local].clone();
+        if let Some(group) = held {
+            return Ok(group);
+        }
+        // All replicas make theirs together, so nobody may hold the lock meanwhile.
+        let group = Arc::new(make()?);
+        self.graph_groups.lock().unwrap_or_else(PoisonError::into_inner)[local] = Some(group.clone());
+        Ok(group)
     }
 
     pub(crate) fn groups(&self) -> Arc<Vec<ProcessGroup>> {
@@ -369,6 +394,7 @@ impl Replicas {
         if self.topology.workers == 1 {
             let fresh = ProcessGroup::local_with(self.devices.len(), &self.options)?;
             *self.groups.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(fresh);
+            self.graph_groups.lock().unwrap_or_else(PoisonError::into_inner).fill(None);
         }
         Ok(())
     }

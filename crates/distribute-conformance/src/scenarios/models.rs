@@ -2,6 +2,7 @@
 
 use candle_core::{DType, Device, Module, Result as CandleResult, Tensor, Var};
 use candle_nn::rnn::{GRU, GRUConfig, RNN, gru};
+use candle_nn::{BatchNorm, BatchNormConfig, ModuleT, batch_norm};
 use candle_nn::{Conv2d, Embedding, Linear, VarBuilder, VarMap, conv2d, embedding, linear};
 use distribute::collectives::schedule::part;
 use distribute::prelude::*;
@@ -18,6 +19,8 @@ enum Net {
     Convolutional(Conv2d, Linear),
     Embedded(Embedding, Linear),
     Recurrent(GRU, Linear),
+    Normed(Linear, SyncBatchNorm, Linear),
+    NormedApart(Linear, BatchNorm, Linear),
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -26,6 +29,10 @@ enum Kind {
     Convolutional,
     Embedded,
     Recurrent,
+    /// Over the global batch.
+    Normed,
+    /// Over each replica's own batch.
+    NormedApart,
 }
 
 impl Net {
@@ -40,6 +47,14 @@ impl Net {
             Kind::Recurrent => {
                 let cell = gru(4, 5, GRUConfig::default(), vb.pp("cell"))?;
                 Net::Recurrent(cell, linear(5, CLASSES, vb.pp("head"))?)
+            }
+            Kind::Normed => {
+                let norm = sync_batch_norm(12, BatchNormConfig::default(), vb.pp("norm"))?;
+                Net::Normed(linear(16, 12, vb.pp("first"))?, norm, linear(12, CLASSES, vb.pp("second"))?)
+            }
+            Kind::NormedApart => {
+                let norm = batch_norm(12, BatchNormConfig::default(), vb.pp("norm"))?;
+                Net::NormedApart(linear(16, 12, vb.pp("first"))?, norm, linear(12, CLASSES, vb.pp("second"))?)
             }
         })
     }
@@ -59,6 +74,8 @@ impl Module for Net {
                 let words = words.forward(&((x + 0.5)? * 19.0)?.to_dtype(DType::U32)?)?;
                 head.forward(&words.mean(1)?)
             }
+            Net::Normed(first, norm, second) => second.forward(&norm.forward_t(&first.forward(x)?, true)?.tanh()?),
+            Net::NormedApart(first, norm, second) => second.forward(&norm.forward_t(&first.forward(x)?, true)?.tanh()?),
             Net::Recurrent(cell, head) => {
                 let states = cell.seq(&x.reshape((examples, 4, 4))?)?;
                 head.forward(states.last().map_or(x, |state| state.h()))
@@ -136,6 +153,24 @@ pub(crate) fn embedded(strategy: &Strategy) -> Result<(), Stop> {
 
 pub(crate) fn recurrent(strategy: &Strategy) -> Result<(), Stop> {
     as_on_one(strategy, Kind::Recurrent, |_| 16)
+}
+
+pub(crate) fn normed(strategy: &Strategy) -> Result<(), Stop> {
+    as_on_one(strategy, Kind::Normed, |_| 16)?;
+    // Also where replicas have different numbers of examples, or none.
+    as_on_one(strategy, Kind::Normed, |step| if step % 5 == 4 { 3 } else { 13 })
+}
+
+pub(crate) fn normed_apart(strategy: &Strategy) -> Result<(), Stop> {
+    let model = train(strategy, Kind::NormedApart, 10, |_| 16)?;
+    let trained = |replica: usize| -> CandleResult<Vec<Vec<f32>>> {
+        let trainable = model.variables().iter().filter(|variable| variable.is_trainable());
+        trainable.map(|variable| variable.components()[replica].flatten_all()?.to_vec1::<f32>()).collect()
+    };
+    for replica in 1..strategy.num_local_replicas() {
+        check_eq!(trained(replica)?, trained(0)?, format!("copy {replica}"));
+    }
+    Ok(())
 }
 
 pub(crate) fn uneven(strategy: &Strategy) -> Result<(), Stop> {

@@ -1,0 +1,97 @@
+//! A sum over replicas that backward goes through.
+
+use candle_core::{CpuStorage, CustomOp1, CustomOp2, Layout, Result, Shape, Tensor};
+use distribute_collectives::ReduceOp;
+use distribute_strategy::ReplicaContext;
+
+/// The sum of every replica's `x`, elementwise, on every replica. Backward sums the replicas' gradients in the same way: what
+/// a replica brings goes into the losses of all.
+///
+/// Every replica must call this, and go backward through it if one does.
+///
+/// # Errors
+/// candle's, and the collective's as candle's.
+///
+/// # Examples
+/// ```
+/// use candle_core::{Device, Var};
+/// use distribute_candle::{Error, sum_over_replicas};
+/// use distribute_strategy::MirroredStrategy;
+///
+/// let strategy = MirroredStrategy::builder().devices(["CPU:0", "CPU:1"]).build()?;
+/// strategy.run_with((), |context, ()| {
+///     let x = Var::new(context.replica_id() as f32 + 1.0, &Device::Cpu)?;
+///     let y = sum_over_replicas(context, &x)?;                  // 1 + 2 on both
+///     assert_eq!(y.to_scalar::<f32>()?, 3.0);
+///     let gradients = y.sqr()?.backward()?;                     // each loss is y², so x is in both
+///     assert_eq!(gradients.get(&x).map(|g| g.to_scalar::<f32>()).transpose()?, Some(12.0));
+///     Ok::<_, Error>(())
+/// })?;
+/// # Ok::<(), Error>(())
+/// ```
+///
+/// # Source
+/// `tf.distribute.ReplicaContext.all_reduce`, whose gradient is an all-reduce too.
+pub fn sum_over_replicas(context: &ReplicaContext, x: &Tensor) -> Result<Tensor> {
+    x.contiguous()?.apply_op1(SumOverReplicas(context.clone()))
+}
+
+/// `x`, from which backward goes to `other` too, with zeros. candle forgets the right side of an operation on tensors without
+/// elements; a replica without examples must still take part in the backward of what it summed with the others.
+pub(crate) fn keeping(x: &Tensor, other: &Tensor) -> Result<Tensor> {
+    x.contiguous()?.apply_op2(&other.contiguous()?, Keeping)
+}
+
+struct Keeping;
+
+impl CustomOp2 for Keeping {
+    fn name(&self) -> &'static str {
+        "keeping"
+    }
+
+    fn cpu_fwd(&self, x: &CpuStorage, layout: &Layout, _: &CpuStorage, _: &Layout) -> Result<(CpuStorage, Shape)> {
+        Ok((x.clone(), layout.shape().clone()))
+    }
+
+    fn bwd(
+        &self,
+        _: &Tensor,
+        other: &Tensor,
+        _: &Tensor,
+        gradient: &Tensor,
+    ) -> Result<(Option<Tensor>, Option<Tensor>)> {
+        Ok((Some(gradient.clone()), Some(other.zeros_like()?)))
+    }
+}
+
+struct SumOverReplicas(ReplicaContext);
+
+impl CustomOp1 for SumOverReplicas {
+    fn name(&self) -> &'static str {
+        "sum-over-replicas"
+    }
+
+    fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+        let Some((start, end)) = layout.contiguous_offsets() else {
+            candle_core::bail!("sum_over_replicas: the tensor is not contiguous")
+        };
+        let group = self.0.graph_group().map_err(candle_core::Error::wrap)?;
+        macro_rules! sum {
+            ($($variant:ident),*) => {
+                match storage {
+                    $(CpuStorage::$variant(all) => {
+                        let mut values = all[start..end].to_vec();
+                        group.all_reduce(&mut values, ReduceOp::Sum).map_err(candle_core::Error::wrap)?;
+                        CpuStorage::$variant(values)
+                    })*
+                    _ => candle_core::bail!("sum_over_replicas: give a tensor of f32, f64, f16 or bf16"),
+                }
+            };
+        }
+        Ok((sum!(F32, F64, F16, BF16), layout.shape().clone()))
+    }
+
+    fn bwd(&self, _: &Tensor, _: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
+        Ok(Some(sum_over_replicas(&self.0, gradient)?))
+    }
+}

@@ -1,0 +1,128 @@
+//! Synchronised batch normalisation where it is hard: many buckets of gradients, replicas without examples, failures.
+#![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
+
+use std::time::{Duration, Instant};
+
+use candle_core::{Device, Module, Tensor};
+use candle_nn::{BatchNormConfig, Linear, ModuleT, VarBuilder, batch_norm, linear};
+use distribute_candle::{
+    CandleContext, CandleStrategy, Error, Model, Sgd, SyncBatchNorm, cross_entropy_per_example, sync_batch_norm,
+};
+use distribute_strategy::{MirroredStrategy, Strategy};
+
+/// More than one bucket on either side of the normalisation.
+struct Wide {
+    first: Linear,
+    norm: SyncBatchNorm,
+    second: Linear,
+    third: Linear,
+}
+
+impl Wide {
+    fn new(vb: VarBuilder<'_>) -> candle_core::Result<Wide> {
+        Ok(Wide {
+            first: linear(500, 600, vb.pp("first"))?,
+            norm: sync_batch_norm(600, BatchNormConfig::default(), vb.pp("norm"))?,
+            second: linear(600, 600, vb.pp("second"))?,
+            third: linear(600, 3, vb.pp("third"))?,
+        })
+    }
+
+    fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
+        let x = self.norm.forward_t(&self.first.forward(x)?, true)?.tanh()?;
+        self.third.forward(&self.second.forward(&x)?.tanh()?)
+    }
+}
+
+fn mirrored(replicas: usize) -> Strategy {
+    let devices: Vec<String> = (0..replicas).map(|index| format!("CPU:{index}")).collect();
+    MirroredStrategy::builder().devices(devices).build().unwrap()
+}
+
+fn train(strategy: &Strategy, examples: usize) -> Model<Wide> {
+    let model = strategy.scope(Wide::new).unwrap();
+    let optimizer = Sgd::new(0.1).build(&model).unwrap();
+    let x: Vec<f32> = (0..examples * 500).map(|i| ((i * 37 % 101) as f32 - 50.0) / 50.0).collect();
+    let x = Tensor::from_vec(x, (examples, 500), &Device::Cpu).unwrap();
+    let y = Tensor::from_vec((0..examples as u32).map(|i| i % 3).collect(), examples, &Device::Cpu).unwrap();
+    for _ in 0..3 {
+        let parts = strategy
+            .distribute_values_from_function(|context| {
+                let rows = distribute_collectives::schedule::part(examples, context.num_replicas, context.replica_id);
+                Ok::<_, Error>((x.narrow(0, rows.start, rows.len())?, y.narrow(0, rows.start, rows.len())?))
+            })
+            .unwrap();
+        strategy
+            .run_with((&model, &optimizer, parts), |context, (model, optimizer, (x, y))| {
+                let per_example = cross_entropy_per_example(&model.forward(&x)?, &y)?;
+                optimizer.minimize(context, &context.average_loss(&per_example, examples)?)
+            })
+            .unwrap();
+    }
+    model
+}
+
+fn flat(tensor: &Tensor) -> Vec<f32> {
+    tensor.flatten_all().unwrap().to_vec1().unwrap()
+}
+
+#[test]
+fn many_buckets_and_empty_replicas_train_as_one_replica() {
+    for examples in [8, 3] {
+        let (four, one) = (train(&mirrored(4), examples), train(&mirrored(1), examples));
+        for (ours, theirs) in four.variables().iter().zip(one.variables()) {
+            for component in ours.components() {
+                for (a, b) in flat(component).iter().zip(flat(&theirs.components()[0])) {
+                    assert!((a - b).abs() < 4e-5 * b.abs().max(1.0), "{}: {a} {b}", ours.name());
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn one_replica_normalises_as_candle_does() {
+    let strategy = mirrored(1);
+    let ours = strategy.scope(|vb| sync_batch_norm(4, BatchNormConfig::default(), vb.pp("norm"))).unwrap();
+    let theirs = strategy.scope(|vb| batch_norm(4, BatchNormConfig::default(), vb.pp("norm"))).unwrap();
+    let x: Vec<f32> = (0..3 * 4 * 5).map(|i| (i * 13 % 29) as f32 / 7.0).collect();
+    let x = Tensor::from_vec(x, (3, 4, 5), &Device::Cpu).unwrap();
+    for train in [true, false] {
+        let (a, b) = (ours.first().forward_t(&x, train).unwrap(), theirs.first().forward_t(&x, train).unwrap());
+        assert!(flat(&a).iter().zip(flat(&b)).all(|(a, b)| (a - b).abs() < 1e-5), "train: {train}");
+    }
+    let close = |a: &Tensor, b: &Tensor| flat(a).iter().zip(flat(b)).all(|(a, b)| (a - b).abs() < 1e-5);
+    assert!(close(ours.first().running_mean(), theirs.first().running_mean()));
+    assert!(close(ours.first().running_var(), theirs.first().running_var()));
+}
+
+#[test]
+fn a_replica_that_fails_does_not_leave_others_in_the_normalisation() {
+    let strategy = mirrored(2);
+    let model = strategy.scope(|vb| sync_batch_norm(2, BatchNormConfig::default(), vb.pp("norm"))).unwrap();
+    let x = Tensor::ones((2, 2), candle_core::DType::F32, &Device::Cpu).unwrap();
+    for fails in [false, true, false] {
+        let began = Instant::now();
+        let outcome = strategy.run_with(&model, |context, norm| {
+            if fails && context.replica_id() == 1 {
+                return Err(Error::Candle(candle_core::Error::Msg("as planned".to_owned())));
+            }
+            norm.forward_t(&x, true)?;
+            Ok(())
+        });
+        assert_eq!(outcome.is_err(), fails, "{outcome:?}");
+        assert!(began.elapsed() < Duration::from_secs(5));
+    }
+}
+
+#[test]
+fn channels_that_do_not_fit_are_a_sentence() {
+    let strategy = mirrored(1);
+    let model = strategy.scope(|vb| sync_batch_norm(2, BatchNormConfig::default(), vb.pp("norm"))).unwrap();
+    let x = Tensor::ones((2, 3), candle_core::DType::F32, &Device::Cpu).unwrap();
+    let error = model.first().forward_t(&x, true).unwrap_err().to_string();
+    assert!(error.contains("the input has shape [2, 3]; give (examples, 2, …)"), "{error}");
+    let wrong = BatchNormConfig { momentum: 2.0, ..BatchNormConfig::default() };
+    let error = strategy.scope(|vb| sync_batch_norm(2, wrong, vb.pp("other"))).err().unwrap().to_string();
+    assert!(error.contains("momentum 2"), "{error}");
+}
