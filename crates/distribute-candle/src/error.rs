@@ -69,6 +69,25 @@ pub enum Error {
         /// What would be right.
         expected: &'static str,
     },
+    /// A variable got its first gradient too late for its optimizer's state to have an owner.
+    #[error(
+        "variable {name} got its first gradient after the first step; under ZeRO-1 the first step decides who keeps whose \
+         state, so let every variable take part in it"
+    )]
+    LateGradient {
+        /// The variable.
+        name: String,
+    },
+    /// Settings of an optimizer do not go together.
+    #[error("{what} does not go with {other}: {why}")]
+    Combination {
+        /// One setting.
+        what: &'static str,
+        /// The other.
+        other: &'static str,
+        /// The reason, and what to do instead.
+        why: &'static str,
+    },
     /// No variable of the model got a gradient.
     #[error("no variable of the model got a gradient on any replica; compute the loss from the model's own variables")]
     NoGradient,

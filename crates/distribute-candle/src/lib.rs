@@ -41,6 +41,7 @@ mod model;
 mod optimizer;
 mod plan;
 mod reducer;
+mod shards;
 mod tensor;
 mod tensor_list;
 

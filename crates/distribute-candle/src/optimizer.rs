@@ -12,7 +12,8 @@ use distribute_values::{Aggregation, DistributedVariable, Synchronization, Varia
 
 use crate::model::Parts;
 use crate::plan::Plan;
-use crate::reducer::{Reduced, Reducer};
+use crate::reducer::{Reduced, Reducer, Summed};
+use crate::shards::{GradientShard, SlotShard, Update};
 use crate::{Candle, Error, Model, Result};
 
 mod adagrad;
@@ -33,6 +34,11 @@ pub use sgd::Sgd;
 pub(crate) trait Rule: Send + Sync {
     /// Names of the slots that it keeps for each parameter.
     fn slots(&self) -> &'static [&'static str];
+
+    /// Whether an element's update depends on no other element of its variable.
+    fn is_elementwise(&self) -> bool {
+        true
+    }
 
     /// What a slot's elements begin with.
     fn initial(&self, slot: &str) -> f64 {
@@ -72,6 +78,8 @@ pub struct Optimizer {
     learning_rate: AtomicU64,
     clip: Option<Clip>,
     compression: Compression,
+    /// Whether each replica keeps only its part of the slots.
+    sharded: bool,
     plan: OnceLock<Arc<Plan>>,
     /// One per local replica.
     replicas: Vec<Mutex<ReplicaState>>,
@@ -81,6 +89,8 @@ pub struct Optimizer {
 struct ReplicaState {
     /// From the first step on.
     fused: Option<FusedAllReduce>,
+    /// This replica's part of the slots, by bucket, where they are sharded.
+    shards: Vec<SlotShard>,
     steps: u64,
     times: StepTimes,
     /// Gradients of this replica alone that wait for the next step, by variable.
@@ -128,6 +138,7 @@ impl Optimizer {
             learning_rate: AtomicU64::new(learning_rate.to_bits()),
             clip: None,
             compression: Compression::None,
+            sharded: false,
             plan: OnceLock::new(),
             replicas,
         })
@@ -139,7 +150,71 @@ impl Optimizer {
     /// [`Error::Setting`] for a limit that is not above 0.
     pub fn clip(self, clip: Clip) -> Result<Optimizer> {
         clip.check()?;
-        Ok(Optimizer { clip: Some(clip), ..self })
+        Optimizer { clip: Some(clip), ..self }.combined()
+    }
+
+    /// ZeRO, stage 1: each replica keeps the slots of its part of every bucket only, reduces gradients to the parts that
+    /// replicas own, updates its own, and gathers the others' parameters. The same bytes are moved, the state of an optimizer
+    /// takes one n-th of the memory on each of n replicas, and parameters get the same values.
+    ///
+    /// Every variable that ever gets a gradient must get one in the first step, on some replica.
+    ///
+    /// # Errors
+    /// [`Error::Combination`] with LAMB and [`Clip::Norm`], which look at whole variables, with compression, and where replicas
+    /// share one copy of everything anyway.
+    ///
+    /// # Examples
+    /// ```
+    /// use candle_core::{DType, Device, Module, Tensor};
+    /// use candle_nn::linear;
+    /// use distribute_candle::{Adam, CandleContext, CandleStrategy, Error};
+    /// use distribute_strategy::MirroredStrategy;
+    ///
+    /// let strategy = MirroredStrategy::builder().devices(["CPU:0", "CPU:1"]).build()?;
+    /// let model = strategy.scope(|vb| linear(3, 2, vb.pp("fc")))?;
+    /// let optimizer = Adam::new(0.1).build(&model)?.zero1()?;
+    /// strategy.run_with((&model, &optimizer), |context, (model, optimizer)| {
+    ///     let loss = model.forward(&Tensor::ones((2, 3), DType::F32, &Device::Cpu)?)?.sqr()?.sum(1)?;
+    ///     optimizer.minimize(context, &context.average_loss(&loss, 4)?)
+    /// })?;
+    /// assert_eq!(optimizer.state_bytes(), 2 * 8 * 4 / 2);      // two slots of eight parameters, on two replicas
+    /// # Ok::<(), Error>(())
+    /// ```
+    ///
+    /// # Source
+    /// Rajbhandari and others, "ZeRO: memory optimizations toward training trillion parameter models", 2020, section 5.1.
+    pub fn zero1(self) -> Result<Optimizer> {
+        // Nobody needs whole slots any more.
+        Optimizer { sharded: true, slots: self.slots.iter().map(|_| Vec::new()).collect(), ..self }.combined()
+    }
+
+    /// Bytes of optimizer state that the first replica of this process keeps; sharded state exists from the first step on.
+    pub fn state_bytes(&self) -> usize {
+        let bytes = |slot: &DistributedVariable<Tensor>| {
+            slot.components().first().map_or(0, |tensor| tensor.elem_count() * tensor.dtype().size_in_bytes())
+        };
+        let whole: usize = self.slots.iter().flatten().map(bytes).sum();
+        let shards = self.replicas.first().map_or(0, |state| lock(state).shards.iter().map(SlotShard::bytes).sum());
+        whole + shards
+    }
+
+    /// The optimizer, if its settings go together.
+    fn combined(self) -> Result<Optimizer> {
+        let refuse = |other, why| Err(Error::Combination { what: "zero1", other, why });
+        match self.clip {
+            _ if !self.sharded => Ok(self),
+            Some(Clip::Norm(_)) => refuse("Clip::Norm", "a replica sees parts of variables; use Clip::GlobalNorm"),
+            _ if !self.rule.is_elementwise() => {
+                refuse("this optimizer", "it looks at the norms of whole variables; use AdamW")
+            }
+            _ if !matches!(self.compression, Compression::None) => {
+                refuse("compress", "compressed gradients come whole; leave one of them out")
+            }
+            _ if self.parts.shared => {
+                refuse("a strategy whose replicas share variables", "there is one copy of the state already")
+            }
+            _ => Ok(self),
+        }
     }
 
     /// Sends gradients in fewer bytes; what that leaves out of one step is added to the next one's.
@@ -169,7 +244,7 @@ impl Optimizer {
         let options = FusionOptions { compression, ..FusionOptions::default() };
         // Says now what is wrong with it, not in the first step.
         FusedAllReduce::new(&[], &options)?;
-        Ok(Optimizer { compression: options.compression, ..self })
+        Optimizer { compression: options.compression, ..self }.combined()
     }
 
     /// The norm of all gradients of the last step together, before they were limited; with [`Clip::GlobalNorm`] only.
@@ -208,12 +283,46 @@ impl Optimizer {
             Some(plan) => self.backward(context, local, plan, loss, accumulated)?,
             None => self.first_backward(context, local, loss, accumulated)?,
         };
-        let learning_rate = self.learning_rate();
-        let (mut gradients, communication) = reducer.finish()?;
-        let gradient_norm = match self.clip {
-            Some(clip) => clip.apply(&mut gradients)?,
-            None => None,
+        let (summed, communication) = reducer.finish()?;
+        let gradient_norm = match summed {
+            Summed::Whole(gradients) => self.apply_whole(context, local, step, gradients)?,
+            Summed::Sharded(shards, flags) => self.apply_sharded(context, local, step, shards, flags)?,
         };
+        let mut state = lock(&self.replicas[local]);
+        state.gradient_norm = gradient_norm;
+        state.times.total += started.elapsed();
+        state.times.communication += communication;
+        Ok(())
+    }
+
+    fn apply_sharded(
+        &self,
+        context: &ReplicaContext,
+        local: usize,
+        step: u64,
+        mut gradients: Vec<GradientShard>,
+        flags: Vec<u32>,
+    ) -> Result<Option<f64>> {
+        let plan = self.plan.get().ok_or(Error::NoGradient)?;
+        let learning_rate = self.learning_rate();
+        let (group, parts, rule) = (context.group(), &*self.parts, &*self.rule);
+        let update = Update { group, plan, parts, rule, local, step, learning_rate, flags };
+        let norm = self.clip.map_or(Ok(None), |clip| update.clip(clip, &mut gradients))?;
+        let mut slots = std::mem::take(&mut lock(&self.replicas[local]).shards);
+        let outcome = update.apply(gradients, &mut slots);
+        lock(&self.replicas[local]).shards = slots;
+        outcome.map(|()| norm)
+    }
+
+    fn apply_whole(
+        &self,
+        context: &ReplicaContext,
+        local: usize,
+        step: u64,
+        mut gradients: Vec<Reduced>,
+    ) -> Result<Option<f64>> {
+        let learning_rate = self.learning_rate();
+        let gradient_norm = self.clip.map_or(Ok(None), |clip| clip.apply(&mut gradients))?;
         // All have brought their gradients, so nobody reads shared variables any more; one replica writes them.
         if !self.parts.shared || local == 0 {
             for reduced in gradients {
@@ -223,11 +332,7 @@ impl Optimizer {
         if self.parts.shared {
             context.barrier()?;
         }
-        let mut state = lock(&self.replicas[local]);
-        state.gradient_norm = gradient_norm;
-        state.times.total += started.elapsed();
-        state.times.communication += communication;
-        Ok(())
+        Ok(gradient_norm)
     }
 
     /// Reduces while backward runs.
@@ -286,6 +391,9 @@ impl Optimizer {
     }
 
     fn reducer(&self, context: &ReplicaContext, local: usize, plan: &Arc<Plan>) -> Result<Reducer> {
+        if self.sharded {
+            return Ok(Reducer::new(context, &self.parts, plan, None));
+        }
         let mut state = lock(&self.replicas[local]);
         let fused = match &mut state.fused {
             Some(fused) => fused,
@@ -294,7 +402,7 @@ impl Optimizer {
                 none.insert(FusedAllReduce::with_plan(plan.buckets.clone(), &options)?)
             }
         };
-        Ok(Reducer::new(context, &self.parts, plan, fused))
+        Ok(Reducer::new(context, &self.parts, plan, Some(fused)))
     }
 
     /// Adds the gradients of `loss` to those of this replica that wait for its next step.

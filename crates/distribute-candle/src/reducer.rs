@@ -9,6 +9,7 @@ use distribute_strategy::ReplicaContext;
 
 use crate::model::Parts;
 use crate::plan::Plan;
+use crate::shards::{GradientShard, ShardedStep};
 use crate::tensor::dtype_of;
 use crate::tensor_list::TensorList;
 use crate::{Error, Result};
@@ -18,12 +19,28 @@ pub(crate) struct Reducer {
     context: ReplicaContext,
     parts: Arc<Parts>,
     plan: Arc<Plan>,
-    step: FusedStep<TensorList>,
+    step: Way,
     /// Gradients of variables that are not in the plan.
     unplanned: Vec<Option<Tensor>>,
     failure: Option<Error>,
     /// Time spent in collectives, of which computation could not make use.
     pub(crate) communication: Duration,
+}
+
+/// How gradients are summed.
+enum Way {
+    /// Every replica gets all of them.
+    Whole(FusedStep<TensorList>),
+    /// Each gets a part.
+    Sharded(ShardedStep),
+}
+
+/// What a step's gradients have become.
+pub(crate) enum Summed {
+    /// Variables' gradients, in the same order on every replica.
+    Whole(Vec<Reduced>),
+    /// This replica's parts of all buckets, and on how many replicas each variable got a gradient.
+    Sharded(Vec<GradientShard>, Vec<u32>),
 }
 
 /// A variable's gradient, summed over all replicas.
@@ -37,13 +54,13 @@ impl Reducer {
         context: &ReplicaContext,
         parts: &Arc<Parts>,
         plan: &Arc<Plan>,
-        fused: &FusedAllReduce,
+        fused: Option<&FusedAllReduce>,
     ) -> Reducer {
         Reducer {
             context: context.clone(),
             parts: parts.clone(),
             plan: plan.clone(),
-            step: fused.begin(),
+            step: fused.map_or_else(|| Way::Sharded(ShardedStep::new(plan)), |fused| Way::Whole(fused.begin())),
             unplanned: vec![None; parts.variables.len()],
             failure: None,
             communication: Duration::ZERO,
@@ -66,14 +83,14 @@ impl Reducer {
         self.failure.get_or_insert(error);
     }
 
-    /// Completes what is missing with zeros and waits for all buckets. The reduced gradients, in the same order on every
-    /// replica, and the time spent in collectives.
-    pub(crate) fn finish(mut self) -> Result<(Vec<Reduced>, Duration)> {
+    /// Completes what is missing with zeros and waits for all buckets. The summed gradients, and the time spent in
+    /// collectives.
+    pub(crate) fn finish(mut self) -> Result<(Summed, Duration)> {
         if let Some(error) = self.failure.take() {
             return Err(error);
         }
         let variables = self.parts.variables.len();
-        let came = |index: usize| self.step.has(index) || self.unplanned[index].is_some();
+        let came = |index: usize| self.has(index) || self.unplanned[index].is_some();
         let flags: Vec<u32> = (0..variables).map(|index| u32::from(came(index))).collect();
         for (index, came) in flags.iter().enumerate() {
             if *came == 0 && self.plan.buckets.contains(index) {
@@ -83,6 +100,18 @@ impl Reducer {
         self.launch(self.plan.flags(), Tensor::from_vec(flags, variables, &Device::Cpu)?)?;
         let Reducer { context, parts, plan, step, mut unplanned, mut communication, .. } = self;
         let started = Instant::now();
+        let step = match step {
+            Way::Whole(step) => step,
+            Way::Sharded(step) => {
+                let (shards, flags) = step.finish()?;
+                communication += started.elapsed();
+                let late = (0..variables).find(|index| flags[*index] > 0 && !plan.buckets.contains(*index));
+                return match late {
+                    Some(index) => Err(Error::LateGradient { name: parts.variables[index].name.clone() }),
+                    None => Ok((Summed::Sharded(shards, flags), communication)),
+                };
+            }
+        };
         let mut lists = step.finish(context.group())?;
         communication += started.elapsed();
         let flags: Vec<u32> = match lists.pop().and_then(|list| list.into_tensors().pop()) {
@@ -105,13 +134,22 @@ impl Reducer {
             let reduced = context.group().all_reduce_async(list(gradient)?, ReduceOp::Sum)?.wait()?;
             all.extend(reduced.into_tensors().into_iter().map(|gradient| Reduced { index, gradient }));
         }
-        Ok((all, communication))
+        Ok((Summed::Whole(all), communication))
+    }
+
+    fn has(&self, index: usize) -> bool {
+        match &self.step {
+            Way::Whole(step) => step.has(index),
+            Way::Sharded(step) => step.has(index),
+        }
     }
 
     fn launch(&mut self, index: usize, tensor: Tensor) -> Result<()> {
-        let list = list(tensor)?;
         let started = Instant::now();
-        self.step.push(self.context.group(), index, list)?;
+        match &mut self.step {
+            Way::Whole(step) => step.push(self.context.group(), index, list(tensor)?)?,
+            Way::Sharded(step) => step.push(self.context.group(), index, tensor)?,
+        }
         self.communication += started.elapsed();
         Ok(())
     }

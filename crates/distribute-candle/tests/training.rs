@@ -76,6 +76,16 @@ fn train(strategy: &Strategy, steps: usize, examples: usize) -> (Model<Mlp>, Vec
     (model, losses)
 }
 
+fn step(strategy: &Strategy, model: &Model<Mlp>, optimizer: &Optimizer) {
+    let batch = parts(strategy.num_replicas_in_sync(), 12);
+    strategy
+        .run_with((model, optimizer, batch), |context, (model, optimizer, (x, y))| {
+            let per_example = cross_entropy_per_example(&model.forward(&x)?, &y)?;
+            optimizer.minimize(context, &context.average_loss(&per_example, 12)?)
+        })
+        .unwrap();
+}
+
 #[test]
 fn replicas_train_as_one_on_the_whole_batch() {
     let (one, losses_of_one) = train(&mirrored(1), 20, 12);
@@ -284,6 +294,77 @@ fn replicas_that_share_variables_train_as_mirrored_ones_do() {
     assert_eq!(values(&shared, 0), values(&shared, 1));
     let [first, second] = [0, 1].map(|replica| shared.variables()[0].components()[replica].id());
     assert_eq!(first, second);
+}
+
+#[test]
+fn sharded_state_gives_the_same_parameters_in_a_part_of_the_memory() {
+    type Build = fn(&Model<Mlp>) -> distribute_candle::Result<Optimizer>;
+    let all: [Build; 6] = [
+        |model| Sgd::new(0.1).build(model),
+        |model| Sgd::new(0.05).momentum(0.9).nesterov().build(model),
+        |model| AdamW::new(0.01, 0.1).build(model),
+        |model| Adagrad::new(0.05).build(model),
+        |model| RmsProp::new(0.005).centered().momentum(0.5).build(model),
+        |model| Adam::new(0.01).build(model)?.clip(Clip::Value(0.01)),
+    ];
+    for (index, build) in all.into_iter().enumerate() {
+        for replicas in [1, 2, 3] {
+            let (whole, _) = train_with(replicas, build);
+            let (sharded, _) = train_with(replicas, |model| build(model)?.zero1());
+            // Replicas of one process sum in the same order either way.
+            assert_eq!(sharded, whole, "{index} on {replicas}");
+        }
+    }
+}
+
+#[test]
+fn sharded_state_takes_its_share_of_the_memory() {
+    let bytes = |replicas: usize, sharded: bool| {
+        let strategy = mirrored(replicas);
+        let model = strategy.scope(Mlp::new).unwrap();
+        let optimizer = Adam::new(0.01).build(&model).unwrap();
+        let optimizer = if sharded { optimizer.zero1().unwrap() } else { optimizer };
+        step(&strategy, &model, &optimizer);
+        (optimizer.state_bytes(), model.num_parameters())
+    };
+    let (whole, parameters) = bytes(4, false);
+    assert_eq!(whole, 2 * 4 * parameters);
+    let (sharded, _) = bytes(4, true);
+    // The first part holds one element more where they do not divide.
+    assert_eq!(sharded, 2 * 4 * parameters.div_ceil(4));
+}
+
+#[test]
+fn a_norm_is_that_of_all_parts_together() {
+    let norm = |sharded: bool| {
+        let strategy = mirrored(3);
+        let model = strategy.scope(Mlp::new).unwrap();
+        let optimizer = Sgd::new(0.1).build(&model).unwrap().clip(Clip::GlobalNorm(0.01)).unwrap();
+        let optimizer = if sharded { optimizer.zero1().unwrap() } else { optimizer };
+        step(&strategy, &model, &optimizer);
+        (optimizer.gradient_norm().unwrap(), values(&model, 2).concat())
+    };
+    let ((whole, parameters), (sharded, others)) = (norm(false), norm(true));
+    assert!((whole - sharded).abs() < 1e-9 * whole, "{whole} {sharded}");
+    assert!(parameters.iter().zip(&others).all(|(a, b)| (a - b).abs() < 1e-7));
+}
+
+#[test]
+fn what_does_not_go_with_sharded_state_is_a_sentence() {
+    let model = mirrored(2).scope(Mlp::new).unwrap();
+    let central = CentralStorageStrategy::builder().compute_devices(["CPU:0", "CPU:1"]).build().unwrap();
+    let shared = central.scope(Mlp::new).unwrap();
+    let refused = [
+        Lamb::new(0.1).build(&model).unwrap().zero1(),
+        Sgd::new(0.1).build(&model).unwrap().clip(Clip::Norm(1.0)).unwrap().zero1(),
+        Sgd::new(0.1).build(&model).unwrap().zero1().unwrap().clip(Clip::Norm(1.0)),
+        Sgd::new(0.1).build(&model).unwrap().zero1().unwrap().compress(Compression::Bf16),
+        Adam::new(0.1).build(&shared).unwrap().zero1(),
+    ];
+    for outcome in refused {
+        let text = outcome.err().unwrap().to_string();
+        assert!(text.starts_with("zero1 does not go with ") && text.contains(": "), "{text}");
+    }
 }
 
 #[test]

@@ -94,5 +94,6 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     Scenario::new("batch normalisation of each replica's own keeps parameters equal", models::normed_apart),
     Scenario::new("uneven batches train as on one replica", models::uneven),
     Scenario::new("200 steps are those of replicas emulated one by one, bit for bit", models::emulated),
+    Scenario::new("sharded optimizer state gives the same parameters, bit for bit", models::sharded),
     Scenario::new("copies of a trained model are equal", models::copies),
 ];

@@ -43,6 +43,9 @@ struct Flags {
     /// What is sent instead of gradients: none, f16, bf16, top-k:SHARE or power-sgd:RANK.
     #[arg(long, default_value = "none")]
     compress: Compression,
+    /// Keeps the optimizer's state in parts, one on each replica.
+    #[arg(long)]
+    zero1: bool,
     /// Seed of initial values and of the order of examples.
     #[arg(long, default_value_t = 42)]
     seed: u64,
@@ -135,6 +138,7 @@ fn train(strategy: &Strategy, flags: &Flags) -> distribute::Result<()> {
     let (train, test) = (strategy.distribute_dataset(&train)?, strategy.distribute_dataset(&test)?);
     let model = strategy.scope_seeded(flags.seed, |vb| Net::new(flags.model, &vb))?;
     let optimizer = Adam::new(flags.learning_rate).build(&model)?.compress(flags.compress.clone())?;
+    let optimizer = if flags.zero1 { optimizer.zero1()? } else { optimizer };
     let mut progress = start_progress(strategy, flags, model.num_parameters(), train.steps())?;
     let mut losses = Vec::new();
     let mut accuracy = 0.0;

@@ -83,6 +83,10 @@ macro_rules! update {
 }
 
 impl Rule for Lamb {
+    fn is_elementwise(&self) -> bool {
+        false
+    }
+
     fn slots(&self) -> &'static [&'static str] {
         &["m", "v"]
     }

@@ -94,8 +94,13 @@ impl BucketPlan {
         self.place.get(index).is_some_and(Option::is_some)
     }
 
+    /// The bucket of a tensor, and its place among the bucket's members.
+    pub fn position(&self, index: usize) -> Option<(usize, usize)> {
+        self.place.get(index).copied().flatten()
+    }
+
     pub(super) fn place(&self, index: usize) -> Result<(usize, usize)> {
-        self.place.get(index).copied().flatten().ok_or_else(|| Error::Tensor {
+        self.position(index).ok_or_else(|| Error::Tensor {
             index,
             problem: format!("it is in no bucket of the plan, which knows {} tensors", self.tensors.len()),
         })

@@ -101,8 +101,18 @@ fn share((x, y): &(Tensor, Tensor), replicas: usize, replica: usize) -> CandleRe
 type Sizes = fn(usize) -> usize;
 
 fn train(strategy: &Strategy, kind: Kind, steps: usize, sizes: Sizes) -> distribute::Result<Model<Net>> {
+    train_by(strategy, kind, steps, sizes, |model| Sgd::new(0.2).momentum(0.9).build(model)).map(|(model, _)| model)
+}
+
+fn train_by(
+    strategy: &Strategy,
+    kind: Kind,
+    steps: usize,
+    sizes: Sizes,
+    build: impl FnOnce(&Model<Net>) -> distribute::candle::Result<Optimizer>,
+) -> distribute::Result<(Model<Net>, Optimizer)> {
     let model = strategy.scope_seeded(5, |vb| Net::new(kind, &vb))?;
-    let optimizer = Sgd::new(0.2).momentum(0.9).build(&model)?;
+    let optimizer = build(&model)?;
     for step in 0..steps {
         let examples = sizes(step);
         let whole = batch(step, examples)?;
@@ -115,7 +125,7 @@ fn train(strategy: &Strategy, kind: Kind, steps: usize, sizes: Sizes) -> distrib
             Ok(())
         })?;
     }
-    Ok(model)
+    Ok((model, optimizer))
 }
 
 fn parameters(model: &Model<Net>, replica: usize) -> CandleResult<Vec<f32>> {
@@ -176,6 +186,22 @@ pub(crate) fn normed_apart(strategy: &Strategy) -> Result<(), Stop> {
 pub(crate) fn uneven(strategy: &Strategy) -> Result<(), Stop> {
     // Five examples for up to four replicas; now and then too few for all.
     as_on_one(strategy, Kind::Dense, |step| if step % 5 == 4 { 3 } else { 13 })
+}
+
+pub(crate) fn sharded(strategy: &Strategy) -> Result<(), Stop> {
+    if strategy.shares_variables() {
+        return Err(Stop::NotApplicable("replicas that share variables keep one copy of the state already"));
+    }
+    let sizes: Sizes = |step| if step % 5 == 4 { 3 } else { 13 };
+    let (whole, optimizer) = train_by(strategy, Kind::Dense, 20, sizes, |model| Adam::new(0.01).build(model))?;
+    let (parts, sharded) = train_by(strategy, Kind::Dense, 20, sizes, |model| Adam::new(0.01).build(model)?.zero1())?;
+    for replica in 0..strategy.num_local_replicas() {
+        check_eq!(parameters(&parts, replica)?, parameters(&whole, 0)?, format!("parameters of copy {replica}"));
+    }
+    let (whole, ours, n) = (optimizer.state_bytes(), sharded.state_bytes(), strategy.num_replicas_in_sync());
+    // A part holds at most one element of each of Adam's two slots more than the others.
+    check!(ours <= whole / n + 8, "the state takes {ours} bytes of {whole} on each of {n} replicas");
+    Ok(())
 }
 
 pub(crate) fn copies(strategy: &Strategy) -> Result<(), Stop> {

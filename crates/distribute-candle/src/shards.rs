@@ -1,0 +1,288 @@
+//! ZeRO, stage 1: each replica keeps the optimizer's state of a part of every bucket, and updates that part for all.
+//!
+//! A bucket's gradients lie one after another; replica r owns the r-th part of them, whatever variables that touches. Gradients
+//! are reduce-scattered instead of all-reduced, so the bytes moved are those of an all-reduce: half before the update, half
+//! after it, when the updated parts of the parameters are gathered.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use candle_core::Tensor;
+use distribute_collectives::schedule::part;
+use distribute_collectives::{Bucket, ProcessGroup, ReduceOp, Work};
+use distribute_device::{DType, Element};
+use distribute_values::TensorStorage;
+
+use crate::model::Parts;
+use crate::optimizer::{Clip, Rule};
+use crate::plan::Plan;
+use crate::{Candle, Error, Result};
+
+/// The slots of one replica's part of one bucket.
+#[derive(Debug)]
+pub(crate) enum SlotShard {
+    F32(Vec<Vec<f32>>),
+    F64(Vec<Vec<f64>>),
+}
+
+/// One replica's part of one bucket's gradients, summed over all replicas.
+pub(crate) enum GradientShard {
+    F32(Vec<f32>),
+    F64(Vec<f64>),
+}
+
+/// A bucket on its way.
+enum Launched {
+    F32(Work<[Vec<f32>; 2]>),
+    F64(Work<[Vec<f64>; 2]>),
+    /// On how many replicas each variable got a gradient.
+    Flags(Work<Vec<u32>>),
+}
+
+/// One step's gradients on their way to the parts that replicas own.
+pub(crate) struct ShardedStep {
+    plan: Arc<Plan>,
+    waiting: Vec<Vec<Option<Tensor>>>,
+    missing: Vec<usize>,
+    launched: Vec<Launched>,
+}
+
+impl ShardedStep {
+    pub(crate) fn new(plan: &Arc<Plan>) -> ShardedStep {
+        let buckets = plan.buckets.buckets();
+        ShardedStep {
+            plan: plan.clone(),
+            waiting: buckets.iter().map(|bucket| vec![None; bucket.members.len()]).collect(),
+            missing: buckets.iter().map(|bucket| bucket.members.len()).collect(),
+            launched: Vec::with_capacity(buckets.len()),
+        }
+    }
+
+    pub(crate) fn has(&self, index: usize) -> bool {
+        let Some((bucket, place)) = self.plan.buckets.position(index) else { return false };
+        bucket < self.launched.len() || self.waiting[bucket][place].is_some()
+    }
+
+    pub(crate) fn push(&mut self, group: &ProcessGroup, index: usize, tensor: Tensor) -> Result<()> {
+        let Some((bucket, place)) = self.plan.buckets.position(index) else { return Ok(()) };
+        if self.waiting[bucket][place].replace(tensor).is_none() {
+            self.missing[bucket] -= 1;
+        }
+        while self.missing.get(self.launched.len()) == Some(&0) {
+            self.launch(group)?;
+        }
+        Ok(())
+    }
+
+    fn launch(&mut self, group: &ProcessGroup) -> Result<()> {
+        let index = self.launched.len();
+        let tensors: Vec<Tensor> = self.waiting[index].iter_mut().filter_map(Option::take).collect();
+        let launched = match self.plan.buckets.buckets()[index].dtype {
+            DType::F32 => Launched::F32(scatter(group, flat(&tensors)?)?),
+            DType::F64 => Launched::F64(scatter(group, flat(&tensors)?)?),
+            _ => Launched::Flags(group.all_reduce_async(flat::<u32>(&tensors)?, ReduceOp::Sum)?),
+        };
+        self.launched.push(launched);
+        Ok(())
+    }
+
+    /// Waits for all buckets: this replica's parts, and on how many replicas each variable got a gradient.
+    pub(crate) fn finish(self) -> Result<(Vec<GradientShard>, Vec<u32>)> {
+        let (mut shards, mut flags) = (Vec::new(), Vec::new());
+        for launched in self.launched {
+            match launched {
+                Launched::F32(work) => {
+                    let [_, own] = work.wait()?;
+                    shards.push(GradientShard::F32(own));
+                }
+                Launched::F64(work) => {
+                    let [_, own] = work.wait()?;
+                    shards.push(GradientShard::F64(own));
+                }
+                Launched::Flags(work) => flags = work.wait()?,
+            }
+        }
+        Ok((shards, flags))
+    }
+}
+
+/// What a step needs besides gradients.
+pub(crate) struct Update<'a> {
+    pub(crate) group: &'a ProcessGroup,
+    pub(crate) plan: &'a Plan,
+    pub(crate) parts: &'a Parts,
+    pub(crate) rule: &'a dyn Rule,
+    pub(crate) local: usize,
+    pub(crate) step: u64,
+    pub(crate) learning_rate: f64,
+    pub(crate) flags: Vec<u32>,
+}
+
+impl Update<'_> {
+    /// Limits the gradients as [`Clip`] says; their norm together, where it had to be computed.
+    pub(crate) fn clip(&self, clip: Clip, shards: &mut [GradientShard]) -> Result<Option<f64>> {
+        let (factor, norm) = match clip {
+            Clip::GlobalNorm(limit) => {
+                let squares: f64 = shards.iter().map(GradientShard::square_sum).sum();
+                let mut sum = [squares];
+                self.group.all_reduce(&mut sum, ReduceOp::Sum)?;
+                let norm = sum[0].sqrt();
+                (if norm > limit { limit / norm } else { 1.0 }, Some(norm))
+            }
+            _ => (1.0, None),
+        };
+        for shard in shards {
+            match clip {
+                Clip::Value(limit) => shard.change(|x| x.clamp(-limit, limit)),
+                _ if factor < 1.0 => shard.change(|x| x * factor),
+                _ => {}
+            }
+        }
+        Ok(norm)
+    }
+
+    /// Updates this replica's parts, and gathers everybody's.
+    pub(crate) fn apply(&self, gradients: Vec<GradientShard>, slots: &mut Vec<SlotShard>) -> Result<()> {
+        let mut gathering: Vec<Gathering> = Vec::new();
+        for (index, gradient) in gradients.into_iter().enumerate() {
+            let bucket = &self.plan.buckets.buckets()[index];
+            gathering.push(match gradient {
+                GradientShard::F32(gradient) => {
+                    if slots.len() == index {
+                        slots.push(SlotShard::F32(self.initial(gradient.len(), |x| x as f32)));
+                    }
+                    let SlotShard::F32(slots) = &mut slots[index] else { return Err(Error::NoGradient) };
+                    let rule = |p: &mut [f32], g: &[f32], s: &mut [&mut [f32]]| {
+                        self.rule.update_f32(self.step, self.learning_rate, p, g, s);
+                    };
+                    Gathering::F32(self.update(bucket, &gradient, slots, rule)?)
+                }
+                GradientShard::F64(gradient) => {
+                    if slots.len() == index {
+                        slots.push(SlotShard::F64(self.initial(gradient.len(), |x| x)));
+                    }
+                    let SlotShard::F64(slots) = &mut slots[index] else { return Err(Error::NoGradient) };
+                    let rule = |p: &mut [f64], g: &[f64], s: &mut [&mut [f64]]| {
+                        self.rule.update_f64(self.step, self.learning_rate, p, g, s);
+                    };
+                    Gathering::F64(self.update(bucket, &gradient, slots, rule)?)
+                }
+            });
+        }
+        for (bucket, gathering) in self.plan.buckets.buckets().iter().zip(gathering) {
+            match gathering {
+                Gathering::F32(work) => self.spread(bucket, &work.wait()?[1])?,
+                Gathering::F64(work) => self.spread(bucket, &work.wait()?[1])?,
+            }
+        }
+        Ok(())
+    }
+
+    fn initial<T: Element>(&self, len: usize, make: impl Fn(f64) -> T) -> Vec<Vec<T>> {
+        self.rule.slots().iter().map(|slot| vec![make(self.rule.initial(slot)); len]).collect()
+    }
+
+    /// Updates this replica's part of one bucket in its copies of the parameters, and begins to gather all parts.
+    fn update<T: Element>(
+        &self,
+        bucket: &Bucket,
+        gradient: &[T],
+        slots: &mut [Vec<T>],
+        rule: impl Fn(&mut [T], &[T], &mut [&mut [T]]),
+    ) -> Result<Work<[Vec<T>; 2]>> {
+        let len = self.members(bucket).last().map_or(0, |(_, range)| range.end);
+        let (ranks, rank) = (self.group.world_size(), self.group.rank().index());
+        let mine = part(len, ranks, rank);
+        let mut updated = vec![T::default(); mine.len()];
+        for (index, range) in self.members(bucket) {
+            let (start, end) = (range.start.max(mine.start), range.end.min(mine.end));
+            if start >= end {
+                continue;
+            }
+            let (within, own) = (start - range.start..end - range.start, start - mine.start..end - mine.start);
+            // A variable without a gradient anywhere stays as it is, and so do its slots.
+            let has_gradient = self.flags.get(index).is_some_and(|count| *count > 0);
+            self.write::<T>(index, |parameter| {
+                let parameter = &mut parameter[within.clone()];
+                if has_gradient {
+                    let mut slots: Vec<&mut [T]> = slots.iter_mut().map(|slot| &mut slot[own.clone()]).collect();
+                    rule(parameter, &gradient[own.clone()], &mut slots);
+                }
+                updated[own.clone()].copy_from_slice(parameter);
+            })?;
+        }
+        let counts: Vec<usize> = (0..ranks).map(|rank| part(len, ranks, rank).len()).collect();
+        Ok(self.group.all_gather_v_async(updated, vec![T::default(); len], &counts)?)
+    }
+
+    fn spread<T: Element>(&self, bucket: &Bucket, all: &[T]) -> Result<()> {
+        for (index, range) in self.members(bucket) {
+            self.write::<T>(index, |parameter| parameter.copy_from_slice(&all[range.clone()]))?;
+        }
+        Ok(())
+    }
+
+    /// The variables of a bucket, and where each lies in it.
+    fn members<'b>(&self, bucket: &'b Bucket) -> impl Iterator<Item = (usize, Range<usize>)> + use<'_, 'b> {
+        let tensors = self.plan.buckets.tensors();
+        bucket.members.iter().scan(0, move |start, index| {
+            let range = *start..*start + tensors[*index].len();
+            *start = range.end;
+            Some((*index, range))
+        })
+    }
+
+    fn write<T: Element>(&self, index: usize, mut change: impl FnMut(&mut [T])) -> Result<()> {
+        let component = &self.parts.variables[index].components[self.local];
+        let mut outcome = Ok(());
+        TensorStorage::<Candle>::write(component, &mut |mut buffer| {
+            outcome = buffer.as_mut_slice::<T>().map(&mut change);
+        })?;
+        Ok(outcome.map_err(distribute_values::Error::from)?)
+    }
+}
+
+enum Gathering {
+    F32(Work<[Vec<f32>; 2]>),
+    F64(Work<[Vec<f64>; 2]>),
+}
+
+impl GradientShard {
+    fn square_sum(&self) -> f64 {
+        match self {
+            GradientShard::F32(all) => all.iter().map(|x| f64::from(*x) * f64::from(*x)).sum(),
+            GradientShard::F64(all) => all.iter().map(|x| x * x).sum(),
+        }
+    }
+
+    fn change(&mut self, f: impl Fn(f64) -> f64) {
+        match self {
+            GradientShard::F32(all) => all.iter_mut().for_each(|x| *x = f(f64::from(*x)) as f32),
+            GradientShard::F64(all) => all.iter_mut().for_each(|x| *x = f(*x)),
+        }
+    }
+}
+
+impl SlotShard {
+    pub(crate) fn bytes(&self) -> usize {
+        match self {
+            SlotShard::F32(slots) => slots.iter().map(|slot| size_of_val(&slot[..])).sum(),
+            SlotShard::F64(slots) => slots.iter().map(|slot| size_of_val(&slot[..])).sum(),
+        }
+    }
+}
+
+fn flat<T: Element + candle_core::WithDType>(tensors: &[Tensor]) -> Result<Vec<T>> {
+    let mut all = Vec::with_capacity(tensors.iter().map(Tensor::elem_count).sum());
+    for tensor in tensors {
+        all.extend(TensorStorage::<Candle>::to_elements::<T>(tensor)?);
+    }
+    Ok(all)
+}
+
+fn scatter<T: Element>(group: &ProcessGroup, gradients: Vec<T>) -> Result<Work<[Vec<T>; 2]>> {
+    let (len, ranks) = (gradients.len(), group.world_size());
+    let counts: Vec<usize> = (0..ranks).map(|rank| part(len, ranks, rank).len()).collect();
+    let own = vec![T::default(); counts[group.rank().index()]];
+    Ok(group.reduce_scatter_v_async(gradients, own, &counts, ReduceOp::Sum)?)
+}
