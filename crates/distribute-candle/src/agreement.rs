@@ -1,10 +1,14 @@
 //! Making sure that all workers have the same model, with the chief's values.
 
+use std::hash::{DefaultHasher, Hasher};
+
 use candle_core::Tensor;
 use distribute_collectives::{Rank, ReduceOp};
 use distribute_device::DType;
 use distribute_strategy::Strategy;
+use distribute_values::TensorStorage;
 
+use crate::Candle;
 use crate::tensor::dtype_of;
 use crate::tensor_list::TensorList;
 use crate::{Error, Result, Variable};
@@ -84,4 +88,40 @@ fn compare(strategy: &Strategy, descriptions: &[String]) -> Result<()> {
         });
     }
     Ok(())
+}
+
+/// Compares the copies of all replicas, of every process, bit for bit.
+pub(crate) fn audit(strategy: &Strategy, variables: &[Variable]) -> Result<()> {
+    let groups = strategy.groups();
+    let mut works = Vec::new();
+    for (local, group) in groups.iter().enumerate() {
+        let mut sums = Vec::with_capacity(variables.len());
+        // Statistics that a replica keeps of its own examples may differ.
+        for variable in variables.iter().filter(|variable| variable.trainable) {
+            sums.push(checksum(&variable.components[local])?);
+        }
+        let all = vec![0; sums.len() * group.world_size()];
+        works.push(group.all_gather_async(sums, all)?);
+    }
+    let mut all: Vec<u64> = Vec::new();
+    for work in works {
+        let [_, gathered] = work.wait()?;
+        all = gathered;
+    }
+    let trainable: Vec<&Variable> = variables.iter().filter(|variable| variable.trainable).collect();
+    let mut replicas = all.chunks_exact(trainable.len().max(1));
+    let Some(first) = replicas.next() else { return Ok(()) };
+    let differs = |of: &[u64]| first.iter().zip(of).position(|(a, b)| a != b);
+    // The first variable that differs anywhere, and the first replica where it does.
+    let found = (1..).zip(replicas).filter_map(|(replica, of)| Some((differs(of)?, replica))).min();
+    match found {
+        None => Ok(()),
+        Some((index, replica)) => Err(Error::Diverged { name: trainable[index].name.clone(), replica }),
+    }
+}
+
+fn checksum(tensor: &Tensor) -> Result<u64> {
+    let mut hasher = DefaultHasher::new();
+    TensorStorage::<Candle>::read(tensor, &mut |buffer| hasher.write(buffer.as_bytes()))?;
+    Ok(hasher.finish())
 }

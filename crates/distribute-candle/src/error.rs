@@ -78,6 +78,20 @@ pub enum Error {
         /// The variable.
         name: String,
     },
+    /// Copies of a variable differ.
+    #[error(
+        "variable {name} of replica {replica} differs from replica 0's; something writes it inside replicas without an \
+         aggregation, or computes it from what differs between them"
+    )]
+    Diverged {
+        /// The first variable that differs.
+        name: String,
+        /// The first replica whose copy differs.
+        replica: usize,
+    },
+    /// Variables were to be frozen after an optimizer was built for them.
+    #[error("the model has an optimizer already; freeze variables before one is built")]
+    FrozenLate,
     /// Settings of an optimizer do not go together.
     #[error("{what} does not go with {other}: {why}")]
     Combination {

@@ -5,6 +5,8 @@
 //! - [`Sgd`], [`Adam`], [`AdamW`], [`Adagrad`], [`RmsProp`] and [`Lamb`] are descriptions; `build(&model)` makes the
 //!   [`Optimizer`], whose slots are distributed variables. [`ReplicaOptimizer::minimize`] runs backward, reduces gradients in
 //!   buckets while backward goes on, and updates every replica's copy in place.
+//! - [`Optimizer`] also clips, compresses, scales losses ([`LossScale`]), accumulates, and shards its state; [`Ema`] averages
+//!   parameters; [`Model::freeze`] leaves some alone.
 //! - [`SyncBatchNorm`] normalises over the global batch; [`sum_over_replicas`] is a sum that backward goes through.
 //! - [`CandleContext::average_loss`] scales a loss by the global batch.
 //!
@@ -34,6 +36,7 @@ mod agreement;
 mod all_reduce;
 mod batch_norm;
 mod context;
+mod ema;
 mod error;
 mod hook;
 mod initial;
@@ -48,7 +51,10 @@ mod tensor_list;
 pub use all_reduce::sum_over_replicas;
 pub use batch_norm::{SyncBatchNorm, sync_batch_norm};
 pub use context::{CandleContext, cross_entropy_per_example, nll_per_example};
+pub use ema::Ema;
 pub use error::{Error, Result};
 pub use model::{CandleStrategy, Model, Variable};
-pub use optimizer::{Adagrad, Adam, AdamW, Clip, Lamb, Optimizer, ReplicaOptimizer, RmsProp, Sgd, StepTimes};
+pub use optimizer::{
+    Adagrad, Adam, AdamW, Clip, Lamb, LossScale, Optimizer, ReplicaOptimizer, RmsProp, Sgd, StepTimes,
+};
 pub use tensor::Candle;

@@ -134,6 +134,45 @@ impl<M> Model<M> {
         &self.parts.variables
     }
 
+    /// Compares the trainable variables of all replicas, of every process, bit for bit: they are equal unless something wrote
+    /// one of them behind the optimizer's back. Outside of `run`, on every process.
+    ///
+    /// # Errors
+    /// [`Error::Diverged`] names the first variable that differs, and where; the collective's.
+    ///
+    /// # Cost
+    /// Every process reads all its copies once; eight bytes for each variable are exchanged.
+    pub fn audit(&self, strategy: &Strategy) -> Result<()> {
+        agreement::audit(strategy, &self.parts.variables)
+    }
+
+    /// Leaves the variables whose names `frozen` chooses out of training: no optimizer updates them, and their gradients are
+    /// not exchanged. How many those are; before any optimizer is built, and alike on every worker.
+    ///
+    /// # Errors
+    /// [`Error::FrozenLate`] where an optimizer has been built.
+    ///
+    /// # Examples
+    /// ```
+    /// use candle_nn::linear;
+    /// use distribute_candle::{Adam, CandleStrategy, Error};
+    /// use distribute_strategy::MirroredStrategy;
+    ///
+    /// let strategy = MirroredStrategy::builder().build()?;
+    /// let mut model = strategy.scope(|vb| Ok((linear(3, 4, vb.pp("body"))?, linear(4, 1, vb.pp("head"))?)))?;
+    /// assert_eq!(model.freeze(|name| name.starts_with("body."))?, 2);
+    /// let optimizer = Adam::new(0.1).build(&model)?;           // trains the head only
+    /// # Ok::<(), Error>(())
+    /// ```
+    ///
+    /// # Source
+    /// `trainable = False` of tf.keras's layers.
+    pub fn freeze(&mut self, frozen: impl Fn(&str) -> bool) -> Result<usize> {
+        let parts = Arc::get_mut(&mut self.parts).ok_or(Error::FrozenLate)?;
+        let chosen = parts.variables.iter_mut().filter(|variable| variable.trainable && frozen(&variable.name));
+        Ok(chosen.map(|variable| variable.trainable = false).count())
+    }
+
     /// The number of elements of all trainable variables.
     pub fn num_parameters(&self) -> usize {
         let trainable = self.parts.variables.iter().filter(|variable| variable.trainable);

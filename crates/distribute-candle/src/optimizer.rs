@@ -5,21 +5,26 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use candle_core::Tensor;
-use distribute_collectives::{Compression, FusedAllReduce, FusionOptions};
+use distribute_collectives::{Compression, FusedAllReduce, FusionOptions, ReduceOp};
 use distribute_device::{BufferMut, DType};
-use distribute_strategy::{ReplicaArgs, ReplicaContext, counted};
+use distribute_strategy::ReplicaContext;
 use distribute_values::{Aggregation, DistributedVariable, Synchronization, VariableOptions, with_storage};
 
+use self::accumulated::Sum;
+use self::loss_scale::Scaling;
 use crate::model::Parts;
 use crate::plan::Plan;
 use crate::reducer::{Reduced, Reducer, Summed};
 use crate::shards::{GradientShard, SlotShard, Update};
 use crate::{Candle, Error, Model, Result};
 
+mod accumulated;
 mod adagrad;
 mod adam;
 mod clip;
 mod lamb;
+mod loss_scale;
+mod replica;
 mod rms_prop;
 mod sgd;
 
@@ -27,6 +32,8 @@ pub use adagrad::Adagrad;
 pub use adam::{Adam, AdamW};
 pub use clip::Clip;
 pub use lamb::Lamb;
+pub use loss_scale::LossScale;
+pub use replica::ReplicaOptimizer;
 pub use rms_prop::RmsProp;
 pub use sgd::Sgd;
 
@@ -96,6 +103,7 @@ struct ReplicaState {
     /// Gradients of this replica alone that wait for the next step, by variable.
     accumulated: Vec<Option<Tensor>>,
     gradient_norm: Option<f64>,
+    scaling: Option<Scaling>,
 }
 
 /// Where one replica's time went, summed over its steps.
@@ -151,6 +159,36 @@ impl Optimizer {
     pub fn clip(self, clip: Clip) -> Result<Optimizer> {
         clip.check()?;
         Optimizer { clip: Some(clip), ..self }.combined()
+    }
+
+    /// Multiplies losses before backward, and divides gradients before they are clipped and applied.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] for a scale below 1.
+    ///
+    /// # Examples
+    /// ```
+    /// use candle_nn::linear;
+    /// use distribute_candle::{Adam, CandleStrategy, Error, LossScale};
+    /// use distribute_strategy::MirroredStrategy;
+    ///
+    /// let strategy = MirroredStrategy::builder().build()?;
+    /// let model = strategy.scope(|vb| linear(3, 1, vb.pp("fc")))?;
+    /// let optimizer = Adam::new(0.1).build(&model)?.scale_losses(LossScale::dynamic())?;
+    /// assert_eq!(optimizer.loss_scale(), 32768.0);
+    /// # Ok::<(), Error>(())
+    /// ```
+    pub fn scale_losses(self, scale: LossScale) -> Result<Optimizer> {
+        scale.check()?;
+        for state in &self.replicas {
+            lock(state).scaling = Some(Scaling::new(scale));
+        }
+        Ok(self)
+    }
+
+    /// By what the next loss is multiplied.
+    pub fn loss_scale(&self) -> f64 {
+        self.replicas.first().and_then(|state| lock(state).scaling).map_or(1.0, |scaling| scaling.scale)
     }
 
     /// ZeRO, stage 1: each replica keeps the slots of its part of every bucket only, reduces gradients to the parts that
@@ -274,21 +312,32 @@ impl Optimizer {
 
     fn step(&self, context: &ReplicaContext, local: usize, loss: &Tensor) -> Result<()> {
         let started = Instant::now();
-        let (step, accumulated) = {
+        let (step, accumulated, scaling) = {
             let mut state = lock(&self.replicas[local]);
             state.steps += 1;
-            (state.steps, std::mem::take(&mut state.accumulated))
+            (state.steps, std::mem::take(&mut state.accumulated), state.scaling)
         };
+        let loss = &scaled(loss, scaling)?;
         let reducer = match self.plan.get() {
             Some(plan) => self.backward(context, local, plan, loss, accumulated)?,
             None => self.first_backward(context, local, loss, accumulated)?,
         };
-        let (summed, communication) = reducer.finish()?;
+        let (mut summed, communication) = reducer.finish()?;
+        let finite = match scaling {
+            Some(scaling) => unscale(context, &mut summed, scaling.scale)?,
+            None => true,
+        };
         let gradient_norm = match summed {
+            _ if !finite => None,
             Summed::Whole(gradients) => self.apply_whole(context, local, step, gradients)?,
             Summed::Sharded(shards, flags) => self.apply_sharded(context, local, step, shards, flags)?,
         };
         let mut state = lock(&self.replicas[local]);
+        if let Some(scaling) = &mut state.scaling {
+            scaling.note(finite);
+        }
+        // A step that was left out does not count.
+        state.steps -= u64::from(!finite);
         state.gradient_norm = gradient_norm;
         state.times.total += started.elapsed();
         state.times.communication += communication;
@@ -407,7 +456,8 @@ impl Optimizer {
 
     /// Adds the gradients of `loss` to those of this replica that wait for its next step.
     fn accumulate(&self, local: usize, loss: &Tensor) -> Result<()> {
-        let fired = self.record(local, loss)?;
+        let scaling = lock(&self.replicas[local]).scaling;
+        let fired = self.record(local, &scaled(loss, scaling)?)?;
         let mut sum = Sum::from(std::mem::take(&mut lock(&self.replicas[local]).accumulated));
         for (index, gradient) in fired {
             sum.add(index, gradient)?;
@@ -443,6 +493,32 @@ impl Optimizer {
     }
 }
 
+fn scaled(loss: &Tensor, scaling: Option<Scaling>) -> Result<Tensor> {
+    Ok(scaling.map_or_else(|| Ok(loss.clone()), |scaling| loss * scaling.scale)?)
+}
+
+/// Divides gradients by what losses were multiplied by; whether they are finite, on all replicas alike.
+fn unscale(context: &ReplicaContext, summed: &mut Summed, scale: f64) -> Result<bool> {
+    match summed {
+        Summed::Whole(gradients) => {
+            for reduced in &*gradients {
+                // Sums are the same on every replica.
+                if !clip::is_finite(&reduced.gradient)? {
+                    return Ok(false);
+                }
+                clip::change(&reduced.gradient, |x| x / scale)?;
+            }
+            Ok(true)
+        }
+        Summed::Sharded(shards, _) => {
+            let mut finite = [u8::from(shards.iter().all(|shard| shard.square_sum().is_finite()))];
+            context.group().all_reduce(&mut finite, ReduceOp::Min)?;
+            shards.iter_mut().for_each(|shard| shard.change(|x| x / scale));
+            Ok(finite[0] == 1)
+        }
+    }
+}
+
 /// Sorts the storage of parameter, gradient and slots into what a rule takes.
 fn update<T: distribute_device::Element>(
     buffers: &mut [BufferMut<'_>],
@@ -458,122 +534,6 @@ fn update<T: distribute_device::Element>(
         rule(parameter, gradient.as_slice::<T>().map_err(distribute_values::Error::from)?, &mut slots);
     }
     Ok(())
-}
-
-/// Gradients by variable, to which others are added.
-#[derive(Default)]
-struct Sum(Vec<Option<Tensor>>);
-
-impl From<Vec<Option<Tensor>>> for Sum {
-    fn from(accumulated: Vec<Option<Tensor>>) -> Sum {
-        Sum(accumulated)
-    }
-}
-
-impl Sum {
-    fn add(&mut self, index: usize, gradient: Tensor) -> candle_core::Result<()> {
-        if self.0.len() <= index {
-            self.0.resize(index + 1, None);
-        }
-        let sum = match self.0[index].take() {
-            Some(sum) => (sum + gradient)?,
-            None => gradient,
-        };
-        self.0[index] = Some(sum.detach());
-        Ok(())
-    }
-
-    /// A gradient together with what has been accumulated for its variable.
-    fn take_with(&mut self, index: usize, gradient: Tensor) -> candle_core::Result<Tensor> {
-        match self.0.get_mut(index).and_then(Option::take) {
-            Some(sum) => sum + gradient,
-            None => Ok(gradient),
-        }
-    }
-
-    /// What was accumulated for variables to which nothing was added.
-    fn into_rest(self) -> impl Iterator<Item = (usize, Tensor)> {
-        self.0.into_iter().enumerate().filter_map(|(index, gradient)| Some((index, gradient?)))
-    }
-}
-
-/// One replica's view of an [`Optimizer`].
-#[derive(Clone, Copy)]
-pub struct ReplicaOptimizer<'a> {
-    optimizer: &'a Optimizer,
-    local: usize,
-}
-
-impl ReplicaOptimizer<'_> {
-    /// One step: backward from `loss`, gradients summed over all replicas, and every replica's copy updated in place.
-    ///
-    /// Every replica must call this. The loss is this replica's share of the global loss, as
-    /// [`average_loss`](crate::CandleContext::average_loss) computes it.
-    ///
-    /// # Errors
-    /// candle's, the collectives', [`Error::NoGradient`], [`Error::UntrainableType`].
-    pub fn minimize(&self, context: &ReplicaContext, loss: &Tensor) -> Result<()> {
-        self.check(context)?;
-        self.optimizer.step(context, self.local, loss)
-    }
-
-    /// Backward from `loss` alone: the gradients wait, unreduced, and are added to those of the next
-    /// [`minimize`](ReplicaOptimizer::minimize). So a global batch can be several times what fits into memory, with one
-    /// reduction: scale each loss by the examples of all parts together.
-    ///
-    /// It communicates with nobody, so it may be called under any condition, and a different number of times on each
-    /// replica.
-    ///
-    /// # Errors
-    /// candle's.
-    ///
-    /// # Examples
-    /// ```
-    /// use candle_core::{DType, Device, Module, Tensor};
-    /// use candle_nn::linear;
-    /// use distribute_candle::{CandleContext, CandleStrategy, Error, Sgd};
-    /// use distribute_strategy::MirroredStrategy;
-    ///
-    /// let strategy = MirroredStrategy::builder().devices(["CPU:0", "CPU:1"]).build()?;
-    /// let model = strategy.scope(|vb| linear(3, 1, vb.pp("fc")))?;
-    /// let optimizer = Sgd::new(0.1).build(&model)?;
-    /// strategy.run_with((&model, &optimizer), |context, (model, optimizer)| {
-    ///     for part in 0..4 {
-    ///         let examples = model.forward(&Tensor::ones((2, 3), DType::F32, &Device::Cpu)?)?.sqr()?;
-    ///         // Two replicas, four parts of two examples each.
-    ///         let loss = context.average_loss(&examples, 16)?;
-    ///         if part < 3 { optimizer.accumulate(context, &loss)? } else { optimizer.minimize(context, &loss)? }
-    ///     }
-    ///     Ok::<_, Error>(())
-    /// })?;
-    /// # Ok::<(), Error>(())
-    /// ```
-    ///
-    /// # Source
-    /// `DistributedDataParallel.no_sync` of torch.
-    pub fn accumulate(&self, context: &ReplicaContext, loss: &Tensor) -> Result<()> {
-        self.check(context)?;
-        self.optimizer.accumulate(self.local, loss)
-    }
-
-    fn check(&self, context: &ReplicaContext) -> Result<()> {
-        let (built, given) = (self.optimizer.replicas.len(), context.strategy().num_local_replicas());
-        if built == given { Ok(()) } else { Err(Error::OtherStrategy { built, given }) }
-    }
-
-    /// The learning rate of the next step.
-    pub fn learning_rate(&self) -> f64 {
-        self.optimizer.learning_rate()
-    }
-}
-
-impl<'a> ReplicaArgs for &'a Optimizer {
-    type Local = ReplicaOptimizer<'a>;
-
-    fn split(self, replicas: usize) -> distribute_strategy::Result<Vec<ReplicaOptimizer<'a>>> {
-        let views = (0..self.replicas.len()).map(|local| ReplicaOptimizer { optimizer: self, local }).collect();
-        counted(views, replicas)
-    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {

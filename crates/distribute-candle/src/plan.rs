@@ -28,7 +28,8 @@ impl Plan {
         let count = parts.variables.len();
         let mut present = vec![0u8; count];
         let mut order = vec![u32::MAX; count];
-        for (position, index) in fired.iter().enumerate() {
+        let trainable = |index: &&usize| parts.variables[**index].trainable;
+        for (position, index) in fired.iter().filter(trainable).enumerate() {
             present[*index] = 1;
             order[*index] = position as u32;
         }

@@ -69,7 +69,9 @@ impl Reducer {
 
     /// Takes a gradient; begins to reduce its bucket, and those that wait for it, if that is now complete.
     pub(crate) fn push(&mut self, index: usize, gradient: Tensor) {
-        if !self.plan.buckets.contains(index) {
+        if !self.parts.variables[index].trainable {
+            // Frozen.
+        } else if !self.plan.buckets.contains(index) {
             self.unplanned[index] = Some(gradient);
         } else if self.failure.is_none()
             && let Err(error) = own(gradient).map_err(Error::from).and_then(|gradient| self.launch(index, gradient))

@@ -248,14 +248,14 @@ enum Gathering {
 }
 
 impl GradientShard {
-    fn square_sum(&self) -> f64 {
+    pub(crate) fn square_sum(&self) -> f64 {
         match self {
             GradientShard::F32(all) => all.iter().map(|x| f64::from(*x) * f64::from(*x)).sum(),
             GradientShard::F64(all) => all.iter().map(|x| x * x).sum(),
         }
     }
 
-    fn change(&mut self, f: impl Fn(f64) -> f64) {
+    pub(crate) fn change(&mut self, f: impl Fn(f64) -> f64) {
         match self {
             GradientShard::F32(all) => all.iter_mut().for_each(|x| *x = f(f64::from(*x)) as f32),
             GradientShard::F64(all) => all.iter_mut().for_each(|x| *x = f(*x)),

@@ -4,12 +4,12 @@
 use candle_core::{DType, Device, Module, Tensor, Var};
 use candle_nn::{Linear, VarBuilder, linear};
 use distribute_candle::{
-    Adagrad, Adam, AdamW, CandleContext, CandleStrategy, Clip, Error, Lamb, Model, Optimizer, RmsProp, Sgd,
-    cross_entropy_per_example, nll_per_example,
+    Adagrad, Adam, AdamW, Candle, CandleContext, CandleStrategy, Clip, Ema, Error, Lamb, LossScale, Model, Optimizer,
+    RmsProp, Sgd, cross_entropy_per_example, nll_per_example,
 };
 use distribute_collectives::Compression;
 use distribute_strategy::{CentralStorageStrategy, MirroredStrategy, Strategy};
-use distribute_values::PerReplica;
+use distribute_values::{PerReplica, TensorStorage};
 
 struct Mlp {
     first: Linear,
@@ -365,6 +365,110 @@ fn what_does_not_go_with_sharded_state_is_a_sentence() {
         let text = outcome.err().unwrap().to_string();
         assert!(text.starts_with("zero1 does not go with ") && text.contains(": "), "{text}");
     }
+}
+
+#[test]
+fn scaled_losses_give_the_same_parameters() {
+    // Powers of two: nothing is rounded.
+    for sharded in [false, true] {
+        let build = |model: &Model<Mlp>| {
+            let optimizer = Adam::new(0.01).build(model)?.clip(Clip::GlobalNorm(0.5))?;
+            if sharded { optimizer.zero1() } else { Ok(optimizer) }
+        };
+        let (plain, _) = train_with(2, build);
+        let (scaled, _) = train_with(2, |model| build(model)?.scale_losses(LossScale::fixed(1024.0)));
+        assert_eq!(plain, scaled);
+    }
+}
+
+#[test]
+fn a_step_whose_gradients_are_not_finite_is_left_out_on_all_replicas() {
+    for sharded in [false, true] {
+        let strategy = mirrored(3);
+        let model = strategy.scope(Mlp::new).unwrap();
+        let optimizer = Adam::new(0.01).build(&model).unwrap();
+        let optimizer = if sharded { optimizer.zero1().unwrap() } else { optimizer };
+        let optimizer = optimizer.scale_losses(LossScale::dynamic().initial(16.0).interval(2)).unwrap();
+        step(&strategy, &model, &optimizer);
+        let before = values(&model, 0);
+        strategy
+            .run_with((&model, &optimizer), |context, (model, optimizer)| {
+                let x = Tensor::ones((1, 8), DType::F32, &Device::Cpu)?;
+                let loss = model.forward(&x)?.sum_all()?;
+                // One replica's gradients overflow.
+                let loss = if context.replica_id() == 1 { (loss * f64::INFINITY)? } else { loss };
+                optimizer.minimize(context, &loss)
+            })
+            .unwrap();
+        assert_eq!(optimizer.loss_scale(), 8.0);
+        (0..3).for_each(|replica| assert_eq!(values(&model, replica), before));
+        // It goes on, and the scale grows again after two good steps.
+        (0..2).for_each(|_| step(&strategy, &model, &optimizer));
+        assert_eq!(optimizer.loss_scale(), 16.0);
+        assert_ne!(values(&model, 0), before);
+        assert_eq!(values(&model, 0), values(&model, 2));
+    }
+}
+
+#[test]
+fn a_copy_that_was_written_behind_the_optimizers_back_is_named() {
+    let strategy = mirrored(3);
+    let model = strategy.scope(Mlp::new).unwrap();
+    let optimizer = Sgd::new(0.5).build(&model).unwrap();
+    step(&strategy, &model, &optimizer);
+    model.audit(&strategy).unwrap();
+    let variable = model.variables().iter().find(|variable| variable.name() == "second.bias").unwrap();
+    let written = TensorStorage::<Candle>::write(&variable.components()[2], &mut |mut buffer| {
+        buffer.as_mut_slice::<f32>().unwrap()[1] += 1e-6;
+    });
+    written.unwrap();
+    let text = model.audit(&strategy).unwrap_err().to_string();
+    assert!(text.starts_with("variable second.bias of replica 2 differs from replica 0's"), "{text}");
+}
+
+#[test]
+fn frozen_variables_stay() {
+    for shared in [false, true] {
+        let strategy = match shared {
+            true => CentralStorageStrategy::builder().compute_devices(["CPU:0", "CPU:1"]).build().unwrap(),
+            false => mirrored(2),
+        };
+        let mut model = strategy.scope(Mlp::new).unwrap();
+        let (before, parameters) = (values(&model, 0), model.num_parameters());
+        assert_eq!(model.freeze(|name| name.starts_with("first.")).unwrap(), 2);
+        assert_eq!(model.num_parameters(), parameters - 8 * 16 - 16);
+        let optimizer = Adam::new(0.01).build(&model).unwrap();
+        step(&strategy, &model, &optimizer);
+        for (variable, (before, after)) in model.variables().iter().zip(before.iter().zip(values(&model, 0))) {
+            assert_eq!(*before == after, variable.name().starts_with("first."), "{}", variable.name());
+        }
+        assert!(matches!(model.freeze(|_| true), Err(Error::FrozenLate)));
+    }
+}
+
+#[test]
+fn averages_follow_the_parameters_and_can_take_their_place() {
+    let strategy = mirrored(2);
+    let model = strategy.scope(Mlp::new).unwrap();
+    let optimizer = Sgd::new(0.5).build(&model).unwrap();
+    let mut ema = Ema::new(&model, 0.9).unwrap();
+    let mut expected = values(&model, 0).concat();
+    for n in 0..5 {
+        step(&strategy, &model, &optimizer);
+        ema.update(&model).unwrap();
+        let decay = 0.9f64.min((1.0 + f64::from(n)) / (10.0 + f64::from(n)));
+        for (average, value) in expected.iter_mut().zip(values(&model, 0).concat()) {
+            *average = (decay * f64::from(*average) + (1.0 - decay) * f64::from(value)) as f32;
+        }
+    }
+    let trained = values(&model, 0);
+    ema.swap(&model).unwrap();
+    assert_eq!(values(&model, 0).concat(), expected);
+    assert_eq!(values(&model, 1).concat(), expected);
+    ema.swap(&model).unwrap();
+    assert_eq!(values(&model, 0), trained);
+    assert_eq!(values(&model, 1), trained);
+    assert!(Ema::new(&model, 1.0).is_err());
 }
 
 #[test]

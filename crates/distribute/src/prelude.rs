@@ -2,8 +2,8 @@
 
 #[cfg(feature = "candle")]
 pub use distribute_candle::{
-    Adagrad, Adam, AdamW, CandleContext, CandleStrategy, Clip, Lamb, Model, Optimizer, RmsProp, Sgd, SyncBatchNorm,
-    cross_entropy_per_example, nll_per_example, sum_over_replicas, sync_batch_norm,
+    Adagrad, Adam, AdamW, CandleContext, CandleStrategy, Clip, Ema, Lamb, LossScale, Model, Optimizer, RmsProp, Sgd,
+    SyncBatchNorm, cross_entropy_per_example, nll_per_example, sum_over_replicas, sync_batch_norm,
 };
 pub use distribute_collectives::{Compression, ProcessGroup, ReduceOp};
 pub use distribute_input::{AUTOTUNE, Dataset, InputContext};

@@ -86,7 +86,13 @@ fn square_sum(tensor: &Tensor) -> Result<f64> {
     Ok(result)
 }
 
-fn change(tensor: &Tensor, f: impl Fn(f64) -> f64) -> Result<()> {
+/// Whether all elements are finite.
+pub(super) fn is_finite(tensor: &Tensor) -> Result<bool> {
+    // One that is not makes the sum of squares so; an overflow of it would need gradients that are of no use either.
+    Ok(square_sum(tensor)?.is_finite())
+}
+
+pub(super) fn change(tensor: &Tensor, f: impl Fn(f64) -> f64) -> Result<()> {
     with_storage::<Candle, Tensor>(std::slice::from_ref(tensor), &mut |buffers| {
         for buffer in buffers {
             if let Ok(all) = buffer.as_mut_slice::<f64>() {

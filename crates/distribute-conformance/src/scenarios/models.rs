@@ -206,6 +206,7 @@ pub(crate) fn sharded(strategy: &Strategy) -> Result<(), Stop> {
 
 pub(crate) fn copies(strategy: &Strategy) -> Result<(), Stop> {
     let model = train(strategy, Kind::Dense, 10, |_| 13)?;
+    model.audit(strategy)?;
     let first = parameters(&model, 0)?;
     for replica in 1..strategy.num_local_replicas() {
         check_eq!(parameters(&model, replica)?, first, format!("copy {replica}"));

@@ -1,0 +1,107 @@
+//! Averages of parameters over steps.
+
+use candle_core::Tensor;
+use distribute_device::{BufferMut, Element};
+use distribute_values::with_storage;
+
+use crate::{Candle, Error, Model, Result, Variable};
+
+/// The exponential moving average of a model's trainable variables: often better to evaluate than the last values.
+///
+/// Replicas' copies are equal, so one average per process is kept, and no communication is needed.
+///
+/// # Examples
+/// ```
+/// use candle_nn::linear;
+/// use distribute_candle::{CandleStrategy, Ema, Error};
+/// use distribute_strategy::MirroredStrategy;
+///
+/// let strategy = MirroredStrategy::builder().devices(["CPU:0", "CPU:1"]).build()?;
+/// let model = strategy.scope(|vb| linear(3, 1, vb.pp("fc")))?;
+/// let mut ema = Ema::new(&model, 0.999)?;
+/// // After each step, outside of run:
+/// ema.update(&model)?;
+/// // To evaluate with the averages, and to go on with training:
+/// ema.swap(&model)?;
+/// ema.swap(&model)?;
+/// # Ok::<(), Error>(())
+/// ```
+///
+/// # Source
+/// `tf.train.ExponentialMovingAverage` with `num_updates`: the first averages forget faster, by (1 + n) / (10 + n).
+#[derive(Debug)]
+pub struct Ema {
+    decay: f64,
+    updates: u64,
+    /// By variable; `None` for those that are not trained.
+    averages: Vec<Option<Tensor>>,
+}
+
+impl Ema {
+    /// Averages that begin with the present values. A decay of 0.999 remembers about a thousand steps.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] for a decay outside 0 to below 1; candle's.
+    pub fn new<M>(model: &Model<M>, decay: f64) -> Result<Ema> {
+        if !(0.0..1.0).contains(&decay) {
+            return Err(Error::Setting { what: "the decay of Ema", given: decay, expected: "from 0 to below 1" });
+        }
+        let average = |variable: &Variable| -> Result<Option<Tensor>> {
+            Ok(if variable.is_trainable() { Some(variable.components()[0].detach().copy()?) } else { None })
+        };
+        let averages = model.variables().iter().map(average).collect::<Result<Vec<_>>>()?;
+        Ok(Ema { decay, updates: 0, averages })
+    }
+
+    /// Takes the present values into the averages. Outside of `run`, on every process.
+    ///
+    /// # Errors
+    /// candle's.
+    pub fn update<M>(&mut self, model: &Model<M>) -> Result<()> {
+        let n = self.updates as f64;
+        let decay = self.decay.min((1.0 + n) / (10.0 + n));
+        self.updates += 1;
+        for (variable, average) in model.variables().iter().zip(&self.averages) {
+            let Some(average) = average else { continue };
+            let pair = [average.clone(), variable.components()[0].clone()];
+            with_storage::<Candle, Tensor>(&pair, &mut |buffers| {
+                if let [average, value] = buffers {
+                    blend::<f32>(average, value, |a, v| (decay * f64::from(a) + (1.0 - decay) * f64::from(v)) as f32);
+                    blend::<f64>(average, value, |a, v| decay * a + (1.0 - decay) * v);
+                }
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Exchanges the averages with the values of all replicas of this process. Outside of `run`; twice is as before.
+    ///
+    /// # Errors
+    /// candle's.
+    pub fn swap<M>(&mut self, model: &Model<M>) -> Result<()> {
+        for (variable, average) in model.variables().iter().zip(&mut self.averages) {
+            let Some(average) = average else { continue };
+            let values = variable.components()[0].detach().copy()?;
+            // Replicas that share a variable have one component only, however often it is listed.
+            let first = variable.components()[0].id();
+            let others = variable.components().iter().skip(1).filter(|component| component.id() != first);
+            for component in std::iter::once(&variable.components()[0]).chain(others) {
+                with_storage::<Candle, Tensor>(&[component.clone(), average.clone()], &mut |buffers| {
+                    if let [target, average] = buffers {
+                        blend::<f32>(target, average, |_, a| a);
+                        blend::<f64>(target, average, |_, a| a);
+                    }
+                })?;
+            }
+            *average = values;
+        }
+        Ok(())
+    }
+}
+
+/// Replaces elements of `target`, where both are of this type.
+fn blend<T: Element>(target: &mut BufferMut<'_>, other: &BufferMut<'_>, f: impl Fn(T, T) -> T) {
+    if let (Ok(target), Ok(other)) = (target.as_mut_slice::<T>(), other.as_slice::<T>()) {
+        target.iter_mut().zip(other).for_each(|(a, b)| *a = f(*a, *b));
+    }
+}

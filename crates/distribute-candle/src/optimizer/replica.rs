@@ -1,0 +1,86 @@
+//! What a replica does with an optimizer.
+
+use candle_core::Tensor;
+use distribute_strategy::{ReplicaArgs, ReplicaContext, counted};
+
+use super::Optimizer;
+use crate::{Error, Result};
+
+/// One replica's view of an [`Optimizer`].
+#[derive(Clone, Copy)]
+pub struct ReplicaOptimizer<'a> {
+    pub(super) optimizer: &'a Optimizer,
+    pub(super) local: usize,
+}
+
+impl ReplicaOptimizer<'_> {
+    /// One step: backward from `loss`, gradients summed over all replicas, and every replica's copy updated in place.
+    ///
+    /// Every replica must call this. The loss is this replica's share of the global loss, as
+    /// [`average_loss`](crate::CandleContext::average_loss) computes it.
+    ///
+    /// # Errors
+    /// candle's, the collectives', [`Error::NoGradient`], [`Error::UntrainableType`].
+    pub fn minimize(&self, context: &ReplicaContext, loss: &Tensor) -> Result<()> {
+        self.check(context)?;
+        self.optimizer.step(context, self.local, loss)
+    }
+
+    /// Backward from `loss` alone: the gradients wait, unreduced, and are added to those of the next
+    /// [`minimize`](ReplicaOptimizer::minimize). So a global batch can be several times what fits into memory, with one
+    /// reduction: scale each loss by the examples of all parts together.
+    ///
+    /// It communicates with nobody, so it may be called under any condition, and a different number of times on each
+    /// replica.
+    ///
+    /// # Errors
+    /// candle's.
+    ///
+    /// # Examples
+    /// ```
+    /// use candle_core::{DType, Device, Module, Tensor};
+    /// use candle_nn::linear;
+    /// use distribute_candle::{CandleContext, CandleStrategy, Error, Sgd};
+    /// use distribute_strategy::MirroredStrategy;
+    ///
+    /// let strategy = MirroredStrategy::builder().devices(["CPU:0", "CPU:1"]).build()?;
+    /// let model = strategy.scope(|vb| linear(3, 1, vb.pp("fc")))?;
+    /// let optimizer = Sgd::new(0.1).build(&model)?;
+    /// strategy.run_with((&model, &optimizer), |context, (model, optimizer)| {
+    ///     for part in 0..4 {
+    ///         let examples = model.forward(&Tensor::ones((2, 3), DType::F32, &Device::Cpu)?)?.sqr()?;
+    ///         // Two replicas, four parts of two examples each.
+    ///         let loss = context.average_loss(&examples, 16)?;
+    ///         if part < 3 { optimizer.accumulate(context, &loss)? } else { optimizer.minimize(context, &loss)? }
+    ///     }
+    ///     Ok::<_, Error>(())
+    /// })?;
+    /// # Ok::<(), Error>(())
+    /// ```
+    ///
+    /// # Source
+    /// `DistributedDataParallel.no_sync` of torch.
+    pub fn accumulate(&self, context: &ReplicaContext, loss: &Tensor) -> Result<()> {
+        self.check(context)?;
+        self.optimizer.accumulate(self.local, loss)
+    }
+
+    fn check(&self, context: &ReplicaContext) -> Result<()> {
+        let (built, given) = (self.optimizer.replicas.len(), context.strategy().num_local_replicas());
+        if built == given { Ok(()) } else { Err(Error::OtherStrategy { built, given }) }
+    }
+
+    /// The learning rate of the next step.
+    pub fn learning_rate(&self) -> f64 {
+        self.optimizer.learning_rate()
+    }
+}
+
+impl<'a> ReplicaArgs for &'a Optimizer {
+    type Local = ReplicaOptimizer<'a>;
+
+    fn split(self, replicas: usize) -> distribute_strategy::Result<Vec<ReplicaOptimizer<'a>>> {
+        let views = (0..self.replicas.len()).map(|local| ReplicaOptimizer { optimizer: self, local }).collect();
+        counted(views, replicas)
+    }
+}

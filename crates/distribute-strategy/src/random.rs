@@ -1,0 +1,124 @@
+//! Random numbers that differ between replicas and can be had again.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::SeedableRng;
+
+use crate::{ReplicaContext, Strategy};
+
+/// A source of random generators: a stream of its own for each replica.
+///
+/// What a replica draws depends on the seed, on its id and on how often it has asked, and on nothing else: not on the number of
+/// replicas, nor on other replicas. So the streams go on where they were when the [`state`](ReplicaRandom::state) is restored,
+/// also on another number of replicas.
+///
+/// # Examples
+/// ```
+/// use distribute_strategy::{Error, MirroredStrategy};
+/// use rand_chacha::rand_core::Rng;
+///
+/// let strategy = MirroredStrategy::builder().devices(["CPU:0", "CPU:1"]).build()?;
+/// let random = strategy.random(42);
+/// let draw = || strategy.run_with((), |context, ()| Ok::<_, Error>(random.next(context).next_u64()));
+/// let (first, second) = (draw()?, draw()?);
+/// assert_ne!(first.values()[0], first.values()[1]);
+/// assert_ne!(first.values(), second.values());
+/// # Ok::<(), Error>(())
+/// ```
+///
+/// # Source
+/// `tf.random.Generator` created in a strategy's scope, whose replicas have different streams.
+#[derive(Debug)]
+pub struct ReplicaRandom {
+    seed: u64,
+    /// How often each replica of this process has asked.
+    uses: Vec<AtomicU64>,
+}
+
+/// What a [`ReplicaRandom`] goes on from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RandomState {
+    /// The seed.
+    pub seed: u64,
+    /// How often replicas have asked, the most of any.
+    pub uses: u64,
+}
+
+impl Strategy {
+    /// Random generators for the replicas, from a seed.
+    pub fn random(&self, seed: u64) -> ReplicaRandom {
+        self.restore_random(RandomState { seed, uses: 0 })
+    }
+
+    /// Random generators that go on from a state, whatever strategy it was saved under.
+    pub fn restore_random(&self, state: RandomState) -> ReplicaRandom {
+        let uses = (0..self.num_local_replicas()).map(|_| AtomicU64::new(state.uses)).collect();
+        ReplicaRandom { seed: state.seed, uses }
+    }
+}
+
+impl ReplicaRandom {
+    /// A generator for this replica's next use; 2^36 bytes until it would run into the one after it.
+    pub fn next(&self, context: &ReplicaContext) -> ChaCha8Rng {
+        let uses = self.uses.get(context.local_replica_id()).map_or(0, |uses| uses.fetch_add(1, Ordering::Relaxed));
+        let mut random = ChaCha8Rng::seed_from_u64(self.seed);
+        random.set_stream(context.replica_id() as u64);
+        // In words of four bytes.
+        random.set_word_pos(u128::from(uses) << 34);
+        random
+    }
+
+    /// What to save. Outside of `run`; the same on all processes where replicas ask equally often.
+    pub fn state(&self) -> RandomState {
+        let uses = self.uses.iter().map(|uses| uses.load(Ordering::Relaxed)).max().unwrap_or(0);
+        RandomState { seed: self.seed, uses }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rand_chacha::rand_core::Rng;
+
+    use super::*;
+    use crate::{Error, MirroredStrategy};
+
+    fn strategy(replicas: usize) -> Strategy {
+        let devices: Vec<String> = (0..replicas).map(|index| format!("CPU:{index}")).collect();
+        MirroredStrategy::builder().devices(devices).build().unwrap()
+    }
+
+    fn draw(strategy: &Strategy, random: &ReplicaRandom) -> Vec<u64> {
+        let drawn = strategy.run_with((), |context, ()| Ok::<_, Error>(random.next(context).next_u64()));
+        drawn.unwrap().into_values()
+    }
+
+    #[test]
+    fn streams_go_on_after_a_restore_on_another_number_of_replicas() {
+        let (two, four) = (strategy(2), strategy(4));
+        let through = two.random(7);
+        let all: Vec<Vec<u64>> = (0..4).map(|_| draw(&two, &through)).collect();
+        let before = two.random(7);
+        assert_eq!([draw(&two, &before), draw(&two, &before)], [all[0].clone(), all[1].clone()]);
+        let after = four.restore_random(before.state());
+        for expected in &all[2..] {
+            assert_eq!(draw(&four, &after)[..2], expected[..]);
+        }
+        assert_eq!(after.state(), RandomState { seed: 7, uses: 4 });
+    }
+
+    #[test]
+    fn seeds_replicas_and_uses_differ() {
+        let four = strategy(4);
+        let mut all: Vec<u64> = [1, 2]
+            .into_iter()
+            .flat_map(|seed| {
+                let random = four.random(seed);
+                (0..3).flat_map(|_| draw(&four, &random)).collect::<Vec<_>>()
+            })
+            .collect();
+        all.sort_unstable();
+        all.dedup();
+        assert_eq!(all.len(), 24);
+    }
+}
