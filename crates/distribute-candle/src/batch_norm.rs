@@ -44,7 +44,7 @@ pub struct SyncBatchNorm {
     config: BatchNormConfig,
 }
 
-/// A [`SyncBatchNorm`] for so many channels, under the names that [`candle_nn::batch_norm`] gives its variables.
+/// A [`SyncBatchNorm`] for so many channels, under the names that [`candle_nn::batch_norm()`] gives its variables.
 ///
 /// # Errors
 /// candle's; a negative epsilon or a momentum outside 0..=1.

@@ -21,11 +21,25 @@ pub trait CandleContext {
     /// # Source
     /// `tf.nn.compute_average_loss`.
     fn average_loss(&self, per_example: &Tensor, global_batch: usize) -> Result<Tensor>;
+
+    /// This replica's share of a loss that does not depend on examples, such as a penalty on weights: the loss divided by the
+    /// number of replicas, so that their sum counts it once.
+    ///
+    /// # Errors
+    /// candle's.
+    ///
+    /// # Source
+    /// `tf.nn.scale_regularization_loss`.
+    fn scale_regularization_loss(&self, loss: &Tensor) -> Result<Tensor>;
 }
 
 impl CandleContext for ReplicaContext {
     fn average_loss(&self, per_example: &Tensor, global_batch: usize) -> Result<Tensor> {
         Ok((per_example.sum_all()? / global_batch.max(1) as f64)?)
+    }
+
+    fn scale_regularization_loss(&self, loss: &Tensor) -> Result<Tensor> {
+        Ok((loss / self.num_replicas_in_sync() as f64)?)
     }
 }
 

@@ -1,9 +1,10 @@
 //! Averages of parameters over steps.
 
-use candle_core::Tensor;
+use candle_core::{DType, Tensor};
 use distribute_device::{BufferMut, Element};
 use distribute_values::with_storage;
 
+use crate::tensor::is_short;
 use crate::{Candle, Error, Model, Result, Variable};
 
 /// The exponential moving average of a model's trainable variables: often better to evaluate than the last values.
@@ -35,6 +36,8 @@ pub struct Ema {
     updates: u64,
     /// By variable; `None` for those that are not trained.
     averages: Vec<Option<Tensor>>,
+    /// The values of averaged variables, while averages are in their place.
+    held: Option<Vec<Tensor>>,
 }
 
 impl Ema {
@@ -47,10 +50,10 @@ impl Ema {
             return Err(Error::Setting { what: "the decay of Ema", given: decay, expected: "from 0 to below 1" });
         }
         let average = |variable: &Variable| -> Result<Option<Tensor>> {
-            Ok(if variable.is_trainable() { Some(variable.components()[0].detach().copy()?) } else { None })
+            Ok(if variable.is_trainable() { Some(copy(&variable.components()[0])?) } else { None })
         };
         let averages = model.variables().iter().map(average).collect::<Result<Vec<_>>>()?;
-        Ok(Ema { decay, updates: 0, averages })
+        Ok(Ema { decay, updates: 0, averages, held: None })
     }
 
     /// Takes the present values into the averages. Outside of `run`, on every process.
@@ -63,7 +66,7 @@ impl Ema {
         self.updates += 1;
         for (variable, average) in model.variables().iter().zip(&self.averages) {
             let Some(average) = average else { continue };
-            let pair = [average.clone(), variable.components()[0].clone()];
+            let pair = [average.clone(), variable.components()[0].detach().to_dtype(average.dtype())?];
             with_storage::<Candle, Tensor>(&pair, &mut |buffers| {
                 if let [average, value] = buffers {
                     blend::<f32>(average, value, |a, v| (decay * f64::from(a) + (1.0 - decay) * f64::from(v)) as f32);
@@ -74,29 +77,43 @@ impl Ema {
         Ok(())
     }
 
-    /// Exchanges the averages with the values of all replicas of this process. Outside of `run`; twice is as before.
+    /// Puts the averages in the place of the values of all replicas of this process, or, where they are there already, the
+    /// values back. Outside of `run`; twice is as before.
     ///
     /// # Errors
     /// candle's.
     pub fn swap<M>(&mut self, model: &Model<M>) -> Result<()> {
-        for (variable, average) in model.variables().iter().zip(&mut self.averages) {
-            let Some(average) = average else { continue };
-            let values = variable.components()[0].detach().copy()?;
+        let averaged = || model.variables().iter().zip(&self.averages).filter(|(_, average)| average.is_some());
+        let (given, held) = match self.held.take() {
+            Some(values) => (values, None),
+            None => {
+                let values: candle_core::Result<Vec<Tensor>> =
+                    averaged().map(|(variable, _)| variable.components()[0].detach().copy()).collect();
+                (self.averages.iter().flatten().cloned().collect(), Some(values?))
+            }
+        };
+        for ((variable, _), given) in averaged().zip(&given) {
+            let given = given.to_dtype(variable.components()[0].dtype())?;
             // Replicas that share a variable have one component only, however often it is listed.
             let first = variable.components()[0].id();
             let others = variable.components().iter().skip(1).filter(|component| component.id() != first);
             for component in std::iter::once(&variable.components()[0]).chain(others) {
-                with_storage::<Candle, Tensor>(&[component.clone(), average.clone()], &mut |buffers| {
-                    if let [target, average] = buffers {
-                        blend::<f32>(target, average, |_, a| a);
-                        blend::<f64>(target, average, |_, a| a);
+                with_storage::<Candle, Tensor>(&[component.clone(), given.clone()], &mut |buffers| {
+                    if let [target, given] = buffers {
+                        target.as_bytes_mut().copy_from_slice(given.as_bytes());
                     }
                 })?;
             }
-            *average = values;
         }
+        self.held = held;
         Ok(())
     }
+}
+
+/// A copy, in 32 bits at least.
+fn copy(tensor: &Tensor) -> candle_core::Result<Tensor> {
+    let tensor = tensor.detach();
+    if is_short(tensor.dtype()) { tensor.to_dtype(DType::F32) } else { tensor.copy() }
 }
 
 /// Replaces elements of `target`, where both are of this type.

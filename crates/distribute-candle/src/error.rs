@@ -42,7 +42,7 @@ pub enum Error {
         name: String,
     },
     /// The type of a variable cannot be trained.
-    #[error("variable {name:?} is of type {dtype:?}; optimizers train f32 and f64")]
+    #[error("variable {name:?} is of type {dtype:?}; optimizers train f32, f64, f16 and bf16")]
     UntrainableType {
         /// The variable.
         name: String,

@@ -53,7 +53,7 @@ pub use batch_norm::{SyncBatchNorm, sync_batch_norm};
 pub use context::{CandleContext, cross_entropy_per_example, nll_per_example};
 pub use ema::Ema;
 pub use error::{Error, Result};
-pub use model::{CandleStrategy, Model, Variable};
+pub use model::{CandleStrategy, Model, ScopeOptions, Variable};
 pub use optimizer::{
     Adagrad, Adam, AdamW, Clip, Lamb, LossScale, Optimizer, ReplicaOptimizer, RmsProp, Sgd, StepTimes,
 };

@@ -32,13 +32,59 @@ pub trait CandleStrategy {
         &self,
         seed: u64,
         build: impl FnMut(VarBuilder<'static>) -> candle_core::Result<M>,
+    ) -> Result<Model<M>> {
+        self.scope_with(ScopeOptions { seed, ..ScopeOptions::default() }, build)
+    }
+
+    /// As [`scope`](CandleStrategy::scope), with options.
+    ///
+    /// # Errors
+    /// As [`scope`](CandleStrategy::scope).
+    fn scope_with<M>(
+        &self,
+        options: ScopeOptions,
+        build: impl FnMut(VarBuilder<'static>) -> candle_core::Result<M>,
     ) -> Result<Model<M>>;
 }
 
+/// How a model is built.
+///
+/// # Examples
+/// Mixed precision: the model computes in 16 bits, [`Optimizer`](crate::Optimizer)s update in 32.
+/// ```
+/// use candle_core::{DType, Device, Module, Tensor};
+/// use candle_nn::linear;
+/// use distribute_candle::{Adam, CandleContext, CandleStrategy, Error, LossScale, ScopeOptions};
+/// use distribute_strategy::MirroredStrategy;
+///
+/// let strategy = MirroredStrategy::builder().devices(["CPU:0", "CPU:1"]).build()?;
+/// let half = ScopeOptions { dtype: DType::F16, ..ScopeOptions::default() };
+/// let model = strategy.scope_with(half, |vb| linear(3, 1, vb.pp("fc")))?;
+/// let optimizer = Adam::new(0.1).build(&model)?.scale_losses(LossScale::dynamic())?;
+/// strategy.run_with((&model, &optimizer), |context, (model, optimizer)| {
+///     let y = model.forward(&Tensor::ones((2, 3), DType::F16, &Device::Cpu)?)?.to_dtype(DType::F32)?;
+///     optimizer.minimize(context, &context.average_loss(&y.sqr()?, 4)?)
+/// })?;
+/// # Ok::<(), Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ScopeOptions {
+    /// From which initial values are drawn, with each variable's path. Default 0.
+    pub seed: u64,
+    /// The type of the variables: the `VarBuilder`'s. Default f32.
+    pub dtype: DType,
+}
+
+impl Default for ScopeOptions {
+    fn default() -> ScopeOptions {
+        ScopeOptions { seed: 0, dtype: DType::F32 }
+    }
+}
+
 impl CandleStrategy for Strategy {
-    fn scope_seeded<M>(
+    fn scope_with<M>(
         &self,
-        seed: u64,
+        options: ScopeOptions,
         mut build: impl FnMut(VarBuilder<'static>) -> candle_core::Result<M>,
     ) -> Result<Model<M>> {
         self.within(|| {
@@ -47,8 +93,8 @@ impl CandleStrategy for Strategy {
             let mut replicas = Vec::with_capacity(tapes.len());
             for (replica, tape) in tapes.iter().enumerate() {
                 let (registry, tape, shared) = (registry.clone(), tape.clone(), self.shares_variables());
-                let backend = ReplicaBackend { registry, replica, tape, shared, seed };
-                replicas.push(build(VarBuilder::from_backend(Box::new(backend), DType::F32, Device::Cpu))?);
+                let backend = ReplicaBackend { registry, replica, tape, shared, seed: options.seed };
+                replicas.push(build(VarBuilder::from_backend(Box::new(backend), options.dtype, Device::Cpu))?);
             }
             let variables = std::mem::take(&mut registry.lock().unwrap_or_else(PoisonError::into_inner).variables);
             agreement::check_and_share(self, &variables)?;

@@ -2,21 +2,18 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use candle_core::Tensor;
-use distribute_collectives::{Compression, FusedAllReduce, FusionOptions, ReduceOp};
-use distribute_device::{BufferMut, DType};
-use distribute_strategy::ReplicaContext;
-use distribute_values::{Aggregation, DistributedVariable, Synchronization, VariableOptions, with_storage};
+use candle_core::{DType, Tensor};
+use distribute_collectives::{Compression, FusedAllReduce, FusionOptions};
+use distribute_values::{Aggregation, DistributedVariable, VariableOptions};
 
-use self::accumulated::Sum;
 use self::loss_scale::Scaling;
 use crate::model::Parts;
 use crate::plan::Plan;
-use crate::reducer::{Reduced, Reducer, Summed};
-use crate::shards::{GradientShard, SlotShard, Update};
-use crate::{Candle, Error, Model, Result};
+use crate::shards::SlotShard;
+use crate::tensor::is_short;
+use crate::{Error, Model, Result, Variable};
 
 mod accumulated;
 mod adagrad;
@@ -27,6 +24,7 @@ mod loss_scale;
 mod replica;
 mod rms_prop;
 mod sgd;
+mod step;
 
 pub use adagrad::Adagrad;
 pub use adam::{Adam, AdamW};
@@ -76,11 +74,14 @@ pub(crate) trait Rule: Send + Sync {
 
 /// An optimizer that was built for a model. Its slots are distributed variables with one component per replica.
 ///
+/// Parameters of 16 bits are trained in mixed precision: gradients are exchanged in 16 bits, everything after that happens in
+/// f32, on a master copy of the parameter that is its last slot. See [`LossScale`].
+///
 /// Pass a reference to it to `run`: each replica then gets its [`ReplicaOptimizer`].
 pub struct Optimizer {
     rule: Box<dyn Rule>,
     parts: Arc<Parts>,
-    /// For each variable its slots; empty for those that are not trained.
+    /// For each variable its slots, and the master copy of those of 16 bits; empty for those that are not trained.
     slots: Vec<Vec<DistributedVariable<Tensor>>>,
     learning_rate: AtomicU64,
     clip: Option<Clip>,
@@ -118,22 +119,28 @@ pub struct StepTimes {
 impl Optimizer {
     pub(crate) fn build<M>(rule: Box<dyn Rule>, learning_rate: f64, model: &Model<M>) -> Result<Optimizer> {
         let parts = model.parts.clone();
-        let options = VariableOptions { synchronization: Synchronization::OnWrite, aggregation: Aggregation::Mean };
+        let options = VariableOptions::on_write(Aggregation::Mean);
+        // One component per replica, made of the variable's, or the one that all share.
+        let slot = |variable: &Variable, name: &str, make: &dyn Fn(&Tensor) -> candle_core::Result<Tensor>| {
+            let name = format!("{}/{name}", variable.name);
+            if parts.shared {
+                let component = make(&variable.components[0])?;
+                return Ok(DistributedVariable::shared(&name, component, variable.components.len(), options)?);
+            }
+            let components: candle_core::Result<_> = variable.components.iter().map(make).collect();
+            Ok::<_, Error>(DistributedVariable::new(&name, components?, options)?)
+        };
         let mut slots = Vec::with_capacity(parts.variables.len());
         for variable in &parts.variables {
             let mut of_variable = Vec::new();
             if variable.trainable {
-                for slot in rule.slots() {
-                    let initial = rule.initial(slot);
-                    let filled = |component: &Tensor| component.zeros_like()?.affine(0.0, initial)?.copy();
-                    let name = format!("{}/{slot}", variable.name);
-                    of_variable.push(if parts.shared {
-                        let component = filled(&variable.components[0])?;
-                        DistributedVariable::shared(&name, component, variable.components.len(), options)?
-                    } else {
-                        let components: candle_core::Result<_> = variable.components.iter().map(filled).collect();
-                        DistributedVariable::new(&name, components?, options)?
-                    });
+                for name in rule.slots() {
+                    let filled =
+                        |component: &Tensor| wide(&component.zeros_like()?)?.affine(0.0, rule.initial(name))?.copy();
+                    of_variable.push(slot(variable, name, &filled)?);
+                }
+                if is_short(variable.components[0].dtype()) {
+                    of_variable.push(slot(variable, "master", &wide)?);
                 }
             }
             slots.push(of_variable);
@@ -248,6 +255,10 @@ impl Optimizer {
             _ if !matches!(self.compression, Compression::None) => {
                 refuse("compress", "compressed gradients come whole; leave one of them out")
             }
+            _ if self.parts.variables.iter().any(|variable| is_short(variable.components[0].dtype())) => refuse(
+                "parameters of 16 bits",
+                "their master copies would have to be sharded too; leave one of them out",
+            ),
             _ if self.parts.shared => {
                 refuse("a strategy whose replicas share variables", "there is one copy of the state already")
             }
@@ -309,231 +320,11 @@ impl Optimizer {
     pub fn times(&self) -> StepTimes {
         self.replicas.first().map(|state| lock(state).times).unwrap_or_default()
     }
-
-    fn step(&self, context: &ReplicaContext, local: usize, loss: &Tensor) -> Result<()> {
-        let started = Instant::now();
-        let (step, accumulated, scaling) = {
-            let mut state = lock(&self.replicas[local]);
-            state.steps += 1;
-            (state.steps, std::mem::take(&mut state.accumulated), state.scaling)
-        };
-        let loss = &scaled(loss, scaling)?;
-        let reducer = match self.plan.get() {
-            Some(plan) => self.backward(context, local, plan, loss, accumulated)?,
-            None => self.first_backward(context, local, loss, accumulated)?,
-        };
-        let (mut summed, communication) = reducer.finish()?;
-        let finite = match scaling {
-            Some(scaling) => unscale(context, &mut summed, scaling.scale)?,
-            None => true,
-        };
-        let gradient_norm = match summed {
-            _ if !finite => None,
-            Summed::Whole(gradients) => self.apply_whole(context, local, step, gradients)?,
-            Summed::Sharded(shards, flags) => self.apply_sharded(context, local, step, shards, flags)?,
-        };
-        let mut state = lock(&self.replicas[local]);
-        if let Some(scaling) = &mut state.scaling {
-            scaling.note(finite);
-        }
-        // A step that was left out does not count.
-        state.steps -= u64::from(!finite);
-        state.gradient_norm = gradient_norm;
-        state.times.total += started.elapsed();
-        state.times.communication += communication;
-        Ok(())
-    }
-
-    fn apply_sharded(
-        &self,
-        context: &ReplicaContext,
-        local: usize,
-        step: u64,
-        mut gradients: Vec<GradientShard>,
-        flags: Vec<u32>,
-    ) -> Result<Option<f64>> {
-        let plan = self.plan.get().ok_or(Error::NoGradient)?;
-        let learning_rate = self.learning_rate();
-        let (group, parts, rule) = (context.group(), &*self.parts, &*self.rule);
-        let update = Update { group, plan, parts, rule, local, step, learning_rate, flags };
-        let norm = self.clip.map_or(Ok(None), |clip| update.clip(clip, &mut gradients))?;
-        let mut slots = std::mem::take(&mut lock(&self.replicas[local]).shards);
-        let outcome = update.apply(gradients, &mut slots);
-        lock(&self.replicas[local]).shards = slots;
-        outcome.map(|()| norm)
-    }
-
-    fn apply_whole(
-        &self,
-        context: &ReplicaContext,
-        local: usize,
-        step: u64,
-        mut gradients: Vec<Reduced>,
-    ) -> Result<Option<f64>> {
-        let learning_rate = self.learning_rate();
-        let gradient_norm = self.clip.map_or(Ok(None), |clip| clip.apply(&mut gradients))?;
-        // All have brought their gradients, so nobody reads shared variables any more; one replica writes them.
-        if !self.parts.shared || local == 0 {
-            for reduced in gradients {
-                self.apply(local, step, learning_rate, reduced)?;
-            }
-        }
-        if self.parts.shared {
-            context.barrier()?;
-        }
-        Ok(gradient_norm)
-    }
-
-    /// Reduces while backward runs.
-    fn backward(
-        &self,
-        context: &ReplicaContext,
-        local: usize,
-        plan: &Arc<Plan>,
-        loss: &Tensor,
-        accumulated: Vec<Option<Tensor>>,
-    ) -> Result<Reducer> {
-        let reducer = self.reducer(context, local, plan)?;
-        let state = Arc::new(Mutex::new(Some((reducer, Sum::from(accumulated)))));
-        let sink = {
-            let state = state.clone();
-            Box::new(move |index, gradient| {
-                if let Some((reducer, sum)) = &mut *lock(&state) {
-                    match sum.take_with(index, gradient) {
-                        Ok(gradient) => reducer.push(index, gradient),
-                        Err(error) => reducer.fail(error.into()),
-                    }
-                }
-            })
-        };
-        self.parts.backward(local, sink, loss)?;
-        // Only this function takes it out.
-        let (mut reducer, sum) = lock(&state).take().ok_or(Error::NoGradient)?;
-        for (index, gradient) in sum.into_rest() {
-            reducer.push(index, gradient);
-        }
-        Ok(reducer)
-    }
-
-    /// Learns which gradients come, and in which order, before anything is reduced.
-    fn first_backward(
-        &self,
-        context: &ReplicaContext,
-        local: usize,
-        loss: &Tensor,
-        accumulated: Vec<Option<Tensor>>,
-    ) -> Result<Reducer> {
-        let mut sum = Sum::from(accumulated);
-        let mut fired = Vec::new();
-        for (index, gradient) in self.record(local, loss)? {
-            fired.push((index, sum.take_with(index, gradient)?));
-        }
-        fired.extend(sum.into_rest());
-        let order: Vec<usize> = fired.iter().map(|(index, _)| *index).collect();
-        let agreed = Plan::agree(context, &self.parts, &order)?;
-        let plan = self.plan.get_or_init(|| agreed);
-        let mut reducer = self.reducer(context, local, plan)?;
-        for (index, gradient) in fired {
-            reducer.push(index, gradient);
-        }
-        Ok(reducer)
-    }
-
-    fn reducer(&self, context: &ReplicaContext, local: usize, plan: &Arc<Plan>) -> Result<Reducer> {
-        if self.sharded {
-            return Ok(Reducer::new(context, &self.parts, plan, None));
-        }
-        let mut state = lock(&self.replicas[local]);
-        let fused = match &mut state.fused {
-            Some(fused) => fused,
-            none => {
-                let options = FusionOptions { compression: self.compression.clone(), ..FusionOptions::default() };
-                none.insert(FusedAllReduce::with_plan(plan.buckets.clone(), &options)?)
-            }
-        };
-        Ok(Reducer::new(context, &self.parts, plan, Some(fused)))
-    }
-
-    /// Adds the gradients of `loss` to those of this replica that wait for its next step.
-    fn accumulate(&self, local: usize, loss: &Tensor) -> Result<()> {
-        let scaling = lock(&self.replicas[local]).scaling;
-        let fired = self.record(local, &scaled(loss, scaling)?)?;
-        let mut sum = Sum::from(std::mem::take(&mut lock(&self.replicas[local]).accumulated));
-        for (index, gradient) in fired {
-            sum.add(index, gradient)?;
-        }
-        lock(&self.replicas[local]).accumulated = sum.0;
-        Ok(())
-    }
-
-    /// Runs backward; the gradients in the order in which they came.
-    fn record(&self, local: usize, loss: &Tensor) -> Result<Vec<(usize, Tensor)>> {
-        let fired: Arc<Mutex<Vec<(usize, Tensor)>>> = Arc::default();
-        let sink = {
-            let fired = fired.clone();
-            Box::new(move |index, gradient| lock(&fired).push((index, gradient)))
-        };
-        self.parts.backward(local, sink, loss)?;
-        let fired = std::mem::take(&mut *lock(&fired));
-        Ok(fired)
-    }
-
-    fn apply(&self, local: usize, step: u64, learning_rate: f64, reduced: Reduced) -> Result<()> {
-        let variable = &self.parts.variables[reduced.index];
-        let mut tensors = vec![variable.components[local].clone(), reduced.gradient];
-        tensors.extend(self.slots[reduced.index].iter().map(|slot| slot.components()[local].clone()));
-        let mut outcome = Ok(());
-        with_storage::<Candle, Tensor>(&tensors, &mut |buffers| {
-            outcome = match buffers.first().map(|buffer| buffer.dtype()) {
-                Some(DType::F64) => update(buffers, |p, g, s| self.rule.update_f64(step, learning_rate, p, g, s)),
-                _ => update(buffers, |p, g, s| self.rule.update_f32(step, learning_rate, p, g, s)),
-            };
-        })?;
-        outcome
-    }
 }
 
-fn scaled(loss: &Tensor, scaling: Option<Scaling>) -> Result<Tensor> {
-    Ok(scaling.map_or_else(|| Ok(loss.clone()), |scaling| loss * scaling.scale)?)
-}
-
-/// Divides gradients by what losses were multiplied by; whether they are finite, on all replicas alike.
-fn unscale(context: &ReplicaContext, summed: &mut Summed, scale: f64) -> Result<bool> {
-    match summed {
-        Summed::Whole(gradients) => {
-            for reduced in &*gradients {
-                // Sums are the same on every replica.
-                if !clip::is_finite(&reduced.gradient)? {
-                    return Ok(false);
-                }
-                clip::change(&reduced.gradient, |x| x / scale)?;
-            }
-            Ok(true)
-        }
-        Summed::Sharded(shards, _) => {
-            let mut finite = [u8::from(shards.iter().all(|shard| shard.square_sum().is_finite()))];
-            context.group().all_reduce(&mut finite, ReduceOp::Min)?;
-            shards.iter_mut().for_each(|shard| shard.change(|x| x / scale));
-            Ok(finite[0] == 1)
-        }
-    }
-}
-
-/// Sorts the storage of parameter, gradient and slots into what a rule takes.
-fn update<T: distribute_device::Element>(
-    buffers: &mut [BufferMut<'_>],
-    rule: impl FnOnce(&mut [T], &[T], &mut [&mut [T]]),
-) -> Result<()> {
-    if let [parameter, gradient, slots @ ..] = buffers {
-        let mut slots = slots
-            .iter_mut()
-            .map(|slot| slot.as_mut_slice::<T>())
-            .collect::<Result<Vec<_>, _>>()
-            .map_err(distribute_values::Error::from)?;
-        let parameter = parameter.as_mut_slice::<T>().map_err(distribute_values::Error::from)?;
-        rule(parameter, gradient.as_slice::<T>().map_err(distribute_values::Error::from)?, &mut slots);
-    }
-    Ok(())
+/// A copy in f32 of what has 16 bits; else the tensor.
+fn wide(tensor: &Tensor) -> candle_core::Result<Tensor> {
+    if is_short(tensor.dtype()) { tensor.detach().to_dtype(DType::F32) } else { Ok(tensor.detach()) }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {

@@ -7,12 +7,8 @@ use distribute_device::DType;
 use distribute_strategy::ReplicaContext;
 
 use crate::model::Parts;
-use crate::tensor::dtype_of;
+use crate::tensor::{dtype_of, is_short};
 use crate::{Error, Result};
-
-/// Bytes of gradients that are reduced together. Smaller buckets begin earlier in backward, larger ones cost fewer
-/// operations; between processes an operation costs about as much as moving 64 KiB.
-const BUCKET_BYTES: usize = 1 << 20;
 
 /// Which gradients are reduced, and when; equal on all replicas of all workers.
 #[derive(Debug)]
@@ -58,7 +54,7 @@ impl Plan {
         for index in &variables {
             let variable = &parts.variables[*index];
             let dtype = variable.components[0].dtype();
-            if !matches!(dtype, candle_core::DType::F32 | candle_core::DType::F64) {
+            if !is_short(dtype) && !matches!(dtype, candle_core::DType::F32 | candle_core::DType::F64) {
                 return Err(Error::UntrainableType { name: variable.name.clone(), dtype });
             }
         }
@@ -72,11 +68,17 @@ impl Plan {
             .chain([Ok(FusedTensor::new(DType::U32, [count]))])
             .collect();
         variables.push(count);
-        Ok(Arc::new(Plan { buckets: BucketPlan::new(&tensors?, &variables, BUCKET_BYTES) }))
+        let bytes = |index: &usize| parts.variables.get(*index).map_or(0, |variable| bytes_of(&variable.components[0]));
+        let bytes_per_pack = context.group().bytes_per_pack(variables.iter().map(bytes).sum());
+        Ok(Arc::new(Plan { buckets: BucketPlan::new(&tensors?, &variables, bytes_per_pack) }))
     }
 
     /// The index of what says for each variable on how many replicas it got a gradient. It comes last.
     pub(crate) fn flags(&self) -> usize {
         self.buckets.tensors().len() - 1
     }
+}
+
+fn bytes_of(tensor: &candle_core::Tensor) -> usize {
+    tensor.elem_count() * tensor.dtype().size_in_bytes()
 }

@@ -3,14 +3,14 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use candle_core::{Device, Tensor};
+use candle_core::{DType, Device, Tensor};
 use distribute_collectives::{FusedAllReduce, FusedStep, ReduceOp};
 use distribute_strategy::ReplicaContext;
 
 use crate::model::Parts;
 use crate::plan::Plan;
 use crate::shards::{GradientShard, ShardedStep};
-use crate::tensor::dtype_of;
+use crate::tensor::{dtype_of, is_short};
 use crate::tensor_list::TensorList;
 use crate::{Error, Result};
 
@@ -47,6 +47,14 @@ pub(crate) enum Summed {
 pub(crate) struct Reduced {
     pub(crate) index: usize,
     pub(crate) gradient: Tensor,
+}
+
+impl Reduced {
+    /// In 32 bits at least, for what comes now.
+    fn new(index: usize, gradient: Tensor) -> candle_core::Result<Reduced> {
+        let gradient = if is_short(gradient.dtype()) { gradient.to_dtype(DType::F32)? } else { gradient };
+        Ok(Reduced { index, gradient })
+    }
 }
 
 impl Reducer {
@@ -125,8 +133,8 @@ impl Reducer {
             .filter(|index| plan.buckets.contains(*index))
             .zip(lists.into_iter().flat_map(TensorList::into_tensors))
             .filter(|(index, _)| came_anywhere(*index))
-            .map(|(index, gradient)| Reduced { index, gradient })
-            .collect();
+            .map(|(index, gradient)| Reduced::new(index, gradient))
+            .collect::<candle_core::Result<_>>()?;
         // Variables outside the plan for which some replica got a gradient after all: all replicas reduce them one by one.
         for index in (0..variables).filter(|index| came_anywhere(*index) && !plan.buckets.contains(*index)) {
             let gradient = match unplanned[index].take() {
@@ -134,7 +142,9 @@ impl Reducer {
                 None => zeros(&parts, index)?,
             };
             let reduced = context.group().all_reduce_async(list(gradient)?, ReduceOp::Sum)?.wait()?;
-            all.extend(reduced.into_tensors().into_iter().map(|gradient| Reduced { index, gradient }));
+            for gradient in reduced.into_tensors() {
+                all.push(Reduced::new(index, gradient)?);
+            }
         }
         Ok((Summed::Whole(all), communication))
     }
@@ -174,6 +184,8 @@ fn own(gradient: Tensor) -> candle_core::Result<Tensor> {
         let len = match &*storage {
             candle_core::Storage::Cpu(candle_core::CpuStorage::F32(all)) => all.len(),
             candle_core::Storage::Cpu(candle_core::CpuStorage::F64(all)) => all.len(),
+            candle_core::Storage::Cpu(candle_core::CpuStorage::F16(all)) => all.len(),
+            candle_core::Storage::Cpu(candle_core::CpuStorage::BF16(all)) => all.len(),
             _ => usize::MAX,
         };
         layout.is_contiguous() && layout.start_offset() == 0 && len == layout.shape().elem_count()

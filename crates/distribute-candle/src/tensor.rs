@@ -95,6 +95,11 @@ pub(crate) fn dtype_of(dtype: CandleType) -> candle_core::Result<DType> {
     })
 }
 
+/// Whether a type has 16 bits, so that training needs more.
+pub(crate) fn is_short(dtype: CandleType) -> bool {
+    matches!(dtype, CandleType::F16 | CandleType::BF16)
+}
+
 fn failed(action: &'static str) -> impl FnOnce(candle_core::Error) -> distribute_values::Error {
     move |error| distribute_values::Error::Tensor { action, source: Box::new(error) }
 }

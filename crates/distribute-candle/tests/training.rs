@@ -5,7 +5,7 @@ use candle_core::{DType, Device, Module, Tensor, Var};
 use candle_nn::{Linear, VarBuilder, linear};
 use distribute_candle::{
     Adagrad, Adam, AdamW, Candle, CandleContext, CandleStrategy, Clip, Ema, Error, Lamb, LossScale, Model, Optimizer,
-    RmsProp, Sgd, cross_entropy_per_example, nll_per_example,
+    RmsProp, ScopeOptions, Sgd, cross_entropy_per_example, nll_per_example,
 };
 use distribute_collectives::Compression;
 use distribute_strategy::{CentralStorageStrategy, MirroredStrategy, Strategy};
@@ -547,4 +547,103 @@ fn the_norm_of_the_gradients_is_known_after_a_clipped_step() {
     let moved: f64 = before.iter().zip(&after).map(|(a, b)| f64::from(a - b).powi(2)).sum();
     // The learning rate times the limit.
     assert!((moved.sqrt() - 1e-4).abs() < 1e-6, "{}", moved.sqrt());
+}
+
+/// Trains on half-precision inputs; parameters of replica 0 at the end, in f32.
+fn train_in(dtype: DType, strategy: &Strategy, steps: usize) -> (Model<Mlp>, Vec<Vec<f32>>, Vec<f64>) {
+    let model = strategy.scope_with(ScopeOptions { dtype, ..ScopeOptions::default() }, Mlp::new).unwrap();
+    let optimizer = Adam::new(0.01).build(&model).unwrap().scale_losses(LossScale::dynamic().initial(1024.0)).unwrap();
+    let losses = (0..steps)
+        .map(|_| {
+            let losses =
+                strategy.run_with((&model, &optimizer, parts(2, 24)), |context, (model, optimizer, (x, y))| {
+                    let logits = model.forward(&x.to_dtype(dtype)?)?.to_dtype(DType::F32)?;
+                    let loss = context.average_loss(&cross_entropy_per_example(&logits, &y)?, 24)?;
+                    optimizer.minimize(context, &loss)?;
+                    Ok::<_, Error>(f64::from(loss.to_scalar::<f32>()?))
+                });
+            losses.unwrap().values().iter().sum()
+        })
+        .collect();
+    let wide = |tensor: &Tensor| tensor.to_dtype(DType::F32).unwrap().flatten_all().unwrap().to_vec1().unwrap();
+    let values = model.variables().iter().map(|variable| wide(&variable.components()[0])).collect();
+    (model, values, losses)
+}
+
+#[test]
+fn mixed_precision_follows_full_precision_and_keeps_replicas_equal() {
+    let central = CentralStorageStrategy::builder().compute_devices(["CPU:0", "CPU:1"]).build().unwrap();
+    let (_, _, full) = train_in(DType::F32, &mirrored(2), 60);
+    let (model, values, half) = train_in(DType::F16, &mirrored(2), 60);
+    for (full, half) in full.iter().zip(&half) {
+        assert!((full - half).abs() < 0.01, "losses {full} and {half}");
+    }
+    assert!(half[59] < 0.7 * half[0], "{half:?}");
+    model.audit(&mirrored(2)).unwrap();
+    assert!(model.variables().iter().all(|variable| variable.components()[0].dtype() == DType::F16));
+    assert_eq!(train_in(DType::F16, &central, 60).1, values);
+}
+
+#[test]
+fn a_master_copy_keeps_what_16_bits_would_lose() {
+    let strategy = mirrored(2);
+    let half = ScopeOptions { dtype: DType::F16, ..ScopeOptions::default() };
+    let model = strategy.scope_with(half, |vb| linear(1, 1, vb.pp("fc"))).unwrap();
+    // 1 + 1e-4 is 1 in f16; thirty such steps are not lost.
+    let optimizer = Sgd::new(1e-4).build(&model).unwrap();
+    let before: Vec<f32> =
+        model.variables()[0].components()[0].to_dtype(DType::F32).unwrap().flatten_all().unwrap().to_vec1().unwrap();
+    for _ in 0..30 {
+        strategy
+            .run_with((&model, &optimizer), |context, (model, optimizer)| {
+                let y = model.forward(&Tensor::ones((1, 1), DType::F16, &Device::Cpu)?)?.to_dtype(DType::F32)?;
+                optimizer.minimize(context, &context.average_loss(&y.sum(1)?, 2)?)
+            })
+            .unwrap();
+    }
+    let master = optimizer.slots().find(|slot| slot.name() == "fc.weight/master").unwrap();
+    let master: Vec<f32> = master.components()[1].flatten_all().unwrap().to_vec1().unwrap();
+    assert!((before[0] - master[0] - 30.0 * 1e-4).abs() < 1e-6, "{before:?} {master:?}");
+    let error = Sgd::new(0.1).build(&model).unwrap().zero1().err().unwrap().to_string();
+    assert!(error.contains("16 bits"), "{error}");
+}
+
+#[test]
+fn averages_of_16_bits_are_kept_in_32_and_swapped_back_exactly() {
+    let strategy = mirrored(2);
+    let half = ScopeOptions { dtype: DType::F16, ..ScopeOptions::default() };
+    let model = strategy.scope_with(half, |vb| linear(4, 1, vb.pp("fc"))).unwrap();
+    let bits = |replica: usize| -> Vec<Vec<u8>> {
+        let bytes = |tensor: &Tensor| {
+            let mut bytes = Vec::new();
+            TensorStorage::<Candle>::read(tensor, &mut |buffer| bytes = buffer.as_bytes().to_vec()).unwrap();
+            bytes
+        };
+        model.variables().iter().map(|variable| bytes(&variable.components()[replica])).collect()
+    };
+    let mut averages = Ema::new(&model, 0.9).unwrap();
+    let start = bits(0);
+    for variable in model.variables() {
+        for component in variable.components() {
+            TensorStorage::<Candle>::write(component, &mut |mut buffer| buffer.as_bytes_mut().fill(60)).unwrap();
+        }
+    }
+    let written = bits(0);
+    averages.update(&model).unwrap();
+    averages.swap(&model).unwrap();
+    assert!(bits(0) != written && bits(0) != start && bits(0) == bits(1));
+    averages.swap(&model).unwrap();
+    assert_eq!((bits(0), bits(1)), (written.clone(), written));
+}
+
+#[test]
+fn a_penalty_counts_once_whatever_the_number_of_replicas() {
+    for replicas in [1, 4] {
+        let strategy = mirrored(replicas);
+        let shares = strategy.run_with((), |context, ()| {
+            let penalty = Tensor::new(3f32, &Device::Cpu)?;
+            Ok::<_, Error>(context.scale_regularization_loss(&penalty)?.to_scalar::<f32>()?)
+        });
+        assert_eq!(shares.unwrap().values().iter().sum::<f32>(), 3.0);
+    }
 }

@@ -91,7 +91,7 @@ impl ProcessGroup {
     /// One rank of this process per name.
     fn local_named(names: Vec<String>, options: &Options) -> Vec<ProcessGroup> {
         let ranks = names.len();
-        handles(&Team::new(options.name.clone(), names, 0, ranks, None), options)
+        handles(&Team::new(options, names, 0, ranks, None), options)
     }
 
     /// The `local_ranks` ranks of this process in a group of several processes that a transport connects.
@@ -126,7 +126,7 @@ impl ProcessGroup {
         }
         let mesh = Mesh::new(transport, process, processes);
         let bridge = Bridge::new(mesh, options.algorithm.clone(), options.link, job.clone());
-        let team = Team::new(options.name.clone(), names, process * local_ranks, local_ranks, Some(bridge));
+        let team = Team::new(options, names, process * local_ranks, local_ranks, Some(bridge));
         if let Some(job) = job {
             job.watch(&team);
         }
@@ -171,6 +171,15 @@ impl ProcessGroup {
     /// The algorithm that moves an all-reduce of so many bytes between the processes of the group.
     pub fn algorithm_for(&self, bytes: usize) -> Algorithm {
         self.team.bridge().map_or(Algorithm::Auto, |bridge| bridge.algorithm_for(bytes))
+    }
+
+    /// How many bytes of values that come one after another to reduce together, of `total`.
+    pub fn bytes_per_pack(&self, total: usize) -> usize {
+        let chosen = self.options.cross_device_ops.as_ref().and_then(|ops| ops.bytes_per_pack(total));
+        match chosen.unwrap_or(self.options.bytes_per_pack) {
+            0 => usize::MAX,
+            bytes => bytes,
+        }
     }
 
     /// The coordination service behind the group, where it has one.

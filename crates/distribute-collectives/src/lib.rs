@@ -32,6 +32,7 @@
 mod bridge;
 mod call;
 mod compression;
+mod cross_device;
 mod error;
 mod exchange;
 mod fusion;
@@ -53,7 +54,10 @@ mod work_plan;
 
 pub use call::{Call, Kind};
 pub use compression::{Compression, Compressor, CustomCompression, Payload};
-pub use distribute_device::DType;
+pub use cross_device::{
+    CrossDeviceOps, HierarchicalCopyAllReduce, NcclAllReduce, ReductionToOneDevice, SharedCrossDeviceOps,
+};
+pub use distribute_device::{BufferMut, BufferRef, DType};
 pub use error::{Error, Result, Scope};
 pub use fusion::{Bucket, BucketPlan, FusedAllReduce, FusedStep, FusedTensor, FusionOptions};
 pub use group::{ProcessGroup, SparseRows};

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::schedule::{Algorithm, Link};
 use crate::transport::TransportKind;
-use crate::{Error, Result};
+use crate::{Error, Result, SharedCrossDeviceOps};
 
 /// Options of a process group.
 ///
@@ -28,6 +28,12 @@ pub struct Options {
     pub algorithm: Algorithm,
     /// What connections cost, by which [`Algorithm::Auto`] chooses; alike on all members. Default: figures of the transport.
     pub link: Option<Link>,
+    /// How the ranks of this process combine their values; default: all at once, each thread a part.
+    pub cross_device_ops: Option<SharedCrossDeviceOps>,
+    /// How many bytes of gradients, or of other values that come one after another, to reduce together; 0 for all of a step.
+    /// Smaller packs begin earlier in backward, larger ones cost fewer operations; between processes an operation costs about
+    /// as much as moving 64 KiB. Alike on all members. Default 1 MiB.
+    pub bytes_per_pack: usize,
 }
 
 impl Default for Options {
@@ -38,6 +44,8 @@ impl Default for Options {
             transport: TransportKind::Auto,
             algorithm: Algorithm::Auto,
             link: None,
+            cross_device_ops: None,
+            bytes_per_pack: 1 << 20,
         }
     }
 }

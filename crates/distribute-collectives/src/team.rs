@@ -25,7 +25,7 @@ use crate::exchange::Disagreement;
 use crate::memory::Buffers;
 use crate::recorder::{FlightHeader, Identity, Recorder};
 use crate::work_plan::{Phase, Plan};
-use crate::{Error, ProcessGroup, Rank, Result};
+use crate::{Error, Options, ProcessGroup, Rank, Result, SharedCrossDeviceOps};
 
 /// Largest number of ranks in one process.
 pub(crate) const MAX_LOCAL_RANKS: usize = 256;
@@ -51,6 +51,8 @@ pub(crate) struct Team {
     /// Group rank of the first local rank.
     pub(crate) first_rank: usize,
     pub(crate) local_ranks: usize,
+    /// How local ranks combine their values, where not in chunks that all of them take.
+    pub(crate) cross_device_ops: Option<SharedCrossDeviceOps>,
     /// Set as soon as the group is aborted; also interrupts the bridge.
     pub(crate) interrupted: AtomicBool,
     /// Whether every rank of this process can have a core; else spinning keeps the one that is waited for from its core.
@@ -125,7 +127,7 @@ struct Entry {
 
 impl Team {
     pub(crate) fn new(
-        name: String,
+        options: &Options,
         names: Vec<String>,
         first_rank: usize,
         local_ranks: usize,
@@ -137,10 +139,11 @@ impl Team {
                 bridge.attach(team.clone());
             }
             Team {
-                name,
+                name: options.name.clone(),
                 names,
                 first_rank,
                 local_ranks,
+                cross_device_ops: options.cross_device_ops.clone().filter(|_| local_ranks > 1),
                 interrupted: AtomicBool::new(false),
                 has_cores: local_ranks <= cores,
                 cause: Mutex::new(None),

@@ -9,7 +9,7 @@ use crate::kernel::Keep;
 use crate::memory::{Buffers, Counts, RawSlice, locate};
 use crate::reduction::Combiner;
 use crate::team::Team;
-use crate::{Rank, ReduceOp};
+use crate::{Rank, ReduceOp, SharedCrossDeviceOps};
 
 /// Smallest and largest chunk. A chunk that stays in a core's L2 cache costs little to hand out; one below 16 KiB is
 /// not worth another core.
@@ -30,6 +30,8 @@ pub(crate) enum Phase {
 pub(crate) struct Plan {
     call: Call,
     combiner: Combiner,
+    /// What combines the ranks' values in place instead, all in one chunk.
+    cross_device_ops: Option<SharedCrossDeviceOps>,
     /// What a mean divides by within this process; with several processes the bridge divides.
     divisor: Option<u32>,
     ranks: Vec<Buffers>,
@@ -104,12 +106,18 @@ impl Plan {
             (RawSlice::of_mut(&mut bytemuck::cast_slice_mut(&mut memory)[..count * size]), memory)
         });
         let op = call.op.unwrap_or(ReduceOp::Sum);
-        let chunk = match exchange {
+        let mut chunk = match exchange {
             Some(_) => [1, 1],
             None => elements.map(|elements| chunk_elements(elements, local, size)),
         };
+        let in_place = matches!(call.kind, Kind::AllReduce | Kind::Reduce) && ranks[0].user.is_none();
+        let cross_device_ops = team.cross_device_ops.clone().filter(|_| in_place);
+        if cross_device_ops.is_some() {
+            chunk[0] = count.max(1);
+        }
         Ok(Plan {
             call,
+            cross_device_ops,
             combiner: ranks[0].user.clone().unwrap_or(Combiner::BuiltIn(op)),
             divisor: (op == ReduceOp::Mean && !across).then_some(world_size as u32),
             first_rank: team.first_rank,
@@ -208,7 +216,10 @@ impl Plan {
                 // thread alone was handed this chunk while every owner waits (protocol of `team`).
                 .map(|rank| unsafe { rank.outputs[slice].bytes_mut(bytes.clone()) })
                 .collect();
-            self.combiner.reduce_in_place(self.call.dtype, self.divisor, keep, &mut buffers);
+            match (&self.cross_device_ops, self.call.op) {
+                (Some(ops), Some(op)) => ops.reduce(self.call.dtype, op, self.divisor, &mut buffers),
+                _ => self.combiner.reduce_in_place(self.call.dtype, self.divisor, keep, &mut buffers),
+            }
         }
     }
 

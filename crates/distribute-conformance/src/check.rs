@@ -51,7 +51,9 @@ impl<E: std::error::Error> From<E> for Stop {
 /// Ends the scenario unless the condition holds.
 macro_rules! check {
     ($condition:expr, $($text:tt)+) => {
-        if !$condition {
+        // Bound first: a comparison with NaN must fail the check, so it cannot be turned around.
+        let holds: bool = $condition;
+        if !holds {
             return Err(crate::check::Stop::Wrong(format!($($text)+)).into());
         }
     };

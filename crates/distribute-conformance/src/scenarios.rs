@@ -10,6 +10,10 @@ use crate::check::{Outcome, Stop};
 mod contexts;
 mod data;
 mod models;
+mod optimizers;
+mod random;
+mod rows;
+mod structures;
 mod values;
 mod variables;
 
@@ -60,6 +64,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     Scenario::new("a scope is the cross-replica context", contexts::scope),
     Scenario::new("inside run there is a replica and its strategy", contexts::replica),
     Scenario::new("strategies cannot be mixed, nor runs nested", contexts::mixing),
+    Scenario::new("a strategy can be set for a thread, outside of scopes", contexts::set),
     Scenario::new("merge_call runs once per process with all replicas' values", contexts::merge),
     Scenario::new("replicas that disagree on merge_call get an error", contexts::merge_disagrees),
     Scenario::new("a failing replica ends the run, and the next run works", contexts::failing),
@@ -70,11 +75,22 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     Scenario::new("a mean over an axis weighs replicas by their examples", values::reduce_axis),
     Scenario::new("gather joins parts of different lengths in the order of ids", values::gather),
     Scenario::new("replicas reduce, gather and broadcast among themselves", values::in_replicas),
+    Scenario::new("gather refuses shapes that differ elsewhere", structures::gather_shapes),
+    Scenario::new("the mean over rows is over all replicas' rows", structures::rows),
+    Scenario::new("nested structures are split, returned and reduced leaf by leaf", structures::nested),
+    Scenario::new("structures of other forms are an error in words", structures::of_other_forms),
+    Scenario::new("a value is broadcast to every replica", structures::broadcast),
     Scenario::new("an on-write variable is written outside on every replica", variables::on_write_outside),
     Scenario::new("an on-write variable takes the sum of what replicas write", variables::on_write_sum),
     Scenario::new("an on-write variable takes the mean of what replicas write", variables::on_write_mean),
     Scenario::new("an on-write variable takes what the first replica writes", variables::on_write_first),
     Scenario::new("without aggregation a replica's write is an error", variables::on_write_none),
+    Scenario::new("replicas may write copies of their own when asked", rows::local_writes),
+    Scenario::new("rows that replicas write are summed", rows::scatter_sum),
+    Scenario::new("rows that replicas write are averaged over all replicas", rows::scatter_mean),
+    Scenario::new("rows may be the first replica's", rows::scatter_first),
+    Scenario::new("rows that cannot be aggregated are refused", rows::scatter_refused),
+    Scenario::new("rows are written outside on every replica", rows::scatter_outside),
     Scenario::new("an on-read sum adds up what replicas wrote", variables::on_read_sum),
     Scenario::new("an on-read mean averages what replicas wrote", variables::on_read_mean),
     Scenario::new("an on-read variable may be the first replica's", variables::on_read_first),
@@ -84,6 +100,10 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     Scenario::new("initial values are the first replica's", variables::initial),
     Scenario::new("an update touches each component once, in no replica", variables::update),
     Scenario::new("a mean of integers is refused", variables::integer_mean),
+    Scenario::new("a variable is saved as one value and restored on any replicas", rows::saved),
+    Scenario::new("a worker has variables of its own", rows::of_workers),
+    Scenario::new("each replica draws from a random stream of its own", random::streams),
+    Scenario::new("random streams go on under another number of replicas", random::restored),
     Scenario::new("a dataset gives every example to one replica once", data::every_example_once),
     Scenario::new("a global batch is cut evenly", data::cut_evenly),
     Scenario::new("a dense model trains as on one replica", models::dense),
@@ -96,4 +116,17 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     Scenario::new("200 steps are those of replicas emulated one by one, bit for bit", models::emulated),
     Scenario::new("sharded optimizer state gives the same parameters, bit for bit", models::sharded),
     Scenario::new("copies of a trained model are equal", models::copies),
+    Scenario::new("every optimizer trains as on one replica", optimizers::every_kind),
+    Scenario::new("unequal gradients make one step by their mean", optimizers::unequal),
+    Scenario::new("gradients are clipped after they are summed", optimizers::clipped),
+    Scenario::new("accumulated parts train as the whole batch", optimizers::accumulated),
+    Scenario::new("mixed precision follows full precision, with equal copies", optimizers::mixed_precision),
+    Scenario::new("a step that is not finite is left out on all replicas", optimizers::overflow),
+    Scenario::new("frozen variables stay as they are", optimizers::frozen),
+    Scenario::new("averages of parameters are equal on all replicas", optimizers::averages),
+    Scenario::new("a penalty counts once", optimizers::penalty),
+    Scenario::new("gradients go back through a sum over replicas", optimizers::through_a_sum),
+    Scenario::new("every way to combine devices' values trains alike", optimizers::across_devices),
+    Scenario::new("packs of any size give the same parameters", optimizers::packs),
+    Scenario::new("a model of another strategy is refused", optimizers::model_of_another),
 ];

@@ -1,5 +1,8 @@
 //! What a replica gets of the arguments of a run.
 
+use std::collections::{BTreeMap, HashMap};
+use std::hash::{BuildHasher, Hash};
+
 use distribute_values::{Mirrored, PerReplica};
 
 use crate::{Error, Result};
@@ -7,8 +10,8 @@ use crate::{Error, Result};
 /// Arguments of [`Strategy::run_with`](crate::Strategy::run_with): each replica gets its own part.
 ///
 /// Implemented for [`PerReplica`] (by value: each replica gets its component; by reference: a reference to it), for
-/// references to [`Mirrored`] values and whatever else has components, and for tuples of these. Everything that is the same
-/// on all replicas is simply borrowed by the closure.
+/// references to [`Mirrored`] values and whatever else has components, and for nests of these: tuples, vectors, arrays,
+/// options, maps, and structs that derive it. Everything that is the same on all replicas is simply borrowed by the closure.
 pub trait ReplicaArgs {
     /// What one replica gets.
     type Local: Send;
@@ -42,6 +45,73 @@ impl<'a, T: Sync> ReplicaArgs for &'a Mirrored<T> {
     fn split(self, replicas: usize) -> Result<Vec<&'a T>> {
         counted(self.values().iter().collect(), replicas)
     }
+}
+
+impl<A: ReplicaArgs> ReplicaArgs for Vec<A> {
+    type Local = Vec<A::Local>;
+
+    fn split(self, replicas: usize) -> Result<Vec<Vec<A::Local>>> {
+        let mut parts: Vec<Vec<A::Local>> = (0..replicas).map(|_| Vec::with_capacity(self.len())).collect();
+        for item in self {
+            parts.iter_mut().zip(counted(item.split(replicas)?, replicas)?).for_each(|(part, item)| part.push(item));
+        }
+        Ok(parts)
+    }
+}
+
+impl<A: ReplicaArgs, const N: usize> ReplicaArgs for [A; N] {
+    type Local = [A::Local; N];
+
+    fn split(self, replicas: usize) -> Result<Vec<[A::Local; N]>> {
+        let parts = Vec::from(self).split(replicas)?.into_iter();
+        let arrays: Vec<[A::Local; N]> = parts.filter_map(|part| part.try_into().ok()).collect();
+        counted(arrays, replicas)
+    }
+}
+
+impl<A: ReplicaArgs> ReplicaArgs for Option<A> {
+    type Local = Option<A::Local>;
+
+    fn split(self, replicas: usize) -> Result<Vec<Option<A::Local>>> {
+        match self {
+            Some(value) => Ok(value.split(replicas)?.into_iter().map(Some).collect()),
+            None => Ok((0..replicas).map(|_| None).collect()),
+        }
+    }
+}
+
+impl<K: Clone + Ord + Send, A: ReplicaArgs> ReplicaArgs for BTreeMap<K, A> {
+    type Local = BTreeMap<K, A::Local>;
+
+    fn split(self, replicas: usize) -> Result<Vec<BTreeMap<K, A::Local>>> {
+        split_map(self, replicas)
+    }
+}
+
+impl<K, A, H> ReplicaArgs for HashMap<K, A, H>
+where
+    K: Clone + Eq + Hash + Send,
+    A: ReplicaArgs,
+    H: BuildHasher + Default + Send,
+{
+    type Local = HashMap<K, A::Local, H>;
+
+    fn split(self, replicas: usize) -> Result<Vec<HashMap<K, A::Local, H>>> {
+        split_map(self, replicas)
+    }
+}
+
+fn split_map<K: Clone, A: ReplicaArgs, Map: Default + Extend<(K, A::Local)>>(
+    map: impl IntoIterator<Item = (K, A)>,
+    replicas: usize,
+) -> Result<Vec<Map>> {
+    let mut parts: Vec<Map> = (0..replicas).map(|_| Map::default()).collect();
+    for (key, value) in map {
+        for (part, value) in parts.iter_mut().zip(counted(value.split(replicas)?, replicas)?) {
+            part.extend([(key.clone(), value)]);
+        }
+    }
+    Ok(parts)
 }
 
 impl ReplicaArgs for () {
@@ -100,6 +170,13 @@ mod tests {
         let (mirrored, batch) = (Mirrored::new(vec!["a", "b"]), PerReplica::new(vec![(1, 2), (3, 4)]));
         let parts = (&mirrored, batch).split(2).unwrap();
         assert_eq!(parts, [(&"a", (1, 2)), (&"b", (3, 4))]);
+        let values = |a: i32| PerReplica::new(vec![a, a + 1]);
+        let nest =
+            (vec![values(1), values(5)], [values(3)], None::<PerReplica<()>>, BTreeMap::from([("k", Some(values(7)))]));
+        let parts = nest.split(2).unwrap();
+        assert_eq!(parts[0], (vec![1, 5], [3], None, BTreeMap::from([("k", Some(7))])));
+        assert_eq!(parts[1], (vec![2, 6], [4], None, BTreeMap::from([("k", Some(8))])));
+        assert!(vec![values(1), PerReplica::new(vec![1])].split(2).is_err());
         let error = PerReplica::new(vec![1, 2, 3]).split(2).unwrap_err().to_string();
         assert!(error.contains("3 components") && error.contains("2 replicas"), "{error}");
     }

@@ -1,10 +1,9 @@
 //! Several replicas that share one copy of every variable.
 
-use distribute_collectives::Options;
 use distribute_device::DeviceSpec;
 
 use crate::mirrored::{check_device, check_devices};
-use crate::{Replicas, Result, Strategy, StrategyExtended, intra_op};
+use crate::{CommunicationOptions, Replicas, Result, Strategy, StrategyExtended, intra_op};
 
 /// Synchronous training on several devices of one process, with one copy of every variable: replicas read it, and what they
 /// write is aggregated first and then written once.
@@ -30,16 +29,16 @@ pub struct CentralStorageStrategy {
 impl CentralStorageStrategy {
     /// Chooses devices and options.
     pub fn builder() -> CentralStorageBuilder {
-        CentralStorageBuilder { compute_devices: None, parameter_device: None, options: None }
+        CentralStorageBuilder::default()
     }
 }
 
 /// Builds a [`CentralStorageStrategy`].
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct CentralStorageBuilder {
     compute_devices: Option<Vec<String>>,
     parameter_device: Option<String>,
-    options: Option<Options>,
+    communication: CommunicationOptions,
 }
 
 impl CentralStorageBuilder {
@@ -55,9 +54,9 @@ impl CentralStorageBuilder {
         self
     }
 
-    /// Options of the group in which replicas reduce. Default: [`Options::from_env`].
-    pub fn communication(mut self, options: Options) -> Self {
-        self.options = Some(options);
+    /// How replicas combine their values. Default: what the environment says.
+    pub fn communication(mut self, options: CommunicationOptions) -> Self {
+        self.communication = options;
         self
     }
 
@@ -74,7 +73,7 @@ impl CentralStorageBuilder {
             (None, _) => check_device("CPU:0".parse()?)?,
         };
         intra_op::share_cores(devices.len());
-        let options = self.options.map_or_else(Options::from_env, Ok)?;
+        let options = self.communication.options(&devices)?;
         let replicas = Replicas::local(devices, options)?;
         Ok(Strategy::new(CentralStorageStrategy { replicas, parameter_device }))
     }

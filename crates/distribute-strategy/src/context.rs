@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use distribute_collectives::{ProcessGroup, Rank, ReduceOp};
 use distribute_device::DeviceSpec;
-use distribute_values::{PerReplica, Place, TensorStorage};
+use distribute_values::{Axis, PerReplica, Place, Structure, TensorStorage, gather_structure, reduce_structure};
 
 use crate::merge::Meeting;
 use crate::{Error, Result, Strategy};
@@ -94,16 +94,13 @@ impl ReplicaContext {
         Place::Replica { local: self.local, group: self.group() }
     }
 
-    /// The reduction of every replica's `value`, as a new tensor. Every replica must call this.
+    /// The reduction of every replica's `value`, a tensor, a number or a nest of them, leaf by leaf. Every replica must call
+    /// this.
     ///
     /// # Errors
     /// The collective's: replicas that differ, are missing or fail.
-    pub fn all_reduce<L, T: TensorStorage<L>>(&self, op: ReduceOp, value: &T) -> Result<T> {
-        let copy = value.copied()?;
-        let mut outcome = Ok(());
-        copy.write(&mut |buffer| outcome = self.group().all_reduce_list(&mut [buffer], op))?;
-        outcome?;
-        Ok(copy)
+    pub fn all_reduce<M, S: Structure<M>>(&self, op: ReduceOp, value: &S) -> Result<S> {
+        Ok(reduce_structure(std::slice::from_ref(self.group()), op, &[value], &Axis::None)?)
     }
 
     /// The first replica's `value`, or another root's, on every replica. Every replica must call this.
@@ -125,9 +122,8 @@ impl ReplicaContext {
     ///
     /// # Errors
     /// [`distribute_values::Error::Shape`] and the collective's.
-    pub fn all_gather<L, T: TensorStorage<L>>(&self, value: &T, axis: usize) -> Result<T> {
-        let group = std::slice::from_ref(self.group());
-        Ok(distribute_values::gather_values(group, &PerReplica::new(vec![value.clone()]), axis)?)
+    pub fn all_gather<M, S: Structure<M>>(&self, value: &S, axis: usize) -> Result<S> {
+        Ok(gather_structure(std::slice::from_ref(self.group()), &[value], axis)?)
     }
 
     /// Waits until every replica has called this.
@@ -195,6 +191,40 @@ pub fn get_strategy() -> Option<Strategy> {
     })
 }
 
+/// Makes a strategy the current one of this thread until it is set otherwise, as a scope around everything that follows would;
+/// `None` takes it away. Returns the one that was.
+///
+/// # Errors
+/// [`Error::Context`] inside a scope, a replica or an update.
+///
+/// # Examples
+/// ```
+/// use distribute_strategy::{OneDeviceStrategy, get_strategy, has_strategy, set_strategy};
+/// set_strategy(Some(&OneDeviceStrategy::new("CPU:0")?))?;
+/// assert_eq!(get_strategy().map(|strategy| strategy.name()), Some("OneDevice"));
+/// set_strategy(None)?;
+/// assert!(!has_strategy());
+/// # Ok::<(), distribute_strategy::Error>(())
+/// ```
+///
+/// # Source
+/// `tf.distribute.experimental_set_strategy`.
+pub fn set_strategy(strategy: Option<&Strategy>) -> Result<Option<Strategy>> {
+    if STACK.with_borrow(|stack| !stack.is_empty()) {
+        return Err(Error::Context {
+            what: "set_strategy",
+            place: "inside a scope or a replica",
+            remedy: "set it before any scope is entered",
+        });
+    }
+    let set = strategy.map(|strategy| Frame::Cross(strategy.clone()));
+    let before = BASE.with_borrow_mut(|base| std::mem::replace(base, set));
+    Ok(before.and_then(|frame| match frame {
+        Frame::Cross(strategy) => Some(strategy),
+        _ => None,
+    }))
+}
+
 /// Whether the calling code runs under a chosen strategy.
 ///
 /// # Source
@@ -221,10 +251,15 @@ pub(crate) enum Frame {
 
 thread_local! {
     static STACK: RefCell<Vec<Frame>> = const { RefCell::new(Vec::new()) };
+    /// Below the stack: the strategy that was set for this thread.
+    static BASE: RefCell<Option<Frame>> = const { RefCell::new(None) };
 }
 
 pub(crate) fn current<R>(look: impl FnOnce(Option<&Frame>) -> R) -> R {
-    STACK.with_borrow(|stack| look(stack.last()))
+    STACK.with_borrow(|stack| match stack.last() {
+        Some(frame) => look(Some(frame)),
+        None => BASE.with_borrow(|base| look(base.as_ref())),
+    })
 }
 
 /// Leaves the context when it is dropped.

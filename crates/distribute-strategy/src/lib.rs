@@ -30,10 +30,11 @@
 //! # Invariants
 //! - Replicas of a run are on threads of their own, all at the same time.
 //! - A replica that fails or panics ends the waiting of all others; the first failure is what `run` returns.
-//! - There is no global state: strategies are made, dropped and made again within one process.
+//! - There is no state of the process as a whole: strategies are made, dropped and made again within one process.
 
 mod args;
 mod central_storage;
+mod communication;
 mod context;
 mod error;
 mod input;
@@ -49,11 +50,14 @@ mod strategy;
 
 pub use args::{ReplicaArgs, counted};
 pub use central_storage::{CentralStorageBuilder, CentralStorageStrategy};
-pub use context::{ReplicaContext, get_replica_context, get_strategy, has_strategy, in_cross_replica_context};
+pub use communication::{CommunicationOptions, Implementation};
+pub use context::{
+    ReplicaContext, get_replica_context, get_strategy, has_strategy, in_cross_replica_context, set_strategy,
+};
 pub use error::{Error, Result};
 pub use input::{DistributedDataset, DistributedIterator};
 pub use mirrored::{MirroredBuilder, MirroredStrategy};
-pub use multi_worker::{CommunicationOptions, MultiWorkerMirroredBuilder, MultiWorkerMirroredStrategy};
+pub use multi_worker::{MultiWorkerMirroredBuilder, MultiWorkerMirroredStrategy};
 pub use one_device::OneDeviceStrategy;
 pub use random::{RandomState, ReplicaRandom};
 pub use strategy::{Replicas, Strategy, StrategyExtended, Topology, ValueContext};

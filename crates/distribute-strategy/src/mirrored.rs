@@ -1,9 +1,9 @@
 //! Several replicas in one process.
 
-use distribute_collectives::Options;
+use distribute_collectives::SharedCrossDeviceOps;
 use distribute_device::{DeviceKind, DeviceSpec};
 
-use crate::{Error, Replicas, Result, Strategy, StrategyExtended, intra_op};
+use crate::{CommunicationOptions, Error, Replicas, Result, Strategy, StrategyExtended, intra_op};
 
 /// Synchronous training on several devices of one process, each with its own copy of every variable.
 ///
@@ -24,15 +24,16 @@ pub struct MirroredStrategy {
 impl MirroredStrategy {
     /// Chooses devices and options.
     pub fn builder() -> MirroredBuilder {
-        MirroredBuilder { devices: None, options: None }
+        MirroredBuilder::default()
     }
 }
 
 /// Builds a [`MirroredStrategy`].
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct MirroredBuilder {
     devices: Option<Vec<String>>,
-    options: Option<Options>,
+    communication: CommunicationOptions,
+    cross_device_ops: Option<SharedCrossDeviceOps>,
 }
 
 impl MirroredBuilder {
@@ -43,9 +44,28 @@ impl MirroredBuilder {
         self
     }
 
-    /// Options of the group in which replicas reduce. Default: [`Options::from_env`].
-    pub fn communication(mut self, options: Options) -> Self {
-        self.options = Some(options);
+    /// How replicas combine their values. Default: what the environment says.
+    pub fn communication(mut self, options: CommunicationOptions) -> Self {
+        self.communication = options;
+        self
+    }
+
+    /// How the replicas' devices combine their values, instead of the default: all of them at once, each a part.
+    ///
+    /// # Examples
+    /// ```
+    /// use distribute_collectives::HierarchicalCopyAllReduce;
+    /// use distribute_strategy::MirroredStrategy;
+    /// let devices = ["CPU:0", "CPU:1", "CPU:2", "CPU:3"];
+    /// let ops = HierarchicalCopyAllReduce::new(2);
+    /// let strategy = MirroredStrategy::builder().devices(devices).cross_device_ops(ops).build()?;
+    /// # Ok::<(), distribute_strategy::Error>(())
+    /// ```
+    ///
+    /// # Source
+    /// The argument `cross_device_ops` of `tf.distribute.MirroredStrategy`.
+    pub fn cross_device_ops(mut self, ops: impl Into<SharedCrossDeviceOps>) -> Self {
+        self.cross_device_ops = Some(ops.into());
         self
     }
 
@@ -55,11 +75,17 @@ impl MirroredBuilder {
     /// says how to do it.
     ///
     /// # Errors
-    /// [`Error::Devices`] for an empty list or a device named twice.
+    /// [`Error::Devices`] for an empty list or a device named twice; variables of the environment that cannot be read.
     pub fn build(self) -> Result<Strategy> {
         let devices = check_devices("MirroredStrategy", self.devices.unwrap_or_else(|| vec!["CPU:0".to_owned()]))?;
         intra_op::share_cores(devices.len());
-        let options = self.options.map_or_else(Options::from_env, Ok)?;
+        let mut options = self.communication.options(&devices)?;
+        if let Some(ops) = self.cross_device_ops {
+            if let Some(caution) = ops.caution(&devices) {
+                tracing::warn!("{caution}");
+            }
+            options.cross_device_ops = Some(ops);
+        }
         Ok(Strategy::new(MirroredStrategy { replicas: Replicas::local(devices, options)? }))
     }
 }

@@ -1,24 +1,11 @@
 //! Replicas in several processes.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use distribute_cluster::{Coordination, CoordinationOptions, Membership};
-use distribute_collectives::{Algorithm, Options, TransportKind};
 
 use crate::mirrored::check_devices;
-use crate::{Replicas, Result, Strategy, StrategyExtended, intra_op};
-
-/// How processes talk to each other.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct CommunicationOptions {
-    /// What connects them. Default: DISTRIBUTE_TRANSPORT, else chosen automatically.
-    pub transport: Option<TransportKind>,
-    /// What moves an all-reduce. Default: DISTRIBUTE_ALGORITHM, else chosen by size.
-    pub algorithm: Option<Algorithm>,
-    /// How long one operation may take. Default: DISTRIBUTE_TIMEOUT, else five minutes.
-    pub timeout: Option<Duration>,
-}
+use crate::{CommunicationOptions, Replicas, Result, Strategy, StrategyExtended, intra_op};
 
 /// Synchronous training on the devices of several processes, each replica with its own copy of every variable.
 ///
@@ -72,10 +59,7 @@ impl MultiWorkerMirroredBuilder {
         let devices =
             check_devices("MultiWorkerMirroredStrategy", self.devices.unwrap_or_else(|| vec!["CPU:0".to_owned()]))?;
         intra_op::share_cores(devices.len());
-        let mut options = Options::from_env()?;
-        options.timeout = self.communication.timeout.unwrap_or(options.timeout);
-        options.transport = self.communication.transport.unwrap_or(options.transport);
-        options.algorithm = self.communication.algorithm.unwrap_or(options.algorithm);
+        let options = self.communication.options(&devices)?;
         let membership = match self.membership {
             Some(membership) => Some(membership),
             None => Membership::from_env()?,

@@ -1,9 +1,11 @@
 //! One replica.
 
+use distribute_cluster::Membership;
 use distribute_collectives::Options;
 use distribute_device::DeviceSpec;
 
-use crate::{Replicas, Result, Strategy, StrategyExtended};
+use crate::mirrored::check_device;
+use crate::{Error, Replicas, Result, Strategy, StrategyExtended};
 
 /// Everything on one device: for tests of distributed programs, and for placing a program.
 ///
@@ -15,14 +17,34 @@ pub struct OneDeviceStrategy {
 }
 
 impl OneDeviceStrategy {
-    /// The strategy for one device, such as `CPU:0`.
+    /// The strategy for one device, such as `CPU:0`, or `/job:worker/task:1/device:CPU:0` in the process that TF_CONFIG, or
+    /// whatever describes the job, makes that task.
     ///
     /// # Errors
-    /// The device string cannot be read, or this build has no such device.
+    /// The device string cannot be read, this build has no such device, or it is another task's: closures run in the process
+    /// that they are written in.
     #[expect(clippy::new_ret_no_self, reason = "every strategy is handled as a Strategy")]
     pub fn new(device: &str) -> Result<Strategy> {
-        let device = crate::mirrored::check_device(device.parse()?)?;
-        OneDeviceStrategy::build("OneDevice", device)
+        OneDeviceStrategy::of_task(device.parse()?, || Ok(Membership::from_env()?))
+    }
+
+    /// `membership` says which task this process is, where the device has one.
+    fn of_task(given: DeviceSpec, membership: impl FnOnce() -> Result<Option<Membership>>) -> Result<Strategy> {
+        let full = given.canonicalize(&DeviceSpec::default());
+        if full.job.as_deref() == Some("localhost") {
+            return OneDeviceStrategy::build("OneDevice", check_device(given)?);
+        }
+        let own = membership()?.and_then(|membership| membership.tasks.get(membership.rank as usize).copied());
+        let meant = own.is_some_and(|own| full.job.as_deref() == Some(own.kind.name()) && full.task == Some(own.index));
+        if !meant {
+            let here = own.map_or_else(|| "alone".to_owned(), |own| own.to_string());
+            let problem =
+                format!("{given} is a device of another task, and this process is {here}; run the program there");
+            return Err(Error::Devices { strategy: "OneDeviceStrategy", problem });
+        }
+        let local = DeviceSpec { job: None, replica: None, task: None, ..full.clone() };
+        check_device(local)?;
+        OneDeviceStrategy::build("OneDevice", full)
     }
 
     fn build(name: &'static str, device: DeviceSpec) -> Result<Strategy> {
@@ -46,5 +68,24 @@ impl StrategyExtended for OneDeviceStrategy {
 
     fn describe(&self) -> String {
         format!("{} {}", self.name, self.replicas.devices[0].short())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_of_this_process_may_be_named_by_its_task() {
+        let second = || Ok(Some(Membership::new(1, 3, "10.0.0.1:2222")?));
+        let device = |text: &str| text.parse().unwrap();
+        let strategy = OneDeviceStrategy::of_task(device("/job:worker/task:1/cpu:0"), second).unwrap();
+        assert_eq!(strategy.devices()[0].to_string(), "/job:worker/replica:0/task:1/device:CPU:0");
+        let error = OneDeviceStrategy::of_task(device("/job:worker/task:2/cpu:0"), second).unwrap_err().to_string();
+        assert!(error.contains("task:2") && error.contains("this process is worker:1"), "{error}");
+        let error = OneDeviceStrategy::of_task(device("/job:worker/cpu:0"), || Ok(None)).unwrap_err().to_string();
+        assert!(error.contains("alone"), "{error}");
+        let error = OneDeviceStrategy::of_task(device("/job:worker/task:1/gpu:0"), second).unwrap_err().to_string();
+        assert!(error.contains("GPU:0"), "{error}");
     }
 }

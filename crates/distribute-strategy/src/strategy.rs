@@ -6,8 +6,8 @@ use distribute_cluster::Coordination;
 use distribute_collectives::{Options, ProcessGroup, ReduceOp};
 use distribute_device::DeviceSpec;
 use distribute_values::{
-    Axis, DistributedVariable, PerReplica, Place, Synchronization, TensorStorage, VariableOptions, gather_values,
-    reduce_values,
+    Axis, DistributedVariable, Mirrored, PerReplica, Place, Structure, Synchronization, TensorStorage, VariableOptions,
+    broadcast_value, gather_structure, reduce_structure,
 };
 
 use crate::context::{self, Frame};
@@ -38,6 +38,32 @@ impl Topology {
 }
 
 /// What the author of a strategy implements.
+///
+/// # Examples
+/// ```
+/// use distribute_collectives::Options;
+/// use distribute_strategy::{Error, Replicas, Strategy, StrategyExtended};
+///
+/// struct ThreeThreads(Replicas);
+///
+/// impl StrategyExtended for ThreeThreads {
+///     fn name(&self) -> &'static str {
+///         "ThreeThreads"
+///     }
+///     fn replicas(&self) -> &Replicas {
+///         &self.0
+///     }
+///     fn describe(&self) -> String {
+///         "three threads of this process".to_owned()
+///     }
+/// }
+///
+/// let devices = vec!["CPU:0".parse()?, "CPU:1".parse()?, "CPU:2".parse()?];
+/// let strategy = Strategy::new(ThreeThreads(Replicas::local(devices, Options::default())?));
+/// let ids = strategy.run_with((), |context, ()| Ok::<_, Error>(context.replica_id()))?;
+/// assert_eq!(ids.values(), [0, 1, 2]);
+/// # Ok::<(), Error>(())
+/// ```
 ///
 /// # Source
 /// `tf.distribute.StrategyExtended`, less what Rust's types say already.
@@ -218,24 +244,55 @@ impl Strategy {
         self.replicas().groups()
     }
 
-    /// Reduces the values of all replicas, of every process, to one.
+    /// Reduces the values of all replicas, of every process, to one: tensors, numbers, or nests of them, leaf by leaf.
     ///
     /// With [`Axis::None`] over replicas only; with an axis, over that too, weighted by the number of elements.
     ///
     /// # Errors
     /// [`Error::Context`] inside a replica: use [`ReplicaContext::all_reduce`](crate::ReplicaContext::all_reduce) there.
-    pub fn reduce<L, T: TensorStorage<L>>(&self, op: ReduceOp, values: &PerReplica<T>, axis: Axis) -> Result<T> {
+    ///
+    /// # Examples
+    /// ```
+    /// use distribute_collectives::ReduceOp;
+    /// use distribute_strategy::{Error, MirroredStrategy};
+    /// use distribute_values::Axis;
+    ///
+    /// let strategy = MirroredStrategy::builder().devices(["CPU:0", "CPU:1"]).build()?;
+    /// let seen = strategy.run_with((), |context, ()| Ok::<_, Error>((context.replica_id() as u64 + 1, vec![0.5, 0.25])))?;
+    /// assert_eq!(strategy.reduce(ReduceOp::Sum, &seen, Axis::None)?, (3, vec![1.0, 0.5]));
+    /// # Ok::<(), Error>(())
+    /// ```
+    ///
+    /// # Source
+    /// `tf.distribute.Strategy.reduce`, and `batch_reduce_to` for lists.
+    pub fn reduce<M, S: Structure<M>>(&self, op: ReduceOp, values: &PerReplica<S>, axis: Axis) -> Result<S> {
         self.outside_replicas("reduce", "use the context's all_reduce, or merge_call")?;
-        Ok(reduce_values(&self.groups(), op, values, &axis)?)
+        Ok(reduce_structure(&self.groups(), op, &values.values().iter().collect::<Vec<_>>(), &axis)?)
     }
 
-    /// Concatenates the values of all replicas, of every process, along an axis.
+    /// Concatenates the values of all replicas, of every process, along an axis: tensors, or nests of them, leaf by leaf.
     ///
     /// # Errors
     /// [`Error::Context`] inside a replica: use [`ReplicaContext::all_gather`](crate::ReplicaContext::all_gather) there.
-    pub fn gather<L, T: TensorStorage<L>>(&self, values: &PerReplica<T>, axis: usize) -> Result<T> {
+    pub fn gather<M, S: Structure<M>>(&self, values: &PerReplica<S>, axis: usize) -> Result<S> {
         self.outside_replicas("gather", "use the context's all_gather, or merge_call")?;
-        Ok(gather_values(&self.groups(), values, axis)?)
+        Ok(gather_structure(&self.groups(), &values.values().iter().collect::<Vec<_>>(), axis)?)
+    }
+
+    /// The chief's `value` on every replica, each with a copy of its own; every process calls this.
+    ///
+    /// # Errors
+    /// [`Error::Context`] inside a replica: use [`ReplicaContext::broadcast`](crate::ReplicaContext::broadcast) there. The
+    /// collective's.
+    ///
+    /// # Source
+    /// `tf.distribute.StrategyExtended.broadcast_to`.
+    pub fn broadcast_to<L, T: TensorStorage<L>>(&self, value: &T) -> Result<Mirrored<T>> {
+        self.outside_replicas("broadcast_to", "use the context's broadcast, or merge_call")?;
+        let groups = self.groups();
+        let first = broadcast_value(&groups, value)?;
+        let copies: Result<Vec<T>, _> = (1..groups.len()).map(|_| first.copied()).collect();
+        Ok(Mirrored::new([first].into_iter().chain(copies?).collect()))
     }
 
     /// The values of this process's replicas.

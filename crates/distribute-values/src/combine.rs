@@ -1,9 +1,10 @@
 //! Many components to one value.
 
-use distribute_collectives::{ProcessGroup, ReduceOp};
+use distribute_collectives::{ProcessGroup, Rank, ReduceOp};
 use distribute_device::{BufferRef, DType};
 
 use crate::elements::{Arithmetic, place, sum_axes, with_type};
+use crate::structure::Pending;
 use crate::{Error, PerReplica, Result, TensorStorage};
 
 /// Which axes of a value a reduction goes over, besides going over replicas.
@@ -52,30 +53,41 @@ pub fn reduce_values<L, T: TensorStorage<L>>(
     values: &PerReplica<T>,
     axis: &Axis,
 ) -> Result<T> {
+    begin_reduce(groups, op, &values.values().iter().collect::<Vec<_>>(), axis)?()
+}
+
+/// Begins what [`reduce_values`] does.
+pub(crate) fn begin_reduce<L, T: TensorStorage<L>>(
+    groups: &[ProcessGroup],
+    op: ReduceOp,
+    values: &[&T],
+    axis: &Axis,
+) -> Result<Pending<T>> {
     let first = check_components(groups, values)?;
     let axes = axis.axes();
-    for value in values.values() {
+    for value in values {
         let shape = value.shape();
         if let Some(axis) = axes.iter().find(|axis| **axis >= shape.len()) {
             return Err(Error::Axis { axis: *axis, shape });
         }
     }
-    with_type!(first.dtype()?, E => reduce_typed::<E, L, T>(groups, op, values, &axes, first))
+    with_type!(first.dtype()?, E => reduce_typed::<E, L, T>(groups, op, values, &axes, first.clone()))
 }
 
 fn reduce_typed<E: Arithmetic, L, T: TensorStorage<L>>(
     groups: &[ProcessGroup],
     op: ReduceOp,
-    values: &PerReplica<T>,
+    values: &[&T],
     axes: &[usize],
-    first: &T,
-) -> Result<T> {
+    first: T,
+) -> Result<Pending<T>> {
     let weighted = !axes.is_empty() && op == ReduceOp::Mean;
     let mut summed = Vec::new();
-    for (replica, value) in values.values().iter().enumerate() {
+    for (replica, value) in values.iter().enumerate() {
         let full = value.shape();
         let count: u64 = axes.iter().map(|axis| full[*axis] as u64).product();
-        let (kept, sums) = sum_axes::<E>(&value.to_elements()?, &full, axes);
+        let elements = value.to_elements::<E>()?;
+        let (kept, sums) = if axes.is_empty() { (full, elements) } else { sum_axes(&elements, &full, axes) };
         summed.push((kept, sums, count));
         if summed[replica].0 != summed[0].0 {
             let (got, expected) = (summed[replica].0.clone(), summed[0].0.clone());
@@ -92,18 +104,20 @@ fn reduce_typed<E: Arithmetic, L, T: TensorStorage<L>>(
             counts.push(group.all_reduce_async(vec![count], ReduceOp::Sum)?);
         }
     }
-    let mut result = Vec::new();
-    for work in works {
-        result = work.wait()?;
-    }
-    let mut total = 0;
-    for count in counts {
-        total = count.wait()?.first().copied().unwrap_or(0);
-    }
-    if total > 0 {
-        result.iter_mut().for_each(|sum| *sum = sum.ratio(total));
-    }
-    first.beside(&shape, BufferRef::from(&result[..]))
+    Ok(Box::new(move || {
+        let mut result = Vec::new();
+        for work in works {
+            result = work.wait()?;
+        }
+        let mut total = 0;
+        for count in counts {
+            total = count.wait()?.first().copied().unwrap_or(0);
+        }
+        if total > 0 {
+            result.iter_mut().for_each(|sum| *sum = sum.ratio(total));
+        }
+        first.beside(&shape, BufferRef::from(&result[..]))
+    }))
 }
 
 /// Concatenates the components of all replicas, of every process, along an axis.
@@ -120,6 +134,15 @@ pub fn gather_values<L, T: TensorStorage<L>>(
     values: &PerReplica<T>,
     axis: usize,
 ) -> Result<T> {
+    begin_gather(groups, &values.values().iter().collect::<Vec<_>>(), axis)?()
+}
+
+/// Begins what [`gather_values`] does; shapes are exchanged at once.
+pub(crate) fn begin_gather<L, T: TensorStorage<L>>(
+    groups: &[ProcessGroup],
+    values: &[&T],
+    axis: usize,
+) -> Result<Pending<T>> {
     let first = check_components(groups, values)?;
     let ndim = first.shape().len();
     if axis >= ndim {
@@ -139,13 +162,13 @@ pub fn gather_values<L, T: TensorStorage<L>>(
             });
         }
     }
-    with_type!(first.dtype()?, E => gather_typed::<E, L, T>(groups, values, axis, &shapes, first))
+    with_type!(first.dtype()?, E => gather_typed::<E, L, T>(groups, values, axis, shapes, first.clone()))
 }
 
 /// The shapes of all replicas' values, in rank order.
-fn gather_shapes<L, T: TensorStorage<L>>(groups: &[ProcessGroup], values: &PerReplica<T>) -> Result<Vec<Vec<usize>>> {
+fn gather_shapes<L, T: TensorStorage<L>>(groups: &[ProcessGroup], values: &[&T]) -> Result<Vec<Vec<usize>>> {
     let mut works = Vec::new();
-    for (group, value) in groups.iter().zip(values.values()) {
+    for (group, value) in groups.iter().zip(values) {
         let shape = value.shape();
         let mut encoded = vec![0u64; MAX_NDIM + 1];
         encoded[0] = shape.len() as u64;
@@ -166,47 +189,69 @@ fn gather_shapes<L, T: TensorStorage<L>>(groups: &[ProcessGroup], values: &PerRe
 
 fn gather_typed<E: Arithmetic, L, T: TensorStorage<L>>(
     groups: &[ProcessGroup],
-    values: &PerReplica<T>,
+    values: &[&T],
     axis: usize,
-    shapes: &[Vec<usize>],
-    first: &T,
-) -> Result<T> {
+    shapes: Vec<Vec<usize>>,
+    first: T,
+) -> Result<Pending<T>> {
     // Every rank contributes as many elements as the largest: collectives move equal counts.
     let largest = shapes.iter().map(|shape| shape.iter().product::<usize>()).max().unwrap_or(0);
     let mut works = Vec::new();
-    for (group, value) in groups.iter().zip(values.values()) {
+    for (group, value) in groups.iter().zip(values) {
         let mut elements: Vec<E> = value.to_elements()?;
         elements.resize(largest, E::default());
         works.push(group.all_gather_async(elements, vec![E::default(); largest * group.world_size()])?);
     }
-    let mut all: Vec<E> = Vec::new();
-    for work in works {
-        let [_, gathered] = work.wait()?;
-        all = gathered;
-    }
-    let inner: usize = shapes[0][axis + 1..].iter().product();
-    let mut shape = shapes[0].clone();
-    shape[axis] = shapes.iter().map(|shape| shape[axis]).sum();
-    let mut joined = vec![E::default(); shape.iter().product()];
-    let mut at = 0;
-    for (rank, part) in shapes.iter().enumerate() {
-        let len: usize = part.iter().product();
-        let source = &all[rank * largest..rank * largest + len];
-        place(&mut joined, shape[axis], at..at + part[axis], inner, source);
-        at += part[axis];
-    }
-    first.beside(&shape, BufferRef::from(&joined[..]))
+    Ok(Box::new(move || {
+        let mut all: Vec<E> = Vec::new();
+        for work in works {
+            let [_, gathered] = work.wait()?;
+            all = gathered;
+        }
+        let inner: usize = shapes[0][axis + 1..].iter().product();
+        let mut shape = shapes[0].clone();
+        shape[axis] = shapes.iter().map(|shape| shape[axis]).sum();
+        let mut joined = vec![E::default(); shape.iter().product()];
+        let mut at = 0;
+        for (rank, part) in shapes.iter().enumerate() {
+            let len: usize = part.iter().product();
+            let source = &all[rank * largest..rank * largest + len];
+            place(&mut joined, shape[axis], at..at + part[axis], inner, source);
+            at += part[axis];
+        }
+        first.beside(&shape, BufferRef::from(&joined[..]))
+    }))
+}
+
+/// The first process's `value`, on every process.
+///
+/// Shapes and types must be alike on all. `groups` holds the local ranks of a group in which every process calls this.
+///
+/// # Errors
+/// The collective's.
+pub fn broadcast_value<L, T: TensorStorage<L>>(groups: &[ProcessGroup], value: &T) -> Result<T> {
+    with_type!(value.dtype()?, E => {
+        let mut works = Vec::new();
+        for group in groups {
+            works.push(group.broadcast_async(value.to_elements::<E>()?, Rank(0))?);
+        }
+        let mut elements = Vec::new();
+        for work in works {
+            elements = work.wait()?;
+        }
+        value.beside(&value.shape(), BufferRef::from(&elements[..]))
+    })
 }
 
 /// Most dimensions a gathered value may have; candle and burn stay below.
 const MAX_NDIM: usize = 8;
 
-fn check_components<'a, L, T: TensorStorage<L>>(groups: &[ProcessGroup], values: &'a PerReplica<T>) -> Result<&'a T> {
+fn check_components<'a, L, T: TensorStorage<L>>(groups: &[ProcessGroup], values: &[&'a T]) -> Result<&'a T> {
     if values.len() != groups.len() {
         return Err(Error::Components { what: "the value", got: values.len(), expected: groups.len() });
     }
     let none = Error::Components { what: "the value", got: 0, expected: groups.len() };
-    values.replica(0).ok_or(none)
+    values.first().copied().ok_or(none)
 }
 
 #[cfg(test)]

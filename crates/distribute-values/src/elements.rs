@@ -58,9 +58,12 @@ pub(crate) type F16 = distribute_device::f16;
 pub(crate) type BF16 = distribute_device::bf16;
 
 /// The arithmetic that variables and reductions over axes need.
-pub(crate) trait Arithmetic: Element {
+pub(crate) trait Arithmetic: Element + PartialOrd {
     fn add(self, other: Self) -> Self;
     fn sub(self, other: Self) -> Self;
+    fn mul(self, other: Self) -> Self;
+    /// The quotient; `None` where a whole number is divided by zero.
+    fn div(self, other: Self) -> Option<Self>;
     /// Share `index` of `self` when it is split over `n`: floats divide; integers spread the remainder over the first.
     fn share(self, n: usize, index: usize) -> Self;
     /// The quotient of a sum and a count.
@@ -72,6 +75,8 @@ macro_rules! floats {
         impl Arithmetic for $type {
             fn add(self, other: Self) -> Self { self + other }
             fn sub(self, other: Self) -> Self { self - other }
+            fn mul(self, other: Self) -> Self { self * other }
+            fn div(self, other: Self) -> Option<Self> { Some(self / other) }
             fn share(self, n: usize, _: usize) -> Self { $from($to(self) / n as f64) }
             fn ratio(self, count: u64) -> Self { $from($to(self) / count as f64) }
         }
@@ -83,6 +88,10 @@ macro_rules! integers {
         impl Arithmetic for $type {
             fn add(self, other: Self) -> Self { self.wrapping_add(other) }
             fn sub(self, other: Self) -> Self { self.wrapping_sub(other) }
+            fn mul(self, other: Self) -> Self { self.wrapping_mul(other) }
+            fn div(self, other: Self) -> Option<Self> {
+                if other == 0 { None } else { Some(self.wrapping_div(other)) }
+            }
             fn share(self, n: usize, index: usize) -> Self {
                 let (value, n) = (i128::from(self), n as i128);
                 let (each, rest) = (value.div_euclid(n), value.rem_euclid(n));

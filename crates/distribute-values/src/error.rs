@@ -40,6 +40,20 @@ pub enum Error {
         /// Local replicas.
         expected: usize,
     },
+    /// Replicas bring structures of different forms.
+    #[error(
+        "{what}: replica {replica} has {got}, replica 0 has {expected}; all replicas must return the same structure"
+    )]
+    Structure {
+        /// What differs: a list, a map.
+        what: &'static str,
+        /// The replica that differs.
+        replica: usize,
+        /// Its form.
+        got: String,
+        /// The form on replica 0.
+        expected: String,
+    },
     /// A variable cannot be written, or read, where the caller is.
     #[error("variable {name:?} ({synchronization:?}, aggregation {aggregation:?}): {problem}")]
     Variable {
@@ -51,6 +65,16 @@ pub enum Error {
         aggregation: Aggregation,
         /// What is wrong, and what to do.
         problem: &'static str,
+    },
+    /// A row of a variable is written that it does not have.
+    #[error("variable {name:?}: row {index} was given, but it has rows 0..{rows}; give indices of rows that are there")]
+    Row {
+        /// The variable.
+        name: String,
+        /// The index.
+        index: i64,
+        /// Its rows.
+        rows: usize,
     },
     /// A variable cannot have these options.
     #[error("variable {name:?} of type {dtype}: {problem}")]

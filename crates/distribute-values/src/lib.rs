@@ -6,7 +6,9 @@
 //! - [`PerReplica`]: different values on each replica; [`Mirrored`]: equal ones.
 //! - [`DistributedVariable`]: state with one component per replica, kept equal on write or combined on read.
 //! - [`Place`]: where code runs, which decides what a read or a write means.
-//! - [`reduce_values`], [`gather_values`]: many components to one value, across processes too.
+//! - [`Structure`]: tensors, and nests of them; [`reduce_structure`], [`gather_structure`]: those of many replicas to one, across
+//!   processes too.
+//! - [`PerWorkerVariable`]: state that each process has for itself.
 //!
 //! # Examples
 //! ```
@@ -23,11 +25,15 @@ mod combine;
 mod elements;
 mod error;
 mod per_replica;
+mod per_worker;
 mod storage;
+mod structure;
 mod variable;
 
-pub use combine::{Axis, gather_values, reduce_values};
+pub use combine::{Axis, broadcast_value, gather_values, reduce_values};
 pub use error::{Error, Result};
 pub use per_replica::{Mirrored, PerReplica};
+pub use per_worker::PerWorkerVariable;
 pub use storage::{Host, HostTensor, TensorStorage, with_storage};
-pub use variable::{Aggregation, Assignment, DistributedVariable, Place, Synchronization, VariableOptions};
+pub use structure::{Leaves, Nested, Number, Single, Structure, gather_structure, reduce_structure};
+pub use variable::{Aggregation, Assignment, DistributedVariable, Place, Scatter, Synchronization, VariableOptions};

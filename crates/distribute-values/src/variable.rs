@@ -4,7 +4,7 @@ use distribute_collectives::{ProcessGroup, Rank, ReduceOp};
 use distribute_device::{BufferRef, DType};
 
 use crate::elements::{assign, assign_share, with_type};
-use crate::{Axis, Error, PerReplica, Result, TensorStorage, reduce_values};
+use crate::{Axis, Error, PerReplica, Result, TensorStorage, broadcast_value, reduce_values};
 
 /// When the components of a variable are brought together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -19,7 +19,8 @@ pub enum Synchronization {
 /// How the components, or the values that replicas write, become one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Aggregation {
-    /// Not at all: a replica's write, or a read outside a replica, is an error.
+    /// Not at all: a replica's write, or a read outside a replica, is an error, unless
+    /// [`local_writes`](VariableOptions::local_writes) are asked for.
     #[default]
     None,
     /// By their sum.
@@ -70,6 +71,21 @@ pub struct VariableOptions {
     pub synchronization: Synchronization,
     /// How.
     pub aggregation: Aggregation,
+    /// Whether replicas may write an on-write variable without aggregation, each its own copy alone. Copies then differ; what
+    /// is read outside is the first one.
+    pub local_writes: bool,
+}
+
+impl VariableOptions {
+    /// Kept equal at every write.
+    pub fn on_write(aggregation: Aggregation) -> VariableOptions {
+        VariableOptions { synchronization: Synchronization::OnWrite, aggregation, local_writes: false }
+    }
+
+    /// Combined at every read outside the replicas.
+    pub fn on_read(aggregation: Aggregation) -> VariableOptions {
+        VariableOptions { synchronization: Synchronization::OnRead, aggregation, local_writes: false }
+    }
 }
 
 /// A variable with one component per local replica.
@@ -81,13 +97,12 @@ pub struct VariableOptions {
 /// # Examples
 /// ```
 /// use distribute_collectives::ProcessGroup;
-/// use distribute_values::{Aggregation, Assignment, DistributedVariable, HostTensor, Place, Synchronization};
+/// use distribute_values::{Aggregation, Assignment, DistributedVariable, HostTensor, Place};
 /// use distribute_values::{TensorStorage, VariableOptions};
 ///
 /// let groups = ProcessGroup::local(2)?;
 /// let components = vec![HostTensor::scalar(0.0), HostTensor::scalar(0.0)];
-/// let options = VariableOptions { synchronization: Synchronization::OnRead, aggregation: Aggregation::Sum };
-/// let seen = DistributedVariable::new("examples_seen", components, options)?;
+/// let seen = DistributedVariable::new("examples_seen", components, VariableOptions::on_read(Aggregation::Sum))?;
 /// for (local, group) in groups.iter().enumerate() {
 ///     seen.assign(Place::Replica { local, group }, Assignment::Add, &HostTensor::scalar(32.0))?;
 /// }
@@ -242,16 +257,15 @@ impl<T> DistributedVariable<T> {
             (Place::Update { local }, _) | (Place::Replica { local, .. }, Synchronization::OnRead) => {
                 self.write(local, assignment, value)
             }
+            (Place::Replica { local, .. }, Synchronization::OnWrite) if self.writes_locally() => {
+                self.write(local, assignment, value)
+            }
             (Place::Replica { local, group }, Synchronization::OnWrite) => {
                 let aggregated = self.aggregate(group, value)?;
                 if !self.shared {
                     return self.write(local, assignment, &aggregated);
                 }
-                // All have called, so nobody reads any more; nobody goes on before it is written.
-                if local == 0 {
-                    self.write(local, assignment, &aggregated)?;
-                }
-                Ok(group.barrier()?)
+                self.write_shared(local, group, || self.write(local, assignment, &aggregated))
             }
             (Place::Cross { .. }, Synchronization::OnWrite) => self.write_all(assignment, value),
             (Place::Cross { groups }, Synchronization::OnRead) => match (self.options.aggregation, assignment) {
@@ -265,9 +279,51 @@ impl<T> DistributedVariable<T> {
         }
     }
 
+    /// What a checkpoint keeps: one value, whatever the number of replicas. Outside of replicas, on every process.
+    ///
+    /// An on-read variable is combined, as it is when it is read.
+    ///
+    /// # Errors
+    /// [`Error::Variable`] for an on-read variable without aggregation; the collective's.
+    ///
+    /// # Source
+    /// The saveables of `tf.distribute`'s sync-on-read variables.
+    pub fn save<L>(&self, groups: &[ProcessGroup]) -> Result<T>
+    where
+        T: TensorStorage<L>,
+    {
+        self.read(Place::Cross { groups })?.copied()
+    }
+
+    /// Takes a value that was saved under any number of replicas: an on-read sum is spread over the replicas, whole numbers
+    /// with their remainder over the first ones; every other variable gets the value in each component.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] where the saved value has another shape.
+    pub fn restore<L>(&self, groups: &[ProcessGroup], saved: &T) -> Result<()>
+    where
+        T: TensorStorage<L>,
+    {
+        self.assign(Place::Cross { groups }, Assignment::Set, saved)
+    }
+
+    /// Whether what a replica writes stays in its own copy.
+    fn writes_locally(&self) -> bool {
+        self.options.local_writes && self.options.aggregation == Aggregation::None && !self.shared
+    }
+
     fn component(&self, local: usize) -> Result<&T> {
         let missing = Error::Components { what: "the variable", got: self.components.len(), expected: local + 1 };
         self.components.get(local).ok_or(missing)
+    }
+
+    /// Has the first replica write what all share. All have called, so nobody reads any more; nobody goes on before it is
+    /// written.
+    fn write_shared(&self, local: usize, group: &ProcessGroup, write: impl FnOnce() -> Result<()>) -> Result<()> {
+        if local == 0 {
+            write()?;
+        }
+        Ok(group.barrier()?)
     }
 
     fn write<L>(&self, local: usize, assignment: Assignment, value: &T) -> Result<()>
@@ -281,8 +337,12 @@ impl<T> DistributedVariable<T> {
     where
         T: TensorStorage<L>,
     {
-        let written = if self.shared { 1 } else { self.components.len() };
-        (0..written).try_for_each(|local| self.write(local, assignment, value))
+        (0..self.copies()).try_for_each(|local| self.write(local, assignment, value))
+    }
+
+    /// The number of different components.
+    fn copies(&self) -> usize {
+        if self.shared { 1 } else { self.components.len() }
     }
 
     fn write_shares<L>(&self, groups: &[ProcessGroup], value: &T) -> Result<()>
@@ -325,8 +385,8 @@ impl<T> DistributedVariable<T> {
             Aggregation::OnlyFirstReplica => None,
             Aggregation::None => {
                 return Err(self.refuse(
-                    "a replica cannot write it, because the copies would differ; give it an aggregation, or write it \
-                     outside the replicas",
+                    "a replica cannot write it, because the copies would differ; give it an aggregation, write it outside \
+                     the replicas, or ask for local_writes",
                 ));
             }
         };
@@ -351,18 +411,7 @@ impl<T> DistributedVariable<T> {
     where
         T: TensorStorage<L>,
     {
-        let first = self.component(0)?;
-        with_type!(first.dtype()?, E => {
-            let mut works = Vec::new();
-            for (group, component) in groups.iter().zip(&self.components) {
-                works.push(group.broadcast_async(component.to_elements::<E>()?, Rank(0))?);
-            }
-            let mut elements = Vec::new();
-            for work in works {
-                elements = work.wait()?;
-            }
-            first.beside(&first.shape(), BufferRef::from(&elements[..]))
-        })
+        broadcast_value(groups, self.component(0)?)
     }
 
     fn refuse(&self, problem: &'static str) -> Error {
@@ -374,6 +423,10 @@ impl<T> DistributedVariable<T> {
         }
     }
 }
+
+mod scatter;
+
+pub use scatter::Scatter;
 
 #[cfg(test)]
 mod tests;

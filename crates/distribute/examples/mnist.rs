@@ -138,6 +138,7 @@ fn train(strategy: &Strategy, flags: &Flags) -> distribute::Result<()> {
     let (train, test) = (strategy.distribute_dataset(&train)?, strategy.distribute_dataset(&test)?);
     let model = strategy.scope_seeded(flags.seed, |vb| Net::new(flags.model, &vb))?;
     let optimizer = Adam::new(flags.learning_rate).build(&model)?.compress(flags.compress.clone())?;
+    let whole_state = optimizer.state_bytes();
     let optimizer = if flags.zero1 { optimizer.zero1()? } else { optimizer };
     let mut progress = start_progress(strategy, flags, model.num_parameters(), train.steps())?;
     let mut losses = Vec::new();
@@ -173,6 +174,10 @@ fn train(strategy: &Strategy, flags: &Flags) -> distribute::Result<()> {
         replicas: strategy.num_replicas_in_sync() as u32,
         ..Summary::default()
     });
+    if flags.zero1 && strategy.is_chief() {
+        let kib = |bytes: usize| bytes.div_ceil(1024);
+        eprintln!("optimizer state {} KiB per replica, of {} KiB", kib(optimizer.state_bytes()), kib(whole_state));
+    }
     write_losses(strategy, flags, &losses)
 }
 
@@ -183,17 +188,17 @@ fn evaluate(
     test: &distribute::strategy::DistributedDataset<(Tensor, Tensor)>,
     examples: usize,
 ) -> distribute::Result<f64> {
-    let mut correct = 0.0;
+    let mut correct = 0;
     for batch in test {
         let counts = strategy.run((model, batch?), |_, (model, (x, y))| {
             if x.dim(0)? == 0 {
-                return Ok(Tensor::zeros((), DType::F32, &Device::Cpu)?);
+                return Ok(0);
             }
-            Ok(model.forward(&x)?.argmax(1)?.eq(&y)?.to_dtype(DType::F32)?.sum_all()?)
+            Ok(model.forward(&x)?.argmax(1)?.eq(&y)?.to_dtype(DType::U32)?.sum_all()?.to_scalar::<u32>()?)
         })?;
-        correct += f64::from(strategy.reduce(ReduceOp::Sum, &counts, Axis::None)?.to_scalar::<f32>()?);
+        correct += strategy.reduce(ReduceOp::Sum, &counts, Axis::None)?;
     }
-    Ok(correct / examples as f64)
+    Ok(f64::from(correct) / examples as f64)
 }
 
 fn tensors(split: &Split) -> distribute::Result<Dataset<(Tensor, Tensor)>> {

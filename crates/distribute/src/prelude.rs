@@ -2,15 +2,17 @@
 
 #[cfg(feature = "candle")]
 pub use distribute_candle::{
-    Adagrad, Adam, AdamW, CandleContext, CandleStrategy, Clip, Ema, Lamb, LossScale, Model, Optimizer, RmsProp, Sgd,
-    SyncBatchNorm, cross_entropy_per_example, nll_per_example, sum_over_replicas, sync_batch_norm,
+    Adagrad, Adam, AdamW, CandleContext, CandleStrategy, Clip, Ema, Lamb, LossScale, Model, Optimizer, RmsProp,
+    ScopeOptions, Sgd, SyncBatchNorm, cross_entropy_per_example, nll_per_example, sum_over_replicas, sync_batch_norm,
 };
 pub use distribute_collectives::{Compression, ProcessGroup, ReduceOp};
+pub use distribute_derive::{ReplicaArgs, Structure};
 pub use distribute_input::{AUTOTUNE, Dataset, InputContext};
 pub use distribute_strategy::{
-    CentralStorageStrategy, CommunicationOptions, MirroredStrategy, MultiWorkerMirroredStrategy, OneDeviceStrategy,
-    ReplicaContext, Strategy, get_replica_context, get_strategy, has_strategy, in_cross_replica_context,
+    CentralStorageStrategy, CommunicationOptions, Implementation, MirroredStrategy, MultiWorkerMirroredStrategy,
+    OneDeviceStrategy, ReplicaArgs, ReplicaContext, Strategy, get_replica_context, get_strategy, has_strategy,
+    in_cross_replica_context, set_strategy,
 };
-pub use distribute_values::{Axis, Mirrored, PerReplica};
+pub use distribute_values::{Axis, Mirrored, PerReplica, Structure};
 
 pub use crate::{Error, Run};

@@ -84,6 +84,26 @@ pub(crate) fn mixing(strategy: &Strategy) -> Result<(), Stop> {
     Ok(())
 }
 
+pub(crate) fn set(strategy: &Strategy) -> Result<(), Stop> {
+    check!(set_strategy(Some(strategy))?.is_none(), "a strategy was set before");
+    check!(has_strategy() && in_cross_replica_context(), "a strategy that is set is no cross-replica context");
+    check_eq!(get_strategy().map(|s| s.name()), Some(strategy.name()), "the strategy that is set");
+    let other = Strategy::default_strategy()?;
+    check!(other.within(|| Ok::<(), Fault>(())).is_err(), "another strategy's scope could be entered");
+    strategy.within(|| {
+        check!(set_strategy(None).is_err(), "a strategy could be set inside a scope");
+        Ok::<(), Fault>(())
+    })?;
+    strategy.run_with((), |_, ()| {
+        check!(set_strategy(None).is_err(), "a strategy could be set inside a replica");
+        Ok::<(), Fault>(())
+    })?;
+    let taken = set_strategy(None)?.map(|strategy| strategy.name());
+    check_eq!(taken, Some(strategy.name()), "the strategy that is taken away");
+    check!(!has_strategy(), "the strategy is still there");
+    Ok(())
+}
+
 pub(crate) fn merge(strategy: &Strategy) -> Result<(), Stop> {
     let merges = AtomicUsize::new(0);
     let results = strategy.run_with((), |context, ()| {

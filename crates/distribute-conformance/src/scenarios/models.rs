@@ -10,11 +10,11 @@ use distribute::prelude::*;
 use crate::check::{Stop, check, check_eq};
 
 /// How far apart parameters may be after 20 steps in f32, as in TensorFlow's own correctness tests.
-const TOLERANCE: f32 = 4e-5;
+pub(super) const TOLERANCE: f32 = 4e-5;
 
 const CLASSES: usize = 3;
 
-enum Net {
+pub(super) enum Net {
     Dense(Linear, Linear),
     Convolutional(Conv2d, Linear),
     Embedded(Embedding, Linear),
@@ -24,7 +24,7 @@ enum Net {
 }
 
 #[derive(Clone, Copy, PartialEq)]
-enum Kind {
+pub(super) enum Kind {
     Dense,
     Convolutional,
     Embedded,
@@ -36,7 +36,7 @@ enum Kind {
 }
 
 impl Net {
-    fn new(kind: Kind, vb: &VarBuilder<'_>) -> CandleResult<Net> {
+    pub(super) fn new(kind: Kind, vb: &VarBuilder<'_>) -> CandleResult<Net> {
         Ok(match kind {
             Kind::Dense => Net::Dense(linear(16, 12, vb.pp("first"))?, linear(12, CLASSES, vb.pp("second"))?),
             Kind::Convolutional => {
@@ -85,26 +85,26 @@ impl Module for Net {
 }
 
 /// The examples of one step.
-fn batch(step: usize, examples: usize) -> CandleResult<(Tensor, Tensor)> {
+pub(super) fn batch(step: usize, examples: usize) -> CandleResult<(Tensor, Tensor)> {
     let number = |at: usize, modulus: usize| (at * 7919 + step * 104_729 + 13) % modulus;
     let x: Vec<f32> = (0..examples * 16).map(|at| number(at, 1009) as f32 / 1009.0 - 0.5).collect();
     let y: Vec<u32> = (0..examples).map(|at| (number(at * 31, 1013) % CLASSES) as u32).collect();
     Ok((Tensor::from_vec(x, (examples, 16), &Device::Cpu)?, Tensor::from_vec(y, examples, &Device::Cpu)?))
 }
 
-fn share((x, y): &(Tensor, Tensor), replicas: usize, replica: usize) -> CandleResult<(Tensor, Tensor)> {
+pub(super) fn share((x, y): &(Tensor, Tensor), replicas: usize, replica: usize) -> CandleResult<(Tensor, Tensor)> {
     let rows = part(x.dim(0)?, replicas, replica);
     Ok((x.narrow(0, rows.start, rows.len())?, y.narrow(0, rows.start, rows.len())?))
 }
 
 /// Examples of each step.
-type Sizes = fn(usize) -> usize;
+pub(super) type Sizes = fn(usize) -> usize;
 
 fn train(strategy: &Strategy, kind: Kind, steps: usize, sizes: Sizes) -> distribute::Result<Model<Net>> {
     train_by(strategy, kind, steps, sizes, |model| Sgd::new(0.2).momentum(0.9).build(model)).map(|(model, _)| model)
 }
 
-fn train_by(
+pub(super) fn train_by(
     strategy: &Strategy,
     kind: Kind,
     steps: usize,
@@ -128,7 +128,7 @@ fn train_by(
     Ok((model, optimizer))
 }
 
-fn parameters(model: &Model<Net>, replica: usize) -> CandleResult<Vec<f32>> {
+pub(super) fn parameters(model: &Model<Net>, replica: usize) -> CandleResult<Vec<f32>> {
     let flat = |tensor: &Tensor| tensor.flatten_all()?.to_vec1::<f32>();
     model
         .variables()

@@ -13,7 +13,11 @@ fn variable(
     synchronization: Synchronization,
     aggregation: Aggregation,
 ) -> Result<DistributedVariable<HostTensor>, Stop> {
-    Ok(strategy.variable("v", &HostTensor::scalar(1.0), VariableOptions { synchronization, aggregation })?)
+    Ok(strategy.variable(
+        "v",
+        &HostTensor::scalar(1.0),
+        VariableOptions { synchronization, aggregation, local_writes: false },
+    )?)
 }
 
 fn locals(variable: &DistributedVariable<HostTensor>) -> Result<Vec<f64>, Stop> {
@@ -124,7 +128,7 @@ pub(crate) fn on_read_set(strategy: &Strategy) -> Result<(), Stop> {
     let n = strategy.num_replicas_in_sync();
     check_eq!(locals(&v)?, vec![6.0 / n as f64; strategy.num_local_replicas()], "shares");
     check_eq!(read(strategy, &v)?, 6.0, "the sum");
-    let options = VariableOptions { synchronization: Synchronization::OnRead, aggregation: Aggregation::Sum };
+    let options = VariableOptions::on_read(Aggregation::Sum);
     let count = strategy.variable("count", &HostTensor::new(&[], vec![0i64])?, options)?;
     strategy.with_place(|place| count.assign(place, Assignment::Set, &HostTensor::new(&[], vec![7i64])?))?;
     let whole = strategy.with_place(|place| count.read(place))?;
@@ -166,7 +170,7 @@ pub(crate) fn update(strategy: &Strategy) -> Result<(), Stop> {
 }
 
 pub(crate) fn integer_mean(strategy: &Strategy) -> Result<(), Stop> {
-    let options = VariableOptions { aggregation: Aggregation::Mean, ..VariableOptions::default() };
+    let options = VariableOptions::on_write(Aggregation::Mean);
     let outcome = strategy.variable("count", &HostTensor::new(&[], vec![1i32])?, options);
     check!(outcome.is_err(), "a mean of integers was accepted");
     Ok(())

@@ -5,7 +5,8 @@ use crate::HostTensor;
 
 fn variable(synchronization: Synchronization, aggregation: Aggregation, start: f64) -> DistributedVariable<HostTensor> {
     let components = vec![HostTensor::scalar(start), HostTensor::scalar(start)];
-    DistributedVariable::new("v", components, VariableOptions { synchronization, aggregation }).unwrap()
+    DistributedVariable::new("v", components, VariableOptions { synchronization, aggregation, local_writes: false })
+        .unwrap()
 }
 
 fn locals(variable: &DistributedVariable<HostTensor>) -> Vec<f64> {
@@ -95,8 +96,7 @@ fn on_read_assignments_outside_follow_the_aggregation() {
 fn whole_numbers_spread_their_remainder() {
     let groups = ProcessGroup::local(3).unwrap();
     let components = (0..3).map(|_| HostTensor::scalar(0i64)).collect();
-    let options = VariableOptions { synchronization: Synchronization::OnRead, aggregation: Aggregation::Sum };
-    let v = DistributedVariable::new("seen", components, options).unwrap();
+    let v = DistributedVariable::new("seen", components, VariableOptions::on_read(Aggregation::Sum)).unwrap();
     v.assign(Place::Cross { groups: &groups }, Assignment::Set, &HostTensor::scalar(11)).unwrap();
     let parts: Vec<i64> = v.components().iter().map(|part| part.to_elements::<i64>().unwrap()[0]).collect();
     assert_eq!(parts, [4, 4, 3]);
@@ -105,7 +105,7 @@ fn whole_numbers_spread_their_remainder() {
 
 #[test]
 fn wrong_options_and_shapes_are_sentences() {
-    let options = VariableOptions { aggregation: Aggregation::Mean, ..VariableOptions::default() };
+    let options = VariableOptions::on_write(Aggregation::Mean);
     let error = DistributedVariable::new("n", vec![HostTensor::scalar(1i32)], options).unwrap_err().to_string();
     assert!(error.contains("mean of integers"), "{error}");
     let v = variable(Synchronization::OnWrite, Aggregation::Sum, 0.0);
@@ -113,4 +113,36 @@ fn wrong_options_and_shapes_are_sentences() {
     assert!(matches!(v.assign(Place::Update { local: 0 }, Assignment::Set, &wrong), Err(Error::Shape { .. })));
     let mixed = vec![HostTensor::scalar(1.0), HostTensor::new(&[1], vec![1.0]).unwrap()];
     assert!(DistributedVariable::new("m", mixed, VariableOptions::default()).is_err());
+}
+
+#[test]
+fn local_writes_stay_in_their_copy_when_asked_for() {
+    let groups = ProcessGroup::local(2).unwrap();
+    let components = vec![HostTensor::scalar(0.0), HostTensor::scalar(0.0)];
+    let options = VariableOptions { local_writes: true, ..VariableOptions::default() };
+    let v = DistributedVariable::new("v", components, options).unwrap();
+    in_replicas(&v, &groups, Assignment::Add, [2.0, 3.0]).unwrap();
+    assert_eq!(locals(&v), [2.0, 3.0]);
+    let shared = DistributedVariable::shared("s", HostTensor::scalar(0.0), 2, options).unwrap();
+    assert!(in_replicas(&shared, &groups, Assignment::Add, [2.0, 3.0]).is_err());
+}
+
+#[test]
+fn what_is_saved_is_restored_on_another_number_of_replicas() {
+    for (aggregation, saved, restored) in
+        [(Aggregation::Sum, 11, vec![4, 4, 3]), (Aggregation::OnlyFirstReplica, 6, vec![6, 6, 6])]
+    {
+        let groups = ProcessGroup::local(2).unwrap();
+        let components = vec![HostTensor::scalar(6i64), HostTensor::scalar(5)];
+        let v = DistributedVariable::new("v", components, VariableOptions::on_read(aggregation)).unwrap();
+        let kept = v.save(&groups).unwrap();
+        assert_eq!(kept.to_elements::<i64>().unwrap(), [saved]);
+        let groups = ProcessGroup::local(3).unwrap();
+        let components = (0..3).map(|_| HostTensor::scalar(0i64)).collect();
+        let v = DistributedVariable::new("v", components, VariableOptions::on_read(aggregation)).unwrap();
+        v.restore(&groups, &kept).unwrap();
+        let parts: Vec<i64> = v.components().iter().map(|part| part.to_elements::<i64>().unwrap()[0]).collect();
+        assert_eq!(parts, restored);
+        assert_eq!(v.save(&groups).unwrap().to_elements::<i64>().unwrap(), [saved]);
+    }
 }

@@ -1,0 +1,335 @@
+//! How the devices of one process combine their values, for those who want another way than the group's own.
+
+use std::fmt;
+use std::sync::Arc;
+
+use distribute_device::{BufferMut, DType, DeviceKind, DeviceSpec};
+
+use crate::{ReduceOp, kernel};
+
+/// A way to combine the values of one process's devices, in place of the group's own. What other processes bring is combined
+/// afterwards, by the group's [`Algorithm`](crate::Algorithm).
+///
+/// # Examples
+/// Sends eight bits of each value, as a slow link between devices would.
+/// ```
+/// use distribute_collectives::{BufferMut, CrossDeviceOps, Options, ProcessGroup, ReduceOp};
+///
+/// struct EightBits;
+///
+/// impl CrossDeviceOps for EightBits {
+///     fn name(&self) -> &str {
+///         "eight bits"
+///     }
+///     fn all_reduce(&self, _: ReduceOp, devices: &mut [BufferMut<'_>]) {
+///         let mut sums = vec![0.0f32; devices[0].len()];
+///         for device in devices.iter() {
+///             let Ok(values) = device.as_slice::<f32>() else { return };
+///             let largest = values.iter().fold(f32::MIN_POSITIVE, |largest, value| value.abs().max(largest));
+///             for (sum, value) in sums.iter_mut().zip(values) {
+///                 *sum += (value / largest * 127.0).round() * largest / 127.0;
+///             }
+///         }
+///         for device in devices {
+///             device.as_mut_slice().expect("they are all f32").copy_from_slice(&sums);
+///         }
+///     }
+/// }
+///
+/// let options = Options { cross_device_ops: Some(EightBits.into()), ..Options::default() };
+/// let ranks = ProcessGroup::local_with(2, &options)?;
+/// std::thread::scope(|scope| {
+///     for group in &ranks {
+///         scope.spawn(|| {
+///             let mut values = [1.0f32, 0.3];
+///             group.all_reduce(&mut values, ReduceOp::Sum).expect("both ranks take part");
+///             assert!(values[0] == 2.0 && (values[1] - 0.6).abs() < 0.01);
+///         });
+///     }
+/// });
+/// # Ok::<(), distribute_collectives::Error>(())
+/// ```
+///
+/// # Source
+/// `tf.distribute.CrossDeviceOps`.
+pub trait CrossDeviceOps: Send + Sync {
+    /// What banners and reports call it.
+    fn name(&self) -> &str;
+
+    /// Combines the devices' values, element by element; every device ends with the result.
+    ///
+    /// All hold as many elements of the same type. `op` is never [`ReduceOp::Mean`]: a mean is a sum, which is divided
+    /// afterwards. It is called for any reduction of the group whose values this process's devices combine in place, by one
+    /// thread while the devices' own wait.
+    fn all_reduce(&self, op: ReduceOp, devices: &mut [BufferMut<'_>]);
+
+    /// How many bytes of gradients to reduce together, of `total` in a step. Default: what the group's options say.
+    fn bytes_per_pack(&self, total: usize) -> Option<usize> {
+        let _ = total;
+        None
+    }
+
+    /// What users should know of using it on these devices; said once.
+    fn caution(&self, devices: &[DeviceSpec]) -> Option<String> {
+        let _ = devices;
+        None
+    }
+}
+
+/// A shared [`CrossDeviceOps`].
+#[derive(Clone)]
+pub struct SharedCrossDeviceOps(Arc<dyn CrossDeviceOps>);
+
+impl<T: CrossDeviceOps + 'static> From<T> for SharedCrossDeviceOps {
+    fn from(ops: T) -> SharedCrossDeviceOps {
+        SharedCrossDeviceOps(Arc::new(ops))
+    }
+}
+
+impl std::ops::Deref for SharedCrossDeviceOps {
+    type Target = dyn CrossDeviceOps;
+
+    fn deref(&self) -> &Self::Target {
+        &*self.0
+    }
+}
+
+impl PartialEq for SharedCrossDeviceOps {
+    fn eq(&self, other: &SharedCrossDeviceOps) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for SharedCrossDeviceOps {}
+
+impl fmt::Debug for SharedCrossDeviceOps {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl SharedCrossDeviceOps {
+    /// Combines bytes of one type; for a mean within this process, `divisor` is the number of ranks.
+    pub(crate) fn reduce(&self, dtype: DType, op: ReduceOp, divisor: Option<u32>, buffers: &mut [&mut [u8]]) {
+        let op = if op == ReduceOp::Mean { ReduceOp::Sum } else { op };
+        let devices: Result<Vec<BufferMut<'_>>, _> =
+            buffers.iter_mut().map(|bytes| BufferMut::from_bytes(dtype, bytes)).collect();
+        // Ranks' memory is that of elements of this type.
+        if let Ok(mut devices) = devices {
+            self.all_reduce(op, &mut devices);
+        }
+        if let Some(n) = divisor {
+            buffers.iter_mut().for_each(|buffer| kernel::divide(dtype, buffer, n));
+        }
+    }
+}
+
+/// Copies everything to the first device, combines there, and copies the result back.
+///
+/// # Source
+/// `tf.distribute.ReductionToOneDevice`.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ReductionToOneDevice;
+
+impl CrossDeviceOps for ReductionToOneDevice {
+    fn name(&self) -> &str {
+        "reduction to one device"
+    }
+
+    fn all_reduce(&self, op: ReduceOp, devices: &mut [BufferMut<'_>]) {
+        let all: Vec<usize> = (0..devices.len()).collect();
+        let whole = 0..devices.first().map_or(0, BufferMut::len_bytes);
+        combine(op, devices, &all, 0, &whole);
+        copy(devices, 0, &all, &whole);
+    }
+}
+
+/// Combines within two halves of the devices, exchanges between the halves, and spreads the result within each: for boxes whose
+/// halves are better connected within than between. Parts of the values take different devices for the exchange.
+///
+/// # Source
+/// `tf.distribute.HierarchicalCopyAllReduce`.
+#[derive(Clone, Copy, Debug)]
+pub struct HierarchicalCopyAllReduce {
+    num_packs: usize,
+}
+
+impl HierarchicalCopyAllReduce {
+    /// Cuts a step's gradients into so many packs, each reduced as soon as it is complete; 0 leaves every gradient alone.
+    pub fn new(num_packs: usize) -> HierarchicalCopyAllReduce {
+        HierarchicalCopyAllReduce { num_packs }
+    }
+}
+
+impl CrossDeviceOps for HierarchicalCopyAllReduce {
+    fn name(&self) -> &str {
+        "hierarchical copy"
+    }
+
+    fn all_reduce(&self, op: ReduceOp, devices: &mut [BufferMut<'_>]) {
+        let size = devices.first().map_or(1, |device| device.dtype().size_bytes());
+        let len = devices.first().map_or(0, BufferMut::len_bytes);
+        let half = devices.len().div_ceil(2);
+        let (left, right): (Vec<usize>, Vec<usize>) = (0..devices.len()).partition(|device| *device < half);
+        let part = (len / size).div_ceil(half.max(1)) * size;
+        for (turn, start) in (0..len).step_by(part.max(1)).enumerate() {
+            let range = start..(start + part).min(len);
+            let mains: Vec<usize> = [&left, &right]
+                .into_iter()
+                .filter(|group| !group.is_empty())
+                .map(|group| {
+                    let main = group[turn % group.len()];
+                    combine(op, devices, group, main, &range);
+                    main
+                })
+                .collect();
+            combine(op, devices, &mains, mains[0], &range);
+            copy(devices, mains[0], &mains, &range);
+            for (group, main) in [left.as_slice(), right.as_slice()].into_iter().zip(&mains) {
+                copy(devices, *main, group, &range);
+            }
+        }
+    }
+
+    fn bytes_per_pack(&self, total: usize) -> Option<usize> {
+        Some(pack_bytes(self.num_packs, total))
+    }
+}
+
+/// NVIDIA's collectives between GPUs. On other devices it warns, and is [`ReductionToOneDevice`].
+///
+/// # Source
+/// `tf.distribute.NcclAllReduce`, which falls back in the same way.
+#[derive(Clone, Copy, Debug)]
+pub struct NcclAllReduce {
+    num_packs: usize,
+}
+
+impl NcclAllReduce {
+    /// Cuts a step's gradients into so many packs, each reduced as soon as it is complete; 0 leaves every gradient alone.
+    pub fn new(num_packs: usize) -> NcclAllReduce {
+        NcclAllReduce { num_packs }
+    }
+}
+
+impl CrossDeviceOps for NcclAllReduce {
+    fn name(&self) -> &str {
+        "nccl"
+    }
+
+    fn all_reduce(&self, op: ReduceOp, devices: &mut [BufferMut<'_>]) {
+        // Memory that is shown here is the host's.
+        ReductionToOneDevice.all_reduce(op, devices);
+    }
+
+    fn bytes_per_pack(&self, total: usize) -> Option<usize> {
+        Some(pack_bytes(self.num_packs, total))
+    }
+
+    fn caution(&self, devices: &[DeviceSpec]) -> Option<String> {
+        let other = devices.iter().find(|device| device.kind() != Some(DeviceKind::Gpu))?;
+        let device = other.short();
+        Some(format!("NCCL was asked for, but {device} is no GPU; values are copied to one device and combined there"))
+    }
+}
+
+fn pack_bytes(num_packs: usize, total: usize) -> usize {
+    if num_packs == 0 { 1 } else { total.div_ceil(num_packs).max(1) }
+}
+
+/// Adds the bytes of `range` of all `members` to those of `main`, in the order of members after it.
+fn combine(
+    op: ReduceOp,
+    devices: &mut [BufferMut<'_>],
+    members: &[usize],
+    main: usize,
+    range: &std::ops::Range<usize>,
+) {
+    for member in members.iter().filter(|member| **member != main) {
+        if let Ok([main, member]) = devices.get_disjoint_mut([main, *member]) {
+            let dtype = main.dtype();
+            kernel::combine(dtype, op, &mut main.as_bytes_mut()[range.clone()], &member.as_bytes()[range.clone()]);
+        }
+    }
+}
+
+fn copy(devices: &mut [BufferMut<'_>], from: usize, to: &[usize], range: &std::ops::Range<usize>) {
+    for target in to.iter().filter(|target| **target != from) {
+        if let Ok([from, target]) = devices.get_disjoint_mut([from, *target]) {
+            target.as_bytes_mut()[range.clone()].copy_from_slice(&from.as_bytes()[range.clone()]);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Options, ProcessGroup};
+
+    /// What every rank holds after an all-reduce of `count` values, which differ on each rank.
+    fn reduced(ops: impl CrossDeviceOps + 'static, ranks: usize, count: usize, op: ReduceOp) -> Vec<Vec<f64>> {
+        let options = Options { cross_device_ops: Some(ops.into()), ..Options::default() };
+        let groups = ProcessGroup::local_with(ranks, &options).unwrap();
+        std::thread::scope(|scope| {
+            let run = |group: &ProcessGroup| {
+                let mut values: Vec<f64> = (0..count).map(|at| (at * 10 + group.rank().index() + 1) as f64).collect();
+                group.all_reduce(&mut values, op).unwrap();
+                values
+            };
+            let handles: Vec<_> = groups.iter().map(|group| scope.spawn(move || run(group))).collect();
+            handles.into_iter().map(|handle| handle.join().unwrap()).collect()
+        })
+    }
+
+    #[test]
+    fn every_way_combines_all_values_on_all_devices() {
+        for ranks in 1..=8 {
+            for count in [0, 1, 3, 1000] {
+                for op in [ReduceOp::Sum, ReduceOp::Mean, ReduceOp::Max] {
+                    let expected: Vec<f64> = (0..count)
+                        .map(|at| {
+                            let all = (1..=ranks).map(|rank| (at * 10 + rank) as f64);
+                            match op {
+                                ReduceOp::Max => all.fold(0.0, f64::max),
+                                ReduceOp::Mean => all.sum::<f64>() / ranks as f64,
+                                _ => all.sum(),
+                            }
+                        })
+                        .collect();
+                    let all = vec![expected; ranks];
+                    assert_eq!(reduced(ReductionToOneDevice, ranks, count, op), all, "{ranks} × {count} {op}");
+                    assert_eq!(
+                        reduced(HierarchicalCopyAllReduce::new(1), ranks, count, op),
+                        all,
+                        "{ranks} × {count} {op}"
+                    );
+                    assert_eq!(reduced(NcclAllReduce::new(1), ranks, count, op), all, "{ranks} × {count} {op}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_root_gets_the_sum_too() {
+        let options = Options { cross_device_ops: Some(ReductionToOneDevice.into()), ..Options::default() };
+        let groups = ProcessGroup::local_with(3, &options).unwrap();
+        std::thread::scope(|scope| {
+            for group in &groups {
+                scope.spawn(move || {
+                    let mut values = [1.0f32, 2.0];
+                    group.reduce(&mut values, ReduceOp::Sum, crate::Rank(2)).unwrap();
+                    assert!(group.rank().0 != 2 || values == [3.0, 6.0], "{values:?}");
+                });
+            }
+        });
+    }
+
+    #[test]
+    fn packs_and_cautions() {
+        assert_eq!(HierarchicalCopyAllReduce::new(3).bytes_per_pack(10), Some(4));
+        assert_eq!(NcclAllReduce::new(0).bytes_per_pack(10), Some(1));
+        assert_eq!(ReductionToOneDevice.bytes_per_pack(10), None);
+        let cpu: DeviceSpec = "CPU:0".parse().unwrap();
+        assert!(NcclAllReduce::new(1).caution(&[cpu]).is_some_and(|caution| caution.contains("CPU:0 is no GPU")));
+    }
+}

@@ -1,0 +1,139 @@
+//! How replicas talk to each other.
+
+use std::str::FromStr;
+use std::time::Duration;
+
+use distribute_collectives::{Algorithm, Options, TransportKind};
+use distribute_device::{DeviceKind, DeviceSpec};
+
+use crate::Result;
+
+/// Whose collectives to use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Implementation {
+    /// The best for the devices, the sizes and the network.
+    #[default]
+    Auto,
+    /// Ours, with rings between processes.
+    Ring,
+    /// NVIDIA's between GPUs; on other devices ours, with a warning.
+    Nccl,
+}
+
+impl FromStr for Implementation {
+    type Err = distribute_collectives::Error;
+
+    /// Reads a name, in any case: `auto`, `RING`.
+    fn from_str(name: &str) -> Result<Self, Self::Err> {
+        match name.to_ascii_lowercase().as_str() {
+            "auto" => Ok(Implementation::Auto),
+            "ring" => Ok(Implementation::Ring),
+            "nccl" => Ok(Implementation::Nccl),
+            _ => Err(distribute_collectives::Error::UnknownName {
+                what: "implementation",
+                given: name.to_owned(),
+                expected: "auto, ring or nccl",
+            }),
+        }
+    }
+}
+
+/// How replicas talk to each other.
+///
+/// # Examples
+/// ```
+/// use std::time::Duration;
+/// use distribute_strategy::{CommunicationOptions, MirroredStrategy};
+///
+/// let options = CommunicationOptions { timeout: Some(Duration::from_secs(30)), ..CommunicationOptions::default() };
+/// let strategy = MirroredStrategy::builder().devices(["CPU:0", "CPU:1"]).communication(options).build()?;
+/// # Ok::<(), distribute_strategy::Error>(())
+/// ```
+///
+/// # Source
+/// `tf.distribute.experimental.CommunicationOptions`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CommunicationOptions {
+    /// Whose collectives to use.
+    pub implementation: Implementation,
+    /// How many bytes of gradients to reduce together; 0 for all of a step. Default 1 MiB.
+    pub bytes_per_pack: Option<usize>,
+    /// How long one operation may take. Default: DISTRIBUTE_TIMEOUT, else five minutes.
+    pub timeout: Option<Duration>,
+    /// What connects processes. Default: DISTRIBUTE_TRANSPORT, else chosen automatically.
+    pub transport: Option<TransportKind>,
+    /// What moves an all-reduce between processes. Default: what the implementation says, DISTRIBUTE_ALGORITHM, else chosen by
+    /// size.
+    pub algorithm: Option<Algorithm>,
+}
+
+impl CommunicationOptions {
+    /// These options, with those of `other` in place of defaults.
+    ///
+    /// # Source
+    /// `tf.distribute.experimental.CommunicationOptions.merge`, whose argument wins wherever it is no default.
+    pub fn merge(self, other: CommunicationOptions) -> CommunicationOptions {
+        CommunicationOptions {
+            implementation: match other.implementation {
+                Implementation::Auto => self.implementation,
+                chosen => chosen,
+            },
+            bytes_per_pack: other.bytes_per_pack.or(self.bytes_per_pack),
+            timeout: other.timeout.or(self.timeout),
+            transport: other.transport.or(self.transport),
+            algorithm: other.algorithm.or(self.algorithm),
+        }
+    }
+
+    /// What the group of replicas on these devices gets; the environment fills what is not said here.
+    pub(crate) fn options(self, devices: &[DeviceSpec]) -> Result<Options> {
+        let mut options = Options::from_env()?;
+        options.timeout = self.timeout.unwrap_or(options.timeout);
+        options.transport = self.transport.unwrap_or(options.transport);
+        options.bytes_per_pack = self.bytes_per_pack.unwrap_or(options.bytes_per_pack);
+        match self.implementation {
+            Implementation::Auto => {}
+            Implementation::Ring => options.algorithm = Algorithm::Ring,
+            Implementation::Nccl => {
+                if let Some(device) = devices.iter().find(|device| device.kind() != Some(DeviceKind::Gpu)) {
+                    tracing::warn!(
+                        "NCCL was asked for, but {} is no GPU; our own collectives are used",
+                        device.short()
+                    );
+                }
+            }
+        }
+        options.algorithm = self.algorithm.unwrap_or(options.algorithm);
+        Ok(options)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_said_wins_over_defaults() {
+        let base = CommunicationOptions {
+            bytes_per_pack: Some(1),
+            timeout: Some(Duration::from_secs(1)),
+            ..Default::default()
+        };
+        let other = CommunicationOptions {
+            implementation: Implementation::Ring,
+            bytes_per_pack: Some(2),
+            ..Default::default()
+        };
+        let merged = base.merge(other);
+        assert_eq!(merged.implementation, Implementation::Ring);
+        assert_eq!((merged.bytes_per_pack, merged.timeout), (Some(2), Some(Duration::from_secs(1))));
+        let options = merged.options(&[]).unwrap();
+        assert_eq!((options.algorithm, options.bytes_per_pack), (Algorithm::Ring, 2));
+    }
+
+    #[test]
+    fn names_are_read_in_any_case() {
+        assert_eq!("NCCL".parse::<Implementation>().unwrap(), Implementation::Nccl);
+        assert!("mpi".parse::<Implementation>().unwrap_err().to_string().contains("auto, ring or nccl"));
+    }
+}

@@ -1,0 +1,108 @@
+//! State that belongs to a worker, not to a replica.
+
+use distribute_collectives::ProcessGroup;
+use distribute_device::{BufferRef, DType};
+
+use crate::elements::{Arithmetic, assign, with_type};
+use crate::{Assignment, Error, Result, TensorStorage};
+
+/// A variable of which each worker process has one, of its own value: counts of what was read, say, or of retries.
+///
+/// Nothing keeps the workers' values alike. Replicas of one process share theirs; each write is whole, in no given order.
+///
+/// # Examples
+/// ```
+/// use distribute_collectives::ProcessGroup;
+/// use distribute_values::{Assignment, HostTensor, PerWorkerVariable, TensorStorage};
+///
+/// let groups = ProcessGroup::local(2)?;                        // two replicas of one worker
+/// let skipped = PerWorkerVariable::new("skipped", HostTensor::scalar(0.0));
+/// skipped.assign(Assignment::Add, &HostTensor::scalar(3.0))?;
+/// let all = skipped.read_all(&groups)?;
+/// assert_eq!(all.len(), 1);
+/// assert_eq!(all[0].to_elements::<f64>()?, [3.0]);
+/// # Ok::<(), distribute_values::Error>(())
+/// ```
+///
+/// # Source
+/// `tf.Variable(per_worker_variable=True)` of TensorFlow's parameter server strategy.
+#[derive(Clone, Debug)]
+pub struct PerWorkerVariable<T> {
+    name: String,
+    value: T,
+}
+
+impl<T> PerWorkerVariable<T> {
+    /// This worker's variable.
+    pub fn new(name: &str, value: T) -> PerWorkerVariable<T> {
+        PerWorkerVariable { name: name.to_owned(), value }
+    }
+
+    /// The variable's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// This worker's value.
+    pub fn read(&self) -> &T {
+        &self.value
+    }
+
+    /// Writes this worker's value, from any replica or outside.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] where shapes differ.
+    pub fn assign<L>(&self, assignment: Assignment, value: &T) -> Result<()>
+    where
+        T: TensorStorage<L>,
+    {
+        let (got, expected) = (value.shape(), self.value.shape());
+        if got != expected {
+            let remedy = "assign a value of the variable's shape";
+            return Err(Error::Shape { what: "assign", replica: 0, got, expected, remedy });
+        }
+        with_type!(value.dtype()?, E => {
+            // Copied first: it may be the variable itself.
+            let elements = value.to_elements::<E>()?;
+            let mut outcome = Ok(());
+            self.value.write(&mut |target| outcome = assign(assignment, target, BufferRef::from(&elements[..])))?;
+            outcome
+        })
+    }
+
+    /// Every worker's value, in the order of workers. Outside of replicas, on every worker; `groups` holds the local ranks of
+    /// the group of all replicas.
+    ///
+    /// # Errors
+    /// The collective's: workers whose values differ in size or type.
+    pub fn read_all<L>(&self, groups: &[ProcessGroup]) -> Result<Vec<T>>
+    where
+        T: TensorStorage<L>,
+    {
+        with_type!(self.value.dtype()?, E => self.read_typed::<L, E>(groups))
+    }
+
+    fn read_typed<L, E: Arithmetic>(&self, groups: &[ProcessGroup]) -> Result<Vec<T>>
+    where
+        T: TensorStorage<L>,
+    {
+        let own = self.value.to_elements::<E>()?;
+        let mut works = Vec::new();
+        for group in groups {
+            let all = vec![E::default(); own.len() * group.world_size()];
+            works.push(group.all_gather_async(own.clone(), all)?);
+        }
+        let mut all = Vec::new();
+        for work in works {
+            [_, all] = work.wait()?;
+        }
+        // All replicas of a worker bring the same.
+        let stride = own.len() * groups.len();
+        let workers = all.len().checked_div(stride).unwrap_or(0);
+        let value = |worker: usize| {
+            let elements = &all[worker * stride..worker * stride + own.len()];
+            self.value.beside(&self.value.shape(), BufferRef::from(elements))
+        };
+        (0..workers).map(value).collect()
+    }
+}
