@@ -65,7 +65,7 @@ impl Plan {
                 let tensor = &variable.components[0];
                 Ok(FusedTensor::new(dtype_of(tensor.dtype())?, tensor.dims()))
             })
-            .chain([Ok(FusedTensor::new(DType::U32, [count]))])
+            .chain([Ok(FusedTensor::new(DType::U32, [count + 1]))])
             .collect();
         variables.push(count);
         let bytes = |index: &usize| parts.variables.get(*index).map_or(0, |variable| bytes_of(&variable.components[0]));
@@ -73,7 +73,8 @@ impl Plan {
         Ok(Arc::new(Plan { buckets: BucketPlan::new(&tensors?, &variables, bytes_per_pack) }))
     }
 
-    /// The index of what says for each variable on how many replicas it got a gradient. It comes last.
+    /// The index of what says for each variable on how many replicas it got a gradient, and whether there is another step. It
+    /// comes last.
     pub(crate) fn flags(&self) -> usize {
         self.buckets.tensors().len() - 1
     }

@@ -101,13 +101,15 @@ impl Reducer {
         }
         let variables = self.parts.variables.len();
         let came = |index: usize| self.has(index) || self.unplanned[index].is_some();
-        let flags: Vec<u32> = (0..variables).map(|index| u32::from(came(index))).collect();
+        let mut flags: Vec<u32> = (0..variables).map(|index| u32::from(came(index))).collect();
         for (index, came) in flags.iter().enumerate() {
             if *came == 0 && self.plan.buckets.contains(index) {
                 self.launch(index, zeros(&self.parts, index)?)?;
             }
         }
-        self.launch(self.plan.flags(), Tensor::from_vec(flags, variables, &Device::Cpu)?)?;
+        // The last one is whether there is another step.
+        flags.push(self.context.input_word());
+        self.launch(self.plan.flags(), Tensor::from_vec(flags, variables + 1, &Device::Cpu)?)?;
         let Reducer { context, parts, plan, step, mut unplanned, mut communication, .. } = self;
         let started = Instant::now();
         let step = match step {
@@ -115,6 +117,7 @@ impl Reducer {
             Way::Sharded(step) => {
                 let (shards, flags) = step.finish()?;
                 communication += started.elapsed();
+                context.agree_on_input(flags.last().copied().unwrap_or(0));
                 let late = (0..variables).find(|index| flags[*index] > 0 && !plan.buckets.contains(*index));
                 return match late {
                     Some(index) => Err(Error::LateGradient { name: parts.variables[index].name.clone() }),
@@ -128,6 +131,7 @@ impl Reducer {
             Some(flags) => flags.to_vec1()?,
             None => Vec::new(),
         };
+        context.agree_on_input(flags.last().copied().unwrap_or(0));
         let came_anywhere = |index: usize| flags.get(index).is_some_and(|count| *count > 0);
         let mut all: Vec<Reduced> = (0..variables)
             .filter(|index| plan.buckets.contains(*index))

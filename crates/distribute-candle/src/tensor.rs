@@ -6,7 +6,7 @@ use std::ops::Range;
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, DType as CandleType, InplaceOp1, Layout, Storage, Tensor};
 use distribute_device::{BufferMut, BufferRef, DType, Element as Number};
-use distribute_input::Element;
+use distribute_input::{Element, ElementSpec, Pad};
 use distribute_values::TensorStorage;
 
 /// The library of candle's tensors, in the traits that take one.
@@ -75,6 +75,29 @@ impl Element<Candle> for Tensor {
 
     fn concat(items: &[Tensor]) -> distribute_input::Result<Tensor> {
         Tensor::cat(items, 0).map_err(refused("concatenating"))
+    }
+
+    fn spec(&self) -> Vec<ElementSpec> {
+        vec![ElementSpec::new(self.dims(), Tensor::dtype(self).as_str())]
+    }
+}
+
+impl Pad<Candle> for Tensor {
+    fn padded(items: &[Tensor]) -> distribute_input::Result<Vec<Tensor>> {
+        let dims = items.first().map_or(0, |first| first.dims().len());
+        if let Some(index) = items.iter().position(|item| item.dims().len() != dims) {
+            let (got, expected) = (items[index].dims().to_vec(), items[0].dims().to_vec());
+            return Err(distribute_input::Error::UnequalShapes { action: "padded_batch", index, got, expected });
+        }
+        let mut items = items.to_vec();
+        for dim in 0..dims {
+            let largest = items.iter().map(|item| item.dims()[dim]).max().unwrap_or(0);
+            for item in &mut items {
+                let missing = largest - item.dims()[dim];
+                *item = item.pad_with_zeros(dim, 0, missing).map_err(refused("padding"))?;
+            }
+        }
+        Ok(items)
     }
 }
 

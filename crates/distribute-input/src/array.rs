@@ -2,7 +2,7 @@
 
 use std::{fmt, ops::Range, sync::Arc};
 
-use crate::{Element, Error, Result};
+use crate::{Element, ElementSpec, Error, Pad, Result};
 
 /// The tag under which [`Array`] is an [`Element`].
 #[derive(Clone, Copy, Debug)]
@@ -139,6 +139,47 @@ impl<T: Clone + Send + Sync + 'static> Element<Arrays> for Array<T> {
         shape[0] = rows;
         Ok(Array { elements: Arc::new(elements), start: 0, shape })
     }
+
+    fn spec(&self) -> Vec<ElementSpec> {
+        vec![ElementSpec::new(&self.shape, std::any::type_name::<T>())]
+    }
+}
+
+impl<T: Clone + Default + Send + Sync + 'static> Pad<Arrays> for Array<T> {
+    fn padded(items: &[Self]) -> Result<Vec<Self>> {
+        let Some(first) = items.first() else { return Ok(Vec::new()) };
+        let mut shape = first.shape.clone();
+        for (index, item) in items.iter().enumerate() {
+            if item.shape.len() != shape.len() {
+                let (got, expected) = (item.shape.clone(), first.shape.clone());
+                return Err(Error::UnequalShapes { action: "padded_batch", index, got, expected });
+            }
+            shape.iter_mut().zip(&item.shape).for_each(|(largest, extent)| *largest = (*largest).max(*extent));
+        }
+        Ok(items.iter().map(|item| item.filled(&shape)).collect())
+    }
+}
+
+impl<T: Clone + Default> Array<T> {
+    /// The array in the corner of a larger one.
+    fn filled(&self, shape: &[usize]) -> Array<T> {
+        if self.shape == shape {
+            return self.clone();
+        }
+        let mut elements = vec![T::default(); shape.iter().product()];
+        let width = self.shape.last().copied().unwrap_or(1);
+        // Rows along the last dimension stay together.
+        for (row, values) in self.as_slice().chunks_exact(width.max(1)).enumerate() {
+            let (mut rest, mut at, mut stride) = (row, 0, shape.last().copied().unwrap_or(1));
+            for axis in (0..shape.len().saturating_sub(1)).rev() {
+                at += rest % self.shape[axis] * stride;
+                rest /= self.shape[axis];
+                stride *= shape[axis];
+            }
+            elements[at..at + width].clone_from_slice(values);
+        }
+        Array { elements: Arc::new(elements), start: 0, shape: shape.to_vec() }
+    }
 }
 
 impl<T> From<Vec<T>> for Array<T> {
@@ -170,6 +211,17 @@ mod tests {
         let array = Array::new([3, 2], vec![0, 1, 2, 3, 4, 5]).unwrap();
         assert!(std::ptr::eq(&array.as_slice()[2], &array.row(1).unwrap().as_slice()[0]));
         assert!(std::ptr::eq(&array.as_slice()[4], &array.slice(2..3).unwrap().as_slice()[0]));
+    }
+
+    #[test]
+    fn arrays_are_filled_up_to_the_largest() {
+        let items = [Array::new([2, 1], vec![1, 2]).unwrap(), Array::new([1, 3], vec![3, 4, 5]).unwrap()];
+        let padded = Array::padded(&items).unwrap();
+        assert_eq!(padded[0], Array::new([2, 3], vec![1, 0, 0, 2, 0, 0]).unwrap());
+        assert_eq!(padded[1], Array::new([2, 3], vec![3, 4, 5, 0, 0, 0]).unwrap());
+        assert!(Array::padded(&[items[0].clone(), Array::scalar(1)]).is_err());
+        let empty = Array::new([0, 2], Vec::<i32>::new()).unwrap();
+        assert_eq!(Array::padded(&[empty, items[0].clone()]).unwrap()[0].as_slice(), [0; 4]);
     }
 
     #[test]

@@ -2,29 +2,39 @@
 
 mod batch;
 mod cache;
+mod files;
+mod flatten;
 mod map;
+mod padded;
+mod parallel;
 mod pass;
 mod picks;
 mod prefetch;
 mod select;
+#[cfg(feature = "tfrecord")]
+mod snapshot;
 mod source;
 
 use std::{
     fmt,
+    path::PathBuf,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
 };
 
-use crate::Error;
+use crate::{Element, ElementSpec, Error};
 
+pub use files::FileShard;
+pub use parallel::Parallel;
 pub use prefetch::AUTOTUNE;
 
 pub(crate) use batch::chunked;
-pub(crate) use pass::{Items, Opener, Pass};
+pub(crate) use files::divide;
+pub(crate) use pass::{Items, Opener, Pass, Share};
 pub(crate) use picks::{Order, Picks};
-pub(crate) use prefetch::prefetched;
+pub(crate) use prefetch::prefetched_items;
 
 /// A description of a sequence of elements, read lazily and as often as wanted.
 ///
@@ -64,6 +74,29 @@ pub(crate) struct Facts {
     /// Depth of a prefetch that nothing follows.
     pub(crate) prefetch: usize,
     pub(crate) error: Option<Error>,
+    pub(crate) shares: Shares,
+}
+
+/// How a distribution can have each worker read a share of its own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Shares {
+    /// In no way: a share that is asked for is not honoured.
+    None,
+    /// By dividing lists of files, each for itself.
+    Files(Vec<Arc<[PathBuf]>>),
+    /// Where `shard_hint` says.
+    Hint,
+}
+
+impl Shares {
+    /// Of two datasets read one after the other.
+    pub(crate) fn both(self, other: Shares) -> Shares {
+        match (self, other) {
+            (Shares::Files(one), Shares::Files(two)) => Shares::Files([one, two].concat()),
+            (Shares::Hint, Shares::Hint) => Shares::Hint,
+            _ => Shares::None,
+        }
+    }
 }
 
 /// How many elements a pass over a dataset yields, as far as it is known without reading it.
@@ -85,6 +118,11 @@ pub struct DatasetIter<T> {
 impl<T: Send + 'static> Dataset<T> {
     pub(crate) fn new(open: Opener<T>, facts: Facts) -> Dataset<T> {
         Dataset { open, picks: None, facts, passes: Arc::default() }
+    }
+
+    /// A sequence of which nothing is known.
+    pub(crate) fn of_opener(open: Opener<T>) -> Dataset<T> {
+        Dataset::new(open, Facts::of(Cardinality::Unknown))
     }
 
     pub(crate) fn picked(picks: Picks<T>, facts: Facts) -> Dataset<T> {
@@ -113,6 +151,31 @@ impl<T: Send + 'static> Dataset<T> {
     /// dimension. A last batch may be smaller.
     pub fn batch_size(&self) -> Option<usize> {
         self.facts.batch_size
+    }
+
+    /// The shapes and types of an element, read from the first one; the leading extent of batches is left open. Empty where
+    /// there is no element.
+    ///
+    /// # Errors
+    /// Those of reading the first element.
+    ///
+    /// # Examples
+    /// ```
+    /// use distribute_input::Dataset;
+    /// assert_eq!(Dataset::range(0..9).batch(4).element_spec()?[0].to_string(), "[?] i64");
+    /// # Ok::<(), distribute_input::Error>(())
+    /// ```
+    ///
+    /// # Source
+    /// `tf.data.Dataset.element_spec`.
+    pub fn element_spec<L>(&self) -> crate::Result<Vec<ElementSpec>>
+    where
+        T: Element<L>,
+    {
+        let first = self.iter_epoch(0).next().transpose()?;
+        let spec = first.map_or_else(Vec::new, |element| element.spec());
+        let batched = self.batch_size().is_some();
+        Ok(spec.into_iter().map(|spec| if batched { spec.of_any_rows() } else { spec }).collect())
     }
 
     pub(crate) fn next_epoch(&self) -> u64 {
@@ -180,7 +243,7 @@ impl<T> fmt::Debug for DatasetIter<T> {
 
 impl Facts {
     pub(crate) fn of(cardinality: Cardinality) -> Facts {
-        Facts { cardinality, batch_size: None, prefetch: 0, error: None }
+        Facts { cardinality, batch_size: None, prefetch: 0, error: None, shares: Shares::None }
     }
 
     /// Keeps the first mistake found.
@@ -208,6 +271,15 @@ impl Cardinality {
             (Cardinality::Known(0), _) | (_, Cardinality::Known(0)) => Cardinality::Known(0),
             (Cardinality::Known(one), Cardinality::Known(two)) => Cardinality::Known(one.min(two)),
             (Cardinality::Infinite, other) | (other, Cardinality::Infinite) => other,
+            _ => Cardinality::Unknown,
+        }
+    }
+
+    /// That of two sequences read side by side, which end with the longer.
+    pub(crate) fn longer(self, other: Cardinality) -> Cardinality {
+        match (self, other) {
+            (Cardinality::Known(one), Cardinality::Known(two)) => Cardinality::Known(one.max(two)),
+            (Cardinality::Infinite, _) | (_, Cardinality::Infinite) => Cardinality::Infinite,
             _ => Cardinality::Unknown,
         }
     }

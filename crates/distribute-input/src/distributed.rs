@@ -1,39 +1,59 @@
 //! Datasets divided between the replicas of all workers.
 
-use std::{fmt, sync::Arc};
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::dataset::{Items, Opener, Order, Picks, Share, Shares, prefetched_items};
+use crate::element::Operations;
+use crate::feed::Feed;
+use crate::plan::Division;
+use crate::position::{Lane, Way};
+use crate::rebatch::Rebatch;
 use crate::{
-    BoxError, Cardinality, DataPlan, Dataset, DatasetIter, Element, Error, InputContext, InputTopology, Result,
-    dataset::{Facts, Items, Opener, Order, Picks, chunked, prefetched},
-    element::Operations,
-    plan::Division,
-    rebatch::Rebatch,
+    AutoShardPolicy, BoxError, Cardinality, DataPlan, Dataset, Element, ElementSpec, Error, InputContext, InputOptions,
+    InputPosition, InputReplicationMode, InputTopology, Result, UnequalData,
 };
 
-/// How a distributed dataset is read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct InputOptions {
-    /// Elements read ahead for each replica, on a thread of each pass; 0 reads when asked, [`AUTOTUNE`](crate::AUTOTUNE)
-    /// finds a depth. A deeper prefetch at the end of the dataset counts instead. Default: 1.
-    pub per_replica_buffer_size: usize,
+mod function;
+mod iter;
+
+pub use function::distribute_datasets_from_function;
+pub use iter::{DistributedIter, More};
+
+/// One step of one worker.
+pub(crate) struct Step<T> {
+    parts: Vec<T>,
+    /// Where the pass stands after it.
+    lanes: Vec<Lane>,
+    /// Whether every replica of this worker has all its rows.
+    full: bool,
 }
 
-impl Default for InputOptions {
-    fn default() -> Self {
-        InputOptions { per_replica_buffer_size: 1 }
-    }
+/// What a pass reads, and how.
+#[derive(Clone)]
+pub(crate) struct Start {
+    epoch: u64,
+    way: Way,
+    lanes: Vec<Lane>,
 }
+
+type StepOpener<T> = Arc<dyn Fn(Start) -> Items<Step<T>> + Send + Sync>;
+/// Makes the parts of a worker that has no data.
+type EmptyParts<T> = Arc<dyn Fn() -> Result<Option<Vec<T>>> + Send + Sync>;
 
 /// Divides the global batches of a dataset between the replicas of all workers; this is one worker's share.
 ///
-/// Every worker walks the same global pipeline and takes its own replicas' rows of each batch. So every example reaches
-/// exactly one replica, what a step trains on does not depend on how replicas are spread over workers, and all workers end
-/// together. It asks of the pipeline that it is deterministic (equal seeds, no outside state), and of the program that all
-/// workers count the passes alike.
+/// Where the dataset reads a list of files, each worker reads files of its own; see [`AutoShardPolicy`]. Else, and with
+/// [`InputOptions::deterministic`], every worker walks the same global pipeline and takes its own replicas' rows of each batch:
+/// what a step trains on then does not depend on how replicas are spread over workers, and all workers end together. Either
+/// way every example reaches exactly one replica. It asks of the pipeline that it is deterministic (equal seeds, no outside
+/// state), and of the program that all workers count the passes alike.
 ///
 /// # Cost
-/// Every worker reads everything, and maps what is mapped. Where the pipeline is tensors in memory up to its `batch`, a
-/// worker gathers the rows of its own replicas only.
+/// Walking, every worker reads everything, and maps what is mapped. Where the pipeline is tensors in memory up to its `batch`,
+/// a worker gathers the rows of its own replicas only.
 ///
 /// # Shapes
 /// A global batch of `G` rows is divided between `N` replicas into parts that differ by one row at most; the larger parts
@@ -42,6 +62,7 @@ impl Default for InputOptions {
 ///
 /// # Errors
 /// - [`Error::NotBatched`]: call `.batch(global_batch)`.
+/// - [`Error::Options`] where the policy does not fit the dataset.
 /// - Mistakes in the description of the dataset.
 ///
 /// # Examples
@@ -55,8 +76,7 @@ impl Default for InputOptions {
 /// ```
 ///
 /// # Source
-/// `tf.distribute.Strategy.experimental_distribute_dataset` with `AutoShardPolicy.OFF`, where each replica takes its own
-/// part of what its worker reads.
+/// `tf.distribute.Strategy.experimental_distribute_dataset`.
 pub fn distribute_dataset<T, L>(
     dataset: &Dataset<T>,
     topology: InputTopology,
@@ -70,79 +90,140 @@ where
     }
     let cardinality = dataset.cardinality();
     let global_batch = dataset.batch_size().ok_or(Error::NotBatched { cardinality })?;
-    let rebatch = Rebatch { global_batch, topology };
-    let open = match &dataset.picks {
+    let reads = reads(&dataset.facts.shares, topology, options)?;
+    let equal_pieces = options.auto_shard_policy == AutoShardPolicy::Data;
+    let rebatch = Rebatch { global_batch, topology, equal_pieces };
+    let (open, empty) = match &dataset.picks {
         Some(Picks { source, order: Order::Batches(open) }) => {
-            let (source, open) = (Arc::clone(source), Arc::clone(open));
-            divided(open, rebatch, |rows| Ok(rows.len()), move |rows, range| source.pick(&rows[range]))
+            let (source, rows) = (Arc::clone(source), row_numbers());
+            steps(Arc::clone(open), rows, rebatch, move |rows: &Vec<usize>, range| source.pick(&rows[range]))
         }
         _ => {
             let operations = Operations::of::<L>();
-            divided(Arc::clone(&dataset.open), rebatch, operations.rows, operations.slice)
+            steps(Arc::clone(&dataset.open), operations, rebatch, operations.slice)
         }
     };
-    let plan = DataPlan::new(topology, Division::Global(rebatch), cardinality);
-    let depth = options.per_replica_buffer_size.max(dataset.facts.prefetch);
-    Ok(DistributedDataset { steps: Dataset::new(open, Facts::of(cardinality)), depth, plan })
+    let (way, lane, cardinality) = match &reads {
+        Reads::Walk => (Way::Walk, Lane::of(None), cardinality),
+        Reads::Own { share, .. } => (Way::Lanes, Lane::of(*share), Cardinality::Unknown),
+    };
+    Ok(DistributedDataset {
+        open,
+        empty,
+        way,
+        lanes: vec![lane],
+        cardinality,
+        depth: options.per_replica_buffer_size.max(dataset.facts.prefetch),
+        plan: DataPlan::new(topology, Division::Global { rebatch, reads }, cardinality),
+        unequal_data: options.unequal_data,
+        passes: Arc::default(),
+    })
 }
 
-/// Calls a function that makes this worker's own dataset; its batches are *per-replica* batches.
-///
-/// The function is called once per worker and decides itself what the worker reads, for example with
-/// [`Dataset::shard`]. Each replica takes the next element in turn. When the data end within a step, the replicas left get
-/// zero rows. Workers end together only if their datasets are equally long: nothing is divided here, so nothing can see to
-/// it.
-///
-/// # Errors
-/// What the function returns, and mistakes in the description of its dataset.
-///
-/// # Examples
-/// ```
-/// use distribute_input::{Dataset, InputOptions, InputTopology, distribute_datasets_from_function};
-/// let worker = InputTopology::new(2, 1, 1)?;
-/// let data = distribute_datasets_from_function(worker, InputOptions::default(), |context| {
-///     let batch = context.per_replica_batch_size(4)?;
-///     Ok(Dataset::range(0..8).shard(context.num_input_pipelines, context.input_pipeline_id).batch(batch))
-/// })?;
-/// let first = data.iter().next().expect("there are two steps")?;
-/// assert_eq!(first[0].as_slice(), [1, 3]);
-/// # Ok::<(), distribute_input::Error>(())
-/// ```
-///
-/// # Source
-/// `tf.distribute.Strategy.distribute_datasets_from_function`.
-pub fn distribute_datasets_from_function<T, L>(
-    topology: InputTopology,
-    options: InputOptions,
-    function: impl FnOnce(InputContext) -> Result<Dataset<T>, BoxError>,
-) -> Result<DistributedDataset<T>>
-where
-    T: Element<L>,
-{
-    let dataset = function(topology.context()).map_err(|error| Error::user("input function", error))?;
-    if let Some(error) = dataset.facts.error {
-        return Err(error);
+/// What each worker reads of a dataset that is divided by global batches.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Reads {
+    /// The whole, together.
+    Walk,
+    /// By itself: this worker's share, or everything; `shares` is how the dataset is divided.
+    Own { share: Option<Share>, shares: Shares },
+}
+
+fn reads(shares: &Shares, topology: InputTopology, options: InputOptions) -> Result<Reads> {
+    let (policy, several) = (options.auto_shard_policy, topology.workers() > 1);
+    let refuse = |problem| Err(Error::Options { problem });
+    let own = || {
+        let share = Some(Share { count: topology.workers(), index: topology.worker() });
+        Reads::Own { share, shares: shares.clone() }
+    };
+    match (policy, shares) {
+        (AutoShardPolicy::Hint | AutoShardPolicy::Off, _) if options.deterministic => refuse(
+            "deterministic has all workers walk the whole data, AutoShardPolicy::Hint and Off have each read by itself; \
+             leave one of them out",
+        ),
+        (AutoShardPolicy::File, Shares::None | Shares::Hint) => refuse(
+            "AutoShardPolicy::File needs a dataset that reads a list of files, up to its batch without take, skip, shard, \
+             enumerate or zip; begin it with Dataset::from_files, or use AutoShardPolicy::Auto",
+        ),
+        _ if !several => Ok(Reads::Walk),
+        (AutoShardPolicy::Auto | AutoShardPolicy::File, Shares::Files(_)) if !options.deterministic => Ok(own()),
+        (AutoShardPolicy::Auto | AutoShardPolicy::File | AutoShardPolicy::Data, _) => Ok(Reads::Walk),
+        (AutoShardPolicy::Hint, Shares::Hint) => Ok(own()),
+        (AutoShardPolicy::Hint, _) => {
+            tracing::warn!(
+                "AutoShardPolicy::Hint was asked for, but the dataset has no shard_hint: every worker reads everything, and \
+                 each example is seen {} times in a pass; put shard_hint before the batch",
+                topology.workers()
+            );
+            Ok(Reads::Own { share: None, shares: Shares::None })
+        }
+        (AutoShardPolicy::Off, _) => {
+            tracing::warn!(
+                "AutoShardPolicy::Off: every worker reads everything, and each example is seen {} times in a pass",
+                topology.workers()
+            );
+            Ok(Reads::Own { share: None, shares: Shares::None })
+        }
     }
-    let replicas = topology.replicas_per_worker();
-    let cardinality = dataset.facts.cardinality.map(|elements| elements.div_ceil(replicas));
-    let chunks = chunked(dataset.open, replicas, false);
-    let open: Opener<Vec<T>> = Arc::new(move |pass| {
-        Box::new(chunks(pass).map(move |step| {
-            let mut step = step?;
-            if let Some(empty) =
-                step.last().filter(|_| step.len() < replicas).map(|last| last.slice(0..0)).transpose()?
-            {
-                step.resize(replicas, empty);
-            }
-            Ok(step)
-        })) as Items<Vec<T>>
+}
+
+/// Row numbers of a source in memory, as elements.
+fn row_numbers() -> Operations<Vec<usize>> {
+    Operations {
+        rows: |rows| Ok(rows.len()),
+        row: |rows, at| Ok(vec![rows[at]]),
+        slice: |rows, range| Ok(rows[range].to_vec()),
+        gather: |rows, places| Ok(places.iter().map(|place| rows[*place]).collect()),
+        concat: |all| Ok(all.concat()),
+    }
+}
+
+/// The steps of one worker, of batches read as `B`; and its parts where it has no data.
+fn steps<T, B, C>(
+    open: Opener<B>,
+    operations: Operations<B>,
+    rebatch: Rebatch,
+    cut: C,
+) -> (StepOpener<T>, EmptyParts<T>)
+where
+    T: Clone + Send + 'static,
+    B: Send + 'static,
+    C: Fn(&B, Range<usize>) -> Result<T> + Send + Sync + 'static,
+{
+    let cut = Arc::new(cut);
+    let empty: EmptyParts<T> = {
+        let (open, cut) = (Arc::clone(&open), Arc::clone(&cut));
+        Arc::new(move || {
+            let first = open(crate::dataset::Pass::epoch(0)).next().transpose()?;
+            let part = first.map(|batch| cut(&batch, 0..0)).transpose()?;
+            Ok(part.map(|part| vec![part; rebatch.topology.replicas_per_worker()]))
+        })
+    };
+    let steps: StepOpener<T> = Arc::new(move |start| {
+        let (cut, mut step) = (Arc::clone(&cut), 0);
+        let mut feed = Feed::new(&open, operations, start.epoch, start.lanes);
+        let mut next = move || -> Result<Option<Step<T>>> {
+            let (ranges, piece, full) = match start.way {
+                Way::Walk => {
+                    let Some((rows, batch)) = feed.batch()? else { return Ok(None) };
+                    let ranges: Vec<Range<usize>> = rebatch.local_ranges(step, rows)?.collect();
+                    (ranges, batch, rows == rebatch.global_batch)
+                }
+                Way::Lanes | Way::Function => {
+                    let own = rebatch.own_ranges(step)?;
+                    let wanted = own.last().map_or(0, |range| range.end);
+                    let Some((rows, piece)) = feed.rows(wanted)? else { return Ok(None) };
+                    let within = |range: Range<usize>| range.start.min(rows)..range.end.min(rows);
+                    (own.into_iter().map(within).collect(), piece, rows == wanted)
+                }
+            };
+            step += 1;
+            let parts = ranges.into_iter().map(|range| cut(&piece, range)).collect::<Result<Vec<T>>>()?;
+            Ok(Some(Step { parts, lanes: feed.lanes().to_vec(), full }))
+        };
+        Box::new(std::iter::from_fn(move || next().transpose())) as Items<Step<T>>
     });
-    let plan = DataPlan::new(topology, Division::PerWorker { batch: dataset.facts.batch_size }, cardinality);
-    Ok(DistributedDataset {
-        steps: Dataset::new(open, Facts::of(cardinality)),
-        depth: options.per_replica_buffer_size,
-        plan,
-    })
+    (steps, empty)
 }
 
 /// One worker's share of the data: each step yields one element per local replica.
@@ -153,23 +234,82 @@ where
 /// # Source
 /// `tf.distribute.DistributedDataset`.
 pub struct DistributedDataset<T> {
-    steps: Dataset<Vec<T>>,
+    open: StepOpener<T>,
+    empty: EmptyParts<T>,
+    way: Way,
+    /// What this worker reads in a whole pass.
+    lanes: Vec<Lane>,
+    cardinality: Cardinality,
     depth: usize,
     plan: DataPlan,
+    unequal_data: UnequalData,
+    passes: Arc<AtomicU64>,
 }
-
-/// One pass over a [`DistributedDataset`]: for each step, one element per local replica, in their order.
-pub type DistributedIter<T> = DatasetIter<Vec<T>>;
 
 impl<T: Send + 'static> DistributedDataset<T> {
     /// Begins the next pass.
     pub fn iter(&self) -> DistributedIter<T> {
-        self.iter_epoch(self.steps.next_epoch())
+        // A counter that orders nothing else.
+        self.iter_epoch(self.passes.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Begins the pass of a given number, without counting it: to resume a training.
+    /// Begins the pass of a given number, without counting it.
     pub fn iter_epoch(&self, epoch: u64) -> DistributedIter<T> {
-        self.steps.open_with(&prefetched(Arc::clone(&self.steps.open), self.depth), epoch)
+        self.begin(Start { epoch, way: self.way, lanes: self.lanes.clone() })
+    }
+
+    /// Goes on with the pass that a position is in; the next pass is the one after it. The position may have been saved under
+    /// another number of workers: together they see the examples that were left, once each.
+    ///
+    /// # Cost
+    /// What the pass has seen is read again, except where tensors are in memory.
+    ///
+    /// # Errors
+    /// [`Error::Position`] where an input function chose the data of another number of workers.
+    pub fn iter_from(&self, position: &InputPosition) -> Result<DistributedIter<T>> {
+        let lanes = position.lanes_of(self.topology())?;
+        self.passes.fetch_max(position.epoch + 1, Ordering::Relaxed);
+        Ok(self.begin(Start { epoch: position.epoch, way: position.way, lanes }))
+    }
+
+    fn begin(&self, start: Start) -> DistributedIter<T> {
+        let (open, first) = (Arc::clone(&self.open), start.clone());
+        let steps = prefetched_items(move || open(first), self.depth);
+        let only_full = self.unequal_data == UnequalData::Drop && start.way == Way::Walk;
+        DistributedIter::new(steps, start, only_full)
+    }
+
+    /// Whether all workers' passes end after the same number of steps, so that they need not agree on it.
+    pub fn ends_together(&self) -> bool {
+        self.topology().workers() == 1 || self.way == Way::Walk
+    }
+
+    /// What happens when some replicas have no data left.
+    pub fn unequal_data(&self) -> UnequalData {
+        self.unequal_data
+    }
+
+    /// The parts of a step of a worker that has no data left; `None` where nobody has any.
+    ///
+    /// # Errors
+    /// Those of reading the first batch, whose form they have.
+    pub fn empty_parts(&self) -> Result<Option<Vec<T>>> {
+        (self.empty)()
+    }
+
+    /// The shapes and types of what each replica gets, whose rows are left open; empty where there is no data.
+    ///
+    /// # Errors
+    /// Those of reading the first batch.
+    ///
+    /// # Source
+    /// `tf.distribute.DistributedDataset.element_spec`.
+    pub fn element_spec<L>(&self) -> Result<Vec<ElementSpec>>
+    where
+        T: Element<L>,
+    {
+        let parts = self.empty_parts()?.unwrap_or_default();
+        Ok(parts.first().map_or_else(Vec::new, |part| part.spec().into_iter().map(ElementSpec::of_any_rows).collect()))
     }
 
     /// Applies a function to each local replica's element, ahead of the reader: for example a copy to the replica's
@@ -179,15 +319,35 @@ impl<T: Send + 'static> DistributedDataset<T> {
         U: Send + 'static,
         F: Fn(usize, T) -> Result<U, BoxError> + Send + Sync + 'static,
     {
-        let steps = self.steps.map(move |step| {
-            step.into_iter().enumerate().map(|(replica, element)| function(replica, element)).collect()
+        let map = Arc::new(move |parts: Vec<T>| -> Result<Vec<U>> {
+            let parts = parts.into_iter().enumerate();
+            parts
+                .map(|(replica, part)| function(replica, part).map_err(|error| Error::user("map_replicas", error)))
+                .collect()
         });
-        DistributedDataset { steps, depth: self.depth, plan: self.plan }
+        let (open, empty, mapped) = (self.open, self.empty, Arc::clone(&map));
+        DistributedDataset {
+            open: Arc::new(move |start| {
+                let map = Arc::clone(&map);
+                Box::new(open(start).map(move |step| {
+                    let Step { parts, lanes, full } = step?;
+                    Ok(Step { parts: map(parts)?, lanes, full })
+                })) as Items<Step<U>>
+            }),
+            empty: Arc::new(move || empty()?.map(|parts| mapped(parts)).transpose()),
+            way: self.way,
+            lanes: self.lanes,
+            cardinality: self.cardinality,
+            depth: self.depth,
+            plan: self.plan,
+            unequal_data: self.unequal_data,
+            passes: self.passes,
+        }
     }
 
     /// How many steps a pass has.
     pub fn cardinality(&self) -> Cardinality {
-        self.steps.cardinality()
+        self.cardinality
     }
 
     /// Rows each local replica gets in a step of a full global batch; nothing where a function made the dataset without
@@ -209,7 +369,17 @@ impl<T: Send + 'static> DistributedDataset<T> {
 
 impl<T> Clone for DistributedDataset<T> {
     fn clone(&self) -> Self {
-        DistributedDataset { steps: self.steps.clone(), depth: self.depth, plan: self.plan.clone() }
+        DistributedDataset {
+            open: Arc::clone(&self.open),
+            empty: Arc::clone(&self.empty),
+            way: self.way,
+            lanes: self.lanes.clone(),
+            cardinality: self.cardinality,
+            depth: self.depth,
+            plan: self.plan.clone(),
+            unequal_data: self.unequal_data,
+            passes: Arc::clone(&self.passes),
+        }
     }
 }
 
@@ -226,23 +396,6 @@ impl<T: Send + 'static> IntoIterator for &DistributedDataset<T> {
     fn into_iter(self) -> DistributedIter<T> {
         self.iter()
     }
-}
-
-/// Cuts each global batch, read as `B`, to the parts of this worker's replicas.
-fn divided<T, B, C>(open: Opener<B>, rebatch: Rebatch, rows: fn(&B) -> Result<usize>, cut: C) -> Opener<Vec<T>>
-where
-    T: Send + 'static,
-    B: Send + 'static,
-    C: Fn(&B, std::ops::Range<usize>) -> Result<T> + Send + Sync + 'static,
-{
-    let cut = Arc::new(cut);
-    Arc::new(move |pass| {
-        let cut = Arc::clone(&cut);
-        Box::new(open(pass).enumerate().map(move |(step, batch)| {
-            let batch = batch?;
-            rebatch.local_ranges(step, rows(&batch)?)?.map(|range| cut(&batch, range)).collect()
-        })) as Items<Vec<T>>
-    })
 }
 
 #[cfg(test)]

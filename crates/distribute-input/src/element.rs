@@ -50,6 +50,52 @@ pub trait Element<L>: Clone + Send + 'static {
     /// # Errors
     /// When there are none, or their shapes differ behind the leading dimension.
     fn concat(items: &[Self]) -> Result<Self>;
+
+    /// The shape and the type of each component.
+    fn spec(&self) -> Vec<ElementSpec>;
+}
+
+/// Elements that can be filled up to a larger shape.
+pub trait Pad<L>: Element<L> {
+    /// The items with equal shapes: each extent is the largest of all, and what is missing is zero, or the type's default.
+    ///
+    /// # Errors
+    /// Where they differ in the number of dimensions.
+    fn padded(items: &[Self]) -> Result<Vec<Self>>;
+}
+
+/// The shape and the type of one component of an element.
+///
+/// # Source
+/// `tf.TensorSpec`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ElementSpec {
+    /// Each extent; `None` where elements differ in it.
+    pub shape: Vec<Option<usize>>,
+    /// The type, as its library calls it.
+    pub dtype: String,
+}
+
+impl ElementSpec {
+    /// Of a shape that is known.
+    pub fn new(shape: &[usize], dtype: impl Into<String>) -> ElementSpec {
+        ElementSpec { shape: shape.iter().copied().map(Some).collect(), dtype: dtype.into() }
+    }
+
+    /// With a leading extent that differs, as that of batches does.
+    pub(crate) fn of_any_rows(mut self) -> ElementSpec {
+        if let Some(rows) = self.shape.first_mut() {
+            *rows = None;
+        }
+        self
+    }
+}
+
+impl std::fmt::Display for ElementSpec {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let extent = |extent: &Option<usize>| extent.map_or_else(|| "?".to_owned(), |extent| extent.to_string());
+        write!(formatter, "[{}] {}", self.shape.iter().map(extent).collect::<Vec<_>>().join(", "), self.dtype)
+    }
 }
 
 /// The operations of one [`Element`] implementation, with the library's tag forgotten.
@@ -58,6 +104,7 @@ pub(crate) struct Operations<T> {
     pub(crate) row: fn(&T, usize) -> Result<T>,
     pub(crate) slice: fn(&T, Range<usize>) -> Result<T>,
     pub(crate) gather: fn(&T, &[usize]) -> Result<T>,
+    pub(crate) concat: fn(&[T]) -> Result<T>,
 }
 
 impl<T> Operations<T> {
@@ -65,7 +112,7 @@ impl<T> Operations<T> {
     where
         T: Element<L>,
     {
-        Operations { rows: T::rows, row: T::row, slice: T::slice, gather: T::gather }
+        Operations { rows: T::rows, row: T::row, slice: T::slice, gather: T::gather, concat: T::concat }
     }
 }
 
@@ -106,6 +153,24 @@ macro_rules! tuple_element {
 
             fn concat(items: &[Self]) -> Result<Self> {
                 Ok(($(<$component as Element<$tag>>::concat(&items.iter().map(|item| item.$at.clone()).collect::<Vec<_>>())?,)+))
+            }
+
+            fn spec(&self) -> Vec<ElementSpec> {
+                [$(self.$at.spec()),+].concat()
+            }
+        }
+
+        impl<$($tag, $component: Pad<$tag>),+> Pad<($($tag,)+)> for ($($component,)+) {
+            #[expect(non_snake_case, reason = "one name for a type parameter and its values")]
+            fn padded(items: &[Self]) -> Result<Vec<Self>> {
+                $(let mut $component = <$component as Pad<$tag>>::padded(
+                    &items.iter().map(|item| item.$at.clone()).collect::<Vec<_>>(),
+                )?.into_iter();)+
+                let mut all = Vec::with_capacity(items.len());
+                while let ($(Some($component),)+) = ($($component.next(),)+) {
+                    all.push(($($component,)+));
+                }
+                Ok(all)
             }
         }
     };

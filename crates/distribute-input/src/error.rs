@@ -1,6 +1,6 @@
 //! What can go wrong while data are read and divided.
 
-use std::{io, sync::Arc, time::Duration};
+use std::{io, path::PathBuf, sync::Arc, time::Duration};
 
 /// Any error: what closures given to a [`Dataset`](crate::Dataset) may return, so that `?` works on every library's errors.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -74,6 +74,57 @@ pub enum Error {
         /// Its parameter.
         parameter: &'static str,
     },
+    /// Options that contradict each other, or the dataset.
+    #[error("the dataset cannot be distributed so: {problem}")]
+    Options {
+        /// What does not go together, and what to do.
+        problem: &'static str,
+    },
+    /// A position that a pass cannot go on from.
+    #[error("the pass cannot go on from this position: {problem}; begin a pass instead")]
+    Position {
+        /// What does not fit.
+        problem: String,
+    },
+    /// A file cannot be read.
+    #[error("{}: {source}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// The operating system's error.
+        source: Arc<io::Error>,
+    },
+    /// A record of a file cannot be read.
+    #[error("{}, record {record} at byte {offset}: {problem}", path.display())]
+    Record {
+        /// The file.
+        path: PathBuf,
+        /// The record, from 0.
+        record: u64,
+        /// Where it begins.
+        offset: u64,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// A record is no example, or has no such feature.
+    #[error("tf.train.Example: {problem}")]
+    Example {
+        /// What is wrong.
+        problem: String,
+    },
+    /// A column of a table cannot be used.
+    #[error("column {name:?}: {problem}")]
+    Column {
+        /// The column.
+        name: String,
+        /// What is wrong with it, and what to do.
+        problem: String,
+    },
+    /// A list of files is empty.
+    #[error(
+        "the dataset reads no file: its list is empty; give at least one path, or look at the folder and the suffix"
+    )]
+    NoFiles,
     /// A shard that does not exist.
     #[error("shard {index} of {count} was asked; give an index below the count")]
     Shard {
@@ -145,7 +196,7 @@ pub enum Error {
         source: Arc<dyn std::error::Error + Send + Sync>,
     },
     /// Code of the pipeline panicked on the thread that prefetches.
-    #[error("the pipeline panicked on its prefetching thread; mend the panic, which was printed where it happened")]
+    #[error("the pipeline panicked on one of its threads; mend the panic, which was printed where it happened")]
     Panicked,
     /// Nothing came for too long.
     #[error(

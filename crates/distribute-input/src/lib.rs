@@ -4,9 +4,11 @@
 //! stacked to a batch and cut along its leading dimension.
 //!
 //! - [`Dataset`]: a description of a pipeline (source, map, shuffle, batch, prefetch, …), read lazily, pass by pass.
+//! - [`read`]: files of text, CSV, TFRecord, Parquet, tar and pictures.
 //! - [`distribute_dataset`]: divides the global batches of a dataset between the replicas of all workers.
 //! - [`distribute_datasets_from_function`]: one pipeline per worker, made by a function of its [`InputContext`].
 //! - [`DistributedDataset`]: what both give; yields one element per local replica and step, and prints its [`DataPlan`].
+//! - [`InputPosition`]: where a pass stands, for checkpoints; another number of workers can go on from it.
 //! - [`Array`]: a small element in host memory, for scalars, labels, texts and tests.
 //!
 //! # Examples
@@ -32,7 +34,7 @@
 //! # Invariants
 //! - A pass is a function of the pipeline, its seeds and the number of the pass; nothing else a program does changes it.
 //! - Every example of a distributed dataset reaches exactly one replica in each pass.
-//! - The first error ends a pass.
+//! - The first error ends a pass, unless damaged records are to be skipped, which are then counted.
 
 mod array;
 mod context;
@@ -40,15 +42,25 @@ mod dataset;
 mod distributed;
 mod element;
 mod error;
+mod feed;
+#[cfg(feature = "ndarray")]
+mod ndarrays;
+mod options;
 mod plan;
+mod position;
+pub mod read;
 mod rebatch;
 
 pub use array::{Array, Arrays};
 pub use context::{InputContext, InputTopology};
-pub use dataset::{AUTOTUNE, Cardinality, Dataset, DatasetIter};
+pub use dataset::{AUTOTUNE, Cardinality, Dataset, DatasetIter, FileShard, Parallel};
 pub use distributed::{
-    DistributedDataset, DistributedIter, InputOptions, distribute_dataset, distribute_datasets_from_function,
+    DistributedDataset, DistributedIter, More, distribute_dataset, distribute_datasets_from_function,
 };
-pub use element::Element;
+pub use element::{Element, ElementSpec, Pad};
 pub use error::{BoxError, Error, Result};
+#[cfg(feature = "ndarray")]
+pub use ndarrays::NdArrays;
+pub use options::{AutoShardPolicy, InputOptions, InputReplicationMode, UnequalData};
 pub use plan::DataPlan;
+pub use position::InputPosition;

@@ -1,8 +1,12 @@
 //! Which replica reads what, for people.
 
+use std::path::PathBuf;
+use std::sync::Arc;
 use std::{fmt, ops::Range};
 
-use crate::{Cardinality, InputTopology, rebatch::Rebatch};
+use crate::dataset::{Share, Shares, divide};
+use crate::distributed::Reads;
+use crate::{Cardinality, FileShard, InputTopology, rebatch::Rebatch};
 
 /// Which worker and replica reads which rows. It prints as a table, equal on all workers.
 ///
@@ -30,10 +34,10 @@ pub struct DataPlan {
 }
 
 /// How the data come to the replicas.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Division {
     /// Global batches are cut.
-    Global(Rebatch),
+    Global { rebatch: Rebatch, reads: Reads },
     /// Each worker has its own data.
     PerWorker { batch: Option<usize> },
 }
@@ -50,10 +54,7 @@ impl DataPlan {
 
     /// The global batch; nothing where each worker has its own data.
     pub fn global_batch(&self) -> Option<usize> {
-        match self.division {
-            Division::Global(rebatch) => Some(rebatch.global_batch),
-            Division::PerWorker { .. } => None,
-        }
+        self.rebatch().map(|rebatch| rebatch.global_batch)
     }
 
     /// Steps of a pass.
@@ -64,18 +65,23 @@ impl DataPlan {
     /// The rows of the global batch that a replica, numbered over all workers, gets in a step whose batch is full.
     /// Nothing where each worker has its own data, or there is no such replica.
     pub fn rows(&self, step: usize, replica: usize) -> Option<Range<usize>> {
-        match self.division {
-            Division::Global(rebatch) => rebatch.ranges(step, rebatch.global_batch).ok()?.nth(replica),
-            Division::PerWorker { .. } => None,
-        }
+        let rebatch = self.rebatch()?;
+        rebatch.ranges(step, rebatch.global_batch).ok()?.nth(replica)
     }
 
     pub(crate) fn local_batch_sizes(&self, step: usize) -> Option<Vec<usize>> {
         match self.division {
-            Division::Global(rebatch) => {
+            Division::Global { rebatch, .. } => {
                 Some(rebatch.local_ranges(step, rebatch.global_batch).ok()?.map(|range| range.len()).collect())
             }
             Division::PerWorker { batch } => batch.map(|batch| vec![batch; self.topology.replicas_per_worker()]),
+        }
+    }
+
+    fn rebatch(&self) -> Option<Rebatch> {
+        match &self.division {
+            Division::Global { rebatch, .. } => Some(*rebatch),
+            Division::PerWorker { .. } => None,
         }
     }
 
@@ -100,20 +106,56 @@ impl DataPlan {
     }
 }
 
+impl DataPlan {
+    /// Which worker reads which files.
+    fn files(&self, formatter: &mut fmt::Formatter<'_>, lists: &[Arc<[PathBuf]>]) -> fmt::Result {
+        for index in 0..self.topology.workers() {
+            let share = Share { count: self.topology.workers(), index };
+            let shards: Vec<FileShard> = lists.iter().flat_map(|paths| divide(paths, share)).collect();
+            let name = |shard: &FileShard| {
+                let name = shard.path.file_name().unwrap_or(shard.path.as_os_str()).to_string_lossy().into_owned();
+                if shard.parts == 1 {
+                    name
+                } else {
+                    format!("{name} (records {} of every {})", shard.part, shard.parts)
+                }
+            };
+            let mut names: Vec<String> = shards.iter().take(MAX_FILES).map(name).collect();
+            if shards.len() > MAX_FILES {
+                names.push(format!("and {} more", shards.len() - MAX_FILES));
+            }
+            writeln!(formatter, "worker {index} reads {}", names.join(", "))?;
+        }
+        Ok(())
+    }
+}
+
 impl fmt::Display for DataPlan {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (workers, local) = (self.topology.workers(), self.topology.replicas_per_worker());
         let over = format!("{} replicas ({workers} workers x {local})", workers * local);
         let steps = self.steps;
-        match self.division {
-            Division::Global(rebatch) => {
+        match &self.division {
+            Division::Global { rebatch, reads } => {
                 writeln!(formatter, "global batch {} over {over}, {steps} steps a pass", rebatch.global_batch)?;
-                write!(formatter, "each worker walks the whole data and keeps its replicas' rows")?;
+                let how = match reads {
+                    Reads::Walk => "each worker walks the whole data and keeps its replicas' rows",
+                    Reads::Own { share: None, .. } => {
+                        "each worker reads everything by itself, so each example is seen by every worker"
+                    }
+                    Reads::Own { shares: Shares::Files(_), .. } => "each worker reads its own files",
+                    Reads::Own { .. } => "each worker reads what shard_hint leaves it",
+                };
+                write!(formatter, "{how}")?;
                 match rebatch.period() {
                     1 => writeln!(formatter)?,
                     period => writeln!(formatter, "; sizes repeat every {period} steps")?,
                 }
-                self.table(formatter, rebatch.period().min(MAX_COLUMNS))
+                self.table(formatter, rebatch.period().min(MAX_COLUMNS))?;
+                if let Reads::Own { shares: Shares::Files(lists), .. } = reads {
+                    self.files(formatter, lists)?;
+                }
+                Ok(())
             }
             Division::PerWorker { batch } => {
                 let batch = batch.map_or_else(|| "unbatched elements".to_owned(), |rows| format!("batches of {rows}"));
@@ -127,6 +169,8 @@ impl fmt::Display for DataPlan {
     }
 }
 
+/// Files named for each worker at most.
+const MAX_FILES: usize = 8;
 /// Steps shown at most: more do not fit a terminal.
 const MAX_COLUMNS: usize = 8;
 

@@ -13,6 +13,8 @@ use crate::{Error, InputTopology, Result};
 pub(crate) struct Rebatch {
     pub(crate) global_batch: usize,
     pub(crate) topology: InputTopology,
+    /// Instead of that rule: parts of `ceil(rows / N)`, whatever the batch holds, the last ones shorter or empty.
+    pub(crate) equal_pieces: bool,
 }
 
 impl Rebatch {
@@ -20,6 +22,7 @@ impl Rebatch {
     pub(crate) fn period(&self) -> usize {
         match self.global_batch % self.topology.num_replicas_in_sync() {
             0 => 1,
+            _ if self.equal_pieces => 1,
             _ => self.topology.workers(),
         }
     }
@@ -28,7 +31,7 @@ impl Rebatch {
     ///
     /// A short batch fills the replicas in order; those that are left get empty ranges.
     pub(crate) fn ranges(&self, step: usize, rows: usize) -> Result<impl Iterator<Item = Range<usize>> + use<>> {
-        let Rebatch { global_batch, topology } = *self;
+        let Rebatch { global_batch, topology, equal_pieces } = *self;
         if rows > global_batch {
             return Err(Error::OversizedBatch { step, rows, global_batch });
         }
@@ -36,14 +39,26 @@ impl Rebatch {
         let (small, larger) = (global_batch / replicas, global_batch % replicas);
         // W * R = N, so the rotation repeats after W steps.
         let shift = (step % topology.workers()) * topology.replicas_per_worker();
+        let piece = rows.div_ceil(replicas);
         let mut start = 0;
         Ok((0..replicas).map(move |replica| {
             let part = (replica + shift) % replicas;
-            let end = rows.min(start + small + usize::from(part < larger));
+            let size = if equal_pieces { piece } else { small + usize::from(part < larger) };
+            let end = rows.min(start + size);
             let range = start..end;
             start = end;
             range
         }))
+    }
+
+    /// The sizes of this worker's parts of a full batch, one after another from 0.
+    pub(crate) fn own_ranges(&self, step: usize) -> Result<Vec<Range<usize>>> {
+        let mut start = 0;
+        let own = |range: Range<usize>| {
+            start += range.len();
+            start - range.len()..start
+        };
+        Ok(self.local_ranges(step, self.global_batch)?.map(own).collect())
     }
 
     /// The rows of this worker's replicas.
@@ -60,7 +75,8 @@ mod tests {
     use super::*;
 
     fn sizes(worker: usize, step: usize) -> Vec<usize> {
-        let rebatch = Rebatch { global_batch: 7, topology: InputTopology::new(2, worker, 2).unwrap() };
+        let rebatch =
+            Rebatch { global_batch: 7, topology: InputTopology::new(2, worker, 2).unwrap(), equal_pieces: false };
         rebatch.local_ranges(step, 7).unwrap().map(|range| range.len()).collect()
     }
 
@@ -76,7 +92,7 @@ mod tests {
         fn every_row_goes_to_one_replica(
             workers in 1_usize..6, replicas in 1_usize..5, global_batch in 1_usize..40, step in 0_usize..20, short in 0_usize..40,
         ) {
-            let rebatch = Rebatch { global_batch, topology: InputTopology::new(workers, 0, replicas).unwrap() };
+            let rebatch = Rebatch { global_batch, topology: InputTopology::new(workers, 0, replicas).unwrap(), equal_pieces: false };
             let full: Vec<_> = rebatch.ranges(step, global_batch).unwrap().collect();
             prop_assert_eq!(full.iter().cloned().flatten().collect::<Vec<_>>(), (0..global_batch).collect::<Vec<_>>());
             let lengths = || full.iter().map(Range::len);
@@ -92,7 +108,7 @@ mod tests {
         #[test]
         fn over_a_period_every_worker_gets_its_share(workers in 1_usize..6, replicas in 1_usize..5, global_batch in 1_usize..40) {
             let totals = (0..workers).map(|worker| {
-                let rebatch = Rebatch { global_batch, topology: InputTopology::new(workers, worker, replicas).unwrap() };
+                let rebatch = Rebatch { global_batch, topology: InputTopology::new(workers, worker, replicas).unwrap(), equal_pieces: false };
                 let steps = (0..workers).flat_map(|step| rebatch.local_ranges(step, global_batch).unwrap());
                 steps.map(|range| range.len()).sum::<usize>()
             });

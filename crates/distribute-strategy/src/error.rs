@@ -50,6 +50,9 @@ pub enum Error {
         /// Local replicas.
         expected: usize,
     },
+    /// A worker has nothing to take part in a step with.
+    #[error("this worker has no data, and nothing to tell their shape by, while another worker has some; give all the same dataset")]
+    NoData,
     /// Threads of the replicas could not be started.
     #[error("cannot start the thread of replica {replica}: {source}")]
     Thread {

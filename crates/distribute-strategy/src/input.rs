@@ -1,9 +1,15 @@
 //! Datasets, distributed over the replicas of a strategy.
 
-use distribute_input::{BoxError, DataPlan, Dataset, Element, InputContext, InputOptions, InputTopology};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use distribute_collectives::ReduceOp;
+use distribute_input::{
+    BoxError, DataPlan, Dataset, Element, InputContext, InputOptions, InputPosition, InputTopology, More, UnequalData,
+};
 use distribute_values::PerReplica;
 
-use crate::{Result, Strategy};
+use crate::{Error, Result, Strategy};
 
 /// A dataset whose every step gives each replica of this process its part of the global batch.
 ///
@@ -11,12 +17,35 @@ use crate::{Result, Strategy};
 /// `tf.distribute.DistributedDataset`.
 pub struct DistributedDataset<T> {
     dataset: distribute_input::DistributedDataset<T>,
+    strategy: Strategy,
 }
 
-impl<T: Send + 'static> DistributedDataset<T> {
+impl<T: Clone + Send + 'static> DistributedDataset<T> {
     /// A pass over the data; the next call begins the next pass.
     pub fn iter(&self) -> DistributedIterator<T> {
-        DistributedIterator { steps: self.dataset.iter() }
+        self.pass(self.dataset.iter())
+    }
+
+    /// Goes on with the pass that a position is in, whatever number of workers it was saved under; the next call of
+    /// [`iter`](DistributedDataset::iter) begins the pass after it.
+    ///
+    /// # Errors
+    /// [`distribute_input::Error::Position`] where an input function chose the data of another number of workers.
+    pub fn iter_from(&self, position: &InputPosition) -> Result<DistributedIterator<T>> {
+        Ok(self.pass(self.dataset.iter_from(position)?))
+    }
+
+    fn pass(&self, steps: distribute_input::DistributedIter<T>) -> DistributedIterator<T> {
+        let unequal = if self.dataset.ends_together() { None } else { Some(self.dataset.unequal_data()) };
+        DistributedIterator {
+            steps: Arc::new(Mutex::new(steps)),
+            dataset: self.dataset.clone(),
+            strategy: self.strategy.clone(),
+            unequal,
+            ticket: None,
+            ended: false,
+            waited: Duration::ZERO,
+        }
     }
 
     /// Which worker and replica reads what: print it.
@@ -33,7 +62,7 @@ impl<T: Send + 'static> DistributedDataset<T> {
     }
 }
 
-impl<T: Send + 'static> IntoIterator for DistributedDataset<T> {
+impl<T: Clone + Send + 'static> IntoIterator for DistributedDataset<T> {
     type Item = Result<PerReplica<T>>;
     type IntoIter = DistributedIterator<T>;
 
@@ -42,7 +71,7 @@ impl<T: Send + 'static> IntoIterator for DistributedDataset<T> {
     }
 }
 
-impl<T: Send + 'static> IntoIterator for &DistributedDataset<T> {
+impl<T: Clone + Send + 'static> IntoIterator for &DistributedDataset<T> {
     type Item = Result<PerReplica<T>>;
     type IntoIter = DistributedIterator<T>;
 
@@ -52,16 +81,189 @@ impl<T: Send + 'static> IntoIterator for &DistributedDataset<T> {
 }
 
 /// One pass over a [`DistributedDataset`].
+///
+/// Where workers may have unequal data, they agree before each step whether there is one. That costs no operation of its own in
+/// steps that an optimizer takes part in: the word travels with the gradients.
 pub struct DistributedIterator<T> {
-    steps: distribute_input::DistributedIter<T>,
+    steps: Arc<Mutex<distribute_input::DistributedIter<T>>>,
+    dataset: distribute_input::DistributedDataset<T>,
+    strategy: Strategy,
+    /// What happens where workers have unequal data; `None` where they cannot.
+    unequal: Option<UnequalData>,
+    /// Under which the last step's word was given.
+    ticket: Option<u64>,
+    ended: bool,
+    waited: Duration,
 }
 
-impl<T: Send + 'static> Iterator for DistributedIterator<T> {
+impl<T: Clone + Send + 'static> DistributedIterator<T> {
+    /// Where all workers stand after the steps that were given out: part of a checkpoint. Where each worker reads data of its
+    /// own, every one must call this.
+    ///
+    /// # Errors
+    /// The collective's.
+    pub fn position(&self) -> Result<InputPosition> {
+        let own = lock(&self.steps).position().clone();
+        if self.unequal.is_none() {
+            return Ok(own);
+        }
+        let unreadable = |error: serde_json::Error| distribute_input::Error::Position { problem: error.to_string() };
+        let text = serde_json::to_vec(&own).map_err(unreadable)?;
+        let (groups, replicas) = (self.strategy.groups(), self.strategy.num_local_replicas());
+        let mut works = Vec::new();
+        for group in groups.iter() {
+            works.push(group.all_gather_async(vec![text.len() as u64], vec![0; group.world_size()])?);
+        }
+        let mut lengths: Vec<usize> = Vec::new();
+        for work in works {
+            let [_, all] = work.wait()?;
+            lengths = all.into_iter().map(|length: u64| length as usize).collect();
+        }
+        let mut works = Vec::new();
+        for group in groups.iter() {
+            let all = vec![0u8; lengths.iter().sum()];
+            works.push(group.all_gather_v_async(text.clone(), all, &lengths)?);
+        }
+        let mut texts = Vec::new();
+        for work in works {
+            [_, texts] = work.wait()?;
+        }
+        let (mut workers, mut start) = (Vec::new(), 0);
+        for (rank, length) in lengths.iter().enumerate() {
+            // All replicas of a worker said the same.
+            if rank % replicas == 0 {
+                workers.push(serde_json::from_slice(&texts[start..start + length]).map_err(unreadable)?);
+            }
+            start += length;
+        }
+        Ok(InputPosition::of_all(workers)?)
+    }
+
+    /// The next step, or nothing at the end.
+    ///
+    /// # Errors
+    /// Those of reading the data, and the collective's.
+    ///
+    /// # Source
+    /// `tf.distribute.DistributedIterator.get_next_as_optional`.
+    pub fn get_next_as_optional(&mut self) -> Result<Option<PerReplica<T>>> {
+        self.next().transpose()
+    }
+
+    /// How long [`next`](Iterator::next) has taken altogether: the time for which replicas waited for data.
+    pub fn waited(&self) -> Duration {
+        self.waited
+    }
+
+    fn step(&mut self) -> Result<Option<Vec<T>>> {
+        let Some(unequal) = self.unequal else {
+            return Ok(lock(&self.steps).next().transpose()?);
+        };
+        if self.ended {
+            return Ok(None);
+        }
+        let word = {
+            let steps = Arc::clone(&self.steps);
+            move || flag(unequal, lock(&steps).more())
+        };
+        let input = &self.strategy.replicas().input;
+        let sum = match self.ticket.take().and_then(|ticket| input.agreed(ticket)) {
+            Some(sum) => sum,
+            None => self.agree(word())?,
+        };
+        let go_on = match unequal {
+            UnequalData::Pad => sum > 0,
+            UnequalData::Drop | UnequalData::Stop => sum == 0,
+        };
+        if !go_on {
+            self.ended = true;
+            return Ok(None);
+        }
+        let parts = match lock(&self.steps).next().transpose()? {
+            Some(parts) => parts,
+            None => match self.dataset.empty_parts()? {
+                Some(parts) => parts,
+                None => return Err(Error::NoData),
+            },
+        };
+        self.ticket = Some(input.announce(Arc::new(word)));
+        Ok(Some(parts))
+    }
+
+    /// Sums every worker's word, where no step has carried it.
+    fn agree(&self, word: u32) -> Result<u32> {
+        let mut works = Vec::new();
+        for (local, group) in self.strategy.groups().iter().enumerate() {
+            works.push(group.all_reduce_async(vec![if local == 0 { word } else { 0 }], ReduceOp::Sum)?);
+        }
+        let mut sum = 0;
+        for work in works {
+            sum = work.wait()?[0];
+        }
+        Ok(sum)
+    }
+}
+
+/// A worker's word: for padding, that it has more; else, that it has not.
+fn flag(unequal: UnequalData, more: More) -> u32 {
+    u32::from(match unequal {
+        UnequalData::Pad => more > More::Nothing,
+        UnequalData::Drop => more < More::Full,
+        UnequalData::Stop => more == More::Nothing,
+    })
+}
+
+impl<T: Clone + Send + 'static> Iterator for DistributedIterator<T> {
     type Item = Result<PerReplica<T>>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        Some(self.steps.next()?.map(PerReplica::new).map_err(Into::into))
+        let began = Instant::now();
+        let step = self.step();
+        self.waited += began.elapsed();
+        step.map(|parts| parts.map(PerReplica::new)).transpose()
     }
+}
+
+/// What iterators of this process have to say in the next step's reduction, and what it said.
+#[derive(Default)]
+pub(crate) struct InputAgreement {
+    state: Mutex<Agreement>,
+}
+
+#[derive(Default)]
+struct Agreement {
+    tickets: u64,
+    /// Gives the word when it is wanted: by then it is known more often whether there is more.
+    word: Option<(u64, Arc<dyn Fn() -> u32 + Send + Sync>)>,
+    agreed: Option<(u64, u32)>,
+}
+
+impl InputAgreement {
+    fn announce(&self, word: Arc<dyn Fn() -> u32 + Send + Sync>) -> u64 {
+        let mut state = lock(&self.state);
+        state.tickets += 1;
+        state.word = Some((state.tickets, word));
+        state.tickets
+    }
+
+    /// The sum of all words under a ticket, if a step has carried them.
+    fn agreed(&self, ticket: u64) -> Option<u32> {
+        lock(&self.state).agreed.filter(|(of, _)| *of == ticket).map(|(_, sum)| sum)
+    }
+
+    pub(crate) fn word(&self) -> u32 {
+        let word = lock(&self.state).word.as_ref().map(|(_, word)| Arc::clone(word));
+        word.map_or(0, |word| word())
+    }
+
+    pub(crate) fn agree(&self, sum: u32) {
+        let mut state = lock(&self.state);
+        state.agreed = state.word.as_ref().map(|(ticket, _)| (*ticket, sum));
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Strategy {
@@ -76,8 +278,23 @@ impl Strategy {
     where
         T: Element<L>,
     {
-        let dataset = distribute_input::distribute_dataset(dataset, self.input_topology()?, InputOptions::default())?;
-        Ok(DistributedDataset { dataset })
+        self.distribute_dataset_with(dataset, InputOptions::default())
+    }
+
+    /// As [`distribute_dataset`](Strategy::distribute_dataset), with options.
+    ///
+    /// # Errors
+    /// As [`distribute_dataset`](Strategy::distribute_dataset), and where the options do not fit.
+    pub fn distribute_dataset_with<T, L>(
+        &self,
+        dataset: &Dataset<T>,
+        options: InputOptions,
+    ) -> Result<DistributedDataset<T>>
+    where
+        T: Element<L>,
+    {
+        let dataset = distribute_input::distribute_dataset(dataset, self.input_topology()?, options)?;
+        Ok(DistributedDataset { dataset, strategy: self.clone() })
     }
 
     /// A dataset that `make` makes once for this process, batched per replica; each replica takes the next batch in turn.
@@ -89,14 +306,29 @@ impl Strategy {
     /// `tf.distribute.Strategy.distribute_datasets_from_function`.
     pub fn distribute_datasets_from_function<T, L>(
         &self,
-        make: impl FnOnce(InputContext) -> Result<Dataset<T>, BoxError>,
+        make: impl FnMut(InputContext) -> Result<Dataset<T>, BoxError>,
+    ) -> Result<DistributedDataset<T>>
+    where
+        T: Element<L>,
+    {
+        self.distribute_datasets_from_function_with(InputOptions::default(), make)
+    }
+
+    /// As [`distribute_datasets_from_function`](Strategy::distribute_datasets_from_function), with options.
+    ///
+    /// # Errors
+    /// What `make` returns.
+    pub fn distribute_datasets_from_function_with<T, L>(
+        &self,
+        options: InputOptions,
+        make: impl FnMut(InputContext) -> Result<Dataset<T>, BoxError>,
     ) -> Result<DistributedDataset<T>>
     where
         T: Element<L>,
     {
         let topology = self.input_topology()?;
-        let dataset = distribute_input::distribute_datasets_from_function(topology, InputOptions::default(), make)?;
-        Ok(DistributedDataset { dataset })
+        let dataset = distribute_input::distribute_datasets_from_function(topology, options, make)?;
+        Ok(DistributedDataset { dataset, strategy: self.clone() })
     }
 
     fn input_topology(&self) -> Result<InputTopology> {

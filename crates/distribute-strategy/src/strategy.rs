@@ -11,6 +11,7 @@ use distribute_values::{
 };
 
 use crate::context::{self, Frame};
+use crate::input::InputAgreement;
 use crate::replica_threads::ReplicaThreads;
 use crate::{Error, Result};
 
@@ -376,6 +377,7 @@ pub struct Replicas {
     /// See [`ReplicaContext::graph_group`](crate::ReplicaContext::graph_group); one per replica, made when first used.
     graph_groups: Mutex<Vec<Option<Arc<ProcessGroup>>>>,
     options: Options,
+    pub(crate) input: InputAgreement,
 }
 
 impl Replicas {
@@ -411,7 +413,8 @@ impl Replicas {
         };
         let threads = Mutex::new(ReplicaThreads::start(replicas_per_worker, topology.first_replica())?);
         let (groups, graph_groups) = (RwLock::new(Arc::new(groups)), Mutex::new(vec![None; replicas_per_worker]));
-        Ok(Replicas { topology, devices, coordination, threads, groups, graph_groups, options })
+        let input = InputAgreement::default();
+        Ok(Replicas { topology, devices, coordination, threads, groups, graph_groups, options, input })
     }
 
     pub(crate) fn abort_graph_group(&self, local: usize, reason: &str) {

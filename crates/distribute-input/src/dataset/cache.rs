@@ -1,6 +1,7 @@
 //! Keeping what was read.
 
-use std::sync::{Arc, Mutex};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use super::{Dataset, Facts, Items, Opener, Order, Pass, Picks};
 use crate::Result;
@@ -20,13 +21,17 @@ impl<T: Clone + Send + 'static> Dataset<T> {
         match self.picks.filter(|_| !prefetched) {
             // The rows are in memory already: only their order has to be frozen.
             Some(Picks { source, order: Order::Rows(open) }) => {
-                let order = Order::Rows(Arc::new(move |_| open(Pass::FIRST)));
+                let order = Order::Rows(Arc::new(move |pass| open(pass.first())));
                 Dataset::picked(Picks { source, order }, facts)
             }
             _ => {
-                let cache = Arc::new(Cache { open: self.open, state: Mutex::default() });
-                let open: Opener<T> = Arc::new(move |_| {
-                    let cache = Arc::clone(&cache);
+                let (upstream, caches) = (self.open, Mutex::new(HashMap::new()));
+                let open: Opener<T> = Arc::new(move |pass| {
+                    // Each share of a distribution is another sequence.
+                    let mut caches = caches.lock().unwrap_or_else(PoisonError::into_inner);
+                    let new =
+                        || Arc::new(Cache { open: Arc::clone(&upstream), pass: pass.first(), state: Mutex::default() });
+                    let cache = Arc::clone(caches.entry(pass.share()).or_insert_with(new));
                     let mut position = 0;
                     Box::new(std::iter::from_fn(move || {
                         position += 1;
@@ -41,6 +46,7 @@ impl<T: Clone + Send + 'static> Dataset<T> {
 
 struct Cache<T> {
     open: Opener<T>,
+    pass: Pass,
     state: Mutex<State<T>>,
 }
 
@@ -65,7 +71,7 @@ impl<T: Clone> Cache<T> {
         });
         let state = &mut *guard;
         while state.items.len() <= position && !state.complete {
-            match state.source.get_or_insert_with(|| (self.open)(Pass::FIRST)).next() {
+            match state.source.get_or_insert_with(|| (self.open)(self.pass)).next() {
                 Some(Ok(item)) => state.items.push(item),
                 Some(Err(error)) => {
                     *state = State::default();

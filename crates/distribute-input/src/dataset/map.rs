@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Cardinality, Dataset, Facts, Items, Opener};
+use super::{Cardinality, Dataset, Facts, Items, Opener, Shares};
 use crate::{Array, BoxError, Error};
 
 impl<T: Send + 'static> Dataset<T> {
@@ -81,6 +81,7 @@ impl<T: Send + 'static> Dataset<T> {
         let mut facts = Facts::of(self.facts.cardinality.sum(other.facts.cardinality));
         facts.batch_size = self.facts.batch_size.filter(|size| other.facts.batch_size == Some(*size));
         facts.note(self.facts.error.or(other.facts.error));
+        facts.shares = self.facts.shares.both(other.facts.shares);
         Dataset::new(open, facts)
     }
 
@@ -91,6 +92,6 @@ impl<T: Send + 'static> Dataset<T> {
             let numbered = (0_i64..).zip(open(pass));
             Box::new(numbered.map(|(number, item)| Ok((Array::scalar(number), item?)))) as Items<(Array<i64>, T)>
         });
-        Dataset::new(open, Facts { batch_size: None, prefetch: 0, ..self.facts })
+        Dataset::new(open, Facts { batch_size: None, prefetch: 0, shares: Shares::None, ..self.facts })
     }
 }

@@ -13,17 +13,36 @@ pub(crate) type Items<T> = Box<dyn Iterator<Item = Result<T>> + Send>;
 /// Opens a pass.
 pub(crate) type Opener<T> = Arc<dyn Fn(Pass) -> Items<T> + Send + Sync>;
 
-/// Which pass is read. Everything random in a pipeline is drawn from its seed and this number.
+/// Which pass is read, and which share of it. Everything random in a pipeline is drawn from its seed and the number of the pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Pass {
     epoch: u64,
+    share: Option<Share>,
+}
+
+/// One of several equal shares of what a source has. Stages that can divide honour it: lists of files, and `shard_hint`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+pub(crate) struct Share {
+    pub(crate) count: usize,
+    pub(crate) index: usize,
 }
 
 impl Pass {
-    pub(crate) const FIRST: Pass = Pass { epoch: 0 };
-
     pub(crate) fn epoch(epoch: u64) -> Pass {
-        Pass { epoch }
+        Pass { epoch, share: None }
+    }
+
+    pub(crate) fn of_share(self, share: Option<Share>) -> Pass {
+        Pass { share, ..self }
+    }
+
+    pub(crate) fn share(self) -> Option<Share> {
+        self.share
+    }
+
+    /// The first pass over the same share.
+    pub(crate) fn first(self) -> Pass {
+        Pass { epoch: 0, ..self }
     }
 
     /// The pass upstream of a repetition. Finite repetitions number their passes through, as if they were passes of
@@ -33,7 +52,7 @@ impl Pass {
             Some(times) => self.epoch.wrapping_mul(times as u64),
             None => self.epoch << 32,
         };
-        Pass { epoch: base.wrapping_add(index) }
+        Pass { epoch: base.wrapping_add(index), ..self }
     }
 
     /// A generator that depends on nothing but the seed and the pass.

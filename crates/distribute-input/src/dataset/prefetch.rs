@@ -42,11 +42,22 @@ pub(crate) fn prefetched<T: Send + 'static>(open: Opener<T>, depth: usize) -> Op
     }
     Arc::new(move |pass| {
         let open = Arc::clone(&open);
-        match Prefetched::start(move || open(pass), depth, READ_DEADLINE) {
-            Ok(items) => Box::new(items) as Items<T>,
-            Err(error) => Box::new(std::iter::once(Err(error))),
-        }
+        prefetched_items(move || open(pass), depth)
     })
+}
+
+/// The items of one sequence, read ahead; a depth of 0 does not.
+pub(crate) fn prefetched_items<T: Send + 'static>(
+    open: impl FnOnce() -> Items<T> + Send + 'static,
+    depth: usize,
+) -> Items<T> {
+    if depth == 0 {
+        return open();
+    }
+    match Prefetched::start(open, depth, READ_DEADLINE) {
+        Ok(items) => Box::new(items) as Items<T>,
+        Err(error) => Box::new(std::iter::once(Err(error))),
+    }
 }
 
 /// The reader's end. Dropping it ends the thread.

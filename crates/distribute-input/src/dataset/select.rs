@@ -5,7 +5,7 @@ use std::sync::Arc;
 use rand::RngExt;
 use rand_chacha::ChaCha8Rng;
 
-use super::{Cardinality, Dataset, Items, Opener, Pass};
+use super::{Cardinality, Dataset, Facts, Items, Opener, Pass, Share, Shares};
 use crate::{Error, Result};
 
 impl<T: Send + 'static> Dataset<T> {
@@ -66,8 +66,42 @@ impl<T: Send + 'static> Dataset<T> {
         self.select(Selection::Shuffle { buffer_size, seed, each_pass: false })
     }
 
+    /// Where a distribution with [`AutoShardPolicy::Hint`](crate::AutoShardPolicy::Hint) puts its `shard`: of the workers that
+    /// read, each gets every so manieth element from here on. Read by itself, the dataset is whole.
+    ///
+    /// # Examples
+    /// ```
+    /// use distribute_input::{AutoShardPolicy, Dataset, InputOptions, InputTopology, distribute_dataset};
+    /// let data = Dataset::range(0..8).shard_hint().batch(4);
+    /// let options = InputOptions { auto_shard_policy: AutoShardPolicy::Hint, ..InputOptions::default() };
+    /// let second = distribute_dataset(&data, InputTopology::new(2, 1, 1)?, options)?;
+    /// assert_eq!(second.iter().next().expect("there are two steps")?[0].as_slice(), [1, 3]);
+    /// # Ok::<(), distribute_input::Error>(())
+    /// ```
+    ///
+    /// # Source
+    /// `shard(SHARD_HINT, SHARD_HINT)` of TensorFlow.
+    pub fn shard_hint(self) -> Dataset<T> {
+        let open = self.open;
+        let hinted: Opener<T> = Arc::new(move |pass| match pass.share() {
+            Some(Share { count, index }) => {
+                let items = open(pass.of_share(None)).enumerate();
+                let mine = move |(at, item): (usize, Result<T>)| {
+                    (item.is_err() || at.checked_rem(count) == Some(index)).then_some(item)
+                };
+                Box::new(items.filter_map(mine)) as Items<T>
+            }
+            None => open(pass),
+        });
+        Dataset::new(hinted, Facts { shares: Shares::Hint, prefetch: 0, ..self.facts })
+    }
+
     fn select(self, selection: Selection) -> Dataset<T> {
         let mut facts = self.facts;
+        if matches!(selection, Selection::Take(_) | Selection::Skip(_) | Selection::Shard { .. }) {
+            // Places in the whole are not places in a share.
+            facts.shares = Shares::None;
+        }
         facts.cardinality = selection.cardinality(facts.cardinality);
         // Row numbers would go round the thread that a prefetch before this asked for.
         let prefetched = std::mem::take(&mut facts.prefetch) > 0;
@@ -96,7 +130,7 @@ impl Selection {
             Selection::Shard { count, index } => filtered(open, move |at| at.checked_rem(count) == Some(index)),
             Selection::Repeat(times) => Arc::new(move |pass| Box::new(Repeated::new(&open, pass, times)) as Items<X>),
             Selection::Shuffle { buffer_size, seed, each_pass } => Arc::new(move |pass| {
-                let key = if each_pass { pass } else { Pass::FIRST };
+                let key = if each_pass { pass } else { pass.first() };
                 let upstream = Some(open(pass));
                 Box::new(Shuffled { upstream, buffer: Vec::new(), buffer_size, random: key.random(seed) }) as Items<X>
             }),

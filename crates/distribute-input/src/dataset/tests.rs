@@ -172,6 +172,9 @@ impl Element<Local> for Unstackable {
     fn concat(items: &[Self]) -> Result<Self> {
         Array::concat(&items.iter().map(|item| item.0.clone()).collect::<Vec<_>>()).map(Unstackable)
     }
+    fn spec(&self) -> Vec<crate::ElementSpec> {
+        self.0.spec()
+    }
 }
 
 #[test]

@@ -116,7 +116,12 @@ fn passes_are_counted_by_the_distributed_dataset_alone() {
     let one = distribute_dataset(&data, topology(1, 0, 2), InputOptions::default()).unwrap();
     data.iter().count();
     let fresh = Dataset::range(0..40).shuffle(40, 2).batch(8);
-    let other = distribute_dataset(&fresh, topology(1, 0, 2), InputOptions { per_replica_buffer_size: 0 }).unwrap();
+    let other = distribute_dataset(
+        &fresh,
+        topology(1, 0, 2),
+        InputOptions { per_replica_buffer_size: 0, ..InputOptions::default() },
+    )
+    .unwrap();
     let first = pass(&one);
     assert_eq!(first, pass(&other));
     let second = pass(&one);

@@ -1,0 +1,141 @@
+//! Elements that become datasets, and batches that become elements.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use super::{Cardinality, Dataset, Facts, Items, Opener, Pass};
+use crate::{BoxError, Element, Error, Result};
+
+impl<T: Send + 'static> Dataset<T> {
+    /// A dataset for each element, one after another.
+    ///
+    /// # Examples
+    /// ```
+    /// use distribute_input::Dataset;
+    /// let rows = Dataset::range(1..4).flat_map(|n| Ok(Dataset::range(0..*n.item().ok_or("no scalar")?)));
+    /// assert_eq!(rows.iter().count(), 6);
+    /// ```
+    ///
+    /// # Source
+    /// `tf.data.Dataset.flat_map`.
+    pub fn flat_map<U, F>(self, function: F) -> Dataset<U>
+    where
+        U: Send + 'static,
+        F: Fn(T) -> Result<Dataset<U>, BoxError> + Send + Sync + 'static,
+    {
+        self.interleave(1, 1, function)
+    }
+
+    /// A dataset for each element; `cycle` of them are open at a time, and `block` elements of one follow `block` of the
+    /// previous one.
+    ///
+    /// # Errors
+    /// A cycle or a block of zero is reported by each pass.
+    ///
+    /// # Examples
+    /// ```
+    /// use distribute_input::{Array, Dataset};
+    /// let rows = Dataset::range(0..2).interleave(2, 1, |n| {
+    ///     let start = 10 * *n.item().ok_or("no scalar")?;
+    ///     Ok(Dataset::range(start..start + 2))
+    /// });
+    /// let values: Vec<i64> = rows.iter().map(|row| Ok(row?.as_slice()[0])).collect::<Result<_, distribute_input::Error>>()?;
+    /// assert_eq!(values, [0, 10, 1, 11]);
+    /// # Ok::<(), distribute_input::Error>(())
+    /// ```
+    ///
+    /// # Source
+    /// `tf.data.Dataset.interleave`.
+    pub fn interleave<U, F>(self, cycle: usize, block: usize, function: F) -> Dataset<U>
+    where
+        U: Send + 'static,
+        F: Fn(T) -> Result<Dataset<U>, BoxError> + Send + Sync + 'static,
+    {
+        let mut facts = Facts { cardinality: Cardinality::Unknown, batch_size: None, prefetch: 0, ..self.facts };
+        facts.positive("interleave", "cycle", cycle);
+        facts.positive("interleave", "block", block);
+        let (open, function) = (self.open, Arc::new(function));
+        let open: Opener<U> = Arc::new(move |pass| {
+            let function = Arc::clone(&function);
+            let inner = move |item: T| {
+                let dataset = function(item).map_err(|error| Error::user("interleave", error))?;
+                // The share has been taken by the sequence outside; the pass shuffles inside anew.
+                match dataset.facts.error {
+                    Some(error) => Err(error),
+                    None => Ok((dataset.open)(pass.of_share(None))),
+                }
+            };
+            Box::new(Interleaved { outer: Some(open(pass)), inner, open: VecDeque::new(), cycle, block, left: block })
+                as Items<U>
+        });
+        Dataset::new(open, facts)
+    }
+
+    /// The rows of each element, one by one.
+    ///
+    /// # Source
+    /// `tf.data.Dataset.unbatch`.
+    pub fn unbatch<L>(self) -> Dataset<T>
+    where
+        T: Element<L>,
+    {
+        let facts = Facts { cardinality: Cardinality::Unknown, batch_size: None, prefetch: 0, ..self.facts };
+        let open = self.open;
+        let open: Opener<T> = Arc::new(move |pass: Pass| {
+            let rows = |batch: Result<T>| -> Items<T> {
+                match batch.and_then(|batch| Ok((batch.rows()?, batch))) {
+                    Ok((rows, batch)) => Box::new((0..rows).map(move |row| batch.row(row))),
+                    Err(error) => Box::new(std::iter::once(Err(error))),
+                }
+            };
+            Box::new(open(pass).flat_map(rows)) as Items<T>
+        });
+        Dataset::new(open, facts)
+    }
+}
+
+struct Interleaved<T, U, F> {
+    outer: Option<Items<T>>,
+    inner: F,
+    /// The sequences that are open; the first is the one that is read.
+    open: VecDeque<Items<U>>,
+    cycle: usize,
+    block: usize,
+    /// Elements until the next one is read.
+    left: usize,
+}
+
+impl<T, U, F: FnMut(T) -> Result<Items<U>>> Iterator for Interleaved<T, U, F> {
+    type Item = Result<U>;
+
+    fn next(&mut self) -> Option<Result<U>> {
+        loop {
+            while self.open.len() < self.cycle
+                && let Some(outer) = &mut self.outer
+            {
+                match outer.next() {
+                    Some(Ok(item)) => match (self.inner)(item) {
+                        Ok(items) => self.open.push_back(items),
+                        Err(error) => return Some(Err(error)),
+                    },
+                    Some(Err(error)) => return Some(Err(error)),
+                    None => self.outer = None,
+                }
+            }
+            match self.open.front_mut()?.next() {
+                Some(item) => {
+                    self.left -= 1;
+                    if self.left == 0 {
+                        self.open.rotate_left(1);
+                        self.left = self.block;
+                    }
+                    return Some(item);
+                }
+                None => {
+                    self.open.pop_front();
+                    self.left = self.block;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,40 @@
+//! Batches of elements that differ in shape.
+
+use std::sync::Arc;
+
+use super::{Dataset, Items, Opener, chunked};
+use crate::{Pad, Result};
+
+impl<T: Send + 'static> Dataset<T> {
+    /// Batches as [`batch`](Dataset::batch) does, with elements filled up to the largest extents of their batch.
+    ///
+    /// # Errors
+    /// A size of zero, and elements that differ in the number of dimensions, are reported by the pass.
+    ///
+    /// # Examples
+    /// ```
+    /// use distribute_input::{Array, Dataset};
+    /// let texts: Dataset<Array<i64>> = [vec![1], vec![2, 3, 4]].map(Array::from).into_iter().collect();
+    /// let batch = texts.padded_batch(2).iter().next().expect("there are two texts")?;
+    /// assert_eq!(batch, Array::new([2, 3], vec![1, 0, 0, 2, 3, 4])?);
+    /// # Ok::<(), distribute_input::Error>(())
+    /// ```
+    ///
+    /// # Source
+    /// `tf.data.Dataset.padded_batch`.
+    pub fn padded_batch<L>(self, size: usize) -> Dataset<T>
+    where
+        T: Pad<L>,
+    {
+        let mut facts = self.facts;
+        facts.positive("padded_batch", "size", size);
+        let divisor = size.max(1);
+        facts.cardinality = facts.cardinality.map(|n| n.div_ceil(divisor));
+        facts.batch_size = Some(size);
+        facts.prefetch = 0;
+        let chunks = chunked(self.open, divisor, false);
+        let stack = |items: Result<Vec<T>>| T::stack(&T::padded(&items?)?);
+        let open: Opener<T> = Arc::new(move |pass| Box::new(chunks(pass).map(stack)) as Items<T>);
+        Dataset::new(open, facts)
+    }
+}

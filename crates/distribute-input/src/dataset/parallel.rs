@@ -1,0 +1,223 @@
+//! Maps on several threads.
+
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
+
+use super::{Dataset, Facts, Items, Opener};
+use crate::{BoxError, Element, Error, Result};
+
+/// How a map on several threads is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Parallel {
+    /// Threads of each pass.
+    pub threads: usize,
+    /// Whether results come in the order of elements. Otherwise each comes as soon as it is ready, and passes differ.
+    pub ordered: bool,
+}
+
+impl Parallel {
+    /// As many threads as the process has cores, in order.
+    pub fn cores() -> Parallel {
+        Parallel { threads: std::thread::available_parallelism().map_or(1, usize::from), ordered: true }
+    }
+
+    /// So many threads, in order.
+    pub fn threads(threads: usize) -> Parallel {
+        Parallel { threads, ordered: true }
+    }
+
+    /// Results as they are ready.
+    pub fn unordered(self) -> Parallel {
+        Parallel { ordered: false, ..self }
+    }
+}
+
+impl<T: Send + 'static> Dataset<T> {
+    /// As [`map`](Dataset::map), on several threads: for functions that decode or augment. Reading what comes before stays on
+    /// one thread.
+    ///
+    /// At most twice as many elements as there are threads are under way.
+    ///
+    /// # Errors
+    /// No threads are reported by each pass.
+    ///
+    /// # Examples
+    /// ```
+    /// use distribute_input::{Array, Dataset, Parallel};
+    /// let squares = Dataset::range(0..100).par_map(Parallel::threads(4), |x| Ok(Array::scalar(x.as_slice()[0].pow(2))));
+    /// assert_eq!(squares.iter().last().unwrap()?.item(), Some(&9801));
+    /// # Ok::<(), distribute_input::Error>(())
+    /// ```
+    ///
+    /// # Source
+    /// `tf.data.Dataset.map` with `num_parallel_calls`.
+    pub fn par_map<U, F>(self, parallel: Parallel, function: F) -> Dataset<U>
+    where
+        U: Send + 'static,
+        F: Fn(T) -> Result<U, BoxError> + Send + Sync + 'static,
+    {
+        let mut facts = Facts { prefetch: 0, ..self.facts };
+        facts.positive("par_map", "number of threads", parallel.threads);
+        let (open, function) = (self.open, Arc::new(function));
+        let open: Opener<U> = Arc::new(move |pass| {
+            let function = Arc::clone(&function);
+            let map = move |item: Result<T>| function(item?).map_err(|error| Error::user("par_map", error));
+            match Workers::start(open(pass), parallel, Arc::new(map)) {
+                Ok(workers) => Box::new(workers) as Items<U>,
+                Err(error) => Box::new(std::iter::once(Err(error))),
+            }
+        });
+        Dataset::new(open, facts)
+    }
+
+    /// As [`par_map`](Dataset::par_map) and then [`batch`](Dataset::batch), with whole batches on each thread: less is handed
+    /// from thread to thread.
+    ///
+    /// # Errors
+    /// As for both.
+    ///
+    /// # Source
+    /// `tf.data.experimental.map_and_batch`.
+    pub fn map_and_batch<U, L, F>(self, size: usize, parallel: Parallel, function: F) -> Dataset<U>
+    where
+        U: Element<L>,
+        F: Fn(T) -> Result<U, BoxError> + Send + Sync + 'static,
+    {
+        let mut facts = self.facts.clone();
+        facts.positive("map_and_batch", "size", size);
+        let divisor = size.max(1);
+        facts.cardinality = facts.cardinality.map(|n| n.div_ceil(divisor));
+        facts.batch_size = Some(size);
+        let chunks = Dataset::new(super::chunked(self.open, divisor, false), facts);
+        chunks.par_map(parallel, move |items| {
+            let mapped: Result<Vec<U>, BoxError> = items.into_iter().map(&function).collect();
+            Ok(U::stack(&mapped?)?)
+        })
+    }
+}
+
+type Map<T, U> = Arc<dyn Fn(Result<T>) -> Result<U> + Send + Sync>;
+type Numbered<T> = (u64, Result<T>);
+
+/// The reader's end of a pass on several threads: it reads the source itself and hands elements out.
+struct Workers<T, U> {
+    source: Option<Items<T>>,
+    tasks: Option<Sender<Numbered<T>>>,
+    results: Receiver<Numbered<U>>,
+    threads: Vec<JoinHandle<()>>,
+    left: Arc<AtomicBool>,
+    ordered: bool,
+    window: u64,
+    begun: u64,
+    /// Results handed to the reader.
+    taken: u64,
+    /// Results that came before their turn.
+    early: BTreeMap<u64, Result<U>>,
+}
+
+impl<T: Send + 'static, U: Send + 'static> Workers<T, U> {
+    fn start(source: Items<T>, parallel: Parallel, map: Map<T, U>) -> Result<Workers<T, U>> {
+        let window = 2 * parallel.threads;
+        let (tasks, waiting) = bounded::<Numbered<T>>(window);
+        let (done, results) = bounded::<Numbered<U>>(window);
+        let left = Arc::new(AtomicBool::new(false));
+        let mut threads = Vec::with_capacity(parallel.threads);
+        for index in 0..parallel.threads {
+            let (waiting, done, map, left) = (waiting.clone(), done.clone(), Arc::clone(&map), Arc::clone(&left));
+            let work = move || {
+                for (number, item) in waiting {
+                    if left.load(Ordering::Relaxed) {
+                        return;
+                    }
+                    let result = catch_unwind(AssertUnwindSafe(|| map(item))).unwrap_or(Err(Error::Panicked));
+                    // There is room for every result that is under way; the reader may have left.
+                    drop(done.send((number, result)));
+                }
+            };
+            let thread = std::thread::Builder::new().name(format!("input-map-{index}"));
+            threads.push(thread.spawn(work).map_err(|source| Error::Thread { source: Arc::new(source) })?);
+        }
+        Ok(Workers {
+            source: Some(source),
+            tasks: Some(tasks),
+            results,
+            threads,
+            left,
+            ordered: parallel.ordered,
+            window: window as u64,
+            begun: 0,
+            taken: 0,
+            early: BTreeMap::new(),
+        })
+    }
+
+    /// Hands out elements while there is room.
+    fn hand_out(&mut self) {
+        while self.begun < self.taken + self.window
+            && let (Some(source), Some(tasks)) = (&mut self.source, &self.tasks)
+        {
+            match source.next() {
+                Some(item) => {
+                    // Errors take their turn like elements.
+                    let last = item.is_err();
+                    let refused = tasks.send((self.begun, item)).is_err();
+                    self.begun += 1;
+                    if last || refused {
+                        self.source = None;
+                    }
+                }
+                None => self.source = None,
+            }
+        }
+        if self.source.is_none() {
+            self.tasks = None;
+        }
+    }
+}
+
+impl<T: Send + 'static, U: Send + 'static> Iterator for Workers<T, U> {
+    type Item = Result<U>;
+
+    fn next(&mut self) -> Option<Result<U>> {
+        self.hand_out();
+        if self.taken == self.begun {
+            return None;
+        }
+        loop {
+            if let Some(result) = self.early.remove(&self.taken) {
+                self.taken += 1;
+                return Some(result);
+            }
+            match self.results.recv_timeout(READ_DEADLINE) {
+                Ok((_, result)) if !self.ordered => {
+                    self.taken += 1;
+                    return Some(result);
+                }
+                Ok((number, result)) => {
+                    self.early.insert(number, result);
+                }
+                Err(RecvTimeoutError::Timeout) => return Some(Err(Error::Stalled { waited: READ_DEADLINE })),
+                Err(RecvTimeoutError::Disconnected) => return Some(Err(Error::Panicked)),
+            }
+        }
+    }
+}
+
+impl<T, U> Drop for Workers<T, U> {
+    fn drop(&mut self) {
+        self.left.store(true, Ordering::Relaxed);
+        self.tasks = None;
+        // Threads end after the element they are at.
+        for thread in self.threads.drain(..) {
+            drop(thread.join());
+        }
+    }
+}
+
+const READ_DEADLINE: Duration = Duration::from_secs(30 * 60);

@@ -1,0 +1,113 @@
+//! Datasets that a function makes for each worker.
+
+use super::*;
+use crate::dataset::chunked;
+
+/// Calls a function that makes this worker's own dataset; its batches are *per-replica* batches.
+///
+/// The function is called once per worker and decides itself what the worker reads, for example with
+/// [`Dataset::shard`]. Each replica takes the next element in turn. With [`InputReplicationMode::PerReplica`] it is called once
+/// for each replica instead, whose number over all workers is then the pipeline's. When the data end within a step, the replicas left get
+/// zero rows.
+///
+/// # Errors
+/// What the function returns, and mistakes in the description of its dataset.
+///
+/// # Examples
+/// ```
+/// use distribute_input::{Dataset, InputOptions, InputTopology, distribute_datasets_from_function};
+/// let worker = InputTopology::new(2, 1, 1)?;
+/// let data = distribute_datasets_from_function(worker, InputOptions::default(), |context| {
+///     let batch = context.per_replica_batch_size(4)?;
+///     Ok(Dataset::range(0..8).shard(context.num_input_pipelines, context.input_pipeline_id).batch(batch))
+/// })?;
+/// let first = data.iter().next().expect("there are two steps")?;
+/// assert_eq!(first[0].as_slice(), [1, 3]);
+/// # Ok::<(), distribute_input::Error>(())
+/// ```
+///
+/// # Source
+/// `tf.distribute.Strategy.distribute_datasets_from_function`.
+pub fn distribute_datasets_from_function<T, L>(
+    topology: InputTopology,
+    options: InputOptions,
+    mut function: impl FnMut(InputContext) -> Result<Dataset<T>, BoxError>,
+) -> Result<DistributedDataset<T>>
+where
+    T: Element<L>,
+{
+    let replicas = topology.replicas_per_worker();
+    let mut made = Vec::new();
+    let calls = match options.replication_mode {
+        InputReplicationMode::PerWorker => vec![topology.context()],
+        InputReplicationMode::PerReplica => {
+            let context = |local: usize| InputContext {
+                num_input_pipelines: topology.num_replicas_in_sync(),
+                input_pipeline_id: topology.worker() * replicas + local,
+                num_replicas_in_sync: topology.num_replicas_in_sync(),
+            };
+            (0..replicas).map(context).collect()
+        }
+    };
+    for context in calls {
+        let dataset = function(context).map_err(|error| Error::user("input function", error))?;
+        if let Some(error) = dataset.facts.error {
+            return Err(error);
+        }
+        made.push(dataset);
+    }
+    let batch = made[0].facts.batch_size;
+    let per_step = replicas / made.len();
+    let cardinality = made.iter().map(|dataset| dataset.facts.cardinality.map(|elements| elements.div_ceil(per_step)));
+    let cardinality = cardinality.reduce(Cardinality::longer).unwrap_or(Cardinality::Unknown);
+    let firsts: Vec<Opener<T>> = made.iter().map(|dataset| Arc::clone(&dataset.open)).collect();
+    let slice = Operations::of::<L>().slice;
+    let chunks: Vec<Opener<Vec<T>>> = made.into_iter().map(|dataset| chunked(dataset.open, per_step, false)).collect();
+    let open: StepOpener<T> = Arc::new(move |start| {
+        let pass = crate::dataset::Pass::epoch(start.epoch);
+        let mut lane = start.lanes.first().cloned().unwrap_or_else(|| Lane::of(None));
+        let passed: u64 = lane.cuts.iter().map(|cut| cut.skip).sum();
+        let passed = usize::try_from(passed).unwrap_or(usize::MAX);
+        let mut pipelines: Vec<Items<Vec<T>>> = chunks.iter().map(|open| skipping(open(pass), passed)).collect();
+        let mut next = move || -> Result<Option<Step<T>>> {
+            let mut parts: Vec<Option<T>> = Vec::with_capacity(replicas);
+            for pipeline in &mut pipelines {
+                let elements = pipeline.next().transpose()?.unwrap_or_default();
+                let missing = per_step - elements.len();
+                parts.extend(elements.into_iter().map(Some));
+                parts.extend((0..missing).map(|_| None));
+            }
+            let Some(some) = parts.iter().flatten().next_back().cloned() else { return Ok(None) };
+            let full = parts.iter().all(Option::is_some);
+            // Those that are left without data get zero rows.
+            let part = |part: Option<T>| part.map_or_else(|| slice(&some, 0..0), Ok);
+            let parts = parts.into_iter().map(part).collect::<Result<Vec<T>>>()?;
+            lane.seen += 1;
+            Ok(Some(Step { parts, lanes: vec![lane.clone()], full }))
+        };
+        Box::new(std::iter::from_fn(move || next().transpose())) as Items<Step<T>>
+    });
+    let empty: EmptyParts<T> = Arc::new(move || {
+        let mut elements = firsts.iter().flat_map(|open| open(crate::dataset::Pass::epoch(0)));
+        let Some(first) = elements.next().transpose()? else { return Ok(None) };
+        Ok(Some(vec![slice(&first, 0..0)?; replicas]))
+    });
+    let share = Share { count: topology.workers(), index: topology.worker() };
+    Ok(DistributedDataset {
+        open,
+        empty,
+        way: Way::Function,
+        lanes: vec![Lane::of(Some(share))],
+        cardinality,
+        depth: options.per_replica_buffer_size,
+        plan: DataPlan::new(topology, Division::PerWorker { batch }, cardinality),
+        unequal_data: options.unequal_data,
+        passes: Arc::default(),
+    })
+}
+
+/// All but the first steps; an error among those stays.
+fn skipping<X: Send + 'static>(items: Items<X>, steps: usize) -> Items<X> {
+    let kept = move |(at, item): (usize, Result<X>)| (item.is_err() || at >= steps).then_some(item);
+    Box::new(items.enumerate().filter_map(kept))
+}

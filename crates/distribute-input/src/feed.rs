@@ -1,0 +1,144 @@
+//! The rows of lanes, in pieces as long as they are asked for.
+
+use std::collections::VecDeque;
+
+use crate::Result;
+use crate::dataset::{Items, Opener, Pass};
+use crate::element::Operations;
+use crate::position::{Cut, Lane};
+
+/// Reads lanes one after another.
+pub(crate) struct Feed<B> {
+    open: Opener<B>,
+    operations: Operations<B>,
+    pass: Pass,
+    /// All lanes, with what has been handed out of them.
+    lanes: Vec<Lane>,
+    /// The lane that is read, and its batches.
+    reading: usize,
+    batches: Option<Batches<B>>,
+    /// Rows that were read and not handed out yet, with the lanes they are of.
+    waiting: VecDeque<(usize, B)>,
+}
+
+/// The batches of a lane that is open, and how many rows have come to each of its cuts.
+struct Batches<B> {
+    items: Items<B>,
+    came: Vec<u64>,
+}
+
+impl<B> Feed<B> {
+    pub(crate) fn new(open: &Opener<B>, operations: Operations<B>, epoch: u64, lanes: Vec<Lane>) -> Feed<B> {
+        Feed {
+            open: open.clone(),
+            operations,
+            pass: Pass::epoch(epoch),
+            lanes,
+            reading: 0,
+            batches: None,
+            waiting: VecDeque::new(),
+        }
+    }
+
+    /// The lanes, with what has been handed out.
+    pub(crate) fn lanes(&self) -> &[Lane] {
+        &self.lanes
+    }
+
+    /// The next batch, as the pipeline made it, less what is cut out.
+    pub(crate) fn batch(&mut self) -> Result<Option<(usize, B)>> {
+        let Some((lane, batch)) = self.read()? else { return Ok(None) };
+        let rows = self.hand_out(lane, &batch)?;
+        Ok(Some((rows, batch)))
+    }
+
+    /// The next `wanted` rows, or fewer where the lanes end.
+    pub(crate) fn rows(&mut self, wanted: usize) -> Result<Option<(usize, B)>> {
+        let (mut pieces, mut have) = (Vec::new(), 0);
+        if wanted == 0 {
+            // Not this worker's turn; whether it still has data tells whether the pass goes on.
+            if self.waiting.is_empty() {
+                let next = self.read()?;
+                self.waiting.extend(next);
+            }
+            let slice = self.operations.slice;
+            return self.waiting.front().map(|(_, batch)| Ok((0, slice(batch, 0..0)?))).transpose();
+        }
+        while have < wanted {
+            let next = match self.waiting.pop_front() {
+                Some(waiting) => Some(waiting),
+                None => self.read()?,
+            };
+            let Some((lane, batch)) = next else { break };
+            let rows = (self.operations.rows)(&batch)?;
+            let taken = rows.min(wanted - have);
+            let piece = if taken == rows {
+                batch
+            } else {
+                self.waiting.push_front((lane, (self.operations.slice)(&batch, taken..rows)?));
+                (self.operations.slice)(&batch, 0..taken)?
+            };
+            have += self.hand_out(lane, &piece)?;
+            pieces.push(piece);
+        }
+        match pieces.len() {
+            0 => Ok(None),
+            1 => Ok(pieces.pop().map(|piece| (have, piece))),
+            _ => Ok(Some((have, (self.operations.concat)(&pieces)?))),
+        }
+    }
+
+    fn hand_out(&mut self, lane: usize, piece: &B) -> Result<usize> {
+        let rows = (self.operations.rows)(piece)?;
+        self.lanes[lane].seen += rows as u64;
+        Ok(rows)
+    }
+
+    /// The next batch that has rows, less what is cut out.
+    fn read(&mut self) -> Result<Option<(usize, B)>> {
+        while let Some(lane) = self.lanes.get_mut(self.reading) {
+            if lane.ended {
+                self.reading += 1;
+                continue;
+            }
+            let batches = self.batches.get_or_insert_with(|| Batches {
+                items: (self.open)(self.pass.of_share(lane.share)),
+                came: vec![0; lane.cuts.len()],
+            });
+            match batches.items.next() {
+                Some(batch) => {
+                    if let Some(batch) = cut(batch?, &self.operations, &lane.cuts, &mut batches.came)? {
+                        return Ok(Some((self.reading, batch)));
+                    }
+                }
+                None => {
+                    lane.ended = true;
+                    self.batches = None;
+                }
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// What cuts leave of a batch.
+fn cut<B>(batch: B, operations: &Operations<B>, cuts: &[Cut], came: &mut [u64]) -> Result<Option<B>> {
+    let rows = (operations.rows)(&batch)?;
+    let kept: Vec<usize> = (0..rows)
+        .filter(|_| {
+            cuts.iter().zip(came.iter_mut()).all(|(cut, came)| {
+                let at = *came;
+                *came += 1;
+                at >= cut.skip && (at - cut.skip).checked_rem(cut.count) == Some(cut.index)
+            })
+        })
+        .collect();
+    match (kept.first(), kept.last()) {
+        _ if kept.len() == rows => Ok((rows > 0).then_some(batch)),
+        (Some(first), Some(last)) if last - first + 1 == kept.len() => {
+            (operations.slice)(&batch, *first..last + 1).map(Some)
+        }
+        (Some(_), _) => (operations.gather)(&batch, &kept).map(Some),
+        _ => Ok(None),
+    }
+}

@@ -1,0 +1,130 @@
+//! Where a pass stands, so that another program can go on from there.
+
+use serde::{Deserialize, Serialize};
+
+use crate::dataset::Share;
+use crate::{Error, InputTopology, Result};
+
+/// Where a pass over a distributed dataset stands: part of a checkpoint.
+///
+/// A pass can go on from it under another number of workers; the examples that are left are then seen once each.
+///
+/// # Examples
+/// ```
+/// use distribute_input::{Dataset, InputOptions, InputTopology, distribute_dataset};
+/// let data = Dataset::range(0..9).shuffle(9, 7).batch(2);
+/// let one = distribute_dataset(&data, InputTopology::local(1)?, InputOptions::default())?;
+/// let mut pass = one.iter();
+/// pass.next();
+/// let position = pass.position().clone();
+/// let rest: Vec<_> = pass.collect::<Result<_, _>>()?;
+/// let again: Vec<_> = one.iter_from(&position)?.collect::<Result<_, _>>()?;
+/// assert_eq!(again, rest);
+/// # Ok::<(), distribute_input::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InputPosition {
+    pub(crate) epoch: u64,
+    pub(crate) way: Way,
+    pub(crate) lanes: Vec<Lane>,
+}
+
+/// How the lanes of a position are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Way {
+    /// All workers walk them together and keep rows of each batch.
+    Walk,
+    /// Each worker has lanes of its own.
+    Lanes,
+    /// Each worker has what its input function gave it.
+    Function,
+}
+
+/// A sequence of rows that one worker reads, or all together.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Lane {
+    /// Of which share of the source it is; `None` for the whole.
+    pub(crate) share: Option<Share>,
+    /// What is left out of that, one after another.
+    pub(crate) cuts: Vec<Cut>,
+    /// Rows that have been seen of what is left.
+    pub(crate) seen: u64,
+    pub(crate) ended: bool,
+}
+
+/// Leaves out the first rows, and keeps every so manieth after that.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Cut {
+    pub(crate) skip: u64,
+    pub(crate) count: u64,
+    pub(crate) index: u64,
+}
+
+impl Lane {
+    pub(crate) fn of(share: Option<Share>) -> Lane {
+        Lane { share, cuts: Vec::new(), seen: 0, ended: false }
+    }
+
+    /// What is left of the lane, or of it one of several equal parts.
+    fn rest(&self, count: u64, index: u64) -> Lane {
+        let mut cuts = self.cuts.clone();
+        if self.seen > 0 || count > 1 {
+            cuts.push(Cut { skip: self.seen, count, index });
+        }
+        Lane { share: self.share, cuts, seen: 0, ended: self.ended }
+    }
+}
+
+impl InputPosition {
+    /// The number of the pass.
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// The position of all workers, from that of each.
+    ///
+    /// # Errors
+    /// [`Error::Position`] where they are not positions in the same pass over the same data.
+    pub fn of_all(workers: Vec<InputPosition>) -> Result<InputPosition> {
+        let refuse = |problem: &str| Err(Error::Position { problem: problem.to_owned() });
+        let mut workers = workers.into_iter();
+        let Some(mut all) = workers.next() else { return refuse("there is no worker's position") };
+        for other in workers {
+            if (other.epoch, other.way) != (all.epoch, all.way) {
+                return refuse("workers are in different passes, or read in different ways");
+            }
+            match all.way {
+                Way::Walk if other.lanes != all.lanes => return refuse("workers have not walked equally far"),
+                Way::Walk => {}
+                Way::Lanes | Way::Function => all.lanes.extend(other.lanes),
+            }
+        }
+        Ok(all)
+    }
+
+    /// What one worker reads from here on.
+    pub(crate) fn lanes_of(&self, topology: InputTopology) -> Result<Vec<Lane>> {
+        let (workers, worker) = (topology.workers(), topology.worker());
+        match self.way {
+            Way::Walk => Ok(self.lanes.iter().map(|lane| lane.rest(1, 0)).collect()),
+            Way::Function if self.lanes.len() != workers => {
+                let saved = self.lanes.len();
+                let problem = format!(
+                    "it was saved by {saved} workers whose input function chose their data, there are {workers} now"
+                );
+                Err(Error::Position { problem })
+            }
+            Way::Function => Ok(vec![self.lanes[worker].rest(1, 0)]),
+            Way::Lanes => {
+                let left: Vec<&Lane> = self.lanes.iter().filter(|lane| !lane.ended).collect();
+                if left.len() >= workers || left.is_empty() {
+                    return Ok(left.into_iter().skip(worker).step_by(workers).map(|lane| lane.rest(1, 0)).collect());
+                }
+                // More workers than lanes: those that share one take its rows in turn.
+                let lane = worker % left.len();
+                let sharing = (lane..workers).step_by(left.len()).count() as u64;
+                Ok(vec![left[lane].rest(sharing, (worker / left.len()) as u64)])
+            }
+        }
+    }
+}

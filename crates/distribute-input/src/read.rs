@@ -1,0 +1,259 @@
+//! Readers of files: what turns a list of files into records.
+//!
+//! - [`Lines`]: lines of text.
+//! - [`TfRecords`], with the feature `tfrecord`: TensorFlow's record files, with their checksums; [`Example`] reads what most of
+//!   them hold.
+//! - [`Csv`], with the feature `csv`: rows as any type that serde reads.
+//! - [`Parquet`], with the feature `parquet`: batches of columns.
+//! - [`WebDataset`], with the feature `webdataset`: samples in tar files.
+//! - [`Images`], with the feature `images`: pictures in folders named after their classes.
+//! - [`read_idx`], with the feature `idx`, and [`SafetensorsFile`], with the feature `safetensors`: whole arrays, for
+//!   [`Dataset::from_tensor_slices`].
+//!
+//! # Examples
+//! ```
+//! use distribute_input::read::{BadRecords, Lines, ReadOptions};
+//! use distribute_input::{Array, Dataset};
+//!
+//! # let folder = tempfile::tempdir()?;
+//! # std::fs::write(folder.path().join("a.txt"), "1\n2\n")?;
+//! # std::fs::write(folder.path().join("b.txt"), "3\n4\n")?;
+//! let numbers = Dataset::list_files(folder.path(), ".txt")
+//!     .read(Lines, ReadOptions { cycle: 2, ..ReadOptions::default() })
+//!     .map(|line| Ok(Array::scalar(line.parse::<i64>()?)))
+//!     .batch(2);
+//! let first = numbers.iter().next().expect("there are four lines")?;
+//! assert_eq!(first.as_slice(), [1, 3]);                      // two files at a time
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::dataset::{Items, Opener};
+use crate::{Dataset, Error, FileShard, Result};
+
+#[cfg(feature = "csv")]
+mod csv;
+#[cfg(feature = "idx")]
+mod idx;
+#[cfg(feature = "images")]
+mod images;
+mod lines;
+#[cfg(feature = "parquet")]
+mod parquet;
+#[cfg(feature = "safetensors")]
+mod safetensors;
+#[cfg(feature = "webdataset")]
+mod tar;
+#[cfg(feature = "tfrecord")]
+mod tfrecord;
+
+#[cfg(feature = "csv")]
+pub use csv::Csv;
+#[cfg(feature = "idx")]
+pub use idx::read_idx;
+#[cfg(feature = "images")]
+pub use images::{ImageFolder, Images};
+pub use lines::Lines;
+#[cfg(feature = "parquet")]
+pub use parquet::{Parquet, columns};
+#[cfg(feature = "safetensors")]
+pub use safetensors::SafetensorsFile;
+#[cfg(feature = "webdataset")]
+pub use tar::{Sample, WebDataset};
+#[cfg(feature = "tfrecord")]
+pub use tfrecord::{Example, Feature, TfRecordWriter, TfRecords};
+
+/// Reads the records of a file.
+///
+/// # Examples
+/// ```
+/// use distribute_input::read::{BadRecord, ReadOptions, RecordReader};
+/// use distribute_input::{Dataset, FileShard};
+///
+/// /// Files of two-byte numbers.
+/// struct Pairs;
+///
+/// impl RecordReader for Pairs {
+///     type Record = u16;
+///     type Records = std::vec::IntoIter<Result<u16, BadRecord>>;
+///
+///     fn open(&self, file: &FileShard) -> std::io::Result<Self::Records> {
+///         let bytes = std::fs::read(&file.path)?;
+///         let pairs = (0..).zip(bytes.chunks(2)).filter(|(record, _)| file.has(*record));
+///         let number = |(record, pair): (u64, &[u8])| match pair {
+///             [low, high] => Ok(u16::from_le_bytes([*low, *high])),
+///             _ => Err(BadRecord::new(record, 2 * record, "one byte is left over")),
+///         };
+///         Ok(pairs.map(number).collect::<Vec<_>>().into_iter())
+///     }
+/// }
+///
+/// # let folder = tempfile::tempdir()?;
+/// let path = folder.path().join("pairs");
+/// std::fs::write(&path, [1, 0, 2, 0, 3])?;
+/// let mut numbers = Dataset::from_files([&path]).read(Pairs, ReadOptions::default()).iter();
+/// assert_eq!([numbers.next().unwrap()?, numbers.next().unwrap()?], [1, 2]);
+/// let error = numbers.next().unwrap().unwrap_err().to_string();
+/// assert!(error.ends_with("pairs, record 2 at byte 4: one byte is left over"));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub trait RecordReader: Send + Sync + 'static {
+    /// What a record is.
+    type Record: Send + 'static;
+    /// The records of one file, in order.
+    type Records: Iterator<Item = Result<Self::Record, BadRecord>> + Send + 'static;
+
+    /// Opens a file for those of its records that [`FileShard::has`] names, counted from 0.
+    ///
+    /// # Errors
+    /// The operating system's.
+    fn open(&self, file: &FileShard) -> io::Result<Self::Records>;
+}
+
+/// A record that cannot be read. A reader goes on after it if it can, and ends if it cannot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BadRecord {
+    record: u64,
+    offset: u64,
+    problem: String,
+}
+
+impl BadRecord {
+    /// Record `record` of its file, which begins at byte `offset`.
+    pub fn new(record: u64, offset: u64, problem: impl Into<String>) -> BadRecord {
+        BadRecord { record, offset, problem: problem.into() }
+    }
+}
+
+/// How files are read.
+#[derive(Clone, Debug)]
+pub struct ReadOptions {
+    /// Files that are open at a time. Default: 1.
+    pub cycle: usize,
+    /// Records of one file that follow each other, where several are open. Default: 1.
+    pub block: usize,
+    /// What happens to records and files that cannot be read.
+    pub bad_records: BadRecords,
+}
+
+impl Default for ReadOptions {
+    fn default() -> ReadOptions {
+        ReadOptions { cycle: 1, block: 1, bad_records: BadRecords::Fail }
+    }
+}
+
+/// What happens to records and files that cannot be read.
+#[derive(Clone, Debug, Default)]
+pub enum BadRecords {
+    /// The pass ends with an error that names file, record and byte.
+    #[default]
+    Fail,
+    /// They are left out, counted and the first ones noted.
+    Skip(Skipped),
+}
+
+/// Counts what was left out. Clones count together.
+///
+/// # Examples
+/// ```
+/// use distribute_input::read::{BadRecords, Lines, ReadOptions, Skipped};
+/// use distribute_input::Dataset;
+///
+/// let skipped = Skipped::default();
+/// let options = ReadOptions { bad_records: BadRecords::Skip(skipped.clone()), ..ReadOptions::default() };
+/// let lines = Dataset::from_files(["/nowhere/at/all"]).read(Lines, options);
+/// assert_eq!(lines.iter().count(), 0);
+/// assert_eq!(skipped.count(), 1);
+/// assert!(skipped.first()[0].contains("/nowhere/at/all"));
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct Skipped {
+    state: Arc<Mutex<(u64, Vec<String>)>>,
+}
+
+impl Skipped {
+    /// How many records and files were left out, in all passes.
+    pub fn count(&self) -> u64 {
+        self.lock().0
+    }
+
+    /// What was wrong with the first of them, up to 16.
+    pub fn first(&self) -> Vec<String> {
+        self.lock().1.clone()
+    }
+
+    fn note(&self, error: &Error) {
+        let mut state = self.lock();
+        state.0 += 1;
+        if state.1.len() < NOTED {
+            tracing::warn!("left out: {error}");
+            state.1.push(error.to_string());
+        }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, (u64, Vec<String>)> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+const NOTED: usize = 16;
+
+impl BadRecords {
+    /// What comes of a failure: an item, or nothing.
+    fn of<T>(&self, error: Error) -> Option<Result<T>> {
+        match self {
+            BadRecords::Fail => Some(Err(error)),
+            BadRecords::Skip(skipped) => {
+                skipped.note(&error);
+                None
+            }
+        }
+    }
+}
+
+impl Dataset<FileShard> {
+    /// The records of the files, as a reader reads them.
+    ///
+    /// # Errors
+    /// A cycle or a block of zero, and, unless they are skipped, files and records that cannot be read, are reported by the
+    /// pass.
+    ///
+    /// # Source
+    /// `interleave` of `TFRecordDataset`, `TextLineDataset` and the like in TensorFlow.
+    pub fn read<R: RecordReader>(self, reader: R, options: ReadOptions) -> Dataset<R::Record> {
+        let reader = Arc::new(reader);
+        let ReadOptions { cycle, block, bad_records } = options;
+        self.interleave(cycle, block, move |file| {
+            let (reader, bad_records) = (Arc::clone(&reader), bad_records.clone());
+            let open: Opener<R::Record> = Arc::new(move |_| records(&*reader, &file, bad_records.clone()));
+            Ok(Dataset::of_opener(open))
+        })
+    }
+}
+
+fn records<R: RecordReader>(reader: &R, file: &FileShard, bad_records: BadRecords) -> Items<R::Record> {
+    let path = file.path.clone();
+    match reader.open(file) {
+        Ok(records) => {
+            let item = move |record: Result<R::Record, BadRecord>| match record {
+                Ok(record) => Some(Ok(record)),
+                Err(bad) => bad_records.of(bad.of(&path)),
+            };
+            Box::new(records.filter_map(item))
+        }
+        Err(source) => Box::new(bad_records.of(Error::File { path, source: Arc::new(source) }).into_iter()),
+    }
+}
+
+impl BadRecord {
+    pub(crate) fn of(self, path: &std::path::Path) -> Error {
+        let BadRecord { record, offset, problem } = self;
+        Error::Record { path: PathBuf::from(path), record, offset, problem }
+    }
+}
+
+#[cfg(test)]
+mod tests;

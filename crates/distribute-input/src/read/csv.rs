@@ -1,0 +1,111 @@
+//! Rows of comma-separated values.
+
+use std::fs::File;
+use std::io;
+use std::marker::PhantomData;
+
+use serde::de::DeserializeOwned;
+
+use super::{BadRecord, RecordReader};
+use crate::{FileShard, Result};
+
+/// Reads rows as `T`: a struct whose fields are named as the header's, a tuple, or a vector, as the csv crate does.
+///
+/// # Examples
+/// ```
+/// use distribute_input::Dataset;
+/// use distribute_input::read::{Csv, ReadOptions};
+///
+/// # let folder = tempfile::tempdir()?;
+/// let path = folder.path().join("flowers.csv");
+/// std::fs::write(&path, "width,length,kind\n0.2,1.4,setosa\n")?;
+/// let flowers = Dataset::from_files([&path]).read(Csv::<(f32, f32, String)>::new(), ReadOptions::default());
+/// assert_eq!(flowers.iter().next().expect("there is a row")?, (0.2, 1.4, "setosa".to_owned()));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Source
+/// RFC 4180; `tf.data.experimental.CsvDataset`.
+#[derive(Clone, Debug)]
+pub struct Csv<T> {
+    has_headers: bool,
+    delimiter: u8,
+    of: PhantomData<fn() -> T>,
+}
+
+impl<T> Csv<T> {
+    /// Files with a header row and commas.
+    pub fn new() -> Csv<T> {
+        Csv { has_headers: true, delimiter: b',', of: PhantomData }
+    }
+
+    /// Whether files begin with the names of the columns.
+    pub fn has_headers(self, has_headers: bool) -> Csv<T> {
+        Csv { has_headers, ..self }
+    }
+
+    /// What lies between fields.
+    pub fn delimiter(self, delimiter: u8) -> Csv<T> {
+        Csv { delimiter, ..self }
+    }
+}
+
+impl<T> Default for Csv<T> {
+    fn default() -> Csv<T> {
+        Csv::new()
+    }
+}
+
+/// The rows of one file.
+pub struct CsvRecords<T> {
+    file: FileShard,
+    reader: csv::Reader<File>,
+    headers: Option<csv::ByteRecord>,
+    row: csv::ByteRecord,
+    record: u64,
+    ended: bool,
+    of: PhantomData<fn() -> T>,
+}
+
+impl<T: DeserializeOwned + Send + 'static> RecordReader for Csv<T> {
+    type Record = T;
+    type Records = CsvRecords<T>;
+
+    fn open(&self, file: &FileShard) -> io::Result<CsvRecords<T>> {
+        let mut reader = csv::ReaderBuilder::new()
+            .has_headers(self.has_headers)
+            .delimiter(self.delimiter)
+            .buffer_capacity(1 << 18)
+            .from_reader(File::open(&file.path)?);
+        let headers =
+            if self.has_headers { Some(reader.byte_headers().map_err(io::Error::other)?.clone()) } else { None };
+        let (row, of) = (csv::ByteRecord::new(), PhantomData);
+        Ok(CsvRecords { file: file.clone(), reader, headers, row, record: 0, ended: false, of })
+    }
+}
+
+impl<T: DeserializeOwned> Iterator for CsvRecords<T> {
+    type Item = Result<T, BadRecord>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        while !self.ended {
+            let record = self.record;
+            let offset = self.reader.position().byte();
+            let read = self.reader.read_byte_record(&mut self.row);
+            self.record += 1;
+            match read {
+                Ok(false) => self.ended = true,
+                _ if !self.file.has(record) => {}
+                Ok(true) => {
+                    let row = self.row.deserialize(self.headers.as_ref());
+                    return Some(row.map_err(|error| BadRecord::new(record, offset, error.to_string())));
+                }
+                Err(error) => {
+                    self.ended = error.is_io_error();
+                    return Some(Err(BadRecord::new(record, offset, error.to_string())));
+                }
+            }
+        }
+        None
+    }
+}

@@ -1,0 +1,66 @@
+//! Lines of text.
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader};
+
+use super::{BadRecord, RecordReader};
+use crate::{FileShard, Result};
+
+/// Reads lines of UTF-8, without their ends.
+///
+/// # Source
+/// `tf.data.TextLineDataset`.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Lines;
+
+/// The lines of one file.
+#[derive(Debug)]
+pub struct LineRecords {
+    file: FileShard,
+    reader: BufReader<File>,
+    record: u64,
+    offset: u64,
+    ended: bool,
+}
+
+impl RecordReader for Lines {
+    type Record = String;
+    type Records = LineRecords;
+
+    fn open(&self, file: &FileShard) -> io::Result<LineRecords> {
+        let reader = BufReader::with_capacity(1 << 18, File::open(&file.path)?);
+        Ok(LineRecords { file: file.clone(), reader, record: 0, offset: 0, ended: false })
+    }
+}
+
+impl Iterator for LineRecords {
+    type Item = Result<String, BadRecord>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        while !self.ended {
+            let mut line = Vec::new();
+            let (record, offset) = (self.record, self.offset);
+            match self.reader.read_until(b'\n', &mut line) {
+                Ok(0) => self.ended = true,
+                Ok(read) => {
+                    self.record += 1;
+                    self.offset += read as u64;
+                    if !self.file.has(record) {
+                        continue;
+                    }
+                    while line.last().is_some_and(|last| matches!(last, b'\n' | b'\r')) {
+                        line.pop();
+                    }
+                    return Some(
+                        String::from_utf8(line).map_err(|error| BadRecord::new(record, offset, error.to_string())),
+                    );
+                }
+                Err(error) => {
+                    self.ended = true;
+                    return Some(Err(BadRecord::new(record, offset, error.to_string())));
+                }
+            }
+        }
+        None
+    }
+}

@@ -1,0 +1,101 @@
+//! Arrays in safetensors files.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use safetensors::{Dtype, SafeTensors};
+
+use super::BadRecord;
+use crate::{Array, Error, Result};
+
+/// The named arrays of a safetensors file, in memory.
+///
+/// # Examples
+/// ```no_run
+/// use distribute_input::Dataset;
+/// use distribute_input::read::SafetensorsFile;
+/// let file = SafetensorsFile::open("digits.safetensors")?;
+/// let digits = Dataset::from_tensor_slices((file.array::<f32>("images")?, file.array::<i64>("labels")?));
+/// # Ok::<(), distribute_input::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct SafetensorsFile {
+    path: PathBuf,
+    bytes: Arc<Vec<u8>>,
+}
+
+/// Numbers that safetensors files hold.
+pub trait Stored: Sized + Clone + Send + Sync + 'static {
+    /// Their type there.
+    const DTYPE: Dtype;
+
+    /// Reads little-endian bytes.
+    fn read(bytes: &[u8]) -> Vec<Self>;
+}
+
+macro_rules! stored {
+    ($($number:ty, $dtype:ident;)*) => {$(
+        impl Stored for $number {
+            const DTYPE: Dtype = Dtype::$dtype;
+
+            fn read(bytes: &[u8]) -> Vec<$number> {
+                let (chunks, _) = bytes.as_chunks::<{ size_of::<$number>() }>();
+                chunks.iter().map(|chunk| <$number>::from_le_bytes(*chunk)).collect()
+            }
+        }
+    )*};
+}
+
+stored! {
+    f32, F32;
+    f64, F64;
+    u8, U8;
+    i8, I8;
+    i32, I32;
+    u32, U32;
+    i64, I64;
+    u64, U64;
+}
+
+impl SafetensorsFile {
+    /// Reads a file, and checks its header.
+    ///
+    /// # Errors
+    /// [`Error::File`] where it cannot be read, [`Error::Record`] where it is not in this form.
+    pub fn open(path: impl AsRef<Path>) -> Result<SafetensorsFile> {
+        let path = path.as_ref().to_owned();
+        let bytes =
+            std::fs::read(&path).map_err(|source| Error::File { path: path.clone(), source: Arc::new(source) })?;
+        let file = SafetensorsFile { path, bytes: Arc::new(bytes) };
+        file.tensors()?;
+        Ok(file)
+    }
+
+    /// The names of the arrays, sorted.
+    pub fn names(&self) -> Vec<String> {
+        let mut names: Vec<String> =
+            self.tensors().map(|tensors| tensors.names().into_iter().map(str::to_owned).collect()).unwrap_or_default();
+        names.sort();
+        names
+    }
+
+    /// An array, copied.
+    ///
+    /// # Errors
+    /// [`Error::Record`] where there is no array of this name and type.
+    pub fn array<T: Stored>(&self, name: &str) -> Result<Array<T>> {
+        let wrong = |problem: String| BadRecord::new(0, 0, problem).of(&self.path);
+        let tensors = self.tensors()?;
+        let Ok(tensor) = tensors.tensor(name) else {
+            return Err(wrong(format!("it has no array {name:?}, but {}", self.names().join(", "))));
+        };
+        if tensor.dtype() != T::DTYPE {
+            return Err(wrong(format!("{name:?} holds {:?}, and {:?} was asked for", tensor.dtype(), T::DTYPE)));
+        }
+        Array::new(tensor.shape(), T::read(tensor.data()))
+    }
+
+    fn tensors(&self) -> Result<SafeTensors<'_>> {
+        SafeTensors::deserialize(&self.bytes).map_err(|error| BadRecord::new(0, 0, error.to_string()).of(&self.path))
+    }
+}

@@ -1,0 +1,248 @@
+//! Files of every form, whole, in parts, and damaged.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::*;
+use crate::Array;
+
+fn all<T: Send + 'static>(data: &Dataset<T>) -> Result<Vec<T>> {
+    data.iter().collect()
+}
+
+/// Reads a file whole, and in three parts whose records together are as many.
+fn whole_and_parts<R: RecordReader + Clone>(path: &Path, reader: R) -> (Vec<R::Record>, Vec<Vec<R::Record>>) {
+    let read = |part, parts| -> Vec<R::Record> {
+        let file = FileShard { path: path.to_owned(), part, parts };
+        reader.open(&file).unwrap().map(|record| record.unwrap()).collect()
+    };
+    (read(0, 1), (0..3).map(|part| read(part, 3)).collect())
+}
+
+fn skipping() -> (Skipped, ReadOptions) {
+    let skipped = Skipped::default();
+    (skipped.clone(), ReadOptions { bad_records: BadRecords::Skip(skipped), ..ReadOptions::default() })
+}
+
+fn records(folder: &Path, count: usize) -> PathBuf {
+    let path = folder.join("data.tfrecord");
+    let mut writer = TfRecordWriter::new(fs::File::create(&path).unwrap());
+    (0..count).for_each(|record| writer.write(format!("record {record}").as_bytes()).unwrap());
+    writer.finish().unwrap();
+    path
+}
+
+#[test]
+fn parts_of_a_file_have_its_records_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("lines.txt");
+    fs::write(&path, "a\r\nb\n\nd\ne").unwrap();
+    let (whole, parts) = whole_and_parts(&path, Lines);
+    assert_eq!(whole, ["a", "b", "", "d", "e"]);
+    assert_eq!(parts, [vec!["a", "d"], vec!["b", "e"], vec![""]]);
+
+    let (whole, parts) = whole_and_parts(&records(folder.path(), 4), TfRecords);
+    assert_eq!(whole[3], b"record 3");
+    assert_eq!(parts, [vec![whole[0].clone(), whole[3].clone()], vec![whole[1].clone()], vec![whole[2].clone()]]);
+
+    let path = folder.path().join("rows.csv");
+    fs::write(&path, "x,y\n1,2\n3,4\n5,6\n").unwrap();
+    let (whole, parts) = whole_and_parts(&path, Csv::<(i32, i32)>::new());
+    assert_eq!(whole, [(1, 2), (3, 4), (5, 6)]);
+    assert_eq!(parts, [[(1, 2)], [(3, 4)], [(5, 6)]]);
+}
+
+#[test]
+fn a_truncated_record_file_is_named_with_record_and_byte() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = records(folder.path(), 3);
+    let bytes = fs::read(&path).unwrap();
+    // Each record takes 8 + 4 + 8 + 4 bytes.
+    for (length, place, words) in [
+        (70, "record 2 at byte 48", "10 of the 12 bytes"),
+        (55, "record 2 at byte 48", "7 of the 12 bytes of a header"),
+    ] {
+        fs::write(&path, &bytes[..length]).unwrap();
+        let data = Dataset::from_files([&path]).read(TfRecords, ReadOptions::default());
+        let text = all(&data).unwrap_err().to_string();
+        assert!(text.contains("data.tfrecord, ") && text.contains(place) && text.contains(words), "{text}");
+        let (skipped, options) = skipping();
+        let data = Dataset::from_files([&path]).read(TfRecords, options);
+        assert_eq!((all(&data).unwrap().len(), skipped.count()), (2, 1));
+    }
+}
+
+#[test]
+fn a_wrong_checksum_loses_one_record_or_the_rest() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = records(folder.path(), 3);
+    let bytes = fs::read(&path).unwrap();
+    for (flipped, left, words) in [(24 + 14, 2, "checksum of the data"), (24 + 2, 1, "checksum of the length")] {
+        let mut bytes = bytes.clone();
+        bytes[flipped] ^= 1;
+        fs::write(&path, &bytes).unwrap();
+        let data = Dataset::from_files([&path]).read(TfRecords, ReadOptions::default());
+        let text = all(&data).unwrap_err().to_string();
+        assert!(text.contains("record 1 at byte 24") && text.contains(words), "{text}");
+        let (skipped, options) = skipping();
+        assert_eq!(all(&Dataset::from_files([&path]).read(TfRecords, options)).unwrap().len(), left);
+        assert!(skipped.count() == 1 && skipped.first()[0].contains(words));
+    }
+}
+
+#[test]
+fn a_row_with_too_few_fields_is_named_or_left_out() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("rows.csv");
+    fs::write(&path, "x,y\n1,2\n3\n5,six\n7,8\n").unwrap();
+    let data = Dataset::from_files([&path]).read(Csv::<(i32, i32)>::new(), ReadOptions::default());
+    let text = all(&data).unwrap_err().to_string();
+    assert!(text.contains("rows.csv, record 1 at byte 8") && text.contains("fields"), "{text}");
+    let (skipped, options) = skipping();
+    let data = Dataset::from_files([&path]).read(Csv::<(i32, i32)>::new(), options);
+    assert_eq!(all(&data).unwrap(), [(1, 2), (7, 8)]);
+    assert_eq!(skipped.count(), 2);
+    assert!(skipped.first()[1].contains("record 2 at byte 10"), "{:?}", skipped.first());
+}
+
+#[test]
+fn an_unreadable_file_among_many_is_named_or_left_out() {
+    let folder = tempfile::tempdir().unwrap();
+    let paths = ["a", "missing", "b"].map(|name| folder.path().join(name));
+    fs::write(&paths[0], "1\n").unwrap();
+    fs::write(&paths[2], "2\n").unwrap();
+    let text = all(&Dataset::from_files(&paths).read(Lines, ReadOptions::default())).unwrap_err().to_string();
+    assert!(text.contains("missing: No such file"), "{text}");
+    let (skipped, options) = skipping();
+    assert_eq!(all(&Dataset::from_files(&paths).read(Lines, options)).unwrap(), ["1", "2"]);
+    assert_eq!(skipped.count(), 1);
+    // Bytes that are no text.
+    fs::write(&paths[1], b"ok\n\xff\nok\n").unwrap();
+    let (skipped, options) = skipping();
+    assert_eq!(all(&Dataset::from_files(&paths).read(Lines, options)).unwrap().len(), 4);
+    assert!(skipped.first()[0].contains("missing, record 1 at byte 3"), "{:?}", skipped.first());
+}
+
+#[test]
+fn examples_are_read_and_those_that_are_none_named() {
+    let example = Example::from([("x", Feature::Float(vec![1.0, 2.0])), ("name", Feature::Bytes(vec![b"a".to_vec()]))]);
+    let read = Example::decode(&example.encode()).unwrap();
+    assert_eq!(read, example);
+    let text = read.int64s("x").unwrap_err().to_string();
+    assert!(text.contains("integers were asked for, but \"x\" holds floats"), "{text}");
+    let text = read.floats("y").unwrap_err().to_string();
+    assert!(text.contains("\"y\"") && text.contains("name, x"), "{text}");
+    assert!(Example::decode(b"\xff\xff\xff").is_err());
+}
+
+#[test]
+fn columns_of_parquet_files_become_arrays() {
+    use arrow_array::{ArrayRef, Float32Array, Int64Array, RecordBatch, StringArray};
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("rows.parquet");
+    let column = |values: ArrayRef| values;
+    let batch = RecordBatch::try_from_iter([
+        ("x", column(Arc::new(Float32Array::from_iter_values((0..10).map(|x| x as f32))))),
+        ("n", column(Arc::new(Int64Array::from_iter_values(10..20)))),
+        ("gap", column(Arc::new(Int64Array::from(vec![None; 10])))),
+        ("name", column(Arc::new(StringArray::from(vec!["a"; 10])))),
+    ])
+    .unwrap();
+    let mut writer =
+        ::parquet::arrow::ArrowWriter::try_new(fs::File::create(&path).unwrap(), batch.schema(), None).unwrap();
+    writer.write(&batch).unwrap();
+    writer.close().unwrap();
+    let rows = |part, parts| -> Vec<f32> {
+        let batches =
+            Parquet::new().batch_size(3).columns(["x", "n"]).open(&FileShard { path: path.clone(), part, parts });
+        let arrays = batches.unwrap().map(|batch| columns(&batch.unwrap(), &["n", "x"]).unwrap());
+        arrays.flat_map(|array| array.as_slice().to_vec()).collect()
+    };
+    let whole = rows(0, 1);
+    assert_eq!((whole.len(), &whole[..4]), (20, &[10.0, 0.0, 11.0, 1.0][..]));
+    assert_eq!([rows(0, 3), rows(1, 3), rows(2, 3)].concat(), whole);
+    for (name, words) in [("name", "numbers are wanted"), ("gap", "missing values"), ("z", "not there")] {
+        let text = columns(&batch, &[name]).unwrap_err().to_string();
+        assert!(text.contains(words), "{text}");
+    }
+    let missing = Dataset::from_files([&path]).read(Parquet::new().columns(["z"]), ReadOptions::default());
+    assert!(all(&missing).unwrap_err().to_string().contains("no column \"z\""));
+    fs::write(&path, b"PAR1").unwrap();
+    let broken = Dataset::from_files([&path]).read(Parquet::new(), ReadOptions::default());
+    assert!(all(&broken).unwrap_err().to_string().contains("rows.parquet"));
+}
+
+#[test]
+fn samples_of_tar_files_are_runs_of_one_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("shard.tar");
+    let mut builder = ::tar::Builder::new(fs::File::create(&path).unwrap());
+    for (name, data) in [("a/1.cls", "0"), ("a/1.seg.png", "x"), ("a/2.cls", "1"), ("b/2.cls", "2")] {
+        let mut header = ::tar::Header::new_gnu();
+        header.set_size(data.len() as u64);
+        header.set_mode(0o644);
+        header.set_cksum();
+        builder.append_data(&mut header, name, data.as_bytes()).unwrap();
+    }
+    builder.finish().unwrap();
+    let (whole, parts) = whole_and_parts(&path, WebDataset);
+    let keys: Vec<&str> = whole.iter().map(|sample| sample.key.as_str()).collect();
+    assert_eq!(keys, ["a/1", "a/2", "b/2"]);
+    assert_eq!(whole[0].files["seg.png"], b"x");
+    assert_eq!(parts, [[whole[0].clone()], [whole[1].clone()], [whole[2].clone()]]);
+    let bytes = fs::read(&path).unwrap();
+    fs::write(&path, &bytes[..3 * 512 + 100]).unwrap();
+    let (skipped, options) = skipping();
+    all(&Dataset::from_files([&path]).read(WebDataset, options)).unwrap();
+    assert!(skipped.count() == 1 && skipped.first()[0].contains("shard.tar, record 0"), "{:?}", skipped.first());
+}
+
+#[test]
+fn pictures_have_one_size_and_their_folders_class() {
+    let folder = tempfile::tempdir().unwrap();
+    for (class, shade) in [("rose", 200u8), ("daisy", 100)] {
+        fs::create_dir(folder.path().join(class)).unwrap();
+        let image = ::image::RgbImage::from_pixel(5, 4, ::image::Rgb([shade, 0, 0]));
+        image.save(folder.path().join(class).join("1.png")).unwrap();
+    }
+    fs::write(folder.path().join("rose/broken.jpg"), b"no picture").unwrap();
+    let images = ImageFolder::open(folder.path()).unwrap();
+    assert_eq!(images.classes(), ["daisy", "rose"]);
+    let (skipped, options) = skipping();
+    let data = images.dataset().read(images.images([2, 3]), options).batch(4);
+    let (pixels, labels) = data.iter().next().unwrap().unwrap();
+    assert_eq!((pixels.shape(), pixels.as_slice()[0], labels.as_slice()), (&[2, 2, 3, 3][..], 100, &[0, 1][..]));
+    assert!(skipped.count() == 1 && skipped.first()[0].contains("broken.jpg"), "{:?}", skipped.first());
+    assert!(ImageFolder::open(folder.path().join("rose")).is_err());
+}
+
+#[test]
+fn whole_arrays_are_read_and_damaged_ones_named() {
+    use std::io::Write as _;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("digits.idx");
+    let idx = [&[0, 0, 8, 2, 0, 0, 0, 2, 0, 0, 0, 3][..], &[1, 2, 3, 4, 5, 6]].concat();
+    fs::write(&path, &idx).unwrap();
+    assert_eq!(read_idx(&path).unwrap(), Array::new([2, 3], vec![1, 2, 3, 4, 5, 6]).unwrap());
+    let packed = folder.path().join("digits.idx.gz");
+    let mut encoder = flate2::write::GzEncoder::new(fs::File::create(&packed).unwrap(), flate2::Compression::fast());
+    encoder.write_all(&idx).unwrap();
+    encoder.finish().unwrap();
+    assert_eq!(read_idx(&packed).unwrap().shape(), [2, 3]);
+    for (bytes, words) in [(&idx[..17], "[2, 3], and 5 elements"), (&idx[..7], "truncated"), (b"PNG", "does not begin")]
+    {
+        fs::write(&path, bytes).unwrap();
+        let text = read_idx(&path).unwrap_err().to_string();
+        assert!(text.contains(words) && text.contains("digits.idx"), "{text}");
+    }
+    let path = folder.path().join("a.safetensors");
+    let bytes: Vec<u8> = [1.5f32, 2.5].iter().flat_map(|x| x.to_le_bytes()).collect();
+    let view = ::safetensors::tensor::TensorView::new(::safetensors::Dtype::F32, vec![2], &bytes).unwrap();
+    fs::write(&path, ::safetensors::serialize([("x", view)], None).unwrap()).unwrap();
+    let file = SafetensorsFile::open(&path).unwrap();
+    assert_eq!(file.array::<f32>("x").unwrap().as_slice(), [1.5, 2.5]);
+    assert!(file.array::<i64>("x").unwrap_err().to_string().contains("F32, and I64 was asked for"));
+    assert!(file.array::<f32>("y").unwrap_err().to_string().contains("no array \"y\", but x"));
+    fs::write(&path, b"nothing").unwrap();
+    assert!(SafetensorsFile::open(&path).is_err());
+}

@@ -1,0 +1,364 @@
+//! TensorFlow's record files.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{self, BufReader, Read, Write};
+
+use prost::Message;
+
+use super::{BadRecord, RecordReader};
+use crate::{FileShard, Result};
+
+/// Reads the records of TFRecord files as bytes, and checks their checksums. Records that belong to other parts of a file are
+/// passed over unread.
+///
+/// # Source
+/// The format is that of `tensorflow/core/lib/io/record_writer.h`: length, checksum of the length, data, checksum of the data;
+/// checksums are CRC-32C, rotated and offset.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct TfRecords;
+
+/// The records of one file.
+#[derive(Debug)]
+pub struct TfRecordRecords {
+    file: FileShard,
+    reader: BufReader<File>,
+    record: u64,
+    offset: u64,
+    ended: bool,
+}
+
+impl RecordReader for TfRecords {
+    type Record = Vec<u8>;
+    type Records = TfRecordRecords;
+
+    fn open(&self, file: &FileShard) -> io::Result<TfRecordRecords> {
+        let reader = BufReader::with_capacity(1 << 18, File::open(&file.path)?);
+        Ok(TfRecordRecords { file: file.clone(), reader, record: 0, offset: 0, ended: false })
+    }
+}
+
+impl TfRecordRecords {
+    /// The next record; `None` at the end, or where another part's was passed over.
+    fn read(&mut self) -> Option<Result<Vec<u8>, String>> {
+        let mut header = [0; HEADER];
+        match read_full(&mut self.reader, &mut header) {
+            Ok(0) => {
+                self.ended = true;
+                return None;
+            }
+            Ok(HEADER) => {}
+            Ok(got) => {
+                return self.broken(format!("the file is truncated: {got} of the {HEADER} bytes of a header are there"));
+            }
+            Err(error) => return self.broken(error.to_string()),
+        }
+        let (length, checksum) = header.split_at(8);
+        if masked(crc32c::crc32c(length)) != word(checksum) {
+            return self.broken("the checksum of the length is wrong; what follows in the file is lost".to_owned());
+        }
+        let length = u64::from_le_bytes(length.try_into().unwrap_or_default());
+        if !self.file.has(self.record) {
+            let passed = i64::try_from(length + FOOTER as u64).map_err(io::Error::other);
+            return match passed.and_then(|bytes| self.reader.seek_relative(bytes)) {
+                Ok(()) => {
+                    self.offset += length + (HEADER + FOOTER) as u64;
+                    None
+                }
+                Err(error) => self.broken(error.to_string()),
+            };
+        }
+        // A wrong length must not allocate what is not there.
+        let mut data = Vec::with_capacity(length.min(1 << 24) as usize + FOOTER);
+        match self.reader.by_ref().take(length + FOOTER as u64).read_to_end(&mut data) {
+            Ok(got) if got as u64 == length + FOOTER as u64 => {}
+            Ok(got) => {
+                return self.broken(format!(
+                    "the file is truncated: {got} of the {} bytes of the record are there",
+                    length + FOOTER as u64
+                ));
+            }
+            Err(error) => return self.broken(error.to_string()),
+        }
+        self.offset += (HEADER + data.len()) as u64;
+        let checksum = word(&data[data.len() - FOOTER..]);
+        data.truncate(data.len() - FOOTER);
+        Some(if masked(crc32c::crc32c(&data)) == checksum {
+            Ok(data)
+        } else {
+            Err("the checksum of the data is wrong".to_owned())
+        })
+    }
+
+    fn broken(&mut self, problem: String) -> Option<Result<Vec<u8>, String>> {
+        self.ended = true;
+        Some(Err(problem))
+    }
+}
+
+impl Iterator for TfRecordRecords {
+    type Item = Result<Vec<u8>, BadRecord>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        while !self.ended {
+            let (record, offset) = (self.record, self.offset);
+            let read = self.read();
+            self.record += 1;
+            if let Some(read) = read {
+                return Some(read.map_err(|problem| BadRecord::new(record, offset, problem)));
+            }
+        }
+        None
+    }
+}
+
+/// Writes TFRecord files.
+///
+/// # Examples
+/// ```
+/// use distribute_input::Dataset;
+/// use distribute_input::read::{ReadOptions, TfRecordWriter, TfRecords};
+///
+/// # let folder = tempfile::tempdir()?;
+/// let path = folder.path().join("greetings.tfrecord");
+/// let mut writer = TfRecordWriter::new(std::fs::File::create(&path)?);
+/// writer.write(b"hello")?;
+/// writer.write(b"world")?;
+/// writer.finish()?;
+/// let records = Dataset::from_files([&path]).read(TfRecords, ReadOptions::default());
+/// assert_eq!(records.iter().last().expect("there are two")?, b"world");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct TfRecordWriter<W: Write> {
+    file: io::BufWriter<W>,
+}
+
+impl<W: Write> TfRecordWriter<W> {
+    /// Writes to a file, or to whatever takes bytes.
+    pub fn new(file: W) -> TfRecordWriter<W> {
+        TfRecordWriter { file: io::BufWriter::with_capacity(1 << 18, file) }
+    }
+
+    /// Writes one record.
+    ///
+    /// # Errors
+    /// The file's.
+    pub fn write(&mut self, record: &[u8]) -> io::Result<()> {
+        let length = (record.len() as u64).to_le_bytes();
+        self.file.write_all(&length)?;
+        self.file.write_all(&masked(crc32c::crc32c(&length)).to_le_bytes())?;
+        self.file.write_all(record)?;
+        self.file.write_all(&masked(crc32c::crc32c(record)).to_le_bytes())
+    }
+
+    /// Writes what is left in the buffer, and hands the file back.
+    ///
+    /// # Errors
+    /// The file's.
+    pub fn finish(self) -> io::Result<W> {
+        self.file.into_inner().map_err(io::IntoInnerError::into_error)
+    }
+}
+
+const HEADER: usize = 12;
+const FOOTER: usize = 4;
+
+fn masked(crc: u32) -> u32 {
+    crc.rotate_right(15).wrapping_add(0xa282_ead8)
+}
+
+fn word(bytes: &[u8]) -> u32 {
+    u32::from_le_bytes(bytes.try_into().unwrap_or_default())
+}
+
+/// Reads until the buffer is full or the file ends.
+fn read_full(reader: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize> {
+    let mut filled = 0;
+    while filled < buffer.len() {
+        match reader.read(&mut buffer[filled..]) {
+            Ok(0) => break,
+            Ok(read) => filled += read,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(filled)
+}
+
+/// What most TFRecord files hold: named lists of bytes, floats or integers.
+///
+/// # Examples
+/// ```
+/// use distribute_input::read::{Example, Feature};
+/// let example = Example::from([("label", Feature::Int64(vec![3])), ("image", Feature::Float(vec![0.5, 0.25]))]);
+/// let read = Example::decode(&example.encode())?;
+/// assert_eq!(read.floats("image")?, [0.5, 0.25]);
+/// assert_eq!(read.int64s("label")?, [3]);
+/// assert!(read.bytes("label").unwrap_err().to_string().contains("label"));
+/// # Ok::<(), distribute_input::Error>(())
+/// ```
+///
+/// # Source
+/// `tf.train.Example`.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Example {
+    features: HashMap<String, Feature>,
+}
+
+/// A list of one kind of values.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Feature {
+    /// Strings of bytes.
+    Bytes(Vec<Vec<u8>>),
+    /// Floats.
+    Float(Vec<f32>),
+    /// Integers.
+    Int64(Vec<i64>),
+}
+
+impl<'a, const N: usize> From<[(&'a str, Feature); N]> for Example {
+    fn from(features: [(&'a str, Feature); N]) -> Example {
+        Example { features: features.into_iter().map(|(name, feature)| (name.to_owned(), feature)).collect() }
+    }
+}
+
+impl Example {
+    /// Reads a record.
+    ///
+    /// # Errors
+    /// [`Error::Example`](crate::Error::Example) where it is no example.
+    pub fn decode(record: &[u8]) -> Result<Example> {
+        let wire = wire::Example::decode(record).map_err(|error| wrong(format!("it cannot be decoded: {error}")))?;
+        let features = wire.features.unwrap_or_default().feature;
+        let features = features.into_iter().filter_map(|(name, feature)| {
+            let feature = match feature.kind? {
+                wire::Kind::Bytes(list) => Feature::Bytes(list.value),
+                wire::Kind::Float(list) => Feature::Float(list.value),
+                wire::Kind::Int64(list) => Feature::Int64(list.value),
+            };
+            Some((name, feature))
+        });
+        Ok(Example { features: features.collect() })
+    }
+
+    /// As a record.
+    pub fn encode(&self) -> Vec<u8> {
+        let kind = |feature: &Feature| match feature.clone() {
+            Feature::Bytes(value) => wire::Kind::Bytes(wire::BytesList { value }),
+            Feature::Float(value) => wire::Kind::Float(wire::FloatList { value }),
+            Feature::Int64(value) => wire::Kind::Int64(wire::Int64List { value }),
+        };
+        let features = self.features.iter();
+        let feature =
+            features.map(|(name, feature)| (name.clone(), wire::Feature { kind: Some(kind(feature)) })).collect();
+        wire::Example { features: Some(wire::Features { feature }) }.encode_to_vec()
+    }
+
+    /// A feature.
+    pub fn get(&self, name: &str) -> Option<&Feature> {
+        self.features.get(name)
+    }
+
+    /// A feature of floats.
+    ///
+    /// # Errors
+    /// [`Error::Example`](crate::Error::Example) where there is none of this name and kind.
+    pub fn floats(&self, name: &str) -> Result<&[f32]> {
+        match self.get(name) {
+            Some(Feature::Float(values)) => Ok(values),
+            other => Err(self.other(name, "floats", other)),
+        }
+    }
+
+    /// A feature of integers.
+    ///
+    /// # Errors
+    /// [`Error::Example`](crate::Error::Example) where there is none of this name and kind.
+    pub fn int64s(&self, name: &str) -> Result<&[i64]> {
+        match self.get(name) {
+            Some(Feature::Int64(values)) => Ok(values),
+            other => Err(self.other(name, "integers", other)),
+        }
+    }
+
+    /// A feature of bytes.
+    ///
+    /// # Errors
+    /// [`Error::Example`](crate::Error::Example) where there is none of this name and kind.
+    pub fn bytes(&self, name: &str) -> Result<&[Vec<u8>]> {
+        match self.get(name) {
+            Some(Feature::Bytes(values)) => Ok(values),
+            other => Err(self.other(name, "bytes", other)),
+        }
+    }
+
+    fn other(&self, name: &str, wanted: &str, found: Option<&Feature>) -> crate::Error {
+        let kind = match found {
+            Some(Feature::Bytes(_)) => "holds bytes",
+            Some(Feature::Float(_)) => "holds floats",
+            Some(Feature::Int64(_)) => "holds integers",
+            None => {
+                let mut names: Vec<&str> = self.features.keys().map(String::as_str).collect();
+                names.sort_unstable();
+                return wrong(format!("{wanted} {name:?} were asked for, it has {}", names.join(", ")));
+            }
+        };
+        wrong(format!("{wanted} were asked for, but {name:?} {kind}"))
+    }
+}
+
+fn wrong(problem: String) -> crate::Error {
+    crate::Error::Example { problem }
+}
+
+/// The messages of `tensorflow/core/example/{example,feature}.proto`.
+mod wire {
+    use std::collections::HashMap;
+
+    #[derive(Clone, PartialEq, prost::Message)]
+    pub(super) struct Example {
+        #[prost(message, optional, tag = "1")]
+        pub(super) features: Option<Features>,
+    }
+
+    #[derive(Clone, PartialEq, prost::Message)]
+    pub(super) struct Features {
+        #[prost(map = "string, message", tag = "1")]
+        pub(super) feature: HashMap<String, Feature>,
+    }
+
+    #[derive(Clone, PartialEq, prost::Message)]
+    pub(super) struct Feature {
+        #[prost(oneof = "Kind", tags = "1, 2, 3")]
+        pub(super) kind: Option<Kind>,
+    }
+
+    #[derive(Clone, PartialEq, prost::Oneof)]
+    pub(super) enum Kind {
+        #[prost(message, tag = "1")]
+        Bytes(BytesList),
+        #[prost(message, tag = "2")]
+        Float(FloatList),
+        #[prost(message, tag = "3")]
+        Int64(Int64List),
+    }
+
+    #[derive(Clone, PartialEq, prost::Message)]
+    pub(super) struct BytesList {
+        #[prost(bytes = "vec", repeated, tag = "1")]
+        pub(super) value: Vec<Vec<u8>>,
+    }
+
+    #[derive(Clone, PartialEq, prost::Message)]
+    pub(super) struct FloatList {
+        #[prost(float, repeated, tag = "1")]
+        pub(super) value: Vec<f32>,
+    }
+
+    #[derive(Clone, PartialEq, prost::Message)]
+    pub(super) struct Int64List {
+        #[prost(int64, repeated, tag = "1")]
+        pub(super) value: Vec<i64>,
+    }
+}

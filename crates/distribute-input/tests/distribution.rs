@@ -1,0 +1,314 @@
+//! Who reads what: the numbers of tf.distribute's own tests, and every example once in whatever arrangement, with restarts.
+#![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use distribute_input::read::{Lines, ReadOptions, TfRecordWriter, TfRecords};
+use distribute_input::{
+    Array, AutoShardPolicy, Dataset, DistributedDataset, DistributedIter, InputOptions, InputPosition,
+    InputReplicationMode, InputTopology, UnequalData, distribute_dataset, distribute_datasets_from_function,
+};
+use proptest::prelude::*;
+
+type Rows = Vec<i64>;
+
+fn with(auto_shard_policy: AutoShardPolicy) -> InputOptions {
+    InputOptions { auto_shard_policy, ..InputOptions::default() }
+}
+
+fn worker(data: &Dataset<Array<i64>>, at: (usize, usize, usize), options: InputOptions) -> DistributedDataset<Array<i64>> {
+    distribute_dataset(data, InputTopology::new(at.0, at.1, at.2).unwrap(), options).unwrap()
+}
+
+/// `[step][replica]` of what is left of a pass.
+fn steps(pass: DistributedIter<Array<i64>>) -> Vec<Vec<Rows>> {
+    pass.map(|step| step.unwrap().iter().map(|part| part.as_slice().to_vec()).collect()).collect()
+}
+
+/// What each worker of several sees.
+fn workers(data: &Dataset<Array<i64>>, count: usize, replicas: usize, options: InputOptions) -> Vec<Vec<Vec<Rows>>> {
+    (0..count).map(|index| steps(worker(data, (count, index, replicas), options).iter())).collect()
+}
+
+fn flat(steps: &[Vec<Rows>]) -> Vec<Rows> {
+    steps.iter().flatten().cloned().collect()
+}
+
+#[test]
+fn range_9_batch_2_over_two_replicas_and_over_two_workers() {
+    let data = Dataset::range(0..9).batch(2);
+    let one = &workers(&data, 1, 2, InputOptions::default())[0];
+    assert_eq!(one.last().unwrap(), &[vec![8], vec![]]);
+    let two = workers(&data, 2, 1, InputOptions::default());
+    assert_eq!(flat(&two[0]), [[0], [2], [4], [6], [8]]);
+    assert_eq!(flat(&two[1]), [vec![1], vec![3], vec![5], vec![7], vec![]]);
+    let dropped = InputOptions { unequal_data: UnequalData::Drop, ..InputOptions::default() };
+    assert_eq!(workers(&data, 1, 2, dropped)[0].last().unwrap(), &[[6], [7]]);
+}
+
+#[test]
+fn range_15_batch_4_over_two_workers_of_two_replicas_dealt_by_a_hint() {
+    let data = Dataset::range(0..15).shard_hint().batch(4);
+    let two = workers(&data, 2, 2, with(AutoShardPolicy::Hint));
+    assert_eq!(two[0].last().unwrap(), &[[12], [14]]);
+    assert_eq!(two[1].last().unwrap(), &[vec![13], vec![]]);
+}
+
+#[test]
+fn range_8_batch_3_over_two_workers_by_data() {
+    let two = workers(&Dataset::range(0..8).batch(3), 2, 1, with(AutoShardPolicy::Data));
+    assert_eq!(flat(&two[0]), [vec![0, 1], vec![3, 4], vec![6]]);
+    assert_eq!(flat(&two[1]), [[2], [5], [7]]);
+}
+
+#[test]
+fn pieces_of_batches_whose_size_rotates_or_is_equal() {
+    // 12 elements, global batch 8: two workers get 4, 4, 4 and nothing.
+    let two = workers(&Dataset::range(0..12).batch(8), 2, 1, InputOptions::default());
+    let sizes = |steps: &[Vec<Rows>]| flat(steps).iter().map(Vec::len).collect::<Vec<_>>();
+    assert_eq!((sizes(&two[0]), sizes(&two[1])), (vec![4, 4], vec![4, 0]));
+    let two = workers(&Dataset::range(0..12).batch(8), 2, 1, with(AutoShardPolicy::Data));
+    assert_eq!((sizes(&two[0]), sizes(&two[1])), (vec![4, 2], vec![4, 2]));
+    // Global batch 7 over 2 × 2.
+    let two = workers(&Dataset::range(0..14).batch(7), 2, 2, InputOptions::default());
+    assert_eq!((sizes(&two[0]), sizes(&two[1])), (vec![2, 2, 2, 1], vec![2, 1, 2, 2]));
+    // Equal pieces: range(4).batch(4) over 5, and range(8).batch(4) over 3.
+    let five = &workers(&Dataset::range(0..4).batch(4), 1, 5, with(AutoShardPolicy::Data))[0];
+    assert_eq!(flat(five), [vec![0], vec![1], vec![2], vec![3], vec![]]);
+    let three = &workers(&Dataset::range(0..8).batch(4), 1, 3, with(AutoShardPolicy::Data))[0];
+    assert_eq!(three[0], [vec![0, 1], vec![2, 3], vec![]]);
+}
+
+#[test]
+fn off_shows_everything_to_every_worker() {
+    let two = workers(&Dataset::range(0..4).batch(2), 2, 1, with(AutoShardPolicy::Off));
+    assert_eq!(flat(&two[0]), [[0], [1], [2], [3]]);
+    assert_eq!(two[0], two[1]);
+    // So does a hint that is nowhere.
+    assert_eq!(workers(&Dataset::range(0..4).batch(2), 2, 1, with(AutoShardPolicy::Hint)), two);
+    let plan = worker(&Dataset::range(0..4).batch(2), (2, 0, 1), with(AutoShardPolicy::Off)).plan().to_string();
+    assert!(plan.contains("each example is seen by every worker"), "{plan}");
+}
+
+#[test]
+fn policies_that_do_not_fit_are_refused() {
+    let topology = InputTopology::new(2, 0, 1).unwrap();
+    let data = Dataset::range(0..4).batch(2);
+    let text = distribute_dataset(&data, topology, with(AutoShardPolicy::File)).unwrap_err().to_string();
+    assert!(text.contains("Dataset::from_files"), "{text}");
+    let deterministic = InputOptions { deterministic: true, ..with(AutoShardPolicy::Off) };
+    let text = distribute_dataset(&data, topology, deterministic).unwrap_err().to_string();
+    assert!(text.contains("deterministic"), "{text}");
+}
+
+#[test]
+fn caches_and_shuffles_live_across_passes() {
+    let data = Dataset::range(0..8).map(Ok).cache().shuffle(8, 1).batch(4);
+    let first = worker(&data, (1, 0, 2), InputOptions::default());
+    let (one, two) = (steps(first.iter()), steps(first.iter()));
+    assert_ne!(one, two);
+    let sorted = |steps: &[Vec<Rows>]| {
+        let mut all = flat(steps).concat();
+        all.sort_unstable();
+        all
+    };
+    assert_eq!((sorted(&one), sorted(&two)), ((0..8).collect(), (0..8).collect::<Vec<_>>()));
+}
+
+#[test]
+fn a_function_is_called_for_each_worker_or_each_replica() {
+    let per = |replication_mode| {
+        let options = InputOptions { replication_mode, ..InputOptions::default() };
+        let mut asked = Vec::new();
+        let topology = InputTopology::new(2, 1, 2).unwrap();
+        let data = distribute_datasets_from_function(topology, options, |context| {
+            asked.push((context.input_pipeline_id, context.num_input_pipelines));
+            let count = context.num_input_pipelines;
+            Ok(Dataset::range(0..10).shard(count, context.input_pipeline_id).batch(2))
+        });
+        (asked, steps(data.unwrap().iter()))
+    };
+    let (asked, parts) = per(InputReplicationMode::PerWorker);
+    assert_eq!((asked, parts), (vec![(1, 2)], vec![vec![vec![1, 3], vec![5, 7]], vec![vec![9], vec![]]]));
+    let (asked, parts) = per(InputReplicationMode::PerReplica);
+    assert_eq!((asked, parts), (vec![(2, 4), (3, 4)], vec![vec![vec![2, 6], vec![3, 7]]]));
+}
+
+/// Files of lines, with as many numbers as `lengths` say.
+fn files(folder: &std::path::Path, lengths: &[usize]) -> (Vec<PathBuf>, Rows) {
+    let (mut paths, mut next) = (Vec::new(), 0);
+    for (index, length) in lengths.iter().enumerate() {
+        let path = folder.join(format!("{index}.txt"));
+        let lines: String = (next..next + length).map(|number| format!("{number}\n")).collect();
+        std::fs::write(&path, lines).unwrap();
+        next += length;
+        paths.push(path);
+    }
+    (paths, (0..next as i64).collect())
+}
+
+fn numbers(paths: &[PathBuf], cycle: usize) -> Dataset<Array<i64>> {
+    let options = ReadOptions { cycle, ..ReadOptions::default() };
+    Dataset::from_files(paths).read(Lines, options).map(|line| Ok(Array::scalar(line.parse::<i64>()?)))
+}
+
+#[test]
+fn workers_read_files_of_their_own_and_divide_what_is_left() {
+    let folder = tempfile::tempdir().unwrap();
+    let (paths, all) = files(folder.path(), &[4, 4, 3]);
+    let data = numbers(&paths, 1).batch(4);
+    let two = workers(&data, 2, 1, InputOptions::default());
+    assert_eq!(flat(&two[0]), [vec![0, 1], vec![2, 3], vec![8, 10]]);
+    assert_eq!(flat(&two[1]), [vec![4, 5], vec![6, 7], vec![9]]);
+    // More workers than files.
+    let five = workers(&data, 5, 1, InputOptions::default());
+    let mut seen = five.iter().flat_map(|steps| flat(steps).concat()).collect::<Rows>();
+    seen.sort_unstable();
+    assert_eq!(seen, all);
+    let plan = worker(&data, (2, 0, 1), InputOptions::default()).plan().to_string();
+    assert!(plan.contains("worker 0 reads 0.txt, 2.txt (records 0 of every 2)\nworker 1 reads 1.txt, 2.txt"), "{plan}");
+    // The same rows in the same steps, whatever the number of workers, when asked.
+    let deterministic = InputOptions { deterministic: true, ..InputOptions::default() };
+    let steps_of = |count: usize, replicas: usize| {
+        let workers = workers(&data, count, replicas, deterministic);
+        (0..3).map(|step| workers.iter().flat_map(|worker| worker[step].clone()).collect::<Vec<_>>()).collect::<Vec<_>>()
+    };
+    assert_eq!(steps_of(1, 4), steps_of(4, 1));
+    assert_eq!(steps_of(1, 4), steps_of(2, 2));
+    // What no longer is a list of files is walked by all.
+    let taken = worker(&numbers(&paths, 1).take(6).batch(4), (2, 1, 1), InputOptions::default());
+    assert!(taken.ends_together());
+}
+
+#[test]
+fn record_files_are_divided_too() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("one.tfrecord");
+    let mut writer = TfRecordWriter::new(std::fs::File::create(&path).unwrap());
+    (0..7_i64).for_each(|number| writer.write(&number.to_le_bytes()).unwrap());
+    writer.finish().unwrap();
+    let data = Dataset::from_files([&path])
+        .read(TfRecords, ReadOptions::default())
+        .map(|record| Ok(Array::scalar(i64::from_le_bytes(record.as_slice().try_into()?))))
+        .batch(2);
+    let two = workers(&data, 2, 1, InputOptions::default());
+    assert_eq!((flat(&two[0]).concat(), flat(&two[1]).concat()), (vec![0, 2, 4, 6], vec![1, 3, 5]));
+}
+
+#[test]
+fn a_position_survives_json_and_functions_keep_their_workers() {
+    let make = |workers, worker| {
+        let topology = InputTopology::new(workers, worker, 1).unwrap();
+        let make = |context: distribute_input::InputContext| {
+            Ok(Dataset::range(0..12).shard(context.num_input_pipelines, context.input_pipeline_id).batch(2))
+        };
+        distribute_datasets_from_function(topology, InputOptions::default(), make).unwrap()
+    };
+    let positions = (0..2).map(|worker| {
+        let mut pass = make(2, worker).iter();
+        pass.next();
+        pass.position().clone()
+    });
+    let all = InputPosition::of_all(positions.collect()).unwrap();
+    let text = serde_json::to_string(&all).unwrap();
+    let all: InputPosition = serde_json::from_str(&text).unwrap();
+    assert_eq!(steps(make(2, 1).iter_from(&all).unwrap()), [[[5, 7]], [[9, 11]]]);
+    let text = make(3, 0).iter_from(&all).unwrap_err().to_string();
+    assert!(text.contains("2 workers") && text.contains("there are 3 now"), "{text}");
+    let other = InputPosition::of_all(vec![all, make(2, 0).iter_epoch(1).position().clone()]);
+    assert!(other.unwrap_err().to_string().contains("different passes"));
+}
+
+/// How the data of a case are made.
+#[derive(Clone, Debug)]
+struct Case {
+    lengths: Vec<usize>,
+    from_files: bool,
+    shuffle: Option<u64>,
+    cached: bool,
+    batch: usize,
+    depth: usize,
+    policy: AutoShardPolicy,
+    deterministic: bool,
+    cycle: usize,
+}
+
+impl Case {
+    fn dataset(&self, paths: &[PathBuf]) -> Dataset<Array<i64>> {
+        let count: usize = self.lengths.iter().sum();
+        let data = if self.from_files { numbers(paths, self.cycle) } else { Dataset::range(0..count as i64) };
+        let data = if self.policy == AutoShardPolicy::Hint { data.shard_hint() } else { data };
+        let data = if self.cached { data.cache() } else { data };
+        let data = if let Some(seed) = self.shuffle { data.shuffle(7, seed) } else { data };
+        data.batch(self.batch).prefetch(self.depth)
+    }
+
+    fn options(&self) -> InputOptions {
+        let deterministic = self.deterministic && self.policy != AutoShardPolicy::Hint;
+        InputOptions { deterministic, ..with(self.policy) }
+    }
+}
+
+fn cases() -> impl Strategy<Value = Case> {
+    let policies = prop_oneof![
+        Just(AutoShardPolicy::Auto),
+        Just(AutoShardPolicy::Data),
+        Just(AutoShardPolicy::Hint),
+        Just(AutoShardPolicy::File)
+    ];
+    let lengths = prop::collection::vec(0_usize..12, 1..6);
+    let flags = (any::<bool>(), any::<bool>(), any::<bool>());
+    (lengths, flags, prop::option::of(0_u64..5), 1_usize..13, 0_usize..3, policies, 1_usize..4).prop_map(
+        |(lengths, (from_files, cached, deterministic), shuffle, batch, depth, policy, cycle)| {
+            let from_files = from_files || policy == AutoShardPolicy::File;
+            Case { lengths, from_files, shuffle, cached, batch, depth, policy, deterministic, cycle }
+        },
+    )
+}
+
+/// Takes up to `limit` steps on every worker; what was seen, and where all stand.
+fn take(passes: &mut [DistributedIter<Array<i64>>], limit: usize, seen: &mut BTreeMap<i64, usize>) -> InputPosition {
+    for pass in passes.iter_mut() {
+        for step in pass.by_ref().take(limit) {
+            for row in step.unwrap().iter().flat_map(|part| part.as_slice().to_vec()) {
+                *seen.entry(row).or_default() += 1;
+            }
+        }
+    }
+    InputPosition::of_all(passes.iter().map(|pass| pass.position().clone()).collect()).unwrap()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(150))]
+
+    /// Any pipeline, policy and number of workers, stopped and gone on with under other numbers of workers, twice.
+    #[test]
+    fn every_example_is_seen_exactly_once(
+        case in cases(),
+        arrangements in prop::collection::vec((1_usize..5, 1_usize..3, 0_usize..4), 3),
+        epoch in 0_u64..3,
+    ) {
+        let folder = tempfile::tempdir().unwrap();
+        let (paths, all) = files(folder.path(), &case.lengths);
+        let mut seen = BTreeMap::new();
+        let mut position: Option<InputPosition> = None;
+        for (index, (count, replicas, limit)) in arrangements.into_iter().enumerate() {
+            let data: Vec<DistributedDataset<Array<i64>>> =
+                (0..count).map(|at| worker(&case.dataset(&paths), (count, at, replicas), case.options())).collect();
+            let mut passes: Vec<DistributedIter<Array<i64>>> = data
+                .iter()
+                .map(|data| match &position {
+                    Some(position) => data.iter_from(position).unwrap(),
+                    None => data.iter_epoch(epoch),
+                })
+                .collect();
+            let limit = if index == 2 { usize::MAX } else { limit };
+            let at = take(&mut passes, limit, &mut seen);
+            prop_assert_eq!(at.epoch(), epoch);
+            position = Some(serde_json::from_str(&serde_json::to_string(&at).unwrap()).unwrap());
+        }
+        let expected: BTreeMap<i64, usize> = all.into_iter().map(|row| (row, 1)).collect();
+        prop_assert_eq!(seen, expected);
+    }
+}
