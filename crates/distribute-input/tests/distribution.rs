@@ -17,7 +17,11 @@ fn with(auto_shard_policy: AutoShardPolicy) -> InputOptions {
     InputOptions { auto_shard_policy, ..InputOptions::default() }
 }
 
-fn worker(data: &Dataset<Array<i64>>, at: (usize, usize, usize), options: InputOptions) -> DistributedDataset<Array<i64>> {
+fn worker(
+    data: &Dataset<Array<i64>>,
+    at: (usize, usize, usize),
+    options: InputOptions,
+) -> DistributedDataset<Array<i64>> {
     distribute_dataset(data, InputTopology::new(at.0, at.1, at.2).unwrap(), options).unwrap()
 }
 
@@ -172,7 +176,9 @@ fn workers_read_files_of_their_own_and_divide_what_is_left() {
     let deterministic = InputOptions { deterministic: true, ..InputOptions::default() };
     let steps_of = |count: usize, replicas: usize| {
         let workers = workers(&data, count, replicas, deterministic);
-        (0..3).map(|step| workers.iter().flat_map(|worker| worker[step].clone()).collect::<Vec<_>>()).collect::<Vec<_>>()
+        (0..3)
+            .map(|step| workers.iter().flat_map(|worker| worker[step].clone()).collect::<Vec<_>>())
+            .collect::<Vec<_>>()
     };
     assert_eq!(steps_of(1, 4), steps_of(4, 1));
     assert_eq!(steps_of(1, 4), steps_of(2, 2));

@@ -51,7 +51,9 @@ pub enum Error {
         expected: usize,
     },
     /// A worker has nothing to take part in a step with.
-    #[error("this worker has no data, and nothing to tell their shape by, while another worker has some; give all the same dataset")]
+    #[error(
+        "this worker has no data, and nothing to tell their shape by, while another worker has some; give all the same dataset"
+    )]
     NoData,
     /// Threads of the replicas could not be started.
     #[error("cannot start the thread of replica {replica}: {source}")]

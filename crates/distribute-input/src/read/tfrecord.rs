@@ -49,7 +49,8 @@ impl TfRecordRecords {
             }
             Ok(HEADER) => {}
             Ok(got) => {
-                return self.broken(format!("the file is truncated: {got} of the {HEADER} bytes of a header are there"));
+                return self
+                    .broken(format!("the file is truncated: {got} of the {HEADER} bytes of a header are there"));
             }
             Err(error) => return self.broken(error.to_string()),
         }
