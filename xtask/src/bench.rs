@@ -5,6 +5,7 @@ use clap::Subcommand;
 use self::collective::Operation;
 
 pub(crate) mod collective;
+mod input;
 mod latency;
 mod limits;
 mod peers;
@@ -27,6 +28,8 @@ pub(crate) enum Bench {
     Alltoall(collective::Flags),
     /// The shortest operations: median, percentiles and the worst.
     Latency(latency::Flags),
+    /// Reading, shuffling, decoding and batching files.
+    Input(input::Flags),
     /// Training of a small model on several arrangements of replicas.
     Train(train::Flags),
     /// One process of a measurement; started by the others.
@@ -58,6 +61,7 @@ impl Bench {
             Bench::Broadcast(flags) => collective::run(Operation::Broadcast, &flags),
             Bench::Alltoall(flags) => collective::run(Operation::AllToAll, &flags),
             Bench::Latency(flags) => latency::run(&flags),
+            Bench::Input(flags) => input::run(&flags),
             Bench::Train(flags) => train::run(&flags),
             Bench::Rank { bench } => match bench {
                 RankBench::Allreduce(flags) => collective::run_rank(Operation::AllReduce, &flags),

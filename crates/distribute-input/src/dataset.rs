@@ -1,5 +1,6 @@
 //! Descriptions of input pipelines.
 
+mod background;
 mod batch;
 mod cache;
 mod files;

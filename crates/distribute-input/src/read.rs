@@ -58,7 +58,7 @@ pub use idx::read_idx;
 pub use images::{ImageFolder, Images};
 pub use lines::Lines;
 #[cfg(feature = "parquet")]
-pub use parquet::{Parquet, columns};
+pub use parquet::{Parquet, arrow, columns};
 #[cfg(feature = "safetensors")]
 pub use safetensors::SafetensorsFile;
 #[cfg(feature = "webdataset")]

@@ -143,12 +143,13 @@ fn train(strategy: &Strategy, flags: &Flags) -> distribute::Result<()> {
     let mut progress = start_progress(strategy, flags, model.num_parameters(), train.steps())?;
     let mut losses = Vec::new();
     let mut accuracy = 0.0;
-    let mut training_time = Duration::ZERO;
+    let (mut training_time, mut waited) = (Duration::ZERO, Duration::ZERO);
     for epoch in 1..=flags.epochs {
         progress.epoch(epoch);
         let started = Instant::now();
         let mut sum = 0.0;
-        for (step, batch) in (1..).zip(&train) {
+        let mut batches = train.iter();
+        for (step, batch) in (1..).zip(&mut batches) {
             let losses_of_replicas =
                 strategy.run((&model, &optimizer, batch?), |ctx, (model, optimizer, (x, y))| {
                     let per_example = cross_entropy_per_example(&model.forward(&x)?, &y)?;
@@ -162,22 +163,23 @@ fn train(strategy: &Strategy, flags: &Flags) -> distribute::Result<()> {
             progress.step(step, flags.batch as u64, &[("loss", sum / step as f64)]);
         }
         training_time += started.elapsed();
+        waited += batches.waited();
         accuracy = evaluate(strategy, &model, &test, digits.test.len())?;
         progress.end_epoch(&[("test_accuracy", accuracy)]);
     }
     let times = optimizer.times();
+    let kib = |bytes: usize| bytes.div_ceil(1024);
+    let state = format!("{} KiB per replica, of {} KiB", kib(optimizer.state_bytes()), kib(whole_state));
     progress.finish(&Summary {
         test_accuracy: Some(accuracy),
         examples_per_s: Some(f64::from(flags.epochs) * digits.train.len() as f64 / training_time.as_secs_f64()),
         training_time: Some(training_time),
         communication: Some(times.communication.as_secs_f64() / training_time.as_secs_f64()),
+        input_wait: Some(waited.as_secs_f64() / training_time.as_secs_f64()),
         replicas: strategy.num_replicas_in_sync() as u32,
+        extra: if flags.zero1 { vec![("optimizer state".to_owned(), state)] } else { Vec::new() },
         ..Summary::default()
     });
-    if flags.zero1 && strategy.is_chief() {
-        let kib = |bytes: usize| bytes.div_ceil(1024);
-        eprintln!("optimizer state {} KiB per replica, of {} KiB", kib(optimizer.state_bytes()), kib(whole_state));
-    }
     write_losses(strategy, flags, &losses)
 }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 
-use super::{Dataset, Facts, Items, Opener};
+use super::{Dataset, Facts, Items, Opener, background};
 use crate::{BoxError, Element, Error, Result};
 
 /// How a map on several threads is read.
@@ -131,6 +131,7 @@ impl<T: Send + 'static, U: Send + 'static> Workers<T, U> {
         for index in 0..parallel.threads {
             let (waiting, done, map, left) = (waiting.clone(), done.clone(), Arc::clone(&map), Arc::clone(&left));
             let work = move || {
+                background::begin();
                 for (number, item) in waiting {
                     if left.load(Ordering::Relaxed) {
                         return;

@@ -7,10 +7,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{Dataset, Items, Opener};
+use super::{Dataset, Items, Opener, background};
 use crate::{Error, Result};
 
-/// A prefetch depth that begins at one and doubles, up to 16, when the reader finds the buffer empty that was full.
+/// A prefetch depth that begins at two and doubles, up to 16, when the reader finds the buffer empty that was full.
 pub const AUTOTUNE: usize = usize::MAX;
 
 impl<T: Send + 'static> Dataset<T> {
@@ -80,6 +80,9 @@ struct Buffer<T> {
     limit: usize,
     max_limit: usize,
     was_full: bool,
+    /// When the reader last took an item, and how long it takes from one to the next.
+    taken: Instant,
+    pace: Duration,
     reader_left: bool,
     thread_left: bool,
 }
@@ -90,12 +93,14 @@ impl<T: Send + 'static> Prefetched<T> {
         depth: usize,
         deadline: Duration,
     ) -> Result<Prefetched<T>> {
-        let (limit, max_limit) = if depth == AUTOTUNE { (1, MAX_AUTOTUNED) } else { (depth, depth) };
+        let (limit, max_limit) = if depth == AUTOTUNE { (2, MAX_AUTOTUNED) } else { (depth, depth) };
         let buffer = Buffer {
             items: VecDeque::new(),
             limit,
             max_limit,
             was_full: false,
+            taken: Instant::now(),
+            pace: Duration::ZERO,
             reader_left: false,
             thread_left: false,
         };
@@ -106,6 +111,7 @@ impl<T: Send + 'static> Prefetched<T> {
             .spawn(move || {
                 // Declared first, so dropped last: who hears the farewell knows that the source is closed.
                 let farewell = farewell;
+                background::begin();
                 for item in open() {
                     if !farewell.0.put(item) {
                         break;
@@ -129,7 +135,11 @@ impl<T> Iterator for Prefetched<T> {
         }
         loop {
             if let Some(item) = buffer.items.pop_front() {
-                self.shared.drained.notify_one();
+                buffer.note_pace();
+                // Waking the thread costs the reader up to 30 µs; while there are items, it looks by itself in time.
+                if buffer.items.is_empty() {
+                    self.shared.drained.notify_one();
+                }
                 return Some(item);
             }
             if buffer.thread_left {
@@ -171,6 +181,22 @@ impl<T> Drop for Prefetched<T> {
     }
 }
 
+impl<T> Buffer<T> {
+    fn note_pace(&mut self) {
+        let now = Instant::now();
+        let since = now - self.taken;
+        // Follows changes within a few items, and is not thrown by one that took long.
+        self.pace = (self.pace * 3 + since.min(self.pace * 4 + MIN_NAP)) / 4;
+        self.taken = now;
+    }
+
+    /// How long the reader needs for half of the items, if it goes on as it did.
+    fn until_half_empty(&self) -> Duration {
+        let half = u32::try_from(self.limit / 2).unwrap_or(u32::MAX).max(1);
+        self.pace.saturating_mul(half).clamp(MIN_NAP, RECHECK)
+    }
+}
+
 impl<T> Shared<T> {
     fn lock(&self) -> MutexGuard<'_, Buffer<T>> {
         // No code of a user runs under the lock, so a poisoned buffer is whole.
@@ -181,10 +207,10 @@ impl<T> Shared<T> {
     fn put(&self, item: Result<T>) -> bool {
         let failed = item.is_err();
         let mut buffer = self.lock();
-        // A reader may take its time over a step. That it has gone for good is told by its drop, so the deadline only
-        // guards against a missed wake.
+        // A reader may take its time over a step; that it has gone for good is told by its drop.
         while buffer.items.len() >= buffer.limit && !buffer.reader_left {
-            buffer = self.drained.wait_timeout(buffer, RECHECK).unwrap_or_else(PoisonError::into_inner).0;
+            let nap = buffer.until_half_empty();
+            buffer = self.drained.wait_timeout(buffer, nap).unwrap_or_else(PoisonError::into_inner).0;
         }
         if buffer.reader_left {
             return false;
@@ -210,6 +236,8 @@ const MAX_AUTOTUNED: usize = 16;
 /// Filling a large shuffle buffer takes minutes; a source that is silent for longer than this is taken for dead.
 const READ_DEADLINE: Duration = Duration::from_secs(30 * 60);
 const JOIN_DEADLINE: Duration = Duration::from_secs(5);
+/// Between two looks at a buffer that was full, at least and at most.
+const MIN_NAP: Duration = Duration::from_micros(50);
 const RECHECK: Duration = Duration::from_secs(1);
 
 #[cfg(test)]

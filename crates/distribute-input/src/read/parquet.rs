@@ -11,6 +11,12 @@ use parquet::arrow::arrow_reader::{ParquetRecordBatchReader, ParquetRecordBatchR
 use super::{BadRecord, RecordReader};
 use crate::{Array, Error, FileShard, Result};
 
+/// What batches of rows are made of, for programs that look into them or write files.
+pub mod arrow {
+    pub use arrow_array::{ArrayRef, Float32Array, Float64Array, Int64Array, RecordBatch, StringArray};
+    pub use parquet::arrow::ArrowWriter;
+}
+
 /// Reads batches of rows; [`columns`] makes an [`Array`] of one. A part of a file is a run of its rows.
 ///
 /// # Examples

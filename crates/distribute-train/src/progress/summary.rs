@@ -25,6 +25,8 @@ pub struct Summary {
     pub training_time: Option<Duration>,
     /// Share of a step spent on communication that computation does not hide, 0 to 1.
     pub communication: Option<f64>,
+    /// Share of a step for which replicas waited for data, 0 to 1.
+    pub input_wait: Option<f64>,
     /// Replicas that trained in sync; 0 leaves the line out.
     pub replicas: u32,
     /// Further lines: label and value.
@@ -38,6 +40,7 @@ impl Summary {
             ("samples/s", self.examples_per_s.map(text::rate)),
             ("training time", self.training_time.map(|time| text::seconds(time.as_secs_f64()))),
             ("communication", self.communication.map(|share| format!("{} of a step", text::percent(share)))),
+            ("waiting for data", self.input_wait.map(|share| format!("{:.1} % of a step", share * 100.0))),
             ("replicas", (self.replicas > 0).then(|| self.replicas.to_string())),
         ];
         let known = known.into_iter().filter_map(|(label, value)| Some((label.to_owned(), value?)));
@@ -65,16 +68,18 @@ mod tests {
             examples_per_s: Some(19_431.0),
             training_time: Some(Duration::from_millis(15_640)),
             communication: Some(0.061),
+            input_wait: Some(0.004),
             replicas: 2,
             extra: vec![("bytes per step".into(), "795 KiB".into())],
         };
         let expected = "\
-test accuracy   97.80 %
-samples/s       19.4k
-training time   15.6s
-communication   6 % of a step
-replicas        2
-bytes per step  795 KiB
+test accuracy     97.80 %
+samples/s         19.4k
+training time     15.6s
+communication     6 % of a step
+waiting for data  0.4 % of a step
+replicas          2
+bytes per step    795 KiB
 ";
         assert_eq!(summary.to_string(), expected);
     }

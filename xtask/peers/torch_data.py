@@ -1,0 +1,71 @@
+"""Pipelines of torch's DataLoader over the files of `cargo xtask bench input`, one JSON line for each.
+
+Usage: torch_data.py FOLDER
+"""
+
+import csv
+import glob
+import json
+import os
+import random
+import sys
+import time
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+BATCH, BUFFER = 64, 10_000
+
+
+def files(suffix):
+    return sorted(glob.glob(os.path.join(sys.argv[1], "*" + suffix)))
+
+
+def own(paths):
+    worker = get_worker_info()
+    return paths if worker is None else paths[worker.id :: worker.num_workers]
+
+
+def shuffled(items):
+    buffer = []
+    for item in items:
+        if len(buffer) < BUFFER:
+            buffer.append(item)
+            continue
+        at = random.randrange(BUFFER)
+        buffer[at], item = item, buffer[at]
+        yield item
+    random.shuffle(buffer)
+    yield from buffer
+
+
+class Lines(IterableDataset):
+    def __iter__(self):
+        for path in own(files(".csv")):
+            with open(path) as file:
+                next(file)
+                yield from file
+
+
+class Rows(IterableDataset):
+    def rows(self):
+        for path in own(files(".csv")):
+            with open(path, newline="") as file:
+                reader = csv.reader(file)
+                next(reader)
+                for row in reader:
+                    yield torch.tensor([float(value) for value in row])
+
+    def __iter__(self):
+        return shuffled(self.rows())
+
+
+def count(data):
+    return sum(len(batch) for batch in DataLoader(data, batch_size=BATCH, num_workers=2))
+
+
+if __name__ == "__main__":
+    for name, data in [("text", Lines()), ("csv", Rows())]:
+        started = time.perf_counter()
+        seen = count(data)
+        print(json.dumps({"case": name, "seconds": time.perf_counter() - started, "records": seen}), flush=True)
