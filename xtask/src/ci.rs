@@ -59,7 +59,7 @@ pub(crate) fn miri() -> Result<(), String> {
 
 fn doc() -> Result<(), String> {
     let mut command = Command::new(env!("CARGO"));
-    command.args(["doc", "--workspace", "--no-deps", "--locked"]).env("RUSTDOCFLAGS", "-D warnings");
+    command.args(["doc", "--workspace", "--no-deps", "--all-features", "--locked"]).env("RUSTDOCFLAGS", "-D warnings");
     status(command, "cargo doc")
 }
 

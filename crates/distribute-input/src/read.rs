@@ -4,7 +4,7 @@
 //! - [`TfRecords`], with the feature `tfrecord`: TensorFlow's record files, with their checksums; [`Example`] reads what most of
 //!   them hold.
 //! - [`Csv`], with the feature `csv`: rows as any type that serde reads.
-//! - [`Parquet`], with the feature `parquet`: batches of columns.
+//! - [`Parquet`] and [`Arrow`], with the feature `parquet`: batches of columns.
 //! - [`WebDataset`], with the feature `webdataset`: samples in tar files.
 //! - [`Images`], with the feature `images`: pictures in folders named after their classes.
 //! - [`read_idx`], with the feature `idx`, and [`SafetensorsFile`], with the feature `safetensors`: whole arrays, for
@@ -58,7 +58,7 @@ pub use idx::read_idx;
 pub use images::{ImageFolder, Images};
 pub use lines::Lines;
 #[cfg(feature = "parquet")]
-pub use parquet::{Parquet, arrow, columns};
+pub use parquet::{Arrow, Parquet, arrow, columns};
 #[cfg(feature = "safetensors")]
 pub use safetensors::SafetensorsFile;
 #[cfg(feature = "webdataset")]

@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use distribute_collectives::ReduceOp;
 use distribute_input::{
-    BoxError, DataPlan, Dataset, Element, InputContext, InputOptions, InputPosition, InputTopology, More, UnequalData,
+    BoxError, DataPlan, Dataset, Element, ElementSpec, InputContext, InputOptions, InputPosition, InputTopology, More,
+    UnequalData,
 };
 use distribute_values::PerReplica;
 
@@ -46,6 +47,30 @@ impl<T: Clone + Send + 'static> DistributedDataset<T> {
             ended: false,
             waited: Duration::ZERO,
         }
+    }
+
+    /// Applies a function to each local replica's element, on the thread that reads ahead: for example a copy to the replica's
+    /// device. It gets the replica's number within this process.
+    pub fn map_replicas<U, F>(self, function: F) -> DistributedDataset<U>
+    where
+        U: Send + 'static,
+        F: Fn(usize, T) -> Result<U, BoxError> + Send + Sync + 'static,
+    {
+        DistributedDataset { dataset: self.dataset.map_replicas(function), strategy: self.strategy }
+    }
+
+    /// The shapes and types of what each replica gets, whose rows are left open; empty where there is no data.
+    ///
+    /// # Errors
+    /// Those of reading the first batch.
+    ///
+    /// # Source
+    /// `tf.distribute.DistributedDataset.element_spec`.
+    pub fn element_spec<L>(&self) -> Result<Vec<ElementSpec>>
+    where
+        T: Element<L>,
+    {
+        Ok(self.dataset.element_spec()?)
     }
 
     /// Which worker and replica reads what: print it.

@@ -1,4 +1,4 @@
-//! Columns of Parquet files.
+//! Columns of Parquet and Arrow files.
 
 use std::fs::File;
 use std::io;
@@ -109,6 +109,48 @@ impl Iterator for ParquetRecords {
                 Err(BadRecord::new(row, 0, error.to_string()))
             }
         })
+    }
+}
+
+/// Reads Arrow's IPC files, batch by batch as they were written. A part of a file is every so manieth of its batches.
+///
+/// # Source
+/// The file format of Apache Arrow's columnar format, version 1.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Arrow;
+
+/// The batches of one file.
+pub struct ArrowRecords {
+    file: FileShard,
+    reader: arrow_ipc::reader::FileReader<File>,
+    batch: u64,
+}
+
+impl RecordReader for Arrow {
+    type Record = RecordBatch;
+    type Records = ArrowRecords;
+
+    fn open(&self, file: &FileShard) -> io::Result<ArrowRecords> {
+        let reader = arrow_ipc::reader::FileReader::try_new(File::open(&file.path)?, None).map_err(io::Error::other)?;
+        Ok(ArrowRecords { file: file.clone(), reader, batch: 0 })
+    }
+}
+
+impl Iterator for ArrowRecords {
+    type Item = Result<RecordBatch, BadRecord>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        loop {
+            let batch = self.batch;
+            self.batch += 1;
+            if self.file.has(batch) {
+                // Where in the file a batch lies, the reader does not say.
+                return Some(self.reader.next()?.map_err(|error| BadRecord::new(batch, 0, error.to_string())));
+            }
+            if batch as usize >= self.reader.num_batches() || self.reader.set_index(batch as usize + 1).is_err() {
+                return None;
+            }
+        }
     }
 }
 

@@ -68,13 +68,13 @@ fn read(reader: impl Read, file: &FileShard, sender: &Sender<Result<Sample, BadR
             let base = name.rfind('/').map_or(0, |slash| slash + 1);
             let dot = name[base..].find('.').map_or(name.len(), |dot| base + dot);
             let (key, extension) = (&name[..dot], name.get(dot + 1..).unwrap_or_default());
-            if sample.as_ref().is_none_or(|sample| sample.key != key) {
-                if let Some(done) = sample.replace(Sample { key: key.to_owned(), ..Sample::default() }) {
-                    if file.has(record) && sender.send(Ok(done)).is_err() {
-                        return Ok(());
-                    }
-                    record += 1;
+            let begins = sample.as_ref().is_none_or(|sample| sample.key != key);
+            let next = begins.then(|| Sample { key: key.to_owned(), ..Sample::default() });
+            if let Some(done) = next.and_then(|next| sample.replace(next)) {
+                if file.has(record) && sender.send(Ok(done)).is_err() {
+                    return Ok(());
                 }
+                record += 1;
             }
             if let Some(sample) = sample.as_mut().filter(|_| file.has(record)) {
                 let mut bytes = Vec::new();

@@ -167,6 +167,18 @@ fn columns_of_parquet_files_become_arrays() {
     }
     let missing = Dataset::from_files([&path]).read(Parquet::new().columns(["z"]), ReadOptions::default());
     assert!(all(&missing).unwrap_err().to_string().contains("no column \"z\""));
+    let arrow = folder.path().join("rows.arrow");
+    let mut writer =
+        arrow_ipc::writer::FileWriter::try_new(fs::File::create(&arrow).unwrap(), &batch.schema()).unwrap();
+    for start in [0, 4, 6] {
+        writer.write(&batch.slice(start, if start == 4 { 2 } else { 4 })).unwrap();
+    }
+    writer.finish().unwrap();
+    let (whole_batches, parts) = whole_and_parts(&arrow, Arrow);
+    let counts = |batches: &[RecordBatch]| batches.iter().map(RecordBatch::num_rows).collect::<Vec<_>>();
+    assert_eq!(counts(&whole_batches), [4, 2, 4]);
+    assert_eq!(parts.iter().map(|part| counts(part)).collect::<Vec<_>>(), [[4], [2], [4]]);
+    assert_eq!(columns(&whole_batches[2], &["n"]).unwrap().as_slice(), [16.0, 17.0, 18.0, 19.0]);
     fs::write(&path, b"PAR1").unwrap();
     let broken = Dataset::from_files([&path]).read(Parquet::new(), ReadOptions::default());
     assert!(all(&broken).unwrap_err().to_string().contains("rows.parquet"));
