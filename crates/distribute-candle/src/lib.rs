@@ -35,6 +35,7 @@
 mod agreement;
 mod all_reduce;
 mod batch_norm;
+mod checkpoint;
 mod context;
 mod ema;
 mod error;

@@ -8,6 +8,8 @@ use candle_core::{DType, Tensor};
 use distribute_collectives::{Compression, FusedAllReduce, FusionOptions};
 use distribute_values::{Aggregation, DistributedVariable, VariableOptions};
 
+use serde::{Deserialize, Serialize};
+
 use self::loss_scale::Scaling;
 use crate::model::Parts;
 use crate::plan::Plan;
@@ -105,6 +107,15 @@ struct ReplicaState {
     accumulated: Vec<Option<Tensor>>,
     gradient_norm: Option<f64>,
     scaling: Option<Scaling>,
+}
+
+/// What a checkpoint keeps of an optimizer besides its slots.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct OptimizerState {
+    steps: u64,
+    learning_rate: f64,
+    loss_scale: Option<f64>,
+    good_steps: u32,
 }
 
 /// Where one replica's time went, summed over its steps.
@@ -309,6 +320,36 @@ impl Optimizer {
     /// Sets the learning rate; between steps, and alike on every worker.
     pub fn set_learning_rate(&self, learning_rate: f64) {
         self.learning_rate.store(learning_rate.to_bits(), Ordering::Release);
+    }
+
+    /// What else a checkpoint keeps of it.
+    pub(crate) fn state(&self) -> OptimizerState {
+        let (steps, scaling) = self.replicas.first().map_or((0, None), |state| {
+            let state = lock(state);
+            (state.steps, state.scaling)
+        });
+        let (loss_scale, good_steps) = scaling.map_or((None, 0), |scaling| (Some(scaling.scale), scaling.good_steps));
+        OptimizerState { steps, learning_rate: self.learning_rate(), loss_scale, good_steps }
+    }
+
+    pub(crate) fn set_state(&self, state: &OptimizerState) {
+        self.set_learning_rate(state.learning_rate);
+        for replica in &self.replicas {
+            let mut replica = lock(replica);
+            replica.steps = state.steps;
+            if let (Some(scaling), Some(scale)) = (&mut replica.scaling, state.loss_scale) {
+                (scaling.scale, scaling.good_steps) = (scale, state.good_steps);
+            }
+        }
+    }
+
+    /// Every slot by its name, as one tensor.
+    pub(crate) fn whole_slots(&self) -> Result<Vec<(String, Tensor)>> {
+        if self.sharded {
+            let why = "its parts would have to be gathered, which is not done yet; leave zero1 out of runs that are checkpointed";
+            return Err(Error::Combination { what: "a checkpoint", other: "zero1", why });
+        }
+        Ok(self.slots().map(|slot| (slot.name().to_owned(), slot.components()[0].clone())).collect())
     }
 
     /// The optimizer's own variables: `fc1.weight/m` and so on.

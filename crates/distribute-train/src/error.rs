@@ -1,4 +1,14 @@
-//! What can go wrong before progress is shown; later trouble never reaches the training loop.
+//! What can go wrong with progress before it is shown, and with checkpoints. Later trouble with progress never reaches the
+//! training loop.
+
+#[cfg(any(feature = "checkpoint", feature = "tensorboard"))]
+use std::path::PathBuf;
+
+/// Any error: what the parts of a checkpoint may return.
+pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+/// The result of this crate's operations.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// An error of this crate.
 #[derive(Debug, thiserror::Error)]
@@ -29,4 +39,56 @@ pub enum Error {
     /// The thread that writes progress could not be started.
     #[error("progress: the writer thread cannot be started; raise the process's thread limit")]
     Thread(#[source] std::io::Error),
+    /// A file cannot be read or written.
+    #[cfg(any(feature = "checkpoint", feature = "tensorboard"))]
+    #[error("{}: {source}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// The operating system's error.
+        source: std::io::Error,
+    },
+    /// A file of a checkpoint is not as it was written.
+    #[cfg(feature = "checkpoint")]
+    #[error("checkpoint {}: {problem}", path.display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// A checkpoint does not hold what the program needs.
+    #[cfg(feature = "checkpoint")]
+    #[error("{name:?} cannot be restored: {problem}; restore into the model and the optimizer that were saved")]
+    Restore {
+        /// The tensor.
+        name: String,
+        /// What does not fit.
+        problem: String,
+    },
+    /// A value of a checkpoint cannot be written or read as JSON.
+    #[cfg(feature = "checkpoint")]
+    #[error("the checkpoint's state {key:?}: {source}")]
+    State {
+        /// Its key.
+        key: String,
+        /// What serde says.
+        source: serde_json::Error,
+    },
+    /// What one of a checkpoint's parts says.
+    #[cfg(feature = "checkpoint")]
+    #[error(transparent)]
+    Part(BoxError),
+    /// What went wrong on the chief.
+    #[cfg(feature = "checkpoint")]
+    #[error("on the chief: {0}")]
+    Chief(String),
+    /// A collective failed.
+    #[cfg(feature = "checkpoint")]
+    #[error(transparent)]
+    Collective(#[from] distribute_collectives::Error),
+    /// A tensor's library refused.
+    #[cfg(feature = "checkpoint")]
+    #[error(transparent)]
+    Values(#[from] distribute_values::Error),
 }

@@ -1,9 +1,14 @@
-//! Training loops: progress, metrics and summaries.
+//! Training loops: progress, checkpoints and event files.
+//!
+//! [`checkpoint`] keeps what a run needs to go on, in safetensors files that a crash at any moment leaves whole.
 //!
 //! [`progress`] reports how a run goes, in the form that suits where it goes: a bar on a terminal, `key=value` or JSON
 //! lines in a file or pipe, messages to the launcher that draws one bar for all tasks.
 //!
-//! The crate knows no tensor library, no cluster and no strategy: a loop tells it numbers.
+//! [`tensorboard`] writes event files that TensorBoard shows.
+//!
+//! The crate knows no tensor library: a loop tells it numbers, and what is checkpointed enters through
+//! [`distribute_values::TensorStorage`].
 //!
 //! # Examples
 //!
@@ -23,7 +28,11 @@
 //! # Ok::<(), distribute_train::Error>(())
 //! ```
 
+#[cfg(feature = "checkpoint")]
+pub mod checkpoint;
 mod error;
 pub mod progress;
+#[cfg(feature = "tensorboard")]
+pub mod tensorboard;
 
-pub use error::Error;
+pub use error::{BoxError, Error, Result};

@@ -9,8 +9,11 @@ use candle_core::{DType, Device, Module, Result as CandleResult, Tensor};
 use candle_nn::{Conv2d, Linear, VarBuilder, conv2d, linear};
 use clap::{Parser, ValueEnum};
 use distribute::digits::{Digits, PIXELS, SIDE, Split};
+use distribute::input::InputPosition;
 use distribute::prelude::*;
 use distribute::train::progress::{Options, Progress, Summary};
+use distribute::train::tensorboard::EventWriter;
+use serde::{Deserialize, Serialize};
 
 /// candle allocates megabytes per operation, which the system's allocator gives back and fetches again each time.
 #[global_allocator]
@@ -46,12 +49,33 @@ struct Flags {
     /// Keeps the optimizer's state in parts, one on each replica.
     #[arg(long)]
     zero1: bool,
+    /// Keeps checkpoints in this folder, and goes on from the newest one in it.
+    #[arg(long)]
+    checkpoints: Option<PathBuf>,
+    /// Steps between checkpoints.
+    #[arg(long, default_value_t = 50)]
+    checkpoint_every: u64,
+    /// Writes event files for TensorBoard to this folder.
+    #[arg(long)]
+    tensorboard: Option<PathBuf>,
     /// Seed of initial values and of the order of examples.
     #[arg(long, default_value_t = 42)]
     seed: u64,
     /// Writes the loss of every step to this file, one a line.
     #[arg(long)]
     losses: Option<PathBuf>,
+}
+
+/// Where a run stands, besides its model and optimizer.
+#[derive(Default, Serialize, Deserialize)]
+struct Standing {
+    epochs_done: u32,
+    /// Of the epoch under way.
+    steps: u64,
+    loss_sum: f64,
+    position: Option<InputPosition>,
+    /// Of all steps.
+    losses: Vec<f32>,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -140,16 +164,33 @@ fn train(strategy: &Strategy, flags: &Flags) -> distribute::Result<()> {
     let optimizer = Adam::new(flags.learning_rate).build(&model)?.compress(flags.compress.clone())?;
     let whole_state = optimizer.state_bytes();
     let optimizer = if flags.zero1 { optimizer.zero1()? } else { optimizer };
+    let mut checkpoints = flags.checkpoints.as_ref().map(|folder| CheckpointManager::new(folder).keep(3));
+    let restored = match &mut checkpoints {
+        Some(checkpoints) => checkpoints.restore(strategy, &[&model, &optimizer])?,
+        None => None,
+    };
+    let (mut steps_done, mut run) = restored.unwrap_or_else(|| (0, Standing::default()));
+    let began_at = steps_done;
+    if began_at > 0 && strategy.is_chief() {
+        eprintln!("going on after step {began_at}");
+    }
+    let mut boards = match flags.tensorboard.as_ref().filter(|_| strategy.is_chief()) {
+        Some(folder) => {
+            Some([EventWriter::create(folder.join("train"))?, EventWriter::create(folder.join("validation"))?])
+        }
+        None => None,
+    };
     let mut progress = start_progress(strategy, flags, model.num_parameters(), train.steps())?;
-    let mut losses = Vec::new();
     let mut accuracy = 0.0;
     let (mut training_time, mut waited) = (Duration::ZERO, Duration::ZERO);
-    for epoch in 1..=flags.epochs {
+    for epoch in run.epochs_done + 1..=flags.epochs {
         progress.epoch(epoch);
         let started = Instant::now();
-        let mut sum = 0.0;
-        let mut batches = train.iter();
-        for (step, batch) in (1..).zip(&mut batches) {
+        let mut batches = match run.position.take() {
+            Some(position) => train.iter_from(&position)?,
+            None => train.iter(),
+        };
+        while let Some(batch) = batches.next() {
             let losses_of_replicas =
                 strategy.run((&model, &optimizer, batch?), |ctx, (model, optimizer, (x, y))| {
                     let per_example = cross_entropy_per_example(&model.forward(&x)?, &y)?;
@@ -158,28 +199,51 @@ fn train(strategy: &Strategy, flags: &Flags) -> distribute::Result<()> {
                     Ok(loss.detach())
                 })?;
             let loss = strategy.reduce(ReduceOp::Sum, &losses_of_replicas, Axis::None)?.to_scalar::<f32>()?;
-            losses.push(loss);
-            sum += f64::from(loss);
-            progress.step(step, flags.batch as u64, &[("loss", sum / step as f64)]);
+            run.losses.push(loss);
+            run.steps += 1;
+            run.loss_sum += f64::from(loss);
+            steps_done += 1;
+            progress.step(run.steps, flags.batch as u64, &[("loss", run.loss_sum / run.steps as f64)]);
+            if let Some(checkpoints) = &mut checkpoints
+                && steps_done % flags.checkpoint_every == 0
+            {
+                run.position = Some(batches.position()?);
+                checkpoints.save(strategy, steps_done, &[&model, &optimizer], &run)?;
+            }
         }
+        let loss = run.loss_sum / run.steps.max(1) as f64;
+        (run.epochs_done, run.steps, run.loss_sum, run.position) = (epoch, 0, 0.0, None);
         training_time += started.elapsed();
         waited += batches.waited();
         accuracy = evaluate(strategy, &model, &test, digits.test.len())?;
         progress.end_epoch(&[("test_accuracy", accuracy)]);
+        if let Some([train, validation]) = &mut boards {
+            train.scalar("epoch_loss", u64::from(epoch), loss)?;
+            validation.scalar("epoch_accuracy", u64::from(epoch), accuracy)?;
+            for variable in model.variables() {
+                let values = variable.components()[0].flatten_all()?.to_vec1::<f32>()?;
+                train.histogram(variable.name(), u64::from(epoch), values.into_iter().map(f64::from))?;
+            }
+            train.flush()?;
+            validation.flush()?;
+        }
+    }
+    if let Some(checkpoints) = &mut checkpoints {
+        checkpoints.finish()?;
     }
     let times = optimizer.times();
     let kib = |bytes: usize| bytes.div_ceil(1024);
     let state = format!("{} KiB per replica, of {} KiB", kib(optimizer.state_bytes()), kib(whole_state));
     progress.finish(&Summary {
         test_accuracy: Some(accuracy),
-        examples_per_s: Some(f64::from(flags.epochs) * digits.train.len() as f64 / training_time.as_secs_f64()),
+        examples_per_s: Some((steps_done - began_at) as f64 * flags.batch as f64 / training_time.as_secs_f64()),
         training_time: Some(training_time),
         communication: Some(times.communication.as_secs_f64() / training_time.as_secs_f64()),
         input_wait: Some(waited.as_secs_f64() / training_time.as_secs_f64()),
         replicas: strategy.num_replicas_in_sync() as u32,
         extra: if flags.zero1 { vec![("optimizer state".to_owned(), state)] } else { Vec::new() },
     });
-    write_losses(strategy, flags, &losses)
+    write_losses(strategy, flags, &run.losses)
 }
 
 /// The share of test digits that are recognised; every replica looks at its part of them.

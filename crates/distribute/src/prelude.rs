@@ -13,6 +13,7 @@ pub use distribute_strategy::{
     OneDeviceStrategy, ReplicaArgs, ReplicaContext, Strategy, get_replica_context, get_strategy, has_strategy,
     in_cross_replica_context, set_strategy,
 };
+pub use distribute_train::checkpoint::CheckpointManager;
 pub use distribute_values::{Axis, Mirrored, PerReplica, Structure};
 
 pub use crate::{Error, Run};

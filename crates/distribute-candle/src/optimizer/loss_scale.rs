@@ -48,7 +48,7 @@ impl LossScale {
 pub(super) struct Scaling {
     settings: LossScale,
     pub(super) scale: f64,
-    good_steps: u32,
+    pub(super) good_steps: u32,
 }
 
 impl Scaling {

@@ -153,6 +153,14 @@ impl<W: Write> TfRecordWriter<W> {
         self.file.write_all(&masked(crc32c::crc32c(record)).to_le_bytes())
     }
 
+    /// Writes what is left in the buffer.
+    ///
+    /// # Errors
+    /// The file's.
+    pub fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
+
     /// Writes what is left in the buffer, and hands the file back.
     ///
     /// # Errors

@@ -1,0 +1,75 @@
+//! Models and optimizers in checkpoints.
+
+use candle_core::Tensor;
+use distribute_collectives::ReduceOp;
+use distribute_strategy::Strategy;
+use distribute_train::BoxError;
+use distribute_train::checkpoint::{Checkpointed, Snapshot};
+use distribute_values::{Axis, PerReplica, with_storage};
+
+use crate::optimizer::{Optimizer, OptimizerState};
+use crate::{Candle, Model, Result, Variable};
+
+/// The files of a checkpoint.
+const MODEL: &str = "model";
+const OPTIMIZER: &str = "optimizer";
+
+/// Every variable once, under its path: parameters as they are, statistics that replicas keep of their own examples as their mean.
+impl<M> Checkpointed for Model<M> {
+    fn save(&self, strategy: &Strategy, snapshot: &mut Snapshot) -> Result<(), BoxError> {
+        for variable in self.variables() {
+            snapshot.put::<Candle, _>(MODEL, variable.name(), &whole(strategy, variable)?)?;
+        }
+        Ok(())
+    }
+
+    fn load(&self, _: &Strategy, snapshot: &Snapshot) -> Result<(), BoxError> {
+        for variable in self.variables() {
+            let saved = snapshot.get::<Candle, _>(MODEL, variable.name(), &variable.components()[0])?;
+            write(variable.components(), &saved)?;
+        }
+        Ok(())
+    }
+}
+
+/// The slots, whole, and the count of steps, the learning rate and the loss scale.
+impl Checkpointed for Optimizer {
+    fn save(&self, _: &Strategy, snapshot: &mut Snapshot) -> Result<(), BoxError> {
+        for (name, slot) in self.whole_slots()? {
+            snapshot.put::<Candle, _>(OPTIMIZER, &name, &slot)?;
+        }
+        snapshot.put_state(OPTIMIZER, &self.state())?;
+        Ok(())
+    }
+
+    fn load(&self, _: &Strategy, snapshot: &Snapshot) -> Result<(), BoxError> {
+        for slot in self.slots() {
+            let saved = snapshot.get::<Candle, _>(OPTIMIZER, slot.name(), &slot.components()[0])?;
+            write(slot.components(), &saved)?;
+        }
+        if let Some(state) = snapshot.get_state::<OptimizerState>(OPTIMIZER)? {
+            self.set_state(&state);
+        }
+        Ok(())
+    }
+}
+
+/// One value of a variable, for all replicas of all processes.
+fn whole(strategy: &Strategy, variable: &Variable) -> Result<Tensor> {
+    let components = variable.components();
+    if variable.is_trainable() || strategy.num_replicas_in_sync() == 1 || !components[0].dtype().is_float() {
+        return Ok(components[0].clone());
+    }
+    Ok(strategy.reduce(ReduceOp::Mean, &PerReplica::new(components.to_vec()), Axis::None)?)
+}
+
+fn write(components: &[Tensor], value: &Tensor) -> Result<()> {
+    for component in components {
+        with_storage::<Candle, Tensor>(&[component.clone(), value.clone()], &mut |buffers| {
+            if let [component, value] = buffers {
+                component.as_bytes_mut().copy_from_slice(value.as_bytes());
+            }
+        })?;
+    }
+    Ok(())
+}

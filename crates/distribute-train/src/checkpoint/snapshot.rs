@@ -1,0 +1,181 @@
+//! A checkpoint in memory.
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, HashMap};
+
+use distribute_device::{BufferRef, DType};
+use distribute_values::TensorStorage;
+use safetensors::Dtype;
+use safetensors::tensor::{SafeTensors, View};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use crate::{Error, Result};
+
+/// What a checkpoint holds: tensors in named files, and values that serde knows.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Snapshot {
+    pub(super) step: u64,
+    pub(super) files: BTreeMap<String, BTreeMap<String, Stored>>,
+    pub(super) state: BTreeMap<String, Value>,
+}
+
+/// A tensor's bytes.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Stored {
+    pub(super) dtype: DType,
+    pub(super) shape: Vec<usize>,
+    pub(super) bytes: Vec<u8>,
+}
+
+impl Snapshot {
+    /// An empty one, of a step.
+    pub fn new(step: u64) -> Snapshot {
+        Snapshot { step, ..Snapshot::default() }
+    }
+
+    /// The step it was taken after.
+    pub fn step(&self) -> u64 {
+        self.step
+    }
+
+    /// Copies a tensor into a file, such as `model`.
+    ///
+    /// # Errors
+    /// The library refuses to show the tensor.
+    pub fn put<L, T: TensorStorage<L>>(&mut self, file: &str, name: &str, tensor: &T) -> Result<()> {
+        let (dtype, shape) = (tensor.dtype()?, tensor.shape());
+        let mut bytes = Vec::new();
+        tensor.read(&mut |elements| bytes = elements.as_bytes().to_vec())?;
+        self.files.entry(file.to_owned()).or_default().insert(name.to_owned(), Stored { dtype, shape, bytes });
+        Ok(())
+    }
+
+    /// A tensor of a file, made by the library of `like`, whose shape and type it must have.
+    ///
+    /// # Errors
+    /// [`Error::Restore`] where it is not there, or has another shape or type.
+    pub fn get<L, T: TensorStorage<L>>(&self, file: &str, name: &str, like: &T) -> Result<T> {
+        let wrong = |problem| Error::Restore { name: name.to_owned(), problem };
+        let stored = self.files.get(file).and_then(|tensors| tensors.get(name));
+        let stored = stored.ok_or_else(|| wrong(format!("the checkpoint's {file} has none of this name")))?;
+        let (dtype, shape) = (like.dtype()?, like.shape());
+        if (stored.dtype, &stored.shape) != (dtype, &shape) {
+            let Stored { dtype: saved, shape: of, .. } = stored;
+            return Err(wrong(format!("the checkpoint has {saved} {of:?}, and the program {dtype} {shape:?}")));
+        }
+        let elements = BufferRef::from_bytes(dtype, &stored.bytes).map_err(distribute_values::Error::from)?;
+        Ok(like.beside(&shape, elements)?)
+    }
+
+    /// The names of a file's tensors.
+    pub fn names(&self, file: &str) -> Vec<&str> {
+        self.files.get(file).map_or_else(Vec::new, |tensors| tensors.keys().map(String::as_str).collect())
+    }
+
+    /// Keeps a value.
+    ///
+    /// # Errors
+    /// [`Error::State`] where it cannot be written as JSON.
+    pub fn put_state(&mut self, key: &str, value: &impl Serialize) -> Result<()> {
+        let wrong = |source| Error::State { key: key.to_owned(), source };
+        self.state.insert(key.to_owned(), serde_json::to_value(value).map_err(wrong)?);
+        Ok(())
+    }
+
+    /// A value that was kept, if there is one of this key.
+    ///
+    /// # Errors
+    /// [`Error::State`] where it is no `S`.
+    pub fn get_state<S: DeserializeOwned>(&self, key: &str) -> Result<Option<S>> {
+        let wrong = |source| Error::State { key: key.to_owned(), source };
+        self.state.get(key).map(|value| serde_json::from_value(value.clone()).map_err(wrong)).transpose()
+    }
+
+    /// All in one safetensors text, for other processes.
+    pub(super) fn to_bytes(&self) -> Result<Vec<u8>> {
+        let tensors = self
+            .files
+            .iter()
+            .flat_map(|(file, tensors)| tensors.iter().map(move |(name, stored)| (format!("{file}\n{name}"), stored)));
+        let encode = |value: &BTreeMap<String, Value>| {
+            serde_json::to_string(value).map_err(|source| Error::State { key: "state".to_owned(), source })
+        };
+        let metadata =
+            HashMap::from([("step".to_owned(), self.step.to_string()), ("state".to_owned(), encode(&self.state)?)]);
+        safetensors::serialize(tensors, Some(metadata))
+            .map_err(|error| Error::Damaged { path: "a snapshot".into(), problem: error.to_string() })
+    }
+
+    pub(super) fn from_bytes(bytes: &[u8]) -> Result<Snapshot> {
+        let damaged = |problem: String| Error::Damaged { path: "the chief's snapshot".into(), problem };
+        let (_, header) = SafeTensors::read_metadata(bytes).map_err(|error| damaged(error.to_string()))?;
+        let metadata = header.metadata().clone().unwrap_or_default();
+        let step = metadata.get("step").and_then(|step| step.parse().ok());
+        let step = step.ok_or_else(|| damaged("it has no step".to_owned()))?;
+        let state = metadata.get("state").map_or("{}", String::as_str);
+        let state = serde_json::from_str(state).map_err(|error| damaged(error.to_string()))?;
+        let mut snapshot = Snapshot { step, files: BTreeMap::new(), state };
+        for (name, stored) in tensors_of(bytes).map_err(damaged)? {
+            let (file, name) = name.split_once('\n').unwrap_or(("model", &name));
+            snapshot.files.entry(file.to_owned()).or_default().insert(name.to_owned(), stored);
+        }
+        Ok(snapshot)
+    }
+}
+
+/// The tensors of a safetensors text.
+pub(super) fn tensors_of(bytes: &[u8]) -> Result<Vec<(String, Stored)>, String> {
+    let tensors = SafeTensors::deserialize(bytes).map_err(|error| error.to_string())?;
+    let stored = |(name, tensor): (String, safetensors::tensor::TensorView<'_>)| {
+        let dtype = dtype_from(tensor.dtype()).ok_or_else(|| format!("{name} has type {:?}", tensor.dtype()))?;
+        Ok((name, Stored { dtype, shape: tensor.shape().to_vec(), bytes: tensor.data().to_vec() }))
+    };
+    tensors.tensors().into_iter().map(stored).collect()
+}
+
+impl View for &Stored {
+    fn dtype(&self) -> Dtype {
+        match self.dtype {
+            DType::F32 => Dtype::F32,
+            DType::F64 => Dtype::F64,
+            DType::F16 => Dtype::F16,
+            DType::BF16 => Dtype::BF16,
+            DType::I8 => Dtype::I8,
+            DType::U8 => Dtype::U8,
+            DType::I32 => Dtype::I32,
+            DType::U32 => Dtype::U32,
+            DType::I64 => Dtype::I64,
+            DType::U64 => Dtype::U64,
+        }
+    }
+
+    fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    fn data(&self) -> Cow<'_, [u8]> {
+        Cow::Borrowed(&self.bytes)
+    }
+
+    fn data_len(&self) -> usize {
+        self.bytes.len()
+    }
+}
+
+fn dtype_from(dtype: Dtype) -> Option<DType> {
+    Some(match dtype {
+        Dtype::F32 => DType::F32,
+        Dtype::F64 => DType::F64,
+        Dtype::F16 => DType::F16,
+        Dtype::BF16 => DType::BF16,
+        Dtype::I8 => DType::I8,
+        Dtype::U8 => DType::U8,
+        Dtype::I32 => DType::I32,
+        Dtype::U32 => DType::U32,
+        Dtype::I64 => DType::I64,
+        Dtype::U64 => DType::U64,
+        _ => return None,
+    })
+}

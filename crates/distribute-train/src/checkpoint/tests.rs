@@ -1,0 +1,176 @@
+//! Checkpoints that are whole, damaged, half-written and of something else.
+
+use std::fs;
+use std::path::Path;
+
+use distribute_device::{bf16, f16};
+use distribute_strategy::{MirroredStrategy, Strategy};
+use distribute_values::{Host, HostTensor, TensorStorage};
+
+use super::files;
+use super::*;
+use crate::{BoxError, Error};
+
+/// A vector of numbers that a checkpoint keeps.
+struct Weights(HostTensor<f32>);
+
+impl Weights {
+    fn new(values: &[f32]) -> Weights {
+        Weights(HostTensor::new(&[values.len()], values.to_vec()).unwrap())
+    }
+
+    fn values(&self) -> Vec<f32> {
+        self.0.to_elements::<f32>().unwrap()
+    }
+}
+
+impl Checkpointed for Weights {
+    fn save(&self, _: &Strategy, snapshot: &mut Snapshot) -> Result<(), BoxError> {
+        Ok(snapshot.put::<Host, _>("model", "w", &self.0)?)
+    }
+
+    fn load(&self, _: &Strategy, snapshot: &Snapshot) -> Result<(), BoxError> {
+        let saved = snapshot.get::<Host, _>("model", "w", &self.0)?.to_elements::<f32>()?;
+        self.0.write(&mut |mut buffer| buffer.as_mut_slice::<f32>().unwrap().copy_from_slice(&saved))?;
+        Ok(())
+    }
+}
+
+fn strategy() -> Strategy {
+    MirroredStrategy::builder().build().unwrap()
+}
+
+/// Checkpoints of the steps 1 to `count`, whose weights and state say the step.
+fn saved(root: &Path, count: u64) -> CheckpointManager {
+    let mut manager = CheckpointManager::new(root);
+    for step in 1..=count {
+        manager.save(&strategy(), step, &[&Weights::new(&[step as f32; 3])], &step).unwrap();
+    }
+    manager.finish().unwrap();
+    manager
+}
+
+/// What is restored: step, state, and weights.
+fn restored(root: &Path) -> Option<(u64, u64, Vec<f32>)> {
+    let weights = Weights::new(&[0.0; 3]);
+    let (step, state) = CheckpointManager::new(root).restore::<u64>(&strategy(), &[&weights]).unwrap()?;
+    Some((step, state, weights.values()))
+}
+
+#[test]
+fn the_newest_is_restored_and_the_oldest_go() {
+    let folder = tempfile::tempdir().unwrap();
+    assert_eq!(restored(&folder.path().join("none")), None);
+    saved(folder.path(), 7);
+    assert_eq!(restored(folder.path()), Some((7, 7, vec![7.0; 3])));
+    let steps: Vec<u64> = files::list(folder.path()).unwrap().into_iter().map(|(step, _)| step).collect();
+    assert_eq!(steps, [7, 6, 5, 4, 3]);
+    assert_eq!(fs::read_to_string(folder.path().join("latest")).unwrap(), "step-00000007\n");
+}
+
+#[test]
+fn some_stay_for_good() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut manager = CheckpointManager::new(folder.path()).keep(1).keep_every(std::time::Duration::ZERO);
+    for step in 1..4 {
+        manager.save(&strategy(), step, &[&Weights::new(&[0.0])], &()).unwrap();
+    }
+    manager.finish().unwrap();
+    assert_eq!(files::list(folder.path()).unwrap().len(), 3);
+}
+
+#[test]
+fn damaged_ones_are_named_and_the_one_before_is_used() {
+    type Damage = fn(&Path);
+    let truncate: Damage = |folder| {
+        let path = folder.join("model.safetensors");
+        let bytes = fs::read(&path).unwrap();
+        fs::write(&path, &bytes[..bytes.len() - 1]).unwrap();
+    };
+    let flip: Damage = |folder| {
+        let path = folder.join("model.safetensors");
+        let mut bytes = fs::read(&path).unwrap();
+        let last = bytes.len() - 1;
+        bytes[last] ^= 1;
+        fs::write(&path, bytes).unwrap();
+    };
+    let remove: Damage = |folder| fs::remove_file(folder.join("state.json")).unwrap();
+    let uncommitted: Damage = |folder| fs::remove_file(folder.join("manifest.json")).unwrap();
+    for (damage, words) in [
+        (truncate, ["model.safetensors", "bytes, and was written with"]),
+        (flip, ["model.safetensors", "checksum"]),
+        (remove, ["state.json", "No such file"]),
+        (uncommitted, ["manifest.json", "No such file"]),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        saved(folder.path(), 3);
+        let newest = folder.path().join("step-00000003");
+        damage(&newest);
+        let text = files::read(&newest).unwrap_err().to_string();
+        assert!(words.iter().all(|word| text.contains(word)), "{text}");
+        assert_eq!(restored(folder.path()), Some((2, 2, vec![2.0; 3])));
+    }
+}
+
+#[test]
+fn what_a_killed_process_left_half_written_is_no_checkpoint_and_goes() {
+    let folder = tempfile::tempdir().unwrap();
+    saved(folder.path(), 1);
+    let half = folder.path().join("step-00000002.tmp-1");
+    fs::create_dir(&half).unwrap();
+    fs::write(half.join("model.safetensors"), b"half").unwrap();
+    assert_eq!(restored(folder.path()).unwrap().0, 1);
+    assert!(!half.exists());
+}
+
+#[test]
+fn every_type_comes_back_from_files_of_any_number() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut snapshot = Snapshot::new(12);
+    snapshot
+        .put::<Host, _>("model", "a.f32", &HostTensor::new(&[2, 2], vec![1.0f32, -0.0, f32::MAX, 0.1]).unwrap())
+        .unwrap();
+    snapshot.put::<Host, _>("model", "b.f16", &HostTensor::new(&[1], vec![f16::from_f32(0.1)]).unwrap()).unwrap();
+    snapshot.put::<Host, _>("model", "c.bf16", &HostTensor::new(&[1], vec![bf16::from_f32(0.1)]).unwrap()).unwrap();
+    snapshot.put::<Host, _>("model", "d.i64", &HostTensor::scalar(i64::MIN)).unwrap();
+    snapshot.put::<Host, _>("optimizer", "empty", &HostTensor::new(&[0, 3], Vec::<f64>::new()).unwrap()).unwrap();
+    snapshot.put_state("note", &"a note").unwrap();
+    for max_shard_bytes in [1, 20, 1000] {
+        let path = files::write(folder.path(), &snapshot, max_shard_bytes).unwrap();
+        assert_eq!(files::read(&path).unwrap(), snapshot);
+        assert_eq!(path.join("model.safetensors.index.json").exists(), max_shard_bytes < 1000);
+    }
+    assert_eq!(Snapshot::from_bytes(&snapshot.to_bytes().unwrap()).unwrap(), snapshot);
+    assert!(Snapshot::from_bytes(b"nothing").is_err());
+    files::write(folder.path(), &snapshot, 20).unwrap();
+    let index = fs::read_to_string(folder.path().join("step-00000012/model.safetensors.index.json")).unwrap();
+    let index: serde_json::Value = serde_json::from_str(&index).unwrap();
+    assert_eq!(index["weight_map"]["d.i64"], "model-00002-of-00002.safetensors");
+    assert_eq!(index["metadata"]["total_size"], 28);
+}
+
+#[test]
+fn a_checkpoint_of_something_else_is_a_sentence() {
+    let folder = tempfile::tempdir().unwrap();
+    saved(folder.path(), 1);
+    let longer = Weights::new(&[0.0; 4]);
+    let mut manager = CheckpointManager::new(folder.path());
+    let text = manager.restore::<u64>(&strategy(), &[&longer]).unwrap_err().to_string();
+    assert!(text.contains("\"w\"") && text.contains("f32 [3]") && text.contains("f32 [4]"), "{text}");
+    let text = manager.restore::<String>(&strategy(), &[]).unwrap_err().to_string();
+    assert!(text.contains("\"program\""), "{text}");
+    let missing = Snapshot::new(1).get::<Host, _>("model", "w", &longer.0).unwrap_err().to_string();
+    assert!(missing.contains("none of this name"), "{missing}");
+}
+
+#[test]
+fn a_folder_that_cannot_be_written_is_told_at_the_next_save() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("file");
+    fs::write(&file, b"").unwrap();
+    let mut manager = CheckpointManager::new(file.join("checkpoints"));
+    let weights = Weights::new(&[1.0]);
+    manager.save(&strategy(), 1, &[&weights], &()).unwrap();
+    let error = manager.save(&strategy(), 2, &[&weights], &()).unwrap_err();
+    assert!(matches!(error, Error::File { .. }) && error.to_string().contains("file/checkpoints"), "{error}");
+}

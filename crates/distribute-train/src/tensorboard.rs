@@ -1,0 +1,263 @@
+//! Event files that TensorBoard shows.
+//!
+//! # Examples
+//! ```
+//! use distribute_train::tensorboard::EventWriter;
+//! # let folder = tempfile::tempdir()?;
+//! let mut train = EventWriter::create(folder.path().join("train"))?;
+//! for step in 0..3 {
+//!     train.scalar("epoch_loss", step, 1.0 / (step + 1) as f64)?;
+//! }
+//! train.histogram("fc1.weight", 2, [-0.5, 0.25, 0.25, 1.0])?;
+//! train.flush()?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # Source
+//! `tensorflow/core/util/event.proto`, `framework/summary.proto` and `histogram.proto`; files are TFRecord files.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use distribute_input::read::TfRecordWriter;
+use prost::Message;
+
+use crate::{Error, Result};
+
+/// Writes one file of events: one run, such as `train` or `validation`, in TensorBoard's list.
+///
+/// Under several workers the chief alone makes one.
+#[derive(Debug)]
+pub struct EventWriter {
+    path: PathBuf,
+    records: TfRecordWriter<File>,
+}
+
+impl EventWriter {
+    /// Begins a file in a folder, which is made where it is not there. A run that goes on begins another file; TensorBoard joins
+    /// those of a folder.
+    ///
+    /// # Errors
+    /// [`Error::File`] where it cannot be made.
+    pub fn create(folder: impl AsRef<Path>) -> Result<EventWriter> {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let folder = folder.as_ref();
+        let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+        let host = if host.trim().is_empty() { "localhost" } else { host.trim() };
+        let (seconds, process) = (now() as u64, std::process::id());
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let path = folder.join(format!("events.out.tfevents.{seconds:010}.{host}.{process}.{count}"));
+        let create = || {
+            fs::create_dir_all(folder)?;
+            File::create(&path)
+        };
+        let file = create().map_err(|source| Error::File { path: path.clone(), source })?;
+        let mut writer = EventWriter { path, records: TfRecordWriter::new(file) };
+        writer.write(0, wire::What::FileVersion("brain.Event:2".to_owned()))?;
+        Ok(writer)
+    }
+
+    /// A number of a step, such as a loss.
+    ///
+    /// # Errors
+    /// [`Error::File`].
+    pub fn scalar(&mut self, tag: &str, step: u64, value: f64) -> Result<()> {
+        self.value(tag, step, wire::Kind::SimpleValue(value as f32))
+    }
+
+    /// How values of a step are distributed, such as those of a parameter. Buckets grow by a tenth each, to both sides of 0.
+    ///
+    /// # Errors
+    /// [`Error::File`].
+    pub fn histogram(&mut self, tag: &str, step: u64, values: impl IntoIterator<Item = f64>) -> Result<()> {
+        self.value(tag, step, wire::Kind::Histo(histogram(values)))
+    }
+
+    /// Writes what is waiting in memory.
+    ///
+    /// # Errors
+    /// [`Error::File`].
+    pub fn flush(&mut self) -> Result<()> {
+        let path = &self.path;
+        self.records.flush().map_err(|source| Error::File { path: path.clone(), source })
+    }
+
+    fn value(&mut self, tag: &str, step: u64, kind: wire::Kind) -> Result<()> {
+        let value = wire::Value { tag: tag.to_owned(), kind: Some(kind) };
+        self.write(step, wire::What::Summary(wire::Summary { value: vec![value] }))
+    }
+
+    fn write(&mut self, step: u64, what: wire::What) -> Result<()> {
+        let step = i64::try_from(step).unwrap_or(i64::MAX);
+        let event = wire::Event { wall_time: now(), step, what: Some(what) };
+        let outcome: io::Result<()> = self.records.write(&event.encode_to_vec());
+        outcome.map_err(|source| Error::File { path: self.path.clone(), source })
+    }
+}
+
+fn now() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
+}
+
+fn histogram(values: impl IntoIterator<Item = f64>) -> wire::Histogram {
+    let limits = limits();
+    let mut counts = vec![0.0; limits.len()];
+    let mut all = wire::Histogram { min: f64::INFINITY, max: f64::NEG_INFINITY, ..wire::Histogram::default() };
+    for value in values.into_iter().filter(|value| value.is_finite()) {
+        all.min = all.min.min(value);
+        all.max = all.max.max(value);
+        all.num += 1.0;
+        all.sum += value;
+        all.sum_squares += value * value;
+        counts[limits.partition_point(|limit| *limit <= value).min(limits.len() - 1)] += 1.0;
+    }
+    if all.num == 0.0 {
+        return wire::Histogram::default();
+    }
+    // Empty buckets on both ends say nothing.
+    let first = counts.iter().position(|count| *count > 0.0).unwrap_or(0);
+    let last = counts.iter().rposition(|count| *count > 0.0).unwrap_or(0);
+    all.bucket_limit = limits[first..=last].to_vec();
+    all.bucket = counts[first..=last].to_vec();
+    all
+}
+
+/// The upper ends of buckets, ascending.
+fn limits() -> Vec<f64> {
+    let mut positive = vec![1e-12];
+    while let Some(last) = positive.last().copied().filter(|last| *last < 1e20) {
+        positive.push(last * 1.1);
+    }
+    let negative = positive.iter().rev().map(|limit| -limit);
+    negative.chain([0.0]).chain(positive.iter().copied()).chain([f64::MAX]).collect()
+}
+
+/// The parts of the messages that are written.
+mod wire {
+    #[derive(Clone, PartialEq, prost::Message)]
+    pub(super) struct Event {
+        #[prost(double, tag = "1")]
+        pub(super) wall_time: f64,
+        #[prost(int64, tag = "2")]
+        pub(super) step: i64,
+        #[prost(oneof = "What", tags = "3, 5")]
+        pub(super) what: Option<What>,
+    }
+
+    #[derive(Clone, PartialEq, prost::Oneof)]
+    pub(super) enum What {
+        #[prost(string, tag = "3")]
+        FileVersion(String),
+        #[prost(message, tag = "5")]
+        Summary(Summary),
+    }
+
+    #[derive(Clone, PartialEq, prost::Message)]
+    pub(super) struct Summary {
+        #[prost(message, repeated, tag = "1")]
+        pub(super) value: Vec<Value>,
+    }
+
+    #[derive(Clone, PartialEq, prost::Message)]
+    pub(super) struct Value {
+        #[prost(string, tag = "1")]
+        pub(super) tag: String,
+        #[prost(oneof = "Kind", tags = "2, 5")]
+        pub(super) kind: Option<Kind>,
+    }
+
+    #[derive(Clone, PartialEq, prost::Oneof)]
+    pub(super) enum Kind {
+        #[prost(float, tag = "2")]
+        SimpleValue(f32),
+        #[prost(message, tag = "5")]
+        Histo(Histogram),
+    }
+
+    #[derive(Clone, PartialEq, prost::Message)]
+    pub(super) struct Histogram {
+        #[prost(double, tag = "1")]
+        pub(super) min: f64,
+        #[prost(double, tag = "2")]
+        pub(super) max: f64,
+        #[prost(double, tag = "3")]
+        pub(super) num: f64,
+        #[prost(double, tag = "4")]
+        pub(super) sum: f64,
+        #[prost(double, tag = "5")]
+        pub(super) sum_squares: f64,
+        #[prost(double, repeated, tag = "6")]
+        pub(super) bucket_limit: Vec<f64>,
+        #[prost(double, repeated, tag = "7")]
+        pub(super) bucket: Vec<f64>,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    fn written() -> (tempfile::TempDir, PathBuf) {
+        let folder = tempfile::tempdir().unwrap();
+        let mut writer = EventWriter::create(folder.path().join("train")).unwrap();
+        for step in 0..4 {
+            writer.scalar("epoch_loss", step, 1.0 / (step + 1) as f64).unwrap();
+        }
+        writer.histogram("fc1.weight", 3, [-0.5, 0.0, 0.25, 0.25, 1.0, f64::NAN]).unwrap();
+        writer.flush().unwrap();
+        let path = writer.path.clone();
+        (folder, path)
+    }
+
+    #[test]
+    fn buckets_count_every_finite_value_once() {
+        let all = histogram([-0.5, 0.0, 0.25, 0.25, 1.0, f64::NAN, 1e300, -1e300]);
+        assert_eq!((all.num, all.min, all.max), (7.0, -1e300, 1e300));
+        assert_eq!(all.bucket.iter().sum::<f64>(), 7.0);
+        assert_eq!(all.bucket.len(), all.bucket_limit.len());
+        assert!(all.bucket_limit.is_sorted());
+        assert_eq!(histogram([f64::NAN]), wire::Histogram::default());
+    }
+
+    #[test]
+    fn events_can_be_read_back() {
+        use distribute_input::Dataset;
+        use distribute_input::read::{ReadOptions, TfRecords};
+        let (_folder, path) = written();
+        let records = Dataset::from_files([path]).read(TfRecords, ReadOptions::default());
+        let events: Vec<wire::Event> =
+            records.iter().map(|record| wire::Event::decode(&record.unwrap()[..]).unwrap()).collect();
+        assert_eq!(events.len(), 6);
+        assert_eq!(events[0].what, Some(wire::What::FileVersion("brain.Event:2".to_owned())));
+        let Some(wire::What::Summary(summary)) = &events[4].what else { panic!("{:?}", events[4]) };
+        assert_eq!((events[4].step, summary.value[0].tag.as_str()), (3, "epoch_loss"));
+        assert_eq!(summary.value[0].kind, Some(wire::Kind::SimpleValue(0.25)));
+    }
+
+    #[test]
+    fn tensorboard_reads_them() {
+        let python = concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/peers/tf/bin/python");
+        let installed = Command::new(python).args(["-c", "import tensorboard"]).output();
+        if !installed.is_ok_and(|output| output.status.success()) {
+            println!(
+                "skipped: TensorBoard is not installed \
+                 (python3 -m venv target/peers/tf && target/peers/tf/bin/pip install tensorboard)"
+            );
+            return;
+        }
+        let (folder, _) = written();
+        let script = "import sys; from tensorboard.backend.event_processing.event_accumulator import EventAccumulator; \
+                      events = EventAccumulator(sys.argv[1]); events.Reload(); \
+                      print([(e.step, e.value) for e in events.Scalars('epoch_loss')]); \
+                      h = events.Histograms('fc1.weight')[0].histogram_value; print(h.num, h.min, h.max, h.sum, sum(h.bucket))";
+        let output = Command::new(python).args(["-c", script]).arg(folder.path().join("train")).output().unwrap();
+        let printed = String::from_utf8_lossy(&output.stdout).into_owned();
+        let expected = "[(0, 1.0), (1, 0.5), (2, 0.3333333432674408), (3, 0.25)]\n5.0 -0.5 1.0 1.0 5.0\n";
+        assert_eq!(printed, expected, "{}", String::from_utf8_lossy(&output.stderr));
+    }
+}

@@ -1,0 +1,102 @@
+//! Runs that are killed and go on. They start the example that lies in the target folder; see `tests/mnist.rs`.
+#![expect(clippy::unwrap_used, reason = "tests")]
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use distribute_testkit::{Job, JobBuilder, Ports, Signal, target_binary};
+
+const DEADLINE: Duration = Duration::from_secs(120);
+
+/// How often a run is killed; the environment asks for more.
+fn kills() -> usize {
+    std::env::var("DISTRIBUTE_TEST_KILLS").ok().and_then(|kills| kills.parse().ok()).unwrap_or(6)
+}
+
+fn mnist(folder: &Path, workers: u32, losses: &str) -> JobBuilder {
+    let folder = |name: &str| folder.join(name).to_str().unwrap().to_owned();
+    let job = Job::builder(target_binary("mnist").unwrap()).args(["--epochs", "2", "--checkpoint-every", "10"]);
+    let job = job.args(["--losses", &folder(losses), "--checkpoints", &folder("checkpoints")]);
+    let job = job.env("RAYON_NUM_THREADS", "1");
+    if workers == 1 {
+        return job.args(["--devices", "CPU:0,CPU:1"]);
+    }
+    let addresses = Ports::reserve(workers as usize).unwrap().addresses();
+    let config = move |rank| {
+        let task = format!(r#"{{"type": "worker", "index": {rank}}}"#);
+        vec![("TF_CONFIG".to_owned(), format!(r#"{{"cluster": {{"worker": {addresses:?}}}, "task": {task}}}"#))]
+    };
+    job.tasks(workers).task_env(config)
+}
+
+fn losses(folder: &Path, name: &str) -> Vec<u32> {
+    let text = fs::read_to_string(folder.join(name)).unwrap();
+    text.lines().map(|line| line.parse::<f32>().unwrap().to_bits()).collect()
+}
+
+#[test]
+fn a_run_that_is_killed_again_and_again_ends_as_one_that_is_not() {
+    let (calm, killed) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let began = Instant::now();
+    let outcomes = mnist(calm.path(), 1, "losses").start().unwrap().wait_all(DEADLINE).unwrap();
+    assert!(outcomes[0].success(), "{outcomes:?}");
+    let whole = began.elapsed();
+    let mut resumed = 0;
+    for kill in 0..kills() {
+        let mut job = mnist(killed.path(), 1, "losses").start().unwrap();
+        // Anywhere in a run: at its start, in a step, while a checkpoint is written.
+        let part = (kill * 37 % 101) as f64 / 101.0;
+        std::thread::sleep(whole.mul_f64(0.2 + 0.6 * part));
+        job.kill(0, Signal::KILL).unwrap();
+        let outcome = &job.wait_all(DEADLINE).unwrap()[0];
+        resumed += usize::from(outcome.stderr.contains("going on after step"));
+        assert!(!outcome.stderr.contains("error:"), "{outcome:?}");
+    }
+    let outcomes = mnist(killed.path(), 1, "losses").start().unwrap().wait_all(DEADLINE).unwrap();
+    assert!(outcomes[0].success(), "{outcomes:?}");
+    resumed += usize::from(outcomes[0].stderr.contains("going on after step"));
+    assert!(resumed > 0, "no run went on from a checkpoint");
+    assert_eq!(losses(killed.path(), "losses"), losses(calm.path(), "losses"));
+}
+
+#[test]
+fn workers_go_on_from_what_one_process_has_saved() {
+    let folder = tempfile::tempdir().unwrap();
+    let outcomes = mnist(folder.path(), 1, "one").start().unwrap().wait_all(DEADLINE).unwrap();
+    assert!(outcomes[0].success(), "{outcomes:?}");
+    // Back to the middle of the second epoch.
+    for step in [240, 250] {
+        fs::remove_dir_all(folder.path().join(format!("checkpoints/step-{step:08}"))).unwrap();
+    }
+    let outcomes = mnist(folder.path(), 2, "two").start().unwrap().wait_all(DEADLINE).unwrap();
+    assert!(outcomes.iter().all(|outcome| outcome.success()), "{outcomes:?}");
+    assert!(outcomes[0].stderr.contains("going on after step 230"), "{outcomes:?}");
+    // Two replicas in one process and in two are equal bit for bit.
+    assert_eq!(losses(folder.path(), "two"), losses(folder.path(), "one"));
+}
+
+#[test]
+fn python_reads_the_model() {
+    let python = std::path::PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/peers/venv/bin/python"));
+    let installed = Command::new(&python).args(["-c", "import safetensors, numpy"]).output();
+    if !installed.is_ok_and(|output| output.status.success()) {
+        println!(
+            "skipped: Python's safetensors is not installed \
+             (python3 -m venv target/peers/venv && target/peers/venv/bin/pip install safetensors numpy)"
+        );
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let outcomes = mnist(folder.path(), 1, "losses").start().unwrap().wait_all(DEADLINE).unwrap();
+    assert!(outcomes[0].success(), "{outcomes:?}");
+    let script = "import sys; from safetensors.numpy import load_file; model = load_file(sys.argv[1]); \
+                  print(sorted((name, tensor.shape, str(tensor.dtype)) for name, tensor in model.items()))";
+    let path = folder.path().join("checkpoints/step-00000250/model.safetensors");
+    let output = Command::new(&python).args(["-c", script]).arg(path).output().unwrap();
+    let printed = String::from_utf8_lossy(&output.stdout).into_owned();
+    let expected = "[('fc1.bias', (128,), 'float32'), ('fc1.weight', (128, 784), 'float32'), \
+                    ('fc2.bias', (10,), 'float32'), ('fc2.weight', (10, 128), 'float32')]";
+    assert_eq!(printed.trim(), expected, "{}", String::from_utf8_lossy(&output.stderr));
+}
