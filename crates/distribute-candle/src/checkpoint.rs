@@ -1,5 +1,7 @@
 //! Models and optimizers in checkpoints.
 
+use std::collections::HashMap;
+
 use candle_core::Tensor;
 use distribute_collectives::ReduceOp;
 use distribute_strategy::Strategy;
@@ -32,10 +34,10 @@ impl<M> Checkpointed for Model<M> {
     }
 }
 
-/// The slots, whole, and the count of steps, the learning rate and the loss scale.
+/// The slots, whole also where replicas keep parts of them, and the count of steps, the learning rate and the loss scale.
 impl Checkpointed for Optimizer {
-    fn save(&self, _: &Strategy, snapshot: &mut Snapshot) -> Result<(), BoxError> {
-        for (name, slot) in self.whole_slots()? {
+    fn save(&self, strategy: &Strategy, snapshot: &mut Snapshot) -> Result<(), BoxError> {
+        for (name, slot) in self.whole_slots(&strategy.groups())? {
             snapshot.put::<Candle, _>(OPTIMIZER, &name, &slot)?;
         }
         snapshot.put_state(OPTIMIZER, &self.state())?;
@@ -46,6 +48,14 @@ impl Checkpointed for Optimizer {
         for slot in self.slots() {
             let saved = snapshot.get::<Candle, _>(OPTIMIZER, slot.name(), &slot.components()[0])?;
             write(slot.components(), &saved)?;
+        }
+        let mut whole = HashMap::new();
+        for (name, like) in self.sharded_slots() {
+            let saved = snapshot.get::<Candle, _>(OPTIMIZER, &name, like)?;
+            whole.insert(name, saved);
+        }
+        if !whole.is_empty() {
+            self.set_sharded_slots(whole);
         }
         if let Some(state) = snapshot.get_state::<OptimizerState>(OPTIMIZER)? {
             self.set_state(&state);

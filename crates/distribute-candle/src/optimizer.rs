@@ -1,11 +1,12 @@
 //! Optimizers over all replicas of a model.
 
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use candle_core::{DType, Tensor};
-use distribute_collectives::{Compression, FusedAllReduce, FusionOptions};
+use distribute_collectives::{Compression, FusedAllReduce, FusionOptions, ProcessGroup};
 use distribute_values::{Aggregation, DistributedVariable, VariableOptions};
 
 use serde::{Deserialize, Serialize};
@@ -26,6 +27,7 @@ mod loss_scale;
 mod replica;
 mod rms_prop;
 mod sgd;
+mod sharded_state;
 mod step;
 
 pub use adagrad::Adagrad;
@@ -101,6 +103,8 @@ struct ReplicaState {
     fused: Option<FusedAllReduce>,
     /// This replica's part of the slots, by bucket, where they are sharded.
     shards: Vec<SlotShard>,
+    /// Whole slots of a checkpoint, until the parts are cut from them.
+    restored: Option<Arc<HashMap<String, Tensor>>>,
     steps: u64,
     times: StepTimes,
     /// Gradients of this replica alone that wait for the next step, by variable.
@@ -343,13 +347,28 @@ impl Optimizer {
         }
     }
 
-    /// Every slot by its name, as one tensor.
-    pub(crate) fn whole_slots(&self) -> Result<Vec<(String, Tensor)>> {
+    /// Every slot by its name, as one tensor. Every process calls this.
+    pub(crate) fn whole_slots(&self, groups: &[ProcessGroup]) -> Result<Vec<(String, Tensor)>> {
         if self.sharded {
-            let why = "its parts would have to be gathered, which is not done yet; leave zero1 out of runs that are checkpointed";
-            return Err(Error::Combination { what: "a checkpoint", other: "zero1", why });
+            return self.gathered_slots(groups);
         }
         Ok(self.slots().map(|slot| (slot.name().to_owned(), slot.components()[0].clone())).collect())
+    }
+
+    /// The names of all slots, each with a tensor of its shape, where they are sharded.
+    pub(crate) fn sharded_slots(&self) -> Vec<(String, &Tensor)> {
+        let trainable = self.parts.variables.iter().filter(|variable| self.sharded && variable.trainable);
+        let slots = |variable: &'_ Variable| self.slot_names(&variable.name);
+        trainable.flat_map(|variable| slots(variable).into_iter().map(|name| (name, &variable.components[0]))).collect()
+    }
+
+    /// Takes whole slots, of which each replica cuts its parts in the next step: which those are is only then agreed.
+    pub(crate) fn set_sharded_slots(&self, whole: HashMap<String, Tensor>) {
+        let whole = Arc::new(whole);
+        for replica in &self.replicas {
+            let mut replica = lock(replica);
+            (replica.shards, replica.restored) = (Vec::new(), Some(whole.clone()));
+        }
     }
 
     /// The optimizer's own variables: `fc1.weight/m` and so on.

@@ -264,6 +264,17 @@ impl GradientShard {
 }
 
 impl SlotShard {
+    /// A copy of one slot.
+    pub(crate) fn slot<T: Element>(&self, slot: usize) -> Result<Vec<T>> {
+        let bytes: &[u8] = match self {
+            SlotShard::F32(slots) => bytemuck::cast_slice(&slots[slot]),
+            SlotShard::F64(slots) => bytemuck::cast_slice(&slots[slot]),
+        };
+        let buffer =
+            distribute_device::BufferRef::from_bytes(T::DTYPE, bytes).and_then(|buffer| buffer.as_slice::<T>());
+        Ok(buffer.map_err(distribute_values::Error::from)?.to_vec())
+    }
+
     pub(crate) fn bytes(&self) -> usize {
         match self {
             SlotShard::F32(slots) => slots.iter().map(|slot| size_of_val(&slot[..])).sum(),

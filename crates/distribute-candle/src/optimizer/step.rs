@@ -66,7 +66,13 @@ impl Optimizer {
         let (group, parts, rule) = (context.group(), &*self.parts, &*self.rule);
         let update = Update { group, plan, parts, rule, local, step, learning_rate, flags };
         let norm = self.clip.map_or(Ok(None), |clip| update.clip(clip, &mut gradients))?;
-        let mut slots = std::mem::take(&mut lock(&self.replicas[local]).shards);
+        let (mut slots, restored) = {
+            let mut state = lock(&self.replicas[local]);
+            (std::mem::take(&mut state.shards), state.restored.take())
+        };
+        if let Some(whole) = restored {
+            slots = self.shards_of(plan, group, &whole)?;
+        }
         let outcome = update.apply(gradients, &mut slots);
         lock(&self.replicas[local]).shards = slots;
         outcome.map(|()| norm)

@@ -275,3 +275,37 @@ pub(crate) fn model_of_another(strategy: &Strategy) -> Result<(), Stop> {
     check!(refused.is_err_and(|error| error.to_string().contains("components")), "a model of another strategy was run");
     Ok(())
 }
+
+pub(crate) fn restored(strategy: &Strategy) -> Result<(), Stop> {
+    let folder = tempfile::tempdir()?;
+    let build: Build = |model| Adam::new(0.01).build(model);
+    let (model, optimizer) = train_by(strategy, Kind::Dense, 10, |_| 16, build)?;
+    let mut checkpoints = CheckpointManager::new(folder.path());
+    checkpoints.save(strategy, 10, &[&model, &optimizer], &"state")?;
+    checkpoints.finish()?;
+    // The folder is the chief's; no other process has the files.
+    check_eq!(checkpoints.root().read_dir()?.next().is_some() || !strategy.is_chief(), true, "the chief's files");
+    let again = strategy.scope_seeded(6, |vb| Net::new(Kind::Dense, &vb))?;
+    check!(parameters(&again, 0)? != parameters(&model, 0)?, "another seed gives the same model");
+    let restored_optimizer = build(&again)?;
+    let state: Option<(u64, String)> = checkpoints.restore(strategy, &[&again, &restored_optimizer])?;
+    check_eq!(state, Some((10, "state".to_owned())), "the step and the program's state");
+    for replica in 0..strategy.num_local_replicas() {
+        check_eq!(parameters(&again, replica)?, parameters(&model, 0)?, format!("copy {replica}"));
+    }
+    again.audit(strategy)?;
+    // Both go on alike, bit for bit: the optimizer's slots and its count of steps came along.
+    for (model, optimizer) in [(&model, &optimizer), (&again, &restored_optimizer)] {
+        for step in 10..15 {
+            let whole = batch(step, 16)?;
+            strategy.run((model, optimizer), |context, (model, optimizer)| {
+                let (x, y) = share(&whole, context.num_replicas_in_sync(), context.replica_id())?;
+                let loss = context.average_loss(&cross_entropy_per_example(&model.forward(&x)?, &y)?, 16)?;
+                optimizer.minimize(context, &loss)?;
+                Ok(())
+            })?;
+        }
+    }
+    check_eq!(parameters(&again, 0)?, parameters(&model, 0)?, "parameters five steps later");
+    Ok(())
+}
