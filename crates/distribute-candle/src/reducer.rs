@@ -107,8 +107,8 @@ impl Reducer {
                 self.launch(index, zeros(&self.parts, index)?)?;
             }
         }
-        // The last one is whether there is another step.
-        flags.push(self.context.input_word());
+        // The last one says whether there is another step.
+        flags.push(self.context.step_word());
         self.launch(self.plan.flags(), Tensor::from_vec(flags, variables + 1, &Device::Cpu)?)?;
         let Reducer { context, parts, plan, step, mut unplanned, mut communication, .. } = self;
         let started = Instant::now();
@@ -117,7 +117,7 @@ impl Reducer {
             Way::Sharded(step) => {
                 let (shards, flags) = step.finish()?;
                 communication += started.elapsed();
-                context.agree_on_input(flags.last().copied().unwrap_or(0));
+                context.agree_on_step(flags.last().copied().unwrap_or(0));
                 let late = (0..variables).find(|index| flags[*index] > 0 && !plan.buckets.contains(*index));
                 return match late {
                     Some(index) => Err(Error::LateGradient { name: parts.variables[index].name.clone() }),
@@ -131,7 +131,7 @@ impl Reducer {
             Some(flags) => flags.to_vec1()?,
             None => Vec::new(),
         };
-        context.agree_on_input(flags.last().copied().unwrap_or(0));
+        context.agree_on_step(flags.last().copied().unwrap_or(0));
         let came_anywhere = |index: usize| flags.get(index).is_some_and(|count| *count > 0);
         let mut all: Vec<Reduced> = (0..variables)
             .filter(|index| plan.buckets.contains(*index))

@@ -126,19 +126,6 @@ impl ReplicaContext {
         Ok(gather_structure(std::slice::from_ref(self.group()), &[value], axis)?)
     }
 
-    /// What this replica has to add to a step's reductions, so that workers with unequal data agree when they end: for authors
-    /// of optimizers. The sum over all replicas goes to [`agree_on_input`](ReplicaContext::agree_on_input).
-    pub fn input_word(&self) -> u32 {
-        if self.local == 0 { self.strategy.replicas().input.word() } else { 0 }
-    }
-
-    /// Takes the sum of every replica's [`input_word`](ReplicaContext::input_word).
-    pub fn agree_on_input(&self, sum: u32) {
-        if self.local == 0 {
-            self.strategy.replicas().input.agree(sum);
-        }
-    }
-
     /// Waits until every replica has called this.
     ///
     /// # Errors

@@ -191,8 +191,8 @@ impl<T: Clone + Send + 'static> DistributedIterator<T> {
             let steps = Arc::clone(&self.steps);
             move || flag(unequal, lock(&steps).more())
         };
-        let input = &self.strategy.replicas().input;
-        let sum = match self.ticket.take().and_then(|ticket| input.agreed(ticket)) {
+        let steps = &self.strategy.replicas().step_word;
+        let sum = match self.ticket.take().and_then(|ticket| steps.agreed(ticket)) {
             Some(sum) => sum,
             None => self.agree(word())?,
         };
@@ -211,7 +211,7 @@ impl<T: Clone + Send + 'static> DistributedIterator<T> {
                 None => return Err(Error::NoData),
             },
         };
-        self.ticket = Some(input.announce(Arc::new(word)));
+        self.ticket = Some(steps.announce(Arc::new(word)));
         Ok(Some(parts))
     }
 
@@ -246,44 +246,6 @@ impl<T: Clone + Send + 'static> Iterator for DistributedIterator<T> {
         let step = self.step();
         self.waited += began.elapsed();
         step.map(|parts| parts.map(PerReplica::new)).transpose()
-    }
-}
-
-/// What iterators of this process have to say in the next step's reduction, and what it said.
-#[derive(Default)]
-pub(crate) struct InputAgreement {
-    state: Mutex<Agreement>,
-}
-
-#[derive(Default)]
-struct Agreement {
-    tickets: u64,
-    /// Gives the word when it is wanted: by then it is known more often whether there is more.
-    word: Option<(u64, Arc<dyn Fn() -> u32 + Send + Sync>)>,
-    agreed: Option<(u64, u32)>,
-}
-
-impl InputAgreement {
-    fn announce(&self, word: Arc<dyn Fn() -> u32 + Send + Sync>) -> u64 {
-        let mut state = lock(&self.state);
-        state.tickets += 1;
-        state.word = Some((state.tickets, word));
-        state.tickets
-    }
-
-    /// The sum of all words under a ticket, if a step has carried them.
-    fn agreed(&self, ticket: u64) -> Option<u32> {
-        lock(&self.state).agreed.filter(|(of, _)| *of == ticket).map(|(_, sum)| sum)
-    }
-
-    pub(crate) fn word(&self) -> u32 {
-        let word = lock(&self.state).word.as_ref().map(|(_, word)| Arc::clone(word));
-        word.map_or(0, |word| word())
-    }
-
-    pub(crate) fn agree(&self, sum: u32) {
-        let mut state = lock(&self.state);
-        state.agreed = state.word.as_ref().map(|(ticket, _)| (*ticket, sum));
     }
 }
 

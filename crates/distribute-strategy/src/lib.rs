@@ -46,6 +46,7 @@ mod one_device;
 mod random;
 mod replica_threads;
 mod run;
+mod step_word;
 mod strategy;
 
 pub use args::{ReplicaArgs, counted};

@@ -11,8 +11,8 @@ use distribute_values::{
 };
 
 use crate::context::{self, Frame};
-use crate::input::InputAgreement;
 use crate::replica_threads::ReplicaThreads;
+use crate::step_word::StepWord;
 use crate::{Error, Result};
 
 /// Where the replicas of this process stand among all replicas.
@@ -377,7 +377,7 @@ pub struct Replicas {
     /// See [`ReplicaContext::graph_group`](crate::ReplicaContext::graph_group); one per replica, made when first used.
     graph_groups: Mutex<Vec<Option<Arc<ProcessGroup>>>>,
     options: Options,
-    pub(crate) input: InputAgreement,
+    pub(crate) step_word: StepWord,
 }
 
 impl Replicas {
@@ -413,8 +413,8 @@ impl Replicas {
         };
         let threads = Mutex::new(ReplicaThreads::start(replicas_per_worker, topology.first_replica())?);
         let (groups, graph_groups) = (RwLock::new(Arc::new(groups)), Mutex::new(vec![None; replicas_per_worker]));
-        let input = InputAgreement::default();
-        Ok(Replicas { topology, devices, coordination, threads, groups, graph_groups, options, input })
+        let step_word = StepWord::default();
+        Ok(Replicas { topology, devices, coordination, threads, groups, graph_groups, options, step_word })
     }
 
     pub(crate) fn abort_graph_group(&self, local: usize, reason: &str) {

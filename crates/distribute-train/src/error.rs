@@ -83,6 +83,24 @@ pub enum Error {
     #[cfg(feature = "checkpoint")]
     #[error("on the chief: {0}")]
     Chief(String),
+    /// A signal cannot be taken.
+    #[cfg(feature = "checkpoint")]
+    #[error("signal {signal} cannot be taken: {source}; choose another, such as SIGTERM")]
+    Signal {
+        /// Its number.
+        signal: i32,
+        /// The operating system's error.
+        source: std::io::Error,
+    },
+    /// The run was told to stop, and has saved.
+    #[cfg(feature = "checkpoint")]
+    #[error("stopped after step {step}, which is saved; start the program again to go on")]
+    Preempted {
+        /// The last step.
+        step: u64,
+        /// The code to exit with.
+        exit_code: u8,
+    },
     /// A collective failed.
     #[cfg(feature = "checkpoint")]
     #[error(transparent)]

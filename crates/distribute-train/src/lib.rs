@@ -5,6 +5,8 @@
 //! [`progress`] reports how a run goes, in the form that suits where it goes: a bar on a terminal, `key=value` or JSON
 //! lines in a file or pipe, messages to the launcher that draws one bar for all tasks.
 //!
+//! [`preemption`] ends a run on all workers after the same step when one of them is told to stop.
+//!
 //! [`tensorboard`] writes event files that TensorBoard shows.
 //!
 //! The crate knows no tensor library: a loop tells it numbers, and what is checkpointed enters through
@@ -31,6 +33,8 @@
 #[cfg(feature = "checkpoint")]
 pub mod checkpoint;
 mod error;
+#[cfg(feature = "checkpoint")]
+pub mod preemption;
 pub mod progress;
 #[cfg(feature = "tensorboard")]
 pub mod tensorboard;

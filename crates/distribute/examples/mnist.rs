@@ -11,6 +11,7 @@ use clap::{Parser, ValueEnum};
 use distribute::digits::{Digits, PIXELS, SIDE, Split};
 use distribute::input::InputPosition;
 use distribute::prelude::*;
+use distribute::train::preemption::{PreemptionHandler, TerminationConfig};
 use distribute::train::progress::{Options, Progress, Summary};
 use distribute::train::tensorboard::EventWriter;
 use serde::{Deserialize, Serialize};
@@ -174,6 +175,10 @@ fn train(strategy: &Strategy, flags: &Flags) -> distribute::Result<()> {
     if began_at > 0 && strategy.is_chief() {
         eprintln!("going on after step {began_at}");
     }
+    let preemption = match &checkpoints {
+        Some(_) => Some(PreemptionHandler::install(strategy, TerminationConfig::default())?),
+        None => None,
+    };
     let mut boards = match flags.tensorboard.as_ref().filter(|_| strategy.is_chief()) {
         Some(folder) => {
             Some([EventWriter::create(folder.join("train"))?, EventWriter::create(folder.join("validation"))?])
@@ -204,11 +209,16 @@ fn train(strategy: &Strategy, flags: &Flags) -> distribute::Result<()> {
             run.loss_sum += f64::from(loss);
             steps_done += 1;
             progress.step(run.steps, flags.batch as u64, &[("loss", run.loss_sum / run.steps as f64)]);
-            if let Some(checkpoints) = &mut checkpoints
-                && steps_done % flags.checkpoint_every == 0
-            {
-                run.position = Some(batches.position()?);
-                checkpoints.save(strategy, steps_done, &[&model, &optimizer], &run)?;
+            if let (Some(checkpoints), Some(preemption)) = (&mut checkpoints, &preemption) {
+                let stop = preemption.should_stop();
+                if stop || steps_done % flags.checkpoint_every == 0 {
+                    run.position = Some(batches.position()?);
+                    checkpoints.save(strategy, steps_done, &[&model, &optimizer], &run)?;
+                }
+                if stop {
+                    checkpoints.finish()?;
+                    return Err(preemption.ended(steps_done).into());
+                }
             }
         }
         let loss = run.loss_sum / run.steps.max(1) as f64;

@@ -64,6 +64,9 @@ impl Error {
     /// The exit code by which job managers know what to do: 138 for failures of other processes or the network, after
     /// which a restart helps; 2 for a wrong description of the cluster or of devices; else 1.
     pub fn exit_code(&self) -> u8 {
+        if let Error::Train(distribute_train::Error::Preempted { exit_code, .. }) = self {
+            return *exit_code;
+        }
         let configuration = match self {
             Error::Cluster(error) | Error::Strategy(distribute_strategy::Error::Cluster(error)) => {
                 matches!(error, distribute_cluster::Error::Config { .. })

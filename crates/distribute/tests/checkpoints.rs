@@ -43,22 +43,32 @@ fn a_run_that_is_killed_again_and_again_ends_as_one_that_is_not() {
     let outcomes = mnist(calm.path(), 1, "losses").start().unwrap().wait_all(DEADLINE).unwrap();
     assert!(outcomes[0].success(), "{outcomes:?}");
     let whole = began.elapsed();
-    let mut resumed = 0;
-    for kill in 0..kills() {
+    let expected = losses(calm.path(), "losses");
+    let (mut killed_runs, mut resumed) = (0, 0);
+    for round in 0.. {
         let mut job = mnist(killed.path(), 1, "losses").start().unwrap();
         // Anywhere in a run: at its start, in a step, while a checkpoint is written.
-        let part = (kill * 37 % 101) as f64 / 101.0;
-        std::thread::sleep(whole.mul_f64(0.2 + 0.6 * part));
-        job.kill(0, Signal::KILL).unwrap();
+        let part = (round * 37 % 101) as f64 / 101.0;
+        std::thread::sleep(whole.mul_f64(0.1 + 0.6 * part));
+        let last = killed_runs == kills();
+        if !last {
+            // It may have ended by itself meanwhile.
+            drop(job.kill(0, Signal::KILL));
+        }
         let outcome = &job.wait_all(DEADLINE).unwrap()[0];
         resumed += usize::from(outcome.stderr.contains("going on after step"));
         assert!(!outcome.stderr.contains("error:"), "{outcome:?}");
+        if outcome.success() {
+            assert_eq!(losses(killed.path(), "losses"), expected);
+            if last {
+                break;
+            }
+            fs::remove_dir_all(killed.path().join("checkpoints")).unwrap();
+        } else {
+            killed_runs += 1;
+        }
     }
-    let outcomes = mnist(killed.path(), 1, "losses").start().unwrap().wait_all(DEADLINE).unwrap();
-    assert!(outcomes[0].success(), "{outcomes:?}");
-    resumed += usize::from(outcomes[0].stderr.contains("going on after step"));
     assert!(resumed > 0, "no run went on from a checkpoint");
-    assert_eq!(losses(killed.path(), "losses"), losses(calm.path(), "losses"));
 }
 
 #[test]
@@ -75,6 +85,30 @@ fn workers_go_on_from_what_one_process_has_saved() {
     assert!(outcomes[0].stderr.contains("going on after step 230"), "{outcomes:?}");
     // Two replicas in one process and in two are equal bit for bit.
     assert_eq!(losses(folder.path(), "two"), losses(folder.path(), "one"));
+}
+
+#[test]
+fn a_signal_to_one_worker_stops_all_after_the_same_step_which_is_saved() {
+    let (calm, told) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let outcomes = mnist(calm.path(), 2, "losses").start().unwrap().wait_all(DEADLINE).unwrap();
+    assert!(outcomes.iter().all(|outcome| outcome.success()), "{outcomes:?}");
+    let mut job = mnist(told.path(), 2, "losses").start().unwrap();
+    job.wait_for_line(0, "epoch=1/", DEADLINE).unwrap();
+    // Not the chief.
+    job.kill(1, Signal::TERM).unwrap();
+    let outcomes = job.wait_all(DEADLINE).unwrap();
+    let step = |stderr: &str| {
+        stderr.split("stopped after step ").nth(1).and_then(|rest| Some(rest.split(',').next()?.to_owned()))
+    };
+    for outcome in &outcomes {
+        assert_eq!(outcome.code, Some(143), "{outcome:?}");
+        assert_eq!(step(&outcome.stderr), step(&outcomes[0].stderr), "{outcomes:?}");
+    }
+    let step = step(&outcomes[0].stderr).unwrap();
+    let outcomes = mnist(told.path(), 2, "losses").start().unwrap().wait_all(DEADLINE).unwrap();
+    assert!(outcomes.iter().all(|outcome| outcome.success()), "{outcomes:?}");
+    assert!(outcomes[0].stderr.contains(&format!("going on after step {step}")), "{outcomes:?}");
+    assert_eq!(losses(told.path(), "losses"), losses(calm.path(), "losses"));
 }
 
 #[test]
