@@ -39,6 +39,12 @@ pub enum Error {
     /// The thread that writes progress could not be started.
     #[error("progress: the writer thread cannot be started; raise the process's thread limit")]
     Thread(#[source] std::io::Error),
+    /// Predictions and targets do not go together.
+    #[error("metrics: {problem}; give a target, and a weight if any, for each example")]
+    Predictions {
+        /// What does not fit.
+        problem: String,
+    },
     /// A file cannot be read or written.
     #[cfg(any(feature = "checkpoint", feature = "tensorboard"))]
     #[error("{}: {source}", path.display())]

@@ -1,9 +1,11 @@
-//! Training loops: progress, checkpoints and event files.
+//! Training loops: progress, metrics, checkpoints and event files.
 //!
 //! [`checkpoint`] keeps what a run needs to go on, in safetensors files that a crash at any moment leaves whole.
 //!
 //! [`progress`] reports how a run goes, in the form that suits where it goes: a bar on a terminal, `key=value` or JSON
 //! lines in a file or pipe, messages to the launcher that draws one bar for all tasks.
+//!
+//! [`metrics`] are sums over examples, whose values are the same under any number of replicas.
 //!
 //! [`preemption`] ends a run on all workers after the same step when one of them is told to stop.
 //!
@@ -33,6 +35,7 @@
 #[cfg(feature = "checkpoint")]
 pub mod checkpoint;
 mod error;
+pub mod metrics;
 #[cfg(feature = "checkpoint")]
 pub mod preemption;
 pub mod progress;

@@ -5,12 +5,13 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use candle_core::{DType, Device, Module, Result as CandleResult, Tensor};
+use candle_core::{Device, Module, Result as CandleResult, Tensor};
 use candle_nn::{Conv2d, Linear, VarBuilder, conv2d, linear};
 use clap::{Parser, ValueEnum};
-use distribute::digits::{Digits, PIXELS, SIDE, Split};
+use distribute::digits::{CLASSES, Digits, PIXELS, SIDE, Split};
 use distribute::input::InputPosition;
 use distribute::prelude::*;
+use distribute::train::metrics::{Accuracy, CrossEntropy, Metrics, Predictions, Targets};
 use distribute::train::preemption::{PreemptionHandler, TerminationConfig};
 use distribute::train::progress::{Options, Progress, Summary};
 use distribute::train::tensorboard::EventWriter;
@@ -225,11 +226,14 @@ fn train(strategy: &Strategy, flags: &Flags) -> distribute::Result<()> {
         (run.epochs_done, run.steps, run.loss_sum, run.position) = (epoch, 0, 0.0, None);
         training_time += started.elapsed();
         waited += batches.waited();
-        accuracy = evaluate(strategy, &model, &test, digits.test.len())?;
+        let measured = evaluate(strategy, &model, &test)?;
+        accuracy = measured[0].1;
         progress.end_epoch(&[("test_accuracy", accuracy)]);
         if let Some([train, validation]) = &mut boards {
             train.scalar("epoch_loss", u64::from(epoch), loss)?;
-            validation.scalar("epoch_accuracy", u64::from(epoch), accuracy)?;
+            for (name, value) in &measured {
+                validation.scalar(&format!("epoch_{name}"), u64::from(epoch), *value)?;
+            }
             for variable in model.variables() {
                 let values = variable.components()[0].flatten_all()?.to_vec1::<f32>()?;
                 train.histogram(variable.name(), u64::from(epoch), values.into_iter().map(f64::from))?;
@@ -256,24 +260,28 @@ fn train(strategy: &Strategy, flags: &Flags) -> distribute::Result<()> {
     write_losses(strategy, flags, &run.losses)
 }
 
-/// The share of test digits that are recognised; every replica looks at its part of them.
+/// What is measured on the test digits; every replica looks at its part of them.
 fn evaluate(
     strategy: &Strategy,
     model: &Model<Net>,
     test: &distribute::strategy::DistributedDataset<(Tensor, Tensor)>,
-    examples: usize,
-) -> distribute::Result<f64> {
-    let mut correct = 0;
+) -> distribute::Result<Vec<(String, f64)>> {
+    let metrics = Metrics::new().with(Accuracy).with(CrossEntropy);
+    let mut sums = metrics.zeros();
     for batch in test {
-        let counts = strategy.run((model, batch?), |_, (model, (x, y))| {
-            if x.dim(0)? == 0 {
-                return Ok(0);
+        let of_replicas = strategy.run((model, batch?), |_, (model, (x, y))| {
+            let mut sums = metrics.zeros();
+            if x.dim(0)? > 0 {
+                let logits = model.forward(&x)?.flatten_all()?.to_vec1::<f32>()?;
+                let labels = y.to_vec1::<u32>()?;
+                metrics.update(&mut sums, &Predictions::new(&logits, CLASSES, Targets::Classes(&labels))?);
             }
-            Ok(model.forward(&x)?.argmax(1)?.eq(&y)?.to_dtype(DType::U32)?.sum_all()?.to_scalar::<u32>()?)
+            Ok(sums)
         })?;
-        correct += strategy.reduce(ReduceOp::Sum, &counts, Axis::None)?;
+        let of_batch = strategy.reduce(ReduceOp::Sum, &of_replicas, Axis::None)?;
+        sums.iter_mut().zip(of_batch).for_each(|(sum, more)| *sum += more);
     }
-    Ok(f64::from(correct) / examples as f64)
+    Ok(metrics.results(&sums))
 }
 
 fn tensors(split: &Split) -> distribute::Result<Dataset<(Tensor, Tensor)>> {

@@ -1,0 +1,157 @@
+//! Metrics of outputs that are scores of classes.
+
+use super::{Metric, Predictions, ratio};
+
+/// The share of examples whose class has the highest score; the first of several that are equally high counts.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Accuracy;
+
+/// The share of examples whose class is among the highest so many scores. A class ties with those that are as high as it.
+#[derive(Clone, Copy, Debug)]
+pub struct TopK(pub usize);
+
+/// The mean cross-entropy of logits, in nats.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CrossEntropy;
+
+/// The exponential of the mean cross-entropy.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Perplexity;
+
+/// How often each class was taken for each. Its result is the accuracy; [`matrix`](ConfusionMatrix::matrix) shows the sums.
+#[derive(Clone, Copy, Debug)]
+pub struct ConfusionMatrix {
+    /// How many classes there are.
+    pub classes: usize,
+}
+
+impl ConfusionMatrix {
+    /// The sums as rows: `matrix[right][taken for]`.
+    pub fn matrix<'a>(&self, sums: &'a [f64]) -> Vec<&'a [f64]> {
+        sums.chunks_exact(self.classes.max(1)).collect()
+    }
+}
+
+impl Metric for Accuracy {
+    fn name(&self) -> String {
+        "accuracy".to_owned()
+    }
+
+    fn len(&self) -> usize {
+        2
+    }
+
+    fn update(&self, sums: &mut [f64], predictions: &Predictions<'_>) {
+        for (scores, class, weight) in predictions.classified() {
+            sums[0] += if highest(scores) == Some(class) { weight } else { 0.0 };
+            sums[1] += weight;
+        }
+    }
+
+    fn result(&self, sums: &[f64]) -> f64 {
+        ratio(sums[0], sums[1])
+    }
+}
+
+impl Metric for TopK {
+    fn name(&self) -> String {
+        format!("top_{}_accuracy", self.0)
+    }
+
+    fn len(&self) -> usize {
+        2
+    }
+
+    fn update(&self, sums: &mut [f64], predictions: &Predictions<'_>) {
+        for (scores, class, weight) in predictions.classified() {
+            let own = scores.get(class).filter(|own| !own.is_nan());
+            let within = own.is_some_and(|own| scores.iter().filter(|score| *score > own).count() < self.0);
+            sums[0] += if within { weight } else { 0.0 };
+            sums[1] += weight;
+        }
+    }
+
+    fn result(&self, sums: &[f64]) -> f64 {
+        ratio(sums[0], sums[1])
+    }
+}
+
+impl Metric for CrossEntropy {
+    fn name(&self) -> String {
+        "cross_entropy".to_owned()
+    }
+
+    fn len(&self) -> usize {
+        2
+    }
+
+    fn update(&self, sums: &mut [f64], predictions: &Predictions<'_>) {
+        for (logits, class, weight) in predictions.classified() {
+            sums[0] += weight * cross_entropy(logits, class);
+            sums[1] += weight;
+        }
+    }
+
+    fn result(&self, sums: &[f64]) -> f64 {
+        ratio(sums[0], sums[1])
+    }
+}
+
+impl Metric for Perplexity {
+    fn name(&self) -> String {
+        "perplexity".to_owned()
+    }
+
+    fn len(&self) -> usize {
+        2
+    }
+
+    fn update(&self, sums: &mut [f64], predictions: &Predictions<'_>) {
+        CrossEntropy.update(sums, predictions);
+    }
+
+    fn result(&self, sums: &[f64]) -> f64 {
+        if sums[1] == 0.0 { 0.0 } else { (sums[0] / sums[1]).exp() }
+    }
+}
+
+impl Metric for ConfusionMatrix {
+    fn name(&self) -> String {
+        "accuracy_of_matrix".to_owned()
+    }
+
+    fn len(&self) -> usize {
+        self.classes * self.classes
+    }
+
+    fn update(&self, sums: &mut [f64], predictions: &Predictions<'_>) {
+        for (scores, class, weight) in predictions.classified() {
+            if let Some(taken) = highest(scores).filter(|taken| *taken < self.classes && class < self.classes) {
+                sums[class * self.classes + taken] += weight;
+            }
+        }
+    }
+
+    fn result(&self, sums: &[f64]) -> f64 {
+        let right: f64 = (0..self.classes).map(|class| sums[class * self.classes + class]).sum();
+        ratio(right, sums.iter().sum())
+    }
+}
+
+/// The first of the highest scores; none where all are NaN.
+fn highest(scores: &[f32]) -> Option<usize> {
+    let numbers = scores.iter().enumerate().filter(|(_, score)| !score.is_nan());
+    numbers
+        .fold(None, |best: Option<(usize, f32)>, (at, score)| match best {
+            Some((_, highest)) if highest >= *score => best,
+            _ => Some((at, *score)),
+        })
+        .map(|(at, _)| at)
+}
+
+/// Minus the logarithm of the class's share of the exponentials; infinite where there is no such class.
+fn cross_entropy(logits: &[f32], class: usize) -> f64 {
+    let highest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let sum: f64 = logits.iter().map(|logit| f64::from(logit - highest).exp()).sum();
+    logits.get(class).map_or(f64::INFINITY, |logit| sum.ln() - f64::from(logit - highest))
+}

@@ -1,0 +1,127 @@
+//! Metrics against what they mean, spelled out, and against themselves under other divisions.
+
+use proptest::prelude::*;
+
+use super::*;
+
+fn one(metric: impl Metric, predictions: &Predictions<'_>) -> f64 {
+    let mut sums = vec![0.0; metric.len()];
+    metric.update(&mut sums, predictions);
+    metric.result(&sums)
+}
+
+fn close(a: f64, b: f64) -> bool {
+    (a - b).abs() < 1e-9 * b.abs().max(1.0)
+}
+
+#[test]
+fn classes_by_hand() {
+    let scores = [0.1, 0.7, 0.2, 0.5, 0.3, 0.2, f32::NAN, 0.0, 0.0];
+    let predictions = Predictions::new(&scores, 3, Targets::Classes(&[1, 1, 1])).unwrap();
+    assert_eq!(one(Accuracy, &predictions), 2.0 / 3.0);
+    assert_eq!(one(TopK(2), &predictions), 1.0);
+    let weighted = predictions.weighted(&[1.0, 3.0, 0.0]).unwrap();
+    assert_eq!(one(Accuracy, &weighted), 0.25);
+    let matrix = ConfusionMatrix { classes: 3 };
+    let mut sums = vec![0.0; 9];
+    matrix.update(&mut sums, &predictions);
+    assert_eq!(matrix.matrix(&sums), [[0.0; 3], [1.0, 2.0, 0.0], [0.0; 3]]);
+    // Equal logits of four classes.
+    let uniform = Predictions::new(&[2.0; 8], 4, Targets::Classes(&[0, 3])).unwrap();
+    assert!(close(one(CrossEntropy, &uniform), 4f64.ln()) && close(one(Perplexity, &uniform), 4.0));
+    let certain = Predictions::new(&[1000.0, -1000.0], 2, Targets::Classes(&[1])).unwrap();
+    assert!(close(one(CrossEntropy, &certain), 2000.0));
+}
+
+#[test]
+fn thresholds_by_hand() {
+    // Taken for yes: 0.9 and 0.6; right about the first.
+    let outputs = [0.9, 0.6, 0.4, 0.1];
+    let predictions = Predictions::new(&outputs, 1, Targets::Classes(&[1, 0, 1, 0])).unwrap();
+    assert_eq!(one(BinaryAccuracy::default(), &predictions), 0.5);
+    assert_eq!(one(Precision::default(), &predictions), 0.5);
+    assert_eq!(one(Recall::default(), &predictions), 0.5);
+    assert_eq!(one(F1::default(), &predictions), 0.5);
+    // Of four pairs of yes and no, three are in order.
+    assert_eq!(one(Auc::default(), &predictions), 0.75);
+    assert_eq!(one(Recall { threshold: 0.3 }, &predictions), 1.0);
+}
+
+#[test]
+fn values_by_hand() {
+    let predictions = Predictions::new(&[1.0, 2.0, 3.0, 4.0], 2, Targets::Values(&[1.0, 0.0, 0.0, 4.0])).unwrap();
+    assert_eq!(one(Mean, &predictions), 2.5);
+    assert_eq!(one(MeanSquaredError, &predictions), 13.0 / 4.0);
+    assert_eq!(one(MeanAbsoluteError, &predictions), 5.0 / 4.0);
+    assert_eq!(one(MeanAbsoluteError, &predictions.weighted(&[1.0, 0.0]).unwrap()), 1.0);
+}
+
+#[test]
+fn what_does_not_fit_is_a_sentence_and_nothing_is_nothing() {
+    let text = Predictions::new(&[0.0; 5], 2, Targets::Classes(&[0, 0])).unwrap_err().to_string();
+    assert!(text.contains("5 outputs of width 2") && text.contains("2 targets"), "{text}");
+    let predictions = Predictions::new(&[0.0; 4], 2, Targets::Classes(&[0, 0])).unwrap();
+    assert!(predictions.weighted(&[1.0]).unwrap_err().to_string().contains("1 weights"));
+    assert!(Predictions::new(&[0.0; 4], 0, Targets::Classes(&[])).is_err());
+    let metrics = Metrics::new().with(Accuracy).with(Auc::default()).with(Perplexity).with(F1::default()).with(Mean);
+    assert!(metrics.results(&metrics.zeros()).iter().all(|(_, value)| *value == 0.0));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(60))]
+
+    #[test]
+    fn replicas_together_have_the_value_of_one(
+        examples in prop::collection::vec((prop::collection::vec(0.0_f32..1.0, 4), 0_u32..4, 0.0_f32..2.0), 0..30),
+        cuts in prop::collection::vec(0_usize..30, 3),
+    ) {
+        let metrics = || {
+            let classes = Metrics::new().with(Accuracy).with(TopK(2)).with(CrossEntropy).with(ConfusionMatrix { classes: 4 });
+            classes.with(Auc::default()).with(Precision::default()).with(Recall::default()).with(MeanSquaredError)
+        };
+        let metrics = metrics();
+        let update = |sums: &mut Vec<f64>, part: &[(Vec<f32>, u32, f32)]| {
+            let outputs: Vec<f32> = part.iter().flat_map(|(outputs, ..)| outputs.clone()).collect();
+            let classes: Vec<u32> = part.iter().map(|(_, class, _)| *class).collect();
+            let weights: Vec<f32> = part.iter().map(|(.., weight)| *weight).collect();
+            let predictions = Predictions::new(&outputs, 4, Targets::Classes(&classes)).unwrap();
+            metrics.update(sums, &predictions.weighted(&weights).unwrap());
+        };
+        let mut whole = metrics.zeros();
+        update(&mut whole, &examples);
+        // Four replicas with parts of any length.
+        let mut cuts: Vec<usize> = cuts.into_iter().map(|cut| cut.min(examples.len())).collect();
+        cuts.sort_unstable();
+        let bounds = [vec![0], cuts, vec![examples.len()]].concat();
+        let mut sum = metrics.zeros();
+        for part in bounds.windows(2) {
+            let mut own = metrics.zeros();
+            update(&mut own, &examples[part[0]..part[1]]);
+            sum.iter_mut().zip(own).for_each(|(all, own)| *all += own);
+        }
+        for ((name, together), (_, alone)) in metrics.results(&sum).into_iter().zip(metrics.results(&whole)) {
+            prop_assert!(close(together, alone), "{}: {} and {}", name, together, alone);
+        }
+    }
+
+    #[test]
+    fn the_area_is_the_share_of_pairs_in_order(outputs in prop::collection::vec((0_u32..=50, any::<bool>()), 2..40)) {
+        let scores: Vec<f32> = outputs.iter().map(|(score, _)| *score as f32 / 50.0).collect();
+        let classes: Vec<u32> = outputs.iter().map(|(_, yes)| u32::from(*yes)).collect();
+        let predictions = Predictions::new(&scores, 1, Targets::Classes(&classes)).unwrap();
+        let (mut ordered, mut pairs) = (0.0, 0.0);
+        for (yes, _) in outputs.iter().filter(|(_, yes)| *yes) {
+            for (no, _) in outputs.iter().filter(|(_, yes)| !yes) {
+                pairs += 1.0;
+                ordered += match yes.cmp(no) {
+                    std::cmp::Ordering::Greater => 1.0,
+                    std::cmp::Ordering::Equal => 0.5,
+                    std::cmp::Ordering::Less => 0.0,
+                };
+            }
+        }
+        let expected = if pairs == 0.0 { 0.0 } else { ordered / pairs };
+        let area = one(Auc { thresholds: 50 }, &predictions);
+        prop_assert!(close(area, expected), "{} and {}", area, expected);
+    }
+}

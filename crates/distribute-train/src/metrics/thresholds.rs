@@ -1,0 +1,128 @@
+//! Metrics of outputs that are probabilities of yes and no: one for each example, or one for each of several labels.
+
+use super::{Metric, Predictions, ratio};
+
+/// The share of outputs on the right side of the threshold.
+#[derive(Clone, Copy, Debug)]
+pub struct BinaryAccuracy {
+    /// Outputs above it mean yes.
+    pub threshold: f64,
+}
+
+/// Of what was taken for yes, the share that is.
+#[derive(Clone, Copy, Debug)]
+pub struct Precision {
+    /// Outputs above it mean yes.
+    pub threshold: f64,
+}
+
+/// Of what is yes, the share that was taken for it.
+#[derive(Clone, Copy, Debug)]
+pub struct Recall {
+    /// Outputs above it mean yes.
+    pub threshold: f64,
+}
+
+/// The harmonic mean of precision and recall.
+#[derive(Clone, Copy, Debug)]
+pub struct F1 {
+    /// Outputs above it mean yes.
+    pub threshold: f64,
+}
+
+/// The area under the curve of true against false positives, at so many thresholds from 0 to 1.
+#[derive(Clone, Copy, Debug)]
+pub struct Auc {
+    /// More are closer to the area itself.
+    pub thresholds: usize,
+}
+
+macro_rules! at_half {
+    ($($metric:ident),*) => {$(
+        impl Default for $metric {
+            fn default() -> $metric {
+                $metric { threshold: 0.5 }
+            }
+        }
+    )*};
+}
+
+at_half!(BinaryAccuracy, Precision, Recall, F1);
+
+impl Default for Auc {
+    fn default() -> Auc {
+        Auc { thresholds: 200 }
+    }
+}
+
+/// True positives, false positives, false negatives, true negatives.
+fn count(sums: &mut [f64], threshold: f64, predictions: &Predictions<'_>) {
+    for (output, target, weight) in predictions.paired() {
+        let place = match (output > threshold, target > 0.5) {
+            (true, true) => 0,
+            (true, false) => 1,
+            (false, true) => 2,
+            (false, false) => 3,
+        };
+        sums[place] += weight;
+    }
+}
+
+macro_rules! counted {
+    ($($metric:ident $name:literal |$sums:ident| $result:expr;)*) => {$(
+        impl Metric for $metric {
+            fn name(&self) -> String {
+                $name.to_owned()
+            }
+
+            fn len(&self) -> usize {
+                4
+            }
+
+            fn update(&self, sums: &mut [f64], predictions: &Predictions<'_>) {
+                count(sums, self.threshold, predictions);
+            }
+
+            fn result(&self, $sums: &[f64]) -> f64 {
+                $result
+            }
+        }
+    )*};
+}
+
+counted! {
+    BinaryAccuracy "binary_accuracy" |sums| ratio(sums[0] + sums[3], sums.iter().sum());
+    Precision "precision" |sums| ratio(sums[0], sums[0] + sums[1]);
+    Recall "recall" |sums| ratio(sums[0], sums[0] + sums[2]);
+    F1 "f1" |sums| ratio(2.0 * sums[0], 2.0 * sums[0] + sums[1] + sums[2]);
+}
+
+impl Metric for Auc {
+    fn name(&self) -> String {
+        "auc".to_owned()
+    }
+
+    /// Yes and no in each interval between thresholds.
+    fn len(&self) -> usize {
+        2 * (self.thresholds + 1)
+    }
+
+    fn update(&self, sums: &mut [f64], predictions: &Predictions<'_>) {
+        for (output, target, weight) in predictions.paired() {
+            let place = (output.clamp(0.0, 1.0) * self.thresholds as f64).round() as usize;
+            sums[2 * place + usize::from(target > 0.5)] += weight;
+        }
+    }
+
+    fn result(&self, sums: &[f64]) -> f64 {
+        let (mut below, mut area, mut yes_in_all) = (0.0, 0.0, 0.0);
+        for interval in sums.chunks_exact(2) {
+            let (no, yes) = (interval[0], interval[1]);
+            // Each yes beats every no below it, and half of those that are level with it.
+            area += yes * (below + no / 2.0);
+            below += no;
+            yes_in_all += yes;
+        }
+        ratio(area, below * yes_in_all)
+    }
+}

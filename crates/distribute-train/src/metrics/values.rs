@@ -1,0 +1,46 @@
+//! Metrics of outputs that are values.
+
+use super::{Metric, Predictions, ratio};
+
+/// The mean of the outputs.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Mean;
+
+/// The mean of the squares of what outputs are off by.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct MeanSquaredError;
+
+/// The mean of what outputs are off by.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct MeanAbsoluteError;
+
+macro_rules! means {
+    ($($metric:ident $name:literal |$output:ident, $target:ident| $value:expr;)*) => {$(
+        impl Metric for $metric {
+            fn name(&self) -> String {
+                $name.to_owned()
+            }
+
+            fn len(&self) -> usize {
+                2
+            }
+
+            fn update(&self, sums: &mut [f64], predictions: &Predictions<'_>) {
+                for ($output, $target, weight) in predictions.paired() {
+                    sums[0] += weight * $value;
+                    sums[1] += weight;
+                }
+            }
+
+            fn result(&self, sums: &[f64]) -> f64 {
+                ratio(sums[0], sums[1])
+            }
+        }
+    )*};
+}
+
+means! {
+    Mean "mean" |output, _target| output;
+    MeanSquaredError "mean_squared_error" |output, target| (output - target).powi(2);
+    MeanAbsoluteError "mean_absolute_error" |output, target| (output - target).abs();
+}
