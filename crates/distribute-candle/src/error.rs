@@ -16,6 +16,15 @@ pub enum Error {
     /// A collective failed.
     #[error(transparent)]
     Collective(#[from] distribute_collectives::Error),
+    /// Of training: callbacks, checkpoints, metrics, progress.
+    #[error(transparent)]
+    Train(#[from] distribute_train::Error),
+    /// The data could not be read.
+    #[error(transparent)]
+    Input(#[from] distribute_input::Error),
+    /// There is nothing to predict.
+    #[error("the dataset to predict has no elements; give at least one")]
+    NoExamples,
     /// The model differs between workers.
     #[error(
         "the model differs between workers: variable {index} is {here} on {here_name}, but {there} on {there_name}; build \

@@ -8,6 +8,7 @@
 //! - [`Optimizer`] also clips, compresses, scales losses ([`LossScale`]), accumulates, and shards its state; [`Ema`] averages
 //!   parameters; [`Model::freeze`] leaves some alone.
 //! - [`SyncBatchNorm`] normalises over the global batch; [`sum_over_replicas`] is a sum that backward goes through.
+//! - [`Trainer`]: compile, fit, evaluate and predict without a loop of one's own.
 //! - [`CandleContext::average_loss`] scales a loss by the global batch.
 //!
 //! # Examples
@@ -41,6 +42,7 @@ mod ema;
 mod error;
 mod hook;
 mod initial;
+mod losses;
 mod model;
 mod optimizer;
 mod plan;
@@ -48,14 +50,20 @@ mod reducer;
 mod shards;
 mod tensor;
 mod tensor_list;
+mod trainer;
 
 pub use all_reduce::sum_over_replicas;
 pub use batch_norm::{SyncBatchNorm, sync_batch_norm};
 pub use context::{CandleContext, cross_entropy_per_example, nll_per_example};
 pub use ema::Ema;
 pub use error::{Error, Result};
+pub use losses::{
+    BinaryCrossentropy, CategoricalCrossentropy, Hinge, Huber, KlDivergence, Loss, MeanAbsolute, MeanSquared,
+    SparseCategoricalCrossentropy,
+};
 pub use model::{CandleStrategy, Model, ScopeOptions, Variable};
 pub use optimizer::{
     Adagrad, Adam, AdamW, Clip, Lamb, LossScale, Optimizer, ReplicaOptimizer, RmsProp, Sgd, StepTimes,
 };
 pub use tensor::Candle;
+pub use trainer::{Fit, Trainer};

@@ -27,6 +27,11 @@ impl<T: Clone + Send + 'static> DistributedDataset<T> {
         self.pass(self.dataset.iter())
     }
 
+    /// The pass of a given number, from 0, without counting it: what it yields depends on that number only.
+    pub fn iter_epoch(&self, epoch: u64) -> DistributedIterator<T> {
+        self.pass(self.dataset.iter_epoch(epoch))
+    }
+
     /// Goes on with the pass that a position is in, whatever number of workers it was saved under; the next call of
     /// [`iter`](DistributedDataset::iter) begins the pass after it.
     ///

@@ -1,7 +1,6 @@
 //! What can go wrong with progress before it is shown, and with checkpoints. Later trouble with progress never reaches the
 //! training loop.
 
-#[cfg(any(feature = "checkpoint", feature = "tensorboard"))]
 use std::path::PathBuf;
 
 /// Any error: what the parts of a checkpoint may return.
@@ -45,8 +44,15 @@ pub enum Error {
         /// What does not fit.
         problem: String,
     },
+    /// A callback watches a value that there is not.
+    #[error("a callback watches {name:?}, but an epoch has {known}; name one of these, or give a validation")]
+    Monitor {
+        /// The name.
+        name: String,
+        /// The names there are.
+        known: String,
+    },
     /// A file cannot be read or written.
-    #[cfg(any(feature = "checkpoint", feature = "tensorboard"))]
     #[error("{}: {source}", path.display())]
     File {
         /// The file.

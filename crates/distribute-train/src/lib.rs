@@ -1,5 +1,7 @@
 //! Training loops: progress, metrics, checkpoints and event files.
 //!
+//! [`callbacks`] stop, log and change the learning rate between epochs; [`history`] is what a training came to.
+//!
 //! [`checkpoint`] keeps what a run needs to go on, in safetensors files that a crash at any moment leaves whole.
 //!
 //! [`progress`] reports how a run goes, in the form that suits where it goes: a bar on a terminal, `key=value` or JSON
@@ -32,9 +34,11 @@
 //! # Ok::<(), distribute_train::Error>(())
 //! ```
 
+pub mod callbacks;
 #[cfg(feature = "checkpoint")]
 pub mod checkpoint;
 mod error;
+pub mod history;
 pub mod metrics;
 #[cfg(feature = "checkpoint")]
 pub mod preemption;

@@ -1,0 +1,180 @@
+//! Losses of each example, which are summed and divided by the global batch.
+
+use candle_core::{D, Result, Tensor};
+
+use crate::cross_entropy_per_example;
+
+/// The loss of each example. Functions of outputs and targets are losses too.
+///
+/// # Shapes
+/// Outputs and targets have an example in each row; the result has one number for each.
+pub trait Loss: Send + Sync {
+    /// One number for each example.
+    ///
+    /// # Errors
+    /// candle's, where shapes or types do not fit.
+    fn per_example(&self, outputs: &Tensor, targets: &Tensor) -> Result<Tensor>;
+}
+
+impl<F: Fn(&Tensor, &Tensor) -> Result<Tensor> + Send + Sync> Loss for F {
+    fn per_example(&self, outputs: &Tensor, targets: &Tensor) -> Result<Tensor> {
+        self(outputs, targets)
+    }
+}
+
+/// Of logits and classes.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SparseCategoricalCrossentropy;
+
+/// Of logits and the probabilities of classes.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CategoricalCrossentropy;
+
+/// Of logits and targets from 0 to 1.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct BinaryCrossentropy;
+
+/// The mean of squares of differences.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct MeanSquared;
+
+/// The mean of differences.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct MeanAbsolute;
+
+/// Squares of small differences, multiples of large ones.
+#[derive(Clone, Copy, Debug)]
+pub struct Huber {
+    /// Where small ends.
+    pub delta: f64,
+}
+
+/// Of probabilities, how much targets tell that they do not.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct KlDivergence;
+
+/// Of outputs and targets that are -1 or 1.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Hinge;
+
+impl Loss for SparseCategoricalCrossentropy {
+    fn per_example(&self, outputs: &Tensor, targets: &Tensor) -> Result<Tensor> {
+        cross_entropy_per_example(outputs, targets)
+    }
+}
+
+impl Loss for CategoricalCrossentropy {
+    fn per_example(&self, outputs: &Tensor, targets: &Tensor) -> Result<Tensor> {
+        if outputs.dim(0)? == 0 {
+            return rows(outputs);
+        }
+        (candle_nn::ops::log_softmax(outputs, D::Minus1)? * targets)?.sum(D::Minus1)?.neg()
+    }
+}
+
+impl Loss for BinaryCrossentropy {
+    fn per_example(&self, outputs: &Tensor, targets: &Tensor) -> Result<Tensor> {
+        // max(x, 0) - x t + ln(1 + exp(-|x|)), which never overflows.
+        let linear = (outputs.relu()? - (outputs * targets)?)?;
+        rows(&(linear + (outputs.abs()?.neg()?.exp()? + 1.0)?.log()?)?)
+    }
+}
+
+impl Loss for MeanSquared {
+    fn per_example(&self, outputs: &Tensor, targets: &Tensor) -> Result<Tensor> {
+        rows(&(outputs - targets)?.sqr()?)
+    }
+}
+
+impl Loss for MeanAbsolute {
+    fn per_example(&self, outputs: &Tensor, targets: &Tensor) -> Result<Tensor> {
+        rows(&(outputs - targets)?.abs()?)
+    }
+}
+
+impl Loss for Huber {
+    fn per_example(&self, outputs: &Tensor, targets: &Tensor) -> Result<Tensor> {
+        let difference = (outputs - targets)?.abs()?;
+        // Up to delta, and what is beyond it.
+        let small = difference.clamp(0.0, self.delta)?;
+        let beyond = (&difference - &small)?;
+        rows(&((small.sqr()? * 0.5)? + (beyond * self.delta)?)?)
+    }
+}
+
+impl Loss for KlDivergence {
+    fn per_example(&self, outputs: &Tensor, targets: &Tensor) -> Result<Tensor> {
+        let (outputs, targets) = (outputs.clamp(EPSILON, 1.0)?, targets.clamp(EPSILON, 1.0)?);
+        let parts = (&targets * (targets.log()? - outputs.log()?)?)?;
+        parts.flatten_from(1)?.sum(D::Minus1)
+    }
+}
+
+impl Loss for Hinge {
+    fn per_example(&self, outputs: &Tensor, targets: &Tensor) -> Result<Tensor> {
+        rows(&(1.0 - (outputs * targets)?)?.relu()?)
+    }
+}
+
+const EPSILON: f64 = 1e-7;
+
+/// The mean of each row.
+fn rows(values: &Tensor) -> Result<Tensor> {
+    match values.dims() {
+        [_] => Ok(values.clone()),
+        _ => {
+            let flat = values.flatten_from(1)?;
+            // candle refuses the mean of nothing; a replica without examples still takes part in the step.
+            flat.sum(D::Minus1)? / flat.dim(1)?.max(1) as f64
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::{Device, Tensor};
+
+    use super::*;
+
+    fn of(loss: impl Loss, outputs: &[[f32; 2]], targets: &[[f32; 2]]) -> Vec<f32> {
+        let tensor =
+            |rows: &[[f32; 2]]| Tensor::from_slice(rows.as_flattened(), (rows.len(), 2), &Device::Cpu).unwrap();
+        loss.per_example(&tensor(outputs), &tensor(targets)).unwrap().to_vec1().unwrap()
+    }
+
+    fn close(got: Vec<f32>, expected: &[f64]) {
+        assert_eq!(got.len(), expected.len());
+        assert!(got.iter().zip(expected).all(|(a, b)| (f64::from(*a) - b).abs() < 1e-5), "{got:?} {expected:?}");
+    }
+
+    #[test]
+    fn losses_by_hand() {
+        let (outputs, targets) = ([[1.0, 3.0], [0.0, -2.0]], [[1.0, 0.0], [0.0, 1.0]]);
+        close(of(MeanSquared, &outputs, &targets), &[4.5, 4.5]);
+        close(of(MeanAbsolute, &outputs, &targets), &[1.5, 1.5]);
+        close(of(Huber { delta: 1.0 }, &outputs, &targets), &[1.25, 1.25]);
+        let soft = |x: f64| (1.0 + x.exp()).ln();
+        close(
+            of(BinaryCrossentropy, &outputs, &targets),
+            &[(soft(-1.0) + soft(3.0)) / 2.0, (soft(0.0) + soft(2.0)) / 2.0],
+        );
+        close(of(BinaryCrossentropy, &[[1e4, -1e4]], &[[1.0, 1.0]]), &[5e3]);
+        close(of(CategoricalCrossentropy, &outputs, &targets), &[soft(2.0), soft(2.0)]);
+        close(of(KlDivergence, &[[0.25, 0.75]], &[[0.5, 0.5]]), &[0.5 * 2f64.ln() + 0.5 * (0.5f64 / 0.75).ln()]);
+        close(of(Hinge, &[[0.5, -2.0]], &[[1.0, 1.0]]), &[1.75]);
+        let own = |outputs: &Tensor, targets: &Tensor| (outputs - targets)?.abs()?.max(D::Minus1);
+        close(of(own, &outputs, &targets), &[3.0, 3.0]);
+    }
+
+    #[test]
+    fn no_examples_have_no_losses() {
+        let (none, classes) = (Tensor::zeros((0, 3), candle_core::DType::F32, &Device::Cpu).unwrap(), [0u32; 0]);
+        let classes = Tensor::new(&classes, &Device::Cpu).unwrap();
+        let losses: [&dyn Loss; 5] =
+            [&CategoricalCrossentropy, &BinaryCrossentropy, &MeanSquared, &Huber { delta: 1.0 }, &Hinge];
+        for loss in losses {
+            assert_eq!(loss.per_example(&none, &none).unwrap().dims(), [0]);
+        }
+        assert_eq!(SparseCategoricalCrossentropy.per_example(&none, &classes).unwrap().dims(), [0]);
+    }
+}

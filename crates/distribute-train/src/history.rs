@@ -1,0 +1,63 @@
+//! What a training came to, epoch by epoch.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// Losses and metrics of every epoch.
+///
+/// # Examples
+/// ```
+/// use distribute_train::history::History;
+/// let mut history = History::default();
+/// history.push(1, &[("loss".to_owned(), 0.5), ("accuracy".to_owned(), 0.75)]);
+/// history.push(2, &[("loss".to_owned(), 0.25), ("accuracy".to_owned(), 0.875)]);
+/// assert_eq!(history.of("loss"), [0.5, 0.25]);
+/// assert_eq!(history.to_string(), "epoch    loss  accuracy\n    1  0.5000    0.7500\n    2  0.2500    0.8750\n");
+/// ```
+///
+/// # Source
+/// `tf.keras.callbacks.History`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct History {
+    /// Each epoch's number, from 1, and values by their names.
+    pub epochs: Vec<(u32, Vec<(String, f64)>)>,
+}
+
+impl History {
+    /// One more epoch.
+    pub fn push(&mut self, epoch: u32, values: &[(String, f64)]) {
+        self.epochs.push((epoch, values.to_vec()));
+    }
+
+    /// One value of every epoch that has it.
+    pub fn of(&self, name: &str) -> Vec<f64> {
+        let value =
+            |values: &Vec<(String, f64)>| values.iter().find(|(known, _)| known == name).map(|(_, value)| *value);
+        self.epochs.iter().filter_map(|(_, values)| value(values)).collect()
+    }
+
+    /// The last value of a name.
+    pub fn last(&self, name: &str) -> Option<f64> {
+        self.of(name).last().copied()
+    }
+}
+
+impl fmt::Display for History {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some((_, first)) = self.epochs.first() else { return Ok(()) };
+        let width = |name: &str| name.len().max(6);
+        write!(f, "epoch")?;
+        first.iter().try_for_each(|(name, _)| write!(f, "  {name:>0$}", width(name)))?;
+        writeln!(f)?;
+        for (epoch, values) in &self.epochs {
+            write!(f, "{epoch:>5}")?;
+            for (name, _) in first {
+                let value = values.iter().find(|(known, _)| known == name).map(|(_, value)| *value);
+                write!(f, "  {:>1$.4}", value.unwrap_or(f64::NAN), width(name))?;
+            }
+            writeln!(f)?;
+        }
+        Ok(())
+    }
+}
