@@ -129,6 +129,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     Scenario::new("frozen variables stay as they are", optimizers::frozen),
     Scenario::new("averages of parameters are equal on all replicas", optimizers::averages),
     Scenario::new("a checkpoint of the chief's is restored on all workers, and training goes on", optimizers::restored),
+    Scenario::new("fit, evaluate and predict give what one replica gives, in the data's order", optimizers::fitted),
     Scenario::new("a penalty counts once", optimizers::penalty),
     Scenario::new("gradients go back through a sum over replicas", optimizers::through_a_sum),
     Scenario::new("every way to combine devices' values trains alike", optimizers::across_devices),

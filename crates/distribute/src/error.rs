@@ -64,7 +64,13 @@ impl Error {
     /// The exit code by which job managers know what to do: 138 for failures of other processes or the network, after
     /// which a restart helps; 2 for a wrong description of the cluster or of devices; else 1.
     pub fn exit_code(&self) -> u8 {
-        if let Error::Train(distribute_train::Error::Preempted { exit_code, .. }) = self {
+        let train = match self {
+            Error::Train(error) => Some(error),
+            #[cfg(feature = "candle")]
+            Error::Model(distribute_candle::Error::Train(error)) => Some(error),
+            _ => None,
+        };
+        if let Some(distribute_train::Error::Preempted { exit_code, .. }) = train {
             return *exit_code;
         }
         let configuration = match self {

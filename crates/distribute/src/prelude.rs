@@ -2,8 +2,10 @@
 
 #[cfg(feature = "candle")]
 pub use distribute_candle::{
-    Adagrad, Adam, AdamW, CandleContext, CandleStrategy, Clip, Ema, Lamb, LossScale, Model, Optimizer, RmsProp,
-    ScopeOptions, Sgd, SyncBatchNorm, cross_entropy_per_example, nll_per_example, sum_over_replicas, sync_batch_norm,
+    Adagrad, Adam, AdamW, BinaryCrossentropy, CandleContext, CandleStrategy, CategoricalCrossentropy, Clip, Ema, Fit,
+    Hinge, Huber, KlDivergence, Lamb, Loss, LossScale, MeanAbsolute, MeanSquared, Model, Optimizer, RmsProp,
+    ScopeOptions, Sgd, SparseCategoricalCrossentropy, SyncBatchNorm, Trainer, cross_entropy_per_example,
+    nll_per_example, sum_over_replicas, sync_batch_norm,
 };
 pub use distribute_collectives::{Compression, ProcessGroup, ReduceOp};
 pub use distribute_derive::{ReplicaArgs, Structure};

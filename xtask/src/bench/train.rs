@@ -68,6 +68,7 @@ pub(crate) fn run(flags: &Flags) -> Result<(), String> {
         ("candle", "plain candle, two independent processes", 2, 2),
         ("one", "Mirrored", 1, 1),
         ("mirrored", "Mirrored", 2, 1),
+        ("fit", "Mirrored, Trainer::fit", 2, 1),
         ("workers", "MultiWorkerMirrored", 2, 2),
     ];
     let mut rates: Vec<Vec<f64>> = vec![Vec::new(); arrangements.len()];
@@ -126,6 +127,11 @@ pub(crate) fn run_rank(flags: &RankFlags) -> Result<(), String> {
             .build()
             .map_err(text)
             .and_then(|strategy| ours(&strategy, time).map_err(text)),
+        "fit" => MirroredStrategy::builder()
+            .devices(["CPU:0", "CPU:1"])
+            .build()
+            .map_err(text)
+            .and_then(|strategy| fit(&strategy, time).map_err(text)),
         "workers" => MultiWorkerMirroredStrategy::builder()
             .build()
             .map_err(text)
@@ -208,4 +214,22 @@ fn ours(strategy: &Strategy, time: Duration) -> distribute::Result<f64> {
     let started = Instant::now();
     (0..count).try_for_each(|_| step())?;
     Ok((count * global_batch) as f64 / started.elapsed().as_secs_f64())
+}
+
+/// The same training without a loop of its own.
+fn fit(strategy: &Strategy, time: Duration) -> distribute::Result<f64> {
+    let global_batch = BATCH * strategy.num_replicas_in_sync();
+    let data = Dataset::from_tensor_slices(data(global_batch * 32)?).batch(global_batch);
+    let adam = |model: &_| Adam::new(1e-3).build(model);
+    let metrics = distribute::train::metrics::Metrics::new();
+    let mut trainer = Trainer::new(strategy, |vb| Mlp::new(&vb), adam, SparseCategoricalCrossentropy, metrics)?;
+    let mut run = |passes: usize| -> distribute::Result<Duration> {
+        let started = Instant::now();
+        trainer.fit(&data.clone().repeat(passes), Fit::epochs(1))?;
+        Ok(started.elapsed())
+    };
+    run(2)?;
+    let estimate = run(2)?.as_secs_f64() / 2.0;
+    let passes = ((time.as_secs_f64() / estimate) as usize).max(2);
+    Ok((passes * 32 * global_batch) as f64 / run(passes)?.as_secs_f64())
 }

@@ -1,5 +1,7 @@
 //! Epochs of training.
 
+use distribute_train::preemption::{PreemptionHandler, TerminationConfig};
+
 use super::*;
 
 /// How long to train, on what, and what happens meanwhile.
@@ -16,6 +18,7 @@ pub struct Fit {
     validation: Option<Dataset<(Tensor, Tensor)>>,
     callbacks: Vec<Box<dyn Callback>>,
     checkpoints: Option<(CheckpointManager, u64)>,
+    termination: Option<TerminationConfig>,
     title: Option<String>,
 }
 
@@ -44,6 +47,13 @@ impl Fit {
     /// `tf.keras.callbacks.BackupAndRestore`.
     pub fn checkpoints(mut self, checkpoints: CheckpointManager, every: u64) -> Fit {
         self.checkpoints = Some((checkpoints, every));
+        self
+    }
+
+    /// When a worker is told to stop, all stop after the same step; with [`checkpoints`](Fit::checkpoints), they save first.
+    /// [`fit`](Trainer::fit) then returns [`Preempted`](distribute_train::Error::Preempted).
+    pub fn stop_on(mut self, config: TerminationConfig) -> Fit {
+        self.termination = Some(config);
         self
     }
 
@@ -79,6 +89,10 @@ impl<M: Module + Sync> Trainer<M> {
         {
             (steps, standing) = restored;
         }
+        let preemption = match fit.termination.take() {
+            Some(config) => Some(PreemptionHandler::install(&self.strategy, config)?),
+            None => None,
+        };
         let mut progress = self.show(&fit, train.steps())?;
         for epoch in standing.epochs_done + 1..=fit.epochs {
             let mut learning_rate = self.optimizer.learning_rate();
@@ -106,12 +120,18 @@ impl<M: Module + Sync> Trainer<M> {
                         sums.iter().fold((0.0, 0.0), |(loss, count), sums| (loss + sums[0], count + sums[1]));
                     progress.step(step, global_batch as u64, &[("loss", loss / f64::max(count, 1.0))]);
                 }
+                let stopping = preemption.as_ref().filter(|preemption| preemption.should_stop());
                 if let Some((checkpoints, every)) = &mut fit.checkpoints
-                    && *every > 0
-                    && steps % *every == 0
+                    && (stopping.is_some() || (*every > 0 && steps % *every == 0))
                 {
                     (standing.position, standing.sums) = (Some(batches.position()?), self.whole(&sums)?);
                     checkpoints.save(&self.strategy, steps, &[&self.model, &self.optimizer], &standing)?;
+                }
+                if let Some(preemption) = stopping {
+                    if let Some((checkpoints, _)) = &mut fit.checkpoints {
+                        checkpoints.finish()?;
+                    }
+                    return Err(preemption.ended(steps).into());
                 }
             }
             let mut values = self.results(&sums)?;
