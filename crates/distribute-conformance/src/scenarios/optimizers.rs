@@ -314,16 +314,16 @@ pub(crate) fn fitted(strategy: &Strategy) -> Result<(), Stop> {
     use distribute::train::metrics::{Accuracy, CrossEntropy, Metrics};
     let (x, y) = batch(0, 23)?;
     let data = Dataset::from_tensor_slices((x.clone(), y)).shuffle(23, 3).batch(8);
-    let fit =
-        |strategy: &Strategy| -> Result<(distribute::train::history::History, Vec<f32>, Vec<(String, f64)>), Stop> {
-            let metrics = Metrics::new().with(Accuracy).with(CrossEntropy);
-            let model = strategy.scope_seeded(5, |vb| Net::new(Kind::Dense, &vb))?;
-            let adam = |model: &_| Adam::new(0.01).build(model);
-            let mut trainer = Trainer::of_model(strategy, model, adam, SparseCategoricalCrossentropy, metrics)?;
-            let history = trainer.fit(&data, Fit::epochs(4).validation(&data))?;
-            let outputs = trainer.predict(&Dataset::from_tensor_slices(x.clone()).batch(6))?;
-            Ok((history, outputs.flatten_all()?.to_vec1()?, trainer.evaluate(&data)?))
-        };
+    type Outcome = (distribute::train::history::History, Vec<f32>, Vec<(String, f64)>);
+    let fit = |strategy: &Strategy| -> Result<Outcome, Stop> {
+        let metrics = Metrics::new().with(Accuracy).with(CrossEntropy);
+        let model = strategy.scope_seeded(5, |vb| Net::new(Kind::Dense, &vb))?;
+        let adam = |model: &_| Adam::new(0.01).build(model);
+        let mut trainer = Trainer::of_model(strategy, model, adam, SparseCategoricalCrossentropy, metrics)?;
+        let history = trainer.fit(&data, Fit::epochs(4).validation(&data))?;
+        let outputs = trainer.predict(&Dataset::from_tensor_slices(x.clone()).batch(6))?;
+        Ok((history, outputs.flatten_all()?.to_vec1()?, trainer.evaluate(&data)?))
+    };
     let (history, outputs, scores) = fit(strategy)?;
     let (expected, expected_outputs, expected_scores) = fit(&Strategy::default_strategy()?)?;
     for ((_, got), (_, expected)) in history.epochs.iter().zip(&expected.epochs) {
