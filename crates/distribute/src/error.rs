@@ -1,7 +1,9 @@
 //! What can go wrong in a distributed program.
 
 /// Any error of the crates behind this one, and the program's own.
-#[derive(Debug, thiserror::Error)]
+///
+/// Its `Debug` is its sentence, so that a program whose `main` returns it ends with words.
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// Of a candle model or optimizer.
@@ -39,6 +41,12 @@ pub enum Error {
     /// The program's own.
     #[error(transparent)]
     Program(Box<dyn std::error::Error + Send + Sync>),
+}
+
+impl std::fmt::Debug for Error {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{self}")
+    }
 }
 
 impl Error {
@@ -83,7 +91,12 @@ impl Error {
             Error::Strategy(error) => {
                 matches!(error, distribute_strategy::Error::Devices { .. } | distribute_strategy::Error::Device(_))
             }
-            Error::Train(error) => !matches!(error, distribute_train::Error::Thread(_)),
+            Error::Train(error) => matches!(
+                error,
+                distribute_train::Error::UnknownForm { .. }
+                    | distribute_train::Error::MissingAddress
+                    | distribute_train::Error::BadAddress { .. }
+            ),
             Error::Device(_) => true,
             _ => false,
         };
@@ -97,3 +110,23 @@ impl Error {
 
 /// The result of distributed programs.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_main_that_returns_an_error_ends_with_its_sentence() {
+        let error = Error::from(distribute_train::Error::UnknownForm { given: "loud".to_owned() });
+        assert_eq!(format!("{error:?}"), error.to_string());
+        assert_eq!(error.exit_code(), 2);
+    }
+
+    #[test]
+    fn a_full_disk_is_no_wrong_setting_and_being_told_to_stop_has_a_code_of_its_own() {
+        let full =
+            distribute_train::Error::File { path: "step-1".into(), source: std::io::ErrorKind::StorageFull.into() };
+        assert_eq!(Error::from(full).exit_code(), 1);
+        assert_eq!(Error::from(distribute_train::Error::Preempted { step: 1, exit_code: 143 }).exit_code(), 143);
+    }
+}

@@ -16,8 +16,13 @@ fn kills() -> usize {
 }
 
 fn mnist(folder: &Path, workers: u32, losses: &str) -> JobBuilder {
+    epochs(2, folder, workers, losses)
+}
+
+fn epochs(epochs: u32, folder: &Path, workers: u32, losses: &str) -> JobBuilder {
     let folder = |name: &str| folder.join(name).to_str().unwrap().to_owned();
-    let job = Job::builder(target_binary("mnist").unwrap()).args(["--epochs", "2", "--checkpoint-every", "10"]);
+    let job = Job::builder(target_binary("mnist").unwrap()).args(["--checkpoint-every", "10", "--epochs"]);
+    let job = job.args([epochs.to_string()]);
     let job = job.args(["--losses", &folder(losses), "--checkpoints", &folder("checkpoints")]);
     let job = job.env("RAYON_NUM_THREADS", "1");
     if workers == 1 {
@@ -90,9 +95,9 @@ fn workers_go_on_from_what_one_process_has_saved() {
 #[test]
 fn a_signal_to_one_worker_stops_all_after_the_same_step_which_is_saved() {
     let (calm, told) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    let outcomes = mnist(calm.path(), 2, "losses").start().unwrap().wait_all(DEADLINE).unwrap();
+    let outcomes = epochs(8, calm.path(), 2, "losses").start().unwrap().wait_all(DEADLINE).unwrap();
     assert!(outcomes.iter().all(|outcome| outcome.success()), "{outcomes:?}");
-    let mut job = mnist(told.path(), 2, "losses").start().unwrap();
+    let mut job = epochs(8, told.path(), 2, "losses").start().unwrap();
     job.wait_for_line(0, "epoch=1/", DEADLINE).unwrap();
     // Not the chief.
     job.kill(1, Signal::TERM).unwrap();
@@ -105,7 +110,7 @@ fn a_signal_to_one_worker_stops_all_after_the_same_step_which_is_saved() {
         assert_eq!(step(&outcome.stderr), step(&outcomes[0].stderr), "{outcomes:?}");
     }
     let step = step(&outcomes[0].stderr).unwrap();
-    let outcomes = mnist(told.path(), 2, "losses").start().unwrap().wait_all(DEADLINE).unwrap();
+    let outcomes = epochs(8, told.path(), 2, "losses").start().unwrap().wait_all(DEADLINE).unwrap();
     assert!(outcomes.iter().all(|outcome| outcome.success()), "{outcomes:?}");
     assert!(outcomes[0].stderr.contains(&format!("going on after step {step}")), "{outcomes:?}");
     assert_eq!(losses(told.path(), "losses"), losses(calm.path(), "losses"));
