@@ -12,6 +12,7 @@ use distribute_train::callbacks::{Callback, EarlyStopping, EpochEnd, LearningRat
 use distribute_train::checkpoint::CheckpointManager;
 use distribute_train::history::History;
 use distribute_train::metrics::{Accuracy, MeanAbsoluteError, Metrics, TopK};
+use distribute_train::preemption::TerminationConfig;
 
 struct Mlp(Linear, Linear);
 
@@ -133,6 +134,33 @@ fn a_training_that_died_goes_on_as_if_it_had_not() {
             assert_eq!(history.epochs.len(), 4);
         }
     }
+}
+
+/// Asks to stop at the end of an epoch, as a signal would.
+struct Asks(std::sync::Arc<std::sync::atomic::AtomicBool>);
+
+impl Callback for Asks {
+    fn epoch_end(&mut self, end: &mut EpochEnd<'_>) -> distribute_train::Result<()> {
+        self.0.store(end.epoch == 1, std::sync::atomic::Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+#[test]
+fn a_training_that_is_told_to_stop_saves_after_the_step_and_goes_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoints = || CheckpointManager::new(folder.path());
+    let strategy = mirrored(2);
+    let asks = Asks(strategy.stop_flag());
+    let fit = Fit::epochs(3).checkpoints(checkpoints(), 0).stop_on(TerminationConfig::default()).callback(asks);
+    let error = trainer(&strategy).fit(&data(), fit).unwrap_err();
+    // Four steps of the first epoch, and one of the second.
+    assert!(error.to_string().starts_with("stopped after step 5, which is saved"), "{error}");
+    let mut resumed = trainer(&mirrored(2));
+    resumed.fit(&data(), Fit::epochs(3).checkpoints(checkpoints(), 0)).unwrap();
+    let mut calm = trainer(&mirrored(2));
+    calm.fit(&data(), Fit::epochs(3)).unwrap();
+    assert_eq!(predictions(&resumed), predictions(&calm));
 }
 
 #[test]

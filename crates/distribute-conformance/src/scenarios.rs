@@ -114,6 +114,8 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     Scenario::new("a convolutional model trains as on one replica", models::convolutional),
     Scenario::new("an embedding trains as on one replica", models::embedded),
     Scenario::new("a recurrent model trains as on one replica", models::recurrent),
+    Scenario::new("a model of long short-term memory trains as on one replica", models::long_short),
+    Scenario::new("two inputs through one layer train as on one replica", models::siamese),
     Scenario::new("synchronised batch normalisation trains as on one replica", models::normed),
     Scenario::new("batch normalisation of each replica's own keeps parameters equal", models::normed_apart),
     Scenario::new("uneven batches train as on one replica", models::uneven),

@@ -1,7 +1,7 @@
 //! Training: as on one replica, and bit for bit as replicas that are emulated one after another.
 
 use candle_core::{DType, Device, Module, Result as CandleResult, Tensor, Var};
-use candle_nn::rnn::{GRU, GRUConfig, RNN, gru};
+use candle_nn::rnn::{GRU, GRUConfig, LSTM, LSTMConfig, RNN, gru, lstm};
 use candle_nn::{BatchNorm, BatchNormConfig, ModuleT, batch_norm};
 use candle_nn::{Conv2d, Embedding, Linear, VarBuilder, VarMap, conv2d, embedding, linear};
 use distribute::collectives::schedule::part;
@@ -19,6 +19,8 @@ pub(super) enum Net {
     Convolutional(Conv2d, Linear),
     Embedded(Embedding, Linear),
     Recurrent(GRU, Linear),
+    LongShort(LSTM, Linear),
+    Siamese(Linear, Linear),
     Normed(Linear, SyncBatchNorm, Linear),
     NormedApart(Linear, BatchNorm, Linear),
 }
@@ -29,6 +31,9 @@ pub(super) enum Kind {
     Convolutional,
     Embedded,
     Recurrent,
+    LongShort,
+    /// Two inputs through one layer.
+    Siamese,
     /// Over the global batch.
     Normed,
     /// Over each replica's own batch.
@@ -48,6 +53,11 @@ impl Net {
                 let cell = gru(4, 5, GRUConfig::default(), vb.pp("cell"))?;
                 Net::Recurrent(cell, linear(5, CLASSES, vb.pp("head"))?)
             }
+            Kind::LongShort => {
+                let cell = lstm(4, 5, LSTMConfig::default(), vb.pp("cell"))?;
+                Net::LongShort(cell, linear(5, CLASSES, vb.pp("head"))?)
+            }
+            Kind::Siamese => Net::Siamese(linear(8, 6, vb.pp("tower"))?, linear(6, CLASSES, vb.pp("head"))?),
             Kind::Normed => {
                 let norm = sync_batch_norm(12, BatchNormConfig::default(), vb.pp("norm"))?;
                 Net::Normed(linear(16, 12, vb.pp("first"))?, norm, linear(12, CLASSES, vb.pp("second"))?)
@@ -76,6 +86,14 @@ impl Module for Net {
             }
             Net::Normed(first, norm, second) => second.forward(&norm.forward_t(&first.forward(x)?, true)?.tanh()?),
             Net::NormedApart(first, norm, second) => second.forward(&norm.forward_t(&first.forward(x)?, true)?.tanh()?),
+            Net::LongShort(cell, head) => {
+                let states = cell.seq(&x.reshape((examples, 4, 4))?)?;
+                head.forward(states.last().map_or(x, |state| state.h()))
+            }
+            Net::Siamese(tower, head) => {
+                let side = |start| tower.forward(&x.narrow(1, start, 8)?)?.tanh();
+                head.forward(&(side(0)? - side(8)?)?.sqr()?)
+            }
             Net::Recurrent(cell, head) => {
                 let states = cell.seq(&x.reshape((examples, 4, 4))?)?;
                 head.forward(states.last().map_or(x, |state| state.h()))
@@ -163,6 +181,14 @@ pub(crate) fn embedded(strategy: &Strategy) -> Result<(), Stop> {
 
 pub(crate) fn recurrent(strategy: &Strategy) -> Result<(), Stop> {
     as_on_one(strategy, Kind::Recurrent, |_| 16)
+}
+
+pub(crate) fn long_short(strategy: &Strategy) -> Result<(), Stop> {
+    as_on_one(strategy, Kind::LongShort, |_| 16)
+}
+
+pub(crate) fn siamese(strategy: &Strategy) -> Result<(), Stop> {
+    as_on_one(strategy, Kind::Siamese, |_| 16)
 }
 
 pub(crate) fn normed(strategy: &Strategy) -> Result<(), Stop> {
