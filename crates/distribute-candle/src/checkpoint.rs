@@ -7,9 +7,10 @@ use distribute_collectives::ReduceOp;
 use distribute_strategy::Strategy;
 use distribute_train::BoxError;
 use distribute_train::checkpoint::{Checkpointed, Snapshot};
-use distribute_values::{Axis, PerReplica, with_storage};
+use distribute_values::{Axis, PerReplica};
 
 use crate::optimizer::{Optimizer, OptimizerState};
+use crate::tensor::overwrite;
 use crate::{Candle, Model, Result, Variable};
 
 /// The files of a checkpoint.
@@ -28,7 +29,7 @@ impl<M> Checkpointed for Model<M> {
     fn load(&self, _: &Strategy, snapshot: &Snapshot) -> Result<(), BoxError> {
         for variable in self.variables() {
             let saved = snapshot.get::<Candle, _>(MODEL, variable.name(), &variable.components()[0])?;
-            write(variable.components(), &saved)?;
+            overwrite(variable.components(), &saved)?;
         }
         Ok(())
     }
@@ -47,7 +48,7 @@ impl Checkpointed for Optimizer {
     fn load(&self, _: &Strategy, snapshot: &Snapshot) -> Result<(), BoxError> {
         for slot in self.slots() {
             let saved = snapshot.get::<Candle, _>(OPTIMIZER, slot.name(), &slot.components()[0])?;
-            write(slot.components(), &saved)?;
+            overwrite(slot.components(), &saved)?;
         }
         let mut whole = HashMap::new();
         for (name, like) in self.sharded_slots() {
@@ -71,15 +72,4 @@ fn whole(strategy: &Strategy, variable: &Variable) -> Result<Tensor> {
         return Ok(components[0].clone());
     }
     Ok(strategy.reduce(ReduceOp::Mean, &PerReplica::new(components.to_vec()), Axis::None)?)
-}
-
-fn write(components: &[Tensor], value: &Tensor) -> Result<()> {
-    for component in components {
-        with_storage::<Candle, Tensor>(&[component.clone(), value.clone()], &mut |buffers| {
-            if let [component, value] = buffers {
-                component.as_bytes_mut().copy_from_slice(value.as_bytes());
-            }
-        })?;
-    }
-    Ok(())
 }

@@ -4,7 +4,7 @@ use candle_core::{DType, Tensor};
 use distribute_device::{BufferMut, Element};
 use distribute_values::with_storage;
 
-use crate::tensor::is_short;
+use crate::tensor::{is_short, overwrite};
 use crate::{Candle, Error, Model, Result, Variable};
 
 /// The exponential moving average of a model's trainable variables: often better to evaluate than the last values.
@@ -94,16 +94,7 @@ impl Ema {
         };
         for ((variable, _), given) in averaged().zip(&given) {
             let given = given.to_dtype(variable.components()[0].dtype())?;
-            // Replicas that share a variable have one component only, however often it is listed.
-            let first = variable.components()[0].id();
-            let others = variable.components().iter().skip(1).filter(|component| component.id() != first);
-            for component in std::iter::once(&variable.components()[0]).chain(others) {
-                with_storage::<Candle, Tensor>(&[component.clone(), given.clone()], &mut |buffers| {
-                    if let [target, given] = buffers {
-                        target.as_bytes_mut().copy_from_slice(given.as_bytes());
-                    }
-                })?;
-            }
+            overwrite(variable.components(), &given)?;
         }
         self.held = held;
         Ok(())

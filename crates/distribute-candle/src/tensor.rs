@@ -7,7 +7,7 @@ use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, DType as CandleType, InplaceOp1, Layout, Storage, Tensor};
 use distribute_device::{BufferMut, BufferRef, DType, Element as Number};
 use distribute_input::{Element, ElementSpec, Pad};
-use distribute_values::TensorStorage;
+use distribute_values::{TensorStorage, with_storage};
 
 /// The library of candle's tensors, in the traits that take one.
 #[derive(Clone, Copy, Debug)]
@@ -121,6 +121,21 @@ pub(crate) fn dtype_of(dtype: CandleType) -> candle_core::Result<DType> {
 /// Whether a type has 16 bits, so that training needs more.
 pub(crate) fn is_short(dtype: CandleType) -> bool {
     matches!(dtype, CandleType::F16 | CandleType::BF16)
+}
+
+/// Puts a value of the same type and shape into the components of a variable: into a component that replicas share, once.
+pub(crate) fn overwrite(components: &[Tensor], value: &Tensor) -> distribute_values::Result<()> {
+    for (at, component) in components.iter().enumerate() {
+        if at > 0 && component.id() == components[0].id() {
+            continue;
+        }
+        with_storage::<Candle, Tensor>(&[component.clone(), value.clone()], &mut |buffers| {
+            if let [component, value] = buffers {
+                component.as_bytes_mut().copy_from_slice(value.as_bytes());
+            }
+        })?;
+    }
+    Ok(())
 }
 
 fn failed(action: &'static str) -> impl FnOnce(candle_core::Error) -> distribute_values::Error {
