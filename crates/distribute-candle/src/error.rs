@@ -22,9 +22,20 @@ pub enum Error {
     /// The data could not be read.
     #[error(transparent)]
     Input(#[from] distribute_input::Error),
-    /// There is nothing to predict.
-    #[error("the dataset to predict has no elements; give at least one")]
-    NoExamples,
+    /// There is nothing to train on, or to predict.
+    #[error("the dataset to {what} has no elements; give at least one")]
+    NoExamples {
+        /// What was to be done.
+        what: &'static str,
+    },
+    /// Weights are not as many as examples.
+    #[error("{given:?} weights were given for {examples} examples; give one for each")]
+    Weights {
+        /// The shape of the weights.
+        given: Vec<usize>,
+        /// How many examples there are.
+        examples: usize,
+    },
     /// The model differs between workers.
     #[error(
         "the model differs between workers: variable {index} is {here} on {here_name}, but {there} on {there_name}; build \
@@ -124,6 +135,7 @@ impl Error {
             Error::Collective(error) | Error::Values(distribute_values::Error::Collective(error)) => {
                 error.is_retryable()
             }
+            Error::Train(error) => error.is_retryable(),
             _ => false,
         }
     }

@@ -66,4 +66,4 @@ pub use optimizer::{
     Adagrad, Adam, AdamW, Clip, Lamb, LossScale, Optimizer, ReplicaOptimizer, RmsProp, Sgd, StepTimes,
 };
 pub use tensor::Candle;
-pub use trainer::{Fit, Trainer};
+pub use trainer::{Batching, Examples, Fit, PredictionData, Trainer, TrainingData};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use distribute_collectives::{BucketPlan, FusedTensor, Rank, ReduceOp};
 use distribute_device::DType;
-use distribute_strategy::ReplicaContext;
+use distribute_strategy::{ReplicaContext, STEP_WORDS};
 
 use crate::model::Parts;
 use crate::tensor::{dtype_of, is_short};
@@ -65,7 +65,7 @@ impl Plan {
                 let tensor = &variable.components[0];
                 Ok(FusedTensor::new(dtype_of(tensor.dtype())?, tensor.dims()))
             })
-            .chain([Ok(FusedTensor::new(DType::U32, [count + 1]))])
+            .chain([Ok(FusedTensor::new(DType::U32, [count + STEP_WORDS]))])
             .collect();
         variables.push(count);
         let bytes = |index: &usize| parts.variables.get(*index).map_or(0, |variable| bytes_of(&variable.components[0]));
@@ -73,7 +73,7 @@ impl Plan {
         Ok(Arc::new(Plan { buckets: BucketPlan::new(&tensors?, &variables, bytes_per_pack) }))
     }
 
-    /// The index of what says for each variable on how many replicas it got a gradient, and whether there is another step. It
+    /// The index of what says for each variable on how many replicas it got a gradient, and what else travels with a step. It
     /// comes last.
     pub(crate) fn flags(&self) -> usize {
         self.buckets.tensors().len() - 1

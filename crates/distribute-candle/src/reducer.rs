@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use candle_core::{DType, Device, Tensor};
 use distribute_collectives::{FusedAllReduce, FusedStep, ReduceOp};
-use distribute_strategy::ReplicaContext;
+use distribute_strategy::{ReplicaContext, STEP_WORDS};
 
 use crate::model::Parts;
 use crate::plan::Plan;
@@ -107,9 +107,8 @@ impl Reducer {
                 self.launch(index, zeros(&self.parts, index)?)?;
             }
         }
-        // The last one says whether there is another step.
-        flags.push(self.context.step_word());
-        self.launch(self.plan.flags(), Tensor::from_vec(flags, variables + 1, &Device::Cpu)?)?;
+        flags.extend(self.context.step_words());
+        self.launch(self.plan.flags(), Tensor::from_vec(flags, variables + STEP_WORDS, &Device::Cpu)?)?;
         let Reducer { context, parts, plan, step, mut unplanned, mut communication, .. } = self;
         let started = Instant::now();
         let step = match step {
@@ -117,7 +116,7 @@ impl Reducer {
             Way::Sharded(step) => {
                 let (shards, flags) = step.finish()?;
                 communication += started.elapsed();
-                context.agree_on_step(flags.last().copied().unwrap_or(0));
+                context.agree_on_step(words(&flags));
                 let late = (0..variables).find(|index| flags[*index] > 0 && !plan.buckets.contains(*index));
                 return match late {
                     Some(index) => Err(Error::LateGradient { name: parts.variables[index].name.clone() }),
@@ -131,7 +130,7 @@ impl Reducer {
             Some(flags) => flags.to_vec1()?,
             None => Vec::new(),
         };
-        context.agree_on_step(flags.last().copied().unwrap_or(0));
+        context.agree_on_step(words(&flags));
         let came_anywhere = |index: usize| flags.get(index).is_some_and(|count| *count > 0);
         let mut all: Vec<Reduced> = (0..variables)
             .filter(|index| plan.buckets.contains(*index))
@@ -169,6 +168,11 @@ impl Reducer {
         self.communication += started.elapsed();
         Ok(())
     }
+}
+
+/// What follows the flags of the variables.
+fn words(flags: &[u32]) -> [u32; STEP_WORDS] {
+    flags.last_chunk().copied().unwrap_or_default()
 }
 
 fn list(tensor: Tensor) -> Result<TensorList> {

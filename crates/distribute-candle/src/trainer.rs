@@ -1,29 +1,32 @@
 //! Training without a loop of one's own: compile, fit, evaluate, predict.
 
-use candle_core::{DType, Module, Tensor};
+use candle_core::{DType, ModuleT, Tensor};
 use candle_nn::VarBuilder;
 use distribute_collectives::ReduceOp;
-use distribute_input::{Dataset, InputOptions, InputPosition};
 use distribute_strategy::{DistributedDataset, Strategy};
-use distribute_train::callbacks::{Callback, EpochEnd};
-use distribute_train::checkpoint::CheckpointManager;
 use distribute_train::history::History;
 use distribute_train::metrics::{Metrics, Predictions, Targets};
-use distribute_train::progress::{self, Progress};
-use distribute_values::{Axis, HostTensor, PerReplica, TensorStorage};
-use serde::{Deserialize, Serialize};
+use distribute_values::{Axis, PerReplica};
 
 use crate::losses::Loss;
 use crate::{CandleContext, CandleStrategy, Error, Model, Optimizer, Result};
 
+mod examples;
 mod fit;
+mod options;
 
-pub use fit::Fit;
+pub use examples::{Batching, Examples, PredictionData, TrainingData};
+pub use options::Fit;
+
+use options::BATCH_SIZE;
 
 /// A model with an optimizer, a loss and metrics, under any strategy.
 ///
-/// Losses and metrics are weighted sums over the examples that there are, so their values are the same under any number of
-/// replicas, partial batches included.
+/// Losses and metrics are sums over the examples that there are, so their values are the same under any number of replicas,
+/// partial batches included. Weights of examples multiply both: the loss is divided by the number of examples, as what is
+/// minimised is; metrics by the sum of weights.
+///
+/// Layers that behave differently in training, such as dropout, learn from [`ModuleT`] which it is.
 ///
 /// # Examples
 /// ```
@@ -61,7 +64,7 @@ pub struct Trainer<M> {
     metrics: Metrics,
 }
 
-impl<M: Module + Sync> Trainer<M> {
+impl<M: ModuleT + Sync> Trainer<M> {
     /// Builds the model once per replica, and an optimizer for it.
     ///
     /// # Errors
@@ -101,87 +104,140 @@ impl<M: Module + Sync> Trainer<M> {
         &self.optimizer
     }
 
-    /// The loss and the metrics on a dataset, in that order.
+    /// The loss and the metrics on batches of a dataset, or on tensors, in that order.
     ///
     /// # Errors
     /// Those of the data, of candle, and of the collectives.
-    pub fn evaluate(&self, data: &Dataset<(Tensor, Tensor)>) -> Result<Vec<(String, f64)>> {
-        self.evaluate_distributed(&self.strategy.distribute_dataset(data)?)
+    pub fn evaluate(&self, data: &impl TrainingData) -> Result<Vec<(String, f64)>> {
+        let batching = Batching { batch_size: BATCH_SIZE, shuffle: false };
+        let evaluate = || self.evaluate_distributed(&data.distribute(&self.strategy, batching)?.0, None);
+        self.strategy.tell_failure(evaluate())
     }
 
-    fn evaluate_distributed(&self, data: &DistributedDataset<(Tensor, Tensor)>) -> Result<Vec<(String, f64)>> {
+    fn evaluate_distributed(
+        &self,
+        data: &DistributedDataset<Examples>,
+        steps: Option<usize>,
+    ) -> Result<Vec<(String, f64)>> {
         let mut sums = self.zeros();
-        for batch in data {
-            let of_step = self.strategy.run_with((&self.model, batch?), |_, (model, (x, y))| {
-                let outputs = model.forward(&x)?;
-                self.sums_of(&outputs, &y, &self.loss.per_example(&outputs, &y)?)
+        for batch in data.iter().take(steps.unwrap_or(usize::MAX)) {
+            let of_step = self.strategy.run_with((&self.model, batch?), |_, (model, examples)| {
+                let outputs = model.forward_t(&examples.inputs, false)?;
+                let mut sums = self.sums();
+                self.add(&mut sums, &outputs, &examples, &self.losses(&outputs, &examples)?)?;
+                Ok::<_, Error>(sums)
             })?;
             add(&mut sums, of_step);
         }
-        self.results(&sums)
+        Ok(self.results(&self.whole(&sums)?))
     }
 
-    /// The model's outputs for each element of a batched dataset, in its order.
+    /// The model's outputs for each element of a batched dataset, or each row of a tensor, in its order.
     ///
     /// # Errors
     /// Those of the data, of candle, and of the collectives; [`Error::NoExamples`] for a dataset without elements.
-    pub fn predict(&self, data: &Dataset<Tensor>) -> Result<Tensor> {
-        // All workers walk the data together: rows then go to replicas in their order, and come back in it.
-        let options = InputOptions { deterministic: true, ..InputOptions::default() };
-        let mut outputs = Vec::new();
-        for batch in &self.strategy.distribute_dataset_with(data, options)? {
-            let parts = self
-                .strategy
-                .run_with((&self.model, batch?), |_, (model, x)| Ok::<_, Error>(model.forward(&x)?.detach()))?;
-            outputs.push(self.strategy.gather(&parts, 0)?);
-        }
-        if outputs.is_empty() { Err(Error::NoExamples) } else { Ok(Tensor::cat(&outputs, 0)?) }
-    }
-
-    /// For each local replica: the sum of losses, the number of examples, and the metrics' sums.
-    fn zeros(&self) -> Vec<Vec<f64>> {
-        vec![vec![0.0; 2 + self.metrics.zeros().len()]; self.strategy.num_local_replicas()]
-    }
-
-    fn sums_of(&self, outputs: &Tensor, targets: &Tensor, losses: &Tensor) -> Result<Vec<f64>> {
-        let examples = losses.elem_count();
-        let mut sums = vec![0.0; 2 + self.metrics.zeros().len()];
-        if examples == 0 {
-            return Ok(sums);
-        }
-        sums[0] = losses.to_dtype(DType::F64)?.sum_all()?.to_scalar::<f64>()?;
-        sums[1] = examples as f64;
-        if sums.len() > 2 {
-            let width = outputs.elem_count() / examples;
-            let outputs = outputs.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?;
-            if targets.dtype().is_float() {
-                let values = targets.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?;
-                self.metrics.update(&mut sums[2..], &Predictions::new(&outputs, width, Targets::Values(&values))?);
-            } else {
-                let classes = targets.to_dtype(DType::U32)?.flatten_all()?.to_vec1::<u32>()?;
-                self.metrics.update(&mut sums[2..], &Predictions::new(&outputs, width, Targets::Classes(&classes))?);
+    pub fn predict(&self, data: &impl PredictionData) -> Result<Tensor> {
+        let predict = || {
+            let mut outputs = Vec::new();
+            for batch in &data.distribute(&self.strategy, BATCH_SIZE)? {
+                let parts = self
+                    .strategy
+                    .run_with((&self.model, batch?), |_, (model, x)| Ok::<_, Error>(model.forward_t(&x, false)?.detach()))?;
+                outputs.push(self.strategy.gather(&parts, 0)?);
             }
+            if outputs.is_empty() { Err(Error::NoExamples { what: "predict" }) } else { Ok(Tensor::cat(&outputs, 0)?) }
+        };
+        self.strategy.tell_failure(predict())
+    }
+
+    /// Of one replica: the sum of losses, the number of examples, whether it wants the training to end, and the metrics' sums.
+    fn sums(&self) -> Vec<f64> {
+        vec![0.0; METRICS + self.metrics.zeros().len()]
+    }
+
+    /// Of each local replica.
+    fn zeros(&self) -> Vec<Vec<f64>> {
+        vec![self.sums(); self.strategy.num_local_replicas()]
+    }
+
+    /// The loss of each example.
+    fn losses(&self, outputs: &Tensor, examples: &Examples) -> Result<Tensor> {
+        let losses = self.loss.per_example(outputs, &examples.targets)?;
+        match &examples.weights {
+            Some(weights) => weighted(&losses, weights),
+            None => Ok(losses),
         }
-        Ok(sums)
+    }
+
+    fn add(&self, sums: &mut [f64], outputs: &Tensor, examples: &Examples, losses: &Tensor) -> Result<()> {
+        let count = losses.elem_count();
+        if count == 0 {
+            return Ok(());
+        }
+        sums[0] += losses.to_dtype(DType::F64)?.sum_all()?.to_scalar::<f64>()?;
+        sums[1] += count as f64;
+        if sums.len() == METRICS {
+            return Ok(());
+        }
+        let width = outputs.elem_count() / count;
+        let outputs = floats(outputs)?;
+        let (values, classes);
+        let targets = if examples.targets.dtype().is_float() {
+            values = floats(&examples.targets)?;
+            Targets::Values(&values)
+        } else {
+            classes = examples.targets.to_dtype(DType::U32)?.flatten_all()?.to_vec1::<u32>()?;
+            Targets::Classes(&classes)
+        };
+        let predictions = Predictions::new(&outputs, width, targets)?;
+        match &examples.weights {
+            Some(weights) => {
+                let weights = floats(&alike(weights, losses)?.broadcast_as(losses.shape())?)?;
+                self.metrics.update(&mut sums[METRICS..], &predictions.weighted(&weights)?);
+            }
+            None => self.metrics.update(&mut sums[METRICS..], &predictions),
+        }
+        Ok(())
     }
 
     /// All replicas' sums, of all processes.
-    fn whole(&self, sums: &[Vec<f64>]) -> Result<Vec<f64>> {
-        let tensors: Result<Vec<HostTensor>, _> =
-            sums.iter().map(|sums| HostTensor::new(&[sums.len()], sums.clone())).collect();
-        let whole: HostTensor = self.strategy.reduce(ReduceOp::Sum, &PerReplica::new(tensors?), Axis::None)?;
-        Ok(whole.to_elements::<f64>()?)
+    fn whole(&self, sums: &[Vec<f64>]) -> distribute_train::Result<Vec<f64>> {
+        Ok(self.strategy.reduce(ReduceOp::Sum, &PerReplica::new(sums.to_vec()), Axis::None)?)
     }
 
-    fn results(&self, sums: &[Vec<f64>]) -> Result<Vec<(String, f64)>> {
-        let whole = self.whole(sums)?;
+    fn results(&self, whole: &[f64]) -> Vec<(String, f64)> {
         let loss = if whole[1] == 0.0 { 0.0 } else { whole[0] / whole[1] };
-        Ok([("loss".to_owned(), loss)].into_iter().chain(self.metrics.results(&whole[2..])).collect())
+        [("loss".to_owned(), loss)].into_iter().chain(self.metrics.results(&whole[METRICS..])).collect()
     }
 }
+
+/// Where in a replica's sums it says that it wants the training to end, and where those of metrics begin.
+const WANTS_END: usize = 2;
+const METRICS: usize = 3;
 
 fn add(sums: &mut [Vec<f64>], of_step: PerReplica<Vec<f64>>) {
     for (sums, more) in sums.iter_mut().zip(of_step.into_values()) {
         sums.iter_mut().zip(more).for_each(|(sum, more)| *sum += more);
     }
+}
+
+fn floats(tensor: &Tensor) -> Result<Vec<f32>> {
+    Ok(tensor.to_dtype(DType::F32)?.flatten_all()?.to_vec1()?)
+}
+
+/// Losses, each multiplied by its example's weight.
+fn weighted(losses: &Tensor, weights: &Tensor) -> Result<Tensor> {
+    Ok(losses.broadcast_mul(&alike(weights, losses)?.to_dtype(losses.dtype())?)?)
+}
+
+/// Weights of examples with as many dimensions as their losses have.
+fn alike(weights: &Tensor, losses: &Tensor) -> Result<Tensor> {
+    let rows = losses.dim(0)?;
+    if weights.elem_count() != rows {
+        let given = weights.dims().to_vec();
+        return Err(Error::Weights { given, examples: rows });
+    }
+    let mut shape = vec![1; losses.dims().len()];
+    shape[0] = rows;
+    Ok(weights.reshape(shape)?)
 }

@@ -3,13 +3,15 @@
 
 use std::path::Path;
 
-use candle_core::{Device, Module, Tensor};
+use candle_core::{DType, Device, Module, ModuleT, Tensor};
 use candle_nn::{Linear, VarBuilder, linear};
-use distribute_candle::{Adam, Fit, MeanSquared, SparseCategoricalCrossentropy, Trainer};
+use distribute_candle::{Adam, Error, Fit, MeanSquared, Sgd, SparseCategoricalCrossentropy, Trainer};
 use distribute_input::Dataset;
-use distribute_strategy::{CentralStorageStrategy, MirroredStrategy, OneDeviceStrategy, Strategy};
-use distribute_train::callbacks::{Callback, EarlyStopping, EpochEnd, LearningRateSchedule};
-use distribute_train::checkpoint::CheckpointManager;
+use distribute_strategy::{CentralStorageStrategy, MirroredStrategy, OneDeviceStrategy, Request, Strategy};
+use distribute_train::callbacks::{
+    BackupAndRestore, Callback, EarlyStopping, LearningRateSchedule, ModelCheckpoint, Occasion, ReduceLrOnPlateau,
+    TerminateOnNan, Training,
+};
 use distribute_train::history::History;
 use distribute_train::metrics::{Accuracy, MeanAbsoluteError, Metrics, TopK};
 use distribute_train::preemption::TerminationConfig;
@@ -102,8 +104,8 @@ fn losses_and_metrics_are_those_of_the_examples_whatever_the_batches() {
 struct Dies(u32);
 
 impl Callback for Dies {
-    fn epoch_end(&mut self, end: &mut EpochEnd<'_>) -> distribute_train::Result<()> {
-        if end.epoch == self.0 { Err(distribute_train::Error::Chief("it died".to_owned())) } else { Ok(()) }
+    fn epoch_end(&mut self, training: &mut Training<'_>) -> distribute_train::Result<()> {
+        if training.epoch == self.0 { Err(distribute_train::Error::Chief("it died".to_owned())) } else { Ok(()) }
     }
 }
 
@@ -111,7 +113,9 @@ impl Callback for Dies {
 fn a_training_that_died_goes_on_as_if_it_had_not() {
     let fit = |folder: &Path, every: u64, dies: Option<u32>| -> Option<(History, Vec<Vec<f32>>)> {
         let mut trainer = trainer(&mirrored(2));
-        let fit = Fit::epochs(4).checkpoints(CheckpointManager::new(folder), every);
+        let backup = BackupAndRestore::new(folder).keep_at_end();
+        let backup = if every > 0 { backup.every_steps(every) } else { backup };
+        let fit = Fit::epochs(4).callback(backup);
         let fit = if let Some(epoch) = dies { fit.callback(Dies(epoch)) } else { fit };
         let history = trainer.fit(&data(), fit).ok()?;
         Some((history, predictions(&trainer)))
@@ -136,12 +140,14 @@ fn a_training_that_died_goes_on_as_if_it_had_not() {
     }
 }
 
-/// Asks to stop at the end of an epoch, as a signal would.
-struct Asks(std::sync::Arc<std::sync::atomic::AtomicBool>);
+/// Asks for something at the end of the first epoch, as a signal would.
+struct Asks(Request);
 
 impl Callback for Asks {
-    fn epoch_end(&mut self, end: &mut EpochEnd<'_>) -> distribute_train::Result<()> {
-        self.0.store(end.epoch == 1, std::sync::atomic::Ordering::Relaxed);
+    fn epoch_end(&mut self, training: &mut Training<'_>) -> distribute_train::Result<()> {
+        if training.epoch == 1 {
+            training.strategy.ask(self.0);
+        }
         Ok(())
     }
 }
@@ -149,18 +155,183 @@ impl Callback for Asks {
 #[test]
 fn a_training_that_is_told_to_stop_saves_after_the_step_and_goes_on() {
     let folder = tempfile::tempdir().unwrap();
-    let checkpoints = || CheckpointManager::new(folder.path());
+    let backup = || BackupAndRestore::new(folder.path());
     let strategy = mirrored(2);
-    let asks = Asks(strategy.stop_flag());
-    let fit = Fit::epochs(3).checkpoints(checkpoints(), 0).stop_on(TerminationConfig::default()).callback(asks);
+    let fit = Fit::epochs(3).callback(backup()).stop_on(TerminationConfig::default()).callback(Asks(Request::Leave));
     let error = trainer(&strategy).fit(&data(), fit).unwrap_err();
     // Four steps of the first epoch, and one of the second.
     assert!(error.to_string().starts_with("stopped after step 5, which is saved"), "{error}");
-    let mut resumed = trainer(&mirrored(2));
-    resumed.fit(&data(), Fit::epochs(3).checkpoints(checkpoints(), 0)).unwrap();
+    let mut resumed = trainer(&strategy);
+    resumed.fit(&data(), Fit::epochs(3).callback(backup())).unwrap();
+    assert!(!folder.path().exists(), "what was saved is removed at the end");
     let mut calm = trainer(&mirrored(2));
     calm.fit(&data(), Fit::epochs(3)).unwrap();
     assert_eq!(predictions(&resumed), predictions(&calm));
+}
+
+/// Notes when callbacks may save.
+struct Notes(std::sync::Arc<std::sync::Mutex<Vec<(u64, Occasion)>>>);
+
+impl Callback for Notes {
+    fn save(&mut self, training: &mut Training<'_>, occasion: Occasion) -> distribute_train::Result<bool> {
+        if occasion != Occasion::Step {
+            self.0.lock().unwrap().push((training.step, occasion));
+        }
+        Ok(true)
+    }
+}
+
+#[test]
+fn with_a_grace_period_it_saves_goes_on_and_saves_again() {
+    let notes = std::sync::Arc::default();
+    let config = TerminationConfig { grace_period: std::time::Duration::from_secs(600), ..Default::default() };
+    let asks = Asks(Request::Save);
+    let fit = Fit::epochs(2).callback(Notes(std::sync::Arc::clone(&notes))).callback(asks).stop_on(config);
+    trainer(&mirrored(2)).fit(&data(), fit).unwrap();
+    // Ten minutes are not over when it is done.
+    let expected = [(4, Occasion::Epoch), (5, Occasion::Notice), (8, Occasion::Epoch)];
+    assert_eq!(*notes.lock().unwrap(), expected);
+}
+
+#[test]
+fn callbacks_go_on_as_if_the_program_had_not_been_stopped() {
+    // The rate falls with the second epoch without progress, of which there is one on each side of the stop.
+    let plateau = || ReduceLrOnPlateau::new("accuracy").patience(1).factor(0.5).min_learning_rate(0.01);
+    let still = || LearningRateSchedule::new(|epoch, rate| if epoch == 1 { 0.0 } else { rate });
+    let folder = tempfile::tempdir().unwrap();
+    let mut first = trainer(&mirrored(2));
+    let fit = Fit::epochs(4).callback(BackupAndRestore::new(folder.path())).callback(still()).callback(plateau());
+    assert!(first.fit(&data(), fit.callback(Dies(3))).is_err());
+    let mut second = trainer(&mirrored(2));
+    let fit = Fit::epochs(3).callback(BackupAndRestore::new(folder.path())).callback(still()).callback(plateau());
+    second.fit(&data(), fit).unwrap();
+    assert_eq!(second.optimizer().learning_rate(), 0.01);
+}
+
+#[test]
+fn a_training_that_was_ended_early_stays_ended() {
+    let folder = tempfile::tempdir().unwrap();
+    let fit = || {
+        let stopping = EarlyStopping::new("loss").baseline(0.0);
+        Fit::epochs(5).callback(BackupAndRestore::new(folder.path()).keep_at_end()).callback(stopping)
+    };
+    let first = trainer(&mirrored(2)).fit(&data(), fit()).unwrap();
+    assert_eq!(first.epochs.len(), 1);
+    assert_eq!(trainer(&mirrored(2)).fit(&data(), fit()).unwrap(), first);
+}
+
+#[test]
+fn a_loss_that_is_no_number_ends_it_within_the_epoch() {
+    let mut trainer = trainer(&mirrored(2));
+    let rate = LearningRateSchedule::new(|epoch, rate| if epoch == 2 { f64::INFINITY } else { rate });
+    let history = trainer.fit(&data(), Fit::epochs(9).callback(rate).callback(TerminateOnNan::default())).unwrap();
+    assert_eq!(history.epochs.len(), 2, "{history}");
+    assert!(history.last("loss").unwrap().is_nan());
+}
+
+#[test]
+fn weights_of_examples_and_classes_count_as_often_as_they_say() {
+    let (x, y) = examples();
+    let counts: Vec<u32> = (0..EXAMPLES as u32).map(|i| i % 3).collect();
+    let weights = Tensor::from_iter(counts.iter().map(|count| *count as f32), &Device::Cpu).unwrap();
+    let repeated: Vec<u32> =
+        (0..EXAMPLES as u32).flat_map(|i| vec![i; counts[i as usize] as usize]).collect();
+    let rows = Tensor::new(repeated.as_slice(), &Device::Cpu).unwrap();
+    let build = |strategy: &Strategy| {
+        let metrics = Metrics::new().with(Accuracy);
+        Trainer::new(strategy, Mlp::new, |m| Sgd::new(0.5).build(m), SparseCategoricalCrossentropy, metrics).unwrap()
+    };
+    let strategy = mirrored(2);
+    // All in one batch, so that both divide by the same number once the rate makes up for it.
+    let mut weighted = build(&strategy);
+    weighted.fit(&(x.clone(), y.clone(), weights.clone()), Fit::epochs(1).batch_size(EXAMPLES)).unwrap();
+    let mut plain = build(&strategy);
+    plain.optimizer().set_learning_rate(0.5 * repeated.len() as f64 / EXAMPLES as f64);
+    let often = (x.index_select(&rows, 0).unwrap(), y.index_select(&rows, 0).unwrap());
+    plain.fit(&often, Fit::epochs(1).batch_size(repeated.len())).unwrap();
+    let close = |a: &Trainer<Mlp>, b: &Trainer<Mlp>| {
+        let (a, b) = (predictions(a).concat(), predictions(b).concat());
+        assert!(a.iter().zip(&b).all(|(a, b)| (a - b).abs() < 1e-5), "{a:?} {b:?}");
+    };
+    close(&weighted, &plain);
+    let (of_weights, of_rows) =
+        (weighted.evaluate(&(x.clone(), y.clone(), weights)).unwrap(), weighted.evaluate(&often).unwrap());
+    // The loss is divided by the number of examples, the accuracy by the sum of weights.
+    let ratio = repeated.len() as f64 / EXAMPLES as f64;
+    assert!((of_weights[0].1 - of_rows[0].1 * ratio).abs() < 1e-6, "{of_weights:?} {of_rows:?}");
+    assert!((of_weights[1].1 - of_rows[1].1).abs() < 1e-12);
+
+    let of_class = |class: &u32| [1.0f32, 0.25, 1.0][*class as usize];
+    let of_classes = Tensor::from_iter(y.to_vec1::<u32>().unwrap().iter().map(of_class), &Device::Cpu).unwrap();
+    let (mut by_class, mut by_example) = (build(&strategy), build(&strategy));
+    by_class.fit(&(x.clone(), y.clone()), Fit::epochs(2).class_weights([1.0, 0.25])).unwrap();
+    by_example.fit(&(x.clone(), y.clone(), of_classes), Fit::epochs(2)).unwrap();
+    close(&by_class, &by_example);
+    let few = Tensor::zeros(3, DType::F32, &Device::Cpu).unwrap();
+    let text = by_class.evaluate(&Dataset::from_tensor_slices((x, y, few)).batch(5)).unwrap_err().to_string();
+    assert!(text.contains("50") && text.contains('3'), "{text}");
+}
+
+#[test]
+fn epochs_of_so_many_steps_and_several_steps_at_once_change_nothing() {
+    // Four steps a pass: six steps are a pass and a half.
+    let fit = |steps: Option<u64>, epochs: u32, at_once: usize, dies: bool, folder: &Path| {
+        let mut trainer = trainer(&mirrored(2));
+        let fit = Fit::epochs(epochs).steps_per_execution(at_once).callback(BackupAndRestore::new(folder).keep_at_end());
+        let fit = if let Some(steps) = steps { fit.steps_per_epoch(steps) } else { fit };
+        let fit = if dies { fit.callback(Dies(1)) } else { fit };
+        trainer.fit(&data(), fit).map(|history| (history, predictions(&trainer)))
+    };
+    let new = || tempfile::tempdir().unwrap();
+    let (_, expected) = fit(None, 3, 1, false, new().path()).unwrap();
+    for at_once in [1, 4, 5] {
+        let (history, outputs) = fit(Some(6), 2, at_once, false, new().path()).unwrap();
+        assert_eq!((history.epochs.len(), outputs), (2, expected.clone()), "{at_once} at once");
+        let (history, outputs) = fit(None, 3, at_once, false, new().path()).unwrap();
+        assert_eq!((history.epochs.len(), outputs), (3, expected.clone()), "{at_once} at once");
+    }
+    let folder = new();
+    let forever = trainer(&mirrored(2)).fit(&data().repeat_forever(), Fit::epochs(2).steps_per_epoch(3)).unwrap();
+    assert_eq!(forever.epochs.len(), 2);
+    assert!(fit(Some(6), 2, 1, true, folder.path()).is_err());
+    assert_eq!(fit(Some(6), 2, 1, false, folder.path()).unwrap().1, expected);
+    let none = data().take(0);
+    let error = trainer(&mirrored(2)).fit(&none, Fit::epochs(1).steps_per_epoch(3)).unwrap_err();
+    assert!(matches!(error, Error::NoExamples { .. }), "{error}");
+}
+
+/// Says what it was told.
+struct Modes(Linear);
+
+impl ModuleT for Modes {
+    fn forward_t(&self, x: &Tensor, train: bool) -> candle_core::Result<Tensor> {
+        self.0.forward(x)? * if train { 1.0 } else { 0.0 }
+    }
+}
+
+#[test]
+fn layers_know_whether_they_are_trained() {
+    let build = |vb: VarBuilder<'static>| Ok(Modes(linear(8, 3, vb.pp("fc"))?));
+    let (adam, metrics) = (|m: &_| Adam::new(0.1).build(m), Metrics::new());
+    let mut trainer = Trainer::new(&mirrored(2), build, adam, SparseCategoricalCrossentropy, metrics).unwrap();
+    let history = trainer.fit(&examples(), Fit::epochs(3)).unwrap();
+    assert!(history.last("loss").unwrap() < 3f64.ln() - 1e-3, "{history}");
+    assert!((trainer.evaluate(&examples()).unwrap()[0].1 - 3f64.ln()).abs() < 1e-6);
+    assert_eq!(trainer.predict(&examples().0).unwrap().dims(), [EXAMPLES, 3]);
+}
+
+#[test]
+fn the_best_model_is_kept() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut trainer = trainer(&mirrored(2));
+    // After the third epoch it only gets worse.
+    let rate = LearningRateSchedule::new(|epoch, rate| if epoch == 4 { 5.0 } else { rate });
+    let best = ModelCheckpoint::new(folder.path()).best("val_loss");
+    let fit = Fit::epochs(5).validation(&examples()).callback(rate).callback(best);
+    let history = trainer.fit(&data(), fit).unwrap();
+    assert!(history.of("val_loss")[2] < history.of("val_loss")[4], "{history}");
+    let latest = std::fs::read_to_string(folder.path().join("latest")).unwrap();
+    assert_eq!(latest.trim(), "step-00000012");
 }
 
 #[test]

@@ -61,4 +61,5 @@ pub use mirrored::{MirroredBuilder, MirroredStrategy};
 pub use multi_worker::{MultiWorkerMirroredBuilder, MultiWorkerMirroredStrategy};
 pub use one_device::OneDeviceStrategy;
 pub use random::{RandomState, ReplicaRandom};
+pub use step_word::{Request, STEP_WORDS};
 pub use strategy::{Replicas, Strategy, StrategyExtended, Topology, ValueContext};

@@ -1,17 +1,31 @@
 //! What the processes of a strategy tell each other in every step's reduction, so that it costs no operation of its own: whether
-//! there are more data, and whether one of them has been asked to stop.
+//! there are more data, and what one of them asks of all.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::{ReplicaContext, Strategy};
 
+/// What a process may ask of all: they learn of it after the same step, the next one that an optimizer takes part in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Request {
+    /// To save a checkpoint.
+    Save,
+    /// To save and leave, since a machine goes away.
+    Leave,
+    /// To end the training.
+    End,
+}
+
+/// How many numbers travel with each step: what iterators say, and a count for each request.
+pub const STEP_WORDS: usize = 4;
+
 /// One process's part in that, and what has come of it.
 #[derive(Default)]
 pub(crate) struct StepWord {
     state: Mutex<State>,
-    stop: Arc<AtomicBool>,
-    stop_agreed: AtomicBool,
+    asked: [Arc<AtomicBool>; STEP_WORDS - 1],
+    agreed: [AtomicBool; STEP_WORDS - 1],
 }
 
 #[derive(Default)]
@@ -21,9 +35,6 @@ struct State {
     word: Option<(u64, Arc<dyn Fn() -> u32 + Send + Sync>)>,
     agreed: Option<(u64, u32)>,
 }
-
-/// In a word, requests to stop are counted above this bit, what iterators say below.
-const STOP: u32 = 16;
 
 impl StepWord {
     /// An iterator's word for the next step; the sum is asked for under the ticket.
@@ -39,17 +50,24 @@ impl StepWord {
         self.lock().agreed.filter(|(of, _)| *of == ticket).map(|(_, sum)| sum)
     }
 
-    fn word(&self) -> u32 {
+    fn words(&self) -> [u32; STEP_WORDS] {
         let word = self.lock().word.as_ref().map(|(_, word)| Arc::clone(word));
-        let input = word.map_or(0, |word| word());
-        input | u32::from(self.stop.load(Ordering::Relaxed)) << STOP
+        let mut words = [0; STEP_WORDS];
+        words[0] = word.map_or(0, |word| word());
+        for (word, asked) in words[1..].iter_mut().zip(&self.asked) {
+            *word = u32::from(asked.load(Ordering::Relaxed));
+        }
+        words
     }
 
-    fn agree(&self, sum: u32) {
+    fn agree(&self, sums: [u32; STEP_WORDS]) {
         let mut state = self.lock();
-        state.agreed = state.word.as_ref().map(|(ticket, _)| (*ticket, sum & ((1 << STOP) - 1)));
-        if sum >> STOP > 0 {
-            self.stop_agreed.store(true, Ordering::Relaxed);
+        state.agreed = state.word.as_ref().map(|(ticket, _)| (*ticket, sums[0]));
+        for ((sum, asked), agreed) in sums[1..].iter().zip(&self.asked).zip(&self.agreed) {
+            if *sum > 0 {
+                asked.store(false, Ordering::Relaxed);
+                agreed.store(true, Ordering::Relaxed);
+            }
         }
     }
 
@@ -59,29 +77,47 @@ impl StepWord {
 }
 
 impl Strategy {
-    /// Set it, from any thread or a signal handler, to ask all processes to stop after a step.
-    pub fn stop_flag(&self) -> Arc<AtomicBool> {
-        Arc::clone(&self.replicas().step_word.stop)
+    /// Asks it of all processes.
+    ///
+    /// # Examples
+    /// ```
+    /// use distribute_strategy::{Request, Strategy};
+    /// let strategy = Strategy::default_strategy()?;
+    /// strategy.ask(Request::End);
+    /// // After the next step of an optimizer, on every process: strategy.take_agreed(Request::End)
+    /// # Ok::<(), distribute_strategy::Error>(())
+    /// ```
+    pub fn ask(&self, request: Request) {
+        self.request_flag(request).store(true, Ordering::Relaxed);
     }
 
-    /// Whether the processes have agreed to stop: it becomes true on all of them after the same step, the next one that an
-    /// optimizer takes part in after one of them was asked.
-    pub fn stop_agreed(&self) -> bool {
-        self.replicas().step_word.stop_agreed.load(Ordering::Relaxed)
+    /// Takes back what this process has asked for, if no step has carried it yet.
+    pub fn withdraw(&self, request: Request) {
+        self.request_flag(request).store(false, Ordering::Relaxed);
+    }
+
+    /// Set it, from any thread or a signal handler, to [`ask`](Strategy::ask).
+    pub fn request_flag(&self, request: Request) -> Arc<AtomicBool> {
+        Arc::clone(&self.replicas().step_word.asked[request as usize])
+    }
+
+    /// Whether some process has asked: true once on each of them, after the same step.
+    pub fn take_agreed(&self, request: Request) -> bool {
+        self.replicas().step_word.agreed[request as usize].swap(false, Ordering::Relaxed)
     }
 }
 
 impl ReplicaContext {
-    /// What this replica has to add to a step's reductions: for authors of optimizers. The sum over all replicas goes to
+    /// What this replica has to add to a step's reductions: for authors of optimizers. The sums over all replicas go to
     /// [`agree_on_step`](ReplicaContext::agree_on_step).
-    pub fn step_word(&self) -> u32 {
-        if self.local_replica_id() == 0 { self.strategy().replicas().step_word.word() } else { 0 }
+    pub fn step_words(&self) -> [u32; STEP_WORDS] {
+        if self.local_replica_id() == 0 { self.strategy().replicas().step_word.words() } else { [0; STEP_WORDS] }
     }
 
-    /// Takes the sum of every replica's [`step_word`](ReplicaContext::step_word).
-    pub fn agree_on_step(&self, sum: u32) {
+    /// Takes the sums of every replica's [`step_words`](ReplicaContext::step_words).
+    pub fn agree_on_step(&self, sums: [u32; STEP_WORDS]) {
         if self.local_replica_id() == 0 {
-            self.strategy().replicas().step_word.agree(sum);
+            self.strategy().replicas().step_word.agree(sums);
         }
     }
 }

@@ -235,6 +235,37 @@ impl Strategy {
         self.replicas().topology.worker == 0
     }
 
+    /// Hands an outcome on. Where it is a failure, the other processes learn the reason in their next collective, which fails:
+    /// else they would wait for this one until they notice that it is gone, and would not know why.
+    ///
+    /// # Examples
+    /// ```
+    /// use distribute_strategy::{Error, Strategy};
+    /// fn train(strategy: &Strategy) -> Result<(), Error> {
+    ///     // Reads files, runs steps, writes what it has learnt: all of which may fail on one process alone.
+    ///     Ok(())
+    /// }
+    /// let strategy = Strategy::default_strategy()?;
+    /// strategy.tell_failure(train(&strategy))?;
+    /// # Ok::<(), Error>(())
+    /// ```
+    ///
+    /// # Source
+    /// `report_error_to_cluster` of TensorFlow's coordination service.
+    pub fn tell_failure<R, E: std::fmt::Display>(&self, outcome: Result<R, E>) -> Result<R, E> {
+        let replicas = self.replicas();
+        if let Err(error) = &outcome
+            && replicas.topology.workers > 1
+        {
+            let reason = format!("worker {} failed: {error}", replicas.topology.worker);
+            for (local, group) in replicas.groups().iter().enumerate() {
+                group.abort(&reason);
+                replicas.abort_graph_group(local, &reason);
+            }
+        }
+        outcome
+    }
+
     /// The coordination service of the processes, where there are several.
     pub fn coordination(&self) -> Option<Arc<Coordination>> {
         self.replicas().coordination.clone()

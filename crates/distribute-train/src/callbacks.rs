@@ -1,34 +1,86 @@
-//! What happens between epochs besides training.
+//! What happens during a training besides training.
 //!
-//! Callbacks run on every worker with the same values, which are those of all replicas together, so what they decide is agreed.
-//! Those that write files do so on the chief alone.
+//! Callbacks run on every worker. At the end of an epoch they see the same values everywhere, those of all replicas together, so
+//! what they decide is agreed. Those that write files do so on the chief alone.
 
-use std::fs::{self, OpenOptions};
-use std::io::Write;
-use std::path::PathBuf;
+use distribute_strategy::Strategy;
+use serde_json::Value;
 
+use crate::checkpoint::{CheckpointManager, Checkpointed, Snapshot};
 use crate::{Error, Result};
 
+mod csv_logger;
+mod learning_rate;
+mod model_checkpoint;
+#[cfg(feature = "prometheus")]
+mod prometheus;
 mod stopping;
+#[cfg(feature = "tensorboard")]
+mod tensor_board;
+mod watch;
 
-pub use stopping::{EarlyStopping, ReduceLrOnPlateau, TerminateOnNan};
+pub use csv_logger::CsvLogger;
+pub use learning_rate::{LearningRateSchedule, ReduceLrOnPlateau, ScaleByReplicas};
+pub use model_checkpoint::{BackupAndRestore, ModelCheckpoint};
+#[cfg(feature = "prometheus")]
+pub use prometheus::Prometheus;
+pub use stopping::{EarlyStopping, TerminateOnNan};
+#[cfg(feature = "tensorboard")]
+pub use tensor_board::TensorBoard;
 
-/// What a callback sees at the end of an epoch, and may change.
-#[derive(Debug)]
-pub struct EpochEnd<'a> {
-    /// The epoch, from 1.
+/// A training as callbacks see it, and what they may change.
+pub struct Training<'a> {
+    /// The epoch under way or just ended, from 1; 0 before the first.
     pub epoch: u32,
-    /// Losses and metrics; those of the validation begin with `val_`.
+    /// Steps done, of all epochs.
+    pub step: u64,
+    /// Examples seen by all replicas since the program began.
+    pub examples: u64,
+    /// Losses and metrics. After an epoch those of all replicas, those of the validation under names that begin with `val_`;
+    /// after a step the mean loss of the epoch so far, of this process's replicas alone.
     pub values: &'a [(String, f64)],
-    /// Whether this process writes what must be written once.
-    pub is_chief: bool,
-    /// The learning rate of the next epoch.
+    /// Of the next step.
     pub learning_rate: &'a mut f64,
-    /// Set it to end the training, with the reason.
+    /// Set it to end the training on all workers, with the reason: after this epoch, or after the next step.
     pub stop: &'a mut Option<String>,
+    /// The strategy.
+    pub strategy: &'a Strategy,
+    /// What is trained.
+    pub run: &'a mut dyn Run,
 }
 
-impl EpochEnd<'_> {
+/// What is trained, for callbacks that keep it. Every worker calls these, after the same step.
+pub trait Run {
+    /// The model.
+    fn model(&self) -> &dyn Checkpointed;
+
+    /// Saves all that the training needs to go on.
+    ///
+    /// # Errors
+    /// Those of [`CheckpointManager::save`].
+    fn save(&mut self, checkpoints: &mut CheckpointManager) -> Result<()>;
+
+    /// Goes on from the newest checkpoint, if there is one; the step it was taken after.
+    ///
+    /// # Errors
+    /// Those of [`CheckpointManager::restore`].
+    fn restore(&mut self, checkpoints: &mut CheckpointManager) -> Result<Option<u64>>;
+}
+
+/// When callbacks may save.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Occasion {
+    /// After a step.
+    Step,
+    /// After an epoch.
+    Epoch,
+    /// After a step, since this process will be stopped soon.
+    Notice,
+    /// After the last step before this process leaves: what is saved has to be on disk when the callback returns.
+    Leaving,
+}
+
+impl Training<'_> {
     /// A value by its name.
     ///
     /// # Errors
@@ -40,19 +92,68 @@ impl EpochEnd<'_> {
             known: self.values.iter().map(|(known, _)| known.as_str()).collect::<Vec<_>>().join(", "),
         })
     }
+
+    /// Whether this process writes what must be written once.
+    pub fn is_chief(&self) -> bool {
+        self.strategy.is_chief()
+    }
+
+    /// A copy of the model; every worker calls this.
+    ///
+    /// # Errors
+    /// Those of the model's variables.
+    pub fn snapshot(&self) -> Result<Snapshot> {
+        let mut snapshot = Snapshot::new(self.step);
+        self.run.model().save(self.strategy, &mut snapshot).map_err(Error::Part)?;
+        Ok(snapshot)
+    }
 }
 
-/// Something that happens between epochs.
+/// Something that happens during a training.
+///
+/// # Examples
+/// ```
+/// use distribute_train::Result;
+/// use distribute_train::callbacks::{Callback, Training};
+///
+/// /// Ends the training once it is good enough.
+/// struct GoodEnough(f64);
+///
+/// impl Callback for GoodEnough {
+///     fn epoch_end(&mut self, training: &mut Training<'_>) -> Result<()> {
+///         if training.value("val_accuracy")? >= self.0 {
+///             *training.stop = Some("it is good enough".to_owned());
+///         }
+///         Ok(())
+///     }
+/// }
+/// ```
 ///
 /// # Source
 /// `tf.keras.callbacks.Callback`.
+#[expect(unused_variables, reason = "the names say what a callback gets")]
 pub trait Callback: Send {
-    /// Before an epoch, from 1: the learning rate may be changed.
+    /// Before the first step.
     ///
     /// # Errors
     /// Whatever ends the training.
-    fn epoch_begin(&mut self, epoch: u32, learning_rate: &mut f64) -> Result<()> {
-        let _ = (epoch, learning_rate);
+    fn train_begin(&mut self, training: &mut Training<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    /// Before an epoch's first step.
+    ///
+    /// # Errors
+    /// Whatever ends the training.
+    fn epoch_begin(&mut self, training: &mut Training<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    /// After a step, or after as many as are run at once.
+    ///
+    /// # Errors
+    /// Whatever ends the training.
+    fn step_end(&mut self, training: &mut Training<'_>) -> Result<()> {
         Ok(())
     }
 
@@ -60,122 +161,34 @@ pub trait Callback: Send {
     ///
     /// # Errors
     /// Whatever ends the training.
-    fn epoch_end(&mut self, end: &mut EpochEnd<'_>) -> Result<()> {
-        let _ = end;
+    fn epoch_end(&mut self, training: &mut Training<'_>) -> Result<()> {
         Ok(())
     }
-}
 
-/// Sets each epoch's learning rate, from the epoch's number and the present rate.
-///
-/// # Examples
-/// ```
-/// use distribute_train::callbacks::{Callback, LearningRateSchedule};
-/// // Five epochs of warm-up to 0.4, then a tenth every 30.
-/// let mut schedule = LearningRateSchedule::new(|epoch, _| match epoch {
-///     ..=5 => 0.4 * f64::from(epoch) / 5.0,
-///     _ => 0.4 * 0.1f64.powi((epoch as i32 - 1) / 30),
-/// });
-/// let mut learning_rate = 0.0;
-/// schedule.epoch_begin(5, &mut learning_rate)?;
-/// assert_eq!(learning_rate, 0.4);
-/// # Ok::<(), distribute_train::Error>(())
-/// ```
-pub struct LearningRateSchedule {
-    schedule: Box<dyn FnMut(u32, f64) -> f64 + Send>,
-}
-
-impl LearningRateSchedule {
-    /// A schedule of the caller's.
-    pub fn new(schedule: impl FnMut(u32, f64) -> f64 + Send + 'static) -> LearningRateSchedule {
-        LearningRateSchedule { schedule: Box::new(schedule) }
+    /// After all callbacks have seen a step or an epoch, and when the machine is about to go away: saves the training, if this
+    /// callback does. Whether it has.
+    ///
+    /// # Errors
+    /// Whatever ends the training.
+    fn save(&mut self, training: &mut Training<'_>, occasion: Occasion) -> Result<bool> {
+        Ok(false)
     }
-}
 
-impl Callback for LearningRateSchedule {
-    fn epoch_begin(&mut self, epoch: u32, learning_rate: &mut f64) -> Result<()> {
-        *learning_rate = (self.schedule)(epoch, *learning_rate);
+    /// After the last epoch of a training that came to its end.
+    ///
+    /// # Errors
+    /// Whatever the training is to return in place of its history.
+    fn train_end(&mut self, training: &mut Training<'_>) -> Result<()> {
         Ok(())
     }
-}
 
-/// Appends a line for each epoch to a CSV file, which begins with the names.
-///
-/// # Source
-/// `tf.keras.callbacks.CSVLogger`.
-#[derive(Debug)]
-pub struct CsvLogger {
-    path: PathBuf,
-}
-
-impl CsvLogger {
-    /// To this file; a run that goes on appends to it.
-    pub fn new(path: impl Into<PathBuf>) -> CsvLogger {
-        CsvLogger { path: path.into() }
+    /// What it needs to go on as if the program had not been stopped; kept in checkpoints.
+    fn state(&self) -> Value {
+        Value::Null
     }
-}
 
-impl Callback for CsvLogger {
-    fn epoch_end(&mut self, end: &mut EpochEnd<'_>) -> Result<()> {
-        if !end.is_chief {
-            return Ok(());
-        }
-        let append = || {
-            let begins = fs::metadata(&self.path).map_or(true, |metadata| metadata.len() == 0);
-            let mut file = OpenOptions::new().create(true).append(true).open(&self.path)?;
-            if begins {
-                let names: Vec<&str> = end.values.iter().map(|(name, _)| name.as_str()).collect();
-                writeln!(file, "epoch,{}", names.join(","))?;
-            }
-            let values: Vec<String> = end.values.iter().map(|(_, value)| value.to_string()).collect();
-            writeln!(file, "{},{}", end.epoch, values.join(","))
-        };
-        append().map_err(|source| Error::File { path: self.path.clone(), source })
-    }
-}
-
-/// Writes every epoch's values to event files: those of the training to the run `train`, those of the validation to
-/// `validation`, under the tags that Keras uses.
-///
-/// # Source
-/// `tf.keras.callbacks.TensorBoard`.
-#[cfg(feature = "tensorboard")]
-#[derive(Debug)]
-pub struct TensorBoard {
-    folder: PathBuf,
-    writers: Option<[crate::tensorboard::EventWriter; 2]>,
-}
-
-#[cfg(feature = "tensorboard")]
-impl TensorBoard {
-    /// To this folder.
-    pub fn new(folder: impl Into<PathBuf>) -> TensorBoard {
-        TensorBoard { folder: folder.into(), writers: None }
-    }
-}
-
-#[cfg(feature = "tensorboard")]
-impl Callback for TensorBoard {
-    fn epoch_end(&mut self, end: &mut EpochEnd<'_>) -> Result<()> {
-        use crate::tensorboard::EventWriter;
-        if !end.is_chief {
-            return Ok(());
-        }
-        let writers = match &mut self.writers {
-            Some(writers) => writers,
-            none => {
-                let create = |run| EventWriter::create(self.folder.join(run));
-                none.insert([create("train")?, create("validation")?])
-            }
-        };
-        let step = u64::from(end.epoch);
-        for (name, value) in end.values {
-            let (run, name) = name.strip_prefix("val_").map_or((0, name.as_str()), |name| (1, name));
-            writers[run].scalar(&format!("epoch_{name}"), step, *value)?;
-        }
-        writers[0].scalar("epoch_learning_rate", step, *end.learning_rate)?;
-        writers.iter_mut().try_for_each(EventWriter::flush)
-    }
+    /// Takes that back. A state that is not its own is ignored.
+    fn set_state(&mut self, state: &Value) {}
 }
 
 #[cfg(test)]

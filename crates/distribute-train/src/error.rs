@@ -113,12 +113,40 @@ pub enum Error {
         /// The code to exit with.
         exit_code: u8,
     },
+    /// An address cannot be listened on.
+    #[cfg(feature = "prometheus")]
+    #[error("{address:?} cannot be listened on: {source}; give an address of this machine and a free port, or port 0")]
+    Listen {
+        /// The address.
+        address: String,
+        /// The operating system's error.
+        source: std::io::Error,
+    },
     /// A collective failed.
     #[cfg(feature = "checkpoint")]
     #[error(transparent)]
     Collective(#[from] distribute_collectives::Error),
+    /// The strategy failed.
+    #[cfg(feature = "checkpoint")]
+    #[error(transparent)]
+    Strategy(#[from] distribute_strategy::Error),
     /// A tensor's library refused.
     #[cfg(feature = "checkpoint")]
     #[error(transparent)]
     Values(#[from] distribute_values::Error),
+}
+
+impl Error {
+    /// Whether the same program may succeed when it is started again: a peer was lost or slow.
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            #[cfg(feature = "checkpoint")]
+            Error::Collective(error) | Error::Values(distribute_values::Error::Collective(error)) => {
+                error.is_retryable()
+            }
+            #[cfg(feature = "checkpoint")]
+            Error::Strategy(error) => error.is_retryable(),
+            _ => false,
+        }
+    }
 }

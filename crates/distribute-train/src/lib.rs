@@ -1,6 +1,6 @@
 //! Training loops: progress, metrics, checkpoints and event files.
 //!
-//! [`callbacks`] stop, log and change the learning rate between epochs; [`history`] is what a training came to.
+//! [`callbacks`] save, stop, log and change the learning rate while it goes on; [`history`] is what a training came to.
 //!
 //! [`checkpoint`] keeps what a run needs to go on, in safetensors files that a crash at any moment leaves whole.
 //!
@@ -34,6 +34,7 @@
 //! # Ok::<(), distribute_train::Error>(())
 //! ```
 
+#[cfg(feature = "checkpoint")]
 pub mod callbacks;
 #[cfg(feature = "checkpoint")]
 pub mod checkpoint;

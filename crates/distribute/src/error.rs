@@ -65,6 +65,7 @@ impl Error {
                 error.is_retryable()
             }
             Error::Cluster(error) => error.is_retryable(),
+            Error::Train(error) => error.is_retryable(),
             _ => false,
         }
     }

@@ -1,203 +1,398 @@
 //! Epochs of training.
 
-use distribute_train::preemption::{PreemptionHandler, TerminationConfig};
+use distribute_collectives::ReduceOp;
+use distribute_input::InputPosition;
+use distribute_strategy::{DistributedIterator, Request};
+use distribute_train::callbacks::{Callback, Occasion, Run, Training};
+use distribute_train::checkpoint::{CheckpointManager, Checkpointed};
+use distribute_train::preemption::PreemptionHandler;
+use distribute_train::progress::{self, Progress};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::*;
 
-/// How long to train, on what, and what happens meanwhile.
-///
-/// # Examples
-/// ```
-/// use distribute_candle::Fit;
-/// use distribute_train::callbacks::{EarlyStopping, TensorBoard};
-/// let fit = Fit::epochs(20).callback(EarlyStopping::new("loss").patience(2)).callback(TensorBoard::new("runs/1"));
-/// ```
-#[derive(Default)]
-pub struct Fit {
-    epochs: u32,
-    validation: Option<Dataset<(Tensor, Tensor)>>,
-    callbacks: Vec<Box<dyn Callback>>,
-    checkpoints: Option<(CheckpointManager, u64)>,
-    termination: Option<TerminationConfig>,
-    title: Option<String>,
-}
-
-impl Fit {
-    /// So many passes over the data.
-    pub fn epochs(epochs: u32) -> Fit {
-        Fit { epochs, ..Fit::default() }
-    }
-
-    /// Evaluates this after each epoch, under names that begin with `val_`.
-    pub fn validation(mut self, data: &Dataset<(Tensor, Tensor)>) -> Fit {
-        self.validation = Some(data.clone());
-        self
-    }
-
-    /// One more callback; they are called in the order in which they were given.
-    pub fn callback(mut self, callback: impl Callback + 'static) -> Fit {
-        self.callbacks.push(Box::new(callback));
-        self
-    }
-
-    /// Saves at the end of each epoch and, where `every` is not 0, after so many steps; goes on from the newest checkpoint there
-    /// is, in the middle of an epoch too.
-    ///
-    /// # Source
-    /// `tf.keras.callbacks.BackupAndRestore`.
-    pub fn checkpoints(mut self, checkpoints: CheckpointManager, every: u64) -> Fit {
-        self.checkpoints = Some((checkpoints, every));
-        self
-    }
-
-    /// When a worker is told to stop, all stop after the same step; with [`checkpoints`](Fit::checkpoints), they save first.
-    /// [`fit`](Trainer::fit) then returns [`Preempted`](distribute_train::Error::Preempted).
-    pub fn stop_on(mut self, config: TerminationConfig) -> Fit {
-        self.termination = Some(config);
-        self
-    }
-
-    /// Shows progress under this title.
-    pub fn progress(mut self, title: impl Into<String>) -> Fit {
-        self.title = Some(title.into());
-        self
-    }
-}
-
 /// Where a training stands, besides its model and optimizer.
-#[derive(Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Standing {
     epochs_done: u32,
+    /// Of the epoch under way.
+    steps: u64,
+    /// The pass over the data, from 0, and the place in it if it has begun.
+    pass: u64,
     position: Option<InputPosition>,
     /// Of the epoch under way, over all replicas.
     sums: Vec<f64>,
     history: History,
+    callbacks: Vec<Value>,
+    /// Why the training came to an end before the last epoch.
+    ended: Option<String>,
 }
 
-impl<M: Module + Sync> Trainer<M> {
+/// A training under way.
+struct Session<'a, M> {
+    trainer: &'a Trainer<M>,
+    data: DistributedDataset<Examples>,
+    batch_size: usize,
+    class_weights: Vec<f32>,
+    /// The pass under way.
+    batches: Option<DistributedIterator<Examples>>,
+    standing: Standing,
+    epoch: u32,
+    /// Of all epochs.
+    steps: u64,
+    examples: u64,
+    /// Of each local replica, for the epoch under way.
+    sums: Vec<Vec<f64>>,
+    /// Why the training is to end, if this process wants it to.
+    stop: Option<String>,
+}
+
+impl<M: ModuleT + Sync> Trainer<M> {
     /// Trains; the losses and metrics of each epoch, those of an earlier run that it goes on from included.
+    ///
+    /// Under several workers, all call it. What goes wrong on one of them alone, the others learn in their next step.
     ///
     /// # Errors
     /// Those of the data, of candle, of callbacks, of checkpoints, and of the collectives.
-    pub fn fit(&mut self, data: &Dataset<(Tensor, Tensor)>, mut fit: Fit) -> Result<History> {
-        let global_batch = data.batch_size().unwrap_or(1);
-        let train = self.strategy.distribute_dataset(data)?;
-        let validation = fit.validation.as_ref().map(|data| self.strategy.distribute_dataset(data)).transpose()?;
-        let (mut steps, mut standing) = (0, Standing::default());
-        if let Some((checkpoints, _)) = &mut fit.checkpoints
-            && let Some(restored) = checkpoints.restore(&self.strategy, &[&self.model, &self.optimizer])?
-        {
-            (steps, standing) = restored;
+    pub fn fit(&mut self, data: &impl TrainingData, fit: Fit) -> Result<History> {
+        let strategy = self.strategy.clone();
+        match self.train(data, fit) {
+            Err(preempted @ Error::Train(distribute_train::Error::Preempted { .. })) => Err(preempted),
+            outcome => strategy.tell_failure(outcome),
         }
-        let preemption = match fit.termination.take() {
-            Some(config) => Some(PreemptionHandler::install(&self.strategy, config)?),
+    }
+
+    fn train(&self, data: &dyn TrainingData, mut fit: Fit) -> Result<History> {
+        let strategy = &self.strategy;
+        let batching = Batching { batch_size: fit.batch_size, shuffle: true };
+        let (data, batch_size) = data.distribute(strategy, batching)?;
+        let steps_per_epoch = fit.steps_per_epoch.or(data.steps().map(|steps| steps as u64));
+        let unshuffled = Batching { shuffle: false, ..batching };
+        let validation = match &fit.validation {
+            Some(validation) => Some(validation.distribute(strategy, unshuffled)?.0),
             None => None,
         };
-        let mut progress = self.show(&fit, train.steps())?;
-        for epoch in standing.epochs_done + 1..=fit.epochs {
-            let mut learning_rate = self.optimizer.learning_rate();
-            fit.callbacks.iter_mut().try_for_each(|callback| callback.epoch_begin(epoch, &mut learning_rate))?;
-            self.optimizer.set_learning_rate(learning_rate);
+        let (callbacks, class_weights) = (&mut fit.callbacks, std::mem::take(&mut fit.class_weights));
+        let mut session = Session {
+            trainer: self,
+            data,
+            batch_size,
+            class_weights,
+            batches: None,
+            standing: Standing::default(),
+            epoch: 0,
+            steps: 0,
+            examples: 0,
+            sums: self.zeros(),
+            stop: None,
+        };
+        // Nobody asks any more what a training before this one was asked.
+        strategy.withdraw(Request::End);
+        strategy.take_agreed(Request::End);
+        session.tell(callbacks, &[], |callback, training| callback.train_begin(training))?;
+        for (callback, state) in callbacks.iter_mut().zip(&session.standing.callbacks) {
+            callback.set_state(state);
+        }
+        let preemption = match fit.termination.take() {
+            Some(config) => Some(PreemptionHandler::install(strategy, config)?),
+            None => None,
+        };
+        let mut progress = match &fit.title {
+            Some(title) => Some(self.show(title, fit.epochs, steps_per_epoch)?),
+            None => None,
+        };
+        while session.standing.epochs_done < fit.epochs && session.standing.ended.is_none() {
+            let epoch = session.standing.epochs_done + 1;
             if let Some(progress) = &mut progress {
                 progress.epoch(epoch);
             }
-            let mut sums = self.zeros();
-            if self.strategy.is_chief() {
-                // What was seen before it was stopped counts once.
-                sums[0].iter_mut().zip(&standing.sums).for_each(|(sum, before)| *sum += before);
-            }
-            let mut batches = match standing.position.take() {
-                Some(position) => train.iter_from(&position)?,
-                // By its number, so that a training that goes on sees the data that it would have seen.
-                None => train.iter_epoch(u64::from(epoch) - 1),
-            };
-            let mut step = 0;
-            while let Some(batch) = batches.next() {
-                add(&mut sums, self.step(batch?, global_batch)?);
-                (steps, step) = (steps + 1, step + 1);
+            session.begin_epoch(epoch);
+            session.tell(callbacks, &[], |callback, training| callback.epoch_begin(training))?;
+            let mut values = vec![("loss".to_owned(), 0.0)];
+            while session.execute(fit.steps_per_epoch, fit.steps_per_execution)? {
+                values[0].1 = session.loss_so_far();
                 if let Some(progress) = &mut progress {
-                    let (loss, count) =
-                        sums.iter().fold((0.0, 0.0), |(loss, count), sums| (loss + sums[0], count + sums[1]));
-                    progress.step(step, global_batch as u64, &[("loss", loss / f64::max(count, 1.0))]);
+                    progress.step(session.standing.steps, batch_size as u64, &[("loss", values[0].1)]);
                 }
-                let stopping = preemption.as_ref().filter(|preemption| preemption.should_stop());
-                if let Some((checkpoints, every)) = &mut fit.checkpoints
-                    && (stopping.is_some() || (*every > 0 && steps % *every == 0))
-                {
-                    (standing.position, standing.sums) = (Some(batches.position()?), self.whole(&sums)?);
-                    checkpoints.save(&self.strategy, steps, &[&self.model, &self.optimizer], &standing)?;
+                session.tell(callbacks, &values, |callback, training| callback.step_end(training))?;
+                session.save(callbacks, &values, Occasion::Step)?;
+                if let Some(preemption) = &preemption {
+                    session.heed(preemption, callbacks, &values)?;
                 }
-                if let Some(preemption) = stopping {
-                    if let Some((checkpoints, _)) = &mut fit.checkpoints {
-                        checkpoints.finish()?;
-                    }
-                    return Err(preemption.ended(steps).into());
+                if session.stop.is_some() {
+                    strategy.ask(Request::End);
+                }
+                if strategy.take_agreed(Request::End) {
+                    session.stop.get_or_insert_with(|| "another worker asked for it".to_owned());
+                    break;
                 }
             }
-            let mut values = self.results(&sums)?;
+            let mut values = session.end_epoch()?;
             if let Some(validation) = &validation {
-                let of_validation = self.evaluate_distributed(validation)?;
+                let of_validation = self.evaluate_distributed(validation, fit.validation_steps)?;
                 values.extend(of_validation.into_iter().map(|(name, value)| (format!("val_{name}"), value)));
             }
             if let Some(progress) = &mut progress {
                 let shown: Vec<(&str, f64)> = values.iter().map(|(name, value)| (name.as_str(), *value)).collect();
                 progress.end_epoch(&shown);
             }
-            standing.history.push(epoch, &values);
-            let stop = self.end_epoch(epoch, &values, &mut fit.callbacks)?;
-            (standing.epochs_done, standing.position, standing.sums) = (epoch, None, Vec::new());
-            if let Some((checkpoints, _)) = &mut fit.checkpoints {
-                checkpoints.save(&self.strategy, steps, &[&self.model, &self.optimizer], &standing)?;
-            }
-            if let Some(why) = stop {
+            session.tell(callbacks, &values, |callback, training| callback.epoch_end(training))?;
+            session.agree()?;
+            session.standing.history.push(epoch, &values);
+            session.standing.epochs_done = epoch;
+            session.standing.ended.clone_from(&session.stop);
+            session.save(callbacks, &values, Occasion::Epoch)?;
+            if let Some(why) = session.stop.as_ref().filter(|_| strategy.is_chief()) {
                 tracing::info!("training ends after epoch {epoch}: {why}");
-                break;
             }
         }
-        if let Some((checkpoints, _)) = &mut fit.checkpoints {
-            checkpoints.finish()?;
-        }
-        Ok(standing.history)
+        let last = session.standing.history.epochs.last().map(|(_, values)| values.clone()).unwrap_or_default();
+        session.tell(callbacks, &last, |callback, training| callback.train_end(training))?;
+        Ok(session.standing.history)
     }
 
-    /// One step of all replicas; the sums of those of this process.
-    fn step(&self, batch: PerReplica<(Tensor, Tensor)>, global_batch: usize) -> Result<PerReplica<Vec<f64>>> {
-        self.strategy.run_with((&self.model, &self.optimizer, batch), |context, (model, optimizer, (x, y))| {
-            let outputs = model.forward(&x)?;
-            let losses = self.loss.per_example(&outputs, &y)?;
-            let sums = self.sums_of(&outputs.detach(), &y, &losses.detach())?;
-            optimizer.minimize(context, &context.average_loss(&losses, global_batch)?)?;
+    /// Steps of all replicas, one batch each; the sums of those of this process.
+    fn steps(
+        &self,
+        batches: Vec<PerReplica<Examples>>,
+        batch_size: usize,
+        class_weights: &[f32],
+    ) -> Result<PerReplica<Vec<f64>>> {
+        let mut of_replicas: Vec<Vec<Examples>> = vec![Vec::new(); self.strategy.num_local_replicas()];
+        for batch in batches {
+            of_replicas.iter_mut().zip(batch.into_values()).for_each(|(all, one)| all.push(one));
+        }
+        let arguments = (&self.model, &self.optimizer, PerReplica::new(of_replicas));
+        self.strategy.run_with(arguments, |context, (model, optimizer, batches)| {
+            let mut sums = self.sums();
+            for examples in batches {
+                let outputs = model.forward_t(&examples.inputs, true)?;
+                let mut losses = self.losses(&outputs, &examples)?;
+                self.add(&mut sums, &outputs.detach(), &examples, &losses.detach())?;
+                if !class_weights.is_empty() {
+                    losses = weighted(&losses, &weights_of_classes(class_weights, &examples.targets)?)?;
+                }
+                optimizer.minimize(context, &context.average_loss(&losses, batch_size)?)?;
+            }
             Ok(sums)
         })
     }
 
-    /// Calls the callbacks; why the training ends, if it does.
-    fn end_epoch(
-        &self,
-        epoch: u32,
-        values: &[(String, f64)],
-        callbacks: &mut [Box<dyn Callback>],
-    ) -> Result<Option<String>> {
-        let (mut learning_rate, mut stop) = (self.optimizer.learning_rate(), None);
-        for callback in callbacks {
-            let is_chief = self.strategy.is_chief();
-            let mut end = EpochEnd { epoch, values, is_chief, learning_rate: &mut learning_rate, stop: &mut stop };
-            callback.epoch_end(&mut end)?;
-        }
-        self.optimizer.set_learning_rate(learning_rate);
-        Ok(stop)
-    }
-
-    fn show(&self, fit: &Fit, steps: Option<usize>) -> Result<Option<Progress>> {
-        let Some(title) = &fit.title else { return Ok(None) };
+    fn show(&self, title: &str, epochs: u32, steps_per_epoch: Option<u64>) -> Result<Progress> {
         let strategy = &self.strategy;
         let options = progress::Options {
             title: format!("{title} · {} · {} params", strategy.describe(), self.model.num_parameters()),
-            epochs: fit.epochs,
-            steps_per_epoch: steps.map(|steps| steps as u64),
+            epochs,
+            steps_per_epoch,
             task: strategy.coordination().map_or("worker:0".to_owned(), |c| c.membership().task().to_string()),
             is_chief: strategy.is_chief(),
         };
-        Ok(Some(Progress::from_env(options)?))
+        Ok(Progress::from_env(options)?)
     }
+}
+
+impl<M: ModuleT + Sync> Session<'_, M> {
+    fn begin_epoch(&mut self, epoch: u32) {
+        self.epoch = epoch;
+        self.sums = self.trainer.zeros();
+        if self.trainer.strategy.is_chief() {
+            // What was seen before it was stopped counts once.
+            self.sums[0].iter_mut().zip(&self.standing.sums).for_each(|(sum, before)| *sum += before);
+        }
+        self.standing.sums.clear();
+    }
+
+    /// Runs the next steps of the epoch; whether there were any.
+    fn execute(&mut self, steps_per_epoch: Option<u64>, at_once: usize) -> Result<bool> {
+        let mut batches = Vec::new();
+        let mut is_new = false;
+        while batches.len() < at_once
+            && steps_per_epoch.is_none_or(|steps| self.standing.steps + (batches.len() as u64) < steps)
+        {
+            let pass = match &mut self.batches {
+                Some(pass) => pass,
+                none => {
+                    is_new = true;
+                    let pass = match self.standing.position.take() {
+                        Some(position) => {
+                            is_new = false;
+                            self.data.iter_from(&position)?
+                        }
+                        // By its number, so that a training that goes on sees the data that it would have seen.
+                        None => self.data.iter_epoch(self.standing.pass),
+                    };
+                    none.insert(pass)
+                }
+            };
+            match pass.next() {
+                Some(batch) => {
+                    batches.push(batch?);
+                    is_new = false;
+                }
+                // The pass ends with the epoch, once there is nothing left to run: until then it may have to be saved.
+                None if steps_per_epoch.is_none() && !batches.is_empty() => break,
+                None => {
+                    self.batches = None;
+                    self.standing.pass += 1;
+                    match steps_per_epoch {
+                        None => break,
+                        Some(_) if is_new => return Err(Error::NoExamples { what: "train on" }),
+                        Some(_) => {}
+                    }
+                }
+            }
+        }
+        let count = batches.len() as u64;
+        if count > 0 {
+            add(&mut self.sums, self.trainer.steps(batches, self.batch_size, &self.class_weights)?);
+            self.steps += count;
+            self.standing.steps += count;
+            self.examples += count * self.batch_size as u64;
+        }
+        Ok(count > 0)
+    }
+
+    /// The mean of this process's replicas.
+    fn loss_so_far(&self) -> f64 {
+        let sums = self.sums.iter().fold((0.0, 0.0), |(loss, count), sums| (loss + sums[0], count + sums[1]));
+        sums.0 / f64::max(sums.1, 1.0)
+    }
+
+    /// The values of the epoch, of all replicas.
+    fn end_epoch(&mut self) -> Result<Vec<(String, f64)>> {
+        self.sums[0][WANTS_END] = f64::from(u8::from(self.stop.is_some()));
+        let whole = self.trainer.whole(&self.sums)?;
+        if whole[WANTS_END] > 0.0 {
+            self.stop.get_or_insert_with(|| "another worker asked for it".to_owned());
+        }
+        self.standing.steps = 0;
+        self.sums = self.trainer.zeros();
+        Ok(self.trainer.results(&whole))
+    }
+
+    /// Makes what callbacks decided at the end of an epoch the same everywhere: any worker ends the training, the chief sets the
+    /// learning rate.
+    fn agree(&mut self) -> Result<()> {
+        let (strategy, optimizer) = (&self.trainer.strategy, &self.trainer.optimizer);
+        if strategy.topology().workers == 1 {
+            return Ok(());
+        }
+        let mut of_replicas = vec![vec![0.0; 2]; strategy.num_local_replicas()];
+        of_replicas[0][0] = f64::from(u8::from(self.stop.is_some()));
+        of_replicas[0][1] = if strategy.is_chief() { optimizer.learning_rate() } else { 0.0 };
+        let agreed = strategy.reduce(ReduceOp::Sum, &PerReplica::new(of_replicas), Axis::None)?;
+        if agreed[0] > 0.0 {
+            self.stop.get_or_insert_with(|| "another worker asked for it".to_owned());
+        }
+        optimizer.set_learning_rate(agreed[1]);
+        Ok(())
+    }
+
+    /// Calls the callbacks.
+    fn tell(
+        &mut self,
+        callbacks: &mut [Box<dyn Callback>],
+        values: &[(String, f64)],
+        mut hook: impl FnMut(&mut dyn Callback, &mut Training<'_>) -> distribute_train::Result<()>,
+    ) -> Result<()> {
+        let (strategy, optimizer) = (&self.trainer.strategy, &self.trainer.optimizer);
+        let mut stop = self.stop.take();
+        for callback in callbacks {
+            let before = optimizer.learning_rate();
+            let mut learning_rate = before;
+            let mut training = Training {
+                epoch: self.epoch,
+                step: self.steps,
+                examples: self.examples,
+                values,
+                learning_rate: &mut learning_rate,
+                stop: &mut stop,
+                strategy,
+                run: self,
+            };
+            hook(callback.as_mut(), &mut training)?;
+            // A checkpoint that a callback has restored has set it too.
+            if learning_rate.to_bits() != before.to_bits() {
+                optimizer.set_learning_rate(learning_rate);
+            }
+        }
+        self.stop = stop;
+        Ok(())
+    }
+
+    /// Has callbacks save that do; whether one has.
+    fn save(
+        &mut self,
+        callbacks: &mut [Box<dyn Callback>],
+        values: &[(String, f64)],
+        occasion: Occasion,
+    ) -> Result<bool> {
+        self.standing.callbacks = callbacks.iter().map(|callback| callback.state()).collect();
+        let mut saved = false;
+        self.tell(callbacks, values, |callback, training| {
+            saved |= callback.save(training, occasion)?;
+            Ok(())
+        })?;
+        Ok(saved)
+    }
+
+    /// Saves when a worker has been told to stop, and leaves when it has to.
+    fn heed(
+        &mut self,
+        preemption: &PreemptionHandler,
+        callbacks: &mut [Box<dyn Callback>],
+        values: &[(String, f64)],
+    ) -> Result<()> {
+        if preemption.should_save() {
+            self.save(callbacks, values, Occasion::Notice)?;
+        }
+        if !preemption.should_stop() {
+            return Ok(());
+        }
+        if !self.save(callbacks, values, Occasion::Leaving)? {
+            tracing::warn!("told to stop, and no callback keeps checkpoints: add BackupAndRestore to go on next time");
+        }
+        Err(preemption.ended(self.steps).into())
+    }
+}
+
+impl<M: ModuleT + Sync> Run for Session<'_, M> {
+    fn model(&self) -> &dyn Checkpointed {
+        &self.trainer.model
+    }
+
+    fn save(&mut self, checkpoints: &mut CheckpointManager) -> distribute_train::Result<()> {
+        self.standing.position = match &self.batches {
+            Some(pass) => Some(pass.position()?),
+            None => None,
+        };
+        self.standing.sums = match self.standing.steps {
+            0 => Vec::new(),
+            _ => self.trainer.whole(&self.sums)?,
+        };
+        let Trainer { strategy, model, optimizer, .. } = self.trainer;
+        let outcome = checkpoints.save(strategy, self.steps, &[model, optimizer], &self.standing);
+        // They are for those who restore them: here the pass and the sums themselves go on.
+        (self.standing.position, self.standing.sums) = (None, Vec::new());
+        outcome
+    }
+
+    fn restore(&mut self, checkpoints: &mut CheckpointManager) -> distribute_train::Result<Option<u64>> {
+        let Trainer { strategy, model, optimizer, .. } = self.trainer;
+        let restored = checkpoints.restore(strategy, &[model, optimizer])?;
+        Ok(restored.map(|(steps, standing)| {
+            (self.steps, self.standing) = (steps, standing);
+            steps
+        }))
+    }
+}
+
+/// Each example's weight, from its class.
+fn weights_of_classes(weights: &[f32], classes: &Tensor) -> Result<Tensor> {
+    // After the last class, one for all that have no weight.
+    let table: Vec<f32> = weights.iter().copied().chain([1.0]).collect();
+    let table = Tensor::from_vec(table, weights.len() + 1, classes.device())?;
+    let classes = classes.to_dtype(DType::U32)?.flatten_all()?.clamp(0u32, weights.len() as u32)?;
+    Ok(table.index_select(&classes, 0)?)
 }

@@ -1,150 +1,153 @@
-//! Callbacks that watch a value.
+//! Callbacks that end a training.
 
-use super::{Callback, EpochEnd};
-use crate::Result;
+use serde_json::Value;
 
-/// Whether a value got better.
-#[derive(Clone, Debug)]
-struct Watch {
-    monitor: String,
-    min_delta: f64,
-    patience: u32,
-    best: Option<f64>,
-    /// Epochs since it was best.
-    waited: u32,
-}
-
-impl Watch {
-    fn new(monitor: &str) -> Watch {
-        Watch { monitor: monitor.to_owned(), min_delta: 0.0, patience: 0, best: None, waited: 0 }
-    }
-
-    /// Losses and errors should fall, everything else should rise.
-    fn should_rise(&self) -> bool {
-        !["loss", "error", "cross_entropy", "perplexity"].iter().any(|falling| self.monitor.ends_with(falling))
-    }
-
-    /// Whether patience is at its end.
-    fn note(&mut self, value: f64) -> bool {
-        let better = |best: f64| match self.should_rise() {
-            true => value > best + self.min_delta,
-            false => value < best - self.min_delta,
-        };
-        if self.best.is_none_or(better) && !value.is_nan() {
-            (self.best, self.waited) = (Some(value), 0);
-            return false;
-        }
-        self.waited += 1;
-        self.waited > self.patience
-    }
-}
+use super::watch::Watch;
+use super::{Callback, Training};
+use crate::checkpoint::Snapshot;
+use crate::{Error, Result};
 
 /// Ends the training when a value has not got better for some epochs.
 ///
 /// # Examples
 /// ```
 /// use distribute_train::callbacks::EarlyStopping;
-/// let stopping = EarlyStopping::new("val_loss").patience(3).min_delta(1e-4);
+/// let stopping = EarlyStopping::new("val_loss").patience(3).min_delta(1e-4).restore_best();
 /// ```
 ///
 /// # Source
-/// `tf.keras.callbacks.EarlyStopping`.
+/// `tf.keras.callbacks.EarlyStopping`; that checkpoints keep its count is Lightning's.
 #[derive(Clone, Debug)]
-pub struct EarlyStopping(Watch);
+pub struct EarlyStopping {
+    watch: Watch,
+    start_from_epoch: u32,
+    restores: bool,
+    best: Option<Snapshot>,
+}
 
 impl EarlyStopping {
     /// Watches a value, such as `val_loss`. Names that end in `loss`, `error`, `cross_entropy` and `perplexity` should fall, others
     /// rise.
     pub fn new(monitor: &str) -> EarlyStopping {
-        EarlyStopping(Watch::new(monitor))
+        EarlyStopping { watch: Watch::new(monitor), start_from_epoch: 0, restores: false, best: None }
     }
 
     /// How many epochs without progress are borne. Default: 0.
     pub fn patience(mut self, epochs: u32) -> EarlyStopping {
-        self.0.patience = epochs;
+        self.watch.patience = epochs;
         self
     }
 
     /// What counts as progress. Default: anything.
     pub fn min_delta(mut self, delta: f64) -> EarlyStopping {
-        self.0.min_delta = delta.abs();
+        self.watch.min_delta = delta.abs();
+        self
+    }
+
+    /// Whether the value should rise, where its name does not tell.
+    pub fn rises(mut self, rises: bool) -> EarlyStopping {
+        self.watch.rises = rises;
+        self
+    }
+
+    /// A value that has to be passed for progress. Default: the first one.
+    pub fn baseline(mut self, value: f64) -> EarlyStopping {
+        self.watch.seen.best = Some(value);
+        self
+    }
+
+    /// Does not watch the epochs before this one.
+    pub fn start_from_epoch(mut self, epoch: u32) -> EarlyStopping {
+        self.start_from_epoch = epoch;
+        self
+    }
+
+    /// At the end, gives the model the values of its best epoch; of those of this program's run, where it was restarted.
+    pub fn restore_best(mut self) -> EarlyStopping {
+        self.restores = true;
         self
     }
 }
 
 impl Callback for EarlyStopping {
-    fn epoch_end(&mut self, end: &mut EpochEnd<'_>) -> Result<()> {
-        let value = end.value(&self.0.monitor)?;
-        if self.0.note(value) {
-            let best = self.0.best.unwrap_or(f64::NAN);
-            let Watch { monitor, waited, .. } = &self.0;
-            *end.stop = Some(format!("{monitor} has not got better than {best} for {waited} epochs"));
+    fn epoch_end(&mut self, training: &mut Training<'_>) -> Result<()> {
+        let value = training.value(&self.watch.monitor)?;
+        if training.epoch < self.start_from_epoch {
+            return Ok(());
+        }
+        if self.watch.is_best(value) {
+            if self.restores {
+                self.best = Some(training.snapshot()?);
+            }
+        } else if self.watch.is_out_of_patience() {
+            let best = self.watch.seen.best.unwrap_or(f64::NAN);
+            let (monitor, waited) = (&self.watch.monitor, self.watch.seen.waited);
+            *training.stop = Some(format!("{monitor} has not got better than {best} for {waited} epochs"));
         }
         Ok(())
     }
+
+    fn train_end(&mut self, training: &mut Training<'_>) -> Result<()> {
+        match self.best.take() {
+            Some(best) => training.run.model().load(training.strategy, &best).map_err(Error::Part),
+            None => Ok(()),
+        }
+    }
+
+    fn state(&self) -> Value {
+        self.watch.state()
+    }
+
+    fn set_state(&mut self, state: &Value) {
+        self.watch.set_state(state);
+    }
 }
 
-/// Multiplies the learning rate by a factor when a value has not got better for some epochs.
+/// Ends the training when the loss is no number any more, and names the variables that are none.
 ///
-/// # Source
-/// `tf.keras.callbacks.ReduceLROnPlateau`.
-#[derive(Clone, Debug)]
-pub struct ReduceLrOnPlateau {
-    watch: Watch,
-    factor: f64,
-    min_learning_rate: f64,
-}
-
-impl ReduceLrOnPlateau {
-    /// Watches a value, as [`EarlyStopping::new`] does; patience 10, a tenth each time.
-    pub fn new(monitor: &str) -> ReduceLrOnPlateau {
-        let watch = Watch { patience: 10, ..Watch::new(monitor) };
-        ReduceLrOnPlateau { watch, factor: 0.1, min_learning_rate: 0.0 }
-    }
-
-    /// How many epochs without progress are borne.
-    pub fn patience(mut self, epochs: u32) -> ReduceLrOnPlateau {
-        self.watch.patience = epochs;
-        self
-    }
-
-    /// What the rate is multiplied by.
-    pub fn factor(mut self, factor: f64) -> ReduceLrOnPlateau {
-        self.factor = factor;
-        self
-    }
-
-    /// It does not fall below this.
-    pub fn min_learning_rate(mut self, learning_rate: f64) -> ReduceLrOnPlateau {
-        self.min_learning_rate = learning_rate;
-        self
-    }
-}
-
-impl Callback for ReduceLrOnPlateau {
-    fn epoch_end(&mut self, end: &mut EpochEnd<'_>) -> Result<()> {
-        let value = end.value(&self.watch.monitor)?;
-        if self.watch.note(value) {
-            self.watch.waited = 0;
-            *end.learning_rate = (*end.learning_rate * self.factor).max(self.min_learning_rate);
-        }
-        Ok(())
-    }
-}
-
-/// Ends the training when the loss is no number any more.
+/// It looks after every step; the others learn of it with the next one.
 ///
 /// # Source
 /// `tf.keras.callbacks.TerminateOnNaN`.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct TerminateOnNan;
+pub struct TerminateOnNan {
+    /// The step after which it was seen.
+    step: Option<u64>,
+}
 
 impl Callback for TerminateOnNan {
-    fn epoch_end(&mut self, end: &mut EpochEnd<'_>) -> Result<()> {
-        let loss = end.value("loss")?;
-        if !loss.is_finite() {
-            *end.stop = Some(format!("the loss is {loss}"));
+    fn step_end(&mut self, training: &mut Training<'_>) -> Result<()> {
+        let loss = training.value("loss")?;
+        if !loss.is_finite() && self.step.is_none() {
+            self.step = Some(training.step);
+            *training.stop = Some(format!("the loss is {loss}"));
         }
         Ok(())
+    }
+
+    fn epoch_end(&mut self, training: &mut Training<'_>) -> Result<()> {
+        let loss = training.value("loss")?;
+        if !loss.is_finite() {
+            let step = self.step.map_or_else(String::new, |step| format!(" after step {step}"));
+            let variables = not_finite(&training.snapshot()?);
+            *training.stop = Some(format!("the loss is {loss}{step}; {variables}"));
+        }
+        Ok(())
+    }
+}
+
+/// Says which tensors of a model hold numbers that are not finite.
+fn not_finite(snapshot: &Snapshot) -> String {
+    let mut named = Vec::new();
+    for name in snapshot.names("model") {
+        let values = snapshot.numbers("model", name).unwrap_or_default();
+        let bad = values.iter().filter(|value| !value.is_finite()).count();
+        if bad > 0 {
+            named.push(format!("{name} ({bad} of {})", values.len()));
+        }
+    }
+    match named.as_slice() {
+        [] => "all variables are still finite: look at the inputs and the loss".to_owned(),
+        _ => format!("not finite are {}", named.join(", ")),
     }
 }

@@ -1,70 +1,306 @@
-use super::*;
+use distribute_values::{Assignment, DistributedVariable, Host, HostTensor, TensorStorage, VariableOptions};
 
-/// Shows a callback some epochs' values; why it stopped, at which epoch, and the learning rate then.
-fn show(callback: &mut impl Callback, name: &str, values: &[f64]) -> (Option<(u32, String)>, f64) {
-    let mut learning_rate = 1.0;
-    for (epoch, value) in (1..).zip(values) {
-        let values = [("loss".to_owned(), *value), (name.to_owned(), *value)];
-        let mut stop = None;
-        let mut end =
-            EpochEnd { epoch, values: &values, is_chief: true, learning_rate: &mut learning_rate, stop: &mut stop };
-        callback.epoch_end(&mut end).unwrap();
-        if let Some(why) = stop {
-            return (Some((epoch, why)), learning_rate);
-        }
+use super::*;
+use crate::BoxError;
+
+/// A training of one variable, which callbacks save and restore.
+struct Toy {
+    strategy: Strategy,
+    weight: Weight,
+    learning_rate: f64,
+    stop: Option<String>,
+    epoch: u32,
+    step: u64,
+}
+
+struct Weight(DistributedVariable<HostTensor>);
+
+impl Weight {
+    fn set(&self, strategy: &Strategy, value: f64) {
+        let set = |place: distribute_values::Place<'_>| {
+            self.0.assign(place, Assignment::Set, &HostTensor::new(&[2], vec![value, 1.0]).unwrap())
+        };
+        strategy.with_place(set).unwrap();
     }
-    (None, learning_rate)
+
+    fn get(&self) -> f64 {
+        self.0.components()[0].to_elements::<f64>().unwrap()[0]
+    }
+}
+
+impl Checkpointed for Weight {
+    fn save(&self, strategy: &Strategy, snapshot: &mut Snapshot) -> Result<(), BoxError> {
+        snapshot.put::<Host, _>("model", self.0.name(), &self.0.save(&strategy.groups())?)?;
+        Ok(())
+    }
+
+    fn load(&self, strategy: &Strategy, snapshot: &Snapshot) -> Result<(), BoxError> {
+        let saved = snapshot.get::<Host, _>("model", self.0.name(), &self.0.components()[0])?;
+        self.0.restore(&strategy.groups(), &saved)?;
+        Ok(())
+    }
+}
+
+struct Saves<'a>(&'a Strategy, &'a Weight, u64);
+
+impl Run for Saves<'_> {
+    fn model(&self) -> &dyn Checkpointed {
+        self.1
+    }
+
+    fn save(&mut self, checkpoints: &mut CheckpointManager) -> Result<()> {
+        checkpoints.save(self.0, self.2, &[self.1], &())
+    }
+
+    fn restore(&mut self, checkpoints: &mut CheckpointManager) -> Result<Option<u64>> {
+        Ok(checkpoints.restore::<()>(self.0, &[self.1])?.map(|(step, ())| step))
+    }
+}
+
+impl Toy {
+    fn new() -> Toy {
+        let strategy = Strategy::default_strategy().unwrap();
+        let initial = HostTensor::new(&[2], vec![0.0, 1.0]).unwrap();
+        let weight = Weight(strategy.variable("fc.weight", &initial, VariableOptions::default()).unwrap());
+        Toy { strategy, weight, learning_rate: 1.0, stop: None, epoch: 0, step: 0 }
+    }
+
+    /// Shows a callback a moment of the training.
+    fn show<R>(
+        &mut self,
+        values: &[(&str, f64)],
+        look: impl FnOnce(&mut Training<'_>) -> Result<R>,
+    ) -> Result<R> {
+        let values: Vec<(String, f64)> = values.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect();
+        let Toy { strategy, weight, learning_rate, stop, epoch, step } = self;
+        look(&mut Training {
+            epoch: *epoch,
+            step: *step,
+            examples: *step * 10,
+            values: &values,
+            learning_rate,
+            stop,
+            strategy,
+            run: &mut Saves(strategy, weight, *step),
+        })
+    }
+
+    /// Shows a callback epochs of three steps with these losses, until it ends them; the epochs it has seen.
+    fn train(&mut self, callback: &mut dyn Callback, name: &str, values: &[f64]) -> u32 {
+        self.show(&[], |training| callback.train_begin(training)).unwrap();
+        for value in values {
+            self.epoch += 1;
+            self.show(&[], |training| callback.epoch_begin(training)).unwrap();
+            for _ in 0..3 {
+                self.step += 1;
+                self.weight.set(&self.strategy, *value);
+                self.show(&[("loss", *value)], |training| callback.step_end(training)).unwrap();
+                self.show(&[("loss", *value)], |training| callback.save(training, Occasion::Step)).unwrap();
+            }
+            let values = [("loss", *value), (name, *value)];
+            self.show(&values, |training| callback.epoch_end(training)).unwrap();
+            self.show(&values, |training| callback.save(training, Occasion::Epoch)).unwrap();
+            if self.stop.is_some() {
+                break;
+            }
+        }
+        self.show(&[], |training| callback.train_end(training)).unwrap();
+        self.epoch
+    }
 }
 
 #[test]
 fn stopping_waits_as_long_as_its_patience() {
-    let stopped = |stopping: EarlyStopping, name: &str, values: &[f64]| {
-        show(&mut stopping.clone(), name, values).0.map(|(epoch, _)| epoch)
+    let seen = |mut stopping: EarlyStopping, name: &str, values: &[f64]| {
+        let mut toy = Toy::new();
+        let epochs = toy.train(&mut stopping, name, values);
+        toy.stop.map(|_| epochs)
     };
     let falling = EarlyStopping::new("val_loss").patience(1);
-    assert_eq!(stopped(falling.clone(), "val_loss", &[3.0, 2.0, 2.5, 1.0, 1.0, 1.0]), Some(6));
-    assert_eq!(stopped(falling, "val_loss", &[3.0, 2.0, 1.0, 0.5]), None);
-    assert_eq!(stopped(EarlyStopping::new("val_accuracy"), "val_accuracy", &[0.5, 0.6, 0.6]), Some(3));
-    assert_eq!(stopped(EarlyStopping::new("val_loss").min_delta(0.5), "val_loss", &[3.0, 2.0, 1.9]), Some(3));
-    assert_eq!(stopped(EarlyStopping::new("val_loss"), "val_loss", &[f64::NAN, 1.0]), Some(1));
-    let (stop, _) = show(&mut EarlyStopping::new("val_loss"), "val_loss", &[1.0, 2.0]);
-    assert_eq!(stop.unwrap().1, "val_loss has not got better than 1 for 1 epochs");
+    assert_eq!(seen(falling.clone(), "val_loss", &[3.0, 2.0, 2.5, 1.0, 1.0, 1.0]), Some(6));
+    assert_eq!(seen(falling, "val_loss", &[3.0, 2.0, 1.0, 0.5]), None);
+    assert_eq!(seen(EarlyStopping::new("val_accuracy"), "val_accuracy", &[0.5, 0.6, 0.6]), Some(3));
+    assert_eq!(seen(EarlyStopping::new("score").rises(false), "score", &[0.5, 0.6]), Some(2));
+    assert_eq!(seen(EarlyStopping::new("val_loss").min_delta(0.5), "val_loss", &[3.0, 2.0, 1.9]), Some(3));
+    assert_eq!(seen(EarlyStopping::new("val_loss"), "val_loss", &[f64::NAN, 1.0]), Some(1));
+    assert_eq!(seen(EarlyStopping::new("val_loss").start_from_epoch(2), "val_loss", &[1.0, 2.0, 2.0]), Some(3));
+    assert_eq!(seen(EarlyStopping::new("val_loss").baseline(0.5), "val_loss", &[1.0]), Some(1));
+    let mut toy = Toy::new();
+    toy.train(&mut EarlyStopping::new("val_loss"), "val_loss", &[1.0, 2.0]);
+    assert_eq!(toy.stop.unwrap(), "val_loss has not got better than 1 for 1 epochs");
+}
+
+#[test]
+fn stopping_goes_on_counting_after_a_restart_and_restores_the_best() {
+    let mut toy = Toy::new();
+    let mut before = EarlyStopping::new("val_loss").patience(2);
+    toy.train(&mut before, "val_loss", &[1.0, 2.0, 2.0]);
+    assert_eq!(toy.stop, None);
+    let mut after = EarlyStopping::new("val_loss").patience(2);
+    after.set_state(&Callback::state(&before));
+    toy.train(&mut after, "val_loss", &[2.0, 2.0, 2.0]);
+    assert_eq!((toy.stop.is_some(), toy.epoch), (true, 4));
+
+    let mut toy = Toy::new();
+    toy.train(&mut EarlyStopping::new("loss").patience(1).restore_best(), "loss", &[3.0, 2.0, 4.0, 5.0]);
+    assert_eq!(toy.weight.get(), 2.0);
 }
 
 #[test]
 fn the_rate_falls_on_a_plateau_and_not_below_its_least() {
-    let mut plateau = ReduceLrOnPlateau::new("val_loss").patience(0).factor(0.5).min_learning_rate(0.3);
-    assert_eq!(show(&mut plateau, "val_loss", &[1.0, 1.0]).1, 0.5);
-    let mut plateau = ReduceLrOnPlateau::new("val_loss").patience(0).factor(0.5).min_learning_rate(0.3);
-    assert_eq!(show(&mut plateau, "val_loss", &[1.0, 1.0, 1.0, 1.0]).1, 0.3);
+    for (values, rate) in [(&[1.0, 1.0][..], 0.5), (&[1.0; 4], 0.3)] {
+        let mut toy = Toy::new();
+        let mut plateau = ReduceLrOnPlateau::new("val_loss").patience(0).factor(0.5).min_learning_rate(0.3);
+        toy.train(&mut plateau, "val_loss", values);
+        assert_eq!(toy.learning_rate, rate);
+    }
 }
 
 #[test]
-fn a_loss_that_is_no_number_ends_the_training() {
-    assert_eq!(show(&mut TerminateOnNan, "x", &[1.0, f64::NAN]).0, Some((2, "the loss is NaN".to_owned())));
+fn schedules_go_by_epoch_or_by_step() {
+    let mut toy = Toy::new();
+    toy.train(&mut LearningRateSchedule::new(|epoch, rate| rate / f64::from(epoch)), "x", &[1.0, 1.0, 1.0]);
+    assert_eq!(toy.learning_rate, 1.0 / 6.0);
+    toy.train(&mut LearningRateSchedule::by_step(|step| step as f64), "x", &[1.0]);
+    assert_eq!(toy.learning_rate, 12.0);
+}
+
+#[test]
+fn a_rate_grows_with_the_replicas_little_by_little() {
+    let devices: Vec<String> = (0..4).map(|index| format!("CPU:{index}")).collect();
+    let strategy = distribute_strategy::MirroredStrategy::builder().devices(devices).build().unwrap();
+    let mut toy = Toy { strategy, ..Toy::new() };
+    let mut scale = ScaleByReplicas::new().warm_up(6);
+    let mut rates = Vec::new();
+    for step in 0..=7 {
+        toy.step = step;
+        toy.show(&[], |training| scale.step_end(training)).unwrap();
+        rates.push(toy.learning_rate);
+    }
+    assert_eq!(rates, [1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.0]);
+}
+
+#[test]
+fn a_loss_that_is_no_number_ends_the_training_and_names_the_variables() {
+    let mut toy = Toy::new();
+    assert_eq!(toy.train(&mut TerminateOnNan::default(), "x", &[1.0, f64::NAN, 1.0]), 2);
+    assert_eq!(toy.stop.unwrap(), "the loss is NaN after step 4; not finite are fc.weight (1 of 2)");
 }
 
 #[test]
 fn a_name_that_is_not_there_is_a_sentence() {
-    let (mut learning_rate, mut stop) = (1.0, None);
-    let values = [("loss".to_owned(), 1.0), ("accuracy".to_owned(), 0.5)];
-    let mut end =
-        EpochEnd { epoch: 1, values: &values, is_chief: true, learning_rate: &mut learning_rate, stop: &mut stop };
-    let text = EarlyStopping::new("val_loss").epoch_end(&mut end).unwrap_err().to_string();
+    let mut toy = Toy::new();
+    let values = [("loss", 1.0), ("accuracy", 0.5)];
+    let mut stopping = EarlyStopping::new("val_loss");
+    let text = toy.show(&values, |training| stopping.epoch_end(training)).unwrap_err().to_string();
     assert!(text.contains("\"val_loss\"") && text.contains("loss, accuracy"), "{text}");
 }
 
+/// The steps of the checkpoints in a folder.
+fn kept(folder: &std::path::Path) -> Vec<String> {
+    let names = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.file_name());
+    let mut names: Vec<String> = names.filter_map(|name| name.into_string().ok()).collect();
+    names.sort();
+    names
+}
+
 #[test]
-fn files_are_written_on_the_chief_alone() {
+fn checkpoints_are_the_last_or_the_best() {
+    let folder = tempfile::tempdir().unwrap();
+    let train = |checkpoint: ModelCheckpoint, values: &[f64]| {
+        Toy::new().train(&mut { checkpoint }, "val_loss", values);
+    };
+    let last = folder.path().join("last");
+    train(ModelCheckpoint::new(&last).keep(2), &[1.0, 2.0, 3.0]);
+    assert_eq!(kept(&last), ["latest", "step-00000006", "step-00000009"]);
+    let steps = folder.path().join("steps");
+    train(ModelCheckpoint::new(&steps).every_steps(2), &[1.0, 2.0]);
+    assert_eq!(kept(&steps), ["latest", "step-00000002", "step-00000003", "step-00000004", "step-00000006"]);
+    let second = folder.path().join("second");
+    train(ModelCheckpoint::new(&second).every_epochs(2), &[1.0, 2.0, 3.0]);
+    assert_eq!(kept(&second), ["latest", "step-00000006"]);
+    let best = folder.path().join("best");
+    train(ModelCheckpoint::new(&best).best("val_loss"), &[3.0, 1.0, 2.0]);
+    assert_eq!(kept(&best), ["latest", "step-00000006"]);
+}
+
+#[test]
+fn a_backup_is_restored_and_removed_at_the_end() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("backup");
+    let mut toy = Toy::new();
+    let mut backup = BackupAndRestore::new(&path);
+    toy.step = 7;
+    toy.weight.set(&toy.strategy, 5.0);
+    assert!(toy.show(&[], |training| backup.save(training, Occasion::Leaving)).unwrap());
+    assert!(!toy.show(&[], |training| backup.save(training, Occasion::Step)).unwrap());
+    assert_eq!(kept(&path), ["latest", "step-00000007"]);
+    let mut again = Toy::new();
+    let mut backup = BackupAndRestore::new(&path);
+    again.show(&[], |training| backup.train_begin(training)).unwrap();
+    assert_eq!(again.weight.get(), 5.0);
+    again.show(&[], |training| backup.train_end(training)).unwrap();
+    assert!(!path.exists());
+}
+
+#[test]
+fn a_table_has_each_epoch_once() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("log.csv");
-    let (mut learning_rate, mut stop) = (0.5, None);
-    for (epoch, is_chief) in [(1, true), (2, false), (3, true)] {
-        let values = [("loss".to_owned(), 1.0 / f64::from(epoch)), ("val_loss".to_owned(), 2.0)];
-        let mut end = EpochEnd { epoch, values: &values, is_chief, learning_rate: &mut learning_rate, stop: &mut stop };
-        CsvLogger::new(&path).epoch_end(&mut end).unwrap();
-        TensorBoard::new(folder.path().join(epoch.to_string())).epoch_end(&mut end).unwrap();
+    let mut toy = Toy::new();
+    toy.train(&mut CsvLogger::new(&path), "val_loss", &[1.0, 0.5, 0.25]);
+    // It goes on from the end of the first epoch.
+    toy.epoch = 1;
+    toy.train(&mut CsvLogger::new(&path), "val_loss", &[0.75]);
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), "epoch,loss,val_loss\n1,1,1\n2,0.75,0.75\n");
+}
+
+#[cfg(feature = "tensorboard")]
+#[test]
+fn event_files_have_epochs_steps_and_histograms() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut board = TensorBoard::new(folder.path()).histograms(1).every_steps(2);
+    Toy::new().train(&mut board, "val_loss", &[1.0, 0.5]);
+    let bytes = |run: &str| -> Vec<u8> {
+        let files = std::fs::read_dir(folder.path().join(run)).unwrap();
+        files.flat_map(|file| std::fs::read(file.unwrap().path()).unwrap()).collect()
+    };
+    let has = |run: &str, tag: &str| bytes(run).windows(tag.len()).any(|window| window == tag.as_bytes());
+    for tag in ["epoch_loss", "batch_loss", "batch_examples_per_second", "epoch_learning_rate", "fc.weight"] {
+        assert!(has("train", tag), "{tag}");
     }
-    assert_eq!(std::fs::read_to_string(&path).unwrap(), "epoch,loss,val_loss\n1,1,2\n3,0.3333333333333333,2\n");
-    assert!(folder.path().join("1/validation").exists() && !folder.path().join("2").exists());
+    assert!(has("validation", "epoch_loss") && !has("validation", "fc.weight"));
+}
+
+#[cfg(feature = "prometheus")]
+#[test]
+fn prometheus_fetches_the_numbers() {
+    use std::io::{Read, Write};
+    let mut endpoint = Prometheus::serve("127.0.0.1:0").unwrap();
+    let address = endpoint.address();
+    let mut toy = Toy::new();
+    toy.train(&mut endpoint, "val_loss", &[0.5]);
+    let fetch = |path: &str| {
+        let mut stream = std::net::TcpStream::connect(address).unwrap();
+        stream.set_read_timeout(Some(std::time::Duration::from_secs(10))).unwrap();
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").unwrap();
+        let mut text = String::new();
+        stream.read_to_string(&mut text).unwrap();
+        text
+    };
+    let text = fetch("/metrics");
+    assert!(text.starts_with("HTTP/1.1 200 OK"), "{text}");
+    for line in [
+        "distribute_training_epoch 1",
+        "distribute_training_steps_total 3",
+        "distribute_training_examples_total 30",
+        "distribute_training_value{name=\"val_loss\"} 0.5",
+    ] {
+        assert!(text.lines().any(|known| known == line), "{line}: {text}");
+    }
+    assert!(fetch("/").starts_with("HTTP/1.1 404"));
+    let text = Prometheus::serve(&address.to_string()).unwrap_err().to_string();
+    assert!(text.contains(&address.to_string()) && text.contains("free port"), "{text}");
+    drop(endpoint);
+    assert!(std::net::TcpStream::connect(address).is_err());
 }

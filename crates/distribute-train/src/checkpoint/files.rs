@@ -151,6 +151,17 @@ pub(super) fn list(root: &Path) -> Result<Vec<(u64, PathBuf)>> {
     Ok(found)
 }
 
+/// Removes all checkpoints, and the folder if it is empty then.
+pub(super) fn remove_all(root: &Path) -> Result<()> {
+    remove_temporary(root);
+    for (_, path) in list(root)? {
+        fs::remove_dir_all(&path).map_err(|source| Error::File { path, source })?;
+    }
+    drop(fs::remove_file(root.join(LATEST)));
+    drop(fs::remove_dir(root));
+    Ok(())
+}
+
 /// Removes what processes that were killed have left half-written.
 pub(super) fn remove_temporary(root: &Path) {
     for entry in fs::read_dir(root).into_iter().flatten().flatten() {

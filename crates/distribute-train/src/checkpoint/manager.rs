@@ -142,6 +142,15 @@ impl CheckpointManager {
         self.wait()
     }
 
+    /// Removes all checkpoints, and the folder if nothing else is in it. The chief calls this.
+    ///
+    /// # Errors
+    /// Where they cannot be removed.
+    pub fn remove(&mut self) -> Result<()> {
+        self.wait()?;
+        files::remove_all(&self.root)
+    }
+
     fn wait(&mut self) -> Result<()> {
         match self.writing.take().map(JoinHandle::join) {
             None => Ok(()),

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 
-use distribute_device::{BufferRef, DType};
+use distribute_device::{BufferRef, DType, bf16, f16};
 use distribute_values::TensorStorage;
 use safetensors::Dtype;
 use safetensors::tensor::{SafeTensors, View};
@@ -72,6 +72,23 @@ impl Snapshot {
     /// The names of a file's tensors.
     pub fn names(&self, file: &str) -> Vec<&str> {
         self.files.get(file).map_or_else(Vec::new, |tensors| tensors.keys().map(String::as_str).collect())
+    }
+
+    /// The elements of a file's tensor, whatever their type.
+    pub fn numbers(&self, file: &str, name: &str) -> Option<Vec<f64>> {
+        let stored = self.files.get(file)?.get(name)?;
+        let elements = BufferRef::from_bytes(stored.dtype, &stored.bytes).ok()?;
+        macro_rules! wide {
+            ($($dtype:ident => $t:ty, $wide:expr);*) => {
+                match stored.dtype {
+                    $(DType::$dtype => elements.as_slice::<$t>().ok()?.iter().copied().map($wide).collect(),)*
+                    _ => return None,
+                }
+            };
+        }
+        Some(wide!(F32 => f32, f64::from; F64 => f64, f64::from; F16 => f16, f64::from; BF16 => bf16, f64::from;
+            I8 => i8, f64::from; U8 => u8, f64::from; I32 => i32, f64::from; U32 => u32, f64::from;
+            I64 => i64, |x| x as f64))
     }
 
     /// Keeps a value.

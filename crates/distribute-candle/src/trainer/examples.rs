@@ -1,0 +1,98 @@
+//! What a training reads.
+
+use candle_core::Tensor;
+use distribute_input::{AUTOTUNE, Dataset, Element, InputOptions};
+use distribute_strategy::{DistributedDataset, Strategy};
+
+use crate::Result;
+
+/// Some examples: a row of inputs and of targets for each, and a weight if they have one.
+#[derive(Clone, Debug)]
+pub struct Examples {
+    /// What the model gets.
+    pub inputs: Tensor,
+    /// What it should say.
+    pub targets: Tensor,
+    /// How much each counts, as f32.
+    pub weights: Option<Tensor>,
+}
+
+impl From<(Tensor, Tensor)> for Examples {
+    fn from((inputs, targets): (Tensor, Tensor)) -> Examples {
+        Examples { inputs, targets, weights: None }
+    }
+}
+
+impl From<(Tensor, Tensor, Tensor)> for Examples {
+    fn from((inputs, targets, weights): (Tensor, Tensor, Tensor)) -> Examples {
+        Examples { inputs, targets, weights: Some(weights) }
+    }
+}
+
+/// How tensors in memory become batches; a dataset is batched already.
+#[derive(Clone, Copy, Debug)]
+pub struct Batching {
+    /// Examples of a step, over all replicas.
+    pub batch_size: usize,
+    /// Whether each pass has an order of its own.
+    pub shuffle: bool,
+}
+
+/// What can be trained on: batched datasets of inputs and targets, or of inputs, targets and weights; and tensors in memory,
+/// whose rows are examples.
+pub trait TrainingData {
+    /// Batches of all replicas, and how many examples there are in one.
+    ///
+    /// # Errors
+    /// Those of the data.
+    fn distribute(&self, strategy: &Strategy, batching: Batching) -> Result<(DistributedDataset<Examples>, usize)>;
+}
+
+macro_rules! training_data {
+    ($($tuple:ty),*) => {$(
+        impl TrainingData for Dataset<$tuple> {
+            fn distribute(&self, strategy: &Strategy, _: Batching) -> Result<(DistributedDataset<Examples>, usize)> {
+                let batches = strategy.distribute_dataset(self)?.map_replicas(|_, examples| Ok(examples.into()));
+                Ok((batches, self.batch_size().unwrap_or(1)))
+            }
+        }
+
+        impl TrainingData for $tuple {
+            fn distribute(
+                &self,
+                strategy: &Strategy,
+                batching: Batching,
+            ) -> Result<(DistributedDataset<Examples>, usize)> {
+                let rows = self.rows()?;
+                let data = Dataset::from_tensor_slices(self.clone());
+                let data = if batching.shuffle { data.shuffle(rows, 0) } else { data };
+                data.batch(batching.batch_size).prefetch(AUTOTUNE).distribute(strategy, batching)
+            }
+        }
+    )*};
+}
+
+training_data!((Tensor, Tensor), (Tensor, Tensor, Tensor));
+
+/// What can be predicted: a batched dataset of inputs, or a tensor of them.
+pub trait PredictionData {
+    /// Batches of all replicas, whose outputs come back in the data's order.
+    ///
+    /// # Errors
+    /// Those of the data.
+    fn distribute(&self, strategy: &Strategy, batch_size: usize) -> Result<DistributedDataset<Tensor>>;
+}
+
+impl PredictionData for Dataset<Tensor> {
+    fn distribute(&self, strategy: &Strategy, _: usize) -> Result<DistributedDataset<Tensor>> {
+        // All workers walk the data together: rows then go to replicas in their order, and come back in it.
+        let options = InputOptions { deterministic: true, ..InputOptions::default() };
+        Ok(strategy.distribute_dataset_with(self, options)?)
+    }
+}
+
+impl PredictionData for Tensor {
+    fn distribute(&self, strategy: &Strategy, batch_size: usize) -> Result<DistributedDataset<Tensor>> {
+        Dataset::from_tensor_slices(self.clone()).batch(batch_size).distribute(strategy, batch_size)
+    }
+}

@@ -1,0 +1,184 @@
+//! Callbacks that change the learning rate.
+
+use std::fmt;
+
+use serde_json::Value;
+
+use super::watch::Watch;
+use super::{Callback, Training};
+use crate::Result;
+
+type Schedule = Box<dyn FnMut(u64, f64) -> f64 + Send>;
+
+/// Sets the learning rate of each epoch, or of each step.
+///
+/// # Examples
+/// ```
+/// use distribute_train::callbacks::LearningRateSchedule;
+/// // Five epochs of warm-up to 0.4, then a tenth every 30.
+/// let by_epoch = LearningRateSchedule::new(|epoch, _| match epoch {
+///     ..=5 => 0.4 * f64::from(epoch) / 5.0,
+///     _ => 0.4 * 0.1f64.powi((epoch as i32 - 1) / 30),
+/// });
+/// // A thousand steps of warm-up to 1e-3, then half a cosine down to nothing at step 20,000.
+/// let by_step = LearningRateSchedule::by_step(|step| {
+///     let done = (step as f64 - 1e3) / (20e3 - 1e3);
+///     1e-3 * if step < 1000 { (step + 1) as f64 / 1e3 } else { (1.0 + (std::f64::consts::PI * done.min(1.0)).cos()) / 2.0 }
+/// });
+/// ```
+///
+/// # Source
+/// `tf.keras.callbacks.LearningRateScheduler`, and `tf.keras.optimizers.schedules`.
+pub struct LearningRateSchedule {
+    schedule: Schedule,
+    by_step: bool,
+}
+
+impl LearningRateSchedule {
+    /// From the number of an epoch that begins, from 1, and the present rate.
+    pub fn new(mut schedule: impl FnMut(u32, f64) -> f64 + Send + 'static) -> LearningRateSchedule {
+        let schedule = move |epoch, rate| schedule(u32::try_from(epoch).unwrap_or(u32::MAX), rate);
+        LearningRateSchedule { schedule: Box::new(schedule), by_step: false }
+    }
+
+    /// From the number of steps done, of all epochs: the first step's is 0.
+    pub fn by_step(mut schedule: impl FnMut(u64) -> f64 + Send + 'static) -> LearningRateSchedule {
+        LearningRateSchedule { schedule: Box::new(move |step, _| schedule(step)), by_step: true }
+    }
+
+    fn set(&mut self, at: u64, training: &mut Training<'_>) -> Result<()> {
+        *training.learning_rate = (self.schedule)(at, *training.learning_rate);
+        Ok(())
+    }
+}
+
+impl Callback for LearningRateSchedule {
+    fn epoch_begin(&mut self, training: &mut Training<'_>) -> Result<()> {
+        self.set(if self.by_step { training.step } else { u64::from(training.epoch) }, training)
+    }
+
+    fn step_end(&mut self, training: &mut Training<'_>) -> Result<()> {
+        if self.by_step { self.set(training.step, training) } else { Ok(()) }
+    }
+}
+
+impl fmt::Debug for LearningRateSchedule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LearningRateSchedule").field("by_step", &self.by_step).finish_non_exhaustive()
+    }
+}
+
+/// Multiplies the learning rate by the number of replicas, for global batches that grow with it: little by little over the first
+/// steps.
+///
+/// # Examples
+/// ```
+/// use distribute_train::callbacks::ScaleByReplicas;
+/// let scale = ScaleByReplicas::new().warm_up(500);
+/// ```
+///
+/// # Source
+/// Goyal et al., "Accurate, Large Minibatch SGD" (2017); Horovod's `LearningRateWarmupCallback`.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ScaleByReplicas {
+    warm_up: u64,
+    /// Of one replica.
+    rate: Option<f64>,
+}
+
+impl ScaleByReplicas {
+    /// From the first step on.
+    pub fn new() -> ScaleByReplicas {
+        ScaleByReplicas::default()
+    }
+
+    /// Grows from the optimizer's rate over so many steps.
+    pub fn warm_up(self, steps: u64) -> ScaleByReplicas {
+        ScaleByReplicas { warm_up: steps, ..self }
+    }
+
+    fn set(&mut self, training: &mut Training<'_>) -> Result<()> {
+        let rate = *self.rate.get_or_insert(*training.learning_rate);
+        // Once it has grown the rate is other callbacks' to change.
+        if training.step <= self.warm_up {
+            let replicas = training.strategy.num_replicas_in_sync() as f64;
+            let grown = if self.warm_up == 0 { 1.0 } else { training.step as f64 / self.warm_up as f64 };
+            *training.learning_rate = rate * (1.0 + (replicas - 1.0) * grown);
+        }
+        Ok(())
+    }
+}
+
+impl Callback for ScaleByReplicas {
+    fn epoch_begin(&mut self, training: &mut Training<'_>) -> Result<()> {
+        self.set(training)
+    }
+
+    fn step_end(&mut self, training: &mut Training<'_>) -> Result<()> {
+        self.set(training)
+    }
+
+    fn state(&self) -> Value {
+        self.rate.into()
+    }
+
+    fn set_state(&mut self, state: &Value) {
+        self.rate = state.as_f64();
+    }
+}
+
+/// Multiplies the learning rate by a factor when a value has not got better for some epochs.
+///
+/// # Source
+/// `tf.keras.callbacks.ReduceLROnPlateau`.
+#[derive(Clone, Debug)]
+pub struct ReduceLrOnPlateau {
+    watch: Watch,
+    factor: f64,
+    min_learning_rate: f64,
+}
+
+impl ReduceLrOnPlateau {
+    /// Watches a value, as [`EarlyStopping`](super::EarlyStopping) does; patience 10, a tenth each time.
+    pub fn new(monitor: &str) -> ReduceLrOnPlateau {
+        let watch = Watch { patience: 10, ..Watch::new(monitor) };
+        ReduceLrOnPlateau { watch, factor: 0.1, min_learning_rate: 0.0 }
+    }
+
+    /// How many epochs without progress are borne.
+    pub fn patience(mut self, epochs: u32) -> ReduceLrOnPlateau {
+        self.watch.patience = epochs;
+        self
+    }
+
+    /// What the rate is multiplied by.
+    pub fn factor(mut self, factor: f64) -> ReduceLrOnPlateau {
+        self.factor = factor;
+        self
+    }
+
+    /// It does not fall below this.
+    pub fn min_learning_rate(mut self, learning_rate: f64) -> ReduceLrOnPlateau {
+        self.min_learning_rate = learning_rate;
+        self
+    }
+}
+
+impl Callback for ReduceLrOnPlateau {
+    fn epoch_end(&mut self, training: &mut Training<'_>) -> Result<()> {
+        let value = training.value(&self.watch.monitor)?;
+        if !self.watch.is_best(value) && self.watch.is_out_of_patience() {
+            self.watch.seen.waited = 0;
+            *training.learning_rate = (*training.learning_rate * self.factor).max(self.min_learning_rate);
+        }
+        Ok(())
+    }
+
+    fn state(&self) -> Value {
+        self.watch.state()
+    }
+
+    fn set_state(&mut self, state: &Value) {
+        self.watch.set_state(state);
+    }
+}

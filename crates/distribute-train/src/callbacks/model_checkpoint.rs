@@ -1,0 +1,218 @@
+//! Callbacks that keep checkpoints.
+
+use std::path::PathBuf;
+
+use serde_json::Value;
+
+use super::watch::Watch;
+use super::{Callback, Occasion, Training};
+use crate::Result;
+use crate::checkpoint::CheckpointManager;
+
+/// Saves the model, its optimizer and all that a training needs to go on, as it goes or when it is best.
+///
+/// # Examples
+/// ```
+/// use distribute_train::callbacks::ModelCheckpoint;
+/// let last_three = ModelCheckpoint::new("runs/1/checkpoints").every_steps(500).keep(3);
+/// let best = ModelCheckpoint::new("runs/1/best").best("val_accuracy");
+/// ```
+///
+/// # Source
+/// `tf.keras.callbacks.ModelCheckpoint`.
+#[derive(Debug)]
+pub struct ModelCheckpoint {
+    checkpoints: CheckpointManager,
+    every: Every,
+    best: Option<Watch>,
+    /// Whether the epoch that has just ended is that.
+    is_best: bool,
+}
+
+/// When it is time to save, besides at the end.
+#[derive(Clone, Copy, Debug)]
+enum Every {
+    Epochs(u32),
+    /// And each epoch.
+    Steps(Steps),
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Steps {
+    count: u64,
+    /// The step after which it was saved last.
+    last: u64,
+}
+
+impl Steps {
+    fn new(count: u64) -> Steps {
+        Steps { count: count.max(1), last: 0 }
+    }
+
+    /// Whether a multiple of the count has been passed, by one step or by several that were run at once.
+    fn is_due(&mut self, step: u64) -> bool {
+        let due = step / self.count > self.last / self.count;
+        if due {
+            self.last = step;
+        }
+        due
+    }
+}
+
+impl ModelCheckpoint {
+    /// Into this folder, after each epoch; the newest five are kept.
+    pub fn new(folder: impl Into<PathBuf>) -> ModelCheckpoint {
+        ModelCheckpoint::with(CheckpointManager::new(folder))
+    }
+
+    /// As a manager says.
+    pub fn with(checkpoints: CheckpointManager) -> ModelCheckpoint {
+        ModelCheckpoint { checkpoints, every: Every::Epochs(1), best: None, is_best: false }
+    }
+
+    /// Keeps the newest `count`.
+    pub fn keep(mut self, count: usize) -> ModelCheckpoint {
+        self.checkpoints = self.checkpoints.keep(count);
+        self
+    }
+
+    /// After every so manieth epoch.
+    pub fn every_epochs(mut self, epochs: u32) -> ModelCheckpoint {
+        self.every = Every::Epochs(epochs.max(1));
+        self
+    }
+
+    /// After so many steps, and after each epoch.
+    pub fn every_steps(mut self, steps: u64) -> ModelCheckpoint {
+        self.every = Every::Steps(Steps::new(steps));
+        self
+    }
+
+    /// Only after epochs that are the best so far by a value, such as `val_loss`, and keeps the best alone. Names that end in
+    /// `loss`, `error`, `cross_entropy` and `perplexity` should fall, others rise.
+    pub fn best(mut self, monitor: &str) -> ModelCheckpoint {
+        self.best = Some(Watch::new(monitor));
+        self.keep(1)
+    }
+
+    fn is_due(&mut self, training: &Training<'_>, occasion: Occasion) -> bool {
+        match (&mut self.every, occasion) {
+            (_, Occasion::Epoch) if self.best.is_some() => self.is_best,
+            _ if self.best.is_some() => false,
+            (Every::Epochs(epochs), Occasion::Epoch) => training.epoch.is_multiple_of(*epochs),
+            (Every::Steps(steps), Occasion::Step) => steps.is_due(training.step),
+            (Every::Steps(_), Occasion::Epoch) => true,
+            _ => false,
+        }
+    }
+}
+
+impl Callback for ModelCheckpoint {
+    fn epoch_end(&mut self, training: &mut Training<'_>) -> Result<()> {
+        if let Some(watch) = &mut self.best {
+            self.is_best = watch.is_best(training.value(&watch.monitor)?);
+        }
+        Ok(())
+    }
+
+    fn save(&mut self, training: &mut Training<'_>, occasion: Occasion) -> Result<bool> {
+        let due = self.is_due(training, occasion);
+        if due {
+            training.run.save(&mut self.checkpoints)?;
+        }
+        if occasion == Occasion::Leaving {
+            self.checkpoints.finish()?;
+        }
+        Ok(due)
+    }
+
+    fn train_end(&mut self, _: &mut Training<'_>) -> Result<()> {
+        self.checkpoints.finish()
+    }
+
+    fn state(&self) -> Value {
+        self.best.as_ref().map_or(Value::Null, Watch::state)
+    }
+
+    fn set_state(&mut self, state: &Value) {
+        if let Some(watch) = &mut self.best {
+            watch.set_state(state);
+        }
+    }
+}
+
+/// Saves the training after each epoch, every so many steps if wanted, and when the machine is about to go away; the same program
+/// started again goes on from there, in the middle of an epoch too. What was saved is removed once the training has come to its
+/// end.
+///
+/// # Examples
+/// ```
+/// use distribute_train::callbacks::BackupAndRestore;
+/// let backup = BackupAndRestore::new("runs/1/backup").every_steps(500);
+/// ```
+///
+/// # Source
+/// `tf.keras.callbacks.BackupAndRestore`.
+#[derive(Debug)]
+pub struct BackupAndRestore {
+    checkpoints: CheckpointManager,
+    every: Option<Steps>,
+    removes: bool,
+}
+
+impl BackupAndRestore {
+    /// In this folder.
+    pub fn new(folder: impl Into<PathBuf>) -> BackupAndRestore {
+        BackupAndRestore::with(CheckpointManager::new(folder).keep(2))
+    }
+
+    /// As a manager says.
+    pub fn with(checkpoints: CheckpointManager) -> BackupAndRestore {
+        BackupAndRestore { checkpoints, every: None, removes: true }
+    }
+
+    /// After so many steps too.
+    pub fn every_steps(mut self, steps: u64) -> BackupAndRestore {
+        self.every = Some(Steps::new(steps));
+        self
+    }
+
+    /// Leaves what was saved in its place at the end; started again, the program finds that there is nothing left to do.
+    pub fn keep_at_end(mut self) -> BackupAndRestore {
+        self.removes = false;
+        self
+    }
+}
+
+impl Callback for BackupAndRestore {
+    fn train_begin(&mut self, training: &mut Training<'_>) -> Result<()> {
+        if let Some(step) = training.run.restore(&mut self.checkpoints)? {
+            if let Some(every) = &mut self.every {
+                every.last = step;
+            }
+            if training.is_chief() {
+                tracing::info!("going on after step {step}, from {}", self.checkpoints.root().display());
+            }
+        }
+        Ok(())
+    }
+
+    fn save(&mut self, training: &mut Training<'_>, occasion: Occasion) -> Result<bool> {
+        let due = match occasion {
+            Occasion::Step => self.every.as_mut().is_some_and(|every| every.is_due(training.step)),
+            Occasion::Epoch | Occasion::Notice | Occasion::Leaving => true,
+        };
+        if due {
+            training.run.save(&mut self.checkpoints)?;
+        }
+        if occasion == Occasion::Leaving {
+            self.checkpoints.finish()?;
+        }
+        Ok(due)
+    }
+
+    fn train_end(&mut self, training: &mut Training<'_>) -> Result<()> {
+        self.checkpoints.finish()?;
+        if self.removes && training.is_chief() { self.checkpoints.remove() } else { Ok(()) }
+    }
+}
