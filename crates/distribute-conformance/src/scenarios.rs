@@ -14,6 +14,7 @@ mod optimizers;
 mod random;
 mod rows;
 mod structures;
+mod trainers;
 mod values;
 mod variables;
 
@@ -131,7 +132,13 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     Scenario::new("frozen variables stay as they are", optimizers::frozen),
     Scenario::new("averages of parameters are equal on all replicas", optimizers::averages),
     Scenario::new("a checkpoint of the chief's is restored on all workers, and training goes on", optimizers::restored),
-    Scenario::new("fit, evaluate and predict give what one replica gives, in the data's order", optimizers::fitted),
+    Scenario::new("fit, evaluate and predict give what one replica gives, in the data's order", trainers::fitted),
+    Scenario::new("weighted examples and partial epochs are fitted as on one replica", trainers::weighted),
+    Scenario::new("a callback that stops on one worker stops all after the same step", trainers::stopped),
+    Scenario::new("what callbacks decide after an epoch is made the same on all workers", trainers::decided),
+    Scenario::new("a training goes on from its backup with equal parameters", trainers::backed_up),
+    Scenario::new("a request of one worker saves on all, and one to leave ends all, after the same step", trainers::asked),
+    Scenario::new("what fails on one worker ends all with its reason", trainers::failed),
     Scenario::new("a penalty counts once", optimizers::penalty),
     Scenario::new("gradients go back through a sum over replicas", optimizers::through_a_sum),
     Scenario::new("every way to combine devices' values trains alike", optimizers::across_devices),

@@ -12,7 +12,7 @@ const UNEVEN: Sizes = |step| if step % 5 == 4 { 3 } else { 13 };
 
 type Build = fn(&Model<Net>) -> distribute::candle::Result<Optimizer>;
 
-fn apart(a: &[f32], b: &[f32]) -> f32 {
+pub(super) fn apart(a: &[f32], b: &[f32]) -> f32 {
     a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
 }
 
@@ -307,35 +307,5 @@ pub(crate) fn restored(strategy: &Strategy) -> Result<(), Stop> {
         }
     }
     check_eq!(parameters(&again, 0)?, parameters(&model, 0)?, "parameters five steps later");
-    Ok(())
-}
-
-pub(crate) fn fitted(strategy: &Strategy) -> Result<(), Stop> {
-    use distribute::train::metrics::{Accuracy, CrossEntropy, Metrics};
-    let (x, y) = batch(0, 23)?;
-    let data = Dataset::from_tensor_slices((x.clone(), y)).shuffle(23, 3).batch(8);
-    type Outcome = (distribute::train::history::History, Vec<f32>, Vec<(String, f64)>);
-    let fit = |strategy: &Strategy| -> Result<Outcome, Stop> {
-        let metrics = Metrics::new().with(Accuracy).with(CrossEntropy);
-        let model = strategy.scope_seeded(5, |vb| Net::new(Kind::Dense, &vb))?;
-        let adam = |model: &_| Adam::new(0.01).build(model);
-        let mut trainer = Trainer::of_model(strategy, model, adam, SparseCategoricalCrossentropy, metrics)?;
-        let history = trainer.fit(&data, Fit::epochs(4).validation(&data))?;
-        let outputs = trainer.predict(&Dataset::from_tensor_slices(x.clone()).batch(6))?;
-        Ok((history, outputs.flatten_all()?.to_vec1()?, trainer.evaluate(&data)?))
-    };
-    let (history, outputs, scores) = fit(strategy)?;
-    let (expected, expected_outputs, expected_scores) = fit(&Strategy::default_strategy()?)?;
-    for ((_, got), (_, expected)) in history.epochs.iter().zip(&expected.epochs) {
-        for ((name, a), (_, b)) in got.iter().zip(expected) {
-            check!((a - b).abs() < 1e-4, "{name} is {a}, and {b} with one replica");
-        }
-    }
-    check_eq!(outputs.len(), expected_outputs.len(), "predictions");
-    let apart = apart(&outputs, &expected_outputs);
-    check!(apart < 1e-4, "predictions are {apart:e} apart");
-    for ((name, a), (_, b)) in scores.iter().zip(&expected_scores) {
-        check!((a - b).abs() < 1e-4, "{name} is {a}, and {b} with one replica");
-    }
     Ok(())
 }
