@@ -140,9 +140,9 @@ impl<M: ModuleT + Sync> Trainer<M> {
         let predict = || {
             let mut outputs = Vec::new();
             for batch in &data.distribute(&self.strategy, BATCH_SIZE)? {
-                let parts = self
-                    .strategy
-                    .run_with((&self.model, batch?), |_, (model, x)| Ok::<_, Error>(model.forward_t(&x, false)?.detach()))?;
+                let parts = self.strategy.run_with((&self.model, batch?), |_, (model, x)| {
+                    Ok::<_, Error>(model.forward_t(&x, false)?.detach())
+                })?;
                 outputs.push(self.strategy.gather(&parts, 0)?);
             }
             if outputs.is_empty() { Err(Error::NoExamples { what: "predict" }) } else { Ok(Tensor::cat(&outputs, 0)?) }

@@ -234,8 +234,7 @@ fn weights_of_examples_and_classes_count_as_often_as_they_say() {
     let (x, y) = examples();
     let counts: Vec<u32> = (0..EXAMPLES as u32).map(|i| i % 3).collect();
     let weights = Tensor::from_iter(counts.iter().map(|count| *count as f32), &Device::Cpu).unwrap();
-    let repeated: Vec<u32> =
-        (0..EXAMPLES as u32).flat_map(|i| vec![i; counts[i as usize] as usize]).collect();
+    let repeated: Vec<u32> = (0..EXAMPLES as u32).flat_map(|i| vec![i; counts[i as usize] as usize]).collect();
     let rows = Tensor::new(repeated.as_slice(), &Device::Cpu).unwrap();
     let build = |strategy: &Strategy| {
         let metrics = Metrics::new().with(Accuracy);
@@ -277,7 +276,8 @@ fn epochs_of_so_many_steps_and_several_steps_at_once_change_nothing() {
     // Four steps a pass: six steps are a pass and a half.
     let fit = |steps: Option<u64>, epochs: u32, at_once: usize, dies: bool, folder: &Path| {
         let mut trainer = trainer(&mirrored(2));
-        let fit = Fit::epochs(epochs).steps_per_execution(at_once).callback(BackupAndRestore::new(folder).keep_at_end());
+        let fit =
+            Fit::epochs(epochs).steps_per_execution(at_once).callback(BackupAndRestore::new(folder).keep_at_end());
         let fit = if let Some(steps) = steps { fit.steps_per_epoch(steps) } else { fit };
         let fit = if dies { fit.callback(Dies(1)) } else { fit };
         trainer.fit(&data(), fit).map(|history| (history, predictions(&trainer)))

@@ -137,7 +137,10 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     Scenario::new("a callback that stops on one worker stops all after the same step", trainers::stopped),
     Scenario::new("what callbacks decide after an epoch is made the same on all workers", trainers::decided),
     Scenario::new("a training goes on from its backup with equal parameters", trainers::backed_up),
-    Scenario::new("a request of one worker saves on all, and one to leave ends all, after the same step", trainers::asked),
+    Scenario::new(
+        "a request of one worker saves on all, and one to leave ends all, after the same step",
+        trainers::asked,
+    ),
     Scenario::new("what fails on one worker ends all with its reason", trainers::failed),
     Scenario::new("a penalty counts once", optimizers::penalty),
     Scenario::new("gradients go back through a sum over replicas", optimizers::through_a_sum),

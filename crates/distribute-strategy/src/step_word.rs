@@ -26,6 +26,8 @@ pub(crate) struct StepWord {
     state: Mutex<State>,
     asked: [Arc<AtomicBool>; STEP_WORDS - 1],
     agreed: [AtomicBool; STEP_WORDS - 1],
+    /// Whether all have agreed in the last step to leave.
+    leaving: AtomicBool,
 }
 
 #[derive(Default)]
@@ -50,6 +52,11 @@ impl StepWord {
         self.lock().agreed.filter(|(of, _)| *of == ticket).map(|(_, sum)| sum)
     }
 
+    /// Whether all processes leave after this step, each on its own.
+    pub(crate) fn all_leave(&self) -> bool {
+        self.leaving.load(Ordering::Relaxed)
+    }
+
     fn words(&self) -> [u32; STEP_WORDS] {
         let word = self.lock().word.as_ref().map(|(_, word)| Arc::clone(word));
         let mut words = [0; STEP_WORDS];
@@ -62,6 +69,7 @@ impl StepWord {
 
     fn agree(&self, sums: [u32; STEP_WORDS]) {
         let mut state = self.lock();
+        self.leaving.store(sums[1 + Request::Leave as usize] > 0, Ordering::Relaxed);
         state.agreed = state.word.as_ref().map(|(ticket, _)| (*ticket, sums[0]));
         for ((sum, asked), agreed) in sums[1..].iter().zip(&self.asked).zip(&self.agreed) {
             if *sum > 0 {

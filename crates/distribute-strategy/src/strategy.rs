@@ -236,7 +236,8 @@ impl Strategy {
     }
 
     /// Hands an outcome on. Where it is a failure, the other processes learn the reason in their next collective, which fails:
-    /// else they would wait for this one until they notice that it is gone, and would not know why.
+    /// else they would wait for this one until they notice that it is gone, and would not know why. Where all have agreed to
+    /// leave after the last step there is nothing to tell.
     ///
     /// # Examples
     /// ```
@@ -256,6 +257,7 @@ impl Strategy {
         let replicas = self.replicas();
         if let Err(error) = &outcome
             && replicas.topology.workers > 1
+            && !replicas.step_word.all_leave()
         {
             let reason = format!("worker {} failed: {error}", replicas.topology.worker);
             for (local, group) in replicas.groups().iter().enumerate() {

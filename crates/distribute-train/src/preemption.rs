@@ -8,6 +8,8 @@ use distribute_strategy::{Request, Strategy};
 
 use crate::{Error, Result};
 
+pub use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
+
 /// Which signals mean that this process is about to be stopped, and how it then ends.
 ///
 /// # Source
@@ -25,7 +27,7 @@ pub struct TerminationConfig {
 
 impl Default for TerminationConfig {
     fn default() -> TerminationConfig {
-        let signals = vec![signal_hook::consts::SIGTERM];
+        let signals = vec![SIGTERM];
         TerminationConfig { signals, exit_code: 143, grace_period: Duration::ZERO }
     }
 }

@@ -1,14 +1,21 @@
 //! Handwritten digits without a loop of one's own: `cargo run --release -p distribute --example keras_mnist`
 //!
-//! On two replicas: `-- CPU:0,CPU:1`; as two processes: `distribute run --workers 2 -- target/release/examples/keras_mnist`.
+//! On two replicas: `-- CPU:0,CPU:1`; as two processes: `distribute run --workers 2 -- target/release/examples/keras_mnist`. With a
+//! folder, `-- CPU:0 runs/1`, it writes event files, a table and the best model there, and goes on from there after Ctrl-C.
 #![expect(clippy::print_stdout, reason = "it prints what it has learnt")]
+
+use std::path::PathBuf;
+use std::process::ExitCode;
 
 use candle_core::{Device, Module, Result as CandleResult, Tensor};
 use candle_nn::{Linear, VarBuilder, linear};
 use distribute::digits::{Digits, PIXELS, Split};
 use distribute::prelude::*;
-use distribute::train::callbacks::{EarlyStopping, LearningRateSchedule};
+use distribute::train::callbacks::{
+    BackupAndRestore, CsvLogger, EarlyStopping, LearningRateSchedule, ModelCheckpoint, TensorBoard,
+};
 use distribute::train::metrics::{Accuracy, Metrics, TopK};
+use distribute::train::preemption::{SIGINT, SIGTERM, TerminationConfig};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -32,10 +39,15 @@ fn tensors(split: &Split) -> distribute::Result<(Tensor, Tensor)> {
     Ok((images, Tensor::from_slice(&split.labels, split.len(), &Device::Cpu)?))
 }
 
-fn main() -> distribute::Result<()> {
+fn main() -> ExitCode {
     distribute::init_logging();
-    let devices: Vec<String> =
-        std::env::args().nth(1).unwrap_or("CPU:0".to_owned()).split(',').map(str::to_owned).collect();
+    distribute::exit(run())
+}
+
+fn run() -> distribute::Result<()> {
+    let mut arguments = std::env::args().skip(1);
+    let devices: Vec<String> = arguments.next().unwrap_or("CPU:0".to_owned()).split(',').map(str::to_owned).collect();
+    let folder = arguments.next().map(PathBuf::from);
     let strategy = match distribute::cluster::Membership::from_env()? {
         Some(_) => MultiWorkerMirroredStrategy::builder().devices(devices).build()?,
         None => MirroredStrategy::builder().devices(devices).build()?,
@@ -51,11 +63,19 @@ fn main() -> distribute::Result<()> {
     let adam = |model: &Model<Mlp>| Adam::new(1e-3).build(model);
     let metrics = Metrics::new().with(Accuracy).with(TopK(3));
     let mut trainer = Trainer::new(&strategy, Mlp::new, adam, SparseCategoricalCrossentropy, metrics)?;
-    let fit = Fit::epochs(6)
+    let mut fit = Fit::epochs(6)
         .validation(&test)
         .callback(EarlyStopping::new("val_loss").patience(1))
         .callback(LearningRateSchedule::new(|epoch, rate| if epoch < 5 { rate } else { 3e-4 }))
         .progress("keras_mnist");
+    if let Some(folder) = folder {
+        fit = fit
+            .callback(TensorBoard::new(&folder).histograms(1).every_steps(10))
+            .callback(CsvLogger::new(folder.join("history.csv")))
+            .callback(ModelCheckpoint::new(folder.join("best")).best("val_loss"))
+            .callback(BackupAndRestore::new(folder.join("backup")).every_steps(50))
+            .stop_on(TerminationConfig { signals: vec![SIGINT, SIGTERM], ..TerminationConfig::default() });
+    }
     let history = trainer.fit(&train, fit)?;
     let predicted = trainer.predict(&Dataset::from_tensor_slices(images).batch(1000))?.argmax(1)?;
     if strategy.is_chief() {

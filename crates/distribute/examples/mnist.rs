@@ -134,13 +134,7 @@ impl Module for Net {
 fn main() -> ExitCode {
     let flags = Flags::parse();
     distribute::init_logging();
-    match choose(&flags).and_then(|strategy| train(&strategy, &flags)) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::from(error.exit_code())
-        }
-    }
+    distribute::exit(choose(&flags).and_then(|strategy| strategy.tell_failure(train(&strategy, &flags))))
 }
 
 /// The one line that differs between one device and many machines.

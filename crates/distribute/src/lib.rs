@@ -44,6 +44,7 @@
 
 pub mod digits;
 mod error;
+mod exit;
 #[cfg(feature = "logging")]
 mod logging;
 pub mod prelude;
@@ -60,6 +61,7 @@ pub use distribute_strategy::Strategy;
 pub use distribute_train as train;
 pub use distribute_values as values;
 pub use error::{Error, Result};
+pub use exit::exit;
 #[cfg(feature = "logging")]
 pub use logging::init_logging;
 pub use run::Run;

@@ -9,7 +9,7 @@ use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::FormatTime;
 
-/// Shows warnings, and whom a starting job waits for, on standard error; above the bar where there is one.
+/// Shows warnings, whom a starting job waits for, and why trainings begin where they do and end, on standard error; above the bar where there is one.
 ///
 /// `RUST_LOG` changes what is shown. Call it first in `main`. It does nothing where the program has a subscriber already.
 ///
@@ -25,7 +25,7 @@ pub fn init_logging() {
     let _ = if stderr().is_terminal() { lines.without_time().try_init() } else { lines.with_timer(Seconds).try_init() };
 }
 
-const SHOWN: &str = "warn,distribute_cluster=info";
+const SHOWN: &str = "warn,distribute_cluster=info,distribute_train=info,distribute_candle=info";
 
 /// As in progress lines: `2026-11-20T20:41:07Z`.
 struct Seconds;

@@ -4,8 +4,9 @@ use std::time::{Duration, Instant};
 
 use candle_core::{DType, Device, Module, Result as CandleResult, Tensor};
 use candle_nn::{Linear, VarBuilder, VarMap, linear};
-use clap::Args;
+use clap::{Args, ValueEnum};
 use distribute::prelude::*;
+use distribute::train::callbacks::ModelCheckpoint;
 use serde::{Deserialize, Serialize};
 
 use super::{processes, spread, text};
@@ -21,9 +22,18 @@ pub(crate) struct Flags {
     /// Rounds; each measures every arrangement once, so that all see the same noise.
     #[arg(long, default_value_t = 3)]
     rounds: usize,
+    /// What is compared: with `fit`, `Trainer::fit` with and without checkpoints to a loop of one's own.
+    #[arg(long, value_enum, default_value = "all")]
+    api: Api,
     /// One JSON object a line.
     #[arg(long)]
     json: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Api {
+    All,
+    Fit,
 }
 
 #[derive(Args)]
@@ -44,7 +54,7 @@ struct Row {
     processes: usize,
     batch: usize,
     samples_per_s: f64,
-    /// To the two independent runs of plain candle in the same session, per replica.
+    /// To the first row, per replica.
     ratio: f64,
 }
 
@@ -64,13 +74,21 @@ impl Module for Mlp {
 }
 
 pub(crate) fn run(flags: &Flags) -> Result<(), String> {
-    let arrangements = [
-        ("candle", "plain candle, two independent processes", 2, 2),
-        ("one", "Mirrored", 1, 1),
-        ("mirrored", "Mirrored", 2, 1),
-        ("fit", "Mirrored, Trainer::fit", 2, 1),
-        ("workers", "MultiWorkerMirrored", 2, 2),
-    ];
+    let arrangements = match flags.api {
+        Api::All => [
+            ("candle", "plain candle, two independent processes", 2, 2),
+            ("one", "Mirrored", 1, 1),
+            ("mirrored", "Mirrored", 2, 1),
+            ("fit", "Mirrored, Trainer::fit", 2, 1),
+            ("workers", "MultiWorkerMirrored", 2, 2),
+        ]
+        .as_slice(),
+        Api::Fit => &[
+            ("mirrored", "Mirrored, a loop of one's own", 2, 1),
+            ("fit", "Mirrored, Trainer::fit", 2, 1),
+            ("checkpoints", "Mirrored, fit, saving every 50 steps", 2, 1),
+        ],
+    };
     let mut rates: Vec<Vec<f64>> = vec![Vec::new(); arrangements.len()];
     for _ in 0..flags.rounds {
         for ((name, _, _, count), rates) in arrangements.iter().zip(&mut rates) {
@@ -101,7 +119,7 @@ pub(crate) fn run(flags: &Flags) -> Result<(), String> {
             processes: *processes,
             batch: BATCH,
             samples_per_s: *rate,
-            ratio: rate / (medians[0] * *replicas as f64 / 2.0),
+            ratio: rate / (medians[0] * *replicas as f64 / arrangements[0].2 as f64),
         };
         match flags.json {
             true => println!("{}", serde_json::to_string(&row).map_err(text)?),
@@ -127,11 +145,11 @@ pub(crate) fn run_rank(flags: &RankFlags) -> Result<(), String> {
             .build()
             .map_err(text)
             .and_then(|strategy| ours(&strategy, time).map_err(text)),
-        "fit" => MirroredStrategy::builder()
+        api @ ("fit" | "checkpoints") => MirroredStrategy::builder()
             .devices(["CPU:0", "CPU:1"])
             .build()
             .map_err(text)
-            .and_then(|strategy| fit(&strategy, time).map_err(text)),
+            .and_then(|strategy| fit(&strategy, time, api == "checkpoints").map_err(text)),
         "workers" => MultiWorkerMirroredStrategy::builder()
             .build()
             .map_err(text)
@@ -216,8 +234,9 @@ fn ours(strategy: &Strategy, time: Duration) -> distribute::Result<f64> {
     Ok((count * global_batch) as f64 / started.elapsed().as_secs_f64())
 }
 
-/// The same training without a loop of its own.
-fn fit(strategy: &Strategy, time: Duration) -> distribute::Result<f64> {
+/// The same training without a loop of its own; with checkpoints, if wanted, every 50 steps.
+fn fit(strategy: &Strategy, time: Duration, checkpoints: bool) -> distribute::Result<f64> {
+    let folder = tempfile::tempdir().map_err(Error::program)?;
     let global_batch = BATCH * strategy.num_replicas_in_sync();
     let data = Dataset::from_tensor_slices(data(global_batch * 32)?).batch(global_batch);
     let adam = |model: &_| Adam::new(1e-3).build(model);
@@ -225,7 +244,11 @@ fn fit(strategy: &Strategy, time: Duration) -> distribute::Result<f64> {
     let mut trainer = Trainer::new(strategy, |vb| Mlp::new(&vb), adam, SparseCategoricalCrossentropy, metrics)?;
     let mut run = |passes: usize| -> distribute::Result<Duration> {
         let started = Instant::now();
-        trainer.fit(&data.clone().repeat(passes), Fit::epochs(1))?;
+        let fit = match checkpoints {
+            true => Fit::epochs(1).callback(ModelCheckpoint::new(folder.path()).every_steps(50).keep(2)),
+            false => Fit::epochs(1),
+        };
+        trainer.fit(&data.clone().repeat(passes), fit)?;
         Ok(started.elapsed())
     };
     run(2)?;

@@ -56,11 +56,7 @@ impl<M: ModuleT + Sync> Trainer<M> {
     /// # Errors
     /// Those of the data, of candle, of callbacks, of checkpoints, and of the collectives.
     pub fn fit(&mut self, data: &impl TrainingData, fit: Fit) -> Result<History> {
-        let strategy = self.strategy.clone();
-        match self.train(data, fit) {
-            Err(preempted @ Error::Train(distribute_train::Error::Preempted { .. })) => Err(preempted),
-            outcome => strategy.tell_failure(outcome),
-        }
+        self.strategy.tell_failure(self.train(data, fit))
     }
 
     fn train(&self, data: &dyn TrainingData, mut fit: Fit) -> Result<History> {

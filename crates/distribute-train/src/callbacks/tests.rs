@@ -66,11 +66,7 @@ impl Toy {
     }
 
     /// Shows a callback a moment of the training.
-    fn show<R>(
-        &mut self,
-        values: &[(&str, f64)],
-        look: impl FnOnce(&mut Training<'_>) -> Result<R>,
-    ) -> Result<R> {
+    fn show<R>(&mut self, values: &[(&str, f64)], look: impl FnOnce(&mut Training<'_>) -> Result<R>) -> Result<R> {
         let values: Vec<(String, f64)> = values.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect();
         let Toy { strategy, weight, learning_rate, stop, epoch, step } = self;
         look(&mut Training {
