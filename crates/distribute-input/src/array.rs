@@ -162,7 +162,7 @@ impl<T: Clone + Default + Send + Sync + 'static> Pad<Arrays> for Array<T> {
 
 impl<T: Clone + Default> Array<T> {
     /// The array in the corner of a larger one.
-    fn filled(&self, shape: &[usize]) -> Array<T> {
+    pub(crate) fn filled(&self, shape: &[usize]) -> Array<T> {
         if self.shape == shape {
             return self.clone();
         }

@@ -9,6 +9,7 @@
 //! - [`distribute_datasets_from_function`]: one pipeline per worker, made by a function of its [`InputContext`].
 //! - [`DistributedDataset`]: what both give; yields one element per local replica and step, and prints its [`DataPlan`].
 //! - [`InputPosition`]: where a pass stands, for checkpoints; another number of workers can go on from it.
+//! - [`Features`]: named columns of numbers and texts, for tables.
 //! - [`Array`]: a small element in host memory, for scalars, labels, texts and tests.
 //!
 //! # Examples
@@ -42,6 +43,7 @@ mod dataset;
 mod distributed;
 mod element;
 mod error;
+mod features;
 mod feed;
 #[cfg(feature = "ndarray")]
 mod ndarrays;
@@ -59,6 +61,7 @@ pub use distributed::{
 };
 pub use element::{Element, ElementSpec, Pad};
 pub use error::{BoxError, Error, Result};
+pub use features::{Column, Features, Named};
 #[cfg(feature = "ndarray")]
 pub use ndarrays::NdArrays;
 pub use options::{AutoShardPolicy, InputOptions, InputReplicationMode, UnequalData};
