@@ -51,6 +51,19 @@ pub struct CheckpointManager {
 /// The key of the program's own state.
 const PROGRAM: &str = "program";
 
+impl Snapshot {
+    /// The program's own state, as [`CheckpointManager::save`] has kept it.
+    ///
+    /// # Errors
+    /// [`Error::Restore`] where there is none, [`Error::State`] where it is no `S`.
+    pub fn program<S: DeserializeOwned>(&self) -> Result<S> {
+        self.get_state(PROGRAM)?.ok_or_else(|| Error::Restore {
+            name: PROGRAM.to_owned(),
+            problem: "the checkpoint has no state of a program".to_owned(),
+        })
+    }
+}
+
 impl CheckpointManager {
     /// Of a folder, which is made with the first checkpoint. Keeps five.
     pub fn new(root: impl Into<PathBuf>) -> CheckpointManager {
@@ -151,6 +164,48 @@ impl CheckpointManager {
         files::remove_all(&self.root)
     }
 
+    /// As [`finish`](CheckpointManager::finish), on every worker: after it each of them finds what the chief has written, and
+    /// knows what went wrong with it.
+    ///
+    /// # Errors
+    /// What went wrong with it; the collective's.
+    pub fn finish_everywhere(&mut self, strategy: &Strategy) -> Result<()> {
+        let outcome = if strategy.is_chief() { self.wait() } else { Ok(()) };
+        tell(strategy, outcome)
+    }
+
+    /// The checkpoints of the folder, as steps and paths, the newest first. It changes nothing, so a process that only reads
+    /// them may call it while another writes.
+    ///
+    /// # Errors
+    /// Where the folder cannot be read; one that is not there has none.
+    pub fn list(&self) -> Result<Vec<(u64, PathBuf)>> {
+        files::list(&self.root)
+    }
+
+    /// Restores all parts from one checkpoint, which the chief reads, and gives what it holds. Every worker calls this. It
+    /// changes nothing in the folder.
+    ///
+    /// # Errors
+    /// Where it is not whole, or of something else.
+    pub fn restore_from(
+        &self,
+        strategy: &Strategy,
+        checkpoint: &Path,
+        parts: &[&dyn Checkpointed],
+    ) -> Result<Snapshot> {
+        let found = if strategy.is_chief() { files::read(checkpoint).map(Some) } else { Ok(None) };
+        // The chief has found it, or all have been told why not.
+        let snapshot = shared(strategy, found)?.ok_or_else(|| Error::Damaged {
+            path: checkpoint.to_owned(),
+            problem: "the chief has not read it".to_owned(),
+        })?;
+        for part in parts {
+            part.load(strategy, &snapshot).map_err(Error::Part)?;
+        }
+        Ok(snapshot)
+    }
+
     fn wait(&mut self) -> Result<()> {
         match self.writing.take().map(JoinHandle::join) {
             None => Ok(()),
@@ -175,11 +230,7 @@ impl CheckpointManager {
         for part in parts {
             part.load(strategy, &snapshot).map_err(Error::Part)?;
         }
-        let program = snapshot.get_state(PROGRAM)?.ok_or_else(|| Error::Restore {
-            name: PROGRAM.to_owned(),
-            problem: "the checkpoint has no state of a program".to_owned(),
-        })?;
-        Ok(Some((snapshot.step(), program)))
+        Ok(Some((snapshot.step(), snapshot.program()?)))
     }
 
     /// The newest that is whole; damaged ones are named.

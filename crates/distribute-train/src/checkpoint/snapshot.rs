@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
 
 use distribute_device::{BufferRef, DType, bf16, f16};
 use distribute_values::TensorStorage;
@@ -11,6 +12,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
+use super::files;
 use crate::{Error, Result};
 
 /// What a checkpoint holds: tensors in named files, and values that serde knows.
@@ -33,6 +35,14 @@ impl Snapshot {
     /// An empty one, of a step.
     pub fn new(step: u64) -> Snapshot {
         Snapshot { step, ..Snapshot::default() }
+    }
+
+    /// Reads a checkpoint's folder, and compares every file with its checksum.
+    ///
+    /// # Errors
+    /// [`Error::Damaged`] where it is not whole.
+    pub fn read(folder: impl AsRef<Path>) -> Result<Snapshot> {
+        files::read(folder.as_ref())
     }
 
     /// The step it was taken after.
@@ -67,6 +77,12 @@ impl Snapshot {
         }
         let elements = BufferRef::from_bytes(dtype, &stored.bytes).map_err(distribute_values::Error::from)?;
         Ok(like.beside(&shape, elements)?)
+    }
+
+    /// The type, the shape and the bytes of a file's tensor, for those who do not know them.
+    pub fn tensor(&self, file: &str, name: &str) -> Option<(DType, &[usize], &[u8])> {
+        let stored = self.files.get(file)?.get(name)?;
+        Some((stored.dtype, &stored.shape, &stored.bytes))
     }
 
     /// The names of a file's tensors.

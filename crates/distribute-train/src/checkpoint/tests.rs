@@ -174,3 +174,23 @@ fn a_folder_that_cannot_be_written_is_told_at_the_next_save() {
     let error = manager.save(&strategy(), 2, &[&weights], &()).unwrap_err();
     assert!(matches!(error, Error::File { .. }) && error.to_string().contains("file/checkpoints"), "{error}");
 }
+
+#[test]
+fn any_checkpoint_can_be_read_without_touching_the_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    let manager = saved(folder.path(), 3);
+    let half = folder.path().join("step-00000004.tmp-1");
+    fs::create_dir(&half).unwrap();
+    let found = manager.list().unwrap();
+    assert_eq!(found.iter().map(|(step, _)| *step).collect::<Vec<_>>(), [3, 2, 1]);
+    let weights = Weights::new(&[0.0; 3]);
+    let snapshot = manager.restore_from(&strategy(), &found[1].1, &[&weights]).unwrap();
+    assert_eq!((snapshot.step(), snapshot.program::<u64>().unwrap(), weights.values()), (2, 2, vec![2.0; 3]));
+    let (dtype, shape, bytes) = snapshot.tensor("model", "w").unwrap();
+    assert_eq!((dtype, shape, bytes.len()), (distribute_device::DType::F32, &[3][..], 12));
+    assert!(snapshot.tensor("model", "v").is_none() && snapshot.tensor("optimizer", "w").is_none());
+    // What somebody else is writing stays.
+    assert!(half.exists());
+    assert_eq!(Snapshot::read(&found[0].1).unwrap().step(), 3);
+    assert!(manager.restore_from(&strategy(), &half, &[&weights]).unwrap_err().to_string().contains("manifest.json"));
+}
