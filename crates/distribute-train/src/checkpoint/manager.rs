@@ -196,14 +196,19 @@ impl CheckpointManager {
     ) -> Result<Snapshot> {
         let found = if strategy.is_chief() { files::read(checkpoint).map(Some) } else { Ok(None) };
         // The chief has found it, or all have been told why not.
-        let snapshot = shared(strategy, found)?.ok_or_else(|| Error::Damaged {
+        loaded(strategy, found, parts)?.ok_or_else(|| Error::Damaged {
             path: checkpoint.to_owned(),
             problem: "the chief has not read it".to_owned(),
-        })?;
-        for part in parts {
-            part.load(strategy, &snapshot).map_err(Error::Part)?;
-        }
-        Ok(snapshot)
+        })
+    }
+
+    /// As [`restore_from`](CheckpointManager::restore_from), from the newest checkpoint that is whole; `None` where there is none.
+    ///
+    /// # Errors
+    /// Where the folder cannot be read, or the checkpoint is one of something else.
+    pub fn restore_newest(&self, strategy: &Strategy, parts: &[&dyn Checkpointed]) -> Result<Option<Snapshot>> {
+        let found = if strategy.is_chief() { self.newest() } else { Ok(None) };
+        loaded(strategy, found, parts)
     }
 
     fn wait(&mut self) -> Result<()> {
@@ -224,18 +229,19 @@ impl CheckpointManager {
         strategy: &Strategy,
         parts: &[&dyn Checkpointed],
     ) -> Result<Option<(u64, S)>> {
-        let found = if strategy.is_chief() { self.wait().and_then(|()| self.newest()) } else { Ok(None) };
-        let found = shared(strategy, found)?;
-        let Some(snapshot) = found else { return Ok(None) };
-        for part in parts {
-            part.load(strategy, &snapshot).map_err(Error::Part)?;
-        }
+        let found = if strategy.is_chief() { self.wait().and_then(|()| self.cleared().newest()) } else { Ok(None) };
+        let Some(snapshot) = loaded(strategy, found, parts)? else { return Ok(None) };
         Ok(Some((snapshot.step(), snapshot.program()?)))
+    }
+
+    /// Without what processes that were killed have left; nobody else writes.
+    fn cleared(&self) -> &CheckpointManager {
+        files::remove_temporary(&self.root);
+        self
     }
 
     /// The newest that is whole; damaged ones are named.
     fn newest(&self) -> Result<Option<Snapshot>> {
-        files::remove_temporary(&self.root);
         for (_, path) in files::list(&self.root)? {
             match files::read(&path) {
                 Ok(snapshot) => return Ok(Some(snapshot)),
@@ -263,6 +269,21 @@ fn tell(strategy: &Strategy, outcome: Result<()>) -> Result<()> {
         (Ok(()), true) => Ok(()),
         (Ok(()), false) => Err(Error::Chief(String::from_utf8_lossy(&told).into_owned())),
     }
+}
+
+/// Gives every worker what the chief has read, and has the parts take it.
+fn loaded(
+    strategy: &Strategy,
+    found: Result<Option<Snapshot>>,
+    parts: &[&dyn Checkpointed],
+) -> Result<Option<Snapshot>> {
+    let found = shared(strategy, found)?;
+    if let Some(snapshot) = &found {
+        for part in parts {
+            part.load(strategy, snapshot).map_err(Error::Part)?;
+        }
+    }
+    Ok(found)
 }
 
 /// Gives every worker what the chief has read.
