@@ -14,8 +14,8 @@ use crate::tensor::overwrite;
 use crate::{Candle, Model, Result, Variable};
 
 /// The files of a checkpoint.
-const MODEL: &str = "model";
-const OPTIMIZER: &str = "optimizer";
+pub(crate) const MODEL: &str = "model";
+pub(crate) const OPTIMIZER: &str = "optimizer";
 
 /// Every variable once, under its path: parameters as they are, statistics that replicas keep of their own examples as their mean.
 impl<M> Checkpointed for Model<M> {

@@ -22,7 +22,7 @@ pub enum Error {
     /// The data could not be read.
     #[error(transparent)]
     Input(#[from] distribute_input::Error),
-    /// There is nothing to train on, or to predict.
+    /// There is nothing to train on, to evaluate or to predict.
     #[error("the dataset to {what} has no elements; give at least one")]
     NoExamples {
         /// What was to be done.
@@ -35,6 +35,88 @@ pub enum Error {
         given: Vec<usize>,
         /// How many examples there are.
         examples: usize,
+    },
+    /// The cluster is described wrongly.
+    #[error(transparent)]
+    Cluster(#[from] distribute_cluster::Error),
+    /// What an input function of an Estimator returned.
+    #[error("the input function failed: {0}")]
+    InputFunction(#[source] distribute_input::BoxError),
+    /// A feature is not what a column of the model wants.
+    #[error("feature {name:?}: {problem}")]
+    Feature {
+        /// The feature.
+        name: String,
+        /// What is wrong with it, and what to do.
+        problem: String,
+    },
+    /// The description of a column makes no sense.
+    #[error("feature column {name:?}: {problem}")]
+    FeatureColumn {
+        /// The column.
+        name: String,
+        /// What is wrong with it, and what to do.
+        problem: String,
+    },
+    /// Labels are not what a model wants.
+    #[error("the labels do not fit the model: {problem}")]
+    Labels {
+        /// What does not fit, and what to do.
+        problem: String,
+    },
+    /// What a model of an Estimator returned lacks something.
+    #[error("the EstimatorSpec of mode {mode}: {problem}")]
+    Spec {
+        /// The mode.
+        mode: crate::Mode,
+        /// What is wrong, and what to do.
+        problem: String,
+    },
+    /// Settings of an Estimator contradict each other or the cluster.
+    #[error("{what}: {problem}")]
+    Configuration {
+        /// What was configured, such as `RunConfig`.
+        what: &'static str,
+        /// What is wrong, and what to do.
+        problem: String,
+    },
+    /// A folder has no checkpoint.
+    #[error("there is no checkpoint in {}; call train first, or correct model_dir", folder.display())]
+    NoCheckpoint {
+        /// The folder.
+        folder: std::path::PathBuf,
+    },
+    /// A checkpoint has no variable of a name.
+    #[error("the checkpoint has no variable {name:?}; it has {known}")]
+    NotInCheckpoint {
+        /// The name.
+        name: String,
+        /// The names there are.
+        known: String,
+    },
+    /// No checkpoint came for too long.
+    #[error(
+        "the evaluator has waited {} s for {awaited} in {}; see whether training still runs and writes there, or set \
+         RunConfig::wait_for_checkpoints to more", waited.as_secs(), folder.display()
+    )]
+    NoNewCheckpoint {
+        /// The first one, or one after a step.
+        awaited: String,
+        /// The folder.
+        folder: std::path::PathBuf,
+        /// For how long.
+        waited: std::time::Duration,
+    },
+    /// The loss is no number any more.
+    #[error(
+        "the loss is {loss} after step {step}; lower the learning rate, limit gradients with Optimizer::clip, or look for \
+         such values in the features"
+    )]
+    LossNotFinite {
+        /// The loss.
+        loss: f64,
+        /// The step.
+        step: u64,
     },
     /// The model differs between workers.
     #[error(
@@ -132,6 +214,7 @@ impl Error {
     pub fn is_retryable(&self) -> bool {
         match self {
             Error::Strategy(error) => error.is_retryable(),
+            Error::Cluster(error) => error.is_retryable(),
             Error::Collective(error) | Error::Values(distribute_values::Error::Collective(error)) => {
                 error.is_retryable()
             }

@@ -60,8 +60,8 @@ impl Draw {
     }
 }
 
-/// FNV-1a, so that variables of one seed draw from different streams.
-fn hash(name: &str) -> u64 {
+/// FNV-1a of 64 bits, so that variables of one seed draw from different streams.
+pub(crate) fn hash(name: &str) -> u64 {
     name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
 

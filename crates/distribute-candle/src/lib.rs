@@ -9,6 +9,8 @@
 //!   parameters; [`Model::freeze`] leaves some alone.
 //! - [`SyncBatchNorm`] normalises over the global batch; [`sum_over_replicas`] is a sum that backward goes through.
 //! - [`Trainer`]: compile, fit, evaluate and predict without a loop of one's own.
+//! - [`Estimator`]: training, evaluation and prediction of tables, with everything it knows in a folder; [`FeatureColumns`];
+//!   [`train_and_evaluate`] also as several tasks.
 //! - [`CandleContext::average_loss`] scales a loss by the global batch.
 //!
 //! # Examples
@@ -40,6 +42,8 @@ mod checkpoint;
 mod context;
 mod ema;
 mod error;
+mod estimator;
+mod feature_columns;
 mod hook;
 mod initial;
 mod losses;
@@ -57,6 +61,14 @@ pub use batch_norm::{SyncBatchNorm, sync_batch_norm};
 pub use context::{CandleContext, cross_entropy_per_example, nll_per_example};
 pub use ema::Ema;
 pub use error::{Error, Result};
+pub use estimator::{
+    CannedModel, DnnClassifier, DnnRegressor, Estimator, EstimatorModel, EstimatorSpec, EvalSpec, Labels,
+    LinearClassifier, LinearRegressor, Mode, RunConfig, Scores, TrainSpec, Until, train_and_evaluate,
+    train_and_evaluate_as,
+};
+pub use feature_columns::{
+    Categorical, Combiner, Crossing, Embedding, FeatureColumn, FeatureColumns, InputLayer, LinearModel, Numeric,
+};
 pub use losses::{
     BinaryCrossentropy, CategoricalCrossentropy, Hinge, Huber, KlDivergence, Loss, MeanAbsolute, MeanSquared,
     SparseCategoricalCrossentropy,

@@ -1,0 +1,228 @@
+//! Training, evaluation and prediction that keep everything they know in a folder.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use candle_core::{Device, Tensor};
+use candle_nn::VarBuilder;
+use distribute_device::DType;
+use distribute_input::{BoxError, Column, Dataset};
+use distribute_strategy::Strategy;
+use distribute_train::checkpoint::{CheckpointManager, Snapshot};
+use distribute_values::{HostTensor, TensorStorage};
+
+use crate::checkpoint::{MODEL, OPTIMIZER};
+use crate::{Error, Model, Optimizer, Result};
+
+mod canned;
+mod config;
+mod dnn;
+mod evaluation;
+mod evaluator;
+mod head;
+mod linear;
+mod spec;
+mod together;
+mod training;
+
+pub use canned::CannedModel;
+pub use config::RunConfig;
+pub use dnn::{DnnClassifier, DnnRegressor};
+pub use evaluation::EvalSpec;
+pub use linear::{LinearClassifier, LinearRegressor};
+pub use spec::{EstimatorModel, EstimatorSpec, Mode};
+pub use together::{train_and_evaluate, train_and_evaluate_as};
+pub use training::{TrainSpec, Until};
+
+/// What is right for the examples of a batch.
+pub type Labels = Column;
+
+/// Losses and metrics by name, and `global_step`.
+pub type Scores = BTreeMap<String, f64>;
+
+/// An input function: it is called once for each training, evaluation or prediction.
+type InputFn<'a, T> = Box<dyn Fn() -> Result<Dataset<T>, BoxError> + 'a>;
+
+type ModelFn<M> = dyn Fn(Mode, VarBuilder<'static>) -> candle_core::Result<M> + Send + Sync;
+type OptimizerFn<M> = dyn Fn(&Model<M>) -> Result<Optimizer> + Send + Sync;
+
+/// A model of tables that is trained, evaluated and asked under any strategy.
+///
+/// It holds no variables: they are in the checkpoints of its `model_dir`, whence every call takes the newest. So a training that
+/// was killed goes on where it was, and another process can evaluate meanwhile.
+///
+/// Input functions return datasets that are batched by the global batch. With several workers every one of them makes the same
+/// calls.
+///
+/// [`LinearClassifier`], [`LinearRegressor`], [`DnnClassifier`] and [`DnnRegressor`] make one of [`FeatureColumns`]
+/// (crate::FeatureColumns); this one takes any candle model.
+///
+/// # Examples
+/// ```
+/// use candle_nn::{Linear, Module, VarBuilder, linear};
+/// use distribute_candle::{
+///     Error, Estimator, EstimatorModel, EstimatorSpec, EvalSpec, FeatureColumns, InputLayer, Labels, Loss, MeanSquared, Mode,
+///     Numeric, Result, RunConfig, Sgd, Until,
+/// };
+/// use distribute_input::{Column, Dataset, Features};
+/// use distribute_train::metrics::MeanAbsoluteError;
+///
+/// struct Line { input: InputLayer, line: Linear }
+///
+/// impl EstimatorModel for Line {
+///     fn spec(&self, features: &Features, labels: Option<&Labels>, _: Mode) -> Result<EstimatorSpec> {
+///         let y = self.line.forward(&self.input.forward(features)?)?;
+///         let spec = EstimatorSpec::new().prediction("y", &y);
+///         let Some(Column::Numbers(labels)) = labels else { return Ok(spec) };
+///         let right = candle_core::Tensor::from_slice(labels.as_slice(), y.dims(), y.device())?;
+///         Ok(spec.loss(&MeanSquared.per_example(&y, &right)?).metric("off_by", MeanAbsoluteError, &y, &right))
+///     }
+/// }
+///
+/// # let folder = tempfile::tempdir().expect("a folder can be made");
+/// # let model_dir = folder.path().join("line");
+/// let columns = FeatureColumns::new().with(Numeric::new("x"));
+/// let model_fn = move |_mode, vb: VarBuilder<'static>| {
+///     Ok(Line { input: InputLayer::new(&columns, vb.pp("input"))?, line: linear(1, 1, vb.pp("line"))? })
+/// };
+/// let estimator = Estimator::new(model_fn, |model| Sgd::new(0.1).build(model), RunConfig::new(model_dir))?;
+/// let points = || {
+///     let x: Vec<f32> = (0..16).map(|x| x as f32 / 8.0).collect();
+///     let y: Vec<f32> = x.iter().map(|x| 2.0 * x + 1.0).collect();
+///     let features = Features::new([("x", Column::from(x))])?;
+///     Ok(Dataset::from_tensor_slices((features, Column::from(y))).batch(8).repeat_forever())
+/// };
+/// estimator.train(points, Until::MaxSteps(200))?;
+/// let scores = estimator.evaluate(&EvalSpec::new(points).steps(2))?;
+/// assert!(scores["off_by"] < 0.1 && scores["global_step"] == 200.0, "{scores:?}");
+/// # Ok::<(), Error>(())
+/// ```
+///
+/// # Source
+/// `tf.estimator.Estimator`.
+pub struct Estimator<M> {
+    model_fn: Box<ModelFn<M>>,
+    optimizer: Box<OptimizerFn<M>>,
+    config: RunConfig,
+}
+
+impl<M: EstimatorModel + Sync> Estimator<M> {
+    /// Of a function that builds the model, one that makes its optimizer, and a configuration.
+    ///
+    /// `model_fn` is called once for each replica of each training, evaluation and prediction; variables have the same names
+    /// and shapes in all modes.
+    ///
+    /// # Errors
+    /// [`Error::Configuration`] where settings contradict each other.
+    pub fn new(
+        model_fn: impl Fn(Mode, VarBuilder<'static>) -> candle_core::Result<M> + Send + Sync + 'static,
+        optimizer: impl Fn(&Model<M>) -> Result<Optimizer> + Send + Sync + 'static,
+        config: RunConfig,
+    ) -> Result<Estimator<M>> {
+        config.check()?;
+        Ok(Estimator { model_fn: Box::new(model_fn), optimizer: Box::new(optimizer), config })
+    }
+
+    /// The configuration.
+    pub fn config(&self) -> &RunConfig {
+        &self.config
+    }
+
+    /// The newest checkpoint of `model_dir`, if there is one.
+    ///
+    /// # Errors
+    /// Where the folder cannot be read.
+    ///
+    /// # Source
+    /// `Estimator.latest_checkpoint`.
+    pub fn latest_checkpoint(&self) -> Result<Option<PathBuf>> {
+        Ok(self.checkpoints().list()?.into_iter().next().map(|(_, path)| path))
+    }
+
+    /// The names of the newest checkpoint's variables: the model's, then the optimizer's.
+    ///
+    /// # Errors
+    /// [`Error::NoCheckpoint`]; where the checkpoint is not whole.
+    ///
+    /// # Source
+    /// `Estimator.get_variable_names`.
+    pub fn variable_names(&self) -> Result<Vec<String>> {
+        let snapshot = self.newest()?;
+        Ok([MODEL, OPTIMIZER].iter().flat_map(|file| snapshot.names(file)).map(str::to_owned).collect())
+    }
+
+    /// The value of a variable in the newest checkpoint.
+    ///
+    /// # Errors
+    /// [`Error::NoCheckpoint`]; [`Error::NotInCheckpoint`] with the names that there are.
+    ///
+    /// # Source
+    /// `Estimator.get_variable_value`.
+    pub fn variable_value(&self, name: &str) -> Result<Tensor> {
+        let snapshot = self.newest()?;
+        let found = [MODEL, OPTIMIZER].iter().find_map(|file| snapshot.tensor(file, name));
+        let Some((dtype, shape, bytes)) = found else {
+            let known = [MODEL, OPTIMIZER].iter().flat_map(|file| snapshot.names(file)).collect::<Vec<_>>().join(", ");
+            return Err(Error::NotInCheckpoint { name: name.to_owned(), known });
+        };
+        Ok(Tensor::from_raw_buffer(bytes, candle_type(dtype)?, shape, &Device::Cpu)?)
+    }
+
+    /// The model as a strategy's replicas have it, with initial values.
+    fn model(&self, strategy: &Strategy, mode: Mode) -> Result<Model<M>> {
+        use crate::CandleStrategy;
+        strategy.scope_seeded(self.config.seed, |vb| (self.model_fn)(mode, vb))
+    }
+
+    fn checkpoints(&self) -> CheckpointManager {
+        let keep = if self.config.keep_checkpoint_max == 0 { usize::MAX } else { self.config.keep_checkpoint_max };
+        CheckpointManager::new(&self.config.model_dir).keep(keep)
+    }
+
+    /// Reads the newest checkpoint, for this process alone.
+    fn newest(&self) -> Result<Snapshot> {
+        let path = self.latest_checkpoint()?;
+        let path = path.ok_or_else(|| Error::NoCheckpoint { folder: self.config.model_dir.clone() })?;
+        Ok(Snapshot::read(path)?)
+    }
+
+    fn train_strategy(&self) -> Result<Strategy> {
+        Ok(match &self.config.train_distribute {
+            Some(strategy) => strategy.clone(),
+            None => Strategy::default_strategy()?,
+        })
+    }
+
+    /// Workers that train together read checkpoints together too, since only the chief need have them.
+    fn eval_strategy(&self) -> Result<Strategy> {
+        let of_training = self.config.train_distribute.as_ref().filter(|strategy| strategy.topology().workers > 1);
+        Ok(match self.config.eval_distribute.as_ref().or(of_training) {
+            Some(strategy) => strategy.clone(),
+            None => Strategy::default_strategy()?,
+        })
+    }
+}
+
+/// What the chief says, on every worker.
+fn as_chief_says(strategy: &Strategy, own: bool) -> Result<bool> {
+    if strategy.topology().workers == 1 {
+        return Ok(own);
+    }
+    let told = strategy.broadcast_to(&HostTensor::scalar(u32::from(own)))?;
+    Ok(told.values()[0].to_elements::<u32>()?.first().is_some_and(|word| *word != 0))
+}
+
+fn candle_type(dtype: DType) -> Result<candle_core::DType> {
+    use candle_core::DType as Candle;
+    Ok(match dtype {
+        DType::F32 => Candle::F32,
+        DType::F64 => Candle::F64,
+        DType::F16 => Candle::F16,
+        DType::BF16 => Candle::BF16,
+        DType::U8 => Candle::U8,
+        DType::I32 => Candle::I32,
+        DType::U32 => Candle::U32,
+        DType::I64 => Candle::I64,
+        other => return Err(candle_core::Error::Msg(format!("candle has no type {other}")).into()),
+    })
+}

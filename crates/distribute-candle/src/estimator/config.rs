@@ -1,0 +1,162 @@
+//! How an Estimator runs, besides its model.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use distribute_strategy::Strategy;
+use distribute_train::preemption::TerminationConfig;
+
+use crate::{Error, Result};
+
+/// Where an [`Estimator`](crate::Estimator) keeps what it knows, how often, and under which strategies it runs.
+///
+/// # Examples
+/// ```
+/// use distribute_candle::{Error, RunConfig};
+/// use distribute_strategy::MirroredStrategy;
+/// let strategy = MirroredStrategy::builder().devices(["CPU:0", "CPU:1"]).build()?;
+/// let config = RunConfig::new("runs/census").train_distribute(&strategy).save_checkpoints_steps(500).seed(7);
+/// # Ok::<(), Error>(())
+/// ```
+///
+/// # Source
+/// `tf.estimator.RunConfig`.
+#[derive(Clone, Debug)]
+pub struct RunConfig {
+    pub(super) model_dir: PathBuf,
+    pub(super) train_distribute: Option<Strategy>,
+    pub(super) eval_distribute: Option<Strategy>,
+    pub(super) save_summary_steps: u64,
+    save_checkpoints_steps: Option<u64>,
+    save_checkpoints_every: Option<Duration>,
+    pub(super) keep_checkpoint_max: usize,
+    pub(super) log_step_count_steps: u64,
+    pub(super) seed: u64,
+    pub(super) termination: Option<TerminationConfig>,
+    pub(super) first_checkpoint: Duration,
+    pub(super) next_checkpoint: Duration,
+}
+
+/// When checkpoints are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Saving {
+    Steps(u64),
+    Every(Duration),
+}
+
+impl RunConfig {
+    /// Keeps everything in a folder, which is made with the first checkpoint.
+    pub fn new(model_dir: impl Into<PathBuf>) -> RunConfig {
+        RunConfig {
+            model_dir: model_dir.into(),
+            train_distribute: None,
+            eval_distribute: None,
+            save_summary_steps: 100,
+            save_checkpoints_steps: None,
+            save_checkpoints_every: None,
+            keep_checkpoint_max: 5,
+            log_step_count_steps: 100,
+            seed: 0,
+            termination: None,
+            first_checkpoint: Duration::from_secs(3600),
+            next_checkpoint: Duration::from_secs(3600),
+        }
+    }
+
+    /// The strategy of training. Default: the default strategy.
+    pub fn train_distribute(mut self, strategy: &Strategy) -> RunConfig {
+        self.train_distribute = Some(strategy.clone());
+        self
+    }
+
+    /// The strategy of evaluation and prediction. Default: that of training where it has several workers, else the default
+    /// strategy.
+    pub fn eval_distribute(mut self, strategy: &Strategy) -> RunConfig {
+        self.eval_distribute = Some(strategy.clone());
+        self
+    }
+
+    /// Writes the loss to `model_dir` for TensorBoard after so many steps each. Default: 100; 0: never.
+    pub fn save_summary_steps(self, steps: u64) -> RunConfig {
+        RunConfig { save_summary_steps: steps, ..self }
+    }
+
+    /// Saves after so many steps each, instead of after a time.
+    pub fn save_checkpoints_steps(self, steps: u64) -> RunConfig {
+        RunConfig { save_checkpoints_steps: Some(steps), ..self }
+    }
+
+    /// Saves when so much time has passed. Default: 10 minutes. With several workers the chief's clock counts, which is asked
+    /// whenever the speed is logged.
+    ///
+    /// # Source
+    /// `save_checkpoints_secs`.
+    pub fn save_checkpoints_every(self, time: Duration) -> RunConfig {
+        RunConfig { save_checkpoints_every: Some(time), ..self }
+    }
+
+    /// Keeps the newest so many checkpoints. Default: 5; 0: all.
+    pub fn keep_checkpoint_max(self, count: usize) -> RunConfig {
+        RunConfig { keep_checkpoint_max: count, ..self }
+    }
+
+    /// Logs the loss and the speed after so many steps each. Default: 100; 0: never.
+    pub fn log_step_count_steps(self, steps: u64) -> RunConfig {
+        RunConfig { log_step_count_steps: steps, ..self }
+    }
+
+    /// From which initial values are drawn. Default: 0.
+    ///
+    /// # Source
+    /// `tf_random_seed`.
+    pub fn seed(self, seed: u64) -> RunConfig {
+        RunConfig { seed, ..self }
+    }
+
+    /// When a worker is told to stop, all save and stop after the same step; training then returns
+    /// [`Preempted`](distribute_train::Error::Preempted).
+    pub fn stop_on(self, config: TerminationConfig) -> RunConfig {
+        RunConfig { termination: Some(config), ..self }
+    }
+
+    /// How long an evaluator waits for the first checkpoint, and for each further one, before it gives up. Default: an hour
+    /// each.
+    pub fn wait_for_checkpoints(self, first: Duration, next: Duration) -> RunConfig {
+        RunConfig { first_checkpoint: first, next_checkpoint: next, ..self }
+    }
+
+    /// The folder.
+    pub fn model_dir(&self) -> &Path {
+        &self.model_dir
+    }
+
+    pub(super) fn saving(&self) -> Saving {
+        match self.save_checkpoints_steps {
+            Some(steps) => Saving::Steps(steps),
+            None => Saving::Every(self.save_checkpoints_every.unwrap_or(Duration::from_secs(600))),
+        }
+    }
+
+    /// After how many steps each the chief's clock is asked.
+    pub(super) fn steps_between_words(&self) -> u64 {
+        if self.log_step_count_steps == 0 { 100 } else { self.log_step_count_steps }
+    }
+
+    /// Whether this process writes what is written once.
+    pub(super) fn is_chief(&self) -> bool {
+        self.train_distribute.as_ref().is_none_or(Strategy::is_chief)
+    }
+
+    pub(super) fn check(&self) -> Result<()> {
+        let problem = if self.model_dir.as_os_str().is_empty() {
+            "model_dir is empty; name a folder for checkpoints and summaries"
+        } else if self.save_checkpoints_steps.is_some() && self.save_checkpoints_every.is_some() {
+            "save_checkpoints_steps and save_checkpoints_every are both given; choose one"
+        } else if self.save_checkpoints_steps == Some(0) {
+            "save_checkpoints_steps is 0; give at least 1"
+        } else {
+            return Ok(());
+        };
+        Err(Error::Configuration { what: "RunConfig", problem: problem.to_owned() })
+    }
+}

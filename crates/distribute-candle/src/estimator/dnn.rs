@@ -1,0 +1,153 @@
+//! Classifiers and regressors with hidden layers.
+
+use candle_core::Tensor;
+use candle_nn::{Activation, Linear, Module, VarBuilder};
+use distribute_input::Features;
+
+use super::canned::{Body, heads};
+use super::head::Head;
+use super::{CannedModel, Estimator, RunConfig};
+use crate::feature_columns::{FeatureColumns, InputLayer};
+use crate::{Error, Model, Optimizer, Result};
+
+/// A model of classes with hidden layers. Variables are `dnn.hiddenlayer_0.weight` and so on, `dnn.logits.weight`, and
+/// `dnn.input_layer.COLUMN.embedding_weights`.
+///
+/// Predictions and scores are those of [`LinearClassifier`](crate::LinearClassifier).
+///
+/// # Source
+/// `tf.estimator.DNNClassifier`.
+#[derive(Clone, Debug)]
+pub struct DnnClassifier {
+    layers: Layers,
+    classes: usize,
+    vocabulary: Vec<String>,
+}
+
+/// A model of values with hidden layers, with the mean squared error. Variables are named as [`DnnClassifier`]'s.
+///
+/// Predictions and scores are those of [`LinearRegressor`](crate::LinearRegressor).
+///
+/// # Source
+/// `tf.estimator.DNNRegressor`.
+#[derive(Clone, Debug)]
+pub struct DnnRegressor {
+    layers: Layers,
+    values: usize,
+}
+
+/// What is between features and logits.
+#[derive(Clone, Debug)]
+struct Layers {
+    columns: FeatureColumns,
+    hidden: Vec<usize>,
+    activation: Activation,
+}
+
+/// The layers of a model.
+pub(super) struct Dnn {
+    input: InputLayer,
+    hidden: Vec<Linear>,
+    activation: Activation,
+    logits: Linear,
+}
+
+impl DnnClassifier {
+    /// Of dense columns, with the sizes of hidden layers.
+    pub fn new(columns: &FeatureColumns, hidden_units: impl Into<Vec<usize>>) -> DnnClassifier {
+        DnnClassifier { layers: Layers::new(columns, hidden_units.into()), classes: 2, vocabulary: Vec::new() }
+    }
+
+    /// What follows each hidden layer. Default: ReLU.
+    pub fn activation(mut self, activation: Activation) -> DnnClassifier {
+        self.layers.activation = activation;
+        self
+    }
+
+    /// The Estimator, with an optimizer such as `|model| Adam::new(1e-3).build(model)`.
+    ///
+    /// # Errors
+    /// [`Error::FeatureColumn`] and [`Error::Configuration`] where something was described wrongly.
+    pub fn build(
+        self,
+        optimizer: impl Fn(&Model<CannedModel>) -> Result<Optimizer> + Send + Sync + 'static,
+        config: RunConfig,
+    ) -> Result<Estimator<CannedModel>> {
+        let head = Head::Classes { count: self.classes, vocabulary: self.vocabulary };
+        self.layers.estimator("DnnClassifier", head, optimizer, config)
+    }
+}
+
+impl DnnRegressor {
+    /// Of dense columns, with the sizes of hidden layers.
+    pub fn new(columns: &FeatureColumns, hidden_units: impl Into<Vec<usize>>) -> DnnRegressor {
+        DnnRegressor { layers: Layers::new(columns, hidden_units.into()), values: 1 }
+    }
+
+    /// What follows each hidden layer. Default: ReLU.
+    pub fn activation(mut self, activation: Activation) -> DnnRegressor {
+        self.layers.activation = activation;
+        self
+    }
+
+    /// The Estimator, with an optimizer such as `|model| Adam::new(1e-3).build(model)`.
+    ///
+    /// # Errors
+    /// As [`DnnClassifier::build`].
+    pub fn build(
+        self,
+        optimizer: impl Fn(&Model<CannedModel>) -> Result<Optimizer> + Send + Sync + 'static,
+        config: RunConfig,
+    ) -> Result<Estimator<CannedModel>> {
+        self.layers.estimator("DnnRegressor", Head::Regression(self.values), optimizer, config)
+    }
+}
+
+heads!(classifier DnnClassifier, regressor DnnRegressor);
+
+impl Layers {
+    fn new(columns: &FeatureColumns, hidden: Vec<usize>) -> Layers {
+        Layers { columns: columns.clone(), hidden, activation: Activation::Relu }
+    }
+
+    fn estimator(
+        self,
+        what: &'static str,
+        head: Head,
+        optimizer: impl Fn(&Model<CannedModel>) -> Result<Optimizer> + Send + Sync + 'static,
+        config: RunConfig,
+    ) -> Result<Estimator<CannedModel>> {
+        head.check(what)?;
+        self.columns.check_dense()?;
+        if self.hidden.contains(&0) {
+            let problem = format!("hidden_units are {:?}; give each layer at least 1", self.hidden);
+            return Err(Error::Configuration { what, problem });
+        }
+        let model_fn = move |_, vb: VarBuilder<'static>| {
+            let body = Body::Dnn(self.build(head.outputs(), vb.pp("dnn"))?);
+            Ok(CannedModel { body, head: head.clone() })
+        };
+        Estimator::new(model_fn, optimizer, config)
+    }
+
+    fn build(&self, outputs: usize, vb: VarBuilder<'_>) -> candle_core::Result<Dnn> {
+        let input = InputLayer::new(&self.columns, vb.pp("input_layer"))?;
+        let (mut width, mut hidden) = (input.width(), Vec::with_capacity(self.hidden.len()));
+        for (index, units) in self.hidden.iter().enumerate() {
+            hidden.push(candle_nn::linear(width, *units, vb.pp(format!("hiddenlayer_{index}")))?);
+            width = *units;
+        }
+        let logits = candle_nn::linear(width, outputs, vb.pp("logits"))?;
+        Ok(Dnn { input, hidden, activation: self.activation, logits })
+    }
+}
+
+impl Dnn {
+    pub(super) fn forward(&self, features: &Features) -> Result<Tensor> {
+        let mut x = self.input.forward(features)?;
+        for layer in &self.hidden {
+            x = self.activation.forward(&layer.forward(&x)?)?;
+        }
+        Ok(self.logits.forward(&x)?)
+    }
+}

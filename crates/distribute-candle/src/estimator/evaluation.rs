@@ -1,0 +1,209 @@
+//! Evaluating and predicting with a checkpoint.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::Duration;
+
+use candle_core::Tensor;
+use distribute_collectives::ReduceOp;
+use distribute_input::{BoxError, Dataset, Features, InputOptions};
+use distribute_strategy::Strategy;
+use distribute_train::checkpoint::Snapshot;
+use distribute_train::tensorboard::EventWriter;
+use distribute_values::{Axis, HostTensor, PerReplica, TensorStorage};
+
+use super::spec::{Measure, Sums};
+use super::{Estimator, EstimatorModel, InputFn, Labels, Mode, Scores};
+use crate::{Error, Model, Result};
+
+/// What is evaluated, and when [`train_and_evaluate`](crate::train_and_evaluate) does so.
+///
+/// # Source
+/// `tf.estimator.EvalSpec`.
+pub struct EvalSpec<'a> {
+    pub(super) input: InputFn<'a, (Features, Labels)>,
+    steps: Option<usize>,
+    name: Option<String>,
+    pub(super) start_delay: Duration,
+    pub(super) throttle: Duration,
+}
+
+impl<'a> EvalSpec<'a> {
+    /// Evaluates what an input function returns: a dataset that is batched by the global batch.
+    pub fn new(input: impl Fn() -> Result<Dataset<(Features, Labels)>, BoxError> + 'a) -> EvalSpec<'a> {
+        let (start_delay, throttle) = (Duration::from_secs(120), Duration::from_secs(600));
+        EvalSpec { input: Box::new(input), steps: None, name: None, start_delay, throttle }
+    }
+
+    /// So many batches. Default: all there are.
+    pub fn steps(self, steps: usize) -> EvalSpec<'a> {
+        EvalSpec { steps: Some(steps), ..self }
+    }
+
+    /// Scores are written to `eval_NAME` instead of `eval`, so that several evaluations are told apart.
+    pub fn name(self, name: impl Into<String>) -> EvalSpec<'a> {
+        EvalSpec { name: Some(name.into()), ..self }
+    }
+
+    /// An evaluator task begins after this time. Default: 2 minutes.
+    pub fn start_delay(self, delay: Duration) -> EvalSpec<'a> {
+        EvalSpec { start_delay: delay, ..self }
+    }
+
+    /// So much time lies between the beginnings of two evaluations, except before the last. Default: 10 minutes.
+    pub fn throttle(self, time: Duration) -> EvalSpec<'a> {
+        EvalSpec { throttle: time, ..self }
+    }
+}
+
+/// Sums of this process's replicas.
+struct Totals {
+    replicas: Vec<Vec<f64>>,
+    measures: Vec<Measure>,
+}
+
+impl<M: EstimatorModel + Sync> Estimator<M> {
+    /// The loss and the metrics of the newest checkpoint, which are also written to `model_dir/eval` for TensorBoard.
+    ///
+    /// They are means over the examples that there are, whatever the batches. Every worker calls this.
+    ///
+    /// # Errors
+    /// [`Error::NoCheckpoint`], [`Error::NoExamples`], and those of the data, of the model and of the collectives.
+    ///
+    /// # Source
+    /// `Estimator.evaluate`.
+    pub fn evaluate(&self, spec: &EvalSpec<'_>) -> Result<Scores> {
+        self.evaluated(spec, None).map(|(_, scores)| scores)
+    }
+
+    /// As [`evaluate`](Estimator::evaluate), of the checkpoint in a folder such as `model_dir/step-00000500`.
+    ///
+    /// # Errors
+    /// As [`evaluate`](Estimator::evaluate).
+    pub fn evaluate_checkpoint(&self, spec: &EvalSpec<'_>, checkpoint: impl AsRef<Path>) -> Result<Scores> {
+        self.evaluated(spec, Some(checkpoint.as_ref())).map(|(_, scores)| scores)
+    }
+
+    /// What was evaluated, and what came of it.
+    pub(super) fn evaluated(&self, spec: &EvalSpec<'_>, checkpoint: Option<&Path>) -> Result<(Snapshot, Scores)> {
+        let strategy = self.eval_strategy()?;
+        let data = strategy.distribute_dataset(&(spec.input)().map_err(Error::InputFunction)?)?;
+        let (model, snapshot) = self.restored(&strategy, Mode::Eval, checkpoint)?;
+        let mut totals: Option<Totals> = None;
+        for batch in data.iter().take(spec.steps.unwrap_or(usize::MAX)) {
+            let of_step = strategy.run_with((&model, batch?), |_, (model, (features, labels))| {
+                model.spec(&features, Some(&labels), Mode::Eval)?.sums()
+            })?;
+            totals = Some(Totals::with(totals, of_step)?);
+        }
+        let totals = totals.ok_or(Error::NoExamples { what: "evaluate" })?;
+        let whole = totals.whole(&strategy)?;
+        let loss = if whole[1] == 0.0 { 0.0 } else { whole[0] / whole[1] };
+        let mut scores: Scores = Measure::results(&totals.measures, &whole[2..]).into_iter().collect();
+        scores.insert("loss".to_owned(), loss);
+        if self.config.is_chief() && strategy.is_chief() {
+            self.write(spec, snapshot.step(), &scores)?;
+        }
+        scores.insert("global_step".to_owned(), snapshot.step() as f64);
+        Ok((snapshot, scores))
+    }
+
+    /// Predictions by name, with a row for each element of a batched dataset, in its order. Every worker calls this.
+    ///
+    /// # Errors
+    /// [`Error::NoCheckpoint`], [`Error::NoExamples`], and those of the data, of the model and of the collectives.
+    ///
+    /// # Source
+    /// `Estimator.predict`.
+    pub fn predict(&self, input: impl Fn() -> Result<Dataset<Features>, BoxError>) -> Result<BTreeMap<String, Tensor>> {
+        let strategy = self.eval_strategy()?;
+        // All workers walk the data together: rows then go to replicas in their order, and come back in it.
+        let options = InputOptions { deterministic: true, ..InputOptions::default() };
+        let data = strategy.distribute_dataset_with(&input().map_err(Error::InputFunction)?, options)?;
+        let (model, _) = self.restored(&strategy, Mode::Predict, None)?;
+        let mut parts: BTreeMap<String, Vec<Tensor>> = BTreeMap::new();
+        for batch in &data {
+            let of_step = strategy.run_with((&model, batch?), |_, (model, features)| {
+                model.spec(&features, None, Mode::Predict)?.into_predictions()
+            })?;
+            for (name, values) in by_name(of_step.into_values())? {
+                parts.entry(name).or_default().push(strategy.gather(&PerReplica::new(values), 0)?);
+            }
+        }
+        if parts.is_empty() {
+            return Err(Error::NoExamples { what: "predict" });
+        }
+        parts.into_iter().map(|(name, parts)| Ok((name, Tensor::cat(&parts, 0)?))).collect()
+    }
+
+    /// The model of a checkpoint, or of the newest. It changes nothing in the folder, where somebody else may be writing.
+    fn restored(&self, strategy: &Strategy, mode: Mode, checkpoint: Option<&Path>) -> Result<(Model<M>, Snapshot)> {
+        let model = self.model(strategy, mode)?;
+        let (checkpoints, parts) = (self.checkpoints(), [&model as _]);
+        let snapshot = match checkpoint {
+            Some(checkpoint) => checkpoints.restore_from(strategy, checkpoint, &parts)?,
+            None => {
+                let found = checkpoints.restore_newest(strategy, &parts)?;
+                found.ok_or_else(|| Error::NoCheckpoint { folder: self.config.model_dir.clone() })?
+            }
+        };
+        Ok((model, snapshot))
+    }
+
+    fn write(&self, spec: &EvalSpec<'_>, step: u64, scores: &Scores) -> Result<()> {
+        let folder = spec.name.as_ref().map_or("eval".to_owned(), |name| format!("eval_{name}"));
+        let mut events = EventWriter::create(self.config.model_dir.join(folder))?;
+        for (name, value) in scores {
+            events.scalar(name, step, *value)?;
+        }
+        Ok(events.flush()?)
+    }
+}
+
+impl Totals {
+    /// Those of another step too.
+    fn with(totals: Option<Totals>, of_step: PerReplica<Sums>) -> Result<Totals> {
+        let mut measures = Vec::new();
+        let mut replicas = Vec::with_capacity(of_step.values().len());
+        for sums in of_step.into_values() {
+            measures = sums.measures;
+            replicas.push(sums.sums);
+        }
+        let Some(mut totals) = totals else { return Ok(Totals { replicas, measures }) };
+        for (sums, more) in totals.replicas.iter_mut().zip(replicas) {
+            if sums.len() != more.len() {
+                let problem = "its metrics differ from batch to batch; give the same for every one".to_owned();
+                return Err(Error::Spec { mode: Mode::Eval, problem });
+            }
+            sums.iter_mut().zip(more).for_each(|(sum, more)| *sum += more);
+        }
+        Ok(totals)
+    }
+
+    /// All replicas' sums, of all processes.
+    fn whole(&self, strategy: &Strategy) -> Result<Vec<f64>> {
+        let tensors: Result<Vec<HostTensor>, _> =
+            self.replicas.iter().map(|sums| HostTensor::new(&[sums.len()], sums.clone())).collect();
+        let whole: HostTensor = strategy.reduce(ReduceOp::Sum, &PerReplica::new(tensors?), Axis::None)?;
+        Ok(whole.to_elements::<f64>()?)
+    }
+}
+
+/// Each prediction's values, by replica.
+fn by_name(replicas: Vec<Vec<(String, Tensor)>>) -> Result<Vec<(String, Vec<Tensor>)>> {
+    let mut named: Vec<(String, Vec<Tensor>)> = Vec::new();
+    for (replica, predictions) in replicas.into_iter().enumerate() {
+        for (index, (name, values)) in predictions.into_iter().enumerate() {
+            if replica == 0 {
+                named.push((name, vec![values]));
+            } else if let Some((_, all)) = named.get_mut(index).filter(|(known, _)| *known == name) {
+                all.push(values);
+            } else {
+                let problem =
+                    format!("prediction {name:?} is not made on every replica; give the same for every batch");
+                return Err(Error::Spec { mode: Mode::Predict, problem });
+            }
+        }
+    }
+    Ok(named)
+}

@@ -1,0 +1,116 @@
+//! Linear classifiers and regressors.
+
+use super::canned::{Body, heads};
+use super::head::Head;
+use super::{CannedModel, Estimator, RunConfig};
+use crate::feature_columns::{FeatureColumns, LinearModel};
+use crate::{Model, Optimizer, Result};
+
+/// A linear model of classes. Variables are `linear.linear_model.COLUMN.weights` and `linear.linear_model.bias_weights`.
+///
+/// Predictions are `logits`, `probabilities` and `class_ids`, with two classes also `logistic`; scores `accuracy`,
+/// `average_loss` and `loss`, with two classes also `auc`, `precision`, `recall`, `label/mean` and `prediction/mean`.
+///
+/// # Examples
+/// ```
+/// use distribute_candle::{Adam, Categorical, Error, EvalSpec, FeatureColumns, LinearClassifier, RunConfig, Until};
+/// use distribute_input::{Column, Dataset, Features};
+///
+/// # let folder = tempfile::tempdir().expect("a folder can be made");
+/// # let model_dir = folder.path().join("fruit");
+/// let fruit = || Features::new([("colour", Column::from(vec!["red", "green", "red", "yellow"]))]);
+/// let columns = FeatureColumns::new().with(Categorical::vocabulary("colour", ["red", "green", "yellow"]));
+/// let classifier = LinearClassifier::new(&columns)
+///     .n_classes(3)
+///     .label_vocabulary(["apple", "lime", "lemon"])
+///     .build(|model| Adam::new(0.1).build(model), RunConfig::new(model_dir))?;
+/// let input = || {
+///     let kinds = Column::from(vec!["apple", "lime", "apple", "lemon"]);
+///     Ok(Dataset::from_tensor_slices((fruit()?, kinds)).batch(2))
+/// };
+/// classifier.train(|| Ok(input()?.repeat_forever()), Until::Steps(100))?;
+/// assert_eq!(classifier.evaluate(&EvalSpec::new(input))?["accuracy"], 1.0);
+/// let predictions = classifier.predict(|| Ok(Dataset::from_tensor_slices(fruit()?).batch(3)))?;
+/// assert_eq!(predictions["class_ids"].to_vec2::<i64>()?, [[0], [1], [0], [2]]);
+/// # Ok::<(), Error>(())
+/// ```
+///
+/// # Source
+/// `tf.estimator.LinearClassifier`.
+#[derive(Clone, Debug)]
+pub struct LinearClassifier {
+    columns: FeatureColumns,
+    classes: usize,
+    vocabulary: Vec<String>,
+}
+
+/// A linear model of values, with the mean squared error. Variables are named as [`LinearClassifier`]'s.
+///
+/// Its prediction is `predictions`; scores are `average_loss`, `loss`, `label/mean` and `prediction/mean`.
+///
+/// # Source
+/// `tf.estimator.LinearRegressor`.
+#[derive(Clone, Debug)]
+pub struct LinearRegressor {
+    columns: FeatureColumns,
+    values: usize,
+}
+
+impl LinearClassifier {
+    /// Of columns, dense or not.
+    pub fn new(columns: &FeatureColumns) -> LinearClassifier {
+        LinearClassifier { columns: columns.clone(), classes: 2, vocabulary: Vec::new() }
+    }
+
+    /// The Estimator, with an optimizer such as `|model| Sgd::new(0.1).build(model)`.
+    ///
+    /// # Errors
+    /// [`Error::FeatureColumn`](crate::Error::FeatureColumn) and [`Error::Configuration`](crate::Error::Configuration) where
+    /// something was described wrongly.
+    pub fn build(
+        self,
+        optimizer: impl Fn(&Model<CannedModel>) -> Result<Optimizer> + Send + Sync + 'static,
+        config: RunConfig,
+    ) -> Result<Estimator<CannedModel>> {
+        let head = Head::Classes { count: self.classes, vocabulary: self.vocabulary };
+        head.check("LinearClassifier")?;
+        linear(self.columns, head, optimizer, config)
+    }
+}
+
+impl LinearRegressor {
+    /// Of columns, dense or not.
+    pub fn new(columns: &FeatureColumns) -> LinearRegressor {
+        LinearRegressor { columns: columns.clone(), values: 1 }
+    }
+
+    /// The Estimator, with an optimizer such as `|model| Sgd::new(0.1).build(model)`.
+    ///
+    /// # Errors
+    /// As [`LinearClassifier::build`].
+    pub fn build(
+        self,
+        optimizer: impl Fn(&Model<CannedModel>) -> Result<Optimizer> + Send + Sync + 'static,
+        config: RunConfig,
+    ) -> Result<Estimator<CannedModel>> {
+        let head = Head::Regression(self.values);
+        head.check("LinearRegressor")?;
+        linear(self.columns, head, optimizer, config)
+    }
+}
+
+heads!(classifier LinearClassifier, regressor LinearRegressor);
+
+fn linear(
+    columns: FeatureColumns,
+    head: Head,
+    optimizer: impl Fn(&Model<CannedModel>) -> Result<Optimizer> + Send + Sync + 'static,
+    config: RunConfig,
+) -> Result<Estimator<CannedModel>> {
+    columns.check()?;
+    let model_fn = move |_, vb: candle_nn::VarBuilder<'static>| {
+        let body = Body::Linear(LinearModel::new(&columns, head.outputs(), vb.pp("linear.linear_model"))?);
+        Ok(CannedModel { body, head: head.clone() })
+    };
+    Estimator::new(model_fn, optimizer, config)
+}

@@ -1,0 +1,215 @@
+//! What a model says of a batch.
+
+use std::fmt;
+use std::sync::Arc;
+
+use candle_core::{DType, Tensor};
+use distribute_input::Features;
+use distribute_train::metrics::{Metric, Predictions, Targets};
+
+use super::Labels;
+use crate::{Error, Result};
+
+/// What a model is wanted for.
+///
+/// # Source
+/// `tf.estimator.ModeKeys`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Mode {
+    /// To learn.
+    Train,
+    /// To be measured.
+    Eval,
+    /// To predict; there are no labels.
+    Predict,
+}
+
+/// A model of an [`Estimator`](crate::Estimator): a plain candle model that says what it makes of a batch.
+pub trait EstimatorModel {
+    /// What it makes of one replica's examples, of which there may be none.
+    ///
+    /// `labels` are there unless the mode is [`Predict`](Mode::Predict).
+    ///
+    /// # Errors
+    /// Whatever is wrong with the batch; candle's.
+    fn spec(&self, features: &Features, labels: Option<&Labels>, mode: Mode) -> Result<EstimatorSpec>;
+}
+
+/// What a model makes of a batch: predictions, the loss of each example, metrics.
+///
+/// # Source
+/// `tf.estimator.EstimatorSpec`.
+#[derive(Default)]
+pub struct EstimatorSpec {
+    predictions: Vec<(String, Tensor)>,
+    loss: Option<Tensor>,
+    penalty: Option<Tensor>,
+    metrics: Vec<Measured>,
+}
+
+/// A metric, and what it is of.
+struct Measured {
+    measure: Measure,
+    outputs: Tensor,
+    targets: Tensor,
+}
+
+/// A metric under a name.
+#[derive(Clone)]
+pub(super) struct Measure {
+    name: String,
+    metric: Arc<dyn Metric>,
+}
+
+/// A replica's sums over examples: losses, their number, and those of the metrics.
+pub(super) struct Sums {
+    pub(super) sums: Vec<f64>,
+    pub(super) measures: Vec<Measure>,
+}
+
+impl EstimatorSpec {
+    /// Nothing yet.
+    pub fn new() -> EstimatorSpec {
+        EstimatorSpec::default()
+    }
+
+    /// A prediction for each example.
+    ///
+    /// # Shapes
+    /// A row for each example.
+    pub fn prediction(mut self, name: impl Into<String>, values: &Tensor) -> EstimatorSpec {
+        self.predictions.push((name.into(), values.clone()));
+        self
+    }
+
+    /// The loss of each example; needed to train and to evaluate. The mean over the whole global batch is what training
+    /// lowers, whichever replicas examples are on.
+    ///
+    /// # Shapes
+    /// One number for each example.
+    pub fn loss(mut self, per_example: &Tensor) -> EstimatorSpec {
+        self.loss = Some(per_example.clone());
+        self
+    }
+
+    /// A loss that does not depend on examples, such as a penalty on weights: it is added to the mean once.
+    ///
+    /// # Shapes
+    /// A scalar.
+    pub fn penalty(mut self, penalty: &Tensor) -> EstimatorSpec {
+        self.penalty = Some(penalty.clone());
+        self
+    }
+
+    /// A metric of outputs and what they should be: numbers as many as outputs, or a class for each example.
+    ///
+    /// # Shapes
+    /// A row of outputs for each example. Targets of whole numbers are classes, others values.
+    pub fn metric(
+        mut self,
+        name: impl Into<String>,
+        metric: impl Metric + 'static,
+        outputs: &Tensor,
+        targets: &Tensor,
+    ) -> EstimatorSpec {
+        let measure = Measure { name: name.into(), metric: Arc::new(metric) };
+        self.metrics.push(Measured { measure, outputs: outputs.detach(), targets: targets.detach() });
+        self
+    }
+
+    /// The loss of each example, and the penalty.
+    pub(super) fn losses(&self, mode: Mode) -> Result<(&Tensor, Option<&Tensor>)> {
+        let wrong = |problem: String| Error::Spec { mode, problem };
+        let Some(loss) = &self.loss else {
+            return Err(wrong("it has no loss; call .loss(…) with a number for each example".to_owned()));
+        };
+        if loss.dims().len() != 1 {
+            let problem =
+                format!("its loss has shape {:?}; give one number for each example, not their mean", loss.dims());
+            return Err(wrong(problem));
+        }
+        Ok((loss, self.penalty.as_ref()))
+    }
+
+    pub(super) fn into_predictions(self) -> Result<Vec<(String, Tensor)>> {
+        let problem = match self.predictions.iter().find(|(_, values)| values.dims().is_empty()) {
+            _ if self.predictions.is_empty() => "it has no predictions; call .prediction(…)".to_owned(),
+            Some((name, _)) => format!("prediction {name:?} is a scalar; give a row for each example"),
+            None => {
+                return Ok(self.predictions.into_iter().map(|(name, values)| (name, values.detach())).collect());
+            }
+        };
+        Err(Error::Spec { mode: Mode::Predict, problem })
+    }
+
+    /// This replica's sums.
+    pub(super) fn sums(self) -> Result<Sums> {
+        let (losses, penalty) = self.losses(Mode::Eval)?;
+        let examples = losses.elem_count() as f64;
+        let mut sums = vec![number(&losses.sum_all()?)?, examples];
+        if let Some(penalty) = penalty {
+            // So that the mean over all examples has it once.
+            sums[0] += number(penalty)? * examples;
+        }
+        for Measured { measure, outputs, targets } in &self.metrics {
+            let from = sums.len();
+            sums.resize(from + measure.metric.len(), 0.0);
+            if examples > 0.0 {
+                update(measure.metric.as_ref(), &mut sums[from..], outputs, targets, losses.elem_count())?;
+            }
+        }
+        Ok(Sums { sums, measures: self.metrics.into_iter().map(|measured| measured.measure).collect() })
+    }
+}
+
+impl Measure {
+    /// What all replicas' sums come to, by name.
+    pub(super) fn results(measures: &[Measure], sums: &[f64]) -> Vec<(String, f64)> {
+        let mut rest = sums;
+        let mut results = Vec::with_capacity(measures.len());
+        for measure in measures {
+            let (own, others) = rest.split_at(measure.metric.len().min(rest.len()));
+            results.push((measure.name.clone(), measure.metric.result(own)));
+            rest = others;
+        }
+        results
+    }
+}
+
+/// Adds the examples of tensors to a metric's sums.
+fn update(metric: &dyn Metric, sums: &mut [f64], outputs: &Tensor, targets: &Tensor, examples: usize) -> Result<()> {
+    let width = outputs.elem_count() / examples;
+    let outputs = outputs.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?;
+    if targets.dtype().is_float() {
+        let values = targets.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?;
+        metric.update(sums, &Predictions::new(&outputs, width, Targets::Values(&values))?);
+    } else {
+        let classes = targets.to_dtype(DType::U32)?.flatten_all()?.to_vec1::<u32>()?;
+        metric.update(sums, &Predictions::new(&outputs, width, Targets::Classes(&classes))?);
+    }
+    Ok(())
+}
+
+/// A scalar as a number.
+pub(super) fn number(scalar: &Tensor) -> Result<f64> {
+    Ok(scalar.detach().to_dtype(DType::F64)?.to_scalar::<f64>()?)
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Mode::Train => "TRAIN",
+            Mode::Eval => "EVAL",
+            Mode::Predict => "PREDICT",
+        })
+    }
+}
+
+impl fmt::Debug for EstimatorSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let metrics: Vec<&str> = self.metrics.iter().map(|measured| measured.measure.name.as_str()).collect();
+        let mut shown = f.debug_struct("EstimatorSpec");
+        shown.field("predictions", &self.predictions).field("loss", &self.loss).field("penalty", &self.penalty);
+        shown.field("metrics", &metrics).finish()
+    }
+}

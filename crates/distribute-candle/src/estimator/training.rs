@@ -1,0 +1,274 @@
+//! Steps of training, and what is saved, written and said between them.
+
+use std::time::Instant;
+
+use candle_core::Tensor;
+use distribute_collectives::ReduceOp;
+use distribute_input::{BoxError, Dataset, Features, InputPosition};
+use distribute_strategy::Strategy;
+use distribute_train::checkpoint::CheckpointManager;
+use distribute_train::preemption::PreemptionHandler;
+use distribute_train::tensorboard::EventWriter;
+use distribute_values::{Axis, PerReplica};
+use serde::{Deserialize, Serialize};
+
+use super::config::Saving;
+use super::spec::number;
+use super::{Estimator, EstimatorModel, InputFn, Labels, Mode, RunConfig, as_chief_says};
+use crate::{CandleContext, Error, Model, Optimizer, Result};
+
+/// How long a training goes on; it also ends with its data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Until {
+    /// For so many steps more.
+    Steps(u64),
+    /// Until there have been so many steps in all, those of earlier calls included.
+    MaxSteps(u64),
+    /// Until the data end.
+    EndOfData,
+}
+
+/// What [`train_and_evaluate`](crate::train_and_evaluate) trains on, and for how long.
+///
+/// # Source
+/// `tf.estimator.TrainSpec`.
+pub struct TrainSpec<'a> {
+    pub(super) input: InputFn<'a, (Features, Labels)>,
+    pub(super) max_steps: Option<u64>,
+}
+
+impl<'a> TrainSpec<'a> {
+    /// Trains on what an input function returns: a dataset that is batched by the global batch.
+    pub fn new(input: impl Fn() -> Result<Dataset<(Features, Labels)>, BoxError> + 'a) -> TrainSpec<'a> {
+        TrainSpec { input: Box::new(input), max_steps: None }
+    }
+
+    /// Until there have been so many steps in all. Default: until the data end.
+    pub fn max_steps(self, steps: u64) -> TrainSpec<'a> {
+        TrainSpec { max_steps: Some(steps), ..self }
+    }
+}
+
+/// What happens after a checkpoint.
+pub(super) type Saved<'a> = dyn FnMut(&Strategy, &mut CheckpointManager, bool) -> Result<()> + 'a;
+
+/// Where a training stands, besides its model, its optimizer and its steps.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct Standing {
+    /// Passes over the data that are done.
+    passes: u64,
+    /// In the pass under way.
+    position: Option<InputPosition>,
+    /// Whether the call that wrote this had nothing more to do, and what it had to do.
+    pub(super) ended: bool,
+    pub(super) max_steps: Option<u64>,
+}
+
+impl<M: EstimatorModel + Sync> Estimator<M> {
+    /// Trains, going on from the newest checkpoint: parameters, optimizer, steps, and the place in the data. The steps there have
+    /// been in all.
+    ///
+    /// What is left of a pass over the data is trained on first; a call that comes after the end of the data begins the next
+    /// pass. Every worker calls this.
+    ///
+    /// # Errors
+    /// Those of the data, of the model, of candle, of checkpoints, and of the collectives;
+    /// [`Preempted`](distribute_train::Error::Preempted); [`Error::LossNotFinite`].
+    ///
+    /// # Source
+    /// `Estimator.train`.
+    pub fn train(
+        &self,
+        input: impl Fn() -> Result<Dataset<(Features, Labels)>, BoxError>,
+        until: Until,
+    ) -> Result<u64> {
+        self.train_with(&input, until, &mut |_, _, _| Ok(()))
+    }
+
+    /// As [`train`](Estimator::train); calls `saved` after each checkpoint, which may still be being written, and says whether it
+    /// was the last.
+    pub(super) fn train_with(
+        &self,
+        input: &dyn Fn() -> Result<Dataset<(Features, Labels)>, BoxError>,
+        until: Until,
+        saved: &mut Saved<'_>,
+    ) -> Result<u64> {
+        let strategy = self.train_strategy()?;
+        let data = input().map_err(Error::InputFunction)?;
+        let global_batch = data.batch_size().unwrap_or(1);
+        let data = strategy.distribute_dataset(&data)?;
+        let model = self.model(&strategy, Mode::Train)?;
+        let optimizer = (self.optimizer)(&model)?;
+        let mut run = Run::restored(&self.config, &strategy, &model, &optimizer, self.checkpoints())?;
+        let target = match until {
+            Until::Steps(steps) => Some(run.steps.saturating_add(steps)),
+            Until::MaxSteps(steps) => Some(steps),
+            Until::EndOfData => None,
+        };
+        let max_steps = if let Until::MaxSteps(steps) = until { Some(steps) } else { None };
+        if target.is_some_and(|target| run.steps >= target) {
+            tracing::info!("there is nothing to train: {} steps are done already", run.steps);
+            saved(&strategy, &mut run.checkpoints, true)?;
+            return Ok(run.steps);
+        }
+        let preemption = match &self.config.termination {
+            Some(config) => Some(PreemptionHandler::install(&strategy, config.clone())?),
+            None => None,
+        };
+        // A call that ended with its data's last batch has left nothing of the pass.
+        let mut may_be_over = std::mem::take(&mut run.standing.ended);
+        let mut batches = match run.standing.position.take() {
+            Some(position) => data.iter_from(&position)?,
+            None => data.iter_epoch(run.standing.passes),
+        };
+        loop {
+            let Some(batch) = batches.next() else {
+                run.standing.passes += 1;
+                if std::mem::take(&mut may_be_over) {
+                    batches = data.iter_epoch(run.standing.passes);
+                    continue;
+                }
+                tracing::info!("training ends with its data after step {}", run.steps);
+                (run.standing.ended, run.standing.max_steps) = (true, max_steps);
+                run.save(None)?;
+                break;
+            };
+            may_be_over = false;
+            let losses = step(&strategy, &model, &optimizer, batch?, global_batch)?;
+            run.steps += 1;
+            run.report(&losses)?;
+            let stopping = preemption.as_ref().filter(|preemption| preemption.should_stop());
+            let reached = target.is_some_and(|target| run.steps >= target);
+            if stopping.is_some() || reached || run.is_due()? {
+                if reached {
+                    (run.standing.ended, run.standing.max_steps) = (true, max_steps);
+                }
+                run.save(Some(batches.position()?))?;
+                if let Some(preemption) = stopping {
+                    run.checkpoints.finish_everywhere(&strategy)?;
+                    return Err(preemption.ended(run.steps).into());
+                }
+                if reached {
+                    break;
+                }
+                saved(&strategy, &mut run.checkpoints, false)?;
+            }
+        }
+        run.checkpoints.finish_everywhere(&strategy)?;
+        run.flush()?;
+        saved(&strategy, &mut run.checkpoints, true)?;
+        Ok(run.steps)
+    }
+}
+
+/// One step of all replicas; the shares of the loss of those of this process.
+fn step<M: EstimatorModel + Sync>(
+    strategy: &Strategy,
+    model: &Model<M>,
+    optimizer: &Optimizer,
+    batch: PerReplica<(Features, Labels)>,
+    global_batch: usize,
+) -> Result<PerReplica<Tensor>> {
+    strategy.run_with((model, optimizer, batch), |context, (model, optimizer, (features, labels))| {
+        let spec = model.spec(&features, Some(&labels), Mode::Train)?;
+        let (losses, penalty) = spec.losses(Mode::Train)?;
+        let mut loss = context.average_loss(losses, global_batch)?;
+        if let Some(penalty) = penalty {
+            loss = (loss + context.scale_regularization_loss(penalty)?)?;
+        }
+        optimizer.minimize(context, &loss)?;
+        Ok(loss.detach())
+    })
+}
+
+/// A training under way.
+struct Run<'a, M> {
+    config: &'a RunConfig,
+    strategy: &'a Strategy,
+    model: &'a Model<M>,
+    optimizer: &'a Optimizer,
+    checkpoints: CheckpointManager,
+    standing: Standing,
+    steps: u64,
+    saved: Instant,
+    events: Option<EventWriter>,
+    /// When the speed was last said, and after which step.
+    logged: (Instant, u64),
+}
+
+impl<'a, M> Run<'a, M> {
+    /// From the newest checkpoint, or from the start.
+    fn restored(
+        config: &'a RunConfig,
+        strategy: &'a Strategy,
+        model: &'a Model<M>,
+        optimizer: &'a Optimizer,
+        mut checkpoints: CheckpointManager,
+    ) -> Result<Run<'a, M>> {
+        let (steps, standing) = checkpoints.restore(strategy, &[model, optimizer])?.unwrap_or_default();
+        if steps > 0 {
+            tracing::info!("going on after step {steps}");
+        }
+        let events = match strategy.is_chief() && config.save_summary_steps > 0 {
+            true => Some(EventWriter::create(&config.model_dir)?),
+            false => None,
+        };
+        let now = Instant::now();
+        let logged = (now, steps);
+        Ok(Run { config, strategy, model, optimizer, checkpoints, standing, steps, saved: now, events, logged })
+    }
+
+    /// Whether a checkpoint is due after this step: the same answer on all workers.
+    fn is_due(&self) -> Result<bool> {
+        match self.config.saving() {
+            Saving::Steps(steps) => Ok(self.steps.is_multiple_of(steps)),
+            Saving::Every(time) if self.strategy.topology().workers == 1 => Ok(self.saved.elapsed() >= time),
+            // Clocks differ, so the chief's decides; asking it in every step would cost.
+            Saving::Every(time) if self.steps.is_multiple_of(self.config.steps_between_words()) => {
+                as_chief_says(self.strategy, self.saved.elapsed() >= time)
+            }
+            Saving::Every(_) => Ok(false),
+        }
+    }
+
+    fn save(&mut self, position: Option<InputPosition>) -> Result<()> {
+        self.standing.position = position;
+        self.checkpoints.save(self.strategy, self.steps, &[self.model, self.optimizer], &self.standing)?;
+        self.saved = Instant::now();
+        Ok(())
+    }
+
+    /// Writes and says the loss and the speed, where it is time to.
+    fn report(&mut self, losses: &PerReplica<Tensor>) -> Result<()> {
+        let is_time = |every: u64| every > 0 && self.steps.is_multiple_of(every);
+        let (write, say) = (is_time(self.config.save_summary_steps), is_time(self.config.log_step_count_steps));
+        if !write && !say {
+            return Ok(());
+        }
+        let step = self.steps;
+        let loss = number(&self.strategy.reduce(ReduceOp::Sum, losses, Axis::None)?)?;
+        if !loss.is_finite() {
+            return Err(Error::LossNotFinite { loss, step });
+        }
+        let speed = (step - self.logged.1) as f64 / self.logged.0.elapsed().as_secs_f64().max(f64::MIN_POSITIVE);
+        if say && self.strategy.is_chief() {
+            tracing::info!("step {step}: loss {loss:.6}, {speed:.1} steps/s");
+        }
+        if let Some(events) = &mut self.events {
+            if write {
+                events.scalar("loss", step, loss)?;
+            }
+            if say {
+                events.scalar("global_step/sec", step, speed)?;
+            }
+        }
+        if say {
+            self.logged = (Instant::now(), step);
+        }
+        self.flush()
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        Ok(self.events.as_mut().map_or(Ok(()), EventWriter::flush)?)
+    }
+}

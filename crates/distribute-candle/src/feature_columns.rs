@@ -1,0 +1,263 @@
+//! What a model sees of named columns: numbers, categories, and what they are turned into.
+
+use std::fmt;
+use std::sync::Arc;
+
+use distribute_input::{Column, Features};
+
+use crate::{Error, Result};
+
+mod categorical;
+mod layers;
+
+pub use categorical::{Categorical, Crossing};
+pub use layers::{InputLayer, LinearModel};
+
+/// The columns of a model, in the order in which it gets them.
+///
+/// Mistakes in a description are reported when a model is made of it, so that descriptions need no `?`.
+///
+/// # Examples
+/// ```
+/// use distribute_candle::{Categorical, FeatureColumns, Numeric};
+/// let age = Numeric::new("age").normalizer(|age| (age - 40.0) / 20.0);
+/// let job = Categorical::vocabulary("job", ["clerk", "cook", "smith"]).oov_buckets(1);
+/// let columns = FeatureColumns::new()
+///     .with(age.clone())
+///     .with(age.bucketized([-0.5, 0.5]))
+///     .with(job.clone())
+///     .with(Categorical::crossed([job.into(), "town".into()], 100).embedding(4));
+/// assert_eq!(columns.names(), ["age", "age_bucketized", "job", "job_X_town_embedding"]);
+/// columns.check()?;
+/// # Ok::<(), distribute_candle::Error>(())
+/// ```
+///
+/// # Source
+/// `tf.feature_column`.
+#[derive(Clone, Debug, Default)]
+pub struct FeatureColumns {
+    columns: Vec<FeatureColumn>,
+}
+
+/// One column of a model.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum FeatureColumn {
+    /// Numbers as they are.
+    Numeric(Numeric),
+    /// Categories: a linear model has a weight for each of them; other models want them dense.
+    Categorical(Categorical),
+    /// How often each category is there.
+    Indicator(Categorical),
+    /// A vector for each category, which is learnt.
+    Embedding(Embedding),
+}
+
+/// Numbers.
+///
+/// # Source
+/// `tf.feature_column.numeric_column`.
+#[derive(Clone)]
+pub struct Numeric {
+    name: String,
+    shape: Vec<usize>,
+    normalizer: Option<Arc<dyn Fn(f32) -> f32 + Send + Sync>>,
+}
+
+/// A vector for each category, which is learnt; an example's are combined to one.
+///
+/// # Source
+/// `tf.feature_column.embedding_column`.
+#[derive(Clone, Debug)]
+pub struct Embedding {
+    of: Categorical,
+    dimension: usize,
+    combiner: Combiner,
+}
+
+/// What becomes of several vectors of one example.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Combiner {
+    /// Their sum.
+    Sum,
+    /// Their mean.
+    #[default]
+    Mean,
+    /// Their sum, divided by the root of their number.
+    SqrtN,
+}
+
+impl FeatureColumns {
+    /// None yet.
+    pub fn new() -> FeatureColumns {
+        FeatureColumns::default()
+    }
+
+    /// One more.
+    pub fn with(mut self, column: impl Into<FeatureColumn>) -> FeatureColumns {
+        self.columns.push(column.into());
+        self
+    }
+
+    /// The names under which the columns' variables are found.
+    pub fn names(&self) -> Vec<String> {
+        self.columns.iter().map(FeatureColumn::name).collect()
+    }
+
+    /// Looks for mistakes in the descriptions.
+    ///
+    /// # Errors
+    /// [`Error::FeatureColumn`] names the first column that cannot be used, and why.
+    pub fn check(&self) -> Result<()> {
+        if self.columns.is_empty() {
+            let problem = "there is no column at all; give the model at least one".to_owned();
+            return Err(Error::FeatureColumn { name: String::new(), problem });
+        }
+        let names = self.names();
+        for (index, column) in self.columns.iter().enumerate() {
+            let name = &names[index];
+            let problem = match column {
+                _ if names[..index].contains(name) => Some("it is given twice; leave one out".to_owned()),
+                FeatureColumn::Numeric(numeric) => numeric.problem(),
+                FeatureColumn::Categorical(categorical) | FeatureColumn::Indicator(categorical) => {
+                    categorical.problem()
+                }
+                FeatureColumn::Embedding(embedding) if embedding.dimension == 0 => {
+                    Some("its vectors have 0 elements; give at least 1".to_owned())
+                }
+                FeatureColumn::Embedding(embedding) => embedding.of.problem(),
+            };
+            if let Some(problem) = problem {
+                return Err(Error::FeatureColumn { name: name.clone(), problem });
+            }
+        }
+        Ok(())
+    }
+
+    /// That every column is one that a model of dense inputs takes.
+    pub(crate) fn check_dense(&self) -> Result<()> {
+        self.check()?;
+        for column in &self.columns {
+            if let FeatureColumn::Categorical(categorical) = column
+                && !categorical.is_bucketized()
+            {
+                let problem = "it has categories, and this model takes numbers; call indicator() or embedding(…) on it";
+                return Err(Error::FeatureColumn { name: categorical.name(), problem: problem.to_owned() });
+            }
+        }
+        Ok(())
+    }
+}
+
+impl FeatureColumn {
+    /// The name under which its variables are found, such as `age_bucketized`.
+    pub fn name(&self) -> String {
+        match self {
+            FeatureColumn::Numeric(numeric) => numeric.name.clone(),
+            FeatureColumn::Categorical(categorical) => categorical.name(),
+            FeatureColumn::Indicator(categorical) => format!("{}_indicator", categorical.name()),
+            FeatureColumn::Embedding(embedding) => format!("{}_embedding", embedding.of.name()),
+        }
+    }
+}
+
+impl Numeric {
+    /// The numbers of a feature: one for each example.
+    pub fn new(name: impl Into<String>) -> Numeric {
+        Numeric { name: name.into(), shape: Vec::new(), normalizer: None }
+    }
+
+    /// So many for each example.
+    pub fn shape(self, shape: impl Into<Vec<usize>>) -> Numeric {
+        Numeric { shape: shape.into(), ..self }
+    }
+
+    /// Applies a function to each number first.
+    pub fn normalizer(self, normalizer: impl Fn(f32) -> f32 + Send + Sync + 'static) -> Numeric {
+        Numeric { normalizer: Some(Arc::new(normalizer)), ..self }
+    }
+
+    /// The interval that each number is in, as a category: below the first boundary, from each to below the next, and from the
+    /// last on.
+    ///
+    /// # Source
+    /// `tf.feature_column.bucketized_column`.
+    pub fn bucketized(self, boundaries: impl Into<Vec<f32>>) -> Categorical {
+        Categorical::bucketized(self, boundaries.into())
+    }
+
+    /// Numbers for each example.
+    fn width(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    fn problem(&self) -> Option<String> {
+        (self.width() == 0).then(|| format!("its shape is {:?}, which holds nothing; give extents from 1", self.shape))
+    }
+
+    /// The numbers of all examples, and how many examples there are.
+    fn values(&self, features: &Features) -> Result<(Vec<f32>, usize)> {
+        let column = of(features, &self.name)?;
+        let mut values: Vec<f32> = match column {
+            Column::Numbers(numbers) => numbers.as_slice().to_vec(),
+            Column::Integers(integers) => integers.as_slice().iter().map(|integer| *integer as f32).collect(),
+            Column::Texts(_) => {
+                let problem =
+                    "it holds texts, and a numeric column wants numbers; read it as f32, or give a Categorical";
+                return Err(Error::Feature { name: self.name.clone(), problem: problem.to_owned() });
+            }
+        };
+        let examples = column.len();
+        let shape = column.shape().get(1..).unwrap_or_default();
+        if shape.iter().product::<usize>() != self.width() {
+            let problem = format!(
+                "its examples have shape {shape:?}, but the column is of shape {:?}; make them equal",
+                self.shape
+            );
+            return Err(Error::Feature { name: self.name.clone(), problem });
+        }
+        if let Some(normalizer) = &self.normalizer {
+            values.iter_mut().for_each(|value| *value = normalizer(*value));
+        }
+        Ok((values, examples))
+    }
+}
+
+impl Embedding {
+    /// What becomes of several vectors of one example. Default: their mean.
+    pub fn combiner(self, combiner: Combiner) -> Embedding {
+        Embedding { combiner, ..self }
+    }
+}
+
+/// A feature by its name.
+fn of<'a>(features: &'a Features, name: &str) -> Result<&'a Column> {
+    features.column(name).map_err(|_| Error::Feature {
+        name: name.to_owned(),
+        problem: format!(
+            "a column of the model wants it, but the data have {}; add it in the input function, or leave the column out",
+            features.names().join(", ")
+        ),
+    })
+}
+
+impl fmt::Debug for Numeric {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Numeric").field("name", &self.name).field("shape", &self.shape).finish_non_exhaustive()
+    }
+}
+
+macro_rules! into_column {
+    ($($from:ident),*) => {$(
+        impl From<$from> for FeatureColumn {
+            fn from(column: $from) -> FeatureColumn {
+                FeatureColumn::$from(column)
+            }
+        }
+    )*};
+}
+
+into_column!(Numeric, Categorical, Embedding);
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,349 @@
+//! Which categories an example has.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use distribute_input::{Column, Features};
+
+use super::{Combiner, Embedding, FeatureColumn, Numeric, of};
+use crate::initial::hash;
+use crate::{Error, Result};
+
+/// Categories, by numbers from 0.
+///
+/// An example may have several: its feature then has another dimension. An empty text is no category, nor is -1.
+#[derive(Clone, Debug)]
+pub struct Categorical {
+    kind: Kind,
+}
+
+#[derive(Clone, Debug)]
+enum Kind {
+    Bucketized { of: Numeric, boundaries: Vec<f32> },
+    Vocabulary { name: String, words: Arc<Vocabulary>, oov_buckets: usize, default: Option<usize> },
+    Identity { name: String, buckets: usize, default: Option<usize> },
+    Hashed { name: String, buckets: usize },
+    Crossed { of: Vec<Crossing>, buckets: usize },
+}
+
+#[derive(Debug)]
+struct Vocabulary {
+    numbers: HashMap<String, usize>,
+    /// Words given; more than there are numbers where one comes twice.
+    given: usize,
+}
+
+/// One side of crossed categories: those of a column, or a feature's values as they are.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum Crossing {
+    /// The values of a feature.
+    Feature(String),
+    /// The categories of a column.
+    Column(Categorical),
+}
+
+/// The categories of a batch: the same number of places for each example, which may be empty.
+pub(super) struct Ids {
+    pub(super) examples: usize,
+    /// Places of each example.
+    pub(super) width: usize,
+    pub(super) ids: Vec<Option<u32>>,
+}
+
+impl Categorical {
+    /// The place of each value in a list.
+    ///
+    /// # Source
+    /// `tf.feature_column.categorical_column_with_vocabulary_list`.
+    pub fn vocabulary<W: ToString>(name: impl Into<String>, words: impl IntoIterator<Item = W>) -> Categorical {
+        let words: Vec<String> = words.into_iter().map(|word| word.to_string()).collect();
+        let given = words.len();
+        let words = Arc::new(Vocabulary { numbers: words.into_iter().zip(0..).collect(), given });
+        Categorical { kind: Kind::Vocabulary { name: name.into(), words, oov_buckets: 0, default: None } }
+    }
+
+    /// Whole numbers from 0 to below `buckets`, which are categories already.
+    ///
+    /// # Source
+    /// `tf.feature_column.categorical_column_with_identity`.
+    pub fn identity(name: impl Into<String>, buckets: usize) -> Categorical {
+        Categorical { kind: Kind::Identity { name: name.into(), buckets, default: None } }
+    }
+
+    /// A hash of each value: for values that are not known beforehand. Several may share a category.
+    ///
+    /// The hash is FNV-1a of 64 bits over the text, or the number's digits: the same in every run and on every machine.
+    ///
+    /// # Source
+    /// `tf.feature_column.categorical_column_with_hash_bucket`, whose hash is another.
+    pub fn hash_bucket(name: impl Into<String>, buckets: usize) -> Categorical {
+        Categorical { kind: Kind::Hashed { name: name.into(), buckets } }
+    }
+
+    /// A hash of each combination of values, one of each side.
+    ///
+    /// # Source
+    /// `tf.feature_column.crossed_column`, whose hash is another.
+    pub fn crossed(of: impl IntoIterator<Item = Crossing>, buckets: usize) -> Categorical {
+        Categorical { kind: Kind::Crossed { of: of.into_iter().collect(), buckets } }
+    }
+
+    pub(super) fn bucketized(of: Numeric, boundaries: Vec<f32>) -> Categorical {
+        Categorical { kind: Kind::Bucketized { of, boundaries } }
+    }
+
+    /// Words that a vocabulary has not are hashed to so many further categories.
+    ///
+    /// Without these and a [`default`](Categorical::default_category), such words are no category. On another kind of column
+    /// it changes nothing.
+    pub fn oov_buckets(mut self, buckets: usize) -> Categorical {
+        if let Kind::Vocabulary { oov_buckets, .. } = &mut self.kind {
+            *oov_buckets = buckets;
+        }
+        self
+    }
+
+    /// The category of words that a vocabulary has not, and of numbers outside an identity's range. On another kind of column
+    /// it changes nothing.
+    pub fn default_category(mut self, category: usize) -> Categorical {
+        if let Kind::Vocabulary { default, .. } | Kind::Identity { default, .. } = &mut self.kind {
+            *default = Some(category);
+        }
+        self
+    }
+
+    /// How often each category is there, as numbers.
+    ///
+    /// # Source
+    /// `tf.feature_column.indicator_column`.
+    pub fn indicator(self) -> FeatureColumn {
+        FeatureColumn::Indicator(self)
+    }
+
+    /// A vector of so many numbers for each category, which is learnt.
+    ///
+    /// # Source
+    /// `tf.feature_column.embedding_column`.
+    pub fn embedding(self, dimension: usize) -> Embedding {
+        Embedding { of: self, dimension, combiner: Combiner::default() }
+    }
+
+    /// The number of categories.
+    pub fn buckets(&self) -> usize {
+        match &self.kind {
+            Kind::Bucketized { of, boundaries } => of.width() * (boundaries.len() + 1),
+            Kind::Vocabulary { words, oov_buckets, .. } => words.given + oov_buckets,
+            Kind::Identity { buckets, .. } | Kind::Hashed { buckets, .. } | Kind::Crossed { buckets, .. } => *buckets,
+        }
+    }
+
+    pub(super) fn is_bucketized(&self) -> bool {
+        matches!(self.kind, Kind::Bucketized { .. })
+    }
+
+    pub(super) fn name(&self) -> String {
+        match &self.kind {
+            Kind::Bucketized { of, .. } => format!("{}_bucketized", of.name),
+            Kind::Vocabulary { name, .. } | Kind::Identity { name, .. } | Kind::Hashed { name, .. } => name.clone(),
+            Kind::Crossed { of, .. } => {
+                let name = |side: &Crossing| match side {
+                    Crossing::Feature(name) => name.clone(),
+                    Crossing::Column(column) => column.name(),
+                };
+                of.iter().map(name).collect::<Vec<_>>().join("_X_")
+            }
+        }
+    }
+
+    /// What is wrong with the description, if anything.
+    pub(super) fn problem(&self) -> Option<String> {
+        match &self.kind {
+            Kind::Bucketized { of, .. } if of.problem().is_some() => of.problem(),
+            Kind::Bucketized { boundaries, .. } if boundaries.is_empty() => {
+                Some("it has no boundaries; give at least one".to_owned())
+            }
+            Kind::Bucketized { boundaries, .. } if !boundaries.is_sorted_by(|one, two| one < two) => {
+                Some(format!("its boundaries are {boundaries:?}; give them in ascending order, each once"))
+            }
+            Kind::Vocabulary { words, .. } if words.given == 0 => {
+                Some("its vocabulary is empty; give at least one word".to_owned())
+            }
+            Kind::Vocabulary { words, .. } if words.numbers.len() < words.given => Some(format!(
+                "its vocabulary has {} words, of which {} differ; give each once",
+                words.given,
+                words.numbers.len()
+            )),
+            Kind::Vocabulary { oov_buckets, default: Some(_), .. } if *oov_buckets > 0 => {
+                Some("it has both a default and buckets for unknown words; give one of them".to_owned())
+            }
+            Kind::Crossed { of, .. } if of.len() < 2 => {
+                Some(format!("it crosses {} features; give at least two", of.len()))
+            }
+            Kind::Crossed { of, .. } if of.iter().any(|side| side.problem().is_some()) => {
+                of.iter().find_map(Crossing::problem)
+            }
+            Kind::Vocabulary { default: Some(category), .. } | Kind::Identity { default: Some(category), .. }
+                if *category >= self.buckets() =>
+            {
+                Some(format!("its default is category {category}, but it has {}; give one below that", self.buckets()))
+            }
+            _ if self.buckets() == 0 => Some("it has 0 categories; give at least 1".to_owned()),
+            _ if u32::try_from(self.buckets()).is_err() => {
+                Some(format!("it has {} categories; give fewer than 2^32", self.buckets()))
+            }
+            _ => None,
+        }
+    }
+
+    /// The categories of each example.
+    pub(super) fn ids(&self, features: &Features) -> Result<Ids> {
+        match &self.kind {
+            Kind::Bucketized { of, boundaries } => {
+                let ((values, examples), width) = (of.values(features)?, of.width());
+                let bucket = |(at, value): (usize, &f32)| {
+                    let place = boundaries.partition_point(|boundary| boundary <= value);
+                    Some((at % width * (boundaries.len() + 1) + place) as u32)
+                };
+                Ok(Ids { examples, width, ids: values.iter().enumerate().map(bucket).collect() })
+            }
+            Kind::Vocabulary { name, words, oov_buckets, default } => {
+                let number = |word: &str| {
+                    let known = words.numbers.get(word).copied();
+                    let oov = || (*oov_buckets > 0).then(|| words.given + bucket_of(hash(word), *oov_buckets));
+                    Ok(known.or_else(oov).or(*default))
+                };
+                ids_of_words(name, features, number)
+            }
+            Kind::Hashed { name, buckets } => {
+                ids_of_words(name, features, |word| Ok(Some(bucket_of(hash(word), *buckets))))
+            }
+            Kind::Identity { name, buckets, default } => {
+                let Column::Integers(numbers) = of(features, name)? else {
+                    let problem = format!(
+                        "it holds {}, and an identity wants whole numbers; read it as i64",
+                        of(features, name)?.kind()
+                    );
+                    return Err(Error::Feature { name: name.clone(), problem });
+                };
+                let id = |number: &i64| match usize::try_from(*number).ok().filter(|number| number < buckets) {
+                    Some(number) => Ok(Some(number as u32)),
+                    None if default.is_some() => Ok(default.map(|default| default as u32)),
+                    None if *number == -1 => Ok(None),
+                    None => {
+                        let problem = format!(
+                            "it holds {number}, and its column has categories from 0 to {}; give more buckets, or a default",
+                            buckets - 1
+                        );
+                        Err(Error::Feature { name: name.clone(), problem })
+                    }
+                };
+                Ids::new(numbers.shape(), numbers.as_slice().iter().map(id).collect::<Result<_>>()?)
+            }
+            Kind::Crossed { of, buckets } => crossed(of, *buckets, features),
+        }
+    }
+}
+
+impl Crossing {
+    fn problem(&self) -> Option<String> {
+        match self {
+            Crossing::Feature(_) => None,
+            Crossing::Column(column) => column.problem(),
+        }
+    }
+
+    /// A number for each value of each example, and how many there are of each.
+    fn values(&self, features: &Features) -> Result<(Vec<Option<u64>>, usize, usize)> {
+        let Ids { examples, width, ids } = match self {
+            Crossing::Column(column) => column.ids(features)?,
+            Crossing::Feature(name) => {
+                let column = of(features, name)?;
+                let values = match column {
+                    Column::Texts(texts) => {
+                        texts.as_slice().iter().map(|text| (!text.is_empty()).then(|| hash(text))).collect()
+                    }
+                    Column::Integers(numbers) => {
+                        numbers.as_slice().iter().map(|number| (*number != -1).then_some(*number as u64)).collect()
+                    }
+                    Column::Numbers(_) => {
+                        let problem = "it holds numbers, which are not crossed; cross numeric.bucketized(…)".to_owned();
+                        return Err(Error::Feature { name: name.clone(), problem });
+                    }
+                };
+                return Ok((values, column.len(), width_of(column.shape())));
+            }
+        };
+        Ok((ids.into_iter().map(|id| id.map(u64::from)).collect(), examples, width))
+    }
+}
+
+/// Every combination of one value of each side.
+fn crossed(of: &[Crossing], buckets: usize, features: &Features) -> Result<Ids> {
+    // Begins with one empty combination for each example.
+    let (mut combined, mut width): (Vec<Option<u64>>, usize) = (vec![Some(hash("")); features.examples()], 1);
+    for side in of {
+        let (values, _, own) = side.values(features)?;
+        let pairs = combined.chunks_exact(width.max(1)).zip(values.chunks_exact(own.max(1)));
+        combined = pairs
+            .flat_map(|(before, values)| {
+                before.iter().flat_map(move |before| values.iter().map(move |value| mixed((*before)?, (*value)?)))
+            })
+            .collect();
+        width *= own;
+    }
+    let ids = combined.into_iter().map(|value| Some(bucket_of(value?, buckets) as u32)).collect();
+    Ok(Ids { examples: features.examples(), width, ids })
+}
+
+/// FNV-1a goes on over the bytes of another number.
+fn mixed(before: u64, value: u64) -> Option<u64> {
+    let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+    Some(value.to_le_bytes().into_iter().fold(before, step))
+}
+
+fn bucket_of(hash: u64, buckets: usize) -> usize {
+    (hash % buckets.max(1) as u64) as usize
+}
+
+/// The categories of texts, or of whole numbers by their digits.
+fn ids_of_words(name: &str, features: &Features, number: impl Fn(&str) -> Result<Option<usize>>) -> Result<Ids> {
+    let id = |word: &str| Ok(if word.is_empty() { None } else { number(word)?.map(|number| number as u32) });
+    match of(features, name)? {
+        Column::Texts(words) => {
+            Ids::new(words.shape(), words.as_slice().iter().map(|word| id(word)).collect::<Result<_>>()?)
+        }
+        Column::Integers(numbers) => {
+            let id = |number: &i64| if *number == -1 { Ok(None) } else { id(&number.to_string()) };
+            Ids::new(numbers.shape(), numbers.as_slice().iter().map(id).collect::<Result<_>>()?)
+        }
+        Column::Numbers(_) => {
+            let problem = "it holds numbers, and categories are texts or whole numbers; read it as such, or give \
+                           Numeric::new(…).bucketized(…)";
+            Err(Error::Feature { name: name.to_owned(), problem: problem.to_owned() })
+        }
+    }
+}
+
+/// Values of each example of a shape.
+fn width_of(shape: &[usize]) -> usize {
+    shape.get(1..).unwrap_or_default().iter().product()
+}
+
+impl Ids {
+    fn new(shape: &[usize], ids: Vec<Option<u32>>) -> Result<Ids> {
+        Ok(Ids { examples: shape.first().copied().unwrap_or(1), width: width_of(shape), ids })
+    }
+}
+
+impl From<&str> for Crossing {
+    fn from(name: &str) -> Crossing {
+        Crossing::Feature(name.to_owned())
+    }
+}
+
+impl From<Categorical> for Crossing {
+    fn from(column: Categorical) -> Crossing {
+        Crossing::Column(column)
+    }
+}

@@ -1,0 +1,223 @@
+//! Columns as layers of models.
+
+use candle_core::{DType, Device, Tensor};
+use candle_nn::{Init, VarBuilder};
+use distribute_input::Features;
+
+use super::categorical::Ids;
+use super::{Categorical, Combiner, FeatureColumn, FeatureColumns, Numeric};
+use crate::Result;
+
+/// Turns columns into one matrix, a row for each example: the first layer of deep models.
+///
+/// # Examples
+/// ```
+/// use candle_nn::linear;
+/// use distribute_candle::{Categorical, CandleStrategy, Error, FeatureColumns, InputLayer, Numeric};
+/// use distribute_input::{Column, Features};
+/// use distribute_strategy::Strategy;
+///
+/// let columns = FeatureColumns::new().with(Numeric::new("age")).with(Categorical::identity("floor", 3).indicator());
+/// let strategy = Strategy::default_strategy()?;
+/// let model = strategy.scope(|vb| InputLayer::new(&columns, vb))?;
+/// let tower = Features::new([("age", Column::from(vec![4., 7.])), ("floor", Column::from(vec![2, 0]))])?;
+/// let rows = model.first().forward(&tower)?.to_vec2::<f32>()?;
+/// assert_eq!(rows, [[4., 0., 0., 1.], [7., 1., 0., 0.]]);
+/// # Ok::<(), Error>(())
+/// ```
+///
+/// # Source
+/// `tf.compat.v1.feature_column.input_layer`, `tf.keras.layers.DenseFeatures`.
+#[derive(Debug)]
+pub struct InputLayer {
+    columns: Vec<Dense>,
+    place: Place,
+}
+
+/// A weight for each number and each category, and a bias; their sum, for each output.
+///
+/// # Source
+/// `tf.compat.v1.feature_column.linear_model`.
+#[derive(Debug)]
+pub struct LinearModel {
+    columns: Vec<(Weighed, Tensor)>,
+    bias: Tensor,
+    place: Place,
+}
+
+/// Where a layer computes.
+#[derive(Clone, Debug)]
+struct Place {
+    device: Device,
+    dtype: DType,
+}
+
+/// A column as numbers.
+#[derive(Debug)]
+enum Dense {
+    Numbers(Numeric),
+    Counts(Categorical),
+    Vectors { of: Categorical, table: Tensor, combiner: Combiner },
+}
+
+/// A column that weights are applied to.
+#[derive(Debug)]
+enum Weighed {
+    Dense(Dense),
+    Categories(Categorical),
+}
+
+impl InputLayer {
+    /// A layer of columns; vectors are variables under the columns' names.
+    ///
+    /// # Errors
+    /// [`Error::FeatureColumn`](crate::Error::FeatureColumn) where a description is wrong, or has categories that are not
+    /// dense; candle's.
+    pub fn new(columns: &FeatureColumns, vb: VarBuilder<'_>) -> candle_core::Result<InputLayer> {
+        columns.check_dense().map_err(candle_core::Error::wrap)?;
+        let place = Place { device: vb.device().clone(), dtype: vb.dtype() };
+        let columns: candle_core::Result<Vec<Dense>> =
+            columns.columns.iter().map(|column| Dense::new(column, &vb)).collect();
+        Ok(InputLayer { columns: columns?, place })
+    }
+
+    /// The number of columns of the matrix.
+    pub fn width(&self) -> usize {
+        self.columns.iter().map(Dense::width).sum()
+    }
+
+    /// The matrix.
+    ///
+    /// # Shapes
+    /// (examples, [`width`](InputLayer::width)).
+    ///
+    /// # Errors
+    /// [`Error::Feature`](crate::Error::Feature) where the data are not what a column wants; candle's.
+    pub fn forward(&self, features: &Features) -> Result<Tensor> {
+        let parts: Result<Vec<Tensor>> =
+            self.columns.iter().map(|column| column.forward(features, &self.place)).collect();
+        Ok(Tensor::cat(&parts?, 1)?)
+    }
+}
+
+impl LinearModel {
+    /// A linear model of columns with so many outputs, whose weights and bias begin with 0.
+    ///
+    /// # Errors
+    /// [`Error::FeatureColumn`](crate::Error::FeatureColumn) where a description is wrong; candle's.
+    pub fn new(columns: &FeatureColumns, outputs: usize, vb: VarBuilder<'_>) -> candle_core::Result<LinearModel> {
+        columns.check().map_err(candle_core::Error::wrap)?;
+        let place = Place { device: vb.device().clone(), dtype: vb.dtype() };
+        let weighed = |column: &FeatureColumn| {
+            let weighed = match column {
+                FeatureColumn::Categorical(categories) => Weighed::Categories(categories.clone()),
+                dense => Weighed::Dense(Dense::new(dense, &vb)?),
+            };
+            let inputs = match &weighed {
+                Weighed::Categories(categories) => categories.buckets(),
+                Weighed::Dense(dense) => dense.width(),
+            };
+            let weights = vb.pp(column.name()).get_with_hints((inputs, outputs), "weights", Init::Const(0.0))?;
+            Ok((weighed, weights))
+        };
+        let columns: candle_core::Result<Vec<_>> = columns.columns.iter().map(weighed).collect();
+        let bias = vb.get_with_hints(outputs, "bias_weights", Init::Const(0.0))?;
+        Ok(LinearModel { columns: columns?, bias, place })
+    }
+
+    /// The sums.
+    ///
+    /// # Shapes
+    /// (examples, outputs).
+    ///
+    /// # Errors
+    /// [`Error::Feature`](crate::Error::Feature) where the data are not what a column wants; candle's.
+    pub fn forward(&self, features: &Features) -> Result<Tensor> {
+        let mut sum = self.bias.unsqueeze(0)?.broadcast_as((features.examples(), self.bias.elem_count()))?;
+        for (column, weights) in &self.columns {
+            let part = match column {
+                Weighed::Categories(categories) => {
+                    looked_up(weights, &categories.ids(features)?, Combiner::Sum, &self.place)?
+                }
+                Weighed::Dense(dense) => dense.forward(features, &self.place)?.matmul(weights)?,
+            };
+            sum = (sum + part)?;
+        }
+        Ok(sum)
+    }
+}
+
+impl Dense {
+    fn new(column: &FeatureColumn, vb: &VarBuilder<'_>) -> candle_core::Result<Dense> {
+        Ok(match column {
+            FeatureColumn::Numeric(numeric) => Dense::Numbers(numeric.clone()),
+            FeatureColumn::Categorical(categories) | FeatureColumn::Indicator(categories) => {
+                Dense::Counts(categories.clone())
+            }
+            FeatureColumn::Embedding(embedding) => {
+                let (of, combiner) = (embedding.of.clone(), embedding.combiner);
+                let stdev = 1.0 / (embedding.dimension as f64).sqrt();
+                let shape = (of.buckets(), embedding.dimension);
+                let vectors = vb.pp(column.name());
+                let table = vectors.get_with_hints(shape, "embedding_weights", Init::Randn { mean: 0.0, stdev })?;
+                Dense::Vectors { of, table, combiner }
+            }
+        })
+    }
+
+    fn width(&self) -> usize {
+        match self {
+            Dense::Numbers(numeric) => numeric.width(),
+            Dense::Counts(categories) => categories.buckets(),
+            Dense::Vectors { table, .. } => table.dims().get(1).copied().unwrap_or(0),
+        }
+    }
+
+    fn forward(&self, features: &Features, place: &Place) -> Result<Tensor> {
+        let (values, shape) = match self {
+            Dense::Numbers(numeric) => {
+                let (values, examples) = numeric.values(features)?;
+                (values, (examples, numeric.width()))
+            }
+            Dense::Counts(categories) => {
+                let (Ids { examples, width, ids }, buckets) = (categories.ids(features)?, categories.buckets());
+                let mut counts = vec![0.0; examples * buckets];
+                for (at, id) in ids.iter().enumerate() {
+                    if let Some(id) = id {
+                        counts[at / width * buckets + *id as usize] += 1.0;
+                    }
+                }
+                (counts, (examples, buckets))
+            }
+            Dense::Vectors { of, table, combiner } => {
+                return looked_up(table, &of.ids(features)?, *combiner, place);
+            }
+        };
+        Ok(Tensor::from_vec(values, shape, &place.device)?.to_dtype(place.dtype)?)
+    }
+}
+
+/// Rows of a table, those of each example combined to one.
+fn looked_up(table: &Tensor, ids: &Ids, combiner: Combiner, place: &Place) -> Result<Tensor> {
+    let Ids { examples, width, ids } = ids;
+    let rows: Vec<u32> = ids.iter().map(|id| id.unwrap_or(0)).collect();
+    let picked = table.index_select(&Tensor::from_vec(rows, ids.len(), &place.device)?, 0)?;
+    if *width == 1 && ids.iter().all(Option::is_some) {
+        return Ok(picked);
+    }
+    let weights: Vec<f32> = ids
+        .chunks_exact((*width).max(1))
+        .flat_map(|ids| {
+            let count = ids.iter().flatten().count().max(1) as f32;
+            let weight = match combiner {
+                Combiner::Sum => 1.0,
+                Combiner::Mean => 1.0 / count,
+                Combiner::SqrtN => 1.0 / count.sqrt(),
+            };
+            ids.iter().map(move |id| if id.is_some() { weight } else { 0.0 })
+        })
+        .collect();
+    let weights = Tensor::from_vec(weights, (*examples, *width, 1), &place.device)?.to_dtype(place.dtype)?;
+    let dimension = table.dim(1)?;
+    Ok(picked.reshape((*examples, *width, dimension))?.broadcast_mul(&weights)?.sum(1)?)
+}

@@ -1,0 +1,482 @@
+//! Estimators: what they learn, the same under every strategy, after restarts, and as tasks of a cluster.
+#![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
+
+use std::path::Path;
+use std::time::Duration;
+
+use candle_core::Tensor;
+use candle_nn::{Linear, Module, VarBuilder, linear};
+use distribute_candle::{
+    Adam, CannedModel, Categorical, DnnClassifier, DnnRegressor, Error, Estimator, EstimatorModel, EstimatorSpec,
+    EvalSpec, FeatureColumns, InputLayer, Labels, LinearClassifier, LinearRegressor, Loss, MeanSquared, Mode, Model,
+    Numeric, Optimizer, Result, RunConfig, Scores, Sgd, TrainSpec, Until, train_and_evaluate_as,
+};
+use distribute_cluster::TfConfigResolver;
+use distribute_input::{BoxError, Column, Dataset, Features};
+use distribute_strategy::{CentralStorageStrategy, MirroredStrategy, Strategy};
+use distribute_train::preemption::TerminationConfig;
+
+type Examples = Dataset<(Features, Labels)>;
+
+const COUNT: usize = 50;
+const TOWNS: [&str; 4] = ["ayr", "bonn", "cork", ""];
+
+/// Rooms and towns of houses.
+fn houses() -> Features {
+    let rooms: Vec<f32> = (0..COUNT).map(|house| (house * 37 % 11) as f32 / 10.0).collect();
+    let towns: Vec<&str> = (0..COUNT).map(|house| TOWNS[house * 13 % 4]).collect();
+    Features::new([("rooms", Column::from(rooms)), ("town", Column::from(towns))]).unwrap()
+}
+
+fn rooms() -> Vec<f32> {
+    let Column::Numbers(rooms) = houses().column("rooms").unwrap().clone() else { panic!("rooms are numbers") };
+    rooms.as_slice().to_vec()
+}
+
+/// A price that is a line of rooms, and a step for each town.
+fn prices() -> Vec<f32> {
+    let town = |house: usize| [0.5, -1.0, 2.0, 0.0][house * 13 % 4];
+    rooms().iter().enumerate().map(|(house, rooms)| 3.0 * rooms + town(house) + 1.0).collect()
+}
+
+/// Cheap, middling, dear.
+fn classes(count: i64) -> Vec<i64> {
+    let price = |price: &f32| if *price < 2.0 { 0 } else { i64::from(*price > 3.5 && count > 2) + 1 };
+    prices().iter().map(price).collect()
+}
+
+/// Batches of 16, of which the last has two examples.
+fn batches(labels: Column) -> Examples {
+    Dataset::from_tensor_slices((houses(), labels)).shuffle(COUNT, 7).batch(16)
+}
+
+fn columns() -> FeatureColumns {
+    FeatureColumns::new().with(Numeric::new("rooms")).with(Categorical::vocabulary("town", ["ayr", "bonn", "cork"]))
+}
+
+fn dense_columns() -> FeatureColumns {
+    FeatureColumns::new()
+        .with(Numeric::new("rooms"))
+        .with(Numeric::new("rooms").bucketized([0.2, 0.5]))
+        .with(Categorical::vocabulary("town", ["ayr", "bonn"]).oov_buckets(1).embedding(3))
+}
+
+fn adam(rate: f64) -> impl Fn(&Model<CannedModel>) -> Result<Optimizer> + Send + Sync {
+    move |model| Adam::new(rate).build(model)
+}
+
+fn mirrored(replicas: usize) -> Strategy {
+    let devices: Vec<String> = (0..replicas).map(|index| format!("CPU:{index}")).collect();
+    MirroredStrategy::builder().devices(devices).build().unwrap()
+}
+
+fn central() -> Strategy {
+    CentralStorageStrategy::builder().compute_devices(["CPU:0", "CPU:1"]).build().unwrap()
+}
+
+fn forever(labels: &Column) -> impl Fn() -> std::result::Result<Examples, BoxError> + '_ {
+    move || Ok(batches(labels.clone()).repeat_forever())
+}
+
+fn once(labels: &Column) -> impl Fn() -> std::result::Result<Examples, BoxError> + '_ {
+    move || Ok(batches(labels.clone()))
+}
+
+fn resolver(json: &str) -> TfConfigResolver {
+    TfConfigResolver::from_json(json).unwrap()
+}
+
+#[test]
+fn a_linear_regressor_finds_the_line() {
+    let folder = tempfile::tempdir().unwrap();
+    let estimator = LinearRegressor::new(&columns()).build(adam(0.1), RunConfig::new(folder.path())).unwrap();
+    let labels = Column::from(prices());
+    assert_eq!(estimator.train(forever(&labels), Until::Steps(600)).unwrap(), 600);
+    let scores = estimator.evaluate(&EvalSpec::new(once(&labels))).unwrap();
+    assert!(scores["loss"] < 1e-4 && scores["average_loss"] == scores["loss"], "{scores:?}");
+    let mean = f64::from(prices().iter().sum::<f32>()) / COUNT as f64;
+    assert!(
+        (scores["label/mean"] - mean).abs() < 1e-5 && (scores["prediction/mean"] - mean).abs() < 0.01,
+        "{scores:?}"
+    );
+    let names = estimator.variable_names().unwrap();
+    let weights = "linear.linear_model.rooms.weights";
+    assert!(names.contains(&weights.to_owned()) && names.contains(&format!("{weights}/m")), "{names:?}");
+    let weight = estimator.variable_value(weights).unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap();
+    assert!((weight[0] - 3.0).abs() < 0.1, "{weight:?}");
+    let predictions = estimator.predict(|| Ok(Dataset::from_tensor_slices(houses()).batch(7))).unwrap();
+    assert_eq!(predictions.keys().collect::<Vec<_>>(), ["predictions"]);
+    let predicted = predictions["predictions"].flatten_all().unwrap().to_vec1::<f32>().unwrap();
+    assert!(predicted.iter().zip(prices()).all(|(a, b)| (a - b).abs() < 0.1), "{predicted:?}");
+}
+
+#[test]
+fn classifiers_name_predictions_and_scores_as_tensorflow_does() {
+    for count in [2, 3] {
+        let folder = tempfile::tempdir().unwrap();
+        let estimator = LinearClassifier::new(&columns()).n_classes(count as usize);
+        let estimator = estimator.build(adam(0.1), RunConfig::new(folder.path())).unwrap();
+        let labels = Column::from(classes(count));
+        estimator.train(forever(&labels), Until::Steps(400)).unwrap();
+        let scores = estimator.evaluate(&EvalSpec::new(once(&labels))).unwrap();
+        assert!(scores["accuracy"] > 0.9 && scores["global_step"] == 400.0, "{scores:?}");
+        let names: Vec<&str> = scores.keys().map(String::as_str).collect();
+        let shared = ["accuracy", "average_loss", "global_step", "loss"];
+        assert!(shared.iter().all(|name| names.contains(name)), "{names:?}");
+        let of_two = ["auc", "label/mean", "precision", "prediction/mean", "recall"];
+        assert_eq!(of_two.iter().filter(|name| names.contains(name)).count(), if count == 2 { 5 } else { 0 });
+        // In the data's order, whatever the replicas.
+        let config = RunConfig::new(folder.path()).eval_distribute(&mirrored(3));
+        let estimator = LinearClassifier::new(&columns()).n_classes(count as usize).build(adam(0.1), config).unwrap();
+        let predictions = estimator.predict(|| Ok(Dataset::from_tensor_slices(houses()).batch(8))).unwrap();
+        assert_eq!(predictions["probabilities"].dims(), [COUNT, count as usize]);
+        assert_eq!(predictions["logits"].dims(), [COUNT, if count == 2 { 1 } else { 3 }]);
+        assert_eq!(predictions.contains_key("logistic"), count == 2);
+        let ids = predictions["class_ids"].flatten_all().unwrap().to_vec1::<i64>().unwrap();
+        let right = ids.iter().zip(classes(count)).filter(|(a, b)| **a == *b).count();
+        assert!((right as f64 / COUNT as f64 - scores["accuracy"]).abs() < 1e-9);
+        let sums = predictions["probabilities"].sum(1).unwrap().to_vec1::<f32>().unwrap();
+        assert!(sums.iter().all(|sum| (sum - 1.0).abs() < 1e-5), "{sums:?}");
+    }
+}
+
+#[test]
+fn hidden_layers_learn_too() {
+    let folder = tempfile::tempdir().unwrap();
+    let labels =
+        Column::from(classes(3).iter().map(|class| ["cheap", "middling", "dear"][*class as usize]).collect::<Vec<_>>());
+    let classifier = DnnClassifier::new(&dense_columns(), [16, 8]).n_classes(3).activation(candle_nn::Activation::Gelu);
+    let classifier = classifier.label_vocabulary(["cheap", "middling", "dear"]);
+    let classifier = classifier.build(adam(0.02), RunConfig::new(folder.path().join("classes"))).unwrap();
+    classifier.train(forever(&labels), Until::Steps(300)).unwrap();
+    let scores = classifier.evaluate(&EvalSpec::new(once(&labels))).unwrap();
+    assert!(scores["accuracy"] > 0.95, "{scores:?}");
+    let names = classifier.variable_names().unwrap();
+    for name in ["dnn.hiddenlayer_0.weight", "dnn.logits.bias", "dnn.input_layer.town_embedding.embedding_weights"] {
+        assert!(names.iter().any(|known| known == name), "{names:?}");
+    }
+    let labels = Column::from(prices());
+    let regressor =
+        DnnRegressor::new(&dense_columns(), [16]).build(adam(0.02), RunConfig::new(folder.path().join("prices")));
+    let regressor = regressor.unwrap();
+    regressor.train(forever(&labels), Until::Steps(300)).unwrap();
+    let scores = regressor.evaluate(&EvalSpec::new(once(&labels))).unwrap();
+    assert!(scores["average_loss"] < 0.05, "{scores:?}");
+}
+
+/// Trains and evaluates under a strategy.
+fn under(strategy: &Strategy) -> (Scores, Scores) {
+    let folder = tempfile::tempdir().unwrap();
+    let config = |name: &str| {
+        let config = RunConfig::new(folder.path().join(name)).seed(3);
+        config.train_distribute(strategy).eval_distribute(strategy)
+    };
+    let classes = Column::from(classes(2));
+    let classifier = LinearClassifier::new(&columns()).build(adam(0.1), config("linear")).unwrap();
+    classifier.train(|| Ok(batches(classes.clone()).repeat(5)), Until::EndOfData).unwrap();
+    let prices = Column::from(prices());
+    let sgd = |model: &Model<CannedModel>| Sgd::new(0.05).build(model);
+    let regressor = DnnRegressor::new(&dense_columns(), [8]).activation(candle_nn::Activation::Gelu);
+    let regressor = regressor.build(sgd, config("dnn")).unwrap();
+    regressor.train(|| Ok(batches(prices.clone()).repeat(5)), Until::EndOfData).unwrap();
+    // Batches of 7: replicas without examples in the last one.
+    let few = |labels: Column| Ok(Dataset::from_tensor_slices((houses(), labels)).batch(7));
+    let linear = classifier.evaluate(&EvalSpec::new(|| few(classes.clone()))).unwrap();
+    (linear, regressor.evaluate(&EvalSpec::new(|| few(prices.clone()))).unwrap())
+}
+
+#[test]
+fn scores_are_the_same_under_every_strategy() {
+    let (linear, dnn) = under(&Strategy::default_strategy().unwrap());
+    assert_eq!(linear["global_step"], 20.0);
+    for strategy in [mirrored(2), mirrored(3), central()] {
+        let own = under(&strategy);
+        for (scores, expected) in [(&own.0, &linear), (&own.1, &dnn)] {
+            assert_eq!(scores.len(), expected.len());
+            for (name, value) in expected {
+                let difference = (scores[name] - value).abs();
+                assert!(difference < 1e-4, "{}: {name} {} and {value}", strategy.describe(), scores[name]);
+            }
+        }
+    }
+}
+
+#[test]
+fn two_calls_are_one_and_data_go_on_where_they_were() {
+    let labels = Column::from(prices());
+    let regressor = |folder: &Path| {
+        let config = RunConfig::new(folder).train_distribute(&mirrored(2)).save_checkpoints_steps(3);
+        LinearRegressor::new(&columns()).build(adam(0.05), config).unwrap()
+    };
+    let values = |folder: &Path| {
+        let regressor = regressor(folder);
+        let names = regressor.variable_names().unwrap();
+        let value =
+            |name: &String| regressor.variable_value(name).unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap();
+        names.iter().map(|name| (name.clone(), value(name))).collect::<Vec<_>>()
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let (one, two, three) = (folder.path().join("one"), folder.path().join("two"), folder.path().join("three"));
+    assert_eq!(regressor(&one).train(forever(&labels), Until::MaxSteps(17)).unwrap(), 17);
+    assert_eq!(regressor(&two).train(forever(&labels), Until::Steps(6)).unwrap(), 6);
+    assert_eq!(regressor(&two).train(forever(&labels), Until::Steps(11)).unwrap(), 17);
+    assert_eq!(values(&two), values(&one));
+    // Nothing is left to do.
+    assert_eq!(regressor(&two).train(forever(&labels), Until::MaxSteps(17)).unwrap(), 17);
+    assert_eq!(values(&two), values(&one));
+    // Data that end: passes of 4 steps, the last of them cut short by max_steps.
+    for steps in [4, 8, 12, 16, 17] {
+        assert_eq!(regressor(&three).train(once(&labels), Until::MaxSteps(17)).unwrap(), steps);
+    }
+    // A call that ends with the last batch of a pass leaves nothing of it to the next call.
+    assert_eq!(regressor(&three).train(once(&labels), Until::Steps(3)).unwrap(), 20);
+    assert_eq!(regressor(&three).train(once(&labels), Until::Steps(2)).unwrap(), 22);
+    let kept: Vec<String> = std::fs::read_dir(&one)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .filter(|name| name.starts_with("step-"))
+        .collect();
+    assert_eq!(kept.len(), 5, "{kept:?}");
+    assert!(regressor(&one).latest_checkpoint().unwrap().unwrap().ends_with("step-00000017"));
+}
+
+#[test]
+fn several_evaluations_have_names_and_any_checkpoint_can_be_evaluated() {
+    let folder = tempfile::tempdir().unwrap();
+    let labels = Column::from(prices());
+    let config = RunConfig::new(folder.path()).save_checkpoints_steps(10).save_summary_steps(5);
+    let regressor = LinearRegressor::new(&columns()).build(adam(0.05), config).unwrap();
+    regressor.train(forever(&labels), Until::Steps(30)).unwrap();
+    let newest = regressor.evaluate(&EvalSpec::new(once(&labels)).name("houses")).unwrap();
+    let spec = EvalSpec::new(once(&labels)).steps(2);
+    let older = regressor.evaluate_checkpoint(&spec, folder.path().join("step-00000010")).unwrap();
+    assert_eq!((newest["global_step"], older["global_step"]), (30.0, 10.0));
+    assert!(older["loss"] > newest["loss"], "{older:?} {newest:?}");
+    for path in ["", "eval", "eval_houses"] {
+        let events = std::fs::read_dir(folder.path().join(path))
+            .unwrap()
+            .filter(|entry| entry.as_ref().unwrap().file_name().to_string_lossy().starts_with("events.out.tfevents"));
+        assert_eq!(events.count(), 1, "{path}");
+    }
+}
+
+/// A model of one's own, with a penalty; `what` makes it a wrong one.
+struct Own {
+    input: InputLayer,
+    line: Linear,
+    what: &'static str,
+}
+
+impl Own {
+    fn estimator(folder: &Path, what: &'static str) -> Estimator<Own> {
+        let model_fn = move |mode: Mode, vb: VarBuilder<'static>| {
+            assert!(mode != Mode::Predict || what.is_empty());
+            let columns = FeatureColumns::new().with(Numeric::new("rooms"));
+            let line = linear(1, 1, vb.pp("line"))?;
+            Ok(Own { input: InputLayer::new(&columns, vb)?, line, what })
+        };
+        let config = RunConfig::new(folder).stop_on(TerminationConfig::default()).log_step_count_steps(2);
+        Estimator::new(model_fn, |model| Sgd::new(0.1).build(model), config).unwrap()
+    }
+}
+
+impl EstimatorModel for Own {
+    fn spec(&self, features: &Features, labels: Option<&Labels>, mode: Mode) -> Result<EstimatorSpec> {
+        let y = self.line.forward(&self.input.forward(features)?)?;
+        let Some(Column::Numbers(labels)) = labels else { return Ok(EstimatorSpec::new().prediction("price", &y)) };
+        let right = Tensor::from_slice(labels.as_slice(), y.dims(), y.device())?;
+        let losses = MeanSquared.per_example(&y, &right)?;
+        Ok(match self.what {
+            "no loss" if mode == Mode::Eval => EstimatorSpec::new(),
+            "mean" => EstimatorSpec::new().loss(&losses.mean_all()?),
+            "infinite" => EstimatorSpec::new().loss(&(losses + f64::INFINITY)?),
+            _ => EstimatorSpec::new().loss(&losses).penalty(&(self.line.weight().sqr()?.sum_all()? * 0.1)?),
+        })
+    }
+}
+
+#[test]
+fn a_model_of_ones_own_has_losses_penalties_and_predictions() {
+    let folder = tempfile::tempdir().unwrap();
+    let labels = Column::from(prices());
+    let own = Own::estimator(folder.path(), "");
+    own.train(forever(&labels), Until::Steps(300)).unwrap();
+    let scores = own.evaluate(&EvalSpec::new(once(&labels))).unwrap();
+    let weight = own.variable_value("line.weight").unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap()[0];
+    let predictions = own.predict(|| Ok(Dataset::from_tensor_slices(houses()).batch(16))).unwrap();
+    let predicted = predictions["price"].flatten_all().unwrap().to_vec1::<f32>().unwrap();
+    let squares = predicted.iter().zip(prices()).map(|(a, b)| f64::from(a - b).powi(2)).sum::<f64>() / COUNT as f64;
+    assert!((scores["loss"] - squares - 0.1 * f64::from(weight).powi(2)).abs() < 1e-4, "{scores:?} {weight}");
+}
+
+#[test]
+fn mistakes_are_answered_by_a_sentence() {
+    let folder = tempfile::tempdir().unwrap();
+    let labels = Column::from(prices());
+    let path = || folder.path().join("model");
+    let both = RunConfig::new(path()).save_checkpoints_steps(1).save_checkpoints_every(Duration::ZERO);
+    let build = |config| LinearRegressor::new(&columns()).build(adam(0.1), config);
+    let said = |error: Option<Error>| error.unwrap().to_string();
+    let text = said(build(both).err());
+    assert!(text.contains("save_checkpoints_steps and save_checkpoints_every are both given; choose one"), "{text}");
+    assert!(said(build(RunConfig::new("")).err()).contains("model_dir is empty"));
+    assert!(said(build(RunConfig::new(path()).save_checkpoints_steps(0)).err()).contains("at least 1"));
+    let text = said(LinearClassifier::new(&columns()).n_classes(1).build(adam(0.1), RunConfig::new(path())).err());
+    assert!(text.contains("LinearClassifier: n_classes is 1; give at least 2"), "{text}");
+    let text = said(DnnClassifier::new(&columns(), [4]).build(adam(0.1), RunConfig::new(path())).err());
+    assert!(text.contains("\"town\"") && text.contains("call indicator()"), "{text}");
+    let text = said(DnnRegressor::new(&dense_columns(), [4, 0]).build(adam(0.1), RunConfig::new(path())).err());
+    assert!(text.contains("hidden_units are [4, 0]"), "{text}");
+
+    let regressor = build(RunConfig::new(path())).unwrap();
+    let text = said(regressor.evaluate(&EvalSpec::new(once(&labels))).err());
+    assert!(text.contains("there is no checkpoint in") && text.contains("call train first"), "{text}");
+    assert!(said(regressor.variable_names().err()).contains("call train first"));
+    let text = said(regressor.train(|| Err("the disk is full".into()), Until::Steps(1)).err());
+    assert_eq!(text, "the input function failed: the disk is full");
+    let unbatched = || Ok(Dataset::from_tensor_slices((houses(), labels.clone())));
+    assert!(said(regressor.train(unbatched, Until::Steps(1)).err()).contains("not batched"));
+    let other = || {
+        Ok(Dataset::from_tensor_slices((Features::new([("x", Column::from(vec![1.0]))])?, Column::from(vec![1.0])))
+            .batch(1))
+    };
+    let text = said(regressor.train(other, Until::Steps(1)).err());
+    assert!(text.contains("feature \"rooms\": a column of the model wants it, but the data have x"), "{text}");
+    regressor.train(once(&labels), Until::EndOfData).unwrap();
+    let text = said(regressor.variable_value("nothing").err());
+    assert!(text.contains("no variable \"nothing\"; it has linear.linear_model.bias_weights"), "{text}");
+    let none = || Ok(batches(labels.clone()).take(0));
+    assert!(said(regressor.evaluate(&EvalSpec::new(none)).err()).contains("has no elements"));
+    let classifier = LinearClassifier::new(&columns()).build(adam(0.1), RunConfig::new(path().join("c"))).unwrap();
+    let text = said(classifier.train(once(&Column::from(classes(3))), Until::Steps(4)).err());
+    assert!(text.contains("a label is 2; expected a class from 0 to 1"), "{text}");
+    let texts = Column::from(vec!["cheap"; COUNT]);
+    assert!(said(classifier.train(once(&texts), Until::Steps(1)).err()).contains("label_vocabulary"));
+
+    for (what, words) in [
+        ("mean", "mode TRAIN: its loss has shape []; give one number for each example"),
+        ("infinite", "the loss is inf after step 2; lower the learning rate"),
+    ] {
+        let text = said(Own::estimator(&path().join(what), what).train(forever(&labels), Until::Steps(4)).err());
+        assert!(text.contains(words), "{text}");
+    }
+    let own = Own::estimator(&path().join("own"), "no loss");
+    own.train(forever(&labels), Until::Steps(2)).unwrap();
+    let text = said(own.evaluate(&EvalSpec::new(once(&labels))).err());
+    assert!(text.contains("mode EVAL: it has no loss; call .loss"), "{text}");
+}
+
+#[test]
+fn alone_it_evaluates_at_checkpoints_and_at_the_end() {
+    let labels = Column::from(prices());
+    for (throttle, evaluations) in [(Duration::ZERO, 4), (Duration::from_secs(3600), 2)] {
+        let folder = tempfile::tempdir().unwrap();
+        let config = RunConfig::new(folder.path()).save_checkpoints_steps(5).train_distribute(&mirrored(2));
+        let regressor = LinearRegressor::new(&columns()).build(adam(0.05), config).unwrap();
+        let train = TrainSpec::new(forever(&labels)).max_steps(20);
+        let eval = EvalSpec::new(once(&labels)).throttle(throttle);
+        for resolver in
+            [resolver(""), resolver(r#"{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 0}}"#)]
+        {
+            let scores = train_and_evaluate_as(&resolver, &regressor, &train, &eval).unwrap().unwrap();
+            assert_eq!(scores["global_step"], 20.0);
+        }
+        let files = std::fs::read_dir(folder.path().join("eval")).unwrap().count();
+        // The second call finds nothing to train, and evaluates once.
+        assert_eq!(files, evaluations + 1);
+    }
+}
+
+const EVALUATOR: &str =
+    r#"{"cluster": {"chief": ["a:1"], "evaluator": ["b:1"]}, "task": {"type": "evaluator", "index": 0}}"#;
+const CHIEF: &str = r#"{"cluster": {"chief": ["a:1"], "evaluator": ["b:1"]}, "task": {"type": "chief", "index": 0}}"#;
+
+#[test]
+fn an_evaluator_follows_until_the_last_checkpoint() {
+    let labels = Column::from(prices());
+    // Until max_steps, and until the data end with a step that was saved already.
+    for max_steps in [Some(20), None] {
+        let folder = tempfile::tempdir().unwrap();
+        let regressor = || {
+            let config = RunConfig::new(folder.path()).save_checkpoints_steps(4);
+            let config = config.wait_for_checkpoints(Duration::from_secs(60), Duration::from_secs(60));
+            LinearRegressor::new(&columns()).build(adam(0.05), config).unwrap()
+        };
+        let input = || Ok(batches(labels.clone()).repeat(if max_steps.is_some() { 100 } else { 2 }));
+        let spec = || {
+            let spec = TrainSpec::new(input);
+            if let Some(steps) = max_steps { spec.max_steps(steps) } else { spec }
+        };
+        let eval = || EvalSpec::new(once(&labels)).start_delay(Duration::ZERO).throttle(Duration::ZERO);
+        let scores = std::thread::scope(|threads| {
+            let evaluator =
+                threads.spawn(|| train_and_evaluate_as(&resolver(EVALUATOR), &regressor(), &spec(), &eval()));
+            let trained = train_and_evaluate_as(&resolver(CHIEF), &regressor(), &spec(), &eval()).unwrap();
+            assert!(trained.is_none(), "the chief leaves evaluation to the evaluator");
+            evaluator.join().unwrap().unwrap().unwrap()
+        });
+        assert_eq!(scores["global_step"], if max_steps.is_some() { 20.0 } else { 8.0 });
+        assert_eq!(scores, regressor().evaluate(&eval()).unwrap());
+    }
+}
+
+#[test]
+fn wrong_clusters_and_endless_waits_are_sentences() {
+    let folder = tempfile::tempdir().unwrap();
+    let labels = Column::from(prices());
+    let regressor = |config: RunConfig| LinearRegressor::new(&columns()).build(adam(0.05), config).unwrap();
+    let said = |json: &str, config: RunConfig| {
+        let train = TrainSpec::new(forever(&labels)).max_steps(20);
+        let eval = EvalSpec::new(once(&labels)).start_delay(Duration::ZERO);
+        train_and_evaluate_as(&resolver(json), &regressor(config), &train, &eval).unwrap_err().to_string()
+    };
+    let config =
+        || RunConfig::new(folder.path()).wait_for_checkpoints(Duration::from_millis(1), Duration::from_millis(300));
+    let text = said(EVALUATOR, config());
+    assert!(
+        text.contains("has waited 0 s for a first checkpoint in") && text.contains("wait_for_checkpoints"),
+        "{text}"
+    );
+    regressor(config()).train(forever(&labels), Until::Steps(3)).unwrap();
+    let text = said(EVALUATOR, config());
+    assert!(text.contains("a checkpoint after step 3"), "{text}");
+    let ps = r#"{"cluster": {"chief": ["a:1"], "ps": ["b:1"]}, "task": {"type": "ps", "index": 0}}"#;
+    let text = said(ps, config());
+    assert!(text.contains("parameter servers") && text.contains("MultiWorkerMirroredStrategy"), "{text}");
+    let two = r#"{"cluster": {"chief": ["a:1"], "worker": ["b:1"]}, "task": {"type": "chief", "index": 0}}"#;
+    let text = said(two, config());
+    assert!(text.contains("2 tasks of the cluster train, but the strategy") && text.contains("has 1"), "{text}");
+    let second = r#"{"cluster": {"chief": ["a:1"]}, "task": {"type": "evaluator", "index": 1}}"#;
+    let text = TfConfigResolver::from_json(second).unwrap_err().to_string();
+    assert!(text.contains("at most one evaluator"), "{text}");
+}
+
+#[test]
+fn a_run_that_is_told_to_stop_saves_and_goes_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let labels = Column::from(prices());
+    let (calm, told) = (folder.path().join("calm"), folder.path().join("told"));
+    Own::estimator(&calm, "").train(forever(&labels), Until::MaxSteps(9)).unwrap();
+    let strategy = mirrored(2);
+    let own = Own::estimator(&told, "");
+    own.train(forever(&labels), Until::Steps(4)).unwrap();
+    drop(own);
+    let config = RunConfig::new(&told).train_distribute(&strategy).stop_on(TerminationConfig::default());
+    let columns = FeatureColumns::new().with(Numeric::new("rooms"));
+    let model_fn = move |_, vb: VarBuilder<'static>| {
+        let line = linear(1, 1, vb.pp("line"))?;
+        Ok(Own { input: InputLayer::new(&columns, vb)?, line, what: "" })
+    };
+    let own = Estimator::new(model_fn, |model| Sgd::new(0.1).build(model), config).unwrap();
+    strategy.stop_flag().store(true, std::sync::atomic::Ordering::Relaxed);
+    let error = own.train(forever(&labels), Until::MaxSteps(9)).unwrap_err();
+    let stopped =
+        |error: &Error| matches!(error, Error::Train(distribute_train::Error::Preempted { exit_code: 143, .. }));
+    assert!(stopped(&error), "{error}");
+    assert_eq!(Own::estimator(&told, "").train(forever(&labels), Until::MaxSteps(9)).unwrap(), 9);
+    let weight = |folder: &Path| {
+        let value = Own::estimator(folder, "").variable_value("line.weight").unwrap();
+        value.flatten_all().unwrap().to_vec1::<f32>().unwrap()[0]
+    };
+    assert!((weight(&calm) - weight(&told)).abs() < 1e-5);
+}
