@@ -210,7 +210,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether the same program may succeed when it is started again: a peer was lost or slow.
+    /// Whether the same program may succeed when it is started again: a peer was lost or slow, or checkpoints did not come.
     pub fn is_retryable(&self) -> bool {
         match self {
             Error::Strategy(error) => error.is_retryable(),
@@ -219,6 +219,7 @@ impl Error {
                 error.is_retryable()
             }
             Error::Train(error) => error.is_retryable(),
+            Error::NoNewCheckpoint { .. } => true,
             _ => false,
         }
     }

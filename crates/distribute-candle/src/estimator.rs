@@ -54,8 +54,8 @@ type OptimizerFn<M> = dyn Fn(&Model<M>) -> Result<Optimizer> + Send + Sync;
 /// Input functions return datasets that are batched by the global batch. With several workers every one of them makes the same
 /// calls.
 ///
-/// [`LinearClassifier`], [`LinearRegressor`], [`DnnClassifier`] and [`DnnRegressor`] make one of [`FeatureColumns`]
-/// (crate::FeatureColumns); this one takes any candle model.
+/// [`LinearClassifier`], [`LinearRegressor`], [`DnnClassifier`] and [`DnnRegressor`] make one of
+/// [`FeatureColumns`](crate::FeatureColumns); [`Estimator::new`] takes any candle model.
 ///
 /// # Examples
 /// ```

@@ -196,7 +196,7 @@ impl Numeric {
     }
 
     /// The numbers of all examples, and how many examples there are.
-    fn values(&self, features: &Features) -> Result<(Vec<f32>, usize)> {
+    pub(crate) fn values(&self, features: &Features) -> Result<(Vec<f32>, usize)> {
         let column = of(features, &self.name)?;
         let mut values: Vec<f32> = match column {
             Column::Numbers(numbers) => numbers.as_slice().to_vec(),
@@ -244,6 +244,12 @@ fn of<'a>(features: &'a Features, name: &str) -> Result<&'a Column> {
 impl fmt::Debug for Numeric {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Numeric").field("name", &self.name).field("shape", &self.shape).finish_non_exhaustive()
+    }
+}
+
+impl From<&str> for Numeric {
+    fn from(name: &str) -> Numeric {
+        Numeric::new(name)
     }
 }
 

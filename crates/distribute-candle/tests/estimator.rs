@@ -12,8 +12,8 @@ use distribute_candle::{
     Numeric, Optimizer, Result, RunConfig, Scores, Sgd, TrainSpec, Until, train_and_evaluate_as,
 };
 use distribute_cluster::TfConfigResolver;
-use distribute_input::{BoxError, Column, Dataset, Features};
-use distribute_strategy::{CentralStorageStrategy, MirroredStrategy, Strategy};
+use distribute_input::{BoxError, Column, Dataset, Element, Features};
+use distribute_strategy::{CentralStorageStrategy, MirroredStrategy, MultiWorkerMirroredStrategy, Strategy};
 use distribute_train::preemption::TerminationConfig;
 
 type Examples = Dataset<(Features, Labels)>;
@@ -260,6 +260,32 @@ fn several_evaluations_have_names_and_any_checkpoint_can_be_evaluated() {
     }
 }
 
+#[test]
+fn an_example_that_counts_twice_is_one_that_is_there_twice() {
+    let folder = tempfile::tempdir().unwrap();
+    let weights: Vec<f32> = (0..COUNT).map(|house| (house % 3) as f32).collect();
+    let column = |name: &str| (name.to_owned(), houses().column(name).unwrap().clone());
+    let weights = ("weight".to_owned(), Column::from(weights));
+    let weighted = Features::new([column("rooms"), column("town"), weights]).unwrap();
+    let rows: Vec<usize> = (0..COUNT).flat_map(|house| std::iter::repeat_n(house, house % 3)).collect();
+    let labels = Column::from(classes(2));
+    let repeated = (houses().gather(&rows).unwrap(), labels.gather(&rows).unwrap());
+    let model = || LinearClassifier::new(&columns());
+    let config = |name: &str| RunConfig::new(folder.path().join(name)).eval_distribute(&mirrored(2));
+    let weigh = model().weight_column("weight").build(adam(0.1), config("weighted")).unwrap();
+    let repeat = model().build(adam(0.1), config("repeated")).unwrap();
+    // Adam does not mind by what a loss is divided.
+    let weigh_input = || Ok(Dataset::from_tensor_slices((weighted.clone(), labels.clone())).batch(COUNT));
+    let repeat_input = || Ok(Dataset::from_tensor_slices(repeated.clone()).batch(rows.len()));
+    weigh.train(|| Ok(weigh_input()?.repeat_forever()), Until::Steps(30)).unwrap();
+    repeat.train(|| Ok(repeat_input()?.repeat_forever()), Until::Steps(30)).unwrap();
+    let expected = repeat.evaluate(&EvalSpec::new(repeat_input)).unwrap();
+    let scores = weigh.evaluate(&EvalSpec::new(weigh_input)).unwrap();
+    for (name, value) in &expected {
+        assert!((scores[name] - value).abs() < 1e-4, "{name}: {} and {value}", scores[name]);
+    }
+}
+
 /// A model of one's own, with a penalty; `what` makes it a wrong one.
 struct Own {
     input: InputLayer,
@@ -479,4 +505,45 @@ fn a_run_that_is_told_to_stop_saves_and_goes_on() {
         value.flatten_all().unwrap().to_vec1::<f32>().unwrap()[0]
     };
     assert!((weight(&calm) - weight(&told)).abs() < 1e-5);
+}
+
+#[test]
+fn several_workers_agree_on_when_to_save_and_only_the_chief_needs_the_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    let labels = Column::from(prices());
+    let address = distribute_testkit::Ports::reserve(1).unwrap().addresses().remove(0);
+    let worker = |rank: u32| {
+        let membership = distribute_cluster::Membership::new(rank, 2, address.clone()).unwrap();
+        let strategy = MultiWorkerMirroredStrategy::builder().membership(membership).build().unwrap();
+        // Each has a folder of its own, and only the chief's is used.
+        let config = RunConfig::new(folder.path().join(rank.to_string())).train_distribute(&strategy);
+        let config = config.save_checkpoints_every(Duration::ZERO).log_step_count_steps(3);
+        let regressor = LinearRegressor::new(&columns()).build(adam(0.05), config).unwrap();
+        let train = TrainSpec::new(forever(&labels)).max_steps(10);
+        let eval = EvalSpec::new(once(&labels)).throttle(Duration::ZERO);
+        // No task of TF_CONFIG: both evaluate together.
+        let scores = train_and_evaluate_as(&resolver(""), &regressor, &train, &eval).unwrap().unwrap();
+        let predictions = regressor.predict(|| Ok(Dataset::from_tensor_slices(houses()).batch(7))).unwrap();
+        (scores, predictions["predictions"].flatten_all().unwrap().to_vec1::<f32>().unwrap())
+    };
+    let (one, two) = std::thread::scope(|threads| {
+        let chief = threads.spawn(|| worker(0));
+        let other = threads.spawn(|| worker(1));
+        (chief.join().unwrap(), other.join().unwrap())
+    });
+    assert_eq!(one, two);
+    assert_eq!((one.0["global_step"], one.1.len()), (10.0, COUNT));
+    let steps = |rank: &str| {
+        let entries = std::fs::read_dir(folder.path().join(rank)).into_iter().flatten().flatten();
+        let mut names: Vec<String> = entries.map(|entry| entry.file_name().into_string().unwrap()).collect();
+        names.retain(|name| name.starts_with("step-"));
+        names.sort();
+        names
+    };
+    assert_eq!(steps("0"), ["step-00000003", "step-00000006", "step-00000009", "step-00000010"]);
+    assert!(!folder.path().join("1").exists());
+    let alone = RunConfig::new(folder.path().join("0")).eval_distribute(&mirrored(2));
+    let alone = LinearRegressor::new(&columns()).build(adam(0.05), alone).unwrap();
+    let scores = alone.evaluate(&EvalSpec::new(once(&labels))).unwrap();
+    assert!((scores["loss"] - one.0["loss"]).abs() < 1e-5, "{scores:?}");
 }

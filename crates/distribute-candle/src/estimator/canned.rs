@@ -7,12 +7,14 @@ use super::dnn::Dnn;
 use super::head::Head;
 use super::{EstimatorModel, EstimatorSpec, Labels, Mode};
 use crate::Result;
-use crate::feature_columns::LinearModel;
+use crate::feature_columns::{LinearModel, Numeric};
 
 /// The model of a ready-made Estimator.
 pub struct CannedModel {
     pub(super) body: Body,
     pub(super) head: Head,
+    /// The feature that says how much each example counts.
+    pub(super) weights: Option<Numeric>,
 }
 
 /// What makes logits of features.
@@ -36,13 +38,23 @@ impl CannedModel {
 
 impl EstimatorModel for CannedModel {
     fn spec(&self, features: &Features, labels: Option<&Labels>, mode: Mode) -> Result<EstimatorSpec> {
-        self.head.spec(&self.logits(features)?, labels, mode)
+        let logits = self.logits(features)?;
+        let spec = self.head.spec(&logits, labels, mode)?;
+        Ok(match &self.weights {
+            Some(weights) if labels.is_some() => {
+                let (weights, examples) = weights.values(features)?;
+                spec.weights(&Tensor::from_vec(weights, examples, logits.device())?)
+            }
+            _ => spec,
+        })
     }
 }
 
 /// What classifiers and regressors have in common: the settings of their heads.
 macro_rules! heads {
     (classifier $classifier:ident, regressor $regressor:ident) => {
+        heads!(weights $classifier, $regressor);
+
         impl $classifier {
             /// How many classes there are. Default: 2, which are learnt with one logit.
             pub fn n_classes(mut self, count: usize) -> $classifier {
@@ -65,6 +77,16 @@ macro_rules! heads {
             }
         }
     };
+    (weights $($model:ident),+) => {$(
+        impl $model {
+            /// A feature that says how much each example counts: its loss is multiplied by it, and scores are means with these
+            /// weights. Default: all count alike.
+            pub fn weight_column(mut self, weights: impl Into<$crate::feature_columns::Numeric>) -> $model {
+                self.weights = Some(weights.into());
+                self
+            }
+        }
+    )+};
 }
 
 pub(super) use heads;

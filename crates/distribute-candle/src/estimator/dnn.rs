@@ -7,7 +7,7 @@ use distribute_input::Features;
 use super::canned::{Body, heads};
 use super::head::Head;
 use super::{CannedModel, Estimator, RunConfig};
-use crate::feature_columns::{FeatureColumns, InputLayer};
+use crate::feature_columns::{FeatureColumns, InputLayer, Numeric};
 use crate::{Error, Model, Optimizer, Result};
 
 /// A model of classes with hidden layers. Variables are `dnn.hiddenlayer_0.weight` and so on, `dnn.logits.weight`, and
@@ -22,6 +22,7 @@ pub struct DnnClassifier {
     layers: Layers,
     classes: usize,
     vocabulary: Vec<String>,
+    weights: Option<Numeric>,
 }
 
 /// A model of values with hidden layers, with the mean squared error. Variables are named as [`DnnClassifier`]'s.
@@ -34,6 +35,7 @@ pub struct DnnClassifier {
 pub struct DnnRegressor {
     layers: Layers,
     values: usize,
+    weights: Option<Numeric>,
 }
 
 /// What is between features and logits.
@@ -55,7 +57,8 @@ pub(super) struct Dnn {
 impl DnnClassifier {
     /// Of dense columns, with the sizes of hidden layers.
     pub fn new(columns: &FeatureColumns, hidden_units: impl Into<Vec<usize>>) -> DnnClassifier {
-        DnnClassifier { layers: Layers::new(columns, hidden_units.into()), classes: 2, vocabulary: Vec::new() }
+        let layers = Layers::new(columns, hidden_units.into());
+        DnnClassifier { layers, classes: 2, vocabulary: Vec::new(), weights: None }
     }
 
     /// What follows each hidden layer. Default: ReLU.
@@ -74,14 +77,14 @@ impl DnnClassifier {
         config: RunConfig,
     ) -> Result<Estimator<CannedModel>> {
         let head = Head::Classes { count: self.classes, vocabulary: self.vocabulary };
-        self.layers.estimator("DnnClassifier", head, optimizer, config)
+        self.layers.estimator("DnnClassifier", head, self.weights, optimizer, config)
     }
 }
 
 impl DnnRegressor {
     /// Of dense columns, with the sizes of hidden layers.
     pub fn new(columns: &FeatureColumns, hidden_units: impl Into<Vec<usize>>) -> DnnRegressor {
-        DnnRegressor { layers: Layers::new(columns, hidden_units.into()), values: 1 }
+        DnnRegressor { layers: Layers::new(columns, hidden_units.into()), values: 1, weights: None }
     }
 
     /// What follows each hidden layer. Default: ReLU.
@@ -99,7 +102,7 @@ impl DnnRegressor {
         optimizer: impl Fn(&Model<CannedModel>) -> Result<Optimizer> + Send + Sync + 'static,
         config: RunConfig,
     ) -> Result<Estimator<CannedModel>> {
-        self.layers.estimator("DnnRegressor", Head::Regression(self.values), optimizer, config)
+        self.layers.estimator("DnnRegressor", Head::Regression(self.values), self.weights, optimizer, config)
     }
 }
 
@@ -114,6 +117,7 @@ impl Layers {
         self,
         what: &'static str,
         head: Head,
+        weights: Option<Numeric>,
         optimizer: impl Fn(&Model<CannedModel>) -> Result<Optimizer> + Send + Sync + 'static,
         config: RunConfig,
     ) -> Result<Estimator<CannedModel>> {
@@ -125,7 +129,7 @@ impl Layers {
         }
         let model_fn = move |_, vb: VarBuilder<'static>| {
             let body = Body::Dnn(self.build(head.outputs(), vb.pp("dnn"))?);
-            Ok(CannedModel { body, head: head.clone() })
+            Ok(CannedModel { body, head: head.clone(), weights: weights.clone() })
         };
         Estimator::new(model_fn, optimizer, config)
     }

@@ -65,7 +65,6 @@ fn regression(logits: &Tensor, labels: Option<&Labels>, width: usize, mode: Mode
 
 fn binary(logits: &Tensor, labels: Option<&Labels>, words: &[String], mode: Mode) -> Result<EstimatorSpec> {
     let mut spec = EstimatorSpec::new();
-    // 1 / (1 + exp(-x)) of candle overflows nowhere.
     let yes = candle_nn::ops::sigmoid(logits)?;
     if mode == Mode::Predict {
         let probabilities = Tensor::cat(&[&(1.0 - &yes)?, &yes], 1)?;

@@ -3,7 +3,7 @@
 use super::canned::{Body, heads};
 use super::head::Head;
 use super::{CannedModel, Estimator, RunConfig};
-use crate::feature_columns::{FeatureColumns, LinearModel};
+use crate::feature_columns::{FeatureColumns, LinearModel, Numeric};
 use crate::{Model, Optimizer, Result};
 
 /// A linear model of classes. Variables are `linear.linear_model.COLUMN.weights` and `linear.linear_model.bias_weights`.
@@ -42,6 +42,7 @@ pub struct LinearClassifier {
     columns: FeatureColumns,
     classes: usize,
     vocabulary: Vec<String>,
+    weights: Option<Numeric>,
 }
 
 /// A linear model of values, with the mean squared error. Variables are named as [`LinearClassifier`]'s.
@@ -54,12 +55,13 @@ pub struct LinearClassifier {
 pub struct LinearRegressor {
     columns: FeatureColumns,
     values: usize,
+    weights: Option<Numeric>,
 }
 
 impl LinearClassifier {
     /// Of columns, dense or not.
     pub fn new(columns: &FeatureColumns) -> LinearClassifier {
-        LinearClassifier { columns: columns.clone(), classes: 2, vocabulary: Vec::new() }
+        LinearClassifier { columns: columns.clone(), classes: 2, vocabulary: Vec::new(), weights: None }
     }
 
     /// The Estimator, with an optimizer such as `|model| Sgd::new(0.1).build(model)`.
@@ -74,14 +76,14 @@ impl LinearClassifier {
     ) -> Result<Estimator<CannedModel>> {
         let head = Head::Classes { count: self.classes, vocabulary: self.vocabulary };
         head.check("LinearClassifier")?;
-        linear(self.columns, head, optimizer, config)
+        linear(self.columns, head, self.weights, optimizer, config)
     }
 }
 
 impl LinearRegressor {
     /// Of columns, dense or not.
     pub fn new(columns: &FeatureColumns) -> LinearRegressor {
-        LinearRegressor { columns: columns.clone(), values: 1 }
+        LinearRegressor { columns: columns.clone(), values: 1, weights: None }
     }
 
     /// The Estimator, with an optimizer such as `|model| Sgd::new(0.1).build(model)`.
@@ -95,7 +97,7 @@ impl LinearRegressor {
     ) -> Result<Estimator<CannedModel>> {
         let head = Head::Regression(self.values);
         head.check("LinearRegressor")?;
-        linear(self.columns, head, optimizer, config)
+        linear(self.columns, head, self.weights, optimizer, config)
     }
 }
 
@@ -104,13 +106,14 @@ heads!(classifier LinearClassifier, regressor LinearRegressor);
 fn linear(
     columns: FeatureColumns,
     head: Head,
+    weights: Option<Numeric>,
     optimizer: impl Fn(&Model<CannedModel>) -> Result<Optimizer> + Send + Sync + 'static,
     config: RunConfig,
 ) -> Result<Estimator<CannedModel>> {
     columns.check()?;
     let model_fn = move |_, vb: candle_nn::VarBuilder<'static>| {
         let body = Body::Linear(LinearModel::new(&columns, head.outputs(), vb.pp("linear.linear_model"))?);
-        Ok(CannedModel { body, head: head.clone() })
+        Ok(CannedModel { body, head: head.clone(), weights: weights.clone() })
     };
     Estimator::new(model_fn, optimizer, config)
 }

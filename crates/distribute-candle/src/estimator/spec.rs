@@ -43,6 +43,7 @@ pub trait EstimatorModel {
 pub struct EstimatorSpec {
     predictions: Vec<(String, Tensor)>,
     loss: Option<Tensor>,
+    weights: Option<Tensor>,
     penalty: Option<Tensor>,
     metrics: Vec<Measured>,
 }
@@ -61,7 +62,7 @@ pub(super) struct Measure {
     metric: Arc<dyn Metric>,
 }
 
-/// A replica's sums over examples: losses, their number, and those of the metrics.
+/// A replica's sums over examples: losses, weights, and those of the metrics.
 pub(super) struct Sums {
     pub(super) sums: Vec<f64>,
     pub(super) measures: Vec<Measure>,
@@ -92,6 +93,18 @@ impl EstimatorSpec {
         self
     }
 
+    /// How much each example counts; default: 1. Its loss is multiplied by it, and scores are means with these weights.
+    ///
+    /// # Shapes
+    /// One number for each example.
+    ///
+    /// # Source
+    /// The `weight_column` of `tf.estimator`'s heads.
+    pub fn weights(mut self, weights: &Tensor) -> EstimatorSpec {
+        self.weights = Some(weights.detach());
+        self
+    }
+
     /// A loss that does not depend on examples, such as a penalty on weights: it is added to the mean once.
     ///
     /// # Shapes
@@ -117,8 +130,8 @@ impl EstimatorSpec {
         self
     }
 
-    /// The loss of each example, and the penalty.
-    pub(super) fn losses(&self, mode: Mode) -> Result<(&Tensor, Option<&Tensor>)> {
+    /// The loss of each example times its weight, and the penalty.
+    pub(super) fn losses(&self, mode: Mode) -> Result<(Tensor, Option<&Tensor>)> {
         let wrong = |problem: String| Error::Spec { mode, problem };
         let Some(loss) = &self.loss else {
             return Err(wrong("it has no loss; call .loss(…) with a number for each example".to_owned()));
@@ -128,6 +141,14 @@ impl EstimatorSpec {
                 format!("its loss has shape {:?}; give one number for each example, not their mean", loss.dims());
             return Err(wrong(problem));
         }
+        let loss = match &self.weights {
+            None => loss.clone(),
+            Some(weights) if weights.dims() == loss.dims() => (loss * weights.to_dtype(loss.dtype())?)?,
+            Some(weights) => {
+                let (weights, losses) = (weights.dims(), loss.dims());
+                return Err(wrong(format!("its weights have shape {weights:?}, its loss {losses:?}; make them equal")));
+            }
+        };
         Ok((loss, self.penalty.as_ref()))
     }
 
@@ -145,17 +166,25 @@ impl EstimatorSpec {
     /// This replica's sums.
     pub(super) fn sums(self) -> Result<Sums> {
         let (losses, penalty) = self.losses(Mode::Eval)?;
-        let examples = losses.elem_count() as f64;
-        let mut sums = vec![number(&losses.sum_all()?)?, examples];
+        let examples = losses.elem_count();
+        let weights = match &self.weights {
+            Some(weights) => Some(weights.to_dtype(DType::F32)?.to_vec1::<f32>()?),
+            None => None,
+        };
+        let weight = match &weights {
+            Some(weights) => weights.iter().map(|weight| f64::from(*weight)).sum(),
+            None => examples as f64,
+        };
+        let mut sums = vec![number(&losses.sum_all()?)?, weight];
         if let Some(penalty) = penalty {
             // So that the mean over all examples has it once.
-            sums[0] += number(penalty)? * examples;
+            sums[0] += number(penalty)? * weight;
         }
-        for Measured { measure, outputs, targets } in &self.metrics {
+        for measured in &self.metrics {
             let from = sums.len();
-            sums.resize(from + measure.metric.len(), 0.0);
-            if examples > 0.0 {
-                update(measure.metric.as_ref(), &mut sums[from..], outputs, targets, losses.elem_count())?;
+            sums.resize(from + measured.measure.metric.len(), 0.0);
+            if examples > 0 {
+                measured.update(&mut sums[from..], weights.as_deref(), examples)?;
             }
         }
         Ok(Sums { sums, measures: self.metrics.into_iter().map(|measured| measured.measure).collect() })
@@ -176,18 +205,26 @@ impl Measure {
     }
 }
 
-/// Adds the examples of tensors to a metric's sums.
-fn update(metric: &dyn Metric, sums: &mut [f64], outputs: &Tensor, targets: &Tensor, examples: usize) -> Result<()> {
-    let width = outputs.elem_count() / examples;
-    let outputs = outputs.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?;
-    if targets.dtype().is_float() {
-        let values = targets.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?;
-        metric.update(sums, &Predictions::new(&outputs, width, Targets::Values(&values))?);
-    } else {
-        let classes = targets.to_dtype(DType::U32)?.flatten_all()?.to_vec1::<u32>()?;
-        metric.update(sums, &Predictions::new(&outputs, width, Targets::Classes(&classes))?);
+impl Measured {
+    /// Adds the examples of tensors to the metric's sums.
+    fn update(&self, sums: &mut [f64], weights: Option<&[f32]>, examples: usize) -> Result<()> {
+        let width = self.outputs.elem_count() / examples;
+        let outputs = self.outputs.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?;
+        let (values, classes): (Vec<f32>, Vec<u32>);
+        let targets = if self.targets.dtype().is_float() {
+            values = self.targets.to_dtype(DType::F32)?.flatten_all()?.to_vec1()?;
+            Targets::Values(&values)
+        } else {
+            classes = self.targets.to_dtype(DType::U32)?.flatten_all()?.to_vec1()?;
+            Targets::Classes(&classes)
+        };
+        let mut predictions = Predictions::new(&outputs, width, targets)?;
+        if let Some(weights) = weights {
+            predictions = predictions.weighted(weights)?;
+        }
+        self.measure.metric.update(sums, &predictions);
+        Ok(())
     }
-    Ok(())
 }
 
 /// A scalar as a number.
@@ -209,7 +246,8 @@ impl fmt::Debug for EstimatorSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let metrics: Vec<&str> = self.metrics.iter().map(|measured| measured.measure.name.as_str()).collect();
         let mut shown = f.debug_struct("EstimatorSpec");
-        shown.field("predictions", &self.predictions).field("loss", &self.loss).field("penalty", &self.penalty);
+        shown.field("predictions", &self.predictions).field("loss", &self.loss).field("weights", &self.weights);
+        shown.field("penalty", &self.penalty);
         shown.field("metrics", &metrics).finish()
     }
 }

@@ -172,7 +172,7 @@ fn step<M: EstimatorModel + Sync>(
     strategy.run_with((model, optimizer, batch), |context, (model, optimizer, (features, labels))| {
         let spec = model.spec(&features, Some(&labels), Mode::Train)?;
         let (losses, penalty) = spec.losses(Mode::Train)?;
-        let mut loss = context.average_loss(losses, global_batch)?;
+        let mut loss = context.average_loss(&losses, global_batch)?;
         if let Some(penalty) = penalty {
             loss = (loss + context.scale_regularization_loss(penalty)?)?;
         }
