@@ -83,6 +83,14 @@ impl Error {
             return *exit_code;
         }
         let configuration = match self {
+            #[cfg(feature = "candle")]
+            Error::Model(
+                distribute_candle::Error::Configuration { .. } | distribute_candle::Error::FeatureColumn { .. },
+            ) => true,
+            #[cfg(feature = "candle")]
+            Error::Model(distribute_candle::Error::Cluster(error)) => {
+                matches!(error, distribute_cluster::Error::Config { .. })
+            }
             Error::Cluster(error) | Error::Strategy(distribute_strategy::Error::Cluster(error)) => {
                 matches!(error, distribute_cluster::Error::Config { .. })
             }

@@ -9,7 +9,8 @@ use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::FormatTime;
 
-/// Shows warnings, whom a starting job waits for, and why trainings begin where they do and end, on standard error; above the bar where there is one.
+/// Shows warnings, whom a starting job waits for, where trainings go on and why they end, on standard error; above the bar where
+/// there is one.
 ///
 /// `RUST_LOG` changes what is shown. Call it first in `main`. It does nothing where the program has a subscriber already.
 ///

@@ -2,10 +2,12 @@
 
 #[cfg(feature = "candle")]
 pub use distribute_candle::{
-    Adagrad, Adam, AdamW, BinaryCrossentropy, CandleContext, CandleStrategy, CategoricalCrossentropy, Clip, Ema, Fit,
-    Hinge, Huber, KlDivergence, Lamb, Loss, LossScale, MeanAbsolute, MeanSquared, Model, Optimizer, RmsProp,
-    ScopeOptions, Sgd, SparseCategoricalCrossentropy, SyncBatchNorm, Trainer, cross_entropy_per_example,
-    nll_per_example, sum_over_replicas, sync_batch_norm,
+    Adagrad, Adam, AdamW, BinaryCrossentropy, CandleContext, CandleStrategy, Categorical, CategoricalCrossentropy,
+    Clip, DnnClassifier, DnnRegressor, Ema, Estimator, EstimatorModel, EstimatorSpec, EvalSpec, FeatureColumns, Fit,
+    Hinge, Huber, InputLayer, KlDivergence, Labels, Lamb, LinearClassifier, LinearModel, LinearRegressor, Loss,
+    LossScale, MeanAbsolute, MeanSquared, Mode, Model, Numeric, Optimizer, RmsProp, RunConfig, ScopeOptions, Sgd,
+    SparseCategoricalCrossentropy, SyncBatchNorm, TrainSpec, Trainer, Until, cross_entropy_per_example,
+    nll_per_example, sum_over_replicas, sync_batch_norm, train_and_evaluate,
 };
 pub use distribute_collectives::{Compression, ProcessGroup, ReduceOp};
 pub use distribute_derive::{ReplicaArgs, Structure};
