@@ -20,9 +20,19 @@ pub(crate) fn check_and_share(strategy: &Strategy, variables: &[Variable]) -> Re
     }
     let descriptions: Vec<String> = variables.iter().map(describe).collect();
     compare(strategy, &descriptions)?;
+    share(strategy, variables)
+}
+
+/// Copies the chief's values of variables to all workers, which name the same ones in the same order.
+pub(crate) fn share<'a>(strategy: &Strategy, variables: impl IntoIterator<Item = &'a Variable>) -> Result<()> {
+    if strategy.topology().workers == 1 {
+        return Ok(());
+    }
+    let variables: Vec<&Variable> = variables.into_iter().collect();
     for dtype in DType::ALL {
         let of_type: Vec<&Variable> = variables
             .iter()
+            .copied()
             .filter(|variable| dtype_of(variable.components[0].dtype()).is_ok_and(|other| other == dtype))
             .collect();
         if of_type.is_empty() {
@@ -97,7 +107,7 @@ pub(crate) fn audit(strategy: &Strategy, variables: &[Variable]) -> Result<()> {
     for (local, group) in groups.iter().enumerate() {
         let mut sums = Vec::with_capacity(variables.len());
         // Statistics that a replica keeps of its own examples may differ.
-        for variable in variables.iter().filter(|variable| variable.trainable) {
+        for variable in variables.iter().filter(|variable| !variable.statistic) {
             sums.push(checksum(&variable.components[local])?);
         }
         let all = vec![0; sums.len() * group.world_size()];
@@ -108,15 +118,15 @@ pub(crate) fn audit(strategy: &Strategy, variables: &[Variable]) -> Result<()> {
         let [_, gathered] = work.wait()?;
         all = gathered;
     }
-    let trainable: Vec<&Variable> = variables.iter().filter(|variable| variable.trainable).collect();
-    let mut replicas = all.chunks_exact(trainable.len().max(1));
+    let compared: Vec<&Variable> = variables.iter().filter(|variable| !variable.statistic).collect();
+    let mut replicas = all.chunks_exact(compared.len().max(1));
     let Some(first) = replicas.next() else { return Ok(()) };
     let differs = |of: &[u64]| first.iter().zip(of).position(|(a, b)| a != b);
     // The first variable that differs anywhere, and the first replica where it does.
     let found = (1..).zip(replicas).filter_map(|(replica, of)| Some((differs(of)?, replica))).min();
     match found {
         None => Ok(()),
-        Some((index, replica)) => Err(Error::Diverged { name: trainable[index].name.clone(), replica }),
+        Some((index, replica)) => Err(Error::Diverged { name: compared[index].name.clone(), replica }),
     }
 }
 

@@ -66,9 +66,9 @@ impl Checkpointed for Optimizer {
 }
 
 /// One value of a variable, for all replicas of all processes.
-fn whole(strategy: &Strategy, variable: &Variable) -> Result<Tensor> {
+pub(crate) fn whole(strategy: &Strategy, variable: &Variable) -> Result<Tensor> {
     let components = variable.components();
-    if variable.is_trainable() || strategy.num_replicas_in_sync() == 1 || !components[0].dtype().is_float() {
+    if !variable.statistic || strategy.num_replicas_in_sync() == 1 || !components[0].dtype().is_float() {
         return Ok(components[0].clone());
     }
     Ok(strategy.reduce(ReduceOp::Mean, &PerReplica::new(components.to_vec()), Axis::None)?)

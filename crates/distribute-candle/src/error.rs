@@ -191,9 +191,26 @@ pub enum Error {
         /// The first replica whose copy differs.
         replica: usize,
     },
-    /// Variables were to be frozen after an optimizer was built for them.
-    #[error("the model has an optimizer already; freeze variables before one is built")]
+    /// Variables were to be frozen or unfrozen while an optimizer was there that trains them or does not.
+    #[error("the model has an optimizer; freeze and unfreeze variables before one is built, or after it is dropped")]
     FrozenLate,
+    /// Values were to be loaded into variables of 16 bits, of which an optimizer keeps master copies.
+    #[error(
+        "variable {name:?} has 16 bits, and an optimizer keeps its value in 32; load values before an optimizer is built, or \
+         after it is dropped"
+    )]
+    LoadedLate {
+        /// The first variable of 16 bits.
+        name: String,
+    },
+    /// A file of values cannot be read or written, or does not fit the model.
+    #[error("{}: {problem}", path.display())]
+    Pretrained {
+        /// The file.
+        path: std::path::PathBuf,
+        /// What is wrong.
+        problem: String,
+    },
     /// Settings of an optimizer do not go together.
     #[error("{what} does not go with {other}: {why}")]
     Combination {

@@ -7,6 +7,7 @@
 //!   buckets while backward goes on, and updates every replica's copy in place.
 //! - [`Optimizer`] also clips, compresses, scales losses ([`LossScale`]), accumulates, and shards its state; [`Ema`] averages
 //!   parameters; [`Model::freeze`] leaves some alone.
+//! - [`Model::load_safetensors`] takes values that were trained before, [`Model::save_safetensors`] gives them away.
 //! - [`SyncBatchNorm`] normalises over the global batch; [`sum_over_replicas`] is a sum that backward goes through.
 //! - [`Trainer`]: compile, fit, evaluate and predict without a loop of one's own.
 //! - [`Estimator`]: training, evaluation and prediction of tables, with everything it knows in a folder; [`FeatureColumns`];
@@ -50,6 +51,7 @@ mod losses;
 mod model;
 mod optimizer;
 mod plan;
+mod pretrained;
 mod reducer;
 mod shards;
 mod tensor;
@@ -77,5 +79,6 @@ pub use model::{CandleStrategy, Model, ScopeOptions, Variable};
 pub use optimizer::{
     Adagrad, Adam, AdamW, Clip, Lamb, LossScale, Optimizer, ReplicaOptimizer, RmsProp, Sgd, StepTimes,
 };
+pub use pretrained::Loaded;
 pub use tensor::Candle;
 pub use trainer::{Batching, Examples, Fit, PredictionData, Trainer, TrainingData};

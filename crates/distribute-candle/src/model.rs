@@ -127,6 +127,8 @@ pub struct Variable {
     pub(crate) name: String,
     pub(crate) components: Vec<Tensor>,
     pub(crate) trainable: bool,
+    /// Whether its layer writes it, from the examples that each replica sees; such a one is never trained.
+    pub(crate) statistic: bool,
 }
 
 impl Variable {
@@ -140,7 +142,7 @@ impl Variable {
         &self.components
     }
 
-    /// Whether optimizers update it; running statistics of normalisation layers are not.
+    /// Whether optimizers update it; running statistics of normalisation layers and frozen variables are not.
     pub fn is_trainable(&self) -> bool {
         self.trainable
     }
@@ -180,8 +182,8 @@ impl<M> Model<M> {
         &self.parts.variables
     }
 
-    /// Compares the trainable variables of all replicas, of every process, bit for bit: they are equal unless something wrote
-    /// one of them behind the optimizer's back. Outside of `run`, on every process.
+    /// Compares the variables of all replicas, of every process, bit for bit, but for running statistics: they are equal unless
+    /// something wrote one of them behind the optimizer's back. Outside of `run`, on every process.
     ///
     /// # Errors
     /// [`Error::Diverged`] names the first variable that differs, and where; the collective's.
@@ -193,10 +195,10 @@ impl<M> Model<M> {
     }
 
     /// Leaves the variables whose names `frozen` chooses out of training: no optimizer updates them, and their gradients are
-    /// not exchanged. How many those are; before any optimizer is built, and alike on every worker.
+    /// not exchanged. How many those are; while there is no optimizer of the model, and alike on every worker.
     ///
     /// # Errors
-    /// [`Error::FrozenLate`] where an optimizer has been built.
+    /// [`Error::FrozenLate`] while there is an optimizer.
     ///
     /// # Examples
     /// ```
@@ -208,15 +210,37 @@ impl<M> Model<M> {
     /// let mut model = strategy.scope(|vb| Ok((linear(3, 4, vb.pp("body"))?, linear(4, 1, vb.pp("head"))?)))?;
     /// assert_eq!(model.freeze(|name| name.starts_with("body."))?, 2);
     /// let optimizer = Adam::new(0.1).build(&model)?;           // trains the head only
+    /// // … and then everything, more gently:
+    /// drop(optimizer);
+    /// assert_eq!(model.unfreeze(|_| true)?, 2);
+    /// let optimizer = Adam::new(0.01).build(&model)?;
     /// # Ok::<(), Error>(())
     /// ```
     ///
     /// # Source
     /// `trainable = False` of tf.keras's layers.
     pub fn freeze(&mut self, frozen: impl Fn(&str) -> bool) -> Result<usize> {
+        self.set_trainable(true, frozen)
+    }
+
+    /// Takes variables that were frozen, and whose names `thawed` chooses, into training again. How many those are; while there
+    /// is no optimizer of the model, and alike on every worker.
+    ///
+    /// # Errors
+    /// [`Error::FrozenLate`] while there is an optimizer: drop it, and build another one then.
+    ///
+    /// # Examples
+    /// See [`freeze`](Model::freeze).
+    pub fn unfreeze(&mut self, thawed: impl Fn(&str) -> bool) -> Result<usize> {
+        self.set_trainable(false, thawed)
+    }
+
+    /// Flips those of the chosen variables that are `from`.
+    fn set_trainable(&mut self, from: bool, chosen: impl Fn(&str) -> bool) -> Result<usize> {
         let parts = Arc::get_mut(&mut self.parts).ok_or(Error::FrozenLate)?;
-        let chosen = parts.variables.iter_mut().filter(|variable| variable.trainable && frozen(&variable.name));
-        Ok(chosen.map(|variable| variable.trainable = false).count())
+        let changeable =
+            parts.variables.iter_mut().filter(|variable| !variable.statistic && variable.trainable == from);
+        Ok(changeable.filter(|variable| chosen(&variable.name)).map(|variable| variable.trainable = !from).count())
     }
 
     /// The number of elements of all trainable variables.
@@ -258,9 +282,10 @@ impl SimpleBackend for ReplicaBackend {
             None => {
                 let index = registry.variables.len();
                 // Statistics are written by the layer itself, which needs a plain variable and gets no gradient.
-                let trainable = !["running_mean", "running_var"].iter().any(|statistic| name.ends_with(statistic));
-                registry.variables.push(Variable { name: name.to_owned(), components: Vec::new(), trainable });
+                let statistic = ["running_mean", "running_var"].iter().any(|statistic| name.ends_with(statistic));
                 registry.by_name.insert(name.to_owned(), index);
+                let (name, components) = (name.to_owned(), Vec::new());
+                registry.variables.push(Variable { name, components, trainable: !statistic, statistic });
                 index
             }
         };

@@ -11,6 +11,7 @@ mod contexts;
 mod data;
 mod models;
 mod optimizers;
+mod pretrained;
 mod random;
 mod rows;
 mod structures;
@@ -142,6 +143,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         trainers::asked,
     ),
     Scenario::new("what fails on one worker ends all with its reason", trainers::failed),
+    Scenario::new("values of a file of the chief's are loaded on all workers", pretrained::loaded),
     Scenario::new("a penalty counts once", optimizers::penalty),
     Scenario::new("gradients go back through a sum over replicas", optimizers::through_a_sum),
     Scenario::new("every way to combine devices' values trains alike", optimizers::across_devices),

@@ -1,0 +1,298 @@
+//! Values from and in plain safetensors files: what other programs have trained, and what they go on with.
+
+use std::collections::{BTreeSet, HashMap};
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use candle_core::safetensors::BufferedSafetensors;
+use candle_core::{DType, Device, Tensor};
+use distribute_collectives::Rank;
+use distribute_device::Element;
+use distribute_strategy::Strategy;
+
+use crate::checkpoint::whole;
+use crate::tensor::{is_short, overwrite};
+use crate::{Error, Model, Result, Variable, agreement};
+
+/// What [`Model::load_safetensors`] has done; lists are in the order of the model, or of names.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Loaded {
+    /// Variables of the model that have the file's values now.
+    pub loaded: Vec<String>,
+    /// Variables of the model that were not in the file, and keep their values.
+    pub missing: Vec<String>,
+    /// Tensors of the file that the model has no use for.
+    pub unused: Vec<String>,
+}
+
+impl<M> Model<M> {
+    /// Takes the values of all variables whose names are in a safetensors file, on all replicas: one that candle, Python or
+    /// [`save_safetensors`](Model::save_safetensors) wrote, or one shard of several. Outside of `run`, on every worker; the
+    /// chief reads for all, so the others need no access to its files.
+    ///
+    /// Names are `VarBuilder` paths. Floats of another width are converted. Nothing is changed where anything does not fit.
+    ///
+    /// # Errors
+    /// [`Error::Pretrained`] for a file that cannot be read, has a tensor of another shape, or none of the model's variables;
+    /// [`Error::LoadedLate`] for variables of 16 bits after an optimizer was built; on other workers, what the chief says.
+    ///
+    /// # Cost
+    /// The chief holds the file in memory; each loaded variable is broadcast once.
+    ///
+    /// # Examples
+    /// ```
+    /// use candle_nn::linear;
+    /// use distribute_candle::{CandleStrategy, Error};
+    /// use distribute_strategy::MirroredStrategy;
+    ///
+    /// # let folder = tempfile::tempdir().unwrap();
+    /// # let path = folder.path().join("model.safetensors");
+    /// let strategy = MirroredStrategy::builder().devices(["CPU:0", "CPU:1"]).build()?;
+    /// let old = strategy.scope(|vb| Ok((linear(3, 4, vb.pp("body"))?, linear(4, 9, vb.pp("old_head"))?)))?;
+    /// old.save_safetensors(&strategy, &path)?;
+    ///
+    /// let new = strategy.scope(|vb| Ok((linear(3, 4, vb.pp("body"))?, linear(4, 2, vb.pp("head"))?)))?;
+    /// let report = new.load_safetensors(&strategy, &path)?;
+    /// assert_eq!(report.loaded, ["body.weight", "body.bias"]);
+    /// assert_eq!(report.missing, ["head.weight", "head.bias"]);
+    /// assert_eq!(report.unused, ["old_head.bias", "old_head.weight"]);
+    /// # Ok::<(), Error>(())
+    /// ```
+    ///
+    /// # Source
+    /// `load_state_dict(…, strict=False)` of torch; `load_weights(…, skip_mismatch)` of tf.keras, which skips in silence.
+    pub fn load_safetensors(&self, strategy: &Strategy, path: impl AsRef<Path>) -> Result<Loaded> {
+        self.load_safetensors_as(strategy, path, |name| Some(name.to_owned()))
+    }
+
+    /// As [`load_safetensors`](Model::load_safetensors), with another name in the file for each of the model's: `None` leaves a
+    /// variable alone, and out of what is reported as missing. The chief's closure counts.
+    ///
+    /// # Errors
+    /// As [`load_safetensors`](Model::load_safetensors).
+    ///
+    /// # Examples
+    /// ```
+    /// use std::collections::HashMap;
+    /// use candle_core::{DType, Device, Tensor};
+    /// use candle_nn::linear;
+    /// use distribute_candle::{CandleStrategy, Error};
+    /// use distribute_strategy::MirroredStrategy;
+    ///
+    /// # let folder = tempfile::tempdir().unwrap();
+    /// # let path = folder.path().join("model.safetensors");
+    /// let weight = Tensor::ones((4, 3), DType::F64, &Device::Cpu)?;
+    /// candle_core::safetensors::save(&HashMap::from([("encoder.layer.weight", weight)]), &path)?;
+    ///
+    /// let strategy = MirroredStrategy::builder().build()?;
+    /// let model = strategy.scope(|vb| linear(3, 4, vb.pp("body")))?;
+    /// let report = model.load_safetensors_as(&strategy, &path, |name| Some(name.replace("body.", "encoder.layer.")))?;
+    /// assert_eq!(report.missing, ["body.bias"]);
+    /// # Ok::<(), Error>(())
+    /// ```
+    pub fn load_safetensors_as(
+        &self,
+        strategy: &Strategy,
+        path: impl AsRef<Path>,
+        name_in_file: impl Fn(&str) -> Option<String>,
+    ) -> Result<Loaded> {
+        if let (Some(variable), true) = (self.variables().iter().find(|v| v.is_short()), self.has_optimizer()) {
+            return Err(Error::LoadedLate { name: variable.name.clone() });
+        }
+        let outcome = match strategy.is_chief() {
+            true => self.load_here(path.as_ref(), name_in_file).map(|report| report.to_bytes()),
+            false => Ok(Vec::new()),
+        };
+        let report = Loaded::from_bytes(&from_chief(strategy, outcome)?);
+        let loaded: BTreeSet<&str> = report.loaded.iter().map(String::as_str).collect();
+        agreement::share(strategy, self.variables().iter().filter(|variable| loaded.contains(variable.name())))?;
+        Ok(report)
+    }
+
+    /// Writes all variables to a safetensors file, each once, under its path: candle's `VarMap::load` and Python's safetensors
+    /// read it. The chief writes, beside and then renamed, so that no reader sees half a file; outside of `run`, on every
+    /// worker. Statistics that replicas keep of their own examples are written as their mean.
+    ///
+    /// To go on with a training, save a checkpoint instead: it holds the optimizer and the position in the data too.
+    ///
+    /// # Errors
+    /// [`Error::Pretrained`] where it cannot be written; on other workers, what the chief says. The collective's.
+    ///
+    /// # Examples
+    /// See [`load_safetensors`](Model::load_safetensors).
+    pub fn save_safetensors(&self, strategy: &Strategy, path: impl AsRef<Path>) -> Result<()> {
+        let mut tensors = HashMap::new();
+        for variable in self.variables() {
+            tensors.insert(variable.name().to_owned(), whole(strategy, variable)?.detach());
+        }
+        let outcome = if strategy.is_chief() { write(path.as_ref(), &tensors) } else { Ok(()) };
+        from_chief(strategy, outcome.map(|()| Vec::new())).map(drop)
+    }
+
+    fn has_optimizer(&self) -> bool {
+        Arc::strong_count(&self.parts) > 1
+    }
+
+    /// Gives this process's replicas the file's values.
+    fn load_here(&self, path: &Path, name_in_file: impl Fn(&str) -> Option<String>) -> Result<Loaded> {
+        let wrong = |problem| Error::Pretrained { path: path.to_owned(), problem };
+        let bytes = fs::read(path).map_err(|error| wrong(error.to_string()))?;
+        let file = BufferedSafetensors::new(bytes).map_err(|error| {
+            wrong(format!("it is no safetensors file ({error}); give one, or convert what you have"))
+        })?;
+        let mut unused: BTreeSet<String> = file.tensors().into_iter().map(|(name, _)| name).collect();
+        let names = unused.clone();
+        let (mut report, mut values) = (Loaded::default(), Vec::new());
+        for variable in self.variables() {
+            match name_in_file(variable.name()) {
+                Some(name) if names.contains(&name) => {
+                    let value = file.load(&name, &Device::Cpu).map_err(|error| wrong(format!("{name:?}: {error}")))?;
+                    values.push((variable, fitted(variable, &name, &value)?.map_err(wrong)?));
+                    report.loaded.push(variable.name().to_owned());
+                    unused.remove(&name);
+                }
+                Some(_) => report.missing.push(variable.name().to_owned()),
+                None => {}
+            }
+        }
+        if let (Some(asked), true) = (report.missing.first(), values.is_empty()) {
+            let given =
+                names.first().map_or_else(|| "it is empty".to_owned(), |name| format!("it has {name:?} and such"));
+            return Err(wrong(format!(
+                "{asked:?} is not in it, nor any other variable of the model: {given}; map names with load_safetensors_as"
+            )));
+        }
+        for (variable, value) in values {
+            overwrite(variable.components(), &value)?;
+        }
+        report.unused = unused.into_iter().collect();
+        Ok(report)
+    }
+}
+
+/// A value in a variable's type, or why it does not fit.
+fn fitted(variable: &Variable, name: &str, value: &Tensor) -> Result<Result<Tensor, String>> {
+    let like = &variable.components()[0];
+    let (given, wanted) = (value.dtype(), like.dtype());
+    if value.dims() != like.dims() {
+        return Ok(Err(format!(
+            "{name:?} has shape {:?}, and the model's {:?} {:?}; build the model with the file's shapes, or leave this variable \
+             out with load_safetensors_as",
+            value.dims(),
+            variable.name(),
+            like.dims()
+        )));
+    }
+    if given == wanted {
+        return Ok(Ok(value.clone()));
+    }
+    if !given.is_float() || !wanted.is_float() {
+        return Ok(Err(format!(
+            "{name:?} is of type {given:?}, and the model's {:?} of {wanted:?}; only floats are converted",
+            variable.name()
+        )));
+    }
+    let converted = value.to_dtype(wanted)?;
+    if is_short(wanted) && !fits(value, &converted)? {
+        return Ok(Err(format!("{name:?} has values that {wanted:?} cannot hold; build the model in f32 or bf16")));
+    }
+    Ok(Ok(converted))
+}
+
+/// Whether all that was finite still is.
+fn fits(value: &Tensor, converted: &Tensor) -> Result<bool> {
+    let elements = |tensor: &Tensor| tensor.to_dtype(DType::F64)?.flatten_all()?.to_vec1::<f64>();
+    let (value, converted) = (elements(value)?, elements(converted)?);
+    Ok(value.iter().zip(converted).all(|(value, converted)| converted.is_finite() || !value.is_finite()))
+}
+
+fn write(path: &Path, tensors: &HashMap<String, Tensor>) -> Result<()> {
+    let mut beside = path.as_os_str().to_owned();
+    beside.push(format!(".tmp-{}", std::process::id()));
+    let beside = PathBuf::from(beside);
+    let written = candle_core::safetensors::save(tensors, &beside).map_err(|error| error.to_string()).and_then(|()| {
+        let commit = || File::open(&beside)?.sync_all().and_then(|()| fs::rename(&beside, path));
+        commit().map_err(|error| error.to_string())
+    });
+    written.map_err(|problem| {
+        drop(fs::remove_file(&beside));
+        Error::Pretrained { path: path.to_owned(), problem }
+    })
+}
+
+/// What the chief has got, or that it has failed, on every worker.
+fn from_chief(strategy: &Strategy, outcome: Result<Vec<u8>>) -> Result<Vec<u8>> {
+    if strategy.topology().workers == 1 {
+        return outcome;
+    }
+    let (mut message, failure) = match outcome {
+        Ok(bytes) => ([vec![u8::from(true)], bytes].concat(), None),
+        Err(error) => ([vec![u8::from(false)], error.to_string().into_bytes()].concat(), Some(error)),
+    };
+    let length = broadcast(strategy, vec![message.len() as u64])?;
+    message.resize(length.first().map_or(0, |length| *length as usize), 0);
+    let told = broadcast(strategy, message)?;
+    match (failure, told.split_first()) {
+        (Some(error), _) => Err(error),
+        (None, Some((1, bytes))) => Ok(bytes.to_vec()),
+        (None, told) => {
+            let text = told.map(|(_, text)| String::from_utf8_lossy(text).into_owned()).unwrap_or_default();
+            Err(distribute_train::Error::Chief(text).into())
+        }
+    }
+}
+
+/// The chief's values, of which all workers have as many.
+fn broadcast<T: Element>(strategy: &Strategy, values: Vec<T>) -> Result<Vec<T>> {
+    let mut works = Vec::new();
+    for group in strategy.groups().iter() {
+        works.push(group.broadcast_async(values.clone(), Rank(0))?);
+    }
+    let mut all = Vec::new();
+    for work in works {
+        all = work.wait()?;
+    }
+    Ok(all)
+}
+
+impl Loaded {
+    /// Names with a letter for their list before them, and a zero byte between them.
+    fn to_bytes(&self) -> Vec<u8> {
+        let lists = [('l', &self.loaded), ('m', &self.missing), ('u', &self.unused)];
+        let names = lists.iter().flat_map(|(list, names)| names.iter().map(move |name| format!("{list}{name}")));
+        names.collect::<Vec<_>>().join("\0").into_bytes()
+    }
+
+    fn from_bytes(bytes: &[u8]) -> Loaded {
+        let mut report = Loaded::default();
+        for name in String::from_utf8_lossy(bytes).split('\0') {
+            match name.split_at_checked(1) {
+                Some(("l", name)) => report.loaded.push(name.to_owned()),
+                Some(("m", name)) => report.missing.push(name.to_owned()),
+                Some(("u", name)) => report.unused.push(name.to_owned()),
+                _ => {}
+            }
+        }
+        report
+    }
+}
+
+impl Variable {
+    fn is_short(&self) -> bool {
+        is_short(self.components[0].dtype())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_survives_the_way_to_other_workers() {
+        let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+        let report = Loaded { loaded: names(&["a.weight", "b"]), missing: names(&[]), unused: names(&["ü"]) };
+        assert_eq!(Loaded::from_bytes(&report.to_bytes()), report);
+        assert_eq!(Loaded::from_bytes(&Loaded::default().to_bytes()), Loaded::default());
+    }
+}

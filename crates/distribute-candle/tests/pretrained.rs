@@ -1,0 +1,228 @@
+//! Values from plain safetensors files, under strategies that copy variables and one that shares them; with several workers:
+//! the scenario `pretrained` of the conformance suite.
+#![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
+
+use std::collections::HashMap;
+use std::fs;
+
+use candle_core::{DType, Device, Module, Tensor};
+use candle_nn::{BatchNormConfig, Linear, ModuleT, VarBuilder, VarMap, linear};
+use distribute_candle::{
+    Adam, CandleContext, CandleStrategy, Error, Model, ScopeOptions, Sgd, SyncBatchNorm, cross_entropy_per_example,
+    sync_batch_norm,
+};
+use distribute_strategy::{CentralStorageStrategy, MirroredStrategy, Strategy};
+
+struct Net {
+    body: Linear,
+    norm: SyncBatchNorm,
+    head: Linear,
+}
+
+impl Net {
+    fn new(classes: usize) -> impl FnMut(VarBuilder<'static>) -> candle_core::Result<Net> {
+        move |vb| {
+            Ok(Net {
+                body: linear(6, 5, vb.pp("body"))?,
+                norm: sync_batch_norm(5, BatchNormConfig::default(), vb.pp("norm"))?,
+                head: linear(5, classes, vb.pp(format!("head{classes}")))?,
+            })
+        }
+    }
+
+    fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
+        self.head.forward(&self.norm.forward_t(&self.body.forward(x)?, true)?.tanh()?)
+    }
+}
+
+fn strategies() -> [Strategy; 3] {
+    let two = ["CPU:0", "CPU:1"];
+    [
+        Strategy::default_strategy().unwrap(),
+        MirroredStrategy::builder().devices(two).build().unwrap(),
+        CentralStorageStrategy::builder().compute_devices(two).build().unwrap(),
+    ]
+}
+
+fn seeded(strategy: &Strategy, seed: u64, classes: usize) -> Model<Net> {
+    strategy.scope_seeded(seed, Net::new(classes)).unwrap()
+}
+
+fn step(strategy: &Strategy, model: &Model<Net>, learning_rate: f64) {
+    let optimizer = Sgd::new(learning_rate).build(model).unwrap();
+    strategy
+        .run_with((model, &optimizer), |context, (model, optimizer)| {
+            let x: Vec<f32> = (0..24).map(|at| ((at * 7 + context.replica_id() * 5) % 11) as f32 / 11.0).collect();
+            let x = Tensor::from_vec(x, (4, 6), &Device::Cpu)?;
+            let y = Tensor::new(&[0u32, 1, 1, 0], &Device::Cpu)?;
+            let per_example = cross_entropy_per_example(&model.forward(&x)?, &y)?;
+            let global_batch = 4 * context.num_replicas_in_sync();
+            optimizer.minimize(context, &context.average_loss(&per_example, global_batch)?)
+        })
+        .unwrap();
+}
+
+fn flat(tensor: &Tensor) -> Vec<f32> {
+    tensor.to_dtype(DType::F32).unwrap().flatten_all().unwrap().to_vec1().unwrap()
+}
+
+/// Every replica's values of a variable.
+fn values(model: &Model<impl Sized>, name: &str) -> Vec<Vec<f32>> {
+    let variable = model.variables().iter().find(|variable| variable.name() == name).unwrap();
+    variable.components().iter().map(flat).collect()
+}
+
+#[test]
+fn what_one_strategy_saves_every_other_loads() {
+    let folder = tempfile::tempdir().unwrap();
+    for (at, from) in strategies().iter().enumerate() {
+        let path = folder.path().join(format!("{at}.safetensors"));
+        let saved = seeded(from, 1, 3);
+        step(from, &saved, 0.5);
+        saved.save_safetensors(from, &path).unwrap();
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), at + 1, "nothing stays beside it");
+        for to in &strategies() {
+            let loaded = seeded(to, 2, 3);
+            let report = loaded.load_safetensors(to, &path).unwrap();
+            assert_eq!(report.loaded.len(), 8);
+            assert_eq!((report.missing.len(), report.unused.len()), (0, 0));
+            for name in report.loaded {
+                let expected = &values(&saved, &name)[0];
+                assert!(values(&loaded, &name).iter().all(|of_replica| of_replica == expected), "{name}");
+            }
+            // What was loaded is what is trained.
+            step(to, &loaded, 0.5);
+            loaded.audit(to).unwrap();
+            assert_ne!(values(&loaded, "body.weight")[0], values(&saved, "body.weight")[0]);
+        }
+    }
+}
+
+#[test]
+fn candle_and_this_crate_read_each_others_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let (ours, theirs) = (folder.path().join("ours.safetensors"), folder.path().join("theirs.safetensors"));
+    let [_, mirrored, _] = strategies();
+    let model = seeded(&mirrored, 1, 3);
+    model.save_safetensors(&mirrored, &ours).unwrap();
+    let mut plain = VarMap::new();
+    let net = Net::new(3)(VarBuilder::from_varmap(&plain, DType::F32, &Device::Cpu)).unwrap();
+    plain.load(&ours).unwrap();
+    let x = Tensor::ones((2, 6), DType::F32, &Device::Cpu).unwrap();
+    assert_eq!(flat(&net.forward(&x).unwrap()), flat(&model.first().forward(&x).unwrap()));
+    plain.save(&theirs).unwrap();
+    assert_eq!(seeded(&mirrored, 2, 3).load_safetensors(&mirrored, &theirs).unwrap().loaded.len(), 8);
+}
+
+#[test]
+fn another_head_is_missing_and_the_old_one_unused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    for strategy in &strategies() {
+        seeded(strategy, 1, 3).save_safetensors(strategy, &path).unwrap();
+        let model = seeded(strategy, 2, 2);
+        let head = values(&model, "head2.weight");
+        let report = model.load_safetensors(strategy, &path).unwrap();
+        assert_eq!(report.missing, ["head2.weight", "head2.bias"]);
+        assert_eq!(report.unused, ["head3.bias", "head3.weight"]);
+        assert_eq!(values(&model, "head2.weight"), head);
+    }
+}
+
+#[test]
+fn names_are_mapped_and_floats_converted() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    let weight = Tensor::new(&[[0.5f64, -1.25, 3.0], [1e-3, 2.0, 60000.0]], &Device::Cpu).unwrap();
+    candle_core::safetensors::save(&HashMap::from([("encoder.w", weight.clone())]), &path).unwrap();
+    for strategy in &strategies() {
+        for dtype in [DType::F64, DType::F32, DType::F16, DType::BF16] {
+            let options = ScopeOptions { dtype, ..ScopeOptions::default() };
+            let model = strategy.scope_with(options, |vb| linear(3, 2, vb.pp("fc"))).unwrap();
+            let name = |name: &str| (name != "fc.bias").then(|| "encoder.w".to_owned());
+            let report = model.load_safetensors_as(strategy, &path, name).unwrap();
+            assert_eq!((report.loaded, report.missing), (vec!["fc.weight".to_owned()], vec![]));
+            let expected = flat(&weight.to_dtype(dtype).unwrap());
+            assert!(values(&model, "fc.weight").iter().all(|of_replica| *of_replica == expected), "{dtype:?}");
+        }
+    }
+}
+
+#[test]
+fn files_that_do_not_fit_get_a_sentence_and_change_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    let ones = |shape: (usize, usize), dtype| Tensor::ones(shape, dtype, &Device::Cpu).unwrap();
+    let bias = Tensor::ones(2, DType::F32, &Device::Cpu).unwrap();
+    let [_, strategy, _] = strategies();
+    let half = ScopeOptions { dtype: DType::F16, ..ScopeOptions::default() };
+    for (name, weight, options, words) in [
+        (
+            "fc.weight",
+            ones((2, 4), DType::F32),
+            ScopeOptions::default(),
+            "has shape [2, 4], and the model's \"fc.weight\" [2, 3]",
+        ),
+        ("fc.weight", ones((2, 3), DType::U32), ScopeOptions::default(), "is of type U32"),
+        (
+            "fc.weight",
+            (ones((2, 3), DType::F32) * 1e6).unwrap(),
+            half,
+            "values that F16 cannot hold; build the model in f32",
+        ),
+    ] {
+        candle_core::safetensors::save(&HashMap::from([(name, weight), ("fc.bias", bias.clone())]), &path).unwrap();
+        let model = strategy.scope_with(options, |vb| linear(3, 2, vb.pp("fc"))).unwrap();
+        let before = values(&model, "fc.bias");
+        let error = model.load_safetensors(&strategy, &path).unwrap_err().to_string();
+        assert!(error.contains(words) && error.contains("model.safetensors"), "{error}");
+        assert_eq!(values(&model, "fc.bias"), before);
+    }
+    let model = strategy.scope(|vb| linear(3, 2, vb.pp("other"))).unwrap();
+    let error = model.load_safetensors(&strategy, &path).unwrap_err().to_string();
+    assert!(error.contains("\"other.weight\" is not in it") && error.contains("it has \"fc.bias\""), "{error}");
+    fs::write(&path, "no tensors").unwrap();
+    let error = model.load_safetensors(&strategy, &path).unwrap_err().to_string();
+    assert!(error.contains("it is no safetensors file"), "{error}");
+    let nowhere = folder.path().join("nowhere/model.safetensors");
+    let error = model.load_safetensors(&strategy, &nowhere).unwrap_err().to_string();
+    assert!(error.contains("No such file"), "{error}");
+    let error = model.save_safetensors(&strategy, &nowhere).unwrap_err().to_string();
+    assert!(error.contains("No such file"), "{error}");
+}
+
+#[test]
+fn sixteen_bits_are_loaded_before_an_optimizer_is_built() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    let [strategy, ..] = strategies();
+    let half = ScopeOptions { dtype: DType::F16, ..ScopeOptions::default() };
+    let model = strategy.scope_with(half, |vb| linear(3, 2, vb.pp("fc"))).unwrap();
+    model.save_safetensors(&strategy, &path).unwrap();
+    let optimizer = Adam::new(0.1).build(&model).unwrap();
+    let error = model.load_safetensors(&strategy, &path).unwrap_err();
+    assert!(matches!(&error, Error::LoadedLate { name } if name == "fc.weight"), "{error}");
+    drop(optimizer);
+    assert_eq!(model.load_safetensors(&strategy, &path).unwrap().loaded.len(), 2);
+}
+
+#[test]
+fn a_body_is_frozen_for_one_optimizer_and_trained_by_the_next() {
+    for strategy in &strategies() {
+        let mut model = seeded(strategy, 1, 2);
+        let of_body = |name: &str| name.starts_with("body.");
+        assert_eq!(model.freeze(of_body).unwrap(), 2);
+        let start = values(&model, "body.weight");
+        step(strategy, &model, 0.5);
+        assert_eq!(values(&model, "body.weight"), start);
+        assert_eq!(model.unfreeze(|_| true).unwrap(), 2, "statistics are not among them");
+        assert_eq!(model.num_parameters(), 6 * 5 + 5 + 2 * 5 + 5 * 2 + 2);
+        step(strategy, &model, 0.5);
+        assert_ne!(values(&model, "body.weight"), start);
+        model.audit(strategy).unwrap();
+        let optimizer = Sgd::new(0.1).build(&model).unwrap();
+        let error = model.unfreeze(|_| true).unwrap_err().to_string();
+        assert!(error.contains("after it is dropped"), "{error}");
+        drop(optimizer);
+    }
+}
