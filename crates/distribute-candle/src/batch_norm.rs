@@ -12,6 +12,9 @@ use crate::all_reduce::{keeping, sum_over_replicas};
 /// and backward; a replica without examples weighs nothing. Outside of replicas it is plain batch normalisation. Not training,
 /// it uses the running statistics, which are equal on all replicas.
 ///
+/// Where a replica may get no examples, put the branch with the normalisation on the left of sums, `branch + x`: candle forgets
+/// the right side of operations on tensors without elements, and that replica would leave the others alone in backward.
+///
 /// # Shapes
 /// Inputs have the channels in axis 1: (examples, channels, …).
 ///

@@ -1,0 +1,180 @@
+//! Learning from few examples what resembles something known: `cargo run --release -p distribute --example transfer_learning`
+//!
+//! A small residual network learns the digits 0 to 5 and is saved as a plain safetensors file. Its body then helps to tell 6 to
+//! 9 apart, of which there are a few drawings only: first frozen, under a new head, and then trained on, gently. On two
+//! replicas: `-- --devices CPU:0,CPU:1`.
+#![expect(clippy::print_stdout, reason = "it prints what it has learnt")]
+
+use std::ops::Range;
+use std::path::PathBuf;
+
+use candle_core::{Device, Module, ModuleT, Result as CandleResult, Tensor};
+use candle_nn::{BatchNormConfig, Conv2d, Conv2dConfig, Linear, VarBuilder, conv2d_no_bias, linear};
+use clap::Parser;
+use distribute::digits::{Digits, PIXELS, SIDE, Split};
+use distribute::prelude::*;
+
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+/// Trains a body on some digits, and uses it for others.
+#[derive(Parser)]
+struct Flags {
+    /// Devices of this process, such as CPU:0,CPU:1.
+    #[arg(long, value_delimiter = ',', default_value = "CPU:0")]
+    devices: Vec<String>,
+    /// Drawings of each of the digits 0 to 5.
+    #[arg(long, default_value_t = 400)]
+    known: usize,
+    /// Drawings of each of the digits 6 to 9.
+    #[arg(long, default_value_t = 5)]
+    new: usize,
+    /// Passes over the drawings of 0 to 5.
+    #[arg(long, default_value_t = 4)]
+    epochs: usize,
+    /// Passes over those of 6 to 9, three times.
+    #[arg(long, default_value_t = 60)]
+    new_epochs: usize,
+    /// Where the first network is kept; by default in a folder that goes with the program.
+    #[arg(long)]
+    save: Option<PathBuf>,
+}
+
+/// A convolution with batch normalisation over the global batch.
+struct Conv(Conv2d, SyncBatchNorm);
+
+impl Conv {
+    fn new(from: usize, to: usize, stride: usize, vb: VarBuilder<'_>) -> CandleResult<Conv> {
+        let config = Conv2dConfig { padding: 1, stride, ..Conv2dConfig::default() };
+        let norm = sync_batch_norm(to, BatchNormConfig::default(), vb.pp("norm"))?;
+        Ok(Conv(conv2d_no_bias(from, to, 3, config, vb.pp("conv"))?, norm))
+    }
+}
+
+impl ModuleT for Conv {
+    fn forward_t(&self, x: &Tensor, train: bool) -> CandleResult<Tensor> {
+        self.1.forward_t(&self.0.forward(x)?, train)
+    }
+}
+
+/// Two stages, each of which halves the sides, and adds to what it gets what two convolutions make of it.
+struct Residual {
+    stages: Vec<(Conv, Conv, Conv)>,
+    head: Linear,
+}
+
+impl Residual {
+    fn new(classes: usize, vb: VarBuilder<'_>) -> CandleResult<Residual> {
+        let widths = [1, 12, 24];
+        let stage = |(at, pair): (usize, &[usize])| {
+            let (vb, width) = (vb.pp(format!("body.{at}")), pair[1]);
+            let entry = Conv::new(pair[0], width, 2, vb.pp("entry"))?;
+            Ok((entry, Conv::new(width, width, 1, vb.pp("first"))?, Conv::new(width, width, 1, vb.pp("second"))?))
+        };
+        let stages = widths.windows(2).enumerate().map(stage).collect::<CandleResult<_>>()?;
+        Ok(Residual { stages, head: linear(24, classes, vb.pp("head"))? })
+    }
+}
+
+impl ModuleT for Residual {
+    fn forward_t(&self, x: &Tensor, train: bool) -> CandleResult<Tensor> {
+        let mut x = x.reshape((x.dim(0)?, 1, SIDE, SIDE))?;
+        for (entry, first, second) in &self.stages {
+            x = entry.forward_t(&x, train)?.relu()?;
+            let inner = first.forward_t(&x, train)?.relu()?;
+            // In this order: candle forgets the right side of a sum where a replica has no examples.
+            x = (second.forward_t(&inner, train)? + x)?.relu()?;
+        }
+        self.head.forward(&x.mean((2, 3))?)
+    }
+}
+
+fn main() -> distribute::Result<()> {
+    let flags = Flags::parse();
+    distribute::init_logging();
+    let strategy = MirroredStrategy::builder().devices(flags.devices).build()?;
+    let folder = tempfile::tempdir().map_err(Error::program)?;
+    let path = flags.save.unwrap_or_else(|| folder.path().join("digits.safetensors"));
+    let digits = Digits::drawn(0, 10 * flags.known, 2000);
+
+    let known = examples(&digits.train, 0..6, flags.known)?.shuffle(6 * flags.known, 1).batch(64).prefetch(AUTOTUNE);
+    let model = strategy.scope(|vb| Residual::new(6, vb))?;
+    fit(&strategy, &model, Adam::new(3e-3), &known, flags.epochs, true)?;
+    let accuracy = evaluate(&strategy, &model, &examples(&digits.test, 0..6, usize::MAX)?.batch(200))?;
+    println!("the digits 0 to 5, from {} drawings of each: {accuracy:.1} %", flags.known);
+    model.save_safetensors(&strategy, &path)?;
+
+    let few = examples(&digits.train, 6..10, flags.new)?.shuffle(4 * flags.new, 2).batch(4 * flags.new);
+    let test = examples(&digits.test, 6..10, usize::MAX)?.batch(200);
+    println!("the digits 6 to 9, from {} drawings of each:", flags.new);
+    let model = strategy.scope(|vb| Residual::new(4, vb))?;
+    fit(&strategy, &model, Adam::new(3e-3), &few, flags.new_epochs, true)?;
+    println!("  from scratch                      {:5.1} %", evaluate(&strategy, &model, &test)?);
+
+    let mut model = strategy.scope(|vb| Residual::new(4, vb))?;
+    let report =
+        model.load_safetensors_as(&strategy, &path, |name| name.starts_with("body.").then(|| name.to_owned()))?;
+    model.freeze(|name| name.starts_with("body."))?;
+    fit(&strategy, &model, Adam::new(1e-2), &few, flags.new_epochs, false)?;
+    println!("  a new head on the body, frozen    {:5.1} %", evaluate(&strategy, &model, &test)?);
+    model.unfreeze(|_| true)?;
+    fit(&strategy, &model, Adam::new(1e-3), &few, flags.new_epochs, false)?;
+    println!("  all of that trained on, gently    {:5.1} %", evaluate(&strategy, &model, &test)?);
+    println!("{} variables came from the file; it has no use for {}", report.loaded.len(), report.unused.join(", "));
+    Ok(())
+}
+
+/// Trains what is not frozen. Where `train` is false, batch normalisation keeps to the statistics that it has: a few examples
+/// would only spoil them.
+fn fit(
+    strategy: &Strategy,
+    model: &Model<Residual>,
+    adam: Adam,
+    data: &Dataset<(Tensor, Tensor)>,
+    epochs: usize,
+    train: bool,
+) -> distribute::Result<()> {
+    let optimizer = adam.build(model)?;
+    let (batch, data) = (data.batch_size().unwrap_or(1), strategy.distribute_dataset(data)?);
+    for _ in 0..epochs {
+        for part in &data {
+            strategy.run((model, &optimizer, part?), |ctx, (model, optimizer, (x, y))| {
+                let per_example = cross_entropy_per_example(&model.forward_t(&x, train)?, &y)?;
+                Ok(optimizer.minimize(ctx, &ctx.average_loss(&per_example, batch)?)?)
+            })?;
+        }
+    }
+    Ok(())
+}
+
+/// The share of examples in percent that the model classifies correctly.
+fn evaluate(strategy: &Strategy, model: &Model<Residual>, data: &Dataset<(Tensor, Tensor)>) -> distribute::Result<f64> {
+    let (mut correct, mut all) = (0.0, 0.0);
+    for batch in &strategy.distribute_dataset(data)? {
+        let counts = strategy.run((model, batch?), |_, (model, (x, y))| {
+            if x.dim(0)? == 0 {
+                return Ok(vec![0.0, 0.0]);
+            }
+            let hits = model.forward_t(&x, false)?.argmax(1)?.eq(&y)?.to_vec1::<u8>()?;
+            Ok(vec![hits.iter().map(|hit| f64::from(*hit)).sum(), hits.len() as f64])
+        })?;
+        let counts = strategy.reduce(ReduceOp::Sum, &counts, Axis::None)?;
+        (correct, all) = (correct + counts[0], all + counts[1]);
+    }
+    Ok(100.0 * correct / f64::max(all, 1.0))
+}
+
+/// So many images of each of some digits, which become the classes from 0 on.
+fn examples(split: &Split, digits: Range<u32>, of_each: usize) -> distribute::Result<Dataset<(Tensor, Tensor)>> {
+    let (mut images, mut labels, mut taken) = (Vec::new(), Vec::new(), [0; 10]);
+    for (at, digit) in split.labels.iter().enumerate().filter(|(_, digit)| digits.contains(digit)) {
+        taken[*digit as usize] += 1;
+        if taken[*digit as usize] <= of_each {
+            images.extend_from_slice(split.image(at));
+            labels.push(digit - digits.start);
+        }
+    }
+    let count = labels.len();
+    let images = Tensor::from_vec(images, (count, PIXELS), &Device::Cpu)?;
+    Ok(Dataset::from_tensor_slices((images, Tensor::from_vec(labels, count, &Device::Cpu)?)))
+}
