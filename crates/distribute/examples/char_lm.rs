@@ -1,0 +1,356 @@
+//! A language model of characters: `cargo run --release -p distribute --example char_lm -- --devices CPU:0,CPU:1`
+//!
+//! A small decoder-only transformer learns this project's own documentation, or any files: `-- --text PATH PATH`. As two
+//! processes: `distribute run --workers 2 -- target/release/examples/char_lm`.
+#![expect(clippy::print_stdout, reason = "it prints what it has learnt to write")]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::f64::consts::{LN_2, PI};
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use candle_core::{D, DType, Device, Module, Result as CandleResult, Tensor};
+use candle_nn::{Embedding, Init, Linear, VarBuilder, linear, linear_no_bias, ops::softmax};
+use clap::Parser;
+use distribute::prelude::*;
+use distribute::train::progress::{Options, Progress, Summary};
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{Rng, SeedableRng};
+
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+/// Learns to write as some texts are written.
+#[derive(Parser)]
+struct Flags {
+    /// Texts to learn; without any, the project's documentation.
+    #[arg(long, num_args = 1..)]
+    text: Vec<PathBuf>,
+    /// Devices of this process, such as CPU:0,CPU:1.
+    #[arg(long, value_delimiter = ',', default_value = "CPU:0")]
+    devices: Vec<String>,
+    /// Passes over the text.
+    #[arg(long, default_value_t = 10)]
+    epochs: u32,
+    /// At most so many steps of each pass.
+    #[arg(long)]
+    steps: Option<usize>,
+    /// Global batch: windows per step, over all replicas.
+    #[arg(long, default_value_t = 16)]
+    batch: usize,
+    /// Characters of a window.
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(4..=4096))]
+    context: u32,
+    /// Numbers for each character, in every layer.
+    #[arg(long, default_value_t = 96)]
+    width: usize,
+    /// Heads of attention, among which the width is divided.
+    #[arg(long, default_value_t = 4)]
+    heads: usize,
+    /// Layers.
+    #[arg(long, default_value_t = 3)]
+    layers: usize,
+    /// Learning rate of AdamW after its warm-up, from where it falls along a cosine.
+    #[arg(long, default_value_t = 4e-3)]
+    learning_rate: f64,
+    /// Characters to write at the end.
+    #[arg(long, default_value_t = 400)]
+    sample: usize,
+    /// How freely it then chooses: near 0 always the likeliest, 1 as it has learnt.
+    #[arg(long, default_value_t = 0.7)]
+    temperature: f64,
+    /// Seed of initial values, of the order of windows and of what is written.
+    #[arg(long, default_value_t = 42)]
+    seed: u64,
+}
+
+/// candle's fused layer_norm has no backward.
+struct LayerNorm(Tensor, Tensor);
+
+impl LayerNorm {
+    fn new(width: usize, vb: VarBuilder<'_>) -> CandleResult<LayerNorm> {
+        let get = |name, value| vb.get_with_hints(width, name, Init::Const(value));
+        Ok(LayerNorm(get("weight", 1.0)?, get("bias", 0.0)?))
+    }
+}
+
+impl Module for LayerNorm {
+    fn forward(&self, x: &Tensor) -> CandleResult<Tensor> {
+        let centred = x.broadcast_sub(&x.mean_keepdim(D::Minus1)?)?;
+        let deviation = (centred.sqr()?.mean_keepdim(D::Minus1)? + 1e-5)?.sqrt()?;
+        centred.broadcast_div(&deviation)?.broadcast_mul(&self.0)?.broadcast_add(&self.1)
+    }
+}
+
+/// Attention to characters before, and a network for each character.
+struct Layer {
+    before: (LayerNorm, LayerNorm),
+    attention: (Linear, Linear),
+    dense: (Linear, Linear),
+    heads: usize,
+}
+
+impl Layer {
+    fn new(flags: &Flags, vb: VarBuilder<'_>) -> CandleResult<Layer> {
+        let width = flags.width;
+        Ok(Layer {
+            before: (LayerNorm::new(width, vb.pp("norm1"))?, LayerNorm::new(width, vb.pp("norm2"))?),
+            attention: (
+                linear_no_bias(width, 3 * width, vb.pp("qkv"))?,
+                linear_no_bias(width, width, vb.pp("projection"))?,
+            ),
+            dense: (linear(width, 4 * width, vb.pp("dense1"))?, linear(4 * width, width, vb.pp("dense2"))?),
+            heads: flags.heads,
+        })
+    }
+
+    fn forward(&self, x: &Tensor, mask: &Tensor) -> CandleResult<Tensor> {
+        let x = (self.attend(&self.before.0.forward(x)?, mask)? + x)?;
+        let inner = self.dense.0.forward(&self.before.1.forward(&x)?)?.relu()?.sqr()?;
+        self.dense.1.forward(&inner)? + x
+    }
+
+    fn attend(&self, x: &Tensor, mask: &Tensor) -> CandleResult<Tensor> {
+        let (batch, length, width) = x.dims3()?;
+        let parts = self.attention.0.forward(x)?.reshape((batch, length, 3, self.heads, width / self.heads))?;
+        // (batch, heads, length, width of a head)
+        let part = |at| parts.narrow(2, at, 1)?.squeeze(2)?.transpose(1, 2)?.contiguous();
+        let (q, k, v): (Tensor, Tensor, Tensor) = (part(0)?, part(1)?, part(2)?);
+        let scores = (q.matmul(&k.t()?.contiguous()?)? / ((width / self.heads) as f64).sqrt())?;
+        let weights = softmax(&scores.broadcast_add(mask)?, D::Minus1)?;
+        self.attention.1.forward(&weights.matmul(&v)?.transpose(1, 2)?.flatten_from(2)?)
+    }
+}
+
+struct Transformer {
+    characters: Embedding,
+    positions: Tensor,
+    layers: Vec<Layer>,
+    norm: LayerNorm,
+    head: Linear,
+    mask: Tensor,
+}
+
+impl Transformer {
+    fn new(flags: &Flags, vocabulary: usize, vb: VarBuilder<'_>) -> CandleResult<Transformer> {
+        let (width, context) = (flags.width, flags.context as usize);
+        let small = Init::Randn { mean: 0.0, stdev: 0.02 };
+        let later: Vec<f32> = (0..context * context)
+            .map(|at| if at % context > at / context { f32::NEG_INFINITY } else { 0.0 })
+            .collect();
+        Ok(Transformer {
+            characters: Embedding::new(vb.get_with_hints((vocabulary, width), "characters", small)?, width),
+            positions: vb.get_with_hints((context, width), "positions", small)?,
+            layers: (0..flags.layers)
+                .map(|layer| Layer::new(flags, vb.pp(format!("layer{layer}"))))
+                .collect::<CandleResult<_>>()?,
+            norm: LayerNorm::new(width, vb.pp("norm"))?,
+            head: linear(width, vocabulary, vb.pp("head"))?,
+            mask: Tensor::from_vec(later, (context, context), &Device::Cpu)?,
+        })
+    }
+}
+
+/// (windows, length) characters to (windows, length, vocabulary) logits of those that come next.
+impl Module for Transformer {
+    fn forward(&self, text: &Tensor) -> CandleResult<Tensor> {
+        let length = text.dim(1)?;
+        let mask = self.mask.narrow(0, 0, length)?.narrow(1, 0, length)?;
+        let x = self.characters.forward(text)?.broadcast_add(&self.positions.narrow(0, 0, length)?)?;
+        let x = self.layers.iter().try_fold(x, |x, layer| layer.forward(&x, &mask))?;
+        self.head.forward(&self.norm.forward(&x)?)
+    }
+}
+
+fn main() -> distribute::Result<()> {
+    let flags = Flags::parse();
+    distribute::init_logging();
+    let devices = flags.devices.clone();
+    let strategy = match distribute::cluster::Membership::from_env()? {
+        Some(_) => MultiWorkerMirroredStrategy::builder().devices(devices).build()?,
+        None => MirroredStrategy::builder().devices(devices).build()?,
+    };
+    if flags.heads == 0 || !flags.width.is_multiple_of(flags.heads) {
+        return Err(Error::program(format!("--width {} cannot be divided among --heads {}", flags.width, flags.heads)));
+    }
+    train(&strategy, &flags, &Text::read(&flags)?)
+}
+
+fn train(strategy: &Strategy, flags: &Flags, text: &Text) -> distribute::Result<()> {
+    let (batch, context) = (flags.batch, flags.context as usize);
+    let windows = text.windows(&text.train, context, context / 2)?;
+    let validation = text.windows(&text.validation, context, context)?;
+    let data = Dataset::from_tensor_slices(windows.clone()).shuffle(windows.dim(0)?, flags.seed).batch_exact(batch);
+    let data = strategy.distribute_dataset(&data.take(flags.steps.unwrap_or(usize::MAX)).prefetch(AUTOTUNE))?;
+    let validation = strategy.distribute_dataset(&Dataset::from_tensor_slices(validation).batch(batch))?;
+    let model = strategy.scope_seeded(flags.seed, |vb| Transformer::new(flags, text.vocabulary.len(), vb))?;
+    let optimizer = AdamW::new(flags.learning_rate, 0.05).build(&model)?.clip(Clip::GlobalNorm(1.0))?;
+
+    let title = format!("char_lm · {} · {} params", strategy.describe(), model.num_parameters());
+    let task = strategy.coordination().map_or("worker:0".to_owned(), |c| c.membership().task().to_string());
+    let (epochs, steps_per_epoch) = (flags.epochs, data.steps().map(|steps| steps as u64));
+    let is_chief = strategy.is_chief();
+    let mut progress = Progress::from_env(Options { title, epochs, steps_per_epoch, task, is_chief })?;
+    let (began, mut steps, mut bits) = (Instant::now(), 0, f64::NAN);
+    for epoch in 1..=epochs {
+        progress.epoch(epoch);
+        let mut sum = 0.0;
+        for (step, part) in (1..).zip(&data) {
+            optimizer.set_learning_rate(rate(flags, steps, u64::from(epochs) * steps_per_epoch.unwrap_or(1)));
+            let losses = strategy.run((&model, &optimizer, part?), |ctx, (model, optimizer, windows)| {
+                let loss = ctx.average_loss(&losses(model, &windows)?, batch * context)?;
+                optimizer.minimize(ctx, &loss)?;
+                Ok(loss.detach())
+            })?;
+            sum += f64::from(strategy.reduce(ReduceOp::Sum, &losses, Axis::None)?.to_scalar::<f32>()?);
+            steps += 1;
+            progress.step(step, batch as u64, &[("loss", sum / step as f64)]);
+        }
+        let loss = evaluate(strategy, &model, &validation)?;
+        bits = loss / LN_2;
+        progress.end_epoch(&[("val_loss", loss), ("val_perplexity", loss.exp()), ("val_bits", bits)]);
+    }
+    let spent = began.elapsed();
+    progress.finish(&Summary {
+        examples_per_s: Some((steps * batch as u64) as f64 / spent.as_secs_f64()),
+        training_time: Some(spent),
+        replicas: strategy.num_replicas_in_sync() as u32,
+        extra: vec![
+            ("bits per character".to_owned(), format!("{bits:.3}, of text that it has not seen")),
+            ("by frequency alone".to_owned(), format!("{:.3}", text.unigram_bits())),
+        ],
+        ..Summary::default()
+    });
+    if is_chief && flags.sample > 0 {
+        println!("\n{}", write(model.first(), flags, text)?);
+    }
+    Ok(())
+}
+
+/// A tenth of all steps to warm up, then half a cosine down to a twentieth.
+fn rate(flags: &Flags, step: u64, steps: u64) -> f64 {
+    let (step, steps) = (step as f64, steps as f64);
+    let warm_up = (steps / 10.0).max(1.0);
+    let fallen = ((step - warm_up) / (steps - warm_up).max(1.0)).clamp(0.0, 1.0);
+    flags.learning_rate * ((step + 1.0) / warm_up).min(1.0) * (0.05 + 0.475 * (1.0 + (PI * fallen).cos()))
+}
+
+/// The loss of each character but the first of each window.
+fn losses(model: &Transformer, windows: &Tensor) -> CandleResult<Tensor> {
+    let length = windows.dim(1)? - 1;
+    let logits = model.forward(&windows.narrow(1, 0, length)?.contiguous()?)?;
+    cross_entropy_per_example(&logits.flatten_to(1)?, &windows.narrow(1, 1, length)?.flatten_all()?)
+}
+
+/// The mean loss over a text.
+fn evaluate(
+    strategy: &Strategy,
+    model: &Model<Transformer>,
+    data: &distribute::strategy::DistributedDataset<Tensor>,
+) -> distribute::Result<f64> {
+    let (mut loss, mut count) = (0.0, 0.0);
+    for part in data {
+        let sums = strategy.run((model, part?), |_, (model, windows)| {
+            if windows.dim(0)? == 0 {
+                return Ok(vec![0.0, 0.0]);
+            }
+            let losses = losses(model, &windows)?.detach().to_dtype(DType::F64)?;
+            Ok(vec![losses.sum_all()?.to_scalar::<f64>()?, losses.elem_count() as f64])
+        })?;
+        let sums = strategy.reduce(ReduceOp::Sum, &sums, Axis::None)?;
+        (loss, count) = (loss + sums[0], count + sums[1]);
+    }
+    Ok(loss / f64::max(count, 1.0))
+}
+
+/// Lets the model write, one character after the other.
+fn write(model: &Transformer, flags: &Flags, text: &Text) -> distribute::Result<String> {
+    let mut random = ChaCha8Rng::seed_from_u64(flags.seed);
+    let mut written = vec![text.index('\n')];
+    for _ in 0..flags.sample {
+        let seen = &written[written.len().saturating_sub(flags.context as usize)..];
+        let logits = model.forward(&Tensor::new(seen, &Device::Cpu)?.unsqueeze(0)?)?.get(0)?.get(seen.len() - 1)?;
+        let chances = softmax(&(logits / flags.temperature.max(1e-3))?, 0)?.to_vec1::<f32>()?;
+        let mut point = f64::from(random.next_u32()) / f64::from(u32::MAX);
+        let next = chances.iter().position(|chance| {
+            point -= f64::from(*chance);
+            point <= 0.0
+        });
+        written.push(next.unwrap_or(0) as u32);
+    }
+    Ok(written.iter().map(|index| text.vocabulary[*index as usize]).collect())
+}
+
+/// Texts as indices into the characters that occur.
+struct Text {
+    vocabulary: Vec<char>,
+    train: Vec<u32>,
+    /// The last tenth of each file.
+    validation: Vec<u32>,
+}
+
+impl Text {
+    fn read(flags: &Flags) -> distribute::Result<Text> {
+        let mut paths = flags.text.clone();
+        if paths.is_empty() {
+            let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
+            paths.push(root.join("README.md"));
+            find(&root.join("docs"), &mut paths);
+            paths.sort();
+        }
+        let read = |path: &PathBuf| {
+            std::fs::read_to_string(path).map_err(|error| {
+                let path = path.display();
+                Error::program(format!("{path} cannot be read ({error}); give files of text with --text PATH PATH"))
+            })
+        };
+        let files = paths.iter().map(read).collect::<distribute::Result<Vec<String>>>()?;
+        let characters: BTreeSet<char> = files.iter().flat_map(|file| file.chars()).chain(['\n']).collect();
+        let mut text = Text { vocabulary: characters.into_iter().collect(), train: vec![], validation: vec![] };
+        for file in &files {
+            let mut indices: Vec<u32> = file.chars().map(|character| text.index(character)).collect();
+            text.validation.extend(indices.split_off(indices.len() - indices.len() / 10));
+            text.train.extend(indices);
+        }
+        Ok(text)
+    }
+
+    fn index(&self, character: char) -> u32 {
+        self.vocabulary.binary_search(&character).unwrap_or(0) as u32
+    }
+
+    /// Windows with one character more than the context, `stride` apart.
+    fn windows(&self, text: &[u32], context: usize, stride: usize) -> distribute::Result<Tensor> {
+        let windows: Vec<u32> = text.windows(context + 1).step_by(stride).flatten().copied().collect();
+        if windows.is_empty() {
+            return Err(Error::program(format!(
+                "a part of {} characters has no window of {}; give more text, or a smaller --context",
+                text.len(),
+                context + 1
+            )));
+        }
+        Ok(Tensor::from_slice(&windows, (windows.len() / (context + 1), context + 1), &Device::Cpu)?)
+    }
+
+    /// What guessing by the frequencies of the training text costs on the other, in bits per character.
+    fn unigram_bits(&self) -> f64 {
+        let mut counts: BTreeMap<u32, f64> = (0..self.vocabulary.len() as u32).map(|index| (index, 1.0)).collect();
+        for index in &self.train {
+            *counts.entry(*index).or_default() += 1.0;
+        }
+        let total: f64 = counts.values().sum();
+        let bits: f64 = self.validation.iter().map(|index| -(counts[index] / total).log2()).sum();
+        bits / self.validation.len().max(1) as f64
+    }
+}
+
+/// The Markdown files of a folder and of those in it.
+fn find(folder: &Path, paths: &mut Vec<PathBuf>) {
+    for path in std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()) {
+        if path.is_dir() {
+            find(&path, paths);
+        } else if path.extension().is_some_and(|extension| extension == "md") {
+            paths.push(path);
+        }
+    }
+}
