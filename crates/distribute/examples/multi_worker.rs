@@ -1,0 +1,174 @@
+//! One program in many processes: `cargo run --release -p distribute --example multi_worker`
+//!
+//! Alone it trains here. As two processes of this machine: `distribute run --workers 2 -- target/release/examples/multi_worker`;
+//! as a TFJob, or by hand, on any machines that TF_CONFIG names. A worker that gets SIGTERM makes all of them save and end
+//! with 143; one that is lost makes the others end with 138. After both, the job's manager starts the same command again.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use candle_core::{Device, Module, Result as CandleResult, Tensor};
+use candle_nn::{Linear, VarBuilder, linear};
+use clap::Parser;
+use distribute::cluster::Membership;
+use distribute::digits::{Digits, PIXELS, Split};
+use distribute::input::InputPosition;
+use distribute::prelude::*;
+use distribute::train::preemption::{PreemptionHandler, TerminationConfig};
+use distribute::train::progress::{Options, Progress, Summary};
+use serde::{Deserialize, Serialize};
+
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+/// Trains handwritten digits in as many processes as there are.
+#[derive(Parser)]
+struct Flags {
+    /// Devices of each process, such as CPU:0,CPU:1.
+    #[arg(long, value_delimiter = ',', default_value = "CPU:0")]
+    devices: Vec<String>,
+    /// Keeps checkpoints in this folder of the chief's, and goes on from the newest one in it.
+    #[arg(long)]
+    checkpoints: Option<PathBuf>,
+    /// Passes over the training data.
+    #[arg(long, default_value_t = 3)]
+    epochs: u32,
+    /// Examples per step of each replica.
+    #[arg(long, default_value_t = 64)]
+    per_replica: usize,
+}
+
+/// Where the training stands: what a checkpoint keeps besides the model and the optimizer.
+#[derive(Default, Serialize, Deserialize)]
+struct Standing {
+    epochs_done: u32,
+    position: Option<InputPosition>,
+}
+
+struct Mlp(Linear, Linear);
+
+impl Mlp {
+    fn new(vb: VarBuilder<'_>) -> CandleResult<Mlp> {
+        Ok(Mlp(linear(PIXELS, 128, vb.pp("fc1"))?, linear(128, 10, vb.pp("fc2"))?))
+    }
+}
+
+impl Module for Mlp {
+    fn forward(&self, x: &Tensor) -> CandleResult<Tensor> {
+        self.1.forward(&self.0.forward(x)?.relu()?)
+    }
+}
+
+fn main() -> ExitCode {
+    distribute::init_logging();
+    match train(&Flags::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::from(error.exit_code())
+        }
+    }
+}
+
+fn train(flags: &Flags) -> distribute::Result<()> {
+    if Membership::from_env()?.is_none() {
+        eprintln!("alone; as two processes: distribute run --workers 2 -- target/release/examples/multi_worker");
+    }
+    // From TF_CONFIG; where nothing is set, the only worker.
+    let strategy = MultiWorkerMirroredStrategy::builder().devices(flags.devices.clone()).build()?;
+    // More replicas take larger steps, so that each is kept busy.
+    let global_batch = flags.per_replica * strategy.num_replicas_in_sync();
+    let digits = Digits::load(None)?;
+    let train = tensors(&digits.train)?.shuffle(digits.train.len(), 42).batch(global_batch).prefetch(AUTOTUNE);
+    let (train, test) =
+        (strategy.distribute_dataset(&train)?, strategy.distribute_dataset(&tensors(&digits.test)?.batch(1000))?);
+    let model = strategy.scope(Mlp::new)?;
+    let optimizer = Adam::new(1e-3).build(&model)?;
+
+    let mut checkpoints = flags.checkpoints.as_ref().map(|folder| CheckpointManager::new(folder).keep(3));
+    let restored = match &mut checkpoints {
+        Some(checkpoints) => checkpoints.restore(&strategy, &[&model, &optimizer])?,
+        None => None,
+    };
+    let (mut step, mut standing): (u64, Standing) = restored.unwrap_or_default();
+    if step > 0 && strategy.is_chief() {
+        eprintln!("going on after step {step}");
+    }
+    let preemption = PreemptionHandler::install(&strategy, TerminationConfig::default())?;
+    let mut progress = start_progress(&strategy, flags.epochs, train.steps())?;
+
+    for epoch in standing.epochs_done + 1..=flags.epochs {
+        progress.epoch(epoch);
+        let mut batches = match standing.position.take() {
+            Some(position) => train.iter_from(&position)?,
+            // By its number, so that a run that goes on sees what it would have seen.
+            None => train.iter_epoch(u64::from(epoch) - 1),
+        };
+        let (mut sum, mut steps) = (0.0, 0);
+        while let Some(batch) = batches.next() {
+            let losses = strategy.run((&model, &optimizer, batch?), |ctx, (model, optimizer, (x, y))| {
+                let loss = ctx.average_loss(&cross_entropy_per_example(&model.forward(&x)?, &y)?, global_batch)?;
+                optimizer.minimize(ctx, &loss)?;
+                Ok(loss.detach())
+            })?;
+            sum += f64::from(strategy.reduce(ReduceOp::Sum, &losses, Axis::None)?.to_scalar::<f32>()?);
+            (step, steps) = (step + 1, steps + 1);
+            progress.step(steps, global_batch as u64, &[("loss", sum / steps as f64)]);
+            // The same answer on all workers.
+            let stop = preemption.should_stop();
+            if let Some(checkpoints) = checkpoints.as_mut().filter(|_| stop || step % 50 == 0) {
+                standing.position = Some(batches.position()?);
+                checkpoints.save(&strategy, step, &[&model, &optimizer], &standing)?;
+            }
+            if stop {
+                checkpoints.as_mut().map_or(Ok(()), CheckpointManager::finish)?;
+                return Err(preemption.ended(step).into());
+            }
+        }
+        standing = Standing { epochs_done: epoch, position: None };
+        progress.end_epoch(&[("test_accuracy", accuracy(&strategy, &model, &test)?)]);
+    }
+    if let Some(checkpoints) = &mut checkpoints {
+        checkpoints.save(&strategy, step, &[&model, &optimizer], &standing)?;
+        checkpoints.finish()?;
+    }
+    let test_accuracy = Some(accuracy(&strategy, &model, &test)?);
+    let replicas = strategy.num_replicas_in_sync() as u32;
+    let extra = vec![("workers".to_owned(), strategy.topology().workers.to_string())];
+    progress.finish(&Summary { test_accuracy, replicas, extra, ..Summary::default() });
+    Ok(())
+}
+
+/// The share of test digits that are classified correctly; every replica of every worker looks at its part of them.
+fn accuracy(
+    strategy: &Strategy,
+    model: &Model<Mlp>,
+    test: &distribute::strategy::DistributedDataset<(Tensor, Tensor)>,
+) -> distribute::Result<f64> {
+    let (mut correct, mut all) = (0.0, 0.0);
+    for batch in test {
+        let counts = strategy.run((model, batch?), |_, (model, (x, y))| {
+            if x.dim(0)? == 0 {
+                return Ok(vec![0.0, 0.0]);
+            }
+            let hits = model.forward(&x)?.argmax(1)?.eq(&y)?.to_vec1::<u8>()?;
+            Ok(vec![hits.iter().map(|hit| f64::from(*hit)).sum(), hits.len() as f64])
+        })?;
+        let counts = strategy.reduce(ReduceOp::Sum, &counts, Axis::None)?;
+        (correct, all) = (correct + counts[0], all + counts[1]);
+    }
+    Ok(correct / f64::max(all, 1.0))
+}
+
+/// Progress that the chief alone shows.
+fn start_progress(strategy: &Strategy, epochs: u32, steps: Option<usize>) -> distribute::Result<Progress> {
+    let task = strategy.coordination().map_or("worker:0".to_owned(), |c| c.membership().task().to_string());
+    let title = format!("multi_worker · {}", strategy.describe());
+    let steps_per_epoch = steps.map(|steps| steps as u64);
+    Ok(Progress::from_env(Options { title, epochs, steps_per_epoch, task, is_chief: strategy.is_chief() })?)
+}
+
+fn tensors(split: &Split) -> distribute::Result<Dataset<(Tensor, Tensor)>> {
+    let images = Tensor::from_slice(&split.images, (split.len(), PIXELS), &Device::Cpu)?;
+    Ok(Dataset::from_tensor_slices((images, Tensor::from_slice(&split.labels, split.len(), &Device::Cpu)?)))
+}
