@@ -73,7 +73,8 @@ impl<M: EstimatorModel + Sync> Estimator<M> {
     ///
     /// # Errors
     /// Those of the data, of the model, of candle, of checkpoints, and of the collectives;
-    /// [`Preempted`](distribute_train::Error::Preempted); [`Error::LossNotFinite`].
+    /// [`Preempted`](distribute_train::Error::Preempted); [`Error::LossNotFinite`], for which is looked whenever the loss is said
+    /// or written, and before each checkpoint.
     ///
     /// # Source
     /// `Estimator.train`.
@@ -136,10 +137,11 @@ impl<M: EstimatorModel + Sync> Estimator<M> {
             may_be_over = false;
             let losses = step(&strategy, &model, &optimizer, batch?, global_batch)?;
             run.steps += 1;
-            run.report(&losses)?;
             let stopping = preemption.as_ref().filter(|preemption| preemption.should_stop());
             let reached = target.is_some_and(|target| run.steps >= target);
-            if stopping.is_some() || reached || run.is_due()? {
+            let saving = stopping.is_some() || reached || run.is_due()?;
+            run.report(&losses, saving)?;
+            if saving {
                 if reached {
                     (run.standing.ended, run.standing.max_steps) = (true, max_steps);
                 }
@@ -238,11 +240,11 @@ impl<'a, M> Run<'a, M> {
         Ok(())
     }
 
-    /// Writes and says the loss and the speed, where it is time to.
-    fn report(&mut self, losses: &PerReplica<Tensor>) -> Result<()> {
+    /// Writes and says the loss and the speed, where it is time to. A model whose loss is no number is not saved either.
+    fn report(&mut self, losses: &PerReplica<Tensor>, saving: bool) -> Result<()> {
         let is_time = |every: u64| every > 0 && self.steps.is_multiple_of(every);
         let (write, say) = (is_time(self.config.save_summary_steps), is_time(self.config.log_step_count_steps));
-        if !write && !say {
+        if !write && !say && !saving {
             return Ok(());
         }
         let step = self.steps;

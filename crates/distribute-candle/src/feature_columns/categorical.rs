@@ -15,6 +15,8 @@ use crate::{Error, Result};
 #[derive(Clone, Debug)]
 pub struct Categorical {
     kind: Kind,
+    /// A setting that the kind does not have.
+    misused: Option<&'static str>,
 }
 
 #[derive(Clone, Debug)]
@@ -60,7 +62,7 @@ impl Categorical {
         let words: Vec<String> = words.into_iter().map(|word| word.to_string()).collect();
         let given = words.len();
         let words = Arc::new(Vocabulary { numbers: words.into_iter().zip(0..).collect(), given });
-        Categorical { kind: Kind::Vocabulary { name: name.into(), words, oov_buckets: 0, default: None } }
+        Categorical::of(Kind::Vocabulary { name: name.into(), words, oov_buckets: 0, default: None })
     }
 
     /// Whole numbers from 0 to below `buckets`, which are categories already.
@@ -68,7 +70,7 @@ impl Categorical {
     /// # Source
     /// `tf.feature_column.categorical_column_with_identity`.
     pub fn identity(name: impl Into<String>, buckets: usize) -> Categorical {
-        Categorical { kind: Kind::Identity { name: name.into(), buckets, default: None } }
+        Categorical::of(Kind::Identity { name: name.into(), buckets, default: None })
     }
 
     /// A hash of each value: for values that are not known beforehand. Several may share a category.
@@ -78,7 +80,7 @@ impl Categorical {
     /// # Source
     /// `tf.feature_column.categorical_column_with_hash_bucket`, whose hash is another.
     pub fn hash_bucket(name: impl Into<String>, buckets: usize) -> Categorical {
-        Categorical { kind: Kind::Hashed { name: name.into(), buckets } }
+        Categorical::of(Kind::Hashed { name: name.into(), buckets })
     }
 
     /// A hash of each combination of values, one of each side.
@@ -86,29 +88,33 @@ impl Categorical {
     /// # Source
     /// `tf.feature_column.crossed_column`, whose hash is another.
     pub fn crossed(of: impl IntoIterator<Item = Crossing>, buckets: usize) -> Categorical {
-        Categorical { kind: Kind::Crossed { of: of.into_iter().collect(), buckets } }
+        Categorical::of(Kind::Crossed { of: of.into_iter().collect(), buckets })
+    }
+
+    fn of(kind: Kind) -> Categorical {
+        Categorical { kind, misused: None }
     }
 
     pub(super) fn bucketized(of: Numeric, boundaries: Vec<f32>) -> Categorical {
-        Categorical { kind: Kind::Bucketized { of, boundaries } }
+        Categorical::of(Kind::Bucketized { of, boundaries })
     }
 
     /// Words that a vocabulary has not are hashed to so many further categories.
     ///
-    /// Without these and a [`default`](Categorical::default_category), such words are no category. On another kind of column
-    /// it changes nothing.
+    /// Without these and a [`default`](Categorical::default_category), such words are no category.
     pub fn oov_buckets(mut self, buckets: usize) -> Categorical {
-        if let Kind::Vocabulary { oov_buckets, .. } = &mut self.kind {
-            *oov_buckets = buckets;
+        match &mut self.kind {
+            Kind::Vocabulary { oov_buckets, .. } => *oov_buckets = buckets,
+            _ => self.misused = Some("oov_buckets is a setting of vocabularies; leave it out"),
         }
         self
     }
 
-    /// The category of words that a vocabulary has not, and of numbers outside an identity's range. On another kind of column
-    /// it changes nothing.
+    /// The category of words that a vocabulary has not, and of numbers outside an identity's range.
     pub fn default_category(mut self, category: usize) -> Categorical {
-        if let Kind::Vocabulary { default, .. } | Kind::Identity { default, .. } = &mut self.kind {
-            *default = Some(category);
+        match &mut self.kind {
+            Kind::Vocabulary { default, .. } | Kind::Identity { default, .. } => *default = Some(category),
+            _ => self.misused = Some("default_category is a setting of vocabularies and identities; leave it out"),
         }
         self
     }
@@ -159,6 +165,7 @@ impl Categorical {
     /// What is wrong with the description, if anything.
     pub(super) fn problem(&self) -> Option<String> {
         match &self.kind {
+            _ if self.misused.is_some() => self.misused.map(str::to_owned),
             Kind::Bucketized { of, .. } if of.problem().is_some() => of.problem(),
             Kind::Bucketized { boundaries, .. } if boundaries.is_empty() => {
                 Some("it has no boundaries; give at least one".to_owned())

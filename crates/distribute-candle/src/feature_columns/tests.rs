@@ -137,6 +137,8 @@ fn mistakes_are_answered_by_a_sentence() {
         (Categorical::identity("n", 0).indicator(), "0 categories"),
         (Categorical::hash_bucket("n", 3).embedding(0).into(), "0 elements"),
         (Categorical::crossed(["a".into()], 3).into(), "crosses 1 features"),
+        (Categorical::hash_bucket("n", 3).oov_buckets(1).into(), "oov_buckets is a setting of vocabularies"),
+        (x.clone().bucketized([0.0]).default_category(1).into(), "default_category is a setting of"),
     ] {
         let text = said(column);
         assert!(text.contains(words), "{text}");
