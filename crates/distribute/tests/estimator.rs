@@ -9,14 +9,16 @@ use distribute_testkit::{Job, JobBuilder, Outcome, Ports, Signal, target_binary}
 
 const DEADLINE: Duration = Duration::from_secs(120);
 
-fn people(model_dir: &Path, args: &[&str]) -> JobBuilder {
+/// In a test's folder, where tasks that are killed leave their tables too.
+fn people(folder: &Path, args: &[&str]) -> JobBuilder {
+    let (model_dir, temporary) = (folder.join("model"), folder.to_str().unwrap());
     let job =
         Job::builder(target_binary("estimator_linear").unwrap()).args(["--model-dir", model_dir.to_str().unwrap()]);
-    job.args(args).env("RAYON_NUM_THREADS", "1").env("RUST_LOG", "info")
+    job.args(args).env("RAYON_NUM_THREADS", "1").env("RUST_LOG", "info").env("TMPDIR", temporary)
 }
 
 /// Chief, worker and evaluator, on ports that are free now.
-fn cluster(model_dir: &Path, args: &[&str]) -> JobBuilder {
+fn cluster(folder: &Path, args: &[&str]) -> JobBuilder {
     let addresses = Ports::reserve(3).unwrap().addresses();
     let config = move |rank: u32| {
         let kind = ["chief", "worker", "evaluator"][rank as usize];
@@ -25,7 +27,7 @@ fn cluster(model_dir: &Path, args: &[&str]) -> JobBuilder {
         let task = format!(r#"{{"type": "{kind}", "index": 0}}"#);
         vec![("TF_CONFIG".to_owned(), format!(r#"{{"cluster": {cluster}, "task": {task}}}"#))]
     };
-    people(model_dir, args).tasks(3).task_env(config)
+    people(folder, args).tasks(3).task_env(config)
 }
 
 fn score(outcome: &Outcome, name: &str) -> Option<f64> {
@@ -67,9 +69,9 @@ fn chief_and_worker_train_while_the_evaluator_evaluates() {
     assert_eq!(predicted(chief, "chief:0: ").len(), 5, "{chief:?}");
     assert_eq!(predicted(chief, "chief:0: "), predicted(evaluator, "evaluator:0: "));
     // One writer of each kind of events: the chief, and the evaluator once for each evaluation.
-    assert_eq!(files(folder.path(), "events.out"), 1);
-    assert!(files(&folder.path().join("eval"), "events.out") >= 1);
-    assert_eq!(files(folder.path(), "step-"), 4);
+    assert_eq!(files(&folder.path().join("model"), "events.out"), 1);
+    assert!(files(&folder.path().join("model/eval"), "events.out") >= 1);
+    assert_eq!(files(&folder.path().join("model"), "step-"), 4);
 }
 
 #[test]
@@ -86,7 +88,7 @@ fn a_cluster_that_is_told_to_stop_goes_on_and_the_evaluator_waits() {
     let step: u64 = stopped(&chief).unwrap();
     assert_eq!((chief.code, worker.code, stopped(&worker)), (Some(143), Some(143), Some(step)), "{chief:?} {worker:?}");
     // The evaluator is still there, and waits for those who start again.
-    assert!(files(folder.path(), "step-") > 0);
+    assert!(files(&folder.path().join("model"), "step-") > 0);
     job.wait_for_line(2, "the evaluator waits for a checkpoint after step", DEADLINE).unwrap();
     drop(job);
     let target = (step + 25).to_string();
