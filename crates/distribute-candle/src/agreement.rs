@@ -3,7 +3,7 @@
 use std::hash::{DefaultHasher, Hasher};
 
 use candle_core::Tensor;
-use distribute_collectives::{Rank, ReduceOp};
+use distribute_collectives::{Rank, ReduceOp, on_local_ranks};
 use distribute_device::DType;
 use distribute_strategy::Strategy;
 use distribute_values::TensorStorage;
@@ -38,15 +38,10 @@ pub(crate) fn share<'a>(strategy: &Strategy, variables: impl IntoIterator<Item =
         if of_type.is_empty() {
             continue;
         }
-        let groups = strategy.groups();
-        let mut works = Vec::new();
-        for (local, group) in groups.iter().enumerate() {
+        on_local_ranks::<_, Error>(&strategy.groups(), |local, group| {
             let tensors: Vec<Tensor> = of_type.iter().map(|variable| variable.components[local].clone()).collect();
-            works.push(group.broadcast_async(TensorList::new(tensors, dtype)?, Rank(0))?);
-        }
-        for work in works {
-            work.wait()?;
-        }
+            Ok(group.broadcast_async(TensorList::new(tensors, dtype)?, Rank(0))?)
+        })?;
     }
     Ok(())
 }
@@ -60,26 +55,15 @@ fn describe(variable: &Variable) -> String {
 fn compare(strategy: &Strategy, descriptions: &[String]) -> Result<()> {
     let groups = strategy.groups();
     let text = descriptions.join("\n").into_bytes();
-    let mut works = Vec::new();
-    for group in groups.iter() {
-        works.push(group.all_reduce_async(vec![text.len() as u64], ReduceOp::Max)?);
-    }
-    let mut longest = 0;
-    for work in works {
-        longest = work.wait()?[0] as usize;
-    }
+    let longest = on_local_ranks(&groups, |_, group| group.all_reduce_async(vec![text.len() as u64], ReduceOp::Max))?;
+    let longest = longest.map_or(0, |longest| longest[0] as usize);
     // Shorter lists end in zero bytes, which no name holds.
     let mut padded = text;
     padded.resize(longest, 0);
-    let mut works = Vec::new();
-    for group in groups.iter() {
-        works.push(group.all_gather_async(padded.clone(), vec![0u8; longest * group.world_size()])?);
-    }
-    let mut all = Vec::new();
-    for work in works {
-        let [_, gathered] = work.wait()?;
-        all = gathered;
-    }
+    let gathered = on_local_ranks(&groups, |_, group| {
+        group.all_gather_async(padded.clone(), vec![0u8; longest * group.world_size()])
+    })?;
+    let [_, all] = gathered.unwrap_or_default();
     let Some(group) = groups.first() else { return Ok(()) };
     for (rank, bytes) in all.chunks_exact(longest.max(1)).enumerate() {
         if bytes == padded {
@@ -102,23 +86,15 @@ fn compare(strategy: &Strategy, descriptions: &[String]) -> Result<()> {
 
 /// Compares the copies of all replicas, of every process, bit for bit.
 pub(crate) fn audit(strategy: &Strategy, variables: &[Variable]) -> Result<()> {
-    let groups = strategy.groups();
-    let mut works = Vec::new();
-    for (local, group) in groups.iter().enumerate() {
-        let mut sums = Vec::with_capacity(variables.len());
-        // Statistics that a replica keeps of its own examples may differ.
-        for variable in variables.iter().filter(|variable| !variable.statistic) {
-            sums.push(checksum(&variable.components[local])?);
-        }
-        let all = vec![0; sums.len() * group.world_size()];
-        works.push(group.all_gather_async(sums, all)?);
-    }
-    let mut all: Vec<u64> = Vec::new();
-    for work in works {
-        let [_, gathered] = work.wait()?;
-        all = gathered;
-    }
+    // Statistics that a replica keeps of its own examples may differ.
     let compared: Vec<&Variable> = variables.iter().filter(|variable| !variable.statistic).collect();
+    let gathered = on_local_ranks::<_, Error>(&strategy.groups(), |local, group| {
+        let sums = compared.iter().map(|variable| checksum(&variable.components[local]));
+        let sums = sums.collect::<Result<Vec<u64>>>()?;
+        let all = vec![0; sums.len() * group.world_size()];
+        Ok(group.all_gather_async(sums, all)?)
+    })?;
+    let [_, all] = gathered.unwrap_or_default();
     let mut replicas = all.chunks_exact(compared.len().max(1));
     let Some(first) = replicas.next() else { return Ok(()) };
     let differs = |of: &[u64]| first.iter().zip(of).position(|(a, b)| a != b);

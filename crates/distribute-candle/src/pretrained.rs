@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use candle_core::safetensors::BufferedSafetensors;
 use candle_core::{DType, Device, Tensor};
-use distribute_collectives::Rank;
+use distribute_collectives::{Rank, on_local_ranks};
 use distribute_device::Element;
 use distribute_strategy::Strategy;
 
@@ -245,15 +245,8 @@ fn from_chief(strategy: &Strategy, outcome: Result<Vec<u8>>) -> Result<Vec<u8>> 
 
 /// The chief's values, of which all workers have as many.
 fn broadcast<T: Element>(strategy: &Strategy, values: Vec<T>) -> Result<Vec<T>> {
-    let mut works = Vec::new();
-    for group in strategy.groups().iter() {
-        works.push(group.broadcast_async(values.clone(), Rank(0))?);
-    }
-    let mut all = Vec::new();
-    for work in works {
-        all = work.wait()?;
-    }
-    Ok(all)
+    let all = on_local_ranks(&strategy.groups(), |_, group| group.broadcast_async(values.clone(), Rank(0)))?;
+    Ok(all.unwrap_or_default())
 }
 
 impl Loaded {

@@ -13,7 +13,7 @@ use distribute_candle::{
 };
 use distribute_cluster::TfConfigResolver;
 use distribute_input::{BoxError, Column, Dataset, Element, Features};
-use distribute_strategy::{CentralStorageStrategy, MirroredStrategy, MultiWorkerMirroredStrategy, Strategy};
+use distribute_strategy::{CentralStorageStrategy, MirroredStrategy, MultiWorkerMirroredStrategy, Request, Strategy};
 use distribute_train::preemption::TerminationConfig;
 
 type Examples = Dataset<(Features, Labels)>;
@@ -494,7 +494,7 @@ fn a_run_that_is_told_to_stop_saves_and_goes_on() {
         Ok(Own { input: InputLayer::new(&columns, vb)?, line, what: "" })
     };
     let own = Estimator::new(model_fn, |model| Sgd::new(0.1).build(model), config).unwrap();
-    strategy.stop_flag().store(true, std::sync::atomic::Ordering::Relaxed);
+    strategy.ask(Request::Leave);
     let error = own.train(forever(&labels), Until::MaxSteps(9)).unwrap_err();
     let stopped =
         |error: &Error| matches!(error, Error::Train(distribute_train::Error::Preempted { exit_code: 143, .. }));

@@ -69,4 +69,4 @@ pub use recorder::{FlightRecord, RecordedOperation, RecordedState, explain};
 pub use reduction::Reduction;
 pub use schedule::Algorithm;
 pub use transport::TransportKind;
-pub use work::Work;
+pub use work::{Work, on_local_ranks};

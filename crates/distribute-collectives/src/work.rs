@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use crate::Result;
 use crate::memory::OwnedBuffers;
 use crate::recorder::Ticket;
 use crate::team::{Operation, Team};
+use crate::{Error, ProcessGroup, Result};
 
 /// An operation under way, which owns the memory it works on.
 ///
@@ -47,6 +47,37 @@ impl<B: OwnedBuffers> Work<B> {
             cause: "the work was already waited for".to_owned(),
         })
     }
+}
+
+/// Begins an operation on each of this process's ranks and waits for all of them; what the last one's memory holds then.
+///
+/// For code that speaks for all ranks of its process, outside of their threads. Where every rank gets the same result, one is
+/// as good as any.
+///
+/// # Errors
+/// The first of beginning or waiting.
+///
+/// # Examples
+/// ```
+/// use distribute_collectives::{Error, ProcessGroup, ReduceOp, on_local_ranks};
+/// let ranks = ProcessGroup::local(3)?;
+/// let sum = on_local_ranks(&ranks, |local, rank| rank.all_reduce_async(vec![local as u64], ReduceOp::Sum))?;
+/// assert_eq!(sum, Some(vec![3]));
+/// # Ok::<(), Error>(())
+/// ```
+pub fn on_local_ranks<B: OwnedBuffers, E: From<Error>>(
+    ranks: &[ProcessGroup],
+    mut begin: impl FnMut(usize, &ProcessGroup) -> Result<Work<B>, E>,
+) -> Result<Option<B>, E> {
+    let mut works = Vec::with_capacity(ranks.len());
+    for (local, rank) in ranks.iter().enumerate() {
+        works.push(begin(local, rank)?);
+    }
+    let mut last = None;
+    for work in works {
+        last = Some(work.wait()?);
+    }
+    Ok(last)
 }
 
 impl<B: OwnedBuffers> Work<B> {

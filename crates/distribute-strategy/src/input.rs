@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use distribute_collectives::ReduceOp;
+use distribute_collectives::{ReduceOp, on_local_ranks};
 use distribute_input::{
     BoxError, DataPlan, Dataset, Element, ElementSpec, InputContext, InputOptions, InputPosition, InputTopology, More,
     UnequalData,
@@ -140,24 +140,15 @@ impl<T: Clone + Send + 'static> DistributedIterator<T> {
         let unreadable = |error: serde_json::Error| distribute_input::Error::Position { problem: error.to_string() };
         let text = serde_json::to_vec(&own).map_err(unreadable)?;
         let (groups, replicas) = (self.strategy.groups(), self.strategy.num_local_replicas());
-        let mut works = Vec::new();
-        for group in groups.iter() {
-            works.push(group.all_gather_async(vec![text.len() as u64], vec![0; group.world_size()])?);
-        }
-        let mut lengths: Vec<usize> = Vec::new();
-        for work in works {
-            let [_, all] = work.wait()?;
-            lengths = all.into_iter().map(|length: u64| length as usize).collect();
-        }
-        let mut works = Vec::new();
-        for group in groups.iter() {
-            let all = vec![0u8; lengths.iter().sum()];
-            works.push(group.all_gather_v_async(text.clone(), all, &lengths)?);
-        }
-        let mut texts = Vec::new();
-        for work in works {
-            [_, texts] = work.wait()?;
-        }
+        let lengths = on_local_ranks(&groups, |_, group| {
+            group.all_gather_async(vec![text.len() as u64], vec![0; group.world_size()])
+        })?;
+        let [_, lengths] = lengths.unwrap_or_default();
+        let lengths: Vec<usize> = lengths.into_iter().map(|length| length as usize).collect();
+        let texts = on_local_ranks(&groups, |_, group| {
+            group.all_gather_v_async(text.clone(), vec![0u8; lengths.iter().sum()], &lengths)
+        })?;
+        let [_, texts] = texts.unwrap_or_default();
         let (mut workers, mut start) = (Vec::new(), 0);
         for (rank, length) in lengths.iter().enumerate() {
             // All replicas of a worker said the same.
@@ -222,15 +213,10 @@ impl<T: Clone + Send + 'static> DistributedIterator<T> {
 
     /// Sums every worker's word, where no step has carried it.
     fn agree(&self, word: u32) -> Result<u32> {
-        let mut works = Vec::new();
-        for (local, group) in self.strategy.groups().iter().enumerate() {
-            works.push(group.all_reduce_async(vec![if local == 0 { word } else { 0 }], ReduceOp::Sum)?);
-        }
-        let mut sum = 0;
-        for work in works {
-            sum = work.wait()?[0];
-        }
-        Ok(sum)
+        let sum = on_local_ranks(&self.strategy.groups(), |local, group| {
+            group.all_reduce_async(vec![if local == 0 { word } else { 0 }], ReduceOp::Sum)
+        })?;
+        Ok(sum.map_or(0, |sum| sum[0]))
     }
 }
 

@@ -1,6 +1,6 @@
 //! Many components to one value.
 
-use distribute_collectives::{ProcessGroup, Rank, ReduceOp};
+use distribute_collectives::{ProcessGroup, Rank, ReduceOp, on_local_ranks};
 use distribute_device::{BufferRef, DType};
 
 use crate::elements::{Arithmetic, place, sum_axes, with_type};
@@ -167,21 +167,16 @@ pub(crate) fn begin_gather<L, T: TensorStorage<L>>(
 
 /// The shapes of all replicas' values, in rank order.
 fn gather_shapes<L, T: TensorStorage<L>>(groups: &[ProcessGroup], values: &[&T]) -> Result<Vec<Vec<usize>>> {
-    let mut works = Vec::new();
-    for (group, value) in groups.iter().zip(values) {
-        let shape = value.shape();
+    let gathered = on_local_ranks(groups, |local, group| {
+        let shape = values[local].shape();
         let mut encoded = vec![0u64; MAX_NDIM + 1];
         encoded[0] = shape.len() as u64;
         for (slot, length) in encoded[1..].iter_mut().zip(&shape) {
             *slot = *length as u64;
         }
-        works.push(group.all_gather_async(encoded, vec![0u64; (MAX_NDIM + 1) * group.world_size()])?);
-    }
-    let mut all = Vec::new();
-    for work in works {
-        let [_, gathered] = work.wait()?;
-        all = gathered;
-    }
+        group.all_gather_async(encoded, vec![0u64; (MAX_NDIM + 1) * group.world_size()])
+    })?;
+    let [_, all] = gathered.unwrap_or_default();
     let decode =
         |encoded: &[u64]| encoded[1..].iter().take(encoded[0] as usize).map(|length| *length as usize).collect();
     Ok(all.chunks_exact(MAX_NDIM + 1).map(decode).collect())
@@ -231,15 +226,10 @@ fn gather_typed<E: Arithmetic, L, T: TensorStorage<L>>(
 /// The collective's.
 pub fn broadcast_value<L, T: TensorStorage<L>>(groups: &[ProcessGroup], value: &T) -> Result<T> {
     with_type!(value.dtype()?, E => {
-        let mut works = Vec::new();
-        for group in groups {
-            works.push(group.broadcast_async(value.to_elements::<E>()?, Rank(0))?);
-        }
-        let mut elements = Vec::new();
-        for work in works {
-            elements = work.wait()?;
-        }
-        value.beside(&value.shape(), BufferRef::from(&elements[..]))
+        let elements = on_local_ranks::<_, Error>(groups, |_, group| {
+            Ok(group.broadcast_async(value.to_elements::<E>()?, Rank(0))?)
+        })?;
+        value.beside(&value.shape(), BufferRef::from(&elements.unwrap_or_default()[..]))
     })
 }
 

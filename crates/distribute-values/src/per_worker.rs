@@ -1,6 +1,6 @@
 //! State that belongs to a worker, not to a replica.
 
-use distribute_collectives::ProcessGroup;
+use distribute_collectives::{ProcessGroup, on_local_ranks};
 use distribute_device::{BufferRef, DType};
 
 use crate::elements::{Arithmetic, assign, with_type};
@@ -12,7 +12,7 @@ use crate::{Assignment, Error, Result, TensorStorage};
 ///
 /// # Examples
 /// ```
-/// use distribute_collectives::ProcessGroup;
+/// use distribute_collectives::{ProcessGroup, on_local_ranks};
 /// use distribute_values::{Assignment, HostTensor, PerWorkerVariable, TensorStorage};
 ///
 /// let groups = ProcessGroup::local(2)?;                        // two replicas of one worker
@@ -87,15 +87,10 @@ impl<T> PerWorkerVariable<T> {
         T: TensorStorage<L>,
     {
         let own = self.value.to_elements::<E>()?;
-        let mut works = Vec::new();
-        for group in groups {
-            let all = vec![E::default(); own.len() * group.world_size()];
-            works.push(group.all_gather_async(own.clone(), all)?);
-        }
-        let mut all = Vec::new();
-        for work in works {
-            [_, all] = work.wait()?;
-        }
+        let gathered = on_local_ranks(groups, |_, group| {
+            group.all_gather_async(own.clone(), vec![E::default(); own.len() * group.world_size()])
+        })?;
+        let [_, all] = gathered.unwrap_or_default();
         // All replicas of a worker bring the same.
         let stride = own.len() * groups.len();
         let workers = all.len().checked_div(stride).unwrap_or(0);

@@ -95,12 +95,22 @@ impl<M: EstimatorModel + Sync> Estimator<M> {
         saved: &mut Saved<'_>,
     ) -> Result<u64> {
         let strategy = self.train_strategy()?;
+        strategy.tell_failure(self.train_under(&strategy, input, until, saved))
+    }
+
+    fn train_under(
+        &self,
+        strategy: &Strategy,
+        input: &dyn Fn() -> Result<Dataset<(Features, Labels)>, BoxError>,
+        until: Until,
+        saved: &mut Saved<'_>,
+    ) -> Result<u64> {
         let data = input().map_err(Error::InputFunction)?;
         let global_batch = data.batch_size().unwrap_or(1);
         let data = strategy.distribute_dataset(&data)?;
-        let model = self.model(&strategy, Mode::Train)?;
+        let model = self.model(strategy, Mode::Train)?;
         let optimizer = (self.optimizer)(&model)?;
-        let mut run = Run::restored(&self.config, &strategy, &model, &optimizer, self.checkpoints())?;
+        let mut run = Run::restored(&self.config, strategy, &model, &optimizer, self.checkpoints())?;
         let target = match until {
             Until::Steps(steps) => Some(run.steps.saturating_add(steps)),
             Until::MaxSteps(steps) => Some(steps),
@@ -109,11 +119,11 @@ impl<M: EstimatorModel + Sync> Estimator<M> {
         let max_steps = if let Until::MaxSteps(steps) = until { Some(steps) } else { None };
         if target.is_some_and(|target| run.steps >= target) {
             tracing::info!("there is nothing to train: {} steps are done already", run.steps);
-            saved(&strategy, &mut run.checkpoints, true)?;
+            saved(strategy, &mut run.checkpoints, true)?;
             return Ok(run.steps);
         }
         let preemption = match &self.config.termination {
-            Some(config) => Some(PreemptionHandler::install(&strategy, config.clone())?),
+            Some(config) => Some(PreemptionHandler::install(strategy, config.clone())?),
             None => None,
         };
         // A call that ended with its data's last batch has left nothing of the pass.
@@ -135,11 +145,12 @@ impl<M: EstimatorModel + Sync> Estimator<M> {
                 break;
             };
             may_be_over = false;
-            let losses = step(&strategy, &model, &optimizer, batch?, global_batch)?;
+            let losses = step(strategy, &model, &optimizer, batch?, global_batch)?;
             run.steps += 1;
             let stopping = preemption.as_ref().filter(|preemption| preemption.should_stop());
             let reached = target.is_some_and(|target| run.steps >= target);
-            let saving = stopping.is_some() || reached || run.is_due()?;
+            let noticed = preemption.as_ref().is_some_and(PreemptionHandler::should_save);
+            let saving = stopping.is_some() || noticed || reached || run.is_due()?;
             run.report(&losses, saving)?;
             if saving {
                 if reached {
@@ -147,18 +158,18 @@ impl<M: EstimatorModel + Sync> Estimator<M> {
                 }
                 run.save(Some(batches.position()?))?;
                 if let Some(preemption) = stopping {
-                    run.checkpoints.finish_everywhere(&strategy)?;
+                    run.checkpoints.finish_everywhere(strategy)?;
                     return Err(preemption.ended(run.steps).into());
                 }
                 if reached {
                     break;
                 }
-                saved(&strategy, &mut run.checkpoints, false)?;
+                saved(strategy, &mut run.checkpoints, false)?;
             }
         }
-        run.checkpoints.finish_everywhere(&strategy)?;
+        run.checkpoints.finish_everywhere(strategy)?;
         run.flush()?;
-        saved(&strategy, &mut run.checkpoints, true)?;
+        saved(strategy, &mut run.checkpoints, true)?;
         Ok(run.steps)
     }
 }

@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 
 use candle_core::{Device, Tensor};
-use distribute_collectives::ProcessGroup;
 use distribute_collectives::schedule::part;
+use distribute_collectives::{ProcessGroup, on_local_ranks};
 use distribute_device::{DType, Element};
 use distribute_values::TensorStorage;
 
@@ -60,18 +60,15 @@ impl Optimizer {
         let len: usize = bucket.members.iter().map(|member| tensors[*member].len()).sum();
         let mut whole: Vec<Vec<T>> = Vec::new();
         for slot in 0..self.rule.slots().len() {
-            let mut works = Vec::new();
-            for (group, replica) in groups.iter().zip(&self.replicas) {
-                let own = lock(replica).shards.get(index).map(|shard| shard.slot::<T>(slot)).transpose()?;
+            let gathered = on_local_ranks::<_, Error>(groups, |local, group| {
+                let shards = &lock(&self.replicas[local]).shards;
+                let own = shards.get(index).map(|shard| shard.slot::<T>(slot)).transpose()?;
                 let counts: Vec<usize> =
                     (0..group.world_size()).map(|rank| part(len, group.world_size(), rank).len()).collect();
                 let own = own.ok_or(Error::NoGradient)?;
-                works.push(group.all_gather_v_async(own, vec![T::default(); len], &counts)?);
-            }
-            let mut all = Vec::new();
-            for work in works {
-                [_, all] = work.wait()?;
-            }
+                Ok(group.all_gather_v_async(own, vec![T::default(); len], &counts)?)
+            })?;
+            let [_, all] = gathered.unwrap_or_default();
             whole.push(all);
         }
         let mut start = 0;

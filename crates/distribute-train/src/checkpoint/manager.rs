@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use distribute_collectives::Rank;
+use distribute_collectives::{Rank, on_local_ranks};
 use distribute_strategy::Strategy;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -317,13 +317,5 @@ fn everywhere<T: distribute_device::Element>(
     groups: &[distribute_collectives::ProcessGroup],
     values: Vec<T>,
 ) -> Result<Vec<T>> {
-    let mut works = Vec::new();
-    for group in groups {
-        works.push(group.broadcast_async(values.clone(), Rank(0))?);
-    }
-    let mut all = Vec::new();
-    for work in works {
-        all = work.wait()?;
-    }
-    Ok(all)
+    Ok(on_local_ranks(groups, |_, group| group.broadcast_async(values.clone(), Rank(0)))?.unwrap_or_default())
 }
