@@ -5,6 +5,7 @@
 #![expect(clippy::print_stdout, reason = "it prints how both trainings went")]
 
 use std::io::{BufRead, BufReader, Read};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::sync::Arc;
@@ -170,6 +171,8 @@ impl Worker {
         command.arg("--worker").arg(folder).args(["--devices", &flags.devices.join(",")]);
         command.args(["--steps", &flags.steps.to_string()]);
         command.args(["--checkpoint-every", &flags.checkpoint_every.to_string()]);
+        // Ctrl-C is for this process, which then ends the worker.
+        command.process_group(0);
         let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().map_err(Error::program)?;
         let (sender, lines) = channel();
         if let Some(stdout) = process.stdout.take() {

@@ -35,6 +35,9 @@ struct Flags {
     /// Passes over those of 6 to 9, three times.
     #[arg(long, default_value_t = 60)]
     new_epochs: usize,
+    /// Channels of the first stage of the body; the second has twice as many.
+    #[arg(long, default_value_t = 12)]
+    width: usize,
     /// Where the first network is kept; by default in a folder that goes with the program.
     #[arg(long)]
     save: Option<PathBuf>,
@@ -64,15 +67,15 @@ struct Residual {
 }
 
 impl Residual {
-    fn new(classes: usize, vb: VarBuilder<'_>) -> CandleResult<Residual> {
-        let widths = [1, 12, 24];
+    fn new(width: usize, classes: usize, vb: VarBuilder<'_>) -> CandleResult<Residual> {
+        let widths = [1, width, 2 * width];
         let stage = |(at, pair): (usize, &[usize])| {
             let (vb, width) = (vb.pp(format!("body.{at}")), pair[1]);
             let entry = Conv::new(pair[0], width, 2, vb.pp("entry"))?;
             Ok((entry, Conv::new(width, width, 1, vb.pp("first"))?, Conv::new(width, width, 1, vb.pp("second"))?))
         };
         let stages = widths.windows(2).enumerate().map(stage).collect::<CandleResult<_>>()?;
-        Ok(Residual { stages, head: linear(24, classes, vb.pp("head"))? })
+        Ok(Residual { stages, head: linear(2 * width, classes, vb.pp("head"))? })
     }
 }
 
@@ -95,10 +98,10 @@ fn main() -> distribute::Result<()> {
     let strategy = MirroredStrategy::builder().devices(flags.devices).build()?;
     let folder = tempfile::tempdir().map_err(Error::program)?;
     let path = flags.save.unwrap_or_else(|| folder.path().join("digits.safetensors"));
-    let digits = Digits::drawn(0, 10 * flags.known, 2000);
+    let digits = Digits::drawn(0, 10 * flags.known, 1000);
 
     let known = examples(&digits.train, 0..6, flags.known)?.shuffle(6 * flags.known, 1).batch(64).prefetch(AUTOTUNE);
-    let model = strategy.scope(|vb| Residual::new(6, vb))?;
+    let model = strategy.scope(|vb| Residual::new(flags.width, 6, vb))?;
     fit(&strategy, &model, Adam::new(3e-3), &known, flags.epochs, true)?;
     let accuracy = evaluate(&strategy, &model, &examples(&digits.test, 0..6, usize::MAX)?.batch(200))?;
     println!("the digits 0 to 5, from {} drawings of each: {accuracy:.1} %", flags.known);
@@ -107,11 +110,11 @@ fn main() -> distribute::Result<()> {
     let few = examples(&digits.train, 6..10, flags.new)?.shuffle(4 * flags.new, 2).batch(4 * flags.new);
     let test = examples(&digits.test, 6..10, usize::MAX)?.batch(200);
     println!("the digits 6 to 9, from {} drawings of each:", flags.new);
-    let model = strategy.scope(|vb| Residual::new(4, vb))?;
+    let model = strategy.scope(|vb| Residual::new(flags.width, 4, vb))?;
     fit(&strategy, &model, Adam::new(3e-3), &few, flags.new_epochs, true)?;
     println!("  from scratch                      {:5.1} %", evaluate(&strategy, &model, &test)?);
 
-    let mut model = strategy.scope(|vb| Residual::new(4, vb))?;
+    let mut model = strategy.scope(|vb| Residual::new(flags.width, 4, vb))?;
     let report =
         model.load_safetensors_as(&strategy, &path, |name| name.starts_with("body.").then(|| name.to_owned()))?;
     model.freeze(|name| name.starts_with("body."))?;

@@ -1,0 +1,158 @@
+//! The examples, briefly, as users start them. They lie in the target folder; see `tests/mnist.rs`.
+#![expect(clippy::unwrap_used, reason = "tests")]
+
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use distribute_testkit::{Job, JobBuilder, Outcome, Ports, Signal, target_binary};
+
+const DEADLINE: Duration = Duration::from_secs(120);
+const TWO: &str = "CPU:0,CPU:1";
+
+fn example(name: &str, args: &[&str]) -> JobBuilder {
+    Job::builder(target_binary(name).unwrap()).args(args).env("RAYON_NUM_THREADS", "1")
+}
+
+/// Runs it to its end; what each task printed.
+#[track_caller]
+fn run(job: JobBuilder) -> Vec<Outcome> {
+    let outcomes = job.start().unwrap().wait_all(DEADLINE).unwrap();
+    assert!(outcomes.iter().all(Outcome::success), "{outcomes:?}");
+    outcomes
+}
+
+/// The numbers of the line that begins so.
+#[track_caller]
+fn numbers(outcome: &Outcome, label: &str) -> Vec<f64> {
+    let line = outcome.stdout.lines().find(|line| line.trim_start().starts_with(label));
+    let line = line.unwrap_or_else(|| panic!("no {label:?} in {}", outcome.stdout));
+    let words = line.trim_start()[label.len()..].split_whitespace();
+    words.filter_map(|word| word.trim_matches([',', ':']).parse().ok()).collect()
+}
+
+#[test]
+fn custom_loop_learns_the_same_on_two_replicas() {
+    let [one, two] = ["CPU:0", TWO].map(|devices| run(example("custom_loop", &[devices, "1"])).remove(0));
+    for outcome in [&one, &two] {
+        assert!(numbers(outcome, "test accuracy")[0] > 85.0, "{outcome:?}");
+    }
+    let loss = |outcome| *numbers(outcome, "epoch 1").last().unwrap();
+    assert!((loss(&one) - loss(&two)).abs() < 1e-3, "{one:?} {two:?}");
+}
+
+#[test]
+fn multi_worker_goes_on_from_what_its_chief_has_saved() {
+    let folder = tempfile::tempdir().unwrap();
+    let job = |epochs: &str| {
+        let addresses = Ports::reserve(2).unwrap().addresses();
+        let config = move |rank| {
+            let task = format!(r#"{{"type": "worker", "index": {rank}}}"#);
+            vec![("TF_CONFIG".to_owned(), format!(r#"{{"cluster": {{"worker": {addresses:?}}}, "task": {task}}}"#))]
+        };
+        let folder = folder.path().join("checkpoints").to_str().unwrap().to_owned();
+        run(example("multi_worker", &["--epochs", epochs, "--checkpoints", &folder]).tasks(2).task_env(config))
+    };
+    let first = job("1");
+    assert!(numbers(&first[0], "test accuracy")[0] > 85.0, "{first:?}");
+    assert_eq!(numbers(&first[0], "workers"), [2.0]);
+    assert_eq!((&*first[1].stdout, &*first[1].stderr), ("", ""), "only the chief speaks");
+    let second = job("2");
+    assert!(second[0].stderr.contains("going on after step 125"), "{second:?}");
+    assert!(numbers(&second[0], "test accuracy") > numbers(&first[0], "test accuracy"), "{first:?} {second:?}");
+}
+
+#[test]
+fn multi_worker_alone_trains_and_says_how_to_start_two() {
+    let outcome = run(example("multi_worker", &["--epochs", "1", "--devices", TWO])).remove(0);
+    assert!(outcome.stderr.contains("distribute run --workers 2"), "{outcome:?}");
+    assert!(numbers(&outcome, "test accuracy")[0] > 85.0, "{outcome:?}");
+    assert_eq!(numbers(&outcome, "replicas"), [2.0]);
+}
+
+#[test]
+fn mixed_precision_learns_what_full_precision_does() {
+    for devices in ["CPU:0", TWO] {
+        let outcome =
+            run(example("mixed_precision", &["--devices", devices, "--epochs", "1", "--images", "2000"])).remove(0);
+        let losses = numbers(&outcome, "loss of the last epoch");
+        assert!(losses.len() == 3 && losses.iter().all(|loss| (loss - losses[0]).abs() < 0.02), "{outcome:?}");
+        assert!(numbers(&outcome, "test accuracy").iter().all(|accuracy| *accuracy > 60.0), "{outcome:?}");
+        assert_eq!(numbers(&outcome, "variables"), [398.0, 199.0, 199.0]);
+    }
+}
+
+#[test]
+fn transfer_learning_beats_learning_from_scratch() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("body.safetensors");
+    let brief = ["--known", "100", "--epochs", "8", "--new-epochs", "20", "--width", "8", "--devices", TWO];
+    let outcome = run(example("transfer_learning", &brief).args(["--save", path.to_str().unwrap()])).remove(0);
+    let accuracy = |label| numbers(&outcome, label)[0];
+    // Of four digits, in so short a time.
+    assert!(accuracy("a new head on the body, frozen") > 33.0, "{outcome:?}");
+    assert!(accuracy("all of that trained on, gently") > accuracy("from scratch") + 15.0, "{outcome:?}");
+    assert!(path.exists());
+}
+
+#[test]
+fn char_lm_learns_more_than_frequencies_and_writes_the_same_again() {
+    let mut brief = vec!["--width", "32", "--layers", "1", "--context", "32", "--sample", "40"];
+    brief.extend(["--epochs", "6", "--steps", "50"]);
+    let [one, again, two] =
+        ["CPU:0", "CPU:0", TWO].map(|devices| run(example("char_lm", &brief).args(["--devices", devices])).remove(0));
+    for outcome in [&one, &two] {
+        let (bits, unigram) = (numbers(outcome, "bits per character")[0], numbers(outcome, "by frequency alone")[0]);
+        assert!(bits < unigram - 0.2, "{outcome:?}");
+    }
+    let written = |outcome: &Outcome| outcome.stdout.split("by frequency alone").nth(1).unwrap().to_owned();
+    assert_eq!(written(&one), written(&again));
+    assert!(written(&one).chars().count() >= 40, "{one:?}");
+}
+
+#[test]
+fn char_lm_refuses_what_it_cannot_read_in_words() {
+    let outcome = example("char_lm", &["--text", "/nowhere"]).start().unwrap().wait(0, DEADLINE).unwrap();
+    assert_eq!(outcome.code, Some(1), "{outcome:?}");
+    assert!(outcome.stderr.contains("/nowhere cannot be read"), "{outcome:?}");
+    let folder = tempfile::tempdir().unwrap();
+    let short = folder.path().join("short.txt");
+    fs::write(&short, "Not much to learn from.").unwrap();
+    let outcome = example("char_lm", &["--text", short.to_str().unwrap()]).start().unwrap().wait(0, DEADLINE).unwrap();
+    assert_eq!(outcome.code, Some(1), "{outcome:?}");
+    assert!(outcome.stderr.contains("give more text, or a smaller --context"), "{outcome:?}");
+}
+
+#[test]
+fn fault_tolerant_ends_as_the_undisturbed_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let job = example("fault_tolerant", &["--steps", "60", "--kills", "2"]);
+    let outcome = run(job.env("TMPDIR", folder.path().to_str().unwrap())).remove(0);
+    assert_eq!(outcome.stdout.matches("killed after step").count(), 2, "{outcome:?}");
+    assert!(outcome.stdout.contains("60 losses from "), "{outcome:?}");
+    assert!(outcome.stdout.contains("equal bit for bit, and so are the models"), "{outcome:?}");
+    assert_eq!(entries(folder.path()), 0, "files are left");
+}
+
+#[test]
+fn fault_tolerant_leaves_nothing_when_it_is_interrupted() {
+    let folder = tempfile::tempdir().unwrap();
+    let job = example("fault_tolerant", &["--steps", "1000000"]).env("TMPDIR", folder.path().to_str().unwrap());
+    let mut job = job.start().unwrap();
+    let began = Instant::now();
+    // Its worker is in the middle of its training when it has saved.
+    while !fs::read_dir(folder.path()).unwrap().any(|entry| entry.unwrap().path().join("checkpoints/latest").exists()) {
+        assert!(began.elapsed() < DEADLINE, "no checkpoint: {:?}", job.printed(0));
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    job.kill(0, Signal::INT).unwrap();
+    let outcome = job.wait(0, DEADLINE).unwrap();
+    assert_eq!(outcome.code, Some(1), "{outcome:?}");
+    assert!(outcome.stderr.contains("interrupted"), "{outcome:?}");
+    job.family().wait_gone(DEADLINE).unwrap();
+    assert_eq!(entries(folder.path()), 0, "files are left");
+}
+
+fn entries(folder: &Path) -> usize {
+    fs::read_dir(folder).unwrap().count()
+}
