@@ -30,7 +30,7 @@ struct Flags {
     #[arg(long, value_delimiter = ',', default_value = "CPU:0")]
     devices: Vec<String>,
     /// Passes over the text.
-    #[arg(long, default_value_t = 7)]
+    #[arg(long, default_value_t = 10)]
     epochs: u32,
     /// At most so many steps of each pass.
     #[arg(long)]

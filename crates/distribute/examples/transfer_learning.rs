@@ -27,7 +27,7 @@ struct Flags {
     #[arg(long, default_value_t = 400)]
     known: usize,
     /// Drawings of each of the digits 6 to 9.
-    #[arg(long, default_value_t = 5)]
+    #[arg(long, default_value_t = 8)]
     new: usize,
     /// Passes over the drawings of 0 to 5.
     #[arg(long, default_value_t = 4)]
@@ -121,7 +121,7 @@ fn main() -> distribute::Result<()> {
     fit(&strategy, &model, Adam::new(1e-2), &few, flags.new_epochs, false)?;
     println!("  a new head on the body, frozen    {:5.1} %", evaluate(&strategy, &model, &test)?);
     model.unfreeze(|_| true)?;
-    fit(&strategy, &model, Adam::new(1e-3), &few, flags.new_epochs, false)?;
+    fit(&strategy, &model, Adam::new(3e-4), &few, flags.new_epochs, false)?;
     println!("  all of that trained on, gently    {:5.1} %", evaluate(&strategy, &model, &test)?);
     println!("{} variables came from the file; it has no use for {}", report.loaded.len(), report.unused.join(", "));
     Ok(())
