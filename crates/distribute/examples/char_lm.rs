@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::f64::consts::{LN_2, PI};
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 use std::time::Instant;
 
 use candle_core::{D, DType, Device, Module, Result as CandleResult, Tensor};
@@ -162,9 +163,12 @@ impl Module for Transformer {
     }
 }
 
-fn main() -> distribute::Result<()> {
-    let flags = Flags::parse();
+fn main() -> ExitCode {
     distribute::init_logging();
+    distribute::exit(run(&Flags::parse()))
+}
+
+fn run(flags: &Flags) -> distribute::Result<()> {
     let devices = flags.devices.clone();
     let strategy = match distribute::cluster::Membership::from_env()? {
         Some(_) => MultiWorkerMirroredStrategy::builder().devices(devices).build()?,
@@ -173,7 +177,7 @@ fn main() -> distribute::Result<()> {
     if flags.heads == 0 || !flags.width.is_multiple_of(flags.heads) {
         return Err(Error::program(format!("--width {} cannot be divided among --heads {}", flags.width, flags.heads)));
     }
-    train(&strategy, &flags, &Text::read(&flags)?)
+    train(&strategy, flags, &Text::read(flags)?)
 }
 
 fn train(strategy: &Strategy, flags: &Flags, text: &Text) -> distribute::Result<()> {

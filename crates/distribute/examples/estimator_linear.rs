@@ -58,13 +58,7 @@ const INCOME: [&str; 2] = ["<=50K", ">50K"];
 
 fn main() -> ExitCode {
     distribute::init_logging();
-    match run(&Flags::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::from(error.exit_code())
-        }
-    }
+    distribute::exit(run(&Flags::parse()))
 }
 
 fn run(flags: &Flags) -> distribute::Result<()> {

@@ -61,17 +61,10 @@ struct Standing {
 
 fn main() -> ExitCode {
     let flags = Flags::parse();
-    let outcome = match &flags.worker {
+    distribute::exit(match &flags.worker {
         Some(folder) => work(&flags, folder),
         None => compare(&flags),
-    };
-    match outcome {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::from(error.exit_code())
-        }
-    }
+    })
 }
 
 /// Trains in a folder, from the newest checkpoint in it on.

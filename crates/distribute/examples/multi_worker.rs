@@ -61,13 +61,7 @@ impl Module for Mlp {
 
 fn main() -> ExitCode {
     distribute::init_logging();
-    match train(&Flags::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::from(error.exit_code())
-        }
-    }
+    distribute::exit(train(&Flags::parse()))
 }
 
 fn train(flags: &Flags) -> distribute::Result<()> {
@@ -76,6 +70,11 @@ fn train(flags: &Flags) -> distribute::Result<()> {
     }
     // From TF_CONFIG; where nothing is set, the only worker.
     let strategy = MultiWorkerMirroredStrategy::builder().devices(flags.devices.clone()).build()?;
+    // What fails here alone, such as a full disk, the others are told.
+    strategy.tell_failure(train_under(&strategy, flags))
+}
+
+fn train_under(strategy: &Strategy, flags: &Flags) -> distribute::Result<()> {
     // More replicas take larger steps, so that each is kept busy.
     let global_batch = flags.per_replica * strategy.num_replicas_in_sync();
     let digits = Digits::load(None)?;
@@ -87,15 +86,15 @@ fn train(flags: &Flags) -> distribute::Result<()> {
 
     let mut checkpoints = flags.checkpoints.as_ref().map(|folder| CheckpointManager::new(folder).keep(3));
     let restored = match &mut checkpoints {
-        Some(checkpoints) => checkpoints.restore(&strategy, &[&model, &optimizer])?,
+        Some(checkpoints) => checkpoints.restore(strategy, &[&model, &optimizer])?,
         None => None,
     };
     let (mut step, mut standing): (u64, Standing) = restored.unwrap_or_default();
     if step > 0 && strategy.is_chief() {
         eprintln!("going on after step {step}");
     }
-    let preemption = PreemptionHandler::install(&strategy, TerminationConfig::default())?;
-    let mut progress = start_progress(&strategy, flags.epochs, train.steps())?;
+    let preemption = PreemptionHandler::install(strategy, TerminationConfig::default())?;
+    let mut progress = start_progress(strategy, flags.epochs, train.steps())?;
 
     for epoch in standing.epochs_done + 1..=flags.epochs {
         progress.epoch(epoch);
@@ -118,7 +117,7 @@ fn train(flags: &Flags) -> distribute::Result<()> {
             let stop = preemption.should_stop();
             if let Some(checkpoints) = checkpoints.as_mut().filter(|_| stop || step % 50 == 0) {
                 standing.position = Some(batches.position()?);
-                checkpoints.save(&strategy, step, &[&model, &optimizer], &standing)?;
+                checkpoints.save(strategy, step, &[&model, &optimizer], &standing)?;
             }
             if stop {
                 checkpoints.as_mut().map_or(Ok(()), CheckpointManager::finish)?;
@@ -126,13 +125,13 @@ fn train(flags: &Flags) -> distribute::Result<()> {
             }
         }
         standing = Standing { epochs_done: epoch, position: None };
-        progress.end_epoch(&[("test_accuracy", accuracy(&strategy, &model, &test)?)]);
+        progress.end_epoch(&[("test_accuracy", accuracy(strategy, &model, &test)?)]);
     }
     if let Some(checkpoints) = &mut checkpoints {
-        checkpoints.save(&strategy, step, &[&model, &optimizer], &standing)?;
+        checkpoints.save(strategy, step, &[&model, &optimizer], &standing)?;
         checkpoints.finish()?;
     }
-    let test_accuracy = Some(accuracy(&strategy, &model, &test)?);
+    let test_accuracy = Some(accuracy(strategy, &model, &test)?);
     let replicas = strategy.num_replicas_in_sync() as u32;
     let extra = vec![("workers".to_owned(), strategy.topology().workers.to_string())];
     progress.finish(&Summary { test_accuracy, replicas, extra, ..Summary::default() });
