@@ -43,7 +43,8 @@ impl Default for TerminationConfig {
 /// use distribute_train::preemption::{PreemptionHandler, TerminationConfig};
 /// let strategy = Strategy::default_strategy()?;
 /// let preemption = PreemptionHandler::install(&strategy, TerminationConfig::default())?;
-/// // In the loop, after each step; where one is true, save a checkpoint; after the second return preemption.ended(step).
+/// // In the loop, after each step; where one is true, save a checkpoint. After the second, have it finished everywhere and return
+/// // preemption.ended(step).
 /// assert!(!preemption.should_save() && !preemption.should_stop());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -67,6 +68,8 @@ struct Grace {
     /// When it was last looked at, and the longest time between two looks: a step with its saving.
     looked: Option<Instant>,
     longest: Duration,
+    /// Whether all have agreed to.
+    leaving: bool,
 }
 
 impl Grace {
@@ -118,17 +121,16 @@ impl PreemptionHandler {
 
     /// Whether to save and stop after this step: the same answer on all workers.
     pub fn should_stop(&self) -> bool {
-        if self.strategy.take_agreed(Request::Leave) {
-            return true;
-        }
         let period = self.config.grace_period;
-        if !period.is_zero() {
-            let mut grace = self.grace.lock().unwrap_or_else(PoisonError::into_inner);
-            if grace.is_over(self.signalled.load(Ordering::Relaxed), period, Instant::now()) {
-                self.strategy.ask(Request::Leave);
-            }
+        let mut grace = self.grace.lock().unwrap_or_else(PoisonError::into_inner);
+        grace.leaving |= self.strategy.take_agreed(Request::Leave);
+        if !grace.leaving
+            && !period.is_zero()
+            && grace.is_over(self.signalled.load(Ordering::Relaxed), period, Instant::now())
+        {
+            self.strategy.ask(Request::Leave);
         }
-        false
+        grace.leaving
     }
 
     /// What the program returns after it has saved: an error whose exit code is the configured one.

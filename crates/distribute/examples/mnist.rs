@@ -211,7 +211,7 @@ fn train(strategy: &Strategy, flags: &Flags) -> distribute::Result<()> {
                     checkpoints.save(strategy, steps_done, &[&model, &optimizer], &run)?;
                 }
                 if stop {
-                    checkpoints.finish()?;
+                    checkpoints.finish_everywhere(strategy)?;
                     return Err(preemption.ended(steps_done).into());
                 }
             }

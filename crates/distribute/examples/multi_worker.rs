@@ -120,7 +120,7 @@ fn train_under(strategy: &Strategy, flags: &Flags) -> distribute::Result<()> {
                 checkpoints.save(strategy, step, &[&model, &optimizer], &standing)?;
             }
             if stop {
-                checkpoints.as_mut().map_or(Ok(()), CheckpointManager::finish)?;
+                checkpoints.as_mut().map_or(Ok(()), |checkpoints| checkpoints.finish_everywhere(strategy))?;
                 return Err(preemption.ended(step).into());
             }
         }

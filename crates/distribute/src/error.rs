@@ -100,14 +100,15 @@ impl Error {
             Error::Strategy(error) => {
                 matches!(error, distribute_strategy::Error::Devices { .. } | distribute_strategy::Error::Device(_))
             }
-            Error::Train(error) => matches!(
-                error,
-                distribute_train::Error::UnknownForm { .. }
-                    | distribute_train::Error::MissingAddress
-                    | distribute_train::Error::BadAddress { .. }
-            ),
             Error::Device(_) => true,
-            _ => false,
+            _ => matches!(
+                train,
+                Some(
+                    distribute_train::Error::UnknownForm { .. }
+                        | distribute_train::Error::MissingAddress
+                        | distribute_train::Error::BadAddress { .. }
+                )
+            ),
         };
         match (configuration, self.is_retryable()) {
             (true, _) => 2,
@@ -129,6 +130,11 @@ mod tests {
         let error = Error::from(distribute_train::Error::UnknownForm { given: "loud".to_owned() });
         assert_eq!(format!("{error:?}"), error.to_string());
         assert_eq!(error.exit_code(), 2);
+        #[cfg(feature = "candle")]
+        {
+            let in_fit = distribute_train::Error::UnknownForm { given: "loud".to_owned() };
+            assert_eq!(Error::from(distribute_candle::Error::from(in_fit)).exit_code(), 2);
+        }
     }
 
     #[test]

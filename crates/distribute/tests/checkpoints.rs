@@ -101,6 +101,11 @@ fn a_signal_to_one_worker_stops_all_after_the_same_step_which_is_saved() {
     job.wait_for_line(0, "epoch=1/", DEADLINE).unwrap();
     // Not the chief.
     job.kill(1, Signal::TERM).unwrap();
+    // When the first of them leaves, whose manager may then stop the others, the chief has written.
+    job.wait_for_line(1, "stopped after step", DEADLINE).unwrap();
+    let names = fs::read_dir(told.path().join("checkpoints")).unwrap().map(|entry| entry.unwrap().file_name());
+    let mut names: Vec<String> = names.map(|name| name.into_string().unwrap()).collect();
+    names.sort();
     let outcomes = job.wait_all(DEADLINE).unwrap();
     let step = |stderr: &str| {
         stderr.split("stopped after step ").nth(1).and_then(|rest| Some(rest.split(',').next()?.to_owned()))
@@ -110,6 +115,8 @@ fn a_signal_to_one_worker_stops_all_after_the_same_step_which_is_saved() {
         assert_eq!(step(&outcome.stderr), step(&outcomes[0].stderr), "{outcomes:?}");
     }
     let step = step(&outcomes[0].stderr).unwrap();
+    let newest = format!("step-{:08}", step.parse::<u64>().unwrap());
+    assert_eq!(names.last(), Some(&newest), "{names:?}");
     let outcomes = epochs(8, told.path(), 2, "losses").start().unwrap().wait_all(DEADLINE).unwrap();
     assert!(outcomes.iter().all(|outcome| outcome.success()), "{outcomes:?}");
     assert!(outcomes[0].stderr.contains(&format!("going on after step {step}")), "{outcomes:?}");

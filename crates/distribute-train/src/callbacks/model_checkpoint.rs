@@ -121,7 +121,8 @@ impl Callback for ModelCheckpoint {
             training.run.save(&mut self.checkpoints)?;
         }
         if occasion == Occasion::Leaving {
-            self.checkpoints.finish()?;
+            // Whoever leaves first has the others stopped.
+            self.checkpoints.finish_everywhere(training.strategy)?;
         }
         Ok(due)
     }
@@ -206,7 +207,8 @@ impl Callback for BackupAndRestore {
             training.run.save(&mut self.checkpoints)?;
         }
         if occasion == Occasion::Leaving {
-            self.checkpoints.finish()?;
+            // Whoever leaves first has the others stopped.
+            self.checkpoints.finish_everywhere(training.strategy)?;
         }
         Ok(due)
     }

@@ -165,7 +165,8 @@ impl CheckpointManager {
     }
 
     /// As [`finish`](CheckpointManager::finish), on every worker: after it each of them finds what the chief has written, and
-    /// knows what went wrong with it.
+    /// knows what went wrong with it. A worker that leaves must wait for this, since the others may be stopped as soon as it
+    /// has left.
     ///
     /// # Errors
     /// What went wrong with it; the collective's.
