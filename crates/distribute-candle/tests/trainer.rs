@@ -204,7 +204,7 @@ fn callbacks_go_on_as_if_the_program_had_not_been_stopped() {
     assert!(first.fit(&data(), fit.callback(Dies(3))).is_err());
     let mut second = trainer(&mirrored(2));
     let fit = Fit::epochs(3).callback(BackupAndRestore::new(folder.path())).callback(still()).callback(plateau());
-    second.fit(&data(), fit).unwrap();
+    second.fit(&data(), fit.callback(Dies(9))).unwrap();
     assert_eq!(second.optimizer().learning_rate(), 0.01);
 }
 

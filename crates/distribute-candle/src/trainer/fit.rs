@@ -87,9 +87,7 @@ impl<M: ModuleT + Sync> Trainer<M> {
         strategy.withdraw(Request::End);
         strategy.take_agreed(Request::End);
         session.tell(callbacks, &[], |callback, training| callback.train_begin(training))?;
-        for (callback, state) in callbacks.iter_mut().zip(&session.standing.callbacks) {
-            callback.set_state(state);
-        }
+        session.give_states(callbacks);
         let preemption = match fit.termination.take() {
             Some(config) => Some(PreemptionHandler::install(strategy, config)?),
             None => None,
@@ -189,6 +187,17 @@ impl<M: ModuleT + Sync> Trainer<M> {
 }
 
 impl<M: ModuleT + Sync> Session<'_, M> {
+    /// Gives callbacks what a checkpoint kept of them.
+    fn give_states(&mut self, callbacks: &mut [Box<dyn Callback>]) {
+        let states = std::mem::take(&mut self.standing.callbacks);
+        if !states.is_empty() && states.len() != callbacks.len() {
+            let (saved, given) = (states.len(), callbacks.len());
+            tracing::warn!("the checkpoint has {saved} callbacks, and fit was given {given}: they begin anew");
+            return;
+        }
+        callbacks.iter_mut().zip(&states).for_each(|(callback, state)| callback.set_state(state));
+    }
+
     fn begin_epoch(&mut self, epoch: u32) {
         self.epoch = epoch;
         self.sums = self.trainer.zeros();
