@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use candle_core::{DType, Device, Module, Result as CandleResult, Tensor};
 use candle_nn::{Linear, VarBuilder, VarMap, linear};
 use clap::{Args, ValueEnum};
+use distribute::collectives::on_local_ranks;
 use distribute::prelude::*;
 use distribute::train::callbacks::ModelCheckpoint;
 use serde::{Deserialize, Serialize};
@@ -219,15 +220,9 @@ fn ours(strategy: &Strategy, time: Duration) -> distribute::Result<f64> {
     // Workers must make the same number of steps, so time decides only through an estimate that they share.
     let started = Instant::now();
     (0..50).try_for_each(|_| step())?;
-    let groups = strategy.groups();
-    let mut works = Vec::new();
-    for group in groups.iter() {
-        works.push(group.all_reduce_async(vec![started.elapsed().as_secs_f64() / 50.0], ReduceOp::Max)?);
-    }
-    let mut estimate = 0.0;
-    for work in works {
-        estimate = work.wait()?[0];
-    }
+    let own = started.elapsed().as_secs_f64() / 50.0;
+    let estimate = on_local_ranks(&strategy.groups(), |_, group| group.all_reduce_async(vec![own], ReduceOp::Max))?;
+    let estimate = estimate.map_or(own, |estimate| estimate[0]);
     let count = ((time.as_secs_f64() / estimate) as usize).max(50);
     let started = Instant::now();
     (0..count).try_for_each(|_| step())?;

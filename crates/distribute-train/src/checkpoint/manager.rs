@@ -118,8 +118,7 @@ impl CheckpointManager {
             part.save(strategy, &mut snapshot).map_err(Error::Part)?;
         }
         snapshot.put_state(PROGRAM, program)?;
-        let before = if strategy.is_chief() { self.wait() } else { Ok(()) };
-        tell(strategy, before)?;
+        self.finish_everywhere(strategy)?;
         if strategy.is_chief() {
             self.write(snapshot)?;
         }
@@ -152,7 +151,11 @@ impl CheckpointManager {
     /// # Errors
     /// What went wrong with it.
     pub fn finish(&mut self) -> Result<()> {
-        self.wait()
+        match self.writing.take().map(JoinHandle::join) {
+            None => Ok(()),
+            Some(Ok(outcome)) => outcome,
+            Some(Err(_)) => Err(Error::Damaged { path: self.root.clone(), problem: "its writer panicked".to_owned() }),
+        }
     }
 
     /// Removes all checkpoints, and the folder if nothing else is in it. The chief calls this.
@@ -160,7 +163,7 @@ impl CheckpointManager {
     /// # Errors
     /// Where they cannot be removed.
     pub fn remove(&mut self) -> Result<()> {
-        self.wait()?;
+        self.finish()?;
         files::remove_all(&self.root)
     }
 
@@ -171,7 +174,7 @@ impl CheckpointManager {
     /// # Errors
     /// What went wrong with it; the collective's.
     pub fn finish_everywhere(&mut self, strategy: &Strategy) -> Result<()> {
-        let outcome = if strategy.is_chief() { self.wait() } else { Ok(()) };
+        let outcome = if strategy.is_chief() { self.finish() } else { Ok(()) };
         tell(strategy, outcome)
     }
 
@@ -212,14 +215,6 @@ impl CheckpointManager {
         loaded(strategy, found, parts)
     }
 
-    fn wait(&mut self) -> Result<()> {
-        match self.writing.take().map(JoinHandle::join) {
-            None => Ok(()),
-            Some(Ok(outcome)) => outcome,
-            Some(Err(_)) => Err(Error::Damaged { path: self.root.clone(), problem: "its writer panicked".to_owned() }),
-        }
-    }
-
     /// Restores all parts from the newest checkpoint that is whole; its step, and the program's own state. `None` where there is
     /// none. Every worker calls this.
     ///
@@ -230,7 +225,7 @@ impl CheckpointManager {
         strategy: &Strategy,
         parts: &[&dyn Checkpointed],
     ) -> Result<Option<(u64, S)>> {
-        let found = if strategy.is_chief() { self.wait().and_then(|()| self.cleared().newest()) } else { Ok(None) };
+        let found = if strategy.is_chief() { self.finish().and_then(|()| self.cleared().newest()) } else { Ok(None) };
         let Some(snapshot) = loaded(strategy, found, parts)? else { return Ok(None) };
         Ok(Some((snapshot.step(), snapshot.program()?)))
     }
@@ -255,7 +250,7 @@ impl CheckpointManager {
 
 impl Drop for CheckpointManager {
     fn drop(&mut self) {
-        if let Err(error) = self.wait() {
+        if let Err(error) = self.finish() {
             tracing::warn!("the last checkpoint was not written: {error}");
         }
     }
