@@ -54,6 +54,7 @@ mod plan;
 mod pretrained;
 mod reducer;
 mod shards;
+mod sums;
 mod tensor;
 mod tensor_list;
 mod trainer;

@@ -2,14 +2,13 @@
 
 use candle_core::{DType, ModuleT, Tensor};
 use candle_nn::VarBuilder;
-use distribute_collectives::ReduceOp;
 use distribute_strategy::{DistributedDataset, Strategy};
 use distribute_train::history::History;
-use distribute_train::metrics::{Metrics, Predictions, Targets};
-use distribute_values::{Axis, PerReplica};
+use distribute_train::metrics::Metrics;
+use distribute_values::PerReplica;
 
 use crate::losses::Loss;
-use crate::{CandleContext, CandleStrategy, Error, Model, Optimizer, Result};
+use crate::{CandleContext, CandleStrategy, Error, Model, Optimizer, Result, sums};
 
 mod examples;
 mod fit;
@@ -150,7 +149,7 @@ impl<M: ModuleT + Sync> Trainer<M> {
         self.strategy.tell_failure(predict())
     }
 
-    /// Of one replica: the sum of losses, the number of examples, whether it wants the training to end, and the metrics' sums.
+    /// Of one replica: the sum of losses, the number of examples, and the metrics' sums.
     fn sums(&self) -> Vec<f64> {
         vec![0.0; METRICS + self.metrics.zeros().len()]
     }
@@ -179,30 +178,18 @@ impl<M: ModuleT + Sync> Trainer<M> {
         if sums.len() == METRICS {
             return Ok(());
         }
-        let width = outputs.elem_count() / count;
-        let outputs = floats(outputs)?;
-        let (values, classes);
-        let targets = if examples.targets.dtype().is_float() {
-            values = floats(&examples.targets)?;
-            Targets::Values(&values)
-        } else {
-            classes = examples.targets.to_dtype(DType::U32)?.flatten_all()?.to_vec1::<u32>()?;
-            Targets::Classes(&classes)
+        let weights = match &examples.weights {
+            Some(weights) => Some(sums::floats(&alike(weights, losses)?.broadcast_as(losses.shape())?)?),
+            None => None,
         };
-        let predictions = Predictions::new(&outputs, width, targets)?;
-        match &examples.weights {
-            Some(weights) => {
-                let weights = floats(&alike(weights, losses)?.broadcast_as(losses.shape())?)?;
-                self.metrics.update(&mut sums[METRICS..], &predictions.weighted(&weights)?);
-            }
-            None => self.metrics.update(&mut sums[METRICS..], &predictions),
-        }
-        Ok(())
+        sums::show(outputs, &examples.targets, weights.as_deref(), count, |predictions| {
+            self.metrics.update(&mut sums[METRICS..], predictions);
+        })
     }
 
     /// All replicas' sums, of all processes.
     fn whole(&self, sums: &[Vec<f64>]) -> distribute_train::Result<Vec<f64>> {
-        Ok(self.strategy.reduce(ReduceOp::Sum, &PerReplica::new(sums.to_vec()), Axis::None)?)
+        sums::of_all(&self.strategy, sums)
     }
 
     fn results(&self, whole: &[f64]) -> Vec<(String, f64)> {
@@ -211,18 +198,13 @@ impl<M: ModuleT + Sync> Trainer<M> {
     }
 }
 
-/// Where in a replica's sums it says that it wants the training to end, and where those of metrics begin.
-const WANTS_END: usize = 2;
-const METRICS: usize = 3;
+/// Where in a replica's sums those of metrics begin.
+const METRICS: usize = 2;
 
 fn add(sums: &mut [Vec<f64>], of_step: PerReplica<Vec<f64>>) {
     for (sums, more) in sums.iter_mut().zip(of_step.into_values()) {
         sums.iter_mut().zip(more).for_each(|(sum, more)| *sum += more);
     }
-}
-
-fn floats(tensor: &Tensor) -> Result<Vec<f32>> {
-    Ok(tensor.to_dtype(DType::F32)?.flatten_all()?.to_vec1()?)
 }
 
 /// Losses, each multiplied by its example's weight.

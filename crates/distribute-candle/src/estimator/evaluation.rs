@@ -5,16 +5,15 @@ use std::path::Path;
 use std::time::Duration;
 
 use candle_core::Tensor;
-use distribute_collectives::ReduceOp;
 use distribute_input::{BoxError, Dataset, Features, InputOptions};
 use distribute_strategy::Strategy;
 use distribute_train::checkpoint::Snapshot;
 use distribute_train::tensorboard::EventWriter;
-use distribute_values::{Axis, HostTensor, PerReplica, TensorStorage};
+use distribute_values::PerReplica;
 
 use super::spec::{Measure, Sums};
 use super::{Estimator, EstimatorModel, InputFn, Labels, Mode, Scores};
-use crate::{Error, Model, Result};
+use crate::{Error, Model, Result, sums};
 
 /// What is evaluated, and when [`train_and_evaluate`](crate::train_and_evaluate) does so.
 ///
@@ -97,7 +96,7 @@ impl<M: EstimatorModel + Sync> Estimator<M> {
             totals = Some(Totals::with(totals, of_step)?);
         }
         let totals = totals.ok_or(Error::NoExamples { what: "evaluate" })?;
-        let whole = totals.whole(&strategy)?;
+        let whole = sums::of_all(&strategy, &totals.replicas)?;
         let loss = if whole[1] == 0.0 { 0.0 } else { whole[0] / whole[1] };
         let mut scores: Scores = Measure::results(&totals.measures, &whole[2..]).into_iter().collect();
         scores.insert("loss".to_owned(), loss);
@@ -178,14 +177,6 @@ impl Totals {
             sums.iter_mut().zip(more).for_each(|(sum, more)| *sum += more);
         }
         Ok(totals)
-    }
-
-    /// All replicas' sums, of all processes.
-    fn whole(&self, strategy: &Strategy) -> Result<Vec<f64>> {
-        let tensors: Result<Vec<HostTensor>, _> =
-            self.replicas.iter().map(|sums| HostTensor::new(&[sums.len()], sums.clone())).collect();
-        let whole: HostTensor = strategy.reduce(ReduceOp::Sum, &PerReplica::new(tensors?), Axis::None)?;
-        Ok(whole.to_elements::<f64>()?)
     }
 }
 

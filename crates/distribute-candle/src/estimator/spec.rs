@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use candle_core::{DType, Tensor};
 use distribute_input::Features;
-use distribute_train::metrics::{Metric, Predictions, Targets};
+use distribute_train::metrics::Metric;
 
 use super::Labels;
-use crate::{Error, Result};
+use crate::{Error, Result, sums};
 
 /// What a model is wanted for.
 ///
@@ -208,22 +208,9 @@ impl Measure {
 impl Measured {
     /// Adds the examples of tensors to the metric's sums.
     fn update(&self, sums: &mut [f64], weights: Option<&[f32]>, examples: usize) -> Result<()> {
-        let width = self.outputs.elem_count() / examples;
-        let outputs = self.outputs.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?;
-        let (values, classes): (Vec<f32>, Vec<u32>);
-        let targets = if self.targets.dtype().is_float() {
-            values = self.targets.to_dtype(DType::F32)?.flatten_all()?.to_vec1()?;
-            Targets::Values(&values)
-        } else {
-            classes = self.targets.to_dtype(DType::U32)?.flatten_all()?.to_vec1()?;
-            Targets::Classes(&classes)
-        };
-        let mut predictions = Predictions::new(&outputs, width, targets)?;
-        if let Some(weights) = weights {
-            predictions = predictions.weighted(weights)?;
-        }
-        self.measure.metric.update(sums, &predictions);
-        Ok(())
+        sums::show(&self.outputs, &self.targets, weights, examples, |predictions| {
+            self.measure.metric.update(sums, predictions);
+        })
     }
 }
 

@@ -1,6 +1,5 @@
 //! Epochs of training.
 
-use distribute_collectives::ReduceOp;
 use distribute_input::InputPosition;
 use distribute_strategy::{DistributedIterator, Request};
 use distribute_train::callbacks::{Callback, Occasion, Run, Training};
@@ -118,7 +117,7 @@ impl<M: ModuleT + Sync> Trainer<M> {
                     strategy.ask(Request::End);
                 }
                 if strategy.take_agreed(Request::End) {
-                    session.stop.get_or_insert_with(|| "another worker asked for it".to_owned());
+                    session.end();
                     break;
                 }
             }
@@ -211,6 +210,7 @@ impl<M: ModuleT + Sync> Session<'_, M> {
     /// Runs the next steps of the epoch; whether there were any.
     fn execute(&mut self, steps_per_epoch: Option<u64>, at_once: usize) -> Result<bool> {
         let mut batches = Vec::new();
+        // Whether the pass has begun in this call, and has given nothing yet.
         let mut is_new = false;
         while batches.len() < at_once
             && steps_per_epoch.is_none_or(|steps| self.standing.steps + (batches.len() as u64) < steps)
@@ -218,12 +218,9 @@ impl<M: ModuleT + Sync> Session<'_, M> {
             let pass = match &mut self.batches {
                 Some(pass) => pass,
                 none => {
-                    is_new = true;
+                    is_new = self.standing.position.is_none();
                     let pass = match self.standing.position.take() {
-                        Some(position) => {
-                            is_new = false;
-                            self.data.iter_from(&position)?
-                        }
+                        Some(position) => self.data.iter_from(&position)?,
                         // By its number, so that a training that goes on sees the data that it would have seen.
                         None => self.data.iter_epoch(self.standing.pass),
                     };
@@ -258,6 +255,11 @@ impl<M: ModuleT + Sync> Session<'_, M> {
         Ok(count > 0)
     }
 
+    /// Ends the training after this epoch, since some worker wants that.
+    fn end(&mut self) {
+        self.stop.get_or_insert_with(|| "another worker asked for it".to_owned());
+    }
+
     /// The mean of this process's replicas.
     fn loss_so_far(&self) -> f64 {
         let sums = self.sums.iter().fold((0.0, 0.0), |(loss, count), sums| (loss + sums[0], count + sums[1]));
@@ -266,17 +268,13 @@ impl<M: ModuleT + Sync> Session<'_, M> {
 
     /// The values of the epoch, of all replicas.
     fn end_epoch(&mut self) -> Result<Vec<(String, f64)>> {
-        self.sums[0][WANTS_END] = f64::from(u8::from(self.stop.is_some()));
         let whole = self.trainer.whole(&self.sums)?;
-        if whole[WANTS_END] > 0.0 {
-            self.stop.get_or_insert_with(|| "another worker asked for it".to_owned());
-        }
         self.standing.steps = 0;
         self.sums = self.trainer.zeros();
         Ok(self.trainer.results(&whole))
     }
 
-    /// Makes what callbacks decided at the end of an epoch the same everywhere: any worker ends the training, the chief sets the
+    /// Makes what callbacks decided by the end of an epoch the same everywhere: any worker ends the training, the chief sets the
     /// learning rate.
     fn agree(&mut self) -> Result<()> {
         let (strategy, optimizer) = (&self.trainer.strategy, &self.trainer.optimizer);
@@ -286,9 +284,9 @@ impl<M: ModuleT + Sync> Session<'_, M> {
         let mut of_replicas = vec![vec![0.0; 2]; strategy.num_local_replicas()];
         of_replicas[0][0] = f64::from(u8::from(self.stop.is_some()));
         of_replicas[0][1] = if strategy.is_chief() { optimizer.learning_rate() } else { 0.0 };
-        let agreed = strategy.reduce(ReduceOp::Sum, &PerReplica::new(of_replicas), Axis::None)?;
+        let agreed = sums::of_all(strategy, &of_replicas)?;
         if agreed[0] > 0.0 {
-            self.stop.get_or_insert_with(|| "another worker asked for it".to_owned());
+            self.end();
         }
         optimizer.set_learning_rate(agreed[1]);
         Ok(())

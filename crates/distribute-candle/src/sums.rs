@@ -1,0 +1,47 @@
+//! Sums over examples: what losses and metrics are made of, on each replica and of all of them.
+
+use candle_core::{DType, Tensor};
+use distribute_collectives::ReduceOp;
+use distribute_strategy::Strategy;
+use distribute_train::metrics::{Predictions, Targets};
+use distribute_values::{Axis, HostTensor, PerReplica, TensorStorage};
+
+use crate::Result;
+
+/// The sums of all replicas, of all processes, in one operation.
+pub(crate) fn of_all(strategy: &Strategy, replicas: &[Vec<f64>]) -> distribute_train::Result<Vec<f64>> {
+    let tensors: Result<Vec<HostTensor>, _> =
+        replicas.iter().map(|sums| HostTensor::new(&[sums.len()], sums.clone())).collect();
+    let whole: HostTensor = strategy.reduce(ReduceOp::Sum, &PerReplica::new(tensors?), Axis::None)?;
+    Ok(whole.to_elements::<f64>()?)
+}
+
+/// Shows metrics a replica's examples. Targets of whole numbers are classes, others values.
+pub(crate) fn show(
+    outputs: &Tensor,
+    targets: &Tensor,
+    weights: Option<&[f32]>,
+    examples: usize,
+    look: impl FnOnce(&Predictions<'_>),
+) -> Result<()> {
+    let width = outputs.elem_count() / examples;
+    let outputs = floats(outputs)?;
+    let (values, classes): (Vec<f32>, Vec<u32>);
+    let targets = if targets.dtype().is_float() {
+        values = floats(targets)?;
+        Targets::Values(&values)
+    } else {
+        classes = targets.to_dtype(DType::U32)?.flatten_all()?.to_vec1()?;
+        Targets::Classes(&classes)
+    };
+    let mut predictions = Predictions::new(&outputs, width, targets)?;
+    if let Some(weights) = weights {
+        predictions = predictions.weighted(weights)?;
+    }
+    look(&predictions);
+    Ok(())
+}
+
+pub(crate) fn floats(tensor: &Tensor) -> Result<Vec<f32>> {
+    Ok(tensor.to_dtype(DType::F32)?.flatten_all()?.to_vec1()?)
+}
