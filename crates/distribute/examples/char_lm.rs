@@ -191,10 +191,9 @@ fn train(strategy: &Strategy, flags: &Flags, text: &Text) -> distribute::Result<
     let optimizer = AdamW::new(flags.learning_rate, 0.05).build(&model)?.clip(Clip::GlobalNorm(1.0))?;
 
     let title = format!("char_lm · {} · {} params", strategy.describe(), model.num_parameters());
-    let task = strategy.coordination().map_or("worker:0".to_owned(), |c| c.membership().task().to_string());
     let (epochs, steps_per_epoch) = (flags.epochs, data.steps().map(|steps| steps as u64));
     let is_chief = strategy.is_chief();
-    let mut progress = Progress::from_env(Options { title, epochs, steps_per_epoch, task, is_chief })?;
+    let mut progress = Progress::from_env(Options { title, epochs, steps_per_epoch, ..Options::of(strategy) })?;
     let (began, mut steps, mut bits) = (Instant::now(), 0, f64::NAN);
     for epoch in 1..=epochs {
         progress.epoch(epoch);

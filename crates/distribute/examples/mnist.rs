@@ -299,13 +299,11 @@ fn start_progress(
         flags.learning_rate,
         flags.seed
     );
-    let task = strategy.coordination().map_or("worker:0".to_owned(), |c| c.membership().task().to_string());
     let options = Options {
         title,
         epochs: flags.epochs,
         steps_per_epoch: steps.map(|steps| steps as u64),
-        task,
-        is_chief: strategy.is_chief(),
+        ..Options::of(strategy)
     };
     Ok(Progress::from_env(options)?)
 }

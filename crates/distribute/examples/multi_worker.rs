@@ -161,10 +161,9 @@ fn accuracy(
 
 /// Progress that the chief alone shows.
 fn start_progress(strategy: &Strategy, epochs: u32, steps: Option<usize>) -> distribute::Result<Progress> {
-    let task = strategy.coordination().map_or("worker:0".to_owned(), |c| c.membership().task().to_string());
     let title = format!("multi_worker · {}", strategy.describe());
     let steps_per_epoch = steps.map(|steps| steps as u64);
-    Ok(Progress::from_env(Options { title, epochs, steps_per_epoch, task, is_chief: strategy.is_chief() })?)
+    Ok(Progress::from_env(Options { title, epochs, steps_per_epoch, ..Options::of(strategy) })?)
 }
 
 fn tensors(split: &Split) -> distribute::Result<Dataset<(Tensor, Tensor)>> {

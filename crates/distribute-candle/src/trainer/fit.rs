@@ -178,8 +178,7 @@ impl<M: ModuleT + Sync> Trainer<M> {
             title: format!("{title} · {} · {} params", strategy.describe(), self.model.num_parameters()),
             epochs,
             steps_per_epoch,
-            task: strategy.coordination().map_or("worker:0".to_owned(), |c| c.membership().task().to_string()),
-            is_chief: strategy.is_chief(),
+            ..progress::Options::of(strategy)
         };
         Ok(Progress::from_env(options)?)
     }

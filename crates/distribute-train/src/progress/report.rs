@@ -32,6 +32,26 @@ pub struct Options {
     pub is_chief: bool,
 }
 
+#[cfg(feature = "checkpoint")]
+impl Options {
+    /// One untitled epoch of unknown length, reported by the chief of a strategy's processes.
+    ///
+    /// # Examples
+    /// ```
+    /// use distribute_strategy::Strategy;
+    /// use distribute_train::progress::Options;
+    /// let strategy = Strategy::default_strategy()?;
+    /// let options = Options { title: "mnist".into(), epochs: 5, ..Options::of(&strategy) };
+    /// assert!(options.is_chief && options.task == "worker:0");
+    /// # Ok::<(), distribute_strategy::Error>(())
+    /// ```
+    pub fn of(strategy: &distribute_strategy::Strategy) -> Options {
+        let task = strategy.coordination().map(|coordination| coordination.membership().task().to_string());
+        let task = task.unwrap_or_else(|| "worker:0".to_owned());
+        Options { task, is_chief: strategy.is_chief(), ..Options::default() }
+    }
+}
+
 impl Default for Options {
     /// One untitled epoch of unknown length, reported by `chief:0`.
     fn default() -> Self {
