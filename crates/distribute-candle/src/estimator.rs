@@ -5,11 +5,11 @@ use std::path::PathBuf;
 
 use candle_core::{Device, Tensor};
 use candle_nn::VarBuilder;
-use distribute_device::DType;
+use distribute_device::BufferRef;
 use distribute_input::{BoxError, Column, Dataset};
 use distribute_strategy::Strategy;
 use distribute_train::checkpoint::{CheckpointManager, Snapshot};
-use distribute_values::{HostTensor, TensorStorage};
+use distribute_values::TensorStorage;
 
 use crate::checkpoint::{MODEL, OPTIMIZER};
 use crate::{Error, Model, Optimizer, Result};
@@ -165,7 +165,8 @@ impl<M: EstimatorModel + Sync> Estimator<M> {
             let known = [MODEL, OPTIMIZER].iter().flat_map(|file| snapshot.names(file)).collect::<Vec<_>>().join(", ");
             return Err(Error::NotInCheckpoint { name: name.to_owned(), known });
         };
-        Ok(Tensor::from_raw_buffer(bytes, candle_type(dtype)?, shape, &Device::Cpu)?)
+        let elements = BufferRef::from_bytes(dtype, bytes).map_err(distribute_values::Error::from)?;
+        Ok(Tensor::zeros((), candle_core::DType::F32, &Device::Cpu)?.beside(shape, elements)?)
     }
 
     /// The model as a strategy's replicas have it, with initial values.
@@ -201,28 +202,4 @@ impl<M: EstimatorModel + Sync> Estimator<M> {
             None => Strategy::default_strategy()?,
         })
     }
-}
-
-/// What the chief says, on every worker.
-fn as_chief_says(strategy: &Strategy, own: bool) -> Result<bool> {
-    if strategy.topology().workers == 1 {
-        return Ok(own);
-    }
-    let told = strategy.broadcast_to(&HostTensor::scalar(u32::from(own)))?;
-    Ok(told.values()[0].to_elements::<u32>()?.first().is_some_and(|word| *word != 0))
-}
-
-fn candle_type(dtype: DType) -> Result<candle_core::DType> {
-    use candle_core::DType as Candle;
-    Ok(match dtype {
-        DType::F32 => Candle::F32,
-        DType::F64 => Candle::F64,
-        DType::F16 => Candle::F16,
-        DType::BF16 => Candle::BF16,
-        DType::U8 => Candle::U8,
-        DType::I32 => Candle::I32,
-        DType::U32 => Candle::U32,
-        DType::I64 => Candle::I64,
-        other => return Err(candle_core::Error::Msg(format!("candle has no type {other}")).into()),
-    })
 }

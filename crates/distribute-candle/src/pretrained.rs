@@ -7,16 +7,16 @@ use std::sync::Arc;
 
 use candle_core::safetensors::BufferedSafetensors;
 use candle_core::{DType, Device, Tensor};
-use distribute_collectives::{Rank, on_local_ranks};
-use distribute_device::Element;
 use distribute_strategy::Strategy;
+use distribute_train::from_chief;
+use serde::{Deserialize, Serialize};
 
 use crate::checkpoint::whole;
 use crate::tensor::{is_short, overwrite};
 use crate::{Error, Model, Result, Variable, agreement};
 
 /// What [`Model::load_safetensors`] has done; lists are in the order of the model, or of names.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Loaded {
     /// Variables of the model that have the file's values now.
     pub loaded: Vec<String>,
@@ -101,10 +101,10 @@ impl<M> Model<M> {
             return Err(Error::LoadedLate { name: variable.name.clone() });
         }
         let outcome = match strategy.is_chief() {
-            true => self.load_here(path.as_ref(), name_in_file).map(|report| report.to_bytes()),
-            false => Ok(Vec::new()),
+            true => self.load_here(path.as_ref(), name_in_file),
+            false => Ok(Loaded::default()),
         };
-        let report = Loaded::from_bytes(&from_chief(strategy, outcome)?);
+        let report = from_chief(strategy, outcome)?;
         let loaded: BTreeSet<&str> = report.loaded.iter().map(String::as_str).collect();
         agreement::share(strategy, self.variables().iter().filter(|variable| loaded.contains(variable.name())))?;
         Ok(report)
@@ -127,7 +127,7 @@ impl<M> Model<M> {
             tensors.insert(variable.name().to_owned(), whole(strategy, variable)?.detach());
         }
         let outcome = if strategy.is_chief() { write(path.as_ref(), &tensors) } else { Ok(()) };
-        from_chief(strategy, outcome.map(|()| Vec::new())).map(drop)
+        from_chief(strategy, outcome)
     }
 
     fn has_optimizer(&self) -> bool {
@@ -221,56 +221,6 @@ fn write(path: &Path, tensors: &HashMap<String, Tensor>) -> Result<()> {
     })
 }
 
-/// What the chief has got, or that it has failed, on every worker.
-fn from_chief(strategy: &Strategy, outcome: Result<Vec<u8>>) -> Result<Vec<u8>> {
-    if strategy.topology().workers == 1 {
-        return outcome;
-    }
-    let (mut message, failure) = match outcome {
-        Ok(bytes) => ([vec![u8::from(true)], bytes].concat(), None),
-        Err(error) => ([vec![u8::from(false)], error.to_string().into_bytes()].concat(), Some(error)),
-    };
-    let length = broadcast(strategy, vec![message.len() as u64])?;
-    message.resize(length.first().map_or(0, |length| *length as usize), 0);
-    let told = broadcast(strategy, message)?;
-    match (failure, told.split_first()) {
-        (Some(error), _) => Err(error),
-        (None, Some((1, bytes))) => Ok(bytes.to_vec()),
-        (None, told) => {
-            let text = told.map(|(_, text)| String::from_utf8_lossy(text).into_owned()).unwrap_or_default();
-            Err(distribute_train::Error::Chief(text).into())
-        }
-    }
-}
-
-/// The chief's values, of which all workers have as many.
-fn broadcast<T: Element>(strategy: &Strategy, values: Vec<T>) -> Result<Vec<T>> {
-    let all = on_local_ranks(&strategy.groups(), |_, group| group.broadcast_async(values.clone(), Rank(0)))?;
-    Ok(all.unwrap_or_default())
-}
-
-impl Loaded {
-    /// Names with a letter for their list before them, and a zero byte between them.
-    fn to_bytes(&self) -> Vec<u8> {
-        let lists = [('l', &self.loaded), ('m', &self.missing), ('u', &self.unused)];
-        let names = lists.iter().flat_map(|(list, names)| names.iter().map(move |name| format!("{list}{name}")));
-        names.collect::<Vec<_>>().join("\0").into_bytes()
-    }
-
-    fn from_bytes(bytes: &[u8]) -> Loaded {
-        let mut report = Loaded::default();
-        for name in String::from_utf8_lossy(bytes).split('\0') {
-            match name.split_at_checked(1) {
-                Some(("l", name)) => report.loaded.push(name.to_owned()),
-                Some(("m", name)) => report.missing.push(name.to_owned()),
-                Some(("u", name)) => report.unused.push(name.to_owned()),
-                _ => {}
-            }
-        }
-        report
-    }
-}
-
 impl Variable {
     fn is_short(&self) -> bool {
         is_short(self.components[0].dtype())
@@ -285,7 +235,9 @@ mod tests {
     fn a_report_survives_the_way_to_other_workers() {
         let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
         let report = Loaded { loaded: names(&["a.weight", "b"]), missing: names(&[]), unused: names(&["ü"]) };
-        assert_eq!(Loaded::from_bytes(&report.to_bytes()), report);
-        assert_eq!(Loaded::from_bytes(&Loaded::default().to_bytes()), Loaded::default());
+        for report in [report, Loaded::default()] {
+            let bytes = serde_json::to_vec(&report).unwrap();
+            assert_eq!(serde_json::from_slice::<Loaded>(&bytes).unwrap(), report);
+        }
     }
 }

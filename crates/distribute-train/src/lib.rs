@@ -38,6 +38,8 @@
 pub mod callbacks;
 #[cfg(feature = "checkpoint")]
 pub mod checkpoint;
+#[cfg(feature = "checkpoint")]
+mod chief;
 mod error;
 pub mod history;
 pub mod metrics;
@@ -47,4 +49,6 @@ pub mod progress;
 #[cfg(feature = "tensorboard")]
 pub mod tensorboard;
 
+#[cfg(feature = "checkpoint")]
+pub use chief::from_chief;
 pub use error::{BoxError, Error, Result};

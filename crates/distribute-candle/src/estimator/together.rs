@@ -3,8 +3,9 @@
 use std::time::Instant;
 
 use distribute_cluster::{ClusterResolver, TaskType, TfConfigResolver};
+use distribute_train::from_chief;
 
-use super::{Estimator, EstimatorModel, EvalSpec, Scores, TrainSpec, Until, as_chief_says};
+use super::{Estimator, EstimatorModel, EvalSpec, Scores, TrainSpec, Until};
 use crate::{Error, Result};
 
 /// Trains, and evaluates checkpoints meanwhile; the scores of the last one, where this process has evaluated.
@@ -104,7 +105,7 @@ fn here<M: EstimatorModel + Sync>(
     estimator.train_with(&*train.input, until, &mut |strategy, checkpoints, last| {
         let due = last || evaluated.is_none_or(|evaluated| evaluated.elapsed() >= eval.throttle);
         // Each worker has a clock of its own.
-        if as_chief_says(strategy, due)? {
+        if from_chief(strategy, Ok::<_, Error>(due))? {
             checkpoints.finish_everywhere(strategy)?;
             evaluated = Some(Instant::now());
             scores = Some(estimator.evaluate(eval)?);

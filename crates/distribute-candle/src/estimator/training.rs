@@ -7,6 +7,7 @@ use distribute_collectives::ReduceOp;
 use distribute_input::{BoxError, Dataset, Features, InputPosition};
 use distribute_strategy::Strategy;
 use distribute_train::checkpoint::CheckpointManager;
+use distribute_train::from_chief;
 use distribute_train::preemption::PreemptionHandler;
 use distribute_train::tensorboard::EventWriter;
 use distribute_values::{Axis, PerReplica};
@@ -14,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use super::config::Saving;
 use super::spec::number;
-use super::{Estimator, EstimatorModel, InputFn, Labels, Mode, RunConfig, as_chief_says};
+use super::{Estimator, EstimatorModel, InputFn, Labels, Mode, RunConfig};
 use crate::{CandleContext, Error, Model, Optimizer, Result};
 
 /// How long a training goes on; it also ends with its data.
@@ -238,7 +239,7 @@ impl<'a, M> Run<'a, M> {
             Saving::Every(time) if self.strategy.topology().workers == 1 => Ok(self.saved.elapsed() >= time),
             // Clocks differ, so the chief's decides; asking it in every step would cost.
             Saving::Every(time) if self.steps.is_multiple_of(self.config.steps_between_words()) => {
-                as_chief_says(self.strategy, self.saved.elapsed() >= time)
+                from_chief(self.strategy, Ok(self.saved.elapsed() >= time))
             }
             Saving::Every(_) => Ok(false),
         }

@@ -4,13 +4,13 @@ use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use distribute_collectives::{Rank, on_local_ranks};
 use distribute_strategy::Strategy;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::files;
 use super::snapshot::Snapshot;
+use crate::chief::{bytes_from_chief, from_chief};
 use crate::{BoxError, Error, Result};
 
 /// What checkpoints hold: models, optimizers, and whatever implements this.
@@ -175,7 +175,7 @@ impl CheckpointManager {
     /// What went wrong with it; the collective's.
     pub fn finish_everywhere(&mut self, strategy: &Strategy) -> Result<()> {
         let outcome = if strategy.is_chief() { self.finish() } else { Ok(()) };
-        tell(strategy, outcome)
+        from_chief(strategy, outcome)
     }
 
     /// The checkpoints of the folder, as steps and paths, the newest first. It changes nothing, so a process that only reads
@@ -256,17 +256,6 @@ impl Drop for CheckpointManager {
     }
 }
 
-/// Tells every worker how something ended on the chief.
-fn tell(strategy: &Strategy, outcome: Result<()>) -> Result<()> {
-    let text = outcome.as_ref().err().map(ToString::to_string);
-    let told = broadcast(strategy, text.map(String::into_bytes).unwrap_or_default())?;
-    match (outcome, told.is_empty()) {
-        (Err(error), _) => Err(error),
-        (Ok(()), true) => Ok(()),
-        (Ok(()), false) => Err(Error::Chief(String::from_utf8_lossy(&told).into_owned())),
-    }
-}
-
 /// Gives every worker what the chief has read, and has the parts take it.
 fn loaded(
     strategy: &Strategy,
@@ -287,31 +276,7 @@ fn shared(strategy: &Strategy, found: Result<Option<Snapshot>>) -> Result<Option
     if strategy.topology().workers == 1 {
         return found;
     }
-    let (found, outcome) = match found {
-        Ok(found) => (found, Ok(())),
-        Err(error) => (None, Err(error)),
-    };
-    tell(strategy, outcome)?;
-    let bytes = found.as_ref().map_or_else(|| Ok(Vec::new()), Snapshot::to_bytes)?;
-    let bytes = broadcast(strategy, bytes)?;
+    let bytes = found.and_then(|found| found.as_ref().map_or_else(|| Ok(Vec::new()), Snapshot::to_bytes));
+    let bytes = bytes_from_chief(strategy, bytes)?;
     if bytes.is_empty() { Ok(None) } else { Snapshot::from_bytes(&bytes).map(Some) }
-}
-
-/// The chief's bytes, on every worker.
-fn broadcast(strategy: &Strategy, bytes: Vec<u8>) -> Result<Vec<u8>> {
-    if strategy.topology().workers == 1 {
-        return Ok(bytes);
-    }
-    let groups = strategy.groups();
-    let length = everywhere(&groups, vec![bytes.len() as u64])?;
-    let mut own = bytes;
-    own.resize(length.first().map_or(0, |length| *length as usize), 0);
-    everywhere(&groups, own)
-}
-
-fn everywhere<T: distribute_device::Element>(
-    groups: &[distribute_collectives::ProcessGroup],
-    values: Vec<T>,
-) -> Result<Vec<T>> {
-    Ok(on_local_ranks(groups, |_, group| group.broadcast_async(values.clone(), Rank(0)))?.unwrap_or_default())
 }
