@@ -113,8 +113,10 @@ pub trait Metric: Send + Sync {
     /// What tables and logs call it, such as `accuracy`.
     fn name(&self) -> String;
 
-    /// How many sums it keeps.
-    fn len(&self) -> usize;
+    /// How many sums it keeps. Default: 2, one of what examples weigh times what they come to, and one of weights.
+    fn len(&self) -> usize {
+        2
+    }
 
     /// Whether it keeps none.
     fn is_empty(&self) -> bool {
@@ -124,8 +126,10 @@ pub trait Metric: Send + Sync {
     /// Adds examples to its sums, of which there are [`len`](Metric::len).
     fn update(&self, sums: &mut [f64], predictions: &Predictions<'_>);
 
-    /// What the sums come to; 0 where there were no examples.
-    fn result(&self, sums: &[f64]) -> f64;
+    /// What the sums come to; 0 where there were no examples. Default: the first divided by the second.
+    fn result(&self, sums: &[f64]) -> f64 {
+        ratio(sums[0], sums[1])
+    }
 }
 
 /// Several metrics, whose sums are kept together: one short vector for each replica.

@@ -37,29 +37,17 @@ impl Metric for Accuracy {
         "accuracy".to_owned()
     }
 
-    fn len(&self) -> usize {
-        2
-    }
-
     fn update(&self, sums: &mut [f64], predictions: &Predictions<'_>) {
         for (scores, class, weight) in predictions.classified() {
             sums[0] += if highest(scores) == Some(class) { weight } else { 0.0 };
             sums[1] += weight;
         }
     }
-
-    fn result(&self, sums: &[f64]) -> f64 {
-        ratio(sums[0], sums[1])
-    }
 }
 
 impl Metric for TopK {
     fn name(&self) -> String {
         format!("top_{}_accuracy", self.0)
-    }
-
-    fn len(&self) -> usize {
-        2
     }
 
     fn update(&self, sums: &mut [f64], predictions: &Predictions<'_>) {
@@ -70,19 +58,11 @@ impl Metric for TopK {
             sums[1] += weight;
         }
     }
-
-    fn result(&self, sums: &[f64]) -> f64 {
-        ratio(sums[0], sums[1])
-    }
 }
 
 impl Metric for CrossEntropy {
     fn name(&self) -> String {
         "cross_entropy".to_owned()
-    }
-
-    fn len(&self) -> usize {
-        2
     }
 
     fn update(&self, sums: &mut [f64], predictions: &Predictions<'_>) {
@@ -91,19 +71,11 @@ impl Metric for CrossEntropy {
             sums[1] += weight;
         }
     }
-
-    fn result(&self, sums: &[f64]) -> f64 {
-        ratio(sums[0], sums[1])
-    }
 }
 
 impl Metric for Perplexity {
     fn name(&self) -> String {
         "perplexity".to_owned()
-    }
-
-    fn len(&self) -> usize {
-        2
     }
 
     fn update(&self, sums: &mut [f64], predictions: &Predictions<'_>) {

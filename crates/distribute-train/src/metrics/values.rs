@@ -1,6 +1,6 @@
 //! Metrics of outputs that are values.
 
-use super::{Metric, Predictions, ratio};
+use super::{Metric, Predictions};
 
 /// The mean of the outputs.
 #[derive(Clone, Copy, Debug, Default)]
@@ -21,19 +21,11 @@ macro_rules! means {
                 $name.to_owned()
             }
 
-            fn len(&self) -> usize {
-                2
-            }
-
             fn update(&self, sums: &mut [f64], predictions: &Predictions<'_>) {
                 for ($output, $target, weight) in predictions.paired() {
                     sums[0] += weight * $value;
                     sums[1] += weight;
                 }
-            }
-
-            fn result(&self, sums: &[f64]) -> f64 {
-                ratio(sums[0], sums[1])
             }
         }
     )*};
