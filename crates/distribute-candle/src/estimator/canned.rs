@@ -1,13 +1,14 @@
 //! Models that are ready-made.
 
 use candle_core::Tensor;
+use candle_nn::VarBuilder;
 use distribute_input::Features;
 
 use super::dnn::Dnn;
 use super::head::Head;
-use super::{EstimatorModel, EstimatorSpec, Labels, Mode};
-use crate::Result;
+use super::{Estimator, EstimatorModel, EstimatorSpec, Labels, Mode, RunConfig};
 use crate::feature_columns::{LinearModel, Numeric};
+use crate::{Model, Optimizer, Result};
 
 /// The model of a ready-made Estimator.
 pub struct CannedModel {
@@ -50,10 +51,35 @@ impl EstimatorModel for CannedModel {
     }
 }
 
-/// What classifiers and regressors have in common: the settings of their heads.
+/// What makes the body of a model, from its columns on.
+pub(super) trait Description: Send + Sync + 'static {
+    fn check(&self, what: &'static str) -> Result<()>;
+
+    fn body(&self, outputs: usize, vb: VarBuilder<'_>) -> candle_core::Result<Body>;
+}
+
+/// The Estimator of a body and a head.
+pub(super) fn estimator(
+    what: &'static str,
+    description: impl Description,
+    head: Head,
+    weights: Option<Numeric>,
+    optimizer: impl Fn(&Model<CannedModel>) -> Result<Optimizer> + Send + Sync + 'static,
+    config: RunConfig,
+) -> Result<Estimator<CannedModel>> {
+    head.check(what)?;
+    description.check(what)?;
+    let model_fn = move |_, vb: VarBuilder<'static>| {
+        let body = description.body(head.outputs(), vb)?;
+        Ok(CannedModel { body, head: head.clone(), weights: weights.clone() })
+    };
+    Estimator::new(model_fn, optimizer, config)
+}
+
+/// What classifiers and regressors have in common: the settings of their heads, and what they are built of.
 macro_rules! heads {
     (classifier $classifier:ident, regressor $regressor:ident) => {
-        heads!(weights $classifier, $regressor);
+        heads!(both $classifier, $regressor);
 
         impl $classifier {
             /// How many classes there are. Default: 2, which are learnt with one logit.
@@ -67,6 +93,10 @@ macro_rules! heads {
                 self.vocabulary = words.into_iter().map(Into::into).collect();
                 self
             }
+
+            fn head(&self) -> $crate::estimator::head::Head {
+                $crate::estimator::head::Head::Classes { count: self.classes, vocabulary: self.vocabulary.clone() }
+            }
         }
 
         impl $regressor {
@@ -75,15 +105,33 @@ macro_rules! heads {
                 self.values = values;
                 self
             }
+
+            fn head(&self) -> $crate::estimator::head::Head {
+                $crate::estimator::head::Head::Regression(self.values)
+            }
         }
     };
-    (weights $($model:ident),+) => {$(
+    (both $($model:ident),+) => {$(
         impl $model {
             /// A feature that says how much each example counts: its loss is multiplied by it, and scores are means with these
             /// weights. Default: all count alike.
             pub fn weight_column(mut self, weights: impl Into<$crate::feature_columns::Numeric>) -> $model {
                 self.weights = Some(weights.into());
                 self
+            }
+
+            /// The Estimator, with an optimizer such as `|model| Adam::new(1e-3).build(model)`.
+            ///
+            /// # Errors
+            /// [`Error::FeatureColumn`](crate::Error::FeatureColumn) and [`Error::Configuration`](crate::Error::Configuration)
+            /// where something was described wrongly.
+            pub fn build(
+                self,
+                optimizer: impl Fn(&$crate::Model<$crate::CannedModel>) -> $crate::Result<$crate::Optimizer> + Send + Sync + 'static,
+                config: $crate::RunConfig,
+            ) -> $crate::Result<$crate::Estimator<$crate::CannedModel>> {
+                let head = self.head();
+                $crate::estimator::canned::estimator(stringify!($model), self.body, head, self.weights, optimizer, config)
             }
         }
     )+};

@@ -4,11 +4,9 @@ use candle_core::Tensor;
 use candle_nn::{Activation, Linear, Module, VarBuilder};
 use distribute_input::Features;
 
-use super::canned::{Body, heads};
-use super::head::Head;
-use super::{CannedModel, Estimator, RunConfig};
+use super::canned::{Body, Description, heads};
 use crate::feature_columns::{FeatureColumns, InputLayer, Numeric};
-use crate::{Error, Model, Optimizer, Result};
+use crate::{Error, Result};
 
 /// A model of classes with hidden layers. Variables are `dnn.hiddenlayer_0.weight` and so on, `dnn.logits.weight`, and
 /// `dnn.input_layer.COLUMN.embedding_weights`.
@@ -19,7 +17,7 @@ use crate::{Error, Model, Optimizer, Result};
 /// `tf.estimator.DNNClassifier`.
 #[derive(Clone, Debug)]
 pub struct DnnClassifier {
-    layers: Layers,
+    body: Layers,
     classes: usize,
     vocabulary: Vec<String>,
     weights: Option<Numeric>,
@@ -33,7 +31,7 @@ pub struct DnnClassifier {
 /// `tf.estimator.DNNRegressor`.
 #[derive(Clone, Debug)]
 pub struct DnnRegressor {
-    layers: Layers,
+    body: Layers,
     values: usize,
     weights: Option<Numeric>,
 }
@@ -57,84 +55,56 @@ pub(super) struct Dnn {
 impl DnnClassifier {
     /// Of dense columns, with the sizes of hidden layers.
     pub fn new(columns: &FeatureColumns, hidden_units: impl Into<Vec<usize>>) -> DnnClassifier {
-        let layers = Layers::new(columns, hidden_units.into());
-        DnnClassifier { layers, classes: 2, vocabulary: Vec::new(), weights: None }
-    }
-
-    /// What follows each hidden layer. Default: ReLU.
-    pub fn activation(mut self, activation: Activation) -> DnnClassifier {
-        self.layers.activation = activation;
-        self
-    }
-
-    /// The Estimator, with an optimizer such as `|model| Adam::new(1e-3).build(model)`.
-    ///
-    /// # Errors
-    /// [`Error::FeatureColumn`] and [`Error::Configuration`] where something was described wrongly.
-    pub fn build(
-        self,
-        optimizer: impl Fn(&Model<CannedModel>) -> Result<Optimizer> + Send + Sync + 'static,
-        config: RunConfig,
-    ) -> Result<Estimator<CannedModel>> {
-        let head = Head::Classes { count: self.classes, vocabulary: self.vocabulary };
-        self.layers.estimator("DnnClassifier", head, self.weights, optimizer, config)
+        DnnClassifier {
+            body: Layers::new(columns, hidden_units.into()),
+            classes: 2,
+            vocabulary: Vec::new(),
+            weights: None,
+        }
     }
 }
 
 impl DnnRegressor {
     /// Of dense columns, with the sizes of hidden layers.
     pub fn new(columns: &FeatureColumns, hidden_units: impl Into<Vec<usize>>) -> DnnRegressor {
-        DnnRegressor { layers: Layers::new(columns, hidden_units.into()), values: 1, weights: None }
-    }
-
-    /// What follows each hidden layer. Default: ReLU.
-    pub fn activation(mut self, activation: Activation) -> DnnRegressor {
-        self.layers.activation = activation;
-        self
-    }
-
-    /// The Estimator, with an optimizer such as `|model| Adam::new(1e-3).build(model)`.
-    ///
-    /// # Errors
-    /// As [`DnnClassifier::build`].
-    pub fn build(
-        self,
-        optimizer: impl Fn(&Model<CannedModel>) -> Result<Optimizer> + Send + Sync + 'static,
-        config: RunConfig,
-    ) -> Result<Estimator<CannedModel>> {
-        self.layers.estimator("DnnRegressor", Head::Regression(self.values), self.weights, optimizer, config)
+        DnnRegressor { body: Layers::new(columns, hidden_units.into()), values: 1, weights: None }
     }
 }
 
+/// What both have in common.
+macro_rules! activation {
+    ($($model:ident),+) => {$(
+        impl $model {
+            /// What follows each hidden layer. Default: ReLU.
+            pub fn activation(mut self, activation: Activation) -> $model {
+                self.body.activation = activation;
+                self
+            }
+        }
+    )+};
+}
+
+activation!(DnnClassifier, DnnRegressor);
 heads!(classifier DnnClassifier, regressor DnnRegressor);
 
 impl Layers {
     fn new(columns: &FeatureColumns, hidden: Vec<usize>) -> Layers {
         Layers { columns: columns.clone(), hidden, activation: Activation::Relu }
     }
+}
 
-    fn estimator(
-        self,
-        what: &'static str,
-        head: Head,
-        weights: Option<Numeric>,
-        optimizer: impl Fn(&Model<CannedModel>) -> Result<Optimizer> + Send + Sync + 'static,
-        config: RunConfig,
-    ) -> Result<Estimator<CannedModel>> {
-        head.check(what)?;
+impl Description for Layers {
+    fn check(&self, what: &'static str) -> Result<()> {
         self.columns.check_dense()?;
         if self.hidden.contains(&0) {
             let problem = format!("hidden_units are {:?}; give each layer at least 1", self.hidden);
             return Err(Error::Configuration { what, problem });
         }
-        let model_fn = move |_, vb: VarBuilder<'static>| {
-            let body = Body::Dnn(self.build(head.outputs(), vb.pp("dnn"))?);
-            Ok(CannedModel { body, head: head.clone(), weights: weights.clone() })
-        };
-        Estimator::new(model_fn, optimizer, config)
+        Ok(())
     }
 
-    fn build(&self, outputs: usize, vb: VarBuilder<'_>) -> candle_core::Result<Dnn> {
+    fn body(&self, outputs: usize, vb: VarBuilder<'_>) -> candle_core::Result<Body> {
+        let vb = vb.pp("dnn");
         let input = InputLayer::new(&self.columns, vb.pp("input_layer"))?;
         let (mut width, mut hidden) = (input.width(), Vec::with_capacity(self.hidden.len()));
         for (index, units) in self.hidden.iter().enumerate() {
@@ -142,7 +112,7 @@ impl Layers {
             width = *units;
         }
         let logits = candle_nn::linear(width, outputs, vb.pp("logits"))?;
-        Ok(Dnn { input, hidden, activation: self.activation, logits })
+        Ok(Body::Dnn(Dnn { input, hidden, activation: self.activation, logits }))
     }
 }
 

@@ -1,10 +1,10 @@
 //! Linear classifiers and regressors.
 
-use super::canned::{Body, heads};
-use super::head::Head;
-use super::{CannedModel, Estimator, RunConfig};
+use candle_nn::VarBuilder;
+
+use super::canned::{Body, Description, heads};
+use crate::Result;
 use crate::feature_columns::{FeatureColumns, LinearModel, Numeric};
-use crate::{Model, Optimizer, Result};
 
 /// A linear model of classes. Variables are `linear.linear_model.COLUMN.weights` and `linear.linear_model.bias_weights`.
 ///
@@ -39,7 +39,7 @@ use crate::{Model, Optimizer, Result};
 /// `tf.estimator.LinearClassifier`.
 #[derive(Clone, Debug)]
 pub struct LinearClassifier {
-    columns: FeatureColumns,
+    body: FeatureColumns,
     classes: usize,
     vocabulary: Vec<String>,
     weights: Option<Numeric>,
@@ -53,7 +53,7 @@ pub struct LinearClassifier {
 /// `tf.estimator.LinearRegressor`.
 #[derive(Clone, Debug)]
 pub struct LinearRegressor {
-    columns: FeatureColumns,
+    body: FeatureColumns,
     values: usize,
     weights: Option<Numeric>,
 }
@@ -61,59 +61,25 @@ pub struct LinearRegressor {
 impl LinearClassifier {
     /// Of columns, dense or not.
     pub fn new(columns: &FeatureColumns) -> LinearClassifier {
-        LinearClassifier { columns: columns.clone(), classes: 2, vocabulary: Vec::new(), weights: None }
-    }
-
-    /// The Estimator, with an optimizer such as `|model| Sgd::new(0.1).build(model)`.
-    ///
-    /// # Errors
-    /// [`Error::FeatureColumn`](crate::Error::FeatureColumn) and [`Error::Configuration`](crate::Error::Configuration) where
-    /// something was described wrongly.
-    pub fn build(
-        self,
-        optimizer: impl Fn(&Model<CannedModel>) -> Result<Optimizer> + Send + Sync + 'static,
-        config: RunConfig,
-    ) -> Result<Estimator<CannedModel>> {
-        let head = Head::Classes { count: self.classes, vocabulary: self.vocabulary };
-        head.check("LinearClassifier")?;
-        linear(self.columns, head, self.weights, optimizer, config)
+        LinearClassifier { body: columns.clone(), classes: 2, vocabulary: Vec::new(), weights: None }
     }
 }
 
 impl LinearRegressor {
     /// Of columns, dense or not.
     pub fn new(columns: &FeatureColumns) -> LinearRegressor {
-        LinearRegressor { columns: columns.clone(), values: 1, weights: None }
-    }
-
-    /// The Estimator, with an optimizer such as `|model| Sgd::new(0.1).build(model)`.
-    ///
-    /// # Errors
-    /// As [`LinearClassifier::build`].
-    pub fn build(
-        self,
-        optimizer: impl Fn(&Model<CannedModel>) -> Result<Optimizer> + Send + Sync + 'static,
-        config: RunConfig,
-    ) -> Result<Estimator<CannedModel>> {
-        let head = Head::Regression(self.values);
-        head.check("LinearRegressor")?;
-        linear(self.columns, head, self.weights, optimizer, config)
+        LinearRegressor { body: columns.clone(), values: 1, weights: None }
     }
 }
 
 heads!(classifier LinearClassifier, regressor LinearRegressor);
 
-fn linear(
-    columns: FeatureColumns,
-    head: Head,
-    weights: Option<Numeric>,
-    optimizer: impl Fn(&Model<CannedModel>) -> Result<Optimizer> + Send + Sync + 'static,
-    config: RunConfig,
-) -> Result<Estimator<CannedModel>> {
-    columns.check()?;
-    let model_fn = move |_, vb: candle_nn::VarBuilder<'static>| {
-        let body = Body::Linear(LinearModel::new(&columns, head.outputs(), vb.pp("linear.linear_model"))?);
-        Ok(CannedModel { body, head: head.clone(), weights: weights.clone() })
-    };
-    Estimator::new(model_fn, optimizer, config)
+impl Description for FeatureColumns {
+    fn check(&self, _: &'static str) -> Result<()> {
+        FeatureColumns::check(self)
+    }
+
+    fn body(&self, outputs: usize, vb: VarBuilder<'_>) -> candle_core::Result<Body> {
+        Ok(Body::Linear(LinearModel::new(self, outputs, vb.pp("linear.linear_model"))?))
+    }
 }
