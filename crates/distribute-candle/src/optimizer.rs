@@ -7,8 +7,7 @@ use std::time::Duration;
 
 use candle_core::{DType, Tensor};
 use distribute_collectives::{Compression, FusedAllReduce, FusionOptions, ProcessGroup};
-use distribute_values::{Aggregation, DistributedVariable, VariableOptions};
-
+use distribute_values::{Aggregation, DistributedVariable, OptimizerDescription, UpdateRule, VariableOptions};
 use serde::{Deserialize, Serialize};
 
 use self::loss_scale::Scaling;
@@ -19,62 +18,17 @@ use crate::tensor::is_short;
 use crate::{Error, Model, Result, Variable};
 
 mod accumulated;
-mod adagrad;
-mod adam;
+mod builders;
 mod clip;
-mod lamb;
 mod loss_scale;
 mod replica;
-mod rms_prop;
-mod sgd;
 mod sharded_state;
 mod step;
 
-pub use adagrad::Adagrad;
-pub use adam::{Adam, AdamW};
+pub use builders::{Adagrad, Adam, AdamW, Lamb, RmsProp, Sgd};
 pub use clip::Clip;
-pub use lamb::Lamb;
 pub use loss_scale::LossScale;
 pub use replica::ReplicaOptimizer;
-pub use rms_prop::RmsProp;
-pub use sgd::Sgd;
-
-/// The arithmetic of an optimizer: what one step does to one parameter.
-pub(crate) trait Rule: Send + Sync {
-    /// Names of the slots that it keeps for each parameter.
-    fn slots(&self) -> &'static [&'static str];
-
-    /// Whether an element's update depends on no other element of its variable.
-    fn is_elementwise(&self) -> bool {
-        true
-    }
-
-    /// What a slot's elements begin with.
-    fn initial(&self, slot: &str) -> f64 {
-        let _ = slot;
-        0.0
-    }
-
-    /// Updates a parameter and its slots in place. `step` counts from 1.
-    fn update_f32(
-        &self,
-        step: u64,
-        learning_rate: f64,
-        parameter: &mut [f32],
-        gradient: &[f32],
-        slots: &mut [&mut [f32]],
-    );
-
-    /// As [`update_f32`](Rule::update_f32), in double precision.
-    fn update_f64(
-        &self,
-        step: u64,
-        learning_rate: f64,
-        parameter: &mut [f64],
-        gradient: &[f64],
-        slots: &mut [&mut [f64]],
-    );
-}
 
 /// An optimizer that was built for a model. Its slots are distributed variables with one component per replica.
 ///
@@ -83,7 +37,7 @@ pub(crate) trait Rule: Send + Sync {
 ///
 /// Pass a reference to it to `run`: each replica then gets its [`ReplicaOptimizer`].
 pub struct Optimizer {
-    rule: Box<dyn Rule>,
+    rule: UpdateRule,
     parts: Arc<Parts>,
     /// For each variable its slots, and the master copy of those of 16 bits; empty for those that are not trained.
     slots: Vec<Vec<DistributedVariable<Tensor>>>,
@@ -132,7 +86,9 @@ pub struct StepTimes {
 }
 
 impl Optimizer {
-    pub(crate) fn build<M>(rule: Box<dyn Rule>, learning_rate: f64, model: &Model<M>) -> Result<Optimizer> {
+    fn build<M>(description: OptimizerDescription, model: &Model<M>) -> Result<Optimizer> {
+        description.check()?;
+        let OptimizerDescription { learning_rate, rule } = description;
         let parts = model.parts.clone();
         let options = VariableOptions::on_write(Aggregation::Mean);
         // One component per replica, made of the variable's, or the one that all share.

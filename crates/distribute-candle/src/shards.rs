@@ -11,10 +11,10 @@ use candle_core::Tensor;
 use distribute_collectives::schedule::part;
 use distribute_collectives::{Bucket, ProcessGroup, ReduceOp, Work};
 use distribute_device::{DType, Element};
-use distribute_values::TensorStorage;
+use distribute_values::{Real, TensorStorage, UpdateRule};
 
 use crate::model::Parts;
-use crate::optimizer::{Clip, Rule};
+use crate::optimizer::Clip;
 use crate::plan::Plan;
 use crate::{Candle, Error, Result};
 
@@ -111,7 +111,7 @@ pub(crate) struct Update<'a> {
     pub(crate) group: &'a ProcessGroup,
     pub(crate) plan: &'a Plan,
     pub(crate) parts: &'a Parts,
-    pub(crate) rule: &'a dyn Rule,
+    pub(crate) rule: UpdateRule,
     pub(crate) local: usize,
     pub(crate) step: u64,
     pub(crate) learning_rate: f64,
@@ -149,23 +149,17 @@ impl Update<'_> {
             gathering.push(match gradient {
                 GradientShard::F32(gradient) => {
                     if slots.len() == index {
-                        slots.push(SlotShard::F32(self.initial(gradient.len(), |x| x as f32)));
+                        slots.push(SlotShard::F32(self.initial(gradient.len())));
                     }
                     let SlotShard::F32(slots) = &mut slots[index] else { return Err(Error::NoGradient) };
-                    let rule = |p: &mut [f32], g: &[f32], s: &mut [&mut [f32]]| {
-                        self.rule.update_f32(self.step, self.learning_rate, p, g, s);
-                    };
-                    Gathering::F32(self.update(bucket, &gradient, slots, rule)?)
+                    Gathering::F32(self.update(bucket, &gradient, slots)?)
                 }
                 GradientShard::F64(gradient) => {
                     if slots.len() == index {
-                        slots.push(SlotShard::F64(self.initial(gradient.len(), |x| x)));
+                        slots.push(SlotShard::F64(self.initial(gradient.len())));
                     }
                     let SlotShard::F64(slots) = &mut slots[index] else { return Err(Error::NoGradient) };
-                    let rule = |p: &mut [f64], g: &[f64], s: &mut [&mut [f64]]| {
-                        self.rule.update_f64(self.step, self.learning_rate, p, g, s);
-                    };
-                    Gathering::F64(self.update(bucket, &gradient, slots, rule)?)
+                    Gathering::F64(self.update(bucket, &gradient, slots)?)
                 }
             });
         }
@@ -178,18 +172,12 @@ impl Update<'_> {
         Ok(())
     }
 
-    fn initial<T: Element>(&self, len: usize, make: impl Fn(f64) -> T) -> Vec<Vec<T>> {
-        self.rule.slots().iter().map(|slot| vec![make(self.rule.initial(slot)); len]).collect()
+    fn initial<T: Real>(&self, len: usize) -> Vec<Vec<T>> {
+        self.rule.slots().iter().map(|slot| vec![T::from_f64(self.rule.initial(slot)); len]).collect()
     }
 
     /// Updates this replica's part of one bucket in its copies of the parameters, and begins to gather all parts.
-    fn update<T: Element>(
-        &self,
-        bucket: &Bucket,
-        gradient: &[T],
-        slots: &mut [Vec<T>],
-        rule: impl Fn(&mut [T], &[T], &mut [&mut [T]]),
-    ) -> Result<Work<[Vec<T>; 2]>> {
+    fn update<T: Real>(&self, bucket: &Bucket, gradient: &[T], slots: &mut [Vec<T>]) -> Result<Work<[Vec<T>; 2]>> {
         let len = self.members(bucket).last().map_or(0, |(_, range)| range.end);
         let (ranks, rank) = (self.group.world_size(), self.group.rank().index());
         let mine = part(len, ranks, rank);
@@ -206,7 +194,7 @@ impl Update<'_> {
                 let parameter = &mut parameter[within.clone()];
                 if has_gradient {
                     let mut slots: Vec<&mut [T]> = slots.iter_mut().map(|slot| &mut slot[own.clone()]).collect();
-                    rule(parameter, &gradient[own.clone()], &mut slots);
+                    self.rule.update(self.step, self.learning_rate, parameter, &gradient[own.clone()], &mut slots);
                 }
                 updated[own.clone()].copy_from_slice(parameter);
             })?;

@@ -9,6 +9,7 @@
 //! - [`Structure`]: tensors, and nests of them; [`reduce_structure`], [`gather_structure`]: those of many replicas to one, across
 //!   processes too.
 //! - [`PerWorkerVariable`]: state that each process has for itself.
+//! - [`UpdateRule`]: the arithmetic of an optimizer, on slices; [`OptimizerDescription`]: that, and how fast.
 //!
 //! # Examples
 //! ```
@@ -28,6 +29,7 @@ mod per_replica;
 mod per_worker;
 mod storage;
 mod structure;
+mod update_rule;
 mod variable;
 
 pub use combine::{Axis, broadcast_value, gather_values, reduce_values};
@@ -36,4 +38,5 @@ pub use per_replica::{Mirrored, PerReplica};
 pub use per_worker::PerWorkerVariable;
 pub use storage::{Host, HostTensor, TensorStorage, with_storage};
 pub use structure::{Leaves, Nested, Number, Single, Structure, gather_structure, reduce_structure};
+pub use update_rule::{OptimizerDescription, Real, UpdateRule};
 pub use variable::{Aggregation, Assignment, DistributedVariable, Place, Scatter, Synchronization, VariableOptions};

@@ -7,7 +7,7 @@ use candle_core::Tensor;
 use distribute_collectives::{FusedAllReduce, FusionOptions, ReduceOp};
 use distribute_device::{BufferMut, DType, Element};
 use distribute_strategy::ReplicaContext;
-use distribute_values::with_storage;
+use distribute_values::{Real, UpdateRule, with_storage};
 
 use super::accumulated::Sum;
 use super::loss_scale::Scaling;
@@ -63,7 +63,7 @@ impl Optimizer {
     ) -> Result<Option<f64>> {
         let plan = self.plan.get().ok_or(Error::NoGradient)?;
         let learning_rate = self.learning_rate();
-        let (group, parts, rule) = (context.group(), &*self.parts, &*self.rule);
+        let (group, parts, rule) = (context.group(), &*self.parts, self.rule);
         let update = Update { group, plan, parts, rule, local, step, learning_rate, flags };
         let norm = self.clip.map_or(Ok(None), |clip| update.clip(clip, &mut gradients))?;
         let (mut slots, restored) = {
@@ -204,8 +204,8 @@ impl Optimizer {
         let mut outcome = Ok(());
         with_storage::<Candle, Tensor>(&tensors, &mut |buffers| {
             outcome = match buffers.first().map(|buffer| buffer.dtype()) {
-                Some(DType::F64) => update(buffers, |p, g, s| self.rule.update_f64(step, learning_rate, p, g, s)),
-                _ => update(buffers, |p, g, s| self.rule.update_f32(step, learning_rate, p, g, s)),
+                Some(DType::F64) => update::<f64>(buffers, self.rule, step, learning_rate),
+                _ => update::<f32>(buffers, self.rule, step, learning_rate),
             };
         })?;
         outcome?;
@@ -264,7 +264,7 @@ fn unscale(context: &ReplicaContext, summed: &mut Summed, scale: f64) -> Result<
 }
 
 /// Sorts the storage of parameter, gradient and slots into what a rule takes.
-fn update<T: Element>(buffers: &mut [BufferMut<'_>], rule: impl FnOnce(&mut [T], &[T], &mut [&mut [T]])) -> Result<()> {
+fn update<T: Real>(buffers: &mut [BufferMut<'_>], rule: UpdateRule, step: u64, learning_rate: f64) -> Result<()> {
     if let [parameter, gradient, slots @ ..] = buffers {
         let mut slots = slots
             .iter_mut()
@@ -272,7 +272,8 @@ fn update<T: Element>(buffers: &mut [BufferMut<'_>], rule: impl FnOnce(&mut [T],
             .collect::<Result<Vec<_>, _>>()
             .map_err(distribute_values::Error::from)?;
         let parameter = parameter.as_mut_slice::<T>().map_err(distribute_values::Error::from)?;
-        rule(parameter, gradient.as_slice::<T>().map_err(distribute_values::Error::from)?, &mut slots);
+        let gradient = gradient.as_slice::<T>().map_err(distribute_values::Error::from)?;
+        rule.update(step, learning_rate, parameter, gradient, &mut slots);
     }
     Ok(())
 }

@@ -1,0 +1,54 @@
+//! RMSprop.
+
+use super::{Real, Step};
+
+pub(super) fn update<T: Real>(step: Step<'_, '_, T>, rho: f64, momentum: f64, epsilon: f64, centered: bool) {
+    let [one, lr, rho, momentum, epsilon] = [1.0, step.learning_rate, rho, momentum, epsilon].map(T::from_f64);
+    let Step { parameter, gradient, slots: [square, rest @ ..], .. } = step else { return };
+    // Which slots there are is said by `UpdateRule::slots`, in this order.
+    let mut rest = rest.iter_mut();
+    let mut mean = if centered { rest.next() } else { None };
+    let mut sum = rest.next();
+    for (i, (p, &g)) in parameter.iter_mut().zip(gradient).enumerate() {
+        square[i] = rho * square[i] + (one - rho) * g * g;
+        let mut spread = square[i] + epsilon;
+        if let Some(mean) = &mut mean {
+            mean[i] = rho * mean[i] + (one - rho) * g;
+            spread -= mean[i] * mean[i];
+        }
+        let mut change = lr * g / spread.sqrt();
+        if let Some(sum) = &mut sum {
+            sum[i] = momentum * sum[i] + change;
+            change = sum[i];
+        }
+        *p -= change;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::UpdateRule;
+
+    fn two_steps(momentum: f64, centered: bool) -> f64 {
+        let rule = UpdateRule::RmsProp { rho: 0.5, momentum, epsilon: 1e-9, centered };
+        let mut p = [1.0f64];
+        let mut memory = vec![[0.0f64]; rule.slots().len()];
+        for step in 1..=2 {
+            let mut slots: Vec<&mut [f64]> = memory.iter_mut().map(|slot| &mut slot[..]).collect();
+            rule.update(step, 0.1, &mut p, &[2.0], &mut slots);
+        }
+        p[0]
+    }
+
+    #[test]
+    fn two_steps_by_hand() {
+        // Squares: 2, 3. Means: 1, 1.5.
+        let (first, second) = (0.2 / 2f64.sqrt(), 0.2 / 3f64.sqrt());
+        assert!((two_steps(0.0, false) - (1.0 - first - second)).abs() < 1e-8);
+        assert!((two_steps(0.9, false) - (1.0 - first - (0.9 * first + second))).abs() < 1e-8);
+        let centered = 1.0 - 0.2 / 1f64.sqrt() - 0.2 / 0.75f64.sqrt();
+        assert!((two_steps(0.0, true) - centered).abs() < 1e-7);
+        let all = UpdateRule::RmsProp { rho: 0.5, momentum: 0.5, epsilon: 1e-9, centered: true };
+        assert_eq!(all.slots(), ["velocity", "average_gradient", "momentum"]);
+    }
+}
