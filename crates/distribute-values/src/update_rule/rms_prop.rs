@@ -5,23 +5,37 @@ use super::{Real, Step};
 pub(super) fn update<T: Real>(step: Step<'_, '_, T>, rho: f64, momentum: f64, epsilon: f64, centered: bool) {
     let [one, lr, rho, momentum, epsilon] = [1.0, step.learning_rate, rho, momentum, epsilon].map(T::from_f64);
     let Step { parameter, gradient, slots: [square, rest @ ..], .. } = step else { return };
-    // Which slots there are is said by `UpdateRule::slots`, in this order.
-    let mut rest = rest.iter_mut();
-    let mut mean = if centered { rest.next() } else { None };
-    let mut sum = rest.next();
-    for (i, (p, &g)) in parameter.iter_mut().zip(gradient).enumerate() {
-        square[i] = rho * square[i] + (one - rho) * g * g;
-        let mut spread = square[i] + epsilon;
-        if let Some(mean) = &mut mean {
-            mean[i] = rho * mean[i] + (one - rho) * g;
-            spread -= mean[i] * mean[i];
+    let spread = |v: &mut T, g: T| {
+        *v = rho * *v + (one - rho) * g * g;
+        *v + epsilon
+    };
+    let center = |m: &mut T, g: T| {
+        *m = rho * *m + (one - rho) * g;
+        *m * *m
+    };
+    let gather = |s: &mut T, change: T| {
+        *s = momentum * *s + change;
+        *s
+    };
+    let elements = parameter.iter_mut().zip(gradient).zip(square.iter_mut());
+    // Which slots there are is said by `UpdateRule::slots`, in this order. One loop for each case, for the compiler to vectorise.
+    match rest {
+        [] => elements.for_each(|((p, &g), v)| *p -= lr * g / spread(v, g).sqrt()),
+        [mean] if centered => {
+            for (((p, &g), v), m) in elements.zip(mean.iter_mut()) {
+                *p -= lr * g / (spread(v, g) - center(m, g)).sqrt();
+            }
         }
-        let mut change = lr * g / spread.sqrt();
-        if let Some(sum) = &mut sum {
-            sum[i] = momentum * sum[i] + change;
-            change = sum[i];
+        [sum] => {
+            for (((p, &g), v), s) in elements.zip(sum.iter_mut()) {
+                *p -= gather(s, lr * g / spread(v, g).sqrt());
+            }
         }
-        *p -= change;
+        [mean, sum, ..] => {
+            for ((((p, &g), v), m), s) in elements.zip(mean.iter_mut()).zip(sum.iter_mut()) {
+                *p -= gather(s, lr * g / (spread(v, g) - center(m, g)).sqrt());
+            }
+        }
     }
 }
 
