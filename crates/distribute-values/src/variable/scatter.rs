@@ -1,7 +1,7 @@
 //! Writing some rows of a variable.
 
 use distribute_collectives::{ProcessGroup, Rank};
-use distribute_device::DType;
+use distribute_device::{BufferMut, BufferRef, DType};
 
 use super::{Aggregation, DistributedVariable, Place, Synchronization};
 use crate::elements::{Arithmetic, with_type};
@@ -24,6 +24,37 @@ pub enum Scatter {
     Min,
     /// Keeps the greater.
     Max,
+}
+
+impl Scatter {
+    /// Does so to some rows of elements in host memory; a row that is named more than once is written more than once, in order.
+    ///
+    /// # Shapes
+    /// `target` holds rows of `row_len` elements; `values` holds as many rows as `rows` names.
+    ///
+    /// # Errors
+    /// [`Error::Device`] where the types differ, a row lies outside `target`, or the number of values does not fit.
+    pub fn apply(
+        self,
+        mut target: BufferMut<'_>,
+        row_len: usize,
+        rows: impl IntoIterator<Item = usize>,
+        values: BufferRef<'_>,
+    ) -> Result<()> {
+        with_type!(values.dtype(), E => {
+            let (target, values) = (target.as_mut_slice::<E>()?, values.as_slice::<E>()?);
+            let len = target.len();
+            for (at, row) in rows.into_iter().enumerate() {
+                let outside = |start: usize, len| distribute_device::Error::OutOfRange { start, end: start + row_len, len };
+                let start = row.saturating_mul(row_len);
+                let target = target.get_mut(start..start.saturating_add(row_len)).ok_or_else(|| outside(start, len))?;
+                let from = at * row_len;
+                let values = values.get(from..from + row_len).ok_or_else(|| outside(from, values.len()))?;
+                target.iter_mut().zip(values).for_each(|(a, b)| *a = scattered(self, *a, *b));
+            }
+        });
+        Ok(())
+    }
 }
 
 /// Rows and their indices.
@@ -167,16 +198,10 @@ impl<T> DistributedVariable<T> {
             return Err(self.refuse("a row of whole numbers to divide by has a zero; give others"));
         }
         let mut outcome = Ok(());
-        self.component(local)?.write(&mut |mut target| {
-            outcome = target.as_mut_slice::<E>().map_err(Error::from).map(|target| {
-                for (index, row) in rows.indices.iter().zip(rows.values.chunks_exact(row_len)) {
-                    // Indices were checked where they were given.
-                    let start = *index as usize * row_len;
-                    for (a, b) in target[start..start + row_len].iter_mut().zip(row) {
-                        *a = scattered(scatter, *a, *b);
-                    }
-                }
-            });
+        self.component(local)?.write(&mut |target| {
+            // Indices were checked where they were given.
+            let indices = rows.indices.iter().map(|index| *index as usize);
+            outcome = scatter.apply(target, row_len, indices, BufferRef::from(&rows.values[..]));
         })?;
         outcome
     }
