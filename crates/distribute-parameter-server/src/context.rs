@@ -1,0 +1,193 @@
+//! What a function of a program finds on the worker that runs it.
+
+use std::any::Any;
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use distribute_input::DatasetIter;
+use serde::{Deserialize, Serialize};
+
+use crate::parameters::{Gradient, VariableInfo, Versions};
+use crate::variable::ShardedVariable;
+use crate::wire::proto::Origin;
+use crate::worker::{Attendance, lock};
+use crate::{Error, Result};
+
+/// The worker that runs a function of a [`Program`](crate::Program): its place among the workers, the variables on the servers,
+/// and what stays here from one call to the next.
+pub struct WorkerContext {
+    attendance: Arc<Attendance>,
+    origin: Origin,
+    /// Counts what this call changes, so that a change is known when the call is made again elsewhere.
+    changes: AtomicU32,
+}
+
+/// One iterator over a dataset on each worker: an argument of scheduled functions, and useless elsewhere.
+///
+/// # Source
+/// The `PerWorkerValues` iterators of `ClusterCoordinator.create_per_worker_dataset`.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct PerWorkerIterator<T> {
+    pub(crate) resource: u64,
+    #[serde(skip)]
+    of: PhantomData<fn() -> T>,
+}
+
+impl<T> PerWorkerIterator<T> {
+    pub(crate) fn new(resource: u64) -> PerWorkerIterator<T> {
+        PerWorkerIterator { resource, of: PhantomData }
+    }
+}
+
+impl<T> Clone for PerWorkerIterator<T> {
+    fn clone(&self) -> Self {
+        PerWorkerIterator::new(self.resource)
+    }
+}
+
+impl WorkerContext {
+    pub(crate) fn new(attendance: Arc<Attendance>, origin: Origin) -> WorkerContext {
+        WorkerContext { attendance, origin, changes: AtomicU32::new(0) }
+    }
+
+    /// The index of this worker.
+    ///
+    /// # Source
+    /// `tf.distribute.coordinator.experimental_get_current_worker_index`.
+    pub fn worker_index(&self) -> usize {
+        self.attendance.worker as usize
+    }
+
+    /// The number of workers.
+    pub fn num_workers(&self) -> usize {
+        self.attendance.workers as usize
+    }
+
+    /// The number of this closure, the same when it runs again because its worker was lost. Rising in the order of scheduling;
+    /// each coordinator of a strategy counts on from another number.
+    pub fn closure(&self) -> u64 {
+        self.origin.closure
+    }
+
+    /// Whether the coordinator has given this worker up, so that nobody wants the result any more; functions that take long
+    /// look at it now and then.
+    pub fn is_cancelled(&self) -> bool {
+        self.attendance.over.load(Ordering::Acquire)
+    }
+
+    /// The next element of this worker's dataset.
+    ///
+    /// # Errors
+    /// [`Error::EndOfData`] after the last one; the dataset's own; [`Error::Variable`] where the iterator is of another type.
+    pub fn next<T: 'static>(&self, iterator: &PerWorkerIterator<T>) -> Result<T> {
+        let worker = self.attendance.worker;
+        let resource = lock(&self.attendance.resources).get(&iterator.resource).cloned();
+        let resource = resource.ok_or_else(|| Error::WrongTask {
+            task: format!("worker:{worker}"),
+            problem: "it has no dataset of this number; pass an iterator that create_per_worker_dataset has made"
+                .to_owned(),
+        })?;
+        let mut iterator = lock(&resource.iterator);
+        let elements = iterator.downcast_mut::<DatasetIter<T>>().ok_or_else(|| Error::WrongTask {
+            task: format!("worker:{worker}"),
+            problem: format!(
+                "the elements of dataset {:?} are no {}; declare the function with the dataset's own type",
+                resource.dataset,
+                std::any::type_name::<T>()
+            ),
+        })?;
+        let end = || Error::EndOfData { name: resource.dataset.clone(), worker };
+        Ok(elements.next().ok_or_else(end)??)
+    }
+
+    /// A variable on the servers.
+    ///
+    /// # Errors
+    /// [`Error::UnknownVariable`]; [`Error::ServerLost`], which functions pass on: the closure then runs again later.
+    pub fn variable(&self, name: &str) -> Result<ShardedVariable> {
+        let parameters = &self.attendance.parameters;
+        let info = parameters.block_on(parameters.variable(name))?;
+        Ok(ShardedVariable::new(info, parameters.clone()))
+    }
+
+    /// Adds to a variable, once for this closure however often it runs.
+    ///
+    /// # Errors
+    /// As [`variable`](WorkerContext::variable); the elements do not fit.
+    pub fn assign_add<L, T: distribute_values::TensorStorage<L>>(
+        &self,
+        variable: &ShardedVariable,
+        value: &T,
+    ) -> Result<()> {
+        variable.assign_as(&self.change()?, distribute_values::Scatter::Add, None, value)
+    }
+
+    /// Changes some rows of a variable, once for this closure however often it runs; a row that is named more than once is
+    /// written more than once, in order.
+    ///
+    /// # Errors
+    /// As [`assign_add`](WorkerContext::assign_add).
+    pub fn scatter<L, T: distribute_values::TensorStorage<L>>(
+        &self,
+        variable: &ShardedVariable,
+        scatter: distribute_values::Scatter,
+        rows: &[usize],
+        values: &T,
+    ) -> Result<()> {
+        variable.assign_as(&self.change()?, scatter, Some(rows), values)
+    }
+
+    /// Sends gradients to the servers, whose optimizer applies them. Whether they counted: with [`Updates::Synchronous`], those
+    /// of the slowest workers do not.
+    ///
+    /// [`Updates::Synchronous`]: crate::Updates::Synchronous
+    ///
+    /// # Errors
+    /// [`Error::ServerLost`], [`Error::Cancelled`], which functions pass on; [`Error::Refused`] where something does not fit.
+    pub fn push(&self, optimizer: u32, gradients: &[Gradient]) -> Result<bool> {
+        let parameters = &self.attendance.parameters;
+        parameters.block_on(parameters.push(&self.change()?, optimizer, gradients))
+    }
+
+    /// Fetches what of some variables has changed since `versions`, and shows it: which variable, where the elements begin in
+    /// it, the type in which they came, and their bytes.
+    ///
+    /// # Errors
+    /// [`Error::ServerLost`], which functions pass on; what `show` returns.
+    pub fn pull(
+        &self,
+        versions: &mut Versions,
+        variables: &[Arc<VariableInfo>],
+        mut show: impl FnMut(usize, usize, distribute_device::DType, &[u8]) -> Result<()>,
+    ) -> Result<()> {
+        let parameters = &self.attendance.parameters;
+        parameters.block_on(parameters.pull(versions, variables, &mut show))
+    }
+
+    /// Something that this worker keeps from one call to the next, made when it is first asked for: until the worker is started
+    /// again, or another coordinator comes.
+    ///
+    /// # Errors
+    /// What `make` returns.
+    pub fn keep<T: Any + Send + Sync, E>(&self, name: &str, make: impl FnOnce() -> Result<T, E>) -> Result<Arc<T>, E> {
+        let key = format!("{name}\n{}", std::any::type_name::<T>());
+        let kept = lock(&self.attendance.kept).get(&key).cloned();
+        if let Some(kept) = kept.and_then(|kept| kept.downcast::<T>().ok()) {
+            return Ok(kept);
+        }
+        // One call runs at a time, so nobody makes it meanwhile.
+        let made = Arc::new(make()?);
+        lock(&self.attendance.kept).insert(key, made.clone());
+        Ok(made)
+    }
+
+    /// The next change of this closure, unless nobody wants it any more.
+    fn change(&self) -> Result<Origin> {
+        if self.is_cancelled() {
+            let why = "the coordinator has given this worker up".to_owned();
+            return Err(Error::Cancelled { what: "a change".to_owned(), why });
+        }
+        Ok(Origin { change: self.changes.fetch_add(1, Ordering::Relaxed), ..self.origin.clone() })
+    }
+}

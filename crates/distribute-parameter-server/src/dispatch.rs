@@ -1,0 +1,360 @@
+//! One task for each worker, which brings it closures, and one for each server, which watches it.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use distribute_cluster::{Task, TaskType};
+use tonic::Status;
+
+use crate::Error;
+use crate::coordinator::{Delivery, Scheduled, ServerState, Shared, WorkerState, cancel};
+use crate::queue::{Begin, Entry};
+use crate::strategy::{BETWEEN_ATTEMPTS, Inner};
+use crate::wire::proto::{
+    AttendWorker, Closure, Done, FenceRequest, Origin, Outcome, Resource, WorkerState as Attending,
+};
+use crate::wire::{Link, Replies, VERSION, is_lost, ps, worker};
+use crate::worker::lock;
+
+/// One worker, as its dispatcher sees it.
+struct Dispatcher {
+    worker: usize,
+    link: Link,
+    /// Counts attendances.
+    epoch: u64,
+    shared: Arc<Shared>,
+    inner: Arc<Inner>,
+}
+
+/// Brings closures to a worker for as long as the coordinator lives. Its attendances are numbered from `first` on.
+pub(crate) async fn serve_worker(worker: usize, first: u64, shared: Arc<Shared>, inner: Arc<Inner>) {
+    let link = match Link::new(&inner.workers[worker], inner.options.silence) {
+        Ok(link) => link,
+        Err(status) => return shared.fail(None, refused(worker, "connect", &status)),
+    };
+    let mut dispatcher = Dispatcher { worker, link, epoch: first, shared, inner };
+    while let Some(attendance) = dispatcher.attend().await {
+        let why = dispatcher.work(attendance).await;
+        if dispatcher.is_closing() {
+            return;
+        }
+        tracing::warn!("lost worker:{worker}: {why}; what it was to do is done elsewhere, and it is awaited");
+        lock(&dispatcher.shared.workers)[worker] = WorkerState::Lost;
+    }
+}
+
+impl Dispatcher {
+    /// Begins to attend to the worker, as soon as it answers; `None` at the end.
+    async fn attend(&mut self) -> Option<Replies> {
+        let started = Instant::now();
+        while !self.is_closing() {
+            self.epoch += 1;
+            match self.attend_once().await {
+                Ok(attendance) => {
+                    lock(&self.shared.workers)[self.worker] = WorkerState::Ready;
+                    return Some(attendance);
+                }
+                Err(status) if is_lost(&status) => self.check_any_worker(started, &status),
+                Err(status) => {
+                    self.shared.fail(None, refused(self.worker, "Attend", &status));
+                    return None;
+                }
+            }
+            tokio::time::sleep(BETWEEN_ATTEMPTS).await;
+        }
+        None
+    }
+
+    async fn attend_once(&self) -> Result<Replies, Status> {
+        let patience = self.inner.options.patience;
+        let names = |names: Vec<&str>| names.into_iter().map(str::to_owned).collect();
+        let request = AttendWorker {
+            session: self.inner.parameters.session(),
+            version: VERSION,
+            worker: self.worker as u32,
+            workers: self.inner.workers.len() as u32,
+            epoch: self.epoch,
+            servers: (0..self.inner.parameters.servers())
+                .map(|server| self.inner.parameters.address(server).to_owned())
+                .collect(),
+            functions: names(self.shared.program.functions().collect()),
+            datasets: names(self.shared.program.datasets().collect()),
+            wire: self.inner.options.wire.map(|wire| wire.code().into()),
+        };
+        let mut attendance = self.link.ask(worker!("Attend"), request, patience).await?;
+        let state = attendance.next::<Attending>(Some(patience)).await?;
+        state.map(|_| attendance).ok_or_else(|| Status::unavailable("it left at once"))
+    }
+
+    /// Fails what is scheduled when there has been no worker at all for too long.
+    fn check_any_worker(&self, since: Instant, last: &Status) {
+        let limit = self.shared.options.worker_timeout;
+        let all_lost = lock(&self.shared.workers).iter().all(|state| *state == WorkerState::Lost);
+        if all_lost && since.elapsed() > limit && !self.shared.lock().is_idle() {
+            self.inner.failed.store(true, Ordering::Release);
+            self.shared.fail(
+                None,
+                Error::WorkerLost {
+                    what: "everything that was scheduled".to_owned(),
+                    why: format!(
+                        "there has been no worker for {} s; worker:{} said last: {}",
+                        limit.as_secs(),
+                        self.worker,
+                        last.message()
+                    ),
+                },
+            );
+        }
+    }
+
+    /// Brings closures until the worker is lost; why it was.
+    async fn work(&self, mut attendance: Replies) -> String {
+        let mut resources = 0;
+        loop {
+            let begun = tokio::select! {
+                begun = self.next_closure() => begun,
+                ended = attendance.next::<Attending>(None) => return end_of(ended),
+            };
+            let Some(begun) = begun else { return "the coordinator ends".to_owned() };
+            let number = begun.entry.number;
+            let outcome = tokio::select! {
+                outcome = self.run(&begun, &mut resources) => outcome,
+                ended = attendance.next::<Attending>(None) => Err(Status::unavailable(end_of(ended))),
+            };
+            match outcome {
+                Ok(outcome) => self.note(begun.entry, outcome).await,
+                Err(status) if is_lost(&status) => {
+                    self.give_up(begun.entry).await;
+                    return status.message().to_owned();
+                }
+                // It said no to this closure.
+                Err(status) => {
+                    let error = refused(self.worker, "Run", &status);
+                    begun.entry.closure.value.set(Err(error.again()));
+                    self.shared.fail(Some(number), error);
+                }
+            }
+        }
+    }
+
+    /// The next closure that may begin; `None` at the end.
+    async fn next_closure(&self) -> Option<Begin<Scheduled>> {
+        let mut servers = self.shared.servers.subscribe();
+        loop {
+            let ready = self.shared.ready.notified();
+            tokio::pin!(ready);
+            // Before looking, so that nothing is missed in between.
+            ready.as_mut().enable();
+            if self.is_closing() {
+                return None;
+            }
+            let recovering = servers.borrow_and_update().contains(&ServerState::Recovering);
+            if !recovering && let Some(begun) = self.shared.lock().begin() {
+                // There is room in the queue.
+                self.shared.notify();
+                return Some(begun);
+            }
+            tokio::select! {
+                () = ready => {}
+                _ = servers.changed() => {}
+            }
+        }
+    }
+
+    async fn run(&self, begun: &Begin<Scheduled>, resources: &mut usize) -> Result<Outcome, Status> {
+        self.make_resources(resources).await?;
+        let origin = Origin {
+            session: self.inner.parameters.session(),
+            worker: self.worker as u32,
+            epoch: self.epoch,
+            closure: begun.entry.number,
+            change: 0,
+            once: self.shared.options.delivery == Delivery::EffectivelyOnce,
+            horizon: begun.horizon,
+            live: begun.live.clone(),
+            round: begun.round,
+        };
+        let Scheduled { function, arguments, .. } = &begun.entry.closure;
+        let closure = Closure { origin: Some(origin), function: function.to_string(), payload: arguments.clone() };
+        self.link.call(worker!("Run"), closure, self.shared.options.closure_timeout).await
+    }
+
+    /// Has the worker make those datasets that it has not made yet.
+    async fn make_resources(&self, made: &mut usize) -> Result<(), Status> {
+        let missing: Vec<(u64, String)> = lock(&self.shared.resources)[*made..].to_vec();
+        for (resource, dataset) in missing {
+            let session = self.inner.parameters.session();
+            let request = Resource { session, epoch: self.epoch, resource, dataset: dataset.clone() };
+            let patience = self.shared.options.closure_timeout;
+            let done = self.link.call::<Done>(worker!("CreateResource"), request, patience).await;
+            done.map_err(|status| match is_lost(&status) {
+                true => status,
+                false => Status::new(status.code(), format!("dataset {dataset:?}: {}", status.message())),
+            })?;
+            *made += 1;
+        }
+        Ok(())
+    }
+
+    /// A closure has run, one way or the other.
+    async fn note(&self, mut entry: Entry<Scheduled>, outcome: Outcome) {
+        let Some(problem) = outcome.problem else {
+            // The value first: whoever joins finds it.
+            entry.closure.value.set(Ok(outcome.payload));
+            self.shared.lock().done(entry.number);
+            return self.shared.notify();
+        };
+        let function = entry.closure.function.to_string();
+        match problem.server {
+            // It is known which server is meant, and whether it comes back.
+            Some(server) if self.await_server(server as usize).await => {
+                // Not the function's fault.
+                entry.attempts -= 1;
+                self.put_back(entry);
+            }
+            Some(server) => {
+                let address = self.inner.parameters.address(server as usize).to_owned();
+                let error = Error::ServerLost { server, address, why: problem.message };
+                self.inner.failed.store(true, Ordering::Release);
+                entry.closure.value.set(Err(error.again()));
+                self.shared.fail(Some(entry.number), error);
+            }
+            None if problem.cancelled => self.put_back(entry),
+            None => {
+                let error = Error::UserFunction { function, worker: self.worker as u32, message: problem.message };
+                entry.closure.value.set(Err(error.again()));
+                self.shared.fail(Some(entry.number), error);
+            }
+        }
+    }
+
+    /// Waits until a server that a worker could not reach can be used again; whether it can.
+    async fn await_server(&self, server: usize) -> bool {
+        let mut servers = self.shared.servers.subscribe();
+        // Whoever watches it notices a little later than the worker.
+        let noticed = tokio::time::sleep(2 * BETWEEN_ATTEMPTS);
+        tokio::pin!(noticed);
+        let mut waited = false;
+        loop {
+            match servers.borrow_and_update().get(server) {
+                Some(ServerState::Ready) if waited => return true,
+                Some(ServerState::Lost) | None => return false,
+                Some(ServerState::Ready | ServerState::Recovering) => {}
+            }
+            tokio::select! {
+                changed = servers.changed() => if changed.is_err() { return false },
+                () = &mut noticed, if !waited => waited = true,
+            }
+        }
+    }
+
+    /// The worker is lost: what it still does is refused, and its closure runs elsewhere.
+    async fn give_up(&self, entry: Entry<Scheduled>) {
+        lock(&self.shared.fences).insert(self.worker as u32, self.epoch);
+        for server in 0..self.inner.parameters.servers() {
+            fence(&self.inner, server, self.worker as u32, self.epoch).await;
+        }
+        let limit = self.shared.options.max_attempts;
+        if entry.attempts >= limit {
+            let what = format!("function {:?}", entry.closure.function);
+            let why = format!("its workers were lost {} times, lastly worker:{}", entry.attempts, self.worker);
+            let error = Error::WorkerLost { what, why };
+            self.inner.failed.store(true, Ordering::Release);
+            entry.closure.value.set(Err(error.again()));
+            return self.shared.fail(Some(entry.number), error);
+        }
+        self.put_back(entry);
+    }
+
+    fn put_back(&self, entry: Entry<Scheduled>) {
+        let cancelled = self.shared.lock().put_back(entry);
+        cancel(cancelled.into_iter().collect(), "something else has failed");
+        self.shared.notify();
+    }
+
+    fn is_closing(&self) -> bool {
+        self.shared.closing.load(Ordering::Acquire)
+    }
+}
+
+/// Watches a server for as long as the coordinator lives.
+pub(crate) async fn watch_server(server: usize, shared: Arc<Shared>, inner: Arc<Inner>) {
+    let set = |state| {
+        shared.servers.send_modify(|states| states[server] = state);
+        shared.notify();
+    };
+    while let Some(mut attendance) = inner.take_attendance(server) {
+        let why = end_of(attendance.next::<crate::wire::proto::ServerState>(None).await);
+        if shared.closing.load(Ordering::Acquire) {
+            return;
+        }
+        set(ServerState::Recovering);
+        tracing::warn!("lost ps:{server}: {why}; it is awaited");
+        match recover(server, &shared, &inner).await {
+            Ok(words) => {
+                tracing::warn!("ps:{server} is back: {words}");
+                set(ServerState::Ready);
+            }
+            Err(error) => {
+                let address = inner.parameters.address(server).to_owned();
+                let why = match error {
+                    Error::ServerLost { why, .. } => why,
+                    other => format!("{why}; {other}"),
+                };
+                inner.failed.store(true, Ordering::Release);
+                set(ServerState::Lost);
+                return shared.fail(None, Error::ServerLost { server: server as u32, address, why });
+            }
+        }
+    }
+}
+
+/// Attends to a server again, and gives it back what it held where it was started again.
+async fn recover(server: usize, shared: &Shared, inner: &Inner) -> Result<String, Error> {
+    let patience = match inner.options.restore_servers_from {
+        Some(_) => inner.options.server_timeout,
+        // A connection may break although both sides live.
+        None => TRANSIENT,
+    };
+    let words = match (inner.attend(server, patience).await?, &inner.options.restore_servers_from) {
+        (true, _) => "its connection had broken, and it has kept its variables".to_owned(),
+        (false, Some(folder)) => {
+            let step = inner.restore_from(server, folder).await?;
+            format!("it was started again, and has its part of the checkpoint of step {step}")
+        }
+        (false, None) => {
+            let address = inner.parameters.address(server).to_owned();
+            let why = "it was started again and holds nothing".to_owned();
+            return Err(Error::ServerLost { server: server as u32, address, why });
+        }
+    };
+    let fences: Vec<(u32, u64)> = lock(&shared.fences).iter().map(|(worker, epoch)| (*worker, *epoch)).collect();
+    for (worker, epoch) in fences {
+        fence(inner, server, worker, epoch).await;
+    }
+    Ok(words)
+}
+
+/// Has a server refuse a worker's attendance. One that cannot be reached is told when it is back.
+async fn fence(inner: &Inner, server: usize, worker: u32, epoch: u64) {
+    let request = FenceRequest { session: inner.parameters.session(), worker, epoch };
+    let told = inner.parameters.link(server).call::<Done>(ps!("Fence"), request, inner.options.silence).await;
+    if let Err(status) = told {
+        tracing::debug!("ps:{server} was not told that worker:{worker} is given up: {}", status.message());
+    }
+}
+
+fn end_of<M>(ended: Result<Option<M>, Status>) -> String {
+    match ended {
+        Ok(_) => "it has left".to_owned(),
+        Err(status) => status.message().to_owned(),
+    }
+}
+
+fn refused(worker: usize, call: &'static str, status: &Status) -> Error {
+    Error::Refused { task: Task::new(TaskType::Worker, worker as u32), call, message: status.message().to_owned() }
+}
+
+/// How long a server may be unreachable where nothing can restore it.
+const TRANSIENT: Duration = Duration::from_secs(2);

@@ -1,0 +1,243 @@
+//! What can go wrong between coordinator, workers and parameter servers.
+
+use std::time::Duration;
+
+use distribute_cluster::Task;
+use tonic::{Code, Status};
+
+/// Any error as a source.
+pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+/// An error of this crate.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A function of the program returned an error, or panicked.
+    #[error("function {function:?} failed on worker:{worker}: {message}")]
+    UserFunction {
+        /// Its name.
+        function: String,
+        /// Where it ran.
+        worker: u32,
+        /// Its words.
+        message: String,
+    },
+    /// Workers were lost, again and again, and with them what they were to do.
+    #[error("{what}: {why}; look at the workers' logs, for a function that ends its process takes every worker along")]
+    WorkerLost {
+        /// What was to be done.
+        what: String,
+        /// How often it was tried, and what happened.
+        why: String,
+    },
+    /// A parameter server was lost, and its variables with it.
+    #[error(
+        "lost ps:{server} at {address}: {why}; start it and this coordinator again and restore a checkpoint, or name a \
+         folder of checkpoints (restore_servers_from) from which a server that is started again gets its part"
+    )]
+    ServerLost {
+        /// Its index.
+        server: u32,
+        /// Its address.
+        address: String,
+        /// How that was noticed.
+        why: String,
+    },
+    /// It was not done, because something else had failed before or the coordinator ended.
+    #[error("{what} was cancelled: {why}")]
+    Cancelled {
+        /// What was to be done.
+        what: String,
+        /// Why it was not.
+        why: String,
+    },
+    /// A task could not be reached in time.
+    #[error("cannot reach {task} at {address} within {} s: {last}; check that it runs and that the address is right", waited.as_secs_f64().round())]
+    Unreachable {
+        /// The task.
+        task: Task,
+        /// Its address.
+        address: String,
+        /// How long was tried.
+        waited: Duration,
+        /// What went wrong last.
+        last: String,
+    },
+    /// Another task refused a call.
+    #[error("{task} refused {call}: {message}")]
+    Refused {
+        /// The task.
+        task: Task,
+        /// What was asked of it.
+        call: &'static str,
+        /// Its words.
+        message: String,
+    },
+    /// There is no function or dataset of this name in the program.
+    #[error("the program has no {kind} {name:?}; it has {known}{mend}")]
+    UnknownName {
+        /// Function or dataset.
+        kind: &'static str,
+        /// The name.
+        name: String,
+        /// The names there are.
+        known: String,
+        /// The nearest one, where one is near.
+        mend: String,
+    },
+    /// A value does not fit what a function takes or returns.
+    #[error("{what}: {source}; pass and fetch the types that the function is declared with")]
+    Value {
+        /// Which value.
+        what: String,
+        /// What does not fit.
+        source: BoxError,
+    },
+    /// A partitioner returned something that is no partition.
+    #[error(
+        "the partitioner cuts variable {name:?} of shape {shape:?} into {given:?}; expected one number for each dimension, the \
+         first at least 1 and all others 1"
+    )]
+    Partition {
+        /// The variable.
+        name: String,
+        /// Its shape.
+        shape: Vec<usize>,
+        /// What was returned.
+        given: Vec<usize>,
+    },
+    /// There is no such variable.
+    #[error("no parameter server has a variable {name:?}; the coordinator must have made it, and there are {known}")]
+    UnknownVariable {
+        /// The name.
+        name: String,
+        /// Those there are.
+        known: String,
+    },
+    /// A variable cannot be used like that.
+    #[error("variable {name:?}: {problem}")]
+    Variable {
+        /// The name.
+        name: String,
+        /// What is wrong, and what to do.
+        problem: String,
+    },
+    /// An option is outside its range.
+    #[error("{what} is {given}; give {expected}")]
+    Option {
+        /// The option.
+        what: &'static str,
+        /// Its value.
+        given: String,
+        /// What would be right.
+        expected: &'static str,
+    },
+    /// The data of a worker have come to their end.
+    #[error("the dataset {name:?} has no further element on worker:{worker}; repeat it, or schedule fewer steps")]
+    EndOfData {
+        /// The dataset's name.
+        name: String,
+        /// The worker.
+        worker: u32,
+    },
+    /// This task is no coordinator, or no worker or server.
+    #[error("{task} cannot do this: {problem}")]
+    WrongTask {
+        /// This task.
+        task: String,
+        /// What to do instead.
+        problem: String,
+    },
+    /// The port of this task cannot be listened on.
+    #[error(
+        "{task} cannot listen on {address}: {source}; end the program that uses the port, or change the address in every task's TF_CONFIG"
+    )]
+    Listen {
+        /// This task.
+        task: Task,
+        /// The address.
+        address: String,
+        /// The system's error.
+        source: std::io::Error,
+    },
+    /// No coordinator came, or came again.
+    #[error("{task}: no coordinator for {} s; start it, or look at its log", waited.as_secs())]
+    NoCoordinator {
+        /// This task.
+        task: Task,
+        /// How long it waited.
+        waited: Duration,
+    },
+    /// This task was told to stop.
+    #[error("{task} was stopped by signal {signal}")]
+    Stopped {
+        /// This task.
+        task: Task,
+        /// The signal.
+        signal: i32,
+    },
+    /// Threads cannot be started.
+    #[error("cannot start threads: {0}")]
+    Threads(#[source] std::io::Error),
+    /// Of the description of the cluster.
+    #[error(transparent)]
+    Cluster(#[from] distribute_cluster::Error),
+    /// Of a tensor or an optimizer's settings.
+    #[error(transparent)]
+    Values(#[from] distribute_values::Error),
+    /// Of a dataset.
+    #[error(transparent)]
+    Input(#[from] distribute_input::Error),
+    /// Of checkpoints.
+    #[error(transparent)]
+    Train(#[from] distribute_train::Error),
+}
+
+impl Error {
+    /// Whether the same program may succeed when it is started again.
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            Error::WorkerLost { .. }
+            | Error::ServerLost { .. }
+            | Error::Unreachable { .. }
+            | Error::NoCoordinator { .. } => true,
+            Error::Cluster(error) => error.is_retryable(),
+            Error::Train(error) => error.is_retryable(),
+            _ => false,
+        }
+    }
+
+    /// The same error once more, for everyone who waits for the same thing.
+    pub(crate) fn again(&self) -> Error {
+        match self {
+            Error::UserFunction { function, worker, message } => {
+                Error::UserFunction { function: function.clone(), worker: *worker, message: message.clone() }
+            }
+            Error::WorkerLost { what, why } => Error::WorkerLost { what: what.clone(), why: why.clone() },
+            Error::ServerLost { server, address, why } => {
+                Error::ServerLost { server: *server, address: address.clone(), why: why.clone() }
+            }
+            Error::Refused { task, call, message } => Error::Refused { task: *task, call, message: message.clone() },
+            Error::Cancelled { what, why } => Error::Cancelled { what: what.clone(), why: why.clone() },
+            other => Error::Cancelled { what: "this".to_owned(), why: other.to_string() },
+        }
+    }
+
+    /// What a call to a parameter server has come to.
+    pub(crate) fn of_server(server: usize, address: &str, call: &'static str, status: Status) -> Error {
+        let index = server as u32;
+        match status.code() {
+            Code::Aborted => Error::Cancelled { what: call.to_owned(), why: status.message().to_owned() },
+            _ if crate::wire::is_lost(&status) => {
+                Error::ServerLost { server: index, address: address.to_owned(), why: status.message().to_owned() }
+            }
+            _ => {
+                let task = Task::new(distribute_cluster::TaskType::Ps, index);
+                Error::Refused { task, call, message: status.message().to_owned() }
+            }
+        }
+    }
+}
+
+/// The result of this crate's operations.
+pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -1,0 +1,85 @@
+//! Training against parameter servers: variables live on servers, workers compute gradients, and a coordinator hands out the work.
+//!
+//! - [`Server`]: what workers and parameter servers run, with the [`Program`] whose functions are called by name.
+//! - [`ParameterServerStrategy`]: makes variables on servers, cut by a [`Partitioner`]; [`ShardedVariable`] reads and writes one as
+//!   a whole.
+//! - [`ClusterCoordinator`]: schedules functions on workers; [`RemoteValue`] is what one returns.
+//! - [`WorkerContext`]: what a function finds: variables, its dataset, what it keeps between calls.
+//! - [`Updates`]: whether gradients are applied as they come, with bounded staleness, or in step.
+//!
+//! The crate knows no tensor library: gradients and values are elements in host memory. Optimizers run on the servers, by the same
+//! arithmetic as everywhere ([`distribute_values::UpdateRule`]).
+//!
+//! # Examples
+//! Server, worker and coordinator in one process; usually each is a process of its own, with TF_CONFIG:
+//! ```
+//! use distribute_cluster::{ClusterSpec, SimpleResolver, TaskType};
+//! use distribute_parameter_server::{ClusterCoordinator, Error, ParameterServerStrategy, Program, Server, WorkerContext};
+//! use distribute_values::{HostTensor, TensorStorage};
+//!
+//! fn count(worker: &WorkerContext, by: f64) -> Result<usize, Error> {
+//!     worker.assign_add(&worker.variable("total")?, &HostTensor::scalar(by))?;
+//!     Ok(worker.worker_index())
+//! }
+//!
+//! # let free = || Ok::<_, std::io::Error>(std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.to_string());
+//! # let (ps, worker) = (free().unwrap(), free().unwrap());
+//! let spec = ClusterSpec::new().with_job(TaskType::Ps, [ps])?.with_job(TaskType::Worker, [worker])?;
+//! let program = Program::new().function("count", count);
+//! let task = |kind| SimpleResolver { spec: spec.clone(), task_type: Some(kind), task_id: Some(0), ..Default::default() };
+//! let servers = [Server::start(&task(TaskType::Ps), program.clone())?, Server::start(&task(TaskType::Worker), program.clone())?];
+//!
+//! let strategy = ParameterServerStrategy::builder(&task(TaskType::Chief)).build()?;
+//! let total = strategy.untrained("total", &HostTensor::scalar(0.0))?;
+//! let coordinator = ClusterCoordinator::new(&strategy, program)?;
+//! for _ in 0..4 {
+//!     coordinator.schedule("count", &0.5)?;
+//! }
+//! coordinator.join()?;
+//! assert_eq!(total.read::<f64>()?.to_elements::<f64>()?, [2.0]);
+//! # Ok::<(), Error>(())
+//! ```
+//!
+//! # Invariants
+//! - A closure that was scheduled has run when `join` returns, or `join` returns an error; with [`Delivery::EffectivelyOnce`] each
+//!   of its changes was made exactly once on every server that has kept its variables.
+//! - A worker that is lost holds nobody else up, and what it still sends after it was given up changes nothing.
+//! - Every wait ends: with an answer, with an error that names the task, or with the coordinator.
+
+mod context;
+mod coordinator;
+mod dispatch;
+mod error;
+mod lifetime;
+mod message;
+mod numbers;
+mod parameters;
+mod partitioner;
+mod placement;
+mod program;
+mod queue;
+mod remote_value;
+mod roles;
+mod server;
+mod server_methods;
+mod store;
+mod strategy;
+mod updates;
+mod variable;
+mod wire;
+mod worker;
+
+pub use context::{PerWorkerIterator, WorkerContext};
+pub use coordinator::{
+    ClusterCoordinator, CoordinatorOptions, Delivery, EvaluationShard, PerWorkerDataset, WorkerState,
+};
+pub use error::{BoxError, Error, Result};
+pub use parameters::{Gradient, ShardInfo, VariableInfo, Versions};
+pub use partitioner::{FixedShardsPartitioner, MaxSizePartitioner, MinSizePartitioner, Partitioner};
+pub use placement::Placement;
+pub use program::Program;
+pub use remote_value::{RemoteValue, RemoteValueStatus};
+pub use server::{Server, ServerOptions};
+pub use strategy::{ParameterServerOptions, ParameterServerStrategy, ParameterServerStrategyBuilder};
+pub use updates::Updates;
+pub use variable::ShardedVariable;

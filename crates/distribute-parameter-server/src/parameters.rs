@@ -1,0 +1,495 @@
+//! Variables on parameter servers, as workers and the coordinator use them.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
+
+use bytes::Bytes;
+use distribute_device::{BufferRef, DType};
+use tokio::sync::mpsc;
+use tonic::Status;
+
+use crate::numbers;
+use crate::wire::proto::{
+    AssignReply, AssignRequest, CreateShard, DescribeRequest, Description, Elements, Origin, PullRequest, PushReply,
+    PushRequest, Wanted,
+};
+use crate::wire::{Link, Outbox, ps};
+use crate::{Error, Result};
+
+/// A variable, as the servers describe it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VariableInfo {
+    /// Its name.
+    pub name: String,
+    /// The type of its elements.
+    pub dtype: DType,
+    /// The length of each dimension.
+    pub shape: Vec<usize>,
+    /// Whether it is trained.
+    pub trainable: bool,
+    /// Its shards, in the order of their rows.
+    pub shards: Vec<ShardInfo>,
+}
+
+/// Some rows of a variable.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ShardInfo {
+    /// The index of the parameter server that holds them.
+    pub server: usize,
+    /// The rows; those of a scalar are 0..1.
+    pub rows: Range<usize>,
+    pub(crate) number: u32,
+}
+
+impl VariableInfo {
+    /// Elements of one row; of a scalar, 1.
+    pub fn row_len(&self) -> usize {
+        self.shape.iter().skip(1).product()
+    }
+
+    /// Rows; of a scalar, 1.
+    pub fn rows(&self) -> usize {
+        self.shape.first().copied().unwrap_or(1)
+    }
+
+    /// The shard that a row is in.
+    fn shard_of(&self, row: usize) -> Option<&ShardInfo> {
+        self.shards.iter().find(|shard| shard.rows.contains(&row))
+    }
+}
+
+/// All variables and optimizers of a session.
+#[derive(Debug, Default)]
+pub(crate) struct Table {
+    pub(crate) variables: BTreeMap<String, Arc<VariableInfo>>,
+    /// By number: on which servers it updates something.
+    pub(crate) optimizers: BTreeMap<u32, Vec<usize>>,
+}
+
+/// Connections to all parameter servers.
+#[derive(Debug)]
+pub(crate) struct Parameters {
+    runtime: tokio::runtime::Handle,
+    addresses: Vec<String>,
+    links: Vec<Link>,
+    session: u64,
+    wire: Option<DType>,
+    patience: Duration,
+    table: RwLock<Arc<Table>>,
+}
+
+/// Which versions a caller has already.
+#[derive(Debug, Default)]
+pub struct Versions {
+    /// By server.
+    incarnations: HashMap<usize, u64>,
+    shards: HashMap<u32, u64>,
+}
+
+/// A gradient, to be pushed.
+#[derive(Clone, Debug)]
+pub struct Gradient {
+    /// Of what.
+    pub variable: Arc<VariableInfo>,
+    /// Rows that the elements are of, rising; absent: all.
+    pub rows: Option<Vec<usize>>,
+    /// The type of the elements: f32 or f64.
+    pub dtype: DType,
+    /// The elements in row-major order.
+    pub elements: Bytes,
+}
+
+/// Takes elements that have come: the variable's place among those asked for, where they begin in it, their type, their bytes.
+type ShowElements<'a> = dyn FnMut(usize, usize, DType, &[u8]) -> Result<()> + 'a;
+
+/// Takes a row that has come: its place among those asked for, the type of its elements, their bytes.
+type ShowRow<'a> = dyn FnMut(usize, DType, &[u8]) -> Result<()> + 'a;
+
+impl Parameters {
+    pub(crate) fn new(
+        runtime: tokio::runtime::Handle,
+        addresses: &[String],
+        session: u64,
+        wire: Option<DType>,
+        (silence, patience): (Duration, Duration),
+    ) -> Result<Parameters> {
+        // A link makes its connection from within the runtime.
+        let _inside = runtime.enter();
+        let links = addresses.iter().enumerate().map(|(server, address)| {
+            Link::new(address, silence).map_err(|status| Error::of_server(server, address, "connect", status))
+        });
+        let links = links.collect::<Result<_>>()?;
+        drop(_inside);
+        let addresses = addresses.to_vec();
+        Ok(Parameters { runtime, addresses, links, session, wire, patience, table: RwLock::default() })
+    }
+
+    pub(crate) fn session(&self) -> u64 {
+        self.session
+    }
+
+    pub(crate) fn servers(&self) -> usize {
+        self.links.len()
+    }
+
+    pub(crate) fn link(&self, server: usize) -> &Link {
+        &self.links[server]
+    }
+
+    pub(crate) fn address(&self, server: usize) -> &str {
+        &self.addresses[server]
+    }
+
+    /// Runs a call from a thread outside the runtime.
+    pub(crate) fn block_on<T>(&self, call: impl Future<Output = T>) -> T {
+        self.runtime.block_on(call)
+    }
+
+    pub(crate) fn runtime(&self) -> &tokio::runtime::Handle {
+        &self.runtime
+    }
+
+    pub(crate) fn patience(&self) -> Duration {
+        self.patience
+    }
+
+    pub(crate) fn failed(&self, server: usize, call: &'static str) -> impl Fn(Status) -> Error + '_ {
+        move |status| Error::of_server(server, self.address(server), call, status)
+    }
+
+    pub(crate) fn table(&self) -> Arc<Table> {
+        self.table.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(crate) fn set_table(&self, table: Table) {
+        *self.table.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(table);
+    }
+
+    /// A variable by its name.
+    pub(crate) async fn variable(&self, name: &str) -> Result<Arc<VariableInfo>> {
+        if let Some(variable) = self.table().variables.get(name) {
+            return Ok(variable.clone());
+        }
+        self.refresh().await?;
+        let table = self.table();
+        table.variables.get(name).cloned().ok_or_else(|| {
+            let known: Vec<&str> = table.variables.keys().map(String::as_str).collect();
+            let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+            Error::UnknownVariable { name: name.to_owned(), known }
+        })
+    }
+
+    /// Asks all servers what they have.
+    pub(crate) async fn refresh(&self) -> Result<()> {
+        let mut all = Vec::new();
+        for (server, link) in self.links.iter().enumerate() {
+            let request = DescribeRequest { session: self.session };
+            let description = link.call::<Description>(ps!("Describe"), request, self.patience).await;
+            all.push(description.map_err(self.failed(server, "Describe"))?);
+        }
+        self.set_table(Table::of(&all));
+        Ok(())
+    }
+
+    /// Fetches what has changed since `versions`, and shows it.
+    pub(crate) async fn pull(
+        &self,
+        versions: &mut Versions,
+        variables: &[Arc<VariableInfo>],
+        show: &mut ShowElements<'_>,
+    ) -> Result<()> {
+        let mut wanted: Vec<Vec<Wanted>> = vec![Vec::new(); self.links.len()];
+        let mut places = HashMap::new();
+        for (place, variable) in variables.iter().enumerate() {
+            for shard in &variable.shards {
+                let version = versions.shards.get(&shard.number).copied().unwrap_or(0);
+                wanted[shard.server].push(Wanted { shard: shard.number, version, ..Wanted::default() });
+                places.insert(shard.number, (place, shard.rows.start * variable.row_len()));
+            }
+        }
+        let requests = wanted.into_iter().enumerate().map(|(server, wanted)| PullRequest {
+            session: self.session,
+            incarnation: versions.incarnations.get(&server).copied().unwrap_or(0),
+            wanted,
+            wire: self.wire.map(|wire| wire.code().into()),
+        });
+        let mut arrivals = self.fetch(requests.collect());
+        while let Some(arrival) = arrivals.recv().await {
+            let (server, elements) = arrival?;
+            if versions.incarnations.insert(server, elements.incarnation) != Some(elements.incarnation) {
+                // Another process counts anew.
+                for shard in
+                    variables.iter().flat_map(|variable| &variable.shards).filter(|shard| shard.server == server)
+                {
+                    versions.shards.remove(&shard.number);
+                }
+            }
+            let Some((place, start)) = places.get(&elements.shard) else { continue };
+            show(*place, *start, self.dtype_of(server, &elements)?, &elements.payload)?;
+            versions.shards.insert(elements.shard, elements.version);
+        }
+        Ok(())
+    }
+
+    /// Fetches rows of a variable, in the order given.
+    pub(crate) async fn lookup(&self, variable: &VariableInfo, rows: &[usize], show: &mut ShowRow<'_>) -> Result<()> {
+        // By shard: the rows to ask for, and where they belong.
+        let mut asked: BTreeMap<u32, (usize, Vec<u64>, Vec<usize>)> = BTreeMap::new();
+        for (place, row) in rows.iter().enumerate() {
+            let shard = variable.shard_of(*row).ok_or_else(|| Error::Variable {
+                name: variable.name.clone(),
+                problem: format!("there is no row {row}; it has {}", variable.rows()),
+            })?;
+            let (_, wanted, places) =
+                asked.entry(shard.number).or_insert_with(|| (shard.server, Vec::new(), Vec::new()));
+            wanted.push((row - shard.rows.start) as u64);
+            places.push(place);
+        }
+        let mut requests: Vec<PullRequest> = self.links.iter().map(|_| self.pull_request()).collect();
+        for (shard, (server, rows, _)) in &asked {
+            let rows = numbers::rows_to_bytes(rows.iter().copied());
+            requests[*server].wanted.push(Wanted { shard: *shard, rows, ..Wanted::default() });
+        }
+        let mut arrivals = self.fetch(requests);
+        while let Some(arrival) = arrivals.recv().await {
+            let (server, elements) = arrival?;
+            let dtype = self.dtype_of(server, &elements)?;
+            let Some((_, _, places)) = asked.get(&elements.shard) else { continue };
+            let row_bytes = elements.payload.len() / places.len().max(1);
+            for (place, row) in places.iter().zip(elements.payload.chunks_exact(row_bytes.max(1))) {
+                show(*place, dtype, row)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Fetches a slot of a variable, or with an empty name the variable, in its own type.
+    pub(crate) async fn whole(&self, variable: &VariableInfo, slot: &str) -> Result<Vec<u8>> {
+        let row_bytes = variable.row_len() * variable.dtype.size_bytes();
+        let mut bytes = vec![0; variable.rows() * row_bytes];
+        let mut requests: Vec<PullRequest> =
+            self.links.iter().map(|_| PullRequest { wire: None, ..self.pull_request() }).collect();
+        for shard in &variable.shards {
+            let wanted = Wanted { shard: shard.number, slot: slot.to_owned(), ..Wanted::default() };
+            requests[shard.server].wanted.push(wanted);
+        }
+        let mut arrivals = self.fetch(requests);
+        while let Some(arrival) = arrivals.recv().await {
+            let (_, elements) = arrival?;
+            let Some(shard) = variable.shards.iter().find(|shard| shard.number == elements.shard) else { continue };
+            let place = &mut bytes[shard.rows.start * row_bytes..shard.rows.end * row_bytes];
+            if !numbers::copy_into(&elements.payload, variable.dtype, place, variable.dtype) {
+                return Err(Error::Variable {
+                    name: variable.name.clone(),
+                    problem: "a server sent another number of elements than it has".to_owned(),
+                });
+            }
+        }
+        Ok(bytes)
+    }
+
+    /// Sends gradients to those servers that the optimizer has something on; whether they counted on all of them.
+    pub(crate) async fn push(&self, origin: &Origin, optimizer: u32, gradients: &[Gradient]) -> Result<bool> {
+        let table = self.table();
+        let servers = match table.optimizers.get(&optimizer) {
+            Some(servers) => servers.clone(),
+            None => {
+                self.refresh().await?;
+                self.table().optimizers.get(&optimizer).cloned().unwrap_or_default()
+            }
+        };
+        let mut requests: BTreeMap<usize, Vec<PushRequest>> =
+            servers.into_iter().map(|server| (server, Vec::new())).collect();
+        for gradient in gradients {
+            for (server, request) in self.cut(gradient)? {
+                requests.entry(server).or_default().push(request);
+            }
+        }
+        let mut pushes = tokio::task::JoinSet::new();
+        for (server, rest) in requests {
+            let (link, patience) = (self.links[server].clone(), self.patience);
+            let head = PushRequest { origin: Some(origin.clone()), optimizer, ..PushRequest::default() };
+            let send = async move |outbox: Outbox| {
+                let mut alive = outbox.send(head).await;
+                for request in rest {
+                    alive = alive && outbox.send(request).await;
+                }
+            };
+            pushes.spawn_on(
+                async move { (server, link.tell::<PushReply>(ps!("Push"), send, patience).await) },
+                &self.runtime,
+            );
+        }
+        let mut counted = true;
+        while let Some(outcome) = pushes.join_next().await {
+            let Ok((server, reply)) = outcome else { continue };
+            counted &= reply.map_err(self.failed(server, "Push"))?.counted;
+        }
+        Ok(counted)
+    }
+
+    /// A gradient's parts, for each shard.
+    fn cut(&self, gradient: &Gradient) -> Result<Vec<(usize, PushRequest)>> {
+        let Gradient { variable, rows, dtype, elements } = gradient;
+        let (dtype, elements) = match BufferRef::from_bytes(*dtype, elements) {
+            Ok(view) => numbers::to_wire(view, self.wire).unwrap_or_else(|| (*dtype, elements.clone())),
+            Err(_) => (*dtype, elements.clone()),
+        };
+        let row_bytes = variable.row_len() * dtype.size_bytes();
+        let count = rows.as_ref().map_or(variable.rows(), Vec::len);
+        if elements.len() != count * row_bytes {
+            let problem = format!(
+                "a gradient of {} elements is given, and {} are expected",
+                elements.len() / dtype.size_bytes(),
+                count * variable.row_len()
+            );
+            return Err(Error::Variable { name: variable.name.clone(), problem });
+        }
+        let request = |shard: &ShardInfo, rows, payload| {
+            let (shard, dtype) = (shard.number, u32::from(dtype.code()));
+            PushRequest { shard, dtype, rows, payload, ..PushRequest::default() }
+        };
+        let Some(rows) = rows else {
+            let whole = |shard: &ShardInfo| {
+                let range = shard.rows.start * row_bytes..shard.rows.end * row_bytes;
+                (shard.server, request(shard, None, elements.slice(range)))
+            };
+            return Ok(variable.shards.iter().map(whole).collect());
+        };
+        let mut parts = Vec::new();
+        for shard in &variable.shards {
+            let from = rows.partition_point(|row| *row < shard.rows.start);
+            let to = rows.partition_point(|row| *row < shard.rows.end);
+            if from < to {
+                let numbers = numbers::rows_to_bytes(rows[from..to].iter().map(|row| (row - shard.rows.start) as u64));
+                let payload = elements.slice(from * row_bytes..to * row_bytes);
+                parts.push((shard.server, request(shard, Some(numbers), payload)));
+            }
+        }
+        Ok(parts)
+    }
+
+    /// Changes elements: all, or some rows.
+    pub(crate) async fn assign(
+        &self,
+        origin: &Origin,
+        variable: &VariableInfo,
+        operation: u32,
+        rows: Option<&[usize]>,
+        elements: &Bytes,
+    ) -> Result<()> {
+        let row_bytes = variable.row_len() * variable.dtype.size_bytes();
+        let mut requests: BTreeMap<usize, Vec<AssignRequest>> = BTreeMap::new();
+        for shard in &variable.shards {
+            let (rows, payload) = match rows {
+                None => (None, elements.slice(shard.rows.start * row_bytes..shard.rows.end * row_bytes)),
+                Some(rows) => {
+                    // In their order, since a row may be written more than once.
+                    let here = rows.iter().enumerate().filter(|(_, row)| shard.rows.contains(row));
+                    let (places, numbers): (Vec<usize>, Vec<u64>) =
+                        here.map(|(place, row)| (place, (row - shard.rows.start) as u64)).unzip();
+                    if numbers.is_empty() {
+                        continue;
+                    }
+                    let values: Vec<u8> = places
+                        .into_iter()
+                        .flat_map(|place| &elements[place * row_bytes..(place + 1) * row_bytes])
+                        .copied()
+                        .collect();
+                    (Some(numbers::rows_to_bytes(numbers)), Bytes::from(values))
+                }
+            };
+            let (shard, server) = (shard.number, shard.server);
+            let dtype = variable.dtype.code().into();
+            let origin = Some(origin.clone());
+            let request = AssignRequest { origin, shard, dtype, operation, rows, payload };
+            requests.entry(server).or_default().push(request);
+        }
+        for (server, requests) in requests {
+            let send = async move |outbox: Outbox| {
+                for request in requests {
+                    if !outbox.send(request).await {
+                        break;
+                    }
+                }
+            };
+            let reply = self.links[server].tell::<AssignReply>(ps!("Assign"), send, self.patience).await;
+            reply.map_err(self.failed(server, "Assign"))?;
+        }
+        Ok(())
+    }
+
+    fn pull_request(&self) -> PullRequest {
+        let wire = self.wire.map(|wire| wire.code().into());
+        PullRequest { session: self.session, wire, ..PullRequest::default() }
+    }
+
+    /// Asks all servers at once; what they send comes as it arrives.
+    fn fetch(&self, requests: Vec<PullRequest>) -> mpsc::Receiver<Result<(usize, Elements)>> {
+        let (arrived, arrivals) = mpsc::channel(4);
+        for (server, request) in requests.into_iter().enumerate() {
+            if request.wanted.is_empty() {
+                continue;
+            }
+            let (link, address, arrived) =
+                (self.links[server].clone(), self.addresses[server].clone(), arrived.clone());
+            let patience = self.patience;
+            self.runtime.spawn(async move {
+                let failed = |status| Error::of_server(server, &address, "Pull", status);
+                let mut replies = match link.ask(ps!("Pull"), request, patience).await {
+                    Ok(replies) => replies,
+                    Err(status) => return drop(arrived.send(Err(failed(status))).await),
+                };
+                loop {
+                    let next = match replies.next::<Elements>(Some(patience)).await {
+                        Ok(None) => return,
+                        Ok(Some(elements)) => Ok((server, elements)),
+                        Err(status) => Err(failed(status)),
+                    };
+                    let over = next.is_err();
+                    if arrived.send(next).await.is_err() || over {
+                        return;
+                    }
+                }
+            });
+        }
+        arrivals
+    }
+
+    fn dtype_of(&self, server: usize, elements: &Elements) -> Result<DType> {
+        let dtype = u8::try_from(elements.dtype).ok().and_then(DType::from_code);
+        dtype.ok_or_else(|| self.failed(server, "Pull")(Status::internal("it sent elements of an unknown type")))
+    }
+}
+
+impl Table {
+    /// From what each server says.
+    fn of(servers: &[Description]) -> Table {
+        let mut table = Table::default();
+        let mut shards: BTreeMap<&str, (&CreateShard, Vec<ShardInfo>)> = BTreeMap::new();
+        for (server, description) in servers.iter().enumerate() {
+            for about in &description.shards {
+                let rows = about.first_row as usize..(about.first_row + about.rows) as usize;
+                let shard = ShardInfo { server, rows, number: about.shard };
+                shards.entry(&about.variable).or_insert_with(|| (about, Vec::new())).1.push(shard);
+            }
+            for optimizer in &description.optimizers {
+                table.optimizers.entry(optimizer.optimizer).or_default().push(server);
+            }
+        }
+        for (name, (about, mut shards)) in shards {
+            let Some(dtype) = u8::try_from(about.dtype).ok().and_then(DType::from_code) else { continue };
+            // One that is still being made has fewer.
+            if shards.len() != about.shards as usize {
+                continue;
+            }
+            shards.sort_by_key(|shard| shard.rows.start);
+            let shape = about.shape.iter().map(|extent| *extent as usize).collect();
+            let (name, trainable) = (name.to_owned(), about.trainable);
+            table.variables.insert(name.clone(), Arc::new(VariableInfo { name, dtype, shape, trainable, shards }));
+        }
+        table
+    }
+}

@@ -1,0 +1,212 @@
+//! Into how many shards a variable is cut.
+
+use distribute_device::DType;
+
+use crate::{Error, Result};
+
+/// Decides into how many shards a variable is cut, along its first dimension.
+///
+/// # Source
+/// `tf.distribute.experimental.partitioners.Partitioner`.
+pub trait Partitioner: Send + Sync {
+    /// How many parts there are along each dimension; all but the first must be 1.
+    fn partition(&self, shape: &[usize], dtype: DType) -> Vec<usize>;
+}
+
+impl<F: Fn(&[usize], DType) -> Vec<usize> + Send + Sync> Partitioner for F {
+    fn partition(&self, shape: &[usize], dtype: DType) -> Vec<usize> {
+        self(shape, dtype)
+    }
+}
+
+/// A fixed number of shards; fewer where a variable has fewer rows.
+///
+/// # Source
+/// `tf.distribute.experimental.partitioners.FixedShardsPartitioner`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FixedShardsPartitioner {
+    num_shards: usize,
+}
+
+impl FixedShardsPartitioner {
+    /// That many shards.
+    pub fn new(num_shards: usize) -> FixedShardsPartitioner {
+        FixedShardsPartitioner { num_shards }
+    }
+}
+
+/// As many shards as there can be while they have so many bytes each, up to a limit; the last row may leave one below.
+///
+/// # Source
+/// `tf.distribute.experimental.partitioners.MinSizePartitioner`, whose defaults are 256 KiB and 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MinSizePartitioner {
+    min_shard_bytes: usize,
+    max_shards: usize,
+}
+
+impl MinSizePartitioner {
+    /// At least so many bytes in a shard, at most so many shards.
+    pub fn new(min_shard_bytes: usize, max_shards: usize) -> MinSizePartitioner {
+        MinSizePartitioner { min_shard_bytes, max_shards }
+    }
+}
+
+/// As few shards as there can be while none has more bytes, unless a row alone has.
+///
+/// # Source
+/// `tf.distribute.experimental.partitioners.MaxSizePartitioner`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MaxSizePartitioner {
+    max_shard_bytes: usize,
+    max_shards: Option<usize>,
+}
+
+impl MaxSizePartitioner {
+    /// At most so many bytes in a shard.
+    pub fn new(max_shard_bytes: usize) -> MaxSizePartitioner {
+        MaxSizePartitioner { max_shard_bytes, max_shards: None }
+    }
+
+    /// At most so many shards; they may then have more bytes.
+    pub fn max_shards(self, max_shards: usize) -> MaxSizePartitioner {
+        MaxSizePartitioner { max_shards: Some(max_shards), ..self }
+    }
+}
+
+// A setting of zero gives a part number of zero, which is refused where the parts are used, in words.
+
+impl Partitioner for FixedShardsPartitioner {
+    fn partition(&self, shape: &[usize], _: DType) -> Vec<usize> {
+        along_rows(shape, |rows, _| self.num_shards.min(rows))
+    }
+}
+
+impl Partitioner for MinSizePartitioner {
+    fn partition(&self, shape: &[usize], dtype: DType) -> Vec<usize> {
+        along_rows(shape, |rows, row_elems| {
+            if self.min_shard_bytes == 0 {
+                return 0;
+            }
+            let bytes = rows * row_elems * dtype.size_bytes();
+            bytes.div_ceil(self.min_shard_bytes).max(1).min(self.max_shards).min(rows)
+        })
+    }
+}
+
+impl Partitioner for MaxSizePartitioner {
+    fn partition(&self, shape: &[usize], dtype: DType) -> Vec<usize> {
+        along_rows(shape, |rows, row_elems| {
+            if self.max_shard_bytes == 0 {
+                return 0;
+            }
+            let row_bytes = (row_elems * dtype.size_bytes()).max(1);
+            let rows_each = (self.max_shard_bytes / row_bytes).max(1);
+            rows.div_ceil(rows_each).min(self.max_shards.unwrap_or(usize::MAX))
+        })
+    }
+}
+
+/// `parts` of rows and their length, and 1 along all other dimensions.
+fn along_rows(shape: &[usize], parts: impl Fn(usize, usize) -> usize) -> Vec<usize> {
+    let mut all = vec![1; shape.len()];
+    if let (Some(first), Some((rows, row))) = (all.first_mut(), shape.split_first()) {
+        *first = if *rows == 0 { 1 } else { parts(*rows, row.iter().product()) };
+    }
+    all
+}
+
+/// The number of shards of a variable, no more than it has rows.
+///
+/// # Errors
+/// [`Error::Partition`] where the partitioner returns anything but one positive number for each dimension, and 1 for all but
+/// the first.
+pub(crate) fn shards_of(name: &str, shape: &[usize], dtype: DType, partitioner: &dyn Partitioner) -> Result<usize> {
+    // A scalar is never cut.
+    let Some(rows) = shape.first() else { return Ok(1) };
+    let parts = partitioner.partition(shape, dtype);
+    match parts.split_first() {
+        Some((first, rest)) if *first > 0 && parts.len() == shape.len() && rest.iter().all(|part| *part == 1) => {
+            Ok((*first).min((*rows).max(1)))
+        }
+        _ => Err(Error::Partition { name: name.to_owned(), shape: shape.to_vec(), given: parts }),
+    }
+}
+
+/// Where each shard's rows begin and end: the first `rows % shards` have one more.
+pub(crate) fn div_cut(rows: usize, shards: usize) -> Vec<std::ops::Range<usize>> {
+    let (each, longer) = (rows / shards.max(1), rows % shards.max(1));
+    let mut start = 0;
+    (0..shards)
+        .map(|shard| {
+            let end = start + each + usize::from(shard < longer);
+            std::mem::replace(&mut start, end)..end
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn shards(shape: &[usize], partitioner: impl Partitioner) -> usize {
+        shards_of("w", shape, DType::F32, &partitioner).unwrap()
+    }
+
+    #[test]
+    fn fixed_shards_are_no_more_than_rows() {
+        assert_eq!(shards(&[5, 2], FixedShardsPartitioner::new(2)), 2);
+        assert_eq!(shards(&[5, 2], FixedShardsPartitioner::new(9)), 5);
+        assert_eq!(shards(&[], FixedShardsPartitioner::new(9)), 1);
+        assert_eq!(shards(&[0, 4], FixedShardsPartitioner::new(9)), 1);
+    }
+
+    #[test]
+    fn sizes_decide_as_in_tensorflow() {
+        // 16 × 64 × 4 bytes = 4096.
+        assert_eq!(shards(&[16, 64], MinSizePartitioner::new(4096, 8)), 1);
+        assert_eq!(shards(&[16, 64], MinSizePartitioner::new(1024, 8)), 4);
+        assert_eq!(shards(&[16, 64], MinSizePartitioner::new(1000, 8)), 5);
+        assert_eq!(shards(&[16, 64], MinSizePartitioner::new(1, 8)), 8);
+        assert_eq!(shards(&[16, 64], MinSizePartitioner::new(1, 99)), 16);
+        assert_eq!(shards(&[16, 64], MaxSizePartitioner::new(4096)), 1);
+        assert_eq!(shards(&[16, 64], MaxSizePartitioner::new(1024)), 4);
+        assert_eq!(shards(&[16, 64], MaxSizePartitioner::new(1000)), 6);
+        assert_eq!(shards(&[16, 64], MaxSizePartitioner::new(1)), 16);
+        assert_eq!(shards(&[16, 64], MaxSizePartitioner::new(1).max_shards(3)), 3);
+    }
+
+    #[test]
+    fn what_no_partition_is_is_refused_in_words() {
+        for given in [vec![], vec![0, 1], vec![2, 2], vec![2, 1, 1], vec![2]] {
+            let wrong = given.clone();
+            let error =
+                shards_of("w", &[5, 2], DType::F32, &move |_: &[usize], _| wrong.clone()).unwrap_err().to_string();
+            assert!(error.contains("\"w\"") && error.contains(&format!("{given:?}")), "{error}");
+        }
+        for zero in [
+            &FixedShardsPartitioner::new(0) as &dyn Partitioner,
+            &MinSizePartitioner::new(0, 1),
+            &MaxSizePartitioner::new(0),
+        ] {
+            assert!(shards_of("w", &[5, 2], DType::F32, zero).is_err());
+        }
+    }
+
+    #[test]
+    fn thirteen_rows_in_five_shards() {
+        let lens: Vec<usize> = div_cut(13, 5).into_iter().map(|rows| rows.len()).collect();
+        assert_eq!(lens, [3, 3, 3, 2, 2]);
+        assert_eq!(div_cut(5, 2), [0..3, 3..5]);
+    }
+
+    proptest! {
+        #[test]
+        fn every_row_is_in_one_shard(rows in 1usize..500, shards in 1usize..40) {
+            let cut = div_cut(rows, shards.min(rows));
+            prop_assert_eq!(cut.iter().cloned().flatten().collect::<Vec<_>>(), (0..rows).collect::<Vec<_>>());
+        }
+    }
+}

@@ -1,0 +1,227 @@
+//! Closures that wait, run, and have run: who may begin when, and what an error does to the others.
+//!
+//! A pure state machine: threads, clocks and connections are [`crate::dispatch`]'s.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use crate::Error;
+use crate::updates::Updates;
+
+/// The state of a coordinator's closures; `C` is what is known of one.
+#[derive(Debug)]
+pub(crate) struct ClosureQueue<C> {
+    capacity: usize,
+    gate: Gate,
+    waiting: VecDeque<Entry<C>>,
+    running: BTreeMap<u64, Running>,
+    /// The number of the next closure that is put.
+    next: u64,
+    /// One more than the greatest number that has begun.
+    begun: u64,
+    error: Option<Error>,
+}
+
+/// A closure.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Entry<C> {
+    pub(crate) number: u64,
+    /// How often it has begun.
+    pub(crate) attempts: u32,
+    pub(crate) closure: C,
+}
+
+#[derive(Debug)]
+struct Running {
+    round: u64,
+}
+
+/// A closure that may begin.
+#[derive(Debug)]
+pub(crate) struct Begin<C> {
+    pub(crate) entry: Entry<C>,
+    pub(crate) round: u64,
+    /// Closures below this are over, but for `live`.
+    pub(crate) horizon: u64,
+    pub(crate) live: Vec<u64>,
+}
+
+/// Which closures may run beside each other.
+#[derive(Debug)]
+enum Gate {
+    Asynchronous,
+    /// By clocks: round `r` waits until rounds before `r - staleness` are over.
+    Bounded {
+        workers: u64,
+        staleness: u64,
+        started: u64,
+    },
+    Synchronous {
+        contributions: u64,
+        backups: u64,
+        round: u64,
+        started: u64,
+        finished: u64,
+    },
+}
+
+impl<C> ClosureQueue<C> {
+    /// Counts closures and rounds from `first` on.
+    pub(crate) fn new(capacity: usize, updates: Updates, workers: usize, first: u64) -> ClosureQueue<C> {
+        let gate = match updates {
+            Updates::Asynchronous => Gate::Asynchronous,
+            Updates::BoundedStaleness { rounds } => {
+                Gate::Bounded { workers: workers.max(1) as u64, staleness: rounds, started: 0 }
+            }
+            Updates::Synchronous { contributions, backups } => Gate::Synchronous {
+                contributions: contributions as u64,
+                backups: backups as u64,
+                round: first,
+                started: 0,
+                finished: 0,
+            },
+        };
+        let (waiting, running) = (VecDeque::new(), BTreeMap::new());
+        ClosureQueue { capacity: capacity.max(1), gate, waiting, running, next: first, begun: first, error: None }
+    }
+
+    /// Whether there is room for another closure.
+    pub(crate) fn has_room(&self) -> bool {
+        self.waiting.len() < self.capacity
+    }
+
+    /// Puts a closure at the end; its number.
+    pub(crate) fn put(&mut self, closure: C) -> u64 {
+        let number = self.next;
+        self.next += 1;
+        self.waiting.push_back(Entry { number, attempts: 0, closure });
+        number
+    }
+
+    /// The closure that is to begin now, if one may.
+    pub(crate) fn begin(&mut self) -> Option<Begin<C>> {
+        if self.error.is_some() || self.waiting.is_empty() {
+            return None;
+        }
+        let round = self.gate.admit(&self.running)?;
+        let mut entry = self.waiting.pop_front()?;
+        entry.attempts += 1;
+        self.running.insert(entry.number, Running { round });
+        self.begun = self.begun.max(entry.number + 1);
+        let again = self.waiting.iter().filter(|entry| entry.attempts > 0).map(|entry| entry.number);
+        let live = self.running.keys().copied().chain(again).collect();
+        Some(Begin { entry, round, horizon: self.begun, live })
+    }
+
+    /// A closure has run.
+    pub(crate) fn done(&mut self, number: u64) {
+        if let Some(running) = self.running.remove(&number) {
+            self.gate.finished(running.round);
+        }
+    }
+
+    /// A closure's worker was lost: it waits again, at the end, unless everything is cancelled anyway, when it comes back.
+    #[must_use]
+    pub(crate) fn put_back(&mut self, entry: Entry<C>) -> Option<C> {
+        if let Some(running) = self.running.remove(&entry.number) {
+            self.gate.withdrawn(running.round);
+        }
+        if self.error.is_some() {
+            return Some(entry.closure);
+        }
+        self.waiting.push_back(entry);
+        None
+    }
+
+    /// A closure, or with `None` something besides, has failed: nothing begins until the error is taken. Those that wait are
+    /// cancelled and returned.
+    pub(crate) fn fail(&mut self, number: Option<u64>, error: Error) -> Vec<C> {
+        if let Some(running) = number.and_then(|number| self.running.remove(&number)) {
+            self.gate.withdrawn(running.round);
+        }
+        // The first one counts.
+        self.error.get_or_insert(error);
+        self.waiting.drain(..).map(|entry| entry.closure).collect()
+    }
+
+    /// Whether something has failed that nobody was told yet.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.error.is_some()
+    }
+
+    /// The error, once nothing runs any more; the queue is then as new.
+    pub(crate) fn take_error(&mut self) -> Option<Error> {
+        if !self.running.is_empty() {
+            return None;
+        }
+        let error = self.error.take();
+        if error.is_some() {
+            self.gate.restart();
+        }
+        error
+    }
+
+    /// Whether nothing waits and nothing runs.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.waiting.is_empty() && self.running.is_empty()
+    }
+
+    /// How many wait, and how many run.
+    pub(crate) fn counts(&self) -> (usize, usize) {
+        (self.waiting.len(), self.running.len())
+    }
+}
+
+impl Gate {
+    /// The round of the next closure, if it may begin.
+    fn admit(&mut self, running: &BTreeMap<u64, Running>) -> Option<u64> {
+        match self {
+            Gate::Asynchronous => Some(0),
+            Gate::Bounded { workers, staleness, started } => {
+                let round = *started / *workers;
+                let slowest = running.values().map(|running| running.round).min().unwrap_or(round);
+                (round <= slowest + *staleness).then(|| {
+                    *started += 1;
+                    round
+                })
+            }
+            Gate::Synchronous { contributions, backups, round, started, .. } => (*started < *contributions + *backups)
+                .then(|| {
+                    *started += 1;
+                    *round
+                }),
+        }
+    }
+
+    fn finished(&mut self, of: u64) {
+        if let Gate::Synchronous { contributions, round, started, finished, .. } = self
+            && of == *round
+        {
+            *finished += 1;
+            if finished == contributions {
+                *round += 1;
+                (*started, *finished) = (0, 0);
+            }
+        }
+    }
+
+    fn withdrawn(&mut self, of: u64) {
+        if let Gate::Synchronous { round, started, .. } = self
+            && of == *round
+        {
+            *started -= 1;
+        }
+    }
+
+    /// Nothing runs: a round that was begun is given up, as the servers see by the next one's number.
+    fn restart(&mut self) {
+        if let Gate::Synchronous { round, started, finished, .. } = self
+            && *finished > 0
+        {
+            *round += 1;
+            (*started, *finished) = (0, 0);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

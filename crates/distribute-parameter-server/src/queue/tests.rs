@@ -1,0 +1,197 @@
+use super::*;
+
+fn queue(updates: Updates) -> ClosureQueue<char> {
+    ClosureQueue::new(100, updates, 2, 0)
+}
+
+fn failed(message: &str) -> Error {
+    Error::UserFunction { function: "f".to_owned(), worker: 0, message: message.to_owned() }
+}
+
+fn put(queue: &mut ClosureQueue<char>, closures: &str) {
+    for closure in closures.chars() {
+        queue.put(closure);
+    }
+}
+
+fn begin(queue: &mut ClosureQueue<char>) -> Option<char> {
+    queue.begin().map(|begin| begin.entry.closure)
+}
+
+#[test]
+fn first_in_first_out() {
+    let mut queue = queue(Updates::Asynchronous);
+    assert!(queue.is_idle() && queue.begin().is_none());
+    put(&mut queue, "abc");
+    assert_eq!((begin(&mut queue), begin(&mut queue)), (Some('a'), Some('b')));
+    assert_eq!(queue.counts(), (1, 2));
+    queue.done(0);
+    queue.done(1);
+    assert_eq!(begin(&mut queue), Some('c'));
+    assert!(!queue.is_idle());
+    queue.done(2);
+    assert!(queue.is_idle());
+}
+
+#[test]
+fn a_full_queue_has_no_room() {
+    let mut queue = ClosureQueue::new(2, Updates::Asynchronous, 1, 0);
+    queue.put('a');
+    assert!(queue.has_room());
+    queue.put('b');
+    assert!(!queue.has_room());
+    // What runs does not wait.
+    queue.begin().unwrap();
+    assert!(queue.has_room());
+}
+
+#[test]
+fn what_is_put_back_runs_again_at_the_end() {
+    let mut queue = queue(Updates::Asynchronous);
+    put(&mut queue, "ab");
+    let first = queue.begin().unwrap();
+    assert_eq!(first.entry.attempts, 1);
+    assert!(queue.put_back(first.entry).is_none());
+    assert_eq!(begin(&mut queue), Some('b'));
+    let again = queue.begin().unwrap().entry;
+    assert_eq!((again.closure, again.number, again.attempts), ('a', 0, 2));
+    // Nothing is lost, and nothing counts twice.
+    queue.done(0);
+    queue.done(1);
+    assert!(queue.is_idle());
+}
+
+#[test]
+fn servers_learn_what_may_run_again() {
+    let mut queue = queue(Updates::Asynchronous);
+    put(&mut queue, "abcd");
+    let first = queue.begin().unwrap();
+    assert_eq!((first.horizon, first.live.as_slice()), (1, &[0][..]));
+    let second = queue.begin().unwrap();
+    assert_eq!((second.horizon, second.live.as_slice()), (2, &[0, 1][..]));
+    assert!(queue.put_back(first.entry).is_none());
+    queue.done(1);
+    let third = queue.begin().unwrap();
+    // 0 waits to run again; 1 is over.
+    assert_eq!((third.horizon, third.live), (3, vec![2, 0]));
+}
+
+#[test]
+fn an_error_cancels_what_waits_and_is_told_once_when_all_is_still() {
+    let mut queue = queue(Updates::Asynchronous);
+    put(&mut queue, "abcd");
+    queue.begin().unwrap();
+    queue.begin().unwrap();
+    assert_eq!(queue.fail(Some(0), failed("first")), ['c', 'd']);
+    assert!(queue.has_failed() && queue.begin().is_none());
+    // One is still under way.
+    assert!(queue.take_error().is_none());
+    queue.done(1);
+    assert!(queue.take_error().unwrap().to_string().contains("first"));
+    // As new.
+    assert!(queue.take_error().is_none() && queue.is_idle());
+    queue.put('e');
+    assert_eq!(begin(&mut queue), Some('e'));
+}
+
+#[test]
+fn the_first_of_many_errors_counts() {
+    let mut queue = queue(Updates::Asynchronous);
+    put(&mut queue, "ab");
+    queue.begin().unwrap();
+    queue.begin().unwrap();
+    queue.fail(Some(1), failed("one"));
+    queue.fail(Some(0), failed("another"));
+    assert!(queue.take_error().unwrap().to_string().ends_with("one"));
+    assert!(queue.take_error().is_none());
+}
+
+#[test]
+fn what_comes_back_while_all_is_cancelled_is_cancelled_too() {
+    let mut queue = queue(Updates::Asynchronous);
+    put(&mut queue, "ab");
+    let first = queue.begin().unwrap();
+    queue.begin().unwrap();
+    queue.fail(Some(1), failed("x"));
+    assert_eq!(queue.put_back(first.entry), Some('a'));
+    assert!(queue.take_error().is_some() && queue.is_idle());
+}
+
+#[test]
+fn an_error_besides_closures_cancels_too() {
+    let mut queue = queue(Updates::Asynchronous);
+    queue.put('a');
+    assert_eq!(queue.fail(None, failed("a server")), ['a']);
+    assert!(queue.take_error().is_some());
+}
+
+#[test]
+fn without_staleness_rounds_do_not_overlap() {
+    let mut queue = queue(Updates::BoundedStaleness { rounds: 0 });
+    put(&mut queue, "abcdef");
+    assert_eq!((begin(&mut queue), begin(&mut queue), begin(&mut queue)), (Some('a'), Some('b'), None));
+    queue.done(0);
+    assert_eq!(begin(&mut queue), None);
+    queue.done(1);
+    assert_eq!((begin(&mut queue), begin(&mut queue), begin(&mut queue)), (Some('c'), Some('d'), None));
+}
+
+#[test]
+fn with_staleness_the_fast_run_ahead_so_far() {
+    let mut queue = queue(Updates::BoundedStaleness { rounds: 2 });
+    put(&mut queue, "abcdefgh");
+    // Closure 0 hangs in round 0: rounds 1 and 2 may run, round 3 may not.
+    for number in 0..6 {
+        assert!(queue.begin().is_some(), "{number}");
+        if number > 0 {
+            queue.done(number);
+        }
+    }
+    assert!(queue.begin().is_none());
+    queue.done(0);
+    assert!(queue.begin().is_some());
+}
+
+#[test]
+fn a_synchronous_round_ends_with_its_contributions() {
+    let mut queue = queue(Updates::Synchronous { contributions: 2, backups: 1 });
+    put(&mut queue, "abcdefg");
+    let rounds: Vec<u64> = (0..3).map(|_| queue.begin().unwrap().round).collect();
+    assert_eq!(rounds, [0, 0, 0]);
+    assert!(queue.begin().is_none());
+    queue.done(0);
+    assert!(queue.begin().is_none());
+    queue.done(2);
+    // The slowest is still under way; it belongs to a round that is over.
+    assert_eq!(queue.begin().unwrap().round, 1);
+    queue.done(1);
+    assert_eq!(queue.begin().unwrap().round, 1);
+}
+
+#[test]
+fn a_lost_contribution_is_begun_again_in_its_round() {
+    let mut queue = queue(Updates::Synchronous { contributions: 2, backups: 0 });
+    put(&mut queue, "ab");
+    let first = queue.begin().unwrap();
+    queue.begin().unwrap();
+    assert!(queue.put_back(first.entry).is_none());
+    assert_eq!(queue.begin().unwrap().round, 0);
+    queue.done(0);
+    queue.done(1);
+    queue.put('c');
+    assert_eq!(queue.begin().unwrap().round, 1);
+}
+
+#[test]
+fn after_an_error_a_begun_round_is_given_up() {
+    let mut queue = queue(Updates::Synchronous { contributions: 2, backups: 0 });
+    put(&mut queue, "ab");
+    queue.begin().unwrap();
+    queue.begin().unwrap();
+    queue.done(0);
+    queue.fail(Some(1), failed("x"));
+    assert!(queue.take_error().is_some());
+    queue.put('c');
+    // Servers hold a contribution to round 0, which must not go into another step.
+    assert_eq!(queue.begin().unwrap().round, 1);
+}

@@ -1,0 +1,204 @@
+//! The tasks that serve: workers and parameter servers.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddrs};
+use std::sync::Arc;
+use std::time::Duration;
+
+use distribute_cluster::{ClusterResolver, Task, TaskType};
+use tokio::runtime::Runtime;
+use tokio::signal::unix::{SignalKind, signal};
+use tonic::transport::server::TcpIncoming;
+
+use crate::lifetime::Lifetime;
+use crate::roles::Roles;
+use crate::server_methods::ServerMethods;
+use crate::wire::{HTTP_FRAME_BYTES, Methods, Router, WINDOW_BYTES};
+use crate::worker::WorkerMethods;
+use crate::{Error, Program, Result};
+
+/// A worker or parameter server that serves its cluster's coordinator.
+///
+/// It answers gRPC's health checks (`grpc.health.v1.Health`) on its port as soon as it can be used.
+///
+/// # Examples
+/// ```no_run
+/// use distribute_cluster::{ClusterResolver, TaskType, TfConfigResolver};
+/// use distribute_parameter_server::{Error, Program, Server, WorkerContext};
+///
+/// let cluster = TfConfigResolver::from_env()?;
+/// let program = Program::new().function("double", |_: &WorkerContext, x: f64| Ok::<_, Error>(2.0 * x));
+/// if matches!(cluster.task_type(), Some(TaskType::Worker | TaskType::Ps)) {
+///     Server::start(&cluster, program)?.join()?;
+/// }
+/// # Ok::<(), Error>(())
+/// ```
+///
+/// # Source
+/// `tf.distribute.Server`.
+pub struct Server {
+    task: Task,
+    address: SocketAddr,
+    lifetime: Arc<Lifetime>,
+    patience: Duration,
+    /// `None` only while it is shut down.
+    runtime: Option<Runtime>,
+}
+
+/// How a [`Server`] behaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ServerOptions {
+    /// How long it waits for a coordinator to come, or to come again. Default: 30 minutes.
+    pub coordinator_timeout: Duration,
+    /// After how much silence a worker gives a parameter server up. Default: 10 s.
+    pub silence: Duration,
+    /// How long a worker waits for a parameter server's answer. Default: 60 s.
+    pub patience: Duration,
+}
+
+impl Default for ServerOptions {
+    fn default() -> ServerOptions {
+        ServerOptions {
+            coordinator_timeout: Duration::from_secs(30 * 60),
+            silence: Duration::from_secs(10),
+            patience: Duration::from_secs(60),
+        }
+    }
+}
+
+impl Server {
+    /// Begins to serve as the task that this process is, at the address that the cluster gives it.
+    ///
+    /// # Errors
+    /// [`Error::Cluster`] where the cluster is no cluster with parameter servers, [`Error::WrongTask`] for a coordinator or an
+    /// evaluator, [`Error::Listen`] where the port is in use.
+    pub fn start(cluster: &impl ClusterResolver, program: Program) -> Result<Server> {
+        Server::start_with(cluster, program, ServerOptions::default())
+    }
+
+    /// As [`start`](Server::start), with options.
+    ///
+    /// # Errors
+    /// As [`start`](Server::start).
+    pub fn start_with(cluster: &impl ClusterResolver, program: Program, options: ServerOptions) -> Result<Server> {
+        let spec = cluster.cluster_spec()?;
+        Roles::of(&spec)?;
+        let task = cluster.task().ok_or_else(|| Error::WrongTask {
+            task: "this process".to_owned(),
+            problem: "nothing says which task it is; set \"task\" in TF_CONFIG".to_owned(),
+        })?;
+        if !matches!(task.kind, TaskType::Worker | TaskType::Ps) {
+            return Err(Error::WrongTask {
+                task: task.to_string(),
+                problem:
+                    "workers and parameter servers serve; the chief makes a ParameterServerStrategy, and an evaluator \
+                          reads checkpoints"
+                        .to_owned(),
+            });
+        }
+        let listener = listen(task, spec.task_address(task)?)?;
+        let address = listener.local_addr().map_err(Error::Threads)?;
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .thread_name(format!("{}-{}", task.kind, task.index))
+            .enable_all()
+            .build()
+            .map_err(Error::Threads)?;
+        let lifetime = Arc::new(Lifetime::new());
+        let incarnation = incarnation();
+        runtime.block_on(async {
+            let limits = (options.silence, options.patience);
+            match task.kind {
+                TaskType::Ps => serve(listener, ServerMethods::new(incarnation, lifetime.clone())).await,
+                _ => serve(listener, WorkerMethods::new(program, incarnation, lifetime.clone(), limits)).await,
+            }
+        })?;
+        tracing::info!("{task} serves at {address}");
+        Ok(Server { task, address, lifetime, patience: options.coordinator_timeout, runtime: Some(runtime) })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Serves until the coordinator says that the job is done.
+    ///
+    /// # Errors
+    /// [`Error::Stopped`] after SIGTERM or SIGINT, [`Error::NoCoordinator`] when none has come, or come again, for so long.
+    pub fn join(mut self) -> Result<()> {
+        let Some(runtime) = self.runtime.take() else { return Ok(()) };
+        let outcome = runtime.block_on(async {
+            let stopped = |kind, number| signal(kind).map(|signal| (signal, number)).map_err(Error::Threads);
+            let (mut terminate, term) = stopped(SignalKind::terminate(), 15)?;
+            let (mut interrupt, int) = stopped(SignalKind::interrupt(), 2)?;
+            tokio::select! {
+                done = self.lifetime.ended(self.patience) => match done {
+                    true => Ok(()),
+                    false => Err(Error::NoCoordinator { task: self.task, waited: self.patience }),
+                },
+                _ = terminate.recv() => Err(Error::Stopped { task: self.task, signal: term }),
+                _ = interrupt.recv() => Err(Error::Stopped { task: self.task, signal: int }),
+            }
+        });
+        // Answers that are on their way get out, but nobody waits for a function that never ends.
+        runtime.block_on(async { tokio::time::sleep(Duration::from_millis(50)).await });
+        runtime.shutdown_timeout(Duration::from_millis(100));
+        outcome
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+impl std::fmt::Debug for Server {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Server").field("task", &self.task).field("address", &self.address).finish_non_exhaustive()
+    }
+}
+
+async fn serve<M: Methods>(listener: TcpListener, methods: M) -> Result<()> {
+    listener.set_nonblocking(true).map_err(Error::Threads)?;
+    let listener = tokio::net::TcpListener::from_std(listener).map_err(Error::Threads)?;
+    let (health, health_service) = tonic_health::server::health_reporter();
+    health.set_service_status("", tonic_health::ServingStatus::Serving).await;
+    health.set_service_status(M::NAME, tonic_health::ServingStatus::Serving).await;
+    let server = tonic::transport::Server::builder()
+        .initial_stream_window_size(WINDOW_BYTES)
+        .initial_connection_window_size(2 * WINDOW_BYTES)
+        .max_frame_size(HTTP_FRAME_BYTES)
+        .add_service(health_service)
+        .add_service(Router(Arc::new(methods)))
+        // The server's own setting acts only on listeners that it opens itself.
+        .serve_with_incoming(TcpIncoming::from(listener).with_nodelay(Some(true)));
+    tokio::spawn(async move {
+        if let Err(error) = server.await {
+            tracing::error!("the service ended: {error}");
+        }
+    });
+    Ok(())
+}
+
+/// Listens on a task's port: on loopback alone where its address is one, else on all interfaces, since the name by which others
+/// call a task need not be one of this machine's.
+fn listen(task: Task, address: &str) -> Result<TcpListener> {
+    let failed = |source| Error::Listen { task, address: address.to_owned(), source };
+    let port = address.rsplit(':').next().and_then(|port| port.parse().ok()).unwrap_or(0);
+    let loopback = address.to_socket_addrs().ok().and_then(|mut all| all.find(|address| address.ip().is_loopback()));
+    match loopback {
+        Some(address) => TcpListener::bind(address).map_err(failed),
+        None => TcpListener::bind((IpAddr::from(Ipv6Addr::UNSPECIFIED), port))
+            .or_else(|_| TcpListener::bind((IpAddr::from(Ipv4Addr::UNSPECIFIED), port)))
+            .map_err(failed),
+    }
+}
+
+/// A number that no other process has drawn, as far as time and process ids go.
+pub(crate) fn incarnation() -> u64 {
+    use std::hash::{BuildHasher, RandomState};
+    RandomState::new().hash_one(std::process::id()) | 1
+}

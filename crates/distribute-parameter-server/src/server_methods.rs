@@ -1,0 +1,115 @@
+//! What a parameter server answers.
+
+use std::sync::Arc;
+
+use tonic::Status;
+use tonic::body::Body;
+
+use crate::lifetime::Lifetime;
+use crate::store::Store;
+use crate::wire::proto::{
+    AssignReply, AssignRequest, AttendServer, CreateShard, DescribeRequest, Done, FenceRequest, LeaveRequest,
+    OptimizerOfShards, PullRequest, PushRequest, ServerState,
+};
+use crate::wire::{Inbox, Methods, VERSION, reply, reply_stream};
+
+/// The service of a parameter server.
+pub(crate) struct ServerMethods {
+    store: Store,
+    lifetime: Arc<Lifetime>,
+}
+
+impl ServerMethods {
+    pub(crate) fn new(incarnation: u64, lifetime: Arc<Lifetime>) -> ServerMethods {
+        ServerMethods { store: Store::new(incarnation), lifetime }
+    }
+
+    fn attend(self: Arc<Self>, request: &AttendServer) -> Result<Body, Status> {
+        if request.version != VERSION {
+            let problem =
+                format!("it speaks version {VERSION} and the coordinator {}; run the same build", request.version);
+            return Err(Status::failed_precondition(problem));
+        }
+        self.store.begin_session(request.session);
+        let state = ServerState { incarnation: self.store.incarnation() };
+        reply_stream(async move |outbox| {
+            let attended = self.lifetime.attend();
+            if outbox.send(state).await {
+                tokio::select! {
+                    () = outbox.closed() => {}
+                    () = attended.over() => {}
+                }
+            }
+            Ok(())
+        })
+    }
+
+    async fn create(&self, mut inbox: Inbox) -> Result<Body, Status> {
+        while let Some(shard) = inbox.next::<CreateShard>().await? {
+            tokio::task::block_in_place(|| self.store.create(shard))?;
+        }
+        reply(Done {})
+    }
+
+    fn pull(self: Arc<Self>, request: PullRequest) -> Result<Body, Status> {
+        reply_stream(async move |outbox| {
+            // One after another: a slow reader keeps at most a few shards' elements alive.
+            for wanted in &request.wanted {
+                let elements = tokio::task::block_in_place(|| self.store.pull(&request, wanted))?;
+                if let Some(elements) = elements
+                    && !outbox.send(elements).await
+                {
+                    break;
+                }
+            }
+            Ok(())
+        })
+    }
+
+    async fn push(&self, mut inbox: Inbox) -> Result<Body, Status> {
+        let head: PushRequest = inbox.one().await?;
+        let mut push = self.store.begin_push(&head)?;
+        // The next gradient is read when this one is applied, so a fast worker waits and does not fill memory.
+        while let Some(request) = inbox.next::<PushRequest>().await? {
+            tokio::task::block_in_place(|| self.store.push(&mut push, request))?;
+        }
+        reply(tokio::task::block_in_place(|| self.store.end_push(push))?)
+    }
+
+    async fn assign(&self, mut inbox: Inbox) -> Result<Body, Status> {
+        while let Some(request) = inbox.next::<AssignRequest>().await? {
+            tokio::task::block_in_place(|| self.store.assign(&request))?;
+        }
+        reply(AssignReply { counted: true })
+    }
+}
+
+impl Methods for ServerMethods {
+    const NAME: &'static str = "distribute.v1.ParameterServer";
+
+    async fn call(self: Arc<Self>, method: String, mut inbox: Inbox) -> Result<Body, Status> {
+        match method.as_str() {
+            "Attend" => self.attend(&inbox.one().await?),
+            "Create" => self.create(inbox).await,
+            "SetOptimizer" => {
+                self.store.set_optimizer(&inbox.one::<OptimizerOfShards>().await?)?;
+                reply(Done {})
+            }
+            "Describe" => reply(self.store.describe(inbox.one::<DescribeRequest>().await?.session)?),
+            "Pull" => self.pull(inbox.one().await?),
+            "Push" => self.push(inbox).await,
+            "Assign" => self.assign(inbox).await,
+            "Fence" => {
+                self.store.fence(&inbox.one::<FenceRequest>().await?)?;
+                reply(Done {})
+            }
+            "Leave" => {
+                if inbox.one::<LeaveRequest>().await?.ended {
+                    self.lifetime.end();
+                }
+                reply(Done {})
+            }
+            other => Err(Status::unimplemented(format!("a parameter server has no method {other:?}"))),
+        }
+    }
+}

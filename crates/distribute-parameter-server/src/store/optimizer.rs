@@ -1,0 +1,186 @@
+//! When gradients are applied: each as it comes, or so many together.
+
+use std::collections::BTreeMap;
+
+use distribute_device::DType;
+use distribute_values::OptimizerDescription;
+use tonic::Status;
+
+use super::shard::{Gradient, Shard, invalid};
+use super::tokens::Tokens;
+use crate::numbers::Float;
+use crate::wire::proto::{OptimizerOfShards, Origin};
+
+/// An optimizer's state on one server.
+#[derive(Debug)]
+pub(super) struct Optimizer {
+    pub(super) number: u32,
+    pub(super) description: OptimizerDescription,
+    pub(super) shards: Vec<u32>,
+    /// Steps that have been made.
+    pub(super) steps: u64,
+    /// Gradients of so many closures make a step together; 0 where each makes one.
+    pub(super) contributions: usize,
+    tokens: Tokens,
+    round: u64,
+    /// What has come in this round, by closure.
+    gathered: BTreeMap<u64, Gradients>,
+}
+
+/// The gradients of one closure, by shard.
+pub(super) type Gradients = Vec<(u32, Gradient)>;
+
+/// What becomes of a closure's gradients.
+pub(super) enum Turn {
+    /// Apply each as it comes, as this step.
+    Apply(OptimizerDescription, u64),
+    /// Keep them until all have come.
+    Keep,
+    /// They came too late for their round, or were counted before.
+    Done { counted: bool },
+}
+
+/// A round that is complete: gradients of a step, in the order of their closures.
+pub(super) struct Round {
+    pub(super) description: OptimizerDescription,
+    pub(super) step: u64,
+    pub(super) contributions: usize,
+    pub(super) gradients: BTreeMap<u32, Vec<Gradient>>,
+    /// A change of the server's own.
+    pub(super) origin: Origin,
+}
+
+impl Optimizer {
+    pub(super) fn new(about: &OptimizerOfShards) -> Result<Optimizer, Status> {
+        let description = serde_json::from_str(&about.description).map_err(|error| invalid(error.to_string()))?;
+        Ok(Optimizer {
+            number: about.optimizer,
+            description,
+            shards: about.shards.clone(),
+            steps: about.steps,
+            contributions: about.contributions as usize,
+            tokens: Tokens::default(),
+            round: 0,
+            gathered: BTreeMap::new(),
+        })
+    }
+
+    pub(super) fn about(&self, session: u64) -> OptimizerOfShards {
+        OptimizerOfShards {
+            session,
+            optimizer: self.number,
+            // What was read from JSON can be written.
+            description: serde_json::to_string(&self.description).unwrap_or_default(),
+            steps: self.steps,
+            shards: self.shards.clone(),
+            contributions: self.contributions as u32,
+        }
+    }
+
+    /// What to do with gradients of a closure that begin to come.
+    pub(super) fn begin(&mut self, origin: &Origin) -> Turn {
+        if self.contributions > 0 {
+            return match self.tokens.find(origin) {
+                Some(_) => Turn::Done { counted: true },
+                None if origin.round < self.round => Turn::Done { counted: false },
+                None => Turn::Keep,
+            };
+        }
+        // A closure that runs again goes on with the step that it began.
+        let step = self.tokens.find(origin).unwrap_or_else(|| {
+            self.steps += 1;
+            self.tokens.note(origin, self.steps);
+            self.steps
+        });
+        Turn::Apply(self.description, step)
+    }
+
+    /// Takes all gradients of a closure; the round, where it is complete with them, and whether they counted.
+    pub(super) fn contribute(&mut self, origin: &Origin, gradients: Gradients) -> (Option<Round>, bool) {
+        if self.tokens.find(origin).is_some() {
+            return (None, true);
+        }
+        if origin.round < self.round {
+            return (None, false);
+        }
+        if origin.round > self.round {
+            // This server was started again meanwhile.
+            self.round = origin.round;
+            self.gathered.clear();
+        }
+        self.tokens.note(origin, 0);
+        self.gathered.insert(origin.closure, gradients);
+        if self.gathered.len() < self.contributions {
+            return (None, true);
+        }
+        self.steps += 1;
+        self.round += 1;
+        let mut by_shard: BTreeMap<u32, Vec<Gradient>> = BTreeMap::new();
+        for (shard, gradient) in std::mem::take(&mut self.gathered).into_values().flatten() {
+            by_shard.entry(shard).or_default().push(gradient);
+        }
+        let (description, step, contributions) = (self.description, self.steps, self.contributions);
+        (Some(Round { description, step, contributions, gradients: by_shard, origin: Origin::default() }), true)
+    }
+}
+
+impl Round {
+    /// Applies the mean of all contributions; one that says nothing of a shard counts as zero.
+    pub(super) fn apply(self, find: impl Fn(u32) -> Result<std::sync::Arc<Shard>, Status>) -> Result<(), Status> {
+        for (number, gradients) in &self.gradients {
+            let shard = find(*number)?;
+            let mean = match shard.dtype {
+                DType::F64 => mean::<f64>(&shard, gradients, self.contributions)?,
+                _ => mean::<f32>(&shard, gradients, self.contributions)?,
+            };
+            shard.step(&self.origin, &self.description, self.step, &mean)?;
+        }
+        Ok(())
+    }
+}
+
+/// The mean of gradients of a shard; of rows where all are of rows.
+fn mean<T: Float>(shard: &Shard, gradients: &[Gradient], contributions: usize) -> Result<Gradient, Status> {
+    let (len, share) = (shard.row_len().max(1), T::from_f64(1.0 / contributions as f64));
+    let mut rows: BTreeMap<u64, Vec<T>> = BTreeMap::new();
+    let mut dense: Option<Vec<T>> = None;
+    for gradient in gradients {
+        let values = shard.values::<T>(gradient)?;
+        match (&gradient.rows, &mut dense) {
+            (None, None) => dense = Some(values.into_owned()),
+            (None, Some(sum)) => add(sum, &values),
+            (Some(of), _) => {
+                for (row, values) in of.iter().zip(values.chunks_exact(len)) {
+                    match rows.get_mut(row) {
+                        Some(sum) => add(sum, values),
+                        None => drop(rows.insert(*row, values.to_vec())),
+                    }
+                }
+            }
+        }
+    }
+    if let Some(sum) = &mut dense {
+        for (row, values) in std::mem::take(&mut rows) {
+            add(&mut sum[row as usize * len..(row as usize + 1) * len], &values);
+        }
+    }
+    let (of, mut sum): (Option<Vec<u64>>, Vec<T>) = match dense {
+        Some(sum) => (None, sum),
+        None => (Some(rows.keys().copied().collect()), rows.into_values().flatten().collect()),
+    };
+    sum.iter_mut().for_each(|x| *x = *x * share);
+    Ok(Gradient { dtype: T::DTYPE, rows: of, payload: bytes::Bytes::from_owner(Sum(sum)) })
+}
+
+/// Bytes of elements that are computed with as they are.
+struct Sum<T>(Vec<T>);
+
+impl<T: bytemuck::NoUninit> AsRef<[u8]> for Sum<T> {
+    fn as_ref(&self) -> &[u8] {
+        bytemuck::cast_slice(&self.0)
+    }
+}
+
+fn add<T: Float>(sum: &mut [T], values: &[T]) {
+    sum.iter_mut().zip(values).for_each(|(sum, value)| *sum += *value);
+}

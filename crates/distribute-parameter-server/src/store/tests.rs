@@ -1,0 +1,227 @@
+use distribute_device::DType;
+use distribute_values::{OptimizerDescription, UpdateRule};
+
+use super::*;
+use crate::numbers::rows_to_bytes;
+use crate::wire::proto::Wanted;
+
+const SESSION: u64 = 7;
+
+/// A server with a table of four rows of two, in two shards of rows 0..3 and 3..4, and SGD.
+fn store(contributions: u32) -> Store {
+    let store = Store::new(99);
+    store.begin_session(SESSION);
+    for (shard, first_row, rows) in [(0, 0, 3), (1, 3, 1)] {
+        let payload = bytemuck::cast_slice(&vec![1.0f32; rows * 2]).to_vec().into();
+        store
+            .create(CreateShard {
+                session: SESSION,
+                shard,
+                variable: "table".to_owned(),
+                shape: vec![4, 2],
+                first_row,
+                rows: rows as u64,
+                index: shard,
+                shards: 2,
+                trainable: true,
+                payload,
+                ..CreateShard::default()
+            })
+            .unwrap();
+    }
+    optimizer(&store, UpdateRule::Sgd { momentum: 0.0, nesterov: false }, contributions);
+    store
+}
+
+fn optimizer(store: &Store, rule: UpdateRule, contributions: u32) {
+    let description = OptimizerDescription { learning_rate: 1.0, rule };
+    store
+        .set_optimizer(&OptimizerOfShards {
+            session: SESSION,
+            description: serde_json::to_string(&description).unwrap(),
+            shards: vec![0, 1],
+            contributions,
+            ..OptimizerOfShards::default()
+        })
+        .unwrap();
+}
+
+fn origin(closure: u64) -> Origin {
+    Origin { session: SESSION, worker: 1, epoch: 1, closure, once: true, horizon: closure + 1, ..Origin::default() }
+}
+
+fn gradient(shard: u32, rows: Option<&[u64]>, values: &[f32]) -> PushRequest {
+    let rows = rows.map(|rows| rows_to_bytes(rows.iter().copied()));
+    let payload = bytemuck::cast_slice(values).to_vec().into();
+    PushRequest { shard, dtype: DType::F32.code().into(), rows, payload, ..PushRequest::default() }
+}
+
+fn push(store: &Store, origin: Origin, gradients: Vec<PushRequest>) -> Result<PushReply, Status> {
+    let mut push = store.begin_push(&PushRequest { origin: Some(origin), ..PushRequest::default() })?;
+    gradients.into_iter().try_for_each(|gradient| store.push(&mut push, gradient))?;
+    store.end_push(push)
+}
+
+fn pull(store: &Store, wanted: Wanted) -> Option<(u64, Vec<f32>)> {
+    let request = PullRequest { session: SESSION, incarnation: 99, ..PullRequest::default() };
+    let elements = store.pull(&request, &wanted).unwrap()?;
+    Some((elements.version, bytemuck::pod_collect_to_vec(&elements.payload)))
+}
+
+fn values(store: &Store, shard: u32) -> Vec<f32> {
+    pull(store, Wanted { shard, ..Wanted::default() }).unwrap().1
+}
+
+#[test]
+fn only_what_has_changed_is_sent() {
+    let store = store(0);
+    let (version, _) = pull(&store, Wanted::default()).unwrap();
+    assert!(pull(&store, Wanted { version, ..Wanted::default() }).is_none());
+    push(&store, origin(0), vec![gradient(0, None, &[0.5; 6])]).unwrap();
+    let (changed, elements) = pull(&store, Wanted { version, ..Wanted::default() }).unwrap();
+    assert!(changed > version && elements == [0.5; 6]);
+    let other = Wanted { shard: 1, version: 1, ..Wanted::default() };
+    assert!(pull(&store, other.clone()).is_none());
+    // Versions of another process say nothing.
+    let request = PullRequest { session: SESSION, incarnation: 98, ..PullRequest::default() };
+    assert!(store.pull(&request, &other).unwrap().is_some());
+}
+
+#[test]
+fn what_is_being_sent_does_not_change() {
+    let store = store(0);
+    let request = PullRequest { session: SESSION, ..PullRequest::default() };
+    let sent = store.pull(&request, &Wanted::default()).unwrap().unwrap();
+    for closure in 0..3 {
+        push(&store, origin(closure), vec![gradient(0, None, &[1.0; 6])]).unwrap();
+    }
+    assert_eq!(bytemuck::pod_collect_to_vec::<u8, f32>(&sent.payload), [1.0; 6]);
+    assert_eq!(values(&store, 0), [-2.0; 6]);
+}
+
+#[test]
+fn rows_are_pulled_and_updated_alone() {
+    let store = store(0);
+    push(&store, origin(0), vec![gradient(0, Some(&[0, 2]), &[1.0, 2.0, 3.0, 4.0])]).unwrap();
+    assert_eq!(values(&store, 0), [0.0, -1.0, 1.0, 1.0, -2.0, -3.0]);
+    let rows = rows_to_bytes([2, 0, 2]);
+    let (_, picked) = pull(&store, Wanted { rows, ..Wanted::default() }).unwrap();
+    assert_eq!(picked, [-2.0, -3.0, 0.0, -1.0, -2.0, -3.0]);
+}
+
+#[test]
+fn rows_and_the_whole_give_the_same_with_slots() {
+    let rules = [
+        UpdateRule::Adam { beta1: 0.9, beta2: 0.99, epsilon: 1e-8, weight_decay: 0.1 },
+        UpdateRule::RmsProp { rho: 0.9, momentum: 0.5, epsilon: 1e-7, centered: true },
+        UpdateRule::Adagrad { initial_accumulator: 0.1, epsilon: 1e-7 },
+        UpdateRule::Sgd { momentum: 0.9, nesterov: true },
+    ];
+    for rule in rules {
+        let [whole, by_rows] = [store(0), store(0)];
+        optimizer(&whole, rule, 0);
+        optimizer(&by_rows, rule, 0);
+        for step in 0..3 {
+            let values: Vec<f32> = (0..6).map(|at| at as f32 - 2.5 + step as f32).collect();
+            push(&whole, origin(step), vec![gradient(0, None, &values)]).unwrap();
+            push(&by_rows, origin(step), vec![gradient(0, Some(&[0, 1, 2]), &values)]).unwrap();
+        }
+        assert_eq!(values(&whole, 0), values(&by_rows, 0), "{rule:?}");
+    }
+}
+
+#[test]
+fn a_closure_that_runs_again_changes_only_what_it_had_not() {
+    let store = store(0);
+    // Its worker was lost after the first shard.
+    let mut first = store.begin_push(&PushRequest { origin: Some(origin(5)), ..PushRequest::default() }).unwrap();
+    store.push(&mut first, gradient(0, None, &[1.0; 6])).unwrap();
+    let again = Origin { worker: 2, ..origin(5) };
+    let reply = push(&store, again, vec![gradient(0, None, &[1.0; 6]), gradient(1, None, &[1.0; 2])]).unwrap();
+    assert_eq!((values(&store, 0), values(&store, 1)), (vec![0.0; 6], vec![0.0; 2]));
+    assert_eq!((reply.counted, reply.steps), (true, 1));
+    // At least once is at least once.
+    for _ in 0..2 {
+        push(&store, Origin { once: false, ..origin(6) }, vec![gradient(1, None, &[1.0; 2])]).unwrap();
+    }
+    assert_eq!(values(&store, 1), [-2.0; 2]);
+}
+
+#[test]
+fn a_worker_that_was_given_up_changes_nothing_any_more() {
+    let store = store(0);
+    let mut begun = store.begin_push(&PushRequest { origin: Some(origin(5)), ..PushRequest::default() }).unwrap();
+    store.fence(&FenceRequest { session: SESSION, worker: 1, epoch: 1 }).unwrap();
+    let refused = store.push(&mut begun, gradient(0, None, &[1.0; 6])).unwrap_err();
+    assert_eq!(refused.code(), tonic::Code::Aborted);
+    assert!(push(&store, origin(6), Vec::new()).is_err());
+    // Its next attendance is welcome.
+    push(&store, Origin { epoch: 2, ..origin(6) }, vec![gradient(0, None, &[1.0; 6])]).unwrap();
+    assert_eq!(values(&store, 0), [0.0; 6]);
+}
+
+#[test]
+fn a_round_is_the_mean_of_its_contributions_in_the_order_of_closures() {
+    let store = store(2);
+    let of = |closure, round| Origin { round, ..origin(closure) };
+    push(&store, of(1, 0), vec![gradient(0, None, &[3.0; 6])]).unwrap();
+    assert_eq!(values(&store, 0), [1.0; 6]);
+    // The same closure again is no second contribution.
+    assert!(push(&store, of(1, 0), vec![gradient(0, None, &[3.0; 6])]).unwrap().counted);
+    assert_eq!(values(&store, 0), [1.0; 6]);
+    // Rows count as zero elsewhere, and nothing at all counts as zero.
+    push(&store, of(0, 0), vec![gradient(0, Some(&[1]), &[1.0, 1.0])]).unwrap();
+    assert_eq!(values(&store, 0), [-0.5, -0.5, -1.0, -1.0, -0.5, -0.5]);
+    // A backup that comes too late.
+    assert!(!push(&store, of(2, 0), vec![gradient(0, None, &[3.0; 6])]).unwrap().counted);
+    push(&store, of(3, 1), vec![gradient(1, Some(&[0]), &[2.0, 2.0])]).unwrap();
+    let reply = push(&store, of(4, 1), Vec::new()).unwrap();
+    assert_eq!((values(&store, 1), reply.steps), (vec![0.0; 2], 2));
+}
+
+#[test]
+fn other_sessions_and_what_does_not_fit_are_refused() {
+    let store = store(0);
+    let other = PullRequest { session: 8, ..PullRequest::default() };
+    assert_eq!(store.pull(&other, &Wanted::default()).unwrap_err().code(), tonic::Code::Aborted);
+    for wrong in [
+        gradient(0, None, &[1.0; 5]),
+        gradient(0, Some(&[3]), &[1.0; 2]),
+        gradient(0, Some(&[1, 1]), &[1.0; 4]),
+        PushRequest { dtype: 77, ..gradient(0, None, &[1.0; 6]) },
+        PushRequest { dtype: DType::I32.code().into(), ..gradient(0, None, &[1.0; 6]) },
+    ] {
+        let error = push(&store, origin(0), vec![wrong]).unwrap_err();
+        assert_eq!(error.code(), tonic::Code::InvalidArgument, "{error}");
+    }
+    assert_eq!(push(&store, origin(1), vec![gradient(9, None, &[])]).unwrap_err().code(), tonic::Code::Unavailable);
+    optimizer(&store, UpdateRule::Lamb { beta1: 0.9, beta2: 0.99, epsilon: 1e-6, weight_decay: 0.0 }, 0);
+    let error = push(&store, origin(2), vec![gradient(0, Some(&[1]), &[1.0; 2])]).unwrap_err();
+    assert!(error.message().contains("AdamW"), "{error}");
+    // Another coordinator begins with nothing.
+    store.begin_session(8);
+    assert!(store.describe(8).unwrap().shards.is_empty());
+    assert_eq!(push(&store, origin(3), Vec::new()).unwrap_err().code(), tonic::Code::Aborted);
+}
+
+#[test]
+fn assignments_are_done_once() {
+    let store = store(0);
+    let add = |origin: Origin, rows: Option<&[u64]>, values: &[f32]| {
+        store.assign(&AssignRequest {
+            origin: Some(origin),
+            shard: 0,
+            dtype: DType::F32.code().into(),
+            operation: operation_of(distribute_values::Scatter::Add),
+            rows: rows.map(|rows| rows_to_bytes(rows.iter().copied())),
+            payload: bytemuck::cast_slice(values).to_vec().into(),
+        })
+    };
+    add(origin(0), None, &[1.0; 6]).unwrap();
+    add(origin(0), None, &[1.0; 6]).unwrap();
+    // A row may be named twice.
+    add(Origin { change: 1, ..origin(0) }, Some(&[1, 1]), &[1.0; 4]).unwrap();
+    assert_eq!(values(&store, 0), [2.0, 2.0, 4.0, 4.0, 2.0, 2.0]);
+    assert!(add(origin(1), None, &[1.0; 4]).is_err());
+    assert!(add(origin(1), Some(&[3]), &[1.0; 2]).is_err());
+}

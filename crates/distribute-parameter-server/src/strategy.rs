@@ -1,0 +1,392 @@
+//! Variables on parameter servers: the coordinator's side.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use distribute_cluster::{ClusterResolver, Task, TaskType};
+use distribute_device::{DType, Element};
+use distribute_values::{OptimizerDescription, TensorStorage};
+use tokio::runtime::Runtime;
+
+use crate::parameters::{Parameters, ShardInfo, Table, VariableInfo};
+use crate::partitioner::{self, Partitioner};
+use crate::placement::Placer;
+use crate::server::incarnation;
+use crate::variable::ShardedVariable;
+use crate::wire::proto::{AttendServer, CreateShard, Done, OptimizerOfShards, ServerState};
+use crate::wire::{Outbox, Replies, VERSION, is_lost, ps};
+use crate::worker::lock;
+use crate::{Error, Result};
+
+mod builder;
+mod checkpoint;
+
+pub use self::builder::{ParameterServerOptions, ParameterServerStrategyBuilder};
+
+/// Training against parameter servers: the coordinator makes variables on servers and schedules functions on workers.
+///
+/// A handle: clones are the same strategy. The last one that is dropped ends the job: workers and servers leave with success,
+/// unless something has failed, in which case they wait for the next coordinator.
+///
+/// # Examples
+/// ```no_run
+/// use distribute_cluster::TfConfigResolver;
+/// use distribute_parameter_server::{Error, MinSizePartitioner, ParameterServerStrategy};
+/// use distribute_values::HostTensor;
+///
+/// let cluster = TfConfigResolver::from_env()?;
+/// let strategy = ParameterServerStrategy::builder(&cluster).partitioner(MinSizePartitioner::new(256 << 10, 2)).build()?;
+/// let weights = strategy.variable("w", &HostTensor::new(&[4, 2], vec![0.0f32; 8])?)?;
+/// # Ok::<(), Error>(())
+/// ```
+///
+/// # Source
+/// `tf.distribute.ParameterServerStrategy` of TensorFlow 2.
+#[derive(Clone)]
+pub struct ParameterServerStrategy {
+    pub(crate) inner: Arc<Inner>,
+}
+
+/// What all handles share. Fields are dropped in this order: the runtime last.
+pub(crate) struct Inner {
+    pub(crate) parameters: Arc<Parameters>,
+    pub(crate) workers: Vec<String>,
+    pub(crate) options: ParameterServerOptions,
+    partitioner: Option<Box<dyn Partitioner>>,
+    /// What was made so far, so that a server that is started again gets its part.
+    made: Mutex<Made>,
+    /// Each server's incarnation.
+    incarnations: Mutex<Vec<u64>>,
+    /// The servers' answers to our attendance, which end when they do; taken by the coordinator that watches them.
+    attendances: Mutex<Vec<Option<Replies>>>,
+    pub(crate) coordinator: Mutex<std::sync::Weak<crate::coordinator::Handle>>,
+    /// How many coordinators there were.
+    pub(crate) coordinators: AtomicU64,
+    /// Whether this job will have to go on with another coordinator.
+    pub(crate) failed: AtomicBool,
+    pub(crate) runtime: Option<Runtime>,
+}
+
+/// Everything there is on servers, without its values.
+#[derive(Debug)]
+struct Made {
+    placer: Placer,
+    shards: Vec<(usize, CreateShard)>,
+    optimizers: Vec<(OptimizerDescription, Vec<String>)>,
+}
+
+impl ParameterServerStrategy {
+    /// Of the cluster that this process coordinates.
+    pub fn builder(cluster: &impl ClusterResolver) -> ParameterServerStrategyBuilder {
+        ParameterServerStrategyBuilder::new(cluster)
+    }
+
+    /// The number of workers.
+    pub fn num_workers(&self) -> usize {
+        self.inner.workers.len()
+    }
+
+    /// The number of parameter servers.
+    pub fn num_servers(&self) -> usize {
+        self.inner.parameters.servers()
+    }
+
+    /// Makes a variable that is trained.
+    ///
+    /// # Errors
+    /// [`Error::Variable`] where the name is taken, [`Error::Partition`], [`Error::ServerLost`].
+    pub fn variable<L, T: TensorStorage<L>>(&self, name: &str, initial: &T) -> Result<ShardedVariable> {
+        self.make(name, true, initial)
+    }
+
+    /// Makes a variable that no optimizer updates: a counter, or a table of something.
+    ///
+    /// # Errors
+    /// As [`variable`](ParameterServerStrategy::variable).
+    pub fn untrained<L, T: TensorStorage<L>>(&self, name: &str, initial: &T) -> Result<ShardedVariable> {
+        self.make(name, false, initial)
+    }
+
+    fn make<L, T: TensorStorage<L>>(&self, name: &str, trainable: bool, initial: &T) -> Result<ShardedVariable> {
+        let (shape, dtype) = (initial.shape(), initial.dtype()?);
+        let mut bytes = Bytes::new();
+        initial.read(&mut |elements| bytes = Bytes::copy_from_slice(elements.as_bytes()))?;
+        let row_bytes = shape.iter().skip(1).product::<usize>() * dtype.size_bytes();
+        let part = |rows: Range<usize>| Ok(bytes.slice(rows.start * row_bytes..rows.end * row_bytes));
+        self.make_by_parts(name, &shape, dtype, trainable, part)
+    }
+
+    /// Makes a variable that is trained, shard by shard: `initial` is told which rows to make, so nobody ever holds all of
+    /// them.
+    ///
+    /// # Shapes
+    /// `initial` returns the elements of its rows in row-major order.
+    ///
+    /// # Errors
+    /// As [`variable`](ParameterServerStrategy::variable), and what `initial` returns.
+    ///
+    /// # Source
+    /// Initializers that take `shard_info`.
+    pub fn variable_by_parts<T: Element>(
+        &self,
+        name: &str,
+        shape: &[usize],
+        mut initial: impl FnMut(Range<usize>) -> Result<Vec<T>>,
+    ) -> Result<ShardedVariable> {
+        let row_len = shape.iter().skip(1).product::<usize>();
+        self.make_by_parts(name, shape, T::DTYPE, true, |rows| {
+            let (expected, elements) = (rows.len() * row_len, initial(rows)?);
+            if elements.len() != expected {
+                let problem = format!("its initial part has {} elements, and {expected} are expected", elements.len());
+                return Err(Error::Variable { name: name.to_owned(), problem });
+            }
+            Ok(Bytes::copy_from_slice(bytemuck::cast_slice(&elements)))
+        })
+    }
+
+    fn make_by_parts(
+        &self,
+        name: &str,
+        shape: &[usize],
+        dtype: DType,
+        trainable: bool,
+        mut part: impl FnMut(Range<usize>) -> Result<Bytes>,
+    ) -> Result<ShardedVariable> {
+        let inner = &self.inner;
+        let mut made = lock(&inner.made);
+        if made.shards.iter().any(|(_, shard)| shard.variable == name) {
+            let problem = "there is one of this name already; give each its own".to_owned();
+            return Err(Error::Variable { name: name.to_owned(), problem });
+        }
+        if trainable && !matches!(dtype, DType::F32 | DType::F64) {
+            let problem = format!(
+                "parameters on servers are f32 or f64, and it is {dtype}; ask for 16 bits on the wire (builder: wire) instead, \
+                 or make it untrained"
+            );
+            return Err(Error::Variable { name: name.to_owned(), problem });
+        }
+        let shards = match &inner.partitioner {
+            Some(partitioner) => partitioner::shards_of(name, shape, dtype, &**partitioner)?,
+            None => 1,
+        };
+        let row_bytes = shape.iter().skip(1).product::<usize>() * dtype.size_bytes();
+        let mut infos = Vec::new();
+        for (index, rows) in partitioner::div_cut(shape.first().copied().unwrap_or(1), shards).into_iter().enumerate() {
+            let server = made.placer.place((rows.len() * row_bytes) as u64);
+            let number = made.shards.len() as u32;
+            let about = CreateShard {
+                session: inner.parameters.session(),
+                shard: number,
+                variable: name.to_owned(),
+                dtype: dtype.code().into(),
+                shape: shape.iter().map(|extent| *extent as u64).collect(),
+                first_row: rows.start as u64,
+                rows: rows.len() as u64,
+                index: index as u32,
+                shards: shards as u32,
+                trainable,
+                ..CreateShard::default()
+            };
+            let payload = part(rows.clone())?;
+            inner.parameters.block_on(inner.create(server, vec![CreateShard { payload, ..about.clone() }]))?;
+            made.shards.push((server, about));
+            infos.push(ShardInfo { server, rows, number });
+        }
+        let (name, shape) = (name.to_owned(), shape.to_vec());
+        let info = Arc::new(VariableInfo { name: name.clone(), dtype, shape, trainable, shards: infos });
+        let known = inner.parameters.table();
+        let mut variables = known.variables.clone();
+        variables.insert(name, info.clone());
+        inner.parameters.set_table(Table { variables, optimizers: known.optimizers.clone() });
+        Ok(ShardedVariable::new(info, inner.parameters.clone()))
+    }
+
+    /// Has servers update variables; the number by which workers name this optimizer when they push gradients.
+    ///
+    /// # Errors
+    /// [`Error::Values`] for settings outside their ranges; [`Error::Variable`] for a variable that is not trained, and with
+    /// LAMB, which looks at whole variables, for one that is cut.
+    pub fn optimizer(
+        &self,
+        description: impl Into<OptimizerDescription>,
+        variables: &[&ShardedVariable],
+    ) -> Result<u32> {
+        let description = description.into();
+        description.check()?;
+        for variable in variables {
+            let info = variable.info();
+            let wrong = |problem: &str| Error::Variable { name: info.name.clone(), problem: problem.to_owned() };
+            if !info.trainable {
+                return Err(wrong("it was made untrained, so no optimizer updates it"));
+            }
+            if !description.rule.is_elementwise() && info.shards.len() > 1 {
+                return Err(wrong(
+                    "it is cut into shards, and this optimizer looks at the norm of whole variables; use AdamW, or a \
+                     partitioner that leaves it whole",
+                ));
+            }
+        }
+        let inner = &self.inner;
+        let mut made = lock(&inner.made);
+        let number = made.optimizers.len() as u32;
+        made.optimizers.push((description, variables.iter().map(|variable| variable.name().to_owned()).collect()));
+        let requests = inner.optimizer_requests(&made, number, &BTreeMap::new());
+        drop(made);
+        inner.parameters.block_on(inner.set_optimizers(requests))?;
+        inner.parameters.block_on(inner.parameters.refresh())?;
+        Ok(number)
+    }
+
+    /// Sets the learning rate with which servers apply the gradients that come from now on.
+    ///
+    /// # Errors
+    /// [`Error::Values`] for a rate outside its range, [`Error::ServerLost`].
+    pub fn set_learning_rate(&self, optimizer: u32, learning_rate: f64) -> Result<()> {
+        let inner = &self.inner;
+        let mut made = lock(&inner.made);
+        let Some((description, _)) = made.optimizers.get_mut(optimizer as usize) else {
+            let given = optimizer.to_string();
+            return Err(Error::Option { what: "the optimizer", given, expected: "a number that optimizer() returned" });
+        };
+        let changed = OptimizerDescription { learning_rate, ..*description };
+        changed.check()?;
+        *description = changed;
+        let mut requests = inner.optimizer_requests(&made, optimizer, &BTreeMap::new());
+        drop(made);
+        // Without shards it changes what is there.
+        requests.iter_mut().for_each(|(_, request)| request.shards.clear());
+        inner.parameters.block_on(inner.set_optimizers(requests))
+    }
+
+    /// The variables, by name.
+    pub fn variables(&self) -> Vec<ShardedVariable> {
+        let table = self.inner.parameters.table();
+        let variable = |info: &Arc<VariableInfo>| ShardedVariable::new(info.clone(), self.inner.parameters.clone());
+        table.variables.values().map(variable).collect()
+    }
+
+    /// A variable by its name, if there is one.
+    pub fn find(&self, name: &str) -> Option<ShardedVariable> {
+        let info = self.inner.parameters.table().variables.get(name).cloned()?;
+        Some(ShardedVariable::new(info, self.inner.parameters.clone()))
+    }
+}
+
+impl std::fmt::Debug for ParameterServerStrategy {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut fields = f.debug_struct("ParameterServerStrategy");
+        fields.field("workers", &self.num_workers()).field("servers", &self.num_servers()).finish_non_exhaustive()
+    }
+}
+
+impl Inner {
+    /// Makes shards on a server.
+    async fn create(&self, server: usize, shards: Vec<CreateShard>) -> Result<()> {
+        let send = async move |outbox: Outbox| {
+            for shard in shards {
+                if !outbox.send(shard).await {
+                    break;
+                }
+            }
+        };
+        let parameters = &self.parameters;
+        let done = parameters.link(server).tell::<Done>(ps!("Create"), send, parameters.patience()).await;
+        done.map(drop).map_err(parameters.failed(server, "Create"))
+    }
+
+    /// What servers are told of an optimizer; `steps` by optimizer, where it has made some.
+    fn optimizer_requests(
+        &self,
+        made: &Made,
+        number: u32,
+        steps: &BTreeMap<u32, u64>,
+    ) -> Vec<(usize, OptimizerOfShards)> {
+        let Some((description, names)) = made.optimizers.get(number as usize) else { return Vec::new() };
+        let mut by_server: BTreeMap<usize, Vec<u32>> = BTreeMap::new();
+        for (server, shard) in made.shards.iter().filter(|(_, shard)| names.contains(&shard.variable)) {
+            by_server.entry(*server).or_default().push(shard.shard);
+        }
+        let request = |(server, shards)| {
+            let request = OptimizerOfShards {
+                session: self.parameters.session(),
+                optimizer: number,
+                // Numbers and names: always JSON.
+                description: serde_json::to_string(description).unwrap_or_default(),
+                steps: steps.get(&number).copied().unwrap_or(0),
+                shards,
+                contributions: self.options.updates.contributions(),
+            };
+            (server, request)
+        };
+        by_server.into_iter().map(request).collect()
+    }
+
+    async fn set_optimizers(&self, requests: Vec<(usize, OptimizerOfShards)>) -> Result<()> {
+        for (server, request) in requests {
+            let parameters = &self.parameters;
+            let link = parameters.link(server);
+            let done = link.call::<Done>(ps!("SetOptimizer"), request, parameters.patience()).await;
+            done.map_err(parameters.failed(server, "SetOptimizer"))?;
+        }
+        Ok(())
+    }
+
+    /// Begins to attend to a server, trying until `patience` is over; whether it is the same process as before.
+    pub(crate) async fn attend(&self, server: usize, patience: Duration) -> Result<bool> {
+        let (parameters, started) = (&self.parameters, Instant::now());
+        let request = AttendServer { session: parameters.session(), version: VERSION };
+        loop {
+            let attempt = async {
+                let mut replies = parameters.link(server).ask(ps!("Attend"), request, parameters.patience()).await?;
+                let state = replies.next::<ServerState>(Some(parameters.patience())).await?;
+                Ok((replies, state.ok_or_else(|| tonic::Status::unavailable("it left at once"))?))
+            };
+            match attempt.await {
+                Ok((replies, state)) => {
+                    lock(&self.attendances)[server] = Some(replies);
+                    let before = std::mem::replace(&mut lock(&self.incarnations)[server], state.incarnation);
+                    return Ok(before == state.incarnation);
+                }
+                Err(status) if is_lost(&status) && started.elapsed() < patience => {
+                    tokio::time::sleep(BETWEEN_ATTEMPTS).await;
+                }
+                Err(status) if is_lost(&status) => {
+                    return Err(Error::Unreachable {
+                        task: Task::new(TaskType::Ps, server as u32),
+                        address: parameters.address(server).to_owned(),
+                        waited: started.elapsed(),
+                        last: status.message().to_owned(),
+                    });
+                }
+                Err(status) => return Err(parameters.failed(server, "Attend")(status)),
+            }
+        }
+    }
+
+    /// The answers of a server, to be watched.
+    pub(crate) fn take_attendance(&self, server: usize) -> Option<Replies> {
+        lock(&self.attendances)[server].take()
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            // What has failed is no end: the next coordinator finds workers and servers waiting.
+            crate::coordinator::leave(self, &runtime);
+            runtime.shutdown_timeout(Duration::from_millis(200));
+        }
+    }
+}
+
+/// A task that is being started needs about so long.
+pub(crate) const BETWEEN_ATTEMPTS: Duration = Duration::from_millis(100);
+
+/// A number that no other run of a coordinator has.
+pub(crate) fn session() -> u64 {
+    incarnation()
+}

@@ -1,0 +1,153 @@
+//! How a strategy is made.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
+
+use distribute_cluster::{ClusterResolver, ClusterSpec, TaskType};
+use distribute_device::DType;
+
+use super::{Inner, Made, ParameterServerStrategy, session};
+use crate::parameters::Parameters;
+use crate::partitioner::Partitioner;
+use crate::placement::{Placement, Placer};
+use crate::roles::Roles;
+use crate::updates::Updates;
+use crate::{Error, Result};
+
+/// What a [`ParameterServerStrategy`] is made with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ParameterServerOptions {
+    /// How shards are spread over servers. Default: by bytes.
+    pub placement: Placement,
+    /// The type in which floating-point elements travel: `None`, their own (default), or 16 bits.
+    pub wire: Option<DType>,
+    /// How the workers' updates go together. Default: asynchronously.
+    pub updates: Updates,
+    /// How long tasks may take to appear at the start. Default: 5 minutes.
+    pub connect_timeout: Duration,
+    /// After how much silence a task counts as lost. Default: 10 s.
+    pub silence: Duration,
+    /// How long a server's answer may take. Default: 60 s.
+    pub patience: Duration,
+    /// How long a lost server may take to come back, where it can be restored. Default: 5 minutes.
+    pub server_timeout: Duration,
+    /// Checkpoints from which a server that was started again gets its part. Default: none, so that a lost server is an error.
+    pub restore_servers_from: Option<PathBuf>,
+}
+
+impl Default for ParameterServerOptions {
+    fn default() -> ParameterServerOptions {
+        ParameterServerOptions {
+            placement: Placement::default(),
+            wire: None,
+            updates: Updates::default(),
+            connect_timeout: Duration::from_secs(300),
+            silence: Duration::from_secs(10),
+            patience: Duration::from_secs(60),
+            server_timeout: Duration::from_secs(300),
+            restore_servers_from: None,
+        }
+    }
+}
+
+/// Makes a [`ParameterServerStrategy`].
+pub struct ParameterServerStrategyBuilder {
+    cluster: Result<(ClusterSpec, Option<TaskType>)>,
+    partitioner: Option<Box<dyn Partitioner>>,
+    options: ParameterServerOptions,
+}
+
+impl ParameterServerStrategyBuilder {
+    pub(super) fn new(cluster: &impl ClusterResolver) -> ParameterServerStrategyBuilder {
+        let task_type = cluster.task_type();
+        let cluster = cluster.cluster_spec().map(|spec| (spec, task_type)).map_err(Error::from);
+        ParameterServerStrategyBuilder { cluster, partitioner: None, options: ParameterServerOptions::default() }
+    }
+
+    /// Cuts variables into shards; without one they stay whole.
+    pub fn partitioner(self, partitioner: impl Partitioner + 'static) -> Self {
+        ParameterServerStrategyBuilder { partitioner: Some(Box::new(partitioner)), ..self }
+    }
+
+    /// How shards are spread over servers.
+    pub fn placement(self, placement: Placement) -> Self {
+        self.with(|options| options.placement = placement)
+    }
+
+    /// The 16-bit type in which parameters and gradients travel: half the bytes, and gradients and values rounded.
+    pub fn wire(self, dtype: DType) -> Self {
+        self.with(|options| options.wire = Some(dtype))
+    }
+
+    /// How the workers' updates go together.
+    pub fn updates(self, updates: Updates) -> Self {
+        self.with(|options| options.updates = updates)
+    }
+
+    /// Restores a server that was started again from the newest checkpoint in this folder, instead of failing.
+    pub fn restore_servers_from(self, folder: impl Into<PathBuf>) -> Self {
+        self.with(|options| options.restore_servers_from = Some(folder.into()))
+    }
+
+    /// All other options.
+    pub fn options(self, options: ParameterServerOptions) -> Self {
+        ParameterServerStrategyBuilder { options, ..self }
+    }
+
+    fn with(mut self, change: impl FnOnce(&mut ParameterServerOptions)) -> Self {
+        change(&mut self.options);
+        self
+    }
+
+    /// Connects to all parameter servers.
+    ///
+    /// # Errors
+    /// [`Error::Cluster`] where the cluster is none of this kind, [`Error::WrongTask`] on a worker or server,
+    /// [`Error::Unreachable`] for a server that does not appear, [`Error::Option`].
+    pub fn build(self) -> Result<ParameterServerStrategy> {
+        let (spec, task_type) = self.cluster?;
+        let roles = Roles::of(&spec)?;
+        if let Some(kind @ (TaskType::Worker | TaskType::Ps | TaskType::Evaluator)) = task_type {
+            return Err(Error::WrongTask {
+                task: kind.to_string(),
+                problem: "the chief alone coordinates; workers and parameter servers call Server::start(..)?.join()"
+                    .to_owned(),
+            });
+        }
+        let options = self.options;
+        options.updates.check()?;
+        if let Some(wire) = options.wire.filter(|wire| !matches!(wire, DType::F16 | DType::BF16)) {
+            let given = wire.to_string();
+            return Err(Error::Option { what: "the type on the wire", given, expected: "f16 or bf16" });
+        }
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .thread_name("coordinator")
+            .enable_all()
+            .build()
+            .map_err(Error::Threads)?;
+        let limits = (options.silence, options.patience);
+        let parameters = Parameters::new(runtime.handle().clone(), &roles.servers, session(), options.wire, limits)?;
+        let servers = roles.servers.len();
+        let placer = Placer::new(options.placement, servers);
+        let inner = Inner {
+            parameters: Arc::new(parameters),
+            workers: roles.workers,
+            partitioner: self.partitioner,
+            made: Mutex::new(Made { placer, shards: Vec::new(), optimizers: Vec::new() }),
+            incarnations: Mutex::new(vec![0; servers]),
+            attendances: Mutex::new((0..servers).map(|_| None).collect()),
+            coordinator: Mutex::new(Weak::new()),
+            coordinators: AtomicU64::new(0),
+            failed: AtomicBool::new(false),
+            runtime: Some(runtime),
+            options,
+        };
+        for server in 0..servers {
+            inner.parameters.block_on(inner.attend(server, inner.options.connect_timeout))?;
+        }
+        Ok(ParameterServerStrategy { inner: Arc::new(inner) })
+    }
+}

@@ -1,0 +1,171 @@
+//! Variables on servers in checkpoints: whole, under their names, so that any number of servers and any other strategy can go on
+//! from them.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use bytes::Bytes;
+use distribute_device::DType;
+use distribute_strategy::Strategy;
+use distribute_train::BoxError;
+use distribute_train::checkpoint::{CheckpointManager, Checkpointed, Snapshot};
+use distribute_values::{HostTensor, OptimizerDescription};
+use serde::{Deserialize, Serialize};
+
+use super::{Inner, ParameterServerStrategy};
+use crate::numbers;
+use crate::parameters::VariableInfo;
+use crate::wire::proto::{CreateShard, DescribeRequest, Description};
+use crate::wire::ps;
+use crate::worker::lock;
+use crate::{Error, Result};
+
+/// The files of a checkpoint.
+const MODEL: &str = "model";
+const OPTIMIZER: &str = "optimizer";
+
+/// What a checkpoint keeps of optimizers besides their slots.
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct OptimizerStates {
+    /// By number: steps made, and the learning rate.
+    parameter_server: BTreeMap<u32, (u64, f64)>,
+}
+
+/// All variables and slots. Workers may go on meanwhile: each shard is consistent in itself, and those of a checkpoint may be some
+/// steps apart, as they are in training; call it after `join` for one moment's values.
+impl Checkpointed for ParameterServerStrategy {
+    fn save(&self, _: &Strategy, snapshot: &mut Snapshot) -> Result<(), BoxError> {
+        let inner = &self.inner;
+        for variable in inner.parameters.table().variables.values() {
+            put(snapshot, MODEL, &variable.name, variable, &inner.fetch(variable, "")?)?;
+        }
+        let optimizers = lock(&inner.made).optimizers.clone();
+        let mut states = OptimizerStates::default();
+        let steps = inner.parameters.block_on(inner.steps())?;
+        for (number, (description, names)) in (0..).zip(optimizers) {
+            states
+                .parameter_server
+                .insert(number, (steps.get(&number).copied().unwrap_or(0), description.learning_rate));
+            for name in names {
+                let Some(variable) = inner.parameters.table().variables.get(&name).cloned() else { continue };
+                for slot in description.rule.slots() {
+                    put(snapshot, OPTIMIZER, &format!("{name}/{slot}"), &variable, &inner.fetch(&variable, slot)?)?;
+                }
+            }
+        }
+        snapshot.put_state(OPTIMIZER, &states)?;
+        Ok(())
+    }
+
+    fn load(&self, _: &Strategy, snapshot: &Snapshot) -> Result<(), BoxError> {
+        let inner = &self.inner;
+        for server in 0..inner.parameters.servers() {
+            inner.parameters.block_on(inner.restore(server, snapshot))?;
+        }
+        Ok(())
+    }
+}
+
+impl Inner {
+    fn fetch(&self, variable: &VariableInfo, slot: &str) -> Result<Vec<u8>> {
+        self.parameters.block_on(self.parameters.whole(variable, slot))
+    }
+
+    /// How many steps each optimizer has made: the most of any server.
+    async fn steps(&self) -> Result<BTreeMap<u32, u64>> {
+        let mut steps: BTreeMap<u32, u64> = BTreeMap::new();
+        let parameters = &self.parameters;
+        for server in 0..parameters.servers() {
+            let request = DescribeRequest { session: parameters.session() };
+            let description =
+                parameters.link(server).call::<Description>(ps!("Describe"), request, parameters.patience()).await;
+            for optimizer in description.map_err(parameters.failed(server, "Describe"))?.optimizers {
+                let known = steps.entry(optimizer.optimizer).or_default();
+                *known = (*known).max(optimizer.steps);
+            }
+        }
+        Ok(steps)
+    }
+
+    /// Gives a server that was started again its part of the newest checkpoint in a folder.
+    pub(crate) async fn restore_from(&self, server: usize, folder: &Path) -> Result<u64> {
+        let newest = CheckpointManager::new(folder).list()?.into_iter().next();
+        let (step, path) = newest.ok_or_else(|| Error::ServerLost {
+            server: server as u32,
+            address: self.parameters.address(server).to_owned(),
+            why: format!("it was started again and holds nothing, and there is no checkpoint in {}", folder.display()),
+        })?;
+        self.restore(server, &Snapshot::read(path)?).await?;
+        Ok(step)
+    }
+
+    /// Makes a server's shards and optimizers with what a checkpoint holds of them.
+    async fn restore(&self, server: usize, snapshot: &Snapshot) -> Result<()> {
+        let (mine, optimizers) = {
+            let made = lock(&self.made);
+            let mine: Vec<CreateShard> =
+                made.shards.iter().filter(|(of, _)| *of == server).map(|(_, shard)| shard.clone()).collect();
+            (mine, made.optimizers.clone())
+        };
+        let mut shards = Vec::new();
+        for shard in &mine {
+            shards.push(CreateShard { payload: part(snapshot, MODEL, &shard.variable, shard)?, ..shard.clone() });
+        }
+        self.create(server, shards).await?;
+        let states: OptimizerStates = snapshot.get_state(OPTIMIZER)?.unwrap_or_default();
+        let steps = states.parameter_server.iter().map(|(number, (steps, _))| (*number, *steps)).collect();
+        for (number, (description, names)) in (0..).zip(&optimizers) {
+            let requests = {
+                let mut made = lock(&self.made);
+                if let (Some((_, rate)), Some((known, _))) =
+                    (states.parameter_server.get(&number), made.optimizers.get_mut(number as usize))
+                {
+                    *known = OptimizerDescription { learning_rate: *rate, ..*known };
+                }
+                self.optimizer_requests(&made, number, &steps)
+            };
+            self.set_optimizers(requests.into_iter().filter(|(of, _)| *of == server).collect()).await?;
+            let mut slots = Vec::new();
+            for shard in mine.iter().filter(|shard| names.contains(&shard.variable)) {
+                for slot in description.rule.slots() {
+                    let payload = part(snapshot, OPTIMIZER, &format!("{}/{slot}", shard.variable), shard)?;
+                    slots.push(CreateShard { slot: (*slot).to_owned(), payload, ..shard.clone() });
+                }
+            }
+            self.create(server, slots).await?;
+        }
+        Ok(())
+    }
+}
+
+/// Puts a whole tensor.
+fn put(snapshot: &mut Snapshot, file: &str, name: &str, of: &VariableInfo, bytes: &[u8]) -> Result<(), BoxError> {
+    macro_rules! typed {
+        ($($dtype:ident => $t:ty),*) => {
+            match of.dtype {
+                $(DType::$dtype => {
+                    let tensor = HostTensor::new(&of.shape, numbers::whole::<$t>(bytes).into_owned())?;
+                    snapshot.put(file, name, &tensor)?;
+                })*
+            }
+        };
+    }
+    typed!(F32 => f32, F64 => f64, F16 => half::f16, BF16 => half::bf16, I8 => i8, U8 => u8, I32 => i32, U32 => u32,
+        I64 => i64, U64 => u64);
+    Ok(())
+}
+
+/// A shard's rows of a whole tensor.
+fn part(snapshot: &Snapshot, file: &str, name: &str, shard: &CreateShard) -> Result<Bytes> {
+    let wrong = |problem| distribute_train::Error::Restore { name: name.to_owned(), problem };
+    let found = snapshot.tensor(file, name);
+    let (dtype, shape, bytes) = found.ok_or_else(|| wrong(format!("the checkpoint's {file} has none of this name")))?;
+    let expected: Vec<usize> = shard.shape.iter().map(|extent| *extent as usize).collect();
+    if u32::from(dtype.code()) != shard.dtype || shape != expected {
+        let problem = format!("the checkpoint has {dtype} {shape:?}, and the program {expected:?}");
+        return Err(wrong(problem).into());
+    }
+    let row_bytes = expected.iter().skip(1).product::<usize>() * dtype.size_bytes();
+    let start = shard.first_row as usize * row_bytes;
+    Ok(Bytes::copy_from_slice(&bytes[start..start + shard.rows as usize * row_bytes]))
+}

@@ -1,0 +1,197 @@
+//! One variable, cut into shards on several servers.
+
+use std::ops::{Bound, RangeBounds};
+use std::sync::Arc;
+
+use bytes::Bytes;
+use distribute_device::{DType, Element};
+use distribute_values::{HostTensor, Scatter, TensorStorage};
+
+use crate::numbers;
+use crate::parameters::{Parameters, ShardInfo, VariableInfo};
+use crate::store::operation_of;
+use crate::wire::proto::Origin;
+use crate::{Error, Result};
+
+/// A variable on parameter servers, cut along its first dimension; it reads and writes as one.
+///
+/// # Source
+/// `tf.distribute`'s `ShardedVariable`.
+#[derive(Clone, Debug)]
+pub struct ShardedVariable {
+    info: Arc<VariableInfo>,
+    parameters: Arc<Parameters>,
+}
+
+impl ShardedVariable {
+    pub(crate) fn new(info: Arc<VariableInfo>, parameters: Arc<Parameters>) -> ShardedVariable {
+        ShardedVariable { info, parameters }
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.info.name
+    }
+
+    /// The length of each dimension.
+    pub fn shape(&self) -> &[usize] {
+        &self.info.shape
+    }
+
+    /// The type of its elements.
+    pub fn dtype(&self) -> DType {
+        self.info.dtype
+    }
+
+    /// Its shards, in the order of their rows.
+    pub fn shards(&self) -> &[ShardInfo] {
+        &self.info.shards
+    }
+
+    /// What gradients of it name.
+    pub fn info(&self) -> &Arc<VariableInfo> {
+        &self.info
+    }
+
+    /// All elements.
+    ///
+    /// # Errors
+    /// [`Error::Variable`] where `T` is not the variable's type; [`Error::ServerLost`].
+    pub fn read<T: Element>(&self) -> Result<HostTensor<T>> {
+        self.check_type(T::DTYPE)?;
+        let bytes = self.parameters.block_on(self.parameters.whole(&self.info, ""))?;
+        Ok(HostTensor::new(&self.info.shape, numbers::whole::<T>(&bytes).into_owned())?)
+    }
+
+    /// Some rows.
+    ///
+    /// # Shapes
+    /// `[rows, …]`, with the variable's shape behind its first dimension.
+    ///
+    /// # Errors
+    /// As [`read`](ShardedVariable::read); [`Error::Variable`] for a range outside the variable.
+    pub fn slice<T: Element>(&self, rows: impl RangeBounds<usize>) -> Result<HostTensor<T>> {
+        let start = match rows.start_bound() {
+            Bound::Included(start) => *start,
+            Bound::Excluded(start) => start + 1,
+            Bound::Unbounded => 0,
+        };
+        let end = match rows.end_bound() {
+            Bound::Included(end) => end + 1,
+            Bound::Excluded(end) => *end,
+            Bound::Unbounded => self.info.rows(),
+        };
+        if self.info.shape.is_empty() || start > end || end > self.info.rows() {
+            return Err(self.wrong(format!("rows {start}..{end} are outside its shape {:?}", self.info.shape)));
+        }
+        self.embedding_lookup(&(start..end).collect::<Vec<_>>())
+    }
+
+    /// The rows of these numbers, in their order: only they travel.
+    ///
+    /// # Shapes
+    /// `[rows.len(), …]`, with the variable's shape behind its first dimension.
+    ///
+    /// # Errors
+    /// As [`read`](ShardedVariable::read); [`Error::Variable`] for a row outside the variable.
+    ///
+    /// # Source
+    /// `tf.nn.embedding_lookup` of a sharded variable.
+    pub fn embedding_lookup<T: Element>(&self, rows: &[usize]) -> Result<HostTensor<T>> {
+        self.check_type(T::DTYPE)?;
+        let row_len = self.info.row_len();
+        let mut elements = vec![T::default(); rows.len() * row_len];
+        let mut fits = true;
+        let mut show = |place: usize, dtype, bytes: &[u8]| {
+            let target = &mut elements[place * row_len..(place + 1) * row_len];
+            fits &= numbers::copy_into(bytes, dtype, bytemuck::cast_slice_mut(target), T::DTYPE);
+            Ok(())
+        };
+        self.parameters.block_on(self.parameters.lookup(&self.info, rows, &mut show))?;
+        if !fits {
+            return Err(self.wrong("a server sent elements that are none of it".to_owned()));
+        }
+        let mut shape = self.info.shape.clone();
+        shape[0] = rows.len();
+        Ok(HostTensor::new(&shape, elements)?)
+    }
+
+    /// Replaces all elements.
+    ///
+    /// # Errors
+    /// [`Error::Variable`] where shape or type differ; [`Error::ServerLost`].
+    pub fn assign<L, T: TensorStorage<L>>(&self, value: &T) -> Result<()> {
+        self.assign_as(&self.own_origin(), Scatter::Update, None, value)
+    }
+
+    /// Adds to all elements. A function that workers run calls [`WorkerContext::assign_add`](crate::WorkerContext::assign_add),
+    /// which is done once even where the function runs twice.
+    ///
+    /// # Errors
+    /// As [`assign`](ShardedVariable::assign).
+    pub fn assign_add<L, T: TensorStorage<L>>(&self, value: &T) -> Result<()> {
+        self.assign_as(&self.own_origin(), Scatter::Add, None, value)
+    }
+
+    /// Subtracts from all elements.
+    ///
+    /// # Errors
+    /// As [`assign`](ShardedVariable::assign).
+    pub fn assign_sub<L, T: TensorStorage<L>>(&self, value: &T) -> Result<()> {
+        self.assign_as(&self.own_origin(), Scatter::Sub, None, value)
+    }
+
+    /// Changes some rows; a row that is named more than once is written more than once, in order.
+    ///
+    /// # Shapes
+    /// `values`: `[rows.len(), …]`.
+    ///
+    /// # Errors
+    /// As [`assign`](ShardedVariable::assign); [`Error::Variable`] for a row outside the variable.
+    pub fn scatter<L, T: TensorStorage<L>>(&self, scatter: Scatter, rows: &[usize], values: &T) -> Result<()> {
+        self.assign_as(&self.own_origin(), scatter, Some(rows), values)
+    }
+
+    pub(crate) fn assign_as<L, T: TensorStorage<L>>(
+        &self,
+        origin: &Origin,
+        scatter: Scatter,
+        rows: Option<&[usize]>,
+        value: &T,
+    ) -> Result<()> {
+        self.check_type(value.dtype()?)?;
+        let mut expected = self.info.shape.clone();
+        if let Some(rows) = rows {
+            let Some(first) = expected.first_mut() else {
+                return Err(self.wrong("it has no rows, being a scalar; assign it".to_owned()));
+            };
+            *first = rows.len();
+            if let Some(row) = rows.iter().find(|row| **row >= self.info.rows()) {
+                return Err(self.wrong(format!("there is no row {row}; it has {}", self.info.rows())));
+            }
+        }
+        if value.shape() != expected {
+            return Err(self.wrong(format!("a value of shape {:?} is given and {expected:?} expected", value.shape())));
+        }
+        let mut bytes = Vec::new();
+        value.read(&mut |elements| bytes = elements.as_bytes().to_vec())?;
+        let (operation, bytes) = (operation_of(scatter), Bytes::from(bytes));
+        self.parameters.block_on(self.parameters.assign(origin, &self.info, operation, rows, &bytes))
+    }
+
+    /// Of changes that belong to no closure.
+    fn own_origin(&self) -> Origin {
+        Origin { session: self.parameters.session(), worker: u32::MAX, epoch: u64::MAX, ..Origin::default() }
+    }
+
+    fn check_type(&self, given: DType) -> Result<()> {
+        if given == self.info.dtype {
+            return Ok(());
+        }
+        Err(self.wrong(format!("it has elements of {}, and {given} was asked for", self.info.dtype)))
+    }
+
+    fn wrong(&self, problem: String) -> Error {
+        Error::Variable { name: self.info.name.clone(), problem }
+    }
+}

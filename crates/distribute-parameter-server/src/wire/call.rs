@@ -1,0 +1,141 @@
+//! Calling another task.
+
+use std::future::poll_fn;
+use std::time::Duration;
+
+use tonic::body::Body;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Status};
+use tower_service::Service as _;
+
+use super::frame::{Inbox, Outbox, Parcel, body_of, outbox};
+use super::{HTTP_FRAME_BYTES, WINDOW_BYTES};
+
+/// A connection to a task, made when it is first used and again after it broke. Clones share it.
+#[derive(Clone, Debug)]
+pub(crate) struct Link {
+    channel: Channel,
+}
+
+/// A call that is under way: what is sent, and what comes back.
+pub(crate) struct Replies(Inbox);
+
+impl Link {
+    /// To `host:port`. A task that does not answer for `silence` counts as lost.
+    ///
+    /// # Errors
+    /// The address cannot be one.
+    pub(crate) fn new(address: &str, silence: Duration) -> Result<Link, Status> {
+        let endpoint = Endpoint::from_shared(format!("http://{address}"))
+            .map_err(|error| Status::invalid_argument(error.to_string()))?
+            .tcp_nodelay(true)
+            .connect_timeout(silence)
+            .http2_keep_alive_interval(silence / 2)
+            .keep_alive_timeout(silence / 2)
+            .keep_alive_while_idle(true)
+            .initial_stream_window_size(WINDOW_BYTES)
+            .initial_connection_window_size(2 * WINDOW_BYTES)
+            .max_frame_size(HTTP_FRAME_BYTES);
+        Ok(Link { channel: endpoint.connect_lazy() })
+    }
+
+    /// Sends a message and waits for the answer.
+    ///
+    /// # Errors
+    /// The other side's status; `unavailable` where it cannot be reached, `deadline_exceeded` after `patience`.
+    pub(crate) async fn call<R: Parcel>(
+        &self,
+        path: &'static str,
+        request: impl Parcel,
+        patience: Duration,
+    ) -> Result<R, Status> {
+        let answer = async { self.begin(path, body_of(request)).await?.one().await };
+        tokio::time::timeout(patience, answer).await.unwrap_or_else(|_| Err(late(path, patience)))
+    }
+
+    /// Sends a message; the answers come one by one.
+    ///
+    /// # Errors
+    /// As [`call`](Link::call).
+    pub(crate) async fn ask(
+        &self,
+        path: &'static str,
+        request: impl Parcel,
+        patience: Duration,
+    ) -> Result<Replies, Status> {
+        let begun = self.begin(path, body_of(request));
+        let inbox = tokio::time::timeout(patience, begun).await.unwrap_or_else(|_| Err(late(path, patience)))?;
+        Ok(Replies(inbox))
+    }
+
+    /// Sends messages as `send` makes them, and waits for the answer.
+    ///
+    /// # Errors
+    /// As [`call`](Link::call).
+    pub(crate) async fn tell<R: Parcel>(
+        &self,
+        path: &'static str,
+        send: impl AsyncFnOnce(Outbox),
+        patience: Duration,
+    ) -> Result<R, Status> {
+        let (outbox, body) = outbox();
+        let answer = async {
+            let answer = async { self.begin(path, body).await?.one().await };
+            let (answer, ()) = tokio::join!(answer, send(outbox));
+            answer
+        };
+        tokio::time::timeout(patience, answer).await.unwrap_or_else(|_| Err(late(path, patience)))
+    }
+
+    async fn begin(&self, path: &'static str, body: Body) -> Result<Inbox, Status> {
+        let request = http::Request::post(path)
+            .version(http::Version::HTTP_2)
+            .header("te", "trailers")
+            .header("content-type", "application/grpc")
+            .body(body)
+            .map_err(|error| Status::internal(error.to_string()))?;
+        let mut channel = self.channel.clone();
+        poll_fn(|context| channel.poll_ready(context)).await.map_err(unreachable)?;
+        let reply = channel.call(request).await.map_err(unreachable)?;
+        match Status::from_header_map(reply.headers()) {
+            Some(refused) => Err(refused),
+            None if reply.status().is_success() => Ok(Inbox::new(reply.into_body())),
+            None => Err(Status::unavailable(format!("it answered {}", reply.status()))),
+        }
+    }
+}
+
+impl Replies {
+    /// The next answer, within `patience`; `None` at the end.
+    ///
+    /// # Errors
+    /// The other side's status; `unavailable` where the connection broke.
+    pub(crate) async fn next<M: Parcel>(&mut self, patience: Option<Duration>) -> Result<Option<M>, Status> {
+        match patience {
+            None => self.0.next().await,
+            Some(patience) => {
+                let next = tokio::time::timeout(patience, self.0.next()).await;
+                next.unwrap_or_else(|_| Err(late("an answer", patience)))
+            }
+        }
+    }
+}
+
+fn unreachable(error: tonic::transport::Error) -> Status {
+    // The last cause says most: "connection refused".
+    let mut cause: &dyn std::error::Error = &error;
+    while let Some(source) = cause.source() {
+        cause = source;
+    }
+    Status::unavailable(cause.to_string())
+}
+
+fn late(path: &str, patience: Duration) -> Status {
+    let what = path.rsplit('/').next().unwrap_or(path);
+    Status::deadline_exceeded(format!("{what}: no answer within {:.1} s", patience.as_secs_f64()))
+}
+
+/// Whether the task may have gone, rather than have refused.
+pub(crate) fn is_lost(status: &Status) -> bool {
+    matches!(status.code(), Code::Unavailable | Code::DeadlineExceeded | Code::Cancelled | Code::Unknown)
+}

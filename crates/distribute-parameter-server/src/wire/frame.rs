@@ -1,0 +1,314 @@
+//! Messages in the bodies of HTTP/2 streams.
+
+use std::collections::VecDeque;
+use std::convert::Infallible;
+
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+use http::HeaderMap;
+use http_body::Frame;
+use http_body_util::{BodyExt, StreamBody};
+use prost::Message;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::Status;
+use tonic::body::Body;
+
+use super::{MAX_MESSAGE_BYTES, QUEUED_MESSAGES, proto};
+
+/// A message of ours.
+pub(crate) trait Parcel: Message + Default + 'static {
+    /// Takes the payload out, where there is one.
+    fn take_payload(&mut self) -> Bytes {
+        Bytes::new()
+    }
+}
+
+macro_rules! parcels {
+    ($($plain:ident),*; $($with_payload:ident),*) => {
+        $(impl Parcel for proto::$plain {})*
+        $(impl Parcel for proto::$with_payload {
+            fn take_payload(&mut self) -> Bytes {
+                std::mem::take(&mut self.payload)
+            }
+        })*
+    };
+}
+
+parcels!(
+    Done, AttendServer, ServerState, OptimizerOfShards, DescribeRequest, Description, PullRequest, PushReply, AssignReply,
+    FenceRequest, LeaveRequest, AttendWorker, WorkerState, Resource;
+    CreateShard, Elements, PushRequest, AssignRequest, Closure, Outcome
+);
+
+/// The tag of every payload: field 15, with a length.
+const PAYLOAD_TAG: u8 = 15 << 3 | 2;
+
+/// A flag for compression and the length.
+const PREFIX_BYTES: usize = 5;
+
+/// A message as it is sent: what comes before the payload, and the payload.
+fn encode(mut message: impl Parcel) -> [Bytes; 2] {
+    let payload = message.take_payload();
+    let of_payload = if payload.is_empty() { 0 } else { 1 + prost::length_delimiter_len(payload.len()) };
+    let len = message.encoded_len() + of_payload;
+    let mut head = BytesMut::with_capacity(PREFIX_BYTES + len);
+    head.put_u8(0);
+    head.put_u32((len + payload.len()) as u32);
+    // A buffer of bytes grows as needed.
+    let _ = message.encode(&mut head);
+    if !payload.is_empty() {
+        head.put_u8(PAYLOAD_TAG);
+        let _ = prost::encode_length_delimiter(payload.len(), &mut head);
+    }
+    [head.freeze(), payload]
+}
+
+/// The sending half of a call's messages.
+pub(crate) struct Outbox(mpsc::Sender<Result<Frame<Bytes>, Infallible>>);
+
+/// A queue of messages, and the body that they go into.
+pub(crate) fn outbox() -> (Outbox, Body) {
+    let (sender, frames) = mpsc::channel(2 * QUEUED_MESSAGES);
+    (Outbox(sender), Body::new(StreamBody::new(ReceiverStream::new(frames))))
+}
+
+/// A body of one message.
+pub(super) fn body_of(message: impl Parcel) -> Body {
+    let frames = encode(message).into_iter().filter(|bytes| !bytes.is_empty());
+    Body::new(StreamBody::new(tokio_stream::iter(frames.map(|bytes| Ok::<_, Infallible>(Frame::data(bytes))))))
+}
+
+/// A body of one message and the word that the call has succeeded.
+pub(super) fn reply_of(message: impl Parcel) -> Body {
+    let frames = encode(message).into_iter().filter(|bytes| !bytes.is_empty()).map(Frame::data);
+    let frames = frames.chain([Frame::trailers(trailers(&Status::ok("")))]);
+    Body::new(StreamBody::new(tokio_stream::iter(frames.map(Ok::<_, Infallible>))))
+}
+
+fn trailers(status: &Status) -> HeaderMap {
+    let mut trailers = HeaderMap::new();
+    // Only a status with words that no header can hold is refused.
+    let _ = status.add_header(&mut trailers);
+    trailers
+}
+
+impl Outbox {
+    /// Queues a message, as soon as there is room; whether there is still somebody who reads.
+    pub(crate) async fn send(&self, message: impl Parcel) -> bool {
+        for bytes in encode(message) {
+            if !bytes.is_empty() && self.0.send(Ok(Frame::data(bytes))).await.is_err() {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Ends a reply.
+    pub(super) async fn end(self, status: &Status) {
+        // Nobody reads any more: then nobody misses it.
+        let _ = self.0.send(Ok(Frame::trailers(trailers(status)))).await;
+    }
+
+    /// Returns when nobody reads any more.
+    pub(crate) async fn closed(&self) {
+        self.0.closed().await;
+    }
+}
+
+/// The receiving half of a call's messages.
+pub(crate) struct Inbox {
+    body: Body,
+    pieces: Pieces,
+}
+
+impl Inbox {
+    pub(crate) fn new(body: Body) -> Inbox {
+        Inbox { body, pieces: Pieces::default() }
+    }
+
+    /// The next message; `None` at the end.
+    ///
+    /// # Errors
+    /// The other side's status; `unavailable` where the connection broke.
+    pub(crate) async fn next<M: Parcel>(&mut self) -> Result<Option<M>, Status> {
+        loop {
+            if let Some(message) = self.pieces.message()? {
+                return Ok(Some(message));
+            }
+            match self.body.frame().await {
+                None if self.pieces.is_empty() => return Ok(None),
+                None => return Err(Status::unavailable("the stream ended within a message")),
+                Some(Err(status)) => {
+                    return Err(Status::unavailable(format!("the connection broke: {}", status.message())));
+                }
+                Some(Ok(frame)) => match frame.into_data() {
+                    Ok(bytes) => self.pieces.push(bytes),
+                    Err(frame) => {
+                        let status = frame.trailers_ref().and_then(Status::from_header_map);
+                        return match status.filter(|status| status.code() != tonic::Code::Ok) {
+                            Some(status) => Err(status),
+                            None => Ok(None),
+                        };
+                    }
+                },
+            }
+        }
+    }
+
+    /// The only message.
+    ///
+    /// # Errors
+    /// As [`next`](Inbox::next); there is none.
+    pub(crate) async fn one<M: Parcel>(&mut self) -> Result<M, Status> {
+        self.next().await?.ok_or_else(|| Status::unavailable("the stream ended without a message"))
+    }
+}
+
+/// What has arrived, in the pieces in which it did.
+#[derive(Debug, Default)]
+struct Pieces {
+    pieces: VecDeque<Bytes>,
+    len: usize,
+}
+
+impl Pieces {
+    fn push(&mut self, piece: Bytes) {
+        if !piece.is_empty() {
+            self.len += piece.len();
+            self.pieces.push_back(piece);
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The first message, once it is all there.
+    fn message<M: Parcel>(&mut self) -> Result<Option<M>, Status> {
+        if self.len < PREFIX_BYTES {
+            return Ok(None);
+        }
+        let mut prefix = [0; PREFIX_BYTES];
+        let bytes = self.pieces.iter().flat_map(|piece| piece.iter());
+        prefix.iter_mut().zip(bytes).for_each(|(byte, from)| *byte = *from);
+        let len = (&prefix[1..]).get_u32() as usize;
+        if prefix[0] != 0 || len > MAX_MESSAGE_BYTES {
+            return Err(Status::invalid_argument("these are no messages of this protocol"));
+        }
+        if self.len < PREFIX_BYTES + len {
+            return Ok(None);
+        }
+        self.advance(PREFIX_BYTES);
+        M::decode(Buf::take(&mut *self, len)).map(Some).map_err(|error| Status::invalid_argument(error.to_string()))
+    }
+}
+
+/// prost cuts payloads out of it without a copy, where they lie in one piece.
+impl Buf for Pieces {
+    fn remaining(&self) -> usize {
+        self.len
+    }
+
+    fn chunk(&self) -> &[u8] {
+        self.pieces.front().map_or(&[], |piece| &piece[..])
+    }
+
+    fn advance(&mut self, mut count: usize) {
+        self.len -= count;
+        while let Some(front) = self.pieces.front_mut() {
+            if front.len() > count {
+                front.advance(count);
+                return;
+            }
+            count -= front.len();
+            self.pieces.pop_front();
+        }
+    }
+
+    fn copy_to_bytes(&mut self, len: usize) -> Bytes {
+        match self.pieces.front_mut() {
+            Some(front) if front.len() > len => {
+                self.len -= len;
+                front.split_to(len)
+            }
+            Some(front) if front.len() == len => {
+                self.len -= len;
+                self.pieces.pop_front().unwrap_or_default()
+            }
+            _ => {
+                let mut joined = BytesMut::with_capacity(len);
+                joined.put(Buf::take(&mut *self, len));
+                joined.freeze()
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use proptest::test_runner::RngSeed;
+
+    use super::*;
+
+    fn elements(shard: u32, len: usize) -> proto::Elements {
+        let payload = (0..len).map(|at| (at * 7 + shard as usize) as u8).collect::<Vec<u8>>().into();
+        proto::Elements { shard, version: 1 << 40, payload, ..proto::Elements::default() }
+    }
+
+    #[test]
+    fn messages_are_what_the_library_would_write() {
+        for len in [0, 1, 127, 128, 70_000] {
+            let [head, payload] = encode(elements(3, len));
+            let ours = [&head[PREFIX_BYTES..], &payload].concat();
+            assert_eq!(ours, elements(3, len).encode_to_vec(), "{len}");
+        }
+    }
+
+    #[test]
+    fn a_payload_in_one_piece_is_not_copied() {
+        let [head, payload] = encode(elements(1, 1000));
+        let mut pieces = Pieces::default();
+        pieces.push(head);
+        pieces.push(payload.clone());
+        let message: proto::Elements = pieces.message().unwrap().unwrap();
+        assert_eq!(message.payload.as_ptr(), payload.as_ptr());
+    }
+
+    #[test]
+    fn what_is_no_message_is_refused() {
+        for bytes in [&[1, 0, 0, 0, 1, 0][..], &[0, 0xff, 0xff, 0xff, 0xff], &[0, 0, 0, 0, 2, 0x7a, 9]] {
+            let mut pieces = Pieces::default();
+            pieces.push(Bytes::copy_from_slice(bytes));
+            assert!(pieces.message::<proto::Elements>().is_err(), "{bytes:?}");
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 128, rng_seed: RngSeed::Fixed(1), ..ProptestConfig::default() })]
+
+        #[test]
+        fn messages_arrive_whole_whatever_the_pieces(lens in prop::collection::vec(0usize..700, 0..8), cut in 1usize..900) {
+            let sent: Vec<proto::Elements> = (0..).zip(&lens).map(|(shard, len)| elements(shard, *len)).collect();
+            let bytes: Vec<u8> = sent.iter().cloned().flat_map(|message| encode(message).concat()).collect();
+            let (mut pieces, mut got) = (Pieces::default(), Vec::<proto::Elements>::new());
+            for piece in bytes.chunks(cut) {
+                pieces.push(Bytes::copy_from_slice(piece));
+                while let Some(message) = pieces.message().expect("messages") {
+                    got.push(message);
+                }
+            }
+            prop_assert!(pieces.is_empty());
+            prop_assert_eq!(got, sent);
+        }
+
+        #[test]
+        fn any_bytes_are_read_without_harm(bytes: Vec<u8>, cut in 1usize..50) {
+            let mut pieces = Pieces::default();
+            for piece in bytes.chunks(cut) {
+                pieces.push(Bytes::copy_from_slice(piece));
+                while let Ok(Some(_)) = pieces.message::<proto::Elements>() {}
+            }
+        }
+    }
+}

@@ -1,0 +1,255 @@
+//! What a worker answers: it runs the closures of its coordinator, one at a time.
+
+use std::any::Any;
+use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use distribute_device::DType;
+use distribute_input::InputContext;
+use tokio::sync::oneshot;
+use tonic::Status;
+use tonic::body::Body;
+
+use crate::lifetime::Lifetime;
+use crate::parameters::Parameters;
+use crate::program::Failed;
+use crate::wire::proto::{
+    AttendWorker, Closure, Done, LeaveRequest, Outcome, Problem, Resource as ResourceRequest, WorkerState,
+};
+use crate::wire::{Inbox, Methods, VERSION, reply, reply_stream};
+use crate::{Error, Program, WorkerContext};
+
+/// The service of a worker.
+pub(crate) struct WorkerMethods {
+    program: Program,
+    incarnation: u64,
+    lifetime: Arc<Lifetime>,
+    limits: (Duration, Duration),
+    attendance: Mutex<Option<Arc<Attendance>>>,
+}
+
+/// One coordinator's hold on this worker, and what its closures find here. The next one begins anew.
+pub(crate) struct Attendance {
+    pub(crate) session: u64,
+    pub(crate) epoch: u64,
+    pub(crate) worker: u32,
+    pub(crate) workers: u32,
+    pub(crate) parameters: Arc<Parameters>,
+    /// Whether what still runs for it is of no use any more.
+    pub(crate) over: AtomicBool,
+    /// By number: iterators over datasets.
+    pub(crate) resources: Mutex<HashMap<u64, Resource>>,
+    /// What functions keep from one closure to the next.
+    pub(crate) kept: Mutex<HashMap<String, Arc<dyn Any + Send + Sync>>>,
+    /// Closures, for the thread that runs them.
+    jobs: crossbeam_channel::Sender<Job>,
+}
+
+/// A worker's iterator over a dataset.
+#[derive(Clone)]
+pub(crate) struct Resource {
+    pub(crate) dataset: String,
+    pub(crate) iterator: Arc<Mutex<Box<dyn Any + Send>>>,
+}
+
+/// A closure to run, and where its outcome goes.
+type Job = (Closure, oneshot::Sender<Outcome>);
+
+impl WorkerMethods {
+    pub(crate) fn new(
+        program: Program,
+        incarnation: u64,
+        lifetime: Arc<Lifetime>,
+        limits: (Duration, Duration),
+    ) -> WorkerMethods {
+        WorkerMethods { program, incarnation, lifetime, limits, attendance: Mutex::default() }
+    }
+
+    fn attend(self: Arc<Self>, request: &AttendWorker) -> Result<Body, Status> {
+        if request.version != VERSION {
+            let problem =
+                format!("it speaks version {VERSION} and the coordinator {}; run the same build", request.version);
+            return Err(Status::failed_precondition(problem));
+        }
+        if let Some(missing) = self.program.missing(&request.functions, &request.datasets) {
+            let problem = format!("its program has no {missing:?}, which the coordinator's has; run the same build");
+            return Err(Status::failed_precondition(problem));
+        }
+        let attendance = Attendance::begin(request, self.program.clone(), self.limits)?;
+        if let Some(earlier) = lock(&self.attendance).replace(attendance.clone()) {
+            earlier.over.store(true, Ordering::Release);
+        }
+        let state = WorkerState { incarnation: self.incarnation };
+        reply_stream(async move |outbox| {
+            let attended = self.lifetime.attend();
+            if outbox.send(state).await {
+                tokio::select! {
+                    () = outbox.closed() => {}
+                    () = attended.over() => {}
+                }
+            }
+            attendance.over.store(true, Ordering::Release);
+            Ok(())
+        })
+    }
+
+    /// The present attendance, if that is the one meant.
+    fn attendance(&self, session: u64, epoch: u64) -> Result<Arc<Attendance>, Status> {
+        let attendance = lock(&self.attendance).clone();
+        let meant = attendance.filter(|attendance| (attendance.session, attendance.epoch) == (session, epoch));
+        meant.ok_or_else(|| Status::unavailable("this worker was started again, or attends to another coordinator"))
+    }
+
+    async fn create_resource(&self, request: ResourceRequest) -> Result<Body, Status> {
+        let attendance = self.attendance(request.session, request.epoch)?;
+        let context = InputContext {
+            num_input_pipelines: attendance.workers as usize,
+            input_pipeline_id: attendance.worker as usize,
+            num_replicas_in_sync: 1,
+        };
+        let program = self.program.clone();
+        let name = request.dataset.clone();
+        let made = tokio::task::spawn_blocking(move || caught(|| program.make_dataset(&name, &context)));
+        let iterator = made.await.map_err(|error| Status::internal(error.to_string()))?;
+        let iterator = iterator.map_err(|message| Status::invalid_argument(message.to_string()))?;
+        let resource = Resource { dataset: request.dataset, iterator: Arc::new(Mutex::new(iterator)) };
+        lock(&attendance.resources).insert(request.resource, resource);
+        reply(Done {})
+    }
+
+    async fn run(&self, closure: Closure) -> Result<Body, Status> {
+        let origin = closure.origin.clone().unwrap_or_default();
+        let attendance = self.attendance(origin.session, origin.epoch)?;
+        let (done, outcome) = oneshot::channel();
+        let busy = "this worker is still busy with another closure";
+        attendance.jobs.try_send((closure, done)).map_err(|_| Status::unavailable(busy))?;
+        reply(outcome.await.map_err(|_| Status::unavailable("this worker attends to another coordinator"))?)
+    }
+}
+
+impl Methods for WorkerMethods {
+    const NAME: &'static str = "distribute.v1.Worker";
+
+    async fn call(self: Arc<Self>, method: String, mut inbox: Inbox) -> Result<Body, Status> {
+        match method.as_str() {
+            "Attend" => self.attend(&inbox.one().await?),
+            "CreateResource" => self.create_resource(inbox.one().await?).await,
+            "Run" => self.run(inbox.one().await?).await,
+            "Leave" => {
+                if inbox.one::<LeaveRequest>().await?.ended {
+                    self.lifetime.end();
+                }
+                reply(Done {})
+            }
+            other => Err(Status::unimplemented(format!("a worker has no method {other:?}"))),
+        }
+    }
+}
+
+impl Attendance {
+    /// Begins one, with a thread for its closures: one that is still busy for an earlier attendance holds nobody up.
+    fn begin(
+        request: &AttendWorker,
+        program: Program,
+        limits: (Duration, Duration),
+    ) -> Result<Arc<Attendance>, Status> {
+        let wire = request.wire.and_then(|code| DType::from_code(u8::try_from(code).ok()?));
+        let runtime = tokio::runtime::Handle::current();
+        let parameters = Parameters::new(runtime, &request.servers, request.session, wire, limits)
+            .map_err(|error| Status::invalid_argument(error.to_string()))?;
+        let (jobs, queue) = crossbeam_channel::bounded::<Job>(1);
+        let attendance = Arc::new(Attendance {
+            session: request.session,
+            epoch: request.epoch,
+            worker: request.worker,
+            workers: request.workers,
+            parameters: Arc::new(parameters),
+            over: AtomicBool::new(false),
+            resources: Mutex::default(),
+            kept: Mutex::default(),
+            jobs,
+        });
+        // Weak: the thread ends when nobody can send it a closure any more.
+        let weak = Arc::downgrade(&attendance);
+        let run = move || {
+            for (closure, done) in queue {
+                let Some(attendance) = weak.upgrade() else { return };
+                // Where nobody waits any more, nobody misses it.
+                let _ = done.send(attendance.run(&program, closure));
+            }
+        };
+        let name = format!("worker-{}", request.worker);
+        let thread = std::thread::Builder::new().name(name).spawn(run);
+        thread.map_err(|error| Status::resource_exhausted(format!("cannot start a thread: {error}")))?;
+        Ok(attendance)
+    }
+
+    fn run(self: Arc<Self>, program: &Program, closure: Closure) -> Outcome {
+        let origin = closure.origin.unwrap_or_default();
+        let context = WorkerContext::new(self, origin);
+        let outcome = program.find(&closure.function).map_err(Failed::Ours).and_then(|function| {
+            caught(|| function.run(&context, &closure.payload).map_err(Caught::Failed)).map_err(|caught| match caught {
+                Caught::Failed(failed) => failed,
+                Caught::Panicked(message) => Failed::Theirs(message.into()),
+            })
+        });
+        match outcome {
+            Ok(result) => Outcome { problem: None, payload: Bytes::from(result) },
+            Err(failed) => Outcome { problem: Some(problem(failed)), payload: Bytes::new() },
+        }
+    }
+}
+
+/// Why a function of the program has returned nothing.
+pub(crate) enum Caught {
+    Failed(Failed),
+    Panicked(String),
+}
+
+impl From<String> for Caught {
+    fn from(panic: String) -> Caught {
+        Caught::Panicked(panic)
+    }
+}
+
+/// What a function of the program returns, also where it panics.
+fn caught<T, E: From<String>>(run: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
+    catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
+        let words = panic.downcast_ref::<String>().map(String::as_str);
+        let words = words.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("without words");
+        Err(E::from(format!("it panicked: {words}")))
+    })
+}
+
+fn problem(failed: Failed) -> Problem {
+    match failed {
+        Failed::Ours(Error::ServerLost { server, why, .. }) => {
+            Problem { message: why, server: Some(server), cancelled: false }
+        }
+        Failed::Ours(error @ Error::Cancelled { .. }) => {
+            Problem { message: error.to_string(), server: None, cancelled: true }
+        }
+        Failed::Ours(error) => Problem { message: error.to_string(), server: None, cancelled: false },
+        Failed::Theirs(error) => {
+            let mut message = error.to_string();
+            // Causes that the sentence does not tell itself.
+            let mut cause = error.source();
+            while let Some(source) = cause {
+                let words = source.to_string();
+                if !message.contains(&words) {
+                    message = format!("{message}: {words}");
+                }
+                cause = source.source();
+            }
+            Problem { message, server: None, cancelled: false }
+        }
+    }
+}
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

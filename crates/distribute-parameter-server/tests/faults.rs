@@ -1,0 +1,376 @@
+//! Workers, servers and coordinators that are killed, frozen and started again.
+#![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
+#![expect(clippy::print_stdout, reason = "processes say how far they are")]
+
+use std::time::Duration;
+
+use distribute_cluster::{SimpleResolver, TaskType, TfConfigResolver};
+use distribute_parameter_server::{
+    ClusterCoordinator, CoordinatorOptions, Delivery, Error, FixedShardsPartitioner, ParameterServerStrategy,
+    RemoteValueStatus, WorkerState,
+};
+use distribute_strategy::Strategy;
+use distribute_testkit::{Job, Signal};
+use distribute_train::checkpoint::CheckpointManager;
+use distribute_values::{HostTensor, OptimizerDescription, TensorStorage, UpdateRule};
+
+mod harness;
+
+use harness::{Cluster, SOON, program, server, total, until, worker};
+
+/// Not a test of its own: what a started process does.
+#[test]
+fn task() {
+    harness::serve();
+}
+
+fn ready(coordinator: &ClusterCoordinator, worker: usize) -> bool {
+    coordinator.workers()[worker] == WorkerState::Ready
+}
+
+#[test]
+fn a_worker_that_was_killed_between_functions_takes_part_again() {
+    let mut cluster = Cluster::start(2, 1);
+    let coordinator = cluster.coordinator();
+    (0..2).for_each(|_| drop(coordinator.schedule("add", &1.0).unwrap()));
+    coordinator.join().unwrap();
+    cluster.signal(worker(0), Signal::KILL);
+    until("the worker is missed", || !ready(&coordinator, 0));
+    cluster.restart(worker(0));
+    (0..2).for_each(|_| drop(coordinator.schedule("add", &1.0).unwrap()));
+    coordinator.join().unwrap();
+    assert_eq!(total(&coordinator), 4.0);
+}
+
+#[test]
+fn what_a_killed_worker_was_doing_is_done_by_another() {
+    let mut cluster = Cluster::start(2, 2);
+    let coordinator = cluster.coordinator();
+    let values: Vec<_> = (0..60).map(|_| coordinator.schedule("add_after", &(1.0, 20)).unwrap()).collect();
+    until("some have run", || total(&coordinator) >= 10.0);
+    cluster.signal(worker(0), Signal::KILL);
+    // The other one goes on; nothing is lost, nothing counts twice.
+    coordinator.join().unwrap();
+    assert_eq!(total(&coordinator), 60.0);
+    // What the dead one has returned is here.
+    coordinator.fetch::<()>(&values).unwrap();
+}
+
+#[test]
+fn a_worker_that_hangs_in_a_function_and_is_killed_is_made_up_for() {
+    let mut cluster = Cluster::start(1, 2);
+    let coordinator = cluster.coordinator();
+    until("both are there", || ready(&coordinator, 0) && ready(&coordinator, 1));
+    let endless = coordinator.schedule("forever", &()).unwrap();
+    (0..10).for_each(|_| drop(coordinator.schedule("add", &1.0).unwrap()));
+    until("the others have run", || total(&coordinator) == 10.0);
+    // Whichever has it: both are killed in turn, and the function never ends well.
+    for index in [0, 1] {
+        cluster.signal(worker(index), Signal::KILL);
+        cluster.restart(worker(index));
+    }
+    (0..4).for_each(|_| drop(coordinator.schedule("add", &1.0).unwrap()));
+    until("others go on", || total(&coordinator) == 14.0);
+    assert_eq!(endless.status(), RemoteValueStatus::NotReady);
+}
+
+#[test]
+fn a_frozen_worker_is_given_up_and_what_it_sends_later_changes_nothing() {
+    let mut cluster = Cluster::start(2, 2);
+    let coordinator = cluster.coordinator();
+    until("both are there", || ready(&coordinator, 0) && ready(&coordinator, 1));
+    (0..2).for_each(|_| drop(coordinator.schedule("add_after", &(1.0, 700)).unwrap()));
+    until("both run", || coordinator.counts() == (0, 2));
+    cluster.signal(worker(0), Signal::STOP);
+    coordinator.join().unwrap();
+    assert_eq!(total(&coordinator), 2.0);
+    assert!(!ready(&coordinator, 0));
+    // It wakes up, and wants to finish what is finished.
+    cluster.signal(worker(0), Signal::CONT);
+    until("it is back", || ready(&coordinator, 0));
+    (0..10).for_each(|_| drop(coordinator.schedule("add_after", &(1.0, 100)).unwrap()));
+    coordinator.join().unwrap();
+    assert_eq!(total(&coordinator), 12.0);
+}
+
+#[test]
+fn a_worker_that_is_told_to_stop_hands_its_function_on() {
+    let mut cluster = Cluster::start(1, 2);
+    let coordinator = cluster.coordinator();
+    until("both are there", || ready(&coordinator, 0) && ready(&coordinator, 1));
+    (0..2).for_each(|_| drop(coordinator.schedule("add_after", &(1.0, 500)).unwrap()));
+    until("both run", || coordinator.counts() == (0, 2));
+    cluster.signal(worker(1), Signal::TERM);
+    assert!(cluster.end_of(worker(1)).contains("worker:1 was stopped by signal 15"));
+    coordinator.join().unwrap();
+    assert_eq!(total(&coordinator), 2.0);
+}
+
+#[test]
+fn an_error_wins_over_a_lost_worker_and_cancels_what_it_did() {
+    let mut cluster = Cluster::start(1, 2);
+    let coordinator = cluster.coordinator();
+    until("both are there", || ready(&coordinator, 0) && ready(&coordinator, 1));
+    let endless = coordinator.schedule("forever", &()).unwrap();
+    until("it runs", || coordinator.counts() == (0, 1));
+    coordinator.schedule("fail", &"the error").unwrap();
+    std::thread::sleep(Duration::from_millis(300));
+    for index in [0, 1] {
+        cluster.signal(worker(index), Signal::KILL);
+    }
+    let error = coordinator.join().unwrap_err();
+    assert!(matches!(error, Error::UserFunction { .. }), "{error}");
+    assert!(matches!(endless.fetch::<()>(), Err(Error::Cancelled { .. })));
+}
+
+#[test]
+fn datasets_are_made_again_on_a_worker_that_is_back() {
+    let mut cluster = Cluster::start(1, 1);
+    let coordinator = cluster.coordinator();
+    let numbers = coordinator.create_per_worker_dataset::<distribute_input::Array<i64>>("numbers").unwrap().iter();
+    let next = || coordinator.schedule("next", &numbers).unwrap().fetch::<(usize, i64)>().unwrap().1;
+    assert_eq!([next(), next()], [0, 1]);
+    cluster.signal(worker(0), Signal::KILL);
+    cluster.restart(worker(0));
+    assert_eq!([next(), next()], [0, 1]);
+}
+
+#[test]
+fn a_function_that_takes_every_worker_along_is_an_error_in_the_end() {
+    let mut cluster = Cluster::start(1, 1);
+    let strategy = cluster.strategy();
+    let options = CoordinatorOptions { max_attempts: 2, ..CoordinatorOptions::default() };
+    let coordinator = ClusterCoordinator::with_options(&strategy, program(), options).unwrap();
+    let value = coordinator.schedule("die", &()).unwrap();
+    cluster.end_of(worker(0));
+    cluster.restart(worker(0));
+    let error = coordinator.join().unwrap_err();
+    assert!(matches!(error, Error::WorkerLost { .. }), "{error}");
+    assert!(error.to_string().contains("function \"die\"") && error.to_string().contains("2 times"), "{error}");
+    assert!(matches!(value.fetch::<()>(), Err(Error::WorkerLost { .. })));
+}
+
+#[test]
+fn without_any_worker_join_ends_with_words() {
+    let mut cluster = Cluster::start(1, 1);
+    let strategy = cluster.strategy();
+    let options = CoordinatorOptions { worker_timeout: Duration::from_millis(500), ..CoordinatorOptions::default() };
+    let coordinator = ClusterCoordinator::with_options(&strategy, program(), options).unwrap();
+    cluster.signal(worker(0), Signal::KILL);
+    coordinator.schedule("nested", &1).unwrap();
+    let error = coordinator.join().unwrap_err();
+    assert!(matches!(error, Error::WorkerLost { .. }), "{error}");
+    assert!(error.to_string().contains("no worker for"), "{error}");
+}
+
+#[test]
+fn a_lost_server_is_told_to_whoever_joins_or_schedules() {
+    let mut cluster = Cluster::start(2, 2);
+    let coordinator = cluster.coordinator();
+    coordinator.schedule("add", &1.0).unwrap();
+    coordinator.join().unwrap();
+    (0..20).for_each(|_| drop(coordinator.schedule("add_after", &(1.0, 50)).unwrap()));
+    cluster.signal(server(0), Signal::KILL);
+    let error = coordinator.join().unwrap_err();
+    assert!(matches!(error, Error::ServerLost { server: 0, .. }) && error.is_retryable(), "{error}");
+    // And again whatever is tried; it is no error of the function.
+    until("schedule says so too", || {
+        matches!(coordinator.schedule("add", &1.0), Err(Error::ServerLost { server: 0, .. }))
+    });
+    drop(coordinator);
+    // Those who live wait for the next coordinator.
+    let coordinator_again = {
+        cluster.restart(server(0));
+        cluster.coordinator()
+    };
+    coordinator_again.schedule("add", &3.0).unwrap();
+    coordinator_again.join().unwrap();
+    assert_eq!(total(&coordinator_again), 3.0);
+}
+
+/// A strategy that restores servers, with trained weights and a checkpoint of them.
+fn checkpointed(cluster: &Cluster, folder: &std::path::Path) -> (ParameterServerStrategy, u32, CheckpointManager) {
+    let strategy = ParameterServerStrategy::builder(&cluster.resolver())
+        .options(Cluster::options())
+        .partitioner(FixedShardsPartitioner::new(2))
+        .restore_servers_from(folder)
+        .build()
+        .unwrap();
+    let weights = strategy.variable("w", &HostTensor::new(&[5], vec![0.0f64; 5]).unwrap()).unwrap();
+    let optimizer = strategy.optimizer(adam(), &[&weights]).unwrap();
+    (strategy, optimizer, CheckpointManager::new(folder))
+}
+
+fn adam() -> OptimizerDescription {
+    let rule = UpdateRule::Adam { beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay: 0.0 };
+    OptimizerDescription { learning_rate: 0.05, rule }
+}
+
+fn weights(strategy: &ParameterServerStrategy) -> Vec<f64> {
+    strategy.find("w").unwrap().read::<f64>().unwrap().to_elements().unwrap()
+}
+
+#[test]
+fn a_server_that_is_started_again_gets_its_shards_from_the_last_checkpoint() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut cluster = Cluster::start(2, 2);
+    let (strategy, optimizer, mut checkpoints) = checkpointed(&cluster, folder.path());
+    let coordinator = ClusterCoordinator::new(&strategy, program()).unwrap();
+    let local = Strategy::default_strategy().unwrap();
+    for step in 0..100u64 {
+        coordinator.schedule("regress", &(optimizer, 0u64, step)).unwrap();
+    }
+    coordinator.join().unwrap();
+    checkpoints.save(&local, 100, &[&strategy], &()).unwrap();
+    checkpoints.finish().unwrap();
+    let saved = weights(&strategy);
+    // Under load.
+    for step in 100..300u64 {
+        coordinator.schedule("regress", &(optimizer, 5u64, step)).unwrap();
+    }
+    std::thread::sleep(Duration::from_millis(100));
+    cluster.signal(server(1), Signal::KILL);
+    std::thread::sleep(Duration::from_millis(300));
+    cluster.restart(server(1));
+    coordinator.join().unwrap();
+    for (at, weight) in weights(&strategy).into_iter().enumerate() {
+        let truth = at as f64 - 2.0;
+        assert!((weight - truth).abs() < (saved[at] - truth).abs().max(0.05), "{at}: {saved:?}, then {weight}");
+    }
+    // At rest: its part is exactly that of the checkpoint, the other server's is kept.
+    let before = weights(&strategy);
+    cluster.signal(server(1), Signal::KILL);
+    cluster.restart(server(1));
+    until(
+        "it is restored",
+        || matches!(strategy.find("w").unwrap().read::<f64>(), Ok(read) if read.to_elements::<f64>().unwrap()[3..] == saved[3..]),
+    );
+    assert_eq!(weights(&strategy)[..3], before[..3]);
+}
+
+#[test]
+fn a_checkpoint_goes_into_any_number_of_shards_and_trains_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let local = Strategy::default_strategy().unwrap();
+    let mut expected = Vec::new();
+    for (round, (servers, shards)) in [(2u32, 4usize), (1, 1), (2, 2), (2, 5)].into_iter().enumerate() {
+        let cluster = Cluster::start(servers, 1);
+        let strategy = ParameterServerStrategy::builder(&cluster.resolver())
+            .options(Cluster::options())
+            .partitioner(FixedShardsPartitioner::new(shards))
+            .build()
+            .unwrap();
+        let variable = strategy.variable("w", &HostTensor::new(&[5], vec![0.0f64; 5]).unwrap()).unwrap();
+        assert_eq!(variable.shards().len(), shards);
+        let optimizer = strategy.optimizer(adam(), &[&variable]).unwrap();
+        let mut checkpoints = CheckpointManager::new(folder.path());
+        if round > 0 {
+            checkpoints.restore::<()>(&local, &[&strategy]).unwrap().unwrap();
+            assert_eq!(weights(&strategy), expected);
+        }
+        ten_steps(&strategy, optimizer, round as u64);
+        expected = weights(&strategy);
+        checkpoints.save(&local, 10 * (round as u64 + 1), &[&strategy], &()).unwrap();
+        checkpoints.finish().unwrap();
+    }
+    // Slots and counts of steps were restored too, or Adam would have gone another way.
+    let cluster = Cluster::start(1, 1);
+    let strategy = cluster.strategy();
+    let variable = strategy.variable("w", &HostTensor::new(&[5], vec![0.0f64; 5]).unwrap()).unwrap();
+    let optimizer = strategy.optimizer(adam(), &[&variable]).unwrap();
+    (0..4).for_each(|round| ten_steps(&strategy, optimizer, round));
+    assert_eq!(weights(&strategy), expected);
+}
+
+/// One after another, as without servers.
+fn ten_steps(strategy: &ParameterServerStrategy, optimizer: u32, round: u64) {
+    let coordinator = ClusterCoordinator::new(strategy, program()).unwrap();
+    for step in 10 * round..10 * (round + 1) {
+        coordinator.schedule("regress", &(optimizer, 0u64, step)).unwrap();
+        coordinator.join().unwrap();
+    }
+}
+
+#[test]
+fn at_least_once_may_count_twice_and_never_loses() {
+    let mut cluster = Cluster::start(1, 2);
+    let strategy = cluster.strategy();
+    strategy.untrained("total", &HostTensor::scalar(0.0)).unwrap();
+    let options = CoordinatorOptions { delivery: Delivery::AtLeastOnce, ..CoordinatorOptions::default() };
+    let coordinator = ClusterCoordinator::with_options(&strategy, program(), options).unwrap();
+    for _ in 0..60 {
+        coordinator.schedule("add_after", &(1.0, 10)).unwrap();
+    }
+    until("some have run", || total(&coordinator) >= 10.0);
+    cluster.signal(worker(1), Signal::KILL);
+    coordinator.join().unwrap();
+    let total = total(&coordinator);
+    assert!((60.0..=61.0).contains(&total), "{total}");
+}
+
+#[test]
+fn evaluation_counts_each_part_once_whoever_is_killed() {
+    let mut cluster = Cluster::start(1, 2);
+    let coordinator = cluster.coordinator();
+    let sums = std::thread::scope(|scope| {
+        let sums = scope.spawn(|| coordinator.evaluate::<u64>("sum_of_part", 40, &1000u64).unwrap());
+        std::thread::sleep(Duration::from_millis(200));
+        cluster.signal(worker(0), Signal::KILL);
+        cluster.restart(worker(0));
+        sums.join().unwrap()
+    });
+    assert_eq!(sums.len(), 40);
+    assert_eq!(sums.into_iter().sum::<u64>(), 999 * 1000 / 2);
+}
+
+/// Not a test of its own: a coordinator that adds and saves, and is killed.
+#[test]
+fn coordinating() {
+    let (Ok(config), Some(folder)) = (std::env::var("TEST_CLUSTER"), std::env::var_os("TEST_FOLDER")) else { return };
+    let resolver = TfConfigResolver::from_json(&config).unwrap();
+    let strategy = ParameterServerStrategy::builder(&resolver).options(Cluster::options()).build().unwrap();
+    strategy.untrained("total", &HostTensor::scalar(0.0)).unwrap();
+    let coordinator = ClusterCoordinator::new(&strategy, program()).unwrap();
+    let (local, mut checkpoints) = (Strategy::default_strategy().unwrap(), CheckpointManager::new(folder));
+    let restored = checkpoints.restore::<u64>(&local, &[&strategy]).unwrap();
+    let begun = restored.map_or(0, |(_, done)| done);
+    println!("begins after {begun}");
+    for done in begun..20 {
+        coordinator.schedule("add_after", &(1.0, 20)).unwrap();
+        coordinator.join().unwrap();
+        checkpoints.save(&local, done + 1, &[&strategy], &(done + 1)).unwrap();
+        checkpoints.finish().unwrap();
+        println!("saved {}", done + 1);
+    }
+    println!("the total is {}", total(&coordinator));
+}
+
+#[test]
+fn a_coordinator_that_is_started_again_goes_on_from_its_checkpoint() {
+    let mut cluster = Cluster::start(2, 2);
+    let folder = tempfile::tempdir().unwrap();
+    let resolver: SimpleResolver = cluster.resolver();
+    let config = serde_json::json!({
+        "cluster": resolver.spec.clone().with_job(TaskType::Chief, ["127.0.0.1:9"]).unwrap().to_json(),
+        "task": {"type": "chief", "index": 0},
+    });
+    let start = || {
+        Job::builder(std::env::current_exe().unwrap())
+            .args(["--exact", "coordinating", "--nocapture"])
+            .env("TEST_CLUSTER", config.to_string())
+            .env("TEST_FOLDER", folder.path().to_str().unwrap())
+            .start()
+            .unwrap()
+    };
+    let mut first = start();
+    first.wait_for_line(0, "saved 5", SOON).unwrap();
+    first.kill(0, Signal::KILL).unwrap();
+    first.wait(0, SOON).unwrap();
+    let mut second = start();
+    let said = second.wait(0, SOON).unwrap().stdout;
+    assert!(!said.contains("begins after 0") && said.contains("begins after"), "{said}");
+    assert!(said.contains("the total is 20"), "{said}");
+    for task in [server(0), server(1), worker(0), worker(1)] {
+        assert!(cluster.end_of(task).contains("left"), "{task}");
+    }
+}

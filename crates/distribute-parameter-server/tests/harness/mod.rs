@@ -1,0 +1,225 @@
+//! A cluster of real processes: servers and workers are this test program started again, the coordinator is the test.
+#![allow(dead_code, reason = "each test program uses a part of it")]
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
+#![allow(clippy::print_stdout, reason = "processes say how far they are")]
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use distribute_cluster::{ClusterSpec, SimpleResolver, Task, TaskType, TfConfigResolver};
+use distribute_input::{Array, Dataset, InputContext};
+use distribute_parameter_server::{
+    ClusterCoordinator, Error, EvaluationShard, Gradient, ParameterServerOptions, ParameterServerStrategy,
+    PerWorkerIterator, Program, Server, ServerOptions, WorkerContext,
+};
+use distribute_testkit::{Job, Ports, Signal};
+use distribute_values::{HostTensor, TensorStorage};
+
+/// Long enough for anything on a busy machine.
+pub(crate) const SOON: Duration = Duration::from_secs(60);
+
+/// After how much silence a frozen process is given up here.
+pub(crate) const SILENCE: Duration = Duration::from_secs(2);
+
+/// What a started process does, in a test of that name that is none.
+pub(crate) fn serve() {
+    if std::env::var_os("TF_CONFIG").is_none() {
+        return;
+    }
+    let cluster = TfConfigResolver::from_env().unwrap();
+    let options = ServerOptions { silence: SILENCE, coordinator_timeout: SOON, ..ServerOptions::default() };
+    let server = Server::start_with(&cluster, program(), options).unwrap();
+    println!("serving");
+    match server.join() {
+        Ok(()) => println!("left"),
+        Err(error) => println!("ended: {error}"),
+    }
+}
+
+pub(crate) fn program() -> Program {
+    let number = |value: f64| HostTensor::scalar(value);
+    Program::new()
+        .function("add", move |worker: &WorkerContext, by: f64| {
+            worker.assign_add(&worker.variable("total")?, &number(by))?;
+            Ok::<_, Error>(worker.worker_index())
+        })
+        .function("add_after", move |worker: &WorkerContext, (by, milliseconds): (f64, u64)| {
+            std::thread::sleep(Duration::from_millis(milliseconds));
+            worker.assign_add(&worker.variable("total")?, &number(by))?;
+            Ok::<_, Error>(())
+        })
+        .function("nested", |_: &WorkerContext, x: i64| {
+            Ok::<_, Error>((x, BTreeMap::from([("double".to_owned(), 2 * x)]), vec![Some(x), None]))
+        })
+        .function("fail", |_: &WorkerContext, message: String| Err::<(), String>(message))
+        .function("fail_after", |_: &WorkerContext, (message, milliseconds): (String, u64)| {
+            std::thread::sleep(Duration::from_millis(milliseconds));
+            Err::<(), String>(message)
+        })
+        .function("panic", |_: &WorkerContext, message: String| -> Result<(), Error> { panic!("{message}") })
+        .function("forever", |worker: &WorkerContext, (): ()| {
+            println!("forever begins");
+            while !worker.is_cancelled() {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            println!("forever is cancelled");
+            Ok::<_, Error>(())
+        })
+        .function("die", |_: &WorkerContext, (): ()| -> Result<(), Error> { std::process::abort() })
+        .function("next", |worker: &WorkerContext, data: PerWorkerIterator<Array<i64>>| {
+            let element = worker.next(&data)?;
+            Ok::<_, Error>((worker.worker_index(), *element.item().unwrap_or(&-1)))
+        })
+        .function("next_of_wrong_type", |worker: &WorkerContext, data: PerWorkerIterator<Array<f32>>| {
+            worker.next(&data).map(drop)
+        })
+        .function("kept", |worker: &WorkerContext, (): ()| {
+            let count = worker.keep("count", || Ok::<_, Error>(std::sync::atomic::AtomicU64::new(0)))?;
+            Ok::<_, Error>(count.fetch_add(1, std::sync::atomic::Ordering::Relaxed))
+        })
+        .function("sum_of_part", |_: &WorkerContext, (part, until): (EvaluationShard, u64)| {
+            std::thread::sleep(Duration::from_millis(20));
+            Ok::<_, Error>((part.index as u64..until).step_by(part.of).sum::<u64>())
+        })
+        .function("regress", regress)
+        .dataset("numbers", |context: &InputContext| {
+            let first = 100 * context.input_pipeline_id as i64;
+            Ok::<_, Error>(Dataset::range(first..first + 5))
+        })
+        .dataset("broken", |_: &InputContext| -> Result<Dataset<Array<i64>>, String> { Err("no such file".to_owned()) })
+}
+
+/// One step of y = w·x on the examples of that step; the loss.
+fn regress(worker: &WorkerContext, (optimizer, milliseconds, step): (u32, u64, u64)) -> Result<f64, Error> {
+    let weights = worker.variable("w")?;
+    let w = weights.read::<f64>()?.to_elements::<f64>()?;
+    std::thread::sleep(Duration::from_millis(milliseconds));
+    let mut gradient = vec![0.0; w.len()];
+    let mut loss = 0.0;
+    for example in 0..8u64 {
+        let x: Vec<f64> =
+            (0..w.len()).map(|at| (((step * 8 + example) * 31 + at as u64 * 17) % 13) as f64 / 6.0 - 1.0).collect();
+        let y: f64 = x.iter().enumerate().map(|(at, x)| (at as f64 - 2.0) * x).sum();
+        let error = x.iter().zip(&w).map(|(x, w)| x * w).sum::<f64>() - y;
+        loss += error * error / 8.0;
+        gradient.iter_mut().zip(&x).for_each(|(gradient, x)| *gradient += 2.0 * error * x / 8.0);
+    }
+    let bytes: Vec<u8> = gradient.iter().flat_map(|x| x.to_ne_bytes()).collect();
+    let gradient = Gradient {
+        variable: weights.info().clone(),
+        rows: None,
+        dtype: distribute_device::DType::F64,
+        elements: bytes.into(),
+    };
+    worker.push(optimizer, &[gradient])?;
+    Ok(loss)
+}
+
+/// Processes of servers and workers.
+pub(crate) struct Cluster {
+    spec: ClusterSpec,
+    tasks: BTreeMap<Task, Job>,
+}
+
+impl Cluster {
+    /// Starts all of them, and returns when they serve.
+    pub(crate) fn start(servers: u32, workers: u32) -> Cluster {
+        let mut cluster = Cluster::prepare(servers, workers);
+        let tasks: Vec<Task> = cluster.spec.tasks().collect();
+        for task in tasks {
+            cluster.begin(task);
+        }
+        for task in cluster.tasks.keys() {
+            cluster.wait_for(*task, "serving");
+        }
+        cluster
+    }
+
+    /// Starts none of them.
+    pub(crate) fn prepare(servers: u32, workers: u32) -> Cluster {
+        let ports = Ports::reserve(servers as usize + workers as usize).unwrap();
+        let addresses = ports.addresses();
+        drop(ports);
+        let (of_servers, of_workers) = addresses.split_at(servers as usize);
+        let spec = ClusterSpec::new().with_job(TaskType::Ps, of_servers.to_vec()).unwrap();
+        let spec = spec.with_job(TaskType::Worker, of_workers.to_vec()).unwrap();
+        Cluster { spec, tasks: BTreeMap::new() }
+    }
+
+    /// Starts a task, at the address it always has.
+    pub(crate) fn begin(&mut self, task: Task) {
+        let config = serde_json::json!({
+            "cluster": self.spec.to_json(), "task": {"type": task.kind.name(), "index": task.index},
+        });
+        let job = Job::builder(std::env::current_exe().unwrap())
+            .args(["--exact", "task", "--nocapture"])
+            .env("TF_CONFIG", config.to_string())
+            .start()
+            .unwrap();
+        self.tasks.insert(task, job);
+    }
+
+    pub(crate) fn restart(&mut self, task: Task) {
+        self.begin(task);
+        self.wait_for(task, "serving");
+    }
+
+    pub(crate) fn signal(&mut self, task: Task, signal: Signal) {
+        self.tasks[&task].kill(0, signal).unwrap();
+        if signal == Signal::KILL {
+            self.tasks.get_mut(&task).unwrap().wait(0, SOON).unwrap();
+        }
+    }
+
+    pub(crate) fn wait_for(&self, task: Task, words: &str) {
+        self.tasks[&task].wait_for_line(0, words, SOON).unwrap();
+    }
+
+    /// What a task says at its end.
+    pub(crate) fn end_of(&mut self, task: Task) -> String {
+        self.tasks.get_mut(&task).unwrap().wait(0, SOON).unwrap().stdout
+    }
+
+    pub(crate) fn resolver(&self) -> SimpleResolver {
+        let (spec, task_type) = (self.spec.clone(), Some(TaskType::Chief));
+        SimpleResolver { spec, task_type, task_id: Some(0), ..SimpleResolver::default() }
+    }
+
+    pub(crate) fn options() -> ParameterServerOptions {
+        ParameterServerOptions { silence: SILENCE, connect_timeout: SOON, server_timeout: SOON, ..Default::default() }
+    }
+
+    pub(crate) fn strategy(&self) -> ParameterServerStrategy {
+        ParameterServerStrategy::builder(&self.resolver()).options(Cluster::options()).build().unwrap()
+    }
+
+    /// With a variable `total`.
+    pub(crate) fn coordinator(&self) -> ClusterCoordinator {
+        let strategy = self.strategy();
+        strategy.untrained("total", &HostTensor::scalar(0.0)).unwrap();
+        ClusterCoordinator::new(&strategy, program()).unwrap()
+    }
+}
+
+pub(crate) const fn worker(index: u32) -> Task {
+    Task::new(TaskType::Worker, index)
+}
+
+pub(crate) const fn server(index: u32) -> Task {
+    Task::new(TaskType::Ps, index)
+}
+
+/// What has been added up so far.
+pub(crate) fn total(coordinator: &ClusterCoordinator) -> f64 {
+    let total = coordinator.strategy().find("total").unwrap();
+    total.read::<f64>().unwrap().to_elements::<f64>().unwrap()[0]
+}
+
+/// Waits until something is so.
+pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let end = Instant::now() + SOON;
+    while !is_so() {
+        assert!(Instant::now() < end, "waited too long until {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
