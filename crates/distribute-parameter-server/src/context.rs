@@ -5,14 +5,16 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use distribute_device::DType;
 use distribute_input::DatasetIter;
+use distribute_values::{Scatter, TensorStorage};
 use serde::{Deserialize, Serialize};
 
 use crate::parameters::{Gradient, VariableInfo, Versions};
 use crate::variable::ShardedVariable;
 use crate::wire::proto::Origin;
 use crate::worker::{Attendance, lock};
-use crate::{Error, Result};
+use crate::{Error, Result, numbers};
 
 /// The worker that runs a function of a [`Program`](crate::Program): its place among the workers, the variables on the servers,
 /// and what stays here from one call to the next.
@@ -115,12 +117,8 @@ impl WorkerContext {
     ///
     /// # Errors
     /// As [`variable`](WorkerContext::variable); the elements do not fit.
-    pub fn assign_add<L, T: distribute_values::TensorStorage<L>>(
-        &self,
-        variable: &ShardedVariable,
-        value: &T,
-    ) -> Result<()> {
-        variable.assign_as(&self.change()?, distribute_values::Scatter::Add, None, value)
+    pub fn assign_add<L, T: TensorStorage<L>>(&self, variable: &ShardedVariable, value: &T) -> Result<()> {
+        variable.assign_as(&self.change()?, Scatter::Add, None, value)
     }
 
     /// Changes some rows of a variable, once for this closure however often it runs; a row that is named more than once is
@@ -128,10 +126,10 @@ impl WorkerContext {
     ///
     /// # Errors
     /// As [`assign_add`](WorkerContext::assign_add).
-    pub fn scatter<L, T: distribute_values::TensorStorage<L>>(
+    pub fn scatter<L, T: TensorStorage<L>>(
         &self,
         variable: &ShardedVariable,
-        scatter: distribute_values::Scatter,
+        scatter: Scatter,
         rows: &[usize],
         values: &T,
     ) -> Result<()> {
@@ -150,19 +148,47 @@ impl WorkerContext {
         parameters.block_on(parameters.push(&self.change()?, optimizer, gradients))
     }
 
-    /// Fetches what of some variables has changed since `versions`, and shows it: which variable, where the elements begin in
-    /// it, the type in which they came, and their bytes.
+    /// The optimizer that updates a variable on the servers, where there is one.
     ///
     /// # Errors
-    /// [`Error::ServerLost`], which functions pass on; what `show` returns.
-    pub fn pull(
+    /// [`Error::ServerLost`], which functions pass on.
+    pub fn optimizer_of(&self, variable: &ShardedVariable) -> Result<Option<u32>> {
+        let parameters = &self.attendance.parameters;
+        let known = || parameters.table().updated_by.get(variable.name()).copied();
+        if known().is_none() {
+            // It may have been made meanwhile.
+            parameters.block_on(parameters.refresh())?;
+        }
+        Ok(known())
+    }
+
+    /// Fetches what of some variables has changed since `versions` into tensors of their shapes and types, in place.
+    ///
+    /// # Errors
+    /// [`Error::ServerLost`], which functions pass on; [`Error::Variable`] for a tensor that does not fit.
+    pub fn pull_into<L, T: TensorStorage<L>>(
         &self,
         versions: &mut Versions,
-        variables: &[Arc<VariableInfo>],
-        mut show: impl FnMut(usize, usize, distribute_device::DType, &[u8]) -> Result<()>,
+        variables: &[ShardedVariable],
+        tensors: &[T],
     ) -> Result<()> {
+        let infos: Vec<Arc<VariableInfo>> = variables.iter().map(|variable| variable.info().clone()).collect();
         let parameters = &self.attendance.parameters;
-        parameters.block_on(parameters.pull(versions, variables, &mut show))
+        let mut show = |place: usize, start: usize, dtype, bytes: &[u8]| {
+            let misfit = || Error::Variable {
+                name: variables[place].name().to_owned(),
+                problem: "the tensor to pull it into has another shape or type".to_owned(),
+            };
+            let mut fits = false;
+            tensors.get(place).ok_or_else(misfit)?.write(&mut |mut target| {
+                let (own, size) = (target.dtype(), target.dtype().size_bytes());
+                let len = bytes.len() / DType::size_bytes(dtype);
+                let place = target.as_bytes_mut().get_mut(start * size..(start + len) * size);
+                fits = place.is_some_and(|place| numbers::copy_into(bytes, dtype, place, own));
+            })?;
+            if fits { Ok(()) } else { Err(misfit()) }
+        };
+        parameters.block_on(parameters.pull(versions, &infos, &mut show))
     }
 
     /// Something that this worker keeps from one call to the next, made when it is first asked for: until the worker is started

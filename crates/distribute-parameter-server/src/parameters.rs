@@ -7,10 +7,12 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use distribute_device::{BufferRef, DType};
+use distribute_values::TensorStorage;
 use tokio::sync::mpsc;
 use tonic::Status;
 
 use crate::numbers;
+use crate::variable::ShardedVariable;
 use crate::wire::proto::{
     AssignReply, AssignRequest, CreateShard, DescribeRequest, Description, Elements, Origin, PullRequest, PushReply,
     PushRequest, Wanted,
@@ -66,6 +68,8 @@ pub(crate) struct Table {
     pub(crate) variables: BTreeMap<String, Arc<VariableInfo>>,
     /// By number: on which servers it updates something.
     pub(crate) optimizers: BTreeMap<u32, Vec<usize>>,
+    /// By variable: which optimizer updates it.
+    pub(crate) updated_by: BTreeMap<String, u32>,
 }
 
 /// Connections to all parameter servers.
@@ -91,14 +95,52 @@ pub struct Versions {
 /// A gradient, to be pushed.
 #[derive(Clone, Debug)]
 pub struct Gradient {
-    /// Of what.
-    pub variable: Arc<VariableInfo>,
+    variable: Arc<VariableInfo>,
     /// Rows that the elements are of, rising; absent: all.
-    pub rows: Option<Vec<usize>>,
-    /// The type of the elements: f32 or f64.
-    pub dtype: DType,
-    /// The elements in row-major order.
-    pub elements: Bytes,
+    rows: Option<Vec<usize>>,
+    dtype: DType,
+    elements: Bytes,
+}
+
+impl Gradient {
+    /// Of a whole variable.
+    ///
+    /// # Errors
+    /// The tensor cannot be read.
+    pub fn new<L, T: TensorStorage<L>>(variable: &ShardedVariable, gradient: &T) -> Result<Gradient> {
+        Gradient::of(variable, None, gradient)
+    }
+
+    /// Of some rows, rising, each once; the others' is zero and does not travel.
+    ///
+    /// # Shapes
+    /// `gradient`: `[rows.len(), …]`, with the variable's shape behind its first dimension.
+    ///
+    /// # Errors
+    /// [`Error::Variable`] where the rows do not rise; the tensor cannot be read.
+    pub fn of_rows<L, T: TensorStorage<L>>(
+        variable: &ShardedVariable,
+        rows: Vec<usize>,
+        gradient: &T,
+    ) -> Result<Gradient> {
+        if rows.windows(2).any(|pair| pair[0] >= pair[1]) {
+            let problem =
+                "the rows of its gradient do not rise; sum those of a row that occurs more than once".to_owned();
+            return Err(Error::Variable { name: variable.name().to_owned(), problem });
+        }
+        Gradient::of(variable, Some(rows), gradient)
+    }
+
+    fn of<L, T: TensorStorage<L>>(
+        variable: &ShardedVariable,
+        rows: Option<Vec<usize>>,
+        gradient: &T,
+    ) -> Result<Gradient> {
+        let (variable, dtype) = (variable.info().clone(), gradient.dtype()?);
+        let mut elements = Bytes::new();
+        gradient.read(&mut |buffer| elements = Bytes::copy_from_slice(buffer.as_bytes()))?;
+        Ok(Gradient { variable, rows, dtype, elements })
+    }
 }
 
 /// Takes elements that have come: the variable's place among those asked for, where they begin in it, their type, their bytes.
@@ -477,6 +519,9 @@ impl Table {
             }
             for optimizer in &description.optimizers {
                 table.optimizers.entry(optimizer.optimizer).or_default().push(server);
+                for shard in description.shards.iter().filter(|shard| optimizer.shards.contains(&shard.shard)) {
+                    table.updated_by.insert(shard.variable.clone(), optimizer.optimizer);
+                }
             }
         }
         for (name, (about, mut shards)) in shards {

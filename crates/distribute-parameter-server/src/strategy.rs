@@ -201,7 +201,8 @@ impl ParameterServerStrategy {
         let known = inner.parameters.table();
         let mut variables = known.variables.clone();
         variables.insert(name, info.clone());
-        inner.parameters.set_table(Table { variables, optimizers: known.optimizers.clone() });
+        let (optimizers, updated_by) = (known.optimizers.clone(), known.updated_by.clone());
+        inner.parameters.set_table(Table { variables, optimizers, updated_by });
         Ok(ShardedVariable::new(info, inner.parameters.clone()))
     }
 

@@ -1,6 +1,5 @@
 //! Workers, servers and coordinators that are killed, frozen and started again.
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
-#![expect(clippy::print_stdout, reason = "processes say how far they are")]
 
 use std::time::Duration;
 

@@ -104,13 +104,7 @@ fn regress(worker: &WorkerContext, (optimizer, milliseconds, step): (u32, u64, u
         loss += error * error / 8.0;
         gradient.iter_mut().zip(&x).for_each(|(gradient, x)| *gradient += 2.0 * error * x / 8.0);
     }
-    let bytes: Vec<u8> = gradient.iter().flat_map(|x| x.to_ne_bytes()).collect();
-    let gradient = Gradient {
-        variable: weights.info().clone(),
-        rows: None,
-        dtype: distribute_device::DType::F64,
-        elements: bytes.into(),
-    };
+    let gradient = Gradient::new(&weights, &HostTensor::new(&[w.len()], gradient)?)?;
     worker.push(optimizer, &[gradient])?;
     Ok(loss)
 }
