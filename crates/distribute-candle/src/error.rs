@@ -16,6 +16,9 @@ pub enum Error {
     /// A collective failed.
     #[error(transparent)]
     Collective(#[from] distribute_collectives::Error),
+    /// Of parameter servers.
+    #[error(transparent)]
+    ParameterServer(#[from] distribute_parameter_server::Error),
     /// Of training: callbacks, checkpoints, metrics, progress.
     #[error(transparent)]
     Train(#[from] distribute_train::Error),
@@ -236,6 +239,7 @@ impl Error {
                 error.is_retryable()
             }
             Error::Train(error) => error.is_retryable(),
+            Error::ParameterServer(error) => error.is_retryable(),
             Error::NoNewCheckpoint { .. } => true,
             _ => false,
         }

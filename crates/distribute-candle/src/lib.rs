@@ -12,6 +12,8 @@
 //! - [`Trainer`]: compile, fit, evaluate and predict without a loop of one's own.
 //! - [`Estimator`]: training, evaluation and prediction of tables, with everything it knows in a folder; [`FeatureColumns`];
 //!   [`train_and_evaluate`] also as several tasks.
+//! - [`CandleParameterServer`] and [`CandleWorker`]: models whose variables are on parameter servers; [`sharded_embedding`] fetches
+//!   the rows that it needs.
 //! - [`CandleContext::average_loss`] scales a loss by the global batch.
 //!
 //! # Examples
@@ -50,6 +52,7 @@ mod initial;
 mod losses;
 mod model;
 mod optimizer;
+mod parameter_server;
 mod plan;
 mod pretrained;
 mod reducer;
@@ -80,6 +83,7 @@ pub use model::{CandleStrategy, Model, ScopeOptions, Variable};
 pub use optimizer::{
     Adagrad, Adam, AdamW, Clip, Lamb, LossScale, Optimizer, ReplicaOptimizer, RmsProp, Sgd, StepTimes,
 };
+pub use parameter_server::{CandleParameterServer, CandleWorker, ShardedEmbedding, WorkerModel, sharded_embedding};
 pub use pretrained::Loaded;
 pub use tensor::Candle;
 pub use trainer::{Batching, Examples, Fit, PredictionData, Trainer, TrainingData};

@@ -48,6 +48,11 @@ pub(crate) struct Run {
     #[arg(value_parser = value_parser!(u32).range(0..=1))]
     pub(crate) chief: u32,
 
+    /// Parameter servers, beside the workers and the chief that coordinates them
+    #[arg(long, value_name = "N", env = "DISTRIBUTE_PS", hide_env = true, default_value_t = 0)]
+    #[arg(value_parser = value_parser!(u32).range(0..=1024))]
+    pub(crate) ps: u32,
+
     /// Also write what each task prints to DIR/attempt-0/TASK/{stdout,stderr}.log, replacing older files
     #[arg(long, value_name = "DIR", env = "DISTRIBUTE_LOG_DIR", hide_env = true)]
     pub(crate) log_dir: Option<PathBuf>,

@@ -20,10 +20,10 @@ impl fmt::Display for Task {
     }
 }
 
-/// The tasks in the order of their ranks: the chief, then the workers.
-pub(crate) fn tasks(chief: u32, workers: u32) -> Vec<Task> {
+/// The tasks in the order of their ranks: the chief, the workers, the parameter servers.
+pub(crate) fn tasks(chief: u32, workers: u32, ps: u32) -> Vec<Task> {
     let of = |job, count| (0..count as usize).map(move |index| (job, index));
-    let all = of("chief", chief).chain(of("worker", workers)).enumerate();
+    let all = of("chief", chief).chain(of("worker", workers)).chain(of("ps", ps)).enumerate();
     all.map(|(rank, (job, index))| Task { rank, job, index }).collect()
 }
 
@@ -56,7 +56,7 @@ pub(crate) fn environment(tasks: &[Task], task: &Task, addresses: &Addresses) ->
         pairs.map(|(_, port)| format!("{HOST}:{port}")).collect()
     };
     let mut cluster = serde_json::Map::new();
-    for job in ["chief", "worker"] {
+    for job in ["chief", "worker", "ps"] {
         let addresses = of(job);
         if !addresses.is_empty() {
             cluster.insert(job.into(), addresses.into());
@@ -90,14 +90,14 @@ mod tests {
 
     #[test]
     fn the_chief_has_rank_0() {
-        let names: Vec<_> = tasks(1, 2).iter().map(|task| format!("{} {task}", task.rank)).collect();
+        let names: Vec<_> = tasks(1, 2, 0).iter().map(|task| format!("{} {task}", task.rank)).collect();
         assert_eq!(names, ["0 chief-0", "1 worker-0", "2 worker-1"]);
-        assert_eq!(format!("{:<10}|", tasks(0, 1)[0]), "worker-0  |");
+        assert_eq!(format!("{:<10}|", tasks(0, 1, 0)[0]), "worker-0  |");
     }
 
     #[test]
     fn every_task_learns_its_place() {
-        let tasks = tasks(1, 2);
+        let tasks = tasks(1, 2, 0);
         let config: serde_json::Value = serde_json::from_str(&variable(&tasks, 2, "TF_CONFIG")).unwrap();
         let expected = json!({
             "cluster": {"chief": ["127.0.0.1:7001"], "worker": ["127.0.0.1:7002", "127.0.0.1:7003"]},
@@ -118,21 +118,32 @@ mod tests {
     }
 
     #[test]
+    fn parameter_servers_come_last() {
+        let tasks = tasks(1, 1, 1);
+        let config: serde_json::Value = serde_json::from_str(&variable(&tasks, 2, "TF_CONFIG")).unwrap();
+        let expected = json!({
+            "cluster": {"chief": ["127.0.0.1:7001"], "worker": ["127.0.0.1:7002"], "ps": ["127.0.0.1:7003"]},
+            "task": {"type": "ps", "index": 0},
+        });
+        assert_eq!(config, expected);
+    }
+
+    #[test]
     fn a_job_without_a_chief_names_none() {
-        let config = variable(&tasks(0, 2), 0, "TF_CONFIG");
+        let config = variable(&tasks(0, 2, 0), 0, "TF_CONFIG");
         assert!(!config.contains("chief"), "{config}");
     }
 
     #[test]
     fn tasks_are_found_by_either_spelling() {
-        let with_chief = tasks(1, 2);
+        let with_chief = tasks(1, 2, 0);
         for (given, rank) in [("worker-1", 2), ("worker:0", 1), ("chief", 0), ("chief-0", 0), (" Worker-1 ", 2)] {
             assert_eq!(find(&with_chief, given).unwrap(), rank, "{given}");
         }
-        assert_eq!(find(&tasks(0, 2), "chief").unwrap(), 0);
-        let error = find(&tasks(0, 2), "worker-2").unwrap_err();
+        assert_eq!(find(&tasks(0, 2, 0), "chief").unwrap(), 0);
+        let error = find(&tasks(0, 2, 0), "worker-2").unwrap_err();
         assert_eq!(error.details()[1], ("expected", "worker-0, worker-1, or chief for rank 0".into()));
-        let error = find(&tasks(0, 9), "x").unwrap_err();
+        let error = find(&tasks(0, 9, 0), "x").unwrap_err();
         assert_eq!(error.details()[1].1, "worker-0, …, worker-8, or chief for rank 0");
     }
 }

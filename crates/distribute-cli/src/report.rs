@@ -189,7 +189,7 @@ mod tests {
 
     #[test]
     fn the_first_cause_is_marked_and_quoted() {
-        let tasks = job::tasks(1, 3);
+        let tasks = job::tasks(1, 3, 0);
         let outcomes = [
             outcome(Exit::Code(138), 9800, false),
             outcome(Exit::Signal(9), 9700, false),

@@ -24,7 +24,7 @@ use crate::supervisor::{Action, Supervisor};
 
 /// Runs a job to its end; the launcher's exit code.
 pub(crate) fn run(args: &Run) -> Result<u8, Error> {
-    let tasks = job::tasks(args.chief, args.workers);
+    let tasks = job::tasks(args.chief.max(args.ps.min(1)), args.workers, args.ps);
     let only = args.only.as_deref().map(|given| job::find(&tasks, given)).transpose()?;
     let logs = args.log_dir.as_deref().map(|folder| open_logs(folder, &tasks)).transpose()?;
     let shown = Shown { only, quiet: args.quiet };

@@ -1,6 +1,7 @@
 //! What a function of a program finds on the worker that runs it.
 
 use std::any::Any;
+use std::collections::BTreeMap;
 use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -111,6 +112,19 @@ impl WorkerContext {
         let parameters = &self.attendance.parameters;
         let info = parameters.block_on(parameters.variable(name))?;
         Ok(ShardedVariable::new(info, parameters.clone()))
+    }
+
+    /// All variables on the servers, by name.
+    ///
+    /// # Errors
+    /// [`Error::ServerLost`], which functions pass on.
+    pub fn variables(&self) -> Result<BTreeMap<String, ShardedVariable>> {
+        let parameters = &self.attendance.parameters;
+        parameters.block_on(parameters.refresh())?;
+        let variable = |(name, info): (&String, &Arc<VariableInfo>)| {
+            (name.clone(), ShardedVariable::new(info.clone(), parameters.clone()))
+        };
+        Ok(parameters.table().variables.iter().map(variable).collect())
     }
 
     /// Adds to a variable, once for this closure however often it runs.

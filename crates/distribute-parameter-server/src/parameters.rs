@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -18,6 +18,7 @@ use crate::wire::proto::{
     PushRequest, Wanted,
 };
 use crate::wire::{Link, Outbox, ps};
+use crate::worker::lock;
 use crate::{Error, Result};
 
 /// A variable, as the servers describe it.
@@ -82,6 +83,8 @@ pub(crate) struct Parameters {
     wire: Option<DType>,
     patience: Duration,
     table: RwLock<Arc<Table>>,
+    /// The last server that was lost, or refused this task.
+    noted: Arc<Mutex<Option<Error>>>,
 }
 
 /// Which versions a caller has already.
@@ -165,7 +168,16 @@ impl Parameters {
         let links = links.collect::<Result<_>>()?;
         drop(_inside);
         let addresses = addresses.to_vec();
-        Ok(Parameters { runtime, addresses, links, session, wire, patience, table: RwLock::default() })
+        Ok(Parameters {
+            runtime,
+            addresses,
+            links,
+            session,
+            wire,
+            patience,
+            table: RwLock::default(),
+            noted: Arc::default(),
+        })
     }
 
     pub(crate) fn session(&self) -> u64 {
@@ -198,7 +210,13 @@ impl Parameters {
     }
 
     pub(crate) fn failed(&self, server: usize, call: &'static str) -> impl Fn(Status) -> Error + '_ {
-        move |status| Error::of_server(server, self.address(server), call, status)
+        move |status| note(&self.noted, Error::of_server(server, self.address(server), call, status))
+    }
+
+    /// Why a server could not be used since this was last asked, if one could not: whatever libraries in between make of an error,
+    /// it is known here.
+    pub(crate) fn take_noted(&self) -> Option<Error> {
+        lock(&self.noted).take()
     }
 
     pub(crate) fn table(&self) -> Arc<Table> {
@@ -477,9 +495,9 @@ impl Parameters {
             }
             let (link, address, arrived) =
                 (self.links[server].clone(), self.addresses[server].clone(), arrived.clone());
-            let patience = self.patience;
+            let (patience, noted) = (self.patience, self.noted.clone());
             self.runtime.spawn(async move {
-                let failed = |status| Error::of_server(server, &address, "Pull", status);
+                let failed = |status| note(&noted, Error::of_server(server, &address, "Pull", status));
                 let mut replies = match link.ask(ps!("Pull"), request, patience).await {
                     Ok(replies) => replies,
                     Err(status) => return drop(arrived.send(Err(failed(status))).await),
@@ -504,6 +522,14 @@ impl Parameters {
         let dtype = u8::try_from(elements.dtype).ok().and_then(DType::from_code);
         dtype.ok_or_else(|| self.failed(server, "Pull")(Status::internal("it sent elements of an unknown type")))
     }
+}
+
+/// Remembers an error that is not the caller's.
+fn note(noted: &Mutex<Option<Error>>, error: Error) -> Error {
+    if matches!(error, Error::ServerLost { .. } | Error::Cancelled { .. }) {
+        *lock(noted) = Some(error.again());
+    }
+    error
 }
 
 impl Table {

@@ -48,7 +48,7 @@ type DatasetFunction = Arc<dyn Fn(&InputContext) -> Result<Box<dyn Any + Send>, 
 
 /// Why a function has no result.
 pub(crate) enum Failed {
-    /// Of this crate: a server that is gone is not the function's fault.
+    /// The function was not called, or a server is gone, which is not its fault.
     Ours(Error),
     Theirs(BoxError),
 }
@@ -77,7 +77,7 @@ impl Program {
                 move |source| Failed::Ours(Error::Value { what, source })
             };
             let arguments = message::decode(bytes).map_err(wrong("its arguments"))?;
-            let result = function(context, arguments).map_err(|error| Failed::of(error.into()))?;
+            let result = function(context, arguments).map_err(|error| Failed::Theirs(error.into()))?;
             message::encode(&result).map_err(wrong("its result"))
         };
         let check = |bytes: &[u8]| message::decode::<A>(bytes).map(drop);
@@ -147,20 +147,6 @@ impl Function {
     }
 }
 
-impl Failed {
-    /// Looks whether it is an error of this crate, perhaps as a cause within another one.
-    fn of(error: BoxError) -> Failed {
-        let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(&*error);
-        while let Some(error) = cause {
-            if let Some(ours @ (Error::ServerLost { .. } | Error::Cancelled { .. })) = error.downcast_ref::<Error>() {
-                return Failed::Ours(ours.again());
-            }
-            cause = error.source();
-        }
-        Failed::Theirs(error)
-    }
-}
-
 impl std::fmt::Debug for Program {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let functions: Vec<_> = self.functions().collect();
@@ -200,15 +186,5 @@ mod tests {
         let function = program.find("f").unwrap();
         function.check(&message::encode(&("a", 7u32)).unwrap()).unwrap();
         assert!(function.check(&message::encode(&1.5f64).unwrap()).is_err());
-    }
-
-    #[test]
-    fn a_lost_server_is_found_behind_other_errors() {
-        #[derive(Debug, thiserror::Error)]
-        #[error("outer")]
-        struct Outer(#[source] Error);
-        let lost = Error::ServerLost { server: 1, address: "a:1".to_owned(), why: "gone".to_owned() };
-        assert!(matches!(Failed::of(Outer(lost).into()), Failed::Ours(Error::ServerLost { server: 1, .. })));
-        assert!(matches!(Failed::of("x".into()), Failed::Theirs(_)));
     }
 }

@@ -190,12 +190,18 @@ impl Attendance {
 
     fn run(self: Arc<Self>, program: &Program, closure: Closure) -> Outcome {
         let origin = closure.origin.unwrap_or_default();
+        let parameters = self.parameters.clone();
+        parameters.take_noted();
         let context = WorkerContext::new(self, origin);
         let outcome = program.find(&closure.function).map_err(Failed::Ours).and_then(|function| {
             caught(|| function.run(&context, &closure.payload).map_err(Caught::Failed)).map_err(|caught| match caught {
                 Caught::Failed(failed) => failed,
                 Caught::Panicked(message) => Failed::Theirs(message.into()),
             })
+        });
+        let outcome = outcome.map_err(|failed| match parameters.take_noted() {
+            Some(noted) => Failed::Ours(noted),
+            None => failed,
         });
         match outcome {
             Ok(result) => Outcome { problem: None, payload: Bytes::from(result) },

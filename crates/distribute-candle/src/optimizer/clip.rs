@@ -26,7 +26,7 @@ pub enum Clip {
 }
 
 impl Clip {
-    pub(super) fn check(self) -> Result<()> {
+    pub(crate) fn check(self) -> Result<()> {
         let (what, limit) = match self {
             Clip::Value(limit) => ("the limit of Clip::Value", limit),
             Clip::Norm(limit) => ("the limit of Clip::Norm", limit),
@@ -36,7 +36,7 @@ impl Clip {
     }
 
     /// Limits gradients in place; their norm together, where it had to be computed.
-    pub(super) fn apply(self, gradients: &mut [Reduced]) -> Result<Option<f64>> {
+    pub(crate) fn apply(self, gradients: &mut [Reduced]) -> Result<Option<f64>> {
         let tensors: Vec<Tensor> = gradients.iter().map(|reduced| reduced.gradient.clone()).collect();
         match self {
             Clip::Value(limit) => {

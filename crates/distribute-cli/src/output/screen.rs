@@ -219,7 +219,7 @@ mod tests {
 
     #[test]
     fn lines_begin_with_their_task_in_a_fixed_width() {
-        let look = Look::new(&job::tasks(1, 1), false, [false; 2], [false; 2]);
+        let look = Look::new(&job::tasks(1, 1, 0), false, [false; 2], [false; 2]);
         let text = |rank, text| look.text(rank, Stream::Stdout, &lines(text), SystemTime::UNIX_EPOCH);
         assert_eq!(text(0, "hello|"), "chief-0  │ hello\nchief-0  │\n");
         assert_eq!(text(1, "\x1b[31mred"), "worker-0 │ red\n");
@@ -227,7 +227,7 @@ mod tests {
 
     #[test]
     fn each_stream_has_colors_of_its_own() {
-        let look = Look::new(&job::tasks(0, 2), false, [false, true], [false; 2]);
+        let look = Look::new(&job::tasks(0, 2, 0), false, [false, true], [false; 2]);
         let text = |rank, stream| look.text(rank, stream, &lines("x"), SystemTime::UNIX_EPOCH);
         assert_eq!(text(0, Stream::Stdout), "worker-0 │ x\n");
         assert_eq!(text(0, Stream::Stderr), "\x1b[36mworker-0 │\x1b[0m x\n");
@@ -236,7 +236,7 @@ mod tests {
 
     #[test]
     fn timestamps_come_first() {
-        let look = Look::new(&job::tasks(0, 1), true, [false; 2], [false; 2]);
+        let look = Look::new(&job::tasks(0, 1, 0), true, [false; 2], [false; 2]);
         let text = look.text(0, Stream::Stdout, &lines("x"), SystemTime::UNIX_EPOCH);
         assert_eq!(text, "1970-01-01T00:00:00.000Z worker-0 │ x\n");
     }

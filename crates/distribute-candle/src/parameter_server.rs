@@ -1,0 +1,125 @@
+//! candle models on parameter servers.
+//!
+//! The coordinator makes a model's variables on the servers; a worker builds the same model, whose variables are copies that it
+//! pulls before each step, and pushes gradients.
+
+use std::sync::{Arc, Mutex};
+
+use candle_core::{DType, Device};
+use candle_nn::VarBuilder;
+use distribute_parameter_server::{ParameterServerStrategy, WorkerContext};
+use distribute_values::OptimizerDescription;
+
+use self::backends::{Making, Reading, Registry};
+use self::worker_model::Kept;
+use crate::{Result, ScopeOptions};
+
+mod backends;
+mod embedding;
+mod worker_model;
+
+pub use self::embedding::{ShardedEmbedding, sharded_embedding};
+pub use self::worker_model::WorkerModel;
+
+/// What candle models need of a [`ParameterServerStrategy`].
+pub trait CandleParameterServer {
+    /// Makes the variables of a model on the servers, with the optimizer that updates them there; the optimizer's number. Initial
+    /// values are those that [`CandleStrategy::scope`](crate::CandleStrategy::scope) draws.
+    ///
+    /// # Errors
+    /// [`Error::ParameterServer`](crate::Error::ParameterServer), and what `build` returns.
+    fn create_model<M>(
+        &self,
+        optimizer: impl Into<OptimizerDescription>,
+        build: impl FnOnce(VarBuilder<'static>) -> candle_core::Result<M>,
+    ) -> Result<u32> {
+        self.create_model_with(ScopeOptions::default(), optimizer, build)
+    }
+
+    /// As [`create_model`](CandleParameterServer::create_model), with options.
+    ///
+    /// # Errors
+    /// As [`create_model`](CandleParameterServer::create_model).
+    fn create_model_with<M>(
+        &self,
+        options: ScopeOptions,
+        optimizer: impl Into<OptimizerDescription>,
+        build: impl FnOnce(VarBuilder<'static>) -> candle_core::Result<M>,
+    ) -> Result<u32>;
+
+    /// A model with the values that its variables have on the servers now: to evaluate, to predict, or to keep.
+    ///
+    /// # Errors
+    /// [`Error::ParameterServer`](crate::Error::ParameterServer), [`Error::UnknownVariable`](crate::Error::UnknownVariable), and what `build` returns.
+    fn read_model<M>(&self, build: impl FnOnce(VarBuilder<'static>) -> candle_core::Result<M>) -> Result<M>;
+}
+
+impl CandleParameterServer for ParameterServerStrategy {
+    fn create_model_with<M>(
+        &self,
+        options: ScopeOptions,
+        optimizer: impl Into<OptimizerDescription>,
+        build: impl FnOnce(VarBuilder<'static>) -> candle_core::Result<M>,
+    ) -> Result<u32> {
+        let made = Arc::default();
+        let backend = Making { strategy: self.clone(), seed: options.seed, made: Arc::clone(&made) };
+        build(VarBuilder::from_backend(Box::new(backend), options.dtype, Device::Cpu))?;
+        let made: std::sync::MutexGuard<'_, backends::Made> = backends::lock(&made);
+        let trained: Vec<_> = made.values().filter(|(_, trained)| *trained).map(|(variable, _)| variable).collect();
+        Ok(self.optimizer(optimizer, &trained)?)
+    }
+
+    fn read_model<M>(&self, build: impl FnOnce(VarBuilder<'static>) -> candle_core::Result<M>) -> Result<M> {
+        let backend = Reading { strategy: self.clone() };
+        Ok(build(VarBuilder::from_backend(Box::new(backend), DType::F32, Device::Cpu))?)
+    }
+}
+
+/// What candle models need of a worker of a cluster with parameter servers.
+pub trait CandleWorker {
+    /// The model, with the values that its variables have on the servers now. It is built in the first call and kept under its
+    /// name; later ones pull what has changed.
+    ///
+    /// # Errors
+    /// [`Error::ParameterServer`](crate::Error::ParameterServer), [`Error::UnknownVariable`](crate::Error::UnknownVariable) for a variable that the coordinator has not made, and what `build`
+    /// returns.
+    ///
+    /// # Examples
+    /// ```
+    /// use candle_core::{DType, Device, Module, Tensor};
+    /// use candle_nn::linear;
+    /// use distribute_candle::{CandleWorker, Error};
+    /// use distribute_parameter_server::{Program, WorkerContext};
+    ///
+    /// fn train_step(worker: &WorkerContext, (): ()) -> Result<f32, Error> {
+    ///     let model = worker.model("linear", |vb| linear(3, 1, vb.pp("fc")))?;
+    ///     let loss = model.forward(&Tensor::ones((2, 3), DType::F32, &Device::Cpu)?)?.sqr()?.mean_all()?;
+    ///     model.minimize(&loss)?;                              // backward; the servers apply the gradients
+    ///     Ok(loss.to_scalar()?)
+    /// }
+    ///
+    /// let program = Program::new().function("train_step", train_step);
+    /// ```
+    fn model<M: Send + Sync + 'static>(
+        &self,
+        name: &str,
+        build: impl FnOnce(VarBuilder<'static>) -> candle_core::Result<M>,
+    ) -> Result<WorkerModel<'_, M>>;
+}
+
+impl CandleWorker for WorkerContext {
+    fn model<M: Send + Sync + 'static>(
+        &self,
+        name: &str,
+        build: impl FnOnce(VarBuilder<'static>) -> candle_core::Result<M>,
+    ) -> Result<WorkerModel<'_, M>> {
+        let kept = self.keep(name, || {
+            let registry: Arc<Mutex<Registry>> = Arc::default();
+            let model = backends::build_on_worker(self, &registry, build)?;
+            let registry = std::mem::take(&mut *backends::lock(&registry));
+            Kept::new(self, model, registry)
+        })?;
+        kept.refresh(self)?;
+        Ok(WorkerModel::new(self, kept))
+    }
+}

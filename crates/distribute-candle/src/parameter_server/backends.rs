@@ -1,0 +1,185 @@
+//! Where the variables of a model come from: made on the servers, read from them, or copied from them again and again.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use candle_core::{DType, Device, Shape, Tensor, Var};
+use candle_nn::var_builder::SimpleBackend;
+use candle_nn::{Init, VarBuilder};
+use distribute_device::Element;
+use distribute_parameter_server::{ParameterServerStrategy, ShardedVariable, WorkerContext};
+use distribute_values::TensorStorage;
+
+use super::embedding::{self, Table};
+use crate::tensor::dtype_of;
+use crate::{Error, Result, initial};
+
+/// Variables that were made, by path, and whether they are trained.
+pub(super) type Made = BTreeMap<String, (ShardedVariable, bool)>;
+
+/// Makes variables on the servers.
+pub(super) struct Making {
+    pub(super) strategy: ParameterServerStrategy,
+    pub(super) seed: u64,
+    pub(super) made: Arc<Mutex<Made>>,
+}
+
+/// Reads variables once.
+pub(super) struct Reading {
+    pub(super) strategy: ParameterServerStrategy,
+}
+
+/// A worker's variables so far.
+#[derive(Default)]
+pub(super) struct Registry {
+    /// Copies, by path.
+    pub(super) copies: BTreeMap<String, Copied>,
+    /// Tables of which only the rows that are needed are fetched.
+    pub(super) tables: BTreeMap<String, Arc<Table>>,
+}
+
+/// A variable of which the worker has a copy.
+#[derive(Clone)]
+pub(super) struct Copied {
+    pub(super) variable: ShardedVariable,
+    pub(super) copy: Var,
+    /// Whether its layer writes it.
+    pub(super) statistic: bool,
+}
+
+/// Makes copies of variables.
+struct Copying {
+    /// All variables that the servers have, looked up before: the model's builder knows no worker.
+    find: Box<dyn Fn(&str) -> Result<ShardedVariable> + Send + Sync>,
+    registry: Arc<Mutex<Registry>>,
+}
+
+/// Builds a worker's model, whose variables go into the registry.
+pub(super) fn build_on_worker<M>(
+    worker: &WorkerContext,
+    registry: &Arc<Mutex<Registry>>,
+    build: impl FnOnce(VarBuilder<'static>) -> candle_core::Result<M>,
+) -> Result<M> {
+    let variables = worker.variables()?;
+    let find =
+        move |name: &str| variables.get(name).cloned().ok_or_else(|| Error::UnknownVariable { name: name.to_owned() });
+    let backend = Copying { find: Box::new(find), registry: registry.clone() };
+    Ok(build(VarBuilder::from_backend(Box::new(backend), DType::F32, Device::Cpu))?)
+}
+
+impl SimpleBackend for Making {
+    fn get(&self, shape: Shape, name: &str, init: Init, dtype: DType, device: &Device) -> candle_core::Result<Tensor> {
+        let remote = embedding::is_wanted();
+        let mut made = lock(&self.made);
+        let values = initial::initial(self.seed, name, init, &shape, dtype, device)?;
+        if let Some((variable, _)) = made.get(name) {
+            check(variable, &shape, dtype)?;
+            return Ok(values);
+        }
+        let trained = !is_statistic(name);
+        let variable = match trained {
+            true => self.strategy.variable(name, &values),
+            false => self.strategy.untrained(name, &values),
+        };
+        made.insert(name.to_owned(), (variable.map_err(wrapped)?, trained));
+        // Nobody calls this model; a table need not be kept twice.
+        if remote { Tensor::zeros((0, shape.dims().get(1).copied().unwrap_or(0)), dtype, device) } else { Ok(values) }
+    }
+
+    fn get_unchecked(&self, name: &str, _: DType, _: &Device) -> candle_core::Result<Tensor> {
+        Err(candle_core::Error::wrap(Error::UnknownVariable { name: name.to_owned() }))
+    }
+
+    fn contains_tensor(&self, name: &str) -> bool {
+        lock(&self.made).contains_key(name)
+    }
+}
+
+impl SimpleBackend for Reading {
+    fn get(&self, shape: Shape, name: &str, _: Init, dtype: DType, _: &Device) -> candle_core::Result<Tensor> {
+        let _ = embedding::is_wanted();
+        let unknown = || candle_core::Error::wrap(Error::UnknownVariable { name: name.to_owned() });
+        let variable = self.strategy.find(name).ok_or_else(unknown)?;
+        check(&variable, &shape, dtype)?;
+        read(&variable)
+    }
+
+    fn get_unchecked(&self, name: &str, _: DType, _: &Device) -> candle_core::Result<Tensor> {
+        let unknown = || candle_core::Error::wrap(Error::UnknownVariable { name: name.to_owned() });
+        read(&self.strategy.find(name).ok_or_else(unknown)?)
+    }
+
+    fn contains_tensor(&self, name: &str) -> bool {
+        self.strategy.find(name).is_some()
+    }
+}
+
+impl SimpleBackend for Copying {
+    fn get(&self, shape: Shape, name: &str, _: Init, dtype: DType, device: &Device) -> candle_core::Result<Tensor> {
+        let remote = embedding::is_wanted();
+        let mut registry = lock(&self.registry);
+        if let Some(copied) = registry.copies.get(name) {
+            check(&copied.variable, &shape, dtype)?;
+            return Ok(copied.copy.as_tensor().clone());
+        }
+        let variable = (self.find)(name).map_err(candle_core::Error::wrap)?;
+        check(&variable, &shape, dtype)?;
+        if remote {
+            let table = registry.tables.entry(name.to_owned()).or_insert_with(|| Arc::new(Table::new(variable)));
+            embedding::hand_over(table.clone());
+            return Tensor::zeros((0, shape.dims().get(1).copied().unwrap_or(0)), dtype, device);
+        }
+        let copy = Var::zeros(shape, dtype, device)?;
+        let tensor = copy.as_tensor().clone();
+        registry.copies.insert(name.to_owned(), Copied { variable, copy, statistic: is_statistic(name) });
+        Ok(tensor)
+    }
+
+    fn get_unchecked(&self, name: &str, dtype: DType, device: &Device) -> candle_core::Result<Tensor> {
+        let variable = (self.find)(name).map_err(candle_core::Error::wrap)?;
+        self.get(Shape::from(variable.shape()), name, Init::Const(0.0), dtype, device)
+    }
+
+    fn contains_tensor(&self, name: &str) -> bool {
+        (self.find)(name).is_ok()
+    }
+}
+
+/// Running statistics of normalisation layers are written by the layer itself, and never trained.
+fn is_statistic(name: &str) -> bool {
+    ["running_mean", "running_var"].iter().any(|statistic| name.ends_with(statistic))
+}
+
+fn check(variable: &ShardedVariable, shape: &Shape, dtype: DType) -> candle_core::Result<()> {
+    if variable.shape() == shape.dims() && variable.dtype() == dtype_of(dtype)? {
+        return Ok(());
+    }
+    let problem = format!(
+        "variable {:?} is {} {:?} on the servers, and the model asks for {} {shape:?}; build the same model on every task",
+        variable.name(),
+        variable.dtype(),
+        variable.shape(),
+        dtype.as_str()
+    );
+    Err(candle_core::Error::Msg(problem))
+}
+
+fn read(variable: &ShardedVariable) -> candle_core::Result<Tensor> {
+    fn typed<T: Element + candle_core::WithDType>(variable: &ShardedVariable) -> candle_core::Result<Tensor> {
+        let values = variable.read::<T>().map_err(wrapped)?;
+        let elements = values.to_elements::<T>().map_err(candle_core::Error::wrap)?;
+        Tensor::from_vec(elements, variable.shape(), &Device::Cpu)
+    }
+    match variable.dtype() {
+        distribute_device::DType::F64 => typed::<f64>(variable),
+        _ => typed::<f32>(variable),
+    }
+}
+
+pub(super) fn wrapped(error: distribute_parameter_server::Error) -> candle_core::Error {
+    candle_core::Error::wrap(Error::from(error))
+}
+
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

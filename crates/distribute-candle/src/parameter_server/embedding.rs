@@ -1,0 +1,153 @@
+//! Embeddings of which a worker fetches only the rows that it needs.
+
+use std::cell::{Cell, RefCell};
+use std::sync::{Arc, Mutex};
+
+use candle_core::{DType, Module, Result, Tensor, Var};
+use candle_nn::{Init, VarBuilder};
+use distribute_parameter_server::{Gradient, ShardedVariable};
+use distribute_values::TensorStorage;
+
+use super::backends::{lock, wrapped};
+use crate::Candle;
+
+/// A table of vectors by number. On a worker of a cluster with parameter servers a lookup fetches the rows that it needs, and their
+/// gradient alone is sent; elsewhere it is a variable like others.
+#[derive(Clone)]
+pub struct ShardedEmbedding(Kind);
+
+#[derive(Clone)]
+enum Kind {
+    Here(Tensor),
+    OnServers(Arc<Table>, usize),
+}
+
+/// A table of `rows` vectors of `width` elements, normally distributed with deviation 1 as candle's `embedding` is.
+///
+/// # Errors
+/// candle's.
+///
+/// # Examples
+/// ```
+/// use candle_core::{DType, Device, Module, Tensor};
+/// use distribute_candle::{CandleStrategy, Error, sharded_embedding};
+/// use distribute_strategy::MirroredStrategy;
+///
+/// let strategy = MirroredStrategy::builder().build()?;
+/// let table = strategy.scope(|vb| sharded_embedding(100, 8, vb.pp("words")))?;
+/// let vectors = table.first().forward(&Tensor::new(&[[3u32, 4, 3]], &Device::Cpu)?)?;
+/// assert_eq!(vectors.dims(), [1, 3, 8]);
+/// # Ok::<(), Error>(())
+/// ```
+pub fn sharded_embedding(rows: usize, width: usize, vb: VarBuilder<'_>) -> Result<ShardedEmbedding> {
+    WANTED.set(true);
+    let table = vb.get_with_hints((rows, width), "weight", Init::Randn { mean: 0.0, stdev: 1.0 });
+    // Other backends do not ask.
+    WANTED.set(false);
+    let kind = match (HANDED.take(), table?) {
+        (Some(table), _) => Kind::OnServers(table, width),
+        (None, table) => Kind::Here(table),
+    };
+    Ok(ShardedEmbedding(kind))
+}
+
+thread_local! {
+    /// Whether the variable that is asked for next is a table: candle's builder has no word for that.
+    static WANTED: Cell<bool> = const { Cell::new(false) };
+    /// The table that was made for it.
+    static HANDED: RefCell<Option<Arc<Table>>> = const { RefCell::new(None) };
+}
+
+/// Whether the variable that is asked for is a table.
+pub(super) fn is_wanted() -> bool {
+    WANTED.take()
+}
+
+pub(super) fn hand_over(table: Arc<Table>) {
+    HANDED.set(Some(table));
+}
+
+/// A table on the servers, as a worker sees it.
+pub(super) struct Table {
+    pub(super) variable: ShardedVariable,
+    /// Rows that were looked up for the step that is being computed, and what was fetched of them.
+    fetched: Mutex<Vec<(Vec<usize>, Var)>>,
+}
+
+impl Table {
+    pub(super) fn new(variable: ShardedVariable) -> Table {
+        Table { variable, fetched: Mutex::default() }
+    }
+
+    /// Forgets what was looked up for a step that nobody went backward through.
+    pub(super) fn begin_step(&self) {
+        lock(&self.fetched).clear();
+    }
+
+    /// The gradient of all rows that were looked up.
+    pub(super) fn gradient(&self, of: &candle_core::backprop::GradStore) -> crate::Result<Option<Gradient>> {
+        let fetched = std::mem::take(&mut *lock(&self.fetched));
+        let with_gradient = |(rows, vectors): (Vec<usize>, Var)| Some((rows, of.get(vectors.as_tensor())?.clone()));
+        let mut parts = fetched.into_iter().filter_map(with_gradient);
+        let Some((mut rows, mut sum)) = parts.next() else { return Ok(None) };
+        for (others, gradient) in parts {
+            // Looked up more than once in a step: rows that both have are summed.
+            let mut all: Vec<usize> = rows.iter().chain(&others).copied().collect();
+            all.sort_unstable();
+            all.dedup();
+            let zeros = Tensor::zeros((all.len(), sum.dim(1)?), sum.dtype(), sum.device())?;
+            let zeros = zeros.index_add(&places(&rows, &all)?, &sum, 0)?;
+            sum = zeros.index_add(&places(&others, &all)?, &gradient, 0)?;
+            rows = all;
+        }
+        Ok(Some(Gradient::of_rows::<Candle, _>(&self.variable, rows, &sum)?))
+    }
+
+    fn forward(&self, ids: &Tensor, width: usize) -> Result<Tensor> {
+        let flat: Vec<u32> = ids.flatten_all()?.to_dtype(DType::U32)?.to_vec1()?;
+        let mut rows: Vec<usize> = flat.iter().map(|id| *id as usize).collect();
+        rows.sort_unstable();
+        rows.dedup();
+        let fetched = match self.variable.dtype() {
+            distribute_device::DType::F64 => self.fetch::<f64>(&rows, width, ids.device())?,
+            _ => self.fetch::<f32>(&rows, width, ids.device())?,
+        };
+        let wanted: Vec<usize> = flat.into_iter().map(|id| id as usize).collect();
+        let vectors = fetched.as_tensor().index_select(&places(&wanted, &rows)?, 0)?;
+        lock(&self.fetched).push((rows, fetched));
+        let shape: Vec<usize> = ids.dims().iter().copied().chain([width]).collect();
+        vectors.reshape(shape)
+    }
+
+    fn fetch<T: distribute_device::Element + candle_core::WithDType>(
+        &self,
+        rows: &[usize],
+        width: usize,
+        device: &candle_core::Device,
+    ) -> Result<Var> {
+        let vectors = self.variable.embedding_lookup::<T>(rows).map_err(wrapped)?;
+        let elements = vectors.to_elements::<T>().map_err(candle_core::Error::wrap)?;
+        Var::from_vec(elements, (rows.len(), width), device)
+    }
+}
+
+/// Where each of `wanted` is in `rows`, which rise.
+fn places(wanted: &[usize], rows: &[usize]) -> Result<Tensor> {
+    let place = |row: &usize| rows.binary_search(row).unwrap_or(0) as u32;
+    Tensor::new(wanted.iter().map(place).collect::<Vec<u32>>(), &candle_core::Device::Cpu)
+}
+
+impl Module for ShardedEmbedding {
+    /// # Shapes
+    /// `ids`: any shape, whole numbers; the result has one dimension more.
+    fn forward(&self, ids: &Tensor) -> Result<Tensor> {
+        match &self.0 {
+            Kind::Here(table) => {
+                let flat = ids.flatten_all()?;
+                let shape: Vec<usize> = ids.dims().iter().copied().chain([table.dim(1)?]).collect();
+                table.index_select(&flat, 0)?.reshape(shape)
+            }
+            Kind::OnServers(table, width) => table.forward(ids, *width),
+        }
+    }
+}

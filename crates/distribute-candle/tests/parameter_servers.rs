@@ -1,0 +1,312 @@
+//! candle models whose variables are on parameter servers, compared with the same models trained here.
+#![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
+
+use std::collections::BTreeMap;
+
+use candle_core::{DType, Device, Module, ModuleT, Tensor};
+use candle_nn::{BatchNorm, BatchNormConfig, Linear, VarBuilder, batch_norm, linear};
+use distribute_candle::{
+    Adagrad, Adam, CandleContext, CandleParameterServer, CandleStrategy, CandleWorker, Clip, Error, ShardedEmbedding,
+    cross_entropy_per_example, sharded_embedding,
+};
+use distribute_cluster::{ClusterSpec, SimpleResolver, TaskType};
+use distribute_parameter_server::{
+    ClusterCoordinator, FixedShardsPartitioner, ParameterServerStrategy, ParameterServerStrategyBuilder, Program,
+    Server, Updates, WorkerContext,
+};
+use distribute_strategy::Strategy;
+use distribute_testkit::Ports;
+use distribute_train::checkpoint::{CheckpointManager, Checkpointed};
+
+mod common;
+
+use common::{Mlp, data};
+
+/// A table of 50 vectors, and a layer.
+struct Words {
+    table: ShardedEmbedding,
+    head: Linear,
+}
+
+impl Words {
+    fn new(vb: VarBuilder<'_>) -> candle_core::Result<Words> {
+        Ok(Words { table: sharded_embedding(50, 4, vb.pp("table"))?, head: linear(4, 3, vb.pp("head"))? })
+    }
+
+    /// Looks some words up twice.
+    fn forward(&self, ids: &Tensor) -> candle_core::Result<Tensor> {
+        let mean = self.table.forward(ids)?.mean(1)?;
+        let first = self.table.forward(&ids.narrow(1, 0, 1)?)?.squeeze(1)?;
+        self.head.forward(&(mean + first)?)
+    }
+}
+
+struct Normalised {
+    first: Linear,
+    norm: BatchNorm,
+    second: Linear,
+}
+
+impl Normalised {
+    fn new(vb: VarBuilder<'_>) -> candle_core::Result<Normalised> {
+        let norm = batch_norm(16, BatchNormConfig::default(), vb.pp("norm"))?;
+        Ok(Normalised { first: linear(8, 16, vb.pp("first"))?, norm, second: linear(16, 3, vb.pp("second"))? })
+    }
+
+    fn forward(&self, x: &Tensor, train: bool) -> candle_core::Result<Tensor> {
+        self.second.forward(&self.norm.forward_t(&self.first.forward(x)?, train)?.relu()?)
+    }
+}
+
+fn ids(step: u64) -> (Tensor, Tensor) {
+    let ids: Vec<u32> = (0..24).map(|at| ((at * 7 + step * 13) % 50) as u32).collect();
+    let labels: Vec<u32> = (0..8).map(|at| ((at + step) % 3) as u32).collect();
+    (Tensor::from_vec(ids, (8, 3), &Device::Cpu).unwrap(), Tensor::from_vec(labels, 8, &Device::Cpu).unwrap())
+}
+
+fn mean_loss(logits: &Tensor, y: &Tensor) -> candle_core::Result<Tensor> {
+    let examples = y.dim(0)?;
+    cross_entropy_per_example(logits, y)?.sum_all()? / examples as f64
+}
+
+fn program() -> Program {
+    Program::new()
+        .function("mlp", |worker: &WorkerContext, part: Option<(usize, usize)>| {
+            let model = worker.model("mlp", Mlp::new)?;
+            let (mut x, mut y) = data(32);
+            if let Some((start, len)) = part {
+                (x, y) = (x.narrow(0, start, len)?, y.narrow(0, start, len)?);
+            }
+            let loss = mean_loss(&model.forward(&x)?, &y)?;
+            model.minimize(&loss)?;
+            Ok::<_, Error>(loss.to_scalar::<f32>()?)
+        })
+        .function("clipped", |worker: &WorkerContext, (): ()| {
+            let model = worker.model("mlp", Mlp::new)?;
+            let (x, y) = data(32);
+            let loss = mean_loss(&model.forward(&x)?, &y)?;
+            model.minimize_clipped(&loss, Clip::GlobalNorm(0.01))?;
+            Ok::<_, Error>(loss.to_scalar::<f32>()?)
+        })
+        .function("words", |worker: &WorkerContext, step: u64| {
+            let model = worker.model("words", Words::new)?;
+            let (ids, y) = ids(step);
+            let loss = mean_loss(&model.forward(&ids)?, &y)?;
+            model.minimize(&loss)?;
+            Ok::<_, Error>(loss.to_scalar::<f32>()?)
+        })
+        .function("normalised", |worker: &WorkerContext, (): ()| {
+            let model = worker.model("normalised", Normalised::new)?;
+            let (x, y) = data(32);
+            let loss = mean_loss(&model.forward(&x, true)?, &y)?;
+            model.minimize(&loss)?;
+            Ok::<_, Error>(loss.to_scalar::<f32>()?)
+        })
+        .function("another", |worker: &WorkerContext, (): ()| {
+            worker.model("another", |vb| linear(5, 5, vb.pp("first"))).map(drop)
+        })
+}
+
+/// Servers and workers as threads of this process, and a strategy of them.
+fn cluster(
+    servers: usize,
+    workers: usize,
+    settle: impl FnOnce(ParameterServerStrategyBuilder) -> ParameterServerStrategyBuilder,
+) -> (Vec<Server>, ParameterServerStrategy) {
+    let ports = Ports::reserve(servers + workers).unwrap();
+    let addresses = ports.addresses();
+    drop(ports);
+    let spec = ClusterSpec::new()
+        .with_job(TaskType::Ps, addresses[..servers].to_vec())
+        .and_then(|spec| spec.with_job(TaskType::Worker, addresses[servers..].to_vec()))
+        .unwrap();
+    let task = |kind, index| SimpleResolver {
+        spec: spec.clone(),
+        task_type: Some(kind),
+        task_id: Some(index),
+        ..SimpleResolver::default()
+    };
+    let tasks =
+        (0..servers).map(|index| (TaskType::Ps, index)).chain((0..workers).map(|index| (TaskType::Worker, index)));
+    let start = |(kind, index)| Server::start(&task(kind, index as u32), program()).unwrap();
+    let servers = tasks.map(start).collect();
+    let strategy = settle(ParameterServerStrategy::builder(&task(TaskType::Chief, 0))).build().unwrap();
+    (servers, strategy)
+}
+
+/// Runs a function so often, one after another; what it returns.
+fn run(strategy: &ParameterServerStrategy, function: &str, steps: u64) -> Vec<f32> {
+    let coordinator = ClusterCoordinator::new(strategy, program()).unwrap();
+    (0..steps)
+        .map(|step| match function {
+            "words" => coordinator.schedule(function, &step).unwrap().fetch().unwrap(),
+            "mlp" => coordinator.schedule(function, &None::<(usize, usize)>).unwrap().fetch().unwrap(),
+            _ => coordinator.schedule(function, &()).unwrap().fetch().unwrap(),
+        })
+        .collect()
+}
+
+fn on_servers(strategy: &ParameterServerStrategy) -> BTreeMap<String, Vec<f32>> {
+    let values = |variable: distribute_parameter_server::ShardedVariable| {
+        let values = distribute_values::TensorStorage::to_elements::<f32>(&variable.read::<f32>().unwrap()).unwrap();
+        (variable.name().to_owned(), values)
+    };
+    strategy.variables().into_iter().map(values).collect()
+}
+
+fn here<M>(model: &distribute_candle::Model<M>) -> BTreeMap<String, Vec<f32>> {
+    let values = |variable: &distribute_candle::Variable| {
+        (variable.name().to_owned(), variable.components()[0].flatten_all().unwrap().to_vec1().unwrap())
+    };
+    model.variables().iter().map(values).collect()
+}
+
+/// The same steps without servers.
+fn locally<M: Sync>(
+    build: impl FnMut(VarBuilder<'static>) -> candle_core::Result<M>,
+    optimizer: impl FnOnce(&distribute_candle::Model<M>) -> distribute_candle::Result<distribute_candle::Optimizer>,
+    steps: u64,
+    forward: impl Fn(&M, u64) -> candle_core::Result<(Tensor, Tensor)> + Sync,
+) -> (BTreeMap<String, Vec<f32>>, Vec<f32>) {
+    let strategy = Strategy::default_strategy().unwrap();
+    let model = strategy.scope(build).unwrap();
+    let optimizer = optimizer(&model).unwrap();
+    let losses = (0..steps).map(|step| {
+        let loss = strategy.run_with((&model, &optimizer), |context, (model, optimizer)| {
+            let (logits, y) = forward(model, step)?;
+            let loss = context.average_loss(&cross_entropy_per_example(&logits, &y)?, y.dim(0)?)?;
+            optimizer.minimize(context, &loss)?;
+            Ok::<_, Error>(loss.to_scalar::<f32>()?)
+        });
+        loss.unwrap().values()[0]
+    });
+    let losses = losses.collect();
+    (here(&model), losses)
+}
+
+fn assert_near(got: &BTreeMap<String, Vec<f32>>, expected: &BTreeMap<String, Vec<f32>>, tolerance: f32) {
+    assert_eq!(got.keys().collect::<Vec<_>>(), expected.keys().collect::<Vec<_>>());
+    for (name, values) in got {
+        for (at, (got, expected)) in values.iter().zip(&expected[name]).enumerate() {
+            assert!((got - expected).abs() <= tolerance, "{name}[{at}]: {got} and {expected}");
+        }
+    }
+}
+
+#[test]
+fn one_worker_after_another_is_training_without_servers_bit_for_bit() {
+    let (_servers, strategy) = cluster(2, 2, |builder| builder.partitioner(FixedShardsPartitioner::new(2)));
+    strategy.create_model(Adam::new(0.01), Mlp::new).unwrap();
+    let losses = run(&strategy, "mlp", 20);
+    let (expected, expected_losses) = locally(
+        Mlp::new,
+        |model| Adam::new(0.01).build(model),
+        20,
+        |model, _| Ok((model.forward(&data(32).0)?, data(32).1)),
+    );
+    assert_eq!(losses, expected_losses);
+    assert_eq!(on_servers(&strategy), expected);
+    // The model itself, here.
+    let model = strategy.read_model(Mlp::new).unwrap();
+    let loss = mean_loss(&model.forward(&data(32).0).unwrap(), &data(32).1).unwrap().to_scalar::<f32>().unwrap();
+    assert!(loss < losses[19]);
+}
+
+#[test]
+fn rows_of_a_table_are_updated_as_the_whole_would_be() {
+    let (_servers, strategy) = cluster(2, 1, |builder| builder.partitioner(FixedShardsPartitioner::new(2)));
+    strategy.create_model(Adagrad::new(0.1), Words::new).unwrap();
+    assert_eq!(strategy.find("table.weight").unwrap().shards().len(), 2);
+    let losses = run(&strategy, "words", 20);
+    let forward = |model: &Words, step| Ok((model.forward(&ids(step).0)?, ids(step).1));
+    let (expected, expected_losses) = locally(Words::new, |model| Adagrad::new(0.1).build(model), 20, forward);
+    assert_near(&on_servers(&strategy), &expected, 2e-6);
+    assert!((losses[19] - expected_losses[19]).abs() < 1e-5);
+    let model = strategy.read_model(Words::new).unwrap();
+    assert_eq!(model.forward(&ids(0).0).unwrap().dims(), [8, 3]);
+}
+
+#[test]
+fn synchronous_contributions_are_one_batch() {
+    let updates = Updates::Synchronous { contributions: 2, backups: 0 };
+    let (_servers, strategy) = cluster(1, 2, |builder| builder.updates(updates));
+    strategy.create_model(Adam::new(0.01), Mlp::new).unwrap();
+    let coordinator = ClusterCoordinator::new(&strategy, program()).unwrap();
+    for _ in 0..20 {
+        for part in [(0usize, 16usize), (16, 16)] {
+            coordinator.schedule("mlp", &Some(part)).unwrap();
+        }
+    }
+    coordinator.join().unwrap();
+    let (expected, _) = locally(
+        Mlp::new,
+        |model| Adam::new(0.01).build(model),
+        20,
+        |model, _| Ok((model.forward(&data(32).0)?, data(32).1)),
+    );
+    assert_near(&on_servers(&strategy), &expected, 4e-5);
+}
+
+#[test]
+fn sixteen_bits_on_the_wire_train_too() {
+    let (_servers, strategy) = cluster(1, 1, |builder| builder.wire(distribute_device::DType::BF16));
+    strategy.create_model(Adam::new(0.01), Mlp::new).unwrap();
+    let losses = run(&strategy, "mlp", 60);
+    assert!(losses[59] < 0.8 * losses[0], "{losses:?}");
+    // Values on the servers keep all their bits.
+    assert!(on_servers(&strategy)["first.weight"].iter().any(|x| x.to_bits() & 0xffff != 0));
+}
+
+#[test]
+fn statistics_of_layers_reach_the_servers() {
+    let (_servers, strategy) = cluster(1, 1, |builder| builder);
+    strategy.create_model(Adam::new(0.01), Normalised::new).unwrap();
+    assert_eq!(on_servers(&strategy)["norm.running_mean"], [0.0; 16]);
+    run(&strategy, "normalised", 30);
+    let forward = |model: &Normalised, _| Ok((model.forward(&data(32).0, true)?, data(32).1));
+    let (expected, _) = locally(Normalised::new, |model| Adam::new(0.01).build(model), 30, forward);
+    assert_near(&on_servers(&strategy), &expected, 1e-4);
+}
+
+#[test]
+fn gradients_can_be_limited() {
+    let (_servers, strategy) = cluster(1, 1, |builder| builder);
+    strategy.create_model(distribute_candle::Sgd::new(1.0), Mlp::new).unwrap();
+    let before = on_servers(&strategy);
+    run(&strategy, "clipped", 1);
+    let after = on_servers(&strategy);
+    let squares =
+        after.iter().flat_map(|(name, values)| values.iter().zip(&before[name]).map(|(a, b)| (a - b).powi(2)));
+    assert!((squares.sum::<f32>().sqrt() - 0.01).abs() < 1e-5);
+}
+
+#[test]
+fn a_checkpoint_of_servers_goes_on_without_them_and_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let local = Strategy::default_strategy().unwrap();
+    let (_servers, strategy) = cluster(2, 1, |builder| builder.partitioner(FixedShardsPartitioner::new(2)));
+    strategy.create_model(Adam::new(0.01), Mlp::new).unwrap();
+    run(&strategy, "mlp", 5);
+    let mut checkpoints = CheckpointManager::new(folder.path());
+    checkpoints.save(&local, 5, &[&strategy], &()).unwrap();
+    checkpoints.finish().unwrap();
+    let model = local.scope_seeded(7, Mlp::new).unwrap();
+    checkpoints.restore::<()>(&local, &[&model as &dyn Checkpointed]).unwrap().unwrap();
+    assert_eq!(here(&model), on_servers(&strategy));
+}
+
+#[test]
+fn models_that_the_servers_do_not_have_are_refused_in_words() {
+    let (_servers, strategy) = cluster(1, 1, |builder| builder);
+    let coordinator = ClusterCoordinator::new(&strategy, program()).unwrap();
+    let error = coordinator.schedule("mlp", &None::<(usize, usize)>).unwrap().fetch::<f32>().unwrap_err().to_string();
+    assert!(error.contains("first.weight"), "{error}");
+    assert!(coordinator.join().is_err());
+    strategy.create_model(Adam::new(0.01), Mlp::new).unwrap();
+    coordinator.schedule("another", &()).unwrap();
+    let error = coordinator.join().unwrap_err().to_string();
+    assert!(error.contains("[16, 8]") && error.contains("[5, 5]"), "{error}");
+    let half = distribute_candle::ScopeOptions { dtype: DType::F16, ..Default::default() };
+    let error = strategy.create_model_with(half, Adam::new(0.01), |vb| linear(2, 2, vb.pp("half"))).unwrap_err();
+    assert!(error.to_string().contains("f16"), "{error}");
+}
