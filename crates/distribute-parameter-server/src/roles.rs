@@ -18,6 +18,14 @@ impl Roles {
     /// [`distribute_cluster::Error::Config`]: there is no worker or no parameter server, the evaluator is a part of the
     /// cluster, or indices are missing.
     pub(crate) fn of(spec: &ClusterSpec) -> Result<Roles> {
+        if spec.is_empty() {
+            return Err(wrong(
+                spec,
+                "no cluster is described".to_owned(),
+                "workers and parameter servers",
+                "Set TF_CONFIG on every task; on one machine: distribute run --ps 2 --workers 3 -- PROGRAM.",
+            ));
+        }
         if spec.num_tasks(TaskType::Evaluator) > 0 {
             return Err(wrong(
                 spec,
@@ -74,6 +82,7 @@ mod tests {
             (r#"{"ps": ["d:1"], "worker": ["e:1"], "chef": ["f:1"]}"#, "chief"),
             (r#"{"ps": ["d:1"], "worker": {"1": "e:1"}}"#, "worker:0 is missing"),
             (r#"{"ps": [], "worker": ["e:1"]}"#, "at least one ps"),
+            ("{}", "distribute run --ps 2"),
         ] {
             let error = spec(json).unwrap_err().to_string();
             assert!(error.contains(words), "{json}: {error}");

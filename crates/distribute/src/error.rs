@@ -29,6 +29,9 @@ pub enum Error {
     /// Of the cluster's description or its meeting.
     #[error(transparent)]
     Cluster(#[from] distribute_cluster::Error),
+    /// Of parameter servers.
+    #[error(transparent)]
+    ParameterServer(#[from] distribute_parameter_server::Error),
     /// Of a device.
     #[error(transparent)]
     Device(#[from] distribute_device::Error),
@@ -66,6 +69,7 @@ impl Error {
             }
             Error::Cluster(error) => error.is_retryable(),
             Error::Train(error) => error.is_retryable(),
+            Error::ParameterServer(error) => error.is_retryable(),
             _ => false,
         }
     }
@@ -82,7 +86,25 @@ impl Error {
         if let Some(distribute_train::Error::Preempted { exit_code, .. }) = train {
             return *exit_code;
         }
+        let servers = match self {
+            Error::ParameterServer(error) => Some(error),
+            #[cfg(feature = "candle")]
+            Error::Model(distribute_candle::Error::ParameterServer(error)) => Some(error),
+            _ => None,
+        };
+        if let Some(distribute_parameter_server::Error::Stopped { signal, .. }) = servers {
+            // As the shell counts those that a signal ends.
+            return 128 + u8::try_from(*signal).unwrap_or(0);
+        }
         let configuration = match self {
+            _ if servers.is_some() => matches!(
+                servers,
+                Some(
+                    distribute_parameter_server::Error::Cluster(distribute_cluster::Error::Config { .. })
+                        | distribute_parameter_server::Error::WrongTask { .. }
+                        | distribute_parameter_server::Error::Option { .. }
+                )
+            ),
             #[cfg(feature = "candle")]
             Error::Model(
                 distribute_candle::Error::Configuration { .. } | distribute_candle::Error::FeatureColumn { .. },

@@ -49,9 +49,16 @@ pub(super) struct Copied {
 
 /// Makes copies of variables.
 struct Copying {
-    /// All variables that the servers have, looked up before: the model's builder knows no worker.
-    find: Box<dyn Fn(&str) -> Result<ShardedVariable> + Send + Sync>,
+    /// All that the servers have.
+    variables: BTreeMap<String, ShardedVariable>,
     registry: Arc<Mutex<Registry>>,
+}
+
+impl Copying {
+    fn find(&self, name: &str) -> candle_core::Result<ShardedVariable> {
+        let unknown = || candle_core::Error::wrap(Error::UnknownVariable { name: name.to_owned() });
+        self.variables.get(name).cloned().ok_or_else(unknown)
+    }
 }
 
 /// Builds a worker's model, whose variables go into the registry.
@@ -60,10 +67,7 @@ pub(super) fn build_on_worker<M>(
     registry: &Arc<Mutex<Registry>>,
     build: impl FnOnce(VarBuilder<'static>) -> candle_core::Result<M>,
 ) -> Result<M> {
-    let variables = worker.variables()?;
-    let find =
-        move |name: &str| variables.get(name).cloned().ok_or_else(|| Error::UnknownVariable { name: name.to_owned() });
-    let backend = Copying { find: Box::new(find), registry: registry.clone() };
+    let backend = Copying { variables: worker.variables()?, registry: registry.clone() };
     Ok(build(VarBuilder::from_backend(Box::new(backend), DType::F32, Device::Cpu))?)
 }
 
@@ -122,7 +126,7 @@ impl SimpleBackend for Copying {
             check(&copied.variable, &shape, dtype)?;
             return Ok(copied.copy.as_tensor().clone());
         }
-        let variable = (self.find)(name).map_err(candle_core::Error::wrap)?;
+        let variable = self.find(name)?;
         check(&variable, &shape, dtype)?;
         if remote {
             let table = registry.tables.entry(name.to_owned()).or_insert_with(|| Arc::new(Table::new(variable)));
@@ -136,12 +140,12 @@ impl SimpleBackend for Copying {
     }
 
     fn get_unchecked(&self, name: &str, dtype: DType, device: &Device) -> candle_core::Result<Tensor> {
-        let variable = (self.find)(name).map_err(candle_core::Error::wrap)?;
+        let variable = self.find(name)?;
         self.get(Shape::from(variable.shape()), name, Init::Const(0.0), dtype, device)
     }
 
     fn contains_tensor(&self, name: &str) -> bool {
-        (self.find)(name).is_ok()
+        self.variables.contains_key(name)
     }
 }
 

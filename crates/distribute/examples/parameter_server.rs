@@ -1,0 +1,159 @@
+//! Parameter servers: `cargo build --release -p distribute -p distribute-cli --example parameter_server`, then
+//! `distribute run --ps 2 --workers 3 -- target/release/examples/parameter_server`
+//!
+//! The same program is every task: servers hold the variables, workers compute gradients, the chief hands out steps and judges the
+//! model. Kill a worker while it trains: what it was doing is done by another one. As a TFJob it runs as it is.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use candle_core::{Device, Module, Result as CandleResult, Tensor};
+use candle_nn::{Linear, VarBuilder, linear};
+use clap::{Parser, ValueEnum};
+use distribute::digits::{Digits, PIXELS, Split};
+use distribute::prelude::*;
+use distribute::train::progress::{Options, Progress, Summary};
+
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+/// Trains handwritten digits against parameter servers.
+#[derive(Parser)]
+struct Flags {
+    /// Passes over the training data.
+    #[arg(long, default_value_t = 3)]
+    epochs: u32,
+    /// How the workers' updates go together.
+    #[arg(long, default_value = "async")]
+    updates: How,
+    /// Keeps checkpoints in this folder, goes on from the newest one, and restores servers from it.
+    #[arg(long)]
+    checkpoints: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum How {
+    /// Each gradient is applied when it comes.
+    Async,
+    /// No worker is more than one round ahead.
+    Stale,
+    /// The mean of all workers' gradients makes a step.
+    Sync,
+}
+
+struct Mlp(Linear, Linear);
+
+impl Mlp {
+    fn new(vb: VarBuilder<'_>) -> CandleResult<Mlp> {
+        Ok(Mlp(linear(PIXELS, 128, vb.pp("fc1"))?, linear(128, 10, vb.pp("fc2"))?))
+    }
+}
+
+impl Module for Mlp {
+    fn forward(&self, x: &Tensor) -> CandleResult<Tensor> {
+        self.1.forward(&self.0.forward(x)?.relu()?)
+    }
+}
+
+const BATCH: usize = 64;
+
+/// One step, on whichever worker is free.
+fn train_step(worker: &WorkerContext, data: PerWorkerIterator<(Tensor, Tensor)>) -> distribute::Result<f32> {
+    let (x, y) = worker.next(&data)?;
+    let model = worker.model("mlp", Mlp::new)?;
+    let loss = cross_entropy_per_example(&model.forward(&x)?, &y)?.mean_all()?;
+    model.minimize(&loss)?;
+    Ok(loss.to_scalar()?)
+}
+
+/// Every worker reads all digits, each in an order of its own.
+fn digits(context: &InputContext) -> distribute::Result<Dataset<(Tensor, Tensor)>> {
+    let train = tensors(&Digits::load(None)?.train)?;
+    Ok(train.shuffle(10_000, context.input_pipeline_id as u64).batch(BATCH).repeat_forever().prefetch(2))
+}
+
+fn main() -> ExitCode {
+    distribute::init_logging();
+    distribute::exit(run(&Flags::parse()))
+}
+
+fn run(flags: &Flags) -> distribute::Result<()> {
+    let cluster = TfConfigResolver::from_env()?;
+    let program = Program::new().function("train_step", train_step).dataset("digits", digits);
+    match cluster.task_type() {
+        Some(TaskType::Worker | TaskType::Ps) => Ok(Server::start(&cluster, program)?.join()?),
+        _ => coordinate(flags, &cluster, program),
+    }
+}
+
+fn coordinate(flags: &Flags, cluster: &TfConfigResolver, program: Program) -> distribute::Result<()> {
+    let workers = cluster.cluster_spec()?.num_tasks(TaskType::Worker);
+    let updates = match flags.updates {
+        How::Async => Updates::Asynchronous,
+        How::Stale => Updates::BoundedStaleness { rounds: 1 },
+        How::Sync => Updates::Synchronous { contributions: workers, backups: 0 },
+    };
+    let mut builder =
+        ParameterServerStrategy::builder(cluster).partitioner(MinSizePartitioner::new(256 << 10, 2)).updates(updates);
+    if let Some(folder) = &flags.checkpoints {
+        builder = builder.restore_servers_from(folder);
+    }
+    let strategy = builder.build()?;
+    strategy.create_model(Adam::new(1e-3), Mlp::new)?;
+    // The chief's own work, such as saving, is one process's.
+    let here = Strategy::default_strategy()?;
+    let mut checkpoints = flags.checkpoints.as_ref().map(|folder| CheckpointManager::new(folder).keep(3));
+    let restored = match &mut checkpoints {
+        Some(checkpoints) => checkpoints.restore::<u32>(&here, &[&strategy])?,
+        None => None,
+    };
+    let done = restored.map_or(0, |(_, epochs)| epochs);
+
+    let digits = Digits::load(None)?;
+    let steps = (digits.train.len() / BATCH) as u64;
+    let title = format!("parameter_server · {workers} workers · {} servers", strategy.num_servers());
+    let mut progress = Progress::from_env(Options {
+        title,
+        epochs: flags.epochs,
+        steps_per_epoch: Some(steps),
+        ..Options::default()
+    })?;
+    let coordinator = ClusterCoordinator::new(&strategy, program)?;
+    let data = coordinator.create_per_worker_dataset::<(Tensor, Tensor)>("digits")?.iter();
+    let mut test_accuracy = accuracy(&strategy, &digits.test)?;
+    for epoch in done + 1..=flags.epochs {
+        progress.epoch(epoch);
+        let losses: Vec<RemoteValue> =
+            (0..steps).map(|_| coordinator.schedule("train_step", &data)).collect::<Result<_, _>>()?;
+        let mut sum = 0.0;
+        for (step, loss) in (1..).zip(&losses) {
+            // The function's own error comes from `join`, once.
+            let Ok(loss) = loss.fetch::<f32>() else { break };
+            sum += f64::from(loss);
+            progress.step(step, BATCH as u64, &[("loss", sum / step as f64)]);
+        }
+        coordinator.join()?;
+        test_accuracy = accuracy(&strategy, &digits.test)?;
+        progress.end_epoch(&[("test_accuracy", test_accuracy)]);
+        if let Some(checkpoints) = &mut checkpoints {
+            checkpoints.save(&here, steps * u64::from(epoch), &[&strategy], &epoch)?;
+        }
+    }
+    checkpoints.map_or(Ok(()), |mut checkpoints| checkpoints.finish())?;
+    progress.finish(&Summary { test_accuracy: Some(test_accuracy), replicas: workers as u32, ..Summary::default() });
+    Ok(())
+}
+
+/// The share of test digits that the model classifies correctly, with the values on the servers now.
+fn accuracy(strategy: &ParameterServerStrategy, test: &Split) -> distribute::Result<f64> {
+    let model = strategy.read_model(Mlp::new)?;
+    let images = Tensor::from_slice(&test.images, (test.len(), PIXELS), &Device::Cpu)?;
+    let labels = Tensor::from_slice(&test.labels, test.len(), &Device::Cpu)?;
+    let hits = model.forward(&images)?.argmax(1)?.eq(&labels)?.to_vec1::<u8>()?;
+    Ok(hits.iter().map(|hit| f64::from(*hit)).sum::<f64>() / test.len() as f64)
+}
+
+fn tensors(split: &Split) -> distribute::Result<Dataset<(Tensor, Tensor)>> {
+    let images = Tensor::from_slice(&split.images, (split.len(), PIXELS), &Device::Cpu)?;
+    Ok(Dataset::from_tensor_slices((images, Tensor::from_slice(&split.labels, split.len(), &Device::Cpu)?)))
+}

@@ -1,0 +1,149 @@
+//! A large embedding on parameter servers: `cargo build --release -p distribute -p distribute-cli --example sharded_embedding`, then
+//! `distribute run --ps 2 --workers 3 -- target/release/examples/sharded_embedding`
+//!
+//! 100,000 words have vectors of 64 numbers, 25 MB, cut over the servers. A step fetches the rows of its words and sends their
+//! gradient: a few hundred KB. With `--here` the same model trains in one process, to compare.
+
+use std::process::ExitCode;
+use std::time::Instant;
+
+use candle_core::{Device, Module, Result as CandleResult, Tensor};
+use candle_nn::{Linear, VarBuilder, linear};
+use clap::Parser;
+use distribute::prelude::*;
+
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+/// Learns whether sentences of made-up words are cheerful.
+#[derive(Parser)]
+struct Flags {
+    /// Steps in all.
+    #[arg(long, default_value_t = 3000)]
+    steps: u64,
+    /// Train in this process alone, one step after another.
+    #[arg(long)]
+    here: bool,
+}
+
+const WORDS: usize = 100_000;
+const WIDTH: usize = 64;
+const BATCH: usize = 64;
+const WORDS_IN_SENTENCE: usize = 32;
+
+struct Mood {
+    words: ShardedEmbedding,
+    head: Linear,
+}
+
+impl Mood {
+    fn new(vb: VarBuilder<'_>) -> CandleResult<Mood> {
+        Ok(Mood { words: sharded_embedding(WORDS, WIDTH, vb.pp("words"))?, head: linear(WIDTH, 2, vb.pp("head"))? })
+    }
+}
+
+impl Module for Mood {
+    fn forward(&self, sentences: &Tensor) -> CandleResult<Tensor> {
+        self.head.forward(&self.words.forward(sentences)?.mean(1)?)
+    }
+}
+
+/// Sentences of words, some much more frequent than others, and whether more of them are cheerful (even numbers) than not.
+fn sentences(number: u64) -> CandleResult<(Tensor, Tensor)> {
+    let mut state = (number + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let mut draw = move || {
+        // Of xorshift64*; any generator would do.
+        state ^= state >> 12;
+        state ^= state << 25;
+        state ^= state >> 27;
+        (state.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 11) as f64 / (1u64 << 53) as f64
+    };
+    let (mut words, mut labels) = (Vec::new(), Vec::new());
+    for _ in 0..BATCH {
+        let sentence: Vec<u32> = (0..WORDS_IN_SENTENCE).map(|_| (draw().powi(6) * WORDS as f64) as u32).collect();
+        let cheerful = sentence.iter().filter(|word| **word % 2 == 0).count();
+        labels.push(u32::from(2 * cheerful > WORDS_IN_SENTENCE));
+        words.extend(sentence);
+    }
+    Ok((
+        Tensor::from_vec(words, (BATCH, WORDS_IN_SENTENCE), &Device::Cpu)?,
+        Tensor::from_vec(labels, BATCH, &Device::Cpu)?,
+    ))
+}
+
+/// One step on the sentences of this number.
+fn train_step(worker: &WorkerContext, number: u64) -> distribute::Result<f32> {
+    let model = worker.model("mood", Mood::new)?;
+    let (words, labels) = sentences(number)?;
+    let loss = cross_entropy_per_example(&model.forward(&words)?, &labels)?.mean_all()?;
+    model.minimize(&loss)?;
+    Ok(loss.to_scalar()?)
+}
+
+fn main() -> ExitCode {
+    distribute::init_logging();
+    distribute::exit(run(&Flags::parse()))
+}
+
+fn run(flags: &Flags) -> distribute::Result<()> {
+    if flags.here {
+        return train_here(flags.steps);
+    }
+    let cluster = TfConfigResolver::from_env()?;
+    let program = Program::new().function("train_step", train_step);
+    if let Some(TaskType::Worker | TaskType::Ps) = cluster.task_type() {
+        return Ok(Server::start(&cluster, program)?.join()?);
+    }
+    let servers = cluster.cluster_spec()?.num_tasks(TaskType::Ps);
+    let strategy =
+        ParameterServerStrategy::builder(&cluster).partitioner(MinSizePartitioner::new(1 << 20, servers)).build()?;
+    strategy.create_model(optimizer(), Mood::new)?;
+    let coordinator = ClusterCoordinator::new(&strategy, program)?;
+    let begun = Instant::now();
+    for number in 0..flags.steps {
+        coordinator.schedule("train_step", &number)?;
+    }
+    coordinator.join()?;
+    let seconds = begun.elapsed().as_secs_f64();
+    report(&strategy.read_model(Mood::new)?, flags.steps, seconds)
+}
+
+fn optimizer() -> Adagrad {
+    Adagrad::new(0.2)
+}
+
+/// The same model and the same sentences in one process.
+fn train_here(steps: u64) -> distribute::Result<()> {
+    let strategy = Strategy::default_strategy()?;
+    let model = strategy.scope(Mood::new)?;
+    let optimizer = optimizer().build(&model)?;
+    let begun = Instant::now();
+    for number in 0..steps {
+        let (words, labels) = sentences(number)?;
+        strategy.run((&model, &optimizer), |ctx, (model, optimizer)| {
+            let loss = ctx.average_loss(&cross_entropy_per_example(&model.forward(&words)?, &labels)?, BATCH)?;
+            Ok(optimizer.minimize(ctx, &loss)?)
+        })?;
+    }
+    report(model.first(), steps, begun.elapsed().as_secs_f64())
+}
+
+/// What the model makes of sentences that nobody has seen.
+fn report(model: &Mood, steps: u64, seconds: f64) -> distribute::Result<()> {
+    let (mut hits, mut all) = (0.0, 0.0);
+    for number in 1_000_000..1_000_040 {
+        let (words, labels) = sentences(number)?;
+        hits += f64::from(
+            model
+                .forward(&words)?
+                .argmax(1)?
+                .eq(&labels)?
+                .to_dtype(candle_core::DType::F32)?
+                .sum_all()?
+                .to_scalar::<f32>()?,
+        );
+        all += BATCH as f64;
+    }
+    println!("steps {steps} steps_per_second {:.0} test accuracy {:.2} %", steps as f64 / seconds, 100.0 * hits / all);
+    Ok(())
+}
