@@ -11,6 +11,7 @@ mod limits;
 mod peers;
 mod plot;
 mod processes;
+mod ps;
 mod train;
 
 #[derive(Subcommand)]
@@ -32,6 +33,8 @@ pub(crate) enum Bench {
     Input(input::Flags),
     /// Training of a small model on several arrangements of replicas.
     Train(train::Flags),
+    /// Training against parameter servers, and what it moves.
+    Ps(ps::Flags),
     /// One process of a measurement; started by the others.
     #[command(hide = true)]
     Rank {
@@ -50,6 +53,7 @@ pub(crate) enum RankBench {
     Alltoall(collective::Flags),
     Latency(latency::Flags),
     Train(train::RankFlags),
+    Ps(ps::RankFlags),
 }
 
 impl Bench {
@@ -63,6 +67,7 @@ impl Bench {
             Bench::Latency(flags) => latency::run(&flags),
             Bench::Input(flags) => input::run(&flags),
             Bench::Train(flags) => train::run(&flags),
+            Bench::Ps(flags) => ps::run(&flags),
             Bench::Rank { bench } => match bench {
                 RankBench::Allreduce(flags) => collective::run_rank(Operation::AllReduce, &flags),
                 RankBench::Allgather(flags) => collective::run_rank(Operation::AllGather, &flags),
@@ -71,6 +76,7 @@ impl Bench {
                 RankBench::Alltoall(flags) => collective::run_rank(Operation::AllToAll, &flags),
                 RankBench::Latency(flags) => latency::run_rank(&flags),
                 RankBench::Train(flags) => train::run_rank(&flags),
+                RankBench::Ps(flags) => ps::run_rank(&flags),
             },
         }
     }

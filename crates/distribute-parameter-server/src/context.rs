@@ -11,7 +11,7 @@ use distribute_input::DatasetIter;
 use distribute_values::{Scatter, TensorStorage};
 use serde::{Deserialize, Serialize};
 
-use crate::parameters::{Gradient, VariableInfo, Versions};
+use crate::parameters::{Gradient, Traffic, VariableInfo, Versions};
 use crate::variable::ShardedVariable;
 use crate::wire::proto::Origin;
 use crate::worker::{Attendance, lock};
@@ -203,6 +203,11 @@ impl WorkerContext {
             if fits { Ok(()) } else { Err(misfit()) }
         };
         parameters.block_on(parameters.pull(versions, &infos, &mut show))
+    }
+
+    /// What this worker has moved so far.
+    pub fn traffic(&self) -> Traffic {
+        self.attendance.parameters.traffic()
     }
 
     /// Something that this worker keeps from one call to the next, made when it is first asked for: until the worker is started

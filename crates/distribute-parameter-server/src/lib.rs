@@ -74,7 +74,7 @@ pub use coordinator::{
     ClusterCoordinator, CoordinatorOptions, Delivery, EvaluationShard, PerWorkerDataset, WorkerState,
 };
 pub use error::{BoxError, Error, Result};
-pub use parameters::{Gradient, ShardInfo, VariableInfo, Versions};
+pub use parameters::{Gradient, ShardInfo, Traffic, VariableInfo, Versions};
 pub use partitioner::{FixedShardsPartitioner, MaxSizePartitioner, MinSizePartitioner, Partitioner};
 pub use placement::Placement;
 pub use program::Program;

@@ -2,13 +2,16 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 use bytes::Bytes;
 use distribute_device::{BufferRef, DType};
 use distribute_values::TensorStorage;
-use tokio::sync::mpsc;
+use futures_util::future::join_all;
+use futures_util::stream::{select_all, try_unfold};
+use futures_util::{Stream, StreamExt, TryFutureExt};
 use tonic::Status;
 
 use crate::numbers;
@@ -17,7 +20,7 @@ use crate::wire::proto::{
     AssignReply, AssignRequest, CreateShard, DescribeRequest, Description, Elements, Origin, PullRequest, PushReply,
     PushRequest, Wanted,
 };
-use crate::wire::{Link, Outbox, ps};
+use crate::wire::{Link, ps};
 use crate::worker::lock;
 use crate::{Error, Result};
 
@@ -83,8 +86,10 @@ pub(crate) struct Parameters {
     wire: Option<DType>,
     patience: Duration,
     table: RwLock<Arc<Table>>,
+    pulled_bytes: AtomicU64,
+    pushed_bytes: AtomicU64,
     /// The last server that was lost, or refused this task.
-    noted: Arc<Mutex<Option<Error>>>,
+    noted: Mutex<Option<Error>>,
 }
 
 /// Which versions a caller has already.
@@ -93,6 +98,15 @@ pub struct Versions {
     /// By server.
     incarnations: HashMap<usize, u64>,
     shards: HashMap<u32, u64>,
+}
+
+/// What a worker has moved since its coordinator came: elements, without what is around them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// Fetched from servers.
+    pub pulled_bytes: u64,
+    /// Gradients sent to servers.
+    pub pushed_bytes: u64,
 }
 
 /// A gradient, to be pushed.
@@ -176,7 +190,9 @@ impl Parameters {
             wire,
             patience,
             table: RwLock::default(),
-            noted: Arc::default(),
+            pulled_bytes: AtomicU64::new(0),
+            pushed_bytes: AtomicU64::new(0),
+            noted: Mutex::default(),
         })
     }
 
@@ -211,6 +227,15 @@ impl Parameters {
 
     pub(crate) fn failed(&self, server: usize, call: &'static str) -> impl Fn(Status) -> Error + '_ {
         move |status| note(&self.noted, Error::of_server(server, self.address(server), call, status))
+    }
+
+    /// What was moved so far.
+    pub(crate) fn traffic(&self) -> Traffic {
+        let (pulled_bytes, pushed_bytes) = (&self.pulled_bytes, &self.pushed_bytes);
+        Traffic {
+            pulled_bytes: pulled_bytes.load(Ordering::Relaxed),
+            pushed_bytes: pushed_bytes.load(Ordering::Relaxed),
+        }
     }
 
     /// Why a server could not be used since this was last asked, if one could not: whatever libraries in between make of an error,
@@ -276,7 +301,7 @@ impl Parameters {
             wire: self.wire.map(|wire| wire.code().into()),
         });
         let mut arrivals = self.fetch(requests.collect());
-        while let Some(arrival) = arrivals.recv().await {
+        while let Some(arrival) = arrivals.next().await {
             let (server, elements) = arrival?;
             if versions.incarnations.insert(server, elements.incarnation) != Some(elements.incarnation) {
                 // Another process counts anew.
@@ -313,7 +338,7 @@ impl Parameters {
             requests[*server].wanted.push(Wanted { shard: *shard, rows, ..Wanted::default() });
         }
         let mut arrivals = self.fetch(requests);
-        while let Some(arrival) = arrivals.recv().await {
+        while let Some(arrival) = arrivals.next().await {
             let (server, elements) = arrival?;
             let dtype = self.dtype_of(server, &elements)?;
             let Some((_, _, places)) = asked.get(&elements.shard) else { continue };
@@ -336,7 +361,7 @@ impl Parameters {
             requests[shard.server].wanted.push(wanted);
         }
         let mut arrivals = self.fetch(requests);
-        while let Some(arrival) = arrivals.recv().await {
+        while let Some(arrival) = arrivals.next().await {
             let (_, elements) = arrival?;
             let Some(shard) = variable.shards.iter().find(|shard| shard.number == elements.shard) else { continue };
             let place = &mut bytes[shard.rows.start * row_bytes..shard.rows.end * row_bytes];
@@ -364,30 +389,17 @@ impl Parameters {
             servers.into_iter().map(|server| (server, Vec::new())).collect();
         for gradient in gradients {
             for (server, request) in self.cut(gradient)? {
+                self.pushed_bytes.fetch_add(request.payload.len() as u64, Ordering::Relaxed);
                 requests.entry(server).or_default().push(request);
             }
         }
-        let mut pushes = tokio::task::JoinSet::new();
-        for (server, rest) in requests {
-            let (link, patience) = (self.links[server].clone(), self.patience);
-            let head = PushRequest { origin: Some(origin.clone()), optimizer, ..PushRequest::default() };
-            let send = async move |outbox: Outbox| {
-                let mut alive = outbox.send(head).await;
-                for request in rest {
-                    alive = alive && outbox.send(request).await;
-                }
-            };
-            pushes.spawn_on(
-                async move { (server, link.tell::<PushReply>(ps!("Push"), send, patience).await) },
-                &self.runtime,
-            );
-        }
-        let mut counted = true;
-        while let Some(outcome) = pushes.join_next().await {
-            let Ok((server, reply)) = outcome else { continue };
-            counted &= reply.map_err(self.failed(server, "Push"))?.counted;
-        }
-        Ok(counted)
+        let head = PushRequest { origin: Some(origin.clone()), optimizer, ..PushRequest::default() };
+        let pushes = requests.into_iter().map(async |(server, gradients)| {
+            let messages = [vec![head.clone()], gradients].concat();
+            let reply = self.links[server].tell::<_, PushReply>(ps!("Push"), messages, self.patience).await;
+            Ok(reply.map_err(self.failed(server, "Push"))?.counted)
+        });
+        Ok(join_all(pushes).await.into_iter().collect::<Result<Vec<bool>>>()?.into_iter().all(|counted| counted))
     }
 
     /// A gradient's parts, for each shard.
@@ -468,14 +480,7 @@ impl Parameters {
             requests.entry(server).or_default().push(request);
         }
         for (server, requests) in requests {
-            let send = async move |outbox: Outbox| {
-                for request in requests {
-                    if !outbox.send(request).await {
-                        break;
-                    }
-                }
-            };
-            let reply = self.links[server].tell::<AssignReply>(ps!("Assign"), send, self.patience).await;
+            let reply = self.links[server].tell::<_, AssignReply>(ps!("Assign"), requests, self.patience).await;
             reply.map_err(self.failed(server, "Assign"))?;
         }
         Ok(())
@@ -487,35 +492,24 @@ impl Parameters {
     }
 
     /// Asks all servers at once; what they send comes as it arrives.
-    fn fetch(&self, requests: Vec<PullRequest>) -> mpsc::Receiver<Result<(usize, Elements)>> {
-        let (arrived, arrivals) = mpsc::channel(4);
-        for (server, request) in requests.into_iter().enumerate() {
-            if request.wanted.is_empty() {
-                continue;
-            }
-            let (link, address, arrived) =
-                (self.links[server].clone(), self.addresses[server].clone(), arrived.clone());
-            let (patience, noted) = (self.patience, self.noted.clone());
-            self.runtime.spawn(async move {
-                let failed = |status| note(&noted, Error::of_server(server, &address, "Pull", status));
-                let mut replies = match link.ask(ps!("Pull"), request, patience).await {
-                    Ok(replies) => replies,
-                    Err(status) => return drop(arrived.send(Err(failed(status))).await),
-                };
-                loop {
-                    let next = match replies.next::<Elements>(Some(patience)).await {
-                        Ok(None) => return,
-                        Ok(Some(elements)) => Ok((server, elements)),
-                        Err(status) => Err(failed(status)),
-                    };
-                    let over = next.is_err();
-                    if arrived.send(next).await.is_err() || over {
-                        return;
-                    }
-                }
+    fn fetch(&self, requests: Vec<PullRequest>) -> impl Stream<Item = Result<(usize, Elements)>> {
+        let asked = requests.into_iter().enumerate().filter(|(_, request)| !request.wanted.is_empty());
+        let of_server = |(server, request): (usize, PullRequest)| {
+            let begin = self.links[server].ask(ps!("Pull"), request, self.patience);
+            let replies = begin.map_ok(move |replies| {
+                try_unfold(replies, async move |mut replies| {
+                    let next = replies.next::<Elements>(Some(self.patience)).await?;
+                    Ok(next.map(|elements| (elements, replies)))
+                })
             });
-        }
-        arrivals
+            let elements = replies.try_flatten_stream().map(move |elements| {
+                let elements: Elements = elements.map_err(self.failed(server, "Pull"))?;
+                self.pulled_bytes.fetch_add(elements.payload.len() as u64, Ordering::Relaxed);
+                Ok((server, elements))
+            });
+            elements.boxed_local()
+        };
+        select_all(asked.map(of_server))
     }
 
     fn dtype_of(&self, server: usize, elements: &Elements) -> Result<DType> {

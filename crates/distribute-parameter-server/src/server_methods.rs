@@ -11,9 +11,10 @@ use crate::wire::proto::{
     AssignReply, AssignRequest, AttendServer, CreateShard, DescribeRequest, Done, FenceRequest, LeaveRequest,
     OptimizerOfShards, PullRequest, PushRequest, ServerState,
 };
-use crate::wire::{Inbox, Methods, VERSION, reply, reply_stream};
+use crate::wire::{Inbox, Methods, VERSION, reply, reply_all, reply_stream};
 
-/// The service of a parameter server.
+/// The service of a parameter server. What is asked of the store is done on the runtime's own threads: handing their other calls
+/// over costs more than most of it takes.
 pub(crate) struct ServerMethods {
     store: Store,
     lifetime: Arc<Lifetime>,
@@ -46,24 +47,15 @@ impl ServerMethods {
 
     async fn create(&self, mut inbox: Inbox) -> Result<Body, Status> {
         while let Some(shard) = inbox.next::<CreateShard>().await? {
-            tokio::task::block_in_place(|| self.store.create(shard))?;
+            self.store.create(shard)?;
         }
         reply(Done {})
     }
 
-    fn pull(self: Arc<Self>, request: PullRequest) -> Result<Body, Status> {
-        reply_stream(async move |outbox| {
-            // One after another: a slow reader keeps at most a few shards' elements alive.
-            for wanted in &request.wanted {
-                let elements = tokio::task::block_in_place(|| self.store.pull(&request, wanted))?;
-                if let Some(elements) = elements
-                    && !outbox.send(elements).await
-                {
-                    break;
-                }
-            }
-            Ok(())
-        })
+    fn pull(self: Arc<Self>, mut request: PullRequest) -> Result<Body, Status> {
+        let wanted = std::mem::take(&mut request.wanted);
+        // One after another: a slow reader keeps at most a few shards' elements alive.
+        reply_all(wanted.into_iter().filter_map(move |wanted| self.store.pull(&request, &wanted).transpose()))
     }
 
     async fn push(&self, mut inbox: Inbox) -> Result<Body, Status> {
@@ -71,14 +63,14 @@ impl ServerMethods {
         let mut push = self.store.begin_push(&head)?;
         // The next gradient is read when this one is applied, so a fast worker waits and does not fill memory.
         while let Some(request) = inbox.next::<PushRequest>().await? {
-            tokio::task::block_in_place(|| self.store.push(&mut push, request))?;
+            self.store.push(&mut push, request)?;
         }
-        reply(tokio::task::block_in_place(|| self.store.end_push(push))?)
+        reply(self.store.end_push(push)?)
     }
 
     async fn assign(&self, mut inbox: Inbox) -> Result<Body, Status> {
         while let Some(request) = inbox.next::<AssignRequest>().await? {
-            tokio::task::block_in_place(|| self.store.assign(&request))?;
+            self.store.assign(&request)?;
         }
         reply(AssignReply { counted: true })
     }

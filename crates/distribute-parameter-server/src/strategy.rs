@@ -18,7 +18,7 @@ use crate::placement::Placer;
 use crate::server::incarnation;
 use crate::variable::ShardedVariable;
 use crate::wire::proto::{AttendServer, CreateShard, Done, OptimizerOfShards, ServerState};
-use crate::wire::{Outbox, Replies, VERSION, is_lost, ps};
+use crate::wire::{Replies, VERSION, is_lost, ps};
 use crate::worker::lock;
 use crate::{Error, Result};
 
@@ -287,15 +287,8 @@ impl std::fmt::Debug for ParameterServerStrategy {
 impl Inner {
     /// Makes shards on a server.
     async fn create(&self, server: usize, shards: Vec<CreateShard>) -> Result<()> {
-        let send = async move |outbox: Outbox| {
-            for shard in shards {
-                if !outbox.send(shard).await {
-                    break;
-                }
-            }
-        };
         let parameters = &self.parameters;
-        let done = parameters.link(server).tell::<Done>(ps!("Create"), send, parameters.patience()).await;
+        let done = parameters.link(server).tell::<_, Done>(ps!("Create"), shards, parameters.patience()).await;
         done.map(drop).map_err(parameters.failed(server, "Create"))
     }
 

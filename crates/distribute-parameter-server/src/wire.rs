@@ -11,8 +11,8 @@ mod frame;
 mod serve;
 
 pub(crate) use call::{Link, Replies, is_lost};
-pub(crate) use frame::{Inbox, Outbox};
-pub(crate) use serve::{Methods, Router, reply, reply_stream};
+pub(crate) use frame::Inbox;
+pub(crate) use serve::{Methods, Router, reply, reply_all, reply_stream};
 
 /// The messages.
 #[expect(unreachable_pub, reason = "generated from the protocol files")]

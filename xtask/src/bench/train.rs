@@ -59,10 +59,10 @@ struct Row {
     ratio: f64,
 }
 
-struct Mlp([Linear; 3]);
+pub(super) struct Mlp([Linear; 3]);
 
 impl Mlp {
-    fn new(vb: &VarBuilder<'_>) -> CandleResult<Mlp> {
+    pub(super) fn new(vb: &VarBuilder<'_>) -> CandleResult<Mlp> {
         Ok(Mlp([linear(784, 256, vb.pp("fc1"))?, linear(256, 128, vb.pp("fc2"))?, linear(128, 10, vb.pp("fc3"))?]))
     }
 }

@@ -8,7 +8,7 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 use tower_service::Service as _;
 
-use super::frame::{Inbox, Outbox, Parcel, body_of, outbox};
+use super::frame::{Inbox, Parcel, body_of};
 use super::{HTTP_FRAME_BYTES, WINDOW_BYTES};
 
 /// A connection to a task, made when it is first used and again after it broke. Clones share it.
@@ -49,7 +49,7 @@ impl Link {
         request: impl Parcel,
         patience: Duration,
     ) -> Result<R, Status> {
-        let answer = async { self.begin(path, body_of(request)).await?.one().await };
+        let answer = async { self.begin(path, body_of([request])).await?.one().await };
         tokio::time::timeout(patience, answer).await.unwrap_or_else(|_| Err(late(path, patience)))
     }
 
@@ -63,27 +63,22 @@ impl Link {
         request: impl Parcel,
         patience: Duration,
     ) -> Result<Replies, Status> {
-        let begun = self.begin(path, body_of(request));
+        let begun = self.begin(path, body_of([request]));
         let inbox = tokio::time::timeout(patience, begun).await.unwrap_or_else(|_| Err(late(path, patience)))?;
         Ok(Replies(inbox))
     }
 
-    /// Sends messages as `send` makes them, and waits for the answer.
+    /// Sends messages, as fast as they are read, and waits for the answer.
     ///
     /// # Errors
     /// As [`call`](Link::call).
-    pub(crate) async fn tell<R: Parcel>(
+    pub(crate) async fn tell<M: Parcel, R: Parcel>(
         &self,
         path: &'static str,
-        send: impl AsyncFnOnce(Outbox),
+        messages: Vec<M>,
         patience: Duration,
     ) -> Result<R, Status> {
-        let (outbox, body) = outbox();
-        let answer = async {
-            let answer = async { self.begin(path, body).await?.one().await };
-            let (answer, ()) = tokio::join!(answer, send(outbox));
-            answer
-        };
+        let answer = async { self.begin(path, body_of(messages)).await?.one().await };
         tokio::time::timeout(patience, answer).await.unwrap_or_else(|_| Err(late(path, patience)))
     }
 

@@ -46,12 +46,16 @@ const PAYLOAD_TAG: u8 = 15 << 3 | 2;
 /// A flag for compression and the length.
 const PREFIX_BYTES: usize = 5;
 
-/// A message as it is sent: what comes before the payload, and the payload.
+/// Payloads up to this are copied behind what comes before them: another piece costs more.
+const SHORT_BYTES: usize = 4096;
+
+/// A message as it is sent: what comes before the payload, and the payload, unless it is short.
 fn encode(mut message: impl Parcel) -> [Bytes; 2] {
     let payload = message.take_payload();
     let of_payload = if payload.is_empty() { 0 } else { 1 + prost::length_delimiter_len(payload.len()) };
     let len = message.encoded_len() + of_payload;
-    let mut head = BytesMut::with_capacity(PREFIX_BYTES + len);
+    let short = if payload.len() <= SHORT_BYTES { payload.len() } else { 0 };
+    let mut head = BytesMut::with_capacity(PREFIX_BYTES + len + short);
     head.put_u8(0);
     head.put_u32((len + payload.len()) as u32);
     // A buffer of bytes grows as needed.
@@ -59,6 +63,10 @@ fn encode(mut message: impl Parcel) -> [Bytes; 2] {
     if !payload.is_empty() {
         head.put_u8(PAYLOAD_TAG);
         let _ = prost::encode_length_delimiter(payload.len(), &mut head);
+    }
+    if short > 0 {
+        head.extend_from_slice(&payload);
+        return [head.freeze(), Bytes::new()];
     }
     [head.freeze(), payload]
 }
@@ -72,16 +80,32 @@ pub(crate) fn outbox() -> (Outbox, Body) {
     (Outbox(sender), Body::new(StreamBody::new(ReceiverStream::new(frames))))
 }
 
-/// A body of one message.
-pub(super) fn body_of(message: impl Parcel) -> Body {
-    let frames = encode(message).into_iter().filter(|bytes| !bytes.is_empty());
+/// A body of messages.
+pub(super) fn body_of<M: Parcel>(messages: impl IntoIterator<Item = M, IntoIter: Send + 'static>) -> Body {
+    let frames = messages.into_iter().flat_map(encode).filter(|bytes| !bytes.is_empty());
     Body::new(StreamBody::new(tokio_stream::iter(frames.map(|bytes| Ok::<_, Infallible>(Frame::data(bytes))))))
 }
 
-/// A body of one message and the word that the call has succeeded.
-pub(super) fn reply_of(message: impl Parcel) -> Body {
-    let frames = encode(message).into_iter().filter(|bytes| !bytes.is_empty()).map(Frame::data);
-    let frames = frames.chain([Frame::trailers(trailers(&Status::ok("")))]);
+/// A body of messages and the word how the call has ended: with the first that is an error, if one is. Each is made when there is
+/// room for it.
+pub(super) fn reply_of<M: Parcel>(
+    messages: impl IntoIterator<Item = Result<M, Status>, IntoIter: Send + 'static>,
+) -> Body {
+    let mut messages = messages.into_iter();
+    let mut ended = false;
+    let frames = std::iter::from_fn(move || {
+        if ended {
+            return None;
+        }
+        let next = messages.next();
+        ended = !matches!(next, Some(Ok(_)));
+        Some(match next {
+            Some(Ok(message)) => encode(message).map(Frame::data).into(),
+            Some(Err(status)) => vec![Frame::trailers(trailers(&status))],
+            None => vec![Frame::trailers(trailers(&Status::ok("")))],
+        })
+    });
+    let frames = frames.flatten().filter(|frame: &Frame<Bytes>| frame.data_ref().is_none_or(|data| !data.is_empty()));
     Body::new(StreamBody::new(tokio_stream::iter(frames.map(Ok::<_, Infallible>))))
 }
 
@@ -261,13 +285,14 @@ mod tests {
         for len in [0, 1, 127, 128, 70_000] {
             let [head, payload] = encode(elements(3, len));
             let ours = [&head[PREFIX_BYTES..], &payload].concat();
+            assert_eq!(payload.is_empty(), len <= SHORT_BYTES);
             assert_eq!(ours, elements(3, len).encode_to_vec(), "{len}");
         }
     }
 
     #[test]
     fn a_payload_in_one_piece_is_not_copied() {
-        let [head, payload] = encode(elements(1, 1000));
+        let [head, payload] = encode(elements(1, 5000));
         let mut pieces = Pieces::default();
         pieces.push(head);
         pieces.push(payload.clone());

@@ -60,7 +60,14 @@ impl<M: Methods> tower_service::Service<http::Request<Body>> for Router<M> {
 
 /// The answer to a call: one message.
 pub(crate) fn reply(message: impl Parcel) -> Result<Body, Status> {
-    Ok(reply_of(message))
+    Ok(reply_of([Ok(message)]))
+}
+
+/// The answer to a call: messages, each made when there is room for it, up to the first error.
+pub(crate) fn reply_all<M: Parcel>(
+    messages: impl IntoIterator<Item = Result<M, Status>, IntoIter: Send + 'static>,
+) -> Result<Body, Status> {
+    Ok(reply_of(messages))
 }
 
 /// The answer to a call: messages as `send` makes them.

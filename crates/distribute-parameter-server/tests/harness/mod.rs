@@ -165,6 +165,10 @@ impl Cluster {
         }
     }
 
+    pub(crate) fn pid(&self, task: Task) -> u32 {
+        self.tasks[&task].pid(0).unwrap()
+    }
+
     pub(crate) fn wait_for(&self, task: Task, words: &str) {
         self.tasks[&task].wait_for_line(0, words, SOON).unwrap();
     }
