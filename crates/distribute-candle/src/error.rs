@@ -97,19 +97,6 @@ pub enum Error {
         /// The names there are.
         known: String,
     },
-    /// No checkpoint came for too long.
-    #[error(
-        "the evaluator has waited {} s for {awaited} in {}; see whether training still runs and writes there, or set \
-         RunConfig::wait_for_checkpoints to more", waited.as_secs(), folder.display()
-    )]
-    NoNewCheckpoint {
-        /// The first one, or one after a step.
-        awaited: String,
-        /// The folder.
-        folder: std::path::PathBuf,
-        /// For how long.
-        waited: std::time::Duration,
-    },
     /// The loss is no number any more.
     #[error(
         "the loss is {loss} after step {step}; lower the learning rate, limit gradients with Optimizer::clip, or look for \
@@ -240,7 +227,6 @@ impl Error {
             }
             Error::Train(error) => error.is_retryable(),
             Error::ParameterServer(error) => error.is_retryable(),
-            Error::NoNewCheckpoint { .. } => true,
             _ => false,
         }
     }

@@ -51,9 +51,11 @@
 mod files;
 mod manager;
 mod snapshot;
+mod watch;
 
 pub use manager::{CheckpointManager, Checkpointed};
 pub use snapshot::Snapshot;
+pub use watch::{CheckpointWatch, FoundCheckpoint, SidecarEvaluator};
 
 #[cfg(test)]
 mod tests;

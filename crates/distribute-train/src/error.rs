@@ -78,6 +78,20 @@ pub enum Error {
         /// What does not fit.
         problem: String,
     },
+    /// Nobody saves any more.
+    #[cfg(feature = "checkpoint")]
+    #[error(
+        "the evaluator has waited {} s for {awaited} in {}; see whether training still runs and writes there, or let it wait \
+         longer (limits; RunConfig::wait_for_checkpoints)", waited.as_secs(), folder.display()
+    )]
+    NoNewCheckpoint {
+        /// The first one, or one after a step.
+        awaited: String,
+        /// The folder.
+        folder: PathBuf,
+        /// For how long.
+        waited: std::time::Duration,
+    },
     /// A value of a checkpoint cannot be written or read as JSON.
     #[cfg(feature = "checkpoint")]
     #[error("the checkpoint's state {key:?}: {source}")]
@@ -146,6 +160,8 @@ impl Error {
             }
             #[cfg(feature = "checkpoint")]
             Error::Strategy(error) => error.is_retryable(),
+            #[cfg(feature = "checkpoint")]
+            Error::NoNewCheckpoint { .. } => true,
             _ => false,
         }
     }

@@ -18,7 +18,7 @@ use crate::{Error, Result};
 /// # Errors
 /// Those of [`Estimator::train`] and [`Estimator::evaluate`]; [`Error::Cluster`] for a TF_CONFIG that is wrong;
 /// [`Error::Configuration`] for a cluster with parameter servers, and a strategy that does not join the workers;
-/// [`Error::NoNewCheckpoint`] where an evaluator waits in vain.
+/// [`distribute_train::Error::NoNewCheckpoint`] where an evaluator waits in vain.
 ///
 /// # Examples
 /// ```

@@ -1,0 +1,239 @@
+//! Following what others save: for those who evaluate beside a training.
+
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime};
+
+use super::{CheckpointManager, Snapshot};
+use crate::{Error, Result};
+
+/// Looks for new checkpoints in a folder, says now and then that it waits, and gives up in the end.
+#[derive(Debug)]
+pub struct CheckpointWatch {
+    checkpoints: CheckpointManager,
+    first: Duration,
+    next: Duration,
+    newest: Option<FoundCheckpoint>,
+    /// Whether the newest has been dealt with.
+    done: bool,
+    /// Since when nothing has happened.
+    since: Instant,
+    said: Option<Instant>,
+}
+
+/// A checkpoint that a [`CheckpointWatch`] has found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FoundCheckpoint {
+    /// The step it was taken after.
+    pub step: u64,
+    /// Its folder.
+    pub path: PathBuf,
+    /// When it was written: one of the same step may be written again.
+    pub written: Option<SystemTime>,
+}
+
+impl CheckpointWatch {
+    /// Of a folder that somebody else writes to. Waits an hour for the first checkpoint, and as long for each further one.
+    pub fn new(root: impl Into<PathBuf>) -> CheckpointWatch {
+        let hour = Duration::from_secs(3600);
+        CheckpointWatch {
+            checkpoints: CheckpointManager::new(root),
+            first: hour,
+            next: hour,
+            newest: None,
+            done: false,
+            since: Instant::now(),
+            said: None,
+        }
+    }
+
+    /// Waits so long for the first checkpoint, and for each further one.
+    pub fn limits(self, first: Duration, next: Duration) -> CheckpointWatch {
+        CheckpointWatch { first, next, ..self }
+    }
+
+    /// The newest checkpoint, until it is [`done`](CheckpointWatch::done); `None` while there is none. It does not wait.
+    ///
+    /// # Errors
+    /// [`Error::NoNewCheckpoint`] when none has come for too long; where the folder cannot be read.
+    pub fn look(&mut self) -> Result<Option<FoundCheckpoint>> {
+        if let Some((step, path)) = self.checkpoints.list()?.into_iter().next() {
+            let written = path.metadata().and_then(|about| about.modified()).ok();
+            let found = FoundCheckpoint { step, path, written };
+            if self.newest.as_ref() != Some(&found) {
+                self.newest = Some(found);
+                (self.done, self.since) = (false, Instant::now());
+            }
+        }
+        match &self.newest {
+            Some(newest) if !self.done => Ok(Some(newest.clone())),
+            _ => self.check().map(|()| None),
+        }
+    }
+
+    /// The newest checkpoint needs no further look; the time for the next one begins.
+    pub fn done(&mut self) {
+        // Evaluating took time too.
+        (self.done, self.since, self.said) = (true, Instant::now(), None);
+    }
+
+    fn check(&mut self) -> Result<()> {
+        let (limit, awaited) = match &self.newest {
+            None => (self.first, "a first checkpoint".to_owned()),
+            Some(newest) => (self.next, format!("a checkpoint after step {}", newest.step)),
+        };
+        let (waited, folder) = (self.since.elapsed(), self.checkpoints.root());
+        if waited >= limit {
+            return Err(Error::NoNewCheckpoint { awaited, folder: folder.to_owned(), waited });
+        }
+        if self.said.is_none_or(|said| said.elapsed() >= BETWEEN_WORDS) {
+            let left = (limit - waited).as_secs();
+            tracing::info!("the evaluator waits for {awaited} in {}, for {left} s more", folder.display());
+            self.said = Some(Instant::now());
+        }
+        Ok(())
+    }
+}
+
+/// Evaluates each new checkpoint of a training that goes on elsewhere, in a process of its own that reads a folder and meets
+/// nobody.
+///
+/// # Examples
+/// ```
+/// use distribute_strategy::Strategy;
+/// use distribute_train::checkpoint::{CheckpointManager, SidecarEvaluator};
+///
+/// # let folder = tempfile::tempdir()?;
+/// let mut training = CheckpointManager::new(folder.path());
+/// training.save(&Strategy::default_strategy()?, 100, &[], &())?;
+/// training.finish()?;
+///
+/// let mut evaluated = Vec::new();
+/// SidecarEvaluator::new(folder.path()).until_step(100).run(|snapshot| {
+///     evaluated.push(snapshot.step());             // load the snapshot into a model, and look at its scores
+///     Ok::<_, distribute_train::Error>(())
+/// })?;
+/// assert_eq!(evaluated, [100]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Source
+/// `tf.keras.utils.SidecarEvaluator`.
+#[derive(Debug)]
+pub struct SidecarEvaluator {
+    watch: CheckpointWatch,
+    until_step: Option<u64>,
+    max_evaluations: Option<u64>,
+}
+
+impl SidecarEvaluator {
+    /// Of a folder of checkpoints.
+    pub fn new(root: impl Into<PathBuf>) -> SidecarEvaluator {
+        SidecarEvaluator { watch: CheckpointWatch::new(root), until_step: None, max_evaluations: None }
+    }
+
+    /// Ends after a checkpoint of this step, or of a later one.
+    pub fn until_step(self, step: u64) -> SidecarEvaluator {
+        SidecarEvaluator { until_step: Some(step), ..self }
+    }
+
+    /// Ends after so many evaluations.
+    pub fn max_evaluations(self, count: u64) -> SidecarEvaluator {
+        SidecarEvaluator { max_evaluations: Some(count), ..self }
+    }
+
+    /// Waits so long for the first checkpoint, and for each further one. Default: an hour each.
+    pub fn limits(self, first: Duration, next: Duration) -> SidecarEvaluator {
+        SidecarEvaluator { watch: self.watch.limits(first, next), ..self }
+    }
+
+    /// Calls `evaluate` with each new checkpoint; of several that have come meanwhile, with the newest. One that is removed while it
+    /// is read is passed over.
+    ///
+    /// # Errors
+    /// [`Error::NoNewCheckpoint`]; what `evaluate` returns.
+    pub fn run<E: From<Error>>(mut self, mut evaluate: impl FnMut(&Snapshot) -> Result<(), E>) -> Result<(), E> {
+        let (mut count, mut last) = (0, None);
+        loop {
+            let Some(FoundCheckpoint { step, path, .. }) = self.watch.look()? else {
+                thread::sleep(BETWEEN_LOOKS);
+                continue;
+            };
+            if last != Some(step) {
+                match Snapshot::read(&path) {
+                    Ok(snapshot) => evaluate(&snapshot)?,
+                    Err(error @ Error::Damaged { .. }) => {
+                        warn_if_there(&path, &error);
+                        self.watch.done();
+                        continue;
+                    }
+                    Err(error) => return Err(error.into()),
+                }
+                (count, last) = (count + 1, Some(step));
+            }
+            let is_last = self.until_step.is_some_and(|until| step >= until);
+            if is_last || self.max_evaluations.is_some_and(|most| count >= most) {
+                return Ok(());
+            }
+            self.watch.done();
+        }
+    }
+}
+
+/// Those who train keep only so many checkpoints, and may have removed one meanwhile.
+fn warn_if_there(path: &Path, error: &Error) {
+    if path.exists() {
+        tracing::warn!("{error}; waiting for the next checkpoint");
+    }
+}
+
+/// Reading a folder's names is cheap, and nobody waits for the evaluator.
+const BETWEEN_LOOKS: Duration = Duration::from_millis(200);
+
+const BETWEEN_WORDS: Duration = Duration::from_secs(60);
+
+#[cfg(test)]
+mod tests {
+    use distribute_strategy::Strategy;
+
+    use super::*;
+
+    #[test]
+    fn each_new_checkpoint_is_evaluated_until_the_last() {
+        let folder = tempfile::tempdir().unwrap();
+        let save = |step| {
+            let mut training = CheckpointManager::new(folder.path());
+            training.save(&Strategy::default_strategy().unwrap(), step, &[], &()).unwrap();
+            training.finish().unwrap();
+        };
+        save(1);
+        let mut seen = Vec::new();
+        let evaluator = SidecarEvaluator::new(folder.path()).until_step(30);
+        evaluator
+            .run(|snapshot| {
+                seen.push(snapshot.step());
+                save(10 * seen.len() as u64);
+                Ok::<_, Error>(())
+            })
+            .unwrap();
+        assert_eq!(seen, [1, 10, 20, 30]);
+        let mut count = 0;
+        let evaluator = SidecarEvaluator::new(folder.path()).max_evaluations(1);
+        evaluator
+            .run(|_| {
+                count += 1;
+                Ok::<_, Error>(())
+            })
+            .unwrap();
+        assert_eq!(count, 1);
+    }
+
+    #[test]
+    fn it_does_not_wait_for_ever() {
+        let folder = tempfile::tempdir().unwrap();
+        let short = Duration::from_millis(1);
+        let error = SidecarEvaluator::new(folder.path()).limits(short, short).run(|_| Ok::<_, Error>(())).unwrap_err();
+        assert!(error.to_string().contains("a first checkpoint"), "{error}");
+        assert!(error.is_retryable());
+    }
+}
