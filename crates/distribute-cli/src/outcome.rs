@@ -58,6 +58,8 @@ pub(crate) struct Outcome {
     pub(crate) at: Duration,
     /// Whether the launcher's own signals explain it.
     pub(crate) stopped: bool,
+    /// Whether the job goes on without it.
+    pub(crate) forgiven: bool,
 }
 
 /// What became of the job as a whole.
@@ -74,7 +76,8 @@ impl Verdict {
     /// The earliest failure that neither blames others nor was made by the launcher; where all blame others, the
     /// earliest of them. A task that lost a peer often exits before its peer has finished dying.
     pub(crate) fn of(outcomes: &[Outcome], interrupted: Option<i32>) -> Self {
-        let failures = || outcomes.iter().enumerate().filter(|(_, outcome)| !outcome.exit.is_success());
+        let failed = |outcome: &Outcome| !outcome.exit.is_success() && !outcome.forgiven;
+        let failures = || outcomes.iter().enumerate().filter(|(_, outcome)| failed(outcome));
         let earliest = |blames_others: bool| {
             let of_kind = move |outcome: &Outcome| !outcome.stopped && outcome.exit.blames_others() == blames_others;
             let all = failures().filter(move |(_, outcome)| of_kind(outcome));
@@ -105,7 +108,7 @@ mod tests {
     use super::*;
 
     fn outcome(exit: Exit, at: u64) -> Outcome {
-        Outcome { exit, at: Duration::from_millis(at), stopped: false }
+        Outcome { exit, at: Duration::from_millis(at), stopped: false, forgiven: false }
     }
 
     fn stopped(exit: Exit, at: u64) -> Outcome {

@@ -49,6 +49,9 @@ pub(crate) fn note(note: &Note, tasks: &[Task], grace: Duration) -> String {
                 _ => format!("{failed}; stopping {} (killed after {grace} s)", count(*others, "other task")),
             }
         }
+        Note::Forgiven { rank, exit, at } => {
+            format!("{} {} after {}; the others go on", tasks[*rank], ended(*exit), seconds(*at))
+        }
         Note::Interrupted { signal, tasks } => {
             let name = signal_name(*signal);
             format!("{name}: stopping {} (killed after {grace} s, or at once by Ctrl-C)", count(*tasks, "task"))
@@ -184,7 +187,7 @@ mod tests {
     use crate::job;
 
     fn outcome(exit: Exit, ms: u64, stopped: bool) -> Outcome {
-        Outcome { exit, at: Duration::from_millis(ms), stopped }
+        Outcome { exit, at: Duration::from_millis(ms), stopped, forgiven: false }
     }
 
     #[test]

@@ -60,12 +60,14 @@ pub(crate) fn run(args: &Run) -> Result<u8, Error> {
     };
     let (tails, followed) = follow(&tasks, streams, logs, &shown, &screen)?;
     let grace = Duration::from_secs(args.grace.into());
+    let expendable = tasks.iter().filter(|task| args.ps > 0 && task.job == "worker").map(|task| task.rank);
     let mut running = Running {
         tasks: &tasks,
         processes,
         reaped: vec![false; tasks.len()],
         forgotten: vec![false; tasks.len()],
-        supervisor: Supervisor::new(tasks.len(), grace),
+        // A coordinator gives what a lost worker was doing to another one.
+        supervisor: Supervisor::new(tasks.len(), grace).with_expendable(expendable),
         guardian,
         notes: screen.notes(),
         begun,

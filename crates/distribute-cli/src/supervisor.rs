@@ -25,6 +25,8 @@ pub(crate) enum Action {
 pub(crate) enum Note {
     /// A task failed, and `others` are being stopped.
     Failed { rank: usize, exit: Exit, at: Duration, others: usize },
+    /// A task failed, and the job goes on without it.
+    Forgiven { rank: usize, exit: Exit, at: Duration },
     /// The launcher was signalled, and passes it on.
     Interrupted { signal: i32, tasks: usize },
     /// These did not stop within the grace and are killed, or the user is tired of waiting.
@@ -48,6 +50,8 @@ pub(crate) struct Supervisor {
 #[derive(Debug, Default)]
 struct Task {
     outcome: Option<Outcome>,
+    /// Whether the others can go on without it, as long as one like it is left.
+    expendable: bool,
     /// No process of its group is left.
     gone: bool,
     /// Signals that it was sent by us, up to its end.
@@ -84,14 +88,25 @@ impl Supervisor {
         Self { tasks, phase: Phase::Running, grace, interrupted: None, actions: VecDeque::new() }
     }
 
+    /// With tasks that the others can do without, as long as one of them is left.
+    pub(crate) fn with_expendable(mut self, ranks: impl IntoIterator<Item = usize>) -> Self {
+        ranks.into_iter().for_each(|rank| self.tasks[rank].expendable = true);
+        self
+    }
+
     /// The first process of a task has ended; `leftover` tells whether others of its group live.
     pub(crate) fn handle_exit(&mut self, rank: usize, exit: Exit, leftover: bool, now: Duration) {
+        let lives = |task: &Task| task.expendable && task.outcome.is_none();
+        let forgiven = self.phase == Phase::Running
+            && !exit.is_success()
+            && self.tasks[rank].expendable
+            && self.tasks.iter().enumerate().any(|(other, task)| other != rank && lives(task));
         let task = &mut self.tasks[rank];
         if task.outcome.is_some() {
             return;
         }
         let stopped = task.sent.iter().any(|signal| exit.answers(*signal));
-        task.outcome = Some(Outcome { exit, at: now, stopped });
+        task.outcome = Some(Outcome { exit, at: now, stopped, forgiven });
         task.gone = !leftover;
         if task.next.is_none() {
             // Such as the far end of a pipe that is still writing.
@@ -100,6 +115,7 @@ impl Supervisor {
         match self.phase {
             Phase::Stopping => {}
             _ if exit.is_success() => {}
+            _ if forgiven => self.actions.push_back(Action::Note(Note::Forgiven { rank, exit, at: now })),
             Phase::Running if exit.blames_others() => {
                 self.phase = Phase::Settling { until: now + self.grace.min(SETTLE), rank };
             }
@@ -149,7 +165,7 @@ impl Supervisor {
                 }
                 Some((at, Step::GiveUp)) if !task.gone && at <= now => {
                     task.gone = true;
-                    let killed = Outcome { exit: Exit::Signal(SIGKILL), at: now, stopped: true };
+                    let killed = Outcome { exit: Exit::Signal(SIGKILL), at: now, stopped: true, forgiven: false };
                     task.outcome.get_or_insert(killed);
                     self.actions.push_back(Action::Note(Note::Stuck { rank }));
                 }

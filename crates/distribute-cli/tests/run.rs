@@ -21,8 +21,9 @@ fn run(flags: &[&str], script: &str) -> Outcome {
 
 /// The lines that a task printed, without their prefix.
 fn lines_of<'a>(outcome: &'a Outcome, task: &str) -> Vec<&'a str> {
-    let prefix = format!("{task} │ ");
-    outcome.stdout.lines().filter_map(|line| line.strip_prefix(&prefix)).collect()
+    // Names are padded to the longest.
+    let of_task = |line: &'a str| line.split_once(" │ ").filter(|(name, _)| name.trim_end() == task);
+    outcome.stdout.lines().filter_map(of_task).map(|(_, text)| text).collect()
 }
 
 #[test]
@@ -39,6 +40,17 @@ fn tasks_learn_their_place_and_their_output_is_told_apart() {
     assert_eq!(configs[0]["cluster"]["worker"].as_array().unwrap().len(), 2);
     let tasks = configs.iter().map(|config| config["task"]["index"].as_u64());
     assert!(tasks.eq([Some(0), Some(1)]));
+}
+
+#[test]
+fn parameter_servers_come_with_a_chief_and_one_lost_worker_ends_no_job() {
+    let script = r#"case "$TF_CONFIG" in *'"type":"worker","index":1'*|*'"index":1,"type":"worker"'*) exit 3;; esac; sleep 0.5; echo "$TF_CONFIG""#;
+    let outcome = run(&["-n", "2", "--ps", "1"], script);
+    assert!(outcome.success(), "{outcome:?}");
+    let chief: serde_json::Value = serde_json::from_str(lines_of(&outcome, "chief-0")[0]).unwrap();
+    assert_eq!(chief["cluster"]["ps"].as_array().unwrap().len(), 1);
+    assert_eq!(lines_of(&outcome, "ps-0").len(), 1);
+    assert!(outcome.stderr.contains("worker-1") && outcome.stderr.contains("the others go on"), "{outcome:?}");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Scheduling functions on workers.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -108,7 +108,6 @@ pub(crate) struct Shared {
     pub(crate) options: CoordinatorOptions,
     /// Datasets that every worker makes, by number.
     pub(crate) resources: Mutex<Vec<(u64, String)>>,
-    next_resource: AtomicU64,
     /// Servers: whether each can be used, is being restored, or is lost.
     pub(crate) servers: watch::Sender<Vec<ServerState>>,
     /// Each worker's attendances that servers refuse.
@@ -123,6 +122,14 @@ pub(crate) struct Scheduled {
     pub(crate) function: Arc<str>,
     pub(crate) arguments: Bytes,
     pub(crate) value: RemoteValue,
+}
+
+impl Drop for Scheduled {
+    /// Nobody is left who could run it; where it has run, this changes nothing.
+    fn drop(&mut self) {
+        let (what, why) = (self.function.to_string(), "the coordinator has ended".to_owned());
+        self.value.set(Err(Error::Cancelled { what, why }));
+    }
 }
 
 /// Whether a server can be used.
@@ -175,7 +182,6 @@ impl ClusterCoordinator {
             program,
             options,
             resources: Mutex::default(),
-            next_resource: AtomicU64::new(0),
             servers: watch::Sender::new(vec![ServerState::Ready; inner.parameters.servers()]),
             fences: Mutex::default(),
             workers: Mutex::new(vec![WorkerState::Lost; workers]),
@@ -266,7 +272,7 @@ impl ClusterCoordinator {
         values.iter().map(RemoteValue::fetch).collect()
     }
 
-    /// Has every worker make a dataset of the program, again after it was lost: an argument of functions, which take elements by
+    /// Has every worker make a dataset of the program, again after it was lost; its iterator is an argument of functions, which take elements by
     /// [`WorkerContext::next`](crate::WorkerContext::next).
     ///
     /// # Errors
@@ -274,7 +280,10 @@ impl ClusterCoordinator {
     pub fn create_per_worker_dataset<T>(&self, dataset: &str) -> Result<PerWorkerDataset<T>> {
         let shared = &self.handle.shared;
         shared.program.check_dataset(dataset)?;
-        Ok(PerWorkerDataset { shared: shared.clone(), dataset: dataset.to_owned(), of: std::marker::PhantomData })
+        let mut resources = lock(&shared.resources);
+        let resource = resources.len() as u64;
+        resources.push((resource, dataset.to_owned()));
+        Ok(PerWorkerDataset { resource, of: std::marker::PhantomData })
     }
 
     /// Runs a function once for each part of some data, told by its first argument which part it is, and returns the results
@@ -332,17 +341,15 @@ pub struct EvaluationShard {
 /// # Source
 /// `ClusterCoordinator.create_per_worker_dataset`.
 pub struct PerWorkerDataset<T> {
-    shared: Arc<Shared>,
-    dataset: String,
+    resource: u64,
     of: std::marker::PhantomData<fn() -> T>,
 }
 
 impl<T> PerWorkerDataset<T> {
-    /// A new iterator on every worker, from the beginning.
+    /// Its iterator, of which every worker has its own: the same in each call. For another pass from the beginning, make the
+    /// dataset again.
     pub fn iter(&self) -> PerWorkerIterator<T> {
-        let number = self.shared.next_resource.fetch_add(1, Ordering::Relaxed);
-        lock(&self.shared.resources).push((number, self.dataset.clone()));
-        PerWorkerIterator::new(number)
+        PerWorkerIterator::new(self.resource)
     }
 }
 

@@ -31,7 +31,7 @@ impl ServerMethods {
                 format!("it speaks version {VERSION} and the coordinator {}; run the same build", request.version);
             return Err(Status::failed_precondition(problem));
         }
-        self.store.begin_session(request.session);
+        self.store.begin_session(request.session)?;
         let state = ServerState { incarnation: self.store.incarnation() };
         reply_stream(async move |outbox| {
             let attended = self.lifetime.attend();
@@ -96,7 +96,10 @@ impl Methods for ServerMethods {
                 reply(Done {})
             }
             "Leave" => {
-                if inbox.one::<LeaveRequest>().await?.ended {
+                let request = inbox.one::<LeaveRequest>().await?;
+                // Of whoever coordinates now: one that was given up ends nothing.
+                self.store.check_session(request.session)?;
+                if request.ended {
                     self.lifetime.end();
                 }
                 reply(Done {})

@@ -38,6 +38,8 @@ pub(crate) struct Store {
 #[derive(Debug, Default)]
 struct Held {
     session: u64,
+    /// Sessions that others have taken the place of.
+    over: Vec<u64>,
     shards: BTreeMap<u32, Arc<Shard>>,
     optimizers: BTreeMap<u32, Arc<Mutex<Optimizer>>>,
 }
@@ -61,14 +63,20 @@ impl Store {
         self.incarnation
     }
 
-    /// Begins a session; what another one left is dropped.
-    pub(crate) fn begin_session(&self, session: u64) {
+    /// Begins a session; what another one left is dropped. One that was over before is refused: its coordinator was given up.
+    pub(crate) fn begin_session(&self, session: u64) -> Result<(), Status> {
         let mut fences = self.fences.write().unwrap_or_else(PoisonError::into_inner);
         let mut held = self.held.write().unwrap_or_else(PoisonError::into_inner);
+        if held.over.contains(&session) {
+            return Err(Status::failed_precondition(TAKEN_OVER));
+        }
         if held.session != session {
-            *held = Held { session, ..Held::default() };
+            let mut over = std::mem::take(&mut held.over);
+            over.push(held.session);
+            *held = Held { session, over, ..Held::default() };
             fences.clear();
         }
+        Ok(())
     }
 
     /// Makes a shard, or sets one of its slots.
@@ -93,7 +101,9 @@ impl Store {
         let mut held = self.held.write().unwrap_or_else(PoisonError::into_inner);
         match held.optimizers.get(&about.optimizer) {
             Some(known) if about.shards.is_empty() => lock(known).description = optimizer.description,
-            _ => drop(held.optimizers.insert(about.optimizer, Arc::new(Mutex::new(optimizer)))),
+            _ => {
+                held.optimizers.insert(about.optimizer, Arc::new(Mutex::new(optimizer)));
+            }
         }
         Ok(())
     }
@@ -173,11 +183,12 @@ impl Store {
             Turn::Done { counted } => counted,
             Turn::Keep => {
                 let _admitted = self.admit(&push.origin)?;
+                let shards = self.held.read().unwrap_or_else(PoisonError::into_inner).shards.clone();
                 // Held while the round is applied: whoever begins the next round finds this one done.
                 let mut optimizer = lock(&push.optimizer);
                 let (round, counted) = optimizer.contribute(&push.origin, push.kept);
                 if let Some(round) = round {
-                    round.apply(|number| self.shard(number))?;
+                    round.apply(&shards)?;
                 }
                 counted
             }
@@ -207,7 +218,8 @@ impl Store {
         }
     }
 
-    fn check_session(&self, session: u64) -> Result<(), Status> {
+    /// Lets the present coordinator's calls in.
+    pub(crate) fn check_session(&self, session: u64) -> Result<(), Status> {
         let held = self.held.read().unwrap_or_else(PoisonError::into_inner);
         match held.session == session {
             true => Ok(()),
@@ -224,6 +236,9 @@ impl Store {
         shard.ok_or_else(|| Status::unavailable(format!("shard {number} is not on this server yet")))
     }
 }
+
+/// What a coordinator is told whose place another one has taken.
+pub(crate) const TAKEN_OVER: &str = "another coordinator has taken over; there can be one at a time";
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)

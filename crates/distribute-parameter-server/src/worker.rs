@@ -17,6 +17,7 @@ use tonic::body::Body;
 use crate::lifetime::Lifetime;
 use crate::parameters::Parameters;
 use crate::program::Failed;
+use crate::store::TAKEN_OVER;
 use crate::wire::proto::{
     AttendWorker, Closure, Done, LeaveRequest, Outcome, Problem, Resource as ResourceRequest, WorkerState,
 };
@@ -30,6 +31,8 @@ pub(crate) struct WorkerMethods {
     lifetime: Arc<Lifetime>,
     limits: (Duration, Duration),
     attendance: Mutex<Option<Arc<Attendance>>>,
+    /// Sessions that others have taken the place of.
+    over: Mutex<Vec<u64>>,
 }
 
 /// One coordinator's hold on this worker, and what its closures find here. The next one begins anew.
@@ -66,7 +69,7 @@ impl WorkerMethods {
         lifetime: Arc<Lifetime>,
         limits: (Duration, Duration),
     ) -> WorkerMethods {
-        WorkerMethods { program, incarnation, lifetime, limits, attendance: Mutex::default() }
+        WorkerMethods { program, incarnation, lifetime, limits, attendance: Mutex::default(), over: Mutex::default() }
     }
 
     fn attend(self: Arc<Self>, request: &AttendWorker) -> Result<Body, Status> {
@@ -79,9 +82,15 @@ impl WorkerMethods {
             let problem = format!("its program has no {missing:?}, which the coordinator's has; run the same build");
             return Err(Status::failed_precondition(problem));
         }
+        if lock(&self.over).contains(&request.session) {
+            return Err(Status::failed_precondition(TAKEN_OVER));
+        }
         let attendance = Attendance::begin(request, self.program.clone(), self.limits)?;
         if let Some(earlier) = lock(&self.attendance).replace(attendance.clone()) {
             earlier.over.store(true, Ordering::Release);
+            if earlier.session != request.session {
+                lock(&self.over).push(earlier.session);
+            }
         }
         let state = WorkerState { incarnation: self.incarnation };
         reply_stream(async move |outbox| {
@@ -140,7 +149,10 @@ impl Methods for WorkerMethods {
             "CreateResource" => self.create_resource(inbox.one().await?).await,
             "Run" => self.run(inbox.one().await?).await,
             "Leave" => {
-                if inbox.one::<LeaveRequest>().await?.ended {
+                let request = inbox.one::<LeaveRequest>().await?;
+                // Of whoever coordinates now: one that was given up ends nothing.
+                let present = lock(&self.attendance).as_ref().map(|attendance| attendance.session);
+                if request.ended && present.is_none_or(|session| session == request.session) {
                     self.lifetime.end();
                 }
                 reply(Done {})

@@ -56,8 +56,8 @@ fn functions_run_on_workers_and_return_values() {
 fn every_worker_has_a_dataset_of_its_own() {
     let cluster = Cluster::start(1, 2);
     let coordinator = cluster.coordinator();
-    let numbers = coordinator.create_per_worker_dataset::<distribute_input::Array<i64>>("numbers").unwrap();
-    let iterator = numbers.iter();
+    let numbers = || coordinator.create_per_worker_dataset::<distribute_input::Array<i64>>("numbers").unwrap();
+    let iterator = numbers().iter();
     let values: Vec<_> = (0..5).map(|_| coordinator.schedule("next", &iterator).unwrap()).collect();
     let mut seen: BTreeMap<usize, Vec<i64>> = BTreeMap::new();
     for (worker, element) in coordinator.fetch::<(usize, i64)>(&values).unwrap() {
@@ -68,15 +68,15 @@ fn every_worker_has_a_dataset_of_its_own() {
         let first = 100 * worker as i64;
         assert_eq!(elements, (first..first + elements.len() as i64).collect::<Vec<_>>());
     }
-    // A second iterator begins anew.
-    let (worker, element) = coordinator.schedule("next", &numbers.iter()).unwrap().fetch::<(usize, i64)>().unwrap();
+    // A dataset that is made again begins anew.
+    let (worker, element) = coordinator.schedule("next", &numbers().iter()).unwrap().fetch::<(usize, i64)>().unwrap();
     assert_eq!(element, 100 * worker as i64);
     // The end, another type, a dataset that cannot be made, one that nobody knows.
-    let iterator = numbers.iter();
+    let iterator = numbers().iter();
     (0..11).for_each(|_| drop(coordinator.schedule("next", &iterator)));
     let error = coordinator.join().unwrap_err().to_string();
     assert!(error.contains("\"numbers\" has no further element"), "{error}");
-    coordinator.schedule("next_of_wrong_type", &numbers.iter()).unwrap();
+    coordinator.schedule("next_of_wrong_type", &numbers().iter()).unwrap();
     let error = coordinator.join().unwrap_err().to_string();
     assert!(error.contains("elements of dataset \"numbers\" are no"), "{error}");
     assert!(matches!(coordinator.create_per_worker_dataset::<u8>("numbres"), Err(Error::UnknownName { .. })));

@@ -187,6 +187,27 @@ fn a_lost_server_is_told_to_whoever_joins_or_schedules() {
     assert_eq!(total(&coordinator_again), 3.0);
 }
 
+#[test]
+fn a_second_coordinator_takes_over_and_the_first_is_told() {
+    let cluster = Cluster::start(1, 1);
+    let first = cluster.coordinator();
+    first.schedule("add", &1.0).unwrap();
+    first.join().unwrap();
+    let running = first.schedule("forever", &()).unwrap();
+    until("it runs", || first.counts() == (0, 1));
+    let second = cluster.coordinator();
+    second.schedule("add", &5.0).unwrap();
+    second.join().unwrap();
+    let error = first.join().unwrap_err();
+    assert!(error.to_string().contains("another coordinator"), "{error}");
+    drop(first);
+    // Whoever waits for what will never come is told as well.
+    assert!(matches!(running.fetch::<()>(), Err(Error::Cancelled { .. } | Error::ServerLost { .. })));
+    second.schedule("add", &5.0).unwrap();
+    second.join().unwrap();
+    assert_eq!(total(&second), 10.0);
+}
+
 /// A strategy that restores servers, with trained weights and a checkpoint of them.
 fn checkpointed(cluster: &Cluster, folder: &std::path::Path) -> (ParameterServerStrategy, u32, CheckpointManager) {
     let strategy = ParameterServerStrategy::builder(&cluster.resolver())

@@ -2,7 +2,8 @@
 //! `distribute run --ps 2 --workers 3 -- target/release/examples/parameter_server`
 //!
 //! The same program is every task: servers hold the variables, workers compute gradients, the chief hands out steps and judges the
-//! model. Kill a worker while it trains: what it was doing is done by another one. As a TFJob it runs as it is.
+//! model. Kill a worker while it trains: what it was doing is done by another one. As a TFJob it runs as it is; an evaluator, which is
+//! no part of the cluster, judges the checkpoints.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -12,6 +13,7 @@ use candle_nn::{Linear, VarBuilder, linear};
 use clap::{Parser, ValueEnum};
 use distribute::digits::{Digits, PIXELS, Split};
 use distribute::prelude::*;
+use distribute::train::checkpoint::{Checkpointed, SidecarEvaluator};
 use distribute::train::progress::{Options, Progress, Summary};
 
 #[global_allocator]
@@ -82,6 +84,7 @@ fn run(flags: &Flags) -> distribute::Result<()> {
     let program = Program::new().function("train_step", train_step).dataset("digits", digits);
     match cluster.task_type() {
         Some(TaskType::Worker | TaskType::Ps) => Ok(Server::start(&cluster, program)?.join()?),
+        Some(TaskType::Evaluator) => evaluate(flags),
         _ => coordinate(flags, &cluster, program),
     }
 }
@@ -120,7 +123,9 @@ fn coordinate(flags: &Flags, cluster: &TfConfigResolver, program: Program) -> di
     })?;
     let coordinator = ClusterCoordinator::new(&strategy, program)?;
     let data = coordinator.create_per_worker_dataset::<(Tensor, Tensor)>("digits")?.iter();
-    let mut test_accuracy = accuracy(&strategy, &digits.test)?;
+    // With the values that are on the servers now.
+    let judge = || accuracy(&strategy.read_model(Mlp::new)?, &digits.test);
+    let mut test_accuracy = judge()?;
     for epoch in done + 1..=flags.epochs {
         progress.epoch(epoch);
         let losses: Vec<RemoteValue> =
@@ -133,7 +138,7 @@ fn coordinate(flags: &Flags, cluster: &TfConfigResolver, program: Program) -> di
             progress.step(step, BATCH as u64, &[("loss", sum / step as f64)]);
         }
         coordinator.join()?;
-        test_accuracy = accuracy(&strategy, &digits.test)?;
+        test_accuracy = judge()?;
         progress.end_epoch(&[("test_accuracy", test_accuracy)]);
         if let Some(checkpoints) = &mut checkpoints {
             checkpoints.save(&here, steps * u64::from(epoch), &[&strategy], &epoch)?;
@@ -144,9 +149,25 @@ fn coordinate(flags: &Flags, cluster: &TfConfigResolver, program: Program) -> di
     Ok(())
 }
 
-/// The share of test digits that the model classifies correctly, with the values on the servers now.
-fn accuracy(strategy: &ParameterServerStrategy, test: &Split) -> distribute::Result<f64> {
-    let model = strategy.read_model(Mlp::new)?;
+/// Beside the others, which know nothing of it: judges every checkpoint.
+fn evaluate(flags: &Flags) -> distribute::Result<()> {
+    let Some(folder) = &flags.checkpoints else {
+        return Err(distribute::Error::program(
+            "the evaluator reads checkpoints; give every task --checkpoints FOLDER",
+        ));
+    };
+    let (here, digits) = (Strategy::default_strategy()?, Digits::load(None)?);
+    let model = here.scope(Mlp::new)?;
+    let last = u64::from(flags.epochs) * (digits.train.len() / BATCH) as u64;
+    SidecarEvaluator::new(folder).until_step(last).run(|snapshot| {
+        model.load(&here, snapshot).map_err(distribute::Error::program)?;
+        println!("step {}: test accuracy {:.2} %", snapshot.step(), 100.0 * accuracy(model.first(), &digits.test)?);
+        Ok(())
+    })
+}
+
+/// The share of test digits that a model classifies correctly.
+fn accuracy(model: &Mlp, test: &Split) -> distribute::Result<f64> {
     let images = Tensor::from_slice(&test.images, (test.len(), PIXELS), &Device::Cpu)?;
     let labels = Tensor::from_slice(&test.labels, test.len(), &Device::Cpu)?;
     let hits = model.forward(&images)?.argmax(1)?.eq(&labels)?.to_vec1::<u8>()?;

@@ -60,6 +60,8 @@ pub(crate) struct Flags {
 enum Which {
     Mlp,
     Embedding,
+    /// Forward and backward of the MLP alone, without servers: what there is to reach.
+    Compute,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -283,7 +285,10 @@ fn resident_mb(id: u32) -> f64 {
 /// One task of a cluster; the chief prints a line.
 pub(crate) fn run_rank(flags: &RankFlags) -> Result<(), String> {
     let cluster = TfConfigResolver::from_env().map_err(text)?;
-    let program = Program::new().function("mlp", mlp_steps).function("embedding", embedding_steps);
+    let program = Program::new()
+        .function("mlp", mlp_steps)
+        .function("embedding", embedding_steps)
+        .function("compute", compute_steps);
     match cluster.task_type() {
         Some(TaskType::Worker | TaskType::Ps) => Server::start(&cluster, program).and_then(Server::join).map_err(text),
         _ => coordinate(flags, &cluster, program).map_err(text),
@@ -308,6 +313,7 @@ fn coordinate(flags: &RankFlags, cluster: &TfConfigResolver, program: Program) -
             strategy.create_model(Adam::new(1e-3), |vb| Mlp::new(&vb))?;
             (strategy, "mlp")
         }
+        Which::Compute => (builder.build()?, "compute"),
         Which::Embedding => {
             let strategy = builder.partitioner(MinSizePartitioner::new(1 << 20, servers)).build()?;
             strategy.create_model(Adagrad::new(0.05), Words::new)?;
@@ -343,16 +349,32 @@ fn coordinate(flags: &RankFlags, cluster: &TfConfigResolver, program: Program) -
     Ok(())
 }
 
+/// The arithmetic of steps, and nothing else.
+fn compute_steps(worker: &WorkerContext, steps: usize) -> distribute::Result<(f64, u64, u64)> {
+    let kept = worker.keep("model", || {
+        let variables = candle_nn::VarMap::new();
+        let model = Mlp::new(&VarBuilder::from_varmap(&variables, DType::F32, &Device::Cpu))?;
+        Ok::<_, candle_core::Error>((model, images()?))
+    })?;
+    let (model, (x, y)) = &*kept;
+    let mut last = 0.0;
+    for _ in 0..steps {
+        let loss = cross_entropy_per_example(&model.forward(x)?, y)?.mean_all()?;
+        loss.backward()?;
+        last = f64::from(loss.to_scalar::<f32>()?);
+    }
+    Ok((last, 0, 0))
+}
+
+fn images() -> candle_core::Result<(Tensor, Tensor)> {
+    let images: Vec<f32> = (0..BATCH * 784).map(|at| ((at * 37 % 101) as f32 - 50.0) / 50.0).collect();
+    let labels: Vec<u32> = (0..BATCH as u32).map(|at| at * 7 % 10).collect();
+    Ok((Tensor::from_vec(images, (BATCH, 784), &Device::Cpu)?, Tensor::from_vec(labels, BATCH, &Device::Cpu)?))
+}
+
 /// Steps on a batch that the worker keeps; the last loss, and the bytes that were pulled and pushed.
 fn mlp_steps(worker: &WorkerContext, steps: usize) -> distribute::Result<(f64, u64, u64)> {
-    let batch = worker.keep("batch", || {
-        let images: Vec<f32> = (0..BATCH * 784).map(|at| ((at * 37 % 101) as f32 - 50.0) / 50.0).collect();
-        let labels: Vec<u32> = (0..BATCH as u32).map(|at| at * 7 % 10).collect();
-        Ok::<_, candle_core::Error>((
-            Tensor::from_vec(images, (BATCH, 784), &Device::Cpu)?,
-            Tensor::from_vec(labels, BATCH, &Device::Cpu)?,
-        ))
-    })?;
+    let batch = worker.keep("batch", images)?;
     train(worker, steps, |worker| worker.model("mlp", |vb| Mlp::new(&vb)), &batch)
 }
 

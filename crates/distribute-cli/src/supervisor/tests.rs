@@ -46,6 +46,24 @@ fn a_failure_stops_the_others_and_kills_them_after_the_grace() {
 }
 
 #[test]
+fn a_job_goes_on_without_what_it_can_do_without() {
+    let mut job = Supervisor::new(3, GRACE).with_expendable([1, 2]);
+    job.handle_exit(1, Exit::Signal(SIGKILL), false, ms(100));
+    let told = actions(&mut job);
+    assert_eq!(told, [Action::Note(Note::Forgiven { rank: 1, exit: Exit::Signal(SIGKILL), at: ms(100) })]);
+    job.handle_exit(2, Exit::Code(0), false, ms(200));
+    job.handle_exit(0, Exit::Code(0), false, ms(300));
+    assert_eq!(verdict(&job), Verdict::Success);
+    // Not without the last of its kind.
+    let mut job = Supervisor::new(3, GRACE).with_expendable([1, 2]);
+    job.handle_exit(1, Exit::Code(1), false, ms(100));
+    job.handle_exit(2, Exit::Code(7), false, ms(200));
+    assert_eq!(signals(&mut job), [(0, SIGTERM)]);
+    job.handle_exit(0, Exit::Signal(SIGTERM), false, ms(300));
+    assert_eq!(verdict(&job), Verdict::Cause(2));
+}
+
+#[test]
 fn a_blamed_task_gets_a_moment_to_end_by_itself() {
     let mut job = Supervisor::new(3, GRACE);
     job.handle_exit(0, Exit::Code(138), false, ms(100));

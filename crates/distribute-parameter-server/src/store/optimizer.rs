@@ -1,6 +1,7 @@
 //! When gradients are applied: each as it comes, or so many together.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use distribute_device::DType;
 use distribute_values::OptimizerDescription;
@@ -126,12 +127,12 @@ impl Optimizer {
 
 impl Round {
     /// Applies the mean of all contributions; one that says nothing of a shard counts as zero.
-    pub(super) fn apply(self, find: impl Fn(u32) -> Result<std::sync::Arc<Shard>, Status>) -> Result<(), Status> {
+    pub(super) fn apply(self, shards: &BTreeMap<u32, Arc<Shard>>) -> Result<(), Status> {
         for (number, gradients) in &self.gradients {
-            let shard = find(*number)?;
+            let Some(shard) = shards.get(number) else { continue };
             let mean = match shard.dtype {
-                DType::F64 => mean::<f64>(&shard, gradients, self.contributions)?,
-                _ => mean::<f32>(&shard, gradients, self.contributions)?,
+                DType::F64 => mean::<f64>(shard, gradients, self.contributions)?,
+                _ => mean::<f32>(shard, gradients, self.contributions)?,
             };
             shard.step(&self.origin, &self.description, self.step, &mean)?;
         }

@@ -10,7 +10,7 @@ const SESSION: u64 = 7;
 /// A server with a table of four rows of two, in two shards of rows 0..3 and 3..4, and SGD.
 fn store(contributions: u32) -> Store {
     let store = Store::new(99);
-    store.begin_session(SESSION);
+    store.begin_session(SESSION).unwrap();
     for (shard, first_row, rows) in [(0, 0, 3), (1, 3, 1)] {
         let payload = bytemuck::cast_slice(&vec![1.0f32; rows * 2]).to_vec().into();
         store
@@ -199,9 +199,11 @@ fn other_sessions_and_what_does_not_fit_are_refused() {
     let error = push(&store, origin(2), vec![gradient(0, Some(&[1]), &[1.0; 2])]).unwrap_err();
     assert!(error.message().contains("AdamW"), "{error}");
     // Another coordinator begins with nothing.
-    store.begin_session(8);
+    store.begin_session(8).unwrap();
     assert!(store.describe(8).unwrap().shards.is_empty());
     assert_eq!(push(&store, origin(3), Vec::new()).unwrap_err().code(), tonic::Code::Aborted);
+    // The first one, should it still live, does not take its place back.
+    assert!(store.begin_session(SESSION).is_err() && store.describe(8).is_ok());
 }
 
 #[test]

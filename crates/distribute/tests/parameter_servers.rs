@@ -1,0 +1,124 @@
+//! The examples of parameter servers as real processes: a chief, two servers and three workers.
+#![expect(clippy::unwrap_used, reason = "tests")]
+
+use std::time::Duration;
+
+use distribute_testkit::{Job, Outcome, Ports, Signal, target_binary};
+
+const DEADLINE: Duration = Duration::from_secs(180);
+
+/// Chief, servers, workers, by rank.
+const TASKS: [(&str, u32); 6] = [("chief", 0), ("ps", 0), ("ps", 1), ("worker", 0), ("worker", 1), ("worker", 2)];
+
+/// Starts all tasks of an example.
+fn start(example: &str, args: &[&str]) -> Job {
+    let ports = Ports::reserve(TASKS.len()).unwrap();
+    let addresses = ports.addresses();
+    drop(ports);
+    Job::builder(target_binary(example).unwrap())
+        .args(args)
+        .env("RAYON_NUM_THREADS", "1")
+        .env("DISTRIBUTE_PROGRESS", "plain")
+        .tasks(TASKS.len() as u32)
+        .task_env(move |rank| vec![("TF_CONFIG".to_owned(), config(&addresses, TASKS[rank as usize]))])
+        .start()
+        .unwrap()
+}
+
+fn config(addresses: &[String], (kind, index): (&str, u32)) -> String {
+    let (chief, ps, workers) = (&addresses[..1], &addresses[1..3], &addresses[3..]);
+    format!(
+        r#"{{"cluster": {{"chief": {chief:?}, "ps": {ps:?}, "worker": {workers:?}}}, "task": {{"type": "{kind}", "index": {index}}}}}"#
+    )
+}
+
+/// The number behind some words in what the chief has printed.
+#[track_caller]
+fn number(outcome: &Outcome, words: &str) -> f64 {
+    let line = outcome.stdout.lines().find_map(|line| Some(line.split_once(words)?.1));
+    let line = line.unwrap_or_else(|| panic!("no {words:?} in {outcome:?}"));
+    line.split_whitespace().next().unwrap().parse().unwrap()
+}
+
+#[track_caller]
+fn ended_well(mut job: Job) -> Outcome {
+    let outcomes = job.wait_all(DEADLINE).unwrap();
+    assert!(outcomes.iter().all(Outcome::success), "{outcomes:?}");
+    outcomes.into_iter().next().unwrap()
+}
+
+#[test]
+fn all_kinds_of_updates_learn_as_well_as_training_in_step_does() {
+    // 500 steps of 64 examples each; in step, three of them together make one, so it gets as many steps from three times as many.
+    let accuracies = [("async", "2"), ("stale", "2"), ("sync", "6")].map(|(updates, epochs)| {
+        let chief = ended_well(start("parameter_server", &["--updates", updates, "--epochs", epochs]));
+        (updates, number(&chief, "test accuracy"))
+    });
+    let [.., (_, in_step)] = accuracies;
+    for (updates, accuracy) in accuracies {
+        assert!(accuracy > in_step - 2.0 && accuracy > 93.0, "{updates}: {accuracies:?}");
+    }
+}
+
+#[test]
+fn an_example_survives_its_workers_and_is_judged_beside() {
+    let folder = tempfile::tempdir().unwrap();
+    let args = ["--epochs", "3", "--checkpoints", folder.path().to_str().unwrap()];
+    let mut job = start("parameter_server", &args);
+    let mut evaluator = Job::builder(target_binary("parameter_server").unwrap())
+        .args(args)
+        .env("TF_CONFIG", r#"{"cluster": {"chief": ["127.0.0.1:9"]}, "task": {"type": "evaluator", "index": 0}}"#)
+        .start()
+        .unwrap();
+    job.wait_for_line(0, "epoch=1/3", DEADLINE).unwrap();
+    job.kill(4, Signal::KILL).unwrap();
+    let outcomes = job.wait_all(DEADLINE).unwrap();
+    for (rank, outcome) in outcomes.iter().enumerate() {
+        assert_eq!(outcome.success(), rank != 4, "{outcome:?}");
+    }
+    assert!(number(&outcomes[0], "test accuracy") > 94.0, "{:?}", outcomes[0]);
+    let judged = evaluator.wait(0, DEADLINE).unwrap();
+    assert!(judged.success() && judged.stdout.contains("step 750: test accuracy"), "{judged:?}");
+}
+
+#[test]
+fn an_embedding_on_servers_learns_as_well_as_in_one_process() {
+    let there = ended_well(start("sharded_embedding", &["--steps", "400"]));
+    let mut here = Job::builder(target_binary("sharded_embedding").unwrap())
+        .args(["--steps", "400", "--here"])
+        .env("RAYON_NUM_THREADS", "1")
+        .start()
+        .unwrap();
+    let here = here.wait(0, DEADLINE).unwrap();
+    let [there, here] = [&there, &here].map(|outcome| number(outcome, "test accuracy"));
+    assert!(here > 55.0 && (there - here).abs() < 2.0, "{there} {here}");
+}
+
+#[test]
+fn wrong_clusters_are_told_in_a_sentence() {
+    for (config, words) in [
+        ("", "distribute run --ps 2"),
+        (
+            r#"{"cluster": {"chief": ["a:1"], "worker": ["b:1"]}, "task": {"type": "chief", "index": 0}}"#,
+            "at least one ps",
+        ),
+        (
+            r#"{"cluster": {"chief": ["a:1", "c:1"], "worker": ["b:1"]}, "task": {"type": "chief", "index": 0}}"#,
+            "chief",
+        ),
+        (
+            r#"{"cluster": {"chief": ["a:1"], "worker": ["b:1"], "server": ["c:1"]}, "task": {"type": "chief", "index": 0}}"#,
+            "server",
+        ),
+        (
+            r#"{"cluster": {"chief": ["a:1"], "worker": ["b:1"], "ps": ["c:1"], "evaluator": ["d:1"]}, "task": {"type": "worker", "index": 0}}"#,
+            "Take \"evaluator\" out",
+        ),
+    ] {
+        let mut job =
+            Job::builder(target_binary("parameter_server").unwrap()).env("TF_CONFIG", config).start().unwrap();
+        let outcome = job.wait(0, DEADLINE).unwrap();
+        assert_eq!(outcome.code, Some(2), "{outcome:?}");
+        assert!(outcome.stderr.contains(words), "{words}: {outcome:?}");
+    }
+}
