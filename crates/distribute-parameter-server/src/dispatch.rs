@@ -27,6 +27,13 @@ struct Dispatcher {
     inner: Arc<Inner>,
 }
 
+/// What has become of a server that a worker could not reach.
+enum Found {
+    Ready,
+    Recovered,
+    Lost,
+}
+
 /// Brings closures to a worker for as long as the coordinator lives. Its attendances are numbered from `first` on.
 pub(crate) async fn serve_worker(worker: usize, first: u64, shared: Arc<Shared>, inner: Arc<Inner>) {
     let link = match Link::new(&inner.workers[worker], inner.options.silence) {
@@ -57,8 +64,11 @@ impl Dispatcher {
                 }
                 Err(status) if is_lost(&status) => self.check_any_worker(started, &status),
                 Err(status) => {
-                    self.shared.fail(None, refused(self.worker, "Attend", &status));
-                    return None;
+                    // Of another build, or another coordinator's: whoever schedules is told, until that is mended.
+                    if !self.shared.lock().has_failed() {
+                        self.shared.fail(None, refused(self.worker, "Attend", &status));
+                    }
+                    tokio::time::sleep(10 * BETWEEN_ATTEMPTS).await;
                 }
             }
             tokio::time::sleep(BETWEEN_ATTEMPTS).await;
@@ -207,13 +217,17 @@ impl Dispatcher {
         };
         let function = entry.closure.function.to_string();
         match problem.server {
-            // It is known which server is meant, and whether it comes back.
-            Some(server) if self.await_server(server as usize).await => {
-                // Not the function's fault.
-                entry.attempts -= 1;
-                self.put_back(entry);
-            }
             Some(server) => {
+                match self.await_server(server as usize).await {
+                    // Nobody's fault here.
+                    Found::Recovered => {
+                        entry.attempts -= 1;
+                        return self.put_back(entry);
+                    }
+                    // The coordinator reaches it; perhaps this worker does in another attempt, or another worker.
+                    Found::Ready if entry.attempts < self.shared.options.max_attempts => return self.put_back(entry),
+                    Found::Ready | Found::Lost => {}
+                }
                 let address = self.inner.parameters.address(server as usize).to_owned();
                 let error = Error::ServerLost { server, address, why: problem.message };
                 self.inner.failed.store(true, Ordering::Release);
@@ -229,21 +243,23 @@ impl Dispatcher {
         }
     }
 
-    /// Waits until a server that a worker could not reach can be used again; whether it can.
-    async fn await_server(&self, server: usize) -> bool {
+    /// Waits until a server that a worker could not reach can be used again, or cannot.
+    async fn await_server(&self, server: usize) -> Found {
         let mut servers = self.shared.servers.subscribe();
         // Whoever watches it notices a little later than the worker.
         let noticed = tokio::time::sleep(2 * BETWEEN_ATTEMPTS);
         tokio::pin!(noticed);
-        let mut waited = false;
+        let (mut waited, mut recovering) = (false, false);
         loop {
             match servers.borrow_and_update().get(server) {
-                Some(ServerState::Ready) if waited => return true,
-                Some(ServerState::Lost) | None => return false,
-                Some(ServerState::Ready | ServerState::Recovering) => {}
+                Some(ServerState::Ready) if recovering => return Found::Recovered,
+                Some(ServerState::Ready) if waited => return Found::Ready,
+                Some(ServerState::Lost) | None => return Found::Lost,
+                Some(ServerState::Ready) => {}
+                Some(ServerState::Recovering) => recovering = true,
             }
             tokio::select! {
-                changed = servers.changed() => if changed.is_err() { return false },
+                changed = servers.changed() => if changed.is_err() { return Found::Lost },
                 () = &mut noticed, if !waited => waited = true,
             }
         }

@@ -11,7 +11,7 @@ use crate::wire::proto::{
     AssignReply, AssignRequest, AttendServer, CreateShard, DescribeRequest, Done, FenceRequest, LeaveRequest,
     OptimizerOfShards, PullRequest, PushRequest, ServerState,
 };
-use crate::wire::{Inbox, Methods, VERSION, reply, reply_all, reply_stream};
+use crate::wire::{Inbox, Methods, check_version, reply, reply_all, reply_stream};
 
 /// The service of a parameter server. What is asked of the store is done on the runtime's own threads: handing their other calls
 /// over costs more than most of it takes.
@@ -26,11 +26,7 @@ impl ServerMethods {
     }
 
     fn attend(self: Arc<Self>, request: &AttendServer) -> Result<Body, Status> {
-        if request.version != VERSION {
-            let problem =
-                format!("it speaks version {VERSION} and the coordinator {}; run the same build", request.version);
-            return Err(Status::failed_precondition(problem));
-        }
+        check_version(request.version)?;
         self.store.begin_session(request.session)?;
         let state = ServerState { incarnation: self.store.incarnation() };
         reply_stream(async move |outbox| {

@@ -12,7 +12,7 @@ mod serve;
 
 pub(crate) use call::{Link, Replies, is_lost};
 pub(crate) use frame::Inbox;
-pub(crate) use serve::{Methods, Router, reply, reply_all, reply_stream};
+pub(crate) use serve::{Methods, Router, check_version, reply, reply_all, reply_stream};
 
 /// The messages.
 #[expect(unreachable_pub, reason = "generated from the protocol files")]

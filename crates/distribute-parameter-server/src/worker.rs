@@ -21,7 +21,7 @@ use crate::store::TAKEN_OVER;
 use crate::wire::proto::{
     AttendWorker, Closure, Done, LeaveRequest, Outcome, Problem, Resource as ResourceRequest, WorkerState,
 };
-use crate::wire::{Inbox, Methods, VERSION, reply, reply_stream};
+use crate::wire::{Inbox, Methods, check_version, reply, reply_stream};
 use crate::{Error, Program, WorkerContext};
 
 /// The service of a worker.
@@ -73,11 +73,7 @@ impl WorkerMethods {
     }
 
     fn attend(self: Arc<Self>, request: &AttendWorker) -> Result<Body, Status> {
-        if request.version != VERSION {
-            let problem =
-                format!("it speaks version {VERSION} and the coordinator {}; run the same build", request.version);
-            return Err(Status::failed_precondition(problem));
-        }
+        check_version(request.version)?;
         if let Some(missing) = self.program.missing(&request.functions, &request.datasets) {
             let problem = format!("its program has no {missing:?}, which the coordinator's has; run the same build");
             return Err(Status::failed_precondition(problem));

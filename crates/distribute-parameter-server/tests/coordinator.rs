@@ -156,6 +156,24 @@ fn a_short_queue_holds_up_who_schedules() {
 }
 
 #[test]
+fn workers_of_another_build_are_told_again_and_again() {
+    let cluster = Cluster::start(1, 1);
+    let strategy = cluster.strategy();
+    let newer =
+        program().function("newer", |_: &distribute_parameter_server::WorkerContext, (): ()| Ok::<_, Error>(()));
+    let coordinator = ClusterCoordinator::new(&strategy, newer).unwrap();
+    for _ in 0..2 {
+        let mut error = None;
+        until("it is told", || {
+            error = coordinator.schedule("newer", &()).and_then(|_| coordinator.join()).err();
+            error.is_some()
+        });
+        let error = error.unwrap().to_string();
+        assert!(error.contains("worker:0 refused Attend") && error.contains("\"newer\""), "{error}");
+    }
+}
+
+#[test]
 fn callers_on_many_threads_share_a_coordinator() {
     let cluster = Cluster::start(2, 3);
     let coordinator = cluster.coordinator();

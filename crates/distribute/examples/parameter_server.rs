@@ -5,6 +5,8 @@
 //! model. Kill a worker while it trains: what it was doing is done by another one. As a TFJob it runs as it is; an evaluator, which is
 //! no part of the cluster, judges the checkpoints.
 
+#![expect(clippy::print_stdout, reason = "an example says what it has found")]
+
 use std::path::PathBuf;
 use std::process::ExitCode;
 

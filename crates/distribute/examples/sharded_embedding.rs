@@ -4,6 +4,8 @@
 //! 100,000 words have vectors of 64 numbers, 25 MB, cut over the servers. A step fetches the rows of its words and sends their
 //! gradient: a few hundred KB. With `--here` the same model trains in one process, to compare.
 
+#![expect(clippy::print_stdout, reason = "an example says what it has found")]
+
 use std::process::ExitCode;
 use std::time::Instant;
 

@@ -10,6 +10,7 @@ use tonic::Status;
 use tonic::body::Body;
 use tonic::server::NamedService;
 
+use super::VERSION;
 use super::frame::{Inbox, Outbox, Parcel, outbox, reply_of};
 
 /// The methods of a service.
@@ -56,6 +57,15 @@ impl<M: Methods> tower_service::Service<http::Request<Body>> for Router<M> {
             Ok(outcome.unwrap_or_else(Status::into_http))
         })
     }
+}
+
+/// Two builds that speak different versions refuse each other in words.
+pub(crate) fn check_version(of_caller: u32) -> Result<(), Status> {
+    if of_caller == VERSION {
+        return Ok(());
+    }
+    let problem = format!("it speaks version {VERSION} and the coordinator {of_caller}; run the same build");
+    Err(Status::failed_precondition(problem))
 }
 
 /// The answer to a call: one message.
