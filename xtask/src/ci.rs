@@ -37,8 +37,19 @@ pub(crate) fn conformance(arguments: &[String]) -> Result<(), String> {
 }
 
 /// Test targets that start processes.
-const MULTIPROCESS: [&str; 8] =
-    ["checkpoints", "estimator", "examples", "faults", "mnist", "processes", "run", "suite"];
+const MULTIPROCESS: [&str; 11] = [
+    "checkpoints",
+    "coordinator",
+    "estimator",
+    "examples",
+    "faults",
+    "mnist",
+    "parameter_servers",
+    "processes",
+    "run",
+    "soak",
+    "suite",
+];
 
 /// Interprets the tests of memory that threads share, under several orders of threads and of memory accesses.
 pub(crate) fn miri() -> Result<(), String> {

@@ -217,7 +217,9 @@ fn measure(flags: &Flags, workers: usize, python: Option<&Path>) -> Result<(Line
         let mut command = command(flags, python)?;
         command.env("TF_CONFIG", config.to_string()).env("RAYON_NUM_THREADS", "1").env("CUDA_VISIBLE_DEVICES", "");
         let stdout = if kind == "chief" { Stdio::piped() } else { Stdio::null() };
-        command.stdin(Stdio::null()).stdout(stdout).stderr(Stdio::inherit()).spawn().map_err(text)
+        // TensorFlow writes of threads and drivers there.
+        let stderr = if python.is_some() { Stdio::null() } else { Stdio::inherit() };
+        command.stdin(Stdio::null()).stdout(stdout).stderr(stderr).spawn().map_err(text)
     };
     let mut children = Children(Vec::new());
     let tasks = (0..flags.servers).map(|index| ("ps", index)).chain((0..workers).map(|index| ("worker", index)));
