@@ -234,7 +234,7 @@ impl Dispatcher {
                 entry.closure.value.set(Err(error.again()));
                 self.shared.fail(Some(entry.number), error);
             }
-            None if problem.cancelled => self.put_back(entry),
+            None if problem.cancelled && entry.attempts < self.shared.options.max_attempts => self.put_back(entry),
             None => {
                 let error = Error::UserFunction { function, worker: self.worker as u32, message: problem.message };
                 entry.closure.value.set(Err(error.again()));

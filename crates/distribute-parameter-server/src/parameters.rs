@@ -1,80 +1,32 @@
 //! Variables on parameter servers, as workers and the coordinator use them.
 
 use std::collections::{BTreeMap, HashMap};
-use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 use bytes::Bytes;
-use distribute_device::{BufferRef, DType};
-use distribute_values::TensorStorage;
+use distribute_device::DType;
 use futures_util::future::join_all;
 use futures_util::stream::{select_all, try_unfold};
 use futures_util::{Stream, StreamExt, TryFutureExt};
 use tonic::Status;
 
 use crate::numbers;
-use crate::variable::ShardedVariable;
 use crate::wire::proto::{
-    AssignReply, AssignRequest, CreateShard, DescribeRequest, Description, Elements, Origin, PullRequest, PushReply,
-    PushRequest, Wanted,
+    AssignReply, AssignRequest, DescribeRequest, Description, Elements, Origin, PullRequest, PushReply, PushRequest,
+    Wanted,
 };
 use crate::wire::{Link, ps};
 use crate::worker::lock;
 use crate::{Error, Result};
 
-/// A variable, as the servers describe it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct VariableInfo {
-    /// Its name.
-    pub name: String,
-    /// The type of its elements.
-    pub dtype: DType,
-    /// The length of each dimension.
-    pub shape: Vec<usize>,
-    /// Whether it is trained.
-    pub trainable: bool,
-    /// Its shards, in the order of their rows.
-    pub shards: Vec<ShardInfo>,
-}
+mod gradient;
+mod table;
 
-/// Some rows of a variable.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ShardInfo {
-    /// The index of the parameter server that holds them.
-    pub server: usize,
-    /// The rows; those of a scalar are 0..1.
-    pub rows: Range<usize>,
-    pub(crate) number: u32,
-}
-
-impl VariableInfo {
-    /// Elements of one row; of a scalar, 1.
-    pub fn row_len(&self) -> usize {
-        self.shape.iter().skip(1).product()
-    }
-
-    /// Rows; of a scalar, 1.
-    pub fn rows(&self) -> usize {
-        self.shape.first().copied().unwrap_or(1)
-    }
-
-    /// The shard that a row is in.
-    fn shard_of(&self, row: usize) -> Option<&ShardInfo> {
-        self.shards.iter().find(|shard| shard.rows.contains(&row))
-    }
-}
-
-/// All variables and optimizers of a session.
-#[derive(Debug, Default)]
-pub(crate) struct Table {
-    pub(crate) variables: BTreeMap<String, Arc<VariableInfo>>,
-    /// By number: on which servers it updates something.
-    pub(crate) optimizers: BTreeMap<u32, Vec<usize>>,
-    /// By variable: which optimizer updates it.
-    pub(crate) updated_by: BTreeMap<String, u32>,
-}
+pub use self::gradient::Gradient;
+pub(crate) use self::table::Table;
+pub use self::table::{ShardInfo, VariableInfo};
 
 /// Connections to all parameter servers.
 #[derive(Debug)]
@@ -107,57 +59,6 @@ pub struct Traffic {
     pub pulled_bytes: u64,
     /// Gradients sent to servers.
     pub pushed_bytes: u64,
-}
-
-/// A gradient, to be pushed.
-#[derive(Clone, Debug)]
-pub struct Gradient {
-    variable: Arc<VariableInfo>,
-    /// Rows that the elements are of, rising; absent: all.
-    rows: Option<Vec<usize>>,
-    dtype: DType,
-    elements: Bytes,
-}
-
-impl Gradient {
-    /// Of a whole variable.
-    ///
-    /// # Errors
-    /// The tensor cannot be read.
-    pub fn new<L, T: TensorStorage<L>>(variable: &ShardedVariable, gradient: &T) -> Result<Gradient> {
-        Gradient::of(variable, None, gradient)
-    }
-
-    /// Of some rows, rising, each once; the others' is zero and does not travel.
-    ///
-    /// # Shapes
-    /// `gradient`: `[rows.len(), …]`, with the variable's shape behind its first dimension.
-    ///
-    /// # Errors
-    /// [`Error::Variable`] where the rows do not rise; the tensor cannot be read.
-    pub fn of_rows<L, T: TensorStorage<L>>(
-        variable: &ShardedVariable,
-        rows: Vec<usize>,
-        gradient: &T,
-    ) -> Result<Gradient> {
-        if rows.windows(2).any(|pair| pair[0] >= pair[1]) {
-            let problem =
-                "the rows of its gradient do not rise; sum those of a row that occurs more than once".to_owned();
-            return Err(Error::Variable { name: variable.name().to_owned(), problem });
-        }
-        Gradient::of(variable, Some(rows), gradient)
-    }
-
-    fn of<L, T: TensorStorage<L>>(
-        variable: &ShardedVariable,
-        rows: Option<Vec<usize>>,
-        gradient: &T,
-    ) -> Result<Gradient> {
-        let (variable, dtype) = (variable.info().clone(), gradient.dtype()?);
-        let mut elements = Bytes::new();
-        gradient.read(&mut |buffer| elements = Bytes::copy_from_slice(buffer.as_bytes()))?;
-        Ok(Gradient { variable, rows, dtype, elements })
-    }
 }
 
 /// Takes elements that have come: the variable's place among those asked for, where they begin in it, their type, their bytes.
@@ -388,7 +289,7 @@ impl Parameters {
         let mut requests: BTreeMap<usize, Vec<PushRequest>> =
             servers.into_iter().map(|server| (server, Vec::new())).collect();
         for gradient in gradients {
-            for (server, request) in self.cut(gradient)? {
+            for (server, request) in gradient.cut(self.wire)? {
                 self.pushed_bytes.fetch_add(request.payload.len() as u64, Ordering::Relaxed);
                 requests.entry(server).or_default().push(request);
             }
@@ -400,47 +301,6 @@ impl Parameters {
             Ok(reply.map_err(self.failed(server, "Push"))?.counted)
         });
         Ok(join_all(pushes).await.into_iter().collect::<Result<Vec<bool>>>()?.into_iter().all(|counted| counted))
-    }
-
-    /// A gradient's parts, for each shard.
-    fn cut(&self, gradient: &Gradient) -> Result<Vec<(usize, PushRequest)>> {
-        let Gradient { variable, rows, dtype, elements } = gradient;
-        let (dtype, elements) = match BufferRef::from_bytes(*dtype, elements) {
-            Ok(view) => numbers::to_wire(view, self.wire).unwrap_or_else(|| (*dtype, elements.clone())),
-            Err(_) => (*dtype, elements.clone()),
-        };
-        let row_bytes = variable.row_len() * dtype.size_bytes();
-        let count = rows.as_ref().map_or(variable.rows(), Vec::len);
-        if elements.len() != count * row_bytes {
-            let problem = format!(
-                "a gradient of {} elements is given, and {} are expected",
-                elements.len() / dtype.size_bytes(),
-                count * variable.row_len()
-            );
-            return Err(Error::Variable { name: variable.name.clone(), problem });
-        }
-        let request = |shard: &ShardInfo, rows, payload| {
-            let (shard, dtype) = (shard.number, u32::from(dtype.code()));
-            PushRequest { shard, dtype, rows, payload, ..PushRequest::default() }
-        };
-        let Some(rows) = rows else {
-            let whole = |shard: &ShardInfo| {
-                let range = shard.rows.start * row_bytes..shard.rows.end * row_bytes;
-                (shard.server, request(shard, None, elements.slice(range)))
-            };
-            return Ok(variable.shards.iter().map(whole).collect());
-        };
-        let mut parts = Vec::new();
-        for shard in &variable.shards {
-            let from = rows.partition_point(|row| *row < shard.rows.start);
-            let to = rows.partition_point(|row| *row < shard.rows.end);
-            if from < to {
-                let numbers = numbers::rows_to_bytes(rows[from..to].iter().map(|row| (row - shard.rows.start) as u64));
-                let payload = elements.slice(from * row_bytes..to * row_bytes);
-                parts.push((shard.server, request(shard, Some(numbers), payload)));
-            }
-        }
-        Ok(parts)
     }
 
     /// Changes elements: all, or some rows.
@@ -524,37 +384,4 @@ fn note(noted: &Mutex<Option<Error>>, error: Error) -> Error {
         *lock(noted) = Some(error.again());
     }
     error
-}
-
-impl Table {
-    /// From what each server says.
-    fn of(servers: &[Description]) -> Table {
-        let mut table = Table::default();
-        let mut shards: BTreeMap<&str, (&CreateShard, Vec<ShardInfo>)> = BTreeMap::new();
-        for (server, description) in servers.iter().enumerate() {
-            for about in &description.shards {
-                let rows = about.first_row as usize..(about.first_row + about.rows) as usize;
-                let shard = ShardInfo { server, rows, number: about.shard };
-                shards.entry(&about.variable).or_insert_with(|| (about, Vec::new())).1.push(shard);
-            }
-            for optimizer in &description.optimizers {
-                table.optimizers.entry(optimizer.optimizer).or_default().push(server);
-                for shard in description.shards.iter().filter(|shard| optimizer.shards.contains(&shard.shard)) {
-                    table.updated_by.insert(shard.variable.clone(), optimizer.optimizer);
-                }
-            }
-        }
-        for (name, (about, mut shards)) in shards {
-            let Some(dtype) = u8::try_from(about.dtype).ok().and_then(DType::from_code) else { continue };
-            // One that is still being made has fewer.
-            if shards.len() != about.shards as usize {
-                continue;
-            }
-            shards.sort_by_key(|shard| shard.rows.start);
-            let shape = about.shape.iter().map(|extent| *extent as usize).collect();
-            let (name, trainable) = (name.to_owned(), about.trainable);
-            table.variables.insert(name.clone(), Arc::new(VariableInfo { name, dtype, shape, trainable, shards }));
-        }
-        table
-    }
 }

@@ -10,7 +10,13 @@ use crate::{Error, Result, message};
 /// The result of a function that was scheduled: there when the function has run, and then on the coordinator, whatever becomes of
 /// the worker.
 ///
-/// It is no argument of further functions: fetch it and pass the value.
+/// It is no argument of further functions, which does not compile: fetch it and pass the value.
+/// ```compile_fail
+/// # use distribute_parameter_server::{ClusterCoordinator, RemoteValue};
+/// fn again(coordinator: &ClusterCoordinator, value: &RemoteValue) {
+///     let _ = coordinator.schedule("train_step", value);
+/// }
+/// ```
 ///
 /// # Source
 /// `tf.distribute.experimental.coordinator.RemoteValue`.

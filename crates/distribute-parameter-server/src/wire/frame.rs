@@ -162,9 +162,8 @@ impl Inbox {
             match self.body.frame().await {
                 None if self.pieces.is_empty() => return Ok(None),
                 None => return Err(Status::unavailable("the stream ended within a message")),
-                Some(Err(status)) => {
-                    return Err(Status::unavailable(format!("the connection broke: {}", status.message())));
-                }
+                // The library's words for it say no more.
+                Some(Err(_)) => return Err(Status::unavailable("its process ended or its connection broke")),
                 Some(Ok(frame)) => match frame.into_data() {
                     Ok(bytes) => self.pieces.push(bytes),
                     Err(frame) => {

@@ -1,0 +1,105 @@
+//! Gradients on their way to the servers.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use distribute_device::{BufferRef, DType};
+use distribute_values::TensorStorage;
+
+use super::table::{ShardInfo, VariableInfo};
+use crate::numbers;
+use crate::variable::ShardedVariable;
+use crate::wire::proto::PushRequest;
+use crate::{Error, Result};
+
+/// A gradient, to be pushed.
+#[derive(Clone, Debug)]
+pub struct Gradient {
+    variable: Arc<VariableInfo>,
+    /// Rows that the elements are of, rising; absent: all.
+    rows: Option<Vec<usize>>,
+    dtype: DType,
+    elements: Bytes,
+}
+
+impl Gradient {
+    /// Of a whole variable.
+    ///
+    /// # Errors
+    /// The tensor cannot be read.
+    pub fn new<L, T: TensorStorage<L>>(variable: &ShardedVariable, gradient: &T) -> Result<Gradient> {
+        Gradient::of(variable, None, gradient)
+    }
+
+    /// Of some rows, rising, each once; the others' is zero and does not travel.
+    ///
+    /// # Shapes
+    /// `gradient`: `[rows.len(), …]`, with the variable's shape behind its first dimension.
+    ///
+    /// # Errors
+    /// [`Error::Variable`] where the rows do not rise; the tensor cannot be read.
+    pub fn of_rows<L, T: TensorStorage<L>>(
+        variable: &ShardedVariable,
+        rows: Vec<usize>,
+        gradient: &T,
+    ) -> Result<Gradient> {
+        if rows.windows(2).any(|pair| pair[0] >= pair[1]) {
+            let problem =
+                "the rows of its gradient do not rise; sum those of a row that occurs more than once".to_owned();
+            return Err(Error::Variable { name: variable.name().to_owned(), problem });
+        }
+        Gradient::of(variable, Some(rows), gradient)
+    }
+
+    fn of<L, T: TensorStorage<L>>(
+        variable: &ShardedVariable,
+        rows: Option<Vec<usize>>,
+        gradient: &T,
+    ) -> Result<Gradient> {
+        let (variable, dtype) = (variable.info().clone(), gradient.dtype()?);
+        let mut elements = Bytes::new();
+        gradient.read(&mut |buffer| elements = Bytes::copy_from_slice(buffer.as_bytes()))?;
+        Ok(Gradient { variable, rows, dtype, elements })
+    }
+
+    /// Its parts, for each shard, with the shard's server.
+    pub(super) fn cut(&self, wire: Option<DType>) -> Result<Vec<(usize, PushRequest)>> {
+        let Gradient { variable, rows, dtype, elements } = self;
+        let (dtype, elements) = match BufferRef::from_bytes(*dtype, elements) {
+            Ok(view) => numbers::to_wire(view, wire).unwrap_or_else(|| (*dtype, elements.clone())),
+            Err(_) => (*dtype, elements.clone()),
+        };
+        let row_bytes = variable.row_len() * dtype.size_bytes();
+        let count = rows.as_ref().map_or(variable.rows(), Vec::len);
+        if elements.len() != count * row_bytes {
+            let problem = format!(
+                "a gradient of {} elements is given, and {} are expected",
+                elements.len() / dtype.size_bytes(),
+                count * variable.row_len()
+            );
+            return Err(Error::Variable { name: variable.name.clone(), problem });
+        }
+        let request = |shard: &ShardInfo, rows, payload| {
+            let (shard, dtype) = (shard.number, u32::from(dtype.code()));
+            PushRequest { shard, dtype, rows, payload, ..PushRequest::default() }
+        };
+        let Some(rows) = rows else {
+            let whole = |shard: &ShardInfo| {
+                let range = shard.rows.start * row_bytes..shard.rows.end * row_bytes;
+                (shard.server, request(shard, None, elements.slice(range)))
+            };
+            return Ok(variable.shards.iter().map(whole).collect());
+        };
+        let mut parts = Vec::new();
+        for shard in &variable.shards {
+            let from = rows.partition_point(|row| *row < shard.rows.start);
+            let to = rows.partition_point(|row| *row < shard.rows.end);
+            if from < to {
+                let numbers = numbers::rows_to_bytes(rows[from..to].iter().map(|row| (row - shard.rows.start) as u64));
+                let payload = elements.slice(from * row_bytes..to * row_bytes);
+                parts.push((shard.server, request(shard, Some(numbers), payload)));
+            }
+        }
+        Ok(parts)
+    }
+}
