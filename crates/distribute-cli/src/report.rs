@@ -70,11 +70,12 @@ pub(crate) fn note(note: &Note, tasks: &[Task], grace: Duration) -> String {
 
 fn table(lines: &[Line<'_>], verdict: Verdict) -> String {
     let mut rows = vec![["task", "exit", "time", "note"].map(str::to_owned)];
+    let coordinated = lines.iter().any(|line| line.task.job == "ps");
     for line in lines {
         let Outcome { exit, at, .. } = line.outcome;
         let is_cause = verdict == Verdict::Cause(line.task.rank);
         let mark = if is_cause { "← first cause: " } else { "" };
-        let mut note = format!("{mark}{}", meaning(line.outcome));
+        let mut note = format!("{mark}{}", meaning(line, coordinated));
         if note.len() == mark.len() {
             note = note.replace(": ", "");
         }
@@ -132,12 +133,15 @@ fn ended(exit: Exit) -> String {
     }
 }
 
-/// What an exit tells about a task, in a few words; nothing where it tells nothing.
-fn meaning(outcome: Outcome) -> &'static str {
+/// What an exit tells about a task, in a few words; nothing where it tells nothing. Where a coordinator directs the others, it alone
+/// saves.
+fn meaning(line: &Line<'_>, coordinated: bool) -> &'static str {
+    let outcome = line.outcome;
     match outcome.exit {
         Exit::Code(0) => "",
+        _ if outcome.forgiven => "the others went on",
         Exit::Code(INFRASTRUCTURE) => "lost another task, or a deadline passed",
-        Exit::Code(143) => "stopped, checkpoint saved",
+        Exit::Code(143) if !coordinated || line.task.job == "chief" => "stopped, checkpoint saved",
         _ if outcome.stopped => "stopped by the launcher",
         Exit::Code(2) => "wrong flags or configuration",
         Exit::Code(101) => "panicked",
