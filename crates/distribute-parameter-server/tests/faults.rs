@@ -15,7 +15,7 @@ use distribute_values::{HostTensor, OptimizerDescription, TensorStorage, UpdateR
 
 mod harness;
 
-use harness::{Cluster, SOON, program, server, total, until, worker};
+use harness::{Cluster, SILENCE, SOON, program, server, total, until, worker};
 
 /// Not a test of its own: what a started process does.
 #[test]
@@ -266,6 +266,29 @@ fn a_server_that_is_started_again_gets_its_shards_from_the_last_checkpoint() {
         || matches!(strategy.find("w").unwrap().read::<f64>(), Ok(read) if read.to_elements::<f64>().unwrap()[3..] == saved[3..]),
     );
     assert_eq!(weights(&strategy)[..3], before[..3]);
+}
+
+#[test]
+fn a_frozen_server_is_waited_for_and_counts_nothing_twice() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut cluster = Cluster::start(2, 2);
+    let strategy = ParameterServerStrategy::builder(&cluster.resolver())
+        .options(Cluster::options())
+        .restore_servers_from(folder.path())
+        .build()
+        .unwrap();
+    let variable = strategy.untrained("total", &HostTensor::scalar(0.0)).unwrap();
+    let coordinator = ClusterCoordinator::new(&strategy, program()).unwrap();
+    let values: Vec<_> = (0..60).map(|_| coordinator.schedule("add_after", &(1.0, 20)).unwrap()).collect();
+    until("some have run", || total(&coordinator) >= 10.0);
+    let frozen = server(variable.shards()[0].server as u32);
+    cluster.signal(frozen, Signal::STOP);
+    std::thread::sleep(2 * SILENCE);
+    cluster.signal(frozen, Signal::CONT);
+    coordinator.join().unwrap();
+    coordinator.fetch::<()>(&values).unwrap();
+    // It has kept its variables, so there was nothing to restore.
+    assert_eq!(total(&coordinator), 60.0);
 }
 
 #[test]

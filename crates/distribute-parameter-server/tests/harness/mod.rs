@@ -19,7 +19,7 @@ use distribute_values::{HostTensor, TensorStorage};
 pub(crate) const SOON: Duration = Duration::from_secs(60);
 
 /// After how much silence a frozen process is given up here.
-pub(crate) const SILENCE: Duration = Duration::from_secs(2);
+pub(crate) const SILENCE: Duration = Duration::from_secs(3);
 
 /// What a started process does, in a test of that name that is none.
 pub(crate) fn serve() {
