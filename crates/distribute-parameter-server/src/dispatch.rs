@@ -300,23 +300,30 @@ pub(crate) async fn watch_server(server: usize, shared: Arc<Shared>, inner: Arc<
         shared.servers.send_modify(|states| states[server] = state);
         shared.notify();
     };
-    while let Some(mut attendance) = inner.take_attendance(server) {
-        let why = end_of(attendance.next::<crate::wire::proto::ServerState>(None).await);
-        if shared.closing.load(Ordering::Acquire) {
-            return;
+    loop {
+        // A coordinator that has ended took its attendance along: the next one attends anew.
+        let mut lost = None;
+        if let Some(mut attendance) = inner.take_attendance(server) {
+            let why = end_of(attendance.next::<crate::wire::proto::ServerState>(None).await);
+            if shared.closing.load(Ordering::Acquire) {
+                return;
+            }
+            tracing::warn!("lost ps:{server}: {why}; it is awaited");
+            lost = Some(why);
         }
         set(ServerState::Recovering);
-        tracing::warn!("lost ps:{server}: {why}; it is awaited");
         match recover(server, &shared, &inner).await {
             Ok(words) => {
-                tracing::warn!("ps:{server} is back: {words}");
+                if lost.is_some() {
+                    tracing::warn!("ps:{server} is back: {words}");
+                }
                 set(ServerState::Ready);
             }
             Err(error) => {
                 let address = inner.parameters.address(server).to_owned();
                 let why = match error {
                     Error::ServerLost { why, .. } => why,
-                    other => format!("{why}; {other}"),
+                    other => lost.map_or_else(|| other.to_string(), |why| format!("{why}; {other}")),
                 };
                 inner.failed.store(true, Ordering::Release);
                 set(ServerState::Lost);

@@ -212,11 +212,10 @@ impl Gate {
         }
     }
 
-    /// Nothing runs: a round that was begun is given up, as the servers see by the next one's number.
+    /// Nothing runs: a round that was begun is given up, as the servers see by the next one's number. Functions that have failed may
+    /// have contributed to it too.
     fn restart(&mut self) {
-        if let Gate::Synchronous { round, started, finished, .. } = self
-            && *finished > 0
-        {
+        if let Gate::Synchronous { round, started, finished, .. } = self {
             *round += 1;
             (*started, *finished) = (0, 0);
         }

@@ -188,6 +188,28 @@ fn a_lost_server_is_told_to_whoever_joins_or_schedules() {
 }
 
 #[test]
+fn every_coordinator_of_a_strategy_learns_of_a_lost_server() {
+    let mut cluster = Cluster::start(1, 1);
+    let first = cluster.coordinator();
+    first.schedule("add", &1.0).unwrap();
+    first.join().unwrap();
+    let strategy = first.strategy().clone();
+    drop(first);
+    let second = ClusterCoordinator::new(&strategy, program()).unwrap();
+    second.schedule("add", &1.0).unwrap();
+    second.join().unwrap();
+    assert_eq!(total(&second), 2.0);
+    cluster.signal(server(0), Signal::KILL);
+    // Although nobody uses it.
+    let mut error = None;
+    until("it is noticed", || {
+        error = second.done().err();
+        error.is_some()
+    });
+    assert!(matches!(error, Some(Error::ServerLost { server: 0, .. })), "{error:?}");
+}
+
+#[test]
 fn a_second_coordinator_takes_over_and_the_first_is_told() {
     let cluster = Cluster::start(1, 1);
     let first = cluster.coordinator();

@@ -195,3 +195,15 @@ fn after_an_error_a_begun_round_is_given_up() {
     // Servers hold a contribution to round 0, which must not go into another step.
     assert_eq!(queue.begin().unwrap().round, 1);
 }
+
+#[test]
+fn a_failed_contribution_goes_into_no_later_step() {
+    let mut queue = queue(Updates::Synchronous { contributions: 2, backups: 0 });
+    put(&mut queue, "a");
+    queue.begin().unwrap();
+    // It may have pushed before it failed.
+    queue.fail(Some(0), failed("x"));
+    assert!(queue.take_error().is_some());
+    put(&mut queue, "b");
+    assert_eq!(queue.begin().unwrap().round, 1);
+}
