@@ -281,8 +281,7 @@ impl SimpleBackend for ReplicaBackend {
             Some(index) => *index,
             None => {
                 let index = registry.variables.len();
-                // Statistics are written by the layer itself, which needs a plain variable and gets no gradient.
-                let statistic = ["running_mean", "running_var"].iter().any(|statistic| name.ends_with(statistic));
+                let statistic = is_statistic(name);
                 registry.by_name.insert(name.to_owned(), index);
                 let (name, components) = (name.to_owned(), Vec::new());
                 registry.variables.push(Variable { name, components, trainable: !statistic, statistic });
@@ -324,6 +323,11 @@ impl SimpleBackend for ReplicaBackend {
     fn contains_tensor(&self, name: &str) -> bool {
         self.registry.lock().unwrap_or_else(PoisonError::into_inner).by_name.contains_key(name)
     }
+}
+
+/// Running statistics of normalisation layers are written by the layer itself, which needs a plain variable and gets no gradient.
+pub(crate) fn is_statistic(name: &str) -> bool {
+    ["running_mean", "running_var"].iter().any(|statistic| name.ends_with(statistic))
 }
 
 fn check_shape(name: &str, held: &Shape, asked: &Shape) -> candle_core::Result<()> {

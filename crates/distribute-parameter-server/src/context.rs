@@ -11,10 +11,11 @@ use distribute_input::DatasetIter;
 use distribute_values::{Scatter, TensorStorage};
 use serde::{Deserialize, Serialize};
 
+use crate::lock::lock;
 use crate::parameters::{Gradient, Traffic, VariableInfo, Versions};
 use crate::variable::ShardedVariable;
 use crate::wire::proto::Origin;
-use crate::worker::{Attendance, lock};
+use crate::worker::Attendance;
 use crate::{Error, Result, numbers};
 
 /// The worker that runs a function of a [`Program`](crate::Program): its place among the workers, the variables on the servers,

@@ -13,13 +13,13 @@ use tokio::sync::{Notify, watch};
 
 use crate::context::PerWorkerIterator;
 use crate::dispatch;
+use crate::lock::lock;
 use crate::message;
 use crate::queue::ClosureQueue;
 use crate::remote_value::RemoteValue;
 use crate::strategy::{Inner, ParameterServerStrategy};
 use crate::wire::proto::{Done, LeaveRequest};
 use crate::wire::{Link, ps, worker};
-use crate::worker::lock;
 use crate::{Error, Program, Result};
 
 /// Schedules functions of a program on the workers of a cluster, and makes up for workers that are lost.
@@ -107,7 +107,7 @@ pub(crate) struct Shared {
     pub(crate) program: Program,
     pub(crate) options: CoordinatorOptions,
     /// Datasets that every worker makes, by number.
-    pub(crate) resources: Mutex<Vec<(u64, String)>>,
+    pub(crate) resources: Mutex<Vec<String>>,
     /// Servers: whether each can be used, is being restored, or is lost.
     pub(crate) servers: watch::Sender<Vec<ServerState>>,
     /// Each worker's attendances that servers refuse.
@@ -119,7 +119,6 @@ pub(crate) struct Shared {
 /// A function that was scheduled.
 #[derive(Debug)]
 pub(crate) struct Scheduled {
-    pub(crate) function: Arc<str>,
     pub(crate) arguments: Bytes,
     pub(crate) value: RemoteValue,
 }
@@ -127,7 +126,7 @@ pub(crate) struct Scheduled {
 impl Drop for Scheduled {
     /// Nobody is left who could run it; where it has run, this changes nothing.
     fn drop(&mut self) {
-        let (what, why) = (self.function.to_string(), "the coordinator has ended".to_owned());
+        let (what, why) = (self.value.function().to_owned(), "the coordinator has ended".to_owned());
         self.value.set(Err(Error::Cancelled { what, why }));
     }
 }
@@ -218,7 +217,7 @@ impl ClusterCoordinator {
         let arguments = message::encode(arguments).map_err(wrong)?;
         known.check(&arguments).map_err(wrong)?;
         let value = RemoteValue::new(function);
-        let scheduled = Scheduled { function: function.into(), arguments: arguments.into(), value: value.clone() };
+        let scheduled = Scheduled { arguments: arguments.into(), value: value.clone() };
         let mut queue = shared.lock();
         loop {
             if queue.has_failed() {
@@ -272,8 +271,8 @@ impl ClusterCoordinator {
         values.iter().map(RemoteValue::fetch).collect()
     }
 
-    /// Has every worker make a dataset of the program, again after it was lost; its iterator is an argument of functions, which take elements by
-    /// [`WorkerContext::next`](crate::WorkerContext::next).
+    /// Has every worker make a dataset of the program, again after it was lost; its iterator is an argument of functions, which take
+    /// elements by [`WorkerContext::next`](crate::WorkerContext::next).
     ///
     /// # Errors
     /// [`Error::UnknownName`]. What goes wrong with making it on a worker is an error of what is scheduled.
@@ -282,7 +281,7 @@ impl ClusterCoordinator {
         shared.program.check_dataset(dataset)?;
         let mut resources = lock(&shared.resources);
         let resource = resources.len() as u64;
-        resources.push((resource, dataset.to_owned()));
+        resources.push(dataset.to_owned());
         Ok(PerWorkerDataset { resource, of: std::marker::PhantomData })
     }
 

@@ -9,13 +9,13 @@ use tonic::Status;
 
 use crate::Error;
 use crate::coordinator::{Delivery, Scheduled, ServerState, Shared, WorkerState, cancel};
+use crate::lock::lock;
 use crate::queue::{Begin, Entry};
 use crate::strategy::{BETWEEN_ATTEMPTS, Inner};
 use crate::wire::proto::{
     AttendWorker, Closure, Done, FenceRequest, Origin, Outcome, Resource, WorkerState as Attending,
 };
 use crate::wire::{Link, Replies, VERSION, is_lost, ps, worker};
-use crate::worker::lock;
 
 /// One worker, as its dispatcher sees it.
 struct Dispatcher {
@@ -127,7 +127,6 @@ impl Dispatcher {
                 ended = attendance.next::<Attending>(None) => return end_of(ended),
             };
             let Some(begun) = begun else { return "the coordinator ends".to_owned() };
-            let number = begun.entry.number;
             let outcome = tokio::select! {
                 outcome = self.run(&begun, &mut resources) => outcome,
                 ended = attendance.next::<Attending>(None) => Err(Status::unavailable(end_of(ended))),
@@ -140,9 +139,7 @@ impl Dispatcher {
                 }
                 // It said no to this closure.
                 Err(status) => {
-                    let error = refused(self.worker, "Run", &status);
-                    begun.entry.closure.value.set(Err(error.again()));
-                    self.shared.fail(Some(number), error);
+                    self.fail(&begun.entry, refused(self.worker, "Run", &status));
                 }
             }
         }
@@ -185,15 +182,17 @@ impl Dispatcher {
             live: begun.live.clone(),
             round: begun.round,
         };
-        let Scheduled { function, arguments, .. } = &begun.entry.closure;
-        let closure = Closure { origin: Some(origin), function: function.to_string(), payload: arguments.clone() };
+        let Scheduled { arguments, value } = &begun.entry.closure;
+        let function = value.function().to_owned();
+        let closure = Closure { origin: Some(origin), function, payload: arguments.clone() };
         self.link.call(worker!("Run"), closure, self.shared.options.closure_timeout).await
     }
 
     /// Has the worker make those datasets that it has not made yet.
     async fn make_resources(&self, made: &mut usize) -> Result<(), Status> {
-        let missing: Vec<(u64, String)> = lock(&self.shared.resources)[*made..].to_vec();
-        for (resource, dataset) in missing {
+        let missing: Vec<String> = lock(&self.shared.resources)[*made..].to_vec();
+        for dataset in missing {
+            let resource = *made as u64;
             let session = self.inner.parameters.session();
             let request = Resource { session, epoch: self.epoch, resource, dataset: dataset.clone() };
             let patience = self.shared.options.closure_timeout;
@@ -215,7 +214,6 @@ impl Dispatcher {
             self.shared.lock().done(entry.number);
             return self.shared.notify();
         };
-        let function = entry.closure.function.to_string();
         match problem.server {
             Some(server) => {
                 match self.await_server(server as usize).await {
@@ -229,16 +227,16 @@ impl Dispatcher {
                     Found::Ready | Found::Lost => {}
                 }
                 let address = self.inner.parameters.address(server as usize).to_owned();
-                let error = Error::ServerLost { server, address, why: problem.message };
                 self.inner.failed.store(true, Ordering::Release);
-                entry.closure.value.set(Err(error.again()));
-                self.shared.fail(Some(entry.number), error);
+                self.fail(&entry, Error::ServerLost { server, address, why: problem.message });
             }
             None if problem.cancelled && entry.attempts < self.shared.options.max_attempts => self.put_back(entry),
             None => {
-                let error = Error::UserFunction { function, worker: self.worker as u32, message: problem.message };
-                entry.closure.value.set(Err(error.again()));
-                self.shared.fail(Some(entry.number), error);
+                let function = entry.closure.value.function().to_owned();
+                self.fail(
+                    &entry,
+                    Error::UserFunction { function, worker: self.worker as u32, message: problem.message },
+                );
             }
         }
     }
@@ -273,14 +271,18 @@ impl Dispatcher {
         }
         let limit = self.shared.options.max_attempts;
         if entry.attempts >= limit {
-            let what = format!("function {:?}", entry.closure.function);
+            let what = format!("function {:?}", entry.closure.value.function());
             let why = format!("its workers were lost {} times, lastly worker:{}", entry.attempts, self.worker);
-            let error = Error::WorkerLost { what, why };
             self.inner.failed.store(true, Ordering::Release);
-            entry.closure.value.set(Err(error.again()));
-            return self.shared.fail(Some(entry.number), error);
+            return self.fail(&entry, Error::WorkerLost { what, why });
         }
         self.put_back(entry);
+    }
+
+    /// A closure has failed: whoever waits for its value is told, and whoever waits for the queue.
+    fn fail(&self, entry: &Entry<Scheduled>, error: Error) {
+        entry.closure.value.set(Err(error.again()));
+        self.shared.fail(Some(entry.number), error);
     }
 
     fn put_back(&self, entry: Entry<Scheduled>) {

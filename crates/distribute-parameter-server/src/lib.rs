@@ -51,6 +51,7 @@ mod coordinator;
 mod dispatch;
 mod error;
 mod lifetime;
+mod lock;
 mod message;
 mod numbers;
 mod parameters;

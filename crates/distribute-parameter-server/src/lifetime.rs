@@ -4,6 +4,8 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 
+use crate::wire::{Outbox, Parcel};
+
 /// What a task's services tell its main thread, and the other way round.
 #[derive(Debug)]
 pub(crate) struct Lifetime {
@@ -70,8 +72,18 @@ impl Lifetime {
 }
 
 impl Attended<'_> {
+    /// Says that the hold has begun, and returns when it ends: with the coordinator, with the job, or with another coordinator's.
+    pub(crate) async fn hold(&self, outbox: &Outbox, begun: impl Parcel) {
+        if outbox.send(begun).await {
+            tokio::select! {
+                () = outbox.closed() => {}
+                () = self.over() => {}
+            }
+        }
+    }
+
     /// Returns when the job ends, or another coordinator has come.
-    pub(crate) async fn over(&self) {
+    async fn over(&self) {
         let mut changes = self.lifetime.state.subscribe();
         loop {
             let state = *changes.borrow_and_update();

@@ -61,8 +61,7 @@ pub(crate) fn copy_into(bytes: &[u8], from: DType, target: &mut [u8], to: DType)
 pub(crate) fn to_wire(elements: BufferRef<'_>, wire: Option<DType>) -> Option<(DType, Bytes)> {
     let wire = wire.filter(|wire| elements.dtype().is_float() && *wire != elements.dtype())?;
     fn convert<T: Float, W: Element>(elements: &[T], narrow: impl Fn(f32) -> W) -> Bytes {
-        let narrowed: Vec<W> = elements.iter().map(|x| narrow(x.to_f32())).collect();
-        Bytes::from(bytemuck::cast_slice(&narrowed).to_vec())
+        to_bytes::<W>(elements.iter().map(|x| narrow(x.to_f32())).collect())
     }
     let bytes = match (elements.dtype(), wire) {
         (DType::F32, DType::F16) => convert(elements.as_slice::<f32>().ok()?, f16::from_f32),
@@ -72,6 +71,22 @@ pub(crate) fn to_wire(elements: BufferRef<'_>, wire: Option<DType>) -> Option<(D
         _ => return None,
     };
     Some((wire, bytes))
+}
+
+/// The type that a message names; `None` where nobody knows it.
+pub(crate) fn dtype(code: u32) -> Option<DType> {
+    DType::from_code(u8::try_from(code).ok()?)
+}
+
+/// Elements as the bytes of a message, without a copy.
+pub(crate) fn to_bytes<T: Element>(elements: Vec<T>) -> Bytes {
+    struct Elements<T>(Vec<T>);
+    impl<T: Element> AsRef<[u8]> for Elements<T> {
+        fn as_ref(&self) -> &[u8] {
+            bytemuck::cast_slice(&self.0)
+        }
+    }
+    Bytes::from_owner(Elements(elements))
 }
 
 /// Row numbers out of a message; `None` where the bytes are no whole number of them.

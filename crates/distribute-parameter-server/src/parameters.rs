@@ -12,13 +12,12 @@ use futures_util::stream::{select_all, try_unfold};
 use futures_util::{Stream, StreamExt, TryFutureExt};
 use tonic::Status;
 
+use crate::lock::lock;
 use crate::numbers;
 use crate::wire::proto::{
-    AssignReply, AssignRequest, DescribeRequest, Description, Elements, Origin, PullRequest, PushReply, PushRequest,
-    Wanted,
+    AssignRequest, DescribeRequest, Description, Done, Elements, Origin, PullRequest, PushReply, PushRequest, Wanted,
 };
 use crate::wire::{Link, ps};
-use crate::worker::lock;
 use crate::{Error, Result};
 
 mod gradient;
@@ -168,14 +167,19 @@ impl Parameters {
     }
 
     /// Asks all servers what they have.
-    pub(crate) async fn refresh(&self) -> Result<()> {
+    pub(crate) async fn describe(&self) -> Result<Vec<Description>> {
         let mut all = Vec::new();
         for (server, link) in self.links.iter().enumerate() {
             let request = DescribeRequest { session: self.session };
             let description = link.call::<Description>(ps!("Describe"), request, self.patience).await;
             all.push(description.map_err(self.failed(server, "Describe"))?);
         }
-        self.set_table(Table::of(&all));
+        Ok(all)
+    }
+
+    /// Learns anew what there is.
+    pub(crate) async fn refresh(&self) -> Result<()> {
+        self.set_table(Table::of(&self.describe().await?));
         Ok(())
     }
 
@@ -195,11 +199,9 @@ impl Parameters {
                 places.insert(shard.number, (place, shard.rows.start * variable.row_len()));
             }
         }
-        let requests = wanted.into_iter().enumerate().map(|(server, wanted)| PullRequest {
-            session: self.session,
-            incarnation: versions.incarnations.get(&server).copied().unwrap_or(0),
-            wanted,
-            wire: self.wire.map(|wire| wire.code().into()),
+        let requests = wanted.into_iter().enumerate().map(|(server, wanted)| {
+            let incarnation = versions.incarnations.get(&server).copied().unwrap_or(0);
+            PullRequest { incarnation, wanted, ..self.pull_request() }
         });
         let mut arrivals = self.fetch(requests.collect());
         while let Some(arrival) = arrivals.next().await {
@@ -340,7 +342,7 @@ impl Parameters {
             requests.entry(server).or_default().push(request);
         }
         for (server, requests) in requests {
-            let reply = self.links[server].tell::<_, AssignReply>(ps!("Assign"), requests, self.patience).await;
+            let reply = self.links[server].tell::<_, Done>(ps!("Assign"), requests, self.patience).await;
             reply.map_err(self.failed(server, "Assign"))?;
         }
         Ok(())
@@ -373,8 +375,8 @@ impl Parameters {
     }
 
     fn dtype_of(&self, server: usize, elements: &Elements) -> Result<DType> {
-        let dtype = u8::try_from(elements.dtype).ok().and_then(DType::from_code);
-        dtype.ok_or_else(|| self.failed(server, "Pull")(Status::internal("it sent elements of an unknown type")))
+        numbers::dtype(elements.dtype)
+            .ok_or_else(|| self.failed(server, "Pull")(Status::internal("it sent elements of an unknown type")))
     }
 }
 

@@ -147,6 +147,13 @@ impl Function {
     }
 }
 
+impl From<String> for Failed {
+    /// The function panicked, with these words.
+    fn from(panic: String) -> Failed {
+        Failed::Theirs(panic.into())
+    }
+}
+
 impl std::fmt::Debug for Program {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let functions: Vec<_> = self.functions().collect();

@@ -104,12 +104,11 @@ impl Server {
             .build()
             .map_err(Error::Threads)?;
         let lifetime = Arc::new(Lifetime::new());
-        let incarnation = incarnation();
         runtime.block_on(async {
             let limits = (options.silence, options.patience);
             match task.kind {
-                TaskType::Ps => serve(listener, ServerMethods::new(incarnation, lifetime.clone())).await,
-                _ => serve(listener, WorkerMethods::new(program, incarnation, lifetime.clone(), limits)).await,
+                TaskType::Ps => serve(listener, ServerMethods::new(incarnation(), lifetime.clone())).await,
+                _ => serve(listener, WorkerMethods::new(program, lifetime.clone(), limits)).await,
             }
         })?;
         tracing::info!("{task} serves at {address}");

@@ -8,8 +8,8 @@ use tonic::body::Body;
 use crate::lifetime::Lifetime;
 use crate::store::Store;
 use crate::wire::proto::{
-    AssignReply, AssignRequest, AttendServer, CreateShard, DescribeRequest, Done, FenceRequest, LeaveRequest,
-    OptimizerOfShards, PullRequest, PushRequest, ServerState,
+    AssignRequest, AttendServer, CreateShard, DescribeRequest, Done, FenceRequest, LeaveRequest, OptimizerOfShards,
+    PullRequest, PushRequest, ServerState,
 };
 use crate::wire::{Inbox, Methods, check_version, reply, reply_all, reply_stream};
 
@@ -30,13 +30,7 @@ impl ServerMethods {
         self.store.begin_session(request.session)?;
         let state = ServerState { incarnation: self.store.incarnation() };
         reply_stream(async move |outbox| {
-            let attended = self.lifetime.attend();
-            if outbox.send(state).await {
-                tokio::select! {
-                    () = outbox.closed() => {}
-                    () = attended.over() => {}
-                }
-            }
+            self.lifetime.attend().hold(&outbox, state).await;
             Ok(())
         })
     }
@@ -68,7 +62,7 @@ impl ServerMethods {
         while let Some(request) = inbox.next::<AssignRequest>().await? {
             self.store.assign(&request)?;
         }
-        reply(AssignReply { counted: true })
+        reply(Done {})
     }
 }
 

@@ -4,7 +4,7 @@
 //! with nothing.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use distribute_device::DType;
 use tonic::Status;
@@ -19,6 +19,8 @@ mod tests;
 use self::optimizer::{Gradients, Optimizer, Turn};
 pub(crate) use self::shard::operation_of;
 use self::shard::{Gradient, Shard, invalid};
+use crate::lock::lock;
+use crate::numbers;
 use crate::wire::proto::{
     AssignRequest, CreateShard, Description, Elements, FenceRequest, OptimizerOfShards, Origin, PullRequest, PushReply,
     PushRequest, Wanted,
@@ -122,7 +124,7 @@ impl Store {
     /// One of the things that a request asks for; `None` where the caller has it already.
     pub(crate) fn pull(&self, request: &PullRequest, wanted: &Wanted) -> Result<Option<Elements>, Status> {
         self.check_session(request.session)?;
-        let wire = request.wire.and_then(|code| DType::from_code(u8::try_from(code).ok()?));
+        let wire = request.wire.and_then(numbers::dtype);
         let same_server = request.incarnation == self.incarnation;
         let elements = self.shard(wanted.shard)?.pull(wanted, same_server, wire)?;
         Ok(elements.map(|elements| Elements { incarnation: self.incarnation, ..elements }))
@@ -149,8 +151,7 @@ impl Store {
     /// Takes the gradient of a shard.
     pub(crate) fn push(&self, push: &mut Push, request: PushRequest) -> Result<(), Status> {
         let shard = self.shard(request.shard)?;
-        let dtype = u8::try_from(request.dtype).ok().and_then(DType::from_code);
-        let dtype = dtype.ok_or_else(|| invalid("an unknown data type"))?;
+        let dtype = numbers::dtype(request.dtype).ok_or_else(|| invalid("an unknown data type"))?;
         let rows = request.rows.map(|rows| shard.rising_rows(&rows)).transpose()?;
         let gradient = Gradient { dtype, rows, payload: request.payload };
         match &push.turn {
@@ -239,7 +240,3 @@ impl Store {
 
 /// What a coordinator is told whose place another one has taken.
 pub(crate) const TAKEN_OVER: &str = "another coordinator has taken over; there can be one at a time";
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}

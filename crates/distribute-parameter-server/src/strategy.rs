@@ -12,6 +12,7 @@ use distribute_device::{DType, Element};
 use distribute_values::{OptimizerDescription, TensorStorage};
 use tokio::runtime::Runtime;
 
+use crate::lock::lock;
 use crate::parameters::{Parameters, ShardInfo, Table, VariableInfo};
 use crate::partitioner::{self, Partitioner};
 use crate::placement::Placer;
@@ -19,8 +20,7 @@ use crate::server::incarnation;
 use crate::variable::ShardedVariable;
 use crate::wire::proto::{AttendServer, CreateShard, Done, OptimizerOfShards, ServerState};
 use crate::wire::{Replies, VERSION, is_lost, ps};
-use crate::worker::lock;
-use crate::{Error, Result};
+use crate::{Error, Result, numbers};
 
 mod builder;
 mod checkpoint;
@@ -144,7 +144,7 @@ impl ParameterServerStrategy {
                 let problem = format!("its initial part has {} elements, and {expected} are expected", elements.len());
                 return Err(Error::Variable { name: name.to_owned(), problem });
             }
-            Ok(Bytes::copy_from_slice(bytemuck::cast_slice(&elements)))
+            Ok(numbers::to_bytes(elements))
         })
     }
 
@@ -175,7 +175,7 @@ impl ParameterServerStrategy {
         };
         let row_bytes = shape.iter().skip(1).product::<usize>() * dtype.size_bytes();
         let mut infos = Vec::new();
-        for (index, rows) in partitioner::div_cut(shape.first().copied().unwrap_or(1), shards).into_iter().enumerate() {
+        for rows in partitioner::div_cut(shape.first().copied().unwrap_or(1), shards) {
             let server = made.placer.place((rows.len() * row_bytes) as u64);
             let number = made.shards.len() as u32;
             let about = CreateShard {
@@ -186,7 +186,6 @@ impl ParameterServerStrategy {
                 shape: shape.iter().map(|extent| *extent as u64).collect(),
                 first_row: rows.start as u64,
                 rows: rows.len() as u64,
-                index: index as u32,
                 shards: shards as u32,
                 trainable,
                 ..CreateShard::default()

@@ -11,7 +11,7 @@ mod frame;
 mod serve;
 
 pub(crate) use call::{Link, Replies, is_lost};
-pub(crate) use frame::Inbox;
+pub(crate) use frame::{Inbox, Outbox, Parcel};
 pub(crate) use serve::{Methods, Router, check_version, reply, reply_all, reply_stream};
 
 /// The messages.

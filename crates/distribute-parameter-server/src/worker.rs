@@ -4,17 +4,17 @@ use std::any::Any;
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
-use distribute_device::DType;
 use distribute_input::InputContext;
 use tokio::sync::oneshot;
 use tonic::Status;
 use tonic::body::Body;
 
 use crate::lifetime::Lifetime;
+use crate::lock::lock;
 use crate::parameters::Parameters;
 use crate::program::Failed;
 use crate::store::TAKEN_OVER;
@@ -22,12 +22,11 @@ use crate::wire::proto::{
     AttendWorker, Closure, Done, LeaveRequest, Outcome, Problem, Resource as ResourceRequest, WorkerState,
 };
 use crate::wire::{Inbox, Methods, check_version, reply, reply_stream};
-use crate::{Error, Program, WorkerContext};
+use crate::{Error, Program, WorkerContext, numbers};
 
 /// The service of a worker.
 pub(crate) struct WorkerMethods {
     program: Program,
-    incarnation: u64,
     lifetime: Arc<Lifetime>,
     limits: (Duration, Duration),
     attendance: Mutex<Option<Arc<Attendance>>>,
@@ -63,13 +62,8 @@ pub(crate) struct Resource {
 type Job = (Closure, oneshot::Sender<Outcome>);
 
 impl WorkerMethods {
-    pub(crate) fn new(
-        program: Program,
-        incarnation: u64,
-        lifetime: Arc<Lifetime>,
-        limits: (Duration, Duration),
-    ) -> WorkerMethods {
-        WorkerMethods { program, incarnation, lifetime, limits, attendance: Mutex::default(), over: Mutex::default() }
+    pub(crate) fn new(program: Program, lifetime: Arc<Lifetime>, limits: (Duration, Duration)) -> WorkerMethods {
+        WorkerMethods { program, lifetime, limits, attendance: Mutex::default(), over: Mutex::default() }
     }
 
     fn attend(self: Arc<Self>, request: &AttendWorker) -> Result<Body, Status> {
@@ -88,15 +82,9 @@ impl WorkerMethods {
                 lock(&self.over).push(earlier.session);
             }
         }
-        let state = WorkerState { incarnation: self.incarnation };
+        let state = WorkerState {};
         reply_stream(async move |outbox| {
-            let attended = self.lifetime.attend();
-            if outbox.send(state).await {
-                tokio::select! {
-                    () = outbox.closed() => {}
-                    () = attended.over() => {}
-                }
-            }
+            self.lifetime.attend().hold(&outbox, state).await;
             attendance.over.store(true, Ordering::Release);
             Ok(())
         })
@@ -165,7 +153,7 @@ impl Attendance {
         program: Program,
         limits: (Duration, Duration),
     ) -> Result<Arc<Attendance>, Status> {
-        let wire = request.wire.and_then(|code| DType::from_code(u8::try_from(code).ok()?));
+        let wire = request.wire.and_then(numbers::dtype);
         let runtime = tokio::runtime::Handle::current();
         let parameters = Parameters::new(runtime, &request.servers, request.session, wire, limits)
             .map_err(|error| Status::invalid_argument(error.to_string()))?;
@@ -201,12 +189,8 @@ impl Attendance {
         let parameters = self.parameters.clone();
         parameters.take_noted();
         let context = WorkerContext::new(self, origin);
-        let outcome = program.find(&closure.function).map_err(Failed::Ours).and_then(|function| {
-            caught(|| function.run(&context, &closure.payload).map_err(Caught::Failed)).map_err(|caught| match caught {
-                Caught::Failed(failed) => failed,
-                Caught::Panicked(message) => Failed::Theirs(message.into()),
-            })
-        });
+        let function = program.find(&closure.function).map_err(Failed::Ours);
+        let outcome = function.and_then(|function| caught(|| function.run(&context, &closure.payload)));
         let outcome = outcome.map_err(|failed| match parameters.take_noted() {
             Some(noted) => Failed::Ours(noted),
             None => failed,
@@ -215,18 +199,6 @@ impl Attendance {
             Ok(result) => Outcome { problem: None, payload: Bytes::from(result) },
             Err(failed) => Outcome { problem: Some(problem(failed)), payload: Bytes::new() },
         }
-    }
-}
-
-/// Why a function of the program has returned nothing.
-pub(crate) enum Caught {
-    Failed(Failed),
-    Panicked(String),
-}
-
-impl From<String> for Caught {
-    fn from(panic: String) -> Caught {
-        Caught::Panicked(panic)
     }
 }
 
@@ -262,8 +234,4 @@ fn problem(failed: Failed) -> Problem {
             Problem { message, server: None, cancelled: false }
         }
     }
-}
-
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -12,6 +12,7 @@ use distribute::input::read::{Csv, Example, Feature, Lines, Parquet, ReadOptions
 use distribute::input::{AUTOTUNE, Array, Dataset, FileShard, Parallel};
 use serde::{Deserialize, Serialize};
 
+use super::peers::installed;
 use super::{spread, text};
 
 #[derive(Args)]
@@ -238,9 +239,7 @@ impl Peer {
         let mut peers = Vec::new();
         for (name, folder, module, script) in known {
             let python = PathBuf::from(format!("target/peers/{folder}/bin/python"));
-            let installed =
-                Command::new(&python).args(["-c", &format!("import {module}")]).stderr(Stdio::null()).output();
-            if installed.is_ok_and(|output| output.status.success()) {
+            if installed(&python, module) {
                 peers.push(Peer { name, python, script });
             } else {
                 println!(

@@ -1,7 +1,7 @@
 //! The same work by others: Open MPI, Gloo and TensorFlow, run in turns with ours.
 
 use std::net::TcpListener;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use clap::ValueEnum;
@@ -115,11 +115,16 @@ impl Peer {
     }
 }
 
+/// Whether a Python has a module.
+pub(super) fn installed(python: &Path, module: &str) -> bool {
+    let output = Command::new(python).args(["-c", &format!("import {module}")]).stderr(Stdio::null()).output();
+    output.is_ok_and(|output| output.status.success())
+}
+
 /// What rank 0 of a Python script prints; `None` where its module is not installed in `target/peers`.
 fn python(folder: &str, module: &str, script: &str, ranks: usize, sizes: &[String]) -> Result<Option<Vec<u8>>, String> {
     let python = PathBuf::from(format!("target/peers/{folder}/bin/python"));
-    let installed = Command::new(&python).args(["-c", &format!("import {module}")]).stderr(Stdio::null()).output();
-    if !installed.is_ok_and(|output| output.status.success()) {
+    if !installed(&python, module) {
         return Ok(None);
     }
     let ports = {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use super::text;
 
 /// Processes that are killed when this is dropped.
-struct Children(Vec<Child>);
+pub(super) struct Children(pub(super) Vec<Child>);
 
 impl Drop for Children {
     fn drop(&mut self) {

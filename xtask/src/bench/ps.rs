@@ -14,6 +14,8 @@ use distribute::device::DType as WireType;
 use distribute::prelude::*;
 use serde::{Deserialize, Serialize};
 
+use super::peers::installed;
+use super::processes::Children;
 use super::train::Mlp;
 use super::{spread, text};
 
@@ -133,7 +135,7 @@ impl Module for Words {
 pub(crate) fn run(flags: &Flags) -> Result<(), String> {
     let python = PathBuf::from("target/peers/tf/bin/python");
     let peers: &[&str] = match flags.compare {
-        true if installed(&python) => &["distribute", "TensorFlow"],
+        true if installed(&python, "tensorflow") => &["distribute", "TensorFlow"],
         true => {
             println!(
                 "skipped: TensorFlow is not installed (python3 -m venv target/peers/tf && target/peers/tf/bin/pip install tensorflow)"
@@ -188,19 +190,6 @@ pub(crate) fn run(flags: &Flags) -> Result<(), String> {
         }
     }
     Ok(())
-}
-
-/// Processes that are killed when this is dropped.
-struct Children(Vec<Child>);
-
-impl Drop for Children {
-    fn drop(&mut self) {
-        for child in &mut self.0 {
-            // Those that have ended cannot be killed; that is fine.
-            let _ = child.kill();
-            let _ = child.wait();
-        }
-    }
 }
 
 /// One run of a cluster; what its chief prints, and the memory of its largest server in MB, early and late.
@@ -270,11 +259,6 @@ fn command(flags: &Flags, python: Option<&Path>) -> Result<Command, String> {
         command.arg("--bf16");
     }
     Ok(command)
-}
-
-fn installed(python: &Path) -> bool {
-    let output = Command::new(python).args(["-c", "import tensorflow"]).stderr(Stdio::null()).output();
-    output.is_ok_and(|output| output.status.success())
 }
 
 /// Memory that a process really uses.

@@ -11,6 +11,7 @@ use distribute_parameter_server::{ParameterServerStrategy, ShardedVariable, Work
 use distribute_values::TensorStorage;
 
 use super::embedding::{self, Table};
+use crate::model::is_statistic;
 use crate::tensor::dtype_of;
 use crate::{Error, Result, initial};
 
@@ -147,11 +148,6 @@ impl SimpleBackend for Copying {
     fn contains_tensor(&self, name: &str) -> bool {
         self.variables.contains_key(name)
     }
-}
-
-/// Running statistics of normalisation layers are written by the layer itself, and never trained.
-fn is_statistic(name: &str) -> bool {
-    ["running_mean", "running_var"].iter().any(|statistic| name.ends_with(statistic))
 }
 
 fn check(variable: &ShardedVariable, shape: &Shape, dtype: DType) -> candle_core::Result<()> {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use distribute_device::DType;
 
+use crate::numbers;
 use crate::wire::proto::{CreateShard, Description};
 
 /// A variable, as the servers describe it.
@@ -79,7 +80,7 @@ impl Table {
             }
         }
         for (name, (about, mut shards)) in shards {
-            let Some(dtype) = u8::try_from(about.dtype).ok().and_then(DType::from_code) else { continue };
+            let Some(dtype) = numbers::dtype(about.dtype) else { continue };
             // One that is still being made has fewer.
             if shards.len() != about.shards as usize {
                 continue;

@@ -9,7 +9,7 @@ use tonic::Status;
 
 use super::shard::{Gradient, Shard, invalid};
 use super::tokens::Tokens;
-use crate::numbers::Float;
+use crate::numbers::{self, Float};
 use crate::wire::proto::{OptimizerOfShards, Origin};
 
 /// An optimizer's state on one server.
@@ -170,16 +170,7 @@ fn mean<T: Float>(shard: &Shard, gradients: &[Gradient], contributions: usize) -
         None => (Some(rows.keys().copied().collect()), rows.into_values().flatten().collect()),
     };
     sum.iter_mut().for_each(|x| *x = *x * share);
-    Ok(Gradient { dtype: T::DTYPE, rows: of, payload: bytes::Bytes::from_owner(Sum(sum)) })
-}
-
-/// Bytes of elements that are computed with as they are.
-struct Sum<T>(Vec<T>);
-
-impl<T: bytemuck::NoUninit> AsRef<[u8]> for Sum<T> {
-    fn as_ref(&self) -> &[u8] {
-        bytemuck::cast_slice(&self.0)
-    }
+    Ok(Gradient { dtype: T::DTYPE, rows: of, payload: numbers::to_bytes(sum) })
 }
 
 fn add<T: Float>(sum: &mut [T], values: &[T]) {

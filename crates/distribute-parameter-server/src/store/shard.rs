@@ -1,6 +1,6 @@
 //! Some rows of a variable, with what optimizers keep for them.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use bytes::Bytes;
 use distribute_device::{BufferRef, DType, HostBuffer};
@@ -8,6 +8,7 @@ use distribute_values::{OptimizerDescription, Scatter};
 use tonic::Status;
 
 use super::tokens::Tokens;
+use crate::lock::lock;
 use crate::numbers::{self, Float};
 use crate::wire::proto::{AssignRequest, CreateShard, Elements, Origin, Wanted};
 
@@ -56,8 +57,7 @@ impl Shard {
     /// Makes it, from the elements in the payload, or zeroed.
     pub(super) fn new(mut about: CreateShard) -> Result<Shard, Status> {
         let payload = std::mem::take(&mut about.payload);
-        let dtype = u8::try_from(about.dtype).ok().and_then(DType::from_code);
-        let dtype = dtype.ok_or_else(|| invalid("an unknown data type"))?;
+        let dtype = numbers::dtype(about.dtype).ok_or_else(|| invalid("an unknown data type"))?;
         let row_len: u64 = about.shape.iter().skip(1).product();
         let len_bytes = about.rows.saturating_mul(row_len).saturating_mul(dtype.size_bytes() as u64) as usize;
         let mut elements =
@@ -168,7 +168,7 @@ impl Shard {
         let values = aligned.view(self.dtype).map_err(internal)?;
         let outcome = match rows {
             Some(rows) => scatter.apply(target, self.row_len, rows.iter().map(|row| *row as usize), values),
-            None => scatter.apply(target, target_len(values), [0], values),
+            None => scatter.apply(target, values.len(), [0], values),
         };
         outcome.map_err(internal)?;
         state.version += 1;
@@ -212,19 +212,13 @@ impl Shard {
         // `owned_elements` has made it this shard's alone.
         let elements = Arc::get_mut(elements).ok_or_else(|| Status::internal("elements are shared"))?;
         let parameter = elements.as_mut_slice::<T>().map_err(internal)?;
-        let mut memory = Vec::with_capacity(slots.len());
-        for name in rule.slots() {
-            let at = slots.iter().position(|(slot, _)| slot == name).ok_or_else(|| self.no_slot(name))?;
-            // In the order in which the rule names them, which is that in which they were made.
-            memory.push(at);
+        // In the order in which the rule names them, which is that in which they were made.
+        let named = slots.iter_mut().filter(|(name, _)| rule.slots().contains(name));
+        let mut memory: Vec<&mut [T]> =
+            named.map(|(_, slot)| slot.as_mut_slice::<T>()).collect::<Result<_, _>>().map_err(internal)?;
+        if memory.len() != rule.slots().len() {
+            return Err(self.no_slot(&rule.slots().join(", ")));
         }
-        let mut memory: Vec<&mut [T]> = slots
-            .iter_mut()
-            .enumerate()
-            .filter(|(at, _)| memory.contains(at))
-            .map(|(_, (_, slot))| slot.as_mut_slice::<T>())
-            .collect::<Result<_, _>>()
-            .map_err(internal)?;
         match &gradient.rows {
             None => rule.update(step, learning_rate, parameter, &values, &mut memory),
             Some(rows) => {
@@ -288,7 +282,7 @@ impl Shard {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 }
 
@@ -310,10 +304,6 @@ impl State {
         }
         Arc::get_mut(&mut self.elements).ok_or_else(|| Status::internal("elements are shared"))
     }
-}
-
-fn target_len(values: BufferRef<'_>) -> usize {
-    values.len()
 }
 
 /// What an assignment's number means.

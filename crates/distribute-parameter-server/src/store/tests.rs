@@ -21,7 +21,6 @@ fn store(contributions: u32) -> Store {
                 shape: vec![4, 2],
                 first_row,
                 rows: rows as u64,
-                index: shard,
                 shards: 2,
                 trainable: true,
                 payload,

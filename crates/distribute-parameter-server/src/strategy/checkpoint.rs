@@ -5,19 +5,16 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use bytes::Bytes;
-use distribute_device::DType;
 use distribute_strategy::Strategy;
 use distribute_train::BoxError;
 use distribute_train::checkpoint::{CheckpointManager, Checkpointed, Snapshot};
-use distribute_values::{HostTensor, OptimizerDescription};
+use distribute_values::OptimizerDescription;
 use serde::{Deserialize, Serialize};
 
 use super::{Inner, ParameterServerStrategy};
-use crate::numbers;
+use crate::lock::lock;
 use crate::parameters::VariableInfo;
-use crate::wire::proto::{CreateShard, DescribeRequest, Description};
-use crate::wire::ps;
-use crate::worker::lock;
+use crate::wire::proto::CreateShard;
 use crate::{Error, Result};
 
 /// The files of a checkpoint.
@@ -37,7 +34,8 @@ impl Checkpointed for ParameterServerStrategy {
     fn save(&self, _: &Strategy, snapshot: &mut Snapshot) -> Result<(), BoxError> {
         let inner = &self.inner;
         for variable in inner.parameters.table().variables.values() {
-            put(snapshot, MODEL, &variable.name, variable, &inner.fetch(variable, "")?)?;
+            let bytes = inner.fetch(variable, "")?;
+            snapshot.put_bytes(MODEL, &variable.name, variable.dtype, &variable.shape, bytes);
         }
         let optimizers = lock(&inner.made).optimizers.clone();
         let mut states = OptimizerStates::default();
@@ -49,7 +47,9 @@ impl Checkpointed for ParameterServerStrategy {
             for name in names {
                 let Some(variable) = inner.parameters.table().variables.get(&name).cloned() else { continue };
                 for slot in description.rule.slots() {
-                    put(snapshot, OPTIMIZER, &format!("{name}/{slot}"), &variable, &inner.fetch(&variable, slot)?)?;
+                    let bytes = inner.fetch(&variable, slot)?;
+                    let name = format!("{name}/{slot}");
+                    snapshot.put_bytes(OPTIMIZER, &name, variable.dtype, &variable.shape, bytes);
                 }
             }
         }
@@ -74,15 +74,9 @@ impl Inner {
     /// How many steps each optimizer has made: the most of any server.
     async fn steps(&self) -> Result<BTreeMap<u32, u64>> {
         let mut steps: BTreeMap<u32, u64> = BTreeMap::new();
-        let parameters = &self.parameters;
-        for server in 0..parameters.servers() {
-            let request = DescribeRequest { session: parameters.session() };
-            let description =
-                parameters.link(server).call::<Description>(ps!("Describe"), request, parameters.patience()).await;
-            for optimizer in description.map_err(parameters.failed(server, "Describe"))?.optimizers {
-                let known = steps.entry(optimizer.optimizer).or_default();
-                *known = (*known).max(optimizer.steps);
-            }
+        for optimizer in self.parameters.describe().await?.into_iter().flat_map(|server| server.optimizers) {
+            let known = steps.entry(optimizer.optimizer).or_default();
+            *known = (*known).max(optimizer.steps);
         }
         Ok(steps)
     }
@@ -136,23 +130,6 @@ impl Inner {
         }
         Ok(())
     }
-}
-
-/// Puts a whole tensor.
-fn put(snapshot: &mut Snapshot, file: &str, name: &str, of: &VariableInfo, bytes: &[u8]) -> Result<(), BoxError> {
-    macro_rules! typed {
-        ($($dtype:ident => $t:ty),*) => {
-            match of.dtype {
-                $(DType::$dtype => {
-                    let tensor = HostTensor::new(&of.shape, numbers::whole::<$t>(bytes).into_owned())?;
-                    snapshot.put(file, name, &tensor)?;
-                })*
-            }
-        };
-    }
-    typed!(F32 => f32, F64 => f64, F16 => half::f16, BF16 => half::bf16, I8 => i8, U8 => u8, I32 => i32, U32 => u32,
-        I64 => i64, U64 => u64);
-    Ok(())
 }
 
 /// A shard's rows of a whole tensor.

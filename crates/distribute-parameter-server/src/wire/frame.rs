@@ -35,7 +35,7 @@ macro_rules! parcels {
 }
 
 parcels!(
-    Done, AttendServer, ServerState, OptimizerOfShards, DescribeRequest, Description, PullRequest, PushReply, AssignReply,
+    Done, AttendServer, ServerState, OptimizerOfShards, DescribeRequest, Description, PullRequest, PushReply,
     FenceRequest, LeaveRequest, AttendWorker, WorkerState, Resource;
     CreateShard, Elements, PushRequest, AssignRequest, Closure, Outcome
 );

@@ -58,8 +58,14 @@ impl Snapshot {
         let (dtype, shape) = (tensor.dtype()?, tensor.shape());
         let mut bytes = Vec::new();
         tensor.read(&mut |elements| bytes = elements.as_bytes().to_vec())?;
-        self.files.entry(file.to_owned()).or_default().insert(name.to_owned(), Stored { dtype, shape, bytes });
+        self.put_bytes(file, name, dtype, &shape, bytes);
         Ok(())
+    }
+
+    /// Keeps a tensor that is bytes already, of elements in row-major order, in a file.
+    pub fn put_bytes(&mut self, file: &str, name: &str, dtype: DType, shape: &[usize], bytes: Vec<u8>) {
+        let stored = Stored { dtype, shape: shape.to_vec(), bytes };
+        self.files.entry(file.to_owned()).or_default().insert(name.to_owned(), stored);
     }
 
     /// A tensor of a file, made by the library of `like`, whose shape and type it must have.
