@@ -12,8 +12,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use self::event::CpuEvent;
-use self::memory::{Account, CpuMemory};
+use self::memory::CpuMemory;
 use self::stream::CpuStream;
+use crate::account::Account;
 use crate::{Device, DeviceBuffer, DeviceKind, Error, Event, HostBuffer, LogicalDevice, MemoryUse, Result, Stream};
 
 /// A logical CPU as a [`Device`].

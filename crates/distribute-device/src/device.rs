@@ -10,10 +10,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::{DeviceKind, DeviceSpec, Error, HostBuffer, LogicalDevice, Result, Transfer};
-
-/// A function of the caller that runs on the host in a stream's order.
-pub type HostFn = Box<dyn FnOnce() -> Result<(), Box<dyn std::error::Error + Send + Sync>> + Send>;
+use crate::{DeviceKind, DeviceSpec, Error, HostBuffer, HostFn, LogicalDevice, Result, Transfer};
 
 /// A handle to a logical device.
 ///
@@ -95,9 +92,10 @@ pub trait Device: Any + Debug + Send + Sync {
 
 /// Operations that run one after the other, while the caller goes on.
 ///
-/// Enqueuing checks its arguments at once. What fails while running is kept: the operations after
-/// it are not run, and [`Stream::synchronize`], events recorded later and transfers return the
-/// first failure. Dropping a stream lets the queued operations finish.
+/// Enqueuing checks its arguments at once. What fails while running is kept: [`Stream::synchronize`], events
+/// recorded later and transfers return the first failure. The operations after it are not run; on a GPU, copies and
+/// kernels that were enqueued behind a host function that then fails are, since the driver cannot take them back.
+/// Dropping a stream lets the queued operations finish.
 ///
 /// Several threads may enqueue; their operations run in some order of the enqueuing.
 ///

@@ -164,6 +164,8 @@ impl Devices {
         let device = self.find(name)?;
         match device.physical.kind {
             DeviceKind::Cpu => Ok(Arc::new(CpuDevice::new(device.clone()))),
+            #[cfg(feature = "cuda")]
+            DeviceKind::Gpu => Ok(Arc::new(crate::cuda::CudaDevice::new(device.clone())?)),
             kind => Err(Error::NoSuchDevice { asked: device.spec.short(), reason: absence(kind) }),
         }
     }

@@ -23,7 +23,8 @@ pub struct PhysicalDevice {
     pub cores: Option<NonZeroUsize>,
 }
 
-/// The devices of this machine that this build can use: the host's CPU, as one device.
+/// The devices of this machine that this build can use: the host's CPU, as one device, and with the feature `cuda` the
+/// GPUs that the driver shows.
 ///
 /// A missing kind of device is no error here; [`absence`] says why it is missing.
 ///
@@ -38,13 +39,39 @@ pub struct PhysicalDevice {
 /// `tf.config.list_physical_devices`; `/proc/cpuinfo`, `/proc/meminfo`.
 pub fn discover() -> Vec<PhysicalDevice> {
     let model = fs::read_to_string("/proc/cpuinfo").ok().and_then(|text| cpu_model(&text));
-    vec![PhysicalDevice {
+    let cpu = PhysicalDevice {
         kind: DeviceKind::Cpu,
         index: 0,
         name: model.unwrap_or_else(|| format!("{} processor", std::env::consts::ARCH)),
         memory_bytes: fs::read_to_string("/proc/meminfo").ok().and_then(|text| total_memory_bytes(&text)),
         cores: available_parallelism().ok(),
-    }]
+    };
+    [cpu].into_iter().chain(gpus()).collect()
+}
+
+#[cfg(feature = "cuda")]
+fn gpus() -> Vec<PhysicalDevice> {
+    // Why there are none, `absence` says.
+    crate::cuda::gpus().into_iter().flatten().map(|gpu| gpu.physical()).collect()
+}
+
+#[cfg(not(feature = "cuda"))]
+fn gpus() -> Vec<PhysicalDevice> {
+    Vec::new()
+}
+
+/// Why this build cannot use the driver that is there.
+#[cfg(feature = "cuda")]
+fn gpu_problem() -> String {
+    match crate::cuda::gpus() {
+        Ok(gpus) => format!("the driver shows {} GPUs, but this table was made without them", gpus.len()),
+        Err(reason) => reason,
+    }
+}
+
+#[cfg(not(feature = "cuda"))]
+fn gpu_problem() -> String {
+    "this build has no CUDA support (Cargo feature cuda)".to_owned()
 }
 
 /// Why this build finds no device of a kind on this machine, and what to do: a clause for an error or a report.
@@ -70,7 +97,7 @@ fn gpu_absence(driver: &Path) -> String {
         .filter_map(|entry| fs::read_to_string(entry.path().join("information")).ok())
         .filter_map(|text| field(&text, "Model"))
         .collect();
-    let build = "this build has no CUDA support";
+    let build = gpu_problem();
     if !models.is_empty() {
         format!("the NVIDIA driver shows {}, but {build}; use CPU devices", models.join(", "))
     } else if driver.join("version").exists() {

@@ -186,6 +186,41 @@ pub enum Error {
         /// Why it failed.
         source: Arc<Error>,
     },
+    /// The driver of a GPU refused a call, or what was enqueued failed.
+    #[error("{device}: {operation} failed: {cause}")]
+    Cuda {
+        /// What was asked of it.
+        operation: &'static str,
+        /// The device.
+        device: String,
+        /// The driver's name for the error and its words.
+        cause: String,
+    },
+    /// CUDA's run-time compiler cannot be used.
+    #[error(
+        "kernels cannot be compiled for this GPU: {problem}; install libnvrtc of CUDA 12 or 13 (the Python package \
+         nvidia-cuda-nvrtc has it), or name its file in DISTRIBUTE_NVRTC_LIBRARY"
+    )]
+    Nvrtc {
+        /// What is wrong.
+        problem: String,
+    },
+    /// A kernel was not accepted by the compiler.
+    #[error("kernel {name} could not be compiled: {problem}")]
+    Kernel {
+        /// The file.
+        name: String,
+        /// What the compiler said.
+        problem: String,
+    },
+    /// Memory for a kernel does not fit what it is to do.
+    #[error("{operation}: {problem}")]
+    Operands {
+        /// What was asked for.
+        operation: &'static str,
+        /// What is wrong, and what to give.
+        problem: String,
+    },
     /// A function of the caller, run in a stream, returned an error.
     #[error("a host function returned an error: {source}")]
     HostFunction {

@@ -1,6 +1,7 @@
 //! Owned host memory.
 
 use std::fmt;
+use std::ops::Range;
 
 use bytemuck::{Pod, Zeroable};
 
@@ -161,6 +162,14 @@ impl HostBuffer {
 impl fmt::Debug for HostBuffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("HostBuffer").field("len_bytes", &self.len_bytes).field("pinned", &self.is_pinned()).finish()
+    }
+}
+
+/// The range of `len` bytes from `start`, where a buffer of `len_bytes` has it.
+pub(crate) fn byte_range(what: &'static str, start: usize, len: usize, len_bytes: usize) -> Result<Range<usize>> {
+    match start.checked_add(len) {
+        Some(end) if end <= len_bytes => Ok(start..end),
+        end => Err(Error::ByteRange { what, start, end: end.unwrap_or(usize::MAX), len_bytes }),
     }
 }
 

@@ -15,6 +15,7 @@
 //! | hold memory on a device | [`DeviceBuffer`], [`DeviceMemory`] |
 //! | order work and copies | [`Device`], [`Stream`], [`Event`], [`Transfer`] |
 //! | do all that without an accelerator | [`CpuDevice`] |
+//! | compute on GPUs, with the feature `cuda` | `cuda::CudaDevice`, `cuda::CudaStream` |
 //!
 //! # Examples
 //! Two logical CPUs; one stream each; a copy to the first, across to the second, and back:
@@ -46,25 +47,30 @@
 //! - Memory that an asynchronous copy uses lives until the copy has ended, whatever the caller drops.
 //! - Names that cannot be read and devices that are not there are errors in words, never panics.
 
+mod account;
 mod cpu;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 mod device;
 mod devices;
 mod discover;
 mod dtype;
 mod error;
 mod host_buffer;
+mod host_fn;
 mod spec;
 mod transfer;
 mod view;
 
 pub use cpu::{CpuDevice, CpuOptions};
-pub use device::{Device, DeviceBuffer, DeviceMemory, Event, HostFn, MemoryUse, Stream};
+pub use device::{Device, DeviceBuffer, DeviceMemory, Event, MemoryUse, Stream};
 pub use devices::{Devices, LogicalDevice, parse_device_list};
 pub use discover::{PhysicalDevice, absence, discover};
 pub use dtype::{DType, Element};
 pub use error::{Error, Result};
 pub use half::{bf16, f16};
 pub use host_buffer::{HOST_ALIGN_BYTES, HostBuffer, HostMemory};
+pub use host_fn::HostFn;
 pub use spec::{DeviceIndex, DeviceKind, DeviceSpec};
 pub use transfer::{HostSlot, Transfer};
 pub use view::{BufferMut, BufferRef};

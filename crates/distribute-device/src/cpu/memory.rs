@@ -2,18 +2,10 @@
 
 use std::any::Any;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::{DeviceBuffer, DeviceMemory, DeviceSpec, Error, HostBuffer, MemoryUse, Result};
-
-/// What the allocations of one device handle add up to.
-#[derive(Debug)]
-pub(super) struct Account {
-    /// Relaxed everywhere: only a sum, which publishes no other memory.
-    used_bytes: AtomicU64,
-    limit_bytes: Option<u64>,
-}
+use crate::account::Account;
+use crate::{DeviceBuffer, DeviceMemory, DeviceSpec, Error, HostBuffer, Result};
 
 /// An allocation. Clones are handles to it.
 #[derive(Clone, Debug)]
@@ -33,35 +25,6 @@ struct Allocation {
 pub(super) struct Region {
     memory: CpuMemory,
     range: Range<usize>,
-}
-
-impl Account {
-    pub(super) fn new(limit_bytes: Option<u64>) -> Account {
-        Account { used_bytes: AtomicU64::new(0), limit_bytes }
-    }
-
-    pub(super) fn current(&self) -> MemoryUse {
-        MemoryUse { used_bytes: self.used_bytes.load(Ordering::Relaxed), limit_bytes: self.limit_bytes }
-    }
-
-    fn take(&self, device: &DeviceSpec, asked_bytes: u64) -> Result<()> {
-        let limit_bytes = self.limit_bytes.unwrap_or(u64::MAX);
-        self.used_bytes
-            .try_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
-                used.checked_add(asked_bytes).filter(|sum| *sum <= limit_bytes)
-            })
-            .map_err(|used_bytes| Error::DeviceMemory {
-                device: device.short(),
-                asked_bytes,
-                used_bytes,
-                limit_bytes,
-            })?;
-        Ok(())
-    }
-
-    fn give_back(&self, len_bytes: u64) {
-        self.used_bytes.fetch_sub(len_bytes, Ordering::Relaxed);
-    }
 }
 
 impl CpuMemory {

@@ -4,7 +4,6 @@
 //! whatever stream.
 
 use std::any::Any;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -14,6 +13,8 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, SendTimeoutError, Sender, bo
 use super::CpuOptions;
 use super::event::{Completion, CpuEvent, Failure, Finisher, Outcome};
 use super::memory::Region;
+use crate::host_buffer::byte_range;
+use crate::host_fn;
 use crate::{DeviceBuffer, DeviceSpec, Error, Event, HostBuffer, HostFn, HostSlot, Result, Stream, Transfer};
 
 /// How long dropping a stream waits for its operations; they go on after that, with no one to wait for them.
@@ -114,7 +115,7 @@ impl Stream for CpuStream {
 
     fn copy_from_host(&self, source: HostBuffer, offset_bytes: usize, destination: &DeviceBuffer) -> Result<Transfer> {
         let destination = self.own(destination)?;
-        check_inside("host buffer (the source)", offset_bytes, destination.len_bytes(), source.len_bytes())?;
+        byte_range("host buffer (the source)", offset_bytes, destination.len_bytes(), source.len_bytes())?;
         let (finisher, source, transfer) = self.transfer(source, FROM_HOST);
         self.enqueue(Operation::FromHost { source, offset_bytes, destination, finisher })?;
         Ok(transfer)
@@ -122,7 +123,7 @@ impl Stream for CpuStream {
 
     fn copy_to_host(&self, source: &DeviceBuffer, destination: HostBuffer, offset_bytes: usize) -> Result<Transfer> {
         let source = self.own(source)?;
-        check_inside("host buffer (the destination)", offset_bytes, source.len_bytes(), destination.len_bytes())?;
+        byte_range("host buffer (the destination)", offset_bytes, source.len_bytes(), destination.len_bytes())?;
         let (finisher, destination, transfer) = self.transfer(destination, TO_HOST);
         self.enqueue(Operation::ToHost { source, destination, offset_bytes, finisher })?;
         Ok(transfer)
@@ -259,7 +260,7 @@ impl Worker {
             }
             Operation::Copy { source, destination } => source.copy_to(&destination),
             Operation::Fill { destination, byte } => destination.with(|device| device.fill(byte)),
-            Operation::Host(function) => return call(function),
+            Operation::Host(function) => return host_fn::call(function),
             Operation::Record(finisher) => finisher.finish(Ok(())),
             Operation::Wait { completion, owner } => {
                 let outcome = completion.wait(deadline_after(self.patience)).ok_or_else(|| Error::Deadline {
@@ -278,29 +279,10 @@ impl Worker {
     }
 }
 
-fn call(function: HostFn) -> Result<()> {
-    match catch_unwind(AssertUnwindSafe(function)) {
-        Ok(Ok(())) => Ok(()),
-        Ok(Err(source)) => Err(Error::HostFunction { source }),
-        Err(panic) => {
-            let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-            let message = text.or_else(|| panic.downcast_ref::<String>().cloned());
-            Err(Error::HostPanic { message: message.unwrap_or_else(|| "(the panic has no message)".to_owned()) })
-        }
-    }
-}
-
 /// A moment from now; far away where the sum is beyond the clock.
 fn deadline_after(patience: Duration) -> Instant {
     let now = Instant::now();
     now.checked_add(patience).unwrap_or_else(|| now + Duration::from_secs(u64::from(u32::MAX)))
-}
-
-fn check_inside(what: &'static str, start: usize, count: usize, len_bytes: usize) -> Result<()> {
-    match start.checked_add(count) {
-        Some(end) if end <= len_bytes => Ok(()),
-        end => Err(Error::ByteRange { what, start, end: end.unwrap_or(usize::MAX), len_bytes }),
-    }
 }
 
 fn check_lengths(source: &Region, destination: &Region) -> Result<()> {

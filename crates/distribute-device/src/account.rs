@@ -1,0 +1,42 @@
+//! Memory in use through one handle of a device, and its limit.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::{DeviceSpec, Error, MemoryUse, Result};
+
+/// What the allocations of one device handle add up to.
+#[derive(Debug)]
+pub(crate) struct Account {
+    /// Relaxed everywhere: only a sum, which publishes no other memory.
+    used_bytes: AtomicU64,
+    limit_bytes: Option<u64>,
+}
+
+impl Account {
+    pub(crate) fn new(limit_bytes: Option<u64>) -> Account {
+        Account { used_bytes: AtomicU64::new(0), limit_bytes }
+    }
+
+    pub(crate) fn current(&self) -> MemoryUse {
+        MemoryUse { used_bytes: self.used_bytes.load(Ordering::Relaxed), limit_bytes: self.limit_bytes }
+    }
+
+    pub(crate) fn take(&self, device: &DeviceSpec, asked_bytes: u64) -> Result<()> {
+        let limit_bytes = self.limit_bytes.unwrap_or(u64::MAX);
+        self.used_bytes
+            .try_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
+                used.checked_add(asked_bytes).filter(|sum| *sum <= limit_bytes)
+            })
+            .map_err(|used_bytes| Error::DeviceMemory {
+                device: device.short(),
+                asked_bytes,
+                used_bytes,
+                limit_bytes,
+            })?;
+        Ok(())
+    }
+
+    pub(crate) fn give_back(&self, len_bytes: u64) {
+        self.used_bytes.fetch_sub(len_bytes, Ordering::Relaxed);
+    }
+}

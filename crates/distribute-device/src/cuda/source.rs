@@ -1,0 +1,123 @@
+//! The text of kernels, made for data types.
+
+use crate::DType;
+
+/// Kernels that are compiled together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Module {
+    /// `reduce_sum`, `reduce_product`, `reduce_min`, `reduce_max`.
+    Reduce(DType),
+    /// `pack`, `unpack` of up to so many tensors.
+    Pack {
+        /// How many tensors its parameters hold.
+        capacity: usize,
+    },
+    /// `scale`.
+    Scale(DType),
+    /// `cast`.
+    Cast {
+        /// Of the source.
+        from: DType,
+        /// Of the destination.
+        to: DType,
+    },
+    /// `finite`.
+    Finite(DType),
+    /// `sgd`, `sgd_momentum`, `sgd_nesterov`, `adam`.
+    Step(DType),
+}
+
+impl Module {
+    /// What the compiler's messages call it.
+    pub(super) fn name(self) -> String {
+        match self {
+            Module::Reduce(dtype) => format!("reduce_{dtype}.cu"),
+            Module::Pack { capacity } => format!("pack_{capacity}.cu"),
+            Module::Scale(dtype) => format!("scale_{dtype}.cu"),
+            Module::Cast { from, to } => format!("cast_{from}_{to}.cu"),
+            Module::Finite(dtype) => format!("finite_{dtype}.cu"),
+            Module::Step(dtype) => format!("optimizer_{dtype}.cu"),
+        }
+    }
+
+    /// Every one that there can be.
+    #[cfg(test)]
+    pub(super) fn all() -> Vec<Module> {
+        let floats: Vec<DType> = DType::ALL.into_iter().filter(|dtype| dtype.is_float()).collect();
+        let casts = floats.iter().flat_map(|from| floats.iter().map(|to| Module::Cast { from: *from, to: *to }));
+        let packs = super::compute::PACK_CAPACITIES.map(|capacity| Module::Pack { capacity });
+        let mut all: Vec<Module> = casts.chain(packs).collect();
+        all.extend(DType::ALL.map(Module::Reduce));
+        all.extend(floats.iter().flat_map(|dtype| [Module::Scale(*dtype), Module::Finite(*dtype)]));
+        all.extend([DType::F32, DType::F64].map(Module::Step));
+        all
+    }
+
+    /// The whole text.
+    pub(super) fn source(self) -> String {
+        let (definitions, body) = match self {
+            Module::Reduce(dtype) => (element(dtype) + &arithmetic(dtype), include_str!("kernels/reduce.cu")),
+            Module::Pack { capacity } => (define("CAPACITY", &capacity.to_string()), include_str!("kernels/pack.cu")),
+            Module::Scale(dtype) => (element(dtype), include_str!("kernels/scale.cu")),
+            Module::Cast { from, to } => (element(from) + &target(to), include_str!("kernels/cast.cu")),
+            Module::Finite(dtype) => (bits(dtype), include_str!("kernels/finite.cu")),
+            Module::Step(dtype) => {
+                let root = if dtype == DType::F64 { "sqrt" } else { "sqrtf" };
+                (define("T", dtype.name()) + &define("ROOT", root), include_str!("kernels/optimizer.cu"))
+            }
+        };
+        // Messages of the compiler count lines from each file's own beginning.
+        format!(
+            "#line 1 \"prelude.cu\"\n{}\n{definitions}#line 1 \"{}\"\n{body}",
+            include_str!("kernels/prelude.cu"),
+            self.name()
+        )
+    }
+}
+
+/// How an element is stored, what it is computed in, and how one becomes the other.
+fn forms(dtype: DType) -> [&'static str; 4] {
+    match dtype {
+        DType::F16 => ["u16", "f32", "widen_f16", "narrow_f16"],
+        DType::BF16 => ["u16", "f32", "widen_bf16", "narrow_bf16"],
+        // A sum or product is cut back to an integer's own size after each step.
+        other => [other.name(), other.name(), "SAME", "SAME"],
+    }
+}
+
+fn element(dtype: DType) -> String {
+    let [stored, wide, widen, narrow] = forms(dtype);
+    define("T", stored) + &define("WIDE", wide) + &define("WIDEN", widen) + &define("NARROW", narrow)
+}
+
+fn target(dtype: DType) -> String {
+    let [stored, wide, _, narrow] = forms(dtype);
+    define("TARGET", stored) + &define("TARGET_WIDE", wide) + &define("TARGET_NARROW", narrow)
+}
+
+fn arithmetic(dtype: DType) -> String {
+    // Integers wrap, which only unsigned ones may do in C.
+    let (operand, quotient) = match dtype {
+        DType::I64 => ("(u64)", "(i64)(a) / (i64)(n)"),
+        DType::U64 => ("(u64)", "(u64)(a) / (u64)(n)"),
+        dtype if dtype.is_float() => ("(WIDE)", "(a) / (WIDE)(n)"),
+        _ => ("(u32)", "(i64)(a) / (i64)(n)"),
+    };
+    define("SUM(a, b)", &format!("({operand}(a) + {operand}(b))"))
+        + &define("PRODUCT(a, b)", &format!("({operand}(a) * {operand}(b))"))
+        + &define("DIVIDE(a, n)", &format!("({quotient})"))
+}
+
+fn bits(dtype: DType) -> String {
+    let [bits, exponent] = match dtype {
+        DType::F64 => ["u64", "0x7ff0000000000000ull"],
+        DType::F16 => ["u16", "0x7c00"],
+        DType::BF16 => ["u16", "0x7f80"],
+        _ => ["u32", "0x7f800000u"],
+    };
+    define("BITS", bits) + &define("EXPONENT", exponent)
+}
+
+fn define(name: &str, value: &str) -> String {
+    format!("#define {name} {value}\n")
+}

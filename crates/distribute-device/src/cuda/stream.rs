@@ -1,0 +1,387 @@
+//! Streams of GPUs.
+
+use std::any::Any;
+use std::collections::VecDeque;
+use std::ffi::c_void;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use cudarc::driver::{CudaStream as Handle, DriverError, result, sys};
+
+use super::event::{CudaEvent, Mark, Recorded};
+use super::failure::Failures;
+use super::gpu::Gpu;
+use super::memory::{CudaMemory, Pool};
+use crate::host_buffer::byte_range;
+use crate::host_fn;
+use crate::{DeviceBuffer, DeviceSpec, Error, Event, HostBuffer, HostFn, HostSlot, Result, Stream, Transfer};
+
+/// How long dropping a stream waits for the copies that still use host buffers.
+const DROP_PATIENCE: Duration = Duration::from_secs(10);
+
+/// A stream of a GPU: [`Stream`], and arithmetic on device memory in its order.
+///
+/// Enqueuing does not block, except that the driver itself makes callers wait where some thousand operations are queued.
+/// What a host function's failure says in [`Stream`] holds for host functions after it; other operations that were
+/// enqueued behind it are run, and events and waits behind it return the failure all the same.
+#[derive(Debug)]
+pub struct CudaStream {
+    device: DeviceSpec,
+    name: Arc<str>,
+    raw: Arc<RawStream>,
+    pool: Arc<Pool>,
+    failures: Arc<Failures>,
+    /// Host buffers of copies under way, in the order of their ends.
+    flights: Mutex<VecDeque<(Mark, HostSlot)>>,
+}
+
+/// The driver's stream.
+pub(super) struct RawStream {
+    gpu: Arc<Gpu>,
+    handle: Arc<Handle>,
+    /// Of a stream that was lent.
+    _owner: Option<Arc<dyn Any + Send + Sync>>,
+}
+
+/// Device memory that an operation uses.
+pub(super) struct Place<'a> {
+    pub(super) memory: &'a CudaMemory,
+    pub(super) pointer: sys::CUdeviceptr,
+    pub(super) len_bytes: usize,
+}
+
+struct HostCall {
+    function: HostFn,
+    number: u64,
+    failures: Arc<Failures>,
+}
+
+impl fmt::Debug for RawStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("RawStream").field(&self.handle.cu_stream()).finish()
+    }
+}
+
+impl RawStream {
+    pub(super) fn new(gpu: &Arc<Gpu>) -> Result<RawStream> {
+        let handle = gpu.context.new_stream().map_err(|error| gpu.failed("making a stream", error))?;
+        Ok(RawStream { gpu: Arc::clone(gpu), handle, _owner: None })
+    }
+
+    /// # Safety
+    /// `handle` must be a stream of this GPU's primary context that lives as long as `owner`.
+    pub(super) unsafe fn lent(gpu: &Arc<Gpu>, handle: *mut c_void, owner: Arc<dyn Any + Send + Sync>) -> RawStream {
+        // SAFETY: the caller's promise; the owner is kept with it.
+        let handle = unsafe { gpu.context.wrap_borrowed_stream(handle.cast()) };
+        RawStream { gpu: Arc::clone(gpu), handle, _owner: Some(owner) }
+    }
+
+    pub(super) fn handle(&self) -> sys::CUstream {
+        self.handle.cu_stream()
+    }
+
+    pub(super) fn gpu(&self) -> &Arc<Gpu> {
+        &self.gpu
+    }
+}
+
+impl CudaStream {
+    pub(super) fn new(device: DeviceSpec, name: String, raw: RawStream, pool: Arc<Pool>) -> CudaStream {
+        let name: Arc<str> = name.into();
+        let failures = Failures::new(Arc::clone(&name));
+        CudaStream { device, name, raw: Arc::new(raw), pool, failures, flights: Mutex::default() }
+    }
+
+    /// The driver's handle (`CUstream`, `cudaStream_t`), for libraries that enqueue on it themselves.
+    pub fn handle(&self) -> *mut c_void {
+        self.raw.handle().cast()
+    }
+
+    /// Notes that something outside of this crate was given work on `buffer` in this stream, so that the memory is not
+    /// freed before that has ended; the address of its first byte.
+    ///
+    /// # Errors
+    /// [`Error::Foreign`] for memory that is not a GPU's.
+    pub fn address_for_use(&self, buffer: &DeviceBuffer) -> Result<u64> {
+        let place = self.any(buffer)?;
+        place.memory.used_by(&self.raw);
+        Ok(place.pointer)
+    }
+
+    /// A mark that tells when the GPU reached it, behind all that was enqueued so far.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`] where the driver refuses.
+    ///
+    /// # Source
+    /// `cuEventRecord` of an event with timing.
+    pub fn time(&self) -> Result<Timestamp> {
+        self.gpu().bind()?;
+        Ok(Timestamp(Mark::timed(self.gpu(), &self.raw)?))
+    }
+
+    pub(super) fn gpu(&self) -> &Arc<Gpu> {
+        self.raw.gpu()
+    }
+
+    /// Memory that this stream's GPU can be given: of any GPU.
+    pub(super) fn any<'a>(&self, buffer: &'a DeviceBuffer) -> Result<Place<'a>> {
+        let memory: &dyn Any = buffer.memory();
+        let Some(memory) = memory.downcast_ref::<CudaMemory>() else {
+            let remedy = "copy through host memory with a stream of the buffer's device";
+            return Err(self.foreign("buffer", buffer.device(), remedy));
+        };
+        Ok(Place { memory, pointer: memory.pointer + buffer.range().start as u64, len_bytes: buffer.len_bytes() })
+    }
+
+    /// Memory of this stream's logical device.
+    pub(super) fn own<'a>(&self, buffer: &'a DeviceBuffer) -> Result<Place<'a>> {
+        let place = self.any(buffer)?;
+        if buffer.device() == &self.device {
+            return Ok(place);
+        }
+        Err(self.foreign("buffer", buffer.device(), "use copy_peer, or a stream of its device"))
+    }
+
+    pub(super) fn foreign(&self, what: &'static str, owner: &DeviceSpec, remedy: &'static str) -> Error {
+        Error::Foreign { what, owner: owner.to_string(), user: self.name.to_string(), remedy }
+    }
+
+    /// Enqueues what uses the given memory.
+    pub(super) fn enqueue(
+        &self,
+        operation: &'static str,
+        places: &[&Place<'_>],
+        call: impl FnOnce(sys::CUstream) -> Result<(), DriverError>,
+    ) -> Result<()> {
+        self.gpu().bind()?;
+        self.failures.number();
+        call(self.raw.handle()).map_err(|error| self.gpu().failed(operation, error))?;
+        places.iter().for_each(|place| place.memory.used_by(&self.raw));
+        Ok(())
+    }
+
+    fn recorded(&self) -> Result<Recorded> {
+        self.gpu().bind()?;
+        let place = self.failures.here();
+        Ok(Recorded { mark: Mark::record(self.gpu(), &self.raw)?, place })
+    }
+
+    /// Ends the stewardship of host buffers whose copies have ended.
+    fn land(&self, flights: &mut VecDeque<(Mark, HostSlot)>) {
+        while flights.front().is_some_and(|(mark, _)| mark.is_reached().unwrap_or(true)) {
+            flights.pop_front();
+        }
+    }
+
+    /// Keeps a host buffer until the copy that was just enqueued has ended.
+    fn transfer(&self, slot: HostSlot) -> Result<Transfer> {
+        let recorded = self.recorded()?;
+        let mut flights = self.flights.lock().unwrap_or_else(PoisonError::into_inner);
+        self.land(&mut flights);
+        flights.push_back((recorded.mark.clone(), slot.clone()));
+        Ok(Transfer::new(Arc::new(CudaEvent::recorded(self.device.clone(), recorded)), slot))
+    }
+}
+
+/// When a GPU came to a place in a stream.
+#[derive(Clone, Debug)]
+pub struct Timestamp(Mark);
+
+impl Timestamp {
+    /// The time from here to a later place.
+    ///
+    /// # Errors
+    /// [`Error::Deadline`] where the later place is not reached in time, [`Error::Cuda`] where the driver refuses.
+    ///
+    /// # Source
+    /// `cuEventElapsedTime`, exact to about half a microsecond.
+    pub fn until(&self, later: &Timestamp, deadline: Instant) -> Result<Duration> {
+        later.0.wait(deadline, || "timing operations of a GPU".to_owned())?;
+        self.0.until(&later.0)
+    }
+}
+
+impl Stream for CudaStream {
+    fn device(&self) -> &DeviceSpec {
+        &self.device
+    }
+
+    fn copy_from_host(&self, source: HostBuffer, offset_bytes: usize, destination: &DeviceBuffer) -> Result<Transfer> {
+        let to = self.own(destination)?;
+        let range = byte_range("host buffer (the source)", offset_bytes, to.len_bytes, source.len_bytes())?;
+        let slot = HostSlot::new(source);
+        let copied = slot.with(|source| {
+            self.enqueue("a copy from the host", &[&to], |stream| {
+                let bytes = &source.as_bytes()[range];
+                if bytes.is_empty() {
+                    return Ok(());
+                }
+                // SAFETY: both ends are as long and live until the copy has ended: the slot holds the one, `enqueue` the other.
+                unsafe { result::memcpy_htod_async(to.pointer, bytes, stream) }
+            })
+        });
+        copied.unwrap_or(Err(Error::TransferTaken))?;
+        self.transfer(slot)
+    }
+
+    fn copy_to_host(&self, source: &DeviceBuffer, destination: HostBuffer, offset_bytes: usize) -> Result<Transfer> {
+        let from = self.own(source)?;
+        let range = byte_range("host buffer (the destination)", offset_bytes, from.len_bytes, destination.len_bytes())?;
+        let slot = HostSlot::new(destination);
+        let copied = slot.with(|destination| {
+            self.enqueue("a copy to the host", &[&from], |stream| {
+                let bytes = &mut destination.as_bytes_mut()[range];
+                if bytes.is_empty() {
+                    return Ok(());
+                }
+                // SAFETY: both ends are as long and live until the copy has ended, and nobody reads the slot's buffer before.
+                unsafe { result::memcpy_dtoh_async(bytes, from.pointer, stream) }
+            })
+        });
+        copied.unwrap_or(Err(Error::TransferTaken))?;
+        self.transfer(slot)
+    }
+
+    fn copy(&self, source: &DeviceBuffer, destination: &DeviceBuffer) -> Result<()> {
+        let (from, to) = (self.own(source)?, self.own(destination)?);
+        same_length(&from, &to)?;
+        let bytes = from.len_bytes;
+        if bytes == 0 || from.pointer == to.pointer {
+            return Ok(());
+        }
+        let copy = |to: u64, from: u64| {
+            // SAFETY: both ranges are inside allocations that live until the copy has ended.
+            move |stream| unsafe { result::memcpy_dtod_async(to, from, bytes, stream) }
+        };
+        if from.pointer.abs_diff(to.pointer) >= bytes as u64 {
+            return self.enqueue("a copy", &[&from, &to], copy(to.pointer, from.pointer));
+        }
+        // The driver leaves overlapping copies undefined.
+        let between = self.pool.allocate(self.device.clone(), bytes)?;
+        self.enqueue("a copy", &[&from], copy(between.pointer, from.pointer))?;
+        between.used_by(&self.raw);
+        self.enqueue("a copy", &[&to], copy(to.pointer, between.pointer))
+    }
+
+    fn copy_peer(&self, source: &DeviceBuffer, destination: &DeviceBuffer) -> Result<()> {
+        let (from, to) = (self.any(source)?, self.any(destination)?);
+        if source.device() != &self.device && destination.device() != &self.device {
+            return Err(self.foreign("buffer", source.device(), "use a stream of one of the two devices"));
+        }
+        if source.device() == destination.device() {
+            return self.copy(source, destination);
+        }
+        same_length(&from, &to)?;
+        let bytes = from.len_bytes;
+        if bytes == 0 {
+            return Ok(());
+        }
+        let contexts = (from.memory.gpu.context.cu_ctx(), to.memory.gpu.context.cu_ctx());
+        let within_one_gpu = Arc::ptr_eq(&from.memory.gpu, &to.memory.gpu);
+        self.enqueue("a copy between devices", &[&from, &to], |stream| {
+            if within_one_gpu {
+                // SAFETY: two allocations of one context, as long, which live until the copy has ended.
+                return unsafe { result::memcpy_dtod_async(to.pointer, from.pointer, bytes, stream) };
+            }
+            // SAFETY: two allocations, each of its context, as long, which live until the copy has ended.
+            unsafe { result::memcpy_peer_async(contexts.1, to.pointer, contexts.0, from.pointer, bytes, stream) }
+        })
+    }
+
+    fn fill(&self, destination: &DeviceBuffer, byte: u8) -> Result<()> {
+        let to = self.own(destination)?;
+        if to.len_bytes == 0 {
+            return Ok(());
+        }
+        self.enqueue("a fill", &[&to], |stream| {
+            // SAFETY: the range is inside an allocation that lives until the fill has ended.
+            unsafe { result::memset_d8_async(to.pointer, byte, to.len_bytes, stream) }
+        })
+    }
+
+    fn launch_host(&self, function: HostFn) -> Result<()> {
+        self.gpu().bind()?;
+        let number = self.failures.number();
+        let call = Box::into_raw(Box::new(HostCall { function, number, failures: Arc::clone(&self.failures) }));
+        // SAFETY: `run_host` takes the box back, once; where it is not enqueued, it is taken back here.
+        let launched = unsafe { result::stream::launch_host_function(self.raw.handle(), run_host, call.cast()) };
+        launched.map_err(|error| {
+            // SAFETY: the driver refused it, so nobody else has the box.
+            drop(unsafe { Box::from_raw(call) });
+            self.gpu().failed("a host function", error)
+        })
+    }
+
+    fn record(&self, event: &dyn Event) -> Result<()> {
+        let any: &dyn Any = event;
+        match any.downcast_ref::<CudaEvent>() {
+            Some(event) if Arc::ptr_eq(event.gpu(), self.gpu()) => {
+                event.replace(self.recorded()?);
+                Ok(())
+            }
+            _ => Err(self.foreign("event", event.device(), "record an event of this stream's GPU")),
+        }
+    }
+
+    fn wait(&self, event: &dyn Event) -> Result<()> {
+        let any: &dyn Any = event;
+        let Some(event) = any.downcast_ref::<CudaEvent>() else {
+            return Err(self.foreign("event", event.device(), "wait for it on the host, or use an event of a GPU"));
+        };
+        let Some(Recorded { mark, place }) = event.current() else { return Ok(()) };
+        mark.hold(&self.raw)?;
+        self.failures.awaits(place);
+        Ok(())
+    }
+
+    fn synchronize(&self, deadline: Instant) -> Result<()> {
+        let event = CudaEvent::recorded(self.device.clone(), self.recorded()?);
+        event.wait(deadline).map_err(|error| match error {
+            Error::Deadline { waited, .. } => Error::Deadline {
+                operation: format!("synchronizing {}", self.name),
+                waited,
+                state: "the GPU has not come to its end".to_owned(),
+            },
+            error => error,
+        })?;
+        self.land(&mut self.flights.lock().unwrap_or_else(PoisonError::into_inner));
+        Ok(())
+    }
+}
+
+impl Drop for CudaStream {
+    fn drop(&mut self) {
+        let deadline = Instant::now() + DROP_PATIENCE;
+        let flights = std::mem::take(&mut *self.flights.lock().unwrap_or_else(PoisonError::into_inner));
+        for (mark, slot) in flights {
+            let slot_is_empty = slot.with(|_| ()).is_none();
+            if !slot_is_empty && matches!(mark.wait(deadline, String::new), Err(Error::Deadline { .. })) {
+                // The GPU still writes to it, so it must never be freed.
+                std::mem::forget(slot);
+            }
+        }
+    }
+}
+
+/// Runs a host function; the driver calls it in the stream's order.
+unsafe extern "C" fn run_host(call: *mut c_void) {
+    // SAFETY: `launch_host` made the box and gave it away.
+    let call = unsafe { Box::from_raw(call.cast::<HostCall>()) };
+    let HostCall { function, number, failures } = *call;
+    if Failures::before(&failures.place(number)).is_some() {
+        return;
+    }
+    if let Err(error) = host_fn::call(function) {
+        failures.fail(number, "a host function", error);
+    }
+}
+
+pub(super) fn same_length(source: &Place<'_>, destination: &Place<'_>) -> Result<()> {
+    let (source_bytes, destination_bytes) = (source.len_bytes, destination.len_bytes);
+    if source_bytes == destination_bytes {
+        return Ok(());
+    }
+    Err(Error::CopyLength { source_bytes, destination_bytes })
+}
