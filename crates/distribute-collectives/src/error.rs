@@ -227,6 +227,24 @@ pub enum Error {
         /// The feature.
         feature: &'static str,
     },
+    /// A device refused, or failed.
+    #[error("{name}: {source}")]
+    Device {
+        /// This rank.
+        name: String,
+        /// What the device said.
+        source: Arc<distribute_device::Error>,
+    },
+    /// NCCL refused, or failed.
+    #[error("{name}: {action} by NCCL failed: {problem}; NCCL_DEBUG=INFO makes it say more")]
+    Nccl {
+        /// This rank.
+        name: String,
+        /// What was asked of it.
+        action: String,
+        /// What it said.
+        problem: String,
+    },
     /// Finding or joining the other members failed.
     #[error(transparent)]
     Cluster(#[from] Arc<distribute_cluster::Error>),
@@ -259,6 +277,7 @@ impl Error {
             | Error::Parts { .. }
             | Error::Deadline { .. }
             | Error::Aborted { .. }
+            | Error::Nccl { .. }
             | Error::Connect { .. } => Scope::Group,
             _ => Scope::Caller,
         }

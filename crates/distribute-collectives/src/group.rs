@@ -205,6 +205,24 @@ impl ProcessGroup {
         self.team.abort(&origin, &error);
     }
 
+    /// Why the group has ended, if it has.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn failure(&self) -> Option<Error> {
+        self.team.failure()
+    }
+
+    /// What the ranks of this process share besides: made by the first that asks.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn commons<T: Send + Sync + 'static>(&self, make: impl FnOnce() -> T) -> Arc<T> {
+        let mut commons = lock(&self.team.commons);
+        let known = commons.clone().and_then(|commons| commons.downcast::<T>().ok());
+        known.unwrap_or_else(|| {
+            let made = Arc::new(make());
+            *commons = Some(made.clone());
+            made
+        })
+    }
+
     /// Does a call on borrowed memory.
     fn blocking(&self, request: Request, borrowed: Borrowed<'_>) -> Result<()> {
         let _span = self.span(&request).entered();
@@ -295,7 +313,7 @@ impl ProcessGroup {
         self.team.recorders[self.local].record(self.team.flight_header(self.local))
     }
 
-    fn check_rank(&self, what: &'static str, rank: Rank) -> Result<()> {
+    pub(crate) fn check_rank(&self, what: &'static str, rank: Rank) -> Result<()> {
         if rank.index() < self.world_size() {
             return Ok(());
         }

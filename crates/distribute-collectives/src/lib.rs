@@ -7,6 +7,7 @@
 //! - [`FusedAllReduce`]: many tensors in few operations while they are still being computed; [`Compression`] on the way.
 //! - [`schedule`]: the algorithms, as plain lists of sends and receives that anybody can execute or draw.
 //! - [`transport`]: what carries bytes between processes; implement [`transport::Transport`] for a network of your own.
+//! - [`DeviceGroup`]: the operations on memory of devices, in the order of their streams.
 //! - [`FlightRecord`]: what each rank has called lately, and [`explain`], which names the culprit of a failure.
 //! - [`Options`]: timeouts, transport and algorithm; [`Error`]: what can go wrong, in sentences.
 //!
@@ -33,6 +34,7 @@ mod bridge;
 mod call;
 mod compression;
 mod cross_device;
+mod device_group;
 mod error;
 mod exchange;
 mod fusion;
@@ -57,6 +59,7 @@ pub use compression::{Compression, Compressor, CustomCompression, Payload};
 pub use cross_device::{
     CrossDeviceOps, HierarchicalCopyAllReduce, NcclAllReduce, ReductionToOneDevice, SharedCrossDeviceOps,
 };
+pub use device_group::{DeviceGroup, DeviceImplementation};
 pub use distribute_device::{BufferMut, BufferRef, DType};
 pub use error::{Error, Result, Scope};
 pub use fusion::{Bucket, BucketPlan, FusedAllReduce, FusedStep, FusedTensor, FusionOptions};

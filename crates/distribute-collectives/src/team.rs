@@ -14,6 +14,7 @@
 //! Memory protocol: a rank's buffers may be touched by other threads only between Reducing and Spreading. [`Team::wait`]
 //! returns only in Done and Failed, and an operation reaches Failed from Gathering only where nobody has touched a byte.
 
+use std::any::Any;
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -68,6 +69,9 @@ pub(crate) struct Team {
     pub(crate) recorders: Vec<Recorder>,
     /// Handles of groups made from this one, left by the local rank that made them for the others.
     pub(crate) offspring: Mutex<HashMap<Offspring, Result<ProcessGroup>>>,
+    /// What else the ranks of this process share.
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "only GPUs of one process share something"))]
+    pub(crate) commons: Mutex<Option<Arc<dyn Any + Send + Sync>>>,
 }
 
 /// Which handle this is.
@@ -155,6 +159,7 @@ impl Team {
                 bridge,
                 recorders: (0..local_ranks).map(|_| Recorder::from_env()).collect(),
                 offspring: Mutex::new(HashMap::new()),
+                commons: Mutex::new(None),
             }
         })
     }
@@ -277,6 +282,12 @@ impl Team {
     /// Whether the group lives; `call` is what the caller is about to do.
     pub(crate) fn check_alive(&self, call: Call) -> Result<()> {
         if self.interrupted.load(Ordering::Acquire) { Err(self.aborted(Some(call))) } else { Ok(()) }
+    }
+
+    /// Why the group has ended, if it has.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn failure(&self) -> Option<Error> {
+        self.interrupted.load(Ordering::Acquire).then(|| self.aborted(None))
     }
 
     /// Why the group has ended, as the error of `call` where it is known.

@@ -107,6 +107,17 @@ impl CudaDevice {
         Ok((free as u64, total as u64))
     }
 
+    /// Makes this GPU's context that of the calling thread, for libraries that look for it there, such as NCCL.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`] where the driver refuses.
+    ///
+    /// # Source
+    /// `cuCtxSetCurrent`.
+    pub fn make_current(&self) -> Result<()> {
+        self.gpu.bind()
+    }
+
     /// A new stream, with what only GPUs can do.
     ///
     /// # Errors

@@ -265,7 +265,6 @@ fn keep(file: &Path, image: &[u8]) {
     }
 }
 
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -227,11 +227,13 @@ impl CudaStream {
         let counts = [(from, &places[0]), (to, &places[1])].map(|(dtype, place)| place.len_bytes / dtype.size_bytes());
         if counts[0] != counts[1] {
             let [given, wanted] = counts;
-            let problem = format!("{given} {from} elements were to become {wanted} {to} elements; give as many of both");
+            let problem =
+                format!("{given} {from} elements were to become {wanted} {to} elements; give as many of both");
             return Err(Error::Operands { operation: WHAT, problem });
         }
         let per_thread = 4;
-        let aligned = |dtype: DType, place: &Place<'_>| place.pointer.is_multiple_of(per_thread * dtype.size_bytes() as u64);
+        let aligned =
+            |dtype: DType, place: &Place<'_>| place.pointer.is_multiple_of(per_thread * dtype.size_bytes() as u64);
         let whole = aligned(from, &places[0]) && aligned(to, &places[1]);
         let count = counts[0] as u64;
         let vectors = if whole { count / per_thread } else { 0 };

@@ -76,6 +76,13 @@ impl Failures {
         });
     }
 
+    /// The operation just before a place of this stream failed.
+    pub(super) fn fail_at(self: &Arc<Self>, place: &Place, operation: &'static str, error: Error) {
+        if Arc::ptr_eq(self, &place.failures) {
+            self.fail(place.number.saturating_sub(1), operation, error);
+        }
+    }
+
     /// What is enqueued from now on comes after a place of another stream.
     pub(super) fn awaits(self: &Arc<Self>, place: Place) {
         if Arc::ptr_eq(self, &place.failures) {
@@ -105,12 +112,8 @@ impl Failures {
         seen.push(this);
         let (own, awaited) = place.failures.locked(|state| {
             let own = state.own.clone().filter(|(number, _)| *number < place.number);
-            let awaited: Vec<Place> = state
-                .awaited
-                .iter()
-                .filter(|(at, _)| *at <= place.number)
-                .map(|(_, other)| other.clone())
-                .collect();
+            let awaited: Vec<Place> =
+                state.awaited.iter().filter(|(at, _)| *at <= place.number).map(|(_, other)| other.clone()).collect();
             (own, awaited)
         });
         own.map(|(_, failure)| failure).or_else(|| awaited.iter().find_map(|other| Failures::search(other, seen)))

@@ -157,6 +157,7 @@ fn describe(ordinal: u32, version: i32) -> Result<GpuInfo> {
 
 /// A UUID in groups of 8, 4, 4, 4 and 12 digits.
 fn dashed(bytes: [u8; 16]) -> String {
-    let group = |range: std::ops::Range<usize>| bytes[range].iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    let group =
+        |range: std::ops::Range<usize>| bytes[range].iter().map(|byte| format!("{byte:02x}")).collect::<String>();
     [group(0..4), group(4..6), group(6..8), group(8..10), group(10..16)].join("-")
 }

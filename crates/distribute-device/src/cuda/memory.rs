@@ -57,7 +57,12 @@ impl Pool {
     pub(super) fn new(gpu: &Arc<Gpu>, limit_bytes: Option<u64>) -> Result<Pool> {
         let stream = RawStream::new(gpu)?;
         let handle = if gpu.has_pools { Some(create(gpu)?) } else { None };
-        Ok(Pool { gpu: Arc::clone(gpu), handle, stream: Arc::new(stream), account: Arc::new(Account::new(limit_bytes)) })
+        Ok(Pool {
+            gpu: Arc::clone(gpu),
+            handle,
+            stream: Arc::new(stream),
+            account: Arc::new(Account::new(limit_bytes)),
+        })
     }
 
     /// Lets another GPU's kernels reach this pool's memory.

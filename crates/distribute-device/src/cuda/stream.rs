@@ -105,6 +105,7 @@ impl CudaStream {
     /// [`Error::Foreign`] for memory that is not a GPU's.
     pub fn address_for_use(&self, buffer: &DeviceBuffer) -> Result<u64> {
         let place = self.any(buffer)?;
+        self.failures.number();
         place.memory.used_by(&self.raw);
         Ok(place.pointer)
     }
@@ -119,6 +120,16 @@ impl CudaStream {
     pub fn time(&self) -> Result<Timestamp> {
         self.gpu().bind()?;
         Ok(Timestamp(Mark::timed(self.gpu(), &self.raw)?))
+    }
+
+    /// Makes what `event` stands for a failure, for work that something outside of this crate did in this stream: waiting
+    /// for the event, or for anything behind it, returns [`Error::Stream`]. Another stream's event changes nothing.
+    pub fn fail(&self, event: &dyn Event, operation: &'static str, cause: &str) {
+        let any: &dyn Any = event;
+        if let Some(Recorded { place, .. }) = any.downcast_ref::<CudaEvent>().and_then(CudaEvent::current) {
+            let (device, cause) = (self.device.short(), cause.to_owned());
+            self.failures.fail_at(&place, operation, Error::Cuda { operation, device, cause });
+        }
     }
 
     pub(super) fn gpu(&self) -> &Arc<Gpu> {

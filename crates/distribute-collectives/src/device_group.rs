@@ -1,0 +1,291 @@
+//! Collectives on memory of devices.
+
+#[cfg_attr(not(feature = "cuda"), path = "device_group/without_cuda.rs")]
+#[cfg_attr(feature = "cuda", path = "device_group/cuda.rs")]
+mod backends;
+mod choice;
+mod host;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use distribute_device::{DType, Device, DeviceBuffer, Stream};
+
+use self::choice::{Choice, Facts, WayKind};
+use self::host::HostWay;
+use crate::call::{Call, Kind};
+use crate::{Error, ProcessGroup, Rank, ReduceOp, Result};
+
+pub use self::choice::DeviceImplementation;
+
+/// One rank's handle on a group whose ranks hold their values in the memory of devices, one device for each rank.
+///
+/// Calls are in the order of a stream: they are enqueued behind what the caller's stream was given, and what the stream is
+/// given afterwards comes behind them. They return when every rank has made its call and the work is enqueued, which may be
+/// long before it has ended; through the host they return when it is nearly done.
+///
+/// # Ordering
+/// Every rank must issue the same calls in the same order. Each call carries a fingerprint, and a difference is an error on
+/// all ranks before a byte moves.
+///
+/// # Errors
+/// Those of [`ProcessGroup`]; [`Error::Device`] where a device refuses, [`Error::Nccl`] where NCCL does.
+///
+/// # Examples
+/// Two ranks, each with a logical CPU; with GPUs only the names differ.
+/// ```
+/// use std::time::{Duration, Instant};
+/// use distribute_collectives::{DeviceGroup, DeviceImplementation, ProcessGroup, ReduceOp};
+/// use distribute_device::{DType, Devices, HostBuffer};
+///
+/// let devices = Devices::with_cpus(2)?;
+/// let ranks = ProcessGroup::local(2)?;
+/// std::thread::scope(|scope| {
+///     for (group, name) in ranks.iter().zip(["CPU:0", "CPU:1"]) {
+///         let device = devices.open(&name.parse().expect("a name")).expect("it is there");
+///         scope.spawn(move || -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+///             let group = DeviceGroup::new(group, device.clone(), DeviceImplementation::Auto)?;
+///             let (stream, gradients) = (device.create_stream()?, device.allocate(8)?);
+///             stream.copy_from_host(HostBuffer::from_slice(&[1.0f32, 2.0])?, 0, &gradients)?;
+///             group.all_reduce(&gradients, DType::F32, ReduceOp::Sum, &*stream)?;
+///             let mut sum = stream.copy_to_host(&gradients, device.allocate_host(8)?, 0)?;
+///             let sum = sum.wait(Instant::now() + Duration::from_secs(10))?;
+///             assert_eq!(sum.as_slice::<f32>()?, [2.0, 4.0]);
+///             Ok(())
+///         });
+///     }
+/// });
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Source
+/// NCCL's operations and their order; `tf.distribute.CrossDeviceOps` for the ways of doing them.
+pub struct DeviceGroup {
+    /// The ranks, for agreeing on calls; nobody else uses it.
+    group: Arc<ProcessGroup>,
+    device: Arc<dyn Device>,
+    choice: Choice,
+    way: Box<dyn Way>,
+    calls: AtomicU64,
+}
+
+/// A way of doing collectives on devices.
+trait Way: Send + Sync {
+    /// Tells the other ranks that this one has failed.
+    fn abort(&self, reason: &str);
+
+    /// Shows this rank's buffers to the other ranks of the process; all have done so before any of them runs.
+    fn offer(&self, work: &Work<'_>) -> Result<()>;
+
+    /// Enqueues the work on, or behind, the caller's stream.
+    fn run(&self, work: &Work<'_>) -> Result<()>;
+}
+
+/// One call of one rank.
+struct Work<'a> {
+    call: Call,
+    /// Values of this rank.
+    input: &'a DeviceBuffer,
+    /// What gets the result: the same where the call is in place.
+    output: &'a DeviceBuffer,
+    stream: &'a dyn Stream,
+}
+
+impl DeviceGroup {
+    /// Joins the ranks of `group`, each with a device of its own. `asked` is alike on all ranks.
+    ///
+    /// What was chosen, and why not something better, is said once, at level `info`, by rank 0.
+    ///
+    /// # Ordering
+    /// Every rank of `group` must call this.
+    ///
+    /// # Errors
+    /// Those of [`ProcessGroup::split`], [`Error::Device`], and [`Error::Nccl`].
+    pub fn new(group: &ProcessGroup, device: Arc<dyn Device>, asked: DeviceImplementation) -> Result<DeviceGroup> {
+        let group = Arc::new(duplicate(group)?);
+        let facts = Facts::of(&*device, &group);
+        let all = facts.exchange(&group)?;
+        let choice = choice::choose(asked, &all);
+        if group.rank() == Rank(0) {
+            tracing::info!("{choice}");
+        }
+        let way: Box<dyn Way> = match choice.kind {
+            WayKind::Host => Box::new(HostWay::new(&group, &device)?),
+            kind => backends::way(kind, &group, &device)?,
+        };
+        Ok(DeviceGroup { group, device, choice, way, calls: AtomicU64::new(0) })
+    }
+
+    /// This rank's place in the group.
+    pub fn rank(&self) -> Rank {
+        self.group.rank()
+    }
+
+    /// The number of ranks.
+    pub fn world_size(&self) -> usize {
+        self.group.world_size()
+    }
+
+    /// This rank's device.
+    pub fn device(&self) -> &Arc<dyn Device> {
+        &self.device
+    }
+
+    /// What does the work, and why, in a sentence.
+    pub fn chosen(&self) -> String {
+        self.choice.to_string()
+    }
+
+    /// Reduces every rank's values, element by element; all ranks get the result, in place.
+    ///
+    /// # Shapes
+    /// Equal sizes on all ranks, in whole elements of `dtype`.
+    ///
+    /// # Errors
+    /// See [`DeviceGroup`].
+    pub fn all_reduce(&self, values: &DeviceBuffer, dtype: DType, op: ReduceOp, stream: &dyn Stream) -> Result<()> {
+        op.check(dtype)?;
+        self.run(Kind::AllReduce, dtype, Some(op), None, [values, values], stream)
+    }
+
+    /// Replaces every rank's values by the root's, in place.
+    ///
+    /// # Shapes
+    /// Equal sizes on all ranks, in whole elements of `dtype`.
+    ///
+    /// # Errors
+    /// [`Error::RankOutside`], and see [`DeviceGroup`].
+    pub fn broadcast(&self, values: &DeviceBuffer, dtype: DType, root: Rank, stream: &dyn Stream) -> Result<()> {
+        self.group.check_rank("root", root)?;
+        self.run(Kind::Broadcast, dtype, None, Some(root), [values, values], stream)
+    }
+
+    /// Reduces every rank's values; each rank gets its part of the result: rank r the r-th.
+    ///
+    /// # Shapes
+    /// `input` is as large as all ranks' outputs together; `output` may be this rank's part of it.
+    ///
+    /// # Errors
+    /// [`Error::Length`] where the sizes do not fit, and see [`DeviceGroup`].
+    pub fn reduce_scatter(
+        &self,
+        input: &DeviceBuffer,
+        output: &DeviceBuffer,
+        dtype: DType,
+        op: ReduceOp,
+        stream: &dyn Stream,
+    ) -> Result<()> {
+        op.check(dtype)?;
+        self.check_parts("reduce_scatter input", input, output, dtype)?;
+        self.run(Kind::ReduceScatter, dtype, Some(op), None, [input, output], stream)
+    }
+
+    /// Gives every rank all ranks' values, one after the other in the order of ranks.
+    ///
+    /// # Shapes
+    /// `output` is as large as all ranks' inputs together; `input` may be this rank's part of it.
+    ///
+    /// # Errors
+    /// [`Error::Length`] where the sizes do not fit, and see [`DeviceGroup`].
+    pub fn all_gather(
+        &self,
+        input: &DeviceBuffer,
+        output: &DeviceBuffer,
+        dtype: DType,
+        stream: &dyn Stream,
+    ) -> Result<()> {
+        self.check_parts("all_gather output", output, input, dtype)?;
+        self.run(Kind::AllGather, dtype, None, None, [input, output], stream)
+    }
+
+    fn check_parts(&self, what: &'static str, whole: &DeviceBuffer, part: &DeviceBuffer, dtype: DType) -> Result<()> {
+        let size = dtype.size_bytes();
+        let (got, expected) = (whole.len_bytes() / size, part.len_bytes() / size * self.world_size());
+        if got == expected {
+            return Ok(());
+        }
+        Err(Error::Length { what, got, expected, remedy: "give one part for each rank" })
+    }
+
+    fn run(
+        &self,
+        kind: Kind,
+        dtype: DType,
+        op: Option<ReduceOp>,
+        root: Option<Rank>,
+        [input, output]: [&DeviceBuffer; 2],
+        stream: &dyn Stream,
+    ) -> Result<()> {
+        if let Some(len_bytes) =
+            [input, output].map(DeviceBuffer::len_bytes).into_iter().find(|len| !len.is_multiple_of(dtype.size_bytes()))
+        {
+            return Err(self.device_error(distribute_device::Error::PartialElement { len_bytes, dtype }));
+        }
+        let count = (input.len_bytes() / dtype.size_bytes()) as u64;
+        // Relaxed: calls of one rank are ordered by their caller; the number only names them.
+        let sequence = self.calls.fetch_add(1, Ordering::Relaxed);
+        let call = Call { kind, sequence, dtype, count, layout: 0, op, root };
+        let work = Work { call, input, output, stream };
+        self.attempt(&work).inspect_err(|error| {
+            // The others must not wait for a rank that does not come.
+            let reason = error.to_string();
+            self.group.abort(&reason);
+            self.way.abort(&reason);
+        })
+    }
+
+    fn attempt(&self, work: &Work<'_>) -> Result<()> {
+        self.way.offer(work)?;
+        self.agree(work.call)?;
+        if work.call.count == 0 {
+            return Ok(());
+        }
+        self.way.run(work)
+    }
+
+    /// Compares the ranks' calls.
+    fn agree(&self, call: Call) -> Result<()> {
+        let mine = call.encode();
+        let mut all = vec![0; Call::ENCODED_LEN * self.world_size()];
+        self.group.all_gather(&mine, &mut all)?;
+        let (encoded, _) = all.as_chunks::<{ Call::ENCODED_LEN }>();
+        // Every rank names the same pair: the first and the first that differs from it.
+        let Some(other) = encoded.iter().position(|other| *other != encoded[0]) else { return Ok(()) };
+        let name = |rank: usize| self.group.rank_name(Rank::of(rank)).to_owned();
+        let decoded = |rank: usize| Box::new(Call::decode(&encoded[rank]).unwrap_or(call));
+        Err(Error::Mismatch { here: decoded(0), here_name: name(0), there: decoded(other), there_name: name(other) })
+    }
+
+    fn device_error(&self, error: distribute_device::Error) -> Error {
+        device_error(&self.group, error)
+    }
+}
+
+impl fmt::Debug for DeviceGroup {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (rank, device) = (self.rank(), self.device.spec().short());
+        f.debug_struct("DeviceGroup")
+            .field("rank", &rank)
+            .field("device", &device)
+            .field("choice", &self.choice)
+            .finish()
+    }
+}
+
+/// A group of the same ranks that is used apart from the given one.
+fn duplicate(group: &ProcessGroup) -> Result<ProcessGroup> {
+    group.split(Some(0), 0)?.ok_or_else(|| missing(group))
+}
+
+/// What cannot be: a rank that gave a colour got no group.
+fn missing(group: &ProcessGroup) -> Error {
+    let (group, origin) = (group.name().to_owned(), group.rank_name(group.rank()).to_owned());
+    Error::Aborted { group, origin, cause: "a rank was left out of a group that it asked for".to_owned() }
+}
+
+fn device_error(group: &ProcessGroup, error: distribute_device::Error) -> Error {
+    Error::Device { name: group.rank_name(group.rank()).to_owned(), source: Arc::new(error) }
+}

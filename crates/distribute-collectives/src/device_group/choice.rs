@@ -1,0 +1,193 @@
+//! Which way of doing collectives fits the ranks' devices.
+
+use std::fmt;
+
+use distribute_device::Device;
+use serde::{Deserialize, Serialize};
+
+use super::backends;
+use crate::{ProcessGroup, Result};
+
+/// What is to do collectives on devices.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum DeviceImplementation {
+    /// The best for the devices: NCCL where every rank has a GPU of its own, kernels in the GPUs' memory where the ranks are
+    /// in one process, otherwise the host.
+    #[default]
+    Auto,
+    /// NVIDIA's collectives. Where they cannot be used, that is said once, and `Auto` chooses.
+    Nccl,
+    /// Kernels that read and write the memory of all GPUs of a process; between processes the host.
+    Kernels,
+    /// Copies to pinned memory of the host, and the collectives of [`ProcessGroup`] there.
+    Host,
+}
+
+/// What was chosen.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Choice {
+    pub(super) kind: WayKind,
+    because: String,
+    /// What was asked for and cannot be had.
+    instead_of: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum WayKind {
+    Host,
+    Kernels,
+    Nccl,
+}
+
+/// What the others must know of a rank's device.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Facts {
+    device: String,
+    process: usize,
+    /// The physical GPU that it is, or is a part of; none for other devices.
+    gpu: Option<String>,
+    /// NCCL's version on this rank, or why there is none.
+    nccl: std::result::Result<String, String>,
+}
+
+impl Facts {
+    pub(super) fn of(device: &dyn Device, group: &ProcessGroup) -> Facts {
+        let gpu = backends::gpu(device);
+        let nccl = match &gpu {
+            Some(_) => backends::nccl(),
+            None => Err(format!("{} is no GPU of this build", device.spec().short())),
+        };
+        Facts { device: device.spec().short(), process: group.process(), gpu, nccl }
+    }
+
+    /// Those of every rank.
+    pub(super) fn exchange(&self, group: &ProcessGroup) -> Result<Vec<Facts>> {
+        let mine = serde_json::to_vec(self).unwrap_or_default();
+        let mut counts = vec![0u64; group.world_size()];
+        group.all_gather(&[mine.len() as u64], &mut counts)?;
+        let counts: Vec<usize> = counts.into_iter().map(|count| count as usize).collect();
+        let mut all = vec![0; counts.iter().sum()];
+        group.all_gather_v(&mine, &mut all, &counts)?;
+        let mut rest = all.as_slice();
+        Ok(counts
+            .into_iter()
+            .enumerate()
+            .map(|(rank, count)| {
+                let (own, others) = rest.split_at(count);
+                rest = others;
+                serde_json::from_slice(own).unwrap_or_else(|_| Facts::unknown(rank))
+            })
+            .collect())
+    }
+
+    /// Of a rank of another version of this crate.
+    fn unknown(rank: usize) -> Facts {
+        let nccl = Err(format!("rank {rank} runs another version of this crate"));
+        Facts { device: format!("the device of rank {rank}"), process: rank, gpu: None, nccl }
+    }
+}
+
+/// The same on every rank, since all know the same facts.
+pub(super) fn choose(asked: DeviceImplementation, ranks: &[Facts]) -> Choice {
+    if let Some(other) = ranks.iter().find(|rank| rank.gpu.is_none()) {
+        return host(asked, format!("{} is no GPU", other.device));
+    }
+    let no_nccl = obstacle(ranks);
+    let one_process = ranks.iter().all(|rank| rank.process == ranks[0].process);
+    let kernels = |because: String, instead_of: Option<String>| Choice { kind: WayKind::Kernels, because, instead_of };
+    match (asked, no_nccl) {
+        (DeviceImplementation::Host, _) => host(asked, "it was asked for".to_owned()),
+        (DeviceImplementation::Kernels, _) => kernels("they were asked for".to_owned(), None),
+        (DeviceImplementation::Auto | DeviceImplementation::Nccl, None) if ranks.len() > 1 => {
+            let version = ranks[0].nccl.clone().unwrap_or_default();
+            let because = format!("every rank has a GPU of its own and NCCL {version}");
+            Choice { kind: WayKind::Nccl, because, instead_of: None }
+        }
+        (asked, obstacle) => {
+            let obstacle = obstacle.unwrap_or_else(|| "there is one rank".to_owned());
+            let instead_of = (asked == DeviceImplementation::Nccl && ranks.len() > 1).then(|| "NCCL".to_owned());
+            let between = if one_process { "" } else { "; between processes through the host" };
+            kernels(format!("{obstacle}{between}"), instead_of)
+        }
+    }
+}
+
+fn host(asked: DeviceImplementation, because: String) -> Choice {
+    let instead_of = match asked {
+        DeviceImplementation::Nccl => Some("NCCL".to_owned()),
+        DeviceImplementation::Kernels => Some("kernels".to_owned()),
+        DeviceImplementation::Auto | DeviceImplementation::Host => None,
+    };
+    Choice { kind: WayKind::Host, because, instead_of }
+}
+
+/// What stands in NCCL's way, if something does.
+fn obstacle(ranks: &[Facts]) -> Option<String> {
+    for (place, rank) in ranks.iter().enumerate() {
+        if let Some(twin) = ranks[..place].iter().find(|other| other.gpu == rank.gpu) {
+            return Some(format!("{} and {} are on one GPU, which NCCL does not take twice", twin.device, rank.device));
+        }
+    }
+    let versions: Vec<(&Facts, &String)> =
+        ranks.iter().filter_map(|rank| rank.nccl.as_ref().ok().map(|version| (rank, version))).collect();
+    if let Some((rank, reason)) = ranks.iter().find_map(|rank| rank.nccl.as_ref().err().map(|reason| (rank, reason))) {
+        return Some(format!("no NCCL for {}: {reason}", rank.device));
+    }
+    let (first, version) = versions.first()?;
+    let (other, differs) = versions.iter().find(|(_, other)| other != version)?;
+    Some(format!("{} has NCCL {version}, but {} has {differs}", first.device, other.device))
+}
+
+impl fmt::Display for Choice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = match self.kind {
+            WayKind::Host => "the host's memory",
+            WayKind::Kernels => "kernels in the GPUs' memory",
+            WayKind::Nccl => "NCCL",
+        };
+        write!(f, "collectives of devices by {name}")?;
+        if let Some(asked) = &self.instead_of {
+            write!(f, " instead of {asked}")?;
+        }
+        write!(f, ": {}", self.because)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rank(device: &str, process: usize, gpu: Option<&str>, nccl: Option<&str>) -> Facts {
+        let nccl = nccl.map(str::to_owned).ok_or_else(|| "libnccl.so.2 was not found".to_owned());
+        Facts { device: device.to_owned(), process, gpu: gpu.map(str::to_owned), nccl }
+    }
+
+    #[test]
+    fn a_cpu_among_the_devices_means_the_host() {
+        let ranks = [rank("GPU:0", 0, Some("a"), Some("2.28.9")), rank("CPU:0", 0, None, None)];
+        let choice = choose(DeviceImplementation::Auto, &ranks);
+        assert_eq!(choice.to_string(), "collectives of devices by the host's memory: CPU:0 is no GPU");
+        let choice = choose(DeviceImplementation::Nccl, &ranks).to_string();
+        assert!(choice.contains("instead of NCCL"), "{choice}");
+    }
+
+    #[test]
+    fn nccl_takes_gpus_of_their_own() {
+        let both = [rank("GPU:0", 0, Some("a"), Some("2.28.9")), rank("GPU:1", 0, Some("b"), Some("2.28.9"))];
+        assert_eq!(choose(DeviceImplementation::Auto, &both).kind, WayKind::Nccl);
+        assert_eq!(choose(DeviceImplementation::Kernels, &both).kind, WayKind::Kernels);
+        assert_eq!(choose(DeviceImplementation::Host, &both).kind, WayKind::Host);
+        let shared = [rank("GPU:0", 0, Some("a"), Some("2.28.9")), rank("GPU:1", 0, Some("a"), Some("2.28.9"))];
+        let choice = choose(DeviceImplementation::Nccl, &shared);
+        let said = choice.to_string();
+        assert!(choice.kind == WayKind::Kernels && said.contains("GPU:0 and GPU:1 are on one GPU"), "{said}");
+        let mixed = [rank("GPU:0", 0, Some("a"), Some("2.28.9")), rank("GPU:1", 1, Some("b"), Some("2.21.5"))];
+        let said = choose(DeviceImplementation::Auto, &mixed).to_string();
+        assert!(said.contains("has NCCL 2.28.9, but GPU:1 has 2.21.5") && said.contains("through the host"), "{said}");
+        let absent = [rank("GPU:0", 0, Some("a"), None), rank("GPU:1", 0, Some("b"), Some("2.21.5"))];
+        let said = choose(DeviceImplementation::Nccl, &absent).to_string();
+        assert!(said.contains("instead of NCCL") && said.contains("libnccl.so.2 was not found"), "{said}");
+        assert_eq!(choose(DeviceImplementation::Auto, &both[..1]).kind, WayKind::Kernels);
+    }
+}

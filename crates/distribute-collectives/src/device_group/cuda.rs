@@ -1,0 +1,59 @@
+//! Ways of doing collectives in the memory of NVIDIA GPUs.
+
+#[path = "kernels.rs"]
+mod kernels;
+#[path = "meeting.rs"]
+mod meeting;
+#[path = "nccl.rs"]
+mod nccl;
+
+use std::any::Any;
+use std::sync::Arc;
+
+use distribute_device::Device;
+use distribute_device::cuda::{CudaDevice, CudaStream};
+
+use self::kernels::KernelWay;
+use self::nccl::NcclWay;
+use super::choice::WayKind;
+use super::host::HostWay;
+use super::{Way, device_error};
+use crate::{ProcessGroup, Result};
+
+/// The identity of the GPU that a device is, or is a part of.
+pub(super) fn gpu(device: &dyn Device) -> Option<String> {
+    cuda(device).map(|device| device.info().uuid.clone())
+}
+
+/// NCCL's version, or why there is none.
+pub(super) fn nccl() -> std::result::Result<String, String> {
+    nccl_sys::Library::load().map(|library| library.version().to_string()).map_err(|error| error.to_string())
+}
+
+/// What was chosen.
+pub(super) fn way(kind: WayKind, group: &Arc<ProcessGroup>, device: &Arc<dyn Device>) -> Result<Box<dyn Way>> {
+    Ok(match kind {
+        WayKind::Host => Box::new(HostWay::new(group, device)?),
+        WayKind::Kernels => Box::new(KernelWay::new(group, device)?),
+        WayKind::Nccl => Box::new(NcclWay::new(group, device)?),
+    })
+}
+
+fn cuda(device: &dyn Device) -> Option<&CudaDevice> {
+    let any: &dyn Any = device;
+    any.downcast_ref()
+}
+
+/// A stream of the group's own on a GPU.
+fn own_stream(group: &ProcessGroup, device: &dyn Device) -> Result<CudaStream> {
+    let stream = match cuda(device) {
+        Some(device) => device.stream(),
+        None => Err(distribute_device::Error::Foreign {
+            what: "device",
+            owner: device.spec().to_string(),
+            user: "collectives on GPUs".to_owned(),
+            remedy: "give a device of the feature cuda",
+        }),
+    };
+    stream.map_err(|error| device_error(group, error))
+}

@@ -1,0 +1,181 @@
+//! Collectives through the host: chunks go to pinned memory, are reduced there, and come back, all at the same time.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use distribute_device::{BufferMut, DType, Device, DeviceBuffer, HostBuffer, Stream, Transfer};
+
+use super::{Way, Work, device_error};
+use crate::call::Kind;
+use crate::team::lock;
+use crate::{ProcessGroup, Rank, ReduceOp, Result};
+
+/// Bytes that move at once: long enough for the full rate of PCI Express and of a network, short enough that the first
+/// chunk's way out and the last one's way back cost little.
+const CHUNK_BYTES: usize = 4 << 20;
+
+/// Chunks under way: one going out, one being reduced, one coming back, and one more so that none waits for another.
+const CHUNKS: usize = 4;
+
+/// One rank's way through the host.
+pub(super) struct HostWay {
+    group: Arc<ProcessGroup>,
+    device: Arc<dyn Device>,
+    out: Arc<dyn Stream>,
+    back: Arc<dyn Stream>,
+    /// Chunks of memory that nobody uses.
+    idle: Mutex<Vec<HostBuffer>>,
+}
+
+/// What happens to a chunk on the host.
+type OnHost<'a> = &'a dyn Fn(&mut [BufferMut<'_>]) -> Result<()>;
+
+impl HostWay {
+    pub(super) fn new(group: &Arc<ProcessGroup>, device: &Arc<dyn Device>) -> Result<HostWay> {
+        let stream = || device.create_stream().map_err(|error| device_error(group, error));
+        let (out, back) = (stream()?, stream()?);
+        Ok(HostWay { group: Arc::clone(group), device: Arc::clone(device), out, back, idle: Mutex::default() })
+    }
+
+    /// Reduces buffers of all ranks in place.
+    pub(super) fn all_reduce(
+        &self,
+        values: &DeviceBuffer,
+        dtype: DType,
+        op: ReduceOp,
+        stream: &dyn Stream,
+    ) -> Result<()> {
+        self.each_chunk(values, values, dtype, stream, &|chunk| self.group.all_reduce_list(chunk, op))
+    }
+
+    /// Replaces all ranks' values by the root's.
+    pub(super) fn broadcast(&self, values: &DeviceBuffer, dtype: DType, root: Rank, stream: &dyn Stream) -> Result<()> {
+        self.each_chunk(values, values, dtype, stream, &|chunk| self.group.broadcast_list(chunk, root))
+    }
+
+    /// Sends chunks of `from` to the host, lets `action` change them, and brings them to `to`.
+    fn each_chunk(
+        &self,
+        from: &DeviceBuffer,
+        to: &DeviceBuffer,
+        dtype: DType,
+        stream: &dyn Stream,
+        action: OnHost<'_>,
+    ) -> Result<()> {
+        let failed = |error| device_error(&self.group, error);
+        self.hold(stream, &*self.out)?;
+        let ranges: Vec<Range<usize>> = chunks(from.len_bytes()).collect();
+        let mut next = ranges.iter();
+        let mut going: VecDeque<(Range<usize>, Transfer)> = VecDeque::new();
+        let mut coming: VecDeque<Transfer> = VecDeque::new();
+        loop {
+            while going.len() < CHUNKS - 1 {
+                let Some(range) = next.next() else { break };
+                let memory = self.memory(&mut coming)?;
+                let part = from.slice(range.clone()).map_err(failed)?;
+                going.push_back((range.clone(), self.out.copy_to_host(&part, memory, 0).map_err(failed)?));
+            }
+            let Some((range, mut transfer)) = going.pop_front() else { break };
+            let mut memory = transfer.wait(self.deadline()).map_err(failed)?;
+            let view = BufferMut::from_bytes(dtype, &mut memory.as_bytes_mut()[..range.len()]).map_err(failed)?;
+            action(&mut [view])?;
+            let part = to.slice(range).map_err(failed)?;
+            coming.push_back(self.back.copy_from_host(memory, 0, &part).map_err(failed)?);
+        }
+        self.hold(&*self.back, stream)?;
+        for mut transfer in coming {
+            // The last copies end by themselves; their memory is used again where they have already.
+            if transfer.is_ready().map_err(failed)? {
+                lock(&self.idle).push(transfer.wait(self.deadline()).map_err(failed)?);
+            }
+        }
+        Ok(())
+    }
+
+    /// Memory for one chunk: idle, or new, or that of the copy that ends next.
+    fn memory(&self, coming: &mut VecDeque<Transfer>) -> Result<HostBuffer> {
+        let failed = |error| device_error(&self.group, error);
+        if let Some(memory) = lock(&self.idle).pop() {
+            return Ok(memory);
+        }
+        match coming.pop_front() {
+            Some(mut transfer) if coming.len() + 1 >= CHUNKS - 1 => transfer.wait(self.deadline()).map_err(failed),
+            transfer => {
+                transfer.into_iter().for_each(|transfer| coming.push_front(transfer));
+                self.device.allocate_host(CHUNK_BYTES).map_err(failed)
+            }
+        }
+    }
+
+    /// Gives every rank all ranks' values.
+    pub(super) fn all_gather(&self, input: &DeviceBuffer, output: &DeviceBuffer, stream: &dyn Stream) -> Result<()> {
+        let mine = self.to_host(input, stream)?;
+        let memory = self.device.allocate_host(output.len_bytes());
+        let mut all = memory.map_err(|error| device_error(&self.group, error))?;
+        self.group.all_gather(mine.as_bytes(), all.as_bytes_mut())?;
+        self.to_device(all, output, stream)
+    }
+
+    fn scattered(&self, work: &Work<'_>, op: ReduceOp) -> Result<()> {
+        let failed = |error| device_error(&self.group, error);
+        let mut values = self.to_host(work.input, work.stream)?;
+        let view = values.view_mut(work.call.dtype).map_err(failed)?;
+        self.group.all_reduce_list(&mut [view], op)?;
+        let start = self.group.rank().index() * work.output.len_bytes();
+        let mut part = HostBuffer::zeroed(work.output.len_bytes()).map_err(failed)?;
+        part.as_bytes_mut().copy_from_slice(&values.as_bytes()[start..start + work.output.len_bytes()]);
+        self.to_device(part, work.output, work.stream)
+    }
+
+    fn to_host(&self, values: &DeviceBuffer, stream: &dyn Stream) -> Result<HostBuffer> {
+        let failed = |error| device_error(&self.group, error);
+        let memory = self.device.allocate_host(values.len_bytes()).map_err(failed)?;
+        let mut transfer = stream.copy_to_host(values, memory, 0).map_err(failed)?;
+        transfer.wait(self.deadline()).map_err(failed)
+    }
+
+    fn to_device(&self, memory: HostBuffer, values: &DeviceBuffer, stream: &dyn Stream) -> Result<()> {
+        stream.copy_from_host(memory, 0, values).map(drop).map_err(|error| device_error(&self.group, error))
+    }
+
+    /// Makes `later` wait for what `earlier` was given.
+    fn hold(&self, earlier: &dyn Stream, later: &dyn Stream) -> Result<()> {
+        let order = || {
+            let event = self.device.create_event()?;
+            earlier.record(&*event)?;
+            later.wait(&*event)
+        };
+        order().map_err(|error| device_error(&self.group, error))
+    }
+
+    fn deadline(&self) -> Instant {
+        Instant::now() + self.group.timeout()
+    }
+}
+
+impl Way for HostWay {
+    fn abort(&self, reason: &str) {
+        self.group.abort(reason);
+    }
+
+    fn offer(&self, _: &Work<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    fn run(&self, work: &Work<'_>) -> Result<()> {
+        let (dtype, op) = (work.call.dtype, work.call.op.unwrap_or(ReduceOp::Sum));
+        match work.call.kind {
+            Kind::Broadcast => self.broadcast(work.input, dtype, work.call.root.unwrap_or(Rank(0)), work.stream),
+            Kind::ReduceScatter => self.scattered(work, op),
+            Kind::AllGather => self.all_gather(work.input, work.output, work.stream),
+            _ => self.all_reduce(work.input, dtype, op, work.stream),
+        }
+    }
+}
+
+/// Whole elements of every type, since a chunk is a multiple of all their sizes.
+fn chunks(len_bytes: usize) -> impl Iterator<Item = Range<usize>> {
+    (0..len_bytes).step_by(CHUNK_BYTES).map(move |start| start..(start + CHUNK_BYTES).min(len_bytes))
+}

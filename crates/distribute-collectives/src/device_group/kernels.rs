@@ -1,0 +1,339 @@
+//! Collectives by kernels that read and write the memory of all GPUs of a process.
+//!
+//! Each physical GPU reduces its part of the values, reading all ranks' and writing all ranks'; where it cannot reach
+//! another GPU's memory, that is copied to it and back. Between processes, the first rank of each goes through the host with
+//! what its process's ranks have reduced, and then gives them the result.
+
+use std::ops::Range;
+use std::sync::{Arc, Mutex};
+
+use distribute_device::cuda::{Combine, CudaStream, MAX_BUFFERS};
+use distribute_device::{DType, Device, DeviceBuffer, Stream};
+
+use super::super::host::HostWay;
+use super::super::{Way, Work, device_error, missing};
+use super::meeting::{Meeting, Offer};
+use super::own_stream;
+use crate::call::Kind;
+use crate::team::lock;
+use crate::{ProcessGroup, Rank, ReduceOp, Result};
+
+/// Parts begin at multiples of this, so that kernels load and store whole vectors.
+const PART_ALIGN_BYTES: usize = 512;
+
+/// One rank's part of collectives by kernels.
+pub(super) struct KernelWay {
+    world: Arc<ProcessGroup>,
+    /// The ranks of this process.
+    here: ProcessGroup,
+    /// The first ranks of all processes, on one of them and where there are several.
+    leaders: Option<HostWay>,
+    device: Arc<dyn Device>,
+    stream: CudaStream,
+    meeting: Arc<Meeting>,
+    /// Local ranks, and whether this rank's GPU reaches their memory.
+    reaches: Vec<bool>,
+    /// Which of how many parts this rank does of what the process's GPUs share; none where another rank does its GPU's.
+    part: Option<(usize, usize)>,
+    /// For what has to be copied here.
+    scratch: Mutex<Option<DeviceBuffer>>,
+}
+
+/// How values are combined.
+#[derive(Clone, Copy)]
+struct Reduction {
+    dtype: DType,
+    combine: Combine,
+    divisor: u32,
+}
+
+impl KernelWay {
+    pub(super) fn new(world: &Arc<ProcessGroup>, device: &Arc<dyn Device>) -> Result<KernelWay> {
+        let process = u32::try_from(world.process()).unwrap_or(u32::MAX);
+        let here = world.split(Some(process), 0)?.ok_or_else(|| missing(world))?;
+        let several = world.world_size() > here.world_size();
+        let leads = here.rank() == Rank(0);
+        let leaders = if several { world.split(leads.then_some(0), 0)? } else { None };
+        let leaders = leaders.map(|leaders| HostWay::new(&Arc::new(leaders), device)).transpose()?;
+        let stream = own_stream(world, &**device)?;
+        let meeting = Meeting::of(&here);
+        meeting.introduce(here.rank().index(), device);
+        here.barrier()?;
+        let devices = meeting.devices();
+        let reaches = devices.iter().map(|other| device.enable_peer_access(&**other).is_ok()).collect();
+        let part = part(&devices, here.rank().index());
+        let (world, device, scratch) = (Arc::clone(world), Arc::clone(device), Mutex::default());
+        Ok(KernelWay { world, here, leaders, device, stream, meeting, reaches, part, scratch })
+    }
+
+    fn me(&self) -> usize {
+        self.here.rank().index()
+    }
+
+    /// This rank's share of a call, on the stream of its own.
+    fn work(&self, work: &Work<'_>, offers: &[Offer]) -> distribute_device::Result<()> {
+        let inputs: Vec<&DeviceBuffer> = offers.iter().map(|offer| &offer.input).collect();
+        let outputs: Vec<&DeviceBuffer> = offers.iter().map(|offer| &offer.output).collect();
+        let reduction = self.reduction(work);
+        let whole = 0..work.input.len_bytes();
+        match work.call.kind {
+            Kind::Broadcast => match self.local(work.call.root) {
+                Some(root) if root == self.me() => {
+                    let others: Vec<&DeviceBuffer> = others(&outputs, root).collect();
+                    self.spread(&whole, inputs[root], &others, reduction)
+                }
+                _ => Ok(()),
+            },
+            Kind::AllGather => inputs.iter().enumerate().try_for_each(|(rank, input)| {
+                let place = work.output.slice(rank * input.len_bytes()..(rank + 1) * input.len_bytes())?;
+                self.stream.copy_peer(input, &place)
+            }),
+            Kind::ReduceScatter => {
+                let len = work.output.len_bytes();
+                let mine = self.me() * len..(self.me() + 1) * len;
+                let sources = inputs.iter().map(|input| input.slice(mine.clone()));
+                let sources = sources.collect::<distribute_device::Result<Vec<DeviceBuffer>>>()?;
+                self.reduce_here(&sources, work.output, reduction)
+            }
+            _ => match self.part {
+                Some((part, parts)) => self.reduce_part(&part_range(whole.end, part, parts), &outputs, reduction),
+                None => Ok(()),
+            },
+        }
+    }
+
+    fn reduction(&self, work: &Work<'_>) -> Reduction {
+        let combine = match work.call.op {
+            Some(ReduceOp::Product) => Combine::Product,
+            Some(ReduceOp::Min) => Combine::Min,
+            Some(ReduceOp::Max) => Combine::Max,
+            _ => Combine::Sum,
+        };
+        let divisor = match work.call.op {
+            Some(ReduceOp::Mean) => u32::try_from(self.world.world_size()).unwrap_or(u32::MAX),
+            _ => 1,
+        };
+        Reduction { dtype: work.call.dtype, combine, divisor }
+    }
+
+    /// Reduces one part of all ranks' values, in place.
+    fn reduce_part(
+        &self,
+        range: &Range<usize>,
+        buffers: &[&DeviceBuffer],
+        reduction: Reduction,
+    ) -> distribute_device::Result<()> {
+        if range.is_empty() {
+            return Ok(());
+        }
+        let mine = buffers[self.me()].slice(range.clone())?;
+        let sources = buffers.iter().map(|buffer| buffer.slice(range.clone()));
+        let sources = sources.collect::<distribute_device::Result<Vec<DeviceBuffer>>>()?;
+        if self.reaches.iter().all(|reaches| *reaches) && buffers.len() <= MAX_BUFFERS {
+            let all: Vec<&DeviceBuffer> = sources.iter().collect();
+            let Reduction { dtype, combine, divisor } = reduction;
+            return self.stream.reduce(combine, dtype, &all, &all, divisor);
+        }
+        self.reduce_here(&sources, &mine, reduction)?;
+        let others: Vec<&DeviceBuffer> = others(buffers, self.me()).collect();
+        self.spread(range, buffers[self.me()], &others, reduction)
+    }
+
+    /// Reduces buffers of the ranks into one of this rank, which may be its own source.
+    fn reduce_here(
+        &self,
+        sources: &[DeviceBuffer],
+        target: &DeviceBuffer,
+        Reduction { dtype, combine, divisor }: Reduction,
+    ) -> distribute_device::Result<()> {
+        let len = target.len_bytes();
+        let (far, slot) =
+            (self.reaches.iter().filter(|reaches| !**reaches).count(), len.next_multiple_of(PART_ALIGN_BYTES));
+        let in_rounds = sources.len() > MAX_BUFFERS;
+        let scratch = self.scratch((far + usize::from(in_rounds)) * slot)?;
+        let mut places = (0..).map(|place| scratch.slice(place * slot..place * slot + len));
+        let mut near = Vec::with_capacity(sources.len());
+        for (source, reaches) in sources.iter().zip(&self.reaches) {
+            let copy = if *reaches { None } else { places.next().transpose()? };
+            if let Some(copy) = &copy {
+                self.stream.copy_peer(source, copy)?;
+            }
+            near.push(copy.unwrap_or_else(|| source.clone()));
+        }
+        let so_far = if in_rounds { places.next().transpose()? } else { None };
+        let Some(so_far) = so_far else {
+            let all: Vec<&DeviceBuffer> = near.iter().collect();
+            return self.stream.reduce(combine, dtype, &all, &[target], divisor);
+        };
+        // More than one launch takes: the target may be a source, so it is written by the last launch only.
+        let (first, rest) = near.split_at(MAX_BUFFERS);
+        self.stream.reduce(combine, dtype, &first.iter().collect::<Vec<_>>(), &[&so_far], 1)?;
+        let mut rounds = rest.chunks(MAX_BUFFERS - 1).peekable();
+        while let Some(round) = rounds.next() {
+            let all: Vec<&DeviceBuffer> = [&so_far].into_iter().chain(round).collect();
+            let (to, divisor) = if rounds.peek().is_none() { (target, divisor) } else { (&so_far, 1) };
+            self.stream.reduce(combine, dtype, &all, &[to], divisor)?;
+        }
+        Ok(())
+    }
+
+    /// Copies a range of one rank's buffer into the same range of others.
+    fn spread(
+        &self,
+        range: &Range<usize>,
+        from: &DeviceBuffer,
+        to: &[&DeviceBuffer],
+        Reduction { dtype, .. }: Reduction,
+    ) -> distribute_device::Result<()> {
+        let from = from.slice(range.clone())?;
+        let to = to.iter().map(|buffer| buffer.slice(range.clone()));
+        let to = to.collect::<distribute_device::Result<Vec<DeviceBuffer>>>()?;
+        if self.reaches.iter().all(|reaches| *reaches) {
+            // One launch reads the values once for several ranks.
+            let all: Vec<&DeviceBuffer> = to.iter().collect();
+            return all
+                .chunks(MAX_BUFFERS)
+                .try_for_each(|some| self.stream.reduce(Combine::Sum, dtype, &[&from], some, 1));
+        }
+        to.iter().try_for_each(|buffer| self.stream.copy_peer(&from, buffer))
+    }
+
+    fn scratch(&self, len_bytes: usize) -> distribute_device::Result<DeviceBuffer> {
+        let mut scratch = lock(&self.scratch);
+        match &*scratch {
+            Some(scratch) if scratch.len_bytes() >= len_bytes => Ok(scratch.clone()),
+            _ => Ok(scratch.insert(self.device.allocate(len_bytes)?).clone()),
+        }
+    }
+
+    /// The place in this process of a rank of the group.
+    fn local(&self, rank: Option<Rank>) -> Option<usize> {
+        let first = self.world.process() * self.here.world_size();
+        rank?.index().checked_sub(first).filter(|local| *local < self.here.world_size())
+    }
+
+    /// The leader's share of a call between processes: all others of its process only offer their buffers.
+    fn across(&self, leaders: &HostWay, work: &Work<'_>, offers: &[Offer]) -> Result<()> {
+        let failed = |error| device_error(&self.world, error);
+        let reduction = Reduction { divisor: 1, ..self.reduction(work) };
+        let inputs: Vec<DeviceBuffer> = offers.iter().map(|offer| offer.input.clone()).collect();
+        let outputs: Vec<&DeviceBuffer> = offers.iter().map(|offer| &offer.output).collect();
+        let dtype = work.call.dtype;
+        match work.call.kind {
+            Kind::Broadcast => {
+                let root = work.call.root.unwrap_or(Rank(0));
+                if let Some(root) = self.local(Some(root)).filter(|root| *root != 0) {
+                    self.stream.copy_peer(&inputs[root], work.output).map_err(failed)?;
+                }
+                let process = Rank::of(root.index() / self.here.world_size());
+                leaders.broadcast(work.output, dtype, process, &self.stream)?;
+                self.spread(&(0..work.output.len_bytes()), work.output, &outputs[1..], reduction).map_err(failed)
+            }
+            Kind::AllGather => {
+                let len = work.input.len_bytes();
+                let all = self.device.allocate(inputs.len() * len).map_err(failed)?;
+                for (local, input) in inputs.iter().enumerate() {
+                    let place = all.slice(local * len..(local + 1) * len).map_err(failed)?;
+                    self.stream.copy_peer(input, &place).map_err(failed)?;
+                }
+                leaders.all_gather(&all, work.output, &self.stream)?;
+                self.spread(&(0..work.output.len_bytes()), work.output, &outputs[1..], reduction).map_err(failed)
+            }
+            Kind::ReduceScatter => {
+                let sum = self.device.allocate(work.input.len_bytes()).map_err(failed)?;
+                self.reduce_here(&inputs, &sum, reduction).map_err(failed)?;
+                leaders.all_reduce(&sum, dtype, sum_of(work.call.op), &self.stream)?;
+                self.divide(&sum, self.reduction(work)).map_err(failed)?;
+                let (len, first) = (work.output.len_bytes(), self.world.process() * outputs.len());
+                outputs.iter().enumerate().try_for_each(|(local, output)| {
+                    let part = sum.slice((first + local) * len..(first + local + 1) * len).map_err(failed)?;
+                    self.stream.copy_peer(&part, output).map_err(failed)
+                })
+            }
+            _ => {
+                self.reduce_here(&inputs, work.output, reduction).map_err(failed)?;
+                leaders.all_reduce(work.output, dtype, sum_of(work.call.op), &self.stream)?;
+                self.divide(work.output, self.reduction(work)).map_err(failed)?;
+                self.spread(&(0..work.output.len_bytes()), work.output, &outputs[1..], reduction).map_err(failed)
+            }
+        }
+    }
+
+    /// The last step of a mean.
+    fn divide(
+        &self,
+        values: &DeviceBuffer,
+        Reduction { dtype, divisor, .. }: Reduction,
+    ) -> distribute_device::Result<()> {
+        if divisor == 1 {
+            return Ok(());
+        }
+        self.stream.reduce(Combine::Sum, dtype, &[values], &[values], divisor)
+    }
+}
+
+impl Way for KernelWay {
+    fn abort(&self, reason: &str) {
+        self.here.abort(reason);
+        self.leaders.iter().for_each(|leaders| leaders.abort(reason));
+    }
+
+    fn offer(&self, work: &Work<'_>) -> Result<()> {
+        let ready = || {
+            let ready = self.device.create_event()?;
+            work.stream.record(&*ready)?;
+            Ok(ready)
+        };
+        let ready = ready().map_err(|error| device_error(&self.world, error))?;
+        let (input, output) = (work.input.clone(), work.output.clone());
+        self.meeting.offer(work.call.sequence, self.me(), Offer { input, output, ready });
+        Ok(())
+    }
+
+    fn run(&self, work: &Work<'_>) -> Result<()> {
+        let failed = |error| device_error(&self.world, error);
+        let call = work.call.sequence;
+        let offers = self.meeting.offers(call);
+        offers.iter().try_for_each(|offer| self.stream.wait(&*offer.ready)).map_err(failed)?;
+        match &self.leaders {
+            Some(leaders) => self.across(leaders, work, &offers)?,
+            None if self.world.world_size() > self.here.world_size() => {}
+            None => self.work(work, &offers).map_err(failed)?,
+        }
+        let done = self.device.create_event().map_err(failed)?;
+        self.stream.record(&*done).map_err(failed)?;
+        self.meeting.finish(call, self.me(), done);
+        self.here.barrier()?;
+        self.meeting.ends(call, self.me()).iter().try_for_each(|end| work.stream.wait(&**end)).map_err(failed)
+    }
+}
+
+/// Means are divided at the end.
+fn sum_of(op: Option<ReduceOp>) -> ReduceOp {
+    match op {
+        None | Some(ReduceOp::Mean) => ReduceOp::Sum,
+        Some(op) => op,
+    }
+}
+
+fn others<'a>(buffers: &[&'a DeviceBuffer], own: usize) -> impl Iterator<Item = &'a DeviceBuffer> {
+    buffers.iter().enumerate().filter(move |(rank, _)| *rank != own).map(|(_, buffer)| *buffer)
+}
+
+/// Which part a rank does: the first rank on each physical GPU does that GPU's.
+fn part(devices: &[Arc<dyn Device>], rank: usize) -> Option<(usize, usize)> {
+    let on = |device: &Arc<dyn Device>| device.logical().physical().index;
+    let mut gpus: Vec<(u32, usize)> = Vec::new();
+    for (rank, device) in devices.iter().enumerate() {
+        if !gpus.iter().any(|(gpu, _)| *gpu == on(device)) {
+            gpus.push((on(device), rank));
+        }
+    }
+    gpus.iter().position(|(_, first)| *first == rank).map(|part| (part, gpus.len()))
+}
+
+/// The bytes of one of several parts.
+fn part_range(len_bytes: usize, part: usize, parts: usize) -> Range<usize> {
+    let each = len_bytes.div_ceil(parts).next_multiple_of(PART_ALIGN_BYTES);
+    (part * each).min(len_bytes)..((part + 1) * each).min(len_bytes)
+}

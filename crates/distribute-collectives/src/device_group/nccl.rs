@@ -1,0 +1,326 @@
+//! Collectives by NCCL: one communicator of all ranks, made through the group's own connections.
+
+#![expect(unsafe_code, reason = "calls of NCCL, which takes pointers and handles on trust")]
+
+use std::any::Any;
+use std::collections::VecDeque;
+use std::ffi::{c_int, c_void};
+use std::ptr;
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{RecvTimeoutError, Sender, bounded};
+use distribute_device::cuda::{CudaDevice, CudaStream};
+use distribute_device::{DType, Device, DeviceBuffer, Event, Stream};
+use nccl_sys::{Code, Comm, Config, DataType, Library, Progress, RedOp, UniqueId};
+
+use super::super::{Way, Work, device_error};
+use super::own_stream;
+use crate::call::Kind;
+use crate::team::lock;
+use crate::{Error, ProcessGroup, Rank, ReduceOp, Result};
+
+/// How often somebody looks whether a peer or NCCL has failed: a lost peer is known after so long.
+const WATCH: Duration = Duration::from_millis(50);
+
+/// How often a call that NCCL has not finished is looked at.
+const POLL: Duration = Duration::from_micros(100);
+
+/// One rank's part of collectives by NCCL.
+pub(super) struct NcclWay {
+    shared: Arc<Shared>,
+    device: Arc<dyn Device>,
+    watch: Option<(Sender<()>, JoinHandle<()>)>,
+}
+
+/// What the calling thread and the watching one use.
+struct Shared {
+    group: Arc<ProcessGroup>,
+    library: Library,
+    /// None after an abort. Calls do not block, so neither does waiting for this.
+    communicator: Mutex<Option<Communicator>>,
+    /// All collectives of this rank run here, so those of one communicator are in one order on every rank.
+    stream: CudaStream,
+    device: Arc<dyn Device>,
+    /// The ends of collectives that have not ended yet.
+    pending: Mutex<VecDeque<Arc<dyn Event>>>,
+}
+
+struct Communicator(Comm);
+
+// SAFETY: NCCL lets any thread use a communicator, one at a time; a mutex sees to that.
+unsafe impl Send for Communicator {}
+
+impl NcclWay {
+    pub(super) fn new(group: &Arc<ProcessGroup>, device: &Arc<dyn Device>) -> Result<NcclWay> {
+        let stream = own_stream(group, &**device)?;
+        let library = Library::load().map_err(|error| failed(group, "opening the library", &error))?;
+        let shared = Shared {
+            group: Arc::clone(group),
+            library,
+            communicator: Mutex::new(None),
+            stream,
+            device: Arc::clone(device),
+            pending: Mutex::default(),
+        };
+        shared.join()?;
+        let shared = Arc::new(shared);
+        let (stop, stopped) = bounded::<()>(0);
+        let watcher = Arc::clone(&shared);
+        let watch = thread::Builder::new()
+            .name(format!("nccl-watch/{}", group.rank().0))
+            .spawn(move || {
+                while stopped.recv_timeout(WATCH) == Err(RecvTimeoutError::Timeout) {
+                    if !watcher.look() {
+                        break;
+                    }
+                }
+            })
+            .map_err(|error| failed(group, "starting the thread that watches it", &error))?;
+        Ok(NcclWay { shared, device: Arc::clone(device), watch: Some((stop, watch)) })
+    }
+}
+
+impl Shared {
+    /// Makes the communicator, without blocking, so that a rank that does not come is an error when the time is over.
+    fn join(&self) -> Result<()> {
+        let leads = self.group.rank() == Rank(0);
+        let id = if leads { self.library.unique_id() } else { Ok(UniqueId::from_bytes([0; UniqueId::BYTES])) };
+        // The others wait for the identity, so a failure to make one travels in its place.
+        let mut bytes = [0; UniqueId::BYTES + 1];
+        if let Ok(id) = &id {
+            bytes[1..].copy_from_slice(id.as_bytes());
+            bytes[0] = u8::from(leads);
+        }
+        self.group.broadcast(&mut bytes, Rank(0))?;
+        id.map_err(|error| self.failed("making an identity for a communicator", &error))?;
+        let [made, rest @ ..] = bytes;
+        if made == 0 {
+            return Err(self.failed("making an identity for a communicator", &"rank 0 could not make one"));
+        }
+        let deadline = Instant::now() + self.group.timeout();
+        let config = Config::new().blocking(false);
+        let [ranks, rank] =
+            [self.group.world_size(), self.group.rank().index()].map(|n| c_int::try_from(n).unwrap_or(c_int::MAX));
+        self.make_current()?;
+        let mut communicator = lock(&self.communicator);
+        let mut comm: Box<Comm> = Box::new(ptr::null_mut());
+        // SAFETY: the place for the communicator stays until it is no longer in progress, which is waited for below; the
+        // configuration outlives the call; this rank's context is current.
+        let begun =
+            unsafe { self.library.comm_init_rank_config(&mut *comm, ranks, UniqueId::from_bytes(rest), rank, &config) };
+        let begun = begun.map_err(|error| self.failed("joining a communicator", &error));
+        let joined = begun.and_then(|progress| self.settle(*comm, progress, deadline, "joining a communicator"));
+        if let Err(error) = joined {
+            if !comm.is_null() {
+                // SAFETY: it was made above, and nobody else knows it.
+                let _ = unsafe { self.library.comm_abort(*comm) };
+            }
+            // NCCL may write to the place as long as it has not given up.
+            Box::leak(comm);
+            return Err(error);
+        }
+        *communicator = Some(Communicator(*comm));
+        Ok(())
+    }
+
+    /// Waits until a call that NCCL goes on with has been made.
+    fn settle(&self, comm: Comm, mut progress: Progress, deadline: Instant, action: &str) -> Result<()> {
+        while progress == Progress::InProgress {
+            if let Some(error) = self.group.failure() {
+                return Err(error);
+            }
+            if Instant::now() >= deadline {
+                let waited = self.group.timeout();
+                return Err(self.failed(action, &format!("it has not ended within {waited:.1?}; is every rank here?")));
+            }
+            // SAFETY: the communicator lives, and asking is allowed at any time.
+            let code = unsafe { self.library.comm_async_error(comm) };
+            match code.map_err(|error| self.failed(action, &error))? {
+                Code::SUCCESS => progress = Progress::Done,
+                Code::IN_PROGRESS => thread::sleep(POLL),
+                code => return Err(self.failed(action, &self.library.error("ncclCommGetAsyncError", code))),
+            }
+        }
+        Ok(())
+    }
+
+    /// Enqueues one call of NCCL.
+    fn enqueue(
+        &self,
+        action: Kind,
+        call: impl FnOnce(Comm, *mut c_void) -> std::result::Result<Progress, nccl_sys::Error>,
+    ) -> Result<()> {
+        self.make_current()?;
+        let communicator = lock(&self.communicator);
+        let Some(Communicator(comm)) = &*communicator else {
+            return Err(self.group.failure().unwrap_or_else(|| self.failed(action.name(), &"it was aborted before")));
+        };
+        let progress = call(*comm, self.stream.handle()).map_err(|error| self.failed(action.name(), &error))?;
+        self.settle(*comm, progress, Instant::now() + self.group.timeout(), action.name())
+    }
+
+    /// Whether all is well; where it is not, the communicator is aborted and the group with it.
+    fn look(&self) -> bool {
+        let wrong = self.group.failure().or_else(|| self.own_failure());
+        if let Some(error) = &wrong {
+            self.abort(&error.to_string());
+            self.group.abort(&error.to_string());
+        }
+        wrong.is_none()
+    }
+
+    fn own_failure(&self) -> Option<Error> {
+        self.prune();
+        let communicator = lock(&self.communicator);
+        let Communicator(comm) = communicator.as_ref()?;
+        // SAFETY: the communicator lives: aborting takes it out first.
+        match unsafe { self.library.comm_async_error(*comm) } {
+            Ok(Code::SUCCESS | Code::IN_PROGRESS) => None,
+            Ok(code) => Some(self.failed("a collective", &self.library.error("ncclCommGetAsyncError", code))),
+            Err(error) => Some(self.failed("asking for errors", &error)),
+        }
+    }
+
+    /// Ends what is enqueued; waits for its results return errors.
+    fn abort(&self, reason: &str) {
+        let communicator = lock(&self.communicator).take();
+        self.prune();
+        if let Some(pending) = lock(&self.pending).front() {
+            self.stream.fail(&**pending, "a collective by NCCL", reason);
+        }
+        if let (Some(Communicator(comm)), Ok(())) = (communicator, self.make_current()) {
+            // SAFETY: it was taken out, so nobody uses it any more.
+            let _ = unsafe { self.library.comm_abort(comm) };
+        }
+    }
+
+    /// Forgets collectives that have ended.
+    fn prune(&self) {
+        let mut pending = lock(&self.pending);
+        while pending.front().is_some_and(|event| event.is_ready().unwrap_or(true)) {
+            pending.pop_front();
+        }
+    }
+
+    fn make_current(&self) -> Result<()> {
+        let any: &dyn Any = &*self.device;
+        let current = any.downcast_ref::<CudaDevice>().map_or(Ok(()), CudaDevice::make_current);
+        current.map_err(|error| device_error(&self.group, error))
+    }
+
+    fn failed(&self, action: &str, problem: &dyn std::fmt::Display) -> Error {
+        failed(&self.group, action, problem)
+    }
+
+    fn address(&self, buffer: &DeviceBuffer) -> Result<*mut c_void> {
+        let address = self.stream.address_for_use(buffer).map_err(|error| device_error(&self.group, error))?;
+        Ok(ptr::with_exposed_provenance_mut(address as usize))
+    }
+}
+
+impl Way for NcclWay {
+    fn abort(&self, reason: &str) {
+        self.shared.abort(reason);
+    }
+
+    fn offer(&self, _: &Work<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    fn run(&self, work: &Work<'_>) -> Result<()> {
+        let shared = &*self.shared;
+        let (library, call) = (&shared.library, work.call);
+        let failed = |error| device_error(&shared.group, error);
+        let ready = self.device.create_event().map_err(failed)?;
+        work.stream.record(&*ready).map_err(failed)?;
+        shared.stream.wait(&*ready).map_err(failed)?;
+        let (from, to) = (shared.address(work.input)?, shared.address(work.output)?);
+        let (dtype, op) = (data_type(call.dtype), reduction(&shared.group, call.op)?);
+        let (count, part) = (call.count as usize, work.output.len_bytes() / call.dtype.size_bytes());
+        // SAFETY, for each: the device's context is current; both buffers have as many elements and stay until the stream has
+        // passed, which `address_for_use` saw to; the communicator lives while it is locked.
+        shared.enqueue(call.kind, |comm, stream| match call.kind {
+            Kind::Broadcast => {
+                let root = c_int::try_from(call.root.map_or(0, |root| root.0)).unwrap_or(0);
+                // SAFETY: see above.
+                unsafe { library.broadcast(from, to, count, dtype, root, comm, stream) }
+            }
+            Kind::AllGather => {
+                // SAFETY: see above.
+                unsafe { library.all_gather(from, to, count, dtype, comm, stream) }
+            }
+            Kind::ReduceScatter => {
+                // SAFETY: see above.
+                unsafe { library.reduce_scatter(from, to, part, dtype, op, comm, stream) }
+            }
+            _ => {
+                // SAFETY: see above.
+                unsafe { library.all_reduce(from, to, count, dtype, op, comm, stream) }
+            }
+        })?;
+        let done = self.device.create_event().map_err(failed)?;
+        shared.stream.record(&*done).map_err(failed)?;
+        work.stream.wait(&*done).map_err(failed)?;
+        lock(&shared.pending).push_back(done);
+        Ok(())
+    }
+}
+
+impl Drop for NcclWay {
+    fn drop(&mut self) {
+        if let Some((stop, watch)) = self.watch.take() {
+            drop(stop);
+            // It looks at the channel at least every WATCH, and its calls do not block.
+            let _ = watch.join();
+        }
+        let shared = &*self.shared;
+        let all_well = shared.group.failure().is_none();
+        if let (true, Some(last)) = (all_well, lock(&shared.pending).back()) {
+            // What was enqueued needs the communicator.
+            let _ = last.wait(Instant::now() + shared.group.timeout());
+        }
+        let communicator = lock(&shared.communicator).take();
+        if let (Some(Communicator(comm)), Ok(())) = (communicator, shared.make_current()) {
+            // Ending it in order would wait for the other ranks to do so, too; everything of this rank has ended.
+            // SAFETY: it was taken out, so nobody uses it any more.
+            let _ = unsafe { shared.library.comm_abort(comm) };
+        }
+    }
+}
+
+fn failed(group: &ProcessGroup, action: &str, problem: &dyn std::fmt::Display) -> Error {
+    let name = group.rank_name(group.rank()).to_owned();
+    Error::Nccl { name, action: action.to_owned(), problem: problem.to_string() }
+}
+
+fn data_type(dtype: DType) -> DataType {
+    match dtype {
+        DType::F32 => DataType::FLOAT32,
+        DType::F64 => DataType::FLOAT64,
+        DType::F16 => DataType::FLOAT16,
+        DType::BF16 => DataType::BFLOAT16,
+        DType::I8 => DataType::INT8,
+        DType::U8 => DataType::UINT8,
+        DType::I32 => DataType::INT32,
+        DType::U32 => DataType::UINT32,
+        DType::I64 => DataType::INT64,
+        DType::U64 => DataType::UINT64,
+    }
+}
+
+/// NCCL divides before it adds where it can, so a mean may differ from ours in the last bit.
+fn reduction(group: &ProcessGroup, op: Option<ReduceOp>) -> Result<RedOp> {
+    Ok(match op {
+        None | Some(ReduceOp::Sum) => RedOp::SUM,
+        Some(ReduceOp::Mean) => RedOp::AVG,
+        Some(ReduceOp::Min) => RedOp::MIN,
+        Some(ReduceOp::Max) => RedOp::MAX,
+        Some(ReduceOp::Product) => RedOp::PROD,
+        Some(other) => {
+            let problem = "it has no such reduction; use DeviceImplementation::Host";
+            return Err(failed(group, &format!("reducing by {other}"), &problem));
+        }
+    })
+}

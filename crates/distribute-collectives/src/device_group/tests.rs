@@ -1,0 +1,133 @@
+//! Groups of logical CPUs, which go through the host.
+
+use std::time::Duration;
+
+use distribute_device::{Devices, HostBuffer};
+
+use super::*;
+use crate::Options;
+
+/// Runs `rank` on each of `count` ranks, each with a device and a stream.
+fn on_ranks(count: usize, rank: impl Fn(&DeviceGroup, &dyn Stream) -> Result<()> + Sync) -> Vec<Result<()>> {
+    let devices = Devices::with_cpus(count).unwrap();
+    let options = Options { timeout: Duration::from_secs(20), ..Options::default() };
+    let groups = ProcessGroup::local_with(count, &options).unwrap();
+    std::thread::scope(|scope| {
+        let run = |group: &ProcessGroup, name: String| {
+            let device = devices.open(&name.parse().unwrap()).unwrap();
+            let group = DeviceGroup::new(group, device, DeviceImplementation::Auto).unwrap();
+            let stream = group.device().create_stream().unwrap();
+            let outcome = rank(&group, &*stream);
+            stream.synchronize(deadline()).unwrap();
+            outcome
+        };
+        let named = groups.iter().enumerate();
+        let handles: Vec<_> = named.map(|(at, group)| scope.spawn(move || run(group, format!("CPU:{at}")))).collect();
+        handles.into_iter().map(|handle| handle.join().unwrap()).collect()
+    })
+}
+
+fn deadline() -> std::time::Instant {
+    std::time::Instant::now() + Duration::from_secs(20)
+}
+
+fn put(group: &DeviceGroup, stream: &dyn Stream, values: &[f32]) -> DeviceBuffer {
+    let buffer = group.device().allocate(size_of_val(values)).unwrap();
+    stream.copy_from_host(HostBuffer::from_slice(values).unwrap(), 0, &buffer).unwrap();
+    buffer
+}
+
+fn get(group: &DeviceGroup, stream: &dyn Stream, buffer: &DeviceBuffer) -> Vec<f32> {
+    let memory = group.device().allocate_host(buffer.len_bytes()).unwrap();
+    let mut transfer = stream.copy_to_host(buffer, memory, 0).unwrap();
+    transfer.wait(deadline()).unwrap().as_slice::<f32>().unwrap().to_vec()
+}
+
+fn values(rank: usize, count: usize) -> Vec<f32> {
+    (0..count).map(|at| ((at * 7 + rank * 3) % 101) as f32 - 50.0).collect()
+}
+
+#[test]
+fn values_of_all_devices_are_reduced_in_chunks() {
+    // More than one chunk, not a multiple of it, and little and nothing.
+    for count in [0, 1, 1000, 3 * (1 << 20) + 5] {
+        for op in [ReduceOp::Sum, ReduceOp::Mean, ReduceOp::Max] {
+            let outcome = on_ranks(3, |group, stream| {
+                let buffer = put(group, stream, &values(group.rank().index(), count));
+                group.all_reduce(&buffer, DType::F32, op, stream)?;
+                let expected: Vec<f32> = (0..count)
+                    .map(|at| {
+                        let all = [0, 1, 2].map(|rank| ((at * 7 + rank * 3) % 101) as f32 - 50.0);
+                        match op {
+                            ReduceOp::Max => all.into_iter().fold(f32::MIN, f32::max),
+                            ReduceOp::Mean => all.into_iter().sum::<f32>() / 3.0,
+                            _ => all.into_iter().sum(),
+                        }
+                    })
+                    .collect();
+                assert!(get(group, stream, &buffer) == expected, "{op} of {count}");
+                Ok(())
+            });
+            assert!(outcome.iter().all(Result::is_ok), "{outcome:?}");
+        }
+    }
+}
+
+#[test]
+fn values_are_broadcast_gathered_and_scattered() {
+    let outcome = on_ranks(3, |group, stream| {
+        let rank = group.rank().index();
+        let buffer = put(group, stream, &values(rank, 10));
+        group.broadcast(&buffer, DType::F32, Rank(1), stream)?;
+        assert_eq!(get(group, stream, &buffer), values(1, 10));
+
+        let (mine, all) = (put(group, stream, &[rank as f32, 0.5]), put(group, stream, &[0.0; 6]));
+        group.all_gather(&mine, &all, DType::F32, stream)?;
+        assert_eq!(get(group, stream, &all), [0.0, 0.5, 1.0, 0.5, 2.0, 0.5]);
+
+        group.reduce_scatter(&all, &mine, DType::F32, ReduceOp::Sum, stream)?;
+        assert_eq!(get(group, stream, &mine), [3.0 * rank as f32, 1.5]);
+        Ok(())
+    });
+    assert!(outcome.iter().all(Result::is_ok), "{outcome:?}");
+}
+
+#[test]
+fn calls_that_differ_are_an_error_on_all_ranks() {
+    let outcome = on_ranks(2, |group, stream| {
+        let buffer = put(group, stream, &[1.0; 4]);
+        let part = if group.rank() == Rank(0) { buffer.clone() } else { buffer.slice(0..8).unwrap() };
+        group.all_reduce(&part, DType::F32, ReduceOp::Sum, stream)
+    });
+    for outcome in outcome {
+        let error = outcome.unwrap_err().to_string();
+        assert!(error.contains("rank 0 called all_reduce #0 of 4 f32") && error.contains("of 2 f32"), "{error}");
+    }
+}
+
+#[test]
+fn sizes_that_do_not_fit_are_an_error() {
+    let outcome = on_ranks(1, |group, stream| {
+        let buffer = put(group, stream, &[1.0; 4]);
+        let odd = buffer.slice(0..6).unwrap();
+        let error = group.all_reduce(&odd, DType::F32, ReduceOp::Sum, stream).unwrap_err().to_string();
+        assert!(error.contains("6 bytes"), "{error}");
+        let error = group.all_reduce(&buffer, DType::F32, ReduceOp::BitOr, stream).unwrap_err().to_string();
+        assert!(error.contains("integers"), "{error}");
+        let error = group.broadcast(&buffer, DType::F32, Rank(1), stream).unwrap_err();
+        assert!(matches!(error, Error::RankOutside { given: 1, .. }));
+        let part = buffer.slice(0..8).unwrap();
+        assert!(matches!(group.all_gather(&part, &buffer, DType::F32, stream), Err(Error::Length { .. })));
+        Ok(())
+    });
+    assert!(outcome.iter().all(Result::is_ok), "{outcome:?}");
+}
+
+#[test]
+fn what_was_chosen_is_said() {
+    let outcome = on_ranks(2, |group, _| {
+        assert_eq!(group.chosen(), "collectives of devices by the host's memory: CPU:0 is no GPU");
+        Ok(())
+    });
+    assert!(outcome.iter().all(Result::is_ok), "{outcome:?}");
+}

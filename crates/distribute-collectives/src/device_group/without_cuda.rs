@@ -1,0 +1,25 @@
+//! What a build without CUDA knows of GPUs.
+
+use std::sync::Arc;
+
+use distribute_device::Device;
+
+use super::Way;
+use super::choice::WayKind;
+use super::host::HostWay;
+use crate::{ProcessGroup, Result};
+
+/// The identity of the GPU that a device is, or is a part of.
+pub(super) fn gpu(_: &dyn Device) -> Option<String> {
+    None
+}
+
+/// NCCL's version, or why there is none.
+pub(super) fn nccl() -> std::result::Result<String, String> {
+    Err("this build has no NCCL (Cargo feature cuda)".to_owned())
+}
+
+/// Without a GPU nothing but the host is chosen.
+pub(super) fn way(_: WayKind, group: &Arc<ProcessGroup>, device: &Arc<dyn Device>) -> Result<Box<dyn Way>> {
+    Ok(Box::new(HostWay::new(group, device)?))
+}
