@@ -1,0 +1,215 @@
+//! Contexts: what is current on a thread, which streams belong together, and the error that ends them.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+
+use crate::device::Device;
+use crate::error::{Code, Result};
+use crate::registry::{locked, new_handle};
+use crate::simulator::simulator;
+use crate::stream::Stream;
+
+/// A context of one device.
+pub(crate) struct Context {
+    pub(crate) handle: usize,
+    /// Ordinal of its device.
+    pub(crate) device: usize,
+    is_primary: bool,
+    active: AtomicBool,
+    /// The first error of its streams, for good; 0 is none.
+    error: AtomicU32,
+    pub(crate) flags: AtomicU32,
+    streams: Mutex<Vec<Weak<Stream>>>,
+    default_stream: Mutex<Option<Arc<Stream>>>,
+    /// Contexts whose memory its kernels may reach.
+    peers: Mutex<BTreeSet<usize>>,
+    limits: Mutex<BTreeMap<u32, usize>>,
+}
+
+impl Context {
+    pub(crate) fn primary(handle: usize, device: usize) -> Self {
+        Self { is_primary: true, active: AtomicBool::new(false), ..Self::new(handle, device) }
+    }
+
+    pub(crate) fn new(handle: usize, device: usize) -> Self {
+        Self {
+            handle,
+            device,
+            is_primary: false,
+            active: AtomicBool::new(true),
+            error: AtomicU32::new(0),
+            flags: AtomicU32::new(0),
+            streams: Mutex::new(Vec::new()),
+            default_stream: Mutex::new(None),
+            peers: Mutex::new(BTreeSet::new()),
+            limits: Mutex::new(BTreeMap::new()),
+        }
+    }
+
+    pub(crate) fn device(&self) -> &'static Device {
+        &simulator().devices[self.device]
+    }
+
+    pub(crate) fn is_primary(&self) -> bool {
+        self.is_primary
+    }
+
+    pub(crate) fn activate(&self) {
+        self.active.store(true, Ordering::Release);
+    }
+
+    /// # Errors
+    ///
+    /// `CONTEXT_IS_DESTROYED`, or the error that one of its streams met.
+    pub(crate) fn check(&self) -> Result {
+        if !self.active.load(Ordering::Acquire) {
+            return Err(Code::CONTEXT_IS_DESTROYED);
+        }
+        match self.error.load(Ordering::Acquire) {
+            0 => Ok(()),
+            code => Err(Code(code)),
+        }
+    }
+
+    /// From now on nothing runs in this context, as after a fault on a GPU. The first error stays.
+    pub(crate) fn fail(&self, code: Code) {
+        let _ = self.error.compare_exchange(0, code.0, Ordering::AcqRel, Ordering::Acquire);
+    }
+
+    pub(crate) fn add_stream(self: &Arc<Self>, flags: u32, priority: i32) -> Arc<Stream> {
+        let stream = simulator().streams.insert(|handle| Stream::new(handle, self.clone(), flags, priority));
+        let mut streams = locked(&self.streams);
+        streams.retain(|stream| stream.strong_count() > 0);
+        streams.push(Arc::downgrade(&stream));
+        stream
+    }
+
+    pub(crate) fn default_stream(self: &Arc<Self>) -> Arc<Stream> {
+        let mut stream = locked(&self.default_stream);
+        stream.get_or_insert_with(|| Arc::new(Stream::new(new_handle(), self.clone(), 0, 0))).clone()
+    }
+
+    /// Every stream that still has, or may get, work.
+    pub(crate) fn streams(&self) -> Vec<Arc<Stream>> {
+        let default = locked(&self.default_stream).clone();
+        locked(&self.streams).iter().filter_map(Weak::upgrade).chain(default).collect()
+    }
+
+    /// Waits for the work of all streams so far.
+    pub(crate) fn synchronize(&self) -> Result {
+        self.streams().iter().try_for_each(|stream| stream.synchronize())
+    }
+
+    /// Waits for the work of all streams so far, also in a failed context.
+    pub(crate) fn drain(&self) -> Result {
+        self.streams().iter().try_for_each(|stream| stream.drain())
+    }
+
+    pub(crate) fn enable_peer(&self, peer: &Self) -> Result {
+        if self.device == peer.device {
+            return Err(Code::INVALID_DEVICE);
+        }
+        if !self.device().reaches(peer.device()) {
+            return Err(Code::PEER_ACCESS_UNSUPPORTED);
+        }
+        if locked(&self.peers).insert(peer.handle) { Ok(()) } else { Err(Code::PEER_ACCESS_ALREADY_ENABLED) }
+    }
+
+    pub(crate) fn disable_peer(&self, peer: &Self) -> Result {
+        if locked(&self.peers).remove(&peer.handle) { Ok(()) } else { Err(Code::PEER_ACCESS_NOT_ENABLED) }
+    }
+
+    pub(crate) fn has_peer(&self, context: usize) -> bool {
+        locked(&self.peers).contains(&context)
+    }
+
+    pub(crate) fn limit(&self, limit: u32) -> Result<usize> {
+        let default = match limit {
+            0 => 1 << 10,     // stack
+            1 => 1 << 20,     // printf
+            2 => 8 << 20,     // heap
+            3 | 4 => 2 << 10, // device runtime
+            5 => 64,          // fetch granularity
+            6 => 0,           // persisting cache
+            _ => return Err(Code::UNSUPPORTED_LIMIT),
+        };
+        Ok(locked(&self.limits).get(&limit).copied().unwrap_or(default))
+    }
+
+    pub(crate) fn set_limit(&self, limit: u32, value: usize) -> Result {
+        self.limit(limit)?;
+        locked(&self.limits).insert(limit, value);
+        Ok(())
+    }
+
+    /// Ends the context with all that belongs to it, after the work that is queued.
+    pub(crate) fn end(&self) {
+        let _ = self.drain();
+        self.active.store(false, Ordering::Release);
+        let simulator = simulator();
+        simulator.streams.retain(|stream| stream.context.handle != self.handle);
+        simulator.events.retain(|event| event.context != self.handle);
+        simulator.functions.retain(|function| function.context != self.handle);
+        simulator.modules.retain(|module| module.context != self.handle);
+        for stream in self.streams() {
+            stream.close();
+        }
+        locked(&self.streams).clear();
+        *locked(&self.default_stream) = None;
+        locked(&self.peers).clear();
+        simulator.memory.free_all(self.handle);
+    }
+}
+
+/// The context that is current on this thread.
+///
+/// # Errors
+///
+/// `INVALID_CONTEXT` if there is none, and what [`Context::check`] says.
+pub(crate) fn current() -> Result<Arc<Context>> {
+    let handle = current_handle().ok_or(Code::INVALID_CONTEXT)?;
+    let context = simulator().contexts.get(handle).ok_or(Code::CONTEXT_IS_DESTROYED)?;
+    context.check()?;
+    Ok(context)
+}
+
+/// The context with a handle that a caller gave.
+pub(crate) fn context(handle: usize) -> Result<Arc<Context>> {
+    let context = simulator().contexts.get(handle).ok_or(Code::INVALID_CONTEXT)?;
+    context.check()?;
+    Ok(context)
+}
+
+pub(crate) fn current_handle() -> Option<usize> {
+    CURRENT.with_borrow(|stack| stack.last().copied())
+}
+
+/// Makes a context current, in place of the one that was; 0 is none.
+pub(crate) fn set_current(handle: usize) -> Result {
+    if handle != 0 && simulator().contexts.get(handle).is_none() {
+        return Err(Code::INVALID_CONTEXT);
+    }
+    CURRENT.with_borrow_mut(|stack| {
+        stack.pop();
+        if handle != 0 {
+            stack.push(handle);
+        }
+    });
+    Ok(())
+}
+
+pub(crate) fn push_current(handle: usize) -> Result {
+    context(handle)?;
+    CURRENT.with_borrow_mut(|stack| stack.push(handle));
+    Ok(())
+}
+
+pub(crate) fn pop_current() -> Result<usize> {
+    CURRENT.with_borrow_mut(Vec::pop).ok_or(Code::INVALID_CONTEXT)
+}
+
+thread_local! {
+    static CURRENT: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
+}

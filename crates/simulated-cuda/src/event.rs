@@ -1,0 +1,116 @@
+//! Events: marks in streams.
+
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::error::{Code, Result};
+use crate::graph::{Capture, Clock};
+use crate::registry::locked;
+use crate::settings::settings;
+use crate::stream::Stream;
+use crate::work::Work;
+
+/// An event: the last mark that was put into a stream for it.
+pub(crate) struct Event {
+    /// Handle of its context.
+    pub(crate) context: usize,
+    has_time: bool,
+    state: Mutex<State>,
+}
+
+/// One place in a stream's work; later records of the same event are other marks.
+pub(crate) struct Mark {
+    reached: Mutex<Option<Instant>>,
+    changed: Condvar,
+}
+
+enum State {
+    NeverRecorded,
+    Recorded(Arc<Mark>),
+    Captured(Arc<Capture>, Clock),
+}
+
+impl Event {
+    pub(crate) fn new(context: usize, has_time: bool) -> Self {
+        Self { context, has_time, state: Mutex::new(State::NeverRecorded) }
+    }
+
+    pub(crate) fn record(&self, stream: &Arc<Stream>) -> Result {
+        if stream.context.handle != self.context {
+            return Err(Code::INVALID_HANDLE);
+        }
+        stream.context.check()?;
+        let mut state = locked(&self.state);
+        if let Some(capture) = stream.capture() {
+            let clock = capture.clock(stream)?;
+            *state = State::Captured(capture, clock);
+            return Ok(());
+        }
+        let mark = Arc::new(Mark { reached: Mutex::new(None), changed: Condvar::new() });
+        stream.enqueue(Work::Reach(mark.clone()))?;
+        *state = State::Recorded(mark);
+        Ok(())
+    }
+
+    /// Makes later work of `stream` wait for the last mark.
+    pub(crate) fn hold(&self, stream: &Arc<Stream>) -> Result {
+        match &*locked(&self.state) {
+            State::NeverRecorded => stream.context.check(),
+            State::Recorded(_) if stream.capture().is_some() => {
+                stream.invalidate_capture();
+                Err(Code::STREAM_CAPTURE_ISOLATION)
+            }
+            State::Recorded(mark) => stream.enqueue(Work::Await(mark.clone())),
+            State::Captured(capture, clock) => capture.join(stream, clock),
+        }
+    }
+
+    pub(crate) fn query(&self) -> Result {
+        match self.mark()? {
+            Some(mark) if mark.reached().is_none() => Err(Code::NOT_READY),
+            _ => Ok(()),
+        }
+    }
+
+    pub(crate) fn synchronize(&self) -> Result {
+        let Some(mark) = self.mark()? else { return Ok(()) };
+        if mark.wait(settings().deadline) { Ok(()) } else { Err(Code::LAUNCH_TIMEOUT) }
+    }
+
+    /// The time from the mark of `start` to this one's.
+    pub(crate) fn since(&self, start: &Self) -> Result<Duration> {
+        if self.context != start.context || !self.has_time || !start.has_time {
+            return Err(Code::INVALID_HANDLE);
+        }
+        let (first, last) = (start.mark()?.ok_or(Code::INVALID_HANDLE)?, self.mark()?.ok_or(Code::INVALID_HANDLE)?);
+        let first = first.reached().ok_or(Code::NOT_READY)?;
+        let last = last.reached().ok_or(Code::NOT_READY)?;
+        Ok(last.saturating_duration_since(first))
+    }
+
+    fn mark(&self) -> Result<Option<Arc<Mark>>> {
+        match &*locked(&self.state) {
+            State::NeverRecorded => Ok(None),
+            State::Recorded(mark) => Ok(Some(mark.clone())),
+            State::Captured(..) => Err(Code::CAPTURED_EVENT),
+        }
+    }
+}
+
+impl Mark {
+    pub(crate) fn reach(&self) {
+        *locked(&self.reached) = Some(Instant::now());
+        self.changed.notify_all();
+    }
+
+    pub(crate) fn reached(&self) -> Option<Instant> {
+        *locked(&self.reached)
+    }
+
+    /// Waits until it is reached; false if that takes too long.
+    pub(crate) fn wait(&self, deadline: Duration) -> bool {
+        let reached = locked(&self.reached);
+        let waited = self.changed.wait_timeout_while(reached, deadline, |reached| reached.is_none());
+        waited.unwrap_or_else(PoisonError::into_inner).0.is_some()
+    }
+}

@@ -1,0 +1,156 @@
+//! The border to C: arguments as types, and what surrounds each exported function.
+
+use std::collections::HashMap;
+use std::ffi::{CStr, c_char};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Mutex;
+
+use crate::error::{Code, Result};
+use crate::registry::locked;
+use crate::settings::settings;
+use crate::simulator;
+
+/// Where a C caller wants a result. Values come from C callers only, who promise that it is null or may be written.
+#[repr(transparent)]
+pub(crate) struct Out<T>(*mut T);
+
+/// An array that a C caller gives. Values come from C callers only, who promise that it is null or as long as they say.
+#[repr(transparent)]
+pub(crate) struct Array<T>(*const T);
+
+/// A text that a C caller gives. Values come from C callers only, who promise that it is null or ends with a zero byte.
+#[repr(transparent)]
+pub(crate) struct Text(*const c_char);
+
+/// The address of host memory, which C callers promise to be valid for what they ask.
+pub(crate) type Address = usize;
+
+impl<T> Out<T> {
+    /// Writes the result.
+    ///
+    /// # Errors
+    ///
+    /// `INVALID_VALUE` if the caller gave null.
+    pub(crate) fn set(&self, value: T) -> Result {
+        if self.0.is_null() {
+            return Err(Code::INVALID_VALUE);
+        }
+        // SAFETY: it is not null, and C callers promise that it may be written.
+        unsafe { self.0.write_unaligned(value) };
+        Ok(())
+    }
+
+    /// Writes the result if the caller wants it.
+    pub(crate) fn set_if_wanted(&self, value: T) {
+        let _ = self.set(value);
+    }
+
+    pub(crate) fn is_null(&self) -> bool {
+        self.0.is_null()
+    }
+
+    /// The place as one of another type: what it holds depends on another argument.
+    pub(crate) fn cast<U>(&self) -> Out<U> {
+        Out(self.0.cast())
+    }
+}
+
+impl<T: Copy> Out<T> {
+    /// Writes the first of `values` that fit into `room`, which the caller gave with the place.
+    pub(crate) fn set_all(&self, values: &[T], room: usize) -> Result {
+        if self.0.is_null() {
+            return Err(Code::INVALID_VALUE);
+        }
+        let count = values.len().min(room);
+        // SAFETY: it is not null, C callers promise that `room` values may be written, and no Rust value lies there.
+        unsafe { self.0.copy_from_nonoverlapping(values.as_ptr(), count) };
+        Ok(())
+    }
+}
+
+impl<T: Copy> Out<T> {
+    /// What the caller has put there.
+    pub(crate) fn value(&self) -> Result<T> {
+        if self.0.is_null() {
+            return Err(Code::INVALID_VALUE);
+        }
+        // SAFETY: it is not null, and C callers promise that it holds a value where a function reads one.
+        Ok(unsafe { self.0.read_unaligned() })
+    }
+}
+
+impl<T> Array<T> {
+    pub(crate) fn items(&self, count: usize) -> Result<&[T]> {
+        if count == 0 {
+            return Ok(&[]);
+        }
+        if self.0.is_null() || !self.0.is_aligned() {
+            return Err(Code::INVALID_VALUE);
+        }
+        // SAFETY: it is neither null nor misaligned, and C callers promise `count` items for the length of the call.
+        Ok(unsafe { std::slice::from_raw_parts(self.0, count) })
+    }
+}
+
+impl Text {
+    pub(crate) fn get(&self) -> Option<&CStr> {
+        // SAFETY: it is not null, and C callers promise a text that ends, for the length of the call.
+        (!self.0.is_null()).then(|| unsafe { CStr::from_ptr(self.0) })
+    }
+}
+
+/// What surrounds every function of the driver: injected failures, the check that there was a `cuInit`, and a border for
+/// panics.
+pub(crate) fn call(name: &'static str, body: impl FnOnce() -> Result) -> Code {
+    let result = catch_unwind(AssertUnwindSafe(|| {
+        inject(name)?;
+        if !NEED_NO_INIT.contains(&name) && !simulator::is_initialised() {
+            return Err(Code::NOT_INITIALIZED);
+        }
+        body()
+    }));
+    let code = match result {
+        Ok(Ok(())) => Code::SUCCESS,
+        Ok(Err(code)) => code,
+        Err(_) => Code::UNKNOWN,
+    };
+    if result.is_ok() && settings().trace {
+        report(format_args!("{name} -> {}", code.name().unwrap_or_default().to_string_lossy()));
+    }
+    code
+}
+
+/// Defines exported functions of the driver; each body is a `Result`.
+macro_rules! exports {
+    ($($(#[$attribute:meta])* fn $name:ident($($argument:ident: $type:ty),* $(,)?) $body:block)*) => {$(
+        $(#[$attribute])*
+        #[unsafe(no_mangle)]
+        extern "C" fn $name($($argument: $type),*) -> $crate::error::Code {
+            $crate::ffi::call(stringify!($name), move || $body)
+        }
+    )*};
+}
+pub(crate) use exports;
+
+/// Fails the call if the settings ask for it.
+pub(crate) fn inject(name: &'static str) -> Result {
+    static CALLS: Mutex<Option<HashMap<&'static str, u64>>> = Mutex::new(None);
+    let failures = &settings().failures;
+    if failures.is_empty() {
+        return Ok(());
+    }
+    let mut calls = locked(&CALLS);
+    let count = calls.get_or_insert_default().entry(name).or_default();
+    *count += 1;
+    match failures.iter().find(|failure| failure.function == name && failure.nth == *count) {
+        Some(failure) => Err(failure.code),
+        None => Ok(()),
+    }
+}
+
+/// Tells the person who reads the test's output what went wrong: a code says little.
+pub(crate) fn report(what: std::fmt::Arguments<'_>) {
+    eprintln!("simulated-cuda: {what}");
+}
+
+const NEED_NO_INIT: &[&str] = &["cuInit", "cuDriverGetVersion", "cuGetErrorName", "cuGetErrorString"];

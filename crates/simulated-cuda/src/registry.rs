@@ -1,0 +1,53 @@
+//! Handles that C callers hold: numbers that are never given out twice, so that one used after its end is noticed.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// The objects of one kind that have a handle.
+pub(crate) struct Registry<T>(Mutex<HashMap<usize, Arc<T>>>);
+
+impl<T> Registry<T> {
+    pub(crate) fn new() -> Self {
+        Self(Mutex::new(HashMap::new()))
+    }
+
+    /// Adds the object that `make` makes with its handle.
+    pub(crate) fn insert(&self, make: impl FnOnce(usize) -> T) -> Arc<T> {
+        let handle = new_handle();
+        let object = Arc::new(make(handle));
+        locked(&self.0).insert(handle, object.clone());
+        object
+    }
+
+    pub(crate) fn get(&self, handle: usize) -> Option<Arc<T>> {
+        locked(&self.0).get(&handle).cloned()
+    }
+
+    pub(crate) fn remove(&self, handle: usize) -> Option<Arc<T>> {
+        locked(&self.0).remove(&handle)
+    }
+
+    pub(crate) fn all(&self) -> Vec<Arc<T>> {
+        locked(&self.0).values().cloned().collect()
+    }
+
+    /// Removes the objects that `keep` refuses.
+    pub(crate) fn retain(&self, keep: impl Fn(&T) -> bool) {
+        // Their ends may reach for other registries: they happen after the lock.
+        let removed: Vec<_> = locked(&self.0).extract_if(|_, object| !keep(object)).collect();
+        drop(removed);
+    }
+}
+
+/// A handle of no other object, in a range where no memory lies.
+pub(crate) fn new_handle() -> usize {
+    static NEXT: AtomicUsize = AtomicUsize::new(0x00C0_DA00_0000_0000);
+    // Only uniqueness matters.
+    NEXT.fetch_add(0x10, Ordering::Relaxed)
+}
+
+/// Locks, also after a panic elsewhere: the state is changed in single steps.
+pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,185 @@
+//! What the environment says, read once.
+
+use std::collections::BTreeSet;
+use std::env;
+use std::fmt::Display;
+use std::str::FromStr;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use crate::error::Code;
+
+/// How the simulated machine looks and behaves.
+pub(crate) struct Settings {
+    /// Physical indices of the visible devices, in their order.
+    pub(crate) visible: Vec<u32>,
+    pub(crate) memory_bytes: u64,
+    pub(crate) peers: Peers,
+    pub(crate) arch: Arch,
+    pub(crate) driver_version: i32,
+    pub(crate) pools: bool,
+    pub(crate) delay: Duration,
+    pub(crate) seed: u64,
+    pub(crate) failures: Vec<Failure>,
+    pub(crate) deadline: Duration,
+    pub(crate) compiler: String,
+    pub(crate) trace: bool,
+}
+
+/// A compute capability.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Arch {
+    pub(crate) major: u32,
+    pub(crate) minor: u32,
+}
+
+/// Which physical device reaches which other's memory.
+pub(crate) enum Peers {
+    All,
+    Pairs(BTreeSet<(u32, u32)>),
+}
+
+/// An error that a call is to return instead of doing its work.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Failure {
+    pub(crate) function: String,
+    pub(crate) nth: u64,
+    pub(crate) code: Code,
+}
+
+/// The settings of this process.
+///
+/// # Panics
+///
+/// If a variable cannot be read: a test that misspells one is to fail, not to run with a default.
+pub(crate) fn settings() -> &'static Settings {
+    static SETTINGS: OnceLock<Settings> = OnceLock::new();
+    SETTINGS.get_or_init(|| {
+        let devices = number("SIMULATED_CUDA_DEVICES", 2);
+        Settings {
+            visible: visible(devices, env::var("CUDA_VISIBLE_DEVICES").ok().as_deref()),
+            memory_bytes: number::<u64>("SIMULATED_CUDA_MEMORY_MIB", 1024) << 20,
+            peers: parsed("SIMULATED_CUDA_PEER", Peers::All),
+            arch: parsed("SIMULATED_CUDA_ARCH", Arch { major: 9, minor: 0 }),
+            driver_version: number("SIMULATED_CUDA_DRIVER_VERSION", 13000),
+            pools: number("SIMULATED_CUDA_POOLS", 1) != 0,
+            delay: Duration::from_micros(number("SIMULATED_CUDA_DELAY_US", 0)),
+            seed: number("SIMULATED_CUDA_SEED", 1),
+            failures: text("SIMULATED_CUDA_FAIL").map_or_else(Vec::new, |value| {
+                value.split(';').filter(|failure| !failure.is_empty()).map(|f| read("SIMULATED_CUDA_FAIL", f)).collect()
+            }),
+            deadline: Duration::from_secs(number("SIMULATED_CUDA_DEADLINE_S", 120)),
+            compiler: text("SIMULATED_CUDA_CC").unwrap_or_else(|| "cc".to_owned()),
+            trace: number("SIMULATED_CUDA_TRACE", 0) != 0,
+        }
+    })
+}
+
+impl Peers {
+    pub(crate) fn allow(&self, from: u32, to: u32) -> bool {
+        from != to
+            && match self {
+                Self::All => true,
+                Self::Pairs(pairs) => pairs.contains(&(from, to)),
+            }
+    }
+}
+
+impl FromStr for Peers {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "all" => Ok(Self::All),
+            "none" => Ok(Self::Pairs(BTreeSet::new())),
+            pairs => pairs
+                .split(',')
+                .map(|pair| {
+                    let (from, to) =
+                        pair.split_once('-').ok_or_else(|| format!("{pair}: expected a pair such as 0-1"))?;
+                    let index = |text: &str| text.trim().parse().map_err(|e| format!("{pair}: {e}"));
+                    Ok((index(from)?, index(to)?))
+                })
+                .collect::<Result<_, String>>()
+                .map(Self::Pairs),
+        }
+    }
+}
+
+impl FromStr for Arch {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (major, minor) = text.split_once('.').ok_or("expected major.minor")?;
+        let part = |text: &str| text.parse().map_err(|e| format!("{text}: {e}"));
+        Ok(Self { major: part(major)?, minor: part(minor)? })
+    }
+}
+
+impl FromStr for Failure {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let parts: Vec<_> = text.trim().split(':').collect();
+        let [function, nth, code] = parts[..] else { return Err("expected function:nth:code".to_owned()) };
+        let nth = nth.parse().map_err(|e| format!("{nth}: {e}"))?;
+        let code = Code(code.parse().map_err(|e| format!("{code}: {e}"))?);
+        if code.name().is_none() {
+            return Err(format!("{} is no CUresult", code.0));
+        }
+        Ok(Self { function: function.to_owned(), nth, code })
+    }
+}
+
+/// As the driver reads it: an index that is no device ends the list.
+fn visible(devices: u32, variable: Option<&str>) -> Vec<u32> {
+    let Some(list) = variable else { return (0..devices).collect() };
+    list.split(',').map_while(|index| index.trim().parse().ok().filter(|&index: &u32| index < devices)).collect()
+}
+
+fn text(name: &str) -> Option<String> {
+    env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+fn number<T: FromStr<Err: Display>>(name: &str, default: T) -> T {
+    parsed(name, default)
+}
+
+fn parsed<T: FromStr<Err: Display>>(name: &str, default: T) -> T {
+    text(name).map_or(default, |value| read(name, &value))
+}
+
+fn read<T: FromStr<Err: Display>>(name: &str, value: &str) -> T {
+    value.parse().unwrap_or_else(|e| panic!("{name}={value}: {e}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn visible_devices_are_read_as_the_driver_reads_them() {
+        assert_eq!(visible(2, None), [0, 1]);
+        assert_eq!(visible(2, Some("1,0")), [1, 0]);
+        assert_eq!(visible(3, Some("2,7,0")), [2]);
+        assert!(visible(2, Some("")).is_empty());
+        assert!(visible(2, Some("-1")).is_empty());
+    }
+
+    #[test]
+    fn peers_are_all_none_or_pairs_in_one_direction() {
+        let pairs: Peers = "0-1,2-0".parse().unwrap();
+        assert!(pairs.allow(0, 1) && !pairs.allow(1, 0) && pairs.allow(2, 0));
+        assert!(Peers::All.allow(0, 1) && !Peers::All.allow(1, 1));
+        assert!(!"none".parse::<Peers>().unwrap().allow(0, 1));
+        assert!("0+1".parse::<Peers>().is_err());
+    }
+
+    #[test]
+    fn a_failure_names_function_call_and_code() {
+        let failure: Failure = "cuMemAlloc_v2:3:2".parse().unwrap();
+        assert_eq!(failure, Failure { function: "cuMemAlloc_v2".to_owned(), nth: 3, code: Code::OUT_OF_MEMORY });
+        assert!("cuMemAlloc_v2:3".parse::<Failure>().is_err());
+        assert!("cuMemAlloc_v2:3:98765".parse::<Failure>().is_err());
+    }
+}

@@ -1,0 +1,216 @@
+//! Streams: queues of work, each with a thread that does it in order.
+
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::context::{self, Context};
+use crate::error::{Code, Result};
+use crate::ffi::report;
+use crate::graph::Capture;
+use crate::registry::locked;
+use crate::settings::settings;
+use crate::simulator::simulator;
+use crate::work::Work;
+
+/// A stream.
+pub(crate) struct Stream {
+    pub(crate) handle: usize,
+    pub(crate) context: Arc<Context>,
+    pub(crate) flags: u32,
+    pub(crate) priority: i32,
+    queue: Mutex<Queue>,
+    changed: Condvar,
+    /// What records the work instead of the queue.
+    capture: Mutex<Option<Arc<Capture>>>,
+}
+
+#[derive(Default)]
+struct Queue {
+    work: VecDeque<Work>,
+    queued: u64,
+    done: u64,
+    has_worker: bool,
+    is_closed: bool,
+}
+
+impl Stream {
+    pub(crate) fn new(handle: usize, context: Arc<Context>, flags: u32, priority: i32) -> Self {
+        Self {
+            handle,
+            context,
+            flags,
+            priority,
+            queue: Mutex::default(),
+            changed: Condvar::new(),
+            capture: Mutex::new(None),
+        }
+    }
+
+    /// Adds work, to be done after all that was added before; or to the graph that is being captured.
+    pub(crate) fn enqueue(self: &Arc<Self>, work: Work) -> Result {
+        self.context.check()?;
+        if let Some(capture) = self.capture() {
+            return capture.add(self, work);
+        }
+        let mut queue = locked(&self.queue);
+        if queue.is_closed {
+            return Err(Code::INVALID_HANDLE);
+        }
+        if !queue.has_worker {
+            self.start_worker()?;
+            queue.has_worker = true;
+        }
+        queue.work.push_back(work);
+        queue.queued += 1;
+        self.changed.notify_all();
+        Ok(())
+    }
+
+    /// Waits for the work so far.
+    pub(crate) fn synchronize(&self) -> Result {
+        self.refuse_in_capture()?;
+        self.drain()?;
+        self.context.check()
+    }
+
+    /// Waits for the work so far, whatever becomes of it; work that is being captured is none yet.
+    pub(crate) fn drain(&self) -> Result {
+        let queue = locked(&self.queue);
+        let last = queue.queued;
+        let waited = self.changed.wait_timeout_while(queue, settings().deadline, |queue| queue.done < last);
+        let queue = waited.unwrap_or_else(PoisonError::into_inner).0;
+        if queue.done < last {
+            report(format_args!("stream of device {}: still busy at the deadline", self.context.device));
+            return Err(Code::LAUNCH_TIMEOUT);
+        }
+        Ok(())
+    }
+
+    /// # Errors
+    ///
+    /// `NOT_READY` while there is work.
+    pub(crate) fn query(&self) -> Result {
+        self.refuse_in_capture()?;
+        self.context.check()?;
+        let queue = locked(&self.queue);
+        if queue.done < queue.queued { Err(Code::NOT_READY) } else { Ok(()) }
+    }
+
+    /// Takes no more work, and ends after what there is.
+    pub(crate) fn close(&self) {
+        locked(&self.queue).is_closed = true;
+        self.changed.notify_all();
+    }
+
+    pub(crate) fn capture(&self) -> Option<Arc<Capture>> {
+        locked(&self.capture).clone()
+    }
+
+    pub(crate) fn set_capture(&self, capture: Option<Arc<Capture>>) {
+        *locked(&self.capture) = capture;
+    }
+
+    /// Makes the capture fail, if there is one: something was done that a graph cannot hold.
+    pub(crate) fn invalidate_capture(&self) {
+        if let Some(capture) = self.capture() {
+            capture.invalidate();
+        }
+    }
+
+    fn refuse_in_capture(&self) -> Result {
+        match self.capture() {
+            Some(capture) => {
+                capture.invalidate();
+                Err(Code::STREAM_CAPTURE_UNSUPPORTED)
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn start_worker(self: &Arc<Self>) -> Result {
+        let stream = self.clone();
+        let name = format!("cuda{}-{:x}", self.context.device, (self.handle >> 4) & 0xFFFF);
+        // Nobody joins it: as in CUDA, a destroyed stream finishes its work by itself.
+        let spawned = thread::Builder::new().name(name).spawn(move || stream.work());
+        spawned.map(drop).map_err(|_| Code::OPERATING_SYSTEM)
+    }
+
+    /// The worker's loop.
+    fn work(&self) {
+        let mut pauses = Pauses::new(self.handle as u64);
+        while let Some(work) = self.next_work() {
+            pauses.pause();
+            let result = catch_unwind(AssertUnwindSafe(|| work.run(&self.context))).unwrap_or(Err(Code::UNKNOWN));
+            if let Err(code) = result {
+                self.context.fail(code);
+            }
+            locked(&self.queue).done += 1;
+            self.changed.notify_all();
+        }
+    }
+
+    fn next_work(&self) -> Option<Work> {
+        let mut queue = locked(&self.queue);
+        loop {
+            if let Some(work) = queue.work.pop_front() {
+                return Some(work);
+            }
+            if queue.is_closed {
+                return None;
+            }
+            queue = self.wait_for_work(queue);
+        }
+    }
+
+    /// There is no deadline: being idle is no fault.
+    fn wait_for_work<'a>(&self, queue: MutexGuard<'a, Queue>) -> MutexGuard<'a, Queue> {
+        self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The stream with a handle that a caller gave; 0, 1 and 2 are names of the current context's default stream.
+pub(crate) fn stream(handle: usize) -> Result<Arc<Stream>> {
+    match handle {
+        0..=2 => Ok(context::current()?.default_stream()),
+        handle => simulator().streams.get(handle).ok_or(Code::INVALID_HANDLE),
+    }
+}
+
+/// Random pauses before operations: what lacks an event goes wrong sooner.
+struct Pauses {
+    state: u64,
+    longest: Duration,
+}
+
+impl Pauses {
+    fn new(stream: u64) -> Self {
+        let settings = settings();
+        Self { state: settings.seed ^ stream.wrapping_mul(0x9E37_79B9_7F4A_7C15), longest: settings.delay }
+    }
+
+    fn pause(&mut self) {
+        if self.longest.is_zero() {
+            return;
+        }
+        let pause = self.longest.mul_f64(random(&mut self.state) as f64 / u64::MAX as f64);
+        let start = Instant::now();
+        // Sleeping is too coarse for a few microseconds.
+        if pause > Duration::from_micros(100) {
+            thread::sleep(pause);
+        }
+        while start.elapsed() < pause {
+            thread::yield_now();
+        }
+    }
+}
+
+/// `splitmix64`.
+pub(crate) fn random(state: &mut u64) -> u64 {
+    *state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    let mixed = (*state ^ (*state >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    mixed ^ (mixed >> 31)
+}

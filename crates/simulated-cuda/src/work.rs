@@ -1,0 +1,99 @@
+//! What a stream does, one thing after another.
+
+use std::ffi::c_void;
+use std::ptr;
+use std::sync::Arc;
+
+use crate::context::Context;
+use crate::error::{Code, Result};
+use crate::event::Mark;
+use crate::ffi::report;
+use crate::memory::Place;
+use crate::module::Launch;
+use crate::settings::settings;
+use crate::simulator::simulator;
+
+/// One operation. It may run several times, from a graph.
+#[derive(Clone)]
+pub(crate) enum Work {
+    Copy { to: (usize, Place), from: Source, bytes: usize },
+    Fill { address: usize, pattern: Vec<u8>, count: usize },
+    Launch(Arc<Launch>),
+    Call(HostFunction),
+    Free { address: usize },
+    Reach(Arc<Mark>),
+    Await(Arc<Mark>),
+    Graph(Arc<Vec<Work>>),
+}
+
+#[derive(Clone)]
+pub(crate) enum Source {
+    /// Read when the copy runs.
+    Address(usize, Place),
+    /// Read when the copy was queued: what the caller may overwrite at once.
+    Staged(Arc<[u8]>),
+}
+
+/// A function of the caller, with its argument.
+#[derive(Clone, Copy)]
+pub(crate) struct HostFunction {
+    pub(crate) function: extern "C" fn(*mut c_void),
+    pub(crate) data: usize,
+}
+
+impl Work {
+    /// Does it.
+    ///
+    /// # Errors
+    ///
+    /// What fails the context. In a failed context nothing happens any more, but marks are reached: nobody waits in vain.
+    pub(crate) fn run(&self, context: &Context) -> Result {
+        if let Self::Reach(mark) = self {
+            mark.reach();
+            return Ok(());
+        }
+        if context.check().is_err() {
+            return Ok(());
+        }
+        let memory = &simulator().memory;
+        match self {
+            Self::Copy { to, from, bytes } => {
+                let from = match from {
+                    Source::Address(address, place) => (*address, *place),
+                    Source::Staged(staged) => (staged.as_ptr().expose_provenance(), Place::Host),
+                };
+                memory.live().copy(*to, from, *bytes).map_err(|_| {
+                    illegal(context, format_args!("copy of {bytes} bytes from {:#x} to {:#x}", from.0, to.0))
+                })
+            }
+            Self::Fill { address, pattern, count } => {
+                let bytes = pattern.len() * count;
+                let filled = memory.live().fill(*address, pattern, *count);
+                filled.map_err(|_| illegal(context, format_args!("fill of {bytes} bytes at {address:#x}")))
+            }
+            Self::Launch(launch) => launch.run(context),
+            Self::Call(host) => {
+                (host.function)(ptr::with_exposed_provenance_mut(host.data));
+                Ok(())
+            }
+            Self::Free { address } => {
+                memory.free(*address).map_err(|_| illegal(context, format_args!("free of {address:#x}")))
+            }
+            Self::Await(mark) => {
+                if mark.wait(settings().deadline) {
+                    return Ok(());
+                }
+                report(format_args!("device {}: an awaited event was not reached at the deadline", context.device));
+                Err(Code::LAUNCH_TIMEOUT)
+            }
+            Self::Graph(works) => works.iter().try_for_each(|work| work.run(context)),
+            Self::Reach(_) => Ok(()),
+        }
+    }
+}
+
+/// Tells what met memory that is not there.
+fn illegal(context: &Context, what: std::fmt::Arguments<'_>) -> Code {
+    report(format_args!("device {}: {what}: not, or no longer, within one allocation", context.device));
+    Code::ILLEGAL_ADDRESS
+}

@@ -1,0 +1,160 @@
+//! Kernels: compilation, loading and launches.
+
+use cudarc::driver::{CudaContext, DevicePtr as _, DevicePtrMut as _, LaunchConfig, PushKernelArg as _, sys};
+use cudarc::nvrtc::{CompileError, Ptx, compile_ptx};
+use simulated_cuda::inside;
+
+use super::{ADD, AddParams, code, kernel};
+
+#[test]
+fn a_kernel_runs_on_every_element() {
+    if !inside("kernels::a_kernel_runs_on_every_element", &[]) {
+        return;
+    }
+    let context = CudaContext::new(0).unwrap();
+    let Some(add) = kernel(&context, ADD, "add") else { return };
+    let stream = context.new_stream().unwrap();
+    for len in [1, 255, 256, 257, 10_000_usize] {
+        let host: Vec<f32> = (0..len).map(|i| i as f32).collect();
+        let mut data = stream.clone_htod(&host).unwrap();
+        let mut params = AddParams { data: data.device_ptr_mut(&stream).0, len: len as u64, value: 0.5 };
+        let grid = (len.div_ceil(256).min(7) as u32, 1, 1);
+        let config = LaunchConfig { grid_dim: grid, block_dim: (256, 1, 1), shared_mem_bytes: 0 };
+        // SAFETY: the kernel takes these parameters, and the memory is as long as they say.
+        unsafe { stream.launch_builder(&add).arg(&params).launch(config) }.unwrap();
+        // What the launch was given counts, not what becomes of it.
+        params.value = f32::NAN;
+        assert!(params.value.is_nan());
+        let expected: Vec<f32> = host.iter().map(|x| x + 0.5).collect();
+        assert_eq!(stream.clone_dtoh(&data).unwrap(), expected);
+    }
+}
+
+#[test]
+fn blocks_run_in_another_order() {
+    if !inside("kernels::blocks_run_in_another_order", &[]) {
+        return;
+    }
+    let source = r#"
+        typedef struct { unsigned int *next, *order; } OrderParams;
+        KERNEL(order, OrderParams, 1) {
+          p.order[atomicAdd(p.next, 1u)] = blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z);
+        }"#;
+    #[derive(Clone, Copy)]
+    #[repr(C)]
+    struct OrderParams {
+        next: u64,
+        order: u64,
+    }
+    // SAFETY: it is what the kernel takes, and has no pointers of the host.
+    unsafe impl cudarc::driver::DeviceRepr for OrderParams {}
+
+    let context = CudaContext::new(0).unwrap();
+    let Some(order) = kernel(&context, source, "order") else { return };
+    let stream = context.new_stream().unwrap();
+    let next = stream.alloc_zeros::<u32>(1).unwrap();
+    let seen = stream.alloc_zeros::<u32>(60).unwrap();
+    let params = OrderParams { next: next.device_ptr(&stream).0, order: seen.device_ptr(&stream).0 };
+    let config = LaunchConfig { grid_dim: (5, 4, 3), block_dim: (1, 1, 1), shared_mem_bytes: 0 };
+    // SAFETY: the kernel takes these parameters, and writes one number for each of 60 blocks.
+    unsafe { stream.launch_builder(&order).arg(&params).launch(config) }.unwrap();
+    let mut blocks = stream.clone_dtoh(&seen).unwrap();
+    assert!(!blocks.is_sorted());
+    blocks.sort_unstable();
+    assert_eq!(blocks, (0..60).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_source_with_an_error_gives_the_compilers_log() {
+    if !inside("kernels::a_source_with_an_error_gives_the_compilers_log", &[]) {
+        return;
+    }
+    if !super::has_compiler() {
+        eprintln!("skipped: kernels need a C compiler, cc");
+        return;
+    }
+    for (source, said) in
+        [("int f(void) { return nothing; }", "nothing"), ("void f(void) { __syncthreads(); }", "__sync")]
+    {
+        match compile_ptx(source) {
+            Err(CompileError::CompileError { log, .. }) => {
+                let log = log.to_string_lossy();
+                assert!(log.contains(said) && log.contains("default_program:1"), "{log}");
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn without_a_compiler_the_log_says_so() {
+    let variables = [("SIMULATED_CUDA_CC", "no-such-compiler")];
+    if !inside("kernels::without_a_compiler_the_log_says_so", &variables) {
+        return;
+    }
+    match compile_ptx("") {
+        Err(CompileError::CompileError { log, .. }) => {
+            assert!(log.to_string_lossy().contains("need a C compiler"), "{log:?}");
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn images_and_launches_that_do_not_fit_are_refused() {
+    if !inside("kernels::images_and_launches_that_do_not_fit_are_refused", &[]) {
+        return;
+    }
+    let context = CudaContext::new(0).unwrap();
+    let foreign = context.load_module(Ptx::from_src(".version 8.0"));
+    assert_eq!(code(foreign), sys::CUresult::CUDA_ERROR_INVALID_IMAGE);
+    let Some(add) = kernel(&context, ADD, "add") else { return };
+    let text = compile_ptx(ADD).unwrap().to_src();
+    let module = context.load_module(Ptx::from_src(text)).unwrap();
+    assert_eq!(code(module.load_function("sub")), sys::CUresult::CUDA_ERROR_NOT_FOUND);
+    let stream = context.new_stream().unwrap();
+    let params = AddParams { data: 0, len: 0, value: 0.0 };
+    for (grid_dim, block_dim) in [((0, 1, 1), (1, 1, 1)), ((1, 1, 1), (257, 1, 1)), ((1, 65536, 1), (1, 1, 1))] {
+        let config = LaunchConfig { grid_dim, block_dim, shared_mem_bytes: 0 };
+        // SAFETY: the kernel takes these parameters, and reaches no memory with no elements.
+        let launched = unsafe { stream.launch_builder(&add).arg(&params).launch(config) };
+        assert_eq!(code(launched), sys::CUresult::CUDA_ERROR_INVALID_VALUE, "{grid_dim:?} {block_dim:?}");
+    }
+}
+
+#[test]
+fn a_kernel_needs_access_to_a_peers_memory() {
+    if !inside("kernels::a_kernel_needs_access_to_a_peers_memory", &[]) {
+        return;
+    }
+    let [one, other] = [0, 1].map(|ordinal| CudaContext::new(ordinal).unwrap());
+    let Some(add) = kernel(&one, ADD, "add") else { return };
+    let stream = one.new_stream().unwrap();
+    other.bind_to_thread().unwrap();
+    // SAFETY: it is filled before it is read, and never freed.
+    let address = unsafe { cudarc::driver::result::malloc_sync(4) }.unwrap();
+    // SAFETY: four bytes were allocated.
+    unsafe { cudarc::driver::result::memcpy_htod_sync(address, &[1.0_f32]) }.unwrap();
+    let launch = || {
+        let params = AddParams { data: address, len: 1, value: 1.0 };
+        let config = LaunchConfig { grid_dim: (1, 1, 1), block_dim: (32, 1, 1), shared_mem_bytes: 0 };
+        // SAFETY: the kernel takes these parameters, and the memory has one element.
+        unsafe { stream.launch_builder(&add).arg(&params).launch(config) }.unwrap();
+        stream.synchronize()
+    };
+    one.bind_to_thread().unwrap();
+    // SAFETY: both contexts live.
+    let enabled = unsafe { sys::cuCtxEnablePeerAccess(other.cu_ctx(), 0) };
+    assert_eq!(enabled, sys::CUresult::CUDA_SUCCESS);
+    assert_eq!(code(launch()), sys::CUresult::CUDA_SUCCESS);
+    // SAFETY: both contexts live.
+    let disabled = unsafe { sys::cuCtxDisablePeerAccess(other.cu_ctx()) };
+    assert_eq!(disabled, sys::CUresult::CUDA_SUCCESS);
+    assert_eq!(code(launch()), sys::CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
+    assert_eq!(code(one.synchronize()), sys::CUresult::CUDA_ERROR_ILLEGAL_ADDRESS, "the context stays broken");
+    other.bind_to_thread().unwrap();
+    let mut value = [0.0_f32];
+    // SAFETY: four bytes were allocated.
+    unsafe { cudarc::driver::result::memcpy_dtoh_sync(&mut value, address) }.unwrap();
+    assert_eq!(value, [2.0]);
+}

@@ -1,0 +1,79 @@
+//! The stand-in under cudarc's safe layer, in processes of their own.
+#![expect(unsafe_code, reason = "cudarc's launches and uninitialised memory")]
+#![expect(clippy::unwrap_used, reason = "tests")]
+
+mod errors;
+mod graphs;
+mod kernels;
+mod memory;
+mod streams;
+
+use std::ffi::c_void;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+
+use cudarc::driver::sys::{self, CUresult};
+use cudarc::driver::{CudaContext, CudaFunction, CudaStream, DriverError};
+use cudarc::nvrtc::{CompileOptions, compile_ptx_with_opts};
+
+/// The convention of kernels, and a kernel that adds a number.
+const ADD: &str = r#"
+#ifndef KERNEL
+#define KERNEL(name, Params, threads) \
+  extern "C" __global__ void __launch_bounds__(threads) name(const __grid_constant__ Params p)
+#endif
+struct AddParams { float *data; unsigned long long len; float value; };
+typedef struct AddParams AddParams;
+static __device__ __forceinline__ unsigned long long first(void) {
+  return (unsigned long long)blockIdx.x * blockDim.x + threadIdx.x;
+}
+KERNEL(add, AddParams, 256) {
+  for (unsigned long long i = first(); i < p.len; i += (unsigned long long)gridDim.x * blockDim.x) {
+    p.data[i] += p.value;
+  }
+}
+"#;
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct AddParams {
+    data: u64,
+    len: u64,
+    value: f32,
+}
+
+// SAFETY: it is what the kernel takes, and has no pointers of the host.
+unsafe impl cudarc::driver::DeviceRepr for AddParams {}
+
+/// A kernel of `source`, or none if there is no C compiler: then the test is skipped.
+fn kernel(context: &Arc<CudaContext>, source: &str, name: &str) -> Option<CudaFunction> {
+    if !has_compiler() {
+        eprintln!("skipped: kernels need a C compiler, cc");
+        return None;
+    }
+    let options = CompileOptions { arch: Some("compute_90"), ..CompileOptions::default() };
+    let ptx = compile_ptx_with_opts(source, options).unwrap();
+    Some(context.load_module(ptx).unwrap().load_function(name).unwrap())
+}
+
+fn has_compiler() -> bool {
+    let quiet = Command::new("cc").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
+    quiet.is_ok_and(|status| status.success())
+}
+
+fn code<T>(result: Result<T, DriverError>) -> CUresult {
+    result.err().map_or(CUresult::CUDA_SUCCESS, |error| error.0)
+}
+
+/// Makes the stream call a function.
+fn call_in<F: FnOnce() + Send + 'static>(stream: &CudaStream, function: F) {
+    extern "C" fn call<F: FnOnce()>(data: *mut c_void) {
+        // SAFETY: it is the box of below, and a stream calls once.
+        let function = unsafe { Box::from_raw(data.cast::<F>()) };
+        function();
+    }
+    let data = Box::into_raw(Box::new(function)).cast();
+    // SAFETY: the stream lives, and the function takes what it is given.
+    let called = unsafe { sys::cuLaunchHostFunc(stream.cu_stream(), Some(call::<F>), data) };
+    assert_eq!(called, CUresult::CUDA_SUCCESS);
+}
