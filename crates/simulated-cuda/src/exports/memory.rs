@@ -27,14 +27,9 @@ exports! {
             return Ok(());
         }
         let memory = &simulator().memory;
-        let address = address as usize;
-        let owner = memory.live().find(address).map(|found| found.context);
-        memory.announce_end(address)?;
-        // The driver, too, waits for what may still use the memory.
-        if let Some(context) = owner.and_then(|owner| simulator().contexts.get(owner)) {
-            context.drain()?;
-        }
-        memory.free(address)
+        memory.announce_end(address as usize)?;
+        drain_user(address as usize)?;
+        memory.free(address as usize)
     }
 
     fn cuMemGetAddressRange_v2(start: Out<u64>, bytes: Out<usize>, address: u64) {
@@ -62,10 +57,9 @@ exports! {
     }
 
     fn cuMemFreeHost(address: Address) {
-        let context = current()?;
+        current()?;
         refuse_unsafe_call()?;
-        simulator().memory.host_flags(address)?;
-        context.drain()?;
+        drain_user(address)?;
         simulator().memory.free_host(address)
     }
 
@@ -76,7 +70,9 @@ exports! {
     }
 
     fn cuMemHostUnregister(address: Address) {
-        current()?.drain()?;
+        current()?;
+        refuse_unsafe_call()?;
+        drain_user(address)?;
         simulator().memory.unregister_host(address)
     }
 
@@ -109,6 +105,12 @@ exports! {
         }
         Ok(())
     }
+}
+
+/// Waits, as the driver does, for the work that may still use the memory: that of the context that allocated it.
+fn drain_user(address: usize) -> Result {
+    let owner = simulator().memory.live().find(address).map(|found| found.context);
+    owner.and_then(|owner| simulator().contexts.get(owner)).map_or(Ok(()), |context| context.drain())
 }
 
 fn pointer_attribute(value: &Out<u8>, attribute: u32, address: usize) -> Result {

@@ -31,6 +31,53 @@ fn a_kernel_runs_on_every_element() {
 }
 
 #[test]
+fn a_kernel_may_use_half_precision_atomics_and_bits() {
+    if !inside("kernels::a_kernel_may_use_half_precision_atomics_and_bits", &[]) {
+        return;
+    }
+    let source = r#"
+        #ifdef DISTRIBUTE_SIMULATED
+        typedef _Float16 half;
+        #endif
+        typedef struct { half *values; unsigned int *is_bad; float factor; unsigned int len; } ScaleParams;
+        __device__ __forceinline__ bool is_finite(float x) { return (__float_as_uint(x) & 0x7F800000u) != 0x7F800000u; }
+        __device__ inline float scaled(float x, float factor) { return sqrtf(x * x) * factor; }
+        KERNEL(scale, ScaleParams, 128) {
+          const unsigned int i = blockIdx.x * blockDim.x + threadIdx.x;
+          if (i >= p.len) return;
+          const float x = (float)p.values[i];
+          if (!is_finite(x)) atomicOr(p.is_bad, 1u);
+          p.values[i] = (half)scaled(x, p.factor);
+        }"#;
+    #[derive(Clone, Copy)]
+    #[repr(C)]
+    struct ScaleParams {
+        values: u64,
+        is_bad: u64,
+        factor: f32,
+        len: u32,
+    }
+    // SAFETY: it is what the kernel takes, and has no pointers of the host.
+    unsafe impl cudarc::driver::DeviceRepr for ScaleParams {}
+
+    let context = CudaContext::new(0).unwrap();
+    let Some(scale) = kernel(&context, source, "scale") else { return };
+    let stream = context.new_stream().unwrap();
+    let config = LaunchConfig { grid_dim: (3, 1, 1), block_dim: (128, 1, 1), shared_mem_bytes: 0 };
+    for (last, bad) in [(0x3C00_u16, 0_u32), (0x7C00, 1)] {
+        let mut halves = [0x4000_u16; 300];
+        halves[299] = last;
+        let (values, is_bad) = (stream.clone_htod(&halves).unwrap(), stream.alloc_zeros::<u32>(1).unwrap());
+        let (values_at, is_bad_at) = (values.device_ptr(&stream).0, is_bad.device_ptr(&stream).0);
+        let params = ScaleParams { values: values_at, is_bad: is_bad_at, factor: 2.0, len: 300 };
+        // SAFETY: the kernel takes these parameters, and the memory is as long as they say.
+        unsafe { stream.launch_builder(&scale).arg(&params).launch(config) }.unwrap();
+        assert_eq!(stream.clone_dtoh(&values).unwrap()[..299], [0x4400; 299]);
+        assert_eq!(stream.clone_dtoh(&is_bad).unwrap(), [bad]);
+    }
+}
+
+#[test]
 fn blocks_run_in_another_order() {
     if !inside("kernels::blocks_run_in_another_order", &[]) {
         return;

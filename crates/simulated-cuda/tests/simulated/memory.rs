@@ -119,3 +119,56 @@ fn what_was_not_allocated_is_refused() {
     assert_eq!(code(unsafe { result::memcpy_htod_sync(start, &[0_u8; 11]) }), invalid);
     assert_eq!(code(context.synchronize()), sys::CUresult::CUDA_SUCCESS, "a refused call harms nothing");
 }
+
+#[test]
+fn without_pools_memory_is_allocated_at_once() {
+    if !inside("memory::without_pools_memory_is_allocated_at_once", &[("SIMULATED_CUDA_POOLS", "0")]) {
+        return;
+    }
+    let context = CudaContext::new(0).unwrap();
+    assert!(!context.has_async_alloc());
+    let stream = context.new_stream().unwrap();
+    let memory = stream.alloc_zeros::<u8>(256).unwrap();
+    assert_eq!(context.mem_get_info(), Ok(((1 << 30) - 256, 1 << 30)));
+    drop(memory);
+    assert_eq!(context.mem_get_info(), Ok((1 << 30, 1 << 30)));
+}
+
+#[test]
+fn memory_of_a_pool_is_reached_by_whom_the_pool_lets() {
+    if !inside("memory::memory_of_a_pool_is_reached_by_whom_the_pool_lets", &[("SIMULATED_CUDA_PEER", "1-0")]) {
+        return;
+    }
+    CudaContext::new(0).unwrap();
+    let access = |id| sys::CUmemAccessDesc {
+        location: sys::CUmemLocation { type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id },
+        flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+    };
+    for (owner, other, allowed) in
+        [(0, 1, sys::CUresult::CUDA_SUCCESS), (1, 0, sys::CUresult::CUDA_ERROR_INVALID_DEVICE)]
+    {
+        // SAFETY: it is a device.
+        let pool = unsafe { result::device::get_default_mem_pool(owner) }.unwrap();
+        let mut can = 0;
+        // SAFETY: there is one description, and room for one number.
+        assert_eq!(unsafe { sys::cuMemPoolSetAccess(pool, &access(other), 1) }, allowed);
+        // SAFETY: as above.
+        assert_eq!(unsafe { sys::cuDeviceCanAccessPeer(&mut can, other, owner) }, sys::CUresult::CUDA_SUCCESS);
+        assert_eq!(can == 1, allowed == sys::CUresult::CUDA_SUCCESS);
+    }
+}
+
+#[test]
+fn a_context_ends_with_its_last_user_and_begins_again() {
+    if !inside("memory::a_context_ends_with_its_last_user_and_begins_again", &[("SIMULATED_CUDA_MEMORY_MIB", "4")]) {
+        return;
+    }
+    for _ in 0..3 {
+        let context = CudaContext::new(0).unwrap();
+        let stream = context.new_stream().unwrap();
+        let data = stream.clone_htod(&[1_u8; 10]).unwrap();
+        // SAFETY: nothing is done with the memory: it ends with the context.
+        unsafe { result::malloc_sync(3 << 20) }.unwrap();
+        assert_eq!(stream.clone_dtoh(&data).unwrap(), [1; 10]);
+    }
+}
