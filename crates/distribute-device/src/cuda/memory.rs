@@ -24,8 +24,10 @@ pub(super) struct Pool {
     gpu: Arc<Gpu>,
     /// None where the GPU knows no pools.
     handle: Option<PoolHandle>,
-    /// Orders allocations and frees.
-    stream: Arc<RawStream>,
+    /// Zeroes new memory.
+    allocations: RawStream,
+    /// Waits for what uses memory before it is freed; new memory is not behind that.
+    frees: RawStream,
     pub(super) account: Arc<Account>,
 }
 
@@ -55,14 +57,10 @@ enum Owner {
 
 impl Pool {
     pub(super) fn new(gpu: &Arc<Gpu>, limit_bytes: Option<u64>) -> Result<Pool> {
-        let stream = RawStream::new(gpu)?;
+        let (allocations, frees) = (RawStream::new(gpu)?, RawStream::new(gpu)?);
         let handle = if gpu.has_pools { Some(create(gpu)?) } else { None };
-        Ok(Pool {
-            gpu: Arc::clone(gpu),
-            handle,
-            stream: Arc::new(stream),
-            account: Arc::new(Account::new(limit_bytes)),
-        })
+        let account = Arc::new(Account::new(limit_bytes));
+        Ok(Pool { gpu: Arc::clone(gpu), handle, allocations, frees, account })
     }
 
     /// Lets another GPU's kernels reach this pool's memory.
@@ -92,10 +90,10 @@ impl Pool {
         self.gpu.bind()?;
         let pointer = self.raw(len_bytes).map_err(|error| self.refused(device, len_bytes, error))?;
         // SAFETY: the memory was allocated in this stream's order with that length.
-        let zeroing = unsafe { result::memset_d8_async(pointer, 0, len_bytes, self.stream.handle()) };
+        let zeroing = unsafe { result::memset_d8_async(pointer, 0, len_bytes, self.allocations.handle()) };
         zeroing.map_err(|error| self.gpu.failed("zeroing new memory", error))?;
         // Other streams may use it at once, so they must not be faster than this one.
-        let mark = Mark::record(&self.gpu, &self.stream)?;
+        let mark = Mark::record(&self.gpu, &self.allocations)?;
         mark.wait(Instant::now() + ZEROING, || format!("zeroing {len_bytes} bytes of {}", device.short()))?;
         Ok(pointer)
     }
@@ -103,7 +101,7 @@ impl Pool {
     fn raw(&self, len_bytes: usize) -> Result<sys::CUdeviceptr, DriverError> {
         match &self.handle {
             // SAFETY: pool and stream live; what is allocated is zeroed before anybody reads it.
-            Some(pool) => unsafe { result::mem_pool::alloc_async(pool.0, len_bytes, self.stream.handle()) },
+            Some(pool) => unsafe { result::mem_pool::alloc_async(pool.0, len_bytes, self.allocations.handle()) },
             // SAFETY: as above.
             None => unsafe { result::malloc_sync(len_bytes) },
         }
@@ -126,12 +124,12 @@ impl Pool {
     fn free(&self, memory: &CudaMemory) -> Result<()> {
         self.gpu.bind()?;
         for user in memory.users.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
-            Mark::record(user.gpu(), &user)?.hold(&self.stream)?;
+            Mark::record(user.gpu(), &user)?.hold(&self.frees)?;
         }
         self.gpu.bind()?;
         let freed = match self.handle {
             // SAFETY: it came from this pool, and everything that uses it is before this in the stream's order.
-            Some(_) => unsafe { result::free_async(memory.pointer, self.stream.handle()) },
+            Some(_) => unsafe { result::free_async(memory.pointer, self.frees.handle()) },
             // SAFETY: it came from `malloc_sync`; the driver waits for what uses it.
             None => unsafe { result::free_sync(memory.pointer) },
         };
@@ -214,6 +212,12 @@ fn create(gpu: &Gpu) -> Result<PoolHandle> {
     let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
     // SAFETY: this attribute is a 64-bit number, which outlives the call.
     let answer = unsafe { result::mem_pool::set_attribute(handle, attribute, (&raw mut keep).cast()) };
+    answer.map_err(|error| gpu.failed("setting up a memory pool", error))?;
+    // New memory never waits for a stream that still uses what was freed.
+    let mut wait: c_int = 0;
+    let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES;
+    // SAFETY: this attribute is a C integer, which outlives the call.
+    let answer = unsafe { result::mem_pool::set_attribute(handle, attribute, (&raw mut wait).cast()) };
     answer.map_err(|error| gpu.failed("setting up a memory pool", error))?;
     Ok(PoolHandle(handle))
 }

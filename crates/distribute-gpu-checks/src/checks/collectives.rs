@@ -1,0 +1,191 @@
+//! Collectives of devices: on parts of one GPU and on several, by kernels and through the host.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use distribute_collectives::{DeviceGroup, DeviceImplementation, Options, ProcessGroup, Rank, ReduceOp};
+use distribute_device::cuda::{CudaDevice, CudaStream};
+use distribute_device::{DType, Device, DeviceBuffer, Stream};
+
+use super::{Outcome, ensure, passed};
+use crate::gpu::{Gpus, deadline, get, put};
+use crate::values::{Random, compare, integers, same, wide, wrapped};
+use crate::{Error, Result};
+
+pub(super) const CHECKS: [(&str, fn(&Gpus) -> Result<Outcome>); 5] = [
+    ("collectives: parts of one GPU reduce by kernels", by_kernels),
+    ("collectives: parts of one GPU reduce through the host", by_host),
+    ("collectives: several GPUs reduce by kernels", several),
+    ("collectives: values are broadcast, gathered and scattered", others),
+    ("collectives: calls that differ are an error on all ranks", differing),
+];
+
+/// Runs `rank` on every device, as a rank of a group of its own.
+pub(super) fn on_ranks<R: Send>(
+    devices: &[Arc<CudaDevice>],
+    asked: DeviceImplementation,
+    rank: impl Fn(&DeviceGroup, &CudaDevice, &CudaStream) -> Result<R> + Sync,
+) -> Result<Vec<Result<R>>> {
+    let options = Options { timeout: Duration::from_secs(60), ..Options::default() };
+    let groups = ProcessGroup::local_with(devices.len(), &options)?;
+    Ok(std::thread::scope(|scope| {
+        let run = |group: &ProcessGroup, device: &Arc<CudaDevice>| {
+            let group = DeviceGroup::new(group, device.clone() as Arc<dyn Device>, asked)?;
+            let stream = device.stream()?;
+            let outcome = rank(&group, device, &stream);
+            // What was enqueued must end before the group does.
+            outcome.and_then(|outcome| Ok(stream.synchronize(deadline()).map(|()| outcome)?))
+        };
+        let ranks: Vec<_> =
+            groups.iter().zip(devices).map(|(group, device)| scope.spawn(move || run(group, device))).collect();
+        let lost = || Err(Error::Wrong("a rank panicked".to_owned()));
+        ranks.into_iter().map(|rank| rank.join().unwrap_or_else(|_| lost())).collect()
+    }))
+}
+
+/// All-reduces of random values of every type and operation.
+pub(super) fn reduce(devices: &[Arc<CudaDevice>], asked: DeviceImplementation, way: &str) -> Result<()> {
+    for (dtype, op, count) in [
+        (DType::F32, ReduceOp::Sum, 1),
+        (DType::F32, ReduceOp::Mean, 4099),
+        (DType::F32, ReduceOp::Sum, 2_500_000),
+        (DType::F64, ReduceOp::Product, 1000),
+        (DType::F16, ReduceOp::Sum, 777),
+        (DType::BF16, ReduceOp::Mean, 30_000),
+        (DType::BF16, ReduceOp::Max, 1),
+        (DType::I8, ReduceOp::Sum, 1001),
+        (DType::U8, ReduceOp::Min, 63),
+        (DType::I32, ReduceOp::Max, 5000),
+        (DType::U32, ReduceOp::Sum, 4),
+        (DType::I64, ReduceOp::Sum, 3000),
+        (DType::U64, ReduceOp::Product, 17),
+        (DType::F32, ReduceOp::Sum, 0),
+    ] {
+        let mut random = Random::fresh();
+        let inputs: Vec<Vec<u8>> = devices.iter().map(|_| random.elements(dtype, count)).collect();
+        let what = format!("{op} of {} × {count} {dtype} by {way}, seed {}", devices.len(), random.seed);
+        let results = on_ranks(devices, asked, |group, device, stream| {
+            ensure(group.chosen().contains(way), || format!("{} was chosen", group.chosen()))?;
+            let values = put(device, stream, &inputs[group.rank().index()])?;
+            // Twice, since what one call leaves behind must not disturb the next.
+            let again = put(device, stream, &inputs[group.rank().index()])?;
+            group.all_reduce(&values, dtype, op, stream)?;
+            group.all_reduce(&again, dtype, op, stream)?;
+            let (first, second) = (get(device, stream, &values)?, get(device, stream, &again)?);
+            same(&format!("{what}, repeated"), &second, &first)?;
+            Ok(first)
+        })?;
+        let results = results.into_iter().collect::<Result<Vec<Vec<u8>>>>()?;
+        for result in &results {
+            same(&format!("{what}, on two ranks"), result, &results[0])?;
+        }
+        check(&what, dtype, op, &inputs, &results[0])?;
+    }
+    Ok(())
+}
+
+fn check(what: &str, dtype: DType, op: ReduceOp, inputs: &[Vec<u8>], result: &[u8]) -> Result<()> {
+    if dtype.is_float() {
+        let inputs: Vec<Vec<f64>> = inputs.iter().map(|bytes| wide(dtype, bytes)).collect();
+        let expected = (0..inputs[0].len()).map(|at| {
+            let column = inputs.iter().map(|input| input[at]);
+            match op {
+                ReduceOp::Product => column.product(),
+                ReduceOp::Max => column.fold(f64::NEG_INFINITY, f64::max),
+                ReduceOp::Mean => column.sum::<f64>() / inputs.len() as f64,
+                _ => column.sum(),
+            }
+        });
+        return compare(what, dtype, result, &expected.collect::<Vec<f64>>());
+    }
+    let inputs: Vec<Vec<i128>> = inputs.iter().map(|bytes| integers(dtype, bytes)).collect();
+    for (at, found) in integers(dtype, result).into_iter().enumerate() {
+        let column = inputs.iter().map(|input| input[at]);
+        let expected = match op {
+            ReduceOp::Product => column.fold(1i128, |a, b| wrapped(dtype, a.wrapping_mul(b))),
+            ReduceOp::Max => column.max().unwrap_or(0),
+            ReduceOp::Min => column.min().unwrap_or(0),
+            _ => column.fold(0, |a, b| wrapped(dtype, a + b)),
+        };
+        ensure(found == expected, || format!("{what}: element {at} is {found}, not {expected}"))?;
+    }
+    Ok(())
+}
+
+fn by_kernels(gpus: &Gpus) -> Result<Outcome> {
+    for count in [1, 2, 4, 18] {
+        reduce(&gpus.on_first(count, None)?, DeviceImplementation::Auto, "kernels")?;
+    }
+    passed("1, 2, 4 and 18 ranks")
+}
+
+fn by_host(gpus: &Gpus) -> Result<Outcome> {
+    for count in [1, 3] {
+        reduce(&gpus.on_first(count, None)?, DeviceImplementation::Host, "the host's memory")?;
+    }
+    passed("1 and 3 ranks")
+}
+
+fn several(gpus: &Gpus) -> Result<Outcome> {
+    let Some(devices) = gpus.on_each(2)? else {
+        return Ok(Outcome::Skipped("there is one GPU; two are needed".to_owned()));
+    };
+    let all = gpus.on_each(gpus.infos().len())?.unwrap_or(devices);
+    reduce(&all, DeviceImplementation::Kernels, "kernels")?;
+    passed(format!("{} GPUs", all.len()))
+}
+
+fn others(gpus: &Gpus) -> Result<Outcome> {
+    let mut groups = vec![(gpus.on_first(3, None)?, DeviceImplementation::Kernels)];
+    groups.push((gpus.on_first(3, None)?, DeviceImplementation::Host));
+    groups.extend(gpus.on_each(2)?.map(|devices| (devices, DeviceImplementation::Kernels)));
+    for (devices, asked) in &groups {
+        moves(devices, *asked)?;
+    }
+    passed(format!("{} arrangements", groups.len()))
+}
+
+/// Broadcast, all-gather and reduce-scatter.
+pub(super) fn moves(devices: &[Arc<CudaDevice>], asked: DeviceImplementation) -> Result<()> {
+    const COUNT: usize = 5001;
+    let mut random = Random::fresh();
+    let inputs: Vec<Vec<u8>> = devices.iter().map(|_| random.elements(DType::F32, COUNT)).collect();
+    let ranks = devices.len();
+    let wholes: Vec<Vec<u8>> = devices.iter().map(|_| random.elements(DType::F32, COUNT * ranks)).collect();
+    let outcome = on_ranks(devices, asked, |group, device, stream| {
+        let rank = group.rank().index();
+        let root = Rank(1);
+        let values = put(device, stream, &inputs[rank])?;
+        group.broadcast(&values, DType::F32, root, stream)?;
+        same("a broadcast", &get(device, stream, &values)?, &inputs[1])?;
+
+        let (mine, all) = (put(device, stream, &inputs[rank])?, device.allocate(4 * COUNT * ranks)?);
+        group.all_gather(&mine, &all, DType::F32, stream)?;
+        same("an all-gather", &get(device, stream, &all)?, &inputs.concat())?;
+
+        let (whole, part) = (put(device, stream, &wholes[rank])?, device.allocate(4 * COUNT)?);
+        group.reduce_scatter(&whole, &part, DType::F32, ReduceOp::Sum, stream)?;
+        let own = |bytes: &Vec<u8>| wide(DType::F32, &bytes[rank * 4 * COUNT..(rank + 1) * 4 * COUNT]);
+        let parts: Vec<Vec<f64>> = wholes.iter().map(own).collect();
+        let expected: Vec<f64> = (0..COUNT).map(|at| parts.iter().map(|part| part[at]).sum()).collect();
+        compare("a reduce-scatter", DType::F32, &get(device, stream, &part)?, &expected)?;
+        same("its input", &get(device, stream, &whole)?, &wholes[rank])
+    })?;
+    outcome.into_iter().collect()
+}
+
+fn differing(gpus: &Gpus) -> Result<Outcome> {
+    let devices = gpus.on_first(2, None)?;
+    for asked in [DeviceImplementation::Kernels, DeviceImplementation::Host] {
+        let outcomes = on_ranks(&devices, asked, |group, device, stream| {
+            let values: DeviceBuffer = device.allocate(64)?;
+            let dtype = if group.rank() == Rank(0) { DType::F32 } else { DType::I32 };
+            Ok(group.all_reduce(&values, dtype, ReduceOp::Sum, stream)?)
+        })?;
+        for outcome in outcomes {
+            let told = outcome.err().map_or(String::new(), |error| error.to_string());
+            ensure(told.contains("f32") && told.contains("i32"), || format!("{asked:?}: {told:?}"))?;
+        }
+    }
+    passed("types that differ")
+}

@@ -1,0 +1,21 @@
+//! What must hold on GPUs, checked on whatever CUDA is there, and how fast it is.
+//!
+//! The checks are a program, so that they can be carried to a machine that has a GPU and nothing else, and tests of this
+//! crate, which run them on simulated GPUs everywhere. Kernels are compared with a reference in float64 (integers: exactly) on
+//! random inputs, whose seed a failure names.
+//!
+//! - [`checks`]: every check; [`Check::run`] runs one.
+//! - [`bench`]: bandwidth of kernels and copies as a share of the rate of a copy, latencies, collectives.
+//! - [`Report`]: both as text and as JSON.
+
+pub mod bench;
+mod checks;
+mod error;
+mod gpu;
+mod report;
+mod values;
+
+pub use checks::{Check, Outcome, checks};
+pub use error::{Error, Result};
+pub use gpu::Gpus;
+pub use report::Report;

@@ -1,0 +1,142 @@
+//! Random values of every type, and how far results may be from a reference.
+
+use std::hash::{BuildHasher, Hasher, RandomState};
+
+use distribute_device::{DType, bf16, f16};
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{Rng, SeedableRng};
+
+use crate::{Error, Result};
+
+/// Numbers from a seed that is told where a check fails.
+pub(crate) struct Random {
+    pub(crate) seed: u64,
+    numbers: ChaCha8Rng,
+}
+
+impl Random {
+    /// Other numbers in every run.
+    pub(crate) fn fresh() -> Random {
+        let seed = RandomState::new().build_hasher().finish();
+        Random { seed, numbers: ChaCha8Rng::seed_from_u64(seed) }
+    }
+
+    /// A number below `end`.
+    pub(crate) fn below(&mut self, end: usize) -> usize {
+        (self.numbers.next_u64() % end.max(1) as u64) as usize
+    }
+
+    /// Bytes of any value.
+    pub(crate) fn bytes(&mut self, count: usize) -> Vec<u8> {
+        let mut bytes = vec![0; count];
+        self.numbers.fill_bytes(&mut bytes);
+        bytes
+    }
+
+    /// Elements: floats from -2 to 2, integers of any value.
+    pub(crate) fn elements(&mut self, dtype: DType, count: usize) -> Vec<u8> {
+        if !dtype.is_float() {
+            return self.bytes(count * dtype.size_bytes());
+        }
+        let unit = |bits: u64| (bits >> 11) as f64 / (1u64 << 53) as f64 * 4.0 - 2.0;
+        from_wide(dtype, &(0..count).map(|_| unit(self.numbers.next_u64())).collect::<Vec<f64>>())
+    }
+}
+
+/// Floating-point elements in float64.
+pub(crate) fn wide(dtype: DType, bytes: &[u8]) -> Vec<f64> {
+    let chunks = bytes.chunks_exact(dtype.size_bytes());
+    match dtype {
+        DType::F64 => chunks.map(|bytes| f64::from_le_bytes(array(bytes))).collect(),
+        DType::F16 => chunks.map(|bytes| f16::from_le_bytes(array(bytes)).to_f64()).collect(),
+        DType::BF16 => chunks.map(|bytes| bf16::from_le_bytes(array(bytes)).to_f64()).collect(),
+        _ => chunks.map(|bytes| f64::from(f32::from_le_bytes(array(bytes)))).collect(),
+    }
+}
+
+/// The nearest elements of a floating-point type; of 16 bits, by way of f32.
+pub(crate) fn from_wide(dtype: DType, values: &[f64]) -> Vec<u8> {
+    values
+        .iter()
+        .flat_map(|value| match dtype {
+            DType::F64 => value.to_le_bytes().to_vec(),
+            DType::F16 => f16::from_f32(*value as f32).to_le_bytes().to_vec(),
+            DType::BF16 => bf16::from_f32(*value as f32).to_le_bytes().to_vec(),
+            _ => (*value as f32).to_le_bytes().to_vec(),
+        })
+        .collect()
+}
+
+/// Integer elements.
+pub(crate) fn integers(dtype: DType, bytes: &[u8]) -> Vec<i128> {
+    let chunks = bytes.chunks_exact(dtype.size_bytes());
+    match dtype {
+        DType::I8 => chunks.map(|bytes| i128::from(i8::from_le_bytes(array(bytes)))).collect(),
+        DType::U8 => chunks.map(|bytes| i128::from(bytes[0])).collect(),
+        DType::I32 => chunks.map(|bytes| i128::from(i32::from_le_bytes(array(bytes)))).collect(),
+        DType::U32 => chunks.map(|bytes| i128::from(u32::from_le_bytes(array(bytes)))).collect(),
+        DType::I64 => chunks.map(|bytes| i128::from(i64::from_le_bytes(array(bytes)))).collect(),
+        _ => chunks.map(|bytes| i128::from(u64::from_le_bytes(array(bytes)))).collect(),
+    }
+}
+
+/// An integer as an element holds it, whatever of it that drops.
+pub(crate) fn wrapped(dtype: DType, value: i128) -> i128 {
+    match dtype {
+        DType::I8 => i128::from(value as i8),
+        DType::U8 => i128::from(value as u8),
+        DType::I32 => i128::from(value as i32),
+        DType::U32 => i128::from(value as u32),
+        DType::I64 => i128::from(value as i64),
+        _ => i128::from(value as u64),
+    }
+}
+
+/// Compares floating-point elements with a reference by ‖result − reference‖ / ‖reference‖.
+pub(crate) fn compare(what: &str, dtype: DType, result: &[u8], reference: &[f64]) -> Result<()> {
+    let result = wide(dtype, result);
+    if result.len() != reference.len() {
+        return Err(Error::Wrong(format!("{what}: {} elements came, not {}", result.len(), reference.len())));
+    }
+    let square = |values: &mut dyn Iterator<Item = f64>| values.map(|value| value * value).sum::<f64>().sqrt();
+    let difference = square(&mut result.iter().zip(reference).map(|(a, b)| a - b));
+    let size = square(&mut reference.iter().copied());
+    let limit = match dtype {
+        DType::F64 => 1e-14,
+        DType::F16 => 1e-3,
+        DType::BF16 => 1e-2,
+        _ => 1e-6,
+    };
+    let allowed = limit * size.max(f64::MIN_POSITIVE);
+    // A NaN is above every limit.
+    if difference <= allowed || (difference == 0.0 && size == 0.0) {
+        return Ok(());
+    }
+    let worst = result.iter().zip(reference).enumerate().max_by(|(_, a), (_, b)| {
+        let distance = |(value, wanted): &(&f64, &f64)| {
+            let distance = (*value - *wanted).abs();
+            if distance.is_nan() { f64::INFINITY } else { distance }
+        };
+        distance(a).total_cmp(&distance(b))
+    });
+    let worst = worst.map_or(String::new(), |(at, (value, wanted))| format!("; element {at} is {value}, not {wanted}"));
+    Err(Error::Wrong(format!("{what}: relative difference {:.2e}, allowed {limit:.0e}{worst}", difference / size)))
+}
+
+/// Compares bytes.
+pub(crate) fn same(what: &str, result: &[u8], expected: &[u8]) -> Result<()> {
+    let place = result.iter().zip(expected).position(|(a, b)| a != b);
+    match (place, result.len() == expected.len()) {
+        (None, true) => Ok(()),
+        (None, false) => Err(Error::Wrong(format!("{what}: {} bytes came, not {}", result.len(), expected.len()))),
+        (Some(at), _) => {
+            Err(Error::Wrong(format!("{what}: byte {at} is {:#04x}, not {:#04x}", result[at], expected[at])))
+        }
+    }
+}
+
+fn array<const N: usize>(bytes: &[u8]) -> [u8; N] {
+    let mut array = [0; N];
+    array.copy_from_slice(bytes);
+    array
+}
