@@ -1,0 +1,52 @@
+//! NCCL's functions, as nccl.h declares them.
+
+mod collectives;
+mod comms;
+mod groups;
+mod memory;
+
+use nccl_sys::Code;
+
+use crate::failure::{Failure, remember};
+use crate::{group, settings};
+
+/// What every function does besides: it fails where the environment says so, keeps the words of a failure, spoils an open
+/// group by it, and is traced.
+fn enter(name: &'static str, body: impl FnOnce() -> Result<Code, Failure>) -> Code {
+    let injected = settings::injected(name).map(|code| Failure::new(code, format!("{name}: a simulated failure")));
+    let result = injected.map_or_else(body, Err);
+    let code = match result {
+        Ok(code) => code,
+        Err(failure) => {
+            match failure.code() {
+                Code::INVALID_ARGUMENT => remember(&format!("{} : {}", name.trim_start_matches("nccl"), failure.text)),
+                _ => remember(&failure.text),
+            }
+            if group::is_open() {
+                group::spoil(&failure);
+            }
+            failure.code()
+        }
+    };
+    trace(name, code);
+    code
+}
+
+fn trace(name: &str, code: Code) {
+    if settings::trace() {
+        eprintln!("simulated NCCL: {name} -> {}", code.name(settings::version()));
+    }
+}
+
+const DONE: Result<Code, Failure> = Ok(Code::SUCCESS);
+
+/// Defines functions of C that return a code.
+macro_rules! exports {
+    ($(fn $name:ident($($argument:ident: $type:ty),* $(,)?) $body:block)*) => {$(
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name($($argument: $type),*) -> Code {
+            enter(stringify!($name), || $body)
+        }
+    )*};
+}
+use exports;

@@ -1,0 +1,45 @@
+//! What a call failed of, and NCCL's last words.
+
+use std::ffi::{CString, c_char};
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use nccl_sys::Code;
+use serde::{Deserialize, Serialize};
+
+/// Why a call, or a communicator, failed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Failure {
+    code: i32,
+    pub(crate) text: String,
+}
+
+impl Failure {
+    pub(crate) fn new(code: Code, text: impl Into<String>) -> Self {
+        Self { code: code.0, text: text.into() }
+    }
+
+    pub(crate) fn argument(text: impl Into<String>) -> Self {
+        Self::new(Code::INVALID_ARGUMENT, text)
+    }
+
+    pub(crate) fn code(&self) -> Code {
+        Code(self.code)
+    }
+}
+
+static LAST: AtomicPtr<c_char> = AtomicPtr::new(ptr::null_mut());
+
+/// Keeps words for `ncclGetLastError`. Failures are few: their texts are never freed, so no reader is ever too late.
+pub(crate) fn remember(text: &str) {
+    if let Ok(text) = CString::new(text) {
+        // Release: a reader of the pointer reads the text.
+        LAST.store(text.into_raw(), Ordering::Release);
+    }
+}
+
+/// The last words, or an empty text.
+pub(crate) fn last() -> *const c_char {
+    let last = LAST.load(Ordering::Acquire);
+    if last.is_null() { c"".as_ptr() } else { last }
+}

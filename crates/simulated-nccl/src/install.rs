@@ -1,0 +1,41 @@
+//! The shared object under NCCL's name.
+
+use std::io::{Error, ErrorKind, Result};
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::{env, fs};
+
+/// Links the simulated NCCL as `libnccl.so.2` in `dir`, and returns that path.
+///
+/// Cargo builds the shared object with every package that has this one among its dependencies, those for tests included.
+///
+/// # Errors
+/// Where the shared object is not beside the running program, or the link cannot be made.
+///
+/// # Examples
+/// ```no_run
+/// let library = simulated_nccl::install("/tmp/simulated".as_ref())?;
+/// # Ok::<(), std::io::Error>(())
+/// ```
+pub fn install(dir: &Path) -> Result<PathBuf> {
+    let program = env::current_exe()?;
+    let built = find(&program).ok_or_else(|| {
+        let text = format!("{FILE} is not beside {}; `cargo build -p simulated-nccl` makes it", program.display());
+        Error::new(ErrorKind::NotFound, text)
+    })?;
+    let link = dir.join("libnccl.so.2");
+    match fs::remove_file(&link) {
+        Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    symlink(built, &link)?;
+    Ok(link)
+}
+
+/// Test programs lie in `PROFILE/deps`, examples beside it; what is in `deps` is never stale.
+fn find(program: &Path) -> Option<PathBuf> {
+    let folders = program.ancestors().skip(1).flat_map(|folder| [folder.join("deps"), folder.to_owned()]);
+    folders.map(|folder| folder.join(FILE)).find(|file| file.is_file())
+}
+
+const FILE: &str = "libsimulated_nccl.so";

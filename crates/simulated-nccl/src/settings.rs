@@ -1,0 +1,98 @@
+//! What the environment asks of the simulation.
+
+use std::collections::HashMap;
+use std::env;
+use std::sync::{LazyLock, Mutex, PoisonError};
+
+use nccl_sys::{Code, Version};
+
+static SETTINGS: LazyLock<Settings> = LazyLock::new(Settings::from_env);
+
+struct Settings {
+    version: Version,
+    trace: bool,
+    failures: Vec<Injection>,
+    calls: Mutex<HashMap<&'static str, u64>>,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+struct Injection {
+    function: String,
+    nth: u64,
+    code: Code,
+}
+
+/// What `ncclGetVersion` says.
+pub(crate) fn version() -> Version {
+    SETTINGS.version
+}
+
+/// Whether calls are told on standard error.
+pub(crate) fn trace() -> bool {
+    SETTINGS.trace
+}
+
+/// Whether two ranks may share a device.
+pub(crate) fn ranks_may_share_a_device() -> bool {
+    version() >= Version::new(2, 30, 0) && env::var("NCCL_MULTI_RANK_GPU_ENABLE").is_ok_and(|value| value == "1")
+}
+
+/// Counts a call; the code that it is to fail with.
+pub(crate) fn injected(function: &'static str) -> Option<Code> {
+    let settings = &*SETTINGS;
+    if settings.failures.is_empty() {
+        return None;
+    }
+    let mut calls = settings.calls.lock().unwrap_or_else(PoisonError::into_inner);
+    let nth = calls.entry(function).or_default();
+    *nth += 1;
+    let failure = settings.failures.iter().find(|failure| failure.function == function && failure.nth == *nth);
+    failure.map(|failure| failure.code)
+}
+
+impl Settings {
+    /// # Panics
+    /// On a variable that cannot be read: a test that meant to inject a failure must not pass without.
+    fn from_env() -> Self {
+        let version = env::var("SIMULATED_NCCL_VERSION").ok();
+        let version = version.map(|version| {
+            version.parse().unwrap_or_else(|_| panic!("SIMULATED_NCCL_VERSION={version} is no number such as 22809"))
+        });
+        let failures = env::var("SIMULATED_NCCL_FAIL").unwrap_or_default();
+        Self {
+            version: version.map_or(Version::new(2, 28, 9), Version::from_code),
+            trace: env::var("SIMULATED_NCCL_TRACE").is_ok_and(|value| value == "1"),
+            failures: parse(&failures).unwrap_or_else(|wrong| {
+                panic!("SIMULATED_NCCL_FAIL: {wrong:?} is not function:nth:code, such as ncclAllReduce:2:3")
+            }),
+            calls: Mutex::default(),
+        }
+    }
+}
+
+fn parse(failures: &str) -> Result<Vec<Injection>, &str> {
+    let one = |text: &str| {
+        let mut parts = text.trim().splitn(3, ':');
+        let function = parts.next()?.to_owned();
+        let nth = parts.next()?.parse().ok()?;
+        let code = Code(parts.next()?.parse().ok()?);
+        Some(Injection { function, nth, code })
+    };
+    failures.split(';').filter(|text| !text.trim().is_empty()).map(|text| one(text).ok_or(text)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failures_are_read_and_nonsense_is_told() {
+        let injection = |function: &str, nth, code| Injection { function: function.to_owned(), nth, code: Code(code) };
+        assert_eq!(
+            parse("ncclSend:2:3; ncclRecv:1:6;"),
+            Ok(vec![injection("ncclSend", 2, 3), injection("ncclRecv", 1, 6)])
+        );
+        assert_eq!(parse(""), Ok(vec![]));
+        assert_eq!(parse("ncclSend:2:3;ncclRecv:first:6"), Err("ncclRecv:first:6"));
+    }
+}

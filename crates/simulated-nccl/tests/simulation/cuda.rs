@@ -1,0 +1,109 @@
+//! The few functions of CUDA that tests of streams need.
+
+use std::ffi::{c_int, c_void};
+use std::path::Path;
+use std::ptr;
+use std::sync::mpsc::{self, Receiver, Sender};
+
+use libloading::Library;
+use nccl_sys::Stream;
+
+/// What [`Cuda::query`] says of a stream that is not done.
+pub(crate) const NOT_READY: c_int = 600;
+
+type HostFunction = unsafe extern "C" fn(*mut c_void);
+
+/// A driver that is open for good.
+pub(crate) struct Cuda {
+    retain: unsafe extern "C" fn(*mut *mut c_void, c_int) -> c_int,
+    bind: unsafe extern "C" fn(*mut c_void) -> c_int,
+    create: unsafe extern "C" fn(*mut Stream, u32) -> c_int,
+    query: unsafe extern "C" fn(Stream) -> c_int,
+    wait: unsafe extern "C" fn(Stream) -> c_int,
+    call: unsafe extern "C" fn(Stream, HostFunction, *mut c_void) -> c_int,
+    begin: unsafe extern "C" fn(Stream, u32) -> c_int,
+    end: unsafe extern "C" fn(Stream, *mut *mut c_void) -> c_int,
+    instantiate: unsafe extern "C" fn(*mut *mut c_void, *mut c_void, u64) -> c_int,
+    launch: unsafe extern "C" fn(*mut c_void, Stream) -> c_int,
+}
+
+impl Cuda {
+    pub(crate) fn open(file: &Path) -> Self {
+        // SAFETY: the simulated driver's initialisers may run.
+        let library = Box::leak(Box::new(unsafe { Library::new(file) }.unwrap()));
+        let init: unsafe extern "C" fn(u32) -> c_int = find(library, "cuInit");
+        // SAFETY: there are no flags but 0.
+        assert_eq!(unsafe { init(0) }, 0);
+        Self {
+            retain: find(library, "cuDevicePrimaryCtxRetain"),
+            bind: find(library, "cuCtxSetCurrent"),
+            create: find(library, "cuStreamCreate"),
+            query: find(library, "cuStreamQuery"),
+            wait: find(library, "cuStreamSynchronize"),
+            call: find(library, "cuLaunchHostFunc"),
+            begin: find(library, "cuStreamBeginCapture_v2"),
+            end: find(library, "cuStreamEndCapture"),
+            instantiate: find(library, "cuGraphInstantiateWithFlags"),
+            launch: find(library, "cuGraphLaunch"),
+        }
+    }
+
+    /// A stream of a device whose context the thread gets.
+    pub(crate) fn stream(&self, device: c_int) -> Stream {
+        let (mut context, mut stream) = (ptr::null_mut(), ptr::null_mut());
+        // SAFETY: a context is written.
+        assert_eq!(unsafe { (self.retain)(&mut context, device) }, 0);
+        // SAFETY: the context is one.
+        assert_eq!(unsafe { (self.bind)(context) }, 0);
+        // SAFETY: a stream is written.
+        assert_eq!(unsafe { (self.create)(&mut stream, 0) }, 0);
+        stream
+    }
+
+    pub(crate) fn query(&self, stream: Stream) -> c_int {
+        // SAFETY: the stream is one.
+        unsafe { (self.query)(stream) }
+    }
+
+    pub(crate) fn wait(&self, stream: Stream) {
+        // SAFETY: the stream is one.
+        assert_eq!(unsafe { (self.wait)(stream) }, 0);
+    }
+
+    /// Holds a stream up until something is sent.
+    pub(crate) fn hold(&self, stream: Stream) -> Sender<()> {
+        unsafe extern "C" fn held(receiver: *mut c_void) {
+            // SAFETY: it is the box below, and comes once.
+            let receiver = unsafe { Box::from_raw(receiver.cast::<Receiver<()>>()) };
+            let _ = receiver.recv();
+        }
+        let (sender, receiver) = mpsc::channel();
+        // SAFETY: the function takes the box.
+        assert_eq!(unsafe { (self.call)(stream, held, Box::into_raw(Box::new(receiver)).cast()) }, 0);
+        sender
+    }
+
+    /// A graph of what a body enqueues.
+    pub(crate) fn capture(&self, stream: Stream, body: impl FnOnce()) -> *mut c_void {
+        const RELAXED: u32 = 2;
+        let (mut graph, mut ready) = (ptr::null_mut(), ptr::null_mut());
+        // SAFETY: the stream is one.
+        assert_eq!(unsafe { (self.begin)(stream, RELAXED) }, 0);
+        body();
+        // SAFETY: a graph is written.
+        assert_eq!(unsafe { (self.end)(stream, &mut graph) }, 0);
+        // SAFETY: an executable graph is written.
+        assert_eq!(unsafe { (self.instantiate)(&mut ready, graph, 0) }, 0);
+        ready
+    }
+
+    pub(crate) fn launch(&self, graph: *mut c_void, stream: Stream) {
+        // SAFETY: the graph is of `capture`.
+        assert_eq!(unsafe { (self.launch)(graph, stream) }, 0);
+    }
+}
+
+fn find<F: Copy>(library: &Library, name: &str) -> F {
+    // SAFETY: the driver's header gives the functions that are asked for the types that they get.
+    *unsafe { library.get::<F>(name) }.unwrap()
+}
