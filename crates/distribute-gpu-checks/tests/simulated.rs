@@ -89,3 +89,23 @@ fn collectives_without_peer_access() {
 fn nccl_is_not_taken_for_parts_of_one_gpu() {
     holds("nccl_is_not_taken_for_parts_of_one_gpu", "nccl", &[]);
 }
+
+#[test]
+fn nccl_reduces_on_gpus_of_their_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let library = simulated_nccl::install(folder.path()).unwrap().to_string_lossy().into_owned();
+    let settings = [("SIMULATED_CUDA_DEVICES", "3"), ("DISTRIBUTE_NCCL_LIBRARY", library.as_str())];
+    holds("nccl_reduces_on_gpus_of_their_own", "nccl", &settings);
+}
+
+#[test]
+fn nccl_reduces_in_any_order_of_streams() {
+    let folder = tempfile::tempdir().unwrap();
+    let library = simulated_nccl::install(folder.path()).unwrap().to_string_lossy().into_owned();
+    let settings = [
+        ("SIMULATED_CUDA_DEVICES", "2"),
+        ("SIMULATED_CUDA_DELAY_US", "500"),
+        ("DISTRIBUTE_NCCL_LIBRARY", library.as_str()),
+    ];
+    holds("nccl_reduces_in_any_order_of_streams", "nccl", &settings);
+}

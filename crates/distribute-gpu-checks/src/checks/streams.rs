@@ -53,7 +53,11 @@ fn dropped(gpus: &Gpus) -> Result<Outcome> {
     let bytes = random.bytes(MIB);
     let result = device.allocate(MIB)?;
     let sources = (0..3).map(|_| put(&device, &stream, &bytes)).collect::<Result<Vec<_>>>()?;
-    let gate = Gate::close(&stream)?;
+    // Where a GPU has no pools, dropping waits for what uses the memory, so the stream goes on by itself.
+    stream.launch_host(Box::new(|| {
+        thread::sleep(Duration::from_millis(200));
+        Ok(())
+    }))?;
     for source in sources {
         stream.copy(&source, &result)?;
         drop(source);
@@ -61,7 +65,6 @@ fn dropped(gpus: &Gpus) -> Result<Outcome> {
         let other = device.allocate(MIB)?;
         device.create_stream()?.fill(&other, 0x11)?;
     }
-    gate.open();
     same("the copy", &get(&device, &stream, &result)?, &bytes)?;
     passed("three buffers")
 }

@@ -1,0 +1,206 @@
+//! Groups of devices over several processes, on simulated GPUs: what they compute, and what the others learn when one dies.
+#![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
+#![expect(clippy::print_stdout, reason = "members say how they ended")]
+
+use std::ffi::OsString;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use distribute_cluster::{Coordination, CoordinationOptions, Membership};
+use distribute_collectives::{DeviceGroup, DeviceImplementation, Options, ProcessGroup, Rank, ReduceOp};
+use distribute_device::cuda::CudaDevice;
+use distribute_device::{DType, Device, DeviceBuffer, DeviceKind, Devices, HostBuffer, Stream};
+use distribute_testkit::{Job, Ports, Signal};
+
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// What the members of a job do.
+const SCENARIO: &str = "DEVICE_SCENARIO";
+
+/// Ranks of each process, each with a part of the one GPU that the process sees.
+const LOCAL: &str = "DEVICE_LOCAL_RANKS";
+
+/// Not a test of its own: what each process of the other tests runs.
+#[test]
+fn member() {
+    let Ok(scenario) = std::env::var(SCENARIO) else { return };
+    let local: usize = std::env::var(LOCAL).unwrap().parse().unwrap();
+    let membership = Membership::from_env().unwrap().unwrap();
+    let heartbeats = CoordinationOptions {
+        heartbeat_interval: Duration::from_millis(200),
+        heartbeat_timeout: Duration::from_secs(2),
+        ..CoordinationOptions::from_env().unwrap()
+    };
+    let coordination = Arc::new(Coordination::start(&membership, heartbeats).unwrap());
+    let options = Options { timeout: Duration::from_secs(20), ..Options::from_env().unwrap() };
+    let groups = ProcessGroup::join(&coordination, local, &options).unwrap();
+    let devices = Devices::local().split(DeviceKind::Gpu, 0, &vec![None; local]).unwrap();
+    let gpus: Vec<_> = devices.of_kind(DeviceKind::Gpu).take(local).cloned().collect();
+    std::thread::scope(|scope| {
+        for (group, gpu) in groups.iter().zip(gpus) {
+            let scenario = scenario.as_str();
+            scope.spawn(move || {
+                let outcome = act(scenario, group, CudaDevice::new(gpu).unwrap());
+                match outcome {
+                    Ok(()) => println!("outcome: fine"),
+                    Err(error) => println!("outcome: {error}"),
+                }
+            });
+        }
+    });
+}
+
+fn act(
+    scenario: &str,
+    group: &ProcessGroup,
+    device: CudaDevice,
+) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    let device = Arc::new(device);
+    let group = DeviceGroup::new(group, device.clone() as Arc<dyn Device>, DeviceImplementation::Auto)?;
+    println!("chosen: {}", group.chosen());
+    let (stream, deadline) = (device.stream()?, || Instant::now() + Duration::from_secs(20));
+    let (me, ranks) = (group.rank().index(), group.world_size());
+    let put = |values: &[f32]| {
+        let buffer = device.allocate(size_of_val(values))?;
+        stream.copy_from_host(HostBuffer::from_slice(values)?, 0, &buffer)?;
+        Ok::<_, distribute_device::Error>(buffer)
+    };
+    let get = |buffer: &DeviceBuffer| {
+        let memory = stream.copy_to_host(buffer, device.allocate_host(buffer.len_bytes())?, 0)?.wait(deadline())?;
+        Ok::<_, distribute_device::Error>(memory.as_slice::<f32>()?.to_vec())
+    };
+    let total = (1..=ranks).sum::<usize>() as f32;
+    let step = |op: ReduceOp, count: usize| {
+        let values: Vec<f32> = (0..count).map(|at| ((me + 1) * (at % 13)) as f32).collect();
+        let buffer = put(&values)?;
+        group.all_reduce(&buffer, DType::F32, op, &stream)?;
+        let divisor = if op == ReduceOp::Mean { ranks as f32 } else { 1.0 };
+        let sums = get(&buffer)?;
+        assert!(sums.iter().enumerate().all(|(at, sum)| *sum == total * (at % 13) as f32 / divisor), "{op} of {count}");
+        Ok::<_, Box<dyn std::error::Error + Send + Sync>>(())
+    };
+    step(ReduceOp::Sum, 3_000_000)?;
+    step(ReduceOp::Mean, 1001)?;
+    let values = put(&[me as f32; 3])?;
+    group.broadcast(&values, DType::F32, Rank(1), &stream)?;
+    assert_eq!(get(&values)?, [1.0; 3]);
+    let (mine, all) = (put(&[me as f32, 0.5])?, put(&vec![0.0; 2 * ranks])?);
+    group.all_gather(&mine, &all, DType::F32, &stream)?;
+    assert_eq!(get(&all)?, (0..ranks).flat_map(|rank| [rank as f32, 0.5]).collect::<Vec<_>>());
+    group.reduce_scatter(&all, &mine, DType::F32, ReduceOp::Mean, &stream)?;
+    assert_eq!(get(&mine)?, [me as f32, 0.5]);
+    println!("ready");
+    match scenario {
+        "endless" => loop {
+            step(ReduceOp::Sum, 100_000)?;
+        },
+        // Both have made the call, but rank 1's GPU does not come to it.
+        "enqueued" => {
+            if me == 1 {
+                stream.launch_host(Box::new(|| {
+                    std::thread::sleep(Duration::from_secs(30));
+                    Ok(())
+                }))?;
+            }
+            group.all_reduce(&values, DType::F32, ReduceOp::Max, &stream)?;
+            println!("enqueued");
+            Ok(stream.synchronize(deadline())?)
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Two processes, each with a GPU of its own and so many ranks.
+fn job(scenario: &str, local: usize, folder: &Path, nccl: bool) -> Job {
+    simulated_cuda::install(folder).unwrap();
+    if nccl {
+        simulated_nccl::install(folder).unwrap();
+    }
+    let port = Ports::reserve(1).unwrap().release()[0];
+    let path: Vec<OsString> = std::env::var_os("LD_LIBRARY_PATH").into_iter().collect();
+    let paths =
+        std::env::join_paths([folder.to_owned()].into_iter().chain(path.iter().flat_map(std::env::split_paths)));
+    Job::builder(std::env::current_exe().unwrap())
+        .args(["member", "--exact", "--nocapture"])
+        .env(SCENARIO, scenario)
+        .env(LOCAL, local.to_string())
+        .env("LD_LIBRARY_PATH", paths.unwrap().to_string_lossy())
+        .env("DISTRIBUTE_KERNEL_CACHE", folder.join("kernels").to_string_lossy())
+        .env("WORLD_SIZE", "2")
+        .env("MASTER_ADDR", "127.0.0.1")
+        .env("MASTER_PORT", "1")
+        .env("DISTRIBUTE_PORT", port.to_string())
+        .task_env(|rank| {
+            let place = [("RANK", rank.to_string()), ("CUDA_VISIBLE_DEVICES", rank.to_string())];
+            place.map(|(name, value)| (name.to_owned(), value)).to_vec()
+        })
+        .tasks(2)
+        .start()
+        .unwrap()
+}
+
+fn finishes(local: usize, nccl: bool, chosen: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    let mut job = job("all", local, folder.path(), nccl);
+    for outcome in job.wait_all(DEADLINE).unwrap() {
+        assert!(outcome.success(), "{outcome:?}");
+    }
+    for rank in 0..2 {
+        let printed = job.printed(rank).unwrap();
+        assert!(printed.matches("outcome: fine").count() == local && printed.contains(chosen), "{printed}");
+    }
+}
+
+#[test]
+fn nccl_takes_gpus_of_several_processes() {
+    finishes(1, true, "by NCCL: every rank has a GPU of its own");
+}
+
+#[test]
+fn without_nccl_processes_go_through_the_host() {
+    finishes(1, false, "by kernels in the GPUs' memory: no NCCL for GPU:0");
+}
+
+#[test]
+fn parts_of_gpus_reduce_within_their_process_first() {
+    finishes(
+        2,
+        true,
+        "GPU:0 and GPU:1 are on one GPU, which NCCL does not take twice; between processes through the host",
+    );
+}
+
+/// Kills one of two processes; the other one's error, and how long after.
+fn killed(scenario: &str, nccl: bool) {
+    let folder = tempfile::tempdir().unwrap();
+    let mut job = job(scenario, 1, folder.path(), nccl);
+    let line = if scenario == "enqueued" { "enqueued" } else { "ready" };
+    for rank in 0..2 {
+        job.wait_for_line(rank, line, DEADLINE).unwrap();
+    }
+    std::thread::sleep(Duration::from_millis(200));
+    job.kill(1, Signal::KILL).unwrap();
+    let started = Instant::now();
+    let told = job.wait_for_line(0, "outcome:", DEADLINE).unwrap();
+    let took = started.elapsed();
+    assert!(told.contains("lost") || told.contains("NCCL"), "{told}");
+    assert!(took < Duration::from_secs(5), "{told} after {took:?}");
+    println!("after {took:?}: {told}");
+    job.wait(0, DEADLINE).unwrap();
+}
+
+#[test]
+fn a_killed_peer_is_an_error_under_nccl() {
+    killed("endless", true);
+}
+
+#[test]
+fn a_killed_peer_is_an_error_for_work_that_nccl_has_enqueued() {
+    killed("enqueued", true);
+}
+
+#[test]
+fn a_killed_peer_is_an_error_through_the_host() {
+    killed("endless", false);
+}
