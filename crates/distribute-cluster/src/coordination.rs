@@ -4,7 +4,6 @@
 //! and its end is how a death is noticed at once; a member that is merely silent is noticed by its missing heartbeats.
 
 use std::fmt;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -24,6 +23,7 @@ mod pulse;
 mod roster;
 mod service;
 
+pub use host::{HostDecision, LocalHost};
 pub use interface::InterfaceChoice;
 pub use options::{CoordinationOptions, Progress, Waiting};
 
@@ -100,15 +100,13 @@ impl Coordination {
         options.check(membership)?;
         let task = membership.task();
         let alarm = Arc::new(Alarm::new(membership.clone()));
-        let advertised = membership.advertised_host.clone();
         if membership.world_size() == 1 {
-            let local_host = advertised.unwrap_or_else(|| host::LOOPBACK.to_owned());
+            let local_host = membership.advertised_host.clone().unwrap_or_else(|| host::LOOPBACK.to_owned());
             let place = Place::Alone(Alone::default());
             return Ok(Coordination { membership: membership.clone(), local_host, alarm, place });
         }
-        let like = membership.leader_address.parse::<SocketAddr>().ok().map(|address| address.ip());
         // Before anybody waits for this task: a wrong name is its own mistake.
-        let interface = options.interface.as_ref().map(|choice| choice.address(like)).transpose()?;
+        let decided = options.decided_host(membership)?;
         let driver = Driver::start(&format!("coord {task}"))?;
         let leader = match membership.is_leader() {
             true => Some(Leader::start(membership, &mut options, &driver)?),
@@ -136,11 +134,7 @@ impl Coordination {
                 return Err(error);
             }
         };
-        let local_host = match (advertised, interface) {
-            (Some(host), _) => host,
-            (None, Some(address)) => address.to_string(),
-            (None, None) => host::reachable(membership, &driver),
-        };
+        let local_host = decided.unwrap_or_else(|| host::towards_leader(membership, &driver)).host;
         tracing::debug!(%task, world_size = membership.world_size(), leader = membership.leader_address, "joined the job");
         let place = Place::Joined(Box::new(Link { member, leader, left: AtomicBool::new(false), driver }));
         Ok(Coordination { membership: membership.clone(), local_host, alarm, place })

@@ -38,7 +38,9 @@ mod tf_config;
 mod union;
 
 #[cfg(feature = "coordination")]
-pub use coordination::{Coordination, CoordinationOptions, InterfaceChoice, Progress, Waiting};
+pub use coordination::{
+    Coordination, CoordinationOptions, HostDecision, InterfaceChoice, LocalHost, Progress, Waiting,
+};
 pub use error::{Error, Result, Scope};
 pub use failure::{Failure, FailureCause};
 pub use membership::Membership;

@@ -55,20 +55,48 @@ pub(super) fn own_address(listener: &TcpListener) -> IoResult<String> {
     Ok(address.to_string())
 }
 
-/// The host by which the others reach this process: the leader's own address, else that of the interface towards the
-/// leader.
-pub(super) fn reachable(membership: &Membership, driver: &Driver) -> String {
-    let Ok((host, port)) = split(&membership.leader_address) else { return LOOPBACK.to_owned() };
+/// The host by which the others reach a process, and what decided that.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LocalHost {
+    /// A name, or an address; one of IPv6 may stand in brackets.
+    pub host: String,
+    /// What decided.
+    pub decided_by: HostDecision,
+}
+
+/// What decides by which host the others reach a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum HostDecision {
+    /// The process's own address in the description of the job.
+    Description,
+    /// A choice of an interface, by this variable or option.
+    Interface(&'static str),
+    /// The way to the leader.
+    Route,
+    /// Nothing: there is no way to the leader, or its name cannot be looked up. Only this machine is left.
+    NoRoute,
+}
+
+/// Where neither description nor choice decide: the leader's own address, else that of the interface towards the leader.
+pub(super) fn towards_leader(membership: &Membership, driver: &Driver) -> LocalHost {
+    let Ok((host, port)) = split(&membership.leader_address) else { return LocalHost::no_route() };
     if membership.is_leader() {
-        return host.to_owned();
+        return LocalHost { host: host.to_owned(), decided_by: HostDecision::Description };
     }
     let target = membership.leader_address.clone();
     let look_up = async move { tokio::net::lookup_host(target).await.map(|mut addresses| addresses.next()) };
-    let leader = match driver.call(look_up, Duration::from_secs(5)) {
-        Some(Ok(Some(address))) => address,
-        _ => return LOOPBACK.to_owned(),
-    };
-    interface_towards(SocketAddr::new(leader.ip(), port)).map_or_else(|_| LOOPBACK.to_owned(), |ip| ip.to_string())
+    let Some(Ok(Some(leader))) = driver.call(look_up, Duration::from_secs(5)) else { return LocalHost::no_route() };
+    match interface_towards(SocketAddr::new(leader.ip(), port)) {
+        Ok(ip) => LocalHost { host: ip.to_string(), decided_by: HostDecision::Route },
+        Err(_) => LocalHost::no_route(),
+    }
+}
+
+impl LocalHost {
+    fn no_route() -> LocalHost {
+        LocalHost { host: LOOPBACK.to_owned(), decided_by: HostDecision::NoRoute }
+    }
 }
 
 /// The address of the interface that packets to `target` leave by. Connecting a UDP socket sends nothing.
@@ -90,6 +118,7 @@ fn split(address: &str) -> IoResult<(&str, u16)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{CoordinationOptions, InterfaceChoice};
 
     fn bound(host: &str, bind_host: Option<&str>) -> SocketAddr {
         let mut membership = Membership::new(0, 2, "h:1").unwrap();
@@ -106,6 +135,26 @@ mod tests {
         assert_eq!(bound("worker-0.example", Some("127.0.0.1")).ip(), Ipv4Addr::LOCALHOST);
         // An address of the range for documentation is nobody's.
         assert!(bound("192.0.2.1", None).ip().is_unspecified());
+    }
+
+    #[test]
+    fn the_description_counts_before_a_choice_and_that_before_the_route() {
+        let decided = |membership: &Membership, chosen: Option<&str>| {
+            let interface = chosen.map(InterfaceChoice::new);
+            let options = CoordinationOptions { interface, ..CoordinationOptions::default() };
+            options.local_host(membership).map(|local| (local.host, local.decided_by))
+        };
+        let loopback = || LOOPBACK.to_owned();
+        let mut membership = Membership::new(1, 2, "127.0.0.1:9").unwrap();
+        assert_eq!(decided(&membership, None).unwrap(), (loopback(), HostDecision::Route));
+        let option = HostDecision::Interface("CoordinationOptions::interface");
+        assert_eq!(decided(&membership, Some(LOOPBACK)).unwrap(), (loopback(), option));
+        assert!(decided(&membership, Some("no-such-interface")).is_err());
+        membership.advertised_host = Some("b".to_owned());
+        assert_eq!(decided(&membership, Some(LOOPBACK)).unwrap(), ("b".to_owned(), HostDecision::Description));
+        membership.advertised_host = None;
+        membership.leader_address = "nonsense".to_owned();
+        assert_eq!(decided(&membership, None).unwrap(), (loopback(), HostDecision::NoRoute));
     }
 
     #[test]

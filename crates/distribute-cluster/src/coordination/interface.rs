@@ -22,6 +22,11 @@ impl InterfaceChoice {
         InterfaceChoice { variable: "CoordinationOptions::interface", given: given.to_owned() }
     }
 
+    /// Where the choice was read, such as DISTRIBUTE_INTERFACE.
+    pub fn variable(&self) -> &'static str {
+        self.variable
+    }
+
     pub(super) fn from_vars(variable: impl Fn(&str) -> Option<String>) -> Option<InterfaceChoice> {
         VARIABLES.into_iter().find_map(|name| Some(InterfaceChoice { variable: name, given: variable(name)? }))
     }

@@ -1,11 +1,12 @@
 //! How members meet and watch each other.
 
 use std::fmt;
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::InterfaceChoice;
+use super::driver::Driver;
+use super::{HostDecision, InterfaceChoice, LocalHost, host};
 use crate::error::seconds;
 use crate::{Error, Membership, Result, Task, env};
 
@@ -72,6 +73,30 @@ impl CoordinationOptions {
             options.join_timeout = seconds.map(Duration::from_secs_f64).ok_or_else(wrong)?;
         }
         Ok(options)
+    }
+
+    /// The host by which the others reach this process as `membership`: its own address in the description of the job, else
+    /// the chosen interface, else the one towards the leader, whose name is looked up for at most 5 s. Joins nothing.
+    ///
+    /// # Errors
+    /// [`Error::Config`] where [`interface`](CoordinationOptions::interface) chooses none of this machine.
+    pub fn local_host(&self, membership: &Membership) -> Result<LocalHost> {
+        match self.decided_host(membership)? {
+            Some(decided) => Ok(decided),
+            None => Ok(host::towards_leader(membership, &Driver::start("lookup")?)),
+        }
+    }
+
+    /// What needs no look at the leader. A wrong choice is an error even where the description counts before it.
+    pub(super) fn decided_host(&self, membership: &Membership) -> Result<Option<LocalHost>> {
+        let like = membership.leader_address.parse::<SocketAddr>().ok().map(|address| address.ip());
+        let chosen = self.interface.as_ref().map(|choice| Ok((choice, choice.address(like)?))).transpose()?;
+        let described = membership.advertised_host.clone();
+        let described = described.map(|host| LocalHost { host, decided_by: HostDecision::Description });
+        Ok(described.or_else(|| {
+            let (choice, address) = chosen?;
+            Some(LocalHost { host: address.to_string(), decided_by: HostDecision::Interface(choice.variable()) })
+        }))
     }
 
     /// Refuses what could not work, and bounds what clocks cannot add.
