@@ -45,8 +45,13 @@ impl InterfaceChoice {
         // A link-local address means nothing to others without the interface's own number.
         let usable = chosen.filter(|ip| !matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local()));
         usable.min_by_key(|ip| ip.is_ipv6() != wants_v6).ok_or_else(|| {
-            let mut known: Vec<&str> = interfaces.iter().map(|(name, _)| name.as_str()).collect();
-            known.dedup();
+            let mut known: Vec<&str> = Vec::new();
+            for (name, _) in interfaces {
+                // All addresses of one protocol come before those of the other.
+                if !known.contains(&name.as_str()) {
+                    known.push(name);
+                }
+            }
             Error::config(
                 self.variable,
                 "no interface of this machine with an address is chosen by it",
@@ -77,9 +82,9 @@ mod tests {
     use super::*;
 
     fn interfaces() -> Vec<(String, IpAddr)> {
-        [("lo", "127.0.0.1"), ("lo", "::1"), ("eth0", "fe80::1"), ("eth0", "10.0.0.5"), ("eth0", "2001:db8::5")]
+        [("lo", "127.0.0.1"), ("eth0", "fe80::1"), ("eth0", "10.0.0.5"), ("eth0", "2001:db8::5"), ("eth01", "10.0.1.5")]
             .into_iter()
-            .chain([("eth01", "10.0.1.5"), ("docker0", "172.17.0.1")])
+            .chain([("docker0", "172.17.0.1"), ("lo", "::1")])
             .map(|(name, ip)| (name.to_owned(), ip.parse().unwrap()))
             .collect()
     }
@@ -108,7 +113,7 @@ mod tests {
     fn what_chooses_nothing_is_an_error_that_lists_the_interfaces() {
         for given in ["ib0", "=eth", "192.168.0.1", "^lo,eth,docker"] {
             let text = chosen(given, "").unwrap_err().to_string();
-            assert!(text.contains(given) && text.contains("lo, eth0, eth01, docker0"), "{text}");
+            assert!(text.contains(given) && text.contains("has lo, eth0, eth01, docker0."), "{text}");
         }
     }
 
