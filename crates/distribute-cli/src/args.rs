@@ -26,6 +26,10 @@ pub(crate) enum Command {
         /// The folder with rank_NNNNN.json files
         folder: PathBuf,
     },
+    /// Say what this machine offers, what will be used, and why something is not
+    ///
+    /// One line for each thing: ok, warn, fail or skipped; what was found; and how to mend it.
+    Doctor(Doctor),
     /// Kills the tasks when the launcher is killed; the launcher starts it itself.
     #[command(hide = true)]
     Guardian,
@@ -79,6 +83,29 @@ pub(crate) struct Run {
     pub(crate) program: Vec<OsString>,
 }
 
+/// Say what this machine offers, what will be used, and why something is not
+#[derive(Debug, clap::Args)]
+#[command(after_help = DOCTOR_AFTER_HELP)]
+pub(crate) struct Doctor {
+    /// One JSON object, for programs
+    #[arg(long, conflicts_with = "markdown")]
+    pub(crate) json: bool,
+
+    /// A table, to paste into an issue
+    #[arg(long)]
+    pub(crate) markdown: bool,
+
+    /// Details of each line
+    #[arg(short, long)]
+    pub(crate) verbose: bool,
+}
+
+const DOCTOR_AFTER_HELP: &str = "\
+Exit code: 0 when nothing failed, 1 when a line says fail, 2 when flags are wrong.
+
+Example:
+  distribute doctor --markdown";
+
 const AFTER_HELP: &str = "\
 Every option can be given as DISTRIBUTE_<OPTION>, such as DISTRIBUTE_LOG_DIR.
 
@@ -112,6 +139,17 @@ mod tests {
             assert_eq!(run.workers, 2);
             assert_eq!(run.program, ["train", "-n", "5", "--quiet", "--", "x"]);
             assert!(!run.quiet);
+        }
+    }
+
+    #[test]
+    fn the_doctor_takes_one_form() {
+        let doctor = |args: &[&str]| Cli::try_parse_from(["distribute", "doctor"].iter().chain(args));
+        for args in [&[][..], &["--json"], &["--markdown", "-v"]] {
+            assert!(matches!(doctor(args).unwrap().command, Command::Doctor(_)), "{args:?}");
+        }
+        for args in [&["--json", "--markdown"][..], &["--jsn"]] {
+            assert_eq!(doctor(args).unwrap_err().exit_code(), 2, "{args:?}");
         }
     }
 

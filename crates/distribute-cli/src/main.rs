@@ -7,11 +7,12 @@
 //! - `output`, `progress`, `report`: what the user sees.
 //! - `run`: ties these together.
 //!
-//! `explain` reads the flight records of a failed job.
+//! `explain` reads the flight records of a failed job; `doctor` says what a job would find here.
 //!
 //! It knows nothing of training: programs learn their place from the environment, and tell their progress over TCP.
 
 mod args;
+mod doctor;
 mod error;
 mod guardian;
 mod job;
@@ -37,6 +38,7 @@ fn main() -> ExitCode {
     match Cli::parse().command {
         Command::Guardian => guardian::watch(),
         Command::Explain { folder } => explain(&folder),
+        Command::Doctor(args) => ExitCode::from(doctor::run(&args)),
         Command::Run(args) => match run::run(&args) {
             Ok(code) => ExitCode::from(code),
             Err(error) => {

@@ -1,0 +1,104 @@
+//! `distribute doctor`: what is seen on this machine, what will be used, and why something is not.
+//!
+//! Each module judges one group of things by a pure function of what was read, and has a function beside it that reads; only
+//! this one brings them together. `report` is the outcome, `print` its forms.
+
+mod cluster;
+mod devices;
+mod folder;
+mod glibc;
+mod host;
+mod limits;
+mod network;
+mod options;
+mod print;
+mod report;
+mod seen;
+mod shared_memory;
+mod software;
+mod transports;
+mod variables;
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use distribute_cluster::CoordinationOptions;
+use distribute_device::{DeviceKind, absence, discover};
+use distribute_train::progress::Form;
+
+use self::host::Cores;
+use self::limits::Limit;
+use self::network::Interface;
+use self::report::{Check, Report};
+use self::seen::Seen;
+use self::shared_memory::Space;
+use crate::args::Doctor;
+
+/// Looks at everything and prints what it found; the exit code.
+pub(crate) fn run(args: &Doctor) -> u8 {
+    let seen = Seen::by_this_process();
+    let mut checks = machine(&seen);
+    network(&seen, &mut checks);
+    let report = Report::new(checks);
+    let text = match (args.json, args.markdown) {
+        (true, _) => print::json(&report),
+        (_, true) => print::markdown(&report, args.verbose),
+        _ => print::text(&report, print::Look::from_stdout(args.verbose)),
+    };
+    // Nobody is left to be told that the output cannot be written.
+    let _ = std::io::stdout().write_all(text.as_bytes());
+    report.exit_code()
+}
+
+/// What can be said without opening a socket.
+fn machine(seen: &Seen) -> Vec<Check> {
+    let found = discover();
+    let cores = Cores::of_this_process(seen);
+    let model = found.iter().find(|device| device.kind == DeviceKind::Cpu).map_or("unknown", |cpu| &cpu.name);
+    let mut checks = vec![
+        software::build(!cfg!(debug_assertions)),
+        software::system(seen, glibc::version().as_deref()),
+        host::cpu(model, cores),
+        host::threads(seen, cores.usable),
+        host::memory(seen),
+    ];
+    checks.extend(devices::devices(seen, &found, absence));
+    checks.extend([
+        devices::driver(seen),
+        devices::nccl(),
+        shared_memory::dev_shm(seen, Space::of(&seen.path("/dev/shm"))),
+        shared_memory::ptrace(seen),
+        folder::folder(&std::env::current_dir().unwrap_or_else(|_| PathBuf::from("."))),
+    ]);
+    checks
+}
+
+/// What processes reach each other by, and who they are.
+fn network(seen: &Seen, checks: &mut Vec<Check>) {
+    let (cluster, membership) = cluster::cluster(seen);
+    let membership = membership.filter(|membership| membership.world_size() > 1);
+    let world_size = membership.as_ref().map_or(1, |membership| membership.world_size());
+    checks.push(limits::open_files(Limit::of_open_files(), world_size));
+    checks.push(limits::locked_memory(seen, Limit::of_locked_memory()));
+    let loopback = network::try_loopback();
+    let has_loopback = loopback.is_ok();
+    checks.push(network::loopback(loopback));
+    let (options, wanted) = options::options(seen, Form::from_env());
+    checks.push(options);
+    for kind in transports::ALL {
+        let attempt = if has_loopback { transports::attempt(kind) } else { transports::Attempt::Untried };
+        checks.push(transports::transport(kind, attempt, wanted));
+    }
+    if let Some(as_member) = membership.clone().or_else(network::stranger) {
+        // A wrong timeout is reported among the options.
+        let lookup = seen.lookup();
+        let coordination = CoordinationOptions::from_vars(|name| lookup(name).filter(|_| name != "DISTRIBUTE_TIMEOUT"));
+        let local = coordination.and_then(|options| options.local_host(&as_member));
+        checks.push(network::network(&Interface::all(), local, membership.is_none()));
+    }
+    checks.push(cluster);
+    if let Some(membership) = &membership {
+        checks.push(network::leader(membership, network::look_for_leader(membership)));
+    }
+    checks.push(variables::variables(seen));
+}

@@ -1,0 +1,191 @@
+//! Who says what this process is in a job.
+
+use distribute_cluster::{ClusterResolver, ClusterSpec, Error, Membership, Task, TaskType, TfConfigResolver};
+
+use super::report::Check;
+use super::seen::Seen;
+
+/// The source that wins and what it makes of this process, or its own sentence about what is wrong.
+///
+/// The second is the membership in the group that trains; parameter servers have none.
+pub(crate) fn cluster(seen: &Seen) -> (Check, Option<Membership>) {
+    let resolver = match TfConfigResolver::from_vars(seen.lookup()) {
+        Ok(resolver) => resolver,
+        Err(error) => return (sentence("cluster", error), None),
+    };
+    // An error of the description would have been returned above.
+    let spec = resolver.cluster_spec().unwrap_or_default();
+    if let Some(task) = resolver.task().filter(|task| task.kind == TaskType::Ps) {
+        return (Check::ok("cluster", format!("TF_CONFIG: this is {task} of {}", jobs(&spec))), None);
+    }
+    match Membership::from_vars(seen.lookup()) {
+        Err(error) => (sentence("cluster", error), None),
+        Ok(None) => (alone(seen), None),
+        Ok(Some(membership)) => (member(seen, &membership, &spec), Some(membership)),
+    }
+}
+
+/// An error of a description as a line: what is wrong, what was given and expected, and how to mend it.
+pub(crate) fn sentence(topic: &str, error: Error) -> Check {
+    match error {
+        Error::Config { subject, problem, given, expected, mend } => {
+            Check::fail(topic, format!("{subject}: {problem}"))
+                .why(format!("given: {given}; expected: {expected}"))
+                .mend(mend)
+        }
+        error => Check::fail(topic, error.to_string()),
+    }
+}
+
+fn member(seen: &Seen, membership: &Membership, spec: &ClusterSpec) -> Check {
+    let (task, rank, size) = (membership.task(), membership.rank, membership.world_size());
+    let mut found = format!("{}: this is {task}, rank {rank} of {size}", membership.source);
+    if spec.jobs().count() > 1 {
+        found.push_str(&format!(", in a cluster of {}", jobs(spec)));
+    }
+    let check = Check::ok("cluster", found).details((0..size.min(LISTED)).map(|rank| {
+        let more = if rank + 1 == LISTED && size > LISTED { " …" } else { "" };
+        format!("rank {rank} is {}{more}", membership.named(rank))
+    }));
+    // Sources that the winner is one of need no second mention.
+    let mut others: Vec<&str> = membership.also_seen.clone();
+    others.extend(
+        launchers(seen)
+            .filter(|name| !membership.source.contains(name))
+            .filter(|name| !membership.also_seen.contains(name)),
+    );
+    match others.as_slice() {
+        [] => check,
+        others => check.why(format!("also seen, not used: {}", others.join(", "))),
+    }
+}
+
+/// No source that is understood says anything: fine, unless somebody meant to say something.
+fn alone(seen: &Seen) -> Check {
+    let found = "no variable describes a job: this process is alone";
+    let seen_others: Vec<&str> = launchers(seen).collect();
+    let by_hand = "set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT from its variables before the program starts";
+    if let Some(task) = unread_tf_job(seen) {
+        return Check::warn("cluster", format!("{found}, although this pod is called as if it were {task}"))
+            .why("a TFJob sets TF_CONFIG in the container named tensorflow only, and not for a single replica")
+            .mend("name the container tensorflow");
+    }
+    match seen_others.as_slice() {
+        [] if seen.variable("TF_CONFIG").is_some() => {
+            Check::ok("cluster", "TF_CONFIG names no cluster: this process is alone")
+        }
+        [] => Check::ok("cluster", found),
+        [SLURM, ..] => Check::warn("cluster", found)
+            .why("there is a Slurm job, but this is not a task of one of its steps")
+            .mend("start the program by srun"),
+        others => Check::warn("cluster", found)
+            .why(format!("{} is there, which distribute does not read", others.join(", ")))
+            .mend(by_hand),
+    }
+}
+
+/// Launchers and platforms that have left traces.
+fn launchers(seen: &Seen) -> impl Iterator<Item = &'static str> {
+    let set = |names: &[&str]| names.iter().any(|name| seen.variable(name).is_some());
+    let traces = [
+        (SLURM, set(&["SLURM_JOB_ID"])),
+        ("Open MPI", set(&["OMPI_COMM_WORLD_RANK"])),
+        ("PMI", set(&["PMI_RANK", "PMIX_RANK"])),
+        ("PET_* (Kubeflow Trainer, torchrun)", set(&["PET_NNODES", "PET_NODE_RANK"])),
+        ("JAX_*", set(&["JAX_COORDINATOR_ADDRESS", "JAX_PROCESS_ID"])),
+        ("HOROVOD_*", set(&["HOROVOD_RANK"])),
+        ("CLUSTER_SPEC (Vertex AI)", set(&["CLUSTER_SPEC"])),
+        ("SageMaker", set(&["SM_HOSTS"]) || seen.exists("/opt/ml/input/config/resourceconfig.json")),
+        ("JOB_COMPLETION_INDEX (Kubernetes)", set(&["JOB_COMPLETION_INDEX"])),
+        ("TPU_*", set(&["TPU_NAME", "TPU_WORKER_ID"])),
+    ];
+    traces.into_iter().filter(|(_, seen)| *seen).map(|(name, _)| name)
+}
+
+/// The task that the name of this pod ends in, as a TFJob calls its pods.
+fn unread_tf_job(seen: &Seen) -> Option<Task> {
+    seen.variable("KUBERNETES_SERVICE_HOST")?;
+    let host = seen.variable("HOSTNAME")?;
+    let (rest, index) = host.rsplit_once('-')?;
+    let (_, kind) = rest.rsplit_once('-')?;
+    format!("{kind}:{index}").parse().ok().filter(|_| seen.variable("TF_CONFIG").is_none())
+}
+
+/// `chief 1, worker 2, ps 1`.
+fn jobs(spec: &ClusterSpec) -> String {
+    let jobs = spec.jobs().map(|kind| format!("{kind} {}", spec.num_tasks(kind)));
+    jobs.collect::<Vec<_>>().join(", ")
+}
+
+const SLURM: &str = "Slurm";
+
+/// Members in the details.
+const LISTED: u32 = 64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::doctor::report::Status;
+
+    fn with(variables: &[(&str, &str)]) -> (Check, Option<Membership>) {
+        cluster(&Seen::variables_only(variables))
+    }
+
+    const CLUSTER: &str = r#""cluster": {"chief": ["a:1"], "worker": ["b:1", "c:1"], "ps": ["d:1"]}"#;
+
+    fn tf_config(kind: &str, index: u32) -> String {
+        format!(r#"{{{CLUSTER}, "task": {{"type": "{kind}", "index": {index}}}}}"#)
+    }
+
+    #[test]
+    fn the_source_that_wins_says_what_this_process_is() {
+        let (check, membership) = with(&[("TF_CONFIG", &tf_config("worker", 1)), ("SLURM_JOB_ID", "7")]);
+        let expected = "TF_CONFIG: this is worker:1, rank 2 of 3, in a cluster of chief 1, worker 2, ps 1";
+        assert_eq!((check.status, check.found.as_str()), (Status::Ok, expected));
+        assert_eq!(check.why.as_deref(), Some("also seen, not used: Slurm"));
+        assert_eq!(check.details[0], "rank 0 is chief:0 at a:1");
+        assert_eq!(membership.unwrap().world_size(), 3);
+
+        let ranks = [("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "h"), ("MASTER_PORT", "1")];
+        let (check, _) = with(&[&ranks[..], &[("PET_NNODES", "1")]].concat());
+        assert_eq!(check.found, "RANK and WORLD_SIZE: this is worker:1, rank 1 of 2");
+        assert!(check.why.unwrap().contains("PET_*"));
+    }
+
+    #[test]
+    fn a_parameter_server_is_a_task_as_good_as_any() {
+        let (check, membership) = with(&[("TF_CONFIG", &tf_config("ps", 0))]);
+        assert_eq!((check.status, membership), (Status::Ok, None));
+        assert_eq!(check.found, "TF_CONFIG: this is ps:0 of chief 1, worker 2, ps 1");
+    }
+
+    #[test]
+    fn what_is_wrong_is_said_in_the_words_of_whoever_reads_it() {
+        let (check, membership) = with(&[("TF_CONFIG", &tf_config("wroker", 0))]);
+        assert_eq!((check.status, membership), (Status::Fail, None));
+        assert!(check.found.contains("TF_CONFIG: \"wroker\" is no type of task"), "{check:?}");
+        assert!(check.why.unwrap().contains("expected: chief, worker, ps or evaluator"));
+        assert_eq!(check.mend.as_deref(), Some("Did you mean worker?"));
+        assert_eq!(with(&[("TF_CONFIG", "{")]).0.status, Status::Fail);
+        assert_eq!(with(&[("RANK", "2"), ("WORLD_SIZE", "2")]).0.status, Status::Fail);
+    }
+
+    #[test]
+    fn a_process_alone_is_fine_unless_somebody_meant_otherwise() {
+        assert_eq!(with(&[]).0.status, Status::Ok);
+        assert_eq!(with(&[("TF_CONFIG", "{}")]).0.found, "TF_CONFIG names no cluster: this process is alone");
+        for (variables, words) in [
+            (&[("SLURM_JOB_ID", "7")][..], "srun"),
+            (&[("JAX_PROCESS_ID", "0")], "set RANK"),
+            (&[("KUBERNETES_SERVICE_HOST", "h"), ("HOSTNAME", "mnist-worker-0")], "name the container tensorflow"),
+        ] {
+            let (check, _) = with(variables);
+            assert_eq!(check.status, Status::Warn, "{check:?}");
+            assert!(check.mend.as_deref().unwrap().contains(words), "{check:?}");
+        }
+        assert_eq!(with(&[("KUBERNETES_SERVICE_HOST", "h"), ("HOSTNAME", "web-7")]).0.status, Status::Ok);
+        let files = [("opt/ml/input/config/resourceconfig.json", "{}")];
+        let (sagemaker, _folder) = Seen::variables_only(&[]).with_files(&files);
+        assert!(cluster(&sagemaker).0.why.unwrap().contains("SageMaker"));
+    }
+}

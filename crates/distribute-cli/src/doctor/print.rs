@@ -1,0 +1,37 @@
+//! The forms of the report: lines for people, a table for an issue, JSON for programs.
+
+mod markdown;
+mod text;
+
+pub(crate) use markdown::markdown;
+pub(crate) use text::{Look, text};
+
+use super::report::Report;
+
+/// The report as one JSON object.
+pub(crate) fn json(report: &Report) -> String {
+    // Texts, lists and options of texts always have a form in JSON.
+    serde_json::to_string_pretty(report).map_or_else(|_| String::from("{}\n"), |json| json + "\n")
+}
+
+/// Without control characters: what is quoted from files and variables must not move anybody's cursor.
+fn clean(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::doctor::report::Check;
+
+    #[test]
+    fn json_has_all_keys_in_every_check() {
+        let report = Report::new(vec![Check::ok("cpu", "2 cores"), Check::fail("x", "a").why("b").mend("c")]);
+        let value: serde_json::Value = serde_json::from_str(&json(&report)).unwrap();
+        let expected = serde_json::json!({"version": env!("CARGO_PKG_VERSION"), "checks": [
+            {"topic": "cpu", "status": "ok", "found": "2 cores", "why": null, "mend": null, "details": []},
+            {"topic": "x", "status": "fail", "found": "a", "why": "b", "mend": "c", "details": []},
+        ]});
+        assert_eq!(value, expected);
+    }
+}

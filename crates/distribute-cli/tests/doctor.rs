@@ -1,0 +1,91 @@
+//! `distribute doctor` as users and programs see it.
+
+#![expect(clippy::unwrap_used, reason = "tests")]
+
+use std::time::Duration;
+
+use distribute_testkit::{Job, JobBuilder, Outcome};
+use serde_json::Value;
+
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// `distribute doctor FLAGS`, without what the variables of whoever runs the tests would add.
+fn doctor(flags: &[&str]) -> JobBuilder {
+    let job = Job::builder(env!("CARGO_BIN_EXE_distribute")).arg("doctor").args(flags);
+    ["TF_CONFIG", "RANK", "WORLD_SIZE", "SLURM_JOB_ID"].iter().fold(job, |job, name| job.env(*name, ""))
+}
+
+fn outcome(job: JobBuilder) -> Outcome {
+    job.start().unwrap().wait(0, DEADLINE).unwrap()
+}
+
+fn json(outcome: &Outcome) -> Vec<Value> {
+    let report: Value = serde_json::from_str(&outcome.stdout).unwrap();
+    report["checks"].as_array().unwrap().clone()
+}
+
+fn of<'a>(checks: &'a [Value], topic: &str) -> &'a Value {
+    checks.iter().find(|check| check["topic"] == topic).unwrap_or_else(|| panic!("no {topic} in {checks:#?}"))
+}
+
+#[test]
+fn json_has_the_keys_that_programs_rely_on() {
+    let outcome = outcome(doctor(&["--json"]));
+    assert_eq!(outcome.code, Some(0), "{outcome:?}");
+    let checks = json(&outcome);
+    for check in &checks {
+        let object = check.as_object().unwrap();
+        assert!(["topic", "status", "found", "why", "mend"].iter().all(|key| object.contains_key(*key)), "{check}");
+        assert!(["ok", "warn", "fail", "skipped"].contains(&check["status"].as_str().unwrap()), "{check}");
+    }
+    for topic in ["distribute", "system", "cpu", "memory", "devices", "/dev/shm", "network", "transport tcp", "cluster"]
+    {
+        of(&checks, topic);
+    }
+    assert_eq!(of(&checks, "cluster")["found"], "no variable describes a job: this process is alone");
+}
+
+#[test]
+fn a_broken_tf_config_fails_with_the_resolvers_own_sentence() {
+    let config = r#"{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 3}}"#;
+    let outcome = outcome(doctor(&["--json"]).env("TF_CONFIG", config));
+    assert_eq!(outcome.code, Some(1), "{outcome:?}");
+    let checks = json(&outcome);
+    let cluster = of(&checks, "cluster");
+    assert_eq!(cluster["status"], "fail");
+    let sentence = format!("{}{}", cluster["found"], cluster["why"]);
+    assert!(sentence.contains("TF_CONFIG: ") && sentence.contains("index 3"), "{cluster}");
+    assert!(cluster["mend"].is_string(), "{cluster}");
+}
+
+#[test]
+fn a_job_and_its_leader_are_described() {
+    let config = r#"{"cluster": {"worker": ["127.0.0.1:1", "127.0.0.1:2"]}, "task": {"type": "worker", "index": 1}}"#;
+    let checks = json(&outcome(doctor(&["--json"]).env("TF_CONFIG", config).env("LOCAL_WORLD_SIZE", "2")));
+    assert_eq!(of(&checks, "cluster")["found"], "TF_CONFIG: this is worker:1, rank 1 of 2");
+    assert!(of(&checks, "leader")["found"].as_str().unwrap().starts_with("worker:0 at 127.0.0.1:1"));
+    assert!(of(&checks, "network")["why"].as_str().unwrap().contains("others come to 127.0.0.1"));
+    assert_eq!(of(&checks, "threads")["status"], "warn");
+}
+
+#[test]
+fn a_pipe_gets_plain_lines_and_an_issue_a_table() {
+    let lines = outcome(doctor(&[]));
+    assert!(lines.stdout.chars().all(|c| c == '\n' || !c.is_control()), "{lines:?}");
+    assert!(lines.stdout.lines().any(|line| line.starts_with("ok ") && line.contains("transport tcp")), "{lines:?}");
+    assert!(lines.stdout.lines().last().unwrap().contains(" ok, "), "{lines:?}");
+    let table = outcome(doctor(&["--markdown", "--verbose"]));
+    assert!(table.stdout.contains("\n| | topic | found | mend |\n|---|---|---|---|\n| "), "{table:?}");
+    let both = outcome(doctor(&["--markdown", "--json"]));
+    assert_eq!(both.code, Some(2), "{both:?}");
+}
+
+#[test]
+fn few_open_files_are_warned_about() {
+    let program = env!("CARGO_BIN_EXE_distribute");
+    let limited = Job::builder("sh").args(["-c", &format!("ulimit -n 200 && exec '{program}' doctor --json")]);
+    let checks = json(&outcome(limited));
+    let files = of(&checks, "open files");
+    assert_eq!(files["status"], "warn", "{files}");
+    assert!(files["mend"].as_str().unwrap().contains("nofile=1024"), "{files}");
+}
