@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use clap::builder::FalseyValueParser;
 use clap::{Parser, Subcommand, value_parser};
+use distribute_collectives::TransportKind;
 
 /// Distributed training for Rust programs.
 #[derive(Debug, Parser)]
@@ -30,6 +31,12 @@ pub(crate) enum Command {
     ///
     /// One line for each thing: ok, warn, fail or skipped; what was found; and how to mend it.
     Doctor(Doctor),
+    /// One process of `doctor --run`.
+    #[command(hide = true)]
+    SelfTest {
+        #[arg(required = true)]
+        transports: Vec<TransportKind>,
+    },
     /// Kills the tasks when the launcher is killed; the launcher starts it itself.
     #[command(hide = true)]
     Guardian,
@@ -98,13 +105,22 @@ pub(crate) struct Doctor {
     /// Details of each line
     #[arg(short, long)]
     pub(crate) verbose: bool,
+
+    /// Also start a small job that reduces known values over every transport, for at most 10 s
+    #[arg(long)]
+    pub(crate) run: bool,
+
+    /// Number of processes of that job
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 2, requires = "run")]
+    #[arg(value_parser = value_parser!(u32).range(2..=32))]
+    pub(crate) workers: u32,
 }
 
 const DOCTOR_AFTER_HELP: &str = "\
 Exit code: 0 when nothing failed, 1 when a line says fail, 2 when flags are wrong.
 
 Example:
-  distribute doctor --markdown";
+  distribute doctor --run -n 2";
 
 const AFTER_HELP: &str = "\
 Every option can be given as DISTRIBUTE_<OPTION>, such as DISTRIBUTE_LOG_DIR.
@@ -143,12 +159,12 @@ mod tests {
     }
 
     #[test]
-    fn the_doctor_takes_one_form() {
+    fn the_doctor_takes_one_form_and_a_number_only_for_its_job() {
         let doctor = |args: &[&str]| Cli::try_parse_from(["distribute", "doctor"].iter().chain(args));
-        for args in [&[][..], &["--json"], &["--markdown", "-v"]] {
+        for args in [&[][..], &["--json"], &["--markdown", "-v"], &["--run", "-n", "3"]] {
             assert!(matches!(doctor(args).unwrap().command, Command::Doctor(_)), "{args:?}");
         }
-        for args in [&["--json", "--markdown"][..], &["--jsn"]] {
+        for args in [&["--json", "--markdown"][..], &["-n", "2"], &["--run", "-n", "1"], &["--jsn"]] {
             assert_eq!(doctor(args).unwrap_err().exit_code(), 2, "{args:?}");
         }
     }

@@ -1,7 +1,7 @@
 //! `distribute doctor`: what is seen on this machine, what will be used, and why something is not.
 //!
 //! Each module judges one group of things by a pure function of what was read, and has a function beside it that reads; only
-//! this one brings them together. `report` is the outcome, `print` its forms.
+//! this one brings them together. `report` is the outcome, `print` its forms, `self_test` the jobs of `--run`.
 
 mod cluster;
 mod devices;
@@ -14,6 +14,7 @@ mod options;
 mod print;
 mod report;
 mod seen;
+mod self_test;
 mod shared_memory;
 mod software;
 mod transports;
@@ -34,11 +35,16 @@ use self::seen::Seen;
 use self::shared_memory::Space;
 use crate::args::Doctor;
 
+pub(crate) use self::self_test::rank as self_test_rank;
+
 /// Looks at everything and prints what it found; the exit code.
 pub(crate) fn run(args: &Doctor) -> u8 {
     let seen = Seen::by_this_process();
     let mut checks = machine(&seen);
-    network(&seen, &mut checks);
+    let transports = network(&seen, &mut checks);
+    if args.run {
+        checks.extend(self_test::run(args.workers, &transports));
+    }
     let report = Report::new(checks);
     let text = match (args.json, args.markdown) {
         (true, _) => print::json(&report),
@@ -73,8 +79,8 @@ fn machine(seen: &Seen) -> Vec<Check> {
     checks
 }
 
-/// What processes reach each other by, and who they are.
-fn network(seen: &Seen, checks: &mut Vec<Check>) {
+/// What processes reach each other by, and who they are; the transports that work.
+fn network(seen: &Seen, checks: &mut Vec<Check>) -> Vec<distribute_collectives::TransportKind> {
     let (cluster, membership) = cluster::cluster(seen);
     let membership = membership.filter(|membership| membership.world_size() > 1);
     let world_size = membership.as_ref().map_or(1, |membership| membership.world_size());
@@ -85,8 +91,12 @@ fn network(seen: &Seen, checks: &mut Vec<Check>) {
     checks.push(network::loopback(loopback));
     let (options, wanted) = options::options(seen, Form::from_env());
     checks.push(options);
+    let mut working = Vec::new();
     for kind in transports::ALL {
         let attempt = if has_loopback { transports::attempt(kind) } else { transports::Attempt::Untried };
+        if matches!(attempt, transports::Attempt::Works(_)) {
+            working.push(kind);
+        }
         checks.push(transports::transport(kind, attempt, wanted));
     }
     if let Some(as_member) = membership.clone().or_else(network::stranger) {
@@ -101,4 +111,5 @@ fn network(seen: &Seen, checks: &mut Vec<Check>) {
         checks.push(network::leader(membership, network::look_for_leader(membership)));
     }
     checks.push(variables::variables(seen));
+    working
 }

@@ -39,6 +39,7 @@ fn main() -> ExitCode {
         Command::Guardian => guardian::watch(),
         Command::Explain { folder } => explain(&folder),
         Command::Doctor(args) => ExitCode::from(doctor::run(&args)),
+        Command::SelfTest { transports } => doctor::self_test_rank(&transports),
         Command::Run(args) => match run::run(&args) {
             Ok(code) => ExitCode::from(code),
             Err(error) => {

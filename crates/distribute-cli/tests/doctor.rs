@@ -2,7 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "tests")]
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use distribute_testkit::{Job, JobBuilder, Outcome};
 use serde_json::Value;
@@ -88,4 +88,30 @@ fn few_open_files_are_warned_about() {
     let files = of(&checks, "open files");
     assert_eq!(files["status"], "warn", "{files}");
     assert!(files["mend"].as_str().unwrap().contains("nofile=1024"), "{files}");
+}
+
+#[test]
+fn a_job_of_two_processes_passes_over_every_transport() {
+    // Flags of the launcher by which it would write files, and an option that is not what is tested.
+    let folder = tempfile::tempdir().unwrap();
+    let logs = folder.path().join("logs");
+    let job = doctor(&["--json", "--run", "-n", "2"]);
+    let job = job
+        .env("DISTRIBUTE_LOG_DIR", logs.to_str().unwrap())
+        .env("DISTRIBUTE_TRANSPORT", "tcp")
+        .env("CLICOLOR_FORCE", "1");
+    let begun = Instant::now();
+    let mut job = job.start().unwrap();
+    let outcome = job.wait(0, DEADLINE).unwrap();
+    assert_eq!(outcome.code, Some(0), "{outcome:?}");
+    assert!(begun.elapsed() < Duration::from_secs(20));
+    let checks = json(&outcome);
+    for transport in ["shm", "tcp", "grpc"] {
+        let run = of(&checks, &format!("run {transport}"));
+        assert_eq!(run["status"], "ok", "{run}");
+        assert!(run["found"].as_str().unwrap().contains("busbw "), "{run}");
+    }
+    assert_eq!(of(&checks, "self test")["status"], "ok");
+    assert!(!logs.exists());
+    job.family().wait_gone(DEADLINE).unwrap();
 }

@@ -1,0 +1,113 @@
+//! One process of the job.
+
+use std::error::Error;
+use std::io::Write;
+use std::process::ExitCode;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use distribute_cluster::{Coordination, CoordinationOptions, Membership};
+use distribute_collectives::{Options, ProcessGroup, ReduceOp, TransportKind};
+
+use super::{Measured, Speed};
+use crate::outcome::INFRASTRUCTURE;
+
+/// Meets the others and reduces over each transport; rank 0 prints what came of it.
+pub(crate) fn rank(transports: &[TransportKind]) -> ExitCode {
+    let doing = Arc::new(Mutex::new("meeting the others".to_owned()));
+    end_in_time(&doing);
+    match reduce(transports, &doing) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("{}: {error}", doing.lock().unwrap_or_else(PoisonError::into_inner));
+            ExitCode::from(INFRASTRUCTURE as u8)
+        }
+    }
+}
+
+/// Ends this process when it takes too long, whatever it hangs in.
+fn end_in_time(doing: &Arc<Mutex<String>>) {
+    let doing = Arc::clone(doing);
+    thread::spawn(move || {
+        thread::sleep(LIFE);
+        let doing = doing.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        eprintln!("{doing}: not done after {} s", LIFE.as_secs_f64());
+        std::process::exit(INFRASTRUCTURE);
+    });
+}
+
+/// Whether every transport passed on every rank.
+fn reduce(transports: &[TransportKind], doing: &Mutex<String>) -> Result<bool, Box<dyn Error>> {
+    let membership = Membership::from_env()?.ok_or("the launcher has described no job")?;
+    let options = CoordinationOptions { join_timeout: STEP, ..CoordinationOptions::default() };
+    let coordination = Arc::new(Coordination::start(&membership, options)?);
+    let mut all_passed = true;
+    for kind in transports {
+        *doing.lock().unwrap_or_else(PoisonError::into_inner) = format!("all-reduce over {}", kind.name());
+        let own = measure(&coordination, *kind).map_err(|error| error.to_string());
+        // What is wrong on one rank may look well on the others.
+        let all = coordination.exchange(&format!("outcome/{}", kind.name()), &serde_json::to_vec(&own)?, STEP)?;
+        let mut outcome = own;
+        for other in &all {
+            let other: Result<Speed, String> = serde_json::from_slice(other)?;
+            outcome = outcome.and_then(|speed| other.map(|_| speed));
+        }
+        all_passed &= outcome.is_ok();
+        if membership.is_leader() {
+            let line = serde_json::to_string(&Measured { transport: kind.name().to_owned(), outcome })?;
+            writeln!(std::io::stdout(), "{line}")?;
+        }
+    }
+    Ok(all_passed)
+}
+
+fn measure(coordination: &Arc<Coordination>, kind: TransportKind) -> Result<Speed, Box<dyn Error>> {
+    let options = Options { name: kind.name().to_owned(), transport: kind, timeout: STEP, ..Options::default() };
+    let group = ProcessGroup::join(coordination, 1, &options)?.pop().ok_or("the group has no rank here")?;
+    verify(&group)?;
+    let ranks = group.world_size() as f64;
+    let mut large = vec![0_f32; 1 << 20];
+    let large_s = seconds(&group, &mut large, 2, 0.25)?;
+    let latency_s = seconds(&group, &mut [0.0; 2], 20, 0.05)?;
+    let bus_bytes_per_s = 2.0 * (ranks - 1.0) / ranks * size_of_val(large.as_slice()) as f64 / large_s;
+    Ok(Speed { bus_bytes_per_s, latency_s })
+}
+
+/// Adds values whose sums no rounding changes, and looks at each of them.
+fn verify(group: &ProcessGroup) -> Result<(), Box<dyn Error>> {
+    let value = |rank: usize, at: usize| ((at * 7 + rank * 13) % 1009) as f32;
+    let rank = group.rank().0 as usize;
+    // Not a multiple of anything that could hide a wrong length.
+    let len = (1 << 20) + 3;
+    let mut values: Vec<f32> = (0..len).map(|at| value(rank, at)).collect();
+    group.all_reduce(&mut values, ReduceOp::Sum)?;
+    let sum = |at| (0..group.world_size()).map(|rank| value(rank, at)).sum::<f32>();
+    match values.iter().enumerate().filter(|(at, value)| **value != sum(*at)).count() {
+        0 => Ok(()),
+        wrong => Err(format!("{wrong} of {len} sums are wrong on rank {rank}, which is an error in distribute").into()),
+    }
+}
+
+/// Seconds of one all-reduce, of as many as take about `budget_s`.
+fn seconds(group: &ProcessGroup, values: &mut [f32], warm_up: u32, budget_s: f64) -> Result<f64, Box<dyn Error>> {
+    let mut time = |rounds: u32| -> Result<f64, Box<dyn Error>> {
+        group.barrier()?;
+        let begun = Instant::now();
+        for _ in 0..rounds {
+            group.all_reduce(values, ReduceOp::Sum)?;
+        }
+        Ok(begun.elapsed().as_secs_f64() / f64::from(rounds))
+    };
+    // All ranks must call it equally often.
+    let mut rough = [time(warm_up)?];
+    group.all_reduce(&mut rough, ReduceOp::Max)?;
+    time((budget_s / rough[0].max(1e-7)).clamp(2.0, 5000.0) as u32)
+}
+
+/// One meeting, or one operation.
+const STEP: Duration = Duration::from_secs(4);
+
+/// All of it.
+const LIFE: Duration = Duration::from_millis(7500);
