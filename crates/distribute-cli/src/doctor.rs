@@ -9,6 +9,7 @@ mod folder;
 mod glibc;
 mod host;
 mod limits;
+mod nccl;
 mod network;
 mod options;
 mod print;
@@ -71,7 +72,7 @@ fn machine(seen: &Seen) -> Vec<Check> {
     checks.extend(devices::devices(seen, &found, absence));
     checks.extend([
         devices::driver(seen),
-        devices::nccl(),
+        nccl::nccl(found.iter().any(|device| device.kind == DeviceKind::Gpu)),
         shared_memory::dev_shm(seen, Space::of(&seen.path("/dev/shm"))),
         shared_memory::ptrace(seen),
         folder::folder(&std::env::current_dir().unwrap_or_else(|_| PathBuf::from("."))),

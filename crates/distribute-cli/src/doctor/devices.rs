@@ -46,11 +46,6 @@ pub(crate) fn driver(seen: &Seen) -> Check {
     Check::ok("driver", found)
 }
 
-/// The library that reduces between GPUs.
-pub(crate) fn nccl() -> Check {
-    Check::skipped("nccl", "this build has no CUDA support")
-}
-
 /// `GPU:0 NVIDIA H200 with 139.8 GiB`. A CPU has lines of its own.
 fn named(device: &PhysicalDevice) -> String {
     let PhysicalDevice { kind, index, name, memory_bytes, .. } = device;
