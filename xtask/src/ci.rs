@@ -37,9 +37,10 @@ pub(crate) fn conformance(arguments: &[String]) -> Result<(), String> {
 }
 
 /// Test targets that start processes.
-const MULTIPROCESS: [&str; 11] = [
+const MULTIPROCESS: [&str; 12] = [
     "checkpoints",
     "coordinator",
+    "doctor",
     "estimator",
     "examples",
     "faults",
