@@ -11,7 +11,7 @@ use cudarc::driver::{CudaContext, CudaFunction, CudaModule};
 use cudarc::nvrtc::{Ptx, result as nvrtc, sys};
 use libloading::Library;
 
-use super::driver::failed;
+use super::driver::{failed, why};
 use super::source::Module;
 use crate::{Error, Result};
 
@@ -186,9 +186,12 @@ fn open() -> Result<()> {
                 return Ok(());
             }
             Err(error) if given.as_ref() == Some(&file) => {
-                return Err(lost(format!("DISTRIBUTE_NVRTC_LIBRARY names a file that cannot be opened: {error}")));
+                return Err(lost(format!(
+                    "DISTRIBUTE_NVRTC_LIBRARY names a file that cannot be opened: {}",
+                    why(&error)
+                )));
             }
-            Err(error) => tried.push(error.to_string()),
+            Err(error) => tried.push(why(&error)),
         }
     }
     Err(lost(format!("tried {}", tried.join("; "))))

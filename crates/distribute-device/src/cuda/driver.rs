@@ -44,7 +44,7 @@ fn find() -> Result<Driver, String> {
     let mut tried = Vec::new();
     let library = FILES.iter().find_map(|file| {
         // SAFETY: the driver's initialisers may run in any process.
-        unsafe { Library::new(*file) }.map_err(|error| tried.push(error.to_string())).ok()
+        unsafe { Library::new(*file) }.map_err(|error| tried.push(why(&error))).ok()
     });
     let Some(library) = library else {
         let mend = "install the NVIDIA driver, or in a container pass the GPUs on";
@@ -76,6 +76,11 @@ fn hidden() -> String {
 fn has(library: &Library, name: &str) -> bool {
     // SAFETY: the function is only looked up, never called through this type.
     unsafe { library.get::<unsafe extern "C" fn()>(name.as_bytes()) }.is_ok()
+}
+
+/// The loader's own words for an error, which has them as its cause.
+pub(super) fn why(error: &libloading::Error) -> String {
+    std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
 }
 
 /// The driver's own words for an error.
