@@ -4,6 +4,7 @@
 #[cfg_attr(feature = "cuda", path = "device_group/cuda.rs")]
 mod backends;
 mod choice;
+mod fused;
 mod host;
 #[cfg(test)]
 mod tests;
@@ -20,6 +21,7 @@ use crate::call::{Call, Kind};
 use crate::{Error, ProcessGroup, Rank, ReduceOp, Result};
 
 pub use self::choice::DeviceImplementation;
+pub use self::fused::{FusedDeviceAllReduce, FusedDeviceStep};
 
 /// One rank's handle on a group whose ranks hold their values in the memory of devices, one device for each rank.
 ///
@@ -273,6 +275,17 @@ impl fmt::Debug for DeviceGroup {
             .field("choice", &self.choice)
             .finish()
     }
+}
+
+/// Copies tensors to their places in a bucket, one after another.
+fn copy_each(
+    stream: &dyn Stream,
+    tensors: &[(&DeviceBuffer, usize)],
+    bucket: &DeviceBuffer,
+) -> distribute_device::Result<()> {
+    tensors
+        .iter()
+        .try_for_each(|(tensor, place)| stream.copy(tensor, &bucket.slice(*place..place + tensor.len_bytes())?))
 }
 
 /// A group of the same ranks that is used apart from the given one.

@@ -59,7 +59,7 @@ pub use compression::{Compression, Compressor, CustomCompression, Payload};
 pub use cross_device::{
     CrossDeviceOps, HierarchicalCopyAllReduce, NcclAllReduce, ReductionToOneDevice, SharedCrossDeviceOps,
 };
-pub use device_group::{DeviceGroup, DeviceImplementation};
+pub use device_group::{DeviceGroup, DeviceImplementation, FusedDeviceAllReduce, FusedDeviceStep};
 pub use distribute_device::{BufferMut, BufferRef, DType};
 pub use error::{Error, Result, Scope};
 pub use fusion::{Bucket, BucketPlan, FusedAllReduce, FusedStep, FusedTensor, FusionOptions};

@@ -54,7 +54,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use cudarc::driver::sys;
 
-pub use self::compute::{Combine, FusedStep, MAX_BUFFERS};
+pub use self::compute::{Combine, FusedStep, MAX_BUFFERS, StepTensor};
 pub use self::gpu::{GpuInfo, gpus};
 pub use self::stream::{CudaStream, Timestamp};
 pub use self::topology::{Link, Topology};

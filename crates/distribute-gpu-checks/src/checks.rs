@@ -20,6 +20,9 @@ pub struct Check {
     run: fn(&Gpus) -> Result<Outcome>,
 }
 
+/// A check's name and itself.
+type Entry = (&'static str, fn(&Gpus) -> Result<Outcome>);
+
 /// How a check ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
@@ -45,7 +48,7 @@ impl Check {
 
 /// All there are, simple ones first.
 pub fn checks() -> Vec<Check> {
-    let all: [&[(&'static str, fn(&Gpus) -> Result<Outcome>)]; 6] = [
+    let all: [&[Entry]; 6] = [
         &streams::CHECKS,
         &kernels::CHECKS,
         &packing::CHECKS,

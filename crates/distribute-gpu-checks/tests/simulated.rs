@@ -1,4 +1,6 @@
 //! Every check on GPUs that are simulated in the host's memory; the kernels are compiled for the CPU.
+#![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
+#![expect(clippy::print_stdout, reason = "what was skipped is said")]
 
 use distribute_gpu_checks::{Gpus, Outcome, checks};
 

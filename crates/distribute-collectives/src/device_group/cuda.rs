@@ -10,8 +10,8 @@ mod nccl;
 use std::any::Any;
 use std::sync::Arc;
 
-use distribute_device::Device;
 use distribute_device::cuda::{CudaDevice, CudaStream};
+use distribute_device::{Device, DeviceBuffer, Stream};
 
 use self::kernels::KernelWay;
 use self::nccl::NcclWay;
@@ -37,6 +37,19 @@ pub(super) fn way(kind: WayKind, group: &Arc<ProcessGroup>, device: &Arc<dyn Dev
         WayKind::Kernels => Box::new(KernelWay::new(group, device)?),
         WayKind::Nccl => Box::new(NcclWay::new(group, device)?),
     })
+}
+
+/// Copies tensors to their places in a bucket: on a GPU in one launch.
+pub(super) fn pack(
+    stream: &dyn Stream,
+    tensors: &[(&DeviceBuffer, usize)],
+    bucket: &DeviceBuffer,
+) -> distribute_device::Result<()> {
+    let any: &dyn Any = stream;
+    match any.downcast_ref::<CudaStream>() {
+        Some(stream) => stream.pack(tensors, bucket),
+        None => super::copy_each(stream, tensors, bucket),
+    }
 }
 
 fn cuda(device: &dyn Device) -> Option<&CudaDevice> {

@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
 use std::ptr;
 use std::sync::{Arc, Mutex};
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{RecvTimeoutError, Sender, bounded};
@@ -27,11 +27,15 @@ const WATCH: Duration = Duration::from_millis(50);
 /// How often a call that NCCL has not finished is looked at.
 const POLL: Duration = Duration::from_micros(100);
 
+/// How long a communicator that nobody needs any more may take to end in order; then it is aborted.
+const FAREWELL: Duration = Duration::from_secs(10);
+
 /// One rank's part of collectives by NCCL.
 pub(super) struct NcclWay {
     shared: Arc<Shared>,
     device: Arc<dyn Device>,
-    watch: Option<(Sender<()>, JoinHandle<()>)>,
+    /// Disconnects when this is dropped; the thread that watches then ends the communicator.
+    _stop: Sender<()>,
 }
 
 /// What the calling thread and the watching one use.
@@ -68,17 +72,18 @@ impl NcclWay {
         let shared = Arc::new(shared);
         let (stop, stopped) = bounded::<()>(0);
         let watcher = Arc::clone(&shared);
-        let watch = thread::Builder::new()
+        thread::Builder::new()
             .name(format!("nccl-watch/{}", group.rank().0))
             .spawn(move || {
                 while stopped.recv_timeout(WATCH) == Err(RecvTimeoutError::Timeout) {
                     if !watcher.look() {
-                        break;
+                        return;
                     }
                 }
+                watcher.leave();
             })
             .map_err(|error| failed(group, "starting the thread that watches it", &error))?;
-        Ok(NcclWay { shared, device: Arc::clone(device), watch: Some((stop, watch)) })
+        Ok(NcclWay { shared, device: Arc::clone(device), _stop: stop })
     }
 }
 
@@ -196,6 +201,30 @@ impl Shared {
         }
     }
 
+    /// Ends the communicator when its collectives have ended: in order, so that ranks which are not as far are not disturbed.
+    fn leave(&self) {
+        let deadline = Instant::now() + FAREWELL;
+        let last = lock(&self.pending).back().cloned();
+        let over = last.is_none_or(|last| last.wait(deadline).is_ok());
+        let Some(Communicator(comm)) = lock(&self.communicator).take() else { return };
+        if self.make_current().is_err() {
+            return;
+        }
+        // SAFETY: it was taken out, so nobody issues anything any more.
+        let finalized = over.then(|| unsafe { self.library.comm_finalize(comm) });
+        let in_order = match finalized {
+            Some(Ok(progress)) => self.settle(comm, progress, deadline, "ending a communicator").is_ok(),
+            _ => false,
+        };
+        if in_order {
+            // SAFETY: as above, and it is finalized.
+            let _ = unsafe { self.library.comm_destroy(comm) };
+        } else {
+            // SAFETY: as above.
+            let _ = unsafe { self.library.comm_abort(comm) };
+        }
+    }
+
     /// Forgets collectives that have ended.
     fn prune(&self) {
         let mut pending = lock(&self.pending);
@@ -265,28 +294,6 @@ impl Way for NcclWay {
         work.stream.wait(&*done).map_err(failed)?;
         lock(&shared.pending).push_back(done);
         Ok(())
-    }
-}
-
-impl Drop for NcclWay {
-    fn drop(&mut self) {
-        if let Some((stop, watch)) = self.watch.take() {
-            drop(stop);
-            // It looks at the channel at least every WATCH, and its calls do not block.
-            let _ = watch.join();
-        }
-        let shared = &*self.shared;
-        let all_well = shared.group.failure().is_none();
-        if let (true, Some(last)) = (all_well, lock(&shared.pending).back()) {
-            // What was enqueued needs the communicator.
-            let _ = last.wait(Instant::now() + shared.group.timeout());
-        }
-        let communicator = lock(&shared.communicator).take();
-        if let (Some(Communicator(comm)), Ok(())) = (communicator, shared.make_current()) {
-            // Ending it in order would wait for the other ranks to do so, too; everything of this rank has ended.
-            // SAFETY: it was taken out, so nobody uses it any more.
-            let _ = unsafe { shared.library.comm_abort(comm) };
-        }
     }
 }
 

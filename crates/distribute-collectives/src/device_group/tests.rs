@@ -131,3 +131,53 @@ fn what_was_chosen_is_said() {
     });
     assert!(outcome.iter().all(Result::is_ok), "{outcome:?}");
 }
+
+#[test]
+fn tensors_are_reduced_in_buckets_as_they_come() {
+    use crate::{BucketPlan, FusedTensor};
+    let lengths = [5usize, 1000, 0, 3, 70_000];
+    let outcome = on_ranks(2, |group, stream| {
+        let rank = group.rank().index();
+        let layers: Vec<FusedTensor> = lengths.iter().map(|len| FusedTensor::new(DType::F32, [*len])).collect();
+        let plan = BucketPlan::new(&layers, &[4, 3, 2, 1, 0], 4000);
+        assert_eq!(plan.buckets().len(), 3);
+        let fused = Arc::new(FusedDeviceAllReduce::new(group, plan, ReduceOp::Mean)?);
+        for round in 0..3 {
+            let mut step = fused.begin();
+            // Ranks compute them in different orders.
+            let order = if rank == 0 { [4, 3, 2, 1, 0] } else { [2, 4, 0, 3, 1] };
+            for index in order {
+                let tensor = put(group, stream, &vec![(rank + index + round) as f32; lengths[index]]);
+                assert!(!step.has(index));
+                step.push(group, index, tensor, stream)?;
+                assert!(step.has(index));
+            }
+            for (index, reduced) in step.finish(stream)? {
+                let expected = (index + round) as f32 + 0.5;
+                assert_eq!(get(group, stream, &reduced), vec![expected; lengths[index]], "{index} in {round}");
+            }
+        }
+        Ok(())
+    });
+    assert!(outcome.iter().all(Result::is_ok), "{outcome:?}");
+}
+
+#[test]
+fn tensors_that_do_not_fit_a_plan_are_sentences() {
+    use crate::{BucketPlan, FusedTensor};
+    let outcome = on_ranks(1, |group, stream| {
+        let layers = [FusedTensor::new(DType::F32, [2]), FusedTensor::new(DType::F32, [2])];
+        let fused = Arc::new(FusedDeviceAllReduce::new(group, BucketPlan::new(&layers, &[1, 0], 1), ReduceOp::Sum)?);
+        let mut step = fused.begin();
+        let two = put(group, stream, &[1.0, 2.0]);
+        let refused = |outcome: Result<()>| outcome.unwrap_err().to_string();
+        assert!(refused(step.push(group, 2, two.clone(), stream)).contains("no bucket"));
+        let short = two.slice(0..4).unwrap();
+        assert!(refused(step.push(group, 1, short, stream)).contains("4 bytes, planned were 8"));
+        step.push(group, 1, two.clone(), stream)?;
+        assert!(refused(step.push(group, 1, two, stream)).contains("come before"));
+        assert!(step.finish(stream).unwrap_err().to_string().contains("has not come"));
+        Ok(())
+    });
+    assert!(outcome.iter().all(Result::is_ok), "{outcome:?}");
+}

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use distribute_device::Device;
+use distribute_device::{Device, DeviceBuffer, Stream};
 
 use super::Way;
 use super::choice::WayKind;
@@ -22,4 +22,13 @@ pub(super) fn nccl() -> std::result::Result<String, String> {
 /// Without a GPU nothing but the host is chosen.
 pub(super) fn way(_: WayKind, group: &Arc<ProcessGroup>, device: &Arc<dyn Device>) -> Result<Box<dyn Way>> {
     Ok(Box::new(HostWay::new(group, device)?))
+}
+
+/// Copies tensors to their places in a bucket.
+pub(super) fn pack(
+    stream: &dyn Stream,
+    tensors: &[(&DeviceBuffer, usize)],
+    bucket: &DeviceBuffer,
+) -> distribute_device::Result<()> {
+    super::copy_each(stream, tensors, bucket)
 }

@@ -54,6 +54,17 @@ pub enum FusedStep {
     },
 }
 
+/// What an optimizer steps together.
+#[derive(Clone, Copy, Debug)]
+pub struct StepTensor<'a> {
+    /// Change in place.
+    pub parameters: &'a DeviceBuffer,
+    /// As many.
+    pub gradients: &'a DeviceBuffer,
+    /// What the optimizer keeps for each parameter; changes in place.
+    pub slots: &'a [&'a DeviceBuffer],
+}
+
 /// Most buffers that are combined in one launch, and most that get the result.
 pub const MAX_BUFFERS: usize = 16;
 
@@ -64,6 +75,12 @@ const PACK_CHUNK_BYTES: usize = 32768;
 
 /// How many tensors fit into 4 KiB of parameters, which every GPU takes, and into the 32 KiB that CUDA 12.1 brought.
 pub(super) const PACK_CAPACITIES: [usize; 2] = [168, 1360];
+
+/// As [`PACK_CAPACITIES`], for steps of optimizers.
+pub(super) const STEP_CAPACITIES: [usize; 2] = [84, 680];
+
+/// Elements that one block steps; the same in `optimizer.cu`.
+const STEP_CHUNK: u64 = 8192;
 
 /// Blocks of a launch for each multiprocessor: four of 512 threads fill it, and twice as many even out the ends.
 const BLOCKS_PER_MULTIPROCESSOR: u32 = 8;
@@ -113,14 +130,22 @@ struct TwoParams {
 }
 
 #[repr(C)]
-struct StepParams {
+#[derive(Clone, Copy, Default)]
+struct Stepped {
     parameter: u64,
     gradient: u64,
     first: u64,
     second: u64,
     count: u64,
-    vectors: u64,
+    first_block: u32,
+    aligned: u32,
+}
+
+#[repr(C)]
+struct StepParams<const CAPACITY: usize> {
     factors: [f64; 6],
+    tensors: u32,
+    tensor: [Stepped; CAPACITY],
 }
 
 impl CudaStream {
@@ -258,46 +283,83 @@ impl CudaStream {
         self.launch(WHAT, Module::Finite(dtype), "finite", self.threads_for(count, vectors), &params, &places)
     }
 
-    /// One step of an optimizer on all elements of a bucket: parameters and slots change in place.
+    /// One step of an optimizer on all elements of many tensors: parameters and slots change in place.
     ///
     /// # Shapes
-    /// `dtype` is f32 or f64; parameters, gradients and slots are of one size. Slots: none for plain SGD, one (velocity)
-    /// with momentum, two (first and second moment) for Adam.
+    /// `dtype` is f32 or f64; a tensor's parameters, gradients and slots are of one size. Slots: none for plain SGD, one
+    /// (velocity) with momentum, two (first and second moment) for Adam.
     ///
     /// # Cost
-    /// One launch. Each element: SGD 12 bytes, with momentum 20, Adam 28, in f32.
+    /// One launch for up to 680 tensors, and another for each further 680. Each element: SGD 12 bytes, with momentum 20,
+    /// Adam 28, in f32.
     ///
     /// # Errors
     /// [`Error::Operands`] for other shapes, and as [`CudaStream::reduce`].
-    pub fn step(
-        &self,
-        step: FusedStep,
-        dtype: DType,
-        parameters: &DeviceBuffer,
-        gradients: &DeviceBuffer,
-        slots: &[&DeviceBuffer],
-    ) -> Result<()> {
+    pub fn step(&self, step: FusedStep, dtype: DType, tensors: &[StepTensor<'_>]) -> Result<()> {
         const WHAT: &str = "stepping an optimizer";
         let (kernel, needed, factors) = step.kernel();
-        if slots.len() != needed || !matches!(dtype, DType::F32 | DType::F64) {
-            let given = slots.len();
-            let problem =
-                format!("{given} slots of {dtype} were given, but it keeps {needed}, in f32 or f64; give those");
-            return Err(Error::Operands { operation: WHAT, problem });
+        let mut stepped = Vec::with_capacity(tensors.len());
+        let mut all = Vec::with_capacity(tensors.len() * (2 + needed));
+        for StepTensor { parameters, gradients, slots } in tensors {
+            if slots.len() != needed || !matches!(dtype, DType::F32 | DType::F64) {
+                let given = slots.len();
+                let problem =
+                    format!("{given} slots of {dtype} were given, but it keeps {needed}, in f32 or f64; give those");
+                return Err(Error::Operands { operation: WHAT, problem });
+            }
+            let places =
+                self.places(WHAT, dtype, [*parameters, *gradients].into_iter().chain(slots.iter().copied()))?;
+            let (count, vectors) = extent(dtype, &places);
+            let slot = |index: usize| places.get(2 + index).map_or(0, |place| place.pointer);
+            if count > 0 {
+                stepped.push(Stepped {
+                    parameter: places[0].pointer,
+                    gradient: places[1].pointer,
+                    first: slot(0),
+                    second: slot(1),
+                    count,
+                    first_block: 0,
+                    aligned: u32::from(vectors > 0),
+                });
+                all.extend(places);
+            }
         }
-        let places = self.places(WHAT, dtype, [parameters, gradients].into_iter().chain(slots.iter().copied()))?;
-        let (count, vectors) = extent(dtype, &places);
-        let slot = |index: usize| places.get(2 + index).map_or(0, |place| place.pointer);
-        let params = StepParams {
-            parameter: places[0].pointer,
-            gradient: places[1].pointer,
-            first: slot(0),
-            second: slot(1),
-            count,
-            vectors,
-            factors,
-        };
-        self.launch(WHAT, Module::Step(dtype), kernel, self.threads_for(count, vectors), &params, &places)
+        let [small, large] = STEP_CAPACITIES;
+        let capacity = if self.takes_large_parameters() && stepped.len() > small { large } else { small };
+        for tensors in stepped.chunks_mut(capacity) {
+            let mut blocks = 0;
+            for tensor in tensors.iter_mut() {
+                tensor.first_block = blocks;
+                blocks += u32::try_from(tensor.count.div_ceil(STEP_CHUNK)).unwrap_or(u32::MAX / 2);
+            }
+            if capacity == small {
+                self.launch_step::<{ STEP_CAPACITIES[0] }>(dtype, kernel, factors, blocks, tensors, &all)?;
+            } else {
+                self.launch_step::<{ STEP_CAPACITIES[1] }>(dtype, kernel, factors, blocks, tensors, &all)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn launch_step<const CAPACITY: usize>(
+        &self,
+        dtype: DType,
+        kernel: &'static str,
+        factors: [f64; 6],
+        blocks: u32,
+        tensors: &[Stepped],
+        places: &[Place<'_>],
+    ) -> Result<()> {
+        let mut tensor = [Stepped::default(); CAPACITY];
+        tensor[..tensors.len()].copy_from_slice(tensors);
+        let params = StepParams { factors, tensors: tensors.len() as u32, tensor };
+        let module = Module::Step { dtype, capacity: CAPACITY };
+        self.launch("stepping an optimizer", module, kernel, blocks, &params, places)
+    }
+
+    /// Whether kernels may have 32 KiB of parameters instead of 4.
+    fn takes_large_parameters(&self) -> bool {
+        self.gpu().info.driver_cuda >= (12, 1)
     }
 
     fn pieces(
@@ -332,8 +394,7 @@ impl CudaStream {
             }
         }
         let [small, large] = PACK_CAPACITIES;
-        let takes_many = self.gpu().info.driver_cuda >= (12, 1);
-        let capacity = if takes_many && pieces.len() > small { large } else { small };
+        let capacity = if self.takes_large_parameters() && pieces.len() > small { large } else { small };
         for pieces in pieces.chunks(capacity) {
             if capacity == small {
                 self.launch_pieces::<{ PACK_CAPACITIES[0] }>(what, kernel, whole.pointer, pieces, &places)?;

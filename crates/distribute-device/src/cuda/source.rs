@@ -23,8 +23,13 @@ pub(super) enum Module {
     },
     /// `finite`.
     Finite(DType),
-    /// `sgd`, `sgd_momentum`, `sgd_nesterov`, `adam`.
-    Step(DType),
+    /// `sgd`, `sgd_momentum`, `sgd_nesterov`, `adam` on up to so many tensors.
+    Step {
+        /// Of parameters, gradients and slots.
+        dtype: DType,
+        /// How many tensors its parameters hold.
+        capacity: usize,
+    },
 }
 
 impl Module {
@@ -36,7 +41,7 @@ impl Module {
             Module::Scale(dtype) => format!("scale_{dtype}.cu"),
             Module::Cast { from, to } => format!("cast_{from}_{to}.cu"),
             Module::Finite(dtype) => format!("finite_{dtype}.cu"),
-            Module::Step(dtype) => format!("optimizer_{dtype}.cu"),
+            Module::Step { dtype, capacity } => format!("optimizer_{dtype}_{capacity}.cu"),
         }
     }
 
@@ -49,7 +54,9 @@ impl Module {
         let mut all: Vec<Module> = casts.chain(packs).collect();
         all.extend(DType::ALL.map(Module::Reduce));
         all.extend(floats.iter().flat_map(|dtype| [Module::Scale(*dtype), Module::Finite(*dtype)]));
-        all.extend([DType::F32, DType::F64].map(Module::Step));
+        for capacity in super::compute::STEP_CAPACITIES {
+            all.extend([DType::F32, DType::F64].map(|dtype| Module::Step { dtype, capacity }));
+        }
         all
     }
 
@@ -61,9 +68,10 @@ impl Module {
             Module::Scale(dtype) => (element(dtype), include_str!("kernels/scale.cu")),
             Module::Cast { from, to } => (element(from) + &target(to), include_str!("kernels/cast.cu")),
             Module::Finite(dtype) => (bits(dtype), include_str!("kernels/finite.cu")),
-            Module::Step(dtype) => {
-                let root = if dtype == DType::F64 { "sqrt" } else { "sqrtf" };
-                (define("T", dtype.name()) + &define("ROOT", root), include_str!("kernels/optimizer.cu"))
+            Module::Step { dtype, capacity } => {
+                let root = define("ROOT", if dtype == DType::F64 { "sqrt" } else { "sqrtf" });
+                let capacity = define("CAPACITY", &capacity.to_string());
+                (define("T", dtype.name()) + &root + &capacity, include_str!("kernels/optimizer.cu"))
             }
         };
         // Messages of the compiler count lines from each file's own beginning.

@@ -1,6 +1,6 @@
 //! Kernels, each against the rate of a copy of as many bytes.
 
-use distribute_device::cuda::{Combine, CudaDevice, CudaStream, FusedStep};
+use distribute_device::cuda::{Combine, CudaDevice, CudaStream, FusedStep, StepTensor};
 use distribute_device::{DType, Device, DeviceBuffer};
 
 use super::{Effort, Measurement, median, mib, turns};
@@ -115,7 +115,8 @@ impl Bench<'_> {
             let sets = self.sets(buffers, size)?;
             self.note(format!("{name} on {} of f32", mib(size)), moved * size, |turn| {
                 let set: Vec<&DeviceBuffer> = sets[turn % sets.len()].iter().collect();
-                Ok(stream.step(step, DType::F32, set[0], set[1], &set[2..])?)
+                let tensor = StepTensor { parameters: set[0], gradients: set[1], slots: &set[2..] };
+                Ok(stream.step(step, DType::F32, &[tensor])?)
             })?;
         }
         Ok(())

@@ -3,20 +3,24 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use distribute_collectives::{DeviceGroup, DeviceImplementation, Options, ProcessGroup, Rank, ReduceOp};
+use distribute_collectives::{
+    BucketPlan, DeviceGroup, DeviceImplementation, FusedDeviceAllReduce, FusedTensor, Options, ProcessGroup, Rank,
+    ReduceOp,
+};
 use distribute_device::cuda::{CudaDevice, CudaStream};
 use distribute_device::{DType, Device, DeviceBuffer, Stream};
 
-use super::{Outcome, ensure, passed};
+use super::{Entry, Outcome, ensure, passed};
 use crate::gpu::{Gpus, deadline, get, put};
-use crate::values::{Random, compare, integers, same, wide, wrapped};
+use crate::values::{Random, compare, from_wide, integers, same, wide, wrapped};
 use crate::{Error, Result};
 
-pub(super) const CHECKS: [(&str, fn(&Gpus) -> Result<Outcome>); 5] = [
+pub(super) const CHECKS: [Entry; 6] = [
     ("collectives: parts of one GPU reduce by kernels", by_kernels),
     ("collectives: parts of one GPU reduce through the host", by_host),
     ("collectives: several GPUs reduce by kernels", several),
     ("collectives: values are broadcast, gathered and scattered", others),
+    ("collectives: tensors are reduced in buckets as they come", buckets),
     ("collectives: calls that differ are an error on all ranks", differing),
 ];
 
@@ -172,6 +176,35 @@ pub(super) fn moves(devices: &[Arc<CudaDevice>], asked: DeviceImplementation) ->
         same("its input", &get(device, stream, &whole)?, &wholes[rank])
     })?;
     outcome.into_iter().collect()
+}
+
+fn buckets(gpus: &Gpus) -> Result<Outcome> {
+    const LENGTHS: [usize; 5] = [5, 1000, 0, 3, 70_000];
+    let devices = gpus.on_first(3, None)?;
+    for asked in [DeviceImplementation::Kernels, DeviceImplementation::Host] {
+        let outcomes = on_ranks(&devices, asked, |group, device, stream| {
+            let rank = group.rank().index();
+            let layers: Vec<FusedTensor> = LENGTHS.iter().map(|len| FusedTensor::new(DType::F32, [*len])).collect();
+            let plan = BucketPlan::new(&layers, &[4, 3, 2, 1, 0], 4000);
+            let fused = Arc::new(FusedDeviceAllReduce::new(group, plan, ReduceOp::Sum)?);
+            for round in 0..5 {
+                let mut step = fused.begin();
+                for index in if rank == 0 { [4, 3, 2, 1, 0] } else { [2, 4, 0, 3, 1] } {
+                    let values = from_wide(DType::F32, &vec![(rank + index + round) as f64; LENGTHS[index]]);
+                    let tensor = put(device, stream, &values)?;
+                    step.push(group, index, tensor, stream)?;
+                }
+                for (index, reduced) in step.finish(stream)? {
+                    let expected = vec![(3 * (index + round) + 3) as f64; LENGTHS[index]];
+                    let what = format!("tensor {index} in round {round} on rank {rank}");
+                    same(&what, &get(device, stream, &reduced)?, &from_wide(DType::F32, &expected))?;
+                }
+            }
+            Ok(())
+        })?;
+        outcomes.into_iter().collect::<Result<()>>()?;
+    }
+    passed("five rounds, by kernels and through the host")
 }
 
 fn differing(gpus: &Gpus) -> Result<Outcome> {

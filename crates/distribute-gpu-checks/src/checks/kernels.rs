@@ -3,12 +3,12 @@
 use distribute_device::cuda::{Combine, MAX_BUFFERS};
 use distribute_device::{DType, Device, Stream};
 
-use super::{Outcome, ensure, passed};
+use super::{Entry, Outcome, ensure, passed};
 use crate::Result;
 use crate::gpu::{Gpus, get, put, write};
 use crate::values::{Random, compare, from_wide, integers, same, wide, wrapped};
 
-pub(super) const CHECKS: [(&str, fn(&Gpus) -> Result<Outcome>); 4] = [
+pub(super) const CHECKS: [Entry; 4] = [
     ("kernels: buffers are reduced as the reference does", reduce),
     ("kernels: values are scaled as the reference does", scale),
     ("kernels: values are converted as the reference does", cast),

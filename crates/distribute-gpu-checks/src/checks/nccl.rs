@@ -4,11 +4,11 @@ use distribute_collectives::DeviceImplementation;
 use nccl_sys::Library;
 
 use super::collectives::{moves, reduce};
-use super::{Outcome, ensure, passed};
+use super::{Entry, Outcome, ensure, passed};
 use crate::Result;
 use crate::gpu::Gpus;
 
-pub(super) const CHECKS: [(&str, fn(&Gpus) -> Result<Outcome>); 2] =
+pub(super) const CHECKS: [Entry; 2] =
     [("nccl: several GPUs reduce by NCCL", several), ("nccl: two ranks on one GPU use kernels, and say why", shared)];
 
 fn several(gpus: &Gpus) -> Result<Outcome> {

@@ -1,16 +1,17 @@
 //! Steps of optimizers on buckets, against the CPU's, bit for bit.
 
-use distribute_device::cuda::FusedStep;
+use distribute_device::cuda::{FusedStep, StepTensor};
 use distribute_device::{DType, DeviceBuffer};
 use distribute_values::{Real, UpdateRule};
 
-use super::{Outcome, ensure, passed};
+use super::{Entry, Outcome, ensure, passed};
 use crate::Result;
 use crate::gpu::{Gpus, get, put};
 use crate::values::{Random, compare, same, wide};
 
-pub(super) const CHECKS: [(&str, fn(&Gpus) -> Result<Outcome>); 2] = [
+pub(super) const CHECKS: [Entry; 3] = [
     ("optimizers: steps on buckets are those of the CPU bit for bit", steps),
+    ("optimizers: many tensors step in few launches", many),
     ("optimizers: missing slots are refused", refuse),
 ];
 
@@ -67,7 +68,8 @@ fn run<T: Real>(gpus: &Gpus, rule: UpdateRule, count: usize) -> Result<()> {
         let gradients = put(&device, &stream, &gradient)?;
         let step = fused(rule, number);
         ensure(step.is_some(), || format!("{rule:?} has no fused form"))?;
-        step.map_or(Ok(()), |step| stream.step(step, T::DTYPE, &parameters, &gradients, &slots))?;
+        let tensor = StepTensor { parameters: &parameters, gradients: &gradients, slots: &slots };
+        step.map_or(Ok(()), |step| stream.step(step, T::DTYPE, &[tensor]))?;
         let mut all: Vec<&mut [T]> = slots_on_cpu.iter_mut().map(Vec::as_mut_slice).collect();
         rule.update(number as u64, RATE, &mut on_cpu, &elements::<T>(&gradient), &mut all);
         let mut all: Vec<&mut [f64]> = slots_of_reference.iter_mut().map(Vec::as_mut_slice).collect();
@@ -85,14 +87,54 @@ fn run<T: Real>(gpus: &Gpus, rule: UpdateRule, count: usize) -> Result<()> {
     compare(&what, T::DTYPE, &result, &reference)
 }
 
+/// Tensors of all sizes, more than one launch takes, some of them beside multiples of 16 bytes.
+fn many(gpus: &Gpus) -> Result<Outcome> {
+    let (device, stream) = gpus.first()?;
+    let mut random = Random::fresh();
+    let rule = UpdateRule::Adam { beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay: 0.01 };
+    for count in [3, 84, 85, 800] {
+        let place = |bytes: &[u8], shift: usize| {
+            let whole = put(&device, &stream, &[&vec![0; shift], bytes].concat())?;
+            Ok::<_, crate::Error>(whole.slice(shift..shift + bytes.len())?)
+        };
+        let mut tensors = Vec::with_capacity(count);
+        for at in 0..count {
+            let len = if at == 1 { 20_000 } else { random.below(300) };
+            let (start, gradient) = (random.elements(DType::F32, len), random.elements(DType::F32, len));
+            let shift = 4 * random.below(3);
+            let zeros = vec![0; 4 * len];
+            let buffers = [place(&start, shift)?, place(&gradient, 0)?, place(&zeros, shift)?, place(&zeros, 0)?];
+            tensors.push((start, gradient, buffers));
+        }
+        let slots: Vec<[&DeviceBuffer; 2]> = tensors.iter().map(|(_, _, [_, _, m, v])| [m, v]).collect();
+        let all: Vec<StepTensor<'_>> = tensors
+            .iter()
+            .zip(&slots)
+            .map(|((_, _, [parameters, gradients, ..]), slots)| StepTensor { parameters, gradients, slots })
+            .collect();
+        fused(rule, 1).map_or(Ok(()), |step| stream.step(step, DType::F32, &all))?;
+        for (at, (start, gradient, [parameters, _, m, v])) in tensors.iter().enumerate() {
+            let mut on_cpu: Vec<f32> = elements(start);
+            let mut slots = [vec![0.0f32; on_cpu.len()], vec![0.0f32; on_cpu.len()]];
+            let [first, second] = &mut slots;
+            rule.update(1, RATE, &mut on_cpu, &elements::<f32>(gradient), &mut [first, second]);
+            let what = format!("tensor {at} of {count}, seed {}", random.seed);
+            same(&what, &get(&device, &stream, parameters)?, &bytes(&on_cpu))?;
+            for (slot, expected) in [m, v].into_iter().zip(&slots) {
+                same(&what, &get(&device, &stream, slot)?, &bytes(expected))?;
+            }
+        }
+    }
+    passed("up to 800 tensors")
+}
+
 fn refuse(gpus: &Gpus) -> Result<Outcome> {
     let (device, stream) = gpus.first()?;
     let buffer = put(&device, &stream, &[0; 16])?;
     let momentum = FusedStep::Sgd { rate: RATE, momentum: 0.9, nesterov: false };
-    ensure(stream.step(momentum, DType::F32, &buffer, &buffer, &[]).is_err(), || {
-        "no velocity was accepted".to_owned()
-    })?;
-    let half = stream.step(momentum, DType::F16, &buffer, &buffer, &[&buffer]);
+    let none = StepTensor { parameters: &buffer, gradients: &buffer, slots: &[] };
+    ensure(stream.step(momentum, DType::F32, &[none]).is_err(), || "no velocity was accepted".to_owned())?;
+    let half = stream.step(momentum, DType::F16, &[StepTensor { slots: &[&buffer], ..none }]);
     ensure(half.is_err(), || "16 bits were accepted".to_owned())?;
     passed("no velocity, and 16 bits")
 }

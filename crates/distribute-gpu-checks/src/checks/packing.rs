@@ -2,12 +2,12 @@
 
 use distribute_device::{Device, DeviceBuffer};
 
-use super::{Outcome, ensure, passed};
+use super::{Entry, Outcome, ensure, passed};
 use crate::Result;
 use crate::gpu::{Gpus, get, put};
 use crate::values::{Random, same};
 
-pub(super) const CHECKS: [(&str, fn(&Gpus) -> Result<Outcome>); 2] = [
+pub(super) const CHECKS: [Entry; 2] = [
     ("packing: tensors of all sizes go into a bucket and come out again", pack),
     ("packing: places that do not fit are refused", refuse),
 ];

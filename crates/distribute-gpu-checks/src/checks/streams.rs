@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 
 use distribute_device::{Device, Error as DeviceError, HostBuffer, Stream};
 
-use super::{Outcome, ensure, passed};
+use super::{Entry, Outcome, ensure, passed};
 use crate::Result;
 use crate::gpu::{Gpus, deadline, get, put};
 use crate::values::{Random, same};
 
-pub(super) const CHECKS: [(&str, fn(&Gpus) -> Result<Outcome>); 8] = [
+pub(super) const CHECKS: [Entry; 8] = [
     ("memory: new memory is zero and counted against its device's limit", memory),
     ("memory: memory that is dropped while it is used lives until that has ended", dropped),
     ("memory: host memory for copies is pinned and zero", pinned),

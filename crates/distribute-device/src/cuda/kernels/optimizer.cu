@@ -1,7 +1,8 @@
-// One step of an optimizer on all elements of a bucket.
+// One step of an optimizer on all elements of many tensors.
 //
-// T: f32 or f64; ROOT: its square root.
+// T: f32 or f64; ROOT: its square root; CAPACITY: how many tensors one launch can name.
 
+#define CHUNK 8192
 #define LANES (16 / (int)sizeof(T))
 
 typedef struct {
@@ -11,8 +12,16 @@ typedef struct {
     T *first;
     T *second;
     u64 count;
-    u64 vectors;
+    /* The first of the blocks that step this tensor, CHUNK elements each. */
+    u32 first_block;
+    /* Whether all four begin at multiples of 16 bytes. */
+    u32 aligned;
+} Stepped;
+
+typedef struct {
     f64 factors[6];
+    u32 tensors;
+    Stepped tensor[CAPACITY];
 } StepParams;
 
 typedef union {
@@ -24,37 +33,51 @@ typedef union {
 #define STEP(name, SLOTS, FACTORS, ELEMENT)                                                     \
     KERNEL(name, StepParams, 512)                                                               \
     {                                                                                           \
+        u32 low = 0, high = p.tensors;                                                          \
+        while (high - low > 1) {                                                                \
+            u32 middle = (low + high) / 2;                                                      \
+            if (p.tensor[middle].first_block <= blockIdx.x)                                     \
+                low = middle;                                                                   \
+            else                                                                                \
+                high = middle;                                                                  \
+        }                                                                                       \
+        T *parameter = p.tensor[low].parameter, *first = p.tensor[low].first;                   \
+        T *second = p.tensor[low].second;                                                       \
+        const T *gradient = p.tensor[low].gradient;                                             \
+        u64 begin = (u64)(blockIdx.x - p.tensor[low].first_block) * CHUNK, end = begin + CHUNK; \
+        if (end > p.tensor[low].count)                                                          \
+            end = p.tensor[low].count;                                                          \
+        u64 whole = p.tensor[low].aligned ? end / LANES * LANES : begin;                        \
         FACTORS                                                                                 \
-        for (u64 at = FIRST_THREAD_OF_GRID; at < p.vectors; at += THREADS_OF_GRID) {            \
+        for (u64 at = begin / LANES + threadIdx.x; at < whole / LANES; at += blockDim.x) {      \
             Lanes weights, gradients, firsts, seconds;                                          \
-            weights.vector = ((const Vector *)p.parameter)[at];                                 \
-            gradients.vector = ((const Vector *)p.gradient)[at];                                \
+            weights.vector = ((const Vector *)parameter)[at];                                   \
+            gradients.vector = ((const Vector *)gradient)[at];                                  \
             if (SLOTS > 0)                                                                      \
-                firsts.vector = ((const Vector *)p.first)[at];                                  \
+                firsts.vector = ((const Vector *)first)[at];                                    \
             if (SLOTS > 1)                                                                      \
-                seconds.vector = ((const Vector *)p.second)[at];                                \
+                seconds.vector = ((const Vector *)second)[at];                                  \
             for (int lane = 0; lane < LANES; lane++) {                                          \
                 T w = weights.lanes[lane], g = gradients.lanes[lane];                           \
                 T a = SLOTS > 0 ? firsts.lanes[lane] : 0, b = SLOTS > 1 ? seconds.lanes[lane] : 0; \
                 ELEMENT                                                                         \
                 weights.lanes[lane] = w, firsts.lanes[lane] = a, seconds.lanes[lane] = b;       \
             }                                                                                   \
-            ((Vector *)p.parameter)[at] = weights.vector;                                       \
+            ((Vector *)parameter)[at] = weights.vector;                                         \
             if (SLOTS > 0)                                                                      \
-                ((Vector *)p.first)[at] = firsts.vector;                                        \
+                ((Vector *)first)[at] = firsts.vector;                                          \
             if (SLOTS > 1)                                                                      \
-                ((Vector *)p.second)[at] = seconds.vector;                                      \
+                ((Vector *)second)[at] = seconds.vector;                                        \
         }                                                                                       \
-        u64 rest = p.vectors * LANES + FIRST_THREAD_OF_GRID;                                    \
-        for (; rest < p.count; rest += THREADS_OF_GRID) {                                       \
-            T w = p.parameter[rest], g = p.gradient[rest];                                      \
-            T a = SLOTS > 0 ? p.first[rest] : 0, b = SLOTS > 1 ? p.second[rest] : 0;            \
+        for (u64 at = whole + threadIdx.x; at < end; at += blockDim.x) {                        \
+            T w = parameter[at], g = gradient[at];                                              \
+            T a = SLOTS > 0 ? first[at] : 0, b = SLOTS > 1 ? second[at] : 0;                    \
             ELEMENT                                                                             \
-            p.parameter[rest] = w;                                                              \
+            parameter[at] = w;                                                                  \
             if (SLOTS > 0)                                                                      \
-                p.first[rest] = a;                                                              \
+                first[at] = a;                                                                  \
             if (SLOTS > 1)                                                                      \
-                p.second[rest] = b;                                                             \
+                second[at] = b;                                                                 \
         }                                                                                       \
     }
 

@@ -1,0 +1,211 @@
+//! Many tensors in the memory of devices, in few operations.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use distribute_device::{Device, DeviceBuffer, Stream};
+
+use super::{DeviceGroup, backends, device_error};
+use crate::fusion::BucketPlan;
+use crate::{Error, ReduceOp, Result};
+
+/// Where tensors begin in a bucket: multiples of this, so that kernels load whole vectors.
+const ALIGN_BYTES: usize = 16;
+
+/// Tensors in the memory of devices that are reduced over ranks together, again and again: one rank's side.
+///
+/// Every step each rank [pushes](FusedDeviceStep::push) the same tensors, in any order and while its device still computes
+/// others. A full bucket is packed and reduced on a stream of its own, beside what the device computes meanwhile.
+///
+/// # Examples
+/// ```
+/// use std::sync::Arc;
+/// use std::time::{Duration, Instant};
+/// use distribute_collectives::{
+///     BucketPlan, DType, DeviceGroup, DeviceImplementation, FusedDeviceAllReduce, FusedTensor, ProcessGroup, ReduceOp,
+/// };
+/// use distribute_device::{Devices, HostBuffer};
+///
+/// let device = Devices::local().open(&"CPU:0".parse()?)?;
+/// let ranks = ProcessGroup::local(1)?;
+/// let group = DeviceGroup::new(&ranks[0], device.clone(), DeviceImplementation::Auto)?;
+/// let layers = [FusedTensor::new(DType::F32, [2]), FusedTensor::new(DType::F32, [1])];
+/// let fused = Arc::new(FusedDeviceAllReduce::new(&group, BucketPlan::new(&layers, &[1, 0], 1 << 20), ReduceOp::Sum)?);
+///
+/// let stream = device.create_stream()?;
+/// let mut step = fused.begin();
+/// for (index, values) in [(1, &[3.0f32][..]), (0, &[1.0, 2.0])] {          // the last layer comes first
+///     let gradient = device.allocate(4 * values.len())?;
+///     stream.copy_from_host(HostBuffer::from_slice(values)?, 0, &gradient)?;
+///     step.push(&group, index, gradient, &*stream)?;
+/// }
+/// let gradients = step.finish(&*stream)?;                                  // parts of buckets, by index
+/// let (index, first) = &gradients[0];
+/// let mut read = stream.copy_to_host(first, device.allocate_host(8)?, 0)?;
+/// let read = read.wait(Instant::now() + Duration::from_secs(10))?;
+/// assert_eq!((*index, read.as_slice::<f32>()?), (0, &[1.0, 2.0][..]));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Source
+/// As [`FusedAllReduce`](crate::FusedAllReduce), which does this in host memory.
+#[derive(Debug)]
+pub struct FusedDeviceAllReduce {
+    plan: BucketPlan,
+    op: ReduceOp,
+    buckets: Vec<Packed>,
+    stream: Arc<dyn Stream>,
+    device: Arc<dyn Device>,
+    /// The longest wait where a step is given up.
+    patience: std::time::Duration,
+}
+
+/// A bucket's memory, and where in it its members are.
+#[derive(Debug)]
+struct Packed {
+    memory: DeviceBuffer,
+    places: Vec<usize>,
+}
+
+impl FusedDeviceAllReduce {
+    /// For tensors of a plan, which must be the same on all ranks; allocates memory for all buckets.
+    ///
+    /// # Errors
+    /// [`Error::Device`] where the device has not that much memory.
+    pub fn new(group: &DeviceGroup, plan: BucketPlan, op: ReduceOp) -> Result<FusedDeviceAllReduce> {
+        let failed = |error| device_error(&group.group, error);
+        let mut buckets = Vec::with_capacity(plan.buckets.len());
+        for bucket in &plan.buckets {
+            let mut end = 0;
+            let mut places = Vec::with_capacity(bucket.members.len());
+            for index in &bucket.members {
+                places.push(end);
+                end += (plan.tensors[*index].len() * bucket.dtype.size_bytes()).next_multiple_of(ALIGN_BYTES);
+            }
+            buckets.push(Packed { memory: group.device.allocate(end).map_err(failed)?, places });
+        }
+        let stream = group.device.create_stream().map_err(failed)?;
+        let (device, patience) = (Arc::clone(&group.device), group.group.timeout());
+        Ok(FusedDeviceAllReduce { plan, op, buckets, stream, device, patience })
+    }
+
+    /// The plan.
+    pub fn plan(&self) -> &BucketPlan {
+        &self.plan
+    }
+
+    /// Begins a step. One at a time: the next one uses the same buckets.
+    pub fn begin(self: &Arc<Self>) -> FusedDeviceStep {
+        FusedDeviceStep {
+            waiting: self.plan.buckets.iter().map(|bucket| bucket.members.iter().map(|_| None).collect()).collect(),
+            missing: self.plan.buckets.iter().map(|bucket| bucket.members.len()).collect(),
+            launched: 0,
+            fused: Arc::clone(self),
+            finished: false,
+        }
+    }
+}
+
+/// One step of a [`FusedDeviceAllReduce`].
+#[derive(Debug)]
+pub struct FusedDeviceStep {
+    fused: Arc<FusedDeviceAllReduce>,
+    /// Tensors that have come, by bucket and place; kept until they have been packed.
+    waiting: Vec<Vec<Option<DeviceBuffer>>>,
+    missing: Vec<usize>,
+    launched: usize,
+    finished: bool,
+}
+
+impl FusedDeviceStep {
+    /// Takes a tensor, behind what `stream` was given so far, and begins to reduce its bucket, and those that waited for it,
+    /// if that is now full.
+    ///
+    /// # Errors
+    /// [`Error::Tensor`] where the index is not in the plan, has come already, or the memory has another size; those of
+    /// [`DeviceGroup::all_reduce`].
+    pub fn push(&mut self, group: &DeviceGroup, index: usize, tensor: DeviceBuffer, stream: &dyn Stream) -> Result<()> {
+        let refuse = |problem: String| Err(Error::Tensor { index, problem });
+        let Some((bucket, place)) = self.fused.plan.position(index) else {
+            return refuse("it is in no bucket of the plan".to_owned());
+        };
+        let planned = &self.fused.plan.tensors[index];
+        let bytes = planned.len() * planned.dtype.size_bytes();
+        if tensor.len_bytes() != bytes {
+            return refuse(format!("it came with {} bytes, planned were {bytes}", tensor.len_bytes()));
+        }
+        if self.has(index) {
+            return refuse("it has come before in this step".to_owned());
+        }
+        self.waiting[bucket][place] = Some(tensor);
+        self.missing[bucket] -= 1;
+        while self.missing.get(self.launched) == Some(&0) {
+            self.launch(group, stream)?;
+        }
+        Ok(())
+    }
+
+    /// Whether this tensor has come.
+    pub fn has(&self, index: usize) -> bool {
+        let position = self.fused.plan.position(index);
+        position.is_some_and(|(bucket, place)| bucket < self.launched || self.waiting[bucket][place].is_some())
+    }
+
+    /// The reduced tensors with their indices, in that order: parts of the buckets, ready for what `stream` is given from now
+    /// on. They stay as they are until a tensor of the next step is pushed behind that.
+    ///
+    /// # Errors
+    /// [`Error::Tensor`] where one has not come, [`Error::Device`] where the device refuses.
+    pub fn finish(mut self, stream: &dyn Stream) -> Result<Vec<(usize, DeviceBuffer)>> {
+        let fused = Arc::clone(&self.fused);
+        let planned = (0..fused.plan.tensors.len()).filter(|index| fused.plan.contains(*index));
+        if let Some(index) = planned.clone().find(|index| !self.has(*index)) {
+            return Err(Error::Tensor { index, problem: "it has not come when the step was finished".to_owned() });
+        }
+        self.order(&*fused.stream, stream)?;
+        self.finished = true;
+        planned
+            .filter_map(|index| fused.plan.position(index).map(|position| (index, position)))
+            .map(|(index, (bucket, place))| {
+                let Packed { memory, places } = &fused.buckets[bucket];
+                let (tensor, start) = (&fused.plan.tensors[index], places[place]);
+                let part = memory.slice(start..start + tensor.len() * tensor.dtype.size_bytes());
+                Ok((index, part.map_err(plain)?))
+            })
+            .collect()
+    }
+
+    fn launch(&mut self, group: &DeviceGroup, stream: &dyn Stream) -> Result<()> {
+        let fused = Arc::clone(&self.fused);
+        let (index, own) = (self.launched, &*fused.stream);
+        let Packed { memory, places } = &fused.buckets[index];
+        // Behind the gradients, and behind whatever still reads what the last step left in the bucket.
+        self.order(stream, own)?;
+        let tensors: Vec<(&DeviceBuffer, usize)> =
+            self.waiting[index].iter().flatten().zip(places.iter().copied()).collect();
+        backends::pack(own, &tensors, memory).map_err(|error| device_error(&group.group, error))?;
+        group.all_reduce(memory, fused.plan.buckets[index].dtype, fused.op, own)?;
+        self.launched += 1;
+        Ok(())
+    }
+
+    /// Makes `later` wait for what `earlier` was given.
+    fn order(&self, earlier: &dyn Stream, later: &dyn Stream) -> Result<()> {
+        let event = self.fused.device.create_event().map_err(plain)?;
+        earlier.record(&*event).map_err(plain)?;
+        later.wait(&*event).map_err(plain)
+    }
+}
+
+impl Drop for FusedDeviceStep {
+    fn drop(&mut self) {
+        if !self.finished && self.launched > 0 {
+            // The tensors may be freed by others as soon as they are let go of here.
+            let _ = self.fused.stream.synchronize(Instant::now() + self.fused.patience);
+        }
+    }
+}
+
+fn plain(error: distribute_device::Error) -> Error {
+    Error::Device { name: "a fused all-reduce".to_owned(), source: Arc::new(error) }
+}
