@@ -203,6 +203,12 @@ impl DeviceGroup {
         self.run(Kind::AllGather, dtype, None, None, [input, output], stream)
     }
 
+    /// Ends the group on every rank, as [`ProcessGroup::abort`] does.
+    pub fn abort(&self, reason: &str) {
+        self.group.abort(reason);
+        self.way.abort(reason);
+    }
+
     fn check_parts(&self, what: &'static str, whole: &DeviceBuffer, part: &DeviceBuffer, dtype: DType) -> Result<()> {
         let size = dtype.size_bytes();
         let (got, expected) = (whole.len_bytes() / size, part.len_bytes() / size * self.world_size());
@@ -233,9 +239,7 @@ impl DeviceGroup {
         let work = Work { call, input, output, stream };
         self.attempt(&work).inspect_err(|error| {
             // The others must not wait for a rank that does not come.
-            let reason = error.to_string();
-            self.group.abort(&reason);
-            self.way.abort(&reason);
+            self.abort(&error.to_string());
         })
     }
 

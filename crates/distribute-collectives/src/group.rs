@@ -24,7 +24,7 @@ use crate::mesh::Mesh;
 use crate::recorder::{FlightRecord, Ticket};
 use crate::team::{MAX_LOCAL_RANKS, Operation, Team, lock};
 use crate::transport::Transport;
-use crate::{Algorithm, Error, Options, Rank, ReduceOp, Result, Work};
+use crate::{Algorithm, DeviceImplementation, Error, Options, Rank, ReduceOp, Result, Work};
 
 /// One rank's handle on an ordered group of ranks that call collective operations together.
 ///
@@ -194,6 +194,11 @@ impl ProcessGroup {
     /// How long one operation may take.
     pub fn timeout(&self) -> Duration {
         self.options.timeout
+    }
+
+    /// What collectives on devices of these ranks are asked to use.
+    pub fn device_implementation(&self) -> DeviceImplementation {
+        self.options.device_implementation
     }
 
     /// Ends the group on every rank: operations under way and later ones return [`Error::Aborted`] with `reason`.

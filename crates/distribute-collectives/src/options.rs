@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::schedule::{Algorithm, Link};
 use crate::transport::TransportKind;
-use crate::{Error, Result, SharedCrossDeviceOps};
+use crate::{DeviceImplementation, Error, Result, SharedCrossDeviceOps};
 
 /// Options of a process group.
 ///
@@ -34,6 +34,9 @@ pub struct Options {
     /// Smaller packs begin earlier in backward, larger ones cost fewer operations; between processes an operation costs about
     /// as much as moving 64 KiB. Alike on all members. Default 1 MiB.
     pub bytes_per_pack: usize,
+    /// What a [`DeviceGroup`](crate::DeviceGroup) of these ranks uses, where its maker does not say; alike on all members.
+    /// Default [`DeviceImplementation::Auto`].
+    pub device_implementation: DeviceImplementation,
 }
 
 impl Default for Options {
@@ -46,6 +49,7 @@ impl Default for Options {
             link: None,
             cross_device_ops: None,
             bytes_per_pack: 1 << 20,
+            device_implementation: DeviceImplementation::Auto,
         }
     }
 }

@@ -66,11 +66,11 @@ impl CentralStorageBuilder {
     /// [`Error::Devices`](crate::Error::Devices) for an empty list or a device named twice.
     pub fn build(self) -> Result<Strategy> {
         let devices = self.compute_devices.unwrap_or_else(|| vec!["CPU:0".to_owned()]);
-        let devices = check_devices("CentralStorageStrategy", devices)?;
+        let devices = check_devices("CentralStorageStrategy", devices, None)?;
         let parameter_device = match (self.parameter_device, &devices[..]) {
-            (Some(given), _) => check_device(given.parse()?)?,
+            (Some(given), _) => check_device(given.parse()?, None)?,
             (None, [only]) => only.clone(),
-            (None, _) => check_device("CPU:0".parse()?)?,
+            (None, _) => check_device("CPU:0".parse()?, None)?,
         };
         intra_op::share_cores(devices.len());
         let options = self.communication.options(&devices)?;

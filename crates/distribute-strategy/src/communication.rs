@@ -3,7 +3,7 @@
 use std::str::FromStr;
 use std::time::Duration;
 
-use distribute_collectives::{Algorithm, Options, TransportKind};
+use distribute_collectives::{Algorithm, DeviceImplementation, Options, TransportKind};
 use distribute_device::{DeviceKind, DeviceSpec};
 
 use crate::Result;
@@ -93,8 +93,12 @@ impl CommunicationOptions {
         options.bytes_per_pack = self.bytes_per_pack.unwrap_or(options.bytes_per_pack);
         match self.implementation {
             Implementation::Auto => {}
-            Implementation::Ring => options.algorithm = Algorithm::Ring,
+            Implementation::Ring => {
+                options.algorithm = Algorithm::Ring;
+                options.device_implementation = DeviceImplementation::Kernels;
+            }
             Implementation::Nccl => {
+                options.device_implementation = DeviceImplementation::Nccl;
                 if let Some(device) = devices.iter().find(|device| device.kind() != Some(DeviceKind::Gpu)) {
                     tracing::warn!(
                         "NCCL was asked for, but {} is no GPU; our own collectives are used",

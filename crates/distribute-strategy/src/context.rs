@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::Duration;
 
-use distribute_collectives::{ProcessGroup, Rank, ReduceOp};
+use distribute_collectives::{DeviceGroup, ProcessGroup, Rank, ReduceOp};
 use distribute_device::DeviceSpec;
 use distribute_values::{Axis, PerReplica, Place, Structure, TensorStorage, gather_structure, reduce_structure};
 
@@ -84,9 +84,30 @@ impl ReplicaContext {
     }
 
     /// Ends this replica's groups, so that nobody waits for it.
+    /// The group of all replicas' devices, for collectives in their memory; made when first used.
+    ///
+    /// # Ordering
+    /// Every replica must call this the first time.
+    ///
+    /// # Errors
+    /// [`Error::Device`](crate::Error::Device) where the device cannot be opened, and those of [`DeviceGroup::new`].
+    ///
+    /// # Examples
+    /// ```
+    /// use distribute_strategy::{Error, MirroredStrategy};
+    /// let strategy = MirroredStrategy::builder().devices(["CPU:0", "CPU:1"]).build()?;
+    /// let chosen = strategy.run_with((), |context, ()| Ok::<_, Error>(context.device_group()?.chosen()))?;
+    /// assert!(strategy.local_results(&chosen)[0].contains("the host's memory"));
+    /// # Ok::<(), Error>(())
+    /// ```
+    pub fn device_group(&self) -> Result<Arc<DeviceGroup>> {
+        let make = |device| Ok(DeviceGroup::new(self.group(), device, self.group().device_implementation())?);
+        self.strategy().replicas().device_group(self.local_replica_id(), make)
+    }
+
     pub(crate) fn abort(&self, reason: &str) {
         self.group().abort(reason);
-        self.strategy.replicas().abort_graph_group(self.local, reason);
+        self.strategy.replicas().abort_further_groups(self.local, reason);
     }
 
     /// The place of this code, for reads and writes of variables.

@@ -1,7 +1,7 @@
 //! Several replicas in one process.
 
 use distribute_collectives::SharedCrossDeviceOps;
-use distribute_device::{DeviceKind, DeviceSpec};
+use distribute_device::{DeviceKind, DeviceSpec, Devices};
 
 use crate::{CommunicationOptions, Error, Replicas, Result, Strategy, StrategyExtended, intra_op};
 
@@ -32,6 +32,7 @@ impl MirroredStrategy {
 #[derive(Clone, Debug, Default)]
 pub struct MirroredBuilder {
     devices: Option<Vec<String>>,
+    table: Option<Devices>,
     communication: CommunicationOptions,
     cross_device_ops: Option<SharedCrossDeviceOps>,
 }
@@ -41,6 +42,28 @@ impl MirroredBuilder {
     /// Default: `CPU:0`.
     pub fn devices<D: Into<String>>(mut self, devices: impl IntoIterator<Item = D>) -> Self {
         self.devices = Some(devices.into_iter().map(Into::into).collect());
+        self
+    }
+
+    /// What GPUs there are, instead of this machine's, each whole: for a GPU that is split into logical ones.
+    ///
+    /// # Examples
+    /// ```
+    /// use distribute_device::{DeviceKind, Devices};
+    /// use distribute_strategy::MirroredStrategy;
+    ///
+    /// let builder = MirroredStrategy::builder().devices(["GPU:0", "GPU:1"]);
+    /// match Devices::local().split(DeviceKind::Gpu, 0, &[None, None]) {
+    ///     Ok(halves) => drop(builder.logical_devices(halves).build()?),
+    ///     Err(no_gpu) => println!("{no_gpu}"),
+    /// }
+    /// # Ok::<(), distribute_strategy::Error>(())
+    /// ```
+    ///
+    /// # Source
+    /// `tf.config.set_logical_device_configuration`.
+    pub fn logical_devices(mut self, devices: Devices) -> Self {
+        self.table = Some(devices);
         self
     }
 
@@ -77,7 +100,8 @@ impl MirroredBuilder {
     /// # Errors
     /// [`Error::Devices`] for an empty list or a device named twice; variables of the environment that cannot be read.
     pub fn build(self) -> Result<Strategy> {
-        let devices = check_devices("MirroredStrategy", self.devices.unwrap_or_else(|| vec!["CPU:0".to_owned()]))?;
+        let names = self.devices.unwrap_or_else(|| vec!["CPU:0".to_owned()]);
+        let devices = check_devices("MirroredStrategy", names, self.table.as_ref())?;
         intra_op::share_cores(devices.len());
         let mut options = self.communication.options(&devices)?;
         if let Some(ops) = self.cross_device_ops {
@@ -86,7 +110,7 @@ impl MirroredBuilder {
             }
             options.cross_device_ops = Some(ops);
         }
-        Ok(Strategy::new(MirroredStrategy { replicas: Replicas::local(devices, options)? }))
+        Ok(Strategy::new(MirroredStrategy { replicas: Replicas::local(devices, options)?.with_table(self.table) }))
     }
 }
 
@@ -106,10 +130,14 @@ impl StrategyExtended for MirroredStrategy {
 }
 
 /// Reads a list of devices: at least one, none twice, all of them there.
-pub(crate) fn check_devices(strategy: &'static str, names: Vec<String>) -> Result<Vec<DeviceSpec>> {
+pub(crate) fn check_devices(
+    strategy: &'static str,
+    names: Vec<String>,
+    table: Option<&Devices>,
+) -> Result<Vec<DeviceSpec>> {
     let mut devices: Vec<DeviceSpec> = Vec::with_capacity(names.len());
     for name in &names {
-        let device = check_device(name.parse()?)?;
+        let device = check_device(name.parse()?, table)?;
         if devices.contains(&device) {
             let problem = format!("device {} is named twice; name each device once", device.short());
             return Err(Error::Devices { strategy, problem });
@@ -123,17 +151,24 @@ pub(crate) fn check_devices(strategy: &'static str, names: Vec<String>) -> Resul
     Ok(devices)
 }
 
-/// A device of this process, with its type and index filled in.
-pub(crate) fn check_device(given: DeviceSpec) -> Result<DeviceSpec> {
+/// A device of this process, with its type and index filled in; GPUs are those of the table, or of this machine.
+pub(crate) fn check_device(given: DeviceSpec, table: Option<&Devices>) -> Result<DeviceSpec> {
     let device = given.canonicalize(&DeviceSpec::default());
     if device.job.as_deref() != Some("localhost") {
         let problem = format!("{given} is a device of another task; a replica of this process needs a local device");
         return Err(Error::Devices { strategy: "the strategy", problem });
     }
-    if device.kind() != Some(DeviceKind::Cpu) {
-        let problem =
-            format!("{} was asked for, but this build has CPU devices only; name CPU:0, CPU:1, …", device.short());
-        return Err(Error::Devices { strategy: "the strategy", problem });
+    match device.kind() {
+        // One CPU stands for as many logical ones as are named.
+        Some(DeviceKind::Cpu) => {}
+        Some(DeviceKind::Gpu) => {
+            table.map_or_else(|| Devices::local().find(&device).map(drop), |table| table.find(&device).map(drop))?
+        }
+        _ => {
+            let problem =
+                format!("{} was asked for, but replicas run on CPUs and GPUs; name CPU:0 or GPU:0", device.short());
+            return Err(Error::Devices { strategy: "the strategy", problem });
+        }
     }
     Ok(device)
 }

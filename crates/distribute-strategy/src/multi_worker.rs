@@ -56,8 +56,8 @@ impl MultiWorkerMirroredBuilder {
     /// # Errors
     /// [`Error::Cluster`](crate::Error::Cluster) where the environment is wrong or tasks are missing, and the errors of connecting.
     pub fn build(self) -> Result<Strategy> {
-        let devices =
-            check_devices("MultiWorkerMirroredStrategy", self.devices.unwrap_or_else(|| vec!["CPU:0".to_owned()]))?;
+        let names = self.devices.unwrap_or_else(|| vec!["CPU:0".to_owned()]);
+        let devices = check_devices("MultiWorkerMirroredStrategy", names, None)?;
         intra_op::share_cores(devices.len());
         let options = self.communication.options(&devices)?;
         let membership = match self.membership {

@@ -32,7 +32,7 @@ impl OneDeviceStrategy {
     fn of_task(given: DeviceSpec, membership: impl FnOnce() -> Result<Option<Membership>>) -> Result<Strategy> {
         let full = given.canonicalize(&DeviceSpec::default());
         if full.job.as_deref() == Some("localhost") {
-            return OneDeviceStrategy::build("OneDevice", check_device(given)?);
+            return OneDeviceStrategy::build("OneDevice", check_device(given, None)?);
         }
         let own = membership()?.and_then(|membership| membership.tasks.get(membership.rank as usize).copied());
         let meant = own.is_some_and(|own| full.job.as_deref() == Some(own.kind.name()) && full.task == Some(own.index));
@@ -43,7 +43,7 @@ impl OneDeviceStrategy {
             return Err(Error::Devices { strategy: "OneDeviceStrategy", problem });
         }
         let local = DeviceSpec { job: None, replica: None, task: None, ..full.clone() };
-        check_device(local)?;
+        check_device(local, None)?;
         OneDeviceStrategy::build("OneDevice", full)
     }
 

@@ -3,8 +3,8 @@
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use distribute_cluster::Coordination;
-use distribute_collectives::{Options, ProcessGroup, ReduceOp};
-use distribute_device::DeviceSpec;
+use distribute_collectives::{DeviceGroup, Options, ProcessGroup, ReduceOp};
+use distribute_device::{Device, DeviceKind, DeviceSpec, Devices};
 use distribute_values::{
     Axis, DistributedVariable, Mirrored, PerReplica, Place, Structure, Synchronization, TensorStorage, VariableOptions,
     broadcast_value, gather_structure, reduce_structure,
@@ -230,6 +230,14 @@ impl Strategy {
         &self.replicas().devices
     }
 
+    /// A local replica's device, opened; the same handle each time.
+    ///
+    /// # Errors
+    /// [`Error::Device`](crate::Error::Device) where it cannot be opened.
+    pub fn open_device(&self, local: usize) -> Result<Arc<dyn Device>> {
+        self.replicas().device(local)
+    }
+
     /// Whether this process writes what must be written once: checkpoints, summaries, progress.
     pub fn is_chief(&self) -> bool {
         self.replicas().topology.worker == 0
@@ -262,7 +270,7 @@ impl Strategy {
             let reason = format!("worker {} failed: {error}", replicas.topology.worker);
             for (local, group) in replicas.groups().iter().enumerate() {
                 group.abort(&reason);
-                replicas.abort_graph_group(local, &reason);
+                replicas.abort_further_groups(local, &reason);
             }
         }
         outcome
@@ -411,6 +419,12 @@ pub struct Replicas {
     graph_groups: Mutex<Vec<Option<Arc<ProcessGroup>>>>,
     options: Options,
     pub(crate) step_word: StepWord,
+    /// Where the devices are looked up; none for this machine's.
+    table: Option<Devices>,
+    /// Opened when first used.
+    handles: Mutex<Vec<Option<Arc<dyn Device>>>>,
+    /// As [`graph_groups`](Replicas::graph_groups).
+    device_groups: Mutex<Vec<Option<Arc<DeviceGroup>>>>,
 }
 
 impl Replicas {
@@ -447,11 +461,67 @@ impl Replicas {
         let threads = Mutex::new(ReplicaThreads::start(replicas_per_worker, topology.first_replica())?);
         let (groups, graph_groups) = (RwLock::new(Arc::new(groups)), Mutex::new(vec![None; replicas_per_worker]));
         let step_word = StepWord::default();
-        Ok(Replicas { topology, devices, coordination, threads, groups, graph_groups, options, step_word })
+        let handles = Mutex::new(vec![None; replicas_per_worker]);
+        let device_groups = Mutex::new((0..replicas_per_worker).map(|_| None).collect());
+        Ok(Replicas {
+            topology,
+            devices,
+            coordination,
+            threads,
+            groups,
+            graph_groups,
+            options,
+            step_word,
+            table: None,
+            handles,
+            device_groups,
+        })
     }
 
-    pub(crate) fn abort_graph_group(&self, local: usize, reason: &str) {
+    /// The same, whose devices are those of a table.
+    pub(crate) fn with_table(self, table: Option<Devices>) -> Replicas {
+        Replicas { table, ..self }
+    }
+
+    /// A replica's device, the same handle each time.
+    pub(crate) fn device(&self, local: usize) -> Result<Arc<dyn Device>> {
+        let mut handles = self.handles.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(handle) = &handles[local] {
+            return Ok(handle.clone());
+        }
+        let spec = &self.devices[local];
+        let table = match (&self.table, spec.kind()) {
+            // One CPU stands for as many logical ones as are named.
+            (_, Some(DeviceKind::Cpu)) => Devices::with_cpus(spec.index().map_or(1, |index| index as usize + 1))?,
+            (Some(table), _) => table.clone(),
+            (None, _) => Devices::local(),
+        };
+        let place = DeviceSpec { job: None, replica: None, task: None, ..spec.clone() };
+        Ok(handles[local].insert(table.open(&place)?).clone())
+    }
+
+    /// The group of the replicas' devices that `make` makes when it is first asked for.
+    pub(crate) fn device_group(
+        &self,
+        local: usize,
+        make: impl FnOnce(Arc<dyn Device>) -> Result<DeviceGroup>,
+    ) -> Result<Arc<DeviceGroup>> {
+        let held = self.device_groups.lock().unwrap_or_else(PoisonError::into_inner)[local].clone();
+        if let Some(group) = held {
+            return Ok(group);
+        }
+        // All replicas make theirs together, so nobody may hold the lock meanwhile.
+        let group = Arc::new(make(self.device(local)?)?);
+        self.device_groups.lock().unwrap_or_else(PoisonError::into_inner)[local] = Some(group.clone());
+        Ok(group)
+    }
+
+    /// Ends the groups that were made besides the first.
+    pub(crate) fn abort_further_groups(&self, local: usize, reason: &str) {
         if let Some(group) = &self.graph_groups.lock().unwrap_or_else(PoisonError::into_inner)[local] {
+            group.abort(reason);
+        }
+        if let Some(group) = &self.device_groups.lock().unwrap_or_else(PoisonError::into_inner)[local] {
             group.abort(reason);
         }
     }
@@ -488,6 +558,7 @@ impl Replicas {
             let fresh = ProcessGroup::local_with(self.devices.len(), &self.options)?;
             *self.groups.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(fresh);
             self.graph_groups.lock().unwrap_or_else(PoisonError::into_inner).fill(None);
+            self.device_groups.lock().unwrap_or_else(PoisonError::into_inner).fill(None);
         }
         Ok(())
     }
