@@ -1,6 +1,7 @@
 //! A sum over replicas that backward goes through.
 
-use candle_core::{CpuStorage, CustomOp1, CustomOp2, Layout, Result, Shape, Tensor};
+use candle_core::backend::{BackendDevice, BackendStorage};
+use candle_core::{CpuStorage, CudaStorage, CustomOp1, CustomOp2, Layout, Result, Shape, Tensor};
 use distribute_collectives::ReduceOp;
 use distribute_strategy::ReplicaContext;
 
@@ -53,6 +54,10 @@ impl CustomOp2 for Keeping {
         Ok((x.clone(), layout.shape().clone()))
     }
 
+    fn cuda_fwd(&self, x: &CudaStorage, layout: &Layout, _: &CudaStorage, _: &Layout) -> Result<(CudaStorage, Shape)> {
+        Ok((x.try_clone(layout)?, layout.shape().clone()))
+    }
+
     fn bwd(
         &self,
         _: &Tensor,
@@ -89,6 +94,12 @@ impl CustomOp1 for SumOverReplicas {
             };
         }
         Ok((sum!(F32, F64, F16, BF16), layout.shape().clone()))
+    }
+
+    /// By way of the host.
+    fn cuda_fwd(&self, storage: &CudaStorage, layout: &Layout) -> Result<(CudaStorage, Shape)> {
+        let (sum, shape) = self.cpu_fwd(&storage.to_cpu_storage()?, layout)?;
+        Ok((storage.device().storage_from_cpu_storage_owned(sum)?, shape))
     }
 
     fn bwd(&self, _: &Tensor, _: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {

@@ -31,6 +31,31 @@ pub trait CandleContext {
     /// # Source
     /// `tf.nn.scale_regularization_loss`.
     fn scale_regularization_loss(&self, loss: &Tensor) -> Result<Tensor>;
+
+    /// A tensor on this replica's device: a copy, or the same one where it is there already. The model's variables are there,
+    /// so its inputs must be, too.
+    ///
+    /// # Errors
+    /// candle's, and [`Error::NoGpu`](crate::Error::NoGpu) where candle cannot use the replica's device.
+    ///
+    /// # Examples
+    /// ```
+    /// use candle_core::{DType, Device, Tensor};
+    /// use distribute_candle::{CandleContext, Error};
+    /// use distribute_strategy::MirroredStrategy;
+    ///
+    /// let strategy = MirroredStrategy::builder().devices(["CPU:0", "CPU:1"]).build()?;
+    /// let x = Tensor::ones((2, 3), DType::F32, &Device::Cpu)?;
+    /// strategy.run_with((), |context, ()| {
+    ///     let x = context.to_device(&x)?;                       // on GPU:0 and GPU:1, a copy on each
+    ///     Ok::<_, Error>(assert!(x.device().is_cpu()))
+    /// })?;
+    /// # Ok::<(), Error>(())
+    /// ```
+    ///
+    /// # Source
+    /// What `tf.distribute.Strategy.experimental_distribute_dataset` does with each replica's part.
+    fn to_device(&self, tensor: &Tensor) -> Result<Tensor>;
 }
 
 impl CandleContext for ReplicaContext {
@@ -40,6 +65,10 @@ impl CandleContext for ReplicaContext {
 
     fn scale_regularization_loss(&self, loss: &Tensor) -> Result<Tensor> {
         Ok((loss / self.num_replicas_in_sync() as f64)?)
+    }
+
+    fn to_device(&self, tensor: &Tensor) -> Result<Tensor> {
+        crate::gpu::moved(tensor, self.strategy(), self.local_replica_id())
     }
 }
 

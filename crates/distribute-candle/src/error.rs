@@ -31,6 +31,14 @@ pub enum Error {
         /// What was to be done.
         what: &'static str,
     },
+    /// A replica was to be on a GPU that candle cannot use.
+    #[error("a replica was to be on {device}: {problem}")]
+    NoGpu {
+        /// The device.
+        device: String,
+        /// Why it cannot be used, and what to do.
+        problem: String,
+    },
     /// Weights are not as many as examples.
     #[error("{given:?} weights were given for {examples} examples; give one for each")]
     Weights {

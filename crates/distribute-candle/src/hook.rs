@@ -6,7 +6,8 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use candle_core::{CpuStorage, CustomOp1, DType, Device, Layout, Shape, Tensor, Var};
+use candle_core::backend::BackendStorage;
+use candle_core::{CpuStorage, CudaStorage, CustomOp1, DType, Layout, Shape, Storage, Tensor, Var};
 
 /// Takes a variable's index and its gradient.
 pub(crate) type Sink = Box<dyn FnMut(usize, Tensor) + Send>;
@@ -35,18 +36,17 @@ impl Tape {
 
 /// A tensor with these elements that reports its gradient to `tape` as variable `index`.
 pub(crate) fn hooked(elements: &Tensor, index: usize, tape: &Arc<Tape>) -> candle_core::Result<Tensor> {
-    let (storage, _) = elements.storage_and_layout();
+    let (storage, layout) = elements.storage_and_layout();
     let storage = match &*storage {
-        candle_core::Storage::Cpu(storage) => storage.clone(),
-        _ => {
-            return Err(candle_core::Error::Msg(
-                "variables on devices other than the CPU are not supported".to_owned(),
-            ));
+        Storage::Cpu(storage) => Storage::Cpu(storage.clone()),
+        Storage::Cuda(storage) => Storage::Cuda(storage.try_clone(layout)?),
+        Storage::Metal(_) => {
+            return Err(candle_core::Error::Msg("variables on Metal devices are not supported".to_owned()));
         }
     };
     let initial = Mutex::new(Some((storage, elements.shape().clone())));
     // Only a variable, or what comes from one, takes part in backward; its own gradient is never computed.
-    let dummy = Var::zeros((), DType::F32, &Device::Cpu)?;
+    let dummy = Var::zeros((), DType::F32, elements.device())?;
     dummy.as_tensor().apply_op1(Hook { index, tape: tape.clone(), initial })
 }
 
@@ -54,7 +54,14 @@ struct Hook {
     index: usize,
     tape: Arc<Tape>,
     /// The variable's storage, until the forward pass hands it over to the result.
-    initial: Mutex<Option<(CpuStorage, Shape)>>,
+    initial: Mutex<Option<(Storage, Shape)>>,
+}
+
+impl Hook {
+    fn initial(&self) -> candle_core::Result<(Storage, Shape)> {
+        let initial = self.initial.lock().unwrap_or_else(PoisonError::into_inner).take();
+        initial.ok_or_else(|| candle_core::Error::Msg("a variable was made twice".to_owned()))
+    }
 }
 
 impl CustomOp1 for Hook {
@@ -63,12 +70,26 @@ impl CustomOp1 for Hook {
     }
 
     fn cpu_fwd(&self, _: &CpuStorage, _: &Layout) -> candle_core::Result<(CpuStorage, Shape)> {
-        let initial = self.initial.lock().unwrap_or_else(PoisonError::into_inner).take();
-        initial.ok_or_else(|| candle_core::Error::Msg("a variable was made twice".to_owned()))
+        match self.initial()? {
+            (Storage::Cpu(storage), shape) => Ok((storage, shape)),
+            _ => Err(elsewhere()),
+        }
+    }
+
+    fn cuda_fwd(&self, _: &CudaStorage, _: &Layout) -> candle_core::Result<(CudaStorage, Shape)> {
+        match self.initial()? {
+            (Storage::Cuda(storage), shape) => Ok((storage, shape)),
+            _ => Err(elsewhere()),
+        }
     }
 
     fn bwd(&self, _: &Tensor, _: &Tensor, gradient: &Tensor) -> candle_core::Result<Option<Tensor>> {
         self.tape.gradient(self.index, gradient);
         Ok(None)
     }
+}
+
+/// What cannot be: the dummy is on the same device as the values.
+fn elsewhere() -> candle_core::Error {
+    candle_core::Error::Msg("a variable's values are on another device than the variable".to_owned())
 }

@@ -47,6 +47,7 @@ mod ema;
 mod error;
 mod estimator;
 mod feature_columns;
+mod gpu;
 mod hook;
 mod initial;
 mod losses;

@@ -8,6 +8,7 @@ use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder};
 use distribute_strategy::{ReplicaArgs, Strategy, counted};
 
+use crate::gpu::candle_device;
 use crate::hook::{Sink, Tape, hooked};
 use crate::{Error, Result, agreement, initial};
 
@@ -94,7 +95,8 @@ impl CandleStrategy for Strategy {
             for (replica, tape) in tapes.iter().enumerate() {
                 let (registry, tape, shared) = (registry.clone(), tape.clone(), self.shares_variables());
                 let backend = ReplicaBackend { registry, replica, tape, shared, seed: options.seed };
-                replicas.push(build(VarBuilder::from_backend(Box::new(backend), options.dtype, Device::Cpu))?);
+                let device = candle_device(self, replica)?;
+                replicas.push(build(VarBuilder::from_backend(Box::new(backend), options.dtype, device))?);
             }
             let variables = std::mem::take(&mut registry.lock().unwrap_or_else(PoisonError::into_inner).variables);
             agreement::check_and_share(self, &variables)?;
@@ -301,7 +303,8 @@ impl SimpleBackend for ReplicaBackend {
         let values = match variable.components.first() {
             Some(first) => {
                 check_shape(name, first.shape(), &shape)?;
-                first.detach().copy()?
+                // Through the host, which reaches every device.
+                first.detach().copy()?.to_device(&Device::Cpu)?.to_device(device)?
             }
             None => initial::initial(self.seed, name, init, &shape, dtype, device)?.contiguous()?,
         };

@@ -11,6 +11,7 @@ use distribute_values::{Aggregation, DistributedVariable, OptimizerDescription, 
 use serde::{Deserialize, Serialize};
 
 use self::loss_scale::Scaling;
+use crate::gpu::GpuReduction;
 use crate::model::Parts;
 use crate::plan::Plan;
 use crate::shards::SlotShard;
@@ -55,6 +56,8 @@ pub struct Optimizer {
 struct ReplicaState {
     /// From the first step on.
     fused: Option<FusedAllReduce>,
+    /// From the first step on: buckets in the memory of the replica's GPU, where it is on one.
+    on_gpu: Option<Option<GpuReduction>>,
     /// This replica's part of the slots, by bucket, where they are sharded.
     shards: Vec<SlotShard>,
     /// Whole slots of a checkpoint, until the parts are cut from them.

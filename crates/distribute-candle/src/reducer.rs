@@ -4,9 +4,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use candle_core::{DType, Device, Tensor};
-use distribute_collectives::{FusedAllReduce, FusedStep, ReduceOp};
+use distribute_collectives::{FusedStep, ReduceOp};
 use distribute_strategy::{ReplicaContext, STEP_WORDS};
 
+use crate::gpu::{GpuStep, GpuSum};
 use crate::model::Parts;
 use crate::plan::Plan;
 use crate::shards::{GradientShard, ShardedStep};
@@ -28,11 +29,13 @@ pub(crate) struct Reducer {
 }
 
 /// How gradients are summed.
-enum Way {
+pub(crate) enum Way {
     /// Every replica gets all of them.
     Whole(FusedStep<TensorList>),
     /// Each gets a part.
     Sharded(ShardedStep),
+    /// Every replica gets all of them, in its GPU's memory.
+    Gpu(GpuStep),
 }
 
 /// What a step's gradients have become.
@@ -41,6 +44,8 @@ pub(crate) enum Summed {
     Whole(Vec<Reduced>),
     /// This replica's parts of all buckets, and on how many replicas each variable got a gradient.
     Sharded(Vec<GradientShard>, Vec<u32>),
+    /// Variables' gradients in the GPU's memory.
+    Gpu(GpuSum),
 }
 
 /// A variable's gradient, summed over all replicas.
@@ -51,24 +56,19 @@ pub(crate) struct Reduced {
 
 impl Reduced {
     /// In 32 bits at least, for what comes now.
-    fn new(index: usize, gradient: Tensor) -> candle_core::Result<Reduced> {
+    pub(crate) fn new(index: usize, gradient: Tensor) -> candle_core::Result<Reduced> {
         let gradient = if is_short(gradient.dtype()) { gradient.to_dtype(DType::F32)? } else { gradient };
         Ok(Reduced { index, gradient })
     }
 }
 
 impl Reducer {
-    pub(crate) fn new(
-        context: &ReplicaContext,
-        parts: &Arc<Parts>,
-        plan: &Arc<Plan>,
-        fused: Option<&FusedAllReduce>,
-    ) -> Reducer {
+    pub(crate) fn new(context: &ReplicaContext, parts: &Arc<Parts>, plan: &Arc<Plan>, step: Way) -> Reducer {
         Reducer {
             context: context.clone(),
             parts: parts.clone(),
             plan: plan.clone(),
-            step: fused.map_or_else(|| Way::Sharded(ShardedStep::new(plan)), |fused| Way::Whole(fused.begin())),
+            step,
             unplanned: vec![None; parts.variables.len()],
             failure: None,
             communication: Duration::ZERO,
@@ -82,7 +82,7 @@ impl Reducer {
         } else if !self.plan.buckets.contains(index) {
             self.unplanned[index] = Some(gradient);
         } else if self.failure.is_none()
-            && let Err(error) = own(gradient).map_err(Error::from).and_then(|gradient| self.launch(index, gradient))
+            && let Err(error) = self.take(index, gradient)
         {
             self.failure = Some(error);
         }
@@ -104,15 +104,19 @@ impl Reducer {
         let mut flags: Vec<u32> = (0..variables).map(|index| u32::from(came(index))).collect();
         for (index, came) in flags.iter().enumerate() {
             if *came == 0 && self.plan.buckets.contains(index) {
-                self.launch(index, zeros(&self.parts, index)?)?;
+                self.launch(index, zeros(&self.parts, self.context.local_replica_id(), index)?)?;
             }
         }
         flags.extend(self.context.step_words());
+        if let Way::Gpu(_) = self.step {
+            return self.finish_on_gpu(flags);
+        }
         self.launch(self.plan.flags(), Tensor::from_vec(flags, variables + STEP_WORDS, &Device::Cpu)?)?;
         let Reducer { context, parts, plan, step, mut unplanned, mut communication, .. } = self;
         let started = Instant::now();
         let step = match step {
             Way::Whole(step) => step,
+            Way::Gpu(_) => return Err(Error::NoGradient),
             Way::Sharded(step) => {
                 let (shards, flags) = step.finish()?;
                 communication += started.elapsed();
@@ -142,7 +146,7 @@ impl Reducer {
         for index in (0..variables).filter(|index| came_anywhere(*index) && !plan.buckets.contains(*index)) {
             let gradient = match unplanned[index].take() {
                 Some(gradient) => own(gradient)?,
-                None => zeros(&parts, index)?,
+                None => zeros(&parts, context.local_replica_id(), index)?,
             };
             let reduced = context.group().all_reduce_async(list(gradient)?, ReduceOp::Sum)?.wait()?;
             for gradient in reduced.into_tensors() {
@@ -156,7 +160,27 @@ impl Reducer {
         match &self.step {
             Way::Whole(step) => step.has(index),
             Way::Sharded(step) => step.has(index),
+            Way::Gpu(step) => step.has(index),
         }
+    }
+
+    /// As [`finish`](Reducer::finish), of gradients on a GPU.
+    fn finish_on_gpu(self, flags: Vec<u32>) -> Result<(Summed, Duration)> {
+        let Reducer { context, parts, plan, step, mut communication, .. } = self;
+        let Way::Gpu(step) = step else { return Err(Error::NoGradient) };
+        let started = Instant::now();
+        let (sum, flags) = step.finish(flags)?;
+        communication += started.elapsed();
+        context.agree_on_step(words(&flags));
+        match (0..parts.variables.len()).find(|index| flags[*index] > 0 && !plan.buckets.contains(*index)) {
+            Some(index) => Err(Error::LateGradient { name: parts.variables[index].name.clone() }),
+            None => Ok((Summed::Gpu(sum), communication)),
+        }
+    }
+
+    fn take(&mut self, index: usize, gradient: Tensor) -> Result<()> {
+        let gradient = if let Way::Gpu(_) = self.step { gradient } else { own(gradient)? };
+        self.launch(index, gradient)
     }
 
     fn launch(&mut self, index: usize, tensor: Tensor) -> Result<()> {
@@ -164,6 +188,7 @@ impl Reducer {
         match &mut self.step {
             Way::Whole(step) => step.push(self.context.group(), index, list(tensor)?)?,
             Way::Sharded(step) => step.push(self.context.group(), index, tensor)?,
+            Way::Gpu(step) => step.push(index, tensor)?,
         }
         self.communication += started.elapsed();
         Ok(())
@@ -180,9 +205,9 @@ fn list(tensor: Tensor) -> Result<TensorList> {
     TensorList::new(vec![tensor], dtype)
 }
 
-fn zeros(parts: &Parts, index: usize) -> Result<Tensor> {
-    let component = &parts.variables[index].components[0];
-    Ok(Tensor::zeros(component.shape(), component.dtype(), &Device::Cpu)?)
+fn zeros(parts: &Parts, local: usize, index: usize) -> Result<Tensor> {
+    let component = &parts.variables[index].components[local];
+    Ok(Tensor::zeros(component.shape(), component.dtype(), component.device())?)
 }
 
 /// The gradient as a contiguous tensor that shares its storage with no other. Almost always it is that already.

@@ -3,8 +3,9 @@
 use std::cell::RefCell;
 use std::ops::Range;
 
+use candle_core::backend::BackendDevice;
 use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, DType as CandleType, InplaceOp1, Layout, Storage, Tensor};
+use candle_core::{CpuStorage, CudaStorage, DType as CandleType, Device, InplaceOp1, Layout, Storage, Tensor};
 use distribute_device::{BufferMut, BufferRef, DType, Element as Number};
 use distribute_input::{Element, ElementSpec, Pad};
 use distribute_values::{TensorStorage, with_storage};
@@ -23,7 +24,8 @@ impl TensorStorage<Candle> for Tensor {
     }
 
     fn read(&self, visit: &mut dyn FnMut(BufferRef<'_>)) -> distribute_values::Result<()> {
-        let tensor = self.contiguous().map_err(failed("make a tensor contiguous"))?;
+        let tensor = self.to_device(&Device::Cpu).and_then(|tensor| tensor.contiguous());
+        let tensor = tensor.map_err(failed("bring a tensor's elements together"))?;
         let (storage, layout) = tensor.storage_and_layout();
         match &*storage {
             Storage::Cpu(storage) => see(storage, layout, visit).map_err(failed("read a tensor")),
@@ -176,6 +178,14 @@ struct Change<'a>(RefCell<&'a mut dyn FnMut(BufferMut<'_>)>);
 impl InplaceOp1 for Change<'_> {
     fn name(&self) -> &'static str {
         "distribute-change"
+    }
+
+    /// By way of the host; what is done in every step has kernels instead.
+    fn cuda_fwd(&self, storage: &mut CudaStorage, layout: &Layout) -> candle_core::Result<()> {
+        let mut on_host = storage.to_cpu_storage()?;
+        self.cpu_fwd(&mut on_host, layout)?;
+        *storage = storage.device().storage_from_cpu_storage_owned(on_host)?;
+        Ok(())
     }
 
     fn cpu_fwd(&self, storage: &mut CpuStorage, layout: &Layout) -> candle_core::Result<()> {

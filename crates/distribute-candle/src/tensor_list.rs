@@ -19,6 +19,10 @@ impl TensorList {
     pub(crate) fn new(tensors: Vec<Tensor>, dtype: DType) -> Result<TensorList> {
         // Fails here, where errors can be told, rather than when the collective looks at the memory.
         for tensor in &tensors {
+            if !tensor.device().is_cpu() {
+                let problem = "a collective on the host was given a tensor of another device".to_owned();
+                return Err(candle_core::Error::Msg(problem).into());
+            }
             TensorStorage::<Candle>::write(tensor, &mut |_| ())?;
         }
         Ok(TensorList { tensors, dtype })
@@ -29,7 +33,7 @@ impl TensorList {
     }
 }
 
-// SAFETY: a tensor's elements are on the heap and do not move while the tensor lives; the list keeps it alive. The tensors
+// SAFETY: the tensors are on the CPU. A tensor's elements are on the heap and do not move while the tensor lives; the list keeps it alive. The tensors
 // were made for the list, or are parameters outside of a run, so nobody touches their storage meanwhile (`TensorList::new`).
 unsafe impl OwnedBuffers for TensorList {
     fn dtype(&self) -> Option<DType> {

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use candle_core::Tensor;
-use distribute_collectives::{FusedAllReduce, FusionOptions, ReduceOp};
+use distribute_collectives::{Compression, FusedAllReduce, FusionOptions, ReduceOp};
 use distribute_device::{BufferMut, DType, Element};
 use distribute_strategy::ReplicaContext;
 use distribute_values::{Real, UpdateRule, with_storage};
@@ -12,9 +12,10 @@ use distribute_values::{Real, UpdateRule, with_storage};
 use super::accumulated::Sum;
 use super::loss_scale::Scaling;
 use super::{Optimizer, clip, lock};
+use crate::gpu::{GpuReduction, GpuSum};
 use crate::plan::Plan;
-use crate::reducer::{Reduced, Reducer, Summed};
-use crate::shards::{GradientShard, Update};
+use crate::reducer::{Reduced, Reducer, Summed, Way};
+use crate::shards::{GradientShard, ShardedStep, Update};
 use crate::tensor::is_short;
 use crate::{Candle, Error, Result};
 
@@ -32,6 +33,16 @@ impl Optimizer {
             None => self.first_backward(context, local, loss, accumulated)?,
         };
         let (mut summed, communication) = reducer.finish()?;
+        if let Summed::Gpu(sum) = summed {
+            if self.clip.is_none() && scaling.is_none() && self.apply_on_gpu(&sum, local, step)? {
+                let mut state = lock(&self.replicas[local]);
+                state.gradient_norm = None;
+                state.times.total += started.elapsed();
+                state.times.communication += communication;
+                return Ok(());
+            }
+            summed = Summed::Whole(sum.into_tensors(&self.parts, local)?);
+        }
         let finite = match scaling {
             Some(scaling) => unscale(context, &mut summed, scaling.scale)?,
             None => true,
@@ -40,6 +51,8 @@ impl Optimizer {
             _ if !finite => None,
             Summed::Whole(gradients) => self.apply_whole(context, local, step, gradients)?,
             Summed::Sharded(shards, flags) => self.apply_sharded(context, local, step, shards, flags)?,
+            // They have become tensors above.
+            Summed::Gpu(_) => None,
         };
         let mut state = lock(&self.replicas[local]);
         if let Some(scaling) = &mut state.scaling {
@@ -51,6 +64,14 @@ impl Optimizer {
         state.times.total += started.elapsed();
         state.times.communication += communication;
         Ok(())
+    }
+
+    /// Steps all parameters by kernels; false where there is none for the rule.
+    fn apply_on_gpu(&self, sum: &GpuSum, local: usize, step: u64) -> Result<bool> {
+        let slots = |index: usize| -> Vec<Tensor> {
+            self.slots[index].iter().map(|slot| slot.components()[local].clone()).collect()
+        };
+        sum.apply(&self.parts, local, self.rule, (step, self.learning_rate()), &slots)
     }
 
     fn apply_sharded(
@@ -156,9 +177,19 @@ impl Optimizer {
 
     fn reducer(&self, context: &ReplicaContext, local: usize, plan: &Arc<Plan>) -> Result<Reducer> {
         if self.sharded {
-            return Ok(Reducer::new(context, &self.parts, plan, None));
+            return Ok(Reducer::new(context, &self.parts, plan, Way::Sharded(ShardedStep::new(plan))));
         }
         let mut state = lock(&self.replicas[local]);
+        if state.on_gpu.is_none() && !self.parts.shared {
+            state.on_gpu = Some(GpuReduction::new(context, &self.parts, plan)?);
+        }
+        if let Some(Some(reduction)) = &state.on_gpu {
+            if !matches!(self.compression, Compression::None) {
+                let why = "gradients of GPUs are sent as they are; leave compress out";
+                return Err(Error::Combination { what: "compress", other: "a replica on a GPU", why });
+            }
+            return Ok(Reducer::new(context, &self.parts, plan, Way::Gpu(reduction.begin())));
+        }
         let fused = match &mut state.fused {
             Some(fused) => fused,
             none => {
@@ -166,7 +197,7 @@ impl Optimizer {
                 none.insert(FusedAllReduce::with_plan(plan.buckets.clone(), &options)?)
             }
         };
-        Ok(Reducer::new(context, &self.parts, plan, Some(fused)))
+        Ok(Reducer::new(context, &self.parts, plan, Way::Whole(fused.begin())))
     }
 
     /// Adds the gradients of `loss` to those of this replica that wait for its next step.
@@ -260,6 +291,8 @@ fn unscale(context: &ReplicaContext, summed: &mut Summed, scale: f64) -> Result<
             shards.iter_mut().for_each(|shard| shard.change(|x| x / scale));
             Ok(finite[0] == 1)
         }
+        // They have become tensors before.
+        Summed::Gpu(_) => Ok(true),
     }
 }
 

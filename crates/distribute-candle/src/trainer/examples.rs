@@ -5,6 +5,7 @@ use distribute_input::{AUTOTUNE, Dataset, Element, InputOptions};
 use distribute_strategy::{DistributedDataset, Strategy};
 
 use crate::Result;
+use crate::gpu::moved;
 
 /// Some examples: a row of inputs and of targets for each, and a weight if they have one.
 #[derive(Clone, Debug)]
@@ -26,6 +27,18 @@ impl From<(Tensor, Tensor)> for Examples {
 impl From<(Tensor, Tensor, Tensor)> for Examples {
     fn from((inputs, targets, weights): (Tensor, Tensor, Tensor)) -> Examples {
         Examples { inputs, targets, weights: Some(weights) }
+    }
+}
+
+impl Examples {
+    /// The same on a local replica's device.
+    fn on_device(self, strategy: &Strategy, local: usize) -> Result<Examples> {
+        let move_to = |tensor: &Tensor| moved(tensor, strategy, local);
+        Ok(Examples {
+            inputs: move_to(&self.inputs)?,
+            targets: move_to(&self.targets)?,
+            weights: self.weights.as_ref().map(move_to).transpose()?,
+        })
     }
 }
 
@@ -52,7 +65,11 @@ macro_rules! training_data {
     ($($tuple:ty),*) => {$(
         impl TrainingData for Dataset<$tuple> {
             fn distribute(&self, strategy: &Strategy, _: Batching) -> Result<(DistributedDataset<Examples>, usize)> {
-                let batches = strategy.distribute_dataset(self)?.map_replicas(|_, examples| Ok(examples.into()));
+                let replicas = strategy.clone();
+                let batches = strategy.distribute_dataset(self)?.map_replicas(move |local, examples| {
+                    let examples: Examples = examples.into();
+                    Ok(examples.on_device(&replicas, local)?)
+                });
                 Ok((batches, self.batch_size().unwrap_or(1)))
             }
         }
@@ -87,7 +104,9 @@ impl PredictionData for Dataset<Tensor> {
     fn distribute(&self, strategy: &Strategy, _: usize) -> Result<DistributedDataset<Tensor>> {
         // All workers walk the data together: rows then go to replicas in their order, and come back in it.
         let options = InputOptions { deterministic: true, ..InputOptions::default() };
-        Ok(strategy.distribute_dataset_with(self, options)?)
+        let replicas = strategy.clone();
+        let batches = strategy.distribute_dataset_with(self, options)?;
+        Ok(batches.map_replicas(move |local, inputs| Ok(moved(&inputs, &replicas, local)?)))
     }
 }
 

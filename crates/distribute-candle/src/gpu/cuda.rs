@@ -1,0 +1,258 @@
+//! candle's tensors on NVIDIA GPUs, lent to collectives and kernels where they are.
+//!
+//! A replica's gradients are packed into buckets as backward completes them, and reduced in the GPU's memory beside what it
+//! computes meanwhile. The optimizer then reads them from the buckets, and changes parameters and slots in candle's own
+//! memory: nothing is copied to the host. Everything is in the order of the stream that the replica's candle device computes on.
+
+#![expect(unsafe_code, reason = "memory of candle's tensors is lent by its address")]
+
+use std::any::Any;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use candle_core::backend::BackendStorage;
+use candle_core::cuda_backend::CudaStorageSlice;
+use candle_core::cuda_backend::cudarc::driver::{CudaSlice, DevicePtr};
+use candle_core::{DType as CandleType, Device, Storage, Tensor};
+use distribute_collectives::{BucketPlan, DeviceGroup, FusedDeviceAllReduce, FusedDeviceStep, FusedTensor, ReduceOp};
+use distribute_device::cuda::{CudaDevice, CudaStream, FusedStep, StepTensor};
+use distribute_device::{DType, Device as _, DeviceBuffer, Stream};
+use distribute_strategy::{ReplicaContext, Strategy};
+use distribute_values::UpdateRule;
+
+use crate::model::Parts;
+use crate::plan::Plan;
+use crate::reducer::Reduced;
+use crate::tensor::{dtype_of, is_short};
+use crate::{Error, Result};
+
+/// Buckets of a GPU hold at least so many bytes where nobody said otherwise: smaller operations leave its links idle.
+const BUCKET_BYTES: usize = 16 << 20;
+
+/// What [`distribute_collectives::Options::bytes_per_pack`] is where nobody said otherwise.
+const DEFAULT_BYTES_PER_PACK: usize = 1 << 20;
+
+/// A GPU as candle and as this workspace see it, with the stream that candle computes on.
+#[derive(Clone)]
+struct Gpu {
+    device: Arc<CudaDevice>,
+    candle: Device,
+    stream: Arc<CudaStream>,
+}
+
+/// A replica's buckets on its GPU.
+pub(crate) struct GpuReduction {
+    gpu: Gpu,
+    group: Arc<DeviceGroup>,
+    context: ReplicaContext,
+    fused: Arc<FusedDeviceAllReduce>,
+}
+
+/// One step's gradients on their way.
+pub(crate) struct GpuStep {
+    gpu: Gpu,
+    group: Arc<DeviceGroup>,
+    context: ReplicaContext,
+    step: FusedDeviceStep,
+}
+
+/// One step's gradients, summed over all replicas: parts of the buckets.
+pub(crate) struct GpuSum {
+    gpu: Gpu,
+    /// By the variables' indices; those that got a gradient on some replica.
+    gradients: Vec<(usize, DeviceBuffer)>,
+}
+
+pub(super) fn candle_device(strategy: &Strategy, local: usize) -> Result<Device> {
+    // Tensors of two candle devices do not mix, so a device is made once for each replica's place.
+    static MADE: Mutex<Option<HashMap<(u32, String), Device>>> = Mutex::new(None);
+    let device = strategy.open_device(local)?;
+    let (ordinal, name) = (device.logical().physical().index, device.spec().short());
+    let mut made = MADE.lock().unwrap_or_else(PoisonError::into_inner);
+    let made = made.get_or_insert_default();
+    if let Some(device) = made.get(&(ordinal, name.clone())) {
+        return Ok(device.clone());
+    }
+    let device = Device::new_cuda_with_stream(ordinal as usize)?;
+    made.insert((ordinal, name), device.clone());
+    Ok(device)
+}
+
+impl Gpu {
+    /// That of a local replica; none where it is on another device.
+    fn of(strategy: &Strategy, local: usize) -> Result<Option<Gpu>> {
+        let candle = super::candle_device(strategy, local)?;
+        let Device::Cuda(cuda) = &candle else { return Ok(None) };
+        let any: Arc<dyn Any + Send + Sync> = strategy.open_device(local)?;
+        let Ok(device) = any.downcast::<CudaDevice>() else { return Ok(None) };
+        let stream = cuda.cuda_stream();
+        // SAFETY: it is a stream of this GPU's primary context, as all of candle's are, and is kept with it.
+        let stream = unsafe { device.adopt_stream(stream.cu_stream().cast(), Arc::new(stream.clone())) };
+        let stream = Arc::new(stream.map_err(distribute_strategy::Error::from)?);
+        Ok(Some(Gpu { device, candle, stream }))
+    }
+
+    /// A tensor's memory; it must be contiguous.
+    fn lend(&self, tensor: &Tensor) -> Result<DeviceBuffer> {
+        let (storage, layout) = tensor.storage_and_layout();
+        let refuse = |problem: &str| Err(candle_core::Error::Msg(problem.to_owned()).into());
+        let Storage::Cuda(storage) = &*storage else { return refuse("a tensor of a GPU's replica is not on the GPU") };
+        let Some((start, end)) = layout.contiguous_offsets() else { return refuse("a tensor is not contiguous") };
+        let stream = storage.device().cuda_stream();
+        fn address<T>(slice: &CudaSlice<T>, stream: &candle_core::cuda_backend::cudarc::driver::CudaStream) -> u64 {
+            // candle computes on this stream only, so what guards the access has nothing to wait for.
+            slice.device_ptr(stream).0
+        }
+        let address = match &storage.slice {
+            CudaStorageSlice::F32(slice) => address(slice, &stream),
+            CudaStorageSlice::F64(slice) => address(slice, &stream),
+            CudaStorageSlice::F16(slice) => address(slice, &stream),
+            CudaStorageSlice::BF16(slice) => address(slice, &stream),
+            _ => return refuse("only floating-point tensors are trained on GPUs"),
+        };
+        let size = tensor.dtype().size_in_bytes();
+        let owner = Arc::new(tensor.clone());
+        // SAFETY: the range is inside the tensor's storage, which lives as long as the tensor. Work on it is given to streams
+        // that candle's stream waits for before the tensor is let go of (`FusedDeviceStep`), or to candle's own.
+        Ok(unsafe { self.device.lend(address + (start * size) as u64, (end - start) * size, owner) })
+    }
+}
+
+impl GpuReduction {
+    /// For a replica on a GPU; every replica calls this in its first step.
+    pub(crate) fn new(context: &ReplicaContext, parts: &Parts, plan: &Plan) -> Result<Option<GpuReduction>> {
+        let Some(gpu) = Gpu::of(context.strategy(), context.local_replica_id())? else { return Ok(None) };
+        let group = context.device_group()?;
+        let tensors = &plan.buckets.tensors()[..parts.variables.len()];
+        let members = plan.buckets.buckets().iter().flat_map(|bucket| bucket.members.iter().copied());
+        let order: Vec<usize> = members.filter(|index| *index < tensors.len()).collect();
+        let total = tensors.iter().map(|tensor| tensor.len() * tensor.dtype.size_bytes()).sum();
+        let bucket_bytes = match context.group().bytes_per_pack(total) {
+            DEFAULT_BYTES_PER_PACK => BUCKET_BYTES,
+            chosen => chosen,
+        };
+        let buckets = BucketPlan::new(tensors, &order, bucket_bytes);
+        let fused = Arc::new(FusedDeviceAllReduce::new(&group, buckets, ReduceOp::Sum)?);
+        Ok(Some(GpuReduction { gpu, group, context: context.clone(), fused }))
+    }
+
+    pub(crate) fn begin(&self) -> GpuStep {
+        let GpuReduction { gpu, group, context, fused } = self;
+        GpuStep { gpu: gpu.clone(), group: group.clone(), context: context.clone(), step: fused.begin() }
+    }
+}
+
+impl GpuStep {
+    /// Takes a gradient, and begins to reduce its bucket if that is now full.
+    pub(crate) fn push(&mut self, index: usize, gradient: Tensor) -> Result<()> {
+        let gradient = self.gpu.lend(&gradient.detach().contiguous()?)?;
+        Ok(self.step.push(&self.group, index, gradient, &*self.gpu.stream)?)
+    }
+
+    pub(crate) fn has(&self, index: usize) -> bool {
+        self.step.has(index)
+    }
+
+    /// Waits for no gradient, only orders what comes after: with the flags of all variables, which the host exchanges.
+    pub(crate) fn finish(self, mut flags: Vec<u32>) -> Result<(GpuSum, Vec<u32>)> {
+        let GpuStep { gpu, context, step, .. } = self;
+        context.group().all_reduce(&mut flags, ReduceOp::Sum)?;
+        let gradients = step.finish(&*gpu.stream)?;
+        let gradients = gradients.into_iter().filter(|(index, _)| flags[*index] > 0).collect();
+        Ok((GpuSum { gpu, gradients }, flags))
+    }
+}
+
+impl GpuSum {
+    /// The gradients as tensors of their own, for what there is no kernel for.
+    pub(crate) fn into_tensors(self, parts: &Parts, local: usize) -> Result<Vec<Reduced>> {
+        let GpuSum { gpu, gradients, .. } = self;
+        gradients
+            .into_iter()
+            .map(|(index, part)| {
+                let parameter = &parts.variables[index].components[local];
+                let gradient = Tensor::zeros(parameter.shape(), parameter.dtype(), &gpu.candle)?;
+                gpu.stream.copy(&part, &gpu.lend(&gradient)?).map_err(distribute_strategy::Error::from)?;
+                Ok(Reduced::new(index, gradient)?)
+            })
+            .collect()
+    }
+
+    /// Steps all parameters of a replica in few launches; false where there is no kernel for the rule.
+    ///
+    /// `(step, rate)`: the number of the step, from 1, and the learning rate. `slots`: a variable's slots on this replica, and
+    /// behind them the master copy of one of 16 bits.
+    pub(crate) fn apply(
+        &self,
+        parts: &Parts,
+        local: usize,
+        rule: UpdateRule,
+        (step, rate): (u64, f64),
+        slots: &dyn Fn(usize) -> Vec<Tensor>,
+    ) -> Result<bool> {
+        let Some(fused) = fused(rule, step, rate) else { return Ok(false) };
+        let stream = &self.gpu.stream;
+        let device = |error| Error::from(distribute_strategy::Error::from(error));
+        for dtype in [DType::F32, DType::F64] {
+            let mut tensors: Vec<(DeviceBuffer, DeviceBuffer, Vec<DeviceBuffer>)> = Vec::new();
+            let mut rounded: Vec<(DeviceBuffer, DType, DeviceBuffer)> = Vec::new();
+            for (index, gradient) in &self.gradients {
+                let parameter = &parts.variables[*index].components[local];
+                let short = is_short(parameter.dtype());
+                let computed = if parameter.dtype() == CandleType::F64 { DType::F64 } else { DType::F32 };
+                if computed != dtype {
+                    continue;
+                }
+                let mut kept = slots(*index);
+                let lent = self.gpu.lend(parameter)?;
+                let (target, gradient) = match kept.pop_if(|_| short) {
+                    Some(master) => {
+                        let from = dtype_of(parameter.dtype())?;
+                        let wide = self.gpu.device.allocate(4 * parameter.elem_count()).map_err(device)?;
+                        stream.cast(from, gradient, DType::F32, &wide).map_err(device)?;
+                        let master = self.gpu.lend(&master)?;
+                        rounded.push((master.clone(), from, lent));
+                        (master, wide)
+                    }
+                    None => (lent, gradient.clone()),
+                };
+                let kept = kept.iter().map(|slot| self.gpu.lend(slot)).collect::<Result<Vec<DeviceBuffer>>>()?;
+                tensors.push((target, gradient, kept));
+            }
+            let slots: Vec<Vec<&DeviceBuffer>> = tensors.iter().map(|(_, _, kept)| kept.iter().collect()).collect();
+            let all: Vec<StepTensor<'_>> = tensors
+                .iter()
+                .zip(&slots)
+                .map(|((parameters, gradients, _), slots)| StepTensor { parameters, gradients, slots })
+                .collect();
+            stream.step(fused, dtype, &all).map_err(device)?;
+            for (master, to, parameter) in &rounded {
+                stream.cast(DType::F32, master, *to, parameter).map_err(device)?;
+            }
+        }
+        Ok(true)
+    }
+}
+
+/// The kernel of one step of a rule, where there is one.
+fn fused(rule: UpdateRule, step: u64, rate: f64) -> Option<FusedStep> {
+    let power = i32::try_from(step).unwrap_or(i32::MAX);
+    match rule {
+        UpdateRule::Sgd { momentum, nesterov } => Some(FusedStep::Sgd { rate, momentum, nesterov }),
+        UpdateRule::Adam { beta1, beta2, epsilon, weight_decay } => Some(FusedStep::Adam {
+            rate: rate / (1.0 - beta1.powi(power)),
+            scale: 1.0 / (1.0 - beta2.powi(power)),
+            keep: 1.0 - rate * weight_decay,
+            beta1,
+            beta2,
+            epsilon,
+        }),
+        _ => None,
+    }
+}
+
+impl std::fmt::Debug for GpuReduction {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("GpuReduction").field("group", &self.group).finish_non_exhaustive()
+    }
+}
