@@ -6,6 +6,10 @@ use std::process::Command;
 pub(crate) fn run() -> Result<(), String> {
     cargo(&["fmt", "--all", "--check"])?;
     cargo(&["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"])?;
+    // In the workspace the checks of GPUs turn CUDA on for all.
+    for package in ["distribute-device", "distribute-collectives", "distribute-cli"] {
+        cargo(&["clippy", "--package", package, "--all-targets", "--locked", "--", "-D", "warnings"])?;
+    }
     match installed("deny") {
         // Not the advisories: their database comes from the network.
         true => cargo(&["deny", "--workspace", "check", "bans", "licenses", "sources"])?,
@@ -72,7 +76,10 @@ pub(crate) fn miri() -> Result<(), String> {
 
 fn doc() -> Result<(), String> {
     let mut command = Command::new(env!("CARGO"));
-    command.args(["doc", "--workspace", "--no-deps", "--all-features", "--locked"]).env("RUSTDOCFLAGS", "-D warnings");
+    // All features but candle-cuda, which needs nvcc.
+    let features = "distribute/cuda,distribute/prometheus,distribute-cli/cuda,distribute-input/full";
+    command.args(["doc", "--workspace", "--no-deps", "--locked", "--features", features]);
+    command.env("RUSTDOCFLAGS", "-D warnings");
     status(command, "cargo doc")
 }
 

@@ -111,3 +111,49 @@ fn nccl_reduces_in_any_order_of_streams() {
     ];
     holds("nccl_reduces_in_any_order_of_streams", "nccl", &settings);
 }
+
+#[test]
+fn replicas_of_a_strategy_reduce_in_the_memory_of_their_parts_of_a_gpu() {
+    use distribute_collectives::ReduceOp;
+    use distribute_device::{DType, DeviceKind, Devices, HostBuffer};
+    use distribute_strategy::{Error, MirroredStrategy};
+
+    let test = "replicas_of_a_strategy_reduce_in_the_memory_of_their_parts_of_a_gpu";
+    if !simulated_cuda::inside(test, &[("SIMULATED_CUDA_DEVICES", "1"), ("DISTRIBUTE_KERNEL_CACHE", "")]) {
+        return;
+    }
+    let absent = MirroredStrategy::builder().devices(["GPU:0", "GPU:1"]).build().unwrap_err().to_string();
+    assert!(absent.contains("GPU:1") && absent.contains("this process has GPU:0"), "{absent}");
+    let halves = Devices::local().split(DeviceKind::Gpu, 0, &[Some(1 << 20), Some(1 << 20)]).unwrap();
+    let builder = MirroredStrategy::builder().devices(["GPU:0", "GPU:1"]).logical_devices(halves);
+    let strategy = builder.build().unwrap();
+    assert_eq!(strategy.describe(), "Mirrored 2 replicas (GPU:0, GPU:1)");
+    for round in 0..3 {
+        let sums = strategy.run_with((), |context, ()| {
+            let group = context.device_group()?;
+            assert!(group.chosen().contains("GPU:0 and GPU:1 are on one GPU"), "{}", group.chosen());
+            let (device, deadline) = (group.device(), std::time::Instant::now() + std::time::Duration::from_secs(20));
+            let (stream, values) = (device.create_stream()?, device.allocate(8)?);
+            assert!(matches!(device.allocate(2 << 20), Err(distribute_device::Error::DeviceMemory { .. })));
+            let mine = [context.replica_id() as f32 + 1.0, round as f32];
+            stream.copy_from_host(HostBuffer::from_slice(&mine)?, 0, &values)?;
+            group.all_reduce(&values, DType::F32, ReduceOp::Sum, &*stream)?;
+            let sum = stream.copy_to_host(&values, device.allocate_host(8)?, 0)?.wait(deadline)?;
+            Ok::<_, Error>(sum.as_slice::<f32>()?.to_vec())
+        });
+        for sum in strategy.local_results(&sums.unwrap()) {
+            assert_eq!(sum, [3.0, 2.0 * round as f32]);
+        }
+        // A run that fails leaves no group; the next one makes its own.
+        let failed = strategy.run_with((), |context, ()| match context.replica_id() {
+            0 => Err(Error::Merge { replica: 0, problem: "as this test wants it".to_owned() }),
+            _ => {
+                let (group, values) = (context.device_group()?, strategy.open_device(1)?.allocate(4)?);
+                let stream = group.device().create_stream()?;
+                Ok(group.all_reduce(&values, DType::F32, ReduceOp::Sum, &*stream)?)
+            }
+        });
+        let told = failed.unwrap_err().to_string();
+        assert!(told.contains("as this test wants it"), "{told}");
+    }
+}

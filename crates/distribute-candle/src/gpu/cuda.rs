@@ -14,7 +14,7 @@ use candle_core::backend::BackendStorage;
 use candle_core::cuda_backend::CudaStorageSlice;
 use candle_core::cuda_backend::cudarc::driver::{CudaSlice, DevicePtr};
 use candle_core::{DType as CandleType, Device, Storage, Tensor};
-use distribute_collectives::{BucketPlan, DeviceGroup, FusedDeviceAllReduce, FusedDeviceStep, FusedTensor, ReduceOp};
+use distribute_collectives::{BucketPlan, DeviceGroup, FusedDeviceAllReduce, FusedDeviceStep, ReduceOp};
 use distribute_device::cuda::{CudaDevice, CudaStream, FusedStep, StepTensor};
 use distribute_device::{DType, Device as _, DeviceBuffer, Stream};
 use distribute_strategy::{ReplicaContext, Strategy};

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{RecvTimeoutError, Sender, bounded};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use distribute_device::cuda::{CudaDevice, CudaStream};
 use distribute_device::{DType, Device, DeviceBuffer, Event, Stream};
 use nccl_sys::{Code, Comm, Config, DataType, Library, Progress, RedOp, UniqueId};
@@ -34,8 +34,10 @@ const FAREWELL: Duration = Duration::from_secs(10);
 pub(super) struct NcclWay {
     shared: Arc<Shared>,
     device: Arc<dyn Device>,
-    /// Disconnects when this is dropped; the thread that watches then ends the communicator.
-    _stop: Sender<()>,
+    /// Present until drop; the thread that watches then ends the communicator.
+    stop: Option<Sender<()>>,
+    /// Disconnects when it has.
+    ended: Receiver<()>,
 }
 
 /// What the calling thread and the watching one use.
@@ -71,10 +73,12 @@ impl NcclWay {
         shared.join()?;
         let shared = Arc::new(shared);
         let (stop, stopped) = bounded::<()>(0);
+        let (watching, ended) = bounded::<()>(0);
         let watcher = Arc::clone(&shared);
         thread::Builder::new()
             .name(format!("nccl-watch/{}", group.rank().0))
             .spawn(move || {
+                let _watching = watching;
                 while stopped.recv_timeout(WATCH) == Err(RecvTimeoutError::Timeout) {
                     if !watcher.look() {
                         return;
@@ -83,7 +87,7 @@ impl NcclWay {
                 watcher.leave();
             })
             .map_err(|error| failed(group, "starting the thread that watches it", &error))?;
-        Ok(NcclWay { shared, device: Arc::clone(device), _stop: stop })
+        Ok(NcclWay { shared, device: Arc::clone(device), stop: Some(stop), ended })
     }
 }
 
@@ -294,6 +298,14 @@ impl Way for NcclWay {
         work.stream.wait(&*done).map_err(failed)?;
         lock(&shared.pending).push_back(done);
         Ok(())
+    }
+}
+
+impl Drop for NcclWay {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        // A process that ends in the middle of this would look like a lost peer to the others.
+        let _ = self.ended.recv_timeout(2 * FAREWELL);
     }
 }
 

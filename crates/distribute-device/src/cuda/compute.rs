@@ -120,7 +120,7 @@ struct ScaleParams {
     factor: f64,
 }
 
-/// Of `cast` and `finite`.
+/// Of `cast` and `flag_non_finite`.
 #[repr(C)]
 struct TwoParams {
     from: u64,
@@ -280,7 +280,7 @@ impl CudaStream {
             return Err(Error::Operands { operation: WHAT, problem });
         }
         let params = TwoParams { from: places[0].pointer, to: places[1].pointer, count, vectors };
-        self.launch(WHAT, Module::Finite(dtype), "finite", self.threads_for(count, vectors), &params, &places)
+        self.launch(WHAT, Module::Finite(dtype), "flag_non_finite", self.threads_for(count, vectors), &params, &places)
     }
 
     /// One step of an optimizer on all elements of many tensors: parameters and slots change in place.

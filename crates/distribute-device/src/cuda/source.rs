@@ -21,7 +21,7 @@ pub(super) enum Module {
         /// Of the destination.
         to: DType,
     },
-    /// `finite`.
+    /// `flag_non_finite`.
     Finite(DType),
     /// `sgd`, `sgd_momentum`, `sgd_nesterov`, `adam` on up to so many tensors.
     Step {

@@ -18,7 +18,7 @@ typedef union {
 
 #define IS_FINITE(bits) (((bits) & EXPONENT) != EXPONENT)
 
-KERNEL(finite, FiniteParams, 512)
+KERNEL(flag_non_finite, FiniteParams, 512)
 {
     u32 found = 0;
     for (u64 at = FIRST_THREAD_OF_GRID; at < p.vectors; at += THREADS_OF_GRID) {
