@@ -8,6 +8,7 @@ mod devices;
 mod folder;
 mod glibc;
 mod host;
+mod kernels;
 mod limits;
 mod nccl;
 mod network;
@@ -70,8 +71,9 @@ fn machine(seen: &Seen) -> Vec<Check> {
         host::memory(seen),
     ];
     checks.extend(devices::devices(seen, &found, absence));
+    checks.push(devices::driver(seen));
+    checks.extend(kernels::kernels());
     checks.extend([
-        devices::driver(seen),
         nccl::nccl(found.iter().any(|device| device.kind == DeviceKind::Gpu)),
         shared_memory::dev_shm(seen, Space::of(&seen.path("/dev/shm"))),
         shared_memory::ptrace(seen),

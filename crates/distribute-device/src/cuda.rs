@@ -45,18 +45,21 @@ mod gpu;
 mod memory;
 mod source;
 mod stream;
+mod tables;
 mod topology;
 
 use std::any::Any;
 use std::ffi::c_void;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::sys;
 
-pub use self::compute::{Combine, FusedStep, MAX_BUFFERS, StepTensor};
+pub use self::compiler::compiler_version;
+pub use self::compute::{Combine, MAX_BUFFERS};
 pub use self::gpu::{GpuInfo, gpus};
 pub use self::stream::{CudaStream, Timestamp};
+pub use self::tables::{FusedStep, StepTensor};
 pub use self::topology::{Link, Topology};
 
 use self::event::CudaEvent;
@@ -75,6 +78,7 @@ pub struct CudaDevice {
     gpu: Arc<Gpu>,
     pool: Arc<Pool>,
     streams: AtomicU32,
+    collectives: Mutex<Option<Arc<CudaStream>>>,
 }
 
 impl CudaDevice {
@@ -86,7 +90,7 @@ impl CudaDevice {
         let gpu = Gpu::open(logical.physical().index)?;
         gpu.bind()?;
         let pool = Arc::new(Pool::new(&gpu, logical.memory_limit_bytes())?);
-        Ok(CudaDevice { logical, gpu, pool, streams: AtomicU32::new(0) })
+        Ok(CudaDevice { logical, gpu, pool, streams: AtomicU32::new(0), collectives: Mutex::default() })
     }
 
     /// What the driver says of the physical GPU.
@@ -125,6 +129,31 @@ impl CudaDevice {
     pub fn stream(&self) -> Result<CudaStream> {
         self.gpu.bind()?;
         Ok(self.named(RawStream::new(&self.gpu)?))
+    }
+
+    /// The one stream for what must run in one order on this device, whoever enqueues it: collectives of several groups, which
+    /// would wait for each other for ever if two GPUs began them in different orders.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`] where the driver refuses.
+    ///
+    /// # Source
+    /// "Using multiple NCCL communicators concurrently" in NCCL's user guide.
+    pub fn collective_stream(&self) -> Result<Arc<CudaStream>> {
+        let mut held = self.collectives.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(stream) = &*held {
+            return Ok(Arc::clone(stream));
+        }
+        Ok(Arc::clone(held.insert(Arc::new(self.stream()?))))
+    }
+
+    /// Lets go of a stream that [`collective_stream`](CudaDevice::collective_stream) gave and that has failed: who asks next gets
+    /// a new one.
+    pub fn replace_collective_stream(&self, failed: &Arc<CudaStream>) {
+        let mut held = self.collectives.lock().unwrap_or_else(PoisonError::into_inner);
+        if held.as_ref().is_some_and(|held| Arc::ptr_eq(held, failed)) {
+            *held = None;
+        }
     }
 
     /// A stream that somebody else made, such as a tensor library.

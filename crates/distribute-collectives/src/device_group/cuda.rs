@@ -61,12 +61,17 @@ fn cuda(device: &dyn Device) -> Option<&CudaDevice> {
 fn own_stream(group: &ProcessGroup, device: &dyn Device) -> Result<CudaStream> {
     let stream = match cuda(device) {
         Some(device) => device.stream(),
-        None => Err(distribute_device::Error::Foreign {
-            what: "device",
-            owner: device.spec().to_string(),
-            user: "collectives on GPUs".to_owned(),
-            remedy: "give a device of the feature cuda",
-        }),
+        None => Err(no_gpu(device)),
     };
     stream.map_err(|error| device_error(group, error))
+}
+
+/// What cannot be: a GPU's way was chosen for another device.
+fn no_gpu(device: &dyn Device) -> distribute_device::Error {
+    distribute_device::Error::Foreign {
+        what: "device",
+        owner: device.spec().to_string(),
+        user: "collectives on GPUs".to_owned(),
+        remedy: "give a device of the feature cuda",
+    }
 }

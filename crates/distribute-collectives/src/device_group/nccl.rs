@@ -2,7 +2,6 @@
 
 #![expect(unsafe_code, reason = "calls of NCCL, which takes pointers and handles on trust")]
 
-use std::any::Any;
 use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
 use std::ptr;
@@ -16,7 +15,7 @@ use distribute_device::{DType, Device, DeviceBuffer, Event, Stream};
 use nccl_sys::{Code, Comm, Config, DataType, Library, Progress, RedOp, UniqueId};
 
 use super::super::{Way, Work, device_error};
-use super::own_stream;
+use super::{cuda, no_gpu};
 use crate::call::Kind;
 use crate::team::lock;
 use crate::{Error, ProcessGroup, Rank, ReduceOp, Result};
@@ -46,8 +45,8 @@ struct Shared {
     library: Library,
     /// None after an abort. Calls do not block, so neither does waiting for this.
     communicator: Mutex<Option<Communicator>>,
-    /// All collectives of this rank run here, so those of one communicator are in one order on every rank.
-    stream: CudaStream,
+    /// All collectives of this device run here, also those of other groups, so they are in one order on every rank.
+    stream: Arc<CudaStream>,
     device: Arc<dyn Device>,
     /// The ends of collectives that have not ended yet.
     pending: Mutex<VecDeque<Arc<dyn Event>>>,
@@ -60,7 +59,11 @@ unsafe impl Send for Communicator {}
 
 impl NcclWay {
     pub(super) fn new(group: &Arc<ProcessGroup>, device: &Arc<dyn Device>) -> Result<NcclWay> {
-        let stream = own_stream(group, &**device)?;
+        let stream = match cuda(&**device) {
+            Some(device) => device.collective_stream(),
+            None => Err(no_gpu(&**device)),
+        };
+        let stream = stream.map_err(|error| device_error(group, error))?;
         let library = Library::load().map_err(|error| failed(group, "opening the library", &error))?;
         let shared = Shared {
             group: Arc::clone(group),
@@ -199,6 +202,9 @@ impl Shared {
         if let Some(pending) = lock(&self.pending).front() {
             self.stream.fail(&**pending, "a collective by NCCL", reason);
         }
+        if let Some(device) = cuda(&*self.device) {
+            device.replace_collective_stream(&self.stream);
+        }
         if let (Some(Communicator(comm)), Ok(())) = (communicator, self.make_current()) {
             // SAFETY: it was taken out, so nobody uses it any more.
             let _ = unsafe { self.library.comm_abort(comm) };
@@ -238,8 +244,7 @@ impl Shared {
     }
 
     fn make_current(&self) -> Result<()> {
-        let any: &dyn Any = &*self.device;
-        let current = any.downcast_ref::<CudaDevice>().map_or(Ok(()), CudaDevice::make_current);
+        let current = cuda(&*self.device).map_or(Ok(()), CudaDevice::make_current);
         current.map_err(|error| device_error(&self.group, error))
     }
 

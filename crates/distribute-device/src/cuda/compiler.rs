@@ -31,6 +31,18 @@ pub(super) struct Compiler {
     architectures: Vec<u32>,
 }
 
+/// NVRTC's version, major and minor: without it there are no kernels.
+///
+/// # Errors
+/// [`Error::Nvrtc`] where it is not found or does not answer.
+///
+/// # Source
+/// `nvrtcVersion`.
+pub fn compiler_version() -> Result<(u32, u32)> {
+    let (major, minor) = Compiler::find()?.version;
+    Ok((u32::try_from(major).unwrap_or_default(), u32::try_from(minor).unwrap_or_default()))
+}
+
 /// Results are those of the CPU bit for bit only where products and sums are not fused.
 const OPTIONS: [&str; 2] = ["--fmad=false", "--std=c++17"];
 

@@ -50,11 +50,11 @@ impl Module {
     pub(super) fn all() -> Vec<Module> {
         let floats: Vec<DType> = DType::ALL.into_iter().filter(|dtype| dtype.is_float()).collect();
         let casts = floats.iter().flat_map(|from| floats.iter().map(|to| Module::Cast { from: *from, to: *to }));
-        let packs = super::compute::PACK_CAPACITIES.map(|capacity| Module::Pack { capacity });
+        let packs = super::tables::PACK_CAPACITIES.map(|capacity| Module::Pack { capacity });
         let mut all: Vec<Module> = casts.chain(packs).collect();
         all.extend(DType::ALL.map(Module::Reduce));
         all.extend(floats.iter().flat_map(|dtype| [Module::Scale(*dtype), Module::Finite(*dtype)]));
-        for capacity in super::compute::STEP_CAPACITIES {
+        for capacity in super::tables::STEP_CAPACITIES {
             all.extend([DType::F32, DType::F64].map(|dtype| Module::Step { dtype, capacity }));
         }
         all

@@ -64,6 +64,19 @@ impl Topology {
     }
 }
 
+impl Link {
+    /// What it is, in words.
+    pub const fn words(self) -> &'static str {
+        match self {
+            Link::Same => "the same GPU",
+            Link::NvLink => "NVLink",
+            Link::Pcie => "PCI Express below one port",
+            Link::Host => "PCI Express through the processor",
+            Link::Staged => "copies through the host",
+        }
+    }
+}
+
 impl fmt::Display for Link {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
