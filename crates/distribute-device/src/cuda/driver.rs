@@ -18,9 +18,10 @@ pub(crate) struct Driver {
 }
 
 /// What this module calls beyond CUDA 11.0; a driver that lacks one of these is too old.
-const NEEDED: [&str; 10] = [
+const NEEDED: [&str; 11] = [
     "cuInit",
     "cuDeviceGetCount",
+    "cuDeviceGetUuid_v2",
     "cuMemPoolCreate",
     "cuMemPoolDestroy",
     "cuMemPoolSetAccess",

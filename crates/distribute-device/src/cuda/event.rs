@@ -17,6 +17,9 @@ const SPIN: Duration = Duration::from_micros(50);
 /// Longest sleep between two looks.
 const NAP: Duration = Duration::from_micros(200);
 
+/// The driver that brought the function which the bindings call for times; they panic without it.
+const TIMING_SINCE: (u32, u32) = (12, 8);
+
 /// An event of a GPU.
 #[derive(Debug)]
 pub(super) struct CudaEvent {
@@ -95,6 +98,14 @@ impl Mark {
 
     /// The time from this mark to a later one.
     pub(super) fn until(&self, later: &Mark) -> Result<Duration> {
+        let (major, minor) = self.gpu.info.driver_cuda;
+        if (major, minor) < TIMING_SINCE {
+            return Err(Error::Cuda {
+                operation: "asking for the time between two events",
+                device: self.gpu.info.name.clone(),
+                cause: format!("the driver is for CUDA {major}.{minor}; update it to one for 12.8 or newer"),
+            });
+        }
         let ms = self.event.elapsed_ms(&later.event);
         let ms = ms.map_err(|error| self.gpu.failed("asking for the time between two events", error))?;
         Ok(Duration::from_secs_f64(f64::from(ms.max(0.0)) / 1e3))

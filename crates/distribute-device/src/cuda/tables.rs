@@ -1,5 +1,6 @@
 //! Kernels that take many tensors at once, named in a table among their parameters.
 
+use super::compiler::compiler_version;
 use super::compute::extent;
 use super::source::Module;
 use super::stream::{CudaStream, Place};
@@ -161,7 +162,7 @@ impl CudaStream {
             }
         }
         let [small, large] = STEP_CAPACITIES;
-        let capacity = if self.takes_large_parameters() && stepped.len() > small { large } else { small };
+        let capacity = if stepped.len() > small && self.takes_large_parameters() { large } else { small };
         for tensors in stepped.chunks_mut(capacity) {
             let mut blocks = 0;
             for tensor in tensors.iter_mut() {
@@ -193,9 +194,10 @@ impl CudaStream {
         self.launch("stepping an optimizer", module, kernel, blocks, &params, places)
     }
 
-    /// Whether kernels may have 32 KiB of parameters instead of 4.
+    /// Whether kernels may have 32 KiB of parameters instead of 4: driver and compiler must know how.
     fn takes_large_parameters(&self) -> bool {
-        self.gpu().info.driver_cuda >= (12, 1)
+        const SINCE: (u32, u32) = (12, 1);
+        self.gpu().info.driver_cuda >= SINCE && compiler_version().is_ok_and(|version| version >= SINCE)
     }
 
     fn pieces(
@@ -230,7 +232,7 @@ impl CudaStream {
             }
         }
         let [small, large] = PACK_CAPACITIES;
-        let capacity = if self.takes_large_parameters() && pieces.len() > small { large } else { small };
+        let capacity = if pieces.len() > small && self.takes_large_parameters() { large } else { small };
         for pieces in pieces.chunks(capacity) {
             if capacity == small {
                 self.launch_pieces::<{ PACK_CAPACITIES[0] }>(what, kernel, whole.pointer, pieces, &places)?;
