@@ -236,17 +236,11 @@ impl GpuSum {
 
 /// The kernel of one step of a rule, where there is one.
 fn fused(rule: UpdateRule, step: u64, rate: f64) -> Option<FusedStep> {
-    let power = i32::try_from(step).unwrap_or(i32::MAX);
     match rule {
         UpdateRule::Sgd { momentum, nesterov } => Some(FusedStep::Sgd { rate, momentum, nesterov }),
-        UpdateRule::Adam { beta1, beta2, epsilon, weight_decay } => Some(FusedStep::Adam {
-            rate: rate / (1.0 - beta1.powi(power)),
-            scale: 1.0 / (1.0 - beta2.powi(power)),
-            keep: 1.0 - rate * weight_decay,
-            beta1,
-            beta2,
-            epsilon,
-        }),
+        UpdateRule::Adam { beta1, beta2, epsilon, weight_decay } => {
+            Some(FusedStep::adam(step, rate, [beta1, beta2], epsilon, weight_decay))
+        }
         _ => None,
     }
 }

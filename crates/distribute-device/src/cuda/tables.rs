@@ -267,6 +267,28 @@ impl CudaStream {
 }
 
 impl FusedStep {
+    /// The step of a number, from 1, of Adam, or of AdamW where there is weight decay; bias corrections go into its factors.
+    ///
+    /// # Source
+    /// Kingma and Ba, "Adam: A method for stochastic optimization", 2015, end of section 2.
+    pub fn adam(
+        number: u64,
+        learning_rate: f64,
+        [beta1, beta2]: [f64; 2],
+        epsilon: f64,
+        weight_decay: f64,
+    ) -> FusedStep {
+        let correction = |beta: f64| 1.0 - beta.powi(i32::try_from(number).unwrap_or(i32::MAX));
+        FusedStep::Adam {
+            rate: learning_rate / correction(beta1),
+            scale: 1.0 / correction(beta2),
+            keep: 1.0 - learning_rate * weight_decay,
+            beta1,
+            beta2,
+            epsilon,
+        }
+    }
+
     /// The kernel, the slots that it keeps, and its factors.
     fn kernel(self) -> (&'static str, usize, [f64; 6]) {
         match self {

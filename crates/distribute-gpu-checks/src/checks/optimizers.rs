@@ -35,17 +35,12 @@ fn steps(gpus: &Gpus) -> Result<Outcome> {
 }
 
 /// The fused form of one step of a rule.
-fn fused(rule: UpdateRule, number: i32) -> Option<FusedStep> {
+fn fused(rule: UpdateRule, number: u64) -> Option<FusedStep> {
     match rule {
         UpdateRule::Sgd { momentum, nesterov } => Some(FusedStep::Sgd { rate: RATE, momentum, nesterov }),
-        UpdateRule::Adam { beta1, beta2, epsilon, weight_decay } => Some(FusedStep::Adam {
-            rate: RATE / (1.0 - beta1.powi(number)),
-            scale: 1.0 / (1.0 - beta2.powi(number)),
-            keep: 1.0 - RATE * weight_decay,
-            beta1,
-            beta2,
-            epsilon,
-        }),
+        UpdateRule::Adam { beta1, beta2, epsilon, weight_decay } => {
+            Some(FusedStep::adam(number, RATE, [beta1, beta2], epsilon, weight_decay))
+        }
         _ => None,
     }
 }
@@ -71,9 +66,9 @@ fn run<T: Real>(gpus: &Gpus, rule: UpdateRule, count: usize) -> Result<()> {
         let tensor = StepTensor { parameters: &parameters, gradients: &gradients, slots: &slots };
         step.map_or(Ok(()), |step| stream.step(step, T::DTYPE, &[tensor]))?;
         let mut all: Vec<&mut [T]> = slots_on_cpu.iter_mut().map(Vec::as_mut_slice).collect();
-        rule.update(number as u64, RATE, &mut on_cpu, &elements::<T>(&gradient), &mut all);
+        rule.update(number, RATE, &mut on_cpu, &elements::<T>(&gradient), &mut all);
         let mut all: Vec<&mut [f64]> = slots_of_reference.iter_mut().map(Vec::as_mut_slice).collect();
-        rule.update(number as u64, RATE, &mut reference, &wide(T::DTYPE, &gradient), &mut all);
+        rule.update(number, RATE, &mut reference, &wide(T::DTYPE, &gradient), &mut all);
     }
     let result = get(&device, &stream, &parameters)?;
     same(&what, &result, &bytes(&on_cpu))?;
