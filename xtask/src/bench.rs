@@ -5,6 +5,7 @@ use clap::Subcommand;
 use self::collective::Operation;
 
 pub(crate) mod collective;
+mod cuda;
 mod input;
 mod latency;
 mod limits;
@@ -33,6 +34,8 @@ pub(crate) enum Bench {
     Input(input::Flags),
     /// Training of a small model on several arrangements of replicas.
     Train(train::Flags),
+    /// Copies, kernels and collectives of the GPUs here.
+    Cuda(cuda::Flags),
     /// Training against parameter servers, and what it moves.
     Ps(ps::Flags),
     /// One process of a measurement; started by the others.
@@ -67,6 +70,7 @@ impl Bench {
             Bench::Latency(flags) => latency::run(&flags),
             Bench::Input(flags) => input::run(&flags),
             Bench::Train(flags) => train::run(&flags),
+            Bench::Cuda(flags) => cuda::run(&flags),
             Bench::Ps(flags) => ps::run(&flags),
             Bench::Rank { bench } => match bench {
                 RankBench::Allreduce(flags) => collective::run_rank(Operation::AllReduce, &flags),

@@ -1,9 +1,10 @@
-//! The workspace's own commands: `cargo xtask ci`, `test`, `multiprocess`, `conformance`, `miri`, `bench`, `schedule` and
-//! `simulate`.
+//! The workspace's own commands: `cargo xtask ci`, `test`, `multiprocess`, `conformance`, `miri`, `bench`, `gpu`,
+//! `schedule` and `simulate`.
 #![expect(clippy::print_stdout, reason = "a command prints its results")]
 
 mod bench;
 mod ci;
+mod gpu;
 mod schedule;
 mod simulate;
 
@@ -32,6 +33,8 @@ enum Command {
         #[command(subcommand)]
         bench: bench::Bench,
     },
+    /// Checks of GPUs, here or in a folder to carry to one.
+    Gpu(gpu::Flags),
     /// Draws what each rank does in an algorithm.
     Schedule(schedule::Flags),
     /// Runs the algorithms' schedules in virtual time, on clusters that are not at hand.
@@ -57,6 +60,7 @@ fn main() -> ExitCode {
     let outcome = match Xtask::parse().command {
         Command::Ci => ci::run(),
         Command::Bench { bench } => bench.run(),
+        Command::Gpu(flags) => gpu::run(&flags),
         Command::Schedule(flags) => schedule::run(&flags),
         Command::Simulate(flags) => simulate::run(&flags),
         Command::Test => ci::test(),

@@ -99,7 +99,8 @@ impl Report {
         }
         let count = |status| self.checks.iter().filter(|check| check.status == status).count();
         let (passed, failed, skipped) = (count("passed"), count("FAILED"), count("skipped"));
-        let _ = writeln!(text, "{passed} passed, {failed} failed, {skipped} skipped");
+        let measured = self.measurements.len();
+        let _ = writeln!(text, "{passed} passed, {failed} failed, {skipped} skipped, {measured} measured");
         text
     }
 
