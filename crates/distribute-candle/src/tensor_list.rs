@@ -20,8 +20,9 @@ impl TensorList {
         // Fails here, where errors can be told, rather than when the collective looks at the memory.
         for tensor in &tensors {
             if !tensor.device().is_cpu() {
-                let problem = "a collective on the host was given a tensor of another device".to_owned();
-                return Err(candle_core::Error::Msg(problem).into());
+                let problem =
+                    "tensors on a GPU are reduced there by optimizers of mirrored strategies, without zero1; use those";
+                return Err(candle_core::Error::Msg(problem.to_owned()).into());
             }
             TensorStorage::<Candle>::write(tensor, &mut |_| ())?;
         }

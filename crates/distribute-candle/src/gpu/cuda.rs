@@ -43,8 +43,6 @@ struct Gpu {
 /// A replica's buckets on its GPU.
 pub(crate) struct GpuReduction {
     gpu: Gpu,
-    group: Arc<DeviceGroup>,
-    context: ReplicaContext,
     fused: Arc<FusedDeviceAllReduce>,
 }
 
@@ -133,12 +131,13 @@ impl GpuReduction {
         };
         let buckets = BucketPlan::new(tensors, &order, bucket_bytes);
         let fused = Arc::new(FusedDeviceAllReduce::new(&group, buckets, ReduceOp::Sum)?);
-        Ok(Some(GpuReduction { gpu, group, context: context.clone(), fused }))
+        Ok(Some(GpuReduction { gpu, fused }))
     }
 
-    pub(crate) fn begin(&self) -> GpuStep {
-        let GpuReduction { gpu, group, context, fused } = self;
-        GpuStep { gpu: gpu.clone(), group: group.clone(), context: context.clone(), step: fused.begin() }
+    /// Begins a step; after a failed run the replicas have another group.
+    pub(crate) fn begin(&self, context: &ReplicaContext) -> Result<GpuStep> {
+        let (gpu, group, step) = (self.gpu.clone(), context.device_group()?, self.fused.begin());
+        Ok(GpuStep { gpu, group, context: context.clone(), step })
     }
 }
 
@@ -247,6 +246,6 @@ fn fused(rule: UpdateRule, step: u64, rate: f64) -> Option<FusedStep> {
 
 impl std::fmt::Debug for GpuReduction {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("GpuReduction").field("group", &self.group).finish_non_exhaustive()
+        f.debug_struct("GpuReduction").field("device", &self.gpu.device.spec().short()).finish_non_exhaustive()
     }
 }

@@ -40,7 +40,7 @@ impl GpuReduction {
         Ok(None)
     }
 
-    pub(crate) fn begin(&self) -> GpuStep {
+    pub(crate) fn begin(&self, _: &ReplicaContext) -> Result<GpuStep> {
         match self.0 {}
     }
 }

@@ -188,7 +188,7 @@ impl Optimizer {
                 let why = "gradients of GPUs are sent as they are; leave compress out";
                 return Err(Error::Combination { what: "compress", other: "a replica on a GPU", why });
             }
-            return Ok(Reducer::new(context, &self.parts, plan, Way::Gpu(reduction.begin())));
+            return Ok(Reducer::new(context, &self.parts, plan, Way::Gpu(reduction.begin(context)?)));
         }
         let fused = match &mut state.fused {
             Some(fused) => fused,
