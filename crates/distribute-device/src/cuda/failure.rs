@@ -19,8 +19,17 @@ struct State {
     /// The place of the next operation.
     next: u64,
     own: Option<(u64, Failure)>,
-    /// Places of other streams that this one waited for: where here, and what there.
-    awaited: Vec<(u64, Place)>,
+    awaited: Vec<Awaited>,
+}
+
+/// What this stream has waited for of another one.
+#[derive(Debug)]
+struct Awaited {
+    /// The numbers of the first and of the last wait.
+    first: u64,
+    last: u64,
+    /// The latest place there.
+    place: Place,
 }
 
 /// A place in a stream's order: behind all operations of a lower number.
@@ -89,14 +98,23 @@ impl Failures {
             return;
         }
         self.locked(|state| {
-            let next = state.next;
-            let known = state.awaited.iter_mut().find(|(_, other)| Arc::ptr_eq(&other.failures, &place.failures));
+            let number = state.next;
+            state.next += 1;
+            let known = state.awaited.iter_mut().find(|known| Arc::ptr_eq(&known.place.failures, &place.failures));
             match known {
                 // One entry for each stream keeps the list short. A failure in between counts from the earlier wait on.
-                Some((_, other)) => other.number = other.number.max(place.number),
-                None => state.awaited.push((next, place)),
+                Some(known) => {
+                    known.last = number;
+                    known.place.number = known.place.number.max(place.number);
+                }
+                None => state.awaited.push(Awaited { first: number, last: number, place }),
             }
         });
+    }
+
+    /// Everything before a place has ended, and nothing of it failed: what was waited for until there is forgotten.
+    pub(super) fn settle(place: &Place) {
+        place.failures.locked(|state| state.awaited.retain(|awaited| awaited.last >= place.number));
     }
 
     /// The first failure before a place.
@@ -112,8 +130,8 @@ impl Failures {
         seen.push(this);
         let (own, awaited) = place.failures.locked(|state| {
             let own = state.own.clone().filter(|(number, _)| *number < place.number);
-            let awaited: Vec<Place> =
-                state.awaited.iter().filter(|(at, _)| *at <= place.number).map(|(_, other)| other.clone()).collect();
+            let awaited = state.awaited.iter().filter(|awaited| awaited.first < place.number);
+            let awaited: Vec<Place> = awaited.map(|awaited| awaited.place.clone()).collect();
             (own, awaited)
         });
         own.map(|(_, failure)| failure).or_else(|| awaited.iter().find_map(|other| Failures::search(other, seen)))
@@ -129,5 +147,63 @@ impl Place {
     pub(super) fn stream_error(&self, error: Error) -> Error {
         let (stream, operation) = (self.failures.stream.to_string(), "an operation");
         Error::Stream { stream, operation, source: Arc::new(error) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stream(name: &str) -> Arc<Failures> {
+        Failures::new(name.into())
+    }
+
+    #[test]
+    fn a_failure_is_told_to_what_comes_after_it_only() {
+        let (a, b) = (stream("a"), stream("b"));
+        let before = a.here();
+        let failing = a.number();
+        let after = a.here();
+        b.awaits(before.clone());
+        let early = b.here();
+        b.number();
+        b.awaits(after.clone());
+        a.fail(failing, "a host function", Error::Dropped);
+        assert!(Failures::before(&before).is_none());
+        assert_eq!(Failures::before(&after).unwrap().operation, "a host function");
+        // One entry for each stream: what waited for it earlier is told, too.
+        assert_eq!(&*Failures::before(&early).unwrap().stream, "a");
+        assert_eq!(&*Failures::before(&b.here()).unwrap().stream, "a");
+    }
+
+    #[test]
+    fn streams_that_wait_for_each_other_are_searched_once() {
+        let (a, b) = (stream("a"), stream("b"));
+        a.awaits(b.here());
+        b.awaits(a.here());
+        assert!(Failures::before(&a.here()).is_none());
+        let number = b.number();
+        a.awaits(b.here());
+        b.fail(number, "a collective", Error::Dropped);
+        assert_eq!(Failures::before(&a.here()).unwrap().operation, "a collective");
+    }
+
+    #[test]
+    fn what_has_ended_well_is_forgotten() {
+        let (a, b) = (stream("a"), stream("b"));
+        a.awaits(b.here());
+        Failures::settle(&a.here());
+        a.locked(|state| assert!(state.awaited.is_empty()));
+        assert_eq!(Arc::strong_count(&b), 1);
+    }
+
+    #[test]
+    fn the_first_failure_stays() {
+        let a = stream("a");
+        let (first, second) = (a.number(), a.number());
+        a.fail(second, "the second", Error::Dropped);
+        a.fail(first, "the first", Error::Dropped);
+        a.fail_at(&a.here(), "the last", Error::Dropped);
+        assert_eq!(Failures::before(&a.here()).unwrap().operation, "the first");
     }
 }

@@ -348,7 +348,9 @@ impl Stream for CudaStream {
     }
 
     fn synchronize(&self, deadline: Instant) -> Result<()> {
-        let event = CudaEvent::recorded(self.device.clone(), self.recorded()?);
+        let recorded = self.recorded()?;
+        let place = recorded.place.clone();
+        let event = CudaEvent::recorded(self.device.clone(), recorded);
         event.wait(deadline).map_err(|error| match error {
             Error::Deadline { waited, .. } => Error::Deadline {
                 operation: format!("synchronizing {}", self.name),
@@ -357,6 +359,7 @@ impl Stream for CudaStream {
             },
             error => error,
         })?;
+        Failures::settle(&place);
         self.land(&mut self.flights.lock().unwrap_or_else(PoisonError::into_inner));
         Ok(())
     }
