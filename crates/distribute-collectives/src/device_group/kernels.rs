@@ -74,7 +74,7 @@ impl KernelWay {
     fn work(&self, work: &Work<'_>, offers: &[Offer]) -> distribute_device::Result<()> {
         let inputs: Vec<&DeviceBuffer> = offers.iter().map(|offer| &offer.input).collect();
         let outputs: Vec<&DeviceBuffer> = offers.iter().map(|offer| &offer.output).collect();
-        let reduction = self.reduction(work);
+        let reduction = self.reduction(work)?;
         let whole = 0..work.input.len_bytes();
         match work.call.kind {
             Kind::Broadcast => match self.local(work.call.root) {
@@ -102,18 +102,22 @@ impl KernelWay {
         }
     }
 
-    fn reduction(&self, work: &Work<'_>) -> Reduction {
+    fn reduction(&self, work: &Work<'_>) -> distribute_device::Result<Reduction> {
         let combine = match work.call.op {
+            None | Some(ReduceOp::Sum | ReduceOp::Mean) => Combine::Sum,
             Some(ReduceOp::Product) => Combine::Product,
             Some(ReduceOp::Min) => Combine::Min,
             Some(ReduceOp::Max) => Combine::Max,
-            _ => Combine::Sum,
+            Some(other) => {
+                let problem = format!("there is no kernel for {other}; use DeviceImplementation::Host");
+                return Err(distribute_device::Error::Operands { operation: "reducing buffers", problem });
+            }
         };
         let divisor = match work.call.op {
             Some(ReduceOp::Mean) => u32::try_from(self.world.world_size()).unwrap_or(u32::MAX),
             _ => 1,
         };
-        Reduction { dtype: work.call.dtype, combine, divisor }
+        Ok(Reduction { dtype: work.call.dtype, combine, divisor })
     }
 
     /// Reduces one part of all ranks' values, in place.
@@ -215,7 +219,8 @@ impl KernelWay {
     /// The leader's share of a call between processes: all others of its process only offer their buffers.
     fn across(&self, leaders: &HostWay, work: &Work<'_>, offers: &[Offer]) -> Result<()> {
         let failed = |error| device_error(&self.world, error);
-        let reduction = Reduction { divisor: 1, ..self.reduction(work) };
+        let whole = self.reduction(work).map_err(failed)?;
+        let reduction = Reduction { divisor: 1, ..whole };
         let inputs: Vec<DeviceBuffer> = offers.iter().map(|offer| offer.input.clone()).collect();
         let outputs: Vec<&DeviceBuffer> = offers.iter().map(|offer| &offer.output).collect();
         let dtype = work.call.dtype;
@@ -243,7 +248,7 @@ impl KernelWay {
                 let sum = self.device.allocate(work.input.len_bytes()).map_err(failed)?;
                 self.reduce_here(&inputs, &sum, reduction).map_err(failed)?;
                 leaders.all_reduce(&sum, dtype, sum_of(work.call.op), &self.stream)?;
-                self.divide(&sum, self.reduction(work)).map_err(failed)?;
+                self.divide(&sum, whole).map_err(failed)?;
                 let (len, first) = (work.output.len_bytes(), self.world.process() * outputs.len());
                 outputs.iter().enumerate().try_for_each(|(local, output)| {
                     let part = sum.slice((first + local) * len..(first + local + 1) * len).map_err(failed)?;
@@ -253,7 +258,7 @@ impl KernelWay {
             _ => {
                 self.reduce_here(&inputs, work.output, reduction).map_err(failed)?;
                 leaders.all_reduce(work.output, dtype, sum_of(work.call.op), &self.stream)?;
-                self.divide(work.output, self.reduction(work)).map_err(failed)?;
+                self.divide(work.output, whole).map_err(failed)?;
                 self.spread(&(0..work.output.len_bytes()), work.output, &outputs[1..], reduction).map_err(failed)
             }
         }

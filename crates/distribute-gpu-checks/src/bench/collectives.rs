@@ -1,7 +1,6 @@
 //! All-reduces of several ranks.
 
 use std::sync::Arc;
-use std::sync::Barrier;
 use std::time::Duration;
 
 use distribute_collectives::{DeviceGroup, DeviceImplementation, ProcessGroup, ReduceOp};
@@ -59,13 +58,11 @@ fn all_reduce(
     repeats: usize,
 ) -> Result<Duration> {
     let groups = ProcessGroup::local(devices.len())?;
-    let start = Barrier::new(devices.len());
     let times = std::thread::scope(|scope| {
         let run = |group: &ProcessGroup, device: &Arc<CudaDevice>| {
             let group = DeviceGroup::new(group, device.clone() as Arc<dyn Device>, asked)?;
             let stream = device.stream()?;
             let values = device.allocate(size)?;
-            start.wait();
             let time =
                 median(&stream, repeats, |_| Ok(group.all_reduce(&values, DType::F32, ReduceOp::Sum, &stream)?))?;
             stream.synchronize(deadline())?;

@@ -220,5 +220,13 @@ fn differing(gpus: &Gpus) -> Result<Outcome> {
             ensure(told.contains("f32") && told.contains("i32"), || format!("{asked:?}: {told:?}"))?;
         }
     }
-    passed("types that differ")
+    let refused = on_ranks(&devices, DeviceImplementation::Kernels, |group, device, stream| {
+        let values: DeviceBuffer = device.allocate(64)?;
+        Ok(group.all_reduce(&values, DType::U32, ReduceOp::BitOr, stream)?)
+    })?;
+    for outcome in refused {
+        let told = outcome.err().map_or(String::new(), |error| error.to_string());
+        ensure(told.contains("no kernel for"), || format!("a reduction without a kernel: {told:?}"))?;
+    }
+    passed("types that differ, and a reduction that no kernel does")
 }
