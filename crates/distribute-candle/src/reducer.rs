@@ -48,6 +48,16 @@ pub(crate) enum Summed {
     Gpu(GpuSum),
 }
 
+impl Summed {
+    /// The same, with gradients of a GPU as tensors of their own.
+    pub(crate) fn on_tensors(self, parts: &Parts, local: usize) -> Result<Summed> {
+        match self {
+            Summed::Gpu(sum) => Ok(Summed::Whole(sum.into_tensors(parts, local)?)),
+            other => Ok(other),
+        }
+    }
+}
+
 /// A variable's gradient, summed over all replicas.
 pub(crate) struct Reduced {
     pub(crate) index: usize,
@@ -108,24 +118,25 @@ impl Reducer {
             }
         }
         flags.extend(self.context.step_words());
-        if let Way::Gpu(_) = self.step {
-            return self.finish_on_gpu(flags);
+        if !matches!(self.step, Way::Gpu(_)) {
+            let flags = Tensor::from_slice(&flags, variables + STEP_WORDS, &Device::Cpu)?;
+            self.launch(self.plan.flags(), flags)?;
         }
-        self.launch(self.plan.flags(), Tensor::from_vec(flags, variables + STEP_WORDS, &Device::Cpu)?)?;
         let Reducer { context, parts, plan, step, mut unplanned, mut communication, .. } = self;
         let started = Instant::now();
         let step = match step {
             Way::Whole(step) => step,
-            Way::Gpu(_) => return Err(Error::NoGradient),
             Way::Sharded(step) => {
                 let (shards, flags) = step.finish()?;
                 communication += started.elapsed();
-                context.agree_on_step(words(&flags));
-                let late = (0..variables).find(|index| flags[*index] > 0 && !plan.buckets.contains(*index));
-                return match late {
-                    Some(index) => Err(Error::LateGradient { name: parts.variables[index].name.clone() }),
-                    None => Ok((Summed::Sharded(shards, flags), communication)),
-                };
+                agree(&context, &parts, &plan, &flags)?;
+                return Ok((Summed::Sharded(shards, flags), communication));
+            }
+            Way::Gpu(step) => {
+                let (sum, flags) = step.finish(flags)?;
+                communication += started.elapsed();
+                agree(&context, &parts, &plan, &flags)?;
+                return Ok((Summed::Gpu(sum), communication));
             }
         };
         let mut lists = step.finish(context.group())?;
@@ -164,20 +175,6 @@ impl Reducer {
         }
     }
 
-    /// As [`finish`](Reducer::finish), of gradients on a GPU.
-    fn finish_on_gpu(self, flags: Vec<u32>) -> Result<(Summed, Duration)> {
-        let Reducer { context, parts, plan, step, mut communication, .. } = self;
-        let Way::Gpu(step) = step else { return Err(Error::NoGradient) };
-        let started = Instant::now();
-        let (sum, flags) = step.finish(flags)?;
-        communication += started.elapsed();
-        context.agree_on_step(words(&flags));
-        match (0..parts.variables.len()).find(|index| flags[*index] > 0 && !plan.buckets.contains(*index)) {
-            Some(index) => Err(Error::LateGradient { name: parts.variables[index].name.clone() }),
-            None => Ok((Summed::Gpu(sum), communication)),
-        }
-    }
-
     fn take(&mut self, index: usize, gradient: Tensor) -> Result<()> {
         let gradient = if let Way::Gpu(_) = self.step { gradient } else { own(gradient)? };
         self.launch(index, gradient)
@@ -193,6 +190,14 @@ impl Reducer {
         self.communication += started.elapsed();
         Ok(())
     }
+}
+
+/// Tells the step's words; an error where a variable outside the plan got a gradient after all, for which these ways have no
+/// place.
+fn agree(context: &ReplicaContext, parts: &Parts, plan: &Plan, flags: &[u32]) -> Result<()> {
+    context.agree_on_step(words(flags));
+    let late = (0..parts.variables.len()).find(|index| flags[*index] > 0 && !plan.buckets.contains(*index));
+    late.map_or(Ok(()), |index| Err(Error::LateGradient { name: parts.variables[index].name.clone() }))
 }
 
 /// What follows the flags of the variables.

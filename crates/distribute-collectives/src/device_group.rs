@@ -15,8 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use distribute_device::{DType, Device, DeviceBuffer, Stream};
 
-use self::choice::{Choice, Facts, WayKind};
-use self::host::HostWay;
+use self::choice::{Choice, Facts};
 use crate::call::{Call, Kind};
 use crate::{Error, ProcessGroup, Rank, ReduceOp, Result};
 
@@ -114,10 +113,7 @@ impl DeviceGroup {
         if group.rank() == Rank(0) {
             tracing::info!("{choice}");
         }
-        let way: Box<dyn Way> = match choice.kind {
-            WayKind::Host => Box::new(HostWay::new(&group, &device)?),
-            kind => backends::way(kind, &group, &device)?,
-        };
+        let way = backends::way(choice.kind, &group, &device)?;
         Ok(DeviceGroup { group, device, choice, way, calls: AtomicU64::new(0) })
     }
 
@@ -230,7 +226,7 @@ impl DeviceGroup {
         if let Some(len_bytes) =
             [input, output].map(DeviceBuffer::len_bytes).into_iter().find(|len| !len.is_multiple_of(dtype.size_bytes()))
         {
-            return Err(self.device_error(distribute_device::Error::PartialElement { len_bytes, dtype }));
+            return Err(device_error(&self.group, distribute_device::Error::PartialElement { len_bytes, dtype }));
         }
         let count = (input.len_bytes() / dtype.size_bytes()) as u64;
         // Relaxed: calls of one rank are ordered by their caller; the number only names them.
@@ -263,10 +259,6 @@ impl DeviceGroup {
         let name = |rank: usize| self.group.rank_name(Rank::of(rank)).to_owned();
         let decoded = |rank: usize| Box::new(Call::decode(&encoded[rank]).unwrap_or(call));
         Err(Error::Mismatch { here: decoded(0), here_name: name(0), there: decoded(other), there_name: name(other) })
-    }
-
-    fn device_error(&self, error: distribute_device::Error) -> Error {
-        device_error(&self.group, error)
     }
 }
 

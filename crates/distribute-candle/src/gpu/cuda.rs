@@ -14,7 +14,7 @@ use candle_core::backend::BackendStorage;
 use candle_core::cuda_backend::CudaStorageSlice;
 use candle_core::cuda_backend::cudarc::driver::{CudaSlice, DevicePtr};
 use candle_core::{DType as CandleType, Device, Storage, Tensor};
-use distribute_collectives::{BucketPlan, DeviceGroup, FusedDeviceAllReduce, FusedDeviceStep, ReduceOp};
+use distribute_collectives::{BucketPlan, DeviceGroup, FusedDeviceAllReduce, FusedDeviceStep, Options, ReduceOp};
 use distribute_device::cuda::{CudaDevice, CudaStream, FusedStep, StepTensor};
 use distribute_device::{DType, Device as _, DeviceBuffer, Stream};
 use distribute_strategy::{ReplicaContext, Strategy};
@@ -28,9 +28,6 @@ use crate::{Error, Result};
 
 /// Buckets of a GPU hold at least so many bytes where nobody said otherwise: smaller operations leave its links idle.
 const BUCKET_BYTES: usize = 16 << 20;
-
-/// What [`distribute_collectives::Options::bytes_per_pack`] is where nobody said otherwise.
-const DEFAULT_BYTES_PER_PACK: usize = 1 << 20;
 
 /// A GPU as candle and as this workspace see it, with the stream that candle computes on.
 #[derive(Clone)]
@@ -125,10 +122,8 @@ impl GpuReduction {
         let members = plan.buckets.buckets().iter().flat_map(|bucket| bucket.members.iter().copied());
         let order: Vec<usize> = members.filter(|index| *index < tensors.len()).collect();
         let total = tensors.iter().map(|tensor| tensor.len() * tensor.dtype.size_bytes()).sum();
-        let bucket_bytes = match context.group().bytes_per_pack(total) {
-            DEFAULT_BYTES_PER_PACK => BUCKET_BYTES,
-            chosen => chosen,
-        };
+        let chosen = context.group().bytes_per_pack(total);
+        let bucket_bytes = if chosen == Options::default().bytes_per_pack { BUCKET_BYTES } else { chosen };
         let buckets = BucketPlan::new(tensors, &order, bucket_bytes);
         let fused = Arc::new(FusedDeviceAllReduce::new(&group, buckets, ReduceOp::Sum)?);
         Ok(Some(GpuReduction { gpu, fused }))

@@ -33,15 +33,9 @@ impl Optimizer {
             None => self.first_backward(context, local, loss, accumulated)?,
         };
         let (mut summed, communication) = reducer.finish()?;
-        if let Summed::Gpu(sum) = summed {
-            if self.clip.is_none() && scaling.is_none() && self.apply_on_gpu(&sum, local, step)? {
-                let mut state = lock(&self.replicas[local]);
-                state.gradient_norm = None;
-                state.times.total += started.elapsed();
-                state.times.communication += communication;
-                return Ok(());
-            }
-            summed = Summed::Whole(sum.into_tensors(&self.parts, local)?);
+        if self.clip.is_some() || scaling.is_some() {
+            // There are no kernels for these.
+            summed = summed.on_tensors(&self.parts, local)?;
         }
         let finite = match scaling {
             Some(scaling) => unscale(context, &mut summed, scaling.scale)?,
@@ -51,8 +45,7 @@ impl Optimizer {
             _ if !finite => None,
             Summed::Whole(gradients) => self.apply_whole(context, local, step, gradients)?,
             Summed::Sharded(shards, flags) => self.apply_sharded(context, local, step, shards, flags)?,
-            // They have become tensors above.
-            Summed::Gpu(_) => None,
+            Summed::Gpu(sum) => self.apply_on_gpu(context, local, step, sum)?,
         };
         let mut state = lock(&self.replicas[local]);
         if let Some(scaling) = &mut state.scaling {
@@ -66,12 +59,15 @@ impl Optimizer {
         Ok(())
     }
 
-    /// Steps all parameters by kernels; false where there is none for the rule.
-    fn apply_on_gpu(&self, sum: &GpuSum, local: usize, step: u64) -> Result<bool> {
+    /// Steps all parameters by kernels, or one after another where there are none for the rule.
+    fn apply_on_gpu(&self, context: &ReplicaContext, local: usize, step: u64, sum: GpuSum) -> Result<Option<f64>> {
         let slots = |index: usize| -> Vec<Tensor> {
             self.slots[index].iter().map(|slot| slot.components()[local].clone()).collect()
         };
-        sum.apply(&self.parts, local, self.rule, (step, self.learning_rate()), &slots)
+        if sum.apply(&self.parts, local, self.rule, (step, self.learning_rate()), &slots)? {
+            return Ok(None);
+        }
+        self.apply_whole(context, local, step, sum.into_tensors(&self.parts, local)?)
     }
 
     fn apply_sharded(

@@ -80,7 +80,7 @@ impl KernelWay {
             Kind::Broadcast => match self.local(work.call.root) {
                 Some(root) if root == self.me() => {
                     let others: Vec<&DeviceBuffer> = others(&outputs, root).collect();
-                    self.spread(&whole, inputs[root], &others, reduction)
+                    self.spread(&whole, inputs[root], &others, work.call.dtype)
                 }
                 _ => Ok(()),
             },
@@ -140,7 +140,7 @@ impl KernelWay {
         }
         self.reduce_here(&sources, &mine, reduction)?;
         let others: Vec<&DeviceBuffer> = others(buffers, self.me()).collect();
-        self.spread(range, buffers[self.me()], &others, reduction)
+        self.spread(range, buffers[self.me()], &others, reduction.dtype)
     }
 
     /// Reduces buffers of the ranks into one of this rank, which may be its own source.
@@ -187,7 +187,7 @@ impl KernelWay {
         range: &Range<usize>,
         from: &DeviceBuffer,
         to: &[&DeviceBuffer],
-        Reduction { dtype, .. }: Reduction,
+        dtype: DType,
     ) -> distribute_device::Result<()> {
         let from = from.slice(range.clone())?;
         let to = to.iter().map(|buffer| buffer.slice(range.clone()));
@@ -232,7 +232,7 @@ impl KernelWay {
                 }
                 let process = Rank::of(root.index() / self.here.world_size());
                 leaders.broadcast(work.output, dtype, process, &self.stream)?;
-                self.spread(&(0..work.output.len_bytes()), work.output, &outputs[1..], reduction).map_err(failed)
+                self.spread(&(0..work.output.len_bytes()), work.output, &outputs[1..], dtype).map_err(failed)
             }
             Kind::AllGather => {
                 let len = work.input.len_bytes();
@@ -242,7 +242,7 @@ impl KernelWay {
                     self.stream.copy_peer(input, &place).map_err(failed)?;
                 }
                 leaders.all_gather(&all, work.output, &self.stream)?;
-                self.spread(&(0..work.output.len_bytes()), work.output, &outputs[1..], reduction).map_err(failed)
+                self.spread(&(0..work.output.len_bytes()), work.output, &outputs[1..], dtype).map_err(failed)
             }
             Kind::ReduceScatter => {
                 let sum = self.device.allocate(work.input.len_bytes()).map_err(failed)?;
@@ -259,7 +259,7 @@ impl KernelWay {
                 self.reduce_here(&inputs, work.output, reduction).map_err(failed)?;
                 leaders.all_reduce(work.output, dtype, sum_of(work.call.op), &self.stream)?;
                 self.divide(work.output, whole).map_err(failed)?;
-                self.spread(&(0..work.output.len_bytes()), work.output, &outputs[1..], reduction).map_err(failed)
+                self.spread(&(0..work.output.len_bytes()), work.output, &outputs[1..], dtype).map_err(failed)
             }
         }
     }
