@@ -5,15 +5,18 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
 
 use super::segment::{Segment, Words};
+use crate::sync::atomic::{Ordering, fence};
 
 const HEADER_BYTES: usize = 16;
 const ADDRESS_BYTES: usize = 8;
 
 const SHORT: u64 = 0x7368_6f72_7400;
 const LONG: u64 = 0x6c6f_6e67_0000;
+
+/// In the count of fetched records: the producer has taken back what has not been fetched yet.
+const REVOKED: u64 = 1 << 63;
 
 /// The sending end of one direction.
 pub(super) struct Producer {
@@ -74,7 +77,15 @@ impl Producer {
     /// Whether the consumer has fetched all that it was told of.
     pub(super) fn all_fetched(&self) -> bool {
         // Acquire: what it did with our memory comes before.
-        self.words().fetched.load(Ordering::Acquire) >= self.long
+        self.words().fetched.load(Ordering::Acquire) & !REVOKED >= self.long
+    }
+
+    /// Takes the long records back that have not been fetched: their memory is about to be used otherwise. The consumer
+    /// learns that it may have read something else.
+    pub(super) fn revoke(&self) {
+        // One of this and the consumer's count comes first. Release: what is done to the memory comes after, so a consumer
+        // that has counted the record first has read before.
+        self.words().fetched.fetch_or(REVOKED, Ordering::AcqRel);
     }
 
     /// Whether the consumer sleeps; then it counts as woken.
@@ -188,11 +199,12 @@ impl Consumer {
     }
 
     /// Says that a long record has been fetched.
-    pub(super) fn fetched(&self) {
-        let words = self.words();
-        let fetched = words.fetched.load(Ordering::Relaxed);
-        // Release: our reads of the producer's memory come before the word that gives it back.
-        words.fetched.store(fetched + 1, Ordering::Release);
+    ///
+    /// Fails where the producer has taken it back meanwhile, so that what was fetched may be something else.
+    pub(super) fn fetched(&self) -> io::Result<()> {
+        // Release: our reads of the producer's memory come before the count that gives it back. Acquire: see `revoke`.
+        let before = self.words().fetched.fetch_add(1, Ordering::AcqRel);
+        if before & REVOKED == 0 { Ok(()) } else { Err(io::Error::other("it gave up while its memory was being read")) }
     }
 
     /// Whether the producer sleeps; then it counts as woken.
