@@ -4,6 +4,7 @@ use std::fmt;
 
 use distribute_device::DType;
 
+use crate::digest::fnv1a_32;
 use crate::{Rank, ReduceOp};
 
 /// The kind of a collective operation.
@@ -158,12 +159,12 @@ impl Call {
         Some((call, schedule))
     }
 
-    /// The digest of the lengths of several slices. FNV-1a: only equality matters.
+    /// The digest of the lengths of several slices.
     pub(crate) fn layout_of(lengths: impl ExactSizeIterator<Item = usize>) -> u32 {
         if lengths.len() <= 1 {
             return 0;
         }
-        fnv1a(lengths.flat_map(|length| (length as u64).to_le_bytes()))
+        fnv1a_32(lengths.flat_map(|length| (length as u64).to_le_bytes()))
     }
 }
 
@@ -203,7 +204,7 @@ impl ScheduleId {
     pub(crate) fn new(name: &str, placement: &[usize]) -> ScheduleId {
         let code = NAMES.iter().position(|known| *known == name).map_or(u8::MAX, |index| index as u8 + 1);
         let placement = placement.iter().flat_map(|place| (*place as u64).to_le_bytes());
-        ScheduleId { code, digest: fnv1a(name.bytes().chain(placement)) }
+        ScheduleId { code, digest: fnv1a_32(name.bytes().chain(placement)) }
     }
 
     pub(crate) fn name(self) -> &'static str {
@@ -226,10 +227,6 @@ const NAMES: [&str; 8] = [
     "dissemination",
     "ordered-tree",
 ];
-
-fn fnv1a(bytes: impl Iterator<Item = u8>) -> u32 {
-    bytes.fold(0x811c_9dc5, |hash: u32, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
-}
 
 const MAGIC: &[u8; 4] = b"dst2";
 

@@ -224,10 +224,7 @@ pub enum Error {
         source: Arc<std::io::Error>,
     },
     /// Members of a group that is being formed were given different options.
-    #[error(
-        "{what} of group {group:?} differs: {mine} on {here}, {theirs} on {there}; give every process the same number of \
-         devices and the same options"
-    )]
+    #[error("{what} of group {group:?} differs: {mine} on {here}, {theirs} on {there}; give every process the same")]
     Disagreement {
         /// The group.
         group: String,

@@ -123,5 +123,5 @@ impl Phases {
     }
 }
 
-#[cfg(all(test, loom))]
+#[cfg(all(test, distribute_loom))]
 mod model;

@@ -1,4 +1,5 @@
 //! The protocol of an operation, run through its interleavings by loom: `cargo xtask loom`.
+#![expect(unsafe_code, reason = "loom's cells watch accesses through pointers")]
 
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
@@ -8,6 +9,11 @@ use super::{Phase, Phases, State};
 
 const RANKS: usize = 2;
 const CHUNKS: usize = 2;
+
+// SAFETY: the cells are what is being tested; loom fails where two accesses to one are not ordered.
+unsafe impl Sync for Operation {}
+// SAFETY: as above.
+unsafe impl Send for Operation {}
 
 /// An operation of two ranks with two chunks, which each touch the memory of both.
 struct Operation {
@@ -40,8 +46,10 @@ impl Operation {
     }
 
     fn reduce(&self, chunk: usize) {
+        // SAFETY: loom fails where another thread accesses the cell at the same time; here and below.
         let sum = self.memory.iter().map(|rank| rank[chunk].with(|value| unsafe { *value })).sum();
         for rank in &self.memory {
+            // SAFETY: as above.
             rank[chunk].with_mut(|value| unsafe { *value = sum });
         }
     }
@@ -49,6 +57,7 @@ impl Operation {
     /// One rank's call: writes its memory, takes part, and has the memory back at the end.
     fn call(&self, rank: usize, panics: Option<usize>) -> State {
         for cell in &self.memory[rank] {
+            // SAFETY: as above.
             cell.with_mut(|value| unsafe { *value = 1 + rank as u32 });
         }
         if self.phases.arrive(RANKS) {
@@ -65,8 +74,10 @@ impl Operation {
         // The rank's own again: loom reports any other access that is not ordered before these.
         for cell in &self.memory[rank] {
             if state == State::Done {
+                // SAFETY: as above.
                 assert_eq!(cell.with(|value| unsafe { *value }), 3);
             }
+            // SAFETY: as above.
             cell.with_mut(|value| unsafe { *value = u32::MAX });
         }
         state

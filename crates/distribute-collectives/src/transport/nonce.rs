@@ -6,6 +6,8 @@ use std::str::FromStr;
 
 use rustix::rand::{GetRandomFlags, getrandom};
 
+use crate::digest::fnv1a_64;
+
 /// A number that nobody else has: who reads it back from memory has found the memory that it was written to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Nonce([u64; 2]);
@@ -36,13 +38,10 @@ impl Nonce {
         self.0
     }
 
-    /// Of members that nobody has given one: the same for equal lists of addresses. Sixty-four bits of FNV-1a, twice.
+    /// Of members that nobody has given one: the same for equal lists of addresses.
     pub(crate) fn of_addresses(addresses: &[String]) -> Nonce {
-        let fnv1a = |basis: u64| {
-            let bytes = addresses.iter().flat_map(|address| address.bytes().chain([0]));
-            bytes.fold(basis, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
-        };
-        Nonce([fnv1a(0xcbf2_9ce4_8422_2325), fnv1a(addresses.len() as u64)])
+        let bytes = || addresses.iter().flat_map(|address| address.bytes().chain([0]));
+        Nonce([fnv1a_64(0, bytes()), fnv1a_64(1, bytes())])
     }
 }
 

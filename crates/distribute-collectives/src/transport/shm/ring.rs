@@ -6,8 +6,8 @@
 use std::io;
 use std::sync::Arc;
 
-use super::segment::{Segment, Words};
-use crate::sync::atomic::{Ordering, fence};
+use super::segment::Segment;
+use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 const HEADER_BYTES: usize = 16;
 const ADDRESS_BYTES: usize = 8;
@@ -18,9 +18,38 @@ const LONG: u64 = 0x6c6f_6e67_0000;
 /// In the count of fetched records: the producer has taken back what has not been fetched yet.
 const REVOKED: u64 = 1 << 63;
 
+/// Where two ends meet: the words and the ring of each direction.
+pub(super) trait RingMemory {
+    /// Bytes of a ring.
+    fn capacity(&self) -> usize;
+
+    /// The words of direction 0 or 1.
+    fn words(&self, direction: usize) -> Words<'_>;
+
+    /// Copies bytes into the ring of a direction, from position `at` on, around its end where need be.
+    ///
+    /// Only the producer calls this, for positions that the consumer has released.
+    fn write(&self, direction: usize, at: u64, bytes: &[u8]);
+
+    /// Copies bytes out of the ring of a direction. Only the consumer calls this, for positions that were published.
+    fn read(&self, direction: usize, at: u64, bytes: &mut [u8]);
+}
+
+/// The shared words of one direction.
+pub(super) struct Words<'a> {
+    /// Bytes that the producer has put into the ring since the beginning.
+    pub(super) produced: &'a AtomicU64,
+    /// Bytes that the consumer has taken out of it.
+    pub(super) consumed: &'a AtomicU64,
+    /// Long records that the consumer has fetched, and [`REVOKED`].
+    pub(super) fetched: &'a AtomicU64,
+    pub(super) consumer_sleeps: &'a AtomicU32,
+    pub(super) producer_sleeps: &'a AtomicU32,
+}
+
 /// The sending end of one direction.
-pub(super) struct Producer {
-    segment: Arc<Segment>,
+pub(super) struct Producer<M = Segment> {
+    segment: Arc<M>,
     direction: usize,
     produced: u64,
     /// As last seen; there is at least this much room.
@@ -30,8 +59,8 @@ pub(super) struct Producer {
 }
 
 /// The receiving end of one direction.
-pub(super) struct Consumer {
-    segment: Arc<Segment>,
+pub(super) struct Consumer<M = Segment> {
+    segment: Arc<M>,
     direction: usize,
     consumed: u64,
     /// As last seen; there is at least this much to read.
@@ -50,8 +79,8 @@ pub(super) enum Took {
     Long(u64, usize),
 }
 
-impl Producer {
-    pub(super) fn new(segment: Arc<Segment>, direction: usize) -> Producer {
+impl<M: RingMemory> Producer<M> {
+    pub(super) fn new(segment: Arc<M>, direction: usize) -> Producer<M> {
         Producer { segment, direction, produced: 0, consumed: 0, long: 0 }
     }
 
@@ -106,7 +135,7 @@ impl Producer {
     }
 
     #[cfg(test)]
-    pub(super) fn segment(&self) -> Arc<Segment> {
+    pub(super) fn segment(&self) -> Arc<M> {
         self.segment.clone()
     }
 
@@ -134,8 +163,8 @@ impl Producer {
     }
 }
 
-impl Consumer {
-    pub(super) fn new(segment: Arc<Segment>, direction: usize) -> Consumer {
+impl<M: RingMemory> Consumer<M> {
+    pub(super) fn new(segment: Arc<M>, direction: usize) -> Consumer<M> {
         Consumer { segment, direction, consumed: 0, produced: 0, released: 0 }
     }
 
@@ -235,5 +264,7 @@ fn header(kind: u64, len: usize) -> [u8; HEADER_BYTES] {
     header
 }
 
+#[cfg(all(test, distribute_loom))]
+mod model;
 #[cfg(test)]
 mod tests;

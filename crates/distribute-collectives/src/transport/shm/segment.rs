@@ -12,6 +12,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use super::super::nonce::Nonce;
 use super::identity::Obstacle;
+use super::ring::{RingMemory, Words};
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// One cache line: what lies on lines of its own is not slowed down by accesses to its neighbours.
@@ -40,18 +41,6 @@ pub(super) struct Segment {
 unsafe impl Send for Segment {}
 // SAFETY: as above.
 unsafe impl Sync for Segment {}
-
-/// The shared words of one direction.
-pub(super) struct Words<'a> {
-    /// Bytes that the producer has put into the ring since the beginning.
-    pub(super) produced: &'a AtomicU64,
-    /// Bytes that the consumer has taken out of it.
-    pub(super) consumed: &'a AtomicU64,
-    /// Long records that the consumer has fetched.
-    pub(super) fetched: &'a AtomicU64,
-    pub(super) consumer_sleeps: &'a AtomicU32,
-    pub(super) producer_sleeps: &'a AtomicU32,
-}
 
 impl Segment {
     /// A new segment with the maker's nonce, and the file by which another process can open it.
@@ -133,47 +122,6 @@ impl Segment {
         HEADER_BYTES + 2 * (WORDS_BYTES + capacity)
     }
 
-    pub(super) fn capacity(&self) -> usize {
-        self.capacity
-    }
-
-    /// The words of direction 0 or 1.
-    pub(super) fn words(&self, direction: usize) -> Words<'_> {
-        let at = |line: usize| HEADER_BYTES + direction * (WORDS_BYTES + self.capacity) + line * LINE;
-        Words {
-            produced: self.word64(at(0)),
-            consumed: self.word64(at(1)),
-            fetched: self.word64(at(2)),
-            consumer_sleeps: self.word32(at(3)),
-            producer_sleeps: self.word32(at(4)),
-        }
-    }
-
-    /// Copies bytes into the ring of a direction, from position `at` on, around its end where need be.
-    ///
-    /// Only the producer calls this, for positions that the consumer has released.
-    pub(super) fn write(&self, direction: usize, at: u64, bytes: &[u8]) {
-        let (start, first) = self.place(direction, at, bytes.len());
-        // SAFETY: both pieces lie inside the ring (`place`), which is mapped; the consumer does not read positions that
-        // it has released until the producer publishes them.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.at(start), first) };
-        let (rest, begin) = (&bytes[first..], self.ring_start(direction));
-        // SAFETY: as above.
-        unsafe { std::ptr::copy_nonoverlapping(rest.as_ptr(), self.at(begin), rest.len()) };
-    }
-
-    /// Copies bytes out of the ring of a direction. Only the consumer calls this, for positions that were published.
-    pub(super) fn read(&self, direction: usize, at: u64, bytes: &mut [u8]) {
-        let (start, first) = self.place(direction, at, bytes.len());
-        let (head, rest) = bytes.split_at_mut(first);
-        // SAFETY: both pieces lie inside the ring (`place`), which is mapped; the producer does not write to positions
-        // that it has published until the consumer releases them.
-        unsafe { std::ptr::copy_nonoverlapping(self.at(start), head.as_mut_ptr(), head.len()) };
-        let begin = self.ring_start(direction);
-        // SAFETY: as above.
-        unsafe { std::ptr::copy_nonoverlapping(self.at(begin), rest.as_mut_ptr(), rest.len()) };
-    }
-
     /// Where position `at` lies, and how many of `len` bytes follow before the end of the ring.
     fn place(&self, direction: usize, at: u64, len: usize) -> (usize, usize) {
         debug_assert!(len <= self.capacity);
@@ -199,6 +147,44 @@ impl Segment {
     fn word32(&self, at: usize) -> &AtomicU32 {
         // SAFETY: as in `word64`.
         unsafe { &*self.at(at).cast::<AtomicU32>() }
+    }
+}
+
+impl RingMemory for Segment {
+    fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    fn words(&self, direction: usize) -> Words<'_> {
+        let at = |line: usize| HEADER_BYTES + direction * (WORDS_BYTES + self.capacity) + line * LINE;
+        Words {
+            produced: self.word64(at(0)),
+            consumed: self.word64(at(1)),
+            fetched: self.word64(at(2)),
+            consumer_sleeps: self.word32(at(3)),
+            producer_sleeps: self.word32(at(4)),
+        }
+    }
+
+    fn write(&self, direction: usize, at: u64, bytes: &[u8]) {
+        let (start, first) = self.place(direction, at, bytes.len());
+        // SAFETY: both pieces lie inside the ring (`place`), which is mapped; the consumer does not read positions that
+        // it has released until the producer publishes them.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.at(start), first) };
+        let (rest, begin) = (&bytes[first..], self.ring_start(direction));
+        // SAFETY: as above.
+        unsafe { std::ptr::copy_nonoverlapping(rest.as_ptr(), self.at(begin), rest.len()) };
+    }
+
+    fn read(&self, direction: usize, at: u64, bytes: &mut [u8]) {
+        let (start, first) = self.place(direction, at, bytes.len());
+        let (head, rest) = bytes.split_at_mut(first);
+        // SAFETY: both pieces lie inside the ring (`place`), which is mapped; the producer does not write to positions
+        // that it has published until the consumer releases them.
+        unsafe { std::ptr::copy_nonoverlapping(self.at(start), head.as_mut_ptr(), head.len()) };
+        let begin = self.ring_start(direction);
+        // SAFETY: as above.
+        unsafe { std::ptr::copy_nonoverlapping(self.at(begin), rest.as_mut_ptr(), rest.len()) };
     }
 }
 

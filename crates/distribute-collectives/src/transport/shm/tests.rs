@@ -2,6 +2,7 @@ use std::net::{Ipv4Addr, TcpListener, TcpStream};
 
 use proptest::prelude::*;
 
+use super::ring::RingMemory;
 use super::*;
 use crate::transport::Sink;
 
