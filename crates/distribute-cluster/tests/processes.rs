@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use distribute_cluster::{Coordination, CoordinationOptions, FailureCause, Membership};
+use distribute_cluster::{Coordination, CoordinationOptions, FailureCause, Membership, TfConfigResolver};
 
 const SOON: Duration = Duration::from_secs(10);
 
@@ -62,6 +62,51 @@ fn line(lines: &mpsc::Receiver<String>, words: &str) -> String {
         if line.contains(words) {
             return line;
         }
+    }
+}
+
+/// Not a test of its own: what a started process makes of its environment.
+#[test]
+fn a_reader_of_its_environment() {
+    if std::env::var_os("DISTRIBUTE_TEST_READER").is_none() {
+        return;
+    }
+    let membership = Membership::from_env().map(|found| found.map(|membership| membership.rank));
+    println!("membership: {:?}", membership.map_err(|error| error.to_string()));
+    println!("resolver: {:?}", TfConfigResolver::from_env().map(drop).map_err(|error| error.to_string()));
+    println!("options: {:?}", CoordinationOptions::from_env().map(drop).map_err(|error| error.to_string()));
+}
+
+#[test]
+fn variables_that_are_no_text_are_errors() {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
+    for (name, reader) in [
+        ("TF_CONFIG", "membership"),
+        ("TF_CONFIG", "resolver"),
+        ("RANK", "membership"),
+        ("WORLD_SIZE", "membership"),
+        ("OMPI_COMM_WORLD_RANK", "membership"),
+        ("SLURM_PROCID", "membership"),
+        ("DISTRIBUTE_JOB_ID", "resolver"),
+        ("DISTRIBUTE_JOB_ID", "options"),
+        ("DISTRIBUTE_TIMEOUT", "options"),
+        ("DISTRIBUTE_INTERFACE", "options"),
+    ] {
+        let mut reader_of = Command::new(std::env::current_exe().unwrap());
+        for other in ["TF_CONFIG", "RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "DISTRIBUTE_JOB_ID"] {
+            reader_of.env_remove(other);
+        }
+        let output = reader_of
+            .args(["--exact", "a_reader_of_its_environment", "--nocapture"])
+            .env("DISTRIBUTE_TEST_READER", "1")
+            .env(name, OsStr::from_bytes(b"caf\xe9\n"))
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let line = text.lines().find(|line| line.contains(&format!("{reader}: "))).unwrap();
+        let words = format!("the environment: the value of {name} is not UTF-8");
+        assert!(line.contains("Err(") && line.contains(&words), "{name}, {reader}: {text}");
     }
 }
 

@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 use tonic::transport::{Channel, Endpoint};
 
 use super::alarm::Alarm;
-use super::member::{Attendance, Event, Member};
+use super::member::{Attendance, Event, Member, Pass};
 use super::roster::VERSION;
 use super::wire::coordination_client::CoordinationClient;
 use super::{CoordinationOptions, Waiting, lock, wire};
-use crate::{Error, Membership, Result};
+use crate::{Error, Incarnation, Membership, Result};
 
 /// Connects to the leader and waits until all have joined.
 pub(super) async fn join(
@@ -32,8 +32,8 @@ pub(super) async fn join(
         timeout: options.join_timeout,
     };
     // Random keys of the standard library: two processes never draw the same number.
-    let incarnation = RandomState::new().hash_one(std::process::id());
-    let seeker = Seeker { membership, address, options, alarm, incarnation, waiting: Mutex::new(waiting), started };
+    let process = RandomState::new().hash_one(std::process::id());
+    let seeker = Seeker { membership, address, options, alarm, process, waiting: Mutex::new(waiting), started };
     tokio::select! {
         joined = seeker.seek() => joined,
         never = seeker.tell() => match never {},
@@ -47,9 +47,13 @@ struct Seeker {
     address: String,
     options: CoordinationOptions,
     alarm: Arc<Alarm>,
-    incarnation: u64,
+    process: u64,
     waiting: Mutex<Waiting>,
     started: Instant,
+}
+
+fn no_leader() -> Setback {
+    Setback::Again("what listens there does not answer as a leader".to_owned())
 }
 
 /// Why an attempt did not succeed.
@@ -76,11 +80,15 @@ impl Seeker {
 
     async fn attempt(&self) -> Result<Member, Setback> {
         let mut client = self.connect().await?;
+        let job = self.membership.job_id();
+        let id = Vec::from(job.to_bytes()).into();
+        let job = wire::Job { id, name: job.to_string(), derived: job.is_derived() };
         let join = wire::Join {
             version: VERSION,
             rank: self.membership.rank,
-            incarnation: self.incarnation,
+            process: self.process,
             tasks: self.membership.tasks.iter().map(ToString::to_string).collect(),
+            job: Some(job.clone()),
         };
         let again =
             |status: tonic::Status| Setback::Again(format!("what listens there does not answer as a leader: {status}"));
@@ -89,8 +97,15 @@ impl Seeker {
             Ok(begun) => begun.map_err(again)?,
             Err(_) => return Err(Setback::Again("what listens there does not answer".to_owned())),
         };
+        let mut pass: Option<Pass> = None;
         loop {
             match attendance.next().await {
+                Event::Welcome(welcome) => {
+                    let Ok(incarnation) = <[u8; 16]>::try_from(&*welcome.incarnation) else { return Err(no_leader()) };
+                    let (job, rank, session) = (Some(job.clone()), self.membership.rank, welcome.session);
+                    let caller = wire::Caller { job, rank, session };
+                    pass = Some(Pass { caller, incarnation: Incarnation::from_bytes(incarnation) });
+                }
                 Event::State(state) => {
                     self.note(&state);
                     if state.closing {
@@ -98,7 +113,8 @@ impl Seeker {
                     }
                     if state.missing.is_empty() {
                         let (membership, alarm) = (&self.membership, self.alarm.clone());
-                        return Ok(Member::begin(client, attendance, &state, membership, self.incarnation, alarm));
+                        let pass = pass.ok_or_else(no_leader)?;
+                        return Ok(Member::begin(client, attendance, &state, membership, pass, alarm));
                     }
                 }
                 Event::Refused(refusal) if refusal.passing => return Err(Setback::Again(refusal.reason)),

@@ -6,14 +6,16 @@ use std::time::{Duration, Instant};
 use super::pulse::Pulse;
 use super::wire;
 use super::wire::failure::Cause;
-use crate::Membership;
+use crate::text::{LONGEST, clean};
+use crate::{JobId, Membership};
 
 /// The version of the protocol; raised with every change that older members would misread.
-pub(super) const VERSION: u32 = 1;
+pub(super) const VERSION: u32 = 2;
 
 /// The members as the leader knows them.
 pub(super) struct Roster {
     membership: Membership,
+    job: JobId,
     heartbeat_timeout: Duration,
     seats: BTreeMap<u32, Seat>,
     /// All have joined once.
@@ -25,12 +27,26 @@ pub(super) struct Roster {
 
 /// A member that has joined.
 struct Seat {
-    incarnation: u64,
+    process: u64,
+    /// What this process's calls carry.
+    session: Session,
     /// Tells the streams of one member apart when it has connected again.
     visit: u64,
     address: String,
     pulse: Pulse,
     left: bool,
+}
+
+/// What only a member and the leader know.
+pub(super) type Session = [u8; 16];
+
+/// Why a call is not answered.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Stranger {
+    /// It comes from another job.
+    OtherJob(String),
+    /// It comes from no member.
+    NoMember,
 }
 
 /// What a task that wants to join is told.
@@ -44,25 +60,29 @@ pub(super) enum Answer {
 
 impl Roster {
     pub(super) fn new(membership: Membership, heartbeat_timeout: Duration) -> Roster {
-        let seats = BTreeMap::new();
-        Roster { membership, heartbeat_timeout, seats, complete: false, failure: None, closing: false, visits: 0 }
+        let (seats, job) = (BTreeMap::new(), membership.job_id());
+        Roster { membership, job, heartbeat_timeout, seats, complete: false, failure: None, closing: false, visits: 0 }
     }
 
-    /// Seats a member, or says why not.
-    pub(super) fn admit(&mut self, join: &wire::Join, address: String, now: Instant) -> Answer {
-        if let Some(reason) = self.disagreement(join) {
-            return Answer::Refused { reason, passing: false };
-        }
-        let task = &join.tasks[join.rank as usize];
+    /// Seats a member whose calls will carry `session`, or says why not.
+    pub(super) fn admit(&mut self, join: &wire::Join, session: Session, address: String, now: Instant) -> Answer {
         let refused = |reason: String, passing| Answer::Refused { reason, passing };
+        if let Some(reason) = self.other_version(join) {
+            return refused(reason, false);
+        }
+        // The next one on this address may be another job.
         if self.closing || self.failure.is_some() {
             return refused("the leader still belongs to a job that is ending".to_owned(), true);
         }
+        if let Some(reason) = self.disagreement(join) {
+            return refused(reason, false);
+        }
+        let task = &join.tasks[join.rank as usize];
         match self.seats.get(&join.rank) {
-            Some(seat) if seat.left || (self.complete && seat.incarnation == join.incarnation) => {
+            Some(seat) if seat.left || (self.complete && seat.process == join.process) => {
                 return refused(format!("{task} has already left the leader's job"), true);
             }
-            Some(seat) if seat.incarnation != join.incarnation => {
+            Some(seat) if seat.process != join.process => {
                 let reason = format!(
                     "two processes say that they are {task}: one at {}, one at {address}; give each task an index of its own",
                     seat.address
@@ -73,21 +93,29 @@ impl Roster {
         }
         self.visits += 1;
         let pulse = Pulse::new(now, self.heartbeat_timeout);
-        let seat = Seat { incarnation: join.incarnation, visit: self.visits, address, pulse, left: false };
+        let seat = Seat { process: join.process, session, visit: self.visits, address, pulse, left: false };
         self.seats.insert(join.rank, seat);
         self.complete |= self.seats.len() == self.membership.tasks.len();
         Answer::Seated { visit: self.visits }
+    }
+
+    fn other_version(&self, join: &wire::Join) -> Option<String> {
+        let (leader, theirs) = (self.membership.tasks[0], join.version);
+        (theirs != VERSION).then(|| {
+            format!(
+                "it speaks version {theirs} of the protocol, {leader} version {VERSION}; start the same build on every task"
+            )
+        })
     }
 
     /// How a member's description of the job differs from the leader's.
     fn disagreement(&self, join: &wire::Join) -> Option<String> {
         let here = &self.membership;
         let leader = here.tasks[0];
-        if join.version != VERSION {
-            let theirs = join.version;
-            return Some(format!(
-                "it speaks version {theirs} of the protocol, {leader} version {VERSION}; start the same build on every task"
-            ));
+        let other_job = self.other_job(join.job.as_ref());
+        // Where both are derived, what they are derived from says more.
+        if other_job.is_some() && !(self.job.is_derived() && join.job.as_ref().is_some_and(|job| job.derived)) {
+            return other_job;
         }
         if join.tasks.len() != here.tasks.len() {
             let (theirs, ours) = (join.tasks.len(), here.tasks.len());
@@ -99,10 +127,27 @@ impl Roster {
             return Some(format!("rank {} is outside a job of {}", join.rank, join.tasks.len()));
         }
         let differs = |rank: &usize| here.tasks[*rank].to_string() != join.tasks[*rank];
-        (0..here.tasks.len()).find(differs).map(|rank| {
-            let (ours, theirs) = (here.tasks[rank], &join.tasks[rank]);
+        let differs = (0..here.tasks.len()).find(differs).map(|rank| {
+            let (ours, theirs) = (here.tasks[rank], clean(&join.tasks[rank], LONGEST));
             format!("it calls rank {rank} {theirs}, but {leader} calls it {ours}; give every task the same description")
-        })
+        });
+        differs.or(other_job)
+    }
+
+    /// How a caller's job differs from the leader's.
+    fn other_job(&self, job: Option<&wire::Job>) -> Option<String> {
+        let (ours, leader) = (&self.job, self.membership.tasks[0]);
+        match job {
+            Some(job) if job.id == ours.to_bytes().as_slice() => None,
+            Some(job) if job.derived && ours.is_derived() => Some(format!(
+                "it was told of another cluster ({}) than {leader} ({ours}); give every task the same addresses, or set                  DISTRIBUTE_JOB_ID alike on all tasks of one job",
+                clean(&job.name, LONGEST)
+            )),
+            _ => Some(format!(
+                "it belongs to job {}, but {leader} leads job {ours}; give each job an address of its own, or, if it is one                  job, set DISTRIBUTE_JOB_ID alike on all of its tasks",
+                job.map_or_else(|| "(none)".to_owned(), |job| clean(&job.name, LONGEST))
+            )),
+        }
     }
 
     pub(super) fn heard(&mut self, rank: u32, visit: u64, now: Instant) {
@@ -164,9 +209,17 @@ impl Roster {
         self.failure.as_ref()
     }
 
-    /// Whether this process is the one that joined as this rank.
-    pub(super) fn knows(&self, rank: u32, incarnation: u64) -> bool {
-        self.seats.get(&rank).is_some_and(|seat| seat.incarnation == incarnation && !seat.left)
+    /// The member that makes a call.
+    ///
+    /// # Errors
+    /// Who else it is.
+    pub(super) fn member(&self, caller: Option<&wire::Caller>) -> Result<u32, Stranger> {
+        if let Some(reason) = self.other_job(caller.and_then(|caller| caller.job.as_ref())) {
+            return Err(Stranger::OtherJob(reason));
+        }
+        let caller = caller.ok_or(Stranger::NoMember)?;
+        let seat = self.seats.get(&caller.rank).filter(|seat| !seat.left && caller.session == seat.session.as_slice());
+        seat.map(|_| caller.rank).ok_or(Stranger::NoMember)
     }
 
     pub(super) fn has_left(&self, rank: u32) -> bool {
