@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crate::text::clean;
-use crate::{Error, Failure, Incarnation, JobId, Membership, Result};
+use crate::{Error, Failure, FailureKind, Incarnation, JobId, Membership, Result};
 
 mod alarm;
 mod alone;
@@ -49,7 +49,8 @@ mod wire {
 /// learn of each other's failure. Dropping it [leaves](Coordination::leave) the job, which is no failure, unless the
 /// thread is panicking: then the panic is reported. All methods block; none may be called by an
 /// [`on_failure`](Coordination::on_failure) callback except [`failure`](Coordination::failure),
-/// [`report_error`](Coordination::report_error) and what only reads.
+/// [`report_error`](Coordination::report_error),
+/// [`report_failure`](Coordination::report_failure) and what only reads.
 ///
 /// # Examples
 /// ```
@@ -192,12 +193,18 @@ impl Coordination {
         self.alarm.failure()
     }
 
-    /// Tells all members that this one has failed; the first report or loss of the job counts.
+    /// Tells all members that this one has failed by an error of its own, against which a restart does not help. See
+    /// [`report_failure`](Coordination::report_failure).
+    pub fn report_error(&self, message: &str) {
+        self.report_failure(message, FailureKind::Permanent);
+    }
+
+    /// Tells all members that this one has failed, and whether a restart helps; the first report or loss of the job counts.
     ///
     /// Returns when the leader has taken note, or after a second.
-    pub fn report_error(&self, message: &str) {
+    pub fn report_failure(&self, message: &str, kind: FailureKind) {
         if let Place::Joined(link) = &self.place {
-            link.member.report(message);
+            link.member.report(message, kind);
             if !link.driver.is_current() {
                 self.alarm.wait(REPORT_WAIT);
             }

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use crate::Failure;
 use crate::text::clean;
+use crate::{Failure, FailureKind};
 
 /// An error of this crate.
 #[derive(Debug, thiserror::Error)]
@@ -143,7 +143,17 @@ pub enum Error {
 impl Error {
     /// Whether the same program may succeed when it is started again.
     pub fn is_retryable(&self) -> bool {
-        !matches!(self, Error::Config { .. } | Error::Refused { .. } | Error::TooLarge { .. })
+        self.failure_kind() == FailureKind::Retryable
+    }
+
+    /// Whether a restart helps; where a peer failed, whether it helps against that failure.
+    pub fn failure_kind(&self) -> FailureKind {
+        match self {
+            Error::Config { .. } | Error::Refused { .. } => FailureKind::Configuration,
+            Error::TooLarge { .. } => FailureKind::Permanent,
+            Error::Failed { failure, .. } => failure.kind,
+            _ => FailureKind::Retryable,
+        }
     }
 
     /// Whose doing the error is.

@@ -6,7 +6,7 @@ use crate::{ClusterResolver, ClusterSpec, Error, Result, TaskType, env};
 
 mod digest;
 
-use digest::Digest;
+pub(crate) use digest::Digest;
 
 /// The identity of a job: equal on all of its processes, different in every other job.
 ///

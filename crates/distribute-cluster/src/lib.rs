@@ -32,6 +32,7 @@ mod failure;
 mod job;
 mod json;
 mod membership;
+mod names;
 mod resolver;
 mod rules;
 mod slurm;
@@ -47,12 +48,14 @@ pub use coordination::{
     Progress, Waiting,
 };
 pub use error::{Error, Result, Scope};
-pub use failure::{Failure, FailureCause};
+pub use failure::{Failure, FailureCause, FailureKind};
 pub use job::{Incarnation, JobId};
 pub use membership::Membership;
+pub use names::look_up;
 pub use resolver::{ClusterResolver, SimpleResolver};
 pub use rules::{collective_leader, coordination_leader, id_in_cluster, is_chief, worker_count};
 pub use spec::ClusterSpec;
 pub use task::{Task, TaskType};
+pub use text::printable;
 pub use tf_config::{TfConfigOverrides, TfConfigResolver};
 pub use union::UnionResolver;

@@ -9,10 +9,11 @@ use tonic::transport::{Channel, Endpoint};
 
 use super::alarm::Alarm;
 use super::member::{Attendance, Event, Member, Pass};
-use super::roster::VERSION;
+use super::roster::{VERSION, digest};
 use super::wire::coordination_client::CoordinationClient;
-use super::{CoordinationOptions, Waiting, lock, wire};
-use crate::{Error, Incarnation, Membership, Result};
+use super::{Coordination, CoordinationOptions, Waiting, lock, wire};
+use crate::text::{LONGEST, clean};
+use crate::{Error, Incarnation, Membership, Result, Task};
 
 /// Connects to the leader and waits until all have joined.
 pub(super) async fn join(
@@ -25,6 +26,7 @@ pub(super) async fn join(
     let waiting = Waiting {
         task: membership.task(),
         missing: membership.tasks.clone(),
+        missing_count: membership.world_size(),
         world_size: membership.world_size(),
         leader: format!("{} at {}", membership.tasks[0], membership.leader_address),
         problem: Some("not connected yet".to_owned()),
@@ -82,16 +84,21 @@ impl Seeker {
         let mut client = self.connect().await?;
         let job = self.membership.job_id();
         let id = Vec::from(job.to_bytes()).into();
+        let named = self.membership.tasks.len() <= MAX_NAMED;
         let job = wire::Job { id, name: job.to_string(), derived: job.is_derived() };
         let join = wire::Join {
             version: VERSION,
             rank: self.membership.rank,
             process: self.process,
-            tasks: self.membership.tasks.iter().map(ToString::to_string).collect(),
+            tasks: self.membership.tasks.iter().filter(|_| named).map(ToString::to_string).collect(),
+            world_size: self.membership.world_size(),
+            tasks_digest: Vec::from(digest(&self.membership.tasks)).into(),
             job: Some(job.clone()),
         };
-        let again =
-            |status: tonic::Status| Setback::Again(format!("what listens there does not answer as a leader: {status}"));
+        let again = |status: tonic::Status| {
+            let status = clean(&status.to_string(), LONGEST);
+            Setback::Again(format!("what listens there does not answer as a leader: {status}"))
+        };
         let attend = Attendance::begin(&mut client, join, &self.options);
         let mut attendance = match tokio::time::timeout(CONNECT, attend).await {
             Ok(begun) => begun.map_err(again)?,
@@ -117,12 +124,14 @@ impl Seeker {
                         return Ok(Member::begin(client, attendance, &state, membership, pass, alarm));
                     }
                 }
-                Event::Refused(refusal) if refusal.passing => return Err(Setback::Again(refusal.reason)),
+                Event::Refused(refusal) if refusal.passing => {
+                    return Err(Setback::Again(clean(&refusal.reason, LONGEST)));
+                }
                 Event::Refused(refusal) => {
                     return Err(Setback::Final(Error::Refused {
                         task: self.membership.task().to_string(),
                         address: self.membership.leader_address.clone(),
-                        reason: refusal.reason,
+                        reason: clean(&refusal.reason, LONGEST),
                     }));
                 }
                 Event::Silent(silence) => {
@@ -144,9 +153,14 @@ impl Seeker {
         // The lookup of a name has no deadline of its own.
         let channel = match tokio::time::timeout(CONNECT * 2, endpoint.connect()).await {
             Ok(connected) => connected.map_err(|error| Setback::Again(cause(&error)))?,
-            Err(_) => return Err(Setback::Again("its name cannot be looked up".to_owned())),
+            Err(_) => {
+                let problem = format!("its name was not found within {} s", (CONNECT * 2).as_secs());
+                return Err(Setback::Again(problem));
+            }
         };
-        Ok(CoordinationClient::new(channel).max_decoding_message_size(usize::MAX))
+        // Everybody's values, in one answer.
+        let largest = self.membership.tasks.len().saturating_mul(Coordination::MAX_VALUE_BYTES + 64);
+        Ok(CoordinationClient::new(channel).max_decoding_message_size(largest.saturating_add(1 << 20)))
     }
 
     /// Says every few seconds what this task waits for.
@@ -163,6 +177,7 @@ impl Seeker {
         let mut waiting = lock(&self.waiting);
         waiting.problem = None;
         waiting.missing = state.missing.iter().filter_map(|rank| self.membership.task_of(*rank)).collect();
+        waiting.missing_count = state.missing_count.max(state.missing.len() as u32);
     }
 
     fn too_late(&self) -> Error {
@@ -180,9 +195,16 @@ impl Seeker {
     }
 
     fn missing(&self) -> Error {
-        let missing = lock(&self.waiting).missing.clone();
-        let rank = |task| self.membership.tasks.iter().position(|other| *other == task).unwrap_or(0);
-        let names: Vec<String> = missing.into_iter().map(|task| self.membership.named(rank(task) as u32)).collect();
+        let (missing, count) = {
+            let waiting = lock(&self.waiting);
+            let first: Vec<Task> = waiting.missing.iter().take(MAX_SHOWN).copied().collect();
+            (first, waiting.missing_count as usize)
+        };
+        let rank = |task: &Task| self.membership.tasks.iter().position(|other| other == task).unwrap_or(0);
+        let mut names: Vec<String> = missing.iter().map(|task| self.membership.named(rank(task) as u32)).collect();
+        if count > names.len() {
+            names.push(format!("and {} more", count - names.len()));
+        }
         Error::Missing {
             task: self.membership.task().to_string(),
             waited: self.started.elapsed().min(self.options.join_timeout),
@@ -190,6 +212,12 @@ impl Seeker {
         }
     }
 }
+
+/// How many missing tasks an error names.
+const MAX_SHOWN: usize = 16;
+
+/// Jobs up to this size tell the leader their tasks by name, so that it can say what differs; others a digest alone.
+const MAX_NAMED: usize = 1000;
 
 /// The pause after the first attempt; each further one is half as long again.
 const FIRST_PAUSE: Duration = Duration::from_millis(5);

@@ -16,7 +16,7 @@ use super::wire::coordination_client::CoordinationClient;
 use super::wire::{Heartbeat, Join, LeaderMessage, Leave, MemberMessage, Report, leader_message, member_message};
 use super::{CoordinationOptions, PUT_TIMEOUT, wire};
 use crate::text::{LONGEST as LONGEST_TEXT, clean};
-use crate::{Error, Incarnation, Membership, Result};
+use crate::{Error, FailureKind, Incarnation, Membership, Result};
 
 /// One stream between a member and the leader.
 pub(super) struct Attendance {
@@ -111,7 +111,7 @@ pub(super) struct Member {
 
 /// What the member's user wants said on the stream.
 enum Command {
-    Report(String),
+    Report(Report),
     /// Answered when the leader has closed the stream.
     Leave(oneshot::Sender<()>),
 }
@@ -147,8 +147,9 @@ impl Member {
         &self.alarm
     }
 
-    pub(super) fn report(&self, message: &str) {
-        let _ = self.commands.try_send(Command::Report(message.to_owned()));
+    pub(super) fn report(&self, message: &str, kind: FailureKind) {
+        let report = Report { message: clean(message, LONGEST_TEXT), kind: kind.code() };
+        let _ = self.commands.try_send(Command::Report(report));
     }
 
     pub(super) fn leave(&self) -> impl Future<Output = ()> + Send + use<> {
@@ -275,7 +276,7 @@ fn named(membership: &Membership, absent: &wire::Absent) -> String {
     match (absent.left, absent.elsewhere.as_str()) {
         (true, _) => format!("{name} (has left the job)"),
         (false, "") => name,
-        (false, elsewhere) => format!("{name} (waits at {elsewhere})"),
+        (false, elsewhere) => format!("{name} (waits at {})", clean(elsewhere, LONGEST_TEXT)),
     }
 }
 
@@ -287,7 +288,7 @@ async fn attend(mut attendance: Attendance, mut orders: mpsc::Receiver<Command>,
             event = attendance.next() => event,
             order = orders.recv(), if leaving.is_none() => {
                 match order {
-                    Some(Command::Report(message)) => attendance.send(member_message::Kind::Report(Report { message })),
+                    Some(Command::Report(report)) => attendance.send(member_message::Kind::Report(report)),
                     Some(Command::Leave(left)) => {
                         attendance.send(member_message::Kind::Leave(Leave {}));
                         leaving = Some(left);

@@ -174,8 +174,10 @@ impl fmt::Debug for CoordinationOptions {
 pub struct Waiting {
     /// The task that waits.
     pub task: Task,
-    /// Who is missing, as far as the leader has said.
+    /// Who is missing, as far as the leader has said; in large jobs the first of them.
     pub missing: Vec<Task>,
+    /// How many are missing.
+    pub missing_count: u32,
     /// The number of tasks of the job.
     pub world_size: u32,
     /// The leader and its address.
@@ -195,8 +197,8 @@ impl fmt::Display for Waiting {
             Some(problem) => write!(f, "waiting for the leader {} ({waited} s of {timeout} s): {problem}", self.leader),
             None => {
                 let shown: Vec<String> = self.missing.iter().take(8).map(Task::to_string).collect();
-                let more = if self.missing.len() > 8 { ", …" } else { "" };
-                let (missing, size) = (self.missing.len(), self.world_size);
+                let more = if self.missing_count > 8 { ", …" } else { "" };
+                let (missing, size) = (self.missing_count, self.world_size);
                 let names = shown.join(", ");
                 write!(f, "waiting for {missing} of {size} tasks: {names}{more} ({waited} s of {timeout} s)")
             }

@@ -341,7 +341,7 @@ async fn read(hub: Arc<Hub>, rank: u32, visit: u64, mut inbox: Streaming<MemberM
                 return hub.change(|inner| inner.roster.leave(rank, visit));
             }
             Ok(Some(MemberMessage { kind: Some(Kind::Report(report)) })) => {
-                hub.change(|inner| inner.roster.report(rank, visit, report.message));
+                hub.change(|inner| inner.roster.report(rank, visit, &report));
             }
             Ok(Some(_)) => lock(&hub.inner).roster.heard(rank, visit, now),
             Ok(None) | Err(_) => return hub.change(|inner| inner.roster.broke(rank, visit, now)),

@@ -1,6 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::TaskType;
 
 const TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -10,12 +11,15 @@ fn roster(size: u32) -> Roster {
 
 fn join(rank: u32, size: u32, process: u64) -> wire::Join {
     let job = JobId::of_ranks(size, "h:1");
+    let tasks: Vec<Task> = (0..size).map(|index| Task::new(TaskType::Worker, index)).collect();
     wire::Join {
         version: VERSION,
         rank,
         process,
         job: Some(named(&job)),
-        tasks: (0..size).map(|index| format!("worker:{index}")).collect(),
+        world_size: size,
+        tasks_digest: Vec::from(digest(&tasks)).into(),
+        tasks: tasks.iter().map(Task::to_string).collect(),
     }
 }
 
@@ -50,6 +54,10 @@ fn complete(size: u32, now: Instant) -> (Roster, Vec<u64>) {
     (roster, visits)
 }
 
+fn report(message: &str) -> wire::Report {
+    wire::Report { message: message.to_owned(), kind: FailureKind::Configuration.code() }
+}
+
 fn refusal(answer: Answer) -> (String, bool) {
     match answer {
         Answer::Refused { reason, passing } => (reason, passing),
@@ -61,12 +69,18 @@ fn refusal(answer: Answer) -> (String, bool) {
 fn descriptions_must_agree() {
     let now = Instant::now();
     let mut roster = roster(3);
-    let renamed =
-        wire::Join { tasks: vec!["chief:0".to_owned(), "worker:0".to_owned(), "worker:1".to_owned()], ..join(1, 3, 1) };
+    let other = [Task::new(TaskType::Chief, 0), Task::new(TaskType::Worker, 0), Task::new(TaskType::Worker, 1)];
+    let renamed = wire::Join {
+        tasks: other.iter().map(Task::to_string).collect(),
+        tasks_digest: Vec::from(digest(&other)).into(),
+        ..join(1, 3, 1)
+    };
+    let unnamed = wire::Join { tasks: Vec::new(), ..renamed.clone() };
     for (join, words) in [
         (wire::Join { version: 9, job: None, ..join(1, 3, 1) }, "version 9 of the protocol"),
         (join(1, 2, 1), "told that the job has 2 tasks, but worker:0 was told 3"),
         (join(3, 3, 1), "rank 3 is outside a job of 3"),
+        (unnamed, "it knows other tasks of the job than worker:0 does"),
         (renamed, "calls rank 0 chief:0, but worker:0 calls it worker:0"),
     ] {
         let (reason, passing) = refusal(roster.admit(&join, session(1), "a:1".to_owned(), now));
@@ -162,7 +176,10 @@ fn who_goes_before_all_have_joined_may_come_back() {
             _ => (1..=3).any(|step| roster.look(now + TIMEOUT / 2 * step)),
         };
         assert!(changed, "{gone}");
-        assert_eq!(roster.state(), wire::State { missing: vec![0, 1], failure: None, closing: false });
+        assert_eq!(
+            roster.state(),
+            wire::State { missing: vec![0, 1], missing_count: 2, failure: None, closing: false }
+        );
     }
 }
 
@@ -171,11 +188,11 @@ fn the_first_failure_counts() {
     let now = Instant::now();
     let (mut roster, visits) = complete(3, now);
     assert!(roster.state().missing.is_empty());
-    assert!(roster.report(2, visits[2], "disk full".to_owned()));
-    assert!(!roster.broke(2, visits[2], now) && !roster.report(1, visits[1], "later".to_owned()));
+    assert!(roster.report(2, visits[2], &report("disk full\n")));
+    assert!(!roster.broke(2, visits[2], now) && !roster.report(1, visits[1], &report("later")));
     assert_eq!(
         roster.failure(),
-        Some(&wire::Failure { rank: 2, cause: Some(Cause::Reported("disk full".to_owned())) })
+        Some(&wire::Failure { rank: 2, cause: Some(Cause::Reported("disk full\\n".to_owned())), kind: 2 })
     );
     let (reason, passing) = refusal(roster.admit(&join(1, 3, 9), session(1), "a:1".to_owned(), now));
     assert!(passing, "{reason}");
@@ -207,6 +224,24 @@ fn a_silent_member_is_lost_and_one_that_left_is_not() {
     );
 }
 
+#[test]
+fn large_jobs_are_told_in_few_words() {
+    let now = Instant::now();
+    let mut roster = roster(50_000);
+    let state = roster.state();
+    assert_eq!((state.missing.len(), state.missing_count), (MAX_TOLD, 50_000));
+    for rank in (0..50_000).filter(|rank| *rank != 40_000) {
+        let large = wire::Join { tasks: Vec::new(), ..join(0, 1, 1) };
+        let digest = Vec::from(roster.tasks_digest).into();
+        let job = Some(named(&JobId::of_ranks(50_000, "h:1")));
+        let large = wire::Join { rank, world_size: 50_000, tasks_digest: digest, job, ..large };
+        assert!(matches!(roster.admit(&large, session(rank), String::new(), now), Answer::Seated { .. }));
+    }
+    assert_eq!((roster.state().missing, roster.state().missing_count), (vec![40_000], 1));
+    // Quadratic work would take minutes.
+    assert!(now.elapsed() < Duration::from_secs(10), "{:?}", now.elapsed());
+}
+
 proptest! {
     /// Whatever happens in whatever order: `missing` is what it says until complete, and the failure never changes.
     #[test]
@@ -220,7 +255,7 @@ proptest! {
                 0 | 1 => drop(roster.admit(&join(rank, 3, incarnation), session(rank), "a:1".to_owned(), now)),
                 2 => drop(roster.leave(rank, visit)),
                 3 => drop(roster.broke(rank, visit, now)),
-                4 => drop(roster.report(rank, visit, "no".to_owned())),
+                4 => drop(roster.report(rank, visit, &report("no"))),
                 _ => drop(roster.look(now)),
             }
             let state = roster.state();
