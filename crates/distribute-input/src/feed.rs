@@ -90,7 +90,8 @@ impl<B> Feed<B> {
 
     fn hand_out(&mut self, lane: usize, piece: &B) -> Result<usize> {
         let rows = (self.operations.rows)(piece)?;
-        self.lanes[lane].seen += rows as u64;
+        let seen = &mut self.lanes[lane].seen;
+        *seen = seen.saturating_add(rows as u64);
         Ok(rows)
     }
 

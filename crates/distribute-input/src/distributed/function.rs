@@ -66,7 +66,7 @@ where
     let open: StepOpener<T> = Arc::new(move |start| {
         let pass = crate::dataset::Pass::epoch(start.epoch);
         let mut lane = start.lanes.first().cloned().unwrap_or_else(|| Lane::of(None));
-        let passed: u64 = lane.cuts.iter().map(|cut| cut.skip).sum();
+        let passed = lane.cuts.iter().fold(0_u64, |passed, cut| passed.saturating_add(cut.skip));
         let passed = usize::try_from(passed).unwrap_or(usize::MAX);
         let mut pipelines: Vec<Items<Vec<T>>> = chunks.iter().map(|open| skipping(open(pass), passed)).collect();
         let mut next = move || -> Result<Option<Step<T>>> {
@@ -82,7 +82,7 @@ where
             // Those that are left without data get zero rows.
             let part = |part: Option<T>| part.map_or_else(|| slice(&some, 0..0), Ok);
             let parts = parts.into_iter().map(part).collect::<Result<Vec<T>>>()?;
-            lane.seen += 1;
+            lane.seen = lane.seen.saturating_add(1);
             Ok(Some(Step { parts, lanes: vec![lane.clone()], full }))
         };
         Box::new(std::iter::from_fn(move || next().transpose())) as Items<Step<T>>
