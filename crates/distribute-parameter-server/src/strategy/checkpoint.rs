@@ -60,7 +60,9 @@ impl Checkpointed for ParameterServerStrategy {
     fn load(&self, _: &Strategy, snapshot: &Snapshot) -> Result<(), BoxError> {
         let inner = &self.inner;
         for server in 0..inner.parameters.servers() {
-            inner.parameters.block_on(inner.restore(server, snapshot))?;
+            let restored = inner.parameters.block_on(inner.restore(server, snapshot));
+            // Such as a checkpoint of another model.
+            restored.map_err(|error| inner.failed(error))?;
         }
         Ok(())
     }
