@@ -18,7 +18,7 @@ use distribute_collectives::{BucketPlan, DeviceGroup, FusedDeviceAllReduce, Fuse
 use distribute_device::cuda::{CudaDevice, CudaStream, FusedStep, StepTensor};
 use distribute_device::{DType, Device as _, DeviceBuffer, Stream};
 use distribute_strategy::{ReplicaContext, Strategy};
-use distribute_values::UpdateRule;
+use distribute_values::{AdamFactors, UpdateRule};
 
 use crate::model::Parts;
 use crate::plan::Plan;
@@ -233,7 +233,9 @@ fn fused(rule: UpdateRule, step: u64, rate: f64) -> Option<FusedStep> {
     match rule {
         UpdateRule::Sgd { momentum, nesterov } => Some(FusedStep::Sgd { rate, momentum, nesterov }),
         UpdateRule::Adam { beta1, beta2, epsilon, weight_decay } => {
-            Some(FusedStep::adam(step, rate, [beta1, beta2], epsilon, weight_decay))
+            let factors = AdamFactors::new(step, rate, [beta1, beta2], epsilon, weight_decay);
+            let AdamFactors { rate, scale, keep, beta1, rest1, beta2, rest2, epsilon } = factors;
+            Some(FusedStep::Adam { rate, scale, keep, beta1, rest1, beta2, rest2, epsilon })
         }
         _ => None,
     }
