@@ -139,7 +139,7 @@ impl Variable {
         &self.name
     }
 
-    /// The components of this process's replicas.
+    /// The components of this process's replicas: live handles, which the next step changes. [`Tensor::copy`] takes a snapshot.
     pub fn components(&self) -> &[Tensor] {
         &self.components
     }

@@ -10,6 +10,7 @@ use distribute_collectives::{Compression, FusedAllReduce, FusionOptions, Process
 use distribute_values::{Aggregation, DistributedVariable, OptimizerDescription, UpdateRule, VariableOptions};
 use serde::{Deserialize, Serialize};
 
+use self::counts::SavedCounts;
 use self::loss_scale::Scaling;
 use crate::gpu::GpuReduction;
 use crate::model::Parts;
@@ -21,6 +22,7 @@ use crate::{Error, Model, Result, Variable};
 mod accumulated;
 mod builders;
 mod clip;
+mod counts;
 mod loss_scale;
 mod replica;
 mod sharded_state;
@@ -28,6 +30,7 @@ mod step;
 
 pub use builders::{Adagrad, Adam, AdamW, Lamb, RmsProp, Sgd};
 pub use clip::Clip;
+pub(crate) use counts::StepCounts;
 pub use loss_scale::LossScale;
 pub use replica::ReplicaOptimizer;
 
@@ -62,7 +65,10 @@ struct ReplicaState {
     shards: Vec<SlotShard>,
     /// Whole slots of a checkpoint, until the parts are cut from them.
     restored: Option<Arc<HashMap<String, Tensor>>>,
+    /// Of the optimizer, those that were left out excepted.
     steps: u64,
+    /// Of each variable.
+    counts: StepCounts,
     times: StepTimes,
     /// Gradients of this replica alone that wait for the next step, by variable.
     accumulated: Vec<Option<Tensor>>,
@@ -71,12 +77,14 @@ struct ReplicaState {
 }
 
 /// What a checkpoint keeps of an optimizer besides its slots.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct OptimizerState {
     steps: u64,
     learning_rate: f64,
     loss_scale: Option<f64>,
     good_steps: u32,
+    #[serde(default, skip_serializing_if = "SavedCounts::is_empty")]
+    counts: SavedCounts,
 }
 
 /// Where one replica's time went, summed over its steps.
@@ -287,12 +295,12 @@ impl Optimizer {
 
     /// What else a checkpoint keeps of it.
     pub(crate) fn state(&self) -> OptimizerState {
-        let (steps, scaling) = self.replicas.first().map_or((0, None), |state| {
+        let (steps, scaling, counts) = self.replicas.first().map_or_else(Default::default, |state| {
             let state = lock(state);
-            (state.steps, state.scaling)
+            (state.steps, state.scaling, state.counts.saved(&self.parts.variables, state.steps))
         });
         let (loss_scale, good_steps) = scaling.map_or((None, 0), |scaling| (Some(scaling.scale), scaling.good_steps));
-        OptimizerState { steps, learning_rate: self.learning_rate(), loss_scale, good_steps }
+        OptimizerState { steps, learning_rate: self.learning_rate(), loss_scale, good_steps, counts }
     }
 
     pub(crate) fn set_state(&self, state: &OptimizerState) {
@@ -300,6 +308,7 @@ impl Optimizer {
         for replica in &self.replicas {
             let mut replica = lock(replica);
             replica.steps = state.steps;
+            replica.counts = StepCounts::restored(&self.parts.variables, state.steps, &state.counts);
             if let (Some(scaling), Some(scale)) = (&mut replica.scaling, state.loss_scale) {
                 (scaling.scale, scaling.good_steps) = (scale, state.good_steps);
             }

@@ -45,11 +45,7 @@ impl Plan {
             .map(|(variable, _)| variable.name.as_str())
             .collect();
         if !silent.is_empty() && context.replica_id() == 0 {
-            tracing::warn!(
-                "no replica got a gradient for {}; they stay as they are (candle's layer_norm, rms_norm and softmax_last_dim \
-                 cut the graph; use operations with a backward)",
-                silent.join(", ")
-            );
+            warn_untrained(&silent);
         }
         for index in &variables {
             let variable = &parts.variables[*index];
@@ -78,6 +74,17 @@ impl Plan {
     pub(crate) fn flags(&self) -> usize {
         self.buckets.tensors().len() - 1
     }
+}
+
+/// Names the variables that are not trained, and the usual cause.
+pub(crate) fn warn_untrained(variables: &[&str]) {
+    distribute_notice::warn!(
+        "no gradient came for {}; they stay as they are. Operations of candle without a backward cut the graph in silence: in \
+         place of candle_nn's layer_norm and rms_norm use those of distribute_candle (distribute::candle), in place of \
+         softmax_last_dim candle_nn::ops::softmax, in place of rope rope_slow, in place of sdpa matmul and softmax. Variables \
+         that are not to be trained are frozen by Model::freeze",
+        variables.join(", ")
+    );
 }
 
 fn bytes_of(tensor: &candle_core::Tensor) -> usize {

@@ -49,6 +49,17 @@ pub(crate) enum Summed {
 }
 
 impl Summed {
+    /// The variables that got a gradient on some replica, of `count`.
+    pub(crate) fn variables(&self, count: usize) -> Vec<usize> {
+        match self {
+            Summed::Whole(gradients) => gradients.iter().map(|reduced| reduced.index).collect(),
+            Summed::Sharded(_, flags) => {
+                (0..count).filter(|index| flags.get(*index).is_some_and(|replicas| *replicas > 0)).collect()
+            }
+            Summed::Gpu(sum) => sum.variables(),
+        }
+    }
+
     /// The same, with gradients of a GPU as tensors of their own.
     pub(crate) fn on_tensors(self, parts: &Parts, local: usize) -> Result<Summed> {
         match self {

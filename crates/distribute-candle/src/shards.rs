@@ -14,7 +14,7 @@ use distribute_device::{DType, Element};
 use distribute_values::{Real, TensorStorage, UpdateRule};
 
 use crate::model::Parts;
-use crate::optimizer::Clip;
+use crate::optimizer::{Clip, StepCounts};
 use crate::plan::Plan;
 use crate::{Candle, Error, Result};
 
@@ -113,7 +113,8 @@ pub(crate) struct Update<'a> {
     pub(crate) parts: &'a Parts,
     pub(crate) rule: UpdateRule,
     pub(crate) local: usize,
-    pub(crate) step: u64,
+    /// With this step.
+    pub(crate) counts: &'a StepCounts,
     pub(crate) learning_rate: f64,
     pub(crate) flags: Vec<u32>,
 }
@@ -194,7 +195,8 @@ impl Update<'_> {
                 let parameter = &mut parameter[within.clone()];
                 if has_gradient {
                     let mut slots: Vec<&mut [T]> = slots.iter_mut().map(|slot| &mut slot[own.clone()]).collect();
-                    self.rule.update(self.step, self.learning_rate, parameter, &gradient[own.clone()], &mut slots);
+                    let step = self.counts.of(index);
+                    self.rule.update(step, self.learning_rate, parameter, &gradient[own.clone()], &mut slots);
                 }
                 updated[own.clone()].copy_from_slice(parameter);
             })?;

@@ -150,7 +150,7 @@ fn reads(shares: &Shares, topology: InputTopology, options: InputOptions) -> Res
         (AutoShardPolicy::Auto | AutoShardPolicy::File | AutoShardPolicy::Data, _) => Ok(Reads::Walk),
         (AutoShardPolicy::Hint, Shares::Hint) => Ok(own()),
         (AutoShardPolicy::Hint, _) => {
-            tracing::warn!(
+            distribute_notice::warn!(
                 "AutoShardPolicy::Hint was asked for, but the dataset has no shard_hint: every worker reads everything, and \
                  each example is seen {} times in a pass; put shard_hint before the batch",
                 topology.workers()

@@ -100,7 +100,7 @@ impl CommunicationOptions {
             Implementation::Nccl => {
                 options.device_implementation = DeviceImplementation::Nccl;
                 if let Some(device) = devices.iter().find(|device| device.kind() != Some(DeviceKind::Gpu)) {
-                    tracing::warn!(
+                    distribute_notice::warn!(
                         "NCCL was asked for, but {} is no GPU; our own collectives are used",
                         device.short()
                     );

@@ -106,7 +106,7 @@ impl MirroredBuilder {
         let mut options = self.communication.options(&devices)?;
         if let Some(ops) = self.cross_device_ops {
             if let Some(caution) = ops.caution(&devices) {
-                tracing::warn!("{caution}");
+                distribute_notice::warn!("{caution}");
             }
             options.cross_device_ops = Some(ops);
         }

@@ -3,7 +3,7 @@
 use distribute_collectives::{ProcessGroup, Rank, ReduceOp, on_local_ranks};
 use distribute_device::{BufferRef, DType};
 
-use crate::elements::{Arithmetic, place, sum_axes, with_type};
+use crate::elements::{Arithmetic, Wide, fold_axes, place, with_type};
 use crate::structure::Pending;
 use crate::{Error, PerReplica, Result, TensorStorage};
 
@@ -36,17 +36,25 @@ impl Axis {
 
 /// Reduces the components of all replicas, of every process, to one value.
 ///
-/// Without an axis, components are combined as they are: `Mean` is the plain mean of the replicas' values, which must have
-/// equal shapes. With an axis, each component is first summed over it; `Mean` then divides the total by the number of
-/// summed elements on all replicas, so replicas with unequal batches still give the true mean.
+/// Without an axis, components are combined element by element, so they must have equal shapes; `Mean` is the plain mean of the
+/// replicas' values. With an axis, `op` is applied over the axis and over the replicas, whose lengths along it may differ or be
+/// 0: `Mean` divides by the number of elements on all replicas, so replicas with unequal batches give the true mean. `Min` and
+/// `Max` are NaN where any element is NaN, and -0 is less than 0.
+///
+/// Reductions over an axis of floating-point values compute in f64 and round once. Over no elements at all, `Sum` is 0, `Product`
+/// 1, `Mean` NaN, `Max` the least value of the type (-∞ for floating-point types) and `Min` the greatest. Sums and products of
+/// integers wrap.
+///
+/// A mean of integers is refused, because it is not an integer: convert the values to f64 first.
 ///
 /// `groups` holds the local ranks of a group in which every process calls this.
 ///
 /// # Errors
-/// [`Error::Shape`], [`Error::Axis`], and the collective's errors.
+/// [`Error::Shape`], [`Error::Axis`]; [`Error::Reduction`] for a mean of integers, bitwise operations on floating-point values,
+/// and [`ReduceOp::User`]; the collective's errors.
 ///
 /// # Source
-/// `tf.distribute.Strategy.reduce`.
+/// `tf.distribute.Strategy.reduce`, which gives the mean of integers as a floating-point number.
 pub fn reduce_values<L, T: TensorStorage<L>>(
     groups: &[ProcessGroup],
     op: ReduceOp,
@@ -64,6 +72,7 @@ pub(crate) fn begin_reduce<L, T: TensorStorage<L>>(
     axis: &Axis,
 ) -> Result<Pending<T>> {
     let first = check_components(groups, values)?;
+    check_op(op, first.dtype()?)?;
     let axes = axis.axes();
     for value in values {
         let shape = value.shape();
@@ -71,37 +80,72 @@ pub(crate) fn begin_reduce<L, T: TensorStorage<L>>(
             return Err(Error::Axis { axis: *axis, shape });
         }
     }
-    with_type!(first.dtype()?, E => reduce_typed::<E, L, T>(groups, op, values, &axes, first.clone()))
+    with_type!(first.dtype()?, E => match axes.is_empty() {
+        true => reduce_whole::<E, L, T>(groups, op, values, first.clone()),
+        false => reduce_over::<E, L, T>(groups, op, values, &axes, first.clone()),
+    })
 }
 
-fn reduce_typed<E: Arithmetic, L, T: TensorStorage<L>>(
+/// Whether an operation is defined for values of a type, before anything is sent.
+fn check_op(op: ReduceOp, dtype: DType) -> Result<()> {
+    let remedy = match op {
+        ReduceOp::Mean if !dtype.is_float() => {
+            "a mean of integers is not an integer; convert the values to f64 first, or reduce with Sum and divide"
+        }
+        ReduceOp::BitAnd | ReduceOp::BitOr | ReduceOp::BitXor if dtype.is_float() => {
+            "bitwise operations take integers; convert the values, or use Min, Max, Sum or Product"
+        }
+        ReduceOp::Sum | ReduceOp::Mean | ReduceOp::Min | ReduceOp::Max | ReduceOp::Product => return Ok(()),
+        ReduceOp::BitAnd | ReduceOp::BitOr | ReduceOp::BitXor => return Ok(()),
+        _ => "it names a user's own reduction without saying which; use ProcessGroup::all_reduce_with",
+    };
+    Err(Error::Reduction { op, dtype, remedy })
+}
+
+/// Combines values of equal shapes, element by element.
+fn reduce_whole<E: Arithmetic, L, T: TensorStorage<L>>(
+    groups: &[ProcessGroup],
+    op: ReduceOp,
+    values: &[&T],
+    first: T,
+) -> Result<Pending<T>> {
+    let shape = first.shape();
+    check_shapes(values.iter().map(|value| value.shape()))?;
+    let elements = values.iter().map(|value| value.to_elements::<E>()).collect::<Result<Vec<_>>>()?;
+    let works = groups.iter().zip(elements).map(|(group, elements)| group.all_reduce_async(elements, op));
+    let works = works.collect::<Result<Vec<_>, _>>()?;
+    Ok(Box::new(move || {
+        let mut result = Vec::new();
+        for work in works {
+            result = work.wait()?;
+        }
+        first.beside(&shape, BufferRef::from(&result[..]))
+    }))
+}
+
+/// Reduces values over axes in the wide type, and rounds once.
+fn reduce_over<E: Arithmetic, L, T: TensorStorage<L>>(
     groups: &[ProcessGroup],
     op: ReduceOp,
     values: &[&T],
     axes: &[usize],
     first: T,
 ) -> Result<Pending<T>> {
-    let weighted = !axes.is_empty() && op == ReduceOp::Mean;
-    let mut summed = Vec::new();
-    for (replica, value) in values.iter().enumerate() {
-        let full = value.shape();
-        let count: u64 = axes.iter().map(|axis| full[*axis] as u64).product();
-        let elements = value.to_elements::<E>()?;
-        let (kept, sums) = if axes.is_empty() { (full, elements) } else { sum_axes(&elements, &full, axes) };
-        summed.push((kept, sums, count));
-        if summed[replica].0 != summed[0].0 {
-            let (got, expected) = (summed[replica].0.clone(), summed[0].0.clone());
-            let remedy = "reduce over the axis in which the replicas differ";
-            return Err(Error::Shape { what: "reduce", replica, got, expected, remedy });
-        }
-    }
-    let shape = summed[0].0.clone();
-    let mut works = Vec::new();
+    let mut folded = Vec::with_capacity(values.len());
     let mut counts = Vec::new();
-    for (group, (_, sums, count)) in groups.iter().zip(summed) {
-        works.push(group.all_reduce_async(sums, if weighted { ReduceOp::Sum } else { op })?);
-        if weighted {
-            counts.push(group.all_reduce_async(vec![count], ReduceOp::Sum)?);
+    for value in values {
+        let full = value.shape();
+        counts.push(axes.iter().map(|axis| full[*axis] as f64).product::<f64>());
+        folded.push(fold_axes(op, &value.to_elements::<E>()?, &full, axes));
+    }
+    check_shapes(folded.iter().map(|(kept, _)| kept.clone()))?;
+    let shape = folded[0].0.clone();
+    let over_replicas = if op == ReduceOp::Mean { ReduceOp::Sum } else { op };
+    let (mut works, mut counted) = (Vec::new(), Vec::new());
+    for ((group, (_, partial)), count) in groups.iter().zip(folded).zip(counts) {
+        works.push(group.all_reduce_async(partial, over_replicas)?);
+        if op == ReduceOp::Mean {
+            counted.push(group.all_reduce_async(vec![count], ReduceOp::Sum)?);
         }
     }
     Ok(Box::new(move || {
@@ -109,15 +153,28 @@ fn reduce_typed<E: Arithmetic, L, T: TensorStorage<L>>(
         for work in works {
             result = work.wait()?;
         }
-        let mut total = 0;
-        for count in counts {
-            total = count.wait()?.first().copied().unwrap_or(0);
+        let mut total = None;
+        for count in counted {
+            total = count.wait()?.first().copied();
         }
-        if total > 0 {
-            result.iter_mut().for_each(|sum| *sum = sum.ratio(total));
-        }
-        first.beside(&shape, BufferRef::from(&result[..]))
+        let rounded: Vec<E> = match total {
+            Some(total) => result.into_iter().map(|sum| E::narrow(sum.mean(total))).collect(),
+            None => result.into_iter().map(E::narrow).collect(),
+        };
+        first.beside(&shape, BufferRef::from(&rounded[..]))
     }))
+}
+
+fn check_shapes(shapes: impl IntoIterator<Item = Vec<usize>>) -> Result<()> {
+    let mut shapes = shapes.into_iter();
+    let Some(expected) = shapes.next() else { return Ok(()) };
+    match (1..).zip(shapes).find(|(_, got)| *got != expected) {
+        None => Ok(()),
+        Some((replica, got)) => {
+            let remedy = "reduce over the axis in which the replicas differ";
+            Err(Error::Shape { what: "reduce", replica, got, expected, remedy })
+        }
+    }
 }
 
 /// Concatenates the components of all replicas, of every process, along an axis.
@@ -278,6 +335,101 @@ mod tests {
         assert_eq!(reduce(ReduceOp::Sum, &values, Axis::At(0)).unwrap(), (vec![2], vec![8.0, 12.0]));
         assert_eq!(reduce(ReduceOp::Mean, &values, Axis::None).unwrap().1, [1.0, 2.0, 3.0, 4.0]);
         assert!(matches!(reduce(ReduceOp::Sum, &values, Axis::At(2)), Err(Error::Axis { axis: 2, .. })));
+    }
+
+    /// Reduces rows of unequal numbers on two replicas over the rows.
+    fn over_rows<T: distribute_device::Element>(op: ReduceOp, a: Vec<T>, b: Vec<T>) -> Result<T> {
+        let rows = |of: Vec<T>| HostTensor::new(&[of.len()], of);
+        let groups = ProcessGroup::local(2)?;
+        let value = reduce_values(&groups, op, &PerReplica::new(vec![rows(a)?, rows(b)?]), &Axis::At(0))?;
+        assert_eq!(value.shape(), [0usize; 0]);
+        Ok(value.to_elements::<T>()?[0])
+    }
+
+    #[test]
+    fn every_operation_is_applied_over_the_axis() {
+        use ReduceOp::{BitAnd, BitOr, BitXor, Max, Mean, Min, Product, Sum};
+        for (op, float, whole) in
+            [(Sum, 9.0, 9), (Mean, 1.8, 0), (Min, -4.0, -4), (Max, 7.0, 7), (Product, -168.0, -168)]
+        {
+            assert_eq!(over_rows(op, vec![3.0f64, -4.0, 2.0], vec![1.0, 7.0]).unwrap(), float, "{op}");
+            let narrow = over_rows(op, vec![3.0f32, -4.0, 2.0], vec![1.0, 7.0]).unwrap();
+            assert_eq!(narrow, float as f32, "{op} of f32");
+            if op != Mean {
+                assert_eq!(over_rows(op, vec![3i32, -4, 2], vec![1, 7]).unwrap(), whole, "{op} of i32");
+            }
+        }
+        for (op, expected) in [(BitAnd, 4u8), (BitOr, 15), (BitXor, 11)] {
+            assert_eq!(over_rows(op, vec![6u8, 12], vec![5, 4]).unwrap(), expected, "{op}");
+        }
+        let values = pair(
+            HostTensor::new(&[2, 2], vec![1.0, 2.0, 3.0, 4.0]).unwrap(),
+            HostTensor::new(&[1, 2], vec![-5.0, 9.0]).unwrap(),
+        );
+        assert_eq!(reduce(ReduceOp::Max, &values, Axis::At(0)).unwrap(), (vec![2], vec![3.0, 9.0]));
+        assert_eq!(reduce(ReduceOp::Min, &values, Axis::Over(vec![0, 1])).unwrap(), (vec![], vec![-5.0]));
+    }
+
+    #[test]
+    fn a_replica_without_rows_changes_nothing() {
+        for (op, expected, of_none) in [
+            (ReduceOp::Sum, -3.0f32, 0.0f32),
+            (ReduceOp::Product, 2.0, 1.0),
+            (ReduceOp::Min, -2.0, f32::INFINITY),
+            (ReduceOp::Max, -1.0, f32::NEG_INFINITY),
+        ] {
+            assert_eq!(over_rows(op, vec![], vec![-1.0f32, -2.0]).unwrap(), expected, "{op}");
+            assert_eq!(over_rows::<f32>(op, vec![], vec![]).unwrap(), of_none, "{op} of nothing");
+        }
+        assert_eq!(over_rows(ReduceOp::Mean, vec![], vec![-1.0f32, -2.0]).unwrap(), -1.5);
+        assert!(over_rows::<f32>(ReduceOp::Mean, vec![], vec![]).unwrap().is_nan());
+        assert_eq!(over_rows(ReduceOp::Max, vec![], vec![-7i32]).unwrap(), -7);
+        assert_eq!(over_rows(ReduceOp::Min, vec![], vec![9u8]).unwrap(), 9);
+    }
+
+    #[test]
+    fn hard_values_over_an_axis() {
+        use distribute_device::{bf16, f16};
+        let halves = |of: &[f32]| of.iter().map(|x| f16::from_f32(*x)).collect::<Vec<f16>>();
+        // The sum of these is beyond f16; their mean is not.
+        let mean = over_rows(ReduceOp::Mean, halves(&[60000.0, 60000.0]), halves(&[30000.0])).unwrap();
+        assert_eq!(mean, f16::from_f32(50000.0));
+        // One by one, f32 would lose the small ones.
+        let mut many = vec![1e8f32];
+        many.extend(vec![1.0; 999]);
+        assert_eq!(over_rows(ReduceOp::Sum, many.clone(), many).unwrap(), 200_001_998.0);
+        let small = vec![bf16::from_f32(1.0); 1000];
+        assert_eq!(over_rows(ReduceOp::Sum, small.clone(), small).unwrap(), bf16::from_f32(2000.0));
+        for rows in [[0.0f32, -0.0], [-0.0, 0.0]] {
+            let [least, greatest] =
+                [ReduceOp::Min, ReduceOp::Max].map(|op| over_rows(op, rows.to_vec(), rows.to_vec()).unwrap());
+            assert!(least.is_sign_negative() && greatest.is_sign_positive(), "{rows:?}");
+        }
+        for op in [ReduceOp::Min, ReduceOp::Max, ReduceOp::Sum, ReduceOp::Product] {
+            assert!(over_rows(op, vec![1.0f32, f32::NAN], vec![2.0]).unwrap().is_nan(), "{op}");
+        }
+        assert_eq!(over_rows(ReduceOp::Min, vec![i32::MIN, 5], vec![i32::MAX]).unwrap(), i32::MIN);
+        assert_eq!(over_rows(ReduceOp::Max, vec![u64::MAX - 1], vec![u64::MAX]).unwrap(), u64::MAX);
+    }
+
+    #[test]
+    fn what_is_not_defined_is_a_sentence_on_any_axis() {
+        for axis in [Axis::None, Axis::At(0)] {
+            let says = |op, values: PerReplica<HostTensor<i32>>| {
+                let groups = ProcessGroup::local(1).unwrap();
+                reduce_values(&groups, op, &values, &axis).unwrap_err().to_string()
+            };
+            // The mean of 4 and 5 is 4.5, which no i32 holds.
+            let whole = || PerReplica::new(vec![HostTensor::new(&[2], vec![4i32, 5]).unwrap()]);
+            let error = says(ReduceOp::Mean, whole());
+            assert!(error.contains("mean of i32") && error.contains("convert the values to f64"), "{error}");
+            let error = says(ReduceOp::User, whole());
+            assert!(error.contains("user of i32") && error.contains("all_reduce_with"), "{error}");
+            let float = PerReplica::new(vec![HostTensor::new(&[1], vec![1.0]).unwrap()]);
+            let groups = ProcessGroup::local(1).unwrap();
+            let error = reduce_values(&groups, ReduceOp::BitXor, &float, &axis).unwrap_err().to_string();
+            assert!(error.contains("bxor of f64") && error.contains("take integers"), "{error}");
+        }
     }
 
     #[test]

@@ -1,7 +1,9 @@
 //! Element-wise arithmetic on buffers of any type.
 
-use distribute_device::{BufferMut, BufferRef, DType, Element};
 use std::ops::Range;
+
+use distribute_collectives::ReduceOp;
+use distribute_device::{BufferMut, BufferRef, DType, Element};
 
 use crate::{Assignment, Result};
 
@@ -59,6 +61,13 @@ pub(crate) type BF16 = distribute_device::bf16;
 
 /// The arithmetic that variables and reductions over axes need.
 pub(crate) trait Arithmetic: Element + PartialOrd {
+    /// The type in which reductions over axes compute: f64 for floating-point types, the type itself for integers.
+    type Wide: Wide;
+
+    /// The same value in the wide type; exact.
+    fn widen(self) -> Self::Wide;
+    /// The nearest value of this type.
+    fn narrow(wide: Self::Wide) -> Self;
     fn add(self, other: Self) -> Self;
     fn sub(self, other: Self) -> Self;
     fn mul(self, other: Self) -> Self;
@@ -70,9 +79,62 @@ pub(crate) trait Arithmetic: Element + PartialOrd {
     fn ratio(self, count: u64) -> Self;
 }
 
+/// What elements are folded in, over axes and over replicas, before they are rounded once.
+pub(crate) trait Wide: Element {
+    /// What combines with any value to that value: the result of a reduction over nothing.
+    fn identity(op: ReduceOp) -> Self;
+    /// Two values combined. Sums and products of integers wrap; the minimum and the maximum of a NaN and a number are NaN, and
+    /// -0 is less than 0.
+    fn combine(self, op: ReduceOp, other: Self) -> Self;
+    /// The quotient of a sum and a count of elements; NaN for no elements.
+    fn mean(self, count: f64) -> Self;
+}
+
+impl Wide for f64 {
+    fn identity(op: ReduceOp) -> f64 {
+        match op {
+            ReduceOp::Product => 1.0,
+            ReduceOp::Min => f64::INFINITY,
+            ReduceOp::Max => f64::NEG_INFINITY,
+            // The identity of IEEE 754's addition: a sum of negative zeros is one.
+            _ => -0.0,
+        }
+    }
+
+    fn combine(self, op: ReduceOp, other: f64) -> f64 {
+        match op {
+            ReduceOp::Product => self * other,
+            ReduceOp::Min | ReduceOp::Max if self.is_nan() || other.is_nan() => f64::NAN,
+            ReduceOp::Min => {
+                if self.total_cmp(&other).is_le() {
+                    self
+                } else {
+                    other
+                }
+            }
+            ReduceOp::Max => {
+                if self.total_cmp(&other).is_ge() {
+                    self
+                } else {
+                    other
+                }
+            }
+            _ => self + other,
+        }
+    }
+
+    fn mean(self, count: f64) -> f64 {
+        self / count
+    }
+}
+
 macro_rules! floats {
     ($($type:ty, $from:expr, $to:expr;)*) => {$(
         impl Arithmetic for $type {
+            type Wide = f64;
+
+            fn widen(self) -> f64 { $to(self) }
+            fn narrow(wide: f64) -> Self { $from(wide) }
             fn add(self, other: Self) -> Self { self + other }
             fn sub(self, other: Self) -> Self { self - other }
             fn mul(self, other: Self) -> Self { self * other }
@@ -85,7 +147,38 @@ macro_rules! floats {
 
 macro_rules! integers {
     ($($type:ty),*) => {$(
+        impl Wide for $type {
+            fn identity(op: ReduceOp) -> Self {
+                match op {
+                    ReduceOp::Product => 1,
+                    ReduceOp::Min => <$type>::MAX,
+                    ReduceOp::Max => <$type>::MIN,
+                    ReduceOp::BitAnd => !0,
+                    _ => 0,
+                }
+            }
+
+            fn combine(self, op: ReduceOp, other: Self) -> Self {
+                match op {
+                    ReduceOp::Product => self.wrapping_mul(other),
+                    ReduceOp::Min => Ord::min(self, other),
+                    ReduceOp::Max => Ord::max(self, other),
+                    ReduceOp::BitAnd => self & other,
+                    ReduceOp::BitOr => self | other,
+                    ReduceOp::BitXor => self ^ other,
+                    _ => self.wrapping_add(other),
+                }
+            }
+
+            /// Not called: means of integers are refused.
+            fn mean(self, _: f64) -> Self { self }
+        }
+
         impl Arithmetic for $type {
+            type Wide = Self;
+
+            fn widen(self) -> Self { self }
+            fn narrow(wide: Self) -> Self { wide }
             fn add(self, other: Self) -> Self { self.wrapping_add(other) }
             fn sub(self, other: Self) -> Self { self.wrapping_sub(other) }
             fn mul(self, other: Self) -> Self { self.wrapping_mul(other) }
@@ -135,15 +228,20 @@ pub(crate) fn assign_share(n: usize, index: usize, mut target: BufferMut<'_>, va
     Ok(())
 }
 
-/// Sums a row-major tensor over some of its axes; the result has the others' shape.
-pub(crate) fn sum_axes<T: Arithmetic>(elements: &[T], shape: &[usize], axes: &[usize]) -> (Vec<usize>, Vec<T>) {
+/// Reduces a row-major tensor over some of its axes; the result has the others' shape.
+pub(crate) fn fold_axes<T: Arithmetic>(
+    op: ReduceOp,
+    elements: &[T],
+    shape: &[usize],
+    axes: &[usize],
+) -> (Vec<usize>, Vec<T::Wide>) {
     let kept: Vec<usize> = (0..shape.len()).filter(|axis| !axes.contains(axis)).collect();
     let out_shape: Vec<usize> = kept.iter().map(|axis| shape[*axis]).collect();
-    let mut sums = vec![T::default(); out_shape.iter().product()];
+    let mut folded = vec![T::Wide::identity(op); out_shape.iter().product()];
     let mut position = vec![0usize; shape.len()];
     for element in elements {
         let index = kept.iter().fold(0, |index, axis| index * shape[*axis] + position[*axis]);
-        sums[index] = sums[index].add(*element);
+        folded[index] = folded[index].combine(op, element.widen());
         for axis in (0..shape.len()).rev() {
             position[axis] += 1;
             if position[axis] < shape[axis] {
@@ -152,7 +250,7 @@ pub(crate) fn sum_axes<T: Arithmetic>(elements: &[T], shape: &[usize], axes: &[u
             position[axis] = 0;
         }
     }
-    (out_shape, sums)
+    (out_shape, folded)
 }
 
 /// Copies rows of a source block into a wider row-major block: how parts are joined along an axis.

@@ -1,5 +1,6 @@
 //! What can go wrong with distributed values.
 
+use distribute_collectives::ReduceOp;
 use distribute_device::DType;
 
 use crate::{Aggregation, Synchronization};
@@ -29,6 +30,16 @@ pub enum Error {
         axis: usize,
         /// The shape.
         shape: Vec<usize>,
+    },
+    /// A reduction is not defined for values of a type.
+    #[error("reduce: {op} of {dtype} values: {remedy}")]
+    Reduction {
+        /// The operation.
+        op: ReduceOp,
+        /// The type of the values.
+        dtype: DType,
+        /// Why, and what to do instead.
+        remedy: &'static str,
     },
     /// A list of components has the wrong length.
     #[error("{what} has {got} components, but this process has {expected} replicas")]

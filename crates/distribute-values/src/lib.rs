@@ -9,7 +9,8 @@
 //! - [`Structure`]: tensors, and nests of them; [`reduce_structure`], [`gather_structure`]: those of many replicas to one, across
 //!   processes too.
 //! - [`PerWorkerVariable`]: state that each process has for itself.
-//! - [`UpdateRule`]: the arithmetic of an optimizer, on slices; [`OptimizerDescription`]: that, and how fast.
+//! - [`UpdateRule`]: the arithmetic of an optimizer, on slices; [`OptimizerDescription`]: that, and how fast; [`AdamFactors`]:
+//!   the factors of a step, for what computes it on another device.
 //!
 //! # Examples
 //! ```
@@ -38,5 +39,5 @@ pub use per_replica::{Mirrored, PerReplica};
 pub use per_worker::PerWorkerVariable;
 pub use storage::{Host, HostTensor, TensorStorage, with_storage};
 pub use structure::{Leaves, Nested, Number, Single, Structure, gather_structure, reduce_structure};
-pub use update_rule::{OptimizerDescription, Real, UpdateRule};
+pub use update_rule::{AdamFactors, OptimizerDescription, Real, UpdateRule};
 pub use variable::{Aggregation, Assignment, DistributedVariable, Place, Scatter, Synchronization, VariableOptions};

@@ -43,9 +43,20 @@ impl<T> PerWorkerVariable<T> {
         &self.name
     }
 
-    /// This worker's value.
-    pub fn read(&self) -> &T {
+    /// A live view of this worker's value, through which later writes show.
+    pub fn live(&self) -> &T {
         &self.value
+    }
+
+    /// A snapshot of this worker's value: later writes do not change it.
+    ///
+    /// # Errors
+    /// [`Error::Tensor`] if the tensor cannot be copied.
+    pub fn read_value<L>(&self) -> Result<T>
+    where
+        T: TensorStorage<L>,
+    {
+        self.value.copied()
     }
 
     /// Writes this worker's value, from any replica or outside.

@@ -12,6 +12,7 @@ mod lamb;
 mod rms_prop;
 mod sgd;
 
+pub use adam::AdamFactors;
 pub use description::OptimizerDescription;
 
 /// The arithmetic of an optimizer: what one step does to one parameter.
@@ -72,8 +73,8 @@ pub enum UpdateRule {
     ///
     /// # Source
     /// Hinton, lecture 6e of "Neural networks for machine learning", 2012, in the form of `tf.keras.optimizers.RMSprop`:
-    /// v = ρ·v + (1 − ρ)·g², d = lr·g/√(v + ε), p = p − d; centred, v − m² takes the place of v, with m the running mean of g;
-    /// with momentum, a running sum takes the place of d.
+    /// v = ρ·v + (1 − ρ)·g², d = lr·g/√(v + ε), p = p − d; centred, max(v − m², 0) takes the place of v, with m the running mean
+    /// of g; with momentum, a running sum takes the place of d.
     RmsProp {
         /// How slowly the running mean forgets, from 0 to below 1.
         rho: f64,
@@ -102,7 +103,10 @@ pub enum UpdateRule {
 }
 
 impl UpdateRule {
-    /// Updates a parameter and its slots in place. `step` counts from 1.
+    /// Updates a parameter and its slots in place. `step` counts this parameter's updates from 1: a step in which it got no
+    /// gradient does not count.
+    ///
+    /// Factors such as 1 − beta2 and the bias corrections are computed in f64 and rounded to `T` once.
     ///
     /// # Shapes
     /// Parameter, gradient and slots have as many elements; the slots are those of [`slots`](UpdateRule::slots), in that order.
@@ -135,6 +139,11 @@ impl UpdateRule {
                 lamb::update(step, beta1, beta2, epsilon, weight_decay);
             }
         }
+    }
+
+    /// Whether a step's result depends on its number.
+    pub fn counts_steps(&self) -> bool {
+        matches!(self, UpdateRule::Adam { .. } | UpdateRule::Lamb { .. })
     }
 
     /// Names of the slots that it keeps for each parameter.
@@ -215,11 +224,9 @@ struct Step<'a, 'b, T> {
     slots: &'a mut [&'b mut [T]],
 }
 
-impl<T> Step<'_, '_, T> {
-    /// By what a running mean that began with 0 is divided to be without bias.
-    fn correction(&self, beta: f64) -> f64 {
-        1.0 - beta.powi(i32::try_from(self.number).unwrap_or(i32::MAX))
-    }
+/// By what a running mean that began with 0 is divided after `step` steps to be without bias: 1 − betaⁿ.
+fn correction(beta: f64, step: u64) -> f64 {
+    1.0 - beta.powi(i32::try_from(step).unwrap_or(i32::MAX))
 }
 
 #[cfg(test)]
@@ -236,6 +243,62 @@ mod tests {
     #[should_panic(expected = "another length")]
     fn a_short_gradient_is_no_step_of_a_part() {
         UpdateRule::Sgd { momentum: 0.0, nesterov: false }.update(1, 0.1, &mut [1.0f32; 2], &[1.0], &mut []);
+    }
+
+    /// The slots, and the parameter, of one f32 element after some steps of one gradient, from the parameter 1.
+    fn after(rule: UpdateRule, steps: u64, gradient: f32) -> (f32, Vec<f32>) {
+        let mut parameter = [1.0f32];
+        let mut memory: Vec<[f32; 1]> = rule.slots().iter().map(|slot| [rule.initial(slot) as f32]).collect();
+        for step in 1..=steps {
+            let mut slots: Vec<&mut [f32]> = memory.iter_mut().map(|slot| &mut slot[..]).collect();
+            rule.update(step, 0.01, &mut parameter, &[gradient], &mut slots);
+        }
+        (parameter[0], memory.into_iter().flatten().collect())
+    }
+
+    #[test]
+    fn factors_are_rounded_once() {
+        // In f32, 1 − 0.999 is 0.00100005 and 1 − 0.9999999 is 0.00000012: 5e-5 and 0.2 off.
+        let close = |got: f32, expected: f64, what: &str| {
+            assert!((f64::from(got) - expected).abs() <= 1e-7 * expected, "{what}: {got} for {expected}");
+        };
+        for beta2 in [0.999, 0.999_999_9] {
+            for rule in [
+                UpdateRule::Adam { beta1: 0.9, beta2, epsilon: 1e-8, weight_decay: 0.0 },
+                UpdateRule::Lamb { beta1: 0.9, beta2, epsilon: 1e-8, weight_decay: 0.0 },
+            ] {
+                let (_, slots) = after(rule, 1, 1.0);
+                close(slots[0], 1.0 - 0.9, "m");
+                close(slots[1], 1.0 - beta2, "v");
+            }
+            for centered in [false, true] {
+                let (_, slots) =
+                    after(UpdateRule::RmsProp { rho: beta2, momentum: 0.0, epsilon: 1e-7, centered }, 1, 1.0);
+                slots.iter().for_each(|slot| close(*slot, 1.0 - beta2, "v of RMSprop"));
+            }
+        }
+    }
+
+    #[test]
+    fn rounding_leaves_no_variance_below_zero() {
+        for gradient in [1000.1f32, 1.1e6, 3.3e9] {
+            for momentum in [0.0, 0.5] {
+                let rule = UpdateRule::RmsProp { rho: 0.9, momentum, epsilon: 1e-7, centered: true };
+                let (parameter, _) = after(rule, 400, gradient);
+                assert!(parameter.is_finite(), "{gradient}: {parameter}");
+            }
+        }
+    }
+
+    #[test]
+    fn norms_of_large_and_small_parameters_are_finite() {
+        let rule = UpdateRule::Lamb { beta1: 0.9, beta2: 0.999, epsilon: 1e-6, weight_decay: 0.0 };
+        for length in [1e30f32, 1e-30] {
+            let (mut p, mut m, mut v) = ([length; 4], [0.0f32; 4], [0.0f32; 4]);
+            rule.update(1, 0.1, &mut p, &[1.0; 4], &mut [&mut m, &mut v]);
+            // One step is as long as a tenth of the norm.
+            p.iter().for_each(|p| assert!((p / length - 0.9).abs() < 1e-5, "{p} from {length}"));
+        }
     }
 
     #[test]

@@ -106,7 +106,7 @@ impl VariableOptions {
 /// for (local, group) in groups.iter().enumerate() {
 ///     seen.assign(Place::Replica { local, group }, Assignment::Add, &HostTensor::scalar(32.0))?;
 /// }
-/// assert_eq!(seen.read(Place::Cross { groups: &groups })?.to_elements::<f64>()?, [64.0]);
+/// assert_eq!(seen.read_value(Place::Cross { groups: &groups })?.to_elements::<f64>()?, [64.0]);
 /// # Ok::<(), distribute_values::Error>(())
 /// ```
 ///
@@ -191,7 +191,7 @@ impl<T> DistributedVariable<T> {
         self.options
     }
 
-    /// The components of this process's replicas.
+    /// The components of this process's replicas: live handles, through which later writes show.
     pub fn components(&self) -> &[T] {
         &self.components
     }
@@ -213,26 +213,64 @@ impl<T> DistributedVariable<T> {
         self.write_all(Assignment::Set, &first)
     }
 
-    /// The value as seen from `place`: inside a replica its component, without communication; outside, the common value
-    /// of an on-write variable, or the combination of an on-read variable's components on all processes.
+    /// A snapshot of the value as seen from `place`: later writes do not change it.
+    ///
+    /// Inside a replica, its component, without communication. Outside, the common value of an on-write variable, or the
+    /// combination of an on-read variable's components on all processes, for which every process calls this.
     ///
     /// # Errors
-    /// [`Error::Variable`] for an on-read variable without aggregation outside a replica.
-    pub fn read<L>(&self, place: Place<'_>) -> Result<T>
+    /// [`Error::Variable`] for an on-read variable without aggregation outside a replica; the collective's.
+    ///
+    /// # Examples
+    /// ```
+    /// use distribute_collectives::ProcessGroup;
+    /// use distribute_values::{Assignment, DistributedVariable, HostTensor, Place, TensorStorage, VariableOptions};
+    ///
+    /// let groups = ProcessGroup::local(1)?;
+    /// let place = Place::Cross { groups: &groups };
+    /// let v = DistributedVariable::new("v", vec![HostTensor::scalar(1.0)], VariableOptions::default())?;
+    /// let (before, live) = (v.read_value(place)?, v.live(place)?);
+    /// v.assign(place, Assignment::Set, &HostTensor::scalar(2.0))?;
+    /// assert_eq!(before.to_elements::<f64>()?, [1.0]);
+    /// assert_eq!(live.to_elements::<f64>()?, [2.0]);
+    /// # Ok::<(), distribute_values::Error>(())
+    /// ```
+    ///
+    /// # Source
+    /// `tf.Variable.read_value`.
+    pub fn read_value<L>(&self, place: Place<'_>) -> Result<T>
     where
         T: TensorStorage<L>,
     {
-        match place {
-            Place::Replica { local, .. } | Place::Update { local } => Ok(self.component(local)?.clone()),
-            Place::Cross { groups } => match (self.options.synchronization, self.options.aggregation) {
-                (Synchronization::OnWrite, _) => Ok(self.component(0)?.clone()),
-                (Synchronization::OnRead, Aggregation::Sum) => self.combined(groups, ReduceOp::Sum),
-                (Synchronization::OnRead, Aggregation::Mean) => self.combined(groups, ReduceOp::Mean),
-                (Synchronization::OnRead, Aggregation::OnlyFirstReplica) => self.first_of_all(groups),
-                (Synchronization::OnRead, Aggregation::None) => Err(self.refuse(
+        match (place, self.options.synchronization, self.options.aggregation) {
+            (Place::Cross { groups }, Synchronization::OnRead, aggregation) => match aggregation {
+                Aggregation::Sum => self.combined(groups, ReduceOp::Sum),
+                Aggregation::Mean => self.combined(groups, ReduceOp::Mean),
+                Aggregation::OnlyFirstReplica => self.first_of_all(groups),
+                Aggregation::None => Err(self.refuse(
                     "it cannot be read outside a replica, because it has no aggregation; give it one, or read components()",
                 )),
             },
+            _ => self.live(place)?.copied(),
+        }
+    }
+
+    /// A live view of the component that `place` sees: a handle on its storage, through which later writes show. Nothing is
+    /// copied. Outside the replicas, an on-write variable's first component.
+    ///
+    /// # Errors
+    /// [`Error::Variable`] for an on-read variable outside a replica, whose value is computed from all components and so has no
+    /// storage of its own.
+    pub fn live<L>(&self, place: Place<'_>) -> Result<T>
+    where
+        T: TensorStorage<L>,
+    {
+        match (place, self.options.synchronization) {
+            (Place::Replica { local, .. } | Place::Update { local }, _) => Ok(self.component(local)?.clone()),
+            (Place::Cross { .. }, Synchronization::OnWrite) => Ok(self.component(0)?.clone()),
+            (Place::Cross { .. }, Synchronization::OnRead) => Err(self.refuse(
+                "outside a replica its value is combined from all components, so there is nothing to view; use read_value()",
+            )),
         }
     }
 
@@ -292,7 +330,7 @@ impl<T> DistributedVariable<T> {
     where
         T: TensorStorage<L>,
     {
-        self.read(Place::Cross { groups })?.copied()
+        self.read_value(Place::Cross { groups })
     }
 
     /// Takes a value that was saved under any number of replicas: an on-read sum is spread over the replicas, whole numbers

@@ -7,7 +7,7 @@
 #![expect(unsafe_code, reason = "memory of candle's tensors is lent by its address")]
 
 use std::any::Any;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use candle_core::backend::BackendStorage;
@@ -18,9 +18,10 @@ use distribute_collectives::{BucketPlan, DeviceGroup, FusedDeviceAllReduce, Fuse
 use distribute_device::cuda::{CudaDevice, CudaStream, FusedStep, StepTensor};
 use distribute_device::{DType, Device as _, DeviceBuffer, Stream};
 use distribute_strategy::{ReplicaContext, Strategy};
-use distribute_values::UpdateRule;
+use distribute_values::{AdamFactors, UpdateRule};
 
 use crate::model::Parts;
+use crate::optimizer::StepCounts;
 use crate::plan::Plan;
 use crate::reducer::Reduced;
 use crate::tensor::{dtype_of, is_short};
@@ -158,6 +159,11 @@ impl GpuStep {
 }
 
 impl GpuSum {
+    /// The variables that got a gradient on some replica.
+    pub(crate) fn variables(&self) -> Vec<usize> {
+        self.gradients.iter().map(|(index, _)| *index).collect()
+    }
+
     /// The gradients as tensors of their own, for what there is no kernel for.
     pub(crate) fn into_tensors(self, parts: &Parts, local: usize) -> Result<Vec<Reduced>> {
         let GpuSum { gpu, gradients, .. } = self;
@@ -174,27 +180,36 @@ impl GpuSum {
 
     /// Steps all parameters of a replica in few launches; false where there is no kernel for the rule.
     ///
-    /// `(step, rate)`: the number of the step, from 1, and the learning rate. `slots`: a variable's slots on this replica, and
-    /// behind them the master copy of one of 16 bits.
+    /// `(counts, rate)`: the number of each variable's step, from 1, and the learning rate. `slots`: a variable's slots on this
+    /// replica, and behind them the master copy of one of 16 bits.
     pub(crate) fn apply(
         &self,
         parts: &Parts,
         local: usize,
         rule: UpdateRule,
-        (step, rate): (u64, f64),
+        (counts, rate): (&StepCounts, f64),
         slots: &dyn Fn(usize) -> Vec<Tensor>,
     ) -> Result<bool> {
-        let Some(fused) = fused(rule, step, rate) else { return Ok(false) };
+        // Variables that have made as many steps are stepped together: all, unless some get gradients in some steps only.
+        let step_of = |index: usize| if rule.counts_steps() { counts.of(index) } else { 1 };
+        let steps: BTreeSet<u64> = self.gradients.iter().map(|(index, _)| step_of(*index)).collect();
+        let Some(steps) =
+            steps.into_iter().map(|step| Some((step, fused(rule, step, rate)?))).collect::<Option<Vec<_>>>()
+        else {
+            return Ok(false);
+        };
         let stream = &self.gpu.stream;
         let device = |error| Error::from(distribute_strategy::Error::from(error));
-        for dtype in [DType::F32, DType::F64] {
+        for ((number, fused), dtype) in
+            steps.into_iter().flat_map(|step| [DType::F32, DType::F64].map(|dtype| (step, dtype)))
+        {
             let mut tensors: Vec<(DeviceBuffer, DeviceBuffer, Vec<DeviceBuffer>)> = Vec::new();
             let mut rounded: Vec<(DeviceBuffer, DType, DeviceBuffer)> = Vec::new();
             for (index, gradient) in &self.gradients {
                 let parameter = &parts.variables[*index].components[local];
                 let short = is_short(parameter.dtype());
                 let computed = if parameter.dtype() == CandleType::F64 { DType::F64 } else { DType::F32 };
-                if computed != dtype {
+                if computed != dtype || step_of(*index) != number {
                     continue;
                 }
                 let mut kept = slots(*index);
@@ -233,7 +248,9 @@ fn fused(rule: UpdateRule, step: u64, rate: f64) -> Option<FusedStep> {
     match rule {
         UpdateRule::Sgd { momentum, nesterov } => Some(FusedStep::Sgd { rate, momentum, nesterov }),
         UpdateRule::Adam { beta1, beta2, epsilon, weight_decay } => {
-            Some(FusedStep::adam(step, rate, [beta1, beta2], epsilon, weight_decay))
+            let factors = AdamFactors::new(step, rate, [beta1, beta2], epsilon, weight_decay);
+            let AdamFactors { rate, scale, keep, beta1, rest1, beta2, rest2, epsilon } = factors;
+            Some(FusedStep::Adam { rate, scale, keep, beta1, rest1, beta2, rest2, epsilon })
         }
         _ => None,
     }

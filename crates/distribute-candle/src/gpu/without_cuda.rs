@@ -7,6 +7,7 @@ use distribute_strategy::{ReplicaContext, Strategy};
 use distribute_values::UpdateRule;
 
 use crate::model::Parts;
+use crate::optimizer::StepCounts;
 use crate::plan::Plan;
 use crate::reducer::Reduced;
 use crate::{Error, Result};
@@ -64,12 +65,16 @@ impl GpuSum {
         match self.0 {}
     }
 
+    pub(crate) fn variables(&self) -> Vec<usize> {
+        match self.0 {}
+    }
+
     pub(crate) fn apply(
         &self,
         _: &Parts,
         _: usize,
         _: UpdateRule,
-        _: (u64, f64),
+        _: (&StepCounts, f64),
         _: &dyn Fn(usize) -> Vec<Tensor>,
     ) -> Result<bool> {
         match self.0 {}

@@ -11,7 +11,7 @@ use distribute_values::{Real, UpdateRule, with_storage};
 
 use super::accumulated::Sum;
 use super::loss_scale::Scaling;
-use super::{Optimizer, clip, lock};
+use super::{Optimizer, StepCounts, clip, lock};
 use crate::gpu::{GpuReduction, GpuSum};
 use crate::plan::Plan;
 use crate::reducer::{Reduced, Reducer, Summed, Way};
@@ -22,10 +22,9 @@ use crate::{Candle, Error, Result};
 impl Optimizer {
     pub(super) fn step(&self, context: &ReplicaContext, local: usize, loss: &Tensor) -> Result<()> {
         let started = Instant::now();
-        let (step, accumulated, scaling) = {
+        let (mut counts, accumulated, scaling) = {
             let mut state = lock(&self.replicas[local]);
-            state.steps += 1;
-            (state.steps, std::mem::take(&mut state.accumulated), state.scaling)
+            (state.counts.clone(), std::mem::take(&mut state.accumulated), state.scaling)
         };
         let loss = &scaled(loss, scaling)?;
         let reducer = match self.plan.get() {
@@ -41,18 +40,23 @@ impl Optimizer {
             Some(scaling) => unscale(context, &mut summed, scaling.scale)?,
             None => true,
         };
+        // Flags and gradients are those of all replicas, so these are the same everywhere.
+        counts.advance(summed.variables(self.parts.variables.len()));
         let gradient_norm = match summed {
             _ if !finite => None,
-            Summed::Whole(gradients) => self.apply_whole(context, local, step, gradients)?,
-            Summed::Sharded(shards, flags) => self.apply_sharded(context, local, step, shards, flags)?,
-            Summed::Gpu(sum) => self.apply_on_gpu(context, local, step, sum)?,
+            Summed::Whole(gradients) => self.apply_whole(context, local, &counts, gradients)?,
+            Summed::Sharded(shards, flags) => self.apply_sharded(context, local, &counts, shards, flags)?,
+            Summed::Gpu(sum) => self.apply_on_gpu(context, local, &counts, sum)?,
         };
         let mut state = lock(&self.replicas[local]);
         if let Some(scaling) = &mut state.scaling {
             scaling.note(finite);
         }
-        // A step that was left out does not count.
-        state.steps -= u64::from(!finite);
+        // A step that was left out does not count, nor does one that failed.
+        if finite {
+            state.steps += 1;
+            state.counts = counts;
+        }
         state.gradient_norm = gradient_norm;
         state.times.total += started.elapsed();
         state.times.communication += communication;
@@ -60,28 +64,34 @@ impl Optimizer {
     }
 
     /// Steps all parameters by kernels, or one after another where there are none for the rule.
-    fn apply_on_gpu(&self, context: &ReplicaContext, local: usize, step: u64, sum: GpuSum) -> Result<Option<f64>> {
+    fn apply_on_gpu(
+        &self,
+        context: &ReplicaContext,
+        local: usize,
+        counts: &StepCounts,
+        sum: GpuSum,
+    ) -> Result<Option<f64>> {
         let slots = |index: usize| -> Vec<Tensor> {
             self.slots[index].iter().map(|slot| slot.components()[local].clone()).collect()
         };
-        if sum.apply(&self.parts, local, self.rule, (step, self.learning_rate()), &slots)? {
+        if sum.apply(&self.parts, local, self.rule, (counts, self.learning_rate()), &slots)? {
             return Ok(None);
         }
-        self.apply_whole(context, local, step, sum.into_tensors(&self.parts, local)?)
+        self.apply_whole(context, local, counts, sum.into_tensors(&self.parts, local)?)
     }
 
     fn apply_sharded(
         &self,
         context: &ReplicaContext,
         local: usize,
-        step: u64,
+        counts: &StepCounts,
         mut gradients: Vec<GradientShard>,
         flags: Vec<u32>,
     ) -> Result<Option<f64>> {
         let plan = self.plan.get().ok_or(Error::NoGradient)?;
         let learning_rate = self.learning_rate();
         let (group, parts, rule) = (context.group(), &*self.parts, self.rule);
-        let update = Update { group, plan, parts, rule, local, step, learning_rate, flags };
+        let update = Update { group, plan, parts, rule, local, counts, learning_rate, flags };
         let norm = self.clip.map_or(Ok(None), |clip| update.clip(clip, &mut gradients))?;
         let (mut slots, restored) = {
             let mut state = lock(&self.replicas[local]);
@@ -99,7 +109,7 @@ impl Optimizer {
         &self,
         context: &ReplicaContext,
         local: usize,
-        step: u64,
+        counts: &StepCounts,
         mut gradients: Vec<Reduced>,
     ) -> Result<Option<f64>> {
         let learning_rate = self.learning_rate();
@@ -107,7 +117,7 @@ impl Optimizer {
         // All have brought their gradients, so nobody reads shared variables any more; one replica writes them.
         if !self.parts.shared || local == 0 {
             for reduced in gradients {
-                self.apply(local, step, learning_rate, reduced)?;
+                self.apply(local, counts.of(reduced.index), learning_rate, reduced)?;
             }
         }
         if self.parts.shared {

@@ -9,6 +9,7 @@ use distribute_parameter_server::{Gradient, ShardedVariable, Versions, WorkerCon
 use super::backends::{Copied, Registry, lock};
 use super::embedding::Table;
 use crate::optimizer::Clip;
+use crate::plan::warn_untrained;
 use crate::reducer::Reduced;
 use crate::{Candle, Error, Result};
 
@@ -116,7 +117,7 @@ impl<'a, M> WorkerModel<'a, M> {
             return Err(Error::NoGradient);
         }
         if !without.is_empty() && !std::mem::replace(&mut lock(&kept.state).warned, true) {
-            tracing::warn!("no gradient has come for {}: they are left alone", without.join(", "));
+            warn_untrained(&without);
         }
         let counted = self.worker.push(kept.optimizer, &gradients)?;
         self.add_statistics()?;

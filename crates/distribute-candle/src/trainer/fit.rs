@@ -190,7 +190,9 @@ impl<M: ModuleT + Sync> Session<'_, M> {
         let states = std::mem::take(&mut self.standing.callbacks);
         if !states.is_empty() && states.len() != callbacks.len() {
             let (saved, given) = (states.len(), callbacks.len());
-            tracing::warn!("the checkpoint has {saved} callbacks, and fit was given {given}: they begin anew");
+            distribute_notice::warn!(
+                "the checkpoint has {saved} callbacks, and fit was given {given}: they begin anew"
+            );
             return;
         }
         callbacks.iter_mut().zip(&states).for_each(|(callback, state)| callback.set_state(state));
@@ -353,7 +355,9 @@ impl<M: ModuleT + Sync> Session<'_, M> {
             return Ok(());
         }
         if !self.save(callbacks, values, Occasion::Leaving)? {
-            tracing::warn!("told to stop, and no callback keeps checkpoints: add BackupAndRestore to go on next time");
+            distribute_notice::warn!(
+                "told to stop, and no callback keeps checkpoints: add BackupAndRestore to go on next time"
+            );
         }
         Err(preemption.ended(self.steps).into())
     }

@@ -107,7 +107,7 @@ pub(crate) fn local_writes(strategy: &Strategy) -> Result<(), Stop> {
     let seen = strategy.run_with((), |context, ()| {
         let own = HostTensor::scalar(context.replica_id() as f64);
         v.assign(context.place(), Assignment::Add, &own)?;
-        Ok::<_, Fault>(v.read(context.place())?.to_elements::<f64>()? == own.to_elements::<f64>()?)
+        Ok::<_, Fault>(v.read_value(context.place())?.to_elements::<f64>()? == own.to_elements::<f64>()?)
     })?;
     check!(seen.values().iter().all(|own| *own), "a replica sees another's write");
     Ok(())

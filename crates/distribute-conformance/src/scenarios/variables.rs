@@ -29,7 +29,7 @@ fn locals(variable: &DistributedVariable<HostTensor>) -> Result<Vec<f64>, Stop> 
 }
 
 fn read(strategy: &Strategy, variable: &DistributedVariable<HostTensor>) -> Result<f64, Stop> {
-    let value = strategy.with_place(|place| variable.read(place))?;
+    let value = strategy.with_place(|place| variable.read_value(place))?;
     Ok(value.to_elements::<f64>()?[0])
 }
 
@@ -55,7 +55,7 @@ fn written(strategy: &Strategy, aggregation: Aggregation, expected: f64) -> Resu
     let seen = strategy.run_with((), |context, ()| {
         let own = HostTensor::scalar(context.replica_id() as f64 + 1.0);
         v.assign(context.place(), Assignment::Add, &own)?;
-        Ok::<_, Fault>(v.read(context.place())?.to_elements::<f64>()?[0])
+        Ok::<_, Fault>(v.read_value(context.place())?.to_elements::<f64>()?[0])
     })?;
     check!(seen.values().iter().all(|value| *value == expected), "replicas see {seen:?}, expected {expected}");
     check_eq!(read(strategy, &v)?, expected, "the value outside");
@@ -93,7 +93,7 @@ fn on_read(strategy: &Strategy, aggregation: Aggregation) -> Result<DistributedV
     strategy.run_with((), |context, ()| {
         let own = HostTensor::scalar(context.replica_id() as f64 + 1.0);
         v.assign(context.place(), Assignment::Set, &own)?;
-        check_eq!(v.read(context.place())?.to_elements::<f64>()?, own.to_elements::<f64>()?, "a replica's own");
+        check_eq!(v.read_value(context.place())?.to_elements::<f64>()?, own.to_elements::<f64>()?, "a replica's own");
         Ok::<(), Fault>(())
     })?;
     Ok(v)
@@ -118,7 +118,7 @@ pub(crate) fn on_read_first(strategy: &Strategy) -> Result<(), Stop> {
 
 pub(crate) fn on_read_none(strategy: &Strategy) -> Result<(), Stop> {
     let v = on_read(strategy, Aggregation::None)?;
-    check!(strategy.with_place(|place| v.read(place)).is_err(), "it was read outside");
+    check!(strategy.with_place(|place| v.read_value(place)).is_err(), "it was read outside");
     Ok(())
 }
 
@@ -131,7 +131,7 @@ pub(crate) fn on_read_set(strategy: &Strategy) -> Result<(), Stop> {
     let options = VariableOptions::on_read(Aggregation::Sum);
     let count = strategy.variable("count", &HostTensor::new(&[], vec![0i64])?, options)?;
     strategy.with_place(|place| count.assign(place, Assignment::Set, &HostTensor::new(&[], vec![7i64])?))?;
-    let whole = strategy.with_place(|place| count.read(place))?;
+    let whole = strategy.with_place(|place| count.read_value(place))?;
     check_eq!(whole.to_elements::<i64>()?, [7], "whole numbers");
     Ok(())
 }

@@ -21,7 +21,8 @@ pub enum FusedStep {
         /// Whether it looks ahead.
         nesterov: bool,
     },
-    /// m = β₁·m + (1 − β₁)·g; v = β₂·v + (1 − β₂)·g²; p = p·keep − rate·m/(√(v·scale) + ε).
+    /// m = beta1·m + rest1·g; v = beta2·v + rest2·g²; p = keep·p − rate·m/(√(v·scale) + epsilon). Factors are rounded to the type
+    /// of the parameters once.
     Adam {
         /// The learning rate, divided by the first moment's bias correction.
         rate: f64,
@@ -29,10 +30,14 @@ pub enum FusedStep {
         scale: f64,
         /// What weight decay leaves of a parameter: 1 without.
         keep: f64,
-        /// How slowly the first moment forgets.
+        /// The share of the first moment that stays.
         beta1: f64,
-        /// How slowly the second moment forgets.
+        /// 1 − beta1.
+        rest1: f64,
+        /// The share of the second moment that stays.
         beta2: f64,
+        /// 1 − beta2.
+        rest2: f64,
         /// What is added to the root.
         epsilon: f64,
     },
@@ -56,7 +61,13 @@ const PACK_CHUNK_BYTES: usize = 32768;
 pub(super) const PACK_CAPACITIES: [usize; 2] = [168, 1360];
 
 /// As [`PACK_CAPACITIES`], for steps of optimizers.
-pub(super) const STEP_CAPACITIES: [usize; 2] = [84, 680];
+pub(super) const STEP_CAPACITIES: [usize; 2] = [83, 680];
+
+const _: () = assert!(size_of::<StepParams<{ STEP_CAPACITIES[0] }>>() <= 4096);
+const _: () = assert!(size_of::<StepParams<{ STEP_CAPACITIES[1] }>>() <= 32764);
+
+/// How many factors a step has at most; the same in `optimizer.cu`.
+const FACTORS: usize = 8;
 
 /// Elements that one block steps; the same in `optimizer.cu`.
 const STEP_CHUNK: u64 = 8192;
@@ -91,7 +102,7 @@ struct Stepped {
 
 #[repr(C)]
 struct StepParams<const CAPACITY: usize> {
-    factors: [f64; 6],
+    factors: [f64; FACTORS],
     tensors: u32,
     tensor: [Stepped; CAPACITY],
 }
@@ -182,7 +193,7 @@ impl CudaStream {
         &self,
         dtype: DType,
         kernel: &'static str,
-        factors: [f64; 6],
+        factors: [f64; FACTORS],
         blocks: u32,
         tensors: &[Stepped],
         places: &[Place<'_>],
@@ -267,38 +278,16 @@ impl CudaStream {
 }
 
 impl FusedStep {
-    /// The step of a number, from 1, of Adam, or of AdamW where there is weight decay; bias corrections go into its factors.
-    ///
-    /// # Source
-    /// Kingma and Ba, "Adam: A method for stochastic optimization", 2015, end of section 2.
-    pub fn adam(
-        number: u64,
-        learning_rate: f64,
-        [beta1, beta2]: [f64; 2],
-        epsilon: f64,
-        weight_decay: f64,
-    ) -> FusedStep {
-        let correction = |beta: f64| 1.0 - beta.powi(i32::try_from(number).unwrap_or(i32::MAX));
-        FusedStep::Adam {
-            rate: learning_rate / correction(beta1),
-            scale: 1.0 / correction(beta2),
-            keep: 1.0 - learning_rate * weight_decay,
-            beta1,
-            beta2,
-            epsilon,
-        }
-    }
-
     /// The kernel, the slots that it keeps, and its factors.
-    fn kernel(self) -> (&'static str, usize, [f64; 6]) {
+    fn kernel(self) -> (&'static str, usize, [f64; FACTORS]) {
         match self {
-            FusedStep::Sgd { rate, momentum: 0.0, .. } => ("sgd", 0, [rate, 0.0, 0.0, 0.0, 0.0, 0.0]),
+            FusedStep::Sgd { rate, momentum: 0.0, .. } => ("sgd", 0, [rate, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]),
             FusedStep::Sgd { rate, momentum, nesterov } => {
                 let kernel = if nesterov { "sgd_nesterov" } else { "sgd_momentum" };
-                (kernel, 1, [rate, momentum, 0.0, 0.0, 0.0, 0.0])
+                (kernel, 1, [rate, momentum, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0])
             }
-            FusedStep::Adam { rate, scale, keep, beta1, beta2, epsilon } => {
-                ("adam", 2, [rate, scale, keep, beta1, beta2, epsilon])
+            FusedStep::Adam { rate, scale, keep, beta1, rest1, beta2, rest2, epsilon } => {
+                ("adam", 2, [rate, scale, keep, beta1, rest1, beta2, rest2, epsilon])
             }
         }
     }

@@ -107,7 +107,16 @@ impl Bench<'_> {
         let stream = self.stream;
         let sgd = FusedStep::Sgd { rate: 1e-9, momentum: 0.0, nesterov: false };
         let momentum = FusedStep::Sgd { rate: 1e-9, momentum: 0.9, nesterov: false };
-        let adam = FusedStep::Adam { rate: 1e-9, scale: 1.0, keep: 1.0, beta1: 0.9, beta2: 0.999, epsilon: 1e-8 };
+        let adam = FusedStep::Adam {
+            rate: 1e-9,
+            scale: 1.0,
+            keep: 1.0,
+            beta1: 0.9,
+            rest1: 0.1,
+            beta2: 0.999,
+            rest2: 0.001,
+            epsilon: 1e-8,
+        };
         // Bytes of an element that are read and written, over those of the element.
         for (name, step, buffers, moved) in
             [("SGD", sgd, 2, 3), ("SGD, momentum", momentum, 3, 5), ("Adam", adam, 4, 7)]

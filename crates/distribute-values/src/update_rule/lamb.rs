@@ -1,19 +1,21 @@
 //! LAMB.
 
-use super::{Real, Step};
+use super::{Real, Step, correction};
 
 pub(super) fn update<T: Real>(step: Step<'_, '_, T>, beta1: f64, beta2: f64, epsilon: f64, weight_decay: f64) {
-    let [scale1, scale2] = [beta1, beta2].map(|beta| T::from_f64(1.0 / step.correction(beta)));
-    let [one, b1, b2, epsilon, decay] = [1.0, beta1, beta2, epsilon, weight_decay].map(T::from_f64);
+    let [scale1, scale2] = [beta1, beta2].map(|beta| T::from_f64(1.0 / correction(beta, step.number)));
+    let [b1, rest1, b2, rest2] = [beta1, 1.0 - beta1, beta2, 1.0 - beta2].map(T::from_f64);
+    let [epsilon, decay] = [epsilon, weight_decay].map(T::from_f64);
     let direction = |p: T, m: T, v: T| m * scale1 / ((v * scale2).sqrt() + epsilon) + decay * p;
     let Step { parameter, gradient, slots: [m, v], .. } = step else { return };
     let (mut of_parameter, mut of_direction) = (0.0f64, 0.0f64);
     for (((&p, &g), m), v) in parameter.iter().zip(gradient).zip(m.iter_mut()).zip(v.iter_mut()) {
-        *m = b1 * *m + (one - b1) * g;
-        *v = b2 * *v + (one - b2) * g * g;
-        let towards = direction(p, *m, *v);
-        of_parameter += (p * p).into();
-        of_direction += (towards * towards).into();
+        *m = b1 * *m + rest1 * g;
+        *v = b2 * *v + rest2 * g * g;
+        // Squared in f64, where squares of f32 neither overflow nor vanish.
+        let (towards, p): (f64, f64) = (direction(p, *m, *v).into(), p.into());
+        of_parameter += p * p;
+        of_direction += towards * towards;
     }
     let ratio = match of_parameter > 0.0 && of_direction > 0.0 {
         true => (of_parameter / of_direction).sqrt(),

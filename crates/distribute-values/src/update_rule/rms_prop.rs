@@ -3,15 +3,18 @@
 use super::{Real, Step};
 
 pub(super) fn update<T: Real>(step: Step<'_, '_, T>, rho: f64, momentum: f64, epsilon: f64, centered: bool) {
-    let [one, lr, rho, momentum, epsilon] = [1.0, step.learning_rate, rho, momentum, epsilon].map(T::from_f64);
+    let [zero, lr, momentum, epsilon] = [0.0, step.learning_rate, momentum, epsilon].map(T::from_f64);
+    let [rho, fresh] = [rho, 1.0 - rho].map(T::from_f64);
     let Step { parameter, gradient, slots: [square, rest @ ..], .. } = step else { return };
     let spread = |v: &mut T, g: T| {
-        *v = rho * *v + (one - rho) * g * g;
-        *v + epsilon
+        *v = rho * *v + fresh * g * g;
+        *v
     };
-    let center = |m: &mut T, g: T| {
-        *m = rho * *m + (one - rho) * g;
-        *m * *m
+    // A variance, which rounding may leave a little below 0 where gradients hardly change.
+    let variance = |square: T, m: &mut T, g: T| {
+        *m = rho * *m + fresh * g;
+        let variance = square - *m * *m;
+        if variance < zero { zero } else { variance }
     };
     let gather = |s: &mut T, change: T| {
         *s = momentum * *s + change;
@@ -20,20 +23,20 @@ pub(super) fn update<T: Real>(step: Step<'_, '_, T>, rho: f64, momentum: f64, ep
     let elements = parameter.iter_mut().zip(gradient).zip(square.iter_mut());
     // Which slots there are is said by `UpdateRule::slots`, in this order. One loop for each case, for the compiler to vectorise.
     match rest {
-        [] => elements.for_each(|((p, &g), v)| *p -= lr * g / spread(v, g).sqrt()),
+        [] => elements.for_each(|((p, &g), v)| *p -= lr * g / (spread(v, g) + epsilon).sqrt()),
         [mean] if centered => {
             for (((p, &g), v), m) in elements.zip(mean.iter_mut()) {
-                *p -= lr * g / (spread(v, g) - center(m, g)).sqrt();
+                *p -= lr * g / (variance(spread(v, g), m, g) + epsilon).sqrt();
             }
         }
         [sum] => {
             for (((p, &g), v), s) in elements.zip(sum.iter_mut()) {
-                *p -= gather(s, lr * g / spread(v, g).sqrt());
+                *p -= gather(s, lr * g / (spread(v, g) + epsilon).sqrt());
             }
         }
         [mean, sum, ..] => {
             for ((((p, &g), v), m), s) in elements.zip(mean.iter_mut()).zip(sum.iter_mut()) {
-                *p -= gather(s, lr * g / (spread(v, g) - center(m, g)).sqrt());
+                *p -= gather(s, lr * g / (variance(spread(v, g), m, g) + epsilon).sqrt());
             }
         }
     }

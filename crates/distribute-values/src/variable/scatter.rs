@@ -1,10 +1,10 @@
 //! Writing some rows of a variable.
 
-use distribute_collectives::{ProcessGroup, Rank};
+use distribute_collectives::{ProcessGroup, Rank, ReduceOp};
 use distribute_device::{BufferMut, BufferRef, DType};
 
 use super::{Aggregation, DistributedVariable, Place, Synchronization};
-use crate::elements::{Arithmetic, with_type};
+use crate::elements::{Arithmetic, Wide, with_type};
 use crate::{Error, Result, TensorStorage};
 
 /// What a scatter does with the rows that are there.
@@ -20,9 +20,9 @@ pub enum Scatter {
     Mul,
     /// Divides them.
     Div,
-    /// Keeps the smaller of each two elements.
+    /// Keeps the smaller of each two elements; a NaN stays.
     Min,
-    /// Keeps the greater.
+    /// Keeps the greater of each two elements; a NaN stays.
     Max,
 }
 
@@ -214,20 +214,8 @@ fn scattered<E: Arithmetic>(scatter: Scatter, a: E, b: E) -> E {
         Scatter::Sub => a.sub(b),
         Scatter::Mul => a.mul(b),
         Scatter::Div => a.div(b).unwrap_or(a),
-        Scatter::Min => {
-            if b < a {
-                b
-            } else {
-                a
-            }
-        }
-        Scatter::Max => {
-            if b > a {
-                b
-            } else {
-                a
-            }
-        }
+        Scatter::Min => E::narrow(a.widen().combine(ReduceOp::Min, b.widen())),
+        Scatter::Max => E::narrow(a.widen().combine(ReduceOp::Max, b.widen())),
     }
 }
 
@@ -306,6 +294,20 @@ mod tests {
         let zero = HostTensor::new(&[1], vec![0i32]).unwrap();
         let error = whole.unwrap().scatter(update, Scatter::Div, &[0], &zero).unwrap_err().to_string();
         assert!(error.contains("zero"), "{error}");
+    }
+
+    #[test]
+    fn extremes_keep_what_is_not_a_number() {
+        let v = DistributedVariable::new(
+            "v",
+            vec![HostTensor::new(&[2], vec![1.0, f64::NAN]).unwrap()],
+            VariableOptions::default(),
+        );
+        let (v, rows) = (v.unwrap(), HostTensor::new(&[2], vec![f64::NAN, 1.0]).unwrap());
+        for scatter in [Scatter::Min, Scatter::Max] {
+            v.scatter(Place::Update { local: 0 }, scatter, &[0, 1], &rows).unwrap();
+            assert!(v.components()[0].to_elements::<f64>().unwrap().iter().all(|x| x.is_nan()), "{scatter:?}");
+        }
     }
 
     #[test]

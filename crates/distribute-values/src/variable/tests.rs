@@ -44,7 +44,7 @@ fn on_write_in_replicas_aggregates_before_writing() {
             let v = variable(Synchronization::OnWrite, aggregation, start);
             in_replicas(&v, &groups, assignment, [2.0, 3.0]).unwrap();
             assert_eq!(locals(&v), [result, result], "{aggregation:?} {assignment:?}");
-            assert_eq!(v.read(Place::Cross { groups: &groups }).unwrap().to_elements::<f64>().unwrap(), [result]);
+            assert_eq!(v.read_value(Place::Cross { groups: &groups }).unwrap().to_elements::<f64>().unwrap(), [result]);
         }
     }
 }
@@ -69,12 +69,34 @@ fn on_read_combines_when_read_outside() {
         let v = variable(Synchronization::OnRead, aggregation, 0.0);
         in_replicas(&v, &groups, Assignment::Add, [3.0, 4.0]).unwrap();
         assert_eq!(locals(&v), [3.0, 4.0]);
-        assert_eq!(v.read(Place::Cross { groups: &groups }).unwrap().to_elements::<f64>().unwrap(), [want]);
-        let mine = v.read(Place::Replica { local: 1, group: &groups[1] }).unwrap();
+        assert_eq!(v.read_value(Place::Cross { groups: &groups }).unwrap().to_elements::<f64>().unwrap(), [want]);
+        let mine = v.read_value(Place::Replica { local: 1, group: &groups[1] }).unwrap();
         assert_eq!(mine.to_elements::<f64>().unwrap(), [4.0]);
     }
     let v = variable(Synchronization::OnRead, Aggregation::None, 0.0);
-    assert!(v.read(Place::Cross { groups: &groups }).is_err());
+    assert!(v.read_value(Place::Cross { groups: &groups }).is_err());
+}
+
+#[test]
+fn a_value_that_was_read_stays_and_a_live_view_follows() {
+    let groups = ProcessGroup::local(2).unwrap();
+    let v = variable(Synchronization::OnWrite, Aggregation::Sum, 1.0);
+    let places =
+        [Place::Cross { groups: &groups }, Place::Replica { local: 1, group: &groups[1] }, Place::Update { local: 0 }];
+    let number = |tensor: &HostTensor| tensor.to_elements::<f64>().unwrap()[0];
+    for place in places {
+        let (read, live) = (v.read_value(place).unwrap(), v.live(place).unwrap());
+        let before = number(&read);
+        v.assign(places[0], Assignment::Add, &HostTensor::scalar(4.0)).unwrap();
+        assert_eq!((number(&read), number(&live)), (before, before + 4.0), "{place:?}");
+        // Nor does what was read write back.
+        read.write(&mut |mut buffer| buffer.as_mut_slice::<f64>().unwrap().fill(-1.0)).unwrap();
+        assert_eq!(number(&live), before + 4.0);
+    }
+    let seen = variable(Synchronization::OnRead, Aggregation::Sum, 1.0);
+    let error = seen.live(places[0]).unwrap_err().to_string();
+    assert!(error.contains("use read_value()"), "{error}");
+    seen.live(places[1]).unwrap();
 }
 
 #[test]
@@ -100,7 +122,7 @@ fn whole_numbers_spread_their_remainder() {
     v.assign(Place::Cross { groups: &groups }, Assignment::Set, &HostTensor::scalar(11)).unwrap();
     let parts: Vec<i64> = v.components().iter().map(|part| part.to_elements::<i64>().unwrap()[0]).collect();
     assert_eq!(parts, [4, 4, 3]);
-    assert_eq!(v.read(Place::Cross { groups: &groups }).unwrap().to_elements::<i64>().unwrap(), [11]);
+    assert_eq!(v.read_value(Place::Cross { groups: &groups }).unwrap().to_elements::<i64>().unwrap(), [11]);
 }
 
 #[test]

@@ -19,7 +19,8 @@ typedef struct {
 } Stepped;
 
 typedef struct {
-    f64 factors[6];
+    /* FACTORS of them, in f64; each is rounded to T once. */
+    f64 factors[8];
     u32 tensors;
     Stepped tensor[CAPACITY];
 } StepParams;
@@ -90,7 +91,8 @@ STEP(sgd_nesterov, 1, SGD_FACTORS, a = momentum * a - lr * g; w += momentum * a 
 /* Bias corrections are the same for all elements, so they are in the rate and the scale. */
 #define ADAM_FACTORS                                                                            \
     T rate = (T)p.factors[0], scale = (T)p.factors[1], keep = (T)p.factors[2];                  \
-    T beta1 = (T)p.factors[3], beta2 = (T)p.factors[4], epsilon = (T)p.factors[5], one = (T)1;
+    T beta1 = (T)p.factors[3], rest1 = (T)p.factors[4];                                         \
+    T beta2 = (T)p.factors[5], rest2 = (T)p.factors[6], epsilon = (T)p.factors[7];
 
-STEP(adam, 2, ADAM_FACTORS, a = beta1 * a + (one - beta1) * g; b = beta2 * b + (one - beta2) * g * g;
+STEP(adam, 2, ADAM_FACTORS, a = beta1 * a + rest1 * g; b = beta2 * b + rest2 * g * g;
      w = w * keep - rate * a / (ROOT(b * scale) + epsilon);)

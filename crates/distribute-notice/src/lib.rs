@@ -1,0 +1,55 @@
+//! Warnings that reach people also where no `tracing` subscriber is installed.
+//!
+//! What a library does other than it was asked (a fallback, an option that cannot act, a variable that is not trained) must be
+//! said. [`warn!`] says it through `tracing` if the program has a subscriber, which decides where it goes; otherwise on standard
+//! error, each text once in a process. The crate knows nothing of training.
+//!
+//! # Examples
+//! ```
+//! let device = "CPU:0";
+//! distribute_notice::warn!("NCCL was asked for, but {device} is no GPU; our own collectives are used");
+//! ```
+//!
+//! # Invariants
+//! - A text goes to the subscriber or to standard error, never to both.
+//! - Nothing is written to standard error once any subscriber has been installed, even one that filters warnings out.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::io::Write;
+use std::sync::{Mutex, PoisonError};
+
+#[doc(hidden)]
+pub use tracing;
+
+/// Warns as `tracing::warn!` does, and on standard error if no subscriber is installed.
+#[macro_export]
+macro_rules! warn {
+    ($($text:tt)+) => {
+        if $crate::tracing::dispatcher::has_been_set() {
+            $crate::tracing::warn!($($text)+);
+        } else {
+            $crate::on_standard_error(&format_args!($($text)+));
+        }
+    };
+}
+
+/// Writes a warning to standard error unless it has been written before. Called by [`warn!`].
+#[doc(hidden)]
+pub fn on_standard_error(text: &fmt::Arguments<'_>) {
+    /// Texts that have been said.
+    static SAID: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    /// How many are remembered: a program that has more to say repeats itself.
+    const REMEMBERED: usize = 1000;
+
+    let text = text.to_string();
+    let mut said = SAID.lock().unwrap_or_else(PoisonError::into_inner);
+    if said.contains(&text) {
+        return;
+    }
+    // Nobody can be told that standard error is closed.
+    let _ = writeln!(std::io::stderr(), "warning: {text}");
+    if said.len() < REMEMBERED {
+        said.insert(text);
+    }
+}
