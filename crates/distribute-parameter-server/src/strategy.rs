@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use distribute_cluster::{ClusterResolver, Task, TaskType};
 use distribute_device::{DType, Element};
+use distribute_train::checkpoint::RunId;
 use distribute_values::{OptimizerDescription, TensorStorage};
 use tokio::runtime::Runtime;
 
@@ -77,6 +78,8 @@ struct Made {
     placer: Placer,
     shards: Vec<(usize, CreateShard)>,
     optimizers: Vec<(OptimizerDescription, Vec<String>)>,
+    /// The run whose checkpoints hold what the servers hold, once one was saved or loaded.
+    run: Option<RunId>,
 }
 
 impl ParameterServerStrategy {

@@ -136,7 +136,7 @@ impl ParameterServerStrategyBuilder {
             parameters: Arc::new(parameters),
             workers: roles.workers,
             partitioner: self.partitioner,
-            made: Mutex::new(Made { placer, shards: Vec::new(), optimizers: Vec::new() }),
+            made: Mutex::new(Made { placer, shards: Vec::new(), optimizers: Vec::new(), run: None }),
             incarnations: Mutex::new(vec![0; servers]),
             attendances: Mutex::new((0..servers).map(|_| None).collect()),
             coordinator: Mutex::new(Weak::new()),
