@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use distribute_cluster::{ClusterResolver, JobId, Task, TaskType};
 use distribute_device::{DType, Element};
+use distribute_train::checkpoint::RunId;
 use distribute_values::{OptimizerDescription, TensorStorage};
 use tokio::runtime::Runtime;
 
@@ -92,6 +93,8 @@ struct Made {
     next_shard: u32,
     shards: Vec<(usize, CreateShard)>,
     optimizers: Vec<(OptimizerDescription, Vec<String>)>,
+    /// The run whose checkpoints hold what the servers hold, once one was saved or loaded.
+    run: Option<RunId>,
 }
 
 impl ParameterServerStrategy {

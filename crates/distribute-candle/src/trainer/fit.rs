@@ -3,7 +3,7 @@
 use distribute_input::InputPosition;
 use distribute_strategy::{DistributedIterator, Request};
 use distribute_train::callbacks::{Callback, Occasion, Run, Training};
-use distribute_train::checkpoint::{CheckpointManager, Checkpointed};
+use distribute_train::checkpoint::{CheckpointManager, Checkpointed, RunId};
 use distribute_train::preemption::PreemptionHandler;
 use distribute_train::progress::{self, Progress};
 use serde::{Deserialize, Serialize};
@@ -45,6 +45,8 @@ struct Session<'a, M> {
     sums: Vec<Vec<f64>>,
     /// Why the training is to end, if this process wants it to.
     stop: Option<String>,
+    /// The run to which all checkpoints of this training belong, once it is known.
+    run: Option<RunId>,
 }
 
 impl<M: ModuleT + Sync> Trainer<M> {
@@ -81,6 +83,7 @@ impl<M: ModuleT + Sync> Trainer<M> {
             examples: 0,
             sums: self.zeros(),
             stop: None,
+            run: None,
         };
         // Nobody asks any more what a training before this one was asked.
         strategy.withdraw(Request::End);
@@ -368,7 +371,16 @@ impl<M: ModuleT + Sync> Run for Session<'_, M> {
         &self.trainer.model
     }
 
+    fn claim(&mut self, checkpoints: &mut CheckpointManager) -> distribute_train::Result<()> {
+        if let Some(run) = self.run {
+            checkpoints.continue_run(run);
+        }
+        self.run = Some(checkpoints.claim(&self.trainer.strategy)?);
+        Ok(())
+    }
+
     fn save(&mut self, checkpoints: &mut CheckpointManager) -> distribute_train::Result<()> {
+        self.claim(checkpoints)?;
         self.standing.position = match &self.batches {
             Some(pass) => Some(pass.position()?),
             None => None,
@@ -388,6 +400,7 @@ impl<M: ModuleT + Sync> Run for Session<'_, M> {
         let Trainer { strategy, model, optimizer, .. } = self.trainer;
         let restored = checkpoints.restore(strategy, &[model, optimizer])?;
         Ok(restored.map(|(steps, standing)| {
+            self.run = checkpoints.run();
             (self.steps, self.standing) = (steps, standing);
             steps
         }))

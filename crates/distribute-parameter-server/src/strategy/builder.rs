@@ -148,6 +148,7 @@ impl ParameterServerStrategyBuilder {
                 next_shard: 0,
                 shards: Vec::new(),
                 optimizers: Vec::new(),
+                run: None,
             }),
             incarnations: Mutex::new(vec![0; servers]),
             attendances: Mutex::new((0..servers).map(|_| None).collect()),
