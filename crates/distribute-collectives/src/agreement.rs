@@ -38,31 +38,52 @@ pub fn first_difference(ranks: &[ProcessGroup], lines: &[String]) -> Result<Opti
     if ranks.first().is_none_or(|first| first.world_size() == ranks.len()) {
         return Ok(None);
     }
+    compare(lines, &mut |mine| {
+        let gathered = on_local_ranks(ranks, |_, group| {
+            group.all_gather_async(mine.clone(), vec![0; mine.len() * group.world_size()])
+        })?;
+        let [_, all] = gathered.unwrap_or_default();
+        Ok(all)
+    })
+}
+
+impl ProcessGroup {
+    /// As [`first_difference`](crate::first_difference), called by each rank for itself.
+    ///
+    /// # Errors
+    /// See [`ProcessGroup`].
+    pub fn first_difference(&self, lines: &[String]) -> Result<Option<Difference>> {
+        compare(lines, &mut |mine| {
+            let mut all = vec![0; mine.len() * self.world_size()];
+            self.all_gather(&mine, &mut all)?;
+            Ok(all)
+        })
+    }
+}
+
+/// `gather` brings what every rank has, in their order.
+fn compare(lines: &[String], gather: &mut dyn FnMut(Vec<u8>) -> Result<Vec<u8>>) -> Result<Option<Difference>> {
     // A line is one line, whatever it says.
     let lines: Vec<String> = lines.iter().map(|line| line.replace(['\n', '\0'], " ")).collect();
     let text = lines.join("\n");
-    let mine = [fnv1a_64(0, text.bytes()), text.len() as u64];
-    let gathered = gather(ranks, &mine)?;
-    if gathered.chunks_exact(2).all(|theirs| *theirs == mine) {
-        return Ok(None);
-    }
+    let mine = Digest { digest: fnv1a_64(0, text.bytes()), len: text.len() as u64 };
+    let digests: Vec<Digest> = gather(mine.to_bytes().to_vec())?.as_chunks().0.iter().map(Digest::from_bytes).collect();
+    let Some(other) = digests.iter().position(|theirs| *theirs != mine) else { return Ok(None) };
     // Everybody has seen the same lengths. What a peer says of its own is no reason to allocate as much.
-    let longest = gathered.chunks_exact(2).map(|theirs| theirs[1]).max().unwrap_or(0).min(MAX_TEXT);
+    let longest = digests.iter().map(|theirs| theirs.len).max().unwrap_or(0).min(MAX_TEXT) as usize;
     let mut padded = text.into_bytes();
     // Shorter texts end in zero bytes, which no line holds.
-    padded.resize(longest as usize, 0);
-    let all = gather(ranks, &padded)?;
-    let Some(rank) = all.chunks_exact(padded.len().max(1)).position(|bytes| bytes != padded) else {
+    padded.resize(longest, 0);
+    let all = gather(padded.clone())?;
+    let Some(rank) = all.chunks_exact(longest.max(1)).position(|bytes| bytes != padded) else {
         // All that was compared is equal, and the digests are not.
-        let rank = gathered.chunks_exact(2).position(|theirs| *theirs != mine).unwrap_or(0);
         let beyond = Some("something beyond its first MiB".to_owned());
-        return Ok(Some(Difference { line: lines.len(), mine: beyond.clone(), theirs: beyond, rank: Rank::of(rank) }));
+        return Ok(Some(Difference { line: lines.len(), mine: beyond.clone(), theirs: beyond, rank: Rank::of(other) }));
     };
-    let theirs = String::from_utf8_lossy(&all[rank * padded.len()..(rank + 1) * padded.len()]);
+    let theirs = String::from_utf8_lossy(&all[rank * longest..(rank + 1) * longest]);
     let theirs: Vec<&str> = theirs.trim_end_matches('\0').split('\n').collect();
-    let line = (0..lines.len().max(theirs.len()))
-        .find(|line| lines.get(*line).map(String::as_str) != theirs.get(*line).copied())
-        .unwrap_or(0);
+    let differs = |line: &usize| lines.get(*line).map(String::as_str) != theirs.get(*line).copied();
+    let line = (0..lines.len().max(theirs.len())).find(differs).unwrap_or(0);
     Ok(Some(Difference {
         line,
         mine: lines.get(line).cloned(),
@@ -71,13 +92,22 @@ pub fn first_difference(ranks: &[ProcessGroup], lines: &[String]) -> Result<Opti
     }))
 }
 
-/// What every rank of the group has, in their order.
-fn gather<T: distribute_device::Element>(ranks: &[ProcessGroup], mine: &[T]) -> Result<Vec<T>> {
-    let gathered = on_local_ranks(ranks, |_, group| {
-        group.all_gather_async(mine.to_vec(), vec![T::default(); mine.len() * group.world_size()])
-    })?;
-    let [_, all] = gathered.unwrap_or_default();
-    Ok(all)
+/// What a description amounts to.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Digest {
+    digest: u64,
+    len: u64,
+}
+
+impl Digest {
+    fn to_bytes(self) -> [u8; 16] {
+        (u128::from(self.digest) | u128::from(self.len) << 64).to_le_bytes()
+    }
+
+    fn from_bytes(bytes: &[u8; 16]) -> Digest {
+        let number = u128::from_le_bytes(*bytes);
+        Digest { digest: number as u64, len: (number >> 64) as u64 }
+    }
 }
 
 /// Longest description that is compared line by line.
