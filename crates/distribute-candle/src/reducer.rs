@@ -48,16 +48,6 @@ pub(crate) enum Summed {
     Gpu(GpuSum),
 }
 
-impl Summed {
-    /// The same, with gradients of a GPU as tensors of their own.
-    pub(crate) fn on_tensors(self, parts: &Parts, local: usize) -> Result<Summed> {
-        match self {
-            Summed::Gpu(sum) => Ok(Summed::Whole(sum.into_tensors(parts, local)?)),
-            other => Ok(other),
-        }
-    }
-}
-
 /// A variable's gradient, summed over all replicas.
 pub(crate) struct Reduced {
     pub(crate) index: usize,

@@ -1,6 +1,6 @@
 //! The handle that programs hold, and what is behind it.
 
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 
 use distribute_cluster::Coordination;
 use distribute_collectives::{DeviceGroup, Options, ProcessGroup, ReduceOp};
@@ -12,8 +12,9 @@ use distribute_values::{
 
 use crate::context::{self, Frame};
 use crate::replica_threads::ReplicaThreads;
+use crate::running::Running;
 use crate::step_word::StepWord;
-use crate::{Error, Result};
+use crate::{Error, Recoverable, Result};
 
 /// Where the replicas of this process stand among all replicas.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -157,7 +158,8 @@ impl Strategy {
     /// A variable with the components that this strategy gives it, all with the initial value of the first replica: on
     /// several workers, the chief's.
     ///
-    /// Every worker calls this. An on-read variable has a component per replica under every strategy.
+    /// Every worker calls this. An on-read variable has a component per replica under every strategy. What replicas wrote to it
+    /// in a run that fails is taken back.
     ///
     /// # Errors
     /// [`Error::Context`] inside a replica; the variable's own, such as a mean of integers; the collective's.
@@ -184,12 +186,22 @@ impl Strategy {
         let groups = self.groups();
         if self.shares_variables() && options.synchronization == Synchronization::OnWrite {
             let component = initial.copied()?;
-            return Ok(DistributedVariable::shared(name, component, groups.len(), options)?);
+            let variable = DistributedVariable::shared(name, component, groups.len(), options)?;
+            return Ok(self.watching(variable.undoable()));
         }
         let components = (0..groups.len()).map(|_| initial.copied()).collect::<Result<Vec<T>, _>>()?;
         let variable = DistributedVariable::new(name, components, options)?;
         variable.share_initial(&groups)?;
-        Ok(variable)
+        Ok(self.watching(variable.undoable()))
+    }
+
+    /// Has failed runs take back what replicas wrote to a variable.
+    fn watching<T>(&self, variable: DistributedVariable<T>) -> DistributedVariable<T> {
+        if let Some(undo) = variable.undo() {
+            let undo: Arc<dyn Recoverable> = undo.clone();
+            self.recover(Arc::downgrade(&undo));
+        }
+        variable
     }
 
     /// Runs `body` for each component of a variable on this process, in its [`Place::Update`]: what it writes there is that
@@ -412,8 +424,10 @@ pub struct Replicas {
     pub(crate) topology: Topology,
     pub(crate) devices: Vec<DeviceSpec>,
     pub(crate) coordination: Option<Arc<Coordination>>,
-    /// Held for the length of a run: one run at a time.
-    pub(crate) threads: Mutex<ReplicaThreads>,
+    pub(crate) threads: ReplicaThreads,
+    pub(crate) running: Running,
+    /// What every run notes; see [`Strategy::recover`].
+    pub(crate) watched: Mutex<Vec<Weak<dyn Recoverable>>>,
     groups: RwLock<Arc<Vec<ProcessGroup>>>,
     /// See [`ReplicaContext::graph_group`](crate::ReplicaContext::graph_group); one per replica, made when first used.
     graph_groups: Mutex<Vec<Option<Arc<ProcessGroup>>>>,
@@ -458,7 +472,7 @@ impl Replicas {
             worker: groups.first().map_or(0, ProcessGroup::process),
             replicas_per_worker,
         };
-        let threads = Mutex::new(ReplicaThreads::start(replicas_per_worker, topology.first_replica())?);
+        let threads = ReplicaThreads::start(replicas_per_worker, topology.first_replica())?;
         let (groups, graph_groups) = (RwLock::new(Arc::new(groups)), Mutex::new(vec![None; replicas_per_worker]));
         let step_word = StepWord::default();
         let handles = Mutex::new(vec![None; replicas_per_worker]);
@@ -468,6 +482,8 @@ impl Replicas {
             devices,
             coordination,
             threads,
+            running: Running::default(),
+            watched: Mutex::default(),
             groups,
             graph_groups,
             options,
@@ -523,6 +539,19 @@ impl Replicas {
         }
         if let Some(group) = &self.device_groups.lock().unwrap_or_else(PoisonError::into_inner)[local] {
             group.abort(reason);
+        }
+    }
+
+    /// Says of all local replicas whether they are between runs; see [`ProcessGroup::rest`].
+    pub(crate) fn rest(&self, groups: &[ProcessGroup], resting: bool) {
+        (0..groups.len()).for_each(|local| self.rest_one(groups, local, resting));
+    }
+
+    /// The same of one.
+    pub(crate) fn rest_one(&self, groups: &[ProcessGroup], local: usize, resting: bool) {
+        groups[local].rest(resting);
+        if let Some(group) = &self.graph_groups.lock().unwrap_or_else(PoisonError::into_inner)[local] {
+            group.rest(resting);
         }
     }
 

@@ -39,4 +39,4 @@ pub use per_worker::PerWorkerVariable;
 pub use storage::{Host, HostTensor, TensorStorage, with_storage};
 pub use structure::{Leaves, Nested, Number, Single, Structure, gather_structure, reduce_structure};
 pub use update_rule::{OptimizerDescription, Real, UpdateRule};
-pub use variable::{Aggregation, Assignment, DistributedVariable, Place, Scatter, Synchronization, VariableOptions};
+pub use variable::{Aggregation, Assignment, DistributedVariable, Place, Scatter, Synchronization, Undo, VariableOptions};
