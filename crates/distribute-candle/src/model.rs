@@ -12,7 +12,7 @@ use distribute_strategy::{Recoverable, ReplicaArgs, Strategy, counted};
 use crate::gpu::candle_device;
 use crate::hook::{Sink, Tape, hooked};
 use crate::statistics::Statistics;
-use crate::{Error, Result, agreement, initial};
+use crate::{Error, Result, agreement, initial, statistics};
 
 /// What candle models need of a strategy.
 pub trait CandleStrategy {
@@ -94,15 +94,19 @@ impl CandleStrategy for Strategy {
             let tapes: Vec<Arc<Tape>> = (0..self.num_local_replicas()).map(|_| Arc::default()).collect();
             let registry: Arc<Mutex<Registry>> = Arc::default();
             let mut replicas = Vec::with_capacity(tapes.len());
+            let mut common = Vec::new();
             for (replica, tape) in tapes.iter().enumerate() {
                 let (registry, tape, shared) = (registry.clone(), tape.clone(), self.shares_variables());
                 let backend = ReplicaBackend { registry, replica, tape, shared, seed: options.seed };
                 let device = candle_device(self, replica)?;
-                replicas.push(build(VarBuilder::from_backend(Box::new(backend), options.dtype, device))?);
+                let vb = VarBuilder::from_backend(Box::new(backend), options.dtype, device);
+                let (built, of_all) = statistics::building(|| build(vb));
+                replicas.push(built?);
+                common.extend(of_all);
             }
             let variables = std::mem::take(&mut registry.lock().unwrap_or_else(PoisonError::into_inner).variables);
             agreement::check_and_share(self, &variables)?;
-            let statistics = Statistics::of(&variables, tapes.len()).map(Arc::new);
+            let statistics = Statistics::of(&variables, &common, tapes.len()).map(Arc::new);
             if let Some(statistics) = &statistics {
                 let statistics: Arc<dyn Recoverable> = statistics.clone();
                 self.recover(Arc::downgrade(&statistics));

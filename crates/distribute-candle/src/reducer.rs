@@ -157,6 +157,11 @@ impl Reducer {
         Ok((Summed::Whole(all), communication))
     }
 
+    /// Whether any gradient has come.
+    pub(crate) fn has_any(&self) -> bool {
+        self.unplanned.iter().any(Option::is_some) || (0..self.parts.variables.len()).any(|index| self.has(index))
+    }
+
     fn has(&self, index: usize) -> bool {
         match &self.step {
             Way::Whole(step) => step.has(index),

@@ -142,11 +142,7 @@ impl Update<'_> {
     }
 
     /// Updates this replica's parts, and begins to gather everybody's.
-    pub(crate) fn own_part(
-        &self,
-        gradients: Vec<GradientShard>,
-        slots: &mut Vec<SlotShard>,
-    ) -> Result<Vec<Gathering>> {
+    pub(crate) fn own_part(&self, gradients: Vec<GradientShard>, slots: &mut Vec<SlotShard>) -> Result<Vec<Gathering>> {
         let mut gathering: Vec<Gathering> = Vec::new();
         for (index, gradient) in gradients.into_iter().enumerate() {
             let bucket = &self.plan.buckets.buckets()[index];

@@ -1,9 +1,10 @@
 //! Running statistics of a model's layers, which write them in the middle of a forward pass.
 
+use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use candle_core::Tensor;
+use candle_core::{Tensor, TensorId};
 use distribute_device::{BufferRef, DType, Element};
 use distribute_strategy::{Recoverable, RecoveryError};
 use distribute_values::TensorStorage;
@@ -12,19 +13,44 @@ use crate::{Candle, Variable};
 
 /// The statistics of all replicas of this process, and what they were when they were last noted.
 pub(crate) struct Statistics {
-    /// Name and components of each.
-    variables: Vec<(String, Vec<Tensor>)>,
+    variables: Vec<Statistic>,
     /// Of each replica, by variable.
     noted: Vec<Mutex<Vec<Vec<u8>>>>,
     /// Whether it was said that one was no number.
     warned: AtomicBool,
 }
 
+struct Statistic {
+    name: String,
+    components: Vec<Tensor>,
+    /// Whether it is of the examples of all replicas together, so that one without examples has it, too.
+    is_common: bool,
+}
+
+thread_local! {
+    /// What layers that are being built on this thread keep of the examples of all replicas.
+    static COMMON: RefCell<Vec<TensorId>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Says that a layer which is being built computes these from the examples of all replicas.
+pub(crate) fn keeps_common(statistics: [&Tensor; 2]) {
+    COMMON.with_borrow_mut(|common| common.extend(statistics.map(Tensor::id)));
+}
+
+/// Builds a model; the statistics that its layers keep of the examples of all replicas.
+pub(crate) fn building<R>(build: impl FnOnce() -> R) -> (R, Vec<TensorId>) {
+    let outer = COMMON.take();
+    let built = build();
+    (built, COMMON.replace(outer))
+}
+
 impl Statistics {
     /// Those among a model's variables; `None` where there are none.
-    pub(crate) fn of(variables: &[Variable], replicas: usize) -> Option<Statistics> {
-        let held = |variable: &Variable| {
-            (variable.name.clone(), variable.components.iter().map(Tensor::detach).collect::<Vec<Tensor>>())
+    pub(crate) fn of(variables: &[Variable], common: &[TensorId], replicas: usize) -> Option<Statistics> {
+        let held = |variable: &Variable| Statistic {
+            name: variable.name.clone(),
+            components: variable.components.iter().map(Tensor::detach).collect(),
+            is_common: variable.components.iter().any(|component| common.contains(&component.id())),
         };
         let variables: Vec<_> = variables.iter().filter(|variable| variable.statistic).map(held).collect();
         let noted = (0..replicas).map(|_| Mutex::default()).collect();
@@ -50,9 +76,11 @@ impl Recoverable for Statistics {
     fn note(&self, local: usize) -> Result<(), RecoveryError> {
         let mut noted = self.lock(local);
         noted.resize(self.variables.len(), Vec::new());
-        for ((_, components), noted) in self.variables.iter().zip(noted.iter_mut()) {
+        for (statistic, noted) in self.variables.iter().zip(noted.iter_mut()) {
             noted.clear();
-            TensorStorage::<Candle>::read(&components[local], &mut |buffer| noted.extend_from_slice(buffer.as_bytes()))?;
+            TensorStorage::<Candle>::read(&statistic.components[local], &mut |buffer| {
+                noted.extend_from_slice(buffer.as_bytes())
+            })?;
         }
         Ok(())
     }
@@ -62,17 +90,18 @@ impl Recoverable for Statistics {
         self.variables
             .iter()
             .zip(noted.iter())
-            .try_for_each(|((_, components), noted)| Statistics::write(&components[local], noted))
+            .try_for_each(|(statistic, noted)| Statistics::write(&statistic.components[local], noted))
     }
 
     /// A statistic that a batch has left without a finite value keeps the one before: candle's `batch_norm` divides by the
     /// number of rows less one.
     fn commit(&self, local: usize, has_examples: bool) -> Result<(), RecoveryError> {
-        if !has_examples {
-            return self.take_back(local);
-        }
         let mut noted = self.lock(local);
-        for ((name, components), noted) in self.variables.iter().zip(noted.iter_mut()) {
+        for (Statistic { name, components, is_common }, noted) in self.variables.iter().zip(noted.iter_mut()) {
+            if !has_examples && !is_common {
+                Statistics::write(&components[local], noted)?;
+                continue;
+            }
             let mut before = std::mem::take(noted);
             let mut is_finite = true;
             TensorStorage::<Candle>::read(&components[local], &mut |buffer| {

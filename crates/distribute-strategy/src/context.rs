@@ -90,6 +90,11 @@ impl ReplicaContext {
         })
     }
 
+    /// Whether this replica has asked for its [`graph_group`](ReplicaContext::graph_group).
+    pub fn has_graph_group(&self) -> bool {
+        self.strategy.replicas().has_graph_group(self.local)
+    }
+
     /// The group of all replicas' devices, for collectives in their memory; made when first used.
     ///
     /// # Ordering

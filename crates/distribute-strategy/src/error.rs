@@ -50,6 +50,25 @@ pub enum Error {
         /// Local replicas.
         expected: usize,
     },
+    /// A replica has examples in one of several batches and none in another.
+    #[error(
+        "replica {replica} has examples in one batch of this run and none in another, so its loss and its metrics have no one \
+         weight; run the batches one after another, or ask for empty ones (DistributedDataset::with_empty_batches)"
+    )]
+    MixedExamples {
+        /// The replica.
+        replica: usize,
+    },
+    /// The loss of a replica without examples was not multiplied by its weight.
+    #[error(
+        "replica {replica} has no examples in this step, and a row of another replica's stands in for them, but its loss was \
+         not multiplied by ReplicaContext::weight; compute it by average_loss, multiply it by the weight (a loss of candle's \
+         by CandleContext::weigh), or ask for empty batches (DistributedDataset::with_empty_batches)"
+    )]
+    Unweighed {
+        /// The replica.
+        replica: usize,
+    },
     /// A worker has nothing to take part in a step with.
     #[error(
         "this worker has no data, and nothing to tell their shape by, while another worker has some; give all the same dataset"

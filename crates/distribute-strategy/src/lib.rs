@@ -52,7 +52,7 @@ mod running;
 mod step_word;
 mod strategy;
 
-pub use args::{ReplicaArgs, counted};
+pub use args::{Examples, ReplicaArgs, counted};
 pub use central_storage::{CentralStorageBuilder, CentralStorageStrategy};
 pub use communication::{CommunicationOptions, Implementation};
 pub use context::{

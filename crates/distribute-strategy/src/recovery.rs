@@ -117,9 +117,59 @@ impl ReplicaContext {
         self.recovery().commit(self.local_replica_id())
     }
 
-    /// Whether the batch that this replica works on has examples of its own.
+    /// Whether the batch that this replica works on has examples of its own. One without has a row that another replica has,
+    /// too, so that no model meets an empty batch; what comes of it weighs nothing. Normalisation over all replicas leaves it
+    /// out, and so do [`Strategy::reduce`] and [`gather`](Strategy::gather) of what the run returns; running statistics and
+    /// on-read variables of the replica stay as they were.
+    ///
+    /// A closure that computes a loss by hand, or reduces something itself, multiplies it by [`weight`](ReplicaContext::weight).
+    /// (The integration of a tensor library may have a way that is better for losses, such as `weigh` for candle.)
     pub fn has_examples(&self) -> bool {
         self.recovery().has_examples(self.local_replica_id())
+    }
+
+    /// What the results of this replica's batch are to be multiplied by: 1, or 0 where it has no
+    /// [examples](ReplicaContext::has_examples).
+    ///
+    /// # Examples
+    /// ```
+    /// use distribute_collectives::ReduceOp;
+    /// use distribute_input::Dataset;
+    /// use distribute_strategy::{Error, MirroredStrategy};
+    /// use distribute_values::Axis;
+    ///
+    /// let strategy = MirroredStrategy::builder().devices(["CPU:0", "CPU:1"]).build()?;
+    /// let mut seen = 0.0;
+    /// for batch in &strategy.distribute_dataset(&Dataset::range(0..9).batch(2))? {
+    ///     // In the fifth step the second replica has nothing, and gets a row of the first one's.
+    ///     let rows = strategy.run_with(batch?, |context, rows| {
+    ///         assert_eq!(rows.shape(), [1]);
+    ///         context.all_reduce(ReduceOp::Sum, &(context.weight() * rows.shape()[0] as f64))
+    ///     })?;
+    ///     seen += rows.values()[0];
+    /// }
+    /// assert_eq!(seen, 9.0);
+    /// # Ok::<(), Error>(())
+    /// ```
+    pub fn weight(&self) -> f64 {
+        self.recovery().weighed[self.local_replica_id()].store(true, Ordering::Relaxed);
+        f64::from(u8::from(self.has_examples()))
+    }
+
+    /// Says whether the batch that this replica works on from now on has examples of its own: for closures that work on several
+    /// batches. Of those that a run was given as arguments it is known.
+    pub fn begin_batch(&self, has_examples: bool) {
+        self.recovery().begin_batch(self.local_replica_id(), has_examples);
+    }
+
+    /// Refuses the loss of a replica without examples for which nobody has asked for the [`weight`](ReplicaContext::weight):
+    /// for authors of optimizers.
+    ///
+    /// # Errors
+    /// [`Error::Unweighed`].
+    pub fn check_weighed(&self) -> Result<()> {
+        let weighed = self.recovery().weighed[self.local_replica_id()].load(Ordering::Relaxed);
+        if weighed || self.has_examples() { Ok(()) } else { Err(Error::Unweighed { replica: self.replica_id() }) }
     }
 }
 
@@ -144,6 +194,8 @@ pub(crate) struct Recovery {
     states: Vec<Mutex<Vec<Arc<dyn Recoverable>>>>,
     /// Whether the batch of each local replica has examples.
     examples: Vec<AtomicBool>,
+    /// Whether each has asked for its weight.
+    weighed: Vec<AtomicBool>,
 }
 
 impl Recovery {
@@ -153,6 +205,7 @@ impl Recovery {
         Recovery {
             states: (0..replicas).map(|_| Mutex::new(watched.clone())).collect(),
             examples: (0..replicas).map(|_| AtomicBool::new(true)).collect(),
+            weighed: (0..replicas).map(|_| AtomicBool::new(false)).collect(),
         }
     }
 
@@ -166,6 +219,11 @@ impl Recovery {
     pub(crate) fn commit(&self, local: usize) -> Result<()> {
         let (states, has_examples) = (lock(&self.states[local]).clone(), self.has_examples(local));
         states.iter().try_for_each(|state| state.commit(local, has_examples)).map_err(Error::NotNoted)
+    }
+
+    pub(crate) fn begin_batch(&self, local: usize, has_examples: bool) {
+        self.examples[local].store(has_examples, Ordering::Relaxed);
+        self.weighed[local].store(false, Ordering::Relaxed);
     }
 
     pub(crate) fn has_examples(&self, local: usize) -> bool {

@@ -8,18 +8,20 @@ use distribute_values::PerReplica;
 use crate::context::{self, Frame};
 use crate::merge::Meeting;
 use crate::recovery::Recovery;
-use crate::{Error, ReplicaArgs, ReplicaContext, Result, Strategy};
+use crate::{Error, Examples, ReplicaArgs, ReplicaContext, Result, Strategy};
 
 impl Strategy {
     /// Runs `body` once on each replica of this process, all at the same time, and collects what they return.
     ///
     /// Each replica gets its part of `args`; whatever is the same for all is borrowed by the closure. The facade's `run`
-    /// is this with its own error type.
+    /// is this with its own error type. In a step for which some replicas have no examples, see
+    /// [`ReplicaContext::has_examples`].
     ///
     /// # Errors
     /// The first error of a replica. The others leave their collectives with an error that names it. A replica's panic is
     /// [`Error::ReplicaPanicked`]. Where every replica returned `Ok`, but a collective had failed, the collective's error.
-    /// [`Error::Busy`] where another thread's run does not end, [`Error::Context`] inside a run.
+    /// [`Error::Busy`] where another thread's run does not end, [`Error::Context`] inside a run, [`Error::MixedExamples`] for
+    /// several batches of which a replica has examples in some and none in others.
     ///
     /// After an error all replicas of this process are at the same state between two steps, bit for bit: that after the last
     /// step which an optimizer has [committed](ReplicaContext::commit), or, without one, that before the run. It covers
@@ -49,6 +51,9 @@ impl Strategy {
         }
         let replicas = self.replicas();
         let topology = replicas.topology;
+        let mut examples = Examples::default();
+        args.examples(&mut examples);
+        let examples = examples.of_replicas(topology.first_replica())?;
         let parts = args.split(topology.replicas_per_worker)?;
         let timeout = replicas.groups().first().map(ProcessGroup::timeout).unwrap_or_default();
         // One run at a time; what another run has made anew is looked up after it.
@@ -56,6 +61,9 @@ impl Strategy {
         let groups = replicas.groups();
         let meeting = Arc::new(Meeting::new(topology.replicas_per_worker, topology.first_replica()));
         let recovery = Arc::new(Recovery::new(topology.replicas_per_worker, &replicas.watched));
+        for (local, has_examples) in examples.iter().flatten().enumerate().take(topology.replicas_per_worker) {
+            recovery.begin_batch(local, *has_examples);
+        }
         let first_failure = std::sync::Mutex::new(None);
         let body = &body;
         replicas.rest(&groups, false);
@@ -104,7 +112,10 @@ impl Strategy {
                 Some(failures.swap_remove(first).1)
             }
         };
-        let Some(failure) = failure else { return Ok(PerReplica::new(values)) };
+        let Some(failure) = failure else {
+            let values = PerReplica::new(values);
+            return Ok(examples.iter().fold(values, |values, examples| values.with_examples(examples)));
+        };
         let taken_back = recovery.take_back();
         drop(groups);
         replicas.renew()?;
@@ -151,4 +162,63 @@ impl Drop for Ending<'_> {
 fn said(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "(no message)".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::*;
+    use crate::{CommunicationOptions, MirroredStrategy};
+
+    fn strategy(timeout: Duration) -> Strategy {
+        let communication = CommunicationOptions { timeout: Some(timeout), ..CommunicationOptions::default() };
+        MirroredStrategy::builder().devices(["CPU:0", "CPU:1"]).communication(communication).build().unwrap()
+    }
+
+    #[test]
+    fn a_run_in_a_merged_function_is_an_error_at_once() {
+        let strategy = strategy(Duration::from_secs(300));
+        let began = Instant::now();
+        let told = strategy.run_with((), |context, ()| {
+            context.merge_call((), |strategy, _| {
+                let nested = strategy.run_with((), |_, ()| Ok::<(), Error>(()));
+                Ok(nested.map(drop).map_err(|error| error.to_string()))
+            })
+        });
+        let told = told.unwrap().values()[0].clone().unwrap_err();
+        assert!(told.contains("in a function that its replicas merge"), "{told}");
+        assert!(began.elapsed() < Duration::from_secs(60));
+    }
+
+    #[test]
+    fn a_run_that_a_replica_waits_for_ends_by_its_deadline() {
+        let strategy = strategy(Duration::from_millis(100));
+        // On a thread that knows nothing of the replica.
+        let nested = || strategy.run_with((), |_, ()| Ok::<(), Error>(())).map(drop).map_err(|error| error.to_string());
+        let told = strategy.run_with((), |_, ()| {
+            Ok::<_, Error>(std::thread::scope(|scope| scope.spawn(nested).join().unwrap()))
+        });
+        for told in told.unwrap().values() {
+            let told = told.as_ref().unwrap_err();
+            assert!(told.contains("waited 100.0ms for another run of this strategy"), "{told}");
+        }
+    }
+
+    #[test]
+    fn runs_of_two_threads_follow_each_other() {
+        let strategy = strategy(Duration::from_secs(60));
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..4)
+                .map(|_| {
+                    scope.spawn(|| {
+                        for _ in 0..20 {
+                            strategy.run_with((), |context, ()| context.barrier()).unwrap();
+                        }
+                    })
+                })
+                .collect();
+            threads.into_iter().for_each(|thread| thread.join().unwrap());
+        });
+    }
 }

@@ -7,7 +7,7 @@ use distribute_collectives::{DeviceGroup, Options, ProcessGroup, ReduceOp};
 use distribute_device::{Device, DeviceKind, DeviceSpec, Devices};
 use distribute_values::{
     Axis, DistributedVariable, Mirrored, PerReplica, Place, Structure, Synchronization, TensorStorage, VariableOptions,
-    broadcast_value, gather_structure, reduce_structure,
+    broadcast_value, gather_structure, reduce_structure, weighed, with_rows,
 };
 
 use crate::context::{self, Frame};
@@ -300,7 +300,8 @@ impl Strategy {
 
     /// Reduces the values of all replicas, of every process, to one: tensors, numbers, or nests of them, leaf by leaf.
     ///
-    /// With [`Axis::None`] over replicas only; with an axis, over that too, weighted by the number of elements.
+    /// With [`Axis::None`] over replicas only; with an axis, over that too, weighted by the number of elements. Values of
+    /// replicas without [examples](crate::ReplicaContext::has_examples) are left out.
     ///
     /// # Errors
     /// [`Error::Context`] inside a replica: use [`ReplicaContext::all_reduce`](crate::ReplicaContext::all_reduce) there.
@@ -321,16 +322,26 @@ impl Strategy {
     /// `tf.distribute.Strategy.reduce`, and `batch_reduce_to` for lists.
     pub fn reduce<M, S: Structure<M>>(&self, op: ReduceOp, values: &PerReplica<S>, axis: Axis) -> Result<S> {
         self.outside_replicas("reduce", "use the context's all_reduce, or merge_call")?;
-        Ok(reduce_structure(&self.groups(), op, &values.values().iter().collect::<Vec<_>>(), &axis)?)
+        let groups = self.groups();
+        if values.examples().is_none() {
+            return Ok(reduce_structure(&groups, op, &values.values().iter().collect::<Vec<_>>(), &axis)?);
+        }
+        let weighed = weighed(&groups, op, values, &axis)?;
+        Ok(reduce_structure(&groups, op, &weighed.iter().collect::<Vec<_>>(), &axis)?)
     }
 
     /// Concatenates the values of all replicas, of every process, along an axis: tensors, or nests of them, leaf by leaf.
+    /// Values of replicas without [examples](crate::ReplicaContext::has_examples) are left out.
     ///
     /// # Errors
     /// [`Error::Context`] inside a replica: use [`ReplicaContext::all_gather`](crate::ReplicaContext::all_gather) there.
     pub fn gather<M, S: Structure<M>>(&self, values: &PerReplica<S>, axis: usize) -> Result<S> {
         self.outside_replicas("gather", "use the context's all_gather, or merge_call")?;
-        Ok(gather_structure(&self.groups(), &values.values().iter().collect::<Vec<_>>(), axis)?)
+        if values.examples().is_none() {
+            return Ok(gather_structure(&self.groups(), &values.values().iter().collect::<Vec<_>>(), axis)?);
+        }
+        let with_rows = with_rows(values, axis)?;
+        Ok(gather_structure(&self.groups(), &with_rows.iter().collect::<Vec<_>>(), axis)?)
     }
 
     /// The chief's `value` on every replica, each with a copy of its own; every process calls this.
@@ -553,6 +564,10 @@ impl Replicas {
         if let Some(group) = &self.graph_groups.lock().unwrap_or_else(PoisonError::into_inner)[local] {
             group.rest(resting);
         }
+    }
+
+    pub(crate) fn has_graph_group(&self, local: usize) -> bool {
+        self.graph_groups.lock().unwrap_or_else(PoisonError::into_inner)[local].is_some()
     }
 
     /// The group of one replica that `make` makes when it is first asked for.

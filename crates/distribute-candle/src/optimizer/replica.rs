@@ -23,7 +23,9 @@ impl ReplicaOptimizer<'_> {
     /// leaves everything as it was. Once it has returned `Ok` the step is made, and stays where the run fails later on.
     ///
     /// # Errors
-    /// candle's, the collectives', [`Error::NoGradient`], [`Error::UntrainableType`]; [`Error::Torn`] until a checkpoint is
+    /// candle's, the collectives', [`Error::NoGradient`], [`Error::UntrainableType`];
+    /// [`Unweighed`](distribute_strategy::Error::Unweighed) for a replica without examples whose loss was not multiplied by
+    /// its weight; [`Error::Torn`] until a checkpoint is
     /// restored, where an earlier failure has left no replica with whole parameters.
     pub fn minimize(&self, context: &ReplicaContext, loss: &Tensor) -> Result<()> {
         self.check(context)?;

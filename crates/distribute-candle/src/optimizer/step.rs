@@ -57,6 +57,7 @@ impl Optimizer {
     /// Has a failed run take back what steps change.
     fn watch(&self, context: &ReplicaContext) -> Result<()> {
         self.states.check()?;
+        context.check_weighed()?;
         let states: Arc<dyn Recoverable> = self.states.clone();
         Ok(context.recover(&states)?)
     }
@@ -203,6 +204,7 @@ impl Optimizer {
         self.parts.backward(local, sink, loss)?;
         // Only this function takes it out.
         let (mut reducer, sum) = lock(&state).take().ok_or(Error::NoGradient)?;
+        check_cut(context, reducer.has_any())?;
         for (index, gradient) in sum.into_rest()? {
             reducer.push(index, gradient);
         }
@@ -219,7 +221,7 @@ impl Optimizer {
     ) -> Result<Reducer> {
         let mut sum = Sum::from(accumulated);
         let mut fired = Vec::new();
-        for (index, gradient) in self.record(local, loss)? {
+        for (index, gradient) in self.record(context, local, loss)? {
             fired.push((index, sum.take_with(index, gradient)?));
         }
         fired.extend(sum.into_rest()?);
@@ -262,7 +264,7 @@ impl Optimizer {
     pub(super) fn accumulate(&self, context: &ReplicaContext, local: usize, loss: &Tensor) -> Result<()> {
         self.watch(context)?;
         let scaling = lock(&self.states.each[local]).standing.scaling;
-        let fired = self.record(local, &scaled(loss, scaling)?)?;
+        let fired = self.record(context, local, &scaled(loss, scaling)?)?;
         let mut sum = Sum::from(lock(&self.states.each[local]).standing.accumulated.clone());
         for (index, gradient) in fired {
             sum.add(index, gradient)?;
@@ -272,7 +274,7 @@ impl Optimizer {
     }
 
     /// Runs backward; the gradients in the order in which they came.
-    fn record(&self, local: usize, loss: &Tensor) -> Result<Vec<(usize, Tensor)>> {
+    fn record(&self, context: &ReplicaContext, local: usize, loss: &Tensor) -> Result<Vec<(usize, Tensor)>> {
         let fired: Arc<Mutex<Vec<(usize, Tensor)>>> = Arc::default();
         let sink = {
             let fired = fired.clone();
@@ -280,6 +282,7 @@ impl Optimizer {
         };
         self.parts.backward(local, sink, loss)?;
         let fired = std::mem::take(&mut *lock(&fired));
+        check_cut(context, !fired.is_empty())?;
         Ok(fired)
     }
 
@@ -304,6 +307,13 @@ impl Optimizer {
             None => Ok(()),
         }
     }
+}
+
+/// Refuses a loss of a replica without examples that was cut off from the model, where others wait in backward for what this
+/// replica's has left out.
+fn check_cut(context: &ReplicaContext, has_gradients: bool) -> Result<()> {
+    let is_cut = !has_gradients && !context.has_examples() && context.has_graph_group();
+    if is_cut { Err(Error::CutLoss) } else { Ok(()) }
 }
 
 /// Writes a parameter of 16 bits from its master copy.
