@@ -5,14 +5,15 @@ use candle_nn::{BatchNormConfig, Init, ModuleT, VarBuilder};
 use distribute_strategy::get_replica_context;
 
 use crate::all_reduce::{keeping, sum_over_replicas};
+use crate::statistics::keeps_common;
 
 /// Batch normalisation whose mean and variance are those of the global batch.
 ///
 /// Inside a replica, training exchanges the sum, the sum of squares and the count of each channel in one all-reduce, forward
-/// and backward; a replica without examples weighs nothing. Outside of replicas it is plain batch normalisation. Not training,
+/// and backward; a replica without [examples](distribute_strategy::ReplicaContext::has_examples) weighs nothing. Outside of replicas it is plain batch normalisation. Not training,
 /// it uses the running statistics, which are equal on all replicas.
 ///
-/// Where a replica may get no examples, put the branch with the normalisation on the left of sums, `branch + x`: candle forgets
+/// Where a replica may get [a batch without rows](distribute_strategy::DistributedDataset::with_empty_batches), put the branch with the normalisation on the left of sums, `branch + x`: candle forgets
 /// the right side of operations on tensors without elements, and that replica would leave the others alone in backward.
 ///
 /// # Shapes
@@ -67,6 +68,7 @@ pub fn sync_batch_norm(
     let affine = if config.affine { Some((get("weight", 1.0)?, get("bias", 0.0)?)) } else { None };
     let running_mean = Var::from_tensor(&get("running_mean", 0.0)?)?;
     let running_var = Var::from_tensor(&get("running_var", 1.0)?)?;
+    keeps_common([&running_mean, &running_var]);
     Ok(SyncBatchNorm { affine, running_mean, running_var, config })
 }
 
@@ -91,7 +93,11 @@ impl SyncBatchNorm {
         let squares = flat.sqr()?.sum(D::Minus1)?;
         let own = Tensor::full(count as f32, 1, x.device())?.to_dtype(x.dtype())?;
         let fused = Tensor::cat(&[&sums, &squares, &own], 0)?;
-        let fused = match get_replica_context() {
+        let context = get_replica_context();
+        // A row that stands in for examples is none of the batch's.
+        let has_examples = context.as_ref().is_none_or(distribute_strategy::ReplicaContext::has_examples);
+        let fused = if has_examples { fused } else { (&fused * fused.zeros_like()?)? };
+        let fused = match context {
             Some(context) if context.num_replicas_in_sync() > 1 => sum_over_replicas(&context, &fused)?,
             _ => fused,
         };

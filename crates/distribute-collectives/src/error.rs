@@ -106,6 +106,21 @@ pub enum Error {
         /// The operation that waits.
         during: String,
     },
+    /// A rank of the same process has ended its part of the work without a call that this rank waits for.
+    #[error(
+        "{name}: {peer} has ended its part without {during} in group {group:?}, which waits for it; every rank must issue the \
+         same operations"
+    )]
+    Absent {
+        /// This rank.
+        name: String,
+        /// The rank that made no such call.
+        peer: String,
+        /// The group.
+        group: String,
+        /// The operation.
+        during: String,
+    },
     /// The group was aborted by another rank or by an earlier failure.
     #[error("group {group:?} was aborted by {origin}: {cause}")]
     Aborted {
@@ -312,6 +327,7 @@ impl Error {
             | Error::Schedules { .. }
             | Error::Parts { .. }
             | Error::Deadline { .. }
+            | Error::Absent { .. }
             | Error::Aborted { .. }
             | Error::Nccl { .. }
             | Error::Connect { .. } => Scope::Group,

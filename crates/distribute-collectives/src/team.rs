@@ -53,6 +53,8 @@ pub(crate) struct Team {
     has_cores: bool,
     cause: Mutex<Option<Abort>>,
     departed: Vec<AtomicBool>,
+    /// Ranks that make no calls for now.
+    resting: Vec<AtomicBool>,
     open: Mutex<Open>,
     sleepers: AtomicUsize,
     nap: Mutex<()>,
@@ -136,6 +138,7 @@ impl Team {
                 has_cores: local_ranks <= cores,
                 cause: Mutex::new(None),
                 departed: (0..local_ranks).map(|_| AtomicBool::new(false)).collect(),
+                resting: (0..local_ranks).map(|_| AtomicBool::new(false)).collect(),
                 open: Mutex::new(Open { first: 0, operations: VecDeque::new() }),
                 sleepers: AtomicUsize::new(0),
                 nap: Mutex::new(()),
@@ -264,6 +267,14 @@ impl Team {
         self.wake_all();
     }
 
+    /// Marks a local rank as one that makes no calls for now, or as one that does again.
+    pub(crate) fn rest(&self, local: usize, resting: bool) {
+        self.resting[local].store(resting, Ordering::SeqCst);
+        if resting && self.sleepers.load(Ordering::SeqCst) > 0 {
+            self.wake_all();
+        }
+    }
+
     pub(crate) fn has_departed(&self, local: usize) -> bool {
         self.departed[local].load(Ordering::SeqCst)
     }
@@ -274,7 +285,6 @@ impl Team {
     }
 
     /// Why the group has ended, if it has.
-    #[cfg(feature = "cuda")]
     pub(crate) fn failure(&self) -> Option<Error> {
         self.interrupted.load(Ordering::Acquire).then(|| self.aborted(None))
     }
@@ -495,6 +505,14 @@ impl Team {
                 during: call.to_string(),
             };
             self.fail(operation, State::Gathering, &self.local_name(local), error);
+        } else if let Some(idle) = missing.iter().find(|other| self.resting[**other].load(Ordering::SeqCst)) {
+            let error = Error::Absent {
+                name: self.local_name(local),
+                peer: self.local_name(*idle),
+                group: self.name.clone(),
+                during: call.to_string(),
+            };
+            self.fail(operation, State::Gathering, &self.local_name(*idle), error);
         } else if Instant::now() >= deadline && !missing.is_empty() {
             let names: Vec<String> = missing.iter().map(|other| self.local_name(*other)).collect();
             let error = Error::Deadline {

@@ -155,17 +155,22 @@ impl<M: ModuleT + Sync> Trainer<M> {
         batch_size: usize,
         class_weights: &[f32],
     ) -> Result<PerReplica<Vec<f64>>> {
-        let mut of_replicas: Vec<Vec<Examples>> = vec![Vec::new(); self.strategy.num_local_replicas()];
+        let mut of_replicas: Vec<Vec<(Examples, bool)>> = vec![Vec::new(); self.strategy.num_local_replicas()];
         for batch in batches {
-            of_replicas.iter_mut().zip(batch.into_values()).for_each(|(all, one)| all.push(one));
+            let has_examples: Vec<bool> = (0..batch.len()).map(|local| batch.has_examples(local)).collect();
+            let parts = batch.into_values().into_iter().zip(has_examples);
+            of_replicas.iter_mut().zip(parts).for_each(|(all, one)| all.push(one));
         }
         let arguments = (&self.model, &self.optimizer, PerReplica::new(of_replicas));
         self.strategy.run_with(arguments, |context, (model, optimizer, batches)| {
             let mut sums = self.sums();
-            for examples in batches {
+            for (examples, has_examples) in batches {
+                context.begin_batch(has_examples);
                 let outputs = model.forward_t(&examples.inputs, true)?;
                 let mut losses = self.losses(&outputs, &examples)?;
-                self.add(&mut sums, &outputs.detach(), &examples, &losses.detach())?;
+                if has_examples {
+                    self.add(&mut sums, &outputs.detach(), &examples, &losses.detach())?;
+                }
                 if !class_weights.is_empty() {
                     losses = weighted(&losses, &weights_of_classes(class_weights, &examples.targets)?)?;
                 }
