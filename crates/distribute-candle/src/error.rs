@@ -237,6 +237,19 @@ pub enum Error {
 }
 
 impl Error {
+    /// Whether the job was configured wrongly, or differently on some workers: programs end with exit code 2 then.
+    pub fn is_configuration(&self) -> bool {
+        match self {
+            Error::Configuration { .. } | Error::FeatureColumn { .. } => true,
+            Error::Strategy(error) => error.is_configuration(),
+            Error::Cluster(error) => matches!(error, distribute_cluster::Error::Config { .. }),
+            Error::Collective(error) | Error::Values(distribute_values::Error::Collective(error)) => {
+                error.is_configuration()
+            }
+            _ => false,
+        }
+    }
+
     /// Whether the same program may succeed when it is started again: a peer was lost or slow, or checkpoints did not come.
     pub fn is_retryable(&self) -> bool {
         match self {

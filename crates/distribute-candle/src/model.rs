@@ -90,6 +90,7 @@ impl CandleStrategy for Strategy {
         options: ScopeOptions,
         mut build: impl FnMut(VarBuilder<'static>) -> candle_core::Result<M>,
     ) -> Result<Model<M>> {
+        self.declare("seed of initial values", options.seed);
         self.within(|| {
             let tapes: Vec<Arc<Tape>> = (0..self.num_local_replicas()).map(|_| Arc::default()).collect();
             let registry: Arc<Mutex<Registry>> = Arc::default();

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use candle_core::{DType, Tensor};
@@ -24,6 +24,7 @@ mod clip;
 mod counts;
 mod loss_scale;
 mod replica;
+mod settings;
 mod sharded_state;
 mod states;
 mod step;
@@ -33,6 +34,7 @@ pub use clip::Clip;
 pub(crate) use counts::StepCounts;
 pub use loss_scale::LossScale;
 pub use replica::ReplicaOptimizer;
+pub(crate) use settings::Settings;
 
 /// An optimizer that was built for a model. Its slots are distributed variables with one component per replica.
 ///
@@ -50,6 +52,8 @@ pub struct Optimizer {
     compression: Compression,
     /// Whether each replica keeps only its part of the slots.
     sharded: bool,
+    /// From the first step on.
+    fixed: OnceLock<Arc<settings::Fixed>>,
     states: Arc<States>,
 }
 
@@ -113,6 +117,7 @@ impl Optimizer {
             clip: None,
             compression: Compression::None,
             sharded: false,
+            fixed: OnceLock::new(),
             states,
         })
     }

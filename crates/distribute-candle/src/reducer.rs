@@ -9,6 +9,7 @@ use distribute_strategy::{ReplicaContext, STEP_WORDS};
 
 use crate::gpu::{GpuStep, GpuSum};
 use crate::model::Parts;
+use crate::optimizer::Settings;
 use crate::plan::Plan;
 use crate::shards::{GradientShard, ShardedStep};
 use crate::tensor::{dtype_of, is_short};
@@ -17,6 +18,7 @@ use crate::{Error, Result};
 
 /// One step's gradients of one replica.
 pub(crate) struct Reducer {
+    settings: Settings,
     context: ReplicaContext,
     parts: Arc<Parts>,
     plan: Arc<Plan>,
@@ -76,8 +78,15 @@ impl Reduced {
 }
 
 impl Reducer {
-    pub(crate) fn new(context: &ReplicaContext, parts: &Arc<Parts>, plan: &Arc<Plan>, step: Way) -> Reducer {
+    pub(crate) fn new(
+        context: &ReplicaContext,
+        parts: &Arc<Parts>,
+        plan: &Arc<Plan>,
+        settings: Settings,
+        step: Way,
+    ) -> Reducer {
         Reducer {
+            settings,
             context: context.clone(),
             parts: parts.clone(),
             plan: plan.clone(),
@@ -120,25 +129,25 @@ impl Reducer {
                 self.launch(index, zeros(&self.parts, self.context.local_replica_id(), index)?)?;
             }
         }
-        flags.extend(self.context.step_words());
+        flags.extend(self.context.step_words(self.settings.digest()));
         if !matches!(self.step, Way::Gpu(_)) {
             let flags = Tensor::from_slice(&flags, variables + STEP_WORDS, &Device::Cpu)?;
             self.launch(self.plan.flags(), flags)?;
         }
-        let Reducer { context, parts, plan, step, mut unplanned, mut communication, .. } = self;
+        let Reducer { context, parts, plan, step, settings, mut unplanned, mut communication, .. } = self;
         let started = Instant::now();
         let step = match step {
             Way::Whole(step) => step,
             Way::Sharded(step) => {
                 let (shards, flags) = step.finish()?;
                 communication += started.elapsed();
-                agree(&context, &parts, &plan, &flags)?;
+                agree(&context, &parts, &plan, &settings, &flags)?;
                 return Ok((Summed::Sharded(shards, flags), communication));
             }
             Way::Gpu(step) => {
                 let (sum, flags) = step.finish(flags)?;
                 communication += started.elapsed();
-                agree(&context, &parts, &plan, &flags)?;
+                agree(&context, &parts, &plan, &settings, &flags)?;
                 return Ok((Summed::Gpu(sum), communication));
             }
         };
@@ -148,7 +157,7 @@ impl Reducer {
             Some(flags) => flags.to_vec1()?,
             None => Vec::new(),
         };
-        context.agree_on_step(words(&flags));
+        check(&context, &settings, words(&flags))?;
         let came_anywhere = |index: usize| flags.get(index).is_some_and(|count| *count > 0);
         let mut all: Vec<Reduced> = (0..variables)
             .filter(|index| plan.buckets.contains(*index))
@@ -202,10 +211,17 @@ impl Reducer {
 
 /// Tells the step's words; an error where a variable outside the plan got a gradient after all, for which these ways have no
 /// place.
-fn agree(context: &ReplicaContext, parts: &Parts, plan: &Plan, flags: &[u32]) -> Result<()> {
-    context.agree_on_step(words(flags));
+fn agree(context: &ReplicaContext, parts: &Parts, plan: &Plan, settings: &Settings, flags: &[u32]) -> Result<()> {
+    check(context, settings, words(flags))?;
     let late = (0..parts.variables.len()).find(|index| flags[*index] > 0 && !plan.buckets.contains(*index));
     late.map_or(Ok(()), |index| Err(Error::LateGradient { name: parts.variables[index].name.clone() }))
+}
+
+/// Makes sure that all workers step with the same settings, and takes what else they have told.
+fn check(context: &ReplicaContext, settings: &Settings, sums: [u32; STEP_WORDS]) -> Result<()> {
+    context.check_settings(sums, settings.digest(), || settings.lines())?;
+    context.agree_on_step(sums);
+    Ok(())
 }
 
 /// What follows the flags of the variables.

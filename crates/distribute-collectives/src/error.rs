@@ -345,6 +345,18 @@ impl Error {
         }
     }
 
+    /// Whether members were configured wrongly, or differently: programs end with exit code 2 then.
+    pub fn is_configuration(&self) -> bool {
+        match self {
+            Error::UnknownName { .. }
+            | Error::Disagreement { .. }
+            | Error::Schedules { .. }
+            | Error::NotBuilt { .. } => true,
+            Error::Cluster(error) => matches!(**error, distribute_cluster::Error::Config { .. }),
+            _ => false,
+        }
+    }
+
     /// Whether the same program may succeed when it is started again.
     pub fn is_retryable(&self) -> bool {
         match self {

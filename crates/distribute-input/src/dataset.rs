@@ -76,6 +76,8 @@ pub(crate) struct Facts {
     pub(crate) prefetch: usize,
     pub(crate) error: Option<Error>,
     pub(crate) shares: Shares,
+    /// Of its shuffles, in their order.
+    pub(crate) seeds: Vec<u64>,
 }
 
 /// How a distribution can have each worker read a share of its own.
@@ -244,7 +246,7 @@ impl<T> fmt::Debug for DatasetIter<T> {
 
 impl Facts {
     pub(crate) fn of(cardinality: Cardinality) -> Facts {
-        Facts { cardinality, batch_size: None, prefetch: 0, error: None, shares: Shares::None }
+        Facts { cardinality, batch_size: None, prefetch: 0, error: None, shares: Shares::None, seeds: Vec::new() }
     }
 
     /// Keeps the first mistake found.

@@ -118,7 +118,8 @@ where
         lanes: vec![lane],
         cardinality,
         depth: options.per_replica_buffer_size.max(dataset.facts.prefetch),
-        plan: DataPlan::new(topology, Division::Global { rebatch, reads }, cardinality),
+        plan: DataPlan::new(topology, Division::Global { rebatch, reads }, cardinality)
+            .with_seeds(&dataset.facts.seeds),
         unequal_data: options.unequal_data,
         passes: Arc::default(),
         stand_ins: false,

@@ -31,6 +31,8 @@ pub struct DataPlan {
     topology: InputTopology,
     division: Division,
     steps: Cardinality,
+    /// Of the shuffles before the distribution.
+    seeds: Vec<u64>,
 }
 
 /// How the data come to the replicas.
@@ -44,7 +46,38 @@ pub(crate) enum Division {
 
 impl DataPlan {
     pub(crate) fn new(topology: InputTopology, division: Division, steps: Cardinality) -> DataPlan {
-        DataPlan { topology, division, steps }
+        DataPlan { topology, division, steps, seeds: Vec::new() }
+    }
+
+    pub(crate) fn with_seeds(self, seeds: &[u64]) -> DataPlan {
+        DataPlan { seeds: seeds.to_vec(), ..self }
+    }
+
+    /// What must be the same on all workers for the plan to hold, by name; empty where each worker chooses its own data.
+    ///
+    /// # Examples
+    /// ```
+    /// use distribute_input::{Dataset, InputOptions, InputTopology, distribute_dataset};
+    /// let data = Dataset::range(0..70).shuffle(70, 42).batch(7);
+    /// let data = distribute_dataset(&data, InputTopology::new(2, 0, 2)?, InputOptions::default())?;
+    /// let settings = data.plan().settings();
+    /// assert!(settings.contains(&("global batch", "7".to_owned())));
+    /// assert!(settings.contains(&("seeds of shuffles", "[42]".to_owned())));
+    /// # Ok::<(), distribute_input::Error>(())
+    /// ```
+    pub fn settings(&self) -> Vec<(&'static str, String)> {
+        let Division::Global { rebatch, reads } = &self.division else { return Vec::new() };
+        let policy = match reads {
+            Reads::Walk => "every worker walks all data",
+            Reads::Own { share: None, .. } => "every worker reads all data by itself",
+            Reads::Own { .. } => "every worker reads its own part",
+        };
+        vec![
+            ("global batch", rebatch.global_batch.to_string()),
+            ("steps of a pass", self.steps.to_string()),
+            ("reading", policy.to_owned()),
+            ("seeds of shuffles", format!("{:?}", self.seeds)),
+        ]
     }
 
     /// Who reads.

@@ -22,6 +22,18 @@ pub enum Error {
         /// What to do instead.
         remedy: &'static str,
     },
+    /// Workers were given different settings. Remedy: start all of them with the same.
+    #[error("{mine} on {here}, but {theirs} on {there}; start every worker with the same settings")]
+    SettingsDiffer {
+        /// This worker.
+        here: String,
+        /// Its setting.
+        mine: String,
+        /// The other worker.
+        there: String,
+        /// Its setting.
+        theirs: String,
+    },
     /// A replica panicked; the group was aborted so that no other replica waits for it.
     #[error("replica {replica} panicked: {message}")]
     ReplicaPanicked {
@@ -126,6 +138,18 @@ pub enum Error {
 }
 
 impl Error {
+    /// Whether the job was configured wrongly, or differently on some workers: programs end with exit code 2 then.
+    pub fn is_configuration(&self) -> bool {
+        match self {
+            Error::Devices { .. } | Error::Device(_) | Error::SettingsDiffer { .. } => true,
+            Error::Collective(error) | Error::Values(distribute_values::Error::Collective(error)) => {
+                error.is_configuration()
+            }
+            Error::Cluster(error) => matches!(error, distribute_cluster::Error::Config { .. }),
+            _ => false,
+        }
+    }
+
     /// Whether the same program may succeed when it is started again: a peer was lost or slow.
     pub fn is_retryable(&self) -> bool {
         match self {

@@ -42,6 +42,9 @@ impl<T: Clone + Send + 'static> DistributedDataset<T> {
     }
 
     fn pass(&self, steps: distribute_input::DistributedIter<T>) -> DistributedIterator<T> {
+        for (name, value) in self.dataset.plan().settings() {
+            self.strategy.declare(&format!("input, {name}"), value);
+        }
         let unequal = if self.dataset.ends_together() { None } else { Some(self.dataset.unequal_data()) };
         DistributedIterator {
             steps: Arc::new(Mutex::new(steps)),

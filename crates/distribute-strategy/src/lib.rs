@@ -49,6 +49,7 @@ mod recovery;
 mod replica_threads;
 mod run;
 mod running;
+mod settings;
 mod step_word;
 mod strategy;
 
@@ -65,5 +66,6 @@ pub use multi_worker::{MultiWorkerMirroredBuilder, MultiWorkerMirroredStrategy};
 pub use one_device::OneDeviceStrategy;
 pub use random::{RandomState, ReplicaRandom};
 pub use recovery::{Recoverable, RecoveryError};
+pub use settings::digest;
 pub use step_word::{Request, STEP_WORDS};
 pub use strategy::{Replicas, Strategy, StrategyExtended, Topology, ValueContext};

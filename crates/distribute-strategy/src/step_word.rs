@@ -17,15 +17,18 @@ pub enum Request {
     End,
 }
 
-/// How many numbers travel with each step: what iterators say, and a count for each request.
-pub const STEP_WORDS: usize = 4;
+/// Requests that travel with each step.
+const REQUESTS: usize = 3;
+
+/// How many numbers travel with each step: what iterators say, a count for each request, and two words of settings.
+pub const STEP_WORDS: usize = 1 + REQUESTS + 2;
 
 /// One process's part in that, and what has come of it.
 #[derive(Default)]
 pub(crate) struct StepWord {
     state: Mutex<State>,
-    asked: [Arc<AtomicBool>; STEP_WORDS - 1],
-    agreed: [AtomicBool; STEP_WORDS - 1],
+    asked: [Arc<AtomicBool>; REQUESTS],
+    agreed: [AtomicBool; REQUESTS],
     /// Whether all have agreed in the last step to leave.
     leaving: AtomicBool,
 }
@@ -57,13 +60,14 @@ impl StepWord {
         self.leaving.load(Ordering::Relaxed)
     }
 
-    fn words(&self) -> [u32; STEP_WORDS] {
+    fn words(&self, settings: [u32; 2]) -> [u32; STEP_WORDS] {
         let word = self.lock().word.as_ref().map(|(_, word)| Arc::clone(word));
         let mut words = [0; STEP_WORDS];
         words[0] = word.map_or(0, |word| word());
         for (word, asked) in words[1..].iter_mut().zip(&self.asked) {
             *word = u32::from(asked.load(Ordering::Relaxed));
         }
+        words[1 + REQUESTS..].copy_from_slice(&settings);
         words
     }
 
@@ -117,9 +121,14 @@ impl Strategy {
 
 impl ReplicaContext {
     /// What this replica has to add to a step's reductions: for authors of optimizers. The sums over all replicas go to
-    /// [`agree_on_step`](ReplicaContext::agree_on_step).
-    pub fn step_words(&self) -> [u32; STEP_WORDS] {
-        if self.local_replica_id() == 0 { self.strategy().replicas().step_word.words() } else { [0; STEP_WORDS] }
+    /// [`check_settings`](ReplicaContext::check_settings) and [`agree_on_step`](ReplicaContext::agree_on_step).
+    ///
+    /// `settings` is a digest of the optimizer's own, alike on all replicas of a process.
+    pub fn step_words(&self, settings: u64) -> [u32; STEP_WORDS] {
+        match self.local_replica_id() {
+            0 => self.strategy().replicas().step_word.words(self.settings_words(settings)),
+            _ => [0; STEP_WORDS],
+        }
     }
 
     /// Takes the sums of every replica's [`step_words`](ReplicaContext::step_words).

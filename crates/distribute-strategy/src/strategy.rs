@@ -13,6 +13,7 @@ use distribute_values::{
 use crate::context::{self, Frame};
 use crate::replica_threads::ReplicaThreads;
 use crate::running::Running;
+use crate::settings::Settings;
 use crate::step_word::StepWord;
 use crate::{Error, Recoverable, Result};
 
@@ -444,6 +445,7 @@ pub struct Replicas {
     graph_groups: Mutex<Vec<Option<Arc<ProcessGroup>>>>,
     options: Options,
     pub(crate) step_word: StepWord,
+    pub(crate) settings: Settings,
     /// Where the devices are looked up; none for this machine's.
     table: Option<Devices>,
     /// Opened when first used.
@@ -486,6 +488,7 @@ impl Replicas {
         let threads = ReplicaThreads::start(replicas_per_worker, topology.first_replica())?;
         let (groups, graph_groups) = (RwLock::new(Arc::new(groups)), Mutex::new(vec![None; replicas_per_worker]));
         let step_word = StepWord::default();
+        let settings = Settings::default();
         let handles = Mutex::new(vec![None; replicas_per_worker]);
         let device_groups = Mutex::new((0..replicas_per_worker).map(|_| None).collect());
         Ok(Replicas {
@@ -499,6 +502,7 @@ impl Replicas {
             graph_groups,
             options,
             step_word,
+            settings,
             table: None,
             handles,
             device_groups,

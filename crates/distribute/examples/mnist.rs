@@ -183,6 +183,7 @@ fn train(strategy: &Strategy, flags: &Flags) -> distribute::Result<()> {
     let mut progress = start_progress(strategy, flags, model.num_parameters(), train.steps())?;
     let mut accuracy = 0.0;
     let (mut training_time, mut waited) = (Duration::ZERO, Duration::ZERO);
+    strategy.declare("epochs", flags.epochs);
     for epoch in run.epochs_done + 1..=flags.epochs {
         progress.epoch(epoch);
         let started = Instant::now();

@@ -106,22 +106,10 @@ impl Error {
                 )
             ),
             #[cfg(feature = "candle")]
-            Error::Model(
-                distribute_candle::Error::Configuration { .. } | distribute_candle::Error::FeatureColumn { .. },
-            ) => true,
-            #[cfg(feature = "candle")]
-            Error::Model(distribute_candle::Error::Cluster(error)) => {
-                matches!(error, distribute_cluster::Error::Config { .. })
-            }
-            Error::Cluster(error) | Error::Strategy(distribute_strategy::Error::Cluster(error)) => {
-                matches!(error, distribute_cluster::Error::Config { .. })
-            }
-            Error::Collective(error) | Error::Strategy(distribute_strategy::Error::Collective(error)) => {
-                matches!(error, distribute_collectives::Error::UnknownName { .. })
-            }
-            Error::Strategy(error) => {
-                matches!(error, distribute_strategy::Error::Devices { .. } | distribute_strategy::Error::Device(_))
-            }
+            Error::Model(error) if error.is_configuration() => true,
+            Error::Cluster(error) => matches!(error, distribute_cluster::Error::Config { .. }),
+            Error::Collective(error) => error.is_configuration(),
+            Error::Strategy(error) => error.is_configuration(),
             Error::Device(_) => true,
             _ => matches!(
                 train,

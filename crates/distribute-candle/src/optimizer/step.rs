@@ -254,8 +254,10 @@ impl Optimizer {
     }
 
     fn reducer(&self, context: &ReplicaContext, local: usize, plan: &Arc<Plan>) -> Result<Reducer> {
+        let scaling = lock(&self.states.each[local]).standing.scaling;
+        let settings = self.settings(scaling);
         if self.sharded {
-            return Ok(Reducer::new(context, &self.parts, plan, Way::Sharded(ShardedStep::new(plan))));
+            return Ok(Reducer::new(context, &self.parts, plan, settings, Way::Sharded(ShardedStep::new(plan))));
         }
         let mut state = lock(&self.states.each[local]);
         if state.on_gpu.is_none() && !self.parts.shared {
@@ -266,7 +268,7 @@ impl Optimizer {
                 let why = "gradients of GPUs are sent as they are; leave compress out";
                 return Err(Error::Combination { what: "compress", other: "a replica on a GPU", why });
             }
-            return Ok(Reducer::new(context, &self.parts, plan, Way::Gpu(reduction.begin(context)?)));
+            return Ok(Reducer::new(context, &self.parts, plan, settings, Way::Gpu(reduction.begin(context)?)));
         }
         let fused = match &mut state.fused {
             Some(fused) => fused,
@@ -275,7 +277,7 @@ impl Optimizer {
                 none.insert(FusedAllReduce::with_plan(plan.buckets.clone(), &options)?)
             }
         };
-        Ok(Reducer::new(context, &self.parts, plan, Way::Whole(fused.begin())))
+        Ok(Reducer::new(context, &self.parts, plan, settings, Way::Whole(fused.begin())))
     }
 
     /// Adds the gradients of `loss` to those of this replica that wait for its next step.

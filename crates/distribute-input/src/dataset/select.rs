@@ -51,6 +51,7 @@ impl<T: Send + 'static> Dataset<T> {
     /// `tf.data.Dataset.shuffle` with `reshuffle_each_iteration=True`.
     pub fn shuffle(mut self, buffer_size: usize, seed: u64) -> Dataset<T> {
         self.facts.positive("shuffle", "buffer size", buffer_size);
+        self.facts.seeds.push(seed);
         self.select(Selection::Shuffle { buffer_size, seed, each_pass: true })
     }
 
@@ -63,6 +64,7 @@ impl<T: Send + 'static> Dataset<T> {
     /// `tf.data.Dataset.shuffle` with `reshuffle_each_iteration=False`.
     pub fn shuffle_once(mut self, buffer_size: usize, seed: u64) -> Dataset<T> {
         self.facts.positive("shuffle_once", "buffer size", buffer_size);
+        self.facts.seeds.push(seed);
         self.select(Selection::Shuffle { buffer_size, seed, each_pass: false })
     }
 
