@@ -10,7 +10,7 @@ use distribute_parameter_server::{
 };
 use distribute_strategy::Strategy;
 use distribute_testkit::{Job, Signal};
-use distribute_train::checkpoint::CheckpointManager;
+use distribute_train::checkpoint::{CheckpointManager, Checkpointed, Snapshot};
 use distribute_values::{HostTensor, OptimizerDescription, TensorStorage, UpdateRule};
 
 mod harness;
@@ -310,6 +310,73 @@ fn a_server_that_is_started_again_gets_its_shards_from_the_last_checkpoint() {
         || matches!(strategy.find("w").unwrap().read::<f64>(), Ok(read) if read.to_elements::<f64>().unwrap()[3..] == saved[3..]),
     );
     assert_eq!(weights(&strategy)[..3], before[..3]);
+}
+
+#[test]
+fn a_damaged_checkpoint_does_not_lose_the_server_while_the_one_before_it_is_whole() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut cluster = Cluster::start(2, 1);
+    let (strategy, optimizer, mut checkpoints) = checkpointed(&cluster, folder.path());
+    let local = Strategy::default_strategy().unwrap();
+    ten_steps(&strategy, optimizer, 0);
+    checkpoints.save(&local, 10, &[&strategy], &()).unwrap();
+    checkpoints.finish().unwrap();
+    let whole = weights(&strategy);
+    ten_steps(&strategy, optimizer, 1);
+    checkpoints.save(&local, 20, &[&strategy], &()).unwrap();
+    checkpoints.finish().unwrap();
+    let path = folder.path().join("step-00000020/model.safetensors");
+    let mut bytes = std::fs::read(&path).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    std::fs::write(&path, bytes).unwrap();
+    let _coordinator = ClusterCoordinator::new(&strategy, program()).unwrap();
+    cluster.signal(server(1), Signal::KILL);
+    cluster.restart(server(1));
+    until(
+        "it is restored",
+        || matches!(strategy.find("w").unwrap().read::<f64>(), Ok(read) if read.to_elements::<f64>().unwrap()[3..] == whole[3..]),
+    );
+}
+
+/// What another run has saved of a model of the same names and shapes.
+struct Foreign(Snapshot);
+
+impl Checkpointed for Foreign {
+    fn save(&self, _: &Strategy, snapshot: &mut Snapshot) -> Result<(), distribute_train::BoxError> {
+        for file in ["model", "optimizer"] {
+            for name in self.0.names(file) {
+                let (dtype, shape, bytes) = self.0.tensor(file, name).unwrap();
+                snapshot.put_bytes(file, name, dtype, shape, bytes.to_vec());
+            }
+        }
+        Ok(())
+    }
+
+    fn load(&self, _: &Strategy, _: &Snapshot) -> Result<(), distribute_train::BoxError> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_server_is_not_given_the_weights_of_another_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut cluster = Cluster::start(2, 1);
+    let (strategy, optimizer, mut checkpoints) = checkpointed(&cluster, folder.path());
+    let local = Strategy::default_strategy().unwrap();
+    ten_steps(&strategy, optimizer, 0);
+    let coordinator = ClusterCoordinator::new(&strategy, program()).unwrap();
+    checkpoints.save(&local, 10, &[&strategy], &()).unwrap();
+    checkpoints.finish().unwrap();
+    let ours = Snapshot::read(folder.path().join("step-00000010")).unwrap();
+    let mut others = CheckpointManager::new(folder.path()).set_aside_other_runs();
+    others.save(&local, 5, &[&Foreign(ours)], &()).unwrap();
+    others.finish().unwrap();
+    cluster.signal(server(1), Signal::KILL);
+    cluster.restart(server(1));
+    until("it is lost", || {
+        let told = coordinator.schedule("regress", &(optimizer, 0u64, 0u64)).and_then(|_| coordinator.join());
+        matches!(&told, Err(Error::ServerLost { server: 1, why, .. }) if why.contains(&others.run().unwrap().to_string()))
+    });
 }
 
 #[test]

@@ -311,5 +311,11 @@ pub(crate) fn restored(strategy: &Strategy) -> Result<(), Stop> {
         }
     }
     check_eq!(parameters(&again, 0)?, parameters(&model, 0)?, "parameters five steps later");
+    // What the chief cannot write is an error on every worker.
+    let file = folder.path().join("file");
+    std::fs::write(&file, "")?;
+    let refused = CheckpointManager::new(file.join("checkpoints")).save(strategy, 1, &[&model], &());
+    let told = refused.is_err_and(|error| error.to_string().contains("file/checkpoints"));
+    check!(told, "a folder that the chief cannot make is not told");
     Ok(())
 }

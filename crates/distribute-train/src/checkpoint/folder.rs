@@ -248,11 +248,8 @@ fn set_aside(disk: &Disk, root: &Path, others: &[&Found]) -> Result<()> {
                 disk.rename(&found.path, &path_of(&folder, found.step))?;
             }
             disk.sync_folder(&folder)?;
-            warn(&format!(
-                "{} of an earlier run have been moved to {}; this run begins anew",
-                steps_of(these.iter().copied()),
-                folder.display()
-            ));
+            let (steps, folder) = (steps_of(these.iter().copied()), folder.display());
+            warn(&format!("checkpoints of an earlier run ({steps}) have been moved to {folder}; a new run begins"));
             break;
         }
     }

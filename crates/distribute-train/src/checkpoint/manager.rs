@@ -261,6 +261,16 @@ impl CheckpointManager {
         if strategy.is_chief() { start().map(Some) } else { Ok(None) }
     }
 
+    /// Works on the disk for this process alone, as long as the disk does something.
+    fn alone<T: Send + 'static>(
+        &self,
+        what: &str,
+        work: impl FnOnce(&Disk, &Path) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let (what, root) = (format!("{what} {}", self.root.display()), self.root.clone());
+        Task::start(&self.disk, what, self.write_timeout, move |disk| work(disk, &root))?.wait()
+    }
+
     /// Waits until what was saved is written.
     ///
     /// # Errors
@@ -287,10 +297,9 @@ impl CheckpointManager {
     fn remove_of(&mut self, run: Option<RunId>, backups: bool) -> Result<()> {
         self.finish()?;
         self.claimed = false;
-        let root = self.root.clone();
-        let what = format!("removing the checkpoints of {}", root.display());
-        let work = move |disk: &Disk| exclusively(disk, &root, || folder::remove_all(disk, &root, run, backups));
-        Task::start(&self.disk, what, self.write_timeout, work)?.wait()
+        self.alone("removing the checkpoints of", move |disk, root| {
+            exclusively(disk, root, || folder::remove_all(disk, root, run, backups))
+        })
     }
 
     /// As [`finish`](CheckpointManager::finish), on every worker: after it each of them finds what the chief has written, and
@@ -311,8 +320,11 @@ impl CheckpointManager {
     /// # Errors
     /// Where the folder cannot be read; one that is not there has none. [`Error::SeveralRuns`] where they are of several runs.
     pub fn list(&self) -> Result<Vec<(u64, PathBuf)>> {
-        let found = folder::list(&self.disk, &self.root)?;
-        folder::run_of(&self.root, &found)?;
+        let found = self.alone("listing", |disk, root| {
+            let found = folder::list(disk, root)?;
+            folder::run_of(root, &found)?;
+            Ok(found)
+        })?;
         Ok(found.into_iter().filter(|found| found.is_whole()).map(|found| (found.step, found.path)).collect())
     }
 
@@ -323,7 +335,7 @@ impl CheckpointManager {
     /// [`Error::NoneWhole`] where all are damaged, [`Error::SeveralRuns`] where they are of several runs, and where the folder
     /// cannot be read.
     pub fn read_newest(&self) -> Result<Option<Snapshot>> {
-        Ok(folder::newest(&self.disk, &self.root, |path| read::read(&self.disk, path))?.0)
+        self.alone("reading the newest checkpoint of", newest)
     }
 
     /// Restores all parts from one checkpoint, which the chief reads, and gives what it holds. Every worker calls this. It
@@ -355,7 +367,7 @@ impl CheckpointManager {
     /// read, or the checkpoint is one of something else.
     pub fn restore_newest(&self, strategy: &Strategy, parts: &[&dyn Checkpointed]) -> Result<Option<Snapshot>> {
         let root = self.root.clone();
-        let work = move |disk: &Disk| Ok(folder::newest(disk, &root, |path| read::read(disk, path))?.0);
+        let work = move |disk: &Disk| newest(disk, &root);
         let task = self.on_chief(strategy, "reading the newest checkpoint", work);
         loaded(strategy, Task::wait_everywhere(strategy, task)?.flatten(), parts)
     }
@@ -401,6 +413,10 @@ impl Drop for CheckpointManager {
             warn(&format!("the last checkpoint was not written: {error}"));
         }
     }
+}
+
+fn newest(disk: &Disk, root: &Path) -> Result<Option<Snapshot>> {
+    Ok(folder::newest(disk, root, |path| read::read(disk, path))?.0)
 }
 
 /// Gives every worker what the chief has read, and has the parts take it.

@@ -15,6 +15,7 @@ use serde_json::Value;
 use super::disk::Disk;
 use super::read;
 use super::run::RunId;
+use super::task::{TIMEOUT, Task};
 use crate::{Error, Result};
 
 /// What a checkpoint holds: tensors in named files, and values that serde knows.
@@ -45,9 +46,12 @@ impl Snapshot {
     ///
     /// # Errors
     /// [`Error::Damaged`] where it is not whole, [`Error::Format`] for one of another version, [`Error::File`] where it cannot
-    /// be read for other reasons, such as a missing permission.
+    /// be read for other reasons, such as a missing permission, [`Error::DiskHangs`] where an operation on the disk takes longer
+    /// than five minutes.
     pub fn read(folder: impl AsRef<Path>) -> Result<Snapshot> {
-        read::read(&Disk::default(), folder.as_ref())
+        let path = folder.as_ref().to_owned();
+        let what = format!("reading {}", path.display());
+        Task::start(&Disk::default(), what, TIMEOUT, move |disk| read::read(disk, &path))?.wait()
     }
 
     /// The step it was taken after.

@@ -5,6 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::disk::Disk;
+use super::task::{TIMEOUT, Task};
 use super::{RunId, Snapshot, folder};
 use crate::{Error, Result};
 
@@ -63,7 +64,9 @@ impl CheckpointWatch {
     /// [`Error::NoNewCheckpoint`] when none has come for too long; [`Error::SeveralRuns`] and [`Error::Format`] for a folder
     /// with checkpoints of several runs or of another version; [`Error::File`] where the folder cannot be read.
     pub fn look(&mut self) -> Result<Option<FoundCheckpoint>> {
-        let found = folder::list(&Disk::default(), &self.root)?;
+        let (root, what) = (self.root.clone(), format!("listing {}", self.root.display()));
+        let list = move |disk: &Disk| folder::list(disk, &root);
+        let found = Task::start(&Disk::default(), what, TIMEOUT, list)?.wait()?;
         folder::run_of(&self.root, &found)?;
         let newest = found.into_iter().find_map(|found| {
             let (run, sequence) = found.identity().filter(|_| found.is_whole())?;

@@ -34,7 +34,9 @@ fn a_disk_that_hangs_is_an_error_that_says_what_is_being_written() {
 #[test]
 fn every_wait_for_a_disk_is_bounded() {
     type Wait = fn(&mut CheckpointManager) -> crate::Result<()>;
-    let waits: [(&'static str, Wait); 5] = [
+    let waits: [(&'static str, Wait); 7] = [
+        ("listing", |manager| manager.list().map(drop)),
+        ("reading", |manager| manager.read_newest().map(drop)),
         ("listing", |manager| manager.restore::<u64>(&strategy(), &[]).map(drop)),
         ("listing", |manager| manager.claim(&strategy()).map(drop)),
         ("listing", CheckpointManager::remove),
