@@ -154,6 +154,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     Scenario::new("losses of classes are those of f64 on large logits", numbers::class_losses),
     Scenario::new("losses of values are those of f64 on large values", numbers::value_losses),
     Scenario::new("reductions over rows are those of f64 on hard values", numbers::reductions),
+    Scenario::new("the least and the greatest of zeros have one sign on all replicas", numbers::zeros),
     Scenario::new("a penalty counts once", optimizers::penalty),
     Scenario::new("gradients go back through a sum over replicas", optimizers::through_a_sum),
     Scenario::new("every way to combine devices' values trains alike", optimizers::across_devices),

@@ -346,6 +346,31 @@ pub(crate) fn value_losses(strategy: &Strategy) -> Result<(), Stop> {
     Ok(())
 }
 
+pub(crate) fn zeros(strategy: &Strategy) -> Result<(), Stop> {
+    for strategy in with_three(strategy)? {
+        for axis in [Axis::None, Axis::At(0)] {
+            for first in [0.0f32, -0.0] {
+                let brought = strategy.distribute_values_from_function(|context| {
+                    let own = if context.replica_id.is_multiple_of(2) { first } else { -first };
+                    Ok::<_, distribute::Error>(Tensor::new(&[own], &Device::Cpu)?)
+                })?;
+                let mixed = strategy.num_replicas_in_sync() > 1;
+                for (op, negative) in [
+                    (ReduceOp::Min, mixed || first.is_sign_negative()),
+                    (ReduceOp::Max, !mixed && first.is_sign_negative()),
+                ] {
+                    let whole: Tensor = strategy.reduce(op, &brought, axis.clone())?;
+                    let bits: Vec<u64> = numbers(&whole)?.into_iter().map(f64::to_bits).collect();
+                    let expected = if negative { -0.0f64 } else { 0.0 };
+                    check_eq!(bits, [expected.to_bits()], format!("{op} of zeros over {axis:?}, the first {first:?}"));
+                    same_bits(&strategy, vec![bits; strategy.num_local_replicas()], "zeros")?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Values of one replica: as many rows as its id, so that the first has none.
 fn rows<T: Copy>(all: &[T], replica: usize) -> Vec<T> {
     (0..replica).map(|row| all[(replica * 3 + row) % all.len()]).collect()
