@@ -74,6 +74,15 @@ pub(crate) fn miri() -> Result<(), String> {
     Ok(())
 }
 
+/// Runs the models of the engine's states and of the shared-memory ring through the interleavings that loom knows.
+pub(crate) fn loom() -> Result<(), String> {
+    let mut command = Command::new(env!("CARGO"));
+    command.args(["test", "--release", "--locked", "--package", "distribute-collectives", "--no-default-features"]);
+    command.args(["--lib", "--target-dir", "target/loom", "model::"]);
+    command.env("RUSTFLAGS", "--cfg distribute_loom -Awarnings");
+    status(command, "cargo test with loom")
+}
+
 fn doc() -> Result<(), String> {
     let mut command = Command::new(env!("CARGO"));
     // All features but candle-cuda, which needs nvcc.

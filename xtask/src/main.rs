@@ -1,4 +1,4 @@
-//! The workspace's own commands: `cargo xtask ci`, `test`, `multiprocess`, `conformance`, `miri`, `bench`, `gpu`,
+//! The workspace's own commands: `cargo xtask ci`, `test`, `multiprocess`, `conformance`, `loom`, `miri`, `bench`, `gpu`,
 //! `schedule` and `simulate`.
 #![expect(clippy::print_stdout, reason = "a command prints its results")]
 
@@ -52,6 +52,8 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
+    /// Models of what threads and processes share, run through their interleavings by loom.
+    Loom,
     /// The tests of memory that threads share, interpreted by Miri where that is installed.
     Miri,
 }
@@ -66,6 +68,7 @@ fn main() -> ExitCode {
         Command::Test => ci::test(),
         Command::Multiprocess { filter } => ci::multiprocess(filter.as_deref()),
         Command::Conformance { arguments } => ci::conformance(&arguments),
+        Command::Loom => ci::loom(),
         Command::Miri => ci::miri(),
     };
     match outcome {

@@ -3,14 +3,11 @@
 use std::hash::{DefaultHasher, Hasher};
 
 use candle_core::Tensor;
-use distribute_collectives::{Rank, ReduceOp, on_local_ranks};
-use distribute_device::DType;
+use distribute_collectives::{Difference, Rank, first_difference, on_local_ranks};
 use distribute_strategy::Strategy;
 use distribute_values::TensorStorage;
 
 use crate::Candle;
-use crate::tensor::dtype_of;
-use crate::tensor_list::TensorList;
 use crate::{Error, Result, Variable};
 
 /// Compares the variables of all workers and copies the chief's values to all of them.
@@ -29,19 +26,23 @@ pub(crate) fn share<'a>(strategy: &Strategy, variables: impl IntoIterator<Item =
         return Ok(());
     }
     let variables: Vec<&Variable> = variables.into_iter().collect();
-    for dtype in DType::ALL {
-        let of_type: Vec<&Variable> = variables
-            .iter()
-            .copied()
-            .filter(|variable| dtype_of(variable.components[0].dtype()).is_ok_and(|other| other == dtype))
-            .collect();
-        if of_type.is_empty() {
-            continue;
+    let groups = strategy.groups();
+    // As bytes of their own: the program may look at its parameters meanwhile.
+    let mut all = Vec::new();
+    for variable in &variables {
+        TensorStorage::<Candle>::read(&variable.components[0], &mut |buffer| all.extend_from_slice(buffer.as_bytes()))?;
+    }
+    let chiefs = on_local_ranks::<_, Error>(&groups, |_, group| Ok(group.broadcast_async(all.clone(), Rank(0))?))?
+        .unwrap_or(all);
+    for component in 0..groups.len() {
+        let mut rest = &chiefs[..];
+        for variable in &variables {
+            TensorStorage::<Candle>::write(&variable.components[component], &mut |mut buffer| {
+                let (values, later) = rest.split_at(buffer.as_bytes_mut().len());
+                buffer.as_bytes_mut().copy_from_slice(values);
+                rest = later;
+            })?;
         }
-        on_local_ranks::<_, Error>(&strategy.groups(), |local, group| {
-            let tensors: Vec<Tensor> = of_type.iter().map(|variable| variable.components[local].clone()).collect();
-            Ok(group.broadcast_async(TensorList::new(tensors, dtype)?, Rank(0))?)
-        })?;
     }
     Ok(())
 }
@@ -51,37 +52,22 @@ fn describe(variable: &Variable) -> String {
     format!("{} {:?} {:?}", variable.name, tensor.dims(), tensor.dtype())
 }
 
-/// Every worker learns every worker's list of variables.
+/// Compares the lists of variables of all workers.
 fn compare(strategy: &Strategy, descriptions: &[String]) -> Result<()> {
     let groups = strategy.groups();
-    let text = descriptions.join("\n").into_bytes();
-    let longest = on_local_ranks(&groups, |_, group| group.all_reduce_async(vec![text.len() as u64], ReduceOp::Max))?;
-    let longest = longest.map_or(0, |longest| longest[0] as usize);
-    // Shorter lists end in zero bytes, which no name holds.
-    let mut padded = text;
-    padded.resize(longest, 0);
-    let gathered = on_local_ranks(&groups, |_, group| {
-        group.all_gather_async(padded.clone(), vec![0u8; longest * group.world_size()])
-    })?;
-    let [_, all] = gathered.unwrap_or_default();
-    let Some(group) = groups.first() else { return Ok(()) };
-    for (rank, bytes) in all.chunks_exact(longest.max(1)).enumerate() {
-        if bytes == padded {
-            continue;
-        }
-        let theirs = String::from_utf8_lossy(bytes);
-        let theirs: Vec<&str> = theirs.trim_end_matches('\0').lines().collect();
-        let index = (0..).find(|index| descriptions.get(*index).map(String::as_str) != theirs.get(*index).copied());
-        let index = index.unwrap_or(0);
-        return Err(Error::ModelDiffers {
-            index,
-            here: descriptions.get(index).cloned().unwrap_or_else(|| "missing".to_owned()),
-            here_name: group.rank_name(group.rank()).to_owned(),
-            there: theirs.get(index).map_or_else(|| "missing".to_owned(), |text| (*text).to_owned()),
-            there_name: group.rank_name(Rank(u32::try_from(rank).unwrap_or(u32::MAX))).to_owned(),
-        });
-    }
-    Ok(())
+    let Some(Difference { line: index, mine, theirs, rank }) = first_difference(&groups, descriptions)? else {
+        return Ok(());
+    };
+    let name = |rank: Rank| groups.first().map_or_else(String::new, |group| group.rank_name(rank).to_owned());
+    let own = groups.first().map_or(Rank(0), |group| group.rank());
+    let missing = || "missing".to_owned();
+    Err(Error::ModelDiffers {
+        index,
+        here: mine.unwrap_or_else(missing),
+        here_name: name(own),
+        there: theirs.unwrap_or_else(missing),
+        there_name: name(rank),
+    })
 }
 
 /// Compares the copies of all replicas, of every process, bit for bit.

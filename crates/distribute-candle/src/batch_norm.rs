@@ -6,19 +6,20 @@ use candle_nn::{BatchNormConfig, Init, ModuleT, VarBuilder};
 use distribute_collectives::ReduceOp;
 use distribute_strategy::{ReplicaContext, get_replica_context};
 
+use crate::statistics::keeps_common;
 use crate::tensor::is_short;
 
 /// Batch normalisation whose mean and variance are those of the global batch.
 ///
 /// Each replica computes the count, the mean and the sum of squared deviations of each channel; training gathers these from all
 /// replicas in one collective forward and merges them in f64, in the order of replicas, so that large means cost no digits and
-/// all replicas hold equal bits. Backward sums two numbers for each channel in one collective. A replica without examples weighs
-/// nothing. Inputs of 16 bits are normalised in f32, and running statistics are kept in f32 at least.
+/// all replicas hold equal bits. Backward sums two numbers for each channel in one collective. A replica without
+/// [examples](distribute_strategy::ReplicaContext::has_examples) weighs nothing. Inputs of 16 bits are normalised in f32, and running statistics are kept in f32 at least.
 ///
 /// Outside of replicas it is plain batch normalisation. Not training, it uses the running statistics, which are equal on all
 /// replicas.
 ///
-/// Where a replica may get no examples, put the branch with the normalisation on the left of sums, `branch + x`: candle forgets
+/// Where a replica may get [a batch without rows](distribute_strategy::DistributedDataset::with_empty_batches), put the branch with the normalisation on the left of sums, `branch + x`: candle forgets
 /// the right side of operations on tensors without elements, and that replica would leave the others alone in backward.
 ///
 /// # Shapes
@@ -76,6 +77,7 @@ pub fn sync_batch_norm(
     // 16 bits hold neither large variances nor small changes.
     let running_mean = Var::from_tensor(&get("running_mean", 0.0, widened(dtype))?)?;
     let running_var = Var::from_tensor(&get("running_var", 1.0, widened(dtype))?)?;
+    keeps_common([&running_mean, &running_var]);
     Ok(SyncBatchNorm { affine, running_mean, running_var, config })
 }
 
@@ -235,7 +237,8 @@ struct Batch {
 impl Batch {
     fn new(x: &Tensor, context: Option<ReplicaContext>, epsilon: f64, remove_mean: bool) -> Result<Batch> {
         let channels = x.dim(1)?;
-        let counts = x.elem_count() > 0;
+        // A row that stands in for examples is none of the batch's.
+        let counts = x.elem_count() > 0 && context.as_ref().is_none_or(ReplicaContext::has_examples);
         let own = if counts { Moments::of(&channels_first(x)?)? } else { Moments::none(channels) };
         let near = own.origins.clone();
         let moments = match &context {

@@ -1,6 +1,7 @@
 //! Models and optimizers in checkpoints.
 
 use std::collections::HashMap;
+use std::sync::atomic::Ordering;
 
 use candle_core::Tensor;
 use distribute_collectives::ReduceOp;
@@ -11,7 +12,7 @@ use distribute_values::{Axis, PerReplica};
 
 use crate::optimizer::{Optimizer, OptimizerState};
 use crate::tensor::overwrite;
-use crate::{Candle, Model, Result, Variable};
+use crate::{Candle, Error, Model, Result, Variable};
 
 /// The files of a checkpoint.
 pub(crate) const MODEL: &str = "model";
@@ -20,6 +21,9 @@ pub(crate) const OPTIMIZER: &str = "optimizer";
 /// Every variable once, under its path: parameters as they are, statistics that replicas keep of their own examples as their mean.
 impl<M> Checkpointed for Model<M> {
     fn save(&self, strategy: &Strategy, snapshot: &mut Snapshot) -> Result<(), BoxError> {
+        if self.parts.torn.load(Ordering::Acquire) {
+            return Err(Error::Torn.into());
+        }
         for variable in self.variables() {
             snapshot.put::<Candle, _>(MODEL, variable.name(), &whole(strategy, variable)?)?;
         }
@@ -31,6 +35,7 @@ impl<M> Checkpointed for Model<M> {
             let saved = snapshot.get::<Candle, _>(MODEL, variable.name(), &variable.components()[0])?;
             overwrite(variable.components(), &saved)?;
         }
+        self.parts.torn.store(false, Ordering::Release);
         Ok(())
     }
 }

@@ -11,7 +11,7 @@ pub trait CandleContext {
     /// This replica's share of the mean loss over a global batch: the sum of `per_example` divided by `global_batch`.
     ///
     /// Summed over replicas this is the mean over the examples of the whole batch, also where replicas have different
-    /// numbers of them, or none.
+    /// numbers of them. The share of a replica without [examples](ReplicaContext::has_examples) is 0, and its gradients are.
     ///
     /// # Shapes
     /// `per_example`: one value per example of this replica. The result is a scalar.
@@ -22,6 +22,31 @@ pub trait CandleContext {
     /// # Source
     /// `tf.nn.compute_average_loss`.
     fn average_loss(&self, per_example: &Tensor, global_batch: usize) -> Result<Tensor>;
+
+    /// A loss that was computed by hand, times this replica's [`weight`](ReplicaContext::weight): as it is, or 0 on a replica
+    /// without examples, from where backward still goes through the model, so that the replica takes part in what layers
+    /// reduce meanwhile.
+    ///
+    /// # Errors
+    /// candle's.
+    ///
+    /// # Examples
+    /// ```
+    /// use candle_core::{Device, Tensor};
+    /// use distribute_candle::{CandleContext, Error};
+    /// use distribute_strategy::MirroredStrategy;
+    /// use distribute_values::PerReplica;
+    ///
+    /// let strategy = MirroredStrategy::builder().devices(["CPU:0", "CPU:1"]).build()?;
+    /// // As in the last step of a pass, where a row of the first replica's stands in on the second.
+    /// let batch = PerReplica::new(vec![Tensor::new(&[3f32], &Device::Cpu)?; 2]).with_examples(&[true, false]);
+    /// let losses = strategy.run_with(batch, |context, x| {
+    ///     Ok::<_, Error>(context.weigh(&x.sqr()?.sum_all()?)?.to_scalar::<f32>()?)
+    /// })?;
+    /// assert_eq!(losses.values(), [9.0, 0.0]);
+    /// # Ok::<(), Error>(())
+    /// ```
+    fn weigh(&self, loss: &Tensor) -> Result<Tensor>;
 
     /// This replica's share of a loss that does not depend on examples, such as a penalty on weights: the loss divided by the
     /// number of replicas, so that their sum counts it once.
@@ -62,7 +87,12 @@ pub trait CandleContext {
 impl CandleContext for ReplicaContext {
     fn average_loss(&self, per_example: &Tensor, global_batch: usize) -> Result<Tensor> {
         // A sum of 16 bits would be beyond them soon.
-        Ok((at_least_32_bits(per_example)?.sum_all()? / global_batch.max(1) as f64)?)
+        self.weigh(&(at_least_32_bits(per_example)?.sum_all()? / global_batch.max(1) as f64)?)
+    }
+
+    fn weigh(&self, loss: &Tensor) -> Result<Tensor> {
+        // candle cuts the graph where something is multiplied by the number 0, but not by a tensor of it.
+        if self.weight() > 0.0 { Ok(loss.clone()) } else { Ok((loss * loss.zeros_like()?)?) }
     }
 
     fn scale_regularization_loss(&self, loss: &Tensor) -> Result<Tensor> {

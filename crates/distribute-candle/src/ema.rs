@@ -63,10 +63,15 @@ impl Ema {
     pub fn update<M>(&mut self, model: &Model<M>) -> Result<()> {
         let n = self.updates as f64;
         let decay = self.decay.min((1.0 + n) / (10.0 + n));
-        self.updates += 1;
-        for (variable, average) in model.variables().iter().zip(&self.averages) {
-            let Some(average) = average else { continue };
-            let pair = [average.clone(), variable.components()[0].detach().to_dtype(average.dtype())?];
+        let averaged = model.variables().iter().zip(&self.averages);
+        // All that may fail comes first, so that either all averages are of one step or none is.
+        let pairs: candle_core::Result<Vec<[Tensor; 2]>> = averaged
+            .filter_map(|(variable, average)| Some((variable, average.as_ref()?)))
+            .map(|(variable, average)| {
+                Ok([average.clone(), variable.components()[0].detach().to_dtype(average.dtype())?])
+            })
+            .collect();
+        for pair in pairs? {
             with_storage::<Candle, Tensor>(&pair, &mut |buffers| {
                 if let [average, value] = buffers {
                     blend::<f32>(average, value, |a, v| (decay * f64::from(a) + (1.0 - decay) * f64::from(v)) as f32);
@@ -74,6 +79,7 @@ impl Ema {
                 }
             })?;
         }
+        self.updates += 1;
         Ok(())
     }
 
@@ -84,8 +90,9 @@ impl Ema {
     /// candle's.
     pub fn swap<M>(&mut self, model: &Model<M>) -> Result<()> {
         let averaged = || model.variables().iter().zip(&self.averages).filter(|(_, average)| average.is_some());
-        let (given, held) = match self.held.take() {
-            Some(values) => (values, None),
+        let (given, held) = match &self.held {
+            // They stay until all are back in their places.
+            Some(values) => (values.clone(), None),
             None => {
                 let values: candle_core::Result<Vec<Tensor>> =
                     averaged().map(|(variable, _)| variable.components()[0].detach().copy()).collect();

@@ -219,6 +219,18 @@ pub enum Error {
         /// The reason, and what to do instead.
         why: &'static str,
     },
+    /// The loss of a replica without examples was cut off from the model.
+    #[error(
+        "the loss of a replica without examples was multiplied by the number 0, where candle ends backward; others wait there for \
+         this replica, so multiply it by CandleContext::weigh"
+    )]
+    CutLoss,
+    /// A failure in the middle of a step's update has left no replica with whole parameters.
+    #[error(
+        "a failure has left the model half updated, on every replica that could lend its values; restore the newest \
+         checkpoint of model and optimizer, or build them anew"
+    )]
+    Torn,
     /// No variable of the model got a gradient.
     #[error("no variable of the model got a gradient on any replica; compute the loss from the model's own variables")]
     NoGradient,

@@ -182,9 +182,8 @@ impl<M: EstimatorModel + Sync> Estimator<M> {
 
     /// Reads the newest checkpoint, for this process alone.
     fn newest(&self) -> Result<Snapshot> {
-        let path = self.latest_checkpoint()?;
-        let path = path.ok_or_else(|| Error::NoCheckpoint { folder: self.config.model_dir.clone() })?;
-        Ok(Snapshot::read(path)?)
+        let newest = self.checkpoints().read_newest()?;
+        newest.ok_or_else(|| Error::NoCheckpoint { folder: self.config.model_dir.clone() })
     }
 
     fn train_strategy(&self) -> Result<Strategy> {

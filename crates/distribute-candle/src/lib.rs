@@ -36,7 +36,7 @@
 //! ```
 //!
 //! # Invariants
-//! - After a step all replicas' parameters are equal bit for bit.
+//! - After a step all replicas' parameters are equal bit for bit; a step that fails is made on none of them.
 //! - A parameter that got no gradient on any replica is left alone, and named once in a warning.
 
 mod agreement;
@@ -60,6 +60,7 @@ mod plan;
 mod pretrained;
 mod reducer;
 mod shards;
+mod statistics;
 mod sums;
 mod tensor;
 mod tensor_list;

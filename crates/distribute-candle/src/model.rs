@@ -1,16 +1,18 @@
 //! Models with one copy per replica.
 
 use std::collections::HashMap;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use candle_core::{DType, Device, Shape, Tensor, Var};
 use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder};
-use distribute_strategy::{ReplicaArgs, Strategy, counted};
+use distribute_strategy::{Recoverable, ReplicaArgs, Strategy, counted};
 
 use crate::gpu::candle_device;
 use crate::hook::{Sink, Tape, hooked};
-use crate::{Error, Result, agreement, initial};
+use crate::statistics::Statistics;
+use crate::{Error, Result, agreement, initial, statistics};
 
 /// What candle models need of a strategy.
 pub trait CandleStrategy {
@@ -92,15 +94,27 @@ impl CandleStrategy for Strategy {
             let tapes: Vec<Arc<Tape>> = (0..self.num_local_replicas()).map(|_| Arc::default()).collect();
             let registry: Arc<Mutex<Registry>> = Arc::default();
             let mut replicas = Vec::with_capacity(tapes.len());
+            let mut common = Vec::new();
             for (replica, tape) in tapes.iter().enumerate() {
                 let (registry, tape, shared) = (registry.clone(), tape.clone(), self.shares_variables());
                 let backend = ReplicaBackend { registry, replica, tape, shared, seed: options.seed };
                 let device = candle_device(self, replica)?;
-                replicas.push(build(VarBuilder::from_backend(Box::new(backend), options.dtype, device))?);
+                let vb = VarBuilder::from_backend(Box::new(backend), options.dtype, device);
+                let (built, of_all) = statistics::building(|| build(vb));
+                replicas.push(built?);
+                common.extend(of_all);
             }
             let variables = std::mem::take(&mut registry.lock().unwrap_or_else(PoisonError::into_inner).variables);
             agreement::check_and_share(self, &variables)?;
-            Ok(Model { replicas, parts: Arc::new(Parts { variables, tapes, shared: self.shares_variables() }) })
+            let statistics = Statistics::of(&variables, &common, tapes.len()).map(Arc::new);
+            if let Some(statistics) = &statistics {
+                let statistics: Arc<dyn Recoverable> = statistics.clone();
+                self.recover(Arc::downgrade(&statistics));
+            }
+            let shared = self.shares_variables();
+            let alone = self.topology().workers == 1;
+            let torn = AtomicBool::new(false);
+            Ok(Model { replicas, parts: Arc::new(Parts { variables, tapes, shared, alone, statistics, torn }) })
         })
     }
 }
@@ -121,6 +135,13 @@ pub(crate) struct Parts {
     pub(crate) tapes: Vec<Arc<Tape>>,
     /// Whether replicas share the variables; then they are plain ones, which report no gradients by themselves.
     pub(crate) shared: bool,
+    /// Whether there are no replicas in other processes.
+    pub(crate) alone: bool,
+    /// Held for the strategy, whose runs note them.
+    #[expect(dead_code, reason = "what is held is what the strategy finds")]
+    statistics: Option<Arc<Statistics>>,
+    /// Whether a failure has left no replica with whole parameters; until values are loaded.
+    pub(crate) torn: AtomicBool,
 }
 
 /// A variable of a model: one component per local replica.

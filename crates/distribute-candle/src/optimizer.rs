@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use candle_core::{DType, Tensor};
@@ -12,9 +12,8 @@ use serde::{Deserialize, Serialize};
 
 use self::counts::SavedCounts;
 use self::loss_scale::Scaling;
-use crate::gpu::GpuReduction;
+use self::states::States;
 use crate::model::Parts;
-use crate::plan::Plan;
 use crate::shards::SlotShard;
 use crate::tensor::is_short;
 use crate::{Error, Model, Result, Variable};
@@ -26,6 +25,7 @@ mod counts;
 mod loss_scale;
 mod replica;
 mod sharded_state;
+mod states;
 mod step;
 
 pub use builders::{Adagrad, Adam, AdamW, Lamb, RmsProp, Sgd};
@@ -50,30 +50,7 @@ pub struct Optimizer {
     compression: Compression,
     /// Whether each replica keeps only its part of the slots.
     sharded: bool,
-    plan: OnceLock<Arc<Plan>>,
-    /// One per local replica.
-    replicas: Vec<Mutex<ReplicaState>>,
-}
-
-#[derive(Debug, Default)]
-struct ReplicaState {
-    /// From the first step on.
-    fused: Option<FusedAllReduce>,
-    /// From the first step on: buckets in the memory of the replica's GPU, where it is on one.
-    on_gpu: Option<Option<GpuReduction>>,
-    /// This replica's part of the slots, by bucket, where they are sharded.
-    shards: Vec<SlotShard>,
-    /// Whole slots of a checkpoint, until the parts are cut from them.
-    restored: Option<Arc<HashMap<String, Tensor>>>,
-    /// Of the optimizer, those that were left out excepted.
-    steps: u64,
-    /// Of each variable.
-    counts: StepCounts,
-    times: StepTimes,
-    /// Gradients of this replica alone that wait for the next step, by variable.
-    accumulated: Vec<Option<Tensor>>,
-    gradient_norm: Option<f64>,
-    scaling: Option<Scaling>,
+    states: Arc<States>,
 }
 
 /// What a checkpoint keeps of an optimizer besides its slots.
@@ -127,7 +104,7 @@ impl Optimizer {
             }
             slots.push(of_variable);
         }
-        let replicas = parts.tapes.iter().map(|_| Mutex::default()).collect();
+        let states = States::new(&parts, &slots);
         Ok(Optimizer {
             rule,
             parts,
@@ -136,8 +113,7 @@ impl Optimizer {
             clip: None,
             compression: Compression::None,
             sharded: false,
-            plan: OnceLock::new(),
-            replicas,
+            states,
         })
     }
 
@@ -169,15 +145,15 @@ impl Optimizer {
     /// ```
     pub fn scale_losses(self, scale: LossScale) -> Result<Optimizer> {
         scale.check()?;
-        for state in &self.replicas {
-            lock(state).scaling = Some(Scaling::new(scale));
+        for state in &self.states.each {
+            lock(state).standing.scaling = Some(Scaling::new(scale));
         }
         Ok(self)
     }
 
     /// By what the next loss is multiplied.
     pub fn loss_scale(&self) -> f64 {
-        self.replicas.first().and_then(|state| lock(state).scaling).map_or(1.0, |scaling| scaling.scale)
+        self.states.first(|state| state.standing.scaling).flatten().map_or(1.0, |scaling| scaling.scale)
     }
 
     /// ZeRO, stage 1: each replica keeps the slots of its part of every bucket only, reduces gradients to the parts that
@@ -212,6 +188,7 @@ impl Optimizer {
     /// Rajbhandari and others, "ZeRO: memory optimizations toward training trillion parameter models", 2020, section 5.1.
     pub fn zero1(self) -> Result<Optimizer> {
         // Nobody needs whole slots any more.
+        self.states.shard();
         Optimizer { sharded: true, slots: self.slots.iter().map(|_| Vec::new()).collect(), ..self }.combined()
     }
 
@@ -221,8 +198,8 @@ impl Optimizer {
             slot.components().first().map_or(0, |tensor| tensor.elem_count() * tensor.dtype().size_in_bytes())
         };
         let whole: usize = self.slots.iter().flatten().map(bytes).sum();
-        let shards = self.replicas.first().map_or(0, |state| lock(state).shards.iter().map(SlotShard::bytes).sum());
-        whole + shards
+        let shards = self.states.first(|state| state.shards.iter().map(SlotShard::bytes).sum::<usize>());
+        whole + shards.unwrap_or(0)
     }
 
     /// The optimizer, if its settings go together.
@@ -280,7 +257,7 @@ impl Optimizer {
 
     /// The norm of all gradients of the last step together, before they were limited; with [`Clip::GlobalNorm`] only.
     pub fn gradient_norm(&self) -> Option<f64> {
-        self.replicas.first().and_then(|state| lock(state).gradient_norm)
+        self.states.first(|state| state.standing.gradient_norm).flatten()
     }
 
     /// The learning rate of the next step.
@@ -295,21 +272,24 @@ impl Optimizer {
 
     /// What else a checkpoint keeps of it.
     pub(crate) fn state(&self) -> OptimizerState {
-        let (steps, scaling, counts) = self.replicas.first().map_or_else(Default::default, |state| {
-            let state = lock(state);
-            (state.steps, state.scaling, state.counts.saved(&self.parts.variables, state.steps))
+        let standing = self.states.first(|state| {
+            let standing = &state.standing;
+            let counts = standing.counts.saved(&self.parts.variables, standing.steps);
+            (standing.steps, standing.scaling, counts)
         });
+        let (steps, scaling, counts) = standing.unwrap_or_default();
         let (loss_scale, good_steps) = scaling.map_or((None, 0), |scaling| (Some(scaling.scale), scaling.good_steps));
         OptimizerState { steps, learning_rate: self.learning_rate(), loss_scale, good_steps, counts }
     }
 
     pub(crate) fn set_state(&self, state: &OptimizerState) {
         self.set_learning_rate(state.learning_rate);
-        for replica in &self.replicas {
-            let mut replica = lock(replica);
-            replica.steps = state.steps;
-            replica.counts = StepCounts::restored(&self.parts.variables, state.steps, &state.counts);
-            if let (Some(scaling), Some(scale)) = (&mut replica.scaling, state.loss_scale) {
+        self.states.restored();
+        for replica in &self.states.each {
+            let standing = &mut lock(replica).standing;
+            standing.steps = state.steps;
+            standing.counts = StepCounts::restored(&self.parts.variables, state.steps, &state.counts);
+            if let (Some(scaling), Some(scale)) = (&mut standing.scaling, state.loss_scale) {
                 (scaling.scale, scaling.good_steps) = (scale, state.good_steps);
             }
         }
@@ -317,6 +297,7 @@ impl Optimizer {
 
     /// Every slot by its name, as one tensor. Every process calls this.
     pub(crate) fn whole_slots(&self, groups: &[ProcessGroup]) -> Result<Vec<(String, Tensor)>> {
+        self.states.check()?;
         if self.sharded {
             return self.gathered_slots(groups);
         }
@@ -333,7 +314,7 @@ impl Optimizer {
     /// Takes whole slots, of which each replica cuts its parts in the next step: which those are is only then agreed.
     pub(crate) fn set_sharded_slots(&self, whole: HashMap<String, Tensor>) {
         let whole = Arc::new(whole);
-        for replica in &self.replicas {
+        for replica in &self.states.each {
             let mut replica = lock(replica);
             (replica.shards, replica.restored) = (Vec::new(), Some(whole.clone()));
         }
@@ -346,7 +327,7 @@ impl Optimizer {
 
     /// Where the time of this process's first replica went.
     pub fn times(&self) -> StepTimes {
-        self.replicas.first().map(|state| lock(state).times).unwrap_or_default()
+        self.states.first(|state| state.times).unwrap_or_default()
     }
 }
 

@@ -212,8 +212,14 @@ fn write(path: &Path, tensors: &HashMap<String, Tensor>) -> Result<()> {
     beside.push(format!(".tmp-{}", std::process::id()));
     let beside = PathBuf::from(beside);
     let written = candle_core::safetensors::save(tensors, &beside).map_err(|error| error.to_string()).and_then(|()| {
-        let commit = || File::open(&beside)?.sync_all().and_then(|()| fs::rename(&beside, path));
-        commit().map_err(|error| error.to_string())
+        let commit = || {
+            File::open(&beside)?.sync_all()?;
+            fs::rename(&beside, path)?;
+            // The new name lasts only when its folder is on disk too.
+            let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+            File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
+        };
+        commit().map_err(|error: std::io::Error| error.to_string())
     });
     written.map_err(|problem| {
         drop(fs::remove_file(&beside));

@@ -59,14 +59,6 @@ impl Summed {
             Summed::Gpu(sum) => sum.variables(),
         }
     }
-
-    /// The same, with gradients of a GPU as tensors of their own.
-    pub(crate) fn on_tensors(self, parts: &Parts, local: usize) -> Result<Summed> {
-        match self {
-            Summed::Gpu(sum) => Ok(Summed::Whole(sum.into_tensors(parts, local)?)),
-            other => Ok(other),
-        }
-    }
 }
 
 /// A variable's gradient, summed over all replicas.
@@ -178,6 +170,11 @@ impl Reducer {
         Ok((Summed::Whole(all), communication))
     }
 
+    /// Whether any gradient has come.
+    pub(crate) fn has_any(&self) -> bool {
+        self.unplanned.iter().any(Option::is_some) || (0..self.parts.variables.len()).any(|index| self.has(index))
+    }
+
     fn has(&self, index: usize) -> bool {
         match &self.step {
             Way::Whole(step) => step.has(index),
@@ -216,9 +213,12 @@ fn words(flags: &[u32]) -> [u32; STEP_WORDS] {
     flags.last_chunk().copied().unwrap_or_default()
 }
 
+#[expect(unsafe_code, reason = "gradients are reduced where backward has left them")]
 fn list(tensor: Tensor) -> Result<TensorList> {
     let dtype = dtype_of(tensor.dtype())?;
-    TensorList::new(vec![tensor], dtype)
+    // SAFETY: the tensor was made here (`zeros`, flags), or is a gradient that backward has just finished and handed over:
+    // candle adds every gradient up in storage of its own (`own` copies those that are views), and forgets it.
+    unsafe { TensorList::new(vec![tensor], dtype) }
 }
 
 fn zeros(parts: &Parts, local: usize, index: usize) -> Result<Tensor> {

@@ -11,7 +11,7 @@ use candle_core::Tensor;
 use distribute_collectives::schedule::part;
 use distribute_collectives::{Bucket, ProcessGroup, ReduceOp, Work};
 use distribute_device::{DType, Element};
-use distribute_values::{Real, TensorStorage, UpdateRule};
+use distribute_values::{Real, TensorStorage, UpdateRule, with_storage};
 
 use crate::model::Parts;
 use crate::optimizer::{Clip, StepCounts};
@@ -142,8 +142,8 @@ impl Update<'_> {
         Ok(norm)
     }
 
-    /// Updates this replica's parts, and gathers everybody's.
-    pub(crate) fn apply(&self, gradients: Vec<GradientShard>, slots: &mut Vec<SlotShard>) -> Result<()> {
+    /// Updates this replica's parts, and begins to gather everybody's.
+    pub(crate) fn own_part(&self, gradients: Vec<GradientShard>, slots: &mut Vec<SlotShard>) -> Result<Vec<Gathering>> {
         let mut gathering: Vec<Gathering> = Vec::new();
         for (index, gradient) in gradients.into_iter().enumerate() {
             let bucket = &self.plan.buckets.buckets()[index];
@@ -164,6 +164,11 @@ impl Update<'_> {
                 }
             });
         }
+        Ok(gathering)
+    }
+
+    /// Takes everybody's parts.
+    pub(crate) fn gather(&self, gathering: Vec<Gathering>) -> Result<()> {
         for (bucket, gathering) in self.plan.buckets.buckets().iter().zip(gathering) {
             match gathering {
                 Gathering::F32(work) => self.spread(bucket, &work.wait()?[1])?,
@@ -212,14 +217,8 @@ impl Update<'_> {
         Ok(())
     }
 
-    /// The variables of a bucket, and where each lies in it.
     fn members<'b>(&self, bucket: &'b Bucket) -> impl Iterator<Item = (usize, Range<usize>)> + use<'_, 'b> {
-        let tensors = self.plan.buckets.tensors();
-        bucket.members.iter().scan(0, move |start, index| {
-            let range = *start..*start + tensors[*index].len();
-            *start = range.end;
-            Some((*index, range))
-        })
+        members(self.plan, bucket)
     }
 
     fn write<T: Element>(&self, index: usize, mut change: impl FnMut(&mut [T])) -> Result<()> {
@@ -232,7 +231,48 @@ impl Update<'_> {
     }
 }
 
-enum Gathering {
+/// The variables of a bucket, and where each lies in it.
+fn members<'p, 'b>(plan: &'p Plan, bucket: &'b Bucket) -> impl Iterator<Item = (usize, Range<usize>)> + use<'p, 'b> {
+    let tensors = plan.buckets.tensors();
+    bucket.members.iter().scan(0, move |start, index| {
+        let range = *start..*start + tensors[*index].len();
+        *start = range.end;
+        Some((*index, range))
+    })
+}
+
+/// Takes every part from the replica that owns it, for a process alone whose replicas could not gather them.
+pub(crate) fn complete(plan: &Plan, parts: &Parts) -> Result<()> {
+    let ranks = parts.tapes.len();
+    for bucket in plan.buckets.buckets() {
+        let len = members(plan, bucket).last().map_or(0, |(_, range)| range.end);
+        for (index, range) in members(plan, bucket) {
+            // The last bucket holds what is no variable.
+            let Some(variable) = parts.variables.get(index) else { continue };
+            for owner in 0..ranks {
+                let owned = part(len, ranks, owner);
+                let (start, end) = (range.start.max(owned.start), range.end.min(owned.end));
+                if start >= end {
+                    continue;
+                }
+                let size = variable.components[owner].dtype().size_in_bytes();
+                let within = (start - range.start) * size..(end - range.start) * size;
+                for other in (0..ranks).filter(|other| *other != owner) {
+                    let pair = [&variable.components[other], &variable.components[owner]].map(Tensor::detach);
+                    with_storage::<Candle, Tensor>(&pair, &mut |buffers| {
+                        if let [other, owner] = buffers {
+                            other.as_bytes_mut()[within.clone()].copy_from_slice(&owner.as_bytes()[within.clone()]);
+                        }
+                    })?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A bucket's parts on their way to everybody.
+pub(crate) enum Gathering {
     F32(Work<[Vec<f32>; 2]>),
     F64(Work<[Vec<f64>; 2]>),
 }

@@ -15,8 +15,11 @@ pub(crate) struct TensorList {
 }
 
 impl TensorList {
-    /// Takes tensors of one type over; each must be the only user of its storage until it is handed back.
-    pub(crate) fn new(tensors: Vec<Tensor>, dtype: DType) -> Result<TensorList> {
+    /// Takes tensors of one type over.
+    ///
+    /// # Safety
+    /// Until the list is handed back or dropped, nobody else reads or writes the tensors' storage.
+    pub(crate) unsafe fn new(tensors: Vec<Tensor>, dtype: DType) -> Result<TensorList> {
         // Fails here, where errors can be told, rather than when the collective looks at the memory.
         for tensor in &tensors {
             if !tensor.device().is_cpu() {
@@ -34,8 +37,8 @@ impl TensorList {
     }
 }
 
-// SAFETY: the tensors are on the CPU. A tensor's elements are on the heap and do not move while the tensor lives; the list keeps it alive. The tensors
-// were made for the list, or are parameters outside of a run, so nobody touches their storage meanwhile (`TensorList::new`).
+// SAFETY: the tensors are on the CPU. A tensor's elements are on the heap and do not move while the tensor lives; the list keeps
+// it alive. Whoever made the list has promised that nobody else touches their storage meanwhile (`TensorList::new`).
 unsafe impl OwnedBuffers for TensorList {
     fn dtype(&self) -> Option<DType> {
         Some(self.dtype)

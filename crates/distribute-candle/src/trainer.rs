@@ -120,10 +120,12 @@ impl<M: ModuleT + Sync> Trainer<M> {
     ) -> Result<Vec<(String, f64)>> {
         let mut sums = self.zeros();
         for batch in data.iter().take(steps.unwrap_or(usize::MAX)) {
-            let of_step = self.strategy.run_with((&self.model, batch?), |_, (model, examples)| {
+            let of_step = self.strategy.run_with((&self.model, batch?), |context, (model, examples)| {
                 let outputs = model.forward_t(&examples.inputs, false)?;
                 let mut sums = self.sums();
-                self.add(&mut sums, &outputs, &examples, &self.losses(&outputs, &examples)?)?;
+                if context.has_examples() {
+                    self.add(&mut sums, &outputs, &examples, &self.losses(&outputs, &examples)?)?;
+                }
                 Ok::<_, Error>(sums)
             })?;
             add(&mut sums, of_step);

@@ -12,6 +12,7 @@ use distribute_train::callbacks::{
     BackupAndRestore, Callback, EarlyStopping, LearningRateSchedule, ModelCheckpoint, Occasion, ReduceLrOnPlateau,
     TerminateOnNan, Training,
 };
+use distribute_train::checkpoint::{CheckpointManager, Snapshot};
 use distribute_train::history::History;
 use distribute_train::metrics::{Accuracy, MeanAbsoluteError, Metrics, TopK};
 use distribute_train::preemption::TerminationConfig;
@@ -167,6 +168,50 @@ fn a_training_that_is_told_to_stop_saves_after_the_step_and_goes_on() {
     let mut calm = trainer(&mirrored(2));
     calm.fit(&data(), Fit::epochs(3)).unwrap();
     assert_eq!(predictions(&resumed), predictions(&calm));
+}
+
+/// Ends the training between those that save before it and those that save after it.
+struct DiesSaving;
+
+impl Callback for DiesSaving {
+    fn save(&mut self, _: &mut Training<'_>, occasion: Occasion) -> distribute_train::Result<bool> {
+        match occasion {
+            Occasion::Epoch => Err(distribute_train::Error::Chief("it died".to_owned())),
+            _ => Ok(false),
+        }
+    }
+}
+
+#[test]
+fn all_folders_of_a_training_belong_to_its_run_over_restarts() {
+    let folder = tempfile::tempdir().unwrap();
+    let (best, backup) = (folder.path().join("best"), folder.path().join("backup"));
+    // The one that saves stands before the one that restores.
+    let fit = || {
+        let best = ModelCheckpoint::new(&best).keep(2);
+        Fit::epochs(3).callback(best).callback(BackupAndRestore::new(&backup))
+    };
+    // Killed between the first checkpoint and the first backup, so that it begins at its beginning again, and after a backup.
+    let first = Fit::epochs(3).callback(ModelCheckpoint::new(&best).keep(2)).callback(DiesSaving);
+    assert!(trainer(&mirrored(2)).fit(&data(), first.callback(BackupAndRestore::new(&backup))).is_err());
+    assert!(!backup.join("latest").exists() && best.join("latest").exists());
+    assert!(trainer(&mirrored(2)).fit(&data(), fit().callback(Dies(2))).is_err());
+    trainer(&mirrored(2)).fit(&data(), fit()).unwrap();
+    let runs = |folder: &Path| -> Vec<_> {
+        let list = CheckpointManager::new(folder).list().unwrap();
+        list.into_iter().map(|(step, path)| (step, Snapshot::read(path).unwrap().run().unwrap())).collect()
+    };
+    let found = runs(&best);
+    assert_eq!(found.iter().map(|(step, _)| *step).collect::<Vec<_>>(), [12, 8]);
+    assert_eq!(found[0].1, found[1].1);
+    // The next training is another run, and is told before its first step.
+    let error = trainer(&mirrored(2)).fit(&data(), fit()).unwrap_err();
+    assert!(error.to_string().contains("steps 8, 12") && error.to_string().contains("set_aside_other_runs"), "{error}");
+    assert_eq!(runs(&best), found);
+    // To go on from what is there: restore from it.
+    let more = Fit::epochs(4).callback(BackupAndRestore::new(&best)).callback(ModelCheckpoint::new(&best).keep(2));
+    trainer(&mirrored(2)).fit(&data(), more).unwrap();
+    assert_eq!(runs(&best), [(16, found[0].1), (12, found[0].1)]);
 }
 
 /// Notes when callbacks may save.

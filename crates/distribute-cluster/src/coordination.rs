@@ -8,12 +8,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use crate::{Error, Failure, Membership, Result};
+use crate::text::clean;
+use crate::{Error, Failure, FailureKind, Incarnation, JobId, Membership, Result};
 
 mod alarm;
 mod alone;
 mod driver;
 mod host;
+mod incoming;
 mod interface;
 mod join;
 mod leader;
@@ -22,8 +24,10 @@ mod options;
 mod pulse;
 mod roster;
 mod service;
+mod store;
 
 pub use host::{HostDecision, LocalHost};
+pub use incoming::{Acquaintance, Connection, Incoming};
 pub use interface::InterfaceChoice;
 pub use options::{CoordinationOptions, Progress, Waiting};
 
@@ -45,7 +49,8 @@ mod wire {
 /// learn of each other's failure. Dropping it [leaves](Coordination::leave) the job, which is no failure, unless the
 /// thread is panicking: then the panic is reported. All methods block; none may be called by an
 /// [`on_failure`](Coordination::on_failure) callback except [`failure`](Coordination::failure),
-/// [`report_error`](Coordination::report_error) and what only reads.
+/// [`report_error`](Coordination::report_error),
+/// [`report_failure`](Coordination::report_failure) and what only reads.
 ///
 /// # Examples
 /// ```
@@ -66,6 +71,7 @@ pub struct Coordination {
     membership: Membership,
     local_host: String,
     alarm: Arc<Alarm>,
+    incarnation: Incarnation,
     place: Place,
 }
 
@@ -88,22 +94,36 @@ impl Coordination {
     /// The largest value that can be put or exchanged, in bytes.
     pub const MAX_VALUE_BYTES: usize = 1 << 20;
 
+    /// The longest key, or name of an exchange or barrier, in bytes.
+    pub const MAX_KEY_BYTES: usize = 1 << 10;
+
+    /// The largest number of keys that the members of a job can put.
+    pub const MAX_KEYS: usize = 1 << 17;
+
+    /// The most bytes that all keys and values of a job can have together.
+    pub const MAX_STORED_BYTES: usize = 256 << 20;
+
     /// Joins the job: rank 0 starts the service, everybody connects to it, and all return when all have joined.
     ///
     /// A job of one process starts nothing and listens nowhere.
     ///
     /// # Errors
     /// [`Error::Listen`] where the leader's port is taken, [`Error::Unreachable`] where there is no leader,
-    /// [`Error::Missing`] where members do not come, [`Error::Refused`] where two processes claim one rank or were
-    /// given different descriptions of the job, [`Error::Config`] where options or addresses are wrong.
+    /// [`Error::Missing`] where members do not come, [`Error::Refused`] where two processes claim one rank, were given
+    /// different descriptions of the job or belong to different jobs, [`Error::Config`] where options or addresses are wrong.
     pub fn start(membership: &Membership, mut options: CoordinationOptions) -> Result<Coordination> {
         options.check(membership)?;
+        let membership = &match options.job_id.take() {
+            Some(job) => membership.clone().with_job_id(job),
+            None => membership.clone(),
+        };
         let task = membership.task();
         let alarm = Arc::new(Alarm::new(membership.clone()));
         if membership.world_size() == 1 {
             let local_host = membership.advertised_host.clone().unwrap_or_else(|| host::LOOPBACK.to_owned());
             let place = Place::Alone(Alone::default());
-            return Ok(Coordination { membership: membership.clone(), local_host, alarm, place });
+            let incarnation = Incarnation::random()?;
+            return Ok(Coordination { membership: membership.clone(), local_host, alarm, incarnation, place });
         }
         // Before anybody waits for this task: a wrong name is its own mistake.
         let decided = options.decided_host(membership)?;
@@ -135,9 +155,20 @@ impl Coordination {
             }
         };
         let local_host = decided.unwrap_or_else(|| host::towards_leader(membership, &driver)).host;
-        tracing::debug!(%task, world_size = membership.world_size(), leader = membership.leader_address, "joined the job");
+        let (incarnation, job) = (member.incarnation(), membership.job_id());
+        tracing::debug!(%task, %job, %incarnation, world_size = membership.world_size(), "joined the job");
         let place = Place::Joined(Box::new(Link { member, leader, left: AtomicBool::new(false), driver }));
-        Ok(Coordination { membership: membership.clone(), local_host, alarm, place })
+        Ok(Coordination { membership: membership.clone(), local_host, alarm, incarnation, place })
+    }
+
+    /// The identity of the job, which the leader has compared with its own.
+    pub fn job_id(&self) -> JobId {
+        self.membership.job_id()
+    }
+
+    /// This meeting of the job: drawn by the leader when it started, the same on all members, and new at each start.
+    pub fn incarnation(&self) -> Incarnation {
+        self.incarnation
     }
 
     /// Who takes part.
@@ -162,12 +193,18 @@ impl Coordination {
         self.alarm.failure()
     }
 
-    /// Tells all members that this one has failed; the first report or loss of the job counts.
+    /// Tells all members that this one has failed by an error of its own, against which a restart does not help. See
+    /// [`report_failure`](Coordination::report_failure).
+    pub fn report_error(&self, message: &str) {
+        self.report_failure(message, FailureKind::Permanent);
+    }
+
+    /// Tells all members that this one has failed, and whether a restart helps; the first report or loss of the job counts.
     ///
     /// Returns when the leader has taken note, or after a second.
-    pub fn report_error(&self, message: &str) {
+    pub fn report_failure(&self, message: &str, kind: FailureKind) {
         if let Place::Joined(link) = &self.place {
-            link.member.report(message);
+            link.member.report(message, kind);
             if !link.driver.is_current() {
                 self.alarm.wait(REPORT_WAIT);
             }
@@ -177,12 +214,15 @@ impl Coordination {
     /// Stores a value for all members; a later one replaces it.
     ///
     /// # Errors
-    /// [`Error::TooLarge`] above [`MAX_VALUE_BYTES`](Coordination::MAX_VALUE_BYTES), [`Error::Call`] or
-    /// [`Error::Failed`] where the leader cannot be reached.
+    /// [`Error::TooLarge`] above [`MAX_KEY_BYTES`](Coordination::MAX_KEY_BYTES),
+    /// [`MAX_VALUE_BYTES`](Coordination::MAX_VALUE_BYTES), [`MAX_KEYS`](Coordination::MAX_KEYS) and
+    /// [`MAX_STORED_BYTES`](Coordination::MAX_STORED_BYTES), [`Error::Call`] or [`Error::Failed`] where the leader cannot be
+    /// reached.
     pub fn put(&self, key: &str, value: &[u8]) -> Result<()> {
-        self.check_size(key, value)?;
+        let what = || format!("put {key:?}");
+        self.check_size(&what, key, value)?;
         match &self.place {
-            Place::Alone(alone) => alone.put(key, value),
+            Place::Alone(alone) => alone.put(key, value).map_err(|problem| self.too_large(&what, problem))?,
             Place::Joined(link) => link.call(|member| member.put(key, value), PUT_TIMEOUT)?,
         }
         Ok(())
@@ -194,6 +234,7 @@ impl Coordination {
     /// [`Error::KeyMissing`] where nobody has within `timeout`, [`Error::Failed`] where a member failed meanwhile,
     /// [`Error::Call`] where the leader cannot be reached.
     pub fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>> {
+        self.check_size(&|| format!("get {key:?}"), key, &[])?;
         let found = match &self.place {
             Place::Alone(alone) => alone.get(key, timeout),
             Place::Joined(link) => link.call(|member| member.get(key, timeout), timeout)?,
@@ -206,6 +247,7 @@ impl Coordination {
     /// # Errors
     /// [`Error::Call`] or [`Error::Failed`] where the leader cannot be reached.
     pub fn try_get(&self, key: &str) -> Result<Option<Vec<u8>>> {
+        self.check_size(&|| format!("get {key:?}"), key, &[])?;
         match &self.place {
             Place::Alone(alone) => Ok(alone.get(key, Duration::ZERO)),
             Place::Joined(link) => link.call(|member| member.get(key, Duration::ZERO), PUT_TIMEOUT),
@@ -221,12 +263,11 @@ impl Coordination {
     /// [`Error::Failed`] where a member failed, [`Error::TooLarge`], and [`Error::Call`] where the leader cannot be
     /// reached.
     pub fn exchange(&self, key: &str, value: &[u8], timeout: Duration) -> Result<Vec<Vec<u8>>> {
-        self.check_size(key, value)?;
+        let what = || format!("exchange {key:?}");
+        self.check_size(&what, key, value)?;
         match &self.place {
             Place::Alone(_) => Ok(vec![value.to_vec()]),
-            Place::Joined(link) => {
-                link.call(|member| member.exchange(format!("exchange {key:?}"), value, timeout), timeout)
-            }
+            Place::Joined(link) => link.call(|member| member.exchange(what(), value, timeout), timeout),
         }
     }
 
@@ -235,11 +276,11 @@ impl Coordination {
     /// # Errors
     /// As [`exchange`](Coordination::exchange).
     pub fn barrier(&self, name: &str, timeout: Duration) -> Result<()> {
+        let what = || format!("barrier {name:?}");
+        self.check_size(&what, name, &[])?;
         match &self.place {
             Place::Alone(_) => Ok(()),
-            Place::Joined(link) => {
-                link.call(|member| member.exchange(format!("barrier {name:?}"), &[], timeout), timeout).map(drop)
-            }
+            Place::Joined(link) => link.call(|member| member.exchange(what(), &[], timeout), timeout).map(drop),
         }
     }
 
@@ -260,18 +301,17 @@ impl Coordination {
         self.membership.task().to_string()
     }
 
-    fn check_size(&self, key: &str, value: &[u8]) -> Result<()> {
-        match value.len() {
-            0..=Coordination::MAX_VALUE_BYTES => Ok(()),
-            given_bytes => Err(Error::TooLarge {
-                task: self.task(),
-                key: key.to_owned(),
-                given_bytes,
-                max_bytes: Coordination::MAX_VALUE_BYTES,
-            }),
-        }
+    fn check_size(&self, what: &dyn Fn() -> String, key: &str, value: &[u8]) -> Result<()> {
+        store::check(key, value.len()).map_err(|problem| self.too_large(what, problem))
+    }
+
+    fn too_large(&self, what: &dyn Fn() -> String, problem: String) -> Error {
+        Error::TooLarge { task: self.task(), what: clean(&what(), SHOWN), problem }
     }
 }
+
+/// How much of a call's name is shown where the name itself is the problem.
+const SHOWN: usize = 80;
 
 /// How long a call that waits for nobody may take.
 const PUT_TIMEOUT: Duration = Duration::from_secs(30);

@@ -1,6 +1,38 @@
 //! The one place that reads the process's environment.
 
-/// The value of a variable; an empty one counts as unset.
-pub(crate) fn process(name: &str) -> Option<String> {
-    std::env::var(name).ok().filter(|value| !value.trim().is_empty())
+use std::cell::RefCell;
+use std::env::VarError;
+
+use crate::{Error, Result};
+
+/// Reads what `read` looks up. A variable that is not text is an error whatever `read` would make of its absence: whoever has set
+/// it meant something.
+pub(crate) fn read<T>(read: impl FnOnce(&dyn Fn(&str) -> Option<String>) -> Result<T>) -> Result<T> {
+    let unreadable = RefCell::new(None);
+    let look_up = |name: &str| match std::env::var(name) {
+        Ok(value) => Some(value),
+        Err(VarError::NotPresent) => None,
+        Err(VarError::NotUnicode(raw)) => {
+            unreadable.borrow_mut().get_or_insert_with(|| {
+                Error::config(
+                    "the environment",
+                    format!("the value of {name} is not UTF-8"),
+                    raw.to_string_lossy(),
+                    "text in UTF-8",
+                    "Set it anew; a file or a script that it was taken from may be in another encoding.",
+                )
+            });
+            None
+        }
+    };
+    let outcome = read(&look_up);
+    match unreadable.into_inner() {
+        Some(error) => Err(error),
+        None => outcome,
+    }
+}
+
+/// The lookup in which an empty value counts as none.
+pub(crate) fn set<'a>(variable: &'a dyn Fn(&str) -> Option<String>) -> impl Fn(&str) -> Option<String> + 'a {
+    |name| variable(name).filter(|value| !value.trim().is_empty())
 }

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use crate::Failure;
+use crate::text::clean;
+use crate::{Failure, FailureKind};
 
 /// An error of this crate.
 #[derive(Debug, thiserror::Error)]
@@ -101,19 +102,15 @@ pub enum Error {
         /// How long it waited.
         waited: Duration,
     },
-    /// A value is too large for the coordination service.
-    #[error(
-        "{task}: the value of {key:?} has {given_bytes} bytes, at most {max_bytes} are allowed; send tensors by collectives"
-    )]
+    /// A key or value is too large for the coordination service, or there are too many.
+    #[error("{task}: {what}: {problem}")]
     TooLarge {
         /// This task.
         task: String,
-        /// The key.
-        key: String,
-        /// The value's size.
-        given_bytes: usize,
-        /// The largest size.
-        max_bytes: usize,
+        /// The call.
+        what: String,
+        /// What is too large, what is allowed, and what to do instead.
+        problem: String,
     },
     /// A member failed while this task waited for it.
     #[error("{task}: {what}: {failure}")]
@@ -135,6 +132,9 @@ pub enum Error {
         /// Why.
         reason: String,
     },
+    /// The system gave no random numbers, which tell jobs and their members apart.
+    #[error("the system gives no random numbers: {0}; look at getrandom(2), and at /dev/urandom in containers")]
+    Random(String),
     /// The service's own thread could not be started.
     #[error("cannot start the thread of the coordination service: {0}")]
     Thread(#[source] std::io::Error),
@@ -143,15 +143,27 @@ pub enum Error {
 impl Error {
     /// Whether the same program may succeed when it is started again.
     pub fn is_retryable(&self) -> bool {
-        !matches!(self, Error::Config { .. } | Error::Refused { .. } | Error::TooLarge { .. })
+        self.failure_kind() == FailureKind::Retryable
+    }
+
+    /// Whether a restart helps; where a peer failed, whether it helps against that failure.
+    pub fn failure_kind(&self) -> FailureKind {
+        match self {
+            Error::Config { .. } | Error::Refused { .. } => FailureKind::Configuration,
+            Error::TooLarge { .. } => FailureKind::Permanent,
+            Error::Failed { failure, .. } => failure.kind,
+            _ => FailureKind::Retryable,
+        }
     }
 
     /// Whose doing the error is.
     pub fn scope(&self) -> Scope {
         match self {
-            Error::Config { .. } | Error::TooLarge { .. } | Error::KeyMissing { .. } | Error::Thread(_) => {
-                Scope::Caller
-            }
+            Error::Config { .. }
+            | Error::TooLarge { .. }
+            | Error::KeyMissing { .. }
+            | Error::Random(_)
+            | Error::Thread(_) => Scope::Caller,
             Error::Failed { .. } => Scope::Peer,
             _ => Scope::Cluster,
         }
@@ -165,8 +177,10 @@ impl Error {
         expected: impl Into<String>,
         mend: impl Into<String>,
     ) -> Error {
-        let (problem, given) = (problem.into(), given.into());
-        Error::Config { subject, problem, given, expected: expected.into(), mend: mend.into() }
+        // What was given may stand in the problem and the remedy too.
+        let [problem, given, expected, mend] = [problem.into(), given.into(), expected.into(), mend.into()];
+        let [problem, given, expected, mend] = [problem, given, expected, mend].map(|text| clean(&text, MAX_PART));
+        Error::Config { subject, problem, given, expected, mend }
     }
 
     /// The same error, said of another subject.
@@ -179,6 +193,9 @@ impl Error {
         }
     }
 }
+
+/// The longest part of a sentence about a description, in characters.
+const MAX_PART: usize = 600;
 
 /// Whose doing an error is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

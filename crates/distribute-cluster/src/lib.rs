@@ -5,6 +5,7 @@
 //!   [`UnionResolver`].
 //! - [`Membership`]: this process's rank among those that train together, from TF_CONFIG, RANK and WORLD_SIZE, Open MPI
 //!   or Slurm.
+//! - [`JobId`]: which job a process belongs to, verified by all who meet; [`Incarnation`]: one meeting of its members.
 //! - [`Coordination`]: a service at which the members meet, exchange small values, and learn of each other's failure.
 //!   Cargo feature `coordination`, on by default.
 //!
@@ -28,25 +29,33 @@ mod coordination;
 mod env;
 mod error;
 mod failure;
+mod job;
+mod json;
 mod membership;
+mod names;
 mod resolver;
 mod rules;
 mod slurm;
 mod spec;
 mod task;
+mod text;
 mod tf_config;
 mod union;
 
 #[cfg(feature = "coordination")]
 pub use coordination::{
-    Coordination, CoordinationOptions, HostDecision, InterfaceChoice, LocalHost, Progress, Waiting,
+    Acquaintance, Connection, Coordination, CoordinationOptions, HostDecision, Incoming, InterfaceChoice, LocalHost,
+    Progress, Waiting,
 };
 pub use error::{Error, Result, Scope};
-pub use failure::{Failure, FailureCause};
+pub use failure::{Failure, FailureCause, FailureKind};
+pub use job::{Incarnation, JobId};
 pub use membership::Membership;
+pub use names::look_up;
 pub use resolver::{ClusterResolver, SimpleResolver};
 pub use rules::{collective_leader, coordination_leader, id_in_cluster, is_chief, worker_count};
 pub use spec::ClusterSpec;
 pub use task::{Task, TaskType};
+pub use text::printable;
 pub use tf_config::{TfConfigOverrides, TfConfigResolver};
 pub use union::UnionResolver;

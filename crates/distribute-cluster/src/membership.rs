@@ -1,6 +1,6 @@
 //! This process's place among those that train together.
 
-use crate::{ClusterResolver, ClusterSpec, Error, Result, Task, TaskType, TfConfigResolver, env, id_in_cluster};
+use crate::{ClusterResolver, ClusterSpec, Error, JobId, Result, Task, TaskType, TfConfigResolver, env, id_in_cluster};
 
 mod launchers;
 
@@ -41,6 +41,8 @@ pub struct Membership {
     pub source: &'static str,
     /// What else was seen and not used.
     pub also_seen: Vec<&'static str>,
+    /// The job's identity; `None` to derive it from the size and the leader's port. See [`job_id`](Membership::job_id).
+    pub job: Option<JobId>,
 }
 
 impl Membership {
@@ -76,6 +78,7 @@ impl Membership {
             advertised_host: None,
             source: "explicit arguments",
             also_seen: Vec::new(),
+            job: None,
         })
     }
 
@@ -101,6 +104,7 @@ impl Membership {
             addresses,
             source: "a cluster specification",
             also_seen: Vec::new(),
+            job: Some(JobId::of_cluster(spec)),
         })
     }
 
@@ -122,7 +126,7 @@ impl Membership {
                 return Err(Error::config("cluster resolver", problem, "no task", "a task type and index", mend));
             }
         };
-        Membership::from_cluster(&spec, task).map(Some)
+        Ok(Some(Membership::from_cluster(&spec, task)?.with_job_id(resolver.job_id()?)))
     }
 
     /// The place that the environment describes; `None` where this process is alone.
@@ -130,12 +134,14 @@ impl Membership {
     /// The first that matches decides: TF_CONFIG; RANK and WORLD_SIZE with MASTER_ADDR and MASTER_PORT; Open MPI's
     /// OMPI_COMM_WORLD_RANK and SIZE with MASTER_ADDR; Slurm's SLURM_PROCID and SLURM_NTASKS in a step of `srun`. The
     /// leader listens on its own address of TF_CONFIG, else on DISTRIBUTE_PORT, else on MASTER_PORT + 1: never on
-    /// MASTER_PORT itself, where other launchers keep a store of their own.
+    /// MASTER_PORT itself, where other launchers keep a store of their own. DISTRIBUTE_JOB_ID is the job's identity, whoever
+    /// describes it; see [`JobId`] for what counts where it is unset.
     ///
     /// # Errors
-    /// [`Error::Config`] where variables are missing, malformed or contradict each other.
+    /// [`Error::Config`] where variables are missing, malformed or contradict each other, are not UTF-8, or where one that says
+    /// what this process is has been set to nothing.
     pub fn from_env() -> Result<Option<Membership>> {
-        Membership::from_vars(env::process)
+        env::read(|variable| Membership::from_vars(variable))
     }
 
     /// As [`from_env`](Membership::from_env), with the variables looked up by a function.
@@ -143,7 +149,19 @@ impl Membership {
     /// # Errors
     /// As [`from_env`](Membership::from_env).
     pub fn from_vars(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Membership>> {
-        launchers::membership(&|name| variable(name).filter(|value| !value.trim().is_empty()))
+        launchers::membership(&variable)
+    }
+
+    /// The same place in a job of this identity.
+    #[must_use]
+    pub fn with_job_id(mut self, job: JobId) -> Membership {
+        self.job = Some(job);
+        self
+    }
+
+    /// The job's identity, which all members share and verify when they meet.
+    pub fn job_id(&self) -> JobId {
+        self.job.clone().unwrap_or_else(|| JobId::of_ranks(self.world_size(), &self.leader_address))
     }
 
     /// The number of processes.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::{ClusterSpec, Error, Result, Task, TaskType};
+use crate::{ClusterSpec, Error, JobId, Result, Task, TaskType};
 
 /// A source of cluster descriptions.
 ///
@@ -24,6 +24,14 @@ pub trait ClusterResolver {
     /// The task that this process is, where the source knows.
     fn task(&self) -> Option<Task> {
         Some(Task::new(self.task_type()?, self.task_id()?))
+    }
+
+    /// The identity of the job: what the source gives, else the one derived from the cluster.
+    ///
+    /// # Errors
+    /// As [`cluster_spec`](ClusterResolver::cluster_spec).
+    fn job_id(&self) -> Result<JobId> {
+        Ok(JobId::of_cluster(&self.cluster_spec()?))
     }
 
     /// The protocol of addresses, such as `grpc`.

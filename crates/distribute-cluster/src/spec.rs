@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value, json};
 
+use crate::text::clean;
 use crate::{Error, Result, Task, TaskType};
 
 mod address;
@@ -27,9 +28,14 @@ pub(crate) use address::host_problem;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClusterSpec {
     jobs: BTreeMap<TaskType, BTreeMap<u32, String>>,
+    /// Who has which address, in lower case.
+    owners: BTreeMap<String, Task>,
 }
 
 impl ClusterSpec {
+    /// The largest number of tasks.
+    pub const MAX_TASKS: usize = 100_000;
+
     /// A cluster without tasks.
     pub fn new() -> ClusterSpec {
         ClusterSpec::default()
@@ -38,8 +44,8 @@ impl ClusterSpec {
     /// Adds a job whose tasks are numbered from 0.
     ///
     /// # Errors
-    /// [`Error::Config`]: an address is malformed or used twice, a task is given twice, or there are several chiefs or
-    /// evaluators.
+    /// [`Error::Config`]: an address is malformed or used twice, a task is given twice, there are several chiefs or
+    /// evaluators, or more than [`MAX_TASKS`](ClusterSpec::MAX_TASKS).
     pub fn with_job<A: Into<String>>(
         self,
         kind: TaskType,
@@ -190,11 +196,19 @@ impl ClusterSpec {
                 mend,
             ));
         }
-        if let Some(other) = self.tasks().find(|other| self.jobs[&other.kind][&other.index] == address) {
+        let owner = address.to_ascii_lowercase();
+        if let Some(other) = self.owners.get(&owner) {
             let problem = format!("{other} and {task} have the same address");
             let expected = "an address of its own for every task";
             return Err(Error::config("cluster", problem, address, expected, "Correct the address of one of them."));
         }
+        if self.owners.len() == ClusterSpec::MAX_TASKS {
+            let problem = format!("it has more than {} tasks", ClusterSpec::MAX_TASKS);
+            let given = format!("{task} at {address}, and as many before it");
+            let mend = "Describe fewer tasks; several devices can belong to one.";
+            return Err(Error::config("cluster", problem, given, format!("at most {}", ClusterSpec::MAX_TASKS), mend));
+        }
+        self.owners.insert(owner, task);
         let alone = matches!(task.kind, TaskType::Chief | TaskType::Evaluator);
         let job = self.jobs.entry(task.kind).or_default();
         job.insert(task.index, address);
@@ -221,11 +235,7 @@ pub(crate) fn wrong(subject: &'static str, problem: &str, given: &Value, expecte
 
 /// A JSON value as it appears in a sentence.
 pub(crate) fn shown(value: &Value) -> String {
-    let text = value.to_string();
-    match text.char_indices().nth(200) {
-        Some((end, _)) => format!("{}…", &text[..end]),
-        None => text,
-    }
+    clean(&value.to_string(), 200)
 }
 
 /// `0, 1, 2`, and `0 to 99` where that is shorter.
@@ -234,9 +244,16 @@ fn listed(indices: &[u32]) -> String {
         [first, .., last] if indices.len() > 8 && (last - first) as usize == indices.len() - 1 => {
             format!("{first} to {last}")
         }
+        _ if indices.len() > MAX_LISTED => {
+            let first: Vec<String> = indices.iter().take(MAX_LISTED).map(u32::to_string).collect();
+            format!("{} and {} more", first.join(", "), indices.len() - MAX_LISTED)
+        }
         _ => indices.iter().map(u32::to_string).collect::<Vec<_>>().join(", "),
     }
 }
+
+/// How many indices a sentence lists.
+const MAX_LISTED: usize = 32;
 
 fn index(job: &str, key: &str) -> Result<u32> {
     let wrong = |_| wrong("cluster", &format!("an index of job {job:?} is no whole number"), &json!(key), "0, 1, 2, …");

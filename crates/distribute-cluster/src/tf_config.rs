@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use crate::resolver::with_layer;
 use crate::spec::{shown, wrong};
-use crate::{ClusterResolver, ClusterSpec, Error, Result, Task, TaskType, env};
+use crate::{ClusterResolver, ClusterSpec, Error, JobId, Result, Task, TaskType, env, json};
 
 /// A cluster described by TF_CONFIG.
 ///
@@ -32,6 +32,9 @@ pub struct TfConfigResolver {
     environment: String,
     rpc_layer: Option<String>,
     session_master: Option<String>,
+    /// The tasks know a part of the cluster each.
+    sparse: bool,
+    job: Option<JobId>,
 }
 
 /// What counts before the fields of TF_CONFIG.
@@ -48,12 +51,14 @@ pub struct TfConfigOverrides {
 }
 
 impl TfConfigResolver {
-    /// The description in the variable TF_CONFIG; that of a local program where it is unset or empty.
+    /// The description in the variable TF_CONFIG; that of a local program where it is unset. DISTRIBUTE_JOB_ID gives
+    /// the job's identity.
     ///
     /// # Errors
-    /// [`Error::Config`] with what was given, what was expected and how to mend it.
+    /// [`Error::Config`] with what was given, what was expected and how to mend it; also where the variable is set to nothing, or is
+    /// not UTF-8.
     pub fn from_env() -> Result<TfConfigResolver> {
-        TfConfigResolver::from_vars(env::process)
+        env::read(|variable| TfConfigResolver::from_vars(variable))
     }
 
     /// As [`from_env`](TfConfigResolver::from_env), with the variables looked up by a function.
@@ -61,7 +66,13 @@ impl TfConfigResolver {
     /// # Errors
     /// As [`from_env`](TfConfigResolver::from_env).
     pub fn from_vars(variable: impl Fn(&str) -> Option<String>) -> Result<TfConfigResolver> {
-        TfConfigResolver::from_json(&variable("TF_CONFIG").unwrap_or_default())
+        let json = variable(SUBJECT);
+        if json.as_ref().is_some_and(|json| json.trim().is_empty()) {
+            let mend = "Unset it for a program of one process, else correct what sets it.";
+            return Err(Error::config(SUBJECT, "it is set, but empty", "nothing", EXAMPLE, mend));
+        }
+        let resolver = TfConfigResolver::from_json(&json.unwrap_or_default())?;
+        Ok(TfConfigResolver { job: JobId::from_vars(&variable)?, ..resolver })
     }
 
     /// The description in a TF_CONFIG text; that of a local program where it is empty.
@@ -78,21 +89,23 @@ impl TfConfigResolver {
     /// [`Error::Config`] with what was given, what was expected and how to mend it.
     pub fn with_overrides(json: &str, overrides: TfConfigOverrides) -> Result<TfConfigResolver> {
         let json = if json.trim().is_empty() { "{}" } else { json };
-        let config: Value = serde_json::from_str(json).map_err(|error| not_json(json, &error))?;
+        let config = json::parse(json).map_err(|error| not_json(json, &error))?;
         if !config.is_object() {
             return Err(wrong(SUBJECT, "it is not an object", &config, EXAMPLE));
         }
+        check_keys("", &config, &["cluster", "sparseCluster", "task"])?;
         let field = |name: &str| config.get(name).filter(|value| !value.is_null());
         let text = |name: &'static str| match field(name) {
             None => Ok(None),
             Some(Value::String(text)) => Ok(Some(text.clone())),
             Some(other) => Err(wrong(SUBJECT, &format!("{name} is not a string"), other, "a string")),
         };
-        let cluster = match (field("cluster"), field("sparseCluster")) {
-            (Some(Value::Object(dense)), Some(sparse)) if dense.is_empty() => Some(sparse),
-            (dense, sparse) => dense.or(sparse),
+        let (cluster, sparse) = match (field("cluster"), field("sparseCluster")) {
+            (Some(Value::Object(dense)), Some(sparse)) if dense.is_empty() => (Some(sparse), true),
+            (Some(dense), _) => (Some(dense), false),
+            (None, sparse) => (sparse, sparse.is_some()),
         };
-        let spec = cluster.map_or_else(|| Ok(ClusterSpec::new()), ClusterSpec::from_json);
+        let spec = cluster.map_or_else(|| Ok(ClusterSpec::new()), read_cluster);
         let (task_type, task_id) = match field("task") {
             None => (None, None),
             Some(task) => read_task(task, &overrides)?,
@@ -107,6 +120,8 @@ impl TfConfigResolver {
                 .unwrap_or_default(),
             rpc_layer: overrides.rpc_layer.map_or_else(|| text("rpc_layer"), |given| Ok(Some(given)))?,
             session_master: text("session_master")?,
+            sparse,
+            job: None,
         };
         resolver.check(&config)?;
         Ok(resolver)
@@ -160,6 +175,14 @@ impl ClusterResolver for TfConfigResolver {
         self.task_id
     }
 
+    fn job_id(&self) -> Result<JobId> {
+        Ok(match &self.job {
+            Some(job) => job.clone(),
+            None if self.sparse => JobId::unknown(),
+            None => JobId::of_cluster(&self.spec),
+        })
+    }
+
     fn rpc_layer(&self) -> Option<&str> {
         self.rpc_layer.as_deref()
     }
@@ -187,12 +210,27 @@ impl ClusterResolver for TfConfigResolver {
 const SUBJECT: &str = "TF_CONFIG";
 const EXAMPLE: &str = r#"{"cluster": {"worker": ["host:port", …]}, "task": {"type": "worker", "index": 0}}"#;
 
+/// Reads the `cluster` object. A list of workers that is empty, as where a template was not filled in, would make each task train
+/// alone; other jobs may be empty, as some launchers write them.
+fn read_cluster(cluster: &Value) -> Result<ClusterSpec> {
+    let expected = r#"an object such as {"worker": ["host:2222"]}, without jobs that have no tasks"#;
+    let spec = ClusterSpec::from_json(cluster)?;
+    if cluster.get("worker").is_some() && spec.num_tasks(TaskType::Worker) == 0 {
+        return Err(wrong(SUBJECT, "job \"worker\" has no tasks", cluster, expected));
+    }
+    if spec.is_empty() && cluster.as_object().is_some_and(|jobs| !jobs.is_empty()) {
+        return Err(wrong(SUBJECT, "none of its jobs has tasks", cluster, expected));
+    }
+    Ok(spec)
+}
+
 /// Reads the `task` object; the index may be a number or, as some launchers write it, a string.
 fn read_task(task: &Value, overrides: &TfConfigOverrides) -> Result<(Option<TaskType>, Option<u32>)> {
     let expected = r#"{"type": "worker", "index": 0}"#;
     if !task.is_object() {
         return Err(wrong(SUBJECT, "task is not an object", task, expected));
     }
+    check_keys("task.", task, &["type", "index"])?;
     let kind = match task.get("type") {
         Some(Value::String(kind)) => Some(kind.parse().map_err(|error: Error| error.about(SUBJECT))?),
         Some(_) => return Err(wrong(SUBJECT, "task.type is not a string", task, expected)),
@@ -212,21 +250,44 @@ fn read_task(task: &Value, overrides: &TfConfigOverrides) -> Result<(Option<Task
     }
 }
 
+/// Refuses a key that is one of these but for its spelling, where the right one is missing: without its cluster every task would
+/// train alone.
+fn check_keys(path: &str, object: &Value, known: &[&str]) -> Result<()> {
+    let given = object.as_object().into_iter().flatten().map(|(key, _)| key.as_str());
+    let misspelt = |key: &&str| {
+        known.iter().find(|known| {
+            **known != *key
+                && object.get(**known).is_none()
+                && strsim::osa_distance(&known.to_lowercase(), &key.to_lowercase()) <= known.len() / 4
+        })
+    };
+    let found = given.filter(|key| !known.contains(key)).find_map(|key| Some((key, misspelt(&key)?)));
+    found.map_or(Ok(()), |(key, near)| {
+        let problem = format!("{:?} is no key that is read", format!("{path}{key}"));
+        let mend = format!("Did you mean {path}{near}?");
+        Err(Error::config(SUBJECT, problem, key, format!("{path}{near}"), mend))
+    })
+}
+
 fn not_json(json: &str, error: &serde_json::Error) -> Error {
     let line = json.lines().nth(error.line().saturating_sub(1)).unwrap_or_default();
-    let start = error.column().saturating_sub(40);
+    // The column counts bytes.
+    let before = line.char_indices().take_while(|(at, _)| at + 1 < error.column()).count();
+    let start = before.saturating_sub(40);
     let mut given: String = line.chars().skip(start).take(80).collect();
     if start > 0 {
         given.insert(0, '…');
     }
-    Error::config(
-        SUBJECT,
-        format!("it is not JSON: {error}"),
-        given,
-        EXAMPLE,
-        "Check quotes, commas and brackets at that place; a shell needs single quotes around the whole text.",
-    )
+    let (problem, mend) = if error.is_data() {
+        (error.to_string(), "Keep one of the two.")
+    } else {
+        (format!("it is not JSON: {error}"), SYNTAX)
+    };
+    Error::config(SUBJECT, problem, given, EXAMPLE, mend)
 }
+
+const SYNTAX: &str =
+    "Check quotes, commas and brackets at that place; a shell needs single quotes around the whole text.";
 
 #[cfg(test)]
 mod tests;

@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use distribute_cluster::{Coordination, CoordinationOptions, FailureCause, Membership};
+use distribute_cluster::{Coordination, CoordinationOptions, FailureCause, Membership, TfConfigResolver};
 
 const SOON: Duration = Duration::from_secs(10);
 
@@ -38,8 +38,12 @@ impl Drop for Member {
 }
 
 fn start(rank: u32, size: u32, port: u16) -> (Member, mpsc::Receiver<String>) {
-    let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "a_member_until_it_is_killed", "--nocapture"])
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    started(command.args(["--exact", "a_member_until_it_is_killed", "--nocapture"]), rank, size, port)
+}
+
+fn started(command: &mut Command, rank: u32, size: u32, port: u16) -> (Member, mpsc::Receiver<String>) {
+    let mut child = command
         .env_remove("TF_CONFIG")
         .env("RANK", rank.to_string())
         .env("WORLD_SIZE", size.to_string())
@@ -63,6 +67,94 @@ fn line(lines: &mpsc::Receiver<String>, words: &str) -> String {
             return line;
         }
     }
+}
+
+/// Not a test of its own: what a started process makes of its environment.
+#[test]
+fn a_reader_of_its_environment() {
+    if std::env::var_os("DISTRIBUTE_TEST_READER").is_none() {
+        return;
+    }
+    let membership = Membership::from_env().map(|found| found.map(|membership| membership.rank));
+    println!("membership: {:?}", membership.map_err(|error| error.to_string()));
+    println!("resolver: {:?}", TfConfigResolver::from_env().map(drop).map_err(|error| error.to_string()));
+    println!("options: {:?}", CoordinationOptions::from_env().map(drop).map_err(|error| error.to_string()));
+}
+
+#[test]
+fn variables_that_are_no_text_are_errors() {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
+    for (name, reader) in [
+        ("TF_CONFIG", "membership"),
+        ("TF_CONFIG", "resolver"),
+        ("RANK", "membership"),
+        ("WORLD_SIZE", "membership"),
+        ("OMPI_COMM_WORLD_RANK", "membership"),
+        ("SLURM_PROCID", "membership"),
+        ("DISTRIBUTE_JOB_ID", "resolver"),
+        ("DISTRIBUTE_JOB_ID", "options"),
+        ("DISTRIBUTE_TIMEOUT", "options"),
+        ("DISTRIBUTE_INTERFACE", "options"),
+    ] {
+        let mut reader_of = Command::new(std::env::current_exe().unwrap());
+        for other in ["TF_CONFIG", "RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "DISTRIBUTE_JOB_ID"] {
+            reader_of.env_remove(other);
+        }
+        let output = reader_of
+            .args(["--exact", "a_reader_of_its_environment", "--nocapture"])
+            .env("DISTRIBUTE_TEST_READER", "1")
+            .env(name, OsStr::from_bytes(b"caf\xe9\n"))
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let line = text.lines().find(|line| line.contains(&format!("{reader}: "))).unwrap();
+        let words = format!("the environment: the value of {name} is not UTF-8");
+        assert!(line.contains("Err(") && line.contains(&words), "{name}, {reader}: {text}");
+    }
+}
+
+/// The processor time that a process has used, in clock ticks.
+fn ticks(pid: u32) -> u64 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let fields: Vec<&str> = stat.rsplit_once(") ").unwrap().1.split(' ').collect();
+    fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_leader_without_file_descriptors_waits_for_them_and_goes_on() {
+    const LIMIT: usize = 40;
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    drop(listener);
+    let script = format!("ulimit -n {LIMIT} && exec \"$0\" --exact a_member_until_it_is_killed --nocapture");
+    let (leader, lines) =
+        started(Command::new("sh").args(["-c", &script]).arg(std::env::current_exe().unwrap()), 0, 2, port);
+    let pid = leader.0.id();
+    let open = || std::fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count);
+    let deadline = Instant::now() + SOON;
+    let mut sockets = Vec::new();
+    while open() < LIMIT {
+        assert!(Instant::now() < deadline, "{} descriptors are open", open());
+        match std::net::TcpStream::connect(("127.0.0.1", port)) {
+            Ok(socket) => sockets.push(socket),
+            Err(_) => std::thread::yield_now(),
+        }
+    }
+    // Some wait to be accepted, which the leader cannot do.
+    sockets.extend((0..20).map(|_| std::net::TcpStream::connect(("127.0.0.1", port)).unwrap()));
+    let (before, begun) = (ticks(pid), Instant::now());
+    std::thread::sleep(Duration::from_secs(1));
+    let (used, passed) = (ticks(pid) - before, begun.elapsed());
+    // A tick is a hundredth of a second; one that spins uses all of its time.
+    assert!(used < 30, "{used} ticks within {passed:?}");
+    assert!(open() >= LIMIT, "{} descriptors are open", open());
+    drop(sockets);
+    let options = CoordinationOptions { join_timeout: SOON, ..CoordinationOptions::default() };
+    let member = Coordination::start(&Membership::new(1, 2, format!("127.0.0.1:{port}")).unwrap(), options).unwrap();
+    line(&lines, "joined as worker:0");
+    drop(member);
 }
 
 #[test]

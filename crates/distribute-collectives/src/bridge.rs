@@ -1,22 +1,25 @@
 //! From the first rank of this process to the other processes: one operation at a time, in the order of calls.
+#![expect(unsafe_code, reason = "the thread that crosses works on the memory of ranks that wait")]
 
 use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use distribute_cluster::Coordination;
 
-use crate::call::{Call, Kind};
+use crate::call::{Call, Kind, ScheduleId};
 use crate::memory::{Buffers, exclusive};
 use crate::mesh::{self, Mesh, MeshError};
 use crate::reduction::Combiner;
 use crate::schedule::{
-    Algorithm, Link, Schedule, binomial_broadcast, binomial_reduce, dissemination_all_gather, dissemination_barrier,
-    hierarchical_all_reduce, ring_all_gather, ring_all_gather_v, ring_reduce_scatter, ring_reduce_scatter_v,
+    Algorithm, Link, Schedule, Step, binomial_broadcast, binomial_reduce, dissemination_all_gather,
+    dissemination_barrier, hierarchical_all_reduce, ordered_reduce, ordered_reduce_scatter, ring_all_gather,
+    ring_all_gather_v, ring_reduce_scatter, ring_reduce_scatter_v,
 };
 use crate::team::{Operation, Team, lock};
-use crate::transport::TransportError;
+use crate::transport::{AbortReason, TransportError};
 use crate::work_plan::Plan;
 use crate::{Error, Rank, ReduceOp, Result};
 
@@ -35,7 +38,7 @@ pub(crate) struct Bridge {
     hosts: Option<Vec<usize>>,
     /// The schedule of the last call, without its number: training repeats its calls, and building a schedule costs more
     /// than a short message.
-    last_schedule: Mutex<Option<(Call, Arc<Schedule>)>>,
+    last_schedule: Mutex<Option<(Repeated, Arc<Planned>)>>,
     queue: Mutex<Queue>,
     /// Carries operations over while their ranks do something else; started by the first that needs it.
     courier: OnceLock<SyncSender<()>>,
@@ -52,6 +55,15 @@ pub(crate) struct Job {
     pub(crate) processes: Vec<usize>,
     /// Tells groups of one name that were formed one after another from each other.
     pub(crate) generation: u64,
+}
+
+/// What tells one schedule from another: the call without its number, and whether ranks are combined in their order.
+type Repeated = (Call, bool);
+
+/// A schedule, and what makes it known to the other processes.
+struct Planned {
+    id: ScheduleId,
+    steps: Schedule,
 }
 
 struct Queue {
@@ -116,6 +128,11 @@ impl Bridge {
         }
     }
 
+    /// Takes an operation out of the line; returns whether it stood there, so that no thread works on it.
+    pub(crate) fn withdraw(&self, sequence: u64) -> bool {
+        lock(&self.queue).waiting.remove(&sequence).is_some()
+    }
+
     /// Carries over the operation that is next, if it is there and nobody is doing so; whether it did.
     pub(crate) fn cross(&self, team: &Team) -> bool {
         self.cross_next(team, SPIN)
@@ -134,13 +151,16 @@ impl Bridge {
         };
         let outcome = match (operation.leader_call(), operation.plan()) {
             (Some((call, deadline, started)), Some(plan)) => {
-                let load = Load { call, combiner: plan.combiner(), deadline, started, spin };
-                self.carry(team, &load, |mesh, job| match plan.exchange() {
-                    Some(exchange) => mesh.swap(&exchange.messages, job),
+                let divides = plan.carried().is_none();
+                let load = Load { call, plan: Some(plan), combiner: plan.combiner(), divides, deadline, started, spin };
+                self.carry(team, &load, |mesh, job, schedule| match plan.exchange() {
+                    // SAFETY: as below, for the memory of all ranks of this process.
+                    Some(exchange) => unsafe { mesh.swap(&exchange.messages, job) },
                     None => {
-                        let schedule = self.schedule(&call, team, Some(plan), mesh.rank());
-                        // The first phase is over and the second has not begun: this thread alone works on these slices.
-                        mesh.run(schedule.as_slice(), &mut exclusive(plan.bridged()), job)
+                        // SAFETY: the operation is in Bridging: its owners wait, no chunk of it is handed out, and the queue
+                        // gave it to this thread alone, which returns before the state changes.
+                        let mut slices = unsafe { exclusive(plan.bridged()) };
+                        mesh.run(schedule, &mut slices, job)
                     }
                 })
             }
@@ -175,11 +195,11 @@ impl Bridge {
     ) -> Result<()> {
         let built_in = Combiner::BuiltIn(call.op.unwrap_or(ReduceOp::Sum));
         let combiner = buffers.user.as_ref().unwrap_or(&built_in);
-        let load = Load { call, combiner, deadline: started + timeout, started, spin: SPIN };
-        let outcome = self.carry(team, &load, |mesh, job| {
-            let schedule = self.schedule(&call, team, None, mesh.rank());
-            // The rank that owns the memory is the one that waits for this to return.
-            mesh.run(schedule.as_slice(), &mut exclusive(&buffers.outputs), job)
+        let load = Load { call, plan: None, combiner, divides: true, deadline: started + timeout, started, spin: SPIN };
+        let outcome = self.carry(team, &load, |mesh, job, schedule| {
+            // SAFETY: this process's only rank owns the memory, borrowed it to this call, and waits for it to return.
+            let mut slices = unsafe { exclusive(&buffers.outputs) };
+            mesh.run(schedule, &mut slices, job)
         });
         if self.end_crossing() {
             self.wake_courier();
@@ -199,85 +219,118 @@ impl Bridge {
         &self,
         team: &Team,
         load: &Load<'_>,
-        work: impl FnOnce(&mut Mesh, &mesh::Job<'_>) -> Result<(), MeshError>,
+        work: impl FnOnce(&mut Mesh, &mesh::Job<'_>, &[Step]) -> Result<(), MeshError>,
     ) -> Result<()> {
-        let Load { call, combiner, deadline, started, spin } = *load;
+        let Load { call, plan, combiner, divides, deadline, started, spin } = *load;
         team.check_alive(call)?;
         let mut mesh = lock(&self.mesh);
-        let job = mesh::Job {
-            call,
-            dtype: call.dtype,
-            combiner,
-            divisor: (call.op == Some(ReduceOp::Mean)).then_some(team.names.len() as u32),
-            started,
-            deadline,
-            spin,
-            interrupted: &team.interrupted,
+        let run = || {
+            let wire = plan.map_or(call, Plan::wire_call);
+            let planned = self.schedule(&wire, team, plan, combiner.is_ordered(), mesh.rank());
+            let job = mesh::Job {
+                call,
+                schedule: planned.id,
+                dtype: wire.dtype,
+                combiner,
+                divisor: (divides && call.op == Some(ReduceOp::Mean)).then_some(team.names.len() as u32),
+                started,
+                deadline,
+                spin,
+                interrupted: &team.interrupted,
+            };
+            work(&mut mesh, &job, &planned.steps)
         };
-        work(&mut mesh, &job).map_err(|error| {
-            let error = explain(error, team, &mesh, call, started);
-            mesh.abort(&error.to_string());
-            error
-        })
+        // A reduction, algorithm or transport of the caller's may panic. What it worked on is then given up as after any
+        // other failure: the peers are told, and nobody uses the mesh for anything else afterwards.
+        let outcome = catch_unwind(AssertUnwindSafe(run));
+        let error = match outcome {
+            Ok(Ok(())) => return Ok(()),
+            Ok(Err(error)) => explain(error, team, &mesh, call, started),
+            Err(panic) => team.panicked(Some(call), &*panic),
+        };
+        // Also a transport's own `abort` may panic; the connections then end with the process.
+        let _ = catch_unwind(AssertUnwindSafe(|| mesh.abort(&error.as_reason(&team.local_name(0)))));
+        // Before the way is free again: the streams may have ended in the middle of a message.
+        team.abort(&team.local_name(0), &error);
+        Err(error)
     }
 
     /// The schedule of a call; `plan` is needed for those with a count per rank.
-    fn schedule(&self, call: &Call, team: &Team, plan: Option<&Plan>, rank: usize) -> Arc<Schedule> {
+    fn schedule(&self, call: &Call, team: &Team, plan: Option<&Plan>, ordered: bool, rank: usize) -> Arc<Planned> {
         if matches!(call.kind, Kind::AllGatherV | Kind::ReduceScatterV) {
             // The call tells of counts per rank only a digest.
-            return Arc::new(self.make_schedule(call, team, plan, rank));
+            return Arc::new(self.make_schedule(call, team, plan, ordered, rank));
         }
-        let repeats = Call { sequence: 0, op: None, ..*call };
-        let mut last = lock(&self.last_schedule);
-        match &*last {
-            Some((known, schedule)) if *known == repeats => schedule.clone(),
-            _ => {
-                let schedule = Arc::new(self.make_schedule(call, team, plan, rank));
-                *last = Some((repeats, schedule.clone()));
-                schedule
-            }
+        let repeats = (Call { sequence: 0, op: None, ..*call }, ordered);
+        if let Some((known, schedule)) = &*lock(&self.last_schedule)
+            && *known == repeats
+        {
+            return schedule.clone();
         }
+        // Without the lock, as an algorithm may be the caller's own.
+        let schedule = Arc::new(self.make_schedule(call, team, plan, ordered, rank));
+        *lock(&self.last_schedule) = Some((repeats, schedule.clone()));
+        schedule
     }
 
-    fn make_schedule(&self, call: &Call, team: &Team, plan: Option<&Plan>, rank: usize) -> Schedule {
+    fn make_schedule(&self, call: &Call, team: &Team, plan: Option<&Plan>, ordered: bool, rank: usize) -> Planned {
         let ranks = self.processes;
         let count = call.count as usize;
         let root = call.root.map_or(0, |root| root.index() / team.local_ranks);
+        let named = |name: &str, steps| Planned { id: ScheduleId::new(name, &[]), steps };
+        let only = |steps| Planned { id: ScheduleId::ONLY, steps };
+        let process_counts = || plan.map(Plan::process_counts).unwrap_or_default();
         match call.kind {
+            Kind::AllReduce if ordered => named("ordered-tree", Algorithm::Tree.schedule(rank, ranks, count)),
+            Kind::Reduce if ordered => named("ordered-tree", ordered_reduce(rank, ranks, root, count)),
+            Kind::ReduceScatter if ordered => {
+                named("ordered-tree", ordered_reduce_scatter(rank, &vec![count / ranks; ranks]))
+            }
+            Kind::ReduceScatterV if ordered => named("ordered-tree", ordered_reduce_scatter(rank, &process_counts())),
             Kind::AllReduce => {
                 let bytes = count * call.dtype.size_bytes();
                 match &self.hosts {
                     // Short messages take fewer steps in a flat schedule.
-                    Some(hosts) if self.algorithm == Algorithm::Auto && bytes > LEVELS_BYTES => {
-                        hierarchical_all_reduce(rank, hosts, count)
+                    Some(hosts) if self.algorithm == Algorithm::Auto && bytes > LEVELS_BYTES => Planned {
+                        id: ScheduleId::new("hierarchical", hosts),
+                        steps: hierarchical_all_reduce(rank, hosts, count),
+                    },
+                    _ => {
+                        let algorithm = self.algorithm_for(bytes);
+                        let steps = algorithm.schedule(rank, ranks, count);
+                        match &algorithm {
+                            // Its name may be one of ours.
+                            Algorithm::Custom(_) => named(&format!("custom {}", algorithm.name()), steps),
+                            known => named(known.name(), steps),
+                        }
                     }
-                    _ => self.algorithm_for(bytes).schedule(rank, ranks, count),
                 }
             }
-            Kind::Broadcast => binomial_broadcast(rank, ranks, root, count),
-            Kind::Reduce => binomial_reduce(rank, ranks, root, count),
+            Kind::Broadcast => only(binomial_broadcast(rank, ranks, root, count)),
+            Kind::Reduce => named("tree", binomial_reduce(rank, ranks, root, count)),
             Kind::AllGather => {
                 let total = count * team.names.len();
                 // The bytes are the same; the ring keeps each of them on one link, dissemination takes fewer steps.
                 let step_s = (total * call.dtype.size_bytes()) as f64 / ranks as f64 * self.link.per_byte_s;
                 match step_s < self.link.latency_s {
-                    true => dissemination_all_gather(rank, ranks, total),
-                    false => ring_all_gather(rank, ranks, total),
+                    true => named("dissemination", dissemination_all_gather(rank, ranks, total)),
+                    false => named("ring", ring_all_gather(rank, ranks, total)),
                 }
             }
-            Kind::ReduceScatter => ring_reduce_scatter(rank, ranks, count),
-            Kind::AllGatherV => ring_all_gather_v(rank, &plan.map(Plan::process_counts).unwrap_or_default()),
-            Kind::ReduceScatterV => ring_reduce_scatter_v(rank, &plan.map(Plan::process_counts).unwrap_or_default()),
-            Kind::Barrier => dissemination_barrier(rank, ranks),
+            Kind::ReduceScatter => named("ring", ring_reduce_scatter(rank, ranks, count)),
+            Kind::AllGatherV => only(ring_all_gather_v(rank, &process_counts())),
+            Kind::ReduceScatterV => named("ring", ring_reduce_scatter_v(rank, &process_counts())),
+            Kind::Barrier => only(dissemination_barrier(rank, ranks)),
             // These are exchanges, which need no schedule.
-            _ => Schedule::new(),
+            _ => only(Schedule::new()),
         }
     }
 
     /// Tells the other processes that this one has failed. An exchange that is under way notices by itself.
-    pub(crate) fn abort(&self, error: &Error) {
+    pub(crate) fn abort(&self, reason: &AbortReason) {
         if let Ok(mut mesh) = self.mesh.try_lock() {
-            mesh.abort(&error.to_string());
+            // A transport of the caller's may panic.
+            let _ = catch_unwind(AssertUnwindSafe(|| mesh.abort(reason)));
         }
     }
 
@@ -312,7 +365,10 @@ fn courier(calls: &Receiver<()>, team: &Weak<Team>) {
 /// One call on its way over.
 struct Load<'a> {
     call: Call,
+    plan: Option<&'a Plan>,
     combiner: &'a Combiner,
+    /// Whether a mean divides on the way, rather than afterwards.
+    divides: bool,
     started: Instant,
     deadline: Instant,
     spin: Duration,
@@ -334,7 +390,14 @@ fn explain(error: MeshError, team: &Team, mesh: &Mesh, call: Call, started: Inst
     let name = |process: usize| team.names.get(process * team.local_ranks).cloned().unwrap_or_default();
     let here = team.local_name(0);
     match error {
-        MeshError::Mismatch { peer, here: call, there } => {
+        MeshError::Mismatch { peer, here: (call, mine), there: (other, theirs) } if call == other => Error::Schedules {
+            call: Box::new(call),
+            here_name: here,
+            here: mine.name(),
+            there_name: name(peer),
+            there: theirs.name(),
+        },
+        MeshError::Mismatch { peer, here: (call, _), there: (there, _) } => {
             Error::Mismatch { here: Box::new(call), here_name: here, there: Box::new(there), there_name: name(peer) }
         }
         MeshError::Garbage { peer } => Error::PeerLost {
@@ -368,7 +431,10 @@ fn explain(error: MeshError, team: &Team, mesh: &Mesh, call: Call, started: Inst
             Error::PeerLeft { name: here, peer: name(peer), group: team.name.clone(), during: call.to_string() }
         }
         MeshError::Transport(TransportError::Aborted { peer, reason }) => {
-            Error::Aborted { group: team.name.clone(), origin: name(peer), cause: reason }
+            let AbortReason { origin, cause, retryable } = *reason;
+            // A transport of the caller's may say nothing of where it began.
+            let origin = if origin.is_empty() { name(peer) } else { origin };
+            Error::Aborted { group: team.name.clone(), origin, cause, retryable }
         }
         // Interrupted, which only an abort does.
         MeshError::Transport(_) => team.aborted(Some(call)),

@@ -4,6 +4,7 @@ use std::fmt;
 
 use distribute_device::DType;
 
+use crate::digest::fnv1a_32;
 use crate::{Rank, ReduceOp};
 
 /// The kind of a collective operation.
@@ -113,30 +114,34 @@ pub struct Call {
 
 impl Call {
     /// Bytes of an encoded call.
-    pub(crate) const ENCODED_LEN: usize = 32;
+    pub(crate) const ENCODED_LEN: usize = 40;
 
-    /// Fixed little-endian layout: magic, kind, dtype, op, then root, layout, sequence, count.
-    pub(crate) fn encode(&self) -> [u8; Self::ENCODED_LEN] {
+    /// Fixed little-endian layout: magic, kind, dtype, op, schedule's code, then root, layout, sequence, count, schedule's
+    /// digest, zero.
+    pub(crate) fn encode(&self, schedule: ScheduleId) -> [u8; Self::ENCODED_LEN] {
         let mut bytes = [0u8; Self::ENCODED_LEN];
         bytes[0..4].copy_from_slice(MAGIC);
         bytes[4] = self.kind as u8;
         bytes[5] = self.dtype.code();
         bytes[6] = self.op.map_or(u8::MAX, ReduceOp::code);
+        bytes[7] = schedule.code;
         bytes[8..12].copy_from_slice(&self.root.map_or(u32::MAX, |rank| rank.0).to_le_bytes());
         bytes[12..16].copy_from_slice(&self.layout.to_le_bytes());
         bytes[16..24].copy_from_slice(&self.sequence.to_le_bytes());
         bytes[24..32].copy_from_slice(&self.count.to_le_bytes());
+        bytes[32..36].copy_from_slice(&schedule.digest.to_le_bytes());
         bytes
     }
 
-    /// Reads an encoded call; `None` where the bytes are not one.
-    pub(crate) fn decode(bytes: &[u8; Self::ENCODED_LEN]) -> Option<Call> {
-        if &bytes[0..4] != MAGIC {
+    /// Reads an encoded call and how it is carried out; `None` where the bytes are not one.
+    pub(crate) fn decode(bytes: &[u8; Self::ENCODED_LEN]) -> Option<(Call, ScheduleId)> {
+        if &bytes[0..4] != MAGIC || bytes[36..40] != [0; 4] {
             return None;
         }
         let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
         let long = |at: usize| u64::from(word(at)) | (u64::from(word(at + 4)) << 32);
-        Some(Call {
+        let schedule = ScheduleId { code: bytes[7], digest: word(32) };
+        let call = Call {
             kind: Kind::from_code(bytes[4])?,
             dtype: DType::from_code(bytes[5])?,
             op: match bytes[6] {
@@ -150,20 +155,16 @@ impl Call {
             layout: word(12),
             sequence: long(16),
             count: long(24),
-        })
+        };
+        Some((call, schedule))
     }
 
-    /// The digest of the lengths of several slices. FNV-1a: only equality matters.
+    /// The digest of the lengths of several slices.
     pub(crate) fn layout_of(lengths: impl ExactSizeIterator<Item = usize>) -> u32 {
         if lengths.len() <= 1 {
             return 0;
         }
-        lengths.fold(0x811c_9dc5, |hash: u32, length| {
-            (length as u64)
-                .to_le_bytes()
-                .iter()
-                .fold(hash, |hash, byte| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193))
-        })
+        fnv1a_32(lengths.flat_map(|length| (length as u64).to_le_bytes()))
     }
 }
 
@@ -187,7 +188,47 @@ impl fmt::Display for Call {
     }
 }
 
-const MAGIC: &[u8; 4] = b"dst1";
+/// How a call is carried out between processes: part of what every message says, since messages of one schedule make no
+/// sense in another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ScheduleId {
+    code: u8,
+    digest: u32,
+}
+
+impl ScheduleId {
+    /// Of calls that are carried out in one way only.
+    pub(crate) const ONLY: ScheduleId = ScheduleId { code: 0, digest: 0 };
+
+    /// `name` names the algorithm, `placement` what else the schedule was made from besides the call and the ranks.
+    pub(crate) fn new(name: &str, placement: &[usize]) -> ScheduleId {
+        let code = NAMES.iter().position(|known| *known == name).map_or(u8::MAX, |index| index as u8 + 1);
+        let placement = placement.iter().flat_map(|place| (*place as u64).to_le_bytes());
+        ScheduleId { code, digest: fnv1a_32(name.bytes().chain(placement)) }
+    }
+
+    pub(crate) fn name(self) -> &'static str {
+        match self.code {
+            0 => "its only algorithm",
+            u8::MAX => "an algorithm of the caller's",
+            code => NAMES.get(usize::from(code) - 1).unwrap_or(&"an unknown algorithm"),
+        }
+    }
+}
+
+/// Algorithms by which calls may be carried out, in the order of their codes.
+const NAMES: [&str; 8] = [
+    "ring",
+    "recursive-doubling",
+    "halving-doubling",
+    "tree",
+    "double-tree",
+    "hierarchical",
+    "dissemination",
+    "ordered-tree",
+];
+
+const MAGIC: &[u8; 4] = b"dst2";
 
 #[cfg(test)]
 mod tests {
@@ -210,9 +251,19 @@ mod tests {
 
     #[test]
     fn an_encoded_call_reads_back() {
-        assert_eq!(Call::decode(&call().encode()), Some(call()));
+        let ring = ScheduleId::new("ring", &[]);
+        assert_eq!(Call::decode(&call().encode(ring)), Some((call(), ring)));
         let barrier = Call { kind: Kind::Barrier, op: None, root: None, ..call() };
-        assert_eq!(Call::decode(&barrier.encode()), Some(barrier));
+        assert_eq!(Call::decode(&barrier.encode(ScheduleId::ONLY)), Some((barrier, ScheduleId::ONLY)));
+    }
+
+    #[test]
+    fn schedules_of_other_names_or_hosts_are_others() {
+        let ring = ScheduleId::new("ring", &[]);
+        assert_eq!((ring.name(), ScheduleId::new("mine", &[]).name()), ("ring", "an algorithm of the caller's"));
+        assert_ne!(ring, ScheduleId::new("tree", &[]));
+        assert_ne!(ScheduleId::new("mine", &[]), ScheduleId::new("yours", &[]));
+        assert_ne!(ScheduleId::new("hierarchical", &[0, 0, 2]), ScheduleId::new("hierarchical", &[0, 1, 1]));
     }
 
     #[test]
@@ -225,10 +276,10 @@ mod tests {
 
     #[test]
     fn foreign_bytes_are_refused() {
-        let mut bytes = call().encode();
+        let mut bytes = call().encode(ScheduleId::ONLY);
         bytes[0] = b'X';
         assert_eq!(Call::decode(&bytes), None);
-        let mut bytes = call().encode();
+        let mut bytes = call().encode(ScheduleId::ONLY);
         bytes[5] = 200;
         assert_eq!(Call::decode(&bytes), None);
     }
@@ -250,10 +301,9 @@ mod tests {
             bytes[4] = kind;
             bytes[5] = dtype;
             bytes[6] = if op == 11 { u8::MAX } else { op };
-            if let Some(call) = Call::decode(&bytes) {
-                // One byte has no meaning yet.
-                bytes[7] = 0;
-                prop_assert_eq!(call.encode(), bytes);
+            bytes[36..].fill(0);
+            if let Some((call, schedule)) = Call::decode(&bytes) {
+                prop_assert_eq!(call.encode(schedule), bytes);
             }
         }
     }

@@ -206,6 +206,10 @@ pub trait Compressor: Send {
     /// Adds what all ranks sent to `sum`, which begins with zeros, or returns what to send next. `left` is what
     /// [`begin`](Compressor::begin) left.
     fn go_on(&mut self, received: Payload, left: &mut [f32], sum: &mut [f32]) -> Option<Payload>;
+
+    /// Undoes the last [`begin`](Compressor::begin) and what came after it, since the step has failed: for those that keep
+    /// something from step to step besides what is left of the values. Default: nothing.
+    fn take_back(&mut self) {}
 }
 
 /// A bucket's compressor, and what it keeps.
@@ -213,6 +217,10 @@ pub(crate) struct Bucketed {
     compressor: Box<dyn Compressor>,
     /// What earlier steps left.
     left: Vec<f32>,
+    /// What was left before the step under way.
+    before: Vec<f32>,
+    /// Whether that has begun, and could be taken back.
+    begun: bool,
     sum: Vec<f32>,
 }
 
@@ -225,7 +233,7 @@ impl fmt::Debug for Bucketed {
 impl Bucketed {
     pub(crate) fn new(compressor: Box<dyn Compressor>, tensors: &[FusedTensor]) -> Bucketed {
         let len = tensors.iter().map(FusedTensor::len).sum();
-        Bucketed { compressor, left: vec![0.0; len], sum: vec![0.0; len] }
+        Bucketed { compressor, left: vec![0.0; len], before: Vec::new(), begun: false, sum: vec![0.0; len] }
     }
 
     #[cfg(test)]
@@ -233,7 +241,22 @@ impl Bucketed {
         &self.left
     }
 
+    /// Makes the last step final.
+    pub(crate) fn settle(&mut self) {
+        self.begun = false;
+    }
+
+    /// Goes back to before the step under way.
+    pub(crate) fn take_back(&mut self) {
+        if std::mem::take(&mut self.begun) {
+            self.left.copy_from_slice(&self.before);
+            self.compressor.take_back();
+        }
+    }
+
     fn begin<B: OwnedBuffers>(&mut self, tensors: &mut [B]) -> Payload {
+        self.before.clone_from(&self.left);
+        self.begun = true;
         let left: &mut [u8] = bytemuck::cast_slice_mut(&mut self.left);
         let mut start = 0;
         for tensor in tensors {

@@ -109,8 +109,8 @@ impl fmt::Debug for SharedCrossDeviceOps {
 }
 
 impl SharedCrossDeviceOps {
-    /// Combines bytes of one type; for a mean within this process, `divisor` is the number of ranks.
-    pub(crate) fn reduce(&self, dtype: DType, op: ReduceOp, divisor: Option<u32>, buffers: &mut [&mut [u8]]) {
+    /// Combines bytes of one type.
+    pub(crate) fn reduce(&self, dtype: DType, op: ReduceOp, buffers: &mut [&mut [u8]]) {
         let op = if op == ReduceOp::Mean { ReduceOp::Sum } else { op };
         let devices: Result<Vec<BufferMut<'_>>, _> =
             buffers.iter_mut().map(|bytes| BufferMut::from_bytes(dtype, bytes)).collect();
@@ -118,8 +118,26 @@ impl SharedCrossDeviceOps {
         if let Ok(mut devices) = devices {
             self.all_reduce(op, &mut devices);
         }
-        if let Some(n) = divisor {
-            buffers.iter_mut().for_each(|buffer| kernel::divide(dtype, buffer, n));
+    }
+
+    /// Makes the mean over `n` ranks, all of this process, of bytes of one type.
+    pub(crate) fn mean(&self, dtype: DType, n: u32, buffers: &mut [&mut [u8]]) {
+        let Some((carried, per_element)) = kernel::carried(dtype) else {
+            self.reduce(dtype, ReduceOp::Sum, buffers);
+            return buffers.iter_mut().for_each(|buffer| kernel::divide(dtype, buffer, n));
+        };
+        // The sum may not be of this type although the mean is.
+        let len = buffers.first().map_or(0, |buffer| buffer.len() / dtype.size_bytes());
+        let len = len * per_element * carried.size_bytes();
+        let mut memory: Vec<Vec<u64>> = buffers.iter().map(|_| vec![0u64; len.div_ceil(8)]).collect();
+        let mut sums: Vec<&mut [u8]> =
+            memory.iter_mut().map(|memory| &mut bytemuck::cast_slice_mut(memory)[..len]).collect();
+        for (sum, buffer) in sums.iter_mut().zip(buffers.iter()) {
+            kernel::carry(dtype, n, &[buffer], sum);
+        }
+        self.reduce(carried, ReduceOp::Sum, &mut sums);
+        for (sum, buffer) in sums.iter().zip(buffers) {
+            kernel::mean_of_carried(dtype, n, sum, buffer);
         }
     }
 }

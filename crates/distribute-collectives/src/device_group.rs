@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use distribute_device::{DType, Device, DeviceBuffer, Stream};
 
 use self::choice::{Choice, Facts};
-use crate::call::{Call, Kind};
+use crate::call::{Call, Kind, ScheduleId};
 use crate::{Error, ProcessGroup, Rank, ReduceOp, Result};
 
 pub use self::choice::DeviceImplementation;
@@ -235,7 +235,8 @@ impl DeviceGroup {
         let work = Work { call, input, output, stream };
         self.attempt(&work).inspect_err(|error| {
             // The others must not wait for a rank that does not come.
-            self.abort(&error.to_string());
+            self.group.abort_with(error.as_reason(self.group.rank_name(self.group.rank())));
+            self.way.abort(&error.to_string());
         })
     }
 
@@ -250,14 +251,14 @@ impl DeviceGroup {
 
     /// Compares the ranks' calls.
     fn agree(&self, call: Call) -> Result<()> {
-        let mine = call.encode();
+        let mine = call.encode(ScheduleId::ONLY);
         let mut all = vec![0; Call::ENCODED_LEN * self.world_size()];
         self.group.all_gather(&mine, &mut all)?;
         let (encoded, _) = all.as_chunks::<{ Call::ENCODED_LEN }>();
         // Every rank names the same pair: the first and the first that differs from it.
         let Some(other) = encoded.iter().position(|other| *other != encoded[0]) else { return Ok(()) };
         let name = |rank: usize| self.group.rank_name(Rank::of(rank)).to_owned();
-        let decoded = |rank: usize| Box::new(Call::decode(&encoded[rank]).unwrap_or(call));
+        let decoded = |rank: usize| Box::new(Call::decode(&encoded[rank]).map_or(call, |(call, _)| call));
         Err(Error::Mismatch { here: decoded(0), here_name: name(0), there: decoded(other), there_name: name(other) })
     }
 }
@@ -292,7 +293,12 @@ fn duplicate(group: &ProcessGroup) -> Result<ProcessGroup> {
 /// What cannot be: a rank that gave a colour got no group.
 fn missing(group: &ProcessGroup) -> Error {
     let (group, origin) = (group.name().to_owned(), group.rank_name(group.rank()).to_owned());
-    Error::Aborted { group, origin, cause: "a rank was left out of a group that it asked for".to_owned() }
+    Error::Aborted {
+        group,
+        origin,
+        cause: "a rank was left out of a group that it asked for".to_owned(),
+        retryable: false,
+    }
 }
 
 fn device_error(group: &ProcessGroup, error: distribute_device::Error) -> Error {

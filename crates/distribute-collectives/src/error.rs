@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::transport::AbortReason;
 use crate::{Call, Rank};
 
 /// An error of this crate.
@@ -26,6 +27,24 @@ pub enum Error {
         there: Box<Call>,
         /// Who made that.
         there_name: String,
+    },
+    /// Two processes made the same call, and carry it out by different algorithms. Remedy: give every process the same
+    /// algorithm, link figures, transport and version.
+    #[error(
+        "{call}: {here_name} carries it out by {here}, {there_name} by {there}; give every process the same algorithm, link \
+         figures and transport (DISTRIBUTE_ALGORITHM, DISTRIBUTE_LINK, DISTRIBUTE_TRANSPORT, Options), and the same build"
+    )]
+    Schedules {
+        /// The call.
+        call: Box<Call>,
+        /// One side.
+        here_name: String,
+        /// Its algorithm.
+        here: &'static str,
+        /// The other side.
+        there_name: String,
+        /// Its algorithm.
+        there: &'static str,
     },
     /// Two ranks of one process do not agree on what one sends the other.
     #[error("{call}: {from} sends {sent} elements to {to}, which expects {expected}; pass counts that match")]
@@ -87,6 +106,21 @@ pub enum Error {
         /// The operation that waits.
         during: String,
     },
+    /// A rank of the same process has ended its part of the work without a call that this rank waits for.
+    #[error(
+        "{name}: {peer} has ended its part without {during} in group {group:?}, which waits for it; every rank must issue the \
+         same operations"
+    )]
+    Absent {
+        /// This rank.
+        name: String,
+        /// The rank that made no such call.
+        peer: String,
+        /// The group.
+        group: String,
+        /// The operation.
+        during: String,
+    },
     /// The group was aborted by another rank or by an earlier failure.
     #[error("group {group:?} was aborted by {origin}: {cause}")]
     Aborted {
@@ -96,6 +130,19 @@ pub enum Error {
         origin: String,
         /// Why.
         cause: String,
+        /// Whether the job may succeed when it is started again, as whoever failed first says.
+        retryable: bool,
+    },
+    /// A function of the caller's panicked while it worked for an operation: a reduction, a cross-device operation, an
+    /// algorithm or a transport. The group is aborted on all ranks, and what the call's memory holds is unspecified.
+    #[error("{name}: a function of the caller's panicked during {during}: {message}; it must return for all values")]
+    Panicked {
+        /// This rank.
+        name: String,
+        /// The operation.
+        during: String,
+        /// What the panic said.
+        message: String,
     },
     /// Buffers of one call have lengths that do not fit together.
     #[error("{what}: got {got} elements, expected {expected}; {remedy}")]
@@ -126,6 +173,12 @@ pub enum Error {
         op: crate::ReduceOp,
         /// The type.
         dtype: distribute_device::DType,
+    },
+    /// [`ReduceOp::User`](crate::ReduceOp::User) was given without a function. Remedy: call `all_reduce_with` or its like.
+    #[error("{kind} with ReduceOp::User has no function to combine values by; pass a Reduction to {kind}_with", kind = kind.name())]
+    NoReduction {
+        /// The kind of operation.
+        kind: crate::Kind,
     },
     /// A tensor does not fit the plan of a fused all-reduce.
     #[error("tensor {index} of a fused all-reduce: {problem}; push every tensor of the plan once a step")]
@@ -186,15 +239,12 @@ pub enum Error {
         source: Arc<std::io::Error>,
     },
     /// Members of a group that is being formed were given different options.
-    #[error(
-        "{what} of group {group:?} differs: {mine} on {here}, {theirs} on {there}; give every process the same number of \
-         devices and the same options"
-    )]
+    #[error("{what} of group {group:?} differs: {mine} on {here}, {theirs} on {there}; give every process the same")]
     Disagreement {
         /// The group.
         group: String,
         /// The option.
-        what: &'static str,
+        what: Box<str>,
         /// This task.
         here: String,
         /// Its value.
@@ -274,8 +324,10 @@ impl Error {
         match self {
             Error::PeerLost { .. } | Error::PeerLeft { .. } => Scope::Peer,
             Error::Mismatch { .. }
+            | Error::Schedules { .. }
             | Error::Parts { .. }
             | Error::Deadline { .. }
+            | Error::Absent { .. }
             | Error::Aborted { .. }
             | Error::Nccl { .. }
             | Error::Connect { .. } => Scope::Group,
@@ -283,11 +335,21 @@ impl Error {
         }
     }
 
+    /// What peers are told of this error of `name`: the first cause, and not who has passed it on.
+    pub(crate) fn as_reason(&self, name: &str) -> AbortReason {
+        match self {
+            Error::Aborted { origin, cause, retryable, .. } => {
+                AbortReason { origin: origin.clone(), cause: cause.clone(), retryable: *retryable }
+            }
+            other => AbortReason { origin: name.to_owned(), cause: other.to_string(), retryable: other.is_retryable() },
+        }
+    }
+
     /// Whether the same program may succeed when it is started again.
     pub fn is_retryable(&self) -> bool {
         match self {
             Error::PeerLost { .. } | Error::PeerLeft { .. } | Error::Deadline { .. } | Error::Connect { .. } => true,
-            Error::Aborted { .. } => true,
+            Error::Aborted { retryable, .. } => *retryable,
             Error::Cluster(error) => error.is_retryable(),
             _ => false,
         }

@@ -103,6 +103,12 @@ impl FusedAllReduce {
         &self.plan
     }
 
+    /// Takes the last step back, which has failed on some rank: what compression has left out before is left out again. Call it
+    /// on every rank, once, when the step is dropped, and only where no rank has used its results.
+    pub fn take_back(&self) {
+        self.compressors.iter().flatten().for_each(|compressor| lock(compressor).take_back());
+    }
+
     #[cfg(test)]
     pub(crate) fn left(&self) -> Vec<f32> {
         self.compressors.iter().flatten().flat_map(|compressor| lock(compressor).left().to_vec()).collect()
@@ -110,6 +116,7 @@ impl FusedAllReduce {
 
     /// Begins a step. One at a time: values that are compressed carry over from one step to the next.
     pub fn begin<B: OwnedBuffers>(&self) -> FusedStep<B> {
+        self.compressors.iter().flatten().for_each(|compressor| lock(compressor).settle());
         FusedStep {
             plan: self.plan.clone(),
             op: self.op,

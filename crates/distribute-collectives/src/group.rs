@@ -19,11 +19,12 @@ use distribute_device::DType;
 
 use crate::bridge::{Bridge, Job};
 use crate::call::{Call, Kind};
+use crate::kernel;
 use crate::memory::{Borrowed, Buffers, OwnedBuffers};
 use crate::mesh::Mesh;
 use crate::recorder::{FlightRecord, Ticket};
 use crate::team::{MAX_LOCAL_RANKS, Operation, Team, lock};
-use crate::transport::Transport;
+use crate::transport::{AbortReason, Transport};
 use crate::{Algorithm, DeviceImplementation, Error, Options, Rank, ReduceOp, Result, Work};
 
 /// One rank's handle on an ordered group of ranks that call collective operations together.
@@ -203,16 +204,28 @@ impl ProcessGroup {
 
     /// Ends the group on every rank: operations under way and later ones return [`Error::Aborted`] with `reason`.
     ///
-    /// For a rank that fails outside a collective, so that its peers do not wait for it.
+    /// For a rank that fails outside a collective, so that its peers do not wait for it. The failure counts as permanent: job
+    /// managers need not start the job again. See [`abort_with`](ProcessGroup::abort_with) for others.
     pub fn abort(&self, reason: &str) {
         let origin = self.team.local_name(self.local);
-        let error = Error::Aborted { group: self.team.name.clone(), origin: origin.clone(), cause: reason.to_owned() };
+        self.abort_with(AbortReason { origin, cause: reason.to_owned(), retryable: false });
+    }
+
+    /// As [`abort`](ProcessGroup::abort), for a failure that began elsewhere or that may pass.
+    pub fn abort_with(&self, reason: AbortReason) {
+        let AbortReason { origin, cause, retryable } = reason;
+        let error = Error::Aborted { group: self.team.name.clone(), origin: origin.clone(), cause, retryable };
         self.team.abort(&origin, &error);
     }
 
+    /// Says whether this rank makes no calls for now, although it keeps its handle. A rank of the same process that waits for a
+    /// call of it then gets [`Error::Absent`] at once, where it would else wait until its deadline.
+    pub fn rest(&self, resting: bool) {
+        self.team.rest(self.local, resting);
+    }
+
     /// Why the group has ended, if it has.
-    #[cfg(feature = "cuda")]
-    pub(crate) fn failure(&self) -> Option<Error> {
+    pub fn failure(&self) -> Option<Error> {
         self.team.failure()
     }
 
@@ -234,8 +247,10 @@ impl ProcessGroup {
         if let Some(outcome) = self.express(request, &borrowed.buffers) {
             return outcome;
         }
-        let (operation, ticket) = self.submit(request, borrowed.buffers, true)?;
-        // The borrow of the caller's memory lasts until here, and nobody touches it after `wait`.
+        let (operation, ticket) = self.deposit(request, borrowed.buffers)?;
+        // The borrow of the caller's memory lasts until nobody touches it any more, whatever happens in between.
+        let _hold = Hold { team: &self.team, local: self.local, operation: &operation };
+        self.team.start(&operation, true);
         let outcome = self.team.wait(self.local, &operation);
         self.finish(ticket, &outcome);
         outcome
@@ -244,8 +259,11 @@ impl ProcessGroup {
     /// Begins a call on memory that the returned work owns.
     fn begin<B: OwnedBuffers>(&self, request: Request, buffers: Buffers, owned: B) -> Result<Work<B>> {
         let _span = self.span(&request).entered();
-        let (operation, ticket) = self.submit(request, buffers, false)?;
-        Ok(Work::new(self.team.clone(), self.local, operation, ticket, owned))
+        let (operation, ticket) = self.deposit(request, buffers)?;
+        // From here on dropping the work waits for the operation.
+        let work = Work::new(self.team.clone(), self.local, operation.clone(), ticket, owned);
+        self.team.start(&operation, false);
+        Ok(work)
     }
 
     fn span(&self, request: &Request) -> tracing::Span {
@@ -261,7 +279,11 @@ impl ProcessGroup {
         if !matches!(request.kind, Kind::AllReduce | Kind::Broadcast | Kind::Reduce | Kind::Barrier) {
             return None;
         }
-        if let Err(error) = self.check(&request) {
+        // These means are added up in memory of the operation's own.
+        if request.op == Some(ReduceOp::Mean) && kernel::carried(request.dtype).is_some() {
+            return None;
+        }
+        if let Err(error) = self.check(&request, buffers) {
             return Some(Err(error));
         }
         let (call, ticket, started) = {
@@ -283,25 +305,25 @@ impl ProcessGroup {
         Some(outcome)
     }
 
-    fn check(&self, request: &Request) -> Result<()> {
+    fn check(&self, request: &Request, buffers: &Buffers) -> Result<()> {
         if let Some(root) = request.root {
             self.check_rank("root", root)?;
         }
-        request.op.map_or(Ok(()), |op| op.check(request.dtype))
+        match request.op {
+            Some(ReduceOp::User) if buffers.user.is_none() => Err(Error::NoReduction { kind: request.kind }),
+            op => op.map_or(Ok(()), |op| op.check(request.dtype)),
+        }
     }
 
-    fn submit(&self, request: Request, buffers: Buffers, may_block: bool) -> Result<(Arc<Operation>, Ticket)> {
-        self.check(&request)?;
-        let (operation, ticket) = {
-            let mut next = lock(&self.next);
-            let call = request.numbered(*next);
-            let ticket = self.team.recorders[self.local].issue(call, Instant::now());
-            let operation = self.team.deposit(self.local, call, buffers, self.options.timeout);
-            let operation = operation.inspect_err(|error| self.finish(ticket, &Err(error.clone())))?;
-            *next += 1;
-            (operation, ticket)
-        };
-        self.team.start(&operation, may_block);
+    /// Gives a call its number and lends its memory to the engine: from here on the rank must wait for the operation.
+    fn deposit(&self, request: Request, buffers: Buffers) -> Result<(Arc<Operation>, Ticket)> {
+        self.check(&request, &buffers)?;
+        let mut next = lock(&self.next);
+        let call = request.numbered(*next);
+        let ticket = self.team.recorders[self.local].issue(call, Instant::now());
+        let operation = self.team.deposit(self.local, call, buffers, self.options.timeout);
+        let operation = operation.inspect_err(|error| self.finish(ticket, &Err(error.clone())))?;
+        *next += 1;
         Ok((operation, ticket))
     }
 
@@ -346,6 +368,21 @@ impl std::fmt::Debug for ProcessGroup {
             .field("world_size", &self.world_size())
             .field("transport", &self.transport_name())
             .finish_non_exhaustive()
+    }
+}
+
+/// Waits for an operation when the thread unwinds while the engine has its memory.
+struct Hold<'a> {
+    team: &'a Arc<Team>,
+    local: usize,
+    operation: &'a Arc<Operation>,
+}
+
+impl Drop for Hold<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let _ = self.team.wait(self.local, self.operation);
+        }
     }
 }
 

@@ -15,13 +15,23 @@ const BLOCK: usize = 1024;
 /// An element with the arithmetic that reductions need. `Wide` is what it is accumulated in.
 pub(crate) trait Number: Element {
     type Wide: Copy + Default;
+    /// What a mean is accumulated in: no sum of 2³¹ elements overflows it.
+    type Exact: Copy + Default;
+    /// What a mean between processes is added up in: `f32` for 16-bit floats; for integers quotient and remainder as `i64`.
+    type Carried: bytemuck::Pod;
     fn to_wide(self) -> Self::Wide;
     fn from_wide(wide: Self::Wide) -> Self;
     fn sum(a: Self::Wide, b: Self::Wide) -> Self::Wide;
     fn product(a: Self::Wide, b: Self::Wide) -> Self::Wide;
     fn min(a: Self::Wide, b: Self::Wide) -> Self::Wide;
     fn max(a: Self::Wide, b: Self::Wide) -> Self::Wide;
-    fn divide(a: Self::Wide, n: u32) -> Self::Wide;
+    /// One bit pattern for all that is no number: which of two operands' patterns an addition keeps is up to the compiler.
+    fn settle(a: Self::Wide) -> Self::Wide;
+    fn to_exact(self) -> Self::Exact;
+    fn add_exact(a: Self::Exact, b: Self::Exact) -> Self::Exact;
+    fn mean_of_exact(sum: Self::Exact, n: u32) -> Self;
+    fn carry(sum: Self::Exact, n: u32) -> Self::Carried;
+    fn mean_of_carried(sum: Self::Carried, n: u32) -> Self;
     /// Bits are combined in integers only, which is checked before; floats stay as they are.
     fn bit_and(a: Self::Wide, b: Self::Wide) -> Self::Wide;
     fn bit_or(a: Self::Wide, b: Self::Wide) -> Self::Wide;
@@ -32,6 +42,8 @@ macro_rules! floats {
     ($($type:ty, $wide:ty, $widen:expr, $narrow:expr;)*) => {$(
         impl Number for $type {
             type Wide = $wide;
+            type Exact = $wide;
+            type Carried = $wide;
             #[inline(always)]
             fn to_wide(self) -> $wide { $widen(self) }
             #[inline(always)]
@@ -41,11 +53,30 @@ macro_rules! floats {
             #[inline(always)]
             fn product(a: $wide, b: $wide) -> $wide { a * b }
             #[inline(always)]
-            fn min(a: $wide, b: $wide) -> $wide { if a.is_nan() || a < b { a } else { b } }
+            fn min(a: $wide, b: $wide) -> $wide {
+                // -0 is less than 0, whichever comes first; equal values have equal bits but for that.
+                let least = if a < b { a } else { b };
+                let least = if a == b { <$wide>::from_bits(a.to_bits() | b.to_bits()) } else { least };
+                if a.is_nan() | b.is_nan() { <$wide>::NAN } else { least }
+            }
             #[inline(always)]
-            fn max(a: $wide, b: $wide) -> $wide { if a.is_nan() || a > b { a } else { b } }
+            fn max(a: $wide, b: $wide) -> $wide {
+                let greatest = if a > b { a } else { b };
+                let greatest = if a == b { <$wide>::from_bits(a.to_bits() & b.to_bits()) } else { greatest };
+                if a.is_nan() | b.is_nan() { <$wide>::NAN } else { greatest }
+            }
             #[inline(always)]
-            fn divide(a: $wide, n: u32) -> $wide { a / (n as $wide) }
+            fn settle(a: $wide) -> $wide { if a.is_nan() { <$wide>::NAN } else { a } }
+            #[inline(always)]
+            fn to_exact(self) -> $wide { self.to_wide() }
+            #[inline(always)]
+            fn add_exact(a: $wide, b: $wide) -> $wide { a + b }
+            #[inline(always)]
+            fn mean_of_exact(sum: $wide, n: u32) -> $type { <$type>::from_wide(sum / (n as $wide)) }
+            #[inline(always)]
+            fn carry(sum: $wide, _: u32) -> $wide { sum }
+            #[inline(always)]
+            fn mean_of_carried(sum: $wide, n: u32) -> $type { <$type>::from_wide(sum / (n as $wide)) }
             #[inline(always)]
             fn bit_and(a: $wide, _: $wide) -> $wide { a }
             #[inline(always)]
@@ -57,9 +88,11 @@ macro_rules! floats {
 }
 
 macro_rules! integers {
-    ($($type:ty),*) => {$(
+    ($($type:ty, $exact:ty;)*) => {$(
         impl Number for $type {
             type Wide = $type;
+            type Exact = $exact;
+            type Carried = [i64; 2];
             #[inline(always)]
             fn to_wide(self) -> $type { self }
             #[inline(always)]
@@ -73,7 +106,21 @@ macro_rules! integers {
             #[inline(always)]
             fn max(a: $type, b: $type) -> $type { Ord::max(a, b) }
             #[inline(always)]
-            fn divide(a: $type, n: u32) -> $type { (i128::from(a) / i128::from(n)) as $type }
+            fn settle(a: $type) -> $type { a }
+            #[inline(always)]
+            fn to_exact(self) -> $exact { <$exact>::from(self) }
+            #[inline(always)]
+            fn add_exact(a: $exact, b: $exact) -> $exact { a + b }
+            #[inline(always)]
+            fn mean_of_exact(sum: $exact, n: u32) -> $type { (sum / <$exact>::from(n)) as $type }
+            #[inline(always)]
+            fn carry(sum: $exact, n: u32) -> [i64; 2] {
+                [sum.div_euclid(n.into()) as i64, sum.rem_euclid(n.into()) as i64]
+            }
+            #[inline(always)]
+            fn mean_of_carried([quotient, remainder]: [i64; 2], n: u32) -> $type {
+                ((i128::from(quotient) * i128::from(n) + i128::from(remainder)) / i128::from(n)) as $type
+            }
             #[inline(always)]
             fn bit_and(a: $type, b: $type) -> $type { a & b }
             #[inline(always)]
@@ -132,7 +179,7 @@ fn narrow_bf16(x: f32) -> bf16 {
     let quiet = (bits >> 16) | 0x40;
     bf16::from_bits(if x.is_nan() { quiet } else { rounded } as u16)
 }
-integers!(i8, u8, i32, u32, i64, u64);
+integers!(i8, i64; u8, i64; i32, i64; u32, i64; i64, i128; u64, i128;);
 
 /// Calls `$body` with `$t` bound to the Rust type of a data type.
 macro_rules! with_type {
@@ -266,8 +313,14 @@ dispatched! {
     /// Both must hold whole elements, aligned for the type, and be equally long.
     combine = combine_here(dtype: DType, op: ReduceOp, target: &mut [u8], source: &[u8]);
 
-    /// Divides every element by `n`: the last step of a mean.
+    /// Divides every element by `n`: the last step of a mean of `f32` or `f64`; the means of other types are [`carried`].
     divide = divide_here(dtype: DType, target: &mut [u8], n: u32);
+
+    /// Adds up equally long sources into `carried`, as what a mean of `n` ranks is [`carried`] in.
+    carry = carry_here(dtype: DType, n: u32, sources: &[&[u8]], carried: &mut [u8]);
+
+    /// The mean of `n` ranks whose [`carry`]s have been added up.
+    mean_of_carried = mean_of_carried_here(dtype: DType, n: u32, carried: &[u8], target: &mut [u8]);
 
     /// Combines equally long buffers in their order and stores the result in those that `keep` names.
     reduce_in_place = reduce_in_place_here(
@@ -324,19 +377,54 @@ fn combine_here(dtype: DType, op: ReduceOp, target: &mut [u8], source: &[u8]) {
     with_type!(dtype, T => with_op!(op, T, f => {
         let (target, source): (&mut [T], &[T]) = (cast_slice_mut(target), cast_slice(source));
         for (a, b) in target.iter_mut().zip(source) {
-            *a = T::from_wide(f(a.to_wide(), b.to_wide()));
+            *a = T::from_wide(T::settle(f(a.to_wide(), b.to_wide())));
         }
     }));
 }
 
 #[inline(always)]
 fn divide_here(dtype: DType, target: &mut [u8], n: u32) {
-    with_type!(dtype, T => {
-        let target: &mut [T] = cast_slice_mut(target);
-        for a in target {
-            *a = T::from_wide(T::divide(a.to_wide(), n));
+    match dtype {
+        DType::F32 => cast_slice_mut::<_, f32>(target).iter_mut().for_each(|a| *a /= n as f32),
+        DType::F64 => cast_slice_mut::<_, f64>(target).iter_mut().for_each(|a| *a /= f64::from(n)),
+        _ => {}
+    }
+}
+
+/// What a mean between processes is added up in where that is not the type itself: elements of which type, and how many
+/// for each. A sum of 16-bit floats or of integers may not be one of that type although the mean is.
+pub(crate) fn carried(dtype: DType) -> Option<(DType, usize)> {
+    match dtype {
+        DType::F32 | DType::F64 => None,
+        DType::F16 | DType::BF16 => Some((DType::F32, 1)),
+        _ => Some((DType::I64, 2)),
+    }
+}
+
+#[inline(always)]
+fn carry_here(dtype: DType, n: u32, sources: &[&[u8]], carried: &mut [u8]) {
+    #[inline(always)]
+    fn all<T: Number>(n: u32, sources: &[&[u8]], carried: &mut [T::Carried]) {
+        let mut exact = [T::Exact::default(); BLOCK];
+        for (block, carried) in carried.chunks_mut(BLOCK).enumerate() {
+            let exact = &mut exact[..carried.len()];
+            let bytes = block * BLOCK * size_of::<T>()..(block * BLOCK + carried.len()) * size_of::<T>();
+            for (index, source) in sources.iter().enumerate() {
+                accumulate(exact, cast_slice::<_, T>(&source[bytes.clone()]), index == 0, &T::to_exact, &T::add_exact);
+            }
+            carried.iter_mut().zip(exact).for_each(|(carried, sum)| *carried = T::carry(*sum, n));
         }
-    });
+    }
+    with_type!(dtype, T => all::<T>(n, sources, cast_slice_mut(carried)));
+}
+
+#[inline(always)]
+fn mean_of_carried_here(dtype: DType, n: u32, carried: &[u8], target: &mut [u8]) {
+    #[inline(always)]
+    fn all<T: Number>(n: u32, carried: &[T::Carried], target: &mut [T]) {
+        target.iter_mut().zip(carried).for_each(|(target, sum)| *target = T::mean_of_carried(*sum, n));
+    }
+    with_type!(dtype, T => all::<T>(n, cast_slice(carried), cast_slice_mut(target)));
 }
 
 /// Which of the combined buffers receive the result.
@@ -348,93 +436,96 @@ pub(crate) enum Keep {
 
 #[inline(always)]
 fn reduce_in_place_here(dtype: DType, op: ReduceOp, divisor: Option<u32>, keep: Keep, buffers: &mut [&mut [u8]]) {
-    with_type!(dtype, T => with_op!(op, T, f => match divisor {
-        None => in_place::<T>(buffers, keep, f, |wide| wide),
-        Some(n) => in_place::<T>(buffers, keep, f, |wide| T::divide(wide, n)),
-    }));
+    with_type!(dtype, T => match divisor {
+        None => with_op!(op, T, f => in_place(buffers, keep, T::to_wide, f, T::from_wide)),
+        Some(n) => in_place(buffers, keep, T::to_exact, T::add_exact, |sum| T::mean_of_exact(sum, n)),
+    });
 }
 
 #[inline(always)]
 fn reduce_to_one_here(dtype: DType, op: ReduceOp, divisor: Option<u32>, sources: &[&[u8]], target: &mut [u8]) {
-    with_type!(dtype, T => with_op!(op, T, f => match divisor {
-        None => to_one::<T>(sources, target, f, |wide| wide),
-        Some(n) => to_one::<T>(sources, target, f, |wide| T::divide(wide, n)),
-    }));
+    with_type!(dtype, T => match divisor {
+        None => with_op!(op, T, f => to_one(sources, target, T::to_wide, f, T::from_wide)),
+        Some(n) => to_one(sources, target, T::to_exact, T::add_exact, |sum| T::mean_of_exact(sum, n)),
+    });
 }
 
 #[inline(always)]
-fn in_place<T: Number>(
+fn in_place<T: Number, W: Copy + Default>(
     buffers: &mut [&mut [u8]],
     keep: Keep,
-    combine: impl Fn(T::Wide, T::Wide) -> T::Wide,
-    finish: impl Fn(T::Wide) -> T::Wide,
+    widen: impl Fn(T) -> W,
+    combine: impl Fn(W, W) -> W,
+    finish: impl Fn(W) -> T,
 ) {
     if let ([a, b], Keep::All) = (&mut *buffers, keep) {
         let (a, b): (&mut [T], &mut [T]) = (cast_slice_mut(a), cast_slice_mut(b));
         for (x, y) in a.iter_mut().zip(b) {
-            let result = T::from_wide(finish(combine(x.to_wide(), y.to_wide())));
+            let result = finish(combine(widen(*x), widen(*y)));
             *x = result;
             *y = result;
         }
         return;
     }
     let len = buffers.first().map_or(0, |buffer| buffer.len() / size_of::<T>());
-    let mut wide = [T::Wide::default(); BLOCK];
+    let mut wide = [W::default(); BLOCK];
     for start in (0..len).step_by(BLOCK) {
         let wide = &mut wide[..BLOCK.min(len - start)];
         let bytes = start * size_of::<T>()..(start + wide.len()) * size_of::<T>();
         for (index, buffer) in buffers.iter().enumerate() {
-            accumulate::<T>(wide, cast_slice(&buffer[bytes.clone()]), index == 0, &combine);
+            accumulate(wide, cast_slice(&buffer[bytes.clone()]), index == 0, &widen, &combine);
         }
         for (index, buffer) in buffers.iter_mut().enumerate() {
             if matches!(keep, Keep::All) || matches!(keep, Keep::One(one) if one == index) {
-                store::<T>(wide, cast_slice_mut(&mut buffer[bytes.clone()]), &finish);
+                store(wide, cast_slice_mut(&mut buffer[bytes.clone()]), &finish);
             }
         }
     }
 }
 
 #[inline(always)]
-fn to_one<T: Number>(
+fn to_one<T: Number, W: Copy + Default>(
     sources: &[&[u8]],
     target: &mut [u8],
-    combine: impl Fn(T::Wide, T::Wide) -> T::Wide,
-    finish: impl Fn(T::Wide) -> T::Wide,
+    widen: impl Fn(T) -> W,
+    combine: impl Fn(W, W) -> W,
+    finish: impl Fn(W) -> T,
 ) {
     let len = target.len() / size_of::<T>();
-    let mut wide = [T::Wide::default(); BLOCK];
+    let mut wide = [W::default(); BLOCK];
     for start in (0..len).step_by(BLOCK) {
         let wide = &mut wide[..BLOCK.min(len - start)];
         let bytes = start * size_of::<T>()..(start + wide.len()) * size_of::<T>();
         for (index, source) in sources.iter().enumerate() {
-            accumulate::<T>(wide, cast_slice(&source[bytes.clone()]), index == 0, &combine);
+            accumulate(wide, cast_slice(&source[bytes.clone()]), index == 0, &widen, &combine);
         }
-        store::<T>(wide, cast_slice_mut(&mut target[bytes]), &finish);
+        store(wide, cast_slice_mut(&mut target[bytes]), &finish);
     }
 }
 
 #[inline(always)]
-fn accumulate<T: Number>(
-    wide: &mut [T::Wide],
+fn accumulate<T: Number, W: Copy>(
+    wide: &mut [W],
     source: &[T],
     first: bool,
-    combine: &impl Fn(T::Wide, T::Wide) -> T::Wide,
+    widen: &impl Fn(T) -> W,
+    combine: &impl Fn(W, W) -> W,
 ) {
     if first {
         for (acc, x) in wide.iter_mut().zip(source) {
-            *acc = x.to_wide();
+            *acc = widen(*x);
         }
     } else {
         for (acc, x) in wide.iter_mut().zip(source) {
-            *acc = combine(*acc, x.to_wide());
+            *acc = combine(*acc, widen(*x));
         }
     }
 }
 
 #[inline(always)]
-fn store<T: Number>(wide: &[T::Wide], target: &mut [T], finish: &impl Fn(T::Wide) -> T::Wide) {
+fn store<T: Number, W: Copy>(wide: &[W], target: &mut [T], finish: &impl Fn(W) -> T) {
     for (x, acc) in target.iter_mut().zip(wide) {
-        *x = T::from_wide(finish(*acc));
+        *x = finish(*acc);
     }
 }
 

@@ -30,11 +30,13 @@
 //!   an error on all of them that names both sides.
 //! - For a given rank count, placement and options the order of every reduction is fixed: results repeat bit for bit.
 
+mod agreement;
 mod bridge;
 mod call;
 mod compression;
 mod cross_device;
 mod device_group;
+mod digest;
 mod error;
 mod exchange;
 mod fusion;
@@ -44,16 +46,19 @@ mod memory;
 mod mesh;
 mod op;
 mod options;
+mod phases;
 mod rank;
 mod recorder;
 mod reduction;
 mod rendezvous;
 pub mod schedule;
+mod sync;
 mod team;
 pub mod transport;
 mod work;
 mod work_plan;
 
+pub use agreement::{Difference, first_difference};
 pub use call::{Call, Kind};
 pub use compression::{Compression, Compressor, CustomCompression, Payload};
 pub use cross_device::{

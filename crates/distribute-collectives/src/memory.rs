@@ -145,6 +145,29 @@ pub(crate) struct Buffers {
     pub(crate) user: Option<Combiner>,
 }
 
+impl Buffers {
+    /// Whether these are cut as another rank's of the same call are: what a chunk of the one is, it is of the other.
+    ///
+    /// Calls compare digests of this, which other processes can be held to; within a process memory depends on it.
+    pub(crate) fn fit(&self, other: &Buffers) -> bool {
+        let counts = match (&self.counts, &other.counts) {
+            (Counts::PerRank(mine), Counts::PerRank(theirs)) => mine == theirs,
+            // What ranks send each other is compared in pairs, when it is laid out.
+            (Counts::Even, Counts::Even) | (Counts::Exchange { .. }, Counts::Exchange { .. }) => true,
+            _ => false,
+        };
+        let lengths = |slices: &[RawSlice]| slices.iter().map(RawSlice::len_bytes).collect::<Vec<_>>();
+        // In place all ranks have the same slices; apart their lengths follow from the counts.
+        let in_place = self.inputs.is_empty() && other.inputs.is_empty();
+        let same = !in_place
+            || match (&self.outputs[..], &other.outputs[..]) {
+                ([mine], [theirs]) => mine.len_bytes() == theirs.len_bytes(),
+                (mine, theirs) => lengths(mine) == lengths(theirs),
+            };
+        counts && same && self.inputs.len() == other.inputs.len() && self.user.is_some() == other.user.is_some()
+    }
+}
+
 /// [`Buffers`] that borrow the caller's memory.
 #[derive(Debug)]
 pub(crate) struct Borrowed<'a> {
@@ -195,14 +218,19 @@ pub(crate) fn locate(slices: &[RawSlice], range: Range<usize>) -> impl Iterator<
 }
 
 /// The slices themselves, for the one thread that works on them between the phases of an operation.
-pub(crate) fn exclusive<'a>(slices: &[RawSlice]) -> Vec<&'a mut [u8]> {
-    // SAFETY: only the thread that crosses the bridge calls this, once per operation, while every owner waits in
-    // `Team::wait` and no chunk is handed out (protocol of `team`).
+///
+/// # Safety
+/// The slices are alive during `'a`, do not overlap, and nobody else accesses them meanwhile.
+pub(crate) unsafe fn exclusive<'a>(slices: &[RawSlice]) -> Vec<&'a mut [u8]> {
+    // SAFETY: the caller promises what `bytes_mut` asks for.
     slices.iter().map(|slice| unsafe { slice.bytes_mut(0..slice.len_bytes) }).collect()
 }
 
 /// The slices themselves, read by the thread that works on them between the phases of an operation.
-pub(crate) fn shared<'a>(slices: &[RawSlice]) -> Vec<&'a [u8]> {
-    // SAFETY: as for `exclusive`; nobody writes to inputs, and their owners wait.
+///
+/// # Safety
+/// The slices are alive during `'a`, and nobody writes to them meanwhile.
+pub(crate) unsafe fn shared<'a>(slices: &[RawSlice]) -> Vec<&'a [u8]> {
+    // SAFETY: the caller promises what `bytes` asks for.
     slices.iter().map(|slice| unsafe { slice.bytes(0..slice.len_bytes) }).collect()
 }

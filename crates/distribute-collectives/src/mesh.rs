@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 
 use distribute_device::DType;
 
-use crate::call::Call;
+use crate::call::{Call, ScheduleId};
 use crate::exchange::Messages;
 use crate::kernel;
 use crate::memory::{exclusive, shared};
-use crate::reduction::Combiner;
+use crate::reduction::{Combiner, Side};
 use crate::schedule::{Action, Link, Step, Transfer};
-use crate::transport::{Incoming, Outgoing, Patience, Refusal, Sink, Transport, TransportError};
+use crate::transport::{AbortReason, Incoming, Outgoing, Patience, Refusal, Sink, Transport, TransportError};
 
 /// Bytes received before they are combined: small enough to be still in the cache then.
 const SCRATCH_BYTES: usize = 256 * 1024;
@@ -30,9 +30,11 @@ pub(crate) struct Mesh {
 /// What a schedule works on.
 pub(crate) struct Job<'a> {
     pub(crate) call: Call,
+    pub(crate) schedule: ScheduleId,
+    /// The type of what travels.
     pub(crate) dtype: DType,
     pub(crate) combiner: &'a Combiner,
-    /// What a mean divides by.
+    /// What a mean divides by, unless that follows later.
     pub(crate) divisor: Option<u32>,
     pub(crate) started: Instant,
     pub(crate) deadline: Instant,
@@ -47,8 +49,8 @@ pub(crate) enum MeshError {
     /// A peer is in another call.
     Mismatch {
         peer: usize,
-        here: Call,
-        there: Call,
+        here: (Call, ScheduleId),
+        there: (Call, ScheduleId),
     },
     /// A peer sent what is not a call at all.
     Garbage {
@@ -93,13 +95,13 @@ impl Mesh {
         self.transport.last_heard(peer)
     }
 
-    pub(crate) fn abort(&mut self, reason: &str) {
+    pub(crate) fn abort(&mut self, reason: &AbortReason) {
         self.transport.abort(reason);
     }
 
     /// Runs a schedule over the elements of `slices`, taken one after another.
     pub(crate) fn run(&mut self, schedule: &[Step], slices: &mut [&mut [u8]], job: &Job<'_>) -> Result<(), MeshError> {
-        let header = job.call.encode();
+        let header = job.call.encode(job.schedule);
         for step in schedule {
             let overlap =
                 step.receives.iter().any(|receive| step.sends.iter().any(|send| overlaps(&send.range, &receive.range)));
@@ -144,10 +146,11 @@ impl Mesh {
                 Action::Combine => {
                     let (mine, rest) = std::mem::take(&mut scratch).split_at_mut(scratch_len * 8);
                     scratch = rest;
-                    Some((mine, job.dtype, job.combiner))
+                    Some((mine, job.dtype, job.combiner, side(receive.peer, self.rank)))
                 }
             };
-            landings.push(Landing::new(job.call, receive.peer, receive.range.len() * size, targets, combine));
+            let expected = (job.call, job.schedule);
+            landings.push(Landing::new(expected, receive.peer, receive.range.len() * size, targets, combine));
         }
         let mut outgoing = outgoing(step, &shared, header);
         exchange(self.transport.as_mut(), &mut outgoing, &mut landings, job, (self.rank, self.size))
@@ -172,7 +175,8 @@ impl Mesh {
                 let (mine, rest) = std::mem::take(&mut scratch).split_at_mut(words * 8);
                 scratch = rest;
                 let target = &mut mine[..receive.range.len() * size];
-                landings.push(Landing::new(job.call, receive.peer, target.len(), vec![target], None));
+                let expected = (job.call, job.schedule);
+                landings.push(Landing::new(expected, receive.peer, target.len(), vec![target], None));
             }
             let mut outgoing = outgoing(step, &shared, header);
             exchange(self.transport.as_mut(), &mut outgoing, &mut landings, job, (self.rank, self.size))?;
@@ -186,7 +190,9 @@ impl Mesh {
                 mine = later;
                 match receive.action {
                     Action::Copy => piece.copy_from_slice(source),
-                    Action::Combine => job.combiner.combine(job.dtype, piece, source),
+                    Action::Combine => {
+                        job.combiner.combine(job.dtype, piece, source, side(receive.peer, self.rank));
+                    }
                 }
             }
         }
@@ -194,12 +200,17 @@ impl Mesh {
     }
 
     /// Sends and receives messages that nothing is combined with, all at once and without a copy in between.
-    pub(crate) fn swap(&mut self, messages: &[Messages], job: &Job<'_>) -> Result<(), MeshError> {
+    ///
+    /// # Safety
+    /// The slices of all messages are alive until this returns, and this thread alone works on them.
+    #[expect(unsafe_code, reason = "messages name the memory of ranks that wait, by address")]
+    pub(crate) unsafe fn swap(&mut self, messages: &[Messages], job: &Job<'_>) -> Result<(), MeshError> {
         let sends: Vec<_> = messages
             .iter()
             .filter_map(|messages| {
                 let send = messages.send.as_ref()?;
-                Some((messages.process, send.call.encode(), shared(&send.slices)))
+                // SAFETY: the caller promises life, and that nobody writes to them.
+                Some((messages.process, send.call.encode(ScheduleId::ONLY), unsafe { shared(&send.slices) }))
             })
             .collect();
         let mut outgoing: Vec<_> = sends
@@ -214,9 +225,12 @@ impl Mesh {
             .iter()
             .filter_map(|messages| {
                 let receive = messages.receive.as_ref()?;
-                let targets = exclusive(&receive.slices);
+                // SAFETY: the caller promises life and exclusive access. Blocks that are received lie in outputs, apart
+                // from each other and from the inputs that are sent.
+                let targets = unsafe { exclusive(&receive.slices) };
                 let len_bytes = targets.iter().map(|target| target.len()).sum();
-                Some(Landing::new(receive.call, messages.process, len_bytes, targets, None))
+                let expected = (receive.call, ScheduleId::ONLY);
+                Some(Landing::new(expected, messages.process, len_bytes, targets, None))
             })
             .collect();
         exchange(self.transport.as_mut(), &mut outgoing, &mut landings, job, (self.rank, self.size))
@@ -286,28 +300,31 @@ fn outgoing<'a>(step: &Step, shared: &[Vec<&'a [u8]>], header: &'a [u8; Call::EN
 /// Takes the bytes of one transfer: first the header that says what the peer is calling, then the elements.
 struct Landing<'a> {
     from: usize,
-    expected: Call,
+    expected: (Call, ScheduleId),
     header: [u8; Call::ENCODED_LEN],
     header_len: usize,
     targets: Vec<&'a mut [u8]>,
     /// Index into `targets` and bytes of it that are done.
     at: (usize, usize),
-    combine: Option<(&'a mut [u8], DType, &'a Combiner)>,
+    combine: Option<Combine<'a>>,
     /// Bytes in the scratch memory that are not combined yet.
     filled: usize,
     /// Bytes still to arrive.
     remaining: usize,
     /// The other side's call, where it differs; `Some(None)` where it is not a call.
-    refused: Option<Option<Call>>,
+    refused: Option<Option<(Call, ScheduleId)>>,
 }
+
+/// Scratch memory, and how what is in it is combined.
+type Combine<'a> = (&'a mut [u8], DType, &'a Combiner, Side);
 
 impl<'a> Landing<'a> {
     fn new(
-        expected: Call,
+        expected: (Call, ScheduleId),
         from: usize,
         len_bytes: usize,
         mut targets: Vec<&'a mut [u8]>,
-        combine: Option<(&'a mut [u8], DType, &'a Combiner)>,
+        combine: Option<Combine<'a>>,
     ) -> Landing<'a> {
         targets.retain(|target| !target.is_empty());
         Landing {
@@ -330,13 +347,13 @@ impl<'a> Landing<'a> {
 
     /// Combines what is in the scratch memory with the targets it belongs to.
     fn flush(&mut self) {
-        let Some((scratch, dtype, combiner)) = &mut self.combine else { return };
+        let Some((scratch, dtype, combiner, side)) = &mut self.combine else { return };
         let mut source: &[u8] = &scratch[..self.filled];
         while !source.is_empty() {
             let (index, done) = self.at;
             let target = &mut self.targets[index][done..];
             let len = target.len().min(source.len());
-            combiner.combine(*dtype, &mut target[..len], &source[..len]);
+            combiner.combine(*dtype, &mut target[..len], &source[..len], *side);
             source = &source[len..];
             self.at = if len == target.len() { (index + 1, 0) } else { (index, done + len) };
         }
@@ -353,7 +370,7 @@ impl Sink for Landing<'_> {
             return &mut [];
         }
         match &mut self.combine {
-            Some((scratch, _, _)) => {
+            Some((scratch, ..)) => {
                 let end = scratch.len().min(self.filled + self.remaining);
                 &mut scratch[self.filled..end]
             }
@@ -376,7 +393,7 @@ impl Sink for Landing<'_> {
             return Ok(());
         }
         self.remaining -= len;
-        if let Some((scratch, _, _)) = &self.combine {
+        if let Some((scratch, ..)) = &self.combine {
             self.filled += len;
             if self.filled == scratch.len() || self.remaining == 0 {
                 self.flush();
@@ -388,6 +405,11 @@ impl Sink for Landing<'_> {
         }
         Ok(())
     }
+}
+
+/// Where values of a peer stand in the order of ranks.
+fn side(peer: usize, rank: usize) -> Side {
+    if peer < rank { Side::Before } else { Side::After }
 }
 
 fn overlaps(a: &Range<usize>, b: &Range<usize>) -> bool {

@@ -7,13 +7,18 @@ use std::sync::Arc;
 use bytemuck::{cast_slice, cast_slice_mut};
 use distribute_device::{DType, Element};
 
+use crate::ReduceOp;
 use crate::kernel::{self, Keep};
-use crate::{ReduceOp, kernel::divide};
 
 /// How two values become one, as the caller defines it.
 ///
-/// It must be associative and commutative, up to rounding: in which order ranks are combined is up to the algorithm, though
-/// it is the same in every run. All ranks must pass functions that do the same; that cannot be compared.
+/// It must be associative up to rounding, and total: a function that panics ends the group on all ranks. All ranks must pass
+/// functions that do the same; that cannot be compared. Every rank gets the same bits, whatever the function.
+///
+/// # Ordering
+/// In which order ranks are combined is up to the algorithm, though it is the same in every run, so a reduction made by
+/// [`new`](Reduction::new) should be commutative. One made by [`ordered`](Reduction::ordered) need not be: it is combined in
+/// the order of ranks, by a tree.
 ///
 /// # Examples
 /// The value of greatest magnitude, with its sign.
@@ -36,34 +41,73 @@ use crate::{ReduceOp, kernel::divide};
 /// ```
 ///
 /// # Source
-/// `MPI_Op_create` of a commutative operation.
+/// `MPI_Op_create`, with and without `commute`.
 pub struct Reduction<T> {
     combine: Arc<Combine>,
+    ordered: bool,
     of: PhantomData<fn(T, T) -> T>,
 }
 
-type Combine = dyn Fn(&mut [u8], &[u8]) + Send + Sync;
+/// Combines the second slice with the first one, whose values come first in the order of ranks, or second.
+type Combine = dyn Fn(&mut [u8], &[u8], Side) + Send + Sync;
+
+/// On which side of the values that are there others are combined.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Side {
+    /// They come from a lower rank: `there = other ∘ there`.
+    Before,
+    /// They come from a higher rank: `there = there ∘ other`.
+    After,
+}
 
 impl<T: Element> Reduction<T> {
-    /// The reduction that `combine` does, element by element.
+    /// The reduction that `combine` does, element by element, in an order of the algorithm's choice.
     pub fn new(combine: impl Fn(T, T) -> T + Send + Sync + 'static) -> Reduction<T> {
-        let combine = move |target: &mut [u8], source: &[u8]| {
+        let combine = move |target: &mut [u8], source: &[u8], side: Side| {
             let (target, source): (&mut [T], &[T]) = (cast_slice_mut(target), cast_slice(source));
             for (a, b) in target.iter_mut().zip(source) {
-                *a = combine(*a, *b);
+                *a = if side == Side::After { combine(*a, *b) } else { combine(*b, *a) };
             }
         };
-        Reduction { combine: Arc::new(combine), of: PhantomData }
+        Reduction { combine: Arc::new(combine), ordered: false, of: PhantomData }
+    }
+
+    /// As [`new`](Reduction::new), in the order of ranks: `((r0 ∘ r1) ∘ (r2 ∘ r3)) ∘ …`.
+    ///
+    /// # Cost
+    /// Between processes a tree to the first one and back, which moves more bytes than a ring.
+    ///
+    /// # Examples
+    /// The last value that is not zero, which is not commutative.
+    /// ```
+    /// use distribute_collectives::{ProcessGroup, Reduction};
+    ///
+    /// let last = Reduction::ordered(|a: u32, b: u32| if b != 0 { b } else { a });
+    /// let ranks = ProcessGroup::local(3)?;
+    /// std::thread::scope(|scope| {
+    ///     for group in &ranks {
+    ///         let last = &last;
+    ///         scope.spawn(move || {
+    ///             let mut value = [[7, 9, 0][group.rank().0 as usize]];
+    ///             group.all_reduce_with(&mut value, last).expect("all ranks take part");
+    ///             assert_eq!(value, [9]);
+    ///         });
+    ///     }
+    /// });
+    /// # Ok::<(), distribute_collectives::Error>(())
+    /// ```
+    pub fn ordered(combine: impl Fn(T, T) -> T + Send + Sync + 'static) -> Reduction<T> {
+        Reduction { ordered: true, ..Reduction::new(combine) }
     }
 
     pub(crate) fn combiner(&self) -> Combiner {
-        Combiner::User(self.combine.clone())
+        Combiner::User { combine: self.combine.clone(), ordered: self.ordered }
     }
 }
 
 impl<T> Clone for Reduction<T> {
     fn clone(&self) -> Reduction<T> {
-        Reduction { combine: self.combine.clone(), of: PhantomData }
+        Reduction { combine: self.combine.clone(), ordered: self.ordered, of: PhantomData }
     }
 }
 
@@ -77,7 +121,7 @@ impl<T> fmt::Debug for Reduction<T> {
 #[derive(Clone)]
 pub(crate) enum Combiner {
     BuiltIn(ReduceOp),
-    User(Arc<Combine>),
+    User { combine: Arc<Combine>, ordered: bool },
 }
 
 impl Default for Combiner {
@@ -90,30 +134,35 @@ impl fmt::Debug for Combiner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Combiner::BuiltIn(op) => op.fmt(f),
-            Combiner::User(_) => ReduceOp::User.fmt(f),
+            Combiner::User { .. } => ReduceOp::User.fmt(f),
         }
     }
 }
 
 impl Combiner {
-    /// `target = target ∘ source`, element by element.
-    pub(crate) fn combine(&self, dtype: DType, target: &mut [u8], source: &[u8]) {
+    /// Whether ranks must be combined in their order.
+    pub(crate) fn is_ordered(&self) -> bool {
+        matches!(self, Combiner::User { ordered: true, .. })
+    }
+
+    /// Combines `source` with `target`, element by element, on the side given.
+    pub(crate) fn combine(&self, dtype: DType, target: &mut [u8], source: &[u8], side: Side) {
         match self {
+            // These are commutative bit for bit.
             Combiner::BuiltIn(op) => kernel::combine(dtype, *op, target, source),
-            Combiner::User(combine) => combine(target, source),
+            Combiner::User { combine, .. } => combine(target, source, side),
         }
     }
 
     /// Combines equally long buffers in their order and stores the result in those that `keep` names.
+    ///
+    /// `divisor` makes a mean of a built-in sum.
     pub(crate) fn reduce_in_place(&self, dtype: DType, divisor: Option<u32>, keep: Keep, buffers: &mut [&mut [u8]]) {
         match self {
             Combiner::BuiltIn(op) => kernel::reduce_in_place(dtype, *op, divisor, keep, buffers),
-            Combiner::User(combine) => {
+            Combiner::User { combine, .. } => {
                 let Some((first, others)) = buffers.split_first_mut() else { return };
-                others.iter().for_each(|other| combine(first, other));
-                if let Some(n) = divisor {
-                    divide(dtype, first, n);
-                }
+                others.iter().for_each(|other| combine(first, other, Side::After));
                 for (index, other) in others.iter_mut().enumerate() {
                     if matches!(keep, Keep::All) || matches!(keep, Keep::One(one) if one == index + 1) {
                         other.copy_from_slice(first);
@@ -124,16 +173,15 @@ impl Combiner {
     }
 
     /// Combines equally long sources in their order into `target`, which is none of them.
+    ///
+    /// `divisor` makes a mean of a built-in sum.
     pub(crate) fn reduce_to_one(&self, dtype: DType, divisor: Option<u32>, sources: &[&[u8]], target: &mut [u8]) {
         match self {
             Combiner::BuiltIn(op) => kernel::reduce_to_one(dtype, *op, divisor, sources, target),
-            Combiner::User(combine) => {
+            Combiner::User { combine, .. } => {
                 let Some((first, others)) = sources.split_first() else { return };
                 target.copy_from_slice(first);
-                others.iter().for_each(|other| combine(target, other));
-                if let Some(n) = divisor {
-                    divide(dtype, target, n);
-                }
+                others.iter().for_each(|other| combine(target, other, Side::After));
             }
         }
     }

@@ -6,11 +6,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use distribute_cluster::{Coordination, CoordinationOptions, FailureCause, Membership};
+use serde::{Deserialize, Serialize};
 
 use crate::bridge::Job;
 use crate::group::first;
 use crate::team::Team;
-use crate::transport::{self, ConnectError};
+use crate::transport::{self, ConnectError, Nonce};
 use crate::{Error, Options, ProcessGroup, Rank, Result};
 
 impl ProcessGroup {
@@ -52,22 +53,32 @@ impl ProcessGroup {
         let listener =
             listen(&coordination.local_host()).map_err(|error| error.into_error(&tasks[process], &options.name))?;
         let port = listener.local_addr().map_or(0, |address| address.port());
+        let nonce = Nonce::new().map_err(|source| no_nonce(source).into_error(&tasks[process], &options.name))?;
         let mine = Endpoint {
-            transport: kind.name().to_owned(),
-            local_ranks,
+            options: Agreed::new(options, local_ranks),
             generation: GENERATIONS.fetch_add(1, Ordering::Relaxed),
+            nonce,
             address: join_host(&coordination.local_host(), port),
         };
         let key = format!("group/{}/endpoint", options.name);
-        let all = coordination.exchange(&key, mine.encode().as_bytes(), options.timeout.min(MAX_CONNECT))?;
-        let endpoints: Vec<Endpoint> = all.iter().map(|bytes| Endpoint::decode(bytes)).collect();
-        for (other, endpoint) in endpoints.iter().enumerate() {
-            mine.agree(endpoint, &options.name, &tasks[process], &tasks[other])?;
+        let all = coordination.exchange(&key, &mine.encode(), options.timeout.min(MAX_CONNECT))?;
+        let mut endpoints: Vec<Endpoint> = Vec::with_capacity(all.len());
+        for (other, bytes) in all.iter().enumerate() {
+            let endpoint = Endpoint::decode(bytes).ok_or_else(|| Error::Disagreement {
+                group: options.name.clone(),
+                what: "protocol".into(),
+                here: tasks[process].clone(),
+                mine: PROTOCOL.into(),
+                there: tasks[other].clone(),
+                theirs: "one that this version cannot read".into(),
+            })?;
+            mine.options.compare(&endpoint.options, &options.name, &tasks[process], &tasks[other])?;
+            endpoints.push(endpoint);
         }
-        // The first member's word counts.
-        let generation = endpoints.first().map_or(0, |endpoint| endpoint.generation);
+        // The first member's numbers count.
+        let (generation, nonce) = endpoints.first().map_or((0, nonce), |first| (first.generation, first.nonce));
         let addresses: Vec<String> = endpoints.into_iter().map(|endpoint| endpoint.address).collect();
-        let group = (options.name.as_str(), group_id(&options.name, generation));
+        let group = (options.name.as_str(), nonce);
         let transport = transport::open(kind, process, &addresses, listener, group, &tasks[process], deadline)?;
         let names = (0..processes * local_ranks)
             .map(|rank| match local_ranks {
@@ -97,8 +108,10 @@ impl Job {
                     during: "a pause between operations".to_owned(),
                     how: format!("{how} (last heard from {:.1} s ago)", last_heard.as_secs_f64()),
                 },
-                FailureCause::Reported(reason) => Error::Aborted { group, origin: peer.clone(), cause: reason.clone() },
-                _ => Error::Aborted { group, origin: peer.clone(), cause: failure.to_string() },
+                FailureCause::Reported(reason) => {
+                    Error::Aborted { group, origin: peer.clone(), cause: reason.clone(), retryable: true }
+                }
+                _ => Error::Aborted { group, origin: peer.clone(), cause: failure.to_string(), retryable: true },
             };
             team.abort(&peer, &error);
         });
@@ -111,49 +124,99 @@ static GENERATIONS: AtomicU64 = AtomicU64::new(0);
 /// Members of a group that is being formed have met already, so connecting takes no longer than this.
 pub(crate) const MAX_CONNECT: Duration = Duration::from_secs(60);
 
+/// What members of one group speak with each other; what cannot be read differs in it.
+const PROTOCOL: &str = concat!("distribute-collectives ", env!("CARGO_PKG_VERSION"), ", messages dst2");
+
 /// What a member tells the others before they connect.
+#[derive(Serialize, Deserialize)]
 struct Endpoint {
-    transport: String,
-    local_ranks: usize,
+    options: Agreed,
     generation: u64,
+    #[serde(with = "as_text")]
+    nonce: Nonce,
     address: String,
 }
 
-impl Endpoint {
-    fn encode(&self) -> String {
-        format!("{} {} {} {}", self.transport, self.local_ranks, self.generation, self.address)
+/// Whatever changes what travels between the members of a group, by name: all must be given the same.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Agreed(Vec<(String, String)>);
+
+impl Agreed {
+    fn new(options: &Options, local_ranks: usize) -> Agreed {
+        // Every option is named here, so that a new one cannot be forgotten.
+        let Options {
+            name: _,
+            // How long a member waits is its own affair.
+            timeout: _,
+            transport,
+            algorithm,
+            link,
+            cross_device_ops,
+            bytes_per_pack,
+            device_implementation,
+        } = options;
+        let own = "default".to_owned();
+        let fields = [
+            ("protocol", PROTOCOL.to_owned()),
+            ("number of replicas per process", local_ranks.to_string()),
+            ("transport", transport.name().to_owned()),
+            ("algorithm", algorithm.name().to_owned()),
+            ("link figures", link.as_ref().map_or(own.clone(), |link| format!("{link:?}"))),
+            ("cross-device operations", cross_device_ops.as_ref().map_or(own, |ops| ops.name().to_owned())),
+            ("bytes per pack", bytes_per_pack.to_string()),
+            ("device implementation", format!("{device_implementation:?}")),
+        ];
+        Agreed(fields.map(|(name, value)| (name.to_owned(), value)).to_vec())
     }
 
-    fn decode(bytes: &[u8]) -> Endpoint {
-        let text = String::from_utf8_lossy(bytes);
-        let mut words = text.splitn(4, ' ');
-        let mut word = || words.next().unwrap_or_default().to_owned();
-        Endpoint {
-            transport: word(),
-            local_ranks: word().parse().unwrap_or(0),
-            generation: word().parse().unwrap_or(0),
-            address: word(),
-        }
-    }
-
-    fn agree(&self, other: &Endpoint, group: &str, here: &str, there: &str) -> Result<()> {
-        let differ = |what, mine: String, theirs: String| Error::Disagreement {
-            group: group.to_owned(),
-            what,
-            here: here.to_owned(),
-            mine: mine.into(),
-            there: there.to_owned(),
-            theirs: theirs.into(),
+    /// Names the first field that differs.
+    fn compare(&self, other: &Agreed, group: &str, here: &str, there: &str) -> Result<()> {
+        let value =
+            |of: &Agreed, index: usize| of.0.get(index).map_or("missing".into(), |(_, value)| value.as_str().into());
+        let Some(index) = (0..self.0.len().max(other.0.len())).find(|index| self.0.get(*index) != other.0.get(*index))
+        else {
+            return Ok(());
         };
-        if self.local_ranks != other.local_ranks {
-            let (mine, theirs) = (self.local_ranks.to_string(), other.local_ranks.to_string());
-            return Err(differ("number of replicas per process", mine, theirs));
-        }
-        if self.transport != other.transport {
-            return Err(differ("transport", self.transport.clone(), other.transport.clone()));
-        }
-        Ok(())
+        let what = self.0.get(index).or(other.0.get(index)).map_or("", |(name, _)| name);
+        Err(Error::Disagreement {
+            group: group.to_owned(),
+            what: what.into(),
+            here: here.to_owned(),
+            mine: value(self, index),
+            there: there.to_owned(),
+            theirs: value(other, index),
+        })
     }
+}
+
+impl Endpoint {
+    fn encode(&self) -> Vec<u8> {
+        // Texts and numbers always have a form.
+        serde_json::to_vec(self).unwrap_or_default()
+    }
+
+    fn decode(bytes: &[u8]) -> Option<Endpoint> {
+        serde_json::from_slice(bytes).ok()
+    }
+}
+
+/// Numbers in their text form.
+mod as_text {
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+    use crate::transport::Nonce;
+
+    pub(super) fn serialize<S: Serializer>(nonce: &Nonce, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(nonce)
+    }
+
+    pub(super) fn deserialize<'a, D: Deserializer<'a>>(deserializer: D) -> Result<Nonce, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(D::Error::custom)
+    }
+}
+
+pub(crate) fn no_nonce(source: std::io::Error) -> ConnectError {
+    ConnectError { action: "draw a random number from", address: "the system".to_owned(), source }
 }
 
 /// Listens where peers can reach this process: on the address of its host name, else on all interfaces.
@@ -168,8 +231,52 @@ pub(crate) fn join_host(host: &str, port: u16) -> String {
     if host.contains(':') && !host.starts_with('[') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
 }
 
-/// Tells connections of one group from those of another. FNV-1a: collisions are harmless but for a clearer refusal.
-pub(crate) fn group_id(name: &str, generation: u64) -> u64 {
-    let bytes = name.bytes().chain(generation.to_le_bytes());
-    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::schedule::Link;
+    use crate::{Algorithm, ReductionToOneDevice, TransportKind};
+
+    #[test]
+    fn every_option_that_changes_what_travels_is_compared_by_name() {
+        let mine = Options::default();
+        let changes: [(&str, usize, Options); 7] = [
+            ("number of replicas per process", 3, mine.clone()),
+            ("transport", 2, Options { transport: TransportKind::Tcp, ..mine.clone() }),
+            ("algorithm", 2, Options { algorithm: Algorithm::Tree, ..mine.clone() }),
+            ("link figures", 2, Options { link: Some(Link::GRPC), ..mine.clone() }),
+            (
+                "cross-device operations",
+                2,
+                Options { cross_device_ops: Some(ReductionToOneDevice.into()), ..mine.clone() },
+            ),
+            ("bytes per pack", 2, Options { bytes_per_pack: 17, ..mine.clone() }),
+            (
+                "device implementation",
+                2,
+                Options { device_implementation: crate::DeviceImplementation::Host, ..mine.clone() },
+            ),
+        ];
+        let here = Agreed::new(&mine, 2);
+        assert!(here.compare(&Agreed::new(&mine, 2), "g", "a", "b").is_ok());
+        for (name, local_ranks, options) in changes {
+            let error = here.compare(&Agreed::new(&options, local_ranks), "g", "worker:0", "worker:1").unwrap_err();
+            let Error::Disagreement { what, mine, theirs, .. } = &error else { panic!("{error}") };
+            assert!(&**what == name && mine != theirs, "{error}");
+        }
+    }
+
+    #[test]
+    fn an_endpoint_reads_back_and_other_bytes_do_not() {
+        let nonce = Nonce::new().unwrap();
+        let options = Agreed::new(&Options::default(), 1);
+        let endpoint = Endpoint { options: options.clone(), generation: 3, nonce, address: "[::1]:80".to_owned() };
+        let read = Endpoint::decode(&endpoint.encode()).unwrap();
+        assert_eq!(
+            (read.options, read.generation, read.nonce, read.address),
+            (options, 3, nonce, "[::1]:80".to_owned())
+        );
+        // What an earlier version said.
+        assert!(Endpoint::decode(b"auto 1 0 127.0.0.1:80").is_none());
+    }
 }

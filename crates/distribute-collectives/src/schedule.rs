@@ -24,14 +24,14 @@ pub use halving::halving_doubling_all_reduce;
 pub use hierarchical::hierarchical_all_reduce;
 pub use link::Link;
 pub use ring::{ring_all_gather, ring_all_gather_v, ring_all_reduce, ring_reduce_scatter, ring_reduce_scatter_v};
-pub use tree::{binomial_broadcast, binomial_reduce, dissemination_barrier};
+pub use tree::{binomial_broadcast, binomial_reduce, dissemination_barrier, ordered_reduce, ordered_reduce_scatter};
 
 /// What becomes of received elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     /// They replace those at the range.
     Copy,
-    /// They are combined with those at the range.
+    /// They are combined with those at the range: on the left of them where they come from a lower rank, else on the right.
     Combine,
 }
 

@@ -4,19 +4,18 @@
 //! operation is cut into chunks, and every rank that waits for it takes chunks until none are left; the last rank to
 //! arrive takes part too, so an asynchronous call needs no thread of its own. Where the group spans processes, the chunks
 //! first reduce into the first rank's memory, a [`Bridge`] exchanges that with the other processes, and further chunks
-//! spread the result.
+//! spread the result. [`crate::phases`] holds the states.
 //!
-//! ```text
-//! Gathering ── last rank arrives ──> Reducing ──> Bridging ──> Spreading ──> Done
-//!     └─ deadline, peer gone, group aborted, calls differ ──> Failed <─┘
-//! ```
-//!
-//! Memory protocol: a rank's buffers may be touched by other threads only between Reducing and Spreading. [`Team::wait`]
-//! returns only in Done and Failed, and an operation reaches Failed from Gathering only where nobody has touched a byte.
+//! Memory protocol: a rank's buffers may be touched by other threads only in Reducing, Bridging and Spreading.
+//! [`Team::wait`] returns only in Done and Failed, and an operation reaches those only when no thread holds a chunk of it.
+//! A function of the caller's that panics (a reduction, cross-device operation, algorithm or transport) is caught where it
+//! was called: the operation is doomed, the chunks in hand are given back, and the group ends with
+//! [`Error::Panicked`] on every rank.
 
 use std::any::Any;
 use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -24,8 +23,9 @@ use crate::bridge::Bridge;
 use crate::call::Call;
 use crate::exchange::Disagreement;
 use crate::memory::Buffers;
+use crate::phases::{Phase, Phases, State};
 use crate::recorder::{FlightHeader, Identity, Recorder};
-use crate::work_plan::{Phase, Plan};
+use crate::work_plan::Plan;
 use crate::{Error, Options, ProcessGroup, Rank, Result, SharedCrossDeviceOps};
 
 /// Largest number of ranks in one process.
@@ -36,13 +36,6 @@ const SPIN: Duration = Duration::from_micros(40);
 
 /// Longest sleep between two looks at what may have happened.
 const NAP: Duration = Duration::from_millis(50);
-
-const GATHERING: u32 = 0;
-const REDUCING: u32 = 1;
-const BRIDGING: u32 = 2;
-const SPREADING: u32 = 3;
-const DONE: u32 = 4;
-const FAILED: u32 = 5;
 
 /// The ranks of this process in one group.
 pub(crate) struct Team {
@@ -60,6 +53,8 @@ pub(crate) struct Team {
     has_cores: bool,
     cause: Mutex<Option<Abort>>,
     departed: Vec<AtomicBool>,
+    /// Ranks that make no calls for now.
+    resting: Vec<AtomicBool>,
     open: Mutex<Open>,
     sleepers: AtomicUsize,
     nap: Mutex<()>,
@@ -106,20 +101,11 @@ struct Abort {
 
 /// One collective call of all local ranks.
 pub(crate) struct Operation {
-    state: AtomicU32,
-    arrived: AtomicUsize,
+    phases: Phases,
     entries: Vec<Mutex<Option<Entry>>>,
     /// Written once by the last rank to arrive, before Reducing.
     plan: std::sync::OnceLock<Plan>,
     failure: Mutex<Option<Error>>,
-    progress: [Progress; 2],
-}
-
-/// Chunks of one phase: handed out, and finished.
-#[derive(Default)]
-struct Progress {
-    next: AtomicUsize,
-    finished: AtomicUsize,
 }
 
 struct Entry {
@@ -152,6 +138,7 @@ impl Team {
                 has_cores: local_ranks <= cores,
                 cause: Mutex::new(None),
                 departed: (0..local_ranks).map(|_| AtomicBool::new(false)).collect(),
+                resting: (0..local_ranks).map(|_| AtomicBool::new(false)).collect(),
                 open: Mutex::new(Open { first: 0, operations: VecDeque::new() }),
                 sleepers: AtomicUsize::new(0),
                 nap: Mutex::new(()),
@@ -202,20 +189,24 @@ impl Team {
     ///
     /// `may_block` says that the caller is going to wait for the operation anyway.
     pub(crate) fn start(&self, operation: &Arc<Operation>, may_block: bool) {
-        if operation.arrived.fetch_add(1, Ordering::AcqRel) + 1 == self.local_ranks {
+        if operation.phases.arrive(self.local_ranks) {
             self.begin(operation, may_block);
         }
         self.help(operation, may_block);
     }
 
     /// Waits until the operation is done, working on it meanwhile.
+    ///
+    /// The one wait without a deadline of its own: while another thread holds a chunk, the memory of this rank is in use.
+    /// From the operation's deadline on no further chunk is worked on, so what is left is the chunks in hand: bounded, but
+    /// for a function of the caller's that does not return.
     pub(crate) fn wait(&self, local: usize, operation: &Arc<Operation>) -> Result<()> {
         let mut idle_since = None;
         loop {
-            let state = operation.state.load(Ordering::SeqCst);
+            let state = operation.phases.state();
             match state {
-                DONE => break,
-                FAILED => {
+                State::Done => break,
+                State::Failed => {
                     let failure = lock(&operation.failure).clone();
                     return Err(failure.unwrap_or_else(|| self.aborted(None)));
                 }
@@ -229,8 +220,9 @@ impl Team {
             if since.elapsed() < SPIN {
                 if self.has_cores { std::hint::spin_loop() } else { std::thread::yield_now() }
             } else {
-                if state == GATHERING {
-                    self.check_gathering(local, operation);
+                match state {
+                    State::Gathering => self.check_gathering(local, operation),
+                    _ => self.check_under_way(local, operation, state),
                 }
                 self.sleep(operation, state);
             }
@@ -239,7 +231,7 @@ impl Team {
     }
 
     pub(crate) fn is_over(operation: &Operation) -> bool {
-        matches!(operation.state.load(Ordering::Acquire), DONE | FAILED)
+        operation.phases.state().is_over()
     }
 
     /// Ends the group for everybody; the first cause stays.
@@ -253,7 +245,7 @@ impl Team {
         }
         self.interrupted.store(true, Ordering::SeqCst);
         if let Some(bridge) = &self.bridge {
-            bridge.abort(error);
+            bridge.abort(&error.as_reason(origin));
         }
         self.wake_all();
         for (local, recorder) in self.recorders.iter().enumerate() {
@@ -275,6 +267,14 @@ impl Team {
         self.wake_all();
     }
 
+    /// Marks a local rank as one that makes no calls for now, or as one that does again.
+    pub(crate) fn rest(&self, local: usize, resting: bool) {
+        self.resting[local].store(resting, Ordering::SeqCst);
+        if resting && self.sleepers.load(Ordering::SeqCst) > 0 {
+            self.wake_all();
+        }
+    }
+
     pub(crate) fn has_departed(&self, local: usize) -> bool {
         self.departed[local].load(Ordering::SeqCst)
     }
@@ -285,7 +285,6 @@ impl Team {
     }
 
     /// Why the group has ended, if it has.
-    #[cfg(feature = "cuda")]
     pub(crate) fn failure(&self) -> Option<Error> {
         self.interrupted.load(Ordering::Acquire).then(|| self.aborted(None))
     }
@@ -298,13 +297,17 @@ impl Team {
                 let during = call.map_or(during, |call| call.to_string());
                 Error::PeerLost { name, peer, peer_rank, during, how }
             }
-            Some(abort) => {
-                Error::Aborted { group: self.name.clone(), origin: abort.origin, cause: abort.error.to_string() }
-            }
+            Some(abort) => Error::Aborted {
+                group: self.name.clone(),
+                origin: abort.origin,
+                cause: abort.error.to_string(),
+                retryable: abort.error.is_retryable(),
+            },
             None => Error::Aborted {
                 group: self.name.clone(),
                 origin: "an earlier failure".to_owned(),
                 cause: "an operation failed".to_owned(),
+                retryable: true,
             },
         }
     }
@@ -336,28 +339,42 @@ impl Team {
 
     /// The last rank has arrived: compares the calls and starts the first phase.
     fn begin(&self, operation: &Arc<Operation>, may_block: bool) {
+        let planned = catch_unwind(AssertUnwindSafe(|| self.plan(operation)));
+        let planned = planned.unwrap_or_else(|panic| {
+            let call = operation.leader_call().map(|(call, ..)| call);
+            Err((self.local_name(0), self.panicked(call, &*panic)))
+        });
+        match planned {
+            Ok(plan) => drop(operation.plan.set(plan)),
+            Err((origin, error)) => {
+                self.fail(operation, State::Gathering, &origin, error);
+                return;
+            }
+        }
+        if operation.phases.advance(State::Gathering, State::Reducing) {
+            self.wake_sleepers();
+            self.skip_empty(operation, Phase::Reduce, may_block);
+        }
+    }
+
+    /// What the ranks' calls amount to; the error, and whose it is, where they do not fit together.
+    fn plan(&self, operation: &Operation) -> Result<Plan, (String, Error)> {
         let entries: Vec<MutexGuard<'_, Option<Entry>>> = operation.entries.iter().map(lock).collect();
         // Every rank has arrived, so every entry is there.
         let parts: Vec<&Entry> = entries.iter().filter_map(|entry| entry.as_ref()).collect();
         let call = parts[0].call;
-        if let Some(other) = parts.iter().position(|part| part.call != call) {
+        if let Some(other) = parts.iter().position(|part| part.call != call || !part.buffers.fit(&parts[0].buffers)) {
+            let there_name = self.local_name(other);
             let error = Error::Mismatch {
                 here: Box::new(call),
                 here_name: self.local_name(0),
                 there: Box::new(parts[other].call),
-                there_name: self.local_name(other),
+                there_name: there_name.clone(),
             };
-            drop(parts);
-            drop(entries);
-            self.fail(operation, GATHERING, &self.local_name(other), error);
-            return;
+            return Err((there_name, error));
         }
-        let plan = Plan::new(self, call, parts.iter().map(|part| &part.buffers));
-        drop(parts);
-        drop(entries);
-        match plan {
-            Ok(plan) => drop(operation.plan.set(plan)),
-            Err(Disagreement { from, to, sent, expected }) => {
+        Plan::new(self, call, parts.iter().map(|part| &part.buffers)).map_err(
+            |Disagreement { from, to, sent, expected }| {
                 let error = Error::Parts {
                     call: Box::new(call),
                     from: self.names[from].clone(),
@@ -365,24 +382,19 @@ impl Team {
                     sent,
                     expected,
                 };
-                self.fail(operation, GATHERING, &self.local_name(to - self.first_rank), error);
-                return;
-            }
-        }
-        if operation.advance(GATHERING, REDUCING) {
-            self.wake_sleepers();
-            self.skip_empty(operation, 0, may_block);
-        }
+                (self.local_name(to - self.first_rank), error)
+            },
+        )
     }
 
-    /// Takes chunks of the current phase until none are left; whether any work was done.
+    /// Takes chunks of the current phase until none are left; returns whether any work was done.
     fn help(&self, operation: &Arc<Operation>, may_block: bool) -> bool {
         let mut worked = false;
         loop {
-            let (phase, index) = match operation.state.load(Ordering::Acquire) {
-                REDUCING => (Phase::Reduce, 0),
-                SPREADING => (Phase::Spread, 1),
-                BRIDGING => {
+            let phase = match operation.phases.state() {
+                State::Reducing => Phase::Reduce,
+                State::Spreading => Phase::Spread,
+                State::Bridging => {
                     // Only one thread may be in the bridge; whoever waits anyway may as well be it.
                     let crossed = may_block && self.bridge.as_ref().is_some_and(|bridge| bridge.cross(self));
                     return worked | crossed;
@@ -391,36 +403,43 @@ impl Team {
             };
             let Some(plan) = operation.plan.get() else { return worked };
             let total = plan.chunks(phase);
-            let chunk = operation.progress[index].next.fetch_add(1, Ordering::AcqRel);
-            if chunk >= total {
-                return worked;
+            let Some(chunk) = operation.phases.take(phase, total) else { return worked };
+            if !operation.phases.is_doomed()
+                && let Err(panic) = catch_unwind(AssertUnwindSafe(|| plan.run(phase, chunk)))
+            {
+                self.doom(operation, self.panicked(Some(plan.call()), &*panic));
             }
-            plan.run(phase, chunk);
             worked = true;
-            if operation.progress[index].finished.fetch_add(1, Ordering::AcqRel) + 1 == total {
-                self.finish_phase(operation, index, may_block);
+            if operation.phases.give_back(phase, total) {
+                self.finish_phase(operation, phase, may_block);
             }
         }
     }
 
-    fn skip_empty(&self, operation: &Arc<Operation>, index: usize, may_block: bool) {
-        let phase = if index == 0 { Phase::Reduce } else { Phase::Spread };
+    fn skip_empty(&self, operation: &Arc<Operation>, phase: Phase, may_block: bool) {
         if operation.plan.get().is_some_and(|plan| plan.chunks(phase) == 0) {
-            self.finish_phase(operation, index, may_block);
+            self.finish_phase(operation, phase, may_block);
         }
     }
 
-    fn finish_phase(&self, operation: &Arc<Operation>, index: usize, may_block: bool) {
-        if index == 0
+    /// All chunks of a phase have been given back.
+    fn finish_phase(&self, operation: &Arc<Operation>, phase: Phase, may_block: bool) {
+        let state = if phase == Phase::Reduce { State::Reducing } else { State::Spreading };
+        if operation.phases.is_doomed() {
+            let error = lock(&operation.failure).clone().unwrap_or_else(|| self.aborted(None));
+            self.fail(operation, state, &self.local_name(0), error);
+            return;
+        }
+        if phase == Phase::Reduce
             && let Some(bridge) = &self.bridge
         {
-            operation.state.store(BRIDGING, Ordering::SeqCst);
+            operation.phases.advance(state, State::Bridging);
             // A thread that may block crosses the bridge itself; else the courier does.
             bridge.enqueue(operation.clone(), !may_block);
             self.wake_sleepers();
             return;
         }
-        operation.state.store(DONE, Ordering::SeqCst);
+        operation.phases.advance(state, State::Done);
         self.wake_sleepers();
     }
 
@@ -428,20 +447,37 @@ impl Team {
     pub(crate) fn crossed(&self, operation: &Arc<Operation>, outcome: Result<()>) {
         match outcome {
             Ok(()) => {
-                operation.state.store(SPREADING, Ordering::SeqCst);
-                self.skip_empty(operation, 1, false);
+                operation.phases.advance(State::Bridging, State::Spreading);
+                self.skip_empty(operation, Phase::Spread, false);
                 self.wake_sleepers();
             }
             Err(error) => {
                 let origin = self.local_name(0);
-                self.fail(operation, BRIDGING, &origin, error);
+                self.fail(operation, State::Bridging, &origin, error);
             }
         }
     }
 
-    fn fail(&self, operation: &Operation, from: u32, origin: &str, error: Error) {
+    /// The error of a call in which a function of the caller's panicked.
+    pub(crate) fn panicked(&self, call: Option<Call>, panic: &(dyn Any + Send)) -> Error {
+        let message = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+        let message = message.or_else(|| panic.downcast_ref::<String>().cloned());
+        Error::Panicked {
+            name: self.local_name(0),
+            during: call.map_or_else(|| "a call".to_owned(), |call| call.to_string()),
+            message: message.unwrap_or_else(|| "a value that is no text".to_owned()),
+        }
+    }
+
+    /// Notes why an operation under way is to fail; the thread that ends the phase then fails it.
+    fn doom(&self, operation: &Operation, error: Error) {
+        lock(&operation.failure).get_or_insert(error);
+        operation.phases.doom();
+    }
+
+    fn fail(&self, operation: &Operation, from: State, origin: &str, error: Error) {
         lock(&operation.failure).get_or_insert_with(|| error.clone());
-        if operation.advance(from, FAILED) {
+        if operation.phases.advance(from, State::Failed) {
             self.abort(origin, &error);
             self.wake_all();
         }
@@ -456,7 +492,7 @@ impl Team {
         };
         if self.interrupted.load(Ordering::Acquire) {
             let error = self.aborted(Some(call));
-            self.fail(operation, GATHERING, "this rank", error);
+            self.fail(operation, State::Gathering, "this rank", error);
             return;
         }
         let missing: Vec<usize> =
@@ -468,7 +504,15 @@ impl Team {
                 group: self.name.clone(),
                 during: call.to_string(),
             };
-            self.fail(operation, GATHERING, &self.local_name(local), error);
+            self.fail(operation, State::Gathering, &self.local_name(local), error);
+        } else if let Some(idle) = missing.iter().find(|other| self.resting[**other].load(Ordering::SeqCst)) {
+            let error = Error::Absent {
+                name: self.local_name(local),
+                peer: self.local_name(*idle),
+                group: self.name.clone(),
+                during: call.to_string(),
+            };
+            self.fail(operation, State::Gathering, &self.local_name(*idle), error);
         } else if Instant::now() >= deadline && !missing.is_empty() {
             let names: Vec<String> = missing.iter().map(|other| self.local_name(*other)).collect();
             let error = Error::Deadline {
@@ -478,17 +522,52 @@ impl Team {
                 waited: started.elapsed(),
                 missing: format!("{} (which made no such call)", names.join(", ")),
             };
-            self.fail(operation, GATHERING, &self.local_name(local), error);
+            self.fail(operation, State::Gathering, &self.local_name(local), error);
+        }
+    }
+
+    /// While other threads work on the operation: has the group ended, or the time come to stop?
+    fn check_under_way(&self, local: usize, operation: &Arc<Operation>, state: State) {
+        let Some((call, deadline, started)) =
+            lock(&operation.entries[local]).as_ref().map(|entry| (entry.call, entry.deadline, entry.started))
+        else {
+            return;
+        };
+        let error = if self.interrupted.load(Ordering::Acquire) {
+            self.aborted(Some(call))
+        } else if Instant::now() >= deadline {
+            Error::Deadline {
+                call: Box::new(call),
+                name: self.local_name(local),
+                group: self.name.clone(),
+                waited: started.elapsed(),
+                missing: match state {
+                    State::Bridging => "earlier operations of this group, which are still under way".to_owned(),
+                    _ => "ranks of this process, which work on it".to_owned(),
+                },
+            }
+        } else {
+            return;
+        };
+        match state {
+            // Still in line, so no thread works on it. What is on its way has a deadline of its own.
+            State::Bridging => {
+                if self.bridge.as_ref().is_some_and(|bridge| bridge.withdraw(call.sequence)) {
+                    self.fail(operation, State::Bridging, &self.local_name(local), error);
+                }
+            }
+            _ => self.doom(operation, error),
         }
     }
 
     /// Sleeps until the operation is no longer in the state that the caller saw.
-    fn sleep(&self, operation: &Operation, before: u32) {
+    fn sleep(&self, operation: &Operation, before: State) {
+        // SeqCst: see `Phases::state`.
         self.sleepers.fetch_add(1, Ordering::SeqCst);
         let guard = lock(&self.nap);
         // A state that changes from here on is seen either by this look or by the waker, which counts sleepers after it.
-        if operation.state.load(Ordering::SeqCst) == before && !(before == GATHERING && self.news()) {
-            let nap = if before == GATHERING { self.nap_until(operation) } else { NAP };
+        if operation.phases.state() == before && !(before == State::Gathering && self.news()) {
+            let nap = if before == State::Gathering { self.nap_until(operation) } else { NAP };
             drop(self.wake.wait_timeout(guard, nap));
         }
         self.sleepers.fetch_sub(1, Ordering::SeqCst);
@@ -519,17 +598,11 @@ impl Team {
 impl Operation {
     fn new(ranks: usize) -> Operation {
         Operation {
-            state: AtomicU32::new(GATHERING),
-            arrived: AtomicUsize::new(0),
+            phases: Phases::new(),
             entries: (0..ranks).map(|_| Mutex::new(None)).collect(),
             plan: std::sync::OnceLock::new(),
             failure: Mutex::new(None),
-            progress: Default::default(),
         }
-    }
-
-    fn advance(&self, from: u32, to: u32) -> bool {
-        self.state.compare_exchange(from, to, Ordering::SeqCst, Ordering::SeqCst).is_ok()
     }
 
     pub(crate) fn plan(&self) -> Option<&Plan> {

@@ -10,10 +10,15 @@ use std::time::{Duration, Instant};
 
 use crate::schedule::Link;
 
+mod abort_reason;
 #[cfg(feature = "grpc")]
 pub(crate) mod grpc;
+mod nonce;
 mod shm;
 pub(crate) mod tcp;
+
+pub use abort_reason::AbortReason;
+pub(crate) use nonce::Nonce;
 
 /// Bytes for one peer: the parts, one after another.
 #[derive(Debug)]
@@ -104,12 +109,12 @@ pub enum TransportError {
         peer: usize,
     },
     /// A peer has aborted the group.
-    #[error("member {peer} aborted: {reason}")]
+    #[error("member {peer} aborted, because of {}: {}", reason.origin, reason.cause)]
     Aborted {
         /// The member.
         peer: usize,
         /// Its reason.
-        reason: String,
+        reason: Box<AbortReason>,
     },
     /// The sink of a peer's bytes refused them.
     #[error("bytes of member {peer} were refused")]
@@ -129,7 +134,7 @@ pub enum TransportError {
 /// use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 /// use std::time::Instant;
 ///
-/// use distribute_collectives::transport::{Incoming, Outgoing, Patience, Transport, TransportError};
+/// use distribute_collectives::transport::{AbortReason, Incoming, Outgoing, Patience, Transport, TransportError};
 /// use distribute_collectives::{Options, ProcessGroup, ReduceOp};
 ///
 /// /// A queue to and from each other member.
@@ -176,7 +181,7 @@ pub enum TransportError {
 ///         Ok(())
 ///     }
 ///
-///     fn abort(&mut self, _reason: &str) {
+///     fn abort(&mut self, _reason: &AbortReason) {
 ///         // Peers see the queues end.
 ///         self.to.clear();
 ///     }
@@ -232,7 +237,7 @@ pub trait Transport: Send {
     ) -> Result<(), TransportError>;
 
     /// Tells every peer that the group has failed and why; never blocks for long and never fails.
-    fn abort(&mut self, reason: &str);
+    fn abort(&mut self, reason: &AbortReason);
 
     /// Tells every peer that this member waits in the call with this sequence number; never blocks and never fails.
     ///
@@ -268,7 +273,8 @@ pub trait Transport: Send {
 
 /// Connects member `rank` with the listeners at `addresses`, for groups that find each other by their own means.
 ///
-/// Every member calls this at about the same time with the same addresses, in rank order, and its own listener.
+/// Every member calls this at about the same time with the same addresses, in rank order, and its own listener. Callers with
+/// another list of addresses are turned away; two groups at equal addresses cannot be told apart.
 ///
 /// # Errors
 /// [`Error::Connect`](crate::Error::Connect) where not every member was connected before the deadline,
@@ -280,7 +286,8 @@ pub fn connect(
     listener: std::net::TcpListener,
     deadline: Instant,
 ) -> crate::Result<Box<dyn Transport>> {
-    open(kind, rank, addresses, listener, ("of explicit addresses", 0), &format!("rank {rank}"), deadline)
+    let group = ("of explicit addresses", Nonce::of_addresses(addresses));
+    open(kind, rank, addresses, listener, group, &format!("rank {rank}"), deadline)
 }
 
 /// As [`connect`], for a named group.
@@ -289,7 +296,7 @@ pub(crate) fn open(
     rank: usize,
     addresses: &[String],
     listener: std::net::TcpListener,
-    (group, id): (&str, u64),
+    (group, id): (&str, Nonce),
     name: &str,
     deadline: Instant,
 ) -> crate::Result<Box<dyn Transport>> {

@@ -45,6 +45,7 @@ impl<B: OwnedBuffers> Work<B> {
             group: self.team.name.clone(),
             origin: "this rank".to_owned(),
             cause: "the work was already waited for".to_owned(),
+            retryable: false,
         })
     }
 }
@@ -71,7 +72,16 @@ pub fn on_local_ranks<B: OwnedBuffers, E: From<Error>>(
 ) -> Result<Option<B>, E> {
     let mut works = Vec::with_capacity(ranks.len());
     for (local, rank) in ranks.iter().enumerate() {
-        works.push(begin(local, rank)?);
+        match begin(local, rank) {
+            Ok(work) => works.push(work),
+            Err(error) => {
+                // What was begun waits for the ranks that did not begin, which no longer will.
+                if !works.is_empty() {
+                    rank.abort("an operation could not be begun on every rank of its process");
+                }
+                return Err(error);
+            }
+        }
     }
     let mut last = None;
     for work in works {

@@ -3,10 +3,13 @@
 
 use std::ops::Range;
 
+use distribute_device::DType;
+
 use crate::call::{Call, Kind};
 use crate::exchange::{Disagreement, Exchange, starts};
-use crate::kernel::Keep;
+use crate::kernel::{self, Keep};
 use crate::memory::{Buffers, Counts, RawSlice, locate};
+use crate::phases::Phase;
 use crate::reduction::Combiner;
 use crate::team::Team;
 use crate::{Rank, ReduceOp, SharedCrossDeviceOps};
@@ -16,15 +19,6 @@ use crate::{Rank, ReduceOp, SharedCrossDeviceOps};
 const MIN_CHUNK_BYTES: usize = 16 * 1024;
 const MAX_CHUNK_BYTES: usize = 256 * 1024;
 
-/// The two parts of the work that threads share.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Phase {
-    /// Before other processes are heard: reduce, or collect, among the ranks of this process.
-    Reduce,
-    /// Afterwards: bring the result to every rank of this process.
-    Spread,
-}
-
 /// One operation of all ranks of this process.
 #[derive(Debug)]
 pub(crate) struct Plan {
@@ -32,7 +26,7 @@ pub(crate) struct Plan {
     combiner: Combiner,
     /// What combines the ranks' values in place instead, all in one chunk.
     cross_device_ops: Option<SharedCrossDeviceOps>,
-    /// What a mean divides by within this process; with several processes the bridge divides.
+    /// What a mean divides by within this process; with several processes the bridge divides, or the second phase does.
     divisor: Option<u32>,
     ranks: Vec<Buffers>,
     first_rank: usize,
@@ -44,8 +38,34 @@ pub(crate) struct Plan {
     starts: Vec<usize>,
     /// The blocks of calls that move values without combining them.
     exchange: Option<Exchange>,
-    /// The reduction of whole inputs, for a reduce-scatter that spans processes; in u64 for alignment.
-    staging: Option<(RawSlice, Box<[u64]>)>,
+    /// Where values are collected for other processes, where that is not the first rank's memory.
+    staging: Option<Staging>,
+}
+
+/// The reduction of this process's whole inputs, for a reduce-scatter or a mean that spans processes.
+#[derive(Debug)]
+struct Staging {
+    slice: RawSlice,
+    /// Keeps the memory that `slice` names; in u64 for alignment.
+    _memory: Box<[u64]>,
+    /// For means whose sums may not be of the data type: what they are added up in, and how many of that for each element.
+    carried: Option<(DType, usize)>,
+}
+
+impl Staging {
+    fn new(elements: usize, dtype: DType, carried: Option<(DType, usize)>) -> Staging {
+        let (stored, per_element) = carried.unwrap_or((dtype, 1));
+        let len_bytes = elements * per_element * stored.size_bytes();
+        let mut memory = vec![0u64; len_bytes.div_ceil(8)].into_boxed_slice();
+        let slice = RawSlice::of_mut(&mut bytemuck::cast_slice_mut(&mut memory)[..len_bytes]);
+        Staging { slice, _memory: memory, carried }
+    }
+
+    /// The bytes of some elements, which have `size` bytes in the data type.
+    fn bytes(&self, elements: &Range<usize>, size: usize) -> Range<usize> {
+        let size = self.carried.map_or(size, |(dtype, per_element)| per_element * dtype.size_bytes());
+        elements.start * size..elements.end * size
+    }
 }
 
 impl Plan {
@@ -68,6 +88,8 @@ impl Plan {
             (Kind::ReduceScatter, _) => (0..=world_size).map(|rank| rank * (count / world_size)).collect(),
             _ => Vec::new(),
         };
+        let scatters = matches!(call.kind, Kind::ReduceScatter | Kind::ReduceScatterV);
+        let carried = kernel::carried(call.dtype).filter(|_| across && call.op == Some(ReduceOp::Mean));
         let exchange = match call.kind {
             Kind::AllToAll
             | Kind::Gather
@@ -79,6 +101,9 @@ impl Plan {
             _ => None,
         };
         let elements = match call.kind {
+            // These go through the staging memory.
+            Kind::AllReduce if carried.is_some() => [count, count],
+            Kind::Reduce if carried.is_some() => [count, if root.is_some() { count } else { 0 }],
             Kind::AllReduce => [if local > 1 { count } else { 0 }, if across && local > 1 { count } else { 0 }],
             Kind::Reduce => [
                 if local > 1 { count } else { 0 },
@@ -100,11 +125,7 @@ impl Plan {
             _ => [exchange.as_ref().map_or(0, |exchange| exchange.copies.len()), 0],
         };
         let size = call.dtype.size_bytes();
-        let scatters = matches!(call.kind, Kind::ReduceScatter | Kind::ReduceScatterV);
-        let staging = (across && scatters).then(|| {
-            let mut memory = vec![0u64; (count * size).div_ceil(8)].into_boxed_slice();
-            (RawSlice::of_mut(&mut bytemuck::cast_slice_mut(&mut memory)[..count * size]), memory)
-        });
+        let staging = (across && scatters || carried.is_some()).then(|| Staging::new(count, call.dtype, carried));
         let op = call.op.unwrap_or(ReduceOp::Sum);
         let mut chunk = match exchange {
             Some(_) => [1, 1],
@@ -131,6 +152,10 @@ impl Plan {
         })
     }
 
+    pub(crate) fn call(&self) -> Call {
+        self.call
+    }
+
     pub(crate) fn combiner(&self) -> &Combiner {
         &self.combiner
     }
@@ -140,10 +165,25 @@ impl Plan {
         self.exchange.as_ref()
     }
 
-    /// Elements of each process's part, for calls with a count per rank.
+    /// The call as its schedule sees it: elements of the type that travels, and as many as there are.
+    pub(crate) fn wire_call(&self) -> Call {
+        match self.carried() {
+            Some((dtype, per_element)) => Call { dtype, count: self.call.count * per_element as u64, ..self.call },
+            None => self.call,
+        }
+    }
+
+    /// What a mean is added up in between processes, where that is not its data type.
+    pub(crate) fn carried(&self) -> Option<(DType, usize)> {
+        self.staging.as_ref()?.carried
+    }
+
+    /// Elements that travel of each process's part, for calls with a count per rank.
     pub(crate) fn process_counts(&self) -> Vec<usize> {
         let local = self.ranks.len();
-        (0..self.processes).map(|process| self.starts[(process + 1) * local] - self.starts[process * local]).collect()
+        let per_element = self.carried().map_or(1, |(_, per_element)| per_element);
+        let part = |process: usize| self.starts[(process + 1) * local] - self.starts[process * local];
+        (0..self.processes).map(|process| part(process) * per_element).collect()
     }
 
     /// Chunks of a phase.
@@ -155,7 +195,7 @@ impl Plan {
     /// What the bridge exchanges with other processes: the first rank's memory, or the staging memory.
     pub(crate) fn bridged(&self) -> &[RawSlice] {
         match &self.staging {
-            Some((staging, _)) => std::slice::from_ref(staging),
+            Some(staging) => std::slice::from_ref(&staging.slice),
             None => &self.ranks[0].outputs,
         }
     }
@@ -167,6 +207,7 @@ impl Plan {
         let range = start..(start + self.chunk[index]).min(self.elements[index]);
         match (phase, self.call.kind) {
             (_, Kind::Barrier) => {}
+            (Phase::Reduce, Kind::AllReduce | Kind::Reduce) if self.carried().is_some() => self.carry_in_place(&range),
             (Phase::Reduce, Kind::AllReduce | Kind::Reduce) => self.reduce_in_place(&range),
             (Phase::Reduce, Kind::Broadcast) => match self.local(self.call.root) {
                 Some(root) if self.processes > 1 => self.copy_between(root, &[0], &range),
@@ -175,6 +216,12 @@ impl Plan {
             },
             (Phase::Reduce, Kind::AllGather | Kind::AllGatherV) => self.collect(&range),
             (Phase::Reduce, Kind::ReduceScatter | Kind::ReduceScatterV) => self.reduce_apart(&range),
+            (Phase::Spread, Kind::AllReduce) if self.carried().is_some() => {
+                self.ranks.iter().for_each(|rank| self.finish_mean(rank, &range));
+            }
+            (Phase::Spread, Kind::Reduce) if self.carried().is_some() => {
+                self.local(self.call.root).into_iter().for_each(|root| self.finish_mean(&self.ranks[root], &range));
+            }
             (Phase::Spread, Kind::AllReduce | Kind::Broadcast | Kind::AllGather | Kind::AllGatherV) => {
                 self.copy_between(0, &self.all_but(0), &range);
             }
@@ -217,10 +264,79 @@ impl Plan {
                 .map(|rank| unsafe { rank.outputs[slice].bytes_mut(bytes.clone()) })
                 .collect();
             match (&self.cross_device_ops, self.call.op) {
-                (Some(ops), Some(op)) => ops.reduce(self.call.dtype, op, self.divisor, &mut buffers),
+                (Some(ops), Some(op)) => match self.divisor {
+                    Some(n) => ops.mean(self.call.dtype, n, &mut buffers),
+                    None => ops.reduce(self.call.dtype, op, &mut buffers),
+                },
                 _ => self.combiner.reduce_in_place(self.call.dtype, self.divisor, keep, &mut buffers),
             }
         }
+    }
+
+    /// Adds up the ranks' values in the staging memory, as what a mean is carried in.
+    fn carry_in_place(&self, range: &Range<usize>) {
+        let Some(staging) = &self.staging else { return };
+        let size = self.call.dtype.size_bytes();
+        let mut start = range.start;
+        for (slice, bytes) in locate(&self.ranks[0].outputs, self.bytes(range)) {
+            let end = start + bytes.len() / size;
+            let sources: Vec<&[u8]> = self
+                .ranks
+                .iter()
+                // SAFETY: all ranks have the same layout (compared), nobody writes to outputs in this phase, and their
+                // owners wait.
+                .map(|rank| unsafe { rank.outputs[slice].bytes(bytes.clone()) })
+                .collect();
+            self.carry(staging, &sources, &(start..end));
+            start = end;
+        }
+    }
+
+    /// Adds up values of all ranks in the elements `range` of the staging memory.
+    fn carry(&self, staging: &Staging, sources: &[&[u8]], range: &Range<usize>) {
+        let bytes = staging.bytes(range, self.call.dtype.size_bytes());
+        // SAFETY: this thread alone was handed this chunk of the staging memory, which lives in the plan.
+        let target = unsafe { staging.slice.bytes_mut(bytes) };
+        match staging.carried {
+            Some((dtype, per_element)) if self.cross_device_ops.is_some() => {
+                // Each rank's values as they are carried, for the ops to add up.
+                let len = target.len();
+                let mut memory = vec![0u64; (len * sources.len()).div_ceil(8)];
+                let mut parts: Vec<&mut [u8]> = bytemuck::cast_slice_mut(&mut memory).chunks_mut(len.max(1)).collect();
+                for (part, source) in parts.iter_mut().zip(sources) {
+                    kernel::carry(self.call.dtype, self.world_size(), &[source], part);
+                }
+                debug_assert_eq!(len, range.len() * per_element * dtype.size_bytes());
+                if let Some(ops) = &self.cross_device_ops {
+                    ops.reduce(dtype, ReduceOp::Sum, &mut parts);
+                }
+                if let Some(first) = parts.first() {
+                    target.copy_from_slice(first);
+                }
+            }
+            Some(_) => kernel::carry(self.call.dtype, self.world_size(), sources, target),
+            None => self.combiner.reduce_to_one(self.call.dtype, self.divisor, sources, target),
+        }
+    }
+
+    /// Writes the mean of what all processes have added up to a rank's memory.
+    fn finish_mean(&self, rank: &Buffers, range: &Range<usize>) {
+        let Some(staging) = &self.staging else { return };
+        let size = self.call.dtype.size_bytes();
+        let mut start = range.start;
+        for (slice, bytes) in locate(&rank.outputs, self.bytes(range)) {
+            let end = start + bytes.len() / size;
+            // SAFETY: the bridge has finished with the staging memory, which now is only read.
+            let carried = unsafe { staging.slice.bytes(staging.bytes(&(start..end), size)) };
+            // SAFETY: equal layouts, distinct buffers, and this thread alone was handed this chunk.
+            let target = unsafe { rank.outputs[slice].bytes_mut(bytes) };
+            kernel::mean_of_carried(self.call.dtype, self.world_size(), carried, target);
+            start = end;
+        }
+    }
+
+    fn world_size(&self) -> u32 {
+        (self.processes * self.ranks.len()) as u32
     }
 
     fn copy_between(&self, from: usize, to: &[usize], range: &Range<usize>) {
@@ -282,34 +398,36 @@ impl Plan {
                 // SAFETY: inputs are only read, and their owner waits.
                 .map(|rank| unsafe { rank.inputs[0].bytes(bytes.clone()) })
                 .collect();
-            let target = match &self.staging {
-                // SAFETY: this thread alone was handed this chunk of the staging memory.
-                Some((staging, _)) => unsafe { staging.bytes_mut(bytes) },
+            match &self.staging {
+                Some(staging) => self.carry(staging, &sources, &(start..end)),
                 None => {
                     let bytes = self.bytes(&(start - self.starts[owner]..end - self.starts[owner]));
                     // SAFETY: outputs hold one part (checked by the caller) and this thread alone was handed this chunk.
-                    unsafe { self.ranks[owner].outputs[0].bytes_mut(bytes) }
+                    let target = unsafe { self.ranks[owner].outputs[0].bytes_mut(bytes) };
+                    self.combiner.reduce_to_one(self.call.dtype, self.divisor, &sources, target);
                 }
-            };
-            self.combiner.reduce_to_one(self.call.dtype, self.divisor, &sources, target);
+            }
             start = end;
         }
     }
 
     /// Reduce-scatter across processes: each local rank takes its part of the staging memory.
     fn scatter(&self, range: &Range<usize>) {
-        let Some((staging, _)) = &self.staging else { return };
+        let Some(staging) = &self.staging else { return };
         let offset = self.starts[self.first_rank];
         let (mut start, last) = (offset + range.start, offset + range.end);
         while start < last {
             let owner = self.owner(start);
             let end = last.min(self.starts[owner + 1]);
             // SAFETY: the bridge has finished with the staging memory, which now is only read.
-            let source = unsafe { staging.bytes(self.bytes(&(start..end))) };
+            let source = unsafe { staging.slice.bytes(staging.bytes(&(start..end), self.call.dtype.size_bytes())) };
             let bytes = self.bytes(&(start - self.starts[owner]..end - self.starts[owner]));
             // SAFETY: this thread alone was handed this chunk, and the owner of the output waits.
             let target = unsafe { self.ranks[owner - self.first_rank].outputs[0].bytes_mut(bytes) };
-            target.copy_from_slice(source);
+            match staging.carried {
+                Some(_) => kernel::mean_of_carried(self.call.dtype, self.world_size(), source, target),
+                None => target.copy_from_slice(source),
+            }
             start = end;
         }
     }

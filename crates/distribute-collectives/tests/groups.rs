@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use distribute_cluster::{Coordination, CoordinationOptions, Membership};
-use distribute_collectives::{Error, Options, ProcessGroup, Rank, ReduceOp};
+use distribute_collectives::{Difference, Error, Options, ProcessGroup, Rank, ReduceOp, first_difference};
 
 const DEADLINE: Duration = Duration::from_secs(20);
 
@@ -193,4 +193,39 @@ fn several_groups_work_at_once_from_several_threads() {
             });
         });
     }
+}
+
+/// What every process finds when process p of `processes` describes itself by `lines(p)`.
+fn differences(processes: usize, lines: impl Fn(usize) -> Vec<String> + Sync) -> Vec<Option<Difference>> {
+    let groups = groups(processes, 2);
+    std::thread::scope(|scope| {
+        let handles: Vec<_> = groups
+            .chunks(2)
+            .enumerate()
+            .map(|(process, ranks)| {
+                let lines = &lines;
+                scope.spawn(move || first_difference(ranks, &lines(process)).unwrap())
+            })
+            .collect();
+        handles.into_iter().map(|handle| handle.join().unwrap()).collect()
+    })
+}
+
+#[test]
+fn descriptions_that_differ_are_told_line_by_line() {
+    let text = |values: &[&str]| values.iter().map(|text| (*text).to_owned()).collect::<Vec<String>>();
+    assert_eq!(differences(3, |_| text(&["lr 0.1", "seed 7"])), [None, None, None]);
+    assert_eq!(differences(2, |_| Vec::new()), [None, None]);
+    let found = differences(3, |process| text(&["lr 0.1", if process == 2 { "seed 8" } else { "seed 7" }]));
+    let difference = |mine: &str, theirs: &str, rank| {
+        let (mine, theirs) = (Some(mine.to_owned()), Some(theirs.to_owned()));
+        Some(Difference { line: 1, mine, theirs, rank: Rank(rank) })
+    };
+    let seven = difference("seed 7", "seed 8", 4);
+    assert_eq!(found, [seven.clone(), seven, difference("seed 8", "seed 7", 0)]);
+    // One is longer; lines with breaks are one line still.
+    let found = differences(2, |process| if process == 0 { text(&["a"]) } else { text(&["a", "b\nc"]) });
+    let [Some(shorter), Some(longer)] = &found[..] else { panic!("{found:?}") };
+    assert_eq!((shorter.line, &shorter.mine, shorter.theirs.as_deref()), (1, &None, Some("b c")));
+    assert_eq!((longer.line, longer.mine.as_deref(), &longer.theirs), (1, Some("b c"), &None));
 }

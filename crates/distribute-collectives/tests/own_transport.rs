@@ -6,7 +6,7 @@ use std::thread;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Instant;
 
-use distribute_collectives::transport::{Incoming, Outgoing, Patience, Transport, TransportError};
+use distribute_collectives::transport::{AbortReason, Incoming, Outgoing, Patience, Transport, TransportError};
 use distribute_collectives::{Error, Options, ProcessGroup, Rank, ReduceOp, Result};
 
 /// A queue to and from each other member.
@@ -53,7 +53,7 @@ impl Transport for Queues {
         Ok(())
     }
 
-    fn abort(&mut self, _reason: &str) {
+    fn abort(&mut self, _reason: &AbortReason) {
         // Peers see the queues end.
         self.to.clear();
     }

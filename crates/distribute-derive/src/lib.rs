@@ -125,6 +125,8 @@ fn replica_args(input: &DeriveInput) -> Result<proc_macro2::TokenStream> {
         }
     });
     let cloned = types.iter().filter(|ty| !is_split(ty));
+    let split: Vec<&Member> =
+        members.iter().zip(&types).filter(|(_, ty)| is_split(ty)).map(|(member, _)| member).collect();
     let found = parts.iter().map(|part| quote!(::core::option::Option::Some(#part)));
     let nexts = parts.iter().map(|part| quote!(#part.next()));
     Ok(quote! {
@@ -144,6 +146,10 @@ fn replica_args(input: &DeriveInput) -> Result<proc_macro2::TokenStream> {
                     all.push(#name { #(#members: #parts),* });
                 }
                 ::distribute::strategy::counted(all, replicas)
+            }
+
+            fn examples(&self, seen: &mut ::distribute::strategy::Examples) {
+                #(::distribute::strategy::ReplicaArgs::examples(&self.#split, seen);)*
             }
         }
     })

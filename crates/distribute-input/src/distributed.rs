@@ -29,6 +29,8 @@ pub(crate) struct Step<T> {
     lanes: Vec<Lane>,
     /// Whether every replica of this worker has all its rows.
     full: bool,
+    /// Whether each part has rows of the data: false where a repeated row stands in for them.
+    examples: Vec<bool>,
 }
 
 /// What a pass reads, and how.
@@ -37,11 +39,13 @@ pub(crate) struct Start {
     epoch: u64,
     way: Way,
     lanes: Vec<Lane>,
+    /// Whether parts without rows get a row that stands in.
+    stand_ins: bool,
 }
 
 type StepOpener<T> = Arc<dyn Fn(Start) -> Items<Step<T>> + Send + Sync>;
-/// Makes the parts of a worker that has no data.
-type EmptyParts<T> = Arc<dyn Fn() -> Result<Option<Vec<T>>> + Send + Sync>;
+/// Makes the parts of a worker that has no data: without rows, or with a row that stands in.
+type EmptyParts<T> = Arc<dyn Fn(bool) -> Result<Option<Vec<T>>> + Send + Sync>;
 
 /// Divides the global batches of a dataset between the replicas of all workers; this is one worker's share.
 ///
@@ -58,7 +62,7 @@ type EmptyParts<T> = Arc<dyn Fn() -> Result<Option<Vec<T>>> + Send + Sync>;
 /// # Shapes
 /// A global batch of `G` rows is divided between `N` replicas into parts that differ by one row at most; the larger parts
 /// go round, so that each worker gets its share of them. A short last batch fills replicas in order; those without data get
-/// zero rows, and still take part in the step.
+/// zero rows, or a row that [stands in](DistributedDataset::with_stand_ins), and still take part in the step.
 ///
 /// # Errors
 /// - [`Error::NotBatched`]: call `.batch(global_batch)`.
@@ -117,6 +121,7 @@ where
         plan: DataPlan::new(topology, Division::Global { rebatch, reads }, cardinality),
         unequal_data: options.unequal_data,
         passes: Arc::default(),
+        stand_ins: false,
     })
 }
 
@@ -193,9 +198,9 @@ where
     let cut = Arc::new(cut);
     let empty: EmptyParts<T> = {
         let (open, cut) = (Arc::clone(&open), Arc::clone(&cut));
-        Arc::new(move || {
+        Arc::new(move |stand_in| {
             let first = open(crate::dataset::Pass::epoch(0)).next().transpose()?;
-            let part = first.map(|batch| cut(&batch, 0..0)).transpose()?;
+            let part = first.map(|batch| cut(&batch, 0..usize::from(stand_in))).transpose()?;
             Ok(part.map(|part| vec![part; rebatch.topology.replicas_per_worker()]))
         })
     };
@@ -203,23 +208,29 @@ where
         let (cut, mut step) = (Arc::clone(&cut), 0);
         let mut feed = Feed::new(&open, operations, start.epoch, start.lanes);
         let mut next = move || -> Result<Option<Step<T>>> {
-            let (ranges, piece, full) = match start.way {
+            let (ranges, piece, rows, full) = match start.way {
                 Way::Walk => {
                     let Some((rows, batch)) = feed.batch()? else { return Ok(None) };
                     let ranges: Vec<Range<usize>> = rebatch.local_ranges(step, rows)?.collect();
-                    (ranges, batch, rows == rebatch.global_batch)
+                    (ranges, batch, rows, rows == rebatch.global_batch)
                 }
                 Way::Lanes | Way::Function => {
                     let own = rebatch.own_ranges(step)?;
                     let wanted = own.last().map_or(0, |range| range.end);
                     let Some((rows, piece)) = feed.rows(wanted)? else { return Ok(None) };
                     let within = |range: Range<usize>| range.start.min(rows)..range.end.min(rows);
-                    (own.into_iter().map(within).collect(), piece, rows == wanted)
+                    (own.into_iter().map(within).collect(), piece, rows, rows == wanted)
                 }
             };
             step += 1;
-            let parts = ranges.into_iter().map(|range| cut(&piece, range)).collect::<Result<Vec<T>>>()?;
-            Ok(Some(Step { parts, lanes: feed.lanes().to_vec(), full }))
+            let examples: Vec<bool> = ranges.iter().map(|range| !range.is_empty()).collect();
+            // The last row there is, which some replica has too.
+            let last = rows.saturating_sub(1);
+            let part = |range: Range<usize>| {
+                cut(&piece, if range.is_empty() && start.stand_ins { last..last + 1 } else { range })
+            };
+            let parts = ranges.into_iter().map(part).collect::<Result<Vec<T>>>()?;
+            Ok(Some(Step { parts, lanes: feed.lanes().to_vec(), full, examples }))
         };
         Box::new(std::iter::from_fn(move || next().transpose())) as Items<Step<T>>
     });
@@ -244,9 +255,39 @@ pub struct DistributedDataset<T> {
     plan: DataPlan,
     unequal_data: UnequalData,
     passes: Arc<AtomicU64>,
+    stand_ins: bool,
 }
 
 impl<T: Send + 'static> DistributedDataset<T> {
+    /// The same, where a replica whose part of a step would be empty gets one row of the data, which other replicas have, too:
+    /// for programs that cannot work on no rows. [`DistributedIter::examples`] tells such a row, which must weigh nothing,
+    /// from others.
+    ///
+    /// # Examples
+    /// ```
+    /// use distribute_input::{Dataset, InputOptions, InputTopology, distribute_dataset};
+    /// let data = distribute_dataset(&Dataset::range(0..9).batch(2), InputTopology::local(2)?, InputOptions::default())?;
+    /// let mut steps = data.with_stand_ins().iter();
+    /// let last = steps.by_ref().last().expect("there are five steps")?;
+    /// assert_eq!([last[0].as_slice(), last[1].as_slice()], [&[8][..], &[8]]);
+    /// assert_eq!(steps.examples(), [true, false]);
+    /// # Ok::<(), distribute_input::Error>(())
+    /// ```
+    pub fn with_stand_ins(self) -> DistributedDataset<T> {
+        DistributedDataset { stand_ins: true, ..self }
+    }
+
+    /// The same, where a replica whose part of a step is empty gets no rows: as it is without
+    /// [`with_stand_ins`](DistributedDataset::with_stand_ins).
+    pub fn without_stand_ins(self) -> DistributedDataset<T> {
+        DistributedDataset { stand_ins: false, ..self }
+    }
+
+    /// Whether a replica whose part of a step would be empty gets a row that stands in.
+    pub fn has_stand_ins(&self) -> bool {
+        self.stand_ins
+    }
+
     /// Begins the next pass.
     pub fn iter(&self) -> DistributedIter<T> {
         // A counter that orders nothing else.
@@ -255,7 +296,8 @@ impl<T: Send + 'static> DistributedDataset<T> {
 
     /// Begins the pass of a given number, without counting it.
     pub fn iter_epoch(&self, epoch: u64) -> DistributedIter<T> {
-        self.begin(Start { epoch, way: self.way, lanes: self.lanes.clone() })
+        let (way, stand_ins) = (self.way, self.stand_ins);
+        self.begin(Start { epoch, way, lanes: self.lanes.clone(), stand_ins })
     }
 
     /// Goes on with the pass that a position is in; the next pass is the one after it. The position may have been saved under
@@ -269,7 +311,8 @@ impl<T: Send + 'static> DistributedDataset<T> {
     pub fn iter_from(&self, position: &InputPosition) -> Result<DistributedIter<T>> {
         let lanes = position.lanes_of(self.topology())?;
         self.passes.fetch_max(position.epoch + 1, Ordering::Relaxed);
-        Ok(self.begin(Start { epoch: position.epoch, way: position.way, lanes }))
+        let (epoch, way, stand_ins) = (position.epoch, position.way, self.stand_ins);
+        Ok(self.begin(Start { epoch, way, lanes, stand_ins }))
     }
 
     fn begin(&self, start: Start) -> DistributedIter<T> {
@@ -289,12 +332,13 @@ impl<T: Send + 'static> DistributedDataset<T> {
         self.unequal_data
     }
 
-    /// The parts of a step of a worker that has no data left; `None` where nobody has any.
+    /// The parts of a step of a worker that has no data left, all of which [stand in](DistributedDataset::with_stand_ins) for
+    /// rows or have none; `None` where nobody has any.
     ///
     /// # Errors
     /// Those of reading the first batch, whose form they have.
     pub fn empty_parts(&self) -> Result<Option<Vec<T>>> {
-        (self.empty)()
+        (self.empty)(self.stand_ins)
     }
 
     /// The shapes and types of what each replica gets, whose rows are left open; empty where there is no data.
@@ -330,11 +374,11 @@ impl<T: Send + 'static> DistributedDataset<T> {
             open: Arc::new(move |start| {
                 let map = Arc::clone(&map);
                 Box::new(open(start).map(move |step| {
-                    let Step { parts, lanes, full } = step?;
-                    Ok(Step { parts: map(parts)?, lanes, full })
+                    let Step { parts, lanes, full, examples } = step?;
+                    Ok(Step { parts: map(parts)?, lanes, full, examples })
                 })) as Items<Step<U>>
             }),
-            empty: Arc::new(move || empty()?.map(|parts| mapped(parts)).transpose()),
+            empty: Arc::new(move |stand_in| empty(stand_in)?.map(|parts| mapped(parts)).transpose()),
             way: self.way,
             lanes: self.lanes,
             cardinality: self.cardinality,
@@ -342,6 +386,7 @@ impl<T: Send + 'static> DistributedDataset<T> {
             plan: self.plan,
             unequal_data: self.unequal_data,
             passes: self.passes,
+            stand_ins: self.stand_ins,
         }
     }
 
@@ -379,6 +424,7 @@ impl<T> Clone for DistributedDataset<T> {
             plan: self.plan.clone(),
             unequal_data: self.unequal_data,
             passes: Arc::clone(&self.passes),
+            stand_ins: self.stand_ins,
         }
     }
 }

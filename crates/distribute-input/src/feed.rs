@@ -52,7 +52,8 @@ impl<B> Feed<B> {
         Ok(Some((rows, batch)))
     }
 
-    /// The next `wanted` rows, or fewer where the lanes end.
+    /// The next `wanted` rows, or fewer where the lanes end. Where none are wanted, the piece has a row all the same, which
+    /// stays to be handed out: it shows what rows are like.
     pub(crate) fn rows(&mut self, wanted: usize) -> Result<Option<(usize, B)>> {
         let (mut pieces, mut have) = (Vec::new(), 0);
         if wanted == 0 {
@@ -62,7 +63,7 @@ impl<B> Feed<B> {
                 self.waiting.extend(next);
             }
             let slice = self.operations.slice;
-            return self.waiting.front().map(|(_, batch)| Ok((0, slice(batch, 0..0)?))).transpose();
+            return self.waiting.front().map(|(_, batch)| Ok((0, slice(batch, 0..1)?))).transpose();
         }
         while have < wanted {
             let next = match self.waiting.pop_front() {
@@ -90,7 +91,8 @@ impl<B> Feed<B> {
 
     fn hand_out(&mut self, lane: usize, piece: &B) -> Result<usize> {
         let rows = (self.operations.rows)(piece)?;
-        self.lanes[lane].seen += rows as u64;
+        let seen = &mut self.lanes[lane].seen;
+        *seen = seen.saturating_add(rows as u64);
         Ok(rows)
     }
 

@@ -23,7 +23,7 @@ pub enum AutoShardPolicy {
 /// What happens when some replicas have no data left and others do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum UnequalData {
-    /// They go on with zero rows, which weigh nothing, until all data have been seen.
+    /// They go on without examples, which weighs nothing, until all data have been seen.
     #[default]
     Pad,
     /// Steps in which not every replica has all its rows are left out.

@@ -92,17 +92,18 @@ impl WorkerContext {
             problem: "it has no dataset of this number; pass an iterator that create_per_worker_dataset has made"
                 .to_owned(),
         })?;
-        let mut iterator = lock(&resource.iterator);
-        let elements = iterator.downcast_mut::<DatasetIter<T>>().ok_or_else(|| Error::WrongTask {
-            task: format!("worker:{worker}"),
-            problem: format!(
-                "the elements of dataset {:?} are no {}; declare the function with the dataset's own type",
-                resource.dataset,
-                std::any::type_name::<T>()
-            ),
-        })?;
-        let end = || Error::EndOfData { name: resource.dataset.clone(), worker };
-        Ok(elements.next().ok_or_else(end)??)
+        resource.iterator.with(&resource.dataset, worker, |iterator| {
+            let elements = iterator.downcast_mut::<DatasetIter<T>>().ok_or_else(|| Error::WrongTask {
+                task: format!("worker:{worker}"),
+                problem: format!(
+                    "the elements of dataset {:?} are no {}; declare the function with the dataset's own type",
+                    resource.dataset,
+                    std::any::type_name::<T>()
+                ),
+            })?;
+            let end = || Error::EndOfData { name: resource.dataset.clone(), worker };
+            Ok(elements.next().ok_or_else(end)??)
+        })
     }
 
     /// A variable on the servers.
@@ -198,7 +199,8 @@ impl WorkerContext {
             tensors.get(place).ok_or_else(misfit)?.write(&mut |mut target| {
                 let (own, size) = (target.dtype(), target.dtype().size_bytes());
                 let len = bytes.len() / DType::size_bytes(dtype);
-                let place = target.as_bytes_mut().get_mut(start * size..(start + len) * size);
+                let range = start.saturating_mul(size)..start.saturating_add(len).saturating_mul(size);
+                let place = target.as_bytes_mut().get_mut(range);
                 fits = place.is_some_and(|place| numbers::copy_into(bytes, dtype, place, own));
             })?;
             if fits { Ok(()) } else { Err(misfit()) }

@@ -3,9 +3,10 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use distribute_cluster::{Task, TaskType};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::runtime::Runtime;
@@ -15,11 +16,12 @@ use crate::context::PerWorkerIterator;
 use crate::dispatch;
 use crate::lock::lock;
 use crate::message;
+use crate::progress::Progress;
 use crate::queue::ClosureQueue;
 use crate::remote_value::RemoteValue;
-use crate::strategy::{Inner, ParameterServerStrategy};
-use crate::wire::proto::{Done, LeaveRequest};
-use crate::wire::{Link, ps, worker};
+use crate::strategy::{Inner, ParameterServerOptions, ParameterServerStrategy};
+use crate::wire::proto::{Done, JobFailure, LeaveRequest};
+use crate::wire::{ps, worker};
 use crate::{Error, Program, Result};
 
 /// Schedules functions of a program on the workers of a cluster, and makes up for workers that are lost.
@@ -113,6 +115,9 @@ pub(crate) struct Shared {
     /// Each worker's attendances that servers refuse.
     pub(crate) fences: Mutex<HashMap<u32, u64>>,
     pub(crate) workers: Mutex<Vec<WorkerState>>,
+    /// When a worker was last seen.
+    pub(crate) worker_seen: Mutex<Instant>,
+    pub(crate) progress: Progress,
     pub(crate) closing: AtomicBool,
 }
 
@@ -184,6 +189,8 @@ impl ClusterCoordinator {
             servers: watch::Sender::new(vec![ServerState::Ready; inner.parameters.servers()]),
             fences: Mutex::default(),
             workers: Mutex::new(vec![WorkerState::Lost; workers]),
+            worker_seen: Mutex::new(Instant::now()),
+            progress: Progress::new(stall_limit(&options, &inner.options)),
             closing: AtomicBool::new(false),
         });
         let runtime = inner.parameters.runtime();
@@ -216,37 +223,40 @@ impl ClusterCoordinator {
         let wrong = |source| Error::Value { what: format!("the arguments of {function}"), source };
         let arguments = message::encode(arguments).map_err(wrong)?;
         known.check(&arguments).map_err(wrong)?;
-        let value = RemoteValue::new(function);
+        let value = RemoteValue::new(function, Arc::downgrade(shared));
         let scheduled = Scheduled { arguments: arguments.into(), value: value.clone() };
+        let begun = Instant::now();
         let mut queue = shared.lock();
         loop {
             if queue.has_failed() {
-                return Err(shared.take_error(queue));
+                return Err(self.take_error(queue));
             }
             if queue.has_room() {
                 queue.put(scheduled);
                 shared.ready.notify_waiters();
                 return Ok(value);
             }
-            queue = shared.wait(queue);
+            queue = shared.wait(queue, begun, "room in the queue")?;
         }
     }
 
-    /// Waits until everything that was scheduled has run.
+    /// Waits until everything that was scheduled has run. The wait has no deadline of its own, for a training may take days: it
+    /// ends at the latest when nothing has happened for longer than all limits of [`CoordinatorOptions`] together allow.
     ///
     /// # Errors
-    /// The first error of what was scheduled, after which everything that waited is cancelled.
+    /// The first error of what was scheduled, after which everything that waited is cancelled; [`Error::Stalled`].
     pub fn join(&self) -> Result<()> {
         let shared = &self.handle.shared;
+        let begun = Instant::now();
         let mut queue = shared.lock();
         loop {
             if queue.has_failed() {
-                return Err(shared.take_error(queue));
+                return Err(self.take_error(queue));
             }
             if queue.is_idle() {
                 return Ok(());
             }
-            queue = shared.wait(queue);
+            queue = shared.wait(queue, begun, "everything that was scheduled")?;
         }
     }
 
@@ -258,9 +268,16 @@ impl ClusterCoordinator {
         let shared = &self.handle.shared;
         let queue = shared.lock();
         if queue.has_failed() {
-            return Err(shared.take_error(queue));
+            return Err(self.take_error(queue));
         }
         Ok(queue.is_idle())
+    }
+
+    /// The error that is to be told, which is the job's unless it goes on.
+    fn take_error(&self, queue: MutexGuard<'_, ClosureQueue<Scheduled>>) -> Error {
+        let error = self.handle.shared.take_error(queue);
+        self.handle.strategy.inner.note_failure(&error);
+        error
     }
 
     /// Fetches several results.
@@ -357,10 +374,32 @@ impl Shared {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Something about the queue has changed.
+    /// Something about the queue, a worker or a server has changed.
     pub(crate) fn notify(&self) {
+        self.progress.happened();
         self.changed.notify_all();
         self.ready.notify_waiters();
+    }
+
+    /// A worker takes part from now on, or does not any more.
+    pub(crate) fn set_worker(&self, worker: usize, state: WorkerState) {
+        // Before and after: it was seen until now, or is seen from now on.
+        *lock(&self.worker_seen) = Instant::now();
+        lock(&self.workers)[worker] = state;
+        self.progress.happened();
+    }
+
+    /// What waits and runs, and which workers are there.
+    pub(crate) fn describe(&self) -> String {
+        let (waiting, running) = self.lock().counts();
+        let lost: Vec<String> = (0..)
+            .zip(lock(&self.workers).iter())
+            .filter(|(_, state)| **state == WorkerState::Lost)
+            .map(|(index, _)| Task::new(TaskType::Worker, index).to_string())
+            .collect();
+        let lost =
+            if lost.is_empty() { "all workers are there".to_owned() } else { format!("without {}", lost.join(", ")) };
+        format!("{waiting} functions wait and {running} run; {lost}")
     }
 
     /// A closure, or with `None` something besides, has failed.
@@ -371,43 +410,71 @@ impl Shared {
         self.notify();
     }
 
-    fn wait<'a>(&self, queue: MutexGuard<'a, ClosureQueue<Scheduled>>) -> MutexGuard<'a, ClosureQueue<Scheduled>> {
-        // Dispatchers report everything that ends a wait, workers that stay away included.
-        self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner)
+    /// Waits until something has changed.
+    fn wait<'a>(
+        &self,
+        queue: MutexGuard<'a, ClosureQueue<Scheduled>>,
+        begun: Instant,
+        what: &str,
+    ) -> Result<MutexGuard<'a, ClosureQueue<Scheduled>>> {
+        // Dispatchers report everything that ends a wait, workers that stay away included; should one of them not, this ends it.
+        match self.progress.left(begun) {
+            Ok(left) => Ok(self.changed.wait_timeout(queue, left).unwrap_or_else(PoisonError::into_inner).0),
+            Err(waited) => {
+                drop(queue);
+                Err(Error::Stalled { what: what.to_owned(), waited, state: self.describe() })
+            }
+        }
     }
 
     /// The error, once nothing runs any more: limited by `closure_timeout`.
     fn take_error(&self, mut queue: MutexGuard<'_, ClosureQueue<Scheduled>>) -> Error {
+        let begun = Instant::now();
         loop {
             if let Some(error) = queue.take_error() {
                 self.ready.notify_waiters();
                 return error;
             }
-            if !queue.has_failed() {
+            let Some(error) = queue.error().map(Error::again) else {
                 // Another thread was told.
                 return Error::Cancelled {
                     what: "this".to_owned(),
                     why: "another caller was told the error".to_owned(),
                 };
-            }
-            queue = self.wait(queue);
+            };
+            queue = match self.wait(queue, begun, "functions to end after an error") {
+                Ok(queue) => queue,
+                // The cause says more than that what runs beside it does not end.
+                Err(_) => return error,
+            };
         }
     }
+}
+
+/// How long nothing may happen: longer than any of the limits by which something must.
+fn stall_limit(options: &CoordinatorOptions, strategy: &ParameterServerOptions) -> Duration {
+    // A dataset may be made before a function runs.
+    let of_closure = options.closure_timeout.saturating_mul(2).saturating_add(options.worker_timeout);
+    let of_server = strategy.server_timeout.saturating_add(strategy.patience.saturating_mul(4));
+    of_closure.saturating_add(of_server).saturating_add(strategy.silence.saturating_mul(4))
 }
 
 impl Drop for Handle {
     fn drop(&mut self) {
         self.shared.closing.store(true, Ordering::Release);
+        // What nobody was told by the queue, somebody was perhaps told by a value.
+        let untold = self.shared.lock().error().map(Error::again);
+        if let Some(error) = untold {
+            self.strategy.inner.note_failure(&error);
+        }
         let ended = Error::Cancelled { what: "the queue".to_owned(), why: "the coordinator has ended".to_owned() };
         self.shared.fail(None, ended);
         let tasks = std::mem::take(&mut *lock(&self.tasks));
         let runtime = self.strategy.inner.parameters.runtime();
         runtime.block_on(async {
-            for task in tasks {
-                task.abort();
-                // Aborted: it ends at once, and with it its hold on the strategy.
-                drop(tokio::time::timeout(Duration::from_secs(2), task).await);
-            }
+            tasks.iter().for_each(tokio::task::JoinHandle::abort);
+            // Aborted: they end at once, and with them their hold on the strategy.
+            drop(tokio::time::timeout(Duration::from_secs(2), futures_util::future::join_all(tasks)).await);
         });
     }
 }
@@ -420,19 +487,28 @@ pub(crate) fn cancel(scheduled: Vec<Scheduled>, why: &str) {
     }
 }
 
-/// Tells workers and servers that the job is done, or that another coordinator will come.
+/// Tells workers and servers that the job is over, and how, or that another coordinator will come.
 pub(crate) fn leave(inner: &Inner, runtime: &Runtime) {
-    let ended = !inner.failed.load(Ordering::Acquire) && !std::thread::panicking();
-    let request = LeaveRequest { session: inner.parameters.session(), ended };
+    let (ended, failure) = match inner.verdict() {
+        Some(verdict) if verdict.is_retryable => (false, None),
+        Some(verdict) => (true, Some(verdict.failure)),
+        None if std::thread::panicking() => {
+            let message = "the coordinator panicked".to_owned();
+            (true, Some(JobFailure { message, configuration: false }))
+        }
+        None => (true, None),
+    };
+    let request = LeaveRequest { session: inner.parameters.session(), ended, failure };
     let patience = Duration::from_secs(2);
     runtime.block_on(async {
         let mut words = tokio::task::JoinSet::new();
         for server in 0..inner.parameters.servers() {
-            let link = inner.parameters.link(server).clone();
+            let (link, request) = (inner.parameters.link(server).clone(), request.clone());
             words.spawn(async move { link.call::<Done>(ps!("Leave"), request, patience).await });
         }
-        for address in &inner.workers {
-            if let Ok(link) = Link::new(address, patience) {
+        for worker in 0..inner.workers.len() {
+            if let Ok(link) = inner.link_to_worker(worker, 2 * patience) {
+                let request = request.clone();
                 words.spawn(async move { link.call::<Done>(worker!("Leave"), request, patience).await });
             }
         }

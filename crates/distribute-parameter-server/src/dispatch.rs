@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use distribute_cluster::{Task, TaskType};
 use tonic::Status;
@@ -10,12 +10,13 @@ use tonic::Status;
 use crate::Error;
 use crate::coordinator::{Delivery, Scheduled, ServerState, Shared, WorkerState, cancel};
 use crate::lock::lock;
+use crate::message;
 use crate::queue::{Begin, Entry};
 use crate::strategy::{BETWEEN_ATTEMPTS, Inner};
 use crate::wire::proto::{
     AttendWorker, Closure, Done, FenceRequest, Origin, Outcome, Resource, WorkerState as Attending,
 };
-use crate::wire::{Link, Replies, VERSION, is_lost, ps, worker};
+use crate::wire::{Attendance, Link, Parts, is_lost, parts_of, ps, worker};
 
 /// One worker, as its dispatcher sees it.
 struct Dispatcher {
@@ -36,7 +37,7 @@ enum Found {
 
 /// Brings closures to a worker for as long as the coordinator lives. Its attendances are numbered from `first` on.
 pub(crate) async fn serve_worker(worker: usize, first: u64, shared: Arc<Shared>, inner: Arc<Inner>) {
-    let link = match Link::new(&inner.workers[worker], inner.options.silence) {
+    let link = match inner.link_to_worker(worker, inner.options.silence) {
         Ok(link) => link,
         Err(status) => return shared.fail(None, refused(worker, "connect", &status)),
     };
@@ -47,22 +48,21 @@ pub(crate) async fn serve_worker(worker: usize, first: u64, shared: Arc<Shared>,
             return;
         }
         tracing::warn!("lost worker:{worker}: {why}; what it was to do is done elsewhere, and it is awaited");
-        lock(&dispatcher.shared.workers)[worker] = WorkerState::Lost;
+        dispatcher.shared.set_worker(worker, WorkerState::Lost);
     }
 }
 
 impl Dispatcher {
     /// Begins to attend to the worker, as soon as it answers; `None` at the end.
-    async fn attend(&mut self) -> Option<Replies> {
-        let started = Instant::now();
+    async fn attend(&mut self) -> Option<Attendance<Attending>> {
         while !self.is_closing() {
             self.epoch += 1;
             match self.attend_once().await {
                 Ok(attendance) => {
-                    lock(&self.shared.workers)[self.worker] = WorkerState::Ready;
+                    self.shared.set_worker(self.worker, WorkerState::Ready);
                     return Some(attendance);
                 }
-                Err(status) if is_lost(&status) => self.check_any_worker(started, &status),
+                Err(status) if is_lost(&status) => self.check_any_worker(&status),
                 Err(status) => {
                     // Of another build, or another coordinator's: whoever schedules is told, until that is mended.
                     if !self.shared.lock().has_failed() {
@@ -76,12 +76,11 @@ impl Dispatcher {
         None
     }
 
-    async fn attend_once(&self) -> Result<Replies, Status> {
+    async fn attend_once(&self) -> Result<Attendance<Attending>, Status> {
         let patience = self.inner.options.patience;
         let names = |names: Vec<&str>| names.into_iter().map(str::to_owned).collect();
         let request = AttendWorker {
             session: self.inner.parameters.session(),
-            version: VERSION,
             worker: self.worker as u32,
             workers: self.inner.workers.len() as u32,
             epoch: self.epoch,
@@ -92,44 +91,42 @@ impl Dispatcher {
             datasets: names(self.shared.program.datasets().collect()),
             wire: self.inner.options.wire.map(|wire| wire.code().into()),
         };
-        let mut attendance = self.link.ask(worker!("Attend"), request, patience).await?;
-        let state = attendance.next::<Attending>(Some(patience)).await?;
-        state.map(|_| attendance).ok_or_else(|| Status::unavailable("it left at once"))
+        let (_, attendance) = self.link.attend::<_, Attending>(worker!("Attend"), request, patience).await?;
+        Ok(attendance)
     }
 
     /// Fails what is scheduled when there has been no worker at all for too long.
-    fn check_any_worker(&self, since: Instant, last: &Status) {
+    fn check_any_worker(&self, last: &Status) {
         let limit = self.shared.options.worker_timeout;
         let all_lost = lock(&self.shared.workers).iter().all(|state| *state == WorkerState::Lost);
-        if all_lost && since.elapsed() > limit && !self.shared.lock().is_idle() {
-            self.inner.failed.store(true, Ordering::Release);
-            self.shared.fail(
-                None,
-                Error::WorkerLost {
-                    what: "everything that was scheduled".to_owned(),
-                    why: format!(
-                        "there has been no worker for {} s; worker:{} said last: {}",
-                        limit.as_secs(),
-                        self.worker,
-                        last.message()
-                    ),
-                },
-            );
+        let without = lock(&self.shared.worker_seen).elapsed();
+        if all_lost && without > limit && !self.shared.lock().is_idle() {
+            let error = Error::WorkerLost {
+                what: "everything that was scheduled".to_owned(),
+                why: format!(
+                    "there has been no worker for {} s; worker:{} said last: {}",
+                    without.as_secs(),
+                    self.worker,
+                    last.message()
+                ),
+            };
+            self.inner.note_failure(&error);
+            self.shared.fail(None, error);
         }
     }
 
     /// Brings closures until the worker is lost; why it was.
-    async fn work(&self, mut attendance: Replies) -> String {
+    async fn work(&self, mut attendance: Attendance<Attending>) -> String {
         let mut resources = 0;
         loop {
             let begun = tokio::select! {
                 begun = self.next_closure() => begun,
-                ended = attendance.next::<Attending>(None) => return end_of(ended),
+                ended = attendance.over() => return ended,
             };
             let Some(begun) = begun else { return "the coordinator ends".to_owned() };
             let outcome = tokio::select! {
                 outcome = self.run(&begun, &mut resources) => outcome,
-                ended = attendance.next::<Attending>(None) => Err(Status::unavailable(end_of(ended))),
+                ended = attendance.over() => Err(Status::unavailable(ended)),
             };
             match outcome {
                 Ok(outcome) => self.note(begun.entry, outcome).await,
@@ -183,9 +180,24 @@ impl Dispatcher {
             round: begun.round,
         };
         let Scheduled { arguments, value } = &begun.entry.closure;
-        let function = value.function().to_owned();
-        let closure = Closure { origin: Some(origin), function, payload: arguments.clone() };
-        self.link.call(worker!("Run"), closure, self.shared.options.closure_timeout).await
+        let mut first = Some((origin, value.function().to_owned()));
+        let messages = parts_of(arguments.clone()).map(|(payload, more)| {
+            let (origin, function) = first.take().map_or((None, String::new()), |(origin, of)| (Some(origin), of));
+            Closure { origin, function, more, payload }
+        });
+        let (limit, patience) = (self.shared.options.closure_timeout, self.inner.options.patience);
+        let mut replies = self.link.ask(worker!("Run"), messages.collect(), limit).await?;
+        let mut payload = Parts::up_to(message::MAX_VALUE_BYTES);
+        let mut problem = None;
+        loop {
+            let next: Option<Outcome> = replies.next(patience).await?;
+            let next = next.ok_or_else(|| Status::unavailable("its answer has no end"))?;
+            payload.push(next.payload)?;
+            problem = problem.or(next.problem);
+            if !next.more {
+                return Ok(Outcome { problem, more: false, payload: payload.join() });
+            }
+        }
     }
 
     /// Has the worker make those datasets that it has not made yet.
@@ -211,24 +223,36 @@ impl Dispatcher {
         let Some(problem) = outcome.problem else {
             // The value first: whoever joins finds it.
             entry.closure.value.set(Ok(outcome.payload));
-            self.shared.lock().done(entry.number);
+            let goes_on = {
+                let mut queue = self.shared.lock();
+                queue.done(entry.number);
+                !queue.has_failed()
+            };
+            if goes_on {
+                self.inner.forget_failure();
+            }
             return self.shared.notify();
         };
         match problem.server {
             Some(server) => {
                 match self.await_server(server as usize).await {
                     // Nobody's fault here.
-                    Found::Recovered => {
+                    Found::Recovered if entry.spared < SPARED.saturating_mul(self.shared.options.max_attempts) => {
                         entry.attempts -= 1;
+                        entry.spared += 1;
                         return self.put_back(entry);
                     }
                     // The coordinator reaches it; perhaps this worker does in another attempt, or another worker.
                     Found::Ready if entry.attempts < self.shared.options.max_attempts => return self.put_back(entry),
-                    Found::Ready | Found::Lost => {}
+                    Found::Recovered | Found::Ready | Found::Lost => {}
                 }
-                let address = self.inner.parameters.address(server as usize).to_owned();
-                self.inner.failed.store(true, Ordering::Release);
-                self.fail(&entry, Error::ServerLost { server, address, why: problem.message });
+                let servers = 0..self.inner.parameters.servers();
+                let address =
+                    servers.contains(&(server as usize)).then(|| self.inner.parameters.address(server as usize));
+                let address = address.unwrap_or("an unknown address").to_owned();
+                let error = Error::ServerLost { server, address, why: problem.message };
+                self.inner.note_failure(&error);
+                self.fail(&entry, error);
             }
             None if problem.cancelled && entry.attempts < self.shared.options.max_attempts => self.put_back(entry),
             None => {
@@ -273,8 +297,9 @@ impl Dispatcher {
         if entry.attempts >= limit {
             let what = format!("function {:?}", entry.closure.value.function());
             let why = format!("its workers were lost {} times, lastly worker:{}", entry.attempts, self.worker);
-            self.inner.failed.store(true, Ordering::Release);
-            return self.fail(&entry, Error::WorkerLost { what, why });
+            let error = Error::WorkerLost { what, why };
+            self.inner.note_failure(&error);
+            return self.fail(&entry, error);
         }
         self.put_back(entry);
     }
@@ -306,7 +331,7 @@ pub(crate) async fn watch_server(server: usize, shared: Arc<Shared>, inner: Arc<
         // A coordinator that has ended took its attendance along: the next one attends anew.
         let mut lost = None;
         if let Some(mut attendance) = inner.take_attendance(server) {
-            let why = end_of(attendance.next::<crate::wire::proto::ServerState>(None).await);
+            let why = attendance.over().await;
             if shared.closing.load(Ordering::Acquire) {
                 return;
             }
@@ -327,9 +352,10 @@ pub(crate) async fn watch_server(server: usize, shared: Arc<Shared>, inner: Arc<
                     Error::ServerLost { why, .. } => why,
                     other => lost.map_or_else(|| other.to_string(), |why| format!("{why}; {other}")),
                 };
-                inner.failed.store(true, Ordering::Release);
+                let error = Error::ServerLost { server: server as u32, address, why };
+                inner.note_failure(&error);
                 set(ServerState::Lost);
-                return shared.fail(None, Error::ServerLost { server: server as u32, address, why });
+                return shared.fail(None, error);
             }
         }
     }
@@ -370,16 +396,12 @@ async fn fence(inner: &Inner, server: usize, worker: u32, epoch: u64) {
     }
 }
 
-fn end_of<M>(ended: Result<Option<M>, Status>) -> String {
-    match ended {
-        Ok(_) => "it has left".to_owned(),
-        Err(status) => status.message().to_owned(),
-    }
-}
-
 fn refused(worker: usize, call: &'static str, status: &Status) -> Error {
     Error::Refused { task: Task::new(TaskType::Worker, worker as u32), call, message: status.message().to_owned() }
 }
+
+/// How often, for each of its attempts, a closure begins again for servers that were lost and have come back.
+const SPARED: u32 = 10;
 
 /// How long a server may be unreachable where nothing can restore it.
 const TRANSIENT: Duration = Duration::from_secs(2);

@@ -168,6 +168,26 @@ pub enum Error {
         /// How long it waited.
         waited: Duration,
     },
+    /// The coordinator has ended with an error that another run would meet too.
+    #[error("{task} ends with its job, whose coordinator has failed: {why}")]
+    JobFailed {
+        /// This task.
+        task: Task,
+        /// The coordinator's error.
+        why: String,
+        /// Whether a setting is at fault, rather than the program.
+        configuration: bool,
+    },
+    /// Nothing has happened for so long that something must be wrong.
+    #[error("{what}: nothing has happened for {} s ({state}); look at the workers' logs", waited.as_secs())]
+    Stalled {
+        /// What was waited for.
+        what: String,
+        /// How long nothing has happened.
+        waited: Duration,
+        /// What waits and runs, and which workers are there.
+        state: String,
+    },
     /// This task was told to stop.
     #[error("{task} was stopped by signal {signal}")]
     Stopped {
@@ -200,9 +220,20 @@ impl Error {
             Error::WorkerLost { .. }
             | Error::ServerLost { .. }
             | Error::Unreachable { .. }
+            | Error::Stalled { .. }
             | Error::NoCoordinator { .. } => true,
             Error::Cluster(error) => error.is_retryable(),
             Error::Train(error) => error.is_retryable(),
+            _ => false,
+        }
+    }
+
+    /// Whether a setting is at fault, rather than the program or another task.
+    pub fn is_configuration(&self) -> bool {
+        match self {
+            Error::WrongTask { .. } | Error::Option { .. } => true,
+            Error::Cluster(error) => matches!(error, distribute_cluster::Error::Config { .. }),
+            Error::JobFailed { configuration, .. } => *configuration,
             _ => false,
         }
     }
@@ -219,6 +250,9 @@ impl Error {
             }
             Error::Refused { task, call, message } => Error::Refused { task: *task, call, message: message.clone() },
             Error::Cancelled { what, why } => Error::Cancelled { what: what.clone(), why: why.clone() },
+            Error::Stalled { what, waited, state } => {
+                Error::Stalled { what: what.clone(), waited: *waited, state: state.clone() }
+            }
             other => Error::Cancelled { what: "this".to_owned(), why: other.to_string() },
         }
     }

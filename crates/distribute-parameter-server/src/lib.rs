@@ -46,6 +46,7 @@
 //! - A worker that is lost holds nobody else up, and what it still sends after it was given up changes nothing.
 //! - Every wait ends: with an answer, with an error that names the task, or with the coordinator.
 
+mod checkout;
 mod context;
 mod coordinator;
 mod dispatch;
@@ -58,6 +59,7 @@ mod parameters;
 mod partitioner;
 mod placement;
 mod program;
+mod progress;
 mod queue;
 mod remote_value;
 mod roles;

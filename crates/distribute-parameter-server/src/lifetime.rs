@@ -1,10 +1,12 @@
 //! How long a task lives: until its coordinator says that the job is done, a signal comes, or nobody asks for it any more.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 
-use crate::wire::{Outbox, Parcel};
+use crate::wire::proto::JobFailure;
+use crate::wire::{Inbox, Outbox, Parcel, Pulse, beat_interval};
 
 /// What a task's services tell its main thread, and the other way round.
 #[derive(Debug)]
@@ -12,72 +14,110 @@ pub(crate) struct Lifetime {
     state: watch::Sender<State>,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct State {
     /// Who coordinates: counts attendances, so that an older one cannot end a newer one.
     attended_by: Option<u64>,
     /// Since when nobody has.
     alone_since: Instant,
     attendances: u64,
-    ending: bool,
+    ending: Option<End>,
+}
+
+/// How a task's service ends.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum End {
+    /// The job is done.
+    Done,
+    /// The job has failed, and would fail again.
+    Failed(JobFailure),
+    /// Nobody has coordinated for too long.
+    Alone,
 }
 
 /// A coordinator's hold on this task; dropping it lets go.
-pub(crate) struct Attended<'a> {
-    lifetime: &'a Lifetime,
+pub(crate) struct Attended {
+    lifetime: Arc<Lifetime>,
     number: u64,
 }
 
 impl Lifetime {
     pub(crate) fn new() -> Lifetime {
-        let state = State { attended_by: None, alone_since: Instant::now(), attendances: 0, ending: false };
+        let state = State { attended_by: None, alone_since: Instant::now(), attendances: 0, ending: None };
         Lifetime { state: watch::Sender::new(state) }
     }
 
     /// A coordinator has come; an earlier one's hold ends.
-    pub(crate) fn attend(&self) -> Attended<'_> {
+    pub(crate) fn attend(self: &Arc<Self>) -> Attended {
         let mut number = 0;
         self.state.send_modify(|state| {
             state.attendances += 1;
             number = state.attendances;
             state.attended_by = Some(number);
         });
-        Attended { lifetime: self, number }
+        Attended { lifetime: self.clone(), number }
     }
 
-    /// The job is done.
-    pub(crate) fn end(&self) {
-        self.state.send_modify(|state| state.ending = true);
+    /// The job is over.
+    pub(crate) fn end(&self, failure: Option<JobFailure>) {
+        let end = failure.map_or(End::Done, End::Failed);
+        self.state.send_modify(|state| {
+            // The first one counts.
+            state.ending.get_or_insert(end);
+        });
     }
 
-    /// Returns once the job is done (`true`), or nobody has coordinated for `patience`.
-    pub(crate) async fn ended(&self, patience: Duration) -> bool {
+    /// Returns once the job is over, or nobody has coordinated for `patience`.
+    pub(crate) async fn ended(&self, patience: Duration) -> End {
         let mut changes = self.state.subscribe();
         loop {
-            let state = *changes.borrow_and_update();
-            if state.ending {
-                return true;
+            let state = changes.borrow_and_update().clone();
+            if let Some(end) = state.ending {
+                return end;
             }
-            let alone_until = state.alone_since + patience;
-            if state.attended_by.is_none() && Instant::now() >= alone_until {
-                return false;
+            let alone = state.alone_since.elapsed();
+            if state.attended_by.is_none() && alone >= patience {
+                return End::Alone;
             }
             let changed = changes.changed();
             match state.attended_by {
+                // The coordinator is heard again and again, or its hold ends.
                 Some(_) => drop(changed.await),
-                None => drop(tokio::time::timeout_at(alone_until.into(), changed).await),
+                None => drop(tokio::time::timeout(patience - alone, changed).await),
             }
         }
     }
 }
 
-impl Attended<'_> {
-    /// Says that the hold has begun, and returns when it ends: with the coordinator, with the job, or with another coordinator's.
-    pub(crate) async fn hold(&self, outbox: &Outbox, begun: impl Parcel) {
-        if outbox.send(begun).await {
+impl Attended {
+    /// Says again and again that this task lives, and returns when the hold ends: with the coordinator, also when it is silent for
+    /// too long, with the job, or with another coordinator's. `Q` is what the coordinator says.
+    pub(crate) async fn hold<Q: Parcel>(
+        &self,
+        mut inbox: Inbox,
+        outbox: &Outbox,
+        state: impl Parcel + Clone,
+        silence: Duration,
+    ) {
+        if !outbox.send(state.clone()).await {
+            return;
+        }
+        let (mut pulse, mut beats) = (Pulse::new(silence), beat_interval(silence));
+        let over = self.over();
+        tokio::pin!(over);
+        loop {
             tokio::select! {
-                () = outbox.closed() => {}
-                () = self.over() => {}
+                () = outbox.closed() => return,
+                () = &mut over => return,
+                said = inbox.next::<Q>() => match said {
+                    Ok(Some(_)) => pulse.heard(),
+                    Ok(None) | Err(_) => return,
+                },
+                lost = pulse.lost() => {
+                    tracing::warn!("lost the coordinator: {lost}; another one is awaited");
+                    return;
+                }
+                _ = beats.tick() => if !outbox.offer(state.clone()) { return },
             }
         }
     }
@@ -86,8 +126,11 @@ impl Attended<'_> {
     async fn over(&self) {
         let mut changes = self.lifetime.state.subscribe();
         loop {
-            let state = *changes.borrow_and_update();
-            if state.ending || state.attended_by != Some(self.number) {
+            let over = {
+                let state = changes.borrow_and_update();
+                state.ending.is_some() || state.attended_by != Some(self.number)
+            };
+            if over {
                 return;
             }
             drop(changes.changed().await);
@@ -95,7 +138,7 @@ impl Attended<'_> {
     }
 }
 
-impl Drop for Attended<'_> {
+impl Drop for Attended {
     fn drop(&mut self) {
         self.lifetime.state.send_modify(|state| {
             if state.attended_by == Some(self.number) {

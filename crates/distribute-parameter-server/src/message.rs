@@ -6,8 +6,19 @@ use serde::de::DeserializeOwned;
 
 use crate::error::BoxError;
 
+/// Limit of what a function takes, and of what it returns.
+pub(crate) const MAX_VALUE_BYTES: usize = 1 << 30;
+
 pub(crate) fn encode(value: &impl Serialize) -> Result<Vec<u8>, BoxError> {
-    Ok(rmp_serde::to_vec_named(value)?)
+    let bytes = rmp_serde::to_vec_named(value)?;
+    if bytes.len() > MAX_VALUE_BYTES {
+        let given = bytes.len();
+        return Err(format!(
+            "it has {given} bytes, and at most {MAX_VALUE_BYTES} travel with a function; put it into a variable or a file"
+        )
+        .into());
+    }
+    Ok(bytes)
 }
 
 pub(crate) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, BoxError> {

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 use bytes::Bytes;
+use distribute_cluster::{JobId, Task, TaskType};
 use distribute_device::DType;
 use futures_util::future::join_all;
 use futures_util::stream::{select_all, try_unfold};
@@ -17,7 +18,7 @@ use crate::numbers;
 use crate::wire::proto::{
     AssignRequest, DescribeRequest, Description, Done, Elements, Origin, PullRequest, PushReply, PushRequest, Wanted,
 };
-use crate::wire::{Link, ps};
+use crate::wire::{Addressee, Link, MAX_ANSWER_BYTES, MAX_PAYLOAD_BYTES, MAX_ROWS, ps};
 use crate::{Error, Result};
 
 mod gradient;
@@ -63,12 +64,28 @@ pub struct Traffic {
 /// Takes elements that have come: the variable's place among those asked for, where they begin in it, their type, their bytes.
 type ShowElements<'a> = dyn FnMut(usize, usize, DType, &[u8]) -> Result<()> + 'a;
 
-/// Takes a row that has come: its place among those asked for, the type of its elements, their bytes.
-type ShowRow<'a> = dyn FnMut(usize, DType, &[u8]) -> Result<()> + 'a;
+/// Takes a part of a row that has come: its place among those asked for, where the part begins in it, the type of its elements,
+/// their bytes.
+type ShowRow<'a> = dyn FnMut(usize, usize, DType, &[u8]) -> Result<()> + 'a;
+
+/// Rows of one shard that are asked for.
+struct Asked {
+    server: usize,
+    /// Counted from the shard's first one.
+    rows: Vec<u64>,
+    /// Where they belong.
+    places: Vec<usize>,
+    /// How many have come.
+    done: usize,
+}
+
+/// Shards or slots that one request may name.
+const WANTED_IN_REQUEST: usize = 8192;
 
 impl Parameters {
     pub(crate) fn new(
         runtime: tokio::runtime::Handle,
+        job: &JobId,
         addresses: &[String],
         session: u64,
         wire: Option<DType>,
@@ -77,7 +94,9 @@ impl Parameters {
         // A link makes its connection from within the runtime.
         let _inside = runtime.enter();
         let links = addresses.iter().enumerate().map(|(server, address)| {
-            Link::new(address, silence).map_err(|status| Error::of_server(server, address, "connect", status))
+            let addressee = Addressee { job: job.clone(), task: Task::new(TaskType::Ps, server as u32), session };
+            Link::new(address, &addressee, silence)
+                .map_err(|status| Error::of_server(server, address, "connect", status))
         });
         let links = links.collect::<Result<_>>()?;
         drop(_inside);
@@ -179,7 +198,7 @@ impl Parameters {
 
     /// Learns anew what there is.
     pub(crate) async fn refresh(&self) -> Result<()> {
-        self.set_table(Table::of(&self.describe().await?));
+        self.set_table(Table::of(&self.describe().await?)?);
         Ok(())
     }
 
@@ -196,7 +215,8 @@ impl Parameters {
             for shard in &variable.shards {
                 let version = versions.shards.get(&shard.number).copied().unwrap_or(0);
                 wanted[shard.server].push(Wanted { shard: shard.number, version, ..Wanted::default() });
-                places.insert(shard.number, (place, shard.rows.start * variable.row_len()));
+                let row_len = variable.row_len();
+                places.insert(shard.number, (place, shard.rows.start * row_len, (shard.rows.len() * row_len) as u64));
             }
         }
         let requests = wanted.into_iter().enumerate().map(|(server, wanted)| {
@@ -204,8 +224,12 @@ impl Parameters {
             PullRequest { incarnation, wanted, ..self.pull_request() }
         });
         let mut arrivals = self.fetch(requests.collect());
+        let mut next = HashMap::new();
         while let Some(arrival) = arrivals.next().await {
             let (server, elements) = arrival?;
+            let dtype = self.dtype_of(server, &elements)?;
+            let next = next.entry(elements.shard).or_insert(0);
+            self.check_order(server, &elements, dtype, next)?;
             if versions.incarnations.insert(server, elements.incarnation) != Some(elements.incarnation) {
                 // Another process counts anew.
                 for shard in
@@ -214,66 +238,149 @@ impl Parameters {
                     versions.shards.remove(&shard.number);
                 }
             }
-            let Some((place, start)) = places.get(&elements.shard) else { continue };
-            show(*place, *start, self.dtype_of(server, &elements)?, &elements.payload)?;
-            versions.shards.insert(elements.shard, elements.version);
+            let Some((place, start, len)) = places.get(&elements.shard) else { continue };
+            if !elements.more && next != len {
+                return Err(self.failed(server, "Pull")(Status::internal("it sent fewer elements than its shard has")));
+            }
+            show(*place, start.saturating_add(elements.first as usize), dtype, &elements.payload)?;
+            // Until all of it is here, what is here is of no version.
+            match elements.more {
+                true => drop(versions.shards.remove(&elements.shard)),
+                false => drop(versions.shards.insert(elements.shard, elements.version)),
+            }
         }
+        Ok(())
+    }
+
+    /// Whether a message is the one that comes next of what was asked for: `next` elements of it have come.
+    fn check_order(&self, server: usize, elements: &Elements, dtype: DType, next: &mut u64) -> Result<()> {
+        let wrong = |problem: &str| Err(self.failed(server, "Pull")(Status::internal(problem)));
+        if !elements.payload.len().is_multiple_of(dtype.size_bytes()) {
+            return wrong("it sent a part of an element");
+        }
+        if elements.first != *next {
+            return wrong("it left a part of its answer out");
+        }
+        *next += (elements.payload.len() / dtype.size_bytes()) as u64;
         Ok(())
     }
 
     /// Fetches rows of a variable, in the order given.
     pub(crate) async fn lookup(&self, variable: &VariableInfo, rows: &[usize], show: &mut ShowRow<'_>) -> Result<()> {
-        // By shard: the rows to ask for, and where they belong.
-        let mut asked: BTreeMap<u32, (usize, Vec<u64>, Vec<usize>)> = BTreeMap::new();
+        let mut asked: BTreeMap<u32, Asked> = BTreeMap::new();
         for (place, row) in rows.iter().enumerate() {
             let shard = variable.shard_of(*row).ok_or_else(|| Error::Variable {
                 name: variable.name.clone(),
                 problem: format!("there is no row {row}; it has {}", variable.rows()),
             })?;
-            let (_, wanted, places) =
-                asked.entry(shard.number).or_insert_with(|| (shard.server, Vec::new(), Vec::new()));
-            wanted.push((row - shard.rows.start) as u64);
-            places.push(place);
+            let server = shard.server;
+            let new = || Asked { server, rows: Vec::new(), places: Vec::new(), done: 0 };
+            let asked = asked.entry(shard.number).or_insert_with(new);
+            asked.rows.push((row - shard.rows.start) as u64);
+            asked.places.push(place);
         }
-        let mut requests: Vec<PullRequest> = self.links.iter().map(|_| self.pull_request()).collect();
-        for (shard, (server, rows, _)) in &asked {
-            let rows = numbers::rows_to_bytes(rows.iter().copied());
-            requests[*server].wanted.push(Wanted { shard: *shard, rows, ..Wanted::default() });
-        }
-        let mut arrivals = self.fetch(requests);
-        while let Some(arrival) = arrivals.next().await {
-            let (server, elements) = arrival?;
-            let dtype = self.dtype_of(server, &elements)?;
-            let Some((_, _, places)) = asked.get(&elements.shard) else { continue };
-            let row_bytes = elements.payload.len() / places.len().max(1);
-            for (place, row) in places.iter().zip(elements.payload.chunks_exact(row_bytes.max(1))) {
-                show(*place, dtype, row)?;
-            }
+        // As many at a time as a server answers in one call.
+        let row_bytes = (variable.row_len() as u64).saturating_mul(variable.dtype.size_bytes() as u64);
+        let at_once = usize::try_from(MAX_ANSWER_BYTES / row_bytes.max(1)).unwrap_or(usize::MAX).clamp(1, MAX_ROWS);
+        while asked.values().any(|asked| asked.done < asked.rows.len()) {
+            self.lookup_some(variable, &mut asked, at_once, show).await?;
         }
         Ok(())
     }
 
+    /// Fetches the next rows, at most so many of each server.
+    async fn lookup_some(
+        &self,
+        variable: &VariableInfo,
+        asked: &mut BTreeMap<u32, Asked>,
+        at_once: usize,
+        show: &mut ShowRow<'_>,
+    ) -> Result<()> {
+        let mut requests: Vec<PullRequest> = self.links.iter().map(|_| self.pull_request()).collect();
+        let mut room = vec![at_once; self.links.len()];
+        // By shard: which of its rows are under way, and how many elements of them have come.
+        let mut coming = BTreeMap::new();
+        for (shard, asked) in asked.iter_mut() {
+            let some = asked.done..asked.rows.len().min(asked.done + room[asked.server]);
+            if some.is_empty() {
+                continue;
+            }
+            room[asked.server] -= some.len();
+            let rows = numbers::rows_to_bytes(asked.rows[some.clone()].iter().copied());
+            requests[asked.server].wanted.push(Wanted { shard: *shard, rows, ..Wanted::default() });
+            asked.done = some.end;
+            coming.insert(*shard, (some, 0u64));
+        }
+        let row_len = variable.row_len();
+        let mut arrivals = self.fetch(requests);
+        while let Some(arrival) = arrivals.next().await {
+            let (server, elements) = arrival?;
+            let dtype = self.dtype_of(server, &elements)?;
+            let (Some(asked), Some((some, next))) = (asked.get(&elements.shard), coming.get_mut(&elements.shard))
+            else {
+                continue;
+            };
+            let mut at = *next as usize;
+            self.check_order(server, &elements, dtype, next)?;
+            let mut bytes = &elements.payload[..];
+            while !bytes.is_empty() {
+                let (row, inside) = (at / row_len.max(1), at % row_len.max(1));
+                let Some(place) = asked.places[some.clone()].get(row) else {
+                    return Err(self.failed(server, "Pull")(Status::internal("it sent more rows than were asked for")));
+                };
+                let len = bytes.len().min((row_len - inside) * dtype.size_bytes());
+                let (part, rest) = bytes.split_at(len);
+                show(*place, inside, dtype, part)?;
+                at += len / dtype.size_bytes();
+                bytes = rest;
+            }
+        }
+        let short = coming.iter().find(|(_, (some, next))| *next != (some.len() * row_len) as u64);
+        match short.and_then(|(shard, _)| asked.get(shard)) {
+            Some(asked) => {
+                let problem = Status::internal("it sent fewer rows than were asked for");
+                Err(self.failed(asked.server, "Pull")(problem))
+            }
+            None => Ok(()),
+        }
+    }
+
     /// Fetches a slot of a variable, or with an empty name the variable, in its own type.
     pub(crate) async fn whole(&self, variable: &VariableInfo, slot: &str) -> Result<Vec<u8>> {
-        let row_bytes = variable.row_len() * variable.dtype.size_bytes();
-        let mut bytes = vec![0; variable.rows() * row_bytes];
+        let size = variable.dtype.size_bytes();
+        let row_bytes = variable.row_len() * size;
+        let len_bytes = variable.rows() * row_bytes;
+        let wrong = |problem: String| Error::Variable { name: variable.name.clone(), problem };
+        let mut bytes = Vec::new();
+        bytes.try_reserve_exact(len_bytes).map_err(|_| {
+            wrong(format!("it has {len_bytes} bytes, for which there is no room here; read it by rows"))
+        })?;
+        bytes.resize(len_bytes, 0);
         let mut requests: Vec<PullRequest> =
             self.links.iter().map(|_| PullRequest { wire: None, ..self.pull_request() }).collect();
+        // By shard: where its elements belong, and how many have come.
+        let mut coming = BTreeMap::new();
         for shard in &variable.shards {
             let wanted = Wanted { shard: shard.number, slot: slot.to_owned(), ..Wanted::default() };
             requests[shard.server].wanted.push(wanted);
+            coming.insert(shard.number, (shard.rows.start * row_bytes..shard.rows.end * row_bytes, 0u64));
         }
         let mut arrivals = self.fetch(requests);
         while let Some(arrival) = arrivals.next().await {
-            let (_, elements) = arrival?;
-            let Some(shard) = variable.shards.iter().find(|shard| shard.number == elements.shard) else { continue };
-            let place = &mut bytes[shard.rows.start * row_bytes..shard.rows.end * row_bytes];
-            if !numbers::copy_into(&elements.payload, variable.dtype, place, variable.dtype) {
-                return Err(Error::Variable {
-                    name: variable.name.clone(),
-                    problem: "a server sent another number of elements than it has".to_owned(),
-                });
+            let (server, elements) = arrival?;
+            let Some((range, next)) = coming.get_mut(&elements.shard) else { continue };
+            let start = (*next as usize).saturating_mul(size);
+            self.check_order(server, &elements, variable.dtype, next)?;
+            let place = bytes[range.clone()].get_mut(start..).and_then(|rest| rest.get_mut(..elements.payload.len()));
+            let fits = elements.dtype == u32::from(variable.dtype.code())
+                && place
+                    .is_some_and(|place| numbers::copy_into(&elements.payload, variable.dtype, place, variable.dtype));
+            if !fits {
+                return Err(wrong("a server sent another number of elements than it has".to_owned()));
             }
+        }
+        if coming.values().any(|(range, next)| *next != (range.len() / size) as u64) {
+            return Err(wrong("a server sent fewer elements than it has".to_owned()));
         }
         Ok(bytes)
     }
@@ -293,7 +400,9 @@ impl Parameters {
         for gradient in gradients {
             for (server, request) in gradient.cut(self.wire)? {
                 self.pushed_bytes.fetch_add(request.payload.len() as u64, Ordering::Relaxed);
-                requests.entry(server).or_default().push(request);
+                let parts = parts_with_rows(request.rows.clone(), request.payload.clone());
+                let message = |(rows, payload, more)| PushRequest { rows, payload, more, ..request.clone() };
+                requests.entry(server).or_default().extend(parts.into_iter().map(message));
             }
         }
         let head = PushRequest { origin: Some(origin.clone()), optimizer, ..PushRequest::default() };
@@ -317,30 +426,34 @@ impl Parameters {
         let row_bytes = variable.row_len() * variable.dtype.size_bytes();
         let mut requests: BTreeMap<usize, Vec<AssignRequest>> = BTreeMap::new();
         for shard in &variable.shards {
-            let (rows, payload) = match rows {
-                None => (None, elements.slice(shard.rows.start * row_bytes..shard.rows.end * row_bytes)),
-                Some(rows) => {
-                    // In their order, since a row may be written more than once.
-                    let here = rows.iter().enumerate().filter(|(_, row)| shard.rows.contains(row));
-                    let (places, numbers): (Vec<usize>, Vec<u64>) =
-                        here.map(|(place, row)| (place, (row - shard.rows.start) as u64)).unzip();
-                    if numbers.is_empty() {
-                        continue;
-                    }
-                    let values: Vec<u8> = places
-                        .into_iter()
-                        .flat_map(|place| &elements[place * row_bytes..(place + 1) * row_bytes])
-                        .copied()
-                        .collect();
-                    (Some(numbers::rows_to_bytes(numbers)), Bytes::from(values))
-                }
+            let about = AssignRequest {
+                origin: Some(origin.clone()),
+                shard: shard.number,
+                dtype: variable.dtype.code().into(),
+                operation,
+                ..AssignRequest::default()
             };
-            let (shard, server) = (shard.number, shard.server);
-            let dtype = variable.dtype.code().into();
-            let origin = Some(origin.clone());
-            let request = AssignRequest { origin, shard, dtype, operation, rows, payload };
-            requests.entry(server).or_default().push(request);
+            let messages = requests.entry(shard.server).or_default();
+            let mut tell = |part: u32, rows: Option<Bytes>, payload: Bytes| {
+                let message = |(rows, payload, more)| AssignRequest { rows, payload, more, part, ..about.clone() };
+                messages.extend(parts_with_rows(rows, payload).into_iter().map(message));
+            };
+            let Some(rows) = rows else {
+                tell(0, None, elements.slice(shard.rows.start * row_bytes..shard.rows.end * row_bytes));
+                continue;
+            };
+            // In their order, since a row may be written more than once.
+            let here: Vec<(usize, usize)> =
+                rows.iter().copied().enumerate().filter(|(_, row)| shard.rows.contains(row)).collect();
+            let at_once = (MAX_PAYLOAD_BYTES / row_bytes.max(size_of::<u64>())).max(1);
+            for (part, some) in (0..).zip(here.chunks(at_once)) {
+                let numbers = some.iter().map(|(_, row)| (row - shard.rows.start) as u64);
+                let of_row = |(place, _): &(usize, usize)| &elements[place * row_bytes..(place + 1) * row_bytes];
+                let values: Vec<u8> = some.iter().flat_map(of_row).copied().collect();
+                tell(part, Some(numbers::rows_to_bytes(numbers)), Bytes::from(values));
+            }
         }
+        requests.retain(|_, messages| !messages.is_empty());
         for (server, requests) in requests {
             let reply = self.links[server].tell::<_, Done>(ps!("Assign"), requests, self.patience).await;
             reply.map_err(self.failed(server, "Assign"))?;
@@ -353,14 +466,23 @@ impl Parameters {
         PullRequest { session: self.session, wire, ..PullRequest::default() }
     }
 
-    /// Asks all servers at once; what they send comes as it arrives.
+    /// Asks all servers at once, each by its place among the requests; what they send comes as it arrives.
     fn fetch(&self, requests: Vec<PullRequest>) -> impl Stream<Item = Result<(usize, Elements)>> {
-        let asked = requests.into_iter().enumerate().filter(|(_, request)| !request.wanted.is_empty());
+        let asked = requests.into_iter().enumerate().flat_map(|(server, mut request)| {
+            let mut wanted = std::mem::take(&mut request.wanted);
+            let mut some = Vec::new();
+            while !wanted.is_empty() {
+                let rest = wanted.split_off(wanted.len().min(WANTED_IN_REQUEST));
+                some.push((server, PullRequest { wanted, ..request.clone() }));
+                wanted = rest;
+            }
+            some
+        });
         let of_server = |(server, request): (usize, PullRequest)| {
-            let begin = self.links[server].ask(ps!("Pull"), request, self.patience);
+            let begin = self.links[server].ask(ps!("Pull"), vec![request], self.patience);
             let replies = begin.map_ok(move |replies| {
                 try_unfold(replies, async move |mut replies| {
-                    let next = replies.next::<Elements>(Some(self.patience)).await?;
+                    let next = replies.next::<Elements>(self.patience).await?;
                     Ok(next.map(|elements| (elements, replies)))
                 })
             });
@@ -377,6 +499,23 @@ impl Parameters {
     fn dtype_of(&self, server: usize, elements: &Elements) -> Result<DType> {
         numbers::dtype(elements.dtype)
             .ok_or_else(|| self.failed(server, "Pull")(Status::internal("it sent elements of an unknown type")))
+    }
+}
+
+/// What a shard is told of its elements, or of some rows, in the parts of several messages, each with whether more follow.
+fn parts_with_rows(rows: Option<Bytes>, payload: Bytes) -> Vec<(Option<Bytes>, Bytes, bool)> {
+    let (mut rows, mut payload, mut parts) = (rows, payload, Vec::new());
+    // Rows and payload are joined each for itself, so they need not be cut at the same row.
+    let limit = if rows.is_some() { MAX_PAYLOAD_BYTES / 2 } else { MAX_PAYLOAD_BYTES };
+    let cut = |bytes: &mut Bytes| bytes.split_to(bytes.len().min(limit));
+    loop {
+        let some = rows.as_mut().map(cut);
+        let part = cut(&mut payload);
+        let more = !payload.is_empty() || rows.as_ref().is_some_and(|rows| !rows.is_empty());
+        parts.push((some, part, more));
+        if !more {
+            return parts;
+        }
     }
 }
 

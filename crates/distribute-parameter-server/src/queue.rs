@@ -27,6 +27,8 @@ pub(crate) struct Entry<C> {
     pub(crate) number: u64,
     /// How often it has begun.
     pub(crate) attempts: u32,
+    /// How often it begins again for a server that was lost and has come back.
+    pub(crate) spared: u32,
     pub(crate) closure: C,
 }
 
@@ -93,7 +95,7 @@ impl<C> ClosureQueue<C> {
     pub(crate) fn put(&mut self, closure: C) -> u64 {
         let number = self.next;
         self.next += 1;
-        self.waiting.push_back(Entry { number, attempts: 0, closure });
+        self.waiting.push_back(Entry { number, attempts: 0, spared: 0, closure });
         number
     }
 
@@ -146,6 +148,11 @@ impl<C> ClosureQueue<C> {
     /// Whether something has failed that nobody was told yet.
     pub(crate) fn has_failed(&self) -> bool {
         self.error.is_some()
+    }
+
+    /// The error that nobody was told yet, if there is one.
+    pub(crate) fn error(&self) -> Option<&Error> {
+        self.error.as_ref()
     }
 
     /// The error, once nothing runs any more; the queue is then as new.

@@ -1,10 +1,12 @@
 //! What a scheduled function returns, once it has run.
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Instant;
 
 use bytes::Bytes;
 use serde::de::DeserializeOwned;
 
+use crate::coordinator;
 use crate::{Error, Result, message};
 
 /// The result of a function that was scheduled: there when the function has run, and then on the coordinator, whatever becomes of
@@ -28,6 +30,7 @@ pub struct RemoteValue {
 #[derive(Debug)]
 struct Shared {
     function: String,
+    coordinator: Weak<coordinator::Shared>,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -51,9 +54,9 @@ pub enum RemoteValueStatus {
 }
 
 impl RemoteValue {
-    pub(crate) fn new(function: &str) -> RemoteValue {
+    pub(crate) fn new(function: &str, coordinator: Weak<coordinator::Shared>) -> RemoteValue {
         let (state, changed) = (Mutex::new(State::NotReady), Condvar::new());
-        RemoteValue { shared: Arc::new(Shared { function: function.to_owned(), state, changed }) }
+        RemoteValue { shared: Arc::new(Shared { function: function.to_owned(), coordinator, state, changed }) }
     }
 
     /// How far it is.
@@ -65,22 +68,34 @@ impl RemoteValue {
         }
     }
 
-    /// Waits until the function has run, and returns what it has. The wait ends with the function, which the coordinator's
-    /// `closure_timeout` limits, and with the coordinator.
+    /// Waits until the function has run, and returns its result. The wait ends with the function, which `closure_timeout` and
+    /// `max_attempts` limit, with the coordinator, when there are no workers for `worker_timeout`, and at the latest when nothing
+    /// has happened to the coordinator's functions for longer than all these limits together allow.
     ///
     /// # Errors
-    /// The function's error, [`Error::Cancelled`] where it did not run, [`Error::Value`] where it returns something else than
-    /// an `R`.
+    /// The function's error, [`Error::Cancelled`] where it did not run, [`Error::Stalled`] where nothing happens any more,
+    /// [`Error::Value`] where it returns something else than an `R`.
     pub fn fetch<R: DeserializeOwned>(&self) -> Result<R> {
-        let mut state = self.lock();
+        let (begun, what) = (Instant::now(), format!("the result of {}", self.shared.function));
         loop {
-            match &*state {
-                State::NotReady => state = self.shared.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
-                State::Ready(bytes) => {
-                    let what = format!("the result of {}", self.shared.function);
+            // Looked at before the value's lock is taken.
+            let left =
+                self.shared.coordinator.upgrade().map(|coordinator| {
+                    coordinator.progress.left(begun).map_err(|waited| (waited, coordinator.describe()))
+                });
+            let state = self.lock();
+            match (&*state, left) {
+                (State::Ready(bytes), _) => {
                     return message::decode(bytes).map_err(|source| Error::Value { what, source });
                 }
-                State::Aborted(error) => return Err(error.again()),
+                (State::Aborted(error), _) => return Err(error.again()),
+                (State::NotReady, None) => {
+                    return Err(Error::Cancelled { what, why: "the coordinator has ended".to_owned() });
+                }
+                (State::NotReady, Some(Err((waited, state)))) => return Err(Error::Stalled { what, waited, state }),
+                (State::NotReady, Some(Ok(left))) => {
+                    drop(self.shared.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner));
+                }
             }
         }
     }

@@ -2,17 +2,19 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddrs};
 use std::sync::Arc;
+use std::sync::mpsc;
 use std::time::Duration;
 
-use distribute_cluster::{ClusterResolver, Task, TaskType};
+use distribute_cluster::{ClusterResolver, Incoming, JobId, Task, TaskType};
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
-use tonic::transport::server::TcpIncoming;
 
-use crate::lifetime::Lifetime;
+use crate::lifetime::{End, Lifetime};
 use crate::roles::Roles;
 use crate::server_methods::ServerMethods;
-use crate::wire::{HTTP_FRAME_BYTES, Methods, Router, WINDOW_BYTES};
+use crate::wire::{
+    HTTP_FRAME_BYTES, Identity, MAX_HEADERS_BYTES, MIN_SILENCE, Methods, Router, SHORT_MESSAGE_BYTES, WINDOW_BYTES,
+};
 use crate::worker::WorkerMethods;
 use crate::{Error, Program, Result};
 
@@ -49,9 +51,10 @@ pub struct Server {
 pub struct ServerOptions {
     /// How long it waits for a coordinator to come, or to come again. Default: 30 minutes.
     pub coordinator_timeout: Duration,
-    /// After how much silence a worker gives a parameter server up. Default: 10 s.
+    /// Silence after which the coordinator, or a parameter server that a worker calls, counts as lost. At least 1 s. Default: 10 s.
     pub silence: Duration,
-    /// How long a worker waits for a parameter server's answer. Default: 60 s.
+    /// How long a worker waits for a parameter server's answer, and how long a call may pause between two of its messages.
+    /// Default: 60 s.
     pub patience: Duration,
 }
 
@@ -70,7 +73,7 @@ impl Server {
     ///
     /// # Errors
     /// [`Error::Cluster`] where the cluster is no cluster with parameter servers, [`Error::WrongTask`] for a coordinator or an
-    /// evaluator, [`Error::Listen`] where the port is in use.
+    /// evaluator, [`Error::Listen`] where the port is in use or the own address has no answer within 30 s.
     pub fn start(cluster: &impl ClusterResolver, program: Program) -> Result<Server> {
         Server::start_with(cluster, program, ServerOptions::default())
     }
@@ -78,8 +81,9 @@ impl Server {
     /// As [`start`](Server::start), with options.
     ///
     /// # Errors
-    /// As [`start`](Server::start).
+    /// As [`start`](Server::start); [`Error::Option`] for a silence below 1 s.
     pub fn start_with(cluster: &impl ClusterResolver, program: Program, options: ServerOptions) -> Result<Server> {
+        check_silence(options.silence)?;
         let spec = cluster.cluster_spec()?;
         Roles::of(&spec)?;
         let task = cluster.task().ok_or_else(|| Error::WrongTask {
@@ -95,6 +99,7 @@ impl Server {
                         .to_owned(),
             });
         }
+        let job = JobId::from_env(cluster)?;
         let listener = listen(task, spec.task_address(task)?)?;
         let address = listener.local_addr().map_err(Error::Threads)?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -105,10 +110,17 @@ impl Server {
             .map_err(Error::Threads)?;
         let lifetime = Arc::new(Lifetime::new());
         runtime.block_on(async {
-            let limits = (options.silence, options.patience);
+            let (lifetime, limits) = (lifetime.clone(), (options.silence, options.patience));
+            let identity = Identity::new(job, task);
             match task.kind {
-                TaskType::Ps => serve(listener, ServerMethods::new(incarnation(), lifetime.clone())).await,
-                _ => serve(listener, WorkerMethods::new(program, lifetime.clone(), limits)).await,
+                TaskType::Ps => {
+                    let methods = ServerMethods::new(incarnation(), lifetime, options.silence);
+                    serve(listener, methods, identity, options).await
+                }
+                _ => {
+                    let methods = WorkerMethods::new(program, lifetime, identity.clone(), limits);
+                    serve(listener, methods, identity, options).await
+                }
             }
         })?;
         tracing::info!("{task} serves at {address}");
@@ -123,7 +135,8 @@ impl Server {
     /// Serves until the coordinator says that the job is done.
     ///
     /// # Errors
-    /// [`Error::Stopped`] after SIGTERM or SIGINT, [`Error::NoCoordinator`] when none has come, or come again, for so long.
+    /// [`Error::Stopped`] after SIGTERM or SIGINT, [`Error::NoCoordinator`] when none has come, or come again, for
+    /// `coordinator_timeout`, [`Error::JobFailed`] when the coordinator has ended with an error that another run would meet too.
     pub fn join(mut self) -> Result<()> {
         let Some(runtime) = self.runtime.take() else { return Ok(()) };
         let outcome = runtime.block_on(async {
@@ -131,9 +144,14 @@ impl Server {
             let (mut terminate, term) = stopped(SignalKind::terminate(), 15)?;
             let (mut interrupt, int) = stopped(SignalKind::interrupt(), 2)?;
             tokio::select! {
-                done = self.lifetime.ended(self.patience) => match done {
-                    true => Ok(()),
-                    false => Err(Error::NoCoordinator { task: self.task, waited: self.patience }),
+                end = self.lifetime.ended(self.patience) => match end {
+                    End::Done => Ok(()),
+                    End::Failed(failure) => Err(Error::JobFailed {
+                        task: self.task,
+                        why: failure.message,
+                        configuration: failure.configuration,
+                    }),
+                    End::Alone => Err(Error::NoCoordinator { task: self.task, waited: self.patience }),
                 },
                 _ = terminate.recv() => Err(Error::Stopped { task: self.task, signal: term }),
                 _ = interrupt.recv() => Err(Error::Stopped { task: self.task, signal: int }),
@@ -160,7 +178,12 @@ impl std::fmt::Debug for Server {
     }
 }
 
-async fn serve<M: Methods>(listener: TcpListener, methods: M) -> Result<()> {
+async fn serve<M: Methods>(
+    listener: TcpListener,
+    methods: M,
+    identity: Identity,
+    options: ServerOptions,
+) -> Result<()> {
     listener.set_nonblocking(true).map_err(Error::Threads)?;
     let listener = tokio::net::TcpListener::from_std(listener).map_err(Error::Threads)?;
     let (health, health_service) = tonic_health::server::health_reporter();
@@ -170,10 +193,13 @@ async fn serve<M: Methods>(listener: TcpListener, methods: M) -> Result<()> {
         .initial_stream_window_size(WINDOW_BYTES)
         .initial_connection_window_size(2 * WINDOW_BYTES)
         .max_frame_size(HTTP_FRAME_BYTES)
-        .add_service(health_service)
-        .add_service(Router(Arc::new(methods)))
-        // The server's own setting acts only on listeners that it opens itself.
-        .serve_with_incoming(TcpIncoming::from(listener).with_nodelay(Some(true)));
+        .http2_max_header_list_size(MAX_HEADERS_BYTES)
+        // A caller whose host has gone, or whose process is frozen, answers no ping.
+        .http2_keepalive_interval(Some(options.silence / 2))
+        .http2_keepalive_timeout(Some(options.silence / 2))
+        .add_service(health_service.max_decoding_message_size(SHORT_MESSAGE_BYTES))
+        .add_service(Router::new(methods, identity, options.patience))
+        .serve_with_incoming(Incoming::new(listener, STRANGER_TIMEOUT, MAX_STRANGERS));
     tokio::spawn(async move {
         if let Err(error) = server.await {
             tracing::error!("the service ended: {error}");
@@ -187,13 +213,52 @@ async fn serve<M: Methods>(listener: TcpListener, methods: M) -> Result<()> {
 fn listen(task: Task, address: &str) -> Result<TcpListener> {
     let failed = |source| Error::Listen { task, address: address.to_owned(), source };
     let port = address.rsplit(':').next().and_then(|port| port.parse().ok()).unwrap_or(0);
-    let loopback = address.to_socket_addrs().ok().and_then(|mut all| all.find(|address| address.ip().is_loopback()));
+    let loopback = resolved(address).map_err(failed)?.into_iter().find(|address| address.ip().is_loopback());
     match loopback {
         Some(address) => TcpListener::bind(address).map_err(failed),
         None => TcpListener::bind((IpAddr::from(Ipv6Addr::UNSPECIFIED), port))
             .or_else(|_| TcpListener::bind((IpAddr::from(Ipv4Addr::UNSPECIFIED), port)))
             .map_err(failed),
     }
+}
+
+/// What an address stands for; nothing where nobody knows.
+///
+/// # Errors
+/// Those who should know do not answer in time.
+fn resolved(address: &str) -> std::io::Result<Vec<SocketAddr>> {
+    let (sender, answer) = mpsc::channel();
+    let wanted = address.to_owned();
+    // The system's resolver takes no deadline: its thread ends whenever it does.
+    std::thread::Builder::new()
+        .name("resolve".to_owned())
+        .spawn(move || drop(sender.send(wanted.to_socket_addrs().map(Iterator::collect).unwrap_or_default())))?;
+    answer.recv_timeout(RESOLVE_TIMEOUT).map_err(|_| {
+        let seconds = RESOLVE_TIMEOUT.as_secs();
+        std::io::Error::new(std::io::ErrorKind::TimedOut, format!("its name was not resolved within {seconds} s"))
+    })
+}
+
+/// How long a connection may stay without a call that is admitted.
+const STRANGER_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How many such connections there may be; the oldest gives way.
+const MAX_STRANGERS: usize = 128;
+
+/// How long the name of the own address may take to be resolved.
+const RESOLVE_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// # Errors
+/// [`Error::Option`]: it is too short to tell a slow task from a lost one.
+pub(crate) fn check_silence(silence: Duration) -> Result<()> {
+    if silence >= MIN_SILENCE {
+        return Ok(());
+    }
+    Err(Error::Option {
+        what: "the silence after which a task is lost",
+        given: format!("{silence:?}"),
+        expected: "at least 1 s",
+    })
 }
 
 /// A number that no other process has drawn, as far as time and process ids go.

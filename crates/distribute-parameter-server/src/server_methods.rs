@@ -1,51 +1,74 @@
 //! What a parameter server answers.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use tonic::Status;
 use tonic::body::Body;
 
 use crate::lifetime::Lifetime;
-use crate::store::Store;
+use crate::lock::lock;
+use crate::store::{Assigning, Creating, Store};
 use crate::wire::proto::{
     AssignRequest, AttendServer, CreateShard, DescribeRequest, Done, FenceRequest, LeaveRequest, OptimizerOfShards,
     PullRequest, PushRequest, ServerState,
 };
-use crate::wire::{Inbox, Methods, check_version, reply, reply_all, reply_stream};
+use crate::wire::{
+    Inbox, MAX_HEAD_BYTES, MAX_MESSAGE_BYTES, Methods, SHORT_MESSAGE_BYTES, reply, reply_all, reply_stream,
+};
 
 /// The service of a parameter server. What is asked of the store is done on the runtime's own threads: handing their other calls
 /// over costs more than most of it takes.
 pub(crate) struct ServerMethods {
     store: Store,
     lifetime: Arc<Lifetime>,
+    /// After how much silence a coordinator counts as lost.
+    silence: Duration,
+    turn: Mutex<()>,
 }
 
 impl ServerMethods {
-    pub(crate) fn new(incarnation: u64, lifetime: Arc<Lifetime>) -> ServerMethods {
-        ServerMethods { store: Store::new(incarnation), lifetime }
+    pub(crate) fn new(incarnation: u64, lifetime: Arc<Lifetime>, silence: Duration) -> ServerMethods {
+        ServerMethods { store: Store::new(incarnation), lifetime, silence, turn: Mutex::default() }
     }
 
-    fn attend(self: Arc<Self>, request: &AttendServer) -> Result<Body, Status> {
-        check_version(request.version)?;
-        self.store.begin_session(request.session)?;
+    async fn attend(self: Arc<Self>, mut inbox: Inbox) -> Result<Body, Status> {
+        let request: AttendServer = inbox.one().await?;
+        let attended = {
+            // One at a time: the hold is that of the session that began last.
+            let _turn = lock(&self.turn);
+            self.store.begin_session(request.session)?;
+            self.lifetime.attend()
+        };
         let state = ServerState { incarnation: self.store.incarnation() };
         reply_stream(async move |outbox| {
-            self.lifetime.attend().hold(&outbox, state).await;
+            attended.hold::<AttendServer>(inbox, &outbox, state, self.silence).await;
             Ok(())
         })
     }
 
     async fn create(&self, mut inbox: Inbox) -> Result<Body, Status> {
+        let mut creating = Creating::default();
         while let Some(shard) = inbox.next::<CreateShard>().await? {
-            self.store.create(shard)?;
+            self.store.create(&mut creating, shard)?;
         }
+        whole(creating.is_done())?;
         reply(Done {})
     }
 
     fn pull(self: Arc<Self>, mut request: PullRequest) -> Result<Body, Status> {
+        self.store.check_pull(&request)?;
         let wanted = std::mem::take(&mut request.wanted);
-        // One after another: a slow reader keeps at most a few shards' elements alive.
-        reply_all(wanted.into_iter().filter_map(move |wanted| self.store.pull(&request, &wanted).transpose()))
+        // One after another: a slow reader keeps at most a few messages' elements alive.
+        let answers = wanted.into_iter().flat_map(move |wanted| {
+            let store = self.clone();
+            let (answer, refused) = match self.store.pull(&request, &wanted) {
+                Ok(answer) => (answer, None),
+                Err(status) => (None, Some(Err(status))),
+            };
+            refused.into_iter().chain(answer.into_iter().flatten().map(move |part| Ok(store.store.signed(part))))
+        });
+        reply_all(answers)
     }
 
     async fn push(&self, mut inbox: Inbox) -> Result<Body, Status> {
@@ -59,9 +82,11 @@ impl ServerMethods {
     }
 
     async fn assign(&self, mut inbox: Inbox) -> Result<Body, Status> {
+        let mut assigning = Assigning::default();
         while let Some(request) = inbox.next::<AssignRequest>().await? {
-            self.store.assign(&request)?;
+            self.store.assign(&mut assigning, request)?;
         }
+        whole(assigning.is_done())?;
         reply(Done {})
     }
 }
@@ -69,9 +94,23 @@ impl ServerMethods {
 impl Methods for ServerMethods {
     const NAME: &'static str = "distribute.v1.ParameterServer";
 
+    fn admit(&self, method: &str, session: u64) -> Result<usize, Status> {
+        if method == "Attend" {
+            // It begins a session.
+            return Ok(SHORT_MESSAGE_BYTES);
+        }
+        self.store.check_session(session)?;
+        match method {
+            "Describe" | "Fence" | "Leave" => Ok(SHORT_MESSAGE_BYTES),
+            "SetOptimizer" | "Pull" => Ok(MAX_HEAD_BYTES),
+            "Create" | "Push" | "Assign" => Ok(MAX_MESSAGE_BYTES),
+            other => Err(no_method(other)),
+        }
+    }
+
     async fn call(self: Arc<Self>, method: String, mut inbox: Inbox) -> Result<Body, Status> {
         match method.as_str() {
-            "Attend" => self.attend(&inbox.one().await?),
+            "Attend" => self.attend(inbox).await,
             "Create" => self.create(inbox).await,
             "SetOptimizer" => {
                 self.store.set_optimizer(&inbox.one::<OptimizerOfShards>().await?)?;
@@ -90,11 +129,24 @@ impl Methods for ServerMethods {
                 // Of whoever coordinates now: one that was given up ends nothing.
                 self.store.check_session(request.session)?;
                 if request.ended {
-                    self.lifetime.end();
+                    self.lifetime.end(request.failure);
                 }
                 reply(Done {})
             }
-            other => Err(Status::unimplemented(format!("a parameter server has no method {other:?}"))),
+            other => Err(no_method(other)),
         }
+    }
+}
+
+fn no_method(name: &str) -> Status {
+    Status::unimplemented(format!("a parameter server has no method {name:?}"))
+}
+
+/// Whether all parts of what was begun have come.
+fn whole(is_done: bool) -> Result<(), Status> {
+    if is_done {
+        Ok(())
+    } else {
+        Err(Status::invalid_argument("the call has ended before all parts of its last payload"))
     }
 }

@@ -3,9 +3,10 @@
 //! Nothing here knows connections. All of it belongs to one session, which is one run of a coordinator; the next one begins
 //! with nothing.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
+use bytes::Bytes;
 use distribute_device::DType;
 use tonic::Status;
 
@@ -17,14 +18,15 @@ mod tokens;
 mod tests;
 
 use self::optimizer::{Gradients, Optimizer, Turn};
-pub(crate) use self::shard::operation_of;
-use self::shard::{Gradient, Shard, invalid};
+pub(crate) use self::shard::{Answer, operation_of};
+use self::shard::{Extent, Gradient, Shard, invalid};
 use crate::lock::lock;
 use crate::numbers;
 use crate::wire::proto::{
     AssignRequest, CreateShard, Description, Elements, FenceRequest, OptimizerOfShards, Origin, PullRequest, PushReply,
     PushRequest, Wanted,
 };
+use crate::wire::{MAX_ANSWER_BYTES, Parts};
 
 /// Everything a server holds.
 #[derive(Debug)]
@@ -40,8 +42,8 @@ pub(crate) struct Store {
 #[derive(Debug, Default)]
 struct Held {
     session: u64,
-    /// Sessions that others have taken the place of.
-    over: Vec<u64>,
+    /// Sessions that others have taken the place of, the last ones.
+    over: VecDeque<u64>,
     shards: BTreeMap<u32, Arc<Shard>>,
     optimizers: BTreeMap<u32, Arc<Mutex<Optimizer>>>,
 }
@@ -52,6 +54,39 @@ pub(crate) struct Push {
     optimizer: Arc<Mutex<Optimizer>>,
     turn: Turn,
     kept: Gradients,
+    /// Shards whose gradients have come.
+    seen: BTreeSet<u32>,
+    coming: Option<Coming<PushRequest>>,
+}
+
+/// A message whose payload comes in parts.
+struct Coming<M> {
+    /// What the first part said.
+    about: M,
+    rows: Option<Parts>,
+    payload: Parts,
+}
+
+/// A shard that is being made.
+#[derive(Default)]
+pub(crate) struct Creating(Option<Coming<CreateShard>>);
+
+/// A change that is being told.
+#[derive(Default)]
+pub(crate) struct Assigning(Option<Coming<AssignRequest>>);
+
+impl Creating {
+    /// Whether the last message was whole.
+    pub(crate) fn is_done(&self) -> bool {
+        self.0.is_none()
+    }
+}
+
+impl Assigning {
+    /// Whether the last message was whole.
+    pub(crate) fn is_done(&self) -> bool {
+        self.0.is_none()
+    }
 }
 
 impl Store {
@@ -67,6 +102,9 @@ impl Store {
 
     /// Begins a session; what another one left is dropped. One that was over before is refused: its coordinator was given up.
     pub(crate) fn begin_session(&self, session: u64) -> Result<(), Status> {
+        if session == 0 {
+            return Err(invalid("a coordinator's session is no 0"));
+        }
         let mut fences = self.fences.write().unwrap_or_else(PoisonError::into_inner);
         let mut held = self.held.write().unwrap_or_else(PoisonError::into_inner);
         if held.over.contains(&session) {
@@ -74,21 +112,42 @@ impl Store {
         }
         if held.session != session {
             let mut over = std::mem::take(&mut held.over);
-            over.push(held.session);
+            over.push_back(held.session);
+            if over.len() > SESSIONS_KEPT {
+                over.pop_front();
+            }
             *held = Held { session, over, ..Held::default() };
             fences.clear();
         }
         Ok(())
     }
 
-    /// Makes a shard, or sets one of its slots.
-    pub(crate) fn create(&self, about: CreateShard) -> Result<(), Status> {
-        self.check_session(about.session)?;
-        if !about.slot.is_empty() {
-            return self.shard(about.shard)?.set_slot(&about.slot, &about.payload);
+    /// Makes a shard, or sets one of its slots, once all parts have come.
+    pub(crate) fn create(&self, creating: &mut Creating, mut message: CreateShard) -> Result<(), Status> {
+        let (part, more) = (std::mem::take(&mut message.payload), message.more);
+        let mut coming = match creating.0.take() {
+            Some(coming) if coming.about.shard == message.shard => coming,
+            Some(coming) => return Err(mixed(coming.about.shard, message.shard)),
+            None => {
+                self.check_session(message.session)?;
+                let payload = Parts::up_to(Extent::of(&message)?.len_bytes);
+                Coming { about: CreateShard { more: false, ..message }, rows: None, payload }
+            }
+        };
+        coming.payload.push(part)?;
+        if more {
+            creating.0 = Some(coming);
+            return Ok(());
         }
-        let (number, shard) = (about.shard, Shard::new(about)?);
+        let (about, payload) = (coming.about, coming.payload.join());
+        if !about.slot.is_empty() {
+            self.check_session(about.session)?;
+            return self.shard(about.shard)?.set_slot(&about.slot, &payload);
+        }
+        let (session, number, shard) = (about.session, about.shard, Shard::new(about, &payload)?);
         let mut held = self.held.write().unwrap_or_else(PoisonError::into_inner);
+        // Another coordinator may have come while the parts did.
+        held.check_session(session)?;
         held.shards.insert(number, Arc::new(shard));
         Ok(())
     }
@@ -121,20 +180,67 @@ impl Store {
         })
     }
 
+    /// Whether all that a request asks for can be answered, before any of it is made: each shard or slot once, and no more rows
+    /// than a limit.
+    pub(crate) fn check_pull(&self, request: &PullRequest) -> Result<(), Status> {
+        self.check_session(request.session)?;
+        let mut whole = BTreeSet::new();
+        let (mut bytes, mut rows) = (0u64, 0);
+        for wanted in &request.wanted {
+            match self.shard(wanted.shard)?.picked_bytes(wanted) {
+                None if !whole.insert((wanted.shard, &wanted.slot)) => {
+                    return Err(invalid(format!("shard {} is asked for twice in one call", wanted.shard)));
+                }
+                None => {}
+                Some(picked) => {
+                    bytes = bytes.saturating_add(picked);
+                    rows += wanted.rows.len() / size_of::<u64>();
+                }
+            }
+        }
+        if bytes > MAX_ANSWER_BYTES && rows > 1 {
+            return Err(invalid(format!(
+                "{rows} rows of {bytes} bytes together are asked for; ask for at most {MAX_ANSWER_BYTES} bytes in one call"
+            )));
+        }
+        Ok(())
+    }
+
     /// One of the things that a request asks for; `None` where the caller has it already.
-    pub(crate) fn pull(&self, request: &PullRequest, wanted: &Wanted) -> Result<Option<Elements>, Status> {
+    pub(crate) fn pull(&self, request: &PullRequest, wanted: &Wanted) -> Result<Option<Answer>, Status> {
         self.check_session(request.session)?;
         let wire = request.wire.and_then(numbers::dtype);
         let same_server = request.incarnation == self.incarnation;
-        let elements = self.shard(wanted.shard)?.pull(wanted, same_server, wire)?;
-        Ok(elements.map(|elements| Elements { incarnation: self.incarnation, ..elements }))
+        self.shard(wanted.shard)?.pull(wanted, same_server, wire)
     }
 
-    /// Changes elements.
-    pub(crate) fn assign(&self, request: &AssignRequest) -> Result<(), Status> {
-        let origin = request.origin.as_ref().ok_or_else(|| invalid("an assignment without origin"))?;
-        let _admitted = self.admit(origin)?;
-        self.shard(request.shard)?.assign(origin, request)
+    /// A message of an answer, as it is sent.
+    pub(crate) fn signed(&self, elements: Elements) -> Elements {
+        Elements { incarnation: self.incarnation, ..elements }
+    }
+
+    /// Changes elements, once all parts have come.
+    pub(crate) fn assign(&self, assigning: &mut Assigning, mut message: AssignRequest) -> Result<(), Status> {
+        let (part, rows, more) = (std::mem::take(&mut message.payload), message.rows.take(), message.more);
+        let mut coming = match assigning.0.take() {
+            Some(coming) if coming.about.shard == message.shard => coming,
+            Some(coming) => return Err(mixed(coming.about.shard, message.shard)),
+            None => {
+                let origin = message.origin.as_ref().ok_or_else(|| invalid("an assignment without origin"))?;
+                drop(self.admit(origin)?);
+                let most = self.shard(message.shard)?.most_bytes();
+                Coming { about: message, rows: rows.is_some().then(|| Parts::up_to(most)), payload: Parts::up_to(most) }
+            }
+        };
+        coming.take(rows, part)?;
+        if more {
+            assigning.0 = Some(coming);
+            return Ok(());
+        }
+        let request = AssignRequest { rows: coming.rows.map(Parts::join), ..coming.about };
+        let payload = coming.payload.join();
+        let _admitted = request.origin.as_ref().map(|origin| self.admit(origin)).transpose()?;
+        self.shard(request.shard)?.assign(&request, &payload)
     }
 
     /// Begins to take the gradients of a closure.
@@ -145,15 +251,37 @@ impl Store {
         let optimizer = held.optimizers.get(&head.optimizer).cloned();
         let optimizer = optimizer.ok_or_else(|| invalid(format!("there is no optimizer {}", head.optimizer)))?;
         let turn = lock(&optimizer).begin(&origin);
-        Ok(Push { origin, optimizer, turn, kept: Vec::new() })
+        Ok(Push { origin, optimizer, turn, kept: Vec::new(), seen: BTreeSet::new(), coming: None })
     }
 
-    /// Takes the gradient of a shard.
-    pub(crate) fn push(&self, push: &mut Push, request: PushRequest) -> Result<(), Status> {
+    /// Takes the gradient of a shard, or a part of it.
+    pub(crate) fn push(&self, push: &mut Push, mut message: PushRequest) -> Result<(), Status> {
+        let (part, rows, more) = (std::mem::take(&mut message.payload), message.rows.take(), message.more);
+        let mut coming = match push.coming.take() {
+            Some(coming) if coming.about.shard == message.shard => coming,
+            Some(coming) => return Err(mixed(coming.about.shard, message.shard)),
+            None => {
+                let number = message.shard;
+                let most = self.shard(number)?.most_bytes();
+                if !lock(&push.optimizer).updates(number) {
+                    return Err(invalid(format!("this optimizer does not update shard {number}")));
+                }
+                if !push.seen.insert(number) {
+                    return Err(invalid(format!("shard {number} has two gradients in one push; send their sum")));
+                }
+                Coming { about: message, rows: rows.is_some().then(|| Parts::up_to(most)), payload: Parts::up_to(most) }
+            }
+        };
+        coming.take(rows, part)?;
+        if more {
+            push.coming = Some(coming);
+            return Ok(());
+        }
+        let request = PushRequest { rows: coming.rows.map(Parts::join), ..coming.about };
         let shard = self.shard(request.shard)?;
         let dtype = numbers::dtype(request.dtype).ok_or_else(|| invalid("an unknown data type"))?;
         let rows = request.rows.map(|rows| shard.rising_rows(&rows)).transpose()?;
-        let gradient = Gradient { dtype, rows, payload: request.payload };
+        let gradient = Gradient { dtype, rows, payload: coming.payload.join() };
         match &push.turn {
             Turn::Apply(description, step) => {
                 if gradient.rows.is_some() && !description.rule.is_elementwise() {
@@ -179,6 +307,9 @@ impl Store {
 
     /// All gradients have come.
     pub(crate) fn end_push(&self, push: Push) -> Result<PushReply, Status> {
+        if let Some(coming) = &push.coming {
+            return Err(invalid(format!("the gradient of shard {} has no end", coming.about.shard)));
+        }
         let counted = match push.turn {
             Turn::Apply(..) => true,
             Turn::Done { counted } => counted,
@@ -209,8 +340,9 @@ impl Store {
 
     /// Lets a change in, unless it comes from somebody who was given up.
     fn admit(&self, origin: &Origin) -> Result<impl Sized, Status> {
-        self.check_session(origin.session)?;
+        // In this order: no other session begins while the change is made.
         let fences = self.fences.read().unwrap_or_else(PoisonError::into_inner);
+        self.check_session(origin.session)?;
         match fences.get(&origin.worker) {
             Some(epoch) if origin.epoch <= *epoch => {
                 Err(Status::aborted("this worker was given up, and what it computes is computed by another one"))
@@ -221,13 +353,7 @@ impl Store {
 
     /// Lets the present coordinator's calls in.
     pub(crate) fn check_session(&self, session: u64) -> Result<(), Status> {
-        let held = self.held.read().unwrap_or_else(PoisonError::into_inner);
-        match held.session == session {
-            true => Ok(()),
-            // A server that was started again knows no session.
-            false if held.session == 0 => Err(Status::unavailable("this server was started again and holds nothing")),
-            false => Err(Status::aborted("this server belongs to another coordinator by now")),
-        }
+        self.held.read().unwrap_or_else(PoisonError::into_inner).check_session(session)
     }
 
     fn shard(&self, number: u32) -> Result<Arc<Shard>, Status> {
@@ -237,6 +363,35 @@ impl Store {
         shard.ok_or_else(|| Status::unavailable(format!("shard {number} is not on this server yet")))
     }
 }
+
+impl Held {
+    fn check_session(&self, session: u64) -> Result<(), Status> {
+        match self.session == session {
+            // A server that was started again knows no session.
+            _ if self.session == 0 => Err(Status::unavailable("this server was started again and holds nothing")),
+            true => Ok(()),
+            false => Err(Status::aborted("this server belongs to another coordinator by now")),
+        }
+    }
+}
+
+impl<M> Coming<M> {
+    fn take(&mut self, rows: Option<Bytes>, part: Bytes) -> Result<(), Status> {
+        match (&mut self.rows, rows) {
+            (Some(known), Some(rows)) => known.push(rows)?,
+            (None, None) => {}
+            _ => return Err(invalid("one part names rows and another does not")),
+        }
+        self.payload.push(part)
+    }
+}
+
+fn mixed(first: u32, second: u32) -> Status {
+    invalid(format!("a message of shard {second} has come before all parts of shard {first}"))
+}
+
+/// How many earlier coordinators a task knows, so that none of them takes its place back.
+pub(crate) const SESSIONS_KEPT: usize = 1024;
 
 /// What a coordinator is told whose place another one has taken.
 pub(crate) const TAKEN_OVER: &str = "another coordinator has taken over; there can be one at a time";

@@ -1,14 +1,15 @@
 //! Variables on parameter servers: the coordinator's side.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use distribute_cluster::{ClusterResolver, Task, TaskType};
+use distribute_cluster::{ClusterResolver, JobId, Task, TaskType};
 use distribute_device::{DType, Element};
+use distribute_train::checkpoint::RunId;
 use distribute_values::{OptimizerDescription, TensorStorage};
 use tokio::runtime::Runtime;
 
@@ -18,8 +19,8 @@ use crate::partitioner::{self, Partitioner};
 use crate::placement::Placer;
 use crate::server::incarnation;
 use crate::variable::ShardedVariable;
-use crate::wire::proto::{AttendServer, CreateShard, Done, OptimizerOfShards, ServerState};
-use crate::wire::{Replies, VERSION, is_lost, ps};
+use crate::wire::proto::{AttendServer, CreateShard, Done, JobFailure, OptimizerOfShards, ServerState};
+use crate::wire::{Addressee, Attendance, Link, is_lost, parts_of, ps};
 use crate::{Error, Result, numbers};
 
 mod builder;
@@ -29,8 +30,9 @@ pub use self::builder::{ParameterServerOptions, ParameterServerStrategyBuilder};
 
 /// Training against parameter servers: the coordinator makes variables on servers and schedules functions on workers.
 ///
-/// A handle: clones are the same strategy. The last one that is dropped ends the job: workers and servers leave with success,
-/// unless something has failed, in which case they wait for the next coordinator.
+/// A handle: clones are the same strategy. The last one that is dropped ends the job. Workers and servers leave with success; or,
+/// where the last thing that happened was an error, with that error if another run would meet it too ([`Error::JobFailed`]), and
+/// else they wait for the next coordinator.
 ///
 /// # Examples
 /// ```no_run
@@ -55,6 +57,8 @@ pub struct ParameterServerStrategy {
 pub(crate) struct Inner {
     pub(crate) parameters: Arc<Parameters>,
     pub(crate) workers: Vec<String>,
+    /// The id of the job.
+    pub(crate) job: JobId,
     pub(crate) options: ParameterServerOptions,
     partitioner: Option<Box<dyn Partitioner>>,
     /// What was made so far, so that a server that is started again gets its part.
@@ -62,21 +66,35 @@ pub(crate) struct Inner {
     /// Each server's incarnation.
     incarnations: Mutex<Vec<u64>>,
     /// The servers' answers to our attendance, which end when they do; taken by the coordinator that watches them.
-    attendances: Mutex<Vec<Option<Replies>>>,
+    attendances: Mutex<Vec<Option<Attendance<ServerState>>>>,
     pub(crate) coordinator: Mutex<std::sync::Weak<crate::coordinator::Handle>>,
     /// How many coordinators there were.
     pub(crate) coordinators: AtomicU64,
-    /// Whether this job will have to go on with another coordinator.
-    pub(crate) failed: AtomicBool,
+    /// What has failed, unless something has gone well since.
+    verdict: Mutex<Option<Verdict>>,
     pub(crate) runtime: Option<Runtime>,
+}
+
+/// How the job has failed.
+#[derive(Clone, Debug)]
+pub(crate) struct Verdict {
+    /// Whether another run may succeed.
+    pub(crate) is_retryable: bool,
+    pub(crate) failure: JobFailure,
 }
 
 /// Everything there is on servers, without its values.
 #[derive(Debug)]
 struct Made {
     placer: Placer,
+    /// Of variables that there are or that are being made.
+    names: BTreeSet<String>,
+    /// The number of the next shard.
+    next_shard: u32,
     shards: Vec<(usize, CreateShard)>,
     optimizers: Vec<(OptimizerDescription, Vec<String>)>,
+    /// The run whose checkpoints hold what the servers hold, once one was saved or loaded.
+    run: Option<RunId>,
 }
 
 impl ParameterServerStrategy {
@@ -157,27 +175,37 @@ impl ParameterServerStrategy {
         mut part: impl FnMut(Range<usize>) -> Result<Bytes>,
     ) -> Result<ShardedVariable> {
         let inner = &self.inner;
-        let mut made = lock(&inner.made);
-        if made.shards.iter().any(|(_, shard)| shard.variable == name) {
-            let problem = "there is one of this name already; give each its own".to_owned();
-            return Err(Error::Variable { name: name.to_owned(), problem });
-        }
         if trainable && !matches!(dtype, DType::F32 | DType::F64) {
             let problem = format!(
                 "parameters on servers are f32 or f64, and it is {dtype}; ask for 16 bits on the wire (builder: wire) instead, \
                  or make it untrained"
             );
-            return Err(Error::Variable { name: name.to_owned(), problem });
+            return Err(inner.failed(Error::Variable { name: name.to_owned(), problem }));
         }
+        if !lock(&inner.made).names.insert(name.to_owned()) {
+            let problem = "there is one of this name already; give each its own".to_owned();
+            return Err(inner.failed(Error::Variable { name: name.to_owned(), problem }));
+        }
+        // What the user has written, the partitioner and the initial values, runs under no lock.
+        let mut reserved = Reserved { inner, name, is_made: false };
         let shards = match &inner.partitioner {
-            Some(partitioner) => partitioner::shards_of(name, shape, dtype, &**partitioner)?,
+            Some(partitioner) => {
+                let shards = partitioner::shards_of(name, shape, dtype, &**partitioner);
+                shards.map_err(|error| inner.failed(error))?
+            }
             None => 1,
         };
         let row_bytes = shape.iter().skip(1).product::<usize>() * dtype.size_bytes();
+        let cut = partitioner::div_cut(shape.first().copied().unwrap_or(1), shards);
+        let (first, servers) = {
+            let mut made = lock(&inner.made);
+            let first = made.next_shard;
+            made.next_shard += cut.len() as u32;
+            let place = |rows: &Range<usize>| made.placer.place((rows.len() * row_bytes) as u64);
+            (first, cut.iter().map(place).collect::<Vec<usize>>())
+        };
         let mut infos = Vec::new();
-        for rows in partitioner::div_cut(shape.first().copied().unwrap_or(1), shards) {
-            let server = made.placer.place((rows.len() * row_bytes) as u64);
-            let number = made.shards.len() as u32;
+        for ((number, rows), server) in (first..).zip(cut).zip(servers) {
             let about = CreateShard {
                 session: inner.parameters.session(),
                 shard: number,
@@ -191,12 +219,18 @@ impl ParameterServerStrategy {
                 ..CreateShard::default()
             };
             let payload = part(rows.clone())?;
-            inner.parameters.block_on(inner.create(server, vec![CreateShard { payload, ..about.clone() }]))?;
-            made.shards.push((server, about));
+            // From here on a server may have a part of it.
+            reserved.is_made = true;
+            let created =
+                inner.parameters.block_on(inner.create(server, vec![CreateShard { payload, ..about.clone() }]));
+            created.map_err(|error| inner.failed(error))?;
+            lock(&inner.made).shards.push((server, about));
             infos.push(ShardInfo { server, rows, number });
         }
         let (name, shape) = (name.to_owned(), shape.to_vec());
         let info = Arc::new(VariableInfo { name: name.clone(), dtype, shape, trainable, shards: infos });
+        // One at a time: each adds to the table that the one before has left.
+        let _turn = lock(&inner.made);
         let known = inner.parameters.table();
         let mut variables = known.variables.clone();
         variables.insert(name, info.clone());
@@ -216,10 +250,12 @@ impl ParameterServerStrategy {
         variables: &[&ShardedVariable],
     ) -> Result<u32> {
         let description = description.into();
-        description.check()?;
+        description.check().map_err(|error| self.inner.failed(error.into()))?;
         for variable in variables {
             let info = variable.info();
-            let wrong = |problem: &str| Error::Variable { name: info.name.clone(), problem: problem.to_owned() };
+            let wrong = |problem: &str| {
+                self.inner.failed(Error::Variable { name: info.name.clone(), problem: problem.to_owned() })
+            };
             if !info.trainable {
                 return Err(wrong("it was made untrained, so no optimizer updates it"));
             }
@@ -236,8 +272,8 @@ impl ParameterServerStrategy {
         made.optimizers.push((description, variables.iter().map(|variable| variable.name().to_owned()).collect()));
         let requests = inner.optimizer_requests(&made, number, &BTreeMap::new());
         drop(made);
-        inner.parameters.block_on(inner.set_optimizers(requests))?;
-        inner.parameters.block_on(inner.parameters.refresh())?;
+        inner.parameters.block_on(inner.set_optimizers(requests)).map_err(|error| inner.failed(error))?;
+        inner.parameters.block_on(inner.parameters.refresh()).map_err(|error| inner.failed(error))?;
         Ok(number)
     }
 
@@ -287,7 +323,12 @@ impl Inner {
     /// Makes shards on a server.
     async fn create(&self, server: usize, shards: Vec<CreateShard>) -> Result<()> {
         let parameters = &self.parameters;
-        let done = parameters.link(server).tell::<_, Done>(ps!("Create"), shards, parameters.patience()).await;
+        let in_parts = |mut shard: CreateShard| {
+            let payload = std::mem::take(&mut shard.payload);
+            parts_of(payload).map(move |(payload, more)| CreateShard { payload, more, ..shard.clone() })
+        };
+        let messages = shards.into_iter().flat_map(in_parts).collect();
+        let done = parameters.link(server).tell::<_, Done>(ps!("Create"), messages, parameters.patience()).await;
         done.map(drop).map_err(parameters.failed(server, "Create"))
     }
 
@@ -331,16 +372,12 @@ impl Inner {
     /// Begins to attend to a server, trying until `patience` is over; whether it is the same process as before.
     pub(crate) async fn attend(&self, server: usize, patience: Duration) -> Result<bool> {
         let (parameters, started) = (&self.parameters, Instant::now());
-        let request = AttendServer { session: parameters.session(), version: VERSION };
+        let request = AttendServer { session: parameters.session() };
         loop {
-            let attempt = async {
-                let mut replies = parameters.link(server).ask(ps!("Attend"), request, parameters.patience()).await?;
-                let state = replies.next::<ServerState>(Some(parameters.patience())).await?;
-                Ok((replies, state.ok_or_else(|| tonic::Status::unavailable("it left at once"))?))
-            };
-            match attempt.await {
-                Ok((replies, state)) => {
-                    lock(&self.attendances)[server] = Some(replies);
+            let link = parameters.link(server);
+            match link.attend::<_, ServerState>(ps!("Attend"), request, parameters.patience()).await {
+                Ok((state, attendance)) => {
+                    lock(&self.attendances)[server] = Some(attendance);
                     let before = std::mem::replace(&mut lock(&self.incarnations)[server], state.incarnation);
                     return Ok(before == state.incarnation);
                 }
@@ -361,8 +398,42 @@ impl Inner {
     }
 
     /// The answers of a server, to be watched.
-    pub(crate) fn take_attendance(&self, server: usize) -> Option<Replies> {
+    pub(crate) fn take_attendance(&self, server: usize) -> Option<Attendance<ServerState>> {
         lock(&self.attendances)[server].take()
+    }
+
+    /// # Errors
+    /// The address cannot be one.
+    pub(crate) fn link_to_worker(&self, worker: usize, silence: Duration) -> Result<Link, tonic::Status> {
+        let (job, session) = (self.job.clone(), self.parameters.session());
+        let task = Task::new(TaskType::Worker, worker as u32);
+        Link::new(&self.workers[worker], &Addressee { job, task, session }, silence)
+    }
+
+    /// Remembers what has failed: what workers and servers are told if nothing goes well any more.
+    pub(crate) fn note_failure(&self, error: &Error) {
+        if matches!(error, Error::Cancelled { .. }) {
+            // It was cancelled for something else.
+            return;
+        }
+        let mut message = error.to_string();
+        message.truncate(message.floor_char_boundary(MAX_FAILURE_BYTES));
+        let failure = JobFailure { message, configuration: error.is_configuration() };
+        *lock(&self.verdict) = Some(Verdict { is_retryable: error.is_retryable(), failure });
+    }
+
+    fn failed(&self, error: Error) -> Error {
+        self.note_failure(&error);
+        error
+    }
+
+    /// Something has gone well since: what had failed has been dealt with.
+    pub(crate) fn forget_failure(&self) {
+        *lock(&self.verdict) = None;
+    }
+
+    pub(crate) fn verdict(&self) -> Option<Verdict> {
+        lock(&self.verdict).clone()
     }
 }
 
@@ -375,6 +446,24 @@ impl Drop for Inner {
         }
     }
 }
+
+/// The name of a variable that is being made, which another one may have if it is not.
+struct Reserved<'a> {
+    inner: &'a Inner,
+    name: &'a str,
+    is_made: bool,
+}
+
+impl Drop for Reserved<'_> {
+    fn drop(&mut self) {
+        if !self.is_made {
+            lock(&self.inner.made).names.remove(self.name);
+        }
+    }
+}
+
+/// What workers and servers are told of a failure is no longer.
+const MAX_FAILURE_BYTES: usize = 4096;
 
 /// A task that is being started needs about so long.
 pub(crate) const BETWEEN_ATTEMPTS: Duration = Duration::from_millis(100);

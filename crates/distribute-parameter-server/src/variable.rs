@@ -73,11 +73,11 @@ impl ShardedVariable {
     pub fn slice<T: Element>(&self, rows: impl RangeBounds<usize>) -> Result<HostTensor<T>> {
         let start = match rows.start_bound() {
             Bound::Included(start) => *start,
-            Bound::Excluded(start) => start + 1,
+            Bound::Excluded(start) => start.saturating_add(1),
             Bound::Unbounded => 0,
         };
         let end = match rows.end_bound() {
-            Bound::Included(end) => end + 1,
+            Bound::Included(end) => end.saturating_add(1),
             Bound::Excluded(end) => *end,
             Bound::Unbounded => self.info.rows(),
         };
@@ -100,11 +100,16 @@ impl ShardedVariable {
     pub fn embedding_lookup<T: Element>(&self, rows: &[usize]) -> Result<HostTensor<T>> {
         self.check_type(T::DTYPE)?;
         let row_len = self.info.row_len();
-        let mut elements = vec![T::default(); rows.len() * row_len];
+        let mut elements = Vec::new();
+        let len = rows.len().checked_mul(row_len).filter(|len| elements.try_reserve_exact(*len).is_ok());
+        let no_room = || self.wrong(format!("there is no room here for {} rows of {row_len} elements", rows.len()));
+        elements.resize(len.ok_or_else(no_room)?, T::default());
         let mut fits = true;
-        let mut show = |place: usize, dtype, bytes: &[u8]| {
-            let target = &mut elements[place * row_len..(place + 1) * row_len];
-            fits &= numbers::copy_into(bytes, dtype, bytemuck::cast_slice_mut(target), T::DTYPE);
+        let mut show = |place: usize, inside: usize, dtype: DType, bytes: &[u8]| {
+            let start = place * row_len + inside;
+            let target = elements.get_mut(start..start + bytes.len() / dtype.size_bytes());
+            fits &= target
+                .is_some_and(|target| numbers::copy_into(bytes, dtype, bytemuck::cast_slice_mut(target), T::DTYPE));
             Ok(())
         };
         self.parameters.block_on(self.parameters.lookup(&self.info, rows, &mut show))?;

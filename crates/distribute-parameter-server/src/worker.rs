@@ -1,37 +1,50 @@
 //! What a worker answers: it runs the closures of its coordinator, one at a time.
 
 use std::any::Any;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
+use distribute_cluster::JobId;
 use distribute_input::InputContext;
 use tokio::sync::oneshot;
 use tonic::Status;
 use tonic::body::Body;
 
+use crate::checkout::Checkout;
 use crate::lifetime::Lifetime;
 use crate::lock::lock;
 use crate::parameters::Parameters;
 use crate::program::Failed;
-use crate::store::TAKEN_OVER;
+use crate::store::{SESSIONS_KEPT, TAKEN_OVER};
 use crate::wire::proto::{
     AttendWorker, Closure, Done, LeaveRequest, Outcome, Problem, Resource as ResourceRequest, WorkerState,
 };
-use crate::wire::{Inbox, Methods, check_version, reply, reply_stream};
-use crate::{Error, Program, WorkerContext, numbers};
+use crate::wire::{
+    Identity, Inbox, MAX_HEAD_BYTES, MAX_MESSAGE_BYTES, Methods, Parts, SHORT_MESSAGE_BYTES, parts_of, reply,
+    reply_all, reply_stream,
+};
+use crate::{Error, Program, WorkerContext, message, numbers};
 
 /// The service of a worker.
 pub(crate) struct WorkerMethods {
     program: Program,
     lifetime: Arc<Lifetime>,
+    identity: Identity,
+    /// Silence after which another task counts as lost, and patience with a server's answer.
     limits: (Duration, Duration),
-    attendance: Mutex<Option<Arc<Attendance>>>,
-    /// Sessions that others have taken the place of.
-    over: Mutex<Vec<u64>>,
+    held: Mutex<Held>,
+}
+
+/// Who this worker attends to.
+#[derive(Default)]
+struct Held {
+    attendance: Option<Arc<Attendance>>,
+    /// Sessions that others have taken the place of, the last ones.
+    over: VecDeque<u64>,
 }
 
 /// One coordinator's hold on this worker, and what its closures find here. The next one begins anew.
@@ -55,36 +68,57 @@ pub(crate) struct Attendance {
 #[derive(Clone)]
 pub(crate) struct Resource {
     pub(crate) dataset: String,
-    pub(crate) iterator: Arc<Mutex<Box<dyn Any + Send>>>,
+    pub(crate) iterator: Arc<Checkout>,
 }
+
+/// How long a thread of a function waits while another one takes an element of the same dataset.
+const ELEMENT_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// A closure to run, and where its outcome goes.
 type Job = (Closure, oneshot::Sender<Outcome>);
 
 impl WorkerMethods {
-    pub(crate) fn new(program: Program, lifetime: Arc<Lifetime>, limits: (Duration, Duration)) -> WorkerMethods {
-        WorkerMethods { program, lifetime, limits, attendance: Mutex::default(), over: Mutex::default() }
+    pub(crate) fn new(
+        program: Program,
+        lifetime: Arc<Lifetime>,
+        identity: Identity,
+        limits: (Duration, Duration),
+    ) -> WorkerMethods {
+        WorkerMethods { program, lifetime, identity, limits, held: Mutex::default() }
     }
 
-    fn attend(self: Arc<Self>, request: &AttendWorker) -> Result<Body, Status> {
-        check_version(request.version)?;
+    async fn attend(self: Arc<Self>, mut inbox: Inbox) -> Result<Body, Status> {
+        let request: AttendWorker = inbox.one().await?;
         if let Some(missing) = self.program.missing(&request.functions, &request.datasets) {
             let problem = format!("its program has no {missing:?}, which the coordinator's has; run the same build");
             return Err(Status::failed_precondition(problem));
         }
-        if lock(&self.over).contains(&request.session) {
-            return Err(Status::failed_precondition(TAKEN_OVER));
+        let (worker, workers) = (request.worker, request.workers);
+        if worker != self.identity.task.index || worker >= workers || request.session == 0 {
+            let task = self.identity.task;
+            let problem = format!("{task} was called as worker {worker} of {workers} in session {}", request.session);
+            return Err(Status::invalid_argument(problem));
         }
-        let attendance = Attendance::begin(request, self.program.clone(), self.limits)?;
-        if let Some(earlier) = lock(&self.attendance).replace(attendance.clone()) {
-            earlier.over.store(true, Ordering::Release);
-            if earlier.session != request.session {
-                lock(&self.over).push(earlier.session);
+        let (attendance, attended) = {
+            let mut held = lock(&self.held);
+            if held.over.contains(&request.session) {
+                return Err(Status::failed_precondition(TAKEN_OVER));
             }
-        }
-        let state = WorkerState {};
+            let attendance = Attendance::begin(&request, self.program.clone(), &self.identity.job, self.limits)?;
+            if let Some(earlier) = held.attendance.replace(attendance.clone()) {
+                earlier.over.store(true, Ordering::Release);
+                if earlier.session != request.session {
+                    held.over.push_back(earlier.session);
+                    if held.over.len() > SESSIONS_KEPT {
+                        held.over.pop_front();
+                    }
+                }
+            }
+            (attendance, self.lifetime.attend())
+        };
+        let silence = self.limits.0;
         reply_stream(async move |outbox| {
-            self.lifetime.attend().hold(&outbox, state).await;
+            attended.hold::<AttendWorker>(inbox, &outbox, WorkerState {}, silence).await;
             attendance.over.store(true, Ordering::Release);
             Ok(())
         })
@@ -92,9 +126,9 @@ impl WorkerMethods {
 
     /// The present attendance, if that is the one meant.
     fn attendance(&self, session: u64, epoch: u64) -> Result<Arc<Attendance>, Status> {
-        let attendance = lock(&self.attendance).clone();
+        let attendance = lock(&self.held).attendance.clone();
         let meant = attendance.filter(|attendance| (attendance.session, attendance.epoch) == (session, epoch));
-        meant.ok_or_else(|| Status::unavailable("this worker was started again, or attends to another coordinator"))
+        meant.ok_or_else(elsewhere)
     }
 
     async fn create_resource(&self, request: ResourceRequest) -> Result<Body, Status> {
@@ -109,39 +143,74 @@ impl WorkerMethods {
         let made = tokio::task::spawn_blocking(move || caught(|| program.make_dataset(&name, &context)));
         let iterator = made.await.map_err(|error| Status::internal(error.to_string()))?;
         let iterator = iterator.map_err(|message| Status::invalid_argument(message.to_string()))?;
-        let resource = Resource { dataset: request.dataset, iterator: Arc::new(Mutex::new(iterator)) };
+        let iterator = Arc::new(Checkout::new(iterator, ELEMENT_TIMEOUT));
+        let resource = Resource { dataset: request.dataset, iterator };
         lock(&attendance.resources).insert(request.resource, resource);
         reply(Done {})
     }
 
-    async fn run(&self, closure: Closure) -> Result<Body, Status> {
+    async fn run(&self, mut inbox: Inbox) -> Result<Body, Status> {
+        let mut closure: Closure = inbox.one().await?;
         let origin = closure.origin.clone().unwrap_or_default();
         let attendance = self.attendance(origin.session, origin.epoch)?;
+        let mut arguments = Parts::up_to(message::MAX_VALUE_BYTES);
+        arguments.push(std::mem::take(&mut closure.payload))?;
+        while std::mem::take(&mut closure.more) {
+            let next: Closure = inbox.one().await?;
+            arguments.push(next.payload)?;
+            closure.more = next.more;
+        }
+        closure.payload = arguments.join();
         let (done, outcome) = oneshot::channel();
         let busy = "this worker is still busy with another closure";
         attendance.jobs.try_send((closure, done)).map_err(|_| Status::unavailable(busy))?;
-        reply(outcome.await.map_err(|_| Status::unavailable("this worker attends to another coordinator"))?)
+        // For as long as the function runs: the coordinator limits that, and hangs up.
+        let Outcome { mut problem, payload, .. } = outcome.await.map_err(|_| elsewhere())?;
+        let part = move |(payload, more)| Ok(Outcome { problem: problem.take(), more, payload });
+        reply_all(parts_of(payload).map(part))
     }
+}
+
+fn elsewhere() -> Status {
+    Status::unavailable("this worker was started again, or attends to another coordinator")
+}
+
+fn no_method(name: &str) -> Status {
+    Status::unimplemented(format!("a worker has no method {name:?}"))
 }
 
 impl Methods for WorkerMethods {
     const NAME: &'static str = "distribute.v1.Worker";
 
+    fn admit(&self, method: &str, session: u64) -> Result<usize, Status> {
+        let held = lock(&self.held);
+        let present = held.attendance.as_ref().is_some_and(|attendance| attendance.session == session);
+        match method {
+            // It begins a session.
+            "Attend" => Ok(MAX_HEAD_BYTES),
+            // Of whoever coordinates now, or before anybody does: one that was given up ends nothing.
+            "Leave" if present || held.attendance.is_none() => Ok(SHORT_MESSAGE_BYTES),
+            "Leave" => Err(Status::aborted(TAKEN_OVER)),
+            "CreateResource" | "Run" if !present => Err(elsewhere()),
+            "CreateResource" => Ok(SHORT_MESSAGE_BYTES),
+            "Run" => Ok(MAX_MESSAGE_BYTES),
+            other => Err(no_method(other)),
+        }
+    }
+
     async fn call(self: Arc<Self>, method: String, mut inbox: Inbox) -> Result<Body, Status> {
         match method.as_str() {
-            "Attend" => self.attend(&inbox.one().await?),
+            "Attend" => self.attend(inbox).await,
             "CreateResource" => self.create_resource(inbox.one().await?).await,
-            "Run" => self.run(inbox.one().await?).await,
+            "Run" => self.run(inbox).await,
             "Leave" => {
                 let request = inbox.one::<LeaveRequest>().await?;
-                // Of whoever coordinates now: one that was given up ends nothing.
-                let present = lock(&self.attendance).as_ref().map(|attendance| attendance.session);
-                if request.ended && present.is_none_or(|session| session == request.session) {
-                    self.lifetime.end();
+                if request.ended {
+                    self.lifetime.end(request.failure);
                 }
                 reply(Done {})
             }
-            other => Err(Status::unimplemented(format!("a worker has no method {other:?}"))),
+            other => Err(no_method(other)),
         }
     }
 }
@@ -151,11 +220,12 @@ impl Attendance {
     fn begin(
         request: &AttendWorker,
         program: Program,
+        job: &JobId,
         limits: (Duration, Duration),
     ) -> Result<Arc<Attendance>, Status> {
         let wire = request.wire.and_then(numbers::dtype);
         let runtime = tokio::runtime::Handle::current();
-        let parameters = Parameters::new(runtime, &request.servers, request.session, wire, limits)
+        let parameters = Parameters::new(runtime, job, &request.servers, request.session, wire, limits)
             .map_err(|error| Status::invalid_argument(error.to_string()))?;
         let (jobs, queue) = crossbeam_channel::bounded::<Job>(1);
         let attendance = Arc::new(Attendance {
@@ -196,8 +266,8 @@ impl Attendance {
             None => failed,
         });
         match outcome {
-            Ok(result) => Outcome { problem: None, payload: Bytes::from(result) },
-            Err(failed) => Outcome { problem: Some(problem(failed)), payload: Bytes::new() },
+            Ok(result) => Outcome { payload: Bytes::from(result), ..Outcome::default() },
+            Err(failed) => Outcome { problem: Some(problem(failed)), ..Outcome::default() },
         }
     }
 }

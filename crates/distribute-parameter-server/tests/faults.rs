@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use distribute_cluster::{SimpleResolver, TaskType, TfConfigResolver};
+use distribute_cluster::{SimpleResolver, TfConfigResolver};
 use distribute_parameter_server::{
     ClusterCoordinator, CoordinatorOptions, Delivery, Error, FixedShardsPartitioner, ParameterServerStrategy,
     RemoteValueStatus, WorkerState,
@@ -160,6 +160,28 @@ fn without_any_worker_join_ends_with_words() {
     let error = coordinator.join().unwrap_err();
     assert!(matches!(error, Error::WorkerLost { .. }), "{error}");
     assert!(error.to_string().contains("no worker for"), "{error}");
+}
+
+#[test]
+fn the_last_worker_may_go_for_a_while_however_long_others_are_lost() {
+    let mut cluster = Cluster::start(1, 2);
+    let strategy = cluster.strategy();
+    strategy.untrained("total", &HostTensor::scalar(0.0)).unwrap();
+    let options = CoordinatorOptions { worker_timeout: SILENCE, ..CoordinatorOptions::default() };
+    let coordinator = ClusterCoordinator::with_options(&strategy, program(), options).unwrap();
+    until("both are there", || ready(&coordinator, 0) && ready(&coordinator, 1));
+    cluster.signal(worker(0), Signal::KILL);
+    until("it is missed", || !ready(&coordinator, 0));
+    // The other one is busy for longer than there may be no worker at all.
+    let milliseconds = SILENCE.as_millis() as u64 + 500;
+    coordinator.schedule("add_after", &(1.0, milliseconds)).unwrap().fetch::<()>().unwrap();
+    coordinator.schedule("add_after", &(1.0, 700)).unwrap();
+    until("it runs", || coordinator.counts() == (0, 1));
+    cluster.signal(worker(1), Signal::KILL);
+    until("it is missed", || !ready(&coordinator, 1));
+    cluster.restart(worker(1));
+    coordinator.join().unwrap();
+    assert_eq!(total(&coordinator), 2.0);
 }
 
 #[test]
@@ -416,7 +438,7 @@ fn a_coordinator_that_is_started_again_goes_on_from_its_checkpoint() {
     let folder = tempfile::tempdir().unwrap();
     let resolver: SimpleResolver = cluster.resolver();
     let config = serde_json::json!({
-        "cluster": resolver.spec.clone().with_job(TaskType::Chief, ["127.0.0.1:9"]).unwrap().to_json(),
+        "cluster": resolver.spec.to_json(),
         "task": {"type": "chief", "index": 0},
     });
     let start = || {

@@ -4,8 +4,8 @@
 use distribute_cluster::{ClusterSpec, SimpleResolver, TaskType};
 use distribute_device::DType;
 use distribute_parameter_server::{
-    Error, FixedShardsPartitioner, ParameterServerStrategy, ParameterServerStrategyBuilder, Placement, Program, Server,
-    ShardedVariable,
+    Error, FixedShardsPartitioner, Gradient, ParameterServerStrategy, ParameterServerStrategyBuilder, Placement,
+    Program, Server, ShardedVariable,
 };
 use distribute_testkit::Ports;
 use distribute_values::{HostTensor, OptimizerDescription, Scatter, TensorStorage, UpdateRule};
@@ -110,6 +110,33 @@ fn nobody_needs_to_hold_all_initial_values() {
 }
 
 #[test]
+fn initial_values_and_partitioners_may_use_the_strategy() {
+    let (_servers, strategy) = cluster(1, |builder| builder);
+    let (done, is_done) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let inner = strategy.clone();
+        let made = strategy.variable_by_parts("outer", &[2], |rows| {
+            let other = inner.variable("inner", &rows_of_ones(rows.len()))?;
+            Ok(values(&other.read()?))
+        });
+        let outcome = made.map(|outer| values(&outer.read().unwrap()));
+        // A variable that was not made leaves its name to another one.
+        let failed = strategy.variable_by_parts::<f32>("late", &[1], |_| {
+            Err(Error::Variable { name: "late".to_owned(), problem: "no file".to_owned() })
+        });
+        assert!(failed.is_err());
+        strategy.variable("late", &rows(1, 1)).unwrap();
+        done.send(outcome).unwrap();
+    });
+    let outcome = is_done.recv_timeout(std::time::Duration::from_secs(60)).unwrap();
+    assert_eq!(outcome.unwrap(), [1.0, 1.0]);
+}
+
+fn rows_of_ones(count: usize) -> HostTensor<f32> {
+    HostTensor::new(&[count], vec![1.0; count]).unwrap()
+}
+
+#[test]
 fn what_does_not_fit_is_refused_in_words() {
     let (_servers, strategy) = cluster(1, |builder| builder.partitioner(FixedShardsPartitioner::new(2)));
     let table = strategy.variable("table", &rows(4, 2)).unwrap();
@@ -122,8 +149,21 @@ fn what_does_not_fit_is_refused_in_words() {
         table.assign(&rows(3, 2)).err(),
         table.assign(&HostTensor::new(&[4, 2], vec![0i64; 8]).unwrap()).err(),
         table.scatter(Scatter::Add, &[4], &rows(1, 2)).err(),
+        table.slice::<f32>(..=usize::MAX).err(),
+        Gradient::of_rows(&table, vec![1, 4], &rows(2, 2)).err(),
     ];
-    let words = ["one of this name", "f32 or f64", "f64 was asked for", "rows 2..9", "row 4", "[4, 2]", "i64", "row 4"];
+    let words = [
+        "one of this name",
+        "f32 or f64",
+        "f64 was asked for",
+        "rows 2..9",
+        "row 4",
+        "[4, 2]",
+        "i64",
+        "row 4",
+        "outside its shape",
+        "its gradient is of row 4",
+    ];
     for (error, words) in wrong.into_iter().zip(words) {
         let error = error.unwrap();
         assert!(matches!(error, Error::Variable { .. }) && error.to_string().contains(words), "{words}: {error}");

@@ -21,6 +21,38 @@ pub trait ReplicaArgs {
     /// # Errors
     /// [`Error::Arguments`] where there is not one component for each.
     fn split(self, replicas: usize) -> Result<Vec<Self::Local>>;
+
+    /// Says of which replicas it has examples, where it is a batch or holds some. Default: it holds none.
+    fn examples(&self, seen: &mut Examples) {
+        let _ = seen;
+    }
+}
+
+/// Which replicas have examples in the arguments of a run.
+#[derive(Clone, Debug, Default)]
+pub struct Examples {
+    of_replicas: Option<Vec<bool>>,
+    mixed: Option<usize>,
+}
+
+impl Examples {
+    /// Adds a batch: whether each replica has examples in it.
+    pub fn add(&mut self, batch: &[bool]) {
+        let known = self.of_replicas.get_or_insert_with(|| batch.to_vec());
+        let differs = known.iter().zip(batch).position(|(one, other)| one != other);
+        self.mixed = self.mixed.or(differs);
+    }
+
+    /// What was added, if anything was.
+    ///
+    /// # Errors
+    /// [`Error::MixedExamples`] where a replica has examples in one batch and none in another.
+    pub(crate) fn of_replicas(self, first_replica: usize) -> Result<Option<Vec<bool>>> {
+        match self.mixed {
+            None => Ok(self.of_replicas),
+            Some(local) => Err(Error::MixedExamples { replica: first_replica + local }),
+        }
+    }
 }
 
 impl<T: Send> ReplicaArgs for PerReplica<T> {
@@ -29,6 +61,10 @@ impl<T: Send> ReplicaArgs for PerReplica<T> {
     fn split(self, replicas: usize) -> Result<Vec<T>> {
         counted(self.into_values(), replicas)
     }
+
+    fn examples(&self, seen: &mut Examples) {
+        self.examples().into_iter().for_each(|examples| seen.add(examples));
+    }
 }
 
 impl<'a, T: Sync> ReplicaArgs for &'a PerReplica<T> {
@@ -36,6 +72,10 @@ impl<'a, T: Sync> ReplicaArgs for &'a PerReplica<T> {
 
     fn split(self, replicas: usize) -> Result<Vec<&'a T>> {
         counted(self.values().iter().collect(), replicas)
+    }
+
+    fn examples(&self, seen: &mut Examples) {
+        PerReplica::examples(self).into_iter().for_each(|examples| seen.add(examples));
     }
 }
 
@@ -57,6 +97,10 @@ impl<A: ReplicaArgs> ReplicaArgs for Vec<A> {
         }
         Ok(parts)
     }
+
+    fn examples(&self, seen: &mut Examples) {
+        self.iter().for_each(|item| item.examples(seen));
+    }
 }
 
 impl<A: ReplicaArgs, const N: usize> ReplicaArgs for [A; N] {
@@ -66,6 +110,10 @@ impl<A: ReplicaArgs, const N: usize> ReplicaArgs for [A; N] {
         let parts = Vec::from(self).split(replicas)?.into_iter();
         let arrays: Vec<[A::Local; N]> = parts.filter_map(|part| part.try_into().ok()).collect();
         counted(arrays, replicas)
+    }
+
+    fn examples(&self, seen: &mut Examples) {
+        self.iter().for_each(|item| item.examples(seen));
     }
 }
 
@@ -78,6 +126,10 @@ impl<A: ReplicaArgs> ReplicaArgs for Option<A> {
             None => Ok((0..replicas).map(|_| None).collect()),
         }
     }
+
+    fn examples(&self, seen: &mut Examples) {
+        self.iter().for_each(|item| item.examples(seen));
+    }
 }
 
 impl<K: Clone + Ord + Send, A: ReplicaArgs> ReplicaArgs for BTreeMap<K, A> {
@@ -85,6 +137,10 @@ impl<K: Clone + Ord + Send, A: ReplicaArgs> ReplicaArgs for BTreeMap<K, A> {
 
     fn split(self, replicas: usize) -> Result<Vec<BTreeMap<K, A::Local>>> {
         split_map(self, replicas)
+    }
+
+    fn examples(&self, seen: &mut Examples) {
+        self.values().for_each(|item| item.examples(seen));
     }
 }
 
@@ -98,6 +154,10 @@ where
 
     fn split(self, replicas: usize) -> Result<Vec<HashMap<K, A::Local, H>>> {
         split_map(self, replicas)
+    }
+
+    fn examples(&self, seen: &mut Examples) {
+        self.values().for_each(|item| item.examples(seen));
     }
 }
 
@@ -147,6 +207,12 @@ macro_rules! tuples {
                     parts.push(($($name,)+));
                 }
                 counted(parts, replicas)
+            }
+
+            #[expect(non_snake_case, reason = "one name for a type parameter and its value")]
+            fn examples(&self, seen: &mut Examples) {
+                let ($($name,)+) = self;
+                $($name.examples(seen);)+
             }
         }
     )*};

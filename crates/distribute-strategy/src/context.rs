@@ -9,6 +9,7 @@ use distribute_device::DeviceSpec;
 use distribute_values::{Axis, PerReplica, Place, Structure, TensorStorage, gather_structure, reduce_structure};
 
 use crate::merge::Meeting;
+use crate::recovery::Recovery;
 use crate::{Error, Result, Strategy};
 
 /// What code inside a replica can see and do.
@@ -21,6 +22,7 @@ pub struct ReplicaContext {
     local: usize,
     groups: Arc<Vec<ProcessGroup>>,
     meeting: Arc<Meeting>,
+    recovery: Arc<Recovery>,
 }
 
 impl ReplicaContext {
@@ -29,8 +31,13 @@ impl ReplicaContext {
         local: usize,
         groups: Arc<Vec<ProcessGroup>>,
         meeting: Arc<Meeting>,
+        recovery: Arc<Recovery>,
     ) -> ReplicaContext {
-        ReplicaContext { strategy: strategy.clone(), local, groups, meeting }
+        ReplicaContext { strategy: strategy.clone(), local, groups, meeting, recovery }
+    }
+
+    pub(crate) fn recovery(&self) -> &Recovery {
+        &self.recovery
     }
 
     /// The strategy that runs this replica.
@@ -83,7 +90,11 @@ impl ReplicaContext {
         })
     }
 
-    /// Ends this replica's groups, so that nobody waits for it.
+    /// Whether this replica has asked for its [`graph_group`](ReplicaContext::graph_group).
+    pub fn has_graph_group(&self) -> bool {
+        self.strategy.replicas().has_graph_group(self.local)
+    }
+
     /// The group of all replicas' devices, for collectives in their memory; made when first used.
     ///
     /// # Ordering
@@ -105,9 +116,20 @@ impl ReplicaContext {
         self.strategy().replicas().device_group(self.local_replica_id(), make)
     }
 
+    /// Ends this replica's groups, so that nobody waits for it.
     pub(crate) fn abort(&self, reason: &str) {
         self.group().abort(reason);
         self.strategy.replicas().abort_further_groups(self.local, reason);
+    }
+
+    /// Notes what a failure of this run goes back to.
+    pub(crate) fn begin(&self) -> Result<()> {
+        self.recovery.begin(self.local)
+    }
+
+    /// Says that this replica makes no further calls in this run.
+    pub(crate) fn rest(&self) {
+        self.strategy.replicas().rest_one(&self.groups, self.local, true);
     }
 
     /// The place of this code, for reads and writes of variables.
@@ -274,6 +296,12 @@ thread_local! {
     static STACK: RefCell<Vec<Frame>> = const { RefCell::new(Vec::new()) };
     /// Below the stack: the strategy that was set for this thread.
     static BASE: RefCell<Option<Frame>> = const { RefCell::new(None) };
+}
+
+/// Whether the calling code was called by a replica of this strategy, such as in a function that replicas merge.
+pub(crate) fn is_inside_run_of(strategy: &Strategy) -> bool {
+    let is_of = |frame: &Frame| matches!(frame, Frame::Replica(context) if context.strategy.is_same(strategy));
+    STACK.with_borrow(|stack| stack.iter().any(is_of))
 }
 
 pub(crate) fn current<R>(look: impl FnOnce(Option<&Frame>) -> R) -> R {

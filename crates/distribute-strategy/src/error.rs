@@ -50,11 +50,56 @@ pub enum Error {
         /// Local replicas.
         expected: usize,
     },
+    /// A replica has examples in one of several batches and none in another.
+    #[error(
+        "replica {replica} has examples in one batch of this run and none in another, so its loss and its metrics have no one \
+         weight; run the batches one after another, or ask for empty ones (DistributedDataset::with_empty_batches)"
+    )]
+    MixedExamples {
+        /// The replica.
+        replica: usize,
+    },
+    /// The loss of a replica without examples was not multiplied by its weight.
+    #[error(
+        "replica {replica} has no examples in this step, and a row of another replica's stands in for them, but its loss was \
+         not multiplied by ReplicaContext::weight; compute it by average_loss, multiply it by the weight (a loss of candle's \
+         by CandleContext::weigh), or ask for empty batches (DistributedDataset::with_empty_batches)"
+    )]
+    Unweighed {
+        /// The replica.
+        replica: usize,
+    },
     /// A worker has nothing to take part in a step with.
     #[error(
         "this worker has no data, and nothing to tell their shape by, while another worker has some; give all the same dataset"
     )]
     NoData,
+    /// Another run of the strategy did not end in time.
+    #[error(
+        "run waited {waited:.1?} for another run of this strategy, which began {running:.1?} ago on thread {thread:?}; call run \
+         from one thread at a time, and not from a thread that a replica waits for"
+    )]
+    Busy {
+        /// Who called the other run.
+        thread: String,
+        /// How long that has taken so far.
+        running: std::time::Duration,
+        /// How long this one has waited.
+        waited: std::time::Duration,
+    },
+    /// The state to go back to in a failure could not be read.
+    #[error("the state that a failed run would go back to cannot be read: {0}")]
+    NotNoted(#[source] crate::RecoveryError),
+    /// A run failed, and what it had changed could not be taken back.
+    #[error(
+        "the run failed ({failure}), and what it had changed could not be taken back: {source}; restore the newest checkpoint"
+    )]
+    NotTakenBack {
+        /// Why the run failed.
+        failure: String,
+        /// Why its changes stay.
+        source: crate::RecoveryError,
+    },
     /// Threads of the replicas could not be started.
     #[error("cannot start the thread of replica {replica}: {source}")]
     Thread {

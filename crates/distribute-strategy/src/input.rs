@@ -54,6 +54,25 @@ impl<T: Clone + Send + 'static> DistributedDataset<T> {
         }
     }
 
+    /// The same, where a replica without examples in a step gets a batch without rows: for closures that count rows by
+    /// themselves, and work on none. By default it gets one row that another replica has, too, which weighs nothing; see
+    /// [`ReplicaContext::has_examples`](crate::ReplicaContext::has_examples).
+    ///
+    /// # Examples
+    /// ```
+    /// use distribute_input::Dataset;
+    /// use distribute_strategy::{Error, MirroredStrategy};
+    /// let strategy = MirroredStrategy::builder().devices(["CPU:0", "CPU:1"]).build()?;
+    /// let data = strategy.distribute_dataset(&Dataset::range(0..9).batch(2))?;
+    /// let last = |data: &distribute_strategy::DistributedDataset<_>| data.iter().last().ok_or(Error::NoData)?;
+    /// assert_eq!(last(&data)?.values()[1].shape(), [1]);
+    /// assert_eq!(last(&data.with_empty_batches())?.values()[1].shape(), [0]);
+    /// # Ok::<(), Error>(())
+    /// ```
+    pub fn with_empty_batches(self) -> DistributedDataset<T> {
+        DistributedDataset { dataset: self.dataset.without_stand_ins(), strategy: self.strategy }
+    }
+
     /// Applies a function to each local replica's element, on the thread that reads ahead: for example a copy to the replica's
     /// device. It gets the replica's number within this process.
     pub fn map_replicas<U, F>(self, function: F) -> DistributedDataset<U>
@@ -176,9 +195,22 @@ impl<T: Clone + Send + 'static> DistributedIterator<T> {
         self.waited
     }
 
-    fn step(&mut self) -> Result<Option<Vec<T>>> {
+    /// The next parts of this worker's replicas, and whether each has examples.
+    fn next_parts(&self) -> Result<Option<PerReplica<T>>> {
+        let mut steps = lock(&self.steps);
+        let Some(parts) = steps.next().transpose()? else { return Ok(None) };
+        Ok(Some(self.per_replica(parts, steps.examples())))
+    }
+
+    /// Batches without rows need no weight.
+    fn per_replica(&self, parts: Vec<T>, examples: &[bool]) -> PerReplica<T> {
+        let parts = PerReplica::new(parts);
+        if self.dataset.has_stand_ins() { parts.with_examples(examples) } else { parts }
+    }
+
+    fn step(&mut self) -> Result<Option<PerReplica<T>>> {
         let Some(unequal) = self.unequal else {
-            return Ok(lock(&self.steps).next().transpose()?);
+            return self.next_parts();
         };
         if self.ended {
             return Ok(None);
@@ -200,10 +232,13 @@ impl<T: Clone + Send + 'static> DistributedIterator<T> {
             self.ended = true;
             return Ok(None);
         }
-        let parts = match lock(&self.steps).next().transpose()? {
+        let parts = match self.next_parts()? {
             Some(parts) => parts,
             None => match self.dataset.empty_parts()? {
-                Some(parts) => parts,
+                Some(parts) => {
+                    let without = vec![false; parts.len()];
+                    self.per_replica(parts, &without)
+                }
                 None => return Err(Error::NoData),
             },
         };
@@ -236,7 +271,7 @@ impl<T: Clone + Send + 'static> Iterator for DistributedIterator<T> {
         let began = Instant::now();
         let step = self.step();
         self.waited += began.elapsed();
-        step.map(|parts| parts.map(PerReplica::new)).transpose()
+        step.transpose()
     }
 }
 
@@ -272,7 +307,7 @@ impl Strategy {
         T: Element<L>,
     {
         let dataset = distribute_input::distribute_dataset(dataset, self.input_topology()?, options)?;
-        Ok(DistributedDataset { dataset, strategy: self.clone() })
+        Ok(DistributedDataset { dataset: dataset.with_stand_ins(), strategy: self.clone() })
     }
 
     /// A dataset that `make` makes once for this process, batched per replica; each replica takes the next batch in turn.
@@ -306,7 +341,7 @@ impl Strategy {
     {
         let topology = self.input_topology()?;
         let dataset = distribute_input::distribute_datasets_from_function(topology, options, make)?;
-        Ok(DistributedDataset { dataset, strategy: self.clone() })
+        Ok(DistributedDataset { dataset: dataset.with_stand_ins(), strategy: self.clone() })
     }
 
     fn input_topology(&self) -> Result<InputTopology> {

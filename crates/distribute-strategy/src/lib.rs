@@ -30,6 +30,7 @@
 //! # Invariants
 //! - Replicas of a run are on threads of their own, all at the same time.
 //! - A replica that fails or panics ends the waiting of all others; the first failure is what `run` returns.
+//! - A run that fails leaves the state of all replicas as it was when its last step was committed ([`Recoverable`]).
 //! - There is no state of the process as a whole: strategies are made, dropped and made again within one process.
 
 mod args;
@@ -44,12 +45,14 @@ mod mirrored;
 mod multi_worker;
 mod one_device;
 mod random;
+mod recovery;
 mod replica_threads;
 mod run;
+mod running;
 mod step_word;
 mod strategy;
 
-pub use args::{ReplicaArgs, counted};
+pub use args::{Examples, ReplicaArgs, counted};
 pub use central_storage::{CentralStorageBuilder, CentralStorageStrategy};
 pub use communication::{CommunicationOptions, Implementation};
 pub use context::{
@@ -61,5 +64,6 @@ pub use mirrored::{MirroredBuilder, MirroredStrategy};
 pub use multi_worker::{MultiWorkerMirroredBuilder, MultiWorkerMirroredStrategy};
 pub use one_device::OneDeviceStrategy;
 pub use random::{RandomState, ReplicaRandom};
+pub use recovery::{Recoverable, RecoveryError};
 pub use step_word::{Request, STEP_WORDS};
 pub use strategy::{Replicas, Strategy, StrategyExtended, Topology, ValueContext};

@@ -12,6 +12,7 @@ use crate::{Error, Result};
 pub(crate) struct Meeting {
     state: Mutex<State>,
     changed: Condvar,
+    replicas: usize,
     first_replica: usize,
 }
 
@@ -21,6 +22,8 @@ struct State {
     /// What each replica takes home from it.
     results: Vec<Option<Box<dyn Any + Send>>>,
     round: u64,
+    /// Who is in the merged function.
+    merging: Option<usize>,
     /// Replicas whose closure has ended, and how.
     ended: Vec<Option<&'static str>>,
 }
@@ -28,11 +31,13 @@ struct State {
 impl Meeting {
     pub(crate) fn new(replicas: usize, first_replica: usize) -> Meeting {
         let none = || (0..replicas).map(|_| None).collect();
-        let state = State { brought: none(), results: none(), round: 0, ended: vec![None; replicas] };
-        Meeting { state: Mutex::new(state), changed: Condvar::new(), first_replica }
+        let state = State { brought: none(), results: none(), round: 0, merging: None, ended: vec![None; replicas] };
+        Meeting { state: Mutex::new(state), changed: Condvar::new(), replicas, first_replica }
     }
 
     /// Waits for all replicas; the last to come calls `merge` with what all brought, and everybody gets its result.
+    ///
+    /// `merge` is called while no lock is held: it may take its time, and may panic.
     pub(crate) fn merge<T: Send + 'static, R: Clone + Send + 'static>(
         &self,
         local: usize,
@@ -40,43 +45,58 @@ impl Meeting {
         timeout: Duration,
         merge: impl FnOnce(PerReplica<T>) -> Result<R>,
     ) -> Result<R> {
-        let deadline = Instant::now() + timeout;
         let mut state = self.lock();
         let round = state.round;
         state.brought[local] = Some(Box::new(brought));
         if state.brought.iter().all(Option::is_some) {
-            let values: Option<Vec<T>> = state
-                .brought
-                .iter_mut()
-                .map(|value| value.take().and_then(|value| value.downcast::<T>().ok()).map(|value| *value))
-                .collect();
+            let brought: Vec<_> = state.brought.iter_mut().filter_map(Option::take).collect();
+            state.merging = Some(local);
+            drop(state);
+            // Also says so where `merge` panics.
+            let mut failure = Failure { meeting: self, local, how: Some("panicked in the merged function") };
+            let values: Option<Vec<T>> =
+                brought.into_iter().map(|value| value.downcast::<T>().ok().map(|value| *value)).collect();
             let Some(values) = values else {
-                state.ended[local] = Some("brought a value of another type");
-                self.changed.notify_all();
+                failure.how = Some("brought a value of another type");
                 return Err(self.failed(local, "the values brought have different types".to_owned()));
             };
-            match merge(PerReplica::new(values)) {
-                Ok(result) => {
-                    for slot in &mut state.results {
-                        *slot = Some(Box::new(result.clone()));
-                    }
-                    state.round += 1;
-                    self.changed.notify_all();
-                }
+            let result = match merge(PerReplica::new(values)) {
+                Ok(result) => result,
                 Err(error) => {
-                    state.ended[local] = Some("failed in the merged function");
-                    self.changed.notify_all();
+                    failure.how = Some("failed in the merged function");
                     return Err(error);
                 }
-            }
+            };
+            let results: Vec<Option<Box<dyn Any + Send>>> =
+                (0..self.replicas).map(|_| Some(Box::new(result.clone()) as Box<dyn Any + Send>)).collect();
+            failure.how = None;
+            drop(failure);
+            state = self.lock();
+            state.results = results;
+            state.round += 1;
+            state.merging = None;
+            self.changed.notify_all();
         }
+        let mut deadline = Instant::now() + timeout;
+        let mut merging = None;
         while state.round == round {
             if let Some((other, how)) = state.ended.iter().enumerate().find_map(|(other, how)| Some((other, (*how)?))) {
                 return Err(self.failed(local, format!("replica {} {how}", self.first_replica + other)));
             }
+            if merging != state.merging {
+                // All have come: what is waited for from now on is the merged function.
+                (merging, deadline) = (state.merging, Instant::now() + timeout);
+            }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Err(self.failed(local, format!("they did not come within {timeout:.1?}")));
+                let problem = match merging {
+                    Some(other) => format!(
+                        "replica {} has not returned from the merged function within {timeout:.1?}",
+                        self.first_replica + other
+                    ),
+                    None => format!("they did not come within {timeout:.1?}"),
+                };
+                return Err(self.failed(local, problem));
             }
             state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
@@ -96,5 +116,92 @@ impl Meeting {
 
     fn failed(&self, local: usize, problem: String) -> Error {
         Error::Merge { replica: self.first_replica + local, problem }
+    }
+}
+
+/// Tells the others that a replica has not come back from a merged function with a result.
+struct Failure<'a> {
+    meeting: &'a Meeting,
+    local: usize,
+    /// `None` where it has.
+    how: Option<&'static str>,
+}
+
+impl Drop for Failure<'_> {
+    fn drop(&mut self) {
+        if let Some(how) = self.how {
+            self.meeting.end(self.local, how);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two replicas merge what they bring by `merge`; what each gets.
+    fn meet(
+        timeout: Duration,
+        merge: impl Fn(PerReplica<i32>) -> Result<i32> + Sync,
+    ) -> [std::thread::Result<Result<i32>>; 2] {
+        let meeting = Meeting::new(2, 0);
+        let (meeting, merge) = (&meeting, &merge);
+        std::thread::scope(|scope| {
+            let come = |local: usize| scope.spawn(move || meeting.merge(local, local as i32 + 1, timeout, merge));
+            let handles = [come(0), come(1)];
+            handles.map(|handle| handle.join())
+        })
+    }
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn a_merged_function_runs_under_no_lock() {
+        let meeting = Meeting::new(2, 0);
+        let merge = |values: PerReplica<i32>| {
+            let deadline = Instant::now() + LONG;
+            while meeting.state.try_lock().is_err() {
+                // The other replica looks now and then.
+                assert!(Instant::now() < deadline, "the merged function runs under the lock");
+                std::thread::yield_now();
+            }
+            Ok(values.values().iter().sum::<i32>())
+        };
+        std::thread::scope(|scope| {
+            let first = scope.spawn(|| meeting.merge(0, 1, LONG, merge));
+            let second = meeting.merge(1, 2, LONG, merge);
+            assert_eq!((first.join().unwrap().unwrap(), second.unwrap()), (3, 3));
+        });
+    }
+
+    #[test]
+    fn a_merged_function_that_panics_leaves_nobody_waiting() {
+        let outcomes = meet(LONG, |_| panic!("as planned"));
+        let told: Vec<String> =
+            outcomes.into_iter().filter_map(|outcome| Some(outcome.ok()?.unwrap_err().to_string())).collect();
+        assert!(matches!(&told[..], [told] if told.contains("panicked in the merged function")), "{told:?}");
+    }
+
+    #[test]
+    fn a_merged_function_that_does_not_return_is_named() {
+        let (sender, never) = crossbeam_channel::bounded::<()>(0);
+        let (sender, meeting) = (Mutex::new(Some(sender)), Meeting::new(2, 0));
+        let come = |local: usize| {
+            let outcome = meeting.merge(local, (), Duration::from_millis(20), |_| {
+                // Returns when the other has given up.
+                let _ = never.recv();
+                Ok(())
+            });
+            if outcome.is_err() {
+                drop(sender.lock().unwrap().take());
+            }
+            outcome
+        };
+        let outcomes = std::thread::scope(|scope| {
+            let first = scope.spawn(|| come(0));
+            [come(1), first.join().unwrap()]
+        });
+        let told: Vec<String> = outcomes.into_iter().filter_map(|outcome| Some(outcome.err()?.to_string())).collect();
+        assert!(matches!(&told[..], [told] if told.contains("has not returned from the merged function")), "{told:?}");
     }
 }

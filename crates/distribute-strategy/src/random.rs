@@ -1,11 +1,12 @@
 //! Random numbers that differ between replicas and can be had again.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
 
-use crate::{ReplicaContext, Strategy};
+use crate::{Recoverable, RecoveryError, ReplicaContext, Strategy};
 
 /// A source of random generators: a stream of its own for each replica.
 ///
@@ -32,8 +33,26 @@ use crate::{ReplicaContext, Strategy};
 #[derive(Debug)]
 pub struct ReplicaRandom {
     seed: u64,
-    /// How often each replica of this process has asked.
-    uses: Vec<AtomicU64>,
+    uses: Arc<Uses>,
+}
+
+/// How often each replica of this process has asked.
+#[derive(Debug)]
+struct Uses {
+    present: Vec<AtomicU64>,
+    noted: Vec<AtomicU64>,
+}
+
+impl Recoverable for Uses {
+    fn note(&self, local: usize) -> Result<(), RecoveryError> {
+        self.noted[local].store(self.present[local].load(Ordering::Relaxed), Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn take_back(&self, local: usize) -> Result<(), RecoveryError> {
+        self.present[local].store(self.noted[local].load(Ordering::Relaxed), Ordering::Relaxed);
+        Ok(())
+    }
 }
 
 /// What a [`ReplicaRandom`] goes on from.
@@ -53,15 +72,22 @@ impl Strategy {
 
     /// Random generators that go on from a state, whatever strategy it was saved under.
     pub fn restore_random(&self, state: RandomState) -> ReplicaRandom {
-        let uses = (0..self.num_local_replicas()).map(|_| AtomicU64::new(state.uses)).collect();
-        ReplicaRandom { seed: state.seed, uses }
+        let all = || (0..self.num_local_replicas()).map(|_| AtomicU64::new(state.uses)).collect();
+        ReplicaRandom { seed: state.seed, uses: Arc::new(Uses { present: all(), noted: all() }) }
     }
 }
 
 impl ReplicaRandom {
-    /// A generator for this replica's next use; 2^36 bytes until it would run into the one after it.
+    /// A generator for this replica's next use; 2^36 bytes until it would run into the one after it. A run that fails takes
+    /// its uses back.
     pub fn next(&self, context: &ReplicaContext) -> ChaCha8Rng {
-        let uses = self.uses.get(context.local_replica_id()).map_or(0, |uses| uses.fetch_add(1, Ordering::Relaxed));
+        let local = context.local_replica_id();
+        let uses = self.uses.present.get(local).map_or(0, |uses| {
+            let state: Arc<dyn Recoverable> = self.uses.clone();
+            // Noting a count cannot fail.
+            let _ = context.recover(&state);
+            uses.fetch_add(1, Ordering::Relaxed)
+        });
         let mut random = ChaCha8Rng::seed_from_u64(self.seed);
         random.set_stream(context.replica_id() as u64);
         // In words of four bytes.
@@ -71,7 +97,7 @@ impl ReplicaRandom {
 
     /// What to save. Outside of `run`; the same on all processes where replicas ask equally often.
     pub fn state(&self) -> RandomState {
-        let uses = self.uses.iter().map(|uses| uses.load(Ordering::Relaxed)).max().unwrap_or(0);
+        let uses = self.uses.present.iter().map(|uses| uses.load(Ordering::Relaxed)).max().unwrap_or(0);
         RandomState { seed: self.seed, uses }
     }
 }

@@ -2,21 +2,32 @@
 
 use std::sync::{Arc, PoisonError};
 
+use distribute_collectives::ProcessGroup;
 use distribute_values::PerReplica;
 
 use crate::context::{self, Frame};
 use crate::merge::Meeting;
-use crate::{Error, ReplicaArgs, ReplicaContext, Result, Strategy};
+use crate::recovery::Recovery;
+use crate::{Error, Examples, ReplicaArgs, ReplicaContext, Result, Strategy};
 
 impl Strategy {
     /// Runs `body` once on each replica of this process, all at the same time, and collects what they return.
     ///
     /// Each replica gets its part of `args`; whatever is the same for all is borrowed by the closure. The facade's `run`
-    /// is this with its own error type.
+    /// is this with its own error type. In a step for which some replicas have no examples, see
+    /// [`ReplicaContext::has_examples`].
     ///
     /// # Errors
     /// The first error of a replica. The others leave their collectives with an error that names it. A replica's panic is
-    /// [`Error::ReplicaPanicked`].
+    /// [`Error::ReplicaPanicked`]. Where every replica returned `Ok`, but a collective had failed, the collective's error.
+    /// [`Error::Busy`] where another thread's run does not end, [`Error::Context`] inside a run, [`Error::MixedExamples`] for
+    /// several batches of which a replica has examples in some and none in others.
+    ///
+    /// After an error all replicas of this process are at the same state between two steps, bit for bit: that after the last
+    /// step which an optimizer has [committed](ReplicaContext::commit), or, without one, that before the run. It covers
+    /// parameters, optimizers, running statistics, [random streams](crate::ReplicaRandom), and variables of
+    /// [`Strategy::variable`]; other state takes part as [`Recoverable`](crate::Recoverable). Several processes are
+    /// started again from a checkpoint; each is then at the state before or after the step that failed.
     ///
     /// # Source
     /// `tf.distribute.Strategy.run`, except that replicas really run at the same time.
@@ -34,24 +45,39 @@ impl Strategy {
             let remedy = "call it outside of run, or use merge_call";
             return Err(Error::Context { what: "run", place: "inside a replica", remedy }.into());
         }
+        if context::is_inside_run_of(self) {
+            let (place, remedy) = ("in a function that its replicas merge", "call it after run has returned");
+            return Err(Error::Context { what: "run", place, remedy }.into());
+        }
         let replicas = self.replicas();
         let topology = replicas.topology;
+        let mut examples = Examples::default();
+        args.examples(&mut examples);
+        let examples = examples.of_replicas(topology.first_replica())?;
         let parts = args.split(topology.replicas_per_worker)?;
+        let timeout = replicas.groups().first().map(ProcessGroup::timeout).unwrap_or_default();
+        // One run at a time; what another run has made anew is looked up after it.
+        let running = replicas.running.enter(timeout)?;
         let groups = replicas.groups();
         let meeting = Arc::new(Meeting::new(topology.replicas_per_worker, topology.first_replica()));
+        let recovery = Arc::new(Recovery::new(topology.replicas_per_worker, &replicas.watched));
+        for (local, has_examples) in examples.iter().flatten().enumerate().take(topology.replicas_per_worker) {
+            recovery.begin_batch(local, *has_examples);
+        }
         let first_failure = std::sync::Mutex::new(None);
         let body = &body;
+        replicas.rest(&groups, false);
         let closures = parts
             .into_iter()
             .enumerate()
             .map(|(local, part)| {
-                let context = ReplicaContext::new(self, local, groups.clone(), meeting.clone());
+                let context = ReplicaContext::new(self, local, groups.clone(), meeting.clone(), recovery.clone());
                 let (meeting, first_failure) = (&meeting, &first_failure);
                 Box::new(move || {
                     // Also runs when the body panics, so that nobody waits for this replica.
                     let mut ending = Ending { context: &context, meeting, reason: Some("it panicked".to_owned()) };
                     let frame = context::push(Frame::Replica(context.clone()));
-                    let outcome = body(&context, part);
+                    let outcome = context.begin().map_err(E::from).and_then(|()| body(&context, part));
                     drop(frame);
                     ending.reason = outcome.as_ref().err().map(|error| {
                         first_failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(local);
@@ -62,9 +88,8 @@ impl Strategy {
                 }) as Box<dyn FnOnce() -> Result<R, E> + Send + '_>
             })
             .collect();
-        let threads = replicas.threads.lock().unwrap_or_else(PoisonError::into_inner);
-        let outcomes = threads.run(closures);
-        drop(threads);
+        let outcomes = replicas.threads.run(closures);
+        replicas.rest(&groups, false);
         let first_failure = first_failure.into_inner().unwrap_or_else(PoisonError::into_inner);
         let mut values = Vec::with_capacity(outcomes.len());
         let mut failures: Vec<(usize, E)> = Vec::new();
@@ -79,18 +104,33 @@ impl Strategy {
                 }
             }
         }
-        if panicked.is_none() && failures.is_empty() {
-            return Ok(PerReplica::new(values));
-        }
-        drop(groups);
-        replicas.renew()?;
-        match panicked {
-            Some(panicked) => Err(panicked.into()),
+        let failure = match panicked {
+            Some(panicked) => Some(panicked.into()),
+            None if failures.is_empty() => self.unheeded(&groups).or_else(|| recovery.end().err()).map(E::from),
             None => {
                 let first = failures.iter().position(|(local, _)| Some(*local) == first_failure).unwrap_or(0);
-                Err(failures.swap_remove(first).1)
+                Some(failures.swap_remove(first).1)
             }
+        };
+        let Some(failure) = failure else {
+            let values = PerReplica::new(values);
+            return Ok(examples.iter().fold(values, |values, examples| values.with_examples(examples)));
+        };
+        let taken_back = recovery.take_back();
+        drop(groups);
+        replicas.renew()?;
+        drop(running);
+        match taken_back {
+            Ok(()) => Err(failure),
+            Err(source) => Err(Error::NotTakenBack { failure: failure.to_string(), source }.into()),
         }
+    }
+
+    /// Why the group of a process alone has ended, though no replica returned an error: then a closure has taken one for no
+    /// matter, and the others may not have. Between several processes a peer may just have ended well.
+    fn unheeded(&self, groups: &[ProcessGroup]) -> Option<Error> {
+        let alone = self.topology().workers == 1;
+        groups.first().filter(|_| alone).and_then(ProcessGroup::failure).map(Error::from)
     }
 }
 
@@ -109,7 +149,12 @@ impl Drop for Ending<'_> {
                 self.meeting.end(self.context.local_replica_id(), "failed");
                 self.context.abort(&format!("replica {} failed: {reason}", self.context.replica_id()));
             }
-            None => self.meeting.end(self.context.local_replica_id(), "ended its run without this merge_call"),
+            None => {
+                let local = self.context.local_replica_id();
+                self.meeting.end(local, "ended its run without this merge_call");
+                // Whoever waits for a call of it learns that none will come.
+                self.context.rest();
+            }
         }
     }
 }
@@ -117,4 +162,63 @@ impl Drop for Ending<'_> {
 fn said(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "(no message)".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::*;
+    use crate::{CommunicationOptions, MirroredStrategy};
+
+    fn strategy(timeout: Duration) -> Strategy {
+        let communication = CommunicationOptions { timeout: Some(timeout), ..CommunicationOptions::default() };
+        MirroredStrategy::builder().devices(["CPU:0", "CPU:1"]).communication(communication).build().unwrap()
+    }
+
+    #[test]
+    fn a_run_in_a_merged_function_is_an_error_at_once() {
+        let strategy = strategy(Duration::from_secs(300));
+        let began = Instant::now();
+        let told = strategy.run_with((), |context, ()| {
+            context.merge_call((), |strategy, _| {
+                let nested = strategy.run_with((), |_, ()| Ok::<(), Error>(()));
+                Ok(nested.map(drop).map_err(|error| error.to_string()))
+            })
+        });
+        let told = told.unwrap().values()[0].clone().unwrap_err();
+        assert!(told.contains("in a function that its replicas merge"), "{told}");
+        assert!(began.elapsed() < Duration::from_secs(60));
+    }
+
+    #[test]
+    fn a_run_that_a_replica_waits_for_ends_by_its_deadline() {
+        let strategy = strategy(Duration::from_millis(100));
+        // On a thread that knows nothing of the replica.
+        let nested = || strategy.run_with((), |_, ()| Ok::<(), Error>(())).map(drop).map_err(|error| error.to_string());
+        let told = strategy.run_with((), |_, ()| {
+            Ok::<_, Error>(std::thread::scope(|scope| scope.spawn(nested).join().unwrap()))
+        });
+        for told in told.unwrap().values() {
+            let told = told.as_ref().unwrap_err();
+            assert!(told.contains("waited 100.0ms for another run of this strategy"), "{told}");
+        }
+    }
+
+    #[test]
+    fn runs_of_two_threads_follow_each_other() {
+        let strategy = strategy(Duration::from_secs(60));
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..4)
+                .map(|_| {
+                    scope.spawn(|| {
+                        for _ in 0..20 {
+                            strategy.run_with((), |context, ()| context.barrier()).unwrap();
+                        }
+                    })
+                })
+                .collect();
+            threads.into_iter().for_each(|thread| thread.join().unwrap());
+        });
+    }
 }

@@ -1,19 +1,20 @@
 //! The handle that programs hold, and what is behind it.
 
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 
 use distribute_cluster::Coordination;
 use distribute_collectives::{DeviceGroup, Options, ProcessGroup, ReduceOp};
 use distribute_device::{Device, DeviceKind, DeviceSpec, Devices};
 use distribute_values::{
     Axis, DistributedVariable, Mirrored, PerReplica, Place, Structure, Synchronization, TensorStorage, VariableOptions,
-    broadcast_value, gather_structure, reduce_structure,
+    broadcast_value, gather_structure, reduce_structure, weighed, with_rows,
 };
 
 use crate::context::{self, Frame};
 use crate::replica_threads::ReplicaThreads;
+use crate::running::Running;
 use crate::step_word::StepWord;
-use crate::{Error, Result};
+use crate::{Error, Recoverable, Result};
 
 /// Where the replicas of this process stand among all replicas.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -157,7 +158,8 @@ impl Strategy {
     /// A variable with the components that this strategy gives it, all with the initial value of the first replica: on
     /// several workers, the chief's.
     ///
-    /// Every worker calls this. An on-read variable has a component per replica under every strategy.
+    /// Every worker calls this. An on-read variable has a component per replica under every strategy. What replicas wrote to it
+    /// in a run that fails is taken back.
     ///
     /// # Errors
     /// [`Error::Context`] inside a replica; the variable's own, such as a mean of integers; the collective's.
@@ -184,12 +186,22 @@ impl Strategy {
         let groups = self.groups();
         if self.shares_variables() && options.synchronization == Synchronization::OnWrite {
             let component = initial.copied()?;
-            return Ok(DistributedVariable::shared(name, component, groups.len(), options)?);
+            let variable = DistributedVariable::shared(name, component, groups.len(), options)?;
+            return Ok(self.watching(variable.undoable()));
         }
         let components = (0..groups.len()).map(|_| initial.copied()).collect::<Result<Vec<T>, _>>()?;
         let variable = DistributedVariable::new(name, components, options)?;
         variable.share_initial(&groups)?;
-        Ok(variable)
+        Ok(self.watching(variable.undoable()))
+    }
+
+    /// Has failed runs take back what replicas wrote to a variable.
+    fn watching<T>(&self, variable: DistributedVariable<T>) -> DistributedVariable<T> {
+        if let Some(undo) = variable.undo() {
+            let undo: Arc<dyn Recoverable> = undo.clone();
+            self.recover(Arc::downgrade(&undo));
+        }
+        variable
     }
 
     /// Runs `body` for each component of a variable on this process, in its [`Place::Update`]: what it writes there is that
@@ -288,7 +300,8 @@ impl Strategy {
 
     /// Reduces the values of all replicas, of every process, to one: tensors, numbers, or nests of them, leaf by leaf.
     ///
-    /// With [`Axis::None`] over replicas only; with an axis, over that too, weighted by the number of elements.
+    /// With [`Axis::None`] over replicas only; with an axis, over that too, weighted by the number of elements. Values of
+    /// replicas without [examples](crate::ReplicaContext::has_examples) are left out.
     ///
     /// # Errors
     /// [`Error::Context`] inside a replica: use [`ReplicaContext::all_reduce`](crate::ReplicaContext::all_reduce) there.
@@ -309,16 +322,26 @@ impl Strategy {
     /// `tf.distribute.Strategy.reduce`, and `batch_reduce_to` for lists.
     pub fn reduce<M, S: Structure<M>>(&self, op: ReduceOp, values: &PerReplica<S>, axis: Axis) -> Result<S> {
         self.outside_replicas("reduce", "use the context's all_reduce, or merge_call")?;
-        Ok(reduce_structure(&self.groups(), op, &values.values().iter().collect::<Vec<_>>(), &axis)?)
+        let groups = self.groups();
+        if values.examples().is_none() {
+            return Ok(reduce_structure(&groups, op, &values.values().iter().collect::<Vec<_>>(), &axis)?);
+        }
+        let weighed = weighed(&groups, op, values, &axis)?;
+        Ok(reduce_structure(&groups, op, &weighed.iter().collect::<Vec<_>>(), &axis)?)
     }
 
     /// Concatenates the values of all replicas, of every process, along an axis: tensors, or nests of them, leaf by leaf.
+    /// Values of replicas without [examples](crate::ReplicaContext::has_examples) are left out.
     ///
     /// # Errors
     /// [`Error::Context`] inside a replica: use [`ReplicaContext::all_gather`](crate::ReplicaContext::all_gather) there.
     pub fn gather<M, S: Structure<M>>(&self, values: &PerReplica<S>, axis: usize) -> Result<S> {
         self.outside_replicas("gather", "use the context's all_gather, or merge_call")?;
-        Ok(gather_structure(&self.groups(), &values.values().iter().collect::<Vec<_>>(), axis)?)
+        if values.examples().is_none() {
+            return Ok(gather_structure(&self.groups(), &values.values().iter().collect::<Vec<_>>(), axis)?);
+        }
+        let with_rows = with_rows(values, axis)?;
+        Ok(gather_structure(&self.groups(), &with_rows.iter().collect::<Vec<_>>(), axis)?)
     }
 
     /// The chief's `value` on every replica, each with a copy of its own; every process calls this.
@@ -412,8 +435,10 @@ pub struct Replicas {
     pub(crate) topology: Topology,
     pub(crate) devices: Vec<DeviceSpec>,
     pub(crate) coordination: Option<Arc<Coordination>>,
-    /// Held for the length of a run: one run at a time.
-    pub(crate) threads: Mutex<ReplicaThreads>,
+    pub(crate) threads: ReplicaThreads,
+    pub(crate) running: Running,
+    /// What every run notes; see [`Strategy::recover`].
+    pub(crate) watched: Mutex<Vec<Weak<dyn Recoverable>>>,
     groups: RwLock<Arc<Vec<ProcessGroup>>>,
     /// See [`ReplicaContext::graph_group`](crate::ReplicaContext::graph_group); one per replica, made when first used.
     graph_groups: Mutex<Vec<Option<Arc<ProcessGroup>>>>,
@@ -458,7 +483,7 @@ impl Replicas {
             worker: groups.first().map_or(0, ProcessGroup::process),
             replicas_per_worker,
         };
-        let threads = Mutex::new(ReplicaThreads::start(replicas_per_worker, topology.first_replica())?);
+        let threads = ReplicaThreads::start(replicas_per_worker, topology.first_replica())?;
         let (groups, graph_groups) = (RwLock::new(Arc::new(groups)), Mutex::new(vec![None; replicas_per_worker]));
         let step_word = StepWord::default();
         let handles = Mutex::new(vec![None; replicas_per_worker]);
@@ -468,6 +493,8 @@ impl Replicas {
             devices,
             coordination,
             threads,
+            running: Running::default(),
+            watched: Mutex::default(),
             groups,
             graph_groups,
             options,
@@ -524,6 +551,23 @@ impl Replicas {
         if let Some(group) = &self.device_groups.lock().unwrap_or_else(PoisonError::into_inner)[local] {
             group.abort(reason);
         }
+    }
+
+    /// Says of all local replicas whether they are between runs; see [`ProcessGroup::rest`].
+    pub(crate) fn rest(&self, groups: &[ProcessGroup], resting: bool) {
+        (0..groups.len()).for_each(|local| self.rest_one(groups, local, resting));
+    }
+
+    /// The same of one.
+    pub(crate) fn rest_one(&self, groups: &[ProcessGroup], local: usize, resting: bool) {
+        groups[local].rest(resting);
+        if let Some(group) = &self.graph_groups.lock().unwrap_or_else(PoisonError::into_inner)[local] {
+            group.rest(resting);
+        }
+    }
+
+    pub(crate) fn has_graph_group(&self, local: usize) -> bool {
+        self.graph_groups.lock().unwrap_or_else(PoisonError::into_inner)[local].is_some()
     }
 
     /// The group of one replica that `make` makes when it is first asked for.

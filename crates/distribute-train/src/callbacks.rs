@@ -54,13 +54,19 @@ pub trait Run {
     /// The model.
     fn model(&self) -> &dyn Checkpointed;
 
-    /// Saves all that the training needs to go on.
+    /// Makes a folder of checkpoints this training's, all of whose folders belong to one run.
+    ///
+    /// # Errors
+    /// Those of [`CheckpointManager::claim`].
+    fn claim(&mut self, checkpoints: &mut CheckpointManager) -> Result<()>;
+
+    /// Saves all that the training needs to go on, for the training's run.
     ///
     /// # Errors
     /// Those of [`CheckpointManager::save`].
     fn save(&mut self, checkpoints: &mut CheckpointManager) -> Result<()>;
 
-    /// Goes on from the newest checkpoint, if there is one; the step it was taken after.
+    /// Goes on from the newest checkpoint, if there is one, and continues its run; the step it was taken after.
     ///
     /// # Errors
     /// Those of [`CheckpointManager::restore`].

@@ -2,16 +2,20 @@
 //!
 //! ```text
 //! checkpoints/latest                     the name of the newest one
+//! checkpoints/run                        the run that the folder belongs to
 //! checkpoints/step-00012000/
 //!     model.safetensors                  or model-00001-of-00003.safetensors … and model.safetensors.index.json
 //!     optimizer.safetensors              slots, named VARIABLE/SLOT
 //!     state.json                         step, position of the input, and whatever the program adds
-//!     manifest.json                      written last: size and checksum of every file
+//!     manifest.json                      written last: run, step, size and checksum of every file, and a checksum of itself
 //! ```
 //!
 //! Tensors are stored once, under any strategy, and restored under any other. A checkpoint is written beside, synced, and then
-//! renamed: a crash at any byte leaves the ones before it. One that is damaged is named in a warning, and the one before it is
-//! used.
+//! renamed: a crash at any byte leaves the ones before it, and one of the same step is exchanged for the new one. One that is
+//! damaged is named in a warning, and the one before it is used; where all are damaged, restoring is an error.
+//!
+//! A folder belongs to one run, from its first step to its last, over all restarts; see [`CheckpointManager`] for how a run is
+//! continued and how another begins.
 //!
 //! # Examples
 //! ```
@@ -48,13 +52,22 @@
 //! # Source
 //! `tf.train.CheckpointManager`; the form of the files is Hugging Face's.
 
-mod files;
+mod disk;
+mod folder;
+mod lock;
 mod manager;
+mod manifest;
+mod read;
+mod run;
 mod snapshot;
+mod task;
 mod watch;
+mod write;
 
 pub use manager::{CheckpointManager, Checkpointed};
+pub use run::RunId;
 pub use snapshot::Snapshot;
+pub(crate) use task::bounded;
 pub use watch::{CheckpointWatch, FoundCheckpoint, SidecarEvaluator};
 
 #[cfg(test)]

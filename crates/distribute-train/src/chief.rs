@@ -54,8 +54,14 @@ pub(crate) fn bytes_from_chief<E: From<Error> + ToString>(
             (text, Some(error))
         }
     };
-    let length = broadcast(strategy, vec![message.len() as u64])?;
-    message.resize(length.first().map_or(0, |length| *length as usize), 0);
+    let length = broadcast(strategy, vec![message.len() as u64])?.first().copied().unwrap_or(0);
+    // Of another process: it is no reason to abort.
+    let wanted = usize::try_from(length).ok().filter(|wanted| {
+        let more = wanted.saturating_sub(message.len());
+        message.try_reserve_exact(more).is_ok()
+    });
+    let no_memory = || Error::Part(format!("the chief sends {length} bytes, for which there is no memory here").into());
+    message.resize(wanted.ok_or_else(no_memory)?, 0);
     let mut told = broadcast(strategy, message)?;
     match (failure, told.pop()) {
         (Some(error), _) => Err(error),

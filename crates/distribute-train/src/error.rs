@@ -69,6 +69,95 @@ pub enum Error {
         /// What is wrong with it.
         problem: String,
     },
+    /// A checkpoint is in the form of another version.
+    #[cfg(feature = "checkpoint")]
+    #[error(
+        "{}: the checkpoint has format {found}, and this version of the program reads format 2; restore it with the version \
+         that wrote it, or choose another folder", path.display()
+    )]
+    Format {
+        /// The manifest.
+        path: PathBuf,
+        /// The format that it names.
+        found: String,
+    },
+    /// There are checkpoints in a folder, and none of them can be read.
+    #[cfg(feature = "checkpoint")]
+    #[error(
+        "none of the {count} checkpoints in {} is whole ({problem}); put back what is missing, or move them elsewhere to begin \
+         anew", folder.display()
+    )]
+    NoneWhole {
+        /// The folder.
+        folder: PathBuf,
+        /// How many there are.
+        count: usize,
+        /// What is wrong with the newest.
+        problem: String,
+    },
+    /// A folder holds the checkpoints of another run.
+    #[cfg(feature = "checkpoint")]
+    #[error(
+        "{} holds checkpoints of {other} ({steps}), and this training is run {run}; to continue that run, restore before the \
+         first save (CheckpointManager::restore, or BackupAndRestore on this folder); to begin anew, choose another folder, or \
+         have them moved out of the way (set_aside_other_runs)", folder.display()
+    )]
+    OtherRun {
+        /// The folder.
+        folder: PathBuf,
+        /// The other run.
+        other: String,
+        /// Its steps.
+        steps: String,
+        /// The run that was about to save.
+        run: crate::checkpoint::RunId,
+    },
+    /// A folder holds checkpoints of more than one run.
+    #[cfg(feature = "checkpoint")]
+    #[error(
+        "{} holds checkpoints of several runs: {runs}; a folder belongs to one run, so move those of the others elsewhere",
+        folder.display()
+    )]
+    SeveralRuns {
+        /// The folder.
+        folder: PathBuf,
+        /// The runs with their steps.
+        runs: String,
+    },
+    /// The folder of checkpoints is not there any more, nor the one that it was in.
+    #[cfg(feature = "checkpoint")]
+    #[error(
+        "{} is gone, and so is the folder that it was in, so that nothing can be saved; see whether a disk has been unmounted, \
+         or make the folder again, and start the program again", folder.display()
+    )]
+    FolderGone {
+        /// The folder.
+        folder: PathBuf,
+    },
+    /// A file of a checkpoint cannot have this name.
+    #[cfg(feature = "checkpoint")]
+    #[error(
+        "a checkpoint cannot have a file of tensors named {name:?}; give a name without path, colon or control characters that \
+         does not begin with a dot or end in -NNNNN-of-NNNNN, such as \"model\""
+    )]
+    FileName {
+        /// The name.
+        name: String,
+    },
+    /// An operation on the disk takes longer than it may.
+    #[cfg(feature = "checkpoint")]
+    #[error(
+        "{what} is not done: {under_way} has taken {:.1} s and goes on; see whether the disk hangs or its server is away, or \
+         allow more time (CheckpointManager::write_timeout)", waited.as_secs_f64()
+    )]
+    DiskHangs {
+        /// What was to be done.
+        what: String,
+        /// The operation.
+        under_way: String,
+        /// For how long it has been under way.
+        waited: std::time::Duration,
+    },
     /// A checkpoint does not hold what the program needs.
     #[cfg(feature = "checkpoint")]
     #[error("{name:?} cannot be restored: {problem}; restore into the model and the optimizer that were saved")]
@@ -109,6 +198,10 @@ pub enum Error {
     #[cfg(feature = "checkpoint")]
     #[error("on the chief: {0}")]
     Chief(String),
+    /// The chief's disk hangs.
+    #[cfg(feature = "checkpoint")]
+    #[error("on the chief: {0}")]
+    ChiefsDisk(String),
     /// A signal cannot be taken.
     #[cfg(feature = "checkpoint")]
     #[error("signal {signal} cannot be taken: {source}; choose another, such as SIGTERM")]
@@ -151,7 +244,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether the same program may succeed when it is started again: a peer was lost or slow.
+    /// Whether the same program may succeed when it is started again: a peer or a disk was lost or slow.
     pub fn is_retryable(&self) -> bool {
         match self {
             #[cfg(feature = "checkpoint")]
@@ -161,7 +254,7 @@ impl Error {
             #[cfg(feature = "checkpoint")]
             Error::Strategy(error) => error.is_retryable(),
             #[cfg(feature = "checkpoint")]
-            Error::NoNewCheckpoint { .. } => true,
+            Error::NoNewCheckpoint { .. } | Error::DiskHangs { .. } | Error::ChiefsDisk(_) => true,
             _ => false,
         }
     }

@@ -48,6 +48,8 @@ pub mod preemption;
 pub mod progress;
 #[cfg(feature = "tensorboard")]
 pub mod tensorboard;
+#[cfg(feature = "checkpoint")]
+mod warning;
 
 #[cfg(feature = "checkpoint")]
 pub use chief::from_chief;

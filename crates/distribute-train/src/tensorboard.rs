@@ -48,13 +48,17 @@ impl EventWriter {
         let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
         let host = if host.trim().is_empty() { "localhost" } else { host.trim() };
         let (seconds, process) = (now() as u64, std::process::id());
-        let count = COUNT.fetch_add(1, Ordering::Relaxed);
-        let path = folder.join(format!("events.out.tfevents.{seconds:010}.{host}.{process}.{count}"));
-        let create = || {
-            fs::create_dir_all(folder)?;
-            File::create(&path)
+        fs::create_dir_all(folder).map_err(|source| Error::File { path: folder.to_owned(), source })?;
+        let (path, file) = loop {
+            let count = COUNT.fetch_add(1, Ordering::Relaxed);
+            let path = folder.join(format!("events.out.tfevents.{seconds:010}.{host}.{process}.{count}"));
+            match File::create_new(&path) {
+                Ok(file) => break (path, file),
+                // A container that was started again within a second has the same name and process id.
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(source) => return Err(Error::File { path, source }),
+            }
         };
-        let file = create().map_err(|source| Error::File { path: path.clone(), source })?;
         let mut writer = EventWriter { path, records: TfRecordWriter::new(file) };
         writer.write(0, wire::What::FileVersion("brain.Event:2".to_owned()))?;
         Ok(writer)

@@ -20,7 +20,7 @@ pub enum Axis {
 }
 
 impl Axis {
-    fn axes(&self) -> Vec<usize> {
+    pub(crate) fn axes(&self) -> Vec<usize> {
         match self {
             Axis::None => Vec::new(),
             Axis::At(axis) => vec![*axis],

@@ -77,6 +77,10 @@ pub(crate) trait Arithmetic: Element + PartialOrd {
     fn share(self, n: usize, index: usize) -> Self;
     /// The quotient of a sum and a count.
     fn ratio(self, count: u64) -> Self;
+    /// What changes no other value when it is reduced with it.
+    fn neutral(op: ReduceOp) -> Self;
+    /// A floating-point value times a factor; a whole number as it is.
+    fn times(self, factor: f64) -> Self;
 }
 
 /// What elements are folded in, over axes and over replicas, before they are rounded once.
@@ -141,6 +145,15 @@ macro_rules! floats {
             fn div(self, other: Self) -> Option<Self> { Some(self / other) }
             fn share(self, n: usize, _: usize) -> Self { $from($to(self) / n as f64) }
             fn ratio(self, count: u64) -> Self { $from($to(self) / count as f64) }
+            fn neutral(op: ReduceOp) -> Self {
+                $from(match op {
+                    ReduceOp::Product => 1.0,
+                    ReduceOp::Max => f64::NEG_INFINITY,
+                    ReduceOp::Min => f64::INFINITY,
+                    _ => 0.0,
+                })
+            }
+            fn times(self, factor: f64) -> Self { $from($to(self) * factor) }
         }
     )*};
 }
@@ -191,6 +204,15 @@ macro_rules! integers {
                 (each + i128::from((index as i128) < rest)) as $type
             }
             fn ratio(self, count: u64) -> Self { (i128::from(self) / i128::from(count)) as $type }
+            fn neutral(op: ReduceOp) -> Self {
+                match op {
+                    ReduceOp::Product => 1,
+                    ReduceOp::Max => <$type>::MIN,
+                    ReduceOp::Min => <$type>::MAX,
+                    _ => 0,
+                }
+            }
+            fn times(self, _: f64) -> Self { self }
         }
     )*};
 }

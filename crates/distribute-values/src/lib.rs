@@ -26,6 +26,7 @@
 mod combine;
 mod elements;
 mod error;
+mod examples;
 mod per_replica;
 mod per_worker;
 mod storage;
@@ -35,9 +36,12 @@ mod variable;
 
 pub use combine::{Axis, broadcast_value, gather_values, reduce_values};
 pub use error::{Error, Result};
+pub use examples::{weighed, with_rows};
 pub use per_replica::{Mirrored, PerReplica};
 pub use per_worker::PerWorkerVariable;
 pub use storage::{Host, HostTensor, TensorStorage, with_storage};
 pub use structure::{Leaves, Nested, Number, Single, Structure, gather_structure, reduce_structure};
 pub use update_rule::{AdamFactors, OptimizerDescription, Real, UpdateRule};
-pub use variable::{Aggregation, Assignment, DistributedVariable, Place, Scatter, Synchronization, VariableOptions};
+pub use variable::{
+    Aggregation, Assignment, DistributedVariable, Place, Scatter, Synchronization, Undo, VariableOptions,
+};

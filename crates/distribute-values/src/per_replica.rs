@@ -1,5 +1,7 @@
 //! One value per replica.
 
+use std::sync::Arc;
+
 /// Values that may differ between the replicas of this process, in the order of replicas.
 ///
 /// # Source
@@ -7,12 +9,31 @@
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct PerReplica<T> {
     values: Vec<T>,
+    /// Whether each replica's value is of examples of its own; `None` where all are, or it is no matter of examples.
+    examples: Option<Arc<[bool]>>,
 }
 
 impl<T> PerReplica<T> {
     /// One value per local replica.
     pub fn new(values: Vec<T>) -> PerReplica<T> {
-        PerReplica { values }
+        PerReplica { values, examples: None }
+    }
+
+    /// The same values, and whether each is of examples of its replica's own: for batches of which some replicas have none,
+    /// and for what they compute of them. Replicas for which nothing is said have examples.
+    #[must_use]
+    pub fn with_examples(self, examples: &[bool]) -> PerReplica<T> {
+        PerReplica { examples: Some(examples.into()), ..self }
+    }
+
+    /// What was said by [`with_examples`](PerReplica::with_examples).
+    pub fn examples(&self) -> Option<&[bool]> {
+        self.examples.as_deref()
+    }
+
+    /// Whether a local replica's value is of examples of its own.
+    pub fn has_examples(&self, local: usize) -> bool {
+        self.examples().and_then(|examples| examples.get(local)).copied().unwrap_or(true)
     }
 
     /// All values, in the order of local replicas.
@@ -42,7 +63,7 @@ impl<T> PerReplica<T> {
 
     /// Applies a function to every component.
     pub fn map<U>(&self, function: impl FnMut(&T) -> U) -> PerReplica<U> {
-        PerReplica { values: self.values.iter().map(function).collect() }
+        PerReplica { values: self.values.iter().map(function).collect(), examples: self.examples.clone() }
     }
 }
 

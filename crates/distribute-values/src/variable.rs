@@ -1,5 +1,7 @@
 //! State with one component per replica.
 
+use std::sync::Arc;
+
 use distribute_collectives::{ProcessGroup, Rank, ReduceOp};
 use distribute_device::{BufferRef, DType};
 
@@ -120,6 +122,8 @@ pub struct DistributedVariable<T> {
     options: VariableOptions,
     /// Whether all components are one and the same.
     shared: bool,
+    /// Shared by clones, which are handles on the same components.
+    undo: Option<Arc<Undo>>,
 }
 
 impl<T> DistributedVariable<T> {
@@ -149,7 +153,7 @@ impl<T> DistributedVariable<T> {
                 }
             }
         }
-        Ok(DistributedVariable { name: name.to_owned(), components, options, shared: false })
+        Ok(DistributedVariable { name: name.to_owned(), components, options, shared: false, undo: None })
     }
 
     /// A variable of one component that all `replicas` of this process share.
@@ -179,6 +183,19 @@ impl<T> DistributedVariable<T> {
         // Clones are handles on the same storage.
         let variable = DistributedVariable::new(name, vec![component; replicas], options)?;
         Ok(DistributedVariable { shared: true, ..variable })
+    }
+
+    /// The same variable, whose components are kept when replicas write them, so that it can be taken back.
+    #[must_use]
+    pub fn undoable(self) -> DistributedVariable<T> {
+        let on_read = self.options.synchronization == Synchronization::OnRead;
+        let undo = Arc::new(Undo::new(self.components.len(), on_read));
+        DistributedVariable { undo: Some(undo), ..self }
+    }
+
+    /// What takes back writes of replicas, for a variable that is [`undoable`](DistributedVariable::undoable).
+    pub fn undo(&self) -> Option<&Arc<Undo>> {
+        self.undo.as_ref()
     }
 
     /// The variable's name.
@@ -292,18 +309,17 @@ impl<T> DistributedVariable<T> {
             return Err(Error::Shape { what: "assign", replica: 0, got: value.shape(), expected, remedy });
         }
         match (place, self.options.synchronization) {
-            (Place::Update { local }, _) | (Place::Replica { local, .. }, Synchronization::OnRead) => {
-                self.write(local, assignment, value)
-            }
+            (Place::Update { local }, _) => self.write(local, assignment, value),
+            (Place::Replica { local, .. }, Synchronization::OnRead) => self.write_own(local, assignment, value),
             (Place::Replica { local, .. }, Synchronization::OnWrite) if self.writes_locally() => {
-                self.write(local, assignment, value)
+                self.write_own(local, assignment, value)
             }
             (Place::Replica { local, group }, Synchronization::OnWrite) => {
                 let aggregated = self.aggregate(group, value)?;
                 if !self.shared {
-                    return self.write(local, assignment, &aggregated);
+                    return self.write_own(local, assignment, &aggregated);
                 }
-                self.write_shared(local, group, || self.write(local, assignment, &aggregated))
+                self.write_shared(local, group, || self.write_own(local, assignment, &aggregated))
             }
             (Place::Cross { .. }, Synchronization::OnWrite) => self.write_all(assignment, value),
             (Place::Cross { groups }, Synchronization::OnRead) => match (self.options.aggregation, assignment) {
@@ -362,6 +378,24 @@ impl<T> DistributedVariable<T> {
             write()?;
         }
         Ok(group.barrier()?)
+    }
+
+    /// Keeps a component's value before its replica writes it.
+    fn keep<L>(&self, local: usize) -> Result<()>
+    where
+        T: TensorStorage<L>,
+    {
+        let component = self.component(local)?;
+        self.undo.as_ref().map_or(Ok(()), |undo| undo.keep(local, component))
+    }
+
+    /// A replica's write of its own component.
+    fn write_own<L>(&self, local: usize, assignment: Assignment, value: &T) -> Result<()>
+    where
+        T: TensorStorage<L>,
+    {
+        self.keep(local)?;
+        self.write(local, assignment, value)
     }
 
     fn write<L>(&self, local: usize, assignment: Assignment, value: &T) -> Result<()>
@@ -463,8 +497,10 @@ impl<T> DistributedVariable<T> {
 }
 
 mod scatter;
+mod undo;
 
 pub use scatter::Scatter;
+pub use undo::Undo;
 
 #[cfg(test)]
 mod tests;

@@ -72,7 +72,7 @@ fn run() -> distribute::Result<()> {
         fit = fit
             .callback(TensorBoard::new(&folder).histograms(1).every_steps(10))
             .callback(CsvLogger::new(folder.join("history.csv")))
-            .callback(ModelCheckpoint::new(folder.join("best")).best("val_loss"))
+            .callback(ModelCheckpoint::new(folder.join("best")).best("val_loss").set_aside_other_runs())
             .callback(BackupAndRestore::new(folder.join("backup")).every_steps(50))
             .stop_on(TerminationConfig { signals: vec![SIGINT, SIGTERM], ..TerminationConfig::default() });
     }

@@ -265,11 +265,9 @@ fn evaluate(
     for batch in test {
         let of_replicas = strategy.run((model, batch?), |_, (model, (x, y))| {
             let mut sums = metrics.zeros();
-            if x.dim(0)? > 0 {
-                let logits = model.forward(&x)?.flatten_all()?.to_vec1::<f32>()?;
-                let labels = y.to_vec1::<u32>()?;
-                metrics.update(&mut sums, &Predictions::new(&logits, CLASSES, Targets::Classes(&labels))?);
-            }
+            let logits = model.forward(&x)?.flatten_all()?.to_vec1::<f32>()?;
+            let labels = y.to_vec1::<u32>()?;
+            metrics.update(&mut sums, &Predictions::new(&logits, CLASSES, Targets::Classes(&labels))?);
             Ok(sums)
         })?;
         let of_batch = strategy.reduce(ReduceOp::Sum, &of_replicas, Axis::None)?;

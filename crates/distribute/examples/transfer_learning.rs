@@ -155,9 +155,6 @@ fn evaluate(strategy: &Strategy, model: &Model<Residual>, data: &Dataset<(Tensor
     let (mut correct, mut all) = (0.0, 0.0);
     for batch in &strategy.distribute_dataset(data)? {
         let counts = strategy.run((model, batch?), |_, (model, (x, y))| {
-            if x.dim(0)? == 0 {
-                return Ok(vec![0.0, 0.0]);
-            }
             let hits = model.forward_t(&x, false)?.argmax(1)?.eq(&y)?.to_vec1::<u8>()?;
             Ok(vec![hits.iter().map(|hit| f64::from(*hit)).sum(), hits.len() as f64])
         })?;

@@ -90,8 +90,12 @@ impl<M: EstimatorModel + Sync> Estimator<M> {
         let (model, snapshot) = self.restored(&strategy, Mode::Eval, checkpoint)?;
         let mut totals: Option<Totals> = None;
         for batch in data.iter().take(spec.steps.unwrap_or(usize::MAX)) {
-            let of_step = strategy.run_with((&model, batch?), |_, (model, (features, labels))| {
-                model.spec(&features, Some(&labels), Mode::Eval)?.sums()
+            let of_step = strategy.run_with((&model, batch?), |context, (model, (features, labels))| {
+                let mut sums = model.spec(&features, Some(&labels), Mode::Eval)?.sums()?;
+                if !context.has_examples() {
+                    sums.sums.fill(0.0);
+                }
+                Ok::<_, Error>(sums)
             })?;
             totals = Some(Totals::with(totals, of_step)?);
         }
@@ -125,8 +129,10 @@ impl<M: EstimatorModel + Sync> Estimator<M> {
             let of_step = strategy.run_with((&model, batch?), |_, (model, features)| {
                 model.spec(&features, None, Mode::Predict)?.into_predictions()
             })?;
+            let examples: Vec<bool> = (0..of_step.len()).map(|local| of_step.has_examples(local)).collect();
             for (name, values) in by_name(of_step.into_values())? {
-                parts.entry(name).or_default().push(strategy.gather(&PerReplica::new(values), 0)?);
+                let values = PerReplica::new(values).with_examples(&examples);
+                parts.entry(name).or_default().push(strategy.gather(&values, 0)?);
             }
         }
         if parts.is_empty() {

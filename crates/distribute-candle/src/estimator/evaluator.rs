@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use distribute_train::checkpoint::{CheckpointWatch, FoundCheckpoint, Snapshot};
+use distribute_train::checkpoint::{CheckpointWatch, FoundCheckpoint, RunId, Snapshot};
 
 use super::training::Standing;
 use super::{Estimator, EstimatorModel, EvalSpec, Scores};
@@ -15,7 +15,7 @@ impl<M: EstimatorModel + Sync> Estimator<M> {
         let limits = (self.config.first_checkpoint, self.config.next_checkpoint);
         let mut watch = CheckpointWatch::new(self.checkpoints().root()).limits(limits.0, limits.1);
         let mut present: Option<(FoundCheckpoint, bool)> = None;
-        let mut newest: Option<(u64, Scores)> = None;
+        let mut newest: Option<((RunId, u64), Scores)> = None;
         let mut not_before = Instant::now() + eval.start_delay;
         loop {
             let Some(found) = watch.look()? else {
@@ -26,9 +26,9 @@ impl<M: EstimatorModel + Sync> Estimator<M> {
             let known = present.as_ref().filter(|(known, _)| *known == found).map(|(_, is_last)| *is_last);
             let is_last = known.unwrap_or_else(|| is_last(&found, max_steps));
             present = Some((found.clone(), is_last));
-            let FoundCheckpoint { step, path, .. } = found;
+            let FoundCheckpoint { step, path, run, .. } = found;
             if let Some((evaluated, scores)) = &newest
-                && *evaluated == step
+                && *evaluated == (run, step)
             {
                 // Written once more, with the word that it is the last.
                 if is_last {
@@ -46,7 +46,7 @@ impl<M: EstimatorModel + Sync> Estimator<M> {
                 Ok((_, scores)) if is_last => return Ok(scores),
                 Ok((_, scores)) => {
                     tracing::info!("step {step}: {}", shown(&scores));
-                    newest = Some((step, scores));
+                    newest = Some(((run, step), scores));
                 }
                 Err(Error::Train(error @ distribute_train::Error::Damaged { .. })) => {
                     // Those who train keep only so many, and may have removed this one meanwhile.

@@ -33,8 +33,10 @@ impl Sum {
         }
     }
 
-    /// What was accumulated for variables to which nothing was added.
-    pub(super) fn into_rest(self) -> impl Iterator<Item = (usize, Tensor)> {
-        self.0.into_iter().enumerate().filter_map(|(index, gradient)| Some((index, gradient?)))
+    /// Copies of what was accumulated for variables to which nothing was added: reductions write in the memory that they are
+    /// given, and what was accumulated stays until the step is made.
+    pub(super) fn into_rest(self) -> candle_core::Result<Vec<(usize, Tensor)>> {
+        let rest = self.0.into_iter().enumerate().filter_map(|(index, gradient)| Some((index, gradient?)));
+        rest.map(|(index, gradient)| Ok((index, gradient.copy()?))).collect()
     }
 }

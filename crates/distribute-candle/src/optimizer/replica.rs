@@ -19,8 +19,14 @@ impl ReplicaOptimizer<'_> {
     /// Every replica must call this. The loss is this replica's share of the global loss, as
     /// [`average_loss`](crate::CandleContext::average_loss) computes it.
     ///
+    /// A step is made on all replicas of this process or on none: an error, a panic or an early end of any replica before it
+    /// leaves everything as it was. Once it has returned `Ok` the step is made, and stays where the run fails later on.
+    ///
     /// # Errors
-    /// candle's, the collectives', [`Error::NoGradient`], [`Error::UntrainableType`].
+    /// candle's, the collectives', [`Error::NoGradient`], [`Error::UntrainableType`];
+    /// [`Unweighed`](distribute_strategy::Error::Unweighed) for a replica without examples whose loss was not multiplied by
+    /// its weight; [`Error::Torn`] until a checkpoint is
+    /// restored, where an earlier failure has left no replica with whole parameters.
     pub fn minimize(&self, context: &ReplicaContext, loss: &Tensor) -> Result<()> {
         self.check(context)?;
         self.optimizer.step(context, self.local, loss)
@@ -62,11 +68,11 @@ impl ReplicaOptimizer<'_> {
     /// `DistributedDataParallel.no_sync` of torch.
     pub fn accumulate(&self, context: &ReplicaContext, loss: &Tensor) -> Result<()> {
         self.check(context)?;
-        self.optimizer.accumulate(self.local, loss)
+        self.optimizer.accumulate(context, self.local, loss)
     }
 
     fn check(&self, context: &ReplicaContext) -> Result<()> {
-        let (built, given) = (self.optimizer.replicas.len(), context.strategy().num_local_replicas());
+        let (built, given) = (self.optimizer.states.each.len(), context.strategy().num_local_replicas());
         if built == given { Ok(()) } else { Err(Error::OtherStrategy { built, given }) }
     }
 
@@ -80,7 +86,7 @@ impl<'a> ReplicaArgs for &'a Optimizer {
     type Local = ReplicaOptimizer<'a>;
 
     fn split(self, replicas: usize) -> distribute_strategy::Result<Vec<ReplicaOptimizer<'a>>> {
-        let views = (0..self.replicas.len()).map(|local| ReplicaOptimizer { optimizer: self, local }).collect();
+        let views = (0..self.states.each.len()).map(|local| ReplicaOptimizer { optimizer: self, local }).collect();
         counted(views, replicas)
     }
 }

@@ -23,7 +23,7 @@ impl Optimizer {
     pub(super) fn gathered_slots(&self, groups: &[ProcessGroup]) -> Result<Vec<(String, Tensor)>> {
         let mut all = Vec::new();
         let mut gathered: HashMap<usize, Vec<Tensor>> = HashMap::new();
-        if let Some(plan) = self.plan.get() {
+        if let Some(plan) = self.states.plan.get() {
             for (index, bucket) in plan.buckets.buckets().iter().enumerate() {
                 let slots = match bucket.dtype {
                     DType::F32 => self.gather_bucket::<f32>(groups, plan, index)?,
@@ -61,7 +61,7 @@ impl Optimizer {
         let mut whole: Vec<Vec<T>> = Vec::new();
         for slot in 0..self.rule.slots().len() {
             let gathered = on_local_ranks::<_, Error>(groups, |local, group| {
-                let shards = &lock(&self.replicas[local]).shards;
+                let shards = &lock(&self.states.each[local]).shards;
                 let own = shards.get(index).map(|shard| shard.slot::<T>(slot)).transpose()?;
                 let counts: Vec<usize> =
                     (0..group.world_size()).map(|rank| part(len, group.world_size(), rank).len()).collect();

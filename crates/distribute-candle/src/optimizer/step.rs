@@ -6,11 +6,12 @@ use std::time::Instant;
 use candle_core::Tensor;
 use distribute_collectives::{Compression, FusedAllReduce, FusionOptions, ReduceOp};
 use distribute_device::{BufferMut, DType, Element};
-use distribute_strategy::ReplicaContext;
+use distribute_strategy::{Recoverable, ReplicaContext};
 use distribute_values::{Real, UpdateRule, with_storage};
 
 use super::accumulated::Sum;
 use super::loss_scale::Scaling;
+use super::states::Change;
 use super::{Optimizer, StepCounts, clip, lock};
 use crate::gpu::{GpuReduction, GpuSum};
 use crate::plan::Plan;
@@ -22,62 +23,108 @@ use crate::{Candle, Error, Result};
 impl Optimizer {
     pub(super) fn step(&self, context: &ReplicaContext, local: usize, loss: &Tensor) -> Result<()> {
         let started = Instant::now();
-        let (mut counts, accumulated, scaling) = {
-            let mut state = lock(&self.replicas[local]);
-            (state.counts.clone(), std::mem::take(&mut state.accumulated), state.scaling)
+        self.watch(context)?;
+        let (counts, accumulated, scaling) = {
+            let mut state = lock(&self.states.each[local]);
+            // Of a step whose failure nobody heeded.
+            state.forget_step();
+            state.undecided = true;
+            let standing = &state.standing;
+            (standing.counts.clone(), standing.accumulated.clone(), standing.scaling)
         };
         let loss = &scaled(loss, scaling)?;
-        let reducer = match self.plan.get() {
+        let reducer = match self.states.plan.get() {
             Some(plan) => self.backward(context, local, plan, loss, accumulated)?,
             None => self.first_backward(context, local, loss, accumulated)?,
         };
-        let (mut summed, communication) = reducer.finish()?;
-        if self.clip.is_some() || scaling.is_some() {
-            // There are no kernels for these.
-            summed = summed.on_tensors(&self.parts, local)?;
-        }
-        let finite = match scaling {
-            Some(scaling) => unscale(context, &mut summed, scaling.scale)?,
-            None => true,
+        let (summed, communication) = reducer.finish()?;
+        let counts = &{
+            // Flags and gradients are those of all replicas, so these are the same everywhere.
+            let mut counts = counts;
+            counts.advance(summed.variables(self.parts.variables.len()));
+            counts
         };
-        // Flags and gradients are those of all replicas, so these are the same everywhere.
-        counts.advance(summed.variables(self.parts.variables.len()));
-        let gradient_norm = match summed {
-            _ if !finite => None,
-            Summed::Whole(gradients) => self.apply_whole(context, local, &counts, gradients)?,
-            Summed::Sharded(shards, flags) => self.apply_sharded(context, local, &counts, shards, flags)?,
-            Summed::Gpu(sum) => self.apply_on_gpu(context, local, &counts, sum)?,
+        let committed = match summed {
+            Summed::Whole(gradients) => {
+                self.commit(context, local, counts, || self.apply_whole(local, counts, scaling, gradients))?
+            }
+            Summed::Sharded(shards, flags) => self.apply_sharded(context, local, counts, scaling, shards, flags)?,
+            Summed::Gpu(sum) => {
+                self.commit(context, local, counts, || self.apply_on_gpu(local, counts, scaling, sum))?
+            }
         };
-        let mut state = lock(&self.replicas[local]);
-        if let Some(scaling) = &mut state.scaling {
-            scaling.note(finite);
+        if self.parts.shared && committed {
+            context.barrier()?;
         }
-        // A step that was left out does not count, nor does one that failed.
-        if finite {
-            state.steps += 1;
-            state.counts = counts;
-        }
-        state.gradient_norm = gradient_norm;
+        let mut state = lock(&self.states.each[local]);
         state.times.total += started.elapsed();
         state.times.communication += communication;
         Ok(())
     }
 
-    /// Steps all parameters by kernels, or one after another where there are none for the rule.
-    fn apply_on_gpu(
+    /// Has a failed run take back what steps change.
+    fn watch(&self, context: &ReplicaContext) -> Result<()> {
+        self.states.check()?;
+        context.check_weighed()?;
+        let states: Arc<dyn Recoverable> = self.states.clone();
+        Ok(context.recover(&states)?)
+    }
+
+    /// Makes a step whose gradients all replicas have: whether it was made, or left out since they were not finite.
+    ///
+    /// The last operation that replicas do together has ended well, which it does on all replicas of a process or on none. So
+    /// from here on the step counts on all of them, whatever `apply` comes to: a replica on which it fails gets the values of
+    /// one on which it did not, when the run has ended.
+    fn commit(
         &self,
         context: &ReplicaContext,
         local: usize,
         counts: &StepCounts,
+        apply: impl FnOnce() -> Result<Applied>,
+    ) -> Result<bool> {
+        let ending = Commit(Some(context));
+        let before = {
+            let mut state = lock(&self.states.each[local]);
+            (state.undecided, state.change) = (false, Change::Begun);
+            state.standing.accumulated.clear();
+            state.standing.steps += 1;
+            std::mem::replace(&mut state.standing.counts, counts.clone())
+        };
+        let Applied { finite, gradient_norm } = apply()?;
+        {
+            let mut state = lock(&self.states.each[local]);
+            state.change = Change::Whole;
+            let standing = &mut state.standing;
+            if let Some(scaling) = &mut standing.scaling {
+                scaling.note(finite);
+            }
+            // A step that was left out does not count.
+            if !finite {
+                standing.steps -= 1;
+                standing.counts = before;
+            }
+            standing.gradient_norm = gradient_norm;
+        }
+        ending.now()?;
+        Ok(finite)
+    }
+
+    /// Steps all parameters by kernels, or one after another where there are none for what is asked.
+    fn apply_on_gpu(
+        &self,
+        local: usize,
+        counts: &StepCounts,
+        scaling: Option<Scaling>,
         sum: GpuSum,
-    ) -> Result<Option<f64>> {
+    ) -> Result<Applied> {
         let slots = |index: usize| -> Vec<Tensor> {
             self.slots[index].iter().map(|slot| slot.components()[local].clone()).collect()
         };
-        if sum.apply(&self.parts, local, self.rule, (counts, self.learning_rate()), &slots)? {
-            return Ok(None);
+        let plain = self.clip.is_none() && scaling.is_none();
+        if plain && sum.apply(&self.parts, local, self.rule, (counts, self.learning_rate()), &slots)? {
+            return Ok(Applied { finite: true, gradient_norm: None });
         }
-        self.apply_whole(context, local, counts, sum.into_tensors(&self.parts, local)?)
+        self.apply_whole(local, counts, scaling, sum.into_tensors(&self.parts, local)?)
     }
 
     fn apply_sharded(
@@ -85,33 +132,60 @@ impl Optimizer {
         context: &ReplicaContext,
         local: usize,
         counts: &StepCounts,
+        scaling: Option<Scaling>,
         mut gradients: Vec<GradientShard>,
         flags: Vec<u32>,
-    ) -> Result<Option<f64>> {
-        let plan = self.plan.get().ok_or(Error::NoGradient)?;
+    ) -> Result<bool> {
+        let plan = self.states.plan.get().ok_or(Error::NoGradient)?;
         let learning_rate = self.learning_rate();
         let (group, parts, rule) = (context.group(), &*self.parts, self.rule);
-        let update = Update { group, plan, parts, rule, local, counts, learning_rate, flags };
-        let norm = self.clip.map_or(Ok(None), |clip| update.clip(clip, &mut gradients))?;
-        let (mut slots, restored) = {
-            let mut state = lock(&self.replicas[local]);
-            (std::mem::take(&mut state.shards), state.restored.take())
-        };
-        if let Some(whole) = restored {
-            slots = self.shards_of(plan, group, &whole)?;
+        let mut finite = true;
+        if let Some(scaling) = scaling {
+            let mut all = [u8::from(gradients.iter().all(|shard| shard.square_sum().is_finite()))];
+            group.all_reduce(&mut all, ReduceOp::Min)?;
+            finite = all[0] == 1;
+            gradients.iter_mut().for_each(|shard| shard.change(|x| x / scaling.scale));
         }
-        let outcome = update.apply(gradients, &mut slots);
-        lock(&self.replicas[local]).shards = slots;
-        outcome.map(|()| norm)
+        let update = Update { group, plan, parts, rule, local, counts, learning_rate, flags };
+        let gradient_norm = match self.clip {
+            Some(clip) if finite => update.clip(clip, &mut gradients)?,
+            _ => None,
+        };
+        self.commit(context, local, counts, || {
+            if finite {
+                let (mut slots, restored) = {
+                    let mut state = lock(&self.states.each[local]);
+                    (std::mem::take(&mut state.shards), state.restored.take())
+                };
+                if let Some(whole) = restored {
+                    slots = self.shards_of(plan, group, &whole)?;
+                }
+                let gathering = update.own_part(gradients, &mut slots);
+                {
+                    let mut state = lock(&self.states.each[local]);
+                    state.shards = slots;
+                    if gathering.is_ok() {
+                        state.change = Change::OwnPart;
+                    }
+                }
+                update.gather(gathering?)?;
+            }
+            Ok(Applied { finite, gradient_norm })
+        })
     }
 
     fn apply_whole(
         &self,
-        context: &ReplicaContext,
         local: usize,
         counts: &StepCounts,
+        scaling: Option<Scaling>,
         mut gradients: Vec<Reduced>,
-    ) -> Result<Option<f64>> {
+    ) -> Result<Applied> {
+        if let Some(scaling) = scaling
+            && !unscale(&gradients, scaling.scale)?
+        {
+            return Ok(Applied { finite: false, gradient_norm: None });
+        }
         let learning_rate = self.learning_rate();
         let gradient_norm = self.clip.map_or(Ok(None), |clip| clip.apply(&mut gradients))?;
         // All have brought their gradients, so nobody reads shared variables any more; one replica writes them.
@@ -120,10 +194,7 @@ impl Optimizer {
                 self.apply(local, counts.of(reduced.index), learning_rate, reduced)?;
             }
         }
-        if self.parts.shared {
-            context.barrier()?;
-        }
-        Ok(gradient_norm)
+        Ok(Applied { finite: true, gradient_norm })
     }
 
     /// Reduces while backward runs.
@@ -151,7 +222,8 @@ impl Optimizer {
         self.parts.backward(local, sink, loss)?;
         // Only this function takes it out.
         let (mut reducer, sum) = lock(&state).take().ok_or(Error::NoGradient)?;
-        for (index, gradient) in sum.into_rest() {
+        check_cut(context, reducer.has_any())?;
+        for (index, gradient) in sum.into_rest()? {
             reducer.push(index, gradient);
         }
         Ok(reducer)
@@ -167,13 +239,13 @@ impl Optimizer {
     ) -> Result<Reducer> {
         let mut sum = Sum::from(accumulated);
         let mut fired = Vec::new();
-        for (index, gradient) in self.record(local, loss)? {
+        for (index, gradient) in self.record(context, local, loss)? {
             fired.push((index, sum.take_with(index, gradient)?));
         }
-        fired.extend(sum.into_rest());
+        fired.extend(sum.into_rest()?);
         let order: Vec<usize> = fired.iter().map(|(index, _)| *index).collect();
         let agreed = Plan::agree(context, &self.parts, &order)?;
-        let plan = self.plan.get_or_init(|| agreed);
+        let plan = self.states.plan.get_or_init(|| agreed);
         let mut reducer = self.reducer(context, local, plan)?;
         for (index, gradient) in fired {
             reducer.push(index, gradient);
@@ -185,7 +257,7 @@ impl Optimizer {
         if self.sharded {
             return Ok(Reducer::new(context, &self.parts, plan, Way::Sharded(ShardedStep::new(plan))));
         }
-        let mut state = lock(&self.replicas[local]);
+        let mut state = lock(&self.states.each[local]);
         if state.on_gpu.is_none() && !self.parts.shared {
             state.on_gpu = Some(GpuReduction::new(context, &self.parts, plan)?);
         }
@@ -207,19 +279,20 @@ impl Optimizer {
     }
 
     /// Adds the gradients of `loss` to those of this replica that wait for its next step.
-    pub(super) fn accumulate(&self, local: usize, loss: &Tensor) -> Result<()> {
-        let scaling = lock(&self.replicas[local]).scaling;
-        let fired = self.record(local, &scaled(loss, scaling)?)?;
-        let mut sum = Sum::from(std::mem::take(&mut lock(&self.replicas[local]).accumulated));
+    pub(super) fn accumulate(&self, context: &ReplicaContext, local: usize, loss: &Tensor) -> Result<()> {
+        self.watch(context)?;
+        let scaling = lock(&self.states.each[local]).standing.scaling;
+        let fired = self.record(context, local, &scaled(loss, scaling)?)?;
+        let mut sum = Sum::from(lock(&self.states.each[local]).standing.accumulated.clone());
         for (index, gradient) in fired {
             sum.add(index, gradient)?;
         }
-        lock(&self.replicas[local]).accumulated = sum.0;
+        lock(&self.states.each[local]).standing.accumulated = sum.0;
         Ok(())
     }
 
     /// Runs backward; the gradients in the order in which they came.
-    fn record(&self, local: usize, loss: &Tensor) -> Result<Vec<(usize, Tensor)>> {
+    fn record(&self, context: &ReplicaContext, local: usize, loss: &Tensor) -> Result<Vec<(usize, Tensor)>> {
         let fired: Arc<Mutex<Vec<(usize, Tensor)>>> = Arc::default();
         let sink = {
             let fired = fired.clone();
@@ -227,6 +300,7 @@ impl Optimizer {
         };
         self.parts.backward(local, sink, loss)?;
         let fired = std::mem::take(&mut *lock(&fired));
+        check_cut(context, !fired.is_empty())?;
         Ok(fired)
     }
 
@@ -251,6 +325,13 @@ impl Optimizer {
             None => Ok(()),
         }
     }
+}
+
+/// Refuses a loss of a replica without examples that was cut off from the model, where others wait in backward for what this
+/// replica's has left out.
+fn check_cut(context: &ReplicaContext, has_gradients: bool) -> Result<()> {
+    let is_cut = !has_gradients && !context.has_examples() && context.has_graph_group();
+    if is_cut { Err(Error::CutLoss) } else { Ok(()) }
 }
 
 /// Writes a parameter of 16 bits from its master copy.
@@ -278,27 +359,40 @@ fn scaled(loss: &Tensor, scaling: Option<Scaling>) -> Result<Tensor> {
     Ok(scaling.map_or_else(|| Ok(loss.clone()), |scaling| loss * scaling.scale)?)
 }
 
-/// Divides gradients by what losses were multiplied by; whether they are finite, on all replicas alike.
-fn unscale(context: &ReplicaContext, summed: &mut Summed, scale: f64) -> Result<bool> {
-    match summed {
-        Summed::Whole(gradients) => {
-            for reduced in &*gradients {
-                // Sums are the same on every replica.
-                if !clip::is_finite(&reduced.gradient)? {
-                    return Ok(false);
-                }
-                clip::change(&reduced.gradient, |x| x / scale)?;
-            }
-            Ok(true)
+/// Divides gradients by what losses were multiplied by; false where one is not finite, on all replicas alike: sums are the same
+/// on every replica.
+fn unscale(gradients: &[Reduced], scale: f64) -> Result<bool> {
+    for reduced in gradients {
+        if !clip::is_finite(&reduced.gradient)? {
+            return Ok(false);
         }
-        Summed::Sharded(shards, _) => {
-            let mut finite = [u8::from(shards.iter().all(|shard| shard.square_sum().is_finite()))];
-            context.group().all_reduce(&mut finite, ReduceOp::Min)?;
-            shards.iter_mut().for_each(|shard| shard.change(|x| x / scale));
-            Ok(finite[0] == 1)
+        clip::change(&reduced.gradient, |x| x / scale)?;
+    }
+    Ok(true)
+}
+
+/// What came of a step's changes.
+struct Applied {
+    /// Whether the gradients were finite; else nothing was changed.
+    finite: bool,
+    gradient_norm: Option<f64>,
+}
+
+/// Makes what a replica has changed final, also where the code that it is in fails or panics.
+struct Commit<'a>(Option<&'a ReplicaContext>);
+
+impl Commit<'_> {
+    fn now(mut self) -> Result<()> {
+        Ok(self.0.take().map_or(Ok(()), ReplicaContext::commit)?)
+    }
+}
+
+impl Drop for Commit<'_> {
+    fn drop(&mut self) {
+        if let Some(context) = self.0 {
+            // What fails here is reported by the failure under way.
+            let _ = context.commit();
         }
-        // They have become tensors before.
-        Summed::Gpu(_) => Ok(true),
     }
 }
 

@@ -3,7 +3,7 @@
 use distribute_input::InputPosition;
 use distribute_strategy::{DistributedIterator, Request};
 use distribute_train::callbacks::{Callback, Occasion, Run, Training};
-use distribute_train::checkpoint::{CheckpointManager, Checkpointed};
+use distribute_train::checkpoint::{CheckpointManager, Checkpointed, RunId};
 use distribute_train::preemption::PreemptionHandler;
 use distribute_train::progress::{self, Progress};
 use serde::{Deserialize, Deserializer, Serialize};
@@ -52,6 +52,8 @@ struct Session<'a, M> {
     sums: Vec<Vec<f64>>,
     /// Why the training is to end, if this process wants it to.
     stop: Option<String>,
+    /// The run to which all checkpoints of this training belong, once it is known.
+    run: Option<RunId>,
 }
 
 impl<M: ModuleT + Sync> Trainer<M> {
@@ -88,6 +90,7 @@ impl<M: ModuleT + Sync> Trainer<M> {
             examples: 0,
             sums: self.zeros(),
             stop: None,
+            run: None,
         };
         // Nobody asks any more what a training before this one was asked.
         strategy.withdraw(Request::End);
@@ -159,17 +162,22 @@ impl<M: ModuleT + Sync> Trainer<M> {
         batch_size: usize,
         class_weights: &[f32],
     ) -> Result<PerReplica<Vec<f64>>> {
-        let mut of_replicas: Vec<Vec<Examples>> = vec![Vec::new(); self.strategy.num_local_replicas()];
+        let mut of_replicas: Vec<Vec<(Examples, bool)>> = vec![Vec::new(); self.strategy.num_local_replicas()];
         for batch in batches {
-            of_replicas.iter_mut().zip(batch.into_values()).for_each(|(all, one)| all.push(one));
+            let has_examples: Vec<bool> = (0..batch.len()).map(|local| batch.has_examples(local)).collect();
+            let parts = batch.into_values().into_iter().zip(has_examples);
+            of_replicas.iter_mut().zip(parts).for_each(|(all, one)| all.push(one));
         }
         let arguments = (&self.model, &self.optimizer, PerReplica::new(of_replicas));
         self.strategy.run_with(arguments, |context, (model, optimizer, batches)| {
             let mut sums = self.sums();
-            for examples in batches {
+            for (examples, has_examples) in batches {
+                context.begin_batch(has_examples);
                 let outputs = model.forward_t(&examples.inputs, true)?;
                 let mut losses = self.losses(&outputs, &examples)?;
-                self.add(&mut sums, &outputs.detach(), &examples, &losses.detach())?;
+                if has_examples {
+                    self.add(&mut sums, &outputs.detach(), &examples, &losses.detach())?;
+                }
                 if !class_weights.is_empty() {
                     losses = weighted(&losses, &weights_of_classes(class_weights, &examples.targets)?)?;
                 }
@@ -375,7 +383,16 @@ impl<M: ModuleT + Sync> Run for Session<'_, M> {
         &self.trainer.model
     }
 
+    fn claim(&mut self, checkpoints: &mut CheckpointManager) -> distribute_train::Result<()> {
+        if let Some(run) = self.run {
+            checkpoints.continue_run(run);
+        }
+        self.run = Some(checkpoints.claim(&self.trainer.strategy)?);
+        Ok(())
+    }
+
     fn save(&mut self, checkpoints: &mut CheckpointManager) -> distribute_train::Result<()> {
+        self.claim(checkpoints)?;
         self.standing.position = match &self.batches {
             Some(pass) => Some(pass.position()?),
             None => None,
@@ -395,6 +412,7 @@ impl<M: ModuleT + Sync> Run for Session<'_, M> {
         let Trainer { strategy, model, optimizer, .. } = self.trainer;
         let restored = checkpoints.restore(strategy, &[model, optimizer])?;
         Ok(restored.map(|(steps, standing)| {
+            self.run = checkpoints.run();
             (self.steps, self.standing) = (steps, standing);
             steps
         }))

@@ -7,7 +7,8 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 use super::{lock, wire};
-use crate::{Failure, FailureCause, Membership};
+use crate::text::{LONGEST, clean};
+use crate::{Failure, FailureCause, FailureKind, Membership};
 
 pub(super) type Callback = Box<dyn Fn(&Failure) + Send + Sync>;
 
@@ -96,12 +97,13 @@ impl Alarm {
         use wire::failure::Cause;
         let task = self.membership.task_of(told.rank)?;
         let cause = match told.cause.clone()? {
-            Cause::Lost(lost) => {
-                FailureCause::Lost { how: lost.how, last_heard: Duration::from_millis(lost.last_heard_ms) }
-            }
-            Cause::Reported(message) => FailureCause::Reported(message),
+            Cause::Lost(lost) => FailureCause::Lost {
+                how: clean(&lost.how, LONGEST),
+                last_heard: Duration::from_millis(lost.last_heard_ms),
+            },
+            Cause::Reported(message) => FailureCause::Reported(clean(&message, LONGEST)),
         };
-        Some(Failure::new(task, told.rank, cause))
+        Some(Failure::new(task, told.rank, cause).with_kind(FailureKind::from_code(told.kind)))
     }
 }
 

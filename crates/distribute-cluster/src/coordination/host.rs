@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
 use std::time::Duration;
 
 use super::driver::Driver;
-use crate::Membership;
+use crate::{Membership, look_up};
 
 pub(super) const LOOPBACK: &str = "127.0.0.1";
 
@@ -14,7 +14,7 @@ pub(super) fn listen(membership: &Membership) -> IoResult<TcpListener> {
     let (host, port) = split(&membership.leader_address)?;
     let literal = host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
     match (&membership.bind_host, literal) {
-        (Some(host), _) => TcpListener::bind((host.trim_start_matches('[').trim_end_matches(']'), port)),
+        (Some(host), _) => named(host, port),
         (None, Ok(address)) => TcpListener::bind((address, port)).or_else(|error| match error.kind() {
             // Behind a forwarded port the address belongs to another machine; so it does where two tasks were given one
             // identity.
@@ -29,11 +29,23 @@ pub(super) fn listen(membership: &Membership) -> IoResult<TcpListener> {
             }
             _ => Err(error),
         }),
-        (None, Err(_)) if host == "localhost" => TcpListener::bind((host, port)),
+        (None, Err(_)) if host == "localhost" => named(host, port),
         // The name may be that of the loopback interface here, and of another one elsewhere.
         (None, Err(_)) => everywhere(port),
     }
 }
+
+/// The interface that a name or an address stands for; an IPv6 address may come with brackets or without.
+fn named(host: &str, port: u16) -> IoResult<TcpListener> {
+    let bare = host.trim_start_matches('[').trim_end_matches(']');
+    match bare.parse::<IpAddr>() {
+        Ok(literal) => TcpListener::bind((literal, port)),
+        Err(_) => TcpListener::bind(&*look_up(&format!("{host}:{port}"), LOOKUP)?),
+    }
+}
+
+/// How long the lookup of a name may take.
+const LOOKUP: Duration = Duration::from_secs(5);
 
 /// All interfaces, of both protocols where the machine has both.
 fn everywhere(port: u16) -> IoResult<TcpListener> {
@@ -85,8 +97,8 @@ pub(super) fn towards_leader(membership: &Membership, driver: &Driver) -> LocalH
         return LocalHost { host: host.to_owned(), decided_by: HostDecision::Description };
     }
     let target = membership.leader_address.clone();
-    let look_up = async move { tokio::net::lookup_host(target).await.map(|mut addresses| addresses.next()) };
-    let Some(Ok(Some(leader))) = driver.call(look_up, Duration::from_secs(5)) else { return LocalHost::no_route() };
+    let found = async move { tokio::net::lookup_host(target).await.map(|mut addresses| addresses.next()) };
+    let Some(Ok(Some(leader))) = driver.call(found, LOOKUP) else { return LocalHost::no_route() };
     match interface_towards(SocketAddr::new(leader.ip(), port)) {
         Ok(ip) => LocalHost { host: ip.to_string(), decided_by: HostDecision::Route },
         Err(_) => LocalHost::no_route(),

@@ -8,11 +8,12 @@ use std::time::{Duration, Instant};
 use tonic::transport::{Channel, Endpoint};
 
 use super::alarm::Alarm;
-use super::member::{Attendance, Event, Member};
-use super::roster::VERSION;
+use super::member::{Attendance, Event, Member, Pass};
+use super::roster::{VERSION, digest};
 use super::wire::coordination_client::CoordinationClient;
-use super::{CoordinationOptions, Waiting, lock, wire};
-use crate::{Error, Membership, Result};
+use super::{Coordination, CoordinationOptions, Waiting, lock, wire};
+use crate::text::{LONGEST, clean};
+use crate::{Error, Incarnation, Membership, Result, Task};
 
 /// Connects to the leader and waits until all have joined.
 pub(super) async fn join(
@@ -25,6 +26,7 @@ pub(super) async fn join(
     let waiting = Waiting {
         task: membership.task(),
         missing: membership.tasks.clone(),
+        missing_count: membership.world_size(),
         world_size: membership.world_size(),
         leader: format!("{} at {}", membership.tasks[0], membership.leader_address),
         problem: Some("not connected yet".to_owned()),
@@ -32,8 +34,8 @@ pub(super) async fn join(
         timeout: options.join_timeout,
     };
     // Random keys of the standard library: two processes never draw the same number.
-    let incarnation = RandomState::new().hash_one(std::process::id());
-    let seeker = Seeker { membership, address, options, alarm, incarnation, waiting: Mutex::new(waiting), started };
+    let process = RandomState::new().hash_one(std::process::id());
+    let seeker = Seeker { membership, address, options, alarm, process, waiting: Mutex::new(waiting), started };
     tokio::select! {
         joined = seeker.seek() => joined,
         never = seeker.tell() => match never {},
@@ -47,9 +49,13 @@ struct Seeker {
     address: String,
     options: CoordinationOptions,
     alarm: Arc<Alarm>,
-    incarnation: u64,
+    process: u64,
     waiting: Mutex<Waiting>,
     started: Instant,
+}
+
+fn no_leader() -> Setback {
+    Setback::Again("what listens there does not answer as a leader".to_owned())
 }
 
 /// Why an attempt did not succeed.
@@ -76,21 +82,37 @@ impl Seeker {
 
     async fn attempt(&self) -> Result<Member, Setback> {
         let mut client = self.connect().await?;
+        let job = self.membership.job_id();
+        let id = Vec::from(job.to_bytes()).into();
+        let named = self.membership.tasks.len() <= MAX_NAMED;
+        let job = wire::Job { id, name: job.to_string(), derived: job.is_derived() };
         let join = wire::Join {
             version: VERSION,
             rank: self.membership.rank,
-            incarnation: self.incarnation,
-            tasks: self.membership.tasks.iter().map(ToString::to_string).collect(),
+            process: self.process,
+            tasks: self.membership.tasks.iter().filter(|_| named).map(ToString::to_string).collect(),
+            world_size: self.membership.world_size(),
+            tasks_digest: Vec::from(digest(&self.membership.tasks)).into(),
+            job: Some(job.clone()),
         };
-        let again =
-            |status: tonic::Status| Setback::Again(format!("what listens there does not answer as a leader: {status}"));
+        let again = |status: tonic::Status| {
+            let status = clean(&status.to_string(), LONGEST);
+            Setback::Again(format!("what listens there does not answer as a leader: {status}"))
+        };
         let attend = Attendance::begin(&mut client, join, &self.options);
         let mut attendance = match tokio::time::timeout(CONNECT, attend).await {
             Ok(begun) => begun.map_err(again)?,
             Err(_) => return Err(Setback::Again("what listens there does not answer".to_owned())),
         };
+        let mut pass: Option<Pass> = None;
         loop {
             match attendance.next().await {
+                Event::Welcome(welcome) => {
+                    let Ok(incarnation) = <[u8; 16]>::try_from(&*welcome.incarnation) else { return Err(no_leader()) };
+                    let (job, rank, session) = (Some(job.clone()), self.membership.rank, welcome.session);
+                    let caller = wire::Caller { job, rank, session };
+                    pass = Some(Pass { caller, incarnation: Incarnation::from_bytes(incarnation) });
+                }
                 Event::State(state) => {
                     self.note(&state);
                     if state.closing {
@@ -98,15 +120,18 @@ impl Seeker {
                     }
                     if state.missing.is_empty() {
                         let (membership, alarm) = (&self.membership, self.alarm.clone());
-                        return Ok(Member::begin(client, attendance, &state, membership, self.incarnation, alarm));
+                        let pass = pass.ok_or_else(no_leader)?;
+                        return Ok(Member::begin(client, attendance, &state, membership, pass, alarm));
                     }
                 }
-                Event::Refused(refusal) if refusal.passing => return Err(Setback::Again(refusal.reason)),
+                Event::Refused(refusal) if refusal.passing => {
+                    return Err(Setback::Again(clean(&refusal.reason, LONGEST)));
+                }
                 Event::Refused(refusal) => {
                     return Err(Setback::Final(Error::Refused {
                         task: self.membership.task().to_string(),
                         address: self.membership.leader_address.clone(),
-                        reason: refusal.reason,
+                        reason: clean(&refusal.reason, LONGEST),
                     }));
                 }
                 Event::Silent(silence) => {
@@ -128,9 +153,14 @@ impl Seeker {
         // The lookup of a name has no deadline of its own.
         let channel = match tokio::time::timeout(CONNECT * 2, endpoint.connect()).await {
             Ok(connected) => connected.map_err(|error| Setback::Again(cause(&error)))?,
-            Err(_) => return Err(Setback::Again("its name cannot be looked up".to_owned())),
+            Err(_) => {
+                let problem = format!("its name was not found within {} s", (CONNECT * 2).as_secs());
+                return Err(Setback::Again(problem));
+            }
         };
-        Ok(CoordinationClient::new(channel).max_decoding_message_size(usize::MAX))
+        // Everybody's values, in one answer.
+        let largest = self.membership.tasks.len().saturating_mul(Coordination::MAX_VALUE_BYTES + 64);
+        Ok(CoordinationClient::new(channel).max_decoding_message_size(largest.saturating_add(1 << 20)))
     }
 
     /// Says every few seconds what this task waits for.
@@ -147,6 +177,7 @@ impl Seeker {
         let mut waiting = lock(&self.waiting);
         waiting.problem = None;
         waiting.missing = state.missing.iter().filter_map(|rank| self.membership.task_of(*rank)).collect();
+        waiting.missing_count = state.missing_count.max(state.missing.len() as u32);
     }
 
     fn too_late(&self) -> Error {
@@ -164,9 +195,16 @@ impl Seeker {
     }
 
     fn missing(&self) -> Error {
-        let missing = lock(&self.waiting).missing.clone();
-        let rank = |task| self.membership.tasks.iter().position(|other| *other == task).unwrap_or(0);
-        let names: Vec<String> = missing.into_iter().map(|task| self.membership.named(rank(task) as u32)).collect();
+        let (missing, count) = {
+            let waiting = lock(&self.waiting);
+            let first: Vec<Task> = waiting.missing.iter().take(MAX_SHOWN).copied().collect();
+            (first, waiting.missing_count as usize)
+        };
+        let rank = |task: &Task| self.membership.tasks.iter().position(|other| other == task).unwrap_or(0);
+        let mut names: Vec<String> = missing.iter().map(|task| self.membership.named(rank(task) as u32)).collect();
+        if count > names.len() {
+            names.push(format!("and {} more", count - names.len()));
+        }
         Error::Missing {
             task: self.membership.task().to_string(),
             waited: self.started.elapsed().min(self.options.join_timeout),
@@ -174,6 +212,12 @@ impl Seeker {
         }
     }
 }
+
+/// How many missing tasks an error names.
+const MAX_SHOWN: usize = 16;
+
+/// Jobs up to this size tell the leader their tasks by name, so that it can say what differs; others a digest alone.
+const MAX_NAMED: usize = 1000;
 
 /// The pause after the first attempt; each further one is half as long again.
 const FIRST_PAUSE: Duration = Duration::from_millis(5);

@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
-use tonic::transport::server::TcpIncoming;
 
 use super::driver::Driver;
-use super::service::{Hub, Service};
+use super::incoming::Incoming;
+use super::service::{FIRST_MESSAGE, Hub, Service};
 use super::wire::coordination_server::CoordinationServer;
 use super::{CoordinationOptions, host, lock};
 use crate::{Error, Membership, Result};
@@ -40,16 +40,15 @@ impl Leader {
         let listener = listener.map_err(failed)?;
         let address = host::own_address(&listener).map_err(failed)?;
         listener.set_nonblocking(true).map_err(failed)?;
-        let hub = Arc::new(Hub::new(membership.clone(), options));
+        let hub = Arc::new(Hub::new(membership.clone(), options)?);
         let _guard = driver.handle().enter();
-        let incoming =
-            TcpIncoming::from(tokio::net::TcpListener::from_std(listener).map_err(failed)?).with_nodelay(Some(true));
+        let listener = tokio::net::TcpListener::from_std(listener).map_err(failed)?;
+        let incoming = Incoming::new(listener, FIRST_MESSAGE, membership.world_size() as usize + STRANGERS);
         let (stop, stopped) = oneshot::channel::<()>();
         let service = CoordinationServer::new(Service(hub.clone()));
         let stopped = async move {
             let _ = stopped.await;
         };
-        let incoming = incoming.with_nodelay(Some(true));
         let serve = tonic::transport::Server::builder().serve_with_incoming_shutdown(service, incoming, stopped);
         let ended = driver.handle().spawn(async move {
             if let Err(error) = serve.await {
@@ -81,6 +80,9 @@ impl Leader {
         }
     }
 }
+
+/// How many connections may be open that are not known to be members', beside those of all members.
+const STRANGERS: usize = 128;
 
 /// How long the last answers may take to be read.
 const LINGER: Duration = Duration::from_secs(1);

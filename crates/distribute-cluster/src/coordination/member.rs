@@ -15,7 +15,8 @@ use super::pulse::Pulse;
 use super::wire::coordination_client::CoordinationClient;
 use super::wire::{Heartbeat, Join, LeaderMessage, Leave, MemberMessage, Report, leader_message, member_message};
 use super::{CoordinationOptions, PUT_TIMEOUT, wire};
-use crate::{Error, Membership, Result};
+use crate::text::{LONGEST as LONGEST_TEXT, clean};
+use crate::{Error, FailureKind, Incarnation, Membership, Result};
 
 /// One stream between a member and the leader.
 pub(super) struct Attendance {
@@ -28,6 +29,7 @@ pub(super) struct Attendance {
 
 /// What a member learns on its stream.
 pub(super) enum Event {
+    Welcome(wire::Welcome),
     State(wire::State),
     Refused(wire::Refusal),
     Silent(Duration),
@@ -58,6 +60,7 @@ impl Attendance {
                     let Ok(Some(LeaderMessage { kind })) = received else { return Event::Broken };
                     self.pulse.heard(Instant::now());
                     match kind {
+                        Some(leader_message::Kind::Welcome(welcome)) => return Event::Welcome(welcome),
                         Some(leader_message::Kind::State(state)) => return Event::State(state),
                         Some(leader_message::Kind::Refusal(refusal)) => return Event::Refused(refusal),
                         None => {}
@@ -90,19 +93,25 @@ fn message(kind: member_message::Kind) -> MemberMessage {
     MemberMessage { kind: Some(kind) }
 }
 
+/// What a member is given when it joins.
+pub(super) struct Pass {
+    pub(super) caller: wire::Caller,
+    pub(super) incarnation: Incarnation,
+}
+
 /// A member that has joined.
 pub(super) struct Member {
     client: CoordinationClient<Channel>,
     commands: mpsc::Sender<Command>,
     membership: Arc<Membership>,
     task: String,
-    incarnation: u64,
+    pass: Pass,
     alarm: Arc<Alarm>,
 }
 
 /// What the member's user wants said on the stream.
 enum Command {
-    Report(String),
+    Report(Report),
     /// Answered when the leader has closed the stream.
     Leave(oneshot::Sender<()>),
 }
@@ -114,7 +123,7 @@ impl Member {
         attendance: Attendance,
         state: &wire::State,
         membership: &Membership,
-        incarnation: u64,
+        pass: Pass,
         alarm: Arc<Alarm>,
     ) -> Member {
         let (commands, orders) = mpsc::channel(8);
@@ -123,19 +132,24 @@ impl Member {
         }
         tokio::spawn(attend(attendance, orders, alarm.clone()));
         let (membership, task) = (Arc::new(membership.clone()), membership.task().to_string());
-        Member { client, commands, membership, task, incarnation, alarm }
+        Member { client, commands, membership, task, pass, alarm }
     }
 
     pub(super) fn task(&self) -> &str {
         &self.task
     }
 
+    pub(super) fn incarnation(&self) -> Incarnation {
+        self.pass.incarnation
+    }
+
     pub(super) fn alarm(&self) -> &Alarm {
         &self.alarm
     }
 
-    pub(super) fn report(&self, message: &str) {
-        let _ = self.commands.try_send(Command::Report(message.to_owned()));
+    pub(super) fn report(&self, message: &str, kind: FailureKind) {
+        let report = Report { message: clean(message, LONGEST_TEXT), kind: kind.code() };
+        let _ = self.commands.try_send(Command::Report(report));
     }
 
     pub(super) fn leave(&self) -> impl Future<Output = ()> + Send + use<> {
@@ -150,7 +164,7 @@ impl Member {
 
     pub(super) fn put(&self, key: &str, value: &[u8]) -> impl Future<Output = Result<()>> + Send + use<> {
         let mut client = self.client.clone();
-        let request = wire::PutRequest { key: key.to_owned(), value: value.to_vec().into() };
+        let request = wire::PutRequest { key: key.to_owned(), value: value.to_vec().into(), caller: self.caller() };
         let rpc = async move { client.put(request).await.map(drop) };
         self.ask(format!("put {key:?}"), rpc, PUT_TIMEOUT)
     }
@@ -163,7 +177,7 @@ impl Member {
     ) -> impl Future<Output = Result<Option<Vec<u8>>>> + Send + use<> {
         let mut client = self.client.clone();
         let what = format!("get {key:?}");
-        let request = wire::GetRequest { key: key.to_owned(), timeout_ms: millis(timeout) };
+        let request = wire::GetRequest { key: key.to_owned(), timeout_ms: millis(timeout), caller: self.caller() };
         let rpc = async move { client.get(request).await.map(tonic::Response::into_inner) };
         let reply = self.ask(what.clone(), rpc, timeout);
         let (alarm, task, waits) = (self.alarm.clone(), self.task.clone(), !timeout.is_zero());
@@ -188,10 +202,9 @@ impl Member {
         let mut client = self.client.clone();
         let request = wire::ExchangeRequest {
             key: what.clone(),
-            rank: self.membership.rank,
-            incarnation: self.incarnation,
             value: value.to_vec().into(),
             timeout_ms: millis(timeout),
+            caller: self.caller(),
         };
         let rpc = async move { client.exchange(request).await.map(tonic::Response::into_inner) };
         let reply = self.ask(what.clone(), rpc, timeout);
@@ -213,13 +226,17 @@ impl Member {
         }
     }
 
+    fn caller(&self) -> Option<wire::Caller> {
+        Some(self.pass.caller.clone())
+    }
+
     /// Makes a call, as long as the leader is there.
     fn ask<T, F>(&self, what: String, rpc: F, timeout: Duration) -> impl Future<Output = Result<T>> + Send + use<T, F>
     where
         T: Send + 'static,
         F: Future<Output = Result<T, Status>> + Send + 'static,
     {
-        let (task, alarm) = (self.task.clone(), self.alarm.clone());
+        let (task, alarm, address) = (self.task.clone(), self.alarm.clone(), self.membership.leader_address.clone());
         async move {
             let mut gone = alarm.leader_gone();
             let patience = timeout.min(LONGEST).saturating_add(Duration::from_secs(1));
@@ -227,7 +244,13 @@ impl Member {
                 biased;
                 answer = tokio::time::timeout(patience, rpc) => match answer {
                     Ok(Ok(reply)) => return Ok(reply),
-                    Ok(Err(status)) => status.message().to_owned(),
+                    Ok(Err(status)) if status.code() == tonic::Code::PermissionDenied => {
+                        return Err(Error::Refused { task, address, reason: clean(status.message(), LONGEST_TEXT) });
+                    }
+                    Ok(Err(status)) if status.code() == tonic::Code::ResourceExhausted => {
+                        return Err(Error::TooLarge { task, what, problem: clean(status.message(), LONGEST_TEXT) });
+                    }
+                    Ok(Err(status)) => clean(status.message(), LONGEST_TEXT),
                     Err(_) => "the leader does not answer".to_owned(),
                 },
                 _ = gone.wait_for(|gone| *gone) => "the leader is gone".to_owned(),
@@ -253,7 +276,7 @@ fn named(membership: &Membership, absent: &wire::Absent) -> String {
     match (absent.left, absent.elsewhere.as_str()) {
         (true, _) => format!("{name} (has left the job)"),
         (false, "") => name,
-        (false, elsewhere) => format!("{name} (waits at {elsewhere})"),
+        (false, elsewhere) => format!("{name} (waits at {})", clean(elsewhere, LONGEST_TEXT)),
     }
 }
 
@@ -265,7 +288,7 @@ async fn attend(mut attendance: Attendance, mut orders: mpsc::Receiver<Command>,
             event = attendance.next() => event,
             order = orders.recv(), if leaving.is_none() => {
                 match order {
-                    Some(Command::Report(message)) => attendance.send(member_message::Kind::Report(Report { message })),
+                    Some(Command::Report(report)) => attendance.send(member_message::Kind::Report(report)),
                     Some(Command::Leave(left)) => {
                         attendance.send(member_message::Kind::Leave(Leave {}));
                         leaving = Some(left);
@@ -284,6 +307,7 @@ async fn attend(mut attendance: Attendance, mut orders: mpsc::Receiver<Command>,
                     return alarm.leader_left();
                 }
             }
+            Event::Welcome(_) => {}
             Event::Broken | Event::Refused(_) if leaving.is_some() => return,
             Event::Broken | Event::Refused(_) => {
                 let silence = attendance.pulse.silence(Instant::now());

@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::driver::Driver;
 use super::{HostDecision, InterfaceChoice, LocalHost, host};
 use crate::error::seconds;
-use crate::{Error, Membership, Result, Task, env};
+use crate::{Error, JobId, Membership, Result, Task, env};
 
 /// How members meet and watch each other; every member uses the same heartbeats.
 #[derive(Clone)]
@@ -27,6 +27,9 @@ pub struct CoordinationOptions {
     /// Which network interface the others reach this process by: one of its addresses, or names as
     /// [`from_env`](CoordinationOptions::from_env) takes them. Default: the one towards the leader.
     pub interface: Option<InterfaceChoice>,
+    /// The job's identity, before that of the [`Membership`]. Default: the membership's;
+    /// [`from_env`](CoordinationOptions::from_env) reads DISTRIBUTE_JOB_ID.
+    pub job_id: Option<JobId>,
     /// A listener of the leader that exists already; for tests and launchers.
     pub listener: Option<Arc<TcpListener>>,
 }
@@ -40,20 +43,21 @@ impl Default for CoordinationOptions {
             progress_interval: Duration::from_secs(3),
             progress: None,
             interface: None,
+            job_id: None,
             listener: None,
         }
     }
 }
 
 impl CoordinationOptions {
-    /// The defaults, with the join timeout of DISTRIBUTE_TIMEOUT (seconds) and the interface of DISTRIBUTE_INTERFACE, or else
+    /// The defaults, with the join timeout of DISTRIBUTE_TIMEOUT (seconds), the identity of DISTRIBUTE_JOB_ID, and the interface of DISTRIBUTE_INTERFACE, or else
     /// NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME: `eth` (names that begin so), `=eth0` (that one), `^lo,docker` (all others),
     /// or an address of this machine.
     ///
     /// # Errors
-    /// [`Error::Config`] where the variable is not a number above 0.
+    /// [`Error::Config`] where the timeout is not a number above 0, the identity is malformed, or a variable is not UTF-8.
     pub fn from_env() -> Result<CoordinationOptions> {
-        CoordinationOptions::from_vars(env::process)
+        env::read(|variable| CoordinationOptions::from_vars(variable))
     }
 
     /// As [`from_env`](CoordinationOptions::from_env), with the variables looked up by a function.
@@ -61,8 +65,10 @@ impl CoordinationOptions {
     /// # Errors
     /// As [`from_env`](CoordinationOptions::from_env).
     pub fn from_vars(variable: impl Fn(&str) -> Option<String>) -> Result<CoordinationOptions> {
+        let variable = env::set(&variable);
         let interface = InterfaceChoice::from_vars(&variable);
         let mut options = CoordinationOptions { interface, ..CoordinationOptions::default() };
+        options.job_id = JobId::from_vars(&variable)?;
         if let Some(given) = variable("DISTRIBUTE_TIMEOUT") {
             let seconds = given.trim().parse::<f64>().ok().filter(|seconds| *seconds > 0.0 && *seconds < 1e9);
             let wrong = || {
@@ -156,6 +162,7 @@ impl fmt::Debug for CoordinationOptions {
             .field("progress_interval", &self.progress_interval)
             .field("progress", &self.progress.is_some())
             .field("interface", &self.interface)
+            .field("job_id", &self.job_id)
             .field("listener", &self.listener)
             .finish()
     }
@@ -167,8 +174,10 @@ impl fmt::Debug for CoordinationOptions {
 pub struct Waiting {
     /// The task that waits.
     pub task: Task,
-    /// Who is missing, as far as the leader has said.
+    /// Who is missing, as far as the leader has said; in large jobs the first of them.
     pub missing: Vec<Task>,
+    /// How many are missing.
+    pub missing_count: u32,
     /// The number of tasks of the job.
     pub world_size: u32,
     /// The leader and its address.
@@ -188,8 +197,8 @@ impl fmt::Display for Waiting {
             Some(problem) => write!(f, "waiting for the leader {} ({waited} s of {timeout} s): {problem}", self.leader),
             None => {
                 let shown: Vec<String> = self.missing.iter().take(8).map(Task::to_string).collect();
-                let more = if self.missing.len() > 8 { ", …" } else { "" };
-                let (missing, size) = (self.missing.len(), self.world_size);
+                let more = if self.missing_count > 8 { ", …" } else { "" };
+                let (missing, size) = (self.missing_count, self.world_size);
                 let names = shown.join(", ");
                 write!(f, "waiting for {missing} of {size} tasks: {names}{more} ({waited} s of {timeout} s)")
             }

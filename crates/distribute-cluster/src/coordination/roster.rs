@@ -1,21 +1,27 @@
 //! Who has joined, left or failed: the leader's decisions, without sockets or clocks.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use super::pulse::Pulse;
 use super::wire;
 use super::wire::failure::Cause;
-use crate::Membership;
+use crate::job::Digest;
+use crate::text::{LONGEST, clean};
+use crate::{FailureKind, JobId, Membership, Task};
 
 /// The version of the protocol; raised with every change that older members would misread.
-pub(super) const VERSION: u32 = 1;
+pub(super) const VERSION: u32 = 2;
 
 /// The members as the leader knows them.
 pub(super) struct Roster {
     membership: Membership,
+    job: JobId,
     heartbeat_timeout: Duration,
     seats: BTreeMap<u32, Seat>,
+    /// Ranks without a seat.
+    missing: BTreeSet<u32>,
+    tasks_digest: [u8; 16],
     /// All have joined once.
     complete: bool,
     failure: Option<wire::Failure>,
@@ -25,12 +31,26 @@ pub(super) struct Roster {
 
 /// A member that has joined.
 struct Seat {
-    incarnation: u64,
+    process: u64,
+    /// What this process's calls carry.
+    session: Session,
     /// Tells the streams of one member apart when it has connected again.
     visit: u64,
     address: String,
     pulse: Pulse,
     left: bool,
+}
+
+/// What only a member and the leader know.
+pub(super) type Session = [u8; 16];
+
+/// Why a call is not answered.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Stranger {
+    /// It comes from another job.
+    OtherJob(String),
+    /// It comes from no member.
+    NoMember,
 }
 
 /// What a task that wants to join is told.
@@ -44,25 +64,33 @@ pub(super) enum Answer {
 
 impl Roster {
     pub(super) fn new(membership: Membership, heartbeat_timeout: Duration) -> Roster {
-        let seats = BTreeMap::new();
-        Roster { membership, heartbeat_timeout, seats, complete: false, failure: None, closing: false, visits: 0 }
+        let (seats, missing, job) = (BTreeMap::new(), (0..membership.world_size()).collect(), membership.job_id());
+        let tasks_digest = digest(&membership.tasks);
+        let (complete, failure, closing, visits) = (false, None, false, 0);
+        Roster { membership, job, heartbeat_timeout, seats, missing, tasks_digest, complete, failure, closing, visits }
     }
 
-    /// Seats a member, or says why not.
-    pub(super) fn admit(&mut self, join: &wire::Join, address: String, now: Instant) -> Answer {
-        if let Some(reason) = self.disagreement(join) {
-            return Answer::Refused { reason, passing: false };
-        }
-        let task = &join.tasks[join.rank as usize];
+    /// Seats a member whose calls will carry `session`, or says why not.
+    pub(super) fn admit(&mut self, join: &wire::Join, session: Session, address: String, now: Instant) -> Answer {
         let refused = |reason: String, passing| Answer::Refused { reason, passing };
+        if let Some(reason) = self.other_version(join) {
+            return refused(reason, false);
+        }
+        // The next one on this address may be another job.
         if self.closing || self.failure.is_some() {
             return refused("the leader still belongs to a job that is ending".to_owned(), true);
         }
+        if let Some(reason) = self.disagreement(join) {
+            return refused(reason, false);
+        }
+        let Some(task) = self.membership.task_of(join.rank) else {
+            return refused(format!("rank {} is outside the job", join.rank), false);
+        };
         match self.seats.get(&join.rank) {
-            Some(seat) if seat.left || (self.complete && seat.incarnation == join.incarnation) => {
+            Some(seat) if seat.left || (self.complete && seat.process == join.process) => {
                 return refused(format!("{task} has already left the leader's job"), true);
             }
-            Some(seat) if seat.incarnation != join.incarnation => {
+            Some(seat) if seat.process != join.process => {
                 let reason = format!(
                     "two processes say that they are {task}: one at {}, one at {address}; give each task an index of its own",
                     seat.address
@@ -73,36 +101,70 @@ impl Roster {
         }
         self.visits += 1;
         let pulse = Pulse::new(now, self.heartbeat_timeout);
-        let seat = Seat { incarnation: join.incarnation, visit: self.visits, address, pulse, left: false };
+        let seat = Seat { process: join.process, session, visit: self.visits, address, pulse, left: false };
         self.seats.insert(join.rank, seat);
-        self.complete |= self.seats.len() == self.membership.tasks.len();
+        self.missing.remove(&join.rank);
+        self.complete |= self.missing.is_empty();
         Answer::Seated { visit: self.visits }
+    }
+
+    fn other_version(&self, join: &wire::Join) -> Option<String> {
+        let (leader, theirs) = (self.membership.tasks[0], join.version);
+        (theirs != VERSION).then(|| {
+            format!(
+                "it speaks version {theirs} of the protocol, {leader} version {VERSION}; start the same build on every task"
+            )
+        })
     }
 
     /// How a member's description of the job differs from the leader's.
     fn disagreement(&self, join: &wire::Join) -> Option<String> {
         let here = &self.membership;
         let leader = here.tasks[0];
-        if join.version != VERSION {
-            let theirs = join.version;
-            return Some(format!(
-                "it speaks version {theirs} of the protocol, {leader} version {VERSION}; start the same build on every task"
-            ));
+        let other_job = self.other_job(join.job.as_ref());
+        // Where both are derived, what they are derived from says more.
+        if other_job.is_some() && !(self.job.is_derived() && join.job.as_ref().is_some_and(|job| job.derived)) {
+            return other_job;
         }
-        if join.tasks.len() != here.tasks.len() {
-            let (theirs, ours) = (join.tasks.len(), here.tasks.len());
+        if join.world_size != here.world_size() {
+            let (theirs, ours) = (join.world_size, here.world_size());
             return Some(format!(
                 "it was told that the job has {theirs} tasks, but {leader} was told {ours}; give every task the same description"
             ));
         }
-        if join.rank as usize >= join.tasks.len() {
-            return Some(format!("rank {} is outside a job of {}", join.rank, join.tasks.len()));
+        if join.rank >= join.world_size {
+            return Some(format!("rank {} is outside a job of {}", join.rank, join.world_size));
         }
-        let differs = |rank: &usize| here.tasks[*rank].to_string() != join.tasks[*rank];
-        (0..here.tasks.len()).find(differs).map(|rank| {
-            let (ours, theirs) = (here.tasks[rank], &join.tasks[rank]);
-            format!("it calls rank {rank} {theirs}, but {leader} calls it {ours}; give every task the same description")
+        if join.tasks_digest == self.tasks_digest.as_slice() {
+            return other_job;
+        }
+        let differs = |(ours, theirs): &(&Task, &String)| ours.to_string() != **theirs;
+        let first = here.tasks.iter().zip(&join.tasks).zip(0..).find(|(pair, _)| differs(pair));
+        Some(match first {
+            Some(((ours, theirs), rank)) => {
+                let theirs = clean(theirs, LONGEST);
+                format!(
+                    "it calls rank {rank} {theirs}, but {leader} calls it {ours}; give every task the same description"
+                )
+            }
+            None => format!("it knows other tasks of the job than {leader} does; give every task the same description"),
         })
+    }
+
+    /// How a caller's job differs from the leader's.
+    fn other_job(&self, job: Option<&wire::Job>) -> Option<String> {
+        let (ours, leader) = (&self.job, self.membership.tasks[0]);
+        match job {
+            Some(job) if job.id == ours.to_bytes().as_slice() => None,
+            Some(job) if job.derived && ours.is_derived() => Some(format!(
+                "it was told of another cluster ({}) than {leader} ({ours}); give every task the same addresses, or set                  DISTRIBUTE_JOB_ID alike on all tasks of one job",
+                clean(&job.name, LONGEST)
+            )),
+            _ => Some(format!(
+                "it belongs to job {}, but {leader} leads job {ours}; give each job an address of its own, or, if it is one                  job, set DISTRIBUTE_JOB_ID alike on all of its tasks",
+                job.map_or_else(|| "(none)".to_owned(), |job| clean(&job.name, LONGEST))
+            )),
+        }
     }
 
     pub(super) fn heard(&mut self, rank: u32, visit: u64, now: Instant) {
@@ -116,7 +178,7 @@ impl Roster {
         match (self.complete, self.seat(rank, visit)) {
             (_, None) => return false,
             (true, Some(seat)) => seat.left = true,
-            (false, Some(_)) => drop(self.seats.remove(&rank)),
+            (false, Some(_)) => drop(self.unseat(rank)),
         }
         true
     }
@@ -142,8 +204,9 @@ impl Roster {
 
     /// A member reports its own failure; whether that changes anything. Nobody has work that could fail before all have
     /// joined.
-    pub(super) fn report(&mut self, rank: u32, visit: u64, message: String) -> bool {
-        self.complete && self.seat(rank, visit).is_some() && self.fail(rank, Cause::Reported(message))
+    pub(super) fn report(&mut self, rank: u32, visit: u64, report: &wire::Report) -> bool {
+        let cause = Cause::Reported(clean(&report.message, LONGEST));
+        self.complete && self.seat(rank, visit).is_some() && self.fail(rank, cause, report.kind)
     }
 
     /// The leader leaves.
@@ -164,9 +227,17 @@ impl Roster {
         self.failure.as_ref()
     }
 
-    /// Whether this process is the one that joined as this rank.
-    pub(super) fn knows(&self, rank: u32, incarnation: u64) -> bool {
-        self.seats.get(&rank).is_some_and(|seat| seat.incarnation == incarnation && !seat.left)
+    /// The member that makes a call.
+    ///
+    /// # Errors
+    /// Who else it is.
+    pub(super) fn member(&self, caller: Option<&wire::Caller>) -> Result<u32, Stranger> {
+        if let Some(reason) = self.other_job(caller.and_then(|caller| caller.job.as_ref())) {
+            return Err(Stranger::OtherJob(reason));
+        }
+        let caller = caller.ok_or(Stranger::NoMember)?;
+        let seat = self.seats.get(&caller.rank).filter(|seat| !seat.left && caller.session == seat.session.as_slice());
+        seat.map(|_| caller.rank).ok_or(Stranger::NoMember)
     }
 
     pub(super) fn has_left(&self, rank: u32) -> bool {
@@ -179,11 +250,9 @@ impl Roster {
 
     /// What every member is told.
     pub(super) fn state(&self) -> wire::State {
-        let missing = match self.complete {
-            true => Vec::new(),
-            false => (0..self.world_size()).filter(|rank| !self.seats.contains_key(rank)).collect(),
-        };
-        wire::State { missing, failure: self.failure.clone(), closing: self.closing }
+        let missing = self.missing.iter().filter(|_| !self.complete).take(MAX_TOLD).copied().collect();
+        let missing_count = if self.complete { 0 } else { self.missing.len() as u32 };
+        wire::State { missing, missing_count, failure: self.failure.clone(), closing: self.closing }
     }
 
     fn seat(&mut self, rank: u32, visit: u64) -> Option<&mut Seat> {
@@ -193,22 +262,38 @@ impl Roster {
     /// Before all have joined, a member that is gone may come back; afterwards its loss is the job's failure.
     fn lose(&mut self, rank: u32, how: String, silence: Duration) -> bool {
         if !self.complete {
-            return self.seats.remove(&rank).is_some();
+            return self.unseat(rank);
         }
         if let Some(seat) = self.seats.get_mut(&rank) {
             seat.left = true;
         }
         let last_heard_ms = u64::try_from(silence.as_millis()).unwrap_or(u64::MAX);
-        self.fail(rank, Cause::Lost(wire::Lost { how, last_heard_ms }))
+        self.fail(rank, Cause::Lost(wire::Lost { how, last_heard_ms }), FailureKind::Retryable.code())
+    }
+
+    /// Takes a seat back; whether there was one.
+    fn unseat(&mut self, rank: u32) -> bool {
+        let sat = self.seats.remove(&rank).is_some();
+        sat && self.missing.insert(rank)
     }
 
     /// Keeps the first failure; whether this is it.
-    fn fail(&mut self, rank: u32, cause: Cause) -> bool {
+    fn fail(&mut self, rank: u32, cause: Cause, kind: u32) -> bool {
         let first = self.failure.is_none();
-        self.failure.get_or_insert(wire::Failure { rank, cause: Some(cause) });
+        self.failure.get_or_insert(wire::Failure { rank, cause: Some(cause), kind });
         first
     }
 }
+
+/// What members compare instead of the names of all tasks.
+pub(super) fn digest(tasks: &[Task]) -> [u8; 16] {
+    let mut digest = Digest::new("tasks");
+    tasks.iter().for_each(|task| digest.text(&task.to_string()));
+    digest.finish()
+}
+
+/// How many missing ranks members are told: enough for a sentence, little enough to be sent to all of a large job.
+const MAX_TOLD: usize = 32;
 
 #[cfg(test)]
 mod tests;

@@ -11,15 +11,18 @@ use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
+use super::incoming::Acquaintance;
 use super::options::LONGEST;
-use super::roster::{Answer, Roster};
-use super::wire::coordination_server::Coordination;
+use super::roster::{Answer, Roster, Stranger};
+use super::store::{Store, check};
+use super::wire::coordination_server::Coordination as Calls;
 use super::wire::{
-    Absent, ExchangeReply, ExchangeRequest, GetReply, GetRequest, LeaderMessage, MemberMessage, PutReply, PutRequest,
-    Refusal, leader_message, member_message,
+    Absent, Caller, ExchangeReply, ExchangeRequest, GetReply, GetRequest, LeaderMessage, MemberMessage, PutReply,
+    PutRequest, Refusal, Welcome, leader_message, member_message,
 };
-use super::{CoordinationOptions, lock};
-use crate::Membership;
+use super::{Coordination, CoordinationOptions, lock};
+use crate::job::random;
+use crate::{Incarnation, Membership, Result};
 
 /// What all calls share. The lock is held for moments only, never across a wait.
 pub(super) struct Hub {
@@ -29,11 +32,12 @@ pub(super) struct Hub {
     /// Anything has changed that a call may wait for.
     anything: watch::Sender<()>,
     heartbeat_interval: Duration,
+    incarnation: Incarnation,
 }
 
 pub(super) struct Inner {
     pub(super) roster: Roster,
-    store: HashMap<String, Bytes>,
+    store: Store,
     rounds: HashMap<String, Round>,
 }
 
@@ -46,14 +50,15 @@ struct Round {
 }
 
 impl Hub {
-    pub(super) fn new(membership: Membership, options: &CoordinationOptions) -> Hub {
+    pub(super) fn new(membership: Membership, options: &CoordinationOptions) -> Result<Hub> {
         let roster = Roster::new(membership, options.heartbeat_timeout);
-        Hub {
-            inner: Mutex::new(Inner { roster, store: HashMap::new(), rounds: HashMap::new() }),
+        Ok(Hub {
+            inner: Mutex::new(Inner { roster, store: Store::default(), rounds: HashMap::new() }),
             members: watch::channel(()).0,
             anything: watch::channel(()).0,
             heartbeat_interval: options.heartbeat_interval,
-        }
+            incarnation: Incarnation::random()?,
+        })
     }
 
     /// Changes the roster and tells everybody, where there was a change.
@@ -105,25 +110,33 @@ impl Hub {
 pub(super) struct Service(pub(super) Arc<Hub>);
 
 #[tonic::async_trait]
-impl Coordination for Service {
+impl Calls for Service {
     type AttendStream = Pin<Box<dyn Stream<Item = Result<LeaderMessage, Status>> + Send>>;
 
     async fn attend(&self, request: Request<Streaming<MemberMessage>>) -> Result<Response<Self::AttendStream>, Status> {
-        let address =
-            request.remote_addr().map_or_else(|| "an unknown address".to_owned(), |address| address.to_string());
+        let acquaintance = request.extensions().get::<Acquaintance>().cloned();
+        let address = acquaintance.as_ref().and_then(Acquaintance::peer);
+        let address = address.map_or_else(|| "an unknown address".to_owned(), |address| address.to_string());
         let mut inbox = request.into_inner();
         let first = tokio::time::timeout(FIRST_MESSAGE, inbox.message()).await;
         let Ok(Ok(Some(MemberMessage { kind: Some(member_message::Kind::Join(join)) }))) = first else {
             return Err(Status::invalid_argument("the first message does not join"));
         };
+        let session = random().map_err(|error| Status::internal(error.to_string()))?;
         let mut answer = None;
         self.0.change(|inner| {
-            let given = answer.insert(inner.roster.admit(&join, address, Instant::now()));
+            let given = answer.insert(inner.roster.admit(&join, session, address, Instant::now()));
             matches!(given, Answer::Seated { .. })
         });
         let (outbox, replies) = mpsc::channel(4);
         match answer {
             Some(Answer::Seated { visit }) => {
+                if let Some(acquaintance) = acquaintance {
+                    acquaintance.known();
+                }
+                let incarnation = Vec::from(self.0.incarnation.to_bytes()).into();
+                let welcome = Welcome { incarnation, session: Vec::from(session).into() };
+                let _ = outbox.try_send(Ok(LeaderMessage { kind: Some(leader_message::Kind::Welcome(welcome)) }));
                 tokio::spawn(write(self.0.clone(), join.rank, visit, outbox));
                 tokio::spawn(read(self.0.clone(), join.rank, visit, inbox));
             }
@@ -140,16 +153,22 @@ impl Coordination for Service {
     }
 
     async fn put(&self, request: Request<PutRequest>) -> Result<Response<PutReply>, Status> {
+        let acquaintance = request.extensions().get::<Acquaintance>().cloned();
         let request = request.into_inner();
-        lock(&self.0.inner).store.insert(request.key, request.value);
+        let mut inner = lock(&self.0.inner);
+        inner.member(request.caller.as_ref(), acquaintance)?;
+        inner.store.put(request.key, request.value).map_err(Status::resource_exhausted)?;
+        drop(inner);
         self.0.anything.send_replace(());
         Ok(Response::new(PutReply {}))
     }
 
     async fn get(&self, request: Request<GetRequest>) -> Result<Response<GetReply>, Status> {
+        let acquaintance = request.extensions().get::<Acquaintance>().cloned();
         let request = request.into_inner();
+        lock(&self.0.inner).member(request.caller.as_ref(), acquaintance)?;
         let reply = self.0.until(request.timeout_ms, |inner| {
-            let value = inner.store.get(&request.key).cloned();
+            let value = inner.store.get(&request.key);
             let (failure, closing) = (inner.roster.failure().cloned(), inner.roster.is_closing());
             let done = value.is_some() || failure.is_some() || closing;
             done.then_some(GetReply { value, failure, closing })
@@ -158,12 +177,13 @@ impl Coordination for Service {
     }
 
     async fn exchange(&self, request: Request<ExchangeRequest>) -> Result<Response<ExchangeReply>, Status> {
-        let ExchangeRequest { key, rank, incarnation, value, timeout_ms } = request.into_inner();
-        let (end, ended) = {
+        let acquaintance = request.extensions().get::<Acquaintance>().cloned();
+        let ExchangeRequest { key, value, timeout_ms, caller } = request.into_inner();
+        let (rank, end, ended) = {
             let mut inner = lock(&self.0.inner);
-            if !inner.roster.knows(rank, incarnation) {
-                return Err(Status::failed_precondition("this task is not a member of the leader's job"));
-            }
+            let rank = inner.member(caller.as_ref(), acquaintance)?;
+            check("", value.len()).map_err(Status::resource_exhausted)?;
+            inner.has_room(&key).map_err(Status::resource_exhausted)?;
             let size = inner.roster.world_size() as usize;
             let round = inner.rounds.entry(key.clone()).or_default();
             if round.values.contains_key(&rank) {
@@ -172,7 +192,7 @@ impl Coordination for Service {
                 ));
             }
             round.values.insert(rank, value);
-            (round.end.clone(), round.values.len() == size && inner.end(&key))
+            (rank, round.end.clone(), round.values.len() == size && inner.end(&key))
         };
         if ended {
             self.0.anything.send_replace(());
@@ -195,8 +215,11 @@ impl Coordination for Service {
     }
 }
 
-/// How long a connection may take to say what it wants.
-const FIRST_MESSAGE: Duration = Duration::from_secs(10);
+/// How many exchanges and barriers may wait for members at a time.
+const MAX_ROUNDS: usize = 4096;
+
+/// How long a connection may take to say what it wants, and to show that it is a member's.
+pub(super) const FIRST_MESSAGE: Duration = Duration::from_secs(10);
 
 /// A member that waits in a round. One whose wait ends before the round takes its value back, so that those who come
 /// later do not believe that it is still there.
@@ -222,6 +245,36 @@ impl Drop for Place<'_> {
 }
 
 impl Inner {
+    /// The member that makes a call, whose connection is kept from then on; nobody else is answered.
+    fn member(&self, caller: Option<&Caller>, acquaintance: Option<Acquaintance>) -> Result<u32, Status> {
+        let rank = self.roster.member(caller).map_err(|stranger| match stranger {
+            Stranger::OtherJob(reason) => Status::permission_denied(reason),
+            Stranger::NoMember => Status::failed_precondition("this task is not a member of the leader's job"),
+        })?;
+        if let Some(acquaintance) = acquaintance {
+            acquaintance.known();
+        }
+        Ok(rank)
+    }
+
+    /// Whether a round may be opened, or is open already; else why not.
+    fn has_room(&self, key: &str) -> Result<(), String> {
+        // The name of an exchange is quoted and preceded by what it is.
+        if key.len() > 16 * Coordination::MAX_KEY_BYTES {
+            return Err(format!(
+                "the name has {} bytes; at most {} are allowed",
+                key.len(),
+                Coordination::MAX_KEY_BYTES
+            ));
+        }
+        if self.rounds.len() >= MAX_ROUNDS && !self.rounds.contains_key(key) {
+            return Err(format!(
+                "{MAX_ROUNDS} exchanges and barriers are waiting for members, as many as are allowed; use fewer names at a time"
+            ));
+        }
+        Ok(())
+    }
+
     /// Ends a round with what it has, so that the next use of its key begins a new one; whether there was one.
     fn end(&mut self, key: &str) -> bool {
         let reply = self.reply(key);
@@ -288,7 +341,7 @@ async fn read(hub: Arc<Hub>, rank: u32, visit: u64, mut inbox: Streaming<MemberM
                 return hub.change(|inner| inner.roster.leave(rank, visit));
             }
             Ok(Some(MemberMessage { kind: Some(Kind::Report(report)) })) => {
-                hub.change(|inner| inner.roster.report(rank, visit, report.message));
+                hub.change(|inner| inner.roster.report(rank, visit, &report));
             }
             Ok(Some(_)) => lock(&hub.inner).roster.heard(rank, visit, now),
             Ok(None) | Err(_) => return hub.change(|inner| inner.roster.broke(rank, visit, now)),

@@ -6,6 +6,7 @@ use std::time::Instant;
 use super::*;
 use crate::{FailureCause, Task, TaskType};
 
+mod connections;
 mod failures;
 mod joining;
 
@@ -157,7 +158,7 @@ fn a_barrier_names_who_is_missing_and_where_they_are() {
 fn one_name_is_not_used_by_two_threads_of_a_member_at_once() {
     let job = job(2, &options());
     let texts: Vec<String> = thread::scope(|scope| {
-        let both = [0, 1].map(|_| scope.spawn(|| job[0].barrier("same", Duration::from_millis(200))));
+        let both = [0, 1].map(|_| scope.spawn(|| job[0].barrier("same", Duration::from_secs(1))));
         both.map(|thread| thread.join().unwrap().unwrap_err().to_string()).to_vec()
     });
     assert!(texts.iter().any(|text| text.contains("another thread of this task is there already")), "{texts:?}");

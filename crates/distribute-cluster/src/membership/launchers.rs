@@ -3,10 +3,15 @@
 use super::{Membership, from_tf_config};
 use crate::slurm::first_host;
 use crate::spec::host_problem;
-use crate::{Error, Result};
+use crate::{ClusterSpec, Error, JobId, Result, env};
 
 /// The membership that the variables describe.
 pub(super) fn membership(variable: &dyn Fn(&str) -> Option<String>) -> Result<Option<Membership>> {
+    if let Some(name) = DECISIVE.into_iter().find(|name| variable(name).is_some_and(|value| value.trim().is_empty())) {
+        let mend = format!("Unset {name} for a program of one process, else correct what sets it.");
+        return Err(Error::config(ENVIRONMENT, format!("{name} is set, but empty"), "nothing", "a value", mend));
+    }
+    let variable: &dyn Fn(&str) -> Option<String> = &env::set(variable);
     let vars = Vars(variable);
     let set = |name: &str| vars.get(name).is_some();
     // A batch script of Slurm has SLURM_PROCID too, but is one process; only a step's tasks know their step.
@@ -37,8 +42,18 @@ pub(super) fn membership(variable: &dyn Fn(&str) -> Option<String>) -> Result<Op
         SLURM => Some(vars.slurm()?),
         _ => Some(vars.ranks(RANKS, "RANK", "WORLD_SIZE", None)?),
     };
-    Ok(found.map(|membership| Membership { also_seen: others.to_vec(), ..membership }))
+    let Some(mut membership) = found else { return Ok(None) };
+    membership.also_seen = others.to_vec();
+    if let Some(job) = JobId::from_vars(variable)?.or_else(|| vars.scheduler_job(source)) {
+        membership = membership.with_job_id(job);
+    }
+    Ok(Some(membership))
 }
+
+/// What says which process of a job this is. Set to nothing, as by a template whose value is missing, it would make a job of one
+/// process of each task.
+const DECISIVE: [&str; 6] =
+    ["TF_CONFIG", "RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "SLURM_PROCID"];
 
 const TF_CONFIG: &str = "TF_CONFIG";
 const RANKS: &str = "RANK and WORLD_SIZE";
@@ -51,6 +66,23 @@ struct Vars<'a>(&'a dyn Fn(&str) -> Option<String>);
 impl Vars<'_> {
     fn get(&self, name: &str) -> Option<String> {
         (self.0)(name)
+    }
+
+    /// The identity that the launcher gives to the processes that it has described, all of them the same. Identities of
+    /// launchers that have not described the job may be those of a part of it, so they do not count.
+    fn scheduler_job(&self, source: &str) -> Option<JobId> {
+        let from = |variable: &'static str| JobId::of_scheduler(variable, self.get(variable)?).ok();
+        match source {
+            RANKS => from("TORCHELASTIC_RUN_ID").filter(|job| job.name() != TORCHRUN_DEFAULT),
+            OPEN_MPI => from("PMIX_NAMESPACE").or_else(|| from("OMPI_MCA_ess_base_jobid")),
+            // The components of a heterogeneous job have numbers of their own.
+            SLURM if self.get("SLURM_HET_SIZE").is_none() => {
+                let step = self.get("SLURM_STEP_ID").or_else(|| self.get("SLURM_STEPID"))?;
+                let name = format!("slurm-{}.{}", self.get("SLURM_JOB_ID")?.trim(), step.trim());
+                JobId::of_scheduler("SLURM_STEP_ID", name).ok()
+            }
+            _ => None,
+        }
     }
 
     fn slurm(&self) -> Result<Membership> {
@@ -98,12 +130,9 @@ impl Vars<'_> {
                 &expected,
             ));
         }
-        if size > MAX_TASKS {
-            return Err(wrong(
-                &format!("{size_name} is too large"),
-                &size.to_string(),
-                &format!("at most {MAX_TASKS}"),
-            ));
+        if size as usize > ClusterSpec::MAX_TASKS {
+            let expected = format!("at most {}", ClusterSpec::MAX_TASKS);
+            return Err(wrong(&format!("{size_name} is too large"), &size.to_string(), &expected));
         }
         let leader_address = if size == 1 { String::new() } else { self.leader_address(size_name, size, otherwise)? };
         Ok(Membership { source, ..Membership::new(rank, size, leader_address)? })
@@ -179,8 +208,11 @@ impl Vars<'_> {
     /// Refuses RANK and WORLD_SIZE that say otherwise than TF_CONFIG: two launchers are at work, or one started several
     /// processes with the same TF_CONFIG.
     fn agrees_with(&self, described: &Membership) -> Result<()> {
-        let number = |name| self.get(name).and_then(|given| given.trim().parse::<u32>().ok());
-        let (Some(rank), Some(size)) = (number("RANK"), number("WORLD_SIZE")) else { return Ok(()) };
+        let number = |name: &str| -> Result<Option<u32>> {
+            let wrong = |given: &str| wrong(&format!("{name} is not a whole number"), given, "0, 1, 2, …");
+            self.get(name).map(|given| given.trim().parse().map_err(|_| wrong(&given))).transpose()
+        };
+        let (Some(rank), Some(size)) = (number("RANK")?, number("WORLD_SIZE")?) else { return Ok(()) };
         let trains = described.task().kind.trains();
         if !trains || (rank, size) == (described.rank, described.world_size()) {
             return Ok(());
@@ -200,8 +232,8 @@ impl Vars<'_> {
     }
 }
 
-/// More processes than any machine has; bounds what a typing error can make us allocate.
-const MAX_TASKS: u32 = 1_000_000;
+/// What torchrun calls every job that was not given a name.
+const TORCHRUN_DEFAULT: &str = "none";
 
 const ENVIRONMENT: &str = "the environment";
 

@@ -30,13 +30,11 @@ fn the_first_description_wins_and_others_are_named() {
 
 #[test]
 fn empty_and_local_descriptions_are_no_membership() {
-    assert_eq!(from(&[("TF_CONFIG", "  ")]).unwrap(), None);
     assert_eq!(from(&[("TF_CONFIG", "{}")]).unwrap(), None);
     assert_eq!(from(&[("TF_CONFIG", r#"{"task": {"type": "chief", "index": 0}}"#)]).unwrap(), None);
     assert_eq!(from(&[("WORLD_SIZE", "1")]).unwrap(), None);
     // Inside a batch script of Slurm, which is one process.
     assert_eq!(from(&[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "4"), ("SLURM_JOB_NODELIST", "n[1-4]")]).unwrap(), None);
-    assert_eq!(found(&[("RANK", ""), ("TF_CONFIG", TF)]).also_seen, [""; 0]);
     let one = r#"{"cluster": {"worker": ["a:1"]}}"#;
     assert_eq!(found(&[("TF_CONFIG", one)]).world_size(), 1);
 }
@@ -95,6 +93,71 @@ fn an_evaluator_is_alone_and_a_parameter_server_no_member() {
 }
 
 #[test]
+fn the_jobs_identity() {
+    let name = |vars: &[(&str, &str)]| found(vars).job_id().to_string();
+    let given = ("DISTRIBUTE_JOB_ID", "mine");
+    let torchrun = ("TORCHELASTIC_RUN_ID", "run-7");
+    let slurm = [
+        ("SLURM_PROCID", "2"),
+        ("SLURM_NTASKS", "4"),
+        ("SLURM_JOB_ID", "5"),
+        ("SLURM_STEP_ID", "1"),
+        ("SLURM_STEP_NODELIST", "n[3-6]"),
+    ];
+    let mpi = [
+        ("OMPI_COMM_WORLD_RANK", "0"),
+        ("OMPI_COMM_WORLD_SIZE", "2"),
+        ("MASTER_ADDR", "h"),
+        ("MASTER_PORT", "9"),
+        ("OMPI_MCA_ess_base_jobid", "77"),
+    ];
+    // What is given counts before all.
+    for source in [&[("TF_CONFIG", TF)][..], &RANKS, &slurm, &mpi] {
+        assert_eq!(name(&[source, &[given, torchrun]].concat()), "mine");
+    }
+    assert_eq!(name(&[&RANKS[..], &[torchrun]].concat()), "run-7");
+    assert_eq!(name(&slurm), "slurm-5.1");
+    assert_eq!(name(&mpi), "77");
+    assert_eq!(name(&[&mpi[..], &[("PMIX_NAMESPACE", "prterun-h-3@1")]].concat()), "prterun-h-3@1");
+    // Identities that need not be those of the whole job.
+    let het = [&slurm[..], &[("SLURM_HET_SIZE", "2")]].concat();
+    let none = [&RANKS[..], &[("TORCHELASTIC_RUN_ID", "none")]].concat();
+    let beside = [&[("TF_CONFIG", TF), torchrun][..], &slurm].concat();
+    for vars in [&RANKS[..], &none, &het, &slurm[..3].iter().chain(&slurm[4..]).copied().collect::<Vec<_>>(), &beside] {
+        assert!(found(vars).job_id().is_derived(), "{vars:?}");
+    }
+    assert_eq!(found(&beside).job_id(), found(&[("TF_CONFIG", TF)]).job_id());
+    let text = from(&[&RANKS[..], &[("DISTRIBUTE_JOB_ID", "a b")]].concat()).unwrap_err().to_string();
+    assert!(text.starts_with("DISTRIBUTE_JOB_ID: it has the character ' '"), "{text}");
+}
+
+#[test]
+fn all_tasks_of_a_description_derive_the_same_identity() {
+    let task =
+        |kind: &str, index: u32| TF.replace("\"worker\", \"index\": 1", &format!("\"{kind}\", \"index\": {index}"));
+    let job = |json: &str| found(&[("TF_CONFIG", json)]).job_id();
+    assert!(job(TF) == job(&task("chief", 0)) && job(TF) == job(&task("worker", 0)) && job(TF).is_derived());
+    assert_ne!(job(TF), job(&TF.replace("b:2", "b:3")));
+    let ranks = |rank: u32| Membership::new(rank, 3, "h:1").unwrap().job_id();
+    assert_eq!(ranks(0), ranks(2));
+    // Each task of a sparse cluster knows another part.
+    let sparse = |index: u32| {
+        let json = format!(
+            r#"{{"sparseCluster": {{"worker": {{"{index}": "w{index}:1"}}, "ps": ["p:1"]}}, "task": {{"type": "worker", "index": {index}}}}}"#
+        );
+        let resolver = TfConfigResolver::from_json(&json).unwrap();
+        resolver.job_id().unwrap()
+    };
+    assert_eq!(sparse(0), sparse(3));
+    let resolver = TfConfigResolver::from_vars(|name| match name {
+        "TF_CONFIG" => Some(TF.to_owned()),
+        "DISTRIBUTE_JOB_ID" => Some("mine".to_owned()),
+        _ => None,
+    });
+    assert_eq!(resolver.unwrap().job_id().unwrap().name(), "mine");
+}
+
+#[test]
 fn explicit_memberships_are_checked() {
     assert_eq!(Membership::new(1, 2, "[::1]:7").unwrap().task().to_string(), "worker:1");
     assert!(Membership::new(0, 1, "").is_ok());
@@ -110,6 +173,14 @@ fn explicit_memberships_are_checked() {
 fn every_mistake_is_a_sentence() {
     let slurm = [("SLURM_PROCID", "0"), ("SLURM_NTASKS", "2")];
     for (vars, words) in [
+        (vec![("TF_CONFIG", "  ")], "TF_CONFIG is set, but empty"),
+        (vec![("RANK", ""), ("WORLD_SIZE", "")], "RANK is set, but empty"),
+        (vec![("RANK", ""), ("TF_CONFIG", TF)], "RANK is set, but empty"),
+        (vec![("WORLD_SIZE", " ")], "WORLD_SIZE is set, but empty"),
+        (vec![("OMPI_COMM_WORLD_RANK", "")], "OMPI_COMM_WORLD_RANK is set, but empty"),
+        (vec![("RANK", "0"), ("WORLD_SIZE", "100001")], "WORLD_SIZE is too large"),
+        (vec![("RANK", "1 2"), ("WORLD_SIZE", "4")], "RANK is not a whole number"),
+        (vec![("TF_CONFIG", TF), ("RANK", "x"), ("WORLD_SIZE", "3")], "RANK is not a whole number"),
         (vec![("RANK", "0")], "RANK is set, but WORLD_SIZE is not"),
         (vec![("WORLD_SIZE", "2")], "RANK is not"),
         (vec![("RANK", "2"), ("WORLD_SIZE", "2")], "RANK=2 is outside WORLD_SIZE=2"),

@@ -33,16 +33,31 @@ pub(crate) fn host_problem(host: &str) -> Option<&'static str> {
     if host.is_empty() {
         return Some("has no host");
     }
+    let named = |text: &str| text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b".-_".contains(&byte));
     if let Some(inner) = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')) {
-        let literal = inner.split('%').next().unwrap_or_default();
-        return literal.parse::<std::net::Ipv6Addr>().is_err().then_some("has no IPv6 address between its brackets");
+        let (literal, zone) = inner.split_once('%').map_or((inner, None), |(literal, zone)| (literal, Some(zone)));
+        if literal.parse::<std::net::Ipv6Addr>().is_err() {
+            return Some("has no IPv6 address between its brackets");
+        }
+        let wrong_zone = |zone: &str| zone.is_empty() || zone.len() > MAX_ZONE || !named(zone);
+        return zone.is_some_and(wrong_zone).then_some("has an IPv6 zone that is no interface's name");
     }
     if host.contains(':') {
         return Some("is an IPv6 address without brackets");
     }
-    let known = |c: char| c.is_alphanumeric() || matches!(c, '.' | '-' | '_');
-    (!host.chars().all(known)).then_some("has a host with characters that no host name has")
+    if !named(host) {
+        return Some("has a host with characters that no host name has");
+    }
+    let too_long = host.len() > MAX_HOST || host.split('.').any(|label| label.len() > MAX_LABEL);
+    too_long.then_some("has a host that is longer than a name can be: 253 bytes, and 63 between dots")
 }
+
+/// RFC 1035, section 2.3.4; the longest name in the presentation form.
+const MAX_HOST: usize = 253;
+const MAX_LABEL: usize = 63;
+
+/// The longest name of an interface; Linux allows 15 bytes.
+const MAX_ZONE: usize = 63;
 
 #[cfg(test)]
 mod tests {
@@ -52,7 +67,16 @@ mod tests {
 
     #[test]
     fn good_and_bad_addresses() {
-        for good in ["a:1", "10.0.0.1:65535", "worker-0.job.svc:2222", "[::1]:22", "[fe80::1%eth0]:22", "worker_1:80"] {
+        let longest = format!("{}a:1", "a.".repeat(126));
+        for good in [
+            &*longest,
+            "a:1",
+            "10.0.0.1:65535",
+            "worker-0.job.svc:2222",
+            "[::1]:22",
+            "[fe80::1%eth0]:22",
+            "worker_1:80",
+        ] {
             assert_eq!(problem(good), None, "{good}");
         }
         for (bad, words) in [
@@ -72,6 +96,12 @@ mod tests {
             ("grpc://a:1", "protocol"),
             ("a b:1", "characters"),
             ("a/b:1", "characters"),
+            ("a\nINFO:1", "characters"),
+            ("größe:1", "characters"),
+            ("[fe80::1%]:22", "zone"),
+            ("[fe80::1%a\nb]:22", "zone"),
+            (&format!("{}:1", "a.".repeat(127)), "longer"),
+            (&format!("{}:1", "a".repeat(64)), "longer"),
         ] {
             assert!(problem(bad).is_some_and(|problem| problem.contains(words)), "{bad}: {:?}", problem(bad));
         }

@@ -42,6 +42,7 @@ fn every_mistake_is_a_sentence() {
         (json!({"worker": ["a:65536"]}), "between 1 and 65535"),
         (json!({"worker": ["fd00::1:22"]}), "without brackets"),
         (json!({"worker": ["a:1", "a:1"]}), "worker:0 and worker:1 have the same address"),
+        (json!({"worker": ["a:1", "A:1"]}), "worker:0 and worker:1 have the same address"),
         (json!({"ps": ["a:1"], "worker": ["b:1", "a:1"]}), "ps:0 and worker:1 have the same address"),
         (json!({"chief": ["a:1", "b:1"]}), "at most one chief"),
         (json!({"chief": ["a:1"], "master": ["b:1"]}), "chief:0 is given twice"),
@@ -68,6 +69,29 @@ fn a_task_that_is_not_there_is_explained() {
     let spec = ClusterSpec::new().with_job(TaskType::Worker, many).unwrap();
     let text = spec.task_address(Task::new(TaskType::Worker, 50)).unwrap_err().to_string();
     assert!(text.contains("one of 0 to 49"), "{text}");
+}
+
+#[test]
+fn large_clusters_are_read_at_once_and_larger_ones_refused() {
+    let tasks = |count: usize| -> Vec<String> { (0..count).map(|index| format!("worker-{index}.job:2222")).collect() };
+    let started = std::time::Instant::now();
+    let spec = ClusterSpec::from_json(&json!({"worker": tasks(20_000)})).unwrap();
+    assert_eq!(spec.num_tasks(TaskType::Worker), 20_000);
+    let members: Vec<u32> = [0, 10_000, 19_999]
+        .iter()
+        .map(|index| crate::Membership::from_cluster(&spec, Task::new(TaskType::Worker, *index)).unwrap().rank)
+        .collect();
+    assert_eq!(members, [0, 10_000, 19_999]);
+    let text = ClusterSpec::from_json(&json!({"worker": tasks(ClusterSpec::MAX_TASKS + 1)})).unwrap_err().to_string();
+    assert!(text.contains("it has more than 100000 tasks"), "{text}");
+    // Quadratic work would take minutes.
+    assert!(started.elapsed() < std::time::Duration::from_secs(10), "{:?}", started.elapsed());
+    let text = spec.task_address(Task::new(TaskType::Worker, 20_000)).unwrap_err().to_string();
+    assert!(text.contains("one of 0 to 19999") && text.len() < 1000, "{text}");
+    let sparse = (0..20_000_u32).map(|index| (2 * index, format!("w{index}:1")));
+    let sparse = ClusterSpec::new().with_sparse_job(TaskType::Worker, sparse).unwrap();
+    let text = sparse.task_address(Task::new(TaskType::Worker, 1)).unwrap_err().to_string();
+    assert!(text.contains("60, 62 and 19968 more") && text.len() < 1000, "{text}");
 }
 
 proptest! {

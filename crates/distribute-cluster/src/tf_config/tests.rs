@@ -117,6 +117,35 @@ fn every_mistake_is_a_sentence() {
         (r#"{"task": {"type": "worker", "index": 1}}"#.to_owned(), "it has task worker:1 but no cluster"),
         (r#"{"cluster": {}, "task": {"type": "ps", "index": 0}}"#.to_owned(), "it has task ps:0 but no cluster"),
         (r#"{"cluster": ["a:1"], "task": {"type": "worker", "index": 0}}"#.to_owned(), "it is not an object"),
+        (
+            r#"{"cluster": {"worker": []}, "task": {"type": "worker", "index": 0}}"#.to_owned(),
+            "job \"worker\" has no tasks",
+        ),
+        (r#"{"cluster": {"worker": {}}}"#.to_owned(), "job \"worker\" has no tasks"),
+        (
+            r#"{"cluster": {"chief": ["a:1"], "worker": []}, "task": {"type": "chief", "index": 0}}"#.to_owned(),
+            "job \"worker\" has no tasks",
+        ),
+        (r#"{"cluster": {"ps": []}, "task": {"type": "worker", "index": 0}}"#.to_owned(), "none of its jobs has tasks"),
+        (
+            r#"{"clutser": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 0}}"#.to_owned(),
+            "Did you mean cluster?",
+        ),
+        (r#"{"Cluster": {"worker": ["a:1"]}}"#.to_owned(), "Did you mean cluster?"),
+        (r#"{"sparsecluster": {"worker": ["a:1"]}}"#.to_owned(), "Did you mean sparseCluster?"),
+        (r#"{"Task": {"type": "worker", "index": 0}}"#.to_owned(), "Did you mean task?"),
+        (one(r#"{"type": "worker", "Index": 0}"#), "Did you mean task.index?"),
+        (
+            r#"{"cluster": {"worker": ["a:1"]}, "cluster": {"worker": ["a:1", "b:1"]}}"#.to_owned(),
+            "key \"cluster\" stands twice in one object",
+        ),
+        (
+            r#"{"cluster": {"worker": ["a:1"], "ps": ["p:1"], "worker": ["b:1"]}}"#.to_owned(),
+            "key \"worker\" stands twice",
+        ),
+        (r#"{"cluster": {"worker": {"0": "a:1", "0": "b:1"}}}"#.to_owned(), "key \"0\" stands twice"),
+        (one(r#"{"type": "worker", "index": 0, "index": 0}"#), "key \"index\" stands twice"),
+        (r#"{"rpc_layer": "a", "rpc_layer": "b"}"#.to_owned(), "key \"rpc_layer\" stands twice"),
         (one("3"), "task is not an object"),
         (one(r#"{"index": 0}"#), "task has no type"),
         (one(r#"{"type": 1, "index": 0}"#), "task.type is not a string"),
@@ -143,6 +172,26 @@ fn every_mistake_is_a_sentence() {
         let text = read(&json).unwrap_err().to_string();
         let complete = ["TF_CONFIG: ", "Given: ", "Expected: "].iter().all(|part| text.contains(part));
         assert!(text.contains(words) && complete, "{json}: {text}");
+    }
+}
+
+#[test]
+fn what_is_set_to_nothing_is_no_local_program() {
+    for value in ["", " \n"] {
+        let text = TfConfigResolver::from_vars(|_| Some(value.to_owned())).unwrap_err().to_string();
+        assert!(text.starts_with("TF_CONFIG: it is set, but empty"), "{text}");
+    }
+}
+
+#[test]
+fn sentences_stay_on_one_line_and_in_bounds() {
+    let job = format!("x{}", "\n\u{1b}[2J".repeat(1000));
+    let json = serde_json::json!({"cluster": {&job: ["a:1"]}, "task": {"type": &job, "index": 0}}).to_string();
+    let host = serde_json::json!({"cluster": {"worker": [format!("{job}:1")]}}).to_string();
+    let layer = serde_json::json!({"rpc_layer": [job]}).to_string();
+    for json in [json, host, layer, "{\n\n\u{1b}[2J\u{202e}".to_owned()] {
+        let text = read(&json).unwrap_err().to_string();
+        assert!(text.len() < 8000 && text.chars().all(|c| !c.is_control() && c != '\u{202e}'), "{text}");
     }
 }
 

@@ -28,6 +28,8 @@ struct Factors {
     rank: usize,
     p: Vec<f32>,
     q: Vec<f32>,
+    /// The right factor before the step under way.
+    before: Vec<f32>,
 }
 
 impl PowerSgd {
@@ -44,7 +46,7 @@ impl PowerSgd {
             // Alike on all ranks, different for each matrix.
             let mut random = ChaCha8Rng::seed_from_u64(index as u64);
             let q = (0..columns * rank).map(|_| random.next_u32() as f32 / u32::MAX as f32 - 0.5).collect();
-            Block::Matrix(Factors { rows, columns, rank, p: Vec::new(), q })
+            Block::Matrix(Factors { rows, columns, rank, p: Vec::new(), q, before: Vec::new() })
         };
         PowerSgd { blocks: tensors.iter().enumerate().map(block).collect(), first_round: true, exact: Vec::new() }
     }
@@ -55,7 +57,7 @@ impl Compressor for PowerSgd {
         self.first_round = true;
         let mut message = Vec::new();
         let mut rest = values;
-        for block in &self.blocks {
+        for block in &mut self.blocks {
             match block {
                 Block::Exact(len) => {
                     let (mine, later) = rest.split_at_mut(*len);
@@ -66,6 +68,7 @@ impl Compressor for PowerSgd {
                 Block::Matrix(factors) => {
                     let (matrix, later) = rest.split_at_mut(factors.rows * factors.columns);
                     rest = later;
+                    factors.before.clone_from(&factors.q);
                     message.extend(factors.times_q(matrix));
                 }
             }
@@ -99,6 +102,14 @@ impl Compressor for PowerSgd {
             }
         }
         None
+    }
+
+    fn take_back(&mut self) {
+        for block in &mut self.blocks {
+            if let Block::Matrix(factors) = block {
+                factors.q.copy_from_slice(&factors.before);
+            }
+        }
     }
 }
 

@@ -104,6 +104,12 @@ impl KernelWay {
 
     fn reduction(&self, work: &Work<'_>) -> distribute_device::Result<Reduction> {
         let combine = match work.call.op {
+            // Kernels add integers up in their own type, where the sum wraps.
+            Some(ReduceOp::Mean) if !work.call.dtype.is_float() => {
+                let problem =
+                    format!("there is no kernel for the mean of {}; use DeviceImplementation::Host", work.call.dtype);
+                return Err(distribute_device::Error::Operands { operation: "reducing buffers", problem });
+            }
             None | Some(ReduceOp::Sum | ReduceOp::Mean) => Combine::Sum,
             Some(ReduceOp::Product) => Combine::Product,
             Some(ReduceOp::Min) => Combine::Min,
@@ -219,8 +225,10 @@ impl KernelWay {
     /// The leader's share of a call between processes: all others of its process only offer their buffers.
     fn across(&self, leaders: &HostWay, work: &Work<'_>, offers: &[Offer]) -> Result<()> {
         let failed = |error| device_error(&self.world, error);
+        // The mean of the processes' means, as each holds as many ranks: sums of all might not be of the data type.
         let whole = self.reduction(work).map_err(failed)?;
-        let reduction = Reduction { divisor: 1, ..whole };
+        let divisor = if whole.divisor == 1 { 1 } else { u32::try_from(offers.len()).unwrap_or(u32::MAX) };
+        let reduction = Reduction { divisor, ..whole };
         let inputs: Vec<DeviceBuffer> = offers.iter().map(|offer| offer.input.clone()).collect();
         let outputs: Vec<&DeviceBuffer> = offers.iter().map(|offer| &offer.output).collect();
         let dtype = work.call.dtype;
@@ -247,8 +255,7 @@ impl KernelWay {
             Kind::ReduceScatter => {
                 let sum = self.device.allocate(work.input.len_bytes()).map_err(failed)?;
                 self.reduce_here(&inputs, &sum, reduction).map_err(failed)?;
-                leaders.all_reduce(&sum, dtype, sum_of(work.call.op), &self.stream)?;
-                self.divide(&sum, whole).map_err(failed)?;
+                leaders.all_reduce(&sum, dtype, work.call.op.unwrap_or(ReduceOp::Sum), &self.stream)?;
                 let (len, first) = (work.output.len_bytes(), self.world.process() * outputs.len());
                 outputs.iter().enumerate().try_for_each(|(local, output)| {
                     let part = sum.slice((first + local) * len..(first + local + 1) * len).map_err(failed)?;
@@ -257,23 +264,10 @@ impl KernelWay {
             }
             _ => {
                 self.reduce_here(&inputs, work.output, reduction).map_err(failed)?;
-                leaders.all_reduce(work.output, dtype, sum_of(work.call.op), &self.stream)?;
-                self.divide(work.output, whole).map_err(failed)?;
+                leaders.all_reduce(work.output, dtype, work.call.op.unwrap_or(ReduceOp::Sum), &self.stream)?;
                 self.spread(&(0..work.output.len_bytes()), work.output, &outputs[1..], dtype).map_err(failed)
             }
         }
-    }
-
-    /// The last step of a mean.
-    fn divide(
-        &self,
-        values: &DeviceBuffer,
-        Reduction { dtype, divisor, .. }: Reduction,
-    ) -> distribute_device::Result<()> {
-        if divisor == 1 {
-            return Ok(());
-        }
-        self.stream.reduce(Combine::Sum, dtype, &[values], &[values], divisor)
     }
 }
 
@@ -310,14 +304,6 @@ impl Way for KernelWay {
         self.meeting.finish(call, self.me(), done);
         self.here.barrier()?;
         self.meeting.ends(call, self.me()).iter().try_for_each(|end| work.stream.wait(&**end)).map_err(failed)
-    }
-}
-
-/// Means are divided at the end.
-fn sum_of(op: Option<ReduceOp>) -> ReduceOp {
-    match op {
-        None | Some(ReduceOp::Mean) => ReduceOp::Sum,
-        Some(op) => op,
     }
 }
 

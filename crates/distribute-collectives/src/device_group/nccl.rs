@@ -178,7 +178,7 @@ impl Shared {
         let wrong = self.group.failure().or_else(|| self.own_failure());
         if let Some(error) = &wrong {
             self.abort(&error.to_string());
-            self.group.abort(&error.to_string());
+            self.group.abort_with(error.as_reason(self.group.rank_name(self.group.rank())));
         }
         wrong.is_none()
     }
@@ -275,7 +275,7 @@ impl Way for NcclWay {
         work.stream.record(&*ready).map_err(failed)?;
         shared.stream.wait(&*ready).map_err(failed)?;
         let (from, to) = (shared.address(work.input)?, shared.address(work.output)?);
-        let (dtype, op) = (data_type(call.dtype), reduction(&shared.group, call.op)?);
+        let (dtype, op) = (data_type(call.dtype), reduction(&shared.group, call.op, call.dtype)?);
         let (count, part) = (call.count as usize, work.output.len_bytes() / call.dtype.size_bytes());
         // SAFETY, for each: the device's context is current; both buffers have as many elements and stay until the stream has
         // passed, which `address_for_use` saw to; the communicator lives while it is locked.
@@ -335,8 +335,12 @@ fn data_type(dtype: DType) -> DataType {
 }
 
 /// NCCL divides before it adds where it can, so a mean may differ from ours in the last bit.
-fn reduction(group: &ProcessGroup, op: Option<ReduceOp>) -> Result<RedOp> {
+fn reduction(group: &ProcessGroup, op: Option<ReduceOp>, dtype: DType) -> Result<RedOp> {
     Ok(match op {
+        Some(ReduceOp::Mean) if !dtype.is_float() => {
+            let problem = "it adds integers up in their own type, where the sum wraps; use DeviceImplementation::Host";
+            return Err(failed(group, &format!("the mean of {dtype}"), &problem));
+        }
         None | Some(ReduceOp::Sum) => RedOp::SUM,
         Some(ReduceOp::Mean) => RedOp::AVG,
         Some(ReduceOp::Min) => RedOp::MIN,

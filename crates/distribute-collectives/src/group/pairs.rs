@@ -9,7 +9,7 @@ use super::{ProcessGroup, Request};
 use crate::bridge::Job;
 use crate::call::Kind;
 use crate::memory::{Borrowed, Counts};
-use crate::rendezvous::{MAX_CONNECT, group_id};
+use crate::rendezvous::MAX_CONNECT;
 use crate::team::{Offspring, lock};
 use crate::{Error, Options, Rank, Result, Work, transport};
 
@@ -151,16 +151,28 @@ impl ProcessGroup {
         let key = format!("group/{}/{generation}/sender", options.name);
         let timeout = self.timeout().min(MAX_CONNECT);
         let deadline = Instant::now() + timeout;
-        let (listener, mine) = self.open_door()?;
-        let addresses = match is_sender {
+        let (listener, mine, nonce) = self.open_door()?;
+        let (addresses, nonce) = match is_sender {
             true => {
-                coordination.put(&key, mine.as_bytes())?;
-                vec![mine, String::new()]
+                coordination.put(&key, format!("{nonce} {mine}").as_bytes())?;
+                (vec![mine, String::new()], nonce)
             }
-            false => vec![String::from_utf8_lossy(&coordination.get(&key, timeout)?).into_owned(), mine],
+            false => {
+                let door = String::from_utf8_lossy(&coordination.get(&key, timeout)?).into_owned();
+                let read = door.split_once(' ').and_then(|(nonce, address)| Some((nonce.parse().ok()?, address)));
+                let (nonce, address) = read.ok_or_else(|| Error::Disagreement {
+                    group: options.name.clone(),
+                    what: "protocol".into(),
+                    here: names[1].clone(),
+                    mine: "a nonce and an address".into(),
+                    there: names[0].clone(),
+                    theirs: door.escape_debug().to_string().into(),
+                })?;
+                (vec![address.to_owned(), mine], nonce)
+            }
         };
         let place = usize::from(!is_sender);
-        let group = (options.name.as_str(), group_id(&options.name, generation));
+        let group = (options.name.as_str(), nonce);
         let kind = self.transport_kind("send")?;
         let transport = transport::open(kind, place, &addresses, listener, group, &names[place], deadline)?;
         let job = Job {

@@ -5,13 +5,16 @@ use std::time::Instant;
 
 use super::ProcessGroup;
 use crate::bridge::Job;
-use crate::rendezvous::{MAX_CONNECT, group_id, join_host, listen};
+use crate::rendezvous::{MAX_CONNECT, join_host, listen, no_nonce};
 use crate::team::{Offspring, lock};
-use crate::transport::{self, TransportKind};
+use crate::transport::{self, ConnectError, Nonce, TransportKind};
 use crate::{Error, Options, Rank, Result};
 
 /// Longest address of a process, with its port.
 const ADDRESS_BYTES: usize = 280;
+
+/// What each rank tells the others: its address and a nonce, of which that of a group's first rank counts.
+const DOOR_BYTES: usize = ADDRESS_BYTES + Nonce::LEN;
 
 impl ProcessGroup {
     /// Divides the group: ranks that give the same colour form a group of their own, ordered by `key` and then by their
@@ -94,12 +97,13 @@ impl ProcessGroup {
         let leads = members.contains(&me) && placement.leader_of(members, me) == me;
         let leads_far = leads && placement.processes.len() > 1;
         let listening = leads_far.then(|| self.open_door());
-        let mut address = vec![0u8; ADDRESS_BYTES];
-        if let Some(Ok((_, text))) = &listening {
-            address[..text.len()].copy_from_slice(text.as_bytes());
+        let mut door = vec![0u8; DOOR_BYTES];
+        if let Some(Ok((_, text, nonce))) = &listening {
+            door[..text.len()].copy_from_slice(text.as_bytes());
+            door[ADDRESS_BYTES..].copy_from_slice(&nonce.to_bytes());
         }
-        let mut addresses = vec![0u8; ADDRESS_BYTES * self.world_size()];
-        self.all_gather(&address, &mut addresses)?;
+        let mut doors = vec![0u8; DOOR_BYTES * self.world_size()];
+        self.all_gather(&door, &mut doors)?;
         if leads {
             let names = members.iter().map(|rank| self.rank_name(Rank::of(*rank)).to_owned()).collect();
             let name = format!("{}/{split}.{color}", self.name());
@@ -107,7 +111,7 @@ impl ProcessGroup {
             let made = match listening {
                 None => Ok(ProcessGroup::local_named(names, &options)),
                 Some(listening) => listening
-                    .and_then(|(listener, _)| self.connect(&placement, members, names, listener, &addresses, &options)),
+                    .and_then(|(listener, ..)| self.connect(&placement, members, names, listener, &doors, &options)),
             };
             let block = placement.block_of(members, me);
             let mut offspring = lock(&self.team.offspring);
@@ -128,16 +132,18 @@ impl ProcessGroup {
         lock(&self.team.offspring).remove(&Offspring::Split(split, me)).transpose()
     }
 
-    /// Listens where peers reach this process.
-    pub(super) fn open_door(&self) -> Result<(std::net::TcpListener, String)> {
+    /// Listens where peers reach this process; the socket, its address, and a nonce for a group of those who meet there.
+    pub(super) fn open_door(&self) -> Result<(std::net::TcpListener, String, Nonce)> {
         let needs = "a transport that knows this host's address";
         let not_connectable = || Error::NotConnectable { what: "split", group: self.name().to_owned(), needs };
         let host = self.team.bridge().and_then(|bridge| bridge.local_host()).ok_or_else(not_connectable)?;
         let name = self.rank_name(self.rank());
-        let listener = listen(host).map_err(|error| error.into_error(name, self.name()))?;
+        let failed = |error: ConnectError| error.into_error(name, self.name());
+        let listener = listen(host).map_err(failed)?;
+        let nonce = Nonce::new().map_err(no_nonce).map_err(failed)?;
         let port = listener.local_addr().map_or(0, |address| address.port());
         let address = join_host(host, port);
-        if address.len() <= ADDRESS_BYTES { Ok((listener, address)) } else { Err(not_connectable()) }
+        if address.len() <= ADDRESS_BYTES { Ok((listener, address, nonce)) } else { Err(not_connectable()) }
     }
 
     /// What connects the processes of a new group: what connects those of this one.
@@ -156,21 +162,21 @@ impl ProcessGroup {
         members: &[usize],
         names: Vec<String>,
         listener: std::net::TcpListener,
-        addresses: &[u8],
+        doors: &[u8],
         options: &Options,
     ) -> Result<Vec<ProcessGroup>> {
         let me = self.rank().index();
-        let address = |leader: &usize| {
-            let text = &addresses[leader * ADDRESS_BYTES..(leader + 1) * ADDRESS_BYTES];
-            String::from_utf8_lossy(text).trim_end_matches('\0').to_owned()
-        };
+        let door = |leader: usize| doors[leader * DOOR_BYTES..(leader + 1) * DOOR_BYTES].split_at(ADDRESS_BYTES);
+        let address = |leader: &usize| String::from_utf8_lossy(door(*leader).0).trim_end_matches('\0').to_owned();
         let leaders: Vec<usize> = placement.processes.iter().map(|block| members[block.start]).collect();
         let process = leaders.iter().position(|leader| *leader == me).unwrap_or(0);
         let addresses: Vec<String> = leaders.iter().map(address).collect();
         // The others wait in the barrier, whose deadline begins now.
         let deadline = Instant::now() + (self.timeout() / 2).min(MAX_CONNECT);
         let generation = self.job().map_or(0, |job| job.generation);
-        let group = (options.name.as_str(), group_id(&options.name, generation));
+        // A group has a first process.
+        let nonce = leaders.first().map_or([0; Nonce::LEN], |first| door(*first).1.try_into().unwrap_or_default());
+        let group = (options.name.as_str(), Nonce::from_bytes(nonce));
         let kind = self.transport_kind("split")?;
         let transport = transport::open(kind, process, &addresses, listener, group, &names[0], deadline)?;
         let local_ranks = placement.processes[process].len();

@@ -29,13 +29,7 @@ fn check<T: Number>(op: ReduceOp, ranks: usize, len: usize, make: impl Fn(u8) ->
     let mut one = vec![T::default(); len];
     reduce_to_one(T::DTYPE, op, divisor, &sources, cast_slice_mut(&mut one));
 
-    let mut pairwise = data[0].clone();
-    for other in &data[1..] {
-        combine(T::DTYPE, op, cast_slice_mut(&mut pairwise), cast_slice(other));
-    }
-    if let Some(n) = divisor {
-        divide(T::DTYPE, cast_slice_mut(&mut pairwise), n);
-    }
+    let pairwise = pairwise(op, &data);
 
     let mut views: Vec<&mut [u8]> = data.iter_mut().map(|buffer| cast_slice_mut(buffer)).collect();
     reduce_in_place(T::DTYPE, op, divisor, Keep::All, &mut views);
@@ -47,6 +41,39 @@ fn check<T: Number>(op: ReduceOp, ranks: usize, len: usize, make: impl Fn(u8) ->
             assert_eq!(bytes_of(&one[i]), bytes_of(&buffer[i]));
         }
     }
+}
+
+/// One after another, as between processes.
+fn pairwise<T: Number>(op: ReduceOp, data: &[Vec<T>]) -> Vec<T> {
+    let mut result = data[0].clone();
+    let n = data.len() as u32;
+    match carried(T::DTYPE).filter(|_| op == ReduceOp::Mean) {
+        Some((dtype, per_element)) => {
+            let words = (data[0].len() * per_element * dtype.size_bytes()).div_ceil(8);
+            let carry = |source: &Vec<T>| {
+                let mut memory = vec![0u64; words];
+                let len = source.len() * per_element * dtype.size_bytes();
+                super::carry(T::DTYPE, n, &[cast_slice(source)], &mut cast_slice_mut(&mut memory)[..len]);
+                memory
+            };
+            let len = data[0].len() * per_element * dtype.size_bytes();
+            let mut sum = carry(&data[0]);
+            for other in &data[1..] {
+                let other = carry(other);
+                combine(dtype, ReduceOp::Sum, &mut cast_slice_mut(&mut sum)[..len], &cast_slice(&other)[..len]);
+            }
+            mean_of_carried(T::DTYPE, n, &cast_slice(&sum)[..len], cast_slice_mut(&mut result));
+        }
+        None => {
+            for other in &data[1..] {
+                combine(T::DTYPE, op, cast_slice_mut(&mut result), cast_slice(other));
+            }
+            if op == ReduceOp::Mean {
+                divide(T::DTYPE, cast_slice_mut(&mut result), n);
+            }
+        }
+    }
+    result
 }
 
 proptest! {

@@ -44,6 +44,39 @@ pub fn binomial_reduce(rank: usize, ranks: usize, root: usize, count: usize) -> 
     schedule
 }
 
+/// Reduce to `root` in the order of ranks: [`binomial_reduce`] to rank 0, whose tree joins neighbours, which sends to `root`.
+///
+/// # Cost
+/// ceil(log2(n)) + 1 steps; each rank sends once, rank 0 only to `root`.
+pub fn ordered_reduce(rank: usize, ranks: usize, root: usize, count: usize) -> Schedule {
+    let mut schedule = binomial_reduce(rank, ranks, 0, count);
+    if root != 0 {
+        let move_all = |peer| vec![Transfer { peer, range: 0..count, action: Action::Copy }];
+        if rank == 0 {
+            schedule.push(Step { sends: move_all(root), ..Step::default() });
+        } else if rank == root {
+            schedule.push(Step { receives: move_all(0), ..Step::default() });
+        }
+    }
+    schedule
+}
+
+/// Reduce-scatter in the order of ranks: [`binomial_reduce`] to rank 0, which sends every other rank its part.
+///
+/// # Cost
+/// ceil(log2(n)) + 1 steps; each rank sends all elements once, rank 0 all but its part.
+pub fn ordered_reduce_scatter(rank: usize, counts: &[usize]) -> Schedule {
+    let starts: Vec<usize> = counts.iter().scan(0, |end, count| Some(std::mem::replace(end, *end + count))).collect();
+    let part = |rank: usize| starts[rank]..starts[rank] + counts[rank];
+    let mut schedule = binomial_reduce(rank, counts.len(), 0, counts.iter().sum());
+    let deal = |peer, of| Transfer { peer, range: part(of), action: Action::Copy };
+    match rank {
+        0 => schedule.push(Step { sends: (1..counts.len()).map(|peer| deal(peer, peer)).collect(), ..Step::default() }),
+        _ => schedule.push(Step { receives: vec![deal(0, rank)], ..Step::default() }),
+    }
+    schedule
+}
+
 /// A barrier of empty messages: in step k each rank tells the one 2^k further on.
 ///
 /// # Source

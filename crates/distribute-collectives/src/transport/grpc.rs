@@ -16,8 +16,8 @@ use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
 
 use self::framing::{Said, Unframer};
-use self::wire::{Hello, Left, frame::Kind};
-use super::{ConnectError, Incoming, Outgoing, Patience, Transport, TransportError};
+use self::wire::{Abort, Hello, Left, frame::Kind};
+use super::{AbortReason, ConnectError, Incoming, Nonce, Outgoing, Patience, Transport, TransportError};
 use crate::schedule::Link;
 
 mod connect;
@@ -67,7 +67,7 @@ struct Peer {
 struct PeerState {
     heard: Option<Instant>,
     waiting: Option<u64>,
-    aborted: Option<String>,
+    aborted: Option<Box<AbortReason>>,
     left: bool,
     /// How the stream ended without a word.
     lost: Option<String>,
@@ -105,7 +105,7 @@ impl GrpcTransport {
         rank: usize,
         addresses: &[String],
         listener: TcpListener,
-        group: u64,
+        group: Nonce,
         deadline: Instant,
     ) -> Result<GrpcTransport, ConnectError> {
         let own = addresses.get(rank).cloned().unwrap_or_default();
@@ -123,8 +123,9 @@ impl GrpcTransport {
         runtime.block_on(async {
             let listener =
                 tokio::net::TcpListener::from_std(listener).map_err(|source| failed("listen on", &own, source))?;
-            let service = connect::Service::new(group, rank, &bell, arrivals);
-            tokio::spawn(
+            let hello = Hello { nonce: Bytes::copy_from_slice(&group.to_bytes()), rank: rank as u32 };
+            let service = connect::Service::new(hello.clone(), addresses.len(), &bell, arrivals);
+            let server = tokio::spawn(
                 Server::builder()
                     .initial_stream_window_size(WINDOW_BYTES)
                     .initial_connection_window_size(WINDOW_BYTES)
@@ -135,7 +136,7 @@ impl GrpcTransport {
                     .serve_with_incoming(TcpIncoming::from(listener).with_nodelay(Some(true))),
             );
             for (peer, address) in addresses.iter().enumerate().take(rank) {
-                let call = connect::call(address, Hello { group, rank: rank as u32 }, &bell, deadline);
+                let call = connect::call(address, hello.clone(), peer, &bell, deadline);
                 peers[peer] = Some(call.await.map_err(|source| failed("connect to", address, source))?);
             }
             let deadline = tokio::time::Instant::from_std(deadline);
@@ -148,6 +149,8 @@ impl GrpcTransport {
                     }
                 }
             }
+            // All are there: strangers need not be listened to any more. Connections live on in tasks of their own.
+            server.abort();
             Ok(())
         })?;
         Ok(GrpcTransport { peers, bell, aborted: false, runtime: Some(runtime) })
@@ -222,9 +225,10 @@ impl Transport for GrpcTransport {
         }
     }
 
-    fn abort(&mut self, reason: &str) {
+    fn abort(&mut self, reason: &AbortReason) {
         if !std::mem::replace(&mut self.aborted, true) {
-            self.tell(&Kind::Abort(reason.to_owned()));
+            let AbortReason { origin, cause, retryable } = reason.tidied();
+            self.tell(&Kind::Abort(Abort { origin, cause, retryable }));
         }
     }
 
@@ -329,7 +333,10 @@ fn peer(outbox: mpsc::Sender<Bytes>, body: Body, mut unframer: Unframer, mut res
                     let mut state = lock(&heard);
                     state.heard = Some(Instant::now());
                     match words {
-                        Kind::Abort(reason) => state.aborted = Some(reason),
+                        Kind::Abort(Abort { origin, cause, retryable }) => {
+                            let reason = AbortReason { origin, cause, retryable };
+                            state.aborted = Some(Box::new(reason.tidied()));
+                        }
                         Kind::Left(_) => state.left = true,
                         Kind::Waiting(sequence) => state.waiting = Some(sequence),
                         Kind::Hello(_) | Kind::Data(_) => {}

@@ -10,13 +10,16 @@
 
 mod attach;
 mod handshake;
+mod identity;
 mod ring;
 mod segment;
 
 pub(super) use handshake::{accept, answer, offer};
+pub(super) use identity::Obstacle;
 
 use std::io::{self, IoSlice};
 
+use self::attach::Attached;
 use self::ring::{Consumer, Producer, Took};
 use super::{Incoming, Refusal};
 
@@ -32,8 +35,8 @@ pub(super) struct Lane {
     from_peer: Consumer,
     /// Whether the peer may fetch bytes from this process's memory.
     peer_fetches: bool,
-    /// The peer's process id, to fetch from its memory.
-    pid: i32,
+    /// The peer's process, where bytes can be fetched from its memory.
+    attached: Option<Attached>,
     /// Bytes of the first part that the peer has been told to fetch.
     told: usize,
     /// Where the record lies that is being received: what is left of it.
@@ -123,12 +126,15 @@ impl Lane {
                 }
                 Current::Long(address, left) => {
                     let len = left.min(space.len());
-                    let read = attach::fetch(self.pid, address, &mut space[..len]).map_err(LaneError::Broken)?;
+                    let not_offered =
+                        || io::Error::other("the peer offers to let its memory be read, which was not agreed");
+                    let attached = self.attached.as_mut().ok_or_else(|| LaneError::Broken(not_offered()))?;
+                    let read = attached.fetch(address, &mut space[..len]).map_err(LaneError::Broken)?;
                     from.sink.advance(read)?;
                     total += read;
                     self.current = match left - read {
                         0 => {
-                            self.from_peer.fetched();
+                            self.from_peer.fetched().map_err(LaneError::Broken)?;
                             Current::None
                         }
                         left => Current::Long(address + read as u64, left),
@@ -138,6 +144,11 @@ impl Lane {
         }
         self.from_peer.release();
         Ok((total, total > 0 && self.from_peer.must_wake()))
+    }
+
+    /// Takes back what the peer was told to fetch, before its memory is used otherwise.
+    pub(super) fn revoke(&self) {
+        self.to_peer.revoke();
     }
 
     /// Says that this side is about to sleep until there is something to read, or room to write; whoever does something

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::shm::{Lane, LaneError};
-use super::{ConnectError, Incoming, Outgoing, Patience, Sharing, Transport, TransportError};
+use super::shm::{Lane, LaneError, Obstacle};
+use super::{AbortReason, ConnectError, Incoming, Nonce, Outgoing, Patience, Sharing, Transport, TransportError};
 use crate::schedule::Link;
 
 mod connect;
@@ -31,8 +31,8 @@ const NEWS_WAITING: u8 = 3;
 /// How long an idle exchange polls before it offers its core to others between two looks.
 const BRIEF: Duration = Duration::from_micros(5);
 
-/// Longest reason that is sent; longer ones are cut.
-const MAX_REASON: usize = 4096;
+/// Longest news that are believed; reasons are cut before they reach this.
+const MAX_NEWS: usize = 64 * 1024;
 
 /// The sockets of one peer.
 struct Peer {
@@ -67,20 +67,23 @@ impl TcpTransport {
         rank: usize,
         addresses: &[String],
         listener: &TcpListener,
-        group: u64,
+        group: Nonce,
         sharing: Sharing,
         deadline: Instant,
     ) -> Result<TcpTransport, ConnectError> {
         let mut sockets = connect::connect(rank, addresses, listener, group, deadline)?;
-        let (mut lanes, hosts) = connect::share(rank, &mut sockets, group, sharing, deadline)?;
+        let (lanes, hosts) = connect::share(rank, &mut sockets, sharing, deadline)?;
         let mut peers = Vec::with_capacity(sockets.len());
-        for (peer, pair) in sockets.into_iter().enumerate() {
-            let lane = lanes[peer].take();
-            if sharing == Sharing::Everywhere && peer != rank && lane.is_none() {
-                let source =
-                    io::Error::other("it is on another host, or the system does not let processes share memory");
-                return Err(ConnectError { action: "share memory with", address: addresses[peer].clone(), source });
+        let mut obstacles: Vec<(usize, Obstacle)> = Vec::new();
+        for (peer, (pair, lane)) in sockets.into_iter().zip(lanes).enumerate() {
+            if let (Err(obstacle), true) = (&lane, sharing != Sharing::Never && peer != rank) {
+                if sharing == Sharing::Everywhere {
+                    let source = io::Error::other(obstacle.to_string());
+                    return Err(ConnectError { action: "share memory with", address: addresses[peer].clone(), source });
+                }
+                obstacles.push((peer, *obstacle));
             }
+            let lane = lane.ok();
             peers.push(match pair {
                 [Some(data), Some(news)] => {
                     for socket in [&data, &news] {
@@ -91,6 +94,15 @@ impl TcpTransport {
                 }
                 _ => None,
             });
+        }
+        obstacles.retain(|(_, obstacle)| obstacle.is_surprising());
+        if let Some((peer, obstacle)) = obstacles.first() {
+            tracing::warn!(
+                "no shared memory with {} of {} members; TCP is used with them. The first is at {}: {obstacle}",
+                obstacles.len(),
+                peers.len() - 1,
+                addresses[*peer]
+            );
         }
         let others = peers.iter().flatten().count();
         let lanes: Vec<&Lane> = peers.iter().flatten().filter_map(|peer| peer.lane.as_ref()).collect();
@@ -257,13 +269,11 @@ impl Transport for TcpTransport {
         }
     }
 
-    fn abort(&mut self, reason: &str) {
+    fn abort(&mut self, reason: &AbortReason) {
+        // The ranks take their memory back: whoever still fetches from it must know.
+        self.peers.iter().flatten().filter_map(|peer| peer.lane.as_ref()).for_each(Lane::revoke);
         if !std::mem::replace(&mut self.aborted, true) {
-            let mut end = reason.len().min(MAX_REASON);
-            while !reason.is_char_boundary(end) {
-                end -= 1;
-            }
-            self.tell(NEWS_ABORT, &reason.as_bytes()[..end]);
+            self.tell(NEWS_ABORT, &reason.encode());
         }
     }
 
@@ -304,6 +314,7 @@ impl TcpTransport {
 
 impl Drop for TcpTransport {
     fn drop(&mut self) {
+        self.peers.iter().flatten().filter_map(|peer| peer.lane.as_ref()).for_each(Lane::revoke);
         if !self.aborted {
             self.tell(NEWS_LEFT, &[]);
         }
@@ -311,7 +322,7 @@ impl Drop for TcpTransport {
 }
 
 enum News {
-    Abort(String),
+    Abort(Box<AbortReason>),
     Left,
     Broken(String),
 }
@@ -424,12 +435,12 @@ impl Peer {
         loop {
             let (header, content) = self.inbox.split_at_checked(5)?;
             let len = u32::from_le_bytes([header[1], header[2], header[3], header[4]]) as usize;
-            if len > MAX_REASON {
+            if len > MAX_NEWS {
                 return Some(News::Broken(format!("it sent news of {len} bytes")));
             }
             let content = content.get(..len)?;
             match header[0] {
-                NEWS_ABORT => return Some(News::Abort(String::from_utf8_lossy(content).into_owned())),
+                NEWS_ABORT => return Some(News::Abort(Box::new(AbortReason::decode(content)))),
                 NEWS_LEFT => return Some(News::Left),
                 NEWS_WAITING => {
                     self.waiting = content.try_into().ok().map(u64::from_le_bytes);

@@ -32,12 +32,13 @@ fn deal(strategy: &Strategy) -> Result<Vec<PerReplica<Vec<f32>>>, Stop> {
 pub(crate) fn every_example_once(strategy: &Strategy) -> Result<(), Stop> {
     let mut all = Vec::new();
     for batch in deal(strategy)? {
+        let examples: Vec<bool> = (0..batch.len()).map(|local| batch.has_examples(local)).collect();
         let parts = batch.map(|part| {
             let part: Vec<f64> = part.iter().map(|number| f64::from(*number)).collect();
             HostTensor::new(&[part.len()], part)
         });
         let parts = parts.into_values().into_iter().collect::<Result<Vec<_>, _>>()?;
-        let whole: HostTensor = strategy.gather(&PerReplica::new(parts), 0)?;
+        let whole: HostTensor = strategy.gather(&PerReplica::new(parts).with_examples(&examples), 0)?;
         all.extend(whole.to_elements::<f64>()?);
     }
     all.sort_by(f64::total_cmp);

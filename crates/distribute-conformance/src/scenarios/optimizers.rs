@@ -290,6 +290,10 @@ pub(crate) fn restored(strategy: &Strategy) -> Result<(), Stop> {
     let restored_optimizer = build(&again)?;
     let state: Option<(u64, String)> = checkpoints.restore(strategy, &[&again, &restored_optimizer])?;
     check_eq!(state, Some((10, "state".to_owned())), "the step and the program's state");
+    // The chief's, on every worker.
+    let run = checkpoints.run();
+    check!(run.is_some(), "a checkpoint without a run");
+    check_eq!(distribute::train::from_chief(strategy, Ok::<_, distribute::train::Error>(run))?, run, "the run");
     for replica in 0..strategy.num_local_replicas() {
         check_eq!(parameters(&again, replica)?, parameters(&model, 0)?, format!("copy {replica}"));
     }

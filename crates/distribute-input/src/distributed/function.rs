@@ -8,7 +8,7 @@ use crate::dataset::chunked;
 /// The function is called once per worker and decides itself what the worker reads, for example with
 /// [`Dataset::shard`]. Each replica takes the next element in turn. With [`InputReplicationMode::PerReplica`] it is called once
 /// for each replica instead, whose number over all workers is then the pipeline's. When the data end within a step, the replicas left get
-/// zero rows.
+/// zero rows, or one that [stands in](DistributedDataset::with_stand_ins).
 ///
 /// # Errors
 /// What the function returns, and mistakes in the description of its dataset.
@@ -66,7 +66,7 @@ where
     let open: StepOpener<T> = Arc::new(move |start| {
         let pass = crate::dataset::Pass::epoch(start.epoch);
         let mut lane = start.lanes.first().cloned().unwrap_or_else(|| Lane::of(None));
-        let passed: u64 = lane.cuts.iter().map(|cut| cut.skip).sum();
+        let passed = lane.cuts.iter().fold(0_u64, |passed, cut| passed.saturating_add(cut.skip));
         let passed = usize::try_from(passed).unwrap_or(usize::MAX);
         let mut pipelines: Vec<Items<Vec<T>>> = chunks.iter().map(|open| skipping(open(pass), passed)).collect();
         let mut next = move || -> Result<Option<Step<T>>> {
@@ -79,18 +79,19 @@ where
             }
             let Some(some) = parts.iter().flatten().next_back().cloned() else { return Ok(None) };
             let full = parts.iter().all(Option::is_some);
-            // Those that are left without data get zero rows.
-            let part = |part: Option<T>| part.map_or_else(|| slice(&some, 0..0), Ok);
+            let examples = parts.iter().map(Option::is_some).collect();
+            // Those that are left without data get zero rows, or one that stands in.
+            let part = |part: Option<T>| part.map_or_else(|| slice(&some, 0..usize::from(start.stand_ins)), Ok);
             let parts = parts.into_iter().map(part).collect::<Result<Vec<T>>>()?;
-            lane.seen += 1;
-            Ok(Some(Step { parts, lanes: vec![lane.clone()], full }))
+            lane.seen = lane.seen.saturating_add(1);
+            Ok(Some(Step { parts, lanes: vec![lane.clone()], full, examples }))
         };
         Box::new(std::iter::from_fn(move || next().transpose())) as Items<Step<T>>
     });
-    let empty: EmptyParts<T> = Arc::new(move || {
+    let empty: EmptyParts<T> = Arc::new(move |stand_in| {
         let mut elements = firsts.iter().flat_map(|open| open(crate::dataset::Pass::epoch(0)));
         let Some(first) = elements.next().transpose()? else { return Ok(None) };
-        Ok(Some(vec![slice(&first, 0..0)?; replicas]))
+        Ok(Some(vec![slice(&first, 0..usize::from(stand_in))?; replicas]))
     });
     let share = Share { count: topology.workers(), index: topology.worker() };
     Ok(DistributedDataset {
@@ -103,6 +104,7 @@ where
         plan: DataPlan::new(topology, Division::PerWorker { batch }, cardinality),
         unequal_data: options.unequal_data,
         passes: Arc::default(),
+        stand_ins: false,
     })
 }
 

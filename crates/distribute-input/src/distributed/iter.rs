@@ -23,12 +23,20 @@ pub struct DistributedIter<T> {
     next: Option<Result<Step<T>>>,
     position: InputPosition,
     only_full: bool,
+    examples: Vec<bool>,
 }
 
 impl<T> DistributedIter<T> {
     pub(super) fn new(steps: Items<Step<T>>, start: Start, only_full: bool) -> DistributedIter<T> {
-        let Start { epoch, way, lanes } = start;
-        DistributedIter { steps: Some(steps), next: None, position: InputPosition { epoch, way, lanes }, only_full }
+        let Start { epoch, way, lanes, .. } = start;
+        let position = InputPosition { epoch, way, lanes };
+        DistributedIter { steps: Some(steps), next: None, position, only_full, examples: Vec::new() }
+    }
+
+    /// Whether each replica's part of the last step has rows of the data: false for one without rows, and for a row that
+    /// [stands in](crate::DistributedDataset::with_stand_ins). Empty before the first step.
+    pub fn examples(&self) -> &[bool] {
+        &self.examples
     }
 
     /// Where this worker stands after the steps it was given: what [`InputPosition::of_all`] joins to a part of a checkpoint.
@@ -71,6 +79,7 @@ impl<T> Iterator for DistributedIter<T> {
         };
         Some(step.map(|step| {
             self.position.lanes = step.lanes;
+            self.examples = step.examples;
             step.parts
         }))
     }

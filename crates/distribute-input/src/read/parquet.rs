@@ -1,12 +1,13 @@
 //! Columns of Parquet and Arrow files.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, Read, Seek, SeekFrom};
 
 use arrow_array::{Array as _, PrimitiveArray, RecordBatch, cast::AsArray, types};
 use arrow_schema::DataType;
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::{ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder};
+use parquet::file::metadata::ParquetMetaData;
 
 use super::{BadRecord, RecordReader};
 use crate::{Array, Error, FileShard, Result};
@@ -71,8 +72,10 @@ impl RecordReader for Parquet {
     type Records = ParquetRecords;
 
     fn open(&self, file: &FileShard) -> io::Result<ParquetRecords> {
-        let mut builder =
-            ParquetRecordBatchReaderBuilder::try_new(File::open(&file.path)?).map_err(io::Error::other)?;
+        let opened = File::open(&file.path)?;
+        let file_bytes = opened.metadata()?.len();
+        let mut builder = ParquetRecordBatchReaderBuilder::try_new(opened).map_err(io::Error::other)?;
+        check_chunks(builder.metadata(), file_bytes)?;
         if let Some(columns) = &self.columns {
             let schema = builder.parquet_schema();
             let known =
@@ -84,9 +87,31 @@ impl RecordReader for Parquet {
             builder = builder.with_projection(mask);
         }
         let rows = usize::try_from(builder.metadata().file_metadata().num_rows()).unwrap_or(0);
-        let (start, end) = (rows * file.part / file.parts.max(1), rows * (file.part + 1) / file.parts.max(1));
+        // Wide enough for any number of rows that a file may claim; never above `rows`.
+        let before = |part: usize| (rows as u128 * part as u128 / file.parts.max(1) as u128).min(rows as u128) as usize;
+        let (start, end) = (before(file.part), before(file.part.saturating_add(1)));
         let reader = builder.with_batch_size(self.batch_size).with_offset(start).with_limit(end - start).build();
         Ok(ParquetRecords { reader: reader.map_err(io::Error::other)?, row: start as u64, ended: false })
+    }
+}
+
+/// Refuses a file whose columns are said to lie outside of it: the reader allocates what it is told.
+fn check_chunks(metadata: &ParquetMetaData, file_bytes: u64) -> io::Result<()> {
+    for column in metadata.row_groups().iter().flat_map(|group| group.columns()) {
+        let start = column.dictionary_page_offset().unwrap_or(column.data_page_offset());
+        inside("a column", start, column.compressed_size(), file_bytes)?;
+    }
+    Ok(())
+}
+
+/// Whether a part of a file lies inside of it.
+fn inside(what: &str, start: i64, bytes: i64, file_bytes: u64) -> io::Result<()> {
+    let end = u64::try_from(start).ok().zip(u64::try_from(bytes).ok()).and_then(|(start, len)| start.checked_add(len));
+    match end {
+        Some(end) if end <= file_bytes => Ok(()),
+        _ => Err(io::Error::other(format!(
+            "it says that {what} has {bytes} bytes at byte {start}, but the file has {file_bytes} bytes"
+        ))),
     }
 }
 
@@ -131,10 +156,44 @@ impl RecordReader for Arrow {
     type Records = ArrowRecords;
 
     fn open(&self, file: &FileShard) -> io::Result<ArrowRecords> {
-        let reader = arrow_ipc::reader::FileReader::try_new(File::open(&file.path)?, None).map_err(io::Error::other)?;
+        let mut opened = File::open(&file.path)?;
+        check_blocks(&mut opened)?;
+        let reader = arrow_ipc::reader::FileReader::try_new(opened, None).map_err(io::Error::other)?;
         Ok(ArrowRecords { file: file.clone(), reader, batch: 0 })
     }
 }
+
+/// Refuses a file whose batches or dictionaries are said to lie outside of it: the reader takes the lengths as they are.
+fn check_blocks(file: &mut File) -> io::Result<()> {
+    let file_bytes = file.metadata()?.len();
+    let mut tail = [0; TAIL];
+    if file_bytes < tail.len() as u64 {
+        return Err(io::Error::other("it is too short for an Arrow file"));
+    }
+    file.seek(SeekFrom::End(-(TAIL as i64)))?;
+    file.read_exact(&mut tail)?;
+    let footer_bytes = arrow_ipc::reader::read_footer_length(tail).map_err(io::Error::other)?;
+    let start = file_bytes.checked_sub(footer_bytes as u64 + TAIL as u64).ok_or_else(|| {
+        io::Error::other(format!(
+            "it says that its footer has {footer_bytes} bytes, but the file has {file_bytes} bytes"
+        ))
+    })?;
+    let mut footer = vec![0; footer_bytes];
+    file.seek(SeekFrom::Start(start))?;
+    file.read_exact(&mut footer)?;
+    let footer = arrow_ipc::root_as_footer(&footer).map_err(|error| io::Error::other(error.to_string()))?;
+    for (what, blocks) in [("a batch", footer.recordBatches()), ("a dictionary", footer.dictionaries())] {
+        for block in blocks.into_iter().flatten() {
+            let header = i64::from(block.metaDataLength());
+            inside(&format!("the header of {what}"), block.offset(), header, file_bytes)?;
+            inside(what, block.offset().saturating_add(header), block.bodyLength(), file_bytes)?;
+        }
+    }
+    Ok(())
+}
+
+/// What follows the footer: its length, and what the file begins with.
+const TAIL: usize = 10;
 
 impl Iterator for ArrowRecords {
     type Item = Result<RecordBatch, BadRecord>;

@@ -73,6 +73,93 @@ fn a_truncated_record_file_is_named_with_record_and_byte() {
 }
 
 #[test]
+fn lengths_that_no_file_can_have_are_sentences() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("huge.tfrecord");
+    let masked = |bytes: &[u8]| crc32c::crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8).to_le_bytes();
+    let kept = records(folder.path(), 1);
+    let first = fs::read(kept).unwrap();
+    for length in [u64::MAX, u64::MAX - 3, u64::MAX - 4, u64::MAX - 16, i64::MAX as u64, i64::MAX as u64 - 15] {
+        let header = length.to_le_bytes();
+        fs::write(&path, [&first[..], &header, &masked(&header), b"rest"].concat()).unwrap();
+        let data = Dataset::from_files([&path]).read(TfRecords, ReadOptions::default());
+        let text = all(&data).unwrap_err().to_string();
+        let words = format!("record 1 at byte 24: a record of {length} bytes was promised, more than a file can have");
+        assert!(text.ends_with(&words), "{text}");
+        // Passed over, as the record of another part.
+        let file = FileShard { path: path.clone(), part: 0, parts: 2 };
+        let read: Vec<_> = TfRecords.open(&file).unwrap().collect();
+        assert!(read.len() == 2 && read[0].is_ok() && read[1].is_err(), "{read:?}");
+    }
+    // A length that a file can have, but this one has not, allocates what is there.
+    let header = (i64::MAX as u64 - 1000).to_le_bytes();
+    fs::write(&path, [&header[..], &masked(&header), b"rest"].concat()).unwrap();
+    let text = all(&Dataset::from_files([&path]).read(TfRecords, ReadOptions::default())).unwrap_err().to_string();
+    assert!(text.contains("record 0 at byte 0: the file is truncated: 4 of the"), "{text}");
+}
+
+#[test]
+fn columns_and_batches_that_are_said_to_lie_outside_of_the_file_are_sentences() {
+    use ::parquet::file::metadata::ParquetMetaDataWriter;
+    use ::parquet::file::reader::{FileReader as _, SerializedFileReader};
+    use arrow_array::{ArrayRef, Int64Array, RecordBatch};
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("rows.parquet");
+    let batch = RecordBatch::try_from_iter([("n", Arc::new(Int64Array::from_iter_values(0..10)) as ArrayRef)]).unwrap();
+    let mut writer =
+        ::parquet::arrow::ArrowWriter::try_new(fs::File::create(&path).unwrap(), batch.schema(), None).unwrap();
+    writer.write(&batch).unwrap();
+    writer.close().unwrap();
+    let bytes = fs::read(&path).unwrap();
+    let metadata = SerializedFileReader::new(fs::File::open(&path).unwrap()).unwrap().metadata().clone();
+    for compressed in [i64::MAX, -1, 1 << 40] {
+        let group = metadata.row_group(0).clone();
+        let column = group.column(0).clone().into_builder().set_total_compressed_size(compressed).build().unwrap();
+        let group = group.into_builder().set_column_metadata(vec![column]).build().unwrap();
+        let wrong = metadata.clone().into_builder().set_row_groups(vec![group]).build();
+        let mut file = bytes.clone();
+        ParquetMetaDataWriter::new(&mut file, &wrong).finish().unwrap();
+        fs::write(&path, file).unwrap();
+        let data = Dataset::from_files([&path]).read(Parquet::new(), ReadOptions::default());
+        let text = all(&data).unwrap_err().to_string();
+        assert!(
+            text.contains(&format!("rows.parquet: it says that a column has {compressed} bytes at byte")),
+            "{text}"
+        );
+    }
+
+    let path = folder.path().join("rows.arrow");
+    let mut writer = arrow_ipc::writer::FileWriter::try_new(fs::File::create(&path).unwrap(), &batch.schema()).unwrap();
+    writer.write(&batch).unwrap();
+    writer.finish().unwrap();
+    let bytes = fs::read(&path).unwrap();
+    let tail: [u8; 10] = bytes[bytes.len() - 10..].try_into().unwrap();
+    let footer_at = bytes.len() - 10 - arrow_ipc::reader::read_footer_length(tail).unwrap();
+    let block =
+        *arrow_ipc::root_as_footer(&bytes[footer_at..bytes.len() - 10]).unwrap().recordBatches().unwrap().get(0);
+    // A block is its offset, the length of its header, four bytes between, and the length of its body.
+    let known = [&block.offset().to_le_bytes()[..], &block.metaDataLength().to_le_bytes()].concat();
+    let at = footer_at + bytes[footer_at..].windows(known.len()).position(|window| window == known).unwrap();
+    let patched = |from: usize, field: &[u8]| {
+        let mut bytes = bytes.clone();
+        bytes[at + from..at + from + field.len()].copy_from_slice(field);
+        fs::write(&path, bytes).unwrap();
+        all(&Dataset::from_files([&path]).read(Arrow, ReadOptions::default())).unwrap_err().to_string()
+    };
+    for (text, words) in [
+        (patched(16, &(-1_i64).to_le_bytes()), "it says that a batch has -1 bytes at byte"),
+        (patched(16, &i64::MAX.to_le_bytes()), "it says that a batch has 9223372036854775807 bytes at byte"),
+        (patched(8, &(-8_i32).to_le_bytes()), "it says that the header of a batch has -8 bytes at byte"),
+        (patched(0, &(1_i64 << 50).to_le_bytes()), "it says that the header of a batch has"),
+    ] {
+        assert!(text.contains(words) && text.contains("rows.arrow"), "{text}");
+    }
+    fs::write(&path, [&i32::MAX.to_le_bytes()[..], b"ARROW1"].concat()).unwrap();
+    let text = all(&Dataset::from_files([&path]).read(Arrow, ReadOptions::default())).unwrap_err().to_string();
+    assert!(text.contains("its footer has 2147483647 bytes, but the file has 10 bytes"), "{text}");
+}
+
+#[test]
 fn a_wrong_checksum_loses_one_record_or_the_rest() {
     let folder = tempfile::tempdir().unwrap();
     let path = records(folder.path(), 3);

@@ -59,29 +59,32 @@ impl TfRecordRecords {
             return self.broken("the checksum of the length is wrong; what follows in the file is lost".to_owned());
         }
         let length = u64::from_le_bytes(length.try_into().unwrap_or_default());
+        // What a file can have at most, so that no sum of offsets overflows.
+        let ends = self.offset.checked_add(length).and_then(|at| at.checked_add((HEADER + FOOTER) as u64));
+        let Some(ends) = ends.filter(|at| i64::try_from(*at).is_ok()) else {
+            return self.broken(format!("a record of {length} bytes was promised, more than a file can have"));
+        };
+        let rest = length + FOOTER as u64;
         if !self.file.has(self.record) {
-            let passed = i64::try_from(length + FOOTER as u64).map_err(io::Error::other);
-            return match passed.and_then(|bytes| self.reader.seek_relative(bytes)) {
+            return match self.reader.seek_relative(rest as i64) {
                 Ok(()) => {
-                    self.offset += length + (HEADER + FOOTER) as u64;
+                    self.offset = ends;
                     None
                 }
                 Err(error) => self.broken(error.to_string()),
             };
         }
         // A wrong length must not allocate what is not there.
-        let mut data = Vec::with_capacity(length.min(1 << 24) as usize + FOOTER);
-        match self.reader.by_ref().take(length + FOOTER as u64).read_to_end(&mut data) {
-            Ok(got) if got as u64 == length + FOOTER as u64 => {}
+        let mut data = Vec::with_capacity(rest.min(1 << 24) as usize);
+        match self.reader.by_ref().take(rest).read_to_end(&mut data) {
+            Ok(got) if got as u64 == rest => {}
             Ok(got) => {
-                return self.broken(format!(
-                    "the file is truncated: {got} of the {} bytes of the record are there",
-                    length + FOOTER as u64
-                ));
+                let problem = format!("the file is truncated: {got} of the {rest} bytes of the record are there");
+                return self.broken(problem);
             }
             Err(error) => return self.broken(error.to_string()),
         }
-        self.offset += (HEADER + data.len()) as u64;
+        self.offset = ends;
         let checksum = word(&data[data.len() - FOOTER..]);
         data.truncate(data.len() - FOOTER);
         Some(if masked(crc32c::crc32c(&data)) == checksum {

@@ -37,7 +37,7 @@ impl Gradient {
     /// `gradient`: `[rows.len(), …]`, with the variable's shape behind its first dimension.
     ///
     /// # Errors
-    /// [`Error::Variable`] where the rows do not rise; the tensor cannot be read.
+    /// [`Error::Variable`] where the rows do not rise or the variable has no such row; the tensor cannot be read.
     pub fn of_rows<L, T: TensorStorage<L>>(
         variable: &ShardedVariable,
         rows: Vec<usize>,
@@ -46,6 +46,10 @@ impl Gradient {
         if rows.windows(2).any(|pair| pair[0] >= pair[1]) {
             let problem =
                 "the rows of its gradient do not rise; sum those of a row that occurs more than once".to_owned();
+            return Err(Error::Variable { name: variable.name().to_owned(), problem });
+        }
+        if let Some(row) = rows.last().filter(|row| **row >= variable.info().rows()) {
+            let problem = format!("its gradient is of row {row}, and it has {}", variable.info().rows());
             return Err(Error::Variable { name: variable.name().to_owned(), problem });
         }
         Gradient::of(variable, Some(rows), gradient)

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use distribute_device::DType;
 
-use crate::numbers;
 use crate::wire::proto::{CreateShard, Description};
+use crate::{Error, Result, numbers};
 
 /// A variable, as the servers describe it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,6 +55,23 @@ impl VariableInfo {
         self.shape.first().copied().unwrap_or(1)
     }
 
+    /// Whether its size can be counted and its shards are all of its rows, each once.
+    fn check(&self) -> Result<()> {
+        let wrong = |problem: &str| Err(Error::Variable { name: self.name.clone(), problem: problem.to_owned() });
+        let sizes = self.shape.iter().copied().chain([self.dtype.size_bytes()]);
+        if sizes.clone().try_fold(1usize, usize::checked_mul).is_none_or(|size| isize::try_from(size).is_err())
+            || sizes.skip(1).try_fold(1usize, usize::checked_mul).is_none()
+        {
+            return wrong("its servers describe it as larger than any memory");
+        }
+        let mut end = 0;
+        let follows = |shard: &ShardInfo| std::mem::replace(&mut end, shard.rows.end) == shard.rows.start;
+        if !self.shards.iter().all(follows) || end != self.rows() {
+            return wrong("the shards that its servers describe are not each of its rows once");
+        }
+        Ok(())
+    }
+
     /// The shard that a row is in.
     pub(super) fn shard_of(&self, row: usize) -> Option<&ShardInfo> {
         self.shards.iter().find(|shard| shard.rows.contains(&row))
@@ -63,12 +80,15 @@ impl VariableInfo {
 
 impl Table {
     /// From what each server says.
-    pub(super) fn of(servers: &[Description]) -> Table {
+    ///
+    /// # Errors
+    /// [`Error::Variable`] where the shards that servers describe are no variable.
+    pub(super) fn of(servers: &[Description]) -> Result<Table> {
         let mut table = Table::default();
         let mut shards: BTreeMap<&str, (&CreateShard, Vec<ShardInfo>)> = BTreeMap::new();
         for (server, description) in servers.iter().enumerate() {
             for about in &description.shards {
-                let rows = about.first_row as usize..(about.first_row + about.rows) as usize;
+                let rows = about.first_row as usize..about.first_row.saturating_add(about.rows) as usize;
                 let shard = ShardInfo { server, rows, number: about.shard };
                 shards.entry(&about.variable).or_insert_with(|| (about, Vec::new())).1.push(shard);
             }
@@ -86,10 +106,45 @@ impl Table {
                 continue;
             }
             shards.sort_by_key(|shard| shard.rows.start);
-            let shape = about.shape.iter().map(|extent| *extent as usize).collect();
+            let shape: Vec<usize> = about.shape.iter().map(|extent| *extent as usize).collect();
             let (name, trainable) = (name.to_owned(), about.trainable);
-            table.variables.insert(name.clone(), Arc::new(VariableInfo { name, dtype, shape, trainable, shards }));
+            let variable = VariableInfo { name: name.clone(), dtype, shape, trainable, shards };
+            variable.check()?;
+            table.variables.insert(name, Arc::new(variable));
         }
-        table
+        Ok(table)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shard(first_row: u64, rows: u64, shape: &[u64]) -> CreateShard {
+        CreateShard {
+            variable: "w".to_owned(),
+            shape: shape.to_vec(),
+            first_row,
+            rows,
+            shards: 2,
+            ..CreateShard::default()
+        }
+    }
+
+    #[test]
+    fn what_servers_describe_is_verified() {
+        let of = |shards: Vec<CreateShard>| Table::of(&[Description { shards, ..Description::default() }]);
+        let table = of(vec![shard(3, 1, &[4, 2]), shard(0, 3, &[4, 2])]).unwrap();
+        assert_eq!(table.variables["w"].shards[1].rows, 3..4);
+        for wrong in [
+            vec![shard(0, 3, &[4, 2]), shard(2, 2, &[4, 2])],
+            vec![shard(0, 3, &[4, 2]), shard(3, u64::MAX, &[4, 2])],
+            vec![shard(0, 1, &[4, 2]), shard(1, 1, &[4, 2])],
+            vec![shard(0, 3, &[4, 1 << 62, 8]), shard(3, 1, &[4, 1 << 62, 8])],
+            vec![shard(0, 1 << 61, &[1 << 62]), shard(1 << 61, 1 << 61, &[1 << 62])],
+        ] {
+            let error = of(wrong).unwrap_err();
+            assert!(matches!(error, Error::Variable { .. }), "{error}");
+        }
     }
 }

@@ -17,6 +17,7 @@ use crate::wire::proto::{OptimizerOfShards, Origin};
 pub(super) struct Optimizer {
     pub(super) number: u32,
     pub(super) description: OptimizerDescription,
+    /// What it updates, rising.
     pub(super) shards: Vec<u32>,
     /// Steps that have been made.
     pub(super) steps: u64,
@@ -53,11 +54,15 @@ pub(super) struct Round {
 
 impl Optimizer {
     pub(super) fn new(about: &OptimizerOfShards) -> Result<Optimizer, Status> {
-        let description = serde_json::from_str(&about.description).map_err(|error| invalid(error.to_string()))?;
+        let description: OptimizerDescription =
+            serde_json::from_str(&about.description).map_err(|error| invalid(error.to_string()))?;
+        description.check().map_err(|error| invalid(error.to_string()))?;
+        let mut shards = about.shards.clone();
+        shards.sort_unstable();
         Ok(Optimizer {
             number: about.optimizer,
             description,
-            shards: about.shards.clone(),
+            shards,
             steps: about.steps,
             contributions: about.contributions as usize,
             tokens: Tokens::default(),
@@ -78,19 +83,24 @@ impl Optimizer {
         }
     }
 
+    /// Whether it updates this shard.
+    pub(super) fn updates(&self, shard: u32) -> bool {
+        self.shards.binary_search(&shard).is_ok()
+    }
+
     /// What to do with gradients of a closure that begin to come.
     pub(super) fn begin(&mut self, origin: &Origin) -> Turn {
         if self.contributions > 0 {
-            return match self.tokens.find(origin) {
+            return match self.tokens.find(origin, 0) {
                 Some(_) => Turn::Done { counted: true },
                 None if origin.round < self.round => Turn::Done { counted: false },
                 None => Turn::Keep,
             };
         }
         // A closure that runs again goes on with the step that it began.
-        let step = self.tokens.find(origin).unwrap_or_else(|| {
+        let step = self.tokens.find(origin, 0).unwrap_or_else(|| {
             self.steps += 1;
-            self.tokens.note(origin, self.steps);
+            self.tokens.note(origin, 0, self.steps);
             self.steps
         });
         Turn::Apply(self.description, step)
@@ -98,7 +108,7 @@ impl Optimizer {
 
     /// Takes all gradients of a closure; the round, where it is complete with them, and whether they counted.
     pub(super) fn contribute(&mut self, origin: &Origin, gradients: Gradients) -> (Option<Round>, bool) {
-        if self.tokens.find(origin).is_some() {
+        if self.tokens.find(origin, 0).is_some() {
             return (None, true);
         }
         if origin.round < self.round {
@@ -109,7 +119,7 @@ impl Optimizer {
             self.round = origin.round;
             self.gathered.clear();
         }
-        self.tokens.note(origin, 0);
+        self.tokens.note(origin, 0, 0);
         self.gathered.insert(origin.closure, gradients);
         if self.gathered.len() < self.contributions {
             return (None, true);

@@ -1,5 +1,6 @@
 //! Some rows of a variable, with what optimizers keep for them.
 
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use bytes::Bytes;
@@ -10,6 +11,7 @@ use tonic::Status;
 use super::tokens::Tokens;
 use crate::lock::lock;
 use crate::numbers::{self, Float};
+use crate::wire::MAX_PAYLOAD_BYTES;
 use crate::wire::proto::{AssignRequest, CreateShard, Elements, Origin, Wanted};
 
 /// A shard. Its description never changes.
@@ -53,19 +55,104 @@ pub(super) struct Gradient {
     pub(super) payload: Bytes,
 }
 
-impl Shard {
-    /// Makes it, from the elements in the payload, or zeroed.
-    pub(super) fn new(mut about: CreateShard) -> Result<Shard, Status> {
-        let payload = std::mem::take(&mut about.payload);
-        let dtype = numbers::dtype(about.dtype).ok_or_else(|| invalid("an unknown data type"))?;
-        let row_len: u64 = about.shape.iter().skip(1).product();
-        let len_bytes = about.rows.saturating_mul(row_len).saturating_mul(dtype.size_bytes() as u64) as usize;
-        let mut elements =
-            HostBuffer::zeroed(len_bytes).map_err(|error| Status::resource_exhausted(error.to_string()))?;
-        if !payload.is_empty() && !numbers::copy_into(&payload, dtype, elements.as_bytes_mut(), dtype) {
-            let name = &about.variable;
-            return Err(invalid(format!("{name}: {} bytes, where {len_bytes} are expected", payload.len())));
+/// How much a shard holds, once its description has been found to make sense.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Extent {
+    dtype: DType,
+    /// Elements of a row; of a scalar, its one.
+    row_len: usize,
+    pub(crate) len_bytes: usize,
+}
+
+impl Extent {
+    /// # Errors
+    /// `invalid_argument`: an unknown type, rows outside the variable, or more bytes than can be addressed.
+    pub(crate) fn of(about: &CreateShard) -> Result<Extent, Status> {
+        let name = &about.variable;
+        let dtype = numbers::dtype(about.dtype).ok_or_else(|| invalid(format!("{name}: an unknown data type")))?;
+        let variable_rows = about.shape.first().copied().unwrap_or(1);
+        if about.first_row.checked_add(about.rows).is_none_or(|end| end > variable_rows) {
+            let (first, rows) = (about.first_row, about.rows);
+            return Err(invalid(format!("{name}: {rows} rows from row {first} on, where it has {variable_rows}")));
         }
+        let product = |numbers: &[u64]| numbers.iter().try_fold(1u64, |product, number| product.checked_mul(*number));
+        let row_len = product(about.shape.get(1..).unwrap_or_default());
+        let size = |row_len: u64| product(&[about.rows, row_len, dtype.size_bytes() as u64]);
+        let sizes = row_len.and_then(|row_len| Some((row_len.try_into().ok()?, isize::try_from(size(row_len)?).ok()?)));
+        let (row_len, len_bytes) = sizes.ok_or_else(|| invalid(format!("{name}: it is larger than any memory")))?;
+        Ok(Extent { dtype, row_len, len_bytes: len_bytes.unsigned_abs() })
+    }
+
+    fn check_payload(&self, name: &str, payload: &[u8]) -> Result<(), Status> {
+        let (given, expected) = (payload.len(), self.len_bytes);
+        if given == expected {
+            return Ok(());
+        }
+        Err(invalid(format!("{name}: {given} bytes have come, where {expected} are expected")))
+    }
+}
+
+/// What a caller is sent of a shard: the elements as they were when it was asked for, made message by message.
+pub(crate) struct Answer {
+    /// Without a payload.
+    about: Elements,
+    dtype: DType,
+    wire: Option<DType>,
+    source: Bytes,
+    /// Rows in the order of the answer; absent: the source as it is.
+    rows: Option<Vec<u64>>,
+    row_bytes: usize,
+    /// Bytes of the source's type that the whole answer has, and that were sent.
+    len_bytes: usize,
+    sent_bytes: usize,
+    ended: bool,
+}
+
+impl Iterator for Answer {
+    type Item = Elements;
+
+    fn next(&mut self) -> Option<Elements> {
+        if self.ended {
+            return None;
+        }
+        let range = self.sent_bytes..self.len_bytes.min(self.sent_bytes + MAX_PAYLOAD_BYTES);
+        let first = (self.sent_bytes / self.dtype.size_bytes()) as u64;
+        self.sent_bytes = range.end;
+        self.ended = range.end == self.len_bytes;
+        let bytes = match &self.rows {
+            None => self.source.slice(range),
+            Some(rows) => self.picked(rows, range).into(),
+        };
+        let (dtype, payload) = on_wire(&bytes, self.dtype, self.wire).unwrap_or((self.dtype, bytes));
+        let dtype = u32::from(dtype.code());
+        Some(Elements { first, more: !self.ended, dtype, payload, ..self.about.clone() })
+    }
+}
+
+impl Answer {
+    /// Some bytes of the answer, out of the rows that they are in.
+    fn picked(&self, rows: &[u64], range: Range<usize>) -> Vec<u8> {
+        let mut picked = Vec::with_capacity(range.len());
+        let mut at = range.start;
+        while at < range.end {
+            let (row, inside) = (rows[at / self.row_bytes] as usize, at % self.row_bytes);
+            let len = (self.row_bytes - inside).min(range.end - at);
+            let from = row * self.row_bytes + inside;
+            picked.extend_from_slice(&self.source[from..from + len]);
+            at += len;
+        }
+        picked
+    }
+}
+
+impl Shard {
+    /// Makes it from its elements.
+    pub(super) fn new(about: CreateShard, payload: &[u8]) -> Result<Shard, Status> {
+        let extent = Extent::of(&about)?;
+        extent.check_payload(&about.variable, payload)?;
+        // As long as what has come.
+        let elements =
+            HostBuffer::from_slice(payload).map_err(|error| Status::resource_exhausted(error.to_string()))?;
         let state = State {
             elements: Arc::new(elements),
             spare: None,
@@ -73,7 +160,7 @@ impl Shard {
             slots: Vec::new(),
             tokens: Tokens::default(),
         };
-        Ok(Shard { about, dtype, row_len: row_len as usize, state: Mutex::new(state) })
+        Ok(Shard { about, dtype: extent.dtype, row_len: extent.row_len, state: Mutex::new(state) })
     }
 
     /// Makes the slots of an optimizer that it does not have yet.
@@ -108,60 +195,57 @@ impl Shard {
         Ok(())
     }
 
+    /// Bytes of the rows that a caller wants, which are picked for it alone; `None` where it wants all.
+    pub(super) fn picked_bytes(&self, wanted: &Wanted) -> Option<u64> {
+        let rows = (wanted.rows.len() / size_of::<u64>()) as u64;
+        (rows > 0).then(|| rows.saturating_mul(self.row_bytes() as u64))
+    }
+
     /// What a caller wants of it; `None` where it has that version already.
     pub(super) fn pull(
         &self,
         wanted: &Wanted,
         same_server: bool,
         wire: Option<DType>,
-    ) -> Result<Option<Elements>, Status> {
+    ) -> Result<Option<Answer>, Status> {
+        let rows = if wanted.rows.is_empty() { None } else { Some(self.rows(&wanted.rows)?) };
         let state = self.lock();
-        if same_server && wanted.version == state.version && wanted.rows.is_empty() && wanted.slot.is_empty() {
+        if same_server && wanted.version == state.version && rows.is_none() && wanted.slot.is_empty() {
             return Ok(None);
         }
         let source = match wanted.slot.as_str() {
-            "" => &*state.elements,
-            slot => &state.slots.iter().find(|(name, _)| *name == slot).ok_or_else(|| self.no_slot(slot))?.1,
-        };
-        let rows = if wanted.rows.is_empty() { None } else { Some(self.rows(&wanted.rows)?) };
-        let (dtype, payload) = match rows {
-            Some(rows) => {
-                let row_bytes = self.row_len * self.dtype.size_bytes();
-                let bytes = source.as_bytes();
-                let mut picked = Vec::with_capacity(rows.len() * row_bytes);
-                rows.iter().for_each(|row| {
-                    let start = *row as usize * row_bytes;
-                    picked.extend_from_slice(&bytes[start..start + row_bytes]);
-                });
-                self.on_wire(&picked, wire).unwrap_or_else(|| (self.dtype, Bytes::from(picked)))
+            "" => Bytes::from_owner(Sent(state.elements.clone())),
+            slot => {
+                let (_, slot) = state.slots.iter().find(|(name, _)| *name == slot).ok_or_else(|| self.no_slot(slot))?;
+                Bytes::copy_from_slice(slot.as_bytes())
             }
-            None => match self.on_wire(source.as_bytes(), wire) {
-                Some(converted) => converted,
-                None if wanted.slot.is_empty() => (self.dtype, Bytes::from_owner(Sent(state.elements.clone()))),
-                None => (self.dtype, Bytes::copy_from_slice(source.as_bytes())),
-            },
         };
-        let (version, dtype, slot) = (state.version, u32::from(dtype.code()), wanted.slot.clone());
-        Ok(Some(Elements { shard: self.about.shard, version, dtype, slot, payload, incarnation: 0 }))
+        let row_bytes = self.row_bytes();
+        let len_bytes = match &rows {
+            None => Some(source.len()),
+            Some(rows) => rows.len().checked_mul(row_bytes),
+        };
+        let len_bytes = len_bytes.ok_or_else(|| invalid(format!("{}: too many rows", self.about.variable)))?;
+        let (shard, version, slot) = (self.about.shard, state.version, wanted.slot.clone());
+        let about = Elements { shard, version, slot, ..Elements::default() };
+        let dtype = self.dtype;
+        Ok(Some(Answer { about, dtype, wire, source, rows, row_bytes, len_bytes, sent_bytes: 0, ended: false }))
     }
 
     /// Changes elements as asked for, unless that was done before.
-    pub(super) fn assign(&self, origin: &Origin, request: &AssignRequest) -> Result<(), Status> {
+    pub(super) fn assign(&self, request: &AssignRequest, payload: &[u8]) -> Result<(), Status> {
+        let origin = request.origin.as_ref().ok_or_else(|| invalid("an assignment without origin"))?;
         if request.dtype != u32::from(self.dtype.code()) {
             return Err(invalid(format!("{} holds elements of {}; give the same", self.about.variable, self.dtype)));
         }
         let scatter = scatter_of(request.operation).ok_or_else(|| invalid("an unknown operation"))?;
         let rows = request.rows.as_ref().map(|rows| self.rows(rows)).transpose()?;
-        let row_bytes = self.row_len * self.dtype.size_bytes();
-        let count = rows.as_ref().map_or(self.about.rows as usize, Vec::len);
-        if request.payload.len() != count * row_bytes {
-            let (name, given, expected) = (&self.about.variable, request.payload.len(), count * row_bytes);
-            return Err(invalid(format!("{name}: {given} bytes are given and {expected} expected")));
-        }
-        let mut aligned = HostBuffer::zeroed(request.payload.len()).map_err(internal)?;
-        aligned.as_bytes_mut().copy_from_slice(&request.payload);
+        self.check_count(rows.as_deref(), payload.len(), self.dtype)?;
+        let part = request.part;
+        // As long as what has come, at an address that any type may have.
+        let aligned = HostBuffer::from_slice(payload).map_err(internal)?;
         let mut state = self.lock();
-        if state.tokens.find(origin).is_some() {
+        if state.tokens.find(origin, part).is_some() {
             return Ok(());
         }
         let target = state.owned_elements()?.view_mut(self.dtype).map_err(internal)?;
@@ -172,8 +256,14 @@ impl Shard {
         };
         outcome.map_err(internal)?;
         state.version += 1;
-        state.tokens.note(origin, 0);
+        state.tokens.note(origin, part, 0);
         Ok(())
+    }
+
+    /// The most bytes that a gradient, or values to assign, may have: those of all rows in the widest type, or of one message.
+    pub(super) fn most_bytes(&self) -> usize {
+        let elements = (self.about.rows as usize).saturating_mul(self.row_len);
+        elements.saturating_mul(size_of::<u64>()).max(MAX_PAYLOAD_BYTES)
     }
 
     /// One step of an optimizer, unless this change was made before.
@@ -185,7 +275,7 @@ impl Shard {
         gradient: &Gradient,
     ) -> Result<(), Status> {
         let mut state = self.lock();
-        if state.tokens.find(origin).is_some() {
+        if state.tokens.find(origin, 0).is_some() {
             return Ok(());
         }
         match self.dtype {
@@ -194,7 +284,7 @@ impl Shard {
             other => return Err(invalid(format!("{} is of {other} and cannot be trained", self.about.variable))),
         }
         state.version += 1;
-        state.tokens.note(origin, 0);
+        state.tokens.note(origin, 0, 0);
         Ok(())
     }
 
@@ -235,16 +325,25 @@ impl Shard {
 
     /// A gradient's elements, once their number is as it should be.
     pub(super) fn values<'a, T: Float>(&self, gradient: &'a Gradient) -> Result<std::borrow::Cow<'a, [T]>, Status> {
-        let name = &self.about.variable;
-        let values = numbers::read::<T>(&gradient.payload, gradient.dtype).ok_or_else(|| {
-            invalid(format!("{name}: a gradient of {} is no gradient of {}", gradient.dtype, T::DTYPE))
-        })?;
-        let count = gradient.rows.as_ref().map_or(self.about.rows as usize, Vec::len);
-        if values.len() != count * self.row_len {
-            let (given, expected) = (values.len(), count * self.row_len);
-            return Err(invalid(format!("{name}: a gradient of {given} elements, where {expected} are expected")));
+        let (name, rows) = (&self.about.variable, gradient.rows.as_deref());
+        if let Some(row) = rows.and_then(<[u64]>::last).filter(|row| **row >= self.about.rows) {
+            return Err(self.no_row(*row));
         }
-        Ok(values)
+        // Before they are converted into memory of their own.
+        self.check_count(rows, gradient.payload.len(), gradient.dtype)?;
+        numbers::read::<T>(&gradient.payload, gradient.dtype)
+            .ok_or_else(|| invalid(format!("{name}: a gradient of {} is no gradient of {}", gradient.dtype, T::DTYPE)))
+    }
+
+    /// Whether bytes are as many as those rows have, or all rows.
+    fn check_count(&self, rows: Option<&[u64]>, given: usize, dtype: DType) -> Result<(), Status> {
+        let count = rows.map_or(self.about.rows as usize, <[u64]>::len);
+        let expected = count.checked_mul(self.row_len).and_then(|elements| elements.checked_mul(dtype.size_bytes()));
+        if expected == Some(given) {
+            return Ok(());
+        }
+        let (name, expected) = (&self.about.variable, expected.unwrap_or(usize::MAX));
+        Err(invalid(format!("{name}: {given} bytes are given and {expected} expected, for {count} rows of {dtype}")))
     }
 
     /// Row numbers, once they are rising and inside the shard.
@@ -259,7 +358,7 @@ impl Shard {
     fn rows(&self, bytes: &[u8]) -> Result<Vec<u64>, Status> {
         let rows = numbers::rows(bytes).ok_or_else(|| invalid("rows are no numbers"))?;
         match rows.iter().find(|row| **row >= self.about.rows) {
-            Some(row) => Err(invalid(format!("{}: there is no row {row}", self.about.variable))),
+            Some(row) => Err(self.no_row(*row)),
             None => Ok(rows),
         }
     }
@@ -268,13 +367,13 @@ impl Shard {
         self.row_len
     }
 
-    fn on_wire(&self, bytes: &[u8], wire: Option<DType>) -> Option<(DType, Bytes)> {
-        wire?;
-        match BufferRef::from_bytes(self.dtype, bytes) {
-            Ok(elements) => numbers::to_wire(elements, wire),
-            // Rows that were picked lie at any address.
-            Err(_) => numbers::to_wire(HostBuffer::from_slice(bytes).ok()?.view(self.dtype).ok()?, wire),
-        }
+    fn row_bytes(&self) -> usize {
+        // No more than the shard has, or it has no row.
+        self.row_len.saturating_mul(self.dtype.size_bytes())
+    }
+
+    fn no_row(&self, row: u64) -> Status {
+        invalid(format!("{}: there is no row {row}, for the shard has {}", self.about.variable, self.about.rows))
     }
 
     fn no_slot(&self, slot: &str) -> Status {
@@ -303,6 +402,16 @@ impl State {
             }
         }
         Arc::get_mut(&mut self.elements).ok_or_else(|| Status::internal("elements are shared"))
+    }
+}
+
+/// Elements as they travel, where they do not travel as they are.
+fn on_wire(bytes: &[u8], dtype: DType, wire: Option<DType>) -> Option<(DType, Bytes)> {
+    wire?;
+    match BufferRef::from_bytes(dtype, bytes) {
+        Ok(elements) => numbers::to_wire(elements, wire),
+        // Rows that were picked lie at any address.
+        Err(_) => numbers::to_wire(HostBuffer::from_slice(bytes).ok()?.view(dtype).ok()?, wire),
     }
 }
 

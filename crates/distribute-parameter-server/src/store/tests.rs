@@ -13,23 +13,26 @@ fn store(contributions: u32) -> Store {
     store.begin_session(SESSION).unwrap();
     for (shard, first_row, rows) in [(0, 0, 3), (1, 3, 1)] {
         let payload = bytemuck::cast_slice(&vec![1.0f32; rows * 2]).to_vec().into();
-        store
-            .create(CreateShard {
-                session: SESSION,
-                shard,
-                variable: "table".to_owned(),
-                shape: vec![4, 2],
-                first_row,
-                rows: rows as u64,
-                shards: 2,
-                trainable: true,
-                payload,
-                ..CreateShard::default()
-            })
-            .unwrap();
+        create(&store, CreateShard { shard, first_row, rows: rows as u64, payload, ..table() }).unwrap();
     }
     optimizer(&store, UpdateRule::Sgd { momentum: 0.0, nesterov: false }, contributions);
     store
+}
+
+/// A shard of the table, without which one.
+fn table() -> CreateShard {
+    CreateShard {
+        session: SESSION,
+        variable: "table".to_owned(),
+        shape: vec![4, 2],
+        shards: 2,
+        trainable: true,
+        ..CreateShard::default()
+    }
+}
+
+fn create(store: &Store, shard: CreateShard) -> Result<(), Status> {
+    store.create(&mut Creating::default(), shard)
 }
 
 fn optimizer(store: &Store, rule: UpdateRule, contributions: u32) {
@@ -63,8 +66,16 @@ fn push(store: &Store, origin: Origin, gradients: Vec<PushRequest>) -> Result<Pu
 
 fn pull(store: &Store, wanted: Wanted) -> Option<(u64, Vec<f32>)> {
     let request = PullRequest { session: SESSION, incarnation: 99, ..PullRequest::default() };
-    let elements = store.pull(&request, &wanted).unwrap()?;
+    let elements = one(store.pull(&request, &wanted).unwrap()?);
     Some((elements.version, bytemuck::pod_collect_to_vec(&elements.payload)))
+}
+
+/// An answer that is one message.
+fn one(answer: Answer) -> Elements {
+    let all: Vec<Elements> = answer.collect();
+    let [elements] = <[Elements; 1]>::try_from(all).unwrap();
+    assert!(!elements.more && elements.first == 0);
+    elements
 }
 
 fn values(store: &Store, shard: u32) -> Vec<f32> {
@@ -90,7 +101,7 @@ fn only_what_has_changed_is_sent() {
 fn what_is_being_sent_does_not_change() {
     let store = store(0);
     let request = PullRequest { session: SESSION, ..PullRequest::default() };
-    let sent = store.pull(&request, &Wanted::default()).unwrap().unwrap();
+    let sent = one(store.pull(&request, &Wanted::default()).unwrap().unwrap());
     for closure in 0..3 {
         push(&store, origin(closure), vec![gradient(0, None, &[1.0; 6])]).unwrap();
     }
@@ -182,7 +193,7 @@ fn a_round_is_the_mean_of_its_contributions_in_the_order_of_closures() {
 fn other_sessions_and_what_does_not_fit_are_refused() {
     let store = store(0);
     let other = PullRequest { session: 8, ..PullRequest::default() };
-    assert_eq!(store.pull(&other, &Wanted::default()).unwrap_err().code(), tonic::Code::Aborted);
+    assert_eq!(store.pull(&other, &Wanted::default()).err().unwrap().code(), tonic::Code::Aborted);
     for wrong in [
         gradient(0, None, &[1.0; 5]),
         gradient(0, Some(&[3]), &[1.0; 2]),
@@ -209,14 +220,15 @@ fn other_sessions_and_what_does_not_fit_are_refused() {
 fn assignments_are_done_once() {
     let store = store(0);
     let add = |origin: Origin, rows: Option<&[u64]>, values: &[f32]| {
-        store.assign(&AssignRequest {
+        let request = AssignRequest {
             origin: Some(origin),
-            shard: 0,
             dtype: DType::F32.code().into(),
             operation: operation_of(distribute_values::Scatter::Add),
             rows: rows.map(|rows| rows_to_bytes(rows.iter().copied())),
             payload: bytemuck::cast_slice(values).to_vec().into(),
-        })
+            ..AssignRequest::default()
+        };
+        store.assign(&mut Assigning::default(), request)
     };
     add(origin(0), None, &[1.0; 6]).unwrap();
     add(origin(0), None, &[1.0; 6]).unwrap();
@@ -225,4 +237,128 @@ fn assignments_are_done_once() {
     assert_eq!(values(&store, 0), [2.0, 2.0, 4.0, 4.0, 2.0, 2.0]);
     assert!(add(origin(1), None, &[1.0; 4]).is_err());
     assert!(add(origin(1), Some(&[3]), &[1.0; 2]).is_err());
+}
+
+fn refused<T>(outcome: Result<T, Status>, words: &str) {
+    let Err(status) = outcome else { panic!("expected: {words}") };
+    assert_eq!(status.code(), tonic::Code::InvalidArgument, "{status}");
+    assert!(status.message().contains(words), "{words}: {status}");
+}
+
+#[test]
+fn sizes_are_verified_before_anything_is_made() {
+    let store = store(0);
+    for (wrong, words) in [
+        // 256 GB announced, nothing sent.
+        (CreateShard { shape: vec![1 << 32, 16], rows: 1 << 32, ..table() }, "0 bytes have come, where"),
+        (CreateShard { shape: vec![1 << 32, 1 << 31, 8], rows: 1 << 32, ..table() }, "larger than any memory"),
+        (CreateShard { shape: vec![1, u64::MAX, u64::MAX], rows: 1, ..table() }, "larger than any memory"),
+        (CreateShard { first_row: u64::MAX, rows: 2, ..table() }, "where it has 4"),
+        (CreateShard { first_row: 2, rows: 3, ..table() }, "where it has 4"),
+        (CreateShard { dtype: 200, rows: 1, ..table() }, "unknown data type"),
+        (CreateShard { rows: 1, payload: vec![0; 9].into(), ..table() }, "9 bytes have come"),
+    ] {
+        refused(create(&store, CreateShard { shard: 0, ..wrong }), words);
+    }
+    // What was there is as it was.
+    assert_eq!(values(&store, 0), [1.0; 6]);
+    let fresh = Store::new(1);
+    assert!(fresh.begin_session(0).is_err() && fresh.check_session(0).is_err());
+}
+
+#[test]
+fn answers_are_bounded() {
+    let store = store(0);
+    // Rows of 8 MiB: 32 KiB of numbers ask for 32 GiB.
+    let row = 2u64 << 20;
+    let payload = vec![0u8; row as usize * 4].into();
+    let wide = CreateShard { shard: 5, shape: vec![1, row], rows: 1, shards: 1, payload, ..table() };
+    create(&store, CreateShard { variable: "wide".to_owned(), ..wide }).unwrap();
+    let ask =
+        |wanted: Vec<Wanted>| store.check_pull(&PullRequest { session: SESSION, wanted, ..PullRequest::default() });
+    let rows = |count: usize| Wanted { shard: 5, rows: rows_to_bytes(vec![0; count]), ..Wanted::default() };
+    refused(ask(vec![rows(4096)]), "ask for at most");
+    refused(ask(vec![rows(20), rows(20)]), "ask for at most");
+    refused(ask(vec![Wanted::default(), Wanted::default()]), "twice in one call");
+    ask(vec![rows(1), rows(31), Wanted::default(), Wanted { shard: 5, ..Wanted::default() }]).unwrap();
+    // One message is no longer than a part.
+    let request = PullRequest { session: SESSION, ..PullRequest::default() };
+    let all: Vec<Elements> = store.pull(&request, &rows(5)).unwrap().unwrap().collect();
+    assert_eq!(
+        all.iter().map(|part| (part.first, part.payload.len(), part.more)).collect::<Vec<_>>(),
+        [(0, 32 << 20, true), (4 * row, 8 << 20, false)]
+    );
+    let outside = store.pull(&request, &Wanted { rows: rows_to_bytes([3]), ..Wanted::default() });
+    refused(outside, "there is no row 3, for the shard has 3");
+    refused(store.pull(&request, &Wanted { rows: vec![1, 2, 3].into(), ..Wanted::default() }), "rows are no numbers");
+}
+
+#[test]
+fn payloads_come_in_parts() {
+    let store = store(0);
+    let bytes = |values: &[f32]| Bytes::from(bytemuck::cast_slice::<f32, u8>(values).to_vec());
+    // A shard, made anew.
+    let mut creating = Creating::default();
+    let about = CreateShard { rows: 3, ..table() };
+    store.create(&mut creating, CreateShard { payload: bytes(&[5.0; 2]), more: true, ..about.clone() }).unwrap();
+    assert!(!creating.is_done());
+    assert_eq!(values(&store, 0), [1.0; 6]);
+    store.create(&mut creating, CreateShard { payload: bytes(&[6.0; 4]), ..CreateShard::default() }).unwrap();
+    assert!(creating.is_done());
+    assert_eq!(values(&store, 0), [5.0, 5.0, 6.0, 6.0, 6.0, 6.0]);
+    // More than announced, and a part of something else.
+    let mut creating = Creating::default();
+    store.create(&mut creating, CreateShard { payload: bytes(&[5.0; 2]), more: true, ..about.clone() }).unwrap();
+    refused(
+        store.create(&mut creating, CreateShard { payload: bytes(&[5.0; 5]), ..CreateShard::default() }),
+        "at most 24",
+    );
+    let mut creating = Creating::default();
+    store.create(&mut creating, CreateShard { more: true, ..about }).unwrap();
+    refused(
+        store.create(&mut creating, CreateShard { shard: 1, ..CreateShard::default() }),
+        "before all parts of shard 0",
+    );
+    // A gradient of rows.
+    optimizer(&store, UpdateRule::Sgd { momentum: 0.0, nesterov: false }, 0);
+    let mut begun = store.begin_push(&PushRequest { origin: Some(origin(0)), ..PushRequest::default() }).unwrap();
+    store.push(&mut begun, PushRequest { more: true, ..gradient(0, Some(&[0]), &[1.0]) }).unwrap();
+    store.push(&mut begun, gradient(0, Some(&[2]), &[2.0, 3.0, 4.0])).unwrap();
+    assert_eq!(store.end_push(begun).unwrap().steps, 1);
+    assert_eq!(values(&store, 0), [4.0, 3.0, 6.0, 6.0, 3.0, 2.0]);
+    let mut begun = store.begin_push(&PushRequest { origin: Some(origin(1)), ..PushRequest::default() }).unwrap();
+    store.push(&mut begun, PushRequest { more: true, ..gradient(0, Some(&[0]), &[1.0]) }).unwrap();
+    refused(store.end_push(begun), "the gradient of shard 0 has no end");
+    // An assignment, and one whose parts are done each for itself.
+    let about = AssignRequest { origin: Some(origin(2)), dtype: DType::F32.code().into(), ..AssignRequest::default() };
+    let mut assigning = Assigning::default();
+    store.assign(&mut assigning, AssignRequest { payload: bytes(&[7.0; 4]), more: true, ..about.clone() }).unwrap();
+    store.assign(&mut assigning, AssignRequest { payload: bytes(&[8.0; 2]), ..about.clone() }).unwrap();
+    assert_eq!(values(&store, 0), [7.0, 7.0, 7.0, 7.0, 8.0, 8.0]);
+    for (part, value) in [(1, 1.0), (2, 2.0), (1, 9.0)] {
+        let (rows, payload) = (Some(rows_to_bytes([part - 1])), bytes(&[value; 2]));
+        let part = part as u32;
+        store.assign(&mut Assigning::default(), AssignRequest { rows, payload, part, ..about.clone() }).unwrap();
+    }
+    assert_eq!(values(&store, 0), [1.0, 1.0, 2.0, 2.0, 8.0, 8.0]);
+}
+
+#[test]
+fn gradients_come_once_and_for_what_the_optimizer_updates() {
+    let store = store(0);
+    refused(push(&store, origin(0), vec![gradient(0, None, &[1.0; 6]), gradient(0, None, &[1.0; 6])]), "two gradients");
+    let payload = bytemuck::cast_slice(&[1.0f32; 2]).to_vec().into();
+    let other = CreateShard { shard: 7, variable: "other".to_owned(), shape: vec![2], rows: 2, payload, ..table() };
+    create(&store, other).unwrap();
+    refused(push(&store, origin(1), vec![gradient(7, None, &[1.0; 2])]), "does not update shard 7");
+    assert_eq!(values(&store, 7), [1.0; 2]);
+    let nothing = OptimizerOfShards { session: SESSION, ..OptimizerOfShards::default() };
+    for description in [r#"{"learning_rate":1e999,"rule":"x"}"#, "", "[[[[", r#"{"learning_rate":-1.0}"#] {
+        assert!(
+            store.set_optimizer(&OptimizerOfShards { description: description.to_owned(), ..nothing.clone() }).is_err()
+        );
+    }
+    let rule = UpdateRule::Sgd { momentum: 0.0, nesterov: false };
+    let negative = serde_json::to_string(&OptimizerDescription { learning_rate: -1.0, rule }).unwrap();
+    refused(store.set_optimizer(&OptimizerOfShards { description: negative, ..nothing }), "learning rate");
 }

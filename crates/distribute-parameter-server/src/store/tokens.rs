@@ -4,28 +4,28 @@ use std::collections::HashMap;
 
 use crate::wire::proto::Origin;
 
-/// Changes that were made, by closure and place in it, and what was noted of each.
+/// Changes that were made, by closure, place in it and part, and what was noted of each.
 #[derive(Debug, Default)]
 pub(super) struct Tokens {
-    done: HashMap<(u64, u32), u64>,
+    done: HashMap<(u64, u32, u32), u64>,
     /// How many there were after the last look for those that nobody asks about any more.
     kept: usize,
 }
 
 impl Tokens {
     /// What was noted of this change, if it was made.
-    pub(super) fn find(&self, origin: &Origin) -> Option<u64> {
-        origin.once.then(|| self.done.get(&(origin.closure, origin.change)).copied()).flatten()
+    pub(super) fn find(&self, origin: &Origin, part: u32) -> Option<u64> {
+        origin.once.then(|| self.done.get(&(origin.closure, origin.change, part)).copied()).flatten()
     }
 
     /// Notes that the change is made. Closures that are over are forgotten now and then: only those that may run again matter.
-    pub(super) fn note(&mut self, origin: &Origin, note: u64) {
+    pub(super) fn note(&mut self, origin: &Origin, part: u32, note: u64) {
         if !origin.once {
             return;
         }
-        self.done.insert((origin.closure, origin.change), note);
+        self.done.insert((origin.closure, origin.change, part), note);
         if self.done.len() > 2 * self.kept + 64 {
-            self.done.retain(|(closure, _), _| *closure >= origin.horizon || origin.live.contains(closure));
+            self.done.retain(|(closure, ..), _| *closure >= origin.horizon || origin.live.contains(closure));
             self.kept = self.done.len();
         }
     }
@@ -42,10 +42,10 @@ mod tests {
     #[test]
     fn a_change_is_known_by_closure_and_place() {
         let mut tokens = Tokens::default();
-        tokens.note(&origin(3, 0, 0, &[]), 7);
-        assert_eq!(tokens.find(&origin(3, 0, 0, &[])), Some(7));
-        assert_eq!(tokens.find(&origin(3, 1, 0, &[])), None);
-        assert_eq!(tokens.find(&Origin { once: false, ..origin(3, 0, 0, &[]) }), None);
+        tokens.note(&origin(3, 0, 0, &[]), 0, 7);
+        assert_eq!(tokens.find(&origin(3, 0, 0, &[]), 0), Some(7));
+        assert_eq!(tokens.find(&origin(3, 1, 0, &[]), 0), None);
+        assert_eq!(tokens.find(&Origin { once: false, ..origin(3, 0, 0, &[]) }, 0), None);
     }
 
     #[test]
@@ -53,10 +53,10 @@ mod tests {
         let mut tokens = Tokens::default();
         for closure in 0..10_000 {
             // Closure 5 hangs; all before the present one are over.
-            tokens.note(&origin(closure, 0, closure, &[5]), 0);
+            tokens.note(&origin(closure, 0, closure, &[5]), 0, 0);
             assert!(tokens.done.len() < 200);
         }
-        assert!(tokens.find(&origin(5, 0, 0, &[])).is_some());
-        assert!(tokens.find(&origin(9_999, 0, 0, &[])).is_some());
+        assert!(tokens.find(&origin(5, 0, 0, &[]), 0).is_some());
+        assert!(tokens.find(&origin(9_999, 0, 0, &[]), 0).is_some());
     }
 }

@@ -1,11 +1,12 @@
 //! How a strategy is made.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-use distribute_cluster::{ClusterResolver, ClusterSpec, TaskType};
+use distribute_cluster::{ClusterResolver, ClusterSpec, JobId, TaskType};
 use distribute_device::DType;
 
 use super::{Inner, Made, ParameterServerStrategy, session};
@@ -13,6 +14,7 @@ use crate::parameters::Parameters;
 use crate::partitioner::Partitioner;
 use crate::placement::{Placement, Placer};
 use crate::roles::Roles;
+use crate::server::check_silence;
 use crate::updates::Updates;
 use crate::{Error, Result};
 
@@ -27,7 +29,7 @@ pub struct ParameterServerOptions {
     pub updates: Updates,
     /// How long tasks may take to appear at the start. Default: 5 minutes.
     pub connect_timeout: Duration,
-    /// After how much silence a task counts as lost. Default: 10 s.
+    /// After how much silence a task counts as lost. At least 1 s. Default: 10 s.
     pub silence: Duration,
     /// How long a server's answer may take. Default: 60 s.
     pub patience: Duration,
@@ -54,7 +56,7 @@ impl Default for ParameterServerOptions {
 
 /// Makes a [`ParameterServerStrategy`].
 pub struct ParameterServerStrategyBuilder {
-    cluster: Result<(ClusterSpec, Option<TaskType>)>,
+    cluster: Result<(ClusterSpec, Option<TaskType>, JobId)>,
     partitioner: Option<Box<dyn Partitioner>>,
     options: ParameterServerOptions,
 }
@@ -62,7 +64,8 @@ pub struct ParameterServerStrategyBuilder {
 impl ParameterServerStrategyBuilder {
     pub(super) fn new(cluster: &impl ClusterResolver) -> ParameterServerStrategyBuilder {
         let task_type = cluster.task_type();
-        let cluster = cluster.cluster_spec().map(|spec| (spec, task_type)).map_err(Error::from);
+        let described = cluster.cluster_spec().and_then(|spec| Ok((spec, task_type, JobId::from_env(cluster)?)));
+        let cluster = described.map_err(Error::from);
         ParameterServerStrategyBuilder { cluster, partitioner: None, options: ParameterServerOptions::default() }
     }
 
@@ -107,7 +110,7 @@ impl ParameterServerStrategyBuilder {
     /// [`Error::Cluster`] where the cluster is none of this kind, [`Error::WrongTask`] on a worker or server,
     /// [`Error::Unreachable`] for a server that does not appear, [`Error::Option`].
     pub fn build(self) -> Result<ParameterServerStrategy> {
-        let (spec, task_type) = self.cluster?;
+        let (spec, task_type, job) = self.cluster?;
         let roles = Roles::of(&spec)?;
         if let Some(kind @ (TaskType::Worker | TaskType::Ps | TaskType::Evaluator)) = task_type {
             return Err(Error::WrongTask {
@@ -118,6 +121,7 @@ impl ParameterServerStrategyBuilder {
         }
         let options = self.options;
         options.updates.check()?;
+        check_silence(options.silence)?;
         if let Some(wire) = options.wire.filter(|wire| !matches!(wire, DType::F16 | DType::BF16)) {
             let given = wire.to_string();
             return Err(Error::Option { what: "the type on the wire", given, expected: "f16 or bf16" });
@@ -129,24 +133,35 @@ impl ParameterServerStrategyBuilder {
             .build()
             .map_err(Error::Threads)?;
         let limits = (options.silence, options.patience);
-        let parameters = Parameters::new(runtime.handle().clone(), &roles.servers, session(), options.wire, limits)?;
+        let parameters =
+            Parameters::new(runtime.handle().clone(), &job, &roles.servers, session(), options.wire, limits)?;
         let servers = roles.servers.len();
         let placer = Placer::new(options.placement, servers);
         let inner = Inner {
             parameters: Arc::new(parameters),
             workers: roles.workers,
+            job,
             partitioner: self.partitioner,
-            made: Mutex::new(Made { placer, shards: Vec::new(), optimizers: Vec::new() }),
+            made: Mutex::new(Made {
+                placer,
+                names: BTreeSet::new(),
+                next_shard: 0,
+                shards: Vec::new(),
+                optimizers: Vec::new(),
+                run: None,
+            }),
             incarnations: Mutex::new(vec![0; servers]),
             attendances: Mutex::new((0..servers).map(|_| None).collect()),
             coordinator: Mutex::new(Weak::new()),
             coordinators: AtomicU64::new(0),
-            failed: AtomicBool::new(false),
+            verdict: Mutex::default(),
             runtime: Some(runtime),
             options,
         };
         for server in 0..servers {
-            inner.parameters.block_on(inner.attend(server, inner.options.connect_timeout))?;
+            let attended = inner.parameters.block_on(inner.attend(server, inner.options.connect_timeout));
+            // Workers that wait are told whether to wait on.
+            attended.map_err(|error| inner.failed(error))?;
         }
         Ok(ParameterServerStrategy { inner: Arc::new(inner) })
     }

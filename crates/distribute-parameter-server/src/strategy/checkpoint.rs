@@ -33,6 +33,7 @@ struct OptimizerStates {
 impl Checkpointed for ParameterServerStrategy {
     fn save(&self, _: &Strategy, snapshot: &mut Snapshot) -> Result<(), BoxError> {
         let inner = &self.inner;
+        inner.note_run(snapshot);
         for variable in inner.parameters.table().variables.values() {
             let bytes = inner.fetch(variable, "")?;
             snapshot.put_bytes(MODEL, &variable.name, variable.dtype, &variable.shape, bytes);
@@ -60,13 +61,23 @@ impl Checkpointed for ParameterServerStrategy {
     fn load(&self, _: &Strategy, snapshot: &Snapshot) -> Result<(), BoxError> {
         let inner = &self.inner;
         for server in 0..inner.parameters.servers() {
-            inner.parameters.block_on(inner.restore(server, snapshot))?;
+            let restored = inner.parameters.block_on(inner.restore(server, snapshot));
+            // Such as a checkpoint of another model.
+            restored.map_err(|error| inner.failed(error))?;
         }
+        inner.note_run(snapshot);
         Ok(())
     }
 }
 
 impl Inner {
+    /// Snapshots of no run are not in files, where a server could be restored from.
+    fn note_run(&self, snapshot: &Snapshot) {
+        if let Some(run) = snapshot.run() {
+            lock(&self.made).run = Some(run);
+        }
+    }
+
     fn fetch(&self, variable: &VariableInfo, slot: &str) -> Result<Vec<u8>> {
         self.parameters.block_on(self.parameters.whole(variable, slot))
     }
@@ -83,14 +94,25 @@ impl Inner {
 
     /// Gives a server that was started again its part of the newest checkpoint in a folder.
     pub(crate) async fn restore_from(&self, server: usize, folder: &Path) -> Result<u64> {
-        let newest = CheckpointManager::new(folder).list()?.into_iter().next();
-        let (step, path) = newest.ok_or_else(|| Error::ServerLost {
+        let lost = |why: String| Error::ServerLost {
             server: server as u32,
             address: self.parameters.address(server).to_owned(),
-            why: format!("it was started again and holds nothing, and there is no checkpoint in {}", folder.display()),
-        })?;
-        self.restore(server, &Snapshot::read(path)?).await?;
-        Ok(step)
+            why: format!("it was started again and holds nothing, and {why}"),
+        };
+        // Damaged ones are passed over, in words.
+        let newest = CheckpointManager::new(folder).read_newest()?;
+        let snapshot = newest.ok_or_else(|| lost(format!("there is no checkpoint in {}", folder.display())))?;
+        // Weights of another run beside those of this one would be no model.
+        if snapshot.run() != lock(&self.made).run {
+            let of = snapshot.run().map_or_else(|| "another run".to_owned(), |run| format!("run {run}"));
+            let (step, folder) = (snapshot.step(), folder.display());
+            return Err(lost(format!(
+                "the newest checkpoint in {folder}, of step {step}, is one of {of}, which this training has neither saved nor \
+                 restored"
+            )));
+        }
+        self.restore(server, &snapshot).await?;
+        Ok(snapshot.step())
     }
 
     /// Makes a server's shards and optimizers with what a checkpoint holds of them.

@@ -3,29 +3,35 @@
 use std::future::poll_fn;
 use std::time::Duration;
 
+use http::HeaderMap;
 use tonic::body::Body;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 use tower_service::Service as _;
 
-use super::frame::{Inbox, Parcel, body_of};
-use super::{HTTP_FRAME_BYTES, WINDOW_BYTES};
+use super::admission::Addressee;
+use super::attendance::{Attendance, beats};
+use super::frame::{Inbox, Parcel, body_of, outbox};
+use super::{HTTP_FRAME_BYTES, MAX_HEADERS_BYTES, WINDOW_BYTES};
 
 /// A connection to a task, made when it is first used and again after it broke. Clones share it.
 #[derive(Clone, Debug)]
 pub(crate) struct Link {
     channel: Channel,
+    /// What each call says of the task that it is for.
+    headers: HeaderMap,
+    silence: Duration,
 }
 
 /// A call that is under way: what is sent, and what comes back.
 pub(crate) struct Replies(Inbox);
 
 impl Link {
-    /// To `host:port`. A task that does not answer for `silence` counts as lost.
+    /// To the addressee at `host:port`. A task that does not answer for `silence` counts as lost.
     ///
     /// # Errors
     /// The address cannot be one.
-    pub(crate) fn new(address: &str, silence: Duration) -> Result<Link, Status> {
+    pub(crate) fn new(address: &str, addressee: &Addressee, silence: Duration) -> Result<Link, Status> {
         let endpoint = Endpoint::from_shared(format!("http://{address}"))
             .map_err(|error| Status::invalid_argument(error.to_string()))?
             .tcp_nodelay(true)
@@ -35,8 +41,31 @@ impl Link {
             .keep_alive_while_idle(true)
             .initial_stream_window_size(WINDOW_BYTES)
             .initial_connection_window_size(2 * WINDOW_BYTES)
-            .max_frame_size(HTTP_FRAME_BYTES);
-        Ok(Link { channel: endpoint.connect_lazy() })
+            .max_frame_size(HTTP_FRAME_BYTES)
+            .http2_max_header_list_size(MAX_HEADERS_BYTES);
+        Ok(Link { channel: endpoint.connect_lazy(), headers: addressee.headers()?, silence })
+    }
+
+    /// Begins to attend to the task, and says that this one lives for as long as it is attended to; what the task says of itself.
+    ///
+    /// # Errors
+    /// As [`call`](Link::call).
+    pub(crate) async fn attend<Q: Parcel, S: Parcel>(
+        &self,
+        path: &'static str,
+        first: Q,
+        patience: Duration,
+    ) -> Result<(S, Attendance<S>), Status> {
+        let begun = async {
+            let (outbox, body) = outbox();
+            outbox.send(first).await;
+            // Dropped with the attendance, which ends the call's body and with it the call.
+            let beats = beats::<Q>(outbox, self.silence);
+            let mut states = self.begin(path, body).await?;
+            let state = states.one::<S>().await?;
+            Ok((state, Attendance::new(states, beats, self.silence)))
+        };
+        tokio::time::timeout(patience, begun).await.unwrap_or_else(|_| Err(late(path, patience)))
     }
 
     /// Sends a message and waits for the answer.
@@ -53,17 +82,17 @@ impl Link {
         tokio::time::timeout(patience, answer).await.unwrap_or_else(|_| Err(late(path, patience)))
     }
 
-    /// Sends a message; the answers come one by one.
+    /// Sends messages; the answers come one by one.
     ///
     /// # Errors
     /// As [`call`](Link::call).
-    pub(crate) async fn ask(
+    pub(crate) async fn ask<M: Parcel>(
         &self,
         path: &'static str,
-        request: impl Parcel,
+        messages: Vec<M>,
         patience: Duration,
     ) -> Result<Replies, Status> {
-        let begun = self.begin(path, body_of([request]));
+        let begun = self.begin(path, body_of(messages));
         let inbox = tokio::time::timeout(patience, begun).await.unwrap_or_else(|_| Err(late(path, patience)))?;
         Ok(Replies(inbox))
     }
@@ -83,18 +112,19 @@ impl Link {
     }
 
     async fn begin(&self, path: &'static str, body: Body) -> Result<Inbox, Status> {
-        let request = http::Request::post(path)
+        let mut request = http::Request::post(path)
             .version(http::Version::HTTP_2)
             .header("te", "trailers")
             .header("content-type", "application/grpc")
             .body(body)
             .map_err(|error| Status::internal(error.to_string()))?;
+        request.headers_mut().extend(self.headers.clone());
         let mut channel = self.channel.clone();
         poll_fn(|context| channel.poll_ready(context)).await.map_err(unreachable)?;
         let reply = channel.call(request).await.map_err(unreachable)?;
         match Status::from_header_map(reply.headers()) {
             Some(refused) => Err(refused),
-            None if reply.status().is_success() => Ok(Inbox::new(reply.into_body())),
+            None if reply.status().is_success() => Ok(Inbox::of_answers(reply.into_body())),
             None => Err(Status::unavailable(format!("it answered {}", reply.status()))),
         }
     }
@@ -105,14 +135,9 @@ impl Replies {
     ///
     /// # Errors
     /// The other side's status; `unavailable` where the connection broke.
-    pub(crate) async fn next<M: Parcel>(&mut self, patience: Option<Duration>) -> Result<Option<M>, Status> {
-        match patience {
-            None => self.0.next().await,
-            Some(patience) => {
-                let next = tokio::time::timeout(patience, self.0.next()).await;
-                next.unwrap_or_else(|_| Err(late("an answer", patience)))
-            }
-        }
+    pub(crate) async fn next<M: Parcel>(&mut self, patience: Duration) -> Result<Option<M>, Status> {
+        let next = tokio::time::timeout(patience, self.0.next()).await;
+        next.unwrap_or_else(|_| Err(late("an answer", patience)))
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
+use std::time::Duration;
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use http::HeaderMap;
@@ -13,7 +14,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
 use tonic::body::Body;
 
-use super::{MAX_MESSAGE_BYTES, QUEUED_MESSAGES, proto};
+use super::{MAX_MESSAGE_BYTES, MAX_PAYLOAD_BYTES, QUEUED_MESSAGES, proto};
 
 /// A message of ours.
 pub(crate) trait Parcel: Message + Default + 'static {
@@ -57,7 +58,8 @@ fn encode(mut message: impl Parcel) -> [Bytes; 2] {
     let short = if payload.len() <= SHORT_BYTES { payload.len() } else { 0 };
     let mut head = BytesMut::with_capacity(PREFIX_BYTES + len + short);
     head.put_u8(0);
-    head.put_u32((len + payload.len()) as u32);
+    // One that is too long is refused by its receiver, whatever the number says.
+    head.put_u32(u32::try_from(len + payload.len()).unwrap_or(u32::MAX));
     // A buffer of bytes grows as needed.
     let _ = message.encode(&mut head);
     if !payload.is_empty() {
@@ -69,6 +71,60 @@ fn encode(mut message: impl Parcel) -> [Bytes; 2] {
         return [head.freeze(), Bytes::new()];
     }
     [head.freeze(), payload]
+}
+
+/// Cuts a payload into the parts of several messages, each with whether more follow. There is always one, which may be empty.
+pub(crate) fn parts_of(payload: Bytes) -> impl Iterator<Item = (Bytes, bool)> + Send {
+    let mut rest = Some(payload);
+    std::iter::from_fn(move || {
+        let mut part = rest.take()?;
+        if part.len() > MAX_PAYLOAD_BYTES {
+            rest = Some(part.split_off(MAX_PAYLOAD_BYTES));
+        }
+        Some((part, rest.is_some()))
+    })
+}
+
+/// The parts of a payload as they arrive. Memory is used for what has arrived alone.
+#[derive(Debug)]
+pub(crate) struct Parts {
+    limit_bytes: usize,
+    len_bytes: usize,
+    parts: Vec<Bytes>,
+}
+
+impl Parts {
+    /// None yet, of a payload of at most `limit_bytes`.
+    pub(crate) fn up_to(limit_bytes: usize) -> Parts {
+        Parts { limit_bytes, len_bytes: 0, parts: Vec::new() }
+    }
+
+    /// Adds a part.
+    ///
+    /// # Errors
+    /// The payload becomes too long.
+    pub(crate) fn push(&mut self, part: Bytes) -> Result<(), Status> {
+        self.len_bytes = self.len_bytes.saturating_add(part.len());
+        if self.len_bytes > self.limit_bytes {
+            let (given, limit) = (self.len_bytes, self.limit_bytes);
+            return Err(Status::invalid_argument(format!("{given} bytes have come, and at most {limit} are expected")));
+        }
+        if !part.is_empty() {
+            self.parts.push(part);
+        }
+        Ok(())
+    }
+
+    /// The whole payload, which is not copied where it came in one part.
+    pub(crate) fn join(mut self) -> Bytes {
+        if self.parts.len() < 2 {
+            return self.parts.pop().unwrap_or_default();
+        }
+        let mut joined = BytesMut::with_capacity(self.len_bytes);
+        // Each part is freed as soon as it is copied.
+        self.parts.drain(..).for_each(|part| joined.extend_from_slice(&part));
+        joined.freeze()
+    }
 }
 
 /// The sending half of a call's messages.
@@ -127,6 +183,12 @@ impl Outbox {
         true
     }
 
+    /// Queues a message if there is room at once; whether there is still somebody who reads.
+    pub(crate) fn offer(&self, message: impl Parcel) -> bool {
+        let whole = encode(message).concat();
+        !matches!(self.0.try_send(Ok(Frame::data(whole.into()))), Err(mpsc::error::TrySendError::Closed(_)))
+    }
+
     /// Ends a reply.
     pub(super) async fn end(self, status: &Status) {
         // Nobody reads any more: then nobody misses it.
@@ -139,27 +201,44 @@ impl Outbox {
     }
 }
 
-/// The receiving half of a call's messages.
+/// The receiving half of a call's messages. A wait for a message may be given up and begun again: what has arrived stays.
 pub(crate) struct Inbox {
     body: Body,
     pieces: Pieces,
+    limit_bytes: usize,
+    patience: Option<Duration>,
 }
 
 impl Inbox {
-    pub(crate) fn new(body: Body) -> Inbox {
-        Inbox { body, pieces: Pieces::default() }
+    /// Of the answers to a call, whose caller limits its waits itself.
+    pub(crate) fn of_answers(body: Body) -> Inbox {
+        Inbox { body, pieces: Pieces::default(), limit_bytes: MAX_MESSAGE_BYTES, patience: None }
+    }
+
+    /// Of a caller that was admitted: no message may be longer than `limit_bytes`, and none of their pieces may take longer than
+    /// `patience`.
+    pub(crate) fn of_requests(body: Body, limit_bytes: usize, patience: Duration) -> Inbox {
+        Inbox { body, pieces: Pieces::default(), limit_bytes, patience: Some(patience) }
     }
 
     /// The next message; `None` at the end.
     ///
     /// # Errors
-    /// The other side's status; `unavailable` where the connection broke.
+    /// The other side's status; `unavailable` where the connection broke, `deadline_exceeded` where nothing came for too long,
+    /// `invalid_argument` for a message that is none or too long.
     pub(crate) async fn next<M: Parcel>(&mut self) -> Result<Option<M>, Status> {
         loop {
-            if let Some(message) = self.pieces.message()? {
+            if let Some(message) = self.pieces.message(self.limit_bytes)? {
                 return Ok(Some(message));
             }
-            match self.body.frame().await {
+            let frame = match self.patience {
+                None => self.body.frame().await,
+                Some(patience) => tokio::time::timeout(patience, self.body.frame()).await.map_err(|_| {
+                    let seconds = patience.as_secs_f64();
+                    Status::deadline_exceeded(format!("nothing further has come of the call within {seconds:.1} s"))
+                })?,
+            };
+            match frame {
                 None if self.pieces.is_empty() => return Ok(None),
                 None => return Err(Status::unavailable("the stream ended within a message")),
                 // The library's words for it say no more.
@@ -191,13 +270,18 @@ impl Inbox {
 #[derive(Debug, Default)]
 struct Pieces {
     pieces: VecDeque<Bytes>,
+    /// Short pieces behind them, together: a sender of single bytes does not cost a piece for each.
+    tail: BytesMut,
     len: usize,
 }
 
 impl Pieces {
     fn push(&mut self, piece: Bytes) {
-        if !piece.is_empty() {
-            self.len += piece.len();
+        self.len += piece.len();
+        if piece.len() <= SHORT_BYTES {
+            self.tail.extend_from_slice(&piece);
+        } else {
+            self.settle();
             self.pieces.push_back(piece);
         }
     }
@@ -206,21 +290,33 @@ impl Pieces {
         self.len == 0
     }
 
-    /// The first message, once it is all there.
-    fn message<M: Parcel>(&mut self) -> Result<Option<M>, Status> {
+    /// Makes a piece of what is in the tail.
+    fn settle(&mut self) {
+        if !self.tail.is_empty() {
+            self.pieces.push_back(self.tail.split().freeze());
+        }
+    }
+
+    /// The first message, once it is all there. One that is too long is refused as soon as its length is known.
+    fn message<M: Parcel>(&mut self, limit_bytes: usize) -> Result<Option<M>, Status> {
         if self.len < PREFIX_BYTES {
             return Ok(None);
         }
         let mut prefix = [0; PREFIX_BYTES];
-        let bytes = self.pieces.iter().flat_map(|piece| piece.iter());
+        let bytes = self.pieces.iter().flat_map(|piece| piece.iter()).chain(&self.tail);
         prefix.iter_mut().zip(bytes).for_each(|(byte, from)| *byte = *from);
         let len = (&prefix[1..]).get_u32() as usize;
-        if prefix[0] != 0 || len > MAX_MESSAGE_BYTES {
+        if prefix[0] != 0 {
             return Err(Status::invalid_argument("these are no messages of this protocol"));
+        }
+        if len > limit_bytes {
+            let problem = format!("a message of {len} bytes, where at most {limit_bytes} are taken");
+            return Err(Status::invalid_argument(problem));
         }
         if self.len < PREFIX_BYTES + len {
             return Ok(None);
         }
+        self.settle();
         self.advance(PREFIX_BYTES);
         M::decode(Buf::take(&mut *self, len)).map(Some).map_err(|error| Status::invalid_argument(error.to_string()))
     }
@@ -295,7 +391,7 @@ mod tests {
         let mut pieces = Pieces::default();
         pieces.push(head);
         pieces.push(payload.clone());
-        let message: proto::Elements = pieces.message().unwrap().unwrap();
+        let message: proto::Elements = pieces.message(MAX_MESSAGE_BYTES).unwrap().unwrap();
         assert_eq!(message.payload.as_ptr(), payload.as_ptr());
     }
 
@@ -304,8 +400,45 @@ mod tests {
         for bytes in [&[1, 0, 0, 0, 1, 0][..], &[0, 0xff, 0xff, 0xff, 0xff], &[0, 0, 0, 0, 2, 0x7a, 9]] {
             let mut pieces = Pieces::default();
             pieces.push(Bytes::copy_from_slice(bytes));
-            assert!(pieces.message::<proto::Elements>().is_err(), "{bytes:?}");
+            assert!(pieces.message::<proto::Elements>(MAX_MESSAGE_BYTES).is_err(), "{bytes:?}");
         }
+    }
+
+    #[test]
+    fn a_message_that_is_too_long_is_refused_before_it_is_there() {
+        let mut pieces = Pieces::default();
+        pieces.push(Bytes::from_static(&[0, 0, 0, 4, 1]));
+        let error = pieces.message::<proto::Done>(1024).unwrap_err();
+        assert!(error.message().contains("1025 bytes, where at most 1024"), "{error}");
+    }
+
+    #[test]
+    fn a_sender_of_single_bytes_costs_no_piece_for_each() {
+        let mut pieces = Pieces::default();
+        let bytes: Vec<u8> = encode(elements(1, 4000)).concat();
+        for byte in &bytes {
+            assert!(pieces.message::<proto::Elements>(MAX_MESSAGE_BYTES).unwrap().is_none());
+            pieces.push(Bytes::copy_from_slice(std::slice::from_ref(byte)));
+        }
+        assert!(pieces.pieces.is_empty() && pieces.tail.capacity() < 3 * bytes.len());
+        assert_eq!(pieces.message::<proto::Elements>(MAX_MESSAGE_BYTES).unwrap(), Some(elements(1, 4000)));
+    }
+
+    #[test]
+    fn a_long_payload_goes_in_parts_and_comes_back() {
+        for (len, count) in [(0, 1), (5, 1), (MAX_PAYLOAD_BYTES, 1), (MAX_PAYLOAD_BYTES + 1, 2)] {
+            let payload = Bytes::from(vec![7u8; len]);
+            let parts: Vec<(Bytes, bool)> = parts_of(payload.clone()).collect();
+            assert!(parts.iter().rev().skip(1).all(|(_, more)| *more) && !parts.last().unwrap().1);
+            assert_eq!(parts.len(), count);
+            let mut back = Parts::up_to(len);
+            parts.into_iter().for_each(|(part, _)| back.push(part).unwrap());
+            assert!(back.push(Bytes::from_static(b"x")).is_err());
+        }
+        let mut back = Parts::up_to(3);
+        back.push(Bytes::from_static(b"ab")).unwrap();
+        back.push(Bytes::from_static(b"c")).unwrap();
+        assert_eq!(back.join(), &b"abc"[..]);
     }
 
     proptest! {
@@ -318,7 +451,7 @@ mod tests {
             let (mut pieces, mut got) = (Pieces::default(), Vec::<proto::Elements>::new());
             for piece in bytes.chunks(cut) {
                 pieces.push(Bytes::copy_from_slice(piece));
-                while let Some(message) = pieces.message().expect("messages") {
+                while let Some(message) = pieces.message(MAX_MESSAGE_BYTES).expect("messages") {
                     got.push(message);
                 }
             }
@@ -331,7 +464,7 @@ mod tests {
             let mut pieces = Pieces::default();
             for piece in bytes.chunks(cut) {
                 pieces.push(Bytes::copy_from_slice(piece));
-                while let Ok(Some(_)) = pieces.message::<proto::Elements>() {}
+                while let Ok(Some(_)) = pieces.message::<proto::Elements>(MAX_MESSAGE_BYTES) {}
             }
         }
     }

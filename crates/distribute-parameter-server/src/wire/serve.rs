@@ -2,15 +2,19 @@
 
 use std::convert::Infallible;
 use std::future::Future;
+use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
+use distribute_cluster::Acquaintance;
+use futures_util::FutureExt;
 use tonic::Status;
 use tonic::body::Body;
 use tonic::server::NamedService;
 
-use super::VERSION;
+use super::admission::Identity;
 use super::frame::{Inbox, Outbox, Parcel, outbox, reply_of};
 
 /// The methods of a service.
@@ -18,16 +22,45 @@ pub(crate) trait Methods: Send + Sync + 'static {
     /// Its full name.
     const NAME: &'static str;
 
-    /// Answers a call of the method with this name.
+    /// Lets a call in, before its body is looked at: no message of it may be longer than what this returns.
+    ///
+    /// # Errors
+    /// There is no such method, or this is not the session that it may be called in.
+    fn admit(&self, method: &str, session: u64) -> Result<usize, Status>;
+
+    /// Answers a call that was let in.
     fn call(self: Arc<Self>, method: String, inbox: Inbox) -> impl Future<Output = Result<Body, Status>> + Send;
 }
 
 /// A service for tonic's router.
-pub(crate) struct Router<M>(pub(crate) Arc<M>);
+pub(crate) struct Router<M> {
+    methods: Arc<M>,
+    identity: Arc<Identity>,
+    patience: Duration,
+}
+
+impl<M: Methods> Router<M> {
+    /// Of a task, which waits for the next message of a call for at most `patience`.
+    pub(crate) fn new(methods: M, identity: Identity, patience: Duration) -> Router<M> {
+        Router { methods: Arc::new(methods), identity: Arc::new(identity), patience }
+    }
+
+    async fn answer(self, request: http::Request<Body>) -> Result<Body, Status> {
+        let session = self.identity.admit(request.headers())?;
+        if let Some(caller) = request.extensions().get::<Acquaintance>() {
+            caller.known();
+        }
+        let method = request.uri().path().rsplit('/').next().unwrap_or_default().to_owned();
+        let limit_bytes = self.methods.admit(&method, session)?;
+        let inbox = Inbox::of_requests(request.into_body(), limit_bytes, self.patience);
+        self.methods.call(method, inbox).await
+    }
+}
 
 impl<M> Clone for Router<M> {
     fn clone(&self) -> Router<M> {
-        Router(self.0.clone())
+        let Router { methods, identity, patience } = self;
+        Router { methods: methods.clone(), identity: identity.clone(), patience: *patience }
     }
 }
 
@@ -45,10 +78,14 @@ impl<M: Methods> tower_service::Service<http::Request<Body>> for Router<M> {
     }
 
     fn call(&mut self, request: http::Request<Body>) -> Self::Future {
-        let methods = self.0.clone();
+        let router = self.clone();
         Box::pin(async move {
-            let method = request.uri().path().rsplit('/').next().unwrap_or_default().to_owned();
-            let outcome = methods.call(method, Inbox::new(request.into_body())).await.and_then(|body| {
+            // A panic would be a bug of ours; it ends the call that has met it, and nothing else.
+            let outcome = AssertUnwindSafe(router.answer(request))
+                .catch_unwind()
+                .await
+                .unwrap_or_else(|_| Err(Status::internal("it panicked while it answered; its log says where")));
+            let outcome = outcome.and_then(|body| {
                 http::Response::builder()
                     .header("content-type", "application/grpc")
                     .body(body)
@@ -57,15 +94,6 @@ impl<M: Methods> tower_service::Service<http::Request<Body>> for Router<M> {
             Ok(outcome.unwrap_or_else(Status::into_http))
         })
     }
-}
-
-/// Two builds that speak different versions refuse each other in words.
-pub(crate) fn check_version(of_caller: u32) -> Result<(), Status> {
-    if of_caller == VERSION {
-        return Ok(());
-    }
-    let problem = format!("it speaks version {VERSION} and the coordinator {of_caller}; run the same build");
-    Err(Status::failed_precondition(problem))
 }
 
 /// The answer to a call: one message.

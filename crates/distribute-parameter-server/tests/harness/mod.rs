@@ -6,6 +6,8 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+pub(crate) mod raw;
+
 use distribute_cluster::{ClusterSpec, SimpleResolver, Task, TaskType, TfConfigResolver};
 use distribute_input::{Array, Dataset, InputContext};
 use distribute_parameter_server::{
@@ -21,13 +23,18 @@ pub(crate) const SOON: Duration = Duration::from_secs(60);
 /// After how much silence a frozen process is given up here.
 pub(crate) const SILENCE: Duration = Duration::from_secs(3);
 
+/// The variable that says for how many seconds tasks wait for a coordinator.
+pub(crate) const COORDINATOR_TIMEOUT: &str = "TEST_COORDINATOR_TIMEOUT";
+
 /// What a started process does, in a test of that name that is none.
 pub(crate) fn serve() {
     if std::env::var_os("TF_CONFIG").is_none() {
         return;
     }
     let cluster = TfConfigResolver::from_env().unwrap();
-    let options = ServerOptions { silence: SILENCE, coordinator_timeout: SOON, ..ServerOptions::default() };
+    let seconds = std::env::var(COORDINATOR_TIMEOUT).map_or(SOON.as_secs(), |seconds| seconds.parse().unwrap());
+    let coordinator_timeout = Duration::from_secs(seconds);
+    let options = ServerOptions { silence: SILENCE, coordinator_timeout, ..ServerOptions::default() };
     let server = Server::start_with(&cluster, program(), options).unwrap();
     println!("serving");
     match server.join() {
@@ -113,20 +120,13 @@ fn regress(worker: &WorkerContext, (optimizer, milliseconds, step): (u32, u64, u
 pub(crate) struct Cluster {
     spec: ClusterSpec,
     tasks: BTreeMap<Task, Job>,
+    env: Vec<(String, String)>,
 }
 
 impl Cluster {
     /// Starts all of them, and returns when they serve.
     pub(crate) fn start(servers: u32, workers: u32) -> Cluster {
-        let mut cluster = Cluster::prepare(servers, workers);
-        let tasks: Vec<Task> = cluster.spec.tasks().collect();
-        for task in tasks {
-            cluster.begin(task);
-        }
-        for task in cluster.tasks.keys() {
-            cluster.wait_for(*task, "serving");
-        }
-        cluster
+        Cluster::prepare(servers, workers).begin_all()
     }
 
     /// Starts none of them.
@@ -137,7 +137,27 @@ impl Cluster {
         let (of_servers, of_workers) = addresses.split_at(servers as usize);
         let spec = ClusterSpec::new().with_job(TaskType::Ps, of_servers.to_vec()).unwrap();
         let spec = spec.with_job(TaskType::Worker, of_workers.to_vec()).unwrap();
-        Cluster { spec, tasks: BTreeMap::new() }
+        // The chief listens on nothing, and has its place in the description from which the job's identity is derived.
+        let spec = spec.with_job(TaskType::Chief, ["127.0.0.1:9"]).unwrap();
+        Cluster { spec, tasks: BTreeMap::new(), env: Vec::new() }
+    }
+
+    /// Sets a variable of the tasks that are started from now on.
+    pub(crate) fn env(mut self, name: &str, value: &str) -> Cluster {
+        self.env.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// Starts all tasks, and returns when they serve.
+    pub(crate) fn begin_all(mut self) -> Cluster {
+        let tasks: Vec<Task> = self.spec.tasks().filter(|task| task.kind != TaskType::Chief).collect();
+        for task in tasks {
+            self.begin(task);
+        }
+        for task in self.tasks.keys() {
+            self.wait_for(*task, "serving");
+        }
+        self
     }
 
     /// Starts a task, at the address it always has.
@@ -147,10 +167,9 @@ impl Cluster {
         });
         let job = Job::builder(std::env::current_exe().unwrap())
             .args(["--exact", "task", "--nocapture"])
-            .env("TF_CONFIG", config.to_string())
-            .start()
-            .unwrap();
-        self.tasks.insert(task, job);
+            .env("TF_CONFIG", config.to_string());
+        let job = self.env.iter().fold(job, |job, (name, value)| job.env(name, value));
+        self.tasks.insert(task, job.start().unwrap());
     }
 
     pub(crate) fn restart(&mut self, task: Task) {
@@ -163,6 +182,10 @@ impl Cluster {
         if signal == Signal::KILL {
             self.tasks.get_mut(&task).unwrap().wait(0, SOON).unwrap();
         }
+    }
+
+    pub(crate) fn address(&self, task: Task) -> String {
+        self.spec.task_address(task).unwrap().to_owned()
     }
 
     pub(crate) fn pid(&self, task: Task) -> u32 {

@@ -1,10 +1,11 @@
 //! A table of epochs in a file.
 
-use std::fs::{self, OpenOptions};
-use std::io::{self, Write};
-use std::path::PathBuf;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
 
 use super::{Callback, Training};
+use crate::checkpoint::bounded;
 use crate::{Error, Result};
 
 /// Appends a line for each epoch to a CSV file, which begins with the names. A training that goes on takes out the lines of epochs
@@ -23,37 +24,10 @@ impl CsvLogger {
         CsvLogger { path: path.into() }
     }
 
-    fn append(&self, training: &Training<'_>) -> io::Result<()> {
-        let begins = fs::metadata(&self.path).map_or(true, |metadata| metadata.len() == 0);
-        let mut file = OpenOptions::new().create(true).append(true).open(&self.path)?;
-        if begins {
-            let names: Vec<&str> = training.values.iter().map(|(name, _)| name.as_str()).collect();
-            writeln!(file, "epoch,{}", names.join(","))?;
-        }
-        let values: Vec<String> = training.values.iter().map(|(_, value)| value.to_string()).collect();
-        writeln!(file, "{},{}", training.epoch, values.join(","))
-    }
-
-    /// Takes out the last lines from those of an epoch on.
-    fn cut(&self, from: u32) -> io::Result<()> {
-        let text = match fs::read_to_string(&self.path) {
-            Ok(text) => text,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-            Err(error) => return Err(error),
-        };
-        let epoch = |line: &str| line.split(',').next().and_then(|epoch| epoch.parse::<u32>().ok());
-        let mut lines: Vec<&str> = text.lines().collect();
-        while lines.last().and_then(|line| epoch(line)).is_some_and(|epoch| epoch >= from) {
-            lines.pop();
-        }
-        let mut left = lines.join("\n");
-        left.push('\n');
-        if left.len() < text.len() { fs::write(&self.path, left) } else { Ok(()) }
-    }
-
-    fn failed(&self) -> impl FnOnce(io::Error) -> Error {
+    /// Works on the file, on a thread that is waited for as long as the disk does something.
+    fn with(&self, work: impl FnOnce(&Path) -> io::Result<()> + Send + 'static) -> Result<()> {
         let path = self.path.clone();
-        move |source| Error::File { path, source }
+        bounded("writing", &self.path, move || work(&path).map_err(|source| Error::File { path, source }))
     }
 }
 
@@ -61,12 +35,66 @@ impl Callback for CsvLogger {
     fn epoch_begin(&mut self, training: &mut Training<'_>) -> Result<()> {
         // In an epoch that begins anew, a line of it can only be one of before.
         match training.is_chief() && training.epoch > 1 {
-            true => self.cut(training.epoch).map_err(self.failed()),
+            true => {
+                let epoch = training.epoch;
+                self.with(move |path| cut(path, epoch))
+            }
             false => Ok(()),
         }
     }
 
     fn epoch_end(&mut self, training: &mut Training<'_>) -> Result<()> {
-        if training.is_chief() { self.append(training).map_err(self.failed()) } else { Ok(()) }
+        if !training.is_chief() {
+            return Ok(());
+        }
+        let (epoch, values) = (training.epoch, training.values.to_vec());
+        self.with(move |path| append(path, epoch, &values))
     }
+}
+
+fn append(path: &Path, epoch: u32, values: &[(String, f64)]) -> io::Result<()> {
+    let mut file = OpenOptions::new().create(true).read(true).append(true).open(path)?;
+    let length = file.metadata()?.len();
+    let mut lines = String::new();
+    if length == 0 {
+        let names: Vec<&str> = values.iter().map(|(name, _)| name.as_str()).collect();
+        lines = format!("epoch,{}\n", names.join(","));
+    } else {
+        // A process that was killed may have left half a line, which must not run into the next one.
+        let mut last = [0];
+        file.seek(SeekFrom::End(-1))?;
+        file.read_exact(&mut last)?;
+        if last != *b"\n" {
+            lines.push('\n');
+        }
+    }
+    let values: Vec<String> = values.iter().map(|(_, value)| value.to_string()).collect();
+    lines += &format!("{},{}\n", epoch, values.join(","));
+    file.write_all(lines.as_bytes())
+}
+
+/// Takes out the last lines from those of an epoch on.
+fn cut(path: &Path, from: u32) -> io::Result<()> {
+    let text = match fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(error),
+    };
+    let epoch = |line: &str| line.split(',').next().and_then(|epoch| epoch.parse::<u32>().ok());
+    let mut lines: Vec<&str> = text.lines().collect();
+    while lines.last().and_then(|line| epoch(line)).is_some_and(|epoch| epoch >= from) {
+        lines.pop();
+    }
+    let mut left = lines.join("\n");
+    left.push('\n');
+    if left.len() >= text.len() {
+        return Ok(());
+    }
+    // Beside, since a process that is killed here must not take the whole table with it.
+    let mut beside = path.as_os_str().to_owned();
+    beside.push(".tmp");
+    let mut file = File::create(&beside)?;
+    file.write_all(left.as_bytes())?;
+    file.sync_all()?;
+    fs::rename(&beside, path)
 }

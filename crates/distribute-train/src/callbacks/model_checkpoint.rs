@@ -11,6 +11,11 @@ use crate::checkpoint::CheckpointManager;
 
 /// Saves the model, its optimizer and all that a training needs to go on, as it goes or when it is best.
 ///
+/// It does not restore; [`BackupAndRestore`] does, on the same folder or on another, and what this callback then saves belongs to
+/// the restored run. A training that begins anew in a folder with another run's checkpoints ends before its first step with
+/// [`Error::OtherRun`](crate::Error::OtherRun), unless they are to be
+/// [set aside](ModelCheckpoint::set_aside_other_runs).
+///
 /// # Examples
 /// ```
 /// use distribute_train::callbacks::ModelCheckpoint;
@@ -76,6 +81,13 @@ impl ModelCheckpoint {
         self
     }
 
+    /// Moves other runs' checkpoints into folders `run-ID` inside the folder when a run begins there; a training that was
+    /// restored goes on with its own. See [`CheckpointManager::set_aside_other_runs`].
+    pub fn set_aside_other_runs(mut self) -> ModelCheckpoint {
+        self.checkpoints = self.checkpoints.set_aside_other_runs();
+        self
+    }
+
     /// After every so manieth epoch.
     pub fn every_epochs(mut self, epochs: u32) -> ModelCheckpoint {
         self.every = Every::Epochs(epochs.max(1));
@@ -108,6 +120,11 @@ impl ModelCheckpoint {
 }
 
 impl Callback for ModelCheckpoint {
+    fn epoch_begin(&mut self, training: &mut Training<'_>) -> Result<()> {
+        // Not earlier: another callback may restore. Not later: a whole epoch would be lost.
+        training.run.claim(&mut self.checkpoints)
+    }
+
     fn epoch_end(&mut self, training: &mut Training<'_>) -> Result<()> {
         if let Some(watch) = &mut self.best {
             self.is_best = watch.is_best(training.value(&watch.monitor)?);
@@ -127,8 +144,8 @@ impl Callback for ModelCheckpoint {
         Ok(due)
     }
 
-    fn train_end(&mut self, _: &mut Training<'_>) -> Result<()> {
-        self.checkpoints.finish()
+    fn train_end(&mut self, training: &mut Training<'_>) -> Result<()> {
+        self.checkpoints.finish_everywhere(training.strategy)
     }
 
     fn state(&self) -> Value {
@@ -144,7 +161,7 @@ impl Callback for ModelCheckpoint {
 
 /// Saves the training after each epoch, every so many steps if wanted, and when the machine is about to go away; the same program
 /// started again goes on from there, in the middle of an epoch too. What was saved is removed once the training has come to its
-/// end.
+/// end; checkpoints that [`ModelCheckpoint`] keeps in the same folder stay.
 ///
 /// # Examples
 /// ```
@@ -169,7 +186,7 @@ impl BackupAndRestore {
 
     /// As a manager says.
     pub fn with(checkpoints: CheckpointManager) -> BackupAndRestore {
-        BackupAndRestore { checkpoints, every: None, removes: true }
+        BackupAndRestore { checkpoints: checkpoints.of_backups(), every: None, removes: true }
     }
 
     /// After so many steps too.
@@ -195,7 +212,8 @@ impl Callback for BackupAndRestore {
                 tracing::info!("going on after step {step}, from {}", self.checkpoints.root().display());
             }
         }
-        Ok(())
+        // The run is known from the start: one that is stopped before its first backup is the same when it starts again.
+        training.run.claim(&mut self.checkpoints)
     }
 
     fn save(&mut self, training: &mut Training<'_>, occasion: Occasion) -> Result<bool> {
@@ -214,7 +232,7 @@ impl Callback for BackupAndRestore {
     }
 
     fn train_end(&mut self, training: &mut Training<'_>) -> Result<()> {
-        self.checkpoints.finish()?;
-        if self.removes && training.is_chief() { self.checkpoints.remove() } else { Ok(()) }
+        self.checkpoints.finish_everywhere(training.strategy)?;
+        if self.removes && training.is_chief() { self.checkpoints.remove_backups() } else { Ok(()) }
     }
 }

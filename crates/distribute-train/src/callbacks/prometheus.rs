@@ -3,8 +3,8 @@
 use std::convert::Infallible;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -65,7 +65,9 @@ struct Numbers {
 struct Server {
     /// Dropped to end it.
     _end: oneshot::Sender<Infallible>,
-    thread: Option<JoinHandle<()>>,
+    /// Closed when it has ended.
+    ended: mpsc::Receiver<Infallible>,
+    thread: JoinHandle<()>,
 }
 
 impl Prometheus {
@@ -132,12 +134,14 @@ impl Callback for Prometheus {
 impl Server {
     fn start(listener: TcpListener, registry: Registry) -> io::Result<Server> {
         listener.set_nonblocking(true)?;
-        let (_end, ended) = oneshot::channel();
+        let (_end, told) = oneshot::channel();
+        let (running, ended) = mpsc::channel();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let serve = move || {
+            let _running = running;
             runtime.block_on(async {
                 tokio::select! {
-                    _ = ended => {}
+                    _ = told => {}
                     outcome = accept(listener, Arc::new(registry)) => {
                         if let Err(error) = outcome {
                             tracing::warn!("the endpoint for Prometheus has ended: {error}");
@@ -147,16 +151,21 @@ impl Server {
             });
         };
         let thread = std::thread::Builder::new().name("prometheus".to_owned()).spawn(serve)?;
-        Ok(Server { _end, thread: Some(thread) })
+        Ok(Server { _end, ended, thread })
     }
 }
 
 impl Drop for Prometheus {
     fn drop(&mut self) {
-        if let Some(Server { _end, thread }) = self.server.take() {
+        if let Some(Server { _end, ended, thread }) = self.server.take() {
             drop(_end);
-            // It has nothing to wait for; if it panicked it has said so.
-            drop(thread.map(JoinHandle::join));
+            // It has nothing to wait for, so this is no more than a precaution; if it panicked it has said so.
+            match ended.recv_timeout(Duration::from_secs(1)) {
+                Err(mpsc::RecvTimeoutError::Timeout) => {
+                    tracing::warn!("the endpoint for Prometheus has not ended in 1 s")
+                }
+                _ => drop(thread.join()),
+            }
         }
     }
 }

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use super::{Callback, Training};
 use crate::Result;
+use crate::checkpoint::bounded;
 use crate::tensorboard::EventWriter;
 
 /// Writes every epoch's values to event files: those of the training to the run `train`, those of the validation to
@@ -46,14 +47,28 @@ impl TensorBoard {
         self
     }
 
-    fn writers(&mut self) -> Result<&mut [EventWriter; 2]> {
-        match &mut self.writers {
-            Some(writers) => Ok(writers),
-            none => {
-                let create = |run| EventWriter::create(self.folder.join(run));
-                Ok(none.insert([create("train")?, create("validation")?]))
+    /// Writes to the runs `train` and `validation`, on a thread that is waited for as long as the disk does something.
+    fn write(&mut self, lines: Vec<Line>) -> Result<()> {
+        let (folder, writers) = (self.folder.clone(), self.writers.take());
+        let write = move || {
+            let mut writers = match writers {
+                Some(writers) => writers,
+                None => [EventWriter::create(folder.join("train"))?, EventWriter::create(folder.join("validation"))?],
+            };
+            for Line { run, tag, step, shown } in lines {
+                let writer = &mut writers[usize::from(run == Run::Validation)];
+                match shown {
+                    Shown::Number(value) => writer.scalar(&tag, step, value)?,
+                    Shown::Histogram(values) => writer.histogram(&tag, step, values)?,
+                }
             }
-        }
+            for writer in &mut writers {
+                writer.flush()?;
+            }
+            Ok(writers)
+        };
+        self.writers = Some(bounded("writing event files to", &self.folder, write)?);
+        Ok(())
     }
 
     fn examples_per_second(&mut self, examples: u64) -> Option<f64> {
@@ -74,14 +89,9 @@ impl Callback for TensorBoard {
             return Ok(());
         }
         let rate = self.examples_per_second(training.examples);
-        let [train, _] = self.writers()?;
-        for (name, value) in training.values {
-            train.scalar(&format!("batch_{name}"), training.step, *value)?;
-        }
-        if let Some(rate) = rate {
-            train.scalar("batch_examples_per_second", training.step, rate)?;
-        }
-        train.flush()
+        let values = training.values.iter().map(|(name, value)| (format!("batch_{name}"), *value));
+        let rate = rate.map(|rate| ("batch_examples_per_second".to_owned(), rate));
+        self.write(values.chain(rate).map(|(tag, value)| Line::number(Run::Train, tag, training.step, value)).collect())
     }
 
     fn epoch_end(&mut self, training: &mut Training<'_>) -> Result<()> {
@@ -92,23 +102,44 @@ impl Callback for TensorBoard {
             return Ok(());
         }
         let rate = if self.every_steps == 0 { self.examples_per_second(training.examples) } else { None };
-        let [train, validation] = self.writers()?;
         let step = u64::from(training.epoch);
+        let mut lines = Vec::new();
         for (name, value) in training.values {
-            match name.strip_prefix("val_") {
-                Some(name) => validation.scalar(&format!("epoch_{name}"), step, *value)?,
-                None => train.scalar(&format!("epoch_{name}"), step, *value)?,
-            }
+            let (run, name) =
+                name.strip_prefix("val_").map_or((Run::Train, name.as_str()), |name| (Run::Validation, name));
+            lines.push(Line::number(run, format!("epoch_{name}"), step, *value));
         }
-        train.scalar("epoch_learning_rate", step, *training.learning_rate)?;
-        if let Some(rate) = rate {
-            train.scalar("epoch_examples_per_second", step, rate)?;
-        }
+        lines.push(Line::number(Run::Train, "epoch_learning_rate".to_owned(), step, *training.learning_rate));
+        lines.extend(rate.map(|rate| Line::number(Run::Train, "epoch_examples_per_second".to_owned(), step, rate)));
         for name in snapshot.iter().flat_map(|snapshot| snapshot.names("model")) {
-            let numbers = snapshot.as_ref().and_then(|snapshot| snapshot.numbers("model", name));
-            train.histogram(name, step, numbers.unwrap_or_default())?;
+            let numbers = snapshot.as_ref().and_then(|snapshot| snapshot.numbers("model", name)).unwrap_or_default();
+            lines.push(Line { run: Run::Train, tag: name.to_owned(), step, shown: Shown::Histogram(numbers) });
         }
-        train.flush()?;
-        validation.flush()
+        self.write(lines)
+    }
+}
+
+/// Something to write to an event file.
+struct Line {
+    run: Run,
+    tag: String,
+    step: u64,
+    shown: Shown,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Run {
+    Train,
+    Validation,
+}
+
+enum Shown {
+    Number(f64),
+    Histogram(Vec<f64>),
+}
+
+impl Line {
+    fn number(run: Run, tag: String, step: u64, value: f64) -> Line {
+        Line { run, tag, step, shown: Shown::Number(value) }
     }
 }

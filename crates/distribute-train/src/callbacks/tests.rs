@@ -48,6 +48,10 @@ impl Run for Saves<'_> {
         self.1
     }
 
+    fn claim(&mut self, checkpoints: &mut CheckpointManager) -> Result<()> {
+        checkpoints.claim(self.0).map(drop)
+    }
+
     fn save(&mut self, checkpoints: &mut CheckpointManager) -> Result<()> {
         checkpoints.save(self.0, self.2, &[self.1], &())
     }
@@ -208,16 +212,52 @@ fn checkpoints_are_the_last_or_the_best() {
     };
     let last = folder.path().join("last");
     train(ModelCheckpoint::new(&last).keep(2), &[1.0, 2.0, 3.0]);
-    assert_eq!(kept(&last), ["latest", "step-00000006", "step-00000009"]);
+    assert_eq!(kept(&last), ["latest", "run", "step-00000006", "step-00000009"]);
     let steps = folder.path().join("steps");
     train(ModelCheckpoint::new(&steps).every_steps(2), &[1.0, 2.0]);
-    assert_eq!(kept(&steps), ["latest", "step-00000002", "step-00000003", "step-00000004", "step-00000006"]);
+    assert_eq!(kept(&steps), ["latest", "run", "step-00000002", "step-00000003", "step-00000004", "step-00000006"]);
     let second = folder.path().join("second");
     train(ModelCheckpoint::new(&second).every_epochs(2), &[1.0, 2.0, 3.0]);
-    assert_eq!(kept(&second), ["latest", "step-00000006"]);
+    assert_eq!(kept(&second), ["latest", "run", "step-00000006"]);
     let best = folder.path().join("best");
     train(ModelCheckpoint::new(&best).best("val_loss"), &[3.0, 1.0, 2.0]);
-    assert_eq!(kept(&best), ["latest", "step-00000006"]);
+    assert_eq!(kept(&best), ["latest", "run", "step-00000006"]);
+}
+
+#[test]
+fn a_training_that_begins_in_another_ones_folder_ends_before_its_first_step() {
+    let folder = tempfile::tempdir().unwrap();
+    let best = || ModelCheckpoint::new(folder.path()).best("val_loss");
+    Toy::new().train(&mut best(), "val_loss", &[3.0, 2.0]);
+    let before = kept(folder.path());
+    let (mut toy, mut again) = (Toy::new(), best());
+    toy.show(&[], |training| again.train_begin(training)).unwrap();
+    let error = toy.show(&[], |training| again.epoch_begin(training)).unwrap_err();
+    assert!(matches!(error, Error::OtherRun { .. }) && error.to_string().contains("step 6"), "{error}");
+    drop(again);
+    assert_eq!(kept(folder.path()), before);
+    // Asked to, it moves what is there, of whatever steps.
+    Toy::new().train(&mut best().set_aside_other_runs(), "val_loss", &[3.0]);
+    let names = kept(folder.path());
+    assert!(names.contains(&"step-00000003".to_owned()) && !names.contains(&"step-00000006".to_owned()), "{names:?}");
+    let aside = names.iter().find(|name| name.starts_with("run-")).unwrap();
+    assert_eq!(kept(&folder.path().join(aside)), ["step-00000006"]);
+}
+
+#[test]
+fn a_backup_in_the_folder_of_checkpoints_removes_its_own_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut toy = Toy::new();
+    toy.train(&mut ModelCheckpoint::new(folder.path()), "x", &[1.0, 2.0]);
+    let mut again = Toy::new();
+    let mut backup = BackupAndRestore::new(folder.path());
+    again.show(&[], |training| backup.train_begin(training)).unwrap();
+    assert_eq!(again.weight.get(), 2.0);
+    again.step = 7;
+    again.show(&[], |training| backup.save(training, Occasion::Epoch)).unwrap();
+    again.show(&[], |training| backup.train_end(training)).unwrap();
+    assert_eq!(kept(folder.path()), ["latest", "run", "step-00000003", "step-00000006"]);
+    assert_eq!(std::fs::read_to_string(folder.path().join("latest")).unwrap(), "step-00000006\n");
 }
 
 #[test]
@@ -230,7 +270,7 @@ fn a_backup_is_restored_and_removed_at_the_end() {
     toy.weight.set(&toy.strategy, 5.0);
     assert!(toy.show(&[], |training| backup.save(training, Occasion::Leaving)).unwrap());
     assert!(!toy.show(&[], |training| backup.save(training, Occasion::Step)).unwrap());
-    assert_eq!(kept(&path), ["latest", "step-00000007"]);
+    assert_eq!(kept(&path), ["latest", "run", "step-00000007"]);
     let mut again = Toy::new();
     let mut backup = BackupAndRestore::new(&path);
     again.show(&[], |training| backup.train_begin(training)).unwrap();
@@ -249,6 +289,19 @@ fn a_table_has_each_epoch_once() {
     toy.epoch = 1;
     toy.train(&mut CsvLogger::new(&path), "val_loss", &[0.75]);
     assert_eq!(std::fs::read_to_string(&path).unwrap(), "epoch,loss,val_loss\n1,1,1\n2,0.75,0.75\n");
+}
+
+#[test]
+fn a_line_of_a_table_that_was_cut_off_does_not_run_into_the_next() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("log.csv");
+    std::fs::write(&path, "epoch,loss,val_loss\n1,1,1\n1,0.").unwrap();
+    let mut toy = Toy::new();
+    toy.epoch = 1;
+    toy.train(&mut CsvLogger::new(&path), "val_loss", &[0.75]);
+    let text = std::fs::read_to_string(&path).unwrap();
+    assert_eq!(text, "epoch,loss,val_loss\n1,1,1\n1,0.\n2,0.75,0.75\n");
+    assert_eq!(kept(folder.path()), ["log.csv"]);
 }
 
 #[cfg(feature = "tensorboard")]

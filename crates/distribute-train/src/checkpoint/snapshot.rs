@@ -12,13 +12,17 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::files;
+use super::disk::Disk;
+use super::read;
+use super::run::RunId;
 use crate::{Error, Result};
 
 /// What a checkpoint holds: tensors in named files, and values that serde knows.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Snapshot {
     pub(super) step: u64,
+    /// Of what is saved, or was read.
+    pub(super) run: Option<RunId>,
     pub(super) files: BTreeMap<String, BTreeMap<String, Stored>>,
     pub(super) state: BTreeMap<String, Value>,
 }
@@ -40,14 +44,20 @@ impl Snapshot {
     /// Reads a checkpoint's folder, and compares every file with its checksum.
     ///
     /// # Errors
-    /// [`Error::Damaged`] where it is not whole.
+    /// [`Error::Damaged`] where it is not whole, [`Error::Format`] for one of another version, [`Error::File`] where it cannot
+    /// be read for other reasons, such as a missing permission.
     pub fn read(folder: impl AsRef<Path>) -> Result<Snapshot> {
-        files::read(folder.as_ref())
+        read::read(&Disk::default(), folder.as_ref())
     }
 
     /// The step it was taken after.
     pub fn step(&self) -> u64 {
         self.step
+    }
+
+    /// The run that it belongs to; `None` for one that was made in memory.
+    pub fn run(&self) -> Option<RunId> {
+        self.run
     }
 
     /// Copies a tensor into a file, such as `model`.
@@ -141,8 +151,9 @@ impl Snapshot {
         let encode = |value: &BTreeMap<String, Value>| {
             serde_json::to_string(value).map_err(|source| Error::State { key: "state".to_owned(), source })
         };
-        let metadata =
+        let mut metadata =
             HashMap::from([("step".to_owned(), self.step.to_string()), ("state".to_owned(), encode(&self.state)?)]);
+        metadata.extend(self.run.map(|run| ("run".to_owned(), run.to_string())));
         safetensors::serialize(tensors, Some(metadata))
             .map_err(|error| Error::Damaged { path: "a snapshot".into(), problem: error.to_string() })
     }
@@ -155,7 +166,8 @@ impl Snapshot {
         let step = step.ok_or_else(|| damaged("it has no step".to_owned()))?;
         let state = metadata.get("state").map_or("{}", String::as_str);
         let state = serde_json::from_str(state).map_err(|error| damaged(error.to_string()))?;
-        let mut snapshot = Snapshot { step, files: BTreeMap::new(), state };
+        let run = metadata.get("run").map(|run| run.parse().map_err(damaged)).transpose()?;
+        let mut snapshot = Snapshot { step, run, files: BTreeMap::new(), state };
         for (name, stored) in tensors_of(bytes).map_err(damaged)? {
             let (file, name) = name.split_once('\n').unwrap_or(("model", &name));
             snapshot.files.entry(file.to_owned()).or_default().insert(name.to_owned(), stored);

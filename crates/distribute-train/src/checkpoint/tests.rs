@@ -7,9 +7,16 @@ use distribute_device::{bf16, f16};
 use distribute_strategy::{MirroredStrategy, Strategy};
 use distribute_values::{Host, HostTensor, TensorStorage};
 
-use super::files;
+use super::disk::Disk;
+use super::folder::{self, Found};
+use super::write::{self, How};
 use super::*;
 use crate::{BoxError, Error};
+
+mod faults;
+mod hostile;
+mod runs;
+mod waits;
 
 /// A vector of numbers that a checkpoint keeps.
 struct Weights(HostTensor<f32>);
@@ -40,6 +47,36 @@ fn strategy() -> Strategy {
     MirroredStrategy::builder().build().unwrap()
 }
 
+/// What is in a folder, the newest first.
+fn listed(root: &Path) -> Vec<Found> {
+    folder::list(&Disk::default(), root).unwrap()
+}
+
+fn steps(root: &Path) -> Vec<u64> {
+    listed(root).into_iter().map(|found| found.step).collect()
+}
+
+/// The names in a folder.
+fn names(root: &Path) -> Vec<String> {
+    let mut names: Vec<String> =
+        fs::read_dir(root).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+/// Saves one step, whose weights and state say a number, and waits for it.
+fn save(manager: &mut CheckpointManager, step: u64, number: u64) -> crate::Result<()> {
+    manager.save(&strategy(), step, &[&Weights::new(&[number as f32; 3])], &number)?;
+    manager.finish()
+}
+
+/// A manager that has restored.
+fn resumed(root: &Path) -> CheckpointManager {
+    let mut manager = CheckpointManager::new(root);
+    manager.restore::<u64>(&strategy(), &[&Weights::new(&[0.0; 3])]).unwrap();
+    manager
+}
+
 /// Checkpoints of the steps 1 to `count`, whose weights and state say the step.
 fn saved(root: &Path, count: u64) -> CheckpointManager {
     let mut manager = CheckpointManager::new(root);
@@ -63,20 +100,26 @@ fn the_newest_is_restored_and_the_oldest_go() {
     assert_eq!(restored(&folder.path().join("none")), None);
     saved(folder.path(), 7);
     assert_eq!(restored(folder.path()), Some((7, 7, vec![7.0; 3])));
-    let steps: Vec<u64> = files::list(folder.path()).unwrap().into_iter().map(|(step, _)| step).collect();
-    assert_eq!(steps, [7, 6, 5, 4, 3]);
+    assert_eq!(steps(folder.path()), [7, 6, 5, 4, 3]);
     assert_eq!(fs::read_to_string(folder.path().join("latest")).unwrap(), "step-00000007\n");
 }
 
 #[test]
-fn some_stay_for_good() {
+fn some_stay_for_good_also_after_a_restart() {
     let folder = tempfile::tempdir().unwrap();
     let mut manager = CheckpointManager::new(folder.path()).keep(1).keep_every(std::time::Duration::ZERO);
     for step in 1..4 {
-        manager.save(&strategy(), step, &[&Weights::new(&[0.0])], &()).unwrap();
+        save(&mut manager, step, step).unwrap();
     }
-    manager.finish().unwrap();
-    assert_eq!(files::list(folder.path()).unwrap().len(), 3);
+    assert_eq!(steps(folder.path()), [3, 2, 1]);
+    let mut again = resumed(folder.path()).keep(1);
+    save(&mut again, 4, 4).unwrap();
+    save(&mut again, 5, 5).unwrap();
+    assert_eq!(steps(folder.path()), [5, 3, 2, 1]);
+    // Written once more, it still stays.
+    save(&mut again, 2, 2).unwrap();
+    save(&mut again, 6, 6).unwrap();
+    assert_eq!(steps(folder.path()), [6, 2, 3, 1]);
 }
 
 #[test]
@@ -106,7 +149,7 @@ fn damaged_ones_are_named_and_the_one_before_is_used() {
         saved(folder.path(), 3);
         let newest = folder.path().join("step-00000003");
         damage(&newest);
-        let text = files::read(&newest).unwrap_err().to_string();
+        let text = Snapshot::read(&newest).unwrap_err().to_string();
         assert!(words.iter().all(|word| text.contains(word)), "{text}");
         assert_eq!(restored(folder.path()), Some((2, 2, vec![2.0; 3])));
     }
@@ -134,15 +177,23 @@ fn every_type_comes_back_from_files_of_any_number() {
     snapshot.put::<Host, _>("model", "c.bf16", &HostTensor::new(&[1], vec![bf16::from_f32(0.1)]).unwrap()).unwrap();
     snapshot.put::<Host, _>("model", "d.i64", &HostTensor::scalar(i64::MIN)).unwrap();
     snapshot.put::<Host, _>("optimizer", "empty", &HostTensor::new(&[0, 3], Vec::<f64>::new()).unwrap()).unwrap();
+    snapshot.put::<Host, _>("expert-01", "w", &HostTensor::scalar(1u8)).unwrap();
     snapshot.put_state("note", &"a note").unwrap();
+    let run = RunId::draw();
+    snapshot.run = Some(run);
+    let keep = folder::Keep { run, backup: false, count: 5, damaged: Vec::new() };
+    let write = |max_shard_bytes| {
+        let how = How { max_shard_bytes, run, backup: false, stays: false };
+        write::save(&Disk::default(), folder.path(), &snapshot, &how, &keep).unwrap()
+    };
     for max_shard_bytes in [1, 20, 1000] {
-        let path = files::write(folder.path(), &snapshot, max_shard_bytes).unwrap();
-        assert_eq!(files::read(&path).unwrap(), snapshot);
+        let path = write(max_shard_bytes);
+        assert_eq!(Snapshot::read(&path).unwrap(), snapshot);
         assert_eq!(path.join("model.safetensors.index.json").exists(), max_shard_bytes < 1000);
     }
     assert_eq!(Snapshot::from_bytes(&snapshot.to_bytes().unwrap()).unwrap(), snapshot);
     assert!(Snapshot::from_bytes(b"nothing").is_err());
-    files::write(folder.path(), &snapshot, 20).unwrap();
+    write(20);
     let index = fs::read_to_string(folder.path().join("step-00000012/model.safetensors.index.json")).unwrap();
     let index: serde_json::Value = serde_json::from_str(&index).unwrap();
     assert_eq!(index["weight_map"]["d.i64"], "model-00002-of-00002.safetensors");
@@ -164,15 +215,21 @@ fn a_checkpoint_of_something_else_is_a_sentence() {
 }
 
 #[test]
-fn a_folder_that_cannot_be_written_is_told_at_the_next_save() {
+fn a_folder_that_cannot_be_written_is_told_at_once_and_later_at_the_next_save() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("file");
     fs::write(&file, b"").unwrap();
-    let mut manager = CheckpointManager::new(file.join("checkpoints"));
-    let weights = Weights::new(&[1.0]);
-    manager.save(&strategy(), 1, &[&weights], &()).unwrap();
-    let error = manager.save(&strategy(), 2, &[&weights], &()).unwrap_err();
+    let error = save(&mut CheckpointManager::new(file.join("checkpoints")), 1, 1).unwrap_err();
     assert!(matches!(error, Error::File { .. }) && error.to_string().contains("file/checkpoints"), "{error}");
+
+    let root = folder.path().join("checkpoints");
+    let mut manager = saved(&root, 1);
+    fs::remove_dir_all(&root).unwrap();
+    fs::write(&root, b"").unwrap();
+    let weights = Weights::new(&[1.0]);
+    manager.save(&strategy(), 2, &[&weights], &()).unwrap();
+    let error = manager.save(&strategy(), 3, &[&weights], &()).unwrap_err();
+    assert!(matches!(error, Error::File { .. }) && error.to_string().contains("checkpoints"), "{error}");
 }
 
 #[test]

@@ -2,15 +2,16 @@
 
 use std::path::{Path, PathBuf};
 use std::thread;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
-use super::{CheckpointManager, Snapshot};
+use super::disk::Disk;
+use super::{RunId, Snapshot, folder};
 use crate::{Error, Result};
 
 /// Looks for new checkpoints in a folder, says now and then that it waits, and gives up in the end.
 #[derive(Debug)]
 pub struct CheckpointWatch {
-    checkpoints: CheckpointManager,
+    root: PathBuf,
     first: Duration,
     next: Duration,
     newest: Option<FoundCheckpoint>,
@@ -28,8 +29,10 @@ pub struct FoundCheckpoint {
     pub step: u64,
     /// Its folder.
     pub path: PathBuf,
-    /// When it was written: one of the same step may be written again.
-    pub written: Option<SystemTime>,
+    /// The run that it belongs to.
+    pub run: RunId,
+    /// Its place in the run: one of the same step may be written again.
+    pub sequence: u64,
 }
 
 impl CheckpointWatch {
@@ -37,7 +40,7 @@ impl CheckpointWatch {
     pub fn new(root: impl Into<PathBuf>) -> CheckpointWatch {
         let hour = Duration::from_secs(3600);
         CheckpointWatch {
-            checkpoints: CheckpointManager::new(root),
+            root: root.into(),
             first: hour,
             next: hour,
             newest: None,
@@ -52,18 +55,29 @@ impl CheckpointWatch {
         CheckpointWatch { first, next, ..self }
     }
 
-    /// The newest checkpoint, until it is [`done`](CheckpointWatch::done); `None` while there is none. It does not wait.
+    /// The newest checkpoint, until it is [`done`](CheckpointWatch::done); `None` while there is none. It does not wait. Those
+    /// with missing or cut files are passed over. Where a new run has begun in the folder, its checkpoints follow, also those of
+    /// earlier steps.
     ///
     /// # Errors
-    /// [`Error::NoNewCheckpoint`] when none has come for too long; where the folder cannot be read.
+    /// [`Error::NoNewCheckpoint`] when none has come for too long; [`Error::SeveralRuns`] and [`Error::Format`] for a folder
+    /// with checkpoints of several runs or of another version; [`Error::File`] where the folder cannot be read.
     pub fn look(&mut self) -> Result<Option<FoundCheckpoint>> {
-        if let Some((step, path)) = self.checkpoints.list()?.into_iter().next() {
-            let written = path.metadata().and_then(|about| about.modified()).ok();
-            let found = FoundCheckpoint { step, path, written };
-            if self.newest.as_ref() != Some(&found) {
-                self.newest = Some(found);
-                (self.done, self.since) = (false, Instant::now());
+        let found = folder::list(&Disk::default(), &self.root)?;
+        folder::run_of(&self.root, &found)?;
+        let newest = found.into_iter().find_map(|found| {
+            let (run, sequence) = found.identity().filter(|_| found.is_whole())?;
+            Some(FoundCheckpoint { step: found.step, path: found.path, run, sequence })
+        });
+        if let Some(found) = newest
+            && self.newest.as_ref() != Some(&found)
+        {
+            if let Some(before) = self.newest.as_ref().filter(|before| before.run != found.run) {
+                let folder = self.root.display();
+                tracing::info!("run {} has begun in {folder}, where run {} was before", found.run, before.run);
             }
+            self.newest = Some(found);
+            (self.done, self.since) = (false, Instant::now());
         }
         match &self.newest {
             Some(newest) if !self.done => Ok(Some(newest.clone())),
@@ -82,7 +96,7 @@ impl CheckpointWatch {
             None => (self.first, "a first checkpoint".to_owned()),
             Some(newest) => (self.next, format!("a checkpoint after step {}", newest.step)),
         };
-        let (waited, folder) = (self.since.elapsed(), self.checkpoints.root());
+        let (waited, folder) = (self.since.elapsed(), self.root.as_path());
         if waited >= limit {
             return Err(Error::NoNewCheckpoint { awaited, folder: folder.to_owned(), waited });
         }
@@ -155,11 +169,11 @@ impl SidecarEvaluator {
     pub fn run<E: From<Error>>(mut self, mut evaluate: impl FnMut(&Snapshot) -> Result<(), E>) -> Result<(), E> {
         let (mut count, mut last) = (0, None);
         loop {
-            let Some(FoundCheckpoint { step, path, .. }) = self.watch.look()? else {
+            let Some(FoundCheckpoint { step, path, run, .. }) = self.watch.look()? else {
                 thread::sleep(BETWEEN_LOOKS);
                 continue;
             };
-            if last != Some(step) {
+            if last != Some((run, step)) {
                 match Snapshot::read(&path) {
                     Ok(snapshot) => evaluate(&snapshot)?,
                     Err(error @ Error::Damaged { .. }) => {
@@ -169,7 +183,7 @@ impl SidecarEvaluator {
                     }
                     Err(error) => return Err(error.into()),
                 }
-                (count, last) = (count + 1, Some(step));
+                (count, last) = (count + 1, Some((run, step)));
             }
             let is_last = self.until_step.is_some_and(|until| step >= until);
             if is_last || self.max_evaluations.is_some_and(|most| count >= most) {
@@ -196,6 +210,7 @@ const BETWEEN_WORDS: Duration = Duration::from_secs(60);
 mod tests {
     use distribute_strategy::Strategy;
 
+    use super::super::CheckpointManager;
     use super::*;
 
     #[test]
@@ -203,6 +218,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let save = |step| {
             let mut training = CheckpointManager::new(folder.path());
+            training.restore::<()>(&Strategy::default_strategy().unwrap(), &[]).unwrap();
             training.save(&Strategy::default_strategy().unwrap(), step, &[], &()).unwrap();
             training.finish().unwrap();
         };
@@ -226,6 +242,39 @@ mod tests {
             })
             .unwrap();
         assert_eq!(count, 1);
+    }
+
+    #[test]
+    fn a_new_run_is_followed_and_damaged_checkpoints_are_passed_over() {
+        let folder = tempfile::tempdir().unwrap();
+        let strategy = Strategy::default_strategy().unwrap();
+        let save = |mut manager: CheckpointManager, steps: &[u64]| {
+            for step in steps {
+                manager.save(&strategy, *step, &[], &()).unwrap();
+            }
+            manager.finish().unwrap();
+            manager.run().unwrap()
+        };
+        let mut runs = vec![save(CheckpointManager::new(folder.path()), &[5, 10])];
+        let mut seen = Vec::new();
+        SidecarEvaluator::new(folder.path())
+            .max_evaluations(3)
+            .run(|snapshot| {
+                seen.push((snapshot.run().unwrap(), snapshot.step()));
+                match seen.len() {
+                    1 => runs.push(save(CheckpointManager::new(folder.path()).set_aside_other_runs(), &[1])),
+                    2 => {
+                        let mut again = CheckpointManager::new(folder.path());
+                        again.restore::<()>(&strategy, &[]).unwrap();
+                        save(again, &[2, 3]);
+                        std::fs::write(folder.path().join("step-00000003/state.json"), "cut").unwrap();
+                    }
+                    _ => {}
+                }
+                Ok::<_, Error>(())
+            })
+            .unwrap();
+        assert_eq!(seen, [(runs[0], 10), (runs[1], 1), (runs[1], 2)]);
     }
 
     #[test]

@@ -121,10 +121,16 @@ impl<T> DistributedVariable<T> {
                 Place::Cross { .. } => {
                     (0..self.copies()).try_for_each(|local| self.scatter_one(local, scatter, row_len, &own))
                 }
-                Place::Replica { local, .. } if self.writes_locally() => self.scatter_one(local, scatter, row_len, &own),
+                Place::Replica { local, .. } if self.writes_locally() => {
+                    self.keep(local)?;
+                    self.scatter_one(local, scatter, row_len, &own)
+                }
                 Place::Replica { local, group } => {
                     let all = self.rows_of_all(group, scatter, row_len, own)?;
-                    let write = || self.scatter_one(local, scatter, row_len, &all);
+                    let write = || {
+                        self.keep(local)?;
+                        self.scatter_one(local, scatter, row_len, &all)
+                    };
                     if self.shared { self.write_shared(local, group, write) } else { write() }
                 }
             }

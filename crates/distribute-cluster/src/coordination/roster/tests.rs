@@ -1,6 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::TaskType;
 
 const TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -8,24 +9,53 @@ fn roster(size: u32) -> Roster {
     Roster::new(Membership::new(0, size, "h:1").unwrap(), TIMEOUT)
 }
 
-fn join(rank: u32, size: u32, incarnation: u64) -> wire::Join {
+fn join(rank: u32, size: u32, process: u64) -> wire::Join {
+    let job = JobId::of_ranks(size, "h:1");
+    let tasks: Vec<Task> = (0..size).map(|index| Task::new(TaskType::Worker, index)).collect();
     wire::Join {
         version: VERSION,
         rank,
-        incarnation,
-        tasks: (0..size).map(|index| format!("worker:{index}")).collect(),
+        process,
+        job: Some(named(&job)),
+        world_size: size,
+        tasks_digest: Vec::from(digest(&tasks)).into(),
+        tasks: tasks.iter().map(Task::to_string).collect(),
     }
+}
+
+fn named(job: &JobId) -> wire::Job {
+    wire::Job { id: Vec::from(job.to_bytes()).into(), name: job.to_string(), derived: job.is_derived() }
+}
+
+fn given(name: &str) -> wire::Job {
+    named(&JobId::new(name).unwrap())
+}
+
+/// What a member of this rank says of itself in its calls.
+fn caller(rank: u32, size: u32) -> wire::Caller {
+    let job = Some(named(&JobId::of_ranks(size, "h:1")));
+    wire::Caller { job, rank, session: Vec::from(session(rank)).into() }
+}
+
+fn session(rank: u32) -> Session {
+    [rank as u8; 16]
 }
 
 /// A roster in which all have joined, and the numbers of their streams.
 fn complete(size: u32, now: Instant) -> (Roster, Vec<u64>) {
     let mut roster = roster(size);
-    let visits = (0..size).map(|rank| match roster.admit(&join(rank, size, 1), format!("10.0.0.{rank}:5"), now) {
-        Answer::Seated { visit } => visit,
-        refused => panic!("{refused:?}"),
+    let visits = (0..size).map(|rank| {
+        match roster.admit(&join(rank, size, 1), session(rank), format!("10.0.0.{rank}:5"), now) {
+            Answer::Seated { visit } => visit,
+            refused => panic!("{refused:?}"),
+        }
     });
     let visits = visits.collect();
     (roster, visits)
+}
+
+fn report(message: &str) -> wire::Report {
+    wire::Report { message: message.to_owned(), kind: FailureKind::Configuration.code() }
 }
 
 fn refusal(answer: Answer) -> (String, bool) {
@@ -39,29 +69,95 @@ fn refusal(answer: Answer) -> (String, bool) {
 fn descriptions_must_agree() {
     let now = Instant::now();
     let mut roster = roster(3);
-    let renamed =
-        wire::Join { tasks: vec!["chief:0".to_owned(), "worker:0".to_owned(), "worker:1".to_owned()], ..join(1, 3, 1) };
+    let other = [Task::new(TaskType::Chief, 0), Task::new(TaskType::Worker, 0), Task::new(TaskType::Worker, 1)];
+    let renamed = wire::Join {
+        tasks: other.iter().map(Task::to_string).collect(),
+        tasks_digest: Vec::from(digest(&other)).into(),
+        ..join(1, 3, 1)
+    };
+    let unnamed = wire::Join { tasks: Vec::new(), ..renamed.clone() };
     for (join, words) in [
-        (wire::Join { version: 9, ..join(1, 3, 1) }, "version 9 of the protocol"),
+        (wire::Join { version: 9, job: None, ..join(1, 3, 1) }, "version 9 of the protocol"),
         (join(1, 2, 1), "told that the job has 2 tasks, but worker:0 was told 3"),
         (join(3, 3, 1), "rank 3 is outside a job of 3"),
+        (unnamed, "it knows other tasks of the job than worker:0 does"),
         (renamed, "calls rank 0 chief:0, but worker:0 calls it worker:0"),
     ] {
-        let (reason, passing) = refusal(roster.admit(&join, "a:1".to_owned(), now));
+        let (reason, passing) = refusal(roster.admit(&join, session(1), "a:1".to_owned(), now));
         assert!(reason.contains(words) && !passing, "{reason}");
     }
     assert_eq!(roster.state().missing, [0, 1, 2]);
 }
 
 #[test]
+fn other_jobs_are_refused_with_both_names() {
+    let now = Instant::now();
+    let ours = Membership::new(0, 2, "h:1").unwrap().with_job_id(JobId::new("ours").unwrap());
+    let mut roster = Roster::new(ours, TIMEOUT);
+    let of = |job| wire::Join { job, ..join(1, 2, 1) };
+    let forged = wire::Job { name: "ours\nERROR \u{1b}[2J".to_owned(), ..given("theirs") };
+    let short = wire::Job { id: Vec::new().into(), ..given("ours") };
+    for (job, words) in [
+        (Some(given("theirs")), "it belongs to job theirs, but worker:0 leads job ours"),
+        (Some(forged), "it belongs to job ours\\nERROR \\u{1b}[2J, but worker:0 leads job ours"),
+        (Some(short), "it belongs to job ours, but worker:0 leads job ours"),
+        (None, "it belongs to job (none), but worker:0 leads job ours"),
+        (Some(named(&JobId::of_ranks(2, "h:1"))), "it belongs to job derived-"),
+    ] {
+        let (reason, passing) = refusal(roster.admit(&of(job), session(1), "a:1".to_owned(), now));
+        assert!(reason.contains(words) && !passing, "{reason}");
+    }
+    // Another job of another size is first of all another job.
+    let (reason, _) = refusal(roster.admit(
+        &wire::Join { job: Some(given("b")), ..join(1, 9, 1) },
+        session(1),
+        "a:1".to_owned(),
+        now,
+    ));
+    assert!(reason.contains("it belongs to job b"), "{reason}");
+    assert_eq!(roster.state().missing, [0, 1]);
+    assert!(matches!(roster.admit(&of(Some(given("ours"))), session(1), "a:1".to_owned(), now), Answer::Seated { .. }));
+    // The members of a job that is ending do not keep the next one from waiting for its own leader.
+    roster.close();
+    assert!(refusal(roster.admit(&of(Some(given("next"))), session(1), "a:1".to_owned(), now)).1);
+}
+
+#[test]
+fn other_addresses_are_refused_as_such() {
+    let now = Instant::now();
+    let mut roster = roster(2);
+    let other = wire::Join { job: Some(named(&JobId::of_ranks(2, "h:2"))), ..join(1, 2, 1) };
+    let (reason, passing) = refusal(roster.admit(&other, session(1), "a:1".to_owned(), now));
+    assert!(reason.contains("it was told of another cluster (derived-") && !passing, "{reason}");
+}
+
+#[test]
+fn calls_are_those_of_members() {
+    let (mut roster, visits) = complete(3, Instant::now());
+    assert_eq!(roster.member(Some(&caller(1, 3))), Ok(1));
+    let guessed = wire::Caller { session: vec![9; 16].into(), ..caller(1, 3) };
+    let empty = wire::Caller { session: Vec::new().into(), ..caller(1, 3) };
+    let outside = wire::Caller { rank: 3, ..caller(1, 3) };
+    for stranger in [guessed, empty, outside] {
+        assert_eq!(roster.member(Some(&stranger)), Err(Stranger::NoMember));
+    }
+    let foreign = wire::Caller { job: Some(given("b")), ..caller(1, 3) };
+    for stranger in [Some(&foreign), None] {
+        assert!(matches!(roster.member(stranger), Err(Stranger::OtherJob(_))));
+    }
+    assert!(roster.leave(1, visits[1]));
+    assert_eq!(roster.member(Some(&caller(1, 3))), Err(Stranger::NoMember));
+}
+
+#[test]
 fn one_rank_is_one_process() {
     let now = Instant::now();
     let mut roster = roster(3);
-    assert_eq!(roster.admit(&join(1, 3, 7), "10.0.0.1:5".to_owned(), now), Answer::Seated { visit: 1 });
-    let (reason, passing) = refusal(roster.admit(&join(1, 3, 8), "10.0.0.2:6".to_owned(), now));
+    assert_eq!(roster.admit(&join(1, 3, 7), session(1), "10.0.0.1:5".to_owned(), now), Answer::Seated { visit: 1 });
+    let (reason, passing) = refusal(roster.admit(&join(1, 3, 8), session(1), "10.0.0.2:6".to_owned(), now));
     assert!(reason.contains("worker:1: one at 10.0.0.1:5, one at 10.0.0.2:6") && !passing, "{reason}");
     // The same process connects again before its first stream was seen to end.
-    assert_eq!(roster.admit(&join(1, 3, 7), "10.0.0.1:6".to_owned(), now), Answer::Seated { visit: 2 });
+    assert_eq!(roster.admit(&join(1, 3, 7), session(1), "10.0.0.1:6".to_owned(), now), Answer::Seated { visit: 2 });
     assert!(!roster.broke(1, 1, now));
     assert_eq!(roster.state().missing, [0, 2]);
 }
@@ -71,14 +167,19 @@ fn who_goes_before_all_have_joined_may_come_back() {
     let now = Instant::now();
     let mut roster = roster(2);
     for (gone, incarnation) in [(0, 1), (1, 2), (2, 3)] {
-        let Answer::Seated { visit } = roster.admit(&join(1, 2, incarnation), "a:1".to_owned(), now) else { panic!() };
+        let Answer::Seated { visit } = roster.admit(&join(1, 2, incarnation), session(1), "a:1".to_owned(), now) else {
+            panic!()
+        };
         let changed = match gone {
             0 => roster.broke(1, visit, now),
             1 => roster.leave(1, visit),
             _ => (1..=3).any(|step| roster.look(now + TIMEOUT / 2 * step)),
         };
         assert!(changed, "{gone}");
-        assert_eq!(roster.state(), wire::State { missing: vec![0, 1], failure: None, closing: false });
+        assert_eq!(
+            roster.state(),
+            wire::State { missing: vec![0, 1], missing_count: 2, failure: None, closing: false }
+        );
     }
 }
 
@@ -87,13 +188,13 @@ fn the_first_failure_counts() {
     let now = Instant::now();
     let (mut roster, visits) = complete(3, now);
     assert!(roster.state().missing.is_empty());
-    assert!(roster.report(2, visits[2], "disk full".to_owned()));
-    assert!(!roster.broke(2, visits[2], now) && !roster.report(1, visits[1], "later".to_owned()));
+    assert!(roster.report(2, visits[2], &report("disk full\n")));
+    assert!(!roster.broke(2, visits[2], now) && !roster.report(1, visits[1], &report("later")));
     assert_eq!(
         roster.failure(),
-        Some(&wire::Failure { rank: 2, cause: Some(Cause::Reported("disk full".to_owned())) })
+        Some(&wire::Failure { rank: 2, cause: Some(Cause::Reported("disk full\\n".to_owned())), kind: 2 })
     );
-    let (reason, passing) = refusal(roster.admit(&join(1, 3, 9), "a:1".to_owned(), now));
+    let (reason, passing) = refusal(roster.admit(&join(1, 3, 9), session(1), "a:1".to_owned(), now));
     assert!(passing, "{reason}");
 }
 
@@ -101,7 +202,12 @@ fn the_first_failure_counts() {
 fn a_silent_member_is_lost_and_one_that_left_is_not() {
     let now = Instant::now();
     let (mut roster, visits) = complete(3, now);
-    assert!(roster.leave(1, visits[1]) && roster.has_left(1) && !roster.knows(1, 1) && roster.is_over(1, visits[1]));
+    assert!(
+        roster.leave(1, visits[1])
+            && roster.has_left(1)
+            && roster.member(Some(&caller(1, 3))) == Err(Stranger::NoMember)
+            && roster.is_over(1, visits[1])
+    );
     let second = Duration::from_secs(1);
     let mut lost = None;
     for step in 1..20 {
@@ -118,6 +224,24 @@ fn a_silent_member_is_lost_and_one_that_left_is_not() {
     );
 }
 
+#[test]
+fn large_jobs_are_told_in_few_words() {
+    let now = Instant::now();
+    let mut roster = roster(50_000);
+    let state = roster.state();
+    assert_eq!((state.missing.len(), state.missing_count), (MAX_TOLD, 50_000));
+    for rank in (0..50_000).filter(|rank| *rank != 40_000) {
+        let large = wire::Join { tasks: Vec::new(), ..join(0, 1, 1) };
+        let digest = Vec::from(roster.tasks_digest).into();
+        let job = Some(named(&JobId::of_ranks(50_000, "h:1")));
+        let large = wire::Join { rank, world_size: 50_000, tasks_digest: digest, job, ..large };
+        assert!(matches!(roster.admit(&large, session(rank), String::new(), now), Answer::Seated { .. }));
+    }
+    assert_eq!((roster.state().missing, roster.state().missing_count), (vec![40_000], 1));
+    // Quadratic work would take minutes.
+    assert!(now.elapsed() < Duration::from_secs(10), "{:?}", now.elapsed());
+}
+
 proptest! {
     /// Whatever happens in whatever order: `missing` is what it says until complete, and the failure never changes.
     #[test]
@@ -128,10 +252,10 @@ proptest! {
         for (step, (event, rank, incarnation, visit)) in (1u64..).zip(events) {
             let now = start + Duration::from_secs(step);
             match event {
-                0 | 1 => drop(roster.admit(&join(rank, 3, incarnation), "a:1".to_owned(), now)),
+                0 | 1 => drop(roster.admit(&join(rank, 3, incarnation), session(rank), "a:1".to_owned(), now)),
                 2 => drop(roster.leave(rank, visit)),
                 3 => drop(roster.broke(rank, visit, now)),
-                4 => drop(roster.report(rank, visit, "no".to_owned())),
+                4 => drop(roster.report(rank, visit, &report("no"))),
                 _ => drop(roster.look(now)),
             }
             let state = roster.state();

@@ -136,7 +136,26 @@ fn the_first_report_is_everybodys_cause() {
     }
     let error = job[0].barrier("b", SOON).unwrap_err();
     assert!(error.to_string().contains("worker:1 failed: the loss is NaN"), "{error}");
+    assert!(!error.is_retryable() && error.failure_kind() == FailureKind::Permanent);
     assert_eq!(error.scope(), crate::Scope::Peer);
+}
+
+#[test]
+fn the_kind_of_a_failure_travels_with_it() {
+    for kind in [FailureKind::Configuration, FailureKind::Permanent, FailureKind::Retryable] {
+        let job = job(2, &options());
+        let told = ears(&job);
+        job[1].report_failure("line 1\nline 2", kind);
+        for (_, failure) in heard(&told, 2) {
+            assert_eq!((failure.kind, failure.to_string().as_str()), (kind, "worker:1 failed: line 1\\nline 2"));
+        }
+        let error = job[0].barrier("b", SOON).unwrap_err();
+        assert_eq!((error.failure_kind(), error.is_retryable()), (kind, kind == FailureKind::Retryable), "{error}");
+    }
+    let mut job = job(2, &options());
+    let told = ears(&job);
+    job.remove(1).vanish();
+    assert_eq!(heard(&told, 1)[0].1.kind, FailureKind::Retryable);
 }
 
 #[test]

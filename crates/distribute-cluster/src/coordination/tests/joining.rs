@@ -140,6 +140,49 @@ fn other_descriptions_of_the_job_are_refused() {
 }
 
 #[test]
+fn two_jobs_on_one_address_refuse_each_other() {
+    let (listener, address) = listener();
+    let of = |rank, job: &str| Membership::new(rank, 2, address.clone()).unwrap().with_job_id(JobId::new(job).unwrap());
+    let (leader, stranger, second) = (of(0, "job-a"), of(1, "job-b"), of(1, "job-a"));
+    let options = options();
+    let patient = CoordinationOptions { listener: Some(listener), ..options.clone() };
+    let leader = thread::spawn(move || Coordination::start(&leader, patient));
+    let error = Coordination::start(&stranger, options.clone()).unwrap_err();
+    let text = error.to_string();
+    let words = format!(
+        "worker:1 was refused by the leader at {address}: it belongs to job job-b, but worker:0 leads job job-a"
+    );
+    assert!(matches!(error, Error::Refused { .. }) && !error.is_retryable() && text.starts_with(&words), "{text}");
+    // The job whose leader it is does not notice.
+    let second = Coordination::start(&second, options).unwrap();
+    let leader = leader.join().unwrap().unwrap();
+    assert_eq!((leader.failure(), second.failure()), (None, None));
+    assert_eq!((leader.job_id(), leader.incarnation()), (second.job_id(), second.incarnation()));
+}
+
+#[test]
+fn every_meeting_has_an_incarnation_of_its_own() {
+    let meetings = [job(2, &options()), job(2, &options())];
+    for members in &meetings {
+        assert_eq!(members[0].incarnation(), members[1].incarnation());
+    }
+    assert_ne!(meetings[0][0].incarnation(), meetings[1][0].incarnation());
+    let alone = Membership::new(0, 1, "").unwrap();
+    let alone = [(); 2].map(|()| Coordination::start(&alone, options()).unwrap().incarnation());
+    assert_ne!(alone[0], alone[1]);
+}
+
+#[test]
+fn the_options_identity_counts_before_the_memberships() {
+    let given = |name: &str| Some(JobId::new(name).unwrap());
+    let membership = Membership::new(0, 1, "").unwrap().with_job_id(JobId::new("a").unwrap());
+    let started = Coordination::start(&membership, CoordinationOptions { job_id: given("b"), ..options() }).unwrap();
+    assert_eq!(Some(started.job_id()), given("b"));
+    let read = CoordinationOptions::from_vars(|name| (name == "DISTRIBUTE_JOB_ID").then(|| "c".to_owned())).unwrap();
+    assert_eq!(read.job_id, given("c"));
+}
+
+#[test]
 fn a_port_in_use_is_a_sentence() {
     let (taken, address) = listener();
     let error = Coordination::start(&Membership::new(0, 2, address.clone()).unwrap(), options()).unwrap_err();

@@ -3,7 +3,7 @@
 use std::convert::Infallible;
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
@@ -20,12 +20,21 @@ use tower_service::Service as _;
 
 use super::framing::{self, Said, Unframer};
 use super::wire::{Hello, frame::Kind};
-use super::{Bell, HTTP_FRAME_BYTES, Peer, QUEUED_FRAMES, WINDOW_BYTES, peer};
+use super::{Bell, HTTP_FRAME_BYTES, Peer, QUEUED_FRAMES, WINDOW_BYTES, lock, peer};
 
 const PATH: &str = "/distribute.v1.Collective/Connect";
 
-/// Calls a member that comes before this one, again and again until the deadline: it may not listen yet.
-pub(super) async fn call(address: &str, hello: Hello, bell: &Arc<Bell>, deadline: Instant) -> std::io::Result<Peer> {
+/// How long a caller may take to say who it is.
+const MAX_SILENCE: Duration = Duration::from_secs(5);
+
+/// Calls the member `callee`, which comes before this one, again and again until the deadline: it may not listen yet.
+pub(super) async fn call(
+    address: &str,
+    hello: Hello,
+    callee: usize,
+    bell: &Arc<Bell>,
+    deadline: Instant,
+) -> std::io::Result<Peer> {
     let endpoint = Endpoint::from_shared(format!("http://{address}"))
         .map_err(std::io::Error::other)?
         .tcp_nodelay(true)
@@ -38,11 +47,24 @@ pub(super) async fn call(address: &str, hello: Hello, bell: &Arc<Bell>, deadline
             let mut channel = endpoint.connect().await.map_err(std::io::Error::other)?;
             let (outbox, body) = outgoing(bell);
             // There is room for the first frame of an empty queue.
-            let _ = outbox.try_send(framing::words(Kind::Hello(hello)));
-            let body = begin(&mut channel, body).await.map_err(std::io::Error::other)?;
-            Ok(peer(outbox, body, Unframer::default(), Bytes::new(), bell.clone()))
+            let _ = outbox.try_send(framing::words(Kind::Hello(hello.clone())));
+            let mut body = begin(&mut channel, body).await.map_err(std::io::Error::other)?;
+            let (mut unframer, mut rest) = (Unframer::default(), Bytes::new());
+            match listen(&mut body, &mut unframer, &mut rest).await {
+                Ok(Some(Said::Words(Kind::Hello(theirs))))
+                    if theirs == Hello { rank: callee as u32, ..hello.clone() } =>
+                {
+                    Ok(peer(outbox, body, unframer, rest, bell.clone()))
+                }
+                _ => Err(std::io::Error::other(
+                    "it answered as no member of this group does: another job or group listens at this address",
+                )),
+            }
         };
-        match attempt.await {
+        // A member that took the connection may be frozen.
+        let timed = tokio::time::timeout_at(tokio::time::Instant::from_std(deadline), attempt).await;
+        let silent = |_| std::io::Error::new(std::io::ErrorKind::TimedOut, "it did not answer before the deadline");
+        match timed.map_err(silent).flatten() {
             Ok(peer) => return Ok(peer),
             Err(error) if Instant::now() + pause >= deadline => return Err(error),
             Err(_) => tokio::time::sleep(pause).await,
@@ -100,15 +122,18 @@ pub(super) async fn listen(body: &mut Body, unframer: &mut Unframer, rest: &mut 
 pub(super) struct Service(Arc<Door>);
 
 struct Door {
-    group: u64,
-    rank: usize,
+    /// What this member says of itself.
+    own: Hello,
+    /// Whether each rank has called, or cannot.
+    called: Mutex<Vec<bool>>,
     bell: Arc<Bell>,
     arrivals: mpsc::Sender<(usize, Peer)>,
 }
 
 impl Service {
-    pub(super) fn new(group: u64, rank: usize, bell: &Arc<Bell>, arrivals: mpsc::Sender<(usize, Peer)>) -> Service {
-        Service(Arc::new(Door { group, rank, bell: bell.clone(), arrivals }))
+    pub(super) fn new(own: Hello, members: usize, bell: &Arc<Bell>, arrivals: mpsc::Sender<(usize, Peer)>) -> Service {
+        let called = Mutex::new((0..members).map(|rank| rank <= own.rank as usize).collect());
+        Service(Arc::new(Door { own, called, bell: bell.clone(), arrivals }))
     }
 }
 
@@ -140,19 +165,30 @@ impl tower_service::Service<http::Request<Body>> for Service {
 impl Door {
     async fn open(&self, mut body: Body) -> Result<http::Response<Body>, Status> {
         let (mut unframer, mut rest) = (Unframer::default(), Bytes::new());
-        let hello = match listen(&mut body, &mut unframer, &mut rest).await {
-            Ok(Some(Said::Words(Kind::Hello(hello)))) => hello,
-            _ => return Err(Status::invalid_argument("the first frame must be a hello")),
+        let first = listen(&mut body, &mut unframer, &mut rest);
+        let hello = match tokio::time::timeout(MAX_SILENCE, first).await {
+            Ok(Ok(Some(Said::Words(Kind::Hello(hello))))) => hello,
+            Ok(_) => return Err(Status::invalid_argument("the first frame must be a hello")),
+            Err(_) => return Err(Status::deadline_exceeded("no hello came within 5 seconds")),
         };
-        let caller = hello.rank as usize;
-        if hello.group != self.group || caller <= self.rank {
+        if hello.nonce != self.own.nonce {
             return Err(Status::failed_precondition("this member belongs to another group"));
+        }
+        let caller = hello.rank as usize;
+        match lock(&self.called).get_mut(caller) {
+            Some(called @ false) => *called = true,
+            Some(true) => {
+                return Err(Status::already_exists(format!("rank {caller} has called, or is called by this one")));
+            }
+            None => return Err(Status::out_of_range(format!("rank {caller} is outside the group"))),
         }
         let (outbox, replies) = outgoing(&self.bell);
         let reply = http::Response::builder()
             .header("content-type", "application/grpc")
             .body(replies)
             .map_err(|error| Status::internal(error.to_string()))?;
+        // There is room for the first frame of an empty queue.
+        let _ = outbox.try_send(framing::words(Kind::Hello(self.own.clone())));
         let peer = peer(outbox, body, unframer, rest, self.bell.clone());
         if self.arrivals.send((caller, peer)).await.is_err() {
             return Err(Status::already_exists("the group is complete"));

@@ -200,7 +200,7 @@ mod tests {
             cut in 1usize..200,
             pieces in 1usize..900,
         ) {
-            let mut bytes = words(Kind::Hello(Hello { group: 7, rank: 3 })).to_vec();
+            let mut bytes = words(Kind::Hello(Hello { nonce: vec![7; 16].into(), rank: 3 })).to_vec();
             let mut sent = Vec::new();
             for (index, len) in lens.iter().enumerate() {
                 let payload: Vec<u8> = (0..*len).map(|at| (at * 7 + index) as u8).collect();

@@ -1,143 +1,141 @@
 //! How two connected processes find out that they can share memory, and do.
 //!
-//! The one with the lower rank makes the segment and says where it is; the other tries to open it, and to fetch a number
-//! from the first one's memory, and answers how that went; then the first one tries to fetch as well. Trying is the only
-//! proof that works for containers, namespaces and security settings of all kinds.
+//! The one with the lower rank makes a segment, writes a random number into it, and says where it is: its process id and the
+//! number of a file. Such names mean something else in another namespace, where they may even name the other side's own
+//! segment, so finding one proves nothing. The other side therefore compares the number that it reads in the segment with the
+//! one that it was told over the connection, writes a number of its own beside it, and tells that; the first side looks for
+//! it in its own mapping. Only when both have read what the other wrote do they use the segment. Fetching from each other's
+//! memory is tried in the same way, with a number at an address.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use super::super::nonce::Nonce;
+use super::attach::Attached;
+use super::identity::{Obstacle, Place};
 use super::ring::{Consumer, Producer};
-use super::segment::{Segment, host_id, number};
-use super::{Current, Lane, RING_BYTES, attach};
+use super::segment::{Segment, SegmentFile};
+use super::{Current, Lane, RING_BYTES};
 
-const MAGIC: &[u8; 8] = b"dst-shm1";
+const MAGIC: &[u8; 8] = b"dst-shm2";
 
-/// Longest host id that is compared.
-const HOST_BYTES: usize = 128;
-
-const OFFER_BYTES: usize = 8 + HOST_BYTES + 4 + 4 + 8 + 8 + 8;
-const ANSWER_BYTES: usize = 1 + 1 + 4 + 8 + 8;
+const OFFER_BYTES: usize = 8 + Place::LEN + 4 + 4 + 8 + 8 + Nonce::LEN;
+const ANSWER_BYTES: usize = 1 + 1 + 4 + 8 + Nonce::LEN;
 
 /// A segment that was offered to a peer.
 pub(in crate::transport) struct Offered {
-    segment: Option<(Segment, OwnedFd)>,
-    probe: Box<u64>,
+    segment: Option<(Segment, SegmentFile)>,
+    /// What the peer tries to fetch.
+    _probe: Box<Nonce>,
 }
 
-/// A segment that was opened, and that the first side may yet find out more about.
+/// A segment that was opened, and that the first side has yet to recognise.
 pub(in crate::transport) struct Answered {
-    lane: Option<Lane>,
-    _probe: Box<u64>,
+    lane: Result<Lane, Obstacle>,
+    _probe: Box<Nonce>,
 }
 
 /// Makes a segment and tells the peer of it.
-pub(in crate::transport) fn offer(stream: &mut TcpStream, secret: u64) -> io::Result<Offered> {
-    let made = host_id().and_then(|host| Ok((host, Segment::create(RING_BYTES)?)));
-    let probe = Box::new(secret);
+pub(in crate::transport) fn offer(stream: &mut TcpStream) -> io::Result<Offered> {
+    let nonce = Nonce::new()?;
+    let probe = Box::new(nonce);
+    let place = Place::here();
+    let segment = place.is_ok().then(|| Segment::create(RING_BYTES, nonce).ok()).flatten();
     let mut bytes = Vec::with_capacity(OFFER_BYTES);
     bytes.extend_from_slice(MAGIC);
-    let (host, segment) = match made {
-        Ok((host, made)) => (host, Some(made)),
-        // An empty id is nobody's.
-        Err(_) => (String::new(), None),
-    };
-    let mut padded = [0; HOST_BYTES];
-    padded.iter_mut().zip(host.bytes()).for_each(|(place, byte)| *place = byte);
-    bytes.extend_from_slice(&padded);
+    // An empty place is nobody's.
+    bytes.extend_from_slice(&place.map_or([0; Place::LEN], |place| place.encode()));
     bytes.extend_from_slice(&std::process::id().to_le_bytes());
-    bytes.extend_from_slice(&segment.as_ref().map_or(-1, |(_, file)| number(file)).to_le_bytes());
+    bytes.extend_from_slice(&segment.as_ref().map_or(-1, |(_, file)| file.number()).to_le_bytes());
     bytes.extend_from_slice(&(RING_BYTES as u64).to_le_bytes());
     bytes.extend_from_slice(&(&raw const *probe as u64).to_le_bytes());
-    bytes.extend_from_slice(&secret.to_le_bytes());
+    bytes.extend_from_slice(&nonce.to_bytes());
     stream.write_all(&bytes)?;
-    Ok(Offered { segment, probe })
+    Ok(Offered { segment, _probe: probe })
 }
 
 /// Reads an offer, tries it, and tells the peer how that went.
-pub(in crate::transport) fn answer(stream: &mut TcpStream, secret: u64) -> io::Result<Answered> {
+pub(in crate::transport) fn answer(stream: &mut TcpStream) -> io::Result<Answered> {
     let mut bytes = [0; OFFER_BYTES];
     stream.read_exact(&mut bytes)?;
     let mut fields = Fields(&bytes);
     if fields.take(MAGIC.len()) != MAGIC {
-        return Err(io::Error::other("the peer offers no shared memory; give every member the same transport"));
+        return Err(io::Error::other(
+            "the peer offers no shared memory as this version does; give every member the same transport and version",
+        ));
     }
-    let host = fields.take(HOST_BYTES);
+    let theirs = Place::decode(fields.take(Place::LEN));
     let (pid, fd, capacity) = (fields.i32(), fields.i32(), fields.u64());
-    let (address, expected) = (fields.u64(), fields.u64());
-    let same_host = host_id().is_ok_and(|own| {
-        let len = own.len().min(HOST_BYTES);
-        host[..len] == own.as_bytes()[..len] && host[len..].iter().all(|byte| *byte == 0)
-    });
-    let opened = match same_host && capacity == RING_BYTES as u64 {
-        true => Segment::open(pid, fd, RING_BYTES),
-        false => Err(io::Error::other("another host")),
+    let (address, expected) = (fields.u64(), fields.nonce());
+    let nonce = Nonce::new()?;
+    let opened = match Place::here().ok().map(|here| here.obstacle(&theirs)) {
+        None => Err(Obstacle::OtherHost),
+        Some(Some(obstacle)) => Err(obstacle),
+        Some(None) if fd < 0 => Err(Obstacle::NoSegment),
+        Some(None) if capacity != RING_BYTES as u64 => Err(Obstacle::OtherSegment),
+        Some(None) => Segment::open(pid, fd, RING_BYTES, expected),
     };
-    let can_fetch = opened.is_ok() && fetches(pid, address, expected);
-    let probe = Box::new(secret);
-    let mut bytes = vec![u8::from(opened.is_ok()), u8::from(can_fetch)];
+    if let Ok(segment) = &opened {
+        segment.sign(nonce);
+    }
+    let attached = opened.is_ok().then(|| Attached::new(pid, address, expected)).flatten();
+    let probe = Box::new(nonce);
+    let mut bytes = vec![opened.as_ref().map_or_else(|obstacle| *obstacle as u8, |_| 0), u8::from(attached.is_some())];
     bytes.extend_from_slice(&std::process::id().to_le_bytes());
     bytes.extend_from_slice(&(&raw const *probe as u64).to_le_bytes());
-    bytes.extend_from_slice(&secret.to_le_bytes());
+    bytes.extend_from_slice(&nonce.to_bytes());
     stream.write_all(&bytes)?;
-    let lane = opened.ok().map(|segment| {
-        let segment = Arc::new(segment);
-        Lane {
-            to_peer: Producer::new(segment.clone(), 1),
-            from_peer: Consumer::new(segment, 0),
-            peer_fetches: false,
-            pid,
-            told: 0,
-            current: Current::None,
-        }
-    });
-    Ok(Answered { lane, _probe: probe })
+    Ok(Answered { lane: opened.map(|segment| Lane::new(segment, 1, attached)), _probe: probe })
 }
 
-/// Reads the answer to an offer and says whether this side can fetch too; `None` where no memory can be shared.
-pub(in crate::transport) fn accept(stream: &mut TcpStream, offered: Offered) -> io::Result<Option<Lane>> {
+/// Reads the answer to an offer, and tells the peer whether this side has recognised it and can fetch too.
+pub(in crate::transport) fn accept(stream: &mut TcpStream, offered: Offered) -> io::Result<Result<Lane, Obstacle>> {
     let mut bytes = [0; ANSWER_BYTES];
     stream.read_exact(&mut bytes)?;
-    let (opened, peer_fetches) = (bytes[0] == 1, bytes[1] == 1);
+    let (obstacle, peer_fetches) = (Obstacle::from_code(bytes[0]), bytes[1] == 1);
     let mut fields = Fields(&bytes[2..]);
-    let (pid, address, expected) = (fields.i32(), fields.u64(), fields.u64());
-    let can_fetch = opened && fetches(pid, address, expected);
-    stream.write_all(&[u8::from(can_fetch)])?;
-    drop(offered.probe);
-    Ok(offered.segment.filter(|_| opened).map(|(segment, _)| {
-        let segment = Arc::new(segment);
-        Lane {
-            to_peer: Producer::new(segment.clone(), 0),
-            from_peer: Consumer::new(segment, 1),
-            peer_fetches,
-            pid,
-            told: 0,
-            current: Current::None,
-        }
-    }))
+    let (pid, address, expected) = (fields.i32(), fields.u64(), fields.nonce());
+    let shared = match (obstacle, offered.segment) {
+        (Some(obstacle), _) => Err(obstacle),
+        (None, None) => Err(Obstacle::NoSegment),
+        (None, Some((segment, _))) if !segment.is_signed(expected) => Err(Obstacle::OtherSegment),
+        (None, Some((segment, _))) => Ok(segment),
+    };
+    let attached = shared.is_ok().then(|| Attached::new(pid, address, expected)).flatten();
+    stream.write_all(&[u8::from(shared.is_ok()), u8::from(attached.is_some())])?;
+    Ok(shared.map(|segment| Lane { peer_fetches, ..Lane::new(segment, 0, attached) }))
 }
 
 impl Answered {
-    /// Reads whether the peer can fetch from this process's memory; `None` where no memory can be shared.
-    pub(in crate::transport) fn finish(self, stream: &mut TcpStream) -> io::Result<Option<Lane>> {
-        let mut can_fetch = [0];
-        stream.read_exact(&mut can_fetch)?;
-        Ok(self.lane.map(|lane| Lane { peer_fetches: can_fetch[0] == 1, ..lane }))
+    /// Reads whether the peer has recognised this side, and whether it can fetch from this process's memory.
+    pub(in crate::transport) fn finish(self, stream: &mut TcpStream) -> io::Result<Result<Lane, Obstacle>> {
+        let mut bytes = [0; 2];
+        stream.read_exact(&mut bytes)?;
+        let [recognised, peer_fetches] = bytes.map(|byte| byte == 1);
+        let lane = self.lane.and_then(|lane| if recognised { Ok(lane) } else { Err(Obstacle::OtherSegment) });
+        Ok(lane.map(|lane| Lane { peer_fetches, ..lane }))
     }
 }
 
 impl Lane {
+    /// On the side that sends in direction `direction`.
+    fn new(segment: Segment, direction: usize, attached: Option<Attached>) -> Lane {
+        let segment = Arc::new(segment);
+        Lane {
+            to_peer: Producer::new(segment.clone(), direction),
+            from_peer: Consumer::new(segment, 1 - direction),
+            peer_fetches: false,
+            attached,
+            told: 0,
+            current: Current::None,
+        }
+    }
+
     /// Whether long messages are copied once only, in both directions.
     pub(in crate::transport) fn fetches(&self) -> bool {
-        self.peer_fetches
+        self.peer_fetches && self.attached.is_some()
     }
-}
-
-fn fetches(pid: i32, address: u64, expected: u64) -> bool {
-    let mut bytes = [0; 8];
-    attach::fetch(pid, address, &mut bytes).is_ok_and(|len| len == 8) && u64::from_ne_bytes(bytes) == expected
 }
 
 /// Numbers one after another.
@@ -156,5 +154,9 @@ impl<'a> Fields<'a> {
 
     fn u64(&mut self) -> u64 {
         u64::from_le_bytes(self.take(8).try_into().unwrap_or_default())
+    }
+
+    fn nonce(&mut self) -> Nonce {
+        Nonce::from_bytes(self.take(Nonce::LEN).try_into().unwrap_or_default())
     }
 }

@@ -5,9 +5,9 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
 
-use super::segment::{Segment, Words};
+use super::segment::Segment;
+use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 const HEADER_BYTES: usize = 16;
 const ADDRESS_BYTES: usize = 8;
@@ -15,9 +15,41 @@ const ADDRESS_BYTES: usize = 8;
 const SHORT: u64 = 0x7368_6f72_7400;
 const LONG: u64 = 0x6c6f_6e67_0000;
 
+/// In the count of fetched records: the producer has taken back what has not been fetched yet.
+const REVOKED: u64 = 1 << 63;
+
+/// Where two ends meet: the words and the ring of each direction.
+pub(super) trait RingMemory {
+    /// Bytes of a ring.
+    fn capacity(&self) -> usize;
+
+    /// The words of direction 0 or 1.
+    fn words(&self, direction: usize) -> Words<'_>;
+
+    /// Copies bytes into the ring of a direction, from position `at` on, around its end where need be.
+    ///
+    /// Only the producer calls this, for positions that the consumer has released.
+    fn write(&self, direction: usize, at: u64, bytes: &[u8]);
+
+    /// Copies bytes out of the ring of a direction. Only the consumer calls this, for positions that were published.
+    fn read(&self, direction: usize, at: u64, bytes: &mut [u8]);
+}
+
+/// The shared words of one direction.
+pub(super) struct Words<'a> {
+    /// Bytes that the producer has put into the ring since the beginning.
+    pub(super) produced: &'a AtomicU64,
+    /// Bytes that the consumer has taken out of it.
+    pub(super) consumed: &'a AtomicU64,
+    /// Long records that the consumer has fetched, and [`REVOKED`].
+    pub(super) fetched: &'a AtomicU64,
+    pub(super) consumer_sleeps: &'a AtomicU32,
+    pub(super) producer_sleeps: &'a AtomicU32,
+}
+
 /// The sending end of one direction.
-pub(super) struct Producer {
-    segment: Arc<Segment>,
+pub(super) struct Producer<M = Segment> {
+    segment: Arc<M>,
     direction: usize,
     produced: u64,
     /// As last seen; there is at least this much room.
@@ -27,8 +59,8 @@ pub(super) struct Producer {
 }
 
 /// The receiving end of one direction.
-pub(super) struct Consumer {
-    segment: Arc<Segment>,
+pub(super) struct Consumer<M = Segment> {
+    segment: Arc<M>,
     direction: usize,
     consumed: u64,
     /// As last seen; there is at least this much to read.
@@ -47,8 +79,8 @@ pub(super) enum Took {
     Long(u64, usize),
 }
 
-impl Producer {
-    pub(super) fn new(segment: Arc<Segment>, direction: usize) -> Producer {
+impl<M: RingMemory> Producer<M> {
+    pub(super) fn new(segment: Arc<M>, direction: usize) -> Producer<M> {
         Producer { segment, direction, produced: 0, consumed: 0, long: 0 }
     }
 
@@ -74,7 +106,15 @@ impl Producer {
     /// Whether the consumer has fetched all that it was told of.
     pub(super) fn all_fetched(&self) -> bool {
         // Acquire: what it did with our memory comes before.
-        self.words().fetched.load(Ordering::Acquire) >= self.long
+        self.words().fetched.load(Ordering::Acquire) & !REVOKED >= self.long
+    }
+
+    /// Takes the long records back that have not been fetched: their memory is about to be used otherwise. The consumer
+    /// learns that it may have read something else.
+    pub(super) fn revoke(&self) {
+        // One of this and the consumer's count comes first. Release: what is done to the memory comes after, so a consumer
+        // that has counted the record first has read before.
+        self.words().fetched.fetch_or(REVOKED, Ordering::AcqRel);
     }
 
     /// Whether the consumer sleeps; then it counts as woken.
@@ -95,7 +135,7 @@ impl Producer {
     }
 
     #[cfg(test)]
-    pub(super) fn segment(&self) -> Arc<Segment> {
+    pub(super) fn segment(&self) -> Arc<M> {
         self.segment.clone()
     }
 
@@ -123,8 +163,8 @@ impl Producer {
     }
 }
 
-impl Consumer {
-    pub(super) fn new(segment: Arc<Segment>, direction: usize) -> Consumer {
+impl<M: RingMemory> Consumer<M> {
+    pub(super) fn new(segment: Arc<M>, direction: usize) -> Consumer<M> {
         Consumer { segment, direction, consumed: 0, produced: 0, released: 0 }
     }
 
@@ -188,11 +228,12 @@ impl Consumer {
     }
 
     /// Says that a long record has been fetched.
-    pub(super) fn fetched(&self) {
-        let words = self.words();
-        let fetched = words.fetched.load(Ordering::Relaxed);
-        // Release: our reads of the producer's memory come before the word that gives it back.
-        words.fetched.store(fetched + 1, Ordering::Release);
+    ///
+    /// Fails where the producer has taken it back meanwhile, so that what was fetched may be something else.
+    pub(super) fn fetched(&self) -> io::Result<()> {
+        // Release: our reads of the producer's memory come before the count that gives it back. Acquire: see `revoke`.
+        let before = self.words().fetched.fetch_add(1, Ordering::AcqRel);
+        if before & REVOKED == 0 { Ok(()) } else { Err(io::Error::other("it gave up while its memory was being read")) }
     }
 
     /// Whether the producer sleeps; then it counts as woken.
@@ -223,5 +264,7 @@ fn header(kind: u64, len: usize) -> [u8; HEADER_BYTES] {
     header
 }
 
+#[cfg(all(test, distribute_loom))]
+mod model;
 #[cfg(test)]
 mod tests;

@@ -1,22 +1,36 @@
 //! Memory that two processes map.
 #![expect(unsafe_code, reason = "mapped memory is shared with another process, which the compiler knows nothing of")]
 
-use std::fs::{File, OpenOptions};
+use std::fs::{self, OpenOptions};
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, AtomicU64};
 
-use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
-/// Bytes that only one word lies in, so that its readers and writers disturb nobody else.
+use super::super::nonce::Nonce;
+use super::identity::Obstacle;
+use super::ring::{RingMemory, Words};
+use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// One cache line: what lies on lines of its own is not slowed down by accesses to its neighbours.
 const LINE: usize = 64;
+
+/// Header of a segment: the maker's nonce on the first line, the opener's on the second.
+const HEADER_BYTES: usize = 2 * LINE;
 
 /// The words of one direction: five lines.
 const WORDS_BYTES: usize = 5 * LINE;
 
-/// A mapped segment with two directions, each of them five words and a ring.
+/// What the file of a segment is called; `/proc` shows it.
+const NAME: &str = "distribute";
+
+/// Neither side can make the file shorter, so that no access to the mapping fails, nor take that promise back.
+const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
+
+/// A mapped segment: a header, and two directions, each of them five words and a ring.
 pub(super) struct Segment {
     start: NonNull<u8>,
     capacity: usize,
@@ -28,34 +42,59 @@ unsafe impl Send for Segment {}
 // SAFETY: as above.
 unsafe impl Sync for Segment {}
 
-/// The shared words of one direction.
-pub(super) struct Words<'a> {
-    /// Bytes that the producer has put into the ring since the beginning.
-    pub(super) produced: &'a AtomicU64,
-    /// Bytes that the consumer has taken out of it.
-    pub(super) consumed: &'a AtomicU64,
-    /// Long records that the consumer has fetched.
-    pub(super) fetched: &'a AtomicU64,
-    pub(super) consumer_sleeps: &'a AtomicU32,
-    pub(super) producer_sleeps: &'a AtomicU32,
-}
-
 impl Segment {
-    /// A new segment, and the file by which another process can open it.
-    pub(super) fn create(capacity: usize) -> io::Result<(Segment, OwnedFd)> {
-        let file = memfd_create("distribute", MemfdFlags::CLOEXEC)?;
+    /// A new segment with the maker's nonce, and the file by which another process can open it.
+    pub(super) fn create(capacity: usize, nonce: Nonce) -> io::Result<(Segment, SegmentFile)> {
+        let file = memfd_create(NAME, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&file, Segment::len_bytes(capacity) as u64)?;
-        Ok((Segment::map(&file, capacity)?, file))
+        fcntl_add_seals(&file, SEALS)?;
+        let segment = Segment::map(&file, capacity)?;
+        segment.write_nonce(0, nonce);
+        Ok((segment, SegmentFile(file)))
     }
 
-    /// Opens the segment that is file `fd` of process `pid`.
-    pub(super) fn open(pid: i32, fd: i32, capacity: usize) -> io::Result<Segment> {
-        let file = OpenOptions::new().read(true).write(true).open(format!("/proc/{pid}/fd/{fd}"))?;
-        let (found, expected) = (file.metadata()?.len(), Segment::len_bytes(capacity) as u64);
-        if found != expected {
-            return Err(io::Error::other(format!("the segment has {found} bytes, expected {expected}")));
+    /// Opens the segment that is file `fd` of process `pid`, if it is the one with the maker's nonce `expected`.
+    pub(super) fn open(pid: i32, fd: i32, capacity: usize, expected: Nonce) -> Result<Segment, Obstacle> {
+        let path = format!("/proc/{pid}/fd/{fd}");
+        // In another namespace the path may name anything, such as a device that must not be opened.
+        let name = fs::read_link(&path).map_err(|_| Obstacle::CannotOpen)?;
+        if !name.to_string_lossy().starts_with(&format!("/memfd:{NAME}")) {
+            return Err(Obstacle::OtherSegment);
         }
-        Segment::map(&OwnedFd::from(file), capacity)
+        let flags = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
+        let file = OpenOptions::new().read(true).write(true).custom_flags(flags).open(path);
+        let file = OwnedFd::from(file.map_err(|_| Obstacle::CannotOpen)?);
+        // Before it is mapped: a file that can become shorter kills whoever reads beyond its end.
+        let sealed = fcntl_get_seals(&file).is_ok_and(|seals| seals.contains(SEALS));
+        let len = fstat(file.as_fd()).map_or(-1, |stat| stat.st_size);
+        if !sealed || len != Segment::len_bytes(capacity) as i64 {
+            return Err(Obstacle::OtherSegment);
+        }
+        let segment = Segment::map(&file, capacity).map_err(|_| Obstacle::CannotOpen)?;
+        if segment.nonce(0) == expected.words() { Ok(segment) } else { Err(Obstacle::OtherSegment) }
+    }
+
+    /// Writes the opener's nonce.
+    pub(super) fn sign(&self, nonce: Nonce) {
+        self.write_nonce(1, nonce);
+    }
+
+    /// Whether an opener with this nonce has opened this segment.
+    pub(super) fn is_signed(&self, expected: Nonce) -> bool {
+        // Zeros are what an unsigned segment holds.
+        expected.words() != [0; 2] && self.nonce(1) == expected.words()
+    }
+
+    fn write_nonce(&self, side: usize, nonce: Nonce) {
+        for (index, word) in nonce.words().into_iter().enumerate() {
+            // Relaxed: the message that tells the nonce to the other side comes after, by a system call.
+            self.word64(side * LINE + index * 8).store(word, Ordering::Relaxed);
+        }
+    }
+
+    fn nonce(&self, side: usize) -> [u64; 2] {
+        // Relaxed: see `write_nonce`.
+        [0, 1].map(|index| self.word64(side * LINE + index * 8).load(Ordering::Relaxed))
     }
 
     /// Memory of this process alone that is never given back, for two threads in Miri, which maps no files.
@@ -72,56 +111,15 @@ impl Segment {
 
     fn map(file: &OwnedFd, capacity: usize) -> io::Result<Segment> {
         let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
-        // SAFETY: a new mapping at an address of the system's choice, of a file that is as long as asked for; both sides
-        // keep its length.
+        // SAFETY: a new mapping at an address of the system's choice, of a file that is as long as asked for, and whose
+        // length is sealed.
         let start = unsafe { mmap(std::ptr::null_mut(), Segment::len_bytes(capacity), protection, flags, file, 0) }?;
         let start = NonNull::new(start.cast()).ok_or_else(|| io::Error::other("a segment mapped at address 0"))?;
         Ok(Segment { start, capacity })
     }
 
     fn len_bytes(capacity: usize) -> usize {
-        2 * (WORDS_BYTES + capacity)
-    }
-
-    pub(super) fn capacity(&self) -> usize {
-        self.capacity
-    }
-
-    /// The words of direction 0 or 1.
-    pub(super) fn words(&self, direction: usize) -> Words<'_> {
-        let at = |line: usize| direction * (WORDS_BYTES + self.capacity) + line * LINE;
-        Words {
-            produced: self.word64(at(0)),
-            consumed: self.word64(at(1)),
-            fetched: self.word64(at(2)),
-            consumer_sleeps: self.word32(at(3)),
-            producer_sleeps: self.word32(at(4)),
-        }
-    }
-
-    /// Copies bytes into the ring of a direction, from position `at` on, around its end where need be.
-    ///
-    /// Only the producer calls this, for positions that the consumer has released.
-    pub(super) fn write(&self, direction: usize, at: u64, bytes: &[u8]) {
-        let (start, first) = self.place(direction, at, bytes.len());
-        // SAFETY: both pieces lie inside the ring (`place`), which is mapped; the consumer does not read positions that
-        // it has released until the producer publishes them.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.at(start), first) };
-        let (rest, begin) = (&bytes[first..], self.ring_start(direction));
-        // SAFETY: as above.
-        unsafe { std::ptr::copy_nonoverlapping(rest.as_ptr(), self.at(begin), rest.len()) };
-    }
-
-    /// Copies bytes out of the ring of a direction. Only the consumer calls this, for positions that were published.
-    pub(super) fn read(&self, direction: usize, at: u64, bytes: &mut [u8]) {
-        let (start, first) = self.place(direction, at, bytes.len());
-        let (head, rest) = bytes.split_at_mut(first);
-        // SAFETY: both pieces lie inside the ring (`place`), which is mapped; the producer does not write to positions
-        // that it has published until the consumer releases them.
-        unsafe { std::ptr::copy_nonoverlapping(self.at(start), head.as_mut_ptr(), head.len()) };
-        let begin = self.ring_start(direction);
-        // SAFETY: as above.
-        unsafe { std::ptr::copy_nonoverlapping(self.at(begin), rest.as_mut_ptr(), rest.len()) };
+        HEADER_BYTES + 2 * (WORDS_BYTES + capacity)
     }
 
     /// Where position `at` lies, and how many of `len` bytes follow before the end of the ring.
@@ -132,7 +130,7 @@ impl Segment {
     }
 
     fn ring_start(&self, direction: usize) -> usize {
-        direction * (WORDS_BYTES + self.capacity) + WORDS_BYTES
+        HEADER_BYTES + direction * (WORDS_BYTES + self.capacity) + WORDS_BYTES
     }
 
     /// The address of a byte of the segment.
@@ -141,7 +139,7 @@ impl Segment {
     }
 
     fn word64(&self, at: usize) -> &AtomicU64 {
-        // SAFETY: `at` is a multiple of 64 inside the mapping (capacities are), which begins at a page and lives as long
+        // SAFETY: `at` is a multiple of 8 inside the mapping (lines and capacities are multiples of 64), which begins at a page and lives as long
         // as `self`; both sides access this word as an atomic only.
         unsafe { &*self.at(at).cast::<AtomicU64>() }
     }
@@ -149,6 +147,44 @@ impl Segment {
     fn word32(&self, at: usize) -> &AtomicU32 {
         // SAFETY: as in `word64`.
         unsafe { &*self.at(at).cast::<AtomicU32>() }
+    }
+}
+
+impl RingMemory for Segment {
+    fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    fn words(&self, direction: usize) -> Words<'_> {
+        let at = |line: usize| HEADER_BYTES + direction * (WORDS_BYTES + self.capacity) + line * LINE;
+        Words {
+            produced: self.word64(at(0)),
+            consumed: self.word64(at(1)),
+            fetched: self.word64(at(2)),
+            consumer_sleeps: self.word32(at(3)),
+            producer_sleeps: self.word32(at(4)),
+        }
+    }
+
+    fn write(&self, direction: usize, at: u64, bytes: &[u8]) {
+        let (start, first) = self.place(direction, at, bytes.len());
+        // SAFETY: both pieces lie inside the ring (`place`), which is mapped; the consumer does not read positions that
+        // it has released until the producer publishes them.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.at(start), first) };
+        let (rest, begin) = (&bytes[first..], self.ring_start(direction));
+        // SAFETY: as above.
+        unsafe { std::ptr::copy_nonoverlapping(rest.as_ptr(), self.at(begin), rest.len()) };
+    }
+
+    fn read(&self, direction: usize, at: u64, bytes: &mut [u8]) {
+        let (start, first) = self.place(direction, at, bytes.len());
+        let (head, rest) = bytes.split_at_mut(first);
+        // SAFETY: both pieces lie inside the ring (`place`), which is mapped; the producer does not write to positions
+        // that it has published until the consumer releases them.
+        unsafe { std::ptr::copy_nonoverlapping(self.at(start), head.as_mut_ptr(), head.len()) };
+        let begin = self.ring_start(direction);
+        // SAFETY: as above.
+        unsafe { std::ptr::copy_nonoverlapping(self.at(begin), rest.as_mut_ptr(), rest.len()) };
     }
 }
 
@@ -160,16 +196,12 @@ impl Drop for Segment {
     }
 }
 
-/// The number of a file, for the other process to open it.
-pub(super) fn number(file: &OwnedFd) -> i32 {
-    file.as_raw_fd()
-}
+/// The file of a segment, kept open until the other process has opened it too.
+pub(super) struct SegmentFile(OwnedFd);
 
-/// What tells this host and its boot from others. Where that is not enough, as between containers that must not share
-/// memory, `DISTRIBUTE_HOST_ID` makes the difference.
-pub(super) fn host_id() -> io::Result<String> {
-    let mut text = String::new();
-    io::Read::read_to_string(&mut File::open("/proc/sys/kernel/random/boot_id")?, &mut text)?;
-    let own = std::env::var("DISTRIBUTE_HOST_ID").unwrap_or_default();
-    Ok(format!("{} {own}", text.trim()))
+impl SegmentFile {
+    /// Its number in this process.
+    pub(super) fn number(&self) -> i32 {
+        self.0.as_raw_fd()
+    }
 }

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::super::shm::{self, Lane};
-use super::super::{ConnectError, Sharing};
+use super::super::shm::{self, Lane, Obstacle};
+use super::super::{ConnectError, Nonce, Sharing};
 
 /// How long a caller may take to say who it is. Port scanners never do.
 const MAX_SILENCE: Duration = Duration::from_secs(5);
@@ -23,7 +23,7 @@ pub(super) fn connect(
     rank: usize,
     addresses: &[String],
     listener: &TcpListener,
-    group: u64,
+    group: Nonce,
     deadline: Instant,
 ) -> Result<Sockets, ConnectError> {
     let mut sockets: Sockets = addresses.iter().map(|_| [None, None]).collect();
@@ -42,11 +42,45 @@ pub(super) fn connect(
             continue;
         }
         if let Some(place @ None) = sockets.get_mut(hello.rank).and_then(|pair| pair.get_mut(hello.channel)) {
-            *place = Some(stream);
-            accepted += 1;
+            let mut stream = stream;
+            // A caller that has hung up is no member, which would have waited for this.
+            if stream.write_all(&Welcome { group, rank }.encode()).is_ok() {
+                *place = Some(stream);
+                accepted += 1;
+            }
+        }
+    }
+    for (peer, pair) in sockets.iter_mut().enumerate().take(rank) {
+        for stream in pair.iter_mut().flatten() {
+            let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+            read_welcome(stream, Welcome { group, rank: peer }, left).map_err(|source| ConnectError {
+                action: "be welcomed as a member of the group by",
+                address: addresses[peer].clone(),
+                source,
+            })?;
         }
     }
     Ok(sockets)
+}
+
+/// Makes sure that whoever took the call is the member that was meant.
+fn read_welcome(stream: &mut TcpStream, expected: Welcome, left: Duration) -> io::Result<()> {
+    stream.set_read_timeout(Some(left))?;
+    let mut bytes = [0; Welcome::LEN];
+    stream.read_exact(&mut bytes).map_err(|error| match error.kind() {
+        io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => {
+            io::Error::new(error.kind(), "it hung up: another job or group listens at this address")
+        }
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
+            io::Error::new(error.kind(), "it took the call and said nothing before the deadline")
+        }
+        _ => error,
+    })?;
+    if bytes == expected.encode() {
+        Ok(())
+    } else {
+        Err(io::Error::other("it answered as no member of this group does: another job listens at this address"))
+    }
 }
 
 /// Everybody who has called, whether member or not; nobody's silence keeps others waiting.
@@ -145,11 +179,10 @@ impl Reception<'_> {
 pub(super) fn share(
     rank: usize,
     sockets: &mut [[Option<TcpStream>; 2]],
-    group: u64,
     sharing: Sharing,
     deadline: Instant,
-) -> Result<(Vec<Option<Lane>>, Vec<usize>), ConnectError> {
-    let mut lanes: Vec<Option<Lane>> = sockets.iter().map(|_| None).collect();
+) -> Result<(Vec<Result<Lane, Obstacle>>, Vec<usize>), ConnectError> {
+    let mut lanes: Vec<Result<Lane, Obstacle>> = sockets.iter().map(|_| Err(Obstacle::OtherHost)).collect();
     if sharing == Sharing::Never {
         return Ok((lanes, (0..sockets.len()).collect()));
     }
@@ -161,18 +194,16 @@ pub(super) fn share(
         stream.set_nodelay(true).map_err(setup)?;
         stream.set_read_timeout(Some(left)).map_err(setup)?;
     }
-    // Only to tell memory that is the peer's from memory that is not.
-    let secret = |peer: usize| group.rotate_left(17) ^ u64::from(std::process::id()) << 32 ^ (rank << 16 ^ peer) as u64;
     let mut offers = Vec::new();
     for (peer, stream) in data.iter_mut().enumerate().skip(rank + 1) {
         if let Some(stream) = stream {
-            offers.push((peer, shm::offer(stream, secret(peer)).map_err(failed)?));
+            offers.push((peer, shm::offer(stream).map_err(failed)?));
         }
     }
     let mut answers = Vec::new();
     for (peer, stream) in data.iter_mut().enumerate().take(rank) {
         if let Some(stream) = stream {
-            answers.push((peer, shm::answer(stream, secret(peer)).map_err(failed)?));
+            answers.push((peer, shm::answer(stream).map_err(failed)?));
         }
     }
     for (peer, offer) in offers {
@@ -186,7 +217,7 @@ pub(super) fn share(
         }
     }
     // All must choose algorithms alike, so all must know who shares memory with whom.
-    let first = lanes.iter().position(Option::is_some).map_or(rank, |peer| peer.min(rank));
+    let first = lanes.iter().position(Result::is_ok).map_or(rank, |peer| peer.min(rank));
     for stream in data.iter_mut().flatten() {
         stream.write_all(&(first as u64).to_le_bytes()).map_err(failed)?;
     }
@@ -210,32 +241,50 @@ pub(super) fn setup(source: io::Error) -> ConnectError {
 
 /// Who is calling: the first bytes on every connection.
 pub(super) struct Hello {
-    pub(super) group: u64,
+    pub(super) group: Nonce,
     pub(super) rank: usize,
     pub(super) channel: usize,
 }
 
 impl Hello {
-    pub(super) const LEN: usize = 24;
+    pub(super) const LEN: usize = 8 + Nonce::LEN + 4 + 4;
 
     pub(super) fn encode(&self) -> [u8; Self::LEN] {
         let mut bytes = [0; Self::LEN];
-        bytes[..8].copy_from_slice(b"dst-tcp1");
-        bytes[8..16].copy_from_slice(&self.group.to_le_bytes());
-        bytes[16..20].copy_from_slice(&(self.rank as u32).to_le_bytes());
-        bytes[20..24].copy_from_slice(&(self.channel as u32).to_le_bytes());
+        bytes[..8].copy_from_slice(HELLO);
+        bytes[8..24].copy_from_slice(&self.group.to_bytes());
+        bytes[24..28].copy_from_slice(&(self.rank as u32).to_le_bytes());
+        bytes[28..32].copy_from_slice(&(self.channel as u32).to_le_bytes());
         bytes
     }
 
     pub(super) fn decode(bytes: &[u8; Self::LEN]) -> Option<Hello> {
         let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
-        bytes.starts_with(b"dst-tcp1").then(|| Hello {
-            group: u64::from(word(8)) | (u64::from(word(12)) << 32),
-            rank: word(16) as usize,
-            channel: word(20) as usize,
-        })
+        let group = Nonce::from_bytes(bytes[8..24].try_into().ok()?);
+        bytes.starts_with(HELLO).then(|| Hello { group, rank: word(24) as usize, channel: word(28) as usize })
     }
 }
+
+/// The answer to a hello: who has taken the call.
+struct Welcome {
+    group: Nonce,
+    rank: usize,
+}
+
+impl Welcome {
+    const LEN: usize = 8 + Nonce::LEN + 4;
+
+    fn encode(&self) -> [u8; Self::LEN] {
+        let mut bytes = [0; Self::LEN];
+        bytes[..8].copy_from_slice(WELCOME);
+        bytes[8..24].copy_from_slice(&self.group.to_bytes());
+        bytes[24..28].copy_from_slice(&(self.rank as u32).to_le_bytes());
+        bytes
+    }
+}
+
+const HELLO: &[u8; 8] = b"dst-tcp2";
+const WELCOME: &[u8; 8] = b"dst-wlc2";
 
 fn dial(address: &str, hello: Hello, deadline: Instant) -> Result<TcpStream, ConnectError> {
     let mut pause = Duration::from_millis(5);

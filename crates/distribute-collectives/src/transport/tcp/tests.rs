@@ -33,8 +33,8 @@ fn connect_while(
             .enumerate()
             .map(|(rank, listener)| {
                 let addresses = &addresses;
-                let deadline = Instant::now() + DEADLINE;
-                scope.spawn(move || TcpTransport::connect(rank, addresses, listener, 7, Sharing::Never, deadline))
+                let (deadline, group) = (Instant::now() + DEADLINE, Nonce::of_addresses(addresses));
+                scope.spawn(move || TcpTransport::connect(rank, addresses, listener, group, Sharing::Never, deadline))
             })
             .collect();
         let outcomes = members.into_iter().map(|member| member.join().expect("no panic")).collect();
@@ -54,7 +54,7 @@ fn garbage_and_silence_on_the_port_disturb_nobody() {
                 1 => b"dst-tcp",
                 2 => &[0xff; 4096],
                 // A member of another group.
-                3 => b"dst-tcp1\x01\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\0",
+                3 => b"dst-tcp2................\x01\0\0\0\0\0\0\0",
                 _ => b"",
             };
             // The other side may have hung up already.
@@ -70,7 +70,8 @@ fn garbage_and_silence_on_the_port_disturb_nobody() {
 fn absent_members_are_an_error_at_the_deadline() {
     let (listeners, addresses) = listeners("127.0.0.1", 2).expect("free ports");
     let deadline = Instant::now() + Duration::from_millis(200);
-    let error = TcpTransport::connect(0, &addresses, &listeners[0], 7, Sharing::Never, deadline).err();
+    let group = Nonce::of_addresses(&addresses);
+    let error = TcpTransport::connect(0, &addresses, &listeners[0], group, Sharing::Never, deadline).err();
     let error = error.expect("nobody came");
     assert!(error.source.to_string().contains("not all peers connected before the deadline"), "{}", error.source);
 }
@@ -105,7 +106,7 @@ proptest! {
     fn any_bytes_as_hello_are_a_member_or_nobody(bytes: [u8; Hello::LEN], valid: bool) {
         let mut bytes = bytes;
         if valid {
-            bytes[..8].copy_from_slice(b"dst-tcp1");
+            bytes[..8].copy_from_slice(b"dst-tcp2");
         }
         match Hello::decode(&bytes) {
             Some(hello) => prop_assert_eq!(hello.encode(), bytes),

@@ -136,7 +136,7 @@ fn memory_that_was_fetched_may_be_written_again() {
                         // SAFETY: the producer leaves its memory alone until it was fetched.
                         let bytes = unsafe { std::slice::from_raw_parts(start, len) };
                         assert!(bytes.iter().all(|byte| *byte == index as u8));
-                        consumer.fetched();
+                        consumer.fetched().expect("it was not taken back");
                         consumer.release();
                         break;
                     }
@@ -144,4 +144,19 @@ fn memory_that_was_fetched_may_be_written_again() {
             }
         }
     });
+}
+
+#[test]
+fn what_the_producer_takes_back_was_not_fetched() {
+    let (mut producer, mut consumer) = ends();
+    for (revoke, fetched) in [(false, true), (true, false)] {
+        let memory = [1u8; 50];
+        assert!(producer.push_long(memory.as_ptr().expose_provenance() as u64, memory.len()));
+        assert!(matches!(consumer.begin().expect("a record"), Took::Long(_, 50)));
+        if revoke {
+            producer.revoke();
+        }
+        assert_eq!(consumer.fetched().is_ok(), fetched, "revoked: {revoke}");
+        consumer.release();
+    }
 }

@@ -1,0 +1,210 @@
+//! The connections that a service accepts, within bounds.
+
+use std::collections::VecDeque;
+use std::io::{Error as IoError, ErrorKind, Result as IoResult};
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+use std::task::{Context, Poll, Waker, ready};
+use std::time::{Duration, Instant};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::time::Sleep;
+use tokio_stream::Stream;
+use tonic::transport::server::Connected;
+
+use super::lock;
+
+/// Accepts connections for a gRPC server.
+///
+/// A connection that has not made itself known by a deadline is closed, whether it says nothing, speaks slowly or makes calls that
+/// are not answered; of such connections only so many are open at a time, and the oldest gives way. Where the system has no more
+/// file descriptors, accepting pauses instead of failing again and again.
+///
+/// The methods of the service find the connection in a request's extensions as [`Acquaintance`].
+pub struct Incoming {
+    listener: TcpListener,
+    deadline: Duration,
+    max_unknown: usize,
+    unknown: VecDeque<Weak<State>>,
+    pause: Option<Pin<Box<Sleep>>>,
+    complained: Option<Instant>,
+}
+
+impl Incoming {
+    /// The connections of a listener. They have `deadline` to make themselves known, and at most `max_unknown` are open that have
+    /// not.
+    pub fn new(listener: TcpListener, deadline: Duration, max_unknown: usize) -> Incoming {
+        let (unknown, pause) = (VecDeque::new(), None);
+        Incoming { listener, deadline, max_unknown: max_unknown.max(1), unknown, pause, complained: None }
+    }
+
+    fn begin(&mut self, stream: TcpStream) -> Connection {
+        // Small messages are not held back; a socket that refuses works all the same.
+        let _ = stream.set_nodelay(true);
+        let state = Arc::new(State { phase: AtomicU8::new(UNKNOWN), waker: Mutex::new(None) });
+        self.unknown.retain(|known| known.upgrade().is_some_and(|state| state.phase() == UNKNOWN));
+        while self.unknown.len() >= self.max_unknown {
+            if let Some(oldest) = self.unknown.pop_front().and_then(|oldest| oldest.upgrade()) {
+                oldest.evict();
+            }
+        }
+        self.unknown.push_back(Arc::downgrade(&state));
+        let deadline = Some(Box::pin(tokio::time::sleep(self.deadline)));
+        Connection { peer: stream.peer_addr().ok(), stream, state, deadline }
+    }
+
+    /// Notes that nothing can be accepted for a while.
+    fn complain(&mut self, error: &IoError) {
+        if self.complained.is_none_or(|last| last.elapsed() >= SILENCE) {
+            self.complained = Some(Instant::now());
+            let address =
+                self.listener.local_addr().map_or_else(|_| "a socket".to_owned(), |address| address.to_string());
+            tracing::warn!(
+                "cannot accept connections at {address}: {error}; it is tried again every {} ms; raise the limit of open files \
+                 (ulimit -n), or look for what holds them",
+                PAUSE.as_millis()
+            );
+        }
+    }
+}
+
+impl Stream for Incoming {
+    type Item = IoResult<Connection>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        loop {
+            if let Some(pause) = &mut self.pause {
+                ready!(pause.as_mut().poll(cx));
+                self.pause = None;
+            }
+            match ready!(self.listener.poll_accept(cx)) {
+                Ok((stream, _)) => return Poll::Ready(Some(Ok(self.begin(stream)))),
+                // The peer has gone before it was accepted.
+                Err(error) if is_of_one_connection(&error) => {}
+                Err(error) => {
+                    self.complain(&error);
+                    self.pause = Some(Box::pin(tokio::time::sleep(PAUSE)));
+                }
+            }
+        }
+    }
+}
+
+/// Whether the next connection can be accepted at once.
+fn is_of_one_connection(error: &IoError) -> bool {
+    use ErrorKind::{ConnectionAborted, ConnectionReset, Interrupted};
+    matches!(error.kind(), ConnectionAborted | ConnectionReset | Interrupted)
+}
+
+/// A connection that was accepted.
+pub struct Connection {
+    stream: TcpStream,
+    peer: Option<SocketAddr>,
+    state: Arc<State>,
+    /// Gone once the connection is known.
+    deadline: Option<Pin<Box<Sleep>>>,
+}
+
+struct State {
+    phase: AtomicU8,
+    /// Of the task that reads the connection.
+    waker: Mutex<Option<Waker>>,
+}
+
+const UNKNOWN: u8 = 0;
+const KNOWN: u8 = 1;
+const EVICTED: u8 = 2;
+
+impl State {
+    fn phase(&self) -> u8 {
+        // Nothing else is published with the phase.
+        self.phase.load(Ordering::Relaxed)
+    }
+
+    fn evict(&self) {
+        if self.phase.compare_exchange(UNKNOWN, EVICTED, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+            && let Some(waker) = lock(&self.waker).take()
+        {
+            waker.wake();
+        }
+    }
+}
+
+/// The other end of a call's connection.
+#[derive(Clone)]
+pub struct Acquaintance {
+    peer: Option<SocketAddr>,
+    state: Arc<State>,
+}
+
+impl Acquaintance {
+    /// Keeps the connection: its other end has shown that it belongs here.
+    pub fn known(&self) {
+        let _ = self.state.phase.compare_exchange(UNKNOWN, KNOWN, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
+    /// The address of the other end.
+    pub fn peer(&self) -> Option<SocketAddr> {
+        self.peer
+    }
+}
+
+impl Connected for Connection {
+    type ConnectInfo = Acquaintance;
+
+    fn connect_info(&self) -> Acquaintance {
+        Acquaintance { peer: self.peer, state: self.state.clone() }
+    }
+}
+
+impl AsyncRead for Connection {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<IoResult<()>> {
+        let this = &mut *self;
+        if let Some(deadline) = &mut this.deadline {
+            // The waker comes first: an eviction after it wakes this task, one before it is seen here.
+            *lock(&this.state.waker) = Some(cx.waker().clone());
+            match this.state.phase() {
+                KNOWN => this.deadline = None,
+                EVICTED => return Poll::Ready(Err(ErrorKind::ConnectionAborted.into())),
+                _ if deadline.as_mut().poll(cx).is_ready() => return Poll::Ready(Err(ErrorKind::TimedOut.into())),
+                _ => {}
+            }
+        }
+        Pin::new(&mut this.stream).poll_read(cx, buffer)
+    }
+}
+
+impl AsyncWrite for Connection {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<IoResult<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        parts: &[std::io::IoSlice<'_>],
+    ) -> Poll<IoResult<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(cx, parts)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<IoResult<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<IoResult<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+/// How long accepting pauses where the system cannot give a connection.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// How often that is said at most.
+const SILENCE: Duration = Duration::from_secs(60);

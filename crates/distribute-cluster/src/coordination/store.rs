@@ -1,0 +1,101 @@
+//! The values of a job, within bounds.
+
+use std::collections::HashMap;
+
+use prost::bytes::Bytes;
+
+use super::Coordination;
+
+/// What members have put, at the leader.
+#[derive(Default)]
+pub(super) struct Store {
+    values: HashMap<String, Bytes>,
+    bytes: usize,
+}
+
+impl Store {
+    /// Stores a value; a later one of the same key replaces it.
+    ///
+    /// # Errors
+    /// Why there is no room for it, as a sentence.
+    pub(super) fn put(&mut self, key: String, value: Bytes) -> Result<(), String> {
+        check(&key, value.len())?;
+        let before = self.values.get(&key).map(|value| key.len() + value.len());
+        if before.is_none() && self.values.len() >= Coordination::MAX_KEYS {
+            return Err(format!(
+                "the job has put {} keys, as many as are allowed; use a key again, or fewer of them",
+                self.values.len()
+            ));
+        }
+        let bytes = self.bytes - before.unwrap_or(0) + key.len() + value.len();
+        if bytes > Coordination::MAX_STORED_BYTES {
+            return Err(format!(
+                "the job's keys and values would have {bytes} bytes, at most {} are allowed; send tensors by collectives",
+                Coordination::MAX_STORED_BYTES
+            ));
+        }
+        self.bytes = bytes;
+        self.values.insert(key, value);
+        Ok(())
+    }
+
+    pub(super) fn get(&self, key: &str) -> Option<Bytes> {
+        self.values.get(key).cloned()
+    }
+}
+
+/// Whether a key and the size of its value are within bounds, else a sentence.
+pub(super) fn check(key: &str, value_bytes: usize) -> Result<(), String> {
+    if key.len() > Coordination::MAX_KEY_BYTES {
+        return Err(format!(
+            "the key has {} bytes, at most {} are allowed; put what is long into the value",
+            key.len(),
+            Coordination::MAX_KEY_BYTES
+        ));
+    }
+    if value_bytes > Coordination::MAX_VALUE_BYTES {
+        return Err(format!(
+            "the value has {value_bytes} bytes, at most {} are allowed; send tensors by collectives",
+            Coordination::MAX_VALUE_BYTES
+        ));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_values_and_their_number_are_bounded() {
+        let mut store = Store::default();
+        let put = |store: &mut Store, key: String, bytes: usize| store.put(key, vec![0; bytes].into());
+        let text = put(&mut store, "k".repeat(Coordination::MAX_KEY_BYTES + 1), 0).unwrap_err();
+        assert!(text.contains("the key has 1025 bytes, at most 1024"), "{text}");
+        let text = put(&mut store, "k".to_owned(), Coordination::MAX_VALUE_BYTES + 1).unwrap_err();
+        assert!(text.contains("the value has 1048577 bytes, at most 1048576"), "{text}");
+        assert!(store.values.is_empty());
+        for key in 0..Coordination::MAX_KEYS {
+            put(&mut store, key.to_string(), 0).unwrap();
+        }
+        let text = put(&mut store, "one more".to_owned(), 0).unwrap_err();
+        assert!(text.contains("has put 131072 keys"), "{text}");
+        put(&mut store, "7".to_owned(), 1).unwrap();
+        assert_eq!(store.get("7").as_deref(), Some(&[0][..]));
+    }
+
+    #[test]
+    fn all_values_together_are_bounded() {
+        let mut store = Store::default();
+        // The same bytes again and again, so that the test takes no memory.
+        let largest = Bytes::from(vec![0; Coordination::MAX_VALUE_BYTES]);
+        let full = (0..1000).find(|key| store.put(format!("{key:03}"), largest.clone()).is_err()).unwrap();
+        assert_eq!(full, Coordination::MAX_STORED_BYTES / (Coordination::MAX_VALUE_BYTES + 3));
+        let text = store.put("x".to_owned(), largest.clone()).unwrap_err();
+        assert!(text.contains("at most 268435456 are allowed"), "{text}");
+        // A value that replaces another takes its room.
+        store.put("000".to_owned(), Bytes::new()).unwrap();
+        store.put("x".to_owned(), largest).unwrap();
+        assert_eq!(store.bytes, store.values.iter().map(|(key, value)| key.len() + value.len()).sum::<usize>());
+    }
+}

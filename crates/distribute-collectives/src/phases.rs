@@ -1,0 +1,127 @@
+//! The phases of one collective call of all ranks of a process, as atomics: who may touch whose memory, and when.
+//!
+//! ```text
+//! Gathering ── last rank arrives ──> Reducing ──> Bridging ──> Spreading ──> Done
+//!     │                                 │            │            │
+//!     └─ deadline, peer gone, abort,    └────────────┴────────────┴─ doomed: when no chunk is in anybody's hands
+//!        calls differ ──> Failed <──────────────────────────────────┘
+//! ```
+//!
+//! Ownership: before Reducing a rank's memory is its own. In Reducing and Spreading it belongs to whoever was handed a
+//! chunk, for the bytes of that chunk. In Bridging it belongs to the one thread that exchanges it with other processes. In
+//! Done and Failed it is the rank's own again. The transitions below carry the writes of one owner to the next.
+
+use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+
+/// Where an operation is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub(crate) enum State {
+    Gathering = 0,
+    Reducing = 1,
+    Bridging = 2,
+    Spreading = 3,
+    Done = 4,
+    Failed = 5,
+}
+
+impl State {
+    fn from_code(code: u32) -> State {
+        match code {
+            0 => State::Gathering,
+            1 => State::Reducing,
+            2 => State::Bridging,
+            3 => State::Spreading,
+            4 => State::Done,
+            _ => State::Failed,
+        }
+    }
+
+    /// Whether every rank may leave.
+    pub(crate) fn is_over(self) -> bool {
+        matches!(self, State::Done | State::Failed)
+    }
+}
+
+/// The two phases whose work is cut into chunks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// Before other processes are heard: reduce, or collect, among the ranks of this process.
+    Reduce,
+    /// Afterwards: bring the result to every rank of this process.
+    Spread,
+}
+
+/// The state of one operation.
+pub(crate) struct Phases {
+    state: AtomicU32,
+    arrived: AtomicUsize,
+    doomed: AtomicBool,
+    progress: [Progress; 2],
+}
+
+/// Chunks of one phase: handed out, and given back.
+struct Progress {
+    next: AtomicUsize,
+    finished: AtomicUsize,
+}
+
+impl Phases {
+    pub(crate) fn new() -> Phases {
+        let progress = || Progress { next: AtomicUsize::new(0), finished: AtomicUsize::new(0) };
+        Phases {
+            state: AtomicU32::new(State::Gathering as u32),
+            arrived: AtomicUsize::new(0),
+            doomed: AtomicBool::new(false),
+            progress: [progress(), progress()],
+        }
+    }
+
+    /// The current state.
+    pub(crate) fn state(&self) -> State {
+        // Acquire: whoever sees Done or Failed sees all writes to its memory, whoever sees Reducing sees the plan. SeqCst
+        // because a rank that is about to sleep looks at the state after it has counted itself as a sleeper, and the
+        // thread that changes the state looks at the count afterwards: one of the two must see the other (`Team::sleep`).
+        State::from_code(self.state.load(Ordering::SeqCst))
+    }
+
+    /// Counts a rank as arrived and returns whether it was the last of `ranks`.
+    pub(crate) fn arrive(&self, ranks: usize) -> bool {
+        // Release: what this rank wrote to its memory comes before; Acquire: the last one sees that of all others.
+        self.arrived.fetch_add(1, Ordering::AcqRel) + 1 == ranks
+    }
+
+    /// Moves on from `from`; returns whether this call did.
+    pub(crate) fn advance(&self, from: State, to: State) -> bool {
+        // SeqCst: see `state`. Release: the plan and all writes to the ranks' memory come before.
+        self.state.compare_exchange(from as u32, to as u32, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+    }
+
+    /// Hands out a chunk of a phase that has `total`; `None` when there are no more.
+    pub(crate) fn take(&self, phase: Phase, total: usize) -> Option<usize> {
+        // Relaxed: that no chunk is handed out twice follows from the counter alone. The caller has seen the phase in
+        // `state`, which carries the writes of the phase before.
+        let chunk = self.progress[phase as usize].next.fetch_add(1, Ordering::Relaxed);
+        (chunk < total).then_some(chunk)
+    }
+
+    /// Takes a chunk back; returns whether it was the last of `total`, so that the caller must end the phase.
+    pub(crate) fn give_back(&self, phase: Phase, total: usize) -> bool {
+        // Release: the chunk's writes come before; Acquire: whoever ends the phase has seen those of all chunks.
+        self.progress[phase as usize].finished.fetch_add(1, Ordering::AcqRel) + 1 == total
+    }
+
+    /// Makes the operation fail as soon as no chunk is in anybody's hands; chunks handed out from here on are not worked on.
+    pub(crate) fn doom(&self) {
+        // Release: the cause was noted before.
+        self.doomed.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn is_doomed(&self) -> bool {
+        // Acquire: see `doom`. A thread that gives its chunk back after `doom` is seen to by `give_back`.
+        self.doomed.load(Ordering::Acquire)
+    }
+}
+
+#[cfg(all(test, distribute_loom))]
+mod model;

@@ -1,0 +1,134 @@
+//! The protocol of an operation, run through its interleavings by loom: `cargo xtask loom`.
+#![expect(unsafe_code, reason = "loom's cells watch accesses through pointers")]
+
+use loom::cell::UnsafeCell;
+use loom::sync::Arc;
+use loom::thread;
+
+use super::{Phase, Phases, State};
+
+const RANKS: usize = 2;
+const CHUNKS: usize = 2;
+
+// SAFETY: the cells are what is being tested; loom fails where two accesses to one are not ordered.
+unsafe impl Sync for Operation {}
+// SAFETY: as above.
+unsafe impl Send for Operation {}
+
+/// An operation of two ranks with two chunks, which each touch the memory of both.
+struct Operation {
+    phases: Phases,
+    memory: [[UnsafeCell<u32>; CHUNKS]; RANKS],
+}
+
+impl Operation {
+    fn new() -> Arc<Operation> {
+        let cells = || [UnsafeCell::new(0), UnsafeCell::new(0)];
+        Arc::new(Operation { phases: Phases::new(), memory: [cells(), cells()] })
+    }
+
+    /// What `Team::help` does with its chunks; chunk `panics` fails.
+    fn help(&self, panics: Option<usize>) {
+        while self.phases.state() == State::Reducing {
+            let Some(chunk) = self.phases.take(Phase::Reduce, CHUNKS) else { return };
+            if !self.phases.is_doomed() {
+                if panics == Some(chunk) {
+                    self.phases.doom();
+                } else {
+                    self.reduce(chunk);
+                }
+            }
+            if self.phases.give_back(Phase::Reduce, CHUNKS) {
+                let to = if self.phases.is_doomed() { State::Failed } else { State::Done };
+                self.phases.advance(State::Reducing, to);
+            }
+        }
+    }
+
+    fn reduce(&self, chunk: usize) {
+        // SAFETY: loom fails where another thread accesses the cell at the same time; here and below.
+        let sum = self.memory.iter().map(|rank| rank[chunk].with(|value| unsafe { *value })).sum();
+        for rank in &self.memory {
+            // SAFETY: as above.
+            rank[chunk].with_mut(|value| unsafe { *value = sum });
+        }
+    }
+
+    /// One rank's call: writes its memory, takes part, and has the memory back at the end.
+    fn call(&self, rank: usize, panics: Option<usize>) -> State {
+        for cell in &self.memory[rank] {
+            // SAFETY: as above.
+            cell.with_mut(|value| unsafe { *value = 1 + rank as u32 });
+        }
+        if self.phases.arrive(RANKS) {
+            self.phases.advance(State::Gathering, State::Reducing);
+        }
+        let state = loop {
+            self.help(panics);
+            let state = self.phases.state();
+            if state.is_over() {
+                break state;
+            }
+            thread::yield_now();
+        };
+        // The rank's own again: loom reports any other access that is not ordered before these.
+        for cell in &self.memory[rank] {
+            if state == State::Done {
+                // SAFETY: as above.
+                assert_eq!(cell.with(|value| unsafe { *value }), 3);
+            }
+            // SAFETY: as above.
+            cell.with_mut(|value| unsafe { *value = u32::MAX });
+        }
+        state
+    }
+}
+
+fn both_ranks(panics: Option<usize>) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(move || {
+        let operation = Operation::new();
+        let other = operation.clone();
+        let handle = thread::spawn(move || other.call(1, panics));
+        let (first, second) = (operation.call(0, panics), handle.join().unwrap());
+        let expected = if panics.is_some() { State::Failed } else { State::Done };
+        assert_eq!([first, second], [expected; 2]);
+    });
+}
+
+#[test]
+fn memory_is_a_ranks_own_before_and_after() {
+    both_ranks(None);
+}
+
+#[test]
+fn after_a_failed_chunk_nobody_leaves_before_all_are_back() {
+    both_ranks(Some(0));
+    both_ranks(Some(1));
+}
+
+#[test]
+fn a_rank_that_gives_up_while_gathering_and_the_last_to_arrive_agree() {
+    loom::model(|| {
+        let operation = Operation::new();
+        let other = operation.clone();
+        let handle = thread::spawn(move || {
+            // Alone, and out of patience.
+            other.phases.arrive(RANKS);
+            other.phases.advance(State::Gathering, State::Failed);
+            while !other.phases.state().is_over() {
+                other.help(None);
+                thread::yield_now();
+            }
+        });
+        if operation.phases.arrive(RANKS) {
+            operation.phases.advance(State::Gathering, State::Reducing);
+        }
+        while !operation.phases.state().is_over() {
+            operation.help(None);
+            thread::yield_now();
+        }
+        handle.join().unwrap();
+    });
+}

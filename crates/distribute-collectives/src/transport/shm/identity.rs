@@ -1,0 +1,133 @@
+//! What two processes must have in common before they look for each other's memory, and how they prove that they found it.
+
+use std::fs;
+use std::io;
+
+/// Why two processes do not share memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(in crate::transport) enum Obstacle {
+    OtherHost = 1,
+    OtherPidNamespace = 2,
+    OtherUserNamespace = 3,
+    /// The other side could not make a segment.
+    NoSegment = 4,
+    /// The system does not let this process open it.
+    CannotOpen = 5,
+    /// What was found in its place is something else, such as this process's own.
+    OtherSegment = 6,
+}
+
+impl Obstacle {
+    /// `None` for a code of no obstacle.
+    pub(super) fn from_code(code: u8) -> Option<Obstacle> {
+        match code {
+            0 => None,
+            1 => Some(Obstacle::OtherHost),
+            2 => Some(Obstacle::OtherPidNamespace),
+            3 => Some(Obstacle::OtherUserNamespace),
+            4 => Some(Obstacle::NoSegment),
+            5 => Some(Obstacle::CannotOpen),
+            _ => Some(Obstacle::OtherSegment),
+        }
+    }
+
+    /// Whether users may wonder: between hosts nobody expects shared memory.
+    pub(in crate::transport) fn is_surprising(self) -> bool {
+        self != Obstacle::OtherHost
+    }
+}
+
+impl std::fmt::Display for Obstacle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Obstacle::OtherHost => "it is on another host, or has another DISTRIBUTE_HOST_ID",
+            Obstacle::OtherPidNamespace => {
+                "it is in another pid namespace (another container); let containers share one (docker run --pid, \
+                 shareProcessNamespace in Kubernetes) to use shared memory"
+            }
+            Obstacle::OtherUserNamespace => "it is in another user namespace (another container)",
+            Obstacle::NoSegment => "one of both could not create a segment",
+            Obstacle::CannotOpen => "the system does not let one open the other's segment",
+            Obstacle::OtherSegment => "what was found in its place was not the other's segment",
+        })
+    }
+}
+
+/// Where a process is: what must be equal for process ids to mean the same processes.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    host: String,
+    pid_namespace: String,
+    user_namespace: String,
+}
+
+impl Place {
+    /// Longest encoded place.
+    pub(super) const LEN: usize = 256;
+
+    /// This process's. `DISTRIBUTE_HOST_ID` keeps processes apart that must not share memory.
+    pub(super) fn here() -> io::Result<Place> {
+        let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
+        let own = std::env::var_os("DISTRIBUTE_HOST_ID").unwrap_or_default();
+        let namespace = |kind: &str| -> io::Result<String> {
+            Ok(fs::read_link(format!("/proc/self/ns/{kind}"))?.to_string_lossy().into_owned())
+        };
+        let host = format!("{} {}", boot.trim(), own.to_string_lossy());
+        let place = Place { host, pid_namespace: namespace("pid")?, user_namespace: namespace("user")? };
+        // What was cut off could be what differs.
+        if place.text().len() > Place::LEN {
+            return Err(io::Error::other("DISTRIBUTE_HOST_ID has more than 128 bytes"));
+        }
+        Ok(place)
+    }
+
+    pub(super) fn encode(&self) -> [u8; Place::LEN] {
+        let mut bytes = [0; Place::LEN];
+        bytes.iter_mut().zip(self.text().bytes()).for_each(|(place, byte)| *place = byte);
+        bytes
+    }
+
+    pub(super) fn decode(bytes: &[u8]) -> Place {
+        let text = String::from_utf8_lossy(bytes);
+        let mut parts = text.trim_end_matches('\0').rsplitn(3, '\n').map(str::to_owned);
+        let mut part = || parts.next().unwrap_or_default();
+        Place { user_namespace: part(), pid_namespace: part(), host: part() }
+    }
+
+    /// Why a process at `other` cannot be found from here, if so.
+    pub(super) fn obstacle(&self, other: &Place) -> Option<Obstacle> {
+        match other {
+            _ if self.host.is_empty() || self.host != other.host => Some(Obstacle::OtherHost),
+            _ if self.pid_namespace != other.pid_namespace => Some(Obstacle::OtherPidNamespace),
+            _ if self.user_namespace != other.user_namespace => Some(Obstacle::OtherUserNamespace),
+            _ => None,
+        }
+    }
+
+    fn text(&self) -> String {
+        format!("{}\n{}\n{}", self.host, self.pid_namespace, self.user_namespace)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_differ_by_host_and_namespaces() {
+        let here = Place::here().unwrap();
+        assert_eq!(Place::decode(&here.encode()), here);
+        assert_eq!(here.obstacle(&Place::decode(&here.encode())), None);
+        let other = |change: fn(&mut Place)| {
+            let mut place = Place::here().unwrap();
+            change(&mut place);
+            here.obstacle(&Place::decode(&place.encode()))
+        };
+        assert_eq!(other(|place| place.host.push('2')), Some(Obstacle::OtherHost));
+        assert_eq!(other(|place| place.pid_namespace = "pid:[1]".to_owned()), Some(Obstacle::OtherPidNamespace));
+        assert_eq!(other(|place| place.user_namespace = "user:[1]".to_owned()), Some(Obstacle::OtherUserNamespace));
+        // Nobody is where nothing is known.
+        assert_eq!(here.obstacle(&Place::decode(&[0; Place::LEN])), Some(Obstacle::OtherHost));
+    }
+}

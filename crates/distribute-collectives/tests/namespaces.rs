@@ -1,0 +1,133 @@
+//! Processes in pid namespaces of their own, as containers of one host are: equal process ids name different processes there,
+//! and nobody may take another's memory for his own.
+#![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
+#![expect(clippy::print_stdout, reason = "members say how they ended, and tests why they were skipped")]
+
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use distribute_cluster::{Coordination, CoordinationOptions, Membership};
+use distribute_collectives::{Options, ProcessGroup, ReduceOp};
+use distribute_testkit::{Job, Ports};
+
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// Set for members.
+const MEMBER: &str = "NAMESPACE_MEMBER";
+
+/// Not a test of its own: what each process of the other tests runs.
+#[test]
+fn member() {
+    if std::env::var_os(MEMBER).is_none() {
+        return;
+    }
+    let act = || {
+        let membership = Membership::from_env()?.unwrap();
+        let coordination = Arc::new(Coordination::start(&membership, CoordinationOptions::from_env()?)?);
+        let options = Options { timeout: Duration::from_secs(15), ..Options::from_env()? };
+        let group = ProcessGroup::join(&coordination, 1, &options)?.remove(0);
+        let (me, ranks) = (group.rank().0, group.world_size() as u32);
+        // Through the rings, and by fetching from each other's memory.
+        for len in [3, 200_000] {
+            let mut values: Vec<u32> = (0..len).map(|index| index * ranks + me).collect();
+            group.all_reduce(&mut values, ReduceOp::Sum)?;
+            let expected = |index: u32| index * ranks * ranks + ranks * (ranks - 1) / 2;
+            assert!((0..len).zip(&values).all(|(index, value)| *value == expected(index)), "a wrong sum on rank {me}");
+        }
+        group.barrier()?;
+        println!("rank {me} is fine over {}", group.transport_name());
+        Ok::<(), distribute_collectives::Error>(())
+    };
+    if let Err(error) = act() {
+        println!("a member failed: {error}");
+    }
+}
+
+/// Whether this machine lets a test make pid namespaces; says so where it does not.
+fn can_unshare(what: &str) -> bool {
+    let mut command = Command::new("unshare");
+    command.args(["--pid", "--fork", "--mount-proc", "true"]).stdout(Stdio::null()).stderr(Stdio::null());
+    let can = command.status().is_ok_and(|status| status.success());
+    if !can {
+        println!("skipped: {what}: `unshare --pid` is missing or not permitted here");
+    }
+    can
+}
+
+/// A shell command that runs members of these ranks at once, and ends with them.
+fn members(ranks: &[u32]) -> String {
+    let one = |rank: &u32| format!("RANK={rank} \"$PROGRAM\" member --exact --nocapture & ");
+    ranks.iter().map(one).chain(["wait".to_owned()]).collect()
+}
+
+/// The command in a pid namespace of its own, which sees its own processes in /proc or, without `mounts`, its parent's.
+fn contained(command: &str, mounts: bool) -> String {
+    let mount = if mounts { "--mount-proc" } else { "" };
+    format!("unshare --pid --fork --kill-child {mount} sh -c '{command}'")
+}
+
+/// Runs the containers' commands at once; over what each rank reached the others.
+#[track_caller]
+fn run(containers: Vec<String>, ranks: usize) -> Vec<String> {
+    let port = Ports::reserve(1).unwrap().release()[0];
+    let program = std::env::current_exe().unwrap();
+    let count = u32::try_from(containers.len()).unwrap();
+    let mut job = Job::builder("sh")
+        .args(["-c", "eval \"$CONTAINER\""])
+        .tasks(count)
+        .task_env(move |index| vec![("CONTAINER".to_owned(), containers[index as usize].clone())])
+        .env("PROGRAM", program.to_string_lossy())
+        .env(MEMBER, "1")
+        .env("WORLD_SIZE", ranks.to_string())
+        .env("MASTER_ADDR", "127.0.0.1")
+        .env("MASTER_PORT", "1")
+        .env("DISTRIBUTE_PORT", port.to_string())
+        .env("DISTRIBUTE_ALGORITHM", "ring")
+        .start()
+        .unwrap();
+    let outcomes = job.wait_all(DEADLINE).unwrap();
+    let printed: String = outcomes.iter().map(|outcome| outcome.stdout.as_str()).collect();
+    let over = |rank| {
+        let begin = format!("rank {rank} is fine over ");
+        let line = printed.lines().find_map(|line| Some(line.split_once(&begin)?.1.to_owned()));
+        line.unwrap_or_else(|| panic!("rank {rank} is not fine: {outcomes:?}"))
+    };
+    (0..ranks).map(over).collect()
+}
+
+#[test]
+fn four_processes_that_are_each_the_first_of_their_namespace_use_tcp() {
+    if !can_unshare("four containers of one process") {
+        return;
+    }
+    for mounts in [true, false] {
+        let containers =
+            (0..4).map(|rank| contained(&format!("RANK={rank} exec \"$PROGRAM\" member --exact --nocapture"), mounts));
+        assert_eq!(run(containers.collect(), 4), ["tcp"; 4]);
+    }
+}
+
+#[test]
+fn two_containers_of_three_share_memory_inside_each_only() {
+    if !can_unshare("two containers of three processes") {
+        return;
+    }
+    let containers = |mounts| [[0, 2, 4], [1, 3, 5]].map(|ranks| contained(&members(&ranks), mounts)).to_vec();
+    assert_eq!(run(containers(true), 6), ["shm+tcp"; 6]);
+    // What /proc shows are others: nobody finds anybody.
+    assert_eq!(run(containers(false), 6), ["tcp"; 6]);
+}
+
+#[test]
+fn a_namespace_inside_another_is_another() {
+    if !can_unshare("a container in a container") {
+        return;
+    }
+    // A quarter of the quotes: the inner command has none of its own.
+    let inner = "unshare --pid --fork --kill-child --mount-proc sh -c \"$INNER\"";
+    let outer = format!("{inner} & {}", members(&[0, 1]));
+    let container =
+        format!("INNER='{}' && export INNER && {}", members(&[2, 3]), contained(&outer.replace('\'', ""), true));
+    assert_eq!(run(vec![container], 4), ["shm+tcp"; 4]);
+}

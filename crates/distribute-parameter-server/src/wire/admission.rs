@@ -1,0 +1,125 @@
+//! Who calls whom: what is verified of a call before its body is looked at.
+
+use distribute_cluster::{JobId, Task};
+use http::{HeaderMap, HeaderName, HeaderValue};
+use tonic::Status;
+
+use super::VERSION;
+
+const VERSION_HEADER: &str = "distribute-version";
+const JOB_HEADER: &str = "distribute-job";
+const TASK_HEADER: &str = "distribute-task";
+const SESSION_HEADER: &str = "distribute-session";
+
+/// The task that a call is for, and the job and session that it is made in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Addressee {
+    pub(crate) job: JobId,
+    pub(crate) task: Task,
+    pub(crate) session: u64,
+}
+
+impl Addressee {
+    /// What the headers of calls say of it.
+    pub(super) fn headers(&self) -> Result<HeaderMap, Status> {
+        let value = |text: String| HeaderValue::try_from(text).map_err(|error| Status::internal(error.to_string()));
+        Ok(HeaderMap::from_iter([
+            (HeaderName::from_static(VERSION_HEADER), VERSION.into()),
+            (HeaderName::from_static(JOB_HEADER), value(written(&self.job))?),
+            (HeaderName::from_static(TASK_HEADER), value(self.task.to_string())?),
+            (HeaderName::from_static(SESSION_HEADER), self.session.into()),
+        ]))
+    }
+}
+
+/// Who this task is: calls that are not meant for it are refused.
+#[derive(Clone, Debug)]
+pub(crate) struct Identity {
+    pub(crate) job: JobId,
+    pub(crate) task: Task,
+    /// As callers write them.
+    written_job: String,
+    written_task: String,
+}
+
+impl Identity {
+    pub(crate) fn new(job: JobId, task: Task) -> Identity {
+        let (written_job, written_task) = (written(&job), task.to_string());
+        Identity { job, task, written_job, written_task }
+    }
+
+    /// The session of a call that is meant for this task.
+    ///
+    /// # Errors
+    /// `unauthenticated`: it says nothing of a job; `permission_denied`: it is of another job or for another task;
+    /// `failed_precondition`: it is of another version.
+    pub(super) fn admit(&self, headers: &HeaderMap) -> Result<u64, Status> {
+        let Identity { job, task, written_job, written_task } = self;
+        let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
+        let Some(of_caller) = text(JOB_HEADER) else {
+            let problem = format!("{task} answers the tasks of its job alone, and this call names no job");
+            return Err(Status::unauthenticated(problem));
+        };
+        let version = text(VERSION_HEADER).unwrap_or("none");
+        if version.parse() != Ok(VERSION) {
+            let problem =
+                format!("it speaks version {VERSION} and the caller {version}; run the same build on every task");
+            return Err(Status::failed_precondition(problem));
+        }
+        if of_caller != written_job {
+            let of_caller = of_caller.split_once(' ').map_or(of_caller, |(_, name)| name);
+            let problem = format!(
+                "it belongs to job {job}, and the caller to job {of_caller}; give every task of a job the same cluster and the \
+                 same DISTRIBUTE_JOB_ID, and each job ports of its own"
+            );
+            return Err(Status::permission_denied(problem));
+        }
+        let called = text(TASK_HEADER).unwrap_or("none");
+        if called != written_task {
+            let problem = format!("it is {task}, and {called} was called; give every task the same cluster");
+            return Err(Status::permission_denied(problem));
+        }
+        text(SESSION_HEADER)
+            .and_then(|session| session.parse().ok())
+            .ok_or_else(|| Status::unauthenticated("this call names no session"))
+    }
+}
+
+/// A job as headers have it: what is compared, and its name, for sentences.
+fn written(job: &JobId) -> String {
+    let digest: String = job.to_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("{digest} {job}")
+}
+
+#[cfg(test)]
+mod tests {
+    use distribute_cluster::TaskType;
+
+    use super::*;
+
+    fn identity() -> Identity {
+        Identity::new(JobId::new("a").unwrap(), Task::new(TaskType::Ps, 1))
+    }
+
+    fn admitted(change: impl FnOnce(&mut HeaderMap)) -> Result<u64, Status> {
+        let Identity { job, task, .. } = identity();
+        let mut headers = Addressee { job, task, session: 7 }.headers().unwrap();
+        change(&mut headers);
+        identity().admit(&headers)
+    }
+
+    #[test]
+    fn calls_of_others_are_refused_in_words() {
+        assert_eq!(admitted(|_| {}).unwrap(), 7);
+        for (name, value, words) in [
+            (JOB_HEADER, "00 b", "belongs to job a, and the caller to job b"),
+            (TASK_HEADER, "ps:0", "it is ps:1, and ps:0 was called"),
+            (VERSION_HEADER, "1", "version 2 and the caller 1"),
+            (SESSION_HEADER, "x", "no session"),
+        ] {
+            let error = admitted(|headers| drop(headers.insert(name, HeaderValue::from_static(value)))).unwrap_err();
+            assert!(error.message().contains(words), "{error}");
+            assert!(admitted(|headers| drop(headers.remove(name))).is_err(), "{name}");
+        }
+    }
+}

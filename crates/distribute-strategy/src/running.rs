@@ -1,0 +1,73 @@
+//! One run at a time.
+
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::{Error, Result};
+
+/// Whether a run is under way.
+#[derive(Default)]
+pub(crate) struct Running {
+    present: Mutex<Option<Run>>,
+    ended: Condvar,
+}
+
+/// The run under way.
+struct Run {
+    thread: String,
+    since: Instant,
+}
+
+/// Ends the run when it is dropped.
+pub(crate) struct Entered<'a>(&'a Running);
+
+impl Running {
+    /// Begins a run, after the one under way has ended.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] where that has not ended in time.
+    pub(crate) fn enter(&self, timeout: Duration) -> Result<Entered<'_>> {
+        let began = Instant::now();
+        let mut present = self.lock();
+        while let Some(run) = &*present {
+            let left = timeout.saturating_sub(began.elapsed());
+            if left.is_zero() {
+                return Err(Error::Busy { thread: run.thread.clone(), running: run.since.elapsed(), waited: timeout });
+            }
+            present = self.ended.wait_timeout(present, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        let thread = std::thread::current().name().unwrap_or("without a name").to_owned();
+        *present = Some(Run { thread, since: Instant::now() });
+        Ok(Entered(self))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Run>> {
+        self.present.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Entered<'_> {
+    fn drop(&mut self) {
+        *self.0.lock() = None;
+        self.0.ended.notify_one();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_waits_for_the_one_before_and_not_for_ever() {
+        let running = Running::default();
+        let entered = running.enter(Duration::from_secs(60)).unwrap();
+        let error = running.enter(Duration::from_millis(20)).err().unwrap().to_string();
+        assert!(error.contains("has not ended within 20.0ms"), "{error}");
+        std::thread::scope(|scope| {
+            let later = scope.spawn(|| running.enter(Duration::from_secs(60)).is_ok());
+            drop(entered);
+            assert!(later.join().unwrap());
+        });
+        assert!(running.enter(Duration::ZERO).is_ok());
+    }
+}

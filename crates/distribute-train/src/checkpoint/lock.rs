@@ -1,0 +1,54 @@
+//! One writer at a time in a folder: managers of one process may share it.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::thread;
+use std::time::Duration;
+
+use super::disk::Disk;
+use crate::Result;
+
+/// A folder's lock, and the disk of whoever has it.
+#[derive(Default)]
+struct Place {
+    lock: Mutex<()>,
+    holder: Mutex<Option<Disk>>,
+}
+
+/// Does work on a folder while no other thread of this process does. One that waits shows what the other is at, so that it waits
+/// as long as that one's disk does something.
+pub(super) fn exclusively<T>(disk: &Disk, root: &Path, work: impl FnOnce() -> Result<T>) -> Result<T> {
+    let place = place_of(root);
+    let _guard = loop {
+        match place.lock.try_lock() {
+            Ok(guard) => break guard,
+            Err(TryLockError::Poisoned(poisoned)) => break poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => {}
+        }
+        if let Some(holder) = &*locked(&place.holder) {
+            disk.wait_with(holder);
+        }
+        thread::sleep(BETWEEN_LOOKS);
+    };
+    *locked(&place.holder) = Some(disk.clone());
+    let outcome = work();
+    *locked(&place.holder) = None;
+    outcome
+}
+
+fn place_of(root: &Path) -> Arc<Place> {
+    static PLACES: LazyLock<Mutex<HashMap<PathBuf, Arc<Place>>>> = LazyLock::new(Mutex::default);
+    let root = std::path::absolute(root).unwrap_or_else(|_| root.to_owned());
+    let mut places = locked(&PLACES);
+    // Those that nobody is at are forgotten.
+    places.retain(|_, place| Arc::strong_count(place) > 1);
+    places.entry(root).or_default().clone()
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Writing takes longer.
+const BETWEEN_LOOKS: Duration = Duration::from_millis(10);

@@ -1,0 +1,160 @@
+//! What `manifest.json` says, all of it under a checksum.
+
+use std::collections::BTreeMap;
+use std::path::{Component, Path};
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::disk::Entry;
+use super::run::RunId;
+
+pub(super) const MANIFEST: &str = "manifest.json";
+
+/// The form of checkpoints that this version writes and reads.
+pub(super) const FORMAT: u64 = 2;
+
+/// More than any manifest has: a hundred thousand files make 8 MB.
+pub(super) const MANIFEST_BYTES: u64 = 16 << 20;
+
+/// A checkpoint's description of itself.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Manifest {
+    pub(super) format: u64,
+    pub(super) run: RunId,
+    /// Counts the checkpoints of the run: the newest has the highest. A step may come again, after going back to an earlier one.
+    pub(super) sequence: u64,
+    pub(super) step: u64,
+    /// Whether it is to be removed at the end of the training.
+    pub(super) backup: bool,
+    /// Whether it stays, whatever the number of newer ones.
+    pub(super) stays: bool,
+    pub(super) files: BTreeMap<String, Entry>,
+    /// CRC-32C of this document in compact JSON, with 0 in this place.
+    pub(super) crc32c: u32,
+}
+
+/// Why a text is no manifest.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Unreadable {
+    /// It is one, of another version.
+    Format(String),
+    Damaged(String),
+}
+
+impl Manifest {
+    /// The text, with the checksum.
+    pub(super) fn to_text(&self) -> serde_json::Result<Vec<u8>> {
+        let mut text = serde_json::to_vec_pretty(&Manifest { crc32c: self.checksum()?, ..self.clone() })?;
+        text.push(b'\n');
+        Ok(text)
+    }
+
+    pub(super) fn from_text(text: &[u8]) -> Result<Manifest, Unreadable> {
+        let damaged = |problem: String| Unreadable::Damaged(problem);
+        let value: Value = serde_json::from_slice(text).map_err(|error| damaged(error.to_string()))?;
+        match value.get("format") {
+            Some(format) if format.as_u64() == Some(FORMAT) => {}
+            Some(format) => return Err(Unreadable::Format(format.to_string())),
+            None => return Err(Unreadable::Format("1, or none".to_owned())),
+        }
+        // From the text once more: of two fields of one name a `Value` would keep the last.
+        let manifest: Manifest = serde_json::from_slice(text).map_err(|error| damaged(error.to_string()))?;
+        if manifest.checksum().ok() != Some(manifest.crc32c) {
+            return Err(damaged("its checksum is not the one that was written".to_owned()));
+        }
+        if let Some(name) = manifest.files.keys().find(|name| !is_plain_name(name)) {
+            return Err(damaged(format!("it names a file {name:?}, which is not in its folder")));
+        }
+        Ok(manifest)
+    }
+
+    fn checksum(&self) -> serde_json::Result<u32> {
+        Ok(crc32c::crc32c(&serde_json::to_vec(&Manifest { crc32c: 0, ..self.clone() })?))
+    }
+}
+
+/// Whether a name is one of a file of a checkpoint: it leads to the checkpoint's own folder, under any system, and is not hidden.
+pub(super) fn is_plain_name(name: &str) -> bool {
+    let mut parts = Path::new(name).components();
+    let one = matches!((parts.next(), parts.next()), (Some(Component::Normal(part)), None) if part == name);
+    one && name != MANIFEST
+        && name.len() <= 255
+        && !name.starts_with('.')
+        && !name.contains(|c: char| c.is_control() || c == '\\' || c == '/' || c == ':')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn manifest() -> Manifest {
+        let files = BTreeMap::from([("state.json".to_owned(), Entry { bytes: 3, crc32c: 4 })]);
+        let run = RunId::draw();
+        Manifest { format: FORMAT, run, sequence: 1, step: 12, backup: false, stays: false, files, crc32c: 0 }
+    }
+
+    #[test]
+    fn every_field_is_under_the_checksum() {
+        let text = String::from_utf8(manifest().to_text().unwrap()).unwrap();
+        let read = Manifest::from_text(text.as_bytes()).unwrap();
+        assert_eq!(
+            Manifest { crc32c: 0, ..read },
+            Manifest { run: Manifest::from_text(text.as_bytes()).unwrap().run, ..manifest() }
+        );
+        for (field, other) in [
+            ("\"step\": 12", "\"step\": 13"),
+            ("\"sequence\": 1", "\"sequence\": 2"),
+            ("\"backup\": false", "\"backup\": true"),
+            ("\"stays\": false", "\"stays\": true"),
+            ("\"run\": \"", "\"run\": \"0000000000000000\", \"other\": \""),
+            ("\"state.json\"", "\"model.json\""),
+            ("\"bytes\": 3", "\"bytes\": 5"),
+            ("\"crc32c\": 4", "\"crc32c\": 5"),
+            ("\"step\": 12", "\"step\": 12, \"step\": 12"),
+        ] {
+            assert!(text.contains(field), "{text}");
+            let changed = text.replacen(field, other, 1);
+            assert!(matches!(Manifest::from_text(changed.as_bytes()), Err(Unreadable::Damaged(_))), "{changed}");
+        }
+        for length in 0..text.trim_end().len() {
+            assert!(Manifest::from_text(&text.as_bytes()[..length]).is_err(), "{length}");
+        }
+    }
+
+    #[test]
+    fn another_format_is_told_from_damage() {
+        let text = String::from_utf8(manifest().to_text().unwrap()).unwrap();
+        let newer = text.replace("\"format\": 2", "\"format\": 3");
+        assert_eq!(Manifest::from_text(newer.as_bytes()), Err(Unreadable::Format("3".to_owned())));
+        let older = br#"{"step": 1, "files": {}}"#;
+        assert!(matches!(Manifest::from_text(older), Err(Unreadable::Format(_))));
+    }
+
+    #[test]
+    fn names_stay_in_the_folder() {
+        for name in [
+            "",
+            ".",
+            "..",
+            "/etc/passwd",
+            "a/b",
+            "../a",
+            "a/..",
+            "./a",
+            "a/",
+            "a\\b",
+            "c:a",
+            ".a",
+            "a\0",
+            "manifest.json",
+        ] {
+            assert!(!is_plain_name(name), "{name:?}");
+            let mut bad = manifest();
+            bad.files.insert(name.to_owned(), Entry { bytes: 0, crc32c: 0 });
+            assert!(matches!(Manifest::from_text(&bad.to_text().unwrap()), Err(Unreadable::Damaged(_))), "{name:?}");
+        }
+        assert!(is_plain_name("model-00001-of-00003.safetensors"));
+    }
+}

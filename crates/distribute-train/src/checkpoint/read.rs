@@ -1,0 +1,112 @@
+//! Reading a checkpoint, every file of which is compared with the manifest.
+
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use serde_json::Value;
+
+use super::disk::Disk;
+use super::folder::{read_manifest, unless_damaged};
+use super::manifest::{MANIFEST, Manifest};
+use super::snapshot::{Snapshot, tensors_of};
+use crate::{Error, Result};
+
+pub(super) const STATE: &str = "state.json";
+const TENSORS: &str = ".safetensors";
+
+/// Reads the checkpoint of a folder.
+///
+/// # Errors
+/// [`Error::Damaged`] where it is not whole, [`Error::Format`] for one of another version, [`Error::File`] where it cannot be
+/// read for other reasons.
+pub(super) fn read(disk: &Disk, path: &Path) -> Result<Snapshot> {
+    let open = |path: &Path| match disk.open_folder(path) {
+        Ok(folder) => Ok(folder),
+        Err(error) => {
+            let problem = unless_damaged(path, error)?;
+            Err(Error::Damaged { path: path.join(MANIFEST), problem })
+        }
+    };
+    let mut folder = open(path)?;
+    for _ in 0..LOOKS {
+        let error = match read_in(disk, &folder, path) {
+            Err(error @ Error::Damaged { .. }) => error,
+            outcome => return outcome,
+        };
+        // One of the same step may have taken its place meanwhile, and the first one's files have gone.
+        match open(path) {
+            Ok(now) if is_another(&folder, &now) => folder = now,
+            _ => return Err(error),
+        }
+    }
+    read_in(disk, &folder, path)
+}
+
+/// How often a checkpoint is looked at anew while others take its place.
+const LOOKS: usize = 8;
+
+fn is_another(one: &OwnedFd, other: &OwnedFd) -> bool {
+    match (rustix::fs::fstat(one), rustix::fs::fstat(other)) {
+        (Ok(one), Ok(other)) => (one.st_dev, one.st_ino) != (other.st_dev, other.st_ino),
+        _ => false,
+    }
+}
+
+fn read_in(disk: &Disk, folder: &OwnedFd, path: &Path) -> Result<Snapshot> {
+    let damaged = |file: &str, problem: String| Error::Damaged { path: path.join(file), problem };
+    let manifest: Manifest = read_manifest(disk, folder, path)?;
+    let mut snapshot = Snapshot { run: Some(manifest.run), ..Snapshot::new(manifest.step) };
+    for (name, entry) in &manifest.files {
+        let file = path.join(name);
+        let length = |length| damaged(name, format!("it has {length} bytes, and was written with {}", entry.bytes));
+        let wrong = |error| unless_damaged(&file, error).map_or_else(|error| error, |problem| damaged(name, problem));
+        // Before anything is allocated for it.
+        match disk.length(folder, path, name).map_err(wrong)? {
+            found if found != entry.bytes => return Err(length(found)),
+            _ => {}
+        }
+        let bytes = disk.read(folder, path, name, entry.bytes).map_err(wrong)?;
+        if bytes.len() as u64 != entry.bytes {
+            return Err(length(bytes.len() as u64));
+        }
+        if crc32c::crc32c(&bytes) != entry.crc32c {
+            return Err(damaged(name, "its checksum is not the one that was written".to_owned()));
+        }
+        if name == STATE {
+            let mut value: Value = serde_json::from_slice(&bytes).map_err(|error| damaged(name, error.to_string()))?;
+            let state = value.get_mut("state").map(Value::take).unwrap_or_default();
+            let state = serde_json::from_value(state);
+            snapshot.state = state.map_err(|error| damaged(name, error.to_string()))?;
+        } else if let Some(file) = group_of(name) {
+            let tensors = tensors_of(&bytes).map_err(|problem| damaged(name, problem))?;
+            snapshot.files.entry(file.to_owned()).or_default().extend(tensors);
+        }
+    }
+    Ok(snapshot)
+}
+
+/// The file that a file of tensors is one of the parts of: `model` for `model-00001-of-00003.safetensors`.
+pub(super) fn group_of(name: &str) -> Option<&str> {
+    let stem = name.strip_suffix(TENSORS)?;
+    let number = |text: &str| text.len() >= 5 && text.bytes().all(|byte| byte.is_ascii_digit());
+    let file = stem
+        .rsplit_once("-of-")
+        .filter(|(_, count)| number(count))
+        .and_then(|(rest, _)| rest.rsplit_once('-'))
+        .filter(|(_, index)| number(index));
+    Some(file.map_or(stem, |(file, _)| file))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::group_of;
+
+    #[test]
+    fn parts_are_told_by_their_whole_ending() {
+        assert_eq!(group_of("model.safetensors"), Some("model"));
+        assert_eq!(group_of("model-00001-of-00003.safetensors"), Some("model"));
+        assert_eq!(group_of("expert-01.safetensors"), Some("expert-01"));
+        assert_eq!(group_of("expert-01-00001-of-00002.safetensors"), Some("expert-01"));
+        assert_eq!(group_of("state.json"), None);
+    }
+}

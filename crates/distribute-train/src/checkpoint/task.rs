@@ -1,0 +1,177 @@
+//! Work on a disk on a thread of its own, which is waited for only as long as the disk does something.
+
+use std::path::Path;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use distribute_strategy::Strategy;
+use serde::{Deserialize, Serialize};
+
+use super::disk::Disk;
+use crate::chief::from_chief;
+use crate::{Error, Result};
+
+/// Work that has begun.
+#[derive(Debug)]
+pub(super) struct Task<T> {
+    what: String,
+    disk: Disk,
+    outcome: Receiver<Result<T>>,
+    thread: JoinHandle<()>,
+    /// How long one operation on the disk may take.
+    patience: Duration,
+}
+
+impl<T: Send + 'static> Task<T> {
+    /// Begins `work`; `what` is how errors call it, as in "what is not done".
+    pub(super) fn start(
+        disk: &Disk,
+        what: String,
+        patience: Duration,
+        work: impl FnOnce(&Disk) -> Result<T> + Send + 'static,
+    ) -> Result<Task<T>> {
+        let (send, outcome) = mpsc::sync_channel(1);
+        let disk = disk.afresh();
+        let of_work = disk.clone();
+        let run = move || {
+            // Nobody waits any more if this fails.
+            drop(send.send(work(&of_work)));
+        };
+        let thread = std::thread::Builder::new().name("checkpoint".to_owned()).spawn(run);
+        let thread =
+            thread.map_err(|error| Error::Part(format!("{what}: no thread can be started: {error}").into()))?;
+        Ok(Task { what, disk, outcome, thread, patience })
+    }
+
+    /// Waits until it is done, or an operation on the disk has taken too long.
+    ///
+    /// # Errors
+    /// [`Error::DiskHangs`]: the work is left alone then. The work's own.
+    pub(super) fn wait(self) -> Result<T> {
+        let mut this = self;
+        loop {
+            match this.poll(LOOK) {
+                Ok(outcome) => return outcome,
+                Err(unfinished) => this = unfinished,
+            }
+        }
+    }
+
+    /// As [`Task::wait`] for a limited time; the task itself where it is not done by then.
+    fn poll(self, limit: Duration) -> Result<Result<T>, Task<T>> {
+        let until = Instant::now() + limit;
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            match self.outcome.recv_timeout(left.min(LOOK)) {
+                Ok(outcome) => {
+                    // It has nothing left to do.
+                    drop(self.thread.join());
+                    return Ok(outcome);
+                }
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Ok(Err(Error::Damaged {
+                        path: self.what.into(),
+                        problem: "its thread panicked".to_owned(),
+                    }));
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+            let (under_way, waited) = self.disk.under_way();
+            if waited >= self.patience {
+                return Ok(Err(Error::DiskHangs { what: self.what, under_way, waited }));
+            }
+            if Instant::now() >= until {
+                return Err(self);
+            }
+        }
+    }
+
+    /// Waits on every worker until the chief's task is done: every worker calls this, others than the chief with `None`. Gives
+    /// the chief what came of it. The chief tells the others now and then that it still waits, so that no collective takes
+    /// longer than its deadline, however slow the disk.
+    ///
+    /// # Errors
+    /// On the chief those of [`Task::wait`], on the others [`Error::Chief`] or [`Error::ChiefsDisk`] with its sentence; the
+    /// collective's.
+    pub(super) fn wait_everywhere(strategy: &Strategy, task: Result<Option<Task<T>>>) -> Result<Option<T>> {
+        let limit = strategy.groups().first().map_or(LOOK, |group| group.timeout()) / 4;
+        let mut state = match task {
+            Ok(Some(task)) => State::Waiting(task),
+            Ok(None) => State::Done(None),
+            Err(error) => State::Failed(error),
+        };
+        loop {
+            if let State::Waiting(task) = state {
+                state = match task.poll(limit) {
+                    Ok(Ok(value)) => State::Done(Some(value)),
+                    Ok(Err(error)) => State::Failed(error),
+                    Err(unfinished) => State::Waiting(unfinished),
+                };
+            }
+            let told = from_chief(strategy, Ok::<_, Error>(state.told()));
+            state = match (told, state) {
+                // Its own words, and its own error.
+                (_, State::Failed(error)) => return Err(error),
+                (Ok(Told::Done), State::Done(value)) => return Ok(value),
+                (Ok(Told::Failed { sentence, is_retryable: true }), _) => return Err(Error::ChiefsDisk(sentence)),
+                (Ok(Told::Failed { sentence, .. }), _) => return Err(Error::Chief(sentence)),
+                (Ok(_), state) => state,
+                (Err(error), State::Waiting(task)) => {
+                    // The others are lost; what is being written is not.
+                    task.wait()?;
+                    return Err(error);
+                }
+                (Err(error), _) => return Err(error),
+            };
+        }
+    }
+}
+
+/// Writes to a file, or does whatever else may find its disk hanging, and waits for it as for a checkpoint.
+///
+/// # Errors
+/// [`Error::DiskHangs`] after [`TIMEOUT`]: the work is left alone then. The work's own.
+pub(crate) fn bounded<T: Send + 'static>(
+    verb: &'static str,
+    path: &Path,
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    let place = path.to_owned();
+    let run = move |disk: &Disk| {
+        disk.begin(verb, &place);
+        work()
+    };
+    Task::start(&Disk::default(), path.display().to_string(), TIMEOUT, run)?.wait()
+}
+
+/// How long one operation on a disk may take, where nobody has said.
+pub(super) const TIMEOUT: Duration = Duration::from_secs(300);
+
+/// How far the chief's work is; that of others is done.
+enum State<T> {
+    Waiting(Task<T>),
+    Done(Option<T>),
+    Failed(Error),
+}
+
+/// What the chief tells of it.
+#[derive(Serialize, Deserialize)]
+enum Told {
+    Waiting,
+    Done,
+    Failed { sentence: String, is_retryable: bool },
+}
+
+impl<T> State<T> {
+    fn told(&self) -> Told {
+        match self {
+            State::Waiting(_) => Told::Waiting,
+            State::Done(_) => Told::Done,
+            State::Failed(error) => Told::Failed { sentence: error.to_string(), is_retryable: error.is_retryable() },
+        }
+    }
+}
+
+/// How often the disk is asked whether it does something.
+const LOOK: Duration = Duration::from_millis(200);

@@ -1,0 +1,182 @@
+//! Writing a checkpoint: beside, synced, and then put in its place at once.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+
+use super::disk::{Disk, Entry};
+use super::folder::{self, Keep, LATEST};
+use super::manifest::{FORMAT, MANIFEST, Manifest, is_plain_name};
+use super::read::{STATE, group_of};
+use super::run::RunId;
+use super::snapshot::{Snapshot, Stored};
+use crate::warning::warn;
+use crate::{Error, Result};
+
+/// How a checkpoint is written, besides what it holds.
+#[derive(Clone, Debug)]
+pub(super) struct How {
+    pub(super) max_shard_bytes: usize,
+    pub(super) run: RunId,
+    /// To be removed at the end of the training.
+    pub(super) backup: bool,
+    pub(super) stays: bool,
+}
+
+/// Writes a snapshot into a folder that its run has claimed, names it as the newest, and removes what is too old.
+pub(super) fn save(disk: &Disk, root: &Path, snapshot: &Snapshot, how: &How, keep: &Keep) -> Result<PathBuf> {
+    for file in snapshot.files.keys() {
+        let name = format!("{file}.safetensors");
+        if !is_plain_name(&name) || file.is_empty() || group_of(&name) != Some(file) {
+            return Err(Error::FileName { name: file.clone() });
+        }
+    }
+    there(disk, root, how)?;
+    let outcome = write(disk, root, snapshot, how);
+    let outcome = match outcome {
+        // It was removed between two operations.
+        Err(Error::File { source, .. }) if source.kind() == std::io::ErrorKind::NotFound && !disk.exists(root)? => {
+            there(disk, root, how)?;
+            write(disk, root, snapshot, how)
+        }
+        outcome => outcome,
+    };
+    let path = outcome?;
+    folder::prune(disk, root, keep)?;
+    Ok(path)
+}
+
+/// Makes the folder again if somebody has removed it. Not the folder that it was in: where this has gone too, a disk has most
+/// likely been unmounted, and what is written in its place would be lost with the next mount.
+fn there(disk: &Disk, root: &Path, how: &How) -> Result<()> {
+    if disk.exists(root)? {
+        return Ok(());
+    }
+    disk.create_folder(root).map_err(|error| match error {
+        Error::File { source, .. } if source.kind() == std::io::ErrorKind::NotFound => {
+            Error::FolderGone { folder: root.to_owned() }
+        }
+        other => other,
+    })?;
+    folder::claim(disk, root, Some(how.run), false)?;
+    let words =
+        "has been removed while the training that saves into it goes on; it is made again with the newest checkpoint";
+    warn(&format!("the folder {} {words}", root.display()));
+    Ok(())
+}
+
+fn write(disk: &Disk, root: &Path, snapshot: &Snapshot, how: &How) -> Result<PathBuf> {
+    let found = folder::list(disk, root)?;
+    if let Some(other) = found.iter().filter_map(|found| found.run()).find(|run| *run != how.run) {
+        let steps =
+            format!("step {}", found.iter().find(|found| found.run() == Some(other)).map_or(0, |found| found.step));
+        let other = format!("run {other}");
+        return Err(Error::OtherRun { folder: root.to_owned(), other, steps, run: how.run });
+    }
+    let path = folder::path_of(root, snapshot.step);
+    // It takes the place of one of the same step, and what was promised of that one.
+    let before = found.iter().filter(|found| found.is_whole() && found.step == snapshot.step);
+    let before = before.filter_map(|found| found.manifest.as_ref()).next();
+    let newest = found.iter().filter_map(|found| found.identity()).map(|(_, sequence)| sequence).max();
+    let mut manifest = Manifest {
+        format: FORMAT,
+        run: how.run,
+        sequence: newest.map_or(1, |newest| newest.saturating_add(1)),
+        step: snapshot.step,
+        backup: how.backup && before.is_none_or(|before| before.backup),
+        stays: how.stays || before.is_some_and(|before| before.stays),
+        files: BTreeMap::new(),
+        crc32c: 0,
+    };
+    let beside = folder::beside(&path);
+    let outcome = (|| {
+        disk.create_folder(&beside)?;
+        for (file, tensors) in &snapshot.files {
+            write_tensors(disk, &beside, file, tensors, how.max_shard_bytes, &mut manifest.files)?;
+        }
+        let state = json!({ "step": snapshot.step, "state": snapshot.state });
+        manifest.files.insert(STATE.to_owned(), write_json(disk, &beside.join(STATE), &state)?);
+        let text = manifest.to_text().map_err(|source| Error::State { key: MANIFEST.to_owned(), source })?;
+        disk.write(&beside.join(MANIFEST), &text)?;
+        disk.sync_folder(&beside)?;
+        publish(disk, root, &beside, &path)
+    })();
+    if outcome.is_err() {
+        drop(disk.remove_folder(&beside));
+    }
+    outcome?;
+    let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    folder::replace(disk, root, LATEST, &name)?;
+    Ok(path)
+}
+
+/// Puts what was written in its place. One of the same step that is there goes only when the new one is in its place; at every
+/// moment one of the two is whole, under its name or where [`folder::clear`] finds it.
+fn publish(disk: &Disk, root: &Path, beside: &Path, path: &Path) -> Result<()> {
+    if !disk.exists(path)? {
+        disk.rename(beside, path)?;
+        return disk.sync_folder(root);
+    }
+    if disk.exchange(beside, path)? {
+        disk.sync_folder(root)?;
+        return disk.remove_folder(beside);
+    }
+    let old = folder::old(path);
+    disk.rename(path, &old)?;
+    if let Err(error) = disk.rename(beside, path) {
+        drop(disk.rename(&old, path));
+        return Err(error);
+    }
+    disk.sync_folder(root)?;
+    disk.remove_folder(&old)
+}
+
+fn write_tensors(
+    disk: &Disk,
+    folder: &Path,
+    file: &str,
+    tensors: &BTreeMap<String, Stored>,
+    max_shard_bytes: usize,
+    files: &mut BTreeMap<String, Entry>,
+) -> Result<()> {
+    let mut shards: Vec<Vec<(&String, &Stored)>> = vec![Vec::new()];
+    let mut bytes = 0;
+    for (name, stored) in tensors {
+        if bytes > 0 && bytes + stored.bytes.len() > max_shard_bytes {
+            shards.push(Vec::new());
+            bytes = 0;
+        }
+        bytes += stored.bytes.len();
+        if let Some(shard) = shards.last_mut() {
+            shard.push((name, stored));
+        }
+    }
+    let count = shards.len();
+    let mut map = BTreeMap::new();
+    for (index, shard) in (1..).zip(shards) {
+        let name = match count {
+            1 => format!("{file}.safetensors"),
+            _ => format!("{file}-{index:05}-of-{count:05}.safetensors"),
+        };
+        map.extend(shard.iter().map(|(tensor, _)| ((*tensor).clone(), name.clone())));
+        let path = folder.join(&name);
+        let text = safetensors::serialize(shard, None);
+        let text = text.map_err(|error| Error::Damaged { path: path.clone(), problem: error.to_string() })?;
+        files.insert(name, disk.write(&path, &text)?);
+    }
+    if count > 1 {
+        let total: usize = tensors.values().map(|stored| stored.bytes.len()).sum();
+        let index = json!({ "metadata": { "total_size": total }, "weight_map": map });
+        let name = format!("{file}.safetensors.index.json");
+        files.insert(name.clone(), write_json(disk, &folder.join(name), &index)?);
+    }
+    Ok(())
+}
+
+fn write_json(disk: &Disk, path: &Path, value: &Value) -> Result<Entry> {
+    let mut text =
+        serde_json::to_vec_pretty(value).map_err(|source| Error::State { key: "state".to_owned(), source })?;
+    text.push(b'\n');
+    disk.write(path, &text)
+}

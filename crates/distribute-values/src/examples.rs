@@ -1,0 +1,158 @@
+//! Values of replicas without examples, left out of reductions.
+
+use distribute_collectives::{ProcessGroup, ReduceOp, on_local_ranks};
+use distribute_device::{BufferRef, DType};
+
+use crate::elements::{Arithmetic, with_type};
+use crate::{Axis, Leaves, PerReplica, Result, Structure, TensorStorage};
+
+/// What [`reduce_structure`](crate::reduce_structure) is to be given for `values`, so that those of replicas without examples
+/// change nothing: of one value for each replica of this process. Every process of the group calls this, where one does.
+///
+/// A mean over replicas becomes that over the replicas that have examples. Whole numbers cannot be weighed: their mean stays
+/// one over all replicas.
+///
+/// # Errors
+/// [`Error::Axis`](crate::Error::Axis) for an axis that a value has not; the collective's.
+pub fn weighed<M, S: Structure<M>>(
+    groups: &[ProcessGroup],
+    op: ReduceOp,
+    values: &PerReplica<S>,
+    axis: &Axis,
+) -> Result<Vec<S>> {
+    let mut factor = 1.0;
+    if op == ReduceOp::Mean && *axis == Axis::None {
+        let with = on_local_ranks(groups, |local, group| {
+            group.all_reduce_async(vec![u32::from(values.has_examples(local))], ReduceOp::Sum)
+        })?;
+        let all = groups.first().map_or(1, ProcessGroup::world_size);
+        factor = all as f64 / f64::from(with.map_or(1, |with| with[0]).max(1));
+    }
+    let change = |local: usize, value: &S| match (op, axis) {
+        (ReduceOp::Mean, Axis::None) => {
+            S::combine(&[value], &mut Times(if values.has_examples(local) { factor } else { 0.0 }))
+        }
+        _ if values.has_examples(local) => S::combine(&[value], &mut Times(1.0)),
+        // A mean over an axis counts rows.
+        (ReduceOp::Mean, axis) => S::combine(&[value], &mut Without(axis.axes())),
+        _ => S::combine(&[value], &mut Neutral(op)),
+    };
+    values.values().iter().enumerate().map(|(local, value)| change(local, value)).collect()
+}
+
+/// The same for [`gather_structure`](crate::gather_structure): replicas without examples add no rows.
+///
+/// # Errors
+/// [`Error::Axis`](crate::Error::Axis) for an axis that a value has not.
+pub fn with_rows<M, S: Structure<M>>(values: &PerReplica<S>, axis: usize) -> Result<Vec<S>> {
+    let change = |(local, value): (usize, &S)| match values.has_examples(local) {
+        true => S::combine(&[value], &mut Times(1.0)),
+        false => S::combine(&[value], &mut Without(vec![axis])),
+    };
+    values.values().iter().enumerate().map(change).collect()
+}
+
+/// Multiplies every leaf.
+struct Times(f64);
+
+/// Replaces every element by what changes no reduction.
+struct Neutral(ReduceOp);
+
+/// Takes all rows out of every leaf, along some axes.
+struct Without(Vec<usize>);
+
+impl Leaves for Times {
+    fn combine<L, T: TensorStorage<L>>(&mut self, parts: &[&T]) -> Result<T> {
+        let value = parts[0];
+        if self.0.to_bits() == 1f64.to_bits() {
+            return Ok(value.clone());
+        }
+        with_type!(value.dtype()?, E => {
+            let elements: Vec<E> = value.to_elements::<E>()?.into_iter().map(|element| element.times(self.0)).collect();
+            value.beside(&value.shape(), BufferRef::from(&elements[..]))
+        })
+    }
+}
+
+impl Leaves for Neutral {
+    fn combine<L, T: TensorStorage<L>>(&mut self, parts: &[&T]) -> Result<T> {
+        let value = parts[0];
+        with_type!(value.dtype()?, E => {
+            let elements = vec![<E as Arithmetic>::neutral(self.0); value.shape().iter().product()];
+            value.beside(&value.shape(), BufferRef::from(&elements[..]))
+        })
+    }
+}
+
+impl Leaves for Without {
+    fn combine<L, T: TensorStorage<L>>(&mut self, parts: &[&T]) -> Result<T> {
+        let mut shape = parts[0].shape();
+        for axis in &self.0 {
+            // One that there is not is reported by the operation.
+            if let Some(extent) = shape.get_mut(*axis) {
+                *extent = 0;
+            }
+        }
+        if !shape.contains(&0) {
+            return Ok(parts[0].clone());
+        }
+        with_type!(parts[0].dtype()?, E => parts[0].beside(&shape, BufferRef::from(&[] as &[E])))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{HostTensor, gather_structure, reduce_structure};
+
+    /// Of three replicas the last has no examples.
+    fn values() -> PerReplica<(HostTensor, f64)> {
+        let rows = |first: f64| HostTensor::new(&[2], vec![first, first + 1.0]).unwrap();
+        PerReplica::new(vec![(rows(1.0), 2.0), (rows(3.0), 4.0), (rows(f64::NAN), 100.0)])
+            .with_examples(&[true, true, false])
+    }
+
+    fn reduced(op: ReduceOp, axis: Axis) -> f64 {
+        let groups = ProcessGroup::local(3).unwrap();
+        let numbers = values()
+            .map(|(_, number)| HostTensor::new(&[1], vec![*number]).unwrap())
+            .with_examples(&[true, true, false]);
+        let weighed = weighed(&groups, op, &numbers, &axis).unwrap();
+        let result = reduce_structure(&groups, op, &weighed.iter().collect::<Vec<_>>(), &axis).unwrap();
+        result.to_elements::<f64>().unwrap()[0]
+    }
+
+    #[test]
+    fn replicas_without_examples_change_no_reduction() {
+        for (op, expected) in [
+            (ReduceOp::Sum, 6.0),
+            (ReduceOp::Mean, 3.0),
+            (ReduceOp::Max, 4.0),
+            (ReduceOp::Min, 2.0),
+            (ReduceOp::Product, 8.0),
+        ] {
+            assert_eq!(reduced(op, Axis::None), expected, "{op}");
+        }
+        assert_eq!(reduced(ReduceOp::Sum, Axis::At(0)), 6.0);
+        assert_eq!(reduced(ReduceOp::Mean, Axis::At(0)), 3.0);
+    }
+
+    #[test]
+    fn replicas_without_examples_add_no_rows() {
+        let groups = ProcessGroup::local(3).unwrap();
+        let rows = PerReplica::new(values().into_values().into_iter().map(|(rows, _)| rows).collect::<Vec<_>>())
+            .with_examples(&[true, true, false]);
+        let rows = with_rows(&rows, 0).unwrap();
+        let joined = gather_structure(&groups, &rows.iter().collect::<Vec<_>>(), 0).unwrap();
+        assert_eq!(joined.to_elements::<f64>().unwrap(), [1.0, 2.0, 3.0, 4.0]);
+    }
+
+    #[test]
+    fn a_value_that_is_no_number_is_left_out_too() {
+        let groups = ProcessGroup::local(3).unwrap();
+        let weighed = weighed(&groups, ReduceOp::Sum, &values(), &Axis::None).unwrap();
+        let (rows, number) =
+            reduce_structure(&groups, ReduceOp::Sum, &weighed.iter().collect::<Vec<_>>(), &Axis::None).unwrap();
+        assert_eq!((rows.to_elements::<f64>().unwrap(), number), (vec![4.0, 6.0], 6.0));
+    }
+}
