@@ -1,7 +1,7 @@
 //! A sum over replicas that backward goes through.
 
 use candle_core::backend::{BackendDevice, BackendStorage};
-use candle_core::{CpuStorage, CudaStorage, CustomOp1, CustomOp2, Layout, Result, Shape, Tensor};
+use candle_core::{CpuStorage, CudaStorage, CustomOp1, Layout, Result, Shape, Tensor};
 use distribute_collectives::ReduceOp;
 use distribute_strategy::ReplicaContext;
 
@@ -35,38 +35,6 @@ use distribute_strategy::ReplicaContext;
 /// `tf.distribute.ReplicaContext.all_reduce`, whose gradient is an all-reduce too.
 pub fn sum_over_replicas(context: &ReplicaContext, x: &Tensor) -> Result<Tensor> {
     x.contiguous()?.apply_op1(SumOverReplicas(context.clone()))
-}
-
-/// `x`, from which backward goes to `other` too, with zeros. candle forgets the right side of an operation on tensors without
-/// elements; a replica without examples must still take part in the backward of what it summed with the others.
-pub(crate) fn keeping(x: &Tensor, other: &Tensor) -> Result<Tensor> {
-    x.contiguous()?.apply_op2(&other.contiguous()?, Keeping)
-}
-
-struct Keeping;
-
-impl CustomOp2 for Keeping {
-    fn name(&self) -> &'static str {
-        "keeping"
-    }
-
-    fn cpu_fwd(&self, x: &CpuStorage, layout: &Layout, _: &CpuStorage, _: &Layout) -> Result<(CpuStorage, Shape)> {
-        Ok((x.clone(), layout.shape().clone()))
-    }
-
-    fn cuda_fwd(&self, x: &CudaStorage, layout: &Layout, _: &CudaStorage, _: &Layout) -> Result<(CudaStorage, Shape)> {
-        Ok((x.try_clone(layout)?, layout.shape().clone()))
-    }
-
-    fn bwd(
-        &self,
-        _: &Tensor,
-        other: &Tensor,
-        _: &Tensor,
-        gradient: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>)> {
-        Ok((Some(gradient.clone()), Some(other.zeros_like()?)))
-    }
 }
 
 struct SumOverReplicas(ReplicaContext);

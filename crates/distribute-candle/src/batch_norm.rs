@@ -1,17 +1,23 @@
 //! Batch normalisation over the batches of all replicas together.
 
-use candle_core::{D, Result, Tensor, Var};
+use candle_core::backend::BackendStorage;
+use candle_core::{CpuStorage, CudaStorage, CustomOp2, D, DType, Error, Layout, Result, Shape, Tensor, Var};
 use candle_nn::{BatchNormConfig, Init, ModuleT, VarBuilder};
-use distribute_strategy::get_replica_context;
+use distribute_collectives::ReduceOp;
+use distribute_strategy::{ReplicaContext, get_replica_context};
 
-use crate::all_reduce::{keeping, sum_over_replicas};
 use crate::statistics::keeps_common;
+use crate::tensor::is_short;
 
 /// Batch normalisation whose mean and variance are those of the global batch.
 ///
-/// Inside a replica, training exchanges the sum, the sum of squares and the count of each channel in one all-reduce, forward
-/// and backward; a replica without [examples](distribute_strategy::ReplicaContext::has_examples) weighs nothing. Outside of replicas it is plain batch normalisation. Not training,
-/// it uses the running statistics, which are equal on all replicas.
+/// Each replica computes the count, the mean and the sum of squared deviations of each channel; training gathers these from all
+/// replicas in one collective forward and merges them in f64, in the order of replicas, so that large means cost no digits and
+/// all replicas hold equal bits. Backward sums two numbers for each channel in one collective. A replica without
+/// [examples](distribute_strategy::ReplicaContext::has_examples) weighs nothing. Inputs of 16 bits are normalised in f32, and running statistics are kept in f32 at least.
+///
+/// Outside of replicas it is plain batch normalisation. Not training, it uses the running statistics, which are equal on all
+/// replicas.
 ///
 /// Where a replica may get [a batch without rows](distribute_strategy::DistributedDataset::with_empty_batches), put the branch with the normalisation on the left of sums, `branch + x`: candle forgets
 /// the right side of operations on tensors without elements, and that replica would leave the others alone in backward.
@@ -38,7 +44,8 @@ use crate::statistics::keeps_common;
 /// ```
 ///
 /// # Source
-/// Ioffe and Szegedy, "Batch normalization", 2015; synchronised as `tf.keras.layers.BatchNormalization(synchronized=True)`.
+/// Ioffe and Szegedy, "Batch normalization", 2015; Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for
+/// computing sample variances", 1979; synchronised as `tf.keras.layers.BatchNormalization(synchronized=True)`.
 /// Settings and running statistics follow [`candle_nn::BatchNorm`], so checkpoints fit both.
 #[derive(Clone, Debug)]
 pub struct SyncBatchNorm {
@@ -64,10 +71,12 @@ pub fn sync_batch_norm(
             "sync_batch_norm: eps is {eps}, momentum {momentum}; give eps ≥ 0 and a momentum from 0 to 1"
         );
     }
-    let get = |name, value| vb.get_with_hints(num_features, name, Init::Const(value));
-    let affine = if config.affine { Some((get("weight", 1.0)?, get("bias", 0.0)?)) } else { None };
-    let running_mean = Var::from_tensor(&get("running_mean", 0.0)?)?;
-    let running_var = Var::from_tensor(&get("running_var", 1.0)?)?;
+    let get = |name, value, dtype| vb.get_with_hints_dtype(num_features, name, Init::Const(value), dtype);
+    let dtype = vb.dtype();
+    let affine = if config.affine { Some((get("weight", 1.0, dtype)?, get("bias", 0.0, dtype)?)) } else { None };
+    // 16 bits hold neither large variances nor small changes.
+    let running_mean = Var::from_tensor(&get("running_mean", 0.0, widened(dtype))?)?;
+    let running_var = Var::from_tensor(&get("running_var", 1.0, widened(dtype))?)?;
     keeps_common([&running_mean, &running_var]);
     Ok(SyncBatchNorm { affine, running_mean, running_var, config })
 }
@@ -83,41 +92,19 @@ impl SyncBatchNorm {
         &self.running_var
     }
 
-    /// Mean and variance of each channel over all replicas, and the count that they are of.
-    fn statistics(&self, x: &Tensor) -> Result<(Tensor, Tensor, f64)> {
-        let channels = x.dim(1)?;
-        // (channels, elements)
-        let flat = x.transpose(0, 1)?.flatten_from(1)?.contiguous()?;
-        let count = flat.dim(1)?;
-        let sums = flat.sum(D::Minus1)?;
-        let squares = flat.sqr()?.sum(D::Minus1)?;
-        let own = Tensor::full(count as f32, 1, x.device())?.to_dtype(x.dtype())?;
-        let fused = Tensor::cat(&[&sums, &squares, &own], 0)?;
-        let context = get_replica_context();
-        // A row that stands in for examples is none of the batch's.
-        let has_examples = context.as_ref().is_none_or(distribute_strategy::ReplicaContext::has_examples);
-        let fused = if has_examples { fused } else { (&fused * fused.zeros_like()?)? };
-        let fused = match context {
-            Some(context) if context.num_replicas_in_sync() > 1 => sum_over_replicas(&context, &fused)?,
-            _ => fused,
-        };
-        let total: f64 = fused.detach().get(2 * channels)?.to_dtype(candle_core::DType::F64)?.to_scalar()?;
-        let n = total.max(1.0);
-        let mean = (fused.narrow(0, 0, channels)? / n)?;
-        let variance = ((fused.narrow(0, channels, channels)? / n)? - mean.sqr()?)?;
-        // Rounding may leave a little less than nothing.
-        Ok((mean, variance.relu()?, total))
-    }
-
-    fn remember(&self, mean: &Tensor, variance: &Tensor, count: f64) -> Result<()> {
+    /// Takes the statistics of a global batch into the running ones.
+    fn remember(&self, batch: &Moments) -> Result<()> {
         let momentum = self.config.momentum;
-        let blend = |old: &Var, new: &Tensor, scale: f64| -> Result<()> {
-            let blended = ((old.as_tensor() * (1.0 - momentum))? + (new.detach() * (momentum * scale))?)?;
-            old.set(&blended)
+        let blend = |old: &Var, new: &mut dyn Iterator<Item = f64>| -> Result<()> {
+            let values: Vec<f64> = host(old.as_tensor())?;
+            let blended: Vec<f64> =
+                values.into_iter().zip(new).map(|(old, new)| old * (1.0 - momentum) + new * momentum).collect();
+            old.set(&Tensor::new(blended, old.device())?.to_dtype(old.dtype())?)
         };
-        blend(&self.running_mean, mean, 1.0)?;
+        blend(&self.running_mean, &mut batch.means())?;
         // The variance of the population that the batch is a sample of.
-        blend(&self.running_var, variance, if count > 1.0 { count / (count - 1.0) } else { 1.0 })
+        let unbiased = f64::max(batch.count - 1.0, 1.0);
+        blend(&self.running_var, &mut batch.deviations.iter().map(|sum| sum / unbiased))
     }
 }
 
@@ -130,25 +117,245 @@ impl ModuleT for SyncBatchNorm {
                 x.dims()
             );
         }
-        let (mean, variance) = match train {
-            true => {
-                let (mean, variance, count) = self.statistics(x)?;
-                if count > 0.0 {
-                    self.remember(&mean, &variance, count)?;
-                }
-                (mean, variance)
-            }
-            false => (self.running_mean.as_detached_tensor(), self.running_var.as_detached_tensor()),
-        };
-        let mut shape = vec![1; x.rank()];
-        shape[1] = channels;
-        let wide = |tensor: &Tensor| tensor.reshape(shape.as_slice());
-        let centred = if self.config.remove_mean { x.broadcast_sub(&wide(&mean)?)? } else { x.clone() };
-        let normed = centred.broadcast_div(&wide(&(&variance + self.config.eps)?.sqrt()?)?)?;
-        let normed = if train && x.elem_count() == 0 { keeping(&normed, &variance)? } else { normed };
-        match &self.affine {
-            Some((weight, bias)) => normed.broadcast_mul(&wide(weight)?)?.broadcast_add(&wide(bias)?),
-            None => Ok(normed),
+        if !x.dtype().is_float() {
+            candle_core::bail!("sync_batch_norm: the input is of {:?}; give f32, f64, f16 or bf16", x.dtype());
         }
+        let (dtype, epsilon, remove_mean) = (widened(x.dtype()), self.config.eps, self.config.remove_mean);
+        let normed = if train {
+            let context = get_replica_context().filter(|context| context.num_replicas_in_sync() > 1);
+            let batch = Batch::new(x, context, epsilon, remove_mean)?;
+            if batch.moments.count > 0.0 {
+                self.remember(&batch.moments)?;
+            }
+            batch.normalise(x)?
+        } else {
+            let statistic = |var: &Var| per_channel(&var.as_detached_tensor().to_dtype(dtype)?, x.rank());
+            let (mean, variance) = (statistic(&self.running_mean)?, statistic(&self.running_var)?);
+            let x = x.to_dtype(dtype)?;
+            let centred = if remove_mean { x.broadcast_sub(&mean)? } else { x };
+            centred.broadcast_div(&(variance + epsilon)?.sqrt()?)?
+        };
+        let normed = match &self.affine {
+            Some((weight, bias)) => {
+                let parameter = |tensor: &Tensor| per_channel(&tensor.to_dtype(dtype)?, x.rank());
+                normed.broadcast_mul(&parameter(weight)?)?.broadcast_add(&parameter(bias)?)?
+            }
+            None => normed,
+        };
+        normed.to_dtype(x.dtype())
     }
+}
+
+/// Moments of each channel of some elements.
+#[derive(Clone, Debug)]
+struct Moments {
+    /// Elements of a channel.
+    count: f64,
+    /// One element of each channel, as it is. The mean is kept as what it differs by from it, so that a large mean costs no
+    /// digits.
+    origins: Vec<f64>,
+    /// Mean minus origin.
+    offsets: Vec<f64>,
+    /// Sums of squared deviations from the mean.
+    deviations: Vec<f64>,
+}
+
+impl Moments {
+    /// Those of no elements.
+    fn none(channels: usize) -> Moments {
+        let zeros = || vec![0.0; channels];
+        Moments { count: 0.0, origins: zeros(), offsets: zeros(), deviations: zeros() }
+    }
+
+    /// Those of (channels, elements), of which there are some.
+    fn of(flat: &Tensor) -> Result<Moments> {
+        let (channels, count) = flat.dims2()?;
+        let origin = flat.narrow(1, 0, 1)?.squeeze(1)?;
+        let near = flat.broadcast_sub(&origin.unsqueeze(1)?)?;
+        let offset = (near.sum(D::Minus1)? / count as f64)?;
+        let deviations = near.broadcast_sub(&offset.unsqueeze(1)?)?.sqr()?.sum(D::Minus1)?;
+        let mut numbers = host(&Tensor::cat(&[origin, offset, deviations], 0)?)?.into_iter();
+        let mut next = || numbers.by_ref().take(channels).collect();
+        Ok(Moments { count: count as f64, origins: next(), offsets: next(), deviations: next() })
+    }
+
+    /// The moments of these elements and of others together.
+    ///
+    /// # Source
+    /// Chan, Golub and LeVeque, 1979, equations 2.1.
+    fn merge(mut self, other: Moments) -> Moments {
+        if self.count == 0.0 {
+            return other;
+        }
+        if other.count == 0.0 {
+            return self;
+        }
+        let count = self.count + other.count;
+        for channel in 0..self.origins.len() {
+            let apart =
+                (other.origins[channel] - self.origins[channel]) + other.offsets[channel] - self.offsets[channel];
+            self.offsets[channel] += apart * (other.count / count);
+            self.deviations[channel] +=
+                other.deviations[channel] + apart * apart * (self.count * (other.count / count));
+        }
+        Moments { count, ..self }
+    }
+
+    /// The moments of all replicas' elements; every replica calls this, and each gets the same bits.
+    fn over_replicas(self, context: &ReplicaContext) -> Result<Moments> {
+        let group = context.graph_group().map_err(Error::wrap)?;
+        let channels = self.origins.len();
+        let own = [vec![self.count], self.origins, self.offsets, self.deviations].concat();
+        let mut all = vec![0.0; own.len() * group.world_size()];
+        group.all_gather(&own, &mut all).map_err(Error::wrap)?;
+        let parts = all.chunks_exact(own.len()).map(|part| {
+            let numbers = |at: usize| part[1 + at * channels..1 + (at + 1) * channels].to_vec();
+            Moments { count: part[0], origins: numbers(0), offsets: numbers(1), deviations: numbers(2) }
+        });
+        Ok(parts.fold(Moments::none(channels), Moments::merge))
+    }
+
+    fn means(&self) -> impl Iterator<Item = f64> {
+        self.origins.iter().zip(&self.offsets).map(|(origin, offset)| origin + offset)
+    }
+}
+
+/// A global batch in training: what forward has found and backward needs.
+struct Batch {
+    context: Option<ReplicaContext>,
+    remove_mean: bool,
+    /// Whether this replica's elements are among those of the batch.
+    counts: bool,
+    /// Of all replicas.
+    moments: Moments,
+    /// An element of each channel of this replica: elements are compared with it first, and then with the mean.
+    near: Vec<f64>,
+    /// One divided by the standard deviation.
+    scales: Vec<f64>,
+}
+
+impl Batch {
+    fn new(x: &Tensor, context: Option<ReplicaContext>, epsilon: f64, remove_mean: bool) -> Result<Batch> {
+        let channels = x.dim(1)?;
+        // A row that stands in for examples is none of the batch's.
+        let counts = x.elem_count() > 0 && context.as_ref().is_none_or(ReplicaContext::has_examples);
+        let own = if counts { Moments::of(&channels_first(x)?)? } else { Moments::none(channels) };
+        let near = own.origins.clone();
+        let moments = match &context {
+            Some(context) => own.over_replicas(context)?,
+            None => own,
+        };
+        let count = moments.count.max(1.0);
+        let scales = moments.deviations.iter().map(|sum| (sum / count + epsilon).sqrt().recip()).collect();
+        Ok(Batch { context, remove_mean, counts, moments, near, scales })
+    }
+
+    /// The normalised input, in 32 bits at least, from which backward goes to `x`.
+    fn normalise(self, x: &Tensor) -> Result<Tensor> {
+        let wide = x.detach().to_dtype(widened(x.dtype()))?;
+        let normed = if x.elem_count() == 0 {
+            wide
+        } else {
+            let centred = if self.remove_mean { self.centred(&wide)? } else { wide };
+            centred.broadcast_mul(&vector(&self.scales, x)?)?
+        };
+        normed.contiguous()?.apply_op2(x, self)
+    }
+
+    /// What elements differ by from their channel's mean.
+    fn centred(&self, wide: &Tensor) -> Result<Tensor> {
+        let Moments { origins, offsets, .. } = &self.moments;
+        let rest = origins.iter().zip(offsets).zip(&self.near).map(|((origin, offset), near)| (origin - near) + offset);
+        let rest: Vec<f64> = rest.collect();
+        wide.broadcast_sub(&vector(&self.near, wide)?)?.broadcast_sub(&vector(&rest, wide)?)
+    }
+
+    /// The gradient of the loss of all replicas by this replica's `x`.
+    fn gradient(&self, x: &Tensor, gradient: &Tensor) -> Result<Tensor> {
+        let channels = self.scales.len();
+        let mut sums = vec![0.0; 2 * channels];
+        let centred = match self.counts {
+            true => Some(self.centred(&x.detach().to_dtype(widened(x.dtype()))?)?),
+            false => None,
+        };
+        if let Some(centred) = &centred {
+            let of_channels = |tensor: &Tensor| channels_first(tensor)?.sum(D::Minus1);
+            sums = host(&Tensor::cat(&[of_channels(gradient)?, of_channels(&(gradient * centred)?)?], 0)?)?;
+        }
+        if let Some(context) = &self.context {
+            let group = context.graph_group().map_err(Error::wrap)?;
+            group.all_reduce(&mut sums, ReduceOp::Sum).map_err(Error::wrap)?;
+        }
+        let Some(centred) = centred else { return x.zeros_like() };
+        let (of_gradient, of_product) = sums.split_at(channels);
+        let n = self.moments.count;
+        // By way of the variance; and of the mean, where it was removed.
+        let spread = self.moments.means().enumerate().map(|(channel, mean)| {
+            let taken = if self.remove_mean { 0.0 } else { mean };
+            self.scales[channel].powi(3) * (of_product[channel] + taken * of_gradient[channel]) / n
+        });
+        let spread: Vec<f64> = spread.collect();
+        let scaled = gradient.broadcast_mul(&vector(&self.scales, x)?)?;
+        let changed = (scaled - centred.broadcast_mul(&vector(&spread, x)?)?)?;
+        let changed = if self.remove_mean {
+            let shift: Vec<f64> = self.scales.iter().zip(of_gradient).map(|(scale, sum)| scale * sum / n).collect();
+            changed.broadcast_sub(&vector(&shift, x)?)?
+        } else {
+            changed
+        };
+        changed.to_dtype(x.dtype())
+    }
+}
+
+/// Forward hands the normalised values on, backward goes to the input.
+impl CustomOp2 for Batch {
+    fn name(&self) -> &'static str {
+        "sync-batch-norm"
+    }
+
+    fn cpu_fwd(&self, normed: &CpuStorage, layout: &Layout, _: &CpuStorage, _: &Layout) -> Result<(CpuStorage, Shape)> {
+        Ok((normed.clone(), layout.shape().clone()))
+    }
+
+    fn cuda_fwd(
+        &self,
+        normed: &CudaStorage,
+        layout: &Layout,
+        _: &CudaStorage,
+        _: &Layout,
+    ) -> Result<(CudaStorage, Shape)> {
+        Ok((normed.try_clone(layout)?, layout.shape().clone()))
+    }
+
+    fn bwd(&self, _: &Tensor, x: &Tensor, _: &Tensor, gradient: &Tensor) -> Result<(Option<Tensor>, Option<Tensor>)> {
+        Ok((None, Some(self.gradient(x, gradient)?)))
+    }
+}
+
+/// The type that normalisation computes in.
+fn widened(dtype: DType) -> DType {
+    if is_short(dtype) { DType::F32 } else { dtype }
+}
+
+/// Elements by channel, without history: (channels, elements), in the type that normalisation computes in.
+fn channels_first(x: &Tensor) -> Result<Tensor> {
+    x.detach().to_dtype(widened(x.dtype()))?.transpose(0, 1)?.flatten_from(1)?.contiguous()
+}
+
+/// Numbers of channels in a shape that is broadcast over examples.
+fn per_channel(numbers: &Tensor, rank: usize) -> Result<Tensor> {
+    let mut shape = vec![1; rank];
+    shape[1] = numbers.dim(0)?;
+    numbers.reshape(shape)
+}
+
+/// Numbers of channels in the shape, and in the type of normalisation, in which they go with `x`.
+fn vector(numbers: &[f64], x: &Tensor) -> Result<Tensor> {
+    let tensor = Tensor::from_slice(numbers, numbers.len(), x.device())?;
+    per_channel(&tensor.to_dtype(widened(x.dtype()))?, x.rank())
+}
+
+/// Numbers of channels in host memory.
+fn host(numbers: &Tensor) -> Result<Vec<f64>> {
+    numbers.to_dtype(DType::F64)?.to_vec1()
 }

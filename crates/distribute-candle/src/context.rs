@@ -1,9 +1,10 @@
 //! Losses in a replica.
 
-use candle_core::{D, Tensor};
+use candle_core::{D, DType, Tensor};
 use distribute_strategy::ReplicaContext;
 
 use crate::Result;
+use crate::losses::at_least_32_bits;
 
 /// What candle's tensors need of a replica context.
 pub trait CandleContext {
@@ -85,7 +86,8 @@ pub trait CandleContext {
 
 impl CandleContext for ReplicaContext {
     fn average_loss(&self, per_example: &Tensor, global_batch: usize) -> Result<Tensor> {
-        self.weigh(&(per_example.sum_all()? / global_batch.max(1) as f64)?)
+        // A sum of 16 bits would be beyond them soon.
+        self.weigh(&(at_least_32_bits(per_example)?.sum_all()? / global_batch.max(1) as f64)?)
     }
 
     fn weigh(&self, loss: &Tensor) -> Result<Tensor> {
@@ -102,28 +104,50 @@ impl CandleContext for ReplicaContext {
     }
 }
 
-/// The negative log-likelihood of each example's target.
+/// The negative log-likelihood of each example's target, in f32 at least.
 ///
 /// # Shapes
-/// `log_probabilities`: (examples, classes); `targets`: (examples), u32. The result: (examples).
+/// `log_probabilities`: (examples, classes); `targets`: (examples), u32, i64 or u8. The result: (examples).
 ///
 /// # Errors
-/// candle's, where shapes or types do not fit.
+/// candle's, where shapes or types do not fit. On a CPU, a sentence that names the first target that is no class; on a GPU
+/// that is left to candle's kernels.
 pub fn nll_per_example(log_probabilities: &Tensor, targets: &Tensor) -> candle_core::Result<Tensor> {
+    let log_probabilities = at_least_32_bits(log_probabilities)?;
+    if targets.device().is_cpu() {
+        check_classes(targets, log_probabilities.dim(D::Minus1)?)?;
+    }
     log_probabilities.gather(&targets.unsqueeze(D::Minus1)?, D::Minus1)?.squeeze(D::Minus1)?.neg()
 }
 
-/// The cross-entropy of each example's logits and target.
+/// The cross-entropy of each example's logits and target, in f32 at least.
 ///
 /// # Shapes
 /// As [`nll_per_example`], of logits instead of log-probabilities.
 ///
 /// # Errors
-/// candle's, where shapes or types do not fit.
+/// As [`nll_per_example`].
 pub fn cross_entropy_per_example(logits: &Tensor, targets: &Tensor) -> candle_core::Result<Tensor> {
+    let logits = at_least_32_bits(logits)?;
     if logits.dim(0)? == 0 {
         // candle refuses the maximum of nothing; a replica without examples still takes part in the step.
         return logits.narrow(D::Minus1, 0, 1)?.squeeze(D::Minus1);
     }
-    nll_per_example(&candle_nn::ops::log_softmax(logits, D::Minus1)?, targets)
+    nll_per_example(&candle_nn::ops::log_softmax(&logits, D::Minus1)?, targets)
+}
+
+/// Refuses a target that is no class: candle takes the greatest number of a type for padding, whose loss is 0.
+fn check_classes(targets: &Tensor, classes: usize) -> candle_core::Result<()> {
+    if !targets.dtype().is_int() {
+        candle_core::bail!("targets are of {:?}; give class indices of u32, i64 or u8", targets.dtype());
+    }
+    let all: Vec<i64> = targets.to_dtype(DType::I64)?.flatten_all()?.to_vec1()?;
+    match all.iter().position(|class| usize::try_from(*class).map_or(true, |class| class >= classes)) {
+        None => Ok(()),
+        Some(at) => candle_core::bail!(
+            "the target of example {at} is {}, but there are {classes} classes; give indices from 0 to {}",
+            all[at],
+            classes.saturating_sub(1)
+        ),
+    }
 }

@@ -8,7 +8,8 @@
 //! - [`Optimizer`] also clips, compresses, scales losses ([`LossScale`]), accumulates, and shards its state; [`Ema`] averages
 //!   parameters; [`Model::freeze`] leaves some alone.
 //! - [`Model::load_safetensors`] takes values that were trained before, [`Model::save_safetensors`] gives them away.
-//! - [`SyncBatchNorm`] normalises over the global batch; [`sum_over_replicas`] is a sum that backward goes through.
+//! - [`SyncBatchNorm`] normalises over the global batch; [`LayerNorm`] and [`RmsNorm`] have the backward that candle's fused ones
+//!   lack; [`sum_over_replicas`] is a sum that backward goes through.
 //! - [`Trainer`]: compile, fit, evaluate and predict without a loop of one's own.
 //! - [`Estimator`]: training, evaluation and prediction of tables, with everything it knows in a folder; [`FeatureColumns`];
 //!   [`train_and_evaluate`] also as several tasks.
@@ -52,6 +53,7 @@ mod hook;
 mod initial;
 mod losses;
 mod model;
+mod norms;
 mod optimizer;
 mod parameter_server;
 mod plan;
@@ -82,6 +84,7 @@ pub use losses::{
     SparseCategoricalCrossentropy,
 };
 pub use model::{CandleStrategy, Model, ScopeOptions, Variable};
+pub use norms::{LayerNorm, RmsNorm, layer_norm, rms_norm};
 pub use optimizer::{
     Adagrad, Adam, AdamW, Clip, Lamb, LossScale, Optimizer, ReplicaOptimizer, RmsProp, Sgd, StepTimes,
 };

@@ -1,8 +1,12 @@
 //! Losses of each example, which are summed and divided by the global batch.
+//!
+//! All compute in f32 at least, whatever the type of the outputs: sums, squares and exponentials of 16 bits overflow early. An
+//! output that is NaN gives a loss that is NaN.
 
-use candle_core::{D, Result, Tensor};
+use candle_core::{D, DType, Result, Tensor};
 
 use crate::cross_entropy_per_example;
+use crate::tensor::is_short;
 
 /// The loss of each example. Functions of outputs and targets are losses too.
 ///
@@ -22,38 +26,40 @@ impl<F: Fn(&Tensor, &Tensor) -> Result<Tensor> + Send + Sync> Loss for F {
     }
 }
 
-/// Of logits and classes.
+/// Computes softmax cross-entropy from logits and class indices, as [`cross_entropy_per_example`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SparseCategoricalCrossentropy;
 
-/// Of logits and the probabilities of classes.
+/// Computes softmax cross-entropy from logits and the probabilities of classes. A class of probability 0 adds nothing, even where
+/// its logit is -∞.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CategoricalCrossentropy;
 
-/// Of logits and targets from 0 to 1.
+/// Computes binary cross-entropy from logits and targets from 0 to 1.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct BinaryCrossentropy;
 
-/// The mean of squares of differences.
+/// Mean of squared differences.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct MeanSquared;
 
-/// The mean of differences.
+/// Mean of absolute differences.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct MeanAbsolute;
 
-/// Squares of small differences, multiples of large ones.
+/// Huber loss: half the square of differences up to δ, and linear beyond.
 #[derive(Clone, Copy, Debug)]
 pub struct Huber {
-    /// Where small ends.
+    /// Threshold between the quadratic and the linear part (Huber's δ); above 0.
     pub delta: f64,
 }
 
-/// Of probabilities, how much targets tell that they do not.
+/// Kullback-Leibler divergence of the target distribution from the output distribution. Probabilities are limited to 1e-7..=1, as
+/// in tf.keras.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct KlDivergence;
 
-/// Of outputs and targets that are -1 or 1.
+/// Hinge loss of outputs and targets that are -1 or 1.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Hinge;
 
@@ -65,35 +71,44 @@ impl Loss for SparseCategoricalCrossentropy {
 
 impl Loss for CategoricalCrossentropy {
     fn per_example(&self, outputs: &Tensor, targets: &Tensor) -> Result<Tensor> {
+        let (outputs, targets) = wide(outputs, targets)?;
         if outputs.dim(0)? == 0 {
-            return rows(outputs);
+            return rows(&outputs);
         }
-        (candle_nn::ops::log_softmax(outputs, D::Minus1)? * targets)?.sum(D::Minus1)?.neg()
+        let weighted = (candle_nn::ops::log_softmax(&outputs, D::Minus1)? * &targets)?;
+        targets.eq(0.0)?.where_cond(&targets.zeros_like()?, &weighted)?.sum(D::Minus1)?.neg()
     }
 }
 
 impl Loss for BinaryCrossentropy {
     fn per_example(&self, outputs: &Tensor, targets: &Tensor) -> Result<Tensor> {
+        let (outputs, targets) = wide(outputs, targets)?;
         // max(x, 0) - x t + ln(1 + exp(-|x|)), which never overflows.
-        let linear = (outputs.relu()? - (outputs * targets)?)?;
+        let linear = (outputs.relu()? - (&outputs * targets)?)?;
         rows(&(linear + (outputs.abs()?.neg()?.exp()? + 1.0)?.log()?)?)
     }
 }
 
 impl Loss for MeanSquared {
     fn per_example(&self, outputs: &Tensor, targets: &Tensor) -> Result<Tensor> {
+        let (outputs, targets) = wide(outputs, targets)?;
         rows(&(outputs - targets)?.sqr()?)
     }
 }
 
 impl Loss for MeanAbsolute {
     fn per_example(&self, outputs: &Tensor, targets: &Tensor) -> Result<Tensor> {
+        let (outputs, targets) = wide(outputs, targets)?;
         rows(&(outputs - targets)?.abs()?)
     }
 }
 
 impl Loss for Huber {
     fn per_example(&self, outputs: &Tensor, targets: &Tensor) -> Result<Tensor> {
+        if self.delta.is_nan() || self.delta <= 0.0 {
+            candle_core::bail!("the delta of Huber is {}; give one above 0, such as 1.0", self.delta);
+        }
+        let (outputs, targets) = wide(outputs, targets)?;
         let difference = (outputs - targets)?.abs()?;
         // Up to delta, and what is beyond it.
         let small = difference.clamp(0.0, self.delta)?;
@@ -104,6 +119,7 @@ impl Loss for Huber {
 
 impl Loss for KlDivergence {
     fn per_example(&self, outputs: &Tensor, targets: &Tensor) -> Result<Tensor> {
+        let (outputs, targets) = wide(outputs, targets)?;
         let (outputs, targets) = (outputs.clamp(EPSILON, 1.0)?, targets.clamp(EPSILON, 1.0)?);
         let parts = (&targets * (targets.log()? - outputs.log()?)?)?;
         parts.flatten_from(1)?.sum(D::Minus1)
@@ -112,8 +128,23 @@ impl Loss for KlDivergence {
 
 impl Loss for Hinge {
     fn per_example(&self, outputs: &Tensor, targets: &Tensor) -> Result<Tensor> {
-        rows(&(1.0 - (outputs * targets)?)?.relu()?)
+        let (outputs, targets) = wide(outputs, targets)?;
+        let margin = (1.0 - (outputs * targets)?)?;
+        // relu() would make 0 of NaN.
+        rows(&margin.lt(0.0)?.where_cond(&margin.zeros_like()?, &margin)?)
     }
+}
+
+/// Outputs and targets in one type, of 32 bits at least.
+fn wide(outputs: &Tensor, targets: &Tensor) -> Result<(Tensor, Tensor)> {
+    let outputs = at_least_32_bits(outputs)?;
+    let targets = targets.to_dtype(outputs.dtype())?;
+    Ok((outputs, targets))
+}
+
+/// The tensor, in f32 where it is of 16 bits.
+pub(crate) fn at_least_32_bits(tensor: &Tensor) -> Result<Tensor> {
+    if is_short(tensor.dtype()) { tensor.to_dtype(DType::F32) } else { Ok(tensor.clone()) }
 }
 
 const EPSILON: f64 = 1e-7;

@@ -10,6 +10,7 @@ use crate::check::{Outcome, Stop};
 mod contexts;
 mod data;
 mod models;
+mod numbers;
 mod optimizers;
 mod pretrained;
 mod random;
@@ -144,6 +145,16 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     ),
     Scenario::new("what fails on one worker ends all with its reason", trainers::failed),
     Scenario::new("values of a file of the chief's are loaded on all workers", pretrained::loaded),
+    Scenario::new(
+        "optimizers are those of f64 on hard gradients, also where gradients come seldom",
+        numbers::optimizers,
+    ),
+    Scenario::new("batch normalisation is that of f64 on large means and in 16 bits", numbers::norms),
+    Scenario::new("layer normalisation is that of f64, and gradients come through", numbers::layers),
+    Scenario::new("losses of classes are those of f64 on large logits", numbers::class_losses),
+    Scenario::new("losses of values are those of f64 on large values", numbers::value_losses),
+    Scenario::new("reductions over rows are those of f64 on hard values", numbers::reductions),
+    Scenario::new("the least and the greatest of zeros have one sign on all replicas", numbers::zeros),
     Scenario::new("a penalty counts once", optimizers::penalty),
     Scenario::new("gradients go back through a sum over replicas", optimizers::through_a_sum),
     Scenario::new("every way to combine devices' values trains alike", optimizers::across_devices),

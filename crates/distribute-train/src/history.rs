@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 /// Losses and metrics of every epoch.
 ///
@@ -21,7 +21,19 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct History {
     /// Each epoch's number, from 1, and values by their names.
+    #[serde(deserialize_with = "epochs")]
     pub epochs: Vec<(u32, Vec<(String, f64)>)>,
+}
+
+type Epochs<V> = Vec<(u32, Vec<(String, V)>)>;
+
+/// Takes the null that JSON has for NaN and for infinities as NaN: a checkpoint of a training that went wrong can be read.
+fn epochs<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Epochs<f64>, D::Error> {
+    let epochs: Epochs<Option<f64>> = Deserialize::deserialize(deserializer)?;
+    let values = |values: Vec<(String, Option<f64>)>| {
+        values.into_iter().map(|(name, value)| (name, value.unwrap_or(f64::NAN))).collect()
+    };
+    Ok(epochs.into_iter().map(|(epoch, of_epoch)| (epoch, values(of_epoch))).collect())
 }
 
 impl History {
@@ -59,5 +71,19 @@ impl fmt::Display for History {
             writeln!(f)?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_that_are_no_numbers_survive_a_checkpoint() {
+        let mut history = History::default();
+        history.push(1, &[("loss".to_owned(), f64::NAN), ("auc".to_owned(), 0.5), ("most".to_owned(), f64::INFINITY)]);
+        let read: History = serde_json::from_str(&serde_json::to_string(&history).unwrap()).unwrap();
+        assert!(read.of("loss")[0].is_nan() && read.of("most")[0].is_nan());
+        assert_eq!(read.of("auc"), [0.5]);
     }
 }

@@ -80,7 +80,7 @@ impl<'a> Predictions<'a> {
         self.outputs.len().checked_div(self.width).unwrap_or(0)
     }
 
-    /// Each example's outputs, class and weight; nothing where targets are no classes.
+    /// Each example's outputs, class and weight; nothing where targets are no classes, nor of examples that weigh nothing.
     fn classified(&self) -> impl Iterator<Item = (&'a [f32], usize, f64)> + use<'a> {
         let classes = match self.targets {
             Targets::Classes(classes) => classes,
@@ -89,14 +89,15 @@ impl<'a> Predictions<'a> {
         let weights = self.weights;
         let weight = move |example: usize| weights.map_or(1.0, |weights| f64::from(weights[example]));
         let outputs = self.outputs.chunks_exact(self.width.max(1)).zip(classes).enumerate();
-        outputs.map(move |(example, (outputs, class))| (outputs, *class as usize, weight(example)))
+        let examples = outputs.map(move |(example, (outputs, class))| (outputs, *class as usize, weight(example)));
+        examples.filter(|(.., weight)| *weight != 0.0)
     }
 
-    /// Each output, what it should be, and its example's weight. A class is 1 where it is the example's, else 0; with one output
+    /// Each output, what it should be, and its example's weight, unless that is 0. A class is 1 where it is the example's, else 0; with one output
     /// for each example, the class itself.
     fn paired(&self) -> impl Iterator<Item = (f64, f64, f64)> + use<'a> {
         let Predictions { outputs, width, targets, weights } = *self;
-        outputs.iter().enumerate().map(move |(at, output)| {
+        let pairs = outputs.iter().enumerate().map(move |(at, output)| {
             let (example, place) = (at / width.max(1), at % width.max(1));
             let target = match targets {
                 Targets::Values(values) => f64::from(values[at]),
@@ -104,7 +105,8 @@ impl<'a> Predictions<'a> {
                 Targets::Classes(classes) => f64::from(u8::from(classes[example] as usize == place)),
             };
             (f64::from(*output), target, weights.map_or(1.0, |weights| f64::from(weights[example])))
-        })
+        });
+        pairs.filter(|(.., weight)| *weight != 0.0)
     }
 }
 

@@ -413,6 +413,15 @@ mod tests {
     }
 
     #[test]
+    fn a_negative_zero_on_one_replica_is_less_than_a_zero_on_another() {
+        for rows in [[0.0f32, -0.0], [-0.0, 0.0]] {
+            let [least, greatest] =
+                [ReduceOp::Min, ReduceOp::Max].map(|op| over_rows(op, vec![rows[0]], vec![rows[1]]).unwrap());
+            assert!(least.is_sign_negative() && greatest.is_sign_positive(), "{rows:?}");
+        }
+    }
+
+    #[test]
     fn what_is_not_defined_is_a_sentence_on_any_axis() {
         for axis in [Axis::None, Axis::At(0)] {
             let says = |op, values: PerReplica<HostTensor<i32>>| {

@@ -6,7 +6,7 @@ use distribute_train::callbacks::{Callback, Occasion, Run, Training};
 use distribute_train::checkpoint::{CheckpointManager, Checkpointed, RunId};
 use distribute_train::preemption::PreemptionHandler;
 use distribute_train::progress::{self, Progress};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
 use super::*;
@@ -21,11 +21,18 @@ struct Standing {
     pass: u64,
     position: Option<InputPosition>,
     /// Of the epoch under way, over all replicas.
+    #[serde(deserialize_with = "numbers")]
     sums: Vec<f64>,
     history: History,
     callbacks: Vec<Value>,
     /// Why the training came to an end before the last epoch.
     ended: Option<String>,
+}
+
+/// Takes the null that JSON has for NaN and for infinities as NaN.
+fn numbers<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Vec<f64>, D::Error> {
+    let numbers: Vec<Option<f64>> = Deserialize::deserialize(deserializer)?;
+    Ok(numbers.into_iter().map(|number| number.unwrap_or(f64::NAN)).collect())
 }
 
 /// A training under way.
@@ -419,4 +426,16 @@ fn weights_of_classes(weights: &[f32], classes: &Tensor) -> Result<Tensor> {
     let table = Tensor::from_vec(table, weights.len() + 1, classes.device())?;
     let classes = classes.to_dtype(DType::U32)?.flatten_all()?.clamp(0u32, weights.len() as u32)?;
     Ok(table.index_select(&classes, 0)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_loss_that_is_no_number_survives_a_checkpoint() {
+        let standing = Standing { sums: vec![f64::NAN, 12.0, f64::INFINITY], ..Standing::default() };
+        let read: Standing = serde_json::from_str(&serde_json::to_string(&standing).unwrap()).unwrap();
+        assert!(read.sums[0].is_nan() && read.sums[1] == 12.0 && read.sums[2].is_nan());
+    }
 }

@@ -2,11 +2,13 @@
 
 use super::{Metric, Predictions, ratio};
 
-/// The share of examples whose class has the highest score; the first of several that are equally high counts.
+/// The share of examples whose class has the highest score; the first of several that are equally high counts. An example with a
+/// score that is NaN is not right.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Accuracy;
 
-/// The share of examples whose class is among the highest so many scores. A class ties with those that are as high as it.
+/// The share of examples whose class is among the n highest scores. A class ties with those that are as high as it. An example with
+/// a score that is NaN is not right.
 #[derive(Clone, Copy, Debug)]
 pub struct TopK(pub usize);
 
@@ -18,7 +20,10 @@ pub struct CrossEntropy;
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Perplexity;
 
-/// How often each class was taken for each. Its result is the accuracy; [`matrix`](ConfusionMatrix::matrix) shows the sums.
+/// Counts how often each class was taken for each. Its result is the accuracy; [`matrix`](ConfusionMatrix::matrix) shows the sums.
+///
+/// An example whose class or prediction has no place in the matrix (a class beyond the last, a score that is NaN) is in no row,
+/// but counts as wrong in the result.
 #[derive(Clone, Copy, Debug)]
 pub struct ConfusionMatrix {
     /// How many classes there are.
@@ -28,7 +33,7 @@ pub struct ConfusionMatrix {
 impl ConfusionMatrix {
     /// The sums as rows: `matrix[right][taken for]`.
     pub fn matrix<'a>(&self, sums: &'a [f64]) -> Vec<&'a [f64]> {
-        sums.chunks_exact(self.classes.max(1)).collect()
+        sums.chunks_exact(self.classes.max(1)).take(self.classes).collect()
     }
 }
 
@@ -52,7 +57,7 @@ impl Metric for TopK {
 
     fn update(&self, sums: &mut [f64], predictions: &Predictions<'_>) {
         for (scores, class, weight) in predictions.classified() {
-            let own = scores.get(class).filter(|own| !own.is_nan());
+            let own = scores.get(class).filter(|_| !scores.iter().any(|score| score.is_nan()));
             let within = own.is_some_and(|own| scores.iter().filter(|score| *score > own).count() < self.0);
             sums[0] += if within { weight } else { 0.0 };
             sums[1] += weight;
@@ -92,15 +97,15 @@ impl Metric for ConfusionMatrix {
         "accuracy_of_matrix".to_owned()
     }
 
+    /// The matrix, and the weight of examples that have no place in it.
     fn len(&self) -> usize {
-        self.classes * self.classes
+        self.classes * self.classes + 1
     }
 
     fn update(&self, sums: &mut [f64], predictions: &Predictions<'_>) {
         for (scores, class, weight) in predictions.classified() {
-            if let Some(taken) = highest(scores).filter(|taken| *taken < self.classes && class < self.classes) {
-                sums[class * self.classes + taken] += weight;
-            }
+            let taken = highest(scores).filter(|taken| *taken < self.classes && class < self.classes);
+            sums[taken.map_or(self.classes * self.classes, |taken| class * self.classes + taken)] += weight;
         }
     }
 
@@ -110,20 +115,23 @@ impl Metric for ConfusionMatrix {
     }
 }
 
-/// The first of the highest scores; none where all are NaN.
+/// The first of the highest scores; none where one is NaN, of which nobody can say how high it is.
 fn highest(scores: &[f32]) -> Option<usize> {
-    let numbers = scores.iter().enumerate().filter(|(_, score)| !score.is_nan());
-    numbers
-        .fold(None, |best: Option<(usize, f32)>, (at, score)| match best {
-            Some((_, highest)) if highest >= *score => best,
-            _ => Some((at, *score)),
-        })
-        .map(|(at, _)| at)
+    let mut best: Option<(usize, f32)> = None;
+    for (at, score) in scores.iter().copied().enumerate() {
+        if score.is_nan() {
+            return None;
+        }
+        if best.is_none_or(|(_, highest)| score > highest) {
+            best = Some((at, score));
+        }
+    }
+    best.map(|(at, _)| at)
 }
 
 /// Minus the logarithm of the class's share of the exponentials; infinite where there is no such class.
 fn cross_entropy(logits: &[f32], class: usize) -> f64 {
-    let highest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let sum: f64 = logits.iter().map(|logit| f64::from(logit - highest).exp()).sum();
-    logits.get(class).map_or(f64::INFINITY, |logit| sum.ln() - f64::from(logit - highest))
+    let highest = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
+    let sum: f64 = logits.iter().map(|logit| (f64::from(*logit) - highest).exp()).sum();
+    logits.get(class).map_or(f64::INFINITY, |logit| sum.ln() - (f64::from(*logit) - highest))
 }

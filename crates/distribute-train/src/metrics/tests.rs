@@ -18,19 +18,64 @@ fn close(a: f64, b: f64) -> bool {
 fn classes_by_hand() {
     let scores = [0.1, 0.7, 0.2, 0.5, 0.3, 0.2, f32::NAN, 0.0, 0.0];
     let predictions = Predictions::new(&scores, 3, Targets::Classes(&[1, 1, 1])).unwrap();
-    assert_eq!(one(Accuracy, &predictions), 2.0 / 3.0);
-    assert_eq!(one(TopK(2), &predictions), 1.0);
+    assert_eq!(one(Accuracy, &predictions), 1.0 / 3.0);
+    assert_eq!(one(TopK(2), &predictions), 2.0 / 3.0);
     let weighted = predictions.weighted(&[1.0, 3.0, 0.0]).unwrap();
     assert_eq!(one(Accuracy, &weighted), 0.25);
     let matrix = ConfusionMatrix { classes: 3 };
-    let mut sums = vec![0.0; 9];
+    let mut sums = vec![0.0; matrix.len()];
     matrix.update(&mut sums, &predictions);
-    assert_eq!(matrix.matrix(&sums), [[0.0; 3], [1.0, 2.0, 0.0], [0.0; 3]]);
+    assert_eq!(matrix.matrix(&sums), [[0.0; 3], [1.0, 1.0, 0.0], [0.0; 3]]);
+    assert_eq!(matrix.result(&sums), 1.0 / 3.0);
     // Equal logits of four classes.
     let uniform = Predictions::new(&[2.0; 8], 4, Targets::Classes(&[0, 3])).unwrap();
     assert!(close(one(CrossEntropy, &uniform), 4f64.ln()) && close(one(Perplexity, &uniform), 4.0));
     let certain = Predictions::new(&[1000.0, -1000.0], 2, Targets::Classes(&[1])).unwrap();
     assert!(close(one(CrossEntropy, &certain), 2000.0));
+}
+
+#[test]
+fn what_has_no_place_in_a_matrix_is_not_right() {
+    // Class 2 of two, NaN, and one that is right.
+    let predictions = Predictions::new(&[0.1, 0.9, f32::NAN, 0.0, 0.2, 0.8], 2, Targets::Classes(&[2, 1, 1])).unwrap();
+    let matrix = ConfusionMatrix { classes: 2 };
+    assert_eq!(one(matrix, &predictions), 1.0 / 3.0);
+    let mut sums = vec![0.0; ConfusionMatrix { classes: 1 }.len()];
+    ConfusionMatrix { classes: 1 }.update(&mut sums, &predictions);
+    assert_eq!(ConfusionMatrix { classes: 1 }.matrix(&sums), [[0.0]]);
+}
+
+#[test]
+fn outputs_that_are_no_numbers_show() {
+    let (nan, infinite) = (f32::NAN, f32::INFINITY);
+    // All would count as no, which three of four are.
+    let all = [nan; 4];
+    let targets = Targets::Classes(&[0, 0, 1, 0]);
+    let none = Predictions::new(&all, 1, targets).unwrap();
+    let one_of_four = [0.1, nan, 0.9, 0.2];
+    let some = Predictions::new(&one_of_four, 1, targets).unwrap();
+    for predictions in [none, some] {
+        assert!(one(BinaryAccuracy::default(), &predictions).is_nan());
+        assert!(one(Precision::default(), &predictions).is_nan());
+        assert!(one(Recall::default(), &predictions).is_nan());
+        assert!(one(F1::default(), &predictions).is_nan());
+        assert!(one(Auc::default(), &predictions).is_nan());
+        assert!(one(Mean, &predictions).is_nan() && one(MeanSquaredError, &predictions).is_nan());
+        // An example that weighs nothing says nothing.
+        let without = some.weighted(&[1.0, 0.0, 1.0, 1.0]).unwrap();
+        assert_eq!((one(BinaryAccuracy::default(), &without), one(Auc::default(), &without)), (1.0, 1.0));
+    }
+    let of_any_size = [-3.0, 2.0, infinite, 0.5];
+    let logits = Predictions::new(&of_any_size, 1, targets).unwrap();
+    assert!(one(Auc::default(), &logits).is_nan());
+    let half = [nan, 1.0, 0.0, nan];
+    let scores = Predictions::new(&half, 2, Targets::Classes(&[1, 0])).unwrap();
+    assert_eq!((one(Accuracy, &scores), one(TopK(2), &scores)), (0.0, 0.0));
+    assert!(one(CrossEntropy, &scores).is_nan());
+    // Logits whose differences f32 does not hold.
+    let wide = [0.0, 3e38, -3e38, 0.0];
+    let large = Predictions::new(&wide, 2, Targets::Classes(&[1, 0])).unwrap();
+    assert!(close(one(CrossEntropy, &large), f64::from(3e38f32) / 2.0), "{}", one(CrossEntropy, &large));
 }
 
 #[test]

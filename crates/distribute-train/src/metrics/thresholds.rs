@@ -1,4 +1,6 @@
 //! Metrics of outputs that are probabilities of yes and no: one for each example, or one for each of several labels.
+//!
+//! An output that is NaN is neither: it makes the result NaN.
 
 use super::{Metric, Predictions, ratio};
 
@@ -9,14 +11,14 @@ pub struct BinaryAccuracy {
     pub threshold: f64,
 }
 
-/// Of what was taken for yes, the share that is.
+/// Precision: true positives over predicted positives.
 #[derive(Clone, Copy, Debug)]
 pub struct Precision {
     /// Outputs above it mean yes.
     pub threshold: f64,
 }
 
-/// Of what is yes, the share that was taken for it.
+/// Recall: true positives over actual positives.
 #[derive(Clone, Copy, Debug)]
 pub struct Recall {
     /// Outputs above it mean yes.
@@ -30,7 +32,8 @@ pub struct F1 {
     pub threshold: f64,
 }
 
-/// The area under the curve of true against false positives, at so many thresholds from 0 to 1.
+/// Area under the curve of true against false positives, at n thresholds from 0 to 1. Outputs are probabilities: one outside 0 to 1,
+/// such as a logit, makes the result NaN.
 #[derive(Clone, Copy, Debug)]
 pub struct Auc {
     /// More are closer to the area itself.
@@ -55,9 +58,13 @@ impl Default for Auc {
     }
 }
 
-/// True positives, false positives, false negatives, true negatives.
+/// True positives, false positives, false negatives, true negatives; NaN in all of them where an output is NaN.
 fn count(sums: &mut [f64], threshold: f64, predictions: &Predictions<'_>) {
     for (output, target, weight) in predictions.paired() {
+        if output.is_nan() {
+            sums.fill(f64::NAN);
+            return;
+        }
         let place = match (output > threshold, target > 0.5) {
             (true, true) => 0,
             (true, false) => 1,
@@ -109,7 +116,11 @@ impl Metric for Auc {
 
     fn update(&self, sums: &mut [f64], predictions: &Predictions<'_>) {
         for (output, target, weight) in predictions.paired() {
-            let place = (output.clamp(0.0, 1.0) * self.thresholds as f64).round() as usize;
+            if !(0.0..=1.0).contains(&output) {
+                sums.fill(f64::NAN);
+                return;
+            }
+            let place = (output * self.thresholds as f64).round() as usize;
             sums[2 * place + usize::from(target > 0.5)] += weight;
         }
     }
