@@ -228,7 +228,7 @@ impl Error {
         }
     }
 
-    /// Whether a setting is at fault, rather than the program or another task.
+    /// Returns whether a setting is at fault, rather than the program or another task.
     pub fn is_configuration(&self) -> bool {
         match self {
             Error::WrongTask { .. } | Error::Option { .. } => true,

@@ -23,7 +23,8 @@ fn task() {
 }
 
 fn block_on<T>(future: impl Future<Output = T>) -> T {
-    tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap().block_on(future)
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    runtime.block_on(async { tokio::time::timeout(2 * SOON, future).await.unwrap() })
 }
 
 #[track_caller]
@@ -140,7 +141,8 @@ fn alone(options: ServerOptions) -> (Server, SimpleResolver, String) {
 
 #[test]
 fn what_makes_no_sense_is_refused_and_the_server_stays() {
-    let (_server, chief, address) = alone(ServerOptions::default());
+    let options = ServerOptions { patience: Duration::from_secs(1), ..ServerOptions::default() };
+    let (_server, chief, address) = alone(options);
     let id = chief.job_id().unwrap();
     block_on(async {
         let caller = Caller::new(&address, "ps:0", &id, 42);
@@ -184,6 +186,9 @@ fn what_makes_no_sense_is_refused_and_the_server_stays() {
         }
         // A message whose end never comes.
         assert!(call("Push", vec![0, 0, 0, 0, 9, 1]).await.is_err());
+        let mut half = caller.open(vec![0, 0, 0, 0, 9, 1]);
+        let answer = caller.answer_to("ParameterServer/Push", &mut half).await;
+        refused(answer, Code::DeadlineExceeded, "nothing further has come");
         refused(call("Nothing", Vec::new()).await, Code::Unimplemented, "no method");
         let rows = |rows: &[u64]| rows.iter().flat_map(|row| row.to_le_bytes()).collect::<Vec<u8>>();
         let pull = |wanted: Fields| {

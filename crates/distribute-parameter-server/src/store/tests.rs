@@ -1,5 +1,7 @@
 use distribute_device::DType;
 use distribute_values::{OptimizerDescription, UpdateRule};
+use proptest::prelude::*;
+use proptest::test_runner::RngSeed;
 
 use super::*;
 use crate::numbers::rows_to_bytes;
@@ -361,4 +363,47 @@ fn gradients_come_once_and_for_what_the_optimizer_updates() {
     let rule = UpdateRule::Sgd { momentum: 0.0, nesterov: false };
     let negative = serde_json::to_string(&OptimizerDescription { learning_rate: -1.0, rule }).unwrap();
     refused(store.set_optimizer(&OptimizerOfShards { description: negative, ..nothing }), "learning rate");
+}
+
+/// Numbers at the limits, and others.
+fn numbers() -> impl Strategy<Value = u64> {
+    prop_oneof![0u64..5, Just(u64::MAX), Just(1 << 62), Just(1 << 32), any::<u64>()]
+}
+
+fn bytes() -> impl Strategy<Value = Bytes> {
+    let rows = prop::collection::vec(numbers(), 0..4).prop_map(rows_to_bytes);
+    prop_oneof![prop::collection::vec(any::<u8>(), 0..30).prop_map(Bytes::from), rows, Just(Bytes::from(vec![0; 24]))]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 512, rng_seed: RngSeed::Fixed(1), ..ProptestConfig::default() })]
+
+    #[test]
+    fn requests_of_any_numbers_do_no_harm(
+        shard in 0u32..4, dtype in 0u32..20, shape in prop::collection::vec(numbers(), 0..4), first_row in numbers(),
+        of_rows in numbers(), rows in prop::option::of(bytes()), payload in bytes(), more: bool, operation in 0u32..9,
+        contributions in 0u32..3, number in numbers(), slot in prop_oneof![Just(""), Just("momentum"), Just("x")],
+    ) {
+        let store = store(contributions);
+        let slot = slot.to_owned();
+        // Those that fit are done, and the others are errors; nothing panics, and nothing is made of numbers alone.
+        let about = CreateShard { shard, dtype, shape, first_row, rows: of_rows, more, slot: slot.clone(), payload: payload.clone(), ..table() };
+        let mut creating = Creating::default();
+        if store.create(&mut creating, about.clone()).is_ok() && !creating.is_done() {
+            let _ = store.create(&mut creating, CreateShard { more: false, ..about });
+        }
+        let picked = rows.clone().unwrap_or_default();
+        let wanted = Wanted { shard, version: number, rows: picked, slot };
+        let request = PullRequest { session: SESSION, wanted: vec![wanted.clone()], wire: Some(dtype), ..PullRequest::default() };
+        if store.check_pull(&request).is_ok() && let Ok(Some(answer)) = store.pull(&request, &wanted) {
+            prop_assert!(answer.map(|part| part.payload.len()).sum::<usize>() <= 4096);
+        }
+        let origin = Origin { closure: number, round: number, horizon: number, ..origin(0) };
+        let gradient = PushRequest { shard, dtype, rows: rows.clone(), more, payload: payload.clone(), ..PushRequest::default() };
+        let _ = push(&store, origin.clone(), vec![gradient.clone(), gradient]);
+        let request = AssignRequest { origin: Some(origin), shard, dtype, operation, rows, more, payload, part: shard };
+        let mut assigning = Assigning::default();
+        let _ = store.assign(&mut assigning, request.clone());
+        let _ = store.assign(&mut assigning, request);
+    }
 }
