@@ -97,14 +97,7 @@ impl Error {
             return 128 + u8::try_from(*signal).unwrap_or(0);
         }
         let configuration = match self {
-            _ if servers.is_some() => matches!(
-                servers,
-                Some(
-                    distribute_parameter_server::Error::Cluster(distribute_cluster::Error::Config { .. })
-                        | distribute_parameter_server::Error::WrongTask { .. }
-                        | distribute_parameter_server::Error::Option { .. }
-                )
-            ),
+            _ if servers.is_some() => servers.is_some_and(distribute_parameter_server::Error::is_configuration),
             #[cfg(feature = "candle")]
             Error::Model(error) if error.is_configuration() => true,
             Error::Cluster(error) => matches!(error, distribute_cluster::Error::Config { .. }),
@@ -145,6 +138,22 @@ mod tests {
             let in_fit = distribute_train::Error::UnknownForm { given: "loud".to_owned() };
             assert_eq!(Error::from(distribute_candle::Error::from(in_fit)).exit_code(), 2);
         }
+    }
+
+    #[test]
+    fn tasks_of_a_job_that_has_failed_end_as_its_coordinator_does() {
+        let task = distribute_cluster::Task::new(distribute_cluster::TaskType::Ps, 0);
+        for (configuration, code) in [(false, 1), (true, 2)] {
+            let error = distribute_parameter_server::Error::JobFailed {
+                task,
+                why: "no such variable".to_owned(),
+                configuration,
+            };
+            assert_eq!(Error::from(error).exit_code(), code);
+        }
+        let alone =
+            distribute_parameter_server::Error::NoCoordinator { task, waited: std::time::Duration::from_secs(5) };
+        assert_eq!(Error::from(alone).exit_code(), 138);
     }
 
     #[test]
