@@ -18,10 +18,11 @@ use crate::numbers;
 use crate::wire::proto::{
     AssignRequest, DescribeRequest, Description, Done, Elements, Origin, PullRequest, PushReply, PushRequest, Wanted,
 };
-use crate::wire::{Addressee, Link, MAX_ANSWER_BYTES, MAX_PAYLOAD_BYTES, MAX_ROWS, ps};
+use crate::wire::{Addressee, Link, MAX_PAYLOAD_BYTES, ps};
 use crate::{Error, Result};
 
 mod gradient;
+mod lookup;
 mod table;
 
 pub use self::gradient::Gradient;
@@ -63,21 +64,6 @@ pub struct Traffic {
 
 /// Takes elements that have come: the variable's place among those asked for, where they begin in it, their type, their bytes.
 type ShowElements<'a> = dyn FnMut(usize, usize, DType, &[u8]) -> Result<()> + 'a;
-
-/// Takes a part of a row that has come: its place among those asked for, where the part begins in it, the type of its elements,
-/// their bytes.
-type ShowRow<'a> = dyn FnMut(usize, usize, DType, &[u8]) -> Result<()> + 'a;
-
-/// Rows of one shard that are asked for.
-struct Asked {
-    server: usize,
-    /// Counted from the shard's first one.
-    rows: Vec<u64>,
-    /// Where they belong.
-    places: Vec<usize>,
-    /// How many have come.
-    done: usize,
-}
 
 /// Shards or slots that one request may name.
 const WANTED_IN_REQUEST: usize = 8192;
@@ -263,86 +249,6 @@ impl Parameters {
         }
         *next += (elements.payload.len() / dtype.size_bytes()) as u64;
         Ok(())
-    }
-
-    /// Fetches rows of a variable, in the order given.
-    pub(crate) async fn lookup(&self, variable: &VariableInfo, rows: &[usize], show: &mut ShowRow<'_>) -> Result<()> {
-        let mut asked: BTreeMap<u32, Asked> = BTreeMap::new();
-        for (place, row) in rows.iter().enumerate() {
-            let shard = variable.shard_of(*row).ok_or_else(|| Error::Variable {
-                name: variable.name.clone(),
-                problem: format!("there is no row {row}; it has {}", variable.rows()),
-            })?;
-            let server = shard.server;
-            let new = || Asked { server, rows: Vec::new(), places: Vec::new(), done: 0 };
-            let asked = asked.entry(shard.number).or_insert_with(new);
-            asked.rows.push((row - shard.rows.start) as u64);
-            asked.places.push(place);
-        }
-        // As many at a time as a server answers in one call.
-        let row_bytes = (variable.row_len() as u64).saturating_mul(variable.dtype.size_bytes() as u64);
-        let at_once = usize::try_from(MAX_ANSWER_BYTES / row_bytes.max(1)).unwrap_or(usize::MAX).clamp(1, MAX_ROWS);
-        while asked.values().any(|asked| asked.done < asked.rows.len()) {
-            self.lookup_some(variable, &mut asked, at_once, show).await?;
-        }
-        Ok(())
-    }
-
-    /// Fetches the next rows, at most so many of each server.
-    async fn lookup_some(
-        &self,
-        variable: &VariableInfo,
-        asked: &mut BTreeMap<u32, Asked>,
-        at_once: usize,
-        show: &mut ShowRow<'_>,
-    ) -> Result<()> {
-        let mut requests: Vec<PullRequest> = self.links.iter().map(|_| self.pull_request()).collect();
-        let mut room = vec![at_once; self.links.len()];
-        // By shard: which of its rows are under way, and how many elements of them have come.
-        let mut coming = BTreeMap::new();
-        for (shard, asked) in asked.iter_mut() {
-            let some = asked.done..asked.rows.len().min(asked.done + room[asked.server]);
-            if some.is_empty() {
-                continue;
-            }
-            room[asked.server] -= some.len();
-            let rows = numbers::rows_to_bytes(asked.rows[some.clone()].iter().copied());
-            requests[asked.server].wanted.push(Wanted { shard: *shard, rows, ..Wanted::default() });
-            asked.done = some.end;
-            coming.insert(*shard, (some, 0u64));
-        }
-        let row_len = variable.row_len();
-        let mut arrivals = self.fetch(requests);
-        while let Some(arrival) = arrivals.next().await {
-            let (server, elements) = arrival?;
-            let dtype = self.dtype_of(server, &elements)?;
-            let (Some(asked), Some((some, next))) = (asked.get(&elements.shard), coming.get_mut(&elements.shard))
-            else {
-                continue;
-            };
-            let mut at = *next as usize;
-            self.check_order(server, &elements, dtype, next)?;
-            let mut bytes = &elements.payload[..];
-            while !bytes.is_empty() {
-                let (row, inside) = (at / row_len.max(1), at % row_len.max(1));
-                let Some(place) = asked.places[some.clone()].get(row) else {
-                    return Err(self.failed(server, "Pull")(Status::internal("it sent more rows than were asked for")));
-                };
-                let len = bytes.len().min((row_len - inside) * dtype.size_bytes());
-                let (part, rest) = bytes.split_at(len);
-                show(*place, inside, dtype, part)?;
-                at += len / dtype.size_bytes();
-                bytes = rest;
-            }
-        }
-        let short = coming.iter().find(|(_, (some, next))| *next != (some.len() * row_len) as u64);
-        match short.and_then(|(shard, _)| asked.get(shard)) {
-            Some(asked) => {
-                let problem = Status::internal("it sent fewer rows than were asked for");
-                Err(self.failed(asked.server, "Pull")(problem))
-            }
-            None => Ok(()),
-        }
     }
 
     /// Fetches a slot of a variable, or with an empty name the variable, in its own type.

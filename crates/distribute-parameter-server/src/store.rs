@@ -10,6 +10,7 @@ use bytes::Bytes;
 use distribute_device::DType;
 use tonic::Status;
 
+mod answer;
 mod optimizer;
 mod shard;
 mod tokens;
@@ -17,8 +18,9 @@ mod tokens;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use self::answer::Answer;
 use self::optimizer::{Gradients, Optimizer, Turn};
-pub(crate) use self::shard::{Answer, operation_of};
+pub(crate) use self::shard::operation_of;
 use self::shard::{Extent, Gradient, Shard, invalid};
 use crate::lock::lock;
 use crate::numbers;

@@ -1,13 +1,13 @@
 //! Some rows of a variable, with what optimizers keep for them.
 
-use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use bytes::Bytes;
-use distribute_device::{BufferRef, DType, HostBuffer};
+use distribute_device::{DType, HostBuffer};
 use distribute_values::{OptimizerDescription, Scatter};
 use tonic::Status;
 
+use super::answer::Answer;
 use super::tokens::Tokens;
 use crate::lock::lock;
 use crate::numbers::{self, Float};
@@ -89,59 +89,6 @@ impl Extent {
             return Ok(());
         }
         Err(invalid(format!("{name}: {given} bytes have come, where {expected} are expected")))
-    }
-}
-
-/// What a caller is sent of a shard: the elements as they were when it was asked for, made message by message.
-pub(crate) struct Answer {
-    /// Without a payload.
-    about: Elements,
-    dtype: DType,
-    wire: Option<DType>,
-    source: Bytes,
-    /// Rows in the order of the answer; absent: the source as it is.
-    rows: Option<Vec<u64>>,
-    row_bytes: usize,
-    /// Bytes of the source's type that the whole answer has, and that were sent.
-    len_bytes: usize,
-    sent_bytes: usize,
-    ended: bool,
-}
-
-impl Iterator for Answer {
-    type Item = Elements;
-
-    fn next(&mut self) -> Option<Elements> {
-        if self.ended {
-            return None;
-        }
-        let range = self.sent_bytes..self.len_bytes.min(self.sent_bytes + MAX_PAYLOAD_BYTES);
-        let first = (self.sent_bytes / self.dtype.size_bytes()) as u64;
-        self.sent_bytes = range.end;
-        self.ended = range.end == self.len_bytes;
-        let bytes = match &self.rows {
-            None => self.source.slice(range),
-            Some(rows) => self.picked(rows, range).into(),
-        };
-        let (dtype, payload) = on_wire(&bytes, self.dtype, self.wire).unwrap_or((self.dtype, bytes));
-        let dtype = u32::from(dtype.code());
-        Some(Elements { first, more: !self.ended, dtype, payload, ..self.about.clone() })
-    }
-}
-
-impl Answer {
-    /// Some bytes of the answer, out of the rows that they are in.
-    fn picked(&self, rows: &[u64], range: Range<usize>) -> Vec<u8> {
-        let mut picked = Vec::with_capacity(range.len());
-        let mut at = range.start;
-        while at < range.end {
-            let (row, inside) = (rows[at / self.row_bytes] as usize, at % self.row_bytes);
-            let len = (self.row_bytes - inside).min(range.end - at);
-            let from = row * self.row_bytes + inside;
-            picked.extend_from_slice(&self.source[from..from + len]);
-            at += len;
-        }
-        picked
     }
 }
 
@@ -228,8 +175,7 @@ impl Shard {
         let len_bytes = len_bytes.ok_or_else(|| invalid(format!("{}: too many rows", self.about.variable)))?;
         let (shard, version, slot) = (self.about.shard, state.version, wanted.slot.clone());
         let about = Elements { shard, version, slot, ..Elements::default() };
-        let dtype = self.dtype;
-        Ok(Some(Answer { about, dtype, wire, source, rows, row_bytes, len_bytes, sent_bytes: 0, ended: false }))
+        Ok(Some(Answer::new(about, (self.dtype, wire), source, rows, (row_bytes, len_bytes))))
     }
 
     /// Changes elements as asked for, unless that was done before.
@@ -402,16 +348,6 @@ impl State {
             }
         }
         Arc::get_mut(&mut self.elements).ok_or_else(|| Status::internal("elements are shared"))
-    }
-}
-
-/// Elements as they travel, where they do not travel as they are.
-fn on_wire(bytes: &[u8], dtype: DType, wire: Option<DType>) -> Option<(DType, Bytes)> {
-    wire?;
-    match BufferRef::from_bytes(dtype, bytes) {
-        Ok(elements) => numbers::to_wire(elements, wire),
-        // Rows that were picked lie at any address.
-        Err(_) => numbers::to_wire(HostBuffer::from_slice(bytes).ok()?.view(dtype).ok()?, wire),
     }
 }
 

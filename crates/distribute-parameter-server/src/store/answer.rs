@@ -1,0 +1,84 @@
+//! What a caller is sent of a shard.
+
+use std::ops::Range;
+
+use bytes::Bytes;
+use distribute_device::{BufferRef, DType, HostBuffer};
+
+use crate::numbers;
+use crate::wire::MAX_PAYLOAD_BYTES;
+use crate::wire::proto::Elements;
+
+/// What a caller is sent of a shard: the elements as they were when it was asked for, made message by message.
+pub(crate) struct Answer {
+    /// Without a payload.
+    about: Elements,
+    dtype: DType,
+    wire: Option<DType>,
+    source: Bytes,
+    /// Rows in the order of the answer; absent: the source as it is.
+    rows: Option<Vec<u64>>,
+    row_bytes: usize,
+    /// Bytes of the source's type that the whole answer has, and that were sent.
+    len_bytes: usize,
+    sent_bytes: usize,
+    ended: bool,
+}
+
+impl Iterator for Answer {
+    type Item = Elements;
+
+    fn next(&mut self) -> Option<Elements> {
+        if self.ended {
+            return None;
+        }
+        let range = self.sent_bytes..self.len_bytes.min(self.sent_bytes + MAX_PAYLOAD_BYTES);
+        let first = (self.sent_bytes / self.dtype.size_bytes()) as u64;
+        self.sent_bytes = range.end;
+        self.ended = range.end == self.len_bytes;
+        let bytes = match &self.rows {
+            None => self.source.slice(range),
+            Some(rows) => self.picked(rows, range).into(),
+        };
+        let (dtype, payload) = on_wire(&bytes, self.dtype, self.wire).unwrap_or((self.dtype, bytes));
+        let dtype = u32::from(dtype.code());
+        Some(Elements { first, more: !self.ended, dtype, payload, ..self.about.clone() })
+    }
+}
+
+impl Answer {
+    /// Of elements of a type that travel in another one, in rows of so many bytes, so many bytes in all.
+    pub(super) fn new(
+        about: Elements,
+        (dtype, wire): (DType, Option<DType>),
+        source: Bytes,
+        rows: Option<Vec<u64>>,
+        (row_bytes, len_bytes): (usize, usize),
+    ) -> Answer {
+        Answer { about, dtype, wire, source, rows, row_bytes, len_bytes, sent_bytes: 0, ended: false }
+    }
+
+    /// Some bytes of the answer, out of the rows that they are in.
+    fn picked(&self, rows: &[u64], range: Range<usize>) -> Vec<u8> {
+        let mut picked = Vec::with_capacity(range.len());
+        let mut at = range.start;
+        while at < range.end {
+            let (row, inside) = (rows[at / self.row_bytes] as usize, at % self.row_bytes);
+            let len = (self.row_bytes - inside).min(range.end - at);
+            let from = row * self.row_bytes + inside;
+            picked.extend_from_slice(&self.source[from..from + len]);
+            at += len;
+        }
+        picked
+    }
+}
+
+/// Elements as they travel, where they do not travel as they are.
+fn on_wire(bytes: &[u8], dtype: DType, wire: Option<DType>) -> Option<(DType, Bytes)> {
+    wire?;
+    match BufferRef::from_bytes(dtype, bytes) {
+        Ok(elements) => numbers::to_wire(elements, wire),
+        // Rows that were picked lie at any address.
+        Err(_) => numbers::to_wire(HostBuffer::from_slice(bytes).ok()?.view(dtype).ok()?, wire),
+    }
+}
