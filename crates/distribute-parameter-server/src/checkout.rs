@@ -111,7 +111,8 @@ mod tests {
             assert!(error.contains("another thread has been waiting for an element"), "{error}");
             drop(release);
         });
-        checkout.with("d", 0, |number| Ok(assert_eq!(number.downcast_ref::<u32>(), Some(&7)))).unwrap();
+        let number = checkout.with("d", 0, |number| Ok(number.downcast_ref::<u32>().copied())).unwrap();
+        assert_eq!(number, Some(7));
     }
 
     #[test]

@@ -95,7 +95,7 @@ fn connections_that_say_nothing_of_use_are_closed() {
     let coordinator = cluster.coordinator();
     let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
     let settings = [&preface[..], &[0, 0, 0, 4, 0, 0, 0, 0, 0]].concat();
-    let garbage: Vec<u8> = (0..4096u32).map(|at| (at * 7919 >> 3) as u8).collect();
+    let garbage: Vec<u8> = (0..4096u32).map(|at| ((at * 7919) >> 3) as u8).collect();
     // A frame that says it has 16 MiB.
     let endless = [&settings[..], &[0xff, 0xff, 0xff, 0, 0, 0, 0, 0, 1]].concat();
     block_on(async {
