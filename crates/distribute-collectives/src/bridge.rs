@@ -216,7 +216,7 @@ impl Bridge {
         };
         work(&mut mesh, &job).map_err(|error| {
             let error = explain(error, team, &mesh, call, started);
-            mesh.abort(&error.to_string());
+            mesh.abort(&error.notice(&team.local_name(0)));
             error
         })
     }
@@ -275,9 +275,9 @@ impl Bridge {
     }
 
     /// Tells the other processes that this one has failed. An exchange that is under way notices by itself.
-    pub(crate) fn abort(&self, error: &Error) {
+    pub(crate) fn abort(&self, origin: &str, error: &Error) {
         if let Ok(mut mesh) = self.mesh.try_lock() {
-            mesh.abort(&error.to_string());
+            mesh.abort(&error.notice(origin));
         }
     }
 
@@ -368,7 +368,7 @@ fn explain(error: MeshError, team: &Team, mesh: &Mesh, call: Call, started: Inst
             Error::PeerLeft { name: here, peer: name(peer), group: team.name.clone(), during: call.to_string() }
         }
         MeshError::Transport(TransportError::Aborted { peer, reason }) => {
-            Error::Aborted { group: team.name.clone(), origin: name(peer), cause: reason }
+            Error::noticed(&team.name, &name(peer), &reason)
         }
         // Interrupted, which only an abort does.
         MeshError::Transport(_) => team.aborted(Some(call)),

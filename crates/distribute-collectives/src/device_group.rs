@@ -291,8 +291,8 @@ fn duplicate(group: &ProcessGroup) -> Result<ProcessGroup> {
 
 /// What cannot be: a rank that gave a colour got no group.
 fn missing(group: &ProcessGroup) -> Error {
-    let (group, origin) = (group.name().to_owned(), group.rank_name(group.rank()).to_owned());
-    Error::Aborted { group, origin, cause: "a rank was left out of a group that it asked for".to_owned() }
+    let cause = "a rank was left out of a group that it asked for";
+    Error::aborted(group.name(), group.rank_name(group.rank()), cause, distribute_cluster::FailureKind::Permanent)
 }
 
 fn device_error(group: &ProcessGroup, error: distribute_device::Error) -> Error {

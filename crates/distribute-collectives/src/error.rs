@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use distribute_cluster::{FailureKind, printable};
+
 use crate::{Call, Rank};
 
 /// An error of this crate.
@@ -96,6 +98,8 @@ pub enum Error {
         origin: String,
         /// Why.
         cause: String,
+        /// Whether a restart helps against that.
+        kind: FailureKind,
     },
     /// Buffers of one call have lengths that do not fit together.
     #[error("{what}: got {got} elements, expected {expected}; {remedy}")]
@@ -285,14 +289,84 @@ impl Error {
 
     /// Whether the same program may succeed when it is started again.
     pub fn is_retryable(&self) -> bool {
+        self.failure_kind() == FailureKind::Retryable
+    }
+
+    /// Whether a restart helps; where the group was aborted, whether it helps against the first cause.
+    pub fn failure_kind(&self) -> FailureKind {
         match self {
-            Error::PeerLost { .. } | Error::PeerLeft { .. } | Error::Deadline { .. } | Error::Connect { .. } => true,
-            Error::Aborted { .. } => true,
-            Error::Cluster(error) => error.is_retryable(),
-            _ => false,
+            Error::PeerLost { .. } | Error::PeerLeft { .. } | Error::Deadline { .. } | Error::Connect { .. } => {
+                FailureKind::Retryable
+            }
+            Error::Aborted { kind, .. } => *kind,
+            Error::UnknownName { .. } | Error::Disagreement { .. } | Error::NotBuilt { .. } => {
+                FailureKind::Configuration
+            }
+            Error::Cluster(error) => error.failure_kind(),
+            _ => FailureKind::Permanent,
+        }
+    }
+
+    /// The abort of a group, with the first cause alone: a cause that is an abort itself, told on by one that was aborted, is
+    /// replaced by what it tells of.
+    pub(crate) fn aborted(group: &str, origin: &str, cause: &str, kind: FailureKind) -> Error {
+        let (origin, cause) = match cause.rsplit_once(ABORTED_BY).and_then(|(_, told)| told.split_once(": ")) {
+            Some((first, cause)) => (first, cause),
+            None => (origin, cause),
+        };
+        let [origin, cause] = [origin, cause].map(|text| printable(text, MAX_CAUSE));
+        Error::Aborted { group: group.to_owned(), origin, cause, kind }
+    }
+
+    /// What the other processes of a group are told of an error: its kind, who failed first, and why.
+    pub(crate) fn notice(&self, name: &str) -> String {
+        let kind = self.failure_kind().code();
+        match self {
+            Error::Aborted { origin, cause, .. } => format!("{kind}\n{origin}\n{cause}"),
+            other => format!("{kind}\n{name}\n{other}"),
+        }
+    }
+
+    /// The abort that another process, called `peer`, gives notice of; a transport of the program's own may say a reason alone.
+    pub(crate) fn noticed(group: &str, peer: &str, notice: &str) -> Error {
+        let mut lines = notice.splitn(3, '\n');
+        match (lines.next().map(str::parse), lines.next(), lines.next()) {
+            (Some(Ok(kind)), Some(origin), Some(cause)) => {
+                Error::aborted(group, origin, cause, FailureKind::from_code(kind))
+            }
+            _ => Error::aborted(group, peer, notice, FailureKind::Retryable),
         }
     }
 }
 
+/// What stands before the name of whoever has aborted a group.
+const ABORTED_BY: &str = " was aborted by ";
+
+/// The longest cause that is passed on, in characters.
+const MAX_CAUSE: usize = 2000;
+
 /// The result of this crate's operations.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_abort_is_told_once_with_its_first_cause_and_kind() {
+        let first = Error::UnknownName { what: "transport", given: "tpc".to_owned(), expected: "tcp" };
+        let mut told = Error::noticed("world", "worker:1", &first.notice("worker:1"));
+        // Whoever was aborted tells the next, by notice or in words.
+        for peer in ["worker:2", "worker:3"] {
+            told = Error::noticed("inner", peer, &told.notice(peer));
+        }
+        let words = format!("worker 3 failed: {told}");
+        for error in [told, Error::aborted("inner", "worker:3", &words, FailureKind::Configuration)] {
+            assert_eq!(error.failure_kind(), FailureKind::Configuration);
+            assert_eq!(error.to_string(), format!("group \"inner\" was aborted by worker:1: {first}"));
+        }
+        let lost = Error::noticed("g", "worker:1", "the power went\nINFO all is well");
+        assert_eq!(lost.to_string(), "group \"g\" was aborted by worker:1: the power went\\nINFO all is well");
+        assert!(lost.is_retryable());
+    }
+}

@@ -14,7 +14,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use distribute_cluster::Coordination;
+use distribute_cluster::{Coordination, FailureKind};
 use distribute_device::DType;
 
 use crate::bridge::{Bridge, Job};
@@ -203,10 +203,17 @@ impl ProcessGroup {
 
     /// Ends the group on every rank: operations under way and later ones return [`Error::Aborted`] with `reason`.
     ///
-    /// For a rank that fails outside a collective, so that its peers do not wait for it.
+    /// For a rank that fails outside a collective by an error of its own, against which a restart does not help, so that its peers do
+    /// not wait for it.
     pub fn abort(&self, reason: &str) {
+        self.abort_as(reason, FailureKind::Permanent);
+    }
+
+    /// As [`abort`](ProcessGroup::abort), for a failure against which a restart helps or not: the errors of all ranks say so, and with
+    /// them the exit codes of their processes.
+    pub fn abort_as(&self, reason: &str, kind: FailureKind) {
         let origin = self.team.local_name(self.local);
-        let error = Error::Aborted { group: self.team.name.clone(), origin: origin.clone(), cause: reason.to_owned() };
+        let error = Error::aborted(&self.team.name, &origin, reason, kind);
         self.team.abort(&origin, &error);
     }
 

@@ -20,6 +20,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use distribute_cluster::FailureKind;
+
 use crate::bridge::Bridge;
 use crate::call::Call;
 use crate::exchange::Disagreement;
@@ -253,7 +255,7 @@ impl Team {
         }
         self.interrupted.store(true, Ordering::SeqCst);
         if let Some(bridge) = &self.bridge {
-            bridge.abort(error);
+            bridge.abort(origin, error);
         }
         self.wake_all();
         for (local, recorder) in self.recorders.iter().enumerate() {
@@ -299,13 +301,12 @@ impl Team {
                 Error::PeerLost { name, peer, peer_rank, during, how }
             }
             Some(abort) => {
-                Error::Aborted { group: self.name.clone(), origin: abort.origin, cause: abort.error.to_string() }
+                Error::aborted(&self.name, &abort.origin, &abort.error.to_string(), abort.error.failure_kind())
             }
-            None => Error::Aborted {
-                group: self.name.clone(),
-                origin: "an earlier failure".to_owned(),
-                cause: "an operation failed".to_owned(),
-            },
+            None => {
+                let (origin, cause) = ("an earlier failure", "an operation failed");
+                Error::aborted(&self.name, origin, cause, FailureKind::Retryable)
+            }
         }
     }
 
