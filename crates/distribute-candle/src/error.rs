@@ -1,5 +1,7 @@
 //! What can go wrong with distributed candle models.
 
+use distribute_cluster::FailureKind;
+
 /// An error of this crate.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -237,30 +239,24 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether the job was configured wrongly, or differently on some workers: programs end with exit code 2 then.
-    pub fn is_configuration(&self) -> bool {
-        match self {
-            Error::Configuration { .. } | Error::FeatureColumn { .. } => true,
-            Error::Strategy(error) => error.is_configuration(),
-            Error::Cluster(error) => matches!(error, distribute_cluster::Error::Config { .. }),
-            Error::Collective(error) | Error::Values(distribute_values::Error::Collective(error)) => {
-                error.is_configuration()
-            }
-            _ => false,
-        }
-    }
-
     /// Whether the same program may succeed when it is started again: a peer was lost or slow, or checkpoints did not come.
     pub fn is_retryable(&self) -> bool {
+        self.failure_kind() == FailureKind::Retryable
+    }
+
+    /// Whether a restart helps; where a peer failed, whether it helps against that failure.
+    pub fn failure_kind(&self) -> FailureKind {
+        let of = |retryable| if retryable { FailureKind::Retryable } else { FailureKind::Permanent };
         match self {
-            Error::Strategy(error) => error.is_retryable(),
-            Error::Cluster(error) => error.is_retryable(),
+            Error::Strategy(error) => error.failure_kind(),
+            Error::Cluster(error) => error.failure_kind(),
             Error::Collective(error) | Error::Values(distribute_values::Error::Collective(error)) => {
-                error.is_retryable()
+                error.failure_kind()
             }
-            Error::Train(error) => error.is_retryable(),
-            Error::ParameterServer(error) => error.is_retryable(),
-            _ => false,
+            Error::Configuration { .. } | Error::FeatureColumn { .. } => FailureKind::Configuration,
+            Error::Train(error) => of(error.is_retryable()),
+            Error::ParameterServer(error) => of(error.is_retryable()),
+            _ => FailureKind::Permanent,
         }
     }
 }

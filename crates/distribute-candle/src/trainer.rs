@@ -110,7 +110,7 @@ impl<M: ModuleT + Sync> Trainer<M> {
     pub fn evaluate(&self, data: &impl TrainingData) -> Result<Vec<(String, f64)>> {
         let batching = Batching { batch_size: BATCH_SIZE, shuffle: false };
         let evaluate = || self.evaluate_distributed(&data.distribute(&self.strategy, batching)?.0, None);
-        self.strategy.tell_failure(evaluate())
+        self.strategy.tell_failure_as(evaluate(), Error::failure_kind)
     }
 
     fn evaluate_distributed(
@@ -148,7 +148,7 @@ impl<M: ModuleT + Sync> Trainer<M> {
             }
             if outputs.is_empty() { Err(Error::NoExamples { what: "predict" }) } else { Ok(Tensor::cat(&outputs, 0)?) }
         };
-        self.strategy.tell_failure(predict())
+        self.strategy.tell_failure_as(predict(), Error::failure_kind)
     }
 
     /// Of one replica: the sum of losses, the number of examples, and the metrics' sums.

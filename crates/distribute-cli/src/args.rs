@@ -45,7 +45,7 @@ pub(crate) enum Command {
 /// Run a program as several tasks on this machine
 ///
 /// Each task finds its place in TF_CONFIG and in RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT
-/// and DISTRIBUTE_PORT. When one fails, the others are stopped and the first cause is named.
+/// and DISTRIBUTE_PORT, and the job's identity in DISTRIBUTE_JOB_ID. When one fails, the others are stopped and the first cause is named.
 #[derive(Debug, clap::Args)]
 #[command(after_help = AFTER_HELP, override_usage = "distribute run -n <N> [OPTIONS] -- <PROGRAM> [ARGS]...")]
 pub(crate) struct Run {

@@ -60,6 +60,21 @@ pub(crate) struct Outcome {
     pub(crate) stopped: bool,
     /// Whether the job goes on without it.
     pub(crate) forgiven: bool,
+    /// Whether its own words say that another task failed.
+    pub(crate) told: bool,
+}
+
+impl Outcome {
+    /// Whether another task is the cause of this end, by its exit code or its words: a task that was aborted ends with a code of
+    /// the same kind as the one that failed.
+    fn blames_others(&self) -> bool {
+        self.exit.blames_others() || self.told
+    }
+}
+
+/// Whether what a task printed last says that another one has ended its group.
+pub(crate) fn tells_of_another(lines: &[String]) -> bool {
+    lines.iter().any(|line| line.contains("group \"") && line.contains(" was aborted by "))
 }
 
 /// What became of the job as a whole.
@@ -79,7 +94,7 @@ impl Verdict {
         let failed = |outcome: &Outcome| !outcome.exit.is_success() && !outcome.forgiven;
         let failures = || outcomes.iter().enumerate().filter(|(_, outcome)| failed(outcome));
         let earliest = |blames_others: bool| {
-            let of_kind = move |outcome: &Outcome| !outcome.stopped && outcome.exit.blames_others() == blames_others;
+            let of_kind = move |outcome: &Outcome| !outcome.stopped && outcome.blames_others() == blames_others;
             let all = failures().filter(move |(_, outcome)| of_kind(outcome));
             all.min_by_key(|(_, outcome)| outcome.at).map(|(rank, _)| rank)
         };
@@ -108,7 +123,7 @@ mod tests {
     use super::*;
 
     fn outcome(exit: Exit, at: u64) -> Outcome {
-        Outcome { exit, at: Duration::from_millis(at), stopped: false, forgiven: false }
+        Outcome { exit, at: Duration::from_millis(at), stopped: false, forgiven: false, told: false }
     }
 
     fn stopped(exit: Exit, at: u64) -> Outcome {
@@ -127,6 +142,16 @@ mod tests {
         assert_eq!(verdict(&lost, None), (Verdict::Cause(1), 137));
         let panicked = [stopped(Signal(15), 3), outcome(Code(138), 1), outcome(Code(101), 2)];
         assert_eq!(verdict(&panicked, None), (Verdict::Cause(2), 101));
+    }
+
+    #[test]
+    fn a_task_that_was_told_of_a_permanent_failure_is_not_the_cause() {
+        let told = |at| Outcome { told: true, ..outcome(Exit::Code(2), at) };
+        let all = [told(1), outcome(Exit::Code(2), 3), told(2)];
+        assert_eq!(verdict(&all, None), (Verdict::Cause(1), 2));
+        assert_eq!(verdict(&[told(2), told(1)], None), (Verdict::Cause(1), 2));
+        let line = "error: group \"world\" was aborted by worker:1: the models differ".to_owned();
+        assert!(tells_of_another(&[String::new(), line]) && !tells_of_another(&["was aborted by me".to_owned()]));
     }
 
     #[test]

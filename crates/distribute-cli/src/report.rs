@@ -191,7 +191,7 @@ mod tests {
     use crate::job;
 
     fn outcome(exit: Exit, ms: u64, stopped: bool) -> Outcome {
-        Outcome { exit, at: Duration::from_millis(ms), stopped, forgiven: false }
+        Outcome { exit, at: Duration::from_millis(ms), stopped, forgiven: false, told: false }
     }
 
     #[test]

@@ -6,6 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, bounded, never, select, unbounded};
+use distribute_cluster::JobId;
 use rustix::process::Pid;
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
@@ -14,7 +15,7 @@ use crate::args::Run;
 use crate::error::Error;
 use crate::guardian::Guardian;
 use crate::job::{self, Task};
-use crate::outcome::{Exit, Verdict};
+use crate::outcome::{Exit, Verdict, tells_of_another};
 use crate::output::{Follow, Look, Screen, Stream, Tail, ends_within};
 use crate::ports::Ports;
 use crate::process::{self, Process};
@@ -42,7 +43,9 @@ pub(crate) fn run(args: &Run) -> Result<u8, Error> {
             Progress::start(&tasks, screen.output(), screen.notes()).map_err(Error::system("listen for progress"))?,
         ),
     };
-    let shared = shared_environment(tasks.len(), progress.as_ref(), &screen, args.quiet);
+    // A new one for each job, also for one that is started by a task of another.
+    let job = JobId::random().map_err(std::io::Error::other).map_err(Error::system("name the job"))?;
+    let shared = shared_environment(&job, tasks.len(), progress.as_ref(), &screen, args.quiet);
 
     let addresses = ports.release();
     let environment = |task: &Task| {
@@ -81,7 +84,10 @@ pub(crate) fn run(args: &Run) -> Result<u8, Error> {
         progress.finish();
     }
     finish_screen(screen, &signals);
-    let outcomes = running.supervisor.outcomes();
+    let mut outcomes = running.supervisor.outcomes();
+    for (outcome, tail) in outcomes.iter_mut().zip(&tails) {
+        outcome.told = tells_of_another(&tail.lines());
+    }
     let verdict = Verdict::of(&outcomes, running.supervisor.interrupted());
     let line =
         |((task, pid), outcome): ((_, &Pid), &_)| report::Line { task, pid: pid.as_raw_pid(), outcome: *outcome };
@@ -208,12 +214,13 @@ fn signals() -> std::io::Result<Receiver<i32>> {
 
 /// Variables that are the same for all tasks.
 fn shared_environment(
+    job: &JobId,
     tasks: usize,
     progress: Option<&Progress>,
     screen: &Screen,
     quiet: bool,
 ) -> Vec<(&'static str, String)> {
-    let mut env = Vec::new();
+    let mut env = vec![("DISTRIBUTE_JOB_ID", job.to_string())];
     if let Some(progress) = progress {
         env.push(("DISTRIBUTE_PROGRESS", "launcher".to_owned()));
         env.push(("DISTRIBUTE_PROGRESS_ADDR", progress.address().to_string()));

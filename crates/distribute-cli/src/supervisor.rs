@@ -106,7 +106,7 @@ impl Supervisor {
             return;
         }
         let stopped = task.sent.iter().any(|signal| exit.answers(*signal));
-        task.outcome = Some(Outcome { exit, at: now, stopped, forgiven });
+        task.outcome = Some(Outcome { exit, at: now, stopped, forgiven, told: false });
         task.gone = !leftover;
         if task.next.is_none() {
             // Such as the far end of a pipe that is still writing.
@@ -165,7 +165,8 @@ impl Supervisor {
                 }
                 Some((at, Step::GiveUp)) if !task.gone && at <= now => {
                     task.gone = true;
-                    let killed = Outcome { exit: Exit::Signal(SIGKILL), at: now, stopped: true, forgiven: false };
+                    let killed =
+                        Outcome { exit: Exit::Signal(SIGKILL), at: now, stopped: true, forgiven: false, told: false };
                     task.outcome.get_or_insert(killed);
                     self.actions.push_back(Action::Note(Note::Stuck { rank }));
                 }

@@ -43,6 +43,18 @@ fn tasks_learn_their_place_and_their_output_is_told_apart() {
 }
 
 #[test]
+fn every_job_has_an_identity_of_its_own() {
+    let jobs = [(); 2].map(|()| {
+        let outer = launcher(&["-n", "2"], r#"echo "$DISTRIBUTE_JOB_ID""#).env("DISTRIBUTE_JOB_ID", "outer");
+        let outcome = outer.start().unwrap().wait(0, DEADLINE).unwrap();
+        let ids = ["worker-0", "worker-1"].map(|task| lines_of(&outcome, task)[0].to_owned());
+        assert!(ids[0] == ids[1] && ids[0].len() == 32, "{ids:?}");
+        ids[0].clone()
+    });
+    assert_ne!(jobs[0], jobs[1]);
+}
+
+#[test]
 fn parameter_servers_come_with_a_chief_and_one_lost_worker_ends_no_job() {
     let script = r#"case "$TF_CONFIG" in *'"type":"worker","index":1'*|*'"index":1,"type":"worker"'*) exit 3;; esac; sleep 0.5; echo "$TF_CONFIG""#;
     let outcome = run(&["-n", "2", "--ps", "1"], script);
@@ -75,6 +87,19 @@ fn one_task_can_be_shown_alone_and_all_of_them_logged() {
     for (file, text) in [("worker-0/stdout.log", "out 0\n"), ("worker-1/stderr.log", "err 1\n")] {
         assert_eq!(fs::read_to_string(folder.path().join("attempt-0").join(file)).unwrap(), text);
     }
+}
+
+#[test]
+fn a_task_that_was_told_of_a_failure_is_no_first_cause() {
+    // Worker 0 was told, and is the first to end with the same code.
+    let script = r#"
+        trap 'exit 2' TERM
+        if [ $RANK = 0 ]; then echo 'error: group "world" was aborted by worker:1: wrong model' >&2; exit 2; fi
+        echo 'error: wrong model' >&2; sleep 0.3; exit 2"#;
+    let outcome = run(&["-n", "2"], script);
+    assert_eq!(outcome.code, Some(2));
+    let cause = outcome.stderr.lines().find(|line| line.contains("first cause")).unwrap();
+    assert!(cause.starts_with("worker-1  2 "), "{outcome:?}");
 }
 
 #[test]

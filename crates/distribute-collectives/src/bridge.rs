@@ -431,10 +431,10 @@ fn explain(error: MeshError, team: &Team, mesh: &Mesh, call: Call, started: Inst
             Error::PeerLeft { name: here, peer: name(peer), group: team.name.clone(), during: call.to_string() }
         }
         MeshError::Transport(TransportError::Aborted { peer, reason }) => {
-            let AbortReason { origin, cause, retryable } = *reason;
+            let AbortReason { origin, cause, kind } = *reason;
             // A transport of the caller's may say nothing of where it began.
             let origin = if origin.is_empty() { name(peer) } else { origin };
-            Error::Aborted { group: team.name.clone(), origin, cause, retryable }
+            Error::aborted(&team.name, &origin, &cause, kind)
         }
         // Interrupted, which only an abort does.
         MeshError::Transport(_) => team.aborted(Some(call)),

@@ -235,7 +235,7 @@ impl DeviceGroup {
         let work = Work { call, input, output, stream };
         self.attempt(&work).inspect_err(|error| {
             // The others must not wait for a rank that does not come.
-            self.group.abort_with(error.as_reason(self.group.rank_name(self.group.rank())));
+            self.group.abort_by(error);
             self.way.abort(&error.to_string());
         })
     }
@@ -292,13 +292,8 @@ fn duplicate(group: &ProcessGroup) -> Result<ProcessGroup> {
 
 /// What cannot be: a rank that gave a colour got no group.
 fn missing(group: &ProcessGroup) -> Error {
-    let (group, origin) = (group.name().to_owned(), group.rank_name(group.rank()).to_owned());
-    Error::Aborted {
-        group,
-        origin,
-        cause: "a rank was left out of a group that it asked for".to_owned(),
-        retryable: false,
-    }
+    let cause = "a rank was left out of a group that it asked for";
+    Error::aborted(group.name(), group.rank_name(group.rank()), cause, distribute_cluster::FailureKind::Permanent)
 }
 
 fn device_error(group: &ProcessGroup, error: distribute_device::Error) -> Error {

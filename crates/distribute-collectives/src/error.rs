@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use distribute_cluster::FailureKind;
+
 use crate::transport::AbortReason;
 use crate::{Call, Rank};
 
@@ -130,8 +132,8 @@ pub enum Error {
         origin: String,
         /// Why.
         cause: String,
-        /// Whether the job may succeed when it is started again, as whoever failed first says.
-        retryable: bool,
+        /// Whether a restart helps against that, as whoever failed first says.
+        kind: FailureKind,
     },
     /// A function of the caller's panicked while it worked for an operation: a reduction, a cross-device operation, an
     /// algorithm or a transport. The group is aborted on all ranks, and what the call's memory holds is unspecified.
@@ -338,35 +340,74 @@ impl Error {
     /// What peers are told of this error of `name`: the first cause, and not who has passed it on.
     pub(crate) fn as_reason(&self, name: &str) -> AbortReason {
         match self {
-            Error::Aborted { origin, cause, retryable, .. } => {
-                AbortReason { origin: origin.clone(), cause: cause.clone(), retryable: *retryable }
+            Error::Aborted { origin, cause, kind, .. } => {
+                AbortReason { origin: origin.clone(), cause: cause.clone(), kind: *kind }
             }
-            other => AbortReason { origin: name.to_owned(), cause: other.to_string(), retryable: other.is_retryable() },
+            other => AbortReason { origin: name.to_owned(), cause: other.to_string(), kind: other.failure_kind() },
         }
     }
 
-    /// Whether members were configured wrongly, or differently: programs end with exit code 2 then.
-    pub fn is_configuration(&self) -> bool {
-        match self {
-            Error::UnknownName { .. }
-            | Error::Disagreement { .. }
-            | Error::Schedules { .. }
-            | Error::NotBuilt { .. } => true,
-            Error::Cluster(error) => matches!(**error, distribute_cluster::Error::Config { .. }),
-            _ => false,
-        }
+    /// The abort of a group, with the first cause alone: a cause that is an abort itself, told on by one that was aborted, is
+    /// replaced by what it tells of.
+    pub(crate) fn aborted(group: &str, origin: &str, cause: &str, kind: FailureKind) -> Error {
+        let (origin, cause) = match cause.rsplit_once(ABORTED_BY).and_then(|(_, told)| told.split_once(": ")) {
+            Some((first, cause)) => (first, cause),
+            None => (origin, cause),
+        };
+        let AbortReason { origin, cause, kind } =
+            AbortReason { origin: origin.to_owned(), cause: cause.to_owned(), kind }.tidied();
+        Error::Aborted { group: group.to_owned(), origin, cause, kind }
     }
 
     /// Whether the same program may succeed when it is started again.
     pub fn is_retryable(&self) -> bool {
+        self.failure_kind() == FailureKind::Retryable
+    }
+
+    /// Whether a restart helps; where the group was aborted, whether it helps against the first cause.
+    pub fn failure_kind(&self) -> FailureKind {
         match self {
-            Error::PeerLost { .. } | Error::PeerLeft { .. } | Error::Deadline { .. } | Error::Connect { .. } => true,
-            Error::Aborted { retryable, .. } => *retryable,
-            Error::Cluster(error) => error.is_retryable(),
-            _ => false,
+            Error::PeerLost { .. } | Error::PeerLeft { .. } | Error::Deadline { .. } | Error::Connect { .. } => {
+                FailureKind::Retryable
+            }
+            Error::Aborted { kind, .. } => *kind,
+            Error::UnknownName { .. }
+            | Error::Disagreement { .. }
+            | Error::Schedules { .. }
+            | Error::NotBuilt { .. } => FailureKind::Configuration,
+            Error::Cluster(error) => error.failure_kind(),
+            _ => FailureKind::Permanent,
         }
     }
 }
 
+/// What stands before the name of whoever has aborted a group.
+const ABORTED_BY: &str = " was aborted by ";
+
 /// The result of this crate's operations.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_abort_is_told_once_with_its_first_cause_and_kind() {
+        let first = Error::UnknownName { what: "transport", given: "tpc".to_owned(), expected: "tcp" };
+        let abort =
+            |reason: AbortReason, group: &str| Error::aborted(group, &reason.origin, &reason.cause, reason.kind);
+        let mut told = abort(first.as_reason("worker:1"), "world");
+        // Whoever was aborted tells the next, as a reason or in words.
+        for peer in ["worker:2", "worker:3"] {
+            told = abort(told.as_reason(peer), "inner");
+        }
+        let words = format!("worker 3 failed: {told}");
+        for error in [told, Error::aborted("inner", "worker:3", &words, FailureKind::Configuration)] {
+            assert_eq!(error.failure_kind(), FailureKind::Configuration);
+            assert_eq!(error.to_string(), format!("group \"inner\" was aborted by worker:1: {first}"));
+        }
+        let lost = Error::aborted("g", "worker:1", "the power went\nINFO all is well", FailureKind::Retryable);
+        assert_eq!(lost.to_string(), "group \"g\" was aborted by worker:1: the power went\\nINFO all is well");
+        assert!(lost.is_retryable());
+    }
+}

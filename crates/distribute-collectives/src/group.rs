@@ -14,7 +14,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use distribute_cluster::Coordination;
+use distribute_cluster::{Coordination, FailureKind};
 use distribute_device::DType;
 
 use crate::bridge::{Bridge, Job};
@@ -24,7 +24,7 @@ use crate::memory::{Borrowed, Buffers, OwnedBuffers};
 use crate::mesh::Mesh;
 use crate::recorder::{FlightRecord, Ticket};
 use crate::team::{MAX_LOCAL_RANKS, Operation, Team, lock};
-use crate::transport::{AbortReason, Transport};
+use crate::transport::Transport;
 use crate::{Algorithm, DeviceImplementation, Error, Options, Rank, ReduceOp, Result, Work};
 
 /// One rank's handle on an ordered group of ranks that call collective operations together.
@@ -204,24 +204,23 @@ impl ProcessGroup {
 
     /// Ends the group on every rank: operations under way and later ones return [`Error::Aborted`] with `reason`.
     ///
-    /// For a rank that fails outside a collective, so that its peers do not wait for it. The failure counts as permanent: job
-    /// managers need not start the job again. See [`abort_with`](ProcessGroup::abort_with) for others.
+    /// For a rank that fails outside a collective by an error of its own, against which a restart does not help, so that its peers
+    /// do not wait for it.
     pub fn abort(&self, reason: &str) {
-        let origin = self.team.local_name(self.local);
-        self.abort_with(AbortReason { origin, cause: reason.to_owned(), retryable: false });
+        self.abort_as(reason, FailureKind::Permanent);
     }
 
-    /// As [`abort`](ProcessGroup::abort), for a failure that began elsewhere or that may pass.
-    pub fn abort_with(&self, reason: AbortReason) {
-        let AbortReason { origin, cause, retryable } = reason;
-        let error = Error::Aborted { group: self.team.name.clone(), origin: origin.clone(), cause, retryable };
+    /// As [`abort`](ProcessGroup::abort), for a failure against which a restart helps or not: the errors of all ranks say so, and
+    /// with them the exit codes of their processes.
+    pub fn abort_as(&self, reason: &str, kind: FailureKind) {
+        let origin = self.team.local_name(self.local);
+        let error = Error::aborted(&self.team.name, &origin, reason, kind);
         self.team.abort(&origin, &error);
     }
 
-    /// Says whether this rank makes no calls for now, although it keeps its handle. A rank of the same process that waits for a
-    /// call of it then gets [`Error::Absent`] at once, where it would else wait until its deadline.
-    pub fn rest(&self, resting: bool) {
-        self.team.rest(self.local, resting);
+    /// Ends the group by an error of this rank.
+    pub(crate) fn abort_by(&self, error: &Error) {
+        self.team.abort(&self.team.local_name(self.local), error);
     }
 
     /// Why the group has ended, if it has.

@@ -108,10 +108,8 @@ impl Job {
                     during: "a pause between operations".to_owned(),
                     how: format!("{how} (last heard from {:.1} s ago)", last_heard.as_secs_f64()),
                 },
-                FailureCause::Reported(reason) => {
-                    Error::Aborted { group, origin: peer.clone(), cause: reason.clone(), retryable: true }
-                }
-                _ => Error::Aborted { group, origin: peer.clone(), cause: failure.to_string(), retryable: true },
+                FailureCause::Reported(reason) => Error::aborted(&group, &peer, reason, failure.kind),
+                _ => Error::aborted(&group, &peer, &failure.to_string(), failure.kind),
             };
             team.abort(&peer, &error);
         });

@@ -19,6 +19,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use distribute_cluster::FailureKind;
+
 use crate::bridge::Bridge;
 use crate::call::Call;
 use crate::exchange::Disagreement;
@@ -297,18 +299,13 @@ impl Team {
                 let during = call.map_or(during, |call| call.to_string());
                 Error::PeerLost { name, peer, peer_rank, during, how }
             }
-            Some(abort) => Error::Aborted {
-                group: self.name.clone(),
-                origin: abort.origin,
-                cause: abort.error.to_string(),
-                retryable: abort.error.is_retryable(),
-            },
-            None => Error::Aborted {
-                group: self.name.clone(),
-                origin: "an earlier failure".to_owned(),
-                cause: "an operation failed".to_owned(),
-                retryable: true,
-            },
+            Some(abort) => {
+                Error::aborted(&self.name, &abort.origin, &abort.error.to_string(), abort.error.failure_kind())
+            }
+            None => {
+                let (origin, cause) = ("an earlier failure", "an operation failed");
+                Error::aborted(&self.name, origin, cause, FailureKind::Retryable)
+            }
         }
     }
 

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use distribute_cluster::FailureKind;
+
 use crate::memory::OwnedBuffers;
 use crate::recorder::Ticket;
 use crate::team::{Operation, Team};
@@ -41,11 +43,9 @@ impl<B: OwnedBuffers> Work<B> {
         let buffers = self.buffers.take();
         outcome?;
         // `wait` consumes the work, so the memory is still here.
-        buffers.ok_or_else(|| crate::Error::Aborted {
-            group: self.team.name.clone(),
-            origin: "this rank".to_owned(),
-            cause: "the work was already waited for".to_owned(),
-            retryable: false,
+        buffers.ok_or_else(|| {
+            let cause = "the work was already waited for";
+            Error::aborted(&self.team.name, "this rank", cause, FailureKind::Permanent)
         })
     }
 }

@@ -5,7 +5,7 @@ use std::net::TcpListener;
 use std::sync::Arc;
 use std::time::Duration;
 
-use distribute_cluster::{Coordination, CoordinationOptions, Membership};
+use distribute_cluster::{Coordination, CoordinationOptions, FailureKind, Membership};
 use distribute_collectives::{Difference, Error, Options, ProcessGroup, Rank, ReduceOp, first_difference};
 
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -228,4 +228,28 @@ fn descriptions_that_differ_are_told_line_by_line() {
     let [Some(shorter), Some(longer)] = &found[..] else { panic!("{found:?}") };
     assert_eq!((shorter.line, &shorter.mine, shorter.theirs.as_deref()), (1, &None, Some("b c")));
     assert_eq!((longer.line, longer.mine.as_deref(), &longer.theirs), (1, Some("b c"), &None));
+}
+
+#[test]
+fn the_first_cause_and_its_kind_reach_every_rank_once() {
+    for kind in [FailureKind::Configuration, FailureKind::Permanent, FailureKind::Retryable] {
+        for (processes, local) in [(1, 3), (3, 1)] {
+            let groups = groups(processes, local);
+            let cause = format!(" was aborted by {}: the models differ", groups[0].rank_name(Rank(1)));
+            let errors = each(&groups, |group| {
+                if group.rank().0 == 1 {
+                    group.abort_as("the models differ", kind);
+                }
+                let error = group.all_reduce(&mut [0u32], ReduceOp::Sum).unwrap_err();
+                // Told on by one that was aborted itself.
+                group.abort_as(&format!("worker {} failed: {error}", group.rank()), FailureKind::Retryable);
+                [error, group.barrier().unwrap_err()]
+            });
+            for error in errors.iter().flatten() {
+                assert_eq!(error.failure_kind(), kind, "{error}");
+                assert!(matches!(error, Error::Aborted { .. }) && error.to_string().ends_with(&cause), "{error}");
+                assert_eq!(error.to_string().matches("aborted by").count(), 1, "{error}");
+            }
+        }
+    }
 }

@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::Duration;
 
+use distribute_cluster::FailureKind;
 use distribute_collectives::{DeviceGroup, ProcessGroup, Rank, ReduceOp};
 use distribute_device::DeviceSpec;
 use distribute_values::{Axis, PerReplica, Place, Structure, TensorStorage, gather_structure, reduce_structure};
@@ -119,7 +120,7 @@ impl ReplicaContext {
     /// Ends this replica's groups, so that nobody waits for it.
     pub(crate) fn abort(&self, reason: &str) {
         self.group().abort(reason);
-        self.strategy.replicas().abort_further_groups(self.local, reason);
+        self.strategy.replicas().abort_further_groups(self.local, reason, FailureKind::Permanent);
     }
 
     /// Notes what a failure of this run goes back to.

@@ -1,5 +1,7 @@
 //! What can go wrong with strategies.
 
+use distribute_cluster::FailureKind;
+
 /// An error of this crate.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -138,26 +140,20 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether the job was configured wrongly, or differently on some workers: programs end with exit code 2 then.
-    pub fn is_configuration(&self) -> bool {
-        match self {
-            Error::Devices { .. } | Error::Device(_) | Error::SettingsDiffer { .. } => true,
-            Error::Collective(error) | Error::Values(distribute_values::Error::Collective(error)) => {
-                error.is_configuration()
-            }
-            Error::Cluster(error) => matches!(error, distribute_cluster::Error::Config { .. }),
-            _ => false,
-        }
-    }
-
     /// Whether the same program may succeed when it is started again: a peer was lost or slow.
     pub fn is_retryable(&self) -> bool {
+        self.failure_kind() == FailureKind::Retryable
+    }
+
+    /// Whether a restart helps; where a peer failed, whether it helps against that failure.
+    pub fn failure_kind(&self) -> FailureKind {
         match self {
             Error::Collective(error) | Error::Values(distribute_values::Error::Collective(error)) => {
-                error.is_retryable()
+                error.failure_kind()
             }
-            Error::Cluster(error) => error.is_retryable(),
-            _ => false,
+            Error::Cluster(error) => error.failure_kind(),
+            Error::Devices { .. } | Error::Device(_) | Error::SettingsDiffer { .. } => FailureKind::Configuration,
+            _ => FailureKind::Permanent,
         }
     }
 }

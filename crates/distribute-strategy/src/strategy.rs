@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 
-use distribute_cluster::Coordination;
+use distribute_cluster::{Coordination, FailureKind};
 use distribute_collectives::{DeviceGroup, Options, ProcessGroup, ReduceOp};
 use distribute_device::{Device, DeviceKind, DeviceSpec, Devices};
 use distribute_values::{
@@ -275,15 +275,25 @@ impl Strategy {
     /// # Source
     /// `report_error_to_cluster` of TensorFlow's coordination service.
     pub fn tell_failure<R, E: std::fmt::Display>(&self, outcome: Result<R, E>) -> Result<R, E> {
+        self.tell_failure_as(outcome, |_| FailureKind::Permanent)
+    }
+
+    /// As [`tell_failure`](Strategy::tell_failure), for errors of several kinds: the errors of the other processes are of the same kind
+    /// as this one, and so are their exit codes.
+    pub fn tell_failure_as<R, E: std::fmt::Display>(
+        &self,
+        outcome: Result<R, E>,
+        kind: impl FnOnce(&E) -> FailureKind,
+    ) -> Result<R, E> {
         let replicas = self.replicas();
         if let Err(error) = &outcome
             && replicas.topology.workers > 1
             && !replicas.step_word.all_leave()
         {
-            let reason = format!("worker {} failed: {error}", replicas.topology.worker);
+            let (reason, kind) = (format!("worker {} failed: {error}", replicas.topology.worker), kind(error));
             for (local, group) in replicas.groups().iter().enumerate() {
-                group.abort(&reason);
-                replicas.abort_further_groups(local, &reason);
+                group.abort_as(&reason, kind);
+                replicas.abort_further_groups(local, &reason, kind);
             }
         }
         outcome
@@ -548,9 +558,9 @@ impl Replicas {
     }
 
     /// Ends the groups that were made besides the first.
-    pub(crate) fn abort_further_groups(&self, local: usize, reason: &str) {
+    pub(crate) fn abort_further_groups(&self, local: usize, reason: &str, kind: FailureKind) {
         if let Some(group) = &self.graph_groups.lock().unwrap_or_else(PoisonError::into_inner)[local] {
-            group.abort(reason);
+            group.abort_as(reason, kind);
         }
         if let Some(group) = &self.device_groups.lock().unwrap_or_else(PoisonError::into_inner)[local] {
             group.abort(reason);

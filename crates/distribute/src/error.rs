@@ -1,5 +1,7 @@
 //! What can go wrong in a distributed program.
 
+use distribute_cluster::FailureKind;
+
 /// Any error of the crates behind this one, and the program's own.
 ///
 /// Its `Debug` is its sentence, so that a program whose `main` returns it ends with words.
@@ -74,8 +76,9 @@ impl Error {
         }
     }
 
-    /// The exit code by which job managers know what to do: 138 for failures of other processes or the network, after
-    /// which a restart helps; 2 for a wrong description of the cluster or of devices; else 1.
+    /// The exit code by which job managers know what to do: 138 for lost processes and a slow or broken network, after
+    /// which a restart helps; 2 for a wrong description of the cluster or of devices, or processes that are configured differently;
+    /// else 1. A process that ends because another has failed ends with a code of the same kind as that one.
     pub fn exit_code(&self) -> u8 {
         let train = match self {
             Error::Train(error) => Some(error),
@@ -99,10 +102,12 @@ impl Error {
         let configuration = match self {
             _ if servers.is_some() => servers.is_some_and(distribute_parameter_server::Error::is_configuration),
             #[cfg(feature = "candle")]
-            Error::Model(error) if error.is_configuration() => true,
-            Error::Cluster(error) => matches!(error, distribute_cluster::Error::Config { .. }),
-            Error::Collective(error) => error.is_configuration(),
-            Error::Strategy(error) => error.is_configuration(),
+            Error::Model(error) if train.is_none() => error.failure_kind() == FailureKind::Configuration,
+            Error::Cluster(error) => error.failure_kind() == FailureKind::Configuration,
+            Error::Collective(error) | Error::Values(distribute_values::Error::Collective(error)) => {
+                error.failure_kind() == FailureKind::Configuration
+            }
+            Error::Strategy(error) => error.failure_kind() == FailureKind::Configuration,
             Error::Device(_) => true,
             _ => matches!(
                 train,

@@ -64,7 +64,7 @@ impl<M: ModuleT + Sync> Trainer<M> {
     /// # Errors
     /// Those of the data, of candle, of callbacks, of checkpoints, and of the collectives.
     pub fn fit(&mut self, data: &impl TrainingData, fit: Fit) -> Result<History> {
-        self.strategy.tell_failure(self.train(data, fit))
+        self.strategy.tell_failure_as(self.train(data, fit), Error::failure_kind)
     }
 
     fn train(&self, data: &dyn TrainingData, mut fit: Fit) -> Result<History> {

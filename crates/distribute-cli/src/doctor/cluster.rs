@@ -9,7 +9,7 @@ use super::seen::Seen;
 ///
 /// The second is the membership in the group that trains; parameter servers have none.
 pub(crate) fn cluster(seen: &Seen) -> (Check, Option<Membership>) {
-    let resolver = match TfConfigResolver::from_vars(seen.lookup()) {
+    let resolver = match TfConfigResolver::from_vars(seen.raw()) {
         Ok(resolver) => resolver,
         Err(error) => return (sentence("cluster", error), None),
     };
@@ -18,7 +18,7 @@ pub(crate) fn cluster(seen: &Seen) -> (Check, Option<Membership>) {
     if let Some(task) = resolver.task().filter(|task| task.kind == TaskType::Ps) {
         return (Check::ok("cluster", format!("TF_CONFIG: this is {task} of {}", jobs(&spec))), None);
     }
-    match Membership::from_vars(seen.lookup()) {
+    match Membership::from_vars(seen.raw()) {
         Err(error) => (sentence("cluster", error), None),
         Ok(None) => (alone(seen), None),
         Ok(Some(membership)) => (member(seen, &membership, &spec), Some(membership)),

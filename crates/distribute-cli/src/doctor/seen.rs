@@ -48,6 +48,11 @@ impl Seen {
         |name: &str| self.variable(name).map(str::to_owned)
     }
 
+    /// As [`lookup`](Seen::lookup), with those that are set to nothing, which are errors where they say what a process is.
+    pub(crate) fn raw(&self) -> impl Fn(&str) -> Option<String> {
+        |name: &str| self.variables.get(name).cloned()
+    }
+
     /// All variables that are not empty, by name.
     pub(crate) fn variables(&self) -> impl Iterator<Item = (&str, &str)> {
         self.variables.keys().filter_map(|name| Some((name.as_str(), self.variable(name)?)))

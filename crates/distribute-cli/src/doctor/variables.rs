@@ -83,11 +83,12 @@ const PREFIX: &str = "DISTRIBUTE_";
 const TESTS: &str = "DISTRIBUTE_TEST";
 
 /// Read by the libraries.
-const OURS: [&str; 15] = [
+const OURS: [&str; 16] = [
     "DISTRIBUTE_ALGORITHM",
     "DISTRIBUTE_FLIGHT_DIR",
     "DISTRIBUTE_HOST_ID",
     "DISTRIBUTE_INTERFACE",
+    "DISTRIBUTE_JOB_ID",
     "DISTRIBUTE_KERNEL_CACHE",
     "DISTRIBUTE_LINK",
     "DISTRIBUTE_LOG",

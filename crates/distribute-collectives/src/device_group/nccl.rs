@@ -178,7 +178,7 @@ impl Shared {
         let wrong = self.group.failure().or_else(|| self.own_failure());
         if let Some(error) = &wrong {
             self.abort(&error.to_string());
-            self.group.abort_with(error.as_reason(self.group.rank_name(self.group.rank())));
+            self.group.abort_by(&error);
         }
         wrong.is_none()
     }

@@ -1,45 +1,55 @@
 //! What a member that gives up tells its peers.
 
+use distribute_cluster::{FailureKind, printable};
 use serde::{Deserialize, Serialize};
 
 /// Why a member gives up.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AbortReason {
     /// Who failed first.
     pub origin: String,
     /// What happened there.
     pub cause: String,
-    /// Whether the same job may succeed when it is started again: a lost machine, but not a wrong model.
-    pub retryable: bool,
+    /// Whether the same job may succeed when it is started again: after a lost machine, but not with a wrong model.
+    pub kind: FailureKind,
+}
+
+/// A reason as bytes.
+#[derive(Serialize, Deserialize)]
+struct Encoded {
+    origin: String,
+    cause: String,
+    kind: u32,
 }
 
 impl AbortReason {
-    /// Longest text of either field; what is longer is cut.
-    const MAX_TEXT: usize = 4096;
+    /// Longest text of either field, in characters; what is longer is cut.
+    const MAX_TEXT: usize = 2000;
 
     /// Bytes for transports that have no encoding of their own.
     pub fn encode(&self) -> Vec<u8> {
-        // Two texts and a truth value always have a form.
-        serde_json::to_vec(&self.tidied()).unwrap_or_default()
+        let AbortReason { origin, cause, kind } = self.tidied();
+        // Two texts and a number always have a form.
+        serde_json::to_vec(&Encoded { origin, cause, kind: kind.code() }).unwrap_or_default()
     }
 
     /// Reads what [`encode`](AbortReason::encode) wrote; other bytes are a cause of unknown origin.
     pub fn decode(bytes: &[u8]) -> AbortReason {
-        let reason = serde_json::from_slice(bytes).unwrap_or_else(|_| AbortReason {
-            origin: "a peer".to_owned(),
-            cause: String::from_utf8_lossy(bytes).into_owned(),
-            retryable: true,
-        });
+        let reason = match serde_json::from_slice(bytes) {
+            Ok(Encoded { origin, cause, kind }) => AbortReason { origin, cause, kind: FailureKind::from_code(kind) },
+            Err(_) => AbortReason {
+                origin: String::new(),
+                cause: String::from_utf8_lossy(bytes).into_owned(),
+                kind: FailureKind::Retryable,
+            },
+        };
         reason.tidied()
     }
 
     /// With texts of bounded length on one line, as they end in others' logs.
     pub(crate) fn tidied(&self) -> AbortReason {
-        let tidy = |text: &str| -> String {
-            let end = text.floor_char_boundary(Self::MAX_TEXT);
-            text[..end].chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
-        };
-        AbortReason { origin: tidy(&self.origin), cause: tidy(&self.cause), retryable: self.retryable }
+        let tidy = |text: &str| printable(text, Self::MAX_TEXT);
+        AbortReason { origin: tidy(&self.origin), cause: tidy(&self.cause), kind: self.kind }
     }
 }
 
@@ -49,16 +59,17 @@ mod tests {
 
     #[test]
     fn reasons_read_back_on_one_line_and_cut() {
-        let reason = AbortReason { origin: "worker:1".to_owned(), cause: "loss is NaN".to_owned(), retryable: false };
+        let (origin, cause) = ("worker:1".to_owned(), "loss is NaN".to_owned());
+        let reason = AbortReason { origin, cause, kind: FailureKind::Configuration };
         assert_eq!(AbortReason::decode(&reason.encode()), reason);
         let forged = AbortReason { cause: format!("a\nERROR b{}", "ü".repeat(5000)), ..reason };
         let read = AbortReason::decode(&forged.encode());
-        assert!(read.cause.starts_with("a ERROR b") && read.cause.len() <= AbortReason::MAX_TEXT);
+        assert!(!read.cause.contains('\n') && read.cause.chars().count() <= AbortReason::MAX_TEXT + 10, "{read:?}");
     }
 
     #[test]
     fn other_bytes_are_a_cause() {
         let read = AbortReason::decode(b"out of \xff memory");
-        assert!(read.cause.starts_with("out of") && read.retryable, "{read:?}");
+        assert!(read.cause.starts_with("out of") && read.kind == FailureKind::Retryable, "{read:?}");
     }
 }

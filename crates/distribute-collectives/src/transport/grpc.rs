@@ -227,8 +227,8 @@ impl Transport for GrpcTransport {
 
     fn abort(&mut self, reason: &AbortReason) {
         if !std::mem::replace(&mut self.aborted, true) {
-            let AbortReason { origin, cause, retryable } = reason.tidied();
-            self.tell(&Kind::Abort(Abort { origin, cause, retryable }));
+            let AbortReason { origin, cause, kind } = reason.tidied();
+            self.tell(&Kind::Abort(Abort { origin, cause, kind: kind.code() }));
         }
     }
 
@@ -333,8 +333,9 @@ fn peer(outbox: mpsc::Sender<Bytes>, body: Body, mut unframer: Unframer, mut res
                     let mut state = lock(&heard);
                     state.heard = Some(Instant::now());
                     match words {
-                        Kind::Abort(Abort { origin, cause, retryable }) => {
-                            let reason = AbortReason { origin, cause, retryable };
+                        Kind::Abort(Abort { origin, cause, kind }) => {
+                            let kind = distribute_cluster::FailureKind::from_code(kind);
+                            let reason = AbortReason { origin, cause, kind };
                             state.aborted = Some(Box::new(reason.tidied()));
                         }
                         Kind::Left(_) => state.left = true,
