@@ -223,6 +223,12 @@ impl ProcessGroup {
         self.team.abort(&self.team.local_name(self.local), error);
     }
 
+    /// Says whether this rank makes no calls for now, although it keeps its handle. A rank of the same process that waits for a
+    /// call of it then gets [`Error::Absent`] at once, where it would else wait until its deadline.
+    pub fn rest(&self, resting: bool) {
+        self.team.rest(self.local, resting);
+    }
+
     /// Why the group has ended, if it has.
     pub fn failure(&self) -> Option<Error> {
         self.team.failure()
