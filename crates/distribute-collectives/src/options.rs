@@ -61,7 +61,8 @@ impl Options {
     /// # Errors
     /// [`Error::UnknownName`] where one of them cannot be read.
     pub fn from_env() -> Result<Options> {
-        Options::from_vars(|name| std::env::var(name).ok())
+        // What is no UTF-8 is no value that an option has, and is named as it can be.
+        Options::from_vars(|name| Some(std::env::var_os(name)?.to_string_lossy().into_owned()))
     }
 
     /// As [`from_env`](Options::from_env), with the variables looked up by a function.

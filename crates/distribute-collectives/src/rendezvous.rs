@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use distribute_cluster::{Coordination, CoordinationOptions, FailureCause, Membership};
+use distribute_cluster::{Coordination, CoordinationOptions, FailureCause, Membership, look_up};
 use serde::{Deserialize, Serialize};
 
 use crate::bridge::Job;
@@ -122,6 +122,9 @@ static GENERATIONS: AtomicU64 = AtomicU64::new(0);
 /// Members of a group that is being formed have met already, so connecting takes no longer than this.
 pub(crate) const MAX_CONNECT: Duration = Duration::from_secs(60);
 
+/// How long the name of a host may take to be looked up.
+pub(crate) const LOOK_UP: Duration = Duration::from_secs(10);
+
 /// What members of one group speak with each other; what cannot be read differs in it.
 const PROTOCOL: &str = concat!("distribute-collectives ", env!("CARGO_PKG_VERSION"), ", messages dst2");
 
@@ -219,7 +222,8 @@ pub(crate) fn no_nonce(source: std::io::Error) -> ConnectError {
 
 /// Listens where peers can reach this process: on the address of its host name, else on all interfaces.
 pub(crate) fn listen(host: &str) -> Result<TcpListener, ConnectError> {
-    TcpListener::bind((host, 0))
+    look_up(&join_host(host, 0), LOOK_UP)
+        .and_then(|addresses| TcpListener::bind(&addresses[..]))
         .or_else(|_| TcpListener::bind("[::]:0"))
         .or_else(|_| TcpListener::bind("0.0.0.0:0"))
         .map_err(|source| ConnectError { action: "listen on a port of", address: host.to_owned(), source })

@@ -1,11 +1,10 @@
 //! The tasks that serve: workers and parameter servers.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::sync::Arc;
-use std::sync::mpsc;
 use std::time::Duration;
 
-use distribute_cluster::{ClusterResolver, Incoming, JobId, Task, TaskType};
+use distribute_cluster::{ClusterResolver, Incoming, JobId, Task, TaskType, look_up};
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -213,30 +212,13 @@ async fn serve<M: Methods>(
 fn listen(task: Task, address: &str) -> Result<TcpListener> {
     let failed = |source| Error::Listen { task, address: address.to_owned(), source };
     let port = address.rsplit(':').next().and_then(|port| port.parse().ok()).unwrap_or(0);
-    let loopback = resolved(address).map_err(failed)?.into_iter().find(|address| address.ip().is_loopback());
+    let loopback = look_up(address, RESOLVE_TIMEOUT).map_err(failed)?.into_iter().find(|address| address.ip().is_loopback());
     match loopback {
         Some(address) => TcpListener::bind(address).map_err(failed),
         None => TcpListener::bind((IpAddr::from(Ipv6Addr::UNSPECIFIED), port))
             .or_else(|_| TcpListener::bind((IpAddr::from(Ipv4Addr::UNSPECIFIED), port)))
             .map_err(failed),
     }
-}
-
-/// What an address stands for; nothing where nobody knows.
-///
-/// # Errors
-/// Those who should know do not answer in time.
-fn resolved(address: &str) -> std::io::Result<Vec<SocketAddr>> {
-    let (sender, answer) = mpsc::channel();
-    let wanted = address.to_owned();
-    // The system's resolver takes no deadline: its thread ends whenever it does.
-    std::thread::Builder::new()
-        .name("resolve".to_owned())
-        .spawn(move || drop(sender.send(wanted.to_socket_addrs().map(Iterator::collect).unwrap_or_default())))?;
-    answer.recv_timeout(RESOLVE_TIMEOUT).map_err(|_| {
-        let seconds = RESOLVE_TIMEOUT.as_secs();
-        std::io::Error::new(std::io::ErrorKind::TimedOut, format!("its name was not resolved within {seconds} s"))
-    })
 }
 
 /// How long a connection may stay without a call that is admitted.

@@ -1,14 +1,16 @@
 //! How members of a group connect: each calls those before it and is called by those after it.
 
 use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
+use distribute_cluster::look_up;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::super::shm::{self, Lane, Obstacle};
 use super::super::{ConnectError, Nonce, Sharing};
+use crate::rendezvous::LOOK_UP;
 
 /// How long a caller may take to say who it is. Port scanners never do.
 const MAX_SILENCE: Duration = Duration::from_secs(5);
@@ -289,9 +291,10 @@ const WELCOME: &[u8; 8] = b"dst-wlc2";
 fn dial(address: &str, hello: Hello, deadline: Instant) -> Result<TcpStream, ConnectError> {
     let mut pause = Duration::from_millis(5);
     loop {
-        let attempt = resolve(address).and_then(|resolved| {
+        let attempt = look_up(address, LOOK_UP).and_then(|resolved| {
+            let resolved = resolved.first().ok_or(io::ErrorKind::NotFound)?;
             let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
-            let mut stream = TcpStream::connect_timeout(&resolved, left)?;
+            let mut stream = TcpStream::connect_timeout(resolved, left)?;
             stream.write_all(&hello.encode())?;
             Ok(stream)
         });
@@ -304,8 +307,4 @@ fn dial(address: &str, hello: Hello, deadline: Instant) -> Result<TcpStream, Con
         }
         pause = (pause * 2).min(Duration::from_millis(500));
     }
-}
-
-fn resolve(address: &str) -> io::Result<SocketAddr> {
-    address.to_socket_addrs()?.next().ok_or_else(|| io::Error::other("the name has no address"))
 }
