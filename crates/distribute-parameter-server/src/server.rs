@@ -212,7 +212,13 @@ async fn serve<M: Methods>(
 fn listen(task: Task, address: &str) -> Result<TcpListener> {
     let failed = |source| Error::Listen { task, address: address.to_owned(), source };
     let port = address.rsplit(':').next().and_then(|port| port.parse().ok()).unwrap_or(0);
-    let loopback = look_up(address, RESOLVE_TIMEOUT).map_err(failed)?.into_iter().find(|address| address.ip().is_loopback());
+    let addresses = match look_up(address, RESOLVE_TIMEOUT) {
+        Ok(addresses) => addresses,
+        Err(error) if error.kind() == std::io::ErrorKind::TimedOut => return Err(failed(error)),
+        // A name that only others know.
+        Err(_) => Vec::new(),
+    };
+    let loopback = addresses.into_iter().find(|address| address.ip().is_loopback());
     match loopback {
         Some(address) => TcpListener::bind(address).map_err(failed),
         None => TcpListener::bind((IpAddr::from(Ipv6Addr::UNSPECIFIED), port))
