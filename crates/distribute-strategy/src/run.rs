@@ -196,9 +196,8 @@ mod tests {
         let strategy = strategy(Duration::from_millis(100));
         // On a thread that knows nothing of the replica.
         let nested = || strategy.run_with((), |_, ()| Ok::<(), Error>(())).map(drop).map_err(|error| error.to_string());
-        let told = strategy.run_with((), |_, ()| {
-            Ok::<_, Error>(std::thread::scope(|scope| scope.spawn(nested).join().unwrap()))
-        });
+        let told = strategy
+            .run_with((), |_, ()| Ok::<_, Error>(std::thread::scope(|scope| scope.spawn(nested).join().unwrap())));
         for told in told.unwrap().values() {
             let told = told.as_ref().unwrap_err();
             assert!(told.contains("waited 100.0ms for another run of this strategy"), "{told}");
