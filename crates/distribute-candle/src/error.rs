@@ -227,6 +227,12 @@ pub enum Error {
          this replica, so multiply it by CandleContext::weigh"
     )]
     CutLoss,
+    /// A replica failed in the middle of a step's update, and got another's values.
+    #[error("replica {local} of this process failed while it updated its parameters; it gets another replica's")]
+    HalfUpdated {
+        /// Index of the replica among those of its process.
+        local: usize,
+    },
     /// A failure in the middle of a step's update has left no replica with whole parameters.
     #[error(
         "a failure has left the model half updated, on every replica that could lend its values; restore the newest \

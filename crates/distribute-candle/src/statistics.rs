@@ -9,13 +9,14 @@ use distribute_device::{BufferRef, DType, Element};
 use distribute_strategy::{Recoverable, RecoveryError};
 use distribute_values::TensorStorage;
 
+use crate::tensor::overwrite;
 use crate::{Candle, Variable};
 
 /// The statistics of all replicas of this process, and what they were when they were last noted.
 pub(crate) struct Statistics {
     variables: Vec<Statistic>,
-    /// Of each replica, by variable.
-    noted: Vec<Mutex<Vec<Vec<u8>>>>,
+    /// Of each replica, by variable; none before the first run.
+    noted: Vec<Mutex<Vec<Noted>>>,
     /// Whether it was said that one was no number.
     warned: AtomicBool,
 }
@@ -25,6 +26,39 @@ struct Statistic {
     components: Vec<Tensor>,
     /// Whether it is of the examples of all replicas together, so that one without examples has it, too.
     is_common: bool,
+}
+
+/// What a statistic was.
+#[derive(Clone)]
+enum Noted {
+    /// On the CPU.
+    Bytes(Vec<u8>),
+    /// On another device, where a copy waits for nobody and reading would.
+    Copy(Tensor),
+}
+
+impl Noted {
+    fn of(component: &Tensor) -> Result<Noted, RecoveryError> {
+        if !component.device().is_cpu() {
+            return Ok(Noted::Copy(component.copy()?));
+        }
+        let mut bytes = Vec::new();
+        TensorStorage::<Candle>::read(component, &mut |buffer| bytes.extend_from_slice(buffer.as_bytes()))?;
+        Ok(Noted::Bytes(bytes))
+    }
+
+    fn put_back(&self, component: &Tensor) -> Result<(), RecoveryError> {
+        match self {
+            Noted::Bytes(bytes) => TensorStorage::<Candle>::write(component, &mut |mut buffer| {
+                let target = buffer.as_bytes_mut();
+                if target.len() == bytes.len() {
+                    target.copy_from_slice(bytes);
+                }
+            })?,
+            Noted::Copy(copy) => overwrite(std::slice::from_ref(component), copy)?,
+        }
+        Ok(())
+    }
 }
 
 thread_local! {
@@ -57,31 +91,24 @@ impl Statistics {
         (!variables.is_empty()).then(|| Statistics { variables, noted, warned: AtomicBool::new(false) })
     }
 
-    fn lock(&self, local: usize) -> std::sync::MutexGuard<'_, Vec<Vec<u8>>> {
+    fn lock(&self, local: usize) -> std::sync::MutexGuard<'_, Vec<Noted>> {
         self.noted[local].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn write(component: &Tensor, bytes: &[u8]) -> Result<(), RecoveryError> {
-        TensorStorage::<Candle>::write(component, &mut |mut buffer| {
-            let target = buffer.as_bytes_mut();
-            if target.len() == bytes.len() {
-                target.copy_from_slice(bytes);
-            }
-        })?;
-        Ok(())
+    fn warn(&self, name: &str) {
+        if !self.warned.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                "{name} of a replica became NaN or infinite and keeps its value before: candle's batch_norm has no variance \
+                 for a batch of one row; make batches that leave every replica two rows, or use sync_batch_norm"
+            );
+        }
     }
 }
 
 impl Recoverable for Statistics {
     fn note(&self, local: usize) -> Result<(), RecoveryError> {
-        let mut noted = self.lock(local);
-        noted.resize(self.variables.len(), Vec::new());
-        for (statistic, noted) in self.variables.iter().zip(noted.iter_mut()) {
-            noted.clear();
-            TensorStorage::<Candle>::read(&statistic.components[local], &mut |buffer| {
-                noted.extend_from_slice(buffer.as_bytes())
-            })?;
-        }
+        let of_now = self.variables.iter().map(|statistic| Noted::of(&statistic.components[local]));
+        *self.lock(local) = of_now.collect::<Result<_, _>>()?;
         Ok(())
     }
 
@@ -90,7 +117,7 @@ impl Recoverable for Statistics {
         self.variables
             .iter()
             .zip(noted.iter())
-            .try_for_each(|(statistic, noted)| Statistics::write(&statistic.components[local], noted))
+            .try_for_each(|(statistic, noted)| noted.put_back(&statistic.components[local]))
     }
 
     /// A statistic that a batch has left without a finite value keeps the one before: candle's `batch_norm` divides by the
@@ -98,31 +125,26 @@ impl Recoverable for Statistics {
     fn commit(&self, local: usize, has_examples: bool) -> Result<(), RecoveryError> {
         let mut noted = self.lock(local);
         for (Statistic { name, components, is_common }, noted) in self.variables.iter().zip(noted.iter_mut()) {
+            let component = &components[local];
             if !has_examples && !is_common {
-                Statistics::write(&components[local], noted)?;
+                noted.put_back(component)?;
                 continue;
             }
-            let mut before = std::mem::take(noted);
-            let mut is_finite = true;
-            TensorStorage::<Candle>::read(&components[local], &mut |buffer| {
-                is_finite = finite(&buffer);
-                noted.extend_from_slice(buffer.as_bytes());
-            })?;
-            if is_finite || before.len() != noted.len() {
-                continue;
-            }
-            Statistics::write(&components[local], &before)?;
-            std::mem::swap(noted, &mut before);
-            if !self.warned.swap(true, Ordering::Relaxed) {
-                tracing::warn!(
-                    "{name} of a replica became NaN or infinite and keeps its value before: candle's batch_norm has no \
-                     variance for a batch of one row; make batches that leave every replica two rows, or use \
-                     sync_batch_norm"
-                );
+            if component.device().is_cpu() && !is_finite(component)? {
+                noted.put_back(component)?;
+                self.warn(name);
+            } else {
+                *noted = Noted::of(component)?;
             }
         }
         Ok(())
     }
+}
+
+fn is_finite(component: &Tensor) -> Result<bool, RecoveryError> {
+    let mut all_finite = true;
+    TensorStorage::<Candle>::read(component, &mut |buffer| all_finite = finite(&buffer))?;
+    Ok(all_finite)
 }
 
 fn finite(buffer: &BufferRef<'_>) -> bool {

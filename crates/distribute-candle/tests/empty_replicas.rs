@@ -330,5 +330,10 @@ fn who_asks_for_empty_batches_gets_them() {
     assert_eq!(rows(&data), [1, 1, 1, 1]);
     let joined = strategy.gather(&data.iter().last().unwrap().unwrap(), 0).unwrap();
     assert_eq!((joined.0.dims(), joined.0.dtype()), (&[1, 4][..], DType::U32));
-    assert_eq!(rows(&data.with_empty_batches()), [1, 0, 0, 0]);
+    let data = data.with_empty_batches();
+    assert_eq!(rows(&data), [1, 0, 0, 0]);
+    // On which the models above cannot work.
+    let model = strategy.scope(Transformer::new).unwrap();
+    let last = data.iter().last().unwrap().unwrap();
+    assert!(model.first().forward(&last.values()[3].0).is_err());
 }

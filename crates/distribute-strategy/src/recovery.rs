@@ -218,7 +218,9 @@ impl Recovery {
     /// Makes all states of a replica final: what is there now is what a failure goes back to.
     pub(crate) fn commit(&self, local: usize) -> Result<()> {
         let (states, has_examples) = (lock(&self.states[local]).clone(), self.has_examples(local));
-        states.iter().try_for_each(|state| state.commit(local, has_examples)).map_err(Error::NotNoted)
+        // All of them, so that they are of one step.
+        let outcomes = states.iter().map(|state| state.commit(local, has_examples));
+        outcomes.fold(Ok(()), Result::and).map_err(Error::NotNoted)
     }
 
     pub(crate) fn begin_batch(&self, local: usize, has_examples: bool) {

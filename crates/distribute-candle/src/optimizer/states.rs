@@ -1,7 +1,7 @@
 //! What replicas keep for an optimizer, and what becomes of it when a run fails.
 
 use std::collections::HashMap;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use candle_core::Tensor;
@@ -26,6 +26,8 @@ pub(super) struct States {
     pub(super) plan: OnceLock<Arc<Plan>>,
     /// One per local replica.
     pub(super) each: Vec<Mutex<ReplicaState>>,
+    /// As the model's `torn`, of the slots.
+    torn: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -80,6 +82,7 @@ impl States {
             slots: Mutex::new(slots.to_vec()),
             plan: OnceLock::new(),
             each: parts.tapes.iter().map(|_| Mutex::default()).collect(),
+            torn: AtomicBool::new(false),
         })
     }
 
@@ -95,11 +98,13 @@ impl States {
 
     /// An error where a failure has left no replica with whole parameters.
     pub(super) fn check(&self) -> Result<()> {
-        if self.parts.torn.load(Ordering::Acquire) { Err(Error::Torn) } else { Ok(()) }
+        let torn = [&self.parts.torn, &self.torn].into_iter().any(|torn| torn.load(Ordering::Acquire));
+        if torn { Err(Error::Torn) } else { Ok(()) }
     }
 
     /// Everything is whole again: it was restored.
     pub(super) fn restored(&self) {
+        self.torn.store(false, Ordering::Release);
         for state in &self.each {
             let mut state = lock(state);
             (state.change, state.undecided) = (Change::Whole, false);
@@ -138,6 +143,7 @@ impl States {
             }
             Err(error) => {
                 self.parts.torn.store(true, Ordering::Release);
+                self.torn.store(true, Ordering::Release);
                 Err(error)
             }
         }
@@ -174,6 +180,15 @@ impl Recoverable for States {
         Ok(())
     }
 
+    /// An update that failed is a run that failed, whatever the closure made of the error.
+    fn commit(&self, local: usize, _: bool) -> Result<(), RecoveryError> {
+        self.note(local)?;
+        match lock(&self.each[local]).change {
+            Change::Whole => Ok(()),
+            _ => Err(Error::HalfUpdated { local }.into()),
+        }
+    }
+
     fn settle(&self) -> Result<(), RecoveryError> {
         Ok(self.mend()?)
     }
@@ -187,5 +202,107 @@ impl ReplicaState {
         {
             fused.take_back();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::{DType, Device, Module};
+    use candle_nn::{Linear, linear};
+    use distribute_strategy::{MirroredStrategy, Strategy};
+    use distribute_train::checkpoint::{Checkpointed, Snapshot};
+
+    use super::*;
+    use crate::{Adam, CandleContext, CandleStrategy, Model, Optimizer};
+
+    fn trained(sharded: bool) -> (Strategy, Model<Linear>, Optimizer) {
+        let strategy = MirroredStrategy::builder().devices(["CPU:0", "CPU:1", "CPU:2"]).build().unwrap();
+        let model = strategy.scope(|vb| linear(5, 3, vb.pp("fc"))).unwrap();
+        let optimizer = Adam::new(0.1).build(&model).unwrap();
+        let optimizer = if sharded { optimizer.zero1().unwrap() } else { optimizer };
+        step(&strategy, &model, &optimizer).unwrap();
+        (strategy, model, optimizer)
+    }
+
+    fn step(strategy: &Strategy, model: &Model<Linear>, optimizer: &Optimizer) -> Result<()> {
+        let step = strategy.run_with((model, optimizer), |context, (model, optimizer)| {
+            let x = Tensor::ones((2, 5), DType::F32, &Device::Cpu)?;
+            optimizer.minimize(context, &context.average_loss(&model.forward(&x)?.sqr()?.sum(1)?, 6)?)
+        });
+        step.map(drop)
+    }
+
+    /// Parameters and slots of one replica.
+    fn values(model: &Model<Linear>, optimizer: &Optimizer, replica: usize) -> Vec<Vec<f32>> {
+        let parameters = model.variables().iter().map(|variable| &variable.components()[replica]);
+        let slots = optimizer.slots().map(|slot| &slot.components()[replica]);
+        parameters.chain(slots).map(|tensor| tensor.flatten_all().unwrap().to_vec1().unwrap()).collect()
+    }
+
+    fn spoil(tensor: &Tensor) {
+        overwrite(std::slice::from_ref(tensor), &tensor.ones_like().unwrap()).unwrap();
+    }
+
+    #[test]
+    fn a_replica_that_failed_amid_its_update_gets_anothers_values() {
+        let (strategy, model, optimizer) = trained(false);
+        let (_, undisturbed, other) = trained(false);
+        let expected = values(&undisturbed, &other, 0);
+        for tensor in [&model.variables()[0].components()[1], &optimizer.slots[1][0].components()[1]] {
+            spoil(tensor);
+        }
+        lock(&optimizer.states.each[1]).change = Change::Begun;
+        optimizer.states.settle().unwrap();
+        assert!((0..3).all(|replica| values(&model, &optimizer, replica) == expected));
+        step(&strategy, &model, &optimizer).unwrap();
+        model.audit(&strategy).unwrap();
+    }
+
+    #[test]
+    fn parts_that_replicas_could_not_gather_come_from_their_owners() {
+        let (strategy, model, optimizer) = trained(true);
+        let expected = values(&model, &optimizer, 0);
+        // As after an update of its own part alone: of 18 elements in a bucket, bias first, a third each.
+        let component = |variable: usize, replica: usize| &model.variables()[variable].components()[replica];
+        for replica in 0..3 {
+            let plan = optimizer.states.plan.get().unwrap();
+            for bucket in plan.buckets.buckets() {
+                let mut at = 0;
+                let members: Vec<usize> = bucket.members.iter().copied().filter(|index| *index < 2).collect();
+                let len: usize = members.iter().map(|index| component(*index, replica).elem_count()).sum();
+                let own = distribute_collectives::schedule::part(len, 3, replica);
+                for index in members {
+                    let count = component(index, replica).elem_count();
+                    let kept: Vec<f32> = component(index, replica).flatten_all().unwrap().to_vec1().unwrap();
+                    let spoilt: Vec<f32> =
+                        (0..count).map(|i| if own.contains(&(at + i)) { kept[i] } else { f32::NAN }).collect();
+                    let spoilt = Tensor::from_vec(spoilt, component(index, replica).shape(), &Device::Cpu).unwrap();
+                    overwrite(std::slice::from_ref(component(index, replica)), &spoilt).unwrap();
+                    at += count;
+                }
+            }
+            lock(&optimizer.states.each[replica]).change = Change::OwnPart;
+        }
+        optimizer.states.settle().unwrap();
+        assert!((0..3).all(|replica| values(&model, &optimizer, replica) == expected));
+        step(&strategy, &model, &optimizer).unwrap();
+    }
+
+    #[test]
+    fn a_model_that_nobody_has_whole_is_neither_trained_nor_saved() {
+        let (strategy, model, optimizer) = trained(false);
+        let mut snapshot = Snapshot::new(1);
+        for part in [&model as &dyn Checkpointed, &optimizer] {
+            part.save(&strategy, &mut snapshot).unwrap();
+        }
+        (0..3).for_each(|replica| lock(&optimizer.states.each[replica]).change = Change::Begun);
+        assert!(optimizer.states.settle().is_err());
+        let error = step(&strategy, &model, &optimizer).unwrap_err().to_string();
+        assert!(error.contains("restore the newest checkpoint"), "{error}");
+        for part in [&model as &dyn Checkpointed, &optimizer] {
+            assert!(part.save(&strategy, &mut Snapshot::new(2)).is_err());
+            part.load(&strategy, &snapshot).unwrap();
+        }
+        step(&strategy, &model, &optimizer).unwrap();
     }
 }

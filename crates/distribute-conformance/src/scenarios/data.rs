@@ -133,6 +133,31 @@ pub(crate) fn unequal_cut(strategy: &Strategy) -> Result<(), Stop> {
     Ok(())
 }
 
+pub(crate) fn ended_early(strategy: &Strategy) -> Result<(), Stop> {
+    let files = Files::new()?;
+    let data = files.distributed(strategy, UnequalData::Pad)?;
+    let (mut sum, mut count) = (0.0, 0.0);
+    for batch in &data {
+        let of_step = strategy.run_with(batch?, |context, part: Tensor| {
+            let rows = part.dim(0).map_err(|error| Fault(error.to_string()))?;
+            check!(rows > 0, "a replica got no rows");
+            let numbers = part.to_vec1::<f32>().map_err(|error| Fault(error.to_string()))?;
+            let total: f64 = numbers.iter().map(|number| f64::from(*number)).sum();
+            // By hand, which all can see, and by what runs return.
+            let seen = context.all_reduce(ReduceOp::Sum, &(context.weight() * rows as f64))?;
+            Ok::<_, Fault>((total, rows as f64, seen))
+        })?;
+        let seen = of_step.values()[0].2;
+        let (total, rows, _) = strategy.reduce(ReduceOp::Sum, &of_step, Axis::None)?;
+        check_eq!(rows, seen, "rows that weigh something");
+        let mean = strategy.reduce(ReduceOp::Max, &of_step, Axis::None)?.0;
+        check!(mean.is_finite(), "the largest sum is {mean}");
+        (sum, count) = (sum + total, count + rows);
+    }
+    check_eq!((sum, count), ((NUMBERS * (NUMBERS - 1) / 2) as f64, NUMBERS as f64), "the sum of all examples");
+    Ok(())
+}
+
 pub(crate) fn agreed_in_the_step(strategy: &Strategy) -> Result<(), Stop> {
     let files = Files::new()?;
     let model = strategy.scope(|vb| linear(1, 1, vb.pp("fc")))?;

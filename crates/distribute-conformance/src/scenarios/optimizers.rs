@@ -5,6 +5,7 @@ use candle_nn::linear;
 use distribute::collectives::{CrossDeviceOps, HierarchicalCopyAllReduce, NcclAllReduce, ReductionToOneDevice};
 use distribute::prelude::*;
 
+use super::in_one_process;
 use super::models::{Kind, Net, Sizes, TOLERANCE, batch, parameters, share, train_by};
 use crate::check::{Stop, check, check_eq};
 
@@ -16,22 +17,62 @@ pub(super) fn apart(a: &[f32], b: &[f32]) -> f32 {
     a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
 }
 
+const KINDS: [(&str, Build); 7] = [
+    ("SGD", |model| Sgd::new(0.1).build(model)),
+    ("Nesterov", |model| Sgd::new(0.1).momentum(0.9).nesterov().build(model)),
+    ("Adam", |model| Adam::new(0.01).build(model)),
+    ("AdamW", |model| AdamW::new(0.01, 0.01).build(model)),
+    ("Adagrad", |model| Adagrad::new(0.1).build(model)),
+    ("RMSprop", |model| RmsProp::new(0.01).build(model)),
+    ("LAMB", |model| Lamb::new(0.01).build(model)),
+];
+
 pub(crate) fn every_kind(strategy: &Strategy) -> Result<(), Stop> {
-    let kinds: [(&str, Build); 7] = [
-        ("SGD", |model| Sgd::new(0.1).build(model)),
-        ("Nesterov", |model| Sgd::new(0.1).momentum(0.9).nesterov().build(model)),
-        ("Adam", |model| Adam::new(0.01).build(model)),
-        ("AdamW", |model| AdamW::new(0.01, 0.01).build(model)),
-        ("Adagrad", |model| Adagrad::new(0.1).build(model)),
-        ("RMSprop", |model| RmsProp::new(0.01).build(model)),
-        ("LAMB", |model| Lamb::new(0.01).build(model)),
-    ];
-    for (name, build) in kinds {
+    for (name, build) in KINDS {
         let (model, _) = train_by(strategy, Kind::Dense, 20, |_| 16, build)?;
         let (alone, _) = train_by(&Strategy::default_strategy()?, Kind::Dense, 20, |_| 16, build)?;
         let apart = apart(&parameters(&model, 0)?, &parameters(&alone, 0)?);
         // Where a gradient is nearly 0, adaptive steps make much of its rounding.
         check!(apart < 10.0 * TOLERANCE, "{name}: parameters are {apart:e} apart after 20 steps");
+    }
+    Ok(())
+}
+
+pub(crate) fn taken_back(strategy: &Strategy) -> Result<(), Stop> {
+    in_one_process(strategy)?;
+    let last = strategy.num_replicas_in_sync() - 1;
+    // All replicas' parameters after four steps, before the third of which one fails, or none does.
+    let train = |build: Build, fails: bool| -> Result<Vec<Vec<f32>>, Stop> {
+        let model = strategy.scope_seeded(5, |vb| Net::new(Kind::Dense, &vb))?;
+        let optimizer = build(&model)?;
+        for (step, failing) in [(0, false), (1, false), (2, true), (2, false), (3, false)] {
+            if failing && !fails {
+                continue;
+            }
+            let whole = batch(step, 12)?;
+            let own = strategy.distribute_values_from_function(|context| {
+                share(&whole, context.num_replicas, context.replica_id).map_err(distribute::Error::from)
+            })?;
+            let outcome = strategy.run((&model, &optimizer, own), |context, (model, optimizer, (x, y))| {
+                let loss = context.average_loss(&cross_entropy_per_example(&model.forward(&x)?, &y)?, 12)?;
+                optimizer.accumulate(context, &loss)?;
+                if failing && context.replica_id() == last {
+                    return Err(candle_core::Error::Msg("as planned".to_owned()).into());
+                }
+                optimizer.minimize(context, &loss)?;
+                Ok(())
+            });
+            check_eq!(outcome.is_err(), failing, "whether the step failed");
+        }
+        (0..strategy.num_local_replicas()).map(|replica| parameters(&model, replica)).collect()
+    };
+    for (name, build) in KINDS {
+        let (got, expected) = (train(build, true)?, train(build, false)?);
+        let bits = |all: &[f32]| all.iter().map(|x| x.to_bits()).collect::<Vec<u32>>();
+        for (got, expected) in got.iter().zip(&expected) {
+            check!(bits(got) == bits(expected), "{name}: a step that failed has left something behind");
+        }
+        check!(got.iter().all(|replica| *replica == got[0]), "{name}: replicas differ after a step that failed");
     }
     Ok(())
 }
