@@ -2,6 +2,8 @@
 
 use std::process::Command;
 
+use crate::attack;
+
 /// Runs every check, cheapest first, and stops at the first that fails.
 pub(crate) fn run() -> Result<(), String> {
     cargo(&["fmt", "--all", "--check"])?;
@@ -16,7 +18,8 @@ pub(crate) fn run() -> Result<(), String> {
         false => println!("skipped: cargo deny is not installed (cargo install cargo-deny)"),
     }
     test()?;
-    doc()
+    doc()?;
+    attack::run(&attack::Flags::default())
 }
 
 /// Runs all tests.

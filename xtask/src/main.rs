@@ -1,7 +1,8 @@
-//! The workspace's own commands: `cargo xtask ci`, `test`, `multiprocess`, `conformance`, `loom`, `miri`, `bench`, `gpu`,
-//! `schedule` and `simulate`.
+//! The workspace's own commands: `cargo xtask ci`, `test`, `multiprocess`, `conformance`, `attack`, `loom`, `miri`, `bench`,
+//! `gpu`, `schedule` and `simulate`.
 #![expect(clippy::print_stdout, reason = "a command prints its results")]
 
+mod attack;
 mod bench;
 mod ci;
 mod gpu;
@@ -28,6 +29,8 @@ struct Xtask {
 enum Command {
     /// Everything that must pass, cheapest first.
     Ci,
+    /// Attacks on the examples as real processes: strangers, kills, containers, wrong settings.
+    Attack(attack::Flags),
     /// Measurements.
     Bench {
         #[command(subcommand)]
@@ -61,6 +64,7 @@ enum Command {
 fn main() -> ExitCode {
     let outcome = match Xtask::parse().command {
         Command::Ci => ci::run(),
+        Command::Attack(flags) => attack::run(&flags),
         Command::Bench { bench } => bench.run(),
         Command::Gpu(flags) => gpu::run(&flags),
         Command::Schedule(flags) => schedule::run(&flags),

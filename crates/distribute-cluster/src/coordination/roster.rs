@@ -157,11 +157,13 @@ impl Roster {
         match job {
             Some(job) if job.id == ours.to_bytes().as_slice() => None,
             Some(job) if job.derived && ours.is_derived() => Some(format!(
-                "it was told of another cluster ({}) than {leader} ({ours}); give every task the same addresses, or set                  DISTRIBUTE_JOB_ID alike on all tasks of one job",
+                "it was told of another cluster ({}) than {leader} ({ours}); give every task the same addresses, or set \
+                 DISTRIBUTE_JOB_ID alike on all tasks of one job",
                 clean(&job.name, LONGEST)
             )),
             _ => Some(format!(
-                "it belongs to job {}, but {leader} leads job {ours}; give each job an address of its own, or, if it is one                  job, set DISTRIBUTE_JOB_ID alike on all of its tasks",
+                "it belongs to job {}, but {leader} leads job {ours}; give each job an address of its own, or, if it is one \
+                 job, set DISTRIBUTE_JOB_ID alike on all of its tasks",
                 job.map_or_else(|| "(none)".to_owned(), |job| clean(&job.name, LONGEST))
             )),
         }
