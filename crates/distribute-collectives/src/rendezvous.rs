@@ -162,7 +162,7 @@ impl Agreed {
             ("number of replicas per process", local_ranks.to_string()),
             ("transport", transport.name().to_owned()),
             ("algorithm", algorithm.name().to_owned()),
-            ("link figures", link.as_ref().map_or(own.clone(), |link| format!("{link:?}"))),
+            ("link figures", link.as_ref().map_or(own.clone(), ToString::to_string)),
             ("cross-device operations", cross_device_ops.as_ref().map_or(own, |ops| ops.name().to_owned())),
             ("bytes per pack", bytes_per_pack.to_string()),
             ("device implementation", format!("{device_implementation:?}")),

@@ -78,10 +78,19 @@ impl ReplicaContext {
     ) -> Result<(), Error> {
         let workers = self.strategy().topology().workers as u32;
         let expected = self.settings_words(optimizer).map(|word| word.wrapping_mul(workers));
-        if sums[STEP_WORDS - 2..] == expected {
+        if sums[STEP_WORDS - 2..] == expected { Ok(()) } else { self.compare_settings(lines()) }
+    }
+
+    /// Compares settings with those of all other workers now: those of the program, and `lines`, one setting a line. For what must
+    /// be known to be equal before a step's operations, which would differ themselves. Every replica calls this.
+    ///
+    /// # Errors
+    /// As [`check_settings`](ReplicaContext::check_settings).
+    pub fn compare_settings(&self, lines: Vec<String>) -> Result<(), Error> {
+        if self.strategy().topology().workers == 1 {
             return Ok(());
         }
-        let mut all = lines();
+        let mut all = lines;
         all.extend(self.strategy().declared_lines());
         let group = self.group();
         let found = group.first_difference(&all).map_err(Error::from)?;

@@ -51,6 +51,13 @@ fn learning_rates_batches_and_epochs_that_differ_are_named() {
 }
 
 #[test]
+fn ways_of_reducing_that_differ_are_named() {
+    let flags = "--epochs 1";
+    refused(workers(flags, "--compress bf16", NONE), &["compression: None", "compression: Bf16"]);
+    refused(workers(flags, "--zero1", NONE), &["zero1", "true", "false"]);
+}
+
+#[test]
 fn options_of_the_collectives_that_differ_are_named() {
     let flags = "--epochs 1";
     refused(workers(flags, "", ("DISTRIBUTE_ALGORITHM", ["ring", "tree"])), &["algorithm", "ring", "tree"]);

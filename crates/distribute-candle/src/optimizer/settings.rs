@@ -32,7 +32,7 @@ impl Optimizer {
                 line("optimizer", &self.rule),
                 line("gradient clipping", &self.clip),
                 line("compression", &self.compression),
-                line("sharded optimizer state", &self.sharded),
+                line("sharded optimizer state (zero1)", &self.sharded),
             ];
             let digest = digest(0, lines.iter().flat_map(|line| line.bytes()));
             Arc::new(Fixed { lines, digest })

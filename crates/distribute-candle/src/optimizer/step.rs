@@ -244,6 +244,9 @@ impl Optimizer {
         }
         fired.extend(sum.into_rest()?);
         let order: Vec<usize> = fired.iter().map(|(index, _)| *index).collect();
+        // Before operations that differ themselves where, say, one worker compresses.
+        let scaling = lock(&self.states.each[local]).standing.scaling;
+        context.compare_settings(self.settings(scaling).lines())?;
         let agreed = Plan::agree(context, &self.parts, &order)?;
         let plan = self.states.plan.get_or_init(|| agreed);
         let mut reducer = self.reducer(context, local, plan)?;

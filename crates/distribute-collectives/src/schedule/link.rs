@@ -44,6 +44,16 @@ impl Link {
     }
 }
 
+impl std::fmt::Display for Link {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:.3} µs and {:.3} GB/s", self.latency_s * 1e6, 1e-9 / self.per_byte_s)?;
+        if self.per_combined_byte_s == Link::TCP.per_combined_byte_s {
+            return Ok(());
+        }
+        write!(f, ", combining {:.3} GB/s", 1e-9 / self.per_combined_byte_s)
+    }
+}
+
 // Figures are compared for equality only, and are never NaN.
 impl Eq for Link {}
 
@@ -69,6 +79,7 @@ mod tests {
     #[test]
     fn a_link_is_read_from_two_numbers() {
         let link = Link::parse("30, 2").unwrap();
+        assert_eq!(link.to_string(), "30.000 µs and 2.000 GB/s");
         assert!((link.latency_s - 30e-6).abs() < 1e-12 && (link.per_byte_s - 0.5e-9).abs() < 1e-15);
         for wrong in ["", "30", "30,0", "fast,2", "1,2,3", "inf,1"] {
             assert!(Link::parse(wrong).unwrap_err().to_string().contains("DISTRIBUTE_LINK"), "{wrong}");

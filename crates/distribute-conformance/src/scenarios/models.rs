@@ -146,7 +146,7 @@ pub(super) fn train_by(
     Ok((model, optimizer))
 }
 
-pub(super) fn parameters(model: &Model<Net>, replica: usize) -> CandleResult<Vec<f32>> {
+pub(super) fn parameters<M>(model: &Model<M>, replica: usize) -> CandleResult<Vec<f32>> {
     let flat = |tensor: &Tensor| tensor.flatten_all()?.to_vec1::<f32>();
     model
         .variables()

@@ -64,7 +64,7 @@ pub(crate) fn taken_back(strategy: &Strategy) -> Result<(), Stop> {
             });
             check_eq!(outcome.is_err(), failing, "whether the step failed");
         }
-        (0..strategy.num_local_replicas()).map(|replica| parameters(&model, replica)).collect()
+        (0..strategy.num_local_replicas()).map(|replica| Ok(parameters(&model, replica)?)).collect()
     };
     for (name, build) in KINDS {
         let (got, expected) = (train(build, true)?, train(build, false)?);
