@@ -272,7 +272,7 @@ fn a_replica_without_examples_keeps_its_statistics_and_its_on_read_variables() {
     step(batch().with_examples(&[true, false])).unwrap();
     assert_ne!(statistics(0), before[0]);
     assert_eq!(statistics(1), before[1]);
-    let all = strategy.with_place(|place| seen.read(place)).unwrap().to_elements::<f64>().unwrap();
+    let all = strategy.with_place(|place| seen.read_value(place)).unwrap().to_elements::<f64>().unwrap();
     assert_eq!(all, [12.0]);
 }
 
