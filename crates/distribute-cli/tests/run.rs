@@ -91,11 +91,11 @@ fn one_task_can_be_shown_alone_and_all_of_them_logged() {
 
 #[test]
 fn a_task_that_was_told_of_a_failure_is_no_first_cause() {
-    // Worker 0 was told, and is the first to end with the same code.
+    // Worker 0 was told, and is the first to end with the same code; by then the other one runs.
     let script = r#"
         trap 'exit 2' TERM
-        if [ $RANK = 0 ]; then echo 'error: group "world" was aborted by worker:1: wrong model' >&2; exit 2; fi
-        echo 'error: wrong model' >&2; sleep 0.3; exit 2"#;
+        if [ $RANK = 0 ]; then sleep 0.3; echo 'error: group "world" was aborted by worker:1: wrong model' >&2; exit 2; fi
+        echo 'error: wrong model' >&2; sleep 0.8; exit 2"#;
     let outcome = run(&["-n", "2"], script);
     assert_eq!(outcome.code, Some(2));
     let cause = outcome.stderr.lines().find(|line| line.contains("first cause")).unwrap();

@@ -60,6 +60,7 @@ pub struct JobBuilder {
     args: Vec<OsString>,
     tasks: u32,
     env: Vec<(String, String)>,
+    unset: Vec<String>,
     task_env: Box<TaskEnv>,
 }
 
@@ -83,6 +84,13 @@ impl JobBuilder {
     #[must_use]
     pub fn env(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {
         self.env.push((key.into(), value.into()));
+        self
+    }
+
+    /// Takes a variable of this process away from all tasks.
+    #[must_use]
+    pub fn without_env(mut self, key: impl Into<String>) -> Self {
+        self.unset.push(key.into());
         self
     }
 
@@ -116,7 +124,11 @@ impl JobBuilder {
 
     fn start_task(&self, rank: u32, family: &Family) -> std::io::Result<Task> {
         let mut command = Command::new(&self.program);
-        command.args(&self.args).envs(self.env.iter().cloned()).envs((self.task_env)(rank));
+        command.args(&self.args);
+        for key in &self.unset {
+            command.env_remove(key);
+        }
+        command.envs(self.env.iter().cloned()).envs((self.task_env)(rank));
         command.env(family.key(), family.value()).process_group(0);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         hook::die_with_parent(&mut command);
@@ -148,7 +160,14 @@ impl Job {
     /// A job of `program`, a path or a name in `PATH`.
     pub fn builder(program: impl AsRef<OsStr>) -> JobBuilder {
         let program = program.as_ref().to_owned();
-        JobBuilder { program, args: Vec::new(), tasks: 1, env: Vec::new(), task_env: Box::new(|_| Vec::new()) }
+        JobBuilder {
+            program,
+            args: Vec::new(),
+            tasks: 1,
+            env: Vec::new(),
+            unset: Vec::new(),
+            task_env: Box::new(|_| Vec::new()),
+        }
     }
 
     /// Sends a signal to a task's process group. To a task that has ended it does nothing.

@@ -115,8 +115,9 @@ fn wrong_clusters_are_told_in_a_sentence() {
             "Take \"evaluator\" out",
         ),
     ] {
-        let mut job =
-            Job::builder(target_binary("parameter_server").unwrap()).env("TF_CONFIG", config).start().unwrap();
+        let job = Job::builder(target_binary("parameter_server").unwrap());
+        let job = if config.is_empty() { job.without_env("TF_CONFIG") } else { job.env("TF_CONFIG", config) };
+        let mut job = job.start().unwrap();
         let outcome = job.wait(0, DEADLINE).unwrap();
         assert_eq!(outcome.code, Some(2), "{outcome:?}");
         assert!(outcome.stderr.contains(words), "{words}: {outcome:?}");
