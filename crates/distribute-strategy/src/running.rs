@@ -62,7 +62,7 @@ mod tests {
         let running = Running::default();
         let entered = running.enter(Duration::from_secs(60)).unwrap();
         let error = running.enter(Duration::from_millis(20)).err().unwrap().to_string();
-        assert!(error.contains("has not ended within 20.0ms"), "{error}");
+        assert!(error.contains("waited 20.0ms for another run"), "{error}");
         std::thread::scope(|scope| {
             let later = scope.spawn(|| running.enter(Duration::from_secs(60)).is_ok());
             drop(entered);
