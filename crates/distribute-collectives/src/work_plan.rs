@@ -297,25 +297,10 @@ impl Plan {
         let bytes = staging.bytes(range, self.call.dtype.size_bytes());
         // SAFETY: this thread alone was handed this chunk of the staging memory, which lives in the plan.
         let target = unsafe { staging.slice.bytes_mut(bytes) };
-        match staging.carried {
-            Some((dtype, per_element)) if self.cross_device_ops.is_some() => {
-                // Each rank's values as they are carried, for the ops to add up.
-                let len = target.len();
-                let mut memory = vec![0u64; (len * sources.len()).div_ceil(8)];
-                let mut parts: Vec<&mut [u8]> = bytemuck::cast_slice_mut(&mut memory).chunks_mut(len.max(1)).collect();
-                for (part, source) in parts.iter_mut().zip(sources) {
-                    kernel::carry(self.call.dtype, self.world_size(), &[source], part);
-                }
-                debug_assert_eq!(len, range.len() * per_element * dtype.size_bytes());
-                if let Some(ops) = &self.cross_device_ops {
-                    ops.reduce(dtype, ReduceOp::Sum, &mut parts);
-                }
-                if let Some(first) = parts.first() {
-                    target.copy_from_slice(first);
-                }
-            }
-            Some(_) => kernel::carry(self.call.dtype, self.world_size(), sources, target),
-            None => self.combiner.reduce_to_one(self.call.dtype, self.divisor, sources, target),
+        match (staging.carried, &self.cross_device_ops) {
+            (Some(_), Some(ops)) => ops.carry(self.call.dtype, self.world_size(), sources, target),
+            (Some(_), None) => kernel::carry(self.call.dtype, self.world_size(), sources, target),
+            (None, _) => self.combiner.reduce_to_one(self.call.dtype, self.divisor, sources, target),
         }
     }
 

@@ -423,3 +423,21 @@ fn reductions_of_the_callers_own_run_over_every_transport() {
         });
     }
 }
+
+#[test]
+fn counts_whose_sum_no_memory_holds_are_refused() {
+    let groups = groups(1, 2, &quick());
+    // Their sum is 3 where it wraps, which is what the buffers hold.
+    let counts = [usize::MAX, 4];
+    let errors = each(&groups, |group| {
+        let mut three = [0u8; 3];
+        [
+            group.reduce_scatter_v(&[1u8; 3], &mut [0; 3], &counts, ReduceOp::Sum).unwrap_err(),
+            group.all_gather_v(&[1u8; 3], &mut three, &counts).unwrap_err(),
+            group.all_to_all_v(&[1u8; 3], &counts, &mut three, &counts).unwrap_err(),
+        ]
+    });
+    for error in errors.iter().flatten() {
+        assert!(matches!(error, Error::Length { .. }) && error.to_string().contains("counts of"), "{error}");
+    }
+}

@@ -212,14 +212,21 @@ impl ProcessGroup {
         Ok((Request { layout, op: Some(op), ..Request::new(kind, dtype, input) }, counts))
     }
 
-    /// One count per rank was given.
+    /// One count per rank was given, and their sum is a number of elements that memory can hold: places in it are computed
+    /// from sums of counts.
     pub(super) fn check_counts(&self, what: &'static str, counts: &[usize]) -> Result<()> {
-        check_len(what, counts.len(), self.world_size(), "give one count for each rank of the group")
+        check_len(what, counts.len(), self.world_size(), "give one count for each rank of the group")?;
+        let sum = counts.iter().fold(0usize, |sum, count| sum.saturating_add(*count));
+        check_at_most(what, sum, isize::MAX as usize, "give counts of elements that there are")
     }
 }
 
 pub(super) fn check_len(what: &'static str, got: usize, expected: usize, remedy: &'static str) -> Result<()> {
     if got == expected { Ok(()) } else { Err(Error::Length { what, got, expected, remedy }) }
+}
+
+fn check_at_most(what: &'static str, got: usize, expected: usize, remedy: &'static str) -> Result<()> {
+    if got <= expected { Ok(()) } else { Err(Error::Length { what, got, expected, remedy }) }
 }
 
 fn copy_into<T: Element>(input: &[T], output: &mut [T], what: &'static str) -> Result<()> {
