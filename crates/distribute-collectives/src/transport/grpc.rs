@@ -44,6 +44,9 @@ const HTTP_FRAME_BYTES: u32 = 2 << 20;
 /// What HTTP/2 lets a sender be ahead of its receiver.
 const WINDOW_BYTES: u32 = 16 << 20;
 
+/// How long connections may take to send what was said last, when a group is dropped.
+const FLUSH: Duration = Duration::from_millis(50);
+
 /// Streams to every other member.
 pub(crate) struct GrpcTransport {
     peers: Vec<Option<Peer>>,
@@ -260,6 +263,12 @@ impl Drop for GrpcTransport {
                 self.bell.wait(self.bell.count(), Duration::from_millis(5));
             }
             drop(outboxes);
+            // A frame that was taken out of its queue, such as the reason of an abort, may not have reached its socket: connections
+            // end by themselves when it has, and both sides have said all.
+            let deadline = Instant::now() + FLUSH;
+            while runtime.metrics().num_alive_tasks() > 0 && Instant::now() < deadline {
+                self.bell.wait(self.bell.count(), Duration::from_millis(2));
+            }
             runtime.shutdown_timeout(Duration::from_millis(100));
         }
     }
