@@ -161,13 +161,13 @@ struct Moments {
 }
 
 impl Moments {
-    /// Those of no elements.
+    /// Returns the moments of an empty batch.
     fn none(channels: usize) -> Moments {
         let zeros = || vec![0.0; channels];
         Moments { count: 0.0, origins: zeros(), offsets: zeros(), deviations: zeros() }
     }
 
-    /// Those of (channels, elements), of which there are some.
+    /// Returns the moments of a non-empty tensor of shape (channels, elements).
     fn of(flat: &Tensor) -> Result<Moments> {
         let (channels, count) = flat.dims2()?;
         let origin = flat.narrow(1, 0, 1)?.squeeze(1)?;
@@ -262,7 +262,7 @@ impl Batch {
         normed.contiguous()?.apply_op2(x, self)
     }
 
-    /// What elements differ by from their channel's mean.
+    /// Returns the deviation of each element from its channel's mean.
     fn centred(&self, wide: &Tensor) -> Result<Tensor> {
         let Moments { origins, offsets, .. } = &self.moments;
         let rest = origins.iter().zip(offsets).zip(&self.near).map(|((origin, offset), near)| (origin - near) + offset);

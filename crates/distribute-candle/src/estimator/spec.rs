@@ -26,7 +26,7 @@ pub enum Mode {
 
 /// A model of an [`Estimator`](crate::Estimator): a plain candle model that says what it makes of a batch.
 pub trait EstimatorModel {
-    /// What it makes of one replica's examples, of which there is one at least.
+    /// Computes the outputs for one replica's examples; there is at least one.
     ///
     /// `labels` are there unless the mode is [`Predict`](Mode::Predict).
     ///

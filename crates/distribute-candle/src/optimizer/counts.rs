@@ -30,7 +30,7 @@ impl StepCounts {
         }
     }
 
-    /// What a checkpoint keeps, beside the number of the optimizer's steps.
+    /// Returns the counts that differ from the optimizer's number of steps, for a checkpoint.
     pub(super) fn saved(&self, variables: &[Variable], steps: u64) -> SavedCounts {
         let trained = variables.iter().enumerate().filter(|(_, variable)| variable.trainable);
         let others = trained.filter(|(index, _)| self.of(*index) != steps);

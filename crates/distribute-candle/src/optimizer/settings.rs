@@ -1,4 +1,4 @@
-//! What of an optimizer must be the same on all workers.
+//! Optimizer settings that must be equal on all workers.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use distribute_strategy::digest;
 use super::Optimizer;
 use super::loss_scale::Scaling;
 
-/// What does not change from step to step.
+/// Settings that stay the same for the life of the optimizer, and their digest.
 #[derive(Debug)]
 pub(super) struct Fixed {
     lines: Vec<String>,
