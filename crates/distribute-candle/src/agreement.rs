@@ -1,14 +1,13 @@
 //! Making sure that all workers have the same model, with the chief's values.
 
-use std::hash::{DefaultHasher, Hasher};
-
 use candle_core::Tensor;
 use distribute_collectives::{Difference, Rank, first_difference, on_local_ranks};
-use distribute_strategy::Strategy;
+use distribute_strategy::{ReplicaContext, Strategy};
 use distribute_values::TensorStorage;
+use twox_hash::XxHash3_64;
 
-use crate::Candle;
-use crate::{Error, Result, Variable};
+use crate::model::Parts;
+use crate::{Candle, Error, Result, Variable};
 
 /// Compares the variables of all workers and copies the chief's values to all of them.
 pub(crate) fn check_and_share(strategy: &Strategy, variables: &[Variable]) -> Result<()> {
@@ -70,30 +69,59 @@ fn compare(strategy: &Strategy, descriptions: &[String]) -> Result<()> {
     })
 }
 
-/// Compares the copies of all replicas, of every process, bit for bit.
-pub(crate) fn audit(strategy: &Strategy, variables: &[Variable]) -> Result<()> {
-    // Statistics that a replica keeps of its own examples may differ.
-    let compared: Vec<&Variable> = variables.iter().filter(|variable| !variable.statistic).collect();
+/// Compares the copies of all replicas, of every process, bit for bit. Outside of `run`, on every process.
+pub(crate) fn audit(strategy: &Strategy, parts: &Parts) -> Result<()> {
+    if parts.shared || strategy.num_replicas_in_sync() == 1 {
+        return Ok(());
+    }
     let gathered = on_local_ranks::<_, Error>(&strategy.groups(), |local, group| {
-        let sums = compared.iter().map(|variable| checksum(&variable.components[local]));
-        let sums = sums.collect::<Result<Vec<u64>>>()?;
-        let all = vec![0; sums.len() * group.world_size()];
-        Ok(group.all_gather_async(sums, all)?)
+        let own = digests(parts, local)?;
+        let all = vec![0; own.len() * group.world_size()];
+        Ok(group.all_gather_async(own, all)?)
     })?;
     let [_, all] = gathered.unwrap_or_default();
-    let mut replicas = all.chunks_exact(compared.len().max(1));
+    compare_digests(parts, &all)
+}
+
+/// As [`audit`], called by every replica inside of `run`.
+pub(crate) fn audit_replica(context: &ReplicaContext, parts: &Parts) -> Result<()> {
+    let group = context.group();
+    if parts.shared || group.world_size() == 1 {
+        return Ok(());
+    }
+    let own = digests(parts, context.local_replica_id())?;
+    let mut all = vec![0; own.len() * group.world_size()];
+    group.all_gather(&own, &mut all)?;
+    compare_digests(parts, &all)
+}
+
+/// Variables whose copies are equal on all replicas: statistics that a replica keeps of its own examples may differ.
+fn compared(parts: &Parts) -> impl Iterator<Item = &Variable> {
+    parts.variables.iter().filter(|variable| !variable.statistic)
+}
+
+/// One digest for each of one replica's copies.
+fn digests(parts: &Parts, local: usize) -> Result<Vec<u64>> {
+    compared(parts).map(|variable| digest(&variable.components[local])).collect()
+}
+
+/// An error where the digests of some replica are not those of the first; `all` has those of one replica after another.
+fn compare_digests(parts: &Parts, all: &[u64]) -> Result<()> {
+    let mut replicas = all.chunks_exact(compared(parts).count().max(1));
     let Some(first) = replicas.next() else { return Ok(()) };
     let differs = |of: &[u64]| first.iter().zip(of).position(|(a, b)| a != b);
     // The first variable that differs anywhere, and the first replica where it does.
     let found = (1..).zip(replicas).filter_map(|(replica, of)| Some((differs(of)?, replica))).min();
-    match found {
+    match found.and_then(|(index, replica)| Some((compared(parts).nth(index)?, replica))) {
         None => Ok(()),
-        Some((index, replica)) => Err(Error::Diverged { name: compared[index].name.clone(), replica }),
+        Some((variable, replica)) => Err(Error::Diverged { name: variable.name.clone(), replica }),
     }
 }
 
-fn checksum(tensor: &Tensor) -> Result<u64> {
-    let mut hasher = DefaultHasher::new();
-    TensorStorage::<Candle>::read(tensor, &mut |buffer| hasher.write(buffer.as_bytes()))?;
-    Ok(hasher.finish())
+fn digest(tensor: &Tensor) -> Result<u64> {
+    let mut digest = 0;
+    TensorStorage::<Candle>::read(tensor, &mut |buffer| {
+        digest = XxHash3_64::oneshot_with_seed(digest, buffer.as_bytes());
+    })?;
+    Ok(digest)
 }

@@ -19,11 +19,13 @@ pub(crate) const MODEL: &str = "model";
 pub(crate) const OPTIMIZER: &str = "optimizer";
 
 /// Every variable once, under its path: parameters as they are, statistics that replicas keep of their own examples as their mean.
+/// Parameters are compared on all replicas first: nothing is saved of a model whose copies have come to differ.
 impl<M> Checkpointed for Model<M> {
     fn save(&self, strategy: &Strategy, snapshot: &mut Snapshot) -> Result<(), BoxError> {
         if self.parts.torn.load(Ordering::Acquire) {
             return Err(Error::Torn.into());
         }
+        self.audit(strategy)?;
         for variable in self.variables() {
             snapshot.put::<Candle, _>(MODEL, variable.name(), &whole(strategy, variable)?)?;
         }

@@ -183,7 +183,7 @@ pub enum Error {
     /// Copies of a variable differ.
     #[error(
         "variable {name} of replica {replica} differs from replica 0's; something writes it inside replicas without an \
-         aggregation, or computes it from what differs between them"
+         aggregation, or computes it from what differs between them; mend that and go on from a checkpoint"
     )]
     Diverged {
         /// The first variable that differs.

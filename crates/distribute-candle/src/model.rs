@@ -209,13 +209,16 @@ impl<M> Model<M> {
     /// Compares the variables of all replicas, of every process, bit for bit, but for running statistics: they are equal unless
     /// something wrote one of them behind the optimizer's back. Outside of `run`, on every process.
     ///
+    /// It happens by itself before every checkpoint, and in some steps of each optimizer: see
+    /// [`Optimizer::audit_every`](crate::Optimizer::audit_every).
+    ///
     /// # Errors
     /// [`Error::Diverged`] names the first variable that differs, and where; the collective's.
     ///
     /// # Cost
     /// Every process reads all its copies once; eight bytes for each variable are exchanged.
     pub fn audit(&self, strategy: &Strategy) -> Result<()> {
-        agreement::audit(strategy, &self.parts.variables)
+        agreement::audit(strategy, &self.parts)
     }
 
     /// Leaves the variables whose names `frozen` chooses out of training: no optimizer updates them, and their gradients are

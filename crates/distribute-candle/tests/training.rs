@@ -9,6 +9,7 @@ use distribute_candle::{
     Adam, Candle, CandleContext, CandleStrategy, Error, Sgd, cross_entropy_per_example, nll_per_example,
 };
 use distribute_strategy::CentralStorageStrategy;
+use distribute_train::checkpoint::{Checkpointed, Snapshot};
 use distribute_values::TensorStorage;
 
 use common::*;
@@ -175,6 +176,49 @@ fn a_copy_that_was_written_behind_the_optimizers_back_is_named() {
     written.unwrap();
     let text = model.audit(&strategy).unwrap_err().to_string();
     assert!(text.starts_with("variable second.bias of replica 2 differs from replica 0's"), "{text}");
+}
+
+#[test]
+fn copies_are_compared_in_some_steps_and_before_every_checkpoint() {
+    let strategy = mirrored(2);
+    let batch = parts(2, 12);
+    for (every, failing) in [(3, Some(3)), (0, None)] {
+        let model = strategy.scope(Mlp::new).unwrap();
+        let optimizer = Sgd::new(0.5).build(&model).unwrap().audit_every(every);
+        let step = || {
+            let step = strategy.run_with((&model, &optimizer, batch.clone()), |context, (model, optimizer, (x, y))| {
+                let per_example = cross_entropy_per_example(&model.forward(&x)?, &y)?;
+                optimizer.minimize(context, &context.average_loss(&per_example, 12)?)
+            });
+            step.map(drop).map_err(|error| error.to_string())
+        };
+        step().unwrap();
+        model.variables()[1].components()[1].zero_set().unwrap();
+        let expected = format!("variable {} of replica 1 differs from replica 0's", model.variables()[1].name());
+        for count in 2..=4 {
+            let outcome = step();
+            match failing {
+                Some(failing) if failing == count => assert!(outcome.unwrap_err().starts_with(&expected)),
+                _ => outcome.unwrap(),
+            }
+        }
+        let error = model.save(&strategy, &mut Snapshot::new(4)).unwrap_err().to_string();
+        assert!(error.starts_with(&expected), "{error}");
+    }
+}
+
+#[test]
+fn copies_are_compared_after_the_first_step() {
+    let strategy = mirrored(2);
+    let model = strategy.scope(Mlp::new).unwrap();
+    model.variables()[0].components()[0].zero_set().unwrap();
+    let optimizer = Sgd::new(0.5).build(&model).unwrap();
+    let outcome = strategy.run_with((&model, &optimizer, parts(2, 12)), |context, (model, optimizer, (x, y))| {
+        let per_example = cross_entropy_per_example(&model.forward(&x)?, &y)?;
+        optimizer.minimize(context, &context.average_loss(&per_example, 12)?)
+    });
+    let error = outcome.map(drop).unwrap_err();
+    assert!(matches!(&error, Error::Diverged { replica: 1, .. }), "{error}");
 }
 
 #[test]

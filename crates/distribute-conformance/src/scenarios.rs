@@ -133,6 +133,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     Scenario::new("mixed precision follows full precision, with equal copies", optimizers::mixed_precision),
     Scenario::new("a step that is not finite is left out on all replicas", optimizers::overflow),
     Scenario::new("frozen variables stay as they are", optimizers::frozen),
+    Scenario::new("a copy of a parameter that has come to differ is named", optimizers::diverged),
     Scenario::new("averages of parameters are equal on all replicas", optimizers::averages),
     Scenario::new("a checkpoint of the chief's is restored on all workers, and training goes on", optimizers::restored),
     Scenario::new("fit, evaluate and predict give what one replica gives, in the data's order", trainers::fitted),

@@ -23,7 +23,8 @@ pub(crate) struct Flags {
     /// Rounds; each measures every arrangement once, so that all see the same noise.
     #[arg(long, default_value_t = 3)]
     rounds: usize,
-    /// What is compared: with `fit`, `Trainer::fit` with and without checkpoints to a loop of one's own.
+    /// What is compared: with `fit`, `Trainer::fit` with and without checkpoints to a loop of one's own; with `audit`, steps
+    /// whose parameters are compared never, as by default, and always.
     #[arg(long, value_enum, default_value = "all")]
     api: Api,
     /// One JSON object a line.
@@ -35,6 +36,7 @@ pub(crate) struct Flags {
 enum Api {
     All,
     Fit,
+    Audit,
 }
 
 #[derive(Args)]
@@ -89,6 +91,14 @@ pub(crate) fn run(flags: &Flags) -> Result<(), String> {
             ("fit", "Mirrored, Trainer::fit", 2, 1),
             ("checkpoints", "Mirrored, fit, saving every 50 steps", 2, 1),
         ],
+        Api::Audit => &[
+            ("audit-never", "Mirrored, never audited", 2, 1),
+            ("mirrored", "Mirrored, audited by default", 2, 1),
+            ("audit-always", "Mirrored, audited in every step", 2, 1),
+            ("workers-audit-never", "MultiWorkerMirrored, never audited", 2, 2),
+            ("workers", "MultiWorkerMirrored, audited by default", 2, 2),
+            ("workers-audit-always", "MultiWorkerMirrored, audited in every step", 2, 2),
+        ],
     };
     let mut rates: Vec<Vec<f64>> = vec![Vec::new(); arrangements.len()];
     for _ in 0..flags.rounds {
@@ -138,23 +148,24 @@ pub(crate) fn run_rank(flags: &RankFlags) -> Result<(), String> {
     let time = Duration::from_secs_f64(flags.seconds);
     let rate = match flags.arrangement.as_str() {
         "candle" => plain_candle(time),
-        "one" => {
-            MirroredStrategy::builder().build().map_err(text).and_then(|strategy| ours(&strategy, time).map_err(text))
-        }
-        "mirrored" => MirroredStrategy::builder()
+        "one" => MirroredStrategy::builder()
+            .build()
+            .map_err(text)
+            .and_then(|strategy| ours(&strategy, time, None).map_err(text)),
+        name @ ("mirrored" | "audit-never" | "audit-always") => MirroredStrategy::builder()
             .devices(["CPU:0", "CPU:1"])
             .build()
             .map_err(text)
-            .and_then(|strategy| ours(&strategy, time).map_err(text)),
+            .and_then(|strategy| ours(&strategy, time, audit_every(name)).map_err(text)),
         api @ ("fit" | "checkpoints") => MirroredStrategy::builder()
             .devices(["CPU:0", "CPU:1"])
             .build()
             .map_err(text)
             .and_then(|strategy| fit(&strategy, time, api == "checkpoints").map_err(text)),
-        "workers" => MultiWorkerMirroredStrategy::builder()
+        name @ ("workers" | "workers-audit-never" | "workers-audit-always") => MultiWorkerMirroredStrategy::builder()
             .build()
             .map_err(text)
-            .and_then(|strategy| ours(&strategy, time).map_err(text)),
+            .and_then(|strategy| ours(&strategy, time, audit_every(name)).map_err(text)),
         other => Err(format!("arrangement {other:?} is not known")),
     }?;
     println!("{rate}");
@@ -201,12 +212,25 @@ fn plain_candle(time: Duration) -> Result<f64, String> {
     Ok(rate[0])
 }
 
-fn ours(strategy: &Strategy, time: Duration) -> distribute::Result<f64> {
+/// After how many steps an arrangement compares its parameters, where that is not left to the default.
+fn audit_every(arrangement: &str) -> Option<u64> {
+    match arrangement {
+        name if name.ends_with("never") => Some(0),
+        name if name.ends_with("always") => Some(1),
+        _ => None,
+    }
+}
+
+fn ours(strategy: &Strategy, time: Duration, audit_every: Option<u64>) -> distribute::Result<f64> {
     let replicas = strategy.num_replicas_in_sync();
     let global_batch = BATCH * replicas;
     let data = Dataset::from_tensor_slices(data(global_batch * 32)?).batch(global_batch).repeat_forever();
     let model = strategy.scope(|vb| Mlp::new(&vb))?;
     let optimizer = Adam::new(1e-3).build(&model)?;
+    let optimizer = match audit_every {
+        Some(steps) => optimizer.audit_every(steps),
+        None => optimizer,
+    };
     let mut batches = strategy.distribute_dataset(&data)?.iter();
     let mut step = || -> distribute::Result<()> {
         let Some(batch) = batches.next() else { return Ok(()) };

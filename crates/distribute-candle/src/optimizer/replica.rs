@@ -26,7 +26,8 @@ impl ReplicaOptimizer<'_> {
     /// candle's, the collectives', [`Error::NoGradient`], [`Error::UntrainableType`];
     /// [`Unweighed`](distribute_strategy::Error::Unweighed) for a replica without examples whose loss was not multiplied by
     /// its weight; [`Error::Torn`] until a checkpoint is
-    /// restored, where an earlier failure has left no replica with whole parameters.
+    /// restored, where an earlier failure has left no replica with whole parameters; [`Error::Diverged`] where copies of a
+    /// parameter have come to differ ([`Optimizer::audit_every`]).
     pub fn minimize(&self, context: &ReplicaContext, loss: &Tensor) -> Result<()> {
         self.check(context)?;
         self.optimizer.step(context, self.local, loss)

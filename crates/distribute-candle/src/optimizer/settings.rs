@@ -33,6 +33,7 @@ impl Optimizer {
                 line("gradient clipping", &self.clip),
                 line("compression", &self.compression),
                 line("sharded optimizer state (zero1)", &self.sharded),
+                line("steps between audits", &self.audit_every),
             ];
             let digest = digest(0, lines.iter().flat_map(|line| line.bytes()));
             Arc::new(Fixed { lines, digest })

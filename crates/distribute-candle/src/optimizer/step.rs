@@ -13,6 +13,7 @@ use super::accumulated::Sum;
 use super::loss_scale::Scaling;
 use super::states::Change;
 use super::{Optimizer, StepCounts, clip, lock};
+use crate::agreement;
 use crate::gpu::{GpuReduction, GpuSum};
 use crate::plan::Plan;
 use crate::reducer::{Reduced, Reducer, Summed, Way};
@@ -56,10 +57,21 @@ impl Optimizer {
         if self.parts.shared && committed {
             context.barrier()?;
         }
+        if committed {
+            self.audit_when_due(context, local)?;
+        }
         let mut state = lock(&self.states.each[local]);
         state.times.total += started.elapsed();
         state.times.communication += communication;
         Ok(())
+    }
+
+    /// Compares the parameters of all replicas, in the steps in which that is to be done.
+    fn audit_when_due(&self, context: &ReplicaContext, local: usize) -> Result<()> {
+        // The same on all replicas, which have made the same steps.
+        let steps = lock(&self.states.each[local]).standing.steps;
+        let is_due = self.audit_every > 0 && (steps == 1 || steps.is_multiple_of(self.audit_every));
+        if is_due { agreement::audit_replica(context, &self.parts) } else { Ok(()) }
     }
 
     /// Has a failed run take back what steps change.

@@ -241,6 +241,36 @@ pub(crate) fn averages(strategy: &Strategy) -> Result<(), Stop> {
     Ok(())
 }
 
+pub(crate) fn diverged(strategy: &Strategy) -> Result<(), Stop> {
+    let replicas = strategy.num_replicas_in_sync();
+    let model = strategy.scope_seeded(5, |vb| Net::new(Kind::Dense, &vb))?;
+    let [first, last] = [0, strategy.num_local_replicas() - 1].map(|local| &model.variables()[0].components()[local]);
+    if replicas == 1 || (first.id() == last.id() && strategy.num_local_replicas() > 1) {
+        return Err(Stop::NotApplicable("there is one copy of the parameters"));
+    }
+    let optimizer = Sgd::new(0.1).build(&model)?.audit_every(2);
+    let whole = batch(0, 16)?;
+    let step = || {
+        strategy.run((&model, &optimizer), |context, (model, optimizer)| {
+            let (x, y) = share(&whole, context.num_replicas_in_sync(), context.replica_id())?;
+            let loss = context.average_loss(&cross_entropy_per_example(&model.forward(&x)?, &y)?, 16)?;
+            Ok(optimizer.minimize(context, &loss)?)
+        })
+    };
+    step()?;
+    let topology = strategy.topology();
+    if topology.worker + 1 == topology.workers {
+        last.zero_set()?;
+    }
+    let expected = format!("variable {} of replica {} differs", model.variables()[0].name(), replicas - 1);
+    // A failed step would end the group of several processes.
+    let outcome =
+        if topology.workers == 1 { step().map(drop) } else { model.audit(strategy).map_err(distribute::Error::from) };
+    let text = outcome.err().map(|error| error.to_string()).unwrap_or_default();
+    check!(text.starts_with(&expected), "a copy that was spoilt came to {text:?}");
+    Ok(())
+}
+
 pub(crate) fn penalty(strategy: &Strategy) -> Result<(), Stop> {
     let n = strategy.num_replicas_in_sync();
     let shares = strategy.run((), |context, ()| {
