@@ -8,6 +8,8 @@ mod ci;
 mod gpu;
 mod schedule;
 mod simulate;
+#[cfg(test)]
+mod waits;
 
 use std::process::ExitCode;
 

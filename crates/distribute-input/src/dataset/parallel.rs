@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 
@@ -42,7 +42,9 @@ impl<T: Send + 'static> Dataset<T> {
     /// As [`map`](Dataset::map), on several threads: for functions that decode or augment. Reading what comes before stays on
     /// one thread.
     ///
-    /// At most twice as many elements as there are threads are under way.
+    /// At most twice as many elements as there are threads are under way. The threads end with the pass: when all is read, or
+    /// when the iterator is dropped, which waits up to 5 s for the elements that they are at. A reader that gets nothing for 30
+    /// minutes gets an error.
     ///
     /// # Errors
     /// No threads are reported by each pass.
@@ -214,11 +216,43 @@ impl<T, U> Drop for Workers<T, U> {
     fn drop(&mut self) {
         self.left.store(true, Ordering::Relaxed);
         self.tasks = None;
-        // Threads end after the element they are at.
+        // Threads end after the element they are at, and with it their hold on the results.
+        if !ends_by(&self.results, Instant::now() + JOIN_DEADLINE) {
+            tracing::warn!(
+                waited_s = JOIN_DEADLINE.as_secs(),
+                "a thread of a map is still inside its function and was left to end by itself"
+            );
+            return;
+        }
         for thread in self.threads.drain(..) {
             drop(thread.join());
         }
     }
 }
 
+/// Whether all senders are gone by `deadline`. What they send until then is dropped.
+fn ends_by<T>(results: &Receiver<T>, deadline: Instant) -> bool {
+    loop {
+        if let Err(error) = results.recv_deadline(deadline) {
+            return error == RecvTimeoutError::Disconnected;
+        }
+    }
+}
+
 const READ_DEADLINE: Duration = Duration::from_secs(30 * 60);
+const JOIN_DEADLINE: Duration = Duration::from_secs(5);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_that_does_not_return_is_waited_for_until_the_deadline_alone() {
+        let (stuck, results) = bounded(1);
+        stuck.send(0).unwrap();
+        assert!(!ends_by(&results, Instant::now() + Duration::from_millis(1)));
+        stuck.send(1).unwrap();
+        drop(stuck);
+        assert!(ends_by(&results, Instant::now() + Duration::from_secs(60)));
+    }
+}

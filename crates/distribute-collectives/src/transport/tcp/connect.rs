@@ -54,8 +54,7 @@ pub(super) fn connect(
     }
     for (peer, pair) in sockets.iter_mut().enumerate().take(rank) {
         for stream in pair.iter_mut().flatten() {
-            let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
-            read_welcome(stream, Welcome { group, rank: peer }, left).map_err(|source| ConnectError {
+            read_welcome(stream, Welcome { group, rank: peer }, left(deadline)).map_err(|source| ConnectError {
                 action: "be welcomed as a member of the group by",
                 address: addresses[peer].clone(),
                 source,
@@ -177,24 +176,26 @@ impl Reception<'_> {
     }
 }
 
+/// For each peer the lane over which memory is shared with it, or why there is none, and its host.
+pub(super) type Shared = (Vec<Result<Lane, Obstacle>>, Vec<usize>);
+
 /// Finds out with each peer whether memory can be shared.
 pub(super) fn share(
     rank: usize,
     sockets: &mut [[Option<TcpStream>; 2]],
     sharing: Sharing,
     deadline: Instant,
-) -> Result<(Vec<Result<Lane, Obstacle>>, Vec<usize>), ConnectError> {
+) -> Result<Shared, ConnectError> {
     let mut lanes: Vec<Result<Lane, Obstacle>> = sockets.iter().map(|_| Err(Obstacle::OtherHost)).collect();
     if sharing == Sharing::Never {
         return Ok((lanes, (0..sockets.len()).collect()));
     }
     // Every message fits into the sockets' buffers, so the order of steps cannot block anybody.
     let failed = |source| ConnectError { action: "agree on shared memory with", address: "a peer".to_owned(), source };
-    let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+    let limit = |stream: &TcpStream| stream.set_read_timeout(Some(left(deadline))).map_err(setup);
     let mut data: Vec<Option<&mut TcpStream>> = sockets.iter_mut().map(|[data, _]| data.as_mut()).collect();
     for stream in data.iter().flatten() {
         stream.set_nodelay(true).map_err(setup)?;
-        stream.set_read_timeout(Some(left)).map_err(setup)?;
     }
     let mut offers = Vec::new();
     for (peer, stream) in data.iter_mut().enumerate().skip(rank + 1) {
@@ -205,16 +206,19 @@ pub(super) fn share(
     let mut answers = Vec::new();
     for (peer, stream) in data.iter_mut().enumerate().take(rank) {
         if let Some(stream) = stream {
+            limit(stream)?;
             answers.push((peer, shm::answer(stream).map_err(failed)?));
         }
     }
     for (peer, offer) in offers {
         if let Some(stream) = &mut data[peer] {
+            limit(stream)?;
             lanes[peer] = shm::accept(stream, offer).map_err(failed)?;
         }
     }
     for (peer, answer) in answers {
         if let Some(stream) = &mut data[peer] {
+            limit(stream)?;
             lanes[peer] = answer.finish(stream).map_err(failed)?;
         }
     }
@@ -227,6 +231,7 @@ pub(super) fn share(
     for (peer, stream) in data.iter_mut().enumerate() {
         let mut theirs = [0; 8];
         if let Some(stream) = stream {
+            limit(stream)?;
             stream.read_exact(&mut theirs).map_err(failed)?;
             hosts[peer] = usize::try_from(u64::from_le_bytes(theirs)).unwrap_or(usize::MAX);
             if hosts[peer] > peer {
@@ -291,10 +296,9 @@ const WELCOME: &[u8; 8] = b"dst-wlc2";
 fn dial(address: &str, hello: Hello, deadline: Instant) -> Result<TcpStream, ConnectError> {
     let mut pause = Duration::from_millis(5);
     loop {
-        let attempt = look_up(address, LOOK_UP).and_then(|resolved| {
+        let attempt = look_up(address, LOOK_UP.min(left(deadline))).and_then(|resolved| {
             let resolved = resolved.first().ok_or(io::ErrorKind::NotFound)?;
-            let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
-            let mut stream = TcpStream::connect_timeout(resolved, left)?;
+            let mut stream = TcpStream::connect_timeout(resolved, left(deadline))?;
             stream.write_all(&hello.encode())?;
             Ok(stream)
         });
@@ -307,4 +311,10 @@ fn dial(address: &str, hello: Hello, deadline: Instant) -> Result<TcpStream, Con
         }
         pause = (pause * 2).min(Duration::from_millis(500));
     }
+}
+
+/// The time until a deadline in whole milliseconds, at least one: sockets take no limit of zero.
+fn left(deadline: Instant) -> Duration {
+    let left = deadline.saturating_duration_since(Instant::now());
+    Duration::from_millis((left.as_millis() as u64).max(1))
 }
