@@ -325,8 +325,9 @@ impl ProcessGroup {
         self.check(&request, &buffers)?;
         let mut next = lock(&self.next);
         let call = request.numbered(*next);
-        let ticket = self.team.recorders[self.local].issue(call, Instant::now());
-        let operation = self.team.deposit(self.local, call, buffers, self.options.timeout);
+        let started = Instant::now();
+        let ticket = self.team.recorders[self.local].issue(call, started);
+        let operation = self.team.deposit(self.local, call, buffers, started, self.options.timeout);
         let operation = operation.inspect_err(|error| self.finish(ticket, &Err(error.clone())))?;
         *next += 1;
         Ok((operation, ticket))

@@ -156,14 +156,10 @@ impl Buffers {
             (Counts::Even, Counts::Even) | (Counts::Exchange { .. }, Counts::Exchange { .. }) => true,
             _ => false,
         };
-        let lengths = |slices: &[RawSlice]| slices.iter().map(RawSlice::len_bytes).collect::<Vec<_>>();
         // In place all ranks have the same slices; apart their lengths follow from the counts.
         let in_place = self.inputs.is_empty() && other.inputs.is_empty();
-        let same = !in_place
-            || match (&self.outputs[..], &other.outputs[..]) {
-                ([mine], [theirs]) => mine.len_bytes() == theirs.len_bytes(),
-                (mine, theirs) => lengths(mine) == lengths(theirs),
-            };
+        let theirs = other.outputs.iter().map(RawSlice::len_bytes);
+        let same = !in_place || self.outputs.iter().map(RawSlice::len_bytes).eq(theirs);
         counts && same && self.inputs.len() == other.inputs.len() && self.user.is_some() == other.user.is_some()
     }
 }

@@ -100,8 +100,10 @@ impl Phases {
     /// Hands out a chunk of a phase that has `total`; `None` when there are no more.
     pub(crate) fn take(&self, phase: Phase, total: usize) -> Option<usize> {
         // Relaxed: that no chunk is handed out twice follows from the counter alone. The caller has seen the phase in
-        // `state`, which carries the writes of the phase before.
-        let chunk = self.progress[phase as usize].next.fetch_add(1, Ordering::Relaxed);
+        // `state`, which carries the writes of the phase before. A look first: ranks that wait ask again and again, and a write
+        // takes the cache line away from those that work.
+        let next = &self.progress[phase as usize].next;
+        let chunk = (next.load(Ordering::Relaxed) < total).then(|| next.fetch_add(1, Ordering::Relaxed))?;
         (chunk < total).then_some(chunk)
     }
 

@@ -19,6 +19,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use crossbeam_utils::CachePadded;
 use distribute_cluster::FailureKind;
 
 use crate::bridge::Bridge;
@@ -57,13 +58,14 @@ pub(crate) struct Team {
     departed: Vec<AtomicBool>,
     /// Ranks that make no calls for now.
     resting: Vec<AtomicBool>,
-    open: Mutex<Open>,
-    sleepers: AtomicUsize,
+    // What every call writes has cache lines of its own: ranks read the rest meanwhile.
+    open: CachePadded<Mutex<Open>>,
+    sleepers: CachePadded<AtomicUsize>,
     nap: Mutex<()>,
     wake: Condvar,
     bridge: Option<Bridge>,
     /// One per local rank.
-    pub(crate) recorders: Vec<Recorder>,
+    pub(crate) recorders: Vec<CachePadded<Recorder>>,
     /// Handles of groups made from this one, left by the local rank that made them for the others.
     pub(crate) offspring: Mutex<HashMap<Offspring, Result<ProcessGroup>>>,
     /// What else the ranks of this process share.
@@ -103,7 +105,8 @@ struct Abort {
 
 /// One collective call of all local ranks.
 pub(crate) struct Operation {
-    phases: Phases,
+    /// Looked at all the time by ranks that wait.
+    phases: CachePadded<Phases>,
     entries: Vec<Mutex<Option<Entry>>>,
     /// Written once by the last rank to arrive, before Reducing.
     plan: std::sync::OnceLock<Plan>,
@@ -141,12 +144,12 @@ impl Team {
                 cause: Mutex::new(None),
                 departed: (0..local_ranks).map(|_| AtomicBool::new(false)).collect(),
                 resting: (0..local_ranks).map(|_| AtomicBool::new(false)).collect(),
-                open: Mutex::new(Open { first: 0, operations: VecDeque::new() }),
-                sleepers: AtomicUsize::new(0),
+                open: CachePadded::new(Mutex::new(Open { first: 0, operations: VecDeque::new() })),
+                sleepers: CachePadded::new(AtomicUsize::new(0)),
                 nap: Mutex::new(()),
                 wake: Condvar::new(),
                 bridge,
-                recorders: (0..local_ranks).map(|_| Recorder::from_env()).collect(),
+                recorders: (0..local_ranks).map(|_| CachePadded::new(Recorder::from_env())).collect(),
                 offspring: Mutex::new(HashMap::new()),
                 commons: Mutex::new(None),
             }
@@ -178,11 +181,11 @@ impl Team {
         local: usize,
         call: Call,
         buffers: Buffers,
+        started: Instant,
         timeout: Duration,
     ) -> Result<Arc<Operation>> {
         self.check_alive(call)?;
         let operation = self.join(call.sequence);
-        let started = Instant::now();
         *lock(&operation.entries[local]) = Some(Entry { call, buffers, deadline: started + timeout, started });
         Ok(operation)
     }
@@ -214,12 +217,12 @@ impl Team {
                 }
                 _ => {}
             }
-            if self.help(operation, true) {
+            if state != State::Gathering && self.help(operation, true) {
                 idle_since = None;
                 continue;
             }
-            let since = *idle_since.get_or_insert_with(Instant::now);
-            if since.elapsed() < SPIN {
+            let now = Instant::now();
+            if now - *idle_since.get_or_insert(now) < SPIN {
                 if self.has_cores { std::hint::spin_loop() } else { std::thread::yield_now() }
             } else {
                 match state {
@@ -341,12 +344,9 @@ impl Team {
             let call = operation.leader_call().map(|(call, ..)| call);
             Err((self.local_name(0), self.panicked(call, &*panic)))
         });
-        match planned {
-            Ok(plan) => drop(operation.plan.set(plan)),
-            Err((origin, error)) => {
-                self.fail(operation, State::Gathering, &origin, error);
-                return;
-            }
+        if let Err((origin, error)) = planned {
+            self.fail(operation, State::Gathering, &origin, error);
+            return;
         }
         if operation.phases.advance(State::Gathering, State::Reducing) {
             self.wake_sleepers();
@@ -354,8 +354,8 @@ impl Team {
         }
     }
 
-    /// What the ranks' calls amount to; the error, and whose it is, where they do not fit together.
-    fn plan(&self, operation: &Operation) -> Result<Plan, (String, Error)> {
+    /// Sets the plan, by what the ranks' calls amount to; the error, and whose it is, where they do not fit together.
+    fn plan(&self, operation: &Operation) -> Result<(), (String, Error)> {
         let entries: Vec<MutexGuard<'_, Option<Entry>>> = operation.entries.iter().map(lock).collect();
         // Every rank has arrived, so every entry is there.
         let parts: Vec<&Entry> = entries.iter().filter_map(|entry| entry.as_ref()).collect();
@@ -370,8 +370,13 @@ impl Team {
             };
             return Err((there_name, error));
         }
-        Plan::new(self, call, parts.iter().map(|part| &part.buffers)).map_err(
-            |Disagreement { from, to, sent, expected }| {
+        match Plan::new(self, call, parts.iter().map(|part| &part.buffers)) {
+            Ok(plan) => {
+                // Only the last rank to arrive comes here.
+                drop(operation.plan.set(plan));
+                Ok(())
+            }
+            Err(Disagreement { from, to, sent, expected }) => {
                 let error = Error::Parts {
                     call: Box::new(call),
                     from: self.names[from].clone(),
@@ -379,9 +384,9 @@ impl Team {
                     sent,
                     expected,
                 };
-                (self.local_name(to - self.first_rank), error)
-            },
-        )
+                Err((self.local_name(to - self.first_rank), error))
+            }
+        }
     }
 
     /// Takes chunks of the current phase until none are left; returns whether any work was done.
@@ -595,7 +600,7 @@ impl Team {
 impl Operation {
     fn new(ranks: usize) -> Operation {
         Operation {
-            phases: Phases::new(),
+            phases: CachePadded::new(Phases::new()),
             entries: (0..ranks).map(|_| Mutex::new(None)).collect(),
             plan: std::sync::OnceLock::new(),
             failure: Mutex::new(None),

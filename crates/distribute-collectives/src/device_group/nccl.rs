@@ -178,7 +178,7 @@ impl Shared {
         let wrong = self.group.failure().or_else(|| self.own_failure());
         if let Some(error) = &wrong {
             self.abort(&error.to_string());
-            self.group.abort_by(&error);
+            self.group.abort_by(error);
         }
         wrong.is_none()
     }

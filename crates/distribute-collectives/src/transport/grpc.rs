@@ -47,6 +47,9 @@ const WINDOW_BYTES: u32 = 16 << 20;
 /// How long connections may take to send what was said last, when a group is dropped.
 const FLUSH: Duration = Duration::from_millis(50);
 
+/// How long the runtime's threads may take to end.
+const SHUTDOWN: Duration = Duration::from_millis(100);
+
 /// Streams to every other member.
 pub(crate) struct GrpcTransport {
     peers: Vec<Option<Peer>>,
@@ -123,7 +126,7 @@ impl GrpcTransport {
         let (arrivals, mut arrived) = mpsc::channel(addresses.len().max(1));
         listener.set_nonblocking(true).map_err(|source| failed("listen on", &own, source))?;
         let mut peers: Vec<Option<Peer>> = addresses.iter().map(|_| None).collect();
-        runtime.block_on(async {
+        let connected = runtime.block_on(async {
             let listener =
                 tokio::net::TcpListener::from_std(listener).map_err(|source| failed("listen on", &own, source))?;
             let hello = Hello { nonce: Bytes::copy_from_slice(&group.to_bytes()), rank: rank as u32 };
@@ -155,7 +158,12 @@ impl GrpcTransport {
             // All are there: strangers need not be listened to any more. Connections live on in tasks of their own.
             server.abort();
             Ok(())
-        })?;
+        });
+        if let Err(error) = connected {
+            // Dropped, the runtime would wait without a deadline for a lookup of a name that has not ended.
+            runtime.shutdown_timeout(SHUTDOWN);
+            return Err(error);
+        }
         Ok(GrpcTransport { peers, bell, aborted: false, runtime: Some(runtime) })
     }
 
@@ -219,8 +227,8 @@ impl Transport for GrpcTransport {
                 continue;
             }
             self.news()?;
-            let since = *idle_since.get_or_insert_with(Instant::now);
-            if since.elapsed() < patience.spin {
+            let now = Instant::now();
+            if now - *idle_since.get_or_insert(now) < patience.spin {
                 std::hint::spin_loop();
                 continue;
             }
@@ -269,7 +277,7 @@ impl Drop for GrpcTransport {
             while runtime.metrics().num_alive_tasks() > 0 && Instant::now() < deadline {
                 self.bell.wait(self.bell.count(), Duration::from_millis(2));
             }
-            runtime.shutdown_timeout(Duration::from_millis(100));
+            runtime.shutdown_timeout(SHUTDOWN);
         }
     }
 }

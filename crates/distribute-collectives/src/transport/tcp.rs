@@ -240,8 +240,8 @@ impl Transport for TcpTransport {
                 idle_since = None;
                 continue;
             }
-            let since = *idle_since.get_or_insert_with(Instant::now);
-            let idle = since.elapsed();
+            let now = Instant::now();
+            let idle = now - *idle_since.get_or_insert(now);
             if idle < patience.spin {
                 if idle < self.brief {
                     std::hint::spin_loop()
