@@ -31,6 +31,11 @@ impl Exit {
         self == Self::Code(INFRASTRUCTURE)
     }
 
+    /// Whether this may say that another task failed: what is wrong for good ends its peers with its own exit code, 1 or 2.
+    pub(crate) fn may_blame_others(self) -> bool {
+        self.blames_others() || matches!(self, Self::Code(1 | 2))
+    }
+
     pub(crate) fn is_success(self) -> bool {
         self == Self::Code(0)
     }

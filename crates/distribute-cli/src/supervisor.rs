@@ -72,8 +72,8 @@ enum Step {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
     Running,
-    /// A task says that another one failed. That one gets a moment to end by itself: stopped now, it would end by our
-    /// signal, and what it had to say would be lost.
+    /// A task says, or may say, that another one failed. That one gets a moment to end by itself: stopped now, it would end by
+    /// our signal, and what it had to say would be lost.
     Settling {
         until: Duration,
         rank: usize,
@@ -116,10 +116,12 @@ impl Supervisor {
             Phase::Stopping => {}
             _ if exit.is_success() => {}
             _ if forgiven => self.actions.push_back(Action::Note(Note::Forgiven { rank, exit, at: now })),
-            Phase::Running if exit.blames_others() => {
+            Phase::Running if exit.may_blame_others() => {
                 self.phase = Phase::Settling { until: now + self.grace.min(SETTLE), rank };
             }
             Phase::Settling { .. } if exit.blames_others() => {}
+            // Of two such codes either may be the cause.
+            Phase::Settling { rank: first, .. } if exit.may_blame_others() && !self.blames_others(first) => {}
             Phase::Running | Phase::Settling { .. } => self.stop_after(rank, now),
         }
     }
@@ -206,6 +208,10 @@ impl Supervisor {
         self.interrupted
     }
 
+    fn blames_others(&self, rank: usize) -> bool {
+        self.tasks[rank].outcome.is_some_and(|outcome| outcome.exit.blames_others())
+    }
+
     fn stop_after(&mut self, rank: usize, now: Duration) {
         let others = self.tasks.iter().filter(|task| task.outcome.is_none()).count();
         if let Some(Outcome { exit, at, .. }) = self.tasks[rank].outcome {
@@ -251,7 +257,7 @@ impl Supervisor {
 /// How long processes that a finished task has left may go on by themselves.
 const LINGER: Duration = Duration::from_secs(2);
 
-/// How long a task that another one blames gets to end by itself.
+/// How long a task that another one blames, or may blame, gets to end by itself.
 const SETTLE: Duration = Duration::from_secs(1);
 
 /// A killed process ends at once, unless the kernel holds it.

@@ -28,9 +28,9 @@ fn verdict(supervisor: &Supervisor) -> Verdict {
 #[test]
 fn a_failure_stops_the_others_and_kills_them_after_the_grace() {
     let mut job = Supervisor::new(3, GRACE);
-    job.handle_exit(1, Exit::Code(1), false, ms(100));
+    job.handle_exit(1, Exit::Code(7), false, ms(100));
     let told = actions(&mut job);
-    assert_eq!(told[0], Action::Note(Note::Failed { rank: 1, exit: Exit::Code(1), at: ms(100), others: 2 }));
+    assert_eq!(told[0], Action::Note(Note::Failed { rank: 1, exit: Exit::Code(7), at: ms(100), others: 2 }));
     assert_eq!(told[1..3], [0, 2].map(|rank| Action::Signal { rank, signal: SIGTERM }));
     job.handle_exit(0, Exit::Code(143), false, ms(200));
     assert_eq!(job.poll_timeout(), Some(ms(10_100)));
@@ -72,6 +72,26 @@ fn a_blamed_task_gets_a_moment_to_end_by_itself() {
     assert_eq!(signals(&mut job), [(2, SIGTERM)]);
     job.handle_exit(2, Exit::Signal(SIGTERM), false, ms(160));
     assert_eq!(verdict(&job), Verdict::Cause(1));
+}
+
+#[test]
+fn the_cause_gets_a_moment_where_one_that_it_has_told_ends_first_with_the_same_code() {
+    for code in [1, 2] {
+        let mut job = Supervisor::new(3, GRACE);
+        job.handle_exit(0, Exit::Code(code), false, ms(100));
+        assert_eq!(actions(&mut job), []);
+        job.handle_exit(1, Exit::Code(code), false, ms(900));
+        assert_eq!(actions(&mut job), []);
+        job.handle_timeout(ms(1100));
+        assert_eq!(signals(&mut job), [(2, SIGTERM)]);
+        job.handle_exit(2, Exit::Signal(SIGTERM), false, ms(1200));
+        assert_eq!(job.outcomes().iter().map(|outcome| outcome.stopped).collect::<Vec<_>>(), [false, false, true]);
+    }
+    // After one that says that another failed, this is the one.
+    let mut job = Supervisor::new(3, GRACE);
+    job.handle_exit(0, Exit::Code(138), false, ms(100));
+    job.handle_exit(1, Exit::Code(2), false, ms(900));
+    assert_eq!(signals(&mut job), [(2, SIGTERM)]);
 }
 
 #[test]
