@@ -94,13 +94,19 @@ pub(crate) fn wrapped(dtype: DType, value: i128) -> i128 {
 
 /// Compares floating-point elements with a reference by ‖result − reference‖ / ‖reference‖.
 pub(crate) fn compare(what: &str, dtype: DType, result: &[u8], reference: &[f64]) -> Result<()> {
+    compare_terms(what, dtype, result, reference, reference)
+}
+
+/// As [`compare`], by ‖result − reference‖ / ‖terms‖: for sums, whose error goes with the sums of their terms' magnitudes, also
+/// where the terms cancel.
+pub(crate) fn compare_terms(what: &str, dtype: DType, result: &[u8], reference: &[f64], terms: &[f64]) -> Result<()> {
     let result = wide(dtype, result);
     if result.len() != reference.len() {
         return Err(Error::Wrong(format!("{what}: {} elements came, not {}", result.len(), reference.len())));
     }
     let square = |values: &mut dyn Iterator<Item = f64>| values.map(|value| value * value).sum::<f64>().sqrt();
     let difference = square(&mut result.iter().zip(reference).map(|(a, b)| a - b));
-    let size = square(&mut reference.iter().copied());
+    let size = square(&mut terms.iter().copied());
     let limit = match dtype {
         DType::F64 => 1e-14,
         DType::F16 => 1e-3,

@@ -12,7 +12,7 @@ use distribute_device::{DType, Device, DeviceBuffer, Stream};
 
 use super::{Entry, Outcome, ensure, passed};
 use crate::gpu::{Gpus, deadline, get, put};
-use crate::values::{Random, compare, from_wide, integers, same, wide, wrapped};
+use crate::values::{Random, compare, compare_terms, from_wide, integers, same, wide, wrapped};
 use crate::{Error, Result};
 
 pub(super) const CHECKS: [Entry; 6] = [
@@ -91,16 +91,17 @@ pub(super) fn reduce(devices: &[Arc<CudaDevice>], asked: DeviceImplementation, w
 fn check(what: &str, dtype: DType, op: ReduceOp, inputs: &[Vec<u8>], result: &[u8]) -> Result<()> {
     if dtype.is_float() {
         let inputs: Vec<Vec<f64>> = inputs.iter().map(|bytes| wide(dtype, bytes)).collect();
-        let expected = (0..inputs[0].len()).map(|at| {
-            let column = inputs.iter().map(|input| input[at]);
-            match op {
+        let reduced = |of: fn(f64) -> f64| -> Vec<f64> {
+            let columns = (0..inputs[0].len()).map(|at| inputs.iter().map(move |input| of(input[at])));
+            let reduced = columns.map(|column| match op {
                 ReduceOp::Product => column.product(),
                 ReduceOp::Max => column.fold(f64::NEG_INFINITY, f64::max),
                 ReduceOp::Mean => column.sum::<f64>() / inputs.len() as f64,
                 _ => column.sum(),
-            }
-        });
-        return compare(what, dtype, result, &expected.collect::<Vec<f64>>());
+            });
+            reduced.collect()
+        };
+        return compare_terms(what, dtype, result, &reduced(|value| value), &reduced(f64::abs));
     }
     let inputs: Vec<Vec<i128>> = inputs.iter().map(|bytes| integers(dtype, bytes)).collect();
     for (at, found) in integers(dtype, result).into_iter().enumerate() {

@@ -6,7 +6,7 @@ use distribute_device::{DType, Device, Stream};
 use super::{Entry, Outcome, ensure, passed};
 use crate::Result;
 use crate::gpu::{Gpus, get, put, write};
-use crate::values::{Random, compare, from_wide, integers, same, wide, wrapped};
+use crate::values::{Random, compare, compare_terms, from_wide, integers, same, wide, wrapped};
 
 pub(super) const CHECKS: [Entry; 4] = [
     ("kernels: buffers are reduced as the reference does", reduce),
@@ -71,17 +71,17 @@ fn check_reduced(
 ) -> Result<()> {
     if dtype.is_float() {
         let inputs: Vec<Vec<f64>> = inputs.iter().map(|bytes| wide(dtype, bytes)).collect();
-        let all = (0..inputs[0].len()).map(|at| {
-            let column = inputs.iter().map(|input| input[at]);
-            let folded = match combine {
+        let reduced = |of: fn(f64) -> f64| -> Vec<f64> {
+            let columns = (0..inputs[0].len()).map(|at| inputs.iter().map(move |input| of(input[at])));
+            let folded = columns.map(|column| match combine {
                 Combine::Sum => column.sum::<f64>(),
                 Combine::Product => column.product::<f64>(),
                 Combine::Min => column.fold(f64::INFINITY, f64::min),
                 Combine::Max => column.fold(f64::NEG_INFINITY, f64::max),
-            };
-            folded / f64::from(divisor)
-        });
-        return compare(what, dtype, result, &all.collect::<Vec<f64>>());
+            });
+            folded.map(|folded| folded / f64::from(divisor)).collect()
+        };
+        return compare_terms(what, dtype, result, &reduced(|value| value), &reduced(f64::abs));
     }
     let inputs: Vec<Vec<i128>> = inputs.iter().map(|bytes| integers(dtype, bytes)).collect();
     let result = integers(dtype, result);
