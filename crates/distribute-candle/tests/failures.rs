@@ -225,7 +225,7 @@ impl Training {
         let at = (step * 2 + half) * 7 + context.replica_id() * 3;
         // Dropout, by a stream that has to go on where it was.
         let x: Vec<f64> = (0..16)
-            .map(|i| if random.next_u32() % 4 == 0 { 0.0 } else { ((i + at) * 37 % 101) as f64 / 50.0 - 1.0 })
+            .map(|i| if random.next_u32().is_multiple_of(4) { 0.0 } else { ((i + at) * 37 % 101) as f64 / 50.0 - 1.0 })
             .collect();
         let dtype = self.model.variables()[0].components()[0].dtype();
         let x = Tensor::from_vec(x, (4, 4), &Device::Cpu)?.to_dtype(dtype)?;
@@ -293,7 +293,7 @@ fn bits(components: &[Tensor]) -> Vec<Vec<u8>> {
 /// Fails in the third step in one way after another, each time in a training of its own.
 fn fail_in_every_way(name: &str, make: impl Fn() -> Option<Training>, failures: &[Failure]) {
     let (others, own): (Vec<Failure>, Vec<Failure>) = failures.iter().partition(|failure| failure.calls_others());
-    fail_in(name, || make(), &own);
+    fail_in(name, &make, &own);
     if !others.is_empty() {
         fail_in(name, || make().map(|training| Training { synchronised: false, ..training }), &others);
     }
@@ -310,7 +310,7 @@ fn fail_in(name: &str, make: impl Fn() -> Option<Training>, failures: &[Failure]
     for failure in failures.iter().filter(|failure| replicas > 1 || !failure.needs_others()) {
         let culprits = match name {
             "adam" if replicas > 1 => vec![0, replicas - 1],
-            _ => vec![if *failure as usize % 2 == 0 { 0 } else { replicas - 1 }],
+            _ => vec![if (*failure as usize).is_multiple_of(2) { 0 } else { replicas - 1 }],
         };
         for replica in culprits {
             let when = format!("{name} under {}, replica {replica} {failure:?}", undisturbed.strategy.describe());
@@ -323,9 +323,9 @@ fn fail_in(name: &str, make: impl Fn() -> Option<Training>, failures: &[Failure]
             assert!(began.elapsed() < Duration::from_secs(10), "{when}: took {:?}: {error}", began.elapsed());
             let done = if failure.comes_after_the_step() { 3 } else { 2 };
             training.state().check(&expected[done - 1], &when);
-            for step in done..5 {
+            for (step, expected) in expected.iter().enumerate().skip(done) {
                 training.step(step, None).unwrap_or_else(|error| panic!("{when}: step {step}: {error}"));
-                training.state().check(&expected[step], &format!("{when}, after step {step}"));
+                training.state().check(expected, &format!("{when}, after step {step}"));
             }
         }
     }

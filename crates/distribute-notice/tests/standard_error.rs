@@ -1,5 +1,4 @@
 //! Where warnings go, as a process of its own sees it: subscribers are of the process.
-#![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
 use std::process::Command;
 

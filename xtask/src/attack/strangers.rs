@@ -64,7 +64,7 @@ const HALF_HELLO: &[u8] = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03";
 const HTTP2: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00";
 
 pub(super) fn training(stage: &Stage) -> Verdict {
-    const ARGS: [&str; 2] = ["--epochs", "4"];
+    const ARGS: [&str; 2] = ["--epochs", "12"];
     let expected = stage.undisturbed(&ARGS)?;
     let (tasks, leader) = stage.workers(&[&ARGS[..]; 2])?;
     let mut job = start(tasks)?;
