@@ -5,7 +5,7 @@
 //! random inputs, whose seed a failure names.
 //!
 //! - [`checks`]: every check; [`Check::run`] runs one.
-//! - [`bench`]: bandwidth of kernels and copies as a share of the rate of a copy, latencies, collectives.
+//! - [`mod@bench`]: bandwidth of kernels and copies as a share of the rate of a copy, latencies, collectives.
 //! - [`Report`]: both as text and as JSON.
 
 pub mod bench;
