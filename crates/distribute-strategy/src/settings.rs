@@ -100,11 +100,14 @@ impl ReplicaContext {
         };
         let missing = || "nothing of the kind".to_owned();
         let name = |rank: Rank| group.rank_name(rank).to_owned();
-        Err(Error::SettingsDiffer {
+        let error = Error::SettingsDiffer {
             here: name(group.rank()),
             mine: mine.unwrap_or_else(missing),
             there: name(rank),
             theirs: theirs.unwrap_or_else(missing),
-        })
+        };
+        // Here, where the kind is known: a worker that has not read all answers yet ends with the same exit code.
+        group.abort_as(&error.to_string(), error.failure_kind());
+        Err(error)
     }
 }

@@ -47,7 +47,7 @@ fn undisturbed(stage: &Stage, job: &mut Job) -> Result<f64, String> {
 
 pub(super) fn strangers(stage: &Stage) -> Verdict {
     let addresses = addresses(TASKS.len())?;
-    let mut job = training(stage, &addresses, "3")?;
+    let mut job = training(stage, &addresses, "12")?;
     let (mut count, mut open) = (0, Vec::new());
     for (task, address, service) in [("ps:0", &addresses[1], "ParameterServer"), ("worker:0", &addresses[3], "Worker")]
     {
@@ -68,7 +68,7 @@ pub(super) fn strangers(stage: &Stage) -> Verdict {
 /// Another chief that was told of the same servers, and of workers that are not there.
 pub(super) fn other_job(stage: &Stage) -> Verdict {
     let own = addresses(TASKS.len())?;
-    let mut job = training(stage, &own, "3")?;
+    let mut job = training(stage, &own, "12")?;
     let mut other = addresses(TASKS.len())?;
     other[1..3].clone_from_slice(&own[1..3]);
     let chief = tasks(stage, &other, "1").remove(0).env("DISTRIBUTE_TIMEOUT", "8");
