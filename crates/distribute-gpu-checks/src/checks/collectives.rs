@@ -102,10 +102,8 @@ fn check(what: &str, dtype: DType, op: ReduceOp, inputs: &[Vec<u8>], result: &[u
             reduced.collect()
         };
         let expected = reduced(|value| value);
-        return match matches!(op, ReduceOp::Sum | ReduceOp::Mean) {
-            true => compare_terms(what, dtype, result, &expected, &reduced(f64::abs)),
-            false => compare(what, dtype, result, &expected),
-        };
+        let terms = if matches!(op, ReduceOp::Sum | ReduceOp::Mean) { reduced(f64::abs) } else { expected.clone() };
+        return compare_terms(what, dtype, result, &expected, &terms);
     }
     let inputs: Vec<Vec<i128>> = inputs.iter().map(|bytes| integers(dtype, bytes)).collect();
     for (at, found) in integers(dtype, result).into_iter().enumerate() {

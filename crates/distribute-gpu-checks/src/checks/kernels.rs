@@ -82,10 +82,8 @@ fn check_reduced(
             folded.map(|folded| folded / f64::from(divisor)).collect()
         };
         let expected = reduced(|value| value);
-        return match combine == Combine::Sum {
-            true => compare_terms(what, dtype, result, &expected, &reduced(f64::abs)),
-            false => compare(what, dtype, result, &expected),
-        };
+        let terms = if combine == Combine::Sum { reduced(f64::abs) } else { expected.clone() };
+        return compare_terms(what, dtype, result, &expected, &terms);
     }
     let inputs: Vec<Vec<i128>> = inputs.iter().map(|bytes| integers(dtype, bytes)).collect();
     let result = integers(dtype, result);

@@ -5,10 +5,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 
+use super::prefetch::{JOIN_DEADLINE, READ_DEADLINE};
 use super::{Dataset, Facts, Items, Opener, background};
 use crate::{BoxError, Element, Error, Result};
 
@@ -239,11 +240,10 @@ fn ends_by<T>(results: &Receiver<T>, deadline: Instant) -> bool {
     }
 }
 
-const READ_DEADLINE: Duration = Duration::from_secs(30 * 60);
-const JOIN_DEADLINE: Duration = Duration::from_secs(5);
-
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]

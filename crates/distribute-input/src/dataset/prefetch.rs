@@ -234,8 +234,9 @@ impl<T> Drop for Farewell<T> {
 
 const MAX_AUTOTUNED: usize = 16;
 /// Filling a large shuffle buffer takes minutes; a source that is silent for longer than this is taken for dead.
-const READ_DEADLINE: Duration = Duration::from_secs(30 * 60);
-const JOIN_DEADLINE: Duration = Duration::from_secs(5);
+pub(super) const READ_DEADLINE: Duration = Duration::from_secs(30 * 60);
+/// How long a reader that leaves waits for its threads.
+pub(super) const JOIN_DEADLINE: Duration = Duration::from_secs(5);
 /// Between two looks at a buffer that was full, at least and at most.
 const MIN_NAP: Duration = Duration::from_micros(50);
 const RECHECK: Duration = Duration::from_secs(1);

@@ -1,0 +1,194 @@
+//! What a strategy holds of this process: its devices, its replicas' threads, and their ranks.
+
+use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
+
+use distribute_cluster::{Coordination, FailureKind};
+use distribute_collectives::{DeviceGroup, Options, ProcessGroup};
+use distribute_device::{Device, DeviceKind, DeviceSpec, Devices};
+
+use crate::replica_threads::ReplicaThreads;
+use crate::running::Running;
+use crate::settings::Settings;
+use crate::step_word::StepWord;
+use crate::{Recoverable, Result, Topology};
+
+/// The replicas of this process: their devices, their threads and their ranks.
+pub struct Replicas {
+    pub(crate) topology: Topology,
+    pub(crate) devices: Vec<DeviceSpec>,
+    pub(crate) coordination: Option<Arc<Coordination>>,
+    pub(crate) threads: ReplicaThreads,
+    pub(crate) running: Running,
+    /// What every run notes; see [`Strategy::recover`].
+    pub(crate) watched: Mutex<Vec<Weak<dyn Recoverable>>>,
+    groups: RwLock<Arc<Vec<ProcessGroup>>>,
+    /// See [`ReplicaContext::graph_group`](crate::ReplicaContext::graph_group); one per replica, made when first used.
+    graph_groups: Mutex<Vec<Option<Arc<ProcessGroup>>>>,
+    options: Options,
+    pub(crate) step_word: StepWord,
+    pub(crate) settings: Settings,
+    /// Where the devices are looked up; none for this machine's.
+    table: Option<Devices>,
+    /// Opened when first used.
+    handles: Mutex<Vec<Option<Arc<dyn Device>>>>,
+    /// As [`graph_groups`](Replicas::graph_groups).
+    device_groups: Mutex<Vec<Option<Arc<DeviceGroup>>>>,
+}
+
+impl Replicas {
+    /// Replicas of one process alone.
+    ///
+    /// # Errors
+    /// The group or the threads cannot be made.
+    pub fn local(devices: Vec<DeviceSpec>, options: Options) -> Result<Replicas> {
+        let groups = ProcessGroup::local_with(devices.len(), &options)?;
+        Replicas::new(devices, groups, None, options)
+    }
+
+    /// The replicas of this process in a group of several.
+    ///
+    /// # Errors
+    /// The group cannot be joined, or the threads cannot be made.
+    pub fn joined(devices: Vec<DeviceSpec>, coordination: Arc<Coordination>, options: Options) -> Result<Replicas> {
+        let groups = ProcessGroup::join(&coordination, devices.len(), &options)?;
+        Replicas::new(devices, groups, Some(coordination), options)
+    }
+
+    fn new(
+        devices: Vec<DeviceSpec>,
+        groups: Vec<ProcessGroup>,
+        coordination: Option<Arc<Coordination>>,
+        options: Options,
+    ) -> Result<Replicas> {
+        let replicas_per_worker = devices.len();
+        let topology = Topology {
+            workers: groups.first().map_or(1, |group| group.world_size() / replicas_per_worker),
+            worker: groups.first().map_or(0, ProcessGroup::process),
+            replicas_per_worker,
+        };
+        let threads = ReplicaThreads::start(replicas_per_worker, topology.first_replica())?;
+        let (groups, graph_groups) = (RwLock::new(Arc::new(groups)), Mutex::new(vec![None; replicas_per_worker]));
+        let step_word = StepWord::default();
+        let settings = Settings::default();
+        let handles = Mutex::new(vec![None; replicas_per_worker]);
+        let device_groups = Mutex::new((0..replicas_per_worker).map(|_| None).collect());
+        Ok(Replicas {
+            topology,
+            devices,
+            coordination,
+            threads,
+            running: Running::default(),
+            watched: Mutex::default(),
+            groups,
+            graph_groups,
+            options,
+            step_word,
+            settings,
+            table: None,
+            handles,
+            device_groups,
+        })
+    }
+
+    /// The same, whose devices are those of a table.
+    pub(crate) fn with_table(self, table: Option<Devices>) -> Replicas {
+        Replicas { table, ..self }
+    }
+
+    /// A replica's device, the same handle each time.
+    pub(crate) fn device(&self, local: usize) -> Result<Arc<dyn Device>> {
+        let mut handles = self.handles.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(handle) = &handles[local] {
+            return Ok(handle.clone());
+        }
+        let spec = &self.devices[local];
+        let table = match (&self.table, spec.kind()) {
+            // One CPU stands for as many logical ones as are named.
+            (_, Some(DeviceKind::Cpu)) => Devices::with_cpus(spec.index().map_or(1, |index| index as usize + 1))?,
+            (Some(table), _) => table.clone(),
+            (None, _) => Devices::local(),
+        };
+        let place = DeviceSpec { job: None, replica: None, task: None, ..spec.clone() };
+        Ok(handles[local].insert(table.open(&place)?).clone())
+    }
+
+    /// The group of the replicas' devices that `make` makes when it is first asked for.
+    pub(crate) fn device_group(
+        &self,
+        local: usize,
+        make: impl FnOnce(Arc<dyn Device>) -> Result<DeviceGroup>,
+    ) -> Result<Arc<DeviceGroup>> {
+        let held = self.device_groups.lock().unwrap_or_else(PoisonError::into_inner)[local].clone();
+        if let Some(group) = held {
+            return Ok(group);
+        }
+        // All replicas make theirs together, so nobody may hold the lock meanwhile.
+        let group = Arc::new(make(self.device(local)?)?);
+        self.device_groups.lock().unwrap_or_else(PoisonError::into_inner)[local] = Some(group.clone());
+        Ok(group)
+    }
+
+    /// Ends the groups that were made besides the first.
+    pub(crate) fn abort_further_groups(&self, local: usize, reason: &str, kind: FailureKind) {
+        if let Some(group) = &self.graph_groups.lock().unwrap_or_else(PoisonError::into_inner)[local] {
+            group.abort_as(reason, kind);
+        }
+        if let Some(group) = &self.device_groups.lock().unwrap_or_else(PoisonError::into_inner)[local] {
+            group.abort(reason);
+        }
+    }
+
+    /// Says of all local replicas whether they are between runs; see [`ProcessGroup::rest`].
+    pub(crate) fn rest(&self, groups: &[ProcessGroup], resting: bool) {
+        (0..groups.len()).for_each(|local| self.rest_one(groups, local, resting));
+    }
+
+    /// The same of one.
+    pub(crate) fn rest_one(&self, groups: &[ProcessGroup], local: usize, resting: bool) {
+        groups[local].rest(resting);
+        if let Some(group) = &self.graph_groups.lock().unwrap_or_else(PoisonError::into_inner)[local] {
+            group.rest(resting);
+        }
+    }
+
+    pub(crate) fn has_graph_group(&self, local: usize) -> bool {
+        self.graph_groups.lock().unwrap_or_else(PoisonError::into_inner)[local].is_some()
+    }
+
+    /// The group of one replica that `make` makes when it is first asked for.
+    pub(crate) fn graph_group(
+        &self,
+        local: usize,
+        make: impl FnOnce() -> Result<ProcessGroup>,
+    ) -> Result<Arc<ProcessGroup>> {
+        let held = self.graph_groups.lock().unwrap_or_else(PoisonError::into_inner)[local].clone();
+        if let Some(group) = held {
+            return Ok(group);
+        }
+        // All replicas make theirs together, so nobody may hold the lock meanwhile.
+        let group = Arc::new(make()?);
+        self.graph_groups.lock().unwrap_or_else(PoisonError::into_inner)[local] = Some(group.clone());
+        Ok(group)
+    }
+
+    pub(crate) fn groups(&self) -> Arc<Vec<ProcessGroup>> {
+        self.groups.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// What connects the processes.
+    pub fn transport(&self) -> &'static str {
+        self.groups().first().map_or("local", ProcessGroup::transport_name)
+    }
+
+    /// After a failed run the group is aborted. Replicas of one process get a new one; several processes start again
+    /// from a checkpoint.
+    pub(crate) fn renew(&self) -> Result<()> {
+        if self.topology.workers == 1 {
+            let fresh = ProcessGroup::local_with(self.devices.len(), &self.options)?;
+            *self.groups.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(fresh);
+            self.graph_groups.lock().unwrap_or_else(PoisonError::into_inner).fill(None);
+            self.device_groups.lock().unwrap_or_else(PoisonError::into_inner).fill(None);
+        }
+        Ok(())
+    }
+}
