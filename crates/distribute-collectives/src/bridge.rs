@@ -43,8 +43,6 @@ pub(crate) struct Bridge {
     /// Carries operations over while their ranks do something else; started by the first that needs it.
     courier: OnceLock<SyncSender<()>>,
     team: OnceLock<Weak<Team>>,
-    /// Kept so that the members know of each other for as long as the group lives.
-    job: Option<Job>,
 }
 
 /// The job that a group's processes belong to.
@@ -74,20 +72,19 @@ struct Queue {
 }
 
 impl Bridge {
-    pub(crate) fn new(mesh: Mesh, algorithm: Algorithm, link: Option<Link>, job: Option<Job>) -> Bridge {
+    pub(crate) fn new(mesh: Mesh, algorithm: Algorithm, link: Option<Link>, local_host: Option<String>) -> Bridge {
         Bridge {
             processes: mesh.size(),
             transport: mesh.transport_name(),
             link: link.unwrap_or_else(|| mesh.link()),
             hosts: mesh.hosts().filter(|hosts| has_levels(hosts)).map(<[usize]>::to_vec),
-            local_host: job.as_ref().map(|job| job.coordination.local_host()).or_else(|| mesh.local_host()),
+            local_host: local_host.or_else(|| mesh.local_host()),
             mesh: Mutex::new(mesh),
             algorithm,
             last_schedule: Mutex::new(None),
             queue: Mutex::new(Queue { next: 0, waiting: BTreeMap::new(), crossing: false }),
             courier: OnceLock::new(),
             team: OnceLock::new(),
-            job,
         }
     }
 
@@ -112,10 +109,6 @@ impl Bridge {
     /// The address by which the other processes reach this one, where it is known.
     pub(crate) fn local_host(&self) -> Option<&str> {
         self.local_host.as_deref()
-    }
-
-    pub(crate) fn job(&self) -> Option<&Job> {
-        self.job.as_ref()
     }
 
     /// Puts an operation in line; `by_courier` when nobody is going to [`cross`](Bridge::cross) for it.
@@ -332,6 +325,13 @@ impl Bridge {
             // A transport of the caller's may panic.
             let _ = catch_unwind(AssertUnwindSafe(|| mesh.abort(reason)));
         }
+    }
+
+    /// Closes the connections, and says before that this process leaves; nothing crosses afterwards.
+    pub(crate) fn leave(&self) {
+        let connections = lock(&self.mesh).close();
+        // A transport of the caller's may panic.
+        let _ = catch_unwind(AssertUnwindSafe(|| drop(connections)));
     }
 
     fn wake_courier(&self) {

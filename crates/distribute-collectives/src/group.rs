@@ -6,6 +6,8 @@ mod pairs;
 mod reductions;
 mod sparse;
 mod split;
+#[cfg(test)]
+mod tests;
 
 pub use sparse::SparseRows;
 
@@ -23,7 +25,7 @@ use crate::kernel;
 use crate::memory::{Borrowed, Buffers, OwnedBuffers};
 use crate::mesh::Mesh;
 use crate::recorder::{FlightRecord, Ticket};
-use crate::team::{MAX_LOCAL_RANKS, Operation, Team, lock};
+use crate::team::{Handle, MAX_LOCAL_RANKS, Operation, Team, lock};
 use crate::transport::Transport;
 use crate::{Algorithm, DeviceImplementation, Error, Options, Rank, ReduceOp, Result, Work};
 
@@ -60,7 +62,7 @@ use crate::{Algorithm, DeviceImplementation, Error, Options, Rank, ReduceOp, Res
 /// # Source
 /// The operations of the MPI standard (4.1, chapter 6) and of NCCL, under their names.
 pub struct ProcessGroup {
-    team: Arc<Team>,
+    team: Arc<Handle>,
     local: usize,
     options: Arc<Options>,
     /// Sequence number of the next call; held while a call is deposited, so that calls of several threads do not mix.
@@ -92,7 +94,7 @@ impl ProcessGroup {
     /// One rank of this process per name.
     fn local_named(names: Vec<String>, options: &Options) -> Vec<ProcessGroup> {
         let ranks = names.len();
-        handles(&Team::new(options, names, 0, ranks, None), options)
+        handles(Handle::new(Team::new(options, names, 0, ranks, None), None), options)
     }
 
     /// The `local_ranks` ranks of this process in a group of several processes that a transport connects.
@@ -126,12 +128,13 @@ impl ProcessGroup {
             return Err(Error::RankOutside { what: "process", given, world_size: processes });
         }
         let mesh = Mesh::new(transport, process, processes);
-        let bridge = Bridge::new(mesh, options.algorithm.clone(), options.link, job.clone());
+        let local_host = job.as_ref().map(|job| job.coordination.local_host());
+        let bridge = Bridge::new(mesh, options.algorithm.clone(), options.link, local_host);
         let team = Team::new(options, names, process * local_ranks, local_ranks, Some(bridge));
-        if let Some(job) = job {
+        if let Some(job) = job.clone() {
             job.watch(&team);
         }
-        Ok(handles(&team, options))
+        Ok(handles(Handle::new(team, job), options))
     }
 
     /// This rank's place in the group.
@@ -189,7 +192,7 @@ impl ProcessGroup {
     }
 
     fn job(&self) -> Option<&Job> {
-        self.team.bridge().and_then(Bridge::job)
+        self.team.job()
     }
 
     /// How long one operation may take.
@@ -379,7 +382,7 @@ impl std::fmt::Debug for ProcessGroup {
 
 /// Waits for an operation when the thread unwinds while the engine has its memory.
 struct Hold<'a> {
-    team: &'a Arc<Team>,
+    team: &'a Team,
     local: usize,
     operation: &'a Arc<Operation>,
 }
@@ -421,7 +424,8 @@ fn check_local(ranks: usize) -> Result<()> {
     }
 }
 
-fn handles(team: &Arc<Team>, options: &Options) -> Vec<ProcessGroup> {
+fn handles(team: Handle, options: &Options) -> Vec<ProcessGroup> {
+    let team = Arc::new(team);
     let options = Arc::new(options.clone());
     let handle = |local| ProcessGroup {
         team: team.clone(),

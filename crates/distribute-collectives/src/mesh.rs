@@ -13,7 +13,7 @@ use crate::kernel;
 use crate::memory::{exclusive, shared};
 use crate::reduction::{Combiner, Side};
 use crate::schedule::{Action, Link, Step, Transfer};
-use crate::transport::{AbortReason, Incoming, Outgoing, Patience, Refusal, Sink, Transport, TransportError};
+use crate::transport::{AbortReason, Closed, Incoming, Outgoing, Patience, Refusal, Sink, Transport, TransportError};
 
 /// Bytes received before they are combined: small enough to be still in the cache then.
 const SCRATCH_BYTES: usize = 256 * 1024;
@@ -97,6 +97,11 @@ impl Mesh {
 
     pub(crate) fn abort(&mut self, reason: &AbortReason) {
         self.transport.abort(reason);
+    }
+
+    /// Takes the connections out, for their drop to say goodbye.
+    pub(crate) fn close(&mut self) -> Box<dyn Transport> {
+        std::mem::replace(&mut self.transport, Box::new(Closed))
     }
 
     /// Runs a schedule over the elements of `slices`, taken one after another.

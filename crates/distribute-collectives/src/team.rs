@@ -32,6 +32,9 @@ use crate::work_plan::Plan;
 use crate::{Error, Options, ProcessGroup, Rank, Result, SharedCrossDeviceOps};
 
 mod giving_up;
+mod handle;
+
+pub(crate) use handle::Handle;
 
 /// Largest number of ranks in one process.
 pub(crate) const MAX_LOCAL_RANKS: usize = 256;

@@ -271,6 +271,30 @@ pub trait Transport: Send {
     fn last_heard(&self, peer: usize) -> Option<Instant>;
 }
 
+/// What is left of connections when a group has been left.
+pub(crate) struct Closed;
+
+impl Transport for Closed {
+    fn name(&self) -> &'static str {
+        "closed"
+    }
+
+    fn exchange(
+        &mut self,
+        _outgoing: &mut [Outgoing<'_>],
+        _incoming: &mut [Incoming<'_>],
+        _patience: &Patience<'_>,
+    ) -> Result<(), TransportError> {
+        Err(TransportError::Interrupted)
+    }
+
+    fn abort(&mut self, _reason: &AbortReason) {}
+
+    fn last_heard(&self, _peer: usize) -> Option<Instant> {
+        None
+    }
+}
+
 /// Connects member `rank` with the listeners at `addresses`, for groups that find each other by their own means.
 ///
 /// Every member calls this at about the same time with the same addresses, in rank order, and its own listener. Callers with

@@ -6,7 +6,7 @@ use distribute_cluster::FailureKind;
 
 use crate::memory::OwnedBuffers;
 use crate::recorder::Ticket;
-use crate::team::{Operation, Team};
+use crate::team::{Handle, Operation, Team};
 use crate::{Error, ProcessGroup, Result};
 
 /// An operation under way, which owns the memory it works on.
@@ -14,7 +14,7 @@ use crate::{Error, ProcessGroup, Result};
 /// Dropping it waits for the operation, at most until its deadline.
 #[must_use = "the memory comes back from `wait`"]
 pub struct Work<B: OwnedBuffers> {
-    team: Arc<Team>,
+    team: Arc<Handle>,
     local: usize,
     operation: Arc<Operation>,
     ticket: Ticket,
@@ -23,7 +23,13 @@ pub struct Work<B: OwnedBuffers> {
 }
 
 impl<B: OwnedBuffers> Work<B> {
-    pub(crate) fn new(team: Arc<Team>, local: usize, operation: Arc<Operation>, ticket: Ticket, buffers: B) -> Work<B> {
+    pub(crate) fn new(
+        team: Arc<Handle>,
+        local: usize,
+        operation: Arc<Operation>,
+        ticket: Ticket,
+        buffers: B,
+    ) -> Work<B> {
         Work { team, local, operation, ticket, buffers: Some(buffers) }
     }
 
