@@ -7,6 +7,8 @@
 //!        calls differ ──> Failed <──────────────────────────────────┘
 //! ```
 //!
+//! A barrier within one process is Done with the last arrival.
+//!
 //! Ownership: before Reducing a rank's memory is its own. In Reducing and Spreading it belongs to whoever was handed a
 //! chunk, for the bytes of that chunk. In Bridging it belongs to the one thread that exchanges it with other processes. In
 //! Done and Failed it is the rank's own again. The transitions below carry the writes of one owner to the next.
@@ -68,12 +70,12 @@ struct Progress {
 
 impl Phases {
     pub(crate) fn new() -> Phases {
-        let progress = || Progress { next: AtomicUsize::new(0), finished: AtomicUsize::new(0) };
+        let progress = |next| Progress { next: AtomicUsize::new(next), finished: AtomicUsize::new(0) };
         Phases {
             state: AtomicU32::new(State::Gathering as u32),
             arrived: AtomicUsize::new(0),
             doomed: AtomicBool::new(false),
-            progress: [progress(), progress()],
+            progress: [progress(1), progress(0)],
         }
     }
 
@@ -98,6 +100,9 @@ impl Phases {
     }
 
     /// Hands out a chunk of a phase that has `total`; `None` when there are no more.
+    ///
+    /// Chunk 0 of [`Phase::Reduce`] is handed to nobody: the rank that arrived last, and begins the phase, works on it. A short
+    /// call has no other, and ranks that wait for it then write nothing that this one needs.
     pub(crate) fn take(&self, phase: Phase, total: usize) -> Option<usize> {
         // Relaxed: that no chunk is handed out twice follows from the counter alone. The caller has seen the phase in
         // `state`, which carries the writes of the phase before. A look first: ranks that wait ask again and again, and a write

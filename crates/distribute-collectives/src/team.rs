@@ -23,7 +23,7 @@ use crossbeam_utils::CachePadded;
 use distribute_cluster::FailureKind;
 
 use crate::bridge::Bridge;
-use crate::call::Call;
+use crate::call::{Call, Kind};
 use crate::exchange::Disagreement;
 use crate::memory::Buffers;
 use crate::phases::{Phase, Phases, State};
@@ -354,18 +354,35 @@ impl Team {
             let call = operation.leader_call().map(|(call, ..)| call);
             Err((self.local_name(0), self.panicked(call, &*panic)))
         });
-        if let Err((origin, error)) = planned {
-            self.fail(operation, State::Gathering, &origin, error);
+        let plan = match planned {
+            Ok(plan) => plan,
+            Err((origin, error)) => {
+                self.fail(operation, State::Gathering, &origin, error);
+                return;
+            }
+        };
+        let Some(plan) = plan else {
+            if operation.phases.advance(State::Gathering, State::Done) {
+                self.wake_sleepers();
+            }
+            return;
+        };
+        let chunks = plan.chunks(Phase::Reduce);
+        if !operation.phases.advance(State::Gathering, State::Reducing) {
             return;
         }
-        if operation.phases.advance(State::Gathering, State::Reducing) {
+        if chunks > 1 {
             self.wake_sleepers();
-            self.skip_empty(operation, Phase::Reduce, may_block);
+        }
+        match chunks {
+            0 => self.finish_phase(operation, Phase::Reduce, may_block),
+            _ => self.work_on(operation, plan, Phase::Reduce, 0, may_block),
         }
     }
 
-    /// Sets the plan, by what the ranks' calls amount to; the error, and whose it is, where they do not fit together.
-    fn plan(&self, operation: &Operation) -> Result<(), (String, Error)> {
+    /// Sets the plan, by what the ranks' calls amount to, and returns it, or `None` where the last arrival was all that a call
+    /// waited for. The error, and whose it is, where they do not fit together.
+    fn plan<'a>(&self, operation: &'a Operation) -> Result<Option<&'a Plan>, (String, Error)> {
         let entries: Vec<MutexGuard<'_, Option<Entry>>> = operation.entries.iter().map(lock).collect();
         // Every rank has arrived, so every entry is there.
         let parts: Vec<&Entry> = entries.iter().filter_map(|entry| entry.as_ref()).collect();
@@ -380,12 +397,12 @@ impl Team {
             };
             return Err((there_name, error));
         }
+        if call.kind == Kind::Barrier && self.bridge.is_none() {
+            return Ok(None);
+        }
         match Plan::new(self, call, parts.iter().map(|part| &part.buffers)) {
-            Ok(plan) => {
-                // Only the last rank to arrive comes here.
-                drop(operation.plan.set(plan));
-                Ok(())
-            }
+            // Only the last rank to arrive comes here.
+            Ok(plan) => Ok(Some(operation.plan.get_or_init(|| plan))),
             Err(Disagreement { from, to, sent, expected }) => {
                 let error = Error::Parts {
                     call: Box::new(call),
@@ -414,22 +431,20 @@ impl Team {
                 _ => return worked,
             };
             let Some(plan) = operation.plan.get() else { return worked };
-            let total = plan.chunks(phase);
-            let Some(chunk) = operation.phases.take(phase, total) else { return worked };
-            if !operation.phases.is_doomed()
-                && let Err(panic) = catch_unwind(AssertUnwindSafe(|| plan.run(phase, chunk)))
-            {
-                self.doom(operation, self.panicked(Some(plan.call()), &*panic));
-            }
+            let Some(chunk) = operation.phases.take(phase, plan.chunks(phase)) else { return worked };
+            self.work_on(operation, plan, phase, chunk, may_block);
             worked = true;
-            if operation.phases.give_back(phase, total) {
-                self.finish_phase(operation, phase, may_block);
-            }
         }
     }
 
-    fn skip_empty(&self, operation: &Arc<Operation>, phase: Phase, may_block: bool) {
-        if operation.plan.get().is_some_and(|plan| plan.chunks(phase) == 0) {
+    /// Works on a chunk in hand, and ends the phase with its last one.
+    fn work_on(&self, operation: &Arc<Operation>, plan: &Plan, phase: Phase, chunk: usize, may_block: bool) {
+        if !operation.phases.is_doomed()
+            && let Err(panic) = catch_unwind(AssertUnwindSafe(|| plan.run(phase, chunk)))
+        {
+            self.doom(operation, self.panicked(Some(plan.call()), &*panic));
+        }
+        if operation.phases.give_back(phase, plan.chunks(phase)) {
             self.finish_phase(operation, phase, may_block);
         }
     }
@@ -460,7 +475,9 @@ impl Team {
         match outcome {
             Ok(()) => {
                 operation.phases.advance(State::Bridging, State::Spreading);
-                self.skip_empty(operation, Phase::Spread, false);
+                if operation.plan.get().is_some_and(|plan| plan.chunks(Phase::Spread) == 0) {
+                    self.finish_phase(operation, Phase::Spread, false);
+                }
                 self.wake_sleepers();
             }
             Err(error) => {

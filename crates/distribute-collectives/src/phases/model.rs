@@ -31,17 +31,28 @@ impl Operation {
     fn help(&self, panics: Option<usize>) {
         while self.phases.state() == State::Reducing {
             let Some(chunk) = self.phases.take(Phase::Reduce, CHUNKS) else { return };
-            if !self.phases.is_doomed() {
-                if panics == Some(chunk) {
-                    self.phases.doom();
-                } else {
-                    self.reduce(chunk);
-                }
+            self.work_on(chunk, panics);
+        }
+    }
+
+    /// What `Team::begin` does when all ranks have arrived.
+    fn begin(&self, panics: Option<usize>) {
+        if self.phases.advance(State::Gathering, State::Reducing) {
+            self.work_on(0, panics);
+        }
+    }
+
+    fn work_on(&self, chunk: usize, panics: Option<usize>) {
+        if !self.phases.is_doomed() {
+            if panics == Some(chunk) {
+                self.phases.doom();
+            } else {
+                self.reduce(chunk);
             }
-            if self.phases.give_back(Phase::Reduce, CHUNKS) {
-                let to = if self.phases.is_doomed() { State::Failed } else { State::Done };
-                self.phases.advance(State::Reducing, to);
-            }
+        }
+        if self.phases.give_back(Phase::Reduce, CHUNKS) {
+            let to = if self.phases.is_doomed() { State::Failed } else { State::Done };
+            self.phases.advance(State::Reducing, to);
         }
     }
 
@@ -61,7 +72,7 @@ impl Operation {
             cell.with_mut(|value| unsafe { *value = 1 + rank as u32 });
         }
         if self.phases.arrive(RANKS) {
-            self.phases.advance(State::Gathering, State::Reducing);
+            self.begin(panics);
         }
         let state = loop {
             self.help(panics);
@@ -123,7 +134,7 @@ fn a_rank_that_gives_up_while_gathering_and_the_last_to_arrive_agree() {
             }
         });
         if operation.phases.arrive(RANKS) {
-            operation.phases.advance(State::Gathering, State::Reducing);
+            operation.begin(None);
         }
         while !operation.phases.state().is_over() {
             operation.help(None);
