@@ -9,6 +9,9 @@ pub enum Error {
     /// candle refused.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),
+    /// The optimizer failed.
+    #[error(transparent)]
+    Optim(#[from] distribute_optim::Error),
     /// The strategy failed.
     #[error(transparent)]
     Strategy(#[from] distribute_strategy::Error),
@@ -118,23 +121,6 @@ pub enum Error {
         /// The step.
         step: u64,
     },
-    /// The model differs between workers.
-    #[error(
-        "the model differs between workers: variable {index} is {here} on {here_name}, but {there} on {there_name}; build \
-         the same model with the same shapes on every worker"
-    )]
-    ModelDiffers {
-        /// The first variable that differs, in order of creation.
-        index: usize,
-        /// Name, shape and type here.
-        here: String,
-        /// This worker.
-        here_name: String,
-        /// Name, shape and type there.
-        there: String,
-        /// The other worker.
-        there_name: String,
-    },
     /// A model asked for a variable that was never created.
     #[error(
         "variable {name:?} was asked for without a shape, but nobody has created it; use get with a shape and an initial value"
@@ -142,54 +128,6 @@ pub enum Error {
     UnknownVariable {
         /// The variable.
         name: String,
-    },
-    /// The type of a variable cannot be trained.
-    #[error("variable {name:?} is of type {dtype:?}; optimizers train f32, f64, f16 and bf16")]
-    UntrainableType {
-        /// The variable.
-        name: String,
-        /// Its type.
-        dtype: candle_core::DType,
-    },
-    /// An optimizer was given to a replica of another model or strategy.
-    #[error(
-        "the optimizer was built for {built} replicas, but this strategy has {given}; build it for the model of this strategy"
-    )]
-    OtherStrategy {
-        /// Replicas it was built for.
-        built: usize,
-        /// Replicas of the strategy.
-        given: usize,
-    },
-    /// A setting of an optimizer makes no sense.
-    #[error("{what} is {given}; expected {expected}")]
-    Setting {
-        /// The setting.
-        what: &'static str,
-        /// Its value.
-        given: f64,
-        /// What would be right.
-        expected: &'static str,
-    },
-    /// A variable got its first gradient too late for its optimizer's state to have an owner.
-    #[error(
-        "variable {name} got its first gradient after the first step; under ZeRO-1 the first step decides who keeps whose \
-         state, so let every variable take part in it"
-    )]
-    LateGradient {
-        /// The variable.
-        name: String,
-    },
-    /// Copies of a variable differ.
-    #[error(
-        "variable {name} of replica {replica} differs from replica 0's; something writes it inside replicas without an \
-         aggregation, or computes it from what differs between them; mend that and go on from a checkpoint"
-    )]
-    Diverged {
-        /// The first variable that differs.
-        name: String,
-        /// The first replica whose copy differs.
-        replica: usize,
     },
     /// Variables were to be frozen or unfrozen while an optimizer was there that trains them or does not.
     #[error("the model has an optimizer; freeze and unfreeze variables before one is built, or after it is dropped")]
@@ -211,37 +149,6 @@ pub enum Error {
         /// What is wrong.
         problem: String,
     },
-    /// Settings of an optimizer do not go together.
-    #[error("{what} does not go with {other}: {why}")]
-    Combination {
-        /// One setting.
-        what: &'static str,
-        /// The other.
-        other: &'static str,
-        /// The reason, and what to do instead.
-        why: &'static str,
-    },
-    /// The loss of a replica without examples was cut off from the model.
-    #[error(
-        "the loss of a replica without examples was multiplied by the number 0, where candle ends backward; others wait there for \
-         this replica, so multiply it by CandleContext::weigh"
-    )]
-    CutLoss,
-    /// A replica failed in the middle of a step's update, and got another's values.
-    #[error("replica {local} of this process failed while it updated its parameters; it gets another replica's")]
-    HalfUpdated {
-        /// Index of the replica among those of its process.
-        local: usize,
-    },
-    /// A failure in the middle of a step's update has left no replica with whole parameters.
-    #[error(
-        "a failure has left the model half updated, on every replica that could lend its values; restore the newest \
-         checkpoint of model and optimizer, or build them anew"
-    )]
-    Torn,
-    /// No variable of the model got a gradient.
-    #[error("no variable of the model got a gradient on any replica; compute the loss from the model's own variables")]
-    NoGradient,
 }
 
 impl Error {
@@ -254,6 +161,7 @@ impl Error {
     pub fn failure_kind(&self) -> FailureKind {
         let of = |retryable| if retryable { FailureKind::Retryable } else { FailureKind::Permanent };
         match self {
+            Error::Optim(error) => error.failure_kind(),
             Error::Strategy(error) => error.failure_kind(),
             Error::Cluster(error) => error.failure_kind(),
             Error::Collective(error) | Error::Values(distribute_values::Error::Collective(error)) => {

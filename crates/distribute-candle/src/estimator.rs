@@ -8,10 +8,9 @@ use candle_nn::VarBuilder;
 use distribute_device::BufferRef;
 use distribute_input::{BoxError, Column, Dataset};
 use distribute_strategy::Strategy;
-use distribute_train::checkpoint::{CheckpointManager, Snapshot};
+use distribute_train::checkpoint::{CheckpointManager, MODEL, OPTIMIZER, Snapshot};
 use distribute_values::TensorStorage;
 
-use crate::checkpoint::{MODEL, OPTIMIZER};
 use crate::{Error, Model, Optimizer, Result};
 
 mod canned;

@@ -4,7 +4,7 @@
 #[cfg_attr(not(feature = "candle-cuda"), path = "gpu/without_cuda.rs")]
 mod backend;
 
-pub(crate) use backend::{GpuReduction, GpuStep, GpuSum};
+pub(crate) use backend::Gpus;
 
 use candle_core::{Device, Tensor};
 use distribute_device::DeviceKind;

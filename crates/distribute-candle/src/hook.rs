@@ -8,34 +8,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CudaStorage, CustomOp1, DType, Layout, Shape, Storage, Tensor, Var};
-
-/// Takes a variable's index and its gradient.
-pub(crate) type Sink = Box<dyn FnMut(usize, Tensor) + Send>;
-
-/// Where one replica's gradients go while its backward runs.
-#[derive(Default)]
-pub(crate) struct Tape {
-    sink: Mutex<Option<Sink>>,
-}
-
-impl Tape {
-    /// Calls `sink` with each variable's index and gradient while `backward` runs.
-    pub(crate) fn record<R>(&self, sink: Sink, backward: impl FnOnce() -> R) -> R {
-        *self.sink.lock().unwrap_or_else(PoisonError::into_inner) = Some(sink);
-        let result = backward();
-        *self.sink.lock().unwrap_or_else(PoisonError::into_inner) = None;
-        result
-    }
-
-    fn gradient(&self, index: usize, gradient: &Tensor) {
-        if let Some(sink) = &mut *self.sink.lock().unwrap_or_else(PoisonError::into_inner) {
-            sink(index, gradient.clone());
-        }
-    }
-}
+use distribute_optim::Tape;
 
 /// A tensor with these elements that reports its gradient to `tape` as variable `index`.
-pub(crate) fn hooked(elements: &Tensor, index: usize, tape: &Arc<Tape>) -> candle_core::Result<Tensor> {
+pub(crate) fn hooked(elements: &Tensor, index: usize, tape: &Arc<Tape<Tensor>>) -> candle_core::Result<Tensor> {
     let (storage, layout) = elements.storage_and_layout();
     let storage = match &*storage {
         Storage::Cpu(storage) => Storage::Cpu(storage.clone()),
@@ -52,7 +28,7 @@ pub(crate) fn hooked(elements: &Tensor, index: usize, tape: &Arc<Tape>) -> candl
 
 struct Hook {
     index: usize,
-    tape: Arc<Tape>,
+    tape: Arc<Tape<Tensor>>,
     /// The variable's storage, until the forward pass hands it over to the result.
     initial: Mutex<Option<(Storage, Shape)>>,
 }

@@ -39,37 +39,31 @@
 //! - After a step all replicas' parameters are equal bit for bit; a step that fails is made on none of them.
 //! - A parameter that got no gradient on any replica is left alone, and named once in a warning.
 
-mod agreement;
 mod all_reduce;
 mod batch_norm;
 mod checkpoint;
 mod context;
-mod ema;
 mod error;
 mod estimator;
 mod feature_columns;
 mod gpu;
 mod hook;
 mod initial;
+mod library;
 mod losses;
 mod model;
 mod norms;
-mod optimizer;
 mod parameter_server;
-mod plan;
 mod pretrained;
-mod reducer;
-mod shards;
 mod statistics;
 mod sums;
 mod tensor;
-mod tensor_list;
 mod trainer;
 
 pub use all_reduce::sum_over_replicas;
 pub use batch_norm::{SyncBatchNorm, sync_batch_norm};
 pub use context::{CandleContext, cross_entropy_per_example, nll_per_example};
-pub use ema::Ema;
+pub use distribute_optim::{Adagrad, Adam, AdamW, Clip, Lamb, LossScale, RmsProp, Sgd, StepTimes};
 pub use error::{Error, Result};
 pub use estimator::{
     CannedModel, DnnClassifier, DnnRegressor, Estimator, EstimatorModel, EstimatorSpec, EvalSpec, Labels,
@@ -83,12 +77,21 @@ pub use losses::{
     BinaryCrossentropy, CategoricalCrossentropy, Hinge, Huber, KlDivergence, Loss, MeanAbsolute, MeanSquared,
     SparseCategoricalCrossentropy,
 };
-pub use model::{CandleStrategy, Model, ScopeOptions, Variable};
+pub use model::{CandleStrategy, Model, ScopeOptions};
 pub use norms::{LayerNorm, RmsNorm, layer_norm, rms_norm};
-pub use optimizer::{
-    Adagrad, Adam, AdamW, Clip, Lamb, LossScale, Optimizer, ReplicaOptimizer, RmsProp, Sgd, StepTimes,
-};
 pub use parameter_server::{CandleParameterServer, CandleWorker, ShardedEmbedding, WorkerModel, sharded_embedding};
 pub use pretrained::Loaded;
 pub use tensor::Candle;
-pub use trainer::{Batching, Examples, Fit, PredictionData, Trainer, TrainingData};
+pub use trainer::{Examples, Fit, PredictionData, Trainer, TrainingData};
+
+/// A variable of a candle model.
+pub type Variable = distribute_optim::Variable<Candle>;
+
+/// An optimizer of a candle model.
+pub type Optimizer = distribute_optim::Optimizer<Candle>;
+
+/// One replica's view of an [`Optimizer`].
+pub type ReplicaOptimizer<'a> = distribute_optim::ReplicaOptimizer<'a, Candle>;
+
+/// Averages of a candle model's parameters over steps.
+pub type Ema = distribute_optim::Ema<Candle>;

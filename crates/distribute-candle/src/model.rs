@@ -1,18 +1,19 @@
 //! Models with one copy per replica.
 
+use std::any::Any;
 use std::collections::HashMap;
-use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use candle_core::{DType, Device, Shape, Tensor, Var};
 use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder};
+use distribute_optim::{Parameters, Tape, Trainable};
 use distribute_strategy::{Recoverable, ReplicaArgs, Strategy, counted};
 
 use crate::gpu::candle_device;
-use crate::hook::{Sink, Tape, hooked};
+use crate::hook::hooked;
 use crate::statistics::Statistics;
-use crate::{Error, Result, agreement, initial, statistics};
+use crate::{Candle, Error, Result, Variable, initial, statistics};
 
 /// What candle models need of a strategy.
 pub trait CandleStrategy {
@@ -92,7 +93,7 @@ impl CandleStrategy for Strategy {
     ) -> Result<Model<M>> {
         self.declare("seed of initial values", options.seed);
         self.within(|| {
-            let tapes: Vec<Arc<Tape>> = (0..self.num_local_replicas()).map(|_| Arc::default()).collect();
+            let tapes: Vec<Arc<Tape<Tensor>>> = (0..self.num_local_replicas()).map(|_| Tape::new()).collect();
             let registry: Arc<Mutex<Registry>> = Arc::default();
             let mut replicas = Vec::with_capacity(tapes.len());
             let mut common = Vec::new();
@@ -106,16 +107,15 @@ impl CandleStrategy for Strategy {
                 common.extend(of_all);
             }
             let variables = std::mem::take(&mut registry.lock().unwrap_or_else(PoisonError::into_inner).variables);
-            agreement::check_and_share(self, &variables)?;
+            distribute_optim::check_and_share(self, &variables)?;
             let statistics = Statistics::of(&variables, &common, tapes.len()).map(Arc::new);
             if let Some(statistics) = &statistics {
                 let statistics: Arc<dyn Recoverable> = statistics.clone();
                 self.recover(Arc::downgrade(&statistics));
             }
-            let shared = self.shares_variables();
-            let alone = self.topology().workers == 1;
-            let torn = AtomicBool::new(false);
-            Ok(Model { replicas, parts: Arc::new(Parts { variables, tapes, shared, alone, statistics, torn }) })
+            // Held for the strategy, whose runs note them.
+            let held = statistics.map(|statistics| -> Arc<dyn Any + Send + Sync> { statistics });
+            Ok(Model { replicas, parameters: Arc::new(Parameters::new(self, variables, tapes, held)) })
         })
     }
 }
@@ -125,68 +125,14 @@ impl CandleStrategy for Strategy {
 /// Pass a reference to it to `run`: each replica then gets its own copy.
 pub struct Model<M> {
     replicas: Vec<M>,
-    pub(crate) parts: Arc<Parts>,
+    pub(crate) parameters: Arc<Parameters<Candle>>,
 }
 
-/// What optimizers and checkpoints need of a model.
-pub(crate) struct Parts {
-    /// In order of creation.
-    pub(crate) variables: Vec<Variable>,
-    /// One per local replica.
-    pub(crate) tapes: Vec<Arc<Tape>>,
-    /// Whether replicas share the variables; then they are plain ones, which report no gradients by themselves.
-    pub(crate) shared: bool,
-    /// Whether there are no replicas in other processes.
-    pub(crate) alone: bool,
-    /// Held for the strategy, whose runs note them.
-    #[expect(dead_code, reason = "what is held is what the strategy finds")]
-    statistics: Option<Arc<Statistics>>,
-    /// Whether a failure has left no replica with whole parameters; until values are loaded.
-    pub(crate) torn: AtomicBool,
-}
+impl<M> Trainable for Model<M> {
+    type Library = Candle;
 
-/// A variable of a model: one component per local replica.
-#[derive(Clone, Debug)]
-pub struct Variable {
-    pub(crate) name: String,
-    pub(crate) components: Vec<Tensor>,
-    pub(crate) trainable: bool,
-    /// Whether its layer writes it, from the examples that each replica sees; such a one is never trained.
-    pub(crate) statistic: bool,
-}
-
-impl Variable {
-    /// The variable's path, such as `fc1.weight`.
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// The components of this process's replicas: live handles, which the next step changes. [`Tensor::copy`] takes a snapshot.
-    pub fn components(&self) -> &[Tensor] {
-        &self.components
-    }
-
-    /// Whether optimizers update it; running statistics of normalisation layers and frozen variables are not.
-    pub fn is_trainable(&self) -> bool {
-        self.trainable
-    }
-}
-
-impl Parts {
-    /// Runs backward on one replica and shows each gradient to `sink`: as it becomes final, or, where replicas share the
-    /// variables, at the end.
-    pub(crate) fn backward(&self, local: usize, mut sink: Sink, loss: &Tensor) -> candle_core::Result<()> {
-        if !self.shared {
-            return self.tapes[local].record(sink, || loss.backward()).map(drop);
-        }
-        let gradients = loss.backward()?;
-        // The last layer first, as in backward.
-        for (index, variable) in self.variables.iter().enumerate().rev().filter(|(_, variable)| variable.trainable) {
-            if let Some(gradient) = gradients.get(&variable.components[local]) {
-                sink(index, gradient.clone());
-            }
-        }
-        Ok(())
+    fn parameters(&self) -> &Arc<Parameters<Candle>> {
+        &self.parameters
     }
 }
 
@@ -203,7 +149,7 @@ impl<M> Model<M> {
 
     /// The variables, in the order in which the model created them.
     pub fn variables(&self) -> &[Variable] {
-        &self.parts.variables
+        self.parameters.variables()
     }
 
     /// Compares the variables of all replicas, of every process, bit for bit, but for running statistics: they are equal unless
@@ -218,7 +164,7 @@ impl<M> Model<M> {
     /// # Cost
     /// Every process reads all its copies once; eight bytes for each variable are exchanged.
     pub fn audit(&self, strategy: &Strategy) -> Result<()> {
-        agreement::audit(strategy, &self.parts)
+        distribute_optim::audit(strategy, &self.parameters)
     }
 
     /// Leaves the variables whose names `frozen` chooses out of training: no optimizer updates them, and their gradients are
@@ -264,16 +210,14 @@ impl<M> Model<M> {
 
     /// Flips those of the chosen variables that are `from`.
     fn set_trainable(&mut self, from: bool, chosen: impl Fn(&str) -> bool) -> Result<usize> {
-        let parts = Arc::get_mut(&mut self.parts).ok_or(Error::FrozenLate)?;
-        let changeable =
-            parts.variables.iter_mut().filter(|variable| !variable.statistic && variable.trainable == from);
-        Ok(changeable.filter(|variable| chosen(&variable.name)).map(|variable| variable.trainable = !from).count())
+        let parameters = Arc::get_mut(&mut self.parameters).ok_or(Error::FrozenLate)?;
+        Ok(parameters.set_trainable(from, chosen))
     }
 
     /// The number of elements of all trainable variables.
     pub fn num_parameters(&self) -> usize {
-        let trainable = self.parts.variables.iter().filter(|variable| variable.trainable);
-        trainable.map(|variable| variable.components[0].elem_count()).sum()
+        let trainable = self.variables().iter().filter(|variable| variable.is_trainable());
+        trainable.map(|variable| variable.components()[0].elem_count()).sum()
     }
 }
 
@@ -296,7 +240,7 @@ struct Registry {
 struct ReplicaBackend {
     registry: Arc<Mutex<Registry>>,
     replica: usize,
-    tape: Arc<Tape>,
+    tape: Arc<Tape<Tensor>>,
     shared: bool,
     seed: u64,
 }
@@ -310,22 +254,23 @@ impl SimpleBackend for ReplicaBackend {
                 let index = registry.variables.len();
                 let statistic = is_statistic(name);
                 registry.by_name.insert(name.to_owned(), index);
-                let (name, components) = (name.to_owned(), Vec::new());
-                registry.variables.push(Variable { name, components, trainable: !statistic, statistic });
+                registry.variables.push(Variable::new(name, statistic));
                 index
             }
         };
         let variable = &mut registry.variables[index];
-        if let Some(tensor) = variable.components.get(self.replica) {
+        if let Some(tensor) = variable.components().get(self.replica) {
             check_shape(name, tensor.shape(), &shape)?;
             return Ok(tensor.clone());
         }
-        if let (true, true, Some(first)) = (self.shared, variable.trainable, variable.components.first().cloned()) {
+        if let (true, true, Some(first)) =
+            (self.shared, variable.is_trainable(), variable.components().first().cloned())
+        {
             check_shape(name, first.shape(), &shape)?;
-            variable.components.push(first.clone());
+            variable.push(first.clone());
             return Ok(first);
         }
-        let values = match variable.components.first() {
+        let values = match variable.components().first() {
             Some(first) => {
                 check_shape(name, first.shape(), &shape)?;
                 // Through the host, which reaches every device.
@@ -333,18 +278,18 @@ impl SimpleBackend for ReplicaBackend {
             }
             None => initial::initial(self.seed, name, init, &shape, dtype, device)?.contiguous()?,
         };
-        let tensor = match variable.trainable {
+        let tensor = match variable.is_trainable() {
             true if !self.shared => hooked(&values, index, &self.tape)?,
             _ => Var::from_tensor(&values)?.as_tensor().clone(),
         };
-        variable.components.push(tensor.clone());
+        variable.push(tensor.clone());
         Ok(tensor)
     }
 
     fn get_unchecked(&self, name: &str, _: DType, _: &Device) -> candle_core::Result<Tensor> {
         let registry = self.registry.lock().unwrap_or_else(PoisonError::into_inner);
         let variable = registry.by_name.get(name).map(|index| &registry.variables[*index]);
-        let tensor = variable.and_then(|variable| variable.components.get(self.replica));
+        let tensor = variable.and_then(|variable| variable.components().get(self.replica));
         tensor.cloned().ok_or_else(|| candle_core::Error::wrap(Error::UnknownVariable { name: name.to_owned() }))
     }
 

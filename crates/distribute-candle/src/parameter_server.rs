@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex};
 
 use candle_core::{DType, Device};
 use candle_nn::VarBuilder;
+use distribute_optim::OptimizerDescription;
 use distribute_parameter_server::{ParameterServerStrategy, WorkerContext};
-use distribute_values::OptimizerDescription;
 
 use self::backends::{Making, Reading, Registry};
 use self::worker_model::Kept;

@@ -12,8 +12,8 @@ use distribute_train::from_chief;
 use serde::{Deserialize, Serialize};
 
 use crate::checkpoint::whole;
-use crate::tensor::{is_short, overwrite};
-use crate::{Error, Model, Result, Variable, agreement};
+use crate::tensor::is_short;
+use crate::{Candle, Error, Model, Result, Variable};
 
 /// What [`Model::load_safetensors`] has done; lists are in the order of the model, or of names.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -97,8 +97,8 @@ impl<M> Model<M> {
         path: impl AsRef<Path>,
         name_in_file: impl Fn(&str) -> Option<String>,
     ) -> Result<Loaded> {
-        if let (Some(variable), true) = (self.variables().iter().find(|v| v.is_short()), self.has_optimizer()) {
-            return Err(Error::LoadedLate { name: variable.name.clone() });
+        if let (Some(variable), true) = (self.variables().iter().find(|v| has_16_bits(v)), self.has_optimizer()) {
+            return Err(Error::LoadedLate { name: variable.name().to_owned() });
         }
         let outcome = match strategy.is_chief() {
             true => self.load_here(path.as_ref(), name_in_file),
@@ -106,7 +106,8 @@ impl<M> Model<M> {
         };
         let report = from_chief(strategy, outcome)?;
         let loaded: BTreeSet<&str> = report.loaded.iter().map(String::as_str).collect();
-        agreement::share(strategy, self.variables().iter().filter(|variable| loaded.contains(variable.name())))?;
+        let taken = self.variables().iter().filter(|variable| loaded.contains(variable.name()));
+        distribute_optim::share::<Candle>(strategy, taken)?;
         Ok(report)
     }
 
@@ -131,7 +132,7 @@ impl<M> Model<M> {
     }
 
     fn has_optimizer(&self) -> bool {
-        Arc::strong_count(&self.parts) > 1
+        Arc::strong_count(&self.parameters) > 1
     }
 
     /// Gives this process's replicas the file's values.
@@ -164,7 +165,7 @@ impl<M> Model<M> {
             )));
         }
         for (variable, value) in values {
-            overwrite(variable.components(), &value)?;
+            variable.overwrite(&value)?;
         }
         report.unused = unused.into_iter().collect();
         Ok(report)
@@ -227,10 +228,8 @@ fn write(path: &Path, tensors: &HashMap<String, Tensor>) -> Result<()> {
     })
 }
 
-impl Variable {
-    fn is_short(&self) -> bool {
-        is_short(self.components[0].dtype())
-    }
+fn has_16_bits(variable: &Variable) -> bool {
+    is_short(variable.components()[0].dtype())
 }
 
 #[cfg(test)]

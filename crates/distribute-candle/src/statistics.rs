@@ -7,9 +7,8 @@ use std::sync::{Mutex, PoisonError};
 use candle_core::{Tensor, TensorId};
 use distribute_device::{BufferRef, DType, Element};
 use distribute_strategy::{Recoverable, RecoveryError};
-use distribute_values::TensorStorage;
+use distribute_values::{TensorStorage, with_storage};
 
-use crate::tensor::overwrite;
 use crate::{Candle, Variable};
 
 /// The statistics of all replicas of this process, and what they were when they were last noted.
@@ -55,7 +54,13 @@ impl Noted {
                     target.copy_from_slice(bytes);
                 }
             })?,
-            Noted::Copy(copy) => overwrite(std::slice::from_ref(component), copy)?,
+            Noted::Copy(copy) => {
+                with_storage::<Candle, Tensor>(&[component.clone(), copy.clone()], &mut |buffers| {
+                    if let [component, copy] = buffers {
+                        component.as_bytes_mut().copy_from_slice(copy.as_bytes());
+                    }
+                })?;
+            }
         }
         Ok(())
     }
@@ -82,11 +87,11 @@ impl Statistics {
     /// Those among a model's variables; `None` where there are none.
     pub(crate) fn of(variables: &[Variable], common: &[TensorId], replicas: usize) -> Option<Statistics> {
         let held = |variable: &Variable| Statistic {
-            name: variable.name.clone(),
-            components: variable.components.iter().map(Tensor::detach).collect(),
-            is_common: variable.components.iter().any(|component| common.contains(&component.id())),
+            name: variable.name().to_owned(),
+            components: variable.components().iter().map(Tensor::detach).collect(),
+            is_common: variable.components().iter().any(|component| common.contains(&component.id())),
         };
-        let variables: Vec<_> = variables.iter().filter(|variable| variable.statistic).map(held).collect();
+        let variables: Vec<_> = variables.iter().filter(|variable| variable.is_statistic()).map(held).collect();
         let noted = (0..replicas).map(|_| Mutex::default()).collect();
         (!variables.is_empty()).then(|| Statistics { variables, noted, warned: AtomicBool::new(false) })
     }

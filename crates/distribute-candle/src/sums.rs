@@ -1,20 +1,9 @@
 //! Sums over examples: what losses and metrics are made of, on each replica and of all of them.
 
 use candle_core::{DType, Tensor};
-use distribute_collectives::ReduceOp;
-use distribute_strategy::Strategy;
 use distribute_train::metrics::{Predictions, Targets};
-use distribute_values::{Axis, HostTensor, PerReplica, TensorStorage};
 
 use crate::Result;
-
-/// The sums of all replicas, of all processes, in one operation.
-pub(crate) fn of_all(strategy: &Strategy, replicas: &[Vec<f64>]) -> distribute_train::Result<Vec<f64>> {
-    let tensors: Result<Vec<HostTensor>, _> =
-        replicas.iter().map(|sums| HostTensor::new(&[sums.len()], sums.clone())).collect();
-    let whole: HostTensor = strategy.reduce(ReduceOp::Sum, &PerReplica::new(tensors?), Axis::None)?;
-    Ok(whole.to_elements::<f64>()?)
-}
 
 /// Shows metrics a replica's examples. Targets of whole numbers are classes, others values.
 pub(crate) fn show(

@@ -8,7 +8,7 @@ use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CudaStorage, DType as CandleType, Device, InplaceOp1, Layout, Storage, Tensor};
 use distribute_device::{BufferMut, BufferRef, DType, Element as Number};
 use distribute_input::{Element, ElementSpec, Pad};
-use distribute_values::{TensorStorage, with_storage};
+use distribute_values::TensorStorage;
 
 /// The library of candle's tensors, in the traits that take one.
 #[derive(Clone, Copy, Debug)]
@@ -49,6 +49,10 @@ impl TensorStorage<Candle> for Tensor {
         let tensor = build!(F32 => f32, F64 => f64, F16 => distribute_device::f16, BF16 => distribute_device::bf16,
             U8 => u8, I32 => i32, U32 => u32, I64 => i64);
         tensor.map_err(failed("make a tensor"))
+    }
+
+    fn copied(&self) -> distribute_values::Result<Tensor> {
+        self.copy().map_err(failed("copy a tensor"))
     }
 }
 
@@ -120,24 +124,9 @@ pub(crate) fn dtype_of(dtype: CandleType) -> candle_core::Result<DType> {
     })
 }
 
-/// Whether a type has 16 bits, so that training needs more.
+/// Returns whether a type has 16 bits, so that training needs more.
 pub(crate) fn is_short(dtype: CandleType) -> bool {
     matches!(dtype, CandleType::F16 | CandleType::BF16)
-}
-
-/// Puts a value of the same type and shape into the components of a variable: into a component that replicas share, once.
-pub(crate) fn overwrite(components: &[Tensor], value: &Tensor) -> distribute_values::Result<()> {
-    for (at, component) in components.iter().enumerate() {
-        if at > 0 && component.id() == components[0].id() {
-            continue;
-        }
-        with_storage::<Candle, Tensor>(&[component.clone(), value.clone()], &mut |buffers| {
-            if let [component, value] = buffers {
-                component.as_bytes_mut().copy_from_slice(value.as_bytes());
-            }
-        })?;
-    }
-    Ok(())
 }
 
 fn failed(action: &'static str) -> impl FnOnce(candle_core::Error) -> distribute_values::Error {

@@ -2,22 +2,22 @@
 
 use candle_core::{DType, ModuleT, Tensor};
 use candle_nn::VarBuilder;
-use distribute_strategy::{DistributedDataset, Strategy};
+use distribute_strategy::Strategy;
+use distribute_train::checkpoint::Checkpointed;
 use distribute_train::history::History;
 use distribute_train::metrics::Metrics;
+use distribute_train::trainer::{self, BATCH_SIZE, LOSS_SUMS, Trainee};
 use distribute_values::PerReplica;
 
 use crate::losses::Loss;
 use crate::{CandleContext, CandleStrategy, Error, Model, Optimizer, Result, sums};
 
 mod examples;
-mod fit;
-mod options;
 
-pub use examples::{Batching, Examples, PredictionData, TrainingData};
-pub use options::Fit;
+pub use examples::{Examples, PredictionData, TrainingData};
 
-use options::BATCH_SIZE;
+/// How long to train, on what, and what happens meanwhile.
+pub type Fit = distribute_train::trainer::Fit<Examples, Error>;
 
 /// A model with an optimizer, a loss and metrics, under any strategy.
 ///
@@ -103,34 +103,22 @@ impl<M: ModuleT + Sync> Trainer<M> {
         &self.optimizer
     }
 
-    /// The loss and the metrics on batches of a dataset, or on tensors, in that order.
+    /// Trains, and returns the losses and metrics of each epoch, including those of an earlier run that this one resumes.
+    ///
+    /// Under several workers, all call it. What goes wrong on one of them alone, the others learn in their next step.
+    ///
+    /// # Errors
+    /// Those of the data, of candle, of callbacks, of checkpoints, and of the collectives.
+    pub fn fit(&mut self, data: &impl TrainingData, fit: Fit) -> Result<History> {
+        self.strategy.tell_failure_as(trainer::fit(self, data, fit), Error::failure_kind)
+    }
+
+    /// Evaluates the model on batches of a dataset, or on tensors. Returns the loss and the metrics, in that order.
     ///
     /// # Errors
     /// Those of the data, of candle, and of the collectives.
     pub fn evaluate(&self, data: &impl TrainingData) -> Result<Vec<(String, f64)>> {
-        let batching = Batching { batch_size: BATCH_SIZE, shuffle: false };
-        let evaluate = || self.evaluate_distributed(&data.distribute(&self.strategy, batching)?.0, None);
-        self.strategy.tell_failure_as(evaluate(), Error::failure_kind)
-    }
-
-    fn evaluate_distributed(
-        &self,
-        data: &DistributedDataset<Examples>,
-        steps: Option<usize>,
-    ) -> Result<Vec<(String, f64)>> {
-        let mut sums = self.zeros();
-        for batch in data.iter().take(steps.unwrap_or(usize::MAX)) {
-            let of_step = self.strategy.run_with((&self.model, batch?), |context, (model, examples)| {
-                let outputs = model.forward_t(&examples.inputs, false)?;
-                let mut sums = self.sums();
-                if context.has_examples() {
-                    self.add(&mut sums, &outputs, &examples, &self.losses(&outputs, &examples)?)?;
-                }
-                Ok::<_, Error>(sums)
-            })?;
-            add(&mut sums, of_step);
-        }
-        Ok(self.results(&self.whole(&sums)?))
+        self.strategy.tell_failure_as(trainer::evaluate(self, data), Error::failure_kind)
     }
 
     /// The model's outputs for each element of a batched dataset, or each row of a tensor, in its order.
@@ -151,16 +139,6 @@ impl<M: ModuleT + Sync> Trainer<M> {
         self.strategy.tell_failure_as(predict(), Error::failure_kind)
     }
 
-    /// Of one replica: the sum of losses, the number of examples, and the metrics' sums.
-    fn sums(&self) -> Vec<f64> {
-        vec![0.0; METRICS + self.metrics.zeros().len()]
-    }
-
-    /// Of each local replica.
-    fn zeros(&self) -> Vec<Vec<f64>> {
-        vec![self.sums(); self.strategy.num_local_replicas()]
-    }
-
     /// The loss of each example.
     fn losses(&self, outputs: &Tensor, examples: &Examples) -> Result<Tensor> {
         let losses = self.loss.per_example(outputs, &examples.targets)?;
@@ -177,7 +155,7 @@ impl<M: ModuleT + Sync> Trainer<M> {
         }
         sums[0] += losses.to_dtype(DType::F64)?.sum_all()?.to_scalar::<f64>()?;
         sums[1] += count as f64;
-        if sums.len() == METRICS {
+        if sums.len() == LOSS_SUMS {
             return Ok(());
         }
         let weights = match &examples.weights {
@@ -185,28 +163,93 @@ impl<M: ModuleT + Sync> Trainer<M> {
             None => None,
         };
         sums::show(outputs, &examples.targets, weights.as_deref(), count, |predictions| {
-            self.metrics.update(&mut sums[METRICS..], predictions);
+            self.metrics.update(&mut sums[LOSS_SUMS..], predictions);
         })
-    }
-
-    /// All replicas' sums, of all processes.
-    fn whole(&self, sums: &[Vec<f64>]) -> distribute_train::Result<Vec<f64>> {
-        sums::of_all(&self.strategy, sums)
-    }
-
-    fn results(&self, whole: &[f64]) -> Vec<(String, f64)> {
-        let loss = if whole[1] == 0.0 { 0.0 } else { whole[0] / whole[1] };
-        [("loss".to_owned(), loss)].into_iter().chain(self.metrics.results(&whole[METRICS..])).collect()
     }
 }
 
-/// Where in a replica's sums those of metrics begin.
-const METRICS: usize = 2;
+impl<M: ModuleT + Sync> Trainee for Trainer<M> {
+    type Examples = Examples;
+    type Error = Error;
 
-fn add(sums: &mut [Vec<f64>], of_step: PerReplica<Vec<f64>>) {
-    for (sums, more) in sums.iter_mut().zip(of_step.into_values()) {
-        sums.iter_mut().zip(more).for_each(|(sum, more)| *sum += more);
+    fn strategy(&self) -> &Strategy {
+        &self.strategy
     }
+
+    fn model(&self) -> &dyn Checkpointed {
+        &self.model
+    }
+
+    fn optimizer(&self) -> &dyn Checkpointed {
+        &self.optimizer
+    }
+
+    fn learning_rate(&self) -> f64 {
+        self.optimizer.learning_rate()
+    }
+
+    fn set_learning_rate(&self, learning_rate: f64) {
+        self.optimizer.set_learning_rate(learning_rate);
+    }
+
+    fn num_parameters(&self) -> usize {
+        self.model.num_parameters()
+    }
+
+    fn metrics(&self) -> &Metrics {
+        &self.metrics
+    }
+
+    fn train_on(
+        &self,
+        batches: Vec<PerReplica<Examples>>,
+        batch_size: usize,
+        class_weights: &[f32],
+    ) -> Result<PerReplica<Vec<f64>>> {
+        let mut of_replicas: Vec<Vec<(Examples, bool)>> = vec![Vec::new(); self.strategy.num_local_replicas()];
+        for batch in batches {
+            let has_examples: Vec<bool> = (0..batch.len()).map(|local| batch.has_examples(local)).collect();
+            let parts = batch.into_values().into_iter().zip(has_examples);
+            of_replicas.iter_mut().zip(parts).for_each(|(all, one)| all.push(one));
+        }
+        let arguments = (&self.model, &self.optimizer, PerReplica::new(of_replicas));
+        self.strategy.run_with(arguments, |context, (model, optimizer, batches)| {
+            let mut sums = trainer::sums(&self.metrics);
+            for (examples, has_examples) in batches {
+                context.begin_batch(has_examples);
+                let outputs = model.forward_t(&examples.inputs, true)?;
+                let mut losses = self.losses(&outputs, &examples)?;
+                if has_examples {
+                    self.add(&mut sums, &outputs.detach(), &examples, &losses.detach())?;
+                }
+                if !class_weights.is_empty() {
+                    losses = weighted(&losses, &weights_of_classes(class_weights, &examples.targets)?)?;
+                }
+                optimizer.minimize(context, &context.average_loss(&losses, batch_size)?)?;
+            }
+            Ok(sums)
+        })
+    }
+
+    fn evaluate_on(&self, batch: PerReplica<Examples>) -> Result<PerReplica<Vec<f64>>> {
+        self.strategy.run_with((&self.model, batch), |context, (model, examples)| {
+            let outputs = model.forward_t(&examples.inputs, false)?;
+            let mut sums = trainer::sums(&self.metrics);
+            if context.has_examples() {
+                self.add(&mut sums, &outputs, &examples, &self.losses(&outputs, &examples)?)?;
+            }
+            Ok(sums)
+        })
+    }
+}
+
+/// Each example's weight, from its class.
+fn weights_of_classes(weights: &[f32], classes: &Tensor) -> Result<Tensor> {
+    // After the last class, one for all that have no weight.
+    let table: Vec<f32> = weights.iter().copied().chain([1.0]).collect();
+    let table = Tensor::from_vec(table, weights.len() + 1, classes.device())?;
+    let classes = classes.to_dtype(DType::U32)?.flatten_all()?.clamp(0u32, weights.len() as u32)?;
+    Ok(table.index_select(&classes, 0)?)
 }
 
 /// Losses, each multiplied by its example's weight.

@@ -167,7 +167,7 @@ impl Training {
         let optimizer = match build(&model) {
             Ok(optimizer) => optimizer,
             // Such as sharded state where there is one copy anyway.
-            Err(Error::Combination { .. }) => return None,
+            Err(Error::Optim(distribute_optim::Error::Combination { .. })) => return None,
             Err(error) => panic!("{error}"),
         };
         let variable = |name, options| strategy.variable(name, &HostTensor::scalar(0.0), options).unwrap();

@@ -342,7 +342,7 @@ fn epochs_of_so_many_steps_and_several_steps_at_once_change_nothing() {
     assert_eq!(fit(Some(6), 2, 1, false, folder.path()).unwrap().1, expected);
     let none = data().take(0);
     let error = trainer(&mirrored(2)).fit(&none, Fit::epochs(1).steps_per_epoch(3)).unwrap_err();
-    assert!(matches!(error, Error::NoExamples { .. }), "{error}");
+    assert!(matches!(error, Error::Train(distribute_train::Error::NoExamples { .. })), "{error}");
 }
 
 /// Says what it was told.

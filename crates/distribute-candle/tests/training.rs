@@ -218,7 +218,7 @@ fn copies_are_compared_after_the_first_step() {
         optimizer.minimize(context, &context.average_loss(&per_example, 12)?)
     });
     let error = outcome.map(drop).unwrap_err();
-    assert!(matches!(&error, Error::Diverged { replica: 1, .. }), "{error}");
+    assert!(matches!(&error, Error::Optim(distribute_optim::Error::Diverged { replica: 1, .. })), "{error}");
 }
 
 #[test]

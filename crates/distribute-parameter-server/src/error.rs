@@ -202,7 +202,10 @@ pub enum Error {
     /// Of the description of the cluster.
     #[error(transparent)]
     Cluster(#[from] distribute_cluster::Error),
-    /// Of a tensor or an optimizer's settings.
+    /// The description of an optimizer makes no sense.
+    #[error(transparent)]
+    Optimizer(#[from] distribute_optim::Error),
+    /// A tensor cannot be read or written.
     #[error(transparent)]
     Values(#[from] distribute_values::Error),
     /// Of a dataset.

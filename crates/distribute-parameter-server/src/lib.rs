@@ -8,7 +8,7 @@
 //! - [`Updates`]: whether gradients are applied as they come, with bounded staleness, or in step.
 //!
 //! The crate knows no tensor library: gradients and values are elements in host memory. Optimizers run on the servers, by the same
-//! arithmetic as everywhere ([`distribute_values::UpdateRule`]).
+//! arithmetic as everywhere ([`distribute_optim::UpdateRule`]).
 //!
 //! # Examples
 //! Server, worker and coordinator in one process; usually each is a process of its own, with TF_CONFIG:

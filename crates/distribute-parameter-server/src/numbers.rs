@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use bytes::Bytes;
 use distribute_device::{BufferRef, DType, Element, bf16, f16};
-use distribute_values::Real;
+use distribute_optim::Real;
 
 /// Elements of type `T` out of bytes that hold elements of `dtype`; those of `T` themselves are not copied where their address
 /// allows. `None` where the bytes are no whole number of elements, or `dtype` does not become `T`.

@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use distribute_cluster::{ClusterResolver, JobId, Task, TaskType};
 use distribute_device::{DType, Element};
+use distribute_optim::OptimizerDescription;
 use distribute_train::checkpoint::RunId;
-use distribute_values::{OptimizerDescription, TensorStorage};
+use distribute_values::TensorStorage;
 use tokio::runtime::Runtime;
 
 use crate::lock::lock;

@@ -3,8 +3,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use distribute_optim::{OptimizerDescription, UpdateRule};
 use distribute_parameter_server::{ClusterCoordinator, CoordinatorOptions, Error, RemoteValueStatus, Updates};
-use distribute_values::{HostTensor, OptimizerDescription, TensorStorage, UpdateRule};
+use distribute_values::{HostTensor, TensorStorage};
 
 mod harness;
 

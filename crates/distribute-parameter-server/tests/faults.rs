@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use distribute_cluster::{SimpleResolver, TfConfigResolver};
+use distribute_optim::{OptimizerDescription, UpdateRule};
 use distribute_parameter_server::{
     ClusterCoordinator, CoordinatorOptions, Delivery, Error, FixedShardsPartitioner, ParameterServerStrategy,
     RemoteValueStatus, WorkerState,
@@ -11,7 +12,7 @@ use distribute_parameter_server::{
 use distribute_strategy::Strategy;
 use distribute_testkit::{Job, Signal};
 use distribute_train::checkpoint::{CheckpointManager, Checkpointed, Snapshot};
-use distribute_values::{HostTensor, OptimizerDescription, TensorStorage, UpdateRule};
+use distribute_values::{HostTensor, TensorStorage};
 
 mod harness;
 

@@ -5,9 +5,10 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use distribute_optim::{OptimizerDescription, UpdateRule};
 use distribute_parameter_server::{ClusterCoordinator, CoordinatorOptions, Delivery, FixedShardsPartitioner};
 use distribute_testkit::Signal;
-use distribute_values::{HostTensor, OptimizerDescription, TensorStorage, UpdateRule};
+use distribute_values::{HostTensor, TensorStorage};
 
 mod harness;
 

@@ -4,11 +4,12 @@
 use std::time::Duration;
 
 use distribute_cluster::{ClusterResolver, ClusterSpec, JobId, SimpleResolver, Task, TaskType};
+use distribute_optim::{OptimizerDescription, UpdateRule};
 use distribute_parameter_server::{
     ClusterCoordinator, Error, FixedShardsPartitioner, ParameterServerStrategy, Program, Server, ServerOptions,
 };
 use distribute_testkit::{Job, Ports, Signal};
-use distribute_values::{HostTensor, OptimizerDescription, TensorStorage, UpdateRule};
+use distribute_values::{HostTensor, TensorStorage};
 use tonic::Code;
 
 mod harness;

@@ -3,12 +3,13 @@
 
 use distribute_cluster::{ClusterSpec, SimpleResolver, TaskType};
 use distribute_device::DType;
+use distribute_optim::{OptimizerDescription, UpdateRule};
 use distribute_parameter_server::{
     Error, FixedShardsPartitioner, Gradient, ParameterServerStrategy, ParameterServerStrategyBuilder, Placement,
     Program, Server, ShardedVariable,
 };
 use distribute_testkit::Ports;
-use distribute_values::{HostTensor, OptimizerDescription, Scatter, TensorStorage, UpdateRule};
+use distribute_values::{HostTensor, Scatter, TensorStorage};
 
 fn cluster(
     servers: usize,

@@ -57,6 +57,7 @@ mod folder;
 mod lock;
 mod manager;
 mod manifest;
+mod optimizer;
 mod read;
 mod run;
 mod snapshot;
@@ -69,6 +70,12 @@ pub use run::RunId;
 pub use snapshot::Snapshot;
 pub(crate) use task::bounded;
 pub use watch::{CheckpointWatch, FoundCheckpoint, SidecarEvaluator};
+
+/// The file of a checkpoint that holds a model's variables, without its extension.
+pub const MODEL: &str = "model";
+
+/// The file of a checkpoint that holds optimizers' slots, without its extension.
+pub const OPTIMIZER: &str = "optimizer";
 
 #[cfg(test)]
 mod tests;

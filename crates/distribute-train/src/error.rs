@@ -13,6 +13,12 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
+    /// There is nothing to train on.
+    #[error("the dataset to {what} has no elements; give at least one")]
+    NoExamples {
+        /// What was to be done.
+        what: &'static str,
+    },
     /// `DISTRIBUTE_PROGRESS` names no form.
     #[error(
         "DISTRIBUTE_PROGRESS is {given:?}; set it to auto, bar, plain, json, launcher or off, or unset it for auto"

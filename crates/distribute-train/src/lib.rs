@@ -13,6 +13,8 @@
 //!
 //! [`tensorboard`] writes event files that TensorBoard shows.
 //!
+//! [`trainer`] is the training loop, which the trainer of a tensor library drives its model through.
+//!
 //! The crate knows no tensor library: a loop tells it numbers, and what is checkpointed enters through
 //! [`distribute_values::TensorStorage`].
 //!
@@ -48,6 +50,8 @@ pub mod preemption;
 pub mod progress;
 #[cfg(feature = "tensorboard")]
 pub mod tensorboard;
+#[cfg(feature = "checkpoint")]
+pub mod trainer;
 #[cfg(feature = "checkpoint")]
 mod warning;
 

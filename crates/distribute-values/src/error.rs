@@ -97,16 +97,6 @@ pub enum Error {
         /// What is wrong, and what to do.
         problem: &'static str,
     },
-    /// A setting of an optimizer makes no sense.
-    #[error("{what} is {given}; expected {expected}")]
-    Setting {
-        /// The setting.
-        what: &'static str,
-        /// Its value.
-        given: f64,
-        /// What would be right.
-        expected: &'static str,
-    },
     /// A tensor library refused.
     #[error("{action}: {source}")]
     Tensor {

@@ -9,8 +9,6 @@
 //! - [`Structure`]: tensors, and nests of them; [`reduce_structure`], [`gather_structure`]: those of many replicas to one, across
 //!   processes too.
 //! - [`PerWorkerVariable`]: state that each process has for itself.
-//! - [`UpdateRule`]: the arithmetic of an optimizer, on slices; [`OptimizerDescription`]: that, and how fast; [`AdamFactors`]:
-//!   the factors of a step, for what computes it on another device.
 //!
 //! # Examples
 //! ```
@@ -31,7 +29,6 @@ mod per_replica;
 mod per_worker;
 mod storage;
 mod structure;
-mod update_rule;
 mod variable;
 
 pub use combine::{Axis, broadcast_value, gather_values, reduce_values};
@@ -41,7 +38,6 @@ pub use per_replica::{Mirrored, PerReplica};
 pub use per_worker::PerWorkerVariable;
 pub use storage::{Host, HostTensor, TensorStorage, with_storage};
 pub use structure::{Leaves, Nested, Number, Single, Structure, gather_structure, reduce_structure};
-pub use update_rule::{AdamFactors, OptimizerDescription, Real, UpdateRule};
 pub use variable::{
     Aggregation, Assignment, DistributedVariable, Place, Scatter, Synchronization, Undo, VariableOptions,
 };

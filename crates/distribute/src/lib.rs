@@ -56,6 +56,7 @@ pub use distribute_cluster as cluster;
 pub use distribute_collectives as collectives;
 pub use distribute_device as device;
 pub use distribute_input as input;
+pub use distribute_optim as optim;
 pub use distribute_parameter_server as parameter_server;
 pub use distribute_strategy as strategy;
 pub use distribute_strategy::Strategy;

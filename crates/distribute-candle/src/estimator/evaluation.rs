@@ -13,7 +13,7 @@ use distribute_values::PerReplica;
 
 use super::spec::{Measure, Sums};
 use super::{Estimator, EstimatorModel, InputFn, Labels, Mode, Scores};
-use crate::{Error, Model, Result, sums};
+use crate::{Error, Model, Result};
 
 /// What is evaluated, and when [`train_and_evaluate`](crate::train_and_evaluate) does so.
 ///
@@ -100,7 +100,7 @@ impl<M: EstimatorModel + Sync> Estimator<M> {
             totals = Some(Totals::with(totals, of_step)?);
         }
         let totals = totals.ok_or(Error::NoExamples { what: "evaluate" })?;
-        let whole = sums::of_all(&strategy, &totals.replicas)?;
+        let whole = distribute_train::trainer::sums_of_all(&strategy, &totals.replicas)?;
         let loss = if whole[1] == 0.0 { 0.0 } else { whole[0] / whole[1] };
         let mut scores: Scores = Measure::results(&totals.measures, &whole[2..]).into_iter().collect();
         scores.insert("loss".to_owned(), loss);

@@ -6,7 +6,7 @@ use distribute_input::{Array, Element};
 use distribute_strategy::Strategy;
 
 use super::*;
-use crate::{CandleStrategy, Model};
+use crate::{Candle, CandleStrategy, Model};
 
 fn scope<M>(build: impl Fn(VarBuilder<'static>) -> candle_core::Result<M>) -> Model<M> {
     Strategy::default_strategy().unwrap().scope(build).unwrap()
@@ -106,9 +106,12 @@ fn a_linear_model_adds_weights_and_no_examples_are_no_trouble() {
     let value = |name: &str| {
         linear.variables().iter().find(|variable| variable.name() == name).unwrap().components()[0].clone()
     };
-    crate::tensor::overwrite(&[value("x.weights")], &Tensor::new(&[[2f32]], value("x.weights").device()).unwrap())
-        .unwrap();
-    crate::tensor::overwrite(
+    distribute_optim::overwrite::<Candle>(
+        &[value("x.weights")],
+        &Tensor::new(&[[2f32]], value("x.weights").device()).unwrap(),
+    )
+    .unwrap();
+    distribute_optim::overwrite::<Candle>(
         &[value("w.weights")],
         &Tensor::new(&[[10f32], [20.]], value("x.weights").device()).unwrap(),
     )

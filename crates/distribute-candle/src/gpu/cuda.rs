@@ -17,15 +17,11 @@ use candle_core::{DType as CandleType, Device, Storage, Tensor};
 use distribute_collectives::{BucketPlan, DeviceGroup, FusedDeviceAllReduce, FusedDeviceStep, Options, ReduceOp};
 use distribute_device::cuda::{CudaDevice, CudaStream, FusedStep, StepTensor};
 use distribute_device::{DType, Device as _, DeviceBuffer, Stream};
+use distribute_optim::{AdamFactors, DeviceExchange, DeviceUpdate, Parameters, Plan, Reduced, UpdateRule, is_short};
 use distribute_strategy::{ReplicaContext, Strategy};
-use distribute_values::{AdamFactors, UpdateRule};
 
-use crate::model::Parts;
-use crate::optimizer::StepCounts;
-use crate::plan::Plan;
-use crate::reducer::Reduced;
-use crate::tensor::{dtype_of, is_short};
-use crate::{Error, Result};
+use crate::tensor::dtype_of;
+use crate::{Candle, Error, Result};
 
 /// Buckets of a GPU hold at least so many bytes where nobody said otherwise: smaller operations leave its links idle.
 const BUCKET_BYTES: usize = 16 << 20;
@@ -39,13 +35,13 @@ struct Gpu {
 }
 
 /// A replica's buckets on its GPU.
-pub(crate) struct GpuReduction {
+pub struct Gpus {
     gpu: Gpu,
     fused: Arc<FusedDeviceAllReduce>,
 }
 
 /// One step's gradients on their way.
-pub(crate) struct GpuStep {
+pub struct GpuStep {
     gpu: Gpu,
     group: Arc<DeviceGroup>,
     context: ReplicaContext,
@@ -53,7 +49,7 @@ pub(crate) struct GpuStep {
 }
 
 /// One step's gradients, summed over all replicas: parts of the buckets.
-pub(crate) struct GpuSum {
+pub struct GpuSum {
     gpu: Gpu,
     /// By the variables' indices; those that got a gradient on some replica.
     gradients: Vec<(usize, DeviceBuffer)>,
@@ -114,82 +110,72 @@ impl Gpu {
     }
 }
 
-impl GpuReduction {
-    /// For a replica on a GPU; every replica calls this in its first step.
-    pub(crate) fn new(context: &ReplicaContext, parts: &Parts, plan: &Plan) -> Result<Option<GpuReduction>> {
+impl DeviceExchange<Candle> for Gpus {
+    type Step = GpuStep;
+    type Sum = GpuSum;
+
+    fn new(context: &ReplicaContext, parameters: &Parameters<Candle>, plan: &Plan) -> Result<Option<Gpus>> {
         let Some(gpu) = Gpu::of(context.strategy(), context.local_replica_id())? else { return Ok(None) };
         let group = context.device_group()?;
-        let tensors = &plan.buckets.tensors()[..parts.variables.len()];
-        let members = plan.buckets.buckets().iter().flat_map(|bucket| bucket.members.iter().copied());
+        let tensors = &plan.buckets().tensors()[..parameters.variables().len()];
+        let members = plan.buckets().buckets().iter().flat_map(|bucket| bucket.members.iter().copied());
         let order: Vec<usize> = members.filter(|index| *index < tensors.len()).collect();
         let total = tensors.iter().map(|tensor| tensor.len() * tensor.dtype.size_bytes()).sum();
         let chosen = context.group().bytes_per_pack(total);
         let bucket_bytes = if chosen == Options::default().bytes_per_pack { BUCKET_BYTES } else { chosen };
         let buckets = BucketPlan::new(tensors, &order, bucket_bytes);
         let fused = Arc::new(FusedDeviceAllReduce::new(&group, buckets, ReduceOp::Sum)?);
-        Ok(Some(GpuReduction { gpu, fused }))
+        Ok(Some(Gpus { gpu, fused }))
     }
 
-    /// Begins a step; after a failed run the replicas have another group.
-    pub(crate) fn begin(&self, context: &ReplicaContext) -> Result<GpuStep> {
+    fn begin(&self, context: &ReplicaContext) -> Result<GpuStep> {
         let (gpu, group, step) = (self.gpu.clone(), context.device_group()?, self.fused.begin());
         Ok(GpuStep { gpu, group, context: context.clone(), step })
     }
-}
 
-impl GpuStep {
-    /// Takes a gradient, and begins to reduce its bucket if that is now full.
-    pub(crate) fn push(&mut self, index: usize, gradient: Tensor) -> Result<()> {
-        let gradient = self.gpu.lend(&gradient.detach().contiguous()?)?;
-        Ok(self.step.push(&self.group, index, gradient, &*self.gpu.stream)?)
+    fn has(step: &GpuStep, index: usize) -> bool {
+        step.step.has(index)
     }
 
-    pub(crate) fn has(&self, index: usize) -> bool {
-        self.step.has(index)
+    fn push(GpuStep { gpu, group, step, .. }: &mut GpuStep, index: usize, gradient: Tensor) -> Result<()> {
+        let gradient = gpu.lend(&gradient.detach().contiguous()?)?;
+        Ok(step.push(group, index, gradient, &*gpu.stream)?)
     }
 
-    /// Waits for no gradient, only orders what comes after: with the flags of all variables, which the host exchanges.
-    pub(crate) fn finish(self, mut flags: Vec<u32>) -> Result<(GpuSum, Vec<u32>)> {
-        let GpuStep { gpu, context, step, .. } = self;
+    /// Waits for no gradient, only orders what comes after; the host exchanges the flags.
+    fn finish(GpuStep { gpu, context, step, .. }: GpuStep, mut flags: Vec<u32>) -> Result<(GpuSum, Vec<u32>)> {
         context.group().all_reduce(&mut flags, ReduceOp::Sum)?;
         let gradients = step.finish(&*gpu.stream)?;
         let gradients = gradients.into_iter().filter(|(index, _)| flags[*index] > 0).collect();
         Ok((GpuSum { gpu, gradients }, flags))
     }
-}
 
-impl GpuSum {
-    /// The variables that got a gradient on some replica.
-    pub(crate) fn variables(&self) -> Vec<usize> {
-        self.gradients.iter().map(|(index, _)| *index).collect()
+    fn variables(sum: &GpuSum) -> Vec<usize> {
+        sum.gradients.iter().map(|(index, _)| *index).collect()
     }
 
-    /// The gradients as tensors of their own, for what there is no kernel for.
-    pub(crate) fn into_tensors(self, parts: &Parts, local: usize) -> Result<Vec<Reduced>> {
-        let GpuSum { gpu, gradients, .. } = self;
+    fn into_tensors(sum: GpuSum, parameters: &Parameters<Candle>, local: usize) -> Result<Vec<Reduced<Candle>>> {
+        let GpuSum { gpu, gradients } = sum;
         gradients
             .into_iter()
             .map(|(index, part)| {
-                let parameter = &parts.variables[index].components[local];
+                let parameter = &parameters.variables()[index].components()[local];
                 let gradient = Tensor::zeros(parameter.shape(), parameter.dtype(), &gpu.candle)?;
                 gpu.stream.copy(&part, &gpu.lend(&gradient)?).map_err(distribute_strategy::Error::from)?;
-                Ok(Reduced::new(index, gradient)?)
+                Reduced::new(index, gradient)
             })
             .collect()
     }
 
+    fn apply(sum: &GpuSum, update: &DeviceUpdate<'_, Candle>) -> Result<bool> {
+        sum.apply(update)
+    }
+}
+
+impl GpuSum {
     /// Steps all parameters of a replica in few launches; false where there is no kernel for the rule.
-    ///
-    /// `(counts, rate)`: the number of each variable's step, from 1, and the learning rate. `slots`: a variable's slots on this
-    /// replica, and behind them the master copy of one of 16 bits.
-    pub(crate) fn apply(
-        &self,
-        parts: &Parts,
-        local: usize,
-        rule: UpdateRule,
-        (counts, rate): (&StepCounts, f64),
-        slots: &dyn Fn(usize) -> Vec<Tensor>,
-    ) -> Result<bool> {
+    fn apply(&self, update: &DeviceUpdate<'_, Candle>) -> Result<bool> {
+        let DeviceUpdate { parameters, local, rule, counts, learning_rate: rate, slots } = *update;
         // Variables that have made as many steps are stepped together: all, unless some get gradients in some steps only.
         let step_of = |index: usize| if rule.counts_steps() { counts.of(index) } else { 1 };
         let steps: BTreeSet<u64> = self.gradients.iter().map(|(index, _)| step_of(*index)).collect();
@@ -206,8 +192,8 @@ impl GpuSum {
             let mut tensors: Vec<(DeviceBuffer, DeviceBuffer, Vec<DeviceBuffer>)> = Vec::new();
             let mut rounded: Vec<(DeviceBuffer, DType, DeviceBuffer)> = Vec::new();
             for (index, gradient) in &self.gradients {
-                let parameter = &parts.variables[*index].components[local];
-                let short = is_short(parameter.dtype());
+                let parameter = &parameters.variables()[*index].components()[local];
+                let short = is_short(dtype_of(parameter.dtype())?);
                 let computed = if parameter.dtype() == CandleType::F64 { DType::F64 } else { DType::F32 };
                 if computed != dtype || step_of(*index) != number {
                     continue;
@@ -256,8 +242,8 @@ fn fused(rule: UpdateRule, step: u64, rate: f64) -> Option<FusedStep> {
     }
 }
 
-impl std::fmt::Debug for GpuReduction {
+impl std::fmt::Debug for Gpus {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("GpuReduction").field("device", &self.gpu.device.spec().short()).finish_non_exhaustive()
+        f.debug_struct("Gpus").field("device", &self.gpu.device.spec().short()).finish_non_exhaustive()
     }
 }

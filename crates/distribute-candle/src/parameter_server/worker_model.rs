@@ -4,14 +4,12 @@ use std::ops::Deref;
 use std::sync::{Arc, Mutex};
 
 use candle_core::{Tensor, Var};
+use distribute_optim::{Reduced, warn_untrained};
 use distribute_parameter_server::{Gradient, ShardedVariable, Versions, WorkerContext};
 
 use super::backends::{Copied, Registry, lock};
 use super::embedding::Table;
-use crate::optimizer::Clip;
-use crate::plan::warn_untrained;
-use crate::reducer::Reduced;
-use crate::{Candle, Error, Result};
+use crate::{Candle, Clip, Error, Result};
 
 /// A model on a worker of a cluster with parameter servers; it can be used as the model itself.
 pub struct WorkerModel<'a, M> {
@@ -43,7 +41,7 @@ impl<M> Kept<M> {
         let tables: Vec<Arc<Table>> = registry.tables.into_values().collect();
         let trained = copies.iter().filter(|copied| !copied.statistic).map(|copied| &copied.variable);
         let mut variables = trained.chain(tables.iter().map(|table| &table.variable));
-        let first = variables.next().ok_or(Error::NoGradient)?;
+        let first = variables.next().ok_or(distribute_optim::Error::NoGradient)?;
         let optimizer =
             worker.optimizer_of(first)?.ok_or_else(|| Error::UnknownVariable { name: first.name().to_owned() })?;
         Ok(Kept { model, copies, tables, optimizer, state: Mutex::default() })
@@ -107,17 +105,18 @@ impl<'a, M> WorkerModel<'a, M> {
             clip.check()?;
             clip.apply(&mut gradients)?;
         }
-        let push =
-            |reduced: Reduced| Gradient::new::<Candle, _>(&kept.copies[reduced.index].variable, &reduced.gradient);
+        let push = |reduced: Reduced<Candle>| {
+            Gradient::new::<Candle, _>(&kept.copies[reduced.index].variable, &reduced.gradient)
+        };
         let mut gradients: Vec<Gradient> = gradients.into_iter().map(push).collect::<Result<_, _>>()?;
         for table in &kept.tables {
             gradients.extend(table.gradient(&found)?);
         }
         if gradients.is_empty() {
-            return Err(Error::NoGradient);
+            return Err(distribute_optim::Error::NoGradient.into());
         }
         if !without.is_empty() && !std::mem::replace(&mut lock(&kept.state).warned, true) {
-            warn_untrained(&without);
+            warn_untrained::<Candle>(&without);
         }
         let counted = self.worker.push(kept.optimizer, &gradients)?;
         self.add_statistics()?;

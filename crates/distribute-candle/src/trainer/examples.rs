@@ -3,9 +3,10 @@
 use candle_core::Tensor;
 use distribute_input::{AUTOTUNE, Dataset, Element, InputOptions};
 use distribute_strategy::{DistributedDataset, Strategy};
+use distribute_train::trainer::{self, Batching};
 
-use crate::Result;
 use crate::gpu::moved;
+use crate::{Error, Result};
 
 /// Some examples: a row of inputs and of targets for each, and a weight if they have one.
 #[derive(Clone, Debug)]
@@ -42,28 +43,15 @@ impl Examples {
     }
 }
 
-/// How tensors in memory become batches; a dataset is batched already.
-#[derive(Clone, Copy, Debug)]
-pub struct Batching {
-    /// Examples of a step, over all replicas.
-    pub batch_size: usize,
-    /// Whether each pass has an order of its own.
-    pub shuffle: bool,
-}
-
 /// What can be trained on: batched datasets of inputs and targets, or of inputs, targets and weights; and tensors in memory,
 /// whose rows are examples.
-pub trait TrainingData {
-    /// Batches of all replicas, and how many examples there are in one.
-    ///
-    /// # Errors
-    /// Those of the data.
-    fn distribute(&self, strategy: &Strategy, batching: Batching) -> Result<(DistributedDataset<Examples>, usize)>;
-}
+pub trait TrainingData: trainer::TrainingData<Examples, Error> {}
+
+impl<T: trainer::TrainingData<Examples, Error>> TrainingData for T {}
 
 macro_rules! training_data {
     ($($tuple:ty),*) => {$(
-        impl TrainingData for Dataset<$tuple> {
+        impl trainer::TrainingData<Examples, Error> for Dataset<$tuple> {
             fn distribute(&self, strategy: &Strategy, _: Batching) -> Result<(DistributedDataset<Examples>, usize)> {
                 let replicas = strategy.clone();
                 let batches = strategy.distribute_dataset(self)?.map_replicas(move |local, examples| {
@@ -74,7 +62,7 @@ macro_rules! training_data {
             }
         }
 
-        impl TrainingData for $tuple {
+        impl trainer::TrainingData<Examples, Error> for $tuple {
             fn distribute(
                 &self,
                 strategy: &Strategy,

@@ -2,7 +2,7 @@
 
 use distribute_device::cuda::{FusedStep, StepTensor};
 use distribute_device::{DType, DeviceBuffer};
-use distribute_values::{AdamFactors, Real, UpdateRule};
+use distribute_optim::{AdamFactors, Real, UpdateRule};
 
 use super::{Entry, Outcome, ensure, passed};
 use crate::Result;

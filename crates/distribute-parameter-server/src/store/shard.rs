@@ -4,7 +4,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use bytes::Bytes;
 use distribute_device::{DType, HostBuffer};
-use distribute_values::{OptimizerDescription, Scatter};
+use distribute_optim::OptimizerDescription;
+use distribute_values::Scatter;
 use tonic::Status;
 
 use super::answer::Answer;

@@ -1,5 +1,5 @@
 use distribute_device::DType;
-use distribute_values::{OptimizerDescription, UpdateRule};
+use distribute_optim::{OptimizerDescription, UpdateRule};
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 

@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use bytes::Bytes;
+use distribute_optim::OptimizerDescription;
 use distribute_strategy::Strategy;
 use distribute_train::BoxError;
 use distribute_train::checkpoint::{CheckpointManager, Checkpointed, Snapshot};
-use distribute_values::OptimizerDescription;
 use serde::{Deserialize, Serialize};
 
 use super::{Inner, ParameterServerStrategy};

@@ -1,0 +1,137 @@
+//! Making sure that all workers have the same model, with the chief's values.
+
+use distribute_collectives::{Difference, Rank, first_difference, on_local_ranks};
+use distribute_strategy::{ReplicaContext, Strategy};
+use distribute_values::TensorStorage;
+use twox_hash::XxHash3_64;
+
+use crate::parameters::describe;
+use crate::{Error, Parameters, TensorLibrary, Variable};
+
+/// Compares the variables of all workers and copies the chief's values to all of them.
+///
+/// # Errors
+/// [`Error::ModelDiffers`] if workers have different variables; those of collectives.
+pub fn check_and_share<L: TensorLibrary>(strategy: &Strategy, variables: &[Variable<L>]) -> Result<(), L::Error> {
+    if strategy.topology().workers == 1 {
+        return Ok(());
+    }
+    let descriptions: Vec<String> = variables.iter().map(describe).collect();
+    compare::<L>(strategy, &descriptions)?;
+    share(strategy, variables)
+}
+
+/// Copies the chief's values of variables to all workers, which name the same ones in the same order.
+///
+/// # Errors
+/// Those of collectives and of tensors.
+pub fn share<'a, L: TensorLibrary>(
+    strategy: &Strategy,
+    variables: impl IntoIterator<Item = &'a Variable<L>>,
+) -> Result<(), L::Error> {
+    if strategy.topology().workers == 1 {
+        return Ok(());
+    }
+    let variables: Vec<&Variable<L>> = variables.into_iter().collect();
+    let groups = strategy.groups();
+    // As bytes of their own: the program may look at its parameters meanwhile.
+    let mut all = Vec::new();
+    for variable in &variables {
+        variable.components()[0].read(&mut |buffer| all.extend_from_slice(buffer.as_bytes()))?;
+    }
+    let chiefs = on_local_ranks::<_, L::Error>(&groups, |_, group| Ok(group.broadcast_async(all.clone(), Rank(0))?))?
+        .unwrap_or(all);
+    for component in 0..groups.len() {
+        let mut rest = &chiefs[..];
+        for variable in &variables {
+            variable.components()[component].write(&mut |mut buffer| {
+                let (values, later) = rest.split_at(buffer.as_bytes_mut().len());
+                buffer.as_bytes_mut().copy_from_slice(values);
+                rest = later;
+            })?;
+        }
+    }
+    Ok(())
+}
+
+/// Compares the lists of variables of all workers.
+fn compare<L: TensorLibrary>(strategy: &Strategy, descriptions: &[String]) -> Result<(), L::Error> {
+    let groups = strategy.groups();
+    let Some(Difference { line: index, mine, theirs, rank }) = first_difference(&groups, descriptions)? else {
+        return Ok(());
+    };
+    let name = |rank: Rank| groups.first().map_or_else(String::new, |group| group.rank_name(rank).to_owned());
+    let own = groups.first().map_or(Rank(0), |group| group.rank());
+    let missing = || "missing".to_owned();
+    Err(Error::ModelDiffers {
+        index,
+        here: mine.unwrap_or_else(missing),
+        here_name: name(own),
+        there: theirs.unwrap_or_else(missing),
+        there_name: name(rank),
+    }
+    .into())
+}
+
+/// Compares the copies of all replicas, of every process, bit for bit. Outside of `run`, on every process.
+///
+/// # Errors
+/// [`Error::Diverged`] names the first variable that differs and the first replica where it does; those of collectives.
+pub fn audit<L: TensorLibrary>(strategy: &Strategy, parameters: &Parameters<L>) -> Result<(), L::Error> {
+    if parameters.shared || strategy.num_replicas_in_sync() == 1 {
+        return Ok(());
+    }
+    let gathered = on_local_ranks::<_, L::Error>(&strategy.groups(), |local, group| {
+        let own = digests(parameters, local)?;
+        let all = vec![0; own.len() * group.world_size()];
+        Ok(group.all_gather_async(own, all)?)
+    })?;
+    let [_, all] = gathered.unwrap_or_default();
+    compare_digests(parameters, &all)
+}
+
+/// As [`audit`], called by every replica inside of `run`.
+pub(crate) fn audit_replica<L: TensorLibrary>(
+    context: &ReplicaContext,
+    parameters: &Parameters<L>,
+) -> Result<(), L::Error> {
+    let group = context.group();
+    if parameters.shared || group.world_size() == 1 {
+        return Ok(());
+    }
+    let own = digests(parameters, context.local_replica_id())?;
+    let mut all = vec![0; own.len() * group.world_size()];
+    group.all_gather(&own, &mut all)?;
+    compare_digests(parameters, &all)
+}
+
+/// Variables whose copies are equal on all replicas: statistics that a replica keeps of its own examples may differ.
+fn compared<L: TensorLibrary>(parameters: &Parameters<L>) -> impl Iterator<Item = &Variable<L>> {
+    parameters.variables().iter().filter(|variable| !variable.is_statistic())
+}
+
+/// One digest for each of one replica's copies.
+fn digests<L: TensorLibrary>(parameters: &Parameters<L>, local: usize) -> Result<Vec<u64>, L::Error> {
+    compared(parameters).map(|variable| digest::<L>(&variable.components()[local])).collect()
+}
+
+/// An error where the digests of some replica are not those of the first; `all` has those of one replica after another.
+fn compare_digests<L: TensorLibrary>(parameters: &Parameters<L>, all: &[u64]) -> Result<(), L::Error> {
+    let mut replicas = all.chunks_exact(compared(parameters).count().max(1));
+    let Some(first) = replicas.next() else { return Ok(()) };
+    let differs = |of: &[u64]| first.iter().zip(of).position(|(a, b)| a != b);
+    // The first variable that differs anywhere, and the first replica where it does.
+    let found = (1..).zip(replicas).filter_map(|(replica, of)| Some((differs(of)?, replica))).min();
+    match found.and_then(|(index, replica)| Some((compared(parameters).nth(index)?, replica))) {
+        None => Ok(()),
+        Some((variable, replica)) => Err(Error::Diverged { name: variable.name().to_owned(), replica }.into()),
+    }
+}
+
+fn digest<L: TensorLibrary>(tensor: &L::Tensor) -> Result<u64, L::Error> {
+    let mut digest = 0;
+    tensor.read(&mut |buffer| {
+        digest = XxHash3_64::oneshot_with_seed(digest, buffer.as_bytes());
+    })?;
+    Ok(digest)
+}

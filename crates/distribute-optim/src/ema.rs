@@ -1,0 +1,121 @@
+//! Averages of parameters over steps.
+
+use distribute_device::{BufferMut, Element};
+use distribute_values::{TensorStorage, with_storage};
+
+use crate::library::{dtype, wide};
+use crate::{Error, TensorLibrary, Trainable, Variable, is_short};
+
+/// The exponential moving average of a model's trainable variables: often better to evaluate than the last values.
+///
+/// Replicas' copies are equal, so one average per process is kept, and no communication is needed.
+///
+/// # Examples
+/// ```
+/// use candle_nn::linear;
+/// use distribute_candle::{CandleStrategy, Ema, Error};
+/// use distribute_strategy::MirroredStrategy;
+///
+/// let strategy = MirroredStrategy::builder().devices(["CPU:0", "CPU:1"]).build()?;
+/// let model = strategy.scope(|vb| linear(3, 1, vb.pp("fc")))?;
+/// let mut ema = Ema::new(&model, 0.999)?;
+/// // After each step, outside of run:
+/// ema.update(&model)?;
+/// // To evaluate with the averages, and to go on with training:
+/// ema.swap(&model)?;
+/// ema.swap(&model)?;
+/// # Ok::<(), Error>(())
+/// ```
+///
+/// # Source
+/// `tf.train.ExponentialMovingAverage` with `num_updates`: the first averages forget faster, by (1 + n) / (10 + n).
+#[derive(Debug)]
+pub struct Ema<L: TensorLibrary> {
+    decay: f64,
+    updates: u64,
+    /// By variable; `None` for those that are not trained.
+    averages: Vec<Option<L::Tensor>>,
+    /// The values of averaged variables, while averages are in their place.
+    held: Option<Vec<L::Tensor>>,
+}
+
+impl<L: TensorLibrary> Ema<L> {
+    /// Averages that begin with the present values. A decay of 0.999 remembers about a thousand steps.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] for a decay outside 0 to below 1; candle's.
+    pub fn new(model: &impl Trainable<Library = L>, decay: f64) -> Result<Ema<L>, L::Error> {
+        if !(0.0..1.0).contains(&decay) {
+            return Err(Error::Setting { what: "the decay of Ema", given: decay, expected: "from 0 to below 1" }.into());
+        }
+        let average = |variable: &Variable<L>| -> Result<Option<L::Tensor>, L::Error> {
+            Ok(if variable.is_trainable() { Some(copy::<L>(&variable.components()[0])?) } else { None })
+        };
+        let averages = model.parameters().variables().iter().map(average).collect::<Result<Vec<_>, L::Error>>()?;
+        Ok(Ema { decay, updates: 0, averages, held: None })
+    }
+
+    /// Takes the present values into the averages. Outside of `run`, on every process.
+    ///
+    /// # Errors
+    /// candle's.
+    pub fn update(&mut self, model: &impl Trainable<Library = L>) -> Result<(), L::Error> {
+        let n = self.updates as f64;
+        let decay = self.decay.min((1.0 + n) / (10.0 + n));
+        let averaged = model.parameters().variables().iter().zip(&self.averages);
+        // All that may fail comes first, so that either all averages are of one step or none is.
+        let pairs: Result<Vec<[L::Tensor; 2]>, L::Error> = averaged
+            .filter_map(|(variable, average)| Some((variable, average.as_ref()?)))
+            .map(|(variable, average)| {
+                let value = L::detach(&variable.components()[0]);
+                Ok([average.clone(), L::cast(&value, dtype::<L>(average)?)?])
+            })
+            .collect();
+        for pair in pairs? {
+            with_storage::<L, L::Tensor>(&pair, &mut |buffers| {
+                if let [average, value] = buffers {
+                    blend::<f32>(average, value, |a, v| (decay * f64::from(a) + (1.0 - decay) * f64::from(v)) as f32);
+                    blend::<f64>(average, value, |a, v| decay * a + (1.0 - decay) * v);
+                }
+            })?;
+        }
+        self.updates += 1;
+        Ok(())
+    }
+
+    /// Puts the averages in the place of the values of all replicas of this process, or, where they are there already, the
+    /// values back. Outside of `run`; twice is as before.
+    ///
+    /// # Errors
+    /// candle's.
+    pub fn swap(&mut self, model: &impl Trainable<Library = L>) -> Result<(), L::Error> {
+        let averaged =
+            || model.parameters().variables().iter().zip(&self.averages).filter(|(_, average)| average.is_some());
+        let (given, held) = match &self.held {
+            // They stay until all are back in their places.
+            Some(values) => (values.clone(), None),
+            None => {
+                let values: distribute_values::Result<Vec<L::Tensor>> =
+                    averaged().map(|(variable, _)| L::detach(&variable.components()[0]).copied()).collect();
+                (self.averages.iter().flatten().cloned().collect(), Some(values?))
+            }
+        };
+        for ((variable, _), given) in averaged().zip(&given) {
+            variable.overwrite(&L::cast(given, dtype::<L>(&variable.components()[0])?)?)?;
+        }
+        self.held = held;
+        Ok(())
+    }
+}
+
+/// A copy, in 32 bits at least.
+fn copy<L: TensorLibrary>(tensor: &L::Tensor) -> Result<L::Tensor, L::Error> {
+    if is_short(dtype::<L>(tensor)?) { wide::<L>(tensor) } else { Ok(L::detach(tensor).copied()?) }
+}
+
+/// Replaces elements of `target`, where both are of this type.
+fn blend<T: Element>(target: &mut BufferMut<'_>, other: &BufferMut<'_>, f: impl Fn(T, T) -> T) {
+    if let (Ok(target), Ok(other)) = (target.as_mut_slice::<T>(), other.as_slice::<T>()) {
+        target.iter_mut().zip(other).for_each(|(a, b)| *a = f(*a, *b));
+    }
+}

@@ -1,0 +1,196 @@
+//! Gradients of one replica on their way: into buckets, over the replicas, and out again.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use distribute_collectives::{ProcessGroup, ReduceOp};
+use distribute_strategy::{ReplicaContext, STEP_WORDS};
+
+use crate::gradient::Reduced;
+use crate::optimizer::Settings;
+use crate::plan::Plan;
+use crate::{Error, Parameters, TensorLibrary};
+
+mod device;
+mod payload;
+mod sharded;
+mod whole;
+
+pub use device::{DeviceExchange, DeviceUpdate, NoDevices};
+pub(crate) use device::{OnDevice, SumOnDevice};
+pub(crate) use payload::Payload;
+pub(crate) use sharded::{GradientShard, ShardedStep, SlotShard, Update, complete};
+pub(crate) use whole::WholeStep;
+
+/// How one step's gradients are summed over all replicas, buckets of them while backward runs.
+pub(crate) trait Exchange<L: TensorLibrary>: Send {
+    /// Returns whether a variable's gradient has come.
+    fn has(&self, index: usize) -> bool;
+
+    /// Takes a gradient; begins to reduce its bucket, and those that wait for it, if that is now complete.
+    fn push(&mut self, group: &ProcessGroup, index: usize, gradient: L::Tensor) -> Result<(), L::Error>;
+
+    /// Sums `flags` over all replicas and waits for all buckets, every gradient having come. Returns the sums of both.
+    fn finish(self: Box<Self>, group: &ProcessGroup, flags: Vec<u32>) -> Result<(Summed<L>, Vec<u32>), L::Error>;
+}
+
+/// What a step's gradients have become.
+pub(crate) enum Summed<L: TensorLibrary> {
+    /// Variables' gradients, in the same order on every replica.
+    Whole(Vec<Reduced<L>>),
+    /// This replica's parts of all buckets, and on how many replicas each variable got a gradient.
+    Sharded(Vec<GradientShard>, Vec<u32>),
+    /// Variables' gradients in an accelerator's memory.
+    OnDevice(SumOnDevice<L>),
+}
+
+impl<L: TensorLibrary> Summed<L> {
+    /// The variables that got a gradient on some replica, of `count`.
+    pub(crate) fn variables(&self, count: usize) -> Vec<usize> {
+        match self {
+            Summed::Whole(gradients) => gradients.iter().map(|reduced| reduced.index).collect(),
+            Summed::Sharded(_, flags) => {
+                (0..count).filter(|index| flags.get(*index).is_some_and(|replicas| *replicas > 0)).collect()
+            }
+            Summed::OnDevice(sum) => L::Devices::variables(sum),
+        }
+    }
+}
+
+/// One step's gradients of one replica.
+pub(crate) struct Reducer<L: TensorLibrary> {
+    settings: Settings,
+    context: ReplicaContext,
+    parameters: Arc<Parameters<L>>,
+    plan: Arc<Plan>,
+    exchange: Box<dyn Exchange<L>>,
+    /// Gradients of variables that are not in the plan.
+    unplanned: Vec<Option<L::Tensor>>,
+    failure: Option<L::Error>,
+    /// Communication time that was not overlapped with computation.
+    communication: Duration,
+}
+
+impl<L: TensorLibrary> Reducer<L> {
+    pub(crate) fn new(
+        context: &ReplicaContext,
+        parameters: &Arc<Parameters<L>>,
+        plan: &Arc<Plan>,
+        settings: Settings,
+        exchange: Box<dyn Exchange<L>>,
+    ) -> Reducer<L> {
+        Reducer {
+            settings,
+            context: context.clone(),
+            parameters: parameters.clone(),
+            plan: plan.clone(),
+            exchange,
+            unplanned: vec![None; parameters.variables().len()],
+            failure: None,
+            communication: Duration::ZERO,
+        }
+    }
+
+    /// Takes a gradient; begins to reduce its bucket, and those that wait for it, if that is now complete.
+    pub(crate) fn push(&mut self, index: usize, gradient: L::Tensor) {
+        if !self.parameters.variables()[index].is_trainable() {
+            // Frozen.
+        } else if !self.plan.buckets.contains(index) {
+            self.unplanned[index] = Some(gradient);
+        } else if self.failure.is_none()
+            && let Err(error) = self.launch(index, gradient)
+        {
+            self.failure = Some(error);
+        }
+    }
+
+    /// Notes a failure, which [`finish`](Reducer::finish) returns.
+    pub(crate) fn fail(&mut self, error: L::Error) {
+        self.failure.get_or_insert(error);
+    }
+
+    /// Completes what is missing with zeros and waits for all buckets. Returns the summed gradients, and the time spent in
+    /// collectives.
+    pub(crate) fn finish(mut self) -> Result<(Summed<L>, Duration), L::Error> {
+        if let Some(error) = self.failure.take() {
+            return Err(error);
+        }
+        let variables = self.parameters.variables().len();
+        let came = |index: usize| self.exchange.has(index) || self.unplanned[index].is_some();
+        let mut flags: Vec<u32> = (0..variables).map(|index| u32::from(came(index))).collect();
+        for (index, came) in flags.iter().enumerate() {
+            if *came == 0 && self.plan.buckets.contains(index) {
+                self.launch(index, self.zeros(index)?)?;
+            }
+        }
+        flags.extend(self.context.step_words(self.settings.digest()));
+        let Reducer { context, parameters, plan, exchange, settings, mut unplanned, mut communication, .. } = self;
+        let group = context.group();
+        let started = Instant::now();
+        let (mut summed, flags) = exchange.finish(group, flags)?;
+        communication += started.elapsed();
+        check::<L>(&context, &settings, words(&flags))?;
+        let came_anywhere = |index: usize| flags.get(index).is_some_and(|count| *count > 0);
+        let mut late = (0..variables).filter(|index| came_anywhere(*index) && !plan.buckets.contains(*index));
+        match &mut summed {
+            Summed::Whole(all) => {
+                // All replicas reduce them one by one.
+                for index in late {
+                    let gradient = match unplanned[index].take() {
+                        Some(gradient) => L::own(gradient)?,
+                        None => zeros(&parameters, context.local_replica_id(), index)?,
+                    };
+                    let payload = Payload::<L>::gradient(gradient)?;
+                    let reduced = group.all_reduce_async(payload, ReduceOp::Sum)?.wait()?;
+                    if let Some(gradient) = reduced.into_gradient() {
+                        all.push(Reduced::new(index, gradient)?);
+                    }
+                }
+            }
+            Summed::Sharded(..) | Summed::OnDevice(_) => {
+                // These have no place for them.
+                if let Some(index) = late.next() {
+                    return Err(Error::LateGradient { name: parameters.variables()[index].name().to_owned() }.into());
+                }
+            }
+        }
+        Ok((summed, communication))
+    }
+
+    /// Returns whether any gradient has come.
+    pub(crate) fn has_any(&self) -> bool {
+        let variables = self.parameters.variables().len();
+        self.unplanned.iter().any(Option::is_some) || (0..variables).any(|index| self.exchange.has(index))
+    }
+
+    fn launch(&mut self, index: usize, gradient: L::Tensor) -> Result<(), L::Error> {
+        let started = Instant::now();
+        self.exchange.push(self.context.group(), index, gradient)?;
+        self.communication += started.elapsed();
+        Ok(())
+    }
+
+    fn zeros(&self, index: usize) -> Result<L::Tensor, L::Error> {
+        zeros(&self.parameters, self.context.local_replica_id(), index)
+    }
+}
+
+/// Makes sure that all workers step with the same settings, and takes what else they have told.
+fn check<L: TensorLibrary>(
+    context: &ReplicaContext,
+    settings: &Settings,
+    sums: [u32; STEP_WORDS],
+) -> Result<(), L::Error> {
+    context.check_settings(sums, settings.digest(), || settings.lines())?;
+    context.agree_on_step(sums);
+    Ok(())
+}
+
+/// What follows the flags of the variables.
+fn words(flags: &[u32]) -> [u32; STEP_WORDS] {
+    flags.last_chunk().copied().unwrap_or_default()
+}
+
+fn zeros<L: TensorLibrary>(parameters: &Parameters<L>, local: usize, index: usize) -> Result<L::Tensor, L::Error> {
+    L::zeros_like(&parameters.variables()[index].components()[local])
+}

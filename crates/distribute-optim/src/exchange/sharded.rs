@@ -1,0 +1,338 @@
+//! ZeRO, stage 1: each replica keeps the optimizer's state of a part of every bucket, and updates that part for all.
+//!
+//! A bucket's gradients lie one after another; replica r owns the r-th part of them, whatever variables that touches. Gradients
+//! are reduce-scattered instead of all-reduced, so the bytes moved are those of an all-reduce: half before the update, half
+//! after it, when the updated parts of the parameters are gathered.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use distribute_collectives::schedule::part;
+use distribute_collectives::{Bucket, ProcessGroup, ReduceOp, Work};
+use distribute_device::{DType, Element};
+use distribute_values::{TensorStorage, with_storage};
+
+use super::{Exchange, Summed};
+use crate::gradient::Clip;
+use crate::library::{dtype, len};
+use crate::optimizer::StepCounts;
+use crate::plan::Plan;
+use crate::rule::{Real, UpdateRule};
+use crate::{Error, Parameters, TensorLibrary};
+
+/// The slots of one replica's part of one bucket.
+#[derive(Debug)]
+pub(crate) enum SlotShard {
+    F32(Vec<Vec<f32>>),
+    F64(Vec<Vec<f64>>),
+}
+
+/// One replica's part of one bucket's gradients, summed over all replicas.
+pub(crate) enum GradientShard {
+    F32(Vec<f32>),
+    F64(Vec<f64>),
+}
+
+/// A bucket on its way.
+enum Launched {
+    F32(Work<[Vec<f32>; 2]>),
+    F64(Work<[Vec<f64>; 2]>),
+}
+
+/// One step's gradients on their way to the parts that replicas own.
+pub(crate) struct ShardedStep<L: TensorLibrary> {
+    plan: Arc<Plan>,
+    waiting: Vec<Vec<Option<L::Tensor>>>,
+    missing: Vec<usize>,
+    launched: Vec<Launched>,
+}
+
+impl<L: TensorLibrary> ShardedStep<L> {
+    pub(crate) fn new(plan: &Arc<Plan>) -> ShardedStep<L> {
+        let buckets = || plan.gradients().iter().map(|bucket| bucket.members.len());
+        ShardedStep {
+            plan: plan.clone(),
+            waiting: buckets().map(|members| vec![None; members]).collect(),
+            missing: buckets().collect(),
+            launched: Vec::with_capacity(buckets().count()),
+        }
+    }
+
+    fn launch(&mut self, group: &ProcessGroup) -> Result<(), L::Error> {
+        let index = self.launched.len();
+        let tensors: Vec<L::Tensor> = self.waiting[index].iter_mut().filter_map(Option::take).collect();
+        self.launched.push(match self.plan.gradients()[index].dtype {
+            DType::F64 => Launched::F64(scatter(group, flat::<L, _>(&tensors)?)?),
+            _ => Launched::F32(scatter(group, flat::<L, _>(&tensors)?)?),
+        });
+        Ok(())
+    }
+}
+
+impl<L: TensorLibrary> Exchange<L> for ShardedStep<L> {
+    fn has(&self, index: usize) -> bool {
+        let Some((bucket, place)) = self.plan.buckets.position(index) else { return false };
+        bucket < self.launched.len()
+            || self.waiting.get(bucket).is_some_and(|waiting| waiting.get(place).is_some_and(Option::is_some))
+    }
+
+    fn push(&mut self, group: &ProcessGroup, index: usize, gradient: L::Tensor) -> Result<(), L::Error> {
+        let Some((bucket, place)) = self.plan.buckets.position(index) else { return Ok(()) };
+        if self.waiting[bucket][place].replace(gradient).is_none() {
+            self.missing[bucket] -= 1;
+        }
+        while self.missing.get(self.launched.len()) == Some(&0) {
+            self.launch(group)?;
+        }
+        Ok(())
+    }
+
+    fn finish(self: Box<Self>, group: &ProcessGroup, flags: Vec<u32>) -> Result<(Summed<L>, Vec<u32>), L::Error> {
+        let flags = group.all_reduce_async(flags, ReduceOp::Sum)?;
+        let mut shards = Vec::new();
+        for launched in self.launched {
+            shards.push(match launched {
+                Launched::F32(work) => {
+                    let [_, own] = work.wait()?;
+                    GradientShard::F32(own)
+                }
+                Launched::F64(work) => {
+                    let [_, own] = work.wait()?;
+                    GradientShard::F64(own)
+                }
+            });
+        }
+        let flags = flags.wait()?;
+        Ok((Summed::Sharded(shards, flags.clone()), flags))
+    }
+}
+
+/// What a step needs besides gradients.
+pub(crate) struct Update<'a, L: TensorLibrary> {
+    pub(crate) group: &'a ProcessGroup,
+    pub(crate) plan: &'a Plan,
+    pub(crate) parameters: &'a Parameters<L>,
+    pub(crate) rule: UpdateRule,
+    pub(crate) local: usize,
+    /// With this step.
+    pub(crate) counts: &'a StepCounts,
+    pub(crate) learning_rate: f64,
+    pub(crate) flags: Vec<u32>,
+}
+
+impl<L: TensorLibrary> Update<'_, L> {
+    /// Limits the gradients as [`Clip`] says; their norm together, where it had to be computed.
+    pub(crate) fn clip(&self, clip: Clip, shards: &mut [GradientShard]) -> Result<Option<f64>, L::Error> {
+        let (factor, norm) = match clip {
+            Clip::GlobalNorm(limit) => {
+                let squares: f64 = shards.iter().map(GradientShard::square_sum).sum();
+                let mut sum = [squares];
+                self.group.all_reduce(&mut sum, ReduceOp::Sum)?;
+                let norm = sum[0].sqrt();
+                (if norm > limit { limit / norm } else { 1.0 }, Some(norm))
+            }
+            _ => (1.0, None),
+        };
+        for shard in shards {
+            match clip {
+                Clip::Value(limit) => shard.change(|x| x.clamp(-limit, limit)),
+                _ if factor < 1.0 => shard.change(|x| x * factor),
+                _ => {}
+            }
+        }
+        Ok(norm)
+    }
+
+    /// Updates this replica's parts, and begins to gather everybody's.
+    pub(crate) fn own_part(
+        &self,
+        gradients: Vec<GradientShard>,
+        slots: &mut Vec<SlotShard>,
+    ) -> Result<Vec<Gathering>, L::Error> {
+        let mut gathering: Vec<Gathering> = Vec::new();
+        for (index, gradient) in gradients.into_iter().enumerate() {
+            let bucket = &self.plan.gradients()[index];
+            gathering.push(match gradient {
+                GradientShard::F32(gradient) => {
+                    if slots.len() == index {
+                        slots.push(SlotShard::F32(self.initial(gradient.len())));
+                    }
+                    let SlotShard::F32(slots) = &mut slots[index] else { return Err(Error::NoGradient.into()) };
+                    Gathering::F32(self.update(bucket, &gradient, slots)?)
+                }
+                GradientShard::F64(gradient) => {
+                    if slots.len() == index {
+                        slots.push(SlotShard::F64(self.initial(gradient.len())));
+                    }
+                    let SlotShard::F64(slots) = &mut slots[index] else { return Err(Error::NoGradient.into()) };
+                    Gathering::F64(self.update(bucket, &gradient, slots)?)
+                }
+            });
+        }
+        Ok(gathering)
+    }
+
+    /// Takes everybody's parts.
+    pub(crate) fn gather(&self, gathering: Vec<Gathering>) -> Result<(), L::Error> {
+        for (bucket, gathering) in self.plan.gradients().iter().zip(gathering) {
+            match gathering {
+                Gathering::F32(work) => self.spread(bucket, &work.wait()?[1])?,
+                Gathering::F64(work) => self.spread(bucket, &work.wait()?[1])?,
+            }
+        }
+        Ok(())
+    }
+
+    fn initial<T: Real>(&self, len: usize) -> Vec<Vec<T>> {
+        self.rule.slots().iter().map(|slot| vec![T::from_f64(self.rule.initial(slot)); len]).collect()
+    }
+
+    /// Updates this replica's part of one bucket in its copies of the parameters, and begins to gather all parts.
+    fn update<T: Real>(
+        &self,
+        bucket: &Bucket,
+        gradient: &[T],
+        slots: &mut [Vec<T>],
+    ) -> Result<Work<[Vec<T>; 2]>, L::Error> {
+        let len = self.members(bucket).last().map_or(0, |(_, range)| range.end);
+        let (ranks, rank) = (self.group.world_size(), self.group.rank().index());
+        let mine = part(len, ranks, rank);
+        let mut updated = vec![T::default(); mine.len()];
+        for (index, range) in self.members(bucket) {
+            let (start, end) = (range.start.max(mine.start), range.end.min(mine.end));
+            if start >= end {
+                continue;
+            }
+            let (within, own) = (start - range.start..end - range.start, start - mine.start..end - mine.start);
+            // A variable without a gradient anywhere stays as it is, and so do its slots.
+            let has_gradient = self.flags.get(index).is_some_and(|count| *count > 0);
+            self.write::<T>(index, |parameter| {
+                let parameter = &mut parameter[within.clone()];
+                if has_gradient {
+                    let mut slots: Vec<&mut [T]> = slots.iter_mut().map(|slot| &mut slot[own.clone()]).collect();
+                    let step = self.counts.of(index);
+                    self.rule.update(step, self.learning_rate, parameter, &gradient[own.clone()], &mut slots);
+                }
+                updated[own.clone()].copy_from_slice(parameter);
+            })?;
+        }
+        let counts: Vec<usize> = (0..ranks).map(|rank| part(len, ranks, rank).len()).collect();
+        Ok(self.group.all_gather_v_async(updated, vec![T::default(); len], &counts)?)
+    }
+
+    fn spread<T: Element>(&self, bucket: &Bucket, all: &[T]) -> Result<(), L::Error> {
+        for (index, range) in self.members(bucket) {
+            self.write::<T>(index, |parameter| parameter.copy_from_slice(&all[range.clone()]))?;
+        }
+        Ok(())
+    }
+
+    fn members<'b>(&self, bucket: &'b Bucket) -> impl Iterator<Item = (usize, Range<usize>)> + use<'_, 'b, L> {
+        members(self.plan, bucket)
+    }
+
+    fn write<T: Element>(&self, index: usize, mut change: impl FnMut(&mut [T])) -> Result<(), L::Error> {
+        let component = &self.parameters.variables()[index].components()[self.local];
+        let mut outcome = Ok(());
+        component.write(&mut |mut buffer| {
+            outcome = buffer.as_mut_slice::<T>().map(&mut change);
+        })?;
+        Ok(outcome.map_err(distribute_values::Error::from)?)
+    }
+}
+
+/// The variables of a bucket, and where each lies in it.
+fn members<'p, 'b>(plan: &'p Plan, bucket: &'b Bucket) -> impl Iterator<Item = (usize, Range<usize>)> + use<'p, 'b> {
+    let tensors = plan.buckets.tensors();
+    bucket.members.iter().scan(0, move |start, index| {
+        let range = *start..*start + tensors[*index].len();
+        *start = range.end;
+        Some((*index, range))
+    })
+}
+
+/// Takes every part from the replica that owns it, for a process alone whose replicas could not gather them.
+pub(crate) fn complete<L: TensorLibrary>(plan: &Plan, parameters: &Parameters<L>) -> Result<(), L::Error> {
+    let ranks = parameters.tapes.len();
+    for bucket in plan.gradients() {
+        let len = members(plan, bucket).last().map_or(0, |(_, range)| range.end);
+        for (index, range) in members(plan, bucket) {
+            let components = parameters.variables()[index].components();
+            for owner in 0..ranks {
+                let owned = part(len, ranks, owner);
+                let (start, end) = (range.start.max(owned.start), range.end.min(owned.end));
+                if start >= end {
+                    continue;
+                }
+                let size = dtype::<L>(&components[owner])?.size_bytes();
+                let within = (start - range.start) * size..(end - range.start) * size;
+                for other in (0..ranks).filter(|other| *other != owner) {
+                    let pair = [&components[other], &components[owner]].map(L::detach);
+                    with_storage::<L, L::Tensor>(&pair, &mut |buffers| {
+                        if let [other, owner] = buffers {
+                            other.as_bytes_mut()[within.clone()].copy_from_slice(&owner.as_bytes()[within.clone()]);
+                        }
+                    })?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A bucket's parts on their way to everybody.
+pub(crate) enum Gathering {
+    F32(Work<[Vec<f32>; 2]>),
+    F64(Work<[Vec<f64>; 2]>),
+}
+
+impl GradientShard {
+    pub(crate) fn square_sum(&self) -> f64 {
+        match self {
+            GradientShard::F32(all) => all.iter().map(|x| f64::from(*x) * f64::from(*x)).sum(),
+            GradientShard::F64(all) => all.iter().map(|x| x * x).sum(),
+        }
+    }
+
+    pub(crate) fn change(&mut self, f: impl Fn(f64) -> f64) {
+        match self {
+            GradientShard::F32(all) => all.iter_mut().for_each(|x| *x = f(f64::from(*x)) as f32),
+            GradientShard::F64(all) => all.iter_mut().for_each(|x| *x = f(*x)),
+        }
+    }
+}
+
+impl SlotShard {
+    /// A copy of one slot.
+    pub(crate) fn slot<T: Element>(&self, slot: usize) -> distribute_values::Result<Vec<T>> {
+        let bytes: &[u8] = match self {
+            SlotShard::F32(slots) => bytemuck::cast_slice(&slots[slot]),
+            SlotShard::F64(slots) => bytemuck::cast_slice(&slots[slot]),
+        };
+        let buffer =
+            distribute_device::BufferRef::from_bytes(T::DTYPE, bytes).and_then(|buffer| buffer.as_slice::<T>());
+        Ok(buffer?.to_vec())
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        match self {
+            SlotShard::F32(slots) => slots.iter().map(|slot| size_of_val(&slot[..])).sum(),
+            SlotShard::F64(slots) => slots.iter().map(|slot| size_of_val(&slot[..])).sum(),
+        }
+    }
+}
+
+fn flat<L: TensorLibrary, T: Element>(tensors: &[L::Tensor]) -> Result<Vec<T>, L::Error> {
+    let mut all = Vec::with_capacity(tensors.iter().map(len::<L>).sum());
+    for tensor in tensors {
+        all.extend(tensor.to_elements::<T>()?);
+    }
+    Ok(all)
+}
+
+fn scatter<T: Element>(group: &ProcessGroup, gradients: Vec<T>) -> distribute_collectives::Result<Work<[Vec<T>; 2]>> {
+    let (len, ranks) = (gradients.len(), group.world_size());
+    let counts: Vec<usize> = (0..ranks).map(|rank| part(len, ranks, rank).len()).collect();
+    let own = vec![T::default(); counts[group.rank().index()]];
+    group.reduce_scatter_v_async(gradients, own, &counts, ReduceOp::Sum)
+}

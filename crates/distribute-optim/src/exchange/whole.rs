@@ -1,0 +1,46 @@
+//! Every replica gets the sums of all gradients.
+
+use std::sync::Arc;
+
+use distribute_collectives::{FusedStep, ProcessGroup};
+
+use super::{Exchange, Payload, Summed};
+use crate::TensorLibrary;
+use crate::gradient::Reduced;
+use crate::plan::Plan;
+
+/// One step's gradients on their way to every replica.
+pub(crate) struct WholeStep<L: TensorLibrary> {
+    plan: Arc<Plan>,
+    step: FusedStep<Payload<L>>,
+}
+
+impl<L: TensorLibrary> WholeStep<L> {
+    pub(crate) fn new(plan: &Arc<Plan>, step: FusedStep<Payload<L>>) -> WholeStep<L> {
+        WholeStep { plan: plan.clone(), step }
+    }
+}
+
+impl<L: TensorLibrary> Exchange<L> for WholeStep<L> {
+    fn has(&self, index: usize) -> bool {
+        self.step.has(index)
+    }
+
+    fn push(&mut self, group: &ProcessGroup, index: usize, gradient: L::Tensor) -> Result<(), L::Error> {
+        Ok(self.step.push(group, index, Payload::gradient(L::own(gradient)?)?)?)
+    }
+
+    fn finish(mut self: Box<Self>, group: &ProcessGroup, flags: Vec<u32>) -> Result<(Summed<L>, Vec<u32>), L::Error> {
+        self.step.push(group, self.plan.flags(), Payload::Flags(flags))?;
+        let mut payloads = self.step.finish(group)?;
+        // The flags are the last of the plan.
+        let flags = payloads.pop().map(Payload::into_flags).unwrap_or_default();
+        let gradients = (0..self.plan.flags())
+            .filter(|index| self.plan.buckets.contains(*index))
+            .zip(payloads.into_iter().filter_map(Payload::into_gradient))
+            .filter(|(index, _)| flags.get(*index).is_some_and(|replicas| *replicas > 0))
+            .map(|(index, gradient)| Reduced::new(index, gradient))
+            .collect::<Result<Vec<_>, L::Error>>()?;
+        Ok((Summed::Whole(gradients), flags))
+    }
+}

@@ -1,0 +1,144 @@
+//! Limits on gradients.
+
+use distribute_device::{BufferMut, DType, Element};
+use distribute_values::with_storage;
+
+use super::Reduced;
+use crate::error::check;
+use crate::{Error, TensorLibrary};
+
+/// A limit on gradients, set by [`Optimizer::clip`](crate::Optimizer::clip).
+///
+/// It acts on the sum over all replicas, so the result does not depend on how many there are.
+///
+/// # Source
+/// `clipvalue`, `clipnorm` and `global_clipnorm` of tf.keras's optimizers, which clip after the reduction too.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum Clip {
+    /// Every element lies between minus and plus this.
+    Value(f64),
+    /// Each variable's gradient is scaled down to this norm where its own is greater.
+    Norm(f64),
+    /// All gradients are scaled down alike where their norm together is greater than this.
+    GlobalNorm(f64),
+}
+
+impl Clip {
+    /// Returns an error unless the limit is above 0.
+    ///
+    /// # Errors
+    /// [`Error::Setting`].
+    pub fn check(self) -> Result<(), Error> {
+        let (what, limit) = match self {
+            Clip::Value(limit) => ("the limit of Clip::Value", limit),
+            Clip::Norm(limit) => ("the limit of Clip::Norm", limit),
+            Clip::GlobalNorm(limit) => ("the limit of Clip::GlobalNorm", limit),
+        };
+        check(what, limit, limit > 0.0, "above 0, such as 1.0")
+    }
+
+    /// Limits gradients in place. Returns their norm together if it had to be computed.
+    ///
+    /// # Errors
+    /// The library's.
+    pub fn apply<L: TensorLibrary>(self, gradients: &mut [Reduced<L>]) -> Result<Option<f64>, L::Error> {
+        let tensors: Vec<L::Tensor> = gradients.iter().map(|reduced| reduced.gradient.clone()).collect();
+        match self {
+            Clip::Value(limit) => {
+                for tensor in &tensors {
+                    change::<L>(tensor, |x| x.clamp(-limit, limit))?;
+                }
+                Ok(None)
+            }
+            Clip::Norm(limit) => {
+                for tensor in &tensors {
+                    let norm = square_sum::<L>(tensor)?.sqrt();
+                    scale_down::<L>(tensor, norm, limit)?;
+                }
+                Ok(None)
+            }
+            Clip::GlobalNorm(limit) => {
+                let mut sum = 0.0;
+                for tensor in &tensors {
+                    sum += square_sum::<L>(tensor)?;
+                }
+                let norm = sum.sqrt();
+                for tensor in &tensors {
+                    scale_down::<L>(tensor, norm, limit)?;
+                }
+                Ok(Some(norm))
+            }
+        }
+    }
+}
+
+fn scale_down<L: TensorLibrary>(tensor: &L::Tensor, norm: f64, limit: f64) -> Result<(), L::Error> {
+    if norm > limit { change::<L>(tensor, |x| x * (limit / norm)) } else { Ok(()) }
+}
+
+/// The sum of squares, in double precision and always in the same order.
+fn square_sum<L: TensorLibrary>(tensor: &L::Tensor) -> Result<f64, L::Error> {
+    fn sum<T: Element + Into<f64>>(buffer: &BufferMut<'_>) -> f64 {
+        buffer.as_slice::<T>().map_or(0.0, |all| all.iter().map(|x| (*x).into() * (*x).into()).sum())
+    }
+    let mut result = 0.0;
+    with_storage::<L, L::Tensor>(std::slice::from_ref(tensor), &mut |buffers| {
+        result = buffers
+            .iter()
+            .map(|buffer| if buffer.dtype() == DType::F64 { sum::<f64>(buffer) } else { sum::<f32>(buffer) })
+            .sum();
+    })?;
+    Ok(result)
+}
+
+/// Whether all elements are finite.
+pub(crate) fn is_finite<L: TensorLibrary>(tensor: &L::Tensor) -> Result<bool, L::Error> {
+    // A NaN or an infinity makes the sum of squares one; gradients whose squares overflow f64 are useless too.
+    Ok(square_sum::<L>(tensor)?.is_finite())
+}
+
+pub(crate) fn change<L: TensorLibrary>(tensor: &L::Tensor, f: impl Fn(f64) -> f64) -> Result<(), L::Error> {
+    with_storage::<L, L::Tensor>(std::slice::from_ref(tensor), &mut |buffers| {
+        for buffer in buffers {
+            if let Ok(all) = buffer.as_mut_slice::<f64>() {
+                all.iter_mut().for_each(|x| *x = f(*x));
+            } else if let Ok(all) = buffer.as_mut_slice::<f32>() {
+                all.iter_mut().for_each(|x| *x = f(f64::from(*x)) as f32);
+            }
+        }
+    })?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use distribute_values::{Host, HostTensor, TensorStorage};
+
+    use super::*;
+
+    fn gradients() -> Vec<Reduced<Host>> {
+        let tensor = |values: &[f32]| HostTensor::new(&[values.len()], values.to_vec()).unwrap();
+        vec![Reduced { index: 0, gradient: tensor(&[3.0, 4.0]) }, Reduced { index: 1, gradient: tensor(&[0.0, -12.0]) }]
+    }
+
+    fn clipped(clip: Clip) -> (Vec<f32>, Option<f64>) {
+        let mut all = gradients();
+        let norm = clip.apply(&mut all).unwrap();
+        (all.iter().flat_map(|reduced| reduced.gradient.to_elements::<f32>().unwrap()).collect(), norm)
+    }
+
+    #[test]
+    fn each_kind_limits_in_its_way() {
+        assert_eq!(clipped(Clip::Value(3.5)), (vec![3.0, 3.5, 0.0, -3.5], None));
+        assert_eq!(clipped(Clip::Norm(6.0)), (vec![3.0, 4.0, 0.0, -6.0], None));
+        assert_eq!(clipped(Clip::GlobalNorm(6.5)), (vec![1.5, 2.0, 0.0, -6.0], Some(13.0)));
+        assert_eq!(clipped(Clip::GlobalNorm(20.0)), (vec![3.0, 4.0, 0.0, -12.0], Some(13.0)));
+    }
+
+    #[test]
+    fn a_limit_is_above_zero() {
+        let text = Clip::GlobalNorm(0.0).check().unwrap_err().to_string();
+        assert!(text.contains("Clip::GlobalNorm") && text.contains("above 0"), "{text}");
+    }
+}

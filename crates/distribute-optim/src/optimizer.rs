@@ -1,0 +1,377 @@
+//! Optimizers over all replicas of a model.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use distribute_collectives::{Compression, FusedAllReduce, FusionOptions, ProcessGroup};
+use distribute_values::{Aggregation, DistributedVariable, TensorStorage, VariableOptions};
+use serde::{Deserialize, Serialize};
+
+use self::counts::SavedCounts;
+use self::states::States;
+use crate::exchange::SlotShard;
+use crate::gradient::{Clip, LossScale, Scaling};
+use crate::library::{bytes, dtype, wide};
+use crate::rule::{OptimizerDescription, UpdateRule};
+use crate::{Error, Parameters, TensorLibrary, Trainable, Variable, is_short, lock};
+
+mod builders;
+mod counts;
+mod replica;
+mod settings;
+mod sharded_state;
+mod states;
+mod step;
+
+pub use builders::{Adagrad, Adam, AdamW, Lamb, RmsProp, Sgd};
+pub use counts::StepCounts;
+pub use replica::ReplicaOptimizer;
+pub(crate) use settings::Settings;
+
+/// An optimizer that was built for a model. Its slots are distributed variables with one component per replica.
+///
+/// Parameters of 16 bits are trained in mixed precision: gradients are exchanged in 16 bits, everything after that happens in
+/// f32, on a master copy of the parameter that is its last slot. See [`LossScale`].
+///
+/// Pass a reference to it to `run`: each replica then gets its [`ReplicaOptimizer`].
+pub struct Optimizer<L: TensorLibrary> {
+    rule: UpdateRule,
+    parameters: Arc<Parameters<L>>,
+    /// For each variable its slots, and the master copy of those of 16 bits; empty for those that are not trained.
+    slots: Vec<Vec<DistributedVariable<L::Tensor>>>,
+    learning_rate: AtomicU64,
+    clip: Option<Clip>,
+    compression: Compression,
+    /// Whether each replica keeps only its part of the slots.
+    sharded: bool,
+    /// After how many steps the copies of parameters are compared, after the first; 0: never.
+    audit_every: u64,
+    /// From the first step on.
+    fixed: OnceLock<Arc<settings::Fixed>>,
+    states: Arc<States<L>>,
+}
+
+/// See [`Optimizer::audit_every`].
+const AUDIT_EVERY: u64 = 500;
+
+/// What a checkpoint keeps of an optimizer besides its slots.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct OptimizerState {
+    steps: u64,
+    learning_rate: f64,
+    loss_scale: Option<f64>,
+    good_steps: u32,
+    #[serde(default, skip_serializing_if = "SavedCounts::is_empty")]
+    counts: SavedCounts,
+}
+
+/// Where one replica's time went, summed over its steps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StepTimes {
+    /// In `minimize` altogether.
+    pub total: Duration,
+    /// Of that, in collectives: starting them, working on them, waiting for other replicas.
+    pub communication: Duration,
+}
+
+impl<L: TensorLibrary> Optimizer<L> {
+    fn build(description: OptimizerDescription, model: &impl Trainable<Library = L>) -> Result<Optimizer<L>, L::Error> {
+        description.check()?;
+        let OptimizerDescription { learning_rate, rule } = description;
+        let parameters = model.parameters().clone();
+        let options = VariableOptions::on_write(Aggregation::Mean);
+        // One component per replica, made of the variable's, or the one that all share.
+        let slot = |variable: &Variable<L>, name: &str, make: &dyn Fn(&L::Tensor) -> Result<L::Tensor, L::Error>| {
+            let name = format!("{}/{name}", variable.name());
+            if parameters.shared {
+                let component = make(&variable.components()[0])?;
+                return Ok(DistributedVariable::shared(&name, component, variable.components().len(), options)?);
+            }
+            let components: Result<_, L::Error> = variable.components().iter().map(make).collect();
+            Ok::<_, L::Error>(DistributedVariable::new(&name, components?, options)?)
+        };
+        let mut slots = Vec::with_capacity(parameters.variables().len());
+        for variable in parameters.variables() {
+            let mut of_variable = Vec::new();
+            if variable.is_trainable() {
+                for name in rule.slots() {
+                    let filled = |component: &L::Tensor| filled_like::<L>(component, rule.initial(name));
+                    of_variable.push(slot(variable, name, &filled)?);
+                }
+                if is_short(dtype::<L>(&variable.components()[0])?) {
+                    of_variable.push(slot(variable, "master", &wide::<L>)?);
+                }
+            }
+            slots.push(of_variable);
+        }
+        let states = States::new(&parameters, &slots);
+        Ok(Optimizer {
+            rule,
+            parameters,
+            slots,
+            learning_rate: AtomicU64::new(learning_rate.to_bits()),
+            clip: None,
+            compression: Compression::None,
+            sharded: false,
+            audit_every: AUDIT_EVERY,
+            fixed: OnceLock::new(),
+            states,
+        })
+    }
+
+    /// Limits the gradients, after they are summed over all replicas and before they are applied.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] for a limit that is not above 0.
+    pub fn clip(self, clip: Clip) -> Result<Optimizer<L>, L::Error> {
+        clip.check()?;
+        Ok(Optimizer { clip: Some(clip), ..self }.combined()?)
+    }
+
+    /// Multiplies losses before backward, and divides gradients before they are clipped and applied.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] for a scale below 1.
+    ///
+    /// # Examples
+    /// ```
+    /// use candle_nn::linear;
+    /// use distribute_candle::{Adam, CandleStrategy, Error, LossScale};
+    /// use distribute_strategy::MirroredStrategy;
+    ///
+    /// let strategy = MirroredStrategy::builder().build()?;
+    /// let model = strategy.scope(|vb| linear(3, 1, vb.pp("fc")))?;
+    /// let optimizer = Adam::new(0.1).build(&model)?.scale_losses(LossScale::dynamic())?;
+    /// assert_eq!(optimizer.loss_scale(), 32768.0);
+    /// # Ok::<(), Error>(())
+    /// ```
+    pub fn scale_losses(self, scale: LossScale) -> Result<Optimizer<L>, L::Error> {
+        scale.check()?;
+        for state in &self.states.each {
+            lock(state).standing.scaling = Some(Scaling::new(scale));
+        }
+        Ok(self)
+    }
+
+    /// By what the next loss is multiplied.
+    pub fn loss_scale(&self) -> f64 {
+        self.states.first(|state| state.standing.scaling).flatten().map_or(1.0, |scaling| scaling.scale)
+    }
+
+    /// ZeRO, stage 1: each replica keeps the slots of its part of every bucket only, reduces gradients to the parts that
+    /// replicas own, updates its own, and gathers the others' parameters. The same bytes are moved, the state of an optimizer
+    /// takes one n-th of the memory on each of n replicas, and parameters get the same values.
+    ///
+    /// Every variable that ever gets a gradient must get one in the first step, on some replica.
+    ///
+    /// # Errors
+    /// [`Error::Combination`] with LAMB and [`Clip::Norm`], which look at whole variables, with compression, and where replicas
+    /// share one copy of everything anyway.
+    ///
+    /// # Examples
+    /// ```
+    /// use candle_core::{DType, Device, Module, Tensor};
+    /// use candle_nn::linear;
+    /// use distribute_candle::{Adam, CandleContext, CandleStrategy, Error};
+    /// use distribute_strategy::MirroredStrategy;
+    ///
+    /// let strategy = MirroredStrategy::builder().devices(["CPU:0", "CPU:1"]).build()?;
+    /// let model = strategy.scope(|vb| linear(3, 2, vb.pp("fc")))?;
+    /// let optimizer = Adam::new(0.1).build(&model)?.zero1()?;
+    /// strategy.run_with((&model, &optimizer), |context, (model, optimizer)| {
+    ///     let loss = model.forward(&Tensor::ones((2, 3), DType::F32, &Device::Cpu)?)?.sqr()?.sum(1)?;
+    ///     optimizer.minimize(context, &context.average_loss(&loss, 4)?)
+    /// })?;
+    /// assert_eq!(optimizer.state_bytes(), 2 * 8 * 4 / 2);      // two slots of eight parameters, on two replicas
+    /// # Ok::<(), Error>(())
+    /// ```
+    ///
+    /// # Source
+    /// Rajbhandari and others, "ZeRO: memory optimizations toward training trillion parameter models", 2020, section 5.1.
+    pub fn zero1(self) -> Result<Optimizer<L>, L::Error> {
+        // Nobody needs whole slots any more.
+        self.states.shard();
+        Ok(Optimizer { sharded: true, slots: self.slots.iter().map(|_| Vec::new()).collect(), ..self }.combined()?)
+    }
+
+    /// Bytes of optimizer state that the first replica of this process keeps; sharded state exists from the first step on.
+    pub fn state_bytes(&self) -> usize {
+        let of_slot = |slot: &DistributedVariable<L::Tensor>| slot.components().first().map_or(0, bytes::<L>);
+        let whole: usize = self.slots.iter().flatten().map(of_slot).sum();
+        let shards = self.states.first(|state| state.shards.iter().map(SlotShard::bytes).sum::<usize>());
+        whole + shards.unwrap_or(0)
+    }
+
+    /// The optimizer, if its settings go together.
+    fn combined(self) -> Result<Optimizer<L>, Error> {
+        let refuse = |other, why| Err(Error::Combination { what: "zero1", other, why });
+        match self.clip {
+            _ if !self.sharded => Ok(self),
+            Some(Clip::Norm(_)) => refuse("Clip::Norm", "a replica sees parts of variables; use Clip::GlobalNorm"),
+            _ if !self.rule.is_elementwise() => {
+                refuse("this optimizer", "it looks at the norms of whole variables; use AdamW")
+            }
+            _ if !matches!(self.compression, Compression::None) => {
+                refuse("compress", "compressed gradients come whole; leave one of them out")
+            }
+            _ if self.has_short_parameters() => refuse(
+                "parameters of 16 bits",
+                "their master copies would have to be sharded too; leave one of them out",
+            ),
+            _ if self.parameters.shared => {
+                refuse("a strategy whose replicas share variables", "there is one copy of the state already")
+            }
+            _ => Ok(self),
+        }
+    }
+
+    fn has_short_parameters(&self) -> bool {
+        let dtype = |variable: &Variable<L>| variable.components()[0].dtype();
+        self.parameters.variables().iter().any(|variable| dtype(variable).is_ok_and(is_short))
+    }
+
+    /// Sends gradients in fewer bytes; what that leaves out of one step is added to the next one's.
+    ///
+    /// Replicas stay equal bit for bit, but no longer equal what they would be without. Gradients of `f64` are sent as they
+    /// are.
+    ///
+    /// # Errors
+    /// [`Error::Collective`] for settings that cannot be used.
+    ///
+    /// # Examples
+    /// ```
+    /// use candle_nn::linear;
+    /// use distribute_candle::{CandleStrategy, Error, Sgd};
+    /// use distribute_collectives::Compression;
+    /// use distribute_strategy::MirroredStrategy;
+    ///
+    /// let strategy = MirroredStrategy::builder().devices(["CPU:0", "CPU:1"]).build()?;
+    /// let model = strategy.scope(|vb| linear(3, 1, vb.pp("fc")))?;
+    /// let optimizer = Sgd::new(0.1).build(&model)?.compress(Compression::Bf16)?;
+    /// # Ok::<(), Error>(())
+    /// ```
+    ///
+    /// # Source
+    /// The communication hooks of torch's `DistributedDataParallel`.
+    pub fn compress(self, compression: Compression) -> Result<Optimizer<L>, L::Error> {
+        let options = FusionOptions { compression, ..FusionOptions::default() };
+        // Says now what is wrong with it, not in the first step.
+        FusedAllReduce::new(&[], &options)?;
+        Ok(Optimizer { compression: options.compression, ..self }.combined()?)
+    }
+
+    /// Compares the parameters of all replicas, of every process, bit for bit, after the first step and then after every
+    /// `steps`-th: [`minimize`](ReplicaOptimizer::minimize) fails on all of them where copies have come to differ, as they do
+    /// when a program writes a parameter on one replica alone. 0: never. Default: 500.
+    ///
+    /// # Cost
+    /// Each replica reads its parameters once, on a GPU through the host's memory; eight bytes for each variable are exchanged.
+    /// By default that is less than 0.5 % of the time of training (docs/benchmarks.md).
+    ///
+    /// # Examples
+    /// ```
+    /// use candle_nn::linear;
+    /// use distribute_candle::{Adam, CandleStrategy, Error};
+    /// use distribute_strategy::MirroredStrategy;
+    ///
+    /// let strategy = MirroredStrategy::builder().devices(["CPU:0", "CPU:1"]).build()?;
+    /// let model = strategy.scope(|vb| linear(3, 1, vb.pp("fc")))?;
+    /// let optimizer = Adam::new(0.1).build(&model)?.audit_every(20);
+    /// # Ok::<(), Error>(())
+    /// ```
+    pub fn audit_every(self, steps: u64) -> Optimizer<L> {
+        Optimizer { audit_every: steps, ..self }
+    }
+
+    /// The norm of all gradients of the last step together, before they were limited; with [`Clip::GlobalNorm`] only.
+    pub fn gradient_norm(&self) -> Option<f64> {
+        self.states.first(|state| state.standing.gradient_norm).flatten()
+    }
+
+    /// The learning rate of the next step.
+    pub fn learning_rate(&self) -> f64 {
+        f64::from_bits(self.learning_rate.load(Ordering::Acquire))
+    }
+
+    /// Sets the learning rate; between steps, and alike on every worker.
+    pub fn set_learning_rate(&self, learning_rate: f64) {
+        self.learning_rate.store(learning_rate.to_bits(), Ordering::Release);
+    }
+
+    /// What else a checkpoint keeps of it.
+    pub fn state(&self) -> OptimizerState {
+        let standing = self.states.first(|state| {
+            let standing = &state.standing;
+            let counts = standing.counts.saved(self.parameters.variables(), standing.steps);
+            (standing.steps, standing.scaling, counts)
+        });
+        let (steps, scaling, counts) = standing.unwrap_or_default();
+        let (loss_scale, good_steps) = scaling.map_or((None, 0), |scaling| (Some(scaling.scale), scaling.good_steps));
+        OptimizerState { steps, learning_rate: self.learning_rate(), loss_scale, good_steps, counts }
+    }
+
+    /// Takes what a checkpoint kept; slots follow by [`slots`](Optimizer::slots) or
+    /// [`set_sharded_slots`](Optimizer::set_sharded_slots).
+    pub fn set_state(&self, state: &OptimizerState) {
+        self.set_learning_rate(state.learning_rate);
+        self.states.restored();
+        for replica in &self.states.each {
+            let standing = &mut lock(replica).standing;
+            standing.steps = state.steps;
+            standing.counts = StepCounts::restored(self.parameters.variables(), state.steps, &state.counts);
+            if let (Some(scaling), Some(scale)) = (&mut standing.scaling, state.loss_scale) {
+                (scaling.scale, scaling.good_steps) = (scale, state.good_steps);
+            }
+        }
+    }
+
+    /// Returns every slot by its name, as one tensor. Every process calls this.
+    ///
+    /// # Errors
+    /// [`Error::Torn`] if a failed step has left no replica with whole state; those of collectives.
+    pub fn whole_slots(&self, groups: &[ProcessGroup]) -> Result<Vec<(String, L::Tensor)>, L::Error> {
+        self.states.check()?;
+        if self.sharded {
+            return self.gathered_slots(groups);
+        }
+        Ok(self.slots().map(|slot| (slot.name().to_owned(), slot.components()[0].clone())).collect())
+    }
+
+    /// Returns the names of all slots, each with a tensor of its shape, if they are sharded.
+    pub fn sharded_slots(&self) -> Vec<(String, &L::Tensor)> {
+        let trainable = self.parameters.variables().iter().filter(|variable| self.sharded && variable.is_trainable());
+        let slots = |variable: &'_ Variable<L>| self.slot_names(variable.name());
+        let named = |variable| slots(variable).into_iter().map(move |name| (name, &variable.components()[0]));
+        trainable.flat_map(named).collect()
+    }
+
+    /// Takes whole slots, of which each replica cuts its parts in the next step: which those are is only then agreed.
+    pub fn set_sharded_slots(&self, whole: HashMap<String, L::Tensor>) {
+        let whole = Arc::new(whole);
+        for replica in &self.states.each {
+            let mut replica = lock(replica);
+            (replica.shards, replica.restored) = (Vec::new(), Some(whole.clone()));
+        }
+    }
+
+    /// The optimizer's own variables: `fc1.weight/m` and so on.
+    pub fn slots(&self) -> impl Iterator<Item = &DistributedVariable<L::Tensor>> {
+        self.slots.iter().flatten()
+    }
+
+    /// Where the time of this process's first replica went.
+    pub fn times(&self) -> StepTimes {
+        self.states.first(|state| state.times).unwrap_or_default()
+    }
+}
+
+/// A tensor of the same shape, in 32 bits at least, with one value everywhere.
+fn filled_like<L: TensorLibrary>(tensor: &L::Tensor, value: f64) -> Result<L::Tensor, L::Error> {
+    let filled = wide::<L>(&L::zeros_like(tensor)?)?;
+    if value != 0.0 {
+        crate::gradient::change::<L>(&filled, |_| value)?;
+    }
+    Ok(filled)
+}

@@ -1,0 +1,90 @@
+//! How many steps each variable has made.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{TensorLibrary, Variable};
+
+/// Steps by variable: one in which a variable got no gradient on any replica does not count for it, so that bias corrections are
+/// those of its own moments.
+///
+/// # Source
+/// `state["step"]` of each parameter in torch.optim; tf.keras counts steps of the optimizer.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StepCounts(Vec<u64>);
+
+impl StepCounts {
+    /// The number of a variable's last step; 0 before its first.
+    pub fn of(&self, index: usize) -> u64 {
+        self.0.get(index).copied().unwrap_or(0)
+    }
+
+    /// Counts a step of these variables.
+    pub(crate) fn advance(&mut self, stepped: impl IntoIterator<Item = usize>) {
+        for index in stepped {
+            if self.0.len() <= index {
+                self.0.resize(index + 1, 0);
+            }
+            self.0[index] += 1;
+        }
+    }
+
+    /// Returns the counts that differ from the optimizer's number of steps, for a checkpoint.
+    pub(super) fn saved<L: TensorLibrary>(&self, variables: &[Variable<L>], steps: u64) -> SavedCounts {
+        let trained = variables.iter().enumerate().filter(|(_, variable)| variable.is_trainable());
+        let others = trained.filter(|(index, _)| self.of(*index) != steps);
+        SavedCounts(others.map(|(index, variable)| (variable.name().to_owned(), self.of(index))).collect())
+    }
+
+    /// Takes what a checkpoint kept.
+    pub(super) fn restored<L: TensorLibrary>(variables: &[Variable<L>], steps: u64, saved: &SavedCounts) -> StepCounts {
+        StepCounts(variables.iter().map(|variable| saved.0.get(variable.name()).copied().unwrap_or(steps)).collect())
+    }
+}
+
+/// Counts of variables that made fewer steps than their optimizer, by name. Checkpoints of earlier versions have none: every
+/// variable then continues with the optimizer's count, as it did in those versions.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub(crate) struct SavedCounts(BTreeMap<String, u64>);
+
+impl SavedCounts {
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use distribute_values::Host;
+
+    use super::*;
+    use crate::optimizer::OptimizerState;
+
+    fn variables() -> Vec<Variable<Host>> {
+        vec![Variable::new("a", false), Variable::new("b", false), Variable::new("mean", true)]
+    }
+
+    #[test]
+    fn a_checkpoint_of_an_earlier_version_gives_all_variables_the_count_of_the_optimizer() {
+        let old = r#"{"steps": 5, "learning_rate": 0.1, "loss_scale": null, "good_steps": 0}"#;
+        let state: OptimizerState = serde_json::from_str(old).unwrap();
+        let counts = StepCounts::restored(&variables(), state.steps, &state.counts);
+        assert_eq!((counts.of(0), counts.of(1)), (5, 5));
+        // What all variables have in common is not written, so earlier versions read what has no more to say.
+        assert!(counts.saved(&variables(), 5).is_empty());
+    }
+
+    #[test]
+    fn what_is_saved_is_restored() {
+        let mut counts = StepCounts::default();
+        for stepped in [vec![0, 1], vec![0], vec![0]] {
+            counts.advance(stepped);
+        }
+        let saved = counts.saved(&variables(), 3);
+        assert_eq!(serde_json::to_string(&saved).unwrap(), r#"{"b":1}"#);
+        let restored = StepCounts::restored(&variables(), 3, &saved);
+        assert_eq!((restored.of(0), restored.of(1)), (3, 1));
+    }
+}

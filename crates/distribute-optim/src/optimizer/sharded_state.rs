@@ -1,0 +1,120 @@
+//! Sharded state as whole tensors, for checkpoints, and back.
+
+use std::collections::HashMap;
+
+use distribute_collectives::schedule::part;
+use distribute_collectives::{ProcessGroup, on_local_ranks};
+use distribute_device::{BufferRef, DType, Element};
+use distribute_values::TensorStorage;
+
+use super::{Optimizer, filled_like};
+use crate::exchange::SlotShard;
+use crate::plan::Plan;
+use crate::{Error, TensorLibrary, lock};
+
+impl<L: TensorLibrary> Optimizer<L> {
+    /// The names of the slots of one variable.
+    pub(super) fn slot_names(&self, variable: &str) -> Vec<String> {
+        self.rule.slots().iter().map(|slot| format!("{variable}/{slot}")).collect()
+    }
+
+    /// Every slot as one tensor, gathered from the replicas that have its parts. Every process calls this.
+    pub(super) fn gathered_slots(&self, groups: &[ProcessGroup]) -> Result<Vec<(String, L::Tensor)>, L::Error> {
+        let mut all = Vec::new();
+        let mut gathered: HashMap<usize, Vec<L::Tensor>> = HashMap::new();
+        if let Some(plan) = self.states.plan.get() {
+            for (index, bucket) in plan.gradients().iter().enumerate() {
+                let slots = match bucket.dtype {
+                    DType::F64 => self.gather_bucket::<f64>(groups, plan, index)?,
+                    _ => self.gather_bucket::<f32>(groups, plan, index)?,
+                };
+                for (variable, tensors) in slots {
+                    gathered.insert(variable, tensors);
+                }
+            }
+        }
+        let variables = self.parameters.variables().iter().enumerate();
+        for (index, variable) in variables.filter(|(_, variable)| variable.is_trainable()) {
+            let component = &variable.components()[0];
+            let initial = || -> Result<Vec<L::Tensor>, L::Error> {
+                // No gradient has come for it.
+                let slot = |slot: &&str| filled_like::<L>(component, self.rule.initial(slot));
+                self.rule.slots().iter().map(slot).collect()
+            };
+            let tensors = gathered.remove(&index).map_or_else(initial, Ok)?;
+            all.extend(self.slot_names(variable.name()).into_iter().zip(tensors));
+        }
+        Ok(all)
+    }
+
+    /// The slots of the variables of one bucket.
+    fn gather_bucket<T: Element>(
+        &self,
+        groups: &[ProcessGroup],
+        plan: &Plan,
+        index: usize,
+    ) -> Result<Vec<(usize, Vec<L::Tensor>)>, L::Error> {
+        let bucket = &plan.gradients()[index];
+        let tensors = plan.buckets.tensors();
+        let len: usize = bucket.members.iter().map(|member| tensors[*member].len()).sum();
+        let mut whole: Vec<Vec<T>> = Vec::new();
+        for slot in 0..self.rule.slots().len() {
+            let gathered = on_local_ranks::<_, L::Error>(groups, |local, group| {
+                let shards = &lock(&self.states.each[local]).shards;
+                let own = shards.get(index).map(|shard| shard.slot::<T>(slot)).transpose()?;
+                let counts: Vec<usize> =
+                    (0..group.world_size()).map(|rank| part(len, group.world_size(), rank).len()).collect();
+                let own = own.ok_or(Error::NoGradient)?;
+                Ok(group.all_gather_v_async(own, vec![T::default(); len], &counts)?)
+            })?;
+            let [_, all] = gathered.unwrap_or_default();
+            whole.push(all);
+        }
+        let mut start = 0;
+        let mut slots = Vec::new();
+        for member in &bucket.members {
+            let range = start..start + tensors[*member].len();
+            start = range.end;
+            let component = &self.parameters.variables()[*member].components()[0];
+            let tensor = |all: &Vec<T>| component.beside(&component.shape(), BufferRef::from(&all[range.clone()]));
+            slots.push((*member, whole.iter().map(tensor).collect::<distribute_values::Result<Vec<_>>>()?));
+        }
+        Ok(slots)
+    }
+
+    /// One replica's parts of whole slots, which are those of all variables by their names.
+    pub(super) fn shards_of(
+        &self,
+        plan: &Plan,
+        group: &ProcessGroup,
+        whole: &HashMap<String, L::Tensor>,
+    ) -> Result<Vec<SlotShard>, L::Error> {
+        let mut shards = Vec::new();
+        for bucket in plan.gradients() {
+            shards.push(match bucket.dtype {
+                DType::F64 => SlotShard::F64(self.cut(&bucket.members, group, whole)?),
+                _ => SlotShard::F32(self.cut(&bucket.members, group, whole)?),
+            });
+        }
+        Ok(shards)
+    }
+
+    fn cut<T: Element>(
+        &self,
+        members: &[usize],
+        group: &ProcessGroup,
+        whole: &HashMap<String, L::Tensor>,
+    ) -> Result<Vec<Vec<T>>, L::Error> {
+        (0..self.rule.slots().len())
+            .map(|slot| {
+                let mut all: Vec<T> = Vec::new();
+                for member in members {
+                    let name = &self.slot_names(self.parameters.variables()[*member].name())[slot];
+                    let tensor = whole.get(name).ok_or(Error::NoGradient)?;
+                    all.extend(tensor.to_elements::<T>()?);
+                }
+                Ok(all[part(all.len(), group.world_size(), group.rank().index())].to_vec())
+            })
+            .collect()
+    }
+}

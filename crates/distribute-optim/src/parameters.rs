@@ -1,0 +1,161 @@
+//! The variables of a model, with one component per replica.
+
+use std::any::Any;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use distribute_strategy::Strategy;
+use distribute_values::{TensorStorage, with_storage};
+
+use crate::tape::{Sink, Tape};
+use crate::{Error, TensorLibrary};
+
+/// What optimizers and checkpoints need of a model.
+#[derive(Debug)]
+pub struct Parameters<L: TensorLibrary> {
+    variables: Vec<Variable<L>>,
+    /// One per local replica.
+    pub(crate) tapes: Vec<Arc<Tape<L::Tensor>>>,
+    /// Whether replicas share the variables; then they are plain ones, which report no gradients by themselves.
+    pub(crate) shared: bool,
+    /// Whether there are no replicas in other processes.
+    pub(crate) alone: bool,
+    /// Whether a failure has left no replica with whole parameters; until values are loaded.
+    torn: AtomicBool,
+    /// Whatever lives as long as the model.
+    #[expect(dead_code, reason = "held for its owner only")]
+    held: Option<Arc<dyn Any + Send + Sync>>,
+}
+
+/// A variable of a model: one component per local replica.
+#[derive(Debug)]
+pub struct Variable<L: TensorLibrary> {
+    name: String,
+    components: Vec<L::Tensor>,
+    trainable: bool,
+    statistic: bool,
+}
+
+impl<L: TensorLibrary> Clone for Variable<L> {
+    fn clone(&self) -> Variable<L> {
+        let Variable { name, components, trainable, statistic } = self;
+        Variable { name: name.clone(), components: components.clone(), trainable: *trainable, statistic: *statistic }
+    }
+}
+
+impl<L: TensorLibrary> Variable<L> {
+    /// Describes a variable without components yet. One that a layer writes itself, from the examples that its replica sees, is
+    /// a `statistic`; it is never trained.
+    pub fn new(name: impl Into<String>, statistic: bool) -> Variable<L> {
+        Variable { name: name.into(), components: Vec::new(), trainable: !statistic, statistic }
+    }
+
+    /// Adds the component of the next local replica. Replicas that share a variable give handles on one storage.
+    pub fn push(&mut self, component: L::Tensor) {
+        self.components.push(component);
+    }
+
+    /// The variable's path, such as `fc1.weight`.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The components of this process's replicas: live handles, which the next step changes. Copy one to keep its values.
+    pub fn components(&self) -> &[L::Tensor] {
+        &self.components
+    }
+
+    /// Returns whether optimizers update it: running statistics of normalisation layers and frozen variables are left alone.
+    pub fn is_trainable(&self) -> bool {
+        self.trainable
+    }
+
+    /// Returns whether its layer writes it, from the examples that each replica sees.
+    pub fn is_statistic(&self) -> bool {
+        self.statistic
+    }
+
+    /// Puts a value of the same type and shape into all components.
+    ///
+    /// # Errors
+    /// [`distribute_values::Error::Tensor`] if the storage cannot be written.
+    pub fn overwrite(&self, value: &L::Tensor) -> distribute_values::Result<()> {
+        overwrite::<L>(&self.components, value)
+    }
+}
+
+impl<L: TensorLibrary> Parameters<L> {
+    /// Collects the variables of a model under a strategy, in order of creation. `tapes` has one tape per local replica, to
+    /// which the components of the trainable variables report; none where replicas share the variables, or the library has no
+    /// hook during backward. `held` is kept as long as the parameters.
+    pub fn new(
+        strategy: &Strategy,
+        variables: Vec<Variable<L>>,
+        tapes: Vec<Arc<Tape<L::Tensor>>>,
+        held: Option<Arc<dyn Any + Send + Sync>>,
+    ) -> Parameters<L> {
+        let (shared, alone) = (strategy.shares_variables(), strategy.topology().workers == 1);
+        let mut tapes = tapes;
+        tapes.resize_with(strategy.num_local_replicas(), Tape::new);
+        Parameters { variables, tapes, shared, alone, torn: AtomicBool::new(false), held }
+    }
+
+    /// The variables, in order of creation.
+    pub fn variables(&self) -> &[Variable<L>] {
+        &self.variables
+    }
+
+    /// Flips those variables that are trained as `from` says and whose names `chosen` takes; returns how many.
+    pub fn set_trainable(&mut self, from: bool, chosen: impl Fn(&str) -> bool) -> usize {
+        let changeable = self.variables.iter_mut().filter(|variable| !variable.statistic && variable.trainable == from);
+        changeable.filter(|variable| chosen(&variable.name)).map(|variable| variable.trainable = !from).count()
+    }
+
+    /// Returns an error if a failed step has left no replica with whole parameters.
+    ///
+    /// # Errors
+    /// [`Error::Torn`].
+    pub fn check_whole(&self) -> Result<(), Error> {
+        if self.torn.load(Ordering::Acquire) { Err(Error::Torn) } else { Ok(()) }
+    }
+
+    /// Says whether a failure has left no replica with whole parameters; false when values were loaded into all of them.
+    pub fn set_torn(&self, torn: bool) {
+        self.torn.store(torn, Ordering::Release);
+    }
+
+    /// Runs backward on one replica and shows each gradient to `sink`: as it becomes final where variables report it, else at
+    /// the end, the last layer's first.
+    pub(crate) fn backward(&self, local: usize, sink: Sink<L::Tensor>, loss: &L::Loss) -> Result<(), L::Error> {
+        let (gradients, sink) = self.tapes[local].record(sink, || L::backward(loss));
+        let (gradients, Some(mut sink)) = (gradients?, sink) else { return Ok(()) };
+        for (index, variable) in self.variables.iter().enumerate().rev().filter(|(_, variable)| variable.trainable) {
+            if let Some(gradient) = L::gradient(&gradients, index, &variable.components[local]) {
+                sink(index, gradient);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Puts a value of the same type and shape into the components of a variable or a slot.
+///
+/// # Errors
+/// [`distribute_values::Error::Tensor`] if the storage cannot be written.
+pub fn overwrite<L: TensorLibrary>(components: &[L::Tensor], value: &L::Tensor) -> distribute_values::Result<()> {
+    for component in components {
+        with_storage::<L, L::Tensor>(&[component.clone(), value.clone()], &mut |buffers| {
+            if let [component, value] = buffers {
+                component.as_bytes_mut().copy_from_slice(value.as_bytes());
+            }
+        })?;
+    }
+    Ok(())
+}
+
+/// A variable's name, shape and type, as it is compared between workers.
+pub(crate) fn describe<L: TensorLibrary>(variable: &Variable<L>) -> String {
+    let tensor = &variable.components[0];
+    let dtype = tensor.dtype().map_or_else(|error| error.to_string(), |dtype| format!("{dtype:?}"));
+    format!("{} {:?} {dtype}", variable.name, tensor.shape())
+}

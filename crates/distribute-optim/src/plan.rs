@@ -1,0 +1,95 @@
+//! In which order gradients are reduced, and which of them together.
+
+use std::sync::Arc;
+
+use distribute_collectives::{Bucket, BucketPlan, FusedTensor, Rank, ReduceOp};
+use distribute_device::DType;
+use distribute_strategy::{ReplicaContext, STEP_WORDS};
+use distribute_values::TensorStorage;
+
+use crate::library::{bytes, dtype};
+use crate::{Error, Parameters, TensorLibrary, is_short};
+
+/// Which gradients are reduced, and when; equal on all replicas of all workers.
+#[derive(Debug)]
+pub struct Plan {
+    /// Variables that got a gradient in the first step, by their index, and after all variables the [flags](Plan::flags).
+    pub(crate) buckets: BucketPlan,
+}
+
+impl Plan {
+    /// The buckets, and the tensors in them: the model's variables in their order, and one for what else travels with a step.
+    pub fn buckets(&self) -> &BucketPlan {
+        &self.buckets
+    }
+
+    /// Agrees with all replicas on the plan, after the first backward of each: variables that got a gradient somewhere, in
+    /// the order in which they came on the first replica.
+    pub(crate) fn agree<L: TensorLibrary>(
+        context: &ReplicaContext,
+        parameters: &Parameters<L>,
+        fired: &[usize],
+    ) -> Result<Arc<Plan>, L::Error> {
+        let all = parameters.variables();
+        let count = all.len();
+        let mut present = vec![0u8; count];
+        let mut order = vec![u32::MAX; count];
+        let trainable = |index: &&usize| all[**index].is_trainable();
+        for (position, index) in fired.iter().filter(trainable).enumerate() {
+            present[*index] = 1;
+            order[*index] = position as u32;
+        }
+        context.group().all_reduce(&mut present, ReduceOp::Max)?;
+        context.group().broadcast(&mut order, Rank(0))?;
+        let mut variables: Vec<usize> = (0..count).filter(|index| present[*index] == 1).collect();
+        // Those that did not come on the first replica follow at the end.
+        variables.sort_by_key(|index| (order[*index], *index));
+        if variables.is_empty() {
+            return Err(Error::NoGradient.into());
+        }
+        let silent: Vec<&str> = all
+            .iter()
+            .zip(&present)
+            .filter(|(variable, present)| variable.is_trainable() && **present == 0)
+            .map(|(variable, _)| variable.name())
+            .collect();
+        if !silent.is_empty() && context.replica_id() == 0 {
+            warn_untrained::<L>(&silent);
+        }
+        for index in &variables {
+            let variable = &all[*index];
+            let dtype = dtype::<L>(&variable.components()[0])?;
+            if !is_short(dtype) && !matches!(dtype, DType::F32 | DType::F64) {
+                return Err(Error::UntrainableType { name: variable.name().to_owned(), dtype }.into());
+            }
+        }
+        let tensors: Result<Vec<FusedTensor>, L::Error> = all
+            .iter()
+            .map(|variable| {
+                let tensor = &variable.components()[0];
+                Ok(FusedTensor::new(dtype::<L>(tensor)?, tensor.shape()))
+            })
+            .chain([Ok(FusedTensor::new(DType::U32, [count + STEP_WORDS]))])
+            .collect();
+        variables.push(count);
+        let bytes = |index: &usize| all.get(*index).map_or(0, |variable| bytes::<L>(&variable.components()[0]));
+        let bytes_per_pack = context.group().bytes_per_pack(variables.iter().map(bytes).sum());
+        Ok(Arc::new(Plan { buckets: BucketPlan::new(&tensors?, &variables, bytes_per_pack) }))
+    }
+
+    /// The buckets of gradients: all but the last, in which the flags are alone.
+    pub(crate) fn gradients(&self) -> &[Bucket] {
+        self.buckets.buckets().split_last().map_or(&[], |(_, gradients)| gradients)
+    }
+
+    /// The index of what says for each variable on how many replicas it got a gradient, and what else travels with a step. It
+    /// comes last.
+    pub(crate) fn flags(&self) -> usize {
+        self.buckets.tensors().len() - 1
+    }
+}
+
+/// Warns of variables that are not trained, with the usual cause.
+pub fn warn_untrained<L: TensorLibrary>(variables: &[&str]) {
+    distribute_notice::warn!("no gradient came for {}; they stay as they are. {}", variables.join(", "), L::CUT_GRAPH);
+}

@@ -1,0 +1,311 @@
+//! What an optimizer does to the elements of parameters, for whoever holds them.
+
+use std::ops::{Add, AddAssign, Div, Mul, Sub, SubAssign};
+
+use distribute_device::Element;
+use serde::{Deserialize, Serialize};
+
+mod adagrad;
+mod adam;
+mod description;
+mod lamb;
+mod rms_prop;
+mod sgd;
+
+pub use adam::AdamFactors;
+pub use description::OptimizerDescription;
+
+/// The arithmetic of an optimizer: what one step does to one parameter.
+///
+/// It takes its settings as they are; [`OptimizerDescription::check`] says whether they make sense.
+///
+/// # Examples
+/// ```
+/// use distribute_optim::UpdateRule;
+///
+/// let rule = UpdateRule::Sgd { momentum: 0.9, nesterov: false };
+/// assert_eq!(rule.slots(), ["velocity"]);
+/// let (mut parameter, mut velocity) = ([1.0f32, 2.0], [rule.initial("velocity") as f32; 2]);
+/// rule.update(1, 0.5, &mut parameter, &[1.0, -1.0], &mut [&mut velocity]);
+/// assert_eq!((parameter, velocity), ([0.5, 2.5], [-0.5, 0.5]));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum UpdateRule {
+    /// Stochastic gradient descent.
+    ///
+    /// # Source
+    /// Sutskever et al., "On the importance of initialization and momentum in deep learning", 2013, in the form of
+    /// `tf.keras.optimizers.SGD`: v = momentum·v − lr·g, and p = p + v, or p = p + momentum·v − lr·g after Nesterov.
+    Sgd {
+        /// From 0 (none) to below 1.
+        momentum: f64,
+        /// Whether it looks ahead by one step of momentum; without momentum it changes nothing.
+        nesterov: bool,
+    },
+    /// Adaptive moment estimation; AdamW where there is weight decay.
+    ///
+    /// # Source
+    /// Kingma and Ba, "Adam: A method for stochastic optimization", 2015, algorithm 1, and Loshchilov and Hutter, "Decoupled
+    /// weight decay regularization", 2019, algorithm 2.
+    Adam {
+        /// How slowly the first moment forgets, from 0 to below 1.
+        beta1: f64,
+        /// How slowly the second moment forgets, from 0 to below 1.
+        beta2: f64,
+        /// What is added to the root of the second moment; above 0.
+        epsilon: f64,
+        /// The share of a parameter that goes with each unit of the learning rate; 0 or more.
+        weight_decay: f64,
+    },
+    /// Learning rates that fall for each element by itself, with the squares of its gradients so far.
+    ///
+    /// # Source
+    /// Duchi, Hazan and Singer, "Adaptive subgradient methods for online learning and stochastic optimization", 2011, in the
+    /// form of `tf.keras.optimizers.Adagrad`: a = a + g², p = p − lr·g/√(a + ε).
+    Adagrad {
+        /// What the sums of squares begin with; 0 or more.
+        initial_accumulator: f64,
+        /// What is added to the sums of squares; above 0.
+        epsilon: f64,
+    },
+    /// Gradients divided by the root of a running mean of their squares.
+    ///
+    /// # Source
+    /// Hinton, lecture 6e of "Neural networks for machine learning", 2012, in the form of `tf.keras.optimizers.RMSprop`:
+    /// v = ρ·v + (1 − ρ)·g², d = lr·g/√(v + ε), p = p − d; centred, max(v − m², 0) takes the place of v, with m the running mean
+    /// of g; with momentum, a running sum takes the place of d.
+    RmsProp {
+        /// How slowly the running mean forgets, from 0 to below 1.
+        rho: f64,
+        /// From 0 (none) to below 1.
+        momentum: f64,
+        /// What is added to the mean square; above 0.
+        epsilon: f64,
+        /// Whether it divides by the root of the variance instead of that of the mean square.
+        centered: bool,
+    },
+    /// Adam whose step is scaled, for each parameter, to the norm of the parameter.
+    ///
+    /// # Source
+    /// You et al., "Large batch optimization for deep learning: training BERT in 76 minutes", 2020, algorithm 2:
+    /// r = m̂/(√v̂ + ε) + λ·p, p = p − lr·(‖p‖/‖r‖)·r. The ratio is 1 where either norm is 0.
+    Lamb {
+        /// How slowly the first moment forgets, from 0 to below 1.
+        beta1: f64,
+        /// How slowly the second moment forgets, from 0 to below 1.
+        beta2: f64,
+        /// What is added to the root of the second moment; above 0.
+        epsilon: f64,
+        /// How much of the parameter is added to the direction; 0 or more.
+        weight_decay: f64,
+    },
+}
+
+impl UpdateRule {
+    /// Updates a parameter and its slots in place. `step` counts this parameter's updates from 1: a step in which it got no
+    /// gradient does not count.
+    ///
+    /// Factors such as 1 − beta2 and the bias corrections are computed in f64 and rounded to `T` once.
+    ///
+    /// # Shapes
+    /// Parameter, gradient and slots have as many elements; the slots are those of [`slots`](UpdateRule::slots), in that order.
+    /// A part of a parameter will do for a whole one where the rule [is elementwise](UpdateRule::is_elementwise).
+    ///
+    /// # Panics
+    /// If there are more or fewer slots, or anything has another length; see to it with what comes from a peer.
+    pub fn update<T: Real>(
+        &self,
+        step: u64,
+        learning_rate: f64,
+        parameter: &mut [T],
+        gradient: &[T],
+        slots: &mut [&mut [T]],
+    ) {
+        assert_eq!(slots.len(), self.slots().len(), "an update rule got another number of slots than it has");
+        let same = gradient.len() == parameter.len() && slots.iter().all(|slot| slot.len() == parameter.len());
+        assert!(same, "an update rule got a gradient or slots of another length than their parameter's");
+        let step = Step { number: step, learning_rate, parameter, gradient, slots };
+        match *self {
+            UpdateRule::Sgd { momentum, nesterov } => sgd::update(step, momentum, nesterov),
+            UpdateRule::Adam { beta1, beta2, epsilon, weight_decay } => {
+                adam::update(step, beta1, beta2, epsilon, weight_decay);
+            }
+            UpdateRule::Adagrad { epsilon, .. } => adagrad::update(step, epsilon),
+            UpdateRule::RmsProp { rho, momentum, epsilon, centered } => {
+                rms_prop::update(step, rho, momentum, epsilon, centered);
+            }
+            UpdateRule::Lamb { beta1, beta2, epsilon, weight_decay } => {
+                lamb::update(step, beta1, beta2, epsilon, weight_decay);
+            }
+        }
+    }
+
+    /// Whether a step's result depends on its number.
+    pub fn counts_steps(&self) -> bool {
+        matches!(self, UpdateRule::Adam { .. } | UpdateRule::Lamb { .. })
+    }
+
+    /// Names of the slots that it keeps for each parameter.
+    pub fn slots(&self) -> &'static [&'static str] {
+        match *self {
+            UpdateRule::Sgd { momentum, .. } if momentum > 0.0 => &["velocity"],
+            UpdateRule::Sgd { .. } => &[],
+            UpdateRule::Adam { .. } | UpdateRule::Lamb { .. } => &["m", "v"],
+            UpdateRule::Adagrad { .. } => &["accumulator"],
+            UpdateRule::RmsProp { momentum, centered, .. } => match (centered, momentum > 0.0) {
+                (false, false) => &["velocity"],
+                (true, false) => &["velocity", "average_gradient"],
+                (false, true) => &["velocity", "momentum"],
+                (true, true) => &["velocity", "average_gradient", "momentum"],
+            },
+        }
+    }
+
+    /// Whether an element's update depends on no other element of its parameter.
+    pub fn is_elementwise(&self) -> bool {
+        !matches!(self, UpdateRule::Lamb { .. })
+    }
+
+    /// What the elements of a slot begin with.
+    pub fn initial(&self, slot: &str) -> f64 {
+        match (*self, slot) {
+            (UpdateRule::Adagrad { initial_accumulator, .. }, "accumulator") => initial_accumulator,
+            _ => 0.0,
+        }
+    }
+}
+
+/// What an [`UpdateRule`] computes in: f32 and f64.
+///
+/// Sealed, as [`Element`] is.
+pub trait Real:
+    Element
+    + Into<f64>
+    + Add<Output = Self>
+    + Sub<Output = Self>
+    + Mul<Output = Self>
+    + Div<Output = Self>
+    + AddAssign
+    + SubAssign
+{
+    /// The nearest value.
+    fn from_f64(value: f64) -> Self;
+
+    /// The square root.
+    fn sqrt(self) -> Self;
+}
+
+macro_rules! reals {
+    ($($type:ty)*) => {$(
+        impl Real for $type {
+            #[inline]
+            fn from_f64(value: f64) -> $type {
+                value as $type
+            }
+
+            #[inline]
+            fn sqrt(self) -> $type {
+                <$type>::sqrt(self)
+            }
+        }
+    )*};
+}
+
+reals!(f32 f64);
+
+/// What a rule is given for one step of one parameter.
+struct Step<'a, 'b, T> {
+    /// From 1.
+    number: u64,
+    learning_rate: f64,
+    parameter: &'a mut [T],
+    gradient: &'a [T],
+    slots: &'a mut [&'b mut [T]],
+}
+
+/// By what a running mean that began with 0 is divided after `step` steps to be without bias: 1 − betaⁿ.
+fn correction(beta: f64, step: u64) -> f64 {
+    1.0 - beta.powi(i32::try_from(step).unwrap_or(i32::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[should_panic(expected = "another number of slots")]
+    fn missing_slots_are_no_step_without_them() {
+        UpdateRule::Sgd { momentum: 0.9, nesterov: false }.update(1, 0.1, &mut [1.0f32], &[1.0], &mut []);
+    }
+
+    #[test]
+    #[should_panic(expected = "another length")]
+    fn a_short_gradient_is_no_step_of_a_part() {
+        UpdateRule::Sgd { momentum: 0.0, nesterov: false }.update(1, 0.1, &mut [1.0f32; 2], &[1.0], &mut []);
+    }
+
+    /// The slots, and the parameter, of one f32 element after some steps of one gradient, from the parameter 1.
+    fn after(rule: UpdateRule, steps: u64, gradient: f32) -> (f32, Vec<f32>) {
+        let mut parameter = [1.0f32];
+        let mut memory: Vec<[f32; 1]> = rule.slots().iter().map(|slot| [rule.initial(slot) as f32]).collect();
+        for step in 1..=steps {
+            let mut slots: Vec<&mut [f32]> = memory.iter_mut().map(|slot| &mut slot[..]).collect();
+            rule.update(step, 0.01, &mut parameter, &[gradient], &mut slots);
+        }
+        (parameter[0], memory.into_iter().flatten().collect())
+    }
+
+    #[test]
+    fn factors_are_rounded_once() {
+        // In f32, 1 − 0.999 is 0.00100005 and 1 − 0.9999999 is 0.00000012: 5e-5 and 0.2 off.
+        let close = |got: f32, expected: f64, what: &str| {
+            assert!((f64::from(got) - expected).abs() <= 1e-7 * expected, "{what}: {got} for {expected}");
+        };
+        for beta2 in [0.999, 0.999_999_9] {
+            for rule in [
+                UpdateRule::Adam { beta1: 0.9, beta2, epsilon: 1e-8, weight_decay: 0.0 },
+                UpdateRule::Lamb { beta1: 0.9, beta2, epsilon: 1e-8, weight_decay: 0.0 },
+            ] {
+                let (_, slots) = after(rule, 1, 1.0);
+                close(slots[0], 1.0 - 0.9, "m");
+                close(slots[1], 1.0 - beta2, "v");
+            }
+            for centered in [false, true] {
+                let (_, slots) =
+                    after(UpdateRule::RmsProp { rho: beta2, momentum: 0.0, epsilon: 1e-7, centered }, 1, 1.0);
+                slots.iter().for_each(|slot| close(*slot, 1.0 - beta2, "v of RMSprop"));
+            }
+        }
+    }
+
+    #[test]
+    fn rounding_leaves_no_variance_below_zero() {
+        for gradient in [1000.1f32, 333.3, 1.1e6] {
+            for momentum in [0.0, 0.5] {
+                let rule = UpdateRule::RmsProp { rho: 0.5, momentum, epsilon: 1e-7, centered: true };
+                let (parameter, _) = after(rule, 40, gradient);
+                assert!(parameter.is_finite(), "{gradient}: {parameter}");
+            }
+        }
+    }
+
+    #[test]
+    fn norms_of_large_and_small_parameters_are_finite() {
+        let rule = UpdateRule::Lamb { beta1: 0.9, beta2: 0.999, epsilon: 1e-6, weight_decay: 0.0 };
+        for length in [1e30f32, 1e-30] {
+            let (mut p, mut m, mut v) = ([length; 4], [0.0f32; 4], [0.0f32; 4]);
+            rule.update(1, 0.1, &mut p, &[1.0; 4], &mut [&mut m, &mut v]);
+            // One step is as long as a tenth of the norm.
+            p.iter().for_each(|p| assert!((p / length - 0.9).abs() < 1e-5, "{p} from {length}"));
+        }
+    }
+
+    #[test]
+    fn only_accumulators_begin_with_something() {
+        let adagrad = UpdateRule::Adagrad { initial_accumulator: 0.1, epsilon: 1e-7 };
+        assert_eq!(adagrad.slots().iter().map(|slot| adagrad.initial(slot)).collect::<Vec<_>>(), [0.1]);
+        let adam = UpdateRule::Adam { beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay: 0.0 };
+        assert_eq!(adam.slots().iter().map(|slot| adam.initial(slot)).collect::<Vec<_>>(), [0.0; 2]);
+    }
+}

@@ -1,0 +1,54 @@
+//! Learning during backward that a variable's gradient is complete.
+
+use std::sync::{Arc, Mutex};
+
+use crate::lock;
+
+/// Takes a variable's index and its gradient.
+pub type Sink<T> = Box<dyn FnMut(usize, T) + Send>;
+
+/// Where one replica's gradients go while its backward runs.
+///
+/// The adapter of a tensor library hooks each variable so that [`gradient`](Tape::gradient) is called when all uses of the
+/// variable have contributed.
+pub struct Tape<T>(Mutex<Option<Recording<T>>>);
+
+/// A backward pass under way.
+struct Recording<T> {
+    sink: Sink<T>,
+    /// Whether any variable has reported its gradient.
+    reported: bool,
+}
+
+impl<T> Tape<T> {
+    /// Creates a tape that records nothing until a backward pass runs.
+    pub fn new() -> Arc<Tape<T>> {
+        Arc::new(Tape(Mutex::new(None)))
+    }
+
+    /// Hands a complete gradient to the backward pass that runs, if one does.
+    pub fn gradient(&self, index: usize, gradient: &T)
+    where
+        T: Clone,
+    {
+        if let Some(recording) = &mut *lock(&self.0) {
+            recording.reported = true;
+            (recording.sink)(index, gradient.clone());
+        }
+    }
+
+    /// Calls `sink` with each variable's index and gradient while `backward` runs. Returns the sink too if no variable reported
+    /// its gradient.
+    pub(crate) fn record<R>(&self, sink: Sink<T>, backward: impl FnOnce() -> R) -> (R, Option<Sink<T>>) {
+        *lock(&self.0) = Some(Recording { sink, reported: false });
+        let result = backward();
+        let recording = lock(&self.0).take();
+        (result, recording.filter(|recording| !recording.reported).map(|recording| recording.sink))
+    }
+}
+
+impl<T> std::fmt::Debug for Tape<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tape").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,39 @@
+//! Optimizers in checkpoints.
+
+use std::collections::HashMap;
+
+use distribute_optim::{Optimizer, OptimizerState, TensorLibrary, overwrite};
+use distribute_strategy::Strategy;
+
+use super::{Checkpointed, OPTIMIZER, Snapshot};
+use crate::BoxError;
+
+/// The slots, whole also where replicas keep parts of them, and the count of steps, the learning rate and the loss scale.
+impl<L: TensorLibrary> Checkpointed for Optimizer<L> {
+    fn save(&self, strategy: &Strategy, snapshot: &mut Snapshot) -> Result<(), BoxError> {
+        for (name, slot) in self.whole_slots(&strategy.groups())? {
+            snapshot.put::<L, _>(OPTIMIZER, &name, &slot)?;
+        }
+        snapshot.put_state(OPTIMIZER, &self.state())?;
+        Ok(())
+    }
+
+    fn load(&self, _: &Strategy, snapshot: &Snapshot) -> Result<(), BoxError> {
+        for slot in self.slots() {
+            let saved = snapshot.get::<L, _>(OPTIMIZER, slot.name(), &slot.components()[0])?;
+            overwrite::<L>(slot.components(), &saved)?;
+        }
+        let mut whole = HashMap::new();
+        for (name, like) in self.sharded_slots() {
+            let saved = snapshot.get::<L, _>(OPTIMIZER, &name, like)?;
+            whole.insert(name, saved);
+        }
+        if !whole.is_empty() {
+            self.set_sharded_slots(whole);
+        }
+        if let Some(state) = snapshot.get_state::<OptimizerState>(OPTIMIZER)? {
+            self.set_state(&state);
+        }
+        Ok(())
+    }
+}

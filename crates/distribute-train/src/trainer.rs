@@ -1,0 +1,133 @@
+//! The training loop, for the trainer of any tensor library.
+//!
+//! A library's adapter implements [`Trainee`]: it runs forward and backward on batches. Epochs, callbacks, checkpoints, progress,
+//! preemption and what workers agree on are here: [`fit`], [`evaluate`].
+
+use distribute_collectives::ReduceOp;
+use distribute_strategy::{DistributedDataset, Strategy};
+use distribute_values::{Axis, HostTensor, PerReplica, TensorStorage};
+
+use crate::Result;
+use crate::checkpoint::Checkpointed;
+use crate::metrics::Metrics;
+
+mod fit;
+mod options;
+
+pub use fit::fit;
+pub use options::{BATCH_SIZE, Fit};
+
+/// A model with an optimizer, a loss and metrics, as a training loop drives it.
+pub trait Trainee: Sync {
+    /// The examples of one replica in one step.
+    type Examples: Clone + Send + 'static;
+
+    /// The error of the library's adapter.
+    type Error: From<crate::Error> + From<distribute_input::Error> + From<distribute_strategy::Error>;
+
+    /// Returns the strategy under which the model was built.
+    fn strategy(&self) -> &Strategy;
+
+    /// Returns the model, for checkpoints.
+    fn model(&self) -> &dyn Checkpointed;
+
+    /// Returns the optimizer, for checkpoints.
+    fn optimizer(&self) -> &dyn Checkpointed;
+
+    /// Returns the learning rate of the next step.
+    fn learning_rate(&self) -> f64;
+
+    /// Sets the learning rate of the next step, alike on every worker.
+    fn set_learning_rate(&self, learning_rate: f64);
+
+    /// Returns the number of elements of all trainable variables, for the title of the progress.
+    fn num_parameters(&self) -> usize;
+
+    /// Returns the metrics, whose sums follow those of the loss.
+    fn metrics(&self) -> &Metrics;
+
+    /// Makes a step on each of the batches, one after another. `class_weights` multiply the losses of examples, by their class;
+    /// empty for none. Returns each local replica's [`sums`] over them.
+    ///
+    /// # Errors
+    /// The library's, and those of collectives.
+    fn train_on(
+        &self,
+        batches: Vec<PerReplica<Self::Examples>>,
+        batch_size: usize,
+        class_weights: &[f32],
+    ) -> Result<PerReplica<Vec<f64>>, Self::Error>;
+
+    /// Computes the loss and the metrics of a batch, without a step. Returns each local replica's [`sums`].
+    ///
+    /// # Errors
+    /// The library's, and those of collectives.
+    fn evaluate_on(&self, batch: PerReplica<Self::Examples>) -> Result<PerReplica<Vec<f64>>, Self::Error>;
+}
+
+/// How tensors in memory become batches; a dataset is batched already.
+#[derive(Clone, Copy, Debug)]
+pub struct Batching {
+    /// The global batch: examples of a step, over all replicas.
+    pub batch_size: usize,
+    /// Whether each pass has an order of its own.
+    pub shuffle: bool,
+}
+
+/// What can be trained on: batched datasets, and tensors in memory whose rows are examples.
+pub trait TrainingData<B, E> {
+    /// Distributes the data over the replicas. Returns their batches, and the number of examples in a global batch.
+    ///
+    /// # Errors
+    /// Those of the data.
+    fn distribute(&self, strategy: &Strategy, batching: Batching) -> Result<(DistributedDataset<B>, usize), E>;
+}
+
+/// The number of sums that are not of metrics: of losses, and of examples.
+pub const LOSS_SUMS: usize = 2;
+
+/// Returns zeros for one replica's sums: of losses, of examples, and of the metrics.
+pub fn sums(metrics: &Metrics) -> Vec<f64> {
+    vec![0.0; LOSS_SUMS + metrics.zeros().len()]
+}
+
+/// Adds the sums of all replicas of all processes, in one operation.
+///
+/// # Errors
+/// Those of collectives.
+pub fn sums_of_all(strategy: &Strategy, replicas: &[Vec<f64>]) -> Result<Vec<f64>> {
+    let tensors: Result<Vec<HostTensor>, _> =
+        replicas.iter().map(|sums| HostTensor::new(&[sums.len()], sums.clone())).collect();
+    let whole: HostTensor = strategy.reduce(ReduceOp::Sum, &PerReplica::new(tensors?), Axis::None)?;
+    Ok(whole.to_elements::<f64>()?)
+}
+
+/// Computes the mean loss and the metrics from the [`sums`] of all replicas, by their names.
+pub fn results(metrics: &Metrics, sums: &[f64]) -> Vec<(String, f64)> {
+    let loss = if sums[1] == 0.0 { 0.0 } else { sums[0] / sums[1] };
+    [("loss".to_owned(), loss)].into_iter().chain(metrics.results(&sums[LOSS_SUMS..])).collect()
+}
+
+/// Evaluates a model on data. Returns the loss and the metrics, in that order.
+///
+/// # Errors
+/// Those of the data, the trainer and collectives.
+pub fn evaluate<T: Trainee>(
+    trainer: &T,
+    data: &dyn TrainingData<T::Examples, T::Error>,
+) -> Result<Vec<(String, f64)>, T::Error> {
+    let batching = Batching { batch_size: BATCH_SIZE, shuffle: false };
+    evaluate_distributed(trainer, &data.distribute(trainer.strategy(), batching)?.0, None)
+}
+
+fn evaluate_distributed<T: Trainee>(
+    trainer: &T,
+    data: &DistributedDataset<T::Examples>,
+    steps: Option<usize>,
+) -> Result<Vec<(String, f64)>, T::Error> {
+    let mut all = vec![sums(trainer.metrics()); trainer.strategy().num_local_replicas()];
+    for batch in data.iter().take(steps.unwrap_or(usize::MAX)) {
+        fit::add(&mut all, trainer.evaluate_on(batch?)?);
+    }
+    Ok(results(trainer.metrics(), &sums_of_all(trainer.strategy(), &all)?))
+}

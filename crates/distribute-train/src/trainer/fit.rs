@@ -1,0 +1,414 @@
+//! Epochs of training, whatever the tensor library.
+
+use distribute_input::InputPosition;
+use distribute_strategy::{DistributedDataset, DistributedIterator, Request};
+use distribute_values::PerReplica;
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::Value;
+
+use super::{Batching, Fit, Trainee, TrainingData, evaluate_distributed, results, sums, sums_of_all};
+use crate::callbacks::{Callback, Occasion, Run, Training};
+use crate::checkpoint::{CheckpointManager, Checkpointed, RunId};
+use crate::history::History;
+use crate::preemption::PreemptionHandler;
+use crate::progress::{self, Progress};
+use crate::{Error, Result};
+
+/// Where a training stands, besides its model and optimizer.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+struct Standing {
+    epochs_done: u32,
+    /// Of the epoch under way.
+    steps: u64,
+    /// The pass over the data, from 0, and the place in it if it has begun.
+    pass: u64,
+    position: Option<InputPosition>,
+    /// Of the epoch under way, over all replicas.
+    #[serde(deserialize_with = "numbers")]
+    sums: Vec<f64>,
+    history: History,
+    callbacks: Vec<Value>,
+    /// Why the training came to an end before the last epoch.
+    ended: Option<String>,
+}
+
+/// Takes the null that JSON has for NaN and for infinities as NaN.
+fn numbers<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Vec<f64>, D::Error> {
+    let numbers: Vec<Option<f64>> = Deserialize::deserialize(deserializer)?;
+    Ok(numbers.into_iter().map(|number| number.unwrap_or(f64::NAN)).collect())
+}
+
+/// A training under way.
+struct Session<'a, T: Trainee> {
+    trainer: &'a T,
+    data: DistributedDataset<T::Examples>,
+    batch_size: usize,
+    class_weights: Vec<f32>,
+    /// The pass under way.
+    batches: Option<DistributedIterator<T::Examples>>,
+    standing: Standing,
+    epoch: u32,
+    /// Of all epochs.
+    steps: u64,
+    examples: u64,
+    /// Of each local replica, for the epoch under way.
+    sums: Vec<Vec<f64>>,
+    /// Why the training is to end, if this process wants it to.
+    stop: Option<String>,
+    /// The run to which all checkpoints of this training belong, once it is known.
+    run: Option<RunId>,
+}
+
+/// Trains, and returns the losses and metrics of each epoch, including those of an earlier run that this one resumes.
+///
+/// Every worker calls it. An error on one of them reaches the others in their next step, if the caller reports it with
+/// [`Strategy::tell_failure_as`](distribute_strategy::Strategy::tell_failure_as).
+///
+/// # Errors
+/// [`Error::NoExamples`] if the data have no elements; those of the data, the trainer, callbacks, checkpoints and collectives.
+pub fn fit<T: Trainee>(
+    trainer: &T,
+    data: &dyn TrainingData<T::Examples, T::Error>,
+    mut fit: Fit<T::Examples, T::Error>,
+) -> Result<History, T::Error> {
+    let strategy = trainer.strategy();
+    let batching = Batching { batch_size: fit.batch_size, shuffle: true };
+    let (data, batch_size) = data.distribute(strategy, batching)?;
+    let steps_per_epoch = fit.steps_per_epoch.or(data.steps().map(|steps| steps as u64));
+    let unshuffled = Batching { shuffle: false, ..batching };
+    let validation = match &fit.validation {
+        Some(validation) => Some(validation.distribute(strategy, unshuffled)?.0),
+        None => None,
+    };
+    let (callbacks, class_weights) = (&mut fit.callbacks, std::mem::take(&mut fit.class_weights));
+    let mut session = Session {
+        trainer,
+        data,
+        batch_size,
+        class_weights,
+        batches: None,
+        standing: Standing::default(),
+        epoch: 0,
+        steps: 0,
+        examples: 0,
+        sums: zeros(trainer),
+        stop: None,
+        run: None,
+    };
+    // Requests made of a training before this one are void.
+    strategy.withdraw(Request::End);
+    strategy.take_agreed(Request::End);
+    session.tell(callbacks, &[], |callback, training| callback.train_begin(training))?;
+    session.give_states(callbacks);
+    let preemption = match fit.termination.take() {
+        Some(config) => Some(PreemptionHandler::install(strategy, config)?),
+        None => None,
+    };
+    let mut progress = match &fit.title {
+        Some(title) => Some(show(trainer, title, fit.epochs, steps_per_epoch)?),
+        None => None,
+    };
+    while session.standing.epochs_done < fit.epochs && session.standing.ended.is_none() {
+        let epoch = session.standing.epochs_done + 1;
+        if let Some(progress) = &mut progress {
+            progress.epoch(epoch);
+        }
+        session.begin_epoch(epoch);
+        session.tell(callbacks, &[], |callback, training| callback.epoch_begin(training))?;
+        let mut values = vec![("loss".to_owned(), 0.0)];
+        while session.execute(fit.steps_per_epoch, fit.steps_per_execution)? {
+            values[0].1 = session.loss_so_far();
+            if let Some(progress) = &mut progress {
+                progress.step(session.standing.steps, batch_size as u64, &[("loss", values[0].1)]);
+            }
+            session.tell(callbacks, &values, |callback, training| callback.step_end(training))?;
+            session.save(callbacks, &values, Occasion::Step)?;
+            if let Some(preemption) = &preemption {
+                session.heed(preemption, callbacks, &values)?;
+            }
+            if session.stop.is_some() {
+                strategy.ask(Request::End);
+            }
+            if strategy.take_agreed(Request::End) {
+                session.end();
+                break;
+            }
+        }
+        let mut values = session.end_epoch()?;
+        if let Some(validation) = &validation {
+            let of_validation = evaluate_distributed(trainer, validation, fit.validation_steps)?;
+            values.extend(of_validation.into_iter().map(|(name, value)| (format!("val_{name}"), value)));
+        }
+        if let Some(progress) = &mut progress {
+            let shown: Vec<(&str, f64)> = values.iter().map(|(name, value)| (name.as_str(), *value)).collect();
+            progress.end_epoch(&shown);
+        }
+        session.tell(callbacks, &values, |callback, training| callback.epoch_end(training))?;
+        session.agree()?;
+        session.standing.history.push(epoch, &values);
+        session.standing.epochs_done = epoch;
+        session.standing.ended.clone_from(&session.stop);
+        session.save(callbacks, &values, Occasion::Epoch)?;
+        if let Some(why) = session.stop.as_ref().filter(|_| strategy.is_chief()) {
+            tracing::info!("training ends after epoch {epoch}: {why}");
+        }
+    }
+    let last = session.standing.history.epochs.last().map(|(_, values)| values.clone()).unwrap_or_default();
+    session.tell(callbacks, &last, |callback, training| callback.train_end(training))?;
+    Ok(session.standing.history)
+}
+
+fn show<T: Trainee>(trainer: &T, title: &str, epochs: u32, steps_per_epoch: Option<u64>) -> Result<Progress> {
+    let strategy = trainer.strategy();
+    let options = progress::Options {
+        title: format!("{title} · {} · {} params", strategy.describe(), trainer.num_parameters()),
+        epochs,
+        steps_per_epoch,
+        ..progress::Options::of(strategy)
+    };
+    Progress::from_env(options)
+}
+
+/// Zeros for the sums of each local replica.
+fn zeros<T: Trainee>(trainer: &T) -> Vec<Vec<f64>> {
+    vec![sums(trainer.metrics()); trainer.strategy().num_local_replicas()]
+}
+
+/// Adds the sums of a step to those before it.
+pub(super) fn add(sums: &mut [Vec<f64>], of_step: PerReplica<Vec<f64>>) {
+    for (sums, more) in sums.iter_mut().zip(of_step.into_values()) {
+        sums.iter_mut().zip(more).for_each(|(sum, more)| *sum += more);
+    }
+}
+
+impl<T: Trainee> Session<'_, T> {
+    /// Gives callbacks what a checkpoint kept of them.
+    fn give_states(&mut self, callbacks: &mut [Box<dyn Callback>]) {
+        let states = std::mem::take(&mut self.standing.callbacks);
+        if !states.is_empty() && states.len() != callbacks.len() {
+            let (saved, given) = (states.len(), callbacks.len());
+            distribute_notice::warn!(
+                "the checkpoint has {saved} callbacks, and fit was given {given}: they begin anew"
+            );
+            return;
+        }
+        callbacks.iter_mut().zip(&states).for_each(|(callback, state)| callback.set_state(state));
+    }
+
+    fn begin_epoch(&mut self, epoch: u32) {
+        self.epoch = epoch;
+        self.sums = zeros(self.trainer);
+        if self.trainer.strategy().is_chief() {
+            // What was seen before it was stopped counts once.
+            self.sums[0].iter_mut().zip(&self.standing.sums).for_each(|(sum, before)| *sum += before);
+        }
+        self.standing.sums.clear();
+    }
+
+    /// Runs the next steps of the epoch; whether there were any.
+    fn execute(&mut self, steps_per_epoch: Option<u64>, at_once: usize) -> Result<bool, T::Error> {
+        let mut batches = Vec::new();
+        // Whether the pass has begun in this call, and has given nothing yet.
+        let mut is_new = false;
+        while batches.len() < at_once
+            && steps_per_epoch.is_none_or(|steps| self.standing.steps + (batches.len() as u64) < steps)
+        {
+            let pass = match &mut self.batches {
+                Some(pass) => pass,
+                none => {
+                    is_new = self.standing.position.is_none();
+                    let pass = match self.standing.position.take() {
+                        Some(position) => self.data.iter_from(&position)?,
+                        // By its number, so that a training that goes on sees the data that it would have seen.
+                        None => self.data.iter_epoch(self.standing.pass),
+                    };
+                    none.insert(pass)
+                }
+            };
+            match pass.next() {
+                Some(batch) => {
+                    batches.push(batch?);
+                    is_new = false;
+                }
+                // The pass ends with the epoch, once there is nothing left to run: until then it may have to be saved.
+                None if steps_per_epoch.is_none() && !batches.is_empty() => break,
+                None => {
+                    self.batches = None;
+                    self.standing.pass += 1;
+                    match steps_per_epoch {
+                        None => break,
+                        Some(_) if is_new => return Err(Error::NoExamples { what: "train on" }.into()),
+                        Some(_) => {}
+                    }
+                }
+            }
+        }
+        let count = batches.len() as u64;
+        if count > 0 {
+            add(&mut self.sums, self.trainer.train_on(batches, self.batch_size, &self.class_weights)?);
+            self.steps += count;
+            self.standing.steps += count;
+            self.examples += count * self.batch_size as u64;
+        }
+        Ok(count > 0)
+    }
+
+    /// Ends the training after this epoch, since some worker wants that.
+    fn end(&mut self) {
+        self.stop.get_or_insert_with(|| "another worker asked for it".to_owned());
+    }
+
+    /// The mean of this process's replicas.
+    fn loss_so_far(&self) -> f64 {
+        let sums = self.sums.iter().fold((0.0, 0.0), |(loss, count), sums| (loss + sums[0], count + sums[1]));
+        sums.0 / f64::max(sums.1, 1.0)
+    }
+
+    /// The values of the epoch, of all replicas.
+    fn end_epoch(&mut self) -> Result<Vec<(String, f64)>> {
+        let whole = sums_of_all(self.trainer.strategy(), &self.sums)?;
+        self.standing.steps = 0;
+        self.sums = zeros(self.trainer);
+        Ok(results(self.trainer.metrics(), &whole))
+    }
+
+    /// Makes what callbacks decided by the end of an epoch the same everywhere: any worker ends the training, the chief sets the
+    /// learning rate.
+    fn agree(&mut self) -> Result<()> {
+        let (trainer, strategy) = (self.trainer, self.trainer.strategy());
+        if strategy.topology().workers == 1 {
+            return Ok(());
+        }
+        let mut of_replicas = vec![vec![0.0; 2]; strategy.num_local_replicas()];
+        of_replicas[0][0] = f64::from(u8::from(self.stop.is_some()));
+        of_replicas[0][1] = if strategy.is_chief() { trainer.learning_rate() } else { 0.0 };
+        let agreed = sums_of_all(strategy, &of_replicas)?;
+        if agreed[0] > 0.0 {
+            self.end();
+        }
+        trainer.set_learning_rate(agreed[1]);
+        Ok(())
+    }
+
+    /// Calls the callbacks.
+    fn tell(
+        &mut self,
+        callbacks: &mut [Box<dyn Callback>],
+        values: &[(String, f64)],
+        mut hook: impl FnMut(&mut dyn Callback, &mut Training<'_>) -> Result<()>,
+    ) -> Result<()> {
+        let (trainer, strategy) = (self.trainer, self.trainer.strategy());
+        let mut stop = self.stop.take();
+        for callback in callbacks {
+            let before = trainer.learning_rate();
+            let mut learning_rate = before;
+            let mut training = Training {
+                epoch: self.epoch,
+                step: self.steps,
+                examples: self.examples,
+                values,
+                learning_rate: &mut learning_rate,
+                stop: &mut stop,
+                strategy,
+                run: self,
+            };
+            hook(callback.as_mut(), &mut training)?;
+            // A checkpoint that a callback has restored has set it too.
+            if learning_rate.to_bits() != before.to_bits() {
+                trainer.set_learning_rate(learning_rate);
+            }
+        }
+        self.stop = stop;
+        Ok(())
+    }
+
+    /// Has callbacks save that do; whether one has.
+    fn save(
+        &mut self,
+        callbacks: &mut [Box<dyn Callback>],
+        values: &[(String, f64)],
+        occasion: Occasion,
+    ) -> Result<bool> {
+        self.standing.callbacks = callbacks.iter().map(|callback| callback.state()).collect();
+        let mut saved = false;
+        self.tell(callbacks, values, |callback, training| {
+            saved |= callback.save(training, occasion)?;
+            Ok(())
+        })?;
+        Ok(saved)
+    }
+
+    /// Saves when a worker has been told to stop, and leaves when it has to.
+    fn heed(
+        &mut self,
+        preemption: &PreemptionHandler,
+        callbacks: &mut [Box<dyn Callback>],
+        values: &[(String, f64)],
+    ) -> Result<()> {
+        if preemption.should_save() {
+            self.save(callbacks, values, Occasion::Notice)?;
+        }
+        if !preemption.should_stop() {
+            return Ok(());
+        }
+        if !self.save(callbacks, values, Occasion::Leaving)? {
+            distribute_notice::warn!(
+                "told to stop, and no callback keeps checkpoints: add BackupAndRestore to go on next time"
+            );
+        }
+        Err(preemption.ended(self.steps))
+    }
+}
+
+impl<T: Trainee> Run for Session<'_, T> {
+    fn model(&self) -> &dyn Checkpointed {
+        self.trainer.model()
+    }
+
+    fn claim(&mut self, checkpoints: &mut CheckpointManager) -> Result<()> {
+        if let Some(run) = self.run {
+            checkpoints.continue_run(run);
+        }
+        self.run = Some(checkpoints.claim(self.trainer.strategy())?);
+        Ok(())
+    }
+
+    fn save(&mut self, checkpoints: &mut CheckpointManager) -> Result<()> {
+        self.claim(checkpoints)?;
+        self.standing.position = match &self.batches {
+            Some(pass) => Some(pass.position()?),
+            None => None,
+        };
+        self.standing.sums = match self.standing.steps {
+            0 => Vec::new(),
+            _ => sums_of_all(self.trainer.strategy(), &self.sums)?,
+        };
+        let (strategy, model, optimizer) = (self.trainer.strategy(), self.trainer.model(), self.trainer.optimizer());
+        let outcome = checkpoints.save(strategy, self.steps, &[model, optimizer], &self.standing);
+        // They are for those who restore them: here the pass and the sums themselves go on.
+        (self.standing.position, self.standing.sums) = (None, Vec::new());
+        outcome
+    }
+
+    fn restore(&mut self, checkpoints: &mut CheckpointManager) -> Result<Option<u64>> {
+        let (strategy, model, optimizer) = (self.trainer.strategy(), self.trainer.model(), self.trainer.optimizer());
+        let restored = checkpoints.restore(strategy, &[model, optimizer])?;
+        Ok(restored.map(|(steps, standing)| {
+            self.run = checkpoints.run();
+            (self.steps, self.standing) = (steps, standing);
+            steps
+        }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_loss_that_is_no_number_survives_a_checkpoint() {
+        let standing = Standing { sums: vec![f64::NAN, 12.0, f64::INFINITY], ..Standing::default() };
+        let read: Standing = serde_json::from_str(&serde_json::to_string(&standing).unwrap()).unwrap();
+        assert!(read.sums[0].is_nan() && read.sums[1] == 12.0 && read.sums[2].is_nan());
+    }
+}
