@@ -1,4 +1,4 @@
-//! What a replica gets of the arguments of a run.
+//! Splits the arguments of a run among replicas.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasher, Hash};
@@ -7,28 +7,29 @@ use distribute_values::{Mirrored, PerReplica};
 
 use crate::{Error, Result};
 
-/// Arguments of [`Strategy::run_with`](crate::Strategy::run_with): each replica gets its own part.
+/// Arguments of [`Strategy::run_with`](crate::Strategy::run_with), which are split among the replicas.
 ///
-/// Implemented for [`PerReplica`] (by value: each replica gets its component; by reference: a reference to it), for
-/// references to [`Mirrored`] values and whatever else has components, and for nests of these: tuples, vectors, arrays,
-/// options, maps, and structs that derive it. Everything that is the same on all replicas is simply borrowed by the closure.
+/// Implemented for [`PerReplica`] (by value, each replica gets its component; by reference, a reference to it), for
+/// references to [`Mirrored`] values and other types with components, and for nests of these: tuples, vectors, arrays,
+/// options, maps, and structs that derive it. Values that are the same on all replicas are simply borrowed by the
+/// closure.
 pub trait ReplicaArgs {
-    /// What one replica gets.
+    /// The part that one replica gets.
     type Local: Send;
 
-    /// The part of each of `replicas` local replicas.
+    /// Splits the arguments into one part for each of `replicas` local replicas.
     ///
     /// # Errors
-    /// [`Error::Arguments`] where there is not one component for each.
+    /// [`Error::Arguments`] if the number of components is not `replicas`.
     fn split(self, replicas: usize) -> Result<Vec<Self::Local>>;
 
-    /// Says of which replicas it has examples, where it is a batch or holds some. Default: it holds none.
+    /// Records which replicas have examples, if this is a batch or contains batches. Default: it contains none.
     fn examples(&self, seen: &mut Examples) {
         let _ = seen;
     }
 }
 
-/// Which replicas have examples in the arguments of a run.
+/// Records which replicas have examples in the arguments of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Examples {
     of_replicas: Option<Vec<bool>>,
@@ -36,17 +37,17 @@ pub struct Examples {
 }
 
 impl Examples {
-    /// Adds a batch: whether each replica has examples in it.
+    /// Adds a batch, given for each replica whether it has examples in it.
     pub fn add(&mut self, batch: &[bool]) {
         let known = self.of_replicas.get_or_insert_with(|| batch.to_vec());
         let differs = known.iter().zip(batch).position(|(one, other)| one != other);
         self.mixed = self.mixed.or(differs);
     }
 
-    /// What was added, if anything was.
+    /// Returns which replicas have examples, or `None` if no batch was added.
     ///
     /// # Errors
-    /// [`Error::MixedExamples`] where a replica has examples in one batch and none in another.
+    /// [`Error::MixedExamples`] if a replica has examples in one batch and none in another.
     pub(crate) fn of_replicas(self, first_replica: usize) -> Result<Option<Vec<bool>>> {
         match self.mixed {
             None => Ok(self.of_replicas),
@@ -182,7 +183,7 @@ impl ReplicaArgs for () {
     }
 }
 
-/// The components, if there is one for each replica.
+/// Returns the components if there is one for each replica.
 ///
 /// # Errors
 /// [`Error::Arguments`] otherwise.

@@ -5,11 +5,11 @@ use distribute_device::DeviceSpec;
 use crate::mirrored::{check_device, check_devices};
 use crate::{CommunicationOptions, Replicas, Result, Strategy, StrategyExtended, intra_op};
 
-/// Synchronous training on several devices of one process, with one copy of every variable: replicas read it, and what they
-/// write is aggregated first and then written once.
+/// Synchronous training on several devices of one process, with one copy of every variable. Replicas read it; the
+/// values they write are aggregated first and then written once.
 ///
-/// It takes one copy's memory for parameters and optimizer slots, however many replicas there are; gradients are summed after
-/// backward rather than during it.
+/// Parameters and optimizer slots take the memory of one copy, however many replicas there are. Gradients are summed
+/// after backward rather than during it.
 ///
 /// # Examples
 /// ```
@@ -27,7 +27,7 @@ pub struct CentralStorageStrategy {
 }
 
 impl CentralStorageStrategy {
-    /// Chooses devices and options.
+    /// Returns a builder to choose devices and options.
     pub fn builder() -> CentralStorageBuilder {
         CentralStorageBuilder::default()
     }
@@ -42,28 +42,30 @@ pub struct CentralStorageBuilder {
 }
 
 impl CentralStorageBuilder {
-    /// The devices of the replicas. Default: `CPU:0`.
+    /// Sets the devices of the replicas. Default: `CPU:0`.
     pub fn compute_devices<D: Into<String>>(mut self, devices: impl IntoIterator<Item = D>) -> Self {
         self.compute_devices = Some(devices.into_iter().map(Into::into).collect());
         self
     }
 
-    /// Where the variables are. Default: the only compute device, or `CPU:0` where there are several.
+    /// Sets the device of the variables. Default: the only compute device, or `CPU:0` if there are several.
     pub fn parameter_device(mut self, device: impl Into<String>) -> Self {
         self.parameter_device = Some(device.into());
         self
     }
 
-    /// How replicas combine their values. Default: what the environment says.
+    /// Sets how replicas communicate. Default: the environment's settings.
     pub fn communication(mut self, options: CommunicationOptions) -> Self {
         self.communication = options;
         self
     }
 
-    /// Makes the strategy.
+    /// Builds the strategy.
     ///
     /// # Errors
-    /// [`Error::Devices`](crate::Error::Devices) for an empty list or a device named twice.
+    /// [`Error::Devices`](crate::Error::Devices) if the list is empty or names a device twice or one that replicas
+    /// cannot use. The errors of device strings, of environment variables that cannot be read, and of starting the
+    /// replicas' group and threads.
     pub fn build(self) -> Result<Strategy> {
         let devices = self.compute_devices.unwrap_or_else(|| vec!["CPU:0".to_owned()]);
         let devices = check_devices("CentralStorageStrategy", devices, None)?;

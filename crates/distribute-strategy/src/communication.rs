@@ -1,4 +1,4 @@
-//! How replicas talk to each other.
+//! Options of the communication between replicas.
 
 use std::str::FromStr;
 use std::time::Duration;
@@ -8,22 +8,22 @@ use distribute_device::{DeviceKind, DeviceSpec};
 
 use crate::Result;
 
-/// Whose collectives to use.
+/// The implementation of the collectives.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Implementation {
-    /// The best for the devices, the sizes and the network.
+    /// Chosen by devices, sizes and network.
     #[default]
     Auto,
-    /// Ours, with rings between processes.
+    /// This workspace's collectives, with rings between processes.
     Ring,
-    /// NVIDIA's between GPUs; on other devices ours, with a warning.
+    /// NVIDIA's NCCL between GPUs; on other devices this workspace's collectives, with a warning.
     Nccl,
 }
 
 impl FromStr for Implementation {
     type Err = distribute_collectives::Error;
 
-    /// Reads a name, in any case: `auto`, `RING`.
+    /// Parses a name, in any case: `auto`, `RING`.
     fn from_str(name: &str) -> Result<Self, Self::Err> {
         match name.to_ascii_lowercase().as_str() {
             "auto" => Ok(Implementation::Auto),
@@ -38,7 +38,7 @@ impl FromStr for Implementation {
     }
 }
 
-/// How replicas talk to each other.
+/// Options of the communication between replicas.
 ///
 /// # Examples
 /// ```
@@ -54,24 +54,24 @@ impl FromStr for Implementation {
 /// `tf.distribute.experimental.CommunicationOptions`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CommunicationOptions {
-    /// Whose collectives to use.
+    /// The implementation of the collectives.
     pub implementation: Implementation,
-    /// How many bytes of gradients to reduce together; 0 for all of a step. Default 1 MiB.
+    /// Bytes of gradients that are reduced together; 0 for all of a step. Default 1 MiB.
     pub bytes_per_pack: Option<usize>,
-    /// How long one operation may take. Default: DISTRIBUTE_TIMEOUT, else five minutes.
+    /// The deadline of one operation. Default: DISTRIBUTE_TIMEOUT, else five minutes.
     pub timeout: Option<Duration>,
-    /// What connects processes. Default: DISTRIBUTE_TRANSPORT, else chosen automatically.
+    /// The transport between processes. Default: DISTRIBUTE_TRANSPORT, else chosen automatically.
     pub transport: Option<TransportKind>,
-    /// What moves an all-reduce between processes. Default: what the implementation says, DISTRIBUTE_ALGORITHM, else chosen by
-    /// size.
+    /// The algorithm of an all-reduce between processes. Default: the implementation's, DISTRIBUTE_ALGORITHM, else
+    /// chosen by size.
     pub algorithm: Option<Algorithm>,
 }
 
 impl CommunicationOptions {
-    /// These options, with those of `other` in place of defaults.
+    /// Returns these options, overridden by those of `other` that are not defaults.
     ///
     /// # Source
-    /// `tf.distribute.experimental.CommunicationOptions.merge`, whose argument wins wherever it is no default.
+    /// `tf.distribute.experimental.CommunicationOptions.merge`, whose argument wins wherever it is not a default.
     pub fn merge(self, other: CommunicationOptions) -> CommunicationOptions {
         CommunicationOptions {
             implementation: match other.implementation {
@@ -85,7 +85,8 @@ impl CommunicationOptions {
         }
     }
 
-    /// What the group of replicas on these devices gets; the environment fills what is not said here.
+    /// Returns the options of a group of replicas on these devices; the environment supplies those that are not set
+    /// here.
     pub(crate) fn options(self, devices: &[DeviceSpec]) -> Result<Options> {
         let mut options = Options::from_env()?;
         options.timeout = self.timeout.unwrap_or(options.timeout);

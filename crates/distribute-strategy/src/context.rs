@@ -1,4 +1,4 @@
-//! Where code runs: inside a replica, or outside all of them.
+//! The context of the running code: inside a replica, in the cross-replica context, or in neither.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::merge::Meeting;
 use crate::recovery::Recovery;
 use crate::{Error, Result, Strategy};
 
-/// What code inside a replica can see and do.
+/// The view that code inside a replica has of its strategy, with the operations of that replica.
 ///
 /// # Source
 /// `tf.distribute.ReplicaContext`.
@@ -41,44 +41,47 @@ impl ReplicaContext {
         &self.recovery
     }
 
-    /// The strategy that runs this replica.
+    /// Returns the strategy that runs this replica.
     pub fn strategy(&self) -> &Strategy {
         &self.strategy
     }
 
-    /// This replica's id among all replicas.
+    /// Returns this replica's id among all replicas.
     pub fn replica_id(&self) -> usize {
         self.strategy.topology().first_replica() + self.local
     }
 
-    /// This replica's index among those of its process.
+    /// Returns this replica's index among those of its process.
     pub fn local_replica_id(&self) -> usize {
         self.local
     }
 
-    /// The number of replicas that train in step, on all processes.
+    /// Returns the number of replicas that train in step, over all processes.
     pub fn num_replicas_in_sync(&self) -> usize {
         self.strategy.num_replicas_in_sync()
     }
 
-    /// This replica's device.
+    /// Returns this replica's device.
     pub fn device(&self) -> Option<&DeviceSpec> {
         self.strategy.devices().get(self.local)
     }
 
-    /// This replica's rank in the group of all replicas, for collectives on slices.
+    /// Returns this replica's rank in the group of all replicas, for collectives on slices.
     pub fn group(&self) -> &ProcessGroup {
         &self.groups[self.local]
     }
 
-    /// This replica's rank in a second group of all replicas, for collectives inside a model's forward and backward.
+    /// Returns this replica's rank in a second group of all replicas, for collectives inside a model's forward and
+    /// backward.
     ///
-    /// Gradients are reduced in [`group`](ReplicaContext::group) while backward goes on, as they become complete, and a replica
-    /// without examples completes others than its peers do. So the order of calls there is no matter of the model's; here it
-    /// is. The group is made when it is first asked for, which every replica must do at the same place.
+    /// Gradients are reduced in [`group`](ReplicaContext::group) during backward, as they become complete, and on a
+    /// replica without examples other gradients become complete than on its peers. The order of calls in that group is
+    /// therefore not determined by the model; in this group it is. The group is created on the first call, which every
+    /// replica must make at the same place.
     ///
     /// # Errors
-    /// The collective's, when the group is made.
+    /// [`Error::Collective`] if the group cannot be created; [`Error::Context`] if this replica is not a member of its
+    /// strategy's group.
     pub fn graph_group(&self) -> Result<Arc<ProcessGroup>> {
         self.strategy.replicas().graph_group(self.local, || {
             let all: Vec<Rank> = (0..self.num_replicas_in_sync()).map(rank_of).collect();
@@ -91,18 +94,18 @@ impl ReplicaContext {
         })
     }
 
-    /// Whether this replica has asked for its [`graph_group`](ReplicaContext::graph_group).
+    /// Returns whether this replica has created its [`graph_group`](ReplicaContext::graph_group).
     pub fn has_graph_group(&self) -> bool {
         self.strategy.replicas().has_graph_group(self.local)
     }
 
-    /// The group of all replicas' devices, for collectives in their memory; made when first used.
+    /// Returns the group of all replicas' devices, for collectives in device memory. It is created on the first call.
     ///
     /// # Ordering
-    /// Every replica must call this the first time.
+    /// The first call is collective: every replica must make it.
     ///
     /// # Errors
-    /// [`Error::Device`](crate::Error::Device) where the device cannot be opened, and those of [`DeviceGroup::new`].
+    /// [`Error::Device`](crate::Error::Device) if the device cannot be opened, and the errors of [`DeviceGroup::new`].
     ///
     /// # Examples
     /// ```
@@ -117,40 +120,41 @@ impl ReplicaContext {
         self.strategy().replicas().device_group(self.local_replica_id(), make)
     }
 
-    /// Ends this replica's groups, so that nobody waits for it.
+    /// Aborts this replica's groups, so that no peer waits for it.
     pub(crate) fn abort(&self, reason: &str) {
         self.group().abort(reason);
         self.strategy.replicas().abort_further_groups(self.local, reason, FailureKind::Permanent);
     }
 
-    /// Notes what a failure of this run goes back to.
+    /// Records the state that a failure of this run restores.
     pub(crate) fn begin(&self) -> Result<()> {
         self.recovery.begin(self.local)
     }
 
-    /// Says that this replica makes no further calls in this run.
+    /// Announces that this replica makes no further calls in this run.
     pub(crate) fn rest(&self) {
         self.strategy.replicas().rest_one(&self.groups, self.local, true);
     }
 
-    /// The place of this code, for reads and writes of variables.
+    /// Returns the place of this code, for reads and writes of variables.
     pub fn place(&self) -> Place<'_> {
         Place::Replica { local: self.local, group: self.group() }
     }
 
-    /// The reduction of every replica's `value`, a tensor, a number or a nest of them, leaf by leaf. Every replica must call
+    /// Reduces every replica's `value`: a tensor, a number or a nest of them, leaf by leaf. Every replica must call
     /// this.
     ///
     /// # Errors
-    /// The collective's: replicas that differ, are missing or fail.
+    /// [`Error::Collective`] or [`Error::Values`] if the replicas' values differ in shape or type, or a replica is
+    /// missing or fails.
     pub fn all_reduce<M, S: Structure<M>>(&self, op: ReduceOp, value: &S) -> Result<S> {
         Ok(reduce_structure(std::slice::from_ref(self.group()), op, &[value], &Axis::None)?)
     }
 
-    /// The first replica's `value`, or another root's, on every replica. Every replica must call this.
+    /// Returns the value of replica `root` on every replica. Every replica must call this.
     ///
     /// # Errors
-    /// The collective's: replicas that differ, are missing or fail.
+    /// [`Error::Collective`] if the replicas' values differ in shape or type, or a replica is missing or fails.
     pub fn broadcast<L, T: TensorStorage<L>>(&self, value: &T, root: usize) -> Result<T> {
         let root = rank_of(root);
         let copy = value.copied()?;
@@ -160,12 +164,14 @@ impl ReplicaContext {
         Ok(copy)
     }
 
-    /// Every replica's `value`, concatenated along an axis, on every replica. Every replica must call this.
+    /// Concatenates every replica's `value` along an axis and returns the result on every replica. Every replica must
+    /// call this.
     ///
     /// Shapes may differ in that axis only.
     ///
     /// # Errors
-    /// [`distribute_values::Error::Shape`] and the collective's.
+    /// [`distribute_values::Error::Shape`] if other dimensions differ; [`Error::Collective`] or [`Error::Values`] if a
+    /// replica is missing or fails.
     pub fn all_gather<M, S: Structure<M>>(&self, value: &S, axis: usize) -> Result<S> {
         Ok(gather_structure(std::slice::from_ref(self.group()), &[value], axis)?)
     }
@@ -173,19 +179,20 @@ impl ReplicaContext {
     /// Waits until every replica has called this.
     ///
     /// # Errors
-    /// The collective's: replicas that are missing or fail.
+    /// [`Error::Collective`] if a replica is missing or fails.
     pub fn barrier(&self) -> Result<()> {
         Ok(self.group().barrier()?)
     }
 
-    /// Brings the replicas of this process together: one of them calls `merge`, in the cross-replica context, with what
-    /// all brought; every replica gets its result.
+    /// Calls `merge` once, in the cross-replica context, with the values of all replicas of this process, and returns
+    /// its result on each of them.
     ///
     /// # Errors
-    /// [`Error::Merge`] where replicas make different numbers of merge calls or one fails, else what `merge` returns.
+    /// [`Error::Merge`] if replicas make different numbers of merge calls or one of them fails, else the error of
+    /// `merge`.
     ///
     /// # Source
-    /// `tf.distribute.ReplicaContext.merge_call`. It may be called under conditions, as long as replicas agree.
+    /// `tf.distribute.ReplicaContext.merge_call`. It may be called conditionally, as long as all replicas agree.
     pub fn merge_call<T: Send + 'static, R: Clone + Send + 'static>(
         &self,
         brought: T,
@@ -212,7 +219,7 @@ fn rank_of(replica: usize) -> Rank {
     Rank(u32::try_from(replica).unwrap_or(u32::MAX))
 }
 
-/// The replica that the calling code runs in; `None` outside of all replicas.
+/// Returns the context of the replica that the calling code runs in; `None` outside all replicas.
 ///
 /// # Source
 /// `tf.distribute.get_replica_context`.
@@ -223,7 +230,7 @@ pub fn get_replica_context() -> Option<ReplicaContext> {
     })
 }
 
-/// The strategy that the calling code runs under; `None` where none was chosen.
+/// Returns the strategy that the calling code runs under; `None` if none was chosen.
 ///
 /// # Source
 /// `tf.distribute.get_strategy`.
@@ -235,8 +242,8 @@ pub fn get_strategy() -> Option<Strategy> {
     })
 }
 
-/// Makes a strategy the current one of this thread until it is set otherwise, as a scope around everything that follows would;
-/// `None` takes it away. Returns the one that was.
+/// Sets the current strategy of this thread, as a scope around all following code would; `None` unsets it. Returns the
+/// previous one.
 ///
 /// # Errors
 /// [`Error::Context`] inside a scope, a replica or an update.
@@ -269,7 +276,7 @@ pub fn set_strategy(strategy: Option<&Strategy>) -> Result<Option<Strategy>> {
     }))
 }
 
-/// Whether the calling code runs under a chosen strategy.
+/// Returns whether the calling code runs under a chosen strategy.
 ///
 /// # Source
 /// `tf.distribute.has_strategy`.
@@ -277,7 +284,7 @@ pub fn has_strategy() -> bool {
     current(|frame| frame.is_some())
 }
 
-/// Whether the calling code is in a strategy's scope, or a merged function, and in no replica.
+/// Returns whether the calling code is in the cross-replica context: in a strategy's scope or a merged function.
 ///
 /// # Source
 /// `tf.distribute.in_cross_replica_context`.
@@ -289,17 +296,17 @@ pub fn in_cross_replica_context() -> bool {
 pub(crate) enum Frame {
     Replica(ReplicaContext),
     Cross(Strategy),
-    /// Inside [`Strategy::update`]: in no replica, and not in the cross-replica context either.
+    /// Inside [`Strategy::update`]: neither in a replica nor in the cross-replica context.
     Update(Strategy),
 }
 
 thread_local! {
     static STACK: RefCell<Vec<Frame>> = const { RefCell::new(Vec::new()) };
-    /// Below the stack: the strategy that was set for this thread.
+    /// The bottom of the stack: the strategy that was set for this thread.
     static BASE: RefCell<Option<Frame>> = const { RefCell::new(None) };
 }
 
-/// Whether the calling code was called by a replica of this strategy, such as in a function that replicas merge.
+/// Returns whether the calling code was called by a replica of this strategy, for example in a merged function.
 pub(crate) fn is_inside_run_of(strategy: &Strategy) -> bool {
     let is_of = |frame: &Frame| matches!(frame, Frame::Replica(context) if context.strategy.is_same(strategy));
     STACK.with_borrow(|stack| stack.iter().any(is_of))

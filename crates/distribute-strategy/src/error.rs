@@ -1,4 +1,4 @@
-//! What can go wrong with strategies.
+//! Errors of strategies.
 
 use distribute_cluster::FailureKind;
 
@@ -6,25 +6,25 @@ use distribute_cluster::FailureKind;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A strategy was given no device, or one twice.
+    /// The list of devices is empty, names one twice, or names one that a replica cannot use.
     #[error("{strategy}: {problem}")]
     Devices {
         /// The strategy.
         strategy: &'static str,
-        /// What is wrong with the list, and what to give.
+        /// The problem with the list, and the remedy.
         problem: String,
     },
-    /// Code ran where it may not.
+    /// A function was called in a context that does not allow it.
     #[error("{what} was called {place}; {remedy}")]
     Context {
         /// The function.
         what: &'static str,
-        /// Where.
+        /// The context.
         place: &'static str,
         /// What to do instead.
         remedy: &'static str,
     },
-    /// Workers were given different settings. Remedy: start all of them with the same.
+    /// Workers have different settings. Remedy: start all of them with the same.
     #[error("{mine} on {here}, but {theirs} on {there}; start every worker with the same settings")]
     SettingsDiffer {
         /// This worker.
@@ -41,32 +41,35 @@ pub enum Error {
     ReplicaPanicked {
         /// Its id among all replicas.
         replica: usize,
-        /// What it said.
+        /// The panic's message.
         message: String,
     },
-    /// Replicas made different numbers of merge calls, or one failed meanwhile.
+    /// Replicas made different numbers of merge calls, or one of them failed meanwhile.
     #[error(
-        "merge_call: replica {replica} waited for the others, but {problem}; every replica must make the same merge calls"
+        "merge_call: replica {replica} waited for the others, but {problem}; every replica must make the same merge \
+        calls"
     )]
     Merge {
         /// The replica that waited.
         replica: usize,
-        /// What happened to the others.
+        /// What happened to the other replicas.
         problem: String,
     },
-    /// An argument has no component for a replica.
+    /// The number of an argument's components is not the number of local replicas.
     #[error(
-        "an argument of run has {got} components, but this process has {expected} replicas; pass values made for this strategy"
+        "an argument of run has {got} components, but this process has {expected} replicas; pass values made for this \
+        strategy"
     )]
     Arguments {
-        /// Components.
+        /// Number of components.
         got: usize,
-        /// Local replicas.
+        /// Number of local replicas.
         expected: usize,
     },
     /// A replica has examples in one of several batches and none in another.
     #[error(
-        "replica {replica} has examples in one batch of this run and none in another, so its loss and its metrics have no one \
+        "replica {replica} has examples in one batch of this run and none in another, so its loss and its metrics have \
+        no one \
          weight; run the batches one after another, or ask for empty ones (DistributedDataset::with_empty_batches)"
     )]
     MixedExamples {
@@ -75,46 +78,51 @@ pub enum Error {
     },
     /// The loss of a replica without examples was not multiplied by its weight.
     #[error(
-        "replica {replica} has no examples in this step, and a row of another replica's stands in for them, but its loss was \
-         not multiplied by ReplicaContext::weight; compute it by average_loss, multiply it by the weight (a loss of candle's \
+        "replica {replica} has no examples in this step, and a row of another replica's stands in for them, but its \
+        loss was \
+         not multiplied by ReplicaContext::weight; compute it by average_loss, multiply it by the weight (a loss of \
+         candle's \
          by CandleContext::weigh), or ask for empty batches (DistributedDataset::with_empty_batches)"
     )]
     Unweighed {
         /// The replica.
         replica: usize,
     },
-    /// A worker has nothing to take part in a step with.
+    /// A worker has no data, not even an element that tells the shape of an empty batch.
     #[error(
-        "this worker has no data, and nothing to tell their shape by, while another worker has some; give all the same dataset"
+        "this worker has no data, and nothing to tell their shape by, while another worker has some; give all the same \
+        dataset"
     )]
     NoData,
-    /// Another run of the strategy did not end in time.
+    /// Another run of the strategy did not end within the deadline.
     #[error(
-        "run waited {waited:.1?} for another run of this strategy, which began {running:.1?} ago on thread {thread:?}; call run \
+        "run waited {waited:.1?} for another run of this strategy, which began {running:.1?} ago on thread {thread:?}; \
+        call run \
          from one thread at a time, and not from a thread that a replica waits for"
     )]
     Busy {
-        /// Who called the other run.
+        /// The thread of the other run.
         thread: String,
-        /// How long that has taken so far.
+        /// Time since the other run began.
         running: std::time::Duration,
-        /// How long this one has waited.
+        /// Time that this call has waited.
         waited: std::time::Duration,
     },
-    /// The state to go back to in a failure could not be read.
+    /// The state that a failed run would restore could not be read.
     #[error("the state that a failed run would go back to cannot be read: {0}")]
     NotNoted(#[source] crate::RecoveryError),
-    /// A run failed, and what it had changed could not be taken back.
+    /// A run failed, and its changes could not be undone.
     #[error(
-        "the run failed ({failure}), and what it had changed could not be taken back: {source}; restore the newest checkpoint"
+        "the run failed ({failure}), and what it had changed could not be taken back: {source}; restore the newest \
+        checkpoint"
     )]
     NotTakenBack {
         /// Why the run failed.
         failure: String,
-        /// Why its changes stay.
+        /// Why its changes could not be undone.
         source: crate::RecoveryError,
     },
-    /// Threads of the replicas could not be started.
+    /// The thread of a replica could not be started.
     #[error("cannot start the thread of replica {replica}: {source}")]
     Thread {
         /// The replica.
@@ -122,30 +130,30 @@ pub enum Error {
         /// The system's error.
         source: std::io::Error,
     },
-    /// A device string or buffer was wrong.
+    /// A device string or a device is invalid.
     #[error(transparent)]
     Device(#[from] distribute_device::Error),
     /// A collective failed.
     #[error(transparent)]
     Collective(#[from] distribute_collectives::Error),
-    /// A distributed value was used wrongly.
+    /// A distributed value was misused.
     #[error(transparent)]
     Values(#[from] distribute_values::Error),
     /// The dataset could not be distributed or read.
     #[error(transparent)]
     Input(#[from] distribute_input::Error),
-    /// The cluster's description is wrong, or its tasks did not meet.
+    /// The description of the cluster is invalid, or its tasks did not connect.
     #[error(transparent)]
     Cluster(#[from] distribute_cluster::Error),
 }
 
 impl Error {
-    /// Whether the same program may succeed when it is started again: a peer was lost or slow.
+    /// Returns whether the same program may succeed when it is restarted, because a peer was lost or slow.
     pub fn is_retryable(&self) -> bool {
         self.failure_kind() == FailureKind::Retryable
     }
 
-    /// Whether a restart helps; where a peer failed, whether it helps against that failure.
+    /// Returns the kind of the failure: whether a restart helps. If a peer failed, it is the kind of that failure.
     pub fn failure_kind(&self) -> FailureKind {
         match self {
             Error::Collective(error) | Error::Values(distribute_values::Error::Collective(error)) => {

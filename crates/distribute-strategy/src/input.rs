@@ -1,4 +1,4 @@
-//! Datasets, distributed over the replicas of a strategy.
+//! Datasets distributed over the replicas of a strategy.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use distribute_values::PerReplica;
 
 use crate::{Error, Result, Strategy};
 
-/// A dataset whose every step gives each replica of this process its part of the global batch.
+/// A dataset of which each step gives every replica of this process its part of the global batch.
 ///
 /// # Source
 /// `tf.distribute.DistributedDataset`.
@@ -22,21 +22,22 @@ pub struct DistributedDataset<T> {
 }
 
 impl<T: Clone + Send + 'static> DistributedDataset<T> {
-    /// A pass over the data; the next call begins the next pass.
+    /// Starts the next pass over the data.
     pub fn iter(&self) -> DistributedIterator<T> {
         self.pass(self.dataset.iter())
     }
 
-    /// The pass of a given number, from 0, without counting it: what it yields depends on that number only.
+    /// Starts the pass with the given number, counted from 0, without advancing the count; its elements depend on that
+    /// number only.
     pub fn iter_epoch(&self, epoch: u64) -> DistributedIterator<T> {
         self.pass(self.dataset.iter_epoch(epoch))
     }
 
-    /// Goes on with the pass that a position is in, whatever number of workers it was saved under; the next call of
-    /// [`iter`](DistributedDataset::iter) begins the pass after it.
+    /// Resumes the pass that a position lies in, whatever the number of workers it was saved under. The next call of
+    /// [`iter`](DistributedDataset::iter) starts the pass after it.
     ///
     /// # Errors
-    /// [`distribute_input::Error::Position`] where an input function chose the data of another number of workers.
+    /// [`distribute_input::Error::Position`] if an input function chose the data for another number of workers.
     pub fn iter_from(&self, position: &InputPosition) -> Result<DistributedIterator<T>> {
         Ok(self.pass(self.dataset.iter_from(position)?))
     }
@@ -51,14 +52,14 @@ impl<T: Clone + Send + 'static> DistributedDataset<T> {
             dataset: self.dataset.clone(),
             strategy: self.strategy.clone(),
             unequal,
-            ticket: None,
+            token: None,
             ended: false,
             waited: Duration::ZERO,
         }
     }
 
-    /// The same, where a replica without examples in a step gets a batch without rows: for closures that count rows by
-    /// themselves, and work on none. By default it gets one row that another replica has, too, which weighs nothing; see
+    /// Gives a replica without examples a batch without rows, for closures that count rows themselves and work on none.
+    /// By default it gets one row that another replica also has, with weight 0; see
     /// [`ReplicaContext::has_examples`](crate::ReplicaContext::has_examples).
     ///
     /// # Examples
@@ -76,8 +77,8 @@ impl<T: Clone + Send + 'static> DistributedDataset<T> {
         DistributedDataset { dataset: self.dataset.without_stand_ins(), strategy: self.strategy }
     }
 
-    /// Applies a function to each local replica's element, on the thread that reads ahead: for example a copy to the replica's
-    /// device. It gets the replica's number within this process.
+    /// Applies a function to each local replica's element on the prefetching thread, for example to copy it to the
+    /// replica's device. The function is passed the replica's index within this process.
     pub fn map_replicas<U, F>(self, function: F) -> DistributedDataset<U>
     where
         U: Send + 'static,
@@ -86,10 +87,11 @@ impl<T: Clone + Send + 'static> DistributedDataset<T> {
         DistributedDataset { dataset: self.dataset.map_replicas(function), strategy: self.strategy }
     }
 
-    /// The shapes and types of what each replica gets, whose rows are left open; empty where there is no data.
+    /// Returns the shapes and types of each replica's element, with the number of rows left open; empty if there is no
+    /// data.
     ///
     /// # Errors
-    /// Those of reading the first batch.
+    /// [`Error::Input`] if the first batch cannot be read.
     ///
     /// # Source
     /// `tf.distribute.DistributedDataset.element_spec`.
@@ -100,12 +102,12 @@ impl<T: Clone + Send + 'static> DistributedDataset<T> {
         Ok(self.dataset.element_spec()?)
     }
 
-    /// Which worker and replica reads what: print it.
+    /// Returns the plan of which worker and replica reads which data; it can be printed.
     pub fn plan(&self) -> &DataPlan {
         self.dataset.plan()
     }
 
-    /// The number of steps of a pass, where it is known.
+    /// Returns the number of steps of a pass, if it is known.
     pub fn steps(&self) -> Option<usize> {
         match self.dataset.cardinality() {
             distribute_input::Cardinality::Known(steps) => Some(steps),
@@ -134,26 +136,26 @@ impl<T: Clone + Send + 'static> IntoIterator for &DistributedDataset<T> {
 
 /// One pass over a [`DistributedDataset`].
 ///
-/// Where workers may have unequal data, they agree before each step whether there is one. That costs no operation of its own in
-/// steps that an optimizer takes part in: the word travels with the gradients.
+/// If workers may have unequal amounts of data, they agree before each step whether there is one. In steps that an
+/// optimizer takes part in this costs no operation of its own: the flag travels with the gradients.
 pub struct DistributedIterator<T> {
     steps: Arc<Mutex<distribute_input::DistributedIter<T>>>,
     dataset: distribute_input::DistributedDataset<T>,
     strategy: Strategy,
-    /// What happens where workers have unequal data; `None` where they cannot.
+    /// How unequal amounts of data are treated; `None` if workers always have equal ones.
     unequal: Option<UnequalData>,
-    /// Under which the last step's word was given.
-    ticket: Option<u64>,
+    /// The token under which the last step's flag was announced.
+    token: Option<u64>,
     ended: bool,
     waited: Duration,
 }
 
 impl<T: Clone + Send + 'static> DistributedIterator<T> {
-    /// Where all workers stand after the steps that were given out: part of a checkpoint. Where each worker reads data of its
-    /// own, every one must call this.
+    /// Returns the position of all workers after the steps yielded so far, for a checkpoint. If each worker reads its
+    /// own data, every worker must call this.
     ///
     /// # Errors
-    /// The collective's.
+    /// [`Error::Collective`] if a worker is missing or fails; [`Error::Input`] if the positions do not belong together.
     pub fn position(&self) -> Result<InputPosition> {
         let own = lock(&self.steps).position().clone();
         if self.unequal.is_none() {
@@ -173,7 +175,7 @@ impl<T: Clone + Send + 'static> DistributedIterator<T> {
         let [_, texts] = texts.unwrap_or_default();
         let (mut workers, mut start) = (Vec::new(), 0);
         for (rank, length) in lengths.iter().enumerate() {
-            // All replicas of a worker said the same.
+            // All replicas of a worker sent the same position.
             if rank % replicas == 0 {
                 workers.push(serde_json::from_slice(&texts[start..start + length]).map_err(unreadable)?);
             }
@@ -182,10 +184,11 @@ impl<T: Clone + Send + 'static> DistributedIterator<T> {
         Ok(InputPosition::of_all(workers)?)
     }
 
-    /// The next step, or nothing at the end.
+    /// Returns the next step, or `None` at the end.
     ///
     /// # Errors
-    /// Those of reading the data, and the collective's.
+    /// [`Error::Input`] if the data cannot be read; [`Error::Collective`] if a worker is missing or fails;
+    /// [`Error::NoData`] if this worker has no data at all while another has some.
     ///
     /// # Source
     /// `tf.distribute.DistributedIterator.get_next_as_optional`.
@@ -193,19 +196,19 @@ impl<T: Clone + Send + 'static> DistributedIterator<T> {
         self.next().transpose()
     }
 
-    /// How long [`next`](Iterator::next) has taken altogether: the time for which replicas waited for data.
+    /// Returns the total time spent in [`next`](Iterator::next), which is the time that replicas waited for data.
     pub fn waited(&self) -> Duration {
         self.waited
     }
 
-    /// The next parts of this worker's replicas, and whether each has examples.
+    /// Returns the next parts of this worker's replicas, and whether each has examples.
     fn next_parts(&self) -> Result<Option<PerReplica<T>>> {
         let mut steps = lock(&self.steps);
         let Some(parts) = steps.next().transpose()? else { return Ok(None) };
         Ok(Some(self.per_replica(parts, steps.examples())))
     }
 
-    /// Batches without rows need no weight.
+    /// Batches without rows need no weight, so they carry no record of examples.
     fn per_replica(&self, parts: Vec<T>, examples: &[bool]) -> PerReplica<T> {
         let parts = PerReplica::new(parts);
         if self.dataset.has_stand_ins() { parts.with_examples(examples) } else { parts }
@@ -218,20 +221,20 @@ impl<T: Clone + Send + 'static> DistributedIterator<T> {
         if self.ended {
             return Ok(None);
         }
-        let word = {
+        let own = {
             let steps = Arc::clone(&self.steps);
             move || flag(unequal, lock(&steps).more())
         };
-        let steps = &self.strategy.replicas().step_word;
-        let sum = match self.ticket.take().and_then(|ticket| steps.agreed(ticket)) {
+        let steps = &self.strategy.replicas().step_header;
+        let sum = match self.token.take().and_then(|token| steps.agreed(token)) {
             Some(sum) => sum,
-            None => self.agree(word())?,
+            None => self.agree(own())?,
         };
-        let go_on = match unequal {
+        let continues = match unequal {
             UnequalData::Pad => sum > 0,
             UnequalData::Drop | UnequalData::Stop => sum == 0,
         };
-        if !go_on {
+        if !continues {
             self.ended = true;
             return Ok(None);
         }
@@ -245,20 +248,20 @@ impl<T: Clone + Send + 'static> DistributedIterator<T> {
                 None => return Err(Error::NoData),
             },
         };
-        self.ticket = Some(steps.announce(Arc::new(word)));
+        self.token = Some(steps.announce(Arc::new(own)));
         Ok(Some(parts))
     }
 
-    /// Sums every worker's word, where no step has carried it.
-    fn agree(&self, word: u32) -> Result<u32> {
+    /// Sums the workers' flags in an operation of its own, for steps whose reduction did not carry them.
+    fn agree(&self, own: u32) -> Result<u32> {
         let sum = on_local_ranks(&self.strategy.groups(), |local, group| {
-            group.all_reduce_async(vec![if local == 0 { word } else { 0 }], ReduceOp::Sum)
+            group.all_reduce_async(vec![if local == 0 { own } else { 0 }], ReduceOp::Sum)
         })?;
         Ok(sum.map_or(0, |sum| sum[0]))
     }
 }
 
-/// A worker's word: for padding, that it has more; else, that it has not.
+/// Returns a worker's flag: for padding, whether it has more data; otherwise, whether it lacks a step's data.
 fn flag(unequal: UnequalData, more: More) -> u32 {
     u32::from(match unequal {
         UnequalData::Pad => more > More::Nothing,
@@ -286,7 +289,7 @@ impl Strategy {
     /// Splits every global batch of a dataset over all replicas.
     ///
     /// # Errors
-    /// [`distribute_input::Error`] where the dataset is not batched.
+    /// [`Error::Input`] if the dataset is not batched.
     ///
     /// # Source
     /// `tf.distribute.Strategy.experimental_distribute_dataset`.
@@ -297,10 +300,10 @@ impl Strategy {
         self.distribute_dataset_with(dataset, InputOptions::default())
     }
 
-    /// As [`distribute_dataset`](Strategy::distribute_dataset), with options.
+    /// Splits every global batch of a dataset over all replicas, with options.
     ///
     /// # Errors
-    /// As [`distribute_dataset`](Strategy::distribute_dataset), and where the options do not fit.
+    /// [`Error::Input`] if the dataset is not batched, or the options do not fit it.
     pub fn distribute_dataset_with<T, L>(
         &self,
         dataset: &Dataset<T>,
@@ -313,10 +316,11 @@ impl Strategy {
         Ok(DistributedDataset { dataset: dataset.with_stand_ins(), strategy: self.clone() })
     }
 
-    /// A dataset that `make` makes once for this process, batched per replica; each replica takes the next batch in turn.
+    /// Distributes a dataset that `make` creates once for this process, batched per replica; the replicas take its
+    /// batches in turn.
     ///
     /// # Errors
-    /// What `make` returns.
+    /// [`Error::Input`] with the error of `make`.
     ///
     /// # Source
     /// `tf.distribute.Strategy.distribute_datasets_from_function`.
@@ -330,10 +334,11 @@ impl Strategy {
         self.distribute_datasets_from_function_with(InputOptions::default(), make)
     }
 
-    /// As [`distribute_datasets_from_function`](Strategy::distribute_datasets_from_function), with options.
+    /// Distributes a dataset that `make` creates once for this process, with options; see
+    /// [`distribute_datasets_from_function`](Strategy::distribute_datasets_from_function).
     ///
     /// # Errors
-    /// What `make` returns.
+    /// [`Error::Input`] with the error of `make`, or if the options do not fit.
     pub fn distribute_datasets_from_function_with<T, L>(
         &self,
         options: InputOptions,

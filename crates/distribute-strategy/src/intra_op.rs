@@ -1,12 +1,12 @@
-//! Keeping replicas from fighting over cores.
+//! Limits the threads of one operation so that replicas do not compete for cores.
 //!
-//! Tensor libraries read RAYON_NUM_THREADS to decide how many threads one operation uses. Two replicas on two cores that
-//! both use two threads run at half the speed of two that use one each.
+//! Tensor libraries read RAYON_NUM_THREADS to decide how many threads one operation uses. Two replicas on two cores
+//! that both use two threads run at half the speed of two that use one each.
 #![expect(unsafe_code, reason = "setting an environment variable is unsafe once there are other threads")]
 
 const VARIABLE: &str = "RAYON_NUM_THREADS";
 
-/// Gives each replica of this process its share of the cores, or says in words what to set.
+/// Gives each replica of this process its share of the cores, or warns and names the setting.
 pub(crate) fn share_cores(replicas: usize) {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let share = (cores / replicas.max(1)).max(1);
@@ -23,13 +23,14 @@ pub(crate) fn share_cores(replicas: usize) {
             unsafe { std::env::set_var(VARIABLE, share.to_string()) };
         }
         None => tracing::warn!(
-            "{replicas} replicas share {cores} cores, but each operation may use all of them, which slows them down; set \
+            "{replicas} replicas share {cores} cores, but each operation may use all of them, which slows them down; \
+            set \
              {VARIABLE}={share} before the program starts, or make the strategy before any other thread"
         ),
     }
 }
 
-/// `None` where the system does not tell.
+/// Returns `None` if the system does not tell.
 fn threads_of_this_process() -> Option<usize> {
     Some(std::fs::read_dir("/proc/self/task").ok()?.count())
 }

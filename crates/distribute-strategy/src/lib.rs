@@ -5,12 +5,12 @@
 //! - [`Strategy::default_strategy`] and [`OneDeviceStrategy`]: one replica.
 //! - [`MirroredStrategy`]: several replicas in this process, each with its own copy of every variable.
 //! - [`CentralStorageStrategy`]: several replicas in this process that share one copy of every variable.
-//! - [`MultiWorkerMirroredStrategy`]: as mirrored, over several processes.
+//! - [`MultiWorkerMirroredStrategy`]: mirrored over several processes.
 //!
-//! Code inside [`Strategy::run_with`] sees a [`ReplicaContext`]; code outside is in the cross-replica context, as
-//! [`Strategy`] itself. What a strategy's author implements is [`StrategyExtended`].
+//! Code inside [`Strategy::run_with`] uses a [`ReplicaContext`]; code outside is in the cross-replica context and uses
+//! [`Strategy`] itself. Authors of strategies implement [`StrategyExtended`].
 //!
-//! The crate knows no tensor library: values enter through [`distribute_values::TensorStorage`].
+//! The crate depends on no tensor library: values enter through [`distribute_values::TensorStorage`].
 //!
 //! # Examples
 //! ```
@@ -28,10 +28,10 @@
 //! ```
 //!
 //! # Invariants
-//! - Replicas of a run are on threads of their own, all at the same time.
-//! - A replica that fails or panics ends the waiting of all others; the first failure is what `run` returns.
-//! - A run that fails leaves the state of all replicas as it was when its last step was committed ([`Recoverable`]).
-//! - There is no state of the process as a whole: strategies are made, dropped and made again within one process.
+//! - The replicas of a run are on threads of their own, all at the same time.
+//! - If a replica fails or panics, all others stop waiting, and `run` returns the first failure.
+//! - A failed run leaves the state of all replicas as it was when its last step was committed ([`Recoverable`]).
+//! - There is no process-wide state: strategies can be created and dropped repeatedly within one process.
 
 mod args;
 mod central_storage;
@@ -51,7 +51,7 @@ mod replicas;
 mod run;
 mod running;
 mod settings;
-mod step_word;
+mod step_header;
 mod strategy;
 
 pub use args::{Examples, ReplicaArgs, counted};
@@ -69,5 +69,5 @@ pub use random::{RandomState, ReplicaRandom};
 pub use recovery::{Recoverable, RecoveryError};
 pub use replicas::Replicas;
 pub use settings::digest;
-pub use step_word::{Request, STEP_WORDS};
+pub use step_header::{Request, STEP_WORDS};
 pub use strategy::{Strategy, StrategyExtended, Topology, ValueContext};

@@ -1,4 +1,4 @@
-//! Where replicas meet to let one of them speak for all.
+//! The rendezvous of the replicas of a run, at which one of them acts for all.
 
 use std::any::Any;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -8,7 +8,7 @@ use distribute_values::PerReplica;
 
 use crate::{Error, Result};
 
-/// The meeting point of one run's replicas.
+/// The rendezvous of one run's replicas.
 pub(crate) struct Meeting {
     state: Mutex<State>,
     changed: Condvar,
@@ -17,14 +17,14 @@ pub(crate) struct Meeting {
 }
 
 struct State {
-    /// What each replica brought to the present round.
+    /// The value of each replica in the current round.
     brought: Vec<Option<Box<dyn Any + Send>>>,
-    /// What each replica takes home from it.
+    /// The result that each replica has yet to take.
     results: Vec<Option<Box<dyn Any + Send>>>,
     round: u64,
-    /// Who is in the merged function.
+    /// The replica that executes the merged function.
     merging: Option<usize>,
-    /// Replicas whose closure has ended, and how.
+    /// How each replica's closure ended, if it has.
     ended: Vec<Option<&'static str>>,
 }
 
@@ -35,9 +35,10 @@ impl Meeting {
         Meeting { state: Mutex::new(state), changed: Condvar::new(), replicas, first_replica }
     }
 
-    /// Waits for all replicas; the last to come calls `merge` with what all brought, and everybody gets its result.
+    /// Waits for all replicas. The last to arrive calls `merge` with the values of all, and every replica gets its
+    /// result.
     ///
-    /// `merge` is called while no lock is held: it may take its time, and may panic.
+    /// No lock is held while `merge` runs: it may take long, and may panic.
     pub(crate) fn merge<T: Send + 'static, R: Clone + Send + 'static>(
         &self,
         local: usize,
@@ -52,7 +53,7 @@ impl Meeting {
             let brought: Vec<_> = state.brought.iter_mut().filter_map(Option::take).collect();
             state.merging = Some(local);
             drop(state);
-            // Also says so where `merge` panics.
+            // Reported also if `merge` panics.
             let mut failure = Failure { meeting: self, local, how: Some("panicked in the merged function") };
             let values: Option<Vec<T>> =
                 brought.into_iter().map(|value| value.downcast::<T>().ok().map(|value| *value)).collect();
@@ -84,7 +85,7 @@ impl Meeting {
                 return Err(self.failed(local, format!("replica {} {how}", self.first_replica + other)));
             }
             if merging != state.merging {
-                // All have come: what is waited for from now on is the merged function.
+                // All replicas have arrived; from now on the deadline is that of the merged function.
                 (merging, deadline) = (state.merging, Instant::now() + timeout);
             }
             let left = deadline.saturating_duration_since(Instant::now());
@@ -104,7 +105,7 @@ impl Meeting {
         result.map(|result| *result).ok_or_else(|| self.failed(local, "they merged to another type".to_owned()))
     }
 
-    /// Says that a replica's closure has ended, so that nobody waits for it.
+    /// Records that a replica's closure has ended, so that no other waits for it.
     pub(crate) fn end(&self, local: usize, how: &'static str) {
         self.lock().ended[local].get_or_insert(how);
         self.changed.notify_all();
@@ -119,11 +120,11 @@ impl Meeting {
     }
 }
 
-/// Tells the others that a replica has not come back from a merged function with a result.
+/// Reports to the other replicas, when dropped, that the merged function returned no result.
 struct Failure<'a> {
     meeting: &'a Meeting,
     local: usize,
-    /// `None` where it has.
+    /// How it failed; `None` if it succeeded.
     how: Option<&'static str>,
 }
 
@@ -139,7 +140,7 @@ impl Drop for Failure<'_> {
 mod tests {
     use super::*;
 
-    /// Two replicas merge what they bring by `merge`; what each gets.
+    /// Lets two replicas merge their values by `merge`, and returns the results of both.
     fn meet(
         timeout: Duration,
         merge: impl Fn(PerReplica<i32>) -> Result<i32> + Sync,
@@ -161,7 +162,7 @@ mod tests {
         let merge = |values: PerReplica<i32>| {
             let deadline = Instant::now() + LONG;
             while meeting.state.try_lock().is_err() {
-                // The other replica looks now and then.
+                // The other replica checks its deadline periodically.
                 assert!(Instant::now() < deadline, "the merged function runs under the lock");
                 std::thread::yield_now();
             }
@@ -188,7 +189,7 @@ mod tests {
         let (sender, meeting) = (Mutex::new(Some(sender)), Meeting::new(2, 0));
         let come = |local: usize| {
             let outcome = meeting.merge(local, (), Duration::from_millis(20), |_| {
-                // Returns when the other has given up.
+                // Returns after the other replica has given up.
                 let _ = never.recv();
                 Ok(())
             });

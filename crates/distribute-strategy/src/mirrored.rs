@@ -22,7 +22,7 @@ pub struct MirroredStrategy {
 }
 
 impl MirroredStrategy {
-    /// Chooses devices and options.
+    /// Returns a builder to choose devices and options.
     pub fn builder() -> MirroredBuilder {
         MirroredBuilder::default()
     }
@@ -38,14 +38,14 @@ pub struct MirroredBuilder {
 }
 
 impl MirroredBuilder {
-    /// The devices of the replicas, such as `["CPU:0", "CPU:1"]`. One CPU stands for as many logical ones as are named.
+    /// Sets the devices of the replicas, such as `["CPU:0", "CPU:1"]`. Any number of logical CPUs may be named.
     /// Default: `CPU:0`.
     pub fn devices<D: Into<String>>(mut self, devices: impl IntoIterator<Item = D>) -> Self {
         self.devices = Some(devices.into_iter().map(Into::into).collect());
         self
     }
 
-    /// What GPUs there are, instead of this machine's, each whole: for a GPU that is split into logical ones.
+    /// Replaces this machine's table of GPUs, for a GPU that is split into logical ones.
     ///
     /// # Examples
     /// ```
@@ -67,13 +67,14 @@ impl MirroredBuilder {
         self
     }
 
-    /// How replicas combine their values. Default: what the environment says.
+    /// Sets how replicas communicate. Default: the environment's settings.
     pub fn communication(mut self, options: CommunicationOptions) -> Self {
         self.communication = options;
         self
     }
 
-    /// How the replicas' devices combine their values, instead of the default: all of them at once, each a part.
+    /// Sets how the replicas' devices reduce values, instead of the default, in which all devices reduce a part each at
+    /// once.
     ///
     /// # Examples
     /// ```
@@ -92,13 +93,14 @@ impl MirroredBuilder {
         self
     }
 
-    /// Makes the strategy.
+    /// Builds the strategy.
     ///
-    /// Where several replicas share the cores of this machine, it sets RAYON_NUM_THREADS so that each gets its share, or
-    /// says how to do it.
+    /// If several replicas share the cores of this machine, sets RAYON_NUM_THREADS so that each gets its share, or
+    /// warns and names the setting.
     ///
     /// # Errors
-    /// [`Error::Devices`] for an empty list or a device named twice; variables of the environment that cannot be read.
+    /// [`Error::Devices`] if the list is empty or names a device twice or one that replicas cannot use. The errors of
+    /// device strings, of environment variables that cannot be read, and of starting the replicas' group and threads.
     pub fn build(self) -> Result<Strategy> {
         let names = self.devices.unwrap_or_else(|| vec!["CPU:0".to_owned()]);
         let devices = check_devices("MirroredStrategy", names, self.table.as_ref())?;
@@ -129,7 +131,7 @@ impl StrategyExtended for MirroredStrategy {
     }
 }
 
-/// Reads a list of devices: at least one, none twice, all of them there.
+/// Parses a list of devices, which must not be empty or name a device twice; every device must exist.
 pub(crate) fn check_devices(
     strategy: &'static str,
     names: Vec<String>,
@@ -151,7 +153,8 @@ pub(crate) fn check_devices(
     Ok(devices)
 }
 
-/// A device of this process, with its type and index filled in; GPUs are those of the table, or of this machine.
+/// Checks a device of this process and fills in its type and index; GPUs are looked up in the table, or on this
+/// machine.
 pub(crate) fn check_device(given: DeviceSpec, table: Option<&Devices>) -> Result<DeviceSpec> {
     let device = given.canonicalize(&DeviceSpec::default());
     if device.job.as_deref() != Some("localhost") {
@@ -159,7 +162,7 @@ pub(crate) fn check_device(given: DeviceSpec, table: Option<&Devices>) -> Result
         return Err(Error::Devices { strategy: "the strategy", problem });
     }
     match device.kind() {
-        // One CPU stands for as many logical ones as are named.
+        // Any number of logical CPUs may be named.
         Some(DeviceKind::Cpu) => {}
         Some(DeviceKind::Gpu) => {
             table.map_or_else(|| Devices::local().find(&device).map(drop), |table| table.find(&device).map(drop))?

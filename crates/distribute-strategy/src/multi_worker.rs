@@ -9,7 +9,7 @@ use crate::{CommunicationOptions, Replicas, Result, Strategy, StrategyExtended, 
 
 /// Synchronous training on the devices of several processes, each replica with its own copy of every variable.
 ///
-/// Every process runs the same program; TF_CONFIG, RANK and WORLD_SIZE, Open MPI or Slurm tell each which task it is.
+/// Every process runs the same program; TF_CONFIG, RANK and WORLD_SIZE, Open MPI or Slurm identify each process's task.
 ///
 /// # Source
 /// `tf.distribute.MultiWorkerMirroredStrategy`.
@@ -18,7 +18,7 @@ pub struct MultiWorkerMirroredStrategy {
 }
 
 impl MultiWorkerMirroredStrategy {
-    /// Chooses devices, communication and who takes part.
+    /// Returns a builder to choose devices, communication and membership.
     pub fn builder() -> MultiWorkerMirroredBuilder {
         MultiWorkerMirroredBuilder::default()
     }
@@ -33,28 +33,30 @@ pub struct MultiWorkerMirroredBuilder {
 }
 
 impl MultiWorkerMirroredBuilder {
-    /// The devices of this process's replicas; every process has the same number. Default: `CPU:0`.
+    /// Sets the devices of this process's replicas; every process must have the same number. Default: `CPU:0`.
     pub fn devices<D: Into<String>>(mut self, devices: impl IntoIterator<Item = D>) -> Self {
         self.devices = Some(devices.into_iter().map(Into::into).collect());
         self
     }
 
-    /// How processes talk to each other.
+    /// Sets how replicas communicate.
     pub fn communication(mut self, options: CommunicationOptions) -> Self {
         self.communication = options;
         self
     }
 
-    /// Who takes part, instead of what the environment says.
+    /// Sets the membership of the cluster, instead of reading it from the environment.
     pub fn membership(mut self, membership: Membership) -> Self {
         self.membership = Some(membership);
         self
     }
 
-    /// Meets the other processes and makes the strategy.
+    /// Connects to the other processes and builds the strategy.
     ///
     /// # Errors
-    /// [`Error::Cluster`](crate::Error::Cluster) where the environment is wrong or tasks are missing, and the errors of connecting.
+    /// [`Error::Devices`](crate::Error::Devices) if the list of devices is invalid;
+    /// [`Error::Cluster`](crate::Error::Cluster) if the environment is invalid or tasks are missing;
+    /// [`Error::Collective`](crate::Error::Collective) if the group cannot be joined.
     pub fn build(self) -> Result<Strategy> {
         let names = self.devices.unwrap_or_else(|| vec!["CPU:0".to_owned()]);
         let devices = check_devices("MultiWorkerMirroredStrategy", names, None)?;

@@ -7,7 +7,7 @@ use distribute_device::DeviceSpec;
 use crate::mirrored::check_device;
 use crate::{Error, Replicas, Result, Strategy, StrategyExtended};
 
-/// Everything on one device: for tests of distributed programs, and for placing a program.
+/// Everything on one device, for testing distributed programs and for placing a program on a device.
 ///
 /// # Source
 /// `tf.distribute.OneDeviceStrategy`.
@@ -17,18 +17,18 @@ pub struct OneDeviceStrategy {
 }
 
 impl OneDeviceStrategy {
-    /// The strategy for one device, such as `CPU:0`, or `/job:worker/task:1/device:CPU:0` in the process that TF_CONFIG, or
-    /// whatever describes the job, makes that task.
+    /// Builds the strategy for one device, such as `CPU:0`, or `/job:worker/task:1/device:CPU:0` in the process that
+    /// TF_CONFIG, or another description of the job, makes that task.
     ///
     /// # Errors
-    /// The device string cannot be read, this build has no such device, or it is another task's: closures run in the process
-    /// that they are written in.
+    /// The error of the device string or of the environment if it cannot be parsed, or [`Error::Devices`] if this build
+    /// has no such device or it belongs to another task: closures run in the process that they are written in.
     #[expect(clippy::new_ret_no_self, reason = "every strategy is handled as a Strategy")]
     pub fn new(device: &str) -> Result<Strategy> {
         OneDeviceStrategy::of_task(device.parse()?, || Ok(Membership::from_env()?))
     }
 
-    /// `membership` says which task this process is, where the device has one.
+    /// Builds the strategy; `membership` tells which task this process is, and is called only if the device names one.
     fn of_task(given: DeviceSpec, membership: impl FnOnce() -> Result<Option<Membership>>) -> Result<Strategy> {
         let full = given.canonicalize(&DeviceSpec::default());
         if full.job.as_deref() == Some("localhost") {

@@ -1,4 +1,4 @@
-//! Random numbers that differ between replicas and can be had again.
+//! Reproducible random numbers that differ between replicas.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,11 +8,11 @@ use rand_chacha::rand_core::SeedableRng;
 
 use crate::{Recoverable, RecoveryError, ReplicaContext, Strategy};
 
-/// A source of random generators: a stream of its own for each replica.
+/// A source of random generators with one stream per replica.
 ///
-/// What a replica draws depends on the seed, on its id and on how often it has asked, and on nothing else: not on the number of
-/// replicas, nor on other replicas. So the streams go on where they were when the [`state`](ReplicaRandom::state) is restored,
-/// also on another number of replicas.
+/// A replica's numbers depend only on the seed, its id and its number of previous calls, neither on the number of
+/// replicas nor on other replicas. Restoring the [`state`](ReplicaRandom::state) therefore resumes the streams, also
+/// with another number of replicas.
 ///
 /// # Examples
 /// ```
@@ -36,7 +36,7 @@ pub struct ReplicaRandom {
     uses: Arc<Uses>,
 }
 
-/// How often each replica of this process has asked.
+/// The number of uses of each replica of this process.
 #[derive(Debug)]
 struct Uses {
     present: Vec<AtomicU64>,
@@ -55,22 +55,22 @@ impl Recoverable for Uses {
     }
 }
 
-/// What a [`ReplicaRandom`] goes on from.
+/// The saved state of a [`ReplicaRandom`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RandomState {
     /// The seed.
     pub seed: u64,
-    /// How often replicas have asked, the most of any.
+    /// The number of uses; of replicas with different numbers, the maximum.
     pub uses: u64,
 }
 
 impl Strategy {
-    /// Random generators for the replicas, from a seed.
+    /// Creates random generators for the replicas from a seed.
     pub fn random(&self, seed: u64) -> ReplicaRandom {
         self.restore_random(RandomState { seed, uses: 0 })
     }
 
-    /// Random generators that go on from a state, whatever strategy it was saved under.
+    /// Restores random generators from a state, whatever strategy it was saved under.
     pub fn restore_random(&self, state: RandomState) -> ReplicaRandom {
         let all = || (0..self.num_local_replicas()).map(|_| AtomicU64::new(state.uses)).collect();
         ReplicaRandom { seed: state.seed, uses: Arc::new(Uses { present: all(), noted: all() }) }
@@ -78,24 +78,25 @@ impl Strategy {
 }
 
 impl ReplicaRandom {
-    /// A generator for this replica's next use; 2^36 bytes until it would run into the one after it. A run that fails takes
-    /// its uses back.
+    /// Returns a generator for this replica's next use. It yields 2^36 bytes before it would overlap with the following
+    /// one. The uses of a failed run are undone.
     pub fn next(&self, context: &ReplicaContext) -> ChaCha8Rng {
         let local = context.local_replica_id();
         let uses = self.uses.present.get(local).map_or(0, |uses| {
             let state: Arc<dyn Recoverable> = self.uses.clone();
-            // Noting a count cannot fail.
+            // Saving a counter cannot fail.
             let _ = context.recover(&state);
             uses.fetch_add(1, Ordering::Relaxed)
         });
         let mut random = ChaCha8Rng::seed_from_u64(self.seed);
         random.set_stream(context.replica_id() as u64);
-        // In words of four bytes.
+        // The position is in words of four bytes.
         random.set_word_pos(u128::from(uses) << 34);
         random
     }
 
-    /// What to save. Outside of `run`; the same on all processes where replicas ask equally often.
+    /// Returns the state to save. Call outside `run`; it is the same on all processes if all replicas have equally many
+    /// uses.
     pub fn state(&self) -> RandomState {
         let uses = self.uses.present.iter().map(|uses| uses.load(Ordering::Relaxed)).max().unwrap_or(0);
         RandomState { seed: self.seed, uses }

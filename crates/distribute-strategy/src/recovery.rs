@@ -1,4 +1,4 @@
-//! State that a failed run leaves as it was.
+//! State that a failed run restores.
 
 use std::error::Error as StdError;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,14 +8,14 @@ use distribute_values::Undo;
 
 use crate::{Error, ReplicaContext, Result, Strategy};
 
-/// Why state could not be noted or taken back.
+/// Why state could not be saved or restored.
 pub type RecoveryError = Box<dyn StdError + Send + Sync>;
 
-/// State that replicas change in the middle of a run, and that goes back to what it was where the run fails.
+/// State that replicas change during a run and that is restored if the run fails.
 ///
-/// What is noted is the state at the beginning of the run, and again whenever a step has
-/// [committed](ReplicaContext::commit). Values that an optimizer, a random stream or a variable of this workspace keeps are
-/// covered already; this is for authors of others.
+/// It is saved at the beginning of the run, and again whenever a step has [committed](ReplicaContext::commit). The
+/// state of this workspace's optimizers, random streams and variables is covered already; implement this for other
+/// state.
 ///
 /// # Examples
 /// ```
@@ -53,42 +53,43 @@ pub type RecoveryError = Box<dyn StdError + Send + Sync>;
 /// # Ok::<(), Error>(())
 /// ```
 pub trait Recoverable: Send + Sync {
-    /// Keeps a local replica's present state as the one to go back to.
+    /// Saves a local replica's present state as the one to restore.
     ///
     /// # Errors
-    /// The state cannot be read; the run fails.
+    /// If the state cannot be read; the run then fails.
     fn note(&self, local: usize) -> Result<(), RecoveryError>;
 
-    /// Puts back what was noted last. Called when no replica runs; also twice in a row.
+    /// Restores the state that was saved last. Called while no replica runs, possibly twice in a row.
     ///
     /// # Errors
-    /// The state cannot be written; [`Error::NotTakenBack`] then says that it has to be restored.
+    /// If the state cannot be written; the run then returns [`Error::NotTakenBack`].
     fn take_back(&self, local: usize) -> Result<(), RecoveryError>;
 
-    /// Makes a replica's present state the one to go back to, as [`note`](Recoverable::note), when a step has committed or a run
-    /// has succeeded. What a replica without [examples](ReplicaContext::has_examples) has learnt from its padding is not to
-    /// stay: state that is made of examples goes back instead. Default: notes it either way.
+    /// Saves a replica's present state when a step has committed or a run has succeeded. State that is computed from
+    /// examples should be restored instead if `has_examples` is false, so that nothing learned from padding remains
+    /// ([`ReplicaContext::has_examples`]). Default: calls [`note`](Recoverable::note) in both cases.
     ///
     /// # Errors
-    /// As [`note`](Recoverable::note).
+    /// If the state cannot be read or written; the run then fails.
     fn commit(&self, local: usize, has_examples: bool) -> Result<(), RecoveryError> {
         let _ = has_examples;
         self.note(local)
     }
 
-    /// Brings replicas together that a failure has left apart: called once, after all were taken back. Default: nothing.
+    /// Makes replicas consistent again after a failure. Called once, after all replicas were restored. Default: does
+    /// nothing.
     ///
     /// # Errors
-    /// As [`take_back`](Recoverable::take_back).
+    /// If the state cannot be written; the run then returns [`Error::NotTakenBack`].
     fn settle(&self) -> Result<(), RecoveryError> {
         Ok(())
     }
 }
 
 impl Strategy {
-    /// Notes this state at the beginning of every run, for as long as somebody else holds it: for state that is written behind
-    /// this workspace's back, such as the running statistics of a tensor library's layers. Other state is better named when
-    /// it is about to change, by [`ReplicaContext::recover`].
+    /// Saves this state at the beginning of every run, for as long as it has another owner. For state that changes
+    /// without this workspace's knowledge, such as the running statistics of a tensor library's layers. Prefer
+    /// [`ReplicaContext::recover`], called before a change, for other state.
     pub fn recover(&self, state: Weak<dyn Recoverable>) {
         let mut watched = lock(&self.replicas().watched);
         watched.retain(|known| known.strong_count() > 0);
@@ -97,10 +98,10 @@ impl Strategy {
 }
 
 impl ReplicaContext {
-    /// Notes this replica's part of a state that is about to change, unless this run has noted it before.
+    /// Saves this replica's part of a state that is about to change, unless this run has saved it already.
     ///
     /// # Errors
-    /// [`Error::NotNoted`] where the state cannot be read.
+    /// [`Error::NotNoted`] if the state cannot be read.
     ///
     /// # Examples
     /// See [`Recoverable`].
@@ -108,27 +109,27 @@ impl ReplicaContext {
         self.recovery().keep(self.local_replica_id(), state)
     }
 
-    /// Makes what this replica has changed so far final: for authors of optimizers, to be called when a step is certain to
+    /// Makes this replica's changes so far final. For authors of optimizers, to be called when a step is certain to
     /// succeed on all replicas of this process.
     ///
     /// # Errors
-    /// [`Error::NotNoted`] where the state cannot be read.
+    /// [`Error::NotNoted`] if the state cannot be read.
     pub fn commit(&self) -> Result<()> {
         self.recovery().commit(self.local_replica_id())
     }
 
-    /// Whether the batch that this replica works on has examples of its own. One without has a row that another replica has,
-    /// too, so that no model meets an empty batch; what comes of it weighs nothing. Normalisation over all replicas leaves it
-    /// out, and so do [`Strategy::reduce`] and [`gather`](Strategy::gather) of what the run returns; running statistics and
-    /// on-read variables of the replica stay as they were.
+    /// Returns whether this replica's batch has examples of its own. A replica without any gets a row that another
+    /// replica also has, so that no model meets an empty batch; its results have weight 0. They are excluded by
+    /// normalisation over all replicas, and by [`Strategy::reduce`] and [`gather`](Strategy::gather) of the run's
+    /// results; running statistics and on-read variables of the replica are unchanged.
     ///
-    /// A closure that computes a loss by hand, or reduces something itself, multiplies it by [`weight`](ReplicaContext::weight).
-    /// (The integration of a tensor library may have a way that is better for losses, such as `weigh` for candle.)
+    /// A closure that computes a loss or a reduction by hand multiplies it by [`weight`](ReplicaContext::weight). (The
+    /// integration of a tensor library may offer a better way for losses, such as `weigh` for candle.)
     pub fn has_examples(&self) -> bool {
         self.recovery().has_examples(self.local_replica_id())
     }
 
-    /// What the results of this replica's batch are to be multiplied by: 1, or 0 where it has no
+    /// Returns the weight of this replica's results: 1, or 0 if its batch has no
     /// [examples](ReplicaContext::has_examples).
     ///
     /// # Examples
@@ -156,17 +157,17 @@ impl ReplicaContext {
         f64::from(u8::from(self.has_examples()))
     }
 
-    /// Says whether the batch that this replica works on from now on has examples of its own: for closures that work on several
-    /// batches. Of those that a run was given as arguments it is known.
+    /// Sets whether the batch that this replica works on from now on has examples of its own, for closures that work on
+    /// several batches. For batches passed as arguments of a run it is known.
     pub fn begin_batch(&self, has_examples: bool) {
         self.recovery().begin_batch(self.local_replica_id(), has_examples);
     }
 
-    /// Refuses the loss of a replica without examples for which nobody has asked for the [`weight`](ReplicaContext::weight):
-    /// for authors of optimizers.
+    /// Checks that the [`weight`](ReplicaContext::weight) was read if this replica has no examples. For authors of
+    /// optimizers.
     ///
     /// # Errors
-    /// [`Error::Unweighed`].
+    /// [`Error::Unweighed`] if it was not, so that the loss cannot have been multiplied by it.
     pub fn check_weighed(&self) -> Result<()> {
         let weighed = self.recovery().weighed[self.local_replica_id()].load(Ordering::Relaxed);
         if weighed || self.has_examples() { Ok(()) } else { Err(Error::Unweighed { replica: self.replica_id() }) }
@@ -188,18 +189,18 @@ impl Recoverable for Undo {
     }
 }
 
-/// What a run has noted.
+/// The state saved by a run.
 pub(crate) struct Recovery {
-    /// Of each local replica.
+    /// One list per local replica.
     states: Vec<Mutex<Vec<Arc<dyn Recoverable>>>>,
     /// Whether the batch of each local replica has examples.
     examples: Vec<AtomicBool>,
-    /// Whether each has asked for its weight.
+    /// Whether each has read its weight.
     weighed: Vec<AtomicBool>,
 }
 
 impl Recovery {
-    /// For a run that begins; [`begin`](Recovery::begin) notes the first states.
+    /// Creates the record of a run that begins; [`begin`](Recovery::begin) saves the first states.
     pub(crate) fn new(replicas: usize, watched: &Mutex<Vec<Weak<dyn Recoverable>>>) -> Recovery {
         let watched: Vec<Arc<dyn Recoverable>> = lock(watched).iter().filter_map(Weak::upgrade).collect();
         Recovery {
@@ -209,16 +210,16 @@ impl Recovery {
         }
     }
 
-    /// Notes what every run notes, on the replica's thread.
+    /// Saves the state that every run saves, on the replica's thread.
     pub(crate) fn begin(&self, local: usize) -> Result<()> {
         let states = lock(&self.states[local]).clone();
         states.iter().try_for_each(|state| state.note(local)).map_err(Error::NotNoted)
     }
 
-    /// Makes all states of a replica final: what is there now is what a failure goes back to.
+    /// Makes all states of a replica final: a later failure restores them as they are now.
     pub(crate) fn commit(&self, local: usize) -> Result<()> {
         let (states, has_examples) = (lock(&self.states[local]).clone(), self.has_examples(local));
-        // All of them, so that they are of one step.
+        // Commits all of them despite an error, so that they belong to one step.
         let outcomes = states.iter().map(|state| state.commit(local, has_examples));
         outcomes.fold(Ok(()), Result::and).map_err(Error::NotNoted)
     }
@@ -233,7 +234,7 @@ impl Recovery {
         self.examples[local].load(Ordering::Relaxed)
     }
 
-    /// The run has succeeded on all replicas.
+    /// Commits all replicas after the run has succeeded on all of them.
     pub(crate) fn end(&self) -> Result<()> {
         (0..self.states.len()).try_for_each(|local| self.commit(local))
     }
@@ -248,7 +249,7 @@ impl Recovery {
         state.note(local).map_err(Error::NotNoted)
     }
 
-    /// Takes everything back that was noted, on all replicas; all of it is tried, and the first failure is returned.
+    /// Restores all saved states on all replicas. Tries all of them and returns the first failure.
     pub(crate) fn take_back(&self) -> Result<(), RecoveryError> {
         let mut outcome = Ok(());
         let mut note = |result: Result<(), RecoveryError>| {
@@ -272,7 +273,7 @@ impl Recovery {
     }
 }
 
-/// By address alone: one type's table of methods may be there several times.
+/// Compares addresses only, since one type may have several vtables.
 fn same(one: &Arc<dyn Recoverable>, other: &Arc<dyn Recoverable>) -> bool {
     std::ptr::addr_eq(Arc::as_ptr(one), Arc::as_ptr(other))
 }

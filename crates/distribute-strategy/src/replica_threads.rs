@@ -1,7 +1,7 @@
 //! The threads that replicas run on.
 //!
-//! A rayon pool would not do: a replica that waits in a collective inside one of rayon's joins may steal the task of the
-//! very replica it waits for.
+//! A rayon pool would not do: a replica that waits in a collective inside one of rayon's joins may steal the task of
+//! the very replica it waits for.
 #![expect(unsafe_code, reason = "replica closures borrow from their caller, who waits for them")]
 
 use std::any::Any;
@@ -14,12 +14,12 @@ use crossbeam_channel::{Sender, bounded};
 
 use crate::{Error, Result};
 
-/// What a panicking closure left behind.
+/// The payload of a panicked closure.
 pub(crate) type Panic = Box<dyn Any + Send>;
 
 type Task<'a> = Box<dyn FnOnce() + Send + 'a>;
 
-/// One thread for each replica of this process but the first, which runs on the caller's.
+/// One thread for each replica of this process except the first, which runs on the caller's thread.
 pub(crate) struct ReplicaThreads {
     threads: Vec<(Sender<Task<'static>>, JoinHandle<()>)>,
 }
@@ -43,7 +43,7 @@ impl ReplicaThreads {
 
     /// Runs one closure per replica, all at the same time, and returns when all have ended.
     ///
-    /// How long that takes is up to the closures; what they wait for has deadlines of its own.
+    /// It waits without a deadline of its own; the operations that the closures wait for have deadlines.
     pub(crate) fn run<'a, R: Send + 'a>(
         &self,
         mut closures: Vec<Box<dyn FnOnce() -> R + Send + 'a>>,
@@ -53,7 +53,7 @@ impl ReplicaThreads {
         {
             let (mine, others) = results.split_at_mut(1);
             let latch = Arc::new(Latch { pending: AtomicUsize::new(closures.len()), waiter: std::thread::current() });
-            // Waits when it is dropped, so that no borrow ends before the threads are done, whatever happens below.
+            // Waits when dropped, so that no borrow ends before the threads are done, whatever happens below.
             let wait = WaitOnDrop(&latch);
             for ((closure, result), (sender, _)) in closures.into_iter().zip(others).zip(&self.threads) {
                 let latch = latch.clone();
@@ -61,11 +61,11 @@ impl ReplicaThreads {
                     *result = Some(catch_unwind(AssertUnwindSafe(closure)));
                     latch.count_down();
                 });
-                // SAFETY: the task borrows for 'a at most, and this function does not return before the latch says that the
-                // task has ended: `wait` is dropped first, on every path.
+                // SAFETY: the task borrows for 'a at most, and this function does not return before the latch says that
+                // the task has ended: `wait` is dropped first, on every path.
                 let task: Task<'static> = unsafe { std::mem::transmute::<Task<'_>, Task<'static>>(task) };
                 if let Err(refused) = sender.send(task) {
-                    // The thread is gone; run here rather than lose the replica.
+                    // The thread has ended; run the task here rather than lose the replica.
                     (refused.0)();
                 }
             }
@@ -80,7 +80,7 @@ impl Drop for ReplicaThreads {
     fn drop(&mut self) {
         for (sender, thread) in self.threads.drain(..) {
             drop(sender);
-            // Ends as soon as its channel is closed: no task is under way while the threads are not borrowed.
+            // Ends as soon as its channel is closed: no task is running while the threads are not borrowed.
             if thread.thread().id() != std::thread::current().id() {
                 let _ = thread.join();
             }
@@ -106,7 +106,7 @@ struct WaitOnDrop<'a>(&'a Latch);
 
 impl Drop for WaitOnDrop<'_> {
     fn drop(&mut self) {
-        // Replicas end within microseconds of each other: their last collective has just let them go.
+        // Replicas end within microseconds of each other, since they have just left the same collective.
         for _ in 0..SPINS {
             if self.0.pending.load(Ordering::Acquire) == 0 {
                 return;

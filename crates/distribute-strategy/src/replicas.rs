@@ -1,4 +1,4 @@
-//! What a strategy holds of this process: its devices, its replicas' threads, and their ranks.
+//! The part of a strategy in this process: its devices, its replicas' threads, and their ranks.
 
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 
@@ -9,7 +9,7 @@ use distribute_device::{Device, DeviceKind, DeviceSpec, Devices};
 use crate::replica_threads::ReplicaThreads;
 use crate::running::Running;
 use crate::settings::Settings;
-use crate::step_word::StepWord;
+use crate::step_header::StepHeader;
 use crate::{Recoverable, Result, Topology};
 
 /// The replicas of this process: their devices, their threads and their ranks.
@@ -19,36 +19,38 @@ pub struct Replicas {
     pub(crate) coordination: Option<Arc<Coordination>>,
     pub(crate) threads: ReplicaThreads,
     pub(crate) running: Running,
-    /// What every run notes; see [`Strategy::recover`].
+    /// The states that every run saves; see [`Strategy::recover`].
     pub(crate) watched: Mutex<Vec<Weak<dyn Recoverable>>>,
     groups: RwLock<Arc<Vec<ProcessGroup>>>,
     /// See [`ReplicaContext::graph_group`](crate::ReplicaContext::graph_group); one per replica, made when first used.
     graph_groups: Mutex<Vec<Option<Arc<ProcessGroup>>>>,
     options: Options,
-    pub(crate) step_word: StepWord,
+    pub(crate) step_header: StepHeader,
     pub(crate) settings: Settings,
-    /// Where the devices are looked up; none for this machine's.
+    /// The table of devices; `None` for this machine's.
     table: Option<Devices>,
-    /// Opened when first used.
+    /// The replicas' devices, opened on first use.
     handles: Mutex<Vec<Option<Arc<dyn Device>>>>,
-    /// As [`graph_groups`](Replicas::graph_groups).
+    /// The groups of the replicas' devices; one per replica, made when first used.
     device_groups: Mutex<Vec<Option<Arc<DeviceGroup>>>>,
 }
 
 impl Replicas {
-    /// Replicas of one process alone.
+    /// Creates the replicas of a single process.
     ///
     /// # Errors
-    /// The group or the threads cannot be made.
+    /// [`Error::Collective`](crate::Error::Collective) or [`Error::Thread`](crate::Error::Thread) if the group or the
+    /// threads cannot be created.
     pub fn local(devices: Vec<DeviceSpec>, options: Options) -> Result<Replicas> {
         let groups = ProcessGroup::local_with(devices.len(), &options)?;
         Replicas::new(devices, groups, None, options)
     }
 
-    /// The replicas of this process in a group of several.
+    /// Creates the replicas of this process in a group of several processes.
     ///
     /// # Errors
-    /// The group cannot be joined, or the threads cannot be made.
+    /// [`Error::Collective`](crate::Error::Collective) if the group cannot be joined,
+    /// [`Error::Thread`](crate::Error::Thread) if the threads cannot be created.
     pub fn joined(devices: Vec<DeviceSpec>, coordination: Arc<Coordination>, options: Options) -> Result<Replicas> {
         let groups = ProcessGroup::join(&coordination, devices.len(), &options)?;
         Replicas::new(devices, groups, Some(coordination), options)
@@ -68,7 +70,7 @@ impl Replicas {
         };
         let threads = ReplicaThreads::start(replicas_per_worker, topology.first_replica())?;
         let (groups, graph_groups) = (RwLock::new(Arc::new(groups)), Mutex::new(vec![None; replicas_per_worker]));
-        let step_word = StepWord::default();
+        let step_header = StepHeader::default();
         let settings = Settings::default();
         let handles = Mutex::new(vec![None; replicas_per_worker]);
         let device_groups = Mutex::new((0..replicas_per_worker).map(|_| None).collect());
@@ -82,7 +84,7 @@ impl Replicas {
             groups,
             graph_groups,
             options,
-            step_word,
+            step_header,
             settings,
             table: None,
             handles,
@@ -90,12 +92,12 @@ impl Replicas {
         })
     }
 
-    /// The same, whose devices are those of a table.
+    /// Looks devices up in this table instead of this machine's.
     pub(crate) fn with_table(self, table: Option<Devices>) -> Replicas {
         Replicas { table, ..self }
     }
 
-    /// A replica's device, the same handle each time.
+    /// Returns a replica's device, the same handle each time.
     pub(crate) fn device(&self, local: usize) -> Result<Arc<dyn Device>> {
         let mut handles = self.handles.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(handle) = &handles[local] {
@@ -103,7 +105,7 @@ impl Replicas {
         }
         let spec = &self.devices[local];
         let table = match (&self.table, spec.kind()) {
-            // One CPU stands for as many logical ones as are named.
+            // Any number of logical CPUs may be named.
             (_, Some(DeviceKind::Cpu)) => Devices::with_cpus(spec.index().map_or(1, |index| index as usize + 1))?,
             (Some(table), _) => table.clone(),
             (None, _) => Devices::local(),
@@ -112,7 +114,7 @@ impl Replicas {
         Ok(handles[local].insert(table.open(&place)?).clone())
     }
 
-    /// The group of the replicas' devices that `make` makes when it is first asked for.
+    /// Returns a replica's device group, which `make` creates on the first call.
     pub(crate) fn device_group(
         &self,
         local: usize,
@@ -122,13 +124,13 @@ impl Replicas {
         if let Some(group) = held {
             return Ok(group);
         }
-        // All replicas make theirs together, so nobody may hold the lock meanwhile.
+        // All replicas create theirs together, so the lock must not be held meanwhile.
         let group = Arc::new(make(self.device(local)?)?);
         self.device_groups.lock().unwrap_or_else(PoisonError::into_inner)[local] = Some(group.clone());
         Ok(group)
     }
 
-    /// Ends the groups that were made besides the first.
+    /// Aborts a replica's graph group and device group, if they were made.
     pub(crate) fn abort_further_groups(&self, local: usize, reason: &str, kind: FailureKind) {
         if let Some(group) = &self.graph_groups.lock().unwrap_or_else(PoisonError::into_inner)[local] {
             group.abort_as(reason, kind);
@@ -138,12 +140,12 @@ impl Replicas {
         }
     }
 
-    /// Says of all local replicas whether they are between runs; see [`ProcessGroup::rest`].
+    /// Sets for all local replicas whether they are between runs; see [`ProcessGroup::rest`].
     pub(crate) fn rest(&self, groups: &[ProcessGroup], resting: bool) {
         (0..groups.len()).for_each(|local| self.rest_one(groups, local, resting));
     }
 
-    /// The same of one.
+    /// Sets for one local replica whether it is between runs.
     pub(crate) fn rest_one(&self, groups: &[ProcessGroup], local: usize, resting: bool) {
         groups[local].rest(resting);
         if let Some(group) = &self.graph_groups.lock().unwrap_or_else(PoisonError::into_inner)[local] {
@@ -155,7 +157,7 @@ impl Replicas {
         self.graph_groups.lock().unwrap_or_else(PoisonError::into_inner)[local].is_some()
     }
 
-    /// The group of one replica that `make` makes when it is first asked for.
+    /// Returns a replica's graph group, which `make` creates on the first call.
     pub(crate) fn graph_group(
         &self,
         local: usize,
@@ -165,7 +167,7 @@ impl Replicas {
         if let Some(group) = held {
             return Ok(group);
         }
-        // All replicas make theirs together, so nobody may hold the lock meanwhile.
+        // All replicas create theirs together, so the lock must not be held meanwhile.
         let group = Arc::new(make()?);
         self.graph_groups.lock().unwrap_or_else(PoisonError::into_inner)[local] = Some(group.clone());
         Ok(group)
@@ -175,13 +177,13 @@ impl Replicas {
         self.groups.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// What connects the processes.
+    /// Returns the name of the transport between the processes.
     pub fn transport(&self) -> &'static str {
         self.groups().first().map_or("local", ProcessGroup::transport_name)
     }
 
-    /// After a failed run the group is aborted. Replicas of one process get a new one; several processes start again
-    /// from a checkpoint.
+    /// Replaces the groups that a failed run has aborted, if the replicas are in one process. Several processes are
+    /// restarted from a checkpoint instead.
     pub(crate) fn renew(&self) -> Result<()> {
         if self.topology.workers == 1 {
             let fresh = ProcessGroup::local_with(self.devices.len(), &self.options)?;

@@ -1,4 +1,4 @@
-//! Running a closure on every replica.
+//! Runs a closure on every replica.
 
 use std::sync::{Arc, PoisonError};
 
@@ -11,26 +11,30 @@ use crate::recovery::Recovery;
 use crate::{Error, Examples, ReplicaArgs, ReplicaContext, Result, Strategy};
 
 impl Strategy {
-    /// Runs `body` once on each replica of this process, all at the same time, and collects what they return.
+    /// Runs `body` once on each replica of this process, all at the same time, and collects the results.
     ///
-    /// Each replica gets its part of `args`; whatever is the same for all is borrowed by the closure. The facade's `run`
-    /// is this with its own error type. In a step for which some replicas have no examples, see
+    /// Each replica gets its part of `args`; the closure borrows whatever is the same for all. The facade's `run` is
+    /// this function with its own error type. For steps in which some replicas have no examples, see
     /// [`ReplicaContext::has_examples`].
     ///
     /// # Errors
-    /// The first error of a replica. The others leave their collectives with an error that names it. A replica's panic is
-    /// [`Error::ReplicaPanicked`]. Where every replica returned `Ok`, but a collective had failed, the collective's error.
-    /// [`Error::Busy`] where another thread's run does not end, [`Error::Context`] inside a run, [`Error::MixedExamples`] for
-    /// several batches of which a replica has examples in some and none in others.
+    /// - The first error of a replica. The others leave their collectives with an error that names it.
+    /// - [`Error::ReplicaPanicked`] if a replica panicked.
+    /// - [`Error::Collective`] if every replica returned `Ok` although a collective had failed.
+    /// - [`Error::Busy`] if a run of another thread does not end in time.
+    /// - [`Error::Context`] inside a run.
+    /// - [`Error::Arguments`] if an argument does not have one component per replica.
+    /// - [`Error::MixedExamples`] if a replica has examples in one of several batches and none in another.
+    /// - [`Error::NotTakenBack`] if the changes of a failed run could not be undone.
     ///
-    /// After an error all replicas of this process are at the same state between two steps, bit for bit: that after the last
-    /// step which an optimizer has [committed](ReplicaContext::commit), or, without one, that before the run. It covers
-    /// parameters, optimizers, running statistics, [random streams](crate::ReplicaRandom), and variables of
-    /// [`Strategy::variable`]; other state takes part as [`Recoverable`](crate::Recoverable). Several processes are
-    /// started again from a checkpoint; each is then at the state before or after the step that failed.
+    /// After an error all replicas of this process have the same state between two steps, bit for bit: that after the
+    /// last step which an optimizer has [committed](ReplicaContext::commit), or, if there is none, that before the run.
+    /// This covers parameters, optimizers, running statistics, [random streams](crate::ReplicaRandom), and variables of
+    /// [`Strategy::variable`]; other state is covered if it is [`Recoverable`](crate::Recoverable). Several processes
+    /// are restarted from a checkpoint; each then has the state before or after the step that failed.
     ///
     /// # Source
-    /// `tf.distribute.Strategy.run`, except that replicas really run at the same time.
+    /// `tf.distribute.Strategy.run`, except that replicas run concurrently.
     pub fn run_with<A, R, E>(
         &self,
         args: A,
@@ -56,7 +60,7 @@ impl Strategy {
         let examples = examples.of_replicas(topology.first_replica())?;
         let parts = args.split(topology.replicas_per_worker)?;
         let timeout = replicas.groups().first().map(ProcessGroup::timeout).unwrap_or_default();
-        // One run at a time; what another run has made anew is looked up after it.
+        // Only one run at a time. The groups are looked up afterwards, since a failed run replaces them.
         let running = replicas.running.enter(timeout)?;
         let groups = replicas.groups();
         let meeting = Arc::new(Meeting::new(topology.replicas_per_worker, topology.first_replica()));
@@ -74,7 +78,7 @@ impl Strategy {
                 let context = ReplicaContext::new(self, local, groups.clone(), meeting.clone(), recovery.clone());
                 let (meeting, first_failure) = (&meeting, &first_failure);
                 Box::new(move || {
-                    // Also runs when the body panics, so that nobody waits for this replica.
+                    // Also dropped if the body panics, so that no peer waits for this replica.
                     let mut ending = Ending { context: &context, meeting, reason: Some("it panicked".to_owned()) };
                     let frame = context::push(Frame::Replica(context.clone()));
                     let outcome = context.begin().map_err(E::from).and_then(|()| body(&context, part));
@@ -100,7 +104,7 @@ impl Strategy {
                 Ok(Err(error)) => failures.push((local, error)),
                 Err(panic) => {
                     let replica = topology.first_replica() + local;
-                    panicked.get_or_insert(Error::ReplicaPanicked { replica, message: said(panic.as_ref()) });
+                    panicked.get_or_insert(Error::ReplicaPanicked { replica, message: panic_message(panic.as_ref()) });
                 }
             }
         }
@@ -126,19 +130,20 @@ impl Strategy {
         }
     }
 
-    /// Why the group of a process alone has ended, though no replica returned an error: then a closure has taken one for no
-    /// matter, and the others may not have. Between several processes a peer may just have ended well.
+    /// Returns why the group of a single process was aborted although no replica returned an error: a closure has
+    /// ignored a failure that other replicas may not have seen. Between several processes a peer may just have ended
+    /// normally.
     fn unheeded(&self, groups: &[ProcessGroup]) -> Option<Error> {
         let alone = self.topology().workers == 1;
         groups.first().filter(|_| alone).and_then(ProcessGroup::failure).map(Error::from)
     }
 }
 
-/// Tells a replica's peers how it ended.
+/// Reports to a replica's peers, when dropped, how it ended.
 struct Ending<'a> {
     context: &'a ReplicaContext,
     meeting: &'a Meeting,
-    /// Why it failed; `None` where it did not.
+    /// Why it failed; `None` if it succeeded.
     reason: Option<String>,
 }
 
@@ -152,14 +157,14 @@ impl Drop for Ending<'_> {
             None => {
                 let local = self.context.local_replica_id();
                 self.meeting.end(local, "ended its run without this merge_call");
-                // Whoever waits for a call of it learns that none will come.
+                // Peers that wait for a call of this replica learn that none will come.
                 self.context.rest();
             }
         }
     }
 }
 
-fn said(panic: &(dyn std::any::Any + Send)) -> String {
+fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "(no message)".to_owned())
 }
@@ -194,7 +199,7 @@ mod tests {
     #[test]
     fn a_run_that_a_replica_waits_for_ends_by_its_deadline() {
         let strategy = strategy(Duration::from_millis(100));
-        // On a thread that knows nothing of the replica.
+        // On a thread outside all replicas.
         let nested = || strategy.run_with((), |_, ()| Ok::<(), Error>(())).map(drop).map_err(|error| error.to_string());
         let told = strategy
             .run_with((), |_, ()| Ok::<_, Error>(std::thread::scope(|scope| scope.spawn(nested).join().unwrap())));

@@ -1,18 +1,18 @@
-//! One run at a time.
+//! Mutual exclusion of runs.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::{Error, Result};
 
-/// Whether a run is under way.
+/// The run in progress, if any.
 #[derive(Default)]
 pub(crate) struct Running {
     present: Mutex<Option<Run>>,
     ended: Condvar,
 }
 
-/// The run under way.
+/// A run in progress.
 struct Run {
     thread: String,
     since: Instant,
@@ -22,10 +22,10 @@ struct Run {
 pub(crate) struct Entered<'a>(&'a Running);
 
 impl Running {
-    /// Begins a run, after the one under way has ended.
+    /// Begins a run after the one in progress has ended.
     ///
     /// # Errors
-    /// [`Error::Busy`] where that has not ended in time.
+    /// [`Error::Busy`] if that does not end within `timeout`.
     pub(crate) fn enter(&self, timeout: Duration) -> Result<Entered<'_>> {
         let began = Instant::now();
         let mut present = self.lock();

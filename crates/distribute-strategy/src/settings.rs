@@ -1,17 +1,17 @@
-//! Settings that must be the same on all workers, compared with every step.
+//! Settings that must be equal on all workers, compared in every step.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
 use distribute_collectives::{Difference, Rank};
 
-use crate::step_word::STEP_WORDS;
+use crate::step_header::STEP_WORDS;
 use crate::{Error, ReplicaContext, Strategy};
 
-/// Bits of a settings word: sums over as many workers as there can be stay within 32 bits.
-const WORD_BITS: u32 = 16;
+/// Bits of the digest in each number of the step header: sums over any number of workers stay within 32 bits.
+const DIGEST_BITS: u32 = 16;
 
-/// What has been declared.
+/// The declared settings.
 #[derive(Default)]
 pub(crate) struct Settings(Mutex<Declared>);
 
@@ -22,11 +22,11 @@ struct Declared {
 }
 
 impl Strategy {
-    /// Declares a setting of the program that must be the same on all workers: the next step of an optimizer fails on all of
-    /// them where it is not, with a sentence that names the setting and both values. Declaring a name again replaces its value.
+    /// Declares a setting of the program that must be equal on all workers. If it is not, the next optimizer step fails
+    /// on all of them with an error that names the setting and both values. Declaring a name again replaces its value.
     ///
-    /// Optimizers, models and distributed datasets declare their own; this is for what a program decides by itself. It costs
-    /// nothing: a digest travels with each step.
+    /// Optimizers, models and distributed datasets declare their own settings; this is for those that a program chooses
+    /// itself. It costs nothing: a digest travels with each step.
     ///
     /// # Examples
     /// ```
@@ -48,28 +48,31 @@ impl Strategy {
     }
 }
 
-/// 64 bits of FNV-1a.
+/// Computes the 64-bit FNV-1a hash of `bytes`, chained to the hash `before`.
 pub fn digest(before: u64, bytes: impl IntoIterator<Item = u8>) -> u64 {
     let basis = 0xcbf2_9ce4_8422_2325 ^ before;
     bytes.into_iter().fold(basis, |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
 impl ReplicaContext {
-    /// The words of a step that tell settings: of the program and, by its digest, of the optimizer.
+    /// Returns the numbers of a step header that identify the settings of the program and, by its digest, of the
+    /// optimizer.
     pub(crate) fn settings_words(&self, optimizer: u64) -> [u32; 2] {
         let declared = self.strategy().replicas().settings.0.lock().unwrap_or_else(PoisonError::into_inner).digest;
         let all = digest(declared, optimizer.to_le_bytes());
-        // Sums of equal words are their multiples; that of different ones is, by chance, once in four thousand million.
-        [all >> 48, all >> 32].map(|word| word as u32 & ((1 << WORD_BITS) - 1))
+        // The sum of equal digests is their multiple; the sum of different ones is so by chance once in four thousand
+        // million.
+        [all >> 48, all >> 32].map(|number| number as u32 & ((1 << DIGEST_BITS) - 1))
     }
 
-    /// Compares the sums of a step's words with what equal settings on all workers would give.
+    /// Compares the sums of a step's headers with those that equal settings on all workers would give.
     ///
-    /// `optimizer` is what was given to [`step_words`](ReplicaContext::step_words); `lines` describes it, one setting a line.
-    /// Every replica calls this with the same sums.
+    /// `optimizer` is the digest that was passed to [`step_words`](ReplicaContext::step_words); `lines` describes the
+    /// optimizer, one setting per line. Every replica calls this with the same sums.
     ///
     /// # Errors
-    /// [`Error::SettingsDiffer`] names the first setting that differs; those of collectives.
+    /// [`Error::SettingsDiffer`] names the first setting that differs; [`Error::Collective`] if a worker is missing or
+    /// fails.
     pub fn check_settings(
         &self,
         sums: [u32; STEP_WORDS],
@@ -77,15 +80,17 @@ impl ReplicaContext {
         lines: impl FnOnce() -> Vec<String>,
     ) -> Result<(), Error> {
         let workers = self.strategy().topology().workers as u32;
-        let expected = self.settings_words(optimizer).map(|word| word.wrapping_mul(workers));
+        let expected = self.settings_words(optimizer).map(|number| number.wrapping_mul(workers));
         if sums[STEP_WORDS - 2..] == expected { Ok(()) } else { self.compare_settings(lines()) }
     }
 
-    /// Compares settings with those of all other workers now: those of the program, and `lines`, one setting a line. For what must
-    /// be known to be equal before a step's operations, which would differ themselves. Every replica calls this.
+    /// Compares the program's settings and `lines`, one setting per line, with those of all other workers at once. For
+    /// settings that must be equal before a step's operations, because those would differ themselves. Every replica
+    /// calls this.
     ///
     /// # Errors
-    /// As [`check_settings`](ReplicaContext::check_settings).
+    /// [`Error::SettingsDiffer`] names the first setting that differs; [`Error::Collective`] if a worker is missing or
+    /// fails.
     pub fn compare_settings(&self, lines: Vec<String>) -> Result<(), Error> {
         if self.strategy().topology().workers == 1 {
             return Ok(());
@@ -95,7 +100,7 @@ impl ReplicaContext {
         let group = self.group();
         let found = group.first_difference(&all).map_err(Error::from)?;
         let Some(Difference { mine, theirs, rank, .. }) = found else {
-            // What was declared has changed since the step began.
+            // The declared settings have changed since the step began.
             return Ok(());
         };
         let missing = || "nothing of the kind".to_owned();
@@ -106,7 +111,8 @@ impl ReplicaContext {
             there: name(rank),
             theirs: theirs.unwrap_or_else(missing),
         };
-        // Here, where the kind is known: a worker that has not read all answers yet ends with the same exit code.
+        // Aborted here, where the kind is known, so that a worker that has not read all answers yet ends with the same
+        // exit code.
         group.abort_as(&error.to_string(), error.failure_kind());
         Err(error)
     }

@@ -1,4 +1,4 @@
-//! The handle that programs hold, and what is behind it.
+//! The strategy handle that programs hold, and the trait behind it.
 
 use std::sync::Arc;
 
@@ -13,30 +13,30 @@ use distribute_values::{
 use crate::context::{self, Frame};
 use crate::{Error, Recoverable, Replicas, Result};
 
-/// Where the replicas of this process stand among all replicas.
+/// The position of this process's replicas among all replicas.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Topology {
-    /// Processes that hold replicas.
+    /// The number of processes that hold replicas.
     pub workers: usize,
-    /// This process among them.
+    /// The index of this process among them.
     pub worker: usize,
-    /// Replicas in each process.
+    /// The number of replicas in each process.
     pub replicas_per_worker: usize,
 }
 
 impl Topology {
-    /// The number of replicas in all processes.
+    /// Returns the number of replicas in all processes.
     pub fn num_replicas(&self) -> usize {
         self.workers * self.replicas_per_worker
     }
 
-    /// The id of this process's first replica.
+    /// Returns the id of this process's first replica.
     pub fn first_replica(&self) -> usize {
         self.worker * self.replicas_per_worker
     }
 }
 
-/// What the author of a strategy implements.
+/// The interface that authors of strategies implement.
 ///
 /// # Examples
 /// ```
@@ -65,18 +65,18 @@ impl Topology {
 /// ```
 ///
 /// # Source
-/// `tf.distribute.StrategyExtended`, less what Rust's types say already.
+/// `tf.distribute.StrategyExtended`, except what Rust's types express already.
 pub trait StrategyExtended: Send + Sync {
-    /// The strategy's name, such as `Mirrored`.
+    /// Returns the strategy's name, such as `Mirrored`.
     fn name(&self) -> &'static str;
 
-    /// The replicas of this process.
+    /// Returns the replicas of this process.
     fn replicas(&self) -> &Replicas;
 
-    /// One line that says what was chosen, for banners.
+    /// Returns one line that describes the strategy, for banners.
     fn describe(&self) -> String;
 
-    /// Whether all replicas of this process share one copy of every variable.
+    /// Returns whether all replicas of this process share one copy of every variable.
     fn shares_variables(&self) -> bool {
         false
     }
@@ -92,24 +92,25 @@ pub struct Strategy {
 }
 
 impl Strategy {
-    /// The handle of a strategy implementation.
+    /// Creates the handle of a strategy implementation.
     pub fn new(extended: impl StrategyExtended + 'static) -> Strategy {
         Strategy { extended: Arc::new(extended) }
     }
 
-    /// The strategy of programs that choose none: one replica, on the CPU.
+    /// Returns the strategy of programs that choose none: one replica, on the CPU.
     ///
     /// # Errors
-    /// None in practice; the signature is that of all strategies.
+    /// [`Error::Collective`] if a variable of the environment that sets communication options cannot be read.
     pub fn default_strategy() -> Result<Strategy> {
         crate::one_device::default_strategy()
     }
 
-    /// The strategy that the environment asks for: [`MultiWorkerMirroredStrategy`](crate::MultiWorkerMirroredStrategy)
-    /// where TF_CONFIG, RANK and WORLD_SIZE, Open MPI or Slurm say that this process is one of several, else the default.
+    /// Returns the strategy that the environment describes:
+    /// [`MultiWorkerMirroredStrategy`](crate::MultiWorkerMirroredStrategy) if TF_CONFIG, RANK and WORLD_SIZE, Open MPI
+    /// or Slurm make this process one of several, else the default.
     ///
     /// # Errors
-    /// [`Error::Cluster`] where the variables are wrong or other tasks are missing.
+    /// [`Error::Cluster`] if the variables are invalid or other tasks are missing.
     pub fn from_env() -> Result<Strategy> {
         match distribute_cluster::Membership::from_env()? {
             Some(_) => crate::MultiWorkerMirroredStrategy::builder().build(),
@@ -117,49 +118,50 @@ impl Strategy {
         }
     }
 
-    /// What the strategy's author implemented.
+    /// Returns the implementation behind the handle.
     pub fn extended(&self) -> &dyn StrategyExtended {
         self.extended.as_ref()
     }
 
-    /// The strategy's name, such as `Mirrored`.
+    /// Returns the strategy's name, such as `Mirrored`.
     pub fn name(&self) -> &'static str {
         self.extended.name()
     }
 
-    /// One line that says what was chosen: `MultiWorkerMirrored 2 workers × 1 CPU · tcp`.
+    /// Returns one line that describes the strategy: `MultiWorkerMirrored 2 workers × 1 CPU · tcp`.
     pub fn describe(&self) -> String {
         self.extended.describe()
     }
 
-    /// The number of replicas that train in step, on all processes.
+    /// Returns the number of replicas that train in step, over all processes.
     pub fn num_replicas_in_sync(&self) -> usize {
         self.replicas().topology.num_replicas()
     }
 
-    /// The number of replicas in this process.
+    /// Returns the number of replicas in this process.
     pub fn num_local_replicas(&self) -> usize {
         self.replicas().topology.replicas_per_worker
     }
 
-    /// Where this process stands among all.
+    /// Returns the position of this process among all.
     pub fn topology(&self) -> Topology {
         self.replicas().topology
     }
 
-    /// Whether all replicas of this process share one copy of every variable.
+    /// Returns whether all replicas of this process share one copy of every variable.
     pub fn shares_variables(&self) -> bool {
         self.extended.shares_variables()
     }
 
-    /// A variable with the components that this strategy gives it, all with the initial value of the first replica: on
-    /// several workers, the chief's.
+    /// Creates a variable with the components that this strategy gives it, all with the initial value of the first
+    /// replica: on several workers, the chief's.
     ///
-    /// Every worker calls this. An on-read variable has a component per replica under every strategy. What replicas wrote to it
-    /// in a run that fails is taken back.
+    /// Every worker must call this. An on-read variable has one component per replica under every strategy. A failed
+    /// run's writes to it are undone.
     ///
     /// # Errors
-    /// [`Error::Context`] inside a replica; the variable's own, such as a mean of integers; the collective's.
+    /// [`Error::Context`] inside a replica; [`Error::Values`] if the options do not fit, such as a mean of integers;
+    /// [`Error::Collective`] if a worker is missing or fails.
     ///
     /// # Examples
     /// ```
@@ -192,7 +194,7 @@ impl Strategy {
         Ok(self.watching(variable.undoable()))
     }
 
-    /// Has failed runs take back what replicas wrote to a variable.
+    /// Makes failed runs undo what replicas wrote to a variable.
     fn watching<T>(&self, variable: DistributedVariable<T>) -> DistributedVariable<T> {
         if let Some(undo) = variable.undo() {
             let undo: Arc<dyn Recoverable> = undo.clone();
@@ -201,19 +203,19 @@ impl Strategy {
         variable
     }
 
-    /// Runs `body` for each component of a variable on this process, in its [`Place::Update`]: what it writes there is that
-    /// component only. A component that replicas share is updated once.
+    /// Runs `body` for each component of a variable in this process, in its [`Place::Update`]: a write there changes
+    /// that component only. A component that replicas share is updated once.
     ///
     /// # Errors
-    /// [`Error::Context`] inside a replica, and the first error of `body`.
+    /// [`Error::Context`] inside a replica, else the first error of `body`.
     ///
     /// # Examples
     /// ```
     /// use distribute_strategy::{Error, MirroredStrategy};
     /// use distribute_values::{Assignment, HostTensor, VariableOptions};
-    /// let strategy = MirroredStrategy::builder().devices(["CPU:0", "CPU:1"]).build()?;
+    /// let two = HostTensor::scalar(2.0);
     /// let v = strategy.variable("v", &HostTensor::scalar(1.0), VariableOptions::default())?;
-    /// strategy.update(&v, |place, v| v.assign(place, Assignment::Add, &HostTensor::scalar(2.0)).map_err(Error::from))?;
+    /// strategy.update(&v, |place, v| v.assign(place, Assignment::Add, &two).map_err(Error::from))?;
     /// # Ok::<(), Error>(())
     /// ```
     ///
@@ -234,27 +236,27 @@ impl Strategy {
             .collect()
     }
 
-    /// The devices of this process's replicas.
+    /// Returns the devices of this process's replicas.
     pub fn devices(&self) -> &[DeviceSpec] {
         &self.replicas().devices
     }
 
-    /// A local replica's device, opened; the same handle each time.
+    /// Opens a local replica's device; returns the same handle each time.
     ///
     /// # Errors
-    /// [`Error::Device`](crate::Error::Device) where it cannot be opened.
+    /// [`Error::Device`](crate::Error::Device) if it cannot be opened.
     pub fn open_device(&self, local: usize) -> Result<Arc<dyn Device>> {
         self.replicas().device(local)
     }
 
-    /// Whether this process writes what must be written once: checkpoints, summaries, progress.
+    /// Returns whether this process writes what must be written once: checkpoints, summaries, progress.
     pub fn is_chief(&self) -> bool {
         self.replicas().topology.worker == 0
     }
 
-    /// Hands an outcome on. Where it is a failure, the other processes learn the reason in their next collective, which fails:
-    /// else they would wait for this one until they notice that it is gone, and would not know why. Where all have agreed to
-    /// leave after the last step there is nothing to tell.
+    /// Returns an outcome unchanged. If it is a failure, also reports it to the other processes, whose next collective
+    /// fails with the reason; otherwise they would wait until they notice that this process is gone, and would not know
+    /// why. Nothing is reported if all processes have agreed to leave after the last step.
     ///
     /// # Examples
     /// ```
@@ -274,8 +276,8 @@ impl Strategy {
         self.tell_failure_as(outcome, |_| FailureKind::Permanent)
     }
 
-    /// As [`tell_failure`](Strategy::tell_failure), for errors of several kinds: the errors of the other processes are of the same kind
-    /// as this one, and so are their exit codes.
+    /// Returns an outcome unchanged and reports a failure with its kind, like [`tell_failure`](Strategy::tell_failure).
+    /// The errors of the other processes, and thus their exit codes, are of the same kind.
     pub fn tell_failure_as<R, E: std::fmt::Display>(
         &self,
         outcome: Result<R, E>,
@@ -284,7 +286,7 @@ impl Strategy {
         let replicas = self.replicas();
         if let Err(error) = &outcome
             && replicas.topology.workers > 1
-            && !replicas.step_word.all_leave()
+            && !replicas.step_header.all_leave()
         {
             let (reason, kind) = (format!("worker {} failed: {error}", replicas.topology.worker), kind(error));
             for (local, group) in replicas.groups().iter().enumerate() {
@@ -295,23 +297,25 @@ impl Strategy {
         outcome
     }
 
-    /// The coordination service of the processes, where there are several.
+    /// Returns the coordination service of the processes, if there are several.
     pub fn coordination(&self) -> Option<Arc<Coordination>> {
         self.replicas().coordination.clone()
     }
 
-    /// The local ranks of the group of all replicas.
+    /// Returns the local ranks of the group of all replicas.
     pub fn groups(&self) -> Arc<Vec<ProcessGroup>> {
         self.replicas().groups()
     }
 
-    /// Reduces the values of all replicas, of every process, to one: tensors, numbers, or nests of them, leaf by leaf.
+    /// Reduces the values of all replicas of all processes to one: tensors, numbers, or nests of them, leaf by leaf.
     ///
-    /// With [`Axis::None`] over replicas only; with an axis, over that too, weighted by the number of elements. Values of
-    /// replicas without [examples](crate::ReplicaContext::has_examples) are left out.
+    /// [`Axis::None`] reduces over replicas only; an axis, over that axis too, weighted by the number of elements.
+    /// Values of replicas without [examples](crate::ReplicaContext::has_examples) are excluded.
     ///
     /// # Errors
-    /// [`Error::Context`] inside a replica: use [`ReplicaContext::all_reduce`](crate::ReplicaContext::all_reduce) there.
+    /// [`Error::Context`] inside a replica: use [`ReplicaContext::all_reduce`](crate::ReplicaContext::all_reduce)
+    /// there. [`Error::Values`] or [`Error::Collective`] if values do not fit together, or a worker is missing or
+    /// fails.
     ///
     /// # Examples
     /// ```
@@ -320,7 +324,9 @@ impl Strategy {
     /// use distribute_values::Axis;
     ///
     /// let strategy = MirroredStrategy::builder().devices(["CPU:0", "CPU:1"]).build()?;
-    /// let seen = strategy.run_with((), |context, ()| Ok::<_, Error>((context.replica_id() as u64 + 1, vec![0.5, 0.25])))?;
+    /// let seen = strategy.run_with((), |context, ()| {
+    ///     Ok::<_, Error>((context.replica_id() as u64 + 1, vec![0.5, 0.25]))
+    /// })?;
     /// assert_eq!(strategy.reduce(ReduceOp::Sum, &seen, Axis::None)?, (3, vec![1.0, 0.5]));
     /// # Ok::<(), Error>(())
     /// ```
@@ -337,11 +343,13 @@ impl Strategy {
         Ok(reduce_structure(&groups, op, &weighed.iter().collect::<Vec<_>>(), &axis)?)
     }
 
-    /// Concatenates the values of all replicas, of every process, along an axis: tensors, or nests of them, leaf by leaf.
-    /// Values of replicas without [examples](crate::ReplicaContext::has_examples) are left out.
+    /// Concatenates the values of all replicas of all processes along an axis: tensors, or nests of them, leaf by leaf.
+    /// Values of replicas without [examples](crate::ReplicaContext::has_examples) are excluded.
     ///
     /// # Errors
-    /// [`Error::Context`] inside a replica: use [`ReplicaContext::all_gather`](crate::ReplicaContext::all_gather) there.
+    /// [`Error::Context`] inside a replica: use [`ReplicaContext::all_gather`](crate::ReplicaContext::all_gather)
+    /// there. [`Error::Values`] or [`Error::Collective`] if values do not fit together, or a worker is missing or
+    /// fails.
     pub fn gather<M, S: Structure<M>>(&self, values: &PerReplica<S>, axis: usize) -> Result<S> {
         self.outside_replicas("gather", "use the context's all_gather, or merge_call")?;
         if values.examples().is_none() {
@@ -351,11 +359,11 @@ impl Strategy {
         Ok(gather_structure(&self.groups(), &with_rows.iter().collect::<Vec<_>>(), axis)?)
     }
 
-    /// The chief's `value` on every replica, each with a copy of its own; every process calls this.
+    /// Copies the chief's `value` to every replica; every process must call this.
     ///
     /// # Errors
-    /// [`Error::Context`] inside a replica: use [`ReplicaContext::broadcast`](crate::ReplicaContext::broadcast) there. The
-    /// collective's.
+    /// [`Error::Context`] inside a replica: use [`ReplicaContext::broadcast`](crate::ReplicaContext::broadcast) there.
+    /// [`Error::Values`] or [`Error::Collective`] if values do not fit together, or a worker is missing or fails.
     ///
     /// # Source
     /// `tf.distribute.StrategyExtended.broadcast_to`.
@@ -367,12 +375,12 @@ impl Strategy {
         Ok(Mirrored::new([first].into_iter().chain(copies?).collect()))
     }
 
-    /// The values of this process's replicas.
+    /// Returns the values of this process's replicas.
     pub fn local_results<T: Clone>(&self, values: &PerReplica<T>) -> Vec<T> {
         values.values().to_vec()
     }
 
-    /// One value per local replica, made by `make` from the replica's id among all replicas.
+    /// Creates one value per local replica by calling `make`.
     ///
     /// # Errors
     /// The first error of `make`.
@@ -395,13 +403,13 @@ impl Strategy {
     /// Runs `body` with this strategy as the current one, in the cross-replica context.
     ///
     /// # Errors
-    /// [`Error::Context`] inside the scope of another strategy, else what `body` returns.
+    /// [`Error::Context`] inside a replica or the scope of another strategy, else the error of `body`.
     pub fn within<R, E: From<Error>>(&self, body: impl FnOnce() -> Result<R, E>) -> Result<R, E> {
         let _frame = context::enter_cross(self)?;
         body()
     }
 
-    /// The place of code outside replicas, for reads and writes of variables.
+    /// Calls `body` with the place of code outside replicas, for reads and writes of variables.
     pub fn with_place<R>(&self, body: impl FnOnce(Place<'_>) -> R) -> R {
         body(Place::Cross { groups: &self.groups() })
     }
@@ -428,7 +436,7 @@ impl std::fmt::Debug for Strategy {
     }
 }
 
-/// What a function that makes a value knows of its replica.
+/// The replica for which a value is created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ValueContext {
     /// The replica's id among all replicas.
