@@ -1,4 +1,4 @@
-//! Many components to one value.
+//! Reductions and concatenations of the replicas' values.
 
 use distribute_collectives::{ProcessGroup, Rank, ReduceOp, on_local_ranks};
 use distribute_device::{BufferRef, DType};
@@ -7,7 +7,7 @@ use crate::elements::{Arithmetic, Wide, fold_axes, place, with_type};
 use crate::structure::Pending;
 use crate::{Error, PerReplica, Result, TensorStorage};
 
-/// Which axes of a value a reduction goes over, besides going over replicas.
+/// The axes that a reduction goes over, besides the replicas.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Axis {
     /// Over replicas only.
@@ -34,25 +34,27 @@ impl Axis {
     }
 }
 
-/// Reduces the components of all replicas, of every process, to one value.
+/// Reduces the components of all replicas of all processes to one value.
 ///
-/// Without an axis, components are combined element by element, so they must have equal shapes; `Mean` is the plain mean of the
-/// replicas' values. With an axis, `op` is applied over the axis and over the replicas, whose lengths along it may differ or be
-/// 0: `Mean` divides by the number of elements on all replicas, so replicas with unequal batches give the true mean. `Min` and
-/// `Max` are NaN where any element is NaN, and -0 is less than 0.
+/// Without an axis, components are combined element by element, so they must have equal shapes; `Mean` is the plain
+/// mean of the replicas' values. With an axis, `op` is applied over the axis and over the replicas, whose lengths along
+/// it may differ or be 0: `Mean` divides by the number of elements on all replicas, so replicas with unequal batches
+/// give the true mean. `Min` and `Max` are NaN if any element is NaN, and -0 is less than 0.
 ///
-/// Reductions over an axis of floating-point values compute in f64 and round once. Over no elements at all, `Sum` is 0, `Product`
-/// 1, `Mean` NaN, `Max` the least value of the type (-∞ for floating-point types) and `Min` the greatest. Sums and products of
-/// integers wrap.
+/// Reductions over an axis of floating-point values compute in f64 and round once. Over no elements at all, `Sum` is 0,
+/// `Product` 1, `Mean` NaN, `Max` the least value of the type (-∞ for floating-point types) and `Min` the greatest.
+/// Sums and products of integers wrap.
 ///
-/// A mean of integers is refused, because it is not an integer: convert the values to f64 first.
+/// A mean of integers is an error, because it is not an integer: convert the values to f64 first.
 ///
 /// `groups` holds the local ranks of a group in which every process calls this.
 ///
 /// # Errors
-/// [`Error::Shape`], [`Error::Axis`]; [`Error::Reduction`] for a mean of integers, bitwise operations on floating-point values,
-/// and [`ReduceOp::User`]; the collective's errors.
-///
+/// - [`Error::Components`] if there is not one value per local replica.
+/// - [`Error::Shape`] if shapes differ, and [`Error::Axis`] if an axis is outside the values' shape.
+/// - [`Error::Reduction`] for a mean of integers, bitwise operations on floating-point values, and [`ReduceOp::User`].
+/// - [`Error::Collective`] if a replica is missing or fails.
+/// - [`Error::Tensor`] or [`Error::Device`] if a value cannot be read or the result cannot be created.
 /// # Source
 /// `tf.distribute.Strategy.reduce`, which gives the mean of integers as a floating-point number.
 pub fn reduce_values<L, T: TensorStorage<L>>(
@@ -64,7 +66,7 @@ pub fn reduce_values<L, T: TensorStorage<L>>(
     begin_reduce(groups, op, &values.values().iter().collect::<Vec<_>>(), axis)?()
 }
 
-/// Begins what [`reduce_values`] does.
+/// Starts the reduction of [`reduce_values`].
 pub(crate) fn begin_reduce<L, T: TensorStorage<L>>(
     groups: &[ProcessGroup],
     op: ReduceOp,
@@ -86,7 +88,7 @@ pub(crate) fn begin_reduce<L, T: TensorStorage<L>>(
     })
 }
 
-/// Whether an operation is defined for values of a type, before anything is sent.
+/// Checks, before anything is sent, that an operation is defined for values of a type.
 fn check_op(op: ReduceOp, dtype: DType) -> Result<()> {
     let remedy = match op {
         ReduceOp::Mean if !dtype.is_float() => {
@@ -177,12 +179,15 @@ fn check_shapes(shapes: impl IntoIterator<Item = Vec<usize>>) -> Result<()> {
     }
 }
 
-/// Concatenates the components of all replicas, of every process, along an axis.
+/// Concatenates the components of all replicas of all processes along an axis.
 ///
 /// Shapes may differ in that axis only. `groups` holds the local ranks of a group in which every process calls this.
 ///
 /// # Errors
-/// [`Error::Shape`], [`Error::Axis`], and the collective's errors.
+/// - [`Error::Components`] if there is not one value per local replica.
+/// - [`Error::Shape`] if shapes differ in another axis, and [`Error::Axis`] if the axis is outside the values' shape.
+/// - [`Error::Collective`] if a replica is missing or fails.
+/// - [`Error::Tensor`] or [`Error::Device`] if a value cannot be read or the result cannot be created.
 ///
 /// # Source
 /// `tf.distribute.Strategy.gather`.
@@ -194,7 +199,7 @@ pub fn gather_values<L, T: TensorStorage<L>>(
     begin_gather(groups, &values.values().iter().collect::<Vec<_>>(), axis)?()
 }
 
-/// Begins what [`gather_values`] does; shapes are exchanged at once.
+/// Starts the concatenation of [`gather_values`]; shapes are exchanged at once.
 pub(crate) fn begin_gather<L, T: TensorStorage<L>>(
     groups: &[ProcessGroup],
     values: &[&T],
@@ -222,7 +227,7 @@ pub(crate) fn begin_gather<L, T: TensorStorage<L>>(
     with_type!(first.dtype()?, E => gather_typed::<E, L, T>(groups, values, axis, shapes, first.clone()))
 }
 
-/// The shapes of all replicas' values, in rank order.
+/// Returns the shapes of all replicas' values, in rank order.
 fn gather_shapes<L, T: TensorStorage<L>>(groups: &[ProcessGroup], values: &[&T]) -> Result<Vec<Vec<usize>>> {
     let gathered = on_local_ranks(groups, |local, group| {
         let shape = values[local].shape();
@@ -246,7 +251,7 @@ fn gather_typed<E: Arithmetic, L, T: TensorStorage<L>>(
     shapes: Vec<Vec<usize>>,
     first: T,
 ) -> Result<Pending<T>> {
-    // Every rank contributes as many elements as the largest: collectives move equal counts.
+    // Every rank contributes as many elements as the largest, since the collective moves equal counts.
     let largest = shapes.iter().map(|shape| shape.iter().product::<usize>()).max().unwrap_or(0);
     let mut works = Vec::new();
     for (group, value) in groups.iter().zip(values) {
@@ -275,12 +280,13 @@ fn gather_typed<E: Arithmetic, L, T: TensorStorage<L>>(
     }))
 }
 
-/// The first process's `value`, on every process.
+/// Copies the first process's `value` to every process.
 ///
-/// Shapes and types must be alike on all. `groups` holds the local ranks of a group in which every process calls this.
+/// Shapes and types must be equal on all. `groups` holds the local ranks of a group in which every process calls this.
 ///
 /// # Errors
-/// The collective's.
+/// [`Error::Collective`] if shapes or types differ, or a process is missing or fails; [`Error::Tensor`] or
+/// [`Error::Device`] if the value cannot be read or the result cannot be created.
 pub fn broadcast_value<L, T: TensorStorage<L>>(groups: &[ProcessGroup], value: &T) -> Result<T> {
     with_type!(value.dtype()?, E => {
         let elements = on_local_ranks::<_, Error>(groups, |_, group| {
@@ -290,7 +296,7 @@ pub fn broadcast_value<L, T: TensorStorage<L>>(groups: &[ProcessGroup], value: &
     })
 }
 
-/// Most dimensions a gathered value may have; candle and burn stay below.
+/// Maximum number of dimensions of a gathered value; candle and burn stay below.
 const MAX_NDIM: usize = 8;
 
 fn check_components<'a, L, T: TensorStorage<L>>(groups: &[ProcessGroup], values: &[&'a T]) -> Result<&'a T> {
@@ -391,10 +397,10 @@ mod tests {
     fn hard_values_over_an_axis() {
         use distribute_device::{bf16, f16};
         let halves = |of: &[f32]| of.iter().map(|x| f16::from_f32(*x)).collect::<Vec<f16>>();
-        // The sum of these is beyond f16; their mean is not.
+        // The sum of these exceeds f16; their mean does not.
         let mean = over_rows(ReduceOp::Mean, halves(&[60000.0, 60000.0]), halves(&[30000.0])).unwrap();
         assert_eq!(mean, f16::from_f32(50000.0));
-        // One by one, f32 would lose the small ones.
+        // Added one by one in f32, the small ones would be lost.
         let mut many = vec![1e8f32];
         many.extend(vec![1.0; 999]);
         assert_eq!(over_rows(ReduceOp::Sum, many.clone(), many).unwrap(), 200_001_998.0);
@@ -428,7 +434,7 @@ mod tests {
                 let groups = ProcessGroup::local(1).unwrap();
                 reduce_values(&groups, op, &values, &axis).unwrap_err().to_string()
             };
-            // The mean of 4 and 5 is 4.5, which no i32 holds.
+            // The mean of 4 and 5 is 4.5, which is not an i32.
             let whole = || PerReplica::new(vec![HostTensor::new(&[2], vec![4i32, 5]).unwrap()]);
             let error = says(ReduceOp::Mean, whole());
             assert!(error.contains("mean of i32") && error.contains("convert the values to f64"), "{error}");

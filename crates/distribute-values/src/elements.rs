@@ -59,38 +59,39 @@ pub(crate) use with_type;
 pub(crate) type F16 = distribute_device::f16;
 pub(crate) type BF16 = distribute_device::bf16;
 
-/// The arithmetic that variables and reductions over axes need.
+/// Arithmetic for variables and for reductions over axes.
 pub(crate) trait Arithmetic: Element + PartialOrd {
     /// The type in which reductions over axes compute: f64 for floating-point types, the type itself for integers.
     type Wide: Wide;
 
-    /// The same value in the wide type; exact.
+    /// Converts to the wide type, exactly.
     fn widen(self) -> Self::Wide;
-    /// The nearest value of this type.
+    /// Rounds to the nearest value of this type.
     fn narrow(wide: Self::Wide) -> Self;
     fn add(self, other: Self) -> Self;
     fn sub(self, other: Self) -> Self;
     fn mul(self, other: Self) -> Self;
-    /// The quotient; `None` where a whole number is divided by zero.
+    /// Divides; `None` if an integer is divided by zero.
     fn div(self, other: Self) -> Option<Self>;
-    /// Share `index` of `self` when it is split over `n`: floats divide; integers spread the remainder over the first.
+    /// Returns part `index` of `self` split over `n`: floats divide; integers spread the remainder over the first
+    /// parts.
     fn share(self, n: usize, index: usize) -> Self;
-    /// The quotient of a sum and a count.
+    /// Divides a sum by a count.
     fn ratio(self, count: u64) -> Self;
-    /// What changes no other value when it is reduced with it.
+    /// Returns a value that does not change the result of a reduction.
     fn neutral(op: ReduceOp) -> Self;
-    /// A floating-point value times a factor; a whole number as it is.
+    /// Multiplies a floating-point value by a factor; returns an integer unchanged.
     fn times(self, factor: f64) -> Self;
 }
 
-/// What elements are folded in, over axes and over replicas, before they are rounded once.
+/// The type in which elements are reduced, over axes and over replicas, before they are rounded once.
 pub(crate) trait Wide: Element {
-    /// What combines with any value to that value: the result of a reduction over nothing.
+    /// Returns the identity of an operation, which is the result of a reduction over nothing.
     fn identity(op: ReduceOp) -> Self;
-    /// Two values combined. Sums and products of integers wrap; the minimum and the maximum of a NaN and a number are NaN, and
-    /// -0 is less than 0.
+    /// Combines two values. Sums and products of integers wrap; the minimum and the maximum of a NaN and a number are
+    /// NaN, and -0 is less than 0.
     fn combine(self, op: ReduceOp, other: Self) -> Self;
-    /// The quotient of a sum and a count of elements; NaN for no elements.
+    /// Divides a sum by a count of elements; NaN for no elements.
     fn mean(self, count: f64) -> Self;
 }
 
@@ -100,7 +101,7 @@ impl Wide for f64 {
             ReduceOp::Product => 1.0,
             ReduceOp::Min => f64::INFINITY,
             ReduceOp::Max => f64::NEG_INFINITY,
-            // The identity of IEEE 754's addition: a sum of negative zeros is one.
+            // The identity of IEEE 754's addition, since -0 + -0 is -0.
             _ => -0.0,
         }
     }
@@ -183,7 +184,7 @@ macro_rules! integers {
                 }
             }
 
-            /// Not called: means of integers are refused.
+            /// Not called: means of integers are errors.
             fn mean(self, _: f64) -> Self { self }
         }
 
@@ -225,7 +226,7 @@ floats! {
 }
 integers!(i8, u8, i32, u32, i64, u64);
 
-/// `target = target ∘ value`, element by element.
+/// Computes `target = target ∘ value`, element by element.
 pub(crate) fn assign(assignment: Assignment, mut target: BufferMut<'_>, value: BufferRef<'_>) -> Result<()> {
     with_type!(value.dtype(), T => {
         let (target, value) = (target.as_mut_slice::<T>()?, value.as_slice::<T>()?);
@@ -240,7 +241,7 @@ pub(crate) fn assign(assignment: Assignment, mut target: BufferMut<'_>, value: B
     Ok(())
 }
 
-/// `target = share index of n of value`, element by element.
+/// Computes `target = share index of n of value`, element by element.
 pub(crate) fn assign_share(n: usize, index: usize, mut target: BufferMut<'_>, value: BufferRef<'_>) -> Result<()> {
     with_type!(value.dtype(), T => {
         for (a, b) in target.as_mut_slice::<T>()?.iter_mut().zip(value.as_slice::<T>()?) {
@@ -250,7 +251,7 @@ pub(crate) fn assign_share(n: usize, index: usize, mut target: BufferMut<'_>, va
     Ok(())
 }
 
-/// Reduces a row-major tensor over some of its axes; the result has the others' shape.
+/// Reduces a row-major tensor over some of its axes; the result has the shape of the other axes.
 pub(crate) fn fold_axes<T: Arithmetic>(
     op: ReduceOp,
     elements: &[T],
@@ -275,7 +276,7 @@ pub(crate) fn fold_axes<T: Arithmetic>(
     (out_shape, folded)
 }
 
-/// Copies rows of a source block into a wider row-major block: how parts are joined along an axis.
+/// Copies rows of a source block into a wider row-major block, which joins parts along an axis.
 pub(crate) fn place<T: Element>(target: &mut [T], target_len: usize, at: Range<usize>, inner: usize, source: &[T]) {
     let width = at.len() * inner;
     if width == 0 {

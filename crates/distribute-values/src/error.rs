@@ -1,4 +1,4 @@
-//! What can go wrong with distributed values.
+//! Errors of distributed values.
 
 use distribute_collectives::ReduceOp;
 use distribute_device::DType;
@@ -9,7 +9,7 @@ use crate::{Aggregation, Synchronization};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// Components that must have the same shape do not.
+    /// Components that must have the same shape have different ones.
     #[error("{what}: replica {replica} has shape {got:?}, replica 0 has {expected:?}; {remedy}")]
     Shape {
         /// The operation.
@@ -20,7 +20,7 @@ pub enum Error {
         got: Vec<usize>,
         /// The shape of replica 0.
         expected: Vec<usize>,
-        /// How to mend it.
+        /// The remedy.
         remedy: &'static str,
     },
     /// An axis is outside a value's shape.
@@ -38,25 +38,25 @@ pub enum Error {
         op: ReduceOp,
         /// The type of the values.
         dtype: DType,
-        /// Why, and what to do instead.
+        /// The reason and the remedy.
         remedy: &'static str,
     },
     /// A list of components has the wrong length.
     #[error("{what} has {got} components, but this process has {expected} replicas")]
     Components {
-        /// What was given.
+        /// The value.
         what: &'static str,
-        /// Its components.
+        /// Its number of components.
         got: usize,
-        /// Local replicas.
+        /// Number of local replicas.
         expected: usize,
     },
-    /// Replicas bring structures of different forms.
+    /// Replicas have structures of different forms.
     #[error(
         "{what}: replica {replica} has {got}, replica 0 has {expected}; all replicas must return the same structure"
     )]
     Structure {
-        /// What differs: a list, a map.
+        /// The part that differs: a list, a map.
         what: &'static str,
         /// The replica that differs.
         replica: usize,
@@ -65,7 +65,7 @@ pub enum Error {
         /// The form on replica 0.
         expected: String,
     },
-    /// A variable cannot be written, or read, where the caller is.
+    /// A variable cannot be written or read in the caller's place.
     #[error("variable {name:?} ({synchronization:?}, aggregation {aggregation:?}): {problem}")]
     Variable {
         /// The variable.
@@ -74,33 +74,33 @@ pub enum Error {
         synchronization: Synchronization,
         /// Its aggregation.
         aggregation: Aggregation,
-        /// What is wrong, and what to do.
+        /// The problem and the remedy.
         problem: &'static str,
     },
-    /// A row of a variable is written that it does not have.
+    /// An index names a row that the variable does not have.
     #[error("variable {name:?}: row {index} was given, but it has rows 0..{rows}; give indices of rows that are there")]
     Row {
         /// The variable.
         name: String,
         /// The index.
         index: i64,
-        /// Its rows.
+        /// Its number of rows.
         rows: usize,
     },
-    /// A variable cannot have these options.
+    /// The options do not fit the variable.
     #[error("variable {name:?} of type {dtype}: {problem}")]
     VariableOptions {
         /// The variable.
         name: String,
         /// Its type.
         dtype: DType,
-        /// What is wrong, and what to do.
+        /// The problem and the remedy.
         problem: &'static str,
     },
-    /// A tensor library refused.
+    /// An operation of a tensor library failed.
     #[error("{action}: {source}")]
     Tensor {
-        /// What was tried.
+        /// The operation.
         action: &'static str,
         /// The library's error.
         source: Box<dyn std::error::Error + Send + Sync>,
@@ -108,7 +108,7 @@ pub enum Error {
     /// A collective failed.
     #[error(transparent)]
     Collective(#[from] distribute_collectives::Error),
-    /// A buffer was of another type or size.
+    /// A buffer has another type or size than expected.
     #[error(transparent)]
     Device(#[from] distribute_device::Error),
 }

@@ -1,4 +1,4 @@
-//! Values of replicas without examples, left out of reductions.
+//! Exclusion of replicas without examples from reductions.
 
 use distribute_collectives::{ProcessGroup, ReduceOp, on_local_ranks};
 use distribute_device::{BufferRef, DType};
@@ -6,14 +6,18 @@ use distribute_device::{BufferRef, DType};
 use crate::elements::{Arithmetic, with_type};
 use crate::{Axis, Leaves, PerReplica, Result, Structure, TensorStorage};
 
-/// What [`reduce_structure`](crate::reduce_structure) is to be given for `values`, so that those of replicas without examples
-/// change nothing: of one value for each replica of this process. Every process of the group calls this, where one does.
+/// Returns the values to pass to [`reduce_structure`](crate::reduce_structure), one per replica of this process, so
+/// that those of replicas without examples do not change the result. If one process of the group calls this, every
+/// process must.
 ///
-/// A mean over replicas becomes that over the replicas that have examples. Whole numbers cannot be weighed: their mean stays
-/// one over all replicas.
+/// A mean over replicas becomes one over the replicas that have examples. Integers cannot be weighted: their mean
+/// remains one over all replicas.
 ///
 /// # Errors
-/// [`Error::Axis`](crate::Error::Axis) for an axis that a value has not; the collective's.
+/// [`Error::Axis`](crate::Error::Axis) if a value does not have the axis;
+/// [`Error::Collective`](crate::Error::Collective) if a replica is missing or fails;
+/// [`Error::Tensor`](crate::Error::Tensor) or [`Error::Device`](crate::Error::Device) if a value cannot be read or a
+/// new one cannot be created.
 pub fn weighed<M, S: Structure<M>>(
     groups: &[ProcessGroup],
     op: ReduceOp,
@@ -40,10 +44,12 @@ pub fn weighed<M, S: Structure<M>>(
     values.values().iter().enumerate().map(|(local, value)| change(local, value)).collect()
 }
 
-/// The same for [`gather_structure`](crate::gather_structure): replicas without examples add no rows.
+/// Returns the values to pass to [`gather_structure`](crate::gather_structure), so that replicas without examples add
+/// no rows.
 ///
 /// # Errors
-/// [`Error::Axis`](crate::Error::Axis) for an axis that a value has not.
+/// [`Error::Tensor`](crate::Error::Tensor) or [`Error::Device`](crate::Error::Device) if a value cannot be read or a
+/// new one cannot be created.
 pub fn with_rows<M, S: Structure<M>>(values: &PerReplica<S>, axis: usize) -> Result<Vec<S>> {
     let change = |(local, value): (usize, &S)| match values.has_examples(local) {
         true => S::combine(&[value], &mut Times(1.0)),
@@ -55,10 +61,10 @@ pub fn with_rows<M, S: Structure<M>>(values: &PerReplica<S>, axis: usize) -> Res
 /// Multiplies every leaf.
 struct Times(f64);
 
-/// Replaces every element by what changes no reduction.
+/// Replaces every element by a value that does not change the reduction.
 struct Neutral(ReduceOp);
 
-/// Takes all rows out of every leaf, along some axes.
+/// Removes all rows from every leaf, along some axes.
 struct Without(Vec<usize>);
 
 impl Leaves for Times {
@@ -88,7 +94,7 @@ impl Leaves for Without {
     fn combine<L, T: TensorStorage<L>>(&mut self, parts: &[&T]) -> Result<T> {
         let mut shape = parts[0].shape();
         for axis in &self.0 {
-            // One that there is not is reported by the operation.
+            // An axis out of range is reported by the operation itself.
             if let Some(extent) = shape.get_mut(*axis) {
                 *extent = 0;
             }
@@ -105,7 +111,7 @@ mod tests {
     use super::*;
     use crate::{HostTensor, gather_structure, reduce_structure};
 
-    /// Of three replicas the last has no examples.
+    /// Returns the values of three replicas, of which the last has no examples.
     fn values() -> PerReplica<(HostTensor, f64)> {
         let rows = |first: f64| HostTensor::new(&[2], vec![first, first + 1.0]).unwrap();
         PerReplica::new(vec![(rows(1.0), 2.0), (rows(3.0), 4.0), (rows(f64::NAN), 100.0)])

@@ -1,13 +1,13 @@
-//! Values and variables that have one component per replica, and the rules by which the components become one.
+//! Values and variables that have one component per replica, and the rules by which the components are combined.
 //!
-//! The crate knows no tensor library. A library's tensors enter through [`TensorStorage`]: a thing with a data type, a
-//! shape and contiguous elements that can be reduced in place.
+//! The crate depends on no tensor library. A library's tensors enter through [`TensorStorage`]: a data type, a shape
+//! and contiguous elements that can be reduced in place.
 //!
 //! - [`PerReplica`]: different values on each replica; [`Mirrored`]: equal ones.
 //! - [`DistributedVariable`]: state with one component per replica, kept equal on write or combined on read.
-//! - [`Place`]: where code runs, which decides what a read or a write means.
-//! - [`Structure`]: tensors, and nests of them; [`reduce_structure`], [`gather_structure`]: those of many replicas to one, across
-//!   processes too.
+//! - [`Place`]: the place where code runs, which determines the meaning of a read or a write.
+//! - [`Structure`]: tensors, and nests of them; [`reduce_structure`] and [`gather_structure`] combine those of many
+//!   replicas, across processes too.
 //! - [`PerWorkerVariable`]: state that each process has for itself.
 //!
 //! # Examples
@@ -19,7 +19,7 @@
 //!
 //! # Invariants
 //! - Components of an on-write variable are equal whenever no replica is inside an assignment.
-//! - A mean over examples is a weighted sum over counts, never a mean of means.
+//! - A mean over examples is a sum weighted by counts, never a mean of means.
 
 mod combine;
 mod elements;

@@ -9,54 +9,55 @@ use std::sync::Arc;
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct PerReplica<T> {
     values: Vec<T>,
-    /// Whether each replica's value is of examples of its own; `None` where all are, or it is no matter of examples.
+    /// Whether each replica's value stems from examples of its own; `None` if all do, or if it does not depend on
+    /// examples.
     examples: Option<Arc<[bool]>>,
 }
 
 impl<T> PerReplica<T> {
-    /// One value per local replica.
+    /// Creates the value from one component per local replica.
     pub fn new(values: Vec<T>) -> PerReplica<T> {
         PerReplica { values, examples: None }
     }
 
-    /// The same values, and whether each is of examples of its replica's own: for batches of which some replicas have none,
-    /// and for what they compute of them. Replicas for which nothing is said have examples.
+    /// Records which replicas have examples of their own: for batches of which some replicas have none, and for results
+    /// computed from them. Replicas beyond the slice have examples.
     #[must_use]
     pub fn with_examples(self, examples: &[bool]) -> PerReplica<T> {
         PerReplica { examples: Some(examples.into()), ..self }
     }
 
-    /// What was said by [`with_examples`](PerReplica::with_examples).
+    /// Returns the record set by [`with_examples`](PerReplica::with_examples).
     pub fn examples(&self) -> Option<&[bool]> {
         self.examples.as_deref()
     }
 
-    /// Whether a local replica's value is of examples of its own.
+    /// Returns whether a local replica's value stems from examples of its own.
     pub fn has_examples(&self, local: usize) -> bool {
         self.examples().and_then(|examples| examples.get(local)).copied().unwrap_or(true)
     }
 
-    /// All values, in the order of local replicas.
+    /// Returns all values, in the order of local replicas.
     pub fn values(&self) -> &[T] {
         &self.values
     }
 
-    /// All values, in the order of local replicas.
+    /// Converts to the values of all local replicas, in order.
     pub fn into_values(self) -> Vec<T> {
         self.values
     }
 
-    /// The value of one local replica.
+    /// Returns the value of one local replica.
     pub fn replica(&self, local: usize) -> Option<&T> {
         self.values.get(local)
     }
 
-    /// The number of local replicas.
+    /// Returns the number of local replicas.
     pub fn len(&self) -> usize {
         self.values.len()
     }
 
-    /// Whether there is no replica.
+    /// Returns whether there are no replicas.
     pub fn is_empty(&self) -> bool {
         self.values.is_empty()
     }
@@ -77,17 +78,17 @@ pub struct Mirrored<T> {
 }
 
 impl<T> Mirrored<T> {
-    /// One equal value per local replica; that they are equal is the caller's promise.
+    /// Creates the value from one component per local replica, which the caller guarantees to be equal.
     pub fn new(values: Vec<T>) -> Mirrored<T> {
         Mirrored { values }
     }
 
-    /// The component of one local replica.
+    /// Returns the component of one local replica.
     pub fn replica(&self, local: usize) -> Option<&T> {
         self.values.get(local)
     }
 
-    /// All components.
+    /// Returns all components.
     pub fn values(&self) -> &[T] {
         &self.values
     }

@@ -1,4 +1,4 @@
-//! State that belongs to a worker, not to a replica.
+//! State that belongs to a worker rather than to a replica.
 
 use distribute_collectives::{ProcessGroup, on_local_ranks};
 use distribute_device::{BufferRef, DType};
@@ -6,9 +6,10 @@ use distribute_device::{BufferRef, DType};
 use crate::elements::{Arithmetic, assign, with_type};
 use crate::{Assignment, Error, Result, TensorStorage};
 
-/// A variable of which each worker process has one, of its own value: counts of what was read, say, or of retries.
+/// A variable with a separate value in each worker process, such as a count of examples read or of retries.
 ///
-/// Nothing keeps the workers' values alike. Replicas of one process share theirs; each write is whole, in no given order.
+/// Workers' values are not kept equal. The replicas of one process share its value; each write is atomic, in
+/// unspecified order.
 ///
 /// # Examples
 /// ```
@@ -33,22 +34,22 @@ pub struct PerWorkerVariable<T> {
 }
 
 impl<T> PerWorkerVariable<T> {
-    /// This worker's variable.
+    /// Creates this worker's variable.
     pub fn new(name: &str, value: T) -> PerWorkerVariable<T> {
         PerWorkerVariable { name: name.to_owned(), value }
     }
 
-    /// The variable's name.
+    /// Returns the variable's name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// A live view of this worker's value, through which later writes show.
+    /// Returns a live handle on this worker's value, which reflects later writes.
     pub fn live(&self) -> &T {
         &self.value
     }
 
-    /// A snapshot of this worker's value: later writes do not change it.
+    /// Returns a snapshot of this worker's value, which later writes do not change.
     ///
     /// # Errors
     /// [`Error::Tensor`] if the tensor cannot be copied.
@@ -59,10 +60,11 @@ impl<T> PerWorkerVariable<T> {
         self.value.copied()
     }
 
-    /// Writes this worker's value, from any replica or outside.
+    /// Writes this worker's value, inside or outside a replica.
     ///
     /// # Errors
-    /// [`Error::Shape`] where shapes differ.
+    /// [`Error::Shape`] if shapes differ; [`Error::Device`] if types differ; [`Error::Tensor`] if the tensor cannot be
+    /// read or written.
     pub fn assign<L>(&self, assignment: Assignment, value: &T) -> Result<()>
     where
         T: TensorStorage<L>,
@@ -73,7 +75,7 @@ impl<T> PerWorkerVariable<T> {
             return Err(Error::Shape { what: "assign", replica: 0, got, expected, remedy });
         }
         with_type!(value.dtype()?, E => {
-            // Copied first: it may be the variable itself.
+            // The elements are copied first, since `value` may be the variable itself.
             let elements = value.to_elements::<E>()?;
             let mut outcome = Ok(());
             self.value.write(&mut |target| outcome = assign(assignment, target, BufferRef::from(&elements[..])))?;
@@ -81,11 +83,12 @@ impl<T> PerWorkerVariable<T> {
         })
     }
 
-    /// Every worker's value, in the order of workers. Outside of replicas, on every worker; `groups` holds the local ranks of
-    /// the group of all replicas.
+    /// Returns every worker's value, in the order of workers. Every worker must call this, outside replicas; `groups`
+    /// holds the local ranks of the group of all replicas.
     ///
     /// # Errors
-    /// The collective's: workers whose values differ in size or type.
+    /// [`Error::Collective`] if workers' values differ in size or type, or a worker is missing or fails;
+    /// [`Error::Tensor`] or [`Error::Device`] if a value cannot be read or created.
     pub fn read_all<L>(&self, groups: &[ProcessGroup]) -> Result<Vec<T>>
     where
         T: TensorStorage<L>,
@@ -102,7 +105,7 @@ impl<T> PerWorkerVariable<T> {
             group.all_gather_async(own.clone(), vec![E::default(); own.len() * group.world_size()])
         })?;
         let [_, all] = gathered.unwrap_or_default();
-        // All replicas of a worker bring the same.
+        // All replicas of a worker contribute the same.
         let stride = own.len() * groups.len();
         let workers = all.len().checked_div(stride).unwrap_or(0);
         let value = |worker: usize| {

@@ -1,4 +1,4 @@
-//! The one door through which tensors of any library come in.
+//! The interface to the tensors of any library.
 
 use std::sync::{Arc, RwLock};
 
@@ -8,40 +8,42 @@ use crate::{Error, Result};
 
 /// A tensor: elements of one type in contiguous storage on some device.
 ///
-/// Cloning gives another handle on the same storage. `L` names the library, by a marker type of the crate that implements
-/// this: a crate can so implement the trait for tensors that it does not own. Callers never name `L`; it is inferred.
+/// Cloning gives another handle on the same storage. `L` identifies the library by a marker type of the implementing
+/// crate, so that a crate can implement the trait for tensors that it does not own. Callers never name `L`; it is
+/// inferred.
 pub trait TensorStorage<L>: Clone + Send + Sync + Sized + 'static {
-    /// The element type.
+    /// Returns the element type.
     ///
     /// # Errors
-    /// The library's type is none of [`DType`].
+    /// [`Error::Tensor`] if the library's type is not one of [`DType`].
     fn dtype(&self) -> Result<DType>;
 
-    /// The length of each dimension; empty for a scalar.
+    /// Returns the length of each dimension; empty for a scalar.
     fn shape(&self) -> Vec<usize>;
 
-    /// Shows the elements in row-major order.
+    /// Passes the elements to `visit` in row-major order.
     ///
     /// # Errors
-    /// The library refuses.
+    /// [`Error::Tensor`] if the library cannot read them.
     fn read(&self, visit: &mut dyn FnMut(BufferRef<'_>)) -> Result<()>;
 
-    /// Shows the storage itself to change it in place.
+    /// Passes the storage itself to `visit`, to be changed in place.
     ///
     /// # Errors
-    /// The storage is not contiguous, or the library refuses.
+    /// [`Error::Tensor`] if the storage is not contiguous, or the library cannot write it.
     fn write(&self, visit: &mut dyn FnMut(BufferMut<'_>)) -> Result<()>;
 
-    /// A new tensor beside this one (same library, same device) with the given shape and elements.
+    /// Creates a tensor of the same library, on the same device, with the given shape and elements.
     ///
     /// # Errors
-    /// The library refuses.
+    /// [`Error::Tensor`] if the library cannot create it; [`Error::Device`] if the elements do not fit the type or
+    /// shape.
     fn beside(&self, shape: &[usize], elements: BufferRef<'_>) -> Result<Self>;
 
-    /// A tensor of the same elements in storage of its own.
+    /// Copies the elements to a tensor with storage of its own.
     ///
     /// # Errors
-    /// The library refuses.
+    /// [`Error::Tensor`] if the library cannot read the elements or create the copy.
     fn copied(&self) -> Result<Self> {
         let shape = self.shape();
         let mut copy = None;
@@ -49,10 +51,10 @@ pub trait TensorStorage<L>: Clone + Send + Sync + Sized + 'static {
         copy.unwrap_or_else(|| Ok(self.clone()))
     }
 
-    /// The elements in row-major order, copied.
+    /// Copies the elements to a vector, in row-major order.
     ///
     /// # Errors
-    /// The elements are not of type `T`.
+    /// [`Error::Device`] if the elements are not of type `T`; [`Error::Tensor`] if the library cannot read them.
     fn to_elements<T: Element>(&self) -> Result<Vec<T>> {
         let mut elements = Ok(Vec::new());
         self.read(&mut |buffer| elements = buffer.as_slice::<T>().map(<[T]>::to_vec))?;
@@ -60,10 +62,10 @@ pub trait TensorStorage<L>: Clone + Send + Sync + Sized + 'static {
     }
 }
 
-/// Shows the storage of several tensors at once, to change them in place.
+/// Passes the storage of several tensors to `visit` at once, to be changed in place.
 ///
 /// # Errors
-/// One of the tensors refuses; `visit` is then not called.
+/// [`Error::Tensor`] if one of the tensors cannot be written; `visit` is then not called.
 pub fn with_storage<L, T: TensorStorage<L>>(tensors: &[T], visit: &mut dyn FnMut(&mut [BufferMut<'_>])) -> Result<()> {
     fn open<L, T: TensorStorage<L>>(
         tensors: &[T],
@@ -101,15 +103,15 @@ pub struct HostTensor<T = f64> {
     elements: Arc<RwLock<Vec<T>>>,
 }
 
-/// The library of [`HostTensor`].
+/// Marks [`HostTensor`] as a tensor library of its own.
 #[derive(Clone, Copy, Debug)]
 pub enum Host {}
 
 impl<T: Element> HostTensor<T> {
-    /// A tensor of this shape and these elements in row-major order.
+    /// Creates a tensor of this shape and these elements in row-major order.
     ///
     /// # Errors
-    /// The number of elements is not the product of the shape.
+    /// [`Error::Device`] if the number of elements is not the product of the shape.
     pub fn new(shape: &[usize], elements: Vec<T>) -> Result<HostTensor<T>> {
         let expected: usize = shape.iter().product();
         if elements.len() != expected {
@@ -118,7 +120,7 @@ impl<T: Element> HostTensor<T> {
         Ok(HostTensor { shape: shape.to_vec(), elements: Arc::new(RwLock::new(elements)) })
     }
 
-    /// A tensor without dimensions.
+    /// Creates a tensor without dimensions.
     pub fn scalar(value: T) -> HostTensor<T> {
         HostTensor { shape: Vec::new(), elements: Arc::new(RwLock::new(vec![value])) }
     }

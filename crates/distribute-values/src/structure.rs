@@ -1,4 +1,4 @@
-//! Nests of tensors: what runs take and return besides single tensors.
+//! Nests of tensors, which runs take and return besides single tensors.
 
 use std::any::Any;
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -12,8 +12,8 @@ use crate::{Axis, Error, HostTensor, Result, TensorStorage};
 
 /// A tensor, a number, or a nest of them: tuples, vectors, arrays, options, maps, and structs that derive it.
 ///
-/// What is done to a structure is done to its leaves one by one; all replicas must bring structures of the same form. `M` is
-/// inferred; it lets the trait be implemented for tensors of any library.
+/// Operations apply to the leaves one by one; all replicas must have structures of the same form. `M` is inferred; it
+/// lets the trait be implemented for tensors of any library.
 ///
 /// # Examples
 /// ```
@@ -32,26 +32,26 @@ use crate::{Axis, Error, HostTensor, Result, TensorStorage};
 /// # Source
 /// The nested structures of `tf.nest`, with the rules by which `tf.distribute.Strategy.run` regroups results.
 pub trait Structure<M>: Sized {
-    /// Makes one structure of several of the same form, leaf by leaf, in the order of leaves.
+    /// Combines several structures of the same form to one, leaf by leaf, in the order of leaves.
     ///
     /// # Errors
-    /// [`Error::Structure`] where forms differ, and what `leaves` returns.
+    /// [`Error::Structure`] if forms differ, else the error of `leaves`.
     fn combine(parts: &[&Self], leaves: &mut impl Leaves) -> Result<Self>;
 }
 
-/// What is done to the leaves of a [`Structure`].
+/// An operation on the leaves of a [`Structure`].
 pub trait Leaves {
-    /// One tensor, from those that the parts have in this place.
+    /// Combines the tensors at one leaf of all parts.
     ///
     /// # Errors
-    /// Whatever the operation refuses.
+    /// The operation's error.
     fn combine<L, T: TensorStorage<L>>(&mut self, parts: &[&T]) -> Result<T>;
 }
 
 /// Marks the implementation of [`Structure`] for single tensors.
 pub struct Single<L>(PhantomData<L>);
 
-/// Marks the implementations of [`Structure`] for what holds others.
+/// Marks the implementations of [`Structure`] for containers of structures.
 pub struct Nested<M>(PhantomData<M>);
 
 /// Marks the implementations of [`Structure`] for numbers.
@@ -128,7 +128,7 @@ where
     }
 }
 
-/// Goes by ascending keys, which is the same order everywhere.
+/// Visits ascending keys, which is the same order on every process.
 fn combine_maps<M, K: Clone + Ord + std::fmt::Debug, S: Structure<M>, Map: FromIterator<(K, S)>>(
     parts: &[&Map],
     leaves: &mut impl Leaves,
@@ -183,11 +183,11 @@ fn differs(what: &'static str, replica: usize, got: impl ToString, expected: imp
     Error::Structure { what, replica, got: got.to_string(), expected: expected.to_string() }
 }
 
-/// Reduces structures of all replicas, of every process, leaf by leaf, as [`reduce_values`](crate::reduce_values) does one.
-/// `values` holds one for each local replica. The reductions of all leaves are under way together.
+/// Reduces the structures of all replicas of all processes, leaf by leaf, as [`reduce_values`](crate::reduce_values)
+/// does single values. `values` holds one for each local replica. The reductions of all leaves are in flight together.
 ///
 /// # Errors
-/// [`Error::Structure`] where forms differ within this process; those of [`reduce_values`](crate::reduce_values).
+/// [`Error::Structure`] if forms differ within this process, and the errors of [`reduce_values`](crate::reduce_values).
 pub fn reduce_structure<M, S: Structure<M>>(
     groups: &[ProcessGroup],
     op: ReduceOp,
@@ -197,11 +197,11 @@ pub fn reduce_structure<M, S: Structure<M>>(
     structure(groups, values, Reduce { groups, op, axis, begun: VecDeque::new() })
 }
 
-/// Concatenates structures of all replicas, of every process, leaf by leaf, as [`gather_values`](crate::gather_values) does
-/// one.
+/// Concatenates the structures of all replicas of all processes, leaf by leaf, as
+/// [`gather_values`](crate::gather_values) does single values.
 ///
 /// # Errors
-/// [`Error::Structure`] where forms differ within this process; those of [`gather_values`](crate::gather_values).
+/// [`Error::Structure`] if forms differ within this process, and the errors of [`gather_values`](crate::gather_values).
 pub fn gather_structure<M, S: Structure<M>>(groups: &[ProcessGroup], values: &[&S], axis: usize) -> Result<S> {
     structure(groups, values, Gather { groups, axis, begun: VecDeque::new() })
 }
@@ -214,10 +214,10 @@ fn structure<M, S: Structure<M>>(groups: &[ProcessGroup], values: &[&S], mut beg
     S::combine(values, &mut Finish(begin.begun()))
 }
 
-/// Leaves whose operations are under way, in order; each is a [`Pending`] of the leaf's type.
+/// Operations in flight, in the order of leaves; each is a [`Pending`] of the leaf's type.
 type Queue = VecDeque<Box<dyn Any>>;
 
-/// Waits for one leaf's operation.
+/// Waits for the operation of one leaf.
 pub(crate) type Pending<T> = Box<dyn FnOnce() -> Result<T>>;
 
 trait Begun {
@@ -265,7 +265,7 @@ impl Begun for Gather<'_> {
     }
 }
 
-/// Takes the results in the order in which they were begun.
+/// Takes the results in the order in which the operations were started.
 struct Finish(Queue);
 
 impl Leaves for Finish {

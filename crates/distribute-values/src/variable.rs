@@ -8,32 +8,32 @@ use distribute_device::{BufferRef, DType};
 use crate::elements::{assign, assign_share, with_type};
 use crate::{Axis, Error, PerReplica, Result, TensorStorage, broadcast_value, reduce_values};
 
-/// When the components of a variable are brought together.
+/// When the components of a variable are combined.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Synchronization {
-    /// At every write: components are always equal. For model parameters and optimizer slots.
+    /// On every write: components are always equal. For model parameters and optimizer slots.
     #[default]
     OnWrite,
-    /// At every read outside a replica: components differ meanwhile. For metrics and statistics.
+    /// On every read outside a replica: components differ in between. For metrics and statistics.
     OnRead,
 }
 
-/// How the components, or the values that replicas write, become one.
+/// How the components, or the values that replicas write, are combined.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Aggregation {
     /// Not at all: a replica's write, or a read outside a replica, is an error, unless
-    /// [`local_writes`](VariableOptions::local_writes) are asked for.
+    /// [`local_writes`](VariableOptions::local_writes) is set.
     #[default]
     None,
-    /// By their sum.
+    /// Their sum.
     Sum,
-    /// By their mean.
+    /// Their mean.
     Mean,
-    /// The first replica's counts, the others' are ignored.
+    /// The first replica's value; the others' are ignored.
     OnlyFirstReplica,
 }
 
-/// What a write does with the value that is there.
+/// The effect of a write on the present value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Assignment {
     /// Replaces it.
@@ -44,7 +44,7 @@ pub enum Assignment {
     Sub,
 }
 
-/// Where code runs: what decides between a component and the whole variable.
+/// The place where code runs, which determines whether it accesses a component or the whole variable.
 #[derive(Clone, Copy, Debug)]
 pub enum Place<'a> {
     /// Inside a replica.
@@ -54,12 +54,12 @@ pub enum Place<'a> {
         /// The replica's rank in the group of all replicas.
         group: &'a ProcessGroup,
     },
-    /// Outside all replicas. Every process of the group does the same.
+    /// Outside all replicas. Every process of the group makes the same calls.
     Cross {
         /// The local ranks of the group of all replicas.
         groups: &'a [ProcessGroup],
     },
-    /// Updating one component from outside.
+    /// In an update of one component from outside the replicas.
     Update {
         /// Index among the replicas of this process.
         local: usize,
@@ -69,22 +69,22 @@ pub enum Place<'a> {
 /// Options of a variable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct VariableOptions {
-    /// When components are brought together.
+    /// When components are combined.
     pub synchronization: Synchronization,
-    /// How.
+    /// How components are combined.
     pub aggregation: Aggregation,
-    /// Whether replicas may write an on-write variable without aggregation, each its own copy alone. Copies then differ; what
-    /// is read outside is the first one.
+    /// Whether replicas may write an on-write variable without aggregation, each its own copy alone. Copies then
+    /// differ; a read outside the replicas returns the first one.
     pub local_writes: bool,
 }
 
 impl VariableOptions {
-    /// Kept equal at every write.
+    /// Returns the options of a variable whose components are kept equal on every write.
     pub fn on_write(aggregation: Aggregation) -> VariableOptions {
         VariableOptions { synchronization: Synchronization::OnWrite, aggregation, local_writes: false }
     }
 
-    /// Combined at every read outside the replicas.
+    /// Returns the options of a variable that is combined on every read outside the replicas.
     pub fn on_read(aggregation: Aggregation) -> VariableOptions {
         VariableOptions { synchronization: Synchronization::OnRead, aggregation, local_writes: false }
     }
@@ -93,8 +93,8 @@ impl VariableOptions {
 /// A variable with one component per local replica.
 ///
 /// # Errors
-/// What is allowed depends on synchronization, aggregation and [`Place`]; whatever is not is [`Error::Variable`] with the
-/// reason.
+/// Synchronization, aggregation and [`Place`] determine which operations are allowed; others return [`Error::Variable`]
+/// with the reason.
 ///
 /// # Examples
 /// ```
@@ -113,24 +113,24 @@ impl VariableOptions {
 /// ```
 ///
 /// # Source
-/// `tf.Variable` created under a `tf.distribute` strategy. Where its documents and its code disagree about writes without
-/// aggregation inside a replica, this follows the documents: they are errors.
+/// `tf.Variable` created under a `tf.distribute` strategy. TensorFlow's documentation and code disagree about writes
+/// without aggregation inside a replica; this follows the documentation, by which they are errors.
 #[derive(Clone, Debug)]
 pub struct DistributedVariable<T> {
     name: String,
     components: Vec<T>,
     options: VariableOptions,
-    /// Whether all components are one and the same.
+    /// Whether all components are the same storage.
     shared: bool,
     /// Shared by clones, which are handles on the same components.
     undo: Option<Arc<Undo>>,
 }
 
 impl<T> DistributedVariable<T> {
-    /// A variable of these components, one per local replica.
+    /// Creates a variable from its components, one per local replica.
     ///
     /// # Errors
-    /// [`Error::VariableOptions`] for a mean of integers, [`Error::Shape`] where components have different shapes.
+    /// [`Error::VariableOptions`] for a mean of integers, [`Error::Shape`] if components have different shapes.
     pub fn new<L>(name: &str, components: Vec<T>, options: VariableOptions) -> Result<DistributedVariable<T>>
     where
         T: TensorStorage<L>,
@@ -156,9 +156,9 @@ impl<T> DistributedVariable<T> {
         Ok(DistributedVariable { name: name.to_owned(), components, options, shared: false, undo: None })
     }
 
-    /// A variable of one component that all `replicas` of this process share.
+    /// Creates a variable of one component that all `replicas` of this process share.
     ///
-    /// Replicas read it without a copy of their own; what they write is aggregated, and then written once.
+    /// Replicas read it without a copy of their own; their writes are aggregated first and then written once.
     ///
     /// # Errors
     /// [`Error::VariableOptions`] for a mean of integers, and for an on-read variable, whose components differ.
@@ -185,7 +185,7 @@ impl<T> DistributedVariable<T> {
         Ok(DistributedVariable { shared: true, ..variable })
     }
 
-    /// The same variable, whose components are kept when replicas write them, so that it can be taken back.
+    /// Makes the variable keep a component's value before a replica writes it, so that the write can be undone.
     #[must_use]
     pub fn undoable(self) -> DistributedVariable<T> {
         let on_read = self.options.synchronization == Synchronization::OnRead;
@@ -193,35 +193,36 @@ impl<T> DistributedVariable<T> {
         DistributedVariable { undo: Some(undo), ..self }
     }
 
-    /// What takes back writes of replicas, for a variable that is [`undoable`](DistributedVariable::undoable).
+    /// Returns the kept values, if the variable is [`undoable`](DistributedVariable::undoable).
     pub fn undo(&self) -> Option<&Arc<Undo>> {
         self.undo.as_ref()
     }
 
-    /// The variable's name.
+    /// Returns the variable's name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// When and how components are brought together.
+    /// Returns when and how components are combined.
     pub fn options(&self) -> VariableOptions {
         self.options
     }
 
-    /// The components of this process's replicas: live handles, through which later writes show.
+    /// Returns the components of this process's replicas: live handles, which reflect later writes.
     pub fn components(&self) -> &[T] {
         &self.components
     }
 
-    /// Whether all replicas of this process share one component.
+    /// Returns whether all replicas of this process share one component.
     pub fn is_shared(&self) -> bool {
         self.shared
     }
 
-    /// Gives every component the value of the first replica's. Every process of the group calls this.
+    /// Sets every component to the value of the first replica's. Every process of the group must call this.
     ///
     /// # Errors
-    /// The collective's.
+    /// [`Error::Collective`] if a process is missing or fails; [`Error::Tensor`] if a component cannot be read or
+    /// written.
     pub fn share_initial<L>(&self, groups: &[ProcessGroup]) -> Result<()>
     where
         T: TensorStorage<L>,
@@ -230,13 +231,15 @@ impl<T> DistributedVariable<T> {
         self.write_all(Assignment::Set, &first)
     }
 
-    /// A snapshot of the value as seen from `place`: later writes do not change it.
+    /// Returns a snapshot of the value as seen from `place`, which later writes do not change.
     ///
-    /// Inside a replica, its component, without communication. Outside, the common value of an on-write variable, or the
-    /// combination of an on-read variable's components on all processes, for which every process calls this.
+    /// Inside a replica, this is its component, without communication. Outside, it is the common value of an on-write
+    /// variable, or the combination of an on-read variable's components on all processes, for which every process must
+    /// call this.
     ///
     /// # Errors
-    /// [`Error::Variable`] for an on-read variable without aggregation outside a replica; the collective's.
+    /// [`Error::Variable`] for an on-read variable without aggregation outside a replica; [`Error::Collective`] if a
+    /// process is missing or fails; [`Error::Tensor`] if a component cannot be read.
     ///
     /// # Examples
     /// ```
@@ -265,19 +268,20 @@ impl<T> DistributedVariable<T> {
                 Aggregation::Mean => self.combined(groups, ReduceOp::Mean),
                 Aggregation::OnlyFirstReplica => self.first_of_all(groups),
                 Aggregation::None => Err(self.refuse(
-                    "it cannot be read outside a replica, because it has no aggregation; give it one, or read components()",
+                    "it cannot be read outside a replica, because it has no aggregation; give it one, or read \
+                    components()",
                 )),
             },
             _ => self.live(place)?.copied(),
         }
     }
 
-    /// A live view of the component that `place` sees: a handle on its storage, through which later writes show. Nothing is
-    /// copied. Outside the replicas, an on-write variable's first component.
+    /// Returns a live handle on the component that `place` sees, which shares its storage and reflects later writes.
+    /// Nothing is copied. Outside the replicas, it is an on-write variable's first component.
     ///
     /// # Errors
-    /// [`Error::Variable`] for an on-read variable outside a replica, whose value is computed from all components and so has no
-    /// storage of its own.
+    /// [`Error::Variable`] for an on-read variable outside a replica, whose value is computed from all components and
+    /// so has no storage of its own.
     pub fn live<L>(&self, place: Place<'_>) -> Result<T>
     where
         T: TensorStorage<L>,
@@ -286,7 +290,8 @@ impl<T> DistributedVariable<T> {
             (Place::Replica { local, .. } | Place::Update { local }, _) => Ok(self.component(local)?.clone()),
             (Place::Cross { .. }, Synchronization::OnWrite) => Ok(self.component(0)?.clone()),
             (Place::Cross { .. }, Synchronization::OnRead) => Err(self.refuse(
-                "outside a replica its value is combined from all components, so there is nothing to view; use read_value()",
+                "outside a replica its value is combined from all components, so there is nothing to view; use \
+                read_value()",
             )),
         }
     }
@@ -294,11 +299,13 @@ impl<T> DistributedVariable<T> {
     /// Writes `value` as seen from `place`.
     ///
     /// Inside a replica, on-write: the replicas' values are aggregated first, so every replica must call this. Inside a
-    /// replica, on-read: this component only. Outside: every component; setting an on-read sum gives each replica its share
-    /// of the value, whole numbers spread their remainder over the first replicas.
+    /// replica, on-read: writes this component only. Outside: writes every component; setting an on-read sum gives each
+    /// replica its share of the value, where integers spread their remainder over the first replicas.
     ///
     /// # Errors
-    /// [`Error::Variable`] where the rules forbid the write, [`Error::Shape`] where shapes differ.
+    /// [`Error::Variable`] if the rules forbid the write; [`Error::Shape`] if shapes differ; [`Error::Collective`] if a
+    /// replica is missing or fails; [`Error::Tensor`] or [`Error::Device`] if the value does not fit or a tensor cannot
+    /// be written.
     pub fn assign<L>(&self, place: Place<'_>, assignment: Assignment, value: &T) -> Result<()>
     where
         T: TensorStorage<L>,
@@ -325,7 +332,8 @@ impl<T> DistributedVariable<T> {
             (Place::Cross { groups }, Synchronization::OnRead) => match (self.options.aggregation, assignment) {
                 (Aggregation::Sum, Assignment::Set) => self.write_shares(groups, value),
                 (Aggregation::Sum, _) => Err(self.refuse(
-                    "adding to a sum outside a replica would count the value once per replica; add inside one replica, or \
+                    "adding to a sum outside a replica would count the value once per replica; add inside one replica, \
+                    or \
                      set the whole sum",
                 )),
                 _ => self.write_all(assignment, value),
@@ -333,12 +341,14 @@ impl<T> DistributedVariable<T> {
         }
     }
 
-    /// What a checkpoint keeps: one value, whatever the number of replicas. Outside of replicas, on every process.
+    /// Returns the value to save in a checkpoint, which does not depend on the number of replicas. Every process must
+    /// call this, outside replicas.
     ///
-    /// An on-read variable is combined, as it is when it is read.
+    /// An on-read variable is combined as on a read.
     ///
     /// # Errors
-    /// [`Error::Variable`] for an on-read variable without aggregation; the collective's.
+    /// [`Error::Variable`] for an on-read variable without aggregation; [`Error::Collective`] if a process is missing
+    /// or fails; [`Error::Tensor`] if a component cannot be read.
     ///
     /// # Source
     /// The saveables of `tf.distribute`'s sync-on-read variables.
@@ -349,11 +359,12 @@ impl<T> DistributedVariable<T> {
         self.read_value(Place::Cross { groups })
     }
 
-    /// Takes a value that was saved under any number of replicas: an on-read sum is spread over the replicas, whole numbers
-    /// with their remainder over the first ones; every other variable gets the value in each component.
+    /// Restores a value that was saved under any number of replicas. An on-read sum is spread over the replicas, with
+    /// the remainder of integers over the first ones; every other variable gets the value in each component.
     ///
     /// # Errors
-    /// [`Error::Shape`] where the saved value has another shape.
+    /// [`Error::Shape`] if the saved value has another shape; [`Error::Tensor`] or [`Error::Device`] if it cannot be
+    /// written.
     pub fn restore<L>(&self, groups: &[ProcessGroup], saved: &T) -> Result<()>
     where
         T: TensorStorage<L>,
@@ -361,7 +372,7 @@ impl<T> DistributedVariable<T> {
         self.assign(Place::Cross { groups }, Assignment::Set, saved)
     }
 
-    /// Whether what a replica writes stays in its own copy.
+    /// Returns whether a replica's write stays in its own copy.
     fn writes_locally(&self) -> bool {
         self.options.local_writes && self.options.aggregation == Aggregation::None && !self.shared
     }
@@ -371,8 +382,8 @@ impl<T> DistributedVariable<T> {
         self.components.get(local).ok_or(missing)
     }
 
-    /// Has the first replica write what all share. All have called, so nobody reads any more; nobody goes on before it is
-    /// written.
+    /// Lets the first replica write a shared component. All replicas have made the call, so none reads any more; none
+    /// proceeds before the component is written.
     fn write_shared(&self, local: usize, group: &ProcessGroup, write: impl FnOnce() -> Result<()>) -> Result<()> {
         if local == 0 {
             write()?;
@@ -389,7 +400,7 @@ impl<T> DistributedVariable<T> {
         self.undo.as_ref().map_or(Ok(()), |undo| undo.keep(local, component))
     }
 
-    /// A replica's write of its own component.
+    /// Writes a replica's own component.
     fn write_own<L>(&self, local: usize, assignment: Assignment, value: &T) -> Result<()>
     where
         T: TensorStorage<L>,
@@ -412,7 +423,7 @@ impl<T> DistributedVariable<T> {
         (0..self.copies()).try_for_each(|local| self.write(local, assignment, value))
     }
 
-    /// The number of different components.
+    /// Returns the number of distinct components.
     fn copies(&self) -> usize {
         if self.shared { 1 } else { self.components.len() }
     }
@@ -427,7 +438,7 @@ impl<T> DistributedVariable<T> {
         })
     }
 
-    /// Changes one component in place, given a value that does not share its storage.
+    /// Changes one component in place, given a value that may share its storage.
     fn change<L>(
         &self,
         local: usize,
@@ -457,7 +468,8 @@ impl<T> DistributedVariable<T> {
             Aggregation::OnlyFirstReplica => None,
             Aggregation::None => {
                 return Err(self.refuse(
-                    "a replica cannot write it, because the copies would differ; give it an aggregation, write it outside \
+                    "a replica cannot write it, because the copies would differ; give it an aggregation, write it \
+                    outside \
                      the replicas, or ask for local_writes",
                 ));
             }

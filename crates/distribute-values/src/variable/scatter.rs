@@ -1,4 +1,4 @@
-//! Writing some rows of a variable.
+//! Writes to some rows of a variable.
 
 use distribute_collectives::{ProcessGroup, Rank, ReduceOp};
 use distribute_device::{BufferMut, BufferRef, DType};
@@ -7,33 +7,34 @@ use super::{Aggregation, DistributedVariable, Place, Synchronization};
 use crate::elements::{Arithmetic, Wide, with_type};
 use crate::{Error, Result, TensorStorage};
 
-/// What a scatter does with the rows that are there.
+/// The operation of a scatter on the present rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scatter {
-    /// Replaces them.
+    /// Replaces the rows.
     Update,
-    /// Adds to them.
+    /// Adds to the rows.
     Add,
-    /// Subtracts from them.
+    /// Subtracts from the rows.
     Sub,
-    /// Multiplies them.
+    /// Multiplies the rows.
     Mul,
-    /// Divides them.
+    /// Divides the rows.
     Div,
-    /// Keeps the smaller of each two elements; a NaN stays.
+    /// Keeps the smaller of each two elements; NaN if either is NaN.
     Min,
-    /// Keeps the greater of each two elements; a NaN stays.
+    /// Keeps the greater of each two elements; NaN if either is NaN.
     Max,
 }
 
 impl Scatter {
-    /// Does so to some rows of elements in host memory; a row that is named more than once is written more than once, in order.
+    /// Applies the operation to rows of elements in host memory, in the order of `rows`; a row may be named more than
+    /// once.
     ///
     /// # Shapes
-    /// `target` holds rows of `row_len` elements; `values` holds as many rows as `rows` names.
+    /// `target` holds rows of `row_len` elements; `values` holds one row for each of `rows`.
     ///
     /// # Errors
-    /// [`Error::Device`] where the types differ, a row lies outside `target`, or the number of values does not fit.
+    /// [`Error::Device`] if the types differ, a row lies outside `target`, or there are too few values.
     pub fn apply(
         self,
         mut target: BufferMut<'_>,
@@ -57,27 +58,28 @@ impl Scatter {
     }
 }
 
-/// Rows and their indices.
+/// Rows with their indices.
 struct Rows<E> {
     indices: Vec<i64>,
     values: Vec<E>,
 }
 
 impl<T> DistributedVariable<T> {
-    /// Writes the rows `indices` of a variable, as seen from `place`; an index that occurs more than once is written more than
-    /// once, in order.
+    /// Writes the rows `indices` of a variable as seen from `place`, in order; an index may occur more than once.
     ///
-    /// Inside a replica every replica must call this, with as many rows as it has: the rows of all replicas are written one
+    /// Inside a replica every replica must call this, with any number of rows. The rows of all replicas are written one
     /// after another in the order of replicas, for a mean each divided by the number of replicas; with
-    /// [`Aggregation::OnlyFirstReplica`], the first replica's alone. `Update`, `Min` and `Max` of several replicas' rows have no
-    /// sum, and are refused with other aggregations. Outside, all components are written.
+    /// [`Aggregation::OnlyFirstReplica`], only the first replica's. `Update`, `Min` and `Max` cannot be summed over
+    /// replicas, and are errors with other aggregations. Outside, all components are written.
     ///
     /// # Shapes
-    /// `rows` is `[indices.len(), …]` with the variable's shape behind its first dimension.
+    /// `rows` is `[indices.len(), …]`, followed by the variable's shape without its first dimension.
     ///
     /// # Errors
-    /// [`Error::Variable`] for on-read variables and where the rules forbid it, [`Error::Shape`], [`Error::Row`] for an index
-    /// outside the variable, the collective's.
+    /// - [`Error::Variable`] for on-read variables, for scalars, and if the rules forbid the write.
+    /// - [`Error::Shape`] if the shape of `rows` does not fit, and [`Error::Row`] for an index outside the variable.
+    /// - [`Error::Collective`] if a replica is missing or fails.
+    /// - [`Error::Tensor`] or [`Error::Device`] if a tensor cannot be read or written.
     ///
     /// # Examples
     /// ```
@@ -85,8 +87,10 @@ impl<T> DistributedVariable<T> {
     /// use distribute_values::{DistributedVariable, HostTensor, Place, Scatter, TensorStorage, VariableOptions};
     ///
     /// let groups = ProcessGroup::local(1)?;
-    /// let table = DistributedVariable::new("table", vec![HostTensor::new(&[3, 1], vec![1.0, 2.0, 3.0])?], VariableOptions::default())?;
-    /// table.scatter(Place::Cross { groups: &groups }, Scatter::Add, &[2, 0], &HostTensor::new(&[2, 1], vec![10.0, 20.0])?)?;
+    /// let component = HostTensor::new(&[3, 1], vec![1.0, 2.0, 3.0])?;
+    /// let table = DistributedVariable::new("table", vec![component], VariableOptions::default())?;
+    /// let rows = HostTensor::new(&[2, 1], vec![10.0, 20.0])?;
+    /// table.scatter(Place::Cross { groups: &groups }, Scatter::Add, &[2, 0], &rows)?;
     /// assert_eq!(table.components()[0].to_elements::<f64>()?, [21.0, 2.0, 13.0]);
     /// # Ok::<(), distribute_values::Error>(())
     /// ```
@@ -137,7 +141,7 @@ impl<T> DistributedVariable<T> {
         })
     }
 
-    /// What the replicas' rows come to together.
+    /// Collects the rows of all replicas.
     fn rows_of_all<E: Arithmetic>(
         &self,
         group: &ProcessGroup,
@@ -205,7 +209,7 @@ impl<T> DistributedVariable<T> {
         }
         let mut outcome = Ok(());
         self.component(local)?.write(&mut |target| {
-            // Indices were checked where they were given.
+            // Indices were checked by the caller.
             let indices = rows.indices.iter().map(|index| *index as usize);
             outcome = scatter.apply(target, row_len, indices, BufferRef::from(&rows.values[..]));
         })?;
@@ -239,7 +243,7 @@ mod tests {
         HostTensor::new(&[values.len(), 2], values.iter().flat_map(|value| [*value; 2]).collect()).unwrap()
     }
 
-    /// The first element of each row of each component.
+    /// Returns the first element of each row of each component.
     fn firsts(table: &DistributedVariable<HostTensor>) -> Vec<Vec<f64>> {
         let first = |component: &HostTensor| component.to_elements::<f64>().unwrap().into_iter().step_by(2).collect();
         table.components().iter().map(first).collect()

@@ -1,4 +1,4 @@
-//! The matrices of what a read and a write do: synchronization × aggregation × place.
+//! The tables of what a read and a write do: synchronization × aggregation × place.
 
 use super::*;
 use crate::HostTensor;
@@ -89,7 +89,7 @@ fn a_value_that_was_read_stays_and_a_live_view_follows() {
         let before = number(&read);
         v.assign(places[0], Assignment::Add, &HostTensor::scalar(4.0)).unwrap();
         assert_eq!((number(&read), number(&live)), (before, before + 4.0), "{place:?}");
-        // Nor does what was read write back.
+        // The snapshot does not write back either.
         read.write(&mut |mut buffer| buffer.as_mut_slice::<f64>().unwrap().fill(-1.0)).unwrap();
         assert_eq!(number(&live), before + 4.0);
     }

@@ -1,16 +1,16 @@
-//! What replicas wrote in the middle of a run, taken back.
+//! Undo of writes that replicas made during a run.
 
 use std::sync::{Mutex, PoisonError};
 
 use crate::{Result, TensorStorage, with_storage};
 
-/// What undoes one replica's writes.
+/// Undoes one replica's writes.
 type Undoing = Box<dyn FnOnce() -> Result<()> + Send>;
 
-/// The values that a variable had before replicas wrote it, for strategies, which take back what a failed run has written.
+/// The values that a variable had before replicas wrote it. Strategies use them to undo the writes of a failed run.
 ///
-/// A component is copied when its replica writes it for the first time since it was [forgotten](Undo::forget); writes outside
-/// of replicas are not kept.
+/// A component is copied when its replica writes it for the first time since [`forget`](Undo::forget); writes outside
+/// replicas are not kept.
 pub struct Undo {
     replicas: Vec<Mutex<Option<Undoing>>>,
     on_read: bool,
@@ -21,26 +21,27 @@ impl Undo {
         Undo { replicas: (0..replicas).map(|_| Mutex::default()).collect(), on_read }
     }
 
-    /// Whether each replica's component is its own, made of the examples that it has seen: whether it is an on-read variable.
+    /// Returns whether this is an on-read variable, in which each replica's component depends on the examples it has
+    /// seen.
     pub fn is_on_read(&self) -> bool {
         self.on_read
     }
 
-    /// Makes what a replica has written final.
+    /// Makes a replica's writes final.
     pub fn forget(&self, local: usize) {
         self.slot(local).take();
     }
 
-    /// Puts back what a replica's component was before; nothing where it was not written.
+    /// Restores a replica's component; does nothing if it was not written.
     ///
     /// # Errors
-    /// The tensor's library refuses the write.
+    /// [`Error::Tensor`](crate::Error::Tensor) if the tensor cannot be written.
     pub fn take_back(&self, local: usize) -> Result<()> {
         let undoing = self.slot(local).take();
         undoing.map_or(Ok(()), |undoing| undoing())
     }
 
-    /// Keeps a component's value, which is about to change, unless one is kept already.
+    /// Keeps a component's value before it changes, unless one is kept already.
     pub(super) fn keep<L, T: TensorStorage<L>>(&self, local: usize, component: &T) -> Result<()> {
         let mut slot = self.slot(local);
         if slot.is_none() {
