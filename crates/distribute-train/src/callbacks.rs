@@ -1,7 +1,7 @@
-//! What happens during a training besides training.
+//! Callbacks: code that runs at fixed points of a training.
 //!
-//! Callbacks run on every worker. At the end of an epoch they see the same values everywhere, those of all replicas together, so
-//! what they decide is agreed. Those that write files do so on the chief alone.
+//! Callbacks run on every worker. At the end of an epoch they get the same values everywhere, those of all replicas
+//! together, so all workers come to the same decision. Callbacks that write files do so on the chief only.
 
 use distribute_strategy::Strategy;
 use serde_json::Value;
@@ -28,69 +28,70 @@ pub use stopping::{EarlyStopping, TerminateOnNan};
 #[cfg(feature = "tensorboard")]
 pub use tensor_board::TensorBoard;
 
-/// A training as callbacks see it, and what they may change.
+/// The state of a training as callbacks see it, with the parts that they may change.
 pub struct Training<'a> {
-    /// The epoch under way or just ended, from 1; 0 before the first.
+    /// The current or just finished epoch, from 1; 0 before the first.
     pub epoch: u32,
-    /// Steps done, of all epochs.
+    /// Completed steps, over all epochs.
     pub step: u64,
     /// Examples seen by all replicas since the program began.
     pub examples: u64,
-    /// Losses and metrics. After an epoch those of all replicas, those of the validation under names that begin with `val_`;
-    /// after a step the mean loss of the epoch so far, of this process's replicas alone.
+    /// Losses and metrics. After an epoch, those of all replicas, with the validation's under names that begin with
+    /// `val_`; after a step, the mean loss of the epoch so far over this process's replicas only.
     pub values: &'a [(String, f64)],
-    /// Of the next step.
+    /// The learning rate of the next step.
     pub learning_rate: &'a mut f64,
-    /// Set it to end the training on all workers, with the reason: after this epoch, or after the next step.
+    /// Set this to end the training on all workers, with the reason: after this epoch, or after the next step.
     pub stop: &'a mut Option<String>,
     /// The strategy.
     pub strategy: &'a Strategy,
-    /// What is trained.
+    /// The training itself, for callbacks that save it.
     pub run: &'a mut dyn Run,
 }
 
-/// What is trained, for callbacks that keep it. Every worker calls these, after the same step.
+/// A training that callbacks can save and restore. Every worker calls these methods, after the same step.
 pub trait Run {
-    /// The model.
+    /// Returns the model.
     fn model(&self) -> &dyn Checkpointed;
 
-    /// Makes a folder of checkpoints this training's, all of whose folders belong to one run.
+    /// Claims a folder of checkpoints for this training's run; all folders of a training belong to one run.
     ///
     /// # Errors
-    /// Those of [`CheckpointManager::claim`].
+    /// The errors of [`CheckpointManager::claim`].
     fn claim(&mut self, checkpoints: &mut CheckpointManager) -> Result<()>;
 
-    /// Saves all that the training needs to go on, for the training's run.
+    /// Saves everything that is needed to resume the training, for its run.
     ///
     /// # Errors
-    /// Those of [`CheckpointManager::save`].
+    /// The errors of [`CheckpointManager::save`].
     fn save(&mut self, checkpoints: &mut CheckpointManager) -> Result<()>;
 
-    /// Goes on from the newest checkpoint, if there is one, and continues its run; the step it was taken after.
+    /// Restores the newest checkpoint, if there is one, and continues its run; returns the step after which it was
+    /// saved.
     ///
     /// # Errors
-    /// Those of [`CheckpointManager::restore`].
+    /// The errors of [`CheckpointManager::restore`].
     fn restore(&mut self, checkpoints: &mut CheckpointManager) -> Result<Option<u64>>;
 }
 
-/// When callbacks may save.
+/// The occasion on which callbacks may save.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Occasion {
     /// After a step.
     Step,
     /// After an epoch.
     Epoch,
-    /// After a step, since this process will be stopped soon.
+    /// After a step, because this process will be stopped soon.
     Notice,
-    /// After the last step before this process leaves: what is saved has to be on disk when the callback returns.
+    /// After the last step before this process leaves: the checkpoint must be on disk when the callback returns.
     Leaving,
 }
 
 impl Training<'_> {
-    /// A value by its name.
+    /// Returns a value by its name.
     ///
     /// # Errors
-    /// [`Error::Monitor`] where there is none of this name.
+    /// [`Error::Monitor`] if there is no value of this name.
     pub fn value(&self, name: &str) -> Result<f64> {
         let found = self.values.iter().find(|(known, _)| known == name).map(|(_, value)| *value);
         found.ok_or_else(|| Error::Monitor {
@@ -99,15 +100,15 @@ impl Training<'_> {
         })
     }
 
-    /// Whether this process writes what must be written once.
+    /// Returns whether this process writes what must be written once.
     pub fn is_chief(&self) -> bool {
         self.strategy.is_chief()
     }
 
-    /// A copy of the model; every worker calls this.
+    /// Returns a copy of the model; every worker must call this.
     ///
     /// # Errors
-    /// Those of the model's variables.
+    /// [`Error::Part`] if the model's variables cannot be read.
     pub fn snapshot(&self) -> Result<Snapshot> {
         let mut snapshot = Snapshot::new(self.step);
         self.run.model().save(self.strategy, &mut snapshot).map_err(Error::Part)?;
@@ -115,7 +116,7 @@ impl Training<'_> {
     }
 }
 
-/// Something that happens during a training.
+/// Code that runs at fixed points of a training.
 ///
 /// # Examples
 /// ```
@@ -139,61 +140,61 @@ impl Training<'_> {
 /// `tf.keras.callbacks.Callback`.
 #[expect(unused_variables, reason = "the names say what a callback gets")]
 pub trait Callback: Send {
-    /// Before the first step.
+    /// Called before the first step.
     ///
     /// # Errors
-    /// Whatever ends the training.
+    /// An error ends the training.
     fn train_begin(&mut self, training: &mut Training<'_>) -> Result<()> {
         Ok(())
     }
 
-    /// Before an epoch's first step.
+    /// Called before an epoch's first step.
     ///
     /// # Errors
-    /// Whatever ends the training.
+    /// An error ends the training.
     fn epoch_begin(&mut self, training: &mut Training<'_>) -> Result<()> {
         Ok(())
     }
 
-    /// After a step, or after as many as are run at once.
+    /// Called after a step, or after several that are run at once.
     ///
     /// # Errors
-    /// Whatever ends the training.
+    /// An error ends the training.
     fn step_end(&mut self, training: &mut Training<'_>) -> Result<()> {
         Ok(())
     }
 
-    /// After an epoch and its validation.
+    /// Called after an epoch and its validation.
     ///
     /// # Errors
-    /// Whatever ends the training.
+    /// An error ends the training.
     fn epoch_end(&mut self, training: &mut Training<'_>) -> Result<()> {
         Ok(())
     }
 
-    /// After all callbacks have seen a step or an epoch, and when the machine is about to go away: saves the training, if this
-    /// callback does. Whether it has.
+    /// Called after all callbacks have seen a step or an epoch, and when the machine is about to be preempted, to save
+    /// the training. Returns whether this callback has saved it.
     ///
     /// # Errors
-    /// Whatever ends the training.
+    /// An error ends the training.
     fn save(&mut self, training: &mut Training<'_>, occasion: Occasion) -> Result<bool> {
         Ok(false)
     }
 
-    /// After the last epoch of a training that came to its end.
+    /// Called after the last epoch of a training that was not interrupted.
     ///
     /// # Errors
-    /// Whatever the training is to return in place of its history.
+    /// The training returns an error in place of its history.
     fn train_end(&mut self, training: &mut Training<'_>) -> Result<()> {
         Ok(())
     }
 
-    /// What it needs to go on as if the program had not been stopped; kept in checkpoints.
+    /// Returns the state to keep in checkpoints, so that a restarted program resumes as if it had not been stopped.
     fn state(&self) -> Value {
         Value::Null
     }
 
-    /// Takes that back. A state that is not its own is ignored.
+    /// Restores the state. A state of another callback is ignored.
     fn set_state(&mut self, state: &Value) {}
 }
 

@@ -1,4 +1,4 @@
-//! Checkpoints: what a run needs to go on, in files that other programs read.
+//! Checkpoints: the state from which a run resumes, in files that other programs can read.
 //!
 //! ```text
 //! checkpoints/latest                     the name of the newest one
@@ -7,15 +7,16 @@
 //!     model.safetensors                  or model-00001-of-00003.safetensors … and model.safetensors.index.json
 //!     optimizer.safetensors              slots, named VARIABLE/SLOT
 //!     state.json                         step, position of the input, and whatever the program adds
-//!     manifest.json                      written last: run, step, size and checksum of every file, and a checksum of itself
+//!     manifest.json                      written last: run, step, size and checksum of every file, and its own
 //! ```
 //!
-//! Tensors are stored once, under any strategy, and restored under any other. A checkpoint is written beside, synced, and then
-//! renamed: a crash at any byte leaves the ones before it, and one of the same step is exchanged for the new one. One that is
-//! damaged is named in a warning, and the one before it is used; where all are damaged, restoring is an error.
+//! Tensors are stored once, under any strategy, and restored under any other. A checkpoint is written to a temporary
+//! folder, synced, and then renamed: a crash at any byte leaves the earlier ones intact, and one of the same step is
+//! replaced atomically. A damaged checkpoint is named in a warning, and the one before it is used; if all are damaged,
+//! restoring is an error.
 //!
-//! A folder belongs to one run, from its first step to its last, over all restarts; see [`CheckpointManager`] for how a run is
-//! continued and how another begins.
+//! A folder belongs to one run, from its first step to its last, over all restarts; see [`CheckpointManager`] for how a
+//! run is continued and how another is started.
 //!
 //! # Examples
 //! ```
@@ -50,7 +51,7 @@
 //! ```
 //!
 //! # Source
-//! `tf.train.CheckpointManager`; the form of the files is Hugging Face's.
+//! `tf.train.CheckpointManager`; the file format is Hugging Face's.
 
 mod disk;
 mod folder;

@@ -1,4 +1,4 @@
-//! What the chief alone knows, told to every worker.
+//! Values of the chief, sent to every worker.
 
 use distribute_collectives::{Rank, on_local_ranks};
 use distribute_device::Element;
@@ -8,11 +8,12 @@ use serde::de::DeserializeOwned;
 
 use crate::{Error, Result};
 
-/// What the chief has got, or that it has failed, on every worker: every worker calls this; what the others bring is ignored,
-/// unless it is a failure of their own.
+/// Returns the chief's outcome on every worker. Every worker must call this; the values of the others are ignored, but
+/// their errors are returned.
 ///
 /// # Errors
-/// On the chief its own; on the others [`Error::Chief`] with its sentence. The collective's.
+/// The worker's own error; on workers other than the chief [`Error::Chief`] with the message of the chief's error;
+/// [`Error::State`] if the value cannot be serialized; [`Error::Collective`] if a worker is missing or fails.
 ///
 /// # Examples
 /// ```
@@ -35,7 +36,7 @@ pub fn from_chief<T: Serialize + DeserializeOwned, E: From<Error> + ToString>(
     Ok(serde_json::from_slice(&bytes_from_chief(strategy, bytes)?).map_err(json)?)
 }
 
-/// As [`from_chief`], of bytes.
+/// Returns the chief's bytes on every worker, like [`from_chief`].
 pub(crate) fn bytes_from_chief<E: From<Error> + ToString>(
     strategy: &Strategy,
     outcome: Result<Vec<u8>, E>,
@@ -55,7 +56,7 @@ pub(crate) fn bytes_from_chief<E: From<Error> + ToString>(
         }
     };
     let length = broadcast(strategy, vec![message.len() as u64])?.first().copied().unwrap_or(0);
-    // Of another process: it is no reason to abort.
+    // The length comes from another process, so a failed allocation must not abort.
     let wanted = usize::try_from(length).ok().filter(|wanted| {
         let more = wanted.saturating_sub(message.len());
         message.try_reserve_exact(more).is_ok()
@@ -70,7 +71,7 @@ pub(crate) fn bytes_from_chief<E: From<Error> + ToString>(
     }
 }
 
-/// The chief's values, of which all workers have as many.
+/// Broadcasts the chief's values; all workers must pass equally many.
 fn broadcast<T: Element>(strategy: &Strategy, values: Vec<T>) -> Result<Vec<T>> {
     let all = on_local_ranks(&strategy.groups(), |_, group| group.broadcast_async(values.clone(), Rank(0)))?;
     Ok(all.unwrap_or_default())

@@ -1,9 +1,9 @@
-//! What can go wrong with progress before it is shown, and with checkpoints. Later trouble with progress never reaches the
+//! Errors of checkpoints, callbacks and metrics, and of setting up progress. Later failures of progress never reach the
 //! training loop.
 
 use std::path::PathBuf;
 
-/// Any error: what the parts of a checkpoint may return.
+/// Any error that the parts of a checkpoint return.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// The result of this crate's operations.
@@ -19,7 +19,7 @@ pub enum Error {
         /// What was to be done.
         what: &'static str,
     },
-    /// `DISTRIBUTE_PROGRESS` names no form.
+    /// `DISTRIBUTE_PROGRESS` does not name a form.
     #[error(
         "DISTRIBUTE_PROGRESS is {given:?}; set it to auto, bar, plain, json, launcher or off, or unset it for auto"
     )]
@@ -27,13 +27,14 @@ pub enum Error {
         /// The variable's value.
         given: String,
     },
-    /// The launcher form was chosen without saying where the launcher listens.
+    /// The launcher form was chosen without the launcher's address.
     #[error(
-        "DISTRIBUTE_PROGRESS is \"launcher\", but DISTRIBUTE_PROGRESS_ADDR is not set; set it to the host:port where the \
+        "DISTRIBUTE_PROGRESS is \"launcher\", but DISTRIBUTE_PROGRESS_ADDR is not set; set it to the host:port where \
+        the \
          launcher listens, or set DISTRIBUTE_PROGRESS to plain"
     )]
     MissingAddress,
-    /// `DISTRIBUTE_PROGRESS_ADDR` is no address.
+    /// `DISTRIBUTE_PROGRESS_ADDR` is not an address.
     #[error(
         "DISTRIBUTE_PROGRESS_ADDR is {given:?}; expected host:port with a port from 1 to 65535, such as 127.0.0.1:4711"
     )]
@@ -44,18 +45,18 @@ pub enum Error {
     /// The thread that writes progress could not be started.
     #[error("progress: the writer thread cannot be started; raise the process's thread limit")]
     Thread(#[source] std::io::Error),
-    /// Predictions and targets do not go together.
+    /// The numbers of predictions, targets and weights do not fit together.
     #[error("metrics: {problem}; give a target, and a weight if any, for each example")]
     Predictions {
-        /// What does not fit.
+        /// The mismatch.
         problem: String,
     },
-    /// A callback watches a value that there is not.
+    /// A callback monitors a value that does not exist.
     #[error("a callback watches {name:?}, but an epoch has {known}; name one of these, or give a validation")]
     Monitor {
         /// The name.
         name: String,
-        /// The names there are.
+        /// The existing names.
         known: String,
     },
     /// A file cannot be read or written.
@@ -72,13 +73,14 @@ pub enum Error {
     Damaged {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The damage.
         problem: String,
     },
-    /// A checkpoint is in the form of another version.
+    /// A checkpoint has the format of another version.
     #[cfg(feature = "checkpoint")]
     #[error(
-        "{}: the checkpoint has format {found}, and this version of the program reads format 2; restore it with the version \
+        "{}: the checkpoint has format {found}, and this version of the program reads format 2; restore it with the \
+        version \
          that wrote it, or choose another folder", path.display()
     )]
     Format {
@@ -87,25 +89,28 @@ pub enum Error {
         /// The format that it names.
         found: String,
     },
-    /// There are checkpoints in a folder, and none of them can be read.
+    /// A folder holds checkpoints, and none of them is whole.
     #[cfg(feature = "checkpoint")]
     #[error(
-        "none of the {count} checkpoints in {} is whole ({problem}); put back what is missing, or move them elsewhere to begin \
+        "none of the {count} checkpoints in {} is whole ({problem}); put back what is missing, or move them elsewhere \
+        to begin \
          anew", folder.display()
     )]
     NoneWhole {
         /// The folder.
         folder: PathBuf,
-        /// How many there are.
+        /// Their number.
         count: usize,
-        /// What is wrong with the newest.
+        /// The problem of the newest.
         problem: String,
     },
     /// A folder holds the checkpoints of another run.
     #[cfg(feature = "checkpoint")]
     #[error(
-        "{} holds checkpoints of {other} ({steps}), and this training is run {run}; to continue that run, restore before the \
-         first save (CheckpointManager::restore, or BackupAndRestore on this folder); to begin anew, choose another folder, or \
+        "{} holds checkpoints of {other} ({steps}), and this training is run {run}; to continue that run, restore \
+        before the \
+         first save (CheckpointManager::restore, or BackupAndRestore on this folder); to begin anew, choose another \
+         folder, or \
          have them moved out of the way (set_aside_other_runs)", folder.display()
     )]
     OtherRun {
@@ -121,7 +126,8 @@ pub enum Error {
     /// A folder holds checkpoints of more than one run.
     #[cfg(feature = "checkpoint")]
     #[error(
-        "{} holds checkpoints of several runs: {runs}; a folder belongs to one run, so move those of the others elsewhere",
+        "{} holds checkpoints of several runs: {runs}; a folder belongs to one run, so move those of the others \
+        elsewhere",
         folder.display()
     )]
     SeveralRuns {
@@ -130,10 +136,11 @@ pub enum Error {
         /// The runs with their steps.
         runs: String,
     },
-    /// The folder of checkpoints is not there any more, nor the one that it was in.
+    /// The folder of checkpoints no longer exists, nor does its parent.
     #[cfg(feature = "checkpoint")]
     #[error(
-        "{} is gone, and so is the folder that it was in, so that nothing can be saved; see whether a disk has been unmounted, \
+        "{} is gone, and so is the folder that it was in, so that nothing can be saved; see whether a disk has been \
+        unmounted, \
          or make the folder again, and start the program again", folder.display()
     )]
     FolderGone {
@@ -143,25 +150,27 @@ pub enum Error {
     /// A file of a checkpoint cannot have this name.
     #[cfg(feature = "checkpoint")]
     #[error(
-        "a checkpoint cannot have a file of tensors named {name:?}; give a name without path, colon or control characters that \
+        "a checkpoint cannot have a file of tensors named {name:?}; give a name without path, colon or control \
+        characters that \
          does not begin with a dot or end in -NNNNN-of-NNNNN, such as \"model\""
     )]
     FileName {
         /// The name.
         name: String,
     },
-    /// An operation on the disk takes longer than it may.
+    /// An operation on the disk exceeds its time limit.
     #[cfg(feature = "checkpoint")]
     #[error(
-        "{what} is not done: {under_way} has taken {:.1} s and goes on; see whether the disk hangs or its server is away, or \
+        "{what} is not done: {under_way} has taken {:.1} s and goes on; see whether the disk hangs or its server is \
+        away, or \
          allow more time (CheckpointManager::write_timeout)", waited.as_secs_f64()
     )]
     DiskHangs {
-        /// What was to be done.
+        /// The work.
         what: String,
         /// The operation.
         under_way: String,
-        /// For how long it has been under way.
+        /// How long it has taken so far.
         waited: std::time::Duration,
     },
     /// A checkpoint does not hold what the program needs.
@@ -170,21 +179,22 @@ pub enum Error {
     Restore {
         /// The tensor.
         name: String,
-        /// What does not fit.
+        /// The mismatch.
         problem: String,
     },
-    /// Nobody saves any more.
+    /// No new checkpoint has been saved within the limit.
     #[cfg(feature = "checkpoint")]
     #[error(
-        "the evaluator has waited {} s for {awaited} in {}; see whether training still runs and writes there, or let it wait \
+        "the evaluator has waited {} s for {awaited} in {}; see whether training still runs and writes there, or let \
+        it wait \
          longer (limits; RunConfig::wait_for_checkpoints)", waited.as_secs(), folder.display()
     )]
     NoNewCheckpoint {
-        /// The first one, or one after a step.
+        /// The checkpoint waited for: the first one, or one after a step.
         awaited: String,
         /// The folder.
         folder: PathBuf,
-        /// For how long.
+        /// How long it was waited for.
         waited: std::time::Duration,
     },
     /// A value of a checkpoint cannot be written or read as JSON.
@@ -193,22 +203,22 @@ pub enum Error {
     State {
         /// Its key.
         key: String,
-        /// What serde says.
+        /// The error of serde.
         source: serde_json::Error,
     },
-    /// What one of a checkpoint's parts says.
+    /// The error of one of a checkpoint's parts.
     #[cfg(feature = "checkpoint")]
     #[error(transparent)]
     Part(BoxError),
-    /// What went wrong on the chief.
+    /// The message of an error on the chief.
     #[cfg(feature = "checkpoint")]
     #[error("on the chief: {0}")]
     Chief(String),
-    /// The chief's disk hangs.
+    /// The message of a hang of the chief's disk.
     #[cfg(feature = "checkpoint")]
     #[error("on the chief: {0}")]
     ChiefsDisk(String),
-    /// A signal cannot be taken.
+    /// A handler for a signal cannot be installed.
     #[cfg(feature = "checkpoint")]
     #[error("signal {signal} cannot be taken: {source}; choose another, such as SIGTERM")]
     Signal {
@@ -217,7 +227,7 @@ pub enum Error {
         /// The operating system's error.
         source: std::io::Error,
     },
-    /// The run was told to stop, and has saved.
+    /// The run was told to stop, and has saved a checkpoint.
     #[cfg(feature = "checkpoint")]
     #[error("stopped after step {step}, which is saved; start the program again to go on")]
     Preempted {
@@ -243,14 +253,14 @@ pub enum Error {
     #[cfg(feature = "checkpoint")]
     #[error(transparent)]
     Strategy(#[from] distribute_strategy::Error),
-    /// A tensor's library refused.
+    /// An operation on a tensor failed.
     #[cfg(feature = "checkpoint")]
     #[error(transparent)]
     Values(#[from] distribute_values::Error),
 }
 
 impl Error {
-    /// Whether the same program may succeed when it is started again: a peer or a disk was lost or slow.
+    /// Returns whether the same program may succeed when it is restarted, because a peer or a disk was lost or slow.
     pub fn is_retryable(&self) -> bool {
         match self {
             #[cfg(feature = "checkpoint")]

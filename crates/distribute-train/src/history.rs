@@ -1,4 +1,4 @@
-//! What a training came to, epoch by epoch.
+//! The values of a training, epoch by epoch.
 
 use std::fmt;
 
@@ -27,7 +27,8 @@ pub struct History {
 
 type Epochs<V> = Vec<(u32, Vec<(String, V)>)>;
 
-/// Takes the null that JSON has for NaN and for infinities as NaN: a checkpoint of a training that went wrong can be read.
+/// Reads the null that JSON has for NaN and for infinities as NaN, so that a checkpoint of a diverged training can be
+/// read.
 fn epochs<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Epochs<f64>, D::Error> {
     let epochs: Epochs<Option<f64>> = Deserialize::deserialize(deserializer)?;
     let values = |values: Vec<(String, Option<f64>)>| {
@@ -37,19 +38,19 @@ fn epochs<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Epochs<f64>, D::
 }
 
 impl History {
-    /// One more epoch.
+    /// Adds an epoch.
     pub fn push(&mut self, epoch: u32, values: &[(String, f64)]) {
         self.epochs.push((epoch, values.to_vec()));
     }
 
-    /// One value of every epoch that has it.
+    /// Returns one value of every epoch that has it.
     pub fn of(&self, name: &str) -> Vec<f64> {
         let value =
             |values: &Vec<(String, f64)>| values.iter().find(|(known, _)| known == name).map(|(_, value)| *value);
         self.epochs.iter().filter_map(|(_, values)| value(values)).collect()
     }
 
-    /// The last value of a name.
+    /// Returns the last value of a name.
     pub fn last(&self, name: &str) -> Option<f64> {
         self.of(name).last().copied()
     }

@@ -1,21 +1,22 @@
 //! Training loops: progress, metrics, checkpoints and event files.
 //!
-//! [`callbacks`] save, stop, log and change the learning rate while it goes on; [`history`] is what a training came to.
+//! [`callbacks`] save, stop, log and change the learning rate during a training; [`history`] holds its values by epoch.
 //!
-//! [`checkpoint`] keeps what a run needs to go on, in safetensors files that a crash at any moment leaves whole.
+//! [`checkpoint`] saves the state from which a run resumes, in safetensors files that a crash at any moment leaves
+//! whole.
 //!
-//! [`progress`] reports how a run goes, in the form that suits where it goes: a bar on a terminal, `key=value` or JSON
-//! lines in a file or pipe, messages to the launcher that draws one bar for all tasks.
+//! [`progress`] reports the progress of a run in the form that suits the destination: a bar on a terminal, `key=value`
+//! or JSON lines in a file or pipe, messages to the launcher that draws one bar for all tasks.
 //!
 //! [`metrics`] are sums over examples, whose values are the same under any number of replicas.
 //!
 //! [`preemption`] ends a run on all workers after the same step when one of them is told to stop.
 //!
-//! [`tensorboard`] writes event files that TensorBoard shows.
+//! [`tensorboard`] writes event files for TensorBoard.
 //!
-//! [`trainer`] is the training loop, which the trainer of a tensor library drives its model through.
+//! [`trainer`] is the training loop, which a tensor library's trainer implements [`trainer::Trainee`] for.
 //!
-//! The crate knows no tensor library: a loop tells it numbers, and what is checkpointed enters through
+//! The crate depends on no tensor library: a loop reports numbers, and tensors in checkpoints enter through
 //! [`distribute_values::TensorStorage`].
 //!
 //! # Examples

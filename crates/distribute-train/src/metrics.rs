@@ -1,7 +1,9 @@
-//! Metrics whose value under any number of replicas is that of one: sums over examples, which add up, and what they come to.
+//! Metrics whose value does not depend on the number of replicas: sums over examples, which add up, and functions of
+//! these sums.
 //!
-//! A [`Metric`] turns predictions into a few sums. Replicas return theirs from a run, `strategy.reduce` adds them up, batch by batch
-//! if wanted, and [`Metrics::results`] gives the values. Partial batches and replicas without examples weigh what they have.
+//! A [`Metric`] reduces predictions to a few sums. Replicas return theirs from a run, `strategy.reduce` adds them up,
+//! batch by batch if wanted, and [`Metrics::results`] computes the values. Partial batches and replicas without
+//! examples count by their number of examples.
 //!
 //! # Examples
 //! ```
@@ -28,7 +30,7 @@ pub use values::{Mean, MeanAbsoluteError, MeanSquaredError};
 
 use crate::{Error, Result};
 
-/// What a model said of some examples, and what is right.
+/// A model's outputs for some examples, with the targets.
 #[derive(Clone, Copy, Debug)]
 pub struct Predictions<'a> {
     outputs: &'a [f32],
@@ -37,20 +39,21 @@ pub struct Predictions<'a> {
     weights: Option<&'a [f32]>,
 }
 
-/// What is right.
+/// The targets of a batch.
 #[derive(Clone, Copy, Debug)]
 pub enum Targets<'a> {
     /// The class of each example.
     Classes(&'a [u32]),
-    /// As many values as outputs.
+    /// One value per output.
     Values(&'a [f32]),
 }
 
 impl<'a> Predictions<'a> {
-    /// Outputs of `width` numbers for each example, one after another: scores or logits of classes, or values.
+    /// Creates predictions from `width` outputs for each example, one example after another: scores or logits of
+    /// classes, or values.
     ///
     /// # Errors
-    /// [`Error::Predictions`] where targets are not as many.
+    /// [`Error::Predictions`] if the number of targets does not fit.
     pub fn new(outputs: &'a [f32], width: usize, targets: Targets<'a>) -> Result<Predictions<'a>> {
         let examples = outputs.len().checked_div(width).unwrap_or(0);
         let (got, expected) = match targets {
@@ -64,10 +67,10 @@ impl<'a> Predictions<'a> {
         Ok(Predictions { outputs, width, targets, weights: None })
     }
 
-    /// With a weight for each example; default: 1.
+    /// Sets a weight for each example. Default: 1.
     ///
     /// # Errors
-    /// [`Error::Predictions`] where weights are not as many as examples.
+    /// [`Error::Predictions`] if the number of weights is not that of examples.
     pub fn weighted(self, weights: &'a [f32]) -> Result<Predictions<'a>> {
         if weights.len() != self.examples() {
             let problem = format!("{} weights do not go with {} examples", weights.len(), self.examples());
@@ -80,7 +83,8 @@ impl<'a> Predictions<'a> {
         self.outputs.len().checked_div(self.width).unwrap_or(0)
     }
 
-    /// Each example's outputs, class and weight; nothing where targets are no classes, nor of examples that weigh nothing.
+    /// Returns each example's outputs, class and weight; empty if the targets are values. Examples with weight 0 are
+    /// left out.
     fn classified(&self) -> impl Iterator<Item = (&'a [f32], usize, f64)> + use<'a> {
         let classes = match self.targets {
             Targets::Classes(classes) => classes,
@@ -93,8 +97,8 @@ impl<'a> Predictions<'a> {
         examples.filter(|(.., weight)| *weight != 0.0)
     }
 
-    /// Each output, what it should be, and its example's weight, unless that is 0. A class is 1 where it is the example's, else 0; with one output
-    /// for each example, the class itself.
+    /// Returns each output, its target, and its example's weight, unless that is 0. The target of a class is 1 for the
+    /// example's class and 0 for others; with one output per example, it is the class itself.
     fn paired(&self) -> impl Iterator<Item = (f64, f64, f64)> + use<'a> {
         let Predictions { outputs, width, targets, weights } = *self;
         let pairs = outputs.iter().enumerate().map(move |(at, output)| {
@@ -110,49 +114,49 @@ impl<'a> Predictions<'a> {
     }
 }
 
-/// Sums over examples, and what they come to.
+/// A metric: sums over examples, and a value computed from them.
 pub trait Metric: Send + Sync {
-    /// What tables and logs call it, such as `accuracy`.
+    /// Returns the name in tables and logs, such as `accuracy`.
     fn name(&self) -> String;
 
-    /// How many sums it keeps. Default: 2, one of what examples weigh times what they come to, and one of weights.
+    /// Returns the number of sums. Default: 2, the weighted sum of values and the sum of weights.
     fn len(&self) -> usize {
         2
     }
 
-    /// Whether it keeps none.
+    /// Returns whether there are no sums.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Adds examples to its sums, of which there are [`len`](Metric::len).
+    /// Adds examples to the sums, of which there are [`len`](Metric::len).
     fn update(&self, sums: &mut [f64], predictions: &Predictions<'_>);
 
-    /// What the sums come to; 0 where there were no examples. Default: the first divided by the second.
+    /// Computes the value from the sums; 0 if there were no examples. Default: the first divided by the second.
     fn result(&self, sums: &[f64]) -> f64 {
         ratio(sums[0], sums[1])
     }
 }
 
-/// Several metrics, whose sums are kept together: one short vector for each replica.
+/// Several metrics, whose sums are kept in one short vector per replica.
 #[derive(Default)]
 pub struct Metrics {
     metrics: Vec<Box<dyn Metric>>,
 }
 
 impl Metrics {
-    /// None yet.
+    /// Creates an empty list of metrics.
     pub fn new() -> Metrics {
         Metrics::default()
     }
 
-    /// One more.
+    /// Adds a metric.
     pub fn with(mut self, metric: impl Metric + 'static) -> Metrics {
         self.metrics.push(Box::new(metric));
         self
     }
 
-    /// The sums before the first example.
+    /// Returns the sums before the first example.
     pub fn zeros(&self) -> Vec<f64> {
         vec![0.0; self.metrics.iter().map(|metric| metric.len()).sum()]
     }
@@ -167,7 +171,7 @@ impl Metrics {
         }
     }
 
-    /// Each metric's name, and what the sums of all replicas come to.
+    /// Returns each metric's name and its value for the sums of all replicas.
     pub fn results(&self, sums: &[f64]) -> Vec<(String, f64)> {
         let mut rest = sums;
         let mut results = Vec::with_capacity(self.metrics.len());
@@ -186,7 +190,7 @@ impl std::fmt::Debug for Metrics {
     }
 }
 
-/// A quotient of two sums; 0 where there is nothing.
+/// Divides two sums; 0 if the divisor is 0.
 fn ratio(sum: f64, count: f64) -> f64 {
     if count == 0.0 { 0.0 } else { sum / count }
 }

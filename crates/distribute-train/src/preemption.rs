@@ -1,4 +1,4 @@
-//! Being told to stop: all workers end after the same step, save once, and leave with a code that says so.
+//! Preemption: all workers stop after the same step, save once, and exit with a code that says so.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,18 +10,18 @@ use crate::{Error, Result};
 
 pub use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
 
-/// Which signals mean that this process is about to be stopped, and how it then ends.
+/// The signals that announce that this process is about to be stopped, and how it then ends.
 ///
 /// # Source
 /// `tf.distribute.experimental.TerminationConfig`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TerminationConfig {
-    /// Numbers of signals. Default: SIGTERM.
+    /// The numbers of the signals. Default: SIGTERM.
     pub signals: Vec<i32>,
-    /// The code to exit with. Default: 143, after which job managers start the process again.
+    /// The exit code. Default: 143, after which job managers restart the process.
     pub exit_code: u8,
-    /// How long the process lives on after the signal. Default: zero, so that it saves and leaves at once. With more, it saves
-    /// at once, goes on training, and saves again shortly before the time is over.
+    /// How long the process continues to run after the signal. Default: zero, so that it saves and leaves at once. With
+    /// more, it saves at once, continues training, and saves again shortly before the time is over.
     pub grace_period: Duration,
 }
 
@@ -34,8 +34,8 @@ impl Default for TerminationConfig {
 
 /// Turns a signal to any worker into a step after which all of them stop.
 ///
-/// The word travels with the gradients, so it costs nothing while nobody is asked to stop. A second signal ends the process at
-/// once.
+/// The request travels with the gradients, so it costs nothing while no worker is asked to stop. A second signal ends
+/// the process at once.
 ///
 /// # Examples
 /// ```
@@ -43,8 +43,8 @@ impl Default for TerminationConfig {
 /// use distribute_train::preemption::{PreemptionHandler, TerminationConfig};
 /// let strategy = Strategy::default_strategy()?;
 /// let preemption = PreemptionHandler::install(&strategy, TerminationConfig::default())?;
-/// // In the loop, after each step; where one is true, save a checkpoint. After the second, have it finished everywhere and return
-/// // preemption.ended(step).
+/// // In the loop, after each step: if either is true, save a checkpoint. After the second, also finish it everywhere and
+/// // return preemption.ended(step).
 /// assert!(!preemption.should_save() && !preemption.should_stop());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -56,24 +56,24 @@ pub struct PreemptionHandler {
     strategy: Strategy,
     config: TerminationConfig,
     handlers: Vec<signal_hook::SigId>,
-    /// Whether a signal came to this process.
+    /// Whether this process has received a signal.
     signalled: Arc<AtomicBool>,
     grace: Mutex<Grace>,
 }
 
-/// When this process, which was told to stop, has to.
+/// The deadline of a process that was told to stop.
 #[derive(Debug, Default)]
 struct Grace {
     ends: Option<Instant>,
-    /// When it was last looked at, and the longest time between two looks: a step with its saving.
+    /// The time of the last check, and the longest time between two checks: a step with its saving.
     looked: Option<Instant>,
     longest: Duration,
-    /// Whether all have agreed to.
+    /// Whether all workers have agreed to leave.
     leaving: bool,
 }
 
 impl Grace {
-    /// Whether the time is over, or will be before a few more steps are done.
+    /// Returns whether the time is over, or will be before a few more steps are done.
     fn is_over(&mut self, signalled: bool, period: Duration, now: Instant) -> bool {
         if let Some(looked) = self.looked.replace(now) {
             self.longest = self.longest.max(now - looked);
@@ -81,7 +81,8 @@ impl Grace {
         if !signalled {
             return false;
         }
-        // The others learn of it a step later, the signal may have come as long ago, and then everything is saved once more.
+        // The other workers learn of it a step later, the signal may have come a step ago, and everything is saved once
+        // more.
         let margin = self.longest * 4 + period / 20;
         let ends = *self.ends.get_or_insert(now + period);
         now + margin >= ends
@@ -89,10 +90,10 @@ impl Grace {
 }
 
 impl PreemptionHandler {
-    /// Takes the signals until it is dropped.
+    /// Handles the signals until it is dropped.
     ///
     /// # Errors
-    /// [`Error::Signal`] for signals that cannot be taken.
+    /// [`Error::Signal`] if a handler cannot be installed.
     pub fn install(strategy: &Strategy, config: TerminationConfig) -> Result<PreemptionHandler> {
         let first = if config.grace_period.is_zero() { Request::Leave } else { Request::Save };
         let (strategy, signalled) = (strategy.clone(), Arc::default());
@@ -100,7 +101,7 @@ impl PreemptionHandler {
             PreemptionHandler { strategy, config, handlers: Vec::new(), signalled, grace: Mutex::default() };
         for signal in handler.config.signals.clone() {
             let failed = |source| Error::Signal { signal, source };
-            // In this order: the first signal sets the flags, the second one finds them set.
+            // Registered in this order, the first signal sets the flags, and the second one finds them set.
             let signalled = &handler.signalled;
             let ids = [
                 signal_hook::flag::register_conditional_default(signal, signalled.clone()),
@@ -114,12 +115,13 @@ impl PreemptionHandler {
         Ok(handler)
     }
 
-    /// Whether to save after this step and go on: the same answer on all workers, once. Only with a grace period.
+    /// Returns whether to save after this step and continue: the same answer on all workers, true once. Only with a
+    /// grace period.
     pub fn should_save(&self) -> bool {
         self.strategy.take_agreed(Request::Save)
     }
 
-    /// Whether to save and stop after this step: the same answer on all workers.
+    /// Returns whether to save and stop after this step: the same answer on all workers.
     pub fn should_stop(&self) -> bool {
         let period = self.config.grace_period;
         let mut grace = self.grace.lock().unwrap_or_else(PoisonError::into_inner);
@@ -133,7 +135,7 @@ impl PreemptionHandler {
         grace.leaving
     }
 
-    /// What the program returns after it has saved: an error whose exit code is the configured one.
+    /// Returns the error that the program ends with after it has saved; its exit code is the configured one.
     pub fn ended(&self, step: u64) -> Error {
         Error::Preempted { step, exit_code: self.config.exit_code }
     }
@@ -158,7 +160,7 @@ mod tests {
         for seconds in 0..10 {
             assert!(!grace.is_over(false, period, at(seconds)));
         }
-        // Told at 10, so that it ends at 30, less four steps of a second and a twentieth.
+        // The signal came at 10, so the grace ends at 30, less four steps of a second and a twentieth of the period.
         for seconds in 10..25 {
             assert!(!grace.is_over(true, period, at(seconds)), "{seconds}");
         }

@@ -1,4 +1,4 @@
-//! Progress of a training run, in the form that suits where it goes.
+//! Progress of a training run, in the form that suits the destination.
 //!
 //! | destination | form |
 //! |---|---|
@@ -6,10 +6,9 @@
 //! | file or pipe | `key=value` lines ([`PlainRenderer`]) or JSON lines ([`JsonRenderer`]) |
 //! | launcher | one [`Message`] per line over TCP; the launcher draws one bar for all tasks |
 //!
-//! A loop talks to [`Progress`]; a launcher receives [`Message`]s and feeds them to a
-//! [`Renderer`]. Bars and lines go to standard error, the closing [`Summary`] to standard output.
-//! Nothing here makes training wait or fail once it runs: events pass through a queue that keeps
-//! only the newest step, and a destination that breaks is given up.
+//! A loop calls [`Progress`]; a launcher receives [`Message`]s and feeds them to a [`Renderer`]. Bars and lines go to
+//! standard error, the closing [`Summary`] to standard output. A running training never waits or fails because of
+//! progress: events pass through a queue that keeps only the newest step, and a destination that fails is given up.
 
 mod bar;
 mod clock;

@@ -27,9 +27,9 @@ use prost::Message;
 
 use crate::{Error, Result};
 
-/// Writes one file of events: one run, such as `train` or `validation`, in TensorBoard's list.
+/// Writes one event file, which belongs to one run in TensorBoard's list, such as `train` or `validation`.
 ///
-/// Under several workers the chief alone makes one.
+/// Under several workers only the chief creates one.
 #[derive(Debug)]
 pub struct EventWriter {
     path: PathBuf,
@@ -37,11 +37,11 @@ pub struct EventWriter {
 }
 
 impl EventWriter {
-    /// Begins a file in a folder, which is made where it is not there. A run that goes on begins another file; TensorBoard joins
-    /// those of a folder.
+    /// Creates a file in a folder, which is created if it does not exist. A resumed run creates another file;
+    /// TensorBoard joins those of a folder.
     ///
     /// # Errors
-    /// [`Error::File`] where it cannot be made.
+    /// [`Error::File`] if it cannot be created.
     pub fn create(folder: impl AsRef<Path>) -> Result<EventWriter> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let folder = folder.as_ref();
@@ -54,7 +54,7 @@ impl EventWriter {
             let path = folder.join(format!("events.out.tfevents.{seconds:010}.{host}.{process}.{count}"));
             match File::create_new(&path) {
                 Ok(file) => break (path, file),
-                // A container that was started again within a second has the same name and process id.
+                // A container that was restarted within a second has the same name and process id.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(source) => return Err(Error::File { path, source }),
             }
@@ -64,26 +64,27 @@ impl EventWriter {
         Ok(writer)
     }
 
-    /// A number of a step, such as a loss.
+    /// Writes a number of a step, such as a loss.
     ///
     /// # Errors
-    /// [`Error::File`].
+    /// [`Error::File`] if the file cannot be written.
     pub fn scalar(&mut self, tag: &str, step: u64, value: f64) -> Result<()> {
         self.value(tag, step, wire::Kind::SimpleValue(value as f32))
     }
 
-    /// How values of a step are distributed, such as those of a parameter. Buckets grow by a tenth each, to both sides of 0.
+    /// Writes a histogram of the values of a step, such as those of a parameter. Each bucket is a tenth wider than the
+    /// one before, to both sides of 0.
     ///
     /// # Errors
-    /// [`Error::File`].
+    /// [`Error::File`] if the file cannot be written.
     pub fn histogram(&mut self, tag: &str, step: u64, values: impl IntoIterator<Item = f64>) -> Result<()> {
         self.value(tag, step, wire::Kind::Histo(histogram(values)))
     }
 
-    /// Writes what is waiting in memory.
+    /// Writes buffered events to the file.
     ///
     /// # Errors
-    /// [`Error::File`].
+    /// [`Error::File`] if the file cannot be written.
     pub fn flush(&mut self) -> Result<()> {
         let path = &self.path;
         self.records.flush().map_err(|source| Error::File { path: path.clone(), source })
@@ -121,7 +122,7 @@ fn histogram(values: impl IntoIterator<Item = f64>) -> wire::Histogram {
     if all.num == 0.0 {
         return wire::Histogram::default();
     }
-    // Empty buckets on both ends say nothing.
+    // Empty buckets at both ends are left out.
     let first = counts.iter().position(|count| *count > 0.0).unwrap_or(0);
     let last = counts.iter().rposition(|count| *count > 0.0).unwrap_or(0);
     all.bucket_limit = limits[first..=last].to_vec();
@@ -129,7 +130,7 @@ fn histogram(values: impl IntoIterator<Item = f64>) -> wire::Histogram {
     all
 }
 
-/// The upper ends of buckets, ascending.
+/// Returns the upper ends of the buckets, ascending.
 fn limits() -> Vec<f64> {
     let mut positive = vec![1e-12];
     while let Some(last) = positive.last().copied().filter(|last| *last < 1e20) {
@@ -139,7 +140,7 @@ fn limits() -> Vec<f64> {
     negative.chain([0.0]).chain(positive.iter().copied()).chain([f64::MAX]).collect()
 }
 
-/// The parts of the messages that are written.
+/// The fields of the messages that are written.
 mod wire {
     #[derive(Clone, PartialEq, prost::Message)]
     pub(super) struct Event {
@@ -258,7 +259,8 @@ mod tests {
         let script = "import sys; from tensorboard.backend.event_processing.event_accumulator import EventAccumulator; \
                       events = EventAccumulator(sys.argv[1]); events.Reload(); \
                       print([(e.step, e.value) for e in events.Scalars('epoch_loss')]); \
-                      h = events.Histograms('fc1.weight')[0].histogram_value; print(h.num, h.min, h.max, h.sum, sum(h.bucket))";
+                      h = events.Histograms('fc1.weight')[0].histogram_value; print(h.num, h.min, h.max, h.sum, \
+                      sum(h.bucket))";
         let output = Command::new(python).args(["-c", script]).arg(folder.path().join("train")).output().unwrap();
         let printed = String::from_utf8_lossy(&output.stdout).into_owned();
         let expected = "[(0, 1.0), (1, 0.5), (2, 0.3333333432674408), (3, 0.25)]\n5.0 -0.5 1.0 1.0 5.0\n";

@@ -1,4 +1,4 @@
-//! A table of epochs in a file.
+//! A CSV file with a row per epoch.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -8,8 +8,8 @@ use super::{Callback, Training};
 use crate::checkpoint::bounded;
 use crate::{Error, Result};
 
-/// Appends a line for each epoch to a CSV file, which begins with the names. A training that goes on takes out the lines of epochs
-/// that it does again.
+/// Appends a row for each epoch to a CSV file, after a header with the names. When a training resumes, rows of epochs
+/// that it repeats are removed.
 ///
 /// # Source
 /// `tf.keras.callbacks.CSVLogger`.
@@ -19,12 +19,12 @@ pub struct CsvLogger {
 }
 
 impl CsvLogger {
-    /// To this file; what other trainings have written there stays.
+    /// Logs to this file; rows of other trainings in it are kept.
     pub fn new(path: impl Into<PathBuf>) -> CsvLogger {
         CsvLogger { path: path.into() }
     }
 
-    /// Works on the file, on a thread that is waited for as long as the disk does something.
+    /// Works on the file on a separate thread, and waits as long as the disk makes progress.
     fn with(&self, work: impl FnOnce(&Path) -> io::Result<()> + Send + 'static) -> Result<()> {
         let path = self.path.clone();
         bounded("writing", &self.path, move || work(&path).map_err(|source| Error::File { path, source }))
@@ -33,7 +33,7 @@ impl CsvLogger {
 
 impl Callback for CsvLogger {
     fn epoch_begin(&mut self, training: &mut Training<'_>) -> Result<()> {
-        // In an epoch that begins anew, a line of it can only be one of before.
+        // A row of an epoch that begins now was written before a restart.
         match training.is_chief() && training.epoch > 1 {
             true => {
                 let epoch = training.epoch;
@@ -60,7 +60,7 @@ fn append(path: &Path, epoch: u32, values: &[(String, f64)]) -> io::Result<()> {
         let names: Vec<&str> = values.iter().map(|(name, _)| name.as_str()).collect();
         lines = format!("epoch,{}\n", names.join(","));
     } else {
-        // A process that was killed may have left half a line, which must not run into the next one.
+        // A killed process may have left an incomplete row, which must not run into the next one.
         let mut last = [0];
         file.seek(SeekFrom::End(-1))?;
         file.read_exact(&mut last)?;
@@ -73,7 +73,7 @@ fn append(path: &Path, epoch: u32, values: &[(String, f64)]) -> io::Result<()> {
     file.write_all(lines.as_bytes())
 }
 
-/// Takes out the last lines from those of an epoch on.
+/// Removes the last rows, from the epoch `from` on.
 fn cut(path: &Path, from: u32) -> io::Result<()> {
     let text = match fs::read_to_string(path) {
         Ok(text) => text,
@@ -90,7 +90,7 @@ fn cut(path: &Path, from: u32) -> io::Result<()> {
     if left.len() >= text.len() {
         return Ok(());
     }
-    // Beside, since a process that is killed here must not take the whole table with it.
+    // Written to a temporary file first, so that a crash cannot lose the whole table.
     let mut beside = path.as_os_str().to_owned();
     beside.push(".tmp");
     let mut file = File::create(&beside)?;

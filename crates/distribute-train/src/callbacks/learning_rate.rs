@@ -23,7 +23,8 @@ type Schedule = Box<dyn FnMut(u64, f64) -> f64 + Send>;
 /// // A thousand steps of warm-up to 1e-3, then half a cosine down to nothing at step 20,000.
 /// let by_step = LearningRateSchedule::by_step(|step| {
 ///     let done = (step as f64 - 1e3) / (20e3 - 1e3);
-///     1e-3 * if step < 1000 { (step + 1) as f64 / 1e3 } else { (1.0 + (std::f64::consts::PI * done.min(1.0)).cos()) / 2.0 }
+///     let cosine = (1.0 + (std::f64::consts::PI * done.min(1.0)).cos()) / 2.0;
+///     1e-3 * if step < 1000 { (step + 1) as f64 / 1e3 } else { cosine }
 /// });
 /// ```
 ///
@@ -35,13 +36,13 @@ pub struct LearningRateSchedule {
 }
 
 impl LearningRateSchedule {
-    /// From the number of an epoch that begins, from 1, and the present rate.
+    /// Computes the rate from the number of the epoch that begins, from 1, and the current rate.
     pub fn new(mut schedule: impl FnMut(u32, f64) -> f64 + Send + 'static) -> LearningRateSchedule {
         let schedule = move |epoch, rate| schedule(u32::try_from(epoch).unwrap_or(u32::MAX), rate);
         LearningRateSchedule { schedule: Box::new(schedule), by_step: false }
     }
 
-    /// From the number of steps done, of all epochs: the first step's is 0.
+    /// Computes the rate from the number of completed steps, over all epochs: 0 for the first step.
     pub fn by_step(mut schedule: impl FnMut(u64) -> f64 + Send + 'static) -> LearningRateSchedule {
         LearningRateSchedule { schedule: Box::new(move |step, _| schedule(step)), by_step: true }
     }
@@ -68,8 +69,8 @@ impl fmt::Debug for LearningRateSchedule {
     }
 }
 
-/// Multiplies the learning rate by the number of replicas, for global batches that grow with it: little by little over the first
-/// steps.
+/// Multiplies the learning rate by the number of replicas, for global batches that grow with it, optionally with a
+/// linear warm-up.
 ///
 /// # Examples
 /// ```
@@ -82,24 +83,24 @@ impl fmt::Debug for LearningRateSchedule {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ScaleByReplicas {
     warm_up: u64,
-    /// Of one replica.
+    /// The rate for one replica.
     rate: Option<f64>,
 }
 
 impl ScaleByReplicas {
-    /// From the first step on.
+    /// Scales from the first step on.
     pub fn new() -> ScaleByReplicas {
         ScaleByReplicas::default()
     }
 
-    /// Grows from the optimizer's rate over so many steps.
+    /// Warms up linearly from the optimizer's rate over this many steps.
     pub fn warm_up(self, steps: u64) -> ScaleByReplicas {
         ScaleByReplicas { warm_up: steps, ..self }
     }
 
     fn set(&mut self, training: &mut Training<'_>) -> Result<()> {
         let rate = *self.rate.get_or_insert(*training.learning_rate);
-        // Once it has grown the rate is other callbacks' to change.
+        // After the warm-up, other callbacks may change the rate.
         if training.step <= self.warm_up {
             let replicas = training.strategy.num_replicas_in_sync() as f64;
             let grown = if self.warm_up == 0 { 1.0 } else { training.step as f64 / self.warm_up as f64 };
@@ -127,7 +128,7 @@ impl Callback for ScaleByReplicas {
     }
 }
 
-/// Multiplies the learning rate by a factor when a value has not got better for some epochs.
+/// Multiplies the learning rate by a factor when a value has not improved for some epochs.
 ///
 /// # Source
 /// `tf.keras.callbacks.ReduceLROnPlateau`.
@@ -139,25 +140,25 @@ pub struct ReduceLrOnPlateau {
 }
 
 impl ReduceLrOnPlateau {
-    /// Watches a value, as [`EarlyStopping`](super::EarlyStopping) does; patience 10, a tenth each time.
+    /// Monitors a value, as [`EarlyStopping`](super::EarlyStopping) does. Default patience: 10; factor: 0.1.
     pub fn new(monitor: &str) -> ReduceLrOnPlateau {
         let watch = Watch { patience: 10, ..Watch::new(monitor) };
         ReduceLrOnPlateau { watch, factor: 0.1, min_learning_rate: 0.0 }
     }
 
-    /// How many epochs without progress are borne.
+    /// Sets the number of epochs without improvement to tolerate.
     pub fn patience(mut self, epochs: u32) -> ReduceLrOnPlateau {
         self.watch.patience = epochs;
         self
     }
 
-    /// What the rate is multiplied by.
+    /// Sets the factor that the rate is multiplied by.
     pub fn factor(mut self, factor: f64) -> ReduceLrOnPlateau {
         self.factor = factor;
         self
     }
 
-    /// It does not fall below this.
+    /// Sets the lower bound of the rate.
     pub fn min_learning_rate(mut self, learning_rate: f64) -> ReduceLrOnPlateau {
         self.min_learning_rate = learning_rate;
         self

@@ -1,4 +1,4 @@
-//! Callbacks that keep checkpoints.
+//! Callbacks that save checkpoints.
 
 use std::path::PathBuf;
 
@@ -9,12 +9,13 @@ use super::{Callback, Occasion, Training};
 use crate::Result;
 use crate::checkpoint::CheckpointManager;
 
-/// Saves the model, its optimizer and all that a training needs to go on, as it goes or when it is best.
+/// Saves the model, its optimizer and everything else that is needed to resume a training, periodically or when it is
+/// best.
 ///
-/// It does not restore; [`BackupAndRestore`] does, on the same folder or on another, and what this callback then saves belongs to
-/// the restored run. A training that begins anew in a folder with another run's checkpoints ends before its first step with
-/// [`Error::OtherRun`](crate::Error::OtherRun), unless they are to be
-/// [set aside](ModelCheckpoint::set_aside_other_runs).
+/// It does not restore; [`BackupAndRestore`] does, from the same folder or another, and the checkpoints that this
+/// callback then saves belong to the restored run. A training that starts anew in a folder with another run's
+/// checkpoints ends before its first step with [`Error::OtherRun`](crate::Error::OtherRun), unless
+/// [`set_aside_other_runs`](ModelCheckpoint::set_aside_other_runs) is set.
 ///
 /// # Examples
 /// ```
@@ -30,22 +31,22 @@ pub struct ModelCheckpoint {
     checkpoints: CheckpointManager,
     every: Every,
     best: Option<Watch>,
-    /// Whether the epoch that has just ended is that.
+    /// Whether the epoch that has just ended is the best so far.
     is_best: bool,
 }
 
-/// When it is time to save, besides at the end.
+/// When to save, besides at the end.
 #[derive(Clone, Copy, Debug)]
 enum Every {
     Epochs(u32),
-    /// And each epoch.
+    /// After every `count` steps and after each epoch.
     Steps(Steps),
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Steps {
     count: u64,
-    /// The step after which it was saved last.
+    /// The step after which a checkpoint was last saved.
     last: u64,
 }
 
@@ -54,7 +55,7 @@ impl Steps {
         Steps { count: count.max(1), last: 0 }
     }
 
-    /// Whether a multiple of the count has been passed, by one step or by several that were run at once.
+    /// Returns whether a multiple of the count has been passed, by one step or by several that were run at once.
     fn is_due(&mut self, step: u64) -> bool {
         let due = step / self.count > self.last / self.count;
         if due {
@@ -65,43 +66,43 @@ impl Steps {
 }
 
 impl ModelCheckpoint {
-    /// Into this folder, after each epoch; the newest five are kept.
+    /// Saves into this folder after each epoch and keeps the newest five.
     pub fn new(folder: impl Into<PathBuf>) -> ModelCheckpoint {
         ModelCheckpoint::with(CheckpointManager::new(folder))
     }
 
-    /// As a manager says.
+    /// Saves with a manager's options.
     pub fn with(checkpoints: CheckpointManager) -> ModelCheckpoint {
         ModelCheckpoint { checkpoints, every: Every::Epochs(1), best: None, is_best: false }
     }
 
-    /// Keeps the newest `count`.
+    /// Sets the number of checkpoints to keep.
     pub fn keep(mut self, count: usize) -> ModelCheckpoint {
         self.checkpoints = self.checkpoints.keep(count);
         self
     }
 
-    /// Moves other runs' checkpoints into folders `run-ID` inside the folder when a run begins there; a training that was
-    /// restored goes on with its own. See [`CheckpointManager::set_aside_other_runs`].
+    /// Moves other runs' checkpoints into folders `run-ID` inside the folder when a run starts there. A restored
+    /// training continues with its own. See [`CheckpointManager::set_aside_other_runs`].
     pub fn set_aside_other_runs(mut self) -> ModelCheckpoint {
         self.checkpoints = self.checkpoints.set_aside_other_runs();
         self
     }
 
-    /// After every so manieth epoch.
+    /// Saves after every `epochs` epochs.
     pub fn every_epochs(mut self, epochs: u32) -> ModelCheckpoint {
         self.every = Every::Epochs(epochs.max(1));
         self
     }
 
-    /// After so many steps, and after each epoch.
+    /// Saves after every `steps` steps, and after each epoch.
     pub fn every_steps(mut self, steps: u64) -> ModelCheckpoint {
         self.every = Every::Steps(Steps::new(steps));
         self
     }
 
-    /// Only after epochs that are the best so far by a value, such as `val_loss`, and keeps the best alone. Names that end in
-    /// `loss`, `error`, `cross_entropy` and `perplexity` should fall, others rise.
+    /// Saves only after epochs that are the best so far by a value, such as `val_loss`, and keeps only the best. Values
+    /// whose names end in `loss`, `error`, `cross_entropy` and `perplexity` should fall, others rise.
     pub fn best(mut self, monitor: &str) -> ModelCheckpoint {
         self.best = Some(Watch::new(monitor));
         self.keep(1)
@@ -121,7 +122,7 @@ impl ModelCheckpoint {
 
 impl Callback for ModelCheckpoint {
     fn epoch_begin(&mut self, training: &mut Training<'_>) -> Result<()> {
-        // Not earlier: another callback may restore. Not later: a whole epoch would be lost.
+        // Not earlier, since another callback may restore; not later, since a whole epoch could be lost.
         training.run.claim(&mut self.checkpoints)
     }
 
@@ -138,7 +139,7 @@ impl Callback for ModelCheckpoint {
             training.run.save(&mut self.checkpoints)?;
         }
         if occasion == Occasion::Leaving {
-            // Whoever leaves first has the others stopped.
+            // The first worker to leave may cause the others to be stopped.
             self.checkpoints.finish_everywhere(training.strategy)?;
         }
         Ok(due)
@@ -159,9 +160,9 @@ impl Callback for ModelCheckpoint {
     }
 }
 
-/// Saves the training after each epoch, every so many steps if wanted, and when the machine is about to go away; the same program
-/// started again goes on from there, in the middle of an epoch too. What was saved is removed once the training has come to its
-/// end; checkpoints that [`ModelCheckpoint`] keeps in the same folder stay.
+/// Saves the training after each epoch, optionally every few steps, and when the machine is about to be preempted. The
+/// restarted program resumes from there, even in the middle of an epoch. The backups are removed at the end of the
+/// training; checkpoints that [`ModelCheckpoint`] keeps in the same folder stay.
 ///
 /// # Examples
 /// ```
@@ -179,23 +180,23 @@ pub struct BackupAndRestore {
 }
 
 impl BackupAndRestore {
-    /// In this folder.
+    /// Saves in this folder.
     pub fn new(folder: impl Into<PathBuf>) -> BackupAndRestore {
         BackupAndRestore::with(CheckpointManager::new(folder).keep(2))
     }
 
-    /// As a manager says.
+    /// Saves with a manager's options.
     pub fn with(checkpoints: CheckpointManager) -> BackupAndRestore {
         BackupAndRestore { checkpoints: checkpoints.of_backups(), every: None, removes: true }
     }
 
-    /// After so many steps too.
+    /// Also saves after every `steps` steps.
     pub fn every_steps(mut self, steps: u64) -> BackupAndRestore {
         self.every = Some(Steps::new(steps));
         self
     }
 
-    /// Leaves what was saved in its place at the end; started again, the program finds that there is nothing left to do.
+    /// Keeps the backups at the end; if restarted, the program then finds that nothing is left to do.
     pub fn keep_at_end(mut self) -> BackupAndRestore {
         self.removes = false;
         self
@@ -212,7 +213,8 @@ impl Callback for BackupAndRestore {
                 tracing::info!("going on after step {step}, from {}", self.checkpoints.root().display());
             }
         }
-        // The run is known from the start: one that is stopped before its first backup is the same when it starts again.
+        // The run is known from the start, so that one stopped before its first backup keeps its identity when
+        // restarted.
         training.run.claim(&mut self.checkpoints)
     }
 
@@ -225,7 +227,7 @@ impl Callback for BackupAndRestore {
             training.run.save(&mut self.checkpoints)?;
         }
         if occasion == Occasion::Leaving {
-            // Whoever leaves first has the others stopped.
+            // The first worker to leave may cause the others to be stopped.
             self.checkpoints.finish_everywhere(training.strategy)?;
         }
         Ok(due)

@@ -1,4 +1,4 @@
-//! A training's numbers, for Prometheus to fetch.
+//! An endpoint from which Prometheus fetches a training's metrics.
 
 use std::convert::Infallible;
 use std::io;
@@ -23,7 +23,7 @@ use crate::{Error, Result};
 
 type Number = Gauge<f64, AtomicU64>;
 
-/// Serves a training's numbers on the chief, at `/metrics`, for as long as it lives:
+/// Serves a training's metrics on the chief, at `/metrics`, until it is dropped:
 ///
 /// ```text
 /// distribute_training_epoch 3
@@ -46,7 +46,7 @@ type Number = Gauge<f64, AtomicU64>;
 #[derive(Debug)]
 pub struct Prometheus {
     address: SocketAddr,
-    /// Until the training begins, which tells whether this is the chief.
+    /// Held until the training begins, which determines whether this process is the chief.
     listener: Option<TcpListener>,
     numbers: Numbers,
     server: Option<Server>,
@@ -63,18 +63,18 @@ struct Numbers {
 
 #[derive(Debug)]
 struct Server {
-    /// Dropped to end it.
+    /// Dropped to stop the server.
     _end: oneshot::Sender<Infallible>,
-    /// Closed when it has ended.
+    /// Closed when the server has stopped.
     ended: mpsc::Receiver<Infallible>,
     thread: JoinHandle<()>,
 }
 
 impl Prometheus {
-    /// At an address of this machine, such as `0.0.0.0:9464`.
+    /// Serves at an address of this machine, such as `0.0.0.0:9464`.
     ///
     /// # Errors
-    /// [`Error::Listen`] where it cannot be listened on.
+    /// [`Error::Listen`] if the address cannot be listened on.
     pub fn serve(address: &str) -> Result<Prometheus> {
         let failed = |source| Error::Listen { address: address.to_owned(), source };
         let listener = TcpListener::bind(address).map_err(failed)?;
@@ -82,7 +82,7 @@ impl Prometheus {
         Ok(Prometheus { address, listener: Some(listener), numbers: Numbers::default(), server: None })
     }
 
-    /// Where it is served.
+    /// Returns the address of the endpoint.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -113,7 +113,7 @@ impl Numbers {
 
 impl Callback for Prometheus {
     fn train_begin(&mut self, training: &mut Training<'_>) -> Result<()> {
-        // Others give their port back.
+        // Workers other than the chief release their port.
         let Some(listener) = self.listener.take().filter(|_| training.is_chief()) else { return Ok(()) };
         let failed = |source| Error::Listen { address: self.address.to_string(), source };
         self.server = Some(Server::start(listener, self.numbers.registry()).map_err(failed)?);
@@ -159,7 +159,8 @@ impl Drop for Prometheus {
     fn drop(&mut self) {
         if let Some(Server { _end, ended, thread }) = self.server.take() {
             drop(_end);
-            // It has nothing to wait for, so this is no more than a precaution; if it panicked it has said so.
+            // The server has nothing to wait for, so the deadline is a precaution; a panic was reported when it
+            // occurred.
             match ended.recv_timeout(Duration::from_secs(1)) {
                 Err(mpsc::RecvTimeoutError::Timeout) => {
                     tracing::warn!("the endpoint for Prometheus has not ended in 1 s")
@@ -174,7 +175,7 @@ async fn accept(listener: TcpListener, registry: Arc<Registry>) -> io::Result<()
     let listener = tokio::net::TcpListener::from_std(listener)?;
     loop {
         let Ok((stream, _)) = listener.accept().await else {
-            // Out of files, most likely: later there may be some.
+            // Most likely out of file descriptors, which may become available later.
             tokio::time::sleep(Duration::from_secs(1)).await;
             continue;
         };

@@ -7,7 +7,7 @@ use super::{Callback, Training};
 use crate::checkpoint::Snapshot;
 use crate::{Error, Result};
 
-/// Ends the training when a value has not got better for some epochs.
+/// Ends the training when a value has not improved for some epochs.
 ///
 /// # Examples
 /// ```
@@ -16,7 +16,7 @@ use crate::{Error, Result};
 /// ```
 ///
 /// # Source
-/// `tf.keras.callbacks.EarlyStopping`; that checkpoints keep its count is Lightning's.
+/// `tf.keras.callbacks.EarlyStopping`; keeping its state in checkpoints follows Lightning.
 #[derive(Clone, Debug)]
 pub struct EarlyStopping {
     watch: Watch,
@@ -26,43 +26,43 @@ pub struct EarlyStopping {
 }
 
 impl EarlyStopping {
-    /// Watches a value, such as `val_loss`. Names that end in `loss`, `error`, `cross_entropy` and `perplexity` should fall, others
-    /// rise.
+    /// Monitors a value, such as `val_loss`. Values whose names end in `loss`, `error`, `cross_entropy` and
+    /// `perplexity` should fall, others rise.
     pub fn new(monitor: &str) -> EarlyStopping {
         EarlyStopping { watch: Watch::new(monitor), start_from_epoch: 0, restores: false, best: None }
     }
 
-    /// How many epochs without progress are borne. Default: 0.
+    /// Sets the number of epochs without improvement to tolerate. Default: 0.
     pub fn patience(mut self, epochs: u32) -> EarlyStopping {
         self.watch.patience = epochs;
         self
     }
 
-    /// What counts as progress. Default: anything.
+    /// Sets the smallest change that counts as an improvement. Default: any change.
     pub fn min_delta(mut self, delta: f64) -> EarlyStopping {
         self.watch.min_delta = delta.abs();
         self
     }
 
-    /// Whether the value should rise, where its name does not tell.
+    /// Sets whether the value should rise, if its name does not tell.
     pub fn rises(mut self, rises: bool) -> EarlyStopping {
         self.watch.rises = rises;
         self
     }
 
-    /// A value that has to be passed for progress. Default: the first one.
+    /// Sets a value that must be passed to count as an improvement. Default: the first one.
     pub fn baseline(mut self, value: f64) -> EarlyStopping {
         self.watch.seen.best = Some(value);
         self
     }
 
-    /// Does not watch the epochs before this one.
+    /// Ignores the epochs before this one.
     pub fn start_from_epoch(mut self, epoch: u32) -> EarlyStopping {
         self.start_from_epoch = epoch;
         self
     }
 
-    /// At the end, gives the model the values of its best epoch; of those of this program's run, where it was restarted.
+    /// Restores the model of the best epoch at the end; after a restart, the best one since then.
     pub fn restore_best(mut self) -> EarlyStopping {
         self.restores = true;
         self
@@ -103,15 +103,15 @@ impl Callback for EarlyStopping {
     }
 }
 
-/// Ends the training when the loss is no number any more, and names the variables that are none.
+/// Ends the training when the loss is no longer finite, and names the variables that are not finite.
 ///
-/// It looks after every step; the others learn of it with the next one.
+/// It checks after every step; the other workers learn of it with the next one.
 ///
 /// # Source
 /// `tf.keras.callbacks.TerminateOnNaN`.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TerminateOnNan {
-    /// The step after which it was seen.
+    /// The step after which the loss was first not finite.
     step: Option<u64>,
 }
 
@@ -136,7 +136,7 @@ impl Callback for TerminateOnNan {
     }
 }
 
-/// Says which tensors of a model hold numbers that are not finite.
+/// Names the tensors of a model that hold values which are not finite.
 fn not_finite(snapshot: &Snapshot) -> String {
     let mut named = Vec::new();
     for name in snapshot.names("model") {

@@ -9,7 +9,7 @@ use crate::checkpoint::bounded;
 use crate::tensorboard::EventWriter;
 
 /// Writes every epoch's values to event files: those of the training to the run `train`, those of the validation to
-/// `validation`, under the tags that Keras uses; histograms of variables and values of steps if wanted.
+/// `validation`, under Keras's tags; optionally also histograms of variables and values of steps.
 ///
 /// # Examples
 /// ```
@@ -25,29 +25,29 @@ pub struct TensorBoard {
     histograms: u32,
     every_steps: u64,
     writers: Option<[EventWriter; 2]>,
-    /// When the epoch began, or values of a step were last written, and the examples seen by then.
+    /// The start of the epoch or the last time that values of a step were written, and the examples seen by then.
     since: Option<(Instant, u64)>,
 }
 
 impl TensorBoard {
-    /// To this folder.
+    /// Writes to this folder.
     pub fn new(folder: impl Into<PathBuf>) -> TensorBoard {
         TensorBoard { folder: folder.into(), histograms: 0, every_steps: 0, writers: None, since: None }
     }
 
-    /// Histograms of all variables after every so manieth epoch. Default: 0, none.
+    /// Writes histograms of all variables after every `every_epochs` epochs. Default: 0, none.
     pub fn histograms(mut self, every_epochs: u32) -> TensorBoard {
         self.histograms = every_epochs;
         self
     }
 
-    /// The loss of the chief's replicas, and examples per second, after every so manieth step. Default: 0, never.
+    /// Writes the loss of the chief's replicas, and examples per second, after every `steps` steps. Default: 0, never.
     pub fn every_steps(mut self, steps: u64) -> TensorBoard {
         self.every_steps = steps;
         self
     }
 
-    /// Writes to the runs `train` and `validation`, on a thread that is waited for as long as the disk does something.
+    /// Writes to the runs `train` and `validation` on a separate thread, and waits as long as the disk makes progress.
     fn write(&mut self, lines: Vec<Line>) -> Result<()> {
         let (folder, writers) = (self.folder.clone(), self.writers.take());
         let write = move || {
@@ -95,7 +95,7 @@ impl Callback for TensorBoard {
     }
 
     fn epoch_end(&mut self, training: &mut Training<'_>) -> Result<()> {
-        // All workers take part in a snapshot.
+        // All workers must take part in a snapshot.
         let due = self.histograms > 0 && training.epoch.is_multiple_of(self.histograms);
         let snapshot = if due { Some(training.snapshot()?) } else { None };
         if !training.is_chief() {
@@ -119,7 +119,7 @@ impl Callback for TensorBoard {
     }
 }
 
-/// Something to write to an event file.
+/// A value to write to an event file.
 struct Line {
     run: Run,
     tag: String,

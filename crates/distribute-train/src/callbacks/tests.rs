@@ -3,7 +3,7 @@ use distribute_values::{Assignment, DistributedVariable, Host, HostTensor, Tenso
 use super::*;
 use crate::BoxError;
 
-/// A training of one variable, which callbacks save and restore.
+/// A training of one variable that callbacks save and restore.
 struct Toy {
     strategy: Strategy,
     weight: Weight,
@@ -69,7 +69,7 @@ impl Toy {
         Toy { strategy, weight, learning_rate: 1.0, stop: None, epoch: 0, step: 0 }
     }
 
-    /// Shows a callback a moment of the training.
+    /// Calls `look` with a state of the training.
     fn show<R>(&mut self, values: &[(&str, f64)], look: impl FnOnce(&mut Training<'_>) -> Result<R>) -> Result<R> {
         let values: Vec<(String, f64)> = values.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect();
         let Toy { strategy, weight, learning_rate, stop, epoch, step } = self;
@@ -85,7 +85,8 @@ impl Toy {
         })
     }
 
-    /// Shows a callback epochs of three steps with these losses, until it ends them; the epochs it has seen.
+    /// Runs a callback through epochs of three steps with these losses until it ends the training; returns the number
+    /// of epochs.
     fn train(&mut self, callback: &mut dyn Callback, name: &str, values: &[f64]) -> u32 {
         self.show(&[], |training| callback.train_begin(training)).unwrap();
         for value in values {
@@ -196,7 +197,7 @@ fn a_name_that_is_not_there_is_a_sentence() {
     assert!(text.contains("\"val_loss\"") && text.contains("loss, accuracy"), "{text}");
 }
 
-/// The steps of the checkpoints in a folder.
+/// Returns the steps of the checkpoints in a folder.
 fn kept(folder: &std::path::Path) -> Vec<String> {
     let names = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.file_name());
     let mut names: Vec<String> = names.filter_map(|name| name.into_string().ok()).collect();
@@ -236,7 +237,7 @@ fn a_training_that_begins_in_another_ones_folder_ends_before_its_first_step() {
     assert!(matches!(error, Error::OtherRun { .. }) && error.to_string().contains("step 6"), "{error}");
     drop(again);
     assert_eq!(kept(folder.path()), before);
-    // Asked to, it moves what is there, of whatever steps.
+    // With the option set, it moves the present checkpoints, whatever their steps.
     Toy::new().train(&mut best().set_aside_other_runs(), "val_loss", &[3.0]);
     let names = kept(folder.path());
     assert!(names.contains(&"step-00000003".to_owned()) && !names.contains(&"step-00000006".to_owned()), "{names:?}");
@@ -285,7 +286,7 @@ fn a_table_has_each_epoch_once() {
     let path = folder.path().join("log.csv");
     let mut toy = Toy::new();
     toy.train(&mut CsvLogger::new(&path), "val_loss", &[1.0, 0.5, 0.25]);
-    // It goes on from the end of the first epoch.
+    // It resumes from the end of the first epoch.
     toy.epoch = 1;
     toy.train(&mut CsvLogger::new(&path), "val_loss", &[0.75]);
     assert_eq!(std::fs::read_to_string(&path).unwrap(), "epoch,loss,val_loss\n1,1,1\n2,0.75,0.75\n");

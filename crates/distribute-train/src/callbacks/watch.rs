@@ -1,9 +1,9 @@
-//! Whether a value gets better.
+//! Detection of improvements of a value.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// A value that is watched, and how it went so far.
+/// A monitored value and its history.
 #[derive(Clone, Debug)]
 pub(super) struct Watch {
     pub(super) monitor: String,
@@ -16,7 +16,7 @@ pub(super) struct Watch {
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Seen {
     pub(super) best: Option<f64>,
-    /// Epochs since it was best.
+    /// Epochs since the best one.
     pub(super) waited: u32,
 }
 
@@ -27,7 +27,7 @@ impl Watch {
         Watch { monitor: monitor.to_owned(), min_delta: 0.0, patience: 0, rises, seen: Seen::default() }
     }
 
-    /// Whether it is the best so far.
+    /// Records a value and returns whether it is the best so far.
     pub(super) fn is_best(&mut self, value: f64) -> bool {
         let better = |best: f64| match self.rises {
             true => value > best + self.min_delta,
@@ -42,7 +42,7 @@ impl Watch {
         best
     }
 
-    /// Whether it has not got better for longer than is borne.
+    /// Returns whether the value has not improved for more epochs than the patience allows.
     pub(super) fn is_out_of_patience(&self) -> bool {
         self.seen.waited > self.patience
     }

@@ -1,5 +1,5 @@
-//! The operations on files that checkpoints are made of. Each is one step that can fail, that tests can make fail, and that
-//! says what it is about, so that whoever waits for a disk that hangs can name it.
+//! The file operations that checkpoints consist of. Each is one step that can fail, that tests can make fail, and that
+//! records what it operates on, so that an error can name the operation in which a disk hangs.
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
@@ -21,14 +21,14 @@ use crate::{Error, Result};
 #[cfg(test)]
 mod faults;
 
-/// A disk as one writer or reader uses it.
+/// A disk as used by one writer or reader.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Disk {
     under_way: Arc<Mutex<UnderWay>>,
     faults: Faults,
 }
 
-/// The operation that is under way, or that ended last.
+/// The operation in progress, or the last one.
 #[derive(Clone, Debug)]
 struct UnderWay {
     verb: &'static str,
@@ -51,43 +51,43 @@ pub(super) struct Entry {
 }
 
 impl Disk {
-    /// The same disk for other work, which begins now.
+    /// Returns a handle for other work on the same disk, which starts now.
     pub(super) fn afresh(&self) -> Disk {
         Disk { under_way: Arc::default(), faults: self.faults.clone() }
     }
 
-    /// As this one, with operations that fail as a test says.
+    /// Returns a disk whose operations fail as a test determines.
     #[cfg(test)]
     pub(super) fn with(faults: &Faults) -> Disk {
         Disk { under_way: Arc::default(), faults: faults.clone() }
     }
 
-    /// What is under way, such as `writing model.safetensors`, and for how long it has been.
+    /// Returns the operation in progress, such as `writing model.safetensors`, and how long it has taken so far.
     pub(super) fn under_way(&self) -> (String, Duration) {
         let now = self.under_way.lock().unwrap_or_else(PoisonError::into_inner);
         (format!("{} {}", now.verb, now.path.display()), now.since.elapsed())
     }
 
-    /// Shows what another user of the disk is at, while this one waits for it.
+    /// Adopts the operation of another user of the disk while this one waits for it.
     pub(super) fn wait_with(&self, other: &Disk) {
         let of_other = other.under_way.lock().unwrap_or_else(PoisonError::into_inner).clone();
         *self.under_way.lock().unwrap_or_else(PoisonError::into_inner) = of_other;
     }
 
-    /// Runs an operation, and names it while it runs.
+    /// Runs an operation, recording it while it runs.
     fn step<T>(&self, verb: &'static str, path: &Path, run: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
         self.begin(verb, path);
         self.faults.before(verb, path)?;
         run()
     }
 
-    /// Names what is under way from now on.
+    /// Records the operation in progress from now on.
     pub(super) fn begin(&self, verb: &'static str, path: &Path) {
         *self.under_way.lock().unwrap_or_else(PoisonError::into_inner) =
             UnderWay { verb, path: path.to_owned(), since: Instant::now() };
     }
 
-    /// As [`Disk::step`], with the path in the error.
+    /// Runs an operation like [`Disk::step`], and adds the path to its error.
     fn named<T>(&self, verb: &'static str, path: &Path, run: impl FnOnce() -> io::Result<T>) -> Result<T> {
         self.step(verb, path, run).map_err(|source| Error::File { path: path.to_owned(), source })
     }
@@ -96,7 +96,7 @@ impl Disk {
         self.named("looking for", path, || fs::exists(path))
     }
 
-    /// Makes a folder and those above it that are missing, to the medium.
+    /// Creates a folder and its missing parents, and syncs them.
     pub(super) fn create_folders(&self, path: &Path) -> Result<()> {
         let mut missing = Vec::new();
         for folder in path.ancestors().filter(|folder| !folder.as_os_str().is_empty()) {
@@ -108,21 +108,21 @@ impl Disk {
         self.named("making", path, || fs::create_dir_all(path))?;
         for folder in missing {
             let above = folder.parent().filter(|above| !above.as_os_str().is_empty()).unwrap_or(Path::new("."));
-            // One that may not be read cannot be synced either.
+            // A folder without read permission cannot be synced.
             drop(self.sync_folder(above));
         }
         Ok(())
     }
 
-    /// Makes one folder.
+    /// Creates one folder.
     pub(super) fn create_folder(&self, path: &Path) -> Result<()> {
         self.named("making", path, || fs::create_dir(path))
     }
 
-    /// Writes a file that is not there yet, to the medium.
+    /// Writes a new file and syncs it.
     pub(super) fn write(&self, path: &Path, bytes: &[u8]) -> Result<Entry> {
         let mut file = self.named("making", path, || OpenOptions::new().write(true).create_new(true).open(path))?;
-        // In parts, so that a slow disk can be told from one that hangs.
+        // Written in parts, so that a slow disk can be told from one that hangs.
         for part in bytes.chunks(PART_BYTES) {
             let torn = self.faults.torn(part);
             if let Some(torn) = torn {
@@ -137,7 +137,7 @@ impl Disk {
         Ok(Entry { bytes: bytes.len() as u64, crc32c: crc32c::crc32c(bytes) })
     }
 
-    /// Makes the names in a folder last.
+    /// Syncs the names in a folder.
     pub(super) fn sync_folder(&self, path: &Path) -> Result<()> {
         self.named("syncing", path, || File::open(path)?.sync_all())
     }
@@ -146,7 +146,7 @@ impl Disk {
         self.named("renaming to", to, || fs::rename(from, to))
     }
 
-    /// Swaps two names at once; whether the system and the file system know how.
+    /// Exchanges two names atomically; returns whether the system and the file system support it.
     pub(super) fn exchange(&self, one: &Path, other: &Path) -> Result<bool> {
         let outcome = self.step("exchanging", other, || {
             self.faults.exchange()?;
@@ -159,7 +159,7 @@ impl Disk {
         }
     }
 
-    /// Removes a folder with all that is in it.
+    /// Removes a folder and its contents.
     pub(super) fn remove_folder(&self, path: &Path) -> Result<()> {
         for name in self.names(path)? {
             let file = path.join(name);
@@ -175,12 +175,12 @@ impl Disk {
         self.named("removing", path, || fs::remove_file(path))
     }
 
-    /// Removes a folder if nothing is in it.
+    /// Removes a folder if it is empty.
     pub(super) fn remove_empty_folder(&self, path: &Path) {
         drop(self.step("removing", path, || fs::remove_dir(path)));
     }
 
-    /// The names in a folder; none where it is not there.
+    /// Returns the names in a folder; none if it does not exist.
     pub(super) fn names(&self, path: &Path) -> Result<Vec<OsString>> {
         let list = || match fs::read_dir(path) {
             Ok(entries) => entries.map(|entry| entry.map(|entry| entry.file_name())).collect(),
@@ -190,13 +190,13 @@ impl Disk {
         self.named("listing", path, list)
     }
 
-    /// Opens a folder. Its files are then read by name from this very folder, also where another one has taken its place.
+    /// Opens a folder, whose files are then read by name from this very folder even if another takes its place.
     pub(super) fn open_folder(&self, path: &Path) -> io::Result<OwnedFd> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         self.step("opening", path, || Ok(openat(CWD, path, flags, Mode::empty())?))
     }
 
-    /// The length of a regular file in a folder.
+    /// Returns the length of a regular file in a folder.
     pub(super) fn length(&self, folder: &impl AsFd, path: &Path, name: &str) -> io::Result<u64> {
         self.step("looking at", &path.join(name), || {
             let about = statat(folder, name, AtFlags::SYMLINK_NOFOLLOW)?;
@@ -207,7 +207,7 @@ impl Disk {
         })
     }
 
-    /// Reads a regular file in a folder, which must have at most so many bytes: nothing is allocated for one that has more.
+    /// Reads a regular file of at most `most` bytes in a folder; nothing is allocated for a larger one.
     pub(super) fn read(&self, folder: &impl AsFd, path: &Path, name: &str, most: u64) -> io::Result<Vec<u8>> {
         let path = path.join(name);
         let (mut file, length) = self.step("opening", &path, || {
@@ -224,7 +224,7 @@ impl Disk {
             let before = bytes.len();
             let mut read = |bytes: &mut Vec<u8>| Read::by_ref(&mut file).take(PART_BYTES as u64).read_to_end(bytes);
             self.step("reading", &path, || read(&mut bytes))?;
-            // One that grows while it is read is no file of a checkpoint.
+            // A file of a checkpoint does not grow while it is read.
             if bytes.len() > wanted {
                 return Err(io::Error::new(io::ErrorKind::InvalidData, "it grows while it is read"));
             }
@@ -235,7 +235,7 @@ impl Disk {
     }
 }
 
-/// Opens a regular file of a folder, never by way of a link: what a name leads to must be in the folder. Pipes and devices do
+/// Opens a regular file of a folder without following links, so that the file is in the folder. Pipes and devices do
 /// not block.
 fn open(folder: &impl AsFd, name: &str) -> io::Result<File> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
@@ -260,14 +260,14 @@ fn exchange(_: &Path, _: &Path) -> io::Result<()> {
     Err(io::ErrorKind::Unsupported.into())
 }
 
-/// Old kernels and some file systems do not exchange.
+/// Returns whether the error means that the kernel or the file system does not support the exchange.
 fn is_unsupported(error: &io::Error) -> bool {
     use rustix::io::Errno;
     error.kind() == io::ErrorKind::Unsupported
         || Errno::from_io_error(error).is_some_and(|errno| [Errno::INVAL, Errno::NOSYS, Errno::NOTSUP].contains(&errno))
 }
 
-/// What is written or read at once: seconds on a slow disk.
+/// Bytes that are written or read at once: seconds on a slow disk.
 const PART_BYTES: usize = 64 << 20;
 
 #[cfg(not(test))]
@@ -275,7 +275,7 @@ mod no_faults {
     use std::io;
     use std::path::Path;
 
-    /// Outside of tests the disk alone fails.
+    /// Outside tests, no faults are injected.
     #[derive(Clone, Debug, Default)]
     pub(super) struct Faults;
 

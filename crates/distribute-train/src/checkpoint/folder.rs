@@ -1,4 +1,4 @@
-//! A folder of checkpoints: which are in it, of which run, and which go.
+//! A folder of checkpoints: its contents, the run it belongs to, and the removal of old checkpoints.
 
 use std::path::{Path, PathBuf};
 
@@ -8,24 +8,24 @@ use super::run::{RunId, process_suffix, temporary_suffix};
 use crate::warning::warn;
 use crate::{Error, Result};
 
-/// The name of the newest checkpoint.
+/// The file with the name of the newest checkpoint.
 pub(super) const LATEST: &str = "latest";
-/// The run that the folder belongs to, for one that was stopped before its first checkpoint.
+/// The file with the run that the folder belongs to, for a run that was stopped before its first checkpoint.
 const RUN: &str = "run";
 const PREFIX: &str = "step-";
 const TEMPORARY: &str = ".tmp-";
-/// A checkpoint whose place another one of the same step was about to take.
+/// Marks a checkpoint that another one of the same step was about to replace.
 const OLD: &str = ".old-";
 
-/// A checkpoint as it is found, before its tensors are read.
+/// A checkpoint in a folder, before its tensors are read.
 #[derive(Clone, Debug)]
 pub(super) struct Found {
-    /// As its name says.
+    /// The step given by its name.
     pub(super) step: u64,
     pub(super) path: PathBuf,
-    /// Where it can be read.
+    /// The manifest, if it can be read.
     pub(super) manifest: Option<Manifest>,
-    /// What can be seen without reading it all: a file is missing, or has another length.
+    /// A problem that is visible without reading all files: a file is missing, or has another length.
     problem: Option<String>,
 }
 
@@ -34,7 +34,7 @@ impl Found {
         self.problem.is_none()
     }
 
-    /// Its run and its place in it.
+    /// Returns its run and its sequence number in it.
     pub(super) fn identity(&self) -> Option<(RunId, u64)> {
         self.manifest.as_ref().map(|manifest| (manifest.run, manifest.sequence))
     }
@@ -43,7 +43,7 @@ impl Found {
         self.manifest.as_ref().map(|manifest| manifest.run)
     }
 
-    /// Those whose manifest cannot be read come first: they may be newer than all others.
+    /// Returns the sort key: those without a readable manifest sort as newest, since they may be newer than all others.
     fn order(&self) -> (u64, u64) {
         (self.manifest.as_ref().map_or(u64::MAX, |manifest| manifest.sequence), self.step)
     }
@@ -58,12 +58,12 @@ pub(super) fn path_of(root: &Path, step: u64) -> PathBuf {
     root.join(format!("{PREFIX}{step:08}"))
 }
 
-/// A name beside a path's that no reader takes for a checkpoint.
+/// Returns a name next to a path's that readers do not take for a checkpoint.
 pub(super) fn beside(path: &Path) -> PathBuf {
     suffixed(path, TEMPORARY)
 }
 
-/// A name beside a checkpoint's for the time in which it has none.
+/// Returns a name next to a checkpoint's, for the time while it is being replaced.
 pub(super) fn old(path: &Path) -> PathBuf {
     suffixed(path, OLD)
 }
@@ -74,10 +74,10 @@ fn suffixed(path: &Path, kind: &str) -> PathBuf {
     PathBuf::from(name)
 }
 
-/// The checkpoints of a folder, damaged ones among them, the newest first.
+/// Lists the checkpoints of a folder, including damaged ones, the newest first.
 ///
 /// # Errors
-/// [`Error::Format`] for checkpoints of another version; [`Error::File`] where the folder cannot be read.
+/// [`Error::Format`] for checkpoints of another version; [`Error::File`] if the folder cannot be read.
 pub(super) fn list(disk: &Disk, root: &Path) -> Result<Vec<Found>> {
     let names = disk.names(root)?;
     let names: Vec<&str> = names.iter().filter_map(|name| name.to_str()).collect();
@@ -88,7 +88,7 @@ pub(super) fn list(disk: &Disk, root: &Path) -> Result<Vec<Found>> {
         let Some(step) = digits.parse().ok().filter(|_| digits.bytes().all(|byte| byte.is_ascii_digit())) else {
             continue;
         };
-        // One that was moved out of the way counts as long as nothing has come in its place.
+        // A checkpoint that was moved out of the way counts only as long as no other has taken its place.
         if is_old && names.iter().any(|name| name.strip_prefix(PREFIX) == Some(digits)) {
             continue;
         }
@@ -101,7 +101,7 @@ pub(super) fn list(disk: &Disk, root: &Path) -> Result<Vec<Found>> {
     Ok(found)
 }
 
-/// The manifest, and what is wrong with the rest; `None` where the checkpoint has gone meanwhile.
+/// Returns the manifest and the problem, if any; `None` if the checkpoint has been removed meanwhile.
 fn look_at(disk: &Disk, path: &Path, step: u64) -> Result<Option<(Option<Manifest>, Option<String>)>> {
     let folder = match disk.open_folder(path) {
         Ok(folder) => folder,
@@ -130,11 +130,11 @@ fn wrong_name(manifest: &Manifest, step: u64) -> Option<String> {
     (manifest.step != step).then(|| format!("it is named after step {step}, and is of step {}", manifest.step))
 }
 
-/// What is wrong with a checkpoint of which a file cannot be read; an error where the checkpoint may be whole all the same, such
-/// as without permission to read it, so that no earlier one is used in its place.
+/// Returns the problem of a checkpoint of which a file cannot be read. Returns an error if the checkpoint may be whole
+/// nevertheless, for example if the permission to read it is missing, so that no earlier one is used in its place.
 pub(super) fn unless_damaged(path: &Path, error: std::io::Error) -> Result<String> {
     use rustix::io::Errno;
-    // A bad sector is damage, as is what was removed by another machine; a network that is away is none.
+    // A bad sector is damage, as is a removal by another machine; an unreachable network is not.
     let known = [Errno::NOENT, Errno::NOTDIR, Errno::ISDIR, Errno::LOOP, Errno::STALE, Errno::IO];
     let damaged = error.kind() == std::io::ErrorKind::InvalidData
         || Errno::from_io_error(&error).is_some_and(|errno| known.contains(&errno));
@@ -156,10 +156,10 @@ pub(super) fn read_manifest(disk: &Disk, folder: &impl std::os::fd::AsFd, path: 
     })
 }
 
-/// The run whose checkpoints these are; `None` where there are none of which this is known.
+/// Returns the run of these checkpoints; `None` if there are none whose run is known.
 ///
 /// # Errors
-/// [`Error::SeveralRuns`].
+/// [`Error::SeveralRuns`] if they belong to several runs.
 pub(super) fn run_of(root: &Path, found: &[Found]) -> Result<Option<RunId>> {
     let mut runs: Vec<RunId> = found.iter().filter_map(Found::run).collect();
     runs.sort_unstable();
@@ -175,7 +175,7 @@ pub(super) fn run_of(root: &Path, found: &[Found]) -> Result<Option<RunId>> {
     }
 }
 
-/// Steps in words, the lowest first.
+/// Formats steps, the lowest first.
 fn steps_of<'a>(found: impl Iterator<Item = &'a Found>) -> String {
     let mut steps: Vec<u64> = found.map(|found| found.step).collect();
     steps.sort_unstable();
@@ -185,21 +185,21 @@ fn steps_of<'a>(found: impl Iterator<Item = &'a Found>) -> String {
     format!("{word} {}{more}", shown.join(", "))
 }
 
-/// The run that a folder without checkpoints belongs to, if one has claimed it.
+/// Returns the run that has claimed the folder, if any.
 pub(super) fn claimed_by(disk: &Disk, root: &Path) -> Option<RunId> {
     let folder = disk.open_folder(root).ok()?;
     let text = disk.read(&folder, root, RUN, 64).ok()?;
     std::str::from_utf8(&text).ok()?.trim_end().parse().ok()
 }
 
-/// Makes a folder the run's: `run`, or where it is `None` that of a run that begins. Other runs' checkpoints are an error, or are
-/// set aside.
+/// Claims a folder for `run`, or, if it is `None`, for a new run. Other runs' checkpoints are set aside, or are an
+/// error.
 pub(super) fn claim(disk: &Disk, root: &Path, run: Option<RunId>, sets_aside: bool) -> Result<RunId> {
     clear(disk, root)?;
     let found = list(disk, root)?;
     let is_other = |found: &Found| match (found.run(), run) {
         (Some(of), Some(run)) => of != run,
-        // What cannot be read may be another run's, unless this one has been here.
+        // A checkpoint that cannot be read may belong to another run, unless this one has claimed the folder.
         (None, Some(_)) => false,
         (_, None) => true,
     };
@@ -233,7 +233,7 @@ fn set_aside(disk: &Disk, root: &Path, others: &[&Found]) -> Result<()> {
         let (these, rest): (Vec<&Found>, Vec<&Found>) = left.iter().partition(|found| found.run() == run);
         left = rest;
         let name = run.map_or_else(|| "run-unknown".to_owned(), |run| format!("run-{run}"));
-        // Where an earlier one has been set aside already, or half of it.
+        // A number is added if one has already been set aside, or part of it.
         let names = std::iter::once(name.clone()).chain((2..).map(|number| format!("{name}-{number}")));
         for folder in names.map(|name| root.join(name)) {
             let mut taken = false;
@@ -257,7 +257,7 @@ fn set_aside(disk: &Disk, root: &Path, others: &[&Found]) -> Result<()> {
     disk.sync_folder(root)
 }
 
-/// Writes a small file in a folder, in place of one of the same name.
+/// Writes a small file in a folder, replacing one of the same name.
 pub(super) fn replace(disk: &Disk, root: &Path, name: &str, text: &str) -> Result<()> {
     let path = root.join(name);
     let beside = beside(&path);
@@ -269,7 +269,7 @@ pub(super) fn replace(disk: &Disk, root: &Path, name: &str, text: &str) -> Resul
     disk.sync_folder(root)
 }
 
-/// Puts back what a process that was killed had moved out of the way, and removes what it has left half-written.
+/// Restores checkpoints that a killed process had moved out of the way, and removes its incomplete files.
 pub(super) fn clear(disk: &Disk, root: &Path) -> Result<()> {
     for name in disk.names(root)? {
         let Some(name) = name.to_str().filter(|name| [PREFIX, LATEST, RUN].iter().any(|own| name.starts_with(own)))
@@ -288,25 +288,26 @@ pub(super) fn clear(disk: &Disk, root: &Path) -> Result<()> {
         } else if let Some((_, suffix)) = name.split_once(TEMPORARY)
             && !suffix.starts_with(process_suffix())
         {
-            // What cannot be removed is in nobody's way.
+            // Files that cannot be removed do no harm.
             drop(if name.starts_with(PREFIX) { disk.remove_folder(&path) } else { disk.remove_file(&path) });
         }
     }
     Ok(())
 }
 
-/// Which checkpoints [`prune`] keeps.
+/// The checkpoints that [`prune`] keeps.
 #[derive(Clone, Debug)]
 pub(super) struct Keep {
     pub(super) run: RunId,
     pub(super) backup: bool,
     pub(super) count: usize,
-    /// Places in the run of those whose tensors were found damaged.
+    /// Sequence numbers in the run of checkpoints whose tensors were found damaged.
     pub(super) damaged: Vec<u64>,
 }
 
-/// Removes what is older than the newest whole ones of a run. These alone count: one that is damaged takes no place, and goes
-/// when there are enough newer ones. The newest whole one stays, whatever is asked for, and so does what nobody can read.
+/// Removes checkpoints older than the newest whole ones of a run. Only these count: a damaged one takes no place, and
+/// is removed when there are enough newer ones. The newest whole one always stays, and so do checkpoints whose manifest
+/// cannot be read.
 pub(super) fn prune(disk: &Disk, root: &Path, keep: &Keep) -> Result<()> {
     let mut whole = 0;
     for found in list(disk, root)? {
@@ -327,18 +328,18 @@ pub(super) fn prune(disk: &Disk, root: &Path, keep: &Keep) -> Result<()> {
     Ok(())
 }
 
-/// Removes a checkpoint: at once for readers, who never see half of one.
+/// Removes a checkpoint atomically for readers, who never see half of one.
 fn remove(disk: &Disk, path: &Path) -> Result<()> {
     let beside = beside(path);
     match disk.rename(path, &beside) {
-        // Somebody else has been faster.
+        // Another process has removed it first.
         Err(Error::File { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => Ok(()),
         outcome => outcome.and_then(|()| disk.remove_folder(&beside)),
     }
 }
 
-/// Removes the checkpoints of a run, or of all of them, the oldest first; and the folder if it is empty then. `backups`: those
-/// alone that are to be removed at the end.
+/// Removes the checkpoints of a run, or of all runs, the oldest first, and the folder if it is then empty. If `backups`
+/// is set, removes only those that are to be removed at the end.
 pub(super) fn remove_all(disk: &Disk, root: &Path, run: Option<RunId>, backups: bool) -> Result<()> {
     clear(disk, root)?;
     let goes = |found: &Found| match &found.manifest {
@@ -363,11 +364,12 @@ pub(super) fn remove_all(disk: &Disk, root: &Path, run: Option<RunId>, backups: 
     Ok(())
 }
 
-/// What a folder's newest whole checkpoint is, by `read`, and the places in the run of those that were found damaged. Damaged
-/// ones are named and passed over.
+/// Reads the newest whole checkpoint of a folder by `read`, and returns it with the sequence numbers of those that were
+/// found damaged. Damaged ones are named in a warning and skipped.
 ///
 /// # Errors
-/// [`Error::NoneWhole`] where there are checkpoints and all are damaged; [`Error::SeveralRuns`]; those of [`list`].
+/// [`Error::NoneWhole`] if there are checkpoints and all are damaged; [`Error::SeveralRuns`] if they belong to several
+/// runs; the errors of [`list`].
 pub(super) fn newest<T>(disk: &Disk, root: &Path, read: impl Fn(&Path) -> Result<T>) -> Result<(Option<T>, Vec<u64>)> {
     for _ in 0..LOOKS {
         let found = list(disk, root)?;
@@ -386,7 +388,7 @@ pub(super) fn newest<T>(disk: &Disk, root: &Path, read: impl Fn(&Path) -> Result
                 Err(error) => return Err(error),
             }
         }
-        // Whoever trains may have removed one while it was read, and has written a newer one then.
+        // The writer may have removed one while it was read, and has then written a newer one.
         let mut gone = false;
         for (found, _) in &damaged {
             gone |= !disk.exists(&found.path)?;
@@ -403,5 +405,5 @@ pub(super) fn newest<T>(disk: &Disk, root: &Path, read: impl Fn(&Path) -> Result
     Ok((None, Vec::new()))
 }
 
-/// How often a folder is looked at anew while somebody else replaces its only checkpoint.
+/// How often a folder is listed again while its only checkpoint is being replaced.
 const LOOKS: usize = 16;

@@ -1,4 +1,4 @@
-//! One writer at a time in a folder: managers of one process may share it.
+//! Mutual exclusion of writers in a folder, which managers of one process may share.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -9,15 +9,15 @@ use std::time::Duration;
 use super::disk::Disk;
 use crate::Result;
 
-/// A folder's lock, and the disk of whoever has it.
+/// A folder's lock, and the disk of its holder.
 #[derive(Default)]
 struct Place {
     lock: Mutex<()>,
     holder: Mutex<Option<Disk>>,
 }
 
-/// Does work on a folder while no other thread of this process does. One that waits shows what the other is at, so that it waits
-/// as long as that one's disk does something.
+/// Works on a folder while no other thread of this process does. A waiting thread adopts the holder's operation, so
+/// that it waits as long as the holder's disk makes progress.
 pub(super) fn exclusively<T>(disk: &Disk, root: &Path, work: impl FnOnce() -> Result<T>) -> Result<T> {
     let place = place_of(root);
     let _guard = loop {
@@ -41,7 +41,7 @@ fn place_of(root: &Path) -> Arc<Place> {
     static PLACES: LazyLock<Mutex<HashMap<PathBuf, Arc<Place>>>> = LazyLock::new(Mutex::default);
     let root = std::path::absolute(root).unwrap_or_else(|_| root.to_owned());
     let mut places = locked(&PLACES);
-    // Those that nobody is at are forgotten.
+    // Unused locks are dropped.
     places.retain(|_, place| Arc::strong_count(place) > 1);
     places.entry(root).or_default().clone()
 }
@@ -50,5 +50,5 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Writing takes longer.
+/// Short compared with writing a checkpoint.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(10);

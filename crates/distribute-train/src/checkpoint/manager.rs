@@ -1,4 +1,4 @@
-//! When checkpoints are written, which are kept, and which is read.
+//! Writing, keeping and restoring checkpoints.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -19,38 +19,38 @@ use crate::chief::{bytes_from_chief, from_chief};
 use crate::warning::warn;
 use crate::{BoxError, Error, Result};
 
-/// What checkpoints hold: models, optimizers, and whatever implements this.
+/// The parts of a checkpoint: models, optimizers, and other types that implement this.
 pub trait Checkpointed {
-    /// Adds what it needs to go on. Every worker calls this, outside of `run`, in the same order.
+    /// Adds the state to a snapshot. Every worker calls this, outside `run`, in the same order.
     ///
     /// # Errors
-    /// Whatever the library refuses.
+    /// The tensor library's error if the state cannot be read.
     fn save(&self, strategy: &Strategy, snapshot: &mut Snapshot) -> Result<(), BoxError>;
 
-    /// Takes it back, under whatever strategy. Every worker calls this, with the same snapshot.
+    /// Restores the state, under any strategy. Every worker calls this, with the same snapshot.
     ///
     /// # Errors
-    /// Where the snapshot is one of something else.
+    /// If the snapshot does not fit.
     fn load(&self, strategy: &Strategy, snapshot: &Snapshot) -> Result<(), BoxError>;
 }
 
 /// Writes checkpoints of a run into a folder, keeps the newest, and restores from them.
 ///
-/// Every worker makes one and calls the same functions; the chief writes, on a thread of its own while training goes on, and
-/// reads for all, so the others need no access to its files.
+/// Every worker creates one and calls the same methods. The chief writes, on a thread of its own while training
+/// continues, and reads for all workers, so the others need no access to its files.
 ///
 /// # Runs
-/// A folder belongs to one run, whose [`RunId`] is in every checkpoint. [`restore`](CheckpointManager::restore) continues the run
-/// of the checkpoint it finds. A manager that saves without having restored begins a run; where the folder then holds another
-/// run's checkpoints, the error [`Error::OtherRun`] says how to continue from them or begin anew, and nothing is written. To
-/// continue, call `restore`; for a second folder of the same run, [`continue_run`](CheckpointManager::continue_run). To begin
-/// anew, choose another folder, or have the others moved out of the way by
-/// [`set_aside_other_runs`](CheckpointManager::set_aside_other_runs).
+/// A folder belongs to one run, whose [`RunId`] is in every checkpoint. [`restore`](CheckpointManager::restore)
+/// continues the run of the checkpoint it finds. A manager that saves without having restored starts a new run; if the
+/// folder then holds another run's checkpoints, nothing is written, and the error [`Error::OtherRun`] names the ways to
+/// continue that run or to start another. To continue, call `restore`; for a second folder of the same run,
+/// [`continue_run`](CheckpointManager::continue_run). To start anew, choose another folder, or let
+/// [`set_aside_other_runs`](CheckpointManager::set_aside_other_runs) move the others out of the way.
 ///
 /// # Waiting
-/// Work on the disk is waited for as long as the disk makes progress. Where one operation takes longer than
-/// [`write_timeout`](CheckpointManager::write_timeout), five minutes by default, [`Error::DiskHangs`] says what is still being
-/// written and for how long.
+/// Operations on the disk are waited for as long as the disk makes progress. If one operation takes longer than
+/// [`write_timeout`](CheckpointManager::write_timeout), five minutes by default, [`Error::DiskHangs`] names it and how
+/// long it has taken.
 ///
 /// # Source
 /// `tf.train.CheckpointManager`.
@@ -59,24 +59,24 @@ pub struct CheckpointManager {
     root: PathBuf,
     keep: usize,
     keep_every: Option<Duration>,
-    /// When the last one was written that stays for good.
+    /// When the last checkpoint that is kept for good was written.
     kept: Instant,
     max_shard_bytes: usize,
     write_timeout: Duration,
     sets_aside: bool,
-    /// Whether what is saved is to be removed at the end of the training.
+    /// Whether the checkpoints are to be removed at the end of the training.
     backup: bool,
-    /// Once it is known: the same on all workers.
+    /// The run, once it is known: the same on all workers.
     run: Option<RunId>,
-    /// Whether the folder is known to be the run's.
+    /// Whether the folder is known to belong to the run.
     claimed: bool,
-    /// Places in the run of checkpoints that were found damaged.
+    /// Sequence numbers in the run of checkpoints that were found damaged.
     damaged: Vec<u64>,
     writing: Option<Task<()>>,
     disk: Disk,
 }
 
-/// What the chief has found in a folder.
+/// The chief's result of reading a folder.
 struct Restored {
     snapshot: Option<Snapshot>,
     run: Option<RunId>,
@@ -87,10 +87,10 @@ struct Restored {
 const PROGRAM: &str = "program";
 
 impl Snapshot {
-    /// The program's own state, as [`CheckpointManager::save`] has kept it.
+    /// Returns the program's own state, as passed to [`CheckpointManager::save`].
     ///
     /// # Errors
-    /// [`Error::Restore`] where there is none, [`Error::State`] where it is no `S`.
+    /// [`Error::Restore`] if there is none, [`Error::State`] if it is not an `S`.
     pub fn program<S: DeserializeOwned>(&self) -> Result<S> {
         self.get_state(PROGRAM)?.ok_or_else(|| Error::Restore {
             name: PROGRAM.to_owned(),
@@ -100,7 +100,7 @@ impl Snapshot {
 }
 
 impl CheckpointManager {
-    /// Of a folder, which is made with the first checkpoint. Keeps five.
+    /// Creates a manager of a folder, which is created with the first checkpoint. Keeps five checkpoints.
     pub fn new(root: impl Into<PathBuf>) -> CheckpointManager {
         CheckpointManager {
             root: root.into(),
@@ -119,76 +119,79 @@ impl CheckpointManager {
         }
     }
 
-    /// Keeps the newest `count` whole checkpoints, at least one. Damaged ones do not count, and the newest whole one is never
-    /// removed.
+    /// Keeps the newest `count` whole checkpoints, at least one. Damaged ones do not count, and the newest whole one is
+    /// never removed.
     pub fn keep(mut self, count: usize) -> CheckpointManager {
         self.keep = count.max(1);
         self
     }
 
-    /// Besides those, one for every so much time stays, also after a restart.
+    /// Additionally keeps one checkpoint for every interval of this length for good, also after a restart.
     pub fn keep_every(mut self, time: Duration) -> CheckpointManager {
         self.keep_every = Some(time);
         self
     }
 
-    /// Cuts files of tensors at this size. Default: 5 GB.
+    /// Sets the maximum size of a tensor file, beyond which it is split. Default: 5 GB.
     pub fn max_shard_bytes(mut self, bytes: usize) -> CheckpointManager {
         self.max_shard_bytes = bytes.max(1);
         self
     }
 
-    /// Sets how long one operation on the disk may take, such as writing or syncing 64 MiB, before the disk is taken to hang.
-    /// Default: five minutes.
+    /// Sets how long one operation on the disk may take, such as writing or syncing 64 MiB, before the disk is assumed
+    /// to hang. Default: five minutes.
     pub fn write_timeout(mut self, time: Duration) -> CheckpointManager {
         self.write_timeout = time;
         self
     }
 
-    /// Moves other runs' checkpoints into folders `run-ID` inside the folder when a run begins there, instead of refusing it.
-    /// It changes nothing for a run that continues, so a program that restores may set it always.
+    /// Moves other runs' checkpoints into folders `run-ID` inside the folder when a new run starts there, instead of
+    /// returning an error. It has no effect on a run that continues, so a program that restores may always set it.
     pub fn set_aside_other_runs(mut self) -> CheckpointManager {
         self.sets_aside = true;
         self
     }
 
-    /// What is saved is to be removed at the end.
+    /// Marks the checkpoints for removal at the end.
     pub(crate) fn of_backups(mut self) -> CheckpointManager {
         self.backup = true;
         self
     }
 
-    /// Makes operations on the disk fail as a test says.
+    /// Makes operations on the disk fail as a test determines.
     #[cfg(test)]
     pub(super) fn with_disk(mut self, disk: Disk) -> CheckpointManager {
         self.disk = disk;
         self
     }
 
-    /// The folder.
+    /// Returns the folder.
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// The run that checkpoints are saved for; `None` until one was restored, claimed or saved. The same on all workers.
+    /// Returns the run that checkpoints are saved for; `None` until one was restored, claimed or saved. The same on all
+    /// workers.
     pub fn run(&self) -> Option<RunId> {
         self.run
     }
 
-    /// Saves for this run from now on: that of another manager of the same training, or of a checkpoint that
-    /// [`restore_from`](CheckpointManager::restore_from) has read. Every worker calls this with the same run.
+    /// Saves for this run from now on: the run of another manager of the same training, or of a checkpoint that
+    /// [`restore_from`](CheckpointManager::restore_from) has read. Every worker must call this with the same run.
     pub fn continue_run(&mut self, run: RunId) {
         if self.run != Some(run) {
             (self.run, self.claimed) = (Some(run), false);
         }
     }
 
-    /// Makes the folder this run's, and begins a run where none was restored. [`save`](CheckpointManager::save) does this by
-    /// itself; call it before the first step to learn early that the folder belongs to another run. Every worker calls this.
+    /// Claims the folder for this run, and starts a new run if none was restored. [`save`](CheckpointManager::save)
+    /// does this by itself; call it before the first step to learn early that the folder belongs to another run. Every
+    /// worker must call this.
     ///
     /// # Errors
-    /// [`Error::OtherRun`] for a folder with another run's checkpoints; [`Error::File`] and [`Error::DiskHangs`] where it cannot
-    /// be read or written; the collective's.
+    /// [`Error::OtherRun`] if the folder holds another run's checkpoints; [`Error::File`] or [`Error::DiskHangs`] if it
+    /// cannot be read or written; [`Error::Chief`] or [`Error::ChiefsDisk`] on the other workers; [`Error::Collective`]
+    /// if a worker is missing or fails.
     pub fn claim(&mut self, strategy: &Strategy) -> Result<RunId> {
         if let Some(run) = self.run.filter(|_| self.claimed) {
             return Ok(run);
@@ -197,7 +200,7 @@ impl CheckpointManager {
         let work = move |disk: &Disk| exclusively(disk, &root, || folder::claim(disk, &root, run, sets_aside));
         let task = self.on_chief(strategy, "making the folder this run's", work);
         let claimed = Task::wait_everywhere(strategy, task)?;
-        // Others know it only from the chief.
+        // The other workers learn it from the chief.
         let run = from_chief(strategy, Ok::<_, Error>(claimed.or(run)))?.ok_or_else(|| Error::Damaged {
             path: self.root.clone(),
             problem: "the chief has not said which run it belongs to".to_owned(),
@@ -206,14 +209,17 @@ impl CheckpointManager {
         Ok(run)
     }
 
-    /// Takes a snapshot of all parts and has it written; returns as soon as it is taken. Every worker calls this.
+    /// Takes a snapshot of all parts and starts writing it; returns as soon as the snapshot is taken. Every worker must
+    /// call this.
     ///
-    /// Where the folder has been removed meanwhile, it is made again, with a warning. Where the folder that it was in has gone
-    /// too, as if a disk had been unmounted, the save fails with [`Error::FolderGone`].
+    /// If the folder has been removed meanwhile, it is created again, with a warning. If its parent folder is also
+    /// gone, for example because a disk has been unmounted, the save fails with [`Error::FolderGone`].
     ///
     /// # Errors
-    /// What a part refuses; on every worker, what went wrong with writing the one before; with the first save, those of
-    /// [`claim`](CheckpointManager::claim). The collective's: workers that do not take part are named.
+    /// - [`Error::Part`] if a part cannot be read, and [`Error::State`] if `program` cannot be written as JSON.
+    /// - On every worker, the error of writing the previous checkpoint.
+    /// - With the first save, the errors of [`claim`](CheckpointManager::claim).
+    /// - [`Error::Collective`] if a worker is missing or fails; it names the missing ones.
     pub fn save(
         &mut self,
         strategy: &Strategy,
@@ -249,7 +255,7 @@ impl CheckpointManager {
         Ok(())
     }
 
-    /// Begins work on the chief's disk; others have none to do.
+    /// Starts work on the chief's disk; other workers have none.
     fn on_chief<T: Send + 'static>(
         &self,
         strategy: &Strategy,
@@ -261,7 +267,7 @@ impl CheckpointManager {
         if strategy.is_chief() { start().map(Some) } else { Ok(None) }
     }
 
-    /// Works on the disk for this process alone, as long as the disk does something.
+    /// Works on the disk in this process alone, as long as the disk makes progress.
     fn alone<T: Send + 'static>(
         &self,
         what: &str,
@@ -271,20 +277,20 @@ impl CheckpointManager {
         Task::start(&self.disk, what, self.write_timeout, move |disk| work(disk, &root))?.wait()
     }
 
-    /// Waits until what was saved is written.
+    /// Waits until the last checkpoint is written.
     ///
     /// # Errors
-    /// What went wrong with it; [`Error::DiskHangs`] where an operation on the disk takes longer than
+    /// The error of writing it; [`Error::DiskHangs`] if an operation on the disk takes longer than
     /// [`write_timeout`](CheckpointManager::write_timeout).
     pub fn finish(&mut self) -> Result<()> {
         self.writing.take().map_or(Ok(()), Task::wait)
     }
 
-    /// Removes all checkpoints of this run, or of all runs where this manager has none yet; and the folder if nothing else is
-    /// in it. The chief calls this.
+    /// Removes all checkpoints of this run, or of all runs if this manager has none yet, and the folder if it is then
+    /// empty. Called on the chief.
     ///
     /// # Errors
-    /// Where they cannot be removed.
+    /// [`Error::File`] or [`Error::DiskHangs`] if they cannot be removed, and the error of writing the last checkpoint.
     pub fn remove(&mut self) -> Result<()> {
         self.remove_of(self.run, false)
     }
@@ -302,23 +308,25 @@ impl CheckpointManager {
         })
     }
 
-    /// As [`finish`](CheckpointManager::finish), on every worker: after it each of them finds what the chief has written, and
-    /// knows what went wrong with it. A worker that leaves must wait for this, since the others may be stopped as soon as it
-    /// has left.
+    /// Waits on every worker until the chief has written the last checkpoint. Afterwards each of them can read it, or
+    /// knows the error. A worker that leaves must wait for this, since the others may be stopped as soon as it has
+    /// left.
     ///
     /// # Errors
-    /// What went wrong with it; the collective's.
+    /// The error of writing the checkpoint on the chief, and [`Error::Chief`] or [`Error::ChiefsDisk`] on the others;
+    /// [`Error::Collective`] if a worker is missing or fails.
     pub fn finish_everywhere(&mut self, strategy: &Strategy) -> Result<()> {
         Task::wait_everywhere(strategy, Ok(self.writing.take()))?;
         Ok(())
     }
 
-    /// The whole checkpoints of the folder, as steps and paths, the newest first. Those with missing or cut files are left out;
-    /// checksums of tensors are compared when a checkpoint is read. It changes nothing, so a process that only reads them may
-    /// call it while another writes.
+    /// Returns the whole checkpoints of the folder, as steps and paths, the newest first. Those with missing or
+    /// truncated files are left out; checksums of tensors are compared when a checkpoint is read. Nothing is changed,
+    /// so a process that only reads may call this while another writes.
     ///
     /// # Errors
-    /// Where the folder cannot be read; one that is not there has none. [`Error::SeveralRuns`] where they are of several runs.
+    /// [`Error::File`] or [`Error::DiskHangs`] if the folder cannot be read (a missing folder has no checkpoints);
+    /// [`Error::Format`] for checkpoints of another version; [`Error::SeveralRuns`] if they belong to several runs.
     pub fn list(&self) -> Result<Vec<(u64, PathBuf)>> {
         let found = self.alone("listing", |disk, root| {
             let found = folder::list(disk, root)?;
@@ -328,22 +336,24 @@ impl CheckpointManager {
         Ok(found.into_iter().filter(|found| found.is_whole()).map(|found| (found.step, found.path)).collect())
     }
 
-    /// Reads the newest checkpoint that is whole; `None` where there is none. For a process that has no strategy; it changes
-    /// nothing in the folder.
+    /// Reads the newest whole checkpoint; `None` if there are none. For a process without a strategy; nothing in the
+    /// folder is changed.
     ///
     /// # Errors
-    /// [`Error::NoneWhole`] where all are damaged, [`Error::SeveralRuns`] where they are of several runs, and where the folder
-    /// cannot be read.
+    /// [`Error::NoneWhole`] if all are damaged, [`Error::SeveralRuns`] if they belong to several runs,
+    /// [`Error::Format`] for another version, and [`Error::File`] or [`Error::DiskHangs`] if the folder cannot be read.
     pub fn read_newest(&self) -> Result<Option<Snapshot>> {
         self.alone("reading the newest checkpoint of", newest)
     }
 
-    /// Restores all parts from one checkpoint, which the chief reads, and gives what it holds. Every worker calls this. It
-    /// changes nothing in the folder. To save after it, for the same run, call [`continue_run`](CheckpointManager::continue_run)
-    /// with the snapshot's [`run`](Snapshot::run).
+    /// Restores all parts from one checkpoint, which the chief reads, and returns its contents. Every worker must call
+    /// this. Nothing in the folder is changed. To save for the same run afterwards, call
+    /// [`continue_run`](CheckpointManager::continue_run) with the snapshot's [`run`](Snapshot::run).
     ///
     /// # Errors
-    /// Where it is not whole, or of something else.
+    /// [`Error::Damaged`] if the checkpoint is not whole, [`Error::Format`] for another version, [`Error::File`] or
+    /// [`Error::DiskHangs`] if it cannot be read; [`Error::Part`] if it does not fit a part; [`Error::Chief`] or
+    /// [`Error::ChiefsDisk`] on the other workers; [`Error::Collective`] if a worker is missing or fails.
     pub fn restore_from(
         &self,
         strategy: &Strategy,
@@ -353,18 +363,19 @@ impl CheckpointManager {
         let path = checkpoint.to_owned();
         let task = self.on_chief(strategy, "reading a checkpoint", move |disk| read::read(disk, &path));
         let found = Task::wait_everywhere(strategy, task)?;
-        // The chief has found it, or all have been told why not.
+        // The chief has read it, or all workers have got its error.
         loaded(strategy, found, parts)?.ok_or_else(|| Error::Damaged {
             path: checkpoint.to_owned(),
             problem: "the chief has not read it".to_owned(),
         })
     }
 
-    /// As [`restore_from`](CheckpointManager::restore_from), from the newest checkpoint that is whole; `None` where there is none.
+    /// Restores all parts from the newest whole checkpoint, which the chief reads, and returns its contents; `None` if
+    /// there are no checkpoints. Every worker must call this. Nothing in the folder is changed.
     ///
     /// # Errors
-    /// [`Error::NoneWhole`] where there are checkpoints and all are damaged; [`Error::SeveralRuns`]; where the folder cannot be
-    /// read, or the checkpoint is one of something else.
+    /// [`Error::NoneWhole`] if there are checkpoints and all are damaged; [`Error::SeveralRuns`] if they belong to
+    /// several runs; otherwise the errors of [`restore_from`](CheckpointManager::restore_from).
     pub fn restore_newest(&self, strategy: &Strategy, parts: &[&dyn Checkpointed]) -> Result<Option<Snapshot>> {
         let root = self.root.clone();
         let work = move |disk: &Disk| newest(disk, &root);
@@ -372,12 +383,13 @@ impl CheckpointManager {
         loaded(strategy, Task::wait_everywhere(strategy, task)?.flatten(), parts)
     }
 
-    /// Restores all parts from the newest checkpoint that is whole; its step, and the program's own state. `None` where there is
-    /// none. What is saved afterwards continues its run. Every worker calls this.
+    /// Restores all parts from the newest whole checkpoint, and returns its step and the program's own state; `None` if
+    /// there are no checkpoints. Checkpoints saved afterwards continue its run. Every worker must call this.
     ///
     /// # Errors
-    /// [`Error::NoneWhole`] where there are checkpoints and all are damaged: nothing begins anew without being told to;
-    /// [`Error::SeveralRuns`]; where the folder cannot be read, or the checkpoint is one of something else.
+    /// [`Error::NoneWhole`] if there are checkpoints and all are damaged, since a run is never silently started anew;
+    /// [`Error::SeveralRuns`] if they belong to several runs; [`Error::State`] if the program's state is not an `S`;
+    /// otherwise the errors of [`restore_from`](CheckpointManager::restore_from).
     pub fn restore<S: DeserializeOwned>(
         &mut self,
         strategy: &Strategy,
@@ -386,7 +398,7 @@ impl CheckpointManager {
         self.finish_everywhere(strategy)?;
         let root = self.root.clone();
         let work = move |disk: &Disk| {
-            // What processes that were killed have left; no other process writes.
+            // Remove what killed processes have left; no other process writes.
             exclusively(disk, &root, || folder::clear(disk, &root))?;
             let (snapshot, damaged) = folder::newest(disk, &root, |path| read::read(disk, path))?;
             let run = snapshot.as_ref().map_or_else(|| folder::claimed_by(disk, &root), Snapshot::run);
@@ -398,7 +410,7 @@ impl CheckpointManager {
             restored.map_or((None, None, Vec::new()), |Restored { snapshot, run, damaged }| (snapshot, run, damaged));
         let snapshot = loaded(strategy, snapshot, parts)?;
         self.damaged = damaged;
-        // A run that was stopped before its first checkpoint is the same one when it starts again.
+        // A run that was stopped before its first checkpoint keeps its identity when restarted.
         if let Some(run) = from_chief(strategy, Ok::<_, Error>(run))? {
             self.continue_run(run);
         }
@@ -419,7 +431,7 @@ fn newest(disk: &Disk, root: &Path) -> Result<Option<Snapshot>> {
     Ok(folder::newest(disk, root, |path| read::read(disk, path))?.0)
 }
 
-/// Gives every worker what the chief has read, and has the parts take it.
+/// Sends every worker what the chief has read, and loads it into the parts.
 fn loaded(strategy: &Strategy, found: Option<Snapshot>, parts: &[&dyn Checkpointed]) -> Result<Option<Snapshot>> {
     let found = shared(strategy, found)?;
     if let Some(snapshot) = &found {
@@ -430,7 +442,7 @@ fn loaded(strategy: &Strategy, found: Option<Snapshot>, parts: &[&dyn Checkpoint
     Ok(found)
 }
 
-/// Gives every worker what the chief has read.
+/// Sends every worker what the chief has read.
 fn shared(strategy: &Strategy, found: Option<Snapshot>) -> Result<Option<Snapshot>> {
     if strategy.topology().workers == 1 {
         return Ok(found);

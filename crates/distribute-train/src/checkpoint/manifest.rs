@@ -1,4 +1,4 @@
-//! What `manifest.json` says, all of it under a checksum.
+//! The manifest of a checkpoint, `manifest.json`, which is protected by a checksum.
 
 use std::collections::BTreeMap;
 use std::path::{Component, Path};
@@ -11,10 +11,10 @@ use super::run::RunId;
 
 pub(super) const MANIFEST: &str = "manifest.json";
 
-/// The form of checkpoints that this version writes and reads.
+/// The format of checkpoints that this version writes and reads.
 pub(super) const FORMAT: u64 = 2;
 
-/// More than any manifest has: a hundred thousand files make 8 MB.
+/// Upper bound of a manifest's size: a hundred thousand files make 8 MB.
 pub(super) const MANIFEST_BYTES: u64 = 16 << 20;
 
 /// A checkpoint's description of itself.
@@ -23,28 +23,28 @@ pub(super) const MANIFEST_BYTES: u64 = 16 << 20;
 pub(super) struct Manifest {
     pub(super) format: u64,
     pub(super) run: RunId,
-    /// Counts the checkpoints of the run: the newest has the highest. A step may come again, after going back to an earlier one.
+    /// Numbers the checkpoints of the run: the newest has the highest. A step may recur after restoring an earlier one.
     pub(super) sequence: u64,
     pub(super) step: u64,
     /// Whether it is to be removed at the end of the training.
     pub(super) backup: bool,
-    /// Whether it stays, whatever the number of newer ones.
+    /// Whether it is kept for good, whatever the number of newer ones.
     pub(super) stays: bool,
     pub(super) files: BTreeMap<String, Entry>,
-    /// CRC-32C of this document in compact JSON, with 0 in this place.
+    /// CRC-32C of this document in compact JSON, with this field set to 0.
     pub(super) crc32c: u32,
 }
 
-/// Why a text is no manifest.
+/// Why a text is not a readable manifest.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Unreadable {
-    /// It is one, of another version.
+    /// The manifest of another version.
     Format(String),
     Damaged(String),
 }
 
 impl Manifest {
-    /// The text, with the checksum.
+    /// Returns the text, including the checksum.
     pub(super) fn to_text(&self) -> serde_json::Result<Vec<u8>> {
         let mut text = serde_json::to_vec_pretty(&Manifest { crc32c: self.checksum()?, ..self.clone() })?;
         text.push(b'\n');
@@ -59,7 +59,7 @@ impl Manifest {
             Some(format) => return Err(Unreadable::Format(format.to_string())),
             None => return Err(Unreadable::Format("1, or none".to_owned())),
         }
-        // From the text once more: of two fields of one name a `Value` would keep the last.
+        // Parsed from the text again, since a `Value` would keep the last of two fields with the same name.
         let manifest: Manifest = serde_json::from_slice(text).map_err(|error| damaged(error.to_string()))?;
         if manifest.checksum().ok() != Some(manifest.crc32c) {
             return Err(damaged("its checksum is not the one that was written".to_owned()));
@@ -75,7 +75,8 @@ impl Manifest {
     }
 }
 
-/// Whether a name is one of a file of a checkpoint: it leads to the checkpoint's own folder, under any system, and is not hidden.
+/// Returns whether a name is valid for a file of a checkpoint: it lies in the checkpoint's own folder, on any system,
+/// and is not hidden.
 pub(super) fn is_plain_name(name: &str) -> bool {
     let mut parts = Path::new(name).components();
     let one = matches!((parts.next(), parts.next()), (Some(Component::Normal(part)), None) if part == name);

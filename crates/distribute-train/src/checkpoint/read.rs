@@ -1,4 +1,4 @@
-//! Reading a checkpoint, every file of which is compared with the manifest.
+//! Reading a checkpoint; every file is compared with the manifest.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -14,11 +14,11 @@ use crate::{Error, Result};
 pub(super) const STATE: &str = "state.json";
 const TENSORS: &str = ".safetensors";
 
-/// Reads the checkpoint of a folder.
+/// Reads the checkpoint in a folder.
 ///
 /// # Errors
-/// [`Error::Damaged`] where it is not whole, [`Error::Format`] for one of another version, [`Error::File`] where it cannot be
-/// read for other reasons.
+/// [`Error::Damaged`] if it is not whole, [`Error::Format`] for another version, [`Error::File`] if it cannot be read
+/// for other reasons.
 pub(super) fn read(disk: &Disk, path: &Path) -> Result<Snapshot> {
     let open = |path: &Path| match disk.open_folder(path) {
         Ok(folder) => Ok(folder),
@@ -33,7 +33,7 @@ pub(super) fn read(disk: &Disk, path: &Path) -> Result<Snapshot> {
             Err(error @ Error::Damaged { .. }) => error,
             outcome => return outcome,
         };
-        // One of the same step may have taken its place meanwhile, and the first one's files have gone.
+        // A checkpoint of the same step may have replaced it meanwhile, so that the first one's files are gone.
         match open(path) {
             Ok(now) if is_another(&folder, &now) => folder = now,
             _ => return Err(error),
@@ -42,7 +42,7 @@ pub(super) fn read(disk: &Disk, path: &Path) -> Result<Snapshot> {
     read_in(disk, &folder, path)
 }
 
-/// How often a checkpoint is looked at anew while others take its place.
+/// How often a checkpoint is read again while others replace it.
 const LOOKS: usize = 8;
 
 fn is_another(one: &OwnedFd, other: &OwnedFd) -> bool {
@@ -60,7 +60,7 @@ fn read_in(disk: &Disk, folder: &OwnedFd, path: &Path) -> Result<Snapshot> {
         let file = path.join(name);
         let length = |length| damaged(name, format!("it has {length} bytes, and was written with {}", entry.bytes));
         let wrong = |error| unless_damaged(&file, error).map_or_else(|error| error, |problem| damaged(name, problem));
-        // Before anything is allocated for it.
+        // Checked before memory is allocated for it.
         match disk.length(folder, path, name).map_err(wrong)? {
             found if found != entry.bytes => return Err(length(found)),
             _ => {}
@@ -85,7 +85,7 @@ fn read_in(disk: &Disk, folder: &OwnedFd, path: &Path) -> Result<Snapshot> {
     Ok(snapshot)
 }
 
-/// The file that a file of tensors is one of the parts of: `model` for `model-00001-of-00003.safetensors`.
+/// Returns the group that a tensor file is a shard of: `model` for `model-00001-of-00003.safetensors`.
 pub(super) fn group_of(name: &str) -> Option<&str> {
     let stem = name.strip_suffix(TENSORS)?;
     let number = |text: &str| text.len() >= 5 && text.bytes().all(|byte| byte.is_ascii_digit());

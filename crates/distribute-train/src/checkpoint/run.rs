@@ -8,16 +8,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::{Deserialize, Serialize};
 
-/// Identifies a run: one training, from its first step to its last, over all restarts.
+/// The identity of a run: one training, from its first step to its last, over all restarts.
 ///
-/// A folder of checkpoints belongs to one run. The chief draws the id when a run begins; every worker of the run has the same
-/// one, and restoring a checkpoint continues the run that saved it.
+/// A folder of checkpoints belongs to one run. The chief draws the id when a run starts; every worker of the run has
+/// the same one, and restoring a checkpoint continues the run that saved it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct RunId(u64);
 
 impl RunId {
-    /// Draws an id that no other run has.
+    /// Draws a unique id.
     pub(super) fn draw() -> RunId {
         RunId(random())
     }
@@ -53,20 +53,21 @@ impl From<RunId> for String {
     }
 }
 
-/// The end of a temporary name: it names this process, so that what others have left is told apart, and no two are equal.
+/// Returns the end of a temporary name. It identifies this process, so that files left by others can be told apart, and
+/// is unique.
 pub(super) fn temporary_suffix() -> String {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     format!("{}{}", process_suffix(), COUNT.fetch_add(1, Ordering::Relaxed))
 }
 
-/// The part of [`temporary_suffix`] that all names of this process share. Process ids would not do: containers that share a
-/// folder may have equal ones.
+/// Returns the part of [`temporary_suffix`] that is common to this process. Process ids would not do, since containers
+/// that share a folder may have equal ones.
 pub(super) fn process_suffix() -> &'static str {
     static PROCESS: LazyLock<String> = LazyLock::new(|| format!("{:016x}-", random()));
     &PROCESS
 }
 
-/// 64 bits from the operating system, by way of the keys that the standard library draws for its hash tables.
+/// Returns 64 bits from the operating system, by way of the keys that the standard library draws for its hash tables.
 fn random() -> u64 {
     RandomState::new().hash_one((std::process::id(), std::time::SystemTime::now()))
 }

@@ -18,11 +18,11 @@ use super::run::RunId;
 use super::task::{TIMEOUT, Task};
 use crate::{Error, Result};
 
-/// What a checkpoint holds: tensors in named files, and values that serde knows.
+/// The contents of a checkpoint: tensors in named files, and values that serde can serialize.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Snapshot {
     pub(super) step: u64,
-    /// Of what is saved, or was read.
+    /// The run that it is saved for, or was read from.
     pub(super) run: Option<RunId>,
     pub(super) files: BTreeMap<String, BTreeMap<String, Stored>>,
     pub(super) state: BTreeMap<String, Value>,
@@ -37,7 +37,7 @@ pub(super) struct Stored {
 }
 
 impl Snapshot {
-    /// An empty one, of a step.
+    /// Creates an empty snapshot of a step.
     pub fn new(step: u64) -> Snapshot {
         Snapshot { step, ..Snapshot::default() }
     }
@@ -45,21 +45,21 @@ impl Snapshot {
     /// Reads a checkpoint's folder, and compares every file with its checksum.
     ///
     /// # Errors
-    /// [`Error::Damaged`] where it is not whole, [`Error::Format`] for one of another version, [`Error::File`] where it cannot
-    /// be read for other reasons, such as a missing permission, [`Error::DiskHangs`] where an operation on the disk takes longer
-    /// than five minutes.
+    /// [`Error::Damaged`] if it is not whole, [`Error::Format`] for another version, [`Error::File`] if it cannot be
+    /// read for other reasons, such as a missing permission, [`Error::DiskHangs`] if an operation on the disk takes
+    /// longer than five minutes.
     pub fn read(folder: impl AsRef<Path>) -> Result<Snapshot> {
         let path = folder.as_ref().to_owned();
         let what = format!("reading {}", path.display());
         Task::start(&Disk::default(), what, TIMEOUT, move |disk| read::read(disk, &path))?.wait()
     }
 
-    /// The step it was taken after.
+    /// Returns the step after which it was taken.
     pub fn step(&self) -> u64 {
         self.step
     }
 
-    /// The run that it belongs to; `None` for one that was made in memory.
+    /// Returns the run that it belongs to; `None` if it was created in memory.
     pub fn run(&self) -> Option<RunId> {
         self.run
     }
@@ -67,7 +67,7 @@ impl Snapshot {
     /// Copies a tensor into a file, such as `model`.
     ///
     /// # Errors
-    /// The library refuses to show the tensor.
+    /// [`Error::Values`] if the tensor cannot be read.
     pub fn put<L, T: TensorStorage<L>>(&mut self, file: &str, name: &str, tensor: &T) -> Result<()> {
         let (dtype, shape) = (tensor.dtype()?, tensor.shape());
         let mut bytes = Vec::new();
@@ -76,16 +76,17 @@ impl Snapshot {
         Ok(())
     }
 
-    /// Keeps a tensor that is bytes already, of elements in row-major order, in a file.
+    /// Adds a tensor given as bytes, with elements in row-major order, to a file.
     pub fn put_bytes(&mut self, file: &str, name: &str, dtype: DType, shape: &[usize], bytes: Vec<u8>) {
         let stored = Stored { dtype, shape: shape.to_vec(), bytes };
         self.files.entry(file.to_owned()).or_default().insert(name.to_owned(), stored);
     }
 
-    /// A tensor of a file, made by the library of `like`, whose shape and type it must have.
+    /// Returns a tensor of a file, created by the library of `like`, whose shape and type it must have.
     ///
     /// # Errors
-    /// [`Error::Restore`] where it is not there, or has another shape or type.
+    /// [`Error::Restore`] if it does not exist, or has another shape or type; [`Error::Values`] if it cannot be
+    /// created.
     pub fn get<L, T: TensorStorage<L>>(&self, file: &str, name: &str, like: &T) -> Result<T> {
         let wrong = |problem| Error::Restore { name: name.to_owned(), problem };
         let stored = self.files.get(file).and_then(|tensors| tensors.get(name));
@@ -99,18 +100,18 @@ impl Snapshot {
         Ok(like.beside(&shape, elements)?)
     }
 
-    /// The type, the shape and the bytes of a file's tensor, for those who do not know them.
+    /// Returns the type, the shape and the bytes of a file's tensor.
     pub fn tensor(&self, file: &str, name: &str) -> Option<(DType, &[usize], &[u8])> {
         let stored = self.files.get(file)?.get(name)?;
         Some((stored.dtype, &stored.shape, &stored.bytes))
     }
 
-    /// The names of a file's tensors.
+    /// Returns the names of a file's tensors.
     pub fn names(&self, file: &str) -> Vec<&str> {
         self.files.get(file).map_or_else(Vec::new, |tensors| tensors.keys().map(String::as_str).collect())
     }
 
-    /// The elements of a file's tensor, whatever their type.
+    /// Returns the elements of a file's tensor as f64; `None` for u64, whose type this does not convert.
     pub fn numbers(&self, file: &str, name: &str) -> Option<Vec<f64>> {
         let stored = self.files.get(file)?.get(name)?;
         let elements = BufferRef::from_bytes(stored.dtype, &stored.bytes).ok()?;
@@ -127,26 +128,26 @@ impl Snapshot {
             I64 => i64, |x| x as f64))
     }
 
-    /// Keeps a value.
+    /// Adds a value under a key.
     ///
     /// # Errors
-    /// [`Error::State`] where it cannot be written as JSON.
+    /// [`Error::State`] if it cannot be written as JSON.
     pub fn put_state(&mut self, key: &str, value: &impl Serialize) -> Result<()> {
         let wrong = |source| Error::State { key: key.to_owned(), source };
         self.state.insert(key.to_owned(), serde_json::to_value(value).map_err(wrong)?);
         Ok(())
     }
 
-    /// A value that was kept, if there is one of this key.
+    /// Returns the value of a key, if there is one.
     ///
     /// # Errors
-    /// [`Error::State`] where it is no `S`.
+    /// [`Error::State`] if it is not an `S`.
     pub fn get_state<S: DeserializeOwned>(&self, key: &str) -> Result<Option<S>> {
         let wrong = |source| Error::State { key: key.to_owned(), source };
         self.state.get(key).map(|value| serde_json::from_value(value.clone()).map_err(wrong)).transpose()
     }
 
-    /// All in one safetensors text, for other processes.
+    /// Serializes everything to one safetensors document, for other processes.
     pub(super) fn to_bytes(&self) -> Result<Vec<u8>> {
         let tensors = self
             .files
@@ -180,7 +181,7 @@ impl Snapshot {
     }
 }
 
-/// The tensors of a safetensors text.
+/// Returns the tensors of a safetensors document.
 pub(super) fn tensors_of(bytes: &[u8]) -> Result<Vec<(String, Stored)>, String> {
     let tensors = SafeTensors::deserialize(bytes).map_err(|error| error.to_string())?;
     let stored = |(name, tensor): (String, safetensors::tensor::TensorView<'_>)| {

@@ -1,4 +1,4 @@
-//! Work on a disk on a thread of its own, which is waited for only as long as the disk does something.
+//! Disk work on a thread of its own, which is waited for only as long as the disk makes progress.
 
 use std::path::Path;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
@@ -12,19 +12,19 @@ use super::disk::Disk;
 use crate::chief::from_chief;
 use crate::{Error, Result};
 
-/// Work that has begun.
+/// Work in progress.
 #[derive(Debug)]
 pub(super) struct Task<T> {
     what: String,
     disk: Disk,
     outcome: Receiver<Result<T>>,
     thread: JoinHandle<()>,
-    /// How long one operation on the disk may take.
+    /// The longest time that one operation on the disk may take.
     patience: Duration,
 }
 
 impl<T: Send + 'static> Task<T> {
-    /// Begins `work`; `what` is how errors call it, as in "what is not done".
+    /// Starts `work`; `what` is the name that errors give it, as in "`what` is not done".
     pub(super) fn start(
         disk: &Disk,
         what: String,
@@ -35,7 +35,7 @@ impl<T: Send + 'static> Task<T> {
         let disk = disk.afresh();
         let of_work = disk.clone();
         let run = move || {
-            // Nobody waits any more if this fails.
+            // This fails only if no thread waits any more.
             drop(send.send(work(&of_work)));
         };
         let thread = std::thread::Builder::new().name("checkpoint".to_owned()).spawn(run);
@@ -44,10 +44,11 @@ impl<T: Send + 'static> Task<T> {
         Ok(Task { what, disk, outcome, thread, patience })
     }
 
-    /// Waits until it is done, or an operation on the disk has taken too long.
+    /// Waits until the work is done, or an operation on the disk has taken too long.
     ///
     /// # Errors
-    /// [`Error::DiskHangs`]: the work is left alone then. The work's own.
+    /// [`Error::DiskHangs`] if an operation takes too long, in which case the thread is abandoned; else the error of
+    /// the work.
     pub(super) fn wait(self) -> Result<T> {
         let mut this = self;
         loop {
@@ -58,14 +59,14 @@ impl<T: Send + 'static> Task<T> {
         }
     }
 
-    /// As [`Task::wait`] for a limited time; the task itself where it is not done by then.
+    /// Waits like [`Task::wait`] for a limited time; returns the task itself if it is not done by then.
     fn poll(self, limit: Duration) -> Result<Result<T>, Task<T>> {
         let until = Instant::now() + limit;
         loop {
             let left = until.saturating_duration_since(Instant::now());
             match self.outcome.recv_timeout(left.min(LOOK)) {
                 Ok(outcome) => {
-                    // It has nothing left to do.
+                    // The thread has nothing left to do.
                     drop(self.thread.join());
                     return Ok(outcome);
                 }
@@ -87,13 +88,13 @@ impl<T: Send + 'static> Task<T> {
         }
     }
 
-    /// Waits on every worker until the chief's task is done: every worker calls this, others than the chief with `None`. Gives
-    /// the chief what came of it. The chief tells the others now and then that it still waits, so that no collective takes
-    /// longer than its deadline, however slow the disk.
+    /// Waits on every worker until the chief's task is done. Every worker calls this, those other than the chief with
+    /// `None`. Returns the task's result on the chief. The chief regularly tells the others that it still waits, so
+    /// that no collective exceeds its deadline, however slow the disk.
     ///
     /// # Errors
-    /// On the chief those of [`Task::wait`], on the others [`Error::Chief`] or [`Error::ChiefsDisk`] with its sentence; the
-    /// collective's.
+    /// On the chief the errors of [`Task::wait`], on the others [`Error::Chief`] or [`Error::ChiefsDisk`] with its
+    /// message; [`Error::Collective`] if a worker is missing or fails.
     pub(super) fn wait_everywhere(strategy: &Strategy, task: Result<Option<Task<T>>>) -> Result<Option<T>> {
         let limit = strategy.groups().first().map_or(LOOK, |group| group.timeout()) / 4;
         let mut state = match task {
@@ -111,14 +112,14 @@ impl<T: Send + 'static> Task<T> {
             }
             let told = from_chief(strategy, Ok::<_, Error>(state.told()));
             state = match (told, state) {
-                // Its own words, and its own error.
+                // The chief returns its own error.
                 (_, State::Failed(error)) => return Err(error),
                 (Ok(Told::Done), State::Done(value)) => return Ok(value),
                 (Ok(Told::Failed { sentence, is_retryable: true }), _) => return Err(Error::ChiefsDisk(sentence)),
                 (Ok(Told::Failed { sentence, .. }), _) => return Err(Error::Chief(sentence)),
                 (Ok(_), state) => state,
                 (Err(error), State::Waiting(task)) => {
-                    // The others are lost; what is being written is not.
+                    // The other workers are lost, but the write in progress is completed.
                     task.wait()?;
                     return Err(error);
                 }
@@ -128,10 +129,10 @@ impl<T: Send + 'static> Task<T> {
     }
 }
 
-/// Writes to a file, or does whatever else may find its disk hanging, and waits for it as for a checkpoint.
+/// Runs a write, or other work on a disk that may hang, and waits for it as for a checkpoint.
 ///
 /// # Errors
-/// [`Error::DiskHangs`] after [`TIMEOUT`]: the work is left alone then. The work's own.
+/// [`Error::DiskHangs`] after [`TIMEOUT`], in which case the thread is abandoned; else the error of the work.
 pub(crate) fn bounded<T: Send + 'static>(
     verb: &'static str,
     path: &Path,
@@ -145,17 +146,17 @@ pub(crate) fn bounded<T: Send + 'static>(
     Task::start(&Disk::default(), path.display().to_string(), TIMEOUT, run)?.wait()
 }
 
-/// How long one operation on a disk may take, where nobody has said.
+/// The default limit of one operation on a disk.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(300);
 
-/// How far the chief's work is; that of others is done.
+/// The state of the chief's work; the other workers have none, so theirs is done.
 enum State<T> {
     Waiting(Task<T>),
     Done(Option<T>),
     Failed(Error),
 }
 
-/// What the chief tells of it.
+/// The message by which the chief reports its state.
 #[derive(Serialize, Deserialize)]
 enum Told {
     Waiting,
@@ -173,5 +174,5 @@ impl<T> State<T> {
     }
 }
 
-/// How often the disk is asked whether it does something.
+/// How often the disk's progress is checked.
 const LOOK: Duration = Duration::from_millis(200);

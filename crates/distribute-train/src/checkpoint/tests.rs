@@ -1,4 +1,4 @@
-//! Checkpoints that are whole, damaged, half-written and of something else.
+//! Checkpoints that are whole, damaged, incomplete or of other models.
 
 use std::fs;
 use std::path::Path;
@@ -47,7 +47,7 @@ fn strategy() -> Strategy {
     MirroredStrategy::builder().build().unwrap()
 }
 
-/// What is in a folder, the newest first.
+/// Returns the contents of a folder, the newest first.
 fn listed(root: &Path) -> Vec<Found> {
     folder::list(&Disk::default(), root).unwrap()
 }
@@ -56,7 +56,7 @@ fn steps(root: &Path) -> Vec<u64> {
     listed(root).into_iter().map(|found| found.step).collect()
 }
 
-/// The names in a folder.
+/// Returns the names in a folder.
 fn names(root: &Path) -> Vec<String> {
     let mut names: Vec<String> =
         fs::read_dir(root).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
@@ -64,20 +64,20 @@ fn names(root: &Path) -> Vec<String> {
     names
 }
 
-/// Saves one step, whose weights and state say a number, and waits for it.
+/// Saves one step, with a number as weights and state, and waits for it.
 fn save(manager: &mut CheckpointManager, step: u64, number: u64) -> crate::Result<()> {
     manager.save(&strategy(), step, &[&Weights::new(&[number as f32; 3])], &number)?;
     manager.finish()
 }
 
-/// A manager that has restored.
+/// Returns a manager that has restored.
 fn resumed(root: &Path) -> CheckpointManager {
     let mut manager = CheckpointManager::new(root);
     manager.restore::<u64>(&strategy(), &[&Weights::new(&[0.0; 3])]).unwrap();
     manager
 }
 
-/// Checkpoints of the steps 1 to `count`, whose weights and state say the step.
+/// Saves checkpoints of the steps 1 to `count`, with the step as weights and state.
 fn saved(root: &Path, count: u64) -> CheckpointManager {
     let mut manager = CheckpointManager::new(root);
     for step in 1..=count {
@@ -87,7 +87,7 @@ fn saved(root: &Path, count: u64) -> CheckpointManager {
     manager
 }
 
-/// What is restored: step, state, and weights.
+/// Returns what is restored: step, state, and weights.
 fn restored(root: &Path) -> Option<(u64, u64, Vec<f32>)> {
     let weights = Weights::new(&[0.0; 3]);
     let (step, state) = CheckpointManager::new(root).restore::<u64>(&strategy(), &[&weights]).unwrap()?;
@@ -116,7 +116,7 @@ fn some_stay_for_good_also_after_a_restart() {
     save(&mut again, 4, 4).unwrap();
     save(&mut again, 5, 5).unwrap();
     assert_eq!(steps(folder.path()), [5, 3, 2, 1]);
-    // Written once more, it still stays.
+    // Written again, it still stays.
     save(&mut again, 2, 2).unwrap();
     save(&mut again, 6, 6).unwrap();
     assert_eq!(steps(folder.path()), [6, 2, 3, 1]);
@@ -246,7 +246,7 @@ fn any_checkpoint_can_be_read_without_touching_the_folder() {
     let (dtype, shape, bytes) = snapshot.tensor("model", "w").unwrap();
     assert_eq!((dtype, shape, bytes.len()), (distribute_device::DType::F32, &[3][..], 12));
     assert!(snapshot.tensor("model", "v").is_none() && snapshot.tensor("optimizer", "w").is_none());
-    // What somebody else is writing stays.
+    // Files that another process is writing stay.
     assert!(half.exists());
     assert_eq!(Snapshot::read(&found[0].1).unwrap().step(), 3);
     assert!(manager.restore_from(&strategy(), &half, &[&weights]).unwrap_err().to_string().contains("manifest.json"));

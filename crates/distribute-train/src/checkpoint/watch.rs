@@ -1,4 +1,4 @@
-//! Following what others save: for those who evaluate beside a training.
+//! Following the checkpoints of another process, for evaluation beside a training.
 
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -9,16 +9,16 @@ use super::task::{TIMEOUT, Task};
 use super::{RunId, Snapshot, folder};
 use crate::{Error, Result};
 
-/// Looks for new checkpoints in a folder, says now and then that it waits, and gives up in the end.
+/// Looks for new checkpoints in a folder, logs regularly that it waits, and gives up after a limit.
 #[derive(Debug)]
 pub struct CheckpointWatch {
     root: PathBuf,
     first: Duration,
     next: Duration,
     newest: Option<FoundCheckpoint>,
-    /// Whether the newest has been dealt with.
+    /// Whether the newest has been processed.
     done: bool,
-    /// Since when nothing has happened.
+    /// When something last happened.
     since: Instant,
     said: Option<Instant>,
 }
@@ -26,18 +26,19 @@ pub struct CheckpointWatch {
 /// A checkpoint that a [`CheckpointWatch`] has found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FoundCheckpoint {
-    /// The step it was taken after.
+    /// The step after which it was saved.
     pub step: u64,
     /// Its folder.
     pub path: PathBuf,
     /// The run that it belongs to.
     pub run: RunId,
-    /// Its place in the run: one of the same step may be written again.
+    /// Its sequence number in the run, since a step may be written again.
     pub sequence: u64,
 }
 
 impl CheckpointWatch {
-    /// Of a folder that somebody else writes to. Waits an hour for the first checkpoint, and as long for each further one.
+    /// Watches a folder that another process writes to. Waits an hour for the first checkpoint, and an hour for each
+    /// further one.
     pub fn new(root: impl Into<PathBuf>) -> CheckpointWatch {
         let hour = Duration::from_secs(3600);
         CheckpointWatch {
@@ -51,18 +52,19 @@ impl CheckpointWatch {
         }
     }
 
-    /// Waits so long for the first checkpoint, and for each further one.
+    /// Sets how long to wait for the first checkpoint, and for each further one.
     pub fn limits(self, first: Duration, next: Duration) -> CheckpointWatch {
         CheckpointWatch { first, next, ..self }
     }
 
-    /// The newest checkpoint, until it is [`done`](CheckpointWatch::done); `None` while there is none. It does not wait. Those
-    /// with missing or cut files are passed over. Where a new run has begun in the folder, its checkpoints follow, also those of
-    /// earlier steps.
+    /// Returns the newest checkpoint until it is [`done`](CheckpointWatch::done); `None` if there is no new one. It
+    /// does not wait. Checkpoints with missing or truncated files are skipped. If a new run has started in the folder,
+    /// its checkpoints follow, even those of earlier steps.
     ///
     /// # Errors
-    /// [`Error::NoNewCheckpoint`] when none has come for too long; [`Error::SeveralRuns`] and [`Error::Format`] for a folder
-    /// with checkpoints of several runs or of another version; [`Error::File`] where the folder cannot be read.
+    /// [`Error::NoNewCheckpoint`] if none has come within the limit; [`Error::SeveralRuns`] and [`Error::Format`] if
+    /// the folder holds checkpoints of several runs or of another version; [`Error::File`] or [`Error::DiskHangs`] if
+    /// the folder cannot be read.
     pub fn look(&mut self) -> Result<Option<FoundCheckpoint>> {
         let (root, what) = (self.root.clone(), format!("listing {}", self.root.display()));
         let list = move |disk: &Disk| folder::list(disk, &root);
@@ -88,9 +90,9 @@ impl CheckpointWatch {
         }
     }
 
-    /// The newest checkpoint needs no further look; the time for the next one begins.
+    /// Marks the newest checkpoint as processed; the time limit for the next one starts.
     pub fn done(&mut self) {
-        // Evaluating took time too.
+        // The time spent evaluating does not count.
         (self.done, self.since, self.said) = (true, Instant::now(), None);
     }
 
@@ -112,8 +114,8 @@ impl CheckpointWatch {
     }
 }
 
-/// Evaluates each new checkpoint of a training that goes on elsewhere, in a process of its own that reads a folder and meets
-/// nobody.
+/// Evaluates each new checkpoint of a training that runs elsewhere, in a separate process that only reads a folder and
+/// joins no group.
 ///
 /// # Examples
 /// ```
@@ -144,7 +146,7 @@ pub struct SidecarEvaluator {
 }
 
 impl SidecarEvaluator {
-    /// Of a folder of checkpoints.
+    /// Evaluates the checkpoints of a folder.
     pub fn new(root: impl Into<PathBuf>) -> SidecarEvaluator {
         SidecarEvaluator { watch: CheckpointWatch::new(root), until_step: None, max_evaluations: None }
     }
@@ -154,21 +156,22 @@ impl SidecarEvaluator {
         SidecarEvaluator { until_step: Some(step), ..self }
     }
 
-    /// Ends after so many evaluations.
+    /// Ends after this many evaluations.
     pub fn max_evaluations(self, count: u64) -> SidecarEvaluator {
         SidecarEvaluator { max_evaluations: Some(count), ..self }
     }
 
-    /// Waits so long for the first checkpoint, and for each further one. Default: an hour each.
+    /// Sets how long to wait for the first checkpoint, and for each further one. Default: an hour each.
     pub fn limits(self, first: Duration, next: Duration) -> SidecarEvaluator {
         SidecarEvaluator { watch: self.watch.limits(first, next), ..self }
     }
 
-    /// Calls `evaluate` with each new checkpoint; of several that have come meanwhile, with the newest. One that is removed while it
-    /// is read is passed over.
+    /// Calls `evaluate` with each new checkpoint, or, if several have come meanwhile, with the newest. A checkpoint
+    /// that is removed while it is read is skipped.
     ///
     /// # Errors
-    /// [`Error::NoNewCheckpoint`]; what `evaluate` returns.
+    /// [`Error::NoNewCheckpoint`] if none comes within the limit, the errors of [`CheckpointWatch::look`] and of
+    /// reading a checkpoint, else the error of `evaluate`.
     pub fn run<E: From<Error>>(mut self, mut evaluate: impl FnMut(&Snapshot) -> Result<(), E>) -> Result<(), E> {
         let (mut count, mut last) = (0, None);
         loop {
@@ -197,14 +200,14 @@ impl SidecarEvaluator {
     }
 }
 
-/// Those who train keep only so many checkpoints, and may have removed one meanwhile.
+/// Warns unless the checkpoint has been removed, since trainings keep only a number of checkpoints.
 fn warn_if_there(path: &Path, error: &Error) {
     if path.exists() {
         tracing::warn!("{error}; waiting for the next checkpoint");
     }
 }
 
-/// Reading a folder's names is cheap, and nobody waits for the evaluator.
+/// Listing a folder is cheap, and the evaluator is not time-critical.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(200);
 
 const BETWEEN_WORDS: Duration = Duration::from_secs(60);

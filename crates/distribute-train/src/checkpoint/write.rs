@@ -1,4 +1,4 @@
-//! Writing a checkpoint: beside, synced, and then put in its place at once.
+//! Writing a checkpoint: to a temporary folder, synced, and then moved into place atomically.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -14,17 +14,17 @@ use super::snapshot::{Snapshot, Stored};
 use crate::warning::warn;
 use crate::{Error, Result};
 
-/// How a checkpoint is written, besides what it holds.
+/// How a checkpoint is written.
 #[derive(Clone, Debug)]
 pub(super) struct How {
     pub(super) max_shard_bytes: usize,
     pub(super) run: RunId,
-    /// To be removed at the end of the training.
+    /// Whether it is to be removed at the end of the training.
     pub(super) backup: bool,
     pub(super) stays: bool,
 }
 
-/// Writes a snapshot into a folder that its run has claimed, names it as the newest, and removes what is too old.
+/// Writes a snapshot into a folder that its run has claimed, records it as the newest, and removes old ones.
 pub(super) fn save(disk: &Disk, root: &Path, snapshot: &Snapshot, how: &How, keep: &Keep) -> Result<PathBuf> {
     for file in snapshot.files.keys() {
         let name = format!("{file}.safetensors");
@@ -35,7 +35,7 @@ pub(super) fn save(disk: &Disk, root: &Path, snapshot: &Snapshot, how: &How, kee
     there(disk, root, how)?;
     let outcome = write(disk, root, snapshot, how);
     let outcome = match outcome {
-        // It was removed between two operations.
+        // The folder was removed between two operations.
         Err(Error::File { source, .. }) if source.kind() == std::io::ErrorKind::NotFound && !disk.exists(root)? => {
             there(disk, root, how)?;
             write(disk, root, snapshot, how)
@@ -47,8 +47,8 @@ pub(super) fn save(disk: &Disk, root: &Path, snapshot: &Snapshot, how: &How, kee
     Ok(path)
 }
 
-/// Makes the folder again if somebody has removed it. Not the folder that it was in: where this has gone too, a disk has most
-/// likely been unmounted, and what is written in its place would be lost with the next mount.
+/// Creates the folder again if it has been removed, but not its parent: if that is gone too, a disk has most likely
+/// been unmounted, and files written in its place would be hidden by the next mount.
 fn there(disk: &Disk, root: &Path, how: &How) -> Result<()> {
     if disk.exists(root)? {
         return Ok(());
@@ -75,7 +75,7 @@ fn write(disk: &Disk, root: &Path, snapshot: &Snapshot, how: &How) -> Result<Pat
         return Err(Error::OtherRun { folder: root.to_owned(), other, steps, run: how.run });
     }
     let path = folder::path_of(root, snapshot.step);
-    // It takes the place of one of the same step, and what was promised of that one.
+    // It takes the place of one of the same step, and inherits whether that one is to be kept.
     let before = found.iter().filter(|found| found.is_whole() && found.step == snapshot.step);
     let before = before.filter_map(|found| found.manifest.as_ref()).next();
     let newest = found.iter().filter_map(|found| found.identity()).map(|(_, sequence)| sequence).max();
@@ -111,7 +111,7 @@ fn write(disk: &Disk, root: &Path, snapshot: &Snapshot, how: &How) -> Result<Pat
     Ok(path)
 }
 
-/// Puts what was written in its place. One of the same step that is there goes only when the new one is in its place; at every
+/// Moves the written checkpoint into place. One of the same step is removed only when the new one is in place; at every
 /// moment one of the two is whole, under its name or where [`folder::clear`] finds it.
 fn publish(disk: &Disk, root: &Path, beside: &Path, path: &Path) -> Result<()> {
     if !disk.exists(path)? {

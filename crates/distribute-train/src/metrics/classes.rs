@@ -2,13 +2,13 @@
 
 use super::{Metric, Predictions, ratio};
 
-/// The share of examples whose class has the highest score; the first of several that are equally high counts. An example with a
-/// score that is NaN is not right.
+/// Accuracy: the proportion of examples whose class has the highest score. Of equally high scores the first counts. An
+/// example with a NaN score counts as wrong.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Accuracy;
 
-/// The share of examples whose class is among the n highest scores. A class ties with those that are as high as it. An example with
-/// a score that is NaN is not right.
+/// Top-k accuracy: the proportion of examples whose class is among the k highest scores. Ties count in favour of the
+/// class. An example with a NaN score counts as wrong.
 #[derive(Clone, Copy, Debug)]
 pub struct TopK(pub usize);
 
@@ -20,18 +20,19 @@ pub struct CrossEntropy;
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Perplexity;
 
-/// Counts how often each class was taken for each. Its result is the accuracy; [`matrix`](ConfusionMatrix::matrix) shows the sums.
+/// Confusion matrix: counts for each actual class how often each class was predicted. Its result is the accuracy;
+/// [`matrix`](ConfusionMatrix::matrix) returns the counts.
 ///
-/// An example whose class or prediction has no place in the matrix (a class beyond the last, a score that is NaN) is in no row,
+/// An example whose class or prediction has no place in the matrix (a class beyond the last, a NaN score) is in no row,
 /// but counts as wrong in the result.
 #[derive(Clone, Copy, Debug)]
 pub struct ConfusionMatrix {
-    /// How many classes there are.
+    /// The number of classes.
     pub classes: usize,
 }
 
 impl ConfusionMatrix {
-    /// The sums as rows: `matrix[right][taken for]`.
+    /// Returns the sums as rows: `matrix[actual][predicted]`.
     pub fn matrix<'a>(&self, sums: &'a [f64]) -> Vec<&'a [f64]> {
         sums.chunks_exact(self.classes.max(1)).take(self.classes).collect()
     }
@@ -115,7 +116,7 @@ impl Metric for ConfusionMatrix {
     }
 }
 
-/// The first of the highest scores; none where one is NaN, of which nobody can say how high it is.
+/// Returns the first of the highest scores; `None` if one is NaN, since it cannot be compared.
 fn highest(scores: &[f32]) -> Option<usize> {
     let mut best: Option<(usize, f32)> = None;
     for (at, score) in scores.iter().copied().enumerate() {
@@ -129,7 +130,7 @@ fn highest(scores: &[f32]) -> Option<usize> {
     best.map(|(at, _)| at)
 }
 
-/// Minus the logarithm of the class's share of the exponentials; infinite where there is no such class.
+/// Computes the negative logarithm of the softmax probability of the class; infinite if there is no such class.
 fn cross_entropy(logits: &[f32], class: usize) -> f64 {
     let highest = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
     let sum: f64 = logits.iter().map(|logit| (f64::from(*logit) - highest).exp()).sum();

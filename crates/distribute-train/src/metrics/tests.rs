@@ -1,4 +1,4 @@
-//! Metrics against what they mean, spelled out, and against themselves under other divisions.
+//! Metrics compared with their definitions, and with themselves under other numbers of replicas.
 
 use proptest::prelude::*;
 
@@ -48,7 +48,7 @@ fn what_has_no_place_in_a_matrix_is_not_right() {
 #[test]
 fn outputs_that_are_no_numbers_show() {
     let (nan, infinite) = (f32::NAN, f32::INFINITY);
-    // All would count as no, which three of four are.
+    // All would count as negative, which three of four are.
     let all = [nan; 4];
     let targets = Targets::Classes(&[0, 0, 1, 0]);
     let none = Predictions::new(&all, 1, targets).unwrap();
@@ -61,7 +61,7 @@ fn outputs_that_are_no_numbers_show() {
         assert!(one(F1::default(), &predictions).is_nan());
         assert!(one(Auc::default(), &predictions).is_nan());
         assert!(one(Mean, &predictions).is_nan() && one(MeanSquaredError, &predictions).is_nan());
-        // An example that weighs nothing says nothing.
+        // An example with weight 0 is ignored.
         let without = some.weighted(&[1.0, 0.0, 1.0, 1.0]).unwrap();
         assert_eq!((one(BinaryAccuracy::default(), &without), one(Auc::default(), &without)), (1.0, 1.0));
     }
@@ -72,7 +72,7 @@ fn outputs_that_are_no_numbers_show() {
     let scores = Predictions::new(&half, 2, Targets::Classes(&[1, 0])).unwrap();
     assert_eq!((one(Accuracy, &scores), one(TopK(2), &scores)), (0.0, 0.0));
     assert!(one(CrossEntropy, &scores).is_nan());
-    // Logits whose differences f32 does not hold.
+    // Logits whose differences exceed the precision of f32.
     let wide = [0.0, 3e38, -3e38, 0.0];
     let large = Predictions::new(&wide, 2, Targets::Classes(&[1, 0])).unwrap();
     assert!(close(one(CrossEntropy, &large), f64::from(3e38f32) / 2.0), "{}", one(CrossEntropy, &large));
@@ -80,14 +80,14 @@ fn outputs_that_are_no_numbers_show() {
 
 #[test]
 fn thresholds_by_hand() {
-    // Taken for yes: 0.9 and 0.6; right about the first.
+    // Predicted positive: 0.9 and 0.6, of which the first is correct.
     let outputs = [0.9, 0.6, 0.4, 0.1];
     let predictions = Predictions::new(&outputs, 1, Targets::Classes(&[1, 0, 1, 0])).unwrap();
     assert_eq!(one(BinaryAccuracy::default(), &predictions), 0.5);
     assert_eq!(one(Precision::default(), &predictions), 0.5);
     assert_eq!(one(Recall::default(), &predictions), 0.5);
     assert_eq!(one(F1::default(), &predictions), 0.5);
-    // Of four pairs of yes and no, three are in order.
+    // Of four pairs of a positive and a negative, three are in order.
     assert_eq!(one(Auc::default(), &predictions), 0.75);
     assert_eq!(one(Recall { threshold: 0.3 }, &predictions), 1.0);
 }
@@ -121,7 +121,8 @@ proptest! {
         cuts in prop::collection::vec(0_usize..30, 3),
     ) {
         let metrics = || {
-            let classes = Metrics::new().with(Accuracy).with(TopK(2)).with(CrossEntropy).with(ConfusionMatrix { classes: 4 });
+            let classes = Metrics::new().with(Accuracy).with(TopK(2)).with(CrossEntropy);
+            let classes = classes.with(ConfusionMatrix { classes: 4 });
             classes.with(Auc::default()).with(Precision::default()).with(Recall::default()).with(MeanSquaredError)
         };
         let metrics = metrics();

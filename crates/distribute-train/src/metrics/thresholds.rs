@@ -1,42 +1,42 @@
-//! Metrics of outputs that are probabilities of yes and no: one for each example, or one for each of several labels.
+//! Metrics of outputs that are probabilities of a positive: one for each example, or one for each of several labels.
 //!
-//! An output that is NaN is neither: it makes the result NaN.
+//! A NaN output makes the result NaN.
 
 use super::{Metric, Predictions, ratio};
 
-/// The share of outputs on the right side of the threshold.
+/// Binary accuracy: the proportion of outputs on the right side of the threshold.
 #[derive(Clone, Copy, Debug)]
 pub struct BinaryAccuracy {
-    /// Outputs above it mean yes.
+    /// Outputs above it are positive.
     pub threshold: f64,
 }
 
 /// Precision: true positives over predicted positives.
 #[derive(Clone, Copy, Debug)]
 pub struct Precision {
-    /// Outputs above it mean yes.
+    /// Outputs above it are positive.
     pub threshold: f64,
 }
 
 /// Recall: true positives over actual positives.
 #[derive(Clone, Copy, Debug)]
 pub struct Recall {
-    /// Outputs above it mean yes.
+    /// Outputs above it are positive.
     pub threshold: f64,
 }
 
-/// The harmonic mean of precision and recall.
+/// F1 score: the harmonic mean of precision and recall.
 #[derive(Clone, Copy, Debug)]
 pub struct F1 {
-    /// Outputs above it mean yes.
+    /// Outputs above it are positive.
     pub threshold: f64,
 }
 
-/// Area under the curve of true against false positives, at n thresholds from 0 to 1. Outputs are probabilities: one outside 0 to 1,
+/// Area under the ROC curve, approximated by n thresholds from 0 to 1. Outputs are probabilities: one outside 0 to 1,
 /// such as a logit, makes the result NaN.
 #[derive(Clone, Copy, Debug)]
 pub struct Auc {
-    /// More are closer to the area itself.
+    /// The number of thresholds; more give a better approximation.
     pub thresholds: usize,
 }
 
@@ -58,7 +58,7 @@ impl Default for Auc {
     }
 }
 
-/// True positives, false positives, false negatives, true negatives; NaN in all of them where an output is NaN.
+/// Counts true positives, false positives, false negatives and true negatives; all are NaN if an output is NaN.
 fn count(sums: &mut [f64], threshold: f64, predictions: &Predictions<'_>) {
     for (output, target, weight) in predictions.paired() {
         if output.is_nan() {
@@ -109,7 +109,7 @@ impl Metric for Auc {
         "auc".to_owned()
     }
 
-    /// Yes and no in each interval between thresholds.
+    /// Positives and negatives in each interval between thresholds.
     fn len(&self) -> usize {
         2 * (self.thresholds + 1)
     }
@@ -129,7 +129,7 @@ impl Metric for Auc {
         let (mut below, mut area, mut yes_in_all) = (0.0, 0.0, 0.0);
         for interval in sums.chunks_exact(2) {
             let (no, yes) = (interval[0], interval[1]);
-            // Each yes beats every no below it, and half of those that are level with it.
+            // Each positive ranks above all negatives below it, and above half of those in its interval.
             area += yes * (below + no / 2.0);
             below += no;
             yes_in_all += yes;

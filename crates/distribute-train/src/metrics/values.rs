@@ -6,11 +6,11 @@ use super::{Metric, Predictions};
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Mean;
 
-/// The mean of the squares of what outputs are off by.
+/// Mean squared error: the mean of the squared differences between outputs and targets.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct MeanSquaredError;
 
-/// The mean of what outputs are off by.
+/// Mean absolute error: the mean of the absolute differences between outputs and targets.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct MeanAbsoluteError;
 

@@ -12,10 +12,9 @@ use super::text::{self, Groups};
 
 /// Draws one line per epoch on a terminal.
 ///
-/// The line is redrawn at most ten times a second with a carriage return and blanks, never with
-/// cursor movements: notebooks and the terminals of CI services understand nothing more. What does
-/// not fit the width is left out from the right. The closing summary is not drawn here; it belongs
-/// on standard output.
+/// The line is redrawn at most ten times a second with a carriage return and blanks, never with cursor movements, which
+/// notebooks and the terminals of CI services do not support. What does not fit the width is left out from the right.
+/// The closing summary is not drawn here; it belongs on standard output.
 ///
 /// Dropping the renderer ends a line that is still open.
 pub struct BarRenderer<W: Write> {
@@ -29,8 +28,8 @@ pub struct BarRenderer<W: Write> {
 }
 
 impl<W: Write + Send> BarRenderer<W> {
-    /// A renderer without colours that draws on `writer` and asks `width` for the number of
-    /// columns before each line, so that it follows a resized window.
+    /// Creates a renderer without colours that draws on `writer` and asks `width` for the number of columns before each
+    /// line, so that it follows a resized window.
     pub fn new(writer: W, width: impl Fn() -> u16 + Send + 'static) -> Self {
         Self {
             writer,
@@ -42,7 +41,7 @@ impl<W: Write + Send> BarRenderer<W> {
         }
     }
 
-    /// Draws in colour, or not.
+    /// Sets whether to draw in colour.
     #[must_use]
     pub fn with_colors(mut self, colors: bool) -> Self {
         self.paint = Paint::new(colors);
@@ -124,26 +123,26 @@ impl<W: Write + Send> Renderer for BarRenderer<W> {
 impl<W: Write> Drop for BarRenderer<W> {
     fn drop(&mut self) {
         if self.current.is_some() {
-            // Nobody is left to tell.
+            // There is no caller to report an error to.
             let _ = self.writer.write_all(b"\n").and_then(|()| self.writer.flush());
         }
     }
 }
 
-/// Columns of the terminal behind standard error; 80 where it has none.
+/// Returns the number of columns of the terminal behind standard error; 80 if it is not a terminal.
 #[must_use]
 pub fn terminal_width() -> u16 {
     console::Term::stderr().size_checked().map_or(80, |(_rows, columns)| columns)
 }
 
-/// Whether standard error is a terminal that wants colours (`NO_COLOR`, `CLICOLOR` and
-/// `CLICOLOR_FORCE` are obeyed).
+/// Returns whether standard error is a terminal that supports colours (`NO_COLOR`, `CLICOLOR` and `CLICOLOR_FORCE` are
+/// respected).
 #[must_use]
 pub fn colors_allowed() -> bool {
     console::colors_enabled_stderr()
 }
 
-/// A line as parts, measured before it is coloured.
+/// The parts of a line, measured before it is coloured.
 struct Line {
     head: String,
     done: String,
@@ -153,8 +152,8 @@ struct Line {
 }
 
 impl Line {
-    /// The form that fits `columns`: the bar shrinks to make room for two metrics, then for one;
-    /// after that the bar goes, and then parts are left out from the right.
+    /// Returns the form that fits `columns`: the bar shrinks to make room for two metrics, then for one; after that the
+    /// bar is dropped, and then parts are left out from the right.
     fn fitting(status: &Status, done: bool, columns: usize) -> Self {
         let mut line = Self::without_bar(status, done);
         if let Some(steps) = status.steps {
@@ -240,7 +239,7 @@ impl Line {
     }
 }
 
-/// Metrics in order; `true` marks the first of a group that a rule sets apart.
+/// Returns metrics in order; `true` marks the first of a group that a rule separates.
 fn metric_parts(status: &Status) -> Vec<(bool, String)> {
     let groups = Groups::of(status);
     let name_value = |(name, value): &(&str, f64)| format!("{} {}", text::one_line(name), text::number(*value));

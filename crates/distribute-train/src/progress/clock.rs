@@ -1,13 +1,13 @@
-//! Time as renderers see it, so that tests can turn the hands.
+//! The clock that renderers read, which tests can replace.
 
 use std::time::{Duration, Instant, SystemTime};
 
-/// Where renderers read the time.
+/// A clock for renderers.
 pub trait Clock: Send {
-    /// Monotonic time since some fixed moment; rates and pauses are measured with it.
+    /// Returns the monotonic time since some fixed moment, for rates and pauses.
     fn elapsed(&self) -> Duration;
 
-    /// Time of day, for timestamps.
+    /// Returns the time of day, for timestamps.
     fn wall(&self) -> SystemTime;
 }
 
@@ -18,7 +18,7 @@ pub struct SystemClock {
 }
 
 impl SystemClock {
-    /// A clock that starts now.
+    /// Creates a clock that starts now.
     #[must_use]
     pub fn new() -> Self {
         Self { origin: Instant::now() }
@@ -41,7 +41,7 @@ impl Clock for SystemClock {
     }
 }
 
-/// A clock whose hands only a test moves; clones share them.
+/// A clock that only a test advances; clones share the time.
 #[cfg(test)]
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ManualClock(std::sync::Arc<std::sync::Mutex<Duration>>);

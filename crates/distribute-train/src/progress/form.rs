@@ -1,4 +1,4 @@
-//! Which form of output a run gets.
+//! The form of a run's progress output.
 
 use std::io::{self, IsTerminal};
 
@@ -19,7 +19,7 @@ pub enum Form {
     Json,
     /// Messages to the launcher, which draws one bar for all tasks.
     Launcher {
-        /// Where the launcher listens, as `host:port`.
+        /// The launcher's address, as `host:port`.
         addr: String,
     },
     /// No progress; the summary is still printed.
@@ -33,8 +33,8 @@ impl Form {
     ///
     /// # Errors
     ///
-    /// [`Error::UnknownForm`], [`Error::MissingAddress`] and [`Error::BadAddress`] name the
-    /// variable and what it may hold.
+    /// [`Error::UnknownForm`], [`Error::MissingAddress`] or [`Error::BadAddress`] if a variable is invalid; they name
+    /// the variable and its valid values.
     pub fn from_env() -> Result<Self, Error> {
         Self::from_vars(|name| Some(std::env::var_os(name)?.to_string_lossy().into_owned()))
     }
@@ -54,7 +54,7 @@ impl Form {
         Ok(if json && matches!(form, Self::Auto | Self::Plain) { Self::Json } else { form })
     }
 
-    /// Replaces `Auto` by what suits standard error.
+    /// Replaces `Auto` by the form that suits standard error.
     pub(crate) fn resolved(self) -> Self {
         if self != Self::Auto {
             return self;

@@ -11,7 +11,7 @@ use super::lines::PlainRenderer;
 use super::protocol::{Event, Message};
 use super::render::Renderer;
 
-/// A connection to the launcher with a plain log to fall back on.
+/// A connection to the launcher, with a plain log as the fallback.
 pub(crate) struct Launcher<W> {
     addr: String,
     task: String,
@@ -23,12 +23,12 @@ pub(crate) struct Launcher<W> {
 enum Link {
     Untried,
     Up(TcpStream),
-    /// Given up for good: a launcher that comes back would not know the run.
+    /// Given up for good: a restarted launcher would not know the run.
     Down,
 }
 
 impl<W: Write + Send> Launcher<W> {
-    /// Connects at the first event. `summary_taken` turns true once the launcher has been given
+    /// Creates a renderer that connects at the first event. `summary_taken` turns true once the launcher has been sent
     /// the summary, which it then prints.
     pub(crate) fn new(
         addr: String,
@@ -105,5 +105,5 @@ fn connect(addr: &str) -> io::Result<TcpStream> {
 /// The launcher runs on this machine or next to it.
 const CONNECT_DEADLINE: Duration = Duration::from_secs(1);
 
-/// A launcher that reads nothing for this long, with the socket's buffers full, is taken for dead.
+/// A launcher that reads nothing for this long, with the socket's buffers full, is considered dead.
 const WRITE_DEADLINE: Duration = Duration::from_secs(5);

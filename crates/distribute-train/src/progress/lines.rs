@@ -12,8 +12,8 @@ use super::text::{self, Groups};
 
 /// `key=value` lines for a log: one per epoch, and at most one every 30 seconds within it.
 ///
-/// It writes no control byte but the line feed. The closing summary is not a log line and is not
-/// written here; it belongs on standard output.
+/// It writes no control byte except the line feed. The closing summary is not a log line and is not written here; it
+/// belongs on standard output.
 ///
 /// # Examples
 ///
@@ -33,12 +33,12 @@ pub struct PlainRenderer<W> {
 }
 
 impl<W: Write + Send> PlainRenderer<W> {
-    /// A renderer that writes to `writer` and reads the time from `clock`.
+    /// Creates a renderer that writes to `writer` and reads the time from `clock`.
     pub fn new(writer: W, clock: impl Clock + 'static) -> Self {
         Self { writer, clock: Box::new(clock), pace: Pace::default() }
     }
 
-    /// A warning between the lines of progress.
+    /// Writes a warning between the lines of progress.
     pub(crate) fn warn(&mut self, text: &str) -> io::Result<()> {
         self.line("WARN ", &text::one_line(text))
     }
@@ -74,7 +74,7 @@ pub struct JsonRenderer<W> {
 }
 
 impl<W: Write + Send> JsonRenderer<W> {
-    /// A renderer that writes to `writer` and reads the time from `clock`.
+    /// Creates a renderer that writes to `writer` and reads the time from `clock`.
     pub fn new(writer: W, clock: impl Clock + 'static) -> Self {
         Self { writer, clock: Box::new(clock), pace: Pace::default() }
     }
@@ -93,7 +93,7 @@ impl<W: Write + Send> Renderer for JsonRenderer<W> {
     }
 }
 
-/// One JSON line, flat: log stores index top-level keys.
+/// One JSON line. It is flat because log stores index top-level keys.
 struct Record<'a> {
     time: String,
     event: &'a Event,
@@ -131,7 +131,7 @@ impl Serialize for Record<'_> {
     }
 }
 
-/// Lets everything pass but steps, and those once per [`STEP_INTERVAL`].
+/// Passes all events except steps, which pass once per [`STEP_INTERVAL`].
 #[derive(Default)]
 struct Pace {
     last: Option<Duration>,
@@ -167,7 +167,7 @@ fn timestamp(clock: &dyn Clock) -> String {
     humantime::format_rfc3339_seconds(clock.wall()).to_string()
 }
 
-/// Long enough that a day of training stays readable, short enough to show that it lives.
+/// Long enough to keep a day of training readable, short enough to show that it is alive.
 const STEP_INTERVAL: Duration = Duration::from_secs(30);
 
 #[cfg(test)]

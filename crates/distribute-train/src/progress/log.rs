@@ -1,14 +1,14 @@
-//! Log lines that leave the bar alone.
+//! Log lines that do not disturb the bar.
 
 use std::io::{self, Write};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 
 use super::reporter::{Screen, Surface, lock};
 
-/// Writes whole lines to standard error, above the bar where there is one.
+/// Writes whole lines to standard error, above the bar if there is one.
 ///
-/// It can be made before there is a bar, and outlives it. Clones write to the same place; each keeps
-/// an unfinished line to itself until it is ended or the clone is dropped. As a subscriber's writer:
+/// It can be created before there is a bar, and outlives it. Clones write to the same place; each keeps an unfinished
+/// line to itself until it is ended or the clone is dropped. As a subscriber's writer:
 /// `tracing_subscriber::fmt().with_writer(LogWriter::stderr)`.
 pub struct LogWriter {
     out: Arc<Mutex<Box<dyn Write + Send>>>,
@@ -17,7 +17,7 @@ pub struct LogWriter {
 }
 
 impl LogWriter {
-    /// A writer to this process's standard error.
+    /// Creates a writer to this process's standard error.
     #[must_use]
     pub fn stderr() -> Self {
         Self::new(Box::new(io::stderr()), BarSlot::of_stderr())
@@ -57,7 +57,7 @@ impl Write for LogWriter {
         Ok(bytes.len())
     }
 
-    /// Unfinished lines stay: written now, they would end up inside the bar.
+    /// Unfinished lines are kept, since they would end up inside the bar.
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
@@ -67,7 +67,7 @@ impl Drop for LogWriter {
     fn drop(&mut self) {
         if !self.pending.is_empty() {
             self.pending.push(b'\n');
-            // A log that cannot be written has nobody to complain to.
+            // An error of the log itself cannot be reported.
             let _ = self.print(self.pending.len());
         }
     }
@@ -79,12 +79,12 @@ impl std::fmt::Debug for LogWriter {
     }
 }
 
-/// Where log lines learn of the bar that is drawn on a terminal, if one is. The newest wins.
+/// The bar that is drawn on a terminal, if any, for log lines to suspend. The newest wins.
 #[derive(Clone, Default)]
 pub(crate) struct BarSlot(Arc<Mutex<Option<Weak<Surface>>>>);
 
 impl BarSlot {
-    /// A process has one standard error, so all of it shares this slot.
+    /// Returns the slot of standard error, of which a process has only one.
     pub(crate) fn of_stderr() -> Self {
         static SLOT: LazyLock<BarSlot> = LazyLock::new(BarSlot::default);
         SLOT.clone()

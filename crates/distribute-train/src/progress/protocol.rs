@@ -1,4 +1,4 @@
-//! What a chief tells the launcher: one JSON object per line over TCP.
+//! The progress protocol between a chief and the launcher: one JSON object per line over TCP.
 
 use serde::{Deserialize, Serialize};
 
@@ -19,56 +19,55 @@ use serde::{Deserialize, Serialize};
 pub struct Message {
     /// The sender, as `job:index`.
     pub task: String,
-    /// What happened.
+    /// The event.
     #[serde(flatten)]
     pub event: Event,
 }
 
-/// What happens to a training run, in order: one `Begin`, any number of `Step`s and one `Epoch`
-/// per epoch, one `End`.
+/// The events of a training run, in order: one `Begin`, any number of `Step`s and one `Epoch` per epoch, one `End`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "lowercase")]
 pub enum Event {
     /// Training starts.
     Begin {
-        /// One line on what is trained and how; no line breaks.
+        /// One line that describes the run; no line breaks.
         title: String,
     },
-    /// Some steps of an epoch are done. Intermediate ones may be left out.
+    /// Some steps of an epoch are completed. Intermediate events may be dropped.
     Step(Status),
-    /// An epoch is done, its validation included. Never left out.
+    /// An epoch is completed, including its validation. Never dropped.
     Epoch(Status),
-    /// Training is over. Never left out.
+    /// Training has ended. Never dropped.
     End {
         /// The closing block for standard output, ready to print; may have several lines.
         summary: String,
     },
 }
 
-/// Where a run stands within an epoch.
+/// The progress of a run within an epoch.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Status {
     /// The current epoch, counted from 1.
     pub epoch: u32,
-    /// Epochs in all.
+    /// The number of epochs.
     pub epochs: u32,
-    /// Steps of this epoch that are done.
+    /// Completed steps of this epoch.
     pub step: u64,
-    /// Steps of an epoch, where known.
+    /// Steps per epoch, if known.
     pub steps: Option<u64>,
-    /// Examples of the global batch per second of training, validation time left out.
+    /// Examples of the global batch per second of training, excluding validation time.
     pub examples_per_s: f64,
-    /// Name and value, in the order in which they are shown. `val_…` marks a validation metric;
-    /// `comm` and `skew` are shares of a step (0 to 1). Values that JSON has no number for travel
-    /// as the strings `NaN`, `inf` and `-inf`.
+    /// Names and values, in the order in which they are shown. `val_…` marks a validation metric; `comm` and `skew` are
+    /// fractions of a step (0 to 1). Values that are not JSON numbers are encoded as the strings `NaN`, `inf` and
+    /// `-inf`.
     #[serde(with = "metrics")]
     pub metrics: Vec<(String, f64)>,
     /// Seconds since the epoch began.
     pub elapsed_s: f64,
 }
 
-/// A number that JSON can carry even when it is not finite: a diverged loss must not make the
-/// line unreadable for the launcher.
+/// A number that JSON can encode even if it is not finite, so that a diverged loss does not make the line unreadable
+/// for the launcher.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Number(pub(crate) f64);
 
@@ -152,7 +151,10 @@ mod tests {
         let message = Message { task: "chief:0".into(), event: Event::Step(status()) };
         assert_eq!(
             serde_json::to_string(&message).unwrap(),
-            r#"{"task":"chief:0","event":"step","epoch":1,"epochs":5,"step":214,"steps":469,"examples_per_s":19431.5,"metrics":[["loss",0.25],["accuracy",1.0]],"elapsed_s":3.1}"#
+            concat!(
+                r#"{"task":"chief:0","event":"step","epoch":1,"epochs":5,"step":214,"steps":469,"#,
+                r#""examples_per_s":19431.5,"metrics":[["loss",0.25],["accuracy",1.0]],"elapsed_s":3.1}"#,
+            )
         );
     }
 
@@ -172,7 +174,10 @@ mod tests {
 
     #[test]
     fn a_value_that_is_no_number_is_refused_in_words() {
-        let line = r#"{"task":"chief:0","event":"epoch","epoch":1,"epochs":5,"step":1,"steps":null,"examples_per_s":1.0,"metrics":[["loss","low"]],"elapsed_s":3.1}"#;
+        let line = concat!(
+            r#"{"task":"chief:0","event":"epoch","epoch":1,"epochs":5,"step":1,"steps":null,"#,
+            r#""examples_per_s":1.0,"metrics":[["loss","low"]],"elapsed_s":3.1}"#,
+        );
         let error = serde_json::from_str::<Message>(line).unwrap_err().to_string();
         assert!(error.contains(r#"metric value "low""#), "{error}");
     }

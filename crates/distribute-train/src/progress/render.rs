@@ -4,21 +4,21 @@ use std::io;
 
 use super::protocol::Event;
 
-/// Turns events into text on one destination.
+/// Writes events as text to one destination.
 pub trait Renderer: Send {
-    /// Shows one event; how much of it, and how often, is the renderer's choice.
+    /// Shows one event; the renderer decides how much of it, and how often.
     ///
     /// # Errors
     ///
-    /// The destination refused the bytes.
+    /// If the destination cannot be written.
     fn render(&mut self, event: &Event) -> io::Result<()>;
 
-    /// Clears the way for other output on the same destination, runs `print`, and restores what
-    /// was there. `print` must end its last line.
+    /// Clears the destination for other output, runs `print`, and restores what was there. `print` must end its last
+    /// line.
     ///
     /// # Errors
     ///
-    /// The destination refused the bytes; `print` has run all the same.
+    /// If the destination cannot be written; `print` has run nevertheless.
     fn suspend(&mut self, print: &mut dyn FnMut()) -> io::Result<()> {
         print();
         Ok(())
@@ -28,7 +28,7 @@ pub trait Renderer: Send {
     ///
     /// # Errors
     ///
-    /// The destination refused the bytes.
+    /// If the destination cannot be written.
     fn close(&mut self) -> io::Result<()> {
         Ok(())
     }

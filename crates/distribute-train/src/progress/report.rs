@@ -1,4 +1,4 @@
-//! The side of progress that a training loop sees.
+//! The interface to progress for training loops.
 
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,14 +17,14 @@ use super::reporter::Reporter;
 use super::summary::Summary;
 use crate::Error;
 
-/// What a run tells about itself before it starts.
+/// The description of a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
-    /// One line on what is trained and how.
+    /// One line that describes the run.
     pub title: String,
-    /// Epochs in all.
+    /// The number of epochs.
     pub epochs: u32,
-    /// Steps of an epoch; where it is unknown, the first epoch tells.
+    /// Steps per epoch; if unknown, it is taken from the first epoch.
     pub steps_per_epoch: Option<u64>,
     /// This task, as `job:index`.
     pub task: String,
@@ -34,7 +34,7 @@ pub struct Options {
 
 #[cfg(feature = "checkpoint")]
 impl Options {
-    /// One untitled epoch of unknown length, reported by the chief of a strategy's processes.
+    /// Returns the options of one untitled epoch of unknown length, reported by the chief of a strategy's processes.
     ///
     /// # Examples
     /// ```
@@ -53,16 +53,16 @@ impl Options {
 }
 
 impl Default for Options {
-    /// One untitled epoch of unknown length, reported by `chief:0`.
+    /// Returns the options of one untitled epoch of unknown length, reported by `chief:0`.
     fn default() -> Self {
         Self { title: String::new(), epochs: 1, steps_per_epoch: None, task: "chief:0".into(), is_chief: true }
     }
 }
 
-/// Reports how a training run goes. On tasks that are not the chief every call does nothing.
+/// Reports the progress of a training run. On tasks other than the chief every method does nothing.
 ///
-/// Dropped without [`finish`](Self::finish), it writes what is queued and leaves the terminal at
-/// the start of a line; no summary is printed.
+/// If it is dropped without [`finish`](Self::finish), it writes queued events and leaves the terminal at the start of a
+/// line; no summary is printed.
 pub struct Progress {
     options: Options,
     outputs: Outputs,
@@ -73,20 +73,20 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Progress in the given form.
+    /// Creates progress in the given form.
     ///
     /// # Errors
     ///
-    /// [`Error::Thread`]: the writer thread cannot be started.
+    /// [`Error::Thread`] if the writer thread cannot be started.
     pub fn new(options: Options, form: Form) -> Result<Self, Error> {
         Self::with_outputs(options, form.resolved(), Outputs::standard())
     }
 
-    /// Progress in the form that the environment asks for, see [`Form::from_env`].
+    /// Creates progress in the form that the environment selects, see [`Form::from_env`].
     ///
     /// # Errors
     ///
-    /// Those of [`Form::from_env`] on every task, and those of [`new`](Self::new).
+    /// The errors of [`Form::from_env`] on every task, and [`Error::Thread`] if the writer thread cannot be started.
     pub fn from_env(options: Options) -> Result<Self, Error> {
         Self::new(options, Form::from_env()?)
     }
@@ -105,25 +105,25 @@ impl Progress {
         }
         let steps = options.steps_per_epoch;
         let epoch = Epoch { status: Status { epochs: options.epochs, steps, ..Status::default() }, ..Epoch::default() };
-        // Only a bar is in the way of log lines; the other forms must not make them wait.
+        // Only a bar interferes with log lines; with the other forms they need not wait.
         if let Some(screen) = screen.filter(|_| form == Form::Bar) {
             outputs.bar.set(&screen);
         }
         Ok(Self { options, outputs, reporter, summary_taken, epoch, posted_at: None })
     }
 
-    /// An epoch begins; they are counted from 1.
+    /// Starts an epoch; they are counted from 1.
     pub fn epoch(&mut self, epoch: u32) {
         let now = self.outputs.clock.elapsed();
         self.epoch.begin(epoch, now);
         if let Some(reporter) = &self.reporter {
-            // Shows that the run lives, however long its first step takes.
+            // Shows that the run is alive, however long its first step takes.
             reporter.post(Event::Step(self.epoch.status.clone()));
         }
     }
 
-    /// A step is done: the `step`th of the epoch, counted from 1, over `examples` examples of the
-    /// global batch. Cheap enough for every step.
+    /// Reports a completed step: the `step`th of the epoch, counted from 1, over `examples` examples of the global
+    /// batch. Cheap enough for every step.
     pub fn step(&mut self, step: u64, examples: u64, metrics: &[(&str, f64)]) {
         let Some(reporter) = &self.reporter else {
             return;
@@ -136,8 +136,8 @@ impl Progress {
         }
     }
 
-    /// An epoch is done, its validation included. Metrics replace those of the last step that have
-    /// the same name; the others are kept.
+    /// Reports a completed epoch, including its validation. Metrics replace those of the last step with the same name;
+    /// the others are kept.
     pub fn end_epoch(&mut self, metrics: &[(&str, f64)]) {
         let Some(reporter) = &self.reporter else {
             return;
@@ -146,11 +146,11 @@ impl Progress {
         reporter.post(Event::Epoch(self.epoch.status.clone()));
     }
 
-    /// The run is over: writes what is queued, waiting at most two seconds for a slow destination,
-    /// and prints the summary on standard output.
+    /// Ends the run: writes queued events, waiting at most two seconds for a slow destination, and prints the summary
+    /// on standard output.
     ///
-    /// Under the launcher the summary travels in the `End` event and the launcher prints it; this
-    /// process prints it only if the launcher is gone.
+    /// Under the launcher the summary is part of the `End` event and the launcher prints it; this process prints it
+    /// only if the launcher is gone.
     pub fn finish(mut self, summary: &Summary) {
         if !self.options.is_chief {
             return;
@@ -193,7 +193,7 @@ fn renderer(form: &Form, task: &str, outputs: &Outputs, summary_taken: &Arc<Atom
     }
 }
 
-/// Where a run writes, so that tests can read it.
+/// The destinations of a run, which tests replace.
 struct Outputs {
     stderr: Box<dyn Fn() -> Box<dyn Write + Send> + Send>,
     stdout: Box<dyn Fn() -> Box<dyn Write + Send> + Send>,
@@ -260,7 +260,7 @@ impl Epoch {
     }
 }
 
-/// Twice as often as a bar is redrawn: the training thread need not copy more.
+/// Twice as often as a bar is redrawn; copying more often would burden the training thread without use.
 const POST_INTERVAL: Duration = Duration::from_millis(50);
 
 const FINISH_DEADLINE: Duration = Duration::from_secs(2);

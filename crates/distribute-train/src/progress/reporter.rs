@@ -10,13 +10,13 @@ use std::time::Duration;
 use super::protocol::Event;
 use super::render::Renderer;
 
-/// A renderer shared by the writer thread and those who print log lines above the bar. Its lock is
-/// held for the writing of one line.
+/// A renderer shared by the writer thread and the threads that print log lines above the bar. Its lock is held while
+/// one line is written.
 pub(crate) type Screen = Arc<Surface>;
 
 pub(crate) type Surface = Mutex<Box<dyn Renderer>>;
 
-/// Hands events to a writer thread and never waits for it.
+/// Passes events to a writer thread without waiting for it.
 pub(crate) struct Reporter {
     queue: Arc<Queue>,
     done: Receiver<()>,
@@ -31,20 +31,20 @@ impl Reporter {
         let events = Arc::clone(&queue);
         let thread = std::thread::Builder::new().name("progress".into()).spawn(move || {
             write(&events, &screen);
-            // Nobody waits any more if this fails.
+            // This fails only if no thread waits any more.
             let _ = finished.send(());
         })?;
         Ok(Self { queue, done, thread: Some(thread) })
     }
 
-    /// Queues an event. A waiting step is replaced by a newer one, so that the queue holds at most
-    /// one step beside the few events that must not be lost.
+    /// Queues an event. A waiting step is replaced by a newer one, so the queue holds at most one step besides the few
+    /// events that must not be lost.
     pub(crate) fn post(&self, event: Event) {
         self.queue.push(event);
     }
 
-    /// Lets the thread write what is queued, and waits for it until the deadline; a destination
-    /// that is still stuck then is left alone.
+    /// Lets the thread write queued events, and waits for it until the deadline; a thread that is then still stuck is
+    /// abandoned.
     pub(crate) fn close(&mut self, deadline: Duration) {
         let Some(thread) = self.thread.take() else {
             return;
@@ -64,7 +64,7 @@ impl Drop for Reporter {
     }
 }
 
-/// A screen whose last user panicked is still fit to be drawn on.
+/// A screen whose last user panicked is still usable.
 pub(crate) fn lock(screen: &Screen) -> MutexGuard<'_, Box<dyn Renderer>> {
     screen.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -72,7 +72,7 @@ pub(crate) fn lock(screen: &Screen) -> MutexGuard<'_, Box<dyn Renderer>> {
 fn write(queue: &Queue, screen: &Screen) {
     let mut broken = false;
     while let Some(event) = queue.next() {
-        // A closed pipe stays closed: the events are drained so that nobody waits for them.
+        // A closed pipe stays closed, so the remaining events are dropped.
         if !broken && let Err(error) = lock(screen).render(&event) {
             tracing::debug!(%error, "progress output failed; the rest of it is dropped");
             broken = true;
@@ -102,7 +102,7 @@ impl Queue {
             return;
         }
         if matches!(state.events.back(), Some(Event::Step(_))) {
-            // The newer event says all that the waiting step would have said.
+            // The newer event supersedes the waiting step.
             state.events.pop_back();
         }
         state.events.push_back(event);
@@ -115,7 +115,7 @@ impl Queue {
         self.changed.notify_one();
     }
 
-    /// The next event; `None` once the queue is closed and empty.
+    /// Returns the next event; `None` once the queue is closed and empty.
     fn next(&self) -> Option<Event> {
         let mut state = self.state();
         loop {
@@ -144,7 +144,7 @@ mod tests {
         Event::Step(Status { step, ..Status::default() })
     }
 
-    /// Stands still at the first event until it is let go.
+    /// Blocks at the first event until it is released.
     struct Stalled {
         entered: mpsc::Sender<()>,
         go: Receiver<()>,

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::text;
 
-/// What a run came to, printed on standard output as two aligned columns.
+/// The summary of a run, printed on standard output as two aligned columns.
 ///
 /// # Examples
 ///
@@ -17,15 +17,15 @@ use super::text;
 /// ```
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Summary {
-    /// Share of the test examples that were classified correctly, 0 to 1.
+    /// Accuracy on the test examples, 0 to 1.
     pub test_accuracy: Option<f64>,
     /// Examples of the global batch per second of training.
     pub examples_per_s: Option<f64>,
     /// Time spent training, validation included.
     pub training_time: Option<Duration>,
-    /// Share of a step spent on communication that computation does not hide, 0 to 1.
+    /// Fraction of a step spent on communication that is not overlapped with computation, 0 to 1.
     pub communication: Option<f64>,
-    /// Share of a step for which replicas waited for data, 0 to 1.
+    /// Fraction of a step for which replicas waited for data, 0 to 1.
     pub input_wait: Option<f64>,
     /// Replicas that trained in sync; 0 leaves the line out.
     pub replicas: u32,

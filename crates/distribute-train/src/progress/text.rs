@@ -1,8 +1,8 @@
-//! How numbers, durations and names are written, the same in every form.
+//! Formatting of numbers, durations and names, the same in every form.
 
 use super::protocol::Status;
 
-/// Metrics in their places: training, validation (`val_…`), shares of a step (`comm`, `skew`).
+/// Metrics by group: training, validation (`val_…`), fractions of a step (`comm`, `skew`).
 pub(crate) struct Groups<'a> {
     pub(crate) train: Vec<(&'a str, f64)>,
     pub(crate) validation: Vec<(&'a str, f64)>,
@@ -26,7 +26,7 @@ impl<'a> Groups<'a> {
     }
 }
 
-/// Four decimals; scientific where those would show nothing or too much.
+/// Formats with four decimals, or in scientific notation if those would show nothing or too much.
 pub(crate) fn number(value: f64) -> String {
     let size = value.abs();
     if !value.is_finite() {
@@ -38,12 +38,12 @@ pub(crate) fn number(value: f64) -> String {
     }
 }
 
-/// `0.06` as `6 %`.
+/// Formats `0.06` as `6 %`.
 pub(crate) fn percent(share: f64) -> String {
     format!("{:.0} %", share * 100.0)
 }
 
-/// Three significant digits and a unit prefix: `8.1`, `812`, `19.4k`, `1.2M`.
+/// Formats with three significant digits and a unit prefix: `8.1`, `812`, `19.4k`, `1.2M`.
 pub(crate) fn rate(per_second: f64) -> String {
     if !per_second.is_finite() || per_second < 0.0 {
         return "?".into();
@@ -62,7 +62,7 @@ pub(crate) fn rate(per_second: f64) -> String {
     format!("{value:.decimals$}{prefix}")
 }
 
-/// `3.1s`, `2m 03s`, `1h 02m`.
+/// Formats as `3.1s`, `2m 03s`, `1h 02m`.
 pub(crate) fn seconds(value: f64) -> String {
     if !value.is_finite() || value < 0.0 {
         return "?".into();
@@ -75,12 +75,12 @@ pub(crate) fn seconds(value: f64) -> String {
     if hours == 0 { format!("{minutes}m {:02}s", whole % 60) } else { format!("{hours}h {minutes:02}m") }
 }
 
-/// One line without control characters: a title must not move somebody's cursor.
+/// Replaces control characters, so that a title cannot move the cursor.
 pub(crate) fn one_line(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
-/// A metric's name as a key: what would end the key or the line becomes `_`.
+/// Converts a metric's name to a key: characters that would end the key or the line become `_`.
 pub(crate) fn key(name: &str) -> String {
     let odd = |c: char| c.is_control() || c.is_whitespace() || c == '=' || c == '"';
     let key: String = name.chars().map(|c| if odd(c) { '_' } else { c }).collect();

@@ -1,11 +1,11 @@
-//! Operations that fail, tear or hang when a test says so.
+//! Operations that fail, tear or hang as a test determines.
 
 use std::io;
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
-/// What happens to the operations of a [`Disk`](super::Disk).
+/// Faults injected into the operations of a [`Disk`](super::Disk).
 #[derive(Clone, Debug, Default)]
 pub(in super::super) struct Faults(Arc<Shared>);
 
@@ -18,11 +18,11 @@ struct Shared {
 #[derive(Debug, Default)]
 struct State {
     fault: Fault,
-    /// Operations so far.
+    /// The number of operations so far.
     count: usize,
     no_exchange: bool,
     hanging: bool,
-    /// What was done, for a test that says where it failed.
+    /// The operations so far, for the message of a failing test.
     log: Vec<String>,
 }
 
@@ -30,9 +30,10 @@ struct State {
 pub(in super::super) enum Fault {
     #[default]
     None,
-    /// The operation of this number fails, those after it do not: as a full disk or a lost connection.
+    /// The operation with this number fails and later ones do not, like on a full disk or a lost connection.
     Fails(usize),
-    /// The operation of this number and all after it fail; if it writes, half of it is written: as if the process were killed.
+    /// The operation with this number and all later ones fail; a write writes half of its bytes. Simulates a killed
+    /// process.
     Killed(usize),
     /// The first operation with this verb does not return.
     Hangs(&'static str),
@@ -46,7 +47,7 @@ impl Faults {
         self.0.changed.notify_all();
     }
 
-    /// As on a file system that does not exchange names.
+    /// Simulates a file system that cannot exchange names.
     pub(in super::super) fn without_exchange(&self) {
         self.0.state.lock().unwrap().no_exchange = true;
     }
@@ -87,7 +88,7 @@ impl Faults {
         if fails { Err(io::Error::other("injected")) } else { Ok(()) }
     }
 
-    /// The part of a write that still happens in a process that is killed in the middle of it.
+    /// Returns the part of a write that still takes place in a process killed in the middle of it.
     pub(super) fn torn<'a>(&self, part: &'a [u8]) -> Option<&'a [u8]> {
         let state = self.0.state.lock().unwrap();
         (state.fault == Fault::Killed(state.count + 1)).then(|| &part[..part.len() / 2])
@@ -99,5 +100,5 @@ impl Faults {
     }
 }
 
-/// A test that forgets to end a hang ends all the same.
+/// Ends a hang that a test has not ended.
 const DEADLINE: Duration = Duration::from_secs(60);

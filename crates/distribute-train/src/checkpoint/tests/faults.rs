@@ -1,4 +1,4 @@
-//! Crashes and failures at every operation on files: a good checkpoint is left by each.
+//! Crashes and failures at every file operation: each leaves a good checkpoint.
 
 use std::path::PathBuf;
 
@@ -16,9 +16,9 @@ struct Folder {
 }
 
 impl Folder {
-    /// With whole checkpoints of these steps, whose weights say the step.
+    /// Creates a folder with whole checkpoints of these steps, with the step as weights.
     fn new(steps: &[u64], exchanges: bool) -> Folder {
-        // In memory where there is such a folder: syncing some ten thousand times takes its time.
+        // In memory if there is such a folder, since it is synced some ten thousand times.
         let folder = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
         let (root, faults) = (folder.path().join("checkpoints"), Faults::default());
         if !exchanges {
@@ -41,7 +41,7 @@ impl Folder {
         write::save(&Disk::with(&self.faults), &self.root, &snapshot, &how, &keep)
     }
 
-    /// What a process finds that is started after this one was killed.
+    /// Returns what a process finds that is started after this one was killed.
     fn restarted(&self) -> Option<(u64, u64, Vec<f32>)> {
         self.faults.set(Fault::None);
         for name in names(&self.root) {
@@ -54,7 +54,7 @@ impl Folder {
 
 #[test]
 fn a_crash_or_a_failure_at_any_operation_of_a_save_leaves_a_good_checkpoint() {
-    // A first one, a further one that removes the oldest, and one of a step that is there.
+    // A first one, a further one that removes the oldest, and one that replaces one of the same step.
     for (before, step) in [(&[][..], 1), (&[1, 2][..], 3), (&[1, 2][..], 2), (&[1, 2][..], 1)] {
         for exchanges in [true, false] {
             let calm = Folder::new(before, exchanges);
@@ -77,7 +77,7 @@ fn a_crash_or_a_failure_at_any_operation_of_a_save_leaves_a_good_checkpoint() {
                     if before.contains(&step) {
                         assert!(steps(&folder.root).contains(&step), "{}", words());
                     }
-                    // And it goes on.
+                    // Saving still works afterwards.
                     folder.save(4, 4).unwrap();
                     assert_eq!(restored(&folder.root), Some((4, 4, vec![4.0; 3])), "{}", words());
                     let names = names(&folder.root);
@@ -99,7 +99,7 @@ fn readers_find_a_whole_checkpoint_at_every_moment_of_a_save() {
             let folder = Folder::new(&[1], exchanges);
             folder.faults.set(Fault::Killed(at));
             drop(folder.save(1, 100));
-            // Without any change, as an evaluator beside the training sees it.
+            // Without changing anything, as an evaluator in another process reads it.
             let found = CheckpointManager::new(&folder.root).read_newest().unwrap().unwrap();
             assert!([1, 100].contains(&found.program::<u64>().unwrap()), "{at}");
             assert!(CheckpointWatch::new(&folder.root).look().unwrap().is_some(), "{at}");
@@ -158,7 +158,7 @@ fn a_checkpoint_that_cannot_be_read_for_now_is_not_passed_over() {
         manager.restore::<u64>(&strategy(), &[&Weights::new(&[0.0; 3])])
     };
     assert_eq!(restore(Fault::None).unwrap(), Some((2, 2)));
-    // Such as a network that is away, or too many open files: the next start finds it again.
+    // Such as an unreachable network, or too many open files: the next start finds it again.
     for at in 1..=folder.faults.count() {
         match restore(Fault::Fails(at)) {
             Ok(found) => assert_eq!(found, Some((2, 2)), "{:?}", folder.faults.log()),

@@ -1,4 +1,4 @@
-//! Manifests and files that lie.
+//! Forged manifests and files.
 
 use std::os::unix::fs::symlink;
 use std::process::Command;
@@ -7,7 +7,7 @@ use super::super::disk::Entry;
 use super::super::manifest::{MANIFEST, Manifest};
 use super::*;
 
-/// Changes a checkpoint's manifest, under a right checksum.
+/// Changes a checkpoint's manifest and corrects its checksum.
 fn forge(checkpoint: &Path, change: impl FnOnce(&mut Manifest)) {
     let path = checkpoint.join(MANIFEST);
     let mut manifest = Manifest::from_text(&fs::read(&path).unwrap()).unwrap();
@@ -59,13 +59,13 @@ fn lengths_are_compared_before_anything_is_allocated() {
     let folder = tempfile::tempdir().unwrap();
     saved(folder.path(), 1);
     let checkpoint = folder.path().join("step-00000001");
-    // Files with a hole of 1 TiB.
+    // Sparse files of 1 TiB.
     let grow =
         |file: &str| fs::File::options().write(true).open(checkpoint.join(file)).unwrap().set_len(1 << 40).unwrap();
     grow("model.safetensors");
     let text = Snapshot::read(&checkpoint).unwrap_err().to_string();
     assert!(text.contains("1099511627776 bytes, and was written with"), "{text}");
-    // Also where the manifest agrees, it is an error and no abort.
+    // Even if the manifest agrees, it is an error rather than an abort.
     forge(&checkpoint, |manifest| {
         manifest.files.insert("state.json".to_owned(), Entry { bytes: u64::MAX, crc32c: 0 });
     });

@@ -1,4 +1,4 @@
-//! A folder belongs to one run, and what a run has written last is never removed.
+//! A folder belongs to one run, and a run's newest checkpoint is never removed.
 
 use super::*;
 
@@ -21,7 +21,7 @@ fn a_run_that_begins_in_another_runs_folder_is_refused_in_words_and_removes_noth
     }
     assert_eq!(names(folder.path()), before);
     assert_eq!(restored(folder.path()).unwrap().0, 400);
-    // And it can be learnt before the first step.
+    // The error is also available before the first step.
     assert!(matches!(CheckpointManager::new(folder.path()).claim(&strategy()), Err(Error::OtherRun { .. })));
 }
 
@@ -29,7 +29,7 @@ fn a_run_that_begins_in_another_runs_folder_is_refused_in_words_and_removes_noth
 fn a_run_that_was_begun_meanwhile_is_found_by_the_writer() {
     let folder = tempfile::tempdir().unwrap();
     let (mut one, mut other) = (CheckpointManager::new(folder.path()), CheckpointManager::new(folder.path()));
-    // Both find it empty; as two jobs that are started at once.
+    // Both find the folder empty, as two jobs that start at once do.
     one.claim(&strategy()).unwrap();
     fs::remove_file(folder.path().join("run")).unwrap();
     other.claim(&strategy()).unwrap();
@@ -60,7 +60,7 @@ fn a_second_folder_of_the_same_run_is_continued_by_its_id() {
     let mut manager = CheckpointManager::new(best.path());
     manager.continue_run(run);
     save(&mut manager, 1, 1).unwrap();
-    // The program starts again.
+    // The program is restarted.
     let mut manager = CheckpointManager::new(best.path());
     manager.continue_run(resumed(last.path()).run().unwrap());
     save(&mut manager, 2, 2).unwrap();
@@ -104,7 +104,7 @@ fn other_runs_are_set_aside_when_asked_for_and_can_be_continued_there() {
     let aside = folder.path().join(format!("run-{run}"));
     assert_eq!(restored(&aside), Some((3, 3, vec![3.0; 3])));
     assert_eq!(steps(&aside), [3, 2, 1]);
-    // Its own stay where they are when the program starts again.
+    // The run's own checkpoints stay in place when the program is restarted.
     let mut again = resumed(folder.path()).set_aside_other_runs();
     save(&mut again, 2, 20).unwrap();
     assert_eq!(steps(folder.path()), [2, 1]);
@@ -155,7 +155,7 @@ fn whole_checkpoints_alone_count_and_damaged_ones_go_when_there_are_newer_ones()
 fn what_a_restore_has_found_damaged_does_not_count_either() {
     let folder = tempfile::tempdir().unwrap();
     saved(folder.path(), 3);
-    // Of the same length, so that its checksum alone tells.
+    // Of the same length, so that only the checksum tells.
     let path = folder.path().join("step-00000003/model.safetensors");
     let mut bytes = fs::read(&path).unwrap();
     *bytes.last_mut().unwrap() ^= 1;
@@ -176,7 +176,7 @@ fn nothing_begins_anew_where_all_checkpoints_are_damaged() {
     assert!(matches!(error, Error::NoneWhole { count: 2, .. }), "{error}");
     assert!(error.to_string().contains("step-00000002") && error.to_string().contains("model.safetensors"), "{error}");
     assert_eq!(manager.list().unwrap(), []);
-    // Nor where not even the run can be read.
+    // Nor if not even the run can be read.
     for step in 1..=2 {
         fs::remove_file(folder.path().join(format!("step-{step:08}/manifest.json"))).unwrap();
     }
@@ -202,10 +202,10 @@ fn managers_of_one_process_share_a_folder() {
     }
     backups.finish().unwrap();
     kept.finish().unwrap();
-    // Step 5 was the backups' alone, and went if theirs of step 6 was written first.
+    // Step 5 was a backup only, and was removed if the backup of step 6 was written first.
     assert!([vec![6, 4], vec![6, 5, 4]].contains(&steps(folder.path())), "{:?}", steps(folder.path()));
     backups.remove_backups().unwrap();
-    // Those that are both stay.
+    // Checkpoints that are both stay.
     assert_eq!(steps(folder.path()), [6, 4]);
     assert_eq!(fs::read_to_string(folder.path().join("latest")).unwrap(), "step-00000006\n");
     kept.remove().unwrap();

@@ -1,4 +1,4 @@
-//! Disks that hang, and folders that go while they are written to.
+//! Disks that hang, and folders that are removed while they are written to.
 
 use std::time::{Duration, Instant};
 
@@ -25,7 +25,7 @@ fn a_disk_that_hangs_is_an_error_that_says_what_is_being_written() {
     {
         assert!(text.contains(words), "{words}: {text}");
     }
-    // Dropping it does not wait for the same disk once more.
+    // Dropping it does not wait for the same disk again.
     drop(training);
     assert!(began.elapsed() < Duration::from_secs(30), "{:?}", began.elapsed());
     faults.set(Fault::None);
@@ -85,7 +85,7 @@ fn who_waits_for_another_writer_waits_for_its_disk() {
     one.save(&strategy(), 3, &[&Weights::new(&[3.0; 3])], &3).unwrap();
     faults.wait_for_hanging();
     let text = save(&mut other, 4, 4).unwrap_err().to_string();
-    // It says what the other is at.
+    // The error names the other writer's operation.
     assert!(text.contains("the checkpoint of step 4") && text.contains("step-00000003"), "{text}");
     faults.set(Fault::None);
     one.finish().unwrap();

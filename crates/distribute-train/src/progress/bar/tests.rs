@@ -75,7 +75,8 @@ fn a_finished_epoch_at_three_widths() {
     let event = Event::Epoch(finished());
     assert_eq!(
         drawn(200, &event),
-        "\rEpoch 1/5 ━━━━━━━━━━━━━━━━━━━━ 469/469  3.1s  19.4k ex/s  loss 0.2841  accuracy 0.9163 │ val_loss 0.1312  val_accuracy 0.9604 │ comm 6 %  skew 3 %\n"
+        "\rEpoch 1/5 ━━━━━━━━━━━━━━━━━━━━ 469/469  3.1s  19.4k ex/s  loss 0.2841  accuracy 0.9163 │ val_loss 0.1312  \
+        val_accuracy 0.9604 │ comm 6 %  skew 3 %\n"
     );
     assert_eq!(drawn(80, &event), "\rEpoch 1/5 ━━━━━━━━ 469/469  3.1s  19.4k ex/s  loss 0.2841  accuracy 0.9163\n");
     assert_eq!(drawn(60, &event), "\rEpoch 1/5 ━━━━━ 469/469  3.1s  19.4k ex/s  loss 0.2841\n");

@@ -66,7 +66,7 @@ fn summary() -> Summary {
     Summary { replicas: 2, ..Summary::default() }
 }
 
-/// Serves one connection and hands over its lines.
+/// Serves one connection and returns its lines.
 fn listener() -> (String, mpsc::Receiver<Vec<Message>>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let addr = listener.local_addr().unwrap().to_string();
@@ -141,7 +141,7 @@ fn the_launcher_gets_every_epoch_and_prints_the_summary_itself() {
 
 #[test]
 fn without_a_launcher_the_lines_go_to_the_log_and_it_is_said_once() {
-    // The near end of a connection: nobody listens on its port, and nobody else can take it.
+    // The local port of a connection: nothing listens on it, and no other process can take it.
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let taken = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let addr = taken.local_addr().unwrap().to_string();
