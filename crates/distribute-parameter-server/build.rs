@@ -6,7 +6,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         println!("cargo:rerun-if-changed={proto}");
     }
     let descriptors = protox::compile(protos, ["../../proto"])?;
-    // Messages only: payloads go past the codec that the generated services would use.
+    // Messages only: payloads bypass the codec that generated services would use.
     let messages = tonic_prost_build::configure().build_client(false).build_server(false);
     messages.bytes(".").compile_fds(descriptors)?;
     Ok(())

@@ -1,4 +1,4 @@
-//! A dataset's iterator, which one thread at a time takes out and brings back: what a user has written runs under no lock.
+//! A dataset's iterator, used by one thread at a time without a lock held while user code runs.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 use crate::lock::lock;
 use crate::{Error, Result};
 
-/// What is taken out.
+/// The iterator, with its type erased.
 type Iterator = Box<dyn Any + Send>;
 
-/// Where the iterator is while nobody has it.
+/// Holds the iterator while no thread uses it.
 pub(crate) struct Checkout {
     state: Mutex<State>,
     returned: Condvar,
@@ -21,22 +21,22 @@ pub(crate) struct Checkout {
 
 struct State {
     iterator: Option<Iterator>,
-    /// Who has it, where it is not here.
+    /// The thread that uses it, if it is not here.
     taken_by: Option<ThreadId>,
 }
 
 impl Checkout {
-    /// With a limit on how long a thread waits for another one's element.
+    /// Creates the holder; `patience` limits how long a thread waits for another one's element.
     pub(crate) fn new(iterator: Iterator, patience: Duration) -> Checkout {
         let state = State { iterator: Some(iterator), taken_by: None };
         Checkout { state: Mutex::new(state), returned: Condvar::new(), patience }
     }
 
-    /// Uses the iterator, as soon as no other thread does.
+    /// Uses the iterator as soon as no other thread does.
     ///
     /// # Errors
-    /// [`Error::WrongTask`]: the dataset takes elements of itself, or another thread has been at it for too long. What `uses`
-    /// returns.
+    /// [`Error::WrongTask`] if the dataset takes elements of itself, or another thread uses the iterator for longer
+    /// than the limit; else the error of `uses`.
     pub(crate) fn with<R>(
         &self,
         dataset: &str,
@@ -66,7 +66,8 @@ impl Checkout {
             if left.is_zero() {
                 let seconds = self.patience.as_secs();
                 return failed(format!(
-                    "another thread has been waiting for an element of dataset {dataset:?} for {seconds} s; look at what the \
+                    "another thread has been waiting for an element of dataset {dataset:?} for {seconds} s; look at \
+                    what the \
                      dataset reads"
                 ));
             }

@@ -1,4 +1,4 @@
-//! What a function of a program finds on the worker that runs it.
+//! The context that a function of a program gets on the worker that runs it.
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -18,16 +18,16 @@ use crate::wire::proto::Origin;
 use crate::worker::Attendance;
 use crate::{Error, Result, numbers};
 
-/// The worker that runs a function of a [`Program`](crate::Program): its place among the workers, the variables on the servers,
-/// and what stays here from one call to the next.
+/// The worker that runs a function of a [`Program`](crate::Program): its index among the workers, the variables on the
+/// servers, and objects that it keeps between calls.
 pub struct WorkerContext {
     attendance: Arc<Attendance>,
     origin: Origin,
-    /// Counts what this call changes, so that a change is known when the call is made again elsewhere.
+    /// Numbers the changes of this call, so that a change is recognised when the call is repeated elsewhere.
     changes: AtomicU32,
 }
 
-/// One iterator over a dataset on each worker: an argument of scheduled functions, and useless elsewhere.
+/// A handle on each worker's iterator over a dataset, to be passed as an argument of scheduled functions.
 ///
 /// # Source
 /// The `PerWorkerValues` iterators of `ClusterCoordinator.create_per_worker_dataset`.
@@ -55,7 +55,7 @@ impl WorkerContext {
         WorkerContext { attendance, origin, changes: AtomicU32::new(0) }
     }
 
-    /// The index of this worker.
+    /// Returns the index of this worker.
     ///
     /// # Source
     /// `tf.distribute.coordinator.experimental_get_current_worker_index`.
@@ -63,27 +63,28 @@ impl WorkerContext {
         self.attendance.worker as usize
     }
 
-    /// The number of workers.
+    /// Returns the number of workers.
     pub fn num_workers(&self) -> usize {
         self.attendance.workers as usize
     }
 
-    /// The number of this closure, the same when it runs again because its worker was lost. Rising in the order of scheduling;
-    /// each coordinator of a strategy counts on from another number.
+    /// Returns the number of this closure, which is the same when it runs again because its worker was lost. Numbers
+    /// rise in the order of scheduling; each coordinator of a strategy starts from another number.
     pub fn closure(&self) -> u64 {
         self.origin.closure
     }
 
-    /// Whether the coordinator has given this worker up, so that nobody wants the result any more; functions that take long
-    /// look at it now and then.
+    /// Returns whether the coordinator has given this worker up, so that the result is no longer needed; long functions
+    /// should check it regularly.
     pub fn is_cancelled(&self) -> bool {
         self.attendance.over.load(Ordering::Acquire)
     }
 
-    /// The next element of this worker's dataset.
+    /// Returns the next element of this worker's dataset.
     ///
     /// # Errors
-    /// [`Error::EndOfData`] after the last one; the dataset's own; [`Error::Variable`] where the iterator is of another type.
+    /// [`Error::EndOfData`] after the last element; [`Error::Input`] if the dataset fails; [`Error::WrongTask`] if this
+    /// worker has no such iterator, its elements have another type, or another thread uses it for too long.
     pub fn next<T: 'static>(&self, iterator: &PerWorkerIterator<T>) -> Result<T> {
         let worker = self.attendance.worker;
         let resource = lock(&self.attendance.resources).get(&iterator.resource).cloned();
@@ -106,20 +107,21 @@ impl WorkerContext {
         })
     }
 
-    /// A variable on the servers.
+    /// Returns a variable on the servers.
     ///
     /// # Errors
-    /// [`Error::UnknownVariable`]; [`Error::ServerLost`], which functions pass on: the closure then runs again later.
+    /// [`Error::UnknownVariable`] if there is none of this name; [`Error::ServerLost`], which functions should pass on:
+    /// the closure then runs again later.
     pub fn variable(&self, name: &str) -> Result<ShardedVariable> {
         let parameters = &self.attendance.parameters;
         let info = parameters.block_on(parameters.variable(name))?;
         Ok(ShardedVariable::new(info, parameters.clone()))
     }
 
-    /// All variables on the servers, by name.
+    /// Returns all variables on the servers, by name.
     ///
     /// # Errors
-    /// [`Error::ServerLost`], which functions pass on.
+    /// [`Error::ServerLost`], which functions should pass on.
     pub fn variables(&self) -> Result<BTreeMap<String, ShardedVariable>> {
         let parameters = &self.attendance.parameters;
         parameters.block_on(parameters.refresh())?;
@@ -132,16 +134,18 @@ impl WorkerContext {
     /// Adds to a variable, once for this closure however often it runs.
     ///
     /// # Errors
-    /// As [`variable`](WorkerContext::variable); the elements do not fit.
+    /// [`Error::Variable`] if shape or type differ; [`Error::ServerLost`] or [`Error::Cancelled`], which functions
+    /// should pass on.
     pub fn assign_add<L, T: TensorStorage<L>>(&self, variable: &ShardedVariable, value: &T) -> Result<()> {
         variable.assign_as(&self.change()?, Scatter::Add, None, value)
     }
 
-    /// Changes some rows of a variable, once for this closure however often it runs; a row that is named more than once is
-    /// written more than once, in order.
+    /// Changes some rows of a variable, once for this closure however often it runs. Rows are written in order; one may
+    /// be named more than once.
     ///
     /// # Errors
-    /// As [`assign_add`](WorkerContext::assign_add).
+    /// [`Error::Variable`] if shape or type differ or there is no such row; [`Error::ServerLost`] or
+    /// [`Error::Cancelled`], which functions should pass on.
     pub fn scatter<L, T: TensorStorage<L>>(
         &self,
         variable: &ShardedVariable,
@@ -152,36 +156,38 @@ impl WorkerContext {
         variable.assign_as(&self.change()?, scatter, Some(rows), values)
     }
 
-    /// Sends gradients to the servers, whose optimizer applies them. Whether they counted: with [`Updates::Synchronous`], those
-    /// of the slowest workers do not.
+    /// Sends gradients to the servers, whose optimizer applies them. Returns whether they counted: with
+    /// [`Updates::Synchronous`], those of the slowest workers are dropped.
     ///
     /// [`Updates::Synchronous`]: crate::Updates::Synchronous
     ///
     /// # Errors
-    /// [`Error::ServerLost`], [`Error::Cancelled`], which functions pass on; [`Error::Refused`] where something does not fit.
+    /// [`Error::ServerLost`] or [`Error::Cancelled`], which functions should pass on; [`Error::Variable`] or
+    /// [`Error::Refused`] if a gradient does not fit.
     pub fn push(&self, optimizer: u32, gradients: &[Gradient]) -> Result<bool> {
         let parameters = &self.attendance.parameters;
         parameters.block_on(parameters.push(&self.change()?, optimizer, gradients))
     }
 
-    /// The optimizer that updates a variable on the servers, where there is one.
+    /// Returns the optimizer that updates a variable on the servers, if there is one.
     ///
     /// # Errors
-    /// [`Error::ServerLost`], which functions pass on.
+    /// [`Error::ServerLost`], which functions should pass on.
     pub fn optimizer_of(&self, variable: &ShardedVariable) -> Result<Option<u32>> {
         let parameters = &self.attendance.parameters;
         let known = || parameters.table().updated_by.get(variable.name()).copied();
         if known().is_none() {
-            // It may have been made meanwhile.
+            // It may have been created meanwhile.
             parameters.block_on(parameters.refresh())?;
         }
         Ok(known())
     }
 
-    /// Fetches what of some variables has changed since `versions` into tensors of their shapes and types, in place.
+    /// Fetches the parts of some variables that have changed since `versions` into tensors of their shapes and types,
+    /// in place.
     ///
     /// # Errors
-    /// [`Error::ServerLost`], which functions pass on; [`Error::Variable`] for a tensor that does not fit.
+    /// [`Error::ServerLost`], which functions should pass on; [`Error::Variable`] if a tensor does not fit.
     pub fn pull_into<L, T: TensorStorage<L>>(
         &self,
         versions: &mut Versions,
@@ -208,29 +214,29 @@ impl WorkerContext {
         parameters.block_on(parameters.pull(versions, &infos, &mut show))
     }
 
-    /// What this worker has moved so far.
+    /// Returns the bytes that this worker has transferred so far.
     pub fn traffic(&self) -> Traffic {
         self.attendance.parameters.traffic()
     }
 
-    /// Something that this worker keeps from one call to the next, made when it is first asked for: until the worker is started
-    /// again, or another coordinator comes.
+    /// Returns an object that this worker keeps between calls, created by `make` on first use. It is dropped when the
+    /// worker is restarted or another coordinator attaches.
     ///
     /// # Errors
-    /// What `make` returns.
+    /// The error of `make`.
     pub fn keep<T: Any + Send + Sync, E>(&self, name: &str, make: impl FnOnce() -> Result<T, E>) -> Result<Arc<T>, E> {
         let key = format!("{name}\n{}", std::any::type_name::<T>());
         let kept = lock(&self.attendance.kept).get(&key).cloned();
         if let Some(kept) = kept.and_then(|kept| kept.downcast::<T>().ok()) {
             return Ok(kept);
         }
-        // One call runs at a time, so nobody makes it meanwhile.
+        // Calls run one at a time, so no other has created it meanwhile.
         let made = Arc::new(make()?);
         lock(&self.attendance.kept).insert(key, made.clone());
         Ok(made)
     }
 
-    /// The next change of this closure, unless nobody wants it any more.
+    /// Returns the origin of this closure's next change, unless the closure is cancelled.
     fn change(&self) -> Result<Origin> {
         if self.is_cancelled() {
             let why = "the coordinator has given this worker up".to_owned();

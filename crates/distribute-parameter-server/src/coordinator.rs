@@ -24,15 +24,16 @@ use crate::wire::proto::{Done, JobFailure, LeaveRequest};
 use crate::wire::{ps, worker};
 use crate::{Error, Program, Result};
 
-/// Schedules functions of a program on the workers of a cluster, and makes up for workers that are lost.
+/// Schedules functions of a program on the workers of a cluster, and compensates for lost workers.
 ///
-/// A handle: clones are the same coordinator, and so is what [`new`](ClusterCoordinator::new) returns for the same strategy.
+/// A handle: clones are the same coordinator, and [`new`](ClusterCoordinator::new) returns the same one for the same
+/// strategy.
 ///
-/// - A function runs on any worker that is free, one at a time on each. Where its worker is lost it runs again on another one; no
-///   other worker stops, and the lost one takes part again when it is back.
+/// - A function runs on any free worker, one at a time on each. If its worker is lost, it runs again on another one; no
+///   other worker stops, and the lost one rejoins when it is back.
 /// - The first error of a function is returned once, by the next [`schedule`](ClusterCoordinator::schedule),
-///   [`join`](ClusterCoordinator::join) or [`done`](ClusterCoordinator::done): what waits is cancelled, what runs may end, further
-///   errors are dropped, and then the coordinator can be used again.
+///   [`join`](ClusterCoordinator::join) or [`done`](ClusterCoordinator::done). Waiting functions are cancelled, running
+///   ones may finish, and further errors are dropped; then the coordinator can be used again.
 ///
 /// # Examples
 /// ```no_run
@@ -55,16 +56,17 @@ pub struct ClusterCoordinator {
     handle: Arc<Handle>,
 }
 
-/// How a [`ClusterCoordinator`] behaves.
+/// Options of a [`ClusterCoordinator`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CoordinatorOptions {
-    /// Closures that may wait; [`schedule`](ClusterCoordinator::schedule) then waits too. Default: 262,144.
+    /// Maximum number of waiting closures; [`schedule`](ClusterCoordinator::schedule) blocks while it is reached.
+    /// Default: 262,144.
     pub queue_size: usize,
-    /// What happens to changes of a closure that runs more than once. Default: they are made once.
+    /// How changes of a closure that runs more than once are treated. Default: they are made once.
     pub delivery: Delivery,
-    /// How long a function may run; its worker then counts as lost. Default: one hour.
+    /// The longest time that a function may run; its worker then counts as lost. Default: one hour.
     pub closure_timeout: Duration,
-    /// How often a closure is begun whose workers are lost; then that is an error. Default: 10.
+    /// How often a closure is started whose workers are lost, before that is an error. Default: 10.
     pub max_attempts: u32,
     /// How long there may be no worker at all. Default: 5 minutes.
     pub worker_timeout: Duration,
@@ -82,37 +84,37 @@ impl Default for CoordinatorOptions {
     }
 }
 
-/// What servers do with changes of a closure that was begun more than once, because a worker was lost.
+/// How servers treat changes of a closure that was started more than once because a worker was lost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Delivery {
-    /// Each is made once, on each server: those that an attempt has made before are passed over.
+    /// Each change is made once on each server; changes that an earlier attempt has made are skipped.
     #[default]
     EffectivelyOnce,
-    /// Each is made as often as it is asked for: what TensorFlow does.
+    /// Each change is made as often as it is sent, as in TensorFlow.
     AtLeastOnce,
 }
 
-/// What keeps a coordinator going.
+/// The shared state behind all clones of a coordinator; dropping it ends the coordinator.
 pub(crate) struct Handle {
     pub(crate) shared: Arc<Shared>,
     strategy: ParameterServerStrategy,
     tasks: Mutex<Vec<tokio::task::JoinHandle<()>>>,
 }
 
-/// What callers and dispatchers share.
+/// The state shared by callers and dispatchers.
 pub(crate) struct Shared {
     queue: Mutex<ClosureQueue<Scheduled>>,
-    /// For callers that wait.
+    /// Wakes waiting callers.
     changed: Condvar,
-    /// For dispatchers that wait.
+    /// Wakes waiting dispatchers.
     pub(crate) ready: Notify,
     pub(crate) program: Program,
     pub(crate) options: CoordinatorOptions,
-    /// Datasets that every worker makes, by number.
+    /// The names of the datasets that every worker creates, by number.
     pub(crate) resources: Mutex<Vec<String>>,
-    /// Servers: whether each can be used, is being restored, or is lost.
+    /// The state of each server.
     pub(crate) servers: watch::Sender<Vec<ServerState>>,
-    /// Each worker's attendances that servers refuse.
+    /// The last attendance of each worker that servers refuse.
     pub(crate) fences: Mutex<HashMap<u32, u64>>,
     pub(crate) workers: Mutex<Vec<WorkerState>>,
     /// When a worker was last seen.
@@ -121,7 +123,7 @@ pub(crate) struct Shared {
     pub(crate) closing: AtomicBool,
 }
 
-/// A function that was scheduled.
+/// A scheduled function.
 #[derive(Debug)]
 pub(crate) struct Scheduled {
     pub(crate) arguments: Bytes,
@@ -129,14 +131,14 @@ pub(crate) struct Scheduled {
 }
 
 impl Drop for Scheduled {
-    /// Nobody is left who could run it; where it has run, this changes nothing.
+    /// No worker can run it any more; has no effect if it has run.
     fn drop(&mut self) {
         let (what, why) = (self.value.function().to_owned(), "the coordinator has ended".to_owned());
         self.value.set(Err(Error::Cancelled { what, why }));
     }
 }
 
-/// Whether a server can be used.
+/// The availability of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ServerState {
     Ready,
@@ -144,28 +146,29 @@ pub(crate) enum ServerState {
     Lost,
 }
 
-/// Whether a worker takes part.
+/// The availability of a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WorkerState {
-    /// It does.
+    /// The worker takes part.
     Ready,
-    /// It has not appeared yet, or was lost.
+    /// The worker has not appeared yet, or was lost.
     Lost,
 }
 
 impl ClusterCoordinator {
-    /// Begins to coordinate the workers of a strategy's cluster; they may appear later.
+    /// Starts to coordinate the workers of a strategy's cluster; they may appear later.
     ///
     /// # Errors
-    /// [`Error::Threads`].
+    /// Currently none; the result allows for failures of starting the coordinator.
     pub fn new(strategy: &ParameterServerStrategy, program: Program) -> Result<ClusterCoordinator> {
         ClusterCoordinator::with_options(strategy, program, CoordinatorOptions::default())
     }
 
-    /// As [`new`](ClusterCoordinator::new), with options.
+    /// Starts to coordinate the workers of a strategy's cluster, with options. If the strategy has a coordinator
+    /// already, returns that one, with its options.
     ///
     /// # Errors
-    /// As [`new`](ClusterCoordinator::new).
+    /// Currently none; the result allows for failures of starting the coordinator.
     pub fn with_options(
         strategy: &ParameterServerStrategy,
         program: Program,
@@ -177,7 +180,7 @@ impl ClusterCoordinator {
             return Ok(ClusterCoordinator { handle });
         }
         let workers = inner.workers.len();
-        // Servers know closures, rounds and attendances by numbers, which must not come again in one session.
+        // Servers identify closures, rounds and attendances by numbers, which must not recur within a session.
         let first = inner.coordinators.fetch_add(1, Ordering::Relaxed) << 40;
         let shared = Arc::new(Shared {
             queue: Mutex::new(ClosureQueue::new(options.queue_size, inner.options.updates, workers, first)),
@@ -206,17 +209,17 @@ impl ClusterCoordinator {
         Ok(ClusterCoordinator { handle })
     }
 
-    /// The strategy whose workers these are.
+    /// Returns the strategy whose workers are coordinated.
     pub fn strategy(&self) -> &ParameterServerStrategy {
         &self.handle.strategy
     }
 
-    /// Has a function run on some worker; returns at once, unless the queue is full. Which worker it will be is not known, and
-    /// functions may run beside each other and in another order than they were scheduled.
+    /// Schedules a function on some worker; returns at once, unless the queue is full. The worker is not specified, and
+    /// functions may run concurrently and in another order than they were scheduled.
     ///
     /// # Errors
-    /// [`Error::UnknownName`]; [`Error::Value`] where the function takes something else; the first error of what was scheduled
-    /// before.
+    /// [`Error::UnknownName`] if the program has no such function; [`Error::Value`] if the arguments do not fit it; the
+    /// first error of functions scheduled before; [`Error::Stalled`] if the queue stays full and nothing happens.
     pub fn schedule(&self, function: &str, arguments: &impl Serialize) -> Result<RemoteValue> {
         let shared = &self.handle.shared;
         let known = shared.program.find(function)?;
@@ -240,11 +243,13 @@ impl ClusterCoordinator {
         }
     }
 
-    /// Waits until everything that was scheduled has run. The wait has no deadline of its own, for a training may take days: it
-    /// ends at the latest when nothing has happened for longer than all limits of [`CoordinatorOptions`] together allow.
+    /// Waits until all scheduled functions have run. The wait has no fixed deadline, since a training may take days: it
+    /// ends at the latest when nothing has happened for longer than all limits of [`CoordinatorOptions`] together
+    /// allow.
     ///
     /// # Errors
-    /// The first error of what was scheduled, after which everything that waited is cancelled; [`Error::Stalled`].
+    /// The first error of a scheduled function, after which all waiting ones are cancelled; [`Error::Stalled`] if
+    /// nothing happens any more.
     pub fn join(&self) -> Result<()> {
         let shared = &self.handle.shared;
         let begun = Instant::now();
@@ -260,10 +265,11 @@ impl ClusterCoordinator {
         }
     }
 
-    /// Whether everything that was scheduled has run.
+    /// Returns whether all scheduled functions have run.
     ///
     /// # Errors
-    /// As [`join`](ClusterCoordinator::join).
+    /// The first error of a scheduled function, after which all waiting ones are cancelled; [`Error::Stalled`] if
+    /// running ones do not end.
     pub fn done(&self) -> Result<bool> {
         let shared = &self.handle.shared;
         let queue = shared.lock();
@@ -273,7 +279,7 @@ impl ClusterCoordinator {
         Ok(queue.is_idle())
     }
 
-    /// The error that is to be told, which is the job's unless it goes on.
+    /// Takes the error to report, which becomes the job's unless a later function succeeds.
     fn take_error(&self, queue: MutexGuard<'_, ClosureQueue<Scheduled>>) -> Error {
         let error = self.handle.shared.take_error(queue);
         self.handle.strategy.inner.note_failure(&error);
@@ -283,16 +289,17 @@ impl ClusterCoordinator {
     /// Fetches several results.
     ///
     /// # Errors
-    /// As [`RemoteValue::fetch`].
+    /// The first error of [`RemoteValue::fetch`].
     pub fn fetch<R: DeserializeOwned>(&self, values: &[RemoteValue]) -> Result<Vec<R>> {
         values.iter().map(RemoteValue::fetch).collect()
     }
 
-    /// Has every worker make a dataset of the program, again after it was lost; its iterator is an argument of functions, which take
-    /// elements by [`WorkerContext::next`](crate::WorkerContext::next).
+    /// Lets every worker create a dataset of the program, again after it was lost. Its iterator is an argument of
+    /// functions, which take elements by [`WorkerContext::next`](crate::WorkerContext::next).
     ///
     /// # Errors
-    /// [`Error::UnknownName`]. What goes wrong with making it on a worker is an error of what is scheduled.
+    /// [`Error::UnknownName`] if the program has no such dataset. Errors of creating it on a worker are reported for
+    /// scheduled functions.
     pub fn create_per_worker_dataset<T>(&self, dataset: &str) -> Result<PerWorkerDataset<T>> {
         let shared = &self.handle.shared;
         shared.program.check_dataset(dataset)?;
@@ -302,13 +309,14 @@ impl ClusterCoordinator {
         Ok(PerWorkerDataset { resource, of: std::marker::PhantomData })
     }
 
-    /// Runs a function once for each part of some data, told by its first argument which part it is, and returns the results
-    /// in the order of parts. Each part counts once, whatever happens to workers meanwhile.
+    /// Runs a function once for each part of some data, which its first argument identifies, and returns the results in
+    /// the order of parts. Each part counts once, even if workers are lost meanwhile.
     ///
     /// The function takes `(EvaluationShard, A)`.
     ///
     /// # Errors
-    /// As [`schedule`](ClusterCoordinator::schedule) and [`RemoteValue::fetch`].
+    /// The errors of [`schedule`](ClusterCoordinator::schedule), [`join`](ClusterCoordinator::join) and
+    /// [`RemoteValue::fetch`].
     ///
     /// # Source
     /// `pss_evaluation_shards` of `tf.keras.Model.compile`; "auto" there is five for each worker.
@@ -325,12 +333,12 @@ impl ClusterCoordinator {
         self.fetch(&values)
     }
 
-    /// Whether each worker takes part.
+    /// Returns the availability of each worker.
     pub fn workers(&self) -> Vec<WorkerState> {
         lock(&self.handle.shared.workers).clone()
     }
 
-    /// How many closures wait, and how many run.
+    /// Returns the numbers of waiting and of running closures.
     pub fn counts(&self) -> (usize, usize) {
         self.handle.shared.lock().counts()
     }
@@ -343,16 +351,16 @@ impl std::fmt::Debug for ClusterCoordinator {
     }
 }
 
-/// Which part of some data a function is to evaluate.
+/// The part of some data that a function is to evaluate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, serde::Deserialize)]
 pub struct EvaluationShard {
-    /// Which part, from 0.
+    /// The index of the part, from 0.
     pub index: usize,
-    /// How many parts there are.
+    /// The number of parts.
     pub of: usize,
 }
 
-/// A dataset of which every worker makes its own.
+/// A dataset of which every worker creates its own.
 ///
 /// # Source
 /// `ClusterCoordinator.create_per_worker_dataset`.
@@ -362,8 +370,8 @@ pub struct PerWorkerDataset<T> {
 }
 
 impl<T> PerWorkerDataset<T> {
-    /// Its iterator, of which every worker has its own: the same in each call. For another pass from the beginning, make the
-    /// dataset again.
+    /// Returns a handle on the iterators, of which every worker has one: the same in each call. For another pass from
+    /// the beginning, create the dataset again.
     pub fn iter(&self) -> PerWorkerIterator<T> {
         PerWorkerIterator::new(self.resource)
     }
@@ -374,22 +382,22 @@ impl Shared {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Something about the queue, a worker or a server has changed.
+    /// Reports a change of the queue, a worker or a server to all waiting threads and tasks.
     pub(crate) fn notify(&self) {
         self.progress.happened();
         self.changed.notify_all();
         self.ready.notify_waiters();
     }
 
-    /// A worker takes part from now on, or does not any more.
+    /// Records whether a worker takes part.
     pub(crate) fn set_worker(&self, worker: usize, state: WorkerState) {
-        // Before and after: it was seen until now, or is seen from now on.
+        // Either the worker was seen until now, or it is seen from now on.
         *lock(&self.worker_seen) = Instant::now();
         lock(&self.workers)[worker] = state;
         self.progress.happened();
     }
 
-    /// What waits and runs, and which workers are there.
+    /// Describes the waiting and running functions, and the missing workers.
     pub(crate) fn describe(&self) -> String {
         let (waiting, running) = self.lock().counts();
         let lost: Vec<String> = (0..)
@@ -402,7 +410,7 @@ impl Shared {
         format!("{waiting} functions wait and {running} run; {lost}")
     }
 
-    /// A closure, or with `None` something besides, has failed.
+    /// Records the failure of a closure, or with `None` of something else.
     pub(crate) fn fail(&self, number: Option<u64>, error: Error) {
         let why = error.to_string();
         let cancelled = self.lock().fail(number, error);
@@ -417,7 +425,8 @@ impl Shared {
         begun: Instant,
         what: &str,
     ) -> Result<MutexGuard<'a, ClosureQueue<Scheduled>>> {
-        // Dispatchers report everything that ends a wait, workers that stay away included; should one of them not, this ends it.
+        // Dispatchers report everything that ends a wait, including the absence of workers; this deadline holds if one
+        // does not.
         match self.progress.left(begun) {
             Ok(left) => Ok(self.changed.wait_timeout(queue, left).unwrap_or_else(PoisonError::into_inner).0),
             Err(waited) => {
@@ -427,7 +436,7 @@ impl Shared {
         }
     }
 
-    /// The error, once nothing runs any more: limited by `closure_timeout`.
+    /// Takes the error once nothing runs any more, which `closure_timeout` limits.
     fn take_error(&self, mut queue: MutexGuard<'_, ClosureQueue<Scheduled>>) -> Error {
         let begun = Instant::now();
         loop {
@@ -436,7 +445,7 @@ impl Shared {
                 return error;
             }
             let Some(error) = queue.error().map(Error::again) else {
-                // Another thread was told.
+                // Another caller has got the error.
                 return Error::Cancelled {
                     what: "this".to_owned(),
                     why: "another caller was told the error".to_owned(),
@@ -444,16 +453,16 @@ impl Shared {
             };
             queue = match self.wait(queue, begun, "functions to end after an error") {
                 Ok(queue) => queue,
-                // The cause says more than that what runs beside it does not end.
+                // The cause tells more than the fact that other functions do not end.
                 Err(_) => return error,
             };
         }
     }
 }
 
-/// How long nothing may happen: longer than any of the limits by which something must.
+/// Returns the longest time without any event, which exceeds all limits within which one must occur.
 fn stall_limit(options: &CoordinatorOptions, strategy: &ParameterServerOptions) -> Duration {
-    // A dataset may be made before a function runs.
+    // A dataset may be created before a function runs.
     let of_closure = options.closure_timeout.saturating_mul(2).saturating_add(options.worker_timeout);
     let of_server = strategy.server_timeout.saturating_add(strategy.patience.saturating_mul(4));
     of_closure.saturating_add(of_server).saturating_add(strategy.silence.saturating_mul(4))
@@ -462,7 +471,7 @@ fn stall_limit(options: &CoordinatorOptions, strategy: &ParameterServerOptions) 
 impl Drop for Handle {
     fn drop(&mut self) {
         self.shared.closing.store(true, Ordering::Release);
-        // What nobody was told by the queue, somebody was perhaps told by a value.
+        // An error that no caller took from the queue may have been returned by a value.
         let untold = self.shared.lock().error().map(Error::again);
         if let Some(error) = untold {
             self.strategy.inner.note_failure(&error);
@@ -473,13 +482,13 @@ impl Drop for Handle {
         let runtime = self.strategy.inner.parameters.runtime();
         runtime.block_on(async {
             tasks.iter().for_each(tokio::task::JoinHandle::abort);
-            // Aborted: they end at once, and with them their hold on the strategy.
+            // Aborted tasks end at once and release the strategy.
             drop(tokio::time::timeout(Duration::from_secs(2), futures_util::future::join_all(tasks)).await);
         });
     }
 }
 
-/// Says to those who wait for results that there will be none.
+/// Cancels scheduled functions, which ends all waits for their results.
 pub(crate) fn cancel(scheduled: Vec<Scheduled>, why: &str) {
     for scheduled in scheduled {
         let what = scheduled.value.function().to_owned();
@@ -487,7 +496,7 @@ pub(crate) fn cancel(scheduled: Vec<Scheduled>, why: &str) {
     }
 }
 
-/// Tells workers and servers that the job is over, and how, or that another coordinator will come.
+/// Tells workers and servers that the job is over, and its outcome, or that another coordinator will come.
 pub(crate) fn leave(inner: &Inner, runtime: &Runtime) {
     let (ended, failure) = match inner.verdict() {
         Some(verdict) if verdict.is_retryable => (false, None),
@@ -512,7 +521,7 @@ pub(crate) fn leave(inner: &Inner, runtime: &Runtime) {
                 words.spawn(async move { link.call::<Done>(worker!("Leave"), request, patience).await });
             }
         }
-        // Best effort: whoever does not hear it waits for a coordinator, and gives up in the end.
+        // Best effort: a task that is not reached waits for a coordinator and gives up in the end.
         while words.join_next().await.is_some() {}
     });
 }

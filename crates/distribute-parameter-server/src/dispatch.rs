@@ -1,4 +1,4 @@
-//! One task for each worker, which brings it closures, and one for each server, which watches it.
+//! One task per worker, which sends it closures, and one per server, which watches it.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -18,24 +18,24 @@ use crate::wire::proto::{
 };
 use crate::wire::{Attendance, Link, Parts, is_lost, parts_of, ps, worker};
 
-/// One worker, as its dispatcher sees it.
+/// A worker's dispatcher.
 struct Dispatcher {
     worker: usize,
     link: Link,
-    /// Counts attendances.
+    /// The number of the current attendance.
     epoch: u64,
     shared: Arc<Shared>,
     inner: Arc<Inner>,
 }
 
-/// What has become of a server that a worker could not reach.
+/// The state of a server that a worker could not reach.
 enum Found {
     Ready,
     Recovered,
     Lost,
 }
 
-/// Brings closures to a worker for as long as the coordinator lives. Its attendances are numbered from `first` on.
+/// Sends closures to a worker for as long as the coordinator lives. Its attendances are numbered from `first`.
 pub(crate) async fn serve_worker(worker: usize, first: u64, shared: Arc<Shared>, inner: Arc<Inner>) {
     let link = match inner.link_to_worker(worker, inner.options.silence) {
         Ok(link) => link,
@@ -53,7 +53,7 @@ pub(crate) async fn serve_worker(worker: usize, first: u64, shared: Arc<Shared>,
 }
 
 impl Dispatcher {
-    /// Begins to attend to the worker, as soon as it answers; `None` at the end.
+    /// Attends to the worker as soon as it answers; `None` at the end.
     async fn attend(&mut self) -> Option<Attendance<Attending>> {
         while !self.is_closing() {
             self.epoch += 1;
@@ -64,7 +64,8 @@ impl Dispatcher {
                 }
                 Err(status) if is_lost(&status) => self.check_any_worker(&status),
                 Err(status) => {
-                    // Of another build, or another coordinator's: whoever schedules is told, until that is mended.
+                    // The worker has another build or belongs to another coordinator: report it with every schedule
+                    // until that is fixed.
                     if !self.shared.lock().has_failed() {
                         self.shared.fail(None, refused(self.worker, "Attend", &status));
                     }
@@ -95,7 +96,7 @@ impl Dispatcher {
         Ok(attendance)
     }
 
-    /// Fails what is scheduled when there has been no worker at all for too long.
+    /// Fails all scheduled functions if there has been no worker at all for too long.
     fn check_any_worker(&self, last: &Status) {
         let limit = self.shared.options.worker_timeout;
         let all_lost = lock(&self.shared.workers).iter().all(|state| *state == WorkerState::Lost);
@@ -115,7 +116,7 @@ impl Dispatcher {
         }
     }
 
-    /// Brings closures until the worker is lost; why it was.
+    /// Sends closures until the worker is lost; returns the reason.
     async fn work(&self, mut attendance: Attendance<Attending>) -> String {
         let mut resources = 0;
         loop {
@@ -134,7 +135,7 @@ impl Dispatcher {
                     self.give_up(begun.entry).await;
                     return status.message().to_owned();
                 }
-                // It said no to this closure.
+                // The worker refused this closure.
                 Err(status) => {
                     self.fail(&begun.entry, refused(self.worker, "Run", &status));
                 }
@@ -142,20 +143,20 @@ impl Dispatcher {
         }
     }
 
-    /// The next closure that may begin; `None` at the end.
+    /// Returns the next closure that may start; `None` at the end.
     async fn next_closure(&self) -> Option<Begin<Scheduled>> {
         let mut servers = self.shared.servers.subscribe();
         loop {
             let ready = self.shared.ready.notified();
             tokio::pin!(ready);
-            // Before looking, so that nothing is missed in between.
+            // Registered before the check, so that no notification is missed in between.
             ready.as_mut().enable();
             if self.is_closing() {
                 return None;
             }
             let recovering = servers.borrow_and_update().contains(&ServerState::Recovering);
             if !recovering && let Some(begun) = self.shared.lock().begin() {
-                // There is room in the queue.
+                // There is room in the queue now.
                 self.shared.notify();
                 return Some(begun);
             }
@@ -200,7 +201,7 @@ impl Dispatcher {
         }
     }
 
-    /// Has the worker make those datasets that it has not made yet.
+    /// Lets the worker create the datasets that it does not have yet.
     async fn make_resources(&self, made: &mut usize) -> Result<(), Status> {
         let missing: Vec<String> = lock(&self.shared.resources)[*made..].to_vec();
         for dataset in missing {
@@ -218,10 +219,10 @@ impl Dispatcher {
         Ok(())
     }
 
-    /// A closure has run, one way or the other.
+    /// Processes the outcome of a closure.
     async fn note(&self, mut entry: Entry<Scheduled>, outcome: Outcome) {
         let Some(problem) = outcome.problem else {
-            // The value first: whoever joins finds it.
+            // The value is set first, so that it is there when `join` returns.
             entry.closure.value.set(Ok(outcome.payload));
             let goes_on = {
                 let mut queue = self.shared.lock();
@@ -236,13 +237,13 @@ impl Dispatcher {
         match problem.server {
             Some(server) => {
                 match self.await_server(server as usize).await {
-                    // Nobody's fault here.
+                    // Neither the function nor the worker is at fault.
                     Found::Recovered if entry.spared < SPARED.saturating_mul(self.shared.options.max_attempts) => {
                         entry.attempts -= 1;
                         entry.spared += 1;
                         return self.put_back(entry);
                     }
-                    // The coordinator reaches it; perhaps this worker does in another attempt, or another worker.
+                    // The coordinator reaches the server; another attempt or another worker may do so too.
                     Found::Ready if entry.attempts < self.shared.options.max_attempts => return self.put_back(entry),
                     Found::Recovered | Found::Ready | Found::Lost => {}
                 }
@@ -265,10 +266,10 @@ impl Dispatcher {
         }
     }
 
-    /// Waits until a server that a worker could not reach can be used again, or cannot.
+    /// Waits until a server that a worker could not reach is available again, or lost.
     async fn await_server(&self, server: usize) -> Found {
         let mut servers = self.shared.servers.subscribe();
-        // Whoever watches it notices a little later than the worker.
+        // The watcher may notice a little later than the worker.
         let noticed = tokio::time::sleep(2 * BETWEEN_ATTEMPTS);
         tokio::pin!(noticed);
         let (mut waited, mut recovering) = (false, false);
@@ -287,7 +288,7 @@ impl Dispatcher {
         }
     }
 
-    /// The worker is lost: what it still does is refused, and its closure runs elsewhere.
+    /// Gives the lost worker up: servers refuse its further changes, and its closure runs elsewhere.
     async fn give_up(&self, entry: Entry<Scheduled>) {
         lock(&self.shared.fences).insert(self.worker as u32, self.epoch);
         for server in 0..self.inner.parameters.servers() {
@@ -304,7 +305,7 @@ impl Dispatcher {
         self.put_back(entry);
     }
 
-    /// A closure has failed: whoever waits for its value is told, and whoever waits for the queue.
+    /// Reports the failure of a closure to waits for its value and for the queue.
     fn fail(&self, entry: &Entry<Scheduled>, error: Error) {
         entry.closure.value.set(Err(error.again()));
         self.shared.fail(Some(entry.number), error);
@@ -328,7 +329,7 @@ pub(crate) async fn watch_server(server: usize, shared: Arc<Shared>, inner: Arc<
         shared.notify();
     };
     loop {
-        // A coordinator that has ended took its attendance along: the next one attends anew.
+        // An earlier coordinator took its attendance along, in which case a new one is begun.
         let mut lost = None;
         if let Some(mut attendance) = inner.take_attendance(server) {
             let why = attendance.over().await;
@@ -361,11 +362,11 @@ pub(crate) async fn watch_server(server: usize, shared: Arc<Shared>, inner: Arc<
     }
 }
 
-/// Attends to a server again, and gives it back what it held where it was started again.
+/// Attends to a server again, and restores its part if it was restarted.
 async fn recover(server: usize, shared: &Shared, inner: &Inner) -> Result<String, Error> {
     let patience = match inner.options.restore_servers_from {
         Some(_) => inner.options.server_timeout,
-        // A connection may break although both sides live.
+        // A connection may break although both sides are alive.
         None => TRANSIENT,
     };
     let words = match (inner.attend(server, patience).await?, &inner.options.restore_servers_from) {
@@ -387,7 +388,7 @@ async fn recover(server: usize, shared: &Shared, inner: &Inner) -> Result<String
     Ok(words)
 }
 
-/// Has a server refuse a worker's attendance. One that cannot be reached is told when it is back.
+/// Makes a server refuse a worker's attendance. An unreachable server is told when it is back.
 async fn fence(inner: &Inner, server: usize, worker: u32, epoch: u64) {
     let request = FenceRequest { session: inner.parameters.session(), worker, epoch };
     let told = inner.parameters.link(server).call::<Done>(ps!("Fence"), request, inner.options.silence).await;
@@ -400,8 +401,8 @@ fn refused(worker: usize, call: &'static str, status: &Status) -> Error {
     Error::Refused { task: Task::new(TaskType::Worker, worker as u32), call, message: status.message().to_owned() }
 }
 
-/// How often, for each of its attempts, a closure begins again for servers that were lost and have come back.
+/// How often, for each of its attempts, a closure restarts because of servers that were lost and recovered.
 const SPARED: u32 = 10;
 
-/// How long a server may be unreachable where nothing can restore it.
+/// How long a server may be unreachable if nothing can restore it.
 const TRANSIENT: Duration = Duration::from_secs(2);

@@ -1,4 +1,4 @@
-//! What can go wrong between coordinator, workers and parameter servers.
+//! Errors of coordinator, workers and parameter servers.
 
 use std::time::Duration;
 
@@ -15,17 +15,17 @@ pub enum Error {
     /// A function of the program returned an error, or panicked.
     #[error("function {function:?} failed on worker:{worker}: {message}")]
     UserFunction {
-        /// Its name.
+        /// The function's name.
         function: String,
-        /// Where it ran.
+        /// The worker that ran it.
         worker: u32,
-        /// Its words.
+        /// The message of its error or panic.
         message: String,
     },
-    /// Workers were lost, again and again, and with them what they were to do.
+    /// Workers were lost repeatedly while they ran a function, or there is no worker at all.
     #[error("{what}: {why}; look at the workers' logs, for a function that ends its process takes every worker along")]
     WorkerLost {
-        /// What was to be done.
+        /// The function, or everything that was scheduled.
         what: String,
         /// How often it was tried, and what happened.
         why: String,
@@ -36,31 +36,34 @@ pub enum Error {
          folder of checkpoints (restore_servers_from) from which a server that is started again gets its part"
     )]
     ServerLost {
-        /// Its index.
+        /// The server's index.
         server: u32,
-        /// Its address.
+        /// The server's address.
         address: String,
-        /// How that was noticed.
+        /// How the loss was noticed.
         why: String,
     },
-    /// It was not done, because something else had failed before or the coordinator ended.
+    /// An operation was cancelled, because something else had failed before or the coordinator ended.
     #[error("{what} was cancelled: {why}")]
     Cancelled {
-        /// What was to be done.
+        /// The operation.
         what: String,
-        /// Why it was not.
+        /// The reason.
         why: String,
     },
     /// A task could not be reached in time.
-    #[error("cannot reach {task} at {address} within {} s: {last}; check that it runs and that the address is right", waited.as_secs_f64().round())]
+    #[error(
+        "cannot reach {task} at {address} within {} s: {last}; check that it runs and that the address is right",
+        waited.as_secs_f64().round()
+    )]
     Unreachable {
         /// The task.
         task: Task,
         /// Its address.
         address: String,
-        /// How long was tried.
+        /// How long it was tried.
         waited: Duration,
-        /// What went wrong last.
+        /// The last failure.
         last: String,
     },
     /// Another task refused a call.
@@ -68,34 +71,35 @@ pub enum Error {
     Refused {
         /// The task.
         task: Task,
-        /// What was asked of it.
+        /// The call.
         call: &'static str,
-        /// Its words.
+        /// The task's message.
         message: String,
     },
-    /// There is no function or dataset of this name in the program.
-    #[error("the program has no {kind} {name:?}; it has {known}{mend}")]
+    /// The program has no function or dataset of this name.
+    #[error("the program has no {kind} {name:?}; it has {known}{suggestion}")]
     UnknownName {
-        /// Function or dataset.
+        /// "function" or "dataset".
         kind: &'static str,
         /// The name.
         name: String,
-        /// The names there are.
+        /// The existing names.
         known: String,
-        /// The nearest one, where one is near.
-        mend: String,
+        /// The most similar name as a suggestion, or empty.
+        suggestion: String,
     },
-    /// A value does not fit what a function takes or returns.
+    /// A value does not fit the type that a function takes or returns.
     #[error("{what}: {source}; pass and fetch the types that the function is declared with")]
     Value {
-        /// Which value.
+        /// The value.
         what: String,
-        /// What does not fit.
+        /// The mismatch.
         source: BoxError,
     },
-    /// A partitioner returned something that is no partition.
+    /// A partitioner returned an invalid partition.
     #[error(
-        "the partitioner cuts variable {name:?} of shape {shape:?} into {given:?}; expected one number for each dimension, the \
+        "the partitioner cuts variable {name:?} of shape {shape:?} into {given:?}; expected one number for each \
+        dimension, the \
          first at least 1 and all others 1"
     )]
     Partition {
@@ -103,23 +107,23 @@ pub enum Error {
         name: String,
         /// Its shape.
         shape: Vec<usize>,
-        /// What was returned.
+        /// The result of the partitioner.
         given: Vec<usize>,
     },
-    /// There is no such variable.
+    /// No server has a variable of this name.
     #[error("no parameter server has a variable {name:?}; the coordinator must have made it, and there are {known}")]
     UnknownVariable {
         /// The name.
         name: String,
-        /// Those there are.
+        /// The existing variables.
         known: String,
     },
-    /// A variable cannot be used like that.
+    /// A variable was misused.
     #[error("variable {name:?}: {problem}")]
     Variable {
         /// The name.
         name: String,
-        /// What is wrong, and what to do.
+        /// The problem and the remedy.
         problem: String,
     },
     /// An option is outside its range.
@@ -129,10 +133,10 @@ pub enum Error {
         what: &'static str,
         /// Its value.
         given: String,
-        /// What would be right.
+        /// The expected range.
         expected: &'static str,
     },
-    /// The data of a worker have come to their end.
+    /// A worker's dataset has no further element.
     #[error("the dataset {name:?} has no further element on worker:{worker}; repeat it, or schedule fewer steps")]
     EndOfData {
         /// The dataset's name.
@@ -140,17 +144,18 @@ pub enum Error {
         /// The worker.
         worker: u32,
     },
-    /// This task is no coordinator, or no worker or server.
+    /// This task cannot do what was asked of it, such as coordinate or serve.
     #[error("{task} cannot do this: {problem}")]
     WrongTask {
         /// This task.
         task: String,
-        /// What to do instead.
+        /// The problem and the remedy.
         problem: String,
     },
     /// The port of this task cannot be listened on.
     #[error(
-        "{task} cannot listen on {address}: {source}; end the program that uses the port, or change the address in every task's TF_CONFIG"
+        "{task} cannot listen on {address}: {source}; end the program that uses the port, or change the address in \
+        every task's TF_CONFIG"
     )]
     Listen {
         /// This task.
@@ -160,7 +165,7 @@ pub enum Error {
         /// The system's error.
         source: std::io::Error,
     },
-    /// No coordinator came, or came again.
+    /// No coordinator came, or came back, in time.
     #[error("{task}: no coordinator for {} s; start it, or look at its log", waited.as_secs())]
     NoCoordinator {
         /// This task.
@@ -168,7 +173,7 @@ pub enum Error {
         /// How long it waited.
         waited: Duration,
     },
-    /// The coordinator has ended with an error that another run would meet too.
+    /// The coordinator has ended with an error that another run would also meet.
     #[error("{task} ends with its job, whose coordinator has failed: {why}")]
     JobFailed {
         /// This task.
@@ -178,17 +183,17 @@ pub enum Error {
         /// Whether a setting is at fault, rather than the program.
         configuration: bool,
     },
-    /// Nothing has happened for so long that something must be wrong.
+    /// Nothing has happened for longer than all limits allow.
     #[error("{what}: nothing has happened for {} s ({state}); look at the workers' logs", waited.as_secs())]
     Stalled {
-        /// What was waited for.
+        /// The condition waited for.
         what: String,
         /// How long nothing has happened.
         waited: Duration,
-        /// What waits and runs, and which workers are there.
+        /// The waiting and running functions, and the missing workers.
         state: String,
     },
-    /// This task was told to stop.
+    /// This task received a signal to stop.
     #[error("{task} was stopped by signal {signal}")]
     Stopped {
         /// This task.
@@ -196,10 +201,10 @@ pub enum Error {
         /// The signal.
         signal: i32,
     },
-    /// Threads cannot be started.
+    /// Threads or the runtime cannot be started.
     #[error("cannot start threads: {0}")]
     Threads(#[source] std::io::Error),
-    /// Of the description of the cluster.
+    /// The description of the cluster is invalid.
     #[error(transparent)]
     Cluster(#[from] distribute_cluster::Error),
     /// The description of an optimizer makes no sense.
@@ -208,16 +213,16 @@ pub enum Error {
     /// A tensor cannot be read or written.
     #[error(transparent)]
     Values(#[from] distribute_values::Error),
-    /// Of a dataset.
+    /// A dataset failed.
     #[error(transparent)]
     Input(#[from] distribute_input::Error),
-    /// Of checkpoints.
+    /// A checkpoint could not be read or written.
     #[error(transparent)]
     Train(#[from] distribute_train::Error),
 }
 
 impl Error {
-    /// Whether the same program may succeed when it is started again.
+    /// Returns whether the same program may succeed when it is restarted.
     pub fn is_retryable(&self) -> bool {
         match self {
             Error::WorkerLost { .. }
@@ -241,7 +246,7 @@ impl Error {
         }
     }
 
-    /// The same error once more, for everyone who waits for the same thing.
+    /// Returns a copy of the error, for each caller that waits for the same outcome.
     pub(crate) fn again(&self) -> Error {
         match self {
             Error::UserFunction { function, worker, message } => {
@@ -260,7 +265,7 @@ impl Error {
         }
     }
 
-    /// What a call to a parameter server has come to.
+    /// Converts the status of a failed call to a parameter server.
     pub(crate) fn of_server(server: usize, address: &str, call: &'static str, status: Status) -> Error {
         let index = server as u32;
         match status.code() {

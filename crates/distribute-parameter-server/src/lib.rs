@@ -1,20 +1,22 @@
-//! Training against parameter servers: variables live on servers, workers compute gradients, and a coordinator hands out the work.
+//! Training against parameter servers: variables live on servers, workers compute gradients, and a coordinator
+//! schedules the work.
 //!
-//! - [`Server`]: what workers and parameter servers run, with the [`Program`] whose functions are called by name.
-//! - [`ParameterServerStrategy`]: makes variables on servers, cut by a [`Partitioner`]; [`ShardedVariable`] reads and writes one as
-//!   a whole.
-//! - [`ClusterCoordinator`]: schedules functions on workers; [`RemoteValue`] is what one returns.
-//! - [`WorkerContext`]: what a function finds: variables, its dataset, what it keeps between calls.
-//! - [`Updates`]: whether gradients are applied as they come, with bounded staleness, or in step.
+//! - [`Server`]: the service of workers and parameter servers, with the [`Program`] whose functions are called by name.
+//! - [`ParameterServerStrategy`]: creates variables on servers, split by a [`Partitioner`]; [`ShardedVariable`] reads
+//!   and writes one as a whole.
+//! - [`ClusterCoordinator`]: schedules functions on workers, whose results are [`RemoteValue`]s.
+//! - [`WorkerContext`]: the context of a function: variables, its dataset, objects kept between calls.
+//! - [`Updates`]: whether gradients are applied asynchronously, with bounded staleness, or synchronously.
 //!
-//! The crate knows no tensor library: gradients and values are elements in host memory. Optimizers run on the servers, by the same
-//! arithmetic as everywhere ([`distribute_optim::UpdateRule`]).
+//! The crate depends on no tensor library: gradients and values are elements in host memory. Optimizers run on the
+//! servers, with the same arithmetic as everywhere ([`distribute_optim::UpdateRule`]).
 //!
 //! # Examples
 //! Server, worker and coordinator in one process; usually each is a process of its own, with TF_CONFIG:
 //! ```
 //! use distribute_cluster::{ClusterSpec, SimpleResolver, TaskType};
-//! use distribute_parameter_server::{ClusterCoordinator, Error, ParameterServerStrategy, Program, Server, WorkerContext};
+//! use distribute_parameter_server::{ClusterCoordinator, Error, ParameterServerStrategy};
+//! use distribute_parameter_server::{Program, Server, WorkerContext};
 //! use distribute_values::{HostTensor, TensorStorage};
 //!
 //! fn count(worker: &WorkerContext, by: f64) -> Result<usize, Error> {
@@ -26,8 +28,12 @@
 //! # let (ps, worker) = (free().unwrap(), free().unwrap());
 //! let spec = ClusterSpec::new().with_job(TaskType::Ps, [ps])?.with_job(TaskType::Worker, [worker])?;
 //! let program = Program::new().function("count", count);
-//! let task = |kind| SimpleResolver { spec: spec.clone(), task_type: Some(kind), task_id: Some(0), ..Default::default() };
-//! let servers = [Server::start(&task(TaskType::Ps), program.clone())?, Server::start(&task(TaskType::Worker), program.clone())?];
+//! let task = |kind| {
+//!     let (spec, task_type) = (spec.clone(), Some(kind));
+//!     SimpleResolver { spec, task_type, task_id: Some(0), ..Default::default() }
+//! };
+//! let server = Server::start(&task(TaskType::Ps), program.clone())?;
+//! let worker = Server::start(&task(TaskType::Worker), program.clone())?;
 //!
 //! let strategy = ParameterServerStrategy::builder(&task(TaskType::Chief)).build()?;
 //! let total = strategy.untrained("total", &HostTensor::scalar(0.0))?;
@@ -41,9 +47,9 @@
 //! ```
 //!
 //! # Invariants
-//! - A closure that was scheduled has run when `join` returns, or `join` returns an error; with [`Delivery::EffectivelyOnce`] each
-//!   of its changes was made exactly once on every server that has kept its variables.
-//! - A worker that is lost holds nobody else up, and what it still sends after it was given up changes nothing.
+//! - When `join` returns `Ok`, all scheduled closures have run. With [`Delivery::EffectivelyOnce`] each of their
+//!   changes was made exactly once on every server that has kept its variables.
+//! - A lost worker does not delay others, and what it still sends after it was given up changes nothing.
 //! - Every wait ends: with an answer, with an error that names the task, or with the coordinator.
 
 mod checkout;

@@ -1,4 +1,5 @@
-//! How long a task lives: until its coordinator says that the job is done, a signal comes, or nobody asks for it any more.
+//! The lifetime of a task: it ends when the coordinator ends the job, on a signal, or when no coordinator has been
+//! attached for too long.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,7 +9,7 @@ use tokio::sync::watch;
 use crate::wire::proto::JobFailure;
 use crate::wire::{Inbox, Outbox, Parcel, Pulse, beat_interval};
 
-/// What a task's services tell its main thread, and the other way round.
+/// The state that a task's services and its main thread share.
 #[derive(Debug)]
 pub(crate) struct Lifetime {
     state: watch::Sender<State>,
@@ -16,9 +17,9 @@ pub(crate) struct Lifetime {
 
 #[derive(Clone, Debug)]
 struct State {
-    /// Who coordinates: counts attendances, so that an older one cannot end a newer one.
+    /// The number of the current attendance, by which an older one cannot end a newer one.
     attended_by: Option<u64>,
-    /// Since when nobody has.
+    /// Instant at which the last coordinator left, if none is attached.
     alone_since: Instant,
     attendances: u64,
     ending: Option<End>,
@@ -31,11 +32,11 @@ pub(crate) enum End {
     Done,
     /// The job has failed, and would fail again.
     Failed(JobFailure),
-    /// Nobody has coordinated for too long.
+    /// No coordinator has been attached for too long.
     Alone,
 }
 
-/// A coordinator's hold on this task; dropping it lets go.
+/// A coordinator's hold on this task, released when it is dropped.
 pub(crate) struct Attended {
     lifetime: Arc<Lifetime>,
     number: u64,
@@ -47,7 +48,7 @@ impl Lifetime {
         Lifetime { state: watch::Sender::new(state) }
     }
 
-    /// A coordinator has come; an earlier one's hold ends.
+    /// Attaches a coordinator; an earlier one's hold ends.
     pub(crate) fn attend(self: &Arc<Self>) -> Attended {
         let mut number = 0;
         self.state.send_modify(|state| {
@@ -58,16 +59,16 @@ impl Lifetime {
         Attended { lifetime: self.clone(), number }
     }
 
-    /// The job is over.
+    /// Ends the job.
     pub(crate) fn end(&self, failure: Option<JobFailure>) {
         let end = failure.map_or(End::Done, End::Failed);
         self.state.send_modify(|state| {
-            // The first one counts.
+            // The first outcome counts.
             state.ending.get_or_insert(end);
         });
     }
 
-    /// Returns once the job is over, or nobody has coordinated for `patience`.
+    /// Returns once the job is over, or no coordinator has been attached for `patience`.
     pub(crate) async fn ended(&self, patience: Duration) -> End {
         let mut changes = self.state.subscribe();
         loop {
@@ -81,7 +82,7 @@ impl Lifetime {
             }
             let changed = changes.changed();
             match state.attended_by {
-                // The coordinator is heard again and again, or its hold ends.
+                // The coordinator sends heartbeats, or its hold ends.
                 Some(_) => drop(changed.await),
                 None => drop(tokio::time::timeout(patience - alone, changed).await),
             }
@@ -90,8 +91,8 @@ impl Lifetime {
 }
 
 impl Attended {
-    /// Says again and again that this task lives, and returns when the hold ends: with the coordinator, also when it is silent for
-    /// too long, with the job, or with another coordinator's. `Q` is what the coordinator says.
+    /// Sends heartbeats, and returns when the hold ends: because the coordinator leaves or is silent for too long, the
+    /// job ends, or another coordinator attaches. `Q` is the coordinator's heartbeat.
     pub(crate) async fn hold<Q: Parcel>(
         &self,
         mut inbox: Inbox,
@@ -122,7 +123,7 @@ impl Attended {
         }
     }
 
-    /// Returns when the job ends, or another coordinator has come.
+    /// Returns when the job ends, or another coordinator has attached.
     async fn over(&self) {
         let mut changes = self.lifetime.state.subscribe();
         loop {

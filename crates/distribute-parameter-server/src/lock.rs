@@ -1,4 +1,4 @@
-//! Locks that a panic does not close: what they guard is whole between any two statements.
+//! Locks that ignore poisoning: the guarded data is consistent between any two statements.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

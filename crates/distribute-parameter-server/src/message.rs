@@ -1,12 +1,12 @@
-//! Arguments and results on their way between processes: MessagePack with the names of fields, so that what was meant for another
-//! type is noticed rather than read as something else.
+//! Encoding of arguments and results between processes: MessagePack with field names, so that a value of another type
+//! is detected rather than misread.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::error::BoxError;
 
-/// Limit of what a function takes, and of what it returns.
+/// Limit of the size of a function's arguments, and of its result.
 pub(crate) const MAX_VALUE_BYTES: usize = 1 << 30;
 
 pub(crate) fn encode(value: &impl Serialize) -> Result<Vec<u8>, BoxError> {
@@ -14,7 +14,8 @@ pub(crate) fn encode(value: &impl Serialize) -> Result<Vec<u8>, BoxError> {
     if bytes.len() > MAX_VALUE_BYTES {
         let given = bytes.len();
         return Err(format!(
-            "it has {given} bytes, and at most {MAX_VALUE_BYTES} travel with a function; put it into a variable or a file"
+            "it has {given} bytes, and at most {MAX_VALUE_BYTES} travel with a function; put it into a variable or a \
+            file"
         )
         .into());
     }

@@ -1,4 +1,4 @@
-//! Elements as bytes of a message: in the types they travel in, at whatever address they arrive.
+//! Conversion between elements and the bytes of a message, at any alignment.
 
 use std::borrow::Cow;
 
@@ -6,8 +6,8 @@ use bytes::Bytes;
 use distribute_device::{BufferRef, DType, Element, bf16, f16};
 use distribute_optim::Real;
 
-/// Elements of type `T` out of bytes that hold elements of `dtype`; those of `T` themselves are not copied where their address
-/// allows. `None` where the bytes are no whole number of elements, or `dtype` does not become `T`.
+/// Reads elements of type `T` from bytes that hold elements of `dtype`. Elements of type `T` are not copied if their
+/// alignment allows. `None` if the bytes are not a whole number of elements, or `dtype` cannot be converted to `T`.
 pub(crate) fn read<T: Float>(bytes: &[u8], dtype: DType) -> Option<Cow<'_, [T]>> {
     if !bytes.len().is_multiple_of(dtype.size_bytes()) {
         return None;
@@ -24,7 +24,7 @@ pub(crate) fn read<T: Float>(bytes: &[u8], dtype: DType) -> Option<Cow<'_, [T]>>
     }))
 }
 
-/// Whole elements of type `T`, not copied where their address allows.
+/// Reads elements of type `T`, without a copy if their alignment allows.
 pub(crate) fn whole<T: Element>(bytes: &[u8]) -> Cow<'_, [T]> {
     match bytemuck::try_cast_slice(bytes) {
         Ok(elements) => Cow::Borrowed(elements),
@@ -32,7 +32,8 @@ pub(crate) fn whole<T: Element>(bytes: &[u8]) -> Cow<'_, [T]> {
     }
 }
 
-/// Copies bytes of elements of `from` into elements of `to`, which is given as bytes; whether the types and lengths allow it.
+/// Copies bytes of elements of `from` into elements of `to`, given as bytes; returns whether the types and lengths
+/// allow it.
 pub(crate) fn copy_into(bytes: &[u8], from: DType, target: &mut [u8], to: DType) -> bool {
     if from == to {
         let fits = bytes.len() == target.len();
@@ -57,7 +58,7 @@ pub(crate) fn copy_into(bytes: &[u8], from: DType, target: &mut [u8], to: DType)
     }
 }
 
-/// Floating-point elements as they travel: in 16 bits where that was asked for. Others are sent as they are.
+/// Converts floating-point elements to the 16-bit type `wire`; `None` if they are sent unchanged.
 pub(crate) fn to_wire(elements: BufferRef<'_>, wire: Option<DType>) -> Option<(DType, Bytes)> {
     let wire = wire.filter(|wire| elements.dtype().is_float() && *wire != elements.dtype())?;
     fn convert<T: Float, W: Element>(elements: &[T], narrow: impl Fn(f32) -> W) -> Bytes {
@@ -73,12 +74,12 @@ pub(crate) fn to_wire(elements: BufferRef<'_>, wire: Option<DType>) -> Option<(D
     Some((wire, bytes))
 }
 
-/// The type that a message names; `None` where nobody knows it.
+/// Returns the type with a code; `None` if the code is unknown.
 pub(crate) fn dtype(code: u32) -> Option<DType> {
     DType::from_code(u8::try_from(code).ok()?)
 }
 
-/// Elements as the bytes of a message, without a copy.
+/// Converts elements to the bytes of a message, without a copy.
 pub(crate) fn to_bytes<T: Element>(elements: Vec<T>) -> Bytes {
     struct Elements<T>(Vec<T>);
     impl<T: Element> AsRef<[u8]> for Elements<T> {
@@ -89,18 +90,18 @@ pub(crate) fn to_bytes<T: Element>(elements: Vec<T>) -> Bytes {
     Bytes::from_owner(Elements(elements))
 }
 
-/// Row numbers out of a message; `None` where the bytes are no whole number of them.
+/// Reads row numbers from a message; `None` if the bytes are not a whole number of them.
 pub(crate) fn rows(bytes: &[u8]) -> Option<Vec<u64>> {
     let (rows, rest) = bytes.as_chunks();
     rest.is_empty().then(|| rows.iter().map(|row| u64::from_le_bytes(*row)).collect())
 }
 
-/// Row numbers for a message.
+/// Encodes row numbers for a message.
 pub(crate) fn rows_to_bytes(rows: impl IntoIterator<Item = u64>) -> Bytes {
     Bytes::from(rows.into_iter().flat_map(u64::to_le_bytes).collect::<Vec<u8>>())
 }
 
-/// What parameters are computed in.
+/// The types in which parameters are computed.
 pub(crate) trait Float: Real {
     fn from_f32(x: f32) -> Self;
     fn to_f32(self) -> f32;

@@ -41,19 +41,19 @@ pub(crate) struct Parameters {
     table: RwLock<Arc<Table>>,
     pulled_bytes: AtomicU64,
     pushed_bytes: AtomicU64,
-    /// The last server that was lost, or refused this task.
+    /// The last server that was lost, or cancelled a call of this task.
     noted: Mutex<Option<Error>>,
 }
 
-/// Which versions a caller has already.
+/// The versions of variables that a caller has.
 #[derive(Debug, Default)]
 pub struct Versions {
-    /// By server.
+    /// The process of each server that the versions refer to.
     incarnations: HashMap<usize, u64>,
     shards: HashMap<u32, u64>,
 }
 
-/// What a worker has moved since its coordinator came: elements, without what is around them.
+/// Bytes of elements that a worker has transferred since its coordinator attached, excluding protocol overhead.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
     /// Fetched from servers.
@@ -62,10 +62,10 @@ pub struct Traffic {
     pub pushed_bytes: u64,
 }
 
-/// Takes elements that have come: the variable's place among those asked for, where they begin in it, their type, their bytes.
+/// Receives elements: the index of the variable in the request, the position in it, their type and their bytes.
 type ShowElements<'a> = dyn FnMut(usize, usize, DType, &[u8]) -> Result<()> + 'a;
 
-/// Shards or slots that one request may name.
+/// Maximum number of shards or slots in one request.
 const WANTED_IN_REQUEST: usize = 8192;
 
 impl Parameters {
@@ -77,7 +77,7 @@ impl Parameters {
         wire: Option<DType>,
         (silence, patience): (Duration, Duration),
     ) -> Result<Parameters> {
-        // A link makes its connection from within the runtime.
+        // A link must be created inside the runtime.
         let _inside = runtime.enter();
         let links = addresses.iter().enumerate().map(|(server, address)| {
             let addressee = Addressee { job: job.clone(), task: Task::new(TaskType::Ps, server as u32), session };
@@ -134,7 +134,7 @@ impl Parameters {
         move |status| note(&self.noted, Error::of_server(server, self.address(server), call, status))
     }
 
-    /// What was moved so far.
+    /// Returns the bytes transferred so far.
     pub(crate) fn traffic(&self) -> Traffic {
         let (pulled_bytes, pushed_bytes) = (&self.pulled_bytes, &self.pushed_bytes);
         Traffic {
@@ -143,8 +143,8 @@ impl Parameters {
         }
     }
 
-    /// Why a server could not be used since this was last asked, if one could not: whatever libraries in between make of an error,
-    /// it is known here.
+    /// Takes the last error by which a server could not be used, if any. It is kept here because libraries in between
+    /// may convert the error that a call returned.
     pub(crate) fn take_noted(&self) -> Option<Error> {
         lock(&self.noted).take()
     }
@@ -157,7 +157,7 @@ impl Parameters {
         *self.table.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(table);
     }
 
-    /// A variable by its name.
+    /// Returns a variable by its name.
     pub(crate) async fn variable(&self, name: &str) -> Result<Arc<VariableInfo>> {
         if let Some(variable) = self.table().variables.get(name) {
             return Ok(variable.clone());
@@ -171,7 +171,7 @@ impl Parameters {
         })
     }
 
-    /// Asks all servers what they have.
+    /// Requests the descriptions of all servers.
     pub(crate) async fn describe(&self) -> Result<Vec<Description>> {
         let mut all = Vec::new();
         for (server, link) in self.links.iter().enumerate() {
@@ -182,13 +182,13 @@ impl Parameters {
         Ok(all)
     }
 
-    /// Learns anew what there is.
+    /// Refreshes the table of variables.
     pub(crate) async fn refresh(&self) -> Result<()> {
         self.set_table(Table::of(&self.describe().await?)?);
         Ok(())
     }
 
-    /// Fetches what has changed since `versions`, and shows it.
+    /// Fetches the elements that have changed since `versions`, and passes them to `show`.
     pub(crate) async fn pull(
         &self,
         versions: &mut Versions,
@@ -217,7 +217,7 @@ impl Parameters {
             let next = next.entry(elements.shard).or_insert(0);
             self.check_order(server, &elements, dtype, next)?;
             if versions.incarnations.insert(server, elements.incarnation) != Some(elements.incarnation) {
-                // Another process counts anew.
+                // A restarted server counts versions anew.
                 for shard in
                     variables.iter().flat_map(|variable| &variable.shards).filter(|shard| shard.server == server)
                 {
@@ -229,7 +229,7 @@ impl Parameters {
                 return Err(self.failed(server, "Pull")(Status::internal("it sent fewer elements than its shard has")));
             }
             show(*place, start.saturating_add(elements.first as usize), dtype, &elements.payload)?;
-            // Until all of it is here, what is here is of no version.
+            // While elements are still to come, the part here belongs to no version.
             match elements.more {
                 true => drop(versions.shards.remove(&elements.shard)),
                 false => drop(versions.shards.insert(elements.shard, elements.version)),
@@ -238,7 +238,7 @@ impl Parameters {
         Ok(())
     }
 
-    /// Whether a message is the one that comes next of what was asked for: `next` elements of it have come.
+    /// Checks that a message continues the answer; `next` elements of it have arrived.
     fn check_order(&self, server: usize, elements: &Elements, dtype: DType, next: &mut u64) -> Result<()> {
         let wrong = |problem: &str| Err(self.failed(server, "Pull")(Status::internal(problem)));
         if !elements.payload.len().is_multiple_of(dtype.size_bytes()) {
@@ -251,7 +251,7 @@ impl Parameters {
         Ok(())
     }
 
-    /// Fetches a slot of a variable, or with an empty name the variable, in its own type.
+    /// Fetches a slot of a variable, or with an empty name the variable itself, in its own type.
     pub(crate) async fn whole(&self, variable: &VariableInfo, slot: &str) -> Result<Vec<u8>> {
         let size = variable.dtype.size_bytes();
         let row_bytes = variable.row_len() * size;
@@ -264,7 +264,7 @@ impl Parameters {
         bytes.resize(len_bytes, 0);
         let mut requests: Vec<PullRequest> =
             self.links.iter().map(|_| PullRequest { wire: None, ..self.pull_request() }).collect();
-        // By shard: where its elements belong, and how many have come.
+        // By shard: the range of its elements, and how many have arrived.
         let mut coming = BTreeMap::new();
         for shard in &variable.shards {
             let wanted = Wanted { shard: shard.number, slot: slot.to_owned(), ..Wanted::default() };
@@ -291,7 +291,8 @@ impl Parameters {
         Ok(bytes)
     }
 
-    /// Sends gradients to those servers that the optimizer has something on; whether they counted on all of them.
+    /// Sends gradients to the servers on which the optimizer updates something; returns whether they counted on all of
+    /// them.
     pub(crate) async fn push(&self, origin: &Origin, optimizer: u32, gradients: &[Gradient]) -> Result<bool> {
         let table = self.table();
         let servers = match table.optimizers.get(&optimizer) {
@@ -320,7 +321,7 @@ impl Parameters {
         Ok(join_all(pushes).await.into_iter().collect::<Result<Vec<bool>>>()?.into_iter().all(|counted| counted))
     }
 
-    /// Changes elements: all, or some rows.
+    /// Changes all elements, or some rows.
     pub(crate) async fn assign(
         &self,
         origin: &Origin,
@@ -348,7 +349,7 @@ impl Parameters {
                 tell(0, None, elements.slice(shard.rows.start * row_bytes..shard.rows.end * row_bytes));
                 continue;
             };
-            // In their order, since a row may be written more than once.
+            // In order, since a row may be written more than once.
             let here: Vec<(usize, usize)> =
                 rows.iter().copied().enumerate().filter(|(_, row)| shard.rows.contains(row)).collect();
             let at_once = (MAX_PAYLOAD_BYTES / row_bytes.max(size_of::<u64>())).max(1);
@@ -372,7 +373,7 @@ impl Parameters {
         PullRequest { session: self.session, wire, ..PullRequest::default() }
     }
 
-    /// Asks all servers at once, each by its place among the requests; what they send comes as it arrives.
+    /// Sends the requests, indexed by server, to all servers at once; yields the elements as they arrive.
     fn fetch(&self, requests: Vec<PullRequest>) -> impl Stream<Item = Result<(usize, Elements)>> {
         let asked = requests.into_iter().enumerate().flat_map(|(server, mut request)| {
             let mut wanted = std::mem::take(&mut request.wanted);
@@ -408,10 +409,10 @@ impl Parameters {
     }
 }
 
-/// What a shard is told of its elements, or of some rows, in the parts of several messages, each with whether more follow.
+/// Splits a shard's elements, or those of some rows, into the parts of several messages, each with whether more follow.
 fn parts_with_rows(rows: Option<Bytes>, payload: Bytes) -> Vec<(Option<Bytes>, Bytes, bool)> {
     let (mut rows, mut payload, mut parts) = (rows, payload, Vec::new());
-    // Rows and payload are joined each for itself, so they need not be cut at the same row.
+    // Rows and payload are joined separately, so they need not be split at the same row.
     let limit = if rows.is_some() { MAX_PAYLOAD_BYTES / 2 } else { MAX_PAYLOAD_BYTES };
     let cut = |bytes: &mut Bytes| bytes.split_to(bytes.len().min(limit));
     loop {

@@ -1,15 +1,15 @@
-//! Into how many shards a variable is cut.
+//! Partitioners: the number of shards of a variable.
 
 use distribute_device::DType;
 
 use crate::{Error, Result};
 
-/// Decides into how many shards a variable is cut, along its first dimension.
+/// Decides into how many shards a variable is split, along its first dimension.
 ///
 /// # Source
 /// `tf.distribute.experimental.partitioners.Partitioner`.
 pub trait Partitioner: Send + Sync {
-    /// How many parts there are along each dimension; all but the first must be 1.
+    /// Returns the number of parts along each dimension; all but the first must be 1.
     fn partition(&self, shape: &[usize], dtype: DType) -> Vec<usize>;
 }
 
@@ -19,7 +19,7 @@ impl<F: Fn(&[usize], DType) -> Vec<usize> + Send + Sync> Partitioner for F {
     }
 }
 
-/// A fixed number of shards; fewer where a variable has fewer rows.
+/// A fixed number of shards, or as many as a variable has rows if these are fewer.
 ///
 /// # Source
 /// `tf.distribute.experimental.partitioners.FixedShardsPartitioner`.
@@ -29,13 +29,14 @@ pub struct FixedShardsPartitioner {
 }
 
 impl FixedShardsPartitioner {
-    /// That many shards.
+    /// Creates a partitioner of `num_shards` shards.
     pub fn new(num_shards: usize) -> FixedShardsPartitioner {
         FixedShardsPartitioner { num_shards }
     }
 }
 
-/// As many shards as there can be while they have so many bytes each, up to a limit; the last row may leave one below.
+/// The largest number of shards of at least a minimum size, up to a limit. Since only whole rows are split off, shards
+/// may be smaller by a row.
 ///
 /// # Source
 /// `tf.distribute.experimental.partitioners.MinSizePartitioner`, whose defaults are 256 KiB and 1.
@@ -46,13 +47,13 @@ pub struct MinSizePartitioner {
 }
 
 impl MinSizePartitioner {
-    /// At least so many bytes in a shard, at most so many shards.
+    /// Creates a partitioner with a minimum size in bytes and a maximum number of shards.
     pub fn new(min_shard_bytes: usize, max_shards: usize) -> MinSizePartitioner {
         MinSizePartitioner { min_shard_bytes, max_shards }
     }
 }
 
-/// As few shards as there can be while none has more bytes, unless a row alone has.
+/// The smallest number of shards of at most a maximum size; a shard of a single row may be larger.
 ///
 /// # Source
 /// `tf.distribute.experimental.partitioners.MaxSizePartitioner`.
@@ -63,18 +64,18 @@ pub struct MaxSizePartitioner {
 }
 
 impl MaxSizePartitioner {
-    /// At most so many bytes in a shard.
+    /// Creates a partitioner with a maximum size in bytes.
     pub fn new(max_shard_bytes: usize) -> MaxSizePartitioner {
         MaxSizePartitioner { max_shard_bytes, max_shards: None }
     }
 
-    /// At most so many shards; they may then have more bytes.
+    /// Sets a maximum number of shards, which takes precedence over their size.
     pub fn max_shards(self, max_shards: usize) -> MaxSizePartitioner {
         MaxSizePartitioner { max_shards: Some(max_shards), ..self }
     }
 }
 
-// A setting of zero gives a part number of zero, which is refused where the parts are used, in words.
+// A setting of zero gives zero parts, which is an error where the parts are used.
 
 impl Partitioner for FixedShardsPartitioner {
     fn partition(&self, shape: &[usize], _: DType) -> Vec<usize> {
@@ -107,7 +108,7 @@ impl Partitioner for MaxSizePartitioner {
     }
 }
 
-/// `parts` of rows and their length, and 1 along all other dimensions.
+/// Returns `parts` of the number and length of rows, and 1 along all other dimensions.
 fn along_rows(shape: &[usize], parts: impl Fn(usize, usize) -> usize) -> Vec<usize> {
     let mut all = vec![1; shape.len()];
     if let (Some(first), Some((rows, row))) = (all.first_mut(), shape.split_first()) {
@@ -116,13 +117,13 @@ fn along_rows(shape: &[usize], parts: impl Fn(usize, usize) -> usize) -> Vec<usi
     all
 }
 
-/// The number of shards of a variable, no more than it has rows.
+/// Returns the number of shards of a variable, at most its number of rows.
 ///
 /// # Errors
-/// [`Error::Partition`] where the partitioner returns anything but one positive number for each dimension, and 1 for all but
-/// the first.
+/// [`Error::Partition`] if the partitioner returns anything other than one positive number for each dimension, and 1
+/// for all but the first.
 pub(crate) fn shards_of(name: &str, shape: &[usize], dtype: DType, partitioner: &dyn Partitioner) -> Result<usize> {
-    // A scalar is never cut.
+    // A scalar is never split.
     let Some(rows) = shape.first() else { return Ok(1) };
     let parts = partitioner.partition(shape, dtype);
     match parts.split_first() {
@@ -133,7 +134,7 @@ pub(crate) fn shards_of(name: &str, shape: &[usize], dtype: DType, partitioner: 
     }
 }
 
-/// Where each shard's rows begin and end: the first `rows % shards` have one more.
+/// Returns each shard's range of rows: the first `rows % shards` have one more.
 pub(crate) fn div_cut(rows: usize, shards: usize) -> Vec<std::ops::Range<usize>> {
     let (each, longer) = (rows / shards.max(1), rows % shards.max(1));
     let mut start = 0;

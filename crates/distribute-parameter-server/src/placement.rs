@@ -1,17 +1,17 @@
-//! Which server holds which shard.
+//! Placement of shards on servers.
 
-/// How shards are spread over servers.
+/// How shards are distributed over servers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Placement {
-    /// One after another, in the order in which variables are made: what TensorFlow does.
+    /// Round robin, in the order in which variables are created, as in TensorFlow.
     RoundRobin,
-    /// Each to the server that holds the fewest bytes so far, so that no server is left with the large ones.
+    /// Each shard on the server with the fewest bytes so far, which balances their load.
     #[default]
     ByteBalanced,
 }
 
-/// Hands out servers.
+/// Assigns shards to servers.
 #[derive(Clone, Debug)]
 pub(crate) struct Placer {
     placement: Placement,
@@ -21,16 +21,16 @@ pub(crate) struct Placer {
 }
 
 impl Placer {
-    /// For so many servers, at least one.
+    /// Creates a placer for this number of servers, at least one.
     pub(crate) fn new(placement: Placement, servers: usize) -> Placer {
         Placer { placement, bytes: vec![0; servers.max(1)], next: 0 }
     }
 
-    /// The server of the next shard.
+    /// Returns the server of the next shard.
     pub(crate) fn place(&mut self, bytes: u64) -> usize {
         let server = match self.placement {
             Placement::RoundRobin => self.next % self.bytes.len(),
-            // The first of the emptiest ones.
+            // The first of the emptiest servers.
             Placement::ByteBalanced => (0..self.bytes.len()).min_by_key(|server| self.bytes[*server]).unwrap_or(0),
         };
         self.next += 1;

@@ -1,4 +1,4 @@
-//! What all tasks of a cluster share: functions by name.
+//! The functions and datasets that all tasks of a cluster share by name.
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -13,7 +13,7 @@ use crate::{Error, Result, WorkerContext, message};
 
 /// The functions that a coordinator schedules and workers run, and the datasets that they read.
 ///
-/// A closure of one process cannot be sent to another, so functions have names, and every task runs the same binary.
+/// A closure cannot be sent from one process to another, so functions have names, and every task runs the same binary.
 ///
 /// # Examples
 /// ```
@@ -35,7 +35,7 @@ pub struct Program {
     datasets: BTreeMap<String, DatasetFunction>,
 }
 
-/// A function with its types forgotten.
+/// A function with its types erased.
 #[derive(Clone)]
 pub(crate) struct Function {
     run: Arc<Run>,
@@ -48,19 +48,19 @@ type DatasetFunction = Arc<dyn Fn(&InputContext) -> Result<Box<dyn Any + Send>, 
 
 /// Why a function has no result.
 pub(crate) enum Failed {
-    /// The function was not called, or a server is gone, which is not its fault.
+    /// An error of the framework: the function was not called, or a server is lost.
     Ours(Error),
     Theirs(BoxError),
 }
 
 impl Program {
-    /// Without functions.
+    /// Creates a program without functions.
     pub fn new() -> Program {
         Program::default()
     }
 
-    /// Adds a function, or replaces one. What it takes and returns travels between processes as serde sees it; what it takes
-    /// may be a [`PerWorkerIterator`](crate::PerWorkerIterator), or a tuple of several things.
+    /// Adds a function, or replaces one. Arguments and results are serialized by serde; the arguments may be a
+    /// [`PerWorkerIterator`](crate::PerWorkerIterator), or a tuple of several values.
     pub fn function<A, R, E>(
         mut self,
         name: &str,
@@ -85,8 +85,8 @@ impl Program {
         self
     }
 
-    /// Adds a dataset: each worker makes its own, told which worker it is. It should repeat itself: when a worker's elements are
-    /// used up, [`WorkerContext::next`] is an error.
+    /// Adds a dataset, which each worker creates for its own index. It should repeat: when a worker's elements are
+    /// exhausted, [`WorkerContext::next`] returns an error.
     pub fn dataset<T, E>(
         mut self,
         name: &str,
@@ -105,12 +105,12 @@ impl Program {
         self
     }
 
-    /// The names of the functions.
+    /// Returns the names of the functions.
     pub fn functions(&self) -> impl Iterator<Item = &str> {
         self.functions.keys().map(String::as_str)
     }
 
-    /// The names of the datasets.
+    /// Returns the names of the datasets.
     pub fn datasets(&self) -> impl Iterator<Item = &str> {
         self.datasets.keys().map(String::as_str)
     }
@@ -123,13 +123,13 @@ impl Program {
         self.datasets.get(name).map(drop).ok_or_else(|| unknown("dataset", name, self.datasets()))
     }
 
-    /// Makes a worker's iterator.
+    /// Creates a worker's iterator.
     pub(crate) fn make_dataset(&self, name: &str, context: &InputContext) -> Result<Box<dyn Any + Send>, BoxError> {
         let make = self.datasets.get(name).ok_or_else(|| unknown("dataset", name, self.datasets()))?;
         make(context)
     }
 
-    /// The first of these names that this program does not have.
+    /// Returns the first of these names that this program does not have.
     pub(crate) fn missing<'a>(&self, functions: &'a [String], datasets: &'a [String]) -> Option<&'a str> {
         let missing = functions.iter().find(|name| !self.functions.contains_key(*name));
         missing.or_else(|| datasets.iter().find(|name| !self.datasets.contains_key(*name))).map(String::as_str)
@@ -137,7 +137,7 @@ impl Program {
 }
 
 impl Function {
-    /// Whether these are its arguments.
+    /// Checks that the arguments fit the function.
     pub(crate) fn check(&self, arguments: &[u8]) -> Result<(), BoxError> {
         (self.check)(arguments)
     }
@@ -148,7 +148,7 @@ impl Function {
 }
 
 impl From<String> for Failed {
-    /// The function panicked, with these words.
+    /// Converts the message of a panic.
     fn from(panic: String) -> Failed {
         Failed::Theirs(panic.into())
     }
@@ -165,12 +165,12 @@ impl std::fmt::Debug for Program {
 fn unknown<'a>(kind: &'static str, name: &str, known: impl Iterator<Item = &'a str>) -> Error {
     let known: Vec<&str> = known.collect();
     let near = known.iter().map(|known| (strsim::jaro_winkler(known, name), *known)).max_by(|a, b| a.0.total_cmp(&b.0));
-    let mend = match near {
+    let suggestion = match near {
         Some((likeness, near)) if likeness > 0.8 => format!("; did you mean {near:?}?"),
         _ => String::new(),
     };
     let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
-    Error::UnknownName { kind, name: name.to_owned(), known, mend }
+    Error::UnknownName { kind, name: name.to_owned(), known, suggestion }
 }
 
 #[cfg(test)]

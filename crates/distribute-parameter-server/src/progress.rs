@@ -1,11 +1,11 @@
-//! When something last happened: waits that a bug, or a limit far away, would make endless end with words.
+//! The time of the last event, which bounds waits that would be endless because of a bug or a distant limit.
 
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use crate::lock::lock;
 
-/// When something last happened to a coordinator's closures, workers or servers.
+/// The time of the last event of a coordinator's closures, workers or servers.
 #[derive(Debug)]
 pub(crate) struct Progress {
     last: Mutex<Instant>,
@@ -13,20 +13,20 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// Nothing has happened for too long when nothing has for `limit`.
+    /// Creates the record; waits end when nothing has happened for `limit`.
     pub(crate) fn new(limit: Duration) -> Progress {
         Progress { last: Mutex::new(Instant::now()), limit }
     }
 
-    /// Something has happened.
+    /// Records an event.
     pub(crate) fn happened(&self) {
         *lock(&self.last) = Instant::now();
     }
 
-    /// How much longer one may wait who began to at `begun`.
+    /// Returns how much longer a wait that began at `begun` may last.
     ///
     /// # Errors
-    /// How long nothing has happened, once that is too long.
+    /// How long nothing has happened, once that exceeds the limit.
     pub(crate) fn left(&self, begun: Instant) -> Result<Duration, Duration> {
         let still = begun.max(*lock(&self.last)).elapsed();
         let left = self.limit.saturating_sub(still);
@@ -43,11 +43,11 @@ mod tests {
         let limit = Duration::from_secs(60);
         let progress = Progress::new(limit);
         let long_ago = |seconds| Instant::now().checked_sub(Duration::from_secs(seconds)).unwrap();
-        // What happened before the wait does not shorten it.
+        // Events before the wait do not shorten it.
         *lock(&progress.last) = long_ago(1000);
         assert!(progress.left(Instant::now()).unwrap() > limit / 2);
         assert!(progress.left(long_ago(100)).unwrap_err() >= Duration::from_secs(100));
-        // What happens during the wait makes it longer.
+        // Events during the wait prolong it.
         progress.happened();
         assert!(progress.left(long_ago(100)).unwrap() > limit / 2);
         assert_eq!(Progress::new(Duration::MAX).left(Instant::now()).map(|left| left > limit), Ok(true));

@@ -1,22 +1,22 @@
-//! Closures that wait, run, and have run: who may begin when, and what an error does to the others.
+//! The queue of closures that wait and run: when one may start, and the effect of an error on the others.
 //!
-//! A pure state machine: threads, clocks and connections are [`crate::dispatch`]'s.
+//! A pure state machine: threads, clocks and connections are in [`crate::dispatch`].
 
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::Error;
 use crate::updates::Updates;
 
-/// The state of a coordinator's closures; `C` is what is known of one.
+/// The state of a coordinator's closures; `C` is the data of one.
 #[derive(Debug)]
 pub(crate) struct ClosureQueue<C> {
     capacity: usize,
     gate: Gate,
     waiting: VecDeque<Entry<C>>,
     running: BTreeMap<u64, Running>,
-    /// The number of the next closure that is put.
+    /// The number of the next closure.
     next: u64,
-    /// One more than the greatest number that has begun.
+    /// One more than the greatest number that has started.
     begun: u64,
     error: Option<Error>,
 }
@@ -25,9 +25,9 @@ pub(crate) struct ClosureQueue<C> {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Entry<C> {
     pub(crate) number: u64,
-    /// How often it has begun.
+    /// How often it has started.
     pub(crate) attempts: u32,
-    /// How often it begins again for a server that was lost and has come back.
+    /// How often it was restarted because of a server that was lost and recovered.
     pub(crate) spared: u32,
     pub(crate) closure: C,
 }
@@ -37,21 +37,21 @@ struct Running {
     round: u64,
 }
 
-/// A closure that may begin.
+/// A closure that may start.
 #[derive(Debug)]
 pub(crate) struct Begin<C> {
     pub(crate) entry: Entry<C>,
     pub(crate) round: u64,
-    /// Closures below this are over, but for `live`.
+    /// Closures below this number have ended, except those in `live`.
     pub(crate) horizon: u64,
     pub(crate) live: Vec<u64>,
 }
 
-/// Which closures may run beside each other.
+/// Determines which closures may run concurrently.
 #[derive(Debug)]
 enum Gate {
     Asynchronous,
-    /// By clocks: round `r` waits until rounds before `r - staleness` are over.
+    /// Stale synchronous parallel: round `r` waits until rounds before `r - staleness` have ended.
     Bounded {
         workers: u64,
         staleness: u64,
@@ -67,7 +67,7 @@ enum Gate {
 }
 
 impl<C> ClosureQueue<C> {
-    /// Counts closures and rounds from `first` on.
+    /// Numbers closures and rounds from `first`.
     pub(crate) fn new(capacity: usize, updates: Updates, workers: usize, first: u64) -> ClosureQueue<C> {
         let gate = match updates {
             Updates::Asynchronous => Gate::Asynchronous,
@@ -86,12 +86,12 @@ impl<C> ClosureQueue<C> {
         ClosureQueue { capacity: capacity.max(1), gate, waiting, running, next: first, begun: first, error: None }
     }
 
-    /// Whether there is room for another closure.
+    /// Returns whether there is room for another closure.
     pub(crate) fn has_room(&self) -> bool {
         self.waiting.len() < self.capacity
     }
 
-    /// Puts a closure at the end; its number.
+    /// Appends a closure and returns its number.
     pub(crate) fn put(&mut self, closure: C) -> u64 {
         let number = self.next;
         self.next += 1;
@@ -99,7 +99,7 @@ impl<C> ClosureQueue<C> {
         number
     }
 
-    /// The closure that is to begin now, if one may.
+    /// Returns the closure to start now, if one may start.
     pub(crate) fn begin(&mut self) -> Option<Begin<C>> {
         if self.error.is_some() || self.waiting.is_empty() {
             return None;
@@ -114,14 +114,14 @@ impl<C> ClosureQueue<C> {
         Some(Begin { entry, round, horizon: self.begun, live })
     }
 
-    /// A closure has run.
+    /// Records that a closure has run.
     pub(crate) fn done(&mut self, number: u64) {
         if let Some(running) = self.running.remove(&number) {
             self.gate.finished(running.round);
         }
     }
 
-    /// A closure's worker was lost: it waits again, at the end, unless everything is cancelled anyway, when it comes back.
+    /// Appends the closure of a lost worker to the queue again; returns it instead if everything is cancelled.
     #[must_use]
     pub(crate) fn put_back(&mut self, entry: Entry<C>) -> Option<C> {
         if let Some(running) = self.running.remove(&entry.number) {
@@ -134,28 +134,28 @@ impl<C> ClosureQueue<C> {
         None
     }
 
-    /// A closure, or with `None` something besides, has failed: nothing begins until the error is taken. Those that wait are
-    /// cancelled and returned.
+    /// Records the failure of a closure, or with `None` of something else: no closure starts until the error is taken.
+    /// Waiting closures are cancelled and returned.
     pub(crate) fn fail(&mut self, number: Option<u64>, error: Error) -> Vec<C> {
         if let Some(running) = number.and_then(|number| self.running.remove(&number)) {
             self.gate.withdrawn(running.round);
         }
-        // The first one counts.
+        // The first error counts.
         self.error.get_or_insert(error);
         self.waiting.drain(..).map(|entry| entry.closure).collect()
     }
 
-    /// Whether something has failed that nobody was told yet.
+    /// Returns whether there is an error that was not taken yet.
     pub(crate) fn has_failed(&self) -> bool {
         self.error.is_some()
     }
 
-    /// The error that nobody was told yet, if there is one.
+    /// Returns the error that was not taken yet, if any.
     pub(crate) fn error(&self) -> Option<&Error> {
         self.error.as_ref()
     }
 
-    /// The error, once nothing runs any more; the queue is then as new.
+    /// Takes the error once nothing runs any more; the queue can then be used again.
     pub(crate) fn take_error(&mut self) -> Option<Error> {
         if !self.running.is_empty() {
             return None;
@@ -167,19 +167,19 @@ impl<C> ClosureQueue<C> {
         error
     }
 
-    /// Whether nothing waits and nothing runs.
+    /// Returns whether no closure waits or runs.
     pub(crate) fn is_idle(&self) -> bool {
         self.waiting.is_empty() && self.running.is_empty()
     }
 
-    /// How many wait, and how many run.
+    /// Returns the numbers of waiting and of running closures.
     pub(crate) fn counts(&self) -> (usize, usize) {
         (self.waiting.len(), self.running.len())
     }
 }
 
 impl Gate {
-    /// The round of the next closure, if it may begin.
+    /// Returns the round of the next closure, if it may start.
     fn admit(&mut self, running: &BTreeMap<u64, Running>) -> Option<u64> {
         match self {
             Gate::Asynchronous => Some(0),
@@ -219,8 +219,8 @@ impl Gate {
         }
     }
 
-    /// Nothing runs: a round that was begun is given up, as the servers see by the next one's number. Functions that have failed may
-    /// have contributed to it too.
+    /// Abandons a started round once nothing runs, since failed functions may have contributed to it. Servers see this
+    /// by the number of the next round.
     fn restart(&mut self) {
         if let Gate::Synchronous { round, started, finished, .. } = self {
             *round += 1;

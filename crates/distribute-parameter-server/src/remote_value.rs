@@ -1,4 +1,4 @@
-//! What a scheduled function returns, once it has run.
+//! The future result of a scheduled function.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Instant;
@@ -9,10 +9,10 @@ use serde::de::DeserializeOwned;
 use crate::coordinator;
 use crate::{Error, Result, message};
 
-/// The result of a function that was scheduled: there when the function has run, and then on the coordinator, whatever becomes of
-/// the worker.
+/// The result of a scheduled function. It is available on the coordinator once the function has run, even if the worker
+/// is lost later.
 ///
-/// It is no argument of further functions, which does not compile: fetch it and pass the value.
+/// It cannot be an argument of further functions, which does not compile: fetch it and pass the value.
 /// ```compile_fail
 /// # use distribute_parameter_server::{ClusterCoordinator, RemoteValue};
 /// fn again(coordinator: &ClusterCoordinator, value: &RemoteValue) {
@@ -42,14 +42,14 @@ enum State {
     Aborted(Error),
 }
 
-/// How far a remote value is.
+/// The state of a remote value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RemoteValueStatus {
-    /// Its function waits or runs.
+    /// The function waits or runs.
     NotReady,
-    /// It can be fetched.
+    /// The value can be fetched.
     Ready,
-    /// There will be none.
+    /// The function has failed or was cancelled.
     Aborted,
 }
 
@@ -59,7 +59,7 @@ impl RemoteValue {
         RemoteValue { shared: Arc::new(Shared { function: function.to_owned(), coordinator, state, changed }) }
     }
 
-    /// How far it is.
+    /// Returns the state of the value.
     pub fn status(&self) -> RemoteValueStatus {
         match &*self.lock() {
             State::NotReady => RemoteValueStatus::NotReady,
@@ -68,17 +68,18 @@ impl RemoteValue {
         }
     }
 
-    /// Waits until the function has run, and returns its result. The wait ends with the function, which `closure_timeout` and
-    /// `max_attempts` limit, with the coordinator, when there are no workers for `worker_timeout`, and at the latest when nothing
-    /// has happened to the coordinator's functions for longer than all these limits together allow.
+    /// Waits until the function has run, and returns its result. The wait ends with the function, which
+    /// `closure_timeout` and `max_attempts` limit, with the coordinator, when there are no workers for
+    /// `worker_timeout`, and at the latest when nothing has happened to the coordinator's functions for longer than all
+    /// these limits together allow.
     ///
     /// # Errors
-    /// The function's error, [`Error::Cancelled`] where it did not run, [`Error::Stalled`] where nothing happens any more,
-    /// [`Error::Value`] where it returns something else than an `R`.
+    /// The function's error; [`Error::Cancelled`] if it did not run; [`Error::Stalled`] if nothing happens any more;
+    /// [`Error::Value`] if the result is not an `R`.
     pub fn fetch<R: DeserializeOwned>(&self) -> Result<R> {
         let (begun, what) = (Instant::now(), format!("the result of {}", self.shared.function));
         loop {
-            // Looked at before the value's lock is taken.
+            // Read before the value's lock is taken.
             let left =
                 self.shared.coordinator.upgrade().map(|coordinator| {
                     coordinator.progress.left(begun).map_err(|waited| (waited, coordinator.describe()))
@@ -102,7 +103,7 @@ impl RemoteValue {
 
     pub(crate) fn set(&self, outcome: Result<Bytes>) {
         let mut state = self.lock();
-        // What was cancelled stays so, although its function may have run all the same.
+        // A cancelled value stays cancelled, although its function may have run.
         if matches!(*state, State::NotReady) {
             *state = outcome.map_or_else(State::Aborted, State::Ready);
         }

@@ -4,7 +4,7 @@ use distribute_cluster::{ClusterSpec, Error as ClusterError, Task, TaskType};
 
 use crate::Result;
 
-/// Who does what, by addresses.
+/// The addresses of the servers and workers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Roles {
     pub(crate) servers: Vec<String>,
@@ -15,7 +15,7 @@ impl Roles {
     /// Reads a cluster.
     ///
     /// # Errors
-    /// [`distribute_cluster::Error::Config`]: there is no worker or no parameter server, the evaluator is a part of the
+    /// [`distribute_cluster::Error::Config`] if there is no worker or no parameter server, the evaluator is part of the
     /// cluster, or indices are missing.
     pub(crate) fn of(spec: &ClusterSpec) -> Result<Roles> {
         if spec.is_empty() {
@@ -31,7 +31,8 @@ impl Roles {
                 spec,
                 "the evaluator is one of the cluster's tasks".to_owned(),
                 "chief, worker and ps",
-                "Take \"evaluator\" out of the cluster of every task: it reads checkpoints and meets nobody, and those who \
+                "Take \"evaluator\" out of the cluster of every task: it reads checkpoints and meets nobody, and those \
+                who \
                  meet would wait for it.",
             ));
         }
@@ -53,9 +54,9 @@ fn job(spec: &ClusterSpec, kind: TaskType) -> Result<Vec<String>> {
     indices.iter().map(address).collect()
 }
 
-fn wrong(spec: &ClusterSpec, problem: String, expected: &str, mend: &str) -> crate::Error {
+fn wrong(spec: &ClusterSpec, problem: String, expected: &str, remedy: &str) -> crate::Error {
     let (given, expected) = (spec.to_json().to_string(), expected.to_owned());
-    ClusterError::Config { subject: "cluster", problem, given, expected, mend: mend.to_owned() }.into()
+    ClusterError::Config { subject: "cluster", problem, given, expected, mend: remedy.to_owned() }.into()
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The tasks that serve: workers and parameter servers.
+//! The services of workers and parameter servers.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::{Error, Program, Result};
 
 /// A worker or parameter server that serves its cluster's coordinator.
 ///
-/// It answers gRPC's health checks (`grpc.health.v1.Health`) on its port as soon as it can be used.
+/// It answers gRPC's health checks (`grpc.health.v1.Health`) on its port as soon as it is ready.
 ///
 /// # Examples
 /// ```no_run
@@ -41,19 +41,20 @@ pub struct Server {
     address: SocketAddr,
     lifetime: Arc<Lifetime>,
     patience: Duration,
-    /// `None` only while it is shut down.
+    /// `None` only during shutdown.
     runtime: Option<Runtime>,
 }
 
-/// How a [`Server`] behaves.
+/// Options of a [`Server`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ServerOptions {
-    /// How long it waits for a coordinator to come, or to come again. Default: 30 minutes.
+    /// How long to wait for a coordinator to come, or to come back. Default: 30 minutes.
     pub coordinator_timeout: Duration,
-    /// Silence after which the coordinator, or a parameter server that a worker calls, counts as lost. At least 1 s. Default: 10 s.
+    /// Silence after which the coordinator, or a parameter server that a worker calls, counts as lost. At least 1 s.
+    /// Default: 10 s.
     pub silence: Duration,
-    /// How long a worker waits for a parameter server's answer, and how long a call may pause between two of its messages.
-    /// Default: 60 s.
+    /// How long a worker waits for a parameter server's answer, and how long a call may pause between two of its
+    /// messages. Default: 60 s.
     pub patience: Duration,
 }
 
@@ -68,19 +69,20 @@ impl Default for ServerOptions {
 }
 
 impl Server {
-    /// Begins to serve as the task that this process is, at the address that the cluster gives it.
+    /// Starts to serve as this process's task, at the address that the cluster assigns to it.
     ///
     /// # Errors
-    /// [`Error::Cluster`] where the cluster is no cluster with parameter servers, [`Error::WrongTask`] for a coordinator or an
-    /// evaluator, [`Error::Listen`] where the port is in use or the own address has no answer within 30 s.
+    /// [`Error::Cluster`] if the cluster is invalid or has no parameter servers or no workers, [`Error::WrongTask`] for
+    /// a coordinator or an evaluator, [`Error::Listen`] if the port is in use or the task's own address does not
+    /// resolve within 30 s, [`Error::Threads`] if the runtime cannot be started.
     pub fn start(cluster: &impl ClusterResolver, program: Program) -> Result<Server> {
         Server::start_with(cluster, program, ServerOptions::default())
     }
 
-    /// As [`start`](Server::start), with options.
+    /// Starts to serve, with options.
     ///
     /// # Errors
-    /// As [`start`](Server::start); [`Error::Option`] for a silence below 1 s.
+    /// The errors of [`start`](Server::start), and [`Error::Option`] for a silence below 1 s.
     pub fn start_with(cluster: &impl ClusterResolver, program: Program, options: ServerOptions) -> Result<Server> {
         check_silence(options.silence)?;
         let spec = cluster.cluster_spec()?;
@@ -126,16 +128,17 @@ impl Server {
         Ok(Server { task, address, lifetime, patience: options.coordinator_timeout, runtime: Some(runtime) })
     }
 
-    /// Where it listens.
+    /// Returns the address that it listens on.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Serves until the coordinator says that the job is done.
+    /// Serves until the coordinator ends the job.
     ///
     /// # Errors
-    /// [`Error::Stopped`] after SIGTERM or SIGINT, [`Error::NoCoordinator`] when none has come, or come again, for
-    /// `coordinator_timeout`, [`Error::JobFailed`] when the coordinator has ended with an error that another run would meet too.
+    /// [`Error::Stopped`] after SIGTERM or SIGINT, [`Error::NoCoordinator`] if none has come, or come back, within
+    /// `coordinator_timeout`, [`Error::JobFailed`] if the coordinator has ended with an error that another run would
+    /// also meet.
     pub fn join(mut self) -> Result<()> {
         let Some(runtime) = self.runtime.take() else { return Ok(()) };
         let outcome = runtime.block_on(async {
@@ -156,7 +159,7 @@ impl Server {
                 _ = interrupt.recv() => Err(Error::Stopped { task: self.task, signal: int }),
             }
         });
-        // Answers that are on their way get out, but nobody waits for a function that never ends.
+        // Pending answers are sent, but a function that never ends is not waited for.
         runtime.block_on(async { tokio::time::sleep(Duration::from_millis(50)).await });
         runtime.shutdown_timeout(Duration::from_millis(100));
         outcome
@@ -193,7 +196,7 @@ async fn serve<M: Methods>(
         .initial_connection_window_size(2 * WINDOW_BYTES)
         .max_frame_size(HTTP_FRAME_BYTES)
         .http2_max_header_list_size(MAX_HEADERS_BYTES)
-        // A caller whose host has gone, or whose process is frozen, answers no ping.
+        // A caller whose host is gone, or whose process is frozen, answers no ping.
         .http2_keepalive_interval(Some(options.silence / 2))
         .http2_keepalive_timeout(Some(options.silence / 2))
         .add_service(health_service.max_decoding_message_size(SHORT_MESSAGE_BYTES))
@@ -207,15 +210,15 @@ async fn serve<M: Methods>(
     Ok(())
 }
 
-/// Listens on a task's port: on loopback alone where its address is one, else on all interfaces, since the name by which others
-/// call a task need not be one of this machine's.
+/// Listens on a task's port: on loopback only if its address is a loopback address, else on all interfaces, since the
+/// name by which others call a task need not belong to this machine.
 fn listen(task: Task, address: &str) -> Result<TcpListener> {
     let failed = |source| Error::Listen { task, address: address.to_owned(), source };
     let port = address.rsplit(':').next().and_then(|port| port.parse().ok()).unwrap_or(0);
     let addresses = match look_up(address, RESOLVE_TIMEOUT) {
         Ok(addresses) => addresses,
         Err(error) if error.kind() == std::io::ErrorKind::TimedOut => return Err(failed(error)),
-        // A name that only others know.
+        // The name may be known to other machines only.
         Err(_) => Vec::new(),
     };
     let loopback = addresses.into_iter().find(|address| address.ip().is_loopback());
@@ -227,17 +230,19 @@ fn listen(task: Task, address: &str) -> Result<TcpListener> {
     }
 }
 
-/// How long a connection may stay without a call that is admitted.
+/// How long a connection may stay open without an admitted call.
 const STRANGER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How many such connections there may be; the oldest gives way.
+/// Maximum number of such connections; the oldest is closed for a new one.
 const MAX_STRANGERS: usize = 128;
 
-/// How long the name of the own address may take to be resolved.
+/// How long the resolution of the task's own address may take.
 const RESOLVE_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// Checks that the silence is long enough to tell a slow task from a lost one.
+///
 /// # Errors
-/// [`Error::Option`]: it is too short to tell a slow task from a lost one.
+/// [`Error::Option`] if it is below 1 s.
 pub(crate) fn check_silence(silence: Duration) -> Result<()> {
     if silence >= MIN_SILENCE {
         return Ok(());
@@ -249,7 +254,7 @@ pub(crate) fn check_silence(silence: Duration) -> Result<()> {
     })
 }
 
-/// A number that no other process has drawn, as far as time and process ids go.
+/// Draws a number that identifies this process, by the hasher's random keys and the process id.
 pub(crate) fn incarnation() -> u64 {
     use std::hash::{BuildHasher, RandomState};
     RandomState::new().hash_one(std::process::id()) | 1

@@ -1,4 +1,4 @@
-//! What a parameter server answers.
+//! The methods of a parameter server.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -17,12 +17,12 @@ use crate::wire::{
     Inbox, MAX_HEAD_BYTES, MAX_MESSAGE_BYTES, Methods, SHORT_MESSAGE_BYTES, reply, reply_all, reply_stream,
 };
 
-/// The service of a parameter server. What is asked of the store is done on the runtime's own threads: handing their other calls
-/// over costs more than most of it takes.
+/// The service of a parameter server. Operations on the store run on the runtime's own threads, since most take less
+/// time than handing them over to others would.
 pub(crate) struct ServerMethods {
     store: Store,
     lifetime: Arc<Lifetime>,
-    /// After how much silence a coordinator counts as lost.
+    /// The silence after which a coordinator counts as lost.
     silence: Duration,
     turn: Mutex<()>,
 }
@@ -35,7 +35,7 @@ impl ServerMethods {
     async fn attend(self: Arc<Self>, mut inbox: Inbox) -> Result<Body, Status> {
         let request: AttendServer = inbox.one().await?;
         let attended = {
-            // One at a time: the hold is that of the session that began last.
+            // One at a time, so that the hold is that of the session that began last.
             let _turn = lock(&self.turn);
             self.store.begin_session(request.session)?;
             self.lifetime.attend()
@@ -59,7 +59,7 @@ impl ServerMethods {
     fn pull(self: Arc<Self>, mut request: PullRequest) -> Result<Body, Status> {
         self.store.check_pull(&request)?;
         let wanted = std::mem::take(&mut request.wanted);
-        // One after another: a slow reader keeps at most a few messages' elements alive.
+        // Lazily, so that a slow reader keeps at most a few messages' elements alive.
         let answers = wanted.into_iter().flat_map(move |wanted| {
             let store = self.clone();
             let (answer, refused) = match self.store.pull(&request, &wanted) {
@@ -74,7 +74,7 @@ impl ServerMethods {
     async fn push(&self, mut inbox: Inbox) -> Result<Body, Status> {
         let head: PushRequest = inbox.one().await?;
         let mut push = self.store.begin_push(&head)?;
-        // The next gradient is read when this one is applied, so a fast worker waits and does not fill memory.
+        // The next gradient is read after this one is applied, so a fast worker waits and does not fill memory.
         while let Some(request) = inbox.next::<PushRequest>().await? {
             self.store.push(&mut push, request)?;
         }
@@ -96,7 +96,7 @@ impl Methods for ServerMethods {
 
     fn admit(&self, method: &str, session: u64) -> Result<usize, Status> {
         if method == "Attend" {
-            // It begins a session.
+            // This call begins a session.
             return Ok(SHORT_MESSAGE_BYTES);
         }
         self.store.check_session(session)?;
@@ -126,7 +126,7 @@ impl Methods for ServerMethods {
             }
             "Leave" => {
                 let request = inbox.one::<LeaveRequest>().await?;
-                // Of whoever coordinates now: one that was given up ends nothing.
+                // Only the current coordinator's call counts; one that was given up ends nothing.
                 self.store.check_session(request.session)?;
                 if request.ended {
                     self.lifetime.end(request.failure);
@@ -142,7 +142,7 @@ fn no_method(name: &str) -> Status {
     Status::unimplemented(format!("a parameter server has no method {name:?}"))
 }
 
-/// Whether all parts of what was begun have come.
+/// Checks that all parts of the last payload have arrived.
 fn whole(is_done: bool) -> Result<(), Status> {
     if is_done {
         Ok(())

@@ -1,7 +1,7 @@
-//! What a parameter server holds: shards of variables, and the optimizers that update them.
+//! The contents of a parameter server: shards of variables, and the optimizers that update them.
 //!
-//! Nothing here knows connections. All of it belongs to one session, which is one run of a coordinator; the next one begins
-//! with nothing.
+//! This module does not deal with connections. All contents belong to one session, which is one run of a coordinator;
+//! the next one starts empty.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -30,13 +30,14 @@ use crate::wire::proto::{
 };
 use crate::wire::{MAX_ANSWER_BYTES, Parts};
 
-/// Everything a server holds.
+/// All contents of a server.
 #[derive(Debug)]
 pub(crate) struct Store {
-    /// Drawn when the process began.
+    /// Drawn when the process started.
     incarnation: u64,
     held: RwLock<Held>,
-    /// For each worker, up to which attendance it is refused. Read while a change is made, so that none is made afterwards.
+    /// For each worker, the last attendance that is refused. Locked for reading during a change, so that no refused one
+    /// is made afterwards.
     fences: RwLock<HashMap<u32, u64>>,
 }
 
@@ -44,65 +45,66 @@ pub(crate) struct Store {
 #[derive(Debug, Default)]
 struct Held {
     session: u64,
-    /// Sessions that others have taken the place of, the last ones.
+    /// The last sessions that others have replaced.
     over: VecDeque<u64>,
     shards: BTreeMap<u32, Arc<Shard>>,
     optimizers: BTreeMap<u32, Arc<Mutex<Optimizer>>>,
 }
 
-/// Gradients of one closure that are coming in.
+/// The incoming gradients of one closure.
 pub(crate) struct Push {
     origin: Origin,
     optimizer: Arc<Mutex<Optimizer>>,
     turn: Turn,
     kept: Gradients,
-    /// Shards whose gradients have come.
+    /// Shards whose gradients have begun to arrive.
     seen: BTreeSet<u32>,
     coming: Option<Coming<PushRequest>>,
 }
 
-/// A message whose payload comes in parts.
+/// A message whose payload arrives in parts.
 struct Coming<M> {
-    /// What the first part said.
+    /// The first part, without its payload.
     about: M,
     rows: Option<Parts>,
     payload: Parts,
 }
 
-/// A shard that is being made.
+/// A shard that is being created.
 #[derive(Default)]
 pub(crate) struct Creating(Option<Coming<CreateShard>>);
 
-/// A change that is being told.
+/// An assignment that is being received.
 #[derive(Default)]
 pub(crate) struct Assigning(Option<Coming<AssignRequest>>);
 
 impl Creating {
-    /// Whether the last message was whole.
+    /// Returns whether the last message was complete.
     pub(crate) fn is_done(&self) -> bool {
         self.0.is_none()
     }
 }
 
 impl Assigning {
-    /// Whether the last message was whole.
+    /// Returns whether the last message was complete.
     pub(crate) fn is_done(&self) -> bool {
         self.0.is_none()
     }
 }
 
 impl Store {
-    /// An empty one.
+    /// Creates an empty store.
     pub(crate) fn new(incarnation: u64) -> Store {
         Store { incarnation, held: RwLock::default(), fences: RwLock::default() }
     }
 
-    /// Whose process this is.
+    /// Returns the number that identifies this process.
     pub(crate) fn incarnation(&self) -> u64 {
         self.incarnation
     }
 
-    /// Begins a session; what another one left is dropped. One that was over before is refused: its coordinator was given up.
+    /// Begins a session and drops another one's contents. An earlier session is refused, since its coordinator was
+    /// given up.
     pub(crate) fn begin_session(&self, session: u64) -> Result<(), Status> {
         if session == 0 {
             return Err(invalid("a coordinator's session is no 0"));
@@ -124,7 +126,7 @@ impl Store {
         Ok(())
     }
 
-    /// Makes a shard, or sets one of its slots, once all parts have come.
+    /// Creates a shard, or sets one of its slots, once all parts have arrived.
     pub(crate) fn create(&self, creating: &mut Creating, mut message: CreateShard) -> Result<(), Status> {
         let (part, more) = (std::mem::take(&mut message.payload), message.more);
         let mut coming = match creating.0.take() {
@@ -148,13 +150,13 @@ impl Store {
         }
         let (session, number, shard) = (about.session, about.shard, Shard::new(about, &payload)?);
         let mut held = self.held.write().unwrap_or_else(PoisonError::into_inner);
-        // Another coordinator may have come while the parts did.
+        // Another coordinator may have attached while the parts arrived.
         held.check_session(session)?;
         held.shards.insert(number, Arc::new(shard));
         Ok(())
     }
 
-    /// Makes an optimizer, with the slots that it needs, or changes one.
+    /// Creates an optimizer with its slots, or changes one.
     pub(crate) fn set_optimizer(&self, about: &OptimizerOfShards) -> Result<(), Status> {
         self.check_session(about.session)?;
         let optimizer = Optimizer::new(about)?;
@@ -171,7 +173,7 @@ impl Store {
         Ok(())
     }
 
-    /// What is here.
+    /// Describes the contents.
     pub(crate) fn describe(&self, session: u64) -> Result<Description, Status> {
         self.check_session(session)?;
         let held = self.held.read().unwrap_or_else(PoisonError::into_inner);
@@ -182,8 +184,8 @@ impl Store {
         })
     }
 
-    /// Whether all that a request asks for can be answered, before any of it is made: each shard or slot once, and no more rows
-    /// than a limit.
+    /// Checks, before any answer is made, that a request can be answered: each shard or slot is named once, and the
+    /// rows do not exceed the limit.
     pub(crate) fn check_pull(&self, request: &PullRequest) -> Result<(), Status> {
         self.check_session(request.session)?;
         let mut whole = BTreeSet::new();
@@ -202,13 +204,14 @@ impl Store {
         }
         if bytes > MAX_ANSWER_BYTES && rows > 1 {
             return Err(invalid(format!(
-                "{rows} rows of {bytes} bytes together are asked for; ask for at most {MAX_ANSWER_BYTES} bytes in one call"
+                "{rows} rows of {bytes} bytes together are asked for; ask for at most {MAX_ANSWER_BYTES} bytes in one \
+                call"
             )));
         }
         Ok(())
     }
 
-    /// One of the things that a request asks for; `None` where the caller has it already.
+    /// Answers one item of a request; `None` if the caller has this version already.
     pub(crate) fn pull(&self, request: &PullRequest, wanted: &Wanted) -> Result<Option<Answer>, Status> {
         self.check_session(request.session)?;
         let wire = request.wire.and_then(numbers::dtype);
@@ -216,12 +219,12 @@ impl Store {
         self.shard(wanted.shard)?.pull(wanted, same_server, wire)
     }
 
-    /// A message of an answer, as it is sent.
+    /// Completes a message of an answer.
     pub(crate) fn signed(&self, elements: Elements) -> Elements {
         Elements { incarnation: self.incarnation, ..elements }
     }
 
-    /// Changes elements, once all parts have come.
+    /// Changes elements, once all parts have arrived.
     pub(crate) fn assign(&self, assigning: &mut Assigning, mut message: AssignRequest) -> Result<(), Status> {
         let (part, rows, more) = (std::mem::take(&mut message.payload), message.rows.take(), message.more);
         let mut coming = match assigning.0.take() {
@@ -245,7 +248,7 @@ impl Store {
         self.shard(request.shard)?.assign(&request, &payload)
     }
 
-    /// Begins to take the gradients of a closure.
+    /// Begins to receive the gradients of a closure.
     pub(crate) fn begin_push(&self, head: &PushRequest) -> Result<Push, Status> {
         let origin = head.origin.clone().ok_or_else(|| invalid("gradients without origin"))?;
         drop(self.admit(&origin)?);
@@ -256,7 +259,7 @@ impl Store {
         Ok(Push { origin, optimizer, turn, kept: Vec::new(), seen: BTreeSet::new(), coming: None })
     }
 
-    /// Takes the gradient of a shard, or a part of it.
+    /// Receives the gradient of a shard, or a part of it.
     pub(crate) fn push(&self, push: &mut Push, mut message: PushRequest) -> Result<(), Status> {
         let (part, rows, more) = (std::mem::take(&mut message.payload), message.rows.take(), message.more);
         let mut coming = match push.coming.take() {
@@ -295,7 +298,7 @@ impl Store {
                 shard.step(&push.origin, description, *step, &gradient)
             }
             Turn::Keep => {
-                // What does not fit is said to whom it belongs, not to whom completes the round.
+                // A mismatch is reported to the sender, not to the closure that completes the round.
                 match shard.dtype {
                     DType::F64 => drop(shard.values::<f64>(&gradient)?),
                     _ => drop(shard.values::<f32>(&gradient)?),
@@ -307,7 +310,7 @@ impl Store {
         }
     }
 
-    /// All gradients have come.
+    /// Processes the gradients once all have arrived.
     pub(crate) fn end_push(&self, push: Push) -> Result<PushReply, Status> {
         if let Some(coming) = &push.coming {
             return Err(invalid(format!("the gradient of shard {} has no end", coming.about.shard)));
@@ -318,7 +321,7 @@ impl Store {
             Turn::Keep => {
                 let _admitted = self.admit(&push.origin)?;
                 let shards = self.held.read().unwrap_or_else(PoisonError::into_inner).shards.clone();
-                // Held while the round is applied: whoever begins the next round finds this one done.
+                // Held while the round is applied, so that it has ended before the next one begins.
                 let mut optimizer = lock(&push.optimizer);
                 let (round, counted) = optimizer.contribute(&push.origin, push.kept);
                 if let Some(round) = round {
@@ -331,7 +334,7 @@ impl Store {
         Ok(PushReply { counted, steps })
     }
 
-    /// Refuses a worker that was lost, from when this returns.
+    /// Refuses changes of a lost worker from the time this returns.
     pub(crate) fn fence(&self, request: &FenceRequest) -> Result<(), Status> {
         self.check_session(request.session)?;
         let mut fences = self.fences.write().unwrap_or_else(PoisonError::into_inner);
@@ -340,9 +343,9 @@ impl Store {
         Ok(())
     }
 
-    /// Lets a change in, unless it comes from somebody who was given up.
+    /// Admits a change unless its worker was given up.
     fn admit(&self, origin: &Origin) -> Result<impl Sized, Status> {
-        // In this order: no other session begins while the change is made.
+        // In this order, so that no other session begins while the change is made.
         let fences = self.fences.read().unwrap_or_else(PoisonError::into_inner);
         self.check_session(origin.session)?;
         match fences.get(&origin.worker) {
@@ -353,7 +356,7 @@ impl Store {
         }
     }
 
-    /// Lets the present coordinator's calls in.
+    /// Checks that a call belongs to the current coordinator.
     pub(crate) fn check_session(&self, session: u64) -> Result<(), Status> {
         self.held.read().unwrap_or_else(PoisonError::into_inner).check_session(session)
     }
@@ -361,7 +364,7 @@ impl Store {
     fn shard(&self, number: u32) -> Result<Arc<Shard>, Status> {
         let held = self.held.read().unwrap_or_else(PoisonError::into_inner);
         let shard = held.shards.get(&number).cloned();
-        // It knows its session, so the coordinator is about to make its shards.
+        // The session is right, so the coordinator is about to create its shards.
         shard.ok_or_else(|| Status::unavailable(format!("shard {number} is not on this server yet")))
     }
 }
@@ -369,7 +372,7 @@ impl Store {
 impl Held {
     fn check_session(&self, session: u64) -> Result<(), Status> {
         match self.session == session {
-            // A server that was started again knows no session.
+            // A restarted server has no session.
             _ if self.session == 0 => Err(Status::unavailable("this server was started again and holds nothing")),
             true => Ok(()),
             false => Err(Status::aborted("this server belongs to another coordinator by now")),
@@ -392,8 +395,8 @@ fn mixed(first: u32, second: u32) -> Status {
     invalid(format!("a message of shard {second} has come before all parts of shard {first}"))
 }
 
-/// How many earlier coordinators a task knows, so that none of them takes its place back.
+/// How many earlier coordinators a task remembers, so that none of them takes its place back.
 pub(crate) const SESSIONS_KEPT: usize = 1024;
 
-/// What a coordinator is told whose place another one has taken.
+/// The message to a coordinator that another one has replaced.
 pub(crate) const TAKEN_OVER: &str = "another coordinator has taken over; there can be one at a time";

@@ -29,11 +29,11 @@ mod checkpoint;
 
 pub use self::builder::{ParameterServerOptions, ParameterServerStrategyBuilder};
 
-/// Training against parameter servers: the coordinator makes variables on servers and schedules functions on workers.
+/// Training against parameter servers: the coordinator creates variables on servers and schedules functions on workers.
 ///
-/// A handle: clones are the same strategy. The last one that is dropped ends the job. Workers and servers leave with success; or,
-/// where the last thing that happened was an error, with that error if another run would meet it too ([`Error::JobFailed`]), and
-/// else they wait for the next coordinator.
+/// A handle: clones are the same strategy. Dropping the last one ends the job. Workers and servers then end
+/// successfully, unless the last outcome was an error: they end with it if another run would also meet it
+/// ([`Error::JobFailed`]), else they wait for the next coordinator.
 ///
 /// # Examples
 /// ```no_run
@@ -42,7 +42,8 @@ pub use self::builder::{ParameterServerOptions, ParameterServerStrategyBuilder};
 /// use distribute_values::HostTensor;
 ///
 /// let cluster = TfConfigResolver::from_env()?;
-/// let strategy = ParameterServerStrategy::builder(&cluster).partitioner(MinSizePartitioner::new(256 << 10, 2)).build()?;
+/// let partitioner = MinSizePartitioner::new(256 << 10, 2);
+/// let strategy = ParameterServerStrategy::builder(&cluster).partitioner(partitioner).build()?;
 /// let weights = strategy.variable("w", &HostTensor::new(&[4, 2], vec![0.0f32; 8])?)?;
 /// # Ok::<(), Error>(())
 /// ```
@@ -54,7 +55,7 @@ pub struct ParameterServerStrategy {
     pub(crate) inner: Arc<Inner>,
 }
 
-/// What all handles share. Fields are dropped in this order: the runtime last.
+/// The state shared by all handles. Fields are dropped in this order, the runtime last.
 pub(crate) struct Inner {
     pub(crate) parameters: Arc<Parameters>,
     pub(crate) workers: Vec<String>,
@@ -62,21 +63,22 @@ pub(crate) struct Inner {
     pub(crate) job: JobId,
     pub(crate) options: ParameterServerOptions,
     partitioner: Option<Box<dyn Partitioner>>,
-    /// What was made so far, so that a server that is started again gets its part.
+    /// Everything created so far, so that a restarted server can be given its part.
     made: Mutex<Made>,
-    /// Each server's incarnation.
+    /// The number that identifies each server's process.
     incarnations: Mutex<Vec<u64>>,
-    /// The servers' answers to our attendance, which end when they do; taken by the coordinator that watches them.
+    /// The servers' answers to the coordinator's attendance, which end when they do; taken by the coordinator that
+    /// watches them.
     attendances: Mutex<Vec<Option<Attendance<ServerState>>>>,
     pub(crate) coordinator: Mutex<std::sync::Weak<crate::coordinator::Handle>>,
-    /// How many coordinators there were.
+    /// The number of coordinators so far.
     pub(crate) coordinators: AtomicU64,
-    /// What has failed, unless something has gone well since.
+    /// The last failure, unless a function has succeeded since.
     verdict: Mutex<Option<Verdict>>,
     pub(crate) runtime: Option<Runtime>,
 }
 
-/// How the job has failed.
+/// A failure of the job.
 #[derive(Clone, Debug)]
 pub(crate) struct Verdict {
     /// Whether another run may succeed.
@@ -84,48 +86,50 @@ pub(crate) struct Verdict {
     pub(crate) failure: JobFailure,
 }
 
-/// Everything there is on servers, without its values.
+/// A description of everything on the servers, without its values.
 #[derive(Debug)]
 struct Made {
     placer: Placer,
-    /// Of variables that there are or that are being made.
+    /// Names of variables that exist or are being created.
     names: BTreeSet<String>,
     /// The number of the next shard.
     next_shard: u32,
     shards: Vec<(usize, CreateShard)>,
     optimizers: Vec<(OptimizerDescription, Vec<String>)>,
-    /// The run whose checkpoints hold what the servers hold, once one was saved or loaded.
+    /// The run whose checkpoints fit the servers' contents, once one was saved or loaded.
     run: Option<RunId>,
 }
 
 impl ParameterServerStrategy {
-    /// Of the cluster that this process coordinates.
+    /// Returns a builder for the cluster that this process coordinates.
     pub fn builder(cluster: &impl ClusterResolver) -> ParameterServerStrategyBuilder {
         ParameterServerStrategyBuilder::new(cluster)
     }
 
-    /// The number of workers.
+    /// Returns the number of workers.
     pub fn num_workers(&self) -> usize {
         self.inner.workers.len()
     }
 
-    /// The number of parameter servers.
+    /// Returns the number of parameter servers.
     pub fn num_servers(&self) -> usize {
         self.inner.parameters.servers()
     }
 
-    /// Makes a variable that is trained.
+    /// Creates a trainable variable.
     ///
     /// # Errors
-    /// [`Error::Variable`] where the name is taken, [`Error::Partition`], [`Error::ServerLost`].
+    /// [`Error::Variable`] if the name is taken or the type is neither f32 nor f64; [`Error::Partition`] if the
+    /// partitioner returns an invalid partition; [`Error::Values`] if `initial` cannot be read; [`Error::ServerLost`]
+    /// or [`Error::Refused`] if a server cannot create it.
     pub fn variable<L, T: TensorStorage<L>>(&self, name: &str, initial: &T) -> Result<ShardedVariable> {
         self.make(name, true, initial)
     }
 
-    /// Makes a variable that no optimizer updates: a counter, or a table of something.
+    /// Creates a variable that no optimizer updates, such as a counter or a table.
     ///
     /// # Errors
-    /// As [`variable`](ParameterServerStrategy::variable).
+    /// The errors of [`variable`](ParameterServerStrategy::variable), except that any type is allowed.
     pub fn untrained<L, T: TensorStorage<L>>(&self, name: &str, initial: &T) -> Result<ShardedVariable> {
         self.make(name, false, initial)
     }
@@ -139,14 +143,14 @@ impl ParameterServerStrategy {
         self.make_by_parts(name, &shape, dtype, trainable, part)
     }
 
-    /// Makes a variable that is trained, shard by shard: `initial` is told which rows to make, so nobody ever holds all of
-    /// them.
+    /// Creates a trainable variable shard by shard: `initial` is called with each shard's range of rows, so that no
+    /// process holds all of them.
     ///
     /// # Shapes
     /// `initial` returns the elements of its rows in row-major order.
     ///
     /// # Errors
-    /// As [`variable`](ParameterServerStrategy::variable), and what `initial` returns.
+    /// The errors of [`variable`](ParameterServerStrategy::variable), and those of `initial`.
     ///
     /// # Source
     /// Initializers that take `shard_info`.
@@ -178,7 +182,8 @@ impl ParameterServerStrategy {
         let inner = &self.inner;
         if trainable && !matches!(dtype, DType::F32 | DType::F64) {
             let problem = format!(
-                "parameters on servers are f32 or f64, and it is {dtype}; ask for 16 bits on the wire (builder: wire) instead, \
+                "parameters on servers are f32 or f64, and it is {dtype}; ask for 16 bits on the wire (builder: wire) \
+                instead, \
                  or make it untrained"
             );
             return Err(inner.failed(Error::Variable { name: name.to_owned(), problem }));
@@ -187,7 +192,7 @@ impl ParameterServerStrategy {
             let problem = "there is one of this name already; give each its own".to_owned();
             return Err(inner.failed(Error::Variable { name: name.to_owned(), problem }));
         }
-        // What the user has written, the partitioner and the initial values, runs under no lock.
+        // User code, which is the partitioner and the initial values, runs without a lock held.
         let mut reserved = Reserved { inner, name, is_made: false };
         let shards = match &inner.partitioner {
             Some(partitioner) => {
@@ -220,7 +225,7 @@ impl ParameterServerStrategy {
                 ..CreateShard::default()
             };
             let payload = part(rows.clone())?;
-            // From here on a server may have a part of it.
+            // From here on a server may hold a part of it.
             reserved.is_made = true;
             let created =
                 inner.parameters.block_on(inner.create(server, vec![CreateShard { payload, ..about.clone() }]));
@@ -230,7 +235,7 @@ impl ParameterServerStrategy {
         }
         let (name, shape) = (name.to_owned(), shape.to_vec());
         let info = Arc::new(VariableInfo { name: name.clone(), dtype, shape, trainable, shards: infos });
-        // One at a time: each adds to the table that the one before has left.
+        // One at a time, since each adds to the table that the one before has left.
         let _turn = lock(&inner.made);
         let known = inner.parameters.table();
         let mut variables = known.variables.clone();
@@ -240,11 +245,12 @@ impl ParameterServerStrategy {
         Ok(ShardedVariable::new(info, inner.parameters.clone()))
     }
 
-    /// Has servers update variables; the number by which workers name this optimizer when they push gradients.
+    /// Lets servers update variables; returns the number by which workers name this optimizer when they push gradients.
     ///
     /// # Errors
-    /// [`Error::Values`] for settings outside their ranges; [`Error::Variable`] for a variable that is not trained, and with
-    /// LAMB, which looks at whole variables, for one that is cut.
+    /// [`Error::Values`] for settings outside their ranges; [`Error::Variable`] for an untrained variable, and with
+    /// LAMB, which uses the norms of whole variables, for a split one; [`Error::ServerLost`] or [`Error::Refused`] if a
+    /// server cannot create it.
     pub fn optimizer(
         &self,
         description: impl Into<OptimizerDescription>,
@@ -278,10 +284,11 @@ impl ParameterServerStrategy {
         Ok(number)
     }
 
-    /// Sets the learning rate with which servers apply the gradients that come from now on.
+    /// Sets the learning rate for gradients that servers apply from now on.
     ///
     /// # Errors
-    /// [`Error::Values`] for a rate outside its range, [`Error::ServerLost`].
+    /// [`Error::Values`] for a rate outside its range, [`Error::Option`] for an unknown optimizer,
+    /// [`Error::ServerLost`] if a server cannot be reached.
     pub fn set_learning_rate(&self, optimizer: u32, learning_rate: f64) -> Result<()> {
         let inner = &self.inner;
         let mut made = lock(&inner.made);
@@ -294,19 +301,19 @@ impl ParameterServerStrategy {
         *description = changed;
         let mut requests = inner.optimizer_requests(&made, optimizer, &BTreeMap::new());
         drop(made);
-        // Without shards it changes what is there.
+        // A request without shards changes an existing optimizer.
         requests.iter_mut().for_each(|(_, request)| request.shards.clear());
         inner.parameters.block_on(inner.set_optimizers(requests))
     }
 
-    /// The variables, by name.
+    /// Returns the variables, ordered by name.
     pub fn variables(&self) -> Vec<ShardedVariable> {
         let table = self.inner.parameters.table();
         let variable = |info: &Arc<VariableInfo>| ShardedVariable::new(info.clone(), self.inner.parameters.clone());
         table.variables.values().map(variable).collect()
     }
 
-    /// A variable by its name, if there is one.
+    /// Returns a variable by its name, if there is one.
     pub fn find(&self, name: &str) -> Option<ShardedVariable> {
         let info = self.inner.parameters.table().variables.get(name).cloned()?;
         Some(ShardedVariable::new(info, self.inner.parameters.clone()))
@@ -321,7 +328,7 @@ impl std::fmt::Debug for ParameterServerStrategy {
 }
 
 impl Inner {
-    /// Makes shards on a server.
+    /// Creates shards on a server.
     async fn create(&self, server: usize, shards: Vec<CreateShard>) -> Result<()> {
         let parameters = &self.parameters;
         let in_parts = |mut shard: CreateShard| {
@@ -333,7 +340,7 @@ impl Inner {
         done.map(drop).map_err(parameters.failed(server, "Create"))
     }
 
-    /// What servers are told of an optimizer; `steps` by optimizer, where it has made some.
+    /// Returns the requests that create an optimizer on its servers; `steps` holds the steps made so far, by optimizer.
     fn optimizer_requests(
         &self,
         made: &Made,
@@ -349,7 +356,7 @@ impl Inner {
             let request = OptimizerOfShards {
                 session: self.parameters.session(),
                 optimizer: number,
-                // Numbers and names: always JSON.
+                // The description consists of numbers and names, which are always valid JSON.
                 description: serde_json::to_string(description).unwrap_or_default(),
                 steps: steps.get(&number).copied().unwrap_or(0),
                 shards,
@@ -370,7 +377,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Begins to attend to a server, trying until `patience` is over; whether it is the same process as before.
+    /// Attends to a server, retrying until `patience` is over; returns whether it is the same process as before.
     pub(crate) async fn attend(&self, server: usize, patience: Duration) -> Result<bool> {
         let (parameters, started) = (&self.parameters, Instant::now());
         let request = AttendServer { session: parameters.session() };
@@ -398,23 +405,25 @@ impl Inner {
         }
     }
 
-    /// The answers of a server, to be watched.
+    /// Takes the attendance of a server, to be watched.
     pub(crate) fn take_attendance(&self, server: usize) -> Option<Attendance<ServerState>> {
         lock(&self.attendances)[server].take()
     }
 
+    /// Creates a link to a worker.
+    ///
     /// # Errors
-    /// The address cannot be one.
+    /// If the address is invalid.
     pub(crate) fn link_to_worker(&self, worker: usize, silence: Duration) -> Result<Link, tonic::Status> {
         let (job, session) = (self.job.clone(), self.parameters.session());
         let task = Task::new(TaskType::Worker, worker as u32);
         Link::new(&self.workers[worker], &Addressee { job, task, session }, silence)
     }
 
-    /// Remembers what has failed: what workers and servers are told if nothing goes well any more.
+    /// Records a failure, which workers and servers are told if nothing succeeds afterwards.
     pub(crate) fn note_failure(&self, error: &Error) {
         if matches!(error, Error::Cancelled { .. }) {
-            // It was cancelled for something else.
+            // The cause is another error.
             return;
         }
         let mut message = error.to_string();
@@ -428,7 +437,7 @@ impl Inner {
         error
     }
 
-    /// Something has gone well since: what had failed has been dealt with.
+    /// Clears the recorded failure after a function has succeeded.
     pub(crate) fn forget_failure(&self) {
         *lock(&self.verdict) = None;
     }
@@ -441,14 +450,14 @@ impl Inner {
 impl Drop for Inner {
     fn drop(&mut self) {
         if let Some(runtime) = self.runtime.take() {
-            // What has failed is no end: the next coordinator finds workers and servers waiting.
+            // A failure does not end the job: the next coordinator finds workers and servers waiting.
             crate::coordinator::leave(self, &runtime);
             runtime.shutdown_timeout(Duration::from_millis(200));
         }
     }
 }
 
-/// The name of a variable that is being made, which another one may have if it is not.
+/// Reserves the name of a variable that is being created, and releases it if that fails.
 struct Reserved<'a> {
     inner: &'a Inner,
     name: &'a str,
@@ -463,13 +472,13 @@ impl Drop for Reserved<'_> {
     }
 }
 
-/// What workers and servers are told of a failure is no longer.
+/// Limit of the message by which workers and servers are told of a failure.
 const MAX_FAILURE_BYTES: usize = 4096;
 
-/// A task that is being started needs about so long.
+/// About the time that a task needs to start.
 pub(crate) const BETWEEN_ATTEMPTS: Duration = Duration::from_millis(100);
 
-/// A number that no other run of a coordinator has.
+/// Draws a number that identifies this run of a coordinator.
 pub(crate) fn session() -> u64 {
     incarnation()
 }

@@ -1,32 +1,34 @@
-//! How workers' updates go together.
+//! Combination of the workers' updates.
 
 use crate::{Error, Result};
 
-/// How the updates of workers go together.
+/// How the updates of workers are combined.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Updates {
-    /// Each worker's gradients are applied when they come, however old the values they were computed with: what TensorFlow does.
+    /// Each worker's gradients are applied on arrival, whatever the age of the values they were computed with, as in
+    /// TensorFlow.
     #[default]
     Asynchronous,
-    /// As many closures as there are workers make a round, and one begins only while all closures of rounds more than so many
-    /// before its own are over: no worker computes with values that lack older updates than that. 0: rounds do not overlap.
+    /// Bounded staleness: as many closures as there are workers make a round, and a closure starts only when every
+    /// closure more than `rounds` rounds older has finished. With 0, rounds do not overlap.
     ///
     /// # Source
     /// Ho et al., "More effective distributed ML via a stale synchronous parallel parameter server", 2013.
     BoundedStaleness {
-        /// How many rounds the fastest may be ahead of the slowest.
+        /// The number of rounds that the fastest worker may be ahead of the slowest.
         rounds: u64,
     },
-    /// The mean of so many closures' gradients makes one step, as if one worker had computed the whole batch; each function must
-    /// push once. Where there are backups, as many more closures begin, and the slowest ones' gradients are dropped.
+    /// The mean of the gradients of `contributions` closures makes one step, as if one worker had computed the whole
+    /// batch; each function must push once. With backups, that many more closures are started, and the gradients of the
+    /// slowest are dropped.
     ///
     /// # Source
     /// Chen et al., "Revisiting distributed synchronous SGD", 2016.
     Synchronous {
-        /// Gradients that make a step, at least 1.
+        /// The number of gradients that make a step, at least 1.
         contributions: usize,
-        /// Further closures that compute for the same step.
+        /// The number of additional closures that compute for the same step.
         backups: usize,
     },
 }
@@ -43,7 +45,7 @@ impl Updates {
         }
     }
 
-    /// Gradients that make a step together; 0 where each makes one.
+    /// Returns the number of gradients that make a step together; 0 if each makes its own.
     pub(crate) fn contributions(self) -> u32 {
         match self {
             Updates::Synchronous { contributions, .. } => contributions as u32,

@@ -1,4 +1,4 @@
-//! One variable, cut into shards on several servers.
+//! A variable, split into shards on several servers.
 
 use std::ops::{Bound, RangeBounds};
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::store::operation_of;
 use crate::wire::proto::Origin;
 use crate::{Error, Result};
 
-/// A variable on parameter servers, cut along its first dimension; it reads and writes as one.
+/// A variable on parameter servers, split along its first dimension; it reads and writes as one.
 ///
 /// # Source
 /// `tf.distribute`'s `ShardedVariable`.
@@ -28,48 +28,50 @@ impl ShardedVariable {
         ShardedVariable { info, parameters }
     }
 
-    /// Its name.
+    /// Returns the variable's name.
     pub fn name(&self) -> &str {
         &self.info.name
     }
 
-    /// The length of each dimension.
+    /// Returns the length of each dimension.
     pub fn shape(&self) -> &[usize] {
         &self.info.shape
     }
 
-    /// The type of its elements.
+    /// Returns the type of the elements.
     pub fn dtype(&self) -> DType {
         self.info.dtype
     }
 
-    /// Its shards, in the order of their rows.
+    /// Returns the shards, in the order of their rows.
     pub fn shards(&self) -> &[ShardInfo] {
         &self.info.shards
     }
 
-    /// What gradients of it name.
+    /// Returns the description of the variable, with its shards.
     pub fn info(&self) -> &Arc<VariableInfo> {
         &self.info
     }
 
-    /// All elements.
+    /// Reads all elements.
     ///
     /// # Errors
-    /// [`Error::Variable`] where `T` is not the variable's type; [`Error::ServerLost`].
+    /// [`Error::Variable`] if `T` is not the variable's type or the elements do not fit in memory;
+    /// [`Error::ServerLost`] if a server cannot be reached.
     pub fn read<T: Element>(&self) -> Result<HostTensor<T>> {
         self.check_type(T::DTYPE)?;
         let bytes = self.parameters.block_on(self.parameters.whole(&self.info, ""))?;
         Ok(HostTensor::new(&self.info.shape, numbers::whole::<T>(&bytes).into_owned())?)
     }
 
-    /// Some rows.
+    /// Reads a range of rows.
     ///
     /// # Shapes
-    /// `[rows, …]`, with the variable's shape behind its first dimension.
+    /// `[rows, …]`, followed by the variable's shape without its first dimension.
     ///
     /// # Errors
-    /// As [`read`](ShardedVariable::read); [`Error::Variable`] for a range outside the variable.
+    /// [`Error::Variable`] for a range outside the variable, or if `T` is not its type; [`Error::ServerLost`] if a
+    /// server cannot be reached.
     pub fn slice<T: Element>(&self, rows: impl RangeBounds<usize>) -> Result<HostTensor<T>> {
         let start = match rows.start_bound() {
             Bound::Included(start) => *start,
@@ -87,13 +89,14 @@ impl ShardedVariable {
         self.embedding_lookup(&(start..end).collect::<Vec<_>>())
     }
 
-    /// The rows of these numbers, in their order: only they travel.
+    /// Reads the rows with these numbers, in order; only they are transferred.
     ///
     /// # Shapes
-    /// `[rows.len(), …]`, with the variable's shape behind its first dimension.
+    /// `[rows.len(), …]`, followed by the variable's shape without its first dimension.
     ///
     /// # Errors
-    /// As [`read`](ShardedVariable::read); [`Error::Variable`] for a row outside the variable.
+    /// [`Error::Variable`] for a row outside the variable, or if `T` is not its type; [`Error::ServerLost`] if a server
+    /// cannot be reached.
     ///
     /// # Source
     /// `tf.nn.embedding_lookup` of a sharded variable.
@@ -124,16 +127,19 @@ impl ShardedVariable {
     /// Replaces all elements.
     ///
     /// # Errors
-    /// [`Error::Variable`] where shape or type differ; [`Error::ServerLost`].
+    /// [`Error::Variable`] if shape or type differ; [`Error::Values`] if `value` cannot be read; [`Error::ServerLost`]
+    /// if a server cannot be reached.
     pub fn assign<L, T: TensorStorage<L>>(&self, value: &T) -> Result<()> {
         self.assign_as(&self.own_origin(), Scatter::Update, None, value)
     }
 
-    /// Adds to all elements. A function that workers run calls [`WorkerContext::assign_add`](crate::WorkerContext::assign_add),
-    /// which is done once even where the function runs twice.
+    /// Adds to all elements. A function that workers run should call
+    /// [`WorkerContext::assign_add`](crate::WorkerContext::assign_add), which is done once even if the function runs
+    /// twice.
     ///
     /// # Errors
-    /// As [`assign`](ShardedVariable::assign).
+    /// [`Error::Variable`] if shape or type differ; [`Error::Values`] if `value` cannot be read; [`Error::ServerLost`]
+    /// if a server cannot be reached.
     pub fn assign_add<L, T: TensorStorage<L>>(&self, value: &T) -> Result<()> {
         self.assign_as(&self.own_origin(), Scatter::Add, None, value)
     }
@@ -141,18 +147,20 @@ impl ShardedVariable {
     /// Subtracts from all elements.
     ///
     /// # Errors
-    /// As [`assign`](ShardedVariable::assign).
+    /// [`Error::Variable`] if shape or type differ; [`Error::Values`] if `value` cannot be read; [`Error::ServerLost`]
+    /// if a server cannot be reached.
     pub fn assign_sub<L, T: TensorStorage<L>>(&self, value: &T) -> Result<()> {
         self.assign_as(&self.own_origin(), Scatter::Sub, None, value)
     }
 
-    /// Changes some rows; a row that is named more than once is written more than once, in order.
+    /// Changes some rows, in order; a row may be named more than once.
     ///
     /// # Shapes
-    /// `values`: `[rows.len(), …]`.
+    /// `values`: `[rows.len(), …]`, followed by the variable's shape without its first dimension.
     ///
     /// # Errors
-    /// As [`assign`](ShardedVariable::assign); [`Error::Variable`] for a row outside the variable.
+    /// [`Error::Variable`] for a row outside the variable, or if shape or type differ; [`Error::Values`] if `values`
+    /// cannot be read; [`Error::ServerLost`] if a server cannot be reached.
     pub fn scatter<L, T: TensorStorage<L>>(&self, scatter: Scatter, rows: &[usize], values: &T) -> Result<()> {
         self.assign_as(&self.own_origin(), scatter, Some(rows), values)
     }
@@ -184,7 +192,7 @@ impl ShardedVariable {
         self.parameters.block_on(self.parameters.assign(origin, &self.info, operation, rows, &bytes))
     }
 
-    /// Of changes that belong to no closure.
+    /// Returns the origin of changes that belong to no closure.
     fn own_origin(&self) -> Origin {
         Origin { session: self.parameters.session(), worker: u32::MAX, epoch: u64::MAX, ..Origin::default() }
     }

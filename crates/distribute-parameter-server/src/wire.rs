@@ -1,7 +1,8 @@
-//! Calls between tasks: gRPC's framing over HTTP/2, with payloads that are neither copied into a message nor out of one.
+//! Calls between tasks: gRPC's framing over HTTP/2, without copying payloads into or out of messages.
 //!
-//! A message's payload is its last field, so a sender writes the rest, the payload's length, and then the payload from where
-//! it lies; a receiver cuts it out of the pieces in which it arrives. tonic's own codec copies it once more on either side.
+//! A message's payload is its last field, so a sender writes the other fields, the payload's length, and then the
+//! payload from its own memory; a receiver slices it out of the chunks in which it arrives. tonic's own codec copies it
+//! once more on either side.
 //!
 //! # Source
 //! "gRPC over HTTP/2", and the encoding of Protocol Buffers.
@@ -24,38 +25,38 @@ pub(crate) mod proto {
     tonic::include_proto!("distribute.v1");
 }
 
-/// What two tasks must agree on.
+/// The protocol version, which two tasks must share.
 pub(crate) const VERSION: u32 = 2;
 
 /// Limit of the headers of a call.
 pub(crate) const MAX_HEADERS_BYTES: u32 = 16 << 10;
 
-/// What a receiver lets HTTP/2 send in one piece: most payloads then arrive in few.
+/// Maximum HTTP/2 frame size: large, so that most payloads arrive in few chunks.
 pub(crate) const HTTP_FRAME_BYTES: u32 = 2 << 20;
 
-/// What HTTP/2 lets a sender be ahead of its receiver, for one call and for all of a connection.
+/// HTTP/2 flow-control window of one call; a connection has twice that.
 pub(crate) const WINDOW_BYTES: u32 = 8 << 20;
 
-/// Messages that wait to be sent in one call.
+/// Messages queued for sending in one call.
 const QUEUED_MESSAGES: usize = 4;
 
-/// Payloads are sent in parts of at most this. A multiple of every element's size.
+/// Maximum size of a part of a payload. A multiple of every element's size.
 pub(crate) const MAX_PAYLOAD_BYTES: usize = 32 << 20;
 
-/// Limit of a message that has no payload, and of what a message has besides its payload.
+/// Limit of a message without a payload, and of the other fields of one with a payload.
 pub(crate) const MAX_HEAD_BYTES: usize = 1 << 20;
 
-/// Limit of a message that holds a few numbers and a sentence.
+/// Limit of a message that holds a few numbers and a text.
 pub(crate) const SHORT_MESSAGE_BYTES: usize = 8 << 10;
 
 /// Limit of a message with a payload.
 pub(crate) const MAX_MESSAGE_BYTES: usize = MAX_PAYLOAD_BYTES + MAX_HEAD_BYTES;
 
-/// Rows that one request may name.
+/// Maximum number of rows in one request.
 pub(crate) const MAX_ROWS: usize = MAX_HEAD_BYTES / 2 / size_of::<u64>();
 
-/// Limit of the rows that the answer to one request holds, unless it is a single row. Whole shards are not limited: they are here
-/// once, and are sent from where they are.
+/// Limit of the rows in the answer to one request, unless it is a single row. Whole shards are not limited, since they
+/// are sent from where they are stored.
 pub(crate) const MAX_ANSWER_BYTES: u64 = 256 << 20;
 
 /// The path of a method of parameter servers.

@@ -1,4 +1,4 @@
-//! What a worker answers: it runs the closures of its coordinator, one at a time.
+//! The methods of a worker, which runs the closures of its coordinator one at a time.
 
 use std::any::Any;
 use std::collections::{HashMap, VecDeque};
@@ -34,33 +34,33 @@ pub(crate) struct WorkerMethods {
     program: Program,
     lifetime: Arc<Lifetime>,
     identity: Identity,
-    /// Silence after which another task counts as lost, and patience with a server's answer.
+    /// The silence after which another task counts as lost, and the time limit of a server's answer.
     limits: (Duration, Duration),
     held: Mutex<Held>,
 }
 
-/// Who this worker attends to.
+/// The coordinator that this worker attends to.
 #[derive(Default)]
 struct Held {
     attendance: Option<Arc<Attendance>>,
-    /// Sessions that others have taken the place of, the last ones.
+    /// The last sessions that others have replaced.
     over: VecDeque<u64>,
 }
 
-/// One coordinator's hold on this worker, and what its closures find here. The next one begins anew.
+/// One coordinator's hold on this worker, with the state of its closures. The next one starts anew.
 pub(crate) struct Attendance {
     pub(crate) session: u64,
     pub(crate) epoch: u64,
     pub(crate) worker: u32,
     pub(crate) workers: u32,
     pub(crate) parameters: Arc<Parameters>,
-    /// Whether what still runs for it is of no use any more.
+    /// Whether results of closures that still run are no longer needed.
     pub(crate) over: AtomicBool,
-    /// By number: iterators over datasets.
+    /// Iterators over datasets, by number.
     pub(crate) resources: Mutex<HashMap<u64, Resource>>,
-    /// What functions keep from one closure to the next.
+    /// Objects that functions keep from one closure to the next.
     pub(crate) kept: Mutex<HashMap<String, Arc<dyn Any + Send + Sync>>>,
-    /// Closures, for the thread that runs them.
+    /// Sends closures to the thread that runs them.
     jobs: crossbeam_channel::Sender<Job>,
 }
 
@@ -71,10 +71,10 @@ pub(crate) struct Resource {
     pub(crate) iterator: Arc<Checkout>,
 }
 
-/// How long a thread of a function waits while another one takes an element of the same dataset.
+/// How long a thread waits while another one takes an element of the same dataset.
 const ELEMENT_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// A closure to run, and where its outcome goes.
+/// A closure to run, and the channel for its outcome.
 type Job = (Closure, oneshot::Sender<Outcome>);
 
 impl WorkerMethods {
@@ -124,7 +124,7 @@ impl WorkerMethods {
         })
     }
 
-    /// The present attendance, if that is the one meant.
+    /// Returns the current attendance, if it is the one that the call names.
     fn attendance(&self, session: u64, epoch: u64) -> Result<Arc<Attendance>, Status> {
         let attendance = lock(&self.held).attendance.clone();
         let meant = attendance.filter(|attendance| (attendance.session, attendance.epoch) == (session, epoch));
@@ -164,7 +164,7 @@ impl WorkerMethods {
         let (done, outcome) = oneshot::channel();
         let busy = "this worker is still busy with another closure";
         attendance.jobs.try_send((closure, done)).map_err(|_| Status::unavailable(busy))?;
-        // For as long as the function runs: the coordinator limits that, and hangs up.
+        // Waits for as long as the function runs: the coordinator limits that, and ends the call.
         let Outcome { mut problem, payload, .. } = outcome.await.map_err(|_| elsewhere())?;
         let part = move |(payload, more)| Ok(Outcome { problem: problem.take(), more, payload });
         reply_all(parts_of(payload).map(part))
@@ -186,9 +186,10 @@ impl Methods for WorkerMethods {
         let held = lock(&self.held);
         let present = held.attendance.as_ref().is_some_and(|attendance| attendance.session == session);
         match method {
-            // It begins a session.
+            // This call begins a session.
             "Attend" => Ok(MAX_HEAD_BYTES),
-            // Of whoever coordinates now, or before anybody does: one that was given up ends nothing.
+            // Only the current coordinator, or any before the first attendance, may end the job; one that was given up
+            // ends nothing.
             "Leave" if present || held.attendance.is_none() => Ok(SHORT_MESSAGE_BYTES),
             "Leave" => Err(Status::aborted(TAKEN_OVER)),
             "CreateResource" | "Run" if !present => Err(elsewhere()),
@@ -216,7 +217,8 @@ impl Methods for WorkerMethods {
 }
 
 impl Attendance {
-    /// Begins one, with a thread for its closures: one that is still busy for an earlier attendance holds nobody up.
+    /// Begins an attendance, with a new thread for its closures, so that one that is still busy for an earlier
+    /// attendance delays nothing.
     fn begin(
         request: &AttendWorker,
         program: Program,
@@ -239,12 +241,12 @@ impl Attendance {
             kept: Mutex::default(),
             jobs,
         });
-        // Weak: the thread ends when nobody can send it a closure any more.
+        // Weak, so that the thread ends when no closure can be sent any more.
         let weak = Arc::downgrade(&attendance);
         let run = move || {
             for (closure, done) in queue {
                 let Some(attendance) = weak.upgrade() else { return };
-                // Where nobody waits any more, nobody misses it.
+                // Fails only if no caller waits any more.
                 let _ = done.send(attendance.run(&program, closure));
             }
         };
@@ -272,7 +274,7 @@ impl Attendance {
     }
 }
 
-/// What a function of the program returns, also where it panics.
+/// Returns the outcome of a function of the program, with a panic as an error.
 fn caught<T, E: From<String>>(run: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
     catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
         let words = panic.downcast_ref::<String>().map(String::as_str);
@@ -292,7 +294,7 @@ fn problem(failed: Failed) -> Problem {
         Failed::Ours(error) => Problem { message: error.to_string(), server: None, cancelled: false },
         Failed::Theirs(error) => {
             let mut message = error.to_string();
-            // Causes that the sentence does not tell itself.
+            // Causes that the message does not contain itself.
             let mut cause = error.source();
             while let Some(source) = cause {
                 let words = source.to_string();

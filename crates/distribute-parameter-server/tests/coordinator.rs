@@ -11,7 +11,7 @@ mod harness;
 
 use harness::{Cluster, program, server, total, until, worker};
 
-/// Not a test of its own: what a started process does.
+/// Not a test of its own: the body of a started process.
 #[test]
 fn task() {
     harness::serve();
@@ -26,7 +26,7 @@ fn functions_run_on_workers_and_return_values() {
     assert!(coordinator.done().unwrap());
     assert_eq!(total(&coordinator), 20.0);
     assert!(values.iter().all(|value| value.status() == RemoteValueStatus::Ready));
-    // Nests come back as they were.
+    // Nested values are returned unchanged.
     let nested = coordinator.schedule("nested", &21).unwrap();
     let (x, map, list): (i64, BTreeMap<String, i64>, Vec<Option<i64>>) = nested.fetch().unwrap();
     assert_eq!((x, map["double"], list), (21, 42, vec![Some(21), None]));
@@ -36,7 +36,7 @@ fn functions_run_on_workers_and_return_values() {
     let workers: Vec<_> = (0..30).map(|_| coordinator.schedule("add", &0.0).unwrap()).collect();
     let workers: BTreeSet<usize> = coordinator.fetch(&workers).unwrap().into_iter().collect();
     assert!(workers.len() > 1, "{workers:?}");
-    // What no program has, and what no function takes.
+    // An unknown function, and arguments that do not fit.
     let error = coordinator.schedule("ad", &0.0).unwrap_err().to_string();
     assert!(error.contains("did you mean \"add\"?"), "{error}");
     assert!(matches!(coordinator.schedule("add", &"text"), Err(Error::Value { .. })));
@@ -46,7 +46,7 @@ fn functions_run_on_workers_and_return_values() {
     coordinator.join().unwrap();
     assert_eq!(total(&again), 21.0);
     drop((coordinator, again));
-    // All leave when the coordinator ends.
+    // All tasks leave when the coordinator ends.
     for task in [server(0), server(1), worker(0), worker(1), worker(2)] {
         let said = cluster.end_of(task);
         assert!(said.contains("left"), "{task}: {said}");
@@ -65,14 +65,14 @@ fn every_worker_has_a_dataset_of_its_own() {
         seen.entry(worker).or_default().push(element);
     }
     for (worker, elements) in seen {
-        // In order, and another worker's are others.
+        // In order, and different from another worker's.
         let first = 100 * worker as i64;
         assert_eq!(elements, (first..first + elements.len() as i64).collect::<Vec<_>>());
     }
-    // A dataset that is made again begins anew.
+    // A dataset that is created again starts anew.
     let (worker, element) = coordinator.schedule("next", &numbers().iter()).unwrap().fetch::<(usize, i64)>().unwrap();
     assert_eq!(element, 100 * worker as i64);
-    // The end, another type, a dataset that cannot be made, one that nobody knows.
+    // The end, another type, a dataset that cannot be created, an unknown one.
     let iterator = numbers().iter();
     (0..11).for_each(|_| drop(coordinator.schedule("next", &iterator)));
     let error = coordinator.join().unwrap_err().to_string();
@@ -91,7 +91,7 @@ fn every_worker_has_a_dataset_of_its_own() {
 fn the_first_error_is_told_once_and_then_all_is_as_before() {
     let cluster = Cluster::start(1, 2);
     let coordinator = cluster.coordinator();
-    // By join.
+    // Returned by join.
     let failed = coordinator.schedule("fail", &"bad luck").unwrap();
     let error = coordinator.join().unwrap_err();
     assert!(
@@ -99,14 +99,14 @@ fn the_first_error_is_told_once_and_then_all_is_as_before() {
         "{error}"
     );
     coordinator.join().unwrap();
-    // By the value, again and again.
+    // Returned by the value, every time.
     assert!(matches!(failed.fetch::<()>(), Err(Error::UserFunction { .. })));
     assert!(matches!(failed.fetch::<()>(), Err(Error::UserFunction { .. })));
     assert_eq!(failed.status(), RemoteValueStatus::Aborted);
-    // By schedule; a panic is an error like others.
+    // Returned by schedule; a panic is an error like others.
     coordinator.schedule("panic", &"oh no").unwrap();
     until("schedule returns the error", || coordinator.schedule("add_after", &(0.0, 1)).is_err());
-    // By done.
+    // Returned by done.
     coordinator.schedule("fail", &"x").unwrap();
     until("done returns the error", || coordinator.done().is_err());
     // Many failures, one error.
@@ -117,7 +117,7 @@ fn the_first_error_is_told_once_and_then_all_is_as_before() {
     }
     let _ = coordinator.join();
     coordinator.join().unwrap();
-    // As before.
+    // The coordinator works again.
     coordinator.schedule("add", &2.0).unwrap();
     coordinator.join().unwrap();
     assert_eq!(total(&coordinator), 2.0);
@@ -151,7 +151,7 @@ fn a_short_queue_holds_up_who_schedules() {
     }
     coordinator.join().unwrap();
     assert_eq!(total(&coordinator), 20.0);
-    // An error reaches who waits for room.
+    // A caller that waits for room gets the error.
     coordinator.schedule("fail_after", &("full", 50)).unwrap();
     until("schedule returns the error", || coordinator.schedule("add_after", &(0.0, 20)).is_err());
 }
@@ -199,7 +199,7 @@ fn what_a_worker_keeps_stays_from_call_to_call() {
     assert_eq!(coordinator.fetch::<u64>(&counts).unwrap(), [0, 1, 2]);
 }
 
-/// Trains until so many steps are scheduled; the weights.
+/// Trains with this number of scheduled steps and returns the weights.
 fn trained(updates: Updates, steps: usize) -> Vec<f64> {
     let cluster = Cluster::start(2, 3);
     let strategy = distribute_parameter_server::ParameterServerStrategy::builder(&cluster.resolver())
@@ -221,7 +221,7 @@ fn trained(updates: Updates, steps: usize) -> Vec<f64> {
 
 #[test]
 fn all_kinds_of_updates_find_the_same_solution() {
-    // As many steps each.
+    // The same number of steps each.
     for (updates, closures) in [
         (Updates::Asynchronous, 300),
         (Updates::BoundedStaleness { rounds: 1 }, 300),

@@ -1,4 +1,4 @@
-//! Workers, servers and coordinators that are killed, frozen and started again.
+//! Workers, servers and coordinators that are killed, frozen and restarted.
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
 use std::time::Duration;
@@ -18,7 +18,7 @@ mod harness;
 
 use harness::{Cluster, SILENCE, SOON, program, server, total, until, worker};
 
-/// Not a test of its own: what a started process does.
+/// Not a test of its own: the body of a started process.
 #[test]
 fn task() {
     harness::serve();
@@ -49,10 +49,10 @@ fn what_a_killed_worker_was_doing_is_done_by_another() {
     let values: Vec<_> = (0..60).map(|_| coordinator.schedule("add_after", &(1.0, 20)).unwrap()).collect();
     until("some have run", || total(&coordinator) >= 10.0);
     cluster.signal(worker(0), Signal::KILL);
-    // The other one goes on; nothing is lost, nothing counts twice.
+    // The other one continues; nothing is lost or counted twice.
     coordinator.join().unwrap();
     assert_eq!(total(&coordinator), 60.0);
-    // What the dead one has returned is here.
+    // The results of the killed worker are available.
     coordinator.fetch::<()>(&values).unwrap();
 }
 
@@ -64,7 +64,7 @@ fn a_worker_that_hangs_in_a_function_and_is_killed_is_made_up_for() {
     let endless = coordinator.schedule("forever", &()).unwrap();
     (0..10).for_each(|_| drop(coordinator.schedule("add", &1.0).unwrap()));
     until("the others have run", || total(&coordinator) == 10.0);
-    // Whichever has it: both are killed in turn, and the function never ends well.
+    // Either may run it: both are killed in turn, and the function never succeeds.
     for index in [0, 1] {
         cluster.signal(worker(index), Signal::KILL);
         cluster.restart(worker(index));
@@ -85,7 +85,7 @@ fn a_frozen_worker_is_given_up_and_what_it_sends_later_changes_nothing() {
     coordinator.join().unwrap();
     assert_eq!(total(&coordinator), 2.0);
     assert!(!ready(&coordinator, 0));
-    // It wakes up, and wants to finish what is finished.
+    // It wakes up and tries to finish closures that are done already.
     cluster.signal(worker(0), Signal::CONT);
     until("it is back", || ready(&coordinator, 0));
     (0..10).for_each(|_| drop(coordinator.schedule("add_after", &(1.0, 100)).unwrap()));
@@ -195,12 +195,12 @@ fn a_lost_server_is_told_to_whoever_joins_or_schedules() {
     cluster.signal(server(0), Signal::KILL);
     let error = coordinator.join().unwrap_err();
     assert!(matches!(error, Error::ServerLost { server: 0, .. }) && error.is_retryable(), "{error}");
-    // And again whatever is tried; it is no error of the function.
+    // Every further call returns it too; it is not an error of the function.
     until("schedule says so too", || {
         matches!(coordinator.schedule("add", &1.0), Err(Error::ServerLost { server: 0, .. }))
     });
     drop(coordinator);
-    // Those who live wait for the next coordinator.
+    // Living tasks wait for the next coordinator.
     let coordinator_again = {
         cluster.restart(server(0));
         cluster.coordinator()
@@ -223,7 +223,7 @@ fn every_coordinator_of_a_strategy_learns_of_a_lost_server() {
     second.join().unwrap();
     assert_eq!(total(&second), 2.0);
     cluster.signal(server(0), Signal::KILL);
-    // Although nobody uses it.
+    // Even though no function uses it.
     let mut error = None;
     until("it is noticed", || {
         error = second.done().err();
@@ -246,14 +246,14 @@ fn a_second_coordinator_takes_over_and_the_first_is_told() {
     let error = first.join().unwrap_err();
     assert!(error.to_string().contains("another coordinator"), "{error}");
     drop(first);
-    // Whoever waits for what will never come is told as well.
+    // A wait for a result that will never come also gets an error.
     assert!(matches!(running.fetch::<()>(), Err(Error::Cancelled { .. } | Error::ServerLost { .. })));
     second.schedule("add", &5.0).unwrap();
     second.join().unwrap();
     assert_eq!(total(&second), 10.0);
 }
 
-/// A strategy that restores servers, with trained weights and a checkpoint of them.
+/// Returns a strategy that restores servers, with trained weights and a checkpoint of them.
 fn checkpointed(cluster: &Cluster, folder: &std::path::Path) -> (ParameterServerStrategy, u32, CheckpointManager) {
     let strategy = ParameterServerStrategy::builder(&cluster.resolver())
         .options(Cluster::options())
@@ -302,14 +302,14 @@ fn a_server_that_is_started_again_gets_its_shards_from_the_last_checkpoint() {
         let truth = at as f64 - 2.0;
         assert!((weight - truth).abs() < (saved[at] - truth).abs().max(0.05), "{at}: {saved:?}, then {weight}");
     }
-    // At rest: its part is exactly that of the checkpoint, the other server's is kept.
+    // Without load: its part is exactly that of the checkpoint, the other server's is kept.
     let before = weights(&strategy);
     cluster.signal(server(1), Signal::KILL);
     cluster.restart(server(1));
-    until(
-        "it is restored",
-        || matches!(strategy.find("w").unwrap().read::<f64>(), Ok(read) if read.to_elements::<f64>().unwrap()[3..] == saved[3..]),
-    );
+    until("it is restored", || {
+        let read = strategy.find("w").unwrap().read::<f64>();
+        read.is_ok_and(|read| read.to_elements::<f64>().unwrap()[3..] == saved[3..])
+    });
     assert_eq!(weights(&strategy)[..3], before[..3]);
 }
 
@@ -333,13 +333,13 @@ fn a_damaged_checkpoint_does_not_lose_the_server_while_the_one_before_it_is_whol
     let _coordinator = ClusterCoordinator::new(&strategy, program()).unwrap();
     cluster.signal(server(1), Signal::KILL);
     cluster.restart(server(1));
-    until(
-        "it is restored",
-        || matches!(strategy.find("w").unwrap().read::<f64>(), Ok(read) if read.to_elements::<f64>().unwrap()[3..] == whole[3..]),
-    );
+    until("it is restored", || {
+        let read = strategy.find("w").unwrap().read::<f64>();
+        read.is_ok_and(|read| read.to_elements::<f64>().unwrap()[3..] == whole[3..])
+    });
 }
 
-/// What another run has saved of a model of the same names and shapes.
+/// Saves a checkpoint of another run, of a model with the same names and shapes.
 struct Foreign(Snapshot);
 
 impl Checkpointed for Foreign {
@@ -376,7 +376,8 @@ fn a_server_is_not_given_the_weights_of_another_run() {
     cluster.restart(server(1));
     until("it is lost", || {
         let told = coordinator.schedule("regress", &(optimizer, 0u64, 0u64)).and_then(|_| coordinator.join());
-        matches!(&told, Err(Error::ServerLost { server: 1, why, .. }) if why.contains(&others.run().unwrap().to_string()))
+        let run = others.run().unwrap().to_string();
+        matches!(&told, Err(Error::ServerLost { server: 1, why, .. }) if why.contains(&run))
     });
 }
 
@@ -399,7 +400,7 @@ fn a_frozen_server_is_waited_for_and_counts_nothing_twice() {
     cluster.signal(frozen, Signal::CONT);
     coordinator.join().unwrap();
     coordinator.fetch::<()>(&values).unwrap();
-    // It has kept its variables, so there was nothing to restore.
+    // It has kept its variables, so nothing had to be restored.
     assert_eq!(total(&coordinator), 60.0);
 }
 
@@ -428,7 +429,7 @@ fn a_checkpoint_goes_into_any_number_of_shards_and_trains_on() {
         checkpoints.save(&local, 10 * (round as u64 + 1), &[&strategy], &()).unwrap();
         checkpoints.finish().unwrap();
     }
-    // Slots and counts of steps were restored too, or Adam would have gone another way.
+    // Slots and step counts were restored too; otherwise Adam would have computed other values.
     let cluster = Cluster::start(1, 1);
     let strategy = cluster.strategy();
     let variable = strategy.variable("w", &HostTensor::new(&[5], vec![0.0f64; 5]).unwrap()).unwrap();
@@ -437,7 +438,7 @@ fn a_checkpoint_goes_into_any_number_of_shards_and_trains_on() {
     assert_eq!(weights(&strategy), expected);
 }
 
-/// One after another, as without servers.
+/// Trains sequentially, without servers.
 fn ten_steps(strategy: &ParameterServerStrategy, optimizer: u32, round: u64) {
     let coordinator = ClusterCoordinator::new(strategy, program()).unwrap();
     for step in 10 * round..10 * (round + 1) {

@@ -1,4 +1,4 @@
-//! Workers that are killed again and again while everything else goes on. Ten seconds; as long as DISTRIBUTE_TEST_SOAK_SECONDS says.
+//! Workers that are killed repeatedly under load, for ten seconds or DISTRIBUTE_TEST_SOAK_SECONDS.
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 #![expect(clippy::print_stdout, reason = "a long test says what it has seen")]
 
@@ -14,7 +14,7 @@ mod harness;
 
 use harness::{Cluster, SILENCE, program, server, total, worker};
 
-/// Not a test of its own: what a started process does.
+/// Not a test of its own: the body of a started process.
 #[test]
 fn task() {
     harness::serve();
@@ -25,7 +25,7 @@ fn seconds() -> Duration {
     Duration::from_secs_f64(seconds)
 }
 
-/// Schedules while workers are killed, frozen and started again; how many steps were scheduled, and what they have added up to.
+/// Schedules while workers are killed, frozen and restarted; returns the number of scheduled steps, and their total.
 fn soak(delivery: Delivery, time: Duration) -> (u64, f64) {
     let mut cluster = Cluster::start(2, 3);
     let strategy = cluster.strategy();
@@ -82,7 +82,7 @@ fn without_tokens_every_step_counts_at_least_once() {
     assert!(total >= scheduled as f64 && total <= 1.1 * scheduled as f64, "{scheduled} {total}");
 }
 
-/// Memory that a process really uses, in KiB.
+/// Returns the resident memory of a process, in KiB.
 fn resident(id: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{id}/status")).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();

@@ -1,4 +1,4 @@
-//! Callers that do not belong to a job, and callers that do and send what makes no sense.
+//! Callers that do not belong to the job, and invalid calls and messages.
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
 use std::time::Duration;
@@ -17,7 +17,7 @@ mod harness;
 use harness::raw::{self, Caller, Fields};
 use harness::{COORDINATOR_TIMEOUT, Cluster, SOON, program, server, total, until, worker};
 
-/// Not a test of its own: what a started process does.
+/// Not a test of its own: the body of a started process.
 #[test]
 fn task() {
     harness::serve();
@@ -53,7 +53,7 @@ fn a_stranger_changes_nothing_of_a_job() {
         for (task, service) in [(server(0), "ParameterServer"), (worker(0), "Worker")] {
             let (address, name) = (cluster.address(task), task.to_string());
             let path = |method: &str| format!("{service}/{method}");
-            // As any gRPC client, of another job, of another build, for another task.
+            // Any gRPC client, another job, another build, and another task's address.
             let stranger = Caller::new(&address, &name, &other, 77);
             let of_job = Caller::new(&address, &name, &own, 77);
             for (method, body) in [("Attend", attend(77).message()), ("Leave", leave.clone()), ("Run", Vec::new())] {
@@ -68,12 +68,12 @@ fn a_stranger_changes_nothing_of_a_job() {
                     refused(caller.call(&path, body.clone()).await, code, words);
                 }
             }
-            // Of this job, and of a session that is none.
+            // Of this job, with an invalid session.
             refused(of_job.call(&path("Leave"), leave.clone()).await, Code::Aborted, "another coordinator");
             let outcome = of_job.call(&path("CreateResource"), Vec::new()).await.unwrap_err();
             assert!(matches!(outcome.code(), Code::Unavailable | Code::Aborted), "{outcome}");
         }
-        // A session is looked at before the body is: this one never comes.
+        // The session is checked before the body, which never arrives here.
         let long = Caller::new(&cluster.address(server(0)), "ps:0", &own, 77);
         let mut open = long.open([&[0, 0x40, 0, 0, 0][..], &[7; 1000]].concat());
         refused(long.answer_to("ParameterServer/Push", &mut open).await, Code::Aborted, "another coordinator");
@@ -97,7 +97,7 @@ fn connections_that_say_nothing_of_use_are_closed() {
     let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
     let settings = [&preface[..], &[0, 0, 0, 4, 0, 0, 0, 0, 0]].concat();
     let garbage: Vec<u8> = (0..4096u32).map(|at| ((at * 7919) >> 3) as u8).collect();
-    // A frame that says it has 16 MiB.
+    // A frame that announces 16 MiB.
     let endless = [&settings[..], &[0xff, 0xff, 0xff, 0, 0, 0, 0, 0, 1]].concat();
     block_on(async {
         let mut all = tokio::task::JoinSet::new();
@@ -118,7 +118,7 @@ fn connections_that_say_nothing_of_use_are_closed() {
     assert!(cluster.end_of(worker(0)).contains("left"));
 }
 
-/// A server in this process, and a caller of its job that no strategy knows.
+/// A server in this process, and a caller of its job without a strategy.
 fn alone(options: ServerOptions) -> (Server, SimpleResolver, String) {
     let ports = Ports::reserve(2).unwrap();
     let addresses = ports.addresses();
@@ -161,7 +161,7 @@ fn what_makes_no_sense_is_refused_and_the_server_stays() {
             let caller = &caller;
             async move { caller.call("ParameterServer/Create", message.message()).await }
         };
-        // The first one may come before the attendance has begun.
+        // The first one may arrive before the attendance has begun.
         let made = shard(3, 2).bytes(15, [0; 24]);
         while create(made.clone()).await.is_err_and(|status| status.code() == Code::Unavailable) {}
         for (message, words) in [
@@ -174,7 +174,7 @@ fn what_makes_no_sense_is_refused_and_the_server_stays() {
         ] {
             refused(create(message).await, Code::InvalidArgument, words);
         }
-        // A length that nothing may have, and bytes that are no message.
+        // An impossible length, and bytes that are not a message.
         let call = |method: &str, bytes: Vec<u8>| {
             let (caller, path) = (&caller, format!("ParameterServer/{method}"));
             async move { caller.call(&path, bytes).await }
@@ -185,7 +185,7 @@ fn what_makes_no_sense_is_refused_and_the_server_stays() {
         for garbage in [vec![1, 2, 3, 4, 5, 6], vec![0, 0, 0, 0, 3, 0xff, 0xff, 0xff]] {
             assert!(call("Pull", garbage.clone()).await.is_err() && call("Assign", garbage).await.is_err());
         }
-        // A message whose end never comes.
+        // A message whose end never arrives.
         assert!(call("Push", vec![0, 0, 0, 0, 9, 1]).await.is_err());
         let mut half = caller.open(vec![0, 0, 0, 0, 9, 1]);
         let answer = caller.answer_to("ParameterServer/Push", &mut half).await;
@@ -210,7 +210,7 @@ fn what_makes_no_sense_is_refused_and_the_server_stays() {
             Code::InvalidArgument,
             "no row 7",
         );
-        // All of it is as it was.
+        // All contents are unchanged.
         let elements = pull(Fields::default()).await.unwrap();
         assert_eq!(elements.len(), 1);
         assert!(elements[0].ends_with(&[0; 24]), "{elements:?}");
@@ -251,7 +251,7 @@ fn a_pull_asks_for_no_more_than_its_limit() {
             .await
             .is_err_and(|status| matches!(status.code(), Code::Unavailable | Code::Aborted))
         {}
-        // 32 KB that ask for 32 GiB.
+        // 32 KB that request 32 GiB.
         let rows = vec![0u8; 8 * 4096];
         let bytes = Fields::default().number(1, 42).inside(3, Fields::default().bytes(3, rows)).message();
         refused(caller.call("ParameterServer/Pull", bytes).await, Code::InvalidArgument, "ask for at most");
@@ -265,7 +265,7 @@ fn a_coordinator_that_answers_pings_and_says_nothing_is_lost() {
     let (_server, chief, address) = alone(options);
     block_on(async {
         let caller = Caller::new(&address, "ps:0", &chief.job_id().unwrap(), 42);
-        // The connection lives, and so does the call: its body has no end.
+        // The connection and the call stay open: its body has no end.
         let mut hold = caller.open(Fields::default().number(1, 42).message());
         let states = caller.answer_to("ParameterServer/Attend", &mut hold).await.unwrap();
         assert!(states.len() > 1, "{states:?}");
@@ -298,7 +298,7 @@ fn a_coordinator_whose_host_has_vanished_is_noticed() {
         .start()
         .unwrap();
     chief.wait_for_line(0, "coordinating", SOON).unwrap();
-    // Its connections stay open, and nothing comes over them any more.
+    // Its connections stay open, but nothing is sent on them any more.
     chief.kill(0, Signal::STOP).unwrap();
     for task in [server(0), worker(0)] {
         let said = cluster.end_of(task);
@@ -346,7 +346,7 @@ fn an_error_that_would_come_again_ends_all_tasks() {
     strategy.variable("w", &HostTensor::scalar(distribute_device::bf16::ONE)).unwrap_err();
     drop(strategy);
     ends(&mut cluster, &tasks, "f32 or f64");
-    // A coordinator that goes on after an error ends well.
+    // A coordinator that continues after an error ends successfully.
     let mut cluster = Cluster::start(1, 1);
     let coordinator = cluster.coordinator();
     coordinator.schedule("fail", &"bad luck").unwrap();
@@ -360,7 +360,7 @@ fn an_error_that_would_come_again_ends_all_tasks() {
 #[test]
 fn a_coordinator_of_another_job_ends_nobody() {
     let mut cluster = Cluster::start(1, 1);
-    // The same workers, and a server that is not there.
+    // The same workers, and a server that does not exist.
     let address = Ports::reserve(1).unwrap().addresses().remove(0);
     let mut resolver = cluster.resolver();
     resolver.spec = ClusterSpec::new()
@@ -381,7 +381,7 @@ fn a_coordinator_of_another_job_ends_nobody() {
     let error = ParameterServerStrategy::builder(&resolver).options(Cluster::options()).build().unwrap_err();
     assert!(matches!(error, Error::Refused { .. }) && !error.is_retryable(), "{error}");
     assert!(error.to_string().contains("DISTRIBUTE_JOB_ID"), "{error}");
-    // They serve their own.
+    // They serve their own coordinator.
     let coordinator = cluster.coordinator();
     coordinator.schedule("add", &2.0).unwrap();
     coordinator.join().unwrap();

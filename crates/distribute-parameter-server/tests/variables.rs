@@ -1,4 +1,4 @@
-//! Variables on servers: where their shards are, and how they read and write. Servers are threads of this process.
+//! Variables on servers: the places of their shards, reads and writes. Servers are threads of this process.
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
 use distribute_cluster::{ClusterSpec, SimpleResolver, TaskType};
@@ -121,7 +121,7 @@ fn initial_values_and_partitioners_may_use_the_strategy() {
             Ok(values(&other.read()?))
         });
         let outcome = made.map(|outer| values(&outer.read().unwrap()));
-        // A variable that was not made leaves its name to another one.
+        // A name whose variable was not created can be used again.
         let failed = strategy.variable_by_parts::<f32>("late", &[1], |_| {
             Err(Error::Variable { name: "late".to_owned(), problem: "no file".to_owned() })
         });

@@ -1,4 +1,4 @@
-//! Gradients on their way to the servers.
+//! Gradients sent to the servers.
 
 use std::sync::Arc;
 
@@ -12,32 +12,33 @@ use crate::variable::ShardedVariable;
 use crate::wire::proto::PushRequest;
 use crate::{Error, Result};
 
-/// A gradient, to be pushed.
+/// A gradient to push.
 #[derive(Clone, Debug)]
 pub struct Gradient {
     variable: Arc<VariableInfo>,
-    /// Rows that the elements are of, rising; absent: all.
+    /// The rows of the elements, ascending; `None` for all.
     rows: Option<Vec<usize>>,
     dtype: DType,
     elements: Bytes,
 }
 
 impl Gradient {
-    /// Of a whole variable.
+    /// Creates the gradient of a whole variable.
     ///
     /// # Errors
-    /// The tensor cannot be read.
+    /// [`Error::Values`] if the tensor cannot be read.
     pub fn new<L, T: TensorStorage<L>>(variable: &ShardedVariable, gradient: &T) -> Result<Gradient> {
         Gradient::of(variable, None, gradient)
     }
 
-    /// Of some rows, rising, each once; the others' is zero and does not travel.
+    /// Creates the gradient of some rows, ascending and distinct; the gradient of all others is zero and is not sent.
     ///
     /// # Shapes
-    /// `gradient`: `[rows.len(), …]`, with the variable's shape behind its first dimension.
+    /// `gradient`: `[rows.len(), …]`, followed by the variable's shape without its first dimension.
     ///
     /// # Errors
-    /// [`Error::Variable`] where the rows do not rise or the variable has no such row; the tensor cannot be read.
+    /// [`Error::Variable`] if the rows do not ascend or the variable has no such row; [`Error::Values`] if the tensor
+    /// cannot be read.
     pub fn of_rows<L, T: TensorStorage<L>>(
         variable: &ShardedVariable,
         rows: Vec<usize>,
@@ -66,7 +67,7 @@ impl Gradient {
         Ok(Gradient { variable, rows, dtype, elements })
     }
 
-    /// Its parts, for each shard, with the shard's server.
+    /// Returns the parts for each shard, with the shard's server.
     pub(super) fn cut(&self, wire: Option<DType>) -> Result<Vec<(usize, PushRequest)>> {
         let Gradient { variable, rows, dtype, elements } = self;
         let (dtype, elements) = match BufferRef::from_bytes(*dtype, elements) {

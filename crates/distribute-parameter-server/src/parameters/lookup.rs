@@ -1,4 +1,4 @@
-//! Fetching rows of a variable: those of each shard from its server, as many at a time as a server answers in one call.
+//! Fetching rows of a variable: those of each shard from its server, in chunks that a server answers in one call.
 
 use std::collections::BTreeMap;
 
@@ -12,18 +12,18 @@ use crate::wire::proto::{PullRequest, Wanted};
 use crate::wire::{MAX_ANSWER_BYTES, MAX_ROWS};
 use crate::{Error, Result};
 
-/// Takes a part of a row that has come: its place among those asked for, where the part begins in it, the type of its elements,
+/// Receives a part of a row: the index of the row in the request, the position in the row, the type of the elements and
 /// their bytes.
 type ShowRow<'a> = dyn FnMut(usize, usize, DType, &[u8]) -> Result<()> + 'a;
 
-/// Rows of one shard that are asked for.
+/// The requested rows of one shard.
 struct Asked {
     server: usize,
-    /// Counted from the shard's first one.
+    /// Counted from the shard's first row.
     rows: Vec<u64>,
-    /// Where they belong.
+    /// Their indices in the request.
     places: Vec<usize>,
-    /// How many have come.
+    /// How many have been requested so far.
     done: usize,
 }
 
@@ -42,7 +42,7 @@ impl Parameters {
             asked.rows.push((row - shard.rows.start) as u64);
             asked.places.push(place);
         }
-        // As many at a time as a server answers in one call.
+        // In chunks that a server answers in one call.
         let row_bytes = (variable.row_len() as u64).saturating_mul(variable.dtype.size_bytes() as u64);
         let at_once = usize::try_from(MAX_ANSWER_BYTES / row_bytes.max(1)).unwrap_or(usize::MAX).clamp(1, MAX_ROWS);
         while asked.values().any(|asked| asked.done < asked.rows.len()) {
@@ -51,7 +51,7 @@ impl Parameters {
         Ok(())
     }
 
-    /// Fetches the next rows, at most so many of each server.
+    /// Fetches the next rows, at most `at_once` of each server.
     async fn lookup_some(
         &self,
         variable: &VariableInfo,
@@ -61,7 +61,7 @@ impl Parameters {
     ) -> Result<()> {
         let mut requests: Vec<PullRequest> = self.links.iter().map(|_| self.pull_request()).collect();
         let mut room = vec![at_once; self.links.len()];
-        // By shard: which of its rows are under way, and how many elements of them have come.
+        // By shard: the range of its rows in flight, and how many of their elements have arrived.
         let mut coming = BTreeMap::new();
         for (shard, asked) in asked.iter_mut() {
             let some = asked.done..asked.rows.len().min(asked.done + room[asked.server]);

@@ -1,4 +1,4 @@
-//! What variables there are, and where their shards are.
+//! The existing variables, and the places of their shards.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -12,19 +12,19 @@ use crate::{Error, Result, numbers};
 /// A variable, as the servers describe it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VariableInfo {
-    /// Its name.
+    /// The variable's name.
     pub name: String,
     /// The type of its elements.
     pub dtype: DType,
     /// The length of each dimension.
     pub shape: Vec<usize>,
-    /// Whether it is trained.
+    /// Whether optimizers may update it.
     pub trainable: bool,
     /// Its shards, in the order of their rows.
     pub shards: Vec<ShardInfo>,
 }
 
-/// Some rows of a variable.
+/// The rows of a variable on one server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShardInfo {
     /// The index of the parameter server that holds them.
@@ -38,24 +38,24 @@ pub struct ShardInfo {
 #[derive(Debug, Default)]
 pub(crate) struct Table {
     pub(crate) variables: BTreeMap<String, Arc<VariableInfo>>,
-    /// By number: on which servers it updates something.
+    /// By optimizer number: the servers on which it updates something.
     pub(crate) optimizers: BTreeMap<u32, Vec<usize>>,
-    /// By variable: which optimizer updates it.
+    /// By variable: the optimizer that updates it.
     pub(crate) updated_by: BTreeMap<String, u32>,
 }
 
 impl VariableInfo {
-    /// Elements of one row; of a scalar, 1.
+    /// Returns the number of elements of a row; 1 for a scalar.
     pub fn row_len(&self) -> usize {
         self.shape.iter().skip(1).product()
     }
 
-    /// Rows; of a scalar, 1.
+    /// Returns the number of rows; 1 for a scalar.
     pub fn rows(&self) -> usize {
         self.shape.first().copied().unwrap_or(1)
     }
 
-    /// Whether its size can be counted and its shards are all of its rows, each once.
+    /// Checks that its size does not overflow and its shards cover each row exactly once.
     fn check(&self) -> Result<()> {
         let wrong = |problem: &str| Err(Error::Variable { name: self.name.clone(), problem: problem.to_owned() });
         let sizes = self.shape.iter().copied().chain([self.dtype.size_bytes()]);
@@ -72,17 +72,17 @@ impl VariableInfo {
         Ok(())
     }
 
-    /// The shard that a row is in.
+    /// Returns the shard that contains a row.
     pub(super) fn shard_of(&self, row: usize) -> Option<&ShardInfo> {
         self.shards.iter().find(|shard| shard.rows.contains(&row))
     }
 }
 
 impl Table {
-    /// From what each server says.
+    /// Builds the table from the servers' descriptions.
     ///
     /// # Errors
-    /// [`Error::Variable`] where the shards that servers describe are no variable.
+    /// [`Error::Variable`] if the described shards do not form a variable.
     pub(super) fn of(servers: &[Description]) -> Result<Table> {
         let mut table = Table::default();
         let mut shards: BTreeMap<&str, (&CreateShard, Vec<ShardInfo>)> = BTreeMap::new();
@@ -101,7 +101,7 @@ impl Table {
         }
         for (name, (about, mut shards)) in shards {
             let Some(dtype) = numbers::dtype(about.dtype) else { continue };
-            // One that is still being made has fewer.
+            // A variable that is still being created has fewer shards.
             if shards.len() != about.shards as usize {
                 continue;
             }

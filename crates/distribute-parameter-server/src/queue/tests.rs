@@ -40,7 +40,7 @@ fn a_full_queue_has_no_room() {
     assert!(queue.has_room());
     queue.put('b');
     assert!(!queue.has_room());
-    // What runs does not wait.
+    // Running closures do not count.
     queue.begin().unwrap();
     assert!(queue.has_room());
 }
@@ -55,7 +55,7 @@ fn what_is_put_back_runs_again_at_the_end() {
     assert_eq!(begin(&mut queue), Some('b'));
     let again = queue.begin().unwrap().entry;
     assert_eq!((again.closure, again.number, again.attempts), ('a', 0, 2));
-    // Nothing is lost, and nothing counts twice.
+    // Nothing is lost or counted twice.
     queue.done(0);
     queue.done(1);
     assert!(queue.is_idle());
@@ -72,7 +72,7 @@ fn servers_learn_what_may_run_again() {
     assert!(queue.put_back(first.entry).is_none());
     queue.done(1);
     let third = queue.begin().unwrap();
-    // 0 waits to run again; 1 is over.
+    // 0 waits to run again; 1 has ended.
     assert_eq!((third.horizon, third.live), (3, vec![2, 0]));
 }
 
@@ -84,11 +84,11 @@ fn an_error_cancels_what_waits_and_is_told_once_when_all_is_still() {
     queue.begin().unwrap();
     assert_eq!(queue.fail(Some(0), failed("first")), ['c', 'd']);
     assert!(queue.has_failed() && queue.begin().is_none());
-    // One is still under way.
+    // One is still running.
     assert!(queue.take_error().is_none());
     queue.done(1);
     assert!(queue.take_error().unwrap().to_string().contains("first"));
-    // As new.
+    // The queue can be used again.
     assert!(queue.take_error().is_none() && queue.is_idle());
     queue.put('e');
     assert_eq!(begin(&mut queue), Some('e'));
@@ -162,7 +162,7 @@ fn a_synchronous_round_ends_with_its_contributions() {
     queue.done(0);
     assert!(queue.begin().is_none());
     queue.done(2);
-    // The slowest is still under way; it belongs to a round that is over.
+    // The slowest still runs, in a round that has ended.
     assert_eq!(queue.begin().unwrap().round, 1);
     queue.done(1);
     assert_eq!(queue.begin().unwrap().round, 1);
@@ -192,7 +192,7 @@ fn after_an_error_a_begun_round_is_given_up() {
     queue.fail(Some(1), failed("x"));
     assert!(queue.take_error().is_some());
     queue.put('c');
-    // Servers hold a contribution to round 0, which must not go into another step.
+    // Servers hold a contribution to round 0, which must not enter another step.
     assert_eq!(queue.begin().unwrap().round, 1);
 }
 

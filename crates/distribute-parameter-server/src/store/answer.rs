@@ -1,4 +1,4 @@
-//! What a caller is sent of a shard.
+//! Answers to requests for a shard's elements.
 
 use std::ops::Range;
 
@@ -9,17 +9,17 @@ use crate::numbers;
 use crate::wire::MAX_PAYLOAD_BYTES;
 use crate::wire::proto::Elements;
 
-/// What a caller is sent of a shard: the elements as they were when it was asked for, made message by message.
+/// The elements of a shard at the time of the request, converted message by message.
 pub(crate) struct Answer {
-    /// Without a payload.
+    /// The common fields, without a payload.
     about: Elements,
     dtype: DType,
     wire: Option<DType>,
     source: Bytes,
-    /// Rows in the order of the answer; absent: the source as it is.
+    /// Rows in the order of the answer; `None` for the whole source.
     rows: Option<Vec<u64>>,
     row_bytes: usize,
-    /// Bytes of the source's type that the whole answer has, and that were sent.
+    /// Bytes of the whole answer, and of those already sent, in the source's type.
     len_bytes: usize,
     sent_bytes: usize,
     ended: bool,
@@ -47,7 +47,7 @@ impl Iterator for Answer {
 }
 
 impl Answer {
-    /// Of elements of a type that travel in another one, in rows of so many bytes, so many bytes in all.
+    /// Creates an answer of `len_bytes` bytes in rows of `row_bytes`, of elements of `dtype` that are sent as `wire`.
     pub(super) fn new(
         about: Elements,
         (dtype, wire): (DType, Option<DType>),
@@ -58,7 +58,7 @@ impl Answer {
         Answer { about, dtype, wire, source, rows, row_bytes, len_bytes, sent_bytes: 0, ended: false }
     }
 
-    /// Some bytes of the answer, out of the rows that they are in.
+    /// Copies a range of the answer's bytes from the rows that contain it.
     fn picked(&self, rows: &[u64], range: Range<usize>) -> Vec<u8> {
         let mut picked = Vec::with_capacity(range.len());
         let mut at = range.start;
@@ -73,12 +73,12 @@ impl Answer {
     }
 }
 
-/// Elements as they travel, where they do not travel as they are.
+/// Converts elements for sending; `None` if they are sent unchanged.
 fn on_wire(bytes: &[u8], dtype: DType, wire: Option<DType>) -> Option<(DType, Bytes)> {
     wire?;
     match BufferRef::from_bytes(dtype, bytes) {
         Ok(elements) => numbers::to_wire(elements, wire),
-        // Rows that were picked lie at any address.
+        // Copied rows may be unaligned.
         Err(_) => numbers::to_wire(HostBuffer::from_slice(bytes).ok()?.view(dtype).ok()?, wire),
     }
 }

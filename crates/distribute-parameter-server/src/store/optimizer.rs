@@ -1,4 +1,4 @@
-//! When gradients are applied: each as it comes, or so many together.
+//! When gradients are applied: each on arrival, or several together.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,38 +17,38 @@ use crate::wire::proto::{OptimizerOfShards, Origin};
 pub(super) struct Optimizer {
     pub(super) number: u32,
     pub(super) description: OptimizerDescription,
-    /// What it updates, rising.
+    /// The shards that it updates, ascending.
     pub(super) shards: Vec<u32>,
-    /// Steps that have been made.
+    /// The number of steps made.
     pub(super) steps: u64,
-    /// Gradients of so many closures make a step together; 0 where each makes one.
+    /// The number of closures whose gradients make one step together; 0 if each makes its own.
     pub(super) contributions: usize,
     tokens: Tokens,
     round: u64,
-    /// What has come in this round, by closure.
+    /// The gradients received in this round, by closure.
     gathered: BTreeMap<u64, Gradients>,
 }
 
 /// The gradients of one closure, by shard.
 pub(super) type Gradients = Vec<(u32, Gradient)>;
 
-/// What becomes of a closure's gradients.
+/// How a closure's gradients are treated.
 pub(super) enum Turn {
-    /// Apply each as it comes, as this step.
+    /// Apply each on arrival, as part of this step.
     Apply(OptimizerDescription, u64),
-    /// Keep them until all have come.
+    /// Keep them until all have arrived.
     Keep,
-    /// They came too late for their round, or were counted before.
+    /// They are too late for their round, or were counted before.
     Done { counted: bool },
 }
 
-/// A round that is complete: gradients of a step, in the order of their closures.
+/// A complete round: gradients of a step, in the order of their closures.
 pub(super) struct Round {
     pub(super) description: OptimizerDescription,
     pub(super) step: u64,
     pub(super) contributions: usize,
     pub(super) gradients: BTreeMap<u32, Vec<Gradient>>,
-    /// A change of the server's own.
+    /// The origin of a change by the server itself.
     pub(super) origin: Origin,
 }
 
@@ -75,7 +75,7 @@ impl Optimizer {
         OptimizerOfShards {
             session,
             optimizer: self.number,
-            // What was read from JSON can be written.
+            // A description that was parsed from JSON can be serialized.
             description: serde_json::to_string(&self.description).unwrap_or_default(),
             steps: self.steps,
             shards: self.shards.clone(),
@@ -83,12 +83,12 @@ impl Optimizer {
         }
     }
 
-    /// Whether it updates this shard.
+    /// Returns whether it updates this shard.
     pub(super) fn updates(&self, shard: u32) -> bool {
         self.shards.binary_search(&shard).is_ok()
     }
 
-    /// What to do with gradients of a closure that begin to come.
+    /// Returns how to treat a closure's gradients, which begin to arrive.
     pub(super) fn begin(&mut self, origin: &Origin) -> Turn {
         if self.contributions > 0 {
             return match self.tokens.find(origin, 0) {
@@ -97,7 +97,7 @@ impl Optimizer {
                 None => Turn::Keep,
             };
         }
-        // A closure that runs again goes on with the step that it began.
+        // A closure that runs again continues the step that it began.
         let step = self.tokens.find(origin, 0).unwrap_or_else(|| {
             self.steps += 1;
             self.tokens.note(origin, 0, self.steps);
@@ -106,7 +106,7 @@ impl Optimizer {
         Turn::Apply(self.description, step)
     }
 
-    /// Takes all gradients of a closure; the round, where it is complete with them, and whether they counted.
+    /// Adds all gradients of a closure. Returns the round if it is complete with them, and whether they counted.
     pub(super) fn contribute(&mut self, origin: &Origin, gradients: Gradients) -> (Option<Round>, bool) {
         if self.tokens.find(origin, 0).is_some() {
             return (None, true);
@@ -115,7 +115,7 @@ impl Optimizer {
             return (None, false);
         }
         if origin.round > self.round {
-            // This server was started again meanwhile.
+            // This server was restarted meanwhile, or rounds were abandoned.
             self.round = origin.round;
             self.gathered.clear();
         }
@@ -136,7 +136,7 @@ impl Optimizer {
 }
 
 impl Round {
-    /// Applies the mean of all contributions; one that says nothing of a shard counts as zero.
+    /// Applies the mean of all contributions; one without a gradient of a shard counts as zero.
     pub(super) fn apply(self, shards: &BTreeMap<u32, Arc<Shard>>) -> Result<(), Status> {
         for (number, gradients) in &self.gradients {
             let Some(shard) = shards.get(number) else { continue };
@@ -150,7 +150,7 @@ impl Round {
     }
 }
 
-/// The mean of gradients of a shard; of rows where all are of rows.
+/// Computes the mean of gradients of a shard; it is of rows if all of them are.
 fn mean<T: Float>(shard: &Shard, gradients: &[Gradient], contributions: usize) -> Result<Gradient, Status> {
     let (len, share) = (shard.row_len().max(1), T::from_f64(1.0 / contributions as f64));
     let mut rows: BTreeMap<u64, Vec<T>> = BTreeMap::new();

@@ -1,4 +1,4 @@
-//! Some rows of a variable, with what optimizers keep for them.
+//! A shard: some rows of a variable, with the optimizer's slots.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -18,21 +18,21 @@ use crate::wire::proto::{AssignRequest, CreateShard, Elements, Origin, Wanted};
 /// A shard. Its description never changes.
 #[derive(Debug)]
 pub(super) struct Shard {
-    /// Without its payload.
+    /// The description, without a payload.
     pub(super) about: CreateShard,
     pub(super) dtype: DType,
-    /// Elements of a row; of a scalar, its one.
+    /// Number of elements of a row; 1 for a scalar.
     row_len: usize,
     state: Mutex<State>,
 }
 
 #[derive(Debug)]
 struct State {
-    /// Shared with replies that are still being sent: a change then goes to a copy.
+    /// Shared with replies that are still being sent, in which case a change is made to a copy.
     elements: Arc<HostBuffer>,
-    /// The copy before this one, to be used again.
+    /// The previous copy, to be reused.
     spare: Option<Arc<HostBuffer>>,
-    /// Counts changes, from 1.
+    /// The number of changes, from 1.
     version: u64,
     slots: Vec<(&'static str, HostBuffer)>,
     tokens: Tokens,
@@ -51,23 +51,25 @@ impl AsRef<[u8]> for Sent {
 #[derive(Clone, Debug)]
 pub(super) struct Gradient {
     pub(super) dtype: DType,
-    /// Rising; absent: all.
+    /// Ascending; `None` for all.
     pub(super) rows: Option<Vec<u64>>,
     pub(super) payload: Bytes,
 }
 
-/// How much a shard holds, once its description has been found to make sense.
+/// The size of a shard, computed from a valid description.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Extent {
     dtype: DType,
-    /// Elements of a row; of a scalar, its one.
+    /// Number of elements of a row; 1 for a scalar.
     row_len: usize,
     pub(crate) len_bytes: usize,
 }
 
 impl Extent {
+    /// Computes the size of a described shard.
+    ///
     /// # Errors
-    /// `invalid_argument`: an unknown type, rows outside the variable, or more bytes than can be addressed.
+    /// `invalid_argument` for an unknown type, rows outside the variable, or more bytes than can be addressed.
     pub(crate) fn of(about: &CreateShard) -> Result<Extent, Status> {
         let name = &about.variable;
         let dtype = numbers::dtype(about.dtype).ok_or_else(|| invalid(format!("{name}: an unknown data type")))?;
@@ -94,11 +96,11 @@ impl Extent {
 }
 
 impl Shard {
-    /// Makes it from its elements.
+    /// Creates the shard from its elements.
     pub(super) fn new(about: CreateShard, payload: &[u8]) -> Result<Shard, Status> {
         let extent = Extent::of(&about)?;
         extent.check_payload(&about.variable, payload)?;
-        // As long as what has come.
+        // Allocates as many bytes as have arrived.
         let elements =
             HostBuffer::from_slice(payload).map_err(|error| Status::resource_exhausted(error.to_string()))?;
         let state = State {
@@ -111,7 +113,7 @@ impl Shard {
         Ok(Shard { about, dtype: extent.dtype, row_len: extent.row_len, state: Mutex::new(state) })
     }
 
-    /// Makes the slots of an optimizer that it does not have yet.
+    /// Creates the slots of an optimizer that do not exist yet.
     pub(super) fn make_slots(&self, optimizer: &OptimizerDescription) -> Result<(), Status> {
         let mut state = self.lock();
         for slot in optimizer.rule.slots() {
@@ -143,13 +145,13 @@ impl Shard {
         Ok(())
     }
 
-    /// Bytes of the rows that a caller wants, which are picked for it alone; `None` where it wants all.
+    /// Returns the size of the requested rows, which are copied for this caller; `None` if it requests all rows.
     pub(super) fn picked_bytes(&self, wanted: &Wanted) -> Option<u64> {
         let rows = (wanted.rows.len() / size_of::<u64>()) as u64;
         (rows > 0).then(|| rows.saturating_mul(self.row_bytes() as u64))
     }
 
-    /// What a caller wants of it; `None` where it has that version already.
+    /// Answers a request; `None` if the caller has this version already.
     pub(super) fn pull(
         &self,
         wanted: &Wanted,
@@ -179,7 +181,7 @@ impl Shard {
         Ok(Some(Answer::new(about, (self.dtype, wire), source, rows, (row_bytes, len_bytes))))
     }
 
-    /// Changes elements as asked for, unless that was done before.
+    /// Changes elements, unless this change was made before.
     pub(super) fn assign(&self, request: &AssignRequest, payload: &[u8]) -> Result<(), Status> {
         let origin = request.origin.as_ref().ok_or_else(|| invalid("an assignment without origin"))?;
         if request.dtype != u32::from(self.dtype.code()) {
@@ -189,7 +191,7 @@ impl Shard {
         let rows = request.rows.as_ref().map(|rows| self.rows(rows)).transpose()?;
         self.check_count(rows.as_deref(), payload.len(), self.dtype)?;
         let part = request.part;
-        // As long as what has come, at an address that any type may have.
+        // Copied because the payload may be unaligned; allocates as many bytes as have arrived.
         let aligned = HostBuffer::from_slice(payload).map_err(internal)?;
         let mut state = self.lock();
         if state.tokens.find(origin, part).is_some() {
@@ -207,13 +209,14 @@ impl Shard {
         Ok(())
     }
 
-    /// The most bytes that a gradient, or values to assign, may have: those of all rows in the widest type, or of one message.
+    /// Returns the maximum size of a gradient or of values to assign: that of all rows in the widest type, or of one
+    /// message.
     pub(super) fn most_bytes(&self) -> usize {
         let elements = (self.about.rows as usize).saturating_mul(self.row_len);
         elements.saturating_mul(size_of::<u64>()).max(MAX_PAYLOAD_BYTES)
     }
 
-    /// One step of an optimizer, unless this change was made before.
+    /// Makes one step of an optimizer, unless this change was made before.
     pub(super) fn step(
         &self,
         origin: &Origin,
@@ -246,10 +249,10 @@ impl Shard {
         let (rule, learning_rate) = (optimizer.rule, optimizer.learning_rate);
         state.owned_elements()?;
         let State { elements, slots, .. } = state;
-        // `owned_elements` has made it this shard's alone.
+        // `owned_elements` has made this the only reference.
         let elements = Arc::get_mut(elements).ok_or_else(|| Status::internal("elements are shared"))?;
         let parameter = elements.as_mut_slice::<T>().map_err(internal)?;
-        // In the order in which the rule names them, which is that in which they were made.
+        // The rule's order of slots is that in which they were created.
         let named = slots.iter_mut().filter(|(name, _)| rule.slots().contains(name));
         let mut memory: Vec<&mut [T]> =
             named.map(|(_, slot)| slot.as_mut_slice::<T>()).collect::<Result<_, _>>().map_err(internal)?;
@@ -270,19 +273,19 @@ impl Shard {
         Ok(())
     }
 
-    /// A gradient's elements, once their number is as it should be.
+    /// Returns a gradient's elements, after checking their number.
     pub(super) fn values<'a, T: Float>(&self, gradient: &'a Gradient) -> Result<std::borrow::Cow<'a, [T]>, Status> {
         let (name, rows) = (&self.about.variable, gradient.rows.as_deref());
         if let Some(row) = rows.and_then(<[u64]>::last).filter(|row| **row >= self.about.rows) {
             return Err(self.no_row(*row));
         }
-        // Before they are converted into memory of their own.
+        // Checked before the conversion allocates memory.
         self.check_count(rows, gradient.payload.len(), gradient.dtype)?;
         numbers::read::<T>(&gradient.payload, gradient.dtype)
             .ok_or_else(|| invalid(format!("{name}: a gradient of {} is no gradient of {}", gradient.dtype, T::DTYPE)))
     }
 
-    /// Whether bytes are as many as those rows have, or all rows.
+    /// Checks that the number of bytes is that of those rows, or of all rows.
     fn check_count(&self, rows: Option<&[u64]>, given: usize, dtype: DType) -> Result<(), Status> {
         let count = rows.map_or(self.about.rows as usize, <[u64]>::len);
         let expected = count.checked_mul(self.row_len).and_then(|elements| elements.checked_mul(dtype.size_bytes()));
@@ -293,7 +296,7 @@ impl Shard {
         Err(invalid(format!("{name}: {given} bytes are given and {expected} expected, for {count} rows of {dtype}")))
     }
 
-    /// Row numbers, once they are rising and inside the shard.
+    /// Returns row numbers, which must be ascending and inside the shard.
     pub(super) fn rising_rows(&self, bytes: &[u8]) -> Result<Vec<u64>, Status> {
         let rows = self.rows(bytes)?;
         if rows.windows(2).any(|pair| pair[0] >= pair[1]) {
@@ -315,7 +318,7 @@ impl Shard {
     }
 
     fn row_bytes(&self) -> usize {
-        // No more than the shard has, or it has no row.
+        // At most the size of the shard, unless it has no rows.
         self.row_len.saturating_mul(self.dtype.size_bytes())
     }
 
@@ -333,7 +336,7 @@ impl Shard {
 }
 
 impl State {
-    /// The elements, once nobody else has them.
+    /// Returns the elements, copied first if they are shared.
     fn owned_elements(&mut self) -> Result<&mut HostBuffer, Status> {
         if Arc::get_mut(&mut self.elements).is_none() {
             let mut spare = self.spare.take().filter(|spare| Arc::strong_count(spare) == 1);
@@ -352,7 +355,7 @@ impl State {
     }
 }
 
-/// What an assignment's number means.
+/// Returns the operation with a number.
 fn scatter_of(operation: u32) -> Option<Scatter> {
     Some(match operation {
         0 => Scatter::Update,
@@ -366,7 +369,7 @@ fn scatter_of(operation: u32) -> Option<Scatter> {
     })
 }
 
-/// The number of an assignment.
+/// Returns the number of an operation.
 pub(crate) fn operation_of(scatter: Scatter) -> u32 {
     match scatter {
         Scatter::Update => 0,

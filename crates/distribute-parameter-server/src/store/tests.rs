@@ -9,7 +9,7 @@ use crate::wire::proto::Wanted;
 
 const SESSION: u64 = 7;
 
-/// A server with a table of four rows of two, in two shards of rows 0..3 and 3..4, and SGD.
+/// Returns a server with a table of four rows of two, in two shards of rows 0..3 and 3..4, and SGD.
 fn store(contributions: u32) -> Store {
     let store = Store::new(99);
     store.begin_session(SESSION).unwrap();
@@ -21,7 +21,7 @@ fn store(contributions: u32) -> Store {
     store
 }
 
-/// A shard of the table, without which one.
+/// Describes a shard of the table, without its number.
 fn table() -> CreateShard {
     CreateShard {
         session: SESSION,
@@ -72,7 +72,7 @@ fn pull(store: &Store, wanted: Wanted) -> Option<(u64, Vec<f32>)> {
     Some((elements.version, bytemuck::pod_collect_to_vec(&elements.payload)))
 }
 
-/// An answer that is one message.
+/// Returns an answer that is one message.
 fn one(answer: Answer) -> Elements {
     let all: Vec<Elements> = answer.collect();
     let [elements] = <[Elements; 1]>::try_from(all).unwrap();
@@ -94,7 +94,7 @@ fn only_what_has_changed_is_sent() {
     assert!(changed > version && elements == [0.5; 6]);
     let other = Wanted { shard: 1, version: 1, ..Wanted::default() };
     assert!(pull(&store, other.clone()).is_none());
-    // Versions of another process say nothing.
+    // Versions of another process are ignored.
     let request = PullRequest { session: SESSION, incarnation: 98, ..PullRequest::default() };
     assert!(store.pull(&request, &other).unwrap().is_some());
 }
@@ -145,14 +145,14 @@ fn rows_and_the_whole_give_the_same_with_slots() {
 #[test]
 fn a_closure_that_runs_again_changes_only_what_it_had_not() {
     let store = store(0);
-    // Its worker was lost after the first shard.
+    // The worker was lost after the first shard.
     let mut first = store.begin_push(&PushRequest { origin: Some(origin(5)), ..PushRequest::default() }).unwrap();
     store.push(&mut first, gradient(0, None, &[1.0; 6])).unwrap();
     let again = Origin { worker: 2, ..origin(5) };
     let reply = push(&store, again, vec![gradient(0, None, &[1.0; 6]), gradient(1, None, &[1.0; 2])]).unwrap();
     assert_eq!((values(&store, 0), values(&store, 1)), (vec![0.0; 6], vec![0.0; 2]));
     assert_eq!((reply.counted, reply.steps), (true, 1));
-    // At least once is at least once.
+    // With at-least-once delivery the change is made again.
     for _ in 0..2 {
         push(&store, Origin { once: false, ..origin(6) }, vec![gradient(1, None, &[1.0; 2])]).unwrap();
     }
@@ -167,7 +167,7 @@ fn a_worker_that_was_given_up_changes_nothing_any_more() {
     let refused = store.push(&mut begun, gradient(0, None, &[1.0; 6])).unwrap_err();
     assert_eq!(refused.code(), tonic::Code::Aborted);
     assert!(push(&store, origin(6), Vec::new()).is_err());
-    // Its next attendance is welcome.
+    // Its next attendance is admitted.
     push(&store, Origin { epoch: 2, ..origin(6) }, vec![gradient(0, None, &[1.0; 6])]).unwrap();
     assert_eq!(values(&store, 0), [0.0; 6]);
 }
@@ -178,13 +178,13 @@ fn a_round_is_the_mean_of_its_contributions_in_the_order_of_closures() {
     let of = |closure, round| Origin { round, ..origin(closure) };
     push(&store, of(1, 0), vec![gradient(0, None, &[3.0; 6])]).unwrap();
     assert_eq!(values(&store, 0), [1.0; 6]);
-    // The same closure again is no second contribution.
+    // A repetition of the same closure is not a second contribution.
     assert!(push(&store, of(1, 0), vec![gradient(0, None, &[3.0; 6])]).unwrap().counted);
     assert_eq!(values(&store, 0), [1.0; 6]);
-    // Rows count as zero elsewhere, and nothing at all counts as zero.
+    // Other rows count as zero, and so does a missing gradient.
     push(&store, of(0, 0), vec![gradient(0, Some(&[1]), &[1.0, 1.0])]).unwrap();
     assert_eq!(values(&store, 0), [-0.5, -0.5, -1.0, -1.0, -0.5, -0.5]);
-    // A backup that comes too late.
+    // A backup that is too late.
     assert!(!push(&store, of(2, 0), vec![gradient(0, None, &[3.0; 6])]).unwrap().counted);
     push(&store, of(3, 1), vec![gradient(1, Some(&[0]), &[2.0, 2.0])]).unwrap();
     let reply = push(&store, of(4, 1), Vec::new()).unwrap();
@@ -210,11 +210,11 @@ fn other_sessions_and_what_does_not_fit_are_refused() {
     optimizer(&store, UpdateRule::Lamb { beta1: 0.9, beta2: 0.99, epsilon: 1e-6, weight_decay: 0.0 }, 0);
     let error = push(&store, origin(2), vec![gradient(0, Some(&[1]), &[1.0; 2])]).unwrap_err();
     assert!(error.message().contains("AdamW"), "{error}");
-    // Another coordinator begins with nothing.
+    // Another coordinator starts with an empty store.
     store.begin_session(8).unwrap();
     assert!(store.describe(8).unwrap().shards.is_empty());
     assert_eq!(push(&store, origin(3), Vec::new()).unwrap_err().code(), tonic::Code::Aborted);
-    // The first one, should it still live, does not take its place back.
+    // The first one, if still alive, cannot take its place back.
     assert!(store.begin_session(SESSION).is_err() && store.describe(8).is_ok());
 }
 
@@ -262,7 +262,7 @@ fn sizes_are_verified_before_anything_is_made() {
     ] {
         refused(create(&store, CreateShard { shard: 0, ..wrong }), words);
     }
-    // What was there is as it was.
+    // The contents are unchanged.
     assert_eq!(values(&store, 0), [1.0; 6]);
     let fresh = Store::new(1);
     assert!(fresh.begin_session(0).is_err() && fresh.check_session(0).is_err());
@@ -271,7 +271,7 @@ fn sizes_are_verified_before_anything_is_made() {
 #[test]
 fn answers_are_bounded() {
     let store = store(0);
-    // Rows of 8 MiB: 32 KiB of numbers ask for 32 GiB.
+    // Rows of 8 MiB: 32 KiB of numbers request 32 GiB.
     let row = 2u64 << 20;
     let payload = vec![0u8; row as usize * 4].into();
     let wide = CreateShard { shard: 5, shape: vec![1, row], rows: 1, shards: 1, payload, ..table() };
@@ -283,7 +283,7 @@ fn answers_are_bounded() {
     refused(ask(vec![rows(20), rows(20)]), "ask for at most");
     refused(ask(vec![Wanted::default(), Wanted::default()]), "twice in one call");
     ask(vec![rows(1), rows(31), Wanted::default(), Wanted { shard: 5, ..Wanted::default() }]).unwrap();
-    // One message is no longer than a part.
+    // No message is longer than a part.
     let request = PullRequest { session: SESSION, ..PullRequest::default() };
     let all: Vec<Elements> = store.pull(&request, &rows(5)).unwrap().unwrap().collect();
     assert_eq!(
@@ -299,7 +299,7 @@ fn answers_are_bounded() {
 fn payloads_come_in_parts() {
     let store = store(0);
     let bytes = |values: &[f32]| Bytes::from(bytemuck::cast_slice::<f32, u8>(values).to_vec());
-    // A shard, made anew.
+    // A shard, created again.
     let mut creating = Creating::default();
     let about = CreateShard { rows: 3, ..table() };
     store.create(&mut creating, CreateShard { payload: bytes(&[5.0; 2]), more: true, ..about.clone() }).unwrap();
@@ -308,7 +308,7 @@ fn payloads_come_in_parts() {
     store.create(&mut creating, CreateShard { payload: bytes(&[6.0; 4]), ..CreateShard::default() }).unwrap();
     assert!(creating.is_done());
     assert_eq!(values(&store, 0), [5.0, 5.0, 6.0, 6.0, 6.0, 6.0]);
-    // More than announced, and a part of something else.
+    // More than announced, and a part of another shard.
     let mut creating = Creating::default();
     store.create(&mut creating, CreateShard { payload: bytes(&[5.0; 2]), more: true, ..about.clone() }).unwrap();
     refused(
@@ -331,7 +331,7 @@ fn payloads_come_in_parts() {
     let mut begun = store.begin_push(&PushRequest { origin: Some(origin(1)), ..PushRequest::default() }).unwrap();
     store.push(&mut begun, PushRequest { more: true, ..gradient(0, Some(&[0]), &[1.0]) }).unwrap();
     refused(store.end_push(begun), "the gradient of shard 0 has no end");
-    // An assignment, and one whose parts are done each for itself.
+    // An assignment, and one whose parts are separate changes.
     let about = AssignRequest { origin: Some(origin(2)), dtype: DType::F32.code().into(), ..AssignRequest::default() };
     let mut assigning = Assigning::default();
     store.assign(&mut assigning, AssignRequest { payload: bytes(&[7.0; 4]), more: true, ..about.clone() }).unwrap();
@@ -386,20 +386,24 @@ proptest! {
     ) {
         let store = store(contributions);
         let slot = slot.to_owned();
-        // Those that fit are done, and the others are errors; nothing panics, and nothing is made of numbers alone.
-        let about = CreateShard { shard, dtype, shape, first_row, rows: of_rows, more, slot: slot.clone(), payload: payload.clone(), ..table() };
+        // Valid requests are executed, and others are errors; nothing panics, and no allocation depends on numbers
+        // alone.
+        let about = CreateShard { shard, dtype, shape, first_row, rows: of_rows, more, ..table() };
+        let about = CreateShard { slot: slot.clone(), payload: payload.clone(), ..about };
         let mut creating = Creating::default();
         if store.create(&mut creating, about.clone()).is_ok() && !creating.is_done() {
             let _ = store.create(&mut creating, CreateShard { more: false, ..about });
         }
         let picked = rows.clone().unwrap_or_default();
         let wanted = Wanted { shard, version: number, rows: picked, slot };
-        let request = PullRequest { session: SESSION, wanted: vec![wanted.clone()], wire: Some(dtype), ..PullRequest::default() };
+        let request = PullRequest { session: SESSION, wire: Some(dtype), ..PullRequest::default() };
+        let request = PullRequest { wanted: vec![wanted.clone()], ..request };
         if store.check_pull(&request).is_ok() && let Ok(Some(answer)) = store.pull(&request, &wanted) {
             prop_assert!(answer.map(|part| part.payload.len()).sum::<usize>() <= 4096);
         }
         let origin = Origin { closure: number, round: number, horizon: number, ..origin(0) };
-        let gradient = PushRequest { shard, dtype, rows: rows.clone(), more, payload: payload.clone(), ..PushRequest::default() };
+        let gradient = PushRequest { shard, dtype, more, ..PushRequest::default() };
+        let gradient = PushRequest { rows: rows.clone(), payload: payload.clone(), ..gradient };
         let _ = push(&store, origin.clone(), vec![gradient.clone(), gradient]);
         let request = AssignRequest { origin: Some(origin), shard, dtype, operation, rows, more, payload, part: shard };
         let mut assigning = Assigning::default();

@@ -1,24 +1,25 @@
-//! What has been done already, so that it is not done twice.
+//! A record of the changes made, so that none is made twice.
 
 use std::collections::HashMap;
 
 use crate::wire::proto::Origin;
 
-/// Changes that were made, by closure, place in it and part, and what was noted of each.
+/// Changes that were made, by closure, index in it and part, each with a note.
 #[derive(Debug, Default)]
 pub(super) struct Tokens {
     done: HashMap<(u64, u32, u32), u64>,
-    /// How many there were after the last look for those that nobody asks about any more.
+    /// The number of records after the last removal of old ones.
     kept: usize,
 }
 
 impl Tokens {
-    /// What was noted of this change, if it was made.
+    /// Returns the note of this change, if it was made.
     pub(super) fn find(&self, origin: &Origin, part: u32) -> Option<u64> {
         origin.once.then(|| self.done.get(&(origin.closure, origin.change, part)).copied()).flatten()
     }
 
-    /// Notes that the change is made. Closures that are over are forgotten now and then: only those that may run again matter.
+    /// Records that the change is made. Records of ended closures are removed regularly: only those that may run again
+    /// matter.
     pub(super) fn note(&mut self, origin: &Origin, part: u32, note: u64) {
         if !origin.once {
             return;
@@ -52,7 +53,7 @@ mod tests {
     fn memory_is_bounded_and_what_may_run_again_stays() {
         let mut tokens = Tokens::default();
         for closure in 0..10_000 {
-            // Closure 5 hangs; all before the present one are over.
+            // Closure 5 hangs; all others before the current one have ended.
             tokens.note(&origin(closure, 0, closure, &[5]), 0, 0);
             assert!(tokens.done.len() < 200);
         }

@@ -1,4 +1,4 @@
-//! How a strategy is made.
+//! Building a strategy.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -18,24 +18,25 @@ use crate::server::check_silence;
 use crate::updates::Updates;
 use crate::{Error, Result};
 
-/// What a [`ParameterServerStrategy`] is made with.
+/// Options of a [`ParameterServerStrategy`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ParameterServerOptions {
-    /// How shards are spread over servers. Default: by bytes.
+    /// How shards are distributed over servers. Default: by bytes.
     pub placement: Placement,
-    /// The type in which floating-point elements travel: `None`, their own (default), or 16 bits.
+    /// The 16-bit type in which floating-point elements are sent; `None` (default) sends them in their own type.
     pub wire: Option<DType>,
-    /// How the workers' updates go together. Default: asynchronously.
+    /// How the workers' updates are combined. Default: asynchronously.
     pub updates: Updates,
     /// How long tasks may take to appear at the start. Default: 5 minutes.
     pub connect_timeout: Duration,
-    /// After how much silence a task counts as lost. At least 1 s. Default: 10 s.
+    /// The silence after which a task counts as lost. At least 1 s. Default: 10 s.
     pub silence: Duration,
     /// How long a server's answer may take. Default: 60 s.
     pub patience: Duration,
-    /// How long a lost server may take to come back, where it can be restored. Default: 5 minutes.
+    /// How long a lost server that can be restored may take to come back. Default: 5 minutes.
     pub server_timeout: Duration,
-    /// Checkpoints from which a server that was started again gets its part. Default: none, so that a lost server is an error.
+    /// A folder of checkpoints from which a restarted server is restored. Default: none, so that a lost server is an
+    /// error.
     pub restore_servers_from: Option<PathBuf>,
 }
 
@@ -54,7 +55,7 @@ impl Default for ParameterServerOptions {
     }
 }
 
-/// Makes a [`ParameterServerStrategy`].
+/// Builds a [`ParameterServerStrategy`].
 pub struct ParameterServerStrategyBuilder {
     cluster: Result<(ClusterSpec, Option<TaskType>, JobId)>,
     partitioner: Option<Box<dyn Partitioner>>,
@@ -69,32 +70,32 @@ impl ParameterServerStrategyBuilder {
         ParameterServerStrategyBuilder { cluster, partitioner: None, options: ParameterServerOptions::default() }
     }
 
-    /// Cuts variables into shards; without one they stay whole.
+    /// Sets the partitioner, which splits variables into shards; without one they stay whole.
     pub fn partitioner(self, partitioner: impl Partitioner + 'static) -> Self {
         ParameterServerStrategyBuilder { partitioner: Some(Box::new(partitioner)), ..self }
     }
 
-    /// How shards are spread over servers.
+    /// Sets how shards are distributed over servers.
     pub fn placement(self, placement: Placement) -> Self {
         self.with(|options| options.placement = placement)
     }
 
-    /// The 16-bit type in which parameters and gradients travel: half the bytes, and gradients and values rounded.
+    /// Sends parameters and gradients in this 16-bit type, which halves the bytes and rounds the values.
     pub fn wire(self, dtype: DType) -> Self {
         self.with(|options| options.wire = Some(dtype))
     }
 
-    /// How the workers' updates go together.
+    /// Sets how the workers' updates are combined.
     pub fn updates(self, updates: Updates) -> Self {
         self.with(|options| options.updates = updates)
     }
 
-    /// Restores a server that was started again from the newest checkpoint in this folder, instead of failing.
+    /// Restores a restarted server from the newest checkpoint in this folder, instead of failing.
     pub fn restore_servers_from(self, folder: impl Into<PathBuf>) -> Self {
         self.with(|options| options.restore_servers_from = Some(folder.into()))
     }
 
-    /// All other options.
+    /// Sets all options except the partitioner.
     pub fn options(self, options: ParameterServerOptions) -> Self {
         ParameterServerStrategyBuilder { options, ..self }
     }
@@ -104,11 +105,12 @@ impl ParameterServerStrategyBuilder {
         self
     }
 
-    /// Connects to all parameter servers.
+    /// Connects to all parameter servers and builds the strategy.
     ///
     /// # Errors
-    /// [`Error::Cluster`] where the cluster is none of this kind, [`Error::WrongTask`] on a worker or server,
-    /// [`Error::Unreachable`] for a server that does not appear, [`Error::Option`].
+    /// [`Error::Cluster`] if the cluster is invalid or has no parameter servers or no workers, [`Error::WrongTask`] on
+    /// a worker, server or evaluator, [`Error::Unreachable`] for a server that does not appear in time,
+    /// [`Error::Option`] for an option outside its range, [`Error::Threads`] if the runtime cannot be started.
     pub fn build(self) -> Result<ParameterServerStrategy> {
         let (spec, task_type, job) = self.cluster?;
         let roles = Roles::of(&spec)?;
@@ -160,7 +162,7 @@ impl ParameterServerStrategyBuilder {
         };
         for server in 0..servers {
             let attended = inner.parameters.block_on(inner.attend(server, inner.options.connect_timeout));
-            // Workers that wait are told whether to wait on.
+            // Recorded so that waiting workers learn whether to keep waiting.
             attended.map_err(|error| inner.failed(error))?;
         }
         Ok(ParameterServerStrategy { inner: Arc::new(inner) })

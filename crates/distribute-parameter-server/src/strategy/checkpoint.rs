@@ -1,5 +1,5 @@
-//! Variables on servers in checkpoints: whole, under their names, so that any number of servers and any other strategy can go on
-//! from them.
+//! Variables on servers in checkpoints. They are stored whole, under their names, so that they can be restored on any
+//! number of servers and under any other strategy.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -21,15 +21,15 @@ use crate::{Error, Result};
 const MODEL: &str = "model";
 const OPTIMIZER: &str = "optimizer";
 
-/// What a checkpoint keeps of optimizers besides their slots.
+/// The state of optimizers besides their slots.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct OptimizerStates {
-    /// By number: steps made, and the learning rate.
+    /// By number: the steps made, and the learning rate.
     parameter_server: BTreeMap<u32, (u64, f64)>,
 }
 
-/// All variables and slots. Workers may go on meanwhile: each shard is consistent in itself, and those of a checkpoint may be some
-/// steps apart, as they are in training; call it after `join` for one moment's values.
+/// Saves all variables and slots. Workers may continue meanwhile: each shard is consistent in itself, but the shards of
+/// a checkpoint may be some steps apart, as they are in training. Call it after `join` for the values of one moment.
 impl Checkpointed for ParameterServerStrategy {
     fn save(&self, _: &Strategy, snapshot: &mut Snapshot) -> Result<(), BoxError> {
         let inner = &self.inner;
@@ -62,7 +62,7 @@ impl Checkpointed for ParameterServerStrategy {
         let inner = &self.inner;
         for server in 0..inner.parameters.servers() {
             let restored = inner.parameters.block_on(inner.restore(server, snapshot));
-            // Such as a checkpoint of another model.
+            // For example, the checkpoint is of another model.
             restored.map_err(|error| inner.failed(error))?;
         }
         inner.note_run(snapshot);
@@ -71,7 +71,7 @@ impl Checkpointed for ParameterServerStrategy {
 }
 
 impl Inner {
-    /// Snapshots of no run are not in files, where a server could be restored from.
+    /// A snapshot without a run is not in a file from which a server could be restored.
     fn note_run(&self, snapshot: &Snapshot) {
         if let Some(run) = snapshot.run() {
             lock(&self.made).run = Some(run);
@@ -82,7 +82,7 @@ impl Inner {
         self.parameters.block_on(self.parameters.whole(variable, slot))
     }
 
-    /// How many steps each optimizer has made: the most of any server.
+    /// Returns how many steps each optimizer has made: the maximum over the servers.
     async fn steps(&self) -> Result<BTreeMap<u32, u64>> {
         let mut steps: BTreeMap<u32, u64> = BTreeMap::new();
         for optimizer in self.parameters.describe().await?.into_iter().flat_map(|server| server.optimizers) {
@@ -92,22 +92,23 @@ impl Inner {
         Ok(steps)
     }
 
-    /// Gives a server that was started again its part of the newest checkpoint in a folder.
+    /// Restores a restarted server's part from the newest checkpoint in a folder; returns its step.
     pub(crate) async fn restore_from(&self, server: usize, folder: &Path) -> Result<u64> {
         let lost = |why: String| Error::ServerLost {
             server: server as u32,
             address: self.parameters.address(server).to_owned(),
             why: format!("it was started again and holds nothing, and {why}"),
         };
-        // Damaged ones are passed over, in words.
+        // Damaged checkpoints are skipped with a warning.
         let newest = CheckpointManager::new(folder).read_newest()?;
         let snapshot = newest.ok_or_else(|| lost(format!("there is no checkpoint in {}", folder.display())))?;
-        // Weights of another run beside those of this one would be no model.
+        // Parameters of different runs must not be mixed.
         if snapshot.run() != lock(&self.made).run {
             let of = snapshot.run().map_or_else(|| "another run".to_owned(), |run| format!("run {run}"));
             let (step, folder) = (snapshot.step(), folder.display());
             return Err(lost(format!(
-                "the newest checkpoint in {folder}, of step {step}, is one of {of}, which this training has neither saved nor \
+                "the newest checkpoint in {folder}, of step {step}, is one of {of}, which this training has neither \
+                saved nor \
                  restored"
             )));
         }
@@ -115,7 +116,7 @@ impl Inner {
         Ok(snapshot.step())
     }
 
-    /// Makes a server's shards and optimizers with what a checkpoint holds of them.
+    /// Creates a server's shards and optimizers from a checkpoint.
     async fn restore(&self, server: usize, snapshot: &Snapshot) -> Result<()> {
         let (mine, optimizers) = {
             let made = lock(&self.made);
@@ -154,7 +155,7 @@ impl Inner {
     }
 }
 
-/// A shard's rows of a whole tensor.
+/// Returns a shard's rows of a whole tensor.
 fn part(snapshot: &Snapshot, file: &str, name: &str, shard: &CreateShard) -> Result<Bytes> {
     let wrong = |problem| distribute_train::Error::Restore { name: name.to_owned(), problem };
     let found = snapshot.tensor(file, name);

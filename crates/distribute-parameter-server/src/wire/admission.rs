@@ -1,4 +1,4 @@
-//! Who calls whom: what is verified of a call before its body is looked at.
+//! Admission: the headers of a call, which are verified before its body is read.
 
 use distribute_cluster::{JobId, Task};
 use http::{HeaderMap, HeaderName, HeaderValue};
@@ -11,7 +11,7 @@ const JOB_HEADER: &str = "distribute-job";
 const TASK_HEADER: &str = "distribute-task";
 const SESSION_HEADER: &str = "distribute-session";
 
-/// The task that a call is for, and the job and session that it is made in.
+/// The task that a call is for, and the job and session that it belongs to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Addressee {
     pub(crate) job: JobId,
@@ -20,7 +20,7 @@ pub(crate) struct Addressee {
 }
 
 impl Addressee {
-    /// What the headers of calls say of it.
+    /// Returns the headers of calls to it.
     pub(super) fn headers(&self) -> Result<HeaderMap, Status> {
         let value = |text: String| HeaderValue::try_from(text).map_err(|error| Status::internal(error.to_string()));
         Ok(HeaderMap::from_iter([
@@ -32,12 +32,12 @@ impl Addressee {
     }
 }
 
-/// Who this task is: calls that are not meant for it are refused.
+/// The identity of this task, by which calls meant for others are refused.
 #[derive(Clone, Debug)]
 pub(crate) struct Identity {
     pub(crate) job: JobId,
     pub(crate) task: Task,
-    /// As callers write them.
+    /// Job and task in the form of the headers.
     written_job: String,
     written_task: String,
 }
@@ -48,11 +48,11 @@ impl Identity {
         Identity { job, task, written_job, written_task }
     }
 
-    /// The session of a call that is meant for this task.
+    /// Returns the session of a call that is meant for this task.
     ///
     /// # Errors
-    /// `unauthenticated`: it says nothing of a job; `permission_denied`: it is of another job or for another task;
-    /// `failed_precondition`: it is of another version.
+    /// `unauthenticated` if it names no job or no session; `permission_denied` if it belongs to another job or is for
+    /// another task; `failed_precondition` if it has another version.
     pub(super) fn admit(&self, headers: &HeaderMap) -> Result<u64, Status> {
         let Identity { job, task, written_job, written_task } = self;
         let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
@@ -69,7 +69,8 @@ impl Identity {
         if of_caller != written_job {
             let of_caller = of_caller.split_once(' ').map_or(of_caller, |(_, name)| name);
             let problem = format!(
-                "it belongs to job {job}, and the caller to job {of_caller}; give every task of a job the same cluster and the \
+                "it belongs to job {job}, and the caller to job {of_caller}; give every task of a job the same cluster \
+                and the \
                  same DISTRIBUTE_JOB_ID, and each job ports of its own"
             );
             return Err(Status::permission_denied(problem));
@@ -85,7 +86,7 @@ impl Identity {
     }
 }
 
-/// A job as headers have it: what is compared, and its name, for sentences.
+/// Formats a job for the headers: the digest that is compared, and its name for messages.
 fn written(job: &JobId) -> String {
     let digest: String = job.to_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
     format!("{digest} {job}")

@@ -1,5 +1,5 @@
-//! A coordinator's hold on another task: either side says again and again that it lives, so that the other one notices when its
-//! host has gone without a word, also through something in between that keeps connections open.
+//! Attendance: a coordinator's hold on another task. Both sides send heartbeats, so that each notices when the other's
+//! host is gone silently, even if a proxy in between keeps connections open.
 
 use std::marker::PhantomData;
 use std::time::Duration;
@@ -9,16 +9,17 @@ use tokio::time::{Interval, MissedTickBehavior};
 
 use super::frame::{Inbox, Outbox, Parcel};
 
-/// The longest time between two signs of life, whatever the silence that counts: the other side may have a shorter one.
+/// The longest heartbeat interval, whatever the configured silence: the other side's may be shorter.
 const BEAT: Duration = Duration::from_millis(250);
 
 /// The shortest silence after which a task may count as lost.
 pub(crate) const MIN_SILENCE: Duration = Duration::from_secs(1);
 
-/// In how many parts a silence is measured, so that a process that was itself frozen hears what has come meanwhile before it judges.
+/// The number of intervals in which a silence is measured, so that a process that was itself frozen reads what has
+/// arrived meanwhile before it decides.
 const PARTS: u32 = 4;
 
-/// How often a side says that it lives.
+/// Returns the interval of heartbeats.
 pub(crate) fn beat_interval(silence: Duration) -> Interval {
     every(BEAT.min(silence / PARTS))
 }
@@ -36,12 +37,12 @@ impl Pulse {
         Pulse { parts: every(silence / PARTS), missed: 0, silence }
     }
 
-    /// The other side has spoken.
+    /// Records a sign of life.
     pub(crate) fn heard(&mut self) {
         self.missed = 0;
     }
 
-    /// Returns, in words, when the other side has been silent for too long. May be given up and begun again.
+    /// Returns a description when the other side has been silent for too long. Cancel safe.
     pub(crate) async fn lost(&mut self) -> String {
         while self.missed <= PARTS {
             self.parts.tick().await;
@@ -57,7 +58,7 @@ fn every(period: Duration) -> Interval {
     interval
 }
 
-/// Says that this side lives, until it is dropped.
+/// Sends heartbeats until it is dropped.
 pub(super) struct Beats(JoinHandle<()>);
 
 impl Drop for Beats {
@@ -78,7 +79,7 @@ pub(super) fn beats<Q: Parcel>(outbox: Outbox, silence: Duration) -> Beats {
     }))
 }
 
-/// An attendance, as its coordinator sees it. Dropping it lets go.
+/// The coordinator's side of an attendance, which ends when it is dropped.
 pub(crate) struct Attendance<S> {
     states: Inbox,
     pulse: Pulse,
@@ -91,7 +92,7 @@ impl<S: Parcel> Attendance<S> {
         Attendance { states, pulse: Pulse::new(silence), _beats: beats, of: PhantomData }
     }
 
-    /// Returns, in words, when the other side has let go or is lost. May be given up and begun again.
+    /// Returns the reason when the other side has left or is lost. Cancel safe.
     pub(crate) async fn over(&mut self) -> String {
         loop {
             tokio::select! {

@@ -1,4 +1,4 @@
-//! Calling another task.
+//! Calls to another task.
 
 use std::future::poll_fn;
 use std::time::Duration;
@@ -14,23 +14,23 @@ use super::attendance::{Attendance, beats};
 use super::frame::{Inbox, Parcel, body_of, outbox};
 use super::{HTTP_FRAME_BYTES, MAX_HEADERS_BYTES, WINDOW_BYTES};
 
-/// A connection to a task, made when it is first used and again after it broke. Clones share it.
+/// A connection to a task, opened on first use and again after it broke. Clones share it.
 #[derive(Clone, Debug)]
 pub(crate) struct Link {
     channel: Channel,
-    /// What each call says of the task that it is for.
+    /// The headers of all calls, which name the task that they are for.
     headers: HeaderMap,
     silence: Duration,
 }
 
-/// A call that is under way: what is sent, and what comes back.
+/// The answers to a call in progress.
 pub(crate) struct Replies(Inbox);
 
 impl Link {
-    /// To the addressee at `host:port`. A task that does not answer for `silence` counts as lost.
+    /// Creates a link to the addressee at `host:port`. A task that does not answer for `silence` counts as lost.
     ///
     /// # Errors
-    /// The address cannot be one.
+    /// `invalid_argument` if the address is invalid.
     pub(crate) fn new(address: &str, addressee: &Addressee, silence: Duration) -> Result<Link, Status> {
         let endpoint = Endpoint::from_shared(format!("http://{address}"))
             .map_err(|error| Status::invalid_argument(error.to_string()))?
@@ -46,10 +46,10 @@ impl Link {
         Ok(Link { channel: endpoint.connect_lazy(), headers: addressee.headers()?, silence })
     }
 
-    /// Begins to attend to the task, and says that this one lives for as long as it is attended to; what the task says of itself.
+    /// Attends to the task, and sends heartbeats for as long as the attendance lasts; returns the task's state.
     ///
     /// # Errors
-    /// As [`call`](Link::call).
+    /// The other side's status; `unavailable` if it cannot be reached, `deadline_exceeded` after `patience`.
     pub(crate) async fn attend<Q: Parcel, S: Parcel>(
         &self,
         path: &'static str,
@@ -59,7 +59,7 @@ impl Link {
         let begun = async {
             let (outbox, body) = outbox();
             outbox.send(first).await;
-            // Dropped with the attendance, which ends the call's body and with it the call.
+            // Dropped with the attendance, which ends the call's body and thereby the call.
             let beats = beats::<Q>(outbox, self.silence);
             let mut states = self.begin(path, body).await?;
             let state = states.one::<S>().await?;
@@ -71,7 +71,7 @@ impl Link {
     /// Sends a message and waits for the answer.
     ///
     /// # Errors
-    /// The other side's status; `unavailable` where it cannot be reached, `deadline_exceeded` after `patience`.
+    /// The other side's status; `unavailable` if it cannot be reached, `deadline_exceeded` after `patience`.
     pub(crate) async fn call<R: Parcel>(
         &self,
         path: &'static str,
@@ -82,10 +82,10 @@ impl Link {
         tokio::time::timeout(patience, answer).await.unwrap_or_else(|_| Err(late(path, patience)))
     }
 
-    /// Sends messages; the answers come one by one.
+    /// Sends messages and returns the stream of answers.
     ///
     /// # Errors
-    /// As [`call`](Link::call).
+    /// The other side's status; `unavailable` if it cannot be reached, `deadline_exceeded` after `patience`.
     pub(crate) async fn ask<M: Parcel>(
         &self,
         path: &'static str,
@@ -97,10 +97,10 @@ impl Link {
         Ok(Replies(inbox))
     }
 
-    /// Sends messages, as fast as they are read, and waits for the answer.
+    /// Sends messages as fast as they are read, and waits for the answer.
     ///
     /// # Errors
-    /// As [`call`](Link::call).
+    /// The other side's status; `unavailable` if it cannot be reached, `deadline_exceeded` after `patience`.
     pub(crate) async fn tell<M: Parcel, R: Parcel>(
         &self,
         path: &'static str,
@@ -131,10 +131,10 @@ impl Link {
 }
 
 impl Replies {
-    /// The next answer, within `patience`; `None` at the end.
+    /// Returns the next answer, within `patience`; `None` at the end.
     ///
     /// # Errors
-    /// The other side's status; `unavailable` where the connection broke.
+    /// The other side's status; `unavailable` if the connection broke, `deadline_exceeded` after `patience`.
     pub(crate) async fn next<M: Parcel>(&mut self, patience: Duration) -> Result<Option<M>, Status> {
         let next = tokio::time::timeout(patience, self.0.next()).await;
         next.unwrap_or_else(|_| Err(late("an answer", patience)))
@@ -142,7 +142,7 @@ impl Replies {
 }
 
 fn unreachable(error: tonic::transport::Error) -> Status {
-    // The last cause says most: "connection refused".
+    // The innermost cause tells most: "connection refused".
     let mut cause: &dyn std::error::Error = &error;
     while let Some(source) = cause.source() {
         cause = source;
@@ -155,7 +155,7 @@ fn late(path: &str, patience: Duration) -> Status {
     Status::deadline_exceeded(format!("{what}: no answer within {:.1} s", patience.as_secs_f64()))
 }
 
-/// Whether the task may have gone, rather than have refused.
+/// Returns whether the status suggests that the task is gone, rather than that it refused.
 pub(crate) fn is_lost(status: &Status) -> bool {
     matches!(status.code(), Code::Unavailable | Code::DeadlineExceeded | Code::Cancelled | Code::Unknown)
 }

@@ -16,9 +16,9 @@ use tonic::body::Body;
 
 use super::{MAX_MESSAGE_BYTES, MAX_PAYLOAD_BYTES, QUEUED_MESSAGES, proto};
 
-/// A message of ours.
+/// A message of the protocol.
 pub(crate) trait Parcel: Message + Default + 'static {
-    /// Takes the payload out, where there is one.
+    /// Takes the payload out, if there is one.
     fn take_payload(&mut self) -> Bytes {
         Bytes::new()
     }
@@ -41,16 +41,16 @@ parcels!(
     CreateShard, Elements, PushRequest, AssignRequest, Closure, Outcome
 );
 
-/// The tag of every payload: field 15, with a length.
+/// The tag of every payload: field 15, length-delimited.
 const PAYLOAD_TAG: u8 = 15 << 3 | 2;
 
-/// A flag for compression and the length.
+/// Size of the compression flag and the length.
 const PREFIX_BYTES: usize = 5;
 
-/// Payloads up to this are copied behind what comes before them: another piece costs more.
+/// Payloads up to this size are copied after the other fields, which is cheaper than another chunk.
 const SHORT_BYTES: usize = 4096;
 
-/// A message as it is sent: what comes before the payload, and the payload, unless it is short.
+/// Encodes a message as the bytes before the payload, and the payload, unless it is short.
 fn encode(mut message: impl Parcel) -> [Bytes; 2] {
     let payload = message.take_payload();
     let of_payload = if payload.is_empty() { 0 } else { 1 + prost::length_delimiter_len(payload.len()) };
@@ -58,7 +58,7 @@ fn encode(mut message: impl Parcel) -> [Bytes; 2] {
     let short = if payload.len() <= SHORT_BYTES { payload.len() } else { 0 };
     let mut head = BytesMut::with_capacity(PREFIX_BYTES + len + short);
     head.put_u8(0);
-    // One that is too long is refused by its receiver, whatever the number says.
+    // An overlong message is refused by its receiver, whatever the number.
     head.put_u32(u32::try_from(len + payload.len()).unwrap_or(u32::MAX));
     // A buffer of bytes grows as needed.
     let _ = message.encode(&mut head);
@@ -73,7 +73,8 @@ fn encode(mut message: impl Parcel) -> [Bytes; 2] {
     [head.freeze(), payload]
 }
 
-/// Cuts a payload into the parts of several messages, each with whether more follow. There is always one, which may be empty.
+/// Splits a payload into the parts of several messages, each with whether more follow. There is always one part, which
+/// may be empty.
 pub(crate) fn parts_of(payload: Bytes) -> impl Iterator<Item = (Bytes, bool)> + Send {
     let mut rest = Some(payload);
     std::iter::from_fn(move || {
@@ -85,7 +86,7 @@ pub(crate) fn parts_of(payload: Bytes) -> impl Iterator<Item = (Bytes, bool)> + 
     })
 }
 
-/// The parts of a payload as they arrive. Memory is used for what has arrived alone.
+/// The parts of a payload as they arrive. Only arrived parts use memory.
 #[derive(Debug)]
 pub(crate) struct Parts {
     limit_bytes: usize,
@@ -94,7 +95,7 @@ pub(crate) struct Parts {
 }
 
 impl Parts {
-    /// None yet, of a payload of at most `limit_bytes`.
+    /// Creates an empty payload of at most `limit_bytes`.
     pub(crate) fn up_to(limit_bytes: usize) -> Parts {
         Parts { limit_bytes, len_bytes: 0, parts: Vec::new() }
     }
@@ -102,7 +103,7 @@ impl Parts {
     /// Adds a part.
     ///
     /// # Errors
-    /// The payload becomes too long.
+    /// `invalid_argument` if the payload becomes too long.
     pub(crate) fn push(&mut self, part: Bytes) -> Result<(), Status> {
         self.len_bytes = self.len_bytes.saturating_add(part.len());
         if self.len_bytes > self.limit_bytes {
@@ -115,7 +116,7 @@ impl Parts {
         Ok(())
     }
 
-    /// The whole payload, which is not copied where it came in one part.
+    /// Joins the payload, without a copy if it arrived in one part.
     pub(crate) fn join(mut self) -> Bytes {
         if self.parts.len() < 2 {
             return self.parts.pop().unwrap_or_default();
@@ -130,20 +131,20 @@ impl Parts {
 /// The sending half of a call's messages.
 pub(crate) struct Outbox(mpsc::Sender<Result<Frame<Bytes>, Infallible>>);
 
-/// A queue of messages, and the body that they go into.
+/// Creates a queue of messages, and the body that they are sent in.
 pub(crate) fn outbox() -> (Outbox, Body) {
     let (sender, frames) = mpsc::channel(2 * QUEUED_MESSAGES);
     (Outbox(sender), Body::new(StreamBody::new(ReceiverStream::new(frames))))
 }
 
-/// A body of messages.
+/// Creates a body of messages.
 pub(super) fn body_of<M: Parcel>(messages: impl IntoIterator<Item = M, IntoIter: Send + 'static>) -> Body {
     let frames = messages.into_iter().flat_map(encode).filter(|bytes| !bytes.is_empty());
     Body::new(StreamBody::new(tokio_stream::iter(frames.map(|bytes| Ok::<_, Infallible>(Frame::data(bytes))))))
 }
 
-/// A body of messages and the word how the call has ended: with the first that is an error, if one is. Each is made when there is
-/// room for it.
+/// Creates a body of messages, followed by the status: that of the first error, if any. Each message is created when
+/// there is room for it.
 pub(super) fn reply_of<M: Parcel>(
     messages: impl IntoIterator<Item = Result<M, Status>, IntoIter: Send + 'static>,
 ) -> Body {
@@ -167,13 +168,13 @@ pub(super) fn reply_of<M: Parcel>(
 
 fn trailers(status: &Status) -> HeaderMap {
     let mut trailers = HeaderMap::new();
-    // Only a status with words that no header can hold is refused.
+    // This fails only for a status whose text no header can hold.
     let _ = status.add_header(&mut trailers);
     trailers
 }
 
 impl Outbox {
-    /// Queues a message, as soon as there is room; whether there is still somebody who reads.
+    /// Queues a message as soon as there is room; returns whether the reader still exists.
     pub(crate) async fn send(&self, message: impl Parcel) -> bool {
         for bytes in encode(message) {
             if !bytes.is_empty() && self.0.send(Ok(Frame::data(bytes))).await.is_err() {
@@ -183,7 +184,7 @@ impl Outbox {
         true
     }
 
-    /// Queues a message if there is room at once; whether there is still somebody who reads.
+    /// Queues a message if there is room at once; returns whether the reader still exists.
     pub(crate) fn offer(&self, message: impl Parcel) -> bool {
         let whole = encode(message).concat();
         !matches!(self.0.try_send(Ok(Frame::data(whole.into()))), Err(mpsc::error::TrySendError::Closed(_)))
@@ -191,17 +192,17 @@ impl Outbox {
 
     /// Ends a reply.
     pub(super) async fn end(self, status: &Status) {
-        // Nobody reads any more: then nobody misses it.
+        // Fails only if the reader is gone.
         let _ = self.0.send(Ok(Frame::trailers(trailers(status)))).await;
     }
 
-    /// Returns when nobody reads any more.
+    /// Returns when the reader is gone.
     pub(crate) async fn closed(&self) {
         self.0.closed().await;
     }
 }
 
-/// The receiving half of a call's messages. A wait for a message may be given up and begun again: what has arrived stays.
+/// The receiving half of a call's messages. Receiving is cancel safe: what has arrived is kept.
 pub(crate) struct Inbox {
     body: Body,
     pieces: Pieces,
@@ -210,22 +211,22 @@ pub(crate) struct Inbox {
 }
 
 impl Inbox {
-    /// Of the answers to a call, whose caller limits its waits itself.
+    /// Receives the answers to a call, whose caller limits its waits itself.
     pub(crate) fn of_answers(body: Body) -> Inbox {
         Inbox { body, pieces: Pieces::default(), limit_bytes: MAX_MESSAGE_BYTES, patience: None }
     }
 
-    /// Of a caller that was admitted: no message may be longer than `limit_bytes`, and none of their pieces may take longer than
-    /// `patience`.
+    /// Receives the requests of an admitted caller: no message may be longer than `limit_bytes`, and no frame may take
+    /// longer than `patience`.
     pub(crate) fn of_requests(body: Body, limit_bytes: usize, patience: Duration) -> Inbox {
         Inbox { body, pieces: Pieces::default(), limit_bytes, patience: Some(patience) }
     }
 
-    /// The next message; `None` at the end.
+    /// Returns the next message; `None` at the end.
     ///
     /// # Errors
-    /// The other side's status; `unavailable` where the connection broke, `deadline_exceeded` where nothing came for too long,
-    /// `invalid_argument` for a message that is none or too long.
+    /// The other side's status; `unavailable` if the connection broke, `deadline_exceeded` if nothing arrived for too
+    /// long, `invalid_argument` for an invalid or overlong message.
     pub(crate) async fn next<M: Parcel>(&mut self) -> Result<Option<M>, Status> {
         loop {
             if let Some(message) = self.pieces.message(self.limit_bytes)? {
@@ -241,7 +242,7 @@ impl Inbox {
             match frame {
                 None if self.pieces.is_empty() => return Ok(None),
                 None => return Err(Status::unavailable("the stream ended within a message")),
-                // The library's words for it say no more.
+                // The library's error has no further details.
                 Some(Err(_)) => return Err(Status::unavailable("its process ended or its connection broke")),
                 Some(Ok(frame)) => match frame.into_data() {
                     Ok(bytes) => self.pieces.push(bytes),
@@ -257,20 +258,20 @@ impl Inbox {
         }
     }
 
-    /// The only message.
+    /// Returns the only message.
     ///
     /// # Errors
-    /// As [`next`](Inbox::next); there is none.
+    /// The errors of [`next`](Inbox::next), and `unavailable` if there is no message.
     pub(crate) async fn one<M: Parcel>(&mut self) -> Result<M, Status> {
         self.next().await?.ok_or_else(|| Status::unavailable("the stream ended without a message"))
     }
 }
 
-/// What has arrived, in the pieces in which it did.
+/// The received bytes, in the chunks in which they arrived.
 #[derive(Debug, Default)]
 struct Pieces {
     pieces: VecDeque<Bytes>,
-    /// Short pieces behind them, together: a sender of single bytes does not cost a piece for each.
+    /// Short chunks at the end, joined, so that a sender of single bytes does not cost a chunk for each.
     tail: BytesMut,
     len: usize,
 }
@@ -290,14 +291,14 @@ impl Pieces {
         self.len == 0
     }
 
-    /// Makes a piece of what is in the tail.
+    /// Makes a chunk of the tail.
     fn settle(&mut self) {
         if !self.tail.is_empty() {
             self.pieces.push_back(self.tail.split().freeze());
         }
     }
 
-    /// The first message, once it is all there. One that is too long is refused as soon as its length is known.
+    /// Returns the first message once it is complete. An overlong one is refused as soon as its length is known.
     fn message<M: Parcel>(&mut self, limit_bytes: usize) -> Result<Option<M>, Status> {
         if self.len < PREFIX_BYTES {
             return Ok(None);
@@ -322,7 +323,7 @@ impl Pieces {
     }
 }
 
-/// prost cuts payloads out of it without a copy, where they lie in one piece.
+/// prost slices payloads out of it without a copy if they lie in one chunk.
 impl Buf for Pieces {
     fn remaining(&self) -> usize {
         self.len
@@ -445,7 +446,10 @@ mod tests {
         #![proptest_config(ProptestConfig { cases: 128, rng_seed: RngSeed::Fixed(1), ..ProptestConfig::default() })]
 
         #[test]
-        fn messages_arrive_whole_whatever_the_pieces(lens in prop::collection::vec(0usize..700, 0..8), cut in 1usize..900) {
+        fn messages_arrive_whole_whatever_the_pieces(
+            lens in prop::collection::vec(0usize..700, 0..8),
+            cut in 1usize..900,
+        ) {
             let sent: Vec<proto::Elements> = (0..).zip(&lens).map(|(shard, len)| elements(shard, *len)).collect();
             let bytes: Vec<u8> = sent.iter().cloned().flat_map(|message| encode(message).concat()).collect();
             let (mut pieces, mut got) = (Pieces::default(), Vec::<proto::Elements>::new());

@@ -1,4 +1,4 @@
-//! Answering other tasks.
+//! Answering calls of other tasks.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -19,16 +19,16 @@ use super::frame::{Inbox, Outbox, Parcel, outbox, reply_of};
 
 /// The methods of a service.
 pub(crate) trait Methods: Send + Sync + 'static {
-    /// Its full name.
+    /// The full name of the service.
     const NAME: &'static str;
 
-    /// Lets a call in, before its body is looked at: no message of it may be longer than what this returns.
+    /// Admits a call before its body is read; returns the limit of its messages' length.
     ///
     /// # Errors
-    /// There is no such method, or this is not the session that it may be called in.
+    /// If there is no such method, or the session is not the current one.
     fn admit(&self, method: &str, session: u64) -> Result<usize, Status>;
 
-    /// Answers a call that was let in.
+    /// Answers an admitted call.
     fn call(self: Arc<Self>, method: String, inbox: Inbox) -> impl Future<Output = Result<Body, Status>> + Send;
 }
 
@@ -40,7 +40,7 @@ pub(crate) struct Router<M> {
 }
 
 impl<M: Methods> Router<M> {
-    /// Of a task, which waits for the next message of a call for at most `patience`.
+    /// Creates the service of a task, which waits for the next message of a call for at most `patience`.
     pub(crate) fn new(methods: M, identity: Identity, patience: Duration) -> Router<M> {
         Router { methods: Arc::new(methods), identity: Arc::new(identity), patience }
     }
@@ -80,7 +80,7 @@ impl<M: Methods> tower_service::Service<http::Request<Body>> for Router<M> {
     fn call(&mut self, request: http::Request<Body>) -> Self::Future {
         let router = self.clone();
         Box::pin(async move {
-            // A panic would be a bug of ours; it ends the call that has met it, and nothing else.
+            // A panic would be a bug; it ends only the call that caused it.
             let outcome = AssertUnwindSafe(router.answer(request))
                 .catch_unwind()
                 .await
@@ -96,19 +96,19 @@ impl<M: Methods> tower_service::Service<http::Request<Body>> for Router<M> {
     }
 }
 
-/// The answer to a call: one message.
+/// Answers a call with one message.
 pub(crate) fn reply(message: impl Parcel) -> Result<Body, Status> {
     Ok(reply_of([Ok(message)]))
 }
 
-/// The answer to a call: messages, each made when there is room for it, up to the first error.
+/// Answers a call with messages, each created when there is room for it, up to the first error.
 pub(crate) fn reply_all<M: Parcel>(
     messages: impl IntoIterator<Item = Result<M, Status>, IntoIter: Send + 'static>,
 ) -> Result<Body, Status> {
     Ok(reply_of(messages))
 }
 
-/// The answer to a call: messages as `send` makes them.
+/// Answers a call with the messages that `send` queues.
 pub(crate) fn reply_stream<F>(send: impl FnOnce(Arc<Outbox>) -> F) -> Result<Body, Status>
 where
     F: Future<Output = Result<(), Status>> + Send + 'static,

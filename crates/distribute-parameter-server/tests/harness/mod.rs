@@ -20,13 +20,13 @@ use distribute_values::{HostTensor, TensorStorage};
 /// Long enough for anything on a busy machine.
 pub(crate) const SOON: Duration = Duration::from_secs(60);
 
-/// After how much silence a frozen process is given up here.
+/// The silence after which a frozen process counts as lost in these tests.
 pub(crate) const SILENCE: Duration = Duration::from_secs(3);
 
-/// The variable that says for how many seconds tasks wait for a coordinator.
+/// The variable for how many seconds tasks wait for a coordinator.
 pub(crate) const COORDINATOR_TIMEOUT: &str = "TEST_COORDINATOR_TIMEOUT";
 
-/// What a started process does, in a test of that name that is none.
+/// The body of a started process, called by the test of that name.
 pub(crate) fn serve() {
     if std::env::var_os("TF_CONFIG").is_none() {
         return;
@@ -96,7 +96,7 @@ pub(crate) fn program() -> Program {
         .dataset("broken", |_: &InputContext| -> Result<Dataset<Array<i64>>, String> { Err("no such file".to_owned()) })
 }
 
-/// One step of y = w·x on the examples of that step; the loss.
+/// Makes one step of y = w·x on the examples of that step; returns the loss.
 fn regress(worker: &WorkerContext, (optimizer, milliseconds, step): (u32, u64, u64)) -> Result<f64, Error> {
     let weights = worker.variable("w")?;
     let w = weights.read::<f64>()?.to_elements::<f64>()?;
@@ -124,12 +124,12 @@ pub(crate) struct Cluster {
 }
 
 impl Cluster {
-    /// Starts all of them, and returns when they serve.
+    /// Starts all tasks, and returns when they serve.
     pub(crate) fn start(servers: u32, workers: u32) -> Cluster {
         Cluster::prepare(servers, workers).begin_all()
     }
 
-    /// Starts none of them.
+    /// Describes the cluster without starting tasks.
     pub(crate) fn prepare(servers: u32, workers: u32) -> Cluster {
         let ports = Ports::reserve(servers as usize + workers as usize).unwrap();
         let addresses = ports.addresses();
@@ -137,7 +137,7 @@ impl Cluster {
         let (of_servers, of_workers) = addresses.split_at(servers as usize);
         let spec = ClusterSpec::new().with_job(TaskType::Ps, of_servers.to_vec()).unwrap();
         let spec = spec.with_job(TaskType::Worker, of_workers.to_vec()).unwrap();
-        // The chief listens on nothing, and has its place in the description from which the job's identity is derived.
+        // The chief does not listen, but belongs to the description from which the job's identity is derived.
         let spec = spec.with_job(TaskType::Chief, ["127.0.0.1:9"]).unwrap();
         Cluster { spec, tasks: BTreeMap::new(), env: Vec::new() }
     }
@@ -160,7 +160,7 @@ impl Cluster {
         self
     }
 
-    /// Starts a task, at the address it always has.
+    /// Starts a task, at its fixed address.
     pub(crate) fn begin(&mut self, task: Task) {
         let config = serde_json::json!({
             "cluster": self.spec.to_json(), "task": {"type": task.kind.name(), "index": task.index},
@@ -196,7 +196,7 @@ impl Cluster {
         self.tasks[&task].wait_for_line(0, words, SOON).unwrap();
     }
 
-    /// What a task says at its end.
+    /// Waits for a task to end and returns its output.
     pub(crate) fn end_of(&mut self, task: Task) -> String {
         self.tasks.get_mut(&task).unwrap().wait(0, SOON).unwrap().stdout
     }
@@ -214,7 +214,7 @@ impl Cluster {
         ParameterServerStrategy::builder(&self.resolver()).options(Cluster::options()).build().unwrap()
     }
 
-    /// With a variable `total`.
+    /// Returns a coordinator with a variable `total`.
     pub(crate) fn coordinator(&self) -> ClusterCoordinator {
         let strategy = self.strategy();
         strategy.untrained("total", &HostTensor::scalar(0.0)).unwrap();
@@ -230,13 +230,13 @@ pub(crate) const fn server(index: u32) -> Task {
     Task::new(TaskType::Ps, index)
 }
 
-/// What has been added up so far.
+/// Returns the sum so far.
 pub(crate) fn total(coordinator: &ClusterCoordinator) -> f64 {
     let total = coordinator.strategy().find("total").unwrap();
     total.read::<f64>().unwrap().to_elements::<f64>().unwrap()[0]
 }
 
-/// Waits until something is so.
+/// Waits until a condition holds.
 pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let end = Instant::now() + SOON;
     while !is_so() {

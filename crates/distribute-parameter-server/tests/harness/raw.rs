@@ -1,4 +1,4 @@
-//! A caller that speaks the wire by hand, and sends what no build of ours would.
+//! A caller that writes the protocol by hand, to send messages that no build would send.
 
 use std::convert::Infallible;
 use std::future::poll_fn;
@@ -17,7 +17,7 @@ use tower_service::Service as _;
 
 use super::SOON;
 
-/// A connection, and the headers that its calls have.
+/// A connection, and the headers of its calls.
 pub(crate) struct Caller {
     channel: Channel,
     pub(crate) headers: Vec<(&'static str, String)>,
@@ -29,7 +29,7 @@ pub(crate) struct Open {
     body: Option<Body>,
 }
 
-/// Fields of a message.
+/// The fields of a message.
 #[derive(Clone, Default)]
 pub(crate) struct Fields(Vec<u8>);
 
@@ -51,7 +51,7 @@ impl Fields {
         self.bytes(field, fields.0)
     }
 
-    /// As it is sent.
+    /// Returns the encoded message.
     pub(crate) fn message(&self) -> Vec<u8> {
         let mut bytes = vec![0];
         bytes.extend_from_slice(&(self.0.len() as u32).to_be_bytes());
@@ -68,14 +68,14 @@ fn varint(bytes: &mut Vec<u8>, mut value: u64) {
     bytes.push(value as u8);
 }
 
-/// The header that says which job a call is of.
+/// The header that names the job of a call.
 pub(crate) fn job(id: &JobId) -> String {
     let digest: String = id.to_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
     format!("{digest} {id}")
 }
 
 impl Caller {
-    /// To an address, as a task of a job would call.
+    /// Connects to an address with the headers of a job's task.
     pub(crate) fn new(address: &str, task: &str, id: &JobId, session: u64) -> Caller {
         let channel = Endpoint::from_shared(format!("http://{address}")).unwrap().connect_lazy();
         let headers = vec![
@@ -87,14 +87,15 @@ impl Caller {
         Caller { channel, headers }
     }
 
-    /// With another value of a header, or with an empty one without it.
+    /// Sets another value of a header; an empty one removes it.
     pub(crate) fn with(&self, name: &'static str, value: &str) -> Caller {
         let others = self.headers.iter().filter(|(known, _)| *known != name).cloned();
         let new = (!value.is_empty()).then(|| (name, value.to_owned()));
         Caller { channel: self.channel.clone(), headers: others.chain(new).collect() }
     }
 
-    /// Sends bytes as the body of a call, and waits for its end; the messages of the answer, without their prefixes.
+    /// Sends bytes as the body of a call, and waits for its end; returns the messages of the answer, without their
+    /// prefixes.
     pub(crate) async fn call(&self, path: &str, bytes: Vec<u8>) -> Result<Vec<Vec<u8>>, Status> {
         let body = self.open(bytes).body.unwrap();
         self.answer(path, body).await
@@ -103,14 +104,14 @@ impl Caller {
     /// Sends bytes as the beginning of the body of a call, which stays open.
     pub(crate) fn open(&self, bytes: Vec<u8>) -> Open {
         let (sender, frames) = mpsc::channel(64);
-        // Not in one piece, which could be longer than a frame.
+        // In several chunks, since one could exceed a frame.
         for piece in bytes.chunks(1 << 20) {
             sender.try_send(Ok(Frame::data(Bytes::copy_from_slice(piece)))).unwrap();
         }
         Open { sender, body: Some(Body::new(StreamBody::new(ReceiverStream::new(frames)))) }
     }
 
-    /// The answer to a call that stays open, up to its end.
+    /// Returns the answer to a call that stays open, up to its end.
     pub(crate) async fn answer_to(&self, path: &str, open: &mut Open) -> Result<Vec<Vec<u8>>, Status> {
         self.answer(path, open.body.take().unwrap()).await
     }
@@ -157,7 +158,7 @@ impl Open {
     }
 }
 
-/// Waits until the other side has closed a connection on which these bytes were sent, and nothing else.
+/// Waits until the other side has closed a connection on which only these bytes were sent.
 pub(crate) async fn closed_after(address: &str, bytes: &[u8]) {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
