@@ -21,8 +21,8 @@ pub(crate) enum Command {
     Run(Run),
     /// Say which rank a failed job should blame
     ///
-    /// Reads the flight records that every rank of a failing process group writes to the folder that DISTRIBUTE_FLIGHT_DIR
-    /// names: what each rank had called, where their calls part, and who left no record.
+    /// Reads the flight records that every rank of a failing process group writes to the folder that
+    /// DISTRIBUTE_FLIGHT_DIR names: what each rank had called, where their calls part, and who left no record.
     Explain {
         /// The folder with rank_NNNNN.json files
         folder: PathBuf,
@@ -44,8 +44,9 @@ pub(crate) enum Command {
 
 /// Run a program as several tasks on this machine
 ///
-/// Each task finds its place in TF_CONFIG and in RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT
-/// and DISTRIBUTE_PORT, and the job's identity in DISTRIBUTE_JOB_ID. When one fails, the others are stopped and the first cause is named.
+/// Each task finds its place in TF_CONFIG and in RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR,
+/// MASTER_PORT and DISTRIBUTE_PORT, and the job's identity in DISTRIBUTE_JOB_ID. When one fails, the others are stopped
+/// and the first cause is named.
 #[derive(Debug, clap::Args)]
 #[command(after_help = AFTER_HELP, override_usage = "distribute run -n <N> [OPTIONS] -- <PROGRAM> [ARGS]...")]
 pub(crate) struct Run {

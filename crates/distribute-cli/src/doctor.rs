@@ -1,7 +1,7 @@
-//! `distribute doctor`: what is seen on this machine, what will be used, and why something is not.
+//! `distribute doctor`: what this machine offers, what will be used, and why something is not.
 //!
-//! Each module judges one group of things by a pure function of what was read, and has a function beside it that reads; only
-//! this one brings them together. `report` is the outcome, `print` its forms, `self_test` the jobs of `--run`.
+//! Each module judges one group of things by a pure function of what was read, and has a separate function that reads;
+//! only this module combines them. `report` is the result, `print` its forms, `self_test` the jobs of `--run`.
 
 mod cluster;
 mod devices;
@@ -39,7 +39,7 @@ use crate::args::Doctor;
 
 pub(crate) use self::self_test::rank as self_test_rank;
 
-/// Looks at everything and prints what it found; the exit code.
+/// Runs all checks and prints the report; returns the exit code.
 pub(crate) fn run(args: &Doctor) -> u8 {
     let seen = Seen::by_this_process();
     let mut checks = machine(&seen);
@@ -53,12 +53,12 @@ pub(crate) fn run(args: &Doctor) -> u8 {
         (_, true) => print::markdown(&report, args.verbose),
         _ => print::text(&report, print::Look::from_stdout(args.verbose)),
     };
-    // Nobody is left to be told that the output cannot be written.
+    // An error of standard output cannot be reported.
     let _ = std::io::stdout().write_all(text.as_bytes());
     report.exit_code()
 }
 
-/// What can be said without opening a socket.
+/// Makes the checks that need no socket.
 fn machine(seen: &Seen) -> Vec<Check> {
     let found = discover();
     let cores = Cores::of_this_process(seen);
@@ -82,7 +82,7 @@ fn machine(seen: &Seen) -> Vec<Check> {
     checks
 }
 
-/// What processes reach each other by, and who they are; the transports that work.
+/// Checks the network, the job's description and the transports; returns the transports that work.
 fn network(seen: &Seen, checks: &mut Vec<Check>) -> Vec<distribute_collectives::TransportKind> {
     let (cluster, membership) = cluster::cluster(seen);
     let membership = membership.filter(|membership| membership.world_size() > 1);

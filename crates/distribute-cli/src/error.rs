@@ -2,7 +2,7 @@ use std::ffi::OsStr;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// What keeps a job from being started.
+/// Why a job cannot be started.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub(crate) enum Error {
@@ -21,7 +21,7 @@ pub(crate) enum Error {
 }
 
 impl Error {
-    /// The error of a program that the system refused to start as `task`.
+    /// Creates the error of a program that the system did not start as `task`.
     pub(crate) fn start(task: &impl ToString, program: &OsStr, source: io::Error) -> Self {
         let path = Path::new(program);
         let is_path = path.components().count() > 1;
@@ -48,7 +48,7 @@ impl Error {
         move |source| Self::System { what, source }
     }
 
-    /// Labels and texts: what was given, what was expected, how to mend it.
+    /// Returns labels and texts: what was given, what was expected, and the remedy.
     pub(crate) fn details(&self) -> Vec<(&'static str, String)> {
         match self {
             Self::Program { given, mend, .. } => vec![

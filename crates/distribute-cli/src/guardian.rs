@@ -1,8 +1,8 @@
 //! A process that outlives a killed launcher just long enough to kill its tasks.
 //!
-//! It is this program again, with nothing but a pipe from the launcher, over which it learns the tasks' process groups.
-//! However the launcher ends, the pipe ends with it; the guardian then kills the groups that it has not been told are gone.
-//! After a clean end there are none.
+//! It runs this same program, with only a pipe from the launcher, over which it learns the tasks' process groups.
+//! However the launcher ends, the pipe ends with it; the guardian then kills the groups that have not been reported as
+//! gone. After a normal end there are none.
 
 use std::collections::BTreeSet;
 use std::io::{self, Read};
@@ -22,9 +22,9 @@ pub(crate) struct Guardian {
 }
 
 impl Guardian {
-    /// Starts the guardian in a process group of its own: what is sent to the launcher's group must not reach it.
+    /// Starts the guardian in a process group of its own, since signals to the launcher's group must not reach it.
     pub(crate) fn start() -> io::Result<Self> {
-        // Not a path: the file may have been replaced by a newer build.
+        // Not a path, since the file may have been replaced by a newer build.
         let program = if cfg!(target_os = "linux") { "/proc/self/exe".into() } else { std::env::current_exe()? };
         let mut command = Command::new(program);
         command.arg0("distribute").arg("guardian").current_dir("/").process_group(0);
@@ -33,28 +33,28 @@ impl Guardian {
         Ok(Self { pipe: Arc::new(pipe.into()) })
     }
 
-    /// The pipe, for tasks to register themselves.
+    /// Returns the pipe, for tasks to register themselves.
     pub(crate) fn pipe(&self) -> Arc<OwnedFd> {
         Arc::clone(&self.pipe)
     }
 
-    /// A group is gone; its id may be given to others from now on.
+    /// Removes a group that is gone; its id may be reused from now on.
     pub(crate) fn forget(&self, group: Pid) {
-        // A guardian that is gone has forgotten it as well.
+        // Fails only if the guardian is gone.
         let _ = rustix::io::write(&*self.pipe, &message(b'-', group));
     }
 }
 
-/// What a task writes into the pipe to be known. Safe between fork and exec: it does not allocate.
+/// Returns the message by which a task registers itself. It does not allocate, so it is safe between fork and exec.
 pub(crate) fn registration(group: Pid) -> [u8; 5] {
     message(b'+', group)
 }
 
-/// The guardian's own program.
+/// Runs the guardian.
 pub(crate) fn watch() -> ExitCode {
-    // Those are for the launcher; one that ends the guardian first would leave orphans.
+    // These signals are for the launcher; if they ended the guardian first, orphans would remain.
     for signal in [SIGHUP, SIGINT, SIGQUIT, SIGTERM] {
-        // Not to be had, it works all the same.
+        // The guardian works without the handler, too.
         let _ = signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false)));
     }
     for group in left_over(io::stdin().lock()) {
@@ -63,7 +63,7 @@ pub(crate) fn watch() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Reads the pipe to its end; the groups that were registered and not forgotten.
+/// Reads the pipe to its end; returns the groups that were registered and not removed.
 fn left_over(mut pipe: impl Read) -> Vec<Pid> {
     let mut groups = BTreeSet::new();
     let mut message = [0; 5];
@@ -75,7 +75,7 @@ fn left_over(mut pipe: impl Read) -> Vec<Pid> {
             _ => groups.remove(&id),
         };
     }
-    // 1 would mean every process there is.
+    // 1 would mean all processes.
     groups.into_iter().filter(|id| *id > 1).filter_map(Pid::from_raw).collect()
 }
 

@@ -1,4 +1,4 @@
-//! The tasks of a job and what their environment tells them.
+//! The tasks of a job and their environment.
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use serde_json::json;
 
 use crate::error::Error;
 
-/// One task, shown as `worker-0`.
+/// One task, displayed as `worker-0`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Task {
     pub(crate) rank: usize,
@@ -20,14 +20,14 @@ impl fmt::Display for Task {
     }
 }
 
-/// The tasks in the order of their ranks: the chief, the workers, the parameter servers.
+/// Returns the tasks in the order of their ranks: the chief, the workers, the parameter servers.
 pub(crate) fn tasks(chief: u32, workers: u32, ps: u32) -> Vec<Task> {
     let of = |job, count| (0..count as usize).map(move |index| (job, index));
     let all = of("chief", chief).chain(of("worker", workers)).chain(of("ps", ps)).enumerate();
     all.map(|(rank, (job, index))| Task { rank, job, index }).collect()
 }
 
-/// The rank of a task given as `worker-1`, `worker:1` or, for rank 0, `chief`.
+/// Returns the rank of a task given as `worker-1`, `worker:1` or, for rank 0, `chief`.
 pub(crate) fn find(tasks: &[Task], given: &str) -> Result<usize, Error> {
     let name = given.trim().to_ascii_lowercase().replace(':', "-");
     let found = tasks.iter().find(|task| task.to_string() == name).map(|task| task.rank);
@@ -40,16 +40,16 @@ pub(crate) fn find(tasks: &[Task], given: &str) -> Result<usize, Error> {
     })
 }
 
-/// Where the tasks of a job listen.
+/// The ports on which the tasks of a job listen.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Addresses {
     /// One port per task, in the order of ranks.
     pub(crate) tasks: Vec<u16>,
-    /// MASTER_PORT. The port after it is free too: programs that use it derive theirs from it.
+    /// MASTER_PORT. The next port is free too, since programs that use it derive theirs from it.
     pub(crate) master: u16,
 }
 
-/// The variables that tell `task` its place.
+/// Returns the variables that tell `task` its place.
 pub(crate) fn environment(tasks: &[Task], task: &Task, addresses: &Addresses) -> Vec<(&'static str, String)> {
     let of = |job: &str| -> Vec<_> {
         let pairs = tasks.iter().zip(&addresses.tasks).filter(|(task, _)| task.job == job);

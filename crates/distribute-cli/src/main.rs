@@ -1,15 +1,16 @@
-//! The `distribute` program: starts the tasks of a distributed job on this machine, shows what they print and how they
-//! progress, and ends them together.
+//! The `distribute` program: starts the tasks of a distributed job on this machine, shows their output and progress,
+//! and ends them together.
 //!
-//! - `args`: flags; `job`: which tasks there are and what their environment says; `ports`: where they listen.
-//! - `supervisor`: who is stopped when, and what was the first cause; it does no input or output.
+//! - `args`: flags; `job`: the tasks and their environment; `ports`: the ports they listen on.
+//! - `supervisor`: decides which tasks are stopped when, and which failure was the first cause; it does no input or
+//!   output.
 //! - `process`, `guardian`: starting tasks so that none outlives the launcher.
-//! - `output`, `progress`, `report`: what the user sees.
-//! - `run`: ties these together.
+//! - `output`, `progress`, `report`: everything that is shown to the user.
+//! - `run`: combines these.
 //!
-//! `explain` reads the flight records of a failed job; `doctor` says what a job would find here.
+//! `explain` reads the flight records of a failed job; `doctor` reports what a job would find on this machine.
 //!
-//! It knows nothing of training: programs learn their place from the environment, and tell their progress over TCP.
+//! The program does not depend on training: tasks learn their place from the environment, and report progress over TCP.
 
 mod args;
 mod doctor;
@@ -53,7 +54,7 @@ fn main() -> ExitCode {
 fn explain(folder: &Path) -> ExitCode {
     match FlightRecord::read_all(folder) {
         Ok(records) => {
-            // Nobody is left to be told that the output cannot be written.
+            // An error of standard output cannot be reported.
             let _ = std::io::stdout().write_all(distribute_collectives::explain(&records).as_bytes());
             ExitCode::SUCCESS
         }

@@ -1,10 +1,10 @@
-//! How tasks ended, and which end was the first cause of the others.
+//! How tasks ended, and which failure was the first cause.
 
 use std::borrow::Cow;
 use std::fmt;
 use std::time::Duration;
 
-/// How a process ended; shown as in `138` or `SIGKILL`.
+/// How a process ended; displayed as `138` or `SIGKILL`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Exit {
     Code(i32),
@@ -12,7 +12,7 @@ pub(crate) enum Exit {
 }
 
 impl Exit {
-    /// As a shell reports it: 128 + n after signal n.
+    /// Returns the code that a shell reports: 128 + n after signal n.
     pub(crate) fn code(self) -> u8 {
         let code = match self {
             Self::Code(code) => code,
@@ -21,17 +21,18 @@ impl Exit {
         u8::try_from(code).unwrap_or(1)
     }
 
-    /// Whether a task that was sent `signal` ends like this: killed by it, or by an exit that reports it.
+    /// Returns whether this is the end of a task that was sent `signal`: killed by it, or by an exit that reports it.
     pub(crate) fn answers(self, signal: i32) -> bool {
         matches!(self, Self::Signal(by) if by == signal) || self == Self::Code(128 + signal)
     }
 
-    /// Whether this says that another task failed.
+    /// Returns whether this says that another task failed.
     pub(crate) fn blames_others(self) -> bool {
         self == Self::Code(INFRASTRUCTURE)
     }
 
-    /// Whether this may say that another task failed: what is wrong for good ends its peers with its own exit code, 1 or 2.
+    /// Returns whether this may say that another task failed: a permanent failure ends its peers with its own exit
+    /// code, 1 or 2.
     pub(crate) fn may_blame_others(self) -> bool {
         self.blames_others() || matches!(self, Self::Code(1 | 2))
     }
@@ -50,7 +51,7 @@ impl fmt::Display for Exit {
     }
 }
 
-/// `SIGKILL`, or `signal 35` where it has no name.
+/// Returns `SIGKILL`, or `signal 35` if it has no name.
 pub(crate) fn signal_name(signal: i32) -> Cow<'static, str> {
     signal_hook::low_level::signal_name(signal).map_or_else(|| format!("signal {signal}").into(), Cow::from)
 }
@@ -63,38 +64,38 @@ pub(crate) struct Outcome {
     pub(crate) at: Duration,
     /// Whether the launcher's own signals explain it.
     pub(crate) stopped: bool,
-    /// Whether the job goes on without it.
+    /// Whether the job continues without it.
     pub(crate) forgiven: bool,
-    /// Whether its own words say that another task failed.
+    /// Whether its output says that another task failed.
     pub(crate) told: bool,
 }
 
 impl Outcome {
-    /// Whether another task is the cause of this end, by its exit code or its words: a task that was aborted ends with a code of
-    /// the same kind as the one that failed.
+    /// Returns whether another task is the cause of this end, by its exit code or its output: a task that was aborted
+    /// ends with a code of the same kind as the one that failed.
     fn blames_others(&self) -> bool {
         self.exit.blames_others() || self.told
     }
 }
 
-/// Whether what a task printed last says that another one has ended its group.
+/// Returns whether a task's last lines say that another one has aborted its group.
 pub(crate) fn tells_of_another(lines: &[String]) -> bool {
     lines.iter().any(|line| line.contains("group \"") && line.contains(" was aborted by "))
 }
 
-/// What became of the job as a whole.
+/// The outcome of the job as a whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verdict {
     Success,
-    /// The launcher was told to stop, and that explains every failure.
+    /// The launcher was told to stop, which explains every failure.
     Interrupted(i32),
     /// The task whose failure came first and explains the others.
     Cause(usize),
 }
 
 impl Verdict {
-    /// The earliest failure that neither blames others nor was made by the launcher; where all blame others, the
-    /// earliest of them. A task that lost a peer often exits before its peer has finished dying.
+    /// Returns the earliest failure that neither blames others nor was caused by the launcher; if all blame others, the
+    /// earliest of them. A task that lost a peer often exits before its peer has ended.
     pub(crate) fn of(outcomes: &[Outcome], interrupted: Option<i32>) -> Self {
         let failed = |outcome: &Outcome| !outcome.exit.is_success() && !outcome.forgiven;
         let failures = || outcomes.iter().enumerate().filter(|(_, outcome)| failed(outcome));
@@ -120,7 +121,7 @@ impl Verdict {
     }
 }
 
-/// The exit code of a task that lost a peer or ran into a deadline.
+/// The exit code of a task that lost a peer or exceeded a deadline.
 pub(crate) const INFRASTRUCTURE: i32 = 138;
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
-//! What the tasks print, on its way to the user.
+//! The output of the tasks, on its way to the user.
 //!
-//! One thread per stream reads, cuts into lines and keeps logs; one thread draws, so that lines and the bar never mix.
+//! One thread per stream reads, splits into lines and writes logs; one thread draws, so that lines and the bar never
+//! mix.
 
 mod lines;
 mod screen;
@@ -9,17 +10,17 @@ mod stream;
 pub(crate) use screen::{Look, Screen, ends_within};
 pub(crate) use stream::{Follow, Tail};
 
-/// Where a line came from, and where it goes.
+/// The standard stream that a line came from and goes to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stream {
     Stdout,
     Stderr,
 }
 
-/// What the drawing thread is given.
+/// The input of the drawing thread.
 #[derive(Debug)]
 pub(crate) enum Output {
-    /// Lines of a task, without their ends.
+    /// Lines of a task, without their line ends.
     Lines { rank: usize, stream: Stream, lines: Vec<String> },
     /// Progress of the job.
     Progress(distribute_train::progress::Event),

@@ -7,10 +7,10 @@ use std::ops::Range;
 
 use crate::job::Addresses;
 
-/// Free loopback ports, held until the tasks are about to start.
+/// Free loopback ports, reserved until the tasks are about to start.
 ///
-/// They lie below the ports that the kernel gives to outgoing connections where there is room. A port from among those
-/// could go to a connection of the first task before the second task gets to bind it.
+/// They lie below the ephemeral ports of the kernel if there is room: an ephemeral port could be assigned to a
+/// connection of the first task before the second task binds it.
 #[derive(Debug)]
 pub(crate) struct Ports {
     listeners: Vec<TcpListener>,
@@ -18,7 +18,7 @@ pub(crate) struct Ports {
 }
 
 impl Ports {
-    /// Ports for `tasks` tasks, and a MASTER_PORT that is followed by another free one.
+    /// Reserves ports for `tasks` tasks, and a MASTER_PORT whose next port is also free.
     pub(crate) fn reserve(tasks: usize) -> io::Result<Self> {
         let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
         let below = below_ephemeral(&range);
@@ -28,13 +28,13 @@ impl Ports {
         Self::from_kernel(tasks)
     }
 
-    /// Lets the ports go, for the tasks to bind them now.
+    /// Releases the ports, for the tasks to bind them now.
     pub(crate) fn release(self) -> Addresses {
         drop(self.listeners);
         self.addresses
     }
 
-    /// Walks through the range from a random place, so that launchers that start together do not meet.
+    /// Searches the range from a random port on, so that launchers that start together do not collide.
     fn search(tasks: usize, range: Range<u16>) -> Option<Self> {
         let len = u64::from(range.end.checked_sub(range.start).filter(|len| *len > 0)?);
         let from = RandomState::new().build_hasher().finish() % len;
@@ -81,7 +81,7 @@ fn bind(port: u16) -> io::Result<TcpListener> {
     TcpListener::bind((Ipv4Addr::LOCALHOST, port))
 }
 
-/// Up to 20,000 ports before the first of the kernel's `first last`; none where too few are left.
+/// Returns up to 20,000 ports before the first of the kernel's range `first last`; empty if too few are left.
 fn below_ephemeral(range: &str) -> Range<u16> {
     let first = range.split_whitespace().next().and_then(|first| first.parse().ok()).unwrap_or(32_768);
     let start = LOWEST.max(u16::saturating_sub(first, 20_000));

@@ -1,4 +1,4 @@
-//! Starts the tasks' processes.
+//! Starting the tasks' processes.
 
 mod hook;
 
@@ -15,15 +15,15 @@ use crate::outcome::Exit;
 /// A started task.
 #[derive(Debug)]
 pub(crate) struct Process {
-    /// Its id, which is the id of its process group too.
+    /// Its id, which is also the id of its process group.
     pub(crate) pid: Pid,
     pub(crate) stdout: ChildStdout,
     pub(crate) stderr: ChildStderr,
 }
 
-/// Starts a task in a process group of its own, known to the guardian before its program runs.
+/// Starts a task in a process group of its own, which is registered with the guardian before its program runs.
 ///
-/// It dies with the calling thread, which must therefore be the launcher's main thread.
+/// The task dies with the calling thread, which must therefore be the launcher's main thread.
 pub(crate) fn spawn(
     program: &[OsString],
     env: Vec<(&'static str, String)>,
@@ -31,27 +31,27 @@ pub(crate) fn spawn(
 ) -> io::Result<Process> {
     let Some((program, args)) = program.split_first() else { return Err(io::ErrorKind::InvalidInput.into()) };
     let mut command = Command::new(program);
-    // No standard input: tasks would fight for it, and reading from a terminal would stop them.
+    // No standard input: tasks would compete for it, and reading from a terminal would stop them.
     command.args(args).envs(env).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command.process_group(0);
     hook::tie_to_launcher(&mut command, guardian.pipe());
     let mut child = command.spawn()?;
     let pid = Pid::from_child(&child);
-    // The child is reaped by `reap`, together with the orphans that its own children may become.
+    // The child is reaped by `reap`, together with orphans of its own children.
     match (child.stdout.take(), child.stderr.take()) {
         (Some(stdout), Some(stderr)) => Ok(Process { pid, stdout, stderr }),
         _ => Err(io::Error::other("the child has no pipes")),
     }
 }
 
-/// Makes orphaned descendants children of the launcher rather than of process 1: it hears when they end.
+/// Makes orphaned descendants children of the launcher rather than of process 1, so that it is notified when they end.
 pub(crate) fn adopt_orphans() -> io::Result<()> {
     #[cfg(target_os = "linux")]
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
     Ok(())
 }
 
-/// A child that has ended, if there is one. As process 1 of a container this ends strangers too.
+/// Returns a child that has ended, if any. As process 1 of a container this also reaps unrelated processes.
 pub(crate) fn reap() -> Option<(Pid, Exit)> {
     loop {
         match rustix::process::wait(WaitOptions::NOHANG) {
@@ -70,12 +70,12 @@ fn exit(status: WaitStatus) -> Option<Exit> {
     code.or_else(|| status.terminating_signal().map(Exit::Signal))
 }
 
-/// Whether a process group has a member. Its id stays taken as long as it has one.
+/// Returns whether a process group has a member. Its id is not reused as long as it has one.
 pub(crate) fn group_lives(group: Pid) -> bool {
     rustix::process::test_kill_process_group(group) != Err(rustix::io::Errno::SRCH)
 }
 
-/// Sends a signal to a process group; one that has no member left needs none.
+/// Sends a signal to a process group, which may have no member left.
 pub(crate) fn signal_group(group: Pid, signal: i32) {
     if let Some(signal) = Signal::from_named_raw(signal) {
         let _ = rustix::process::kill_process_group(group, signal);

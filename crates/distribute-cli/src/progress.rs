@@ -23,7 +23,7 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// Listens on a loopback port of the kernel's choice.
+    /// Listens on a loopback port chosen by the kernel.
     pub(crate) fn start(tasks: &[Task], output: Sender<Output>, notes: Sender<String>) -> io::Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
         listener.set_nonblocking(true)?;
@@ -33,7 +33,7 @@ impl Progress {
         let others = tasks.iter().skip(1).map(|task| format!("{}:{}", task.job, task.index)).collect();
         let mut hub = Hub { output, notes, others, connections: Vec::new() };
         let run = move || {
-            // Without progress the job is none the worse.
+            // The job works without progress.
             let _ = hub.run(&listener, &woken);
             drop(finished);
         };
@@ -41,12 +41,12 @@ impl Progress {
         Ok(Self { address, wake, done })
     }
 
-    /// What `DISTRIBUTE_PROGRESS_ADDR` tells the tasks.
+    /// Returns the address for `DISTRIBUTE_PROGRESS_ADDR`.
     pub(crate) fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Reads what the tasks, which have ended, have sent, and ends.
+    /// Reads what the tasks have sent before they ended, and ends the thread.
     pub(crate) fn finish(self) {
         drop(self.wake);
         ends_within(&self.done, 2 * DRAIN);
@@ -56,7 +56,7 @@ impl Progress {
 struct Hub {
     output: Sender<Output>,
     notes: Sender<String>,
-    /// Tasks that are not rank 0. What they report is a part of what rank 0 reports.
+    /// Tasks other than rank 0, whose reports are part of those of rank 0.
     others: Vec<String>,
     connections: Vec<Connection>,
 }
@@ -75,7 +75,7 @@ impl Hub {
             if end.is_none() {
                 fds.push(PollFd::new(woken, PollFlags::IN));
             }
-            // Once the tasks have ended, everything that will come is here.
+            // Once the tasks have ended, all their messages have arrived.
             let wait = if end.is_some() { Duration::from_millis(20) } else { WAIT };
             let ready = match poll(&mut fds, Some(&timespec(wait))) {
                 Err(rustix::io::Errno::INTR) => continue,
@@ -113,7 +113,7 @@ impl Hub {
         self.connections = connections;
     }
 
-    /// `false` when the connection has ended or makes no sense.
+    /// Returns `false` when the connection has ended or sent an invalid message.
     fn read_one(&self, connection: &mut Connection) -> bool {
         let mut buffer = [0; 16 * 1024];
         let count = match connection.stream.read(&mut buffer) {
@@ -127,7 +127,7 @@ impl Hub {
             match serde_json::from_slice::<Message>(&line) {
                 Ok(message) if self.others.contains(&message.task) => {}
                 Ok(message) => {
-                    // Waits while the terminal is slow; so does the task's own queue, which leaves steps out.
+                    // Blocks while the terminal is slow; so does the task's own queue, which drops steps.
                     let _ = self.output.send(Output::Progress(message.event));
                 }
                 Err(error) => return self.refuse(&error.to_string()),
@@ -147,13 +147,13 @@ fn timespec(duration: Duration) -> Timespec {
     Timespec { tv_sec: duration.as_secs() as i64, tv_nsec: i64::from(duration.subsec_nanos()) }
 }
 
-/// Nothing depends on it: the thread is woken when it has something to do.
+/// Uncritical: the thread is woken when it has something to do.
 const WAIT: Duration = Duration::from_secs(5);
 
-/// How long reading the rest may take after the tasks have ended.
+/// Time limit of reading the rest after the tasks have ended.
 const DRAIN: Duration = Duration::from_secs(1);
 
-/// Connections at a time; each task has one.
+/// Maximum number of connections; each task has one.
 const MOST: usize = 2048;
 
 const LONGEST: usize = 1024 * 1024;

@@ -1,4 +1,4 @@
-//! What the user is told at the end, and when something cannot be started.
+//! The messages to the user at the end, and when something cannot be started.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -19,7 +19,7 @@ pub(crate) struct Line<'a> {
     pub(crate) outcome: Outcome,
 }
 
-/// The table of all tasks and the first cause; nothing after a success.
+/// Formats the table of all tasks and the first cause; empty after a success.
 pub(crate) fn report(lines: &[Line<'_>], verdict: Verdict, tail: &[String]) -> String {
     let mut text = match verdict {
         Verdict::Success => return String::new(),
@@ -33,12 +33,12 @@ pub(crate) fn report(lines: &[Line<'_>], verdict: Verdict, tail: &[String]) -> S
     text
 }
 
-/// An error as a block: the sentence, then what was given, what was expected and how to mend it.
+/// Formats an error as a block: the message, then what was given, what was expected and the remedy.
 pub(crate) fn error(error: &Error) -> String {
     block(&error.to_string(), &error.details())
 }
 
-/// A message while the job runs.
+/// Formats a message while the job runs.
 pub(crate) fn note(note: &Note, tasks: &[Task], grace: Duration) -> String {
     let grace = grace.as_secs();
     match note {
@@ -133,8 +133,8 @@ fn ended(exit: Exit) -> String {
     }
 }
 
-/// What an exit tells about a task, in a few words; nothing where it tells nothing. Where a coordinator directs the others, it alone
-/// saves.
+/// Explains an exit in a few words; empty if there is nothing to explain. If a coordinator directs the other tasks,
+/// only it saves.
 fn meaning(line: &Line<'_>, coordinated: bool) -> &'static str {
     let outcome = line.outcome;
     match outcome.exit {
@@ -165,7 +165,7 @@ fn hint(exit: Exit) -> Option<&'static str> {
     }
 }
 
-/// `9.7 s`, `2 min 03 s`, `1 h 02 min`.
+/// Formats as `9.7 s`, `2 min 03 s`, `1 h 02 min`.
 fn seconds(time: Duration) -> String {
     let whole = time.as_secs_f64().round() as u64;
     match whole {

@@ -1,4 +1,4 @@
-//! `distribute run`: ties ports, processes, output and the supervisor together.
+//! `distribute run`: combines ports, processes, output and the supervisor.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -23,14 +23,14 @@ use crate::progress::Progress;
 use crate::report;
 use crate::supervisor::{Action, Supervisor};
 
-/// Runs a job to its end; the launcher's exit code.
+/// Runs a job to its end; returns the launcher's exit code.
 pub(crate) fn run(args: &Run) -> Result<u8, Error> {
     let tasks = job::tasks(args.chief.max(args.ps.min(1)), args.workers, args.ps);
     let only = args.only.as_deref().map(|given| job::find(&tasks, given)).transpose()?;
     let logs = args.log_dir.as_deref().map(|folder| open_logs(folder, &tasks)).transpose()?;
     let shown = Shown { only, quiet: args.quiet };
 
-    // Before the first task: the end of none may be missed.
+    // Before the first task, so that the end of none is missed.
     let signals = signals().map_err(Error::system("handle signals"))?;
     process::adopt_orphans().map_err(Error::system("adopt orphaned processes"))?;
     let ports = Ports::reserve(tasks.len()).map_err(|source| Error::Ports { tasks: tasks.len(), source })?;
@@ -43,7 +43,7 @@ pub(crate) fn run(args: &Run) -> Result<u8, Error> {
             Progress::start(&tasks, screen.output(), screen.notes()).map_err(Error::system("listen for progress"))?,
         ),
     };
-    // A new one for each job, also for one that is started by a task of another.
+    // A new one for each job, even if it is started by a task of another one.
     let job = JobId::random().map_err(std::io::Error::other).map_err(Error::system("name the job"))?;
     let shared = shared_environment(&job, tasks.len(), progress.as_ref(), &screen, args.quiet);
 
@@ -56,7 +56,7 @@ pub(crate) fn run(args: &Run) -> Result<u8, Error> {
     let (processes, streams) = match start(args, &tasks, environment, &guardian) {
         Ok(started) => started.into_iter().map(|it| (it.pid, (it.stdout, it.stderr))).unzip::<_, _, Vec<_>, Vec<_>>(),
         Err(error) => {
-            // Nothing is shown of those that ran for a moment. The guardian ends them.
+            // The output of tasks that ran for a moment is not shown. The guardian ends them.
             screen.close();
             return Err(error);
         }
@@ -69,7 +69,7 @@ pub(crate) fn run(args: &Run) -> Result<u8, Error> {
         processes,
         reaped: vec![false; tasks.len()],
         forgotten: vec![false; tasks.len()],
-        // A coordinator gives what a lost worker was doing to another one.
+        // A coordinator reschedules the work of a lost worker on another one.
         supervisor: Supervisor::new(tasks.len(), grace).with_expendable(expendable),
         guardian,
         notes: screen.notes(),
@@ -169,17 +169,17 @@ impl Running<'_> {
             Action::SignalLeader { rank, signal } if !self.reaped[rank] => {
                 process::signal_process(self.processes[rank], signal);
             }
-            // Gone in between: its id may be somebody else's by now.
+            // It has ended meanwhile, and its id may have been reused.
             Action::Signal { .. } | Action::SignalLeader { .. } => {}
             Action::Note(note) => {
-                // The screen ends after this.
+                // Fails only once the screen has ended, which is later.
                 let _ = self.notes.send(report::note(&note, self.tasks, self.grace));
             }
         }
     }
 }
 
-/// Which tasks' lines are shown.
+/// The tasks whose lines are shown.
 struct Shown {
     only: Option<usize>,
     quiet: bool,
@@ -191,7 +191,7 @@ impl Shown {
     }
 }
 
-/// Passes on the launcher's signals, those left out that its parent made it ignore, as `nohup` does.
+/// Returns the launcher's signals, except those that its parent made it ignore, as `nohup` does.
 fn signals() -> std::io::Result<Receiver<i32>> {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let ignored = status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("SigIgn:")?.trim(), 16).ok());
@@ -212,7 +212,7 @@ fn signals() -> std::io::Result<Receiver<i32>> {
     Ok(receiver)
 }
 
-/// Variables that are the same for all tasks.
+/// Returns the variables that are the same for all tasks.
 fn shared_environment(
     job: &JobId,
     tasks: usize,
@@ -232,7 +232,7 @@ fn shared_environment(
         if !quiet && tasks > 1 {
             let of = if cores == 1 { "1 core".into() } else { format!("{cores} cores") };
             let note = format!("{tasks} tasks share {of}: RAYON_NUM_THREADS={threads} unless you set it");
-            // Nothing is lost with it.
+            // A lost note is harmless.
             let _ = screen.notes().send(note);
         }
     }
@@ -241,7 +241,7 @@ fn shared_environment(
 
 type Logs = Vec<[(PathBuf, File); 2]>;
 
-/// `FOLDER/attempt-0/worker-0/{stdout,stderr}.log` for every task, empty.
+/// Creates `FOLDER/attempt-0/worker-0/{stdout,stderr}.log` for every task, empty.
 fn open_logs(folder: &Path, tasks: &[Task]) -> Result<Logs, Error> {
     let open = |path: PathBuf| match File::create(&path) {
         Ok(file) => Ok((path, file)),
@@ -300,7 +300,7 @@ fn follow(
     Ok((tails, followed))
 }
 
-/// Waits until everything is written, for as long as the user does: a pager may be slow, and a signal ends the wait.
+/// Waits until everything is written, however long the user's pager takes; a signal ends the wait.
 fn finish_screen(screen: Screen, signals: &Receiver<i32>) {
     let done = screen.close();
     let mut signals = signals;
@@ -317,7 +317,7 @@ fn finish_screen(screen: Screen, signals: &Receiver<i32>) {
     }
 }
 
-/// How often the state of processes is looked at although nothing was heard of them.
+/// How often the state of processes is polled without a notification.
 const TICK: Duration = Duration::from_secs(1);
 
 /// How long streams may stay open after the last process of a task.

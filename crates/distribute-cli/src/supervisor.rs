@@ -1,6 +1,6 @@
-//! Decides who is stopped when; others do it.
+//! Decides which tasks are stopped when; the caller acts on it.
 //!
-//! It takes ends of tasks, signals and the time since the job began, and hands out actions. It does no input or output.
+//! It takes ends of tasks, signals and the time since the job began, and returns actions. It does no input or output.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -9,27 +9,27 @@ use signal_hook::consts::{SIGCONT, SIGINT, SIGKILL, SIGQUIT, SIGTERM, SIGUSR1, S
 
 use crate::outcome::{Exit, Outcome};
 
-/// Something to be done.
+/// An action for the caller.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Action {
     /// Send a signal to the process group of a task.
     Signal { rank: usize, signal: i32 },
     /// Send a signal to the first process of a task only.
     SignalLeader { rank: usize, signal: i32 },
-    /// Tell the user.
+    /// Show a message to the user.
     Note(Note),
 }
 
-/// Something to tell the user while the job runs.
+/// A message to the user while the job runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Note {
     /// A task failed, and `others` are being stopped.
     Failed { rank: usize, exit: Exit, at: Duration, others: usize },
-    /// A task failed, and the job goes on without it.
+    /// A task failed, and the job continues without it.
     Forgiven { rank: usize, exit: Exit, at: Duration },
-    /// The launcher was signalled, and passes it on.
+    /// The launcher was signalled, and forwards the signal.
     Interrupted { signal: i32, tasks: usize },
-    /// These did not stop within the grace and are killed, or the user is tired of waiting.
+    /// These tasks did not stop within the grace and are killed, or the user has interrupted again.
     Killing { ranks: Vec<usize>, asked: bool },
     /// A task has ended, but processes that it started have not.
     Leftover { rank: usize },
@@ -50,30 +50,30 @@ pub(crate) struct Supervisor {
 #[derive(Debug, Default)]
 struct Task {
     outcome: Option<Outcome>,
-    /// Whether the others can go on without it, as long as one like it is left.
+    /// Whether the others can continue without it, as long as one such task is left.
     expendable: bool,
-    /// No process of its group is left.
+    /// Whether no process of its group is left.
     gone: bool,
-    /// Signals that it was sent by us, up to its end.
+    /// Signals that the launcher sent it before its end.
     sent: Vec<i32>,
-    /// What happens next if it stays.
+    /// The next step if it does not end.
     next: Option<(Duration, Step)>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Step {
-    /// Ask what a finished task has left behind to end.
+    /// Ask the remaining processes of a finished task to end.
     Stop,
     Kill,
-    /// The kernel holds it; nobody should wait for that for ever.
+    /// Give up waiting, since the kernel holds it.
     GiveUp,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
     Running,
-    /// A task says, or may say, that another one failed. That one gets a moment to end by itself: stopped now, it would end by
-    /// our signal, and what it had to say would be lost.
+    /// A task says, or may say, that another one failed. That one gets a moment to end by itself: if it were stopped
+    /// now, it would end by the launcher's signal, and its error message would be lost.
     Settling {
         until: Duration,
         rank: usize,
@@ -82,19 +82,19 @@ enum Phase {
 }
 
 impl Supervisor {
-    /// A running job of `tasks` tasks, which get `grace` to stop when they are asked to.
+    /// Creates a running job of `tasks` tasks, which get `grace` to stop when they are asked to.
     pub(crate) fn new(tasks: usize, grace: Duration) -> Self {
         let tasks = (0..tasks).map(|_| Task::default()).collect();
         Self { tasks, phase: Phase::Running, grace, interrupted: None, actions: VecDeque::new() }
     }
 
-    /// With tasks that the others can do without, as long as one of them is left.
+    /// Marks tasks that the others can do without, as long as one of them is left.
     pub(crate) fn with_expendable(mut self, ranks: impl IntoIterator<Item = usize>) -> Self {
         ranks.into_iter().for_each(|rank| self.tasks[rank].expendable = true);
         self
     }
 
-    /// The first process of a task has ended; `leftover` tells whether others of its group live.
+    /// Handles the end of a task's first process; `leftover` tells whether others of its group live.
     pub(crate) fn handle_exit(&mut self, rank: usize, exit: Exit, leftover: bool, now: Duration) {
         let lives = |task: &Task| task.expendable && task.outcome.is_none();
         let forgiven = self.phase == Phase::Running
@@ -109,7 +109,7 @@ impl Supervisor {
         task.outcome = Some(Outcome { exit, at: now, stopped, forgiven, told: false });
         task.gone = !leftover;
         if task.next.is_none() {
-            // Such as the far end of a pipe that is still writing.
+            // For example the far end of a pipe that is still writing.
             task.next = Some((now + self.grace.min(LINGER), Step::Stop));
         }
         match self.phase {
@@ -126,15 +126,15 @@ impl Supervisor {
         }
     }
 
-    /// The last process of a task's group has ended.
+    /// Handles the end of the last process in a task's group.
     pub(crate) fn handle_gone(&mut self, rank: usize) {
         self.tasks[rank].gone = true;
     }
 
-    /// The launcher was sent a signal.
+    /// Handles a signal to the launcher.
     pub(crate) fn handle_signal(&mut self, signal: i32, now: Duration) {
         if [SIGUSR1, SIGUSR2].contains(&signal) {
-            // Requests to the program, such as to save now; a shell around it would only die of them.
+            // Requests to the program, such as to save now; they would only kill a shell around it.
             let living = self.tasks.iter().enumerate().filter(|(_, task)| task.outcome.is_none());
             self.actions.extend(living.map(|(rank, _)| Action::SignalLeader { rank, signal }));
         } else if self.phase != Phase::Stopping {
@@ -145,12 +145,12 @@ impl Supervisor {
         } else if [SIGINT, SIGQUIT].contains(&signal) {
             self.kill(|_| true, true, now);
         } else {
-            // A closed terminal is reported more than once, so this is no impatience.
+            // A closed terminal is reported more than once, so a repetition is not a request to kill.
             self.send(signal);
         }
     }
 
-    /// Time has passed.
+    /// Handles the passage of time.
     pub(crate) fn handle_timeout(&mut self, now: Duration) {
         if let Phase::Settling { until, rank } = self.phase
             && until <= now
@@ -178,12 +178,12 @@ impl Supervisor {
         self.kill(|task| task.next.is_some_and(|(at, step)| step == Step::Kill && at <= now), false, now);
     }
 
-    /// The next thing to do.
+    /// Returns the next action.
     pub(crate) fn poll_action(&mut self) -> Option<Action> {
         self.actions.pop_front()
     }
 
-    /// When [`handle_timeout`](Self::handle_timeout) has something to do.
+    /// Returns when [`handle_timeout`](Self::handle_timeout) has something to do.
     pub(crate) fn poll_timeout(&self) -> Option<Duration> {
         let settling = match self.phase {
             Phase::Settling { until, .. } => Some(until),
@@ -193,17 +193,17 @@ impl Supervisor {
         next.chain(settling).min()
     }
 
-    /// Whether no process of any task is left.
+    /// Returns whether no process of any task is left.
     pub(crate) fn is_done(&self) -> bool {
         self.tasks.iter().all(|task| task.gone)
     }
 
-    /// The ends of all tasks, once the job is done.
+    /// Returns the ends of all tasks, once the job is done.
     pub(crate) fn outcomes(&self) -> Vec<Outcome> {
         self.tasks.iter().filter_map(|task| task.outcome).collect()
     }
 
-    /// The signal that made the launcher stop a job that ran well.
+    /// Returns the signal that made the launcher stop a job without a failure.
     pub(crate) fn interrupted(&self) -> Option<i32> {
         self.interrupted
     }
@@ -226,7 +226,7 @@ impl Supervisor {
             task.next = Some((now + self.grace, Step::Kill));
         }
         self.send(signal);
-        // One that is stopped, as by a debugger, must go on to be able to end.
+        // A stopped task, for example in a debugger, must be continued to be able to end.
         let living = self.tasks.iter().enumerate().filter(|(_, task)| !task.gone);
         self.actions.extend(living.map(|(rank, _)| Action::Signal { rank, signal: SIGCONT }));
     }
@@ -254,7 +254,7 @@ impl Supervisor {
     }
 }
 
-/// How long processes that a finished task has left may go on by themselves.
+/// How long processes that a finished task has left behind may continue.
 const LINGER: Duration = Duration::from_secs(2);
 
 /// How long a task that another one blames, or may blame, gets to end by itself.

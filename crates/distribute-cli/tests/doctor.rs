@@ -9,7 +9,7 @@ use serde_json::Value;
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// `distribute doctor FLAGS`, without what the variables of whoever runs the tests would add.
+/// Builds `distribute doctor FLAGS`, without variables of the environment that would affect the report.
 fn doctor(flags: &[&str]) -> JobBuilder {
     let job = Job::builder(env!("CARGO_BIN_EXE_distribute")).arg("doctor").args(flags);
     ["TF_CONFIG", "RANK", "WORLD_SIZE", "SLURM_JOB_ID"].iter().fold(job, |job, name| job.without_env(*name))
@@ -92,7 +92,7 @@ fn few_open_files_are_warned_about() {
 
 #[test]
 fn a_job_of_two_processes_passes_over_every_transport() {
-    // Flags of the launcher by which it would write files, and an option that is not what is tested.
+    // Flags of the launcher by which it would write files, and an option that is not under test.
     let folder = tempfile::tempdir().unwrap();
     let logs = folder.path().join("logs");
     let job = doctor(&["--json", "--run", "-n", "2"]);

@@ -9,7 +9,7 @@ use distribute_testkit::{Job, JobBuilder, Outcome, Signal};
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// `distribute run FLAGS -- sh -c SCRIPT`.
+/// Builds `distribute run FLAGS -- sh -c SCRIPT`.
 fn launcher(flags: &[&str], script: &str) -> JobBuilder {
     let job = Job::builder(env!("CARGO_BIN_EXE_distribute")).arg("run").args(flags);
     job.args(["--", "sh", "-c", script])
@@ -19,7 +19,7 @@ fn run(flags: &[&str], script: &str) -> Outcome {
     launcher(flags, script).start().unwrap().wait(0, DEADLINE).unwrap()
 }
 
-/// The lines that a task printed, without their prefix.
+/// Returns the lines that a task printed, without their prefix.
 fn lines_of<'a>(outcome: &'a Outcome, task: &str) -> Vec<&'a str> {
     // Names are padded to the longest.
     let of_task = |line: &'a str| line.split_once(" │ ").filter(|(name, _)| name.trim_end() == task);
@@ -28,7 +28,8 @@ fn lines_of<'a>(outcome: &'a Outcome, task: &str) -> Vec<&'a str> {
 
 #[test]
 fn tasks_learn_their_place_and_their_output_is_told_apart() {
-    let script = r#"echo "$RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE"; echo "$TF_CONFIG"; echo "$MASTER_ADDR:$MASTER_PORT""#;
+    let script = r#"
+        echo "$RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE"; echo "$TF_CONFIG"; echo "$MASTER_ADDR:$MASTER_PORT""#;
     let outcome = run(&["-n", "2"], script);
     assert!(outcome.success(), "{outcome:?}");
     let (first, second) = (lines_of(&outcome, "worker-0"), lines_of(&outcome, "worker-1"));
@@ -56,7 +57,9 @@ fn every_job_has_an_identity_of_its_own() {
 
 #[test]
 fn parameter_servers_come_with_a_chief_and_one_lost_worker_ends_no_job() {
-    let script = r#"case "$TF_CONFIG" in *'"type":"worker","index":1'*|*'"index":1,"type":"worker"'*) exit 3;; esac; sleep 0.5; echo "$TF_CONFIG""#;
+    let script = r#"
+        case "$TF_CONFIG" in *'"type":"worker","index":1'*|*'"index":1,"type":"worker"'*) exit 3;; esac
+        sleep 0.5; echo "$TF_CONFIG""#;
     let outcome = run(&["-n", "2", "--ps", "1"], script);
     assert!(outcome.success(), "{outcome:?}");
     let chief: serde_json::Value = serde_json::from_str(lines_of(&outcome, "chief-0")[0]).unwrap();
@@ -91,10 +94,11 @@ fn one_task_can_be_shown_alone_and_all_of_them_logged() {
 
 #[test]
 fn a_task_that_was_told_of_a_failure_is_no_first_cause() {
-    // Worker 0 was told, and is the first to end with the same code; by then the other one runs.
+    // Worker 0 was told of the failure, and is the first to end with the same code, while the other one still runs.
     let script = r#"
         trap 'exit 2' TERM
-        if [ $RANK = 0 ]; then sleep 0.3; echo 'error: group "world" was aborted by worker:1: wrong model' >&2; exit 2; fi
+        told='error: group "world" was aborted by worker:1: wrong model'
+        if [ $RANK = 0 ]; then sleep 0.3; echo "$told" >&2; exit 2; fi
         echo 'error: wrong model' >&2; sleep 0.8; exit 2"#;
     let outcome = run(&["-n", "2"], script);
     assert_eq!(outcome.code, Some(2));
@@ -104,7 +108,7 @@ fn a_task_that_was_told_of_a_failure_is_no_first_cause() {
 
 #[test]
 fn the_first_cause_is_named_and_never_a_victim() {
-    // Worker 0 hears of the loss before worker 1 has finished dying, and says so.
+    // Worker 0 learns of the loss before worker 1 has ended, and says so.
     let script = r#"if [ $RANK = 1 ]; then echo "disk full" >&2; sleep 0.2; exit 7; fi; sleep 0.1; exit 138"#;
     let outcome = run(&["-n", "2"], script);
     assert_eq!(outcome.code, Some(7));

@@ -1,19 +1,19 @@
-//! Who says what this process is in a job.
+//! The source that describes this process's place in a job.
 
 use distribute_cluster::{ClusterResolver, ClusterSpec, Error, Membership, Task, TaskType, TfConfigResolver};
 
 use super::report::Check;
 use super::seen::Seen;
 
-/// The source that wins and what it makes of this process, or its own sentence about what is wrong.
+/// Checks which source describes the job and what it makes of this process, or reports that source's own error.
 ///
-/// The second is the membership in the group that trains; parameter servers have none.
+/// Also returns the membership in the group that trains, which parameter servers do not have.
 pub(crate) fn cluster(seen: &Seen) -> (Check, Option<Membership>) {
     let resolver = match TfConfigResolver::from_vars(seen.raw()) {
         Ok(resolver) => resolver,
         Err(error) => return (sentence("cluster", error), None),
     };
-    // An error of the description would have been returned above.
+    // An invalid description was returned as an error above.
     let spec = resolver.cluster_spec().unwrap_or_default();
     if let Some(task) = resolver.task().filter(|task| task.kind == TaskType::Ps) {
         return (Check::ok("cluster", format!("TF_CONFIG: this is {task} of {}", jobs(&spec))), None);
@@ -25,7 +25,7 @@ pub(crate) fn cluster(seen: &Seen) -> (Check, Option<Membership>) {
     }
 }
 
-/// An error of a description as a line: what is wrong, what was given and expected, and how to mend it.
+/// Converts an error of a description to a check: the problem, what was given and expected, and the remedy.
 pub(crate) fn sentence(topic: &str, error: Error) -> Check {
     match error {
         Error::Config { subject, problem, given, expected, mend } => {
@@ -47,7 +47,7 @@ fn member(seen: &Seen, membership: &Membership, spec: &ClusterSpec) -> Check {
         let more = if rank + 1 == LISTED && size > LISTED { " …" } else { "" };
         format!("rank {rank} is {}{more}", membership.named(rank))
     }));
-    // Sources that the winner is one of need no second mention.
+    // The winning source is not repeated.
     let mut others: Vec<&str> = membership.also_seen.clone();
     others.extend(
         launchers(seen)
@@ -60,7 +60,7 @@ fn member(seen: &Seen, membership: &Membership, spec: &ClusterSpec) -> Check {
     }
 }
 
-/// No source that is understood says anything: fine, unless somebody meant to say something.
+/// Checks a process without any supported description, which is fine unless another launcher has left traces.
 fn alone(seen: &Seen) -> Check {
     let found = "no variable describes a job: this process is alone";
     let seen_others: Vec<&str> = launchers(seen).collect();
@@ -84,7 +84,7 @@ fn alone(seen: &Seen) -> Check {
     }
 }
 
-/// Launchers and platforms that have left traces.
+/// Returns the launchers and platforms that have left traces.
 fn launchers(seen: &Seen) -> impl Iterator<Item = &'static str> {
     let set = |names: &[&str]| names.iter().any(|name| seen.variable(name).is_some());
     let traces = [
@@ -102,7 +102,7 @@ fn launchers(seen: &Seen) -> impl Iterator<Item = &'static str> {
     traces.into_iter().filter(|(_, seen)| *seen).map(|(name, _)| name)
 }
 
-/// The task that the name of this pod ends in, as a TFJob calls its pods.
+/// Returns the task in which the name of this pod ends, as in the pods of a TFJob.
 fn unread_tf_job(seen: &Seen) -> Option<Task> {
     seen.variable("KUBERNETES_SERVICE_HOST")?;
     let host = seen.variable("HOSTNAME")?;
@@ -111,7 +111,7 @@ fn unread_tf_job(seen: &Seen) -> Option<Task> {
     format!("{kind}:{index}").parse().ok().filter(|_| seen.variable("TF_CONFIG").is_none())
 }
 
-/// `chief 1, worker 2, ps 1`.
+/// Formats as `chief 1, worker 2, ps 1`.
 fn jobs(spec: &ClusterSpec) -> String {
     let jobs = spec.jobs().map(|kind| format!("{kind} {}", spec.num_tasks(kind)));
     jobs.collect::<Vec<_>>().join(", ")
@@ -119,7 +119,7 @@ fn jobs(spec: &ClusterSpec) -> String {
 
 const SLURM: &str = "Slurm";
 
-/// Members in the details.
+/// Maximum number of members in the details.
 const LISTED: u32 = 64;
 
 #[cfg(test)]

@@ -1,13 +1,13 @@
-//! Devices, and what drives them.
+//! Devices, and their drivers.
 
 use distribute_device::{DeviceKind, PhysicalDevice};
 
 use super::report::Check;
 use super::seen::{Seen, bytes};
 
-/// One check for the devices that were found, and one for each kind of accelerator that was not.
+/// Returns one check for the devices that were found, and one for each kind of accelerator that was not.
 ///
-/// `absence` says why a kind is missing, in the words that errors use too.
+/// `absence` returns why a kind is missing, with the same text as in errors.
 pub(crate) fn devices(seen: &Seen, found: &[PhysicalDevice], absence: impl Fn(DeviceKind) -> String) -> Vec<Check> {
     let mut checks = vec![match found {
         [] => Check::fail("devices", "none").why(absence(DeviceKind::Cpu)),
@@ -27,12 +27,12 @@ pub(crate) fn devices(seen: &Seen, found: &[PhysicalDevice], absence: impl Fn(De
     checks
 }
 
-/// The NVIDIA driver, and whether this process may talk to it.
+/// Checks the NVIDIA driver, and whether this process can access it.
 pub(crate) fn driver(seen: &Seen) -> Check {
     let Some(version) = seen.text(&format!("{DRIVER}/version")) else {
         return Check::skipped("driver", "no NVIDIA driver is loaded").why(format!("there is no {DRIVER}/version"));
     };
-    // `NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  …`; the words before the number differ.
+    // `NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  …`; the text before the number varies.
     let is_number = |word: &&str| word.contains('.') && word.split('.').all(|part| part.parse::<u32>().is_ok());
     let number = version.split_whitespace().find(is_number).unwrap_or("of an unknown version");
     let found = format!("NVIDIA {number}");
@@ -46,7 +46,7 @@ pub(crate) fn driver(seen: &Seen) -> Check {
     Check::ok("driver", found)
 }
 
-/// `GPU:0 NVIDIA H200 with 139.8 GiB`. A CPU has lines of its own.
+/// Formats as `GPU:0 NVIDIA H200 with 139.8 GiB`. A CPU has checks of its own.
 fn named(device: &PhysicalDevice) -> String {
     let PhysicalDevice { kind, index, name, memory_bytes, .. } = device;
     match (kind, memory_bytes) {

@@ -1,4 +1,4 @@
-//! The folder that checkpoints and logs go to unless told otherwise.
+//! The current folder, to which checkpoints and logs go by default.
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -8,7 +8,7 @@ use super::report::Check;
 use super::seen::{bytes, within};
 use super::shared_memory::Space;
 
-/// Room in a folder, and how long a small checkpoint takes to be written there.
+/// Checks the free space in a folder, and how long writing a small checkpoint takes.
 pub(crate) fn folder(path: &Path) -> Check {
     let own = path.to_owned();
     let tried = within(PATIENCE, move || {
@@ -60,7 +60,7 @@ fn write(folder: &Path) -> io::Result<Duration> {
 
 const TOPIC: &str = "folder";
 
-/// A file system over the network may not answer at all.
+/// A network file system may not answer at all.
 const PATIENCE: Duration = Duration::from_secs(3);
 
 const SAMPLE: u64 = 4 << 20;

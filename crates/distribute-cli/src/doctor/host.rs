@@ -3,14 +3,14 @@
 use super::report::Check;
 use super::seen::{Seen, bytes, count, field};
 
-/// How many cores there are, and how many of them this process may use.
+/// The number of cores, and how many of them this process may use.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Cores {
-    /// Of the machine.
+    /// Cores of the machine.
     pub(crate) online: Option<usize>,
-    /// That the scheduler may put this process on.
+    /// Cores that the scheduler may run this process on.
     pub(crate) affinity: Option<usize>,
-    /// What is left of these by the control group's quota.
+    /// Cores that the control group's quota leaves of these.
     pub(crate) usable: usize,
 }
 
@@ -24,7 +24,7 @@ impl Cores {
     }
 }
 
-/// The processor's model and cores.
+/// Checks the processor's model and cores.
 pub(crate) fn cpu(model: &str, cores: Cores) -> Check {
     let Cores { online, affinity, usable } = cores;
     let online = online.unwrap_or(usable).max(usable);
@@ -41,7 +41,7 @@ pub(crate) fn cpu(model: &str, cores: Cores) -> Check {
     }
 }
 
-/// What RAYON_NUM_THREADS makes of the cores: tensor libraries decide by it how many threads an operation uses.
+/// Checks RAYON_NUM_THREADS, by which tensor libraries decide how many threads an operation uses.
 pub(crate) fn threads(seen: &Seen, cores: usize) -> Check {
     let local = ["LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE"];
     let local = local.iter().find_map(|name| seen.variable(name)?.trim().parse::<usize>().ok()).unwrap_or(1).max(1);
@@ -71,7 +71,7 @@ pub(crate) fn threads(seen: &Seen, cores: usize) -> Check {
     }
 }
 
-/// How much memory there is, and how much of it is left.
+/// Checks the total and the available memory.
 pub(crate) fn memory(seen: &Seen) -> Check {
     let meminfo = seen.text("/proc/meminfo").unwrap_or_default();
     let kib = |name| field(&meminfo, name)?.strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024);
@@ -96,7 +96,8 @@ pub(crate) fn memory(seen: &Seen) -> Check {
     }
 }
 
-/// The lowest memory limit of this process's control groups, and what counts towards it. A namespace hides some of them.
+/// Returns the lowest memory limit of this process's control groups, and the usage that counts towards it. A namespace
+/// hides some of the groups.
 fn limit(seen: &Seen) -> Option<(u64, Option<u64>)> {
     let groups = seen.text("/proc/self/cgroup")?;
     let number = |path: String| seen.line(&path)?.parse::<u64>().ok();
@@ -120,7 +121,7 @@ fn limit(seen: &Seen) -> Option<(u64, Option<u64>)> {
     groups.lines().filter_map(of_group).min_by_key(|(limit, _)| *limit)
 }
 
-/// Less than this is taken by a small program and its data.
+/// A small program and its data use about this much.
 const LITTLE: u64 = 512 << 20;
 
 #[cfg(test)]

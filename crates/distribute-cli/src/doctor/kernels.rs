@@ -1,8 +1,8 @@
-//! What GPUs need besides their driver: the compiler of kernels, and ways to each other.
+//! The compiler of GPU kernels, and the links between GPUs.
 
 use super::report::Check;
 
-/// The GPUs as the driver shows them, the compiler of kernels, and the links between several GPUs.
+/// Checks the GPUs that the driver reports, the kernel compiler, and the links between several GPUs.
 #[cfg(feature = "cuda")]
 pub(crate) fn kernels() -> Vec<Check> {
     use distribute_device::cuda::{Topology, compiler_version};
@@ -35,7 +35,7 @@ pub(crate) fn kernels() -> Vec<Check> {
     checks
 }
 
-/// Which GPUs are linked how.
+/// Formats the links between pairs of GPUs.
 #[cfg(feature = "cuda")]
 fn pairs(topology: &distribute_device::cuda::Topology) -> String {
     let count = u32::try_from(topology.gpus().len()).unwrap_or(u32::MAX);

@@ -5,7 +5,7 @@ use rustix::process::{Resource, getrlimit};
 use super::report::Check;
 use super::seen::{Seen, bytes};
 
-/// A limit: now, and the highest that this process may set itself; `None` for no limit.
+/// A resource limit: the current one, and the highest that this process may set; `None` for no limit.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Limit {
     pub(crate) now: Option<u64>,
@@ -27,7 +27,7 @@ impl Limit {
     }
 }
 
-/// Whether a process can hold its connections to the others of a job of `world_size`.
+/// Checks whether a process can hold its connections to the others of a job of `world_size`.
 pub(crate) fn open_files(limit: Limit, world_size: u32) -> Check {
     let Some(now) = limit.now else { return Check::ok("open files", "no limit") };
     let need = OWN_FILES + FILES_PER_PEER * u64::from(world_size.saturating_sub(1));
@@ -54,7 +54,7 @@ pub(crate) fn open_files(limit: Limit, world_size: u32) -> Check {
     }
 }
 
-/// Locked memory: InfiniBand sends from nothing else.
+/// Checks the limit of locked memory, which InfiniBand needs for sending.
 pub(crate) fn locked_memory(seen: &Seen, limit: Limit) -> Check {
     let Some(now) = limit.now else { return Check::ok("locked memory", "no limit") };
     match seen.exists("/dev/infiniband") {
@@ -71,7 +71,7 @@ const OWN_FILES: u64 = 64;
 /// Two sockets to each other process, and one more at the leader.
 const FILES_PER_PEER: u64 = 3;
 
-/// What systems have given processes for long.
+/// The traditional default limit of processes.
 const USUAL: u64 = 1024;
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
-//! The library that reduces between GPUs.
+//! NCCL, the library that reduces between GPUs.
 
 use super::report::Check;
 
-/// Which NCCL jobs would use; where there is none, why, and whether anything here wants one.
+/// Checks which NCCL jobs would use; if there is none, why, and whether it is needed.
 #[cfg(feature = "cuda")]
 pub(crate) fn nccl(has_gpus: bool) -> Check {
     judge(nccl_sys::Library::load().map(|nccl| (nccl.version(), nccl.path().to_owned())), has_gpus)
@@ -27,7 +27,7 @@ fn judge(loaded: Result<(nccl_sys::Version, std::path::PathBuf), nccl_sys::Error
             };
             check.details(attempts.iter().map(ToString::to_string))
         }
-        // A file that somebody named.
+        // A file that the user has named.
         Err(error) => Check::warn("nccl", error.to_string()),
     }
 }

@@ -1,4 +1,4 @@
-//! Interfaces, loopback, and the way to the leader.
+//! Network interfaces, loopback, and the connection to the leader.
 
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
@@ -10,7 +10,7 @@ use super::cluster::sentence;
 use super::report::Check;
 use super::seen::within;
 
-/// An address of an interface.
+/// An interface with one of its addresses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Interface {
     pub(crate) name: String,
@@ -20,7 +20,7 @@ pub(crate) struct Interface {
 }
 
 impl Interface {
-    /// All of this machine, or of this container.
+    /// Returns all interfaces of this machine, or of this container.
     pub(crate) fn all() -> Vec<Self> {
         let of = |interface: if_addrs::Interface| {
             let (ip, prefix) = match &interface.addr {
@@ -33,13 +33,13 @@ impl Interface {
     }
 }
 
-/// A member of a job that does not exist, to learn how others would reach this process.
+/// Returns a member of a job that does not exist, to find out how others would reach this process.
 pub(crate) fn stranger() -> Option<Membership> {
-    // An address for documentation is nobody's: packets to it go where those to other networks go.
+    // A documentation address, which no host has: packets to it take the route to other networks.
     Membership::new(1, 2, "203.0.113.1:1").ok()
 }
 
-/// Which interfaces there are, and which of them others reach this process by.
+/// Checks the interfaces, and which of them others use to reach this process.
 pub(crate) fn network(interfaces: &[Interface], local: Result<LocalHost, Error>, alone: bool) -> Check {
     let local = match local {
         Ok(local) => local,
@@ -82,7 +82,7 @@ pub(crate) fn network(interfaces: &[Interface], local: Result<LocalHost, Error>,
     check.details(others.map(|Interface { name, ip, prefix }| format!("{name} {ip}/{prefix}, of no use to others")))
 }
 
-/// Whether a port of the loopback interface can be listened on and reached: every local job needs that.
+/// Checks that a port of the loopback interface can be listened on and reached, which every local job needs.
 pub(crate) fn loopback(tried: io::Result<u16>) -> Check {
     match tried {
         Ok(port) => {
@@ -94,7 +94,7 @@ pub(crate) fn loopback(tried: io::Result<u16>) -> Check {
     }
 }
 
-/// Listens on a free port, and calls it.
+/// Listens on a free port, and connects to it.
 pub(crate) fn try_loopback() -> io::Result<u16> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     let address = listener.local_addr()?;
@@ -102,18 +102,18 @@ pub(crate) fn try_loopback() -> io::Result<u16> {
     Ok(address.port())
 }
 
-/// What was found where the leader should be.
+/// The result of connecting to the leader's address.
 #[derive(Debug)]
 pub(crate) enum LeaderState {
     /// This process is the leader, and could listen or not.
     Own(io::Result<()>),
-    /// Nothing was said about its name in time.
+    /// The name was not resolved in time.
     Silent,
     Unknown(io::Error),
     Called(SocketAddr, io::Result<()>),
 }
 
-/// Looks for the leader of a job, for some seconds at most.
+/// Connects to the leader of a job, for some seconds at most.
 pub(crate) fn look_for_leader(membership: &Membership) -> LeaderState {
     let address = membership.leader_address.clone();
     if membership.is_leader() {
@@ -133,7 +133,7 @@ pub(crate) fn look_for_leader(membership: &Membership) -> LeaderState {
     within(PATIENCE, look).unwrap_or(LeaderState::Silent)
 }
 
-/// Whether the leader's address is good for anything. A leader that does not run yet is no mistake.
+/// Checks whether the leader's address is usable. A leader that does not run yet is not an error.
 pub(crate) fn leader(membership: &Membership, state: LeaderState) -> Check {
     let name = format!(
         "{} at {}",
@@ -147,10 +147,15 @@ pub(crate) fn leader(membership: &Membership, state: LeaderState) -> Check {
         LeaderState::Own(Err(error)) if error.kind() == ErrorKind::AddrInUse => {
             Check::warn(LEADER, format!("this is {name}, whose port is in use"))
                 .why("the job runs already, or another program has the port")
-                .mend("end it, or choose another port: DISTRIBUTE_PORT, or the leader's address in TF_CONFIG, alike on every task")
+                .mend(
+                    "end it, or choose another port: DISTRIBUTE_PORT, or the leader's address in TF_CONFIG, alike on \
+                     every task",
+                )
         }
-        LeaderState::Own(Err(error)) => Check::fail(LEADER, format!("this is {name}, whose port cannot be listened on: {error}"))
-            .mend("choose a port above 1023"),
+        LeaderState::Own(Err(error)) => {
+            let found = format!("this is {name}, whose port cannot be listened on: {error}");
+            Check::fail(LEADER, found).mend("choose a port above 1023")
+        }
         LeaderState::Silent => Check::warn(LEADER, format!("{name}: no answer about its name")).mend(resolve),
         LeaderState::Unknown(error) => Check::warn(LEADER, format!("{name} has no address here: {error}"))
             .why("its machine or pod may not be there yet")
@@ -165,7 +170,7 @@ pub(crate) fn leader(membership: &Membership, state: LeaderState) -> Check {
     }
 }
 
-/// A link-local address means nothing to others.
+/// A link-local address is not valid on other machines.
 fn is_routable(ip: IpAddr) -> bool {
     !matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local())
 }

@@ -1,4 +1,4 @@
-//! The variables that change how groups and progress behave.
+//! The variables that set options of groups and of progress.
 
 use distribute_collectives::{Options, TransportKind};
 use distribute_train::Error as TrainError;
@@ -7,13 +7,14 @@ use distribute_train::progress::Form;
 use super::report::Check;
 use super::seen::Seen;
 
-/// The options that a group of this process would have, and its transport; wrong ones keep every program from starting.
+/// Checks the options that a group of this process would have, and returns its transport; invalid ones keep every
+/// program from starting.
 pub(crate) fn options(seen: &Seen, progress: Result<Form, TrainError>) -> (Check, TransportKind) {
     let mut problems = Vec::new();
     let mut set = Vec::new();
     for name in VARIABLES {
         let Some(value) = seen.variable(name) else { continue };
-        // One at a time: an error may not name its variable.
+        // One at a time, since an error may not name its variable.
         match Options::from_vars(|asked| (asked == name).then(|| value.to_owned())) {
             Ok(_) => set.push(format!("{name}={value}")),
             Err(error) if error.to_string().contains(name) => problems.push(error.to_string()),

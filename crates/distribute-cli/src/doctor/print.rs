@@ -8,13 +8,13 @@ pub(crate) use text::{Look, text};
 
 use super::report::Report;
 
-/// The report as one JSON object.
+/// Formats the report as one JSON object.
 pub(crate) fn json(report: &Report) -> String {
-    // Texts, lists and options of texts always have a form in JSON.
+    // Texts, lists and optional texts can always be serialized.
     serde_json::to_string_pretty(report).map_or_else(|_| String::from("{}\n"), |json| json + "\n")
 }
 
-/// Without control characters: what is quoted from files and variables must not move anybody's cursor.
+/// Replaces control characters, so that text from files and variables cannot move the cursor.
 fn clean(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }

@@ -1,17 +1,17 @@
-//! What was found, before anybody decides how it looks.
+//! The results of the checks, independent of their presentation.
 
 use serde::Serialize;
 
-/// How a check went.
+/// The status of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Status {
     Ok,
-    /// It works, but not as well as it could, or not as somebody probably meant.
+    /// It works, but not as well as it could, or not as probably intended.
     Warn,
     /// A job on this machine, or with these variables, will fail.
     Fail,
-    /// It does not concern this machine or build.
+    /// It does not apply to this machine or build.
     Skipped,
 }
 
@@ -28,18 +28,18 @@ impl Status {
     }
 }
 
-/// One line of the report. Its fields are the keys of `--json`, which others read: they stay.
+/// One line of the report. Its fields are the keys of `--json`, which is a stable format.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct Check {
     pub(crate) topic: String,
     pub(crate) status: Status,
-    /// What is there.
+    /// What was found.
     pub(crate) found: String,
-    /// What follows from it, or why it is so.
+    /// The consequence, or the reason.
     pub(crate) why: Option<String>,
-    /// What to do about it.
+    /// The remedy.
     pub(crate) mend: Option<String>,
-    /// What only `--verbose` shows.
+    /// Lines shown by `--verbose` only.
     pub(crate) details: Vec<String>,
 }
 
@@ -94,7 +94,7 @@ impl Report {
         self.checks.iter().filter(|check| check.status == status).count()
     }
 
-    /// `1 fail, 2 warn, 15 ok`: those that there are, the worst first.
+    /// Formats the counts that are not 0 as `1 fail, 2 warn, 15 ok`, the worst first.
     pub(crate) fn summary(&self) -> String {
         let counts = Status::ALL.map(|status| (self.count(status), status.name()));
         let shown = counts.iter().filter(|(count, _)| *count > 0).map(|(count, name)| format!("{count} {name}"));

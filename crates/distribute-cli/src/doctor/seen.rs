@@ -1,4 +1,4 @@
-//! What checks read: files under a root, and variables. Tests bring their own.
+//! The input of checks: files under a root, and environment variables. Tests replace both.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -19,7 +19,7 @@ impl Seen {
         Self { root: PathBuf::from("/"), variables }
     }
 
-    /// The path of what is at `path` below the root.
+    /// Returns the path of `path` below the root.
     pub(crate) fn path(&self, path: &str) -> PathBuf {
         self.root.join(path.trim_start_matches('/'))
     }
@@ -28,44 +28,45 @@ impl Seen {
         self.path(path).exists()
     }
 
-    /// The text of a file, where it can be read.
+    /// Returns the text of a file, if it can be read.
     pub(crate) fn text(&self, path: &str) -> Option<String> {
         std::fs::read_to_string(self.path(path)).ok()
     }
 
-    /// A file that holds one line.
+    /// Returns the only line of a file.
     pub(crate) fn line(&self, path: &str) -> Option<String> {
         self.text(path).map(|text| text.trim().to_owned()).filter(|text| !text.is_empty())
     }
 
-    /// The value of a variable; an empty one counts as unset, as everywhere in these crates.
+    /// Returns the value of a variable; an empty one counts as unset, as in all these crates.
     pub(crate) fn variable(&self, name: &str) -> Option<&str> {
         self.variables.get(name).map(String::as_str).filter(|value| !value.trim().is_empty())
     }
 
-    /// Looks variables up as the other crates want it.
+    /// Returns a function that looks variables up, for the other crates.
     pub(crate) fn lookup(&self) -> impl Fn(&str) -> Option<String> {
         |name: &str| self.variable(name).map(str::to_owned)
     }
 
-    /// As [`lookup`](Seen::lookup), with those that are set to nothing, which are errors where they say what a process is.
+    /// Returns a function that looks variables up, including those set to an empty value, which are errors in the
+    /// description of a job.
     pub(crate) fn raw(&self) -> impl Fn(&str) -> Option<String> {
         |name: &str| self.variables.get(name).cloned()
     }
 
-    /// All variables that are not empty, by name.
+    /// Returns all variables that are not empty, by name.
     pub(crate) fn variables(&self) -> impl Iterator<Item = (&str, &str)> {
         self.variables.keys().filter_map(|name| Some((name.as_str(), self.variable(name)?)))
     }
 }
 
-/// The value of the first `name: value` line.
+/// Returns the value of the first `name: value` line.
 pub(crate) fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     let mut pairs = text.lines().filter_map(|line| line.split_once(':'));
     pairs.find(|(key, _)| key.trim() == name).map(|(_, value)| value.trim()).filter(|value| !value.is_empty())
 }
 
-/// `64 MiB`, `1.5 GiB`.
+/// Formats as `64 MiB`, `1.5 GiB`.
 pub(crate) fn bytes(bytes: u64) -> String {
     let mut value = bytes as f64;
     for unit in ["bytes", "KiB", "MiB", "GiB"] {
@@ -84,12 +85,12 @@ fn number(value: f64, unit: &str) -> String {
     }
 }
 
-/// `1 core`, `2 cores`.
+/// Formats as `1 core`, `2 cores`.
 pub(crate) fn count(count: usize, thing: &str) -> String {
     format!("{count} {thing}{}", if count == 1 { "" } else { "s" })
 }
 
-/// What `body` returns, unless that takes too long: then its thread is left behind, for what it waits for answers to nobody.
+/// Returns the result of `body`, or `None` if it takes too long, in which case its thread is abandoned.
 pub(crate) fn within<T: Send + 'static>(patience: Duration, body: impl FnOnce() -> T + Send + 'static) -> Option<T> {
     let (done, result) = mpsc::sync_channel(1);
     let run = move || {
@@ -104,13 +105,13 @@ pub(crate) mod tests {
     use super::*;
 
     impl Seen {
-        /// Only these variables; files of nowhere.
+        /// Returns only these variables, without files.
         pub(crate) fn variables_only(variables: &[(&str, &str)]) -> Self {
             let own = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
             Self { root: PathBuf::from("/nowhere"), variables: variables.iter().map(own).collect() }
         }
 
-        /// With these files, below a folder that the caller keeps.
+        /// Creates these files below a folder that the caller keeps.
         pub(crate) fn with_files(self, files: &[(&str, &str)]) -> (Self, tempfile::TempDir) {
             let folder = tempfile::tempdir().unwrap();
             for (path, text) in files {

@@ -1,4 +1,5 @@
-//! `--run`: a job of this very program, started by its own launcher, whose processes reduce known values over each transport.
+//! `--run`: a job of this program itself, started by its own launcher, whose processes reduce known values over each
+//! transport.
 
 mod rank;
 
@@ -15,7 +16,7 @@ use super::report::{Check, Status};
 
 pub(crate) use rank::rank;
 
-/// What all processes together say of one transport; one line of JSON from rank 0.
+/// The joint result of all processes for one transport; one line of JSON from rank 0.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Measured {
     transport: String,
@@ -24,13 +25,13 @@ struct Measured {
 
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 struct Speed {
-    /// As nccl-tests counts it: what the slowest link carries.
+    /// Bus bandwidth as defined by nccl-tests.
     bus_bytes_per_s: f64,
-    /// Of an all-reduce of 8 bytes.
+    /// Time of an all-reduce of 8 bytes.
     latency_s: f64,
 }
 
-/// One check for each transport, and one for the job.
+/// Returns one check for each transport, and one for the job.
 pub(crate) fn run(workers: u32, transports: &[TransportKind]) -> Vec<Check> {
     if transports.is_empty() {
         return vec![Check::skipped(TOPIC, "no transport works")];
@@ -40,9 +41,9 @@ pub(crate) fn run(workers: u32, transports: &[TransportKind]) -> Vec<Check> {
     judge(workers, transports, ended, begun.elapsed())
 }
 
-/// The launcher, which must outlive none of its tasks; if this process is killed, their own deadlines end them.
+/// Starts the launcher. It ends all its tasks before itself; if this process is killed, their own deadlines end them.
 fn start(workers: u32, transports: &[TransportKind]) -> io::Result<Child> {
-    // Not a path: the file may have been replaced by a newer build.
+    // Not a path, since the file may have been replaced by a newer build.
     let program = "/proc/self/exe";
     let mut command = Command::new(program);
     command.args([
@@ -59,24 +60,24 @@ fn start(workers: u32, transports: &[TransportKind]) -> io::Result<Child> {
     ]);
     command.args(transports.iter().map(|kind| kind.name()));
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    // Flags of the launcher, and options that this is not a test of.
+    // Flags of the launcher, and options that are not under test.
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("DISTRIBUTE_") && name != "DISTRIBUTE_HOST_ID" {
             command.env_remove(name);
         }
     }
-    // Lines are read, not shown.
+    // The lines are parsed, not shown.
     command.env_remove("CLICOLOR_FORCE").env("NO_COLOR", "1");
     command.spawn()
 }
 
-/// The end of the job.
+/// The result of the job.
 #[derive(Debug)]
 struct Ended {
-    /// `None` where it had to be stopped.
+    /// `None` if it had to be stopped.
     status: Option<ExitStatus>,
     measured: Vec<Measured>,
-    /// What the launcher and the processes had to say.
+    /// The standard error of the launcher and the processes.
     words: Vec<String>,
 }
 
@@ -101,7 +102,8 @@ fn read(stream: Option<impl Read + Send + 'static>) -> thread::JoinHandle<Vec<St
     })
 }
 
-/// Waits for the launcher; one that takes too long is asked to stop, and then killed. Its guardian then ends the tasks.
+/// Waits for the launcher; one that takes too long is asked to stop, and then killed, upon which its guardian ends the
+/// tasks.
 fn wait(child: &mut Child, deadline: Instant) -> io::Result<Option<ExitStatus>> {
     let until = |child: &mut Child, deadline: Instant| loop {
         match child.try_wait()? {
@@ -112,7 +114,7 @@ fn wait(child: &mut Child, deadline: Instant) -> io::Result<Option<ExitStatus>> 
     if let Some(status) = until(child, deadline)? {
         return Ok(Some(status));
     }
-    // It is a child that has not been waited for, so the id is its own.
+    // The child has not been waited for, so its id cannot have been reused.
     let _ = kill_process(Pid::from_child(child), Signal::TERM);
     if until(child, deadline + STOP)?.is_none() {
         child.kill()?;
@@ -156,7 +158,7 @@ fn judge(workers: u32, transports: &[TransportKind], ended: io::Result<Ended>, t
             Some(status) => format!("the job ended with {status}"),
             None => format!("stopped after {} s", PATIENCE.as_secs()),
         };
-        // The launcher's report names the first cause, and ends with that one's last line.
+        // The launcher's report names the first cause, and ends with the last line of that task.
         let cause = ended.words.iter().find_map(|line| line.strip_prefix("error: "));
         let last = ended.words.last().and_then(|line| line.strip_prefix("    "));
         let said = [cause, last].into_iter().flatten().map(|words| format!(": {words}"));
@@ -174,10 +176,10 @@ fn time(seconds: f64) -> String {
 
 const TOPIC: &str = "self test";
 
-/// How long the job may take. Its processes give up a second earlier, to say where they are.
+/// Time limit of the job. Its processes give up a second earlier, to report their state.
 const PATIENCE: Duration = Duration::from_millis(8500);
 
-/// How long a launcher may take to stop its tasks: its grace, and some more.
+/// Time limit of stopping the launcher: its grace, and some more.
 const STOP: Duration = Duration::from_millis(1400);
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! What processes of one machine need to share memory.
+//! The prerequisites of shared memory between processes of one machine.
 
 use std::io;
 use std::path::Path;
@@ -7,17 +7,17 @@ use super::report::Check;
 use super::seen::{Seen, bytes, field};
 use super::software::container;
 
-/// A file system, as it looks from one of its folders.
+/// A file system, as seen from one of its folders.
 #[derive(Debug)]
 pub(crate) struct Space {
     pub(crate) total_bytes: u64,
     pub(crate) free_bytes: u64,
-    /// Whether this process may make files there.
+    /// Whether this process may create files there.
     pub(crate) writable: io::Result<()>,
 }
 
 impl Space {
-    /// Makes a file there, which has no name and leaves none behind.
+    /// Examines a folder by creating a file without a name, which leaves nothing behind.
     pub(crate) fn of(folder: &Path) -> io::Result<Self> {
         let is = rustix::fs::statvfs(folder)?;
         let writable = tempfile::tempfile_in(folder).map(drop);
@@ -25,7 +25,7 @@ impl Space {
     }
 }
 
-/// `/dev/shm`. These crates share memory without it, but others do not.
+/// Checks `/dev/shm`. These crates share memory without it, but other software does not.
 pub(crate) fn dev_shm(seen: &Seen, space: io::Result<Space>) -> Check {
     let need = "shared memory of ours needs none of it, but NCCL between processes and data loaders of others do";
     let mend = match container(seen) {
@@ -55,7 +55,7 @@ pub(crate) fn dev_shm(seen: &Seen, space: io::Result<Space>) -> Check {
     }
 }
 
-/// Whether processes of one user may read each other's memory: then long messages are copied once only.
+/// Checks whether processes of one user may read each other's memory, so that long messages are copied only once.
 pub(crate) fn ptrace(seen: &Seen) -> Check {
     let scope = seen.line("/proc/sys/kernel/yama/ptrace_scope").and_then(|scope| scope.parse::<u32>().ok());
     let status = seen.text("/proc/self/status").unwrap_or_default();
@@ -80,10 +80,10 @@ pub(crate) fn ptrace(seen: &Seen) -> Check {
 
 const TOPIC: &str = "/dev/shm";
 
-/// NCCL takes about 10 MiB for each pair of GPUs and channel; Docker gives a container 64 MiB unless told otherwise.
+/// NCCL takes about 10 MiB for each pair of GPUs and channel; Docker gives a container 64 MiB by default.
 const ENOUGH: u64 = 512 << 20;
 
-/// The number of the capability, as in capabilities(7).
+/// The number of the capability, from capabilities(7).
 const CAP_SYS_PTRACE: u32 = 19;
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use super::report::Check;
 use super::seen::Seen;
 
-/// The version of this program, and how it was built.
+/// Checks the version of this program, and how it was built.
 pub(crate) fn build(optimized: bool) -> Check {
     let kind = if optimized { "release" } else { "debug" };
     let (version, arch, os) = (env!("CARGO_PKG_VERSION"), std::env::consts::ARCH, std::env::consts::OS);
@@ -16,7 +16,7 @@ pub(crate) fn build(optimized: bool) -> Check {
     }
 }
 
-/// Operating system, kernel, C library, container.
+/// Reports the operating system, kernel, C library and container.
 pub(crate) fn system(seen: &Seen, glibc: Option<&str>) -> Check {
     let release = seen.text("/etc/os-release").unwrap_or_default();
     let mut pairs = release.lines().filter_map(|line| line.split_once('='));
@@ -31,7 +31,7 @@ pub(crate) fn system(seen: &Seen, glibc: Option<&str>) -> Check {
     }
 }
 
-/// What keeps this process in a container, as far as that leaves traces.
+/// Returns the kind of container that this process runs in, if it can be detected.
 pub(crate) fn container(seen: &Seen) -> Option<&'static str> {
     if seen.variable("KUBERNETES_SERVICE_HOST").is_some() {
         Some("Kubernetes")

@@ -1,4 +1,5 @@
-//! What can carry bytes between processes: tried, for only that proves anything in containers and behind security rules.
+//! The transports between processes, which are tried out, since nothing else is conclusive in containers and under
+//! security rules.
 
 use std::io::IoSlice;
 use std::net::{Ipv4Addr, TcpListener};
@@ -12,21 +13,21 @@ use distribute_collectives::{Error, TransportKind};
 use super::report::Check;
 use super::seen::within;
 
-/// The transports that a group can be told to use.
+/// The transports that can be selected for a group.
 pub(crate) const ALL: [TransportKind; 3] = [TransportKind::Shm, TransportKind::Tcp, TransportKind::Grpc];
 
-/// How an attempt to use a transport ended.
+/// The result of trying a transport.
 #[derive(Debug)]
 pub(crate) enum Attempt {
     Works(Duration),
-    /// It is not in this build, for want of this cargo feature.
+    /// It is not in this build, which lacks this cargo feature.
     NotBuilt(&'static str),
     Failed(String),
-    /// Without loopback there is nothing to try.
+    /// It was not tried, because loopback does not work.
     Untried,
 }
 
-/// Connects two threads and lets each send the other some bytes.
+/// Connects two threads and lets each send bytes to the other.
 pub(crate) fn attempt(kind: TransportKind) -> Attempt {
     let begun = Instant::now();
     match within(PATIENCE + PATIENCE / 2, move || meet(kind)) {
@@ -37,7 +38,7 @@ pub(crate) fn attempt(kind: TransportKind) -> Attempt {
     }
 }
 
-/// What the attempt means, where groups of this process would use `wanted`.
+/// Judges the result, given that groups of this process would use `wanted`.
 pub(crate) fn transport(kind: TransportKind, attempt: Attempt, wanted: TransportKind) -> Check {
     let topic = &format!("transport {}", kind.name());
     let role = match kind {
@@ -100,7 +101,7 @@ fn meet(kind: TransportKind) -> Result<(), Problem> {
     })
 }
 
-/// Sends the other thread bytes, and holds what it sends against what it should.
+/// Sends bytes to the other thread, and compares those received with the expected ones.
 fn swap(
     mut transport: Box<dyn distribute_collectives::transport::Transport>,
     rank: usize,
@@ -120,7 +121,7 @@ fn swap(
     }
 }
 
-/// Longer than what a ring or a socket's buffer holds.
+/// Longer than a ring or a socket's buffer.
 fn sample(rank: usize) -> Vec<u8> {
     (0..1_000_003_usize).map(|at| (at * 31 + rank * 7) as u8).collect()
 }

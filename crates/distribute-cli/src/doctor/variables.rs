@@ -1,4 +1,4 @@
-//! The variables that matter, and those of ours that nobody reads.
+//! The relevant variables, and unknown ones with this project's prefix.
 
 use clap::CommandFactory;
 
@@ -6,7 +6,8 @@ use super::report::Check;
 use super::seen::Seen;
 use crate::args::Cli;
 
-/// Names our variables that nobody reads, and shows what else is set and matters. Secrets stay so.
+/// Names variables with this project's prefix that no code reads, and shows the others that matter. Secrets are not
+/// shown.
 pub(crate) fn variables(seen: &Seen) -> Check {
     let known = known();
     let is_ours = |name: &str| name.starts_with(PREFIX) && !name.starts_with(TESTS);
@@ -38,7 +39,7 @@ pub(crate) fn variables(seen: &Seen) -> Check {
     }
 }
 
-/// The variables that these crates read, those of the launcher's flags included.
+/// Returns the variables that these crates read, including those of the launcher's flags.
 fn known() -> Vec<String> {
     let commands = Cli::command();
     let flags = commands.get_subcommands().flat_map(|command| command.get_arguments());
@@ -46,7 +47,7 @@ fn known() -> Vec<String> {
     OURS.iter().map(|name| (*name).to_owned()).chain(flags).collect()
 }
 
-/// Whether somebody who reads a report wants to know of it.
+/// Returns whether a reader of the report needs to know of a variable.
 fn matters(name: &str) -> bool {
     EXACT.contains(&name) || PREFIXES.iter().any(|prefix| name.starts_with(prefix))
 }
@@ -56,7 +57,7 @@ fn nearest<'a>(name: &str, known: &'a [String]) -> Option<&'a str> {
     known.iter().min_by_key(distance).filter(|other| distance(other) <= 3).map(String::as_str)
 }
 
-/// A value as it may be pasted into an issue.
+/// Formats a value so that it may be pasted into an issue.
 fn shown(name: &str, value: &str) -> String {
     let upper = name.to_ascii_uppercase();
     if SECRET.iter().any(|word| upper.contains(word)) {
@@ -69,7 +70,7 @@ fn shown(name: &str, value: &str) -> String {
     }
 }
 
-/// The beginning of a long value.
+/// Returns the beginning of a long value.
 fn short(value: &str) -> String {
     match value.char_indices().nth(LONGEST) {
         Some((end, _)) => format!("{}…", &value[..end]),
@@ -137,7 +138,7 @@ const PREFIXES: [&str; 10] =
 
 const SECRET: [&str; 6] = ["TOKEN", "SECRET", "PASSW", "CREDENTIAL", "API_KEY", "PRIVATE"];
 
-/// Characters of a value before `--verbose` is needed.
+/// Longer values are shown in full by `--verbose` only.
 const LONGEST: usize = 60;
 
 #[cfg(test)]
@@ -183,7 +184,7 @@ mod tests {
         assert_eq!(variables(&seen("DISTRIBUTE_TRANSPORT")).status, Status::Ok);
     }
 
-    /// The list of our variables is that of the sources.
+    /// Compares the list of variables with the sources.
     #[test]
     fn every_variable_that_a_crate_reads_is_known() {
         let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");

@@ -1,4 +1,4 @@
-//! Cuts bytes into lines and makes them fit to be shown.
+//! Splitting bytes into lines, and cleaning them for display.
 
 use std::borrow::Cow;
 
@@ -11,7 +11,7 @@ pub(crate) struct Splitter {
     returned: Option<Returned>,
 }
 
-/// The byte before was a `\r`; a `\n` now belongs to it.
+/// The previous byte was a `\r`, to which a following `\n` belongs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Returned {
     AfterText,
@@ -19,8 +19,8 @@ enum Returned {
 }
 
 impl Splitter {
-    /// Adds bytes; returns the lines that they complete. Both `\n` and `\r` end a line. Blank ones that end in `\r` are
-    /// dropped: that is how programs redraw a line in place.
+    /// Adds bytes; returns the lines that they complete. Both `\n` and `\r` end a line. Blank lines that end in `\r`
+    /// are dropped, since programs use them to redraw a line in place.
     pub(crate) fn push(&mut self, bytes: &[u8]) -> Vec<String> {
         let mut lines = Vec::new();
         for byte in bytes {
@@ -46,7 +46,7 @@ impl Splitter {
         lines
     }
 
-    /// The last line, if it was not ended.
+    /// Returns the last line, if it was not ended.
     pub(crate) fn finish(&mut self) -> Option<String> {
         (!self.pending.is_empty()).then(|| self.take())
     }
@@ -56,7 +56,7 @@ impl Splitter {
     }
 }
 
-/// Without control characters, tabs apart; with colours where they are wanted, and switched off at the end.
+/// Removes control characters except tabs; keeps colours if wanted, and resets them at the end.
 pub(crate) fn clean(line: &str, colors: bool) -> Cow<'_, str> {
     if !line.chars().any(|c| c.is_control() && c != '\t') {
         return Cow::Borrowed(line);
@@ -67,7 +67,7 @@ pub(crate) fn clean(line: &str, colors: bool) -> Cow<'_, str> {
         if !is_code {
             clean.extend(part.chars().filter(|c| !c.is_control() || *c == '\t'));
         } else if colors && part.starts_with("\x1b[") && part.ends_with('m') {
-            // Everything else moves the cursor or changes the terminal's state.
+            // All other sequences move the cursor or change the terminal's state.
             clean.push_str(part);
             colored = true;
         }
@@ -78,7 +78,7 @@ pub(crate) fn clean(line: &str, colors: bool) -> Cow<'_, str> {
     Cow::Owned(clean)
 }
 
-/// How many of the bytes make whole characters; all of them where they are no UTF-8.
+/// Returns the number of bytes that make whole characters; all of them if they are not UTF-8.
 fn whole_characters(bytes: &[u8]) -> usize {
     match std::str::from_utf8(bytes) {
         Err(error) if error.error_len().is_none() && error.valid_up_to() > 0 => error.valid_up_to(),
@@ -86,7 +86,7 @@ fn whole_characters(bytes: &[u8]) -> usize {
     }
 }
 
-/// Longer lines are cut: no program may fill the launcher's memory.
+/// Longer lines are split, so that no program can fill the launcher's memory.
 const LONGEST: usize = 64 * 1024;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The one thread that writes to the launcher's own standard output and error.
+//! The only thread that writes to the launcher's own standard output and error.
 
 use std::io::{self, IsTerminal, Write};
 use std::thread;
@@ -24,7 +24,7 @@ pub(crate) struct Look {
 }
 
 impl Look {
-    /// As the launcher's standard output and error want it: whether each is a terminal, and whether it takes colours.
+    /// Returns what suits the launcher's standard output and error: whether each is a terminal, and supports colours.
     pub(crate) fn from_streams(tasks: &[Task], timestamps: bool) -> Self {
         let colors = [console::colors_enabled(), colors_allowed()];
         let terminal = [io::stdout().is_terminal(), io::stderr().is_terminal()];
@@ -38,7 +38,7 @@ impl Look {
         Self { prefixes, timestamps, colors, terminal }
     }
 
-    /// Lines of a task, ready to be written.
+    /// Formats lines of a task for writing.
     fn text(&self, rank: usize, stream: Stream, lines: &[String], now: SystemTime) -> String {
         let colors = self.colors[stream as usize];
         let (prefix, style) = &self.prefixes[rank];
@@ -68,12 +68,12 @@ pub(crate) struct Screen {
     output: Sender<Output>,
     notes: Sender<String>,
     close: Sender<()>,
-    /// Ends when everything is written.
+    /// Disconnected when everything is written.
     done: Receiver<()>,
 }
 
 impl Screen {
-    /// Starts the thread. Progress is a bar where standard error is a terminal, lines where it is not.
+    /// Starts the thread. Progress is a bar if standard error is a terminal, else lines.
     pub(crate) fn start(look: Look) -> io::Result<Self> {
         let (output, outputs) = bounded(64);
         let (notes, noted) = unbounded();
@@ -96,19 +96,20 @@ impl Screen {
         Ok(Self { output, notes, close, done })
     }
 
-    /// Where lines and progress go. It holds few, so that a slow terminal slows the tasks down rather than fill the memory.
+    /// Returns the channel for lines and progress. It is short, so that a slow terminal slows the tasks down rather
+    /// than filling the memory.
     pub(crate) fn output(&self) -> Sender<Output> {
         self.output.clone()
     }
 
-    /// Where the launcher's own messages go. Sending never waits.
+    /// Returns the channel for the launcher's own messages. Sending never blocks.
     pub(crate) fn notes(&self) -> Sender<String> {
         self.notes.clone()
     }
 
-    /// Lets everything that was sent be written. The receiver is disconnected once that is done.
+    /// Writes everything that was sent. The receiver is disconnected once that is done.
     pub(crate) fn close(self) -> Receiver<()> {
-        // A thread that has ended needs no telling.
+        // Fails only if the thread has ended.
         let _ = self.close.send(());
         self.done
     }
@@ -117,7 +118,7 @@ impl Screen {
 struct Drawing {
     look: Look,
     renderer: Box<dyn Renderer>,
-    /// Streams that nobody reads any more. The job goes on: it should not die with somebody's `head`.
+    /// Streams whose reader is gone. The job continues: it should not end with the user's `head`.
     broken: [bool; 2],
 }
 
@@ -142,7 +143,7 @@ impl Drawing {
                 recv(closed) -> _ => open = false,
             }
         }
-        // Whoever still holds a sender got its deadline already.
+        // Threads that still hold a sender have exceeded their deadline already.
         outputs.try_iter().for_each(|output| self.show(output));
         notes.try_iter().for_each(|note| self.note(&note));
         let _ = self.renderer.close();
@@ -172,7 +173,7 @@ impl Drawing {
         self.print(Stream::Stderr, &line);
     }
 
-    /// Writes above the bar, where both are on a terminal.
+    /// Writes above the bar if both are on a terminal.
     fn print(&mut self, stream: Stream, text: &str) {
         if self.broken[stream as usize] {
             return;
@@ -200,12 +201,12 @@ fn write(writer: &mut impl Write, text: &str) -> io::Result<()> {
     writer.flush()
 }
 
-/// Waits for a sender to be dropped; `false` if that takes too long.
+/// Waits for a sender to be dropped; returns `false` if that takes too long.
 pub(crate) fn ends_within(done: &Receiver<()>, deadline: Duration) -> bool {
     done.recv_timeout(deadline) != Err(RecvTimeoutError::Timeout)
 }
 
-/// Readable on light and dark grounds. Red is for errors.
+/// Readable on light and dark backgrounds. Red is for errors.
 const COLORS: [Color; 5] = [Color::Cyan, Color::Yellow, Color::Green, Color::Magenta, Color::Blue];
 
 #[cfg(test)]

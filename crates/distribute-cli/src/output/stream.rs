@@ -17,7 +17,7 @@ use super::{Output, Stream};
 pub(crate) struct Tail(Arc<Mutex<VecDeque<String>>>);
 
 impl Tail {
-    /// The lines, oldest first.
+    /// Returns the lines, oldest first.
     pub(crate) fn lines(&self) -> Vec<String> {
         self.lock().iter().cloned().collect()
     }
@@ -37,17 +37,17 @@ impl Tail {
     }
 }
 
-/// What is done with a stream.
+/// The destinations of a stream.
 #[derive(Debug)]
 pub(crate) struct Follow {
     pub(crate) rank: usize,
     pub(crate) stream: Stream,
     pub(crate) tail: Tail,
-    /// Where its bytes are kept as they are.
+    /// The log for its unchanged bytes.
     pub(crate) log: Option<(PathBuf, File)>,
-    /// Where its lines are shown, if they are.
+    /// The channel for its lines, if they are shown.
     pub(crate) show: Option<Sender<Output>>,
-    /// Something to tell the user.
+    /// Messages to the user.
     pub(crate) note: Sender<String>,
     /// Dropped when the stream has ended.
     pub(crate) done: Sender<()>,
@@ -81,7 +81,7 @@ impl Follow {
         if let Some((path, file)) = &mut self.log
             && let Err(error) = file.write_all(bytes)
         {
-            // Nobody is left to hear it only when the launcher is ending.
+            // Fails only while the launcher is ending.
             let _ = self.note.send(format!("the log {} ends here: {error}", path.display()));
             self.log = None;
         }
@@ -93,7 +93,7 @@ impl Follow {
         }
         self.tail.push(&lines);
         if let Some(show) = &self.show {
-            // Waits while the user's terminal or pipe is slow, as the task itself would.
+            // Blocks while the user's terminal or pipe is slow, as the task itself would.
             let _ = show.send(Output::Lines { rank: self.rank, stream: self.stream, lines });
         }
     }

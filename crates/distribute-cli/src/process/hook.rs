@@ -1,4 +1,4 @@
-//! What a task does between fork and exec.
+//! The part of a task's start between fork and exec.
 #![expect(unsafe_code, reason = "the standard library offers the moment between fork and exec only as an unsafe call")]
 
 use std::io;
@@ -13,10 +13,10 @@ use crate::guardian::registration;
 
 /// Ties a task to the launcher, so that it does not outlive it.
 ///
-/// Twice, because neither way is enough. The kernel kills the task itself at once when the launcher dies, the guardian
-/// being alive or not, but not what the task has started: the request does not pass to its children. The guardian kills
-/// the whole process group, the program behind a shell or `cargo run` included, but could be killed as well. Telling the
-/// guardian is up to the task, before its program runs, so that there is no moment in which nobody knows the group.
+/// This is done twice, because neither way is sufficient. The kernel kills the task itself at once when the launcher
+/// dies, even without the guardian, but not the processes that the task has started, which do not inherit the request.
+/// The guardian kills the whole process group, including the program behind a shell or `cargo run`, but could be killed
+/// as well. The task registers itself with the guardian before its program runs, so that the group is never unknown.
 pub(super) fn tie_to_launcher(command: &mut Command, guardian: Arc<OwnedFd>) {
     let launcher = getpid();
     let hook = move || {
@@ -31,7 +31,7 @@ pub(super) fn tie_to_launcher(command: &mut Command, guardian: Arc<OwnedFd>) {
         rustix::io::write(&*guardian, &message)?;
         Ok(())
     };
-    // SAFETY: the hook makes system calls only (prctl, getppid, getpid, write) and builds its message on the stack; it
-    // neither allocates nor takes a lock. The descriptor is open, as the hook owns a share of it.
+    // SAFETY: the hook only makes system calls (prctl, getppid, getpid, write) and builds its message on the stack; it
+    // neither allocates nor takes a lock. The descriptor is open, since the hook owns a share of it.
     unsafe { command.pre_exec(hook) };
 }

@@ -87,7 +87,7 @@ fn the_cause_gets_a_moment_where_one_that_it_has_told_ends_first_with_the_same_c
         job.handle_exit(2, Exit::Signal(SIGTERM), false, ms(1200));
         assert_eq!(job.outcomes().iter().map(|outcome| outcome.stopped).collect::<Vec<_>>(), [false, false, true]);
     }
-    // After one that says that another failed, this is the one.
+    // After a task that says that another failed, this one is the cause.
     let mut job = Supervisor::new(3, GRACE);
     job.handle_exit(0, Exit::Code(138), false, ms(100));
     job.handle_exit(1, Exit::Code(2), false, ms(900));
@@ -165,15 +165,15 @@ fn any_exit() -> impl Strategy<Value = Exit> {
 }
 
 proptest! {
-    /// However tasks end, and whatever the user sends: a job with a failure comes to an end within the waiting times,
-    /// and its exit code says that it failed.
+    /// However tasks end, and whatever the user sends, a job with a failure ends within the time limits, and its exit
+    /// code reports the failure.
     #[test]
     fn a_job_with_a_failure_ends(
         exits in proptest::collection::vec((any_exit(), 0..5000_u64, any::<bool>()), 1..6),
         fails in (1..255_i32).prop_map(Exit::Code),
         signal in proptest::option::of((prop_oneof![Just(SIGINT), Just(SIGTERM)], 0..5000_u64)),
     ) {
-        // Task 0 fails by itself; the others end by themselves, unless they are stubborn and must be killed.
+        // Task 0 fails by itself; the others end by themselves, unless they ignore signals and must be killed.
         let tasks = exits.len() + 1;
         let mut job = Supervisor::new(tasks, GRACE);
         let mut due: Vec<(Duration, usize, Exit)> = vec![(ms(700), 0, fails)];

@@ -3,7 +3,7 @@
 use super::clean;
 use crate::doctor::report::Report;
 
-/// The report as a table that GitHub, GitLab and Forgejo show.
+/// Formats the report as a table for GitHub, GitLab and Forgejo.
 pub(crate) fn markdown(report: &Report, verbose: bool) -> String {
     let mut text = format!("**`distribute doctor`** {}: {}\n\n", report.version, report.summary());
     text.push_str("| | topic | found | mend |\n|---|---|---|---|\n");
@@ -21,7 +21,7 @@ pub(crate) fn markdown(report: &Report, verbose: bool) -> String {
     text
 }
 
-/// Text that stands for itself in a cell.
+/// Escapes text for a cell.
 fn cell(text: &str) -> String {
     let mut cell = String::with_capacity(text.len());
     for c in clean(text).chars() {

@@ -8,17 +8,17 @@ use console::Style;
 use super::clean;
 use crate::doctor::report::{Check, Report, Status};
 
-/// How the lines look.
+/// Options of the lines.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Look {
-    /// Columns of the terminal. Without one a check is one line, however long, for `grep`.
+    /// Columns of the terminal. Without a terminal each check is one line, however long, for `grep`.
     pub(crate) width: Option<u16>,
     pub(crate) colors: bool,
     pub(crate) verbose: bool,
 }
 
 impl Look {
-    /// As standard output wants it.
+    /// Returns the options that suit standard output.
     pub(crate) fn from_stdout(verbose: bool) -> Self {
         let columns = || console::Term::stdout().size_checked().map_or(80, |(_rows, columns)| columns);
         let width = std::io::stdout().is_terminal().then(columns);
@@ -26,7 +26,7 @@ impl Look {
     }
 }
 
-/// The report as aligned lines, and a last one that counts.
+/// Formats the report as aligned lines, and a last one with the counts.
 pub(crate) fn text(report: &Report, look: Look) -> String {
     let lines = match look.width {
         Some(width) => wrapped(report, width.max(NARROWEST), look),
@@ -51,7 +51,7 @@ fn one_line_each(report: &Report, look: Look) -> String {
 
 fn wrapped(report: &Report, width: u16, look: Look) -> String {
     let mut table = Table::new();
-    // The last column of a terminal is left free: some wrap a line that fills it.
+    // The last column is left free, since some terminals wrap a line that fills it.
     table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Dynamic).set_width(width - 1);
     for check in &report.checks {
         let mut cell = found(check);
@@ -88,7 +88,7 @@ fn summary(report: &Report, look: Look) -> String {
     }
 }
 
-/// Colours the status that a line begins with, and the word before what mends.
+/// Colours the status at the beginning of a line, and the label of the remedy.
 fn colored(line: &str, look: Look) -> String {
     let begins = Status::ALL.into_iter().find(|status| line.starts_with(status.name()));
     let (head, rest) = line.split_at(begins.map_or(0, |status| status.name().len()));
@@ -111,7 +111,7 @@ const STATUS: usize = 7;
 
 const MEND: &str = "Mend:";
 
-/// A terminal that says less, or nothing, gets lines that are cut by itself.
+/// A terminal with fewer columns, or none reported, wraps the lines itself.
 const NARROWEST: u16 = 50;
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use distribute_collectives::{Options, ProcessGroup, ReduceOp, TransportKind};
 use super::{Measured, Speed};
 use crate::outcome::INFRASTRUCTURE;
 
-/// Meets the others and reduces over each transport; rank 0 prints what came of it.
+/// Joins the job and reduces over each transport; rank 0 prints the results.
 pub(crate) fn rank(transports: &[TransportKind]) -> ExitCode {
     let doing = Arc::new(Mutex::new("meeting the others".to_owned()));
     end_in_time(&doing);
@@ -27,7 +27,7 @@ pub(crate) fn rank(transports: &[TransportKind]) -> ExitCode {
     }
 }
 
-/// Ends this process when it takes too long, whatever it hangs in.
+/// Ends this process when it takes too long, whatever it waits for.
 fn end_in_time(doing: &Arc<Mutex<String>>) {
     let doing = Arc::clone(doing);
     thread::spawn(move || {
@@ -38,7 +38,7 @@ fn end_in_time(doing: &Arc<Mutex<String>>) {
     });
 }
 
-/// Whether every transport passed on every rank.
+/// Returns whether every transport passed on every rank.
 fn reduce(transports: &[TransportKind], doing: &Mutex<String>) -> Result<bool, Box<dyn Error>> {
     let membership = Membership::from_env()?.ok_or("the launcher has described no job")?;
     let options = CoordinationOptions { join_timeout: STEP, ..CoordinationOptions::default() };
@@ -47,7 +47,7 @@ fn reduce(transports: &[TransportKind], doing: &Mutex<String>) -> Result<bool, B
     for kind in transports {
         *doing.lock().unwrap_or_else(PoisonError::into_inner) = format!("all-reduce over {}", kind.name());
         let own = measure(&coordination, *kind).map_err(|error| error.to_string());
-        // What is wrong on one rank may look well on the others.
+        // A failure on one rank may look like a success on others.
         let all = coordination.exchange(&format!("outcome/{}", kind.name()), &serde_json::to_vec(&own)?, STEP)?;
         let mut outcome = own;
         for other in &all {
@@ -75,11 +75,11 @@ fn measure(coordination: &Arc<Coordination>, kind: TransportKind) -> Result<Spee
     Ok(Speed { bus_bytes_per_s, latency_s })
 }
 
-/// Adds values whose sums no rounding changes, and looks at each of them.
+/// Adds values whose sums are exact, and checks each of them.
 fn verify(group: &ProcessGroup) -> Result<(), Box<dyn Error>> {
     let value = |rank: usize, at: usize| ((at * 7 + rank * 13) % 1009) as f32;
     let rank = group.rank().0 as usize;
-    // Not a multiple of anything that could hide a wrong length.
+    // Not a multiple of any block length, which could hide a wrong one.
     let len = (1 << 20) + 3;
     let mut values: Vec<f32> = (0..len).map(|at| value(rank, at)).collect();
     group.all_reduce(&mut values, ReduceOp::Sum)?;
@@ -90,8 +90,8 @@ fn verify(group: &ProcessGroup) -> Result<(), Box<dyn Error>> {
     }
 }
 
-/// Seconds of one all-reduce in the fastest of a few batches, which together take about `budget_s`: others may be using the
-/// machine.
+/// Measures the seconds of one all-reduce in the fastest of a few batches, which together take about `budget_s`, since
+/// other programs may be using the machine.
 fn seconds(group: &ProcessGroup, values: &mut [f32], warm_up: u32, budget_s: f64) -> Result<f64, Box<dyn Error>> {
     let mut time = |rounds: u32| -> Result<f64, Box<dyn Error>> {
         group.barrier()?;
@@ -112,8 +112,8 @@ fn seconds(group: &ProcessGroup, values: &mut [f32], warm_up: u32, budget_s: f64
 
 const BATCHES: f64 = 5.0;
 
-/// One meeting, or one operation.
+/// Time limit of joining, and of one operation.
 const STEP: Duration = Duration::from_secs(4);
 
-/// All of it.
+/// Time limit of the whole process.
 const LIFE: Duration = Duration::from_millis(7500);
