@@ -5,11 +5,11 @@ use distribute::prelude::*;
 /// A strategy and its replicas.
 pub(crate) struct Arrangement {
     pub(crate) name: &'static str,
-    /// As a heading.
+    /// A short name for headings.
     pub(crate) short: &'static str,
     kind: Kind,
     replicas: usize,
-    /// Processes, where the strategy spans several or could.
+    /// The number of processes, if the strategy spans several or could.
     pub(crate) workers: Option<u32>,
 }
 

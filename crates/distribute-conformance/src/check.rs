@@ -1,8 +1,8 @@
-//! How a scenario ends.
+//! The outcome of a scenario.
 
 use std::fmt;
 
-/// How a scenario ended under a strategy. Printed on one line, and read back from it.
+/// The outcome of a scenario under a strategy. Printed on one line, and parsed from it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     Passed,
@@ -21,7 +21,7 @@ impl fmt::Display for Outcome {
 }
 
 impl Outcome {
-    /// What a process has printed; one that has printed nothing has failed.
+    /// Parses the output of a process; one without output has failed.
     pub(crate) fn read(stdout: &str, stderr: &str) -> Outcome {
         match stdout.lines().find_map(|line| line.strip_prefix("outcome: ")) {
             Some("passed") => Outcome::Passed,
@@ -37,7 +37,7 @@ impl Outcome {
 /// Why a scenario's body ends early.
 #[derive(Debug)]
 pub(crate) enum Stop {
-    /// The promise does not concern the strategy.
+    /// The promise does not apply to the strategy.
     NotApplicable(&'static str),
     Wrong(String),
 }
@@ -51,7 +51,7 @@ impl<E: std::error::Error> From<E> for Stop {
 /// Ends the scenario unless the condition holds.
 macro_rules! check {
     ($condition:expr, $($text:tt)+) => {
-        // Bound first: a comparison with NaN must fail the check, so it cannot be turned around.
+        // Bound first: a comparison with NaN must fail the check, so it must not be negated.
         let holds: bool = $condition;
         if !holds {
             return Err(crate::check::Stop::Wrong(format!($($text)+)).into());

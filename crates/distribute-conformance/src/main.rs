@@ -1,7 +1,7 @@
-//! What every strategy promises: one body for each promise, run under each strategy; `cargo xtask conformance`.
+//! The promises that every strategy makes: one body per promise, run under each strategy by `cargo xtask conformance`.
 //!
-//! Strategies of one process run here, a fresh one for each scenario; those of several processes in processes of this program,
-//! fresh ones for each scenario.
+//! Strategies of one process run in this process, a new one for each scenario; those of several processes run in
+//! processes of this program, started anew for each scenario.
 #![expect(clippy::print_stdout, reason = "the suite prints its table")]
 
 mod arrangement;
@@ -32,7 +32,7 @@ struct Flags {
     member: Vec<String>,
 }
 
-/// How long one scenario may take under one strategy.
+/// Time limit of one scenario under one strategy.
 const DEADLINE: Duration = Duration::from_secs(120);
 
 fn main() -> ExitCode {

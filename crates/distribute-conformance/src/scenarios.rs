@@ -20,7 +20,7 @@ mod trainers;
 mod values;
 mod variables;
 
-/// One promise and the body that tries it.
+/// A promise and the body that checks it.
 pub(crate) struct Scenario {
     pub(crate) name: &'static str,
     body: fn(&Strategy) -> Result<(), Stop>,
@@ -46,7 +46,7 @@ fn said(panic: &(dyn Any + Send)) -> String {
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "(no message)".to_owned())
 }
 
-/// Failures end the group of several processes, which begin again from a checkpoint.
+/// Skips strategies of several processes: failures end their group, and they restart from a checkpoint.
 fn in_one_process(strategy: &Strategy) -> Result<(), Stop> {
     match strategy.topology().workers {
         1 => Ok(()),
@@ -54,7 +54,7 @@ fn in_one_process(strategy: &Strategy) -> Result<(), Stop> {
     }
 }
 
-/// Promises about replicas that differ.
+/// Skips strategies of one replica, for promises about replicas that differ.
 fn with_several_replicas(strategy: &Strategy) -> Result<(), Stop> {
     match strategy.num_local_replicas() {
         1 => Err(Stop::NotApplicable("it takes several replicas in one process")),

@@ -1,6 +1,6 @@
-//! Derives for structs that go into distributed runs and come out of them: `#[derive(ReplicaArgs, Structure)]`.
+//! Derives for the arguments and results of distributed runs: `#[derive(ReplicaArgs, Structure)]`.
 //!
-//! The facade re-exports them beside the traits; generated code names the traits through the crate `distribute`.
+//! The facade re-exports them with the traits; generated code names the traits through the crate `distribute`.
 
 use proc_macro::TokenStream;
 use proc_macro2::Span;
@@ -10,7 +10,8 @@ use syn::{
     parse_macro_input,
 };
 
-/// Lets runs return a struct whose values `strategy.reduce` and `gather` combine field by field: `distribute::values::Structure`.
+/// Implements `distribute::values::Structure`, so that runs can return the struct and `strategy.reduce` and `gather`
+/// combine its values field by field.
 ///
 /// Every field is a tensor, a number, or a nest of them.
 ///
@@ -36,8 +37,8 @@ pub fn derive_structure(input: TokenStream) -> TokenStream {
     structure(&input).unwrap_or_else(Error::into_compile_error).into()
 }
 
-/// Lets a struct be the arguments of a run: each field whose type is one of the struct's type parameters is split over the
-/// replicas, every other one is cloned for each: `distribute::strategy::ReplicaArgs`.
+/// Implements `distribute::strategy::ReplicaArgs`, so that the struct can be the arguments of a run. Each field whose
+/// type is one of the struct's type parameters is split over the replicas, every other one is cloned for each.
 ///
 /// # Examples
 /// ```
@@ -155,7 +156,7 @@ fn replica_args(input: &DeriveInput) -> Result<proc_macro2::TokenStream> {
     })
 }
 
-/// The struct's own arguments, with each type parameter replaced by what one replica gets of it.
+/// Returns the struct's own arguments, with each type parameter replaced by one replica's part of it.
 fn local_arguments(generics: &Generics) -> proc_macro2::TokenStream {
     let arguments = generics.params.iter().map(|parameter| match parameter {
         GenericParam::Type(parameter) => {

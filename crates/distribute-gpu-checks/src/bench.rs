@@ -1,4 +1,4 @@
-//! How fast copies, kernels and collectives are, as a share of what the GPU's memory gives a copy in the same run.
+//! The speed of copies, kernels and collectives, relative to a copy within the GPU's memory in the same run.
 
 mod collectives;
 mod copies;
@@ -16,24 +16,24 @@ use crate::gpu::{Gpus, deadline};
 /// One line of the table.
 #[derive(Clone, Debug, Serialize)]
 pub struct Measurement {
-    /// What was done.
+    /// The operation.
     pub what: String,
-    /// Bytes read and written, each once; 0 where only the time counts.
+    /// Bytes read and written, each counted once; 0 if only the time is of interest.
     pub bytes: u64,
-    /// The median time of one.
+    /// The median time of one operation.
     pub microseconds: f64,
     /// Bytes over time, in units of 1e9.
     pub gigabytes_per_second: f64,
-    /// That, as a share of the best copy within the GPU's memory in this run.
+    /// The rate relative to the best copy within the GPU's memory in this run.
     pub share_of_copy: Option<f64>,
 }
 
-/// How long to measure.
+/// The extent of the measurements.
 #[derive(Clone, Copy, Debug)]
 pub struct Effort {
     /// Sizes of buffers.
     pub sizes: &'static [usize],
-    /// How often each thing is done.
+    /// How often each operation is repeated.
     pub repeats: usize,
 }
 
@@ -41,7 +41,7 @@ impl Effort {
     /// For a GPU: buffers of 64 MiB to 1 GiB.
     pub const FULL: Effort = Effort { sizes: &[64 << 20, 256 << 20, 1 << 30], repeats: 30 };
 
-    /// For a stand-in, where figures mean nothing: everything once, small.
+    /// For a simulated GPU, on which the figures are meaningless: everything once, small.
     pub const TINY: Effort = Effort { sizes: &[1 << 20], repeats: 3 };
 }
 
@@ -53,7 +53,7 @@ impl Measurement {
         Measurement { what, bytes, microseconds: seconds * 1e6, gigabytes_per_second, share_of_copy }
     }
 
-    /// As a table.
+    /// Formats measurements as a table.
     pub(crate) fn table(all: &[Measurement]) -> String {
         let mut text = String::new();
         if all.is_empty() {
@@ -74,7 +74,7 @@ impl Measurement {
 /// Measures everything.
 ///
 /// # Errors
-/// What a device refuses, such as memory.
+/// The device's error, for example if there is not enough memory.
 pub fn measure(gpus: &Gpus, effort: Effort) -> Result<Vec<Measurement>> {
     let (mut all, ceiling) = copies::measure(gpus, effort)?;
     all.extend(kernels::measure(gpus, effort, ceiling)?);
@@ -82,10 +82,11 @@ pub fn measure(gpus: &Gpus, effort: Effort) -> Result<Vec<Measurement>> {
     Ok(all)
 }
 
-/// The median time of what `enqueue` enqueues; it is told how often it was called, to take turns with buffers.
+/// Returns the median time of the work that `enqueue` enqueues; it is passed its number of previous calls, to rotate
+/// buffers.
 fn median(stream: &CudaStream, repeats: usize, mut enqueue: impl FnMut(usize) -> Result<()>) -> Result<Duration> {
     let mut times = Vec::with_capacity(repeats);
-    // The first ones compile kernels and wake the GPU.
+    // The first calls compile kernels and wake the GPU.
     for turn in 0..repeats + 3 {
         let before = stream.time()?;
         enqueue(turn)?;
@@ -97,7 +98,7 @@ fn median(stream: &CudaStream, repeats: usize, mut enqueue: impl FnMut(usize) ->
     Ok(times[times.len() / 2])
 }
 
-/// How many sets of buffers take turns, so that none is in the cache when its turn comes.
+/// Returns how many sets of buffers are rotated, so that none is in the cache when it is used again.
 fn turns(gpus: &Gpus, set_bytes: usize) -> usize {
     let cache = gpus.infos().first().map_or(0, |info| info.l2_bytes as usize);
     (4 * cache).div_ceil(set_bytes.max(1)).clamp(1, 8)

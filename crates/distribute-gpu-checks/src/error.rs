@@ -1,22 +1,22 @@
-//! Why a check did not pass.
+//! Errors of checks.
 
 /// Why a check did not pass.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A result is not what it should be.
+    /// A result is not the expected one.
     #[error("{0}")]
     Wrong(String),
-    /// What is needed is not here.
+    /// A requirement is missing on this machine.
     #[error("{0}")]
     Missing(String),
-    /// A device refused.
+    /// A device returned an error.
     #[error(transparent)]
     Device(#[from] distribute_device::Error),
     /// A collective failed.
     #[error(transparent)]
     Collective(#[from] distribute_collectives::Error),
-    /// NCCL refused.
+    /// NCCL returned an error.
     #[error(transparent)]
     Nccl(#[from] nccl_sys::Error),
     /// A file could not be written.
@@ -24,7 +24,7 @@ pub enum Error {
     File {
         /// The file.
         path: String,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
 }

@@ -8,7 +8,7 @@ use distribute_device::{Device, DeviceBuffer, DeviceKind, Devices, HostBuffer, S
 
 use crate::{Error, Result};
 
-/// How long any one operation may take.
+/// Time limit of one operation.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The GPUs of this process.
@@ -18,32 +18,32 @@ pub struct Gpus {
 }
 
 impl Gpus {
-    /// What the driver shows.
+    /// Returns the GPUs that the driver reports.
     ///
     /// # Errors
-    /// [`Error::Missing`] with the reason where it shows none.
+    /// [`Error::Missing`] with the reason if there are none.
     pub fn find() -> Result<Gpus> {
         Ok(Gpus { infos: gpus().map_err(Error::Missing)? })
     }
 
-    /// What the driver says of them.
+    /// Returns the driver's descriptions of them.
     pub fn infos(&self) -> &[GpuInfo] {
         &self.infos
     }
 
-    /// Whether these are stand-ins in the host's memory.
+    /// Returns whether these are simulated in the host's memory.
     pub fn are_simulated(&self) -> bool {
         self.infos.iter().any(|info| info.name.contains("Simulated"))
     }
 
-    /// As many logical devices as asked for, all on the first GPU.
+    /// Returns `count` logical devices, all on the first GPU.
     pub(crate) fn on_first(&self, count: usize, limit_bytes: Option<u64>) -> Result<Vec<Arc<CudaDevice>>> {
         let devices = Devices::local().split(DeviceKind::Gpu, 0, &vec![limit_bytes; count])?;
         let first = devices.of_kind(DeviceKind::Gpu).take(count);
         first.map(|logical| Ok(Arc::new(CudaDevice::new(logical.clone())?))).collect()
     }
 
-    /// One device for each of the first `count` GPUs; none where there are fewer.
+    /// Returns one device for each of the first `count` GPUs; `None` if there are fewer.
     pub(crate) fn on_each(&self, count: usize) -> Result<Option<Vec<Arc<CudaDevice>>>> {
         if self.infos.len() < count {
             return Ok(None);
@@ -53,7 +53,7 @@ impl Gpus {
         each.map(|logical| Ok(Arc::new(CudaDevice::new(logical.clone())?))).collect::<Result<Vec<_>>>().map(Some)
     }
 
-    /// The first GPU, and a stream on it.
+    /// Returns the first GPU, and a stream on it.
     pub(crate) fn first(&self) -> Result<(Arc<CudaDevice>, CudaStream)> {
         let device = self.on_first(1, None)?.remove(0);
         let stream = device.stream()?;
@@ -61,12 +61,12 @@ impl Gpus {
     }
 }
 
-/// The end of what is done now, if all is well.
+/// Returns the deadline of an operation that starts now.
 pub(crate) fn deadline() -> Instant {
     Instant::now() + PATIENCE
 }
 
-/// Bytes on a device.
+/// Copies bytes to a new buffer on a device.
 pub(crate) fn put(device: &CudaDevice, stream: &dyn Stream, bytes: &[u8]) -> Result<DeviceBuffer> {
     let buffer = device.allocate(bytes.len())?;
     write(device, stream, bytes, &buffer)?;
@@ -81,7 +81,7 @@ pub(crate) fn write(device: &CudaDevice, stream: &dyn Stream, bytes: &[u8], buff
     Ok(())
 }
 
-/// The bytes of a buffer, behind what the stream was given.
+/// Reads the bytes of a buffer, after the work that was enqueued on the stream.
 pub(crate) fn get(device: &CudaDevice, stream: &dyn Stream, buffer: &DeviceBuffer) -> Result<Vec<u8>> {
     let memory = device.allocate_host(buffer.len_bytes())?;
     let memory: HostBuffer = stream.copy_to_host(buffer, memory, 0)?.wait(deadline())?;

@@ -1,4 +1,4 @@
-//! What was checked and measured, as text and as JSON.
+//! The results of checks and measurements, as text and as JSON.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -9,7 +9,7 @@ use crate::bench::Measurement;
 use crate::gpu::Gpus;
 use crate::{Check, Error, Outcome, Result};
 
-/// What was checked and measured.
+/// The results of checks and measurements.
 #[derive(Debug, Default, Serialize)]
 pub struct Report {
     gpus: Vec<Gpu>,
@@ -37,7 +37,7 @@ struct Checked {
 }
 
 impl Report {
-    /// An empty report on these GPUs.
+    /// Creates an empty report on these GPUs.
     pub fn new(gpus: &Gpus) -> Report {
         let gpus = gpus.infos().iter().map(|info| Gpu {
             name: info.name.clone(),
@@ -50,7 +50,7 @@ impl Report {
         Report { gpus: gpus.collect(), ..Report::default() }
     }
 
-    /// Runs a check and notes how it ended; the line that says so.
+    /// Runs a check and records its outcome; returns a line that describes it.
     pub fn check(&mut self, check: &Check, gpus: &Gpus) -> String {
         let (outcome, took) = check.run(gpus);
         let (status, detail) = match outcome {
@@ -63,22 +63,22 @@ impl Report {
         line
     }
 
-    /// Adds what was measured.
+    /// Adds measurements.
     pub fn measure(&mut self, measurements: Vec<Measurement>) {
         self.measurements.extend(measurements);
     }
 
-    /// Notes what could not be measured.
+    /// Records a measurement that failed.
     pub fn problem(&mut self, problem: String) {
         self.problems.push(problem);
     }
 
-    /// Whether a check failed, or something could not be measured.
+    /// Returns whether a check or a measurement failed.
     pub fn has_failures(&self) -> bool {
         !self.problems.is_empty() || self.checks.iter().any(|check| check.status == "FAILED")
     }
 
-    /// For people.
+    /// Formats the report for people.
     pub fn to_text(&self) -> String {
         let mut text = String::new();
         for gpu in &self.gpus {
@@ -87,7 +87,8 @@ impl Report {
             // Writing to a string cannot fail.
             let _ = writeln!(
                 text,
-                "{name}, {gib:.1} GiB, compute capability {capability}, {multiprocessors} SMs, driver for CUDA {driver_cuda}"
+                "{name}, {gib:.1} GiB, compute capability {capability}, {multiprocessors} SMs, driver for CUDA \
+                {driver_cuda}"
             );
         }
         for check in &self.checks {
@@ -107,6 +108,7 @@ impl Report {
     /// Writes `report.txt` and `report.json` into a folder.
     ///
     /// # Errors
+    /// [`Error::File`] if a file cannot be written.
     /// [`Error::File`].
     pub fn write(&self, folder: &Path) -> Result<()> {
         let json = serde_json::to_string_pretty(self).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Random values of every type, and how far results may be from a reference.
+//! Random values of every type, and tolerances of results.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 
@@ -8,32 +8,32 @@ use rand_chacha::rand_core::{Rng, SeedableRng};
 
 use crate::{Error, Result};
 
-/// Numbers from a seed that is told where a check fails.
+/// Random numbers from a seed that a failing check names.
 pub(crate) struct Random {
     pub(crate) seed: u64,
     numbers: ChaCha8Rng,
 }
 
 impl Random {
-    /// Other numbers in every run.
+    /// Creates a generator with a new seed.
     pub(crate) fn fresh() -> Random {
         let seed = RandomState::new().build_hasher().finish();
         Random { seed, numbers: ChaCha8Rng::seed_from_u64(seed) }
     }
 
-    /// A number below `end`.
+    /// Returns a number below `end`.
     pub(crate) fn below(&mut self, end: usize) -> usize {
         (self.numbers.next_u64() % end.max(1) as u64) as usize
     }
 
-    /// Bytes of any value.
+    /// Returns random bytes.
     pub(crate) fn bytes(&mut self, count: usize) -> Vec<u8> {
         let mut bytes = vec![0; count];
         self.numbers.fill_bytes(&mut bytes);
         bytes
     }
 
-    /// Elements: floats from -2 to 2, integers of any value.
+    /// Returns elements: floats from -2 to 2, integers of any value.
     pub(crate) fn elements(&mut self, dtype: DType, count: usize) -> Vec<u8> {
         if !dtype.is_float() {
             return self.bytes(count * dtype.size_bytes());
@@ -43,7 +43,7 @@ impl Random {
     }
 }
 
-/// Floating-point elements in float64.
+/// Converts floating-point elements to float64.
 pub(crate) fn wide(dtype: DType, bytes: &[u8]) -> Vec<f64> {
     let chunks = bytes.chunks_exact(dtype.size_bytes());
     match dtype {
@@ -54,7 +54,7 @@ pub(crate) fn wide(dtype: DType, bytes: &[u8]) -> Vec<f64> {
     }
 }
 
-/// The nearest elements of a floating-point type; of 16 bits, by way of f32.
+/// Rounds to elements of a floating-point type; to 16 bits, by way of f32.
 pub(crate) fn from_wide(dtype: DType, values: &[f64]) -> Vec<u8> {
     values
         .iter()
@@ -67,7 +67,7 @@ pub(crate) fn from_wide(dtype: DType, values: &[f64]) -> Vec<u8> {
         .collect()
 }
 
-/// Integer elements.
+/// Reads integer elements.
 pub(crate) fn integers(dtype: DType, bytes: &[u8]) -> Vec<i128> {
     let chunks = bytes.chunks_exact(dtype.size_bytes());
     match dtype {
@@ -80,7 +80,7 @@ pub(crate) fn integers(dtype: DType, bytes: &[u8]) -> Vec<i128> {
     }
 }
 
-/// An integer as an element holds it, whatever of it that drops.
+/// Wraps an integer to an element's type.
 pub(crate) fn wrapped(dtype: DType, value: i128) -> i128 {
     match dtype {
         DType::I8 => i128::from(value as i8),
@@ -97,8 +97,8 @@ pub(crate) fn compare(what: &str, dtype: DType, result: &[u8], reference: &[f64]
     compare_terms(what, dtype, result, reference, reference)
 }
 
-/// As [`compare`], by ‖result − reference‖ / ‖terms‖: for sums, whose error goes with the sums of their terms' magnitudes, also
-/// where the terms cancel.
+/// Compares like [`compare`], by ‖result − reference‖ / ‖terms‖: for sums, whose error is proportional to the sums of
+/// their terms' magnitudes, even if the terms cancel.
 pub(crate) fn compare_terms(what: &str, dtype: DType, result: &[u8], reference: &[f64], terms: &[f64]) -> Result<()> {
     let result = wide(dtype, result);
     if result.len() != reference.len() {
@@ -114,7 +114,7 @@ pub(crate) fn compare_terms(what: &str, dtype: DType, result: &[u8], reference: 
         _ => 1e-6,
     };
     let allowed = limit * size.max(f64::MIN_POSITIVE);
-    // A NaN is above every limit.
+    // A NaN exceeds every limit.
     if difference <= allowed || (difference == 0.0 && size == 0.0) {
         return Ok(());
     }

@@ -1,4 +1,5 @@
-//! Groups of devices over several processes, on simulated GPUs: what they compute, and what the others learn when one dies.
+//! Groups of devices over several processes, on simulated GPUs: their results, and the errors of the others when one
+//! dies.
 #![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
 #![expect(clippy::print_stdout, reason = "members say how they ended")]
 
@@ -15,13 +16,13 @@ use distribute_testkit::{Job, Ports, Signal};
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// What the members of a job do.
+/// The variable that selects what the members of a job do.
 const SCENARIO: &str = "DEVICE_SCENARIO";
 
-/// Ranks of each process, each with a part of the one GPU that the process sees.
+/// The variable for the number of ranks of each process, each with a part of the one GPU that the process sees.
 const LOCAL: &str = "DEVICE_LOCAL_RANKS";
 
-/// Not a test of its own: what each process of the other tests runs.
+/// Not a test of its own: the body of the processes of the other tests.
 #[test]
 fn member() {
     let Ok(scenario) = std::env::var(SCENARIO) else { return };
@@ -95,7 +96,7 @@ fn act(
         "endless" => loop {
             step(ReduceOp::Sum, 100_000)?;
         },
-        // Both have made the call, but rank 1's GPU does not come to it.
+        // Both have made the call, but rank 1's GPU does not reach it.
         "enqueued" => {
             if me == 1 {
                 stream.launch_host(Box::new(|| {
@@ -111,7 +112,7 @@ fn act(
     }
 }
 
-/// Two processes, each with a GPU of its own and so many ranks.
+/// Builds a job of two processes, each with a GPU of its own and this many ranks.
 fn job(scenario: &str, local: usize, folder: &Path, nccl: bool) -> Job {
     simulated_cuda::install(folder).unwrap();
     if nccl {
@@ -171,7 +172,7 @@ fn parts_of_gpus_reduce_within_their_process_first() {
     );
 }
 
-/// Kills one of two processes; the other one's error, and how long after.
+/// Kills one of two processes, and checks the other one's error and its delay.
 fn killed(scenario: &str, nccl: bool) {
     let folder = tempfile::tempdir().unwrap();
     let mut job = job(scenario, 1, folder.path(), nccl);

@@ -144,7 +144,7 @@ fn replicas_of_a_strategy_reduce_in_the_memory_of_their_parts_of_a_gpu() {
         for sum in strategy.local_results(&sums.unwrap()) {
             assert_eq!(sum, [3.0, 2.0 * round as f32]);
         }
-        // A run that fails leaves no group; the next one makes its own.
+        // A failed run leaves no group; the next one makes its own.
         let failed = strategy.run_with((), |context, ()| match context.replica_id() {
             0 => Err(Error::Merge { replica: 0, problem: "as this test wants it".to_owned() }),
             _ => {

@@ -1,4 +1,5 @@
-//! Trains three models with candle alone and under a strategy, on a GPU where there is one, and prints a JSON line for each.
+//! Trains three models with candle alone and under a strategy, on a GPU if there is one, and prints a JSON line for
+//! each.
 #![expect(clippy::print_stdout, reason = "a command prints its results")]
 
 mod models;
@@ -37,24 +38,24 @@ enum Where {
     Cpu,
 }
 
-/// What is trained, and how often.
+/// A model to train, and how often.
 struct Task {
     kind: Kind,
     size: Size,
     dtype: DType,
     device: Device,
-    /// Steps between two looks at the clock, and how many such times there are.
+    /// The number of steps between two time stamps, and the number of such rounds.
     steps: usize,
     rounds: usize,
 }
 
-/// One line.
+/// One line of output.
 #[derive(Serialize)]
 struct Row<'a> {
     framework: &'a str,
     model: &'a str,
     dtype: &'a str,
-    /// Examples of all replicas' step.
+    /// Examples of a step of all replicas.
     batch: usize,
     samples_per_second: f64,
     step_ms: f64,
@@ -85,7 +86,7 @@ fn run(flags: &Flags) -> distribute::Result<()> {
         (true, Where::Cpu) => vec!["CPU:0".to_owned()],
     };
     let (steps, rounds) = if flags.tiny { (2, 3) } else { (10, 11) };
-    // bf16 has no arithmetic of its own on CPUs.
+    // CPUs have no bf16 arithmetic.
     let precisions = [("f32", DType::F32, false), ("tf32", DType::F32, true), ("bf16", DType::BF16, false)];
     let precisions = if device.is_cuda() { &precisions[..] } else { &precisions[..1] };
     for kind in Kind::ALL.into_iter().filter(|kind| flags.model.is_empty() || flags.model.contains(kind)) {
@@ -99,7 +100,7 @@ fn run(flags: &Flags) -> distribute::Result<()> {
     Ok(())
 }
 
-/// Prints a line; what did not work is said in words, and the rest goes on.
+/// Prints a line; a failure is reported in it, and the program continues.
 fn show(framework: &str, dtype: &str, task: &Task, replicas: usize, step: distribute::Result<Duration>) {
     let (model, batch) = (task.kind.name(), task.size.batch * replicas);
     match step {
@@ -113,7 +114,7 @@ fn show(framework: &str, dtype: &str, task: &Task, replicas: usize, step: distri
 }
 
 impl Task {
-    /// candle's own model, loss and optimizer.
+    /// Measures candle's own model, loss and optimizer.
     fn alone(&self) -> distribute::Result<Duration> {
         let variables = VarMap::new();
         let model = self.kind.build(self.size, &VarBuilder::from_varmap(&variables, self.dtype, &self.device))?;
@@ -126,7 +127,8 @@ impl Task {
         })
     }
 
-    /// The same under a strategy with these replicas, whose gradients are reduced; 16-bit parameters have master copies.
+    /// Measures the same under a strategy with these replicas, whose gradients are reduced; 16-bit parameters have
+    /// master copies.
     fn under_strategy(&self, replicas: &[String]) -> distribute::Result<Duration> {
         let strategy = MirroredStrategy::builder().devices(replicas.iter().map(String::as_str)).build()?;
         let options = ScopeOptions { dtype: self.dtype, ..ScopeOptions::default() };
@@ -146,14 +148,14 @@ impl Task {
         })
     }
 
-    /// The median time of a step, each time behind all work of the devices.
+    /// Returns the median time of a step, each time after all work of the devices.
     fn median<E: Into<distribute::Error>>(
         &self,
         devices: &[Device],
         mut step: impl FnMut() -> Result<(), E>,
     ) -> distribute::Result<Duration> {
         let mut times = Vec::with_capacity(self.rounds);
-        // The first round finds its algorithms and its memory.
+        // The first round selects algorithms and allocates memory.
         for _ in 0..=self.rounds {
             devices.iter().try_for_each(Device::synchronize)?;
             let started = Instant::now();

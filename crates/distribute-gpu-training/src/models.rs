@@ -1,10 +1,10 @@
-//! The models, as `xtask/peers/torch_cuda.py` has them.
+//! The models, equal to those of `xtask/peers/torch_cuda.py`.
 
 use candle_core::{D, DType, Module, Result, Tensor};
 use candle_nn::{Conv2d, Embedding, Linear, VarBuilder, conv2d, embedding, linear, ops};
 use clap::ValueEnum;
 
-/// Which model.
+/// The kind of model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Kind {
     /// 784-1024-1024-10.
@@ -15,7 +15,7 @@ pub(crate) enum Kind {
     Transformer,
 }
 
-/// How large it is.
+/// The size of a model.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Size {
     pub(crate) batch: usize,
@@ -49,7 +49,7 @@ struct Block {
     down: Linear,
 }
 
-/// candle's own has no backward where it is fast.
+/// Layer normalisation with a backward pass, which candle's own lacks in its fast form.
 struct Norm {
     scale: Tensor,
     shift: Tensor,
@@ -70,7 +70,7 @@ impl Kind {
         }
     }
 
-    /// The size that is measured; with `tiny` one that only shows that it works.
+    /// Returns the size that is measured, or with `tiny` one that only shows that the program works.
     pub(crate) fn size(self, tiny: bool) -> Size {
         if tiny {
             return Size { batch: 8, hidden: 32, channels: 4, width: 32, layers: 2, sequence: 16 };
@@ -102,7 +102,7 @@ impl Kind {
         })
     }
 
-    /// Inputs, whose values are of no account but not zero, and classes.
+    /// Returns inputs, whose values are arbitrary but not zero, and classes.
     pub(crate) fn data(self, size: Size, dtype: DType, device: &candle_core::Device) -> Result<(Tensor, Tensor)> {
         let Size { batch, sequence, .. } = size;
         let inputs = match self {

@@ -1,4 +1,4 @@
-//! The program on a CPU: all of it but the device.
+//! The program on a CPU: all of it except the device.
 
 use std::process::Command;
 

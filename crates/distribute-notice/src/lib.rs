@@ -1,8 +1,8 @@
-//! Warnings that reach people also where no `tracing` subscriber is installed.
+//! Warnings that reach the user even if no `tracing` subscriber is installed.
 //!
-//! What a library does other than it was asked (a fallback, an option that cannot act, a variable that is not trained) must be
-//! said. [`warn!`] says it through `tracing` if the program has a subscriber, which decides where it goes; otherwise on standard
-//! error, each text once in a process. The crate knows nothing of training.
+//! A library must report whenever it does not do what was requested (a fallback, an option that has no effect, a
+//! variable that is not trained). [`warn!`] reports it through `tracing` if the program has a subscriber; otherwise on
+//! standard error, each text once in a process. The crate does not depend on training.
 //!
 //! # Examples
 //! ```
@@ -37,9 +37,9 @@ macro_rules! warn {
 /// Writes a warning to standard error unless it has been written before. Called by [`warn!`].
 #[doc(hidden)]
 pub fn on_standard_error(text: &fmt::Arguments<'_>) {
-    /// Texts that have been said.
+    /// The texts written so far.
     static SAID: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
-    /// How many are remembered: a program that has more to say repeats itself.
+    /// Maximum number of remembered texts; a program with more of them repeats itself.
     const REMEMBERED: usize = 1000;
 
     let text = text.to_string();
@@ -47,7 +47,7 @@ pub fn on_standard_error(text: &fmt::Arguments<'_>) {
     if said.contains(&text) {
         return;
     }
-    // Nobody can be told that standard error is closed.
+    // An error of standard error cannot be reported.
     let _ = writeln!(std::io::stderr(), "warning: {text}");
     if said.len() < REMEMBERED {
         said.insert(text);

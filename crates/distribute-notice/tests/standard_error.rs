@@ -1,11 +1,11 @@
-//! Where warnings go, as a process of its own sees it: subscribers are of the process.
+//! The destination of warnings, tested in separate processes, since a subscriber is process-wide.
 
 use std::process::Command;
 
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
 
-/// Takes everything and shows nothing.
+/// Accepts everything and shows nothing.
 struct Silent;
 
 impl Subscriber for Silent {
@@ -26,7 +26,7 @@ impl Subscriber for Silent {
 
 const ROLE: &str = "NOTICE_TEST_SUBSCRIBER";
 
-/// The body of the processes that the test starts; by itself it does nothing.
+/// The body of the processes that the test starts; does nothing otherwise.
 #[test]
 fn says_two_things_twice() {
     match std::env::var(ROLE).as_deref() {

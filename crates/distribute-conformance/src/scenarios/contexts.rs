@@ -1,4 +1,4 @@
-//! Where code runs, and what it may do there.
+//! Contexts: where code runs, and what it may do there.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -24,7 +24,7 @@ pub(crate) fn scope(strategy: &Strategy) -> Result<(), Stop> {
     Ok(())
 }
 
-/// What bodies of runs and scopes return.
+/// The error of bodies of runs and scopes.
 #[derive(Debug)]
 pub(crate) struct Fault(pub(crate) String);
 
@@ -155,7 +155,7 @@ pub(crate) fn failing(strategy: &Strategy) -> Result<(), Stop> {
         if context.replica_id() == last {
             return Err(Fault("as planned".to_owned()));
         }
-        // The others wait for it, and must not wait for long.
+        // The others wait for this one, and must not wait for long.
         Ok(context.barrier()?)
     });
     check!(outcome.as_ref().is_err_and(|error| error.0 == "as planned"), "the first failure is lost: {outcome:?}");
@@ -167,7 +167,7 @@ pub(crate) fn panicking(strategy: &Strategy) -> Result<(), Stop> {
     in_one_process(strategy)?;
     let last = strategy.num_replicas_in_sync() - 1;
     let quiet = std::panic::take_hook();
-    // It is meant to panic; nobody needs to read of it.
+    // The panic is intended, so its message is suppressed.
     std::panic::set_hook(Box::new(|_| ()));
     let outcome = strategy.run_with((), |context, ()| {
         assert!(context.replica_id() != last, "as planned");

@@ -1,4 +1,4 @@
-//! Which replica gets which examples.
+//! The distribution of examples over replicas.
 
 use std::fs;
 
@@ -15,7 +15,7 @@ use crate::check::{Stop, check, check_eq};
 const EXAMPLES: usize = 23;
 const BATCH: usize = 8;
 
-/// The numbers of the examples that each replica of this process got, batch by batch.
+/// Returns the numbers of the examples that each replica of this process got, batch by batch.
 fn deal(strategy: &Strategy) -> Result<Vec<PerReplica<Vec<f32>>>, Stop> {
     let numbers: Vec<f32> = (0..EXAMPLES).map(|number| number as f32).collect();
     let numbers = Tensor::from_vec(numbers, EXAMPLES, &Device::Cpu)?;
@@ -57,7 +57,7 @@ pub(crate) fn cut_evenly(strategy: &Strategy) -> Result<(), Stop> {
     Ok(())
 }
 
-/// Files of numbers, as unequal as can be; every process has its own copy of them.
+/// Files of numbers, of very unequal sizes; every process has its own copy of them.
 struct Files(tempfile::TempDir);
 
 const NUMBERS: usize = 15;
@@ -87,7 +87,7 @@ impl Files {
     }
 }
 
-/// All replicas' numbers of a step, of all processes.
+/// Gathers the numbers of all replicas of all processes in a step.
 fn gathered(strategy: &Strategy, batch: &PerReplica<Tensor>) -> Result<Vec<f32>, Stop> {
     Ok(strategy.gather(batch, 0)?.to_vec1::<f32>()?)
 }
@@ -122,7 +122,7 @@ pub(crate) fn unequal_cut(strategy: &Strategy) -> Result<(), Stop> {
         let count = seen.len();
         seen.dedup();
         check_eq!(seen.len(), count, "no example twice");
-        // The poorest of two workers has 4 of 15, in two steps of two.
+        // The smaller of two workers' shares is 4 of 15, in two steps of two.
         let expected = match (strategy.topology().workers, unequal_data) {
             (1, UnequalData::Stop) => NUMBERS,
             (1, _) => 12,
@@ -143,7 +143,7 @@ pub(crate) fn ended_early(strategy: &Strategy) -> Result<(), Stop> {
             check!(rows > 0, "a replica got no rows");
             let numbers = part.to_vec1::<f32>().map_err(|error| Fault(error.to_string()))?;
             let total: f64 = numbers.iter().map(|number| f64::from(*number)).sum();
-            // By hand, which all can see, and by what runs return.
+            // Counted by a collective inside the run, and by the results of the run.
             let seen = context.all_reduce(ReduceOp::Sum, &(context.weight() * rows as f64))?;
             Ok::<_, Fault>((total, rows as f64, seen))
         })?;
@@ -162,7 +162,7 @@ pub(crate) fn agreed_in_the_step(strategy: &Strategy) -> Result<(), Stop> {
     let files = Files::new()?;
     let model = strategy.scope(|vb| linear(1, 1, vb.pp("fc")))?;
     let optimizer = Sgd::new(1e-3).build(&model)?;
-    // Collectives of a pass with one training step for each batch.
+    // Counts the collectives of a pass with one training step for each batch.
     let train = |deterministic: bool| -> Result<(u64, u64), Stop> {
         let options = InputOptions { deterministic, ..InputOptions::default() };
         let data = strategy.distribute_dataset_with(&files.dataset(4), options)?;
@@ -199,7 +199,7 @@ pub(crate) fn resumed(strategy: &Strategy) -> Result<(), Stop> {
     let mut seen = gathered(strategy, &pass.next().ok_or(Stop::Wrong("there is no step".to_owned()))??)?;
     let position: InputPosition = pass.position()?;
     drop(pass);
-    // The rest on one replica: it sees what all workers had left.
+    // The rest on one replica, which sees what all workers had left.
     let one = Strategy::default_strategy()?;
     for batch in files.distributed(&one, UnequalData::Pad)?.iter_from(&position)? {
         seen.extend(gathered(&one, &batch?)?);
@@ -207,7 +207,7 @@ pub(crate) fn resumed(strategy: &Strategy) -> Result<(), Stop> {
     seen.sort_by(f32::total_cmp);
     let expected: Vec<f32> = (0..NUMBERS).map(|number| number as f32).collect();
     check_eq!(seen, expected, "the examples before and after");
-    // And with the same workers.
+    // The rest with the same workers.
     let mut rest = Vec::new();
     for batch in data.iter_from(&position)? {
         rest.extend(gathered(strategy, &batch?)?);

@@ -1,4 +1,4 @@
-//! Training: as on one replica, and bit for bit as replicas that are emulated one after another.
+//! Training: equal to one replica within a tolerance, and bit for bit to a sequential emulation of the replicas.
 
 use candle_core::{DType, Device, Module, Result as CandleResult, Tensor, Var};
 use candle_nn::rnn::{GRU, GRUConfig, LSTM, LSTMConfig, RNN, gru, lstm};
@@ -9,7 +9,7 @@ use distribute::prelude::*;
 
 use crate::check::{Stop, check, check_eq};
 
-/// How far apart parameters may be after 20 steps in f32, as in TensorFlow's own correctness tests.
+/// Tolerance of parameters after 20 steps in f32, as in TensorFlow's own correctness tests.
 pub(super) const TOLERANCE: f32 = 4e-5;
 
 const CLASSES: usize = 3;
@@ -34,9 +34,9 @@ pub(super) enum Kind {
     LongShort,
     /// Two inputs through one layer.
     Siamese,
-    /// Over the global batch.
+    /// Batch normalisation over the global batch.
     Normed,
-    /// Over each replica's own batch.
+    /// Batch normalisation over each replica's own batch.
     NormedApart,
 }
 
@@ -80,7 +80,7 @@ impl Module for Net {
                 head.forward(&x.flatten_from(1)?)
             }
             Net::Embedded(words, head) => {
-                // Sixteen numbers from -0.5 to 0.5 as words from 0 to 19.
+                // Sixteen numbers from -0.5 to 0.5, as token ids from 0 to 19.
                 let words = words.forward(&((x + 0.5)? * 19.0)?.to_dtype(DType::U32)?)?;
                 head.forward(&words.mean(1)?)
             }
@@ -102,7 +102,7 @@ impl Module for Net {
     }
 }
 
-/// The examples of one step.
+/// Returns the examples of one step.
 pub(super) fn batch(step: usize, examples: usize) -> CandleResult<(Tensor, Tensor)> {
     let number = |at: usize, modulus: usize| (at * 7919 + step * 104_729 + 13) % modulus;
     let x: Vec<f32> = (0..examples * 16).map(|at| number(at, 1009) as f32 / 1009.0 - 0.5).collect();
@@ -115,7 +115,7 @@ pub(super) fn share((x, y): &(Tensor, Tensor), replicas: usize, replica: usize) 
     Ok((x.narrow(0, rows.start, rows.len())?, y.narrow(0, rows.start, rows.len())?))
 }
 
-/// Examples of each step.
+/// The number of examples of each step.
 pub(super) type Sizes = fn(usize) -> usize;
 
 fn train(strategy: &Strategy, kind: Kind, steps: usize, sizes: Sizes) -> distribute::Result<Model<Net>> {
@@ -193,7 +193,7 @@ pub(crate) fn siamese(strategy: &Strategy) -> Result<(), Stop> {
 
 pub(crate) fn normed(strategy: &Strategy) -> Result<(), Stop> {
     as_on_one(strategy, Kind::Normed, |_| 16)?;
-    // Also where replicas have different numbers of examples, or none.
+    // Also if replicas have different numbers of examples, or none.
     as_on_one(strategy, Kind::Normed, |step| if step % 5 == 4 { 3 } else { 13 })
 }
 
@@ -210,7 +210,7 @@ pub(crate) fn normed_apart(strategy: &Strategy) -> Result<(), Stop> {
 }
 
 pub(crate) fn uneven(strategy: &Strategy) -> Result<(), Stop> {
-    // Five examples for up to four replicas; now and then too few for all.
+    // Five examples for up to four replicas; in some steps fewer examples than replicas.
     as_on_one(strategy, Kind::Dense, |step| if step % 5 == 4 { 3 } else { 13 })
 }
 
@@ -260,8 +260,8 @@ pub(crate) fn emulated(strategy: &Strategy) -> Result<(), Stop> {
     Ok(())
 }
 
-/// The same training by plain candle: each replica's gradients one after another, summed in the order that the replicas of
-/// each process come first and then the processes, and one step of momentum by hand.
+/// Trains the same model with plain candle: the replicas' gradients are computed one after another and summed, first
+/// the replicas of each process and then the processes, and a momentum step is made by hand.
 fn emulate(strategy: &Strategy, kind: Kind, steps: usize, sizes: Sizes) -> Result<Vec<f32>, Stop> {
     let topology = strategy.topology();
     let names: Vec<String>;

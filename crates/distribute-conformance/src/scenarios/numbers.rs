@@ -1,4 +1,4 @@
-//! Numbers: what is computed on any number of replicas, against references in f64 and in their plainest form, on hard inputs.
+//! Numbers: results on any number of replicas, compared with plain references in f64, on hard inputs.
 
 use candle_core::{DType, Device, Module, Tensor, Var};
 use candle_nn::{BatchNormConfig, Init, ModuleT};
@@ -12,7 +12,8 @@ mod references;
 
 use references::{Kind, Reference, binary_cross_entropy, cross_entropy, huber, normalised};
 
-/// The strategy, and where it is one of two threads, one of three: numbers that are no power of two divide with a remainder.
+/// Returns the strategy, and, if it has two threads, also one of three: divisions by a number that is not a power of
+/// two are inexact.
 fn with_three(strategy: &Strategy) -> Result<Vec<Strategy>, Stop> {
     let mut all = vec![strategy.clone()];
     if strategy.name() == "Mirrored" && strategy.num_replicas_in_sync() == 2 {
@@ -21,7 +22,7 @@ fn with_three(strategy: &Strategy) -> Result<Vec<Strategy>, Stop> {
     Ok(all)
 }
 
-/// Whether all replicas, of all processes, have brought the same bits.
+/// Checks that all replicas of all processes have the same bits.
 fn same_bits(strategy: &Strategy, of_replicas: Vec<Vec<u64>>, what: &str) -> Result<(), Stop> {
     let brought = PerReplica::new(of_replicas);
     let least = strategy.reduce(ReduceOp::Min, &brought, Axis::None)?;
@@ -34,7 +35,7 @@ fn numbers(tensor: &Tensor) -> candle_core::Result<Vec<f64>> {
     tensor.to_dtype(DType::F64)?.flatten_all()?.to_vec1()
 }
 
-/// Whether numbers are as they should be: NaN where NaN is due, equal where it is infinite.
+/// Checks that numbers are close to the expected ones, with NaN and infinities in the same places.
 fn close(got: &[f64], expected: &[f64], relative: f64, absolute: f64, what: &str) -> Result<(), Stop> {
     check_eq!(got.len(), expected.len(), format!("{what}: the number of results"));
     for (at, (got, expected)) in got.iter().zip(expected).enumerate() {
@@ -46,14 +47,14 @@ fn close(got: &[f64], expected: &[f64], relative: f64, absolute: f64, what: &str
     Ok(())
 }
 
-/// Gradients from far below to far above one, by element and step.
+/// Returns gradients of magnitudes far below to far above one, by element and step.
 fn gradient(step: u64, element: usize) -> f64 {
     let size = [1e-15, 1e-6, 1.0, 3e4, 1e15][element % 5];
     let sign = if (step + element as u64).is_multiple_of(3) { -1.0 } else { 1.0 };
     sign * size * (1.0 + 0.125 * ((step * 7 + element as u64) % 5) as f64)
 }
 
-/// Three variables: one with a gradient in every step, one in every second, one in every third and on one replica alone.
+/// Three variables: with a gradient in every step, in every second one, and in every third one on one replica only.
 const VARIABLES: [(&str, f64, u64); 3] = [("always", 1.0, 1), ("sometimes", 1000.0, 2), ("seldom", 1e-3, 3)];
 
 pub(crate) fn optimizers(strategy: &Strategy) -> Result<(), Stop> {
@@ -114,7 +115,8 @@ fn optimizer(strategy: &Strategy, kind: Kind, dtype: DType, relative: f64) -> Re
 }
 
 pub(crate) fn norms(strategy: &Strategy) -> Result<(), Stop> {
-    // The mean, the deviation, the type, and how close results are: f32 of 1e6 lie 0.0625 apart, but that is the input's matter.
+    // The mean, the deviation, the type, and the tolerance. Neighbouring f32 near 1e6 are 0.0625 apart, which affects
+    // the input only.
     let cases = [
         (0.0, 1.0, DType::F32, 2e-5),
         (1e3, 0.1, DType::F32, 2e-5),
@@ -128,7 +130,7 @@ pub(crate) fn norms(strategy: &Strategy) -> Result<(), Stop> {
     ];
     for strategy in with_three(strategy)? {
         for (mean, deviation, dtype, tolerance) in cases {
-            // Squares of 1e37 are beyond f32; bf16 is as wide, but no layer of 3e38 is of use.
+            // Squares of 1e37 exceed f32; bf16 has the same range, but a layer of 3e38 is useless.
             let (mean, deviation) = if mean > 1e37 { (1e18, 1e16) } else { (mean, deviation) };
             for remove_mean in [true, false] {
                 // Rows for all, rows for all but the last, and fewer rows than replicas.
@@ -189,7 +191,7 @@ fn norm(
         &format!("{what}: outputs"),
     )?;
     let absolute = tolerance * greatest(&expected.gradients);
-    // Where hardly anything differs in f16, gradients are beyond it.
+    // If the inputs hardly differ, gradients exceed f16.
     if greatest(&expected.gradients) < 6e4 || wide == dtype {
         close(&numbers(&gradient)?, &expected.gradients, tolerance, absolute, &format!("{what}: gradients"))?;
     }
@@ -213,7 +215,8 @@ fn norm(
 /// The types of outputs; in 16 bits, losses compute in f32.
 const OUTPUTS: [(DType, f64); 4] = [(DType::F32, 2e-6), (DType::F64, 1e-12), (DType::F16, 2e-6), (DType::BF16, 2e-6)];
 
-/// Each replica's part of rows through a loss: losses of all rows, and gradients of the outputs by the sum of losses.
+/// Passes each replica's part of the rows through a loss; returns the losses of all rows, and the gradients of the
+/// outputs for the sum of losses.
 fn losses(
     strategy: &Strategy,
     outputs: &Tensor,
@@ -269,7 +272,7 @@ pub(crate) fn class_losses(strategy: &Strategy) -> Result<(), Stop> {
             let (found, _) = losses(&strategy, &outputs, &targets, &SparseCategoricalCrossentropy)?;
             check!(found[0].is_nan() && found[1..].iter().all(|loss| !loss.is_nan()), "NaN among logits: {found:?}");
         }
-        // The sum of these exponentials is beyond f16.
+        // The sum of these exponentials exceeds f16.
         let many = Tensor::zeros((1, 70_000), DType::F16, &Device::Cpu)?;
         let loss = cross_entropy_per_example(&many, &Tensor::new(&[69_999u32], &Device::Cpu)?)?;
         close(&numbers(&loss)?, &[70_000f64.ln()], 2e-6, 0.0, "the cross-entropy of 70,000 classes in f16")?;
@@ -326,7 +329,7 @@ pub(crate) fn value_losses(strategy: &Strategy) -> Result<(), Stop> {
                 check_eq!(shows, [false, false, true, false], format!("NaN among the outputs of {what}"));
             }
         }
-        // The sum of these is beyond f16, their mean is not.
+        // The sum of these exceeds f16, their mean does not.
         let average = strategy.run((), |context, ()| {
             let own = Tensor::new(&[6e4f32, 6e4], &Device::Cpu)?.to_dtype(DType::F16)?;
             let mean = context.average_loss(&own, 2 * context.num_replicas_in_sync())?;
@@ -371,12 +374,12 @@ pub(crate) fn zeros(strategy: &Strategy) -> Result<(), Stop> {
     Ok(())
 }
 
-/// Values of one replica: as many rows as its id, so that the first has none.
+/// Returns the values of one replica: as many rows as its id, so that the first has none.
 fn rows<T: Copy>(all: &[T], replica: usize) -> Vec<T> {
     (0..replica).map(|row| all[(replica * 3 + row) % all.len()]).collect()
 }
 
-/// What all replicas bring together.
+/// Returns the values of all replicas.
 fn rows_of_all<T: Copy>(all: &[T], replicas: usize) -> Vec<T> {
     (0..replicas).flat_map(|replica| rows(all, replica)).collect()
 }
@@ -418,7 +421,7 @@ pub(crate) fn reductions(strategy: &Strategy) -> Result<(), Stop> {
                 )?;
             }
             for special in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
-                // On the last replica alone.
+                // On the last replica only.
                 let values = |replica| if replica + 1 == replicas { vec![1.0, special] } else { vec![2.0] };
                 for (op, finite) in [(ReduceOp::Min, 1.0), (ReduceOp::Max, if replicas > 1 { 2.0 } else { 1.0 })] {
                     let wins = special.is_nan() || (special > 0.0) == (op == ReduceOp::Max);
@@ -427,7 +430,7 @@ pub(crate) fn reductions(strategy: &Strategy) -> Result<(), Stop> {
                 close(&reduced(ReduceOp::Sum, &values, dtype)?, &[special], 0.0, 0.0, "a sum with what is not finite")?;
             }
         }
-        // Three and two of these are beyond f16; their mean is not.
+        // The sums of three and of two of these exceed f16; their mean does not.
         let mean = reduced(ReduceOp::Mean, &|_| vec![3e4, 6e4], DType::F16)?;
         close(&mean, &[45_000.0], 1e-3, 0.0, "a mean of f16")?;
         integers(&strategy)?;
@@ -496,7 +499,7 @@ pub(crate) fn layers(_: &Strategy) -> Result<(), Stop> {
         let scaled: Vec<f64> =
             rows.iter().flat_map(|row| row.iter().map(|x| x / root_mean_square(row)).collect::<Vec<f64>>()).collect();
         close(&numbers(&root.forward(x.as_tensor())?)?, &scaled, tolerance, 0.0, &format!("rms normalisation {what}"))?;
-        // What candle's own layers do not: gradients come through.
+        // Unlike in candle's own layers, gradients are propagated.
         let loss = (y.narrow(1, 0, 1)?.to_dtype(DType::F32)?.sum_all()? * 1.0)?;
         check!(loss.backward()?.get(x.as_tensor()).is_some(), "no gradient came through layer normalisation");
         let none = x.as_tensor().narrow(0, 0, 0)?;

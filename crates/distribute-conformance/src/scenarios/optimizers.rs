@@ -1,4 +1,4 @@
-//! What optimizers promise besides their arithmetic.
+//! Promises of optimizers besides their arithmetic.
 
 use candle_core::{DType, Device, Module, Tensor, Var};
 use candle_nn::linear;
@@ -32,7 +32,7 @@ pub(crate) fn every_kind(strategy: &Strategy) -> Result<(), Stop> {
         let (model, _) = train_by(strategy, Kind::Dense, 20, |_| 16, build)?;
         let (alone, _) = train_by(&Strategy::default_strategy()?, Kind::Dense, 20, |_| 16, build)?;
         let apart = apart(&parameters(&model, 0)?, &parameters(&alone, 0)?);
-        // Where a gradient is nearly 0, adaptive steps make much of its rounding.
+        // Where a gradient is nearly 0, adaptive steps amplify its rounding error.
         check!(apart < 10.0 * TOLERANCE, "{name}: parameters are {apart:e} apart after 20 steps");
     }
     Ok(())
@@ -41,7 +41,7 @@ pub(crate) fn every_kind(strategy: &Strategy) -> Result<(), Stop> {
 pub(crate) fn taken_back(strategy: &Strategy) -> Result<(), Stop> {
     in_one_process(strategy)?;
     let last = strategy.num_replicas_in_sync() - 1;
-    // All replicas' parameters after four steps, before the third of which one fails, or none does.
+    // Returns all replicas' parameters after four steps, with or without a failed one before the third.
     let train = |build: Build, fails: bool| -> Result<Vec<Vec<f32>>, Stop> {
         let model = strategy.scope_seeded(5, |vb| Net::new(Kind::Dense, &vb))?;
         let optimizer = build(&model)?;
@@ -193,7 +193,7 @@ pub(crate) fn overflow(strategy: &Strategy) -> Result<(), Stop> {
         strategy.run((&model, &optimizer), |context, (model, optimizer)| {
             let (x, y) = share(&whole, context.num_replicas_in_sync(), context.replica_id())?;
             let loss = context.average_loss(&cross_entropy_per_example(&model.forward(&x)?, &y)?, 16)?;
-            // On the last replica alone.
+            // On the last replica only.
             let bad = bad && context.replica_id() + 1 == context.num_replicas_in_sync();
             optimizer.minimize(context, &if bad { (loss * f64::INFINITY)? } else { loss })?;
             Ok(())
@@ -361,7 +361,7 @@ pub(crate) fn restored(strategy: &Strategy) -> Result<(), Stop> {
     let restored_optimizer = build(&again)?;
     let state: Option<(u64, String)> = checkpoints.restore(strategy, &[&again, &restored_optimizer])?;
     check_eq!(state, Some((10, "state".to_owned())), "the step and the program's state");
-    // The chief's, on every worker.
+    // The chief's run, on every worker.
     let run = checkpoints.run();
     check!(run.is_some(), "a checkpoint without a run");
     check_eq!(distribute::train::from_chief(strategy, Ok::<_, distribute::train::Error>(run))?, run, "the run");
@@ -369,7 +369,7 @@ pub(crate) fn restored(strategy: &Strategy) -> Result<(), Stop> {
         check_eq!(parameters(&again, replica)?, parameters(&model, 0)?, format!("copy {replica}"));
     }
     again.audit(strategy)?;
-    // Both go on alike, bit for bit: the optimizer's slots and its count of steps came along.
+    // Both continue equally, bit for bit: the optimizer's slots and step count were restored.
     for (model, optimizer) in [(&model, &optimizer), (&again, &restored_optimizer)] {
         for step in 10..15 {
             let whole = batch(step, 16)?;
@@ -382,7 +382,7 @@ pub(crate) fn restored(strategy: &Strategy) -> Result<(), Stop> {
         }
     }
     check_eq!(parameters(&again, 0)?, parameters(&model, 0)?, "parameters five steps later");
-    // What the chief cannot write is an error on every worker.
+    // A write error on the chief is an error on every worker.
     let file = folder.path().join("file");
     std::fs::write(&file, "")?;
     let refused = CheckpointManager::new(file.join("checkpoints")).save(strategy, 1, &[&model], &());

@@ -1,4 +1,4 @@
-//! Values from plain files.
+//! Parameters from plain files.
 
 use candle_nn::{Linear, linear};
 use distribute::prelude::*;

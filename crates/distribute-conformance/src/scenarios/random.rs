@@ -20,7 +20,7 @@ pub(crate) fn streams(strategy: &Strategy) -> Result<(), Stop> {
     check_eq!(apart.len(), drawn.len(), "different streams");
     check_eq!(draw(strategy, &strategy.random(7))?, drawn, "streams of the same seed");
     check!(draw(strategy, &strategy.random(8))? != drawn, "another seed gives the same streams");
-    // All processes' replicas have streams of their own: those of the same ids in one process.
+    // The replicas of all processes have streams of their own, which equal those of the same ids in one process.
     let first = strategy.topology().first_replica();
     let all: Vec<String> = (0..strategy.num_replicas_in_sync()).map(|index| format!("CPU:{index}")).collect();
     let mirrored = MirroredStrategy::builder().devices(all).build()?;
@@ -34,7 +34,7 @@ pub(crate) fn restored(strategy: &Strategy) -> Result<(), Stop> {
     draw(strategy, &random)?;
     let saved: RandomState = random.state();
     let next = draw(strategy, &random)?;
-    // On three replicas: those that both have go on as they would have.
+    // On three replicas, of which those that existed before continue their streams.
     let three = MirroredStrategy::builder().devices(["CPU:0", "CPU:1", "CPU:2"]).build()?;
     let elsewhere = draw(&three, &three.restore_random(saved))?;
     let first = strategy.topology().first_replica();

@@ -1,4 +1,4 @@
-//! Writing rows of variables, and what variables are saved as.
+//! Writes to rows of variables, and saved variables.
 
 use distribute::prelude::*;
 use distribute::values::{
@@ -14,7 +14,7 @@ fn table(strategy: &Strategy, options: VariableOptions) -> Result<DistributedVar
     Ok(strategy.variable("table", &HostTensor::new(&[n + 1, 1], vec![1.0; n + 1])?, options)?)
 }
 
-/// Replica r writes rows r and r + 1, all with the value 2.
+/// Lets replica r write rows r and r + 1, all with the value 2.
 fn scatter(strategy: &Strategy, v: &DistributedVariable<HostTensor>, scatter: Scatter) -> Result<(), Fault> {
     strategy.run_with((), |context, ()| {
         let id = context.replica_id() as i64;
@@ -24,7 +24,7 @@ fn scatter(strategy: &Strategy, v: &DistributedVariable<HostTensor>, scatter: Sc
     Ok(())
 }
 
-/// How many replicas write each row.
+/// Returns how many replicas write each row.
 fn writers(strategy: &Strategy) -> Vec<f64> {
     let n = strategy.num_replicas_in_sync();
     (0..=n).map(|row| if row == 0 || row == n { 1.0 } else { 2.0 }).collect()
@@ -129,7 +129,7 @@ pub(crate) fn saved(strategy: &Strategy) -> Result<(), Stop> {
         })?;
         let kept = v.save(&strategy.groups())?;
         check_eq!(kept.to_elements::<f64>()?, [expected], format!("{options:?} as saved"));
-        // On one replica, and back.
+        // Restored on one replica, and back.
         let alone = one.variable("v", &HostTensor::scalar(0.0), options)?;
         alone.restore(&one.groups(), &kept)?;
         check_eq!(alone.components()[0].to_elements::<f64>()?, [expected], "restored on one replica");

@@ -1,4 +1,4 @@
-//! Nests of values that go into runs and come out of them.
+//! Nests of values as arguments and results of runs.
 
 use std::collections::BTreeMap;
 

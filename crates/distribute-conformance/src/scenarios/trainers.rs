@@ -1,4 +1,4 @@
-//! What trainers promise.
+//! Promises of trainers.
 
 use candle_core::{Device, Tensor};
 use candle_nn::ModuleT;
@@ -21,7 +21,7 @@ fn trainer(strategy: &Strategy) -> Result<Trainer<Net>, Stop> {
     Ok(Trainer::of_model(strategy, model, adam, SparseCategoricalCrossentropy, metrics)?)
 }
 
-/// 23 examples in batches of 8: three steps a pass, the last with 7 examples.
+/// Returns 23 examples in batches of 8: three steps per pass, the last with 7 examples.
 fn data() -> Result<Dataset<(Tensor, Tensor)>, Stop> {
     Ok(Dataset::from_tensor_slices(batch(0, 23)?).shuffle(23, 3).batch(8))
 }
@@ -57,7 +57,8 @@ pub(crate) fn fitted(strategy: &Strategy) -> Result<(), Stop> {
     Ok(())
 }
 
-/// A layer that no batch without rows passes: of what size the last dimension is, no tensor without elements tells.
+/// A layer that fails for batches without rows: the size of the last dimension cannot be inferred from a tensor without
+/// elements.
 struct Reshaped(Net);
 
 impl ModuleT for Reshaped {
@@ -68,7 +69,7 @@ impl ModuleT for Reshaped {
 }
 
 pub(crate) fn reshaped(strategy: &Strategy) -> Result<(), Stop> {
-    // Batches of eight, eight and one: all replicas but one are left without examples in the last.
+    // Batches of eight, eight and one: in the last one, all replicas but one have no examples.
     let (x, y) = batch(0, 17)?;
     let data = Dataset::from_tensor_slices((x.clone(), y)).batch(8);
     type Outcome = (History, Vec<f32>, Vec<f32>, Vec<(String, f64)>);
@@ -104,12 +105,12 @@ pub(crate) fn weighted(strategy: &Strategy) -> Result<(), Stop> {
     compare(&fit(strategy)?, &fit(&Strategy::default_strategy()?)?)
 }
 
-/// Whether this is the last worker, which does what the others learn of.
+/// Returns whether this is the last worker, whose action the others learn of.
 fn is_last(strategy: &Strategy) -> bool {
     strategy.topology().worker + 1 == strategy.topology().workers
 }
 
-/// Does something on the last worker after a step.
+/// Calls a function on the last worker after a step.
 struct AtStep(u64, fn(&mut Training<'_>) -> train::Result<()>);
 
 impl Callback for AtStep {
@@ -123,19 +124,19 @@ pub(crate) fn stopped(strategy: &Strategy) -> Result<(), Stop> {
         *training.stop = Some("it has seen enough".to_owned());
         Ok(())
     };
-    // After a step in the second epoch; after an epoch's last step, which the next one would carry.
+    // After a step in the second epoch; and after an epoch's last step, whose request the next step would carry.
     for step in [4, 6] {
         let mut trainer = trainer(strategy)?;
         let history = trainer.fit(&data()?, Fit::epochs(9).callback(AtStep(step, ends)))?;
         check_eq!(history.epochs.len(), 2, "epochs");
         trainer.model().audit(strategy)?;
-        // What was asked of one training concerns no other.
+        // A request to one training does not affect another.
         check_eq!(trainer.fit(&data()?, Fit::epochs(2))?.epochs.len(), 2, "epochs of the next training");
     }
     Ok(())
 }
 
-/// Decides by what only this worker knows.
+/// Decides by information of this worker only.
 struct Decides;
 
 impl Callback for Decides {
@@ -173,7 +174,7 @@ pub(crate) fn backed_up(strategy: &Strategy) -> Result<(), Stop> {
     Ok(())
 }
 
-/// Notes when it may save.
+/// Records when it may save.
 struct Notes(std::sync::Arc<std::sync::Mutex<Vec<(u64, Occasion)>>>);
 
 impl Callback for Notes {

@@ -1,4 +1,4 @@
-//! Values of replicas and how they become one.
+//! Values of replicas, and their combination.
 
 use distribute::prelude::*;
 use distribute::values::{HostTensor, TensorStorage};
@@ -25,7 +25,7 @@ pub(crate) fn from_function(strategy: &Strategy) -> Result<(), Stop> {
     Ok(())
 }
 
-/// The value that each replica brings.
+/// Returns the value of each replica.
 fn brought(strategy: &Strategy) -> Result<PerReplica<HostTensor>, Stop> {
     Ok(strategy.run_with((), |context, ()| {
         Ok::<_, Fault>(HostTensor::new(&[2], vec![context.replica_id() as f64 + 1.0, 10.0])?)
@@ -52,7 +52,7 @@ pub(crate) fn reduce(strategy: &Strategy) -> Result<(), Stop> {
     Ok(())
 }
 
-/// Replica r brings r + 1 rows, all of value r.
+/// Returns r + 1 rows of value r for replica r.
 fn rows(strategy: &Strategy) -> Result<PerReplica<HostTensor>, Stop> {
     Ok(strategy.run_with((), |context, ()| {
         let id = context.replica_id();

@@ -49,7 +49,7 @@ pub(crate) fn on_write_outside(strategy: &Strategy) -> Result<(), Stop> {
     Ok(())
 }
 
-/// Each replica adds its id + 1 to 1; what every component then is.
+/// Lets each replica add its id + 1 to 1, and checks every component.
 fn written(strategy: &Strategy, aggregation: Aggregation, expected: f64) -> Result<(), Stop> {
     let v = variable(strategy, Synchronization::OnWrite, aggregation)?;
     let seen = strategy.run_with((), |context, ()| {
@@ -87,7 +87,7 @@ pub(crate) fn on_write_none(strategy: &Strategy) -> Result<(), Stop> {
     Ok(())
 }
 
-/// Each replica sets its component to its id + 1.
+/// Lets each replica set its component to its id + 1.
 fn on_read(strategy: &Strategy, aggregation: Aggregation) -> Result<DistributedVariable<HostTensor>, Stop> {
     let v = variable(strategy, Synchronization::OnRead, aggregation)?;
     strategy.run_with((), |context, ()| {
@@ -148,7 +148,7 @@ pub(crate) fn on_read_add(strategy: &Strategy) -> Result<(), Stop> {
 }
 
 pub(crate) fn initial(strategy: &Strategy) -> Result<(), Stop> {
-    // Every worker begins with another value; the chief's counts.
+    // Every worker passes another initial value; the chief's counts.
     let own = HostTensor::scalar(strategy.topology().worker as f64 + 5.0);
     let v = strategy.variable("v", &own, VariableOptions::default())?;
     check_eq!(locals(&v)?, vec![5.0; strategy.num_local_replicas()], "components");

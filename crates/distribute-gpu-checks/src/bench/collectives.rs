@@ -12,7 +12,7 @@ use super::{Effort, Measurement, median, mib};
 use crate::gpu::{Gpus, deadline};
 use crate::{Error, Result};
 
-/// Small ones, where only the time counts.
+/// Small sizes, for which only the time is of interest.
 const SMALL: [usize; 3] = [4, 64 << 10, 1 << 20];
 
 pub(super) fn measure(gpus: &Gpus, effort: Effort, ceiling: f64) -> Result<Vec<Measurement>> {
@@ -40,7 +40,7 @@ pub(super) fn measure(gpus: &Gpus, effort: Effort, ceiling: f64) -> Result<Vec<M
             for size in effort.sizes {
                 let time = all_reduce(&devices, asked, *size, effort.repeats)?;
                 let ranks = devices.len();
-                // What each rank sends and gets over its links: the bus bandwidth of nccl-tests.
+                // Bytes that each rank sends and receives over its links: the bus bandwidth of nccl-tests.
                 let bytes = 2 * (ranks - 1) * size / ranks;
                 let what = format!("all-reduce of {}, {ranks} GPUs, {name} (busbw)", mib(*size));
                 all.push(Measurement::new(what, bytes as u64, time, None));
@@ -50,7 +50,7 @@ pub(super) fn measure(gpus: &Gpus, effort: Effort, ceiling: f64) -> Result<Vec<M
     Ok(all)
 }
 
-/// The median time of one, on the device of rank 0.
+/// Returns the median time of one all-reduce, on the device of rank 0.
 fn all_reduce(
     devices: &[Arc<CudaDevice>],
     asked: DeviceImplementation,

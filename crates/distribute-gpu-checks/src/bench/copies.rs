@@ -7,7 +7,7 @@ use crate::Result;
 use crate::gpu::{Gpus, deadline, put};
 use crate::values::Random;
 
-/// The copies, and the rate of the best one within the GPU's memory.
+/// Returns the copies, and the rate of the best one within the GPU's memory.
 pub(super) fn measure(gpus: &Gpus, effort: Effort) -> Result<(Vec<Measurement>, f64)> {
     let (device, stream) = gpus.first()?;
     let mut all = Vec::new();
@@ -17,7 +17,7 @@ pub(super) fn measure(gpus: &Gpus, effort: Effort) -> Result<(Vec<Measurement>, 
         let sets = (0..turns(gpus, 2 * size))
             .map(|_| {
                 let from = device.allocate(*size)?;
-                // Zeros would be moved faster than values are.
+                // Zeros would be moved faster than values.
                 let piece = put(&device, &stream, &seed)?;
                 for start in (0..*size).step_by(1 << 20) {
                     stream.copy(&piece, &from.slice(start..start + (1 << 20))?)?;

@@ -1,4 +1,4 @@
-//! Kernels, each against the rate of a copy of as many bytes.
+//! Kernels, relative to a copy of the same number of bytes.
 
 use distribute_device::cuda::{Combine, CudaDevice, CudaStream, FusedStep, StepTensor};
 use distribute_device::{DType, Device, DeviceBuffer};
@@ -8,7 +8,7 @@ use crate::Result;
 use crate::gpu::{Gpus, put};
 use crate::values::Random;
 
-/// Tensors of a bucket in the measurement of packing.
+/// Number of tensors of a bucket in the measurement of packing.
 const TENSORS: usize = 200;
 
 struct Bench<'a> {
@@ -17,7 +17,7 @@ struct Bench<'a> {
     stream: &'a CudaStream,
     effort: Effort,
     ceiling: f64,
-    /// One MiB of values that are not zero.
+    /// One MiB of values other than zero.
     values: DeviceBuffer,
     all: Vec<Measurement>,
 }
@@ -36,7 +36,7 @@ pub(super) fn measure(gpus: &Gpus, effort: Effort, ceiling: f64) -> Result<Vec<M
 }
 
 impl Bench<'_> {
-    /// A buffer of values.
+    /// Creates a buffer of values.
     fn filled(&self, size: usize) -> Result<DeviceBuffer> {
         let buffer = self.device.allocate(size)?;
         for start in (0..size).step_by(1 << 20) {
@@ -46,7 +46,7 @@ impl Bench<'_> {
         Ok(buffer)
     }
 
-    /// Sets of buffers that take turns.
+    /// Creates sets of buffers that are rotated.
     fn sets(&self, count: usize, size: usize) -> Result<Vec<Vec<DeviceBuffer>>> {
         let set = || (0..count).map(|_| self.filled(size)).collect::<Result<Vec<_>>>();
         (0..turns(self.gpus, count * size)).map(|_| set()).collect()
@@ -117,7 +117,7 @@ impl Bench<'_> {
             rest2: 0.001,
             epsilon: 1e-8,
         };
-        // Bytes of an element that are read and written, over those of the element.
+        // Bytes that are read and written per element, as a multiple of the element's size.
         for (name, step, buffers, moved) in
             [("SGD", sgd, 2, 3), ("SGD, momentum", momentum, 3, 5), ("Adam", adam, 4, 7)]
         {

@@ -37,7 +37,7 @@ pub(super) fn on_ranks<R: Send>(
             let group = DeviceGroup::new(group, device.clone() as Arc<dyn Device>, asked)?;
             let stream = device.stream()?;
             let outcome = rank(&group, device, &stream);
-            // What was enqueued must end before the group does.
+            // Enqueued work must end before the group does.
             outcome.and_then(|outcome| Ok(stream.synchronize(deadline()).map(|()| outcome)?))
         };
         let ranks: Vec<_> =
@@ -47,7 +47,7 @@ pub(super) fn on_ranks<R: Send>(
     }))
 }
 
-/// All-reduces of random values of every type and operation.
+/// All-reduces random values of every type and operation.
 pub(super) fn reduce(devices: &[Arc<CudaDevice>], asked: DeviceImplementation, way: &str) -> Result<()> {
     for (dtype, op, count) in [
         (DType::F32, ReduceOp::Sum, 1),
@@ -71,7 +71,7 @@ pub(super) fn reduce(devices: &[Arc<CudaDevice>], asked: DeviceImplementation, w
         let results = on_ranks(devices, asked, |group, device, stream| {
             ensure(group.chosen().contains(way), || format!("{} was chosen", group.chosen()))?;
             let values = put(device, stream, &inputs[group.rank().index()])?;
-            // Twice, since what one call leaves behind must not disturb the next.
+            // Twice, since state left by one call must not disturb the next.
             let again = put(device, stream, &inputs[group.rank().index()])?;
             group.all_reduce(&values, dtype, op, stream)?;
             group.all_reduce(&again, dtype, op, stream)?;
@@ -152,7 +152,7 @@ fn others(gpus: &Gpus) -> Result<Outcome> {
     passed(format!("{} arrangements", groups.len()))
 }
 
-/// Broadcast, all-gather and reduce-scatter.
+/// Runs broadcast, all-gather and reduce-scatter.
 pub(super) fn moves(devices: &[Arc<CudaDevice>], asked: DeviceImplementation) -> Result<()> {
     const COUNT: usize = 5001;
     let mut random = Random::fresh();

@@ -1,4 +1,4 @@
-//! Arithmetic of one element at a time, against a reference on random inputs.
+//! Element-wise arithmetic, compared with a reference on random inputs.
 
 use distribute_device::cuda::{Combine, MAX_BUFFERS};
 use distribute_device::{DType, Device, Stream};
@@ -15,7 +15,7 @@ pub(super) const CHECKS: [Entry; 4] = [
     ("kernels: values that are not finite are found, wherever they are", finite),
 ];
 
-/// What outputs hold before, so that an element that is not written is seen.
+/// The initial contents of outputs, by which elements that are not written are detected.
 const POISON: u8 = 0xa5;
 
 fn sizes(gpus: &Gpus) -> Vec<usize> {
@@ -32,7 +32,7 @@ fn reduce(gpus: &Gpus) -> Result<Outcome> {
             for (count, divisor) in sizes(gpus).into_iter().zip([1, 3, 1, 3]) {
                 let sources = [1, 2, 3, 8, MAX_BUFFERS][random.below(5)];
                 let destinations = 1 + random.below(3);
-                // Every other buffer begins beside a multiple of 16 bytes.
+                // Every other buffer starts unaligned to 16 bytes.
                 let shift = dtype.size_bytes() * random.below(2);
                 let inputs: Vec<Vec<u8>> = (0..sources).map(|_| random.elements(dtype, count)).collect();
                 let place = |bytes: &[u8]| {
@@ -49,7 +49,7 @@ fn reduce(gpus: &Gpus) -> Result<Outcome> {
                 for buffer in &to {
                     check_reduced(&what, dtype, combine, divisor, &inputs, &get(&device, &stream, buffer)?)?;
                 }
-                // In place, too.
+                // Also in place.
                 stream.reduce(combine, dtype, &from, &[from[0]], divisor)?;
                 check_reduced(&what, dtype, combine, divisor, &inputs, &get(&device, &stream, from[0])?)?;
                 tried += 1;
@@ -111,7 +111,7 @@ fn scale(gpus: &Gpus) -> Result<Outcome> {
             let bytes = random.elements(dtype, count);
             let buffer = put(&device, &stream, &bytes)?;
             stream.scale(dtype, &buffer, 0.37)?;
-            // The factor is rounded to what is computed in.
+            // The factor is rounded to the type of the computation.
             let factor = if dtype == DType::F64 { 0.37 } else { f64::from(0.37f32) };
             let expected: Vec<f64> = wide(dtype, &bytes).iter().map(|value| value * factor).collect();
             let what = format!("{count} {dtype}, seed {}", random.seed);
@@ -133,7 +133,7 @@ fn cast(gpus: &Gpus) -> Result<Outcome> {
                 let source = put(&device, &stream, &bytes)?;
                 let target = put(&device, &stream, &vec![POISON; count * to.size_bytes()])?;
                 stream.cast(from, &source, to, &target)?;
-                // Rounded once from the exact value, as the reference is; f64 goes by way of f32 to 16 bits.
+                // Rounded once from the exact value, as the reference is; f64 is converted to 16 bits by way of f32.
                 let by_way: Vec<f64> = match (from, to) {
                     (DType::F64, DType::F16 | DType::BF16) => {
                         wide(from, &bytes).iter().map(|value| f64::from(*value as f32)).collect()

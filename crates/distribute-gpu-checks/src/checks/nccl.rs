@@ -1,4 +1,4 @@
-//! NCCL, where it is there.
+//! NCCL, if it is installed.
 
 use distribute_collectives::DeviceImplementation;
 use nccl_sys::Library;

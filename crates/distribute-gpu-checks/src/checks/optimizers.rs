@@ -1,4 +1,4 @@
-//! Steps of optimizers on buckets, against the CPU's, bit for bit.
+//! Steps of optimizers on buckets, compared with the CPU's bit for bit.
 
 use distribute_device::cuda::{FusedStep, StepTensor};
 use distribute_device::{DType, DeviceBuffer};
@@ -35,7 +35,7 @@ fn steps(gpus: &Gpus) -> Result<Outcome> {
     passed("SGD, momentum, Nesterov, Adam and AdamW in f32 and f64, three steps each")
 }
 
-/// The fused form of one step of a rule.
+/// Returns the fused form of one step of a rule.
 fn fused(rule: UpdateRule, number: u64) -> Option<FusedStep> {
     match rule {
         UpdateRule::Sgd { momentum, nesterov } => Some(FusedStep::Sgd { rate: RATE, momentum, nesterov }),
@@ -78,14 +78,14 @@ fn run<T: Real>(gpus: &Gpus, rule: UpdateRule, count: usize) -> Result<()> {
     for (slot, expected) in slots.iter().zip(&slots_on_cpu) {
         same(&format!("a slot of {what}"), &get(&device, &stream, slot)?, &bytes(expected))?;
     }
-    // Adam divides by roots of small numbers, of which f32 keeps too few digits for a comparison by norms.
+    // Adam divides by roots of small numbers, for which f32 has too few digits for a comparison by norms.
     if T::DTYPE == DType::F32 && matches!(rule, UpdateRule::Adam { .. }) {
         return Ok(());
     }
     compare(&what, T::DTYPE, &result, &reference)
 }
 
-/// Tensors of all sizes, more than one launch takes, some of them beside multiples of 16 bytes.
+/// Checks tensors of all sizes, more than one launch takes, some of them unaligned to 16 bytes.
 fn many(gpus: &Gpus) -> Result<Outcome> {
     let (device, stream) = gpus.first()?;
     let mut random = Random::fresh();

@@ -1,4 +1,4 @@
-//! Many tensors to one bucket and back.
+//! Packing many tensors into one bucket, and unpacking them.
 
 use distribute_device::{Device, DeviceBuffer};
 
@@ -26,7 +26,7 @@ fn pack(gpus: &Gpus) -> Result<Outcome> {
                 let len = random.below(largest);
                 random.bytes(len)
             };
-            // Some begin beside a multiple of 16 bytes, as views of larger tensors do.
+            // Some start unaligned to 16 bytes, as views of larger tensors do.
             let shift = if aligned { 0 } else { random.below(9) };
             let whole = put(&device, &stream, &[&vec![0; shift], bytes.as_slice()].concat())?;
             let (buffer, len) = (whole.slice(shift..shift + bytes.len())?, bytes.len());

@@ -53,7 +53,7 @@ fn dropped(gpus: &Gpus) -> Result<Outcome> {
     let bytes = random.bytes(MIB);
     let result = device.allocate(MIB)?;
     let sources = (0..3).map(|_| put(&device, &stream, &bytes)).collect::<Result<Vec<_>>>()?;
-    // Where a GPU has no pools, dropping waits for what uses the memory, so the stream goes on by itself.
+    // On a GPU without memory pools, dropping waits for the users of the memory, so the stream continues by itself.
     stream.launch_host(Box::new(|| {
         thread::sleep(Duration::from_millis(200));
         Ok(())
@@ -61,7 +61,7 @@ fn dropped(gpus: &Gpus) -> Result<Outcome> {
     for source in sources {
         stream.copy(&source, &result)?;
         drop(source);
-        // Memory that was freed too early would be given out here.
+        // Memory that was freed too early would be reused here.
         let other = device.allocate(MIB)?;
         device.create_stream()?.fill(&other, 0x11)?;
     }
@@ -190,7 +190,7 @@ fn deadlines(gpus: &Gpus) -> Result<Outcome> {
     passed("a stream's and a copy's")
 }
 
-/// An error and its causes.
+/// Formats an error with its causes.
 fn chain(error: DeviceError) -> String {
     let mut text = error.to_string();
     let mut cause = std::error::Error::source(&error);
@@ -201,7 +201,7 @@ fn chain(error: DeviceError) -> String {
     text
 }
 
-/// Keeps a stream from going on.
+/// Blocks a stream.
 struct Gate(Arc<AtomicBool>);
 
 impl Gate {

@@ -1,15 +1,15 @@
-//! References in f64: the formulas of the papers, one element after another.
+//! References in f64: the formulas of the papers, element by element.
 
 use distribute::prelude::*;
 
-/// Optimizers, with settings at which roundings show.
+/// Optimizers, with settings that expose rounding errors.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Kind {
     Sgd,
     Momentum,
     Nesterov,
     Adam,
-    /// beta2 so near 1 that f32 holds hardly a digit of 1 − beta2.
+    /// beta2 so near 1 that 1 − beta2 has hardly a digit in f32.
     SlowAdam,
     AdamW,
     Adagrad,
@@ -50,7 +50,7 @@ impl Kind {
     }
 }
 
-/// One variable and what its optimizer keeps of it.
+/// One variable and its optimizer state.
 pub(super) struct Reference {
     kind: Kind,
     pub(super) parameter: Vec<f64>,
@@ -66,7 +66,7 @@ impl Reference {
         Reference { kind, parameter, first: zeros, second, steps: 0 }
     }
 
-    /// A step of this variable, which counts its own.
+    /// Makes a step of this variable, whose steps are counted separately.
     pub(super) fn step(&mut self, gradient: &[f64]) {
         self.steps += 1;
         let n = self.steps;
@@ -124,17 +124,17 @@ impl Reference {
     }
 }
 
-/// What batch normalisation in training gives.
+/// The result of batch normalisation in training.
 pub(super) struct Normalised {
     pub(super) outputs: Vec<f64>,
-    /// Of the inputs, by the sum of outputs times slopes.
+    /// Gradients of the inputs, for the sum of outputs times slopes.
     pub(super) gradients: Vec<f64>,
     pub(super) means: Vec<f64>,
-    /// Of the population.
+    /// Variances of the population.
     pub(super) variances: Vec<f64>,
 }
 
-/// Batch normalisation of (rows, channels, 2), or of one channel of any length.
+/// Normalises (rows, channels, 2), or one channel of any length.
 pub(super) fn normalised(x: &[f64], slopes: &[f64], channels: usize, epsilon: f64, remove_mean: bool) -> Normalised {
     let inner = if channels == 1 { 1 } else { 2 };
     let (mut outputs, mut gradients) = (vec![0.0; x.len()], vec![0.0; x.len()]);
@@ -142,7 +142,7 @@ pub(super) fn normalised(x: &[f64], slopes: &[f64], channels: usize, epsilon: f6
     for channel in 0..channels {
         let of_channel: Vec<usize> = (0..x.len()).filter(|at| at / inner % channels == channel).collect();
         let n = of_channel.len() as f64;
-        // From the first element on, so that f64 has all its digits for what differs.
+        // Relative to the first element, so that f64 has all its digits for the differences.
         let origin = x[of_channel[0]];
         let mean = of_channel.iter().map(|at| x[*at] - origin).sum::<f64>() / n;
         let centred = |at: usize| x[at] - origin - mean;
@@ -162,7 +162,7 @@ pub(super) fn normalised(x: &[f64], slopes: &[f64], channels: usize, epsilon: f6
     Normalised { outputs, gradients, means, variances }
 }
 
-/// The loss of one row of logits, and its gradient.
+/// Computes the loss of one row of logits, and its gradient.
 pub(super) fn cross_entropy(logits: &[f64], class: usize) -> (f64, Vec<f64>) {
     let highest = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let sum: f64 = logits.iter().map(|x| (x - highest).exp()).sum();
