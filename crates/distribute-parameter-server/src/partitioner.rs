@@ -35,8 +35,8 @@ impl FixedShardsPartitioner {
     }
 }
 
-/// The largest number of shards of at least a minimum size, up to a limit. Since only whole rows are split off, shards
-/// may be smaller by a row.
+/// One shard for each minimum size, rounded up and up to a limit, so that shards may be smaller than that size. At
+/// most one shard per row.
 ///
 /// # Source
 /// `tf.distribute.experimental.partitioners.MinSizePartitioner`, whose defaults are 256 KiB and 1.
