@@ -29,7 +29,7 @@ struct Dispatcher {
 }
 
 /// The state of a server that a worker could not reach.
-enum Found {
+enum ServerOutcome {
     Ready,
     Recovered,
     Lost,
@@ -238,14 +238,18 @@ impl Dispatcher {
             Some(server) => {
                 match self.await_server(server as usize).await {
                     // Neither the function nor the worker is at fault.
-                    Found::Recovered if entry.spared < SPARED.saturating_mul(self.shared.options.max_attempts) => {
+                    ServerOutcome::Recovered
+                        if entry.spared < SPARED.saturating_mul(self.shared.options.max_attempts) =>
+                    {
                         entry.attempts -= 1;
                         entry.spared += 1;
                         return self.put_back(entry);
                     }
                     // The coordinator reaches the server; another attempt or another worker may do so too.
-                    Found::Ready if entry.attempts < self.shared.options.max_attempts => return self.put_back(entry),
-                    Found::Recovered | Found::Ready | Found::Lost => {}
+                    ServerOutcome::Ready if entry.attempts < self.shared.options.max_attempts => {
+                        return self.put_back(entry);
+                    }
+                    ServerOutcome::Recovered | ServerOutcome::Ready | ServerOutcome::Lost => {}
                 }
                 let servers = 0..self.inner.parameters.servers();
                 let address =
@@ -267,7 +271,7 @@ impl Dispatcher {
     }
 
     /// Waits until a server that a worker could not reach is available again, or lost.
-    async fn await_server(&self, server: usize) -> Found {
+    async fn await_server(&self, server: usize) -> ServerOutcome {
         let mut servers = self.shared.servers.subscribe();
         // The watcher may notice a little later than the worker.
         let noticed = tokio::time::sleep(2 * BETWEEN_ATTEMPTS);
@@ -275,14 +279,14 @@ impl Dispatcher {
         let (mut waited, mut recovering) = (false, false);
         loop {
             match servers.borrow_and_update().get(server) {
-                Some(ServerState::Ready) if recovering => return Found::Recovered,
-                Some(ServerState::Ready) if waited => return Found::Ready,
-                Some(ServerState::Lost) | None => return Found::Lost,
+                Some(ServerState::Ready) if recovering => return ServerOutcome::Recovered,
+                Some(ServerState::Ready) if waited => return ServerOutcome::Ready,
+                Some(ServerState::Lost) | None => return ServerOutcome::Lost,
                 Some(ServerState::Ready) => {}
                 Some(ServerState::Recovering) => recovering = true,
             }
             tokio::select! {
-                changed = servers.changed() => if changed.is_err() { return Found::Lost },
+                changed = servers.changed() => if changed.is_err() { return ServerOutcome::Lost },
                 () = &mut noticed, if !waited => waited = true,
             }
         }

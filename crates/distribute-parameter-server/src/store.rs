@@ -19,7 +19,7 @@ mod tokens;
 mod tests;
 
 pub(crate) use self::answer::Answer;
-use self::optimizer::{Gradients, Optimizer, Turn};
+use self::optimizer::{Gradients, Optimizer, PushMode};
 pub(crate) use self::shard::operation_of;
 use self::shard::{Extent, Gradient, Shard, invalid};
 use crate::lock::lock;
@@ -55,7 +55,7 @@ struct Held {
 pub(crate) struct Push {
     origin: Origin,
     optimizer: Arc<Mutex<Optimizer>>,
-    turn: Turn,
+    turn: PushMode,
     kept: Gradients,
     /// Shards whose gradients have begun to arrive.
     seen: BTreeSet<u32>,
@@ -288,7 +288,7 @@ impl Store {
         let rows = request.rows.map(|rows| shard.rising_rows(&rows)).transpose()?;
         let gradient = Gradient { dtype, rows, payload: coming.payload.join() };
         match &push.turn {
-            Turn::Apply(description, step) => {
+            PushMode::Apply(description, step) => {
                 if gradient.rows.is_some() && !description.rule.is_elementwise() {
                     return Err(invalid(
                         "this optimizer looks at whole variables, so it cannot update rows; use AdamW",
@@ -297,7 +297,7 @@ impl Store {
                 let _admitted = self.admit(&push.origin)?;
                 shard.step(&push.origin, description, *step, &gradient)
             }
-            Turn::Keep => {
+            PushMode::Keep => {
                 // A mismatch is reported to the sender, not to the closure that completes the round.
                 match shard.dtype {
                     DType::F64 => drop(shard.values::<f64>(&gradient)?),
@@ -306,7 +306,7 @@ impl Store {
                 push.kept.push((request.shard, gradient));
                 Ok(())
             }
-            Turn::Done { .. } => Ok(()),
+            PushMode::Done { .. } => Ok(()),
         }
     }
 
@@ -316,9 +316,9 @@ impl Store {
             return Err(invalid(format!("the gradient of shard {} has no end", coming.about.shard)));
         }
         let counted = match push.turn {
-            Turn::Apply(..) => true,
-            Turn::Done { counted } => counted,
-            Turn::Keep => {
+            PushMode::Apply(..) => true,
+            PushMode::Done { counted } => counted,
+            PushMode::Keep => {
                 let _admitted = self.admit(&push.origin)?;
                 let shards = self.held.read().unwrap_or_else(PoisonError::into_inner).shards.clone();
                 // Held while the round is applied, so that it has ended before the next one begins.

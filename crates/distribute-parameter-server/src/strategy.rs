@@ -64,7 +64,7 @@ pub(crate) struct Inner {
     pub(crate) options: ParameterServerOptions,
     partitioner: Option<Box<dyn Partitioner>>,
     /// Everything created so far, so that a restarted server can be given its part.
-    made: Mutex<Made>,
+    made: Mutex<Created>,
     /// The number that identifies each server's process.
     incarnations: Mutex<Vec<u64>>,
     /// The servers' answers to the coordinator's attendance, which end when they do; taken by the coordinator that
@@ -88,7 +88,7 @@ pub(crate) struct Verdict {
 
 /// A description of everything on the servers, without its values.
 #[derive(Debug)]
-struct Made {
+struct Created {
     placer: Placer,
     /// Names of variables that exist or are being created.
     names: BTreeSet<String>,
@@ -343,7 +343,7 @@ impl Inner {
     /// Returns the requests that create an optimizer on its servers; `steps` holds the steps made so far, by optimizer.
     fn optimizer_requests(
         &self,
-        made: &Made,
+        made: &Created,
         number: u32,
         steps: &BTreeMap<u32, u64>,
     ) -> Vec<(usize, OptimizerOfShards)> {

@@ -9,7 +9,7 @@ use distribute_collectives::{DeviceGroup, ProcessGroup, Rank, ReduceOp};
 use distribute_device::DeviceSpec;
 use distribute_values::{Axis, PerReplica, Place, Structure, TensorStorage, gather_structure, reduce_structure};
 
-use crate::merge::Meeting;
+use crate::merge::Rendezvous;
 use crate::recovery::Recovery;
 use crate::{Error, Result, Strategy};
 
@@ -22,7 +22,7 @@ pub struct ReplicaContext {
     strategy: Strategy,
     local: usize,
     groups: Arc<Vec<ProcessGroup>>,
-    meeting: Arc<Meeting>,
+    rendezvous: Arc<Rendezvous>,
     recovery: Arc<Recovery>,
 }
 
@@ -31,10 +31,10 @@ impl ReplicaContext {
         strategy: &Strategy,
         local: usize,
         groups: Arc<Vec<ProcessGroup>>,
-        meeting: Arc<Meeting>,
+        rendezvous: Arc<Rendezvous>,
         recovery: Arc<Recovery>,
     ) -> ReplicaContext {
-        ReplicaContext { strategy: strategy.clone(), local, groups, meeting, recovery }
+        ReplicaContext { strategy: strategy.clone(), local, groups, rendezvous, recovery }
     }
 
     pub(crate) fn recovery(&self) -> &Recovery {
@@ -198,7 +198,7 @@ impl ReplicaContext {
         brought: T,
         merge: impl FnOnce(&Strategy, PerReplica<T>) -> Result<R>,
     ) -> Result<R> {
-        self.meeting.merge(self.local, brought, self.timeout(), |values| {
+        self.rendezvous.merge(self.local, brought, self.timeout(), |values| {
             let _frame = push(Frame::Cross(self.strategy.clone()));
             merge(&self.strategy, values)
         })

@@ -9,7 +9,7 @@ use distribute_values::PerReplica;
 use crate::{Error, Result};
 
 /// The rendezvous of one run's replicas.
-pub(crate) struct Meeting {
+pub(crate) struct Rendezvous {
     state: Mutex<State>,
     changed: Condvar,
     replicas: usize,
@@ -28,11 +28,11 @@ struct State {
     ended: Vec<Option<&'static str>>,
 }
 
-impl Meeting {
-    pub(crate) fn new(replicas: usize, first_replica: usize) -> Meeting {
+impl Rendezvous {
+    pub(crate) fn new(replicas: usize, first_replica: usize) -> Rendezvous {
         let none = || (0..replicas).map(|_| None).collect();
         let state = State { brought: none(), results: none(), round: 0, merging: None, ended: vec![None; replicas] };
-        Meeting { state: Mutex::new(state), changed: Condvar::new(), replicas, first_replica }
+        Rendezvous { state: Mutex::new(state), changed: Condvar::new(), replicas, first_replica }
     }
 
     /// Waits for all replicas. The last to arrive calls `merge` with the values of all, and every replica gets its
@@ -54,7 +54,7 @@ impl Meeting {
             state.merging = Some(local);
             drop(state);
             // Reported also if `merge` panics.
-            let mut failure = Failure { meeting: self, local, how: Some("panicked in the merged function") };
+            let mut failure = Failure { rendezvous: self, local, how: Some("panicked in the merged function") };
             let values: Option<Vec<T>> =
                 brought.into_iter().map(|value| value.downcast::<T>().ok().map(|value| *value)).collect();
             let Some(values) = values else {
@@ -122,7 +122,7 @@ impl Meeting {
 
 /// Reports to the other replicas, when dropped, that the merged function returned no result.
 struct Failure<'a> {
-    meeting: &'a Meeting,
+    rendezvous: &'a Rendezvous,
     local: usize,
     /// How it failed; `None` if it succeeded.
     how: Option<&'static str>,
@@ -131,7 +131,7 @@ struct Failure<'a> {
 impl Drop for Failure<'_> {
     fn drop(&mut self) {
         if let Some(how) = self.how {
-            self.meeting.end(self.local, how);
+            self.rendezvous.end(self.local, how);
         }
     }
 }
@@ -145,10 +145,10 @@ mod tests {
         timeout: Duration,
         merge: impl Fn(PerReplica<i32>) -> Result<i32> + Sync,
     ) -> [std::thread::Result<Result<i32>>; 2] {
-        let meeting = Meeting::new(2, 0);
-        let (meeting, merge) = (&meeting, &merge);
+        let rendezvous = Rendezvous::new(2, 0);
+        let (rendezvous, merge) = (&rendezvous, &merge);
         std::thread::scope(|scope| {
-            let come = |local: usize| scope.spawn(move || meeting.merge(local, local as i32 + 1, timeout, merge));
+            let come = |local: usize| scope.spawn(move || rendezvous.merge(local, local as i32 + 1, timeout, merge));
             let handles = [come(0), come(1)];
             handles.map(|handle| handle.join())
         })
@@ -158,10 +158,10 @@ mod tests {
 
     #[test]
     fn a_merged_function_runs_under_no_lock() {
-        let meeting = Meeting::new(2, 0);
+        let rendezvous = Rendezvous::new(2, 0);
         let merge = |values: PerReplica<i32>| {
             let deadline = Instant::now() + LONG;
-            while meeting.state.try_lock().is_err() {
+            while rendezvous.state.try_lock().is_err() {
                 // The other replica checks its deadline periodically.
                 assert!(Instant::now() < deadline, "the merged function runs under the lock");
                 std::thread::yield_now();
@@ -169,8 +169,8 @@ mod tests {
             Ok(values.values().iter().sum::<i32>())
         };
         std::thread::scope(|scope| {
-            let first = scope.spawn(|| meeting.merge(0, 1, LONG, merge));
-            let second = meeting.merge(1, 2, LONG, merge);
+            let first = scope.spawn(|| rendezvous.merge(0, 1, LONG, merge));
+            let second = rendezvous.merge(1, 2, LONG, merge);
             assert_eq!((first.join().unwrap().unwrap(), second.unwrap()), (3, 3));
         });
     }
@@ -186,9 +186,9 @@ mod tests {
     #[test]
     fn a_merged_function_that_does_not_return_is_named() {
         let (sender, never) = crossbeam_channel::bounded::<()>(0);
-        let (sender, meeting) = (Mutex::new(Some(sender)), Meeting::new(2, 0));
+        let (sender, rendezvous) = (Mutex::new(Some(sender)), Rendezvous::new(2, 0));
         let come = |local: usize| {
-            let outcome = meeting.merge(local, (), Duration::from_millis(20), |_| {
+            let outcome = rendezvous.merge(local, (), Duration::from_millis(20), |_| {
                 // Returns after the other replica has given up.
                 let _ = never.recv();
                 Ok(())

@@ -6,7 +6,7 @@ use distribute_collectives::ProcessGroup;
 use distribute_values::PerReplica;
 
 use crate::context::{self, Frame};
-use crate::merge::Meeting;
+use crate::merge::Rendezvous;
 use crate::recovery::Recovery;
 use crate::{Error, Examples, ReplicaArgs, ReplicaContext, Result, Strategy};
 
@@ -63,7 +63,7 @@ impl Strategy {
         // Only one run at a time. The groups are looked up afterwards, since a failed run replaces them.
         let running = replicas.running.enter(timeout)?;
         let groups = replicas.groups();
-        let meeting = Arc::new(Meeting::new(topology.replicas_per_worker, topology.first_replica()));
+        let rendezvous = Arc::new(Rendezvous::new(topology.replicas_per_worker, topology.first_replica()));
         let recovery = Arc::new(Recovery::new(topology.replicas_per_worker, &replicas.watched));
         for (local, has_examples) in examples.iter().flatten().enumerate().take(topology.replicas_per_worker) {
             recovery.begin_batch(local, *has_examples);
@@ -75,11 +75,11 @@ impl Strategy {
             .into_iter()
             .enumerate()
             .map(|(local, part)| {
-                let context = ReplicaContext::new(self, local, groups.clone(), meeting.clone(), recovery.clone());
-                let (meeting, first_failure) = (&meeting, &first_failure);
+                let context = ReplicaContext::new(self, local, groups.clone(), rendezvous.clone(), recovery.clone());
+                let (rendezvous, first_failure) = (&rendezvous, &first_failure);
                 Box::new(move || {
                     // Also dropped if the body panics, so that no peer waits for this replica.
-                    let mut ending = Ending { context: &context, meeting, reason: Some("it panicked".to_owned()) };
+                    let mut ending = Ending { context: &context, rendezvous, reason: Some("it panicked".to_owned()) };
                     let frame = context::push(Frame::Replica(context.clone()));
                     let outcome = context.begin().map_err(E::from).and_then(|()| body(&context, part));
                     drop(frame);
@@ -142,7 +142,7 @@ impl Strategy {
 /// Reports to a replica's peers, when dropped, how it ended.
 struct Ending<'a> {
     context: &'a ReplicaContext,
-    meeting: &'a Meeting,
+    rendezvous: &'a Rendezvous,
     /// Why it failed; `None` if it succeeded.
     reason: Option<String>,
 }
@@ -151,12 +151,12 @@ impl Drop for Ending<'_> {
     fn drop(&mut self) {
         match &self.reason {
             Some(reason) => {
-                self.meeting.end(self.context.local_replica_id(), "failed");
+                self.rendezvous.end(self.context.local_replica_id(), "failed");
                 self.context.abort(&format!("replica {} failed: {reason}", self.context.replica_id()));
             }
             None => {
                 let local = self.context.local_replica_id();
-                self.meeting.end(local, "ended its run without this merge_call");
+                self.rendezvous.end(local, "ended its run without this merge_call");
                 // Peers that wait for a call of this replica learn that none will come.
                 self.context.rest();
             }

@@ -213,6 +213,7 @@ impl Strategy {
     /// ```
     /// use distribute_strategy::{Error, MirroredStrategy};
     /// use distribute_values::{Assignment, HostTensor, VariableOptions};
+    /// let strategy = MirroredStrategy::builder().devices(["CPU:0", "CPU:1"]).build()?;
     /// let two = HostTensor::scalar(2.0);
     /// let v = strategy.variable("v", &HostTensor::scalar(1.0), VariableOptions::default())?;
     /// strategy.update(&v, |place, v| v.assign(place, Assignment::Add, &two).map_err(Error::from))?;

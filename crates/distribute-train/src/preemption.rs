@@ -43,8 +43,8 @@ impl Default for TerminationConfig {
 /// use distribute_train::preemption::{PreemptionHandler, TerminationConfig};
 /// let strategy = Strategy::default_strategy()?;
 /// let preemption = PreemptionHandler::install(&strategy, TerminationConfig::default())?;
-/// // In the loop, after each step: if either is true, save a checkpoint. After the second, also finish it everywhere and
-/// // return preemption.ended(step).
+/// // In the loop, after each step: if either is true, save a checkpoint. After the second, also finish it everywhere
+/// // and return preemption.ended(step).
 /// assert!(!preemption.should_save() && !preemption.should_stop());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```

@@ -33,7 +33,7 @@ pub(super) struct Optimizer {
 pub(super) type Gradients = Vec<(u32, Gradient)>;
 
 /// How a closure's gradients are treated.
-pub(super) enum Turn {
+pub(super) enum PushMode {
     /// Apply each on arrival, as part of this step.
     Apply(OptimizerDescription, u64),
     /// Keep them until all have arrived.
@@ -89,12 +89,12 @@ impl Optimizer {
     }
 
     /// Returns how to treat a closure's gradients, which begin to arrive.
-    pub(super) fn begin(&mut self, origin: &Origin) -> Turn {
+    pub(super) fn begin(&mut self, origin: &Origin) -> PushMode {
         if self.contributions > 0 {
             return match self.tokens.find(origin, 0) {
-                Some(_) => Turn::Done { counted: true },
-                None if origin.round < self.round => Turn::Done { counted: false },
-                None => Turn::Keep,
+                Some(_) => PushMode::Done { counted: true },
+                None if origin.round < self.round => PushMode::Done { counted: false },
+                None => PushMode::Keep,
             };
         }
         // A closure that runs again continues the step that it began.
@@ -103,7 +103,7 @@ impl Optimizer {
             self.tokens.note(origin, 0, self.steps);
             self.steps
         });
-        Turn::Apply(self.description, step)
+        PushMode::Apply(self.description, step)
     }
 
     /// Adds all gradients of a closure. Returns the round if it is complete with them, and whether they counted.

@@ -9,7 +9,7 @@ use std::time::Duration;
 use distribute_cluster::{ClusterResolver, ClusterSpec, JobId, TaskType};
 use distribute_device::DType;
 
-use super::{Inner, Made, ParameterServerStrategy, session};
+use super::{Created, Inner, ParameterServerStrategy, session};
 use crate::parameters::Parameters;
 use crate::partitioner::Partitioner;
 use crate::placement::{Placement, Placer};
@@ -144,7 +144,7 @@ impl ParameterServerStrategyBuilder {
             workers: roles.workers,
             job,
             partitioner: self.partitioner,
-            made: Mutex::new(Made {
+            made: Mutex::new(Created {
                 placer,
                 names: BTreeSet::new(),
                 next_shard: 0,

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::disk::Disk;
-use super::manifest::{MANIFEST, MANIFEST_BYTES, Manifest, Unreadable};
+use super::manifest::{MANIFEST, MANIFEST_BYTES, Manifest, ManifestError};
 use super::run::{RunId, process_suffix, temporary_suffix};
 use crate::warning::warn;
 use crate::{Error, Result};
@@ -59,7 +59,7 @@ pub(super) fn path_of(root: &Path, step: u64) -> PathBuf {
 }
 
 /// Returns a name next to a path's that readers do not take for a checkpoint.
-pub(super) fn beside(path: &Path) -> PathBuf {
+pub(super) fn temporary(path: &Path) -> PathBuf {
     suffixed(path, TEMPORARY)
 }
 
@@ -151,8 +151,8 @@ pub(super) fn read_manifest(disk: &Disk, folder: &impl std::os::fd::AsFd, path: 
         }
     };
     Manifest::from_text(&text).map_err(|unreadable| match unreadable {
-        Unreadable::Damaged(problem) => Error::Damaged { path: file, problem },
-        Unreadable::Format(found) => Error::Format { path: file, found },
+        ManifestError::Damaged(problem) => Error::Damaged { path: file, problem },
+        ManifestError::Format(found) => Error::Format { path: file, found },
     })
 }
 
@@ -260,10 +260,10 @@ fn set_aside(disk: &Disk, root: &Path, others: &[&Found]) -> Result<()> {
 /// Writes a small file in a folder, replacing one of the same name.
 pub(super) fn replace(disk: &Disk, root: &Path, name: &str, text: &str) -> Result<()> {
     let path = root.join(name);
-    let beside = beside(&path);
-    let outcome = disk.write(&beside, format!("{text}\n").as_bytes()).and_then(|_| disk.rename(&beside, &path));
+    let temporary = temporary(&path);
+    let outcome = disk.write(&temporary, format!("{text}\n").as_bytes()).and_then(|_| disk.rename(&temporary, &path));
     if outcome.is_err() {
-        drop(disk.remove_file(&beside));
+        drop(disk.remove_file(&temporary));
     }
     outcome?;
     disk.sync_folder(root)
@@ -297,7 +297,7 @@ pub(super) fn clear(disk: &Disk, root: &Path) -> Result<()> {
 
 /// The checkpoints that [`prune`] keeps.
 #[derive(Clone, Debug)]
-pub(super) struct Keep {
+pub(super) struct Retention {
     pub(super) run: RunId,
     pub(super) backup: bool,
     pub(super) count: usize,
@@ -308,7 +308,7 @@ pub(super) struct Keep {
 /// Removes checkpoints older than the newest whole ones of a run. Only these count: a damaged one takes no place, and
 /// is removed when there are enough newer ones. The newest whole one always stays, and so do checkpoints whose manifest
 /// cannot be read.
-pub(super) fn prune(disk: &Disk, root: &Path, keep: &Keep) -> Result<()> {
+pub(super) fn prune(disk: &Disk, root: &Path, keep: &Retention) -> Result<()> {
     let mut whole = 0;
     for found in list(disk, root)? {
         let Some(manifest) = &found.manifest else { continue };
@@ -330,11 +330,11 @@ pub(super) fn prune(disk: &Disk, root: &Path, keep: &Keep) -> Result<()> {
 
 /// Removes a checkpoint atomically for readers, who never see half of one.
 fn remove(disk: &Disk, path: &Path) -> Result<()> {
-    let beside = beside(path);
-    match disk.rename(path, &beside) {
+    let temporary = temporary(path);
+    match disk.rename(path, &temporary) {
         // Another process has removed it first.
         Err(Error::File { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => Ok(()),
-        outcome => outcome.and_then(|()| disk.remove_folder(&beside)),
+        outcome => outcome.and_then(|()| disk.remove_folder(&temporary)),
     }
 }
 

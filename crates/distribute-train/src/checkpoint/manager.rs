@@ -8,13 +8,13 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::disk::Disk;
-use super::folder::{self, Keep};
+use super::folder::{self, Retention};
 use super::lock::exclusively;
 use super::read;
 use super::run::RunId;
 use super::snapshot::Snapshot;
 use super::task::{TIMEOUT, Task};
-use super::write::{self, How};
+use super::write::{self, SaveOptions};
 use crate::chief::{bytes_from_chief, from_chief};
 use crate::warning::warn;
 use crate::{BoxError, Error, Result};
@@ -245,11 +245,11 @@ impl CheckpointManager {
         if stays {
             self.kept = Instant::now();
         }
-        let how = How { max_shard_bytes: self.max_shard_bytes, run, backup: self.backup, stays };
-        let keep = Keep { run, backup: self.backup, count: self.keep, damaged: self.damaged.clone() };
+        let options = SaveOptions { max_shard_bytes: self.max_shard_bytes, run, backup: self.backup, stays };
+        let keep = Retention { run, backup: self.backup, count: self.keep, damaged: self.damaged.clone() };
         let (root, place) = (self.root.clone(), self.root.clone());
         let what = format!("the checkpoint of step {}", snapshot.step);
-        let save = move |disk: &Disk| write::save(disk, &root, &snapshot, &how, &keep).map(drop);
+        let save = move |disk: &Disk| write::save(disk, &root, &snapshot, &options, &keep).map(drop);
         let work = move |disk: &Disk| exclusively(disk, &place, || save(disk));
         self.writing = Some(Task::start(&self.disk, what, self.write_timeout, work)?);
         Ok(())

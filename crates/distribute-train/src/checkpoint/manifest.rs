@@ -37,7 +37,7 @@ pub(super) struct Manifest {
 
 /// Why a text is not a readable manifest.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Unreadable {
+pub(super) enum ManifestError {
     /// The manifest of another version.
     Format(String),
     Damaged(String),
@@ -51,13 +51,13 @@ impl Manifest {
         Ok(text)
     }
 
-    pub(super) fn from_text(text: &[u8]) -> Result<Manifest, Unreadable> {
-        let damaged = |problem: String| Unreadable::Damaged(problem);
+    pub(super) fn from_text(text: &[u8]) -> Result<Manifest, ManifestError> {
+        let damaged = |problem: String| ManifestError::Damaged(problem);
         let value: Value = serde_json::from_slice(text).map_err(|error| damaged(error.to_string()))?;
         match value.get("format") {
             Some(format) if format.as_u64() == Some(FORMAT) => {}
-            Some(format) => return Err(Unreadable::Format(format.to_string())),
-            None => return Err(Unreadable::Format("1, or none".to_owned())),
+            Some(format) => return Err(ManifestError::Format(format.to_string())),
+            None => return Err(ManifestError::Format("1, or none".to_owned())),
         }
         // Parsed from the text again, since a `Value` would keep the last of two fields with the same name.
         let manifest: Manifest = serde_json::from_slice(text).map_err(|error| damaged(error.to_string()))?;
@@ -117,7 +117,7 @@ mod tests {
         ] {
             assert!(text.contains(field), "{text}");
             let changed = text.replacen(field, other, 1);
-            assert!(matches!(Manifest::from_text(changed.as_bytes()), Err(Unreadable::Damaged(_))), "{changed}");
+            assert!(matches!(Manifest::from_text(changed.as_bytes()), Err(ManifestError::Damaged(_))), "{changed}");
         }
         for length in 0..text.trim_end().len() {
             assert!(Manifest::from_text(&text.as_bytes()[..length]).is_err(), "{length}");
@@ -128,9 +128,9 @@ mod tests {
     fn another_format_is_told_from_damage() {
         let text = String::from_utf8(manifest().to_text().unwrap()).unwrap();
         let newer = text.replace("\"format\": 2", "\"format\": 3");
-        assert_eq!(Manifest::from_text(newer.as_bytes()), Err(Unreadable::Format("3".to_owned())));
+        assert_eq!(Manifest::from_text(newer.as_bytes()), Err(ManifestError::Format("3".to_owned())));
         let older = br#"{"step": 1, "files": {}}"#;
-        assert!(matches!(Manifest::from_text(older), Err(Unreadable::Format(_))));
+        assert!(matches!(Manifest::from_text(older), Err(ManifestError::Format(_))));
     }
 
     #[test]
@@ -154,7 +154,7 @@ mod tests {
             assert!(!is_plain_name(name), "{name:?}");
             let mut bad = manifest();
             bad.files.insert(name.to_owned(), Entry { bytes: 0, crc32c: 0 });
-            assert!(matches!(Manifest::from_text(&bad.to_text().unwrap()), Err(Unreadable::Damaged(_))), "{name:?}");
+            assert!(matches!(Manifest::from_text(&bad.to_text().unwrap()), Err(ManifestError::Damaged(_))), "{name:?}");
         }
         assert!(is_plain_name("model-00001-of-00003.safetensors"));
     }

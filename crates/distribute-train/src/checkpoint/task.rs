@@ -114,9 +114,11 @@ impl<T: Send + 'static> Task<T> {
             state = match (told, state) {
                 // The chief returns its own error.
                 (_, State::Failed(error)) => return Err(error),
-                (Ok(Told::Done), State::Done(value)) => return Ok(value),
-                (Ok(Told::Failed { sentence, is_retryable: true }), _) => return Err(Error::ChiefsDisk(sentence)),
-                (Ok(Told::Failed { sentence, .. }), _) => return Err(Error::Chief(sentence)),
+                (Ok(ChiefStatus::Done), State::Done(value)) => return Ok(value),
+                (Ok(ChiefStatus::Failed { sentence, is_retryable: true }), _) => {
+                    return Err(Error::ChiefsDisk(sentence));
+                }
+                (Ok(ChiefStatus::Failed { sentence, .. }), _) => return Err(Error::Chief(sentence)),
                 (Ok(_), state) => state,
                 (Err(error), State::Waiting(task)) => {
                     // The other workers are lost, but the write in progress is completed.
@@ -158,18 +160,20 @@ enum State<T> {
 
 /// The message by which the chief reports its state.
 #[derive(Serialize, Deserialize)]
-enum Told {
+enum ChiefStatus {
     Waiting,
     Done,
     Failed { sentence: String, is_retryable: bool },
 }
 
 impl<T> State<T> {
-    fn told(&self) -> Told {
+    fn told(&self) -> ChiefStatus {
         match self {
-            State::Waiting(_) => Told::Waiting,
-            State::Done(_) => Told::Done,
-            State::Failed(error) => Told::Failed { sentence: error.to_string(), is_retryable: error.is_retryable() },
+            State::Waiting(_) => ChiefStatus::Waiting,
+            State::Done(_) => ChiefStatus::Done,
+            State::Failed(error) => {
+                ChiefStatus::Failed { sentence: error.to_string(), is_retryable: error.is_retryable() }
+            }
         }
     }
 }

@@ -9,7 +9,7 @@ use distribute_values::{Host, HostTensor, TensorStorage};
 
 use super::disk::Disk;
 use super::folder::{self, Found};
-use super::write::{self, How};
+use super::write::{self, SaveOptions};
 use super::*;
 use crate::{BoxError, Error};
 
@@ -181,9 +181,9 @@ fn every_type_comes_back_from_files_of_any_number() {
     snapshot.put_state("note", &"a note").unwrap();
     let run = RunId::draw();
     snapshot.run = Some(run);
-    let keep = folder::Keep { run, backup: false, count: 5, damaged: Vec::new() };
+    let keep = folder::Retention { run, backup: false, count: 5, damaged: Vec::new() };
     let write = |max_shard_bytes| {
-        let how = How { max_shard_bytes, run, backup: false, stays: false };
+        let how = SaveOptions { max_shard_bytes, run, backup: false, stays: false };
         write::save(&Disk::default(), folder.path(), &snapshot, &how, &keep).unwrap()
     };
     for max_shard_bytes in [1, 20, 1000] {

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 
 use super::disk::{Disk, Entry};
-use super::folder::{self, Keep, LATEST};
+use super::folder::{self, LATEST, Retention};
 use super::manifest::{FORMAT, MANIFEST, Manifest, is_plain_name};
 use super::read::{STATE, group_of};
 use super::run::RunId;
@@ -16,7 +16,7 @@ use crate::{Error, Result};
 
 /// How a checkpoint is written.
 #[derive(Clone, Debug)]
-pub(super) struct How {
+pub(super) struct SaveOptions {
     pub(super) max_shard_bytes: usize,
     pub(super) run: RunId,
     /// Whether it is to be removed at the end of the training.
@@ -25,20 +25,26 @@ pub(super) struct How {
 }
 
 /// Writes a snapshot into a folder that its run has claimed, records it as the newest, and removes old ones.
-pub(super) fn save(disk: &Disk, root: &Path, snapshot: &Snapshot, how: &How, keep: &Keep) -> Result<PathBuf> {
+pub(super) fn save(
+    disk: &Disk,
+    root: &Path,
+    snapshot: &Snapshot,
+    options: &SaveOptions,
+    keep: &Retention,
+) -> Result<PathBuf> {
     for file in snapshot.files.keys() {
         let name = format!("{file}.safetensors");
         if !is_plain_name(&name) || file.is_empty() || group_of(&name) != Some(file) {
             return Err(Error::FileName { name: file.clone() });
         }
     }
-    there(disk, root, how)?;
-    let outcome = write(disk, root, snapshot, how);
+    ensure_folder(disk, root, options)?;
+    let outcome = write(disk, root, snapshot, options);
     let outcome = match outcome {
         // The folder was removed between two operations.
         Err(Error::File { source, .. }) if source.kind() == std::io::ErrorKind::NotFound && !disk.exists(root)? => {
-            there(disk, root, how)?;
-            write(disk, root, snapshot, how)
+            ensure_folder(disk, root, options)?;
+            write(disk, root, snapshot, options)
         }
         outcome => outcome,
     };
@@ -49,7 +55,7 @@ pub(super) fn save(disk: &Disk, root: &Path, snapshot: &Snapshot, how: &How, kee
 
 /// Creates the folder again if it has been removed, but not its parent: if that is gone too, a disk has most likely
 /// been unmounted, and files written in its place would be hidden by the next mount.
-fn there(disk: &Disk, root: &Path, how: &How) -> Result<()> {
+fn ensure_folder(disk: &Disk, root: &Path, options: &SaveOptions) -> Result<()> {
     if disk.exists(root)? {
         return Ok(());
     }
@@ -59,20 +65,20 @@ fn there(disk: &Disk, root: &Path, how: &How) -> Result<()> {
         }
         other => other,
     })?;
-    folder::claim(disk, root, Some(how.run), false)?;
+    folder::claim(disk, root, Some(options.run), false)?;
     let words =
         "has been removed while the training that saves into it goes on; it is made again with the newest checkpoint";
     warn(&format!("the folder {} {words}", root.display()));
     Ok(())
 }
 
-fn write(disk: &Disk, root: &Path, snapshot: &Snapshot, how: &How) -> Result<PathBuf> {
+fn write(disk: &Disk, root: &Path, snapshot: &Snapshot, options: &SaveOptions) -> Result<PathBuf> {
     let found = folder::list(disk, root)?;
-    if let Some(other) = found.iter().filter_map(|found| found.run()).find(|run| *run != how.run) {
+    if let Some(other) = found.iter().filter_map(|found| found.run()).find(|run| *run != options.run) {
         let steps =
             format!("step {}", found.iter().find(|found| found.run() == Some(other)).map_or(0, |found| found.step));
         let other = format!("run {other}");
-        return Err(Error::OtherRun { folder: root.to_owned(), other, steps, run: how.run });
+        return Err(Error::OtherRun { folder: root.to_owned(), other, steps, run: options.run });
     }
     let path = folder::path_of(root, snapshot.step);
     // It takes the place of one of the same step, and inherits whether that one is to be kept.
@@ -81,29 +87,29 @@ fn write(disk: &Disk, root: &Path, snapshot: &Snapshot, how: &How) -> Result<Pat
     let newest = found.iter().filter_map(|found| found.identity()).map(|(_, sequence)| sequence).max();
     let mut manifest = Manifest {
         format: FORMAT,
-        run: how.run,
+        run: options.run,
         sequence: newest.map_or(1, |newest| newest.saturating_add(1)),
         step: snapshot.step,
-        backup: how.backup && before.is_none_or(|before| before.backup),
-        stays: how.stays || before.is_some_and(|before| before.stays),
+        backup: options.backup && before.is_none_or(|before| before.backup),
+        stays: options.stays || before.is_some_and(|before| before.stays),
         files: BTreeMap::new(),
         crc32c: 0,
     };
-    let beside = folder::beside(&path);
+    let temporary = folder::temporary(&path);
     let outcome = (|| {
-        disk.create_folder(&beside)?;
+        disk.create_folder(&temporary)?;
         for (file, tensors) in &snapshot.files {
-            write_tensors(disk, &beside, file, tensors, how.max_shard_bytes, &mut manifest.files)?;
+            write_tensors(disk, &temporary, file, tensors, options.max_shard_bytes, &mut manifest.files)?;
         }
         let state = json!({ "step": snapshot.step, "state": snapshot.state });
-        manifest.files.insert(STATE.to_owned(), write_json(disk, &beside.join(STATE), &state)?);
+        manifest.files.insert(STATE.to_owned(), write_json(disk, &temporary.join(STATE), &state)?);
         let text = manifest.to_text().map_err(|source| Error::State { key: MANIFEST.to_owned(), source })?;
-        disk.write(&beside.join(MANIFEST), &text)?;
-        disk.sync_folder(&beside)?;
-        publish(disk, root, &beside, &path)
+        disk.write(&temporary.join(MANIFEST), &text)?;
+        disk.sync_folder(&temporary)?;
+        publish(disk, root, &temporary, &path)
     })();
     if outcome.is_err() {
-        drop(disk.remove_folder(&beside));
+        drop(disk.remove_folder(&temporary));
     }
     outcome?;
     let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
@@ -113,18 +119,18 @@ fn write(disk: &Disk, root: &Path, snapshot: &Snapshot, how: &How) -> Result<Pat
 
 /// Moves the written checkpoint into place. One of the same step is removed only when the new one is in place; at every
 /// moment one of the two is whole, under its name or where [`folder::clear`] finds it.
-fn publish(disk: &Disk, root: &Path, beside: &Path, path: &Path) -> Result<()> {
+fn publish(disk: &Disk, root: &Path, temporary: &Path, path: &Path) -> Result<()> {
     if !disk.exists(path)? {
-        disk.rename(beside, path)?;
+        disk.rename(temporary, path)?;
         return disk.sync_folder(root);
     }
-    if disk.exchange(beside, path)? {
+    if disk.exchange(temporary, path)? {
         disk.sync_folder(root)?;
-        return disk.remove_folder(beside);
+        return disk.remove_folder(temporary);
     }
     let old = folder::old(path);
     disk.rename(path, &old)?;
-    if let Err(error) = disk.rename(beside, path) {
+    if let Err(error) = disk.rename(temporary, path) {
         drop(disk.rename(&old, path));
         return Err(error);
     }

@@ -46,7 +46,9 @@ impl Scatter {
             let (target, values) = (target.as_mut_slice::<E>()?, values.as_slice::<E>()?);
             let len = target.len();
             for (at, row) in rows.into_iter().enumerate() {
-                let outside = |start: usize, len| distribute_device::Error::OutOfRange { start, end: start + row_len, len };
+                let outside = |start: usize, len| {
+                    distribute_device::Error::OutOfRange { start, end: start + row_len, len }
+                };
                 let start = row.saturating_mul(row_len);
                 let target = target.get_mut(start..start.saturating_add(row_len)).ok_or_else(|| outside(start, len))?;
                 let from = at * row_len;

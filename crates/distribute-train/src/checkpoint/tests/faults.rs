@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use super::super::disk::{Fault, Faults};
-use super::super::folder::Keep;
+use super::super::folder::Retention;
 use super::super::run::{RunId, process_suffix};
 use super::*;
 
@@ -36,8 +36,8 @@ impl Folder {
         let mut snapshot = Snapshot { run: Some(self.run), ..Snapshot::new(step) };
         Weights::new(&[number as f32; 3]).save(&strategy(), &mut snapshot).unwrap();
         snapshot.put_state("program", &number).unwrap();
-        let how = How { max_shard_bytes: 1 << 20, run: self.run, backup: false, stays: false };
-        let keep = Keep { run: self.run, backup: false, count: 2, damaged: Vec::new() };
+        let how = SaveOptions { max_shard_bytes: 1 << 20, run: self.run, backup: false, stays: false };
+        let keep = Retention { run: self.run, backup: false, count: 2, damaged: Vec::new() };
         write::save(&Disk::with(&self.faults), &self.root, &snapshot, &how, &keep)
     }
 
