@@ -1,4 +1,4 @@
-//! Compiles the protocol of the coordination service, without protoc.
+//! Compiles the coordination service's protocol file without protoc.
 
 #[cfg(feature = "coordination")]
 fn main() -> Result<(), Box<dyn std::error::Error>> {

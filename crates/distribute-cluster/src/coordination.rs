@@ -1,7 +1,8 @@
-//! The service at which the members of a job meet.
+//! The coordination service, by which the members of a job meet.
 //!
-//! Rank 0 runs it; every member, rank 0 too, holds one stream to it for its whole life. The stream carries heartbeats,
-//! and its end is how a death is noticed at once; a member that is merely silent is noticed by its missing heartbeats.
+//! Rank 0 runs it. Every member, including rank 0, holds one stream to it while it belongs to the job. The stream
+//! carries heartbeats. A process that dies is detected at once by the end of its stream, one that is silent by its
+//! missing heartbeats.
 
 use std::fmt;
 use std::sync::Arc;
@@ -37,7 +38,7 @@ use driver::Driver;
 use leader::Leader;
 use member::Member;
 
-/// The messages of the service.
+/// The messages of the protocol.
 #[expect(unreachable_pub, reason = "generated from the protocol file")]
 mod wire {
     tonic::include_proto!("distribute.v1");
@@ -45,12 +46,11 @@ mod wire {
 
 /// This process's membership in a running job.
 ///
-/// Members meet when it is [started](Coordination::start); then they exchange small values, wait for each other, and
-/// learn of each other's failure. Dropping it [leaves](Coordination::leave) the job, which is no failure, unless the
-/// thread is panicking: then the panic is reported. All methods block; none may be called by an
-/// [`on_failure`](Coordination::on_failure) callback except [`failure`](Coordination::failure),
-/// [`report_error`](Coordination::report_error),
-/// [`report_failure`](Coordination::report_failure) and what only reads.
+/// [`start`](Coordination::start) joins the job. Members then exchange small values, wait for each other, and learn of
+/// each other's failures. Dropping the value [leaves](Coordination::leave) the job, which is not a failure; if the
+/// thread is panicking, the panic is reported first. All methods block. An [`on_failure`](Coordination::on_failure)
+/// callback may call only [`failure`](Coordination::failure), [`report_error`](Coordination::report_error),
+/// [`report_failure`](Coordination::report_failure) and accessors.
 ///
 /// # Examples
 /// ```
@@ -72,17 +72,17 @@ pub struct Coordination {
     local_host: String,
     alarm: Arc<Alarm>,
     incarnation: Incarnation,
-    place: Place,
+    backend: Backend,
 }
 
-/// Where the values are kept and the others are met.
-enum Place {
+/// The implementation for the size of the job.
+enum Backend {
     /// A job of one process needs no service.
     Alone(Alone),
     Joined(Box<Link>),
 }
 
-/// Fields are dropped in order: the thread last.
+/// The connection to the service. Fields are dropped in order: the thread last.
 struct Link {
     member: Member,
     leader: Option<Leader>,
@@ -91,26 +91,28 @@ struct Link {
 }
 
 impl Coordination {
-    /// The largest value that can be put or exchanged, in bytes.
+    /// Size limit of a value that is put or exchanged, in bytes.
     pub const MAX_VALUE_BYTES: usize = 1 << 20;
 
-    /// The longest key, or name of an exchange or barrier, in bytes.
+    /// Length limit of a key, or of the name of an exchange or barrier, in bytes.
     pub const MAX_KEY_BYTES: usize = 1 << 10;
 
     /// The largest number of keys that the members of a job can put.
     pub const MAX_KEYS: usize = 1 << 17;
 
-    /// The most bytes that all keys and values of a job can have together.
+    /// Size limit of all keys and values of a job together, in bytes.
     pub const MAX_STORED_BYTES: usize = 256 << 20;
 
-    /// Joins the job: rank 0 starts the service, everybody connects to it, and all return when all have joined.
+    /// Joins the job: rank 0 starts the service, every member connects to it, and the call returns when all have
+    /// joined.
     ///
-    /// A job of one process starts nothing and listens nowhere.
+    /// A job of one process starts no thread and opens no socket.
     ///
     /// # Errors
-    /// [`Error::Listen`] where the leader's port is taken, [`Error::Unreachable`] where there is no leader,
-    /// [`Error::Missing`] where members do not come, [`Error::Refused`] where two processes claim one rank, were given
-    /// different descriptions of the job or belong to different jobs, [`Error::Config`] where options or addresses are wrong.
+    /// [`Error::Listen`] if the leader's port is taken, [`Error::Unreachable`] if the leader cannot be reached in time,
+    /// [`Error::Missing`] if members do not join in time, [`Error::Refused`] if two processes claim one rank, were
+    /// given different descriptions of the job or belong to different jobs, and [`Error::Config`] if options or
+    /// addresses are invalid.
     pub fn start(membership: &Membership, mut options: CoordinationOptions) -> Result<Coordination> {
         options.check(membership)?;
         let membership = &match options.job_id.take() {
@@ -121,11 +123,12 @@ impl Coordination {
         let alarm = Arc::new(Alarm::new(membership.clone()));
         if membership.world_size() == 1 {
             let local_host = membership.advertised_host.clone().unwrap_or_else(|| host::LOOPBACK.to_owned());
-            let place = Place::Alone(Alone::default());
+            let backend = Backend::Alone(Alone::default());
             let incarnation = Incarnation::random()?;
-            return Ok(Coordination { membership: membership.clone(), local_host, alarm, incarnation, place });
+            return Ok(Coordination { membership: membership.clone(), local_host, alarm, incarnation, backend });
         }
-        // Before anybody waits for this task: a wrong name is its own mistake.
+        // Resolved before the service starts, so that an invalid interface fails before other members wait for this
+        // task.
         let decided = options.decided_host(membership)?;
         let driver = Driver::start(&format!("coord {task}"))?;
         let leader = match membership.is_leader() {
@@ -147,7 +150,7 @@ impl Coordination {
         let member = match joined {
             Ok(member) => member,
             Err(error) => {
-                // The others learn that nobody waits for them any more.
+                // Closing tells the others that the job will not start.
                 if let Some(leader) = leader {
                     driver.call(leader.close(), Driver::MARGIN);
                 }
@@ -157,53 +160,56 @@ impl Coordination {
         let local_host = decided.unwrap_or_else(|| host::towards_leader(membership, &driver)).host;
         let (incarnation, job) = (member.incarnation(), membership.job_id());
         tracing::debug!(%task, %job, %incarnation, world_size = membership.world_size(), "joined the job");
-        let place = Place::Joined(Box::new(Link { member, leader, left: AtomicBool::new(false), driver }));
-        Ok(Coordination { membership: membership.clone(), local_host, alarm, incarnation, place })
+        let backend = Backend::Joined(Box::new(Link { member, leader, left: AtomicBool::new(false), driver }));
+        Ok(Coordination { membership: membership.clone(), local_host, alarm, incarnation, backend })
     }
 
-    /// The identity of the job, which the leader has compared with its own.
+    /// Returns the identity of the job, which the leader has compared with its own.
     pub fn job_id(&self) -> JobId {
         self.membership.job_id()
     }
 
-    /// This meeting of the job: drawn by the leader when it started, the same on all members, and new at each start.
+    /// Returns the job's incarnation: drawn by the leader when it starts, the same on all members, and new at each
+    /// start.
     pub fn incarnation(&self) -> Incarnation {
         self.incarnation
     }
 
-    /// Who takes part.
+    /// Returns the membership that this process joined with.
     pub fn membership(&self) -> &Membership {
         &self.membership
     }
 
-    /// The host by which other members reach this process; an IPv6 address is without brackets.
+    /// Returns the host at which other members reach this process; an IPv6 address is without brackets.
     pub fn local_host(&self) -> String {
         self.local_host.trim_start_matches('[').trim_end_matches(']').to_owned()
     }
 
-    /// Calls `callback` once, when a member fails; at once if one has.
+    /// Calls `callback` once when a member fails, or at once if one has failed already.
     ///
-    /// It is called on the service's own thread, so it must return soon; a panic in it is caught.
+    /// The callback runs on the service's thread, or on the calling thread if a member has failed already. It must
+    /// return soon; a panic in it is caught.
     pub fn on_failure(&self, callback: impl Fn(&Failure) + Send + Sync + 'static) {
         self.alarm.on_failure(Box::new(callback));
     }
 
-    /// The first failure of a member, if there was one.
+    /// Returns the first failure of a member, if any.
     pub fn failure(&self) -> Option<Failure> {
         self.alarm.failure()
     }
 
-    /// Tells all members that this one has failed by an error of its own, against which a restart does not help. See
+    /// Tells all members that this one has failed with an error of its own that a restart would not fix. See
     /// [`report_failure`](Coordination::report_failure).
     pub fn report_error(&self, message: &str) {
         self.report_failure(message, FailureKind::Permanent);
     }
 
-    /// Tells all members that this one has failed, and whether a restart helps; the first report or loss of the job counts.
+    /// Tells all members that this one has failed, and whether a restart may help. Only the first failure of a job,
+    /// reported or detected, is kept.
     ///
-    /// Returns when the leader has taken note, or after a second.
+    /// Returns when the leader has acknowledged the report, or after one second.
     pub fn report_failure(&self, message: &str, kind: FailureKind) {
-        if let Place::Joined(link) = &self.place {
+        if let Backend::Joined(link) = &self.backend {
             link.member.report(message, kind);
             if !link.driver.is_current() {
                 self.alarm.wait(REPORT_WAIT);
@@ -211,83 +217,86 @@ impl Coordination {
         }
     }
 
-    /// Stores a value for all members; a later one replaces it.
+    /// Stores a value for all members, replacing an earlier one with the same key.
     ///
     /// # Errors
     /// [`Error::TooLarge`] above [`MAX_KEY_BYTES`](Coordination::MAX_KEY_BYTES),
-    /// [`MAX_VALUE_BYTES`](Coordination::MAX_VALUE_BYTES), [`MAX_KEYS`](Coordination::MAX_KEYS) and
-    /// [`MAX_STORED_BYTES`](Coordination::MAX_STORED_BYTES), [`Error::Call`] or [`Error::Failed`] where the leader cannot be
-    /// reached.
+    /// [`MAX_VALUE_BYTES`](Coordination::MAX_VALUE_BYTES), [`MAX_KEYS`](Coordination::MAX_KEYS) or
+    /// [`MAX_STORED_BYTES`](Coordination::MAX_STORED_BYTES); [`Error::Call`] or [`Error::Failed`] if the leader cannot
+    /// be reached.
     pub fn put(&self, key: &str, value: &[u8]) -> Result<()> {
         let what = || format!("put {key:?}");
         self.check_size(&what, key, value)?;
-        match &self.place {
-            Place::Alone(alone) => alone.put(key, value).map_err(|problem| self.too_large(&what, problem))?,
-            Place::Joined(link) => link.call(|member| member.put(key, value), PUT_TIMEOUT)?,
+        match &self.backend {
+            Backend::Alone(alone) => alone.put(key, value).map_err(|problem| self.too_large(&what, problem))?,
+            Backend::Joined(link) => link.call(|member| member.put(key, value), PUT_TIMEOUT)?,
         }
         Ok(())
     }
 
-    /// The value of a key, as soon as some member has put it.
+    /// Returns the value of a key as soon as a member has put it.
     ///
     /// # Errors
-    /// [`Error::KeyMissing`] where nobody has within `timeout`, [`Error::Failed`] where a member failed meanwhile,
-    /// [`Error::Call`] where the leader cannot be reached.
+    /// [`Error::KeyMissing`] if no member has put it within `timeout`, [`Error::Failed`] if a member fails meanwhile,
+    /// [`Error::Call`] if the leader cannot be reached.
     pub fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>> {
         self.check_size(&|| format!("get {key:?}"), key, &[])?;
-        let found = match &self.place {
-            Place::Alone(alone) => alone.get(key, timeout),
-            Place::Joined(link) => link.call(|member| member.get(key, timeout), timeout)?,
+        let found = match &self.backend {
+            Backend::Alone(alone) => alone.get(key, timeout),
+            Backend::Joined(link) => link.call(|member| member.get(key, timeout), timeout)?,
         };
         found.ok_or_else(|| Error::KeyMissing { task: self.task(), key: key.to_owned(), waited: timeout })
     }
 
-    /// The value of a key, if some member has put it.
+    /// Returns the value of a key, or `None` if no member has put it.
     ///
     /// # Errors
-    /// [`Error::Call`] or [`Error::Failed`] where the leader cannot be reached.
+    /// [`Error::Call`] or [`Error::Failed`] if the leader cannot be reached.
     pub fn try_get(&self, key: &str) -> Result<Option<Vec<u8>>> {
         self.check_size(&|| format!("get {key:?}"), key, &[])?;
-        match &self.place {
-            Place::Alone(alone) => Ok(alone.get(key, Duration::ZERO)),
-            Place::Joined(link) => link.call(|member| member.get(key, Duration::ZERO), PUT_TIMEOUT),
+        match &self.backend {
+            Backend::Alone(alone) => Ok(alone.get(key, Duration::ZERO)),
+            Backend::Joined(link) => link.call(|member| member.get(key, Duration::ZERO), PUT_TIMEOUT),
         }
     }
 
-    /// Brings a value and takes everybody's, in rank order, when all have come. A key can be used again.
+    /// Contributes a value and returns the values of all members, in rank order, once all have contributed. A key can
+    /// be reused.
     ///
-    /// The first member whose wait ends, ends it for all who wait; who comes later begins anew.
+    /// The first member that times out ends the exchange for all members that are waiting; members that arrive later
+    /// begin a new one.
     ///
     /// # Errors
-    /// [`Error::Incomplete`] with the names of those who did not come within `timeout` or have left,
-    /// [`Error::Failed`] where a member failed, [`Error::TooLarge`], and [`Error::Call`] where the leader cannot be
-    /// reached.
+    /// [`Error::Incomplete`] with the names of the members that did not arrive within `timeout` or have left,
+    /// [`Error::Failed`] if a member failed, [`Error::TooLarge`] if the key or value is too large, and [`Error::Call`]
+    /// if the leader cannot be reached.
     pub fn exchange(&self, key: &str, value: &[u8], timeout: Duration) -> Result<Vec<Vec<u8>>> {
         let what = || format!("exchange {key:?}");
         self.check_size(&what, key, value)?;
-        match &self.place {
-            Place::Alone(_) => Ok(vec![value.to_vec()]),
-            Place::Joined(link) => link.call(|member| member.exchange(what(), value, timeout), timeout),
+        match &self.backend {
+            Backend::Alone(_) => Ok(vec![value.to_vec()]),
+            Backend::Joined(link) => link.call(|member| member.exchange(what(), value, timeout), timeout),
         }
     }
 
-    /// Waits until every member has come here. A name can be used again.
+    /// Waits until every member has reached this barrier. A name can be reused.
     ///
     /// # Errors
-    /// As [`exchange`](Coordination::exchange).
+    /// [`Error::Incomplete`], [`Error::Failed`], [`Error::TooLarge`] or [`Error::Call`], as for
+    /// [`exchange`](Coordination::exchange).
     pub fn barrier(&self, name: &str, timeout: Duration) -> Result<()> {
         let what = || format!("barrier {name:?}");
         self.check_size(&what, name, &[])?;
-        match &self.place {
-            Place::Alone(_) => Ok(()),
-            Place::Joined(link) => link.call(|member| member.exchange(what(), &[], timeout), timeout).map(drop),
+        match &self.backend {
+            Backend::Alone(_) => Ok(()),
+            Backend::Joined(link) => link.call(|member| member.exchange(what(), &[], timeout), timeout).map(drop),
         }
     }
 
-    /// Leaves the job, which is no failure; later calls fail. The leader waits up to a second for its last answers to
-    /// be read; after it has left, the others no longer learn of each other's failure here.
+    /// Leaves the job, which is not a failure; later calls fail. The leader waits up to one second for its last replies
+    /// to be read. After it has left, the other members no longer learn of each other's failures through the service.
     pub fn leave(&self) {
-        let Place::Joined(link) = &self.place else { return };
+        let Backend::Joined(link) = &self.backend else { return };
         if link.left.swap(true, Ordering::AcqRel) {
             return;
         }
@@ -310,13 +319,13 @@ impl Coordination {
     }
 }
 
-/// How much of a call's name is shown where the name itself is the problem.
+/// Length limit of a call's name in an error about that name, in characters.
 const SHOWN: usize = 80;
 
-/// How long a call that waits for nobody may take.
+/// Timeout of a call that does not wait for other members.
 const PUT_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How long a report waits for the leader's answer.
+/// How long a report waits for the leader's acknowledgement.
 const REPORT_WAIT: Duration = Duration::from_secs(1);
 
 impl Link {
@@ -341,7 +350,8 @@ impl Link {
         let answer = self.driver.call(call(&self.member), timeout.saturating_add(Driver::MARGIN));
         let answer = answer.unwrap_or_else(|| Err(refused("the service's own thread does not answer")));
         match answer {
-            // The stream's end, which tells of the failure in words, may be noticed a moment later than the call's.
+            // The end of the stream, which carries the failure, may be detected slightly later than the end of the
+            // call.
             Err(Error::Call { task, what, .. }) if self.member.alarm().wait(Duration::from_millis(200)) => {
                 match self.member.alarm().failure() {
                     Some(failure) => Err(Error::Failed { task, what, failure }),
@@ -368,7 +378,7 @@ impl fmt::Debug for Coordination {
     }
 }
 
-/// Locks; a poisoned lock only means that some thread panicked, what these locks hold is whole at all times.
+/// Locks a mutex. Poisoning is ignored: the protected values are consistent after every statement.
 fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }

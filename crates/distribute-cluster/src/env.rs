@@ -1,12 +1,12 @@
-//! The one place that reads the process's environment.
+//! Reads the process's environment; no other module of the crate does.
 
 use std::cell::RefCell;
 use std::env::VarError;
 
 use crate::{Error, Result};
 
-/// Reads what `read` looks up. A variable that is not text is an error whatever `read` would make of its absence: whoever has set
-/// it meant something.
+/// Calls `read` with a lookup of the process's environment variables. A variable that is not UTF-8 is an error even if
+/// `read` tolerates its absence: it was set on purpose.
 pub(crate) fn read<T>(read: impl FnOnce(&dyn Fn(&str) -> Option<String>) -> Result<T>) -> Result<T> {
     let unreadable = RefCell::new(None);
     let look_up = |name: &str| match std::env::var(name) {
@@ -32,7 +32,7 @@ pub(crate) fn read<T>(read: impl FnOnce(&dyn Fn(&str) -> Option<String>) -> Resu
     }
 }
 
-/// The lookup in which an empty value counts as none.
+/// Returns a lookup that treats an empty value as unset.
 pub(crate) fn set<'a>(variable: &'a dyn Fn(&str) -> Option<String>) -> impl Fn(&str) -> Option<String> + 'a {
     |name| variable(name).filter(|value| !value.trim().is_empty())
 }

@@ -1,32 +1,32 @@
-//! What can go wrong while tasks find each other.
+//! Errors of describing, joining and coordinating a cluster.
 
 use std::time::Duration;
 
 use crate::text::clean;
 use crate::{Failure, FailureKind};
 
-/// An error of this crate.
+/// An error of a cluster's description or of its coordination service.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The description of the cluster is wrong.
+    /// The description of the cluster or of this process's task is invalid.
     #[error("{subject}: {problem}. Given: {given}. Expected: {expected}. {mend}")]
     Config {
         /// What is described, such as `TF_CONFIG`.
         subject: &'static str,
-        /// What is wrong.
+        /// The problem.
         problem: String,
-        /// The part that is wrong.
+        /// The offending part.
         given: String,
-        /// What would be right.
+        /// A description or example of a valid value.
         expected: String,
-        /// What to change.
+        /// The remedy.
         mend: String,
     },
-    /// The leader's port cannot be listened on.
+    /// The leader cannot listen on its port.
     #[error(
-        "{task} leads the job and cannot listen on {address}: {source}; end the program that uses the port, or choose another \
-         one: set DISTRIBUTE_PORT alike on every task, or change the leader's address in every task's TF_CONFIG"
+        "{task} leads the job and cannot listen on {address}: {source}; end the program that uses the port, or choose \
+         another one: set DISTRIBUTE_PORT alike on every task, or change the leader's address in every task's TF_CONFIG"
     )]
     Listen {
         /// This task.
@@ -38,21 +38,22 @@ pub enum Error {
     },
     /// Some tasks did not join in time.
     #[error(
-        "{task}: {missing} did not join within {} s; start them, or look at their logs and at the addresses they were given",
+        "{task}: {missing} did not join within {} s; start them, or look at their logs and at the addresses they were \
+         given",
         seconds(waited)
     )]
     Missing {
         /// This task.
         task: String,
-        /// How long it waited.
+        /// How long this task waited.
         waited: Duration,
-        /// Who is missing, with addresses where they are known.
+        /// The missing tasks, with their addresses if known.
         missing: String,
     },
     /// The leader could not be reached in time.
     #[error(
-        "{task}: cannot join the leader {leader} at {address} within {} s: {last}; check that it runs and that the address is \
-         right on every task",
+        "{task}: cannot join the leader {leader} at {address} within {} s: {last}; check that it runs and that the \
+         address is right on every task",
         seconds(waited)
     )]
     Unreachable {
@@ -62,9 +63,9 @@ pub enum Error {
         leader: String,
         /// Its address.
         address: String,
-        /// How long was tried.
+        /// How long this task tried.
         waited: Duration,
-        /// The last attempt's error.
+        /// The error of the last attempt.
         last: String,
     },
     /// The leader refused this task.
@@ -74,22 +75,22 @@ pub enum Error {
         task: String,
         /// The leader's address.
         address: String,
-        /// The leader's words, with what to change.
+        /// The leader's reason, with a remedy.
         reason: String,
     },
-    /// Not every member came to an exchange or barrier in time.
+    /// Not every member joined an exchange or barrier in time.
     #[error("{task}: {what} was not completed within {} s; missing: {missing}", seconds(waited))]
     Incomplete {
         /// This task.
         task: String,
         /// The exchange or barrier.
         what: String,
-        /// How long it waited.
+        /// How long this task waited.
         waited: Duration,
-        /// Who did not come.
+        /// The missing members.
         missing: String,
     },
-    /// A key was not set in time.
+    /// No member put a key in time.
     #[error(
         "{task}: nobody put key {key:?} within {} s; check that some task puts it, or wait longer",
         seconds(waited)
@@ -99,25 +100,25 @@ pub enum Error {
         task: String,
         /// The key.
         key: String,
-        /// How long it waited.
+        /// How long this task waited.
         waited: Duration,
     },
-    /// A key or value is too large for the coordination service, or there are too many.
+    /// A key or value is too large for the coordination service, or the job has stored too many.
     #[error("{task}: {what}: {problem}")]
     TooLarge {
         /// This task.
         task: String,
         /// The call.
         what: String,
-        /// What is too large, what is allowed, and what to do instead.
+        /// What is too large, the limit, and a remedy.
         problem: String,
     },
-    /// A member failed while this task waited for it.
+    /// A member failed while this task waited.
     #[error("{task}: {what}: {failure}")]
     Failed {
         /// This task.
         task: String,
-        /// What it waited for.
+        /// The call that was waiting.
         what: String,
         /// The first failure of the job.
         failure: Failure,
@@ -129,24 +130,24 @@ pub enum Error {
         task: String,
         /// The call.
         what: String,
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// The system gave no random numbers, which tell jobs and their members apart.
+    /// The system returned no random numbers; these identify jobs and their members.
     #[error("the system gives no random numbers: {0}; look at getrandom(2), and at /dev/urandom in containers")]
     Random(String),
-    /// The service's own thread could not be started.
+    /// The thread of the coordination service could not be started.
     #[error("cannot start the thread of the coordination service: {0}")]
     Thread(#[source] std::io::Error),
 }
 
 impl Error {
-    /// Whether the same program may succeed when it is started again.
+    /// Returns whether the same program may succeed when it is restarted.
     pub fn is_retryable(&self) -> bool {
         self.failure_kind() == FailureKind::Retryable
     }
 
-    /// Whether a restart helps; where a peer failed, whether it helps against that failure.
+    /// Returns whether a restart may help. For [`Error::Failed`], this is the kind of the peer's failure.
     pub fn failure_kind(&self) -> FailureKind {
         match self {
             Error::Config { .. } | Error::Refused { .. } => FailureKind::Configuration,
@@ -156,7 +157,7 @@ impl Error {
         }
     }
 
-    /// Whose doing the error is.
+    /// Returns which part of the job caused the error.
     pub fn scope(&self) -> Scope {
         match self {
             Error::Config { .. }
@@ -169,7 +170,7 @@ impl Error {
         }
     }
 
-    /// The error of a wrong description.
+    /// Returns [`Error::Config`] with its parts shortened and made printable.
     pub(crate) fn config(
         subject: &'static str,
         problem: impl Into<String>,
@@ -177,13 +178,13 @@ impl Error {
         expected: impl Into<String>,
         mend: impl Into<String>,
     ) -> Error {
-        // What was given may stand in the problem and the remedy too.
+        // Each part may contain the given text, so all of them are cleaned.
         let [problem, given, expected, mend] = [problem.into(), given.into(), expected.into(), mend.into()];
         let [problem, given, expected, mend] = [problem, given, expected, mend].map(|text| clean(&text, MAX_PART));
         Error::Config { subject, problem, given, expected, mend }
     }
 
-    /// The same error, said of another subject.
+    /// Returns the same error with another subject.
     pub(crate) fn about(self, subject: &'static str) -> Error {
         match self {
             Error::Config { problem, given, expected, mend, .. } => {
@@ -194,10 +195,10 @@ impl Error {
     }
 }
 
-/// The longest part of a sentence about a description, in characters.
+/// Length limit of one part of a configuration error, in characters.
 const MAX_PART: usize = 600;
 
-/// Whose doing an error is.
+/// The part of a job that caused an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Scope {
@@ -205,14 +206,14 @@ pub enum Scope {
     Caller,
     /// One other task, which failed.
     Peer,
-    /// The job as a whole: tasks that did not meet.
+    /// The job as a whole, such as tasks that did not join.
     Cluster,
 }
 
 /// The result of this crate's operations.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Seconds with as many digits as are of interest: `300`, `2.5`, `0.04`.
+/// Formats a duration as seconds, rounded to one decimal from 1 s and to two below: `300`, `2.5`, `0.04`.
 pub(crate) fn seconds(duration: &Duration) -> String {
     let seconds = duration.as_secs_f64();
     let rounded = if seconds < 1.0 { (seconds * 100.0).round() / 100.0 } else { (seconds * 10.0).round() / 10.0 };

@@ -1,25 +1,25 @@
-//! What the members of a job learn of each other's failure.
+//! Failures of members, as the other members of the job receive them.
 
 use std::fmt;
 use std::time::Duration;
 
 use crate::Task;
 
-/// Whether a restart helps against a failure. It travels with the failure, so that all processes of a job end alike, and job
-/// managers restart the job or do not.
+/// Whether a restart may help after a failure. The kind is sent with the failure, so that all processes of a job end
+/// with the same exit code and a job manager can decide whether to restart it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum FailureKind {
-    /// A process or a connection was lost, or somebody was too slow: the same program may succeed when it is started again.
+    /// A process or connection was lost, or a deadline passed: the same program may succeed when it is restarted.
     Retryable,
-    /// The program's own error, which comes again.
+    /// An error of the program itself, which would recur after a restart.
     Permanent,
-    /// Processes were described or configured differently or wrongly.
+    /// Processes were configured wrongly or inconsistently.
     Configuration,
 }
 
 impl FailureKind {
-    /// The exit code of a process that ends by such a failure: 138, 1 or 2.
+    /// Returns the exit code of a process that ends because of such a failure: 138, 1 or 2.
     pub fn exit_code(self) -> u8 {
         match self {
             FailureKind::Retryable => 138,
@@ -28,7 +28,7 @@ impl FailureKind {
         }
     }
 
-    /// The number by which it is sent.
+    /// Returns the number that represents the kind on the wire.
     pub fn code(self) -> u32 {
         match self {
             FailureKind::Retryable => 0,
@@ -37,7 +37,7 @@ impl FailureKind {
         }
     }
 
-    /// The kind that was sent by this number; a number that this build does not know is a failure that a restart may help against.
+    /// Returns the kind that a number represents on the wire; an unknown number is [`FailureKind::Retryable`].
     pub fn from_code(code: u32) -> FailureKind {
         match code {
             1 => FailureKind::Permanent,
@@ -47,22 +47,22 @@ impl FailureKind {
     }
 }
 
-/// A member's failure, as all others learn of it.
+/// A member's failure, as all other members receive it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Failure {
-    /// The member.
+    /// The member that failed.
     pub task: Task,
     /// Its rank.
     pub rank: u32,
-    /// Why it no longer takes part.
+    /// Why the member no longer takes part.
     pub cause: FailureCause,
-    /// Whether a restart helps.
+    /// Whether a restart may help.
     pub kind: FailureKind,
 }
 
 impl Failure {
-    /// The failure of a member: retryable where it was lost, permanent where it has reported an error of its own.
+    /// Creates a failure: retryable if the member was lost, permanent if it reported an error of its own.
     pub fn new(task: Task, rank: u32, cause: FailureCause) -> Failure {
         let kind = match cause {
             FailureCause::Lost { .. } => FailureKind::Retryable,
@@ -71,7 +71,7 @@ impl Failure {
         Failure { task, rank, cause, kind }
     }
 
-    /// The same failure, of another kind.
+    /// Returns the same failure with another kind.
     #[must_use]
     pub fn with_kind(self, kind: FailureKind) -> Failure {
         Failure { kind, ..self }
@@ -93,13 +93,13 @@ impl fmt::Display for Failure {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FailureCause {
-    /// It vanished or fell silent.
+    /// The member's connection ended or its heartbeats stopped.
     Lost {
-        /// How that was noticed.
+        /// How the loss was detected.
         how: String,
-        /// How long before that it gave its last sign of life.
+        /// Time between the member's last sign of life and the detection.
         last_heard: Duration,
     },
-    /// It said so itself.
+    /// The member reported the failure itself.
     Reported(String),
 }

@@ -1,4 +1,4 @@
-//! Which job a process belongs to, and which meeting of it.
+//! The identity of a job, and of one incarnation of it.
 
 use std::fmt;
 
@@ -8,15 +8,15 @@ mod digest;
 
 pub(crate) use digest::Digest;
 
-/// The identity of a job: equal on all of its processes, different in every other job.
+/// The identity of a job: equal on all of its processes and different from other jobs.
 ///
-/// It is given by DISTRIBUTE_JOB_ID, which `distribute run` sets; else it is that of the scheduler (the step of Slurm,
-/// TORCHELASTIC_RUN_ID of torchrun, the namespace of Open MPI's processes) where this has described the job; else it is
-/// derived from the description of the cluster. Processes compare it before they talk to each other, so that two jobs
-/// that were given the same ports refuse each other in words.
+/// The first source that is present decides: DISTRIBUTE_JOB_ID, which `distribute run` sets; the scheduler's identity,
+/// if the scheduler described the job (the step of Slurm, TORCHELASTIC_RUN_ID of torchrun, the namespace of Open MPI's
+/// processes); a digest of the cluster's description. Processes compare identities before they exchange anything else,
+/// so that two jobs that were given the same ports refuse each other with a clear error.
 ///
-/// A derived identity tells clusters apart, but not two jobs with the same description that run at the same time; these are
-/// told apart by the [`Incarnation`] of their groups.
+/// A derived identity distinguishes clusters, but not two jobs with the same description that run at the same time; the
+/// [`Incarnation`] of their groups distinguishes those.
 ///
 /// # Examples
 /// ```
@@ -35,48 +35,49 @@ pub struct JobId {
 }
 
 impl JobId {
-    /// The longest name, in bytes.
+    /// The length limit of a name, in bytes.
     pub const MAX_BYTES: usize = 128;
 
-    /// An identity by its name, as DISTRIBUTE_JOB_ID gives it.
+    /// Creates an identity from a name, as DISTRIBUTE_JOB_ID does.
     ///
     /// # Errors
-    /// [`Error::Config`] for an empty name, one of more than [`MAX_BYTES`](JobId::MAX_BYTES) bytes, and one with other
-    /// characters than printable ones of ASCII without spaces.
+    /// [`Error::Config`] if the name is empty, is longer than [`MAX_BYTES`](JobId::MAX_BYTES) bytes, or contains a
+    /// character that is not printable ASCII or is a space.
     pub fn new(name: impl Into<String>) -> Result<JobId> {
         JobId::named("given", VARIABLE, name.into())
     }
 
-    /// A new identity that no other job has.
+    /// Creates a random identity.
     ///
     /// # Errors
-    /// [`Error::Random`] if the system has no random numbers.
+    /// [`Error::Random`] if the system returns no random numbers.
     pub fn random() -> Result<JobId> {
         JobId::new(hex(&random()?))
     }
 
-    /// The identity that DISTRIBUTE_JOB_ID gives; `None` if it is unset or empty.
+    /// Returns the identity that DISTRIBUTE_JOB_ID names, or `None` if the variable is unset or empty.
     ///
     /// # Errors
-    /// As [`new`](JobId::new).
+    /// [`Error::Config`] if the name is malformed, see [`new`](JobId::new).
     pub fn from_vars(variable: impl Fn(&str) -> Option<String>) -> Result<Option<JobId>> {
         env::set(&variable)(VARIABLE).map(|given| JobId::new(given.trim())).transpose()
     }
 
-    /// The identity of the job that this process takes part in as a resolver describes it: DISTRIBUTE_JOB_ID, else the
+    /// Returns the identity of this process's job: DISTRIBUTE_JOB_ID if it is set, else the
     /// [resolver's](ClusterResolver::job_id).
     ///
     /// # Errors
-    /// [`Error::Config`] for a malformed variable, and the resolver's.
+    /// [`Error::Config`] if the variable is malformed, and the errors of the resolver's
+    /// [`job_id`](ClusterResolver::job_id).
     pub fn from_env(resolver: &dyn ClusterResolver) -> Result<JobId> {
         let given = env::read(|variable| JobId::from_vars(variable))?;
         given.map_or_else(|| resolver.job_id(), Ok)
     }
 
-    /// The identity derived from the description of a cluster: a digest of the addresses of chief, workers and parameter
+    /// Derives an identity from the description of a cluster: a digest of the addresses of chief, workers and parameter
     /// servers.
     ///
-    /// An evaluator does not count: it meets nobody, and launchers leave it out of the other tasks' descriptions.
+    /// Evaluators are excluded: they join no group, and launchers omit them from the other tasks' descriptions.
     pub fn of_cluster(spec: &ClusterSpec) -> JobId {
         let mut digest = Digest::new("cluster");
         let tasks: Vec<_> = spec.tasks().filter(|task| task.kind != TaskType::Evaluator).collect();
@@ -88,14 +89,15 @@ impl JobId {
         JobId::derived(digest)
     }
 
-    /// The identity of jobs of which each task knows another part, as with `sparseCluster`: nothing in their descriptions is
-    /// common to all tasks. All such jobs share it unless DISTRIBUTE_JOB_ID is set.
+    /// Returns the identity of jobs whose tasks each know a different part of the cluster, as with `sparseCluster`:
+    /// their descriptions have nothing in common that an identity could be derived from. All such jobs share this
+    /// identity unless DISTRIBUTE_JOB_ID is set.
     pub fn unknown() -> JobId {
         JobId::derived(Digest::new("unknown"))
     }
 
-    /// The identity derived from what launchers say that describe no addresses: the size, and the port of the leader, whose
-    /// host some of them call by another name on the leader itself.
+    /// Derives an identity for launchers that describe no addresses, from the world size and the leader's port. The
+    /// leader's host is excluded because some launchers name it differently on the leader itself.
     pub(crate) fn of_ranks(world_size: u32, leader_address: &str) -> JobId {
         let mut digest = Digest::new("ranks");
         digest.number(world_size.into());
@@ -103,22 +105,22 @@ impl JobId {
         JobId::derived(digest)
     }
 
-    /// An identity that a scheduler gives.
+    /// Creates an identity from a scheduler's variable.
     pub(crate) fn of_scheduler(variable: &'static str, name: String) -> Result<JobId> {
         JobId::named(variable, variable, name)
     }
 
-    /// The name, or a short form of the digest if the identity is derived.
+    /// Returns the name, or a short form of the digest if the identity is derived.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The form that is sent and compared: 16 bytes.
+    /// Returns the 16 bytes by which identities are sent and compared.
     pub fn to_bytes(&self) -> [u8; 16] {
         self.digest
     }
 
-    /// Whether it is derived from the description of the cluster, because nobody gave one.
+    /// Returns whether the identity is derived from the description of the cluster because none was given.
     pub fn is_derived(&self) -> bool {
         self.derived
     }
@@ -152,27 +154,27 @@ impl fmt::Display for JobId {
     }
 }
 
-/// One meeting of a job's members: drawn by the leader each time it starts, handed out to those who join, and equal on all of
-/// them. Connections between members carry it beside the [`JobId`], so that members of an earlier start, or of another job with the
-/// same description, are told apart.
+/// The identity of one start of a job's coordination. The leader draws it at random when it starts and sends it to
+/// every member that joins. Connections between members carry it beside the [`JobId`], so that members of an earlier
+/// start, or of another job with the same description, are refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Incarnation([u8; 16]);
 
 impl Incarnation {
-    /// A new one.
+    /// Draws a new incarnation.
     ///
     /// # Errors
-    /// [`Error::Random`] if the system has no random numbers.
+    /// [`Error::Random`] if the system returns no random numbers.
     pub fn random() -> Result<Incarnation> {
         random().map(Incarnation)
     }
 
-    /// The form that is sent and compared.
+    /// Returns the bytes by which incarnations are sent and compared.
     pub fn to_bytes(&self) -> [u8; 16] {
         self.0
     }
 
-    /// The incarnation that was sent in this form.
+    /// Creates an incarnation from its bytes.
     pub fn from_bytes(bytes: [u8; 16]) -> Incarnation {
         Incarnation(bytes)
     }
@@ -184,10 +186,10 @@ impl fmt::Display for Incarnation {
     }
 }
 
-/// The variable that gives an identity.
+/// The environment variable that names a job.
 pub(crate) const VARIABLE: &str = "DISTRIBUTE_JOB_ID";
 
-/// Bytes that nobody can guess.
+/// Returns 16 bytes from the system's cryptographic random number generator.
 pub(crate) fn random() -> Result<[u8; 16]> {
     let mut bytes = [0; 16];
     getrandom::fill(&mut bytes).map_err(|error| Error::Random(error.to_string()))?;

@@ -1,15 +1,15 @@
-//! JSON in which every key stands once.
+//! A JSON parser that rejects duplicate keys.
 
 use std::fmt;
 
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Number, Value};
 
-/// Reads a JSON text.
+/// Parses a JSON text.
 ///
 /// # Errors
-/// As [`serde_json::from_str`], and for an object that has a key twice, at any depth: readers differ in which of the two they
-/// take.
+/// Syntax errors of [`serde_json::from_str`], and an error if an object at any depth has a duplicate key: parsers
+/// differ in which of the two values they keep.
 pub(crate) fn parse(json: &str) -> serde_json::Result<Value> {
     serde_json::from_str::<Strict>(json).map(|strict| strict.0)
 }

@@ -1,16 +1,16 @@
-//! Who takes part in a distributed program, and how its tasks meet.
+//! Cluster specifications, resolvers and the coordination service of a distributed program.
 //!
-//! - [`ClusterSpec`]: jobs and the addresses of their tasks; [`Task`]: one of them, printed `worker:3`.
-//! - [`ClusterResolver`]: where such a description comes from: [`TfConfigResolver`], [`SimpleResolver`] and
+//! - [`ClusterSpec`]: the jobs of a cluster and the addresses of their tasks; a [`Task`] is printed `worker:3`.
+//! - [`ClusterResolver`]: a source of cluster specifications: [`TfConfigResolver`], [`SimpleResolver`] and
 //!   [`UnionResolver`].
-//! - [`Membership`]: this process's rank among those that train together, from TF_CONFIG, RANK and WORLD_SIZE, Open MPI
-//!   or Slurm.
-//! - [`JobId`]: which job a process belongs to, verified by all who meet; [`Incarnation`]: one meeting of its members.
-//! - [`Coordination`]: a service at which the members meet, exchange small values, and learn of each other's failure.
-//!   Cargo feature `coordination`, on by default.
+//! - [`Membership`]: this process's rank among the processes that train together, from TF_CONFIG, RANK and WORLD_SIZE,
+//!   Open MPI or Slurm.
+//! - [`JobId`]: the identity of a job, which members verify when they connect; [`Incarnation`]: one start of it.
+//! - [`Coordination`]: a service by which the members join, exchange small values, and learn of each other's failures.
+//!   Cargo feature `coordination`, enabled by default.
 //!
-//! The crate moves no tensors and knows nothing of devices. Everything but [`Coordination`] is a pure function of the
-//! variables it is given.
+//! The crate moves no tensors and does not depend on devices. Everything but [`Coordination`] and [`look_up`] is a pure
+//! function of the variables that it is given.
 //!
 //! # Examples
 //! ```

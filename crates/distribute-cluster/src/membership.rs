@@ -1,10 +1,10 @@
-//! This process's place among those that train together.
+//! This process's rank among the processes that train together.
 
 use crate::{ClusterResolver, ClusterSpec, Error, JobId, Result, Task, TaskType, TfConfigResolver, env, id_in_cluster};
 
 mod launchers;
 
-/// This process's rank among the processes of a job, and where they meet.
+/// This process's rank among the processes of a job, and the address at which they meet.
 ///
 /// # Examples
 /// ```
@@ -23,33 +23,35 @@ mod launchers;
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Membership {
-    /// This process's place.
+    /// This process's rank.
     pub rank: u32,
     /// All members, by rank.
     pub tasks: Vec<Task>,
-    /// Each member's own address, by rank, where the description says; for messages.
+    /// Each member's own address, by rank, if the description contains it; used in messages.
     pub addresses: Vec<Option<String>>,
-    /// Where rank 0 listens for the others, as host:port; empty for a job of one process that needs no address.
+    /// The `host:port` at which rank 0 listens for the others; empty for a job of one process, which needs none.
     pub leader_address: String,
-    /// The host or interface that the leader listens on; `None` to derive it from `leader_address`: an IP address and
-    /// `localhost` as they are, all interfaces for any other name, because it may mean another address there than
-    /// elsewhere.
+    /// The host or interface that the leader listens on. If `None`, it is derived from `leader_address`: an IP address
+    /// and `localhost` are used as they are; for any other name the leader listens on all interfaces, because the name
+    /// may resolve to another address there than elsewhere.
     pub bind_host: Option<String>,
-    /// The host by which others reach this process; `None` where it is to be found out from the route to the leader.
+    /// The host at which other members reach this process; `None` to detect it from the route to the leader.
     pub advertised_host: Option<String>,
-    /// What described the job, such as `TF_CONFIG`.
+    /// The source of the description, such as `TF_CONFIG`.
     pub source: &'static str,
-    /// What else was seen and not used.
+    /// Other sources that were found and not used.
     pub also_seen: Vec<&'static str>,
-    /// The job's identity; `None` to derive it from the size and the leader's port. See [`job_id`](Membership::job_id).
+    /// The job's identity; `None` to derive it from the world size and the leader's port. See
+    /// [`job_id`](Membership::job_id).
     pub job: Option<JobId>,
 }
 
 impl Membership {
-    /// A place among `world_size` workers that meet at `leader_address`.
+    /// Creates a membership in a job of `world_size` workers that meet at `leader_address`.
     ///
     /// # Errors
-    /// [`Error::Config`] where the rank is outside the job, or several workers have no address to meet at.
+    /// [`Error::Config`] if `rank` is not below `world_size`, or if there are several workers and `leader_address` is
+    /// malformed.
     pub fn new(rank: u32, world_size: u32, leader_address: impl Into<String>) -> Result<Membership> {
         let leader_address = leader_address.into();
         if rank >= world_size {
@@ -64,7 +66,7 @@ impl Membership {
             ));
         }
         if world_size > 1 {
-            // Checks the address's form.
+            // `with_job` validates the form of the address.
             ClusterSpec::new()
                 .with_job(TaskType::Worker, [leader_address.clone()])
                 .map_err(|error| error.about("membership"))?;
@@ -82,10 +84,10 @@ impl Membership {
         })
     }
 
-    /// The place of a task in a described cluster: chief and workers train together, an evaluator is alone.
+    /// Returns the membership of a task in a cluster: chief and workers train together, an evaluator is alone.
     ///
     /// # Errors
-    /// [`Error::Config`] for a parameter server, and where the cluster has no such task.
+    /// [`Error::Config`] if the task is a parameter server or is not in the cluster.
     pub fn from_cluster(spec: &ClusterSpec, task: Task) -> Result<Membership> {
         let rank = id_in_cluster(spec, task)?;
         let tasks: Vec<Task> = match task.kind {
@@ -108,11 +110,11 @@ impl Membership {
         })
     }
 
-    /// The place that a resolver describes; `None` where it describes a program of one process.
+    /// Returns the membership that a resolver describes, or `None` if it describes a program of one process.
     ///
     /// # Errors
-    /// [`Error::Config`] where the resolver does not know which task this process is, and as
-    /// [`from_cluster`](Membership::from_cluster).
+    /// [`Error::Config`] if the resolver does not name this process's task, or if that task is a parameter server or is
+    /// not in the cluster; and the errors of the resolver.
     pub fn from_resolver(resolver: &dyn ClusterResolver) -> Result<Option<Membership>> {
         let spec = resolver.cluster_spec()?;
         let task = match (resolver.task(), spec.tasks().collect::<Vec<_>>().as_slice()) {
@@ -129,65 +131,66 @@ impl Membership {
         Ok(Some(Membership::from_cluster(&spec, task)?.with_job_id(resolver.job_id()?)))
     }
 
-    /// The place that the environment describes; `None` where this process is alone.
+    /// Returns the membership that the environment describes, or `None` for a program of one process.
     ///
-    /// The first that matches decides: TF_CONFIG; RANK and WORLD_SIZE with MASTER_ADDR and MASTER_PORT; Open MPI's
-    /// OMPI_COMM_WORLD_RANK and SIZE with MASTER_ADDR; Slurm's SLURM_PROCID and SLURM_NTASKS in a step of `srun`. The
-    /// leader listens on its own address of TF_CONFIG, else on DISTRIBUTE_PORT, else on MASTER_PORT + 1: never on
-    /// MASTER_PORT itself, where other launchers keep a store of their own. DISTRIBUTE_JOB_ID is the job's identity, whoever
-    /// describes it; see [`JobId`] for what counts where it is unset.
+    /// The first source that is present decides: TF_CONFIG; RANK and WORLD_SIZE with MASTER_ADDR and MASTER_PORT; Open
+    /// MPI's OMPI_COMM_WORLD_RANK and SIZE with MASTER_ADDR; Slurm's SLURM_PROCID and SLURM_NTASKS in a step of `srun`.
+    /// The leader listens on its own address of TF_CONFIG, else on DISTRIBUTE_PORT, else on MASTER_PORT + 1: never on
+    /// MASTER_PORT itself, where other launchers run a store of their own. DISTRIBUTE_JOB_ID overrides the job's
+    /// identity for every source; see [`JobId`] for the order of precedence.
     ///
     /// # Errors
-    /// [`Error::Config`] where variables are missing, malformed or contradict each other, are not UTF-8, or where one that says
-    /// what this process is has been set to nothing.
+    /// [`Error::Config`] if variables are missing, malformed, contradictory or not UTF-8, or if a variable that
+    /// identifies this process is set but empty.
     pub fn from_env() -> Result<Option<Membership>> {
         env::read(|variable| Membership::from_vars(variable))
     }
 
-    /// As [`from_env`](Membership::from_env), with the variables looked up by a function.
+    /// Like [`from_env`](Membership::from_env), but looks variables up by a function.
     ///
     /// # Errors
-    /// As [`from_env`](Membership::from_env).
+    /// [`Error::Config`] if variables are missing, malformed or contradictory, or if a variable that identifies this
+    /// process is set but empty.
     pub fn from_vars(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Membership>> {
         launchers::membership(&variable)
     }
 
-    /// The same place in a job of this identity.
+    /// Returns the same membership with another job identity.
     #[must_use]
     pub fn with_job_id(mut self, job: JobId) -> Membership {
         self.job = Some(job);
         self
     }
 
-    /// The job's identity, which all members share and verify when they meet.
+    /// Returns the job's identity, which all members share and verify when they connect.
     pub fn job_id(&self) -> JobId {
         self.job.clone().unwrap_or_else(|| JobId::of_ranks(self.world_size(), &self.leader_address))
     }
 
-    /// The number of processes.
+    /// Returns the number of processes.
     pub fn world_size(&self) -> u32 {
         self.tasks.len() as u32
     }
 
-    /// This process as a task.
+    /// Returns this process's task.
     ///
     /// # Panics
-    /// Where `rank` was changed to one outside the job.
+    /// If `rank` was set to a value outside the job.
     pub fn task(&self) -> Task {
         self.tasks[self.rank as usize]
     }
 
-    /// The task of a rank.
+    /// Returns the task of a rank.
     pub fn task_of(&self, rank: u32) -> Option<Task> {
         self.tasks.get(rank as usize).copied()
     }
 
-    /// Whether this process is rank 0.
+    /// Returns whether this process is rank 0.
     pub fn is_leader(&self) -> bool {
         self.rank == 0
     }
 
-    /// The name of a rank with its address, where that is known: `worker:1 at host:port`.
+    /// Returns the name of a rank with its address if known: `worker:1 at host:port`.
     pub fn named(&self, rank: u32) -> String {
         let task = self.task_of(rank).map_or_else(|| format!("rank {rank}"), |task| task.to_string());
         match self.addresses.get(rank as usize) {
@@ -197,7 +200,7 @@ impl Membership {
     }
 }
 
-/// The membership that TF_CONFIG describes.
+/// Returns the membership that a TF_CONFIG text describes.
 fn from_tf_config(json: &str) -> Result<Option<Membership>> {
     let membership = Membership::from_resolver(&TfConfigResolver::from_json(json)?)?;
     Ok(membership.map(|membership| Membership { source: "TF_CONFIG", ..membership }))

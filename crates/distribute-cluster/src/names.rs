@@ -1,18 +1,18 @@
-//! Names of hosts, looked up within a deadline.
+//! Host name lookup with a deadline.
 
 use std::io::{Error, ErrorKind, Result};
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
-/// Looks up the addresses of `host:port`; literal addresses need no lookup.
+/// Resolves `host:port` to socket addresses; a literal address needs no lookup.
 ///
-/// The system's own lookup has no deadline and can take minutes where a name server does not answer. It is done on a thread, which is
-/// left behind where it takes longer than `timeout`.
+/// The system's resolver has no deadline and can take minutes if a name server does not answer. The lookup therefore
+/// runs on a thread, which is detached if it takes longer than `timeout`.
 ///
 /// # Errors
-/// [`ErrorKind::TimedOut`] where the lookup takes too long, [`ErrorKind::NotFound`] where the name has no address, and those of
-/// the system, each with the name.
+/// [`ErrorKind::TimedOut`] if the lookup takes longer than `timeout`, [`ErrorKind::NotFound`] if the name has no
+/// address, and the errors of the system's resolver. Each message contains the name.
 ///
 /// # Examples
 /// ```
@@ -35,7 +35,7 @@ fn look_up_by(
     let (tell, told) = mpsc::sync_channel(1);
     let name = address.to_owned();
     let body = move || {
-        // Nobody may wait any more.
+        // The receiver is gone if the lookup took too long.
         let _ = tell.send(system(&name));
     };
     std::thread::Builder::new().name("lookup".to_owned()).spawn(body)?;

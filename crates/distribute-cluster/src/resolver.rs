@@ -1,4 +1,4 @@
-//! Where the description of a cluster comes from.
+//! Sources of cluster descriptions.
 
 use std::collections::BTreeMap;
 
@@ -9,52 +9,53 @@ use crate::{ClusterSpec, Error, JobId, Result, Task, TaskType};
 /// # Source
 /// `tf.distribute.cluster_resolver.ClusterResolver`.
 pub trait ClusterResolver {
-    /// The tasks of the cluster; none for a local program.
+    /// Returns the tasks of the cluster; an empty specification for a local program.
     ///
     /// # Errors
-    /// The description is wrong or cannot be had.
+    /// [`Error::Config`] if the description is invalid, or the source's own error if it cannot be obtained.
     fn cluster_spec(&self) -> Result<ClusterSpec>;
 
-    /// The type of the task that this process is, where the source knows.
+    /// Returns the type of this process's task, if the source contains it.
     fn task_type(&self) -> Option<TaskType>;
 
-    /// The index of the task that this process is, where the source knows.
+    /// Returns the index of this process's task, if the source contains it.
     fn task_id(&self) -> Option<u32>;
 
-    /// The task that this process is, where the source knows.
+    /// Returns this process's task, if the source contains it.
     fn task(&self) -> Option<Task> {
         Some(Task::new(self.task_type()?, self.task_id()?))
     }
 
-    /// The identity of the job: what the source gives, else the one derived from the cluster.
+    /// Returns the identity of the job: the source's own, else one derived from the cluster.
     ///
     /// # Errors
-    /// As [`cluster_spec`](ClusterResolver::cluster_spec).
+    /// The errors of [`cluster_spec`](ClusterResolver::cluster_spec).
     fn job_id(&self) -> Result<JobId> {
         Ok(JobId::of_cluster(&self.cluster_spec()?))
     }
 
-    /// The protocol of addresses, such as `grpc`.
+    /// Returns the protocol of addresses, such as `grpc`.
     fn rpc_layer(&self) -> Option<&str> {
         None
     }
 
-    /// The environment the job runs in, such as `cloud`; empty where the source does not say.
+    /// Returns the environment that the job runs in, such as `cloud`; empty if the source does not contain it.
     fn environment(&self) -> &str {
         ""
     }
 
-    /// The number of accelerators of each type, such as `GPU`, at one task; empty where the source does not say.
+    /// Returns the number of accelerators per type, such as `GPU`, at one task; empty if the source does not contain
+    /// it.
     fn num_accelerators(&self) -> BTreeMap<String, usize> {
         BTreeMap::new()
     }
 
-    /// The address to connect to in order to use a task, with the protocol before it; empty for a local program.
+    /// Returns the address to connect to in order to use a task, prefixed with the protocol; empty for a local program.
     ///
-    /// What is passed counts before what the source says; an empty `rpc_layer` means none.
+    /// Arguments override the values of the source; an empty `rpc_layer` means no protocol prefix.
     ///
     /// # Errors
-    /// [`Error::Config`] where the cluster has no such task, or neither caller nor source names one.
+    /// [`Error::Config`] if the cluster has no such task, or if neither the arguments nor the source name one.
     fn master(&self, task_type: Option<TaskType>, task_id: Option<u32>, rpc_layer: Option<&str>) -> Result<String> {
         let spec = self.cluster_spec()?;
         if spec.tasks().count() <= 1 {
@@ -82,7 +83,7 @@ pub(crate) fn with_layer(address: &str, layer: Option<&str>) -> String {
     }
 }
 
-/// A description that is given outright.
+/// A resolver of values that are given directly.
 ///
 /// # Examples
 /// ```
@@ -99,15 +100,15 @@ pub(crate) fn with_layer(address: &str, layer: Option<&str>) -> String {
 pub struct SimpleResolver {
     /// The cluster.
     pub spec: ClusterSpec,
-    /// The address to use where no task is named.
+    /// The address that [`master`](ClusterResolver::master) returns if no task is named.
     pub master: String,
-    /// The type of the task that this process is.
+    /// The type of this process's task.
     pub task_type: Option<TaskType>,
-    /// The index of the task that this process is.
+    /// The index of this process's task.
     pub task_id: Option<u32>,
     /// The protocol of addresses.
     pub rpc_layer: Option<String>,
-    /// The environment the job runs in.
+    /// The environment that the job runs in.
     pub environment: String,
     /// The number of accelerators of each type at one task.
     pub num_accelerators: BTreeMap<String, usize>,
@@ -138,7 +139,7 @@ impl ClusterResolver for SimpleResolver {
         self.num_accelerators.clone()
     }
 
-    /// The address of the named task; the stored `master` where none is named.
+    /// Returns the address of the named task, or the stored `master` if none is named.
     fn master(&self, task_type: Option<TaskType>, task_id: Option<u32>, rpc_layer: Option<&str>) -> Result<String> {
         let layer = rpc_layer.or(self.rpc_layer());
         match (task_type, task_id) {

@@ -1,11 +1,12 @@
-//! What follows from a cluster's description: who leads, and which id a task has.
+//! Leadership and task ids, derived from a cluster's description.
 
 use crate::{ClusterSpec, Error, Result, Task, TaskType};
 
-/// Whether a task is the chief: the chief itself, worker 0 where there is no chief, and an evaluator, which is alone.
+/// Returns whether a task acts as chief: the chief itself, worker 0 if there is no chief, and evaluator 0, which is
+/// alone.
 ///
 /// # Errors
-/// [`Error::Config`] where the cluster has no such task.
+/// [`Error::Config`] if the cluster has no such task.
 ///
 /// # Source
 /// `tensorflow.python.distribute.multi_worker_util.is_chief`.
@@ -21,12 +22,13 @@ pub fn is_chief(spec: &ClusterSpec, task: Task) -> Result<bool> {
     })
 }
 
-/// A task's id among those that train together: the chief 0, worker i the i-th after it; an evaluator's is 0.
+/// Returns a task's id among the tasks that train together: 0 for the chief, then the workers in order; 0 for an
+/// evaluator.
 ///
-/// Where some workers are missing, the others are counted without gaps.
+/// If some worker indices are missing, the ids have no gaps.
 ///
 /// # Errors
-/// [`Error::Config`] for a parameter server, which has none, and where the cluster has no such task.
+/// [`Error::Config`] if the task is a parameter server, which has no id, or if the cluster has no such task.
 ///
 /// # Source
 /// `tensorflow.python.distribute.multi_worker_util.id_in_cluster`.
@@ -43,10 +45,10 @@ pub fn id_in_cluster(spec: &ClusterSpec, task: Task) -> Result<u32> {
     }
 }
 
-/// The number of tasks that train together with a task of this type; 1 for an evaluator.
+/// Returns the number of tasks that train together with a task of this type; 1 for an evaluator.
 ///
 /// # Errors
-/// [`Error::Config`] for a parameter server, which trains with nobody.
+/// [`Error::Config`] if `kind` is [`TaskType::Ps`]: parameter servers are not members of a training group.
 ///
 /// # Source
 /// `tensorflow.python.distribute.multi_worker_util.worker_count`.
@@ -58,7 +60,7 @@ pub fn worker_count(spec: &ClusterSpec, kind: TaskType) -> Result<usize> {
     }
 }
 
-/// The task that leads collectives: the chief, else worker 0; `None` for an evaluator, which has no group.
+/// Returns the task that leads collectives: the chief, else worker 0; `None` for an evaluator, which has no group.
 ///
 /// # Source
 /// `tensorflow.python.distribute.multi_worker_util.collective_leader`.
@@ -70,9 +72,9 @@ pub fn collective_leader(spec: &ClusterSpec, task: Task) -> Option<Task> {
     }
 }
 
-/// The task that runs the coordination service of a whole cluster: ps 0, else the chief, else worker 0.
+/// Returns the task that runs the coordination service of a whole cluster: ps 0, else the chief, else worker 0.
 ///
-/// Training groups, of which no parameter server is a member, meet at their [`collective_leader`] instead.
+/// Training groups, which have no parameter servers, meet at their [`collective_leader`] instead.
 ///
 /// # Source
 /// `tensorflow.python.distribute.multi_worker_util.coordination_leader`.

@@ -1,6 +1,6 @@
-//! What is needed of Slurm's grammar of host lists.
+//! The part of Slurm's host list grammar that is needed to find the first host.
 
-/// The first host of a list such as `n[1-2,5],m7`; `None` where it cannot be read.
+/// Returns the first host of a list such as `n[1-2,5],m7`, or `None` if the list is malformed.
 pub(crate) fn first_host(list: &str) -> Option<String> {
     let Some((prefix, rest)) = list.split_once('[') else {
         return list.split(',').next().map(str::trim).filter(|host| !host.is_empty()).map(str::to_owned);

@@ -1,4 +1,4 @@
-//! Which tasks a cluster has, and where.
+//! The jobs of a cluster and the addresses of their tasks.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ mod address;
 
 pub(crate) use address::host_problem;
 
-/// Jobs, and the addresses of their tasks.
+/// The jobs of a cluster, and the addresses of their tasks.
 ///
 /// A job is a list of addresses, or a sparse map from index to address in which some indices are missing.
 ///
@@ -28,7 +28,7 @@ pub(crate) use address::host_problem;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClusterSpec {
     jobs: BTreeMap<TaskType, BTreeMap<u32, String>>,
-    /// Who has which address, in lower case.
+    /// The task that owns each address, in lower case.
     owners: BTreeMap<String, Task>,
 }
 
@@ -36,7 +36,7 @@ impl ClusterSpec {
     /// The largest number of tasks.
     pub const MAX_TASKS: usize = 100_000;
 
-    /// A cluster without tasks.
+    /// Creates a cluster without tasks.
     pub fn new() -> ClusterSpec {
         ClusterSpec::default()
     }
@@ -44,8 +44,8 @@ impl ClusterSpec {
     /// Adds a job whose tasks are numbered from 0.
     ///
     /// # Errors
-    /// [`Error::Config`]: an address is malformed or used twice, a task is given twice, there are several chiefs or
-    /// evaluators, or more than [`MAX_TASKS`](ClusterSpec::MAX_TASKS).
+    /// [`Error::Config`] if an address is malformed or used twice, a task is given twice, there are several chiefs or
+    /// evaluators, or the cluster has more than [`MAX_TASKS`](ClusterSpec::MAX_TASKS) tasks.
     pub fn with_job<A: Into<String>>(
         self,
         kind: TaskType,
@@ -54,10 +54,10 @@ impl ClusterSpec {
         self.with_sparse_job(kind, (0u32..).zip(addresses))
     }
 
-    /// Adds a job of which some tasks are known.
+    /// Adds a job whose tasks are known only in part.
     ///
     /// # Errors
-    /// As [`with_job`](ClusterSpec::with_job).
+    /// [`Error::Config`] as for [`with_job`](ClusterSpec::with_job), or if an index is above 999,999.
     pub fn with_sparse_job<A: Into<String>>(
         mut self,
         kind: TaskType,
@@ -69,10 +69,12 @@ impl ClusterSpec {
         Ok(self)
     }
 
-    /// Reads the `cluster` object of TF_CONFIG: job names to lists of addresses, or to maps from index to address.
+    /// Reads the `cluster` object of TF_CONFIG, which maps job names to lists of addresses or to maps from index to
+    /// address.
     ///
     /// # Errors
-    /// [`Error::Config`] for whatever is not that.
+    /// [`Error::Config`] if the value has another form, or if a job violates a rule of
+    /// [`with_job`](ClusterSpec::with_job).
     pub fn from_json(cluster: &Value) -> Result<ClusterSpec> {
         let expected = "an object such as {\"worker\": [\"host:2222\"]}";
         let Value::Object(jobs) = cluster else {
@@ -98,7 +100,7 @@ impl ClusterSpec {
         Ok(spec)
     }
 
-    /// The cluster as the `cluster` object of TF_CONFIG; jobs with holes as maps.
+    /// Returns the `cluster` object of TF_CONFIG; jobs with missing indices become maps.
     pub fn to_json(&self) -> Value {
         let jobs = self.jobs.iter().map(|(kind, tasks)| {
             let dense = (0u32..).zip(tasks.keys()).all(|(place, index)| place == *index);
@@ -114,37 +116,37 @@ impl ClusterSpec {
         Value::Object(jobs.collect())
     }
 
-    /// The jobs that have tasks.
+    /// Returns the jobs that have tasks.
     pub fn jobs(&self) -> impl Iterator<Item = TaskType> + '_ {
         self.jobs.keys().copied()
     }
 
-    /// All tasks, chief first.
+    /// Returns all tasks, chief first.
     pub fn tasks(&self) -> impl Iterator<Item = Task> + '_ {
         self.jobs.iter().flat_map(|(kind, tasks)| tasks.keys().map(|index| Task::new(*kind, *index)))
     }
 
-    /// The number of tasks of a job.
+    /// Returns the number of tasks of a job.
     pub fn num_tasks(&self, kind: TaskType) -> usize {
         self.jobs.get(&kind).map_or(0, BTreeMap::len)
     }
 
-    /// The indices of a job's tasks, rising.
+    /// Returns the indices of a job's tasks in ascending order.
     pub fn task_indices(&self, kind: TaskType) -> Vec<u32> {
         self.jobs.get(&kind).map(|tasks| tasks.keys().copied().collect()).unwrap_or_default()
     }
 
-    /// The addresses of a job's tasks by index, with `None` for holes.
+    /// Returns the addresses of a job's tasks by index, with `None` for missing indices.
     pub fn job_tasks(&self, kind: TaskType) -> Vec<Option<&str>> {
         let Some(tasks) = self.jobs.get(&kind) else { return Vec::new() };
         let last = tasks.keys().next_back().copied().unwrap_or(0);
         (0..=last).map(|index| tasks.get(&index).map(String::as_str)).collect()
     }
 
-    /// The address of a task.
+    /// Returns the address of a task.
     ///
     /// # Errors
-    /// [`Error::Config`] where the cluster has no such task.
+    /// [`Error::Config`] if the cluster has no such task.
     pub fn task_address(&self, task: Task) -> Result<&str> {
         if let Some(address) = self.jobs.get(&task.kind).and_then(|tasks| tasks.get(&task.index)) {
             return Ok(address);
@@ -168,7 +170,7 @@ impl ClusterSpec {
         })
     }
 
-    /// Whether there is no task.
+    /// Returns whether the cluster has no tasks.
     pub fn is_empty(&self) -> bool {
         self.jobs.is_empty()
     }
@@ -225,20 +227,20 @@ impl ClusterSpec {
     }
 }
 
-/// Bounds what a sparse job can make us allocate.
+/// Bounds the memory that [`job_tasks`](ClusterSpec::job_tasks) allocates for a sparse job.
 const MAX_INDEX: u32 = 999_999;
 
-/// The error of a JSON value that has the wrong form.
+/// Returns the error of a JSON value of the wrong form.
 pub(crate) fn wrong(subject: &'static str, problem: &str, given: &Value, expected: &str) -> Error {
     Error::config(subject, problem, shown(given), expected, "Correct that part.")
 }
 
-/// A JSON value as it appears in a sentence.
+/// Formats a JSON value for a message.
 pub(crate) fn shown(value: &Value) -> String {
     clean(&value.to_string(), 200)
 }
 
-/// `0, 1, 2`, and `0 to 99` where that is shorter.
+/// Formats ascending indices: `0, 1, 2`, or `0 to 99` for a long range without gaps.
 fn listed(indices: &[u32]) -> String {
     match indices {
         [first, .., last] if indices.len() > 8 && (last - first) as usize == indices.len() - 1 => {
@@ -252,11 +254,12 @@ fn listed(indices: &[u32]) -> String {
     }
 }
 
-/// How many indices a sentence lists.
+/// The number of indices that a message lists.
 const MAX_LISTED: usize = 32;
 
 fn index(job: &str, key: &str) -> Result<u32> {
-    let wrong = |_| wrong("cluster", &format!("an index of job {job:?} is no whole number"), &json!(key), "0, 1, 2, …");
+    let problem = || format!("an index of job {job:?} is no whole number");
+    let wrong = |_| wrong("cluster", &problem(), &json!(key), "0, 1, 2, …");
     key.parse().map_err(wrong)
 }
 

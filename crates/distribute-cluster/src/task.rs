@@ -1,28 +1,28 @@
-//! The tasks of a cluster.
+//! Tasks and task types.
 
 use std::fmt;
 use std::str::FromStr;
 
 use crate::Error;
 
-/// What a task does.
+/// The function of a task in a cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum TaskType {
-    /// The worker that also saves; or the coordinator of a parameter-server cluster.
+    /// The worker that also saves; in a parameter-server cluster, the coordinator.
     Chief,
     /// Computes.
     Worker,
-    /// Holds variables.
+    /// Parameter server: holds variables.
     Ps,
-    /// Evaluates checkpoints, apart from the others.
+    /// Evaluates checkpoints, independently of the other tasks.
     Evaluator,
 }
 
 impl TaskType {
-    /// Every type, chief first.
+    /// All types, chief first.
     pub const ALL: [TaskType; 4] = [TaskType::Chief, TaskType::Worker, TaskType::Ps, TaskType::Evaluator];
 
-    /// The job's name, as TF_CONFIG spells it.
+    /// Returns the job's name as TF_CONFIG spells it.
     pub const fn name(self) -> &'static str {
         match self {
             TaskType::Chief => "chief",
@@ -32,7 +32,7 @@ impl TaskType {
         }
     }
 
-    /// Whether tasks of this type form the training group: chief and workers.
+    /// Returns whether tasks of this type belong to the training group: chief and workers.
     pub const fn trains(self) -> bool {
         matches!(self, TaskType::Chief | TaskType::Worker)
     }
@@ -47,10 +47,10 @@ impl fmt::Display for TaskType {
 impl FromStr for TaskType {
     type Err = Error;
 
-    /// Reads a job's name; `master` is an old word for `chief`.
+    /// Parses a job's name; `master` is TensorFlow's former name for `chief`.
     ///
     /// # Errors
-    /// [`Error::Config`] for any other word, with the nearest name where one is near.
+    /// [`Error::Config`] if the name is unknown; the message suggests the nearest name, if one is similar.
     fn from_str(given: &str) -> Result<Self, Error> {
         if given == "master" {
             return Ok(TaskType::Chief);
@@ -66,7 +66,7 @@ impl FromStr for TaskType {
     }
 }
 
-/// One task of a cluster; printed `worker:3`.
+/// A task of a cluster; printed `worker:3`.
 ///
 /// # Examples
 /// ```
@@ -78,14 +78,14 @@ impl FromStr for TaskType {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Task {
-    /// What it does.
+    /// The type of the task.
     pub kind: TaskType,
-    /// Its index among those that do the same.
+    /// The index of the task within its job.
     pub index: u32,
 }
 
 impl Task {
-    /// A task.
+    /// Creates a task.
     pub const fn new(kind: TaskType, index: u32) -> Task {
         Task { kind, index }
     }
@@ -93,7 +93,7 @@ impl Task {
 
 impl fmt::Display for Task {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Padded as a whole, so that tables line up.
+        // Padded as a whole so that tables align.
         f.pad(&format!("{}:{}", self.kind.name(), self.index))
     }
 }
@@ -101,10 +101,10 @@ impl fmt::Display for Task {
 impl FromStr for Task {
     type Err = Error;
 
-    /// Reads `worker:3`.
+    /// Parses the form `worker:3`.
     ///
     /// # Errors
-    /// [`Error::Config`] for an unknown type, and for an index that is no whole number.
+    /// [`Error::Config`] if the type is unknown or the index is not a whole number.
     fn from_str(given: &str) -> Result<Self, Error> {
         let wrong = |problem: &str| {
             Error::config(
@@ -122,7 +122,7 @@ impl FromStr for Task {
     }
 }
 
-/// The name that a misspelt one was probably meant to be.
+/// Returns the type whose name is most similar to a misspelt one, if any is similar enough.
 fn nearest(given: &str) -> Option<TaskType> {
     let given = given.to_lowercase();
     let distance = |kind: &TaskType| strsim::osa_distance(kind.name(), &given);

@@ -1,7 +1,7 @@
-//! Text from elsewhere, made fit for a sentence.
+//! Untrusted text, made printable.
 
-/// Makes a text of a peer, a file or the environment fit for a log line: at most `max_chars` characters, and none that would
-/// begin a new line, move the cursor or hide what follows; those are escaped.
+/// Makes text of a peer, a file or the environment safe for a log line: keeps at most `max_chars` characters, and
+/// escapes those that would begin a new line, move the cursor or hide what follows.
 pub fn printable(text: &str, max_chars: usize) -> String {
     let mut shown = String::new();
     for (place, c) in text.chars().enumerate() {
@@ -18,16 +18,16 @@ pub fn printable(text: &str, max_chars: usize) -> String {
     shown
 }
 
-/// Whether a character that is no control character shows as itself: formatting characters change the order or the look of
-/// others, and separators of lines and paragraphs begin new lines in some terminals and log viewers.
+/// Returns whether a character other than a control character is displayed as itself. Formatting characters change the
+/// order or appearance of others; line and paragraph separators begin new lines in some terminals and log viewers.
 fn is_visible(c: char) -> bool {
-    !matches!(c, '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}')
-        && !matches!(c, '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')
+    !matches!(c, '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}')
+        && !matches!(c, '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')
 }
 
 pub(crate) use printable as clean;
 
-/// The longest text of a peer in a sentence, in characters.
+/// Length limit of a peer's text in a message, in characters.
 pub(crate) const LONGEST: usize = 2000;
 
 #[cfg(test)]

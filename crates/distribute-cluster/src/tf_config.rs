@@ -1,4 +1,4 @@
-//! TF_CONFIG: the description that TFJob, Vertex AI and TensorFlow's documents use.
+//! TF_CONFIG: the cluster description of TFJob, Vertex AI and TensorFlow's documentation.
 
 use serde_json::Value;
 
@@ -9,7 +9,7 @@ use crate::{ClusterResolver, ClusterSpec, Error, JobId, Result, Task, TaskType, 
 /// A cluster described by TF_CONFIG.
 ///
 /// Reads `cluster` (or TFJob's `sparseCluster`), `task`, `environment`, `rpc_layer` and `session_master`. Other fields
-/// are ignored, other jobs are refused. An evaluator may be left out of `cluster`, as TFJob does. Without a cluster the
+/// are ignored; unknown job names are rejected. `cluster` may omit the evaluator, as TFJob does. Without a cluster the
 /// program is local.
 ///
 /// # Examples
@@ -32,39 +32,38 @@ pub struct TfConfigResolver {
     environment: String,
     rpc_layer: Option<String>,
     session_master: Option<String>,
-    /// The tasks know a part of the cluster each.
+    /// Whether each task knows only a part of the cluster.
     sparse: bool,
     job: Option<JobId>,
 }
 
-/// What counts before the fields of TF_CONFIG.
+/// Values that override the fields of TF_CONFIG.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TfConfigOverrides {
-    /// Instead of `task.type`.
+    /// Overrides `task.type`.
     pub task_type: Option<TaskType>,
-    /// Instead of `task.index`.
+    /// Overrides `task.index`.
     pub task_id: Option<u32>,
-    /// Instead of `rpc_layer`; empty for none.
+    /// Overrides `rpc_layer`; empty for none.
     pub rpc_layer: Option<String>,
-    /// Instead of `environment`.
+    /// Overrides `environment`.
     pub environment: Option<String>,
 }
 
 impl TfConfigResolver {
-    /// The description in the variable TF_CONFIG; that of a local program where it is unset. DISTRIBUTE_JOB_ID gives
-    /// the job's identity.
+    /// Reads the description from the variable TF_CONFIG; a local program if it is unset. DISTRIBUTE_JOB_ID sets the
+    /// job's identity.
     ///
     /// # Errors
-    /// [`Error::Config`] with what was given, what was expected and how to mend it; also where the variable is set to nothing, or is
-    /// not UTF-8.
+    /// [`Error::Config`] if the description is malformed, or if the variable is set but empty or is not UTF-8.
     pub fn from_env() -> Result<TfConfigResolver> {
         env::read(|variable| TfConfigResolver::from_vars(variable))
     }
 
-    /// As [`from_env`](TfConfigResolver::from_env), with the variables looked up by a function.
+    /// Like [`from_env`](TfConfigResolver::from_env), but looks variables up by a function.
     ///
     /// # Errors
-    /// As [`from_env`](TfConfigResolver::from_env).
+    /// [`Error::Config`] if the description is malformed, or if the variable is set but empty.
     pub fn from_vars(variable: impl Fn(&str) -> Option<String>) -> Result<TfConfigResolver> {
         let json = variable(SUBJECT);
         if json.as_ref().is_some_and(|json| json.trim().is_empty()) {
@@ -75,18 +74,18 @@ impl TfConfigResolver {
         Ok(TfConfigResolver { job: JobId::from_vars(&variable)?, ..resolver })
     }
 
-    /// The description in a TF_CONFIG text; that of a local program where it is empty.
+    /// Reads the description from a TF_CONFIG text; a local program if it is empty.
     ///
     /// # Errors
-    /// [`Error::Config`] with what was given, what was expected and how to mend it.
+    /// [`Error::Config`] if the text is malformed or its task is not in its cluster.
     pub fn from_json(json: &str) -> Result<TfConfigResolver> {
         TfConfigResolver::with_overrides(json, TfConfigOverrides::default())
     }
 
-    /// As [`from_json`](TfConfigResolver::from_json), with values that count before those of the text.
+    /// Like [`from_json`](TfConfigResolver::from_json), with values that override those of the text.
     ///
     /// # Errors
-    /// [`Error::Config`] with what was given, what was expected and how to mend it.
+    /// [`Error::Config`] if the text is malformed or the task is not in the cluster.
     pub fn with_overrides(json: &str, overrides: TfConfigOverrides) -> Result<TfConfigResolver> {
         let json = if json.trim().is_empty() { "{}" } else { json };
         let config = json::parse(json).map_err(|error| not_json(json, &error))?;
@@ -127,15 +126,15 @@ impl TfConfigResolver {
         Ok(resolver)
     }
 
-    /// Whether there is no cluster: a program of one process.
+    /// Returns whether the description has no cluster: a program of one process.
     pub fn is_local(&self) -> bool {
         self.spec.is_empty() && self.task_type != Some(TaskType::Evaluator)
     }
 
-    /// Whether the task belongs to the cluster.
+    /// Checks that the task belongs to the cluster.
     fn check(&self, config: &Value) -> Result<()> {
         let Some(task) = self.task() else {
-            // With one task there is no doubt about which it is.
+            // With a single task, this process must be that one.
             if self.spec.tasks().count() <= 1 && self.task_type.is_none() && self.task_id.is_none() {
                 return Ok(());
             }
@@ -143,7 +142,7 @@ impl TfConfigResolver {
             return Err(Error::config(SUBJECT, "it has a cluster but no task", shown(config), EXAMPLE, mend));
         };
         match task.kind {
-            // A group of its own; TFJob leaves it out of the cluster.
+            // An evaluator is a group of its own, and TFJob omits it from the cluster.
             TaskType::Evaluator if self.spec.num_tasks(TaskType::Evaluator) == 0 => match task.index {
                 0 => Ok(()),
                 index => {
@@ -191,7 +190,8 @@ impl ClusterResolver for TfConfigResolver {
         &self.environment
     }
 
-    /// `session_master` where it is set, whatever is asked for; else the address of the task, empty for a single one.
+    /// Returns `session_master` if it is set, for any task; else the address of the task, or an empty string in a
+    /// cluster of at most one task.
     fn master(&self, task_type: Option<TaskType>, task_id: Option<u32>, rpc_layer: Option<&str>) -> Result<String> {
         if let Some(master) = &self.session_master {
             return Ok(master.clone());
@@ -199,7 +199,7 @@ impl ClusterResolver for TfConfigResolver {
         if self.spec.tasks().count() <= 1 {
             return Ok(String::new());
         }
-        // `check` has found a task: with several there is always one.
+        // `check` guarantees a task if there are several.
         let (Some(kind), Some(index)) = (task_type.or(self.task_type), task_id.or(self.task_id)) else {
             return Ok(String::new());
         };
@@ -210,8 +210,8 @@ impl ClusterResolver for TfConfigResolver {
 const SUBJECT: &str = "TF_CONFIG";
 const EXAMPLE: &str = r#"{"cluster": {"worker": ["host:port", …]}, "task": {"type": "worker", "index": 0}}"#;
 
-/// Reads the `cluster` object. A list of workers that is empty, as where a template was not filled in, would make each task train
-/// alone; other jobs may be empty, as some launchers write them.
+/// Reads the `cluster` object. An empty list of workers, for example from an unfilled template, is rejected because
+/// each task would train alone; other jobs may be empty, since some launchers write them so.
 fn read_cluster(cluster: &Value) -> Result<ClusterSpec> {
     let expected = r#"an object such as {"worker": ["host:2222"]}, without jobs that have no tasks"#;
     let spec = ClusterSpec::from_json(cluster)?;
@@ -250,8 +250,7 @@ fn read_task(task: &Value, overrides: &TfConfigOverrides) -> Result<(Option<Task
     }
 }
 
-/// Refuses a key that is one of these but for its spelling, where the right one is missing: without its cluster every task would
-/// train alone.
+/// Rejects a misspelt key if the correct key is missing: without its cluster every task would train alone.
 fn check_keys(path: &str, object: &Value, known: &[&str]) -> Result<()> {
     let given = object.as_object().into_iter().flatten().map(|(key, _)| key.as_str());
     let misspelt = |key: &&str| {

@@ -1,14 +1,14 @@
-//! Several descriptions taken together.
+//! The union of several cluster descriptions.
 
 use std::collections::BTreeMap;
 
 use crate::resolver::with_layer;
 use crate::{ClusterResolver, ClusterSpec, Error, Result, Task, TaskType};
 
-/// The union of several descriptions; what this process is comes from the first.
+/// The union of several cluster descriptions; the first determines this process's task.
 ///
-/// A job that every resolver gives as a complete list is their concatenation; a job with holes in any of them is merged
-/// by index, and two addresses for one index are refused.
+/// If every resolver describes a job by a complete list, the lists are concatenated. If a job has missing indices in
+/// any of them, it is merged by index, and two addresses for one index are an error.
 ///
 /// # Source
 /// `tf.distribute.cluster_resolver.UnionResolver`.
@@ -18,10 +18,10 @@ pub struct UnionResolver {
 }
 
 impl UnionResolver {
-    /// The union of these.
+    /// Creates the union of several resolvers.
     ///
     /// # Errors
-    /// [`Error::Config`] for an empty list.
+    /// [`Error::Config`] if the list is empty.
     pub fn new(resolvers: Vec<Box<dyn ClusterResolver>>) -> Result<UnionResolver> {
         let mut others = resolvers;
         if others.is_empty() {
@@ -64,7 +64,7 @@ impl ClusterResolver for UnionResolver {
         self.first.num_accelerators()
     }
 
-    /// The address of the named task in the union; the first resolver's master where none is named.
+    /// Returns the address of the named task in the union, or the first resolver's master if none is named.
     fn master(&self, task_type: Option<TaskType>, task_id: Option<u32>, rpc_layer: Option<&str>) -> Result<String> {
         match (task_type, task_id) {
             (Some(kind), Some(index)) => {
@@ -78,7 +78,7 @@ impl ClusterResolver for UnionResolver {
 
 const SUBJECT: &str = "UnionResolver";
 
-/// One job of all descriptions.
+/// Merges one job of all descriptions.
 fn merge(kind: TaskType, specs: &[ClusterSpec]) -> Result<BTreeMap<u32, String>> {
     let parts: Vec<Vec<Option<&str>>> = specs.iter().map(|spec| spec.job_tasks(kind)).collect();
     if parts.iter().flatten().all(Option::is_some) {

@@ -1,4 +1,4 @@
-//! Real processes: what a kill looks like to those who stay.
+//! Real processes: how a kill appears to the remaining members.
 #![cfg(feature = "coordination")]
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
@@ -12,7 +12,7 @@ use distribute_cluster::{Coordination, CoordinationOptions, FailureCause, Member
 
 const SOON: Duration = Duration::from_secs(10);
 
-/// Not a test of its own: what a started process does.
+/// The body of a started process; does nothing as a test.
 #[test]
 fn a_member_until_it_is_killed() {
     let Some(membership) = Membership::from_env().unwrap() else { return };
@@ -27,7 +27,7 @@ fn a_member_until_it_is_killed() {
     }
 }
 
-/// A process that is killed when the test ends, however it ends.
+/// A process that is killed on drop.
 struct Member(Child);
 
 impl Drop for Member {
@@ -58,7 +58,7 @@ fn started(command: &mut Command, rank: u32, size: u32, port: u16) -> (Member, m
     (Member(child), lines)
 }
 
-/// Waits for a line that has these words.
+/// Waits for a line that contains `words`.
 fn line(lines: &mpsc::Receiver<String>, words: &str) -> String {
     let deadline = Instant::now() + SOON;
     loop {
@@ -69,7 +69,7 @@ fn line(lines: &mpsc::Receiver<String>, words: &str) -> String {
     }
 }
 
-/// Not a test of its own: what a started process makes of its environment.
+/// Prints what a started process reads from its environment; does nothing as a test.
 #[test]
 fn a_reader_of_its_environment() {
     if std::env::var_os("DISTRIBUTE_TEST_READER").is_none() {
@@ -114,7 +114,7 @@ fn variables_that_are_no_text_are_errors() {
     }
 }
 
-/// The processor time that a process has used, in clock ticks.
+/// Returns the processor time that a process has used, in clock ticks.
 fn ticks(pid: u32) -> u64 {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
     let fields: Vec<&str> = stat.rsplit_once(") ").unwrap().1.split(' ').collect();
@@ -142,12 +142,12 @@ fn a_leader_without_file_descriptors_waits_for_them_and_goes_on() {
             Err(_) => std::thread::yield_now(),
         }
     }
-    // Some wait to be accepted, which the leader cannot do.
+    // More connections wait in the backlog, which the leader cannot accept.
     sockets.extend((0..20).map(|_| std::net::TcpStream::connect(("127.0.0.1", port)).unwrap()));
     let (before, begun) = (ticks(pid), Instant::now());
     std::thread::sleep(Duration::from_secs(1));
     let (used, passed) = (ticks(pid) - before, begun.elapsed());
-    // A tick is a hundredth of a second; one that spins uses all of its time.
+    // A tick is a hundredth of a second; a busy loop would use all of the time.
     assert!(used < 30, "{used} ticks within {passed:?}");
     assert!(open() >= LIMIT, "{} descriptors are open", open());
     drop(sockets);
@@ -187,7 +187,7 @@ fn survivors_learn_at_once_of_a_killed_member() {
 fn members_learn_at_once_of_a_killed_leader() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
-    // The leader of this job is another process, so it listens itself.
+    // The leader of this job is another process, which listens itself.
     drop(listener);
     let (victim, joined) = start(0, 2, port);
     let options = CoordinationOptions { join_timeout: SOON, ..CoordinationOptions::default() };

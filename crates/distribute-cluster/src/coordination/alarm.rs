@@ -1,4 +1,4 @@
-//! The first failure of the job, and whom to tell.
+//! The first failure of the job, and the callbacks and waiters to notify.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Condvar, Mutex, PoisonError};
@@ -12,12 +12,12 @@ use crate::{Failure, FailureCause, FailureKind, Membership};
 
 pub(super) type Callback = Box<dyn Fn(&Failure) + Send + Sync>;
 
-/// What the service's thread and its user share.
+/// The state that the service's thread shares with its user.
 pub(super) struct Alarm {
     membership: Membership,
     news: Mutex<News>,
     rang: Condvar,
-    /// Whether the leader can no longer be asked.
+    /// Whether the leader has left or is lost.
     leader_gone: watch::Sender<bool>,
 }
 
@@ -49,7 +49,7 @@ impl Alarm {
         call(&callback, &failure);
     }
 
-    /// Keeps the first failure and tells everybody who asked.
+    /// Keeps the first failure and notifies all waiters and callbacks.
     pub(super) fn fail(&self, failure: Failure) {
         let callbacks = {
             let mut news = lock(&self.news);
@@ -66,33 +66,33 @@ impl Alarm {
         }
     }
 
-    /// The leader no longer answers: it is lost.
+    /// Records that the leader is lost.
     pub(super) fn leader_lost(&self, how: String, last_heard: Duration) {
-        // Everybody who waits at the leader learns the reason, so it comes first.
+        // The failure comes first: calls that wait at the leader read it when `leader_gone` wakes them.
         self.fail(Failure::new(self.membership.tasks[0], 0, FailureCause::Lost { how, last_heard }));
         self.leader_gone.send_replace(true);
     }
 
-    /// The leader no longer answers: it has left.
+    /// Records that the leader has left.
     pub(super) fn leader_left(&self) {
         lock(&self.news).leader_left = true;
         self.rang.notify_all();
         self.leader_gone.send_replace(true);
     }
 
-    /// Becomes true when the leader can no longer be asked.
+    /// Returns a channel that becomes true when the leader has left or is lost.
     pub(super) fn leader_gone(&self) -> watch::Receiver<bool> {
         self.leader_gone.subscribe()
     }
 
-    /// Waits for a failure or the leader's departure; whether one came.
+    /// Waits for a failure or the leader's departure and returns whether one occurred.
     pub(super) fn wait(&self, timeout: Duration) -> bool {
         let quiet = |news: &mut News| news.failure.is_none() && !news.leader_left;
         let waited = self.rang.wait_timeout_while(lock(&self.news), timeout, quiet);
         !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
     }
 
-    /// A failure as the leader tells it; `None` for a rank that the job does not have.
+    /// Converts a failure from its wire form; `None` if the rank is outside the job.
     pub(super) fn failure_of(&self, told: &wire::Failure) -> Option<Failure> {
         use wire::failure::Cause;
         let task = self.membership.task_of(told.rank)?;
@@ -107,7 +107,7 @@ impl Alarm {
     }
 }
 
-/// A callback's panic must not end the service's thread, nor keep the other callbacks from being called.
+/// Calls a callback. Its panic must neither end the service's thread nor prevent the other callbacks.
 fn call(callback: &Callback, failure: &Failure) {
     if catch_unwind(AssertUnwindSafe(|| callback(failure))).is_err() {
         tracing::error!("an on_failure callback panicked");

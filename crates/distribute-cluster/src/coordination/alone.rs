@@ -1,4 +1,4 @@
-//! The values of a job of one process.
+//! The key-value store of a job of one process.
 
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
@@ -7,7 +7,7 @@ use super::lock;
 use super::options::LONGEST;
 use super::store::Store;
 
-/// A store for the threads of one process.
+/// A store shared by the threads of one process.
 #[derive(Default)]
 pub(super) struct Alone {
     values: Mutex<Store>,
@@ -21,7 +21,7 @@ impl Alone {
         Ok(())
     }
 
-    /// The value of a key, as soon as another thread has put it.
+    /// Returns the value of a key as soon as another thread has put it; `None` at the timeout.
     pub(super) fn get(&self, key: &str, timeout: Duration) -> Option<Vec<u8>> {
         let values = lock(&self.values);
         let absent = |values: &mut Store| values.get(key).is_none();

@@ -1,4 +1,4 @@
-//! The service's own thread.
+//! The thread of the coordination service.
 
 use std::sync::Mutex;
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -12,8 +12,8 @@ use super::lock;
 use super::options::LONGEST;
 use crate::{Error, Result};
 
-/// A thread that runs an event loop. Calls from other threads are handed to it, so that they work on any thread, also
-/// on one that runs an event loop of its own.
+/// A thread that runs an event loop. Calls from other threads are handed to it, so that they work on any thread,
+/// including one that runs an event loop of its own.
 pub(super) struct Driver {
     handle: Handle,
     id: ThreadId,
@@ -23,7 +23,7 @@ pub(super) struct Driver {
 }
 
 impl Driver {
-    /// How much longer than its own deadline a call may take, and how long the thread may take to end.
+    /// Time that a call may take beyond its own deadline, and that the thread may take to end.
     pub(super) const MARGIN: Duration = Duration::from_millis(1500);
 
     pub(super) fn start(name: &str) -> Result<Driver> {
@@ -33,7 +33,7 @@ impl Driver {
         let (end, ended) = mpsc::sync_channel(1);
         let body = move || {
             let _ = runtime.block_on(stopped);
-            // Name lookups that hang are left behind; everything else ends here.
+            // A name lookup that hangs is detached; all other tasks end here.
             runtime.shutdown_background();
             let _ = end.send(());
         };
@@ -51,16 +51,16 @@ impl Driver {
         &self.handle
     }
 
-    /// Whether the caller is the service's thread, which must not wait for itself.
+    /// Returns whether the caller is the service's thread, which must not wait for itself.
     pub(super) fn is_current(&self) -> bool {
         thread::current().id() == self.id
     }
 
-    /// Runs a future on the service's thread and waits for it; `None` where that takes too long.
+    /// Runs a future on the service's thread and waits for it; `None` at the timeout or on the service's thread itself.
     pub(super) fn call<T: Send + 'static>(
         &self,
         future: impl Future<Output = T> + Send + 'static,
-        patience: Duration,
+        timeout: Duration,
     ) -> Option<T> {
         let (done, result) = mpsc::sync_channel(1);
         let running = self.handle.spawn(async move {
@@ -69,7 +69,7 @@ impl Driver {
         if self.is_current() {
             return None;
         }
-        let answer = result.recv_timeout(patience.min(LONGEST)).ok();
+        let answer = result.recv_timeout(timeout.min(LONGEST)).ok();
         if answer.is_none() {
             running.abort();
         }
@@ -84,7 +84,7 @@ impl Drop for Driver {
             return;
         }
         let ended = lock(&self.ended).recv_timeout(Driver::MARGIN);
-        // A thread that is stuck in a callback is left behind: a drop waits with a deadline.
+        // A thread that hangs in a callback is detached: drop does not wait without a deadline.
         if !matches!(ended, Err(RecvTimeoutError::Timeout))
             && let Some(thread) = self.thread.take()
         {

@@ -1,4 +1,4 @@
-//! Where the leader listens, and by which host others reach a process.
+//! The leader's listen address, and the host at which a process is reached.
 
 use std::io::{Error as IoError, ErrorKind, Result as IoResult};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
@@ -16,26 +16,26 @@ pub(super) fn listen(membership: &Membership) -> IoResult<TcpListener> {
     match (&membership.bind_host, literal) {
         (Some(host), _) => named(host, port),
         (None, Ok(address)) => TcpListener::bind((address, port)).or_else(|error| match error.kind() {
-            // Behind a forwarded port the address belongs to another machine; so it does where two tasks were given one
-            // identity.
+            // The address belongs to another machine, either because a port is forwarded or because two tasks were
+            // given the same identity.
             ErrorKind::AddrNotAvailable => {
                 let task = membership.task();
                 tracing::warn!(
                     %task,
-                    "{address} is no address of this machine, so {task} listens on all interfaces; if this task is not meant \
-                     to be {task}, correct its index"
+                    "{address} is no address of this machine, so {task} listens on all interfaces; if this task is not \
+                     meant to be {task}, correct its index"
                 );
                 everywhere(port)
             }
             _ => Err(error),
         }),
         (None, Err(_)) if host == "localhost" => named(host, port),
-        // The name may be that of the loopback interface here, and of another one elsewhere.
+        // The name may resolve to the loopback interface here and to another one elsewhere.
         (None, Err(_)) => everywhere(port),
     }
 }
 
-/// The interface that a name or an address stands for; an IPv6 address may come with brackets or without.
+/// Listens on the interface of a name or address; an IPv6 address may be with or without brackets.
 fn named(host: &str, port: u16) -> IoResult<TcpListener> {
     let bare = host.trim_start_matches('[').trim_end_matches(']');
     match bare.parse::<IpAddr>() {
@@ -44,10 +44,10 @@ fn named(host: &str, port: u16) -> IoResult<TcpListener> {
     }
 }
 
-/// How long the lookup of a name may take.
+/// Timeout of a name lookup.
 const LOOKUP: Duration = Duration::from_secs(5);
 
-/// All interfaces, of both protocols where the machine has both.
+/// Listens on all interfaces, for IPv4 and IPv6 if the machine has both.
 fn everywhere(port: u16) -> IoResult<TcpListener> {
     match TcpListener::bind((Ipv6Addr::UNSPECIFIED, port)) {
         Err(error) if error.kind() != ErrorKind::AddrInUse => TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)),
@@ -55,7 +55,7 @@ fn everywhere(port: u16) -> IoResult<TcpListener> {
     }
 }
 
-/// How this process itself reaches a listener of its own.
+/// Returns the address at which this process reaches its own listener.
 pub(super) fn own_address(listener: &TcpListener) -> IoResult<String> {
     let mut address = listener.local_addr()?;
     if address.ip().is_unspecified() {
@@ -67,30 +67,31 @@ pub(super) fn own_address(listener: &TcpListener) -> IoResult<String> {
     Ok(address.to_string())
 }
 
-/// The host by which the others reach a process, and what decided that.
+/// The host at which other members reach a process, and how it was determined.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LocalHost {
-    /// A name, or an address; one of IPv6 may stand in brackets.
+    /// A name or an address; an IPv6 address may be in brackets.
     pub host: String,
-    /// What decided.
+    /// How the host was determined.
     pub decided_by: HostDecision,
 }
 
-/// What decides by which host the others reach a process.
+/// How the host at which other members reach a process was determined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum HostDecision {
-    /// The process's own address in the description of the job.
+    /// By the process's own address in the description of the job.
     Description,
-    /// A choice of an interface, by this variable or option.
+    /// By the choice of an interface in this variable or option.
     Interface(&'static str),
-    /// The way to the leader.
+    /// By the route to the leader.
     Route,
-    /// Nothing: there is no way to the leader, or its name cannot be looked up. Only this machine is left.
+    /// Not at all: there is no route to the leader, or its name cannot be resolved. The loopback address is used.
     NoRoute,
 }
 
-/// Where neither description nor choice decide: the leader's own address, else that of the interface towards the leader.
+/// Returns the host if neither the description nor an option determines it: the leader's own address, else that of the
+/// interface towards the leader.
 pub(super) fn towards_leader(membership: &Membership, driver: &Driver) -> LocalHost {
     let Ok((host, port)) = split(&membership.leader_address) else { return LocalHost::no_route() };
     if membership.is_leader() {
@@ -111,7 +112,7 @@ impl LocalHost {
     }
 }
 
-/// The address of the interface that packets to `target` leave by. Connecting a UDP socket sends nothing.
+/// Returns the address of the interface that packets to `target` leave by. Connecting a UDP socket sends nothing.
 fn interface_towards(target: SocketAddr) -> IoResult<IpAddr> {
     let any: IpAddr = match target {
         SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
@@ -145,7 +146,7 @@ mod tests {
         assert!(bound("localhost", None).ip().is_loopback());
         assert!(bound("worker-0.example", None).ip().is_unspecified());
         assert_eq!(bound("worker-0.example", Some("127.0.0.1")).ip(), Ipv4Addr::LOCALHOST);
-        // An address of the range for documentation is nobody's.
+        // An address of the range for documentation belongs to no machine.
         assert!(bound("192.0.2.1", None).ip().is_unspecified());
     }
 

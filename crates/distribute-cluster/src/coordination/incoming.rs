@@ -1,4 +1,4 @@
-//! The connections that a service accepts, within bounds.
+//! Incoming connections of a gRPC server, within limits.
 
 use std::collections::VecDeque;
 use std::io::{Error as IoError, ErrorKind, Result as IoResult};
@@ -17,13 +17,13 @@ use tonic::transport::server::Connected;
 
 use super::lock;
 
-/// Accepts connections for a gRPC server.
+/// A stream of accepted connections for a gRPC server.
 ///
-/// A connection that has not made itself known by a deadline is closed, whether it says nothing, speaks slowly or makes calls that
-/// are not answered; of such connections only so many are open at a time, and the oldest gives way. Where the system has no more
-/// file descriptors, accepting pauses instead of failing again and again.
+/// A connection that is not identified by its deadline is closed, whether it is silent, slow, or makes calls that are
+/// refused. The number of unidentified connections is bounded; the oldest is closed to admit a new one. If the process
+/// is out of file descriptors, accepting pauses instead of failing repeatedly.
 ///
-/// The methods of the service find the connection in a request's extensions as [`Acquaintance`].
+/// Service methods find the connection in a request's extensions as [`Acquaintance`].
 pub struct Incoming {
     listener: TcpListener,
     deadline: Duration,
@@ -34,15 +34,15 @@ pub struct Incoming {
 }
 
 impl Incoming {
-    /// The connections of a listener. They have `deadline` to make themselves known, and at most `max_unknown` are open that have
-    /// not.
+    /// Creates a stream of a listener's connections. A connection has `deadline` to be identified, and at most
+    /// `max_unknown` unidentified ones are open at a time.
     pub fn new(listener: TcpListener, deadline: Duration, max_unknown: usize) -> Incoming {
         let (unknown, pause) = (VecDeque::new(), None);
         Incoming { listener, deadline, max_unknown: max_unknown.max(1), unknown, pause, complained: None }
     }
 
     fn begin(&mut self, stream: TcpStream) -> Connection {
-        // Small messages are not held back; a socket that refuses works all the same.
+        // Disables Nagle's algorithm for small messages; the connection works without this, so an error is ignored.
         let _ = stream.set_nodelay(true);
         let state = Arc::new(State { phase: AtomicU8::new(UNKNOWN), waker: Mutex::new(None) });
         self.unknown.retain(|known| known.upgrade().is_some_and(|state| state.phase() == UNKNOWN));
@@ -56,15 +56,15 @@ impl Incoming {
         Connection { peer: stream.peer_addr().ok(), stream, state, deadline }
     }
 
-    /// Notes that nothing can be accepted for a while.
+    /// Logs that accepting has failed, at most once a minute.
     fn complain(&mut self, error: &IoError) {
         if self.complained.is_none_or(|last| last.elapsed() >= SILENCE) {
             self.complained = Some(Instant::now());
             let address =
                 self.listener.local_addr().map_or_else(|_| "a socket".to_owned(), |address| address.to_string());
             tracing::warn!(
-                "cannot accept connections at {address}: {error}; it is tried again every {} ms; raise the limit of open files \
-                 (ulimit -n), or look for what holds them",
+                "cannot accept connections at {address}: {error}; it is tried again every {} ms; raise the limit of \
+                 open files (ulimit -n), or look for what holds them",
                 PAUSE.as_millis()
             );
         }
@@ -82,7 +82,7 @@ impl Stream for Incoming {
             }
             match ready!(self.listener.poll_accept(cx)) {
                 Ok((stream, _)) => return Poll::Ready(Some(Ok(self.begin(stream)))),
-                // The peer has gone before it was accepted.
+                // The peer disconnected before the connection was accepted.
                 Err(error) if is_of_one_connection(&error) => {}
                 Err(error) => {
                     self.complain(&error);
@@ -93,24 +93,24 @@ impl Stream for Incoming {
     }
 }
 
-/// Whether the next connection can be accepted at once.
+/// Returns whether an error concerns a single connection, so that the next can be accepted at once.
 fn is_of_one_connection(error: &IoError) -> bool {
     use ErrorKind::{ConnectionAborted, ConnectionReset, Interrupted};
     matches!(error.kind(), ConnectionAborted | ConnectionReset | Interrupted)
 }
 
-/// A connection that was accepted.
+/// An accepted connection.
 pub struct Connection {
     stream: TcpStream,
     peer: Option<SocketAddr>,
     state: Arc<State>,
-    /// Gone once the connection is known.
+    /// `None` once the connection is identified.
     deadline: Option<Pin<Box<Sleep>>>,
 }
 
 struct State {
     phase: AtomicU8,
-    /// Of the task that reads the connection.
+    /// The waker of the task that reads the connection.
     waker: Mutex<Option<Waker>>,
 }
 
@@ -120,7 +120,7 @@ const EVICTED: u8 = 2;
 
 impl State {
     fn phase(&self) -> u8 {
-        // Nothing else is published with the phase.
+        // Relaxed: no other data is published with the phase.
         self.phase.load(Ordering::Relaxed)
     }
 
@@ -133,7 +133,7 @@ impl State {
     }
 }
 
-/// The other end of a call's connection.
+/// The peer of a call's connection.
 #[derive(Clone)]
 pub struct Acquaintance {
     peer: Option<SocketAddr>,
@@ -141,12 +141,12 @@ pub struct Acquaintance {
 }
 
 impl Acquaintance {
-    /// Keeps the connection: its other end has shown that it belongs here.
+    /// Marks the connection as identified, so that it is kept open.
     pub fn known(&self) {
         let _ = self.state.phase.compare_exchange(UNKNOWN, KNOWN, Ordering::Relaxed, Ordering::Relaxed);
     }
 
-    /// The address of the other end.
+    /// Returns the peer's address.
     pub fn peer(&self) -> Option<SocketAddr> {
         self.peer
     }
@@ -164,7 +164,7 @@ impl AsyncRead for Connection {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<IoResult<()>> {
         let this = &mut *self;
         if let Some(deadline) = &mut this.deadline {
-            // The waker comes first: an eviction after it wakes this task, one before it is seen here.
+            // The waker is stored first: an eviction after it wakes this task, one before it is visible here.
             *lock(&this.state.waker) = Some(cx.waker().clone());
             match this.state.phase() {
                 KNOWN => this.deadline = None,
@@ -203,8 +203,8 @@ impl AsyncWrite for Connection {
     }
 }
 
-/// How long accepting pauses where the system cannot give a connection.
+/// Pause after the system fails to accept a connection.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// How often that is said at most.
+/// Shortest interval between two warnings about such failures.
 const SILENCE: Duration = Duration::from_secs(60);

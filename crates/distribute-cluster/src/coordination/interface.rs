@@ -1,28 +1,28 @@
-//! Which network interface the others reach this process by, where the environment names one.
+//! The choice of the network interface at which other members reach this process.
 
 use std::net::IpAddr;
 
 use crate::{Error, Result};
 
-/// Variables that choose an interface; the first that is set counts.
+/// Variables that choose an interface; the first that is set is used.
 const VARIABLES: [&str; 3] = ["DISTRIBUTE_INTERFACE", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"];
 
-/// A choice among the interfaces of a machine, as NCCL_SOCKET_IFNAME spells it: `eth` (names that begin so), `=eth0` (that
-/// one), `^lo,docker` (all others), or an address.
+/// A choice among the interfaces of a machine, in the syntax of NCCL_SOCKET_IFNAME: `eth` (names with this prefix),
+/// `=eth0` (this name), `^lo,docker` (all but names with these prefixes), or an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InterfaceChoice {
-    /// Where the choice was read, as errors say it.
+    /// The source of the choice, as named in errors.
     variable: &'static str,
     given: String,
 }
 
 impl InterfaceChoice {
-    /// A choice by the program itself.
+    /// Creates a choice made by the program itself.
     pub fn new(given: &str) -> InterfaceChoice {
         InterfaceChoice { variable: "CoordinationOptions::interface", given: given.to_owned() }
     }
 
-    /// Where the choice was read, such as DISTRIBUTE_INTERFACE.
+    /// Returns the source of the choice, such as DISTRIBUTE_INTERFACE.
     pub fn variable(&self) -> &'static str {
         self.variable
     }
@@ -31,7 +31,7 @@ impl InterfaceChoice {
         VARIABLES.into_iter().find_map(|name| Some(InterfaceChoice { variable: name, given: variable(name)? }))
     }
 
-    /// The address of the chosen interface, of the same protocol as `like` where it has one.
+    /// Returns an address of the chosen interface, preferably of the same protocol as `like`.
     pub(super) fn address(&self, like: Option<IpAddr>) -> Result<IpAddr> {
         let interfaces = if_addrs::get_if_addrs().unwrap_or_default();
         let interfaces: Vec<(String, IpAddr)> =
@@ -42,12 +42,12 @@ impl InterfaceChoice {
     fn among(&self, interfaces: &[(String, IpAddr)], like: Option<IpAddr>) -> Result<IpAddr> {
         let chosen = interfaces.iter().filter(|(name, ip)| self.names(name, *ip)).map(|(_, ip)| *ip);
         let wants_v6 = like.is_some_and(|like| like.is_ipv6());
-        // A link-local address means nothing to others without the interface's own number.
+        // A link-local address is unusable on another machine without a scope id.
         let usable = chosen.filter(|ip| !matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local()));
         usable.min_by_key(|ip| ip.is_ipv6() != wants_v6).ok_or_else(|| {
             let mut known: Vec<&str> = Vec::new();
             for (name, _) in interfaces {
-                // All addresses of one protocol come before those of the other.
+                // An interface is listed once per address, and those of one protocol come before those of the other.
                 if !known.contains(&name.as_str()) {
                     known.push(name);
                 }
@@ -56,7 +56,8 @@ impl InterfaceChoice {
                 self.variable,
                 "no interface of this machine with an address is chosen by it",
                 &self.given,
-                "an address, or names of interfaces: eth (those that begin so), =eth0 (that one), ^lo,docker (all others)",
+                "an address, or names of interfaces: eth (those that begin so), =eth0 (that one), ^lo,docker (all \
+                 others)",
                 format!("This machine has {}.", known.join(", ")),
             )
         })

@@ -1,4 +1,4 @@
-//! How a member finds the leader and waits for the others.
+//! The joining member's side: finding the leader and waiting for the others.
 
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
@@ -8,14 +8,14 @@ use std::time::{Duration, Instant};
 use tonic::transport::{Channel, Endpoint};
 
 use super::alarm::Alarm;
-use super::member::{Attendance, Event, Member, Pass};
+use super::member::{Attendance, Credentials, Event, Member};
 use super::roster::{VERSION, digest};
 use super::wire::coordination_client::CoordinationClient;
 use super::{Coordination, CoordinationOptions, Waiting, lock, wire};
 use crate::text::{LONGEST, clean};
 use crate::{Error, Incarnation, Membership, Result, Task};
 
-/// Connects to the leader and waits until all have joined.
+/// Connects to the leader and waits until all members have joined.
 pub(super) async fn join(
     membership: Membership,
     address: String,
@@ -33,18 +33,18 @@ pub(super) async fn join(
         waited: Duration::ZERO,
         timeout: options.join_timeout,
     };
-    // Random keys of the standard library: two processes never draw the same number.
+    // The standard library's random keys make it unlikely that two processes draw the same number.
     let process = RandomState::new().hash_one(std::process::id());
-    let seeker = Seeker { membership, address, options, alarm, process, waiting: Mutex::new(waiting), started };
+    let joiner = Joiner { membership, address, options, alarm, process, waiting: Mutex::new(waiting), started };
     tokio::select! {
-        joined = seeker.seek() => joined,
-        never = seeker.tell() => match never {},
-        () = tokio::time::sleep(seeker.options.join_timeout) => Err(seeker.too_late()),
+        joined = joiner.seek() => joined,
+        never = joiner.tell() => match never {},
+        () = tokio::time::sleep(joiner.options.join_timeout) => Err(joiner.too_late()),
     }
 }
 
-/// A member that is not there yet.
-struct Seeker {
+/// A member that is joining.
+struct Joiner {
     membership: Membership,
     address: String,
     options: CoordinationOptions,
@@ -54,33 +54,33 @@ struct Seeker {
     started: Instant,
 }
 
-fn no_leader() -> Setback {
-    Setback::Again("what listens there does not answer as a leader".to_owned())
+fn no_leader() -> AttemptError {
+    AttemptError::Retry("what listens there does not answer as a leader".to_owned())
 }
 
-/// Why an attempt did not succeed.
-enum Setback {
-    /// It may next time.
-    Again(String),
-    /// It never will.
+/// Why an attempt to join failed.
+enum AttemptError {
+    /// A later attempt may succeed.
+    Retry(String),
+    /// No later attempt can succeed.
     Final(Error),
 }
 
-impl Seeker {
+impl Joiner {
     async fn seek(&self) -> Result<Member> {
         let mut pause = FIRST_PAUSE;
         loop {
             match self.attempt().await {
                 Ok(member) => return Ok(member),
-                Err(Setback::Final(error)) => return Err(error),
-                Err(Setback::Again(problem)) => lock(&self.waiting).problem = Some(problem),
+                Err(AttemptError::Final(error)) => return Err(error),
+                Err(AttemptError::Retry(problem)) => lock(&self.waiting).problem = Some(problem),
             }
             tokio::time::sleep(pause).await;
             pause = (pause * 3 / 2).min(LAST_PAUSE);
         }
     }
 
-    async fn attempt(&self) -> Result<Member, Setback> {
+    async fn attempt(&self) -> Result<Member, AttemptError> {
         let mut client = self.connect().await?;
         let job = self.membership.job_id();
         let id = Vec::from(job.to_bytes()).into();
@@ -97,73 +97,73 @@ impl Seeker {
         };
         let again = |status: tonic::Status| {
             let status = clean(&status.to_string(), LONGEST);
-            Setback::Again(format!("what listens there does not answer as a leader: {status}"))
+            AttemptError::Retry(format!("what listens there does not answer as a leader: {status}"))
         };
         let attend = Attendance::begin(&mut client, join, &self.options);
         let mut attendance = match tokio::time::timeout(CONNECT, attend).await {
             Ok(begun) => begun.map_err(again)?,
-            Err(_) => return Err(Setback::Again("what listens there does not answer".to_owned())),
+            Err(_) => return Err(AttemptError::Retry("what listens there does not answer".to_owned())),
         };
-        let mut pass: Option<Pass> = None;
+        let mut credentials: Option<Credentials> = None;
         loop {
             match attendance.next().await {
                 Event::Welcome(welcome) => {
                     let Ok(incarnation) = <[u8; 16]>::try_from(&*welcome.incarnation) else { return Err(no_leader()) };
                     let (job, rank, session) = (Some(job.clone()), self.membership.rank, welcome.session);
                     let caller = wire::Caller { job, rank, session };
-                    pass = Some(Pass { caller, incarnation: Incarnation::from_bytes(incarnation) });
+                    credentials = Some(Credentials { caller, incarnation: Incarnation::from_bytes(incarnation) });
                 }
                 Event::State(state) => {
                     self.note(&state);
                     if state.closing {
-                        return Err(Setback::Final(self.missing()));
+                        return Err(AttemptError::Final(self.missing()));
                     }
                     if state.missing.is_empty() {
                         let (membership, alarm) = (&self.membership, self.alarm.clone());
-                        let pass = pass.ok_or_else(no_leader)?;
-                        return Ok(Member::begin(client, attendance, &state, membership, pass, alarm));
+                        let credentials = credentials.ok_or_else(no_leader)?;
+                        return Ok(Member::begin(client, attendance, &state, membership, credentials, alarm));
                     }
                 }
                 Event::Refused(refusal) if refusal.passing => {
-                    return Err(Setback::Again(clean(&refusal.reason, LONGEST)));
+                    return Err(AttemptError::Retry(clean(&refusal.reason, LONGEST)));
                 }
                 Event::Refused(refusal) => {
-                    return Err(Setback::Final(Error::Refused {
+                    return Err(AttemptError::Final(Error::Refused {
                         task: self.membership.task().to_string(),
                         address: self.membership.leader_address.clone(),
                         reason: clean(&refusal.reason, LONGEST),
                     }));
                 }
                 Event::Silent(silence) => {
-                    return Err(Setback::Again(format!("silent for {:.1} s", silence.as_secs_f64())));
+                    return Err(AttemptError::Retry(format!("silent for {:.1} s", silence.as_secs_f64())));
                 }
-                Event::Broken => return Err(Setback::Again("the connection broke".to_owned())),
+                Event::Broken => return Err(AttemptError::Retry("the connection broke".to_owned())),
             }
         }
     }
 
-    async fn connect(&self) -> Result<CoordinationClient<Channel>, Setback> {
+    async fn connect(&self) -> Result<CoordinationClient<Channel>, AttemptError> {
         let wrong = |error: tonic::transport::Error| {
             let mend = "Correct the leader's address.";
             let given = self.address.clone();
-            Setback::Final(Error::config("the leader's address", cause(&error), given, "host:port", mend))
+            AttemptError::Final(Error::config("the leader's address", cause(&error), given, "host:port", mend))
         };
         let endpoint = Endpoint::from_shared(format!("http://{}", self.address)).map_err(wrong)?;
         let endpoint = endpoint.connect_timeout(CONNECT).tcp_nodelay(true);
-        // The lookup of a name has no deadline of its own.
+        // A name lookup has no deadline of its own.
         let channel = match tokio::time::timeout(CONNECT * 2, endpoint.connect()).await {
-            Ok(connected) => connected.map_err(|error| Setback::Again(cause(&error)))?,
+            Ok(connected) => connected.map_err(|error| AttemptError::Retry(cause(&error)))?,
             Err(_) => {
                 let problem = format!("its name was not found within {} s", (CONNECT * 2).as_secs());
-                return Err(Setback::Again(problem));
+                return Err(AttemptError::Retry(problem));
             }
         };
-        // Everybody's values, in one answer.
+        // One reply contains the values of all members.
         let largest = self.membership.tasks.len().saturating_mul(Coordination::MAX_VALUE_BYTES + 64);
         Ok(CoordinationClient::new(channel).max_decoding_message_size(largest.saturating_add(1 << 20)))
     }
 
-    /// Says every few seconds what this task waits for.
+    /// Reports at every progress interval what this task waits for.
     async fn tell(&self) -> std::convert::Infallible {
         loop {
             tokio::time::sleep(self.options.progress_interval).await;
@@ -213,22 +213,23 @@ impl Seeker {
     }
 }
 
-/// How many missing tasks an error names.
+/// The number of missing tasks that an error names.
 const MAX_SHOWN: usize = 16;
 
-/// Jobs up to this size tell the leader their tasks by name, so that it can say what differs; others a digest alone.
+/// Largest job whose members send the names of its tasks, so that the leader can name a difference; members of larger
+/// jobs send only a digest.
 const MAX_NAMED: usize = 1000;
 
-/// The pause after the first attempt; each further one is half as long again.
+/// The pause after the first attempt; each further pause is half as long again.
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 
 /// The longest pause between two attempts.
 const LAST_PAUSE: Duration = Duration::from_millis(500);
 
-/// How long one attempt to connect may take: a firewall that drops packets is no reason to wait longer.
+/// Timeout of one attempt to connect, so that a firewall that drops packets does not cause a long wait.
 const CONNECT: Duration = Duration::from_secs(5);
 
-/// The root of an error's chain, which is what a user can act on.
+/// Returns the message of an error's root cause, which is the part that a user can act on.
 fn cause(error: &dyn std::error::Error) -> String {
     let mut root = error;
     while let Some(source) = root.source() {

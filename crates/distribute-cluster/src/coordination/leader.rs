@@ -1,4 +1,4 @@
-//! Rank 0's service: its socket, its beginning and its end.
+//! Rank 0's service: its socket, its start and its shutdown.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -33,7 +33,7 @@ impl Leader {
             source,
         };
         let listener = match options.listener.take() {
-            // The caller may keep a handle of the socket.
+            // Cloned because the caller may keep a handle of the socket.
             Some(listener) => listener.try_clone(),
             None => host::listen(membership),
         };
@@ -55,18 +55,18 @@ impl Leader {
                 tracing::error!("the coordination service ended: {error}");
             }
         });
-        // Often enough that a silence is noticed soon after its timeout.
+        // Short enough that a silence is detected soon after its timeout.
         let period = options.heartbeat_interval.min(options.heartbeat_timeout / 8).max(Duration::from_millis(1));
         driver.handle().spawn(watch(hub.clone(), period));
         Ok(Leader { hub, address, serving: Mutex::new(Some(Serving { stop, ended })) })
     }
 
-    /// Where this process itself reaches the service.
+    /// Returns the address at which this process itself reaches the service.
     pub(super) fn address(&self) -> &str {
         &self.address
     }
 
-    /// Tells everybody that the leader leaves, answers whoever waits, and ends.
+    /// Tells all members that the leader leaves, answers pending calls, and shuts the service down.
     pub(super) fn close(&self) -> impl Future<Output = ()> + Send + use<> {
         let (hub, serving) = (self.hub.clone(), lock(&self.serving).take());
         async move {
@@ -81,13 +81,13 @@ impl Leader {
     }
 }
 
-/// How many connections may be open that are not known to be members', beside those of all members.
+/// The number of unidentified connections that may be open in addition to one for each member.
 const STRANGERS: usize = 128;
 
-/// How long the last answers may take to be read.
+/// How long peers may take to read the last replies.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// Looks for members that have fallen silent.
+/// Checks periodically for members that have fallen silent.
 async fn watch(hub: Arc<Hub>, period: Duration) {
     let mut ticks = tokio::time::interval(period);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);

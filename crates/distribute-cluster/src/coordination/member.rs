@@ -1,4 +1,4 @@
-//! A member's side, once it has joined.
+//! The member's side after joining.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ use super::{CoordinationOptions, PUT_TIMEOUT, wire};
 use crate::text::{LONGEST as LONGEST_TEXT, clean};
 use crate::{Error, FailureKind, Incarnation, Membership, Result};
 
-/// One stream between a member and the leader.
+/// The stream between a member and the leader.
 pub(super) struct Attendance {
     outbox: mpsc::Sender<MemberMessage>,
     inbox: Streaming<LeaderMessage>,
@@ -27,7 +27,7 @@ pub(super) struct Attendance {
     timeout: Duration,
 }
 
-/// What a member learns on its stream.
+/// An event on a member's stream.
 pub(super) enum Event {
     Welcome(wire::Welcome),
     State(wire::State),
@@ -52,7 +52,7 @@ impl Attendance {
         Ok(Attendance { outbox, inbox, ticks, pulse: Pulse::new(Instant::now(), timeout), timeout })
     }
 
-    /// The next event; gives signs of life meanwhile. Nothing is lost where it is cancelled.
+    /// Returns the next event and sends heartbeats meanwhile. Cancel safe: no event is lost.
     pub(super) async fn next(&mut self) -> Event {
         loop {
             tokio::select! {
@@ -67,7 +67,7 @@ impl Attendance {
                     }
                 }
                 _ = self.ticks.tick() => {
-                    // Half of the queue is kept for messages that matter; a leader that reads none is noticed by its
+                    // Half of the queue is reserved for other messages; a leader that does not read is detected by its
                     // silence.
                     if self.outbox.capacity() > OUTBOX / 2 {
                         self.send(member_message::Kind::Heartbeat(Heartbeat {}));
@@ -86,15 +86,15 @@ impl Attendance {
     }
 }
 
-/// The length of a member's queue of messages.
+/// The capacity of a member's queue of messages.
 const OUTBOX: usize = 16;
 
 fn message(kind: member_message::Kind) -> MemberMessage {
     MemberMessage { kind: Some(kind) }
 }
 
-/// What a member is given when it joins.
-pub(super) struct Pass {
+/// The credentials that a member receives when it joins.
+pub(super) struct Credentials {
     pub(super) caller: wire::Caller,
     pub(super) incarnation: Incarnation,
 }
@@ -105,11 +105,11 @@ pub(super) struct Member {
     commands: mpsc::Sender<Command>,
     membership: Arc<Membership>,
     task: String,
-    pass: Pass,
+    credentials: Credentials,
     alarm: Arc<Alarm>,
 }
 
-/// What the member's user wants said on the stream.
+/// A message that the member's user sends on the stream.
 enum Command {
     Report(Report),
     /// Answered when the leader has closed the stream.
@@ -117,13 +117,13 @@ enum Command {
 }
 
 impl Member {
-    /// Goes on with a stream on which all have joined.
+    /// Takes over a stream on which all members have joined.
     pub(super) fn begin(
         client: CoordinationClient<Channel>,
         attendance: Attendance,
         state: &wire::State,
         membership: &Membership,
-        pass: Pass,
+        credentials: Credentials,
         alarm: Arc<Alarm>,
     ) -> Member {
         let (commands, orders) = mpsc::channel(8);
@@ -132,7 +132,7 @@ impl Member {
         }
         tokio::spawn(attend(attendance, orders, alarm.clone()));
         let (membership, task) = (Arc::new(membership.clone()), membership.task().to_string());
-        Member { client, commands, membership, task, pass, alarm }
+        Member { client, commands, membership, task, credentials, alarm }
     }
 
     pub(super) fn task(&self) -> &str {
@@ -140,7 +140,7 @@ impl Member {
     }
 
     pub(super) fn incarnation(&self) -> Incarnation {
-        self.pass.incarnation
+        self.credentials.incarnation
     }
 
     pub(super) fn alarm(&self) -> &Alarm {
@@ -169,7 +169,7 @@ impl Member {
         self.ask(format!("put {key:?}"), rpc, PUT_TIMEOUT)
     }
 
-    /// The value of a key; `None` where nobody has put it in time.
+    /// Returns the value of a key; `None` if no member has put it in time.
     pub(super) fn get(
         &self,
         key: &str,
@@ -192,7 +192,7 @@ impl Member {
         }
     }
 
-    /// Everybody's values. `what` is both the key at the leader and the name in messages.
+    /// Returns the values of all members. `what` is both the key at the leader and the name in messages.
     pub(super) fn exchange(
         &self,
         what: String,
@@ -227,10 +227,10 @@ impl Member {
     }
 
     fn caller(&self) -> Option<wire::Caller> {
-        Some(self.pass.caller.clone())
+        Some(self.credentials.caller.clone())
     }
 
-    /// Makes a call, as long as the leader is there.
+    /// Makes a call and fails it when the leader is gone.
     fn ask<T, F>(&self, what: String, rpc: F, timeout: Duration) -> impl Future<Output = Result<T>> + Send + use<T, F>
     where
         T: Send + 'static,
@@ -239,10 +239,10 @@ impl Member {
         let (task, alarm, address) = (self.task.clone(), self.alarm.clone(), self.membership.leader_address.clone());
         async move {
             let mut gone = alarm.leader_gone();
-            let patience = timeout.min(LONGEST).saturating_add(Duration::from_secs(1));
+            let timeout = timeout.min(LONGEST).saturating_add(Duration::from_secs(1));
             let reason = tokio::select! {
                 biased;
-                answer = tokio::time::timeout(patience, rpc) => match answer {
+                answer = tokio::time::timeout(timeout, rpc) => match answer {
                     Ok(Ok(reply)) => return Ok(reply),
                     Ok(Err(status)) if status.code() == tonic::Code::PermissionDenied => {
                         return Err(Error::Refused { task, address, reason: clean(status.message(), LONGEST_TEXT) });
@@ -260,7 +260,7 @@ impl Member {
     }
 }
 
-/// How long the leader may take to take note of a departure.
+/// How long the leader may take to acknowledge a departure.
 const LEAVE: Duration = Duration::from_secs(1);
 
 fn millis(timeout: Duration) -> u64 {

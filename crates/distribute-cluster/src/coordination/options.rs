@@ -1,4 +1,4 @@
-//! How members meet and watch each other.
+//! Options for joining a job and for failure detection.
 
 use std::fmt;
 use std::net::{SocketAddr, TcpListener};
@@ -10,27 +10,27 @@ use super::{HostDecision, InterfaceChoice, LocalHost, host};
 use crate::error::seconds;
 use crate::{Error, JobId, Membership, Result, Task, env};
 
-/// How members meet and watch each other; every member uses the same heartbeats.
+/// Options for joining a job and for failure detection; every member must use the same heartbeats.
 #[derive(Clone)]
 pub struct CoordinationOptions {
     /// How long to wait for all members. Default 5 minutes; [`from_env`](CoordinationOptions::from_env) reads
     /// DISTRIBUTE_TIMEOUT.
     pub join_timeout: Duration,
-    /// How often each side says that it is alive. Default 1 s, at least 1 ms.
+    /// Interval between heartbeats in each direction. Default 1 s, at least 1 ms.
     pub heartbeat_interval: Duration,
-    /// After how much silence a member counts as lost. Default 10 s, at least twice the interval.
+    /// Silence after which a member is considered lost. Default 10 s, at least twice the interval.
     pub heartbeat_timeout: Duration,
-    /// How often to say who is still missing. Default 3 s.
+    /// Interval between reports of the tasks that are still missing. Default 3 s.
     pub progress_interval: Duration,
-    /// Who is told; by default a line of `tracing` at level info.
+    /// Receives the reports; by default they are logged by `tracing` at level info.
     pub progress: Option<Arc<Progress>>,
-    /// Which network interface the others reach this process by: one of its addresses, or names as
-    /// [`from_env`](CoordinationOptions::from_env) takes them. Default: the one towards the leader.
+    /// The network interface at which other members reach this process: one of its addresses, or names in the syntax of
+    /// [`from_env`](CoordinationOptions::from_env). Default: the one towards the leader.
     pub interface: Option<InterfaceChoice>,
-    /// The job's identity, before that of the [`Membership`]. Default: the membership's;
+    /// The job's identity; overrides that of the [`Membership`]. Default: the membership's;
     /// [`from_env`](CoordinationOptions::from_env) reads DISTRIBUTE_JOB_ID.
     pub job_id: Option<JobId>,
-    /// A listener of the leader that exists already; for tests and launchers.
+    /// An existing listener for the leader, for tests and launchers.
     pub listener: Option<Arc<TcpListener>>,
 }
 
@@ -50,20 +50,21 @@ impl Default for CoordinationOptions {
 }
 
 impl CoordinationOptions {
-    /// The defaults, with the join timeout of DISTRIBUTE_TIMEOUT (seconds), the identity of DISTRIBUTE_JOB_ID, and the interface of DISTRIBUTE_INTERFACE, or else
-    /// NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME: `eth` (names that begin so), `=eth0` (that one), `^lo,docker` (all others),
-    /// or an address of this machine.
+    /// Returns the defaults, modified by the environment: the join timeout from DISTRIBUTE_TIMEOUT (seconds), the
+    /// identity from DISTRIBUTE_JOB_ID, and the interface from the first of DISTRIBUTE_INTERFACE, NCCL_SOCKET_IFNAME
+    /// and GLOO_SOCKET_IFNAME: `eth` (names with this prefix), `=eth0` (this name), `^lo,docker` (all but names with
+    /// these prefixes), or an address of this machine.
     ///
     /// # Errors
-    /// [`Error::Config`] where the timeout is not a number above 0, the identity is malformed, or a variable is not UTF-8.
+    /// [`Error::Config`] if the timeout is not a number above 0, the identity is malformed, or a variable is not UTF-8.
     pub fn from_env() -> Result<CoordinationOptions> {
         env::read(|variable| CoordinationOptions::from_vars(variable))
     }
 
-    /// As [`from_env`](CoordinationOptions::from_env), with the variables looked up by a function.
+    /// Like [`from_env`](CoordinationOptions::from_env), but looks variables up by a function.
     ///
     /// # Errors
-    /// As [`from_env`](CoordinationOptions::from_env).
+    /// [`Error::Config`] if the timeout is not a number above 0, or the identity is malformed.
     pub fn from_vars(variable: impl Fn(&str) -> Option<String>) -> Result<CoordinationOptions> {
         let variable = env::set(&variable);
         let interface = InterfaceChoice::from_vars(&variable);
@@ -81,11 +82,13 @@ impl CoordinationOptions {
         Ok(options)
     }
 
-    /// The host by which the others reach this process as `membership`: its own address in the description of the job, else
-    /// the chosen interface, else the one towards the leader, whose name is looked up for at most 5 s. Joins nothing.
+    /// Returns the host at which other members reach this process: its own address in the description of the job, else
+    /// the chosen interface, else the one towards the leader, whose name lookup takes at most 5 s. Does not join the
+    /// job.
     ///
     /// # Errors
-    /// [`Error::Config`] where [`interface`](CoordinationOptions::interface) chooses none of this machine.
+    /// [`Error::Config`] if [`interface`](CoordinationOptions::interface) matches no interface of this machine, and
+    /// [`Error::Thread`] if the lookup's thread cannot be started.
     pub fn local_host(&self, membership: &Membership) -> Result<LocalHost> {
         match self.decided_host(membership)? {
             Some(decided) => Ok(decided),
@@ -93,7 +96,8 @@ impl CoordinationOptions {
         }
     }
 
-    /// What needs no look at the leader. A wrong choice is an error even where the description counts before it.
+    /// Returns the host if the leader's address is not needed for it. An invalid interface is an error even if the
+    /// description overrides it.
     pub(super) fn decided_host(&self, membership: &Membership) -> Result<Option<LocalHost>> {
         let like = membership.leader_address.parse::<SocketAddr>().ok().map(|address| address.ip());
         let chosen = self.interface.as_ref().map(|choice| Ok((choice, choice.address(like)?))).transpose()?;
@@ -105,7 +109,7 @@ impl CoordinationOptions {
         }))
     }
 
-    /// Refuses what could not work, and bounds what clocks cannot add.
+    /// Rejects invalid options, and bounds durations so that they can be added to clocks.
     pub(super) fn check(&mut self, membership: &Membership) -> Result<()> {
         let (size, given) = (membership.world_size(), membership.rank.to_string());
         if membership.rank >= size {
@@ -134,7 +138,7 @@ impl CoordinationOptions {
         Ok(())
     }
 
-    /// The same without the listener, which belongs to the leader's service alone.
+    /// Returns the same options without the listener, which belongs to the leader's service only.
     pub(super) fn clone_for_join(&self) -> CoordinationOptions {
         CoordinationOptions { listener: None, ..self.clone() }
     }
@@ -147,10 +151,10 @@ impl CoordinationOptions {
     }
 }
 
-/// Is told, every few seconds, what a task waits for while it joins.
+/// A callback that receives, at every progress interval, what a task waits for while it joins.
 pub type Progress = dyn Fn(&Waiting) + Send + Sync;
 
-/// Durations above this are as good as for ever.
+/// Upper bound of durations; longer ones are treated as this.
 pub(super) const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
 
 impl fmt::Debug for CoordinationOptions {
@@ -168,25 +172,25 @@ impl fmt::Debug for CoordinationOptions {
     }
 }
 
-/// What a task waits for while it joins; printed as a sentence.
+/// What a task waits for while it joins; its `Display` form is a sentence.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Waiting {
     /// The task that waits.
     pub task: Task,
-    /// Who is missing, as far as the leader has said; in large jobs the first of them.
+    /// The missing tasks as last reported by the leader; in large jobs only the first of them.
     pub missing: Vec<Task>,
-    /// How many are missing.
+    /// The number of missing tasks.
     pub missing_count: u32,
     /// The number of tasks of the job.
     pub world_size: u32,
     /// The leader and its address.
     pub leader: String,
-    /// Why this task is not connected to the leader; `None` while it is.
+    /// Why this task is not connected to the leader; `None` while it is connected.
     pub problem: Option<String>,
-    /// How long it has waited.
+    /// How long the task has waited.
     pub waited: Duration,
-    /// How long it waits in all.
+    /// The timeout.
     pub timeout: Duration,
 }
 

@@ -1,14 +1,14 @@
-//! How long the other side has been silent.
+//! Measures how long the peer has been silent.
 
 use std::time::{Duration, Instant};
 
-/// When the other side was last heard. Time in which this process itself stood still (stopped, swapped out, a suspended
-/// machine) is not counted: then nobody listened, and silence proves nothing.
+/// The time at which the peer was last heard. Time in which this process itself was stopped, swapped out or suspended
+/// is not counted, because it could not receive anything then.
 #[derive(Debug)]
 pub(super) struct Pulse {
     heard: Instant,
     looked: Instant,
-    /// A gap between two looks above this means that this process stood still.
+    /// A gap between two checks above this means that this process was stopped.
     stall: Duration,
 }
 
@@ -22,7 +22,7 @@ impl Pulse {
         self.looked = now;
     }
 
-    /// How long the other side has been silent; to be asked often.
+    /// Returns how long the peer has been silent; must be called often.
     pub(super) fn silence(&mut self, now: Instant) -> Duration {
         let gap = now.saturating_duration_since(self.looked);
         if gap > self.stall {
@@ -46,10 +46,10 @@ mod tests {
         assert_eq!(pulse.silence(at(300)), Duration::from_millis(300));
         pulse.heard(at(350));
         assert_eq!(pulse.silence(at(450)), Duration::from_millis(100));
-        // This process stood still for ten seconds.
+        // This process was stopped for ten seconds.
         assert_eq!(pulse.silence(at(10_450)), Duration::from_millis(100));
         assert_eq!(pulse.silence(at(10_550)), Duration::from_millis(200));
-        // A clock that stands still or goes back is no panic.
+        // A clock that does not advance or goes backwards does not panic.
         assert_eq!(pulse.silence(at(0)), Duration::ZERO);
     }
 }

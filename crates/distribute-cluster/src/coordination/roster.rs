@@ -1,4 +1,4 @@
-//! Who has joined, left or failed: the leader's decisions, without sockets or clocks.
+//! The members that have joined, left or failed: the leader's decisions, without sockets or clocks.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -10,19 +10,19 @@ use crate::job::Digest;
 use crate::text::{LONGEST, clean};
 use crate::{FailureKind, JobId, Membership, Task};
 
-/// The version of the protocol; raised with every change that older members would misread.
+/// The protocol version; incremented with every change that older members would misread.
 pub(super) const VERSION: u32 = 2;
 
-/// The members as the leader knows them.
+/// The leader's view of the members.
 pub(super) struct Roster {
     membership: Membership,
     job: JobId,
     heartbeat_timeout: Duration,
     seats: BTreeMap<u32, Seat>,
-    /// Ranks without a seat.
+    /// Ranks that have not joined.
     missing: BTreeSet<u32>,
     tasks_digest: [u8; 16],
-    /// All have joined once.
+    /// Whether all members have joined once.
     complete: bool,
     failure: Option<wire::Failure>,
     closing: bool,
@@ -32,33 +32,33 @@ pub(super) struct Roster {
 /// A member that has joined.
 struct Seat {
     process: u64,
-    /// What this process's calls carry.
+    /// The session that this process's calls carry.
     session: Session,
-    /// Tells the streams of one member apart when it has connected again.
+    /// Distinguishes the streams of a member that has reconnected.
     visit: u64,
     address: String,
     pulse: Pulse,
     left: bool,
 }
 
-/// What only a member and the leader know.
+/// A secret shared by a member and the leader.
 pub(super) type Session = [u8; 16];
 
-/// Why a call is not answered.
+/// Why a call is refused.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Stranger {
-    /// It comes from another job.
+pub(super) enum CallerError {
+    /// The caller belongs to another job.
     OtherJob(String),
-    /// It comes from no member.
+    /// The caller is not a member.
     NoMember,
 }
 
-/// What a task that wants to join is told.
+/// The reply to a task that wants to join.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Answer {
-    /// It has joined; its stream has this number.
+    /// The task has joined; its stream has this number.
     Seated { visit: u64 },
-    /// It cannot join; where `passing`, it may try again.
+    /// The task cannot join; if `passing`, it may retry.
     Refused { reason: String, passing: bool },
 }
 
@@ -70,13 +70,13 @@ impl Roster {
         Roster { membership, job, heartbeat_timeout, seats, missing, tasks_digest, complete, failure, closing, visits }
     }
 
-    /// Seats a member whose calls will carry `session`, or says why not.
+    /// Admits a member whose calls will carry `session`, or returns why not.
     pub(super) fn admit(&mut self, join: &wire::Join, session: Session, address: String, now: Instant) -> Answer {
         let refused = |reason: String, passing| Answer::Refused { reason, passing };
         if let Some(reason) = self.other_version(join) {
             return refused(reason, false);
         }
-        // The next one on this address may be another job.
+        // The task may belong to the next job on this address.
         if self.closing || self.failure.is_some() {
             return refused("the leader still belongs to a job that is ending".to_owned(), true);
         }
@@ -92,7 +92,8 @@ impl Roster {
             }
             Some(seat) if seat.process != join.process => {
                 let reason = format!(
-                    "two processes say that they are {task}: one at {}, one at {address}; give each task an index of its own",
+                    "two processes say that they are {task}: one at {}, one at {address}; give each task an index of \
+                     its own",
                     seat.address
                 );
                 return refused(reason, false);
@@ -112,24 +113,26 @@ impl Roster {
         let (leader, theirs) = (self.membership.tasks[0], join.version);
         (theirs != VERSION).then(|| {
             format!(
-                "it speaks version {theirs} of the protocol, {leader} version {VERSION}; start the same build on every task"
+                "it speaks version {theirs} of the protocol, {leader} version {VERSION}; start the same build on every \
+                 task"
             )
         })
     }
 
-    /// How a member's description of the job differs from the leader's.
+    /// Returns how a member's description of the job differs from the leader's.
     fn disagreement(&self, join: &wire::Join) -> Option<String> {
         let here = &self.membership;
         let leader = here.tasks[0];
         let other_job = self.other_job(join.job.as_ref());
-        // Where both are derived, what they are derived from says more.
+        // If both identities are derived, the difference of the descriptions is more informative.
         if other_job.is_some() && !(self.job.is_derived() && join.job.as_ref().is_some_and(|job| job.derived)) {
             return other_job;
         }
         if join.world_size != here.world_size() {
             let (theirs, ours) = (join.world_size, here.world_size());
             return Some(format!(
-                "it was told that the job has {theirs} tasks, but {leader} was told {ours}; give every task the same description"
+                "it was told that the job has {theirs} tasks, but {leader} was told {ours}; give every task the same \
+                 description"
             ));
         }
         if join.rank >= join.world_size {
@@ -151,19 +154,19 @@ impl Roster {
         })
     }
 
-    /// How a caller's job differs from the leader's.
+    /// Returns how a caller's job differs from the leader's.
     fn other_job(&self, job: Option<&wire::Job>) -> Option<String> {
         let (ours, leader) = (&self.job, self.membership.tasks[0]);
         match job {
             Some(job) if job.id == ours.to_bytes().as_slice() => None,
             Some(job) if job.derived && ours.is_derived() => Some(format!(
-                "it was told of another cluster ({}) than {leader} ({ours}); give every task the same addresses, or set \
-                 DISTRIBUTE_JOB_ID alike on all tasks of one job",
+                "it was told of another cluster ({}) than {leader} ({ours}); give every task the same addresses, or \
+                 set DISTRIBUTE_JOB_ID alike on all tasks of one job",
                 clean(&job.name, LONGEST)
             )),
             _ => Some(format!(
-                "it belongs to job {}, but {leader} leads job {ours}; give each job an address of its own, or, if it is one \
-                 job, set DISTRIBUTE_JOB_ID alike on all of its tasks",
+                "it belongs to job {}, but {leader} leads job {ours}; give each job an address of its own, or, if it \
+                 is one job, set DISTRIBUTE_JOB_ID alike on all of its tasks",
                 job.map_or_else(|| "(none)".to_owned(), |job| clean(&job.name, LONGEST))
             )),
         }
@@ -175,7 +178,7 @@ impl Roster {
         }
     }
 
-    /// A member says that it leaves; whether that changes anything.
+    /// Records that a member leaves and returns whether the roster changed.
     pub(super) fn leave(&mut self, rank: u32, visit: u64) -> bool {
         match (self.complete, self.seat(rank, visit)) {
             (_, None) => return false,
@@ -185,14 +188,14 @@ impl Roster {
         true
     }
 
-    /// A member's stream has ended; whether that changes anything.
+    /// Records that a member's stream has ended and returns whether the roster changed.
     pub(super) fn broke(&mut self, rank: u32, visit: u64, now: Instant) -> bool {
         let Some(seat) = self.seat(rank, visit) else { return false };
         let silence = seat.pulse.silence(now);
         self.lose(rank, "its process ended or its connection broke".to_owned(), silence)
     }
 
-    /// Looks for members that have fallen silent; whether there are any.
+    /// Records the members that have fallen silent and returns whether there are any.
     pub(super) fn look(&mut self, now: Instant) -> bool {
         let timeout = self.heartbeat_timeout;
         let here = self.seats.iter_mut().filter(|(_, seat)| !seat.left);
@@ -204,14 +207,14 @@ impl Roster {
         })
     }
 
-    /// A member reports its own failure; whether that changes anything. Nobody has work that could fail before all have
-    /// joined.
+    /// Records a member's report of its own failure and returns whether the roster changed. Reports before all have
+    /// joined are ignored: no work can have failed yet.
     pub(super) fn report(&mut self, rank: u32, visit: u64, report: &wire::Report) -> bool {
         let cause = Cause::Reported(clean(&report.message, LONGEST));
         self.complete && self.seat(rank, visit).is_some() && self.fail(rank, cause, report.kind)
     }
 
-    /// The leader leaves.
+    /// Records that the leader leaves.
     pub(super) fn close(&mut self) {
         self.closing = true;
     }
@@ -220,7 +223,7 @@ impl Roster {
         self.closing
     }
 
-    /// Whether nothing more is to be told on this stream.
+    /// Returns whether a stream has nothing more to send.
     pub(super) fn is_over(&self, rank: u32, visit: u64) -> bool {
         self.closing || self.seats.get(&rank).is_none_or(|seat| seat.left || seat.visit != visit)
     }
@@ -229,17 +232,18 @@ impl Roster {
         self.failure.as_ref()
     }
 
-    /// The member that makes a call.
+    /// Returns the rank of a caller.
     ///
     /// # Errors
-    /// Who else it is.
-    pub(super) fn member(&self, caller: Option<&wire::Caller>) -> Result<u32, Stranger> {
+    /// [`CallerError::OtherJob`] if the caller belongs to another job, [`CallerError::NoMember`] if its session is
+    /// unknown.
+    pub(super) fn member(&self, caller: Option<&wire::Caller>) -> Result<u32, CallerError> {
         if let Some(reason) = self.other_job(caller.and_then(|caller| caller.job.as_ref())) {
-            return Err(Stranger::OtherJob(reason));
+            return Err(CallerError::OtherJob(reason));
         }
-        let caller = caller.ok_or(Stranger::NoMember)?;
+        let caller = caller.ok_or(CallerError::NoMember)?;
         let seat = self.seats.get(&caller.rank).filter(|seat| !seat.left && caller.session == seat.session.as_slice());
-        seat.map(|_| caller.rank).ok_or(Stranger::NoMember)
+        seat.map(|_| caller.rank).ok_or(CallerError::NoMember)
     }
 
     pub(super) fn has_left(&self, rank: u32) -> bool {
@@ -250,7 +254,7 @@ impl Roster {
         self.membership.world_size()
     }
 
-    /// What every member is told.
+    /// Returns the state that is sent to every member.
     pub(super) fn state(&self) -> wire::State {
         let missing = self.missing.iter().filter(|_| !self.complete).take(MAX_TOLD).copied().collect();
         let missing_count = if self.complete { 0 } else { self.missing.len() as u32 };
@@ -261,7 +265,7 @@ impl Roster {
         self.seats.get_mut(&rank).filter(|seat| seat.visit == visit && !seat.left)
     }
 
-    /// Before all have joined, a member that is gone may come back; afterwards its loss is the job's failure.
+    /// Removes a lost member. Before all have joined it may come back; afterwards its loss is the job's failure.
     fn lose(&mut self, rank: u32, how: String, silence: Duration) -> bool {
         if !self.complete {
             return self.unseat(rank);
@@ -273,13 +277,13 @@ impl Roster {
         self.fail(rank, Cause::Lost(wire::Lost { how, last_heard_ms }), FailureKind::Retryable.code())
     }
 
-    /// Takes a seat back; whether there was one.
+    /// Frees a seat and returns whether it was taken.
     fn unseat(&mut self, rank: u32) -> bool {
         let sat = self.seats.remove(&rank).is_some();
         sat && self.missing.insert(rank)
     }
 
-    /// Keeps the first failure; whether this is it.
+    /// Keeps the first failure and returns whether this is it.
     fn fail(&mut self, rank: u32, cause: Cause, kind: u32) -> bool {
         let first = self.failure.is_none();
         self.failure.get_or_insert(wire::Failure { rank, cause: Some(cause), kind });
@@ -287,14 +291,14 @@ impl Roster {
     }
 }
 
-/// What members compare instead of the names of all tasks.
+/// Returns the digest that members compare in place of the names of all tasks.
 pub(super) fn digest(tasks: &[Task]) -> [u8; 16] {
     let mut digest = Digest::new("tasks");
     tasks.iter().for_each(|task| digest.text(&task.to_string()));
     digest.finish()
 }
 
-/// How many missing ranks members are told: enough for a sentence, little enough to be sent to all of a large job.
+/// The number of missing ranks that are sent to members; bounded to keep messages of a large job small.
 const MAX_TOLD: usize = 32;
 
 #[cfg(test)]

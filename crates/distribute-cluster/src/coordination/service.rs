@@ -13,7 +13,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 use super::incoming::Acquaintance;
 use super::options::LONGEST;
-use super::roster::{Answer, Roster, Stranger};
+use super::roster::{Answer, CallerError, Roster};
 use super::store::{Store, check};
 use super::wire::coordination_server::Coordination as Calls;
 use super::wire::{
@@ -24,12 +24,12 @@ use super::{Coordination, CoordinationOptions, lock};
 use crate::job::random;
 use crate::{Incarnation, Membership, Result};
 
-/// What all calls share. The lock is held for moments only, never across a wait.
+/// The state that all calls share. The lock is never held across an await.
 pub(super) struct Hub {
     inner: Mutex<Inner>,
-    /// The roster has changed: members are to be told.
+    /// Signals that the roster has changed and members must be told.
     members: watch::Sender<()>,
-    /// Anything has changed that a call may wait for.
+    /// Signals that anything has changed that a call may wait for.
     anything: watch::Sender<()>,
     heartbeat_interval: Duration,
     incarnation: Incarnation,
@@ -41,11 +41,11 @@ pub(super) struct Inner {
     rounds: HashMap<String, Round>,
 }
 
-/// One exchange that is not complete.
+/// An exchange that is not complete.
 #[derive(Default)]
 struct Round {
     values: BTreeMap<u32, Bytes>,
-    /// How it ended; whoever waits holds it.
+    /// The result; every waiter holds a reference to it.
     end: Arc<OnceLock<ExchangeReply>>,
 }
 
@@ -61,7 +61,7 @@ impl Hub {
         })
     }
 
-    /// Changes the roster and tells everybody, where there was a change.
+    /// Changes the roster and notifies all waiters if `change` returns true.
     pub(super) fn change(&self, change: impl FnOnce(&mut Inner) -> bool) {
         if change(&mut lock(&self.inner)) {
             self.members.send_replace(());
@@ -76,7 +76,7 @@ impl Hub {
         });
     }
 
-    /// Waits until `look` finds something; `None` at the deadline.
+    /// Waits until `look` returns a value; `None` at the deadline.
     async fn until<T>(&self, timeout_ms: u64, mut look: impl FnMut(&mut Inner) -> Option<T>) -> Option<T> {
         let deadline = tokio::time::Instant::now() + Duration::from_millis(timeout_ms).min(LONGEST);
         let mut changed = self.anything.subscribe();
@@ -92,7 +92,7 @@ impl Hub {
 }
 
 impl Hub {
-    /// Ends a round that took too long, for all who wait in it: they name the same missing members.
+    /// Ends a round that timed out for all of its waiters, so that they name the same missing members.
     fn give_up(&self, key: &str, end: &Arc<OnceLock<ExchangeReply>>) -> ExchangeReply {
         let ended = {
             let mut inner = lock(&self.inner);
@@ -106,7 +106,7 @@ impl Hub {
     }
 }
 
-/// The calls.
+/// The implementation of the protocol's calls.
 pub(super) struct Service(pub(super) Arc<Hub>);
 
 #[tonic::async_trait]
@@ -197,7 +197,7 @@ impl Calls for Service {
         if ended {
             self.0.anything.send_replace(());
         }
-        let place = Place { hub: &self.0, key: &key, rank, end: &end };
+        let waiter = Waiter { hub: &self.0, key: &key, rank, end: &end };
         let reply = self.0.until(timeout_ms, |inner| {
             let hopeless = inner.roster.failure().is_some() || inner.roster.is_closing();
             match end.get() {
@@ -210,27 +210,27 @@ impl Calls for Service {
             Some(reply) => reply,
             None => self.0.give_up(&key, &end),
         };
-        drop(place);
+        drop(waiter);
         Ok(Response::new(reply))
     }
 }
 
-/// How many exchanges and barriers may wait for members at a time.
+/// The largest number of exchanges and barriers that wait for members at a time.
 const MAX_ROUNDS: usize = 4096;
 
-/// How long a connection may take to say what it wants, and to show that it is a member's.
+/// How long a connection may take to send its first message and to be identified as a member's.
 pub(super) const FIRST_MESSAGE: Duration = Duration::from_secs(10);
 
-/// A member that waits in a round. One whose wait ends before the round takes its value back, so that those who come
-/// later do not believe that it is still there.
-struct Place<'a> {
+/// A member that waits in a round. If its wait ends before the round does, it withdraws its value, so that members that
+/// arrive later do not count it as present.
+struct Waiter<'a> {
     hub: &'a Hub,
     key: &'a str,
     rank: u32,
     end: &'a Arc<OnceLock<ExchangeReply>>,
 }
 
-impl Drop for Place<'_> {
+impl Drop for Waiter<'_> {
     fn drop(&mut self) {
         let mut inner = lock(&self.hub.inner);
         if let Some(round) = inner.rounds.get_mut(self.key)
@@ -245,11 +245,11 @@ impl Drop for Place<'_> {
 }
 
 impl Inner {
-    /// The member that makes a call, whose connection is kept from then on; nobody else is answered.
+    /// Returns the rank of a caller and marks its connection as identified; refuses callers that are not members.
     fn member(&self, caller: Option<&Caller>, acquaintance: Option<Acquaintance>) -> Result<u32, Status> {
-        let rank = self.roster.member(caller).map_err(|stranger| match stranger {
-            Stranger::OtherJob(reason) => Status::permission_denied(reason),
-            Stranger::NoMember => Status::failed_precondition("this task is not a member of the leader's job"),
+        let rank = self.roster.member(caller).map_err(|error| match error {
+            CallerError::OtherJob(reason) => Status::permission_denied(reason),
+            CallerError::NoMember => Status::failed_precondition("this task is not a member of the leader's job"),
         })?;
         if let Some(acquaintance) = acquaintance {
             acquaintance.known();
@@ -257,9 +257,9 @@ impl Inner {
         Ok(rank)
     }
 
-    /// Whether a round may be opened, or is open already; else why not.
+    /// Checks that a round is open already or may be opened; the error is a message.
     fn has_room(&self, key: &str) -> Result<(), String> {
-        // The name of an exchange is quoted and preceded by what it is.
+        // The key of an exchange is its quoted name with a prefix.
         if key.len() > 16 * Coordination::MAX_KEY_BYTES {
             return Err(format!(
                 "the name has {} bytes; at most {} are allowed",
@@ -269,20 +269,22 @@ impl Inner {
         }
         if self.rounds.len() >= MAX_ROUNDS && !self.rounds.contains_key(key) {
             return Err(format!(
-                "{MAX_ROUNDS} exchanges and barriers are waiting for members, as many as are allowed; use fewer names at a time"
+                "{MAX_ROUNDS} exchanges and barriers are waiting for members, as many as are allowed; use fewer names \
+                 at a time"
             ));
         }
         Ok(())
     }
 
-    /// Ends a round with what it has, so that the next use of its key begins a new one; whether there was one.
+    /// Ends a round with the values that it has, so that the next use of its key begins a new one. Returns whether a
+    /// round was open.
     fn end(&mut self, key: &str) -> bool {
         let reply = self.reply(key);
         let Some(round) = self.rounds.remove(key) else { return false };
         round.end.set(reply).is_ok()
     }
 
-    /// The values of a round where all have come, else who has not.
+    /// Returns the values of a round if all members have arrived, else the missing members.
     fn reply(&self, key: &str) -> ExchangeReply {
         let absent = self.absent(key);
         let values = match (self.rounds.get(key), absent.is_empty()) {
@@ -293,7 +295,7 @@ impl Inner {
         ExchangeReply { values, absent, failure, closing }
     }
 
-    /// Who has not come to a round, and where they are instead.
+    /// Returns the members that have not arrived at a round, and the round at which each of them waits instead.
     fn absent(&self, key: &str) -> Vec<Absent> {
         let here = |rank: &u32| self.rounds.get(key).is_some_and(|round| round.values.contains_key(rank));
         let elsewhere = |rank: u32| {
@@ -305,7 +307,7 @@ impl Inner {
     }
 }
 
-/// Tells a member the state: at once, at every change, and as a heartbeat.
+/// Sends the state to a member: at once, at every change, and as a heartbeat.
 async fn write(hub: Arc<Hub>, rank: u32, visit: u64, outbox: mpsc::Sender<Result<LeaderMessage, Status>>) {
     let mut changed = hub.members.subscribe();
     loop {
@@ -321,7 +323,7 @@ async fn write(hub: Arc<Hub>, rank: u32, visit: u64, outbox: mpsc::Sender<Result
     }
 }
 
-/// Listens to a member until it leaves or is lost.
+/// Reads a member's messages until it leaves or is lost.
 async fn read(hub: Arc<Hub>, rank: u32, visit: u64, mut inbox: Streaming<MemberMessage>) {
     use member_message::Kind;
     let mut changed = hub.members.subscribe();

@@ -1,4 +1,4 @@
-//! The values of a job, within bounds.
+//! The key-value store of a job, within limits.
 
 use std::collections::HashMap;
 
@@ -6,7 +6,7 @@ use prost::bytes::Bytes;
 
 use super::Coordination;
 
-/// What members have put, at the leader.
+/// The leader's store of the values that members have put.
 #[derive(Default)]
 pub(super) struct Store {
     values: HashMap<String, Bytes>,
@@ -14,10 +14,10 @@ pub(super) struct Store {
 }
 
 impl Store {
-    /// Stores a value; a later one of the same key replaces it.
+    /// Stores a value, replacing an earlier one with the same key.
     ///
     /// # Errors
-    /// Why there is no room for it, as a sentence.
+    /// A message if the key or value is too large or the store is full.
     pub(super) fn put(&mut self, key: String, value: Bytes) -> Result<(), String> {
         check(&key, value.len())?;
         let before = self.values.get(&key).map(|value| key.len() + value.len());
@@ -30,7 +30,8 @@ impl Store {
         let bytes = self.bytes - before.unwrap_or(0) + key.len() + value.len();
         if bytes > Coordination::MAX_STORED_BYTES {
             return Err(format!(
-                "the job's keys and values would have {bytes} bytes, at most {} are allowed; send tensors by collectives",
+                "the job's keys and values would have {bytes} bytes, at most {} are allowed; send tensors by \
+                 collectives",
                 Coordination::MAX_STORED_BYTES
             ));
         }
@@ -44,7 +45,7 @@ impl Store {
     }
 }
 
-/// Whether a key and the size of its value are within bounds, else a sentence.
+/// Checks the sizes of a key and its value; the error is a message.
 pub(super) fn check(key: &str, value_bytes: usize) -> Result<(), String> {
     if key.len() > Coordination::MAX_KEY_BYTES {
         return Err(format!(
@@ -87,13 +88,13 @@ mod tests {
     #[test]
     fn all_values_together_are_bounded() {
         let mut store = Store::default();
-        // The same bytes again and again, so that the test takes no memory.
+        // The same bytes are shared by all values, so that the test needs little memory.
         let largest = Bytes::from(vec![0; Coordination::MAX_VALUE_BYTES]);
         let full = (0..1000).find(|key| store.put(format!("{key:03}"), largest.clone()).is_err()).unwrap();
         assert_eq!(full, Coordination::MAX_STORED_BYTES / (Coordination::MAX_VALUE_BYTES + 3));
         let text = store.put("x".to_owned(), largest.clone()).unwrap_err();
         assert!(text.contains("at most 268435456 are allowed"), "{text}");
-        // A value that replaces another takes its room.
+        // A value that replaces another reuses its space.
         store.put("000".to_owned(), Bytes::new()).unwrap();
         store.put("x".to_owned(), largest).unwrap();
         assert_eq!(store.bytes, store.values.iter().map(|(key, value)| key.len() + value.len()).sum::<usize>());

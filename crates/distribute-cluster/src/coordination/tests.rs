@@ -12,7 +12,7 @@ mod joining;
 
 const SOON: Duration = Duration::from_secs(10);
 
-/// A free port on loopback with its listener, so that nobody takes it meanwhile.
+/// A free port on loopback with its listener, so that no other process takes it meanwhile.
 fn listener() -> (Arc<TcpListener>, String) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
@@ -23,13 +23,13 @@ fn options() -> CoordinationOptions {
     CoordinationOptions { join_timeout: SOON, ..CoordinationOptions::default() }
 }
 
-/// Notices silence quickly.
+/// Options that detect silence quickly.
 fn nervous() -> CoordinationOptions {
     let (heartbeat_interval, heartbeat_timeout) = (Duration::from_millis(100), Duration::from_millis(400));
     CoordinationOptions { heartbeat_interval, heartbeat_timeout, ..options() }
 }
 
-/// All members of a job, each started on a thread of its own.
+/// Starts all members of a job, each on its own thread.
 fn job(size: u32, options: &CoordinationOptions) -> Vec<Coordination> {
     let (listener, address) = listener();
     let started = (0..size).map(|rank| {
@@ -43,7 +43,7 @@ fn job(size: u32, options: &CoordinationOptions) -> Vec<Coordination> {
     started.into_iter().map(|thread| thread.join().unwrap().unwrap()).collect()
 }
 
-/// What each member returns, in rank order.
+/// Runs `body` on every member in parallel and returns the results in rank order.
 fn each<R: Send>(job: &[Coordination], body: impl Fn(&Coordination) -> R + Sync) -> Vec<R> {
     thread::scope(|scope| {
         let threads: Vec<_> = job.iter().map(|member| scope.spawn(|| body(member))).collect();
@@ -52,17 +52,17 @@ fn each<R: Send>(job: &[Coordination], body: impl Fn(&Coordination) -> R + Sync)
 }
 
 impl Coordination {
-    /// Ends as a killed process does: sockets close, nothing is said.
+    /// Ends as a killed process does: sockets close without a message.
     fn vanish(self) {
-        if let Place::Joined(link) = &self.place {
+        if let Backend::Joined(link) = &self.backend {
             link.left.store(true, Ordering::Release);
         }
     }
 
-    /// Stands still as a stopped process does, until the answer is dropped.
+    /// Blocks the service's thread, as a stopped process does, until the returned sender is dropped.
     fn freeze(&self) -> mpsc::Sender<()> {
         let (thaw, frozen) = mpsc::channel::<()>();
-        if let Place::Joined(link) = &self.place {
+        if let Backend::Joined(link) = &self.backend {
             link.driver.handle().spawn(async move { frozen.recv_timeout(SOON).is_ok() });
         }
         thaw
@@ -78,7 +78,7 @@ fn values_are_put_and_got() {
     assert_eq!(job[0].try_get("other").unwrap(), None);
     job[0].put("model", b"").unwrap();
     assert_eq!(job[1].get("model", Duration::ZERO).unwrap(), b"");
-    // A key that is put while somebody waits for it.
+    // A key that is put while a member waits for it.
     let waited = thread::scope(|scope| {
         let waiter = scope.spawn(|| job[2].get("late", SOON));
         job[1].put("late", &[7; Coordination::MAX_VALUE_BYTES]).unwrap();
@@ -148,7 +148,7 @@ fn a_barrier_names_who_is_missing_and_where_they_are() {
             "{text}"
         );
     }
-    // Those who gave up are not taken for present.
+    // Members that timed out do not count as present.
     let text = job[2].barrier("a", Duration::from_millis(50)).unwrap_err().to_string();
     assert!(text.contains("missing: worker:0, worker:1, worker:3"), "{text}");
     assert!(each(&job, |member| member.barrier("a", SOON)).iter().all(Result::is_ok));
@@ -169,7 +169,7 @@ fn one_name_is_not_used_by_two_threads_of_a_member_at_once() {
 fn a_job_of_one_process_listens_nowhere() {
     let membership = Membership::new(0, 1, "").unwrap();
     let alone = Coordination::start(&membership, CoordinationOptions::default()).unwrap();
-    assert!(matches!(alone.place, Place::Alone(_)));
+    assert!(matches!(alone.backend, Backend::Alone(_)));
     assert_eq!(alone.local_host(), "127.0.0.1");
     alone.barrier("b", SOON).unwrap();
     assert_eq!(alone.exchange("e", b"x", SOON).unwrap(), [b"x"]);

@@ -1,11 +1,11 @@
-//! A digest of names and numbers, the same in every build and on every machine.
+//! A digest of strings and numbers that is the same in every build and on every machine.
 
-/// FNV-1a of 128 bits over fields that are preceded by their lengths, so that no two sequences of fields make the same bytes.
-/// It tells apart what differs by accident; it is no proof against somebody who looks for collisions.
+/// 128-bit FNV-1a over length-prefixed fields, so that no two sequences of fields yield the same input bytes. It
+/// detects accidental differences; it is not collision-resistant against an attacker.
 pub(crate) struct Digest(u128);
 
 impl Digest {
-    /// An empty digest of one kind of content.
+    /// Creates a digest, seeded with the kind of content.
     pub(crate) fn new(kind: &str) -> Digest {
         let mut digest = Digest(OFFSET);
         digest.text(kind);
@@ -42,7 +42,7 @@ mod tests {
     fn it_is_fnv_1a() {
         let mut digest = Digest(OFFSET);
         digest.bytes(b"a");
-        // A vector of the algorithm's description.
+        // A test vector from the algorithm's specification.
         assert_eq!(digest.0, 0xd228_cb69_6f1a_8caf_7891_2b70_4e4a_8964);
     }
 

@@ -40,7 +40,7 @@ fn descriptions_have_one_identity_each() {
     let two = JobId::of_cluster(&spec(&["a:1", "b:1"]));
     assert!(two.is_derived() && two.to_string().starts_with("derived-"), "{two}");
     assert_eq!(two, JobId::of_cluster(&spec(&["A:1", "b:1"])));
-    // The order of jobs in the text does not count, nor does an evaluator.
+    // Neither the order of jobs nor an evaluator affects the identity.
     let with = |spec: ClusterSpec, kind| spec.with_job(kind, ["c:1"]).unwrap();
     assert_eq!(two, JobId::of_cluster(&with(spec(&["a:1", "b:1"]), TaskType::Evaluator)));
     let ps_first = with(ClusterSpec::new(), TaskType::Ps).with_job(TaskType::Worker, ["a:1", "b:1"]).unwrap();

@@ -1,11 +1,11 @@
-//! The variables that launchers set.
+//! Reads the environment variables of launchers.
 
 use super::{Membership, from_tf_config};
 use crate::slurm::first_host;
 use crate::spec::host_problem;
 use crate::{ClusterSpec, Error, JobId, Result, env};
 
-/// The membership that the variables describe.
+/// Returns the membership that the variables describe.
 pub(super) fn membership(variable: &dyn Fn(&str) -> Option<String>) -> Result<Option<Membership>> {
     if let Some(name) = DECISIVE.into_iter().find(|name| variable(name).is_some_and(|value| value.trim().is_empty())) {
         let mend = format!("Unset {name} for a program of one process, else correct what sets it.");
@@ -14,7 +14,8 @@ pub(super) fn membership(variable: &dyn Fn(&str) -> Option<String>) -> Result<Op
     let variable: &dyn Fn(&str) -> Option<String> = &env::set(variable);
     let vars = Vars(variable);
     let set = |name: &str| vars.get(name).is_some();
-    // A batch script of Slurm has SLURM_PROCID too, but is one process; only a step's tasks know their step.
+    // A batch script of Slurm also has SLURM_PROCID but is one process; only the tasks of a step have the step's
+    // variables.
     let sources = [
         (TF_CONFIG, set("TF_CONFIG")),
         (RANKS, set("RANK")),
@@ -50,8 +51,8 @@ pub(super) fn membership(variable: &dyn Fn(&str) -> Option<String>) -> Result<Op
     Ok(Some(membership))
 }
 
-/// What says which process of a job this is. Set to nothing, as by a template whose value is missing, it would make a job of one
-/// process of each task.
+/// Variables that identify this process within a job. If one is set but empty, for example by a template without a
+/// value, each task would otherwise start as a job of one process.
 const DECISIVE: [&str; 6] =
     ["TF_CONFIG", "RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "SLURM_PROCID"];
 
@@ -60,7 +61,7 @@ const RANKS: &str = "RANK and WORLD_SIZE";
 const OPEN_MPI: &str = "Open MPI";
 const SLURM: &str = "Slurm";
 
-/// The variables of a process.
+/// The environment variables of a process.
 struct Vars<'a>(&'a dyn Fn(&str) -> Option<String>);
 
 impl Vars<'_> {
@@ -68,14 +69,14 @@ impl Vars<'_> {
         (self.0)(name)
     }
 
-    /// The identity that the launcher gives to the processes that it has described, all of them the same. Identities of
-    /// launchers that have not described the job may be those of a part of it, so they do not count.
+    /// Returns the identity that the launcher which described the job gives to all of its processes. Identities from
+    /// other launchers are ignored because they may name only a part of the job.
     fn scheduler_job(&self, source: &str) -> Option<JobId> {
         let from = |variable: &'static str| JobId::of_scheduler(variable, self.get(variable)?).ok();
         match source {
             RANKS => from("TORCHELASTIC_RUN_ID").filter(|job| job.name() != TORCHRUN_DEFAULT),
             OPEN_MPI => from("PMIX_NAMESPACE").or_else(|| from("OMPI_MCA_ess_base_jobid")),
-            // The components of a heterogeneous job have numbers of their own.
+            // The components of a heterogeneous job have different numbers.
             SLURM if self.get("SLURM_HET_SIZE").is_none() => {
                 let step = self.get("SLURM_STEP_ID").or_else(|| self.get("SLURM_STEPID"))?;
                 let name = format!("slurm-{}.{}", self.get("SLURM_JOB_ID")?.trim(), step.trim());
@@ -100,14 +101,14 @@ impl Vars<'_> {
             }
             None => 0,
         };
-        // A port of the dynamic range that differs from job to job, the same on every task.
+        // A port in the dynamic range that is the same on every task and differs between jobs.
         let address = host.map(|host| (host, (61_440 + job % 4096) as u16));
-        // The step's own size where it differs from the allocation's.
+        // The size of the step, which may differ from that of the allocation.
         let size = if self.get("SLURM_STEP_NUM_TASKS").is_some() { "SLURM_STEP_NUM_TASKS" } else { "SLURM_NTASKS" };
         self.ranks(SLURM, "SLURM_PROCID", size, Some(address))
     }
 
-    /// A membership by rank and size; `otherwise` says where rank 0 is without MASTER_ADDR.
+    /// Returns the membership for a rank and size; `otherwise` is the leader's address if MASTER_ADDR is not set.
     fn ranks(
         &self,
         source: &'static str,
@@ -181,7 +182,7 @@ impl Vars<'_> {
         }
     }
 
-    /// The host of MASTER_ADDR; an IPv6 address may come without brackets.
+    /// Returns the host of MASTER_ADDR; an IPv6 address may be without brackets.
     fn master_host(&self, given: &str) -> Result<String> {
         let given = given.trim();
         let host = match given.parse::<std::net::Ipv6Addr>() {
@@ -205,8 +206,8 @@ impl Vars<'_> {
         }
     }
 
-    /// Refuses RANK and WORLD_SIZE that say otherwise than TF_CONFIG: two launchers are at work, or one started several
-    /// processes with the same TF_CONFIG.
+    /// Checks that RANK and WORLD_SIZE agree with TF_CONFIG. If they do not, two launchers are active or one started
+    /// several processes with the same TF_CONFIG.
     fn agrees_with(&self, described: &Membership) -> Result<()> {
         let number = |name: &str| -> Result<Option<u32>> {
             let wrong = |given: &str| wrong(&format!("{name} is not a whole number"), given, "0, 1, 2, …");
@@ -232,7 +233,7 @@ impl Vars<'_> {
     }
 }
 
-/// What torchrun calls every job that was not given a name.
+/// The run id of torchrun jobs that were not given one.
 const TORCHRUN_DEFAULT: &str = "none";
 
 const ENVIRONMENT: &str = "the environment";

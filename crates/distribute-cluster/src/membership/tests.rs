@@ -33,7 +33,7 @@ fn empty_and_local_descriptions_are_no_membership() {
     assert_eq!(from(&[("TF_CONFIG", "{}")]).unwrap(), None);
     assert_eq!(from(&[("TF_CONFIG", r#"{"task": {"type": "chief", "index": 0}}"#)]).unwrap(), None);
     assert_eq!(from(&[("WORLD_SIZE", "1")]).unwrap(), None);
-    // Inside a batch script of Slurm, which is one process.
+    // A batch script of Slurm, which is one process.
     assert_eq!(from(&[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "4"), ("SLURM_JOB_NODELIST", "n[1-4]")]).unwrap(), None);
     let one = r#"{"cluster": {"worker": ["a:1"]}}"#;
     assert_eq!(found(&[("TF_CONFIG", one)]).world_size(), 1);
@@ -111,7 +111,7 @@ fn the_jobs_identity() {
         ("MASTER_PORT", "9"),
         ("OMPI_MCA_ess_base_jobid", "77"),
     ];
-    // What is given counts before all.
+    // An explicit identity overrides all others.
     for source in [&[("TF_CONFIG", TF)][..], &RANKS, &slurm, &mpi] {
         assert_eq!(name(&[source, &[given, torchrun]].concat()), "mine");
     }
@@ -119,7 +119,7 @@ fn the_jobs_identity() {
     assert_eq!(name(&slurm), "slurm-5.1");
     assert_eq!(name(&mpi), "77");
     assert_eq!(name(&[&mpi[..], &[("PMIX_NAMESPACE", "prterun-h-3@1")]].concat()), "prterun-h-3@1");
-    // Identities that need not be those of the whole job.
+    // Identities that may name only a part of the job.
     let het = [&slurm[..], &[("SLURM_HET_SIZE", "2")]].concat();
     let none = [&RANKS[..], &[("TORCHELASTIC_RUN_ID", "none")]].concat();
     let beside = [&[("TF_CONFIG", TF), torchrun][..], &slurm].concat();
@@ -143,7 +143,8 @@ fn all_tasks_of_a_description_derive_the_same_identity() {
     // Each task of a sparse cluster knows another part.
     let sparse = |index: u32| {
         let json = format!(
-            r#"{{"sparseCluster": {{"worker": {{"{index}": "w{index}:1"}}, "ps": ["p:1"]}}, "task": {{"type": "worker", "index": {index}}}}}"#
+            r#"{{"sparseCluster": {{"worker": {{"{index}": "w{index}:1"}}, "ps": ["p:1"]}},
+                "task": {{"type": "worker", "index": {index}}}}}"#
         );
         let resolver = TfConfigResolver::from_json(&json).unwrap();
         resolver.job_id().unwrap()

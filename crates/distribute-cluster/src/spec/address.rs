@@ -1,8 +1,8 @@
-//! What an address of a task may look like.
+//! The syntax of task addresses.
 
 use crate::{Error, Result, Task};
 
-/// Checks `host:port`.
+/// Checks that `address` has the form `host:port`.
 pub(super) fn check(task: Task, address: &str) -> Result<()> {
     let Some(problem) = problem(address) else { return Ok(()) };
     let expected = "host:port, such as 10.0.0.1:2222, worker-0.job:2222 or [fd00::1]:2222";
@@ -10,7 +10,7 @@ pub(super) fn check(task: Task, address: &str) -> Result<()> {
     Err(Error::config("cluster", problem, format!("{address:?}"), expected, "Correct the address."))
 }
 
-/// What is wrong with an address.
+/// Returns the problem of an address, if any.
 fn problem(address: &str) -> Option<&'static str> {
     if address.contains("://") {
         return Some("has a protocol before it");
@@ -19,7 +19,7 @@ fn problem(address: &str) -> Option<&'static str> {
     if let Some(problem) = host_problem(host) {
         return Some(problem);
     }
-    // `u16::from_str` takes a sign, which no other program does.
+    // `u16::from_str` accepts a sign, which other programs reject.
     let digits = !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
     match port.parse::<u16>() {
         _ if port.is_empty() => Some("has no port"),
@@ -28,7 +28,7 @@ fn problem(address: &str) -> Option<&'static str> {
     }
 }
 
-/// What is wrong with a host name, IPv4 address or bracketed IPv6 address.
+/// Returns the problem of a host name, IPv4 address or bracketed IPv6 address, if any.
 pub(crate) fn host_problem(host: &str) -> Option<&'static str> {
     if host.is_empty() {
         return Some("has no host");
@@ -52,11 +52,11 @@ pub(crate) fn host_problem(host: &str) -> Option<&'static str> {
     too_long.then_some("has a host that is longer than a name can be: 253 bytes, and 63 between dots")
 }
 
-/// RFC 1035, section 2.3.4; the longest name in the presentation form.
+/// RFC 1035, section 2.3.4: the longest name in presentation form, and the longest label.
 const MAX_HOST: usize = 253;
 const MAX_LABEL: usize = 63;
 
-/// The longest name of an interface; Linux allows 15 bytes.
+/// Length limit of an interface name; Linux allows 15 bytes.
 const MAX_ZONE: usize = 63;
 
 #[cfg(test)]

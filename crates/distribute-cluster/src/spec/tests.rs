@@ -84,7 +84,7 @@ fn large_clusters_are_read_at_once_and_larger_ones_refused() {
     assert_eq!(members, [0, 10_000, 19_999]);
     let text = ClusterSpec::from_json(&json!({"worker": tasks(ClusterSpec::MAX_TASKS + 1)})).unwrap_err().to_string();
     assert!(text.contains("it has more than 100000 tasks"), "{text}");
-    // Quadratic work would take minutes.
+    // A quadratic implementation would take minutes.
     assert!(started.elapsed() < std::time::Duration::from_secs(10), "{:?}", started.elapsed());
     let text = spec.task_address(Task::new(TaskType::Worker, 20_000)).unwrap_err().to_string();
     assert!(text.contains("one of 0 to 19999") && text.len() < 1000, "{text}");

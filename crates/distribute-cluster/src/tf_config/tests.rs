@@ -90,7 +90,8 @@ fn an_index_may_be_a_string() {
 
 #[test]
 fn the_forms_of_tfjob() {
-    let sparse = r#"{"sparseCluster": {"worker": {"1": "b:1"}}, "task": {"type": "worker", "index": 1}, "environment": "cloud"}"#;
+    let sparse = r#"{"sparseCluster": {"worker": {"1": "b:1"}},
+        "task": {"type": "worker", "index": 1}, "environment": "cloud"}"#;
     let resolver = read(sparse).unwrap();
     assert_eq!(resolver.environment(), "cloud");
     assert_eq!(resolver.cluster_spec().unwrap().task_indices(TaskType::Worker), [1]);

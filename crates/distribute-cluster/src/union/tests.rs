@@ -11,7 +11,8 @@ fn union(clusters: &[Value]) -> Result<Value> {
     UnionResolver::new(clusters.iter().map(simple).collect())?.cluster_spec().map(|spec| spec.to_json())
 }
 
-/// Overlaps of jobs given as lists, maps, maps without holes, and both; an error's words where they contradict.
+/// Covers jobs given as lists, maps, maps without missing indices, and both; contradictions are checked by their
+/// message.
 #[test]
 fn every_overlap() {
     let (a, b, c, d) = ("a:1", "b:1", "c:1", "d:1");
@@ -32,23 +33,23 @@ fn every_overlap() {
             vec![json!({"worker": [a], "ps": [b]}), json!({"worker": [c], "ps": [d]})],
             Ok(json!({"worker": [a, c], "ps": [b, d]})),
         ),
-        // A map without holes is a list.
+        // A map without missing indices is a list.
         (vec![json!({"worker": {"0": a}}), json!({"worker": {"0": b}})], Ok(json!({"worker": [a, b]}))),
         // Maps are merged by index.
         (vec![json!({"worker": {"1": a}}), json!({"worker": {"3": b}})], Ok(json!({"worker": {"1": a, "3": b}}))),
         (vec![json!({"worker": {"1": b}}), json!({"worker": {"0": a, "2": c}})], Ok(json!({"worker": [a, b, c]}))),
         (vec![json!({"worker": {"1": a}}), json!({"worker": {"1": b}})], Err("two resolvers describe worker:1")),
         (vec![json!({"worker": {"1": a}}), json!({"worker": {"1": a}})], Err("two resolvers describe worker:1")),
-        // A list meets a map.
+        // A list and a map.
         (vec![json!({"worker": [a]}), json!({"worker": {"1": b}})], Ok(json!({"worker": [a, b]}))),
         (vec![json!({"worker": {"3": d}}), json!({"worker": [a, b]})], Ok(json!({"worker": {"0": a, "1": b, "3": d}}))),
         (vec![json!({"worker": [a, b]}), json!({"worker": {"1": c}})], Err("two resolvers describe worker:1")),
-        // One job with holes does not change how another is merged.
+        // Missing indices in one job do not change how another is merged.
         (
             vec![json!({"worker": {"2": a}, "ps": [b]}), json!({"worker": {"5": c}, "ps": [d]})],
             Ok(json!({"worker": {"2": a, "5": c}, "ps": [b, d]})),
         ),
-        // What no cluster may have.
+        // Unions that no cluster may have.
         (vec![json!({"chief": [a]}), json!({"chief": [b]})], Err("at most one chief")),
         (vec![json!({"worker": [a]}), json!({"worker": [a]})], Err("worker:0 and worker:1 have the same address")),
         (vec![json!({"worker": [a]}), json!({"ps": [a]})], Err("have the same address")),

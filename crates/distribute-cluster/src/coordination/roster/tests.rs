@@ -31,7 +31,7 @@ fn given(name: &str) -> wire::Job {
     named(&JobId::new(name).unwrap())
 }
 
-/// What a member of this rank says of itself in its calls.
+/// Returns the identification that a member of this rank sends with its calls.
 fn caller(rank: u32, size: u32) -> wire::Caller {
     let job = Some(named(&JobId::of_ranks(size, "h:1")));
     wire::Caller { job, rank, session: Vec::from(session(rank)).into() }
@@ -41,7 +41,7 @@ fn session(rank: u32) -> Session {
     [rank as u8; 16]
 }
 
-/// A roster in which all have joined, and the numbers of their streams.
+/// Returns a roster in which all have joined, and the numbers of their streams.
 fn complete(size: u32, now: Instant) -> (Roster, Vec<u64>) {
     let mut roster = roster(size);
     let visits = (0..size).map(|rank| {
@@ -107,7 +107,7 @@ fn other_jobs_are_refused_with_both_names() {
         let (reason, passing) = refusal(roster.admit(&of(job), session(1), "a:1".to_owned(), now));
         assert!(reason.contains(words) && !passing, "{reason}");
     }
-    // Another job of another size is first of all another job.
+    // A difference of jobs is reported before a difference of sizes.
     let (reason, _) = refusal(roster.admit(
         &wire::Join { job: Some(given("b")), ..join(1, 9, 1) },
         session(1),
@@ -117,7 +117,7 @@ fn other_jobs_are_refused_with_both_names() {
     assert!(reason.contains("it belongs to job b"), "{reason}");
     assert_eq!(roster.state().missing, [0, 1]);
     assert!(matches!(roster.admit(&of(Some(given("ours"))), session(1), "a:1".to_owned(), now), Answer::Seated { .. }));
-    // The members of a job that is ending do not keep the next one from waiting for its own leader.
+    // A member of the next job that reaches the ending one is told to retry.
     roster.close();
     assert!(refusal(roster.admit(&of(Some(given("next"))), session(1), "a:1".to_owned(), now)).1);
 }
@@ -138,15 +138,15 @@ fn calls_are_those_of_members() {
     let guessed = wire::Caller { session: vec![9; 16].into(), ..caller(1, 3) };
     let empty = wire::Caller { session: Vec::new().into(), ..caller(1, 3) };
     let outside = wire::Caller { rank: 3, ..caller(1, 3) };
-    for stranger in [guessed, empty, outside] {
-        assert_eq!(roster.member(Some(&stranger)), Err(Stranger::NoMember));
+    for other in [guessed, empty, outside] {
+        assert_eq!(roster.member(Some(&other)), Err(CallerError::NoMember));
     }
     let foreign = wire::Caller { job: Some(given("b")), ..caller(1, 3) };
-    for stranger in [Some(&foreign), None] {
-        assert!(matches!(roster.member(stranger), Err(Stranger::OtherJob(_))));
+    for other in [Some(&foreign), None] {
+        assert!(matches!(roster.member(other), Err(CallerError::OtherJob(_))));
     }
     assert!(roster.leave(1, visits[1]));
-    assert_eq!(roster.member(Some(&caller(1, 3))), Err(Stranger::NoMember));
+    assert_eq!(roster.member(Some(&caller(1, 3))), Err(CallerError::NoMember));
 }
 
 #[test]
@@ -156,7 +156,7 @@ fn one_rank_is_one_process() {
     assert_eq!(roster.admit(&join(1, 3, 7), session(1), "10.0.0.1:5".to_owned(), now), Answer::Seated { visit: 1 });
     let (reason, passing) = refusal(roster.admit(&join(1, 3, 8), session(1), "10.0.0.2:6".to_owned(), now));
     assert!(reason.contains("worker:1: one at 10.0.0.1:5, one at 10.0.0.2:6") && !passing, "{reason}");
-    // The same process connects again before its first stream was seen to end.
+    // The same process reconnects before the end of its first stream was detected.
     assert_eq!(roster.admit(&join(1, 3, 7), session(1), "10.0.0.1:6".to_owned(), now), Answer::Seated { visit: 2 });
     assert!(!roster.broke(1, 1, now));
     assert_eq!(roster.state().missing, [0, 2]);
@@ -205,7 +205,7 @@ fn a_silent_member_is_lost_and_one_that_left_is_not() {
     assert!(
         roster.leave(1, visits[1])
             && roster.has_left(1)
-            && roster.member(Some(&caller(1, 3))) == Err(Stranger::NoMember)
+            && roster.member(Some(&caller(1, 3))) == Err(CallerError::NoMember)
             && roster.is_over(1, visits[1])
     );
     let second = Duration::from_secs(1);
@@ -238,12 +238,12 @@ fn large_jobs_are_told_in_few_words() {
         assert!(matches!(roster.admit(&large, session(rank), String::new(), now), Answer::Seated { .. }));
     }
     assert_eq!((roster.state().missing, roster.state().missing_count), (vec![40_000], 1));
-    // Quadratic work would take minutes.
+    // A quadratic implementation would take minutes.
     assert!(now.elapsed() < Duration::from_secs(10), "{:?}", now.elapsed());
 }
 
 proptest! {
-    /// Whatever happens in whatever order: `missing` is what it says until complete, and the failure never changes.
+    /// For any order of events, `missing` is accurate until the roster is complete, and the failure never changes.
     #[test]
     fn any_history_is_consistent(events in prop::collection::vec((0u8..6, 0u32..4, 0u64..3, 0u64..12), 0..60)) {
         let start = Instant::now();

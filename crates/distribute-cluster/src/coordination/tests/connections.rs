@@ -55,7 +55,7 @@ fn what_is_too_large_or_too_much_is_a_sentence() {
         assert!(matches!(error, Error::TooLarge { .. }) && text.len() < 400, "{text}");
         assert!(text.contains("the key has 1025 bytes, at most 1024 are allowed"), "{text}");
     }
-    // The leader's own bounds reach a member as what they are.
+    // The leader's own limits are reported to a member as such.
     let largest = vec![0; Coordination::MAX_VALUE_BYTES];
     let refused = (0..).find_map(|key: u32| job[1].put(&format!("{key:03}"), &largest).err()).unwrap();
     let text = refused.to_string();
@@ -68,7 +68,7 @@ async fn channel(address: String) -> tonic::transport::Channel {
     tonic::transport::Endpoint::from_shared(address).unwrap().connect().await.unwrap()
 }
 
-/// Accepts connections on a thread and answers every byte; a byte `k` makes its connection known.
+/// Accepts connections on a thread and echoes every byte; a byte `k` identifies its connection.
 fn echoes(deadline: Duration, max_unknown: usize) -> std::net::SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -109,7 +109,7 @@ fn answers(stream: &mut TcpStream, byte: u8) -> bool {
     stream.write_all(&[byte]).is_ok() && stream.read_exact(&mut answer).is_ok() && answer == [byte]
 }
 
-/// Waits until the other side closes, whatever it says before; false where it does not in time.
+/// Returns whether the peer closes the connection in time, whatever it sends before.
 fn closes(stream: &mut TcpStream) -> bool {
     match stream.read_to_end(&mut Vec::new()) {
         Ok(_) => true,
@@ -125,7 +125,7 @@ fn connections_that_do_not_make_themselves_known_are_closed() {
     let (mut silent, mut talks) = (connected(address), connected(address));
     assert!(answers(&mut talks, b'x'));
     assert!(closes(&mut silent) && closes(&mut talks));
-    // Its own deadline was before theirs.
+    // Its own deadline came before those of the others.
     assert!(answers(&mut known, b'x'));
 }
 
@@ -148,7 +148,7 @@ fn of_unknown_connections_the_oldest_gives_way() {
 fn a_leader_closes_sockets_that_say_nothing_while_its_job_goes_on() {
     let job = job(2, &options());
     let address = &job[0].membership().leader_address;
-    // More than may be open that nobody knows; the first of them is closed at once.
+    // More unidentified connections than are allowed; the first of them is closed at once.
     let mut silent: Vec<TcpStream> = (0..200).map(|_| connected(address.parse().unwrap())).collect();
     assert!(closes(&mut silent[0]));
     assert!(each(&job, |member| member.barrier("b", SOON)).iter().all(Result::is_ok));

@@ -1,6 +1,6 @@
 use super::*;
 
-/// Sends every failure that a member learns of.
+/// Returns a channel of every failure that a member learns of.
 fn ears(job: &[Coordination]) -> mpsc::Receiver<(u32, Failure)> {
     let (tell, told) = mpsc::channel();
     for member in job {
@@ -10,7 +10,7 @@ fn ears(job: &[Coordination]) -> mpsc::Receiver<(u32, Failure)> {
     told
 }
 
-/// The failures of so many members, by rank.
+/// Returns `count` failures, sorted by rank.
 fn heard(told: &mpsc::Receiver<(u32, Failure)>, count: usize) -> Vec<(u32, Failure)> {
     let mut all: Vec<_> = (0..count).map(|_| told.recv_timeout(SOON).unwrap()).collect();
     all.sort_by_key(|(rank, _)| *rank);
@@ -25,7 +25,7 @@ fn a_member_that_dies_is_noticed_at_once() {
     dead.vanish();
     let failure = told.recv_timeout(SOON).unwrap();
     assert_eq!(failure.0, 0);
-    // Its heartbeats would be missed after ten seconds only.
+    // Missing heartbeats would be detected only after ten seconds.
     assert!(died.elapsed() < Duration::from_secs(2), "{:?}", died.elapsed());
     let failure = failure.1;
     assert_eq!((failure.task, failure.rank), (Task::new(TaskType::Worker, 1), 1));
@@ -38,7 +38,7 @@ fn a_member_that_dies_is_noticed_at_once() {
         assert!(text.starts_with(&format!("worker:{rank}: barrier \"b\": lost worker:1")), "{text}");
         assert!(matches!(member.get("k", SOON), Err(Error::Failed { .. })));
         assert_eq!(member.failure().as_ref(), Some(&failure));
-        // What is there can still be read and written.
+        // Values can still be read and written.
         member.put("last words", b"x").unwrap();
         assert_eq!(member.try_get("none").unwrap(), None);
     }
@@ -190,7 +190,7 @@ fn who_leaves_is_no_failure() {
     left.leave();
     assert!(left.barrier("b", SOON).unwrap_err().to_string().contains("this task has left the job"));
     drop(left);
-    // Nobody waits for one who will not come.
+    // Members do not wait for one that has left.
     let text = job[0].barrier("b", SOON).unwrap_err().to_string();
     assert!(text.contains("worker:1 (has left the job)"), "{text}");
     job[1].put("k", b"v").unwrap();

@@ -4,7 +4,7 @@ use super::*;
 fn a_job_meets_quickly() {
     let started = Instant::now();
     let job = job(4, &options());
-    // Two orders of magnitude above what it takes; what is measured exactly is a bench's matter.
+    // Two orders of magnitude above the usual time; exact measurements belong in a benchmark.
     assert!(started.elapsed() < Duration::from_secs(3), "{:?}", started.elapsed());
     for (rank, member) in (0..).zip(&job) {
         assert_eq!(member.membership().rank, rank);
@@ -75,7 +75,7 @@ fn no_leader_is_said_with_the_last_error() {
     let text = error.to_string();
     let words = format!("worker:1: cannot join the leader worker:0 at {address} within 0.1 s: ");
     assert!(text.starts_with(&words) && text.contains("Connection refused"), "{text}");
-    // Names that cannot be looked up are tried until the end, too: they may appear when the leader's machine does.
+    // Names that cannot be resolved are retried until the timeout, too: they may appear when the leader's machine does.
     let nowhere = Membership::new(1, 2, "no-such-host.invalid:5").unwrap();
     let error = Coordination::start(&nowhere, options).unwrap_err();
     assert!(matches!(error, Error::Unreachable { .. }), "{error}");
@@ -90,7 +90,7 @@ fn what_is_no_leader_is_said() {
     drop(silent);
 }
 
-/// A leader that waits for a job of three, and what it is told by tasks that should not join.
+/// Runs a leader of a job of three and returns the error of a task that must not join it.
 fn refusal(membership: impl Fn(&str) -> Membership) -> String {
     let (listener, address) = listener();
     let leader = Membership::new(0, 3, address.clone()).unwrap();
@@ -111,7 +111,7 @@ fn refusal(membership: impl Fn(&str) -> Membership) -> String {
     while told.recv_timeout(SOON).unwrap() != 1 {}
     let error = Coordination::start(&membership(&address), silent).unwrap_err();
     assert!(matches!(error, Error::Refused { .. }) && !error.is_retryable(), "{error}");
-    // Those who are right go on waiting.
+    // The correct tasks keep waiting.
     assert!(leader.join().unwrap().contains("worker:2 did not join"));
     assert!(second.join().unwrap().contains("worker:2 did not join"));
     error.to_string()
@@ -153,7 +153,7 @@ fn two_jobs_on_one_address_refuse_each_other() {
         "worker:1 was refused by the leader at {address}: it belongs to job job-b, but worker:0 leads job job-a"
     );
     assert!(matches!(error, Error::Refused { .. }) && !error.is_retryable() && text.starts_with(&words), "{text}");
-    // The job whose leader it is does not notice.
+    // The leader's own job is not affected.
     let second = Coordination::start(&second, options).unwrap();
     let leader = leader.join().unwrap().unwrap();
     assert_eq!((leader.failure(), second.failure()), (None, None));
