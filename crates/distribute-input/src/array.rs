@@ -1,16 +1,16 @@
-//! A small array in host memory, so that pipelines need no tensor library.
+//! Small arrays in host memory, so that pipelines need no tensor library.
 
 use std::{fmt, ops::Range, sync::Arc};
 
 use crate::{Element, ElementSpec, Error, Pad, Result};
 
-/// The tag under which [`Array`] is an [`Element`].
+/// The library marker under which [`Array`] is an [`Element`].
 #[derive(Clone, Copy, Debug)]
 pub enum Arrays {}
 
-/// Elements in host memory with a shape, in row-major order. Rows and slices share the memory of their array.
+/// A shaped array in host memory, in row-major order. Rows and slices share the memory of their array.
 ///
-/// It exists for scalars, indices, labels and texts; for arithmetic take a tensor library.
+/// It is meant for scalars, indices, labels and texts; use a tensor library for arithmetic.
 ///
 /// # Examples
 /// ```
@@ -28,10 +28,10 @@ pub struct Array<T> {
 }
 
 impl<T> Array<T> {
-    /// Elements in row-major order under a shape.
+    /// Creates an array from its shape and its elements in row-major order.
     ///
     /// # Errors
-    /// When the shape asks for another number of elements.
+    /// [`Error::ArrayShape`] if the number of elements does not match the shape.
     pub fn new(shape: impl Into<Vec<usize>>, elements: Vec<T>) -> Result<Array<T>> {
         let shape = shape.into();
         if shape.iter().try_fold(1_usize, |product, extent| product.checked_mul(*extent)) != Some(elements.len()) {
@@ -40,22 +40,22 @@ impl<T> Array<T> {
         Ok(Array { elements: Arc::new(elements), start: 0, shape })
     }
 
-    /// One element without dimensions.
+    /// Creates an array of one element and no dimensions.
     pub fn scalar(element: T) -> Array<T> {
         Array { elements: Arc::new(vec![element]), start: 0, shape: Vec::new() }
     }
 
-    /// The extents, outermost first; empty for a scalar.
+    /// Returns the extents, outermost first; empty for a scalar.
     pub fn shape(&self) -> &[usize] {
         &self.shape
     }
 
-    /// All elements in row-major order.
+    /// Returns all elements in row-major order.
     pub fn as_slice(&self) -> &[T] {
         &self.elements[self.start..self.start + self.shape.iter().product::<usize>()]
     }
 
-    /// The only element, if there is exactly one.
+    /// Returns the only element, or `None` if there is not exactly one.
     pub fn item(&self) -> Option<&T> {
         match self.as_slice() {
             [element] => Some(element),
@@ -63,7 +63,7 @@ impl<T> Array<T> {
         }
     }
 
-    /// The leading extent and the number of elements in each row.
+    /// Returns the leading extent and the number of elements per row.
     fn leading(&self, action: &'static str) -> Result<(usize, usize)> {
         let (rows, rest) = self.shape.split_first().ok_or(Error::Scalar { action })?;
         Ok((*rows, rest.iter().product()))
@@ -161,14 +161,14 @@ impl<T: Clone + Default + Send + Sync + 'static> Pad<Arrays> for Array<T> {
 }
 
 impl<T: Clone + Default> Array<T> {
-    /// The array in the corner of a larger one.
+    /// Returns a copy in the low corner of a larger array, padded with default values.
     pub(crate) fn filled(&self, shape: &[usize]) -> Array<T> {
         if self.shape == shape {
             return self.clone();
         }
         let mut elements = vec![T::default(); shape.iter().product()];
         let width = self.shape.last().copied().unwrap_or(1);
-        // Rows along the last dimension stay together.
+        // Rows along the last dimension stay contiguous.
         for (row, values) in self.as_slice().chunks_exact(width.max(1)).enumerate() {
             let (mut rest, mut at, mut stride) = (row, 0, shape.last().copied().unwrap_or(1));
             for axis in (0..shape.len().saturating_sub(1)).rev() {

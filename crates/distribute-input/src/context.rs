@@ -1,26 +1,26 @@
-//! Who reads: the place of this process among the workers, and what an input function is told of it.
+//! The reading process's position among the workers, and what an input function receives of it.
 
 use crate::{Error, Result};
 
-/// What an input function is told of the pipeline it makes.
+/// What an input function receives about the pipeline that it creates.
 ///
 /// # Source
 /// `tf.distribute.InputContext`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InputContext {
-    /// Input pipelines in all: one for each worker.
+    /// The number of input pipelines over all workers.
     pub num_input_pipelines: usize,
-    /// Which of them this one is, from 0.
+    /// The index of this pipeline, from 0.
     pub input_pipeline_id: usize,
-    /// Replicas in sync over all workers.
+    /// The number of replicas in sync over all workers.
     pub num_replicas_in_sync: usize,
 }
 
 impl InputContext {
-    /// The batch of one replica when the replicas together take `global_batch`.
+    /// Returns the per-replica batch size for a global batch.
     ///
     /// # Errors
-    /// When the global batch cannot be divided evenly.
+    /// [`Error::NotDivisible`] if the global batch is not a multiple of the number of replicas.
     pub fn per_replica_batch_size(&self, global_batch: usize) -> Result<usize> {
         let replicas = self.num_replicas_in_sync;
         match global_batch.checked_rem(replicas) {
@@ -30,7 +30,7 @@ impl InputContext {
     }
 }
 
-/// How many workers read, which of them this process is, and how many replicas each worker feeds.
+/// The number of workers that read, the index of this worker, and the number of replicas that each worker feeds.
 ///
 /// Replicas are numbered over all workers, worker by worker: replica `l` of worker `w` is replica `w * R + l`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,10 +41,11 @@ pub struct InputTopology {
 }
 
 impl InputTopology {
-    /// Worker `worker` of `workers`, each with `replicas_per_worker` replicas.
+    /// Creates the topology of worker `worker` of `workers`, each with `replicas_per_worker` replicas.
     ///
     /// # Errors
-    /// When there is no worker or no replica, or `worker` is not below `workers`.
+    /// [`Error::Topology`] if there are no workers or no replicas, if `worker` is not below `workers`, or if the number
+    /// of replicas overflows.
     pub fn new(workers: usize, worker: usize, replicas_per_worker: usize) -> Result<InputTopology> {
         let sensible = worker < workers && replicas_per_worker > 0;
         if !sensible || workers.checked_mul(replicas_per_worker).is_none() {
@@ -53,35 +54,35 @@ impl InputTopology {
         Ok(InputTopology { workers, worker, replicas_per_worker })
     }
 
-    /// The only worker, with `replicas` replicas.
+    /// Creates the topology of a single worker with `replicas` replicas.
     ///
     /// # Errors
-    /// When there is no replica.
+    /// [`Error::Topology`] if `replicas` is zero.
     pub fn local(replicas: usize) -> Result<InputTopology> {
         InputTopology::new(1, 0, replicas)
     }
 
-    /// Workers in all.
+    /// Returns the number of workers.
     pub fn workers(&self) -> usize {
         self.workers
     }
 
-    /// This worker, from 0.
+    /// Returns the index of this worker, from 0.
     pub fn worker(&self) -> usize {
         self.worker
     }
 
-    /// Replicas of each worker.
+    /// Returns the number of replicas of each worker.
     pub fn replicas_per_worker(&self) -> usize {
         self.replicas_per_worker
     }
 
-    /// Replicas over all workers.
+    /// Returns the number of replicas over all workers.
     pub fn num_replicas_in_sync(&self) -> usize {
         self.workers * self.replicas_per_worker
     }
 
-    /// What an input function of this worker is told.
+    /// Returns the context that an input function of this worker receives.
     pub fn context(&self) -> InputContext {
         InputContext {
             num_input_pipelines: self.workers,

@@ -37,14 +37,14 @@ pub(crate) use pass::{Items, Opener, Pass, Share};
 pub(crate) use picks::{Order, Picks};
 pub(crate) use prefetch::prefetched_items;
 
-/// A description of a sequence of elements, read lazily and as often as wanted.
+/// A description of a sequence of elements, which is read lazily and any number of times.
 ///
-/// A dataset is cheap to clone and does nothing until it is iterated. Every call of [`iter`](Dataset::iter) begins a new
-/// *pass*; clones share the count of passes, datasets derived from them begin to count anew. What a pass yields depends
-/// only on the pipeline, its seeds and the number of the pass, so that the same program reads the same data on every
-/// worker and in every run.
+/// A dataset is cheap to clone and does nothing until it is iterated. Every call of [`iter`](Dataset::iter) begins a
+/// new *pass*. Clones share one counter of passes; datasets derived from them start a counter of their own. What a pass
+/// yields depends only on the pipeline, its seeds and the number of the pass, so that the same program reads the same
+/// data on every worker and in every run.
 ///
-/// The first error ends a pass. A mistake in the description (a batch of zero, tensors of unequal length) is reported in
+/// The first error ends a pass. An error in the description (a batch of zero, tensors of unequal length) is reported in
 /// the same way, as the only item of each pass, so that descriptions need no `?`.
 ///
 /// # Examples
@@ -52,8 +52,9 @@ pub(crate) use prefetch::prefetched_items;
 /// use distribute_input::{Cardinality, Dataset};
 /// let data = Dataset::range(0..5).batch(2).repeat(2);
 /// assert_eq!(data.cardinality(), Cardinality::Known(6));
-/// let batches: Vec<Vec<i64>> = data.iter().map(|batch| Ok(batch?.as_slice().to_vec())).collect::<Result<_, distribute_input::Error>>()?;
-/// assert_eq!(batches, [vec![0, 1], vec![2, 3], vec![4], vec![0, 1], vec![2, 3], vec![4]]);
+/// let batches: Result<Vec<Vec<i64>>, distribute_input::Error> =
+///     data.iter().map(|batch| Ok(batch?.as_slice().to_vec())).collect();
+/// assert_eq!(batches?, [vec![0, 1], vec![2, 3], vec![4], vec![0, 1], vec![2, 3], vec![4]]);
 /// # Ok::<(), distribute_input::Error>(())
 /// ```
 ///
@@ -61,38 +62,38 @@ pub(crate) use prefetch::prefetched_items;
 /// `tf.data.Dataset`.
 pub struct Dataset<T> {
     pub(crate) open: Opener<T>,
-    /// Where elements are rows of a value in memory, which of them in which order.
+    /// If the elements are rows of a value in memory: the selected rows and their order.
     pub(crate) picks: Option<Picks<T>>,
     pub(crate) facts: Facts,
     passes: Arc<AtomicU64>,
 }
 
-/// What is known of a dataset without reading it.
+/// Properties of a dataset that are known without reading it.
 #[derive(Clone, Debug)]
 pub(crate) struct Facts {
     pub(crate) cardinality: Cardinality,
     pub(crate) batch_size: Option<usize>,
-    /// Depth of a prefetch that nothing follows.
+    /// The depth of a prefetch at the end of the pipeline.
     pub(crate) prefetch: usize,
     pub(crate) error: Option<Error>,
     pub(crate) shares: Shares,
-    /// Of its shuffles, in their order.
+    /// The seeds of the shuffles, in pipeline order.
     pub(crate) seeds: Vec<u64>,
 }
 
-/// How a distribution can have each worker read a share of its own.
+/// How the dataset can be divided between workers that each read a share of their own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Shares {
-    /// In no way: a share that is asked for is not honoured.
+    /// Not at all: a requested share is ignored.
     None,
-    /// By dividing lists of files, each for itself.
+    /// By dividing each list of files.
     Files(Vec<Arc<[PathBuf]>>),
-    /// Where `shard_hint` says.
+    /// At the position of `shard_hint`.
     Hint,
 }
 
 impl Shares {
-    /// Of two datasets read one after the other.
+    /// Combines the shares of two datasets that are read one after the other.
     pub(crate) fn both(self, other: Shares) -> Shares {
         match (self, other) {
             (Shares::Files(one), Shares::Files(two)) => Shares::Files([one, two].concat()),
@@ -102,18 +103,18 @@ impl Shares {
     }
 }
 
-/// How many elements a pass over a dataset yields, as far as it is known without reading it.
+/// The number of elements of a pass, as far as it is known without reading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cardinality {
-    /// This many.
+    /// Exactly this many.
     Known(usize),
-    /// It ends, or does not: only reading tells.
+    /// Not known; the pass may or may not end.
     Unknown,
-    /// It never ends.
+    /// The pass never ends.
     Infinite,
 }
 
-/// One pass over a [`Dataset`]. After an error it yields nothing more.
+/// An iterator over one pass of a [`Dataset`]. It ends after the first error.
 pub struct DatasetIter<T> {
     items: Option<Items<T>>,
 }
@@ -123,7 +124,7 @@ impl<T: Send + 'static> Dataset<T> {
         Dataset { open, picks: None, facts, passes: Arc::default() }
     }
 
-    /// A sequence of which nothing is known.
+    /// Creates a dataset without known properties.
     pub(crate) fn of_opener(open: Opener<T>) -> Dataset<T> {
         Dataset::new(open, Facts::of(Cardinality::Unknown))
     }
@@ -137,30 +138,29 @@ impl<T: Send + 'static> Dataset<T> {
         self.iter_epoch(self.next_epoch())
     }
 
-    /// Begins the pass of a given number, without counting it: to resume a training, or to look again at what a pass
-    /// yielded.
+    /// Begins the pass with the given number without advancing the counter, to resume training or to repeat a pass.
     pub fn iter_epoch(&self, epoch: u64) -> DatasetIter<T> {
         self.open_with(&self.open, epoch)
     }
 
-    /// How many elements a pass yields.
+    /// Returns the number of elements of a pass.
     pub fn cardinality(&self) -> Cardinality {
         self.facts.cardinality
     }
 
-    /// The size the elements were batched by, if they were: that of the last `batch`.
+    /// Returns the size of the last `batch` of the pipeline, if any.
     ///
-    /// Transformations that leave elements whole keep it. So does `map`, which is trusted not to change the leading
-    /// dimension. A last batch may be smaller.
+    /// Transformations that keep elements whole preserve it. So does `map`, which is assumed not to change the leading
+    /// dimension. The last batch may be smaller.
     pub fn batch_size(&self) -> Option<usize> {
         self.facts.batch_size
     }
 
-    /// The shapes and types of an element, read from the first one; the leading extent of batches is left open. Empty where
-    /// there is no element.
+    /// Returns the shapes and types of an element, read from the first one; the leading extent of batches is left open.
+    /// The result is empty if the dataset is empty.
     ///
     /// # Errors
-    /// Those of reading the first element.
+    /// The errors of reading the first element.
     ///
     /// # Examples
     /// ```
@@ -182,11 +182,11 @@ impl<T: Send + 'static> Dataset<T> {
     }
 
     pub(crate) fn next_epoch(&self) -> u64 {
-        // A counter that orders nothing else.
+        // Relaxed: the counter orders no other memory access.
         self.passes.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// A pass through another opener made from this dataset's, unless the description is faulty.
+    /// Begins a pass through another opener derived from this dataset's; an error in the description is its only item.
     pub(crate) fn open_with(&self, open: &Opener<T>, epoch: u64) -> DatasetIter<T> {
         let items = match &self.facts.error {
             Some(error) => Box::new(std::iter::once(Err(error.clone()))),
@@ -249,12 +249,12 @@ impl Facts {
         Facts { cardinality, batch_size: None, prefetch: 0, error: None, shares: Shares::None, seeds: Vec::new() }
     }
 
-    /// Keeps the first mistake found.
+    /// Keeps the first error.
     pub(crate) fn note(&mut self, error: Option<Error>) {
         self.error = self.error.take().or(error);
     }
 
-    /// Notes a parameter that must not be zero.
+    /// Records an error if a parameter that must be positive is zero.
     pub(crate) fn positive(&mut self, stage: &'static str, parameter: &'static str, value: usize) {
         self.note((value == 0).then_some(Error::Zero { stage, parameter }));
     }
@@ -268,7 +268,7 @@ impl Cardinality {
         }
     }
 
-    /// That of two sequences read side by side, which end with the shorter.
+    /// Returns the cardinality of two sequences read side by side that end with the shorter.
     pub(crate) fn shorter(self, other: Cardinality) -> Cardinality {
         match (self, other) {
             (Cardinality::Known(0), _) | (_, Cardinality::Known(0)) => Cardinality::Known(0),
@@ -278,7 +278,7 @@ impl Cardinality {
         }
     }
 
-    /// That of two sequences read side by side, which end with the longer.
+    /// Returns the cardinality of two sequences read side by side that end with the longer.
     pub(crate) fn longer(self, other: Cardinality) -> Cardinality {
         match (self, other) {
             (Cardinality::Known(one), Cardinality::Known(two)) => Cardinality::Known(one.max(two)),
@@ -287,7 +287,7 @@ impl Cardinality {
         }
     }
 
-    /// That of two sequences read one after the other.
+    /// Returns the cardinality of two sequences read one after the other.
     pub(crate) fn sum(self, other: Cardinality) -> Cardinality {
         match (self, other) {
             (Cardinality::Known(one), Cardinality::Known(two)) => Cardinality::Known(one.saturating_add(two)),

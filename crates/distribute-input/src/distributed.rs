@@ -25,49 +25,50 @@ pub use iter::{DistributedIter, More};
 /// One step of one worker.
 pub(crate) struct Step<T> {
     parts: Vec<T>,
-    /// Where the pass stands after it.
+    /// The position of the pass after the step.
     lanes: Vec<Lane>,
-    /// Whether every replica of this worker has all its rows.
+    /// Whether every replica of this worker has all of its rows.
     full: bool,
-    /// Whether each part has rows of the data: false where a repeated row stands in for them.
+    /// Whether each part has rows of the data; false for an empty part or a stand-in row.
     examples: Vec<bool>,
 }
 
-/// What a pass reads, and how.
+/// The parameters of a pass.
 #[derive(Clone)]
 pub(crate) struct Start {
     epoch: u64,
     way: Way,
     lanes: Vec<Lane>,
-    /// Whether parts without rows get a row that stands in.
+    /// Whether empty parts are replaced by a stand-in row.
     stand_ins: bool,
 }
 
 type StepOpener<T> = Arc<dyn Fn(Start) -> Items<Step<T>> + Send + Sync>;
-/// Makes the parts of a worker that has no data: without rows, or with a row that stands in.
+/// Returns the parts of a worker without data: empty, or a stand-in row each if the argument is true.
 type EmptyParts<T> = Arc<dyn Fn(bool) -> Result<Option<Vec<T>>> + Send + Sync>;
 
-/// Divides the global batches of a dataset between the replicas of all workers; this is one worker's share.
+/// Divides the global batches of a dataset between the replicas of all workers and returns this worker's share.
 ///
-/// Where the dataset reads a list of files, each worker reads files of its own; see [`AutoShardPolicy`]. Else, and with
-/// [`InputOptions::deterministic`], every worker walks the same global pipeline and takes its own replicas' rows of each batch:
-/// what a step trains on then does not depend on how replicas are spread over workers, and all workers end together. Either
-/// way every example reaches exactly one replica. It asks of the pipeline that it is deterministic (equal seeds, no outside
-/// state), and of the program that all workers count the passes alike.
+/// If the dataset reads a list of files, each worker reads files of its own; see [`AutoShardPolicy`]. Otherwise, or
+/// with [`InputOptions::deterministic`], every worker iterates over the same global pipeline and keeps its own
+/// replicas' rows of each batch: the data of a step then do not depend on how replicas are spread over workers, and all
+/// workers end together. In both cases every example reaches exactly one replica. This requires that the pipeline is
+/// deterministic (equal seeds, no external state) and that all workers begin passes in the same order.
 ///
 /// # Cost
-/// Walking, every worker reads everything, and maps what is mapped. Where the pipeline is tensors in memory up to its `batch`,
-/// a worker gathers the rows of its own replicas only.
+/// When iterating over the global pipeline, every worker reads and maps all data. If the pipeline holds tensors in
+/// memory up to its `batch`, a worker gathers the rows of its own replicas only.
 ///
 /// # Shapes
-/// A global batch of `G` rows is divided between `N` replicas into parts that differ by one row at most; the larger parts
-/// go round, so that each worker gets its share of them. A short last batch fills replicas in order; those without data get
-/// zero rows, or a row that [stands in](DistributedDataset::with_stand_ins), and still take part in the step.
+/// A global batch of `G` rows is divided between `N` replicas into parts that differ by at most one row; the larger
+/// parts rotate, so that each worker gets its share of them. A short last batch fills replicas in order; replicas
+/// without data get zero rows, or a [stand-in row](DistributedDataset::with_stand_ins), and still take part in the
+/// step.
 ///
 /// # Errors
-/// - [`Error::NotBatched`]: call `.batch(global_batch)`.
-/// - [`Error::Options`] where the policy does not fit the dataset.
-/// - Mistakes in the description of the dataset.
+/// - [`Error::NotBatched`] if the dataset is not batched; call `.batch(global_batch)`.
+/// - [`Error::Options`] if the sharding policy does not fit the dataset.
+/// - The error of the dataset's description, if it is invalid.
 ///
 /// # Examples
 /// ```
@@ -126,12 +127,13 @@ where
     })
 }
 
-/// What each worker reads of a dataset that is divided by global batches.
+/// How each worker reads a dataset that is divided by global batches.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Reads {
-    /// The whole, together.
+    /// All workers iterate over the whole dataset together.
     Walk,
-    /// By itself: this worker's share, or everything; `shares` is how the dataset is divided.
+    /// Each worker reads by itself: this worker's share, or everything if `share` is `None`. `shares` is how the
+    /// dataset is divided.
     Own { share: Option<Share>, shares: Shares },
 }
 
@@ -144,12 +146,12 @@ fn reads(shares: &Shares, topology: InputTopology, options: InputOptions) -> Res
     };
     match (policy, shares) {
         (AutoShardPolicy::Hint | AutoShardPolicy::Off, _) if options.deterministic => refuse(
-            "deterministic has all workers walk the whole data, AutoShardPolicy::Hint and Off have each read by itself; \
-             leave one of them out",
+            "deterministic has all workers walk the whole data, AutoShardPolicy::Hint and Off have each read by \
+             itself; leave one of them out",
         ),
         (AutoShardPolicy::File, Shares::None | Shares::Hint) => refuse(
-            "AutoShardPolicy::File needs a dataset that reads a list of files, up to its batch without take, skip, shard, \
-             enumerate or zip; begin it with Dataset::from_files, or use AutoShardPolicy::Auto",
+            "AutoShardPolicy::File needs a dataset that reads a list of files, up to its batch without take, skip, \
+             shard, enumerate or zip; begin it with Dataset::from_files, or use AutoShardPolicy::Auto",
         ),
         _ if !several => Ok(Reads::Walk),
         (AutoShardPolicy::Auto | AutoShardPolicy::File, Shares::Files(_)) if !options.deterministic => Ok(own()),
@@ -157,8 +159,8 @@ fn reads(shares: &Shares, topology: InputTopology, options: InputOptions) -> Res
         (AutoShardPolicy::Hint, Shares::Hint) => Ok(own()),
         (AutoShardPolicy::Hint, _) => {
             distribute_notice::warn!(
-                "AutoShardPolicy::Hint was asked for, but the dataset has no shard_hint: every worker reads everything, and \
-                 each example is seen {} times in a pass; put shard_hint before the batch",
+                "AutoShardPolicy::Hint was asked for, but the dataset has no shard_hint: every worker reads \
+                 everything, and each example is seen {} times in a pass; put shard_hint before the batch",
                 topology.workers()
             );
             Ok(Reads::Own { share: None, shares: Shares::None })
@@ -173,7 +175,7 @@ fn reads(shares: &Shares, topology: InputTopology, options: InputOptions) -> Res
     }
 }
 
-/// Row numbers of a source in memory, as elements.
+/// Returns the element operations on row numbers of a source in memory.
 fn row_numbers() -> Operations<Vec<usize>> {
     Operations {
         rows: |rows| Ok(rows.len()),
@@ -184,7 +186,7 @@ fn row_numbers() -> Operations<Vec<usize>> {
     }
 }
 
-/// The steps of one worker, of batches read as `B`; and its parts where it has no data.
+/// Returns the steps of one worker from batches of type `B`, and its parts if it has no data.
 fn steps<T, B, C>(
     open: Opener<B>,
     operations: Operations<B>,
@@ -225,7 +227,7 @@ where
             };
             step += 1;
             let examples: Vec<bool> = ranges.iter().map(|range| !range.is_empty()).collect();
-            // The last row there is, which some replica has too.
+            // The last row of the piece; some replica has it as well.
             let last = rows.saturating_sub(1);
             let part = |range: Range<usize>| {
                 cut(&piece, if range.is_empty() && start.stand_ins { last..last + 1 } else { range })
@@ -238,10 +240,10 @@ where
     (steps, empty)
 }
 
-/// One worker's share of the data: each step yields one element per local replica.
+/// One worker's share of a dataset: each step yields one element per local replica.
 ///
-/// Every iteration is a new pass, counted by this dataset alone: looking into the dataset it was made from changes
-/// nothing here.
+/// Every iteration is a new pass. Passes are counted by this dataset alone; iterating over the dataset that it was made
+/// from has no effect on it.
 ///
 /// # Source
 /// `tf.distribute.DistributedDataset`.
@@ -260,15 +262,15 @@ pub struct DistributedDataset<T> {
 }
 
 impl<T: Send + 'static> DistributedDataset<T> {
-    /// The same, where a replica whose part of a step would be empty gets one row of the data, which other replicas have, too:
-    /// for programs that cannot work on no rows. [`DistributedIter::examples`] tells such a row, which must weigh nothing,
-    /// from others.
+    /// Gives a replica whose part of a step would be empty one row of the data, a *stand-in*, for programs that cannot
+    /// process zero rows. Another replica has the same row, so it must have weight zero; [`DistributedIter::examples`]
+    /// distinguishes it from other rows.
     ///
     /// # Examples
     /// ```
     /// use distribute_input::{Dataset, InputOptions, InputTopology, distribute_dataset};
-    /// let data = distribute_dataset(&Dataset::range(0..9).batch(2), InputTopology::local(2)?, InputOptions::default())?;
-    /// let mut steps = data.with_stand_ins().iter();
+    /// let data = distribute_dataset(&Dataset::range(0..9).batch(2), InputTopology::local(2)?,
+    /// InputOptions::default())?; let mut steps = data.with_stand_ins().iter();
     /// let last = steps.by_ref().last().expect("there are five steps")?;
     /// assert_eq!([last[0].as_slice(), last[1].as_slice()], [&[8][..], &[8]]);
     /// assert_eq!(steps.examples(), [true, false]);
@@ -278,37 +280,37 @@ impl<T: Send + 'static> DistributedDataset<T> {
         DistributedDataset { stand_ins: true, ..self }
     }
 
-    /// The same, where a replica whose part of a step is empty gets no rows: as it is without
+    /// Gives a replica whose part of a step is empty zero rows, which is the default. Reverts
     /// [`with_stand_ins`](DistributedDataset::with_stand_ins).
     pub fn without_stand_ins(self) -> DistributedDataset<T> {
         DistributedDataset { stand_ins: false, ..self }
     }
 
-    /// Whether a replica whose part of a step would be empty gets a row that stands in.
+    /// Returns whether a replica whose part of a step would be empty gets a stand-in row.
     pub fn has_stand_ins(&self) -> bool {
         self.stand_ins
     }
 
     /// Begins the next pass.
     pub fn iter(&self) -> DistributedIter<T> {
-        // A counter that orders nothing else.
+        // Relaxed: the counter orders no other memory access.
         self.iter_epoch(self.passes.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Begins the pass of a given number, without counting it.
+    /// Begins the pass with the given number without advancing the counter.
     pub fn iter_epoch(&self, epoch: u64) -> DistributedIter<T> {
         let (way, stand_ins) = (self.way, self.stand_ins);
         self.begin(Start { epoch, way, lanes: self.lanes.clone(), stand_ins })
     }
 
-    /// Goes on with the pass that a position is in; the next pass is the one after it. The position may have been saved under
-    /// another number of workers: together they see the examples that were left, once each.
+    /// Resumes the pass at a position; the next pass is the one after it. The position may have been saved with another
+    /// number of workers: together the workers see each remaining example exactly once.
     ///
     /// # Cost
-    /// What the pass has seen is read again, except where tensors are in memory.
+    /// The part of the pass that was seen before is read again, unless the tensors are in memory.
     ///
     /// # Errors
-    /// [`Error::Position`] where an input function chose the data of another number of workers.
+    /// [`Error::Position`] if an input function chose the data and the number of workers has changed.
     pub fn iter_from(&self, position: &InputPosition) -> Result<DistributedIter<T>> {
         let lanes = position.lanes_of(self.topology())?;
         self.passes.fetch_max(position.epoch + 1, Ordering::Relaxed);
@@ -323,29 +325,31 @@ impl<T: Send + 'static> DistributedDataset<T> {
         DistributedIter::new(steps, start, only_full)
     }
 
-    /// Whether all workers' passes end after the same number of steps, so that they need not agree on it.
+    /// Returns whether the passes of all workers end after the same number of steps, so that the workers need not agree
+    /// on it.
     pub fn ends_together(&self) -> bool {
         self.topology().workers() == 1 || self.way == Way::Walk
     }
 
-    /// What happens when some replicas have no data left.
+    /// Returns what happens when some replicas have no data left.
     pub fn unequal_data(&self) -> UnequalData {
         self.unequal_data
     }
 
-    /// The parts of a step of a worker that has no data left, all of which [stand in](DistributedDataset::with_stand_ins) for
-    /// rows or have none; `None` where nobody has any.
+    /// Returns the parts of a step for a worker that has no data left: all empty, or all [stand-in
+    /// rows](DistributedDataset::with_stand_ins). Returns `None` if the dataset is empty.
     ///
     /// # Errors
-    /// Those of reading the first batch, whose form they have.
+    /// The errors of reading the first batch, which determines shapes and types.
     pub fn empty_parts(&self) -> Result<Option<Vec<T>>> {
         (self.empty)(self.stand_ins)
     }
 
-    /// The shapes and types of what each replica gets, whose rows are left open; empty where there is no data.
+    /// Returns the shapes and types of each replica's elements with the number of rows left open; empty if the dataset
+    /// is empty.
     ///
     /// # Errors
-    /// Those of reading the first batch.
+    /// The errors of reading the first batch.
     ///
     /// # Source
     /// `tf.distribute.DistributedDataset.element_spec`.
@@ -357,8 +361,8 @@ impl<T: Send + 'static> DistributedDataset<T> {
         Ok(parts.first().map_or_else(Vec::new, |part| part.spec().into_iter().map(ElementSpec::of_any_rows).collect()))
     }
 
-    /// Applies a function to each local replica's element, ahead of the reader: for example a copy to the replica's
-    /// device. It gets the replica's number within this worker.
+    /// Applies a function to each local replica's element when it is read ahead, for example to copy it to the
+    /// replica's device. The function receives the replica's index within this worker.
     pub fn map_replicas<U, F>(self, function: F) -> DistributedDataset<U>
     where
         U: Send + 'static,
@@ -391,23 +395,23 @@ impl<T: Send + 'static> DistributedDataset<T> {
         }
     }
 
-    /// How many steps a pass has.
+    /// Returns the number of steps of a pass.
     pub fn cardinality(&self) -> Cardinality {
         self.cardinality
     }
 
-    /// Rows each local replica gets in a step of a full global batch; nothing where a function made the dataset without
-    /// batching it.
+    /// Returns the number of rows that each local replica gets in a step of a full global batch; `None` if an input
+    /// function made the dataset without batching it.
     pub fn batch_sizes(&self, step: usize) -> Option<Vec<usize>> {
         self.plan.local_batch_sizes(step)
     }
 
-    /// Who reads, over all workers.
+    /// Returns the workers and replicas that read the dataset.
     pub fn topology(&self) -> InputTopology {
         self.plan.topology()
     }
 
-    /// Which replica reads what: print it.
+    /// Returns the plan of which replica reads which rows, which can be printed.
     pub fn plan(&self) -> &DataPlan {
         &self.plan
     }

@@ -1,66 +1,67 @@
-//! What datasets yield.
+//! The elements of datasets.
 
 use std::ops::Range;
 
 use crate::{Error, Result};
 
-/// What a dataset yields: a tensor, or a tuple of tensors, that can be joined to batches and divided again.
+/// An element of a dataset: a tensor, or a tuple of tensors, that can be stacked into batches and divided again.
 ///
-/// `L` names the library the value belongs to by a marker type. It lets a crate implement the trait for tensors it does
-/// not own (`impl Element<Candle> for Tensor`, where `Candle` is its own type), and is always inferred. Give a type
-/// exactly one implementation, or inference ends.
+/// `L` is a marker type of the library that the value belongs to. It allows a crate to implement the trait for tensors
+/// that it does not own (`impl Element<Candle> for Tensor`, where `Candle` is its own type), and is always inferred.
+/// Inference requires that a type has exactly one implementation.
 ///
-/// Tuples of up to six elements are elements; each component is treated alike.
+/// Tuples of up to six elements are elements; every operation applies to each component.
 ///
 /// # Shapes
-/// A *row* is what an index along the leading dimension picks.
+/// A *row* is what an index along the leading dimension selects.
 pub trait Element<L>: Clone + Send + 'static {
-    /// Joins values of equal shape along a new leading dimension.
+    /// Stacks values of equal shape along a new leading dimension.
     ///
     /// # Errors
-    /// When there are none, or their shapes differ.
+    /// If `items` is empty, or if shapes differ.
     fn stack(items: &[Self]) -> Result<Self>;
 
-    /// The length of the leading dimension.
+    /// Returns the length of the leading dimension.
     ///
     /// # Errors
-    /// When the value has no dimension.
+    /// If the value has no dimensions.
     fn rows(&self) -> Result<usize>;
 
-    /// One row, without the leading dimension; a view where the library has views.
+    /// Returns one row without the leading dimension; a view if the library has views.
     ///
     /// # Errors
-    /// When there is no such row.
+    /// If the row is out of range.
     fn row(&self, index: usize) -> Result<Self>;
 
-    /// Consecutive rows, with the leading dimension; an empty range gives a value of zero rows.
+    /// Returns consecutive rows with the leading dimension; an empty range gives a value of zero rows.
     ///
     /// # Errors
-    /// When the range leaves the value.
+    /// If the range is out of range.
     fn slice(&self, rows: Range<usize>) -> Result<Self>;
 
-    /// The named rows in the named order, in one copy.
+    /// Returns the rows at the given indices, in that order, in one copy.
     ///
     /// # Errors
-    /// When a row is outside the value.
+    /// If a row is out of range.
     fn gather(&self, rows: &[usize]) -> Result<Self>;
 
-    /// Joins values along the leading dimension they have.
+    /// Concatenates values along their leading dimension.
     ///
     /// # Errors
-    /// When there are none, or their shapes differ behind the leading dimension.
+    /// If `items` is empty, or if shapes differ in another dimension.
     fn concat(items: &[Self]) -> Result<Self>;
 
-    /// The shape and the type of each component.
+    /// Returns the shape and the type of each component.
     fn spec(&self) -> Vec<ElementSpec>;
 }
 
-/// Elements that can be filled up to a larger shape.
+/// Elements that can be padded to a larger shape.
 pub trait Pad<L>: Element<L> {
-    /// The items with equal shapes: each extent is the largest of all, and what is missing is zero, or the type's default.
+    /// Pads the items to equal shapes: each extent becomes the largest of all, and the padding is zero or the type's
+    /// default.
     ///
     /// # Errors
-    /// Where they differ in the number of dimensions.
+    /// If the items differ in the number of dimensions.
     fn padded(items: &[Self]) -> Result<Vec<Self>>;
 }
 
@@ -70,19 +71,19 @@ pub trait Pad<L>: Element<L> {
 /// `tf.TensorSpec`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ElementSpec {
-    /// Each extent; `None` where elements differ in it.
+    /// The extents; `None` where elements differ.
     pub shape: Vec<Option<usize>>,
-    /// The type, as its library calls it.
+    /// The type's name in its library.
     pub dtype: String,
 }
 
 impl ElementSpec {
-    /// Of a shape that is known.
+    /// Creates a specification with a fully known shape.
     pub fn new(shape: &[usize], dtype: impl Into<String>) -> ElementSpec {
         ElementSpec { shape: shape.iter().copied().map(Some).collect(), dtype: dtype.into() }
     }
 
-    /// With a leading extent that differs, as that of batches does.
+    /// Leaves the leading extent open, as for batches.
     pub(crate) fn of_any_rows(mut self) -> ElementSpec {
         if let Some(rows) = self.shape.first_mut() {
             *rows = None;
@@ -98,7 +99,7 @@ impl std::fmt::Display for ElementSpec {
     }
 }
 
-/// The operations of one [`Element`] implementation, with the library's tag forgotten.
+/// The operations of one [`Element`] implementation, without its library marker.
 pub(crate) struct Operations<T> {
     pub(crate) rows: fn(&T) -> Result<usize>,
     pub(crate) row: fn(&T, usize) -> Result<T>,
@@ -128,7 +129,9 @@ macro_rules! tuple_element {
     ($($tag:ident $component:ident $at:tt),+) => {
         impl<$($tag, $component: Element<$tag>),+> Element<($($tag,)+)> for ($($component,)+) {
             fn stack(items: &[Self]) -> Result<Self> {
-                Ok(($(<$component as Element<$tag>>::stack(&items.iter().map(|item| item.$at.clone()).collect::<Vec<_>>())?,)+))
+                Ok(($(<$component as Element<$tag>>::stack(
+                    &items.iter().map(|item| item.$at.clone()).collect::<Vec<_>>(),
+                )?,)+))
             }
 
             fn rows(&self) -> Result<usize> {
@@ -152,7 +155,9 @@ macro_rules! tuple_element {
             }
 
             fn concat(items: &[Self]) -> Result<Self> {
-                Ok(($(<$component as Element<$tag>>::concat(&items.iter().map(|item| item.$at.clone()).collect::<Vec<_>>())?,)+))
+                Ok(($(<$component as Element<$tag>>::concat(
+                    &items.iter().map(|item| item.$at.clone()).collect::<Vec<_>>(),
+                )?,)+))
             }
 
             fn spec(&self) -> Vec<ElementSpec> {

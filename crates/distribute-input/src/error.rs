@@ -1,14 +1,16 @@
-//! What can go wrong while data are read and divided.
+//! Errors of reading and distributing data.
 
 use std::{io, path::PathBuf, sync::Arc, time::Duration};
 
-/// Any error: what closures given to a [`Dataset`](crate::Dataset) may return, so that `?` works on every library's errors.
+/// Any error: the error type of closures that a [`Dataset`](crate::Dataset) calls, so that `?` works with the errors of
+/// all libraries.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// The result of this crate's operations.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// An error of this crate. Cheap to clone, since every pass over a faulty dataset reports it again.
+/// An error of reading or distributing data. It is cheap to clone because every pass over an invalid dataset reports
+/// it.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -17,25 +19,26 @@ pub enum Error {
         "{action}: the value is a scalar and has no rows; give a value of at least one dimension, or call batch first"
     )]
     Scalar {
-        /// What was tried.
+        /// The operation.
         action: &'static str,
     },
-    /// An array's shape does not fit its elements.
+    /// An array's shape does not match its number of elements.
     #[error("an array of shape {shape:?} needs {} elements, {got} were given", shape.iter().product::<usize>())]
     ArrayShape {
         /// The shape.
         shape: Vec<usize>,
-        /// Elements given.
+        /// The number of elements given.
         got: usize,
     },
     /// Values to be joined differ in shape.
     #[error(
-        "{action}: value {index} has shape {got:?}, value 0 has {expected:?}; make the shapes equal, for example in a map"
+        "{action}: value {index} has shape {got:?}, value 0 has {expected:?}; make the shapes equal, for example in a \
+         map"
     )]
     UnequalShapes {
-        /// What was tried.
+        /// The operation.
         action: &'static str,
-        /// The value that differs.
+        /// The index of the value that differs.
         index: usize,
         /// Its shape.
         got: Vec<usize>,
@@ -45,28 +48,28 @@ pub enum Error {
     /// The components of a tuple differ in their numbers of rows.
     #[error("the components of a tuple have {rows:?} rows; give every component the same number")]
     UnequalRows {
-        /// Rows of each component.
+        /// The number of rows of each component.
         rows: Vec<usize>,
     },
-    /// Nothing was given to join.
+    /// No values were given to join.
     #[error("{action}: no values were given; give at least one, since shape and type come from it")]
     Nothing {
-        /// What was tried.
+        /// The operation.
         action: &'static str,
     },
-    /// A row outside a value.
+    /// A row is out of range.
     #[error("{action}: rows {start}..{end} were asked of a value that has {rows}; stay within it")]
     OutOfRange {
-        /// What was tried.
+        /// The operation.
         action: &'static str,
-        /// First row asked.
+        /// The first row requested.
         start: usize,
-        /// One past the last row asked.
+        /// One past the last row requested.
         end: usize,
-        /// Rows there are.
+        /// The number of rows of the value.
         rows: usize,
     },
-    /// A number that must be positive is zero.
+    /// A parameter that must be positive is zero.
     #[error("{stage} was given 0 as its {parameter}; give at least 1")]
     Zero {
         /// The transformation.
@@ -74,16 +77,16 @@ pub enum Error {
         /// Its parameter.
         parameter: &'static str,
     },
-    /// Options that contradict each other, or the dataset.
+    /// The options contradict each other or do not fit the dataset.
     #[error("the dataset cannot be distributed so: {problem}")]
     Options {
-        /// What does not go together, and what to do.
+        /// The contradiction, with a remedy.
         problem: &'static str,
     },
-    /// A position that a pass cannot go on from.
+    /// A pass cannot be resumed at this position.
     #[error("the pass cannot go on from this position: {problem}; begin a pass instead")]
     Position {
-        /// What does not fit.
+        /// The mismatch.
         problem: String,
     },
     /// A file cannot be read.
@@ -99,25 +102,25 @@ pub enum Error {
     Record {
         /// The file.
         path: PathBuf,
-        /// The record, from 0.
+        /// The index of the record, from 0.
         record: u64,
-        /// Where it begins.
+        /// The byte offset at which it begins.
         offset: u64,
-        /// What is wrong with it.
+        /// The problem of the record.
         problem: String,
     },
-    /// A record is no example, or has no such feature.
+    /// A record is not a valid `tf.train.Example`, or lacks a feature.
     #[error("tf.train.Example: {problem}")]
     Example {
-        /// What is wrong.
+        /// The problem.
         problem: String,
     },
     /// A column of a table cannot be used.
     #[error("column {name:?}: {problem}")]
     Column {
-        /// The column.
+        /// The name of the column.
         name: String,
-        /// What is wrong with it, and what to do.
+        /// The problem of the column, with a remedy.
         problem: String,
     },
     /// A list of files is empty.
@@ -125,15 +128,15 @@ pub enum Error {
         "the dataset reads no file: its list is empty; give at least one path, or look at the folder and the suffix"
     )]
     NoFiles,
-    /// A shard that does not exist.
+    /// A shard index is out of range.
     #[error("shard {index} of {count} was asked; give an index below the count")]
     Shard {
-        /// The shard.
+        /// The index of the shard.
         index: usize,
-        /// How many there are.
+        /// The number of shards.
         count: usize,
     },
-    /// A dataset was to be distributed before it was batched.
+    /// A dataset was distributed before it was batched.
     #[error(
         "the dataset to distribute is not batched (its cardinality is {cardinality}); \
          call .batch(global_batch) on it, or give per-replica batches through distribute_datasets_from_function"
@@ -142,7 +145,7 @@ pub enum Error {
         /// The dataset's cardinality.
         cardinality: crate::Cardinality,
     },
-    /// A batch holds more rows than the dataset was batched by.
+    /// A batch has more rows than the size that the dataset was batched by.
     #[error(
         "the batch of step {step} has {rows} rows, but the dataset was batched by {global_batch}; \
          keep the leading dimension in maps that follow batch"
@@ -150,12 +153,12 @@ pub enum Error {
     OversizedBatch {
         /// The step, from 0.
         step: usize,
-        /// Rows of the batch.
+        /// The number of rows of the batch.
         rows: usize,
-        /// Rows expected at most.
+        /// The largest number of rows expected.
         global_batch: usize,
     },
-    /// A global batch cannot be divided evenly.
+    /// A global batch is not a multiple of the number of replicas.
     #[error(
         "a global batch of {global_batch} cannot be divided evenly by {replicas} replicas; \
          give a multiple of {replicas}, or distribute a dataset batched by {global_batch}, which may be uneven"
@@ -163,52 +166,52 @@ pub enum Error {
     NotDivisible {
         /// The global batch.
         global_batch: usize,
-        /// Replicas in sync.
+        /// The number of replicas in sync.
         replicas: usize,
     },
-    /// Workers and replicas that cannot be.
+    /// A combination of workers and replicas is invalid.
     #[error(
         "worker {worker} of {workers} with {replicas_per_worker} replicas is no place to read data for; \
          give at least one worker and one replica, and a worker below their number"
     )]
     Topology {
-        /// Workers.
+        /// The number of workers.
         workers: usize,
-        /// This worker.
+        /// The index of this worker.
         worker: usize,
-        /// Replicas of each worker.
+        /// The number of replicas of each worker.
         replicas_per_worker: usize,
     },
-    /// The library that owns the tensors refused.
+    /// An operation of the tensor library failed.
     #[error("{action} of dataset elements: {source}")]
     Library {
-        /// What was tried.
+        /// The operation.
         action: &'static str,
         /// The library's error.
         source: Arc<dyn std::error::Error + Send + Sync>,
     },
-    /// A closure or generator given by the user failed.
+    /// A closure or generator of the user failed.
     #[error("the {stage} of a dataset failed: {source}")]
     User {
-        /// Where the closure was given.
+        /// The transformation that the closure was given to.
         stage: &'static str,
-        /// Its error.
+        /// The closure's error.
         source: Arc<dyn std::error::Error + Send + Sync>,
     },
-    /// Code of the pipeline panicked on the thread that prefetches.
+    /// Code of the pipeline panicked on a prefetch thread.
     #[error("the pipeline panicked on one of its threads; mend the panic, which was printed where it happened")]
     Panicked,
-    /// Nothing came for too long.
+    /// The pipeline yielded no element before the deadline.
     #[error(
         "no element came from the pipeline within {} s; look for a source that waits forever, \
          or take prefetch away to see where it stands",
         waited.as_secs()
     )]
     Stalled {
-        /// How long was waited.
+        /// How long the reader waited.
         waited: Duration,
     },
-    /// The thread that prefetches could not be started.
+    /// The prefetch thread could not be started.
     #[error("the prefetching thread could not be started: {source}; free threads, or take prefetch away")]
     Thread {
         /// The operating system's error.
@@ -217,7 +220,8 @@ pub enum Error {
 }
 
 impl Error {
-    /// Wraps the error of a tensor library, for implementations of [`Element`](crate::Element).
+    /// Wraps the error of a tensor library, for implementations of [`Element`](crate::Element); an error of this crate
+    /// is returned unchanged.
     pub fn library(action: &'static str, source: impl Into<BoxError>) -> Error {
         match source.into().downcast::<Error>() {
             Ok(error) => *error,
@@ -225,7 +229,7 @@ impl Error {
         }
     }
 
-    /// Wraps the error of a user's closure; an error of this crate stays as it is.
+    /// Wraps the error of a user's closure; an error of this crate is returned unchanged.
     pub(crate) fn user(stage: &'static str, source: BoxError) -> Error {
         match source.downcast::<Error>() {
             Ok(error) => *error,

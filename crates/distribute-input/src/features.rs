@@ -1,26 +1,26 @@
-//! Named columns: what rows of tables are before a model makes numbers of them.
+//! Named columns, as tables have them.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use crate::{Array, Arrays, Element, ElementSpec, Error, Pad, Result};
 
-/// The tag under which [`Features`] and [`Column`] are elements.
+/// The library marker under which [`Features`] and [`Column`] are elements.
 #[derive(Clone, Copy, Debug)]
 pub enum Named {}
 
-/// One column: numbers, whole numbers, or texts. In a batch its leading dimension is the examples'.
+/// One column of floating-point numbers, integers or texts. In a batch, its leading dimension runs over the examples.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Column {
-    /// Such as measurements.
+    /// Floating-point numbers, such as measurements.
     Numbers(Array<f32>),
-    /// Such as classes and counts.
+    /// Integers, such as classes and counts.
     Integers(Array<i64>),
-    /// Such as names of categories.
+    /// Texts, such as names of categories.
     Texts(Array<String>),
 }
 
-/// Columns by name, each with the same number of rows: the features of a batch of examples, or of one.
+/// Named columns with equal numbers of rows: the features of a batch of examples, or of one example.
 ///
 /// # Examples
 /// ```
@@ -41,17 +41,16 @@ pub enum Column {
 /// The dictionary of features that an input function of `tf.estimator` yields.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Features {
-    /// Sorted; shared, since every row and every batch has them.
+    /// Sorted; shared because every row and every batch has the same names.
     names: Arc<[String]>,
     columns: Vec<Column>,
 }
 
 impl Features {
-    /// Columns and their names.
+    /// Creates features from named columns.
     ///
     /// # Errors
-    /// [`Error::Column`] for a name that comes twice, and for columns of different lengths; [`Error::Nothing`] where there are
-    /// none.
+    /// [`Error::Column`] if a name is repeated or columns differ in length, [`Error::Nothing`] if there are no columns.
     pub fn new<N: Into<String>>(columns: impl IntoIterator<Item = (N, Column)>) -> Result<Features> {
         let mut named: Vec<(String, Column)> =
             columns.into_iter().map(|(name, column)| (name.into(), column)).collect();
@@ -77,15 +76,15 @@ impl Features {
         Ok(Features { names: names.into(), columns })
     }
 
-    /// The names, sorted.
+    /// Returns the names in sorted order.
     pub fn names(&self) -> &[String] {
         &self.names
     }
 
-    /// A column by its name.
+    /// Returns a column by its name.
     ///
     /// # Errors
-    /// [`Error::Column`] names those that there are.
+    /// [`Error::Column`] if there is no such column; the message lists the existing names.
     pub fn column(&self, name: &str) -> Result<&Column> {
         let found = self.names.binary_search_by(|known| known.as_str().cmp(name));
         found.map(|index| &self.columns[index]).map_err(|_| Error::Column {
@@ -94,7 +93,7 @@ impl Features {
         })
     }
 
-    /// The number of examples; 1 where these are the features of one example, without a dimension for them.
+    /// Returns the number of examples; 1 for the features of a single example, which have no dimension for examples.
     pub fn examples(&self) -> usize {
         self.columns.first().map_or(0, Column::len)
     }
@@ -105,7 +104,7 @@ impl Features {
         Ok(Features { names: self.names.clone(), columns: columns? })
     }
 
-    /// Joins the columns of several, name by name.
+    /// Joins the columns of several features by name.
     fn joined(
         items: &[Features],
         action: &'static str,
@@ -136,7 +135,7 @@ impl Features {
     }
 }
 
-/// A name that only one list has.
+/// Returns a name that only one of the lists contains.
 fn differing<'a>(one: &'a Arc<[String]>, two: &'a Arc<[String]>) -> Option<&'a str> {
     if Arc::ptr_eq(one, two) || one == two {
         return None;
@@ -145,7 +144,7 @@ fn differing<'a>(one: &'a Arc<[String]>, two: &'a Arc<[String]>) -> Option<&'a s
     one.iter().find(|name| lacks(two, name)).or_else(|| two.iter().find(|name| lacks(one, name))).map(String::as_str)
 }
 
-/// Runs an expression on the array of a column, whatever its type.
+/// Evaluates an expression on the array of a column, for every type of column.
 macro_rules! of_array {
     ($column:expr, $array:ident => $value:expr) => {
         match $column {
@@ -156,7 +155,7 @@ macro_rules! of_array {
     };
 }
 
-/// The same, giving a column of that type.
+/// Evaluates an expression on the array of a column and wraps the result in a column of the same type.
 macro_rules! in_kind {
     ($column:expr, $array:ident => $value:expr) => {
         match $column {
@@ -168,22 +167,22 @@ macro_rules! in_kind {
 }
 
 impl Column {
-    /// The extents, outermost first.
+    /// Returns the extents, outermost first.
     pub fn shape(&self) -> &[usize] {
         of_array!(self, array => array.shape())
     }
 
-    /// The number of rows; 1 for the value of one example, which has no dimension for them.
+    /// Returns the number of rows; 1 for the value of a single example, which has no dimension for rows.
     pub fn len(&self) -> usize {
         self.shape().first().copied().unwrap_or(1)
     }
 
-    /// Whether there are no rows.
+    /// Returns whether the column has no rows.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// What it holds, for messages.
+    /// Returns the type of the column for messages.
     pub fn kind(&self) -> &'static str {
         match self {
             Column::Numbers(_) => "numbers",
@@ -264,7 +263,7 @@ impl Pad<Named> for Column {
             .iter()
             .map(|item| Array::new(item.shape(), vec![(); item.shape().iter().product()]))
             .collect::<Result<_>>()?;
-        // The arrays themselves say which shape they would all have.
+        // Arrays of units determine the common shape.
         let shape = Array::padded(&shapes)?.first().map_or_else(Vec::new, |first| first.shape().to_vec());
         items.iter().map(|item| in_kind!(item, array => array.filled(&shape))).collect()
     }
@@ -316,14 +315,14 @@ impl Pad<Named> for Features {
 
 macro_rules! from_values {
     ($($kind:ident of $($value:ty),+;)*) => {$($(
-        /// One value for each example.
+        /// Creates a column with one value per example.
         impl From<Vec<$value>> for Column {
             fn from(values: Vec<$value>) -> Column {
                 Column::$kind(values.into_iter().map(Into::into).collect::<Vec<_>>().into())
             }
         }
 
-        /// The value of one example.
+        /// Creates the value of a single example.
         impl From<$value> for Column {
             fn from(value: $value) -> Column {
                 Column::$kind(Array::scalar(value.into()))

@@ -1,4 +1,4 @@
-//! The rows of lanes, in pieces as long as they are asked for.
+//! Reads rows of lanes in pieces of requested length.
 
 use std::collections::VecDeque;
 
@@ -12,16 +12,16 @@ pub(crate) struct Feed<B> {
     open: Opener<B>,
     operations: Operations<B>,
     pass: Pass,
-    /// All lanes, with what has been handed out of them.
+    /// All lanes, with the number of rows handed out of each.
     lanes: Vec<Lane>,
-    /// The lane that is read, and its batches.
+    /// The index of the lane being read, and its batches.
     reading: usize,
     batches: Option<Batches<B>>,
-    /// Rows that were read and not handed out yet, with the lanes they are of.
+    /// Rows that were read and not handed out yet, with the index of their lane.
     waiting: VecDeque<(usize, B)>,
 }
 
-/// The batches of a lane that is open, and how many rows have come to each of its cuts.
+/// The batches of an open lane, and the number of rows that each of its cuts has seen.
 struct Batches<B> {
     items: Items<B>,
     came: Vec<u64>,
@@ -40,24 +40,24 @@ impl<B> Feed<B> {
         }
     }
 
-    /// The lanes, with what has been handed out.
+    /// Returns the lanes with the rows handed out so far.
     pub(crate) fn lanes(&self) -> &[Lane] {
         &self.lanes
     }
 
-    /// The next batch, as the pipeline made it, less what is cut out.
+    /// Returns the next batch of the pipeline, after the cuts, with its number of rows.
     pub(crate) fn batch(&mut self) -> Result<Option<(usize, B)>> {
         let Some((lane, batch)) = self.read()? else { return Ok(None) };
         let rows = self.hand_out(lane, &batch)?;
         Ok(Some((rows, batch)))
     }
 
-    /// The next `wanted` rows, or fewer where the lanes end. Where none are wanted, the piece has a row all the same, which
-    /// stays to be handed out: it shows what rows are like.
+    /// Returns the next `wanted` rows, or fewer at the end of the lanes. If `wanted` is 0, the piece is one row that is
+    /// not consumed and shows the shape and type.
     pub(crate) fn rows(&mut self, wanted: usize) -> Result<Option<(usize, B)>> {
         let (mut pieces, mut have) = (Vec::new(), 0);
         if wanted == 0 {
-            // Not this worker's turn; whether it still has data tells whether the pass goes on.
+            // It is not this worker's turn, but whether it still has data determines whether the pass continues.
             if self.waiting.is_empty() {
                 let next = self.read()?;
                 self.waiting.extend(next);
@@ -96,7 +96,7 @@ impl<B> Feed<B> {
         Ok(rows)
     }
 
-    /// The next batch that has rows, less what is cut out.
+    /// Returns the next batch that has rows after the cuts.
     fn read(&mut self) -> Result<Option<(usize, B)>> {
         while let Some(lane) = self.lanes.get_mut(self.reading) {
             if lane.ended {
@@ -123,7 +123,7 @@ impl<B> Feed<B> {
     }
 }
 
-/// What cuts leave of a batch.
+/// Applies cuts to a batch.
 fn cut<B>(batch: B, operations: &Operations<B>, cuts: &[Cut], came: &mut [u64]) -> Result<Option<B>> {
     let rows = (operations.rows)(&batch)?;
     let kept: Vec<usize> = (0..rows)

@@ -1,14 +1,15 @@
 //! Input pipelines and their distribution over workers and replicas.
 //!
-//! The crate knows no tensor library and no devices. A library's tensors enter through [`Element`]: a value that can be
-//! stacked to a batch and cut along its leading dimension.
+//! The crate does not depend on a tensor library or on devices. A library's tensors enter through [`Element`]: a value
+//! that can be stacked into a batch and sliced along its leading dimension.
 //!
 //! - [`Dataset`]: a description of a pipeline (source, map, shuffle, batch, prefetch, …), read lazily, pass by pass.
-//! - [`read`]: files of text, CSV, TFRecord, Parquet, tar and pictures.
+//! - [`read`]: readers of text, CSV, TFRecord, Parquet, tar and image files.
 //! - [`distribute_dataset`]: divides the global batches of a dataset between the replicas of all workers.
-//! - [`distribute_datasets_from_function`]: one pipeline per worker, made by a function of its [`InputContext`].
-//! - [`DistributedDataset`]: what both give; yields one element per local replica and step, and prints its [`DataPlan`].
-//! - [`InputPosition`]: where a pass stands, for checkpoints; another number of workers can go on from it.
+//! - [`distribute_datasets_from_function`]: one pipeline per worker, created by a function of its [`InputContext`].
+//! - [`DistributedDataset`]: the result of both; yields one element per local replica and step, and prints its
+//!   [`DataPlan`].
+//! - [`InputPosition`]: the position of a pass, for checkpoints; a pass can be resumed with another number of workers.
 //! - [`Features`]: named columns of numbers and texts, for tables.
 //! - [`Array`]: a small element in host memory, for scalars, labels, texts and tests.
 //!
@@ -33,9 +34,9 @@
 //! ```
 //!
 //! # Invariants
-//! - A pass is a function of the pipeline, its seeds and the number of the pass; nothing else a program does changes it.
+//! - A pass is a function of the pipeline, its seeds and the number of the pass, and of nothing else.
 //! - Every example of a distributed dataset reaches exactly one replica in each pass.
-//! - The first error ends a pass, unless damaged records are to be skipped, which are then counted.
+//! - The first error ends a pass, unless damaged records are skipped, which are then counted.
 
 mod array;
 mod context;

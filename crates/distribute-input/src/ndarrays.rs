@@ -6,7 +6,7 @@ use ndarray::{ArcArray, Axis, IxDyn, Slice, concatenate, stack};
 
 use crate::{Element, ElementSpec, Error, Result};
 
-/// The tag under which ndarray's shared arrays are elements.
+/// The library marker under which ndarray's shared arrays are elements.
 ///
 /// # Examples
 /// ```

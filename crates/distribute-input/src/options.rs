@@ -1,4 +1,4 @@
-//! How datasets are distributed.
+//! Options of distributed datasets.
 
 /// How the data are divided between workers.
 ///
@@ -6,15 +6,17 @@
 /// `tf.data.experimental.AutoShardPolicy`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AutoShardPolicy {
-    /// [`File`](AutoShardPolicy::File) where the dataset reads a list of files. Else every worker walks the whole data and keeps
-    /// its replicas' rows of each global batch; for tensors in memory it walks row numbers only.
+    /// [`File`](AutoShardPolicy::File) if the dataset reads a list of files. Otherwise every worker iterates over the
+    /// whole dataset and keeps its replicas' rows of each global batch; for tensors in memory it iterates over row
+    /// numbers only.
     #[default]
     Auto,
-    /// Each worker reads files of its own; those that cannot be dealt evenly are divided by records.
+    /// Each worker reads files of its own; files that cannot be distributed evenly are divided by records.
     File,
-    /// Every worker walks the whole data. Each global batch is cut into pieces of equal length, the last ones shorter or empty.
+    /// Every worker iterates over the whole dataset. Each global batch is cut into pieces of equal length, the last of
+    /// which may be shorter or empty.
     Data,
-    /// Each worker reads what [`shard_hint`](crate::Dataset::shard_hint) leaves it.
+    /// Each worker reads the share that [`shard_hint`](crate::Dataset::shard_hint) gives it.
     Hint,
     /// Every worker reads everything, so each example is seen once by each worker.
     Off,
@@ -23,22 +25,22 @@ pub enum AutoShardPolicy {
 /// What happens when some replicas have no data left and others do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum UnequalData {
-    /// They go on without examples, which weighs nothing, until all data have been seen.
+    /// Replicas without data continue with empty parts, which have weight zero, until all data have been seen.
     #[default]
     Pad,
-    /// Steps in which not every replica has all its rows are left out.
+    /// Steps in which some replica has fewer rows than a full batch gives it are dropped.
     Drop,
     /// The pass ends with the first worker that has no data left.
     Stop,
 }
 
-/// For whom an input function is called.
+/// How often an input function is called.
 ///
 /// # Source
 /// `tf.distribute.InputReplicationMode`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum InputReplicationMode {
-    /// Once for each worker; its replicas take elements in turn.
+    /// Once for each worker, whose replicas take elements in turn.
     #[default]
     PerWorker,
     /// Once for each replica.
@@ -53,15 +55,15 @@ pub enum InputReplicationMode {
 pub struct InputOptions {
     /// How the data are divided between workers.
     pub auto_shard_policy: AutoShardPolicy,
-    /// Whether the rows of each step are the same for every number of workers: every worker then walks the whole data, also
-    /// where it could read files of its own.
+    /// Whether the rows of each step are the same for every number of workers. If so, every worker iterates over the
+    /// whole dataset even if it could read files of its own.
     pub deterministic: bool,
     /// What happens when some replicas have no data left.
     pub unequal_data: UnequalData,
-    /// For whom an input function is called.
+    /// How often an input function is called.
     pub replication_mode: InputReplicationMode,
-    /// Elements read ahead for each replica, on a thread of each pass; 0 reads when asked, [`AUTOTUNE`](crate::AUTOTUNE)
-    /// finds a depth. A deeper prefetch at the end of the dataset counts instead. Default: 1.
+    /// The number of steps that each pass reads ahead on a thread; 0 reads on demand, [`AUTOTUNE`](crate::AUTOTUNE)
+    /// adapts the depth. A deeper prefetch at the end of the dataset takes precedence. Default: 1.
     pub per_replica_buffer_size: usize,
 }
 

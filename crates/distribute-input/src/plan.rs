@@ -1,4 +1,4 @@
-//! Which replica reads what, for people.
+//! A printable plan of which replica reads which rows.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use crate::dataset::{Share, Shares, divide};
 use crate::distributed::Reads;
 use crate::{Cardinality, FileShard, InputTopology, rebatch::Rebatch};
 
-/// Which worker and replica reads which rows. It prints as a table, equal on all workers.
+/// The rows that each worker and replica reads. It prints as a table, which is equal on all workers.
 ///
 /// # Examples
 /// ```
@@ -31,14 +31,14 @@ pub struct DataPlan {
     topology: InputTopology,
     division: Division,
     steps: Cardinality,
-    /// Of the shuffles before the distribution.
+    /// The seeds of the shuffles before the distribution.
     seeds: Vec<u64>,
 }
 
-/// How the data come to the replicas.
+/// How the data are divided between replicas.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Division {
-    /// Global batches are cut.
+    /// Global batches are divided.
     Global { rebatch: Rebatch, reads: Reads },
     /// Each worker has its own data.
     PerWorker { batch: Option<usize> },
@@ -53,7 +53,8 @@ impl DataPlan {
         DataPlan { seeds: seeds.to_vec(), ..self }
     }
 
-    /// What must be the same on all workers for the plan to hold, by name; empty where each worker chooses its own data.
+    /// Returns the named settings that must be equal on all workers for the plan to hold; empty if each worker chooses
+    /// its own data.
     ///
     /// # Examples
     /// ```
@@ -80,23 +81,23 @@ impl DataPlan {
         ]
     }
 
-    /// Who reads.
+    /// Returns the workers and replicas that read.
     pub fn topology(&self) -> InputTopology {
         self.topology
     }
 
-    /// The global batch; nothing where each worker has its own data.
+    /// Returns the global batch; `None` if each worker has its own data.
     pub fn global_batch(&self) -> Option<usize> {
         self.rebatch().map(|rebatch| rebatch.global_batch)
     }
 
-    /// Steps of a pass.
+    /// Returns the number of steps of a pass.
     pub fn steps(&self) -> Cardinality {
         self.steps
     }
 
-    /// The rows of the global batch that a replica, numbered over all workers, gets in a step whose batch is full.
-    /// Nothing where each worker has its own data, or there is no such replica.
+    /// Returns the rows of a full global batch that a replica, numbered over all workers, gets in a step. Returns
+    /// `None` if each worker has its own data, or if there is no such replica.
     pub fn rows(&self, step: usize, replica: usize) -> Option<Range<usize>> {
         let rebatch = self.rebatch()?;
         rebatch.ranges(step, rebatch.global_batch).ok()?.nth(replica)
@@ -140,7 +141,7 @@ impl DataPlan {
 }
 
 impl DataPlan {
-    /// Which worker reads which files.
+    /// Writes which worker reads which files.
     fn files(&self, formatter: &mut fmt::Formatter<'_>, lists: &[Arc<[PathBuf]>]) -> fmt::Result {
         for index in 0..self.topology.workers() {
             let share = Share { count: self.topology.workers(), index };
@@ -202,9 +203,9 @@ impl fmt::Display for DataPlan {
     }
 }
 
-/// Files named for each worker at most.
+/// The largest number of files listed for each worker.
 const MAX_FILES: usize = 8;
-/// Steps shown at most: more do not fit a terminal.
+/// The largest number of steps shown, so that the table fits a terminal.
 const MAX_COLUMNS: usize = 8;
 
 #[cfg(test)]

@@ -1,13 +1,13 @@
-//! Where a pass stands, so that another program can go on from there.
+//! Positions of passes, from which another run can resume.
 
 use serde::{Deserialize, Serialize};
 
 use crate::dataset::Share;
 use crate::{Error, InputTopology, Result};
 
-/// Where a pass over a distributed dataset stands: part of a checkpoint.
+/// The position of a pass over a distributed dataset, for checkpoints.
 ///
-/// A pass can go on from it under another number of workers; the examples that are left are then seen once each.
+/// A pass can be resumed with another number of workers; each remaining example is then seen exactly once.
 ///
 /// # Examples
 /// ```
@@ -32,27 +32,27 @@ pub struct InputPosition {
 /// How the lanes of a position are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Way {
-    /// All workers walk them together and keep rows of each batch.
+    /// All workers read them together and keep rows of each batch.
     Walk,
-    /// Each worker has lanes of its own.
+    /// Each worker reads lanes of its own.
     Lanes,
-    /// Each worker has what its input function gave it.
+    /// Each worker reads the data of its input function.
     Function,
 }
 
-/// A sequence of rows that one worker reads, or all together.
+/// A sequence of rows that one worker reads, or that all workers read together.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Lane {
-    /// Of which share of the source it is; `None` for the whole.
+    /// The share of the source; `None` for the whole.
     pub(crate) share: Option<Share>,
-    /// What is left out of that, one after another.
+    /// The cuts applied to the share, in order.
     pub(crate) cuts: Vec<Cut>,
-    /// Rows that have been seen of what is left.
+    /// The number of rows seen after the cuts.
     pub(crate) seen: u64,
     pub(crate) ended: bool,
 }
 
-/// Leaves out the first rows, and keeps every so manieth after that.
+/// Skips the first `skip` rows and keeps every `count`-th row after them, beginning with row `index`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Cut {
     pub(crate) skip: u64,
@@ -65,7 +65,7 @@ impl Lane {
         Lane { share, cuts: Vec::new(), seen: 0, ended: false }
     }
 
-    /// What is left of the lane, or of it one of several equal parts.
+    /// Returns the unseen rows of the lane, or one of `count` equal parts of them.
     fn rest(&self, count: u64, index: u64) -> Lane {
         let mut cuts = self.cuts.clone();
         if self.seen > 0 || count > 1 {
@@ -76,15 +76,15 @@ impl Lane {
 }
 
 impl InputPosition {
-    /// The number of the pass.
+    /// Returns the number of the pass.
     pub fn epoch(&self) -> u64 {
         self.epoch
     }
 
-    /// The position of all workers, from that of each.
+    /// Joins the positions of all workers.
     ///
     /// # Errors
-    /// [`Error::Position`] where they are not positions in the same pass over the same data.
+    /// [`Error::Position`] if `workers` is empty, or if they are not positions in the same pass over the same data.
     pub fn of_all(workers: Vec<InputPosition>) -> Result<InputPosition> {
         let refuse = |problem: &str| Err(Error::Position { problem: problem.to_owned() });
         let mut workers = workers.into_iter();
@@ -102,7 +102,7 @@ impl InputPosition {
         Ok(all)
     }
 
-    /// What one worker reads from here on.
+    /// Returns the lanes that a worker reads when it resumes.
     pub(crate) fn lanes_of(&self, topology: InputTopology) -> Result<Vec<Lane>> {
         let (workers, worker) = (topology.workers(), topology.worker());
         match self.way {
@@ -120,7 +120,7 @@ impl InputPosition {
                 if left.len() >= workers || left.is_empty() {
                     return Ok(left.into_iter().skip(worker).step_by(workers).map(|lane| lane.rest(1, 0)).collect());
                 }
-                // More workers than lanes: those that share one take its rows in turn.
+                // There are more workers than lanes: workers that share a lane take its rows in turn.
                 let lane = worker % left.len();
                 let sharing = (lane..workers).step_by(left.len()).count() as u64;
                 Ok(vec![left[lane].rest(sharing, (worker / left.len()) as u64)])

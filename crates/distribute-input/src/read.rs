@@ -1,12 +1,12 @@
-//! Readers of files: what turns a list of files into records.
+//! Readers of files, which turn a list of files into records.
 //!
 //! - [`Lines`]: lines of text.
-//! - [`TfRecords`], with the feature `tfrecord`: TensorFlow's record files, with their checksums; [`Example`] reads what most of
-//!   them hold.
-//! - [`Csv`], with the feature `csv`: rows as any type that serde reads.
+//! - [`TfRecords`], with the feature `tfrecord`: TensorFlow's record files, with their checksums; [`Example`] decodes
+//!   their usual content.
+//! - [`Csv`], with the feature `csv`: rows as any type that serde can deserialize.
 //! - [`Parquet`] and [`Arrow`], with the feature `parquet`: batches of columns.
 //! - [`WebDataset`], with the feature `webdataset`: samples in tar files.
-//! - [`Images`], with the feature `images`: pictures in folders named after their classes.
+//! - [`Images`], with the feature `images`: images in folders named after their classes.
 //! - [`read_idx`], with the feature `idx`, and [`SafetensorsFile`], with the feature `safetensors`: whole arrays, for
 //!   [`Dataset::from_tensor_slices`].
 //!
@@ -66,7 +66,7 @@ pub use tar::{Sample, WebDataset};
 #[cfg(feature = "tfrecord")]
 pub use tfrecord::{Example, Feature, TfRecordWriter, TfRecords};
 
-/// Reads the records of a file.
+/// A reader of the records of a file.
 ///
 /// # Examples
 /// ```
@@ -101,19 +101,19 @@ pub use tfrecord::{Example, Feature, TfRecordWriter, TfRecords};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub trait RecordReader: Send + Sync + 'static {
-    /// What a record is.
+    /// The type of a record.
     type Record: Send + 'static;
-    /// The records of one file, in order.
+    /// An iterator over the records of one file, in order.
     type Records: Iterator<Item = Result<Self::Record, BadRecord>> + Send + 'static;
 
-    /// Opens a file for those of its records that [`FileShard::has`] names, counted from 0.
+    /// Opens a file and returns those of its records that [`FileShard::has`] selects, numbered from 0.
     ///
     /// # Errors
-    /// The operating system's.
+    /// The operating system's error if the file cannot be opened.
     fn open(&self, file: &FileShard) -> io::Result<Self::Records>;
 }
 
-/// A record that cannot be read. A reader goes on after it if it can, and ends if it cannot.
+/// A record that cannot be read. A reader continues after it if it can, and ends otherwise.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BadRecord {
     record: u64,
@@ -122,7 +122,7 @@ pub struct BadRecord {
 }
 
 impl BadRecord {
-    /// Record `record` of its file, which begins at byte `offset`.
+    /// Creates the error of record `record`, which begins at byte `offset` of its file.
     pub fn new(record: u64, offset: u64, problem: impl Into<String>) -> BadRecord {
         BadRecord { record, offset, problem: problem.into() }
     }
@@ -131,9 +131,9 @@ impl BadRecord {
 /// How files are read.
 #[derive(Clone, Debug)]
 pub struct ReadOptions {
-    /// Files that are open at a time. Default: 1.
+    /// The number of files that are open at a time. Default: 1.
     pub cycle: usize,
-    /// Records of one file that follow each other, where several are open. Default: 1.
+    /// The number of consecutive records taken from each open file in turn. Default: 1.
     pub block: usize,
     /// What happens to records and files that cannot be read.
     pub bad_records: BadRecords,
@@ -151,11 +151,11 @@ pub enum BadRecords {
     /// The pass ends with an error that names file, record and byte.
     #[default]
     Fail,
-    /// They are left out, counted and the first ones noted.
+    /// They are skipped and counted, and the first ones are logged.
     Skip(Skipped),
 }
 
-/// Counts what was left out. Clones count together.
+/// A counter of skipped records and files. Clones share their count.
 ///
 /// # Examples
 /// ```
@@ -175,12 +175,12 @@ pub struct Skipped {
 }
 
 impl Skipped {
-    /// How many records and files were left out, in all passes.
+    /// Returns the number of records and files that were skipped in all passes.
     pub fn count(&self) -> u64 {
         self.lock().0
     }
 
-    /// What was wrong with the first of them, up to 16.
+    /// Returns the error messages of the first 16 of them.
     pub fn first(&self) -> Vec<String> {
         self.lock().1.clone()
     }
@@ -202,7 +202,7 @@ impl Skipped {
 const NOTED: usize = 16;
 
 impl BadRecords {
-    /// What comes of a failure: an item, or nothing.
+    /// Converts a failure to an item, or to nothing if it is skipped.
     fn of<T>(&self, error: Error) -> Option<Result<T>> {
         match self {
             BadRecords::Fail => Some(Err(error)),
@@ -215,11 +215,11 @@ impl BadRecords {
 }
 
 impl Dataset<FileShard> {
-    /// The records of the files, as a reader reads them.
+    /// Reads the records of the files.
     ///
     /// # Errors
-    /// A cycle or a block of zero, and, unless they are skipped, files and records that cannot be read, are reported by the
-    /// pass.
+    /// The pass reports [`Error::Zero`] if `cycle` or `block` is zero, and, unless they are skipped, [`Error::File`]
+    /// and [`Error::Record`] for files and records that cannot be read.
     ///
     /// # Source
     /// `interleave` of `TFRecordDataset`, `TextLineDataset` and the like in TensorFlow.

@@ -1,4 +1,4 @@
-//! Which replica gets which rows of a global batch.
+//! The division of a global batch into the rows of each replica.
 
 use std::ops::Range;
 
@@ -6,19 +6,20 @@ use crate::{Error, InputTopology, Result};
 
 /// The rule that divides a global batch of `G` rows between `N` replicas.
 ///
-/// There are `N` parts; the first `G mod N` have `ceil(G / N)` rows, the others `floor(G / N)`. In step `t` replica `g`
-/// takes the size of part `(g + t * R) mod N`, where `R` is the number of replicas of each worker, so that over the steps
-/// every worker gets its share of the larger parts. The rows themselves are dealt in the order of replicas.
+/// There are `N` parts; the first `G mod N` have `ceil(G / N)` rows, the others `floor(G / N)`. In step `t`, replica
+/// `g` gets the size of part `(g + t * R) mod N`, where `R` is the number of replicas of each worker, so that over the
+/// steps every worker gets its share of the larger parts. The rows themselves are assigned in replica order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Rebatch {
     pub(crate) global_batch: usize,
     pub(crate) topology: InputTopology,
-    /// Instead of that rule: parts of `ceil(rows / N)`, whatever the batch holds, the last ones shorter or empty.
+    /// Replaces the rule by parts of `ceil(rows / N)`, where `rows` is the actual size of the batch; the last parts may
+    /// be shorter or empty.
     pub(crate) equal_pieces: bool,
 }
 
 impl Rebatch {
-    /// Steps after which the sizes repeat.
+    /// Returns the number of steps after which the sizes repeat.
     pub(crate) fn period(&self) -> usize {
         match self.global_batch % self.topology.num_replicas_in_sync() {
             0 => 1,
@@ -27,9 +28,9 @@ impl Rebatch {
         }
     }
 
-    /// The rows of each replica, over all workers, in a step whose batch has `rows` rows.
+    /// Returns the rows of each replica, over all workers, in a step whose batch has `rows` rows.
     ///
-    /// A short batch fills the replicas in order; those that are left get empty ranges.
+    /// A short batch fills the replicas in order; the remaining replicas get empty ranges.
     pub(crate) fn ranges(&self, step: usize, rows: usize) -> Result<impl Iterator<Item = Range<usize>> + use<>> {
         let Rebatch { global_batch, topology, equal_pieces } = *self;
         if rows > global_batch {
@@ -51,7 +52,7 @@ impl Rebatch {
         }))
     }
 
-    /// The sizes of this worker's parts of a full batch, one after another from 0.
+    /// Returns this worker's parts of a full batch as consecutive ranges from 0.
     pub(crate) fn own_ranges(&self, step: usize) -> Result<Vec<Range<usize>>> {
         let mut start = 0;
         let own = |range: Range<usize>| {
@@ -61,7 +62,7 @@ impl Rebatch {
         Ok(self.local_ranges(step, self.global_batch)?.map(own).collect())
     }
 
-    /// The rows of this worker's replicas.
+    /// Returns the rows of this worker's replicas.
     pub(crate) fn local_ranges(&self, step: usize, rows: usize) -> Result<impl Iterator<Item = Range<usize>> + use<>> {
         let replicas = self.topology.replicas_per_worker();
         Ok(self.ranges(step, rows)?.skip(self.topology.worker() * replicas).take(replicas))
@@ -90,9 +91,14 @@ mod tests {
     proptest! {
         #[test]
         fn every_row_goes_to_one_replica(
-            workers in 1_usize..6, replicas in 1_usize..5, global_batch in 1_usize..40, step in 0_usize..20, short in 0_usize..40,
+            workers in 1_usize..6,
+            replicas in 1_usize..5,
+            global_batch in 1_usize..40,
+            step in 0_usize..20,
+            short in 0_usize..40,
         ) {
-            let rebatch = Rebatch { global_batch, topology: InputTopology::new(workers, 0, replicas).unwrap(), equal_pieces: false };
+            let topology = InputTopology::new(workers, 0, replicas).unwrap();
+            let rebatch = Rebatch { global_batch, topology, equal_pieces: false };
             let full: Vec<_> = rebatch.ranges(step, global_batch).unwrap().collect();
             prop_assert_eq!(full.iter().cloned().flatten().collect::<Vec<_>>(), (0..global_batch).collect::<Vec<_>>());
             let lengths = || full.iter().map(Range::len);
@@ -106,9 +112,14 @@ mod tests {
         }
 
         #[test]
-        fn over_a_period_every_worker_gets_its_share(workers in 1_usize..6, replicas in 1_usize..5, global_batch in 1_usize..40) {
+        fn over_a_period_every_worker_gets_its_share(
+            workers in 1_usize..6,
+            replicas in 1_usize..5,
+            global_batch in 1_usize..40,
+        ) {
             let totals = (0..workers).map(|worker| {
-                let rebatch = Rebatch { global_batch, topology: InputTopology::new(workers, worker, replicas).unwrap(), equal_pieces: false };
+                let topology = InputTopology::new(workers, worker, replicas).unwrap();
+                let rebatch = Rebatch { global_batch, topology, equal_pieces: false };
                 let steps = (0..workers).flat_map(|step| rebatch.local_ranges(step, global_batch).unwrap());
                 steps.map(|range| range.len()).sum::<usize>()
             });

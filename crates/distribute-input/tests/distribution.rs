@@ -1,4 +1,5 @@
-//! Who reads what: the numbers of tf.distribute's own tests, and every example once in whatever arrangement, with restarts.
+//! The rows that each replica reads: the numbers of tf.distribute's own tests, and that every example is seen exactly
+//! once in any arrangement, including restarts.
 #![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
 use std::collections::BTreeMap;
@@ -25,12 +26,12 @@ fn worker(
     distribute_dataset(data, InputTopology::new(at.0, at.1, at.2).unwrap(), options).unwrap()
 }
 
-/// `[step][replica]` of what is left of a pass.
+/// Returns the rest of a pass, indexed by step and replica.
 fn steps(pass: DistributedIter<Array<i64>>) -> Vec<Vec<Rows>> {
     pass.map(|step| step.unwrap().iter().map(|part| part.as_slice().to_vec()).collect()).collect()
 }
 
-/// What each worker of several sees.
+/// Returns the steps of each of `count` workers.
 fn workers(data: &Dataset<Array<i64>>, count: usize, replicas: usize, options: InputOptions) -> Vec<Vec<Vec<Rows>>> {
     (0..count).map(|index| steps(worker(data, (count, index, replicas), options).iter())).collect()
 }
@@ -89,7 +90,7 @@ fn off_shows_everything_to_every_worker() {
     let two = workers(&Dataset::range(0..4).batch(2), 2, 1, with(AutoShardPolicy::Off));
     assert_eq!(flat(&two[0]), [[0], [1], [2], [3]]);
     assert_eq!(two[0], two[1]);
-    // So does a hint that is nowhere.
+    // The policy `Hint` without a hint in the pipeline has the same effect.
     assert_eq!(workers(&Dataset::range(0..4).batch(2), 2, 1, with(AutoShardPolicy::Hint)), two);
     let plan = worker(&Dataset::range(0..4).batch(2), (2, 0, 1), with(AutoShardPolicy::Off)).plan().to_string();
     assert!(plan.contains("each example is seen by every worker"), "{plan}");
@@ -139,7 +140,7 @@ fn a_function_is_called_for_each_worker_or_each_replica() {
     assert_eq!((asked, parts), (vec![(2, 4), (3, 4)], vec![vec![vec![2, 6], vec![3, 7]]]));
 }
 
-/// Files of lines, with as many numbers as `lengths` say.
+/// Writes one file of lines for each of `lengths`, with that number of integers.
 fn files(folder: &std::path::Path, lengths: &[usize]) -> (Vec<PathBuf>, Rows) {
     let (mut paths, mut next) = (Vec::new(), 0);
     for (index, length) in lengths.iter().enumerate() {
@@ -172,7 +173,7 @@ fn workers_read_files_of_their_own_and_divide_what_is_left() {
     assert_eq!(seen, all);
     let plan = worker(&data, (2, 0, 1), InputOptions::default()).plan().to_string();
     assert!(plan.contains("worker 0 reads 0.txt, 2.txt (records 0 of every 2)\nworker 1 reads 1.txt, 2.txt"), "{plan}");
-    // The same rows in the same steps, whatever the number of workers, when asked.
+    // With `deterministic`, the rows of each step are the same for any number of workers.
     let deterministic = InputOptions { deterministic: true, ..InputOptions::default() };
     let steps_of = |count: usize, replicas: usize| {
         let workers = workers(&data, count, replicas, deterministic);
@@ -182,7 +183,7 @@ fn workers_read_files_of_their_own_and_divide_what_is_left() {
     };
     assert_eq!(steps_of(1, 4), steps_of(4, 1));
     assert_eq!(steps_of(1, 4), steps_of(2, 2));
-    // What no longer is a list of files is walked by all.
+    // A dataset that is no longer a list of files is read by all workers together.
     let taken = worker(&numbers(&paths, 1).take(6).batch(4), (2, 1, 1), InputOptions::default());
     assert!(taken.ends_together());
 }
@@ -273,7 +274,7 @@ fn cases() -> impl Strategy<Value = Case> {
     )
 }
 
-/// Takes up to `limit` steps on every worker; what was seen, and where all stand.
+/// Takes up to `limit` steps on every worker, adds the examples to `seen`, and returns the joint position.
 fn take(passes: &mut [DistributedIter<Array<i64>>], limit: usize, seen: &mut BTreeMap<i64, usize>) -> InputPosition {
     for pass in passes.iter_mut() {
         for step in pass.by_ref().take(limit) {
@@ -288,7 +289,7 @@ fn take(passes: &mut [DistributedIter<Array<i64>>], limit: usize, seen: &mut BTr
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(150))]
 
-    /// Any pipeline, policy and number of workers, stopped and gone on with under other numbers of workers, twice.
+    /// Tests any pipeline, policy and number of workers, stopped and resumed twice with other numbers of workers.
     #[test]
     fn every_example_is_seen_exactly_once(
         case in cases(),

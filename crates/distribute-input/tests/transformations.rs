@@ -1,4 +1,4 @@
-//! Transformations that flatten, pad, map on threads and keep on disk.
+//! Transformations that flatten, pad, map on threads and cache on disk.
 #![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
 use std::sync::Arc;
@@ -23,7 +23,7 @@ fn a_dataset_for_each_element_in_turn_or_interleaved() {
     let interleaved = |cycle, block| values(&Dataset::range(0..3).interleave(cycle, block, tens));
     assert_eq!(interleaved(2, 1), [0, 10, 1, 11, 2, 12, 3, 13, 20, 21, 22, 23]);
     assert_eq!(interleaved(3, 2), [0, 1, 10, 11, 20, 21, 2, 3, 12, 13, 22, 23]);
-    // One that ends makes room for the next.
+    // A sequence that ends makes room for the next.
     let short = values(&Dataset::range(0..4).interleave(2, 1, |n| to(&n)));
     assert_eq!(short.len(), 6);
     assert!(Dataset::range(0..3).interleave(0, 1, tens).iter().next().unwrap().is_err());
@@ -75,7 +75,7 @@ proptest! {
 #[test]
 fn an_error_on_a_thread_arrives_in_its_turn() {
     let data = Dataset::range(0..20).par_map(Parallel::threads(3), |x| {
-        // Later ones are ready first.
+        // Later elements are ready first.
         std::thread::sleep(Duration::from_millis(if x.as_slice()[0] < 3 { 5 } else { 0 }));
         if x.as_slice()[0] == 4 { Err("as planned".into()) } else { Ok(x) }
     });

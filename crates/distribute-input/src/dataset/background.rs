@@ -1,18 +1,18 @@
-//! Threads that read ahead and let others compute.
+//! Scheduling of the threads that read ahead.
 #![cfg_attr(target_os = "linux", expect(unsafe_code, reason = "the scheduler is asked by a system call"))]
 
-/// Tells the scheduler that waking this thread is no reason to interrupt another one: the reader that has just taken an element
-/// goes on, and the next one is made on a core that is free, or when this one is.
+/// Requests batch scheduling for the calling thread, so that waking it does not preempt another thread: the reader that
+/// has just taken an element continues, and the next element is made on a free core, or later on this one.
 #[cfg(target_os = "linux")]
 pub(crate) fn begin() {
     let parameters = libc::sched_param { sched_priority: 0 };
-    // SAFETY: the call reads the parameters, which live as long, and changes nothing but how this thread is scheduled.
+    // SAFETY: the call only reads the parameters, which outlive it, and only changes how this thread is scheduled.
     let outcome = unsafe { libc::sched_setscheduler(0, libc::SCHED_BATCH, &raw const parameters) };
     if outcome != 0 {
         tracing::debug!("the scheduler would not take SCHED_BATCH: {}", std::io::Error::last_os_error());
     }
 }
 
-/// Elsewhere threads are scheduled as they are.
+/// Does nothing on systems other than Linux.
 #[cfg(not(target_os = "linux"))]
 pub(crate) fn begin() {}

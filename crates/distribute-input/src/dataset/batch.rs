@@ -1,4 +1,4 @@
-//! Joining elements to batches.
+//! Batching of elements.
 
 use std::sync::Arc;
 
@@ -8,10 +8,11 @@ use crate::Element;
 impl<T: Send + 'static> Dataset<T> {
     /// Stacks every `size` elements along a new leading dimension; the last batch may be smaller.
     ///
-    /// For a dataset that is to be distributed, this is the *global* batch.
+    /// If the dataset is distributed later, this is the *global* batch.
     ///
     /// # Errors
-    /// A size of zero, and elements of unequal shape, are reported by the pass.
+    /// The pass reports [`Error::Zero`](crate::Error::Zero) if `size` is zero, and the errors of [`Element::stack`] if
+    /// shapes differ.
     ///
     /// # Source
     /// `tf.data.Dataset.batch`.
@@ -22,10 +23,10 @@ impl<T: Send + 'static> Dataset<T> {
         self.batch_by("batch", size, false, T::stack)
     }
 
-    /// Batches as [`batch`](Dataset::batch) does, and drops a last batch that would be smaller.
+    /// Batches like [`batch`](Dataset::batch), and drops the last batch if it would be smaller.
     ///
     /// # Errors
-    /// As for `batch`.
+    /// The errors of [`batch`](Dataset::batch).
     ///
     /// # Source
     /// `tf.data.Dataset.batch` with `drop_remainder=True`.
@@ -46,7 +47,7 @@ impl<T: Send + 'static> Dataset<T> {
     ) -> Dataset<T> {
         let mut facts = self.facts;
         facts.positive(stage, "size", size);
-        // A size of zero is never read; one in its place keeps the arithmetic whole.
+        // A size of zero is an error and never read; 1 avoids a division by zero here.
         let divisor = size.max(1);
         facts.cardinality = facts.cardinality.map(|n| if exact { n / divisor } else { n.div_ceil(divisor) });
         facts.batch_size = Some(size);
@@ -66,7 +67,7 @@ impl<T: Send + 'static> Dataset<T> {
     }
 }
 
-/// Collects every `size` items; the last list may be shorter, unless only exact ones are wanted.
+/// Collects every `size` items. The last list may be shorter, unless `exact` is set, which drops it.
 pub(crate) fn chunked<X: Send + 'static>(open: Opener<X>, size: usize, exact: bool) -> Opener<Vec<X>> {
     Arc::new(move |pass| {
         let mut items = open(pass);
@@ -85,5 +86,5 @@ pub(crate) fn chunked<X: Send + 'static>(open: Opener<X>, size: usize, exact: bo
     })
 }
 
-/// Items reserved ahead; a batch may be asked that is far larger than the data.
+/// Capacity limit of a new chunk: the requested batch may be far larger than the data.
 const MAX_RESERVED: usize = 4096;

@@ -1,4 +1,4 @@
-//! Keeping what was read.
+//! Caching in memory.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -7,11 +7,11 @@ use super::{Dataset, Facts, Items, Opener, Order, Pass, Picks};
 use crate::Result;
 
 impl<T: Clone + Send + 'static> Dataset<T> {
-    /// Keeps the elements in memory as they are read; later passes, and clones, read them there.
+    /// Keeps the elements in memory as they are read; later passes, and clones, read them from there.
     ///
-    /// What is kept is pass 0 of what comes before, so a shuffle before `cache` is frozen, and one after it is not.
-    /// The source is read once, even when passes are left early or overlap. An error empties the cache, and the next
-    /// pass reads anew.
+    /// The cache holds pass 0 of the preceding pipeline: the order of a shuffle before `cache` is fixed, that of a
+    /// shuffle after it changes with each pass. The source is read once, even if passes end early or overlap. An error
+    /// empties the cache, and the next pass reads the source again.
     ///
     /// # Source
     /// `tf.data.Dataset.cache`.
@@ -19,7 +19,7 @@ impl<T: Clone + Send + 'static> Dataset<T> {
         let prefetched = self.facts.prefetch > 0;
         let facts = Facts { prefetch: 0, ..self.facts };
         match self.picks.filter(|_| !prefetched) {
-            // The rows are in memory already: only their order has to be frozen.
+            // The rows are in memory already: only their order has to be fixed.
             Some(Picks { source, order: Order::Rows(open) }) => {
                 let order = Order::Rows(Arc::new(move |pass| open(pass.first())));
                 Dataset::picked(Picks { source, order }, facts)
@@ -27,7 +27,7 @@ impl<T: Clone + Send + 'static> Dataset<T> {
             _ => {
                 let (upstream, caches) = (self.open, Mutex::new(HashMap::new()));
                 let open: Opener<T> = Arc::new(move |pass| {
-                    // Each share of a distribution is another sequence.
+                    // Each share of a distribution is a different sequence.
                     let mut caches = caches.lock().unwrap_or_else(PoisonError::into_inner);
                     let new =
                         || Arc::new(Cache { open: Arc::clone(&upstream), pass: pass.first(), state: Mutex::default() });
@@ -52,18 +52,18 @@ struct Cache<T> {
 
 struct State<T> {
     items: Vec<T>,
-    /// The one pass over the source, while it is not at its end.
+    /// The only pass over the source, until it ends.
     source: Option<Items<T>>,
     complete: bool,
 }
 
 impl<T: Clone> Cache<T> {
-    /// The item at a position, read from the source if it has not been yet.
+    /// Returns the item at a position, reading the source if necessary.
     ///
-    /// The lock is held while the source is read: another pass waits for the very item, as it would without a cache.
+    /// The lock is held while the source is read: other passes wait for the same item, as they would without a cache.
     fn item(&self, position: usize) -> Option<Result<T>> {
         let mut guard = self.state.lock().unwrap_or_else(|poisoned| {
-            // The source panicked half-way; what it yielded before is kept by nobody's promise.
+            // The source panicked while it was read, so the items read before are discarded.
             self.state.clear_poison();
             let mut guard = poisoned.into_inner();
             *guard = State::default();

@@ -1,4 +1,4 @@
-//! Lists of files, which workers divide.
+//! Lists of files that workers divide.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -6,40 +6,40 @@ use std::sync::Arc;
 use super::{Cardinality, Dataset, Facts, Items, Opener, Share, Shares};
 use crate::{BoxError, Error};
 
-/// A file, or one of several equal parts of its records: what a list of files yields.
+/// A file, or one of several equal parts of its records: the element of a list of files.
 ///
-/// Readers take the records whose number, modulo `parts`, is `part`.
+/// Readers return the records whose number modulo `parts` is `part`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct FileShard {
     /// The file.
     pub path: PathBuf,
-    /// Which part; 0 where the file is whole.
+    /// The index of the part; 0 for a whole file.
     pub part: usize,
-    /// How many parts there are; 1 where the file is whole.
+    /// The number of parts; 1 for a whole file.
     pub parts: usize,
 }
 
 impl FileShard {
-    /// A whole file.
+    /// Creates the shard of a whole file.
     pub fn whole(path: impl Into<PathBuf>) -> FileShard {
         FileShard { path: path.into(), part: 0, parts: 1 }
     }
 
-    /// Whether a record belongs to this part.
+    /// Returns whether a record belongs to this part.
     pub fn has(&self, record: u64) -> bool {
         record.checked_rem(self.parts as u64) == Some(self.part as u64)
     }
 }
 
 impl Dataset<FileShard> {
-    /// A list of files. Where such a dataset is distributed, each worker reads files of its own; those that cannot be dealt
-    /// evenly are divided by records.
+    /// Creates a dataset of a list of files. When it is distributed, each worker reads files of its own; files that
+    /// cannot be distributed evenly are divided by records.
     ///
-    /// Follow it with [`interleave`](Dataset::interleave) or [`flat_map`](Dataset::flat_map) and a reader of files. A shuffle
-    /// in between shuffles the files that a worker has.
+    /// Apply [`interleave`](Dataset::interleave) or [`flat_map`](Dataset::flat_map) with a reader of files to it. A
+    /// shuffle between them shuffles the files of a worker.
     ///
     /// # Errors
-    /// An empty list is reported by each pass.
+    /// Each pass reports [`Error::NoFiles`] if the list is empty.
     ///
     /// # Source
     /// `tf.data.Dataset.list_files`, under `AutoShardPolicy.FILE`.
@@ -55,10 +55,10 @@ impl Dataset<FileShard> {
         Dataset::new(open, facts)
     }
 
-    /// The files of a folder whose names end in `suffix`, in the order of names.
+    /// Creates a dataset of the files in a folder whose names end with `suffix`, sorted by name.
     ///
     /// # Errors
-    /// A folder that cannot be read, or has no such file, is reported by each pass.
+    /// Each pass reports [`Error::User`] if the folder cannot be read, and [`Error::NoFiles`] if it has no such file.
     pub fn list_files(folder: impl Into<PathBuf>, suffix: &str) -> Dataset<FileShard> {
         let folder: PathBuf = folder.into();
         let list = || -> std::io::Result<Vec<PathBuf>> {
@@ -84,7 +84,7 @@ impl Dataset<FileShard> {
     }
 }
 
-/// The files of one share: whole ones in turn, then its part of each that is left.
+/// Returns the files of one share: whole files in round-robin order, then its part of each remaining file.
 pub(crate) fn divide(paths: &[PathBuf], share: Share) -> Vec<FileShard> {
     let count = share.count.max(1);
     let (whole, rest) = paths.split_at(paths.len() / count * count);

@@ -1,4 +1,4 @@
-//! Elements that become datasets, and batches that become elements.
+//! Flattening: elements that become datasets, and batches that become elements.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use super::{Cardinality, Dataset, Facts, Items, Opener, Pass};
 use crate::{BoxError, Element, Error, Result};
 
 impl<T: Send + 'static> Dataset<T> {
-    /// A dataset for each element, one after another.
+    /// Maps each element to a dataset and concatenates the results.
     ///
     /// # Examples
     /// ```
@@ -26,11 +26,11 @@ impl<T: Send + 'static> Dataset<T> {
         self.interleave(1, 1, function)
     }
 
-    /// A dataset for each element; `cycle` of them are open at a time, and `block` elements of one follow `block` of the
-    /// previous one.
+    /// Maps each element to a dataset and interleaves the results: `cycle` datasets are open at a time, and `block`
+    /// consecutive elements are taken from each in turn.
     ///
     /// # Errors
-    /// A cycle or a block of zero is reported by each pass.
+    /// Each pass reports [`Error::Zero`] if `cycle` or `block` is zero, and [`Error::User`] if the function fails.
     ///
     /// # Examples
     /// ```
@@ -39,8 +39,8 @@ impl<T: Send + 'static> Dataset<T> {
     ///     let start = 10 * *n.item().ok_or("no scalar")?;
     ///     Ok(Dataset::range(start..start + 2))
     /// });
-    /// let values: Vec<i64> = rows.iter().map(|row| Ok(row?.as_slice()[0])).collect::<Result<_, distribute_input::Error>>()?;
-    /// assert_eq!(values, [0, 10, 1, 11]);
+    /// let values: distribute_input::Result<Vec<i64>> = rows.iter().map(|row| Ok(row?.as_slice()[0])).collect();
+    /// assert_eq!(values?, [0, 10, 1, 11]);
     /// # Ok::<(), distribute_input::Error>(())
     /// ```
     ///
@@ -59,7 +59,8 @@ impl<T: Send + 'static> Dataset<T> {
             let function = Arc::clone(&function);
             let inner = move |item: T| {
                 let dataset = function(item).map_err(|error| Error::user("interleave", error))?;
-                // The share has been taken by the sequence outside; the pass shuffles inside anew.
+                // The outer sequence has applied the share already; the pass is passed on so that inner shuffles change
+                // with it.
                 match dataset.facts.error {
                     Some(error) => Err(error),
                     None => Ok((dataset.open)(pass.of_share(None))),
@@ -71,7 +72,7 @@ impl<T: Send + 'static> Dataset<T> {
         Dataset::new(open, facts)
     }
 
-    /// The rows of each element, one by one.
+    /// Splits each element into its rows.
     ///
     /// # Source
     /// `tf.data.Dataset.unbatch`.
@@ -97,11 +98,11 @@ impl<T: Send + 'static> Dataset<T> {
 struct Interleaved<T, U, F> {
     outer: Option<Items<T>>,
     inner: F,
-    /// The sequences that are open; the first is the one that is read.
+    /// The open sequences; the first is being read.
     open: VecDeque<Items<U>>,
     cycle: usize,
     block: usize,
-    /// Elements until the next one is read.
+    /// The number of elements until the next sequence is read.
     left: usize,
 }
 

@@ -1,4 +1,4 @@
-//! Transformations that look at elements, or put datasets together.
+//! Transformations that inspect elements or combine datasets.
 
 use std::sync::Arc;
 
@@ -6,9 +6,9 @@ use super::{Cardinality, Dataset, Facts, Items, Opener, Shares};
 use crate::{Array, BoxError, Error};
 
 impl<T: Send + 'static> Dataset<T> {
-    /// Applies a function to every element. It may fail with any error, which ends the pass.
+    /// Applies a function to every element. An error that it returns ends the pass.
     ///
-    /// The batch size stays known: a function that follows `batch` must keep the leading dimension.
+    /// The batch size stays known: a function applied after `batch` must preserve the leading dimension.
     ///
     /// # Examples
     /// ```
@@ -30,7 +30,7 @@ impl<T: Send + 'static> Dataset<T> {
         Dataset::new(open, Facts { prefetch: 0, ..self.facts })
     }
 
-    /// Keeps the elements for which a function says so. It may fail with any error, which ends the pass.
+    /// Keeps the elements for which a function returns true. An error that it returns ends the pass.
     pub fn filter<F>(self, wanted: F) -> Dataset<T>
     where
         F: Fn(&T) -> Result<bool, BoxError> + Send + Sync + 'static,
@@ -53,7 +53,7 @@ impl<T: Send + 'static> Dataset<T> {
         Dataset::new(open, Facts { cardinality, prefetch: 0, ..self.facts })
     }
 
-    /// Pairs of the elements of two datasets; ends with the shorter.
+    /// Pairs the elements of two datasets; ends with the shorter.
     ///
     /// For tensors in memory, [`from_tensor_slices`](Dataset::from_tensor_slices) of a tuple is faster.
     pub fn zip<U: Send + 'static>(self, other: Dataset<U>) -> Dataset<(T, U)> {
@@ -71,7 +71,7 @@ impl<T: Send + 'static> Dataset<T> {
         Dataset::new(open, facts)
     }
 
-    /// The elements of another dataset after those of this one.
+    /// Appends the elements of another dataset.
     pub fn concatenate(self, other: Dataset<T>) -> Dataset<T> {
         let (first, second) = (self.open, other.open);
         let open: Opener<T> = Arc::new(move |pass| {
@@ -85,7 +85,7 @@ impl<T: Send + 'static> Dataset<T> {
         Dataset::new(open, facts)
     }
 
-    /// Each element with its number, from 0.
+    /// Pairs each element with its index, from 0.
     pub fn enumerate(self) -> Dataset<(Array<i64>, T)> {
         let open = self.open;
         let open: Opener<(Array<i64>, T)> = Arc::new(move |pass| {

@@ -6,10 +6,11 @@ use super::{Dataset, Items, Opener, chunked};
 use crate::{Pad, Result};
 
 impl<T: Send + 'static> Dataset<T> {
-    /// Batches as [`batch`](Dataset::batch) does, with elements filled up to the largest extents of their batch.
+    /// Batches like [`batch`](Dataset::batch), with elements padded to the largest extents of their batch.
     ///
     /// # Errors
-    /// A size of zero, and elements that differ in the number of dimensions, are reported by the pass.
+    /// The pass reports [`Error::Zero`](crate::Error::Zero) if `size` is zero, and the errors of [`Pad::padded`] if
+    /// elements differ in the number of dimensions.
     ///
     /// # Examples
     /// ```

@@ -13,47 +13,50 @@ use super::prefetch::{JOIN_DEADLINE, READ_DEADLINE};
 use super::{Dataset, Facts, Items, Opener, background};
 use crate::{BoxError, Element, Error, Result};
 
-/// How a map on several threads is read.
+/// The number of threads of a parallel map, and the order of its results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Parallel {
-    /// Threads of each pass.
+    /// The number of threads of each pass.
     pub threads: usize,
-    /// Whether results come in the order of elements. Otherwise each comes as soon as it is ready, and passes differ.
+    /// Whether results are yielded in the order of elements. Otherwise each is yielded as soon as it is ready, and the
+    /// order differs between passes.
     pub ordered: bool,
 }
 
 impl Parallel {
-    /// As many threads as the process has cores, in order.
+    /// Uses one thread per available core, with results in order.
     pub fn cores() -> Parallel {
         Parallel { threads: std::thread::available_parallelism().map_or(1, usize::from), ordered: true }
     }
 
-    /// So many threads, in order.
+    /// Uses the given number of threads, with results in order.
     pub fn threads(threads: usize) -> Parallel {
         Parallel { threads, ordered: true }
     }
 
-    /// Results as they are ready.
+    /// Yields results as soon as they are ready.
     pub fn unordered(self) -> Parallel {
         Parallel { ordered: false, ..self }
     }
 }
 
 impl<T: Send + 'static> Dataset<T> {
-    /// As [`map`](Dataset::map), on several threads: for functions that decode or augment. Reading what comes before stays on
-    /// one thread.
+    /// Applies a function to every element on several threads, for functions that decode or augment. The preceding
+    /// pipeline is read by one thread.
     ///
-    /// At most twice as many elements as there are threads are under way. The threads end with the pass: when all is read, or
-    /// when the iterator is dropped, which waits up to 5 s for the elements that they are at. A reader that gets nothing for 30
-    /// minutes gets an error.
+    /// At most twice as many elements as there are threads are in progress. The threads end with the pass: when all
+    /// elements are read, or when the iterator is dropped, which waits up to 5 s for the elements in progress. A reader
+    /// that receives no element for 30 minutes gets an error.
     ///
     /// # Errors
-    /// No threads are reported by each pass.
+    /// Each pass reports [`Error::Zero`] if there are no threads, [`Error::Thread`] if a thread cannot be started,
+    /// [`Error::User`] if the function fails, and [`Error::Stalled`] after 30 minutes without an element.
     ///
     /// # Examples
     /// ```
     /// use distribute_input::{Array, Dataset, Parallel};
-    /// let squares = Dataset::range(0..100).par_map(Parallel::threads(4), |x| Ok(Array::scalar(x.as_slice()[0].pow(2))));
+    /// let square = |x: Array<i64>| Ok(Array::scalar(x.as_slice()[0].pow(2)));
+    /// let squares = Dataset::range(0..100).par_map(Parallel::threads(4), square);
     /// assert_eq!(squares.iter().last().unwrap()?.item(), Some(&9801));
     /// # Ok::<(), distribute_input::Error>(())
     /// ```
@@ -79,11 +82,11 @@ impl<T: Send + 'static> Dataset<T> {
         Dataset::new(open, facts)
     }
 
-    /// As [`par_map`](Dataset::par_map) and then [`batch`](Dataset::batch), with whole batches on each thread: less is handed
-    /// from thread to thread.
+    /// Combines [`par_map`](Dataset::par_map) and [`batch`](Dataset::batch), with whole batches on each thread, so that
+    /// fewer elements are passed between threads.
     ///
     /// # Errors
-    /// As for both.
+    /// The errors of [`par_map`](Dataset::par_map) and [`batch`](Dataset::batch).
     ///
     /// # Source
     /// `tf.data.experimental.map_and_batch`.
@@ -108,7 +111,7 @@ impl<T: Send + 'static> Dataset<T> {
 type Map<T, U> = Arc<dyn Fn(Result<T>) -> Result<U> + Send + Sync>;
 type Numbered<T> = (u64, Result<T>);
 
-/// The reader's end of a pass on several threads: it reads the source itself and hands elements out.
+/// The reader's side of a parallel map: it reads the source itself and sends elements to the threads.
 struct Workers<T, U> {
     source: Option<Items<T>>,
     tasks: Option<Sender<Numbered<T>>>,
@@ -118,9 +121,9 @@ struct Workers<T, U> {
     ordered: bool,
     window: u64,
     begun: u64,
-    /// Results handed to the reader.
+    /// The number of results handed to the reader.
     taken: u64,
-    /// Results that came before their turn.
+    /// Results that arrived before their turn.
     early: BTreeMap<u64, Result<U>>,
 }
 
@@ -140,7 +143,7 @@ impl<T: Send + 'static, U: Send + 'static> Workers<T, U> {
                         return;
                     }
                     let result = catch_unwind(AssertUnwindSafe(|| map(item))).unwrap_or(Err(Error::Panicked));
-                    // There is room for every result that is under way; the reader may have left.
+                    // The channel has room for every result in progress; the send fails only if the reader is gone.
                     drop(done.send((number, result)));
                 }
             };
@@ -161,14 +164,14 @@ impl<T: Send + 'static, U: Send + 'static> Workers<T, U> {
         })
     }
 
-    /// Hands out elements while there is room.
+    /// Sends elements to the threads while the window has room.
     fn hand_out(&mut self) {
         while self.begun < self.taken + self.window
             && let (Some(source), Some(tasks)) = (&mut self.source, &self.tasks)
         {
             match source.next() {
                 Some(item) => {
-                    // Errors take their turn like elements.
+                    // Errors keep their position in the order.
                     let last = item.is_err();
                     let refused = tasks.send((self.begun, item)).is_err();
                     self.begun += 1;
@@ -217,7 +220,7 @@ impl<T, U> Drop for Workers<T, U> {
     fn drop(&mut self) {
         self.left.store(true, Ordering::Relaxed);
         self.tasks = None;
-        // Threads end after the element they are at, and with it their hold on the results.
+        // Each thread ends after its current element and then drops its sender of results.
         if !ends_by(&self.results, Instant::now() + JOIN_DEADLINE) {
             tracing::warn!(
                 waited_s = JOIN_DEADLINE.as_secs(),
@@ -231,7 +234,7 @@ impl<T, U> Drop for Workers<T, U> {
     }
 }
 
-/// Whether all senders are gone by `deadline`. What they send until then is dropped.
+/// Returns whether all senders are gone by `deadline`; results received until then are dropped.
 fn ends_by<T>(results: &Receiver<T>, deadline: Instant) -> bool {
     loop {
         if let Err(error) = results.recv_deadline(deadline) {

@@ -1,4 +1,4 @@
-//! What a pipeline is made of inside: functions that open a pass.
+//! The functions that open a pass of a pipeline.
 
 use std::sync::Arc;
 
@@ -7,20 +7,21 @@ use rand_chacha::ChaCha8Rng;
 
 use crate::Result;
 
-/// The items of one pass. What follows an error is of no meaning: [`DatasetIter`](super::DatasetIter) ends there.
+/// The items of one pass. Items after an error are ignored: [`DatasetIter`](super::DatasetIter) ends there.
 pub(crate) type Items<T> = Box<dyn Iterator<Item = Result<T>> + Send>;
 
 /// Opens a pass.
 pub(crate) type Opener<T> = Arc<dyn Fn(Pass) -> Items<T> + Send + Sync>;
 
-/// Which pass is read, and which share of it. Everything random in a pipeline is drawn from its seed and the number of the pass.
+/// The number of a pass and the share that is read. All randomness of a pipeline is derived from its seeds and the
+/// number of the pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Pass {
     epoch: u64,
     share: Option<Share>,
 }
 
-/// One of several equal shares of what a source has. Stages that can divide honour it: lists of files, and `shard_hint`.
+/// One of several equal shares of a source. The stages that can divide apply it: lists of files, and `shard_hint`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Share {
     pub(crate) count: usize,
@@ -40,13 +41,13 @@ impl Pass {
         self.share
     }
 
-    /// The first pass over the same share.
+    /// Returns pass 0 over the same share.
     pub(crate) fn first(self) -> Pass {
         Pass { epoch: 0, ..self }
     }
 
-    /// The pass upstream of a repetition. Finite repetitions number their passes through, as if they were passes of
-    /// their own; an endless one gets room for 2^32.
+    /// Returns the upstream pass of a repetition. Finite repetitions number their passes consecutively, as if they were
+    /// separate passes; an endless one reserves 2^32 numbers.
     pub(crate) fn repetition(self, index: u64, times: Option<usize>) -> Pass {
         let base = match times {
             Some(times) => self.epoch.wrapping_mul(times as u64),
@@ -55,7 +56,7 @@ impl Pass {
         Pass { epoch: base.wrapping_add(index), ..self }
     }
 
-    /// A generator that depends on nothing but the seed and the pass.
+    /// Returns a generator that depends only on the seed and the number of the pass.
     pub(crate) fn random(self, seed: u64) -> ChaCha8Rng {
         let mut key = [0; 32];
         key[..8].copy_from_slice(&seed.to_le_bytes());

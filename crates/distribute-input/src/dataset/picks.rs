@@ -1,7 +1,7 @@
-//! Sources that can be read in any order.
+//! Sources with random access.
 //!
-//! While elements are rows of a value in memory, a pipeline moves row numbers only; a batch is then gathered in one copy
-//! instead of being stacked from single rows.
+//! As long as elements are rows of a value in memory, a pipeline moves row numbers only; a batch is then gathered in
+//! one copy instead of being stacked from single rows.
 
 use std::sync::Arc;
 
@@ -10,30 +10,30 @@ use crate::Result;
 
 /// A value in memory whose rows are elements.
 pub(crate) trait Rows<T>: Send + Sync {
-    /// One row as an element.
+    /// Returns one row as an element.
     fn row(&self, index: usize) -> Result<T>;
 
-    /// The named rows as a batch; a view where they are consecutive and the library has views.
+    /// Returns the given rows as a batch; a view if they are consecutive and the library has views.
     fn pick(&self, rows: &[usize]) -> Result<T>;
 }
 
-/// Elements as row numbers of a source.
+/// Elements represented by row numbers of a source.
 pub(crate) struct Picks<T> {
     pub(crate) source: Arc<dyn Rows<T>>,
     pub(crate) order: Order,
 }
 
-/// Which rows make the elements, in order.
+/// The rows that make up the elements, in order.
 #[derive(Clone)]
 pub(crate) enum Order {
-    /// An element is a row.
+    /// Each element is a row.
     Rows(Opener<usize>),
-    /// An element is a batch of rows.
+    /// Each element is a batch of rows.
     Batches(Opener<Vec<usize>>),
 }
 
 impl<T: Send + 'static> Picks<T> {
-    /// Reads the elements themselves.
+    /// Returns an opener of the elements themselves.
     pub(crate) fn opener(&self) -> Opener<T> {
         let source = Arc::clone(&self.source);
         match self.order.clone() {
@@ -63,7 +63,7 @@ impl<T> Clone for Picks<T> {
     }
 }
 
-/// Whether rows are one consecutive run, so that a slice serves.
+/// Returns whether the rows are consecutive, so that they can be sliced.
 pub(crate) fn consecutive(rows: &[usize]) -> bool {
     rows.windows(2).all(|pair| pair[0].checked_add(1) == Some(pair[1]))
 }

@@ -10,16 +10,17 @@ use std::{
 use super::{Dataset, Items, Opener, background};
 use crate::{Error, Result};
 
-/// A prefetch depth that begins at two and doubles, up to 16, when the reader finds the buffer empty that was full.
+/// A prefetch depth that begins at 2 and doubles, up to 16, whenever the reader finds the buffer empty after it was
+/// full.
 pub const AUTOTUNE: usize = usize::MAX;
 
 impl<T: Send + 'static> Dataset<T> {
-    /// Reads up to `depth` elements ahead on a thread of its own, one for each pass. [`AUTOTUNE`] finds a depth; 0 does
-    /// nothing.
+    /// Reads up to `depth` elements ahead on a thread, one for each pass. [`AUTOTUNE`] adapts the depth; 0 disables
+    /// reading ahead.
     ///
-    /// The thread ends with the pass: when it has read everything, met an error (which reaches the reader in its place),
-    /// or when the iterator is dropped, which waits for it up to 5 s. A reader that gets nothing for 30 minutes
-    /// gets an error.
+    /// The thread ends with the pass: when it has read all elements, when it meets an error (which is yielded in its
+    /// place), or when the iterator is dropped, which waits for it up to 5 s. A reader that receives no element for 30
+    /// minutes gets an error.
     ///
     /// # Source
     /// `tf.data.Dataset.prefetch`.
@@ -29,13 +30,13 @@ impl<T: Send + 'static> Dataset<T> {
         }
         let mut dataset = Dataset::new(prefetched(self.open, depth), self.facts);
         dataset.facts.prefetch = dataset.facts.prefetch.max(depth);
-        // The row numbers stay at hand for a distribution, which reads ahead itself.
+        // The row numbers remain available to a distribution, which reads ahead itself.
         dataset.picks = self.picks;
         dataset
     }
 }
 
-/// Reads ahead; a depth of 0 does not.
+/// Returns an opener that reads ahead; a depth of 0 disables it.
 pub(crate) fn prefetched<T: Send + 'static>(open: Opener<T>, depth: usize) -> Opener<T> {
     if depth == 0 {
         return open;
@@ -46,7 +47,7 @@ pub(crate) fn prefetched<T: Send + 'static>(open: Opener<T>, depth: usize) -> Op
     })
 }
 
-/// The items of one sequence, read ahead; a depth of 0 does not.
+/// Returns the items of one sequence, read ahead; a depth of 0 disables it.
 pub(crate) fn prefetched_items<T: Send + 'static>(
     open: impl FnOnce() -> Items<T> + Send + 'static,
     depth: usize,
@@ -60,7 +61,7 @@ pub(crate) fn prefetched_items<T: Send + 'static>(
     }
 }
 
-/// The reader's end. Dropping it ends the thread.
+/// The reader's side. Dropping it ends the thread.
 struct Prefetched<T> {
     shared: Arc<Shared<T>>,
     thread: Option<JoinHandle<()>>,
@@ -69,9 +70,9 @@ struct Prefetched<T> {
 
 struct Shared<T> {
     buffer: Mutex<Buffer<T>>,
-    /// Signalled when the thread has put something, or ends.
+    /// Signalled when the thread has put an item or ends.
     filled: Condvar,
-    /// Signalled when the reader has taken something, or ends.
+    /// Signalled when the reader has taken an item or ends.
     drained: Condvar,
 }
 
@@ -80,7 +81,7 @@ struct Buffer<T> {
     limit: usize,
     max_limit: usize,
     was_full: bool,
-    /// When the reader last took an item, and how long it takes from one to the next.
+    /// The time at which the reader last took an item, and its average time between items.
     taken: Instant,
     pace: Duration,
     reader_left: bool,
@@ -109,7 +110,7 @@ impl<T: Send + 'static> Prefetched<T> {
         let thread = thread::Builder::new()
             .name("input-prefetch".to_owned())
             .spawn(move || {
-                // Declared first, so dropped last: who hears the farewell knows that the source is closed.
+                // Declared first and therefore dropped last: when the reader is notified, the source is closed.
                 let farewell = farewell;
                 background::begin();
                 for item in open() {
@@ -136,7 +137,8 @@ impl<T> Iterator for Prefetched<T> {
         loop {
             if let Some(item) = buffer.items.pop_front() {
                 buffer.note_pace();
-                // Waking the thread costs the reader up to 30 µs; while there are items, it looks by itself in time.
+                // Waking the thread costs the reader up to 30 µs. While there are items, the thread wakes up by itself
+                // in time.
                 if buffer.items.is_empty() {
                     self.shared.drained.notify_one();
                 }
@@ -185,12 +187,12 @@ impl<T> Buffer<T> {
     fn note_pace(&mut self) {
         let now = Instant::now();
         let since = now - self.taken;
-        // Follows changes within a few items, and is not thrown by one that took long.
+        // A moving average that adapts within a few items and bounds the effect of a single slow one.
         self.pace = (self.pace * 3 + since.min(self.pace * 4 + MIN_NAP)) / 4;
         self.taken = now;
     }
 
-    /// How long the reader needs for half of the items, if it goes on as it did.
+    /// Returns the time in which the reader takes half of the items at its current pace.
     fn until_half_empty(&self) -> Duration {
         let half = u32::try_from(self.limit / 2).unwrap_or(u32::MAX).max(1);
         self.pace.saturating_mul(half).clamp(MIN_NAP, RECHECK)
@@ -199,15 +201,15 @@ impl<T> Buffer<T> {
 
 impl<T> Shared<T> {
     fn lock(&self) -> MutexGuard<'_, Buffer<T>> {
-        // No code of a user runs under the lock, so a poisoned buffer is whole.
+        // No user code runs under the lock, so a poisoned buffer is consistent.
         self.buffer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Puts an item when there is room; whether more are wanted.
+    /// Puts an item when there is room, and returns whether more are wanted.
     fn put(&self, item: Result<T>) -> bool {
         let failed = item.is_err();
         let mut buffer = self.lock();
-        // A reader may take its time over a step; that it has gone for good is told by its drop.
+        // No deadline: a reader may spend any time on a step, and its drop signals that it is gone.
         while buffer.items.len() >= buffer.limit && !buffer.reader_left {
             let nap = buffer.until_half_empty();
             buffer = self.drained.wait_timeout(buffer, nap).unwrap_or_else(PoisonError::into_inner).0;
@@ -222,7 +224,7 @@ impl<T> Shared<T> {
     }
 }
 
-/// Tells the reader that the thread is at its end, by a panic too.
+/// Tells the reader on drop that the thread ends, including by a panic.
 struct Farewell<T>(Arc<Shared<T>>);
 
 impl<T> Drop for Farewell<T> {
@@ -233,11 +235,12 @@ impl<T> Drop for Farewell<T> {
 }
 
 const MAX_AUTOTUNED: usize = 16;
-/// Filling a large shuffle buffer takes minutes; a source that is silent for longer than this is taken for dead.
+/// Deadline of a read. Filling a large shuffle buffer takes minutes; a source that is silent for longer than this is
+/// considered dead.
 pub(super) const READ_DEADLINE: Duration = Duration::from_secs(30 * 60);
-/// How long a reader that leaves waits for its threads.
+/// How long a reader waits for its threads on drop.
 pub(super) const JOIN_DEADLINE: Duration = Duration::from_secs(5);
-/// Between two looks at a buffer that was full, at least and at most.
+/// Shortest and longest time between two checks of a full buffer.
 const MIN_NAP: Duration = Duration::from_micros(50);
 const RECHECK: Duration = Duration::from_secs(1);
 

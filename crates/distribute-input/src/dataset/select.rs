@@ -1,4 +1,4 @@
-//! Transformations that choose, repeat or reorder elements without looking at them.
+//! Transformations that select, repeat or reorder elements without inspecting them.
 
 use std::sync::Arc;
 
@@ -9,43 +9,44 @@ use super::{Cardinality, Dataset, Facts, Items, Opener, Pass, Share, Shares};
 use crate::{Error, Result};
 
 impl<T: Send + 'static> Dataset<T> {
-    /// The first `count` elements.
+    /// Keeps the first `count` elements.
     pub fn take(self, count: usize) -> Dataset<T> {
         self.select(Selection::Take(count))
     }
 
-    /// All but the first `count` elements.
+    /// Skips the first `count` elements.
     pub fn skip(self, count: usize) -> Dataset<T> {
         self.select(Selection::Skip(count))
     }
 
-    /// Every `count`-th element, from `index` on: what worker `index` of `count` reads of data they share.
+    /// Keeps every `count`-th element, beginning at `index`: the share of worker `index` of `count`.
     ///
     /// # Errors
-    /// An index not below the count is reported by each pass.
+    /// Each pass reports [`Error::Shard`] if `index` is not below `count`.
     pub fn shard(mut self, count: usize, index: usize) -> Dataset<T> {
         self.facts.note((index >= count).then_some(Error::Shard { index, count }));
         self.select(Selection::Shard { count, index })
     }
 
-    /// `times` passes, one after the other; a shuffle before it shuffles each anew.
+    /// Repeats the dataset `times` times; a preceding shuffle uses a new order for each repetition.
     pub fn repeat(self, times: usize) -> Dataset<T> {
         self.select(Selection::Repeat(Some(times)))
     }
 
-    /// Passes without end; a shuffle before it shuffles each anew. A dataset without elements ends nevertheless.
+    /// Repeats the dataset endlessly; a preceding shuffle uses a new order for each repetition. An empty dataset still
+    /// ends.
     pub fn repeat_forever(self) -> Dataset<T> {
         self.select(Selection::Repeat(None))
     }
 
-    /// Shuffles, in another order each pass.
+    /// Shuffles the elements, in a different order in each pass.
     ///
-    /// A buffer of `buffer_size` elements is filled; each element yielded is drawn from it uniformly and replaced by the
-    /// next of the input. A buffer as large as the dataset shuffles uniformly. Orders depend on `seed` and the number of
-    /// the pass only (ChaCha with 8 rounds).
+    /// A buffer of `buffer_size` elements is filled; each element yielded is drawn from it uniformly and replaced by
+    /// the next of the input. A buffer as large as the dataset shuffles uniformly. Orders depend only on `seed` and the
+    /// number of the pass (ChaCha with 8 rounds).
     ///
     /// # Errors
-    /// A buffer of zero is reported by each pass.
+    /// Each pass reports [`Error::Zero`] if `buffer_size` is zero.
     ///
     /// # Source
     /// `tf.data.Dataset.shuffle` with `reshuffle_each_iteration=True`.
@@ -55,10 +56,10 @@ impl<T: Send + 'static> Dataset<T> {
         self.select(Selection::Shuffle { buffer_size, seed, each_pass: true })
     }
 
-    /// Shuffles as [`shuffle`](Dataset::shuffle) does, in the same order each pass.
+    /// Shuffles like [`shuffle`](Dataset::shuffle), in the same order in each pass.
     ///
     /// # Errors
-    /// A buffer of zero is reported by each pass.
+    /// Each pass reports [`Error::Zero`] if `buffer_size` is zero.
     ///
     /// # Source
     /// `tf.data.Dataset.shuffle` with `reshuffle_each_iteration=False`.
@@ -68,8 +69,9 @@ impl<T: Send + 'static> Dataset<T> {
         self.select(Selection::Shuffle { buffer_size, seed, each_pass: false })
     }
 
-    /// Where a distribution with [`AutoShardPolicy::Hint`](crate::AutoShardPolicy::Hint) puts its `shard`: of the workers that
-    /// read, each gets every so manieth element from here on. Read by itself, the dataset is whole.
+    /// Marks where a distribution with [`AutoShardPolicy::Hint`](crate::AutoShardPolicy::Hint) applies
+    /// [`shard`](Dataset::shard): each of `n` workers gets every `n`-th element from this point on. Without a
+    /// distribution the dataset stays whole.
     ///
     /// # Examples
     /// ```
@@ -101,11 +103,11 @@ impl<T: Send + 'static> Dataset<T> {
     fn select(self, selection: Selection) -> Dataset<T> {
         let mut facts = self.facts;
         if matches!(selection, Selection::Take(_) | Selection::Skip(_) | Selection::Shard { .. }) {
-            // Places in the whole are not places in a share.
+            // The positions of these selections refer to the whole dataset, not to a share of it.
             facts.shares = Shares::None;
         }
         facts.cardinality = selection.cardinality(facts.cardinality);
-        // Row numbers would go round the thread that a prefetch before this asked for.
+        // Moving row numbers would bypass the thread of a preceding prefetch.
         let prefetched = std::mem::take(&mut facts.prefetch) > 0;
         match self.picks.filter(|_| !prefetched) {
             Some(picks) => Dataset::picked(picks.select(selection), facts),
@@ -114,7 +116,7 @@ impl<T: Send + 'static> Dataset<T> {
     }
 }
 
-/// A choice among the elements of a sequence. It serves elements and row numbers alike.
+/// A selection among the elements of a sequence, applied to elements or to row numbers.
 #[derive(Clone, Copy)]
 pub(crate) enum Selection {
     Take(usize),
@@ -147,7 +149,7 @@ impl Selection {
                 other => other.map(|known| known.min(count)),
             },
             Selection::Skip(count) => before.map(|known| known.saturating_sub(count)),
-            // A count of zero is a noted mistake; one in its place keeps the arithmetic whole.
+            // A count of zero is an error that was noted; 1 avoids a division by zero here.
             Selection::Shard { count, index } => before.map(|known| known.saturating_sub(index).div_ceil(count.max(1))),
             Selection::Repeat(Some(0)) => Cardinality::Known(0),
             Selection::Repeat(Some(times)) => before.map(|known| known.saturating_mul(times)),
@@ -158,7 +160,7 @@ impl Selection {
     }
 }
 
-/// Keeps the elements whose index is wanted, and every error.
+/// Keeps the elements whose index satisfies `wanted`, and every error.
 fn filtered<X: Send + 'static>(
     open: Opener<X>,
     wanted: impl Fn(usize) -> bool + Copy + Send + Sync + 'static,
@@ -175,7 +177,7 @@ struct Repeated<X> {
     times: Option<usize>,
     begun: u64,
     current: Option<Items<X>>,
-    /// Whether the current repetition has yielded anything: one that has not would be repeated in vain.
+    /// Whether the current repetition has yielded an item; an empty one ends the repetitions.
     fruitful: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Keeping what was read, on disk.
+//! Caching on disk.
 
 use std::fs::{self, File};
 use std::io;
@@ -11,13 +11,14 @@ use crate::read::{RecordReader, TfRecordWriter, TfRecords};
 use crate::{BoxError, Error, FileShard, Result};
 
 impl<T: Send + 'static> Dataset<T> {
-    /// As [`cache`](Dataset::cache), in a folder: what the first whole pass reads is written there, and read from there by
-    /// later passes, of later programs too. Passes that are left early write nothing.
+    /// Caches like [`cache`](Dataset::cache), in a folder: the first complete pass writes the elements there, and later
+    /// passes, including those of later runs, read them. A pass that ends early writes nothing.
     ///
     /// The folder is a snapshot of the pipeline that wrote it: delete it when the pipeline changes.
     ///
     /// # Errors
-    /// A folder that cannot be written, or holds something else, is reported by the pass; so is what `decode` refuses.
+    /// The pass reports [`Error::File`] or [`Error::Record`] if the folder cannot be written or holds something else,
+    /// and [`Error::User`] if `decode` fails.
     ///
     /// # Examples
     /// ```
@@ -43,7 +44,7 @@ impl<T: Send + 'static> Dataset<T> {
         let (folder, open): (PathBuf, _) = (folder.into(), self.open);
         let (encode, decode) = (Arc::new(encode), Arc::new(decode));
         let opener: Opener<T> = Arc::new(move |pass: Pass| {
-            // Each share of a distribution is another sequence.
+            // Each share of a distribution is a different sequence.
             let name = match pass.share() {
                 Some(share) => format!("{}-of-{}.tfrecord", share.index, share.count),
                 None => "whole.tfrecord".to_owned(),
@@ -77,7 +78,7 @@ fn read<T: Send + 'static>(
     }
 }
 
-/// A snapshot under way, under a name of its own until it is whole.
+/// A snapshot in progress, under a temporary name until it is complete.
 struct Writer {
     file: Option<TfRecordWriter<File>>,
     part: PathBuf,
@@ -118,7 +119,7 @@ impl Writer {
 
 impl Drop for Writer {
     fn drop(&mut self) {
-        // Gone already where it was finished.
+        // Fails if the file was renamed by `finish`.
         drop(fs::remove_file(&self.part));
     }
 }

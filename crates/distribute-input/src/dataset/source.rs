@@ -1,4 +1,4 @@
-//! Where elements come from.
+//! Sources of elements.
 
 use std::{ops::Range, sync::Arc};
 
@@ -9,13 +9,13 @@ use super::{
 use crate::{Array, BoxError, Element, Error, Result, element::Operations};
 
 impl<T: Send + 'static> Dataset<T> {
-    /// The rows of a value, or of a tuple of values of equal length.
+    /// Creates a dataset of the rows of a value, or of a tuple of values of equal length.
     ///
-    /// Such a dataset is read in any order at no cost: up to `batch`, `shuffle`, `take`, `skip`, `shard`, `repeat` and
-    /// `cache` move row numbers only, and a batch is one slice or one gather.
+    /// Such a dataset has random access at no cost: up to `batch`, the transformations `shuffle`, `take`, `skip`,
+    /// `shard`, `repeat` and `cache` move row numbers only, and a batch is one slice or one gather.
     ///
     /// # Errors
-    /// A value without rows, or components of unequal length, are reported by each pass.
+    /// Each pass reports the error of [`Element::rows`] if the value has no rows or its components differ in length.
     ///
     /// # Source
     /// `tf.data.Dataset.from_tensor_slices`.
@@ -33,7 +33,7 @@ impl<T: Send + 'static> Dataset<T> {
         Dataset::picked(Picks { source: Arc::new(source), order: in_order(length) }, facts)
     }
 
-    /// What an iterator yields; the function is called at the start of each pass.
+    /// Creates a dataset of the items of an iterator; the function is called at the start of each pass.
     ///
     /// # Examples
     /// ```
@@ -56,7 +56,7 @@ impl<T: Send + 'static> Dataset<T> {
 }
 
 impl Dataset<Array<i64>> {
-    /// The integers of a range, as scalars.
+    /// Creates a dataset of the integers of a range, as scalars.
     pub fn range(range: Range<i64>) -> Dataset<Array<i64>> {
         let length = (i128::from(range.end) - i128::from(range.start)).max(0);
         let length = usize::try_from(length).unwrap_or(usize::MAX);
@@ -65,7 +65,7 @@ impl Dataset<Array<i64>> {
     }
 }
 
-/// The items of an iterator, held in memory.
+/// Creates a dataset of the items of an iterator, held in memory.
 impl<T: Clone + Send + Sync + 'static> FromIterator<T> for Dataset<T> {
     fn from_iter<I: IntoIterator<Item = T>>(items: I) -> Dataset<T> {
         let items: Arc<[T]> = items.into_iter().collect();
@@ -102,14 +102,14 @@ impl<T: Send + Sync> Rows<T> for Slices<T> {
     }
 }
 
-/// The integers from `start` on.
+/// The integers beginning at `start`.
 struct Integers {
     start: i64,
 }
 
 impl Integers {
     fn value(&self, index: usize) -> i64 {
-        // Exact modulo 2^64, and the sum lies in the range it came from.
+        // The cast is exact modulo 2^64, and the sum lies within the original range.
         self.start.wrapping_add(index as i64)
     }
 }

@@ -76,7 +76,7 @@ proptest! {
             let data = if exact { data.batch_exact(size) } else { data.batch(size) };
             after.iter().fold(data, |data, step| step.on(data))
         };
-        // A map makes the rows unknown, so that every element is made and stacked by itself.
+        // After a map the rows are unknown, so every element is made and stacked by itself.
         let (fast, slow) = (build(examples(count)), build(examples(count).map(Ok)));
         prop_assert_eq!(fast.cardinality(), slow.cardinality());
         prop_assert_eq!(fast.batch_size(), Some(size));
@@ -148,7 +148,7 @@ fn repeating_nothing_ends() {
     assert_eq!(data.iter().count(), 0);
 }
 
-/// A tensor whose owner refuses to stack: batches of rows in memory must not.
+/// A tensor that refuses to be stacked: batches of rows in memory must not stack.
 #[derive(Clone)]
 struct Unstackable(Array<i64>);
 struct Local;
@@ -339,7 +339,7 @@ fn ranges_reach_their_ends() {
 
 #[test]
 fn the_order_of_a_seed_is_pinned() {
-    // Trainings resumed from a checkpoint rely on it: a change of the draw is a break.
+    // Training resumed from a checkpoint relies on this order, so changing it would be a breaking change.
     let data = Dataset::range(0..8).shuffle(8, 42);
     assert_eq!(flat(&data), [0, 2, 7, 1, 4, 3, 6, 5]);
     assert_eq!(flat(&data), [4, 3, 7, 0, 6, 1, 2, 5]);

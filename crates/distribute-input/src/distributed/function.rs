@@ -1,17 +1,18 @@
-//! Datasets that a function makes for each worker.
+//! Datasets that a function creates for each worker.
 
 use super::*;
 use crate::dataset::chunked;
 
-/// Calls a function that makes this worker's own dataset; its batches are *per-replica* batches.
+/// Calls a function that creates this worker's own dataset, whose batches are *per-replica* batches.
 ///
-/// The function is called once per worker and decides itself what the worker reads, for example with
-/// [`Dataset::shard`]. Each replica takes the next element in turn. With [`InputReplicationMode::PerReplica`] it is called once
-/// for each replica instead, whose number over all workers is then the pipeline's. When the data end within a step, the replicas left get
-/// zero rows, or one that [stands in](DistributedDataset::with_stand_ins).
+/// The function is called once per worker and determines what the worker reads, for example with [`Dataset::shard`].
+/// Each replica takes the next element in turn. With [`InputReplicationMode::PerReplica`] it is called once for each
+/// replica instead, and the pipeline id is the replica's number over all workers. If the data end within a step, the
+/// remaining replicas get zero rows, or a [stand-in row](DistributedDataset::with_stand_ins).
 ///
 /// # Errors
-/// What the function returns, and mistakes in the description of its dataset.
+/// [`Error::User`] or the function's own [`enum@Error`] if the function fails, and the error of its dataset's
+/// description, if it is invalid.
 ///
 /// # Examples
 /// ```
@@ -80,7 +81,7 @@ where
             let Some(some) = parts.iter().flatten().next_back().cloned() else { return Ok(None) };
             let full = parts.iter().all(Option::is_some);
             let examples = parts.iter().map(Option::is_some).collect();
-            // Those that are left without data get zero rows, or one that stands in.
+            // Replicas without data get zero rows or a stand-in row.
             let part = |part: Option<T>| part.map_or_else(|| slice(&some, 0..usize::from(start.stand_ins)), Ok);
             let parts = parts.into_iter().map(part).collect::<Result<Vec<T>>>()?;
             lane.seen = lane.seen.saturating_add(1);
@@ -108,7 +109,7 @@ where
     })
 }
 
-/// All but the first steps; an error among those stays.
+/// Skips the first `steps` steps, but keeps errors among them.
 fn skipping<X: Send + 'static>(items: Items<X>, steps: usize) -> Items<X> {
     let kept = move |(at, item): (usize, Result<X>)| (item.is_err() || at >= steps).then_some(item);
     Box::new(items.enumerate().filter_map(kept))

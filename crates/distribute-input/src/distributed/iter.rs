@@ -1,25 +1,25 @@
-//! One pass.
+//! One pass over a distributed dataset.
 
 use super::{Start, Step};
 use crate::dataset::Items;
 use crate::{InputPosition, Result};
 
-/// What comes next in a pass.
+/// What a pass yields next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum More {
-    /// Nothing: this worker's data are at their end.
+    /// Nothing: this worker has no data left.
     Nothing,
-    /// A step in which some replica has fewer rows than it should, or an error.
+    /// An error, or a step in which some replica has fewer rows than a full batch gives it.
     Partial,
-    /// A step in which all replicas of this worker have all their rows.
+    /// A step in which all replicas of this worker have all of their rows.
     Full,
 }
 
-/// One pass over a [`DistributedDataset`](crate::DistributedDataset): for each step, one element per local replica, in their
-/// order. After an error it yields nothing more.
+/// An iterator over one pass of a [`DistributedDataset`](crate::DistributedDataset): each step yields one element per
+/// local replica, in replica order. It ends after the first error.
 pub struct DistributedIter<T> {
     steps: Option<Items<Step<T>>>,
-    /// Read ahead to look at it.
+    /// A step that was read ahead by `more`.
     next: Option<Result<Step<T>>>,
     position: InputPosition,
     only_full: bool,
@@ -33,18 +33,19 @@ impl<T> DistributedIter<T> {
         DistributedIter { steps: Some(steps), next: None, position, only_full, examples: Vec::new() }
     }
 
-    /// Whether each replica's part of the last step has rows of the data: false for one without rows, and for a row that
-    /// [stands in](crate::DistributedDataset::with_stand_ins). Empty before the first step.
+    /// Returns whether each replica's part of the last step has rows of the data: false for an empty part and for a
+    /// [stand-in row](crate::DistributedDataset::with_stand_ins). Empty before the first step.
     pub fn examples(&self) -> &[bool] {
         &self.examples
     }
 
-    /// Where this worker stands after the steps it was given: what [`InputPosition::of_all`] joins to a part of a checkpoint.
+    /// Returns this worker's position after the steps that it has yielded. [`InputPosition::of_all`] joins the
+    /// positions of all workers for a checkpoint.
     pub fn position(&self) -> &InputPosition {
         &self.position
     }
 
-    /// What comes next, without taking it; waits until that is known.
+    /// Waits for the next item and returns what it is, without taking it.
     pub fn more(&mut self) -> More {
         if self.next.is_none() {
             self.next = self.read();

@@ -9,12 +9,12 @@ fn topology(workers: usize, worker: usize, replicas: usize) -> InputTopology {
     InputTopology::new(workers, worker, replicas).unwrap()
 }
 
-/// `[step][local replica]` of one pass.
+/// Returns one pass, indexed by step and local replica.
 fn pass(data: &DistributedDataset<Array<i64>>) -> Vec<Vec<Rows>> {
     data.iter().map(|step| step.unwrap().iter().map(|part| part.as_slice().to_vec()).collect()).collect()
 }
 
-/// `[worker][step][local replica]` of one pass; every worker builds the pipeline for itself, as processes do.
+/// Returns one pass, indexed by worker, step and local replica; every worker builds its own pipeline, as processes do.
 fn all_workers(workers: usize, replicas: usize, build: impl Fn() -> Dataset<Array<i64>>) -> Vec<Vec<Vec<Rows>>> {
     let worker = |worker| {
         let data = distribute_dataset(&build(), topology(workers, worker, replicas), InputOptions::default()).unwrap();
@@ -99,7 +99,9 @@ proptest! {
             let build = || Dataset::range(0..count).shuffle(60, seed).batch(4 * per_replica);
             let parts = all_workers(workers, replicas, build);
             let steps = parts[0].len();
-            let step = |step: usize| parts.iter().flat_map(|worker: &Vec<Vec<Rows>>| worker[step].clone()).collect::<Vec<Rows>>();
+            let step = |step: usize| -> Vec<Rows> {
+                parts.iter().flat_map(|worker: &Vec<Vec<Rows>>| worker[step].clone()).collect()
+            };
             (0..steps).map(step).collect::<Vec<_>>()
         };
         let one = spread(1, 4);
@@ -217,7 +219,7 @@ fn what_a_function_returns_as_error_arrives() {
     ));
     assert_eq!(distribute(|_| Err("no file".into())).to_string(), "the input function of a dataset failed: no file");
     assert!(matches!(distribute(|_| Ok(Dataset::range(0..1).batch(0))), Error::Zero { .. }));
-    // Scalars have no rows to give the replicas that are left without.
+    // Scalars cannot be sliced to zero rows for the remaining replicas.
     let data =
         distribute_datasets_from_function(topology(1, 0, 2), InputOptions::default(), |_| Ok(Dataset::range(0..3)));
     let last = data.unwrap().iter().last().unwrap();

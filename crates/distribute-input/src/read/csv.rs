@@ -9,7 +9,7 @@ use serde::de::DeserializeOwned;
 use super::{BadRecord, RecordReader};
 use crate::{FileShard, Result};
 
-/// Reads rows as `T`: a struct whose fields are named as the header's, a tuple, or a vector, as the csv crate does.
+/// A reader of rows as `T`: a struct with fields named like the header's, a tuple, or a vector, as in the csv crate.
 ///
 /// # Examples
 /// ```
@@ -34,17 +34,17 @@ pub struct Csv<T> {
 }
 
 impl<T> Csv<T> {
-    /// Files with a header row and commas.
+    /// Creates a reader of comma-separated files with a header row.
     pub fn new() -> Csv<T> {
         Csv { has_headers: true, delimiter: b',', of: PhantomData }
     }
 
-    /// Whether files begin with the names of the columns.
+    /// Sets whether files begin with a header row.
     pub fn has_headers(self, has_headers: bool) -> Csv<T> {
         Csv { has_headers, ..self }
     }
 
-    /// What lies between fields.
+    /// Sets the field delimiter.
     pub fn delimiter(self, delimiter: u8) -> Csv<T> {
         Csv { delimiter, ..self }
     }

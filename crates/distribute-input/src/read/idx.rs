@@ -1,4 +1,4 @@
-//! Arrays of bytes in the IDX form, such as MNIST's.
+//! Arrays of bytes in the IDX format, which MNIST uses.
 
 use std::fs::File;
 use std::io::{BufReader, Read};
@@ -10,13 +10,14 @@ use flate2::read::MultiGzDecoder;
 use super::BadRecord;
 use crate::{Array, Error, Result};
 
-/// Reads an IDX file of unsigned bytes, compressed by gzip where its name ends in `.gz`.
+/// Reads an IDX file of unsigned bytes; a file whose name ends in `.gz` is decompressed.
 ///
 /// # Shapes
-/// Those that the file's header says.
+/// The shape in the file's header.
 ///
 /// # Errors
-/// [`Error::File`] and [`Error::Record`] where it cannot be read, or is shorter or longer than its header says.
+/// [`Error::File`] if the file cannot be read, [`Error::Record`] if it is not an IDX file of unsigned bytes or its
+/// length does not match its header.
 ///
 /// # Source
 /// The page on MNIST by LeCun, Cortes and Burges.

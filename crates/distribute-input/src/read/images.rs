@@ -1,4 +1,4 @@
-//! Pictures in folders.
+//! Images in folders.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use super::{BadRecord, RecordReader};
 use crate::{Array, Dataset, Error, FileShard, Result};
 
-/// Folders of pictures, one for each class.
+/// Folders of images, one for each class.
 ///
 /// # Examples
 /// ```no_run
@@ -25,7 +25,7 @@ pub struct ImageFolder {
     paths: Vec<PathBuf>,
 }
 
-/// Reads pictures of one size as red, green and blue, with the number of their class.
+/// A reader of images, resized to one size as red, green and blue, with the index of their class.
 ///
 /// # Shapes
 /// `[height, width, 3]`, and a scalar.
@@ -36,10 +36,10 @@ pub struct Images {
 }
 
 impl ImageFolder {
-    /// Lists the folders in `root`, which are the classes, in the order of names, and their PNG and JPEG files.
+    /// Lists the subfolders of `root`, which are the classes, sorted by name, and their PNG and JPEG files.
     ///
     /// # Errors
-    /// [`Error::File`] where a folder cannot be read, [`Error::NoFiles`] where there is no picture.
+    /// [`Error::File`] if a folder cannot be read, [`Error::NoFiles`] if there is no image.
     pub fn open(root: impl AsRef<Path>) -> Result<ImageFolder> {
         let list = |folder: &Path| -> Result<Vec<PathBuf>> {
             let read =
@@ -59,17 +59,17 @@ impl ImageFolder {
         if paths.is_empty() { Err(Error::NoFiles) } else { Ok(ImageFolder { classes, paths }) }
     }
 
-    /// The names of the classes, by their numbers.
+    /// Returns the names of the classes by index.
     pub fn classes(&self) -> &[String] {
         &self.classes
     }
 
-    /// The files.
+    /// Returns the dataset of image files.
     pub fn dataset(&self) -> Dataset<FileShard> {
         Dataset::from_files(self.paths.clone())
     }
 
-    /// A reader that gives all pictures one size: height and width.
+    /// Returns a reader that resizes all images to `size`: height and width.
     pub fn images(&self, size: [u32; 2]) -> Images {
         Images { classes: self.classes.clone(), size }
     }

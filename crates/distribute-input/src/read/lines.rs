@@ -6,7 +6,7 @@ use std::io::{self, BufRead, BufReader};
 use super::{BadRecord, RecordReader};
 use crate::{FileShard, Result};
 
-/// Reads lines of UTF-8, without their ends.
+/// A reader of UTF-8 lines, without their line endings.
 ///
 /// # Source
 /// `tf.data.TextLineDataset`.

@@ -12,13 +12,14 @@ use parquet::file::metadata::ParquetMetaData;
 use super::{BadRecord, RecordReader};
 use crate::{Array, Error, FileShard, Result};
 
-/// What batches of rows are made of, for programs that look into them or write files.
+/// Arrow's array types, for programs that inspect record batches or write files.
 pub mod arrow {
     pub use arrow_array::{ArrayRef, Float32Array, Float64Array, Int64Array, RecordBatch, StringArray};
     pub use parquet::arrow::ArrowWriter;
 }
 
-/// Reads batches of rows; [`columns`] makes an [`Array`] of one. A part of a file is a run of its rows.
+/// A reader of record batches; [`columns`] converts one to an [`Array`]. A part of a file is a contiguous range of its
+/// rows.
 ///
 /// # Examples
 /// ```no_run
@@ -38,17 +39,17 @@ pub struct Parquet {
 }
 
 impl Parquet {
-    /// All columns, in batches of up to 1024 rows.
+    /// Creates a reader of all columns, in batches of up to 1024 rows.
     pub fn new() -> Parquet {
         Parquet { batch_size: 1024, columns: None }
     }
 
-    /// Rows of a batch at most.
+    /// Sets the largest number of rows of a batch.
     pub fn batch_size(self, rows: usize) -> Parquet {
         Parquet { batch_size: rows.max(1), ..self }
     }
 
-    /// Reads these columns only.
+    /// Restricts the reader to these columns.
     pub fn columns<S: Into<String>>(self, names: impl IntoIterator<Item = S>) -> Parquet {
         Parquet { columns: Some(names.into_iter().map(Into::into).collect()), ..self }
     }
@@ -87,7 +88,7 @@ impl RecordReader for Parquet {
             builder = builder.with_projection(mask);
         }
         let rows = usize::try_from(builder.metadata().file_metadata().num_rows()).unwrap_or(0);
-        // Wide enough for any number of rows that a file may claim; never above `rows`.
+        // 128 bits hold the product for any number of rows that a file may claim; the result is at most `rows`.
         let before = |part: usize| (rows as u128 * part as u128 / file.parts.max(1) as u128).min(rows as u128) as usize;
         let (start, end) = (before(file.part), before(file.part.saturating_add(1)));
         let reader = builder.with_batch_size(self.batch_size).with_offset(start).with_limit(end - start).build();
@@ -95,7 +96,7 @@ impl RecordReader for Parquet {
     }
 }
 
-/// Refuses a file whose columns are said to lie outside of it: the reader allocates what it is told.
+/// Checks that all columns lie within the file, because the reader allocates the sizes in the metadata.
 fn check_chunks(metadata: &ParquetMetaData, file_bytes: u64) -> io::Result<()> {
     for column in metadata.row_groups().iter().flat_map(|group| group.columns()) {
         let start = column.dictionary_page_offset().unwrap_or(column.data_page_offset());
@@ -104,7 +105,7 @@ fn check_chunks(metadata: &ParquetMetaData, file_bytes: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether a part of a file lies inside of it.
+/// Checks that a part of a file lies within it.
 fn inside(what: &str, start: i64, bytes: i64, file_bytes: u64) -> io::Result<()> {
     let end = u64::try_from(start).ok().zip(u64::try_from(bytes).ok()).and_then(|(start, len)| start.checked_add(len));
     match end {
@@ -130,14 +131,15 @@ impl Iterator for ParquetRecords {
             }
             Err(error) => {
                 self.ended = true;
-                // Where in the file a column's page lies, the reader does not say.
+                // The reader does not report the position of a column's page in the file.
                 Err(BadRecord::new(row, 0, error.to_string()))
             }
         })
     }
 }
 
-/// Reads Arrow's IPC files, batch by batch as they were written. A part of a file is every so manieth of its batches.
+/// A reader of Arrow's IPC files, in the batches in which they were written. With `n` parts, a part of a file is every
+/// `n`-th of its batches.
 ///
 /// # Source
 /// The file format of Apache Arrow's columnar format, version 1.
@@ -163,7 +165,7 @@ impl RecordReader for Arrow {
     }
 }
 
-/// Refuses a file whose batches or dictionaries are said to lie outside of it: the reader takes the lengths as they are.
+/// Checks that all batches and dictionaries lie within the file, because the reader trusts the lengths in the footer.
 fn check_blocks(file: &mut File) -> io::Result<()> {
     let file_bytes = file.metadata()?.len();
     let mut tail = [0; TAIL];
@@ -192,7 +194,7 @@ fn check_blocks(file: &mut File) -> io::Result<()> {
     Ok(())
 }
 
-/// What follows the footer: its length, and what the file begins with.
+/// The length in bytes of what follows the footer: its size, and the magic that the file begins with.
 const TAIL: usize = 10;
 
 impl Iterator for ArrowRecords {
@@ -203,7 +205,7 @@ impl Iterator for ArrowRecords {
             let batch = self.batch;
             self.batch += 1;
             if self.file.has(batch) {
-                // Where in the file a batch lies, the reader does not say.
+                // The reader does not report the position of a batch in the file.
                 return Some(self.reader.next()?.map_err(|error| BadRecord::new(batch, 0, error.to_string())));
             }
             if batch as usize >= self.reader.num_batches() || self.reader.set_index(batch as usize + 1).is_err() {
@@ -213,13 +215,13 @@ impl Iterator for ArrowRecords {
     }
 }
 
-/// Some numeric columns of a batch as floats.
+/// Converts numeric columns of a batch to floats.
 ///
 /// # Shapes
 /// `[rows, names.len()]`.
 ///
 /// # Errors
-/// [`Error::Column`] for a column that is not there, holds no numbers, or has missing values.
+/// [`Error::Column`] if a column does not exist, is not numeric, or has missing values.
 pub fn columns(batch: &RecordBatch, names: &[&str]) -> Result<Array<f32>> {
     let mut elements = vec![0.0; batch.num_rows() * names.len()];
     for (place, name) in names.iter().enumerate() {
@@ -241,8 +243,11 @@ pub fn columns(batch: &RecordBatch, names: &[&str]) -> Result<Array<f32>> {
                 }
             };
         }
-        fill!(Float32 Float32Type std::convert::identity, Float64 Float64Type (|x| x as f32), Int64 Int64Type (|x| x as f32),
-            Int32 Int32Type (|x| x as f32), UInt8 UInt8Type f32::from, Int8 Int8Type f32::from, UInt32 UInt32Type (|x| x as f32));
+        fill!(
+            Float32 Float32Type std::convert::identity, Float64 Float64Type (|x| x as f32),
+            Int64 Int64Type (|x| x as f32), Int32 Int32Type (|x| x as f32), UInt32 UInt32Type (|x| x as f32),
+            UInt8 UInt8Type f32::from, Int8 Int8Type f32::from
+        );
     }
     Array::new([batch.num_rows(), names.len()], elements)
 }

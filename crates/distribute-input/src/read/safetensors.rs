@@ -8,7 +8,7 @@ use safetensors::{Dtype, SafeTensors};
 use super::BadRecord;
 use crate::{Array, Error, Result};
 
-/// The named arrays of a safetensors file, in memory.
+/// A safetensors file in memory, with named arrays.
 ///
 /// # Examples
 /// ```no_run
@@ -24,12 +24,12 @@ pub struct SafetensorsFile {
     bytes: Arc<Vec<u8>>,
 }
 
-/// Numbers that safetensors files hold.
+/// A number type of safetensors files.
 pub trait Stored: Sized + Clone + Send + Sync + 'static {
-    /// Their type there.
+    /// The corresponding type of the file format.
     const DTYPE: Dtype;
 
-    /// Reads little-endian bytes.
+    /// Converts little-endian bytes to numbers.
     fn read(bytes: &[u8]) -> Vec<Self>;
 }
 
@@ -58,10 +58,10 @@ stored! {
 }
 
 impl SafetensorsFile {
-    /// Reads a file, and checks its header.
+    /// Reads a file and checks its header.
     ///
     /// # Errors
-    /// [`Error::File`] where it cannot be read, [`Error::Record`] where it is not in this form.
+    /// [`Error::File`] if the file cannot be read, [`Error::Record`] if it is not a safetensors file.
     pub fn open(path: impl AsRef<Path>) -> Result<SafetensorsFile> {
         let path = path.as_ref().to_owned();
         let bytes =
@@ -71,7 +71,7 @@ impl SafetensorsFile {
         Ok(file)
     }
 
-    /// The names of the arrays, sorted.
+    /// Returns the names of the arrays in sorted order.
     pub fn names(&self) -> Vec<String> {
         let mut names: Vec<String> =
             self.tensors().map(|tensors| tensors.names().into_iter().map(str::to_owned).collect()).unwrap_or_default();
@@ -79,10 +79,10 @@ impl SafetensorsFile {
         names
     }
 
-    /// An array, copied.
+    /// Returns a copy of an array.
     ///
     /// # Errors
-    /// [`Error::Record`] where there is no array of this name and type.
+    /// [`Error::Record`] if there is no array of this name and type.
     pub fn array<T: Stored>(&self, name: &str) -> Result<Array<T>> {
         let wrong = |problem: String| BadRecord::new(0, 0, problem).of(&self.path);
         let tensors = self.tensors()?;

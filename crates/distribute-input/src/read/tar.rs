@@ -9,7 +9,7 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 use super::{BadRecord, RecordReader};
 use crate::{FileShard, Result};
 
-/// Reads samples of tar files: runs of entries whose names are alike up to the first dot of the file's name.
+/// A reader of samples in tar files: consecutive entries whose names are equal up to the first dot of the file name.
 ///
 /// # Source
 /// The WebDataset convention: `0001.jpg`, `0001.cls`, `0002.jpg`, …
@@ -19,13 +19,13 @@ pub struct WebDataset;
 /// The files of one sample.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sample {
-    /// Their common name, with its folder.
+    /// The common part of the names, with the folder.
     pub key: String,
-    /// What they hold, by what follows the first dot of their names.
+    /// The contents of the files, by the part of their names after the first dot.
     pub files: BTreeMap<String, Vec<u8>>,
 }
 
-/// The samples of one file; a thread reads them ahead, since entries of an archive can only be seen one after another.
+/// The samples of one file. A thread reads them ahead, since the entries of an archive can only be read in order.
 #[derive(Debug)]
 pub struct SampleRecords {
     samples: Receiver<Result<Sample, BadRecord>>,
@@ -47,12 +47,12 @@ impl Iterator for SampleRecords {
     type Item = Result<Sample, BadRecord>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        // The thread ends with the file, or with an error that it has sent.
+        // The thread ends with the file, or after it has sent an error.
         self.samples.recv().ok()
     }
 }
 
-/// Ends when the samples' receiver is gone.
+/// Reads samples until the end of the archive, or until the receiver is gone.
 fn read(reader: impl Read, file: &FileShard, sender: &Sender<Result<Sample, BadRecord>>) {
     let mut archive = tar::Archive::new(reader);
     let (mut record, mut offset) = (0, 0);
@@ -95,7 +95,7 @@ fn read(reader: impl Read, file: &FileShard, sender: &Sender<Result<Sample, BadR
         Err(error) => Some(Err(BadRecord::new(record, offset, error.to_string()))),
     };
     if let Some(last) = last {
-        // Nobody may be there any more.
+        // Fails if the receiver is gone.
         drop(sender.send(last));
     }
 }

@@ -1,4 +1,4 @@
-//! Files of every form, whole, in parts, and damaged.
+//! Files of every format: whole, in parts, and damaged.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ fn all<T: Send + 'static>(data: &Dataset<T>) -> Result<Vec<T>> {
     data.iter().collect()
 }
 
-/// Reads a file whole, and in three parts whose records together are as many.
+/// Reads a file whole and in three parts, and checks that the parts have as many records together.
 fn whole_and_parts<R: RecordReader + Clone>(path: &Path, reader: R) -> (Vec<R::Record>, Vec<Vec<R::Record>>) {
     let read = |part, parts| -> Vec<R::Record> {
         let file = FileShard { path: path.to_owned(), part, parts };
@@ -86,12 +86,12 @@ fn lengths_that_no_file_can_have_are_sentences() {
         let text = all(&data).unwrap_err().to_string();
         let words = format!("record 1 at byte 24: a record of {length} bytes was promised, more than a file can have");
         assert!(text.ends_with(&words), "{text}");
-        // Passed over, as the record of another part.
+        // Skipped as the record of another part.
         let file = FileShard { path: path.clone(), part: 0, parts: 2 };
         let read: Vec<_> = TfRecords.open(&file).unwrap().collect();
         assert!(read.len() == 2 && read[0].is_ok() && read[1].is_err(), "{read:?}");
     }
-    // A length that a file can have, but this one has not, allocates what is there.
+    // A length that is valid, but larger than this file, allocates only what is there.
     let header = (i64::MAX as u64 - 1000).to_le_bytes();
     fs::write(&path, [&header[..], &masked(&header), b"rest"].concat()).unwrap();
     let text = all(&Dataset::from_files([&path]).read(TfRecords, ReadOptions::default())).unwrap_err().to_string();
@@ -137,7 +137,7 @@ fn columns_and_batches_that_are_said_to_lie_outside_of_the_file_are_sentences() 
     let footer_at = bytes.len() - 10 - arrow_ipc::reader::read_footer_length(tail).unwrap();
     let block =
         *arrow_ipc::root_as_footer(&bytes[footer_at..bytes.len() - 10]).unwrap().recordBatches().unwrap().get(0);
-    // A block is its offset, the length of its header, four bytes between, and the length of its body.
+    // A block consists of its offset, the length of its header, four bytes of padding, and the length of its body.
     let known = [&block.offset().to_le_bytes()[..], &block.metaDataLength().to_le_bytes()].concat();
     let at = footer_at + bytes[footer_at..].windows(known.len()).position(|window| window == known).unwrap();
     let patched = |from: usize, field: &[u8]| {
@@ -203,7 +203,7 @@ fn an_unreadable_file_among_many_is_named_or_left_out() {
     let (skipped, options) = skipping();
     assert_eq!(all(&Dataset::from_files(&paths).read(Lines, options)).unwrap(), ["1", "2"]);
     assert_eq!(skipped.count(), 1);
-    // Bytes that are no text.
+    // Bytes that are not valid UTF-8.
     fs::write(&paths[1], b"ok\n\xff\nok\n").unwrap();
     let (skipped, options) = skipping();
     assert_eq!(all(&Dataset::from_files(&paths).read(Lines, options)).unwrap().len(), 4);

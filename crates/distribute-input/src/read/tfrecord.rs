@@ -9,11 +9,11 @@ use prost::Message;
 use super::{BadRecord, RecordReader};
 use crate::{FileShard, Result};
 
-/// Reads the records of TFRecord files as bytes, and checks their checksums. Records that belong to other parts of a file are
-/// passed over unread.
+/// A reader of TFRecord files that yields records as bytes and verifies their checksums. Records of other parts of a
+/// file are skipped without being read.
 ///
 /// # Source
-/// The format is that of `tensorflow/core/lib/io/record_writer.h`: length, checksum of the length, data, checksum of the data;
+/// The format of `tensorflow/core/lib/io/record_writer.h`: length, checksum of the length, data, checksum of the data;
 /// checksums are CRC-32C, rotated and offset.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TfRecords;
@@ -39,7 +39,8 @@ impl RecordReader for TfRecords {
 }
 
 impl TfRecordRecords {
-    /// The next record; `None` at the end, or where another part's was passed over.
+    /// Returns the next record; `None` at the end of the file, or if the record belongs to another part and was
+    /// skipped.
     fn read(&mut self) -> Option<Result<Vec<u8>, String>> {
         let mut header = [0; HEADER];
         match read_full(&mut self.reader, &mut header) {
@@ -59,7 +60,7 @@ impl TfRecordRecords {
             return self.broken("the checksum of the length is wrong; what follows in the file is lost".to_owned());
         }
         let length = u64::from_le_bytes(length.try_into().unwrap_or_default());
-        // What a file can have at most, so that no sum of offsets overflows.
+        // The largest possible file size, so that no sum of offsets overflows.
         let ends = self.offset.checked_add(length).and_then(|at| at.checked_add((HEADER + FOOTER) as u64));
         let Some(ends) = ends.filter(|at| i64::try_from(*at).is_ok()) else {
             return self.broken(format!("a record of {length} bytes was promised, more than a file can have"));
@@ -74,7 +75,7 @@ impl TfRecordRecords {
                 Err(error) => self.broken(error.to_string()),
             };
         }
-        // A wrong length must not allocate what is not there.
+        // A wrong length must not allocate more than the file contains.
         let mut data = Vec::with_capacity(rest.min(1 << 24) as usize);
         match self.reader.by_ref().take(rest).read_to_end(&mut data) {
             Ok(got) if got as u64 == rest => {}
@@ -116,7 +117,7 @@ impl Iterator for TfRecordRecords {
     }
 }
 
-/// Writes TFRecord files.
+/// A writer of TFRecord files.
 ///
 /// # Examples
 /// ```
@@ -139,7 +140,7 @@ pub struct TfRecordWriter<W: Write> {
 }
 
 impl<W: Write> TfRecordWriter<W> {
-    /// Writes to a file, or to whatever takes bytes.
+    /// Creates a writer to a file or another sink of bytes.
     pub fn new(file: W) -> TfRecordWriter<W> {
         TfRecordWriter { file: io::BufWriter::with_capacity(1 << 18, file) }
     }
@@ -147,7 +148,7 @@ impl<W: Write> TfRecordWriter<W> {
     /// Writes one record.
     ///
     /// # Errors
-    /// The file's.
+    /// The I/O error of the file.
     pub fn write(&mut self, record: &[u8]) -> io::Result<()> {
         let length = (record.len() as u64).to_le_bytes();
         self.file.write_all(&length)?;
@@ -156,18 +157,18 @@ impl<W: Write> TfRecordWriter<W> {
         self.file.write_all(&masked(crc32c::crc32c(record)).to_le_bytes())
     }
 
-    /// Writes what is left in the buffer.
+    /// Writes the buffered bytes to the file.
     ///
     /// # Errors
-    /// The file's.
+    /// The I/O error of the file.
     pub fn flush(&mut self) -> io::Result<()> {
         self.file.flush()
     }
 
-    /// Writes what is left in the buffer, and hands the file back.
+    /// Writes the buffered bytes and returns the file.
     ///
     /// # Errors
-    /// The file's.
+    /// The I/O error of the file.
     pub fn finish(self) -> io::Result<W> {
         self.file.into_inner().map_err(io::IntoInnerError::into_error)
     }
@@ -198,7 +199,7 @@ fn read_full(reader: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize> {
     Ok(filled)
 }
 
-/// What most TFRecord files hold: named lists of bytes, floats or integers.
+/// The usual content of TFRecord files: named lists of byte strings, floats or integers.
 ///
 /// # Examples
 /// ```
@@ -218,10 +219,10 @@ pub struct Example {
     features: HashMap<String, Feature>,
 }
 
-/// A list of one kind of values.
+/// A list of values of one type.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Feature {
-    /// Strings of bytes.
+    /// Byte strings.
     Bytes(Vec<Vec<u8>>),
     /// Floats.
     Float(Vec<f32>),
@@ -236,10 +237,10 @@ impl<'a, const N: usize> From<[(&'a str, Feature); N]> for Example {
 }
 
 impl Example {
-    /// Reads a record.
+    /// Decodes a record.
     ///
     /// # Errors
-    /// [`Error::Example`](crate::Error::Example) where it is no example.
+    /// [`Error::Example`](crate::Error::Example) if the record is not a valid example.
     pub fn decode(record: &[u8]) -> Result<Example> {
         let wire = wire::Example::decode(record).map_err(|error| wrong(format!("it cannot be decoded: {error}")))?;
         let features = wire.features.unwrap_or_default().feature;
@@ -254,7 +255,7 @@ impl Example {
         Ok(Example { features: features.collect() })
     }
 
-    /// As a record.
+    /// Encodes the example as a record.
     pub fn encode(&self) -> Vec<u8> {
         let kind = |feature: &Feature| match feature.clone() {
             Feature::Bytes(value) => wire::Kind::Bytes(wire::BytesList { value }),
@@ -267,15 +268,15 @@ impl Example {
         wire::Example { features: Some(wire::Features { feature }) }.encode_to_vec()
     }
 
-    /// A feature.
+    /// Returns a feature by its name.
     pub fn get(&self, name: &str) -> Option<&Feature> {
         self.features.get(name)
     }
 
-    /// A feature of floats.
+    /// Returns a feature of floats.
     ///
     /// # Errors
-    /// [`Error::Example`](crate::Error::Example) where there is none of this name and kind.
+    /// [`Error::Example`](crate::Error::Example) if there is no feature of this name and type.
     pub fn floats(&self, name: &str) -> Result<&[f32]> {
         match self.get(name) {
             Some(Feature::Float(values)) => Ok(values),
@@ -283,10 +284,10 @@ impl Example {
         }
     }
 
-    /// A feature of integers.
+    /// Returns a feature of integers.
     ///
     /// # Errors
-    /// [`Error::Example`](crate::Error::Example) where there is none of this name and kind.
+    /// [`Error::Example`](crate::Error::Example) if there is no feature of this name and type.
     pub fn int64s(&self, name: &str) -> Result<&[i64]> {
         match self.get(name) {
             Some(Feature::Int64(values)) => Ok(values),
@@ -294,10 +295,10 @@ impl Example {
         }
     }
 
-    /// A feature of bytes.
+    /// Returns a feature of byte strings.
     ///
     /// # Errors
-    /// [`Error::Example`](crate::Error::Example) where there is none of this name and kind.
+    /// [`Error::Example`](crate::Error::Example) if there is no feature of this name and type.
     pub fn bytes(&self, name: &str) -> Result<&[Vec<u8>]> {
         match self.get(name) {
             Some(Feature::Bytes(values)) => Ok(values),

@@ -6,7 +6,7 @@ use std::sync::{
 use super::*;
 use crate::Array;
 
-/// Endless integers, and a counter of those that were made.
+/// Returns endless integers, and the number of those that were made.
 fn counted() -> (Dataset<Array<i64>>, Arc<AtomicUsize>) {
     let made = Arc::new(AtomicUsize::new(0));
     let counter = Arc::clone(&made);
@@ -35,7 +35,7 @@ fn no_more_is_read_ahead_than_asked() {
         let (data, made) = counted();
         for (taken, item) in data.prefetch(depth).iter().take(300).enumerate() {
             item.unwrap();
-            // One more is in the hand of the thread.
+            // The thread holds one more that is not in the buffer.
             let ahead = made.load(Ordering::SeqCst) - (taken + 1);
             assert!(ahead <= most + 1, "{ahead} ahead at depth {depth}");
         }
@@ -66,7 +66,7 @@ fn the_thread_has_ended_when_the_iterator_is_dropped() {
         pass.by_ref().take(taken).for_each(|item| drop(item.unwrap()));
         drop(pass);
         drop(data);
-        // The source, which the thread owned, is gone.
+        // The source, which the thread owned, has been dropped.
         assert_eq!(Arc::strong_count(&made), 1);
     }
 }
