@@ -1,13 +1,13 @@
-//! Memory in use through one handle of a device, and its limit.
+//! Accounting of the memory in use through one handle of a device, and its limit.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::{DeviceSpec, Error, MemoryUse, Result};
 
-/// What the allocations of one device handle add up to.
+/// The sum of the allocations through one device handle.
 #[derive(Debug)]
 pub(crate) struct Account {
-    /// Relaxed everywhere: only a sum, which publishes no other memory.
+    /// All accesses are relaxed: the counter publishes no other memory.
     used_bytes: AtomicU64,
     limit_bytes: Option<u64>,
 }

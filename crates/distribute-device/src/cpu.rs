@@ -19,8 +19,8 @@ use crate::{Device, DeviceBuffer, DeviceKind, Error, Event, HostBuffer, LogicalD
 
 /// A logical CPU as a [`Device`].
 ///
-/// Streams run at the same time, each on a thread of its own; a copy holds a lock on the memory at
-/// both of its ends, so streams that use one buffer at once take turns.
+/// Streams run concurrently, each on its own thread. A copy locks the memory at both of its ends, so streams that use
+/// the same buffer take turns.
 #[derive(Debug)]
 pub struct CpuDevice {
     logical: LogicalDevice,
@@ -29,11 +29,11 @@ pub struct CpuDevice {
     streams: AtomicU32,
 }
 
-/// How the streams of a [`CpuDevice`] behave.
+/// Options of the streams of a [`CpuDevice`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CpuOptions {
-    /// Operations that a stream can hold before enqueuing blocks; 1024 by default, at least 1.
+    /// The number of operations that a stream can queue before enqueuing blocks; 1024 by default, at least 1.
     pub queue_len: usize,
     /// How long enqueuing waits for room in the queue, and a stream for an event; 5 minutes by default.
     pub patience: Duration,
@@ -46,24 +46,23 @@ impl Default for CpuOptions {
 }
 
 impl CpuDevice {
-    /// A handle to a logical CPU; users call [`Devices::open`](crate::Devices::open).
+    /// Creates a handle to a logical CPU; users call [`Devices::open`](crate::Devices::open).
     pub fn new(logical: LogicalDevice) -> CpuDevice {
         CpuDevice::with_options(logical, CpuOptions::default())
     }
 
-    /// A handle to a logical CPU whose streams behave as told.
+    /// Creates a handle to a logical CPU with the given stream options.
     pub fn with_options(logical: LogicalDevice, options: CpuOptions) -> CpuDevice {
         let account = Arc::new(Account::new(logical.memory_limit_bytes()));
         CpuDevice { logical, options, account, streams: AtomicU32::new(0) }
     }
 
-    /// Runs `action` on the bytes of a buffer of any logical CPU, for computing on it; no copy runs
-    /// on them meanwhile.
+    /// Runs `action` on the bytes of a buffer of any logical CPU, to compute on it; no copy uses them meanwhile.
     ///
-    /// Order it after a stream's operations by waiting for an event, or run it inside [`Stream::launch_host`].
+    /// To order it after a stream's operations, wait for an event first, or run it inside [`Stream::launch_host`].
     ///
     /// # Errors
-    /// [`Error::Foreign`] where the buffer is not a CPU's.
+    /// [`Error::Foreign`] if the buffer is not in the memory of a CPU.
     pub fn with_bytes<R>(buffer: &DeviceBuffer, action: impl FnOnce(&mut [u8]) -> R) -> Result<R> {
         Ok(memory::Region::of(buffer, "the host")?.with(action))
     }

@@ -1,20 +1,20 @@
-//! NVIDIA GPUs: logical devices on them, streams, memory, and arithmetic on it.
+//! NVIDIA GPUs: logical devices, streams, memory, and arithmetic on it.
 //!
-//! Nothing of CUDA is needed to build this. The driver (`libcuda.so.1`) is opened at run time, and the compiler for
-//! kernels (`libnvrtc.so`) when the first kernel is used; where one is missing, an error says so.
+//! The build does not need CUDA. The driver (`libcuda.so.1`) is opened at run time, and the kernel compiler
+//! (`libnvrtc.so`) when the first kernel is used; if one is missing, the error names it.
 //!
 //! | to | use |
 //! |---|---|
-//! | see what there is | [`gpus`], [`GpuInfo`], [`Topology`] |
+//! | list GPUs and their connections | [`gpus`], [`GpuInfo`], [`Topology`] |
 //! | allocate, copy, order work | [`CudaDevice`], [`CudaStream`], by the traits of this crate |
 //! | combine, pack, scale, convert, step an optimizer | the methods of [`CudaStream`] |
 //! | measure | [`CudaStream::time`] |
 //!
-//! Compiled kernels are kept in `$DISTRIBUTE_KERNEL_CACHE`, by default `$XDG_CACHE_HOME/distribute/kernels`; an empty
-//! value keeps none.
+//! Compiled kernels are cached in `$DISTRIBUTE_KERNEL_CACHE`, by default `$XDG_CACHE_HOME/distribute/kernels`; an empty
+//! value disables the cache.
 //!
 //! # Examples
-//! The sum of two buffers, where there is a GPU:
+//! The sum of two buffers, on a machine with a GPU:
 //! ```no_run
 //! use std::time::{Duration, Instant};
 //! use distribute_device::cuda::{Combine, CudaDevice};
@@ -70,8 +70,8 @@ use crate::{Device, DeviceBuffer, Error, Event, HostBuffer, LogicalDevice, Memor
 
 /// A logical GPU as a [`Device`].
 ///
-/// Logical devices on one physical GPU share its context and compiled kernels; each has a memory pool of its own, and a
-/// limit is what its allocations are counted against.
+/// Logical devices on one physical GPU share its context and compiled kernels. Each has its own memory pool, whose
+/// allocations count against its memory limit.
 #[derive(Debug)]
 pub struct CudaDevice {
     logical: LogicalDevice,
@@ -82,10 +82,10 @@ pub struct CudaDevice {
 }
 
 impl CudaDevice {
-    /// A handle to a logical GPU, for those who want more of it than [`Devices::open`](crate::Devices::open) shows.
+    /// Creates a handle to a logical GPU, for methods that [`Devices::open`](crate::Devices::open) does not expose.
     ///
     /// # Errors
-    /// [`Error::NoSuchDevice`] where there is no driver or no such GPU, [`Error::Cuda`] where the driver refuses.
+    /// [`Error::NoSuchDevice`] if there is no driver or no such GPU, [`Error::Cuda`] if a driver call fails.
     pub fn new(logical: LogicalDevice) -> Result<CudaDevice> {
         let gpu = Gpu::open(logical.physical().index)?;
         gpu.bind()?;
@@ -93,15 +93,15 @@ impl CudaDevice {
         Ok(CudaDevice { logical, gpu, pool, streams: AtomicU32::new(0), collectives: Mutex::default() })
     }
 
-    /// What the driver says of the physical GPU.
+    /// Returns the driver's description of the physical GPU.
     pub fn info(&self) -> &GpuInfo {
         &self.gpu.info
     }
 
-    /// Free memory of the physical GPU, and all of it, in bytes.
+    /// Returns the free and the total memory of the physical GPU in bytes.
     ///
     /// # Errors
-    /// [`Error::Cuda`] where the driver refuses.
+    /// [`Error::Cuda`] if the driver call fails.
     ///
     /// # Source
     /// `cuMemGetInfo`.
@@ -111,10 +111,11 @@ impl CudaDevice {
         Ok((free as u64, total as u64))
     }
 
-    /// Makes this GPU's context that of the calling thread, for libraries that look for it there, such as NCCL.
+    /// Makes this GPU's context current on the calling thread, for libraries that use the current context, such as
+    /// NCCL.
     ///
     /// # Errors
-    /// [`Error::Cuda`] where the driver refuses.
+    /// [`Error::Cuda`] if the driver call fails.
     ///
     /// # Source
     /// `cuCtxSetCurrent`.
@@ -122,20 +123,20 @@ impl CudaDevice {
         self.gpu.bind()
     }
 
-    /// A new stream, with what only GPUs can do.
+    /// Creates a stream with the methods that only GPUs have.
     ///
     /// # Errors
-    /// [`Error::Cuda`] where the driver refuses.
+    /// [`Error::Cuda`] if a driver call fails.
     pub fn stream(&self) -> Result<CudaStream> {
         self.gpu.bind()?;
         Ok(self.named(RawStream::new(&self.gpu)?))
     }
 
-    /// The one stream for what must run in one order on this device, whoever enqueues it: collectives of several groups, which
-    /// would wait for each other for ever if two GPUs began them in different orders.
+    /// Returns the device's single stream for operations that must run in one order no matter which caller enqueues
+    /// them: collectives of several groups, which would deadlock if two GPUs began them in different orders.
     ///
     /// # Errors
-    /// [`Error::Cuda`] where the driver refuses.
+    /// [`Error::Cuda`] if a driver call fails.
     ///
     /// # Source
     /// "Using multiple NCCL communicators concurrently" in NCCL's user guide.
@@ -147,8 +148,8 @@ impl CudaDevice {
         Ok(Arc::clone(held.insert(Arc::new(self.stream()?))))
     }
 
-    /// Lets go of a stream that [`collective_stream`](CudaDevice::collective_stream) gave and that has failed: who asks next gets
-    /// a new one.
+    /// Discards a failed stream that [`collective_stream`](CudaDevice::collective_stream) returned; its next call
+    /// creates a new one.
     pub fn replace_collective_stream(&self, failed: &Arc<CudaStream>) {
         let mut held = self.collectives.lock().unwrap_or_else(PoisonError::into_inner);
         if held.as_ref().is_some_and(|held| Arc::ptr_eq(held, failed)) {
@@ -156,25 +157,26 @@ impl CudaDevice {
         }
     }
 
-    /// A stream that somebody else made, such as a tensor library.
+    /// Wraps a stream that another library created, such as a tensor library.
     ///
     /// # Errors
-    /// [`Error::Cuda`] where the driver refuses.
+    /// [`Error::Cuda`] if a driver call fails.
     ///
     /// # Safety
-    /// `handle` is a `CUstream` of this GPU's primary context, or null for its default stream, and lives as long as `owner`.
+    /// `handle` is a `CUstream` of this GPU's primary context, or null for its default stream, and lives as long as
+    /// `owner`.
     pub unsafe fn adopt_stream(&self, handle: *mut c_void, owner: Arc<dyn Any + Send + Sync>) -> Result<CudaStream> {
         self.gpu.bind()?;
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let raw = unsafe { RawStream::lent(&self.gpu, handle, owner) };
         Ok(self.named(raw))
     }
 
-    /// Memory that somebody else allocated on this GPU, such as a tensor's.
+    /// Wraps memory that another library allocated on this GPU, such as a tensor's.
     ///
     /// # Safety
-    /// `address` is that of `len_bytes` bytes in this GPU's primary context. They stay allocated as long as `owner` lives
-    /// and until all operations have ended that streams of this crate were given on them.
+    /// `address` is the address of `len_bytes` bytes in this GPU's primary context. They stay allocated as long as
+    /// `owner` lives and until all operations on them that were enqueued in streams of this crate have ended.
     pub unsafe fn lend(&self, address: u64, len_bytes: usize, owner: Arc<dyn Any + Send + Sync>) -> DeviceBuffer {
         let memory = CudaMemory::lent(self.spec().clone(), Arc::clone(&self.gpu), address, len_bytes, owner);
         DeviceBuffer::new(Arc::new(memory))
@@ -235,7 +237,7 @@ impl Device for CudaDevice {
         if answer != sys::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED {
             answer.result().map_err(|error| self.gpu.failed("enabling peer access", error))?;
         }
-        // Memory of pools is opened apart from the context's.
+        // The access of memory pools is separate from that of the context.
         other.pool.open_to(&self.gpu)
     }
 }

@@ -1,4 +1,4 @@
-//! Which devices a process uses.
+//! The devices that a process uses.
 
 #[cfg(test)]
 mod tests;
@@ -7,10 +7,9 @@ use std::sync::Arc;
 
 use crate::{CpuDevice, Device, DeviceIndex, DeviceKind, DeviceSpec, Error, PhysicalDevice, Result, absence, discover};
 
-/// A physical device, or a part of one, under a name of its own.
+/// A physical device, or a part of one, with a name of its own.
 ///
-/// Parts of one physical device share its memory and cores; a memory limit is a budget that
-/// allocations are counted against.
+/// Parts of one physical device share its memory and cores; a memory limit is a budget that allocations count against.
 ///
 /// # Source
 /// `tf.config.LogicalDevice`, `tf.config.LogicalDeviceConfiguration`.
@@ -21,7 +20,7 @@ pub struct LogicalDevice {
     memory_limit_bytes: Option<u64>,
 }
 
-/// The devices of one process: a value, made once and handed to whoever needs it.
+/// The devices of one process: a value that is created once and passed to its users.
 ///
 /// # Examples
 /// ```
@@ -48,93 +47,93 @@ pub struct Devices {
 type Parts = Vec<Option<u64>>;
 
 impl LogicalDevice {
-    /// The full name.
+    /// Returns the full name.
     pub fn spec(&self) -> &DeviceSpec {
         &self.spec
     }
 
-    /// The physical device that it is, or is a part of.
+    /// Returns the physical device that it is, or is a part of.
     pub fn physical(&self) -> &PhysicalDevice {
         &self.physical
     }
 
-    /// What it may allocate, where that is limited.
+    /// Returns its memory limit in bytes, if it has one.
     pub fn memory_limit_bytes(&self) -> Option<u64> {
         self.memory_limit_bytes
     }
 }
 
 impl Devices {
-    /// What a physical device can at most be split into.
+    /// The largest number of logical devices that a physical device can be split into.
     pub const MAX_PARTS: usize = 1024;
 
-    /// This machine's devices as [`discover`] finds them, each one logical device.
+    /// Returns this machine's devices as [`discover`] finds them, one logical device each.
     pub fn local() -> Devices {
         Devices::from_physical(discover())
     }
 
-    /// This machine's devices, the CPU split into `count` logical ones: `CPU:0`, `CPU:1`, ….
+    /// Returns this machine's devices with the CPU split into `count` logical devices: `CPU:0`, `CPU:1`, ….
     ///
     /// # Errors
-    /// [`Error::Split`] unless `count` is 1 to [`Devices::MAX_PARTS`].
+    /// [`Error::Split`] if `count` is not between 1 and [`Devices::MAX_PARTS`].
     pub fn with_cpus(count: usize) -> Result<Devices> {
         Devices::local().split_into(DeviceKind::Cpu, 0, count, |count| vec![None; count])
     }
 
-    /// The given devices, each one logical device.
+    /// Returns the given devices, one logical device each.
     pub fn from_physical(physical: impl IntoIterator<Item = PhysicalDevice>) -> Devices {
         let physical = physical.into_iter().map(|device| (Arc::new(device), vec![None])).collect();
         Devices { task: DeviceSpec::default(), physical, logical: Vec::new() }.named()
     }
 
-    /// The same devices under the name of this process in a cluster, such as `/job:worker/task:1`.
+    /// Returns the same devices with the name of this process in a cluster, such as `/job:worker/task:1`.
     pub fn at(mut self, task: &DeviceSpec) -> Devices {
         self.task = DeviceSpec { device_type: None, device_index: None, ..task.clone() };
         self.named()
     }
 
-    /// One logical device per entry of `memory_limits_bytes` from the physical device `index` of `kind`.
+    /// Splits the physical device `index` of `kind` into one logical device per entry of `memory_limits_bytes`.
     ///
-    /// Logical devices of a kind are numbered through, in the order of the physical ones.
+    /// Logical devices of a kind are numbered consecutively, in the order of the physical ones.
     ///
     /// # Errors
-    /// [`Error::NoSuchDevice`] where there is no such physical device, [`Error::Split`] unless there are 1 to
-    /// [`Devices::MAX_PARTS`] entries whose limits together fit the device's memory.
+    /// [`Error::NoSuchDevice`] if there is no such physical device, [`Error::Split`] if there are not 1 to
+    /// [`Devices::MAX_PARTS`] entries or their limits together exceed the device's memory.
     pub fn split(self, kind: DeviceKind, index: u32, memory_limits_bytes: &[Option<u64>]) -> Result<Devices> {
         self.split_into(kind, index, memory_limits_bytes.len(), |_| memory_limits_bytes.to_vec())
     }
 
-    /// The physical devices.
+    /// Returns the physical devices.
     pub fn physical(&self) -> impl ExactSizeIterator<Item = &PhysicalDevice> {
         self.physical.iter().map(|(device, _)| &**device)
     }
 
-    /// The logical devices, in the order of the physical ones.
+    /// Returns the logical devices, in the order of the physical ones.
     pub fn logical(&self) -> &[LogicalDevice] {
         &self.logical
     }
 
-    /// The logical devices of a kind.
+    /// Returns the logical devices of a kind.
     pub fn of_kind(&self, kind: DeviceKind) -> impl Iterator<Item = &LogicalDevice> {
         self.logical.iter().filter(move |device| device.physical.kind == kind)
     }
 
-    /// The one device that a name means; missing fields are this process's task and CPU:0.
+    /// Returns the device with a given name; missing fields default to this process's task and to CPU:0.
     ///
     /// # Errors
-    /// [`Error::WildcardDevice`] for a `*`; [`Error::NoSuchDevice`], which says what there is and
-    /// how to get more, or why there is none of the kind.
+    /// [`Error::WildcardDevice`] for a `*`; [`Error::NoSuchDevice`] if there is no such device, with the existing
+    /// devices and a remedy, or the reason why there are none of the kind.
     pub fn find(&self, name: &DeviceSpec) -> Result<&LogicalDevice> {
         let wanted = name.resolve([&self.task])?;
         let found = self.logical.iter().find(|device| device.spec == wanted);
         found.ok_or_else(|| self.missing(name, &wanted))
     }
 
-    /// The devices that a list of names means, in its order; a `*` stands for every device of its type.
+    /// Returns the devices with the given names, in that order; a `*` stands for every device of its type.
     ///
     /// # Errors
-    /// [`Error::DeviceString`] for a name that cannot be read, [`Error::NoDevices`] for an empty list,
-    /// [`Error::DuplicateDevice`] for a device named twice, [`Error::NoSuchDevice`] for one that is not there.
+    /// [`Error::DeviceString`] for a malformed name, [`Error::NoDevices`] for an empty list, [`Error::DuplicateDevice`]
+    /// for a device named twice, [`Error::NoSuchDevice`] for one that does not exist.
     pub fn list<S: AsRef<str>>(&self, names: impl IntoIterator<Item = S>) -> Result<Vec<&LogicalDevice>> {
         let mut list = List::default();
         for (place, name) in names.into_iter().enumerate() {
@@ -154,12 +153,12 @@ impl Devices {
         list.finish()?.iter().map(|device| self.find(device)).collect()
     }
 
-    /// A handle to a device, to allocate on and to make streams for.
+    /// Opens a device, to allocate memory on it and to create streams.
     ///
-    /// Each call makes a new handle with its own account of memory: open a device once and share the handle.
+    /// Each call creates a new handle with its own memory account: open a device once and share the handle.
     ///
     /// # Errors
-    /// Those of [`Devices::find`], and [`Error::NoSuchDevice`] where this build cannot use the device.
+    /// The errors of [`Devices::find`], and [`Error::NoSuchDevice`] if this build cannot use the device.
     pub fn open(&self, name: &DeviceSpec) -> Result<Arc<dyn Device>> {
         let device = self.find(name)?;
         match device.physical.kind {
@@ -246,12 +245,11 @@ impl Devices {
     }
 }
 
-/// Reads a list of device names into full names of single devices; says nothing about whether they are there.
+/// Parses a list of device names into full names of single devices, without checking that the devices exist.
 ///
 /// # Errors
-/// [`Error::DeviceString`] for a name that cannot be read, [`Error::NoDevices`] for an empty list,
-/// [`Error::DuplicateDevice`] where two names mean one device, [`Error::WildcardDevice`] for a `*`
-/// (use [`Devices::list`]).
+/// [`Error::DeviceString`] for a malformed name, [`Error::NoDevices`] for an empty list, [`Error::DuplicateDevice`] if
+/// two names denote the same device, [`Error::WildcardDevice`] for a `*` (use [`Devices::list`]).
 ///
 /// # Examples
 /// ```
@@ -273,7 +271,7 @@ pub fn parse_device_list<S: AsRef<str>>(names: impl IntoIterator<Item = S>) -> R
     list.finish()
 }
 
-/// A list of devices being read, each with how and where it was written.
+/// A device list under construction, with the text and position of each name.
 #[derive(Default)]
 struct List {
     devices: Vec<DeviceSpec>,

@@ -1,4 +1,4 @@
-//! What the machine has.
+//! Discovery of the machine's devices.
 
 use std::fs;
 use std::num::NonZeroUsize;
@@ -7,26 +7,26 @@ use std::thread::available_parallelism;
 
 use crate::DeviceKind;
 
-/// A device of this machine, before any splitting into logical devices.
+/// A device of this machine, before it is split into logical devices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PhysicalDevice {
-    /// What kind of device it is.
+    /// The kind of device.
     pub kind: DeviceKind,
-    /// Its place among physical devices of its kind.
+    /// Its index among the physical devices of its kind.
     pub index: u32,
     /// The model, as the system names it.
     pub name: String,
-    /// Its memory, where the system says; for a CPU, the machine's.
+    /// The size of its memory, if known; for a CPU, of the machine's memory.
     pub memory_bytes: Option<u64>,
-    /// For a CPU, the cores that this process may use (its affinity and, on Linux, its control
-    /// group's quota count).
+    /// For a CPU, the number of cores that this process may use, as limited by its affinity and, on Linux, by its
+    /// control group's quota.
     pub cores: Option<NonZeroUsize>,
 }
 
-/// The devices of this machine that this build can use: the host's CPU, as one device, and with the feature `cuda` the
-/// GPUs that the driver shows.
+/// Returns the devices of this machine that this build can use: the host's CPU as one device and, with the feature
+/// `cuda`, the GPUs that the driver reports.
 ///
-/// A missing kind of device is no error here; [`absence`] says why it is missing.
+/// A kind of device that is missing is not an error; [`absence`] returns the reason.
 ///
 /// # Examples
 /// ```
@@ -51,7 +51,7 @@ pub fn discover() -> Vec<PhysicalDevice> {
 
 #[cfg(feature = "cuda")]
 fn gpus() -> Vec<PhysicalDevice> {
-    // Why there are none, `absence` says.
+    // `absence` reports the reason if there are none.
     crate::cuda::gpus().into_iter().flatten().map(|gpu| gpu.physical()).collect()
 }
 
@@ -60,7 +60,7 @@ fn gpus() -> Vec<PhysicalDevice> {
     Vec::new()
 }
 
-/// Why this build cannot use GPUs; nothing where it can.
+/// Returns the reason why this build cannot use GPUs, if it cannot.
 #[cfg(feature = "cuda")]
 fn gpu_problem() -> Option<String> {
     crate::cuda::gpus().err()
@@ -71,7 +71,8 @@ fn gpu_problem() -> Option<String> {
     Some("this build has no CUDA support (Cargo feature cuda)".to_owned())
 }
 
-/// Why this build finds no device of a kind on this machine, and what to do: a clause for an error or a report.
+/// Returns the reason why this build finds no device of a kind on this machine, with a remedy, as a clause for an error
+/// or a report.
 ///
 /// # Examples
 /// ```
@@ -108,18 +109,18 @@ fn gpu_absence(driver: &Path, problem: &str) -> String {
     }
 }
 
-/// The name of the first processor. ARM kernels give no model name.
+/// Returns the name of the first processor. ARM kernels report no `model name`.
 fn cpu_model(cpuinfo: &str) -> Option<String> {
     field(cpuinfo, "model name").or_else(|| field(cpuinfo, "Model"))
 }
 
-/// The total, which the kernel gives in units of 1024 bytes.
+/// Returns the total memory, which the kernel reports in units of 1024 bytes.
 fn total_memory_bytes(meminfo: &str) -> Option<u64> {
     let total = field(meminfo, "MemTotal")?;
     total.strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// The value of the first `name : value` line.
+/// Returns the value of the first `name : value` line.
 fn field(text: &str, name: &str) -> Option<String> {
     let mut pairs = text.lines().filter_map(|line| line.split_once(':'));
     let (_, value) = pairs.find(|(key, _)| key.trim() == name)?;

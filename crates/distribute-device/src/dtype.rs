@@ -42,7 +42,7 @@ pub enum DType {
 }
 
 impl DType {
-    /// Every data type, in the order of their codes.
+    /// All data types, in the order of their codes.
     pub const ALL: [DType; 10] = [
         DType::F32,
         DType::F64,
@@ -56,7 +56,7 @@ impl DType {
         DType::U64,
     ];
 
-    /// Size of one element.
+    /// Returns the size of one element in bytes.
     pub const fn size_bytes(self) -> usize {
         match self {
             DType::I8 | DType::U8 => 1,
@@ -66,12 +66,12 @@ impl DType {
         }
     }
 
-    /// Whether elements are floating-point numbers.
+    /// Returns whether elements are floating-point numbers.
     pub const fn is_float(self) -> bool {
         matches!(self, DType::F32 | DType::F64 | DType::F16 | DType::BF16)
     }
 
-    /// The lower-case name: `f32`, `bf16`, `i64`.
+    /// Returns the lower-case name: `f32`, `bf16`, `i64`.
     pub const fn name(self) -> &'static str {
         match self {
             DType::F32 => "f32",
@@ -87,12 +87,12 @@ impl DType {
         }
     }
 
-    /// The code that stands for this type on the wire.
+    /// Returns the code of this type on the wire.
     pub const fn code(self) -> u8 {
         self as u8
     }
 
-    /// The type that a wire code stands for.
+    /// Returns the type of a wire code, if there is one.
     pub fn from_code(code: u8) -> Option<DType> {
         DType::ALL.get(usize::from(code)).copied()
     }
@@ -117,14 +117,14 @@ impl FromStr for DType {
 
 /// A Rust type that can be an element of a buffer.
 ///
-/// Sealed: the set of element types is that of [`DType`].
+/// Sealed: the element types are those of [`DType`].
 pub trait Element: Pod + Send + Sync + PartialOrd + fmt::Debug + Default + sealed::Sealed {
     /// The data type of `Self`.
     const DTYPE: DType;
 }
 
 mod sealed {
-    /// Keeps [`super::Element`] closed.
+    /// Keeps [`super::Element`] sealed.
     pub trait Sealed {}
 }
 

@@ -1,4 +1,4 @@
-//! What can go wrong with devices.
+//! Errors of devices.
 
 use std::io;
 use std::sync::Arc;
@@ -6,34 +6,34 @@ use std::time::Duration;
 
 use crate::DType;
 
-/// An error of this crate.
+/// An error of a device, a stream or a buffer.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A data type's name was not recognised.
+    /// The name of a data type is unknown.
     #[error("data type {given:?} is not known; give one of f32, f64, f16, bf16, i8, u8, i32, u32, i64, u64")]
     UnknownDType {
-        /// The name that was given.
+        /// The given name.
         given: String,
     },
-    /// A device name could not be read.
+    /// A device name is malformed.
     #[error("device {given:?}: {problem}; write it like GPU:0 or /job:worker/replica:0/task:1/device:GPU:0")]
     DeviceString {
-        /// What was given.
+        /// The given name.
         given: String,
-        /// What is wrong with it.
+        /// The problem.
         problem: String,
     },
-    /// One device was needed, and the name stands for every device of its type.
+    /// A single device is required, but the name stands for every device of its type.
     #[error("device {given} names every device of its type, but one is needed here; give a number in place of the *")]
     WildcardDevice {
         /// The name.
         given: String,
     },
-    /// A list of devices has no entry.
+    /// A list of devices is empty.
     #[error("the list of devices is empty; name at least one, such as CPU:0")]
     NoDevices,
-    /// A list of devices names one device twice.
+    /// A list of devices names a device twice.
     #[error(
         "the list of devices names {device} twice, as {first:?} (place {first_place}) and as {second:?} (place \
          {second_place}); name each device once"
@@ -41,49 +41,49 @@ pub enum Error {
     DuplicateDevice {
         /// The canonical name.
         device: String,
-        /// How it was written first.
+        /// The first spelling.
         first: String,
-        /// Where, from 0.
+        /// The position of the first spelling, from 0.
         first_place: usize,
-        /// How it was written the second time.
+        /// The second spelling.
         second: String,
-        /// Where, from 0.
+        /// The position of the second spelling, from 0.
         second_place: usize,
     },
     /// A device is not among those of this process.
     #[error("device {asked} is not there: {reason}")]
     NoSuchDevice {
-        /// What was asked for.
+        /// The requested device.
         asked: String,
-        /// What is there instead, or why it is not, and what to do.
+        /// The existing devices or the reason for the absence, with a remedy.
         reason: String,
     },
-    /// A physical device cannot be split as asked.
+    /// A physical device cannot be split as requested.
     #[error("{device} cannot be split into {count} logical devices: {problem}")]
     Split {
         /// The physical device.
         device: String,
-        /// How many logical devices were asked for.
+        /// The requested number of logical devices.
         count: usize,
-        /// What is wrong with that.
+        /// The problem.
         problem: String,
     },
-    /// A view was asked for elements of another type than it holds.
+    /// A view was accessed as another element type than it holds.
     #[error("elements of type {asked} were asked for, but the buffer holds {held}; ask for {held}, or convert first")]
     WrongDType {
-        /// The type that was asked for.
+        /// The requested type.
         asked: DType,
-        /// The type that is there.
+        /// The type of the view.
         held: DType,
     },
     /// A range of elements is not inside the buffer.
     #[error("elements {start}..{end} were asked for, but the buffer holds {len}")]
     OutOfRange {
-        /// First element of the range.
+        /// The first element of the range.
         start: usize,
         /// One past its last element.
         end: usize,
-        /// Elements in the buffer.
+        /// The number of elements in the buffer.
         len: usize,
     },
     /// A range of bytes is not inside the buffer.
@@ -92,16 +92,16 @@ pub enum Error {
          or allocate more"
     )]
     ByteRange {
-        /// Which buffer.
+        /// The buffer.
         what: &'static str,
-        /// First byte of the range.
+        /// The first byte of the range.
         start: usize,
-        /// One past its last byte; `usize::MAX` where it cannot be counted.
+        /// One past its last byte; `usize::MAX` if it overflows.
         end: usize,
-        /// Bytes in the buffer.
+        /// The number of bytes in the buffer.
         len_bytes: usize,
     },
-    /// Memory does not divide into whole elements.
+    /// A size is not a multiple of the element size.
     #[error(
         "{len_bytes} bytes are not a whole number of {dtype} elements of {} bytes; give a multiple of that",
         dtype.size_bytes()
@@ -112,19 +112,19 @@ pub enum Error {
         /// The data type.
         dtype: DType,
     },
-    /// Memory does not begin where it must.
+    /// Memory is not aligned.
     #[error("memory at an address that is no multiple of {needed_bytes} was given; copy it to a HostBuffer first")]
     Misaligned {
-        /// What the address must be a multiple of.
+        /// The required alignment.
         needed_bytes: usize,
     },
-    /// The host has not that much memory.
+    /// The host has not enough memory.
     #[error("{len_bytes} bytes of host memory could not be allocated; use smaller buffers or fewer of them")]
     HostMemory {
-        /// The size that was asked for.
+        /// The requested size.
         len_bytes: usize,
     },
-    /// A device's memory, or its share of it, is used up.
+    /// The memory limit of a device is reached.
     #[error(
         "{device}: {asked_bytes} bytes were asked for, but {used_bytes} of {limit_bytes} are in use; \
          free buffers, use \
@@ -133,14 +133,14 @@ pub enum Error {
     DeviceMemory {
         /// The device.
         device: String,
-        /// The size that was asked for.
+        /// The requested size.
         asked_bytes: u64,
-        /// What is in use.
+        /// The bytes in use.
         used_bytes: u64,
-        /// What the device may use.
+        /// The limit.
         limit_bytes: u64,
     },
-    /// The two ends of a copy are not of one size.
+    /// Source and destination of a copy differ in size.
     #[error(
         "a copy from {source_bytes} bytes to {destination_bytes} bytes was asked for; \
          slice the longer end to the other's size"
@@ -151,26 +151,26 @@ pub enum Error {
         /// The size of the destination.
         destination_bytes: usize,
     },
-    /// A buffer or event of one device or backend was given to another.
+    /// A buffer, event or device was used with another device or backend.
     #[error("{user} cannot use this {what}, which belongs to {owner}; {remedy}")]
     Foreign {
-        /// A buffer, an event or a device.
+        /// The kind of object: a buffer, an event or a device.
         what: &'static str,
-        /// Where it belongs.
+        /// The owner of the object.
         owner: String,
-        /// Who was asked to use it.
+        /// The device or stream that was to use it.
         user: String,
-        /// What to do instead.
+        /// The remedy.
         remedy: &'static str,
     },
-    /// A wait ended before what it waited for.
+    /// A wait reached its deadline.
     #[error("{operation} did not finish within {waited:.1?} ({state}); give it more time if it is only slow")]
     Deadline {
-        /// What was waited for, and where.
+        /// The operation waited for, and its stream or device.
         operation: String,
-        /// How long.
+        /// The duration of the wait.
         waited: Duration,
-        /// What was known of it then.
+        /// The state of the operation at the deadline.
         state: String,
     },
     /// An operation of a stream failed; later ones were not run.
@@ -183,17 +183,17 @@ pub enum Error {
         stream: String,
         /// The first operation that failed.
         operation: &'static str,
-        /// Why it failed.
+        /// The reason.
         source: Arc<Error>,
     },
-    /// The driver of a GPU refused a call, or what was enqueued failed.
+    /// A driver call on a GPU or an enqueued operation failed.
     #[error("{device}: {operation} failed: {cause}")]
     Cuda {
-        /// What was asked of it.
+        /// The operation.
         operation: &'static str,
         /// The device.
         device: String,
-        /// The driver's name for the error and its words.
+        /// The driver's name and description of the error.
         cause: String,
     },
     /// CUDA's run-time compiler cannot be used.
@@ -202,29 +202,29 @@ pub enum Error {
          nvidia-cuda-nvrtc has it), or name its file in DISTRIBUTE_NVRTC_LIBRARY"
     )]
     Nvrtc {
-        /// What is wrong.
+        /// The problem.
         problem: String,
     },
-    /// A kernel was not accepted by the compiler.
+    /// The compiler rejected a kernel.
     #[error("kernel {name} could not be compiled: {problem}")]
     Kernel {
-        /// The file.
+        /// The source file.
         name: String,
-        /// What the compiler said.
+        /// The compiler's message.
         problem: String,
     },
-    /// Memory for a kernel does not fit what it is to do.
+    /// The buffers given to a kernel do not fit the operation.
     #[error("{operation}: {problem}")]
     Operands {
-        /// What was asked for.
+        /// The operation.
         operation: &'static str,
-        /// What is wrong, and what to give.
+        /// The problem, with a remedy.
         problem: String,
     },
     /// A function of the caller, run in a stream, returned an error.
     #[error("a host function returned an error: {source}")]
     HostFunction {
-        /// What it returned.
+        /// The error that it returned.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// A function of the caller, run in a stream, panicked.
@@ -247,7 +247,7 @@ pub enum Error {
     Thread {
         /// The stream.
         stream: String,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 }

@@ -7,26 +7,26 @@ use bytemuck::{Pod, Zeroable};
 
 use crate::{BufferMut, BufferRef, DType, Element, Error, Result};
 
-/// What the address of a [`HostBuffer`] is a multiple of: a cache line, and a vector of AVX-512.
+/// The alignment of a [`HostBuffer`]: a cache line, and a vector of AVX-512.
 pub const HOST_ALIGN_BYTES: usize = 64;
 
-/// Host memory that another owner allocated, such as pages pinned by a GPU's driver.
+/// Host memory of another owner, such as pages pinned by a GPU's driver.
 ///
 /// # Source
-/// `cuMemHostAlloc` without `CU_MEMHOSTALLOC_WRITECOMBINED`, which would make reads by the CPU
-/// crawl; `cuMemHostRegister`.
+/// `cuMemHostAlloc` without `CU_MEMHOSTALLOC_WRITECOMBINED`, which would make reads by the CPU slow;
+/// `cuMemHostRegister`.
 pub trait HostMemory: Send + Sync {
-    /// The memory; always the same place and size.
+    /// Returns the memory, always at the same address and with the same size.
     fn as_bytes(&self) -> &[u8];
 
-    /// The memory, to write.
+    /// Returns the memory for writing.
     fn as_bytes_mut(&mut self) -> &mut [u8];
 
-    /// Whether the pages are locked, so that a device can copy from and to them on its own.
+    /// Returns whether the pages are locked, so that a device can access them by DMA.
     fn is_pinned(&self) -> bool;
 }
 
-/// Zeroed host memory of a fixed size that begins at a multiple of [`HOST_ALIGN_BYTES`].
+/// Zero-initialised host memory of a fixed size, aligned to [`HOST_ALIGN_BYTES`].
 ///
 /// # Examples
 /// ```
@@ -47,38 +47,38 @@ enum Storage {
     Lent(Box<dyn HostMemory>),
 }
 
-/// Memory in whole lines is aligned without a hand-written allocation.
+/// One cache line; a slice of these is aligned without a manual allocation.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C, align(64))]
 struct Line([u8; HOST_ALIGN_BYTES]);
 
 impl HostBuffer {
-    /// Memory of `len_bytes`, all zero.
+    /// Allocates `len_bytes` bytes of zeroed memory.
     ///
-    /// The system gives pages when they are first written, so a large buffer costs nothing until used.
+    /// The system maps pages on their first write, so a large buffer takes no memory until it is used.
     ///
     /// # Errors
-    /// [`Error::HostMemory`] where the allocator refuses.
+    /// [`Error::HostMemory`] if the allocation fails.
     pub fn zeroed(len_bytes: usize) -> Result<HostBuffer> {
         let lines = bytemuck::allocation::try_zeroed_slice_box(len_bytes.div_ceil(HOST_ALIGN_BYTES))
             .map_err(|()| Error::HostMemory { len_bytes })?;
         Ok(HostBuffer { storage: Storage::Lines(lines), len_bytes })
     }
 
-    /// A copy of `elements`.
+    /// Copies `elements` into a new buffer.
     ///
     /// # Errors
-    /// [`Error::HostMemory`] where the allocator refuses.
+    /// [`Error::HostMemory`] if the allocation fails.
     pub fn from_slice<T: Element>(elements: &[T]) -> Result<HostBuffer> {
         let mut buffer = HostBuffer::zeroed(size_of_val(elements))?;
         buffer.as_bytes_mut().copy_from_slice(bytemuck::cast_slice(elements));
         Ok(buffer)
     }
 
-    /// Memory of another owner, such as pinned pages.
+    /// Wraps memory of another owner, such as pinned pages.
     ///
     /// # Errors
-    /// [`Error::Misaligned`] where it does not begin at a multiple of [`HOST_ALIGN_BYTES`].
+    /// [`Error::Misaligned`] if it is not aligned to [`HOST_ALIGN_BYTES`].
     pub fn from_memory(memory: Box<dyn HostMemory>) -> Result<HostBuffer> {
         let bytes = memory.as_bytes();
         if !bytes.is_empty() && !bytes.as_ptr().addr().is_multiple_of(HOST_ALIGN_BYTES) {
@@ -88,7 +88,7 @@ impl HostBuffer {
         Ok(HostBuffer { storage: Storage::Lent(memory), len_bytes })
     }
 
-    /// All memory, to write.
+    /// Returns all bytes for writing.
     pub fn as_bytes_mut(&mut self) -> &mut [u8] {
         match &mut self.storage {
             Storage::Lines(lines) => &mut bytemuck::cast_slice_mut(lines)[..self.len_bytes],
@@ -96,10 +96,10 @@ impl HostBuffer {
         }
     }
 
-    /// All memory as elements, to write.
+    /// Returns all memory as elements for writing.
     ///
     /// # Errors
-    /// [`Error::PartialElement`] where the size is no multiple of an element's.
+    /// [`Error::PartialElement`] if the size is not a multiple of the element size.
     pub fn as_mut_slice<T: Element>(&mut self) -> Result<&mut [T]> {
         whole_elements(self.len_bytes, T::DTYPE)?;
         if self.is_empty() {
@@ -108,25 +108,25 @@ impl HostBuffer {
         Ok(bytemuck::cast_slice_mut(self.as_bytes_mut()))
     }
 
-    /// A view of all memory as elements of `dtype`, to write.
+    /// Returns a mutable view of all memory as elements of `dtype`.
     ///
     /// # Errors
-    /// [`Error::PartialElement`] where the size is no multiple of an element's.
+    /// [`Error::PartialElement`] if the size is not a multiple of the element size.
     pub fn view_mut(&mut self, dtype: DType) -> Result<BufferMut<'_>> {
         BufferMut::from_bytes(dtype, self.as_bytes_mut())
     }
 
-    /// The size.
+    /// Returns the size in bytes.
     pub fn len_bytes(&self) -> usize {
         self.len_bytes
     }
 
-    /// Whether the size is 0.
+    /// Returns whether the size is 0.
     pub fn is_empty(&self) -> bool {
         self.len_bytes == 0
     }
 
-    /// Whether the pages are locked; see [`HostMemory::is_pinned`].
+    /// Returns whether the pages are locked; see [`HostMemory::is_pinned`].
     pub fn is_pinned(&self) -> bool {
         match &self.storage {
             Storage::Lines(_) => false,
@@ -134,7 +134,7 @@ impl HostBuffer {
         }
     }
 
-    /// All memory.
+    /// Returns all bytes.
     pub fn as_bytes(&self) -> &[u8] {
         match &self.storage {
             Storage::Lines(lines) => &bytemuck::cast_slice(lines)[..self.len_bytes],
@@ -142,18 +142,18 @@ impl HostBuffer {
         }
     }
 
-    /// All memory as elements.
+    /// Returns all memory as elements.
     ///
     /// # Errors
-    /// [`Error::PartialElement`] where the size is no multiple of an element's.
+    /// [`Error::PartialElement`] if the size is not a multiple of the element size.
     pub fn as_slice<T: Element>(&self) -> Result<&[T]> {
         self.view(T::DTYPE)?.as_slice()
     }
 
-    /// A view of all memory as elements of `dtype`.
+    /// Returns a view of all memory as elements of `dtype`.
     ///
     /// # Errors
-    /// [`Error::PartialElement`] where the size is no multiple of an element's.
+    /// [`Error::PartialElement`] if the size is not a multiple of the element size.
     pub fn view(&self, dtype: DType) -> Result<BufferRef<'_>> {
         BufferRef::from_bytes(dtype, self.as_bytes())
     }
@@ -165,7 +165,7 @@ impl fmt::Debug for HostBuffer {
     }
 }
 
-/// The range of `len` bytes from `start`, where a buffer of `len_bytes` has it.
+/// Returns the range of `len` bytes from `start`, or an error if a buffer of `len_bytes` does not contain it.
 pub(crate) fn byte_range(what: &'static str, start: usize, len: usize, len_bytes: usize) -> Result<Range<usize>> {
     match start.checked_add(len) {
         Some(end) if end <= len_bytes => Ok(start..end),
@@ -217,7 +217,7 @@ mod tests {
         }
     }
 
-    /// Stands for pinned pages: memory of another owner, at a chosen distance from a line's beginning.
+    /// Substitute for pinned pages: memory of another owner, at a given offset from a line's beginning.
     struct Lent(Vec<u8>, usize, usize);
 
     impl Lent {

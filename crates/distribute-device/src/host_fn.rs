@@ -1,13 +1,13 @@
-//! Functions of the caller that run in a stream's order.
+//! Functions of the caller that run in stream order.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::{Error, Result};
 
-/// A function of the caller that runs on the host in a stream's order.
+/// A function of the caller that runs on the host in stream order.
 pub type HostFn = Box<dyn FnOnce() -> Result<(), Box<dyn std::error::Error + Send + Sync>> + Send>;
 
-/// Runs it; a panic is an error.
+/// Runs a host function and converts a panic to an error.
 pub(crate) fn call(function: HostFn) -> Result<()> {
     match catch_unwind(AssertUnwindSafe(function)) {
         Ok(Ok(())) => Ok(()),

@@ -1,20 +1,19 @@
 //! Devices to compute and store on: device strings, data types, discovery, buffers, streams and copies.
 //!
-//! This crate knows no tensors, no collectives and no network. It says what a process can compute
-//! and store on, and moves bytes between host and devices; every crate above it names devices and
-//! memory in its words.
+//! This crate does not depend on tensors, collectives or networks. It describes the devices of a process and moves
+//! bytes between host and devices; all crates above it name devices and memory by its types.
 //!
 //! | to | use |
 //! |---|---|
 //! | name a device as TensorFlow does | [`DeviceSpec`], [`DeviceKind`], [`DeviceIndex`], [`parse_device_list`] |
-//! | see what the machine has | [`discover`], [`PhysicalDevice`], [`absence`] |
-//! | decide what a process uses | [`Devices`], [`LogicalDevice`] |
-//! | say what elements are | [`DType`], [`Element`] |
-//! | lend host memory of any data type | [`BufferRef`], [`BufferMut`] |
+//! | list the machine's devices | [`discover`], [`PhysicalDevice`], [`absence`] |
+//! | choose the devices of a process | [`Devices`], [`LogicalDevice`] |
+//! | describe elements | [`DType`], [`Element`] |
+//! | borrow host memory of any data type | [`BufferRef`], [`BufferMut`] |
 //! | own host memory, aligned or pinned | [`HostBuffer`], [`HostMemory`] |
 //! | hold memory on a device | [`DeviceBuffer`], [`DeviceMemory`] |
 //! | order work and copies | [`Device`], [`Stream`], [`Event`], [`Transfer`] |
-//! | do all that without an accelerator | [`CpuDevice`] |
+//! | do all of this without an accelerator | [`CpuDevice`] |
 //! | compute on GPUs, with the feature `cuda` | `cuda::CudaDevice`, `cuda::CudaStream` |
 //!
 //! # Examples
@@ -42,10 +41,10 @@
 //! ```
 //!
 //! # Invariants
-//! - There is no global state: a [`Devices`] is a value, and two of them do not know each other.
-//! - Every wait has a deadline, and its error says what was waited for.
+//! - There is no global state: a [`Devices`] is a value, and two of them are independent.
+//! - Every wait has a deadline, and its error names the operation that was waited for.
 //! - Memory that an asynchronous copy uses lives until the copy has ended, whatever the caller drops.
-//! - Names that cannot be read and devices that are not there are errors in words, never panics.
+//! - Malformed names and missing devices are errors with a message, never panics.
 
 mod account;
 mod cpu;

@@ -1,4 +1,4 @@
-//! Names of devices, as TensorFlow writes them.
+//! Device names in TensorFlow's syntax.
 
 mod parse;
 #[cfg(test)]
@@ -8,7 +8,7 @@ use std::fmt;
 
 use crate::{Error, Result};
 
-/// What kind of device a name means.
+/// The kind of device that a name denotes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum DeviceKind {
@@ -31,11 +31,10 @@ pub enum DeviceIndex {
 
 /// A possibly partial device name: `/job:worker/replica:0/task:1/device:GPU:0`, or any part of it.
 ///
-/// Read with [`str::parse`], which takes what TensorFlow takes: the full form, any part of it in
-/// any order, and the shorthands `/gpu:0`, `gpu:0`, `CPU`; also `cuda:0`, the habit of other
-/// libraries, for `GPU:0`. Device types are read in any case and written in upper case. Where
-/// TensorFlow keeps the last of two jobs or tasks, this is an error; and `GPU:*` remains distinct
-/// from `GPU`, so that it never becomes `GPU:0` in silence.
+/// Parse it with [`str::parse`], which accepts what TensorFlow accepts: the full form, any part of it in any order, and
+/// the shorthands `/gpu:0`, `gpu:0`, `CPU`; also `cuda:0`, which other libraries use, for `GPU:0`. Device types are
+/// case-insensitive and written in upper case. Two jobs or tasks in one name, of which TensorFlow keeps the last, are
+/// an error; and `GPU:*` remains distinct from `GPU`, so that it never silently becomes `GPU:0`.
 ///
 /// # Examples
 /// ```
@@ -65,7 +64,7 @@ pub struct DeviceSpec {
 }
 
 impl DeviceKind {
-    /// The device type in names: `CPU`, `GPU`, `TPU`.
+    /// Returns the device type in names: `CPU`, `GPU`, `TPU`.
     pub const fn name(self) -> &'static str {
         match self {
             DeviceKind::Cpu => "CPU",
@@ -76,7 +75,7 @@ impl DeviceKind {
 }
 
 impl DeviceSpec {
-    /// The full name of a device of this process when it is alone:
+    /// Returns the full name of a device of a process without a cluster:
     /// `/job:localhost/replica:0/task:0/device:CPU:0`.
     pub fn local(kind: DeviceKind, index: u32) -> DeviceSpec {
         DeviceSpec {
@@ -88,7 +87,7 @@ impl DeviceSpec {
         }
     }
 
-    /// The kind of device, where the type is named and known.
+    /// Returns the kind of device, if the type is given and known.
     pub fn kind(&self) -> Option<DeviceKind> {
         match self.device_type.as_deref()? {
             "CPU" => Some(DeviceKind::Cpu),
@@ -98,7 +97,7 @@ impl DeviceSpec {
         }
     }
 
-    /// The index, where it is a number.
+    /// Returns the index, if it is a number.
     pub fn index(&self) -> Option<u32> {
         match self.device_index {
             Some(DeviceIndex::At(index)) => Some(index),
@@ -106,9 +105,9 @@ impl DeviceSpec {
         }
     }
 
-    /// The fields of `later`, and this one's where `later` has none.
+    /// Returns the fields of `later`, and this one's where `later` has none.
     ///
-    /// Merging is associative. A `*` is a field like any other: the later one wins.
+    /// Merging is associative. A `*` is a field like any other: the later one takes precedence.
     pub fn merge(&self, later: &DeviceSpec) -> DeviceSpec {
         DeviceSpec {
             job: later.job.clone().or_else(|| self.job.clone()),
@@ -119,8 +118,8 @@ impl DeviceSpec {
         }
     }
 
-    /// Fills missing fields from `default`, then from the local host's first CPU: job localhost,
-    /// replica 0, task 0, CPU:0.
+    /// Fills missing fields from `default`, then from the local host's first CPU: job localhost, replica 0, task 0,
+    /// CPU:0.
     ///
     /// # Source
     /// `device_util.canonicalize`.
@@ -128,12 +127,12 @@ impl DeviceSpec {
         DeviceSpec::local(DeviceKind::Cpu, 0).merge(default).merge(self)
     }
 
-    /// The one device that this name means inside nested device scopes, outermost first.
+    /// Returns the single device that this name denotes inside nested device scopes, outermost first.
     ///
-    /// Missing fields come from the innermost scope that has them, then as in [`DeviceSpec::canonicalize`].
+    /// Missing fields are taken from the innermost scope that has them, then as in [`DeviceSpec::canonicalize`].
     ///
     /// # Errors
-    /// [`Error::WildcardDevice`] where the index is still `*`.
+    /// [`Error::WildcardDevice`] if the resulting index is `*`.
     ///
     /// # Examples
     /// ```
@@ -155,7 +154,7 @@ impl DeviceSpec {
         Ok(device)
     }
 
-    /// Whether `device` has every field that this name has; `*` stands for any index.
+    /// Returns whether `device` has every field of this name; `*` stands for any index.
     pub fn covers(&self, device: &DeviceSpec) -> bool {
         fn agrees<T: PartialEq>(pattern: &Option<T>, value: &Option<T>) -> bool {
             pattern.is_none() || pattern == value
@@ -167,7 +166,7 @@ impl DeviceSpec {
             && (self.device_index == Some(DeviceIndex::Any) || agrees(&self.device_index, &device.device_index))
     }
 
-    /// The device without its task, as people write it on one machine: `GPU:0`.
+    /// Returns the device without its task, as commonly written on one machine: `GPU:0`.
     pub fn short(&self) -> String {
         let kind = self.device_type.as_deref().unwrap_or("*").to_ascii_uppercase();
         match self.device_index {
@@ -184,7 +183,7 @@ impl fmt::Display for DeviceKind {
     }
 }
 
-/// The canonical form, of the fields that are there.
+/// Formats the existing fields in the canonical form.
 impl fmt::Display for DeviceSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(job) = &self.job {

@@ -1,11 +1,11 @@
-//! Copies under way between host and device.
+//! Copies in progress between host and device.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use crate::{Error, Event, HostBuffer, Result};
 
-/// A copy under way, which owns its host buffer and gives it back when it has ended.
+/// A copy in progress, which owns its host buffer and returns it when the copy has ended.
 ///
 /// Dropping it does not stop the copy; the host buffer is then freed when the copy has ended.
 ///
@@ -28,32 +28,31 @@ pub struct Transfer {
     slot: HostSlot,
 }
 
-/// Where a stream and a [`Transfer`] hand a host buffer to each other; for backends.
+/// The slot by which a stream and a [`Transfer`] share a host buffer; for backends.
 ///
 /// The stream must hold a clone until the copy has ended, so that the buffer outlives the copy.
 #[derive(Clone, Debug)]
 pub struct HostSlot(Arc<Mutex<Option<HostBuffer>>>);
 
 impl Transfer {
-    /// A transfer whose buffer may be taken from `slot` when `ended` is ready; for backends.
+    /// Creates a transfer whose buffer can be taken from `slot` when `ended` is ready; for backends.
     pub fn new(ended: Arc<dyn Event>, slot: HostSlot) -> Transfer {
         Transfer { ended, slot }
     }
 
-    /// Whether the copy has ended.
+    /// Returns whether the copy has ended.
     ///
     /// # Errors
-    /// [`Error::Stream`] where it, or an operation before it, failed.
+    /// [`Error::Stream`] if the copy, or an operation before it, failed.
     pub fn is_ready(&self) -> Result<bool> {
         self.ended.is_ready()
     }
 
-    /// Waits for the copy and gives the host buffer back.
+    /// Waits for the copy and returns the host buffer.
     ///
     /// # Errors
-    /// [`Error::Stream`] where it, or an operation before it, failed; [`Error::Deadline`] when
-    /// `deadline` passes, after which one can wait again; [`Error::TransferTaken`] after a wait
-    /// that succeeded.
+    /// [`Error::Stream`] if the copy, or an operation before it, failed; [`Error::Deadline`] if `deadline` passes,
+    /// after which the wait can be repeated; [`Error::TransferTaken`] after a wait that succeeded.
     pub fn wait(&mut self, deadline: Instant) -> Result<HostBuffer> {
         self.ended.wait(deadline)?;
         self.slot.take().ok_or(Error::TransferTaken)
@@ -61,17 +60,17 @@ impl Transfer {
 }
 
 impl HostSlot {
-    /// A slot that holds `buffer`.
+    /// Creates a slot that holds `buffer`.
     pub fn new(buffer: HostBuffer) -> HostSlot {
         HostSlot(Arc::new(Mutex::new(Some(buffer))))
     }
 
-    /// Runs `action` on the buffer where it stays, if it is there.
+    /// Runs `action` on the buffer inside the slot; `None` if the slot is empty.
     pub fn with<R>(&self, action: impl FnOnce(&mut HostBuffer) -> R) -> Option<R> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).as_mut().map(action)
     }
 
-    /// Takes the buffer out, if it is there.
+    /// Takes the buffer out; `None` if the slot is empty.
     pub fn take(&self) -> Option<HostBuffer> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
     }

@@ -5,7 +5,7 @@ use std::ops::Range;
 use crate::host_buffer::whole_elements;
 use crate::{DType, Element, Error, Result};
 
-/// A shared view of elements of some data type.
+/// A shared view of elements whose data type is known at run time.
 ///
 /// # Examples
 /// ```
@@ -21,7 +21,7 @@ pub struct BufferRef<'a> {
     bytes: &'a [u8],
 }
 
-/// An exclusive view of elements of some data type.
+/// An exclusive view of elements whose data type is known at run time.
 ///
 /// # Examples
 /// ```
@@ -38,65 +38,65 @@ pub struct BufferMut<'a> {
 }
 
 impl<'a> BufferRef<'a> {
-    /// A view of memory that holds elements of `dtype`.
+    /// Creates a view of memory that holds elements of `dtype`.
     ///
     /// # Errors
-    /// [`Error::PartialElement`] where the size is no multiple of an element's,
-    /// [`Error::Misaligned`] where the address is none.
+    /// [`Error::PartialElement`] if the size is not a multiple of the element size, [`Error::Misaligned`] if the
+    /// address is not.
     pub fn from_bytes(dtype: DType, bytes: &'a [u8]) -> Result<BufferRef<'a>> {
         check_bytes(dtype, bytes)?;
-        // No memory at an odd address would fail the cast to elements later on.
+        // An empty slice at an odd address would fail the cast to elements later.
         let bytes = if bytes.is_empty() { bytemuck::cast_slice::<u64, u8>(&[]) } else { bytes };
         Ok(BufferRef { dtype, bytes })
     }
 
-    /// The type of the elements.
+    /// Returns the type of the elements.
     pub fn dtype(&self) -> DType {
         self.dtype
     }
 
-    /// The number of elements.
+    /// Returns the number of elements.
     pub fn len(&self) -> usize {
         self.bytes.len() / self.dtype.size_bytes()
     }
 
-    /// Whether there is no element.
+    /// Returns whether there are no elements.
     pub fn is_empty(&self) -> bool {
         self.bytes.is_empty()
     }
 
-    /// The size of all elements.
+    /// Returns the size of all elements in bytes.
     pub fn len_bytes(&self) -> usize {
         self.bytes.len()
     }
 
-    /// The memory itself, aligned for the data type.
+    /// Returns the memory itself, aligned for the data type.
     pub fn as_bytes(&self) -> &'a [u8] {
         self.bytes
     }
 
-    /// The elements.
+    /// Returns the elements.
     ///
     /// # Errors
-    /// [`Error::WrongDType`] unless `T` is the view's type.
+    /// [`Error::WrongDType`] if `T` is not the view's type.
     pub fn as_slice<T: Element>(&self) -> Result<&'a [T]> {
         check::<T>(self.dtype)?;
         Ok(bytemuck::cast_slice(self.bytes))
     }
 
-    /// The elements of a range.
+    /// Returns a view of a range of elements.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`] where the range is not inside the view.
+    /// [`Error::OutOfRange`] if the range is not inside the view.
     pub fn slice(&self, range: Range<usize>) -> Result<BufferRef<'a>> {
         let bytes = byte_range(self.dtype, self.len(), range)?;
         Ok(BufferRef { dtype: self.dtype, bytes: &self.bytes[bytes] })
     }
 
-    /// The elements before `mid`, and the others.
+    /// Splits the view into the elements before `mid` and the rest.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`] where `mid` is beyond the end.
+    /// [`Error::OutOfRange`] if `mid` is beyond the end.
     pub fn split_at(&self, mid: usize) -> Result<(BufferRef<'a>, BufferRef<'a>)> {
         let bytes = byte_range(self.dtype, self.len(), 0..mid)?;
         let (head, tail) = self.bytes.split_at(bytes.end);
@@ -105,85 +105,85 @@ impl<'a> BufferRef<'a> {
 }
 
 impl<'a> BufferMut<'a> {
-    /// A view of memory that holds elements of `dtype`, to write.
+    /// Creates a mutable view of memory that holds elements of `dtype`.
     ///
     /// # Errors
-    /// [`Error::PartialElement`] where the size is no multiple of an element's,
-    /// [`Error::Misaligned`] where the address is none.
+    /// [`Error::PartialElement`] if the size is not a multiple of the element size, [`Error::Misaligned`] if the
+    /// address is not.
     pub fn from_bytes(dtype: DType, bytes: &'a mut [u8]) -> Result<BufferMut<'a>> {
         check_bytes(dtype, bytes)?;
         let bytes = if bytes.is_empty() { bytemuck::cast_slice_mut::<u64, u8>(&mut []) } else { bytes };
         Ok(BufferMut { dtype, bytes })
     }
 
-    /// The type of the elements.
+    /// Returns the type of the elements.
     pub fn dtype(&self) -> DType {
         self.dtype
     }
 
-    /// The number of elements.
+    /// Returns the number of elements.
     pub fn len(&self) -> usize {
         self.bytes.len() / self.dtype.size_bytes()
     }
 
-    /// Whether there is no element.
+    /// Returns whether there are no elements.
     pub fn is_empty(&self) -> bool {
         self.bytes.is_empty()
     }
 
-    /// The size of all elements.
+    /// Returns the size of all elements in bytes.
     pub fn len_bytes(&self) -> usize {
         self.bytes.len()
     }
 
-    /// The memory itself, aligned for the data type.
+    /// Returns the memory itself, aligned for the data type.
     pub fn as_bytes(&self) -> &[u8] {
         self.bytes
     }
 
-    /// The memory itself, aligned for the data type.
+    /// Returns the memory itself for writing, aligned for the data type.
     pub fn as_bytes_mut(&mut self) -> &mut [u8] {
         self.bytes
     }
 
-    /// The elements.
+    /// Returns the elements.
     ///
     /// # Errors
-    /// [`Error::WrongDType`] unless `T` is the view's type.
+    /// [`Error::WrongDType`] if `T` is not the view's type.
     pub fn as_slice<T: Element>(&self) -> Result<&[T]> {
         check::<T>(self.dtype)?;
         Ok(bytemuck::cast_slice(self.bytes))
     }
 
-    /// The elements, to write.
+    /// Returns the elements for writing.
     ///
     /// # Errors
-    /// [`Error::WrongDType`] unless `T` is the view's type.
+    /// [`Error::WrongDType`] if `T` is not the view's type.
     pub fn as_mut_slice<T: Element>(&mut self) -> Result<&mut [T]> {
         check::<T>(self.dtype)?;
         Ok(bytemuck::cast_slice_mut(self.bytes))
     }
 
-    /// The same view for a shorter time.
+    /// Returns the same view with a shorter lifetime.
     pub fn reborrow(&mut self) -> BufferMut<'_> {
         BufferMut { dtype: self.dtype, bytes: self.bytes }
     }
 
-    /// The same view, shared.
+    /// Returns the same view as a shared one.
     pub fn as_ref(&self) -> BufferRef<'_> {
         BufferRef { dtype: self.dtype, bytes: self.bytes }
     }
 
-    /// The elements of a range.
+    /// Returns a mutable view of a range of elements.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`] where the range is not inside the view.
+    /// [`Error::OutOfRange`] if the range is not inside the view.
     pub fn slice(self, range: Range<usize>) -> Result<BufferMut<'a>> {
         let bytes = byte_range(self.dtype, self.len(), range)?;
         Ok(BufferMut { dtype: self.dtype, bytes: &mut self.bytes[bytes] })
     }
 
-    /// The elements before `mid`, and the others.
+    /// Splits the view into the elements before `mid` and the rest.
     ///
     /// # Errors
     /// [`Error::OutOfRange`] where `mid` is beyond the end.
@@ -212,7 +212,7 @@ fn check<T: Element>(dtype: DType) -> Result<()> {
 
 fn check_bytes(dtype: DType, bytes: &[u8]) -> Result<()> {
     whole_elements(bytes.len(), dtype)?;
-    // An element's alignment is at most its size, whatever the target.
+    // On every target, an element's alignment is at most its size.
     if !bytes.is_empty() && !bytes.as_ptr().addr().is_multiple_of(dtype.size_bytes()) {
         return Err(Error::Misaligned { needed_bytes: dtype.size_bytes() });
     }

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use crate::{DeviceSpec, Error, Event, Result};
 
-/// How an operation ended: the first failure of its stream, with the stream's name and the operation's.
+/// The result of an operation: if it failed, the first failure of its stream, with the names of stream and operation.
 pub(super) type Outcome = Result<(), Failure>;
 
 /// The first failure of a stream.
@@ -16,15 +16,14 @@ pub(super) struct Failure {
     pub(super) source: Arc<Error>,
 }
 
-/// Set once, when a place in a stream is reached.
+/// A flag that is set once, when a point in a stream is reached.
 #[derive(Debug, Default)]
 pub(super) struct Completion {
     outcome: Mutex<Option<Outcome>>,
     reached: Condvar,
 }
 
-/// Sets a completion; where it is dropped before, it sets a failure, so that nobody waits for an
-/// operation that is lost.
+/// Sets a completion. If it is dropped unset, it sets a failure, so that no waiter waits for an operation that is lost.
 #[derive(Debug)]
 pub(super) struct Finisher {
     completion: Arc<Completion>,
@@ -33,7 +32,7 @@ pub(super) struct Finisher {
     finished: bool,
 }
 
-/// An event. Each recording replaces the completion, so that earlier waits keep what they began to wait for.
+/// An event. Each recording replaces the completion, so that earlier waits keep the one they began to wait for.
 #[derive(Debug)]
 pub(super) struct CpuEvent {
     device: DeviceSpec,
@@ -51,7 +50,7 @@ impl Completion {
         self.outcome.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The outcome, or nothing when the deadline passes first.
+    /// Waits for the outcome; `None` if the deadline passes first.
     pub(super) fn wait(&self, deadline: Instant) -> Option<Outcome> {
         let outcome = self.outcome.lock().unwrap_or_else(PoisonError::into_inner);
         let patience = deadline.saturating_duration_since(Instant::now());
@@ -102,7 +101,7 @@ impl CpuEvent {
         *self.completion.lock().unwrap_or_else(PoisonError::into_inner) = Some(completion);
     }
 
-    /// What it stands for now, if it was recorded.
+    /// Returns the completion of the last recording, if any.
     pub(super) fn current(&self) -> Option<Arc<Completion>> {
         self.completion.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

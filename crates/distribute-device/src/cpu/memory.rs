@@ -16,7 +16,7 @@ struct Allocation {
     device: DeviceSpec,
     account: Arc<Account>,
     len_bytes: usize,
-    /// Held for the time of one copy. Where a copy needs two, it takes the one at the lower address first.
+    /// Locked for the duration of one copy. A copy between two allocations locks the one at the lower address first.
     bytes: Mutex<HostBuffer>,
 }
 
@@ -36,7 +36,7 @@ impl CpuMemory {
     }
 
     fn lock(&self) -> MutexGuard<'_, HostBuffer> {
-        // Bytes are valid whatever a panicking user of them left.
+        // Poisoning is ignored: bytes are valid in any state.
         self.0.bytes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -58,7 +58,7 @@ impl Drop for Allocation {
 }
 
 impl Region {
-    /// The region behind a buffer of a CPU, for `user`.
+    /// Returns the region of a CPU's buffer; `user` names the caller in the error.
     pub(super) fn of(buffer: &DeviceBuffer, user: &str) -> Result<Region> {
         let memory: &dyn Any = buffer.memory();
         match memory.downcast_ref::<CpuMemory>() {

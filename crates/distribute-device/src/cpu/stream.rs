@@ -1,7 +1,6 @@
 //! Streams of logical CPUs: a thread that takes operations from a bounded queue.
 //!
-//! Waits cannot form a circle: an operation waits only for records that were enqueued before it, on
-//! whatever stream.
+//! Waits cannot form a cycle: an operation waits only for recordings that were enqueued before it, on any stream.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -17,7 +16,7 @@ use crate::host_buffer::byte_range;
 use crate::host_fn;
 use crate::{DeviceBuffer, DeviceSpec, Error, Event, HostBuffer, HostFn, HostSlot, Result, Stream, Transfer};
 
-/// How long dropping a stream waits for its operations; they go on after that, with no one to wait for them.
+/// How long dropping a stream waits for its operations; after that they continue in the background.
 const DROP_PATIENCE: Duration = Duration::from_secs(10);
 
 #[derive(Debug)]
@@ -25,11 +24,11 @@ pub(super) struct CpuStream {
     device: DeviceSpec,
     name: Arc<str>,
     options: CpuOptions,
-    /// Present until drop.
+    /// `Some` until drop.
     queue: Option<Sender<Operation>>,
-    /// Present until drop.
+    /// `Some` until drop.
     worker: Option<JoinHandle<()>>,
-    /// Disconnects when the worker is about to end.
+    /// Disconnected when the worker is about to end.
     ended: Receiver<()>,
 }
 
@@ -50,7 +49,7 @@ impl CpuStream {
         let (alive, ended) = bounded::<()>(0);
         let mut worker = Worker { name: Arc::clone(&name), patience: options.patience, failure: None };
         let worker = thread::Builder::new()
-            // Linux shows 15 characters of it.
+            // Linux shows the first 15 characters of it.
             .name(format!("{}/stream{number}", device.short()))
             .spawn(move || {
                 let _alive = alive;
@@ -80,7 +79,7 @@ impl CpuStream {
         Error::Deadline { operation, waited: started.elapsed(), state }
     }
 
-    /// The region behind a buffer, which must be of this device.
+    /// Returns the region of a buffer, which must belong to this device.
     fn own(&self, buffer: &DeviceBuffer) -> Result<Region> {
         let region = Region::of(buffer, &self.name)?;
         if buffer.device() == &self.device {
@@ -186,10 +185,10 @@ impl Drop for CpuStream {
         let Some(worker) = self.worker.take() else {
             return;
         };
-        // A host function may hold the last handle to its own stream.
+        // A host function may drop the last handle to its own stream.
         let own_thread = worker.thread().id() == thread::current().id();
         if !own_thread && self.ended.recv_timeout(DROP_PATIENCE) == Err(RecvTimeoutError::Disconnected) {
-            // The worker cannot panic: host functions are caught. Were it to, there is no one left to tell.
+            // The worker does not panic, since host functions are caught, and a drop could not report it.
             let _ = worker.join();
         }
     }
@@ -279,7 +278,7 @@ impl Worker {
     }
 }
 
-/// A moment from now; far away where the sum is beyond the clock.
+/// Returns the instant after `patience`, or a distant one if the clock cannot represent it.
 fn deadline_after(patience: Duration) -> Instant {
     let now = Instant::now();
     now.checked_add(patience).unwrap_or_else(|| now + Duration::from_secs(u64::from(u32::MAX)))

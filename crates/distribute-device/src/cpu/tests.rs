@@ -9,7 +9,7 @@ use std::time::Instant;
 use super::*;
 use crate::{Devices, HostFn, Transfer};
 
-/// Longer than any test takes.
+/// A deadline longer than any test takes.
 fn soon() -> Instant {
     Instant::now() + Duration::from_secs(20)
 }
@@ -34,12 +34,12 @@ fn elements(buffer: &DeviceBuffer) -> Vec<u32> {
     CpuDevice::with_bytes(buffer, |bytes| bytemuck::pod_collect_to_vec(bytes)).unwrap()
 }
 
-/// A host function that waits for a signal, at most as long as a test may take.
+/// Returns a host function that waits for a signal, with a deadline.
 fn gate(signal: Receiver<()>) -> HostFn {
     Box::new(move || Ok(signal.recv_timeout(Duration::from_secs(20))?))
 }
 
-/// A host function that notes that it ran.
+/// Returns a host function that logs that it ran.
 fn note(log: &Arc<Mutex<Vec<u32>>>, what: u32) -> HostFn {
     let log = Arc::clone(log);
     Box::new(move || {
@@ -258,7 +258,7 @@ fn dropping_a_stream_lets_its_operations_finish() {
     drop(stream);
     assert_eq!(elements(&memory), [0x0303_0303]);
 
-    // The last handle goes inside the stream's own thread.
+    // The last handle is dropped on the stream's own thread.
     let stream = device.create_stream().unwrap();
     let (ended, end) = channel();
     let (open, signal) = channel::<()>();

@@ -1,4 +1,4 @@
-//! Kernels, compiled at run time for the GPU at hand and kept.
+//! Kernels, compiled at run time for the GPU and cached.
 
 use std::collections::HashMap;
 use std::ffi::CString;
@@ -23,18 +23,18 @@ pub(super) struct Kernels {
     functions: Mutex<HashMap<(Module, &'static str), CudaFunction>>,
 }
 
-/// NVRTC, found.
+/// An open NVRTC library.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Compiler {
     pub(super) version: (i32, i32),
-    /// Architectures that it makes code for, such as 90 for compute capability 9.0.
+    /// Supported architectures, such as 90 for compute capability 9.0.
     architectures: Vec<u32>,
 }
 
-/// NVRTC's version, major and minor: without it there are no kernels.
+/// Returns NVRTC's version, major and minor. Kernels require NVRTC.
 ///
 /// # Errors
-/// [`Error::Nvrtc`] where it is not found or does not answer.
+/// [`Error::Nvrtc`] if the library is not found or its calls fail.
 ///
 /// # Source
 /// `nvrtcVersion`.
@@ -43,7 +43,7 @@ pub fn compiler_version() -> Result<(u32, u32)> {
     Ok((u32::try_from(major).unwrap_or_default(), u32::try_from(minor).unwrap_or_default()))
 }
 
-/// Results are those of the CPU bit for bit only where products and sums are not fused.
+/// Results equal those of the CPU bit for bit only if products and sums are not fused.
 const OPTIONS: [&str; 2] = ["--fmad=false", "--std=c++17"];
 
 impl Kernels {
@@ -51,7 +51,7 @@ impl Kernels {
         Kernels { capability, modules: Mutex::default(), functions: Mutex::default() }
     }
 
-    /// A kernel, compiled now if it was not before.
+    /// Returns a kernel, compiling it on first use.
     pub(super) fn function(
         &self,
         context: &Arc<CudaContext>,
@@ -78,7 +78,7 @@ impl Kernels {
         let options = compiler.options(self.capability)?;
         let source = module.source();
         let file = cache_file(&compiler, &options, &source);
-        // A file that is no machine code is compiled over.
+        // A cached file that cannot be loaded is compiled again and overwritten.
         let cached = file.as_ref().and_then(|file| fs::read(file).ok()).and_then(|image| load(image).ok());
         let loaded = match cached {
             Some(loaded) => loaded,
@@ -94,7 +94,7 @@ impl Kernels {
 }
 
 impl Compiler {
-    /// NVRTC, wherever it is.
+    /// Finds NVRTC and opens it.
     pub(super) fn find() -> Result<Compiler> {
         static FOUND: Mutex<Option<Compiler>> = Mutex::new(None);
         let mut found = FOUND.lock().unwrap_or_else(PoisonError::into_inner);
@@ -112,13 +112,13 @@ impl Compiler {
         // SAFETY: it outlives the call.
         unsafe { sys::nvrtcGetNumSupportedArchs(&raw mut count) }.result()?;
         let mut architectures = vec![0; usize::try_from(count).unwrap_or_default()];
-        // SAFETY: there is room for as many as it just said.
+        // SAFETY: the buffer has room for the number of entries just returned.
         unsafe { sys::nvrtcGetSupportedArchs(architectures.as_mut_ptr()) }.result()?;
         let architectures = architectures.into_iter().filter_map(|arch| u32::try_from(arch).ok()).collect();
         Ok(Compiler { version: (major, minor), architectures })
     }
 
-    /// How to compile for a GPU: its own machine code, or what the driver turns into it.
+    /// Returns the compiler options for a GPU: its own machine code, or PTX, which the driver compiles.
     fn options(&self, (major, minor): (u32, u32)) -> Result<Vec<String>> {
         let wanted = major * 10 + minor;
         let known = self.architectures.iter().filter(|known| **known <= wanted).max();
@@ -135,7 +135,7 @@ impl Compiler {
         Ok([format!("--gpu-architecture={target}")].into_iter().chain(OPTIONS.map(str::to_owned)).collect())
     }
 
-    /// Machine code, or PTX where the options ask for a virtual architecture.
+    /// Returns machine code, or PTX if the options request a virtual architecture.
     fn compile(&self, name: &str, source: &str, options: &[String]) -> Result<Vec<u8>> {
         let refused = |problem: String| Error::Kernel { name: name.to_owned(), problem };
         let text = |text: &str| CString::new(text).map_err(|error| refused(error.to_string()));
@@ -164,7 +164,7 @@ impl Program {
         // SAFETY: the program lives, and `size` outlives the call.
         unsafe { sys::nvrtcGetCUBINSize(self.0, &raw mut size) }.result()?;
         let mut code = vec![0u8; size];
-        // SAFETY: there is room for as many bytes as it just said.
+        // SAFETY: the buffer has room for the number of bytes just returned.
         unsafe { sys::nvrtcGetCUBIN(self.0, code.as_mut_ptr().cast()) }.result()?;
         Ok(code)
     }
@@ -183,7 +183,7 @@ impl Drop for Program {
     }
 }
 
-/// Opens the library so that cudarc, which asks the loader by names, finds it.
+/// Opens the library before cudarc looks it up by name, so that the loader finds it.
 fn open() -> Result<()> {
     let named = ["libnvrtc.so", "libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so.11"].map(PathBuf::from);
     let given = env::var_os("DISTRIBUTE_NVRTC_LIBRARY").map(PathBuf::from);
@@ -209,24 +209,26 @@ fn open() -> Result<()> {
     Err(lost(format!("tried {}", tried.join("; "))))
 }
 
-/// NVRTC asks the loader for a part of itself when it first compiles, also where only its own folder has that.
+/// Opens the builtins library, which NVRTC loads by name when it first compiles, even if only NVRTC's own folder
+/// contains it.
 fn open_builtins(file: &Path) {
     let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty());
     let beside = folder.into_iter().flat_map(children);
     for part in beside.filter(|path| file_name(path).starts_with("libnvrtc-builtins.so")) {
-        // SAFETY: a part of NVRTC, whose initialisers may run in any process. Where it fails, NVRTC says so itself.
+        // SAFETY: it is a part of NVRTC, whose initialisers may run in any process. If it fails, NVRTC itself reports
+        // that.
         if let Ok(library) = unsafe { Library::new(part) } {
             stays(library);
         }
     }
 }
 
-/// The loader knows a library by its own name as long as it is open.
+/// Keeps a library open: the loader finds it by name only while it is open.
 fn stays(library: Library) {
     std::mem::forget(library);
 }
 
-/// Where toolkits and Python packages put it.
+/// Returns the paths at which toolkits and Python packages install NVRTC.
 fn in_usual_places() -> Vec<PathBuf> {
     let toolkits = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(env::var_os).map(PathBuf::from);
     let toolkits = toolkits.chain([PathBuf::from("/usr/local/cuda")]).map(|root| root.join("lib64"));
@@ -256,7 +258,7 @@ fn lost(problem: String) -> Error {
     Error::Nvrtc { problem }
 }
 
-/// Where compiled code of exactly this text is kept, if anywhere.
+/// Returns the cache file of the code compiled from exactly this text, or `None` if the cache is disabled.
 fn cache_file(compiler: &Compiler, options: &[String], source: &str) -> Option<PathBuf> {
     let folder = match env::var_os("DISTRIBUTE_KERNEL_CACHE") {
         Some(folder) if folder.is_empty() => return None,
@@ -271,7 +273,8 @@ fn cache_file(compiler: &Compiler, options: &[String], source: &str) -> Option<P
     Some(folder.join(format!("{:016x}.cubin", hasher.finish())))
 }
 
-/// Writes beside and renames, so that no process reads half a file. Without a cache everything works, only slower.
+/// Writes a temporary file and renames it, so that no process reads a partial file. Errors are ignored: without the
+/// cache, start-up is only slower.
 fn keep(file: &Path, image: &[u8]) {
     let beside = file.with_extension(format!("{}.part", process::id()));
     let written = file.parent().map_or(Ok(()), fs::create_dir_all).and_then(|()| fs::write(&beside, image));
@@ -284,7 +287,7 @@ fn keep(file: &Path, image: &[u8]) {
 mod tests {
     use super::*;
 
-    /// The compiler, or nothing where it is missing, which is said.
+    /// Returns the compiler, or prints that the test is skipped because it is missing.
     fn compiler() -> Option<Compiler> {
         Compiler::find().inspect_err(|error| println!("skipped: {error}")).ok()
     }

@@ -1,4 +1,4 @@
-//! Arithmetic on device memory, in a stream's order.
+//! Arithmetic on device memory in stream order.
 
 use std::ffi::c_void;
 
@@ -12,22 +12,22 @@ use crate::{DType, DeviceBuffer, Error, Result};
 /// How elements are combined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Combine {
-    /// Added; integers wrap.
+    /// Addition; integers wrap.
     Sum,
-    /// Multiplied; integers wrap.
+    /// Multiplication; integers wrap.
     Product,
-    /// The smaller one; a NaN stays.
+    /// The minimum; NaN propagates.
     Min,
-    /// The larger one; a NaN stays.
+    /// The maximum; NaN propagates.
     Max,
 }
 
-/// Most buffers that are combined in one launch, and most that get the result.
+/// The largest number of source buffers of one launch, and of destination buffers.
 pub const MAX_BUFFERS: usize = 16;
 
 const THREADS: u32 = 512;
 
-/// Blocks of a launch for each multiprocessor: four of 512 threads fill it, and twice as many even out the ends.
+/// Blocks of a launch per multiprocessor: four of 512 threads fill it, and twice as many balance the tail.
 const BLOCKS_PER_MULTIPROCESSOR: u32 = 8;
 
 #[repr(C)]
@@ -49,7 +49,7 @@ struct ScaleParams {
     factor: f64,
 }
 
-/// Of `cast` and `flag_non_finite`.
+/// The parameters of `cast` and `flag_non_finite`.
 #[repr(C)]
 struct TwoParams {
     from: u64,
@@ -59,21 +59,23 @@ struct TwoParams {
 }
 
 impl CudaStream {
-    /// Combines `sources`, element by element and in their order, divides by `divisor`, and stores the result in all of
+    /// Combines `sources` element by element, in their order, divides by `divisor`, and stores the result in all
     /// `destinations`.
     ///
-    /// f16 and bf16 are combined in f32 and rounded once. A destination may be a source. Buffers may be of other devices
-    /// that this stream's device can reach ([`Device::enable_peer_access`](crate::Device::enable_peer_access)).
+    /// f16 and bf16 are combined in f32 and rounded once. A destination may be a source. Buffers may be on other
+    /// devices that this stream's device can access
+    /// ([`Device::enable_peer_access`](crate::Device::enable_peer_access)).
     ///
     /// # Shapes
-    /// All buffers are of one size, in whole elements of `dtype`; 1 to [`MAX_BUFFERS`] sources, and as many destinations.
+    /// All buffers have the same size, in whole elements of `dtype`; 1 to [`MAX_BUFFERS`] sources, and 1 to
+    /// [`MAX_BUFFERS`] destinations.
     ///
     /// # Cost
     /// One launch; each source is read once and each destination written once.
     ///
     /// # Errors
-    /// [`Error::Operands`] for other shapes, [`Error::Foreign`] for memory that is not a GPU's, [`Error::Nvrtc`] and
-    /// [`Error::Kernel`] where the kernel cannot be compiled, [`Error::Cuda`] where the driver refuses.
+    /// [`Error::Operands`] for other shapes, [`Error::Foreign`] for memory that is not on a GPU, [`Error::Nvrtc`] or
+    /// [`Error::Kernel`] if the kernel cannot be compiled, [`Error::Cuda`] if a driver call fails.
     pub fn reduce(
         &self,
         combine: Combine,
@@ -87,8 +89,8 @@ impl CudaStream {
         if !fits.contains(&sources.len()) || !fits.contains(&destinations.len()) || divisor == 0 {
             let (from, to) = (sources.len(), destinations.len());
             let problem = format!(
-                "{from} sources, {to} destinations and a divisor of {divisor} were given; give 1 to {MAX_BUFFERS} buffers \
-                 each, and 1 for no division"
+                "{from} sources, {to} destinations and a divisor of {divisor} were given; give 1 to {MAX_BUFFERS} \
+                 buffers each, and 1 for no division"
             );
             return Err(Error::Operands { operation: WHAT, problem });
         }
@@ -113,10 +115,10 @@ impl CudaStream {
         self.launch(WHAT, Module::Reduce(dtype), kernel, self.threads_for(count, vectors), &params, &places)
     }
 
-    /// Multiplies every element; f16 and bf16 in f32.
+    /// Multiplies every element by `factor`; f16 and bf16 are computed in f32.
     ///
     /// # Errors
-    /// [`Error::Operands`] for integers, and as [`CudaStream::reduce`].
+    /// [`Error::Operands`] for integers or partial elements, and the other errors of [`CudaStream::reduce`].
     pub fn scale(&self, dtype: DType, values: &DeviceBuffer, factor: f64) -> Result<()> {
         const WHAT: &str = "scaling a buffer";
         let places = self.floats(WHAT, dtype, [values])?;
@@ -125,13 +127,13 @@ impl CudaStream {
         self.launch(WHAT, Module::Scale(dtype), "scale", self.threads_for(count, vectors), &params, &places)
     }
 
-    /// Converts floating-point elements to another type, rounding to the nearest, ties to even.
+    /// Converts floating-point elements to another type, rounding to nearest, ties to even.
     ///
     /// # Shapes
-    /// As many elements on both sides.
+    /// Both buffers have the same number of elements.
     ///
     /// # Errors
-    /// [`Error::Operands`] for integers and other shapes, and as [`CudaStream::reduce`].
+    /// [`Error::Operands`] for integers and other shapes, and the other errors of [`CudaStream::reduce`].
     pub fn cast(&self, from: DType, source: &DeviceBuffer, to: DType, destination: &DeviceBuffer) -> Result<()> {
         const WHAT: &str = "converting a buffer";
         let mut places = self.floats(WHAT, from, [source])?;
@@ -153,10 +155,10 @@ impl CudaStream {
         self.launch(WHAT, Module::Cast { from, to }, "cast", self.threads_for(count, vectors), &params, &places)
     }
 
-    /// Sets the u32 in `flag` to 1 where a value is infinite or NaN, and leaves it as it is otherwise.
+    /// Sets the u32 in `flag` to 1 if a value is infinite or NaN, and leaves it unchanged otherwise.
     ///
     /// # Errors
-    /// [`Error::Operands`] for integers or a flag of another size, and as [`CudaStream::reduce`].
+    /// [`Error::Operands`] for integers or a flag of another size, and the other errors of [`CudaStream::reduce`].
     pub fn flag_non_finite(&self, dtype: DType, values: &DeviceBuffer, flag: &DeviceBuffer) -> Result<()> {
         const WHAT: &str = "looking for values that are not finite";
         let mut places = self.floats(WHAT, dtype, [values])?;
@@ -183,7 +185,7 @@ impl CudaStream {
         self.places(what, dtype, buffers)
     }
 
-    /// The buffers' memory, which must be of one size and in whole, aligned elements.
+    /// Returns the memory of the buffers, which must have equal sizes and consist of whole, aligned elements.
     pub(super) fn places<'a>(
         &self,
         what: &'static str,
@@ -206,7 +208,7 @@ impl CudaStream {
         Ok(places)
     }
 
-    /// Blocks for a grid that has a thread for each load, up to what fills the GPU.
+    /// Returns the number of blocks of a grid with one thread per load, limited to what fills the GPU.
     fn threads_for(&self, count: u64, vectors: u64) -> u32 {
         let loads = if vectors > 0 { vectors } else { count };
         let most = self.gpu().info.multiprocessors.max(1) * BLOCKS_PER_MULTIPROCESSOR;
@@ -230,8 +232,8 @@ impl CudaStream {
         let places: Vec<&Place<'_>> = places.iter().collect();
         self.enqueue(what, &places, |stream| {
             let (grid, block) = ((blocks, 1, 1), (THREADS, 1, 1));
-            // SAFETY: the kernel takes one structure of this layout, which the driver copies now; its pointers are inside
-            // allocations that live until the kernel has ended.
+            // SAFETY: the kernel takes one structure of this layout, which the driver copies during the call; its
+            // pointers are inside allocations that live until the kernel has ended.
             unsafe { result::launch_kernel(function.cu_function(), grid, block, 0, stream, &mut argument) }
         })
     }
@@ -242,7 +244,7 @@ impl CudaStream {
     }
 }
 
-/// Elements, and how many vectors of 16 bytes they begin with: none where a buffer does not begin at a multiple of 16.
+/// Returns the number of elements, and of leading 16-byte vectors: none if a buffer does not begin at a multiple of 16.
 pub(super) fn extent(dtype: DType, places: &[Place<'_>]) -> (u64, u64) {
     let len_bytes = places.first().map_or(0, |place| place.len_bytes) as u64;
     let aligned = places.iter().all(|place| place.pointer.is_multiple_of(16));

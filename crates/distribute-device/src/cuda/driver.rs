@@ -1,6 +1,6 @@
-//! The one gate to the driver: nothing calls it before it was found whole.
+//! The gate to the driver: nothing calls it before the functions that are needed were found.
 //!
-//! cudarc panics where a library or a function of it is missing, so both are looked for here first.
+//! cudarc panics if a library or one of its functions is missing, so both are looked up here first.
 
 use std::sync::OnceLock;
 
@@ -9,15 +9,15 @@ use libloading::Library;
 
 use crate::{Error, Result};
 
-/// The driver, found and started.
+/// A driver that was found and initialised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Driver {
-    /// The newest CUDA that it knows: 13000 is 13.0.
+    /// The newest CUDA version that it supports: 13000 is 13.0.
     pub(super) version: i32,
     pub(super) devices: u32,
 }
 
-/// What this module calls beyond CUDA 11.0; a driver that lacks one of these is too old.
+/// The functions that this module calls beyond those of CUDA 11.0; a driver that lacks one is too old.
 const NEEDED: [&str; 11] = [
     "cuInit",
     "cuDeviceGetCount",
@@ -34,9 +34,9 @@ const NEEDED: [&str; 11] = [
 
 const FILES: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
 
-/// The driver, or a clause that says why it cannot be used.
+/// Returns the driver, or a clause that says why it cannot be used.
 pub(crate) fn driver() -> Result<Driver, &'static str> {
-    // A driver cannot be started twice or taken out of a process, so what was found stays.
+    // A driver cannot be initialised twice or unloaded from a process, so the result is kept.
     static FOUND: OnceLock<Result<Driver, String>> = OnceLock::new();
     FOUND.get_or_init(find).as_ref().copied().map_err(String::as_str)
 }
@@ -66,7 +66,7 @@ fn find() -> Result<Driver, String> {
     }
 }
 
-/// What hides GPUs, where something does.
+/// Returns a clause about variables that hide GPUs, if any.
 fn hidden() -> String {
     match std::env::var("CUDA_VISIBLE_DEVICES") {
         Ok(value) => format!(" (CUDA_VISIBLE_DEVICES is {value:?}; unset it or name GPUs that are there)"),
@@ -79,12 +79,12 @@ fn has(library: &Library, name: &str) -> bool {
     unsafe { library.get::<unsafe extern "C" fn()>(name.as_bytes()) }.is_ok()
 }
 
-/// The loader's own words for an error, which has them as its cause.
+/// Returns the loader's own message, which is the cause of the error.
 pub(super) fn why(error: &libloading::Error) -> String {
     std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
 }
 
-/// The driver's own words for an error.
+/// Returns the driver's name and description of an error.
 pub(super) fn words(error: DriverError) -> String {
     let name = error.error_name().map_or_else(|_| format!("{:?}", error.0), |name| name.to_string_lossy().into_owned());
     let mut text = error.error_string().map_or_else(|_| String::new(), |text| format!(": {}", text.to_string_lossy()));
@@ -94,7 +94,7 @@ pub(super) fn words(error: DriverError) -> String {
     name + &text
 }
 
-/// The error of a call of the driver on `device`.
+/// Returns the error of a driver call on `device`.
 pub(super) fn failed(operation: &'static str, device: &str, error: DriverError) -> Error {
     Error::Cuda { operation, device: device.to_owned(), cause: words(error) }
 }

@@ -11,13 +11,13 @@ use super::gpu::Gpu;
 use super::stream::RawStream;
 use crate::{DeviceSpec, Error, Event, Result};
 
-/// How long a wait looks without sleeping: most waits are shorter than a sleep.
+/// How long a wait polls without sleeping: most waits are shorter than a sleep.
 const SPIN: Duration = Duration::from_micros(50);
 
-/// Longest sleep between two looks.
+/// The longest sleep between two polls.
 const NAP: Duration = Duration::from_micros(200);
 
-/// The driver that brought the function which the bindings call for times; they panic without it.
+/// The driver version that introduced the function by which the bindings read times; they panic without it.
 const TIMING_SINCE: (u32, u32) = (12, 8);
 
 /// An event of a GPU.
@@ -28,14 +28,14 @@ pub(super) struct CudaEvent {
     current: Mutex<Option<Recorded>>,
 }
 
-/// What an event stands for.
+/// The state that an event was recorded with.
 #[derive(Clone, Debug)]
 pub(super) struct Recorded {
     pub(super) mark: Mark,
     pub(super) place: Place,
 }
 
-/// A place in a stream, as the driver sees it.
+/// A point in a stream, as a driver event.
 #[derive(Clone, Debug)]
 pub(super) struct Mark {
     gpu: Arc<Gpu>,
@@ -43,12 +43,12 @@ pub(super) struct Mark {
 }
 
 impl Mark {
-    /// A mark behind all that the stream was given so far.
+    /// Records a mark after all operations enqueued so far.
     pub(super) fn record(gpu: &Arc<Gpu>, stream: &RawStream) -> Result<Mark> {
         Mark::with_flags(gpu, stream, sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)
     }
 
-    /// A mark that also tells when it was reached.
+    /// Records a mark that also stores the time at which it is reached.
     pub(super) fn timed(gpu: &Arc<Gpu>, stream: &RawStream) -> Result<Mark> {
         Mark::with_flags(gpu, stream, sys::CUevent_flags::CU_EVENT_DEFAULT)
     }
@@ -62,7 +62,7 @@ impl Mark {
         Ok(mark)
     }
 
-    /// Makes what a stream is given from now on wait for this mark.
+    /// Makes operations enqueued from now on wait for this mark.
     pub(super) fn hold(&self, stream: &RawStream) -> Result<()> {
         stream.gpu().bind()?;
         let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
@@ -96,7 +96,7 @@ impl Mark {
         Ok(())
     }
 
-    /// The time from this mark to a later one.
+    /// Returns the time from this mark to a later one.
     pub(super) fn until(&self, later: &Mark) -> Result<Duration> {
         let (major, minor) = self.gpu.info.driver_cuda;
         if (major, minor) < TIMING_SINCE {
@@ -122,7 +122,7 @@ impl CudaEvent {
         CudaEvent { device, gpu, current: Mutex::new(Some(recorded)) }
     }
 
-    /// Another backend's mark would mean nothing to the driver; another GPU's does.
+    /// Returns the GPU of the mark. The driver accepts events of any GPU, but not of another backend.
     pub(super) fn gpu(&self) -> &Arc<Gpu> {
         &self.gpu
     }
@@ -141,7 +141,7 @@ impl Recorded {
         Failures::before(&self.place).map_or(Ok(()), |failure| Err(failure.into()))
     }
 
-    /// A failure of the driver, as that of the stream.
+    /// Converts a driver failure to an error of the stream.
     fn failed(&self, error: Error) -> Error {
         match error {
             late @ Error::Deadline { .. } => late,

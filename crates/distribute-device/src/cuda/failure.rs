@@ -1,7 +1,8 @@
-//! What failed in a stream, and who came after it.
+//! Failures of streams, and their propagation to operations and streams that came after.
 //!
-//! The driver knows only failures of its own, which end the whole context. Failures of host functions are kept here, with
-//! their place in the stream's order; a stream that waits for another one takes over what failed there before that place.
+//! The driver only knows failures of its own, which end the whole context. Failures of host functions are stored here
+//! with their position in the stream's order. A stream that waits for another one inherits the failures that occurred
+//! there before the awaited position.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -16,23 +17,23 @@ pub(super) struct Failures {
 
 #[derive(Debug, Default)]
 struct State {
-    /// The place of the next operation.
+    /// The number of the next operation.
     next: u64,
     own: Option<(u64, Failure)>,
     awaited: Vec<Awaited>,
 }
 
-/// What this stream has waited for of another one.
+/// The wait of this stream for another one.
 #[derive(Debug)]
 struct Awaited {
     /// The numbers of the first and of the last wait.
     first: u64,
     last: u64,
-    /// The latest place there.
+    /// The latest awaited place of the other stream.
     place: Place,
 }
 
-/// A place in a stream's order: behind all operations of a lower number.
+/// A place in a stream's order: after all operations with a lower number.
 #[derive(Clone, Debug)]
 pub(super) struct Place {
     failures: Arc<Failures>,
@@ -58,17 +59,17 @@ impl Failures {
         Arc::new(Failures { stream, state: Mutex::default() })
     }
 
-    /// The place behind all operations so far.
+    /// Returns the place after all operations so far.
     pub(super) fn here(self: &Arc<Self>) -> Place {
         self.place(self.locked(|state| state.next))
     }
 
-    /// The place before the operation of a number.
+    /// Returns the place before the operation with the given number.
     pub(super) fn place(self: &Arc<Self>, number: u64) -> Place {
         Place { failures: Arc::clone(self), number }
     }
 
-    /// Gives an operation its number.
+    /// Assigns an operation its number.
     pub(super) fn number(&self) -> u64 {
         self.locked(|state| {
             state.next += 1;
@@ -76,7 +77,7 @@ impl Failures {
         })
     }
 
-    /// The operation of a number failed.
+    /// Records that the operation with the given number failed.
     pub(super) fn fail(&self, number: u64, operation: &'static str, error: Error) {
         let failure = Failure { stream: Arc::clone(&self.stream), operation, source: Arc::new(error) };
         self.locked(|state| match &state.own {
@@ -85,14 +86,14 @@ impl Failures {
         });
     }
 
-    /// The operation just before a place of this stream failed.
+    /// Records that the operation just before a place of this stream failed.
     pub(super) fn fail_at(self: &Arc<Self>, place: &Place, operation: &'static str, error: Error) {
         if Arc::ptr_eq(self, &place.failures) {
             self.fail(place.number.saturating_sub(1), operation, error);
         }
     }
 
-    /// What is enqueued from now on comes after a place of another stream.
+    /// Records that operations enqueued from now on come after a place of another stream.
     pub(super) fn awaits(self: &Arc<Self>, place: Place) {
         if Arc::ptr_eq(self, &place.failures) {
             return;
@@ -102,7 +103,7 @@ impl Failures {
             state.next += 1;
             let known = state.awaited.iter_mut().find(|known| Arc::ptr_eq(&known.place.failures, &place.failures));
             match known {
-                // One entry for each stream keeps the list short. A failure in between counts from the earlier wait on.
+                // One entry per stream keeps the list short. A failure between the waits counts from the earlier one.
                 Some(known) => {
                     known.last = number;
                     known.place.number = known.place.number.max(place.number);
@@ -112,12 +113,12 @@ impl Failures {
         });
     }
 
-    /// Everything before a place has ended, and nothing of it failed: what was waited for until there is forgotten.
+    /// Forgets the waits before a place, up to which everything has ended without failure.
     pub(super) fn settle(place: &Place) {
         place.failures.locked(|state| state.awaited.retain(|awaited| awaited.last >= place.number));
     }
 
-    /// The first failure before a place.
+    /// Returns the first failure before a place.
     pub(super) fn before(place: &Place) -> Option<Failure> {
         Failures::search(place, &mut Vec::new())
     }
@@ -143,7 +144,7 @@ impl Failures {
 }
 
 impl Place {
-    /// An error of the driver, told as that of the stream that this is a place of.
+    /// Converts a driver error to an error of this place's stream.
     pub(super) fn stream_error(&self, error: Error) -> Error {
         let (stream, operation) = (self.failures.stream.to_string(), "an operation");
         Error::Stream { stream, operation, source: Arc::new(error) }
@@ -171,7 +172,7 @@ mod tests {
         a.fail(failing, "a host function", Error::Dropped);
         assert!(Failures::before(&before).is_none());
         assert_eq!(Failures::before(&after).unwrap().operation, "a host function");
-        // One entry for each stream: what waited for it earlier is told, too.
+        // With one entry per stream, the earlier waiter sees the failure, too.
         assert_eq!(&*Failures::before(&early).unwrap().stream, "a");
         assert_eq!(&*Failures::before(&b.here()).unwrap().stream, "a");
     }

@@ -1,4 +1,4 @@
-//! A physical GPU of this process: its facts, its context, its kernels.
+//! Physical GPUs of this process: their properties, contexts and kernels.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -10,27 +10,27 @@ use super::compiler::Kernels;
 use super::driver::{driver, failed};
 use crate::{DeviceKind, Error, PhysicalDevice, Result};
 
-/// What the driver says of a GPU.
+/// The driver's description of a GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct GpuInfo {
-    /// Its place among the GPUs that this process sees, as `CUDA_VISIBLE_DEVICES` orders them.
+    /// Its index among the GPUs visible to this process, in the order of `CUDA_VISIBLE_DEVICES`.
     pub ordinal: u32,
     /// The model.
     pub name: String,
-    /// All of its memory.
+    /// The size of its memory in bytes.
     pub memory_bytes: u64,
     /// Compute capability, major and minor.
     pub capability: (u32, u32),
-    /// Streaming multiprocessors.
+    /// The number of streaming multiprocessors.
     pub multiprocessors: u32,
-    /// Level 2 cache.
+    /// The size of the level 2 cache in bytes.
     pub l2_bytes: u64,
-    /// Where on the PCI bus it is, as in `/sys/bus/pci/devices`: the same for every process of this host.
+    /// The PCI bus id as in `/sys/bus/pci/devices`, which is the same for every process of this host.
     pub pci_bus_id: String,
-    /// The identity that the driver gives it: as `nvidia-smi -L` prints it, without `GPU-`.
+    /// The driver's UUID, as `nvidia-smi -L` prints it, without `GPU-`.
     pub uuid: String,
-    /// The newest CUDA that the driver knows, major and minor.
+    /// The newest CUDA version that the driver supports, major and minor.
     pub driver_cuda: (u32, u32),
 }
 
@@ -44,7 +44,7 @@ pub(super) struct Gpu {
 }
 
 impl GpuInfo {
-    /// The GPU as a physical device.
+    /// Returns the GPU as a physical device.
     pub fn physical(&self) -> PhysicalDevice {
         PhysicalDevice {
             kind: DeviceKind::Gpu,
@@ -56,10 +56,10 @@ impl GpuInfo {
     }
 }
 
-/// The GPUs that this process sees, or a clause that says why there are none.
+/// Returns the GPUs visible to this process.
 ///
 /// # Errors
-/// The reason: no driver, one that is too old, or no GPU behind it.
+/// A clause that gives the reason: no driver, a driver that is too old, or no visible GPU.
 ///
 /// # Source
 /// `cuDeviceGetCount`, `cuDeviceGetAttribute`, `cuDeviceTotalMem`.
@@ -71,9 +71,9 @@ pub fn gpus() -> Result<Vec<GpuInfo>, String> {
 }
 
 impl Gpu {
-    /// The GPU of an ordinal, the same for all who ask while somebody holds it.
+    /// Returns the GPU with the given ordinal; all holders share one value.
     pub(super) fn open(ordinal: u32) -> Result<Arc<Gpu>> {
-        // A primary context belongs to the process already; this only keeps its kernels from being compiled twice.
+        // A primary context belongs to the whole process; sharing only avoids compiling its kernels twice.
         static OPEN: Mutex<Option<HashMap<u32, Weak<Gpu>>>> = Mutex::new(None);
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
         let open = open.get_or_insert_default();
@@ -95,13 +95,14 @@ impl Gpu {
         let info = describe(ordinal, driver.version)?;
         let started = CudaContext::new(ordinal as usize);
         let context = started.map_err(|error| failed("starting a context", &asked(), error))?;
-        // SAFETY: cudarc's own slices, which would need them, are not used with this context: order is kept by our events.
+        // SAFETY: cudarc's own slices, which need event tracking, are not used with this context: our events keep the
+        // order.
         unsafe { context.disable_event_tracking() };
         let kernels = Kernels::new(info.capability);
         Ok(Gpu { has_pools: context.has_async_alloc(), info, context, kernels })
     }
 
-    /// Makes the context that of the calling thread.
+    /// Makes the context current on the calling thread.
     pub(super) fn bind(&self) -> Result<()> {
         self.context.bind_to_thread().map_err(|error| self.failed("using the context", error))
     }
@@ -110,7 +111,7 @@ impl Gpu {
         failed(operation, &format!("GPU {} ({})", self.info.ordinal, self.info.name), error)
     }
 
-    /// Whether kernels here could reach `other`'s memory.
+    /// Returns whether kernels of this GPU could access `other`'s memory.
     pub(super) fn can_reach(&self, other: &Gpu) -> bool {
         if self.info.ordinal == other.info.ordinal {
             return true;
@@ -155,7 +156,7 @@ fn describe(ordinal: u32, version: i32) -> Result<GpuInfo> {
     })
 }
 
-/// A UUID in groups of 8, 4, 4, 4 and 12 digits.
+/// Formats a UUID in groups of 8, 4, 4, 4 and 12 digits.
 fn dashed(bytes: [u8; 16]) -> String {
     let group =
         |range: std::ops::Range<usize>| bytes[range].iter().map(|byte| format!("{byte:02x}")).collect::<String>();

@@ -1,4 +1,4 @@
-//! Memory of a GPU, and pages of the host that a GPU copies from and to on its own.
+//! Memory of a GPU, and pinned host memory.
 
 use std::any::Any;
 use std::ffi::{c_int, c_void};
@@ -18,15 +18,15 @@ use crate::{DeviceMemory, DeviceSpec, Error, HostBuffer, HostMemory, Result};
 /// How long an allocation waits for its memory to be zeroed.
 const ZEROING: Duration = Duration::from_secs(60);
 
-/// Where the memory of one logical device comes from.
+/// The source of one logical device's memory.
 #[derive(Debug)]
 pub(super) struct Pool {
     gpu: Arc<Gpu>,
-    /// None where the GPU knows no pools.
+    /// `None` if the GPU does not support memory pools.
     handle: Option<PoolHandle>,
-    /// Zeroes new memory.
+    /// The stream that zeroes new memory.
     allocations: RawStream,
-    /// Waits for what uses memory before it is freed; new memory is not behind that.
+    /// The stream in which memory is freed after its users; allocations do not wait for it.
     frees: RawStream,
     pub(super) account: Arc<Account>,
 }
@@ -36,7 +36,7 @@ struct PoolHandle(sys::CUmemoryPool);
 
 // SAFETY: a handle, which the driver lets any thread use.
 unsafe impl Send for PoolHandle {}
-// SAFETY: as above; the driver locks for itself.
+// SAFETY: as above; the driver does its own locking.
 unsafe impl Sync for PoolHandle {}
 
 /// An allocation, or memory of another owner.
@@ -46,7 +46,7 @@ pub(super) struct CudaMemory {
     pub(super) pointer: sys::CUdeviceptr,
     len_bytes: usize,
     owner: Owner,
-    /// Streams that were given operations on it; freeing comes after those.
+    /// Streams with operations on the memory; it is freed after those.
     users: Mutex<Vec<Arc<RawStream>>>,
 }
 
@@ -63,7 +63,7 @@ impl Pool {
         Ok(Pool { gpu: Arc::clone(gpu), handle, allocations, frees, account })
     }
 
-    /// Lets another GPU's kernels reach this pool's memory.
+    /// Gives another GPU's kernels access to this pool's memory.
     pub(super) fn open_to(&self, other: &Gpu) -> Result<()> {
         let Some(handle) = &self.handle else { return Ok(()) };
         let access = sys::CUmemAccessDesc {
@@ -75,7 +75,7 @@ impl Pool {
         answer.result().map_err(|error| self.gpu.failed("opening a memory pool to another GPU", error))
     }
 
-    /// Zeroed memory, ready for any stream.
+    /// Allocates zeroed memory that any stream can use at once.
     pub(super) fn allocate(self: &Arc<Self>, device: DeviceSpec, len_bytes: usize) -> Result<CudaMemory> {
         self.account.take(&device, len_bytes as u64)?;
         let pointer = self.zeroed(&device, len_bytes).inspect_err(|_| self.account.give_back(len_bytes as u64))?;
@@ -92,7 +92,7 @@ impl Pool {
         // SAFETY: the memory was allocated in this stream's order with that length.
         let zeroing = unsafe { result::memset_d8_async(pointer, 0, len_bytes, self.allocations.handle()) };
         zeroing.map_err(|error| self.gpu.failed("zeroing new memory", error))?;
-        // Other streams may use it at once, so they must not be faster than this one.
+        // Other streams may use the memory as soon as this function returns, so it waits for the zeroing.
         let mark = Mark::record(&self.gpu, &self.allocations)?;
         mark.wait(Instant::now() + ZEROING, || format!("zeroing {len_bytes} bytes of {}", device.short()))?;
         Ok(pointer)
@@ -100,7 +100,7 @@ impl Pool {
 
     fn raw(&self, len_bytes: usize) -> Result<sys::CUdeviceptr, DriverError> {
         match &self.handle {
-            // SAFETY: pool and stream live; what is allocated is zeroed before anybody reads it.
+            // SAFETY: pool and stream live; the memory is zeroed before anything reads it.
             Some(pool) => unsafe { result::mem_pool::alloc_async(pool.0, len_bytes, self.allocations.handle()) },
             // SAFETY: as above.
             None => unsafe { result::malloc_sync(len_bytes) },
@@ -120,7 +120,7 @@ impl Pool {
         }
     }
 
-    /// Frees memory when the streams that use it have come to here.
+    /// Frees memory after the operations enqueued so far in the streams that use it.
     fn free(&self, memory: &CudaMemory) -> Result<()> {
         self.gpu.bind()?;
         for user in memory.users.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
@@ -149,7 +149,7 @@ impl Drop for Pool {
 }
 
 impl CudaMemory {
-    /// Memory of another owner; see [`CudaDevice::lend`](super::CudaDevice::lend).
+    /// Wraps memory of another owner; see [`CudaDevice::lend`](super::CudaDevice::lend).
     pub(super) fn lent(
         device: DeviceSpec,
         gpu: Arc<Gpu>,
@@ -160,7 +160,7 @@ impl CudaMemory {
         CudaMemory { device, gpu, pointer, len_bytes, owner: Owner::Lent(owner), users: Mutex::default() }
     }
 
-    /// Remembers that a stream got an operation on this memory.
+    /// Records that a stream has an operation on this memory.
     pub(super) fn used_by(&self, stream: &Arc<RawStream>) {
         let mut users = self.users.lock().unwrap_or_else(PoisonError::into_inner);
         if !users.iter().any(|user| Arc::ptr_eq(user, stream)) {
@@ -190,7 +190,7 @@ impl Drop for CudaMemory {
     fn drop(&mut self) {
         if let Owner::Pool(pool) = &self.owner {
             if self.len_bytes > 0 {
-                // A context that failed frees everything when its process ends.
+                // Ignored: the memory of a failed context is freed when its process ends.
                 let _ = pool.free(self);
             }
             pool.account.give_back(self.len_bytes as u64);
@@ -199,7 +199,7 @@ impl Drop for CudaMemory {
 }
 
 fn create(gpu: &Gpu) -> Result<PoolHandle> {
-    // SAFETY: all fields are integers, pointers and structures of those, for which zero is "nothing special".
+    // SAFETY: all fields are integers, pointers and structures of those, for which zero means the default.
     let mut properties: sys::CUmemPoolProps = unsafe { MaybeUninit::zeroed().assume_init() };
     properties.allocType = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
     properties.location = location(gpu);
@@ -207,13 +207,13 @@ fn create(gpu: &Gpu) -> Result<PoolHandle> {
     // SAFETY: the properties are filled in and outlive the call.
     let handle = unsafe { result::mem_pool::create(&raw const properties) };
     let handle = handle.map_err(|error| gpu.failed("making a memory pool", error))?;
-    // What was freed stays in the pool for the next allocation.
+    // Freed memory stays in the pool for the next allocation.
     let mut keep = u64::MAX;
     let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
     // SAFETY: this attribute is a 64-bit number, which outlives the call.
     let answer = unsafe { result::mem_pool::set_attribute(handle, attribute, (&raw mut keep).cast()) };
     answer.map_err(|error| gpu.failed("setting up a memory pool", error))?;
-    // New memory never waits for a stream that still uses what was freed.
+    // New memory never waits for a stream that still uses freed memory.
     let mut wait: c_int = 0;
     let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES;
     // SAFETY: this attribute is a C integer, which outlives the call.
@@ -228,7 +228,7 @@ fn location(gpu: &Gpu) -> sys::CUmemLocation {
     location.type_ = sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
     // The second integer is a field in older bindings and part of a union in newer ones.
     let id = (&raw mut location).cast::<c_int>().wrapping_add(1);
-    // SAFETY: the structure is two C integers.
+    // SAFETY: the structure consists of two C integers.
     unsafe { id.write(gpu.info.ordinal as c_int) };
     location
 }
@@ -245,13 +245,13 @@ unsafe impl Send for Pinned {}
 // SAFETY: a shared reference only reads.
 unsafe impl Sync for Pinned {}
 
-/// Pinned host memory, all zero.
+/// Allocates pinned host memory and zeroes it.
 pub(super) fn pinned(gpu: &Arc<Gpu>, len_bytes: usize) -> Result<HostBuffer> {
     if len_bytes == 0 {
         return HostBuffer::zeroed(0);
     }
     gpu.bind()?;
-    // Not write-combined, which would make reading crawl; for all contexts.
+    // Not write-combined, which would make reads slow; portable to all contexts.
     // SAFETY: nothing reads it before it is zeroed below.
     let pointer = unsafe { result::malloc_host(len_bytes, sys::CU_MEMHOSTALLOC_PORTABLE) };
     let pointer = pointer.map_err(|error| match error.0 {

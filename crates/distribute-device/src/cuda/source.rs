@@ -1,4 +1,4 @@
-//! The text of kernels, made for data types.
+//! The source text of kernels, generated for data types.
 
 use crate::DType;
 
@@ -7,33 +7,33 @@ use crate::DType;
 pub(super) enum Module {
     /// `reduce_sum`, `reduce_product`, `reduce_min`, `reduce_max`.
     Reduce(DType),
-    /// `pack`, `unpack` of up to so many tensors.
+    /// `pack`, `unpack` of up to `capacity` tensors.
     Pack {
-        /// How many tensors its parameters hold.
+        /// The number of tensors that its parameters hold.
         capacity: usize,
     },
     /// `scale`.
     Scale(DType),
     /// `cast`.
     Cast {
-        /// Of the source.
+        /// The data type of the source.
         from: DType,
-        /// Of the destination.
+        /// The data type of the destination.
         to: DType,
     },
     /// `flag_non_finite`.
     Finite(DType),
-    /// `sgd`, `sgd_momentum`, `sgd_nesterov`, `adam` on up to so many tensors.
+    /// `sgd`, `sgd_momentum`, `sgd_nesterov`, `adam` on up to `capacity` tensors.
     Step {
-        /// Of parameters, gradients and slots.
+        /// The data type of parameters, gradients and slots.
         dtype: DType,
-        /// How many tensors its parameters hold.
+        /// The number of tensors that its parameters hold.
         capacity: usize,
     },
 }
 
 impl Module {
-    /// What the compiler's messages call it.
+    /// Returns the name of the module in the compiler's messages.
     pub(super) fn name(self) -> String {
         match self {
             Module::Reduce(dtype) => format!("reduce_{dtype}.cu"),
@@ -45,7 +45,7 @@ impl Module {
         }
     }
 
-    /// Every one that there can be.
+    /// Returns all possible modules.
     #[cfg(test)]
     pub(super) fn all() -> Vec<Module> {
         let floats: Vec<DType> = DType::ALL.into_iter().filter(|dtype| dtype.is_float()).collect();
@@ -60,7 +60,7 @@ impl Module {
         all
     }
 
-    /// The whole text.
+    /// Returns the complete source text.
     pub(super) fn source(self) -> String {
         let (definitions, body) = match self {
             Module::Reduce(dtype) => (element(dtype) + &arithmetic(dtype), include_str!("kernels/reduce.cu")),
@@ -74,7 +74,7 @@ impl Module {
                 (define("T", dtype.name()) + &root + &capacity, include_str!("kernels/optimizer.cu"))
             }
         };
-        // Messages of the compiler count lines from each file's own beginning.
+        // The compiler's messages then count lines from the beginning of each file.
         format!(
             "#line 1 \"prelude.cu\"\n{}\n{definitions}#line 1 \"{}\"\n{body}",
             include_str!("kernels/prelude.cu"),
@@ -83,12 +83,12 @@ impl Module {
     }
 }
 
-/// How an element is stored, what it is computed in, and how one becomes the other.
+/// Returns the storage type, the computation type, and the conversions between them.
 fn forms(dtype: DType) -> [&'static str; 4] {
     match dtype {
         DType::F16 => ["u16", "f32", "widen_f16", "narrow_f16"],
         DType::BF16 => ["u16", "f32", "widen_bf16", "narrow_bf16"],
-        // A sum or product is cut back to an integer's own size after each step.
+        // Sums and products of integers are truncated to the storage type after each step.
         other => [other.name(), other.name(), "SAME", "SAME"],
     }
 }
@@ -104,7 +104,7 @@ fn target(dtype: DType) -> String {
 }
 
 fn arithmetic(dtype: DType) -> String {
-    // Integers wrap, which only unsigned ones may do in C.
+    // Integers wrap, which is defined in C only for unsigned types.
     let (operand, quotient) = match dtype {
         DType::I64 => ("(u64)", "(i64)(a) / (i64)(n)"),
         DType::U64 => ("(u64)", "(u64)(a) / (u64)(n)"),

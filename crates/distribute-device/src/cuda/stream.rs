@@ -22,9 +22,9 @@ const DROP_PATIENCE: Duration = Duration::from_secs(10);
 
 /// A stream of a GPU: [`Stream`], and arithmetic on device memory in its order.
 ///
-/// Enqueuing does not block, except that the driver itself makes callers wait where some thousand operations are queued.
-/// What a host function's failure says in [`Stream`] holds for host functions after it; other operations that were
-/// enqueued behind it are run, and events and waits behind it return the failure all the same.
+/// Enqueuing does not block, except that the driver blocks callers once about a thousand operations are queued. After a
+/// host function fails, later host functions do not run, as [`Stream`] documents; other operations enqueued after it do
+/// run, but events and waits after it return the failure.
 #[derive(Debug)]
 pub struct CudaStream {
     device: DeviceSpec,
@@ -32,7 +32,7 @@ pub struct CudaStream {
     raw: Arc<RawStream>,
     pool: Arc<Pool>,
     failures: Arc<Failures>,
-    /// Host buffers of copies under way, in the order of their ends.
+    /// Host buffers of copies in flight, in the order in which the copies end.
     flights: Mutex<VecDeque<(Mark, HostSlot)>>,
 }
 
@@ -40,7 +40,7 @@ pub struct CudaStream {
 pub(super) struct RawStream {
     gpu: Arc<Gpu>,
     handle: Arc<Handle>,
-    /// Of a stream that was lent.
+    /// The owner of a stream that was lent.
     _owner: Option<Arc<dyn Any + Send + Sync>>,
 }
 
@@ -69,10 +69,12 @@ impl RawStream {
         Ok(RawStream { gpu: Arc::clone(gpu), handle, _owner: None })
     }
 
+    /// Wraps a stream of another owner.
+    ///
     /// # Safety
     /// `handle` must be a stream of this GPU's primary context that lives as long as `owner`.
     pub(super) unsafe fn lent(gpu: &Arc<Gpu>, handle: *mut c_void, owner: Arc<dyn Any + Send + Sync>) -> RawStream {
-        // SAFETY: the caller's promise; the owner is kept with it.
+        // SAFETY: guaranteed by the caller; the owner is kept with it.
         let handle = unsafe { gpu.context.wrap_borrowed_stream(handle.cast()) };
         RawStream { gpu: Arc::clone(gpu), handle, _owner: Some(owner) }
     }
@@ -93,16 +95,16 @@ impl CudaStream {
         CudaStream { device, name, raw: Arc::new(raw), pool, failures, flights: Mutex::default() }
     }
 
-    /// The driver's handle (`CUstream`, `cudaStream_t`), for libraries that enqueue on it themselves.
+    /// Returns the driver's handle (`CUstream`, `cudaStream_t`), for libraries that enqueue operations themselves.
     pub fn handle(&self) -> *mut c_void {
         self.raw.handle().cast()
     }
 
-    /// Notes that something outside of this crate was given work on `buffer` in this stream, so that the memory is not
-    /// freed before that has ended; the address of its first byte.
+    /// Returns the address of a buffer on which code outside of this crate has enqueued work in this stream, and
+    /// records that use, so that the memory is not freed before the work has ended.
     ///
     /// # Errors
-    /// [`Error::Foreign`] for memory that is not a GPU's.
+    /// [`Error::Foreign`] if the memory is not on a GPU.
     pub fn address_for_use(&self, buffer: &DeviceBuffer) -> Result<u64> {
         let place = self.any(buffer)?;
         self.failures.number();
@@ -110,10 +112,10 @@ impl CudaStream {
         Ok(place.pointer)
     }
 
-    /// A mark that tells when the GPU reached it, behind all that was enqueued so far.
+    /// Records a timestamp after all operations enqueued so far.
     ///
     /// # Errors
-    /// [`Error::Cuda`] where the driver refuses.
+    /// [`Error::Cuda`] if a driver call fails.
     ///
     /// # Source
     /// `cuEventRecord` of an event with timing.
@@ -122,8 +124,8 @@ impl CudaStream {
         Ok(Timestamp(Mark::timed(self.gpu(), &self.raw)?))
     }
 
-    /// Makes what `event` stands for a failure, for work that something outside of this crate did in this stream: waiting
-    /// for the event, or for anything behind it, returns [`Error::Stream`]. Another stream's event changes nothing.
+    /// Marks an event as failed, for work that code outside of this crate did in this stream: waiting for the event, or
+    /// for anything after it, returns [`Error::Stream`]. An event of another stream is ignored.
     pub fn fail(&self, event: &dyn Event, operation: &'static str, cause: &str) {
         let any: &dyn Any = event;
         if let Some(Recorded { place, .. }) = any.downcast_ref::<CudaEvent>().and_then(CudaEvent::current) {
@@ -136,7 +138,7 @@ impl CudaStream {
         self.raw.gpu()
     }
 
-    /// Memory that this stream's GPU can be given: of any GPU.
+    /// Returns the memory of a buffer on any GPU.
     pub(super) fn any<'a>(&self, buffer: &'a DeviceBuffer) -> Result<Place<'a>> {
         let memory: &dyn Any = buffer.memory();
         let Some(memory) = memory.downcast_ref::<CudaMemory>() else {
@@ -146,7 +148,7 @@ impl CudaStream {
         Ok(Place { memory, pointer: memory.pointer + buffer.range().start as u64, len_bytes: buffer.len_bytes() })
     }
 
-    /// Memory of this stream's logical device.
+    /// Returns the memory of a buffer on this stream's logical device.
     pub(super) fn own<'a>(&self, buffer: &'a DeviceBuffer) -> Result<Place<'a>> {
         let place = self.any(buffer)?;
         if buffer.device() == &self.device {
@@ -159,7 +161,7 @@ impl CudaStream {
         Error::Foreign { what, owner: owner.to_string(), user: self.name.to_string(), remedy }
     }
 
-    /// Enqueues what uses the given memory.
+    /// Enqueues an operation that uses the given memory.
     pub(super) fn enqueue(
         &self,
         operation: &'static str,
@@ -179,7 +181,7 @@ impl CudaStream {
         Ok(Recorded { mark: Mark::record(self.gpu(), &self.raw)?, place })
     }
 
-    /// Ends the stewardship of host buffers whose copies have ended.
+    /// Releases the host buffers of copies that have ended.
     fn land(&self, flights: &mut VecDeque<(Mark, HostSlot)>) {
         while flights.front().is_some_and(|(mark, _)| mark.is_reached().unwrap_or(true)) {
             flights.pop_front();
@@ -196,18 +198,19 @@ impl CudaStream {
     }
 }
 
-/// When a GPU came to a place in a stream.
+/// The time at which a GPU reached a point in a stream.
 #[derive(Clone, Debug)]
 pub struct Timestamp(Mark);
 
 impl Timestamp {
-    /// The time from here to a later place.
+    /// Returns the time from this timestamp to a later one.
     ///
     /// # Errors
-    /// [`Error::Deadline`] where the later place is not reached in time, [`Error::Cuda`] where the driver refuses.
+    /// [`Error::Deadline`] if the later timestamp is not reached before `deadline`, [`Error::Cuda`] if a driver call
+    /// fails.
     ///
     /// # Source
-    /// `cuEventElapsedTime`, exact to about half a microsecond.
+    /// `cuEventElapsedTime`, with a resolution of about half a microsecond.
     pub fn until(&self, later: &Timestamp, deadline: Instant) -> Result<Duration> {
         later.0.wait(deadline, || "timing operations of a GPU".to_owned())?;
         self.0.until(&later.0)
@@ -229,7 +232,8 @@ impl Stream for CudaStream {
                 if bytes.is_empty() {
                     return Ok(());
                 }
-                // SAFETY: both ends are as long and live until the copy has ended: the slot holds the one, `enqueue` the other.
+                // SAFETY: both ends have the same length and live until the copy has ended: the slot holds the source,
+                // `enqueue` the destination.
                 unsafe { result::memcpy_htod_async(to.pointer, bytes, stream) }
             })
         });
@@ -247,7 +251,8 @@ impl Stream for CudaStream {
                 if bytes.is_empty() {
                     return Ok(());
                 }
-                // SAFETY: both ends are as long and live until the copy has ended, and nobody reads the slot's buffer before.
+                // SAFETY: both ends have the same length and live until the copy has ended, and nothing reads the
+                // slot's buffer before.
                 unsafe { result::memcpy_dtoh_async(bytes, from.pointer, stream) }
             })
         });
@@ -269,7 +274,7 @@ impl Stream for CudaStream {
         if from.pointer.abs_diff(to.pointer) >= bytes as u64 {
             return self.enqueue("a copy", &[&from, &to], copy(to.pointer, from.pointer));
         }
-        // The driver leaves overlapping copies undefined.
+        // The driver does not define overlapping copies.
         let between = self.pool.allocate(self.device.clone(), bytes)?;
         self.enqueue("a copy", &[&from], copy(between.pointer, from.pointer))?;
         between.used_by(&self.raw);
@@ -293,10 +298,11 @@ impl Stream for CudaStream {
         let within_one_gpu = Arc::ptr_eq(&from.memory.gpu, &to.memory.gpu);
         self.enqueue("a copy between devices", &[&from, &to], |stream| {
             if within_one_gpu {
-                // SAFETY: two allocations of one context, as long, which live until the copy has ended.
+                // SAFETY: two allocations of one context, of the same length, which live until the copy has ended.
                 return unsafe { result::memcpy_dtod_async(to.pointer, from.pointer, bytes, stream) };
             }
-            // SAFETY: two allocations, each of its context, as long, which live until the copy has ended.
+            // SAFETY: two allocations, each of its own context, of the same length, which live until the copy has
+            // ended.
             unsafe { result::memcpy_peer_async(contexts.1, to.pointer, contexts.0, from.pointer, bytes, stream) }
         })
     }
@@ -316,10 +322,10 @@ impl Stream for CudaStream {
         self.gpu().bind()?;
         let number = self.failures.number();
         let call = Box::into_raw(Box::new(HostCall { function, number, failures: Arc::clone(&self.failures) }));
-        // SAFETY: `run_host` takes the box back, once; where it is not enqueued, it is taken back here.
+        // SAFETY: `run_host` takes the box back, once; if it is not enqueued, it is taken back here.
         let launched = unsafe { result::stream::launch_host_function(self.raw.handle(), run_host, call.cast()) };
         launched.map_err(|error| {
-            // SAFETY: the driver refused it, so nobody else has the box.
+            // SAFETY: the driver refused it, so this is the only owner of the box.
             drop(unsafe { Box::from_raw(call) });
             self.gpu().failed("a host function", error)
         })
@@ -372,7 +378,7 @@ impl Drop for CudaStream {
         for (mark, slot) in flights {
             let slot_is_empty = slot.with(|_| ()).is_none();
             if !slot_is_empty && matches!(mark.wait(deadline, String::new), Err(Error::Deadline { .. })) {
-                // The GPU still writes to it, so it must never be freed.
+                // The GPU may still write to the buffer, so it is leaked.
                 std::mem::forget(slot);
             }
         }
@@ -381,7 +387,7 @@ impl Drop for CudaStream {
 
 /// Runs a host function; the driver calls it in the stream's order.
 unsafe extern "C" fn run_host(call: *mut c_void) {
-    // SAFETY: `launch_host` made the box and gave it away.
+    // SAFETY: `launch_host` made the box and gave up its ownership.
     let call = unsafe { Box::from_raw(call.cast::<HostCall>()) };
     let HostCall { function, number, failures } = *call;
     if Failures::before(&failures.place(number)).is_some() {

@@ -1,4 +1,4 @@
-//! Kernels that take many tensors at once, named in a table among their parameters.
+//! Kernels on many tensors at once, which are listed in a table among their parameters.
 
 use super::compiler::compiler_version;
 use super::compute::extent;
@@ -6,70 +6,72 @@ use super::source::Module;
 use super::stream::{CudaStream, Place};
 use crate::{DType, DeviceBuffer, Error, Result};
 
-/// The arithmetic of one step of an optimizer, with the factors of that step.
+/// The arithmetic of one optimizer step, with the factors of that step.
 ///
 /// # Source
-/// The update rules of `distribute-values`, whose results these are bit for bit.
+/// The update rules of `distribute-values`; the results are equal bit for bit.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum FusedStep {
-    /// p −= rate·g; with momentum v = momentum·v − rate·g, then p += v, or after Nesterov p += momentum·v − rate·g.
+    /// p −= rate·g; with momentum v = momentum·v − rate·g, then p += v, or with Nesterov momentum p += momentum·v −
+    /// rate·g.
     Sgd {
         /// The learning rate.
         rate: f64,
-        /// 0 keeps no velocity.
+        /// The momentum; 0 for no velocity slot.
         momentum: f64,
-        /// Whether it looks ahead.
+        /// Whether to use Nesterov momentum.
         nesterov: bool,
     },
-    /// m = beta1·m + rest1·g; v = beta2·v + rest2·g²; p = keep·p − rate·m/(√(v·scale) + epsilon). Factors are rounded to the type
-    /// of the parameters once.
+    /// m = beta1·m + rest1·g; v = beta2·v + rest2·g²; p = keep·p − rate·m/(√(v·scale) + epsilon). Factors are rounded
+    /// to the type of the parameters once.
     Adam {
         /// The learning rate, divided by the first moment's bias correction.
         rate: f64,
         /// One divided by the second moment's bias correction.
         scale: f64,
-        /// What weight decay leaves of a parameter: 1 without.
+        /// The factor of weight decay on a parameter: 1 without weight decay.
         keep: f64,
-        /// The share of the first moment that stays.
+        /// The decay of the first moment.
         beta1: f64,
         /// 1 − beta1.
         rest1: f64,
-        /// The share of the second moment that stays.
+        /// The decay of the second moment.
         beta2: f64,
         /// 1 − beta2.
         rest2: f64,
-        /// What is added to the root.
+        /// The term added to the square root.
         epsilon: f64,
     },
 }
 
-/// What an optimizer steps together.
+/// A tensor of an optimizer step.
 #[derive(Clone, Copy, Debug)]
 pub struct StepTensor<'a> {
-    /// Change in place.
+    /// The parameters, which are updated in place.
     pub parameters: &'a DeviceBuffer,
-    /// As many.
+    /// The gradients, of the same size.
     pub gradients: &'a DeviceBuffer,
-    /// What the optimizer keeps for each parameter; changes in place.
+    /// The optimizer's slots of these parameters, which are updated in place.
     pub slots: &'a [&'a DeviceBuffer],
 }
 
 /// Bytes of a bucket that one block packs; the same in `pack.cu`.
 const PACK_CHUNK_BYTES: usize = 32768;
 
-/// How many tensors fit into 4 KiB of parameters, which every GPU takes, and into the 32 KiB that CUDA 12.1 brought.
+/// The number of tensors that fit into 4 KiB of parameters, which every GPU supports, and into the 32 KiB that CUDA
+/// 12.1 introduced.
 pub(super) const PACK_CAPACITIES: [usize; 2] = [168, 1360];
 
-/// As [`PACK_CAPACITIES`], for steps of optimizers.
+/// Like [`PACK_CAPACITIES`], for optimizer steps.
 pub(super) const STEP_CAPACITIES: [usize; 2] = [83, 680];
 
 const _: () = assert!(size_of::<StepParams<{ STEP_CAPACITIES[0] }>>() <= 4096);
 const _: () = assert!(size_of::<StepParams<{ STEP_CAPACITIES[1] }>>() <= 32764);
 
-/// How many factors a step has at most; the same in `optimizer.cu`.
+/// The largest number of factors of a step; the same in `optimizer.cu`.
 const FACTORS: usize = 8;
 
-/// Elements that one block steps; the same in `optimizer.cu`.
+/// The number of elements that one block steps; the same in `optimizer.cu`.
 const STEP_CHUNK: u64 = 8192;
 
 #[repr(C)]
@@ -108,41 +110,41 @@ struct StepParams<const CAPACITY: usize> {
 }
 
 impl CudaStream {
-    /// Copies tensors into a bucket: each to the place in bytes that goes with it.
+    /// Copies tensors into a bucket, each to its byte offset.
     ///
     /// # Shapes
-    /// Places are inside the bucket, in rising order, and do not overlap; multiples of 16 are fastest. What lies between
-    /// tensors stays as it is.
+    /// The destinations lie within the bucket, in ascending order, and do not overlap; offsets that are multiples of 16
+    /// are fastest. Bytes between tensors are left unchanged.
     ///
     /// # Cost
     /// One launch for up to 1,360 tensors, and another for each further 1,360; each byte is read once and written once.
     ///
     /// # Errors
-    /// As [`CudaStream::reduce`].
+    /// The errors of [`CudaStream::reduce`].
     pub fn pack(&self, tensors: &[(&DeviceBuffer, usize)], bucket: &DeviceBuffer) -> Result<()> {
         self.pieces("packing a bucket", "pack", tensors, bucket)
     }
 
-    /// Copies tensors out of a bucket: the reverse of [`CudaStream::pack`].
+    /// Copies tensors out of a bucket: the inverse of [`CudaStream::pack`].
     ///
     /// # Errors
-    /// As [`CudaStream::reduce`].
+    /// The errors of [`CudaStream::reduce`].
     pub fn unpack(&self, bucket: &DeviceBuffer, tensors: &[(&DeviceBuffer, usize)]) -> Result<()> {
         self.pieces("unpacking a bucket", "unpack", tensors, bucket)
     }
 
-    /// One step of an optimizer on all elements of many tensors: parameters and slots change in place.
+    /// Applies one optimizer step to all elements of many tensors; parameters and slots are updated in place.
     ///
     /// # Shapes
-    /// `dtype` is f32 or f64; a tensor's parameters, gradients and slots are of one size. Slots: none for plain SGD, one
-    /// (velocity) with momentum, two (first and second moment) for Adam.
+    /// `dtype` is f32 or f64; a tensor's parameters, gradients and slots have the same size. Slots: none for plain SGD,
+    /// one (velocity) with momentum, two (first and second moment) for Adam.
     ///
     /// # Cost
-    /// One launch for up to 680 tensors, and another for each further 680. Each element: SGD 12 bytes, with momentum 20,
-    /// Adam 28, in f32.
+    /// One launch for up to 680 tensors, and another for each further 680. Memory traffic per element in f32: SGD 12
+    /// bytes, with momentum 20, Adam 28.
     ///
     /// # Errors
-    /// [`Error::Operands`] for other shapes, and as [`CudaStream::reduce`].
+    /// [`Error::Operands`] for other shapes, and the other errors of [`CudaStream::reduce`].
     pub fn step(&self, step: FusedStep, dtype: DType, tensors: &[StepTensor<'_>]) -> Result<()> {
         const WHAT: &str = "stepping an optimizer";
         let (kernel, needed, factors) = step.kernel();
@@ -205,7 +207,7 @@ impl CudaStream {
         self.launch("stepping an optimizer", module, kernel, blocks, &params, places)
     }
 
-    /// Whether kernels may have 32 KiB of parameters instead of 4: driver and compiler must know how.
+    /// Returns whether kernels may have 32 KiB of parameters instead of 4, which both driver and compiler must support.
     fn takes_large_parameters(&self) -> bool {
         const SINCE: (u32, u32) = (12, 1);
         self.gpu().info.driver_cuda >= SINCE && compiler_version().is_ok_and(|version| version >= SINCE)
@@ -278,7 +280,7 @@ impl CudaStream {
 }
 
 impl FusedStep {
-    /// The kernel, the slots that it keeps, and its factors.
+    /// Returns the kernel, its number of slots, and its factors.
     fn kernel(self) -> (&'static str, usize, [f64; FACTORS]) {
         match self {
             FusedStep::Sgd { rate, momentum: 0.0, .. } => ("sgd", 0, [rate, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]),

@@ -1,4 +1,4 @@
-//! How the GPUs of a process are connected.
+//! Connections between the GPUs of a process.
 
 use std::fmt;
 use std::fs;
@@ -8,10 +8,10 @@ use cudarc::driver::{result, sys};
 
 use super::gpu::{GpuInfo, gpus};
 
-/// The way between two GPUs, best first; the words are those of `nvidia-smi topo -m`.
+/// The connection between two GPUs, best first, in the terms of `nvidia-smi topo -m`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Link {
-    /// One and the same.
+    /// The same GPU.
     Same,
     /// Peer access that the driver ranks as NVLink: native atomics work over it.
     NvLink,
@@ -19,11 +19,11 @@ pub enum Link {
     Pcie,
     /// Peer access over PCI Express through the processor.
     Host,
-    /// No peer access: the driver copies through the host's memory.
+    /// No peer access: the driver copies through host memory.
     Staged,
 }
 
-/// The GPUs that a process sees and the ways between each two.
+/// The GPUs visible to a process and the connection of each pair.
 ///
 /// # Examples
 /// ```no_run
@@ -40,10 +40,10 @@ pub struct Topology {
 }
 
 impl Topology {
-    /// What the driver and the kernel say.
+    /// Reads the topology from the driver and the kernel.
     ///
     /// # Errors
-    /// The reason why no GPU is seen, as [`gpus`] gives it.
+    /// The reason why no GPU is visible, see [`gpus`].
     ///
     /// # Source
     /// `cuDeviceCanAccessPeer`, `cuDeviceGetP2PAttribute`, `/sys/bus/pci/devices`.
@@ -53,19 +53,19 @@ impl Topology {
         Ok(Topology { gpus, links })
     }
 
-    /// The GPUs, in the order of their ordinals.
+    /// Returns the GPUs in the order of their ordinals.
     pub fn gpus(&self) -> &[GpuInfo] {
         &self.gpus
     }
 
-    /// The way from the GPU of one ordinal to that of another; none where one is not there.
+    /// Returns the connection between the GPUs with two ordinals, or `None` if one does not exist.
     pub fn link(&self, from: u32, to: u32) -> Option<Link> {
         self.links.get(from as usize)?.get(to as usize).copied()
     }
 }
 
 impl Link {
-    /// What it is, in words.
+    /// Returns a description of the connection.
     pub const fn words(self) -> &'static str {
         match self {
             Link::Same => "the same GPU",
@@ -125,12 +125,12 @@ fn link(from: &GpuInfo, to: &GpuInfo) -> Link {
     }
 }
 
-/// Whether two devices hang below one root port: their paths in the tree of devices have a bridge in common.
+/// Returns whether two devices are below one root port, that is, whether their paths in the device tree share a bridge.
 fn share_a_port(devices: &Path, a: &str, b: &str) -> bool {
     let path = |id: &str| fs::canonicalize(devices.join(id)).ok();
     let (Some(a), Some(b)) = (path(a), path(b)) else { return false };
     let common: Vec<_> = a.components().zip(b.components()).take_while(|(a, b)| a == b).map(|(a, _)| a).collect();
-    // `pciDDDD:BB` is a root complex; what follows it is a port or a switch.
+    // `pciDDDD:BB` is a root complex; the next part is a port or a switch.
     let root = common.iter().position(|part| part.as_os_str().to_string_lossy().starts_with("pci"));
     root.is_some_and(|root| common.len() > root + 1)
 }

@@ -20,7 +20,7 @@ fn one_cpu_splits_into_many() {
     assert_eq!((names.len(), devices.physical().len()), (3, 1));
     assert_eq!(devices.find(&spec("cpu:1")).unwrap().physical(), devices.physical().next().unwrap());
     assert_eq!(Devices::local().logical().len(), 1);
-    // A table is a value: the other one has not changed.
+    // `Devices` is a value: the other one has not changed.
     assert!(Devices::local().find(&spec("CPU:1")).is_err());
 }
 
@@ -46,7 +46,7 @@ fn logical_devices_are_numbered_through() {
     assert_eq!(shorts(&devices.list(["GPU:*"]).unwrap()), ["GPU:0", "GPU:1", "GPU:2"]);
     assert_eq!(devices.find(&spec("cuda:2")).unwrap().physical().index, 1);
     assert_eq!(devices.find(&spec("")).unwrap().spec().short(), "CPU:0");
-    // The table may list a GPU that is not there, or that this build cannot use: opening it says so.
+    // A table may list a GPU that does not exist or that this build cannot use; opening it is an error.
     let machine = [physical(DeviceKind::Gpu, 99, 9)];
     let error = Devices::from_physical(machine).open(&spec("GPU:0")).unwrap_err().to_string();
     let words = if cfg!(feature = "cuda") { "driver" } else { "no CUDA support" };

@@ -1,11 +1,11 @@
-//! Reading device names.
+//! Parsing of device names.
 
 use std::str::FromStr;
 
 use super::{DeviceIndex, DeviceSpec};
 use crate::{Error, Result};
 
-/// Device types that TensorFlow has; a type outside this list is taken for a typing error.
+/// The device types of TensorFlow; any other type is treated as a typing error.
 const TYPES: [&str; 9] = ["CPU", "GPU", "TPU", "TPU_SYSTEM", "XLA_CPU", "XLA_GPU", "XLA_TPU", "CUSTOM", "EPU"];
 const ATTRIBUTES: [&str; 4] = ["job", "replica", "task", "device"];
 const GUESSES: [&str; 8] = ["job", "replica", "task", "device", "CPU", "GPU", "TPU", "cuda"];
@@ -85,7 +85,7 @@ impl Reader<'_> {
     }
 
     fn number(&self, what: &str, text: &str) -> Result<u32> {
-        // `u32::from_str` also takes a sign, which no device name has.
+        // `u32::from_str` also accepts a sign, which device names do not have.
         let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
         let star = if what == "device index" { " or *" } else { "" };
         text.parse().ok().filter(|_| digits).ok_or_else(|| {
@@ -102,8 +102,7 @@ impl Reader<'_> {
     }
 }
 
-/// A clause that guesses what was meant, where something is near enough: one slip in a short word,
-/// two in a longer one.
+/// Returns a clause with the most similar type, if one is near enough: one error in a short word, two in a longer one.
 fn did_you_mean(word: &str) -> String {
     let lower = word.to_ascii_lowercase();
     GUESSES

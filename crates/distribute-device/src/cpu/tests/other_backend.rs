@@ -1,9 +1,9 @@
-//! What a CPU does with devices of another backend.
+//! A CPU's behaviour with devices of another backend.
 
 use super::*;
 use crate::{DeviceMemory, DeviceSpec, PhysicalDevice};
 
-/// A device of another backend, as far as a CPU can meet one.
+/// A minimal device of another backend.
 #[derive(Debug)]
 struct Other(LogicalDevice);
 

@@ -23,7 +23,7 @@ fn any_step() -> impl Strategy<Value = Step> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Steps on alternating streams, each made to wait for the one before, do what one thread would do.
+    /// Steps on alternating streams, each of which waits for the previous one, have the effect of a single thread.
     #[test]
     fn events_order_streams_as_one_program(steps in prop::collection::vec((0..2usize, any_step()), 1..40)) {
         let devices = cpus(2);

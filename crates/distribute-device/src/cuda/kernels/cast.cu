@@ -1,6 +1,6 @@
-// Converts between floating-point types, rounding to the nearest.
+// Converts between floating-point types, rounding to nearest.
 //
-// T, WIDE, WIDEN: of what is read; TARGET, TARGET_WIDE, TARGET_NARROW: of what is written.
+// T, WIDE, WIDEN: types and conversion of the source; TARGET, TARGET_WIDE, TARGET_NARROW: those of the destination.
 
 #define PER_THREAD 4
 

@@ -1,6 +1,6 @@
-// Sets a flag where a value is infinite or no number. Values are looked at as bits.
+// Sets a flag if a value is infinite or NaN, by examining its bits.
 //
-// BITS: an unsigned integer as long as an element; EXPONENT: the bits that are all set in such a value.
+// BITS: an unsigned integer of an element's size; EXPONENT: the bits that are all set in such a value.
 
 #define LANES (16 / (int)sizeof(BITS))
 

@@ -1,6 +1,6 @@
 // One step of an optimizer on all elements of many tensors.
 //
-// T: f32 or f64; ROOT: its square root; CAPACITY: how many tensors one launch can name.
+// T: f32 or f64; ROOT: its square root; CAPACITY: the number of tensors that one launch can list.
 
 #define CHUNK 8192
 #define LANES (16 / (int)sizeof(T))

@@ -1,6 +1,6 @@
 // Copies between many tensors and one bucket in one launch.
 //
-// CAPACITY: how many tensors one launch can name.
+// CAPACITY: the number of tensors that one launch can list.
 
 #define CHUNK_BYTES 32768
 

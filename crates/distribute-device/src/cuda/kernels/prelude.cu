@@ -1,5 +1,5 @@
-// Written in what C and CUDA C++ have in common, so that the same text runs on GPUs and, in tests, on the CPU.
-// Each kernel takes one structure, by value. Nothing is included: NVRTC comes without headers.
+// Written in the common subset of C and CUDA C++, so that the same text runs on GPUs and, in tests, on the CPU.
+// Each kernel takes one structure by value. There are no includes, since NVRTC has no headers.
 
 #ifndef KERNEL
 #define KERNEL(name, Params, threads) \

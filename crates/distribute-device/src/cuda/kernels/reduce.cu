@@ -1,7 +1,7 @@
-// Combines up to 16 buffers, element by element and in their order, and stores the result in up to 16.
+// Combines up to 16 buffers, element by element and in their order, and stores the result in up to 16 buffers.
 //
-// T: an element; WIDE: what is computed in; WIDEN, NARROW: between the two; SUM, PRODUCT: of two WIDEs; DIVIDE: of one by a
-// count.
+// T: the element type; WIDE: the type of the computation; WIDEN, NARROW: conversions between the two; SUM, PRODUCT: of
+// two WIDEs; DIVIDE: of a WIDE by a count.
 
 #define BUFFERS 16
 #define LANES (16 / (int)sizeof(T))

@@ -1,4 +1,4 @@
-// Multiplies every element by one factor.
+// Multiplies every element by a factor.
 //
 // T, WIDE, WIDEN, NARROW: as in reduce.cu.
 
