@@ -1,10 +1,10 @@
-//! What NCCL's functions return.
+//! The return codes of NCCL's functions.
 
 use std::ffi::c_int;
 
 use crate::Version;
 
-/// `ncclResult_t`, open to codes of NCCLs to come.
+/// `ncclResult_t`, open to codes of future versions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(transparent)]
 pub struct Code(pub c_int);
@@ -12,24 +12,24 @@ pub struct Code(pub c_int);
 impl Code {
     /// `ncclSuccess`.
     pub const SUCCESS: Self = Self(0);
-    /// `ncclUnhandledCudaError`: a call of CUDA failed.
+    /// `ncclUnhandledCudaError`: a CUDA call failed.
     pub const UNHANDLED_CUDA_ERROR: Self = Self(1);
-    /// `ncclSystemError`: a call of the operating system failed.
+    /// `ncclSystemError`: a system call failed.
     pub const SYSTEM_ERROR: Self = Self(2);
-    /// `ncclInternalError`: a fault of NCCL, or memory that was overwritten.
+    /// `ncclInternalError`: a bug in NCCL, or memory corruption.
     pub const INTERNAL_ERROR: Self = Self(3);
-    /// `ncclInvalidArgument`: an argument has a value that it must not have.
+    /// `ncclInvalidArgument`: an argument has an invalid value.
     pub const INVALID_ARGUMENT: Self = Self(4);
-    /// `ncclInvalidUsage`: calls do not fit together, such as two ranks on one device.
+    /// `ncclInvalidUsage`: calls are inconsistent, such as two ranks on one device.
     pub const INVALID_USAGE: Self = Self(5);
-    /// `ncclRemoteError`: a peer ended, or the network failed.
+    /// `ncclRemoteError`: a peer exited, or the network failed.
     pub const REMOTE_ERROR: Self = Self(6);
-    /// `ncclInProgress`: a non-blocking communicator is still at it. No error.
+    /// `ncclInProgress`: an operation of a non-blocking communicator is in progress. Not an error.
     pub const IN_PROGRESS: Self = Self(7);
-    /// `ncclTimeout` from 2.30 on; before, no function returned 8, which was `ncclNumResults`.
+    /// `ncclTimeout` since 2.30; no earlier version returned 8, which was `ncclNumResults`.
     pub const TIMEOUT: Self = Self(8);
 
-    /// The code's name in nccl.h of `version`, or `"unknown result"`.
+    /// Returns the code's name in nccl.h of `version`, or `"unknown result"`.
     ///
     /// # Examples
     /// ```

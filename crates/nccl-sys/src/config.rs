@@ -6,10 +6,11 @@ use std::ptr;
 
 use crate::Version;
 
-/// `ncclConfig_t`: settings of a communicator that is about to be made; what is not set is left to NCCL.
+/// `ncclConfig_t`: the settings of a communicator to be created; NCCL chooses those that are not set.
 ///
-/// A new one has the size and version of NCCL 2.18, which every newer NCCL reads. Each setting that came later raises both,
-/// and a call with an NCCL that does not know it is an error of this crate; NCCL itself would ignore it.
+/// A new value has the size and version of NCCL 2.18, which every newer NCCL accepts. Each setting introduced later
+/// raises both, and a call with an NCCL that does not support it is an error of this crate; NCCL itself would ignore
+/// the setting.
 ///
 /// # Examples
 /// ```
@@ -49,12 +50,12 @@ pub struct Config<'a> {
 }
 
 impl<'a> Config<'a> {
-    /// `NCCL_CONFIG_UNDEF_INT`: NCCL decides.
+    /// `NCCL_CONFIG_UNDEF_INT`: NCCL chooses the value.
     const UNDEFINED: c_int = c_int::MIN;
     /// `NCCL_API_MAGIC`.
     const MAGIC: c_uint = 0xcafe_beef;
 
-    /// Nothing is set.
+    /// Creates a configuration without settings.
     #[must_use]
     pub const fn new() -> Self {
         Self {
@@ -82,23 +83,24 @@ impl<'a> Config<'a> {
         }
     }
 
-    /// Whether calls return when they are done (NCCL's default), or at once with [`Progress::InProgress`](crate::Progress).
+    /// Sets whether calls return when they are done (NCCL's default), or at once with
+    /// [`Progress::InProgress`](crate::Progress).
     #[must_use]
     pub const fn blocking(mut self, blocking: bool) -> Self {
         self.blocking = blocking as c_int;
         self
     }
 
-    /// Blocks of a cluster of cooperating blocks, 0 to 8; on devices of compute capability 9.0 and newer.
+    /// Sets the number of blocks of a thread block cluster, 0 to 8; for compute capability 9.0 and newer.
     #[must_use]
     pub const fn cga_cluster_size(mut self, blocks: c_int) -> Self {
         self.cga_cluster_size = blocks;
         self
     }
 
-    /// How many blocks (streaming multiprocessors) a kernel may take, at least and at most.
+    /// Sets the smallest and the largest number of blocks (streaming multiprocessors) of a kernel.
     ///
-    /// Both at once: NCCL takes a maximum that is not set for one below the minimum.
+    /// Both are set together, because NCCL treats an unset maximum as one below the minimum.
     #[must_use]
     pub const fn ctas(mut self, min: c_int, max: c_int) -> Self {
         self.min_ctas = min;
@@ -106,98 +108,98 @@ impl<'a> Config<'a> {
         self
     }
 
-    /// The network, such as `Socket` or `IB`, or that of a plugin.
+    /// Sets the network, such as `Socket` or `IB`, or the name of a plugin.
     #[must_use]
     pub const fn net_name(mut self, name: &'a CStr) -> Self {
         self.net_name = name.as_ptr();
         self
     }
 
-    /// Whether communicators split off share this one's resources.
+    /// Sets whether communicators that are split off share this one's resources.
     #[must_use]
     pub const fn split_share(mut self, share: bool) -> Self {
         self.split_share = share as c_int;
         self
     }
 
-    /// The traffic class of InfiniBand or RoCE. From 2.26 on.
+    /// Sets the traffic class of InfiniBand or RoCE. Since 2.26.
     #[must_use]
     pub const fn traffic_class(mut self, class: c_int) -> Self {
         self.traffic_class = class;
         self.at_least(Version::new(2, 26, 0), 48)
     }
 
-    /// A name for NCCL's logs. From 2.27 on.
+    /// Sets a name for NCCL's logs. Since 2.27.
     #[must_use]
     pub const fn comm_name(mut self, name: &'a CStr) -> Self {
         self.comm_name = name.as_ptr();
         self.at_least(Version::new(2, 27, 0), 72)
     }
 
-    /// Whether switches reduce (SHARP). From 2.27 on.
+    /// Enables reductions in network switches (SHARP). Since 2.27.
     #[must_use]
     pub const fn collnet_enable(mut self, enable: bool) -> Self {
         self.collnet_enable = enable as c_int;
         self.at_least(Version::new(2, 27, 0), 72)
     }
 
-    /// `NCCL_CTA_POLICY_*`: 0 default, 1 efficiency, 2 (2.28) none where possible. From 2.27 on.
+    /// Sets `NCCL_CTA_POLICY_*`: 0 default, 1 efficiency, 2 (since 2.28) no blocks where possible. Since 2.27.
     #[must_use]
     pub const fn cta_policy(mut self, policy: c_int) -> Self {
         self.cta_policy = policy;
         self.at_least(Version::new(2, 27, 0), 72)
     }
 
-    /// Whether a communicator that was shrunk shares this one's resources. From 2.27 on.
+    /// Sets whether a shrunk communicator shares this one's resources. Since 2.27.
     #[must_use]
     pub const fn shrink_share(mut self, share: bool) -> Self {
         self.shrink_share = share as c_int;
         self.at_least(Version::new(2, 27, 0), 72)
     }
 
-    /// Blocks of a kernel that uses NVLink's switch. From 2.27 on.
+    /// Sets the number of blocks of kernels that use NVLink's switch. Since 2.27.
     #[must_use]
     pub const fn nvls_ctas(mut self, ctas: c_int) -> Self {
         self.nvls_ctas = ctas;
         self.at_least(Version::new(2, 27, 0), 72)
     }
 
-    /// Channels to each peer over the network. From 2.28 on.
+    /// Sets the number of channels to each peer over the network. Since 2.28.
     #[must_use]
     pub const fn channels_per_net_peer(mut self, channels: c_int) -> Self {
         self.channels_per_net_peer = channels;
         self.at_least(Version::new(2, 28, 0), 80)
     }
 
-    /// Whether point-to-point traffic is ordered with NVLink in mind. From 2.28 on.
+    /// Enables NVLink-centric scheduling of point-to-point operations. Since 2.28.
     #[must_use]
     pub const fn nvlink_centric_sched(mut self, enable: bool) -> Self {
         self.nvlink_centric_sched = enable as c_int;
         self.at_least(Version::new(2, 28, 0), 80)
     }
 
-    /// Captured graphs: 0 none, 1 one at a time, 2 several and mixed with direct calls. From 2.29 on.
+    /// Sets the use of captured graphs: 0 none, 1 one at a time, 2 several, mixed with direct calls. Since 2.29.
     #[must_use]
     pub const fn graph_usage_mode(mut self, mode: c_int) -> Self {
         self.graph_usage_mode = mode;
         self.at_least(Version::new(2, 29, 0), 88)
     }
 
-    /// Contexts of one-sided operations. From 2.29 on.
+    /// Sets the number of contexts of one-sided operations. Since 2.29.
     #[must_use]
     pub const fn rma_contexts(mut self, contexts: c_int) -> Self {
         self.rma_contexts = contexts;
         self.at_least(Version::new(2, 29, 0), 88)
     }
 
-    /// Peers that a rank sends to and receives from at most. From 2.30 on.
+    /// Sets the largest number of point-to-point peers of a rank. Since 2.30.
     #[must_use]
     pub const fn max_p2p_peers(mut self, peers: c_int) -> Self {
         self.max_p2p_peers = peers;
         self.at_least(Version::new(2, 30, 0), 96)
     }
 
-    /// The oldest NCCL that reads every setting.
+    /// Returns the oldest NCCL version that supports every setting.
     #[must_use]
     pub const fn version(&self) -> Version {
         Version::from_code(self.version as c_int)

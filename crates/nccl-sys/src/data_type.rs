@@ -1,10 +1,10 @@
-//! Types of elements.
+//! Element types.
 
 use std::ffi::c_int;
 
 use crate::Version;
 
-/// `ncclDataType_t`, open to types of NCCLs to come.
+/// `ncclDataType_t`, open to types of future versions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(transparent)]
 pub struct DataType(pub c_int);
@@ -30,12 +30,12 @@ impl DataType {
     pub const FLOAT64: Self = Self(8);
     /// `ncclBfloat16`.
     pub const BFLOAT16: Self = Self(9);
-    /// `ncclFloat8e4m3`, from 2.24 on; reduced on devices of compute capability 9.0 and newer only.
+    /// `ncclFloat8e4m3`, since 2.24; reductions require compute capability 9.0 or newer.
     pub const FLOAT8_E4M3: Self = Self(10);
-    /// `ncclFloat8e5m2`, from 2.24 on; reduced on devices of compute capability 9.0 and newer only.
+    /// `ncclFloat8e5m2`, since 2.24; reductions require compute capability 9.0 or newer.
     pub const FLOAT8_E5M2: Self = Self(11);
 
-    /// Every type that this crate knows.
+    /// All types known to this crate.
     pub const ALL: [Self; 12] = [
         Self::INT8,
         Self::UINT8,
@@ -51,7 +51,7 @@ impl DataType {
         Self::FLOAT8_E5M2,
     ];
 
-    /// Bytes of an element; `None` for a type that this crate does not know.
+    /// Returns the size of an element in bytes, or `None` for a type unknown to this crate.
     #[must_use]
     pub const fn size_bytes(self) -> Option<usize> {
         match self.0 {
@@ -63,7 +63,7 @@ impl DataType {
         }
     }
 
-    /// The version of NCCL that brought the type, where it is newer than [`Version::OLDEST`].
+    /// Returns the version of NCCL that introduced the type, if newer than [`Version::OLDEST`].
     #[must_use]
     pub const fn since(self) -> Option<Version> {
         match self.0 {

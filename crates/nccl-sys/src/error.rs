@@ -1,4 +1,4 @@
-//! What can go wrong with NCCL.
+//! Errors of loading and calling NCCL.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -6,24 +6,27 @@ use std::path::PathBuf;
 use crate::search::{ENV_LIBRARY, NamedBy};
 use crate::{Code, Version};
 
-/// An error of this crate.
+/// An error of loading or calling NCCL.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// No file that was tried is an NCCL that can be used.
+    /// None of the files tried is a usable NCCL.
     #[error("{}", not_found(*named_by, attempts))]
     NotFound {
-        /// Who named the file, where somebody did; nothing else was tried then.
+        /// The source of the file name, if one was given; no other file is tried then.
         named_by: Option<NamedBy>,
-        /// Every file tried, in order.
+        /// All files tried, in order.
         attempts: Vec<Attempt>,
     },
     /// This NCCL is too old for a function.
-    #[error("{function} is not in NCCL {found} at {}; it came with NCCL {since}: install that or newer", path.display())]
+    #[error(
+        "{function} is not in NCCL {found} at {}; it came with NCCL {since}: install that or newer",
+        path.display()
+    )]
     Missing {
         /// The function.
         function: &'static str,
-        /// The version that brought it.
+        /// The version that introduced it.
         since: Version,
         /// The version of the open library.
         found: Version,
@@ -32,10 +35,11 @@ pub enum Error {
     },
     /// This NCCL is too old for a setting of a communicator.
     #[error(
-        "the communicator's configuration has settings of NCCL {needs}, and the NCCL at hand is {found}; leave out newer settings, or install that version"
+        "the communicator's configuration has settings of NCCL {needs}, and the NCCL at hand is {found}; leave out \
+         newer settings, or install that version"
     )]
     ConfigTooNew {
-        /// The version that reads every setting.
+        /// The version that supports every setting.
         needs: Version,
         /// The version of the open library.
         found: Version,
@@ -45,41 +49,42 @@ pub enum Error {
     Call {
         /// The function.
         function: &'static str,
-        /// What it returned.
+        /// The code that it returned.
         code: Code,
         /// The code's name.
         name: &'static str,
-        /// What `ncclGetErrorString` says of the code.
+        /// The text of `ncclGetErrorString` for the code.
         text: String,
-        /// What `ncclGetLastError` says. It is one text for the whole process and stays after calls that succeed, so it may
-        /// be of an earlier failure, even of another communicator.
+        /// The text of `ncclGetLastError`. It is shared by the whole process and kept by calls that succeed, so it may
+        /// stem from an earlier failure, even of another communicator.
         last: Option<String>,
     },
 }
 
-/// A file that was tried, and why it was not taken.
+/// A file that was tried, and why it was rejected.
 #[derive(Debug)]
 pub struct Attempt {
-    /// The file, or its name where the system's loader searched; `*` where several folders were looked at and none had it.
+    /// The file, or its name if the system's loader searched for it; `*` if several folders were searched and none
+    /// contains it.
     pub file: PathBuf,
-    /// Why it was not taken.
+    /// Why it was rejected.
     pub problem: Problem,
 }
 
-/// Why a file was not taken for NCCL.
+/// Why a file was rejected.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Problem {
-    /// No folder of that pattern has it.
+    /// No folder matching the pattern contains it.
     #[error("there is no such file")]
     NoSuchFile,
-    /// The system's loader refused it, in its own words.
+    /// The system's loader rejected it, with this message.
     #[error("{0}")]
     Loader(String),
     /// It is a library, but not NCCL.
     #[error("it is a library, but no NCCL: it has no ncclGetVersion")]
     NotNccl,
-    /// It does not tell its version.
+    /// Its version cannot be determined.
     #[error("ncclGetVersion returned code {}", .0.0)]
     NoVersion(Code),
     /// It is older than [`Version::OLDEST`].
@@ -91,7 +96,7 @@ impl fmt::Display for Attempt {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let file = self.file.display().to_string();
         match &self.problem {
-            // The loader mostly names the file itself.
+            // The loader's message usually names the file.
             Problem::Loader(words) if words.starts_with(&file) => f.write_str(words),
             problem => write!(f, "{file}: {problem}"),
         }
@@ -103,8 +108,8 @@ fn not_found(named_by: Option<NamedBy>, attempts: &[Attempt]) -> String {
     match named_by {
         Some(NamedBy::Caller) => format!("the file that was given for NCCL cannot be used: {tried}"),
         Some(NamedBy::Environment) => format!(
-            "the file that {ENV_LIBRARY} gives for NCCL cannot be used: {tried}; correct the variable, or unset it to have \
-             NCCL searched for"
+            "the file that {ENV_LIBRARY} gives for NCCL cannot be used: {tried}; correct the variable, or unset it to \
+             have NCCL searched for"
         ),
         None => format!(
             "no NCCL that can be used was found: {tried}; install NCCL {} or newer (package libnccl2, or pip install \

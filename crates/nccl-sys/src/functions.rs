@@ -1,4 +1,4 @@
-//! The table of NCCL's functions, each of which a library may lack.
+//! The table of NCCL's functions, each of which may be missing from a library.
 #![expect(unsafe_code, reason = "functions of a C library are looked up by name and given their types")]
 
 use std::ffi::{c_char, c_int, c_void};
@@ -16,7 +16,7 @@ macro_rules! functions {
         }
 
         impl Functions {
-            /// Looks every function up.
+            /// Looks up all functions.
             pub(crate) fn of(library: &libloading::Library) -> Self {
                 Self {
                     $($name: {
@@ -27,7 +27,7 @@ macro_rules! functions {
                 }
             }
 
-            /// Whether a function is there; `None` where this crate does not bind it.
+            /// Returns whether the library has a function; `None` if this crate does not bind it.
             pub(crate) fn has(&self, name: &str) -> Option<bool> {
                 match name {
                     $(stringify!($name) => Some(self.$name.is_some()),)*
@@ -36,7 +36,7 @@ macro_rules! functions {
             }
         }
 
-        /// The version that brought a function of the table.
+        /// Returns the version that introduced a function of the table.
         pub(crate) fn since(name: &str) -> Version {
             match name {
                 $(stringify!($name) => Version::new($major, $minor, 0),)*

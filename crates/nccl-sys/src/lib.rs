@@ -1,23 +1,25 @@
-//! NCCL, opened at run time: raw functions, open integers for its enums, errors in words.
+//! Bindings of NCCL, opened at run time: raw functions, open integers for its enums, descriptive errors.
 //!
-//! The crate knows C calls and nothing of ownership, streams or threads: a communicator is a pointer, a stream is a
-//! `cudaStream_t` (or `CUstream`) as `*mut c_void`. It needs neither CUDA nor NCCL to build; where NCCL is absent at run
-//! time, that is an error value that lists every file tried.
+//! The crate exposes C calls and manages neither ownership, streams nor threads: a communicator is a pointer, a stream
+//! is a `cudaStream_t` (or `CUstream`) as `*mut c_void`. Building it requires neither CUDA nor NCCL; if NCCL is absent
+//! at run time, the error value lists every file tried.
 //!
-//! - [`Library`]: an open NCCL, and one `unsafe` method for each function. [`Search`]: where it is looked for.
-//! - [`Code`], [`DataType`], [`RedOp`], [`ScalarResidence`]: NCCL's enums as open integers, for values of NCCLs to come.
+//! - [`Library`]: an open NCCL with one `unsafe` method per function. [`Search`]: the places that are searched for it.
+//! - [`Code`], [`DataType`], [`RedOp`], [`ScalarResidence`]: NCCL's enums as open integers, for values of future
+//!   versions.
 //! - [`Config`], [`UniqueId`], [`SimInfo`]: NCCL's structures.
-//! - [`Progress`]: done, or still going on, as non-blocking communicators answer.
-//! - [`Error`]: no NCCL, a function that this NCCL lacks, or a failed call with NCCL's own words.
+//! - [`Progress`]: done, or in progress, as non-blocking communicators report.
+//! - [`Error`]: NCCL is missing, lacks a function, or a call failed, with NCCL's own message.
 //!
 //! # This crate or `cudarc::nccl`
-//! cudarc binds one header, chosen by a Cargo feature, with enums closed to other values; it panics where the library or a
-//! function is missing, and looks for `libnccl.so` under names that packages and Python wheels without headers lack. Choose
-//! it for a program that is built for one machine whose NCCL is known, with ownership of communicators and slices included.
+//! cudarc binds one header, chosen by a Cargo feature, with closed enums; it panics if the library or a function is
+//! missing, and searches for `libnccl.so` under names that packages and Python wheels without headers lack. Choose it
+//! for a program that is built for one machine with a known NCCL, with ownership of communicators and slices included.
 //!
-//! Choose this crate for one binary that runs with any NCCL from 2.18 on, or without: it finds `libnccl.so.2` where
-//! packages, CUDA and wheels put it, asks the library for its version, says which function came with which, and keeps codes,
-//! names and texts of errors. Streams and memory may still be cudarc's: `stream.cu_stream().cast()`.
+//! Choose this crate for one binary that runs with any NCCL since 2.18, or without one: it finds `libnccl.so.2` where
+//! packages, CUDA and wheels install it, asks the library for its version, knows which version introduced each
+//! function, and preserves codes, names and texts of errors. Streams and memory may still be cudarc's:
+//! `stream.cu_stream().cast()`.
 //!
 //! # Examples
 //! ```no_run
@@ -29,8 +31,8 @@
 //!
 //! let (rank, id, memory, stream) = rank_and_device_memory();
 //! let mut comm = std::ptr::null_mut();
-//! // SAFETY: `comm` outlives the call; the other rank calls likewise; the memory holds 1024 floats until the stream is done.
-//! unsafe {
+//! // SAFETY: `comm` outlives the call; the other rank calls likewise; the memory holds 1024 floats until the stream is
+//! done. unsafe {
 //!     nccl.comm_init_rank(&mut comm, 2, id, rank)?;
 //!     let progress = nccl.all_reduce(memory, memory, 1024, DataType::FLOAT32, RedOp::SUM, comm, stream)?;
 //!     assert_eq!(progress, Progress::Done);
@@ -40,7 +42,7 @@
 //!
 //! # Invariants
 //! - Nothing panics because NCCL, a function or a value is missing or unknown.
-//! - An NCCL that has been opened is never unloaded: threads of its own may run in it.
+//! - An open NCCL is never unloaded, since its threads may be running.
 
 mod code;
 mod config;

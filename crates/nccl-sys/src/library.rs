@@ -26,7 +26,7 @@ mod comms;
 mod groups;
 mod memory;
 
-/// A communicator of NCCL: nothing is known of it but its address.
+/// An opaque communicator of NCCL.
 #[derive(Debug)]
 #[repr(C)]
 pub struct NcclComm {
@@ -39,29 +39,29 @@ pub type Comm = *mut NcclComm;
 /// `cudaStream_t`, which is the same as the driver's `CUstream`; null for the default stream.
 pub type Stream = *mut c_void;
 
-/// How far a call that succeeded has come.
+/// The progress of a call that succeeded.
 #[must_use = "a non-blocking communicator may still be at it"]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Progress {
-    /// The call has done all that it does. Operations on a stream are enqueued, not finished.
+    /// The call is complete. Operations on a stream are enqueued, not finished.
     Done,
-    /// The communicator is non-blocking and still at it: nothing else may be asked of it but
-    /// [`comm_async_error`](Library::comm_async_error), until that is no longer [`Code::IN_PROGRESS`], and
-    /// [`comm_abort`](Library::comm_abort).
+    /// The communicator is non-blocking and the call is in progress: until
+    /// [`comm_async_error`](Library::comm_async_error) no longer returns [`Code::IN_PROGRESS`], only it and
+    /// [`comm_abort`](Library::comm_abort) may be called.
     InProgress,
 }
 
-/// An open NCCL. Clones are cheap and stand for the same library.
+/// An open NCCL. Clones are cheap and refer to the same library.
 ///
-/// NCCL is never unloaded again, as threads of its own may still run in it when the last communicator is gone.
+/// NCCL is never unloaded, since its threads may still be running after the last communicator is destroyed.
 ///
 /// # Safety
-/// The `unsafe` methods are one call of C each. What NCCL asks of every one of them:
-/// - a communicator is one that this library has made and that is neither destroyed nor aborted, or null where NCCL says so;
-///   several threads do not use one at a time, but for `comm_async_error` and `comm_abort`;
-/// - buffers lie in memory that the communicator's device reaches, hold as many elements as the operation reads or writes,
-///   and stay until the stream has passed the operation;
-/// - within a group, what pointers point to stays until [`group_end`](Library::group_end) has returned; for a non-blocking
+/// Each `unsafe` method is one C call. NCCL requires for all of them:
+/// - a communicator was created by this library and is neither destroyed nor aborted, or is null where NCCL permits
+///   that; threads do not use it concurrently, except by `comm_async_error` and `comm_abort`;
+/// - buffers are in memory that the communicator's device can access, hold as many elements as the operation reads or
+///   writes, and live until the stream has completed the operation;
+/// - within a group, pointers stay valid until [`group_end`](Library::group_end) has returned; for a non-blocking
 ///   communicator, until it is no longer in progress;
 /// - the current CUDA device is the communicator's.
 #[derive(Clone)]
@@ -76,20 +76,21 @@ struct Inner {
 }
 
 impl Library {
-    /// Opens NCCL from the usual places; see [`Search`] for them.
+    /// Opens NCCL from the default places; see [`Search`].
     ///
     /// # Errors
-    /// [`Error::NotFound`] with every file tried: install NCCL, or name its file.
+    /// [`Error::NotFound`] with every file tried, if none is usable: install NCCL, or name its file.
     pub fn load() -> Result<Self, Error> {
         Self::open(&Search::new())
     }
 
     /// Opens the first NCCL of at least [`Version::OLDEST`] that the search finds.
     ///
-    /// The files are trusted: their initialisers run, and what has the names of NCCL's functions is taken for them.
+    /// The files are trusted: their initialisers run, and symbols with the names of NCCL's functions are assumed to be
+    /// those.
     ///
     /// # Errors
-    /// [`Error::NotFound`] with every file tried: install NCCL, or name its file.
+    /// [`Error::NotFound`] with every file tried, if none is usable: install NCCL, or name its file.
     pub fn open(search: &Search) -> Result<Self, Error> {
         let plan = search.plan();
         let mut attempts = Vec::new();
@@ -108,19 +109,20 @@ impl Library {
         Err(Error::NotFound { named_by: plan.named_by, attempts })
     }
 
-    /// The library's version, as it told when it was opened.
+    /// Returns the library's version, as reported when it was opened.
     #[must_use]
     pub fn version(&self) -> Version {
         self.inner.version
     }
 
-    /// The library's file, as the system's loader has found it.
+    /// Returns the library's file, as found by the system's loader.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.inner.path
     }
 
-    /// Whether the library has a function, by its C name; false also for one that this crate does not bind.
+    /// Returns whether the library has a function with the given C name; false for functions that this crate does not
+    /// bind.
     ///
     /// # Examples
     /// ```no_run
@@ -133,34 +135,36 @@ impl Library {
         self.functions().has(function).unwrap_or(false)
     }
 
-    /// `ncclGetErrorString`: NCCL's sentence about a code.
+    /// Calls `ncclGetErrorString`: returns NCCL's description of a code.
     #[must_use]
     pub fn error_string(&self, code: Code) -> String {
         let Some(function) = self.functions().ncclGetErrorString else { return String::new() };
-        // SAFETY: every integer may be asked about.
+        // SAFETY: any integer may be passed.
         let text = unsafe { function(code) };
         // SAFETY: the answer is a constant of the library, which is never unloaded, or null.
         unsafe { owned(text) }
     }
 
-    /// `ncclGetLastError`: NCCL's words about the last failure in this process, `None` where there was none.
+    /// Calls `ncclGetLastError`: returns NCCL's message about the last failure in this process, or `None` if there was
+    /// none.
     ///
-    /// They are one text for the whole process, whatever the communicator or thread, and stay after calls that succeed.
+    /// The message is shared by all communicators and threads of the process, and kept by calls that succeed.
     #[must_use]
     pub fn last_error(&self) -> Option<String> {
         let function = self.functions().ncclGetLastError?;
         // SAFETY: NCCL does not read the communicator, which may be null.
         let text = unsafe { function(ptr::null_mut()) };
-        // SAFETY: the answer is a buffer of the library that always has a final zero; another thread's failure may garble it.
+        // SAFETY: the answer is a buffer of the library that is always zero-terminated; a failure on another thread may
+        // garble it.
         let text = unsafe { owned(text) };
         Some(text.trim().to_owned()).filter(|text| !text.is_empty())
     }
 
-    /// `ncclGetUniqueId`: a name under which ranks meet, to be carried to all of them. The calling process must live until
-    /// they have met.
+    /// Calls `ncclGetUniqueId`: creates an id by which ranks meet, to be sent to all of them. The calling process must
+    /// live until they have met.
     ///
     /// # Errors
-    /// [`Error::Call`] where there is no network interface to meet on (`NCCL_SOCKET_IFNAME` chooses it).
+    /// [`Error::Call`] if there is no network interface to meet on (`NCCL_SOCKET_IFNAME` selects it).
     pub fn unique_id(&self) -> Result<UniqueId, Error> {
         let mut id = UniqueId::from_bytes([0; UniqueId::BYTES]);
         let _: Progress = call!(self, ncclGetUniqueId(&mut id))?;
@@ -188,7 +192,8 @@ impl Library {
         }
     }
 
-    /// The error of a code that `function` returned, or that [`comm_async_error`](Self::comm_async_error) told.
+    /// Returns the error for a code that `function` returned, or that [`comm_async_error`](Self::comm_async_error)
+    /// reported.
     #[must_use]
     pub fn error(&self, function: &'static str, code: Code) -> Error {
         Error::Call {
@@ -209,7 +214,7 @@ impl fmt::Debug for Library {
 
 impl Inner {
     fn open(file: &Path) -> Result<Self, Problem> {
-        // SAFETY: the file is trusted, as `Library::open` says.
+        // SAFETY: the file is trusted, as `Library::open` documents.
         let library =
             unsafe { libloading::Library::new(file) }.map_err(|error| Problem::Loader(loader_words(&error)))?;
         let functions = Functions::of(&library);
@@ -224,7 +229,7 @@ impl Inner {
         if found < Version::OLDEST {
             return Err(Problem::TooOld(found));
         }
-        // Its threads may run in it for as long as the process lives.
+        // Not unloaded: its threads may run for as long as the process lives.
         let _ = ManuallyDrop::new(library);
         Ok(Self {
             functions,
@@ -238,7 +243,7 @@ fn loader_words(error: &libloading::Error) -> String {
     std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
 }
 
-/// The file that an address was loaded from.
+/// Returns the file that an address was loaded from.
 #[cfg(unix)]
 fn file_of(address: *const c_void) -> Option<PathBuf> {
     use std::ffi::OsStr;
@@ -250,7 +255,7 @@ fn file_of(address: *const c_void) -> Option<PathBuf> {
         dli_sname: ptr::null(),
         dli_saddr: ptr::null_mut(),
     };
-    // SAFETY: any address may be asked about; the answer goes to `info`.
+    // SAFETY: any address may be passed; the answer goes to `info`.
     let known = unsafe { libc::dladdr(address, &mut info) } != 0;
     if !known || info.dli_fname.is_null() {
         return None;
@@ -265,13 +270,15 @@ fn file_of(_: *const c_void) -> Option<PathBuf> {
     None
 }
 
+/// Copies a C string; null becomes an empty string.
+///
 /// # Safety
-/// The text is null, or ends in zero and stays during the call.
+/// The text is null, or is zero-terminated and valid during the call.
 unsafe fn owned(text: *const c_char) -> String {
     if text.is_null() {
         return String::new();
     }
-    // SAFETY: as this function asks.
+    // SAFETY: guaranteed by the caller.
     let text = unsafe { CStr::from_ptr(text) };
     text.to_string_lossy().into_owned()
 }

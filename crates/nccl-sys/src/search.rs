@@ -1,4 +1,4 @@
-//! Where NCCL is looked for.
+//! The search for NCCL's library file.
 
 use std::env;
 use std::ffi::OsString;
@@ -7,14 +7,15 @@ use std::path::{Path, PathBuf};
 /// The environment variable that names NCCL's file.
 pub const ENV_LIBRARY: &str = "DISTRIBUTE_NCCL_LIBRARY";
 
-/// Where NCCL is looked for.
+/// The places that are searched for NCCL.
 ///
-/// A file that somebody names, the caller or [`ENV_LIBRARY`], is the only one tried: another NCCL than the one asked for
-/// would be a surprise. Otherwise, in this order:
-/// - `libnccl.so.2`, then `libnccl.so`, wherever the system's loader finds them (`LD_LIBRARY_PATH`, packages; what the
-///   process has loaded already);
+/// A file that is named explicitly, by the caller or by [`ENV_LIBRARY`], is the only one tried, so that no other NCCL
+/// than the requested one is used. Otherwise these are tried in order:
+/// - `libnccl.so.2`, then `libnccl.so`, wherever the system's loader finds them (`LD_LIBRARY_PATH`, packages, libraries
+///   that the process has already loaded);
 /// - `lib64` of `CUDA_HOME`, of `CUDA_PATH` and of `/usr/local/cuda`;
-/// - the Python wheels `nvidia-nccl-cu*` of `VIRTUAL_ENV`, of `CONDA_PREFIX` (and its `lib`), of the user and of the system.
+/// - the Python wheels `nvidia-nccl-cu*` of `VIRTUAL_ENV`, of `CONDA_PREFIX` (and its `lib`), of the user and of the
+///   system.
 ///
 /// # Examples
 /// ```
@@ -28,7 +29,7 @@ pub struct Search {
     file: Option<PathBuf>,
 }
 
-/// Who named the file to open.
+/// The source of an explicit file name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NamedBy {
     /// [`Search::file`].
@@ -38,13 +39,13 @@ pub enum NamedBy {
 }
 
 impl Search {
-    /// In the usual places.
+    /// Creates a search of the default places.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// In this file only; a name without a folder is searched by the system's loader.
+    /// Creates a search for this file only; the system's loader searches for a name without a folder.
     #[must_use]
     pub fn file(path: impl Into<PathBuf>) -> Self {
         Self { file: Some(path.into()) }
@@ -66,7 +67,7 @@ impl Search {
     }
 }
 
-/// What to try, in order.
+/// The files to try, in order.
 #[derive(Debug)]
 pub(crate) struct Plan {
     pub(crate) named_by: Option<NamedBy>,
@@ -77,12 +78,12 @@ pub(crate) struct Plan {
 pub(crate) enum Place {
     /// A file, or a name for the loader.
     File(PathBuf),
-    /// The folder's sub-folders `python3*`, and the file below each.
+    /// The subfolders `python3*` of a folder, and the file below each.
     Pythons { folder: PathBuf, below: PathBuf },
 }
 
 impl Place {
-    /// The files that are there; one that was named is taken to be there.
+    /// Returns the existing files; an explicit file is assumed to exist.
     pub(crate) fn files(&self) -> Vec<PathBuf> {
         let (folder, below) = match self {
             Self::File(file) => return vec![file.clone()],
@@ -95,7 +96,7 @@ impl Place {
         files
     }
 
-    /// The place as a sentence names it when nothing is there.
+    /// Returns the place as an error names it if no file exists.
     pub(crate) fn pattern(&self) -> PathBuf {
         match self {
             Self::File(file) => file.clone(),

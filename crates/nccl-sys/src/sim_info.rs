@@ -1,10 +1,10 @@
-//! What `ncclGroupSimulateEnd` tells.
+//! The result of `ncclGroupSimulateEnd`.
 
 use std::ffi::c_uint;
 
 use crate::Version;
 
-/// `ncclSimInfo_t`: what a group of operations would cost.
+/// `ncclSimInfo_t`: the estimated cost of a group of operations.
 ///
 /// # Source
 /// `NCCL_SIM_INFO_INITIALIZER` of nccl.h 2.22.
@@ -19,7 +19,7 @@ pub struct SimInfo {
 }
 
 impl SimInfo {
-    /// One to be filled in.
+    /// Creates a value for NCCL to fill in.
     #[must_use]
     pub const fn new() -> Self {
         Self {

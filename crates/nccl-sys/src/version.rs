@@ -1,4 +1,4 @@
-//! Versions as NCCL counts them.
+//! NCCL's version numbers.
 
 use std::ffi::c_int;
 use std::fmt;
@@ -18,10 +18,10 @@ use std::fmt;
 pub struct Version(c_int);
 
 impl Version {
-    /// The oldest that this crate accepts: the first with `ncclCommSplit`.
+    /// The oldest version that this crate accepts: the first with `ncclCommSplit`.
     pub const OLDEST: Self = Self::new(2, 18, 0);
 
-    /// A version by its parts.
+    /// Creates a version from its parts.
     #[must_use]
     pub const fn new(major: c_int, minor: c_int, patch: c_int) -> Self {
         if major <= 2 && minor <= 8 {
@@ -31,23 +31,23 @@ impl Version {
         }
     }
 
-    /// A version as `ncclGetVersion` writes it, such as 22809.
+    /// Creates a version from the form of `ncclGetVersion`, such as 22809.
     #[must_use]
     pub const fn from_code(code: c_int) -> Self {
         Self(code)
     }
 
-    /// The version as `ncclGetVersion` writes it.
+    /// Returns the version in the form of `ncclGetVersion`.
     #[must_use]
     pub const fn code(self) -> c_int {
         self.0
     }
 }
 
-/// As people write it: 2.28.9.
+/// Formats the usual notation: 2.28.9.
 impl fmt::Display for Version {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Until 2.8 a major version was worth 1000.
+        // Up to 2.8, the major version was multiplied by 1000.
         let major = if self.0 < 10_000 { 1000 } else { 10_000 };
         let rest = self.0 % major;
         write!(f, "{}.{}.{}", self.0 / major, rest / 100, rest % 100)

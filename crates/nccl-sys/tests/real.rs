@@ -1,4 +1,5 @@
-//! Against the NCCL of this machine, where it has one; without a GPU too. Otherwise each test says that it was skipped.
+//! Tests with the NCCL of this machine, if it has one; a GPU is not required. Otherwise each test reports that it was
+//! skipped.
 #![expect(unsafe_code, reason = "functions of C are called")]
 
 use std::env;
@@ -8,7 +9,7 @@ use std::time::Duration;
 use distribute_testkit::{Job, within};
 use nccl_sys::{Code, Config, DataType, ENV_LIBRARY, Error, Library, RedOp, UniqueId, Version};
 
-/// Set for the child that meets on an interface that is not there.
+/// Set for the child that meets on an interface that does not exist.
 const CHILD: &str = "NCCL_SYS_TEST_CHILD";
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -84,7 +85,7 @@ fn a_group_without_calls_does_nothing() {
 fn without_a_communicator_calls_fail_in_words() {
     let Some(nccl) = nccl() else { return };
     let null = ptr::null_mut();
-    // SAFETY: NCCL refuses a communicator that is null before it reads anything else.
+    // SAFETY: NCCL rejects a null communicator before it reads anything else.
     let reduced =
         unsafe { nccl.all_reduce(null, null, 0, DataType::FLOAT32, RedOp::SUM, ptr::null_mut(), null) }.unwrap_err();
     assert_eq!(code(&reduced), Code::INVALID_ARGUMENT);
@@ -93,7 +94,7 @@ fn without_a_communicator_calls_fail_in_words() {
     // SAFETY: as above.
     let state = unsafe { nccl.comm_async_error(ptr::null_mut()) };
     assert_eq!(code(&state.unwrap_err()), Code::INVALID_ARGUMENT);
-    // SAFETY: ending nothing is nothing.
+    // SAFETY: aborting null has no effect.
     let ended = unsafe { nccl.comm_abort(ptr::null_mut()) };
     let _ = ended.unwrap();
 }
@@ -132,12 +133,12 @@ fn a_setting_that_this_nccl_would_ignore_is_refused() {
     }
     let id = nccl.unique_id().unwrap();
     let mut comm = ptr::null_mut();
-    // SAFETY: nothing is called.
+    // SAFETY: no C function is called.
     let joined = unsafe { nccl.comm_init_rank_config(&mut comm, 1, id, 0, &config) };
     assert!(matches!(joined, Err(Error::ConfigTooNew { .. })));
 }
 
-/// NCCL chooses its interface once for a process, so a child is asked.
+/// NCCL selects its interface once per process, so a child process is used.
 #[test]
 fn an_interface_that_is_not_there_is_told() {
     let Some(nccl) = nccl() else { return };

@@ -1,4 +1,4 @@
-//! Against a simulated NCCL, whose version and failures the environment of a child chooses.
+//! Tests with a simulated NCCL, whose version and failures are chosen by the environment of a child.
 #![expect(unsafe_code, reason = "functions of C are called")]
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
@@ -11,11 +11,11 @@ use std::time::Duration;
 use distribute_testkit::{Job, Outcome, within};
 use nccl_sys::{Code, Comm, Config, DataType, ENV_LIBRARY, Error, Library, Progress, RedOp, Search, Version};
 
-/// What a child does; without it, `child` is no test.
+/// Selects what a child does; if unset, `child` does nothing as a test.
 const PART: &str = "NCCL_SYS_TEST_PART";
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Runs a part in a child that is given the simulated NCCL by [`ENV_LIBRARY`].
+/// Runs a part in a child whose NCCL is the simulated one, by [`ENV_LIBRARY`].
 fn in_child(part: &str, variable: (&str, &str)) -> Outcome {
     let folder = tempfile::tempdir().unwrap();
     let file = simulated_nccl::install(folder.path()).unwrap();
@@ -81,9 +81,9 @@ fn failure() {
     assert!(text.starts_with("ncclCommCount failed: unknown result (code 8): unknown result code"), "{text}");
     assert!(text.ends_with("the last words of NCCL in this process: ncclCommCount: a simulated failure"), "{text}");
     assert_eq!(count().unwrap(), 1);
-    // The words stay after a call that succeeds.
+    // The message is kept by a call that succeeds.
     assert_eq!(nccl.last_error().as_deref(), Some("ncclCommCount: a simulated failure"));
-    // SAFETY: nobody uses the communicator any more.
+    // SAFETY: the communicator is no longer used.
     let _ = unsafe { nccl.comm_destroy(comm) }.unwrap();
 }
 
@@ -115,7 +115,7 @@ fn a_rank_alone_does_everything() {
         assert_eq!((place.unwrap(), state.unwrap()), (0, Code::SUCCESS));
         // SAFETY: nothing is issued afterwards.
         let _ = unsafe { nccl.comm_finalize(comm) }.unwrap();
-        // SAFETY: nobody uses the communicator any more.
+        // SAFETY: the communicator is no longer used.
         let _ = unsafe { nccl.comm_destroy(comm) }.unwrap();
     });
 }

@@ -6,14 +6,14 @@ use super::{Comm, Library, Progress, Stream};
 use crate::{DataType, Error, RedOp};
 
 impl Library {
-    /// `ncclAllReduce`: combines `count` elements of all ranks, and gives all of them the result. In place where both
-    /// buffers are the same.
+    /// Calls `ncclAllReduce`: combines `count` elements of all ranks and returns the result to all of them. In place if
+    /// both buffers are the same.
     ///
     /// # Errors
-    /// [`Error::Call`].
+    /// [`Error::Call`] if NCCL returns an error.
     ///
     /// # Safety
-    /// As [`Library`] says; `send` and `receive` hold `count` elements.
+    /// The requirements of [`Library`]; `send` and `receive` hold `count` elements.
     #[expect(clippy::too_many_arguments, reason = "they are NCCL's")]
     pub unsafe fn all_reduce(
         &self,
@@ -28,13 +28,13 @@ impl Library {
         call!(self, ncclAllReduce(send, receive, count, data_type, op, comm, stream))
     }
 
-    /// `ncclBroadcast`: gives all ranks `count` elements of `root`. In place where both buffers are the same.
+    /// Calls `ncclBroadcast`: sends `count` elements of `root` to all ranks. In place if both buffers are the same.
     ///
     /// # Errors
-    /// [`Error::Call`].
+    /// [`Error::Call`] if NCCL returns an error.
     ///
     /// # Safety
-    /// As [`Library`] says; `send` (on `root`) and `receive` hold `count` elements.
+    /// The requirements of [`Library`]; `send` (on `root`) and `receive` hold `count` elements.
     #[expect(clippy::too_many_arguments, reason = "they are NCCL's")]
     pub unsafe fn broadcast(
         &self,
@@ -49,14 +49,14 @@ impl Library {
         call!(self, ncclBroadcast(send, receive, count, data_type, root, comm, stream))
     }
 
-    /// `ncclReduce`: combines `count` elements of all ranks, and gives `root` the result. In place where both buffers are
-    /// the same.
+    /// Calls `ncclReduce`: combines `count` elements of all ranks and returns the result to `root`. In place if both
+    /// buffers are the same.
     ///
     /// # Errors
-    /// [`Error::Call`].
+    /// [`Error::Call`] if NCCL returns an error.
     ///
     /// # Safety
-    /// As [`Library`] says; `send` and (on `root`) `receive` hold `count` elements.
+    /// The requirements of [`Library`]; `send` and (on `root`) `receive` hold `count` elements.
     #[expect(clippy::too_many_arguments, reason = "they are NCCL's")]
     pub unsafe fn reduce(
         &self,
@@ -72,14 +72,15 @@ impl Library {
         call!(self, ncclReduce(send, receive, count, data_type, op, root, comm, stream))
     }
 
-    /// `ncclReduceScatter`: combines the elements of all ranks, and gives rank i the i-th block of `receive_count`. In place
-    /// where `receive` is that block of `send`.
+    /// Calls `ncclReduceScatter`: combines the elements of all ranks and returns to rank i the i-th block of
+    /// `receive_count` elements. In place if `receive` is that block of `send`.
     ///
     /// # Errors
-    /// [`Error::Call`].
+    /// [`Error::Call`] if NCCL returns an error.
     ///
     /// # Safety
-    /// As [`Library`] says; `send` holds `receive_count` elements for each rank, `receive` as many once.
+    /// The requirements of [`Library`]; `send` holds `receive_count` elements per rank, `receive` holds `receive_count`
+    /// elements.
     #[expect(clippy::too_many_arguments, reason = "they are NCCL's")]
     pub unsafe fn reduce_scatter(
         &self,
@@ -94,14 +95,15 @@ impl Library {
         call!(self, ncclReduceScatter(send, receive, receive_count, data_type, op, comm, stream))
     }
 
-    /// `ncclAllGather`: gives all ranks the elements of all, in the order of ranks. In place where `send` is the own block of
-    /// `receive`.
+    /// Calls `ncclAllGather`: returns the elements of all ranks to all ranks, in rank order. In place if `send` is the
+    /// rank's own block of `receive`.
     ///
     /// # Errors
-    /// [`Error::Call`].
+    /// [`Error::Call`] if NCCL returns an error.
     ///
     /// # Safety
-    /// As [`Library`] says; `send` holds `send_count` elements, `receive` as many for each rank.
+    /// The requirements of [`Library`]; `send` holds `send_count` elements, `receive` holds `send_count` elements per
+    /// rank.
     pub unsafe fn all_gather(
         &self,
         send: *const c_void,
@@ -114,14 +116,15 @@ impl Library {
         call!(self, ncclAllGather(send, receive, send_count, data_type, comm, stream))
     }
 
-    /// `ncclAlltoAll`: gives rank j the j-th block of `count` elements of every rank, in the order of ranks. Never in place.
-    /// From 2.28 on.
+    /// Calls `ncclAlltoAll`: returns to rank j the j-th block of `count` elements of every rank, in rank order. Never
+    /// in place. Since 2.28.
     ///
     /// # Errors
-    /// [`Error::Missing`]: use [`send`](Self::send) and [`recv`](Self::recv) in a group. [`Error::Call`].
+    /// [`Error::Missing`] with an older NCCL: use [`send`](Self::send) and [`recv`](Self::recv) in a group instead.
+    /// [`Error::Call`] if NCCL returns an error.
     ///
     /// # Safety
-    /// As [`Library`] says; both buffers hold `count` elements for each rank.
+    /// The requirements of [`Library`]; both buffers hold `count` elements per rank.
     pub unsafe fn all_to_all(
         &self,
         send: *const c_void,
@@ -134,13 +137,15 @@ impl Library {
         call!(self, ncclAlltoAll(send, receive, count, data_type, comm, stream))
     }
 
-    /// `ncclGather`: gives `root` the elements of all ranks, in their order. From 2.28 on.
+    /// Calls `ncclGather`: returns the elements of all ranks to `root`, in rank order. Since 2.28.
     ///
     /// # Errors
-    /// [`Error::Missing`]: use [`send`](Self::send) and [`recv`](Self::recv) in a group. [`Error::Call`].
+    /// [`Error::Missing`] with an older NCCL: use [`send`](Self::send) and [`recv`](Self::recv) in a group instead.
+    /// [`Error::Call`] if NCCL returns an error.
     ///
     /// # Safety
-    /// As [`Library`] says; `send` holds `count` elements, `receive` (on `root`) as many for each rank.
+    /// The requirements of [`Library`]; `send` holds `count` elements, `receive` (on `root`) holds `count` elements per
+    /// rank.
     #[expect(clippy::too_many_arguments, reason = "they are NCCL's")]
     pub unsafe fn gather(
         &self,
@@ -155,13 +160,15 @@ impl Library {
         call!(self, ncclGather(send, receive, count, data_type, root, comm, stream))
     }
 
-    /// `ncclScatter`: gives rank i the i-th block of `count` elements of `root`. From 2.28 on.
+    /// Calls `ncclScatter`: sends the i-th block of `count` elements of `root` to rank i. Since 2.28.
     ///
     /// # Errors
-    /// [`Error::Missing`]: use [`send`](Self::send) and [`recv`](Self::recv) in a group. [`Error::Call`].
+    /// [`Error::Missing`] with an older NCCL: use [`send`](Self::send) and [`recv`](Self::recv) in a group instead.
+    /// [`Error::Call`] if NCCL returns an error.
     ///
     /// # Safety
-    /// As [`Library`] says; `send` (on `root`) holds `count` elements for each rank, `receive` as many once.
+    /// The requirements of [`Library`]; `send` (on `root`) holds `count` elements per rank, `receive` holds `count`
+    /// elements.
     #[expect(clippy::too_many_arguments, reason = "they are NCCL's")]
     pub unsafe fn scatter(
         &self,
@@ -176,14 +183,14 @@ impl Library {
         call!(self, ncclScatter(send, receive, count, data_type, root, comm, stream))
     }
 
-    /// `ncclSend`: sends `count` elements to `peer`, which receives as many. Several sends and receives that wait for each
-    /// other belong in one group.
+    /// Calls `ncclSend`: sends `count` elements to `peer`, which must receive as many. Sends and receives that depend
+    /// on each other must be in one group.
     ///
     /// # Errors
-    /// [`Error::Call`].
+    /// [`Error::Call`] if NCCL returns an error.
     ///
     /// # Safety
-    /// As [`Library`] says; `send` holds `count` elements.
+    /// The requirements of [`Library`]; `send` holds `count` elements.
     pub unsafe fn send(
         &self,
         send: *const c_void,
@@ -196,13 +203,13 @@ impl Library {
         call!(self, ncclSend(send, count, data_type, peer, comm, stream))
     }
 
-    /// `ncclRecv`: receives `count` elements from `peer`, which sends as many.
+    /// Calls `ncclRecv`: receives `count` elements from `peer`, which must send as many.
     ///
     /// # Errors
-    /// [`Error::Call`].
+    /// [`Error::Call`] if NCCL returns an error.
     ///
     /// # Safety
-    /// As [`Library`] says; `receive` holds `count` elements.
+    /// The requirements of [`Library`]; `receive` holds `count` elements.
     pub unsafe fn recv(
         &self,
         receive: *mut c_void,

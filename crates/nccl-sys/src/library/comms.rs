@@ -1,4 +1,4 @@
-//! Communicators: how they are made, asked and ended.
+//! Communicators: creation, queries and destruction.
 
 use std::ffi::c_int;
 use std::ptr;
@@ -7,19 +7,21 @@ use super::{Comm, Library, Progress};
 use crate::{Code, Config, Error, UniqueId};
 
 impl Library {
-    /// The colour of a rank that will not be part of any communicator after [`comm_split`](Self::comm_split).
+    /// The colour of a rank that joins no communicator of a [`comm_split`](Self::comm_split).
     pub const NO_COLOR: c_int = -1;
-    /// The flag of [`comm_shrink`](Self::comm_shrink) that ends the parent's operations first, as after a peer's end.
+    /// The flag of [`comm_shrink`](Self::comm_shrink) that first aborts the parent's operations, for use after the loss
+    /// of a peer.
     pub const SHRINK_ABORT: c_int = 1;
 
-    /// `ncclCommInitRank`: joins as `rank` of `ranks`. Waits for all others without a limit, so several ranks of one thread
-    /// join within a group.
+    /// Calls `ncclCommInitRank`: joins as `rank` of `ranks`. Waits for all other ranks without a time limit, so several
+    /// ranks of one thread must join within a group.
     ///
     /// # Errors
-    /// [`Error::Call`]: no device or driver, two ranks on one device, or an id whose process has ended.
+    /// [`Error::Call`] if there is no device or driver, two ranks use one device, or the process that created the id
+    /// has ended.
     ///
     /// # Safety
-    /// As [`Library`] says; `comm` may be written to.
+    /// The requirements of [`Library`]; `comm` is valid for writes.
     pub unsafe fn comm_init_rank(
         &self,
         comm: *mut Comm,
@@ -30,14 +32,15 @@ impl Library {
         call!(self, ncclCommInitRank(comm, ranks, id, rank))
     }
 
-    /// `ncclCommInitRankConfig`: joins as `rank` of `ranks` with settings, such as non-blocking.
+    /// Calls `ncclCommInitRankConfig`: joins as `rank` of `ranks` with settings, such as non-blocking calls.
     ///
     /// # Errors
-    /// [`Error::ConfigTooNew`] for a setting that this NCCL would ignore; [`Error::Call`] as for
-    /// [`comm_init_rank`](Self::comm_init_rank), or for a setting's value.
+    /// [`Error::ConfigTooNew`] if this NCCL would ignore a setting; [`Error::Call`] if a setting's value is invalid, or
+    /// as for [`comm_init_rank`](Self::comm_init_rank).
     ///
     /// # Safety
-    /// As [`Library`] says; `comm` may be written to, for a non-blocking one until it is no longer in progress.
+    /// The requirements of [`Library`]; `comm` is valid for writes, for a non-blocking communicator until it is no
+    /// longer in progress.
     pub unsafe fn comm_init_rank_config(
         &self,
         comm: *mut Comm,
@@ -50,14 +53,14 @@ impl Library {
         call!(self, ncclCommInitRankConfig(comm, ranks, id, rank, &mut config))
     }
 
-    /// `ncclCommInitAll`: makes the communicators of `count` devices of this process, one rank each.
+    /// Calls `ncclCommInitAll`: creates the communicators of `count` devices of this process, one rank each.
     ///
     /// # Errors
-    /// [`Error::Call`]: no such device, or one named twice.
+    /// [`Error::Call`] if a device does not exist or is given twice.
     ///
     /// # Safety
-    /// As [`Library`] says; `comms` may be written `count` times; `devices` has as many entries, or is null for the first
-    /// `count` devices.
+    /// The requirements of [`Library`]; `comms` is valid for `count` writes; `devices` has `count` entries, or is null
+    /// for the first `count` devices.
     pub unsafe fn comm_init_all(
         &self,
         comms: *mut Comm,
@@ -67,64 +70,67 @@ impl Library {
         call!(self, ncclCommInitAll(comms, count, devices))
     }
 
-    /// `ncclCommFinalize`: waits for what was issued, and ends the communication; [`comm_destroy`](Self::comm_destroy) frees
-    /// the rest then.
+    /// Calls `ncclCommFinalize`: waits for issued operations and ends the communication;
+    /// [`comm_destroy`](Self::comm_destroy) then frees the remaining resources.
     ///
     /// # Errors
-    /// [`Error::Call`].
+    /// [`Error::Call`] if NCCL returns an error.
     ///
     /// # Safety
-    /// As [`Library`] says; nothing is issued afterwards.
+    /// The requirements of [`Library`]; no operation is issued afterwards.
     pub unsafe fn comm_finalize(&self, comm: Comm) -> Result<Progress, Error> {
         call!(self, ncclCommFinalize(comm))
     }
 
-    /// `ncclCommDestroy`: frees a communicator, which it finalises where that was not done. May wait for other ranks of the
-    /// machine, and without a limit for one that has gone.
+    /// Calls `ncclCommDestroy`: frees a communicator, finalizing it first if necessary. May wait for other ranks of the
+    /// machine, without a time limit for one that has died.
     ///
     /// # Errors
-    /// [`Error::Call`].
+    /// [`Error::Call`] if NCCL returns an error.
     ///
     /// # Safety
-    /// As [`Library`] says; the communicator is gone afterwards.
+    /// The requirements of [`Library`]; the communicator is not used afterwards.
     pub unsafe fn comm_destroy(&self, comm: Comm) -> Result<Progress, Error> {
         call!(self, ncclCommDestroy(comm))
     }
 
-    /// `ncclCommAbort`: ends what is running, and frees the communicator. Any thread may call it, also while another waits
-    /// in a call with it.
+    /// Calls `ncclCommAbort`: aborts running operations and frees the communicator. Any thread may call it, even while
+    /// another thread waits in a call on it.
     ///
     /// # Errors
-    /// [`Error::Call`].
+    /// [`Error::Call`] if NCCL returns an error.
     ///
     /// # Safety
-    /// As [`Library`] says; the communicator is gone afterwards.
+    /// The requirements of [`Library`]; the communicator is not used afterwards.
     pub unsafe fn comm_abort(&self, comm: Comm) -> Result<Progress, Error> {
         call!(self, ncclCommAbort(comm))
     }
 
-    /// `ncclCommGetAsyncError`: the communicator's state. [`Code::SUCCESS`], [`Code::IN_PROGRESS`] while a non-blocking one
-    /// is at it, or what has broken it, such as [`Code::REMOTE_ERROR`]; only [`comm_abort`](Self::comm_abort) is left then.
+    /// Calls `ncclCommGetAsyncError`: returns the communicator's state: [`Code::SUCCESS`], [`Code::IN_PROGRESS`] while
+    /// a non-blocking one is busy, or the error that broke it, such as [`Code::REMOTE_ERROR`], after which only
+    /// [`comm_abort`](Self::comm_abort) is allowed.
     ///
     /// # Errors
-    /// [`Error::Call`] where the question itself failed.
+    /// [`Error::Call`] if the query itself fails.
     ///
     /// # Safety
-    /// As [`Library`] says.
+    /// The requirements of [`Library`].
     pub unsafe fn comm_async_error(&self, comm: Comm) -> Result<Code, Error> {
         let mut state = Code::SUCCESS;
         let _: Progress = call!(self, ncclCommGetAsyncError(comm, &mut state))?;
         Ok(state)
     }
 
-    /// `ncclCommSplit`: makes a communicator of the ranks that give the same `color`, ordered by `key`, then by rank; null
-    /// for [`NO_COLOR`](Self::NO_COLOR). Every rank calls it. Without a configuration it has the parent's.
+    /// Calls `ncclCommSplit`: creates a communicator of the ranks that pass the same `color`, ordered by `key`, then by
+    /// rank; null for [`NO_COLOR`](Self::NO_COLOR). Every rank must call it. Without a configuration it inherits the
+    /// parent's.
     ///
     /// # Errors
-    /// [`Error::ConfigTooNew`], [`Error::Call`].
+    /// [`Error::ConfigTooNew`] if this NCCL would ignore a setting, [`Error::Call`] if NCCL returns an error.
     ///
     /// # Safety
-    /// As [`Library`] says; `new` may be written to, for a non-blocking one until it is no longer in progress.
+    /// The requirements of [`Library`]; `new` is valid for writes, for a non-blocking communicator until it is no
+    /// longer in progress.
     pub unsafe fn comm_split(
         &self,
         comm: Comm,
@@ -138,13 +144,15 @@ impl Library {
         call!(self, ncclCommSplit(comm, color, key, new, config))
     }
 
-    /// `ncclCommShrink`: makes a communicator of all ranks but `excluded`, which do not call it. From 2.27 on.
+    /// Calls `ncclCommShrink`: creates a communicator of all ranks but `excluded`, which do not call it. Since 2.27.
     ///
     /// # Errors
-    /// [`Error::Missing`]: make a new communicator. [`Error::ConfigTooNew`], [`Error::Call`].
+    /// [`Error::Missing`] with an older NCCL: create a new communicator instead. [`Error::ConfigTooNew`] if this NCCL
+    /// would ignore a setting, [`Error::Call`] if NCCL returns an error.
     ///
     /// # Safety
-    /// As [`Library`] says; `new` may be written to, for a non-blocking one until it is no longer in progress.
+    /// The requirements of [`Library`]; `new` is valid for writes, for a non-blocking communicator until it is no
+    /// longer in progress.
     pub unsafe fn comm_shrink(
         &self,
         comm: Comm,
@@ -160,46 +168,46 @@ impl Library {
         call!(self, ncclCommShrink(comm, excluded.as_mut_ptr(), count, new, config, flags))
     }
 
-    /// `ncclCommCount`: the number of ranks.
+    /// Calls `ncclCommCount`: returns the number of ranks.
     ///
     /// # Errors
-    /// [`Error::Call`].
+    /// [`Error::Call`] if NCCL returns an error.
     ///
     /// # Safety
-    /// As [`Library`] says.
+    /// The requirements of [`Library`].
     pub unsafe fn comm_count(&self, comm: Comm) -> Result<c_int, Error> {
         let mut count = 0;
         let _: Progress = call!(self, ncclCommCount(comm, &mut count))?;
         Ok(count)
     }
 
-    /// `ncclCommCuDevice`: the number of the device.
+    /// Calls `ncclCommCuDevice`: returns the CUDA device ordinal.
     ///
     /// # Errors
-    /// [`Error::Call`].
+    /// [`Error::Call`] if NCCL returns an error.
     ///
     /// # Safety
-    /// As [`Library`] says.
+    /// The requirements of [`Library`].
     pub unsafe fn comm_device(&self, comm: Comm) -> Result<c_int, Error> {
         let mut device = 0;
         let _: Progress = call!(self, ncclCommCuDevice(comm, &mut device))?;
         Ok(device)
     }
 
-    /// `ncclCommUserRank`: the own rank.
+    /// Calls `ncclCommUserRank`: returns the caller's rank.
     ///
     /// # Errors
-    /// [`Error::Call`].
+    /// [`Error::Call`] if NCCL returns an error.
     ///
     /// # Safety
-    /// As [`Library`] says.
+    /// The requirements of [`Library`].
     pub unsafe fn comm_rank(&self, comm: Comm) -> Result<c_int, Error> {
         let mut rank = 0;
         let _: Progress = call!(self, ncclCommUserRank(comm, &mut rank))?;
         Ok(rank)
     }
 
-    /// A copy for NCCL, which is handed a pointer that it could write to.
+    /// Returns a copy for NCCL, whose pointer parameter is mutable, after checking the version.
     fn readable<'a>(&self, config: &Config<'a>) -> Result<Config<'a>, Error> {
         match config.version() <= self.version() {
             true => Ok(*config),

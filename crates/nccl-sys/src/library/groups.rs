@@ -4,29 +4,29 @@ use super::{Library, Progress};
 use crate::{Error, SimInfo};
 
 impl Library {
-    /// `ncclGroupStart`: what this thread calls from here to the matching [`group_end`](Self::group_end) is launched
-    /// together. Groups nest; the outermost counts.
+    /// Calls `ncclGroupStart`: calls of this thread from here to the matching [`group_end`](Self::group_end) are
+    /// launched together. Groups nest; only the outermost one launches.
     ///
     /// # Errors
-    /// [`Error::Call`].
+    /// [`Error::Call`] if NCCL returns an error.
     pub fn group_start(&self) -> Result<(), Error> {
         let _: Progress = call!(self, ncclGroupStart())?;
         Ok(())
     }
 
-    /// `ncclGroupEnd`: launches what the group has collected. [`Progress::InProgress`] where one of its communicators is
-    /// non-blocking.
+    /// Calls `ncclGroupEnd`: launches the calls of the group. Returns [`Progress::InProgress`] if one of its
+    /// communicators is non-blocking.
     ///
     /// # Errors
-    /// [`Error::Call`], also with what a call within the group did wrong.
+    /// [`Error::Call`] if NCCL returns an error, including one from a call within the group.
     pub fn group_end(&self) -> Result<Progress, Error> {
         call!(self, ncclGroupEnd())
     }
 
-    /// `ncclGroupSimulateEnd`: launches nothing, and tells what the group would cost. From 2.22 on.
+    /// Calls `ncclGroupSimulateEnd`: launches nothing and returns the estimated cost of the group. Since 2.22.
     ///
     /// # Errors
-    /// [`Error::Missing`], [`Error::Call`].
+    /// [`Error::Missing`] with an older NCCL, [`Error::Call`] if NCCL returns an error.
     pub fn group_simulate_end(&self) -> Result<SimInfo, Error> {
         let mut info = SimInfo::new();
         let _: Progress = call!(self, ncclGroupSimulateEnd(&mut info))?;

@@ -1,4 +1,4 @@
-//! Memory that NCCL knows, and reductions of one's own.
+//! Registered memory and custom reductions.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -7,15 +7,16 @@ use super::{Comm, Library, Progress};
 use crate::{DataType, Error, RedOp, ScalarResidence};
 
 impl Library {
-    /// `ncclRedOpCreatePreMulSum`: a sum of elements that each rank multiplies by its own `scalar` first. For this
-    /// communicator and data type only; the communicator holds it until [`red_op_destroy`](Self::red_op_destroy).
+    /// Calls `ncclRedOpCreatePreMulSum`: creates a sum of elements that each rank first multiplies by its own `scalar`.
+    /// It is valid for this communicator and data type only, until [`red_op_destroy`](Self::red_op_destroy).
     ///
     /// # Errors
-    /// [`Error::Call`].
+    /// [`Error::Call`] if NCCL returns an error.
     ///
     /// # Safety
-    /// As [`Library`] says; `scalar` points to an element, on the host for [`ScalarResidence::HOST_IMMEDIATE`], else in
-    /// memory of the device, where it stays until operations that use it have ended.
+    /// The requirements of [`Library`]; `scalar` points to an element, on the host for
+    /// [`ScalarResidence::HOST_IMMEDIATE`], else in device memory, where it lives until operations that use it have
+    /// ended.
     pub unsafe fn red_op_create_pre_mul_sum(
         &self,
         scalar: *const c_void,
@@ -29,61 +30,63 @@ impl Library {
         Ok(op)
     }
 
-    /// `ncclRedOpDestroy`: frees a reduction; operations already issued are not touched.
+    /// Calls `ncclRedOpDestroy`: frees a reduction; operations already issued are not affected.
     ///
     /// # Errors
-    /// [`Error::Call`].
+    /// [`Error::Call`] if NCCL returns an error.
     ///
     /// # Safety
-    /// As [`Library`] says; the reduction is one of this communicator.
+    /// The requirements of [`Library`]; the reduction belongs to this communicator.
     pub unsafe fn red_op_destroy(&self, op: RedOp, comm: Comm) -> Result<(), Error> {
         let _: Progress = call!(self, ncclRedOpDestroy(op, comm))?;
         Ok(())
     }
 
-    /// `ncclCommRegister`: lets NCCL send from and receive into a buffer without a copy. Returns what
-    /// [`comm_deregister`](Self::comm_deregister) takes. From 2.19 on.
+    /// Calls `ncclCommRegister`: allows NCCL to send from and receive into a buffer without a copy. Returns the handle
+    /// for [`comm_deregister`](Self::comm_deregister). Since 2.19.
     ///
     /// # Errors
-    /// [`Error::Missing`]: go on without. [`Error::Call`].
+    /// [`Error::Missing`] with an older NCCL: registration is optional. [`Error::Call`] if NCCL returns an error.
     ///
     /// # Safety
-    /// As [`Library`] says; the buffer of `size` bytes stays until it is deregistered.
+    /// The requirements of [`Library`]; the buffer of `size` bytes lives until it is deregistered.
     pub unsafe fn comm_register(&self, comm: Comm, buffer: *mut c_void, size: usize) -> Result<*mut c_void, Error> {
         let mut handle = ptr::null_mut();
         let _: Progress = call!(self, ncclCommRegister(comm, buffer, size, &mut handle))?;
         Ok(handle)
     }
 
-    /// `ncclCommDeregister`: ends a registration. From 2.19 on.
+    /// Calls `ncclCommDeregister`: ends a registration. Since 2.19.
     ///
     /// # Errors
-    /// [`Error::Missing`], [`Error::Call`].
+    /// [`Error::Missing`] with an older NCCL, [`Error::Call`] if NCCL returns an error.
     ///
     /// # Safety
-    /// As [`Library`] says; `handle` is one of this communicator, and no operation uses the buffer.
+    /// The requirements of [`Library`]; `handle` belongs to this communicator, and no operation uses the buffer.
     pub unsafe fn comm_deregister(&self, comm: Comm, handle: *mut c_void) -> Result<(), Error> {
         let _: Progress = call!(self, ncclCommDeregister(comm, handle))?;
         Ok(())
     }
 
-    /// `ncclMemAlloc`: memory of the current device that suits every kind of registration. From 2.19 on.
+    /// Calls `ncclMemAlloc`: allocates memory of the current device that is suitable for every kind of registration.
+    /// Since 2.19.
     ///
     /// # Errors
-    /// [`Error::Missing`]: allocate with CUDA. [`Error::Call`] without a device, or without so much memory.
+    /// [`Error::Missing`] with an older NCCL: allocate with CUDA instead. [`Error::Call`] if there is no device or not
+    /// enough memory.
     pub fn mem_alloc(&self, size: usize) -> Result<*mut c_void, Error> {
         let mut memory = ptr::null_mut();
         let _: Progress = call!(self, ncclMemAlloc(&mut memory, size))?;
         Ok(memory)
     }
 
-    /// `ncclMemFree`: frees what [`mem_alloc`](Self::mem_alloc) gave. From 2.19 on.
+    /// Calls `ncclMemFree`: frees memory of [`mem_alloc`](Self::mem_alloc). Since 2.19.
     ///
     /// # Errors
-    /// [`Error::Missing`], [`Error::Call`].
+    /// [`Error::Missing`] with an older NCCL, [`Error::Call`] if NCCL returns an error.
     ///
     /// # Safety
-    /// The memory is of [`mem_alloc`](Self::mem_alloc), and nothing uses it any more.
+    /// The memory was allocated by [`mem_alloc`](Self::mem_alloc) and is no longer used.
     pub unsafe fn mem_free(&self, memory: *mut c_void) -> Result<(), Error> {
         let _: Progress = call!(self, ncclMemFree(memory))?;
         Ok(())

@@ -18,8 +18,8 @@ fn a_missing_file_is_told_in_the_loaders_words() {
     let (text, attempts) = failure(&Search::file("/no/such/libnccl.so.2"));
     assert_eq!(
         text,
-        "the file that was given for NCCL cannot be used: /no/such/libnccl.so.2: cannot open shared object file: No such \
-         file or directory"
+        "the file that was given for NCCL cannot be used: /no/such/libnccl.so.2: cannot open shared object file: No \
+         such file or directory"
     );
     assert!(matches!(&attempts[..], [Attempt { problem: Problem::Loader(_), .. }]));
 }
