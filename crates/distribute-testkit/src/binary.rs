@@ -4,19 +4,20 @@ use std::path::{Path, PathBuf};
 
 use crate::Error;
 
-/// The path of a binary or example of this workspace, in the same target folder and profile as the running test.
+/// Returns the path of a binary or example of this workspace, in the target folder and profile of the running test.
 ///
-/// It builds nothing: cargo builds the binaries of a package for its own integration tests, and examples with them;
-/// anything else must be built first.
+/// It builds nothing: cargo builds the binaries of a package, and examples with them, for its own integration tests;
+/// other programs must be built first.
 ///
 /// # Errors
-/// [`Error::NotBuilt`] names the places where it looked.
+/// [`Error::NotBuilt`] with the paths that were searched, [`Error::OwnPath`] if the test's own path is unknown.
 pub fn target_binary(name: &str) -> Result<PathBuf, Error> {
     let own = std::env::current_exe().map_err(Error::OwnPath)?;
     find(&own, name)
 }
 
-/// Test programs lie in `PROFILE/deps`, doc tests elsewhere; the profile's folder is the one that holds `deps`.
+/// Finds a program relative to the running test: test programs are in `PROFILE/deps`, doc tests elsewhere; the
+/// profile's folder is the one that contains `deps`.
 fn find(own: &Path, name: &str) -> Result<PathBuf, Error> {
     let file = format!("{name}{}", std::env::consts::EXE_SUFFIX);
     let profile = own.ancestors().skip(1).find(|folder| folder.join("deps").is_dir());

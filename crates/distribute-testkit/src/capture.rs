@@ -1,11 +1,11 @@
-//! What a task prints, and whether it lives, for others to wait on.
+//! The output and state of a task, which other threads can wait on.
 
 use std::io::Read;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Instant;
 
-/// Shared by the threads that watch a task and the test that waits for it.
+/// The state shared by the threads that watch a task and the test that waits for it.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Capture(Arc<Shared>);
 
@@ -19,7 +19,7 @@ struct Shared {
 pub(crate) struct State {
     pub(crate) stdout: Vec<u8>,
     pub(crate) stderr: Vec<u8>,
-    /// Streams that are open.
+    /// The number of open streams.
     pub(crate) open: u32,
     pub(crate) exited: bool,
 }
@@ -31,7 +31,7 @@ pub(crate) enum Stream {
 }
 
 impl Capture {
-    /// Reads a stream to its end on a thread of its own.
+    /// Reads a stream to its end on a separate thread.
     pub(crate) fn follow(
         &self,
         name: String,
@@ -57,7 +57,7 @@ impl Capture {
         value
     }
 
-    /// The first answer that `look` has, `None` if it has none before `end`.
+    /// Returns the first value that `look` finds, or `None` if it finds none before `end`.
     pub(crate) fn wait<T>(&self, end: Instant, mut look: impl FnMut(&State) -> Option<T>) -> Option<T> {
         let mut state = self.lock();
         loop {
@@ -69,7 +69,7 @@ impl Capture {
         }
     }
 
-    /// Everything that was printed, standard output first.
+    /// Returns everything printed so far, standard output first.
     pub(crate) fn printed(&self) -> String {
         let state = self.lock();
         let both = [&state.stdout, &state.stderr].map(|bytes| String::from_utf8_lossy(bytes).into_owned());
@@ -82,7 +82,7 @@ impl Capture {
 }
 
 impl State {
-    /// The first finished line that contains `text`, on either stream.
+    /// Returns the first complete line that contains `text`, on either stream.
     pub(crate) fn line_with(&self, text: &str) -> Option<String> {
         let finished = |bytes: &[u8]| {
             let end = bytes.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);

@@ -1,16 +1,16 @@
-//! A time limit for a test.
+//! Time limits for tests.
 
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
-/// Runs `body` on a thread of its own and returns what it returns.
+/// Runs `body` on a separate thread and returns its result.
 ///
-/// Processes that `body` starts through this crate die with that thread, so it should not hand them out.
+/// Processes that `body` starts through this crate die with that thread, so it should not return them.
 ///
 /// # Panics
-/// When `body` panics, with its panic; when it takes longer than `limit`, with a sentence that names the test. The thread
-/// then lives on until the test program ends.
+/// With the panic of `body`, if it panics; with a message that names the test, if `body` takes longer than `limit`. In
+/// that case the thread continues until the test program ends.
 ///
 /// # Examples
 ///
@@ -23,7 +23,7 @@ pub fn within<T: Send + 'static>(limit: Duration, body: impl FnOnce() -> T + Sen
     let (done, is_done) = mpsc::channel();
     let run = move || {
         let value = body();
-        // Received by nobody only when the limit has passed.
+        // Fails only if the limit has passed and the receiver is gone.
         let _ = done.send(value);
     };
     let thread = match thread::Builder::new().name(test.clone()).spawn(run) {

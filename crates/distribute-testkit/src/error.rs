@@ -2,57 +2,57 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// What can go wrong in the harness itself.
+/// An error of the test harness itself.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A task could not be started.
     #[error("task {rank}: {program} cannot be started: {source}")]
     Start {
-        /// The task.
+        /// The rank of the task.
         rank: u32,
-        /// The program that was given.
+        /// The given program.
         program: String,
-        /// Why not.
+        /// The system's error.
         source: io::Error,
     },
-    /// No free loopback port could be had.
+    /// No free loopback port is available.
     #[error("no free port on 127.0.0.1: {0}")]
     Port(#[source] io::Error),
-    /// No such task.
+    /// There is no task of this rank.
     #[error("task {rank} does not exist: the job has {tasks} tasks, counted from 0")]
     NoTask {
-        /// The task that was asked for.
+        /// The requested rank.
         rank: u32,
-        /// How many there are.
+        /// The number of tasks.
         tasks: usize,
     },
     /// A signal could not be sent.
     #[error("task {rank} cannot be signalled: {source}")]
     Signal {
-        /// The task.
+        /// The rank of the task.
         rank: u32,
-        /// Why not.
+        /// The system's error.
         source: io::Error,
     },
     /// A task did not print the expected line in time.
     #[error("task {rank} printed no line with {text:?} within {waited:?}; it printed:\n{output}")]
     NoLine {
-        /// The task.
+        /// The rank of the task.
         rank: u32,
-        /// What was waited for.
+        /// The expected text.
         text: String,
-        /// How long.
+        /// The duration of the wait.
         waited: Duration,
         /// Everything it printed, standard output first.
         output: String,
     },
-    /// A task closed its output without the expected line.
+    /// A task closed its output without printing the expected line.
     #[error("task {rank} ended its output without a line with {text:?}; it printed:\n{output}")]
     OutputEnded {
-        /// The task.
+        /// The rank of the task.
         rank: u32,
-        /// What was waited for.
+        /// The expected text.
         text: String,
         /// Everything it printed, standard output first.
         output: String,
@@ -60,9 +60,9 @@ pub enum Error {
     /// A task did not end in time.
     #[error("task {rank} did not end within {waited:?}; it printed:\n{output}")]
     StillRunning {
-        /// The task.
+        /// The rank of the task.
         rank: u32,
-        /// How long.
+        /// The duration of the wait.
         waited: Duration,
         /// Everything it printed, standard output first.
         output: String,
@@ -70,7 +70,7 @@ pub enum Error {
     /// Processes were left behind.
     #[error("processes were left after {waited:?}: {processes}; end what the test starts")]
     Leftover {
-        /// How long.
+        /// The duration of the wait.
         waited: Duration,
         /// Their ids and command lines.
         processes: String,
@@ -80,12 +80,12 @@ pub enum Error {
         "{name} is not built: looked for {looked_at:?}; build it with `cargo build --bin {name}` or `--example {name}`"
     )]
     NotBuilt {
-        /// The program that was asked for.
+        /// The requested program.
         name: String,
-        /// Where it was expected.
+        /// The paths that were searched.
         looked_at: Vec<PathBuf>,
     },
-    /// The test's own place is unknown.
+    /// The path of the running test is unknown.
     #[error("the path of this test program is unknown: {0}")]
     OwnPath(#[source] io::Error),
 }

@@ -9,10 +9,10 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::Error;
 
-/// A mark in the environment that descendants inherit, so that they are found wherever they were moved: into other
-/// process groups, other sessions, or to another parent.
+/// A marker in the environment that descendants inherit, so that they are found even if they moved to another process
+/// group, session or parent.
 ///
-/// Dropping a family of which somebody is left kills the rest and panics.
+/// Dropping a family that still has members kills them and panics.
 ///
 /// # Examples
 ///
@@ -33,7 +33,7 @@ pub struct Family {
 }
 
 impl Family {
-    /// A family without members.
+    /// Creates a family without members.
     #[must_use]
     pub fn new() -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
@@ -41,19 +41,19 @@ impl Family {
         Self { value: format!("{}-{count}", std::process::id()) }
     }
 
-    /// The variable that marks members.
+    /// Returns the environment variable that marks members.
     #[must_use]
     pub fn key(&self) -> &'static str {
         "DISTRIBUTE_TESTKIT_FAMILY"
     }
 
-    /// The value that marks members of this family.
+    /// Returns the value that marks members of this family.
     #[must_use]
     pub fn value(&self) -> &str {
         &self.value
     }
 
-    /// Ids of the members that live; zombies do not.
+    /// Returns the ids of the living members, without zombies.
     #[must_use]
     pub fn members(&self) -> Vec<u32> {
         let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
@@ -64,14 +64,14 @@ impl Family {
     /// Waits until no member is left.
     ///
     /// # Errors
-    /// [`Error::Leftover`] names those that are left at the deadline.
+    /// [`Error::Leftover`] with the members that are left at the deadline.
     pub fn wait_gone(&self, deadline: Duration) -> Result<(), Error> {
         let end = Instant::now() + deadline;
         let mut absent = 0;
         loop {
             let members = self.members();
             absent = if members.is_empty() { absent + 1 } else { 0 };
-            // A process that is just becoming another program has no environment for a moment.
+            // A process in the middle of an `exec` has no environment for a moment.
             if absent == 2 {
                 return Ok(());
             }
@@ -79,7 +79,7 @@ impl Family {
                 let processes: Vec<_> = members.into_iter().map(describe).collect();
                 return Err(Error::Leftover { waited: deadline, processes: processes.join(", ") });
             }
-            // Nobody tells when a process that is not a child ends.
+            // There is no notification of the end of a process that is not a child.
             thread::sleep(POLL);
         }
     }
@@ -87,7 +87,7 @@ impl Family {
     /// Kills every member.
     pub fn kill(&self) {
         for pid in self.members().into_iter().filter_map(pid) {
-            // One that ended in between needs no killing.
+            // Fails if the process has ended meanwhile.
             let _ = kill_process(pid, Signal::KILL);
         }
     }
@@ -107,7 +107,7 @@ impl Default for Family {
 
 impl Drop for Family {
     fn drop(&mut self) {
-        // A process that was killed a moment ago still has its environment.
+        // A process that was just killed still has its environment.
         if let Err(error) = self.wait_gone(SETTLE) {
             self.kill();
             assert!(thread::panicking(), "{error}");

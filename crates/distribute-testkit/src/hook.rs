@@ -1,4 +1,4 @@
-//! What a child does between fork and exec.
+//! The hook that a child runs between fork and exec.
 #![expect(unsafe_code, reason = "the standard library offers the moment between fork and exec only as an unsafe call")]
 
 use std::io;
@@ -7,10 +7,10 @@ use std::process::Command;
 
 use rustix::process::{Signal, getpid, getppid, set_parent_process_death_signal};
 
-/// Makes the child die when the thread that starts it ends: a killed test program leaves no tasks.
+/// Makes the child die when the thread that starts it ends, so that a killed test program leaves no tasks behind.
 ///
-/// It also undoes that this process may ignore interrupts, as background jobs of scripts and programs under `nohup` do: the
-/// child would inherit it, and no test could interrupt it.
+/// It also resets the signal disposition that this process inherits as a background job of a script or under `nohup`:
+/// the child would otherwise ignore interrupts, and no test could interrupt it.
 pub(crate) fn die_with_parent(command: &mut Command) {
     let parent = getpid();
     let hook = move || {

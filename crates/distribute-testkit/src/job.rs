@@ -13,9 +13,9 @@ use crate::capture::{Capture, Stream};
 use crate::family::Family;
 use crate::{Error, hook};
 
-/// Running tasks of one program. Dropping a job kills what is left of it, descendants of tasks included.
+/// The running tasks of one program. Dropping a job kills the remaining ones, including descendants of tasks.
 ///
-/// Every task has a process group of its own. Tasks die with the thread that started them.
+/// Every task has its own process group. Tasks die with the thread that started them.
 #[derive(Debug)]
 pub struct Job {
     tasks: Vec<Task>,
@@ -30,31 +30,31 @@ struct Task {
     status: Option<ExitStatus>,
 }
 
-/// How a task ended.
+/// The exit status and the output of a task.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Outcome {
-    /// The task.
+    /// The rank of the task.
     pub rank: u32,
     /// Its exit code, unless a signal killed it.
     pub code: Option<i32>,
-    /// The signal that killed it.
+    /// The signal that killed it, if any.
     pub signal: Option<i32>,
-    /// What it wrote to standard output.
+    /// Its standard output.
     pub stdout: String,
-    /// What it wrote to standard error.
+    /// Its standard error.
     pub stderr: String,
 }
 
 impl Outcome {
-    /// Whether the exit code is 0.
+    /// Returns whether the exit code is 0.
     #[must_use]
     pub fn success(&self) -> bool {
         self.code == Some(0)
     }
 }
 
-/// A job before it starts, made by [`Job::builder`].
+/// A job that has not been started, created by [`Job::builder`].
 pub struct JobBuilder {
     program: OsString,
     args: Vec<OsString>,
@@ -73,45 +73,45 @@ impl JobBuilder {
         self.args([arg])
     }
 
-    /// Adds arguments.
+    /// Adds several arguments.
     #[must_use]
     pub fn args(mut self, args: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Self {
         self.args.extend(args.into_iter().map(|arg| arg.as_ref().to_owned()));
         self
     }
 
-    /// Sets a variable for all tasks.
+    /// Sets an environment variable for all tasks.
     #[must_use]
     pub fn env(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {
         self.env.push((key.into(), value.into()));
         self
     }
 
-    /// Takes a variable of this process away from all tasks.
+    /// Removes an environment variable of this process from all tasks.
     #[must_use]
     pub fn without_env(mut self, key: impl Into<String>) -> Self {
         self.unset.push(key.into());
         self
     }
 
-    /// Sets variables that differ from task to task.
+    /// Sets environment variables that depend on the rank.
     #[must_use]
     pub fn task_env(mut self, env: impl Fn(u32) -> Vec<(String, String)> + 'static) -> Self {
         self.task_env = Box::new(env);
         self
     }
 
-    /// How many tasks to start; 1 unless set.
+    /// Sets the number of tasks; 1 by default.
     #[must_use]
     pub fn tasks(mut self, tasks: u32) -> Self {
         self.tasks = tasks;
         self
     }
 
-    /// Starts the tasks in the order of their ranks.
+    /// Starts the tasks in rank order.
     ///
     /// # Errors
-    /// [`Error::Start`]; those that run already are killed.
+    /// [`Error::Start`] if a task cannot be started; tasks started before it are killed.
     pub fn start(self) -> Result<Job, Error> {
         let mut job = Job { tasks: Vec::new(), family: Family::new() };
         for rank in 0..self.tasks {
@@ -157,7 +157,7 @@ impl fmt::Debug for JobBuilder {
 }
 
 impl Job {
-    /// A job of `program`, a path or a name in `PATH`.
+    /// Returns a builder of a job of `program`, a path or a name in `PATH`.
     pub fn builder(program: impl AsRef<OsStr>) -> JobBuilder {
         let program = program.as_ref().to_owned();
         JobBuilder {
@@ -170,14 +170,14 @@ impl Job {
         }
     }
 
-    /// Sends a signal to a task's process group. To a task that has ended it does nothing.
+    /// Sends a signal to a task's process group. Does nothing if the task has ended.
     ///
     /// # Errors
-    /// [`Error::NoTask`], [`Error::Signal`].
+    /// [`Error::NoTask`] if there is no task of this rank, [`Error::Signal`] if the signal cannot be sent.
     pub fn kill(&self, rank: u32, signal: Signal) -> Result<(), Error> {
         let task = self.task(rank)?;
         if task.status.is_some() {
-            // Reaped: its id may be somebody else's by now.
+            // The process has been reaped, so its id may belong to another one.
             return Ok(());
         }
         match kill_process_group(task.pid, signal) {
@@ -186,19 +186,20 @@ impl Job {
         }
     }
 
-    /// The process id of a task.
+    /// Returns the process id of a task.
     ///
     /// # Errors
-    /// [`Error::NoTask`].
+    /// [`Error::NoTask`] if there is no task of this rank.
     pub fn pid(&self, rank: u32) -> Result<u32, Error> {
         Ok(self.task(rank)?.child.id())
     }
 
-    /// Waits until a task has printed a line that contains `text`, and returns the first such line. Lines that were
-    /// printed before the call count.
+    /// Waits until a task has printed a line that contains `text`, and returns the first such line. Lines printed
+    /// before the call count.
     ///
     /// # Errors
-    /// [`Error::NoTask`]; [`Error::NoLine`] at the deadline; [`Error::OutputEnded`] as soon as no such line can come.
+    /// [`Error::NoTask`] if there is no task of this rank, [`Error::NoLine`] at the deadline, [`Error::OutputEnded`] as
+    /// soon as the output has ended without such a line.
     pub fn wait_for_line(&self, rank: u32, text: &str, deadline: Duration) -> Result<String, Error> {
         let capture = &self.task(rank)?.capture;
         let found = capture.wait(Instant::now() + deadline, |state| match state.line_with(text) {
@@ -216,31 +217,31 @@ impl Job {
     /// Waits for the end of one task and of its output.
     ///
     /// # Errors
-    /// [`Error::NoTask`]; [`Error::StillRunning`] at the deadline.
+    /// [`Error::NoTask`] if there is no task of this rank, [`Error::StillRunning`] at the deadline.
     pub fn wait(&mut self, rank: u32, deadline: Duration) -> Result<Outcome, Error> {
         let tasks = self.tasks.len();
         let task = self.tasks.get_mut(rank as usize).ok_or(Error::NoTask { rank, tasks })?;
         task.wait(rank, Instant::now() + deadline, deadline)
     }
 
-    /// Waits for the end of all tasks and of their output; one deadline holds for all.
+    /// Waits for the end of all tasks and of their output, with one common deadline.
     ///
     /// # Errors
-    /// [`Error::StillRunning`] names the first task that is not done at the deadline.
+    /// [`Error::StillRunning`] with the first task that is not done at the deadline.
     pub fn wait_all(&mut self, deadline: Duration) -> Result<Vec<Outcome>, Error> {
         let end = Instant::now() + deadline;
         (0..).zip(&mut self.tasks).map(|(rank, task)| task.wait(rank, end, deadline)).collect()
     }
 
-    /// Everything that a task has printed so far, standard output first.
+    /// Returns everything that a task has printed so far, standard output first.
     ///
     /// # Errors
-    /// [`Error::NoTask`].
+    /// [`Error::NoTask`] if there is no task of this rank.
     pub fn printed(&self, rank: u32) -> Result<String, Error> {
         Ok(self.task(rank)?.capture.printed())
     }
 
-    /// All processes of the job, descendants included.
+    /// Returns the family of all processes of the job, including descendants.
     #[must_use]
     pub fn family(&self) -> &Family {
         &self.family
@@ -256,13 +257,13 @@ impl Drop for Job {
         for task in &mut self.tasks {
             task.end();
         }
-        // What a task moved to a session of its own is part of the job all the same.
+        // Includes processes that a task moved to a session of their own.
         self.family.kill();
     }
 }
 
 impl Task {
-    /// Notes the end of the process without reaping it, so that its id stays its own until this job waits for it.
+    /// Records the end of the process without reaping it, so that its id is not reused before this job waits for it.
     fn watch(&self, rank: u32) -> std::io::Result<()> {
         let (pid, capture) = (self.pid, self.capture.clone());
         let watch = move || {
@@ -299,7 +300,7 @@ impl Task {
     }
 }
 
-/// A killed process ends at once, unless the kernel holds it.
+/// A killed process ends at once, unless the kernel blocks it.
 const REAP_DEADLINE: Duration = Duration::from_secs(5);
 
 #[cfg(test)]

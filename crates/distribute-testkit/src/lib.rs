@@ -1,11 +1,14 @@
 //! Test harness of the distribute workspace: processes, ports and deadlines.
 //!
-//! - [`Job`] starts a program several times, as a distributed job's tasks are, captures what they print, kills, stops and
-//!   continues them, and waits for lines and ends with a deadline.
-//! - [`Ports`] reserves loopback ports; [`target_binary`] finds what cargo has built; [`within`] gives a test a time limit.
-//! - [`Family`] knows every process that descends from a command, however it was orphaned, and insists that none is left.
+//! - [`Job`] starts a program several times, like the tasks of a distributed job. It captures their output, kills,
+//!   stops and continues them, and waits for lines and exits with a deadline.
+//! - [`Ports`] reserves loopback ports, [`target_binary`] finds programs built by cargo, and [`within`] sets a time
+//!   limit for a test.
+//! - [`Family`] tracks every process that descends from a command, even if it was orphaned, and checks that none is
+//!   left.
 //!
-//! It knows nothing of clusters: which variables a task gets, the test says. It is meant for Linux, whose `/proc` it reads.
+//! The harness does not depend on clusters: the test sets the environment variables of its tasks. It supports Linux
+//! only, whose `/proc` it reads.
 //!
 //! # Examples
 //!
@@ -31,7 +34,8 @@
 //!
 //! # Invariants
 //!
-//! Every wait ends at a deadline. A job that is dropped leaves no process, and neither does a test process that is killed.
+//! Every wait ends at a deadline. A job that is dropped leaves no process, and neither does a test process that is
+//! killed.
 
 mod binary;
 mod capture;

@@ -1,4 +1,4 @@
-//! Loopback ports that nobody else has.
+//! Reserved loopback ports.
 
 use std::net::{Ipv4Addr, TcpListener};
 
@@ -6,8 +6,8 @@ use crate::Error;
 
 /// Free ports of 127.0.0.1, held by listeners until they are released.
 ///
-/// The kernel picks them. Between [`release`](Self::release) and the moment a task binds its port somebody else may take
-/// it; a program that can be told to bind port 0 itself is better served by that.
+/// The kernel chooses them. Between [`release`](Self::release) and the moment a task binds its port, another process
+/// may take it; prefer to bind port 0 if the program supports that.
 ///
 /// # Examples
 ///
@@ -26,7 +26,7 @@ impl Ports {
     /// Reserves `count` different ports.
     ///
     /// # Errors
-    /// [`Error::Port`]: the system has none left.
+    /// [`Error::Port`] if the system has no free port.
     pub fn reserve(count: usize) -> Result<Self, Error> {
         let listener = |_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0));
         let listeners = (0..count).map(listener).collect::<Result<Vec<_>, _>>().map_err(Error::Port)?;
@@ -35,19 +35,19 @@ impl Ports {
         Ok(Self { listeners, numbers })
     }
 
-    /// The ports' numbers.
+    /// Returns the port numbers.
     #[must_use]
     pub fn numbers(&self) -> &[u16] {
         &self.numbers
     }
 
-    /// The ports as `127.0.0.1:port`.
+    /// Returns the ports as `127.0.0.1:port`.
     #[must_use]
     pub fn addresses(&self) -> Vec<String> {
         self.numbers.iter().map(|port| format!("127.0.0.1:{port}")).collect()
     }
 
-    /// Lets the ports go, for tasks to bind them now.
+    /// Releases the ports, so that tasks can bind them.
     #[must_use]
     pub fn release(self) -> Vec<u16> {
         drop(self.listeners);

@@ -51,7 +51,7 @@ fn dropping_a_job_ends_grandchildren_too() {
     job.wait_for_line(0, "ready", DEADLINE).unwrap();
     job.wait_for_line(1, "ready", DEADLINE).unwrap();
     assert!(job.family().members().len() >= 2);
-    // Panics if anything is left.
+    // Panics if a process is left.
     drop(job);
 }
 
