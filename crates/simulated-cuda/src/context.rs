@@ -1,4 +1,4 @@
-//! Contexts: what is current on a thread, which streams belong together, and the error that ends them.
+//! Contexts: the current one of a thread, their streams, and the error that ends them.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,12 +18,12 @@ pub(crate) struct Context {
     pub(crate) device: usize,
     is_primary: bool,
     active: AtomicBool,
-    /// The first error of its streams, for good; 0 is none.
+    /// The first error of its streams, which is permanent; 0 for none.
     error: AtomicU32,
     pub(crate) flags: AtomicU32,
     streams: Mutex<Vec<Weak<Stream>>>,
     default_stream: Mutex<Option<Arc<Stream>>>,
-    /// Contexts whose memory its kernels may reach.
+    /// Handles of the contexts whose memory its kernels may access.
     peers: Mutex<BTreeSet<usize>>,
     limits: Mutex<BTreeMap<u32, usize>>,
 }
@@ -60,9 +60,11 @@ impl Context {
         self.active.store(true, Ordering::Release);
     }
 
+    /// Checks that the context is usable.
+    ///
     /// # Errors
     ///
-    /// `CONTEXT_IS_DESTROYED`, or the error that one of its streams met.
+    /// `CONTEXT_IS_DESTROYED`, or the first error of its streams.
     pub(crate) fn check(&self) -> Result {
         if !self.active.load(Ordering::Acquire) {
             return Err(Code::CONTEXT_IS_DESTROYED);
@@ -73,7 +75,7 @@ impl Context {
         }
     }
 
-    /// From now on nothing runs in this context, as after a fault on a GPU. The first error stays.
+    /// Fails the context permanently, as a fault on a GPU does. The first error is kept.
     pub(crate) fn fail(&self, code: Code) {
         let _ = self.error.compare_exchange(0, code.0, Ordering::AcqRel, Ordering::Acquire);
     }
@@ -91,18 +93,18 @@ impl Context {
         stream.get_or_insert_with(|| Arc::new(Stream::new(new_handle(), self.clone(), 0, 0))).clone()
     }
 
-    /// Every stream that still has, or may get, work.
+    /// Returns every stream that has, or may get, work.
     pub(crate) fn streams(&self) -> Vec<Arc<Stream>> {
         let default = locked(&self.default_stream).clone();
         locked(&self.streams).iter().filter_map(Weak::upgrade).chain(default).collect()
     }
 
-    /// Waits for the work of all streams so far.
+    /// Waits for the work that all streams have so far.
     pub(crate) fn synchronize(&self) -> Result {
         self.streams().iter().try_for_each(|stream| stream.synchronize())
     }
 
-    /// Waits for the work of all streams so far, also in a failed context.
+    /// Waits for the work that all streams have so far, even in a failed context.
     pub(crate) fn drain(&self) -> Result {
         self.streams().iter().try_for_each(|stream| stream.drain())
     }
@@ -144,7 +146,7 @@ impl Context {
         Ok(())
     }
 
-    /// Ends the context with all that belongs to it, after the work that is queued.
+    /// Destroys the context and everything that belongs to it, after the queued work.
     pub(crate) fn end(&self) {
         let _ = self.drain();
         self.active.store(false, Ordering::Release);
@@ -163,11 +165,11 @@ impl Context {
     }
 }
 
-/// The context that is current on this thread.
+/// Returns the context that is current on this thread.
 ///
 /// # Errors
 ///
-/// `INVALID_CONTEXT` if there is none, and what [`Context::check`] says.
+/// `INVALID_CONTEXT` if there is none, and the errors of [`Context::check`].
 pub(crate) fn current() -> Result<Arc<Context>> {
     let handle = current_handle().ok_or(Code::INVALID_CONTEXT)?;
     let context = simulator().contexts.get(handle).ok_or(Code::CONTEXT_IS_DESTROYED)?;
@@ -175,7 +177,7 @@ pub(crate) fn current() -> Result<Arc<Context>> {
     Ok(context)
 }
 
-/// The context with a handle that a caller gave.
+/// Returns the context with a handle from a caller.
 pub(crate) fn context(handle: usize) -> Result<Arc<Context>> {
     let context = simulator().contexts.get(handle).ok_or(Code::INVALID_CONTEXT)?;
     context.check()?;
@@ -186,7 +188,7 @@ pub(crate) fn current_handle() -> Option<usize> {
     CURRENT.with_borrow(|stack| stack.last().copied())
 }
 
-/// Makes a context current, in place of the one that was; 0 is none.
+/// Makes a context current in place of the previous one; 0 for none.
 pub(crate) fn set_current(handle: usize) -> Result {
     if handle != 0 && simulator().contexts.get(handle).is_none() {
         return Err(Code::INVALID_CONTEXT);

@@ -1,4 +1,4 @@
-//! Devices: their looks, their memory and who reaches it.
+//! Devices: their properties, their memory and peer access to it.
 
 use std::sync::{Arc, Mutex};
 
@@ -13,11 +13,11 @@ use crate::simulator::simulator;
 /// A visible device.
 pub(crate) struct Device {
     pub(crate) ordinal: usize,
-    /// Its index before `CUDA_VISIBLE_DEVICES`.
+    /// Its index before `CUDA_VISIBLE_DEVICES` is applied.
     pub(crate) physical: u32,
     pub(crate) arch: Arch,
     pub(crate) total_bytes: u64,
-    /// The addresses of its memory.
+    /// The address range of its memory.
     pub(crate) window: Window,
     pub(crate) primary: Arc<Context>,
     pub(crate) default_pool: Arc<Pool>,
@@ -53,7 +53,7 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// `OUT_OF_MEMORY` if the device does not have so many.
+    /// `OUT_OF_MEMORY` if the device has less memory left.
     pub(crate) fn take(&self, bytes: u64) -> Result {
         let mut used = locked(&self.used_bytes);
         if bytes > self.total_bytes - *used {
@@ -79,7 +79,7 @@ impl Device {
         self.primary.handle
     }
 
-    /// `cuDevicePrimaryCtxRelease`: the last one ends everything in the context.
+    /// `cuDevicePrimaryCtxRelease`: the last release destroys everything in the context.
     pub(crate) fn release(&self) -> Result {
         let mut retained = locked(&self.retained);
         match *retained {
@@ -100,7 +100,7 @@ impl Device {
         *locked(&self.retained) > 0
     }
 
-    /// Whether kernels here may reach memory of `other`, once that is enabled.
+    /// Returns whether kernels of this device may access memory of `other` after that is enabled.
     pub(crate) fn reaches(&self, other: &Self) -> bool {
         settings().peers.allow(self.physical, other.physical)
     }
@@ -119,7 +119,8 @@ impl Device {
         0x10 + self.physical
     }
 
-    /// The value of a `CUdevice_attribute`; what is not here has no support or no meaning in a simulation.
+    /// Returns the value of a `CUdevice_attribute`; attributes that are not listed are unsupported or have no meaning
+    /// in a simulation.
     pub(crate) fn attribute(&self, attribute: u32) -> Result<i32> {
         let small = |value: u32| i32::try_from(value).unwrap_or(i32::MAX);
         Ok(match attribute {
@@ -155,7 +156,7 @@ impl Device {
     }
 }
 
-/// The visible device with an ordinal.
+/// Returns the visible device with an ordinal.
 pub(crate) fn device(ordinal: i32) -> Result<&'static Device> {
     let index = usize::try_from(ordinal).map_err(|_| Code::INVALID_DEVICE)?;
     simulator().devices.get(index).ok_or(Code::INVALID_DEVICE)

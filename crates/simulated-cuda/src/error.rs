@@ -1,4 +1,4 @@
-//! The driver's results, with their names and texts.
+//! The driver's result codes, with their names and texts.
 
 use std::ffi::CStr;
 
@@ -7,7 +7,7 @@ use std::ffi::CStr;
 #[repr(transparent)]
 pub(crate) struct Code(pub(crate) u32);
 
-/// What the driver's functions do, or the code that they return.
+/// The result of a driver function, or the code that it returns.
 pub(crate) type Result<T = ()> = std::result::Result<T, Code>;
 
 impl Code {
@@ -46,18 +46,18 @@ impl Code {
     pub(crate) const STREAM_CAPTURE_WRONG_THREAD: Self = Self(908);
     pub(crate) const UNKNOWN: Self = Self(999);
 
-    /// The name in `cuda.h`, if there is such a code.
+    /// Returns the name in `cuda.h`, if the code exists.
     pub(crate) fn name(self) -> Option<&'static CStr> {
         CODES.binary_search_by_key(&self.0, |&(code, ..)| code).ok().map(|found| CODES[found].1)
     }
 
-    /// What it means; codes that are never returned here have their name as text.
+    /// Returns the description; codes that the simulation never returns have their name as text.
     pub(crate) fn text(self) -> Option<&'static CStr> {
         CODES.binary_search_by_key(&self.0, |&(code, ..)| code).ok().map(|found| CODES[found].2)
     }
 }
 
-/// All codes of CUDA 13.0, for failures may be injected with any of them.
+/// All codes of CUDA 13.0, since failures may be injected with any of them.
 #[rustfmt::skip]
 const CODES: &[(u32, &CStr, &CStr)] = &[
     (0, c"CUDA_SUCCESS", c"no error"),
@@ -151,7 +151,11 @@ const CODES: &[(u32, &CStr, &CStr)] = &[
     (905, c"CUDA_ERROR_STREAM_CAPTURE_ISOLATION", c"dependency created on uncaptured work in another stream"),
     (906, c"CUDA_ERROR_STREAM_CAPTURE_IMPLICIT", c"stream capture implicit"),
     (907, c"CUDA_ERROR_CAPTURED_EVENT", c"operation not permitted on an event last recorded in a capturing stream"),
-    (908, c"CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD", c"attempt to terminate a thread-local capture sequence from another thread"),
+    (
+        908,
+        c"CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD",
+        c"attempt to terminate a thread-local capture sequence from another thread",
+    ),
     (909, c"CUDA_ERROR_TIMEOUT", c"timeout"),
     (910, c"CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE", c"graph exec update failure"),
     (911, c"CUDA_ERROR_EXTERNAL_DEVICE", c"external device"),

@@ -10,7 +10,7 @@ use crate::settings::settings;
 use crate::stream::Stream;
 use crate::work::Work;
 
-/// An event: the last mark that was put into a stream for it.
+/// An event: the last mark that was recorded for it in a stream.
 pub(crate) struct Event {
     /// Handle of its context.
     pub(crate) context: usize,
@@ -18,7 +18,7 @@ pub(crate) struct Event {
     state: Mutex<State>,
 }
 
-/// One place in a stream's work; later records of the same event are other marks.
+/// One point in a stream's work; each recording of an event creates another mark.
 pub(crate) struct Mark {
     reached: Mutex<Option<Instant>>,
     changed: Condvar,
@@ -77,7 +77,7 @@ impl Event {
         if mark.wait(settings().deadline) { Ok(()) } else { Err(Code::LAUNCH_TIMEOUT) }
     }
 
-    /// The time from the mark of `start` to this one's.
+    /// Returns the time from the mark of `start` to this one's.
     pub(crate) fn since(&self, start: &Self) -> Result<Duration> {
         if self.context != start.context || !self.has_time || !start.has_time {
             return Err(Code::INVALID_HANDLE);
@@ -107,7 +107,7 @@ impl Mark {
         *locked(&self.reached)
     }
 
-    /// Waits until it is reached; false if that takes too long.
+    /// Waits until the mark is reached; returns false at the deadline.
     pub(crate) fn wait(&self, deadline: Duration) -> bool {
         let reached = locked(&self.reached);
         let waited = self.changed.wait_timeout_while(reached, deadline, |reached| reached.is_none());

@@ -1,4 +1,4 @@
-//! The exported functions, by the chapters of CUDA's manual.
+//! The exported functions, grouped as in CUDA's manual.
 
 mod context;
 mod copy;

@@ -1,4 +1,4 @@
-//! The border to C: arguments as types, and what surrounds each exported function.
+//! The boundary to C: typed arguments, and the wrapper around each exported function.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char};
@@ -10,19 +10,19 @@ use crate::registry::locked;
 use crate::settings::settings;
 use crate::simulator;
 
-/// Where a C caller wants a result. Values come from C callers only, who promise that it is null or may be written.
+/// The destination of a result. Created only from C callers' arguments, which are null or valid for writes.
 #[repr(transparent)]
 pub(crate) struct Out<T>(*mut T);
 
-/// An array that a C caller gives. Values come from C callers only, who promise that it is null or as long as they say.
+/// An array argument. Created only from C callers' arguments, which are null or have the given length.
 #[repr(transparent)]
 pub(crate) struct Array<T>(*const T);
 
-/// A text that a C caller gives. Values come from C callers only, who promise that it is null or ends with a zero byte.
+/// A text argument. Created only from C callers' arguments, which are null or zero-terminated.
 #[repr(transparent)]
 pub(crate) struct Text(*const c_char);
 
-/// The address of host memory, which C callers promise to be valid for what they ask.
+/// The address of host memory, which C callers promise to be valid for the requested access.
 pub(crate) type Address = usize;
 
 impl<T> Out<T> {
@@ -30,7 +30,7 @@ impl<T> Out<T> {
     ///
     /// # Errors
     ///
-    /// `INVALID_VALUE` if the caller gave null.
+    /// `INVALID_VALUE` if the caller passed null.
     pub(crate) fn set(&self, value: T) -> Result {
         if self.0.is_null() {
             return Err(Code::INVALID_VALUE);
@@ -40,7 +40,7 @@ impl<T> Out<T> {
         Ok(())
     }
 
-    /// Writes the result if the caller wants it.
+    /// Writes the result unless the caller passed null.
     pub(crate) fn set_if_wanted(&self, value: T) {
         let _ = self.set(value);
     }
@@ -49,14 +49,14 @@ impl<T> Out<T> {
         self.0.is_null()
     }
 
-    /// The place as one of another type: what it holds depends on another argument.
+    /// Casts the destination to another type, which depends on another argument.
     pub(crate) fn cast<U>(&self) -> Out<U> {
         Out(self.0.cast())
     }
 }
 
 impl<T: Copy> Out<T> {
-    /// Writes the first of `values` that fit into `room`, which the caller gave with the place.
+    /// Writes as many of `values` as fit into `room`, which the caller passed with the destination.
     pub(crate) fn set_all(&self, values: &[T], room: usize) -> Result {
         if self.0.is_null() {
             return Err(Code::INVALID_VALUE);
@@ -69,7 +69,7 @@ impl<T: Copy> Out<T> {
 }
 
 impl<T: Copy> Out<T> {
-    /// What the caller has put there.
+    /// Returns the value that the caller stored there.
     pub(crate) fn value(&self) -> Result<T> {
         if self.0.is_null() {
             return Err(Code::INVALID_VALUE);
@@ -87,19 +87,19 @@ impl<T> Array<T> {
         if self.0.is_null() || !self.0.is_aligned() {
             return Err(Code::INVALID_VALUE);
         }
-        // SAFETY: it is neither null nor misaligned, and C callers promise `count` items for the length of the call.
+        // SAFETY: it is neither null nor misaligned, and C callers promise `count` items for the duration of the call.
         Ok(unsafe { std::slice::from_raw_parts(self.0, count) })
     }
 }
 
 impl Text {
     pub(crate) fn get(&self) -> Option<&CStr> {
-        // SAFETY: it is not null, and C callers promise a text that ends, for the length of the call.
+        // SAFETY: it is not null, and C callers promise a zero-terminated text for the duration of the call.
         (!self.0.is_null()).then(|| unsafe { CStr::from_ptr(self.0) })
     }
 }
 
-/// What surrounds every function of the driver: injected failures, the check that there was a `cuInit`, and a border for
+/// The wrapper around every driver function: injected failures, the check that `cuInit` was called, and a boundary for
 /// panics.
 pub(crate) fn call(name: &'static str, body: impl FnOnce() -> Result) -> Code {
     let result = catch_unwind(AssertUnwindSafe(|| {
@@ -148,7 +148,7 @@ pub(crate) fn inject(name: &'static str) -> Result {
     }
 }
 
-/// Tells the person who reads the test's output what went wrong: a code says little.
+/// Reports a problem on standard error, since a code alone says little.
 pub(crate) fn report(what: std::fmt::Arguments<'_>) {
     eprintln!("simulated-cuda: {what}");
 }

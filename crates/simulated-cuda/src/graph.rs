@@ -1,4 +1,4 @@
-//! Captured work: graphs, as one sequence that keeps the order of the calls.
+//! Captured work: graphs, stored as one sequence in the order of the calls.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -10,10 +10,10 @@ use crate::simulator::simulator;
 use crate::stream::Stream;
 use crate::work::Work;
 
-/// How much of each stream's captured work is known to come before: streams by handle, with a count.
+/// The captured work of each stream that is known to come before: counts by stream handle.
 pub(crate) type Clock = BTreeMap<usize, usize>;
 
-/// A capture that has begun in one stream and may have spread, by events, to others.
+/// A capture that began in one stream and may have spread to others by events.
 pub(crate) struct Capture {
     origin: usize,
     mode: u32,
@@ -25,7 +25,7 @@ pub(crate) struct Capture {
 #[derive(Default)]
 struct State {
     work: Vec<Work>,
-    /// Of each stream that takes part.
+    /// The clock of each participating stream.
     clocks: BTreeMap<usize, Clock>,
     is_invalid: bool,
 }
@@ -58,7 +58,7 @@ impl Capture {
         Ok(())
     }
 
-    /// `cuStreamEndCapture`: what was captured.
+    /// `cuStreamEndCapture`: returns the captured graph.
     pub(crate) fn end(stream: &Arc<Stream>) -> Result<Arc<Graph>> {
         let capture = stream.capture().ok_or(Code::ILLEGAL_STATE)?;
         if capture.origin != stream.handle {
@@ -92,7 +92,7 @@ impl Capture {
         Ok(())
     }
 
-    /// What comes before an event that is recorded now.
+    /// Returns what comes before an event that is recorded now.
     pub(crate) fn clock(&self, stream: &Stream) -> Result<Clock> {
         Ok(self.valid()?.clocks.get(&stream.handle).cloned().unwrap_or_default())
     }
@@ -133,7 +133,7 @@ impl Capture {
     }
 }
 
-/// Refuses a call that may wait for other work, as captures that are under way demand; they fail by it.
+/// Refuses a call that may wait for other work, as active captures require; the call invalidates them.
 pub(crate) fn refuse_unsafe_call() -> Result {
     let mut refused = Ok(());
     for capture in simulator().streams.all().iter().filter_map(|stream| stream.capture()) {

@@ -1,4 +1,4 @@
-//! Tests that run in a process of their own, in which CUDA is simulated.
+//! Tests that run in a separate process with a simulated CUDA.
 
 use std::env;
 use std::fs::File;
@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use crate::install::{command, install};
 
-/// Whether this process has the simulated CUDA. If not, runs the test of that full name in one that has, with `variables`
-/// besides, and returns false when it has passed there.
+/// Returns whether this process has the simulated CUDA. If not, runs the test of that full name in a process that has
+/// it, with additional environment variables, and returns false after it has passed there.
 ///
 /// ```no_run
 /// fn copies_arrive() {
@@ -22,8 +22,8 @@ use crate::install::{command, install};
 ///
 /// # Panics
 ///
-/// If the process cannot be started, fails, runs no such test or does not end within five minutes; the message has what it
-/// wrote.
+/// If the process cannot be started, fails, runs no such test or does not end within five minutes; the message contains
+/// its output.
 pub fn inside(test: &str, variables: &[(&str, &str)]) -> bool {
     if env::var_os(MARK).is_some() {
         return true;
@@ -56,7 +56,7 @@ pub fn inside(test: &str, variables: &[(&str, &str)]) -> bool {
     let output = std::fs::read_to_string(&output).unwrap_or_default();
     let passed = status == "exit status: 0" && output.contains("1 passed");
     assert!(passed, "{test}, with the simulated CUDA: {status}\n{output}");
-    // What was skipped, and why, is worth a line also where nothing failed.
+    // Skipped tests and their reasons are shown even if nothing failed.
     output.lines().filter(|line| line.starts_with("skipped")).for_each(|line| eprintln!("{line}"));
     false
 }

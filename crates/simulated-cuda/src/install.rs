@@ -1,4 +1,4 @@
-//! Putting the stand-in where a program finds it.
+//! Installation of the stand-in where a program finds it.
 
 use std::env;
 use std::ffi::OsStr;
@@ -8,12 +8,12 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Links the shared object into `directory` under the names that loaders of CUDA look for; returns the object's path.
-/// Links that are there already are made anew.
+/// Links the shared object into `directory` under the names that loaders of CUDA search for, and returns the object's
+/// path. Existing links are replaced.
 ///
 /// # Errors
 ///
-/// If cargo has not built the object beside the running program, or a link cannot be made.
+/// If cargo has not built the object beside the running program, or a link cannot be created.
 pub fn install(directory: &Path) -> io::Result<PathBuf> {
     let object = built_object(&env::current_exe()?)?;
     for name in NAMES {
@@ -26,18 +26,19 @@ pub fn install(directory: &Path) -> io::Result<PathBuf> {
     Ok(object)
 }
 
-/// A command that finds the libraries in `directory` before all others.
+/// Returns a command that searches `directory` for libraries before all others.
 pub fn command(program: impl AsRef<OsStr>, directory: &Path) -> Command {
     let others = env::var_os(PATH);
     let others = others.as_deref().map(env::split_paths).into_iter().flatten();
-    // A directory whose name has a colon cannot be in a list of directories.
+    // A directory whose name contains a colon cannot be part of a list of directories.
     let path = env::join_paths([directory.to_owned()].into_iter().chain(others)).unwrap_or_else(|_| directory.into());
     let mut command = Command::new(program);
     command.env(PATH, path);
     command
 }
 
-/// Cargo puts it into `deps`, beside tests, or, if it was asked to build this very package, one directory above.
+/// Returns the path of the shared object. Cargo puts it into `deps`, beside tests, or, when building this package
+/// itself, one directory above.
 fn built_object(program: &Path) -> io::Result<PathBuf> {
     let directories = program.ancestors().skip(1).take(3);
     let candidates = directories.flat_map(|directory| [directory.join(OBJECT), directory.join("deps").join(OBJECT)]);

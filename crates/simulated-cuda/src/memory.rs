@@ -1,4 +1,4 @@
-//! What is allocated where, and every access to it.
+//! Allocations, and every access to them.
 
 mod allocation;
 mod host;
@@ -17,19 +17,19 @@ use crate::simulator::simulator;
 pub(crate) use allocation::{Allocation, Owner};
 pub(crate) use window::Window;
 
-/// What new device memory is filled with: a kernel that reads what nobody wrote computes nonsense.
+/// The byte that new device memory is filled with, so that a kernel that reads unwritten memory computes nonsense.
 pub const POISON: u8 = 0xA5;
 
-/// All allocations, by first address. Whoever reads or writes their bytes holds the lock shared, so that none of them ends
-/// meanwhile.
+/// All allocations, by first address. The lock is held shared while their bytes are read or written, so that none is
+/// freed meanwhile.
 pub(crate) struct Memory {
     live: RwLock<BTreeMap<usize, Allocation>>,
 }
 
-/// The allocations, which stay while this is held.
+/// The allocations, which stay allocated while this is held.
 pub(crate) struct Live<'a>(RwLockReadGuard<'a, BTreeMap<usize, Allocation>>);
 
-/// What an address may point to.
+/// The kind of memory that an address may point to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     /// Memory of a device, or pinned host memory.
@@ -59,18 +59,18 @@ impl Memory {
         if let Some(pool) = &pool {
             pool.count_taken(taken);
         }
-        // SAFETY: the window has just mapped at least `taken` bytes there, and nobody else knows the address.
+        // SAFETY: the window has just mapped at least `taken` bytes there, and nothing else uses the address.
         unsafe { ptr::write_bytes(ptr::with_exposed_provenance_mut::<u8>(start), POISON, taken as usize) };
         let owner = Owner::Device { device: device.ordinal, pool };
         self.write().insert(start, Allocation { start, bytes, context: context.handle, owner, ending: false });
         Ok(start)
     }
 
-    /// Announces the end of an allocation of a device.
+    /// Marks a device allocation as being freed.
     ///
     /// # Errors
     ///
-    /// `INVALID_VALUE` if none starts at the address, or its end was announced before.
+    /// `INVALID_VALUE` if none starts at the address, or if it is marked already.
     pub(crate) fn announce_end(&self, address: usize) -> Result {
         let mut live = self.write();
         let found = live.get_mut(&address).filter(|found| found.device().is_some() && !found.ending);
@@ -78,7 +78,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Ends an allocation of a device.
+    /// Frees a device allocation.
     pub(crate) fn free(&self, address: usize) -> Result {
         let mut live = self.write();
         if live.get(&address).is_none_or(|found| found.device().is_none()) {
@@ -90,7 +90,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Ends what belongs to a context; memory of pools belongs to the device.
+    /// Frees the allocations of a context; memory of pools belongs to the device.
     pub(crate) fn free_all(&self, context: usize) {
         let owned = |allocation: &Allocation| {
             allocation.context == context && !matches!(allocation.owner, Owner::Device { pool: Some(_), .. })
@@ -110,17 +110,17 @@ impl Memory {
 }
 
 impl Live<'_> {
-    /// The allocation that holds an address.
+    /// Returns the allocation that contains an address.
     pub(crate) fn find(&self, address: usize) -> Option<&Allocation> {
         self.0.range(..=address).next_back().map(|(_, found)| found).filter(|found| address < found.end_address())
     }
 
-    /// Whether a kernel of `context` may be given a number that may be an address. Only addresses of devices are looked at,
-    /// and the end of an allocation is as good as one in it.
+    /// Checks that a number that may be an address may be passed to a kernel of `context`. Only addresses of devices
+    /// are checked, and the end of an allocation is accepted.
     ///
     /// # Errors
     ///
-    /// What it points to instead.
+    /// A description of what it points to instead.
     pub(crate) fn check_argument(&self, context: &Context, number: usize) -> std::result::Result<(), &'static str> {
         if device_of(number).is_none_or(|device| !device.window.has_used(number)) {
             return Ok(());
@@ -137,9 +137,11 @@ impl Live<'_> {
         if reached { Ok(()) } else { Err("memory of another device, which gives no access") }
     }
 
+    /// Checks the range of an access.
+    ///
     /// # Errors
     ///
-    /// `INVALID_VALUE` if the range is not wholly in one allocation, or not where it is to be.
+    /// `INVALID_VALUE` if the range is not within one allocation, or not in the given kind of memory.
     pub(crate) fn check(&self, address: usize, bytes: usize, place: Place) -> Result {
         let end = address.checked_add(bytes).ok_or(Code::INVALID_VALUE)?;
         let inside = self.find(address).is_some_and(|found| end <= found.end_address());
@@ -156,13 +158,13 @@ impl Live<'_> {
         self.check(to.0, bytes, to.1)?;
         self.check(from.0, bytes, from.1)?;
         let source = ptr::with_exposed_provenance::<u8>(from.0);
-        // SAFETY: ranges of devices are allocated, as was just checked, and stay so while this lock is held; ranges of the
-        // host are valid until the copy ends, as C callers promise. Nothing here holds a reference to either.
+        // SAFETY: ranges of devices are allocated, as was just checked, and stay so while this lock is held; ranges of
+        // the host are valid until the copy ends, as C callers promise. Nothing here holds a reference to either.
         unsafe { ptr::copy(source, ptr::with_exposed_provenance_mut(to.0), bytes) };
         Ok(())
     }
 
-    /// Fills with a pattern of 1, 2 or 4 bytes.
+    /// Fills memory with a pattern of 1, 2 or 4 bytes.
     pub(crate) fn fill(&self, address: usize, pattern: &[u8], count: usize) -> Result {
         let bytes = count.checked_mul(pattern.len()).ok_or(Code::INVALID_VALUE)?;
         self.check(address, bytes, Place::Device)?;
@@ -182,7 +184,7 @@ impl Live<'_> {
     }
 }
 
-/// The device in whose range of addresses one lies, whether or not there is memory.
+/// Returns the device whose address range contains an address, whether or not memory is allocated there.
 pub(crate) fn device_of(address: usize) -> Option<&'static Device> {
     simulator().devices.iter().find(|device| device.window.contains(address))
 }

@@ -1,4 +1,4 @@
-//! Modules: compiled kernels that are loaded into this process, and their launches.
+//! Modules: compiled kernels loaded into this process, and their launches.
 
 use std::ffi::{CStr, c_void};
 use std::fs::File;
@@ -21,11 +21,11 @@ pub(crate) struct Module {
     /// Handle of its context.
     pub(crate) context: usize,
     library: Arc<Loaded>,
-    /// Handles of the functions that were asked for, by name.
+    /// Handles of the functions looked up so far, by name.
     functions: Mutex<Vec<(Vec<u8>, usize)>>,
 }
 
-/// A kernel of a module. It keeps the module's code while a launch is queued.
+/// A kernel of a module. It keeps the module's code loaded while a launch is queued.
 pub(crate) struct Function {
     pub(crate) handle: usize,
     /// Handle of the context of its module.
@@ -38,27 +38,27 @@ pub(crate) struct Function {
     _library: Arc<Loaded>,
 }
 
-/// A kernel with its arguments, as they were at the launch.
+/// A kernel with its arguments at the time of the launch.
 pub(crate) struct Launch {
     pub(crate) function: Arc<Function>,
     pub(crate) grid: [u32; 3],
     pub(crate) block: [u32; 3],
-    /// The struct that the kernel takes, aligned for anything that C may put into one.
+    /// The struct that the kernel takes, aligned for every C type.
     pub(crate) params: Box<[u128]>,
 }
 
-/// A shared object from an anonymous file.
+/// A shared object loaded from an anonymous file.
 struct Loaded {
     library: Library,
-    /// The loader knows objects by name, and the name is the number of this descriptor: while the object is loaded no other
-    /// file may have it. Fields end in this order.
+    /// The loader identifies objects by name, and the name contains this file descriptor, so no other file may have it
+    /// while the object is loaded. Fields are dropped in this order.
     _file: File,
 }
 
-/// What the prelude makes of a `KERNEL`: arguments, dimensions of the grid and a block, and a seed.
+/// The function that the prelude generates for a `KERNEL`: arguments, dimensions of the grid and a block, and a seed.
 type Trampoline = unsafe extern "C" fn(*const *const c_void, *const u32, u64);
 
-/// Puts zeros between the fields of the kernel's struct.
+/// Zeroes the padding of the kernel's struct.
 type Clear = unsafe extern "C" fn(*mut c_void);
 
 impl Module {
@@ -73,7 +73,7 @@ impl Module {
         Ok(simulator().modules.insert(|handle| Self { handle, context, library, functions: Mutex::default() }))
     }
 
-    /// The kernel with a name; the same handle each time.
+    /// Returns the kernel with a name; the handle is the same each time.
     pub(crate) fn function(&self, name: &CStr) -> Result<usize> {
         let mut functions = locked(&self.functions);
         if let Some((_, handle)) = functions.iter().find(|(known, _)| known == name.to_bytes()) {
@@ -101,7 +101,7 @@ impl Module {
         Ok(function.handle)
     }
 
-    /// Forgets the functions, whose handles are of no use without their module.
+    /// Removes the functions, whose handles are invalid without their module.
     pub(crate) fn unload(&self) {
         for (_, handle) in locked(&self.functions).drain(..) {
             simulator().functions.remove(handle);
@@ -109,7 +109,7 @@ impl Module {
     }
 
     fn constant<T: Copy>(&self, name: &str) -> Option<T> {
-        // SAFETY: the prelude defines symbols with these suffixes as constants of the types that are asked for.
+        // SAFETY: the prelude defines symbols with these suffixes as constants of the requested types.
         let symbol = unsafe { self.library.library.get::<*const T>(name) }.ok()?;
         // SAFETY: it is the address of a constant in a loaded object.
         Some(unsafe { symbol.read() })
@@ -117,17 +117,17 @@ impl Module {
 }
 
 impl Function {
-    /// The bytes of the one struct that the kernel takes, for the caller may change his as soon as the launch has returned.
+    /// Copies the struct that the kernel takes, since the caller may change it as soon as the launch has returned.
     ///
     /// # Safety
     ///
-    /// There is such a struct at `source`.
+    /// `source` points to such a struct.
     pub(crate) unsafe fn copy_params(&self, source: *const u8) -> Box<[u128]> {
         let mut copied = vec![0_u128; self.param_bytes.div_ceil(size_of::<u128>())].into_boxed_slice();
         let target = copied.as_mut_ptr().cast::<u8>();
         // SAFETY: the caller promises as many bytes as the kernel's struct has, and `copied` has at least as many.
         unsafe { target.copy_from_nonoverlapping(source, self.param_bytes) };
-        // SAFETY: there is such a struct now, aligned for anything.
+        // SAFETY: there is such a struct now, aligned for every type.
         unsafe { (self.clear)(target.cast()) };
         copied
     }
@@ -148,7 +148,7 @@ impl Loaded {
 }
 
 impl Launch {
-    /// Runs all blocks, unless an argument points to memory that the kernel may not reach.
+    /// Runs all blocks, unless an argument points to memory that the kernel may not access.
     pub(crate) fn run(&self, context: &Context) -> Result {
         let live = simulator().memory.live();
         let words = self.params.iter().flat_map(|pair| [*pair as usize, (*pair >> 64) as usize]);
@@ -166,8 +166,9 @@ impl Launch {
         let dimensions = [x, y, z, self.block[0], self.block[1], self.block[2]];
         let mut seed = settings().seed;
         let seed = random(&mut seed);
-        // SAFETY: the trampoline reads one struct, whose bytes were copied at the launch, and six dimensions. What the
-        // kernel does to memory is the caller's promise, as on a GPU; what it can reach does not end while `live` is held.
+        // SAFETY: the trampoline reads one struct, whose bytes were copied at the launch, and six dimensions. The
+        // kernel's memory accesses are the caller's responsibility, as on a GPU; memory that it can access is not freed
+        // while `live` is held.
         unsafe { (self.function.run)(arguments.as_ptr(), dimensions.as_ptr(), seed) };
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! The run-time compiler: kernels as C, through the system's compiler.
+//! The run-time compiler: kernels are compiled as C by the system's compiler.
 
 mod image;
 mod options;
@@ -16,7 +16,7 @@ use crate::settings::settings;
 pub(crate) use image::{cubin, object_of, ptx};
 pub(crate) use options::{Options, SUPPORTED};
 
-/// A program and, after its compilation, what came out.
+/// A program and, after its compilation, the output.
 pub(crate) struct Program {
     pub(crate) handle: usize,
     pub(crate) source: String,
@@ -47,7 +47,7 @@ impl NvrtcCode {
 }
 
 impl Program {
-    /// Compiles the program; the log tells what the compiler said.
+    /// Compiles the program; the log contains the compiler's messages.
     pub(crate) fn compile(&self, options: &Options) -> Result<Output, Output> {
         match self.run_compiler(options) {
             Ok((log, Some(object))) => {
@@ -63,7 +63,7 @@ impl Program {
         }
     }
 
-    /// What the compiler said, and the object if there is one.
+    /// Returns the compiler's messages, and the object if there is one.
     fn run_compiler(&self, options: &Options) -> io::Result<(Vec<u8>, Option<Vec<u8>>)> {
         let directory = tempfile::tempdir()?;
         let [source, object, log] = ["kernels.c", "kernels.so", "log"].map(|name| directory.path().join(name));
@@ -97,7 +97,7 @@ impl Program {
     }
 }
 
-/// Programs by handle.
+/// Returns the registry of programs.
 pub(crate) fn programs() -> &'static Registry<Program> {
     static PROGRAMS: OnceLock<Registry<Program>> = OnceLock::new();
     PROGRAMS.get_or_init(Registry::new)
@@ -105,7 +105,8 @@ pub(crate) fn programs() -> &'static Registry<Program> {
 
 const PRELUDE: &str = include_str!("nvrtc/prelude.h");
 
-/// Numbers are to come out as on the host: no contraction, no reordering. What C++ refuses, C is to refuse too.
+/// Results must equal those of the host, so there is no contraction and no reordering. What C++ rejects, C must reject
+/// too.
 const FLAGS: &[&str] = &[
     "-O2",
     "-shared",

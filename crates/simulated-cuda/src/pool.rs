@@ -1,4 +1,4 @@
-//! Memory pools: who may reach their memory, and how much is in use.
+//! Memory pools: access to their memory, and the amount in use.
 
 use std::collections::BTreeSet;
 use std::sync::Mutex;
@@ -6,7 +6,7 @@ use std::sync::Mutex;
 use crate::error::{Code, Result};
 use crate::registry::locked;
 
-/// A memory pool of one device. It keeps no freed memory: what is freed, is free at once.
+/// A memory pool of one device. It keeps no freed memory: freed memory is available at once.
 pub(crate) struct Pool {
     pub(crate) handle: usize,
     /// Ordinal of its device.
@@ -18,13 +18,13 @@ struct State {
     used_bytes: u64,
     most_bytes: u64,
     release_threshold_bytes: u64,
-    /// The three policies of reuse, which change nothing here.
+    /// The three reuse policies, which have no effect here.
     reuse: [i32; 3],
-    /// Ordinals of other devices whose kernels may reach its memory.
+    /// Ordinals of other devices whose kernels may access its memory.
     access: BTreeSet<usize>,
 }
 
-/// The value of an attribute: some are `int`, others 64 bits.
+/// The value of an attribute: an `int` or 64 bits.
 pub(crate) enum Attribute {
     Int(i32),
     Long(u64),
@@ -47,7 +47,7 @@ impl Pool {
         locked(&self.state).used_bytes -= bytes;
     }
 
-    /// Lets kernels of a device reach this memory, or no longer.
+    /// Grants or revokes kernels of a device access to this memory.
     pub(crate) fn set_access(&self, device: usize, allowed: bool) {
         let mut state = locked(&self.state);
         if allowed {
@@ -77,7 +77,7 @@ impl Pool {
         match (attribute, value) {
             (1..=3, Attribute::Int(value)) => state.reuse[attribute as usize - 1] = *value,
             (4, Attribute::Long(bytes)) => state.release_threshold_bytes = *bytes,
-            // The marks of most use can only be reset.
+            // The high-water marks can only be reset.
             (6 | 8, Attribute::Long(0)) => state.most_bytes = state.used_bytes,
             _ => return Err(Code::INVALID_VALUE),
         }

@@ -1,4 +1,4 @@
-//! Handles that C callers hold: numbers that are never given out twice, so that one used after its end is noticed.
+//! Handles that C callers hold: numbers that are never reused, so that a stale one is detected.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,7 +12,7 @@ impl<T> Registry<T> {
         Self(Mutex::new(HashMap::new()))
     }
 
-    /// Adds the object that `make` makes with its handle.
+    /// Adds the object that `make` creates from its handle.
     pub(crate) fn insert(&self, make: impl FnOnce(usize) -> T) -> Arc<T> {
         let handle = new_handle();
         let object = Arc::new(make(handle));
@@ -32,22 +32,22 @@ impl<T> Registry<T> {
         locked(&self.0).values().cloned().collect()
     }
 
-    /// Removes the objects that `keep` refuses.
+    /// Removes the objects for which `keep` returns false.
     pub(crate) fn retain(&self, keep: impl Fn(&T) -> bool) {
-        // Their ends may reach for other registries: they happen after the lock.
+        // Dropped after the lock is released, because their destructors may use other registries.
         let removed: Vec<_> = locked(&self.0).extract_if(|_, object| !keep(object)).collect();
         drop(removed);
     }
 }
 
-/// A handle of no other object, in a range where no memory lies.
+/// Returns a unique handle in a range without memory.
 pub(crate) fn new_handle() -> usize {
     static NEXT: AtomicUsize = AtomicUsize::new(0x00C0_DA00_0000_0000);
-    // Only uniqueness matters.
+    // Relaxed: only uniqueness matters.
     NEXT.fetch_add(0x10, Ordering::Relaxed)
 }
 
-/// Locks, also after a panic elsewhere: the state is changed in single steps.
+/// Locks a mutex. Poisoning is ignored: the state is changed in single steps.
 pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

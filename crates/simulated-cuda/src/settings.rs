@@ -1,4 +1,4 @@
-//! What the environment says, read once.
+//! The settings of the environment, read once.
 
 use std::collections::BTreeSet;
 use std::env;
@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use crate::error::Code;
 
-/// How the simulated machine looks and behaves.
+/// The properties and the behaviour of the simulated machine.
 pub(crate) struct Settings {
-    /// Physical indices of the visible devices, in their order.
+    /// Physical indices of the visible devices, in order.
     pub(crate) visible: Vec<u32>,
     pub(crate) memory_bytes: u64,
     pub(crate) peers: Peers,
@@ -33,13 +33,13 @@ pub(crate) struct Arch {
     pub(crate) minor: u32,
 }
 
-/// Which physical device reaches which other's memory.
+/// The pairs of devices with peer access.
 pub(crate) enum Peers {
     All,
     Pairs(BTreeSet<(u32, u32)>),
 }
 
-/// An error that a call is to return instead of doing its work.
+/// An error that a call returns instead of doing its work.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Failure {
     pub(crate) function: String,
@@ -47,11 +47,11 @@ pub(crate) struct Failure {
     pub(crate) code: Code,
 }
 
-/// The settings of this process.
+/// Returns the settings of this process.
 ///
 /// # Panics
 ///
-/// If a variable cannot be read: a test that misspells one is to fail, not to run with a default.
+/// If a variable is malformed: a test that misspells one must fail, not run with a default.
 pub(crate) fn settings() -> &'static Settings {
     static SETTINGS: OnceLock<Settings> = OnceLock::new();
     SETTINGS.get_or_init(|| {
@@ -131,7 +131,7 @@ impl FromStr for Failure {
     }
 }
 
-/// As the driver reads it: an index that is no device ends the list.
+/// Returns the visible devices as the driver determines them: an index that is not a device ends the list.
 fn visible(devices: u32, variable: Option<&str>) -> Vec<u32> {
     let Some(list) = variable else { return (0..devices).collect() };
     list.split(',').map_while(|index| index.trim().parse().ok().filter(|&index: &u32| index < devices)).collect()

@@ -1,4 +1,4 @@
-//! The one simulated machine of a process.
+//! The simulated machine of a process.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,7 +15,7 @@ use crate::registry::Registry;
 use crate::settings::settings;
 use crate::stream::Stream;
 
-/// Everything that there is, by handle.
+/// All objects, by handle.
 pub(crate) struct Simulator {
     pub(crate) devices: Vec<Device>,
     pub(crate) memory: Memory,
@@ -29,7 +29,7 @@ pub(crate) struct Simulator {
     pub(crate) executables: Registry<Executable>,
 }
 
-/// The machine; it comes to be at the first call.
+/// Returns the machine, which the first call creates.
 pub(crate) fn simulator() -> &'static Simulator {
     static SIMULATOR: OnceLock<Simulator> = OnceLock::new();
     SIMULATOR.get_or_init(|| {

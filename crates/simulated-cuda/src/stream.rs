@@ -1,4 +1,4 @@
-//! Streams: queues of work, each with a thread that does it in order.
+//! Streams: queues of work, each with a thread that runs it in order.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -23,7 +23,7 @@ pub(crate) struct Stream {
     pub(crate) priority: i32,
     queue: Mutex<Queue>,
     changed: Condvar,
-    /// What records the work instead of the queue.
+    /// The capture that records the work instead of the queue, if any.
     capture: Mutex<Option<Arc<Capture>>>,
 }
 
@@ -49,7 +49,7 @@ impl Stream {
         }
     }
 
-    /// Adds work, to be done after all that was added before; or to the graph that is being captured.
+    /// Adds work after all earlier work, or to the graph that is being captured.
     pub(crate) fn enqueue(self: &Arc<Self>, work: Work) -> Result {
         self.context.check()?;
         if let Some(capture) = self.capture() {
@@ -69,14 +69,14 @@ impl Stream {
         Ok(())
     }
 
-    /// Waits for the work so far.
+    /// Waits for the work queued so far.
     pub(crate) fn synchronize(&self) -> Result {
         self.refuse_in_capture()?;
         self.drain()?;
         self.context.check()
     }
 
-    /// Waits for the work so far, whatever becomes of it; work that is being captured is none yet.
+    /// Waits for the work queued so far, ignoring its result; captured work does not count.
     pub(crate) fn drain(&self) -> Result {
         let queue = locked(&self.queue);
         let last = queue.queued;
@@ -89,6 +89,8 @@ impl Stream {
         Ok(())
     }
 
+    /// Checks that the stream has no work.
+    ///
     /// # Errors
     ///
     /// `NOT_READY` while there is work.
@@ -99,7 +101,7 @@ impl Stream {
         if queue.done < queue.queued { Err(Code::NOT_READY) } else { Ok(()) }
     }
 
-    /// Takes no more work, and ends after what there is.
+    /// Stops accepting work; the stream ends after the queued work.
     pub(crate) fn close(&self) {
         locked(&self.queue).is_closed = true;
         self.changed.notify_all();
@@ -113,7 +115,7 @@ impl Stream {
         *locked(&self.capture) = capture;
     }
 
-    /// Makes the capture fail, if there is one: something was done that a graph cannot hold.
+    /// Invalidates the capture, if any, because an operation cannot be captured.
     pub(crate) fn invalidate_capture(&self) {
         if let Some(capture) = self.capture() {
             capture.invalidate();
@@ -133,12 +135,12 @@ impl Stream {
     fn start_worker(self: &Arc<Self>) -> Result {
         let stream = self.clone();
         let name = format!("cuda{}-{:x}", self.context.device, (self.handle >> 4) & 0xFFFF);
-        // Nobody joins it: as in CUDA, a destroyed stream finishes its work by itself.
+        // Detached: as in CUDA, a destroyed stream finishes its work by itself.
         let spawned = thread::Builder::new().name(name).spawn(move || stream.work());
         spawned.map(drop).map_err(|_| Code::OPERATING_SYSTEM)
     }
 
-    /// The worker's loop.
+    /// The loop of the stream's thread.
     fn work(&self) {
         let mut pauses = Pauses::new(self.handle as u64);
         while let Some(work) = self.next_work() {
@@ -165,13 +167,13 @@ impl Stream {
         }
     }
 
-    /// There is no deadline: being idle is no fault.
+    /// Waits without a deadline, since a stream may be idle for any time.
     fn wait_for_work<'a>(&self, queue: MutexGuard<'a, Queue>) -> MutexGuard<'a, Queue> {
         self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The stream with a handle that a caller gave; 0, 1 and 2 are names of the current context's default stream.
+/// Returns the stream with a handle from a caller; 0, 1 and 2 denote the current context's default stream.
 pub(crate) fn stream(handle: usize) -> Result<Arc<Stream>> {
     match handle {
         0..=2 => Ok(context::current()?.default_stream()),
@@ -179,7 +181,7 @@ pub(crate) fn stream(handle: usize) -> Result<Arc<Stream>> {
     }
 }
 
-/// Random pauses before operations: what lacks an event goes wrong sooner.
+/// Random pauses before operations, so that a missing event is detected sooner.
 struct Pauses {
     state: u64,
     longest: Duration,

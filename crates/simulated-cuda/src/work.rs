@@ -1,4 +1,4 @@
-//! What a stream does, one thing after another.
+//! The operations of a stream.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -13,7 +13,7 @@ use crate::module::Launch;
 use crate::settings::settings;
 use crate::simulator::simulator;
 
-/// One operation. It may run several times, from a graph.
+/// One operation. A graph may run it several times.
 #[derive(Clone)]
 pub(crate) enum Work {
     Copy { to: (usize, Place), from: Source, bytes: usize },
@@ -30,7 +30,7 @@ pub(crate) enum Work {
 pub(crate) enum Source {
     /// Read when the copy runs.
     Address(usize, Place),
-    /// Read when the copy was queued: what the caller may overwrite at once.
+    /// Read when the copy was queued, since the caller may overwrite it at once.
     Staged(Arc<[u8]>),
 }
 
@@ -42,11 +42,12 @@ pub(crate) struct HostFunction {
 }
 
 impl Work {
-    /// Does it.
+    /// Runs the operation.
     ///
     /// # Errors
     ///
-    /// What fails the context. In a failed context nothing happens any more, but marks are reached: nobody waits in vain.
+    /// The error that fails the context. In a failed context operations are skipped, but marks are reached, so that
+    /// waits end.
     pub(crate) fn run(&self, context: &Context) -> Result {
         if let Self::Reach(mark) = self {
             mark.reach();
@@ -92,7 +93,7 @@ impl Work {
     }
 }
 
-/// Tells what met memory that is not there.
+/// Reports an access to memory that is not allocated.
 fn illegal(context: &Context, what: std::fmt::Arguments<'_>) -> Code {
     report(format_args!("device {}: {what}: not, or no longer, within one allocation", context.device));
     Code::ILLEGAL_ADDRESS

@@ -21,7 +21,7 @@ impl Batch {
         Self { operations, replays: AtomicU64::new(0) }
     }
 
-    /// Every operation is posted before any is waited for: they may depend on each other.
+    /// Every operation is posted before any is waited for, since they may depend on each other.
     fn run(&self, impatient: bool) -> Result<(), Failure> {
         let replay = self.replays.fetch_add(1, Ordering::Relaxed);
         let running = |operation: &&Operation| !operation.comm.stops();
@@ -31,7 +31,7 @@ impl Batch {
         ended.fold(Ok(()), Result::and)
     }
 
-    /// Runs on the calling thread, where the stream is null or there is no CUDA; else enqueues.
+    /// Runs on the calling thread if the stream is null or there is no CUDA; otherwise enqueues on the stream.
     pub(crate) fn launch(self, stream: Stream) -> Result<(), Failure> {
         match stream_driver(stream) {
             Some(driver) => self.enqueue(driver, stream),
@@ -48,7 +48,7 @@ impl Batch {
         let batch = Box::into_raw(Box::new(self));
         let launched = driver.launch(stream, function, batch.cast());
         if launched.is_err() && !captured {
-            // SAFETY: the driver has refused it, so it is still this function's.
+            // SAFETY: the driver has refused it, so this function still owns it.
             let batch = unsafe { Box::from_raw(batch) };
             batch.each(|operation| operation.comm.operation_ends());
         }
@@ -60,21 +60,22 @@ impl Batch {
     }
 }
 
-/// The driver whose queue a stream is.
+/// Returns the driver that runs a stream.
 pub(crate) fn stream_driver(stream: Stream) -> Option<&'static Cuda> {
     cuda().filter(|_| !stream.is_null())
 }
 
 unsafe extern "C" fn run_once(batch: *mut c_void) {
-    // SAFETY: it is what `enqueue` gave the driver, which calls this once.
+    // SAFETY: it is the pointer that `enqueue` passed to the driver, which calls this once.
     let batch = unsafe { Box::from_raw(batch.cast::<Batch>()) };
-    // A stream has nobody to tell; whoever asks the communicator learns of it.
+    // A stream cannot return the error; the communicator's state has it.
     let _ = batch.run(false);
     batch.each(|operation| operation.comm.operation_ends());
 }
 
 unsafe extern "C" fn replay(batch: *mut c_void) {
-    // SAFETY: it is what `enqueue` gave the driver, and is never freed: nobody tells when the graph is.
+    // SAFETY: it is the pointer that `enqueue` passed to the driver; it is never freed, since the graph's destruction
+    // is not reported.
     let batch = unsafe { &*batch.cast::<Batch>() };
     let _ = batch.run(false);
 }

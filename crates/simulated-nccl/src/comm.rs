@@ -11,14 +11,14 @@ use crate::link::Link;
 use crate::operation::Factor;
 use crate::wire::{Key, Place, Request};
 
-/// A communicator, from the call that makes it on.
+/// A communicator, from the call that creates it.
 pub(crate) struct Comm {
     pub(crate) blocking: bool,
     pub(crate) device: i32,
     member: OnceLock<Member>,
-    /// Operations give up, and so does whoever makes the communicator. Set once, looked at now and then.
+    /// Set once to make operations and the creation of the communicator give up; polled.
     aborted: AtomicBool,
-    /// Operations give up, as before the communicator is shrunk.
+    /// Makes operations give up, before the communicator is shrunk.
     stopped: AtomicBool,
     state: Mutex<State>,
     changed: Condvar,
@@ -26,7 +26,7 @@ pub(crate) struct Comm {
     reductions: Mutex<HashMap<i32, Reduction>>,
 }
 
-/// A rank's place, and how it reaches the others.
+/// A rank's place, and its connection to the others.
 #[derive(Clone)]
 pub(crate) struct Member {
     pub(crate) link: Arc<Link>,
@@ -35,16 +35,16 @@ pub(crate) struct Member {
 
 #[derive(Default)]
 struct State {
-    /// Threads that make or end something.
+    /// The number of threads that create or destroy something.
     jobs: u32,
-    /// A non-blocking operation was issued since the caller last asked.
+    /// Whether a non-blocking operation was issued since the caller last queried the state.
     unasked: bool,
-    /// Operations on streams.
+    /// The number of operations on streams.
     running: u64,
     failure: Option<Failure>,
 }
 
-/// What calls of different ranks are matched along.
+/// The sequence by which calls of different ranks are matched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Line {
     Collective,
@@ -53,7 +53,7 @@ pub(crate) enum Line {
     Shrink,
 }
 
-/// A reduction that the caller has made.
+/// A custom reduction.
 #[derive(Clone)]
 pub(crate) struct Reduction {
     pub(crate) data_type: DataType,
@@ -75,17 +75,17 @@ impl Comm {
         })
     }
 
-    /// The rank's place, once everybody has come.
+    /// Returns the rank's place once all ranks have joined.
     pub(crate) fn member(&self) -> Option<&Member> {
         self.member.get()
     }
 
     pub(crate) fn is_made(&self, member: Member) {
-        // A communicator is made once.
+        // A communicator is created once.
         let _ = self.member.set(member);
     }
 
-    /// The rank's place, where the communicator can be used.
+    /// Returns the rank's place if the communicator is usable.
     pub(crate) fn ready(&self) -> Result<&Member, Failure> {
         if let Some(failure) = self.failure() {
             return Err(failure);
@@ -97,7 +97,7 @@ impl Comm {
         }
     }
 
-    /// What `ncclCommGetAsyncError` tells.
+    /// Returns the state for `ncclCommGetAsyncError`.
     pub(crate) fn state(&self) -> Code {
         if let Some(failure) = self.failure() {
             return failure.code();
@@ -112,12 +112,12 @@ impl Comm {
         own.or_else(|| self.member().and_then(|member| member.link.failure(member.place.group)))
     }
 
-    /// Breaks the communicator, unless something has before.
+    /// Breaks the communicator, unless it is broken already.
     pub(crate) fn fail(&self, failure: Failure) {
         self.lock().failure.get_or_insert(failure);
     }
 
-    /// A call of a non-blocking communicator was issued: it is in progress until it is asked.
+    /// Records that a call was issued; a non-blocking communicator is then in progress until its state is queried.
     pub(crate) fn issued(&self) {
         self.lock().unasked |= !self.blocking;
     }
@@ -140,7 +140,7 @@ impl Comm {
         self.changed.notify_all();
     }
 
-    /// Waits until streams have passed every operation, or the communicator is aborted.
+    /// Waits until streams have completed every operation, or the communicator is aborted.
     pub(crate) fn drain(&self) {
         let mut state = self.lock();
         while state.running > 0 && !self.gives_up() {
@@ -148,7 +148,7 @@ impl Comm {
         }
     }
 
-    /// Waits until nobody is making or ending anything.
+    /// Waits until no thread is creating or destroying anything.
     pub(crate) fn settle(&self) {
         let mut state = self.lock();
         while state.jobs > 0 {
@@ -156,12 +156,12 @@ impl Comm {
         }
     }
 
-    /// Whether those who make the communicator give up.
+    /// Returns whether the creation of the communicator must give up.
     pub(crate) fn gives_up(&self) -> bool {
         self.aborted.load(Ordering::SeqCst)
     }
 
-    /// Whether operations give up.
+    /// Returns whether operations must give up.
     pub(crate) fn stops(&self) -> bool {
         self.gives_up() || self.stopped.load(Ordering::SeqCst)
     }
@@ -177,19 +177,19 @@ impl Comm {
     }
 
     fn wake(&self) {
-        // Under the lock, so that nobody is between looking and waiting.
+        // Under the lock, so that no thread is between its check and its wait.
         let _state = self.lock();
         self.changed.notify_all();
     }
 
-    /// Tells the hub that this rank is gone.
+    /// Tells the hub that this rank has left.
     pub(crate) fn leave(&self, aborted: bool) {
         if let Some(Member { link, place }) = self.member() {
             link.send(&Request::Leave { group: place.group, aborted }, &[]);
         }
     }
 
-    /// The next call along a line; every rank counts alike.
+    /// Returns the key of the next call of a sequence, which all ranks count equally.
     pub(crate) fn key(&self, line: Line, captured: bool) -> Key {
         let mut counters = self.counters.lock().unwrap_or_else(PoisonError::into_inner);
         let counter = &mut counters.entry(line).or_default()[usize::from(captured)];
@@ -201,7 +201,7 @@ impl Comm {
         }
     }
 
-    /// Keeps a reduction, and numbers it.
+    /// Stores a reduction and returns its number.
     pub(crate) fn add_reduction(&self, reduction: Reduction) -> RedOp {
         let mut reductions = self.reductions.lock().unwrap_or_else(PoisonError::into_inner);
         let number = (5..).find(|number| !reductions.contains_key(number)).unwrap_or(i32::MAX);
@@ -214,7 +214,7 @@ impl Comm {
         reductions.remove(&op.0).map(|_| ()).ok_or_else(|| no_reduction(op))
     }
 
-    /// What is sent as a reduction, and the factor that comes before.
+    /// Returns the built-in reduction to send, and the factor to apply before it.
     pub(crate) fn reduction(&self, op: RedOp, data_type: DataType) -> Result<(RedOp, Option<Factor>), Failure> {
         if op.is_built_in() {
             return Ok((op, None));

@@ -1,4 +1,4 @@
-//! The CUDA driver that lies beside this library, or that the system's loader finds.
+//! The CUDA driver beside this library, or found by the system's loader.
 #![expect(unsafe_code, reason = "the driver is a C library")]
 
 use std::env;
@@ -16,7 +16,7 @@ use crate::failure::Failure;
 /// A function that a stream runs.
 pub(crate) type HostFunction = unsafe extern "C" fn(*mut c_void);
 
-/// The driver's functions that NCCL needs here; those that a driver may lack are optional.
+/// The driver's functions that are used here; those that a driver may lack are optional.
 pub(crate) struct Cuda {
     launch: unsafe extern "C" fn(Stream, HostFunction, *mut c_void) -> c_int,
     current_device: Option<unsafe extern "C" fn(*mut c_int) -> c_int>,
@@ -29,7 +29,7 @@ pub(crate) struct Cuda {
 
 static CUDA: LazyLock<Option<Cuda>> = LazyLock::new(Cuda::open);
 
-/// The driver, where there is one.
+/// Returns the driver, if there is one.
 pub(crate) fn cuda() -> Option<&'static Cuda> {
     CUDA.as_ref()
 }
@@ -49,18 +49,18 @@ impl Cuda {
             allocate: find(&library, c"cuMemAlloc_v2"),
             free: find(&library, c"cuMemFree_v2"),
         };
-        // Its functions are called for as long as the process lives.
+        // Not unloaded: its functions are called for as long as the process lives.
         let _ = std::mem::ManuallyDrop::new(library);
         Some(cuda)
     }
 
     /// Enqueues a function on a stream.
     pub(crate) fn launch(&self, stream: Stream, function: HostFunction, data: *mut c_void) -> Result<(), Failure> {
-        // SAFETY: the stream is the caller's; the function suits the data, which stay until it has run.
+        // SAFETY: the stream is the caller's; the function matches the data, which live until it has run.
         check("cuLaunchHostFunc", unsafe { (self.launch)(stream, function, data) })
     }
 
-    /// The current context's device.
+    /// Returns the current context's device.
     pub(crate) fn current_device(&self) -> Option<c_int> {
         let mut device = 0;
         // SAFETY: an integer is written.
@@ -73,7 +73,7 @@ impl Cuda {
         (unsafe { self.device_count?(&mut count) } == 0).then_some(count)
     }
 
-    /// A device's name among all machines.
+    /// Returns a device's name, which is unique among all machines.
     pub(crate) fn identity(&self, device: c_int) -> Option<String> {
         let mut bus_id = [0 as c_char; 32];
         // SAFETY: up to 32 characters are written.
@@ -81,12 +81,12 @@ impl Cuda {
         if !known {
             return None;
         }
-        // SAFETY: the driver ends the text with zero.
+        // SAFETY: the driver zero-terminates the text.
         let bus_id = unsafe { CStr::from_ptr(bus_id.as_ptr()) };
         Some(format!("{} of host {}", bus_id.to_string_lossy(), host()))
     }
 
-    /// Whether what is enqueued on a stream becomes part of a graph.
+    /// Returns whether the stream is being captured into a graph.
     pub(crate) fn is_capturing(&self, stream: Stream) -> bool {
         let mut status = 0;
         let Some(function) = self.is_capturing else { return false };
@@ -104,7 +104,7 @@ impl Cuda {
 
     pub(crate) fn free(&self, memory: *mut c_void) -> Result<(), Failure> {
         let function = self.free.ok_or_else(|| Failure::new(Code::UNHANDLED_CUDA_ERROR, "no cuMemFree_v2"))?;
-        // SAFETY: the caller gives back what `allocate` gave.
+        // SAFETY: the caller passes memory of `allocate`.
         check("cuMemFree_v2", unsafe { function(memory.expose_provenance() as u64) })
     }
 }
@@ -122,13 +122,13 @@ fn find<F: Copy>(library: &Library, name: &CStr) -> Option<F> {
     function.ok().map(|function| *function)
 }
 
-/// What NCCL tells machines apart by.
+/// Returns the identity by which NCCL distinguishes machines.
 fn host() -> String {
     let given = env::var("NCCL_HOSTID").ok();
     given.or_else(|| fs::read_to_string("/proc/sys/kernel/hostname").ok()).unwrap_or_default().trim().to_owned()
 }
 
-/// The file that this library was opened as.
+/// Returns the file that this library was loaded from.
 fn own_file() -> Option<PathBuf> {
     let mut info = libc::Dl_info {
         dli_fname: ptr::null(),

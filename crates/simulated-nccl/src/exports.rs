@@ -10,8 +10,8 @@ use nccl_sys::Code;
 use crate::failure::{Failure, remember};
 use crate::{group, settings};
 
-/// What every function does besides: it fails where the environment says so, keeps the words of a failure, spoils an open
-/// group by it, and is traced.
+/// The wrapper around every function: it injects failures, remembers the message of a failure, fails an open group by
+/// it, and traces the call.
 fn enter(name: &'static str, body: impl FnOnce() -> Result<Code, Failure>) -> Code {
     let injected = settings::injected(name).map(|code| Failure::new(code, format!("{name}: a simulated failure")));
     let result = injected.map_or_else(body, Err);
@@ -40,7 +40,7 @@ fn trace(name: &str, code: Code) {
 
 const DONE: Result<Code, Failure> = Ok(Code::SUCCESS);
 
-/// Defines functions of C that return a code.
+/// Defines C functions that return a code.
 macro_rules! exports {
     ($(fn $name:ident($($argument:ident: $type:ty),* $(,)?) $body:block)*) => {$(
         #[unsafe(no_mangle)]

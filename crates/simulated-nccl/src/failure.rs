@@ -1,4 +1,4 @@
-//! What a call failed of, and NCCL's last words.
+//! Failures of calls, and NCCL's last error message.
 
 use std::ffi::{CString, c_char};
 use std::ptr;
@@ -30,15 +30,16 @@ impl Failure {
 
 static LAST: AtomicPtr<c_char> = AtomicPtr::new(ptr::null_mut());
 
-/// Keeps words for `ncclGetLastError`. Failures are few: their texts are never freed, so no reader is ever too late.
+/// Stores a message for `ncclGetLastError`. Failures are rare: messages are never freed, so readers need no
+/// synchronization with later ones.
 pub(crate) fn remember(text: &str) {
     if let Ok(text) = CString::new(text) {
-        // Release: a reader of the pointer reads the text.
+        // Release: a reader of the pointer sees the text.
         LAST.store(text.into_raw(), Ordering::Release);
     }
 }
 
-/// The last words, or an empty text.
+/// Returns the last message, or an empty text.
 pub(crate) fn last() -> *const c_char {
     let last = LAST.load(Ordering::Acquire);
     if last.is_null() { c"".as_ptr() } else { last }

@@ -1,4 +1,4 @@
-//! Groups of calls: what a thread collects until it launches all of it together.
+//! Groups of calls, which a thread collects and launches together.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -26,9 +26,9 @@ struct Group {
     failure: Option<Failure>,
 }
 
-/// Something that waits for other ranks: a communicator that is being made.
+/// An operation that waits for other ranks: the creation of a communicator.
 pub(crate) struct Job {
-    /// Communicators that are in progress meanwhile, and broken where it fails.
+    /// Communicators that are in progress meanwhile, and broken if it fails.
     pub(crate) comms: Vec<Arc<Comm>>,
     pub(crate) blocking: bool,
     pub(crate) run: Box<dyn FnOnce() -> Result<(), Failure> + Send>,
@@ -38,12 +38,12 @@ pub(crate) fn start() {
     GROUP.with_borrow_mut(|group| group.depth += 1);
 }
 
-/// Whether the calling thread has a group open.
+/// Returns whether the calling thread has an open group.
 pub(crate) fn is_open() -> bool {
     GROUP.with_borrow(|group| group.depth > 0)
 }
 
-/// A call within the group has failed: the group launches nothing.
+/// Records that a call within the group has failed, so that the group launches nothing.
 pub(crate) fn spoil(failure: &Failure) {
     GROUP.with_borrow_mut(|group| {
         group.failure.get_or_insert_with(|| failure.clone());
@@ -62,12 +62,12 @@ pub(crate) fn end() -> Result<Code, Failure> {
     Ok(if [made, launched].contains(&Code::IN_PROGRESS) { Code::IN_PROGRESS } else { Code::SUCCESS })
 }
 
-/// Forgets what the outermost group has collected; how many operations that were.
+/// Discards what the outermost group has collected and returns its number of operations.
 pub(crate) fn discard() -> Result<usize, Failure> {
     Ok(close()?.map_or(0, |group| group.operations.len()))
 }
 
-/// Launches an operation, or leaves it to the open group.
+/// Launches an operation, or adds it to the open group.
 pub(crate) fn enqueue(stream: Stream, operation: Operation) -> Result<Code, Failure> {
     match is_open() {
         true => {
@@ -78,7 +78,7 @@ pub(crate) fn enqueue(stream: Stream, operation: Operation) -> Result<Code, Fail
     }
 }
 
-/// Runs a job, or leaves it to the open group.
+/// Runs a job, or adds it to the open group.
 pub(crate) fn submit(job: Job) -> Result<Code, Failure> {
     job.comms.iter().for_each(|comm| comm.job_begins());
     match is_open() {
@@ -90,7 +90,7 @@ pub(crate) fn submit(job: Job) -> Result<Code, Failure> {
     }
 }
 
-/// One level up; the group where that was the outermost.
+/// Closes one level and returns the group if that was the outermost.
 fn close() -> Result<Option<Group>, Failure> {
     GROUP.with_borrow_mut(|group| match group.depth {
         0 => Err(Failure::new(Code::INVALID_USAGE, "ncclGroupEnd: not in a group call.")),
@@ -106,7 +106,7 @@ fn launch(operations: Vec<(Stream, Operation)>) -> Result<Code, Failure> {
     let comms: Vec<_> = operations.iter().map(|(_, operation)| Arc::clone(&operation.comm)).collect();
     let mut streams = BTreeMap::<_, (_, Vec<_>)>::new();
     for (stream, operation) in operations {
-        // All that runs on the calling thread is one batch; its number is 0, and it comes last.
+        // All operations on the calling thread form one batch; its key is 0, and it runs last.
         let stream = if stream_driver(stream).is_some() { stream } else { ptr::null_mut() };
         streams.entry(stream.addr()).or_insert((stream, Vec::new())).1.push(operation);
     }
@@ -117,7 +117,7 @@ fn launch(operations: Vec<(Stream, Operation)>) -> Result<Code, Failure> {
     Ok(if comms.iter().all(|comm| comm.blocking) { Code::SUCCESS } else { Code::IN_PROGRESS })
 }
 
-/// Runs jobs at the same time. Waits for those that block, and leaves the others running.
+/// Runs jobs concurrently. Waits for the blocking ones, and leaves the others running.
 fn run(jobs: Vec<Job>) -> Result<Code, Failure> {
     let (mut waited, mut all_block, mut result) = (Vec::new(), true, Ok(()));
     let alone = jobs.len() == 1;

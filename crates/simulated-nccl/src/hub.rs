@@ -1,4 +1,4 @@
-//! Where the ranks of a communicator meet: a listening socket in the process that made the id.
+//! The meeting point of a communicator's ranks: a listening socket in the process that created the id.
 
 mod group;
 
@@ -17,7 +17,7 @@ use crate::failure::Failure;
 use crate::wire::{self, Answer, Request};
 use group::{Group, Reply};
 
-/// Hubs of this process that still serve.
+/// Hubs of this process that are still serving.
 static HUBS: LazyLock<Mutex<HashMap<u128, Arc<Hub>>>> = LazyLock::new(Mutex::default);
 
 struct Hub {
@@ -29,7 +29,7 @@ struct Hub {
 
 #[derive(Default)]
 struct State {
-    /// Ranks that have come, until all are there.
+    /// Ranks that have joined, until all have.
     joined: BTreeMap<u32, Joined>,
     ranks: Option<u32>,
     full: bool,
@@ -50,10 +50,10 @@ struct Connection {
     process: u32,
 }
 
-/// An answer, and the data that go with it.
+/// An answer and its data.
 type Outgoing = (Answer, Arc<Vec<u8>>);
 
-/// Starts a hub, and names it.
+/// Starts a hub and returns its id.
 pub(crate) fn start() -> io::Result<UniqueId> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     let port = listener.local_addr()?.port();
@@ -73,7 +73,7 @@ pub(crate) fn start() -> io::Result<UniqueId> {
     Ok(UniqueId::from_bytes(bytes))
 }
 
-/// Where the hub of an id listens, and its token; `None` for bytes that are no id.
+/// Returns the port and the token of an id's hub; `None` if the bytes are not an id.
 pub(crate) fn address(id: &UniqueId) -> Option<(u16, u128)> {
     let bytes = id.as_bytes();
     let port = bytes[8..10].try_into().map(u16::from_le_bytes).ok()?;
@@ -81,7 +81,7 @@ pub(crate) fn address(id: &UniqueId) -> Option<(u16, u128)> {
     (&bytes[..8] == MAGIC).then_some((port, token))
 }
 
-/// Waits until no other process uses a hub of this process, as they would lose it with the process.
+/// Waits until no other process uses a hub of this process, which would end with the process.
 pub(crate) fn linger(token: u128, limit: Duration) {
     let hub = HUBS.lock().unwrap_or_else(PoisonError::into_inner).get(&token).cloned();
     let Some(hub) = hub else { return };
@@ -98,7 +98,7 @@ impl Hub {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes connections until every rank has come.
+    /// Accepts connections until every rank has joined.
     fn accept(self: &Arc<Self>, listener: &TcpListener) {
         for stream in listener.incoming() {
             if self.lock().full {
@@ -106,7 +106,7 @@ impl Hub {
             }
             let Ok(stream) = stream else { continue };
             let hub = Arc::clone(self);
-            // Without a thread the connection is dropped, and the rank told so by its end.
+            // Without a thread the connection is dropped, and its end tells the rank.
             let _ = thread::Builder::new().name("nccl-hub-reader".into()).spawn(move || hub.serve(stream));
         }
     }
@@ -140,7 +140,7 @@ impl Hub {
         self.lost(connection);
     }
 
-    /// A rank comes; the last one completes the communicator.
+    /// Adds a rank; the last one completes the communicator.
     fn hello(&self, hello: Request) -> Result<(u64, Receiver<Outgoing>), Failure> {
         let Request::Hello { token, ranks, rank, device, shared_devices, process } = hello else {
             return Err(Failure::argument("the first words are no greeting"));
@@ -162,7 +162,7 @@ impl Hub {
         if state.joined.len() == ranks as usize {
             state.complete();
             drop(state);
-            // Wakes the thread that accepts, which ends now.
+            // Wakes the accepting thread, which then ends.
             let _ = TcpStream::connect((Ipv4Addr::LOCALHOST, self.port));
         }
         Ok((connection, receiver))
@@ -190,7 +190,7 @@ impl Hub {
         state.send(replies);
     }
 
-    /// A connection has ended: every group that it has not left breaks.
+    /// Handles the end of a connection: every group that it has not left breaks.
     fn lost(&self, connection: u64) {
         let mut state = self.lock();
         state.connections.remove(&connection);
@@ -211,13 +211,13 @@ impl State {
     fn send(&self, replies: Vec<Reply>) {
         for reply in replies {
             if let Some(connection) = self.connections.get(&reply.connection) {
-                // Received by nobody once the rank has ended.
+                // Fails if the rank has ended.
                 let _ = connection.answers.send((reply.answer, reply.data));
             }
         }
     }
 
-    /// Everybody is there: they are a communicator, unless two share a device.
+    /// Forms the communicator of all ranks, unless two share a device.
     fn complete(&mut self) {
         self.full = true;
         let connections = self.joined.values().map(|joined| joined.connection).collect();

@@ -1,16 +1,16 @@
-//! The shared object under NCCL's name.
+//! Installation of the shared object under NCCL's name.
 
 use std::io::{Error, ErrorKind, Result};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
-/// Links the simulated NCCL as `libnccl.so.2` in `dir`, and returns that path.
+/// Links the simulated NCCL as `libnccl.so.2` in `dir` and returns that path.
 ///
-/// Cargo builds the shared object with every package that has this one among its dependencies, those for tests included.
+/// Cargo builds the shared object with every package that depends on this one, including by dev-dependencies.
 ///
 /// # Errors
-/// Where the shared object is not beside the running program, or the link cannot be made.
+/// If the shared object is not beside the running program, or the link cannot be created.
 ///
 /// # Examples
 /// ```no_run
@@ -32,7 +32,7 @@ pub fn install(dir: &Path) -> Result<PathBuf> {
     Ok(link)
 }
 
-/// Test programs lie in `PROFILE/deps`, examples beside it; what is in `deps` is never stale.
+/// Finds the shared object: test programs are in `PROFILE/deps`, examples beside it; files in `deps` are never stale.
 fn find(program: &Path) -> Option<PathBuf> {
     let folders = program.ancestors().skip(1).flat_map(|folder| [folder.join("deps"), folder.to_owned()]);
     folders.map(|folder| folder.join(FILE)).find(|file| file.is_file())

@@ -1,4 +1,4 @@
-//! How a rank finds the others.
+//! How a rank joins the others.
 
 use nccl_sys::{Code, UniqueId};
 
@@ -8,7 +8,7 @@ use crate::link::{Ended, Link};
 use crate::wire::{Place, Request};
 use crate::{hub, settings};
 
-/// Waits for all ranks, without a limit but the caller's.
+/// Waits for all ranks, limited only by the caller.
 pub(crate) fn join(
     id: &UniqueId,
     ranks: u32,
@@ -29,7 +29,7 @@ pub(crate) fn join(
     }
 }
 
-/// What a call ends with whose communicator was aborted meanwhile.
+/// Returns the failure of a call whose communicator was aborted meanwhile.
 pub(crate) fn aborted() -> Failure {
     Failure::new(Code::INTERNAL_ERROR, "the communicator was aborted")
 }

@@ -1,4 +1,4 @@
-//! A rank's connection to the hub. Communicators split off share it.
+//! A rank's connection to the hub. Communicators that are split off share it.
 
 use std::collections::HashMap;
 use std::io;
@@ -22,7 +22,7 @@ pub(crate) struct Link {
     last_tag: AtomicU64,
 }
 
-/// What came from the hub.
+/// The messages received from the hub.
 #[derive(Default)]
 struct Inbox {
     state: Mutex<Arrived>,
@@ -38,17 +38,17 @@ struct Arrived {
     lost: bool,
 }
 
-/// How a wait has ended without what it waited for.
+/// Why a wait ended without a result.
 #[derive(Debug)]
 pub(crate) enum Ended {
-    /// The caller did not want to wait any longer.
+    /// The caller gave up.
     GivenUp,
-    /// It will never come.
+    /// The result cannot arrive any more.
     Broken(Failure),
 }
 
 impl Link {
-    /// Connects, and says `hello`.
+    /// Connects and sends `hello`.
     pub(crate) fn connect(port: u16, token: u128, hello: &Request) -> io::Result<Self> {
         let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port))?;
         stream.set_nodelay(true)?;
@@ -63,23 +63,23 @@ impl Link {
         Ok(Self { token, stream, writer: Mutex::new(writer), inbox, last_tag: AtomicU64::new(0) })
     }
 
-    /// A number for an answer.
+    /// Returns a new number for an answer.
     pub(crate) fn tag(&self) -> u64 {
         self.last_tag.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Sends; that the hub is gone, the reader tells.
+    /// Sends a request; the reader detects the loss of the hub.
     pub(crate) fn send(&self, request: &Request, data: &[u8]) {
         let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
         let _ = wire::write(&mut *writer, request, data);
     }
 
-    /// Waits for the communicator to be complete.
+    /// Waits until the communicator is complete.
     pub(crate) fn hello(&self, give_up: &dyn Fn() -> bool) -> Result<u64, Ended> {
         self.inbox.wait(give_up, Arrived::loss, |arrived| arrived.hello.take())?.map_err(Ended::Broken)
     }
 
-    /// Waits for an operation's data. A communicator's failure ends it only where `impatient`.
+    /// Waits for an operation's data. A communicator's failure ends the wait only if `impatient`.
     pub(crate) fn done(
         &self,
         tag: u64,
@@ -96,12 +96,12 @@ impl Link {
         self.inbox.wait(give_up, Arrived::loss, |arrived| arrived.members.remove(&tag))
     }
 
-    /// Why a communicator cannot go on.
+    /// Returns why a communicator is broken, if it is.
     pub(crate) fn failure(&self, group: u64) -> Option<Failure> {
         self.inbox.lock().failure(group)
     }
 
-    /// Ends the connection, whatever is being written.
+    /// Closes the connection, even during a write.
     pub(crate) fn close(&self) {
         let _ = self.stream.shutdown(Shutdown::Both);
     }
@@ -150,7 +150,7 @@ impl Inbox {
             if let Some(failure) = broken(&arrived) {
                 return Err(Ended::Broken(failure));
             }
-            // Nobody tells of a caller that has aborted.
+            // Polls, since an abort by the caller sends no notification.
             let waited = self.changed.wait_timeout(arrived, LOOK_AGAIN);
             arrived = waited.unwrap_or_else(PoisonError::into_inner).0;
         }

@@ -1,4 +1,4 @@
-//! An operation of one rank: what it sends, and where its result goes.
+//! An operation of one rank: its data, and the destination of its result.
 #![expect(unsafe_code, reason = "callers give memory as pointers")]
 
 use std::slice;
@@ -26,7 +26,7 @@ pub(crate) struct Operation {
     pub(crate) factor: Option<Factor>,
 }
 
-/// What is done.
+/// The kind of operation.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum What {
     Collective(Call),
@@ -48,16 +48,16 @@ pub(crate) struct Target {
     pub(crate) bytes: usize,
 }
 
-/// What a rank's elements are multiplied by before they are summed.
+/// The factor that a rank's elements are multiplied by before they are summed.
 #[derive(Debug, Clone)]
 pub(crate) enum Factor {
-    /// It was read when the reduction was made.
+    /// Read when the reduction was created.
     Value(Vec<u8>),
-    /// It is read while the operation runs.
+    /// Read while the operation runs.
     Memory(Source),
 }
 
-// SAFETY: NCCL's contract lets memory be used by any thread until the stream has passed the operation.
+// SAFETY: NCCL's contract allows any thread to use the memory until the stream has completed the operation.
 unsafe impl Send for Source {}
 // SAFETY: as above; it is read only.
 unsafe impl Sync for Source {}
@@ -67,7 +67,7 @@ unsafe impl Send for Target {}
 unsafe impl Sync for Target {}
 
 impl Operation {
-    /// Sends the hub what this rank brings. `replay` counts the runs of a captured operation.
+    /// Sends this rank's data to the hub. `replay` counts the runs of a captured operation.
     pub(crate) fn post(&self, replay: u64) -> u64 {
         let Member { link, place } = &self.member;
         let (group, tag) = (place.group, link.tag());
@@ -89,7 +89,7 @@ impl Operation {
         tag
     }
 
-    /// Waits for the result of what was posted. `impatient` where nobody could abort meanwhile.
+    /// Waits for the result of a posted operation. `impatient` if no other thread could abort meanwhile.
     pub(crate) fn finish(&self, tag: u64, impatient: bool) -> Result<(), Failure> {
         let Member { link, place } = &self.member;
         match link.done(tag, place.group, impatient, &|| self.comm.stops()) {
@@ -108,7 +108,8 @@ impl Source {
         if self.bytes == 0 {
             return &[];
         }
-        // SAFETY: the caller of NCCL's function has promised so many bytes there until the stream has passed the operation.
+        // SAFETY: the caller of NCCL's function has promised `bytes` bytes there until the stream has completed the
+        // operation.
         unsafe { slice::from_raw_parts(self.address, self.bytes) }
     }
 }
@@ -117,7 +118,7 @@ impl Target {
     fn write(&self, result: &[u8]) {
         let bytes = result.len().min(self.bytes);
         if bytes > 0 {
-            // SAFETY: the caller of NCCL's function has promised so many bytes there until the stream has passed the
+            // SAFETY: the caller of NCCL's function has promised `bytes` bytes there until the stream has completed the
             // operation; `result` is memory of this library.
             unsafe { self.address.copy_from_nonoverlapping(result.as_ptr(), bytes) }
         }

@@ -30,12 +30,12 @@ macro_rules! for_type {
     };
 }
 
-/// Combines the parts in their order; all have the first one's length. `None` for an unknown type.
+/// Combines the parts in their order; all have the length of the first. `None` for an unknown type.
 pub(crate) fn reduce(data_type: DataType, op: RedOp, parts: &[Vec<u8>]) -> Option<Vec<u8>> {
     for_type!(data_type, combine(op, parts))
 }
 
-/// Multiplies each element by the factor, of the same type. `None` for an unknown type.
+/// Multiplies each element by a factor of the same type. `None` for an unknown type.
 pub(crate) fn scale(data_type: DataType, bytes: &[u8], factor: &[u8]) -> Option<Vec<u8>> {
     for_type!(data_type, multiply(bytes, factor))
 }
@@ -61,7 +61,7 @@ fn multiply<T: Element>(bytes_of: &[u8], factor: &[u8]) -> Vec<u8> {
     bytes(elements::<T>(bytes_of).map(|element| T::narrow(T::multiply(element.widen(), factor.widen()))))
 }
 
-/// Elements in memory of any alignment.
+/// Returns the elements of memory of any alignment.
 fn elements<T: Pod>(bytes: &[u8]) -> impl Iterator<Item = T> {
     bytes.chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned)
 }

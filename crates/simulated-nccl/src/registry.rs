@@ -1,4 +1,5 @@
-//! Communicators by the pointers that callers have. A pointer is a number: one that is stale is told, not followed.
+//! Communicators by the pointers that callers hold. A pointer is only a number: a stale one is detected, not
+//! dereferenced.
 
 use std::collections::HashMap;
 use std::ptr;
@@ -14,26 +15,26 @@ use crate::link::Link;
 static COMMS: LazyLock<Mutex<HashMap<usize, Arc<Comm>>>> = LazyLock::new(Mutex::default);
 static NEXT: AtomicUsize = AtomicUsize::new(0x1000);
 
-/// A pointer to a communicator.
+/// Adds a communicator and returns its pointer.
 pub(crate) fn add(comm: Arc<Comm>) -> *mut NcclComm {
     let number = NEXT.fetch_add(0x10, Ordering::Relaxed);
     COMMS.lock().unwrap_or_else(PoisonError::into_inner).insert(number, comm);
     ptr::without_provenance_mut(number)
 }
 
-/// The communicator behind a pointer.
+/// Returns the communicator of a pointer.
 pub(crate) fn get(comm: *mut NcclComm) -> Result<Arc<Comm>, Failure> {
     let known = COMMS.lock().unwrap_or_else(PoisonError::into_inner).get(&comm.addr()).cloned();
     known.ok_or_else(|| unknown(comm))
 }
 
-/// Forgets a communicator; its pointer is stale from here on.
+/// Removes a communicator; its pointer is stale afterwards.
 pub(crate) fn remove(comm: *mut NcclComm) -> Result<Arc<Comm>, Failure> {
     let known = COMMS.lock().unwrap_or_else(PoisonError::into_inner).remove(&comm.addr());
     known.ok_or_else(|| unknown(comm))
 }
 
-/// Whether a communicator in use satisfies a condition on its connection.
+/// Returns whether a communicator in use satisfies a condition on its connection.
 pub(crate) fn any(condition: impl Fn(&Arc<Link>) -> bool) -> bool {
     let comms = COMMS.lock().unwrap_or_else(PoisonError::into_inner);
     comms.values().filter_map(|comm| comm.member()).any(|member| condition(&member.link))

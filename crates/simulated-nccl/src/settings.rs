@@ -1,4 +1,4 @@
-//! What the environment asks of the simulation.
+//! The settings of the simulation in the environment.
 
 use std::collections::HashMap;
 use std::env;
@@ -22,22 +22,22 @@ struct Injection {
     code: Code,
 }
 
-/// What `ncclGetVersion` says.
+/// Returns the version that `ncclGetVersion` reports.
 pub(crate) fn version() -> Version {
     SETTINGS.version
 }
 
-/// Whether calls are told on standard error.
+/// Returns whether calls are traced on standard error.
 pub(crate) fn trace() -> bool {
     SETTINGS.trace
 }
 
-/// Whether two ranks may share a device.
+/// Returns whether two ranks may share a device.
 pub(crate) fn ranks_may_share_a_device() -> bool {
     version() >= Version::new(2, 30, 0) && env::var("NCCL_MULTI_RANK_GPU_ENABLE").is_ok_and(|value| value == "1")
 }
 
-/// Counts a call; the code that it is to fail with.
+/// Counts a call and returns the code that it must fail with, if any.
 pub(crate) fn injected(function: &'static str) -> Option<Code> {
     let settings = &*SETTINGS;
     if settings.failures.is_empty() {
@@ -51,8 +51,10 @@ pub(crate) fn injected(function: &'static str) -> Option<Code> {
 }
 
 impl Settings {
+    /// Reads the settings.
+    ///
     /// # Panics
-    /// On a variable that cannot be read: a test that meant to inject a failure must not pass without.
+    /// If a variable is malformed: a test that injects a failure must not pass without it.
     fn from_env() -> Self {
         let version = env::var("SIMULATED_NCCL_VERSION").ok();
         let version = version.map(|version| {

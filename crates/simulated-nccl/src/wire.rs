@@ -1,4 +1,4 @@
-//! What ranks and their hub say to each other: a line of lengths, a header in JSON, then data as it is.
+//! The protocol between ranks and their hub: a line of lengths, a JSON header, then raw data.
 
 use std::io::{Error, ErrorKind, Read, Result, Write};
 
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::failure::Failure;
 
-/// Which calls of different ranks belong together, apart from their communicator.
+/// Identifies which calls of different ranks belong together within a communicator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct Key {
     /// [`Key::DIRECT`], [`Key::SHRINK`], or the number of an operation captured into a graph.
@@ -34,7 +34,7 @@ pub(crate) enum Kind {
     Scatter,
 }
 
-/// What every rank must say alike of an operation.
+/// The parameters of an operation that must be equal on all ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Call {
     pub(crate) kind: Kind,
@@ -44,7 +44,7 @@ pub(crate) struct Call {
     pub(crate) count: u64,
 }
 
-/// From a rank to its hub.
+/// A message from a rank to its hub.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Request {
     Hello { token: u128, ranks: u32, rank: u32, device: Option<String>, shared_devices: bool, process: u32 },
@@ -56,16 +56,16 @@ pub(crate) enum Request {
     Leave { group: u64, aborted: bool },
 }
 
-/// From a hub to a rank.
+/// A message from a hub to a rank.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) enum Answer {
-    /// Everybody has come, or why that cannot be.
+    /// All ranks have joined, or why that is impossible.
     Hello(std::result::Result<u64, Failure>),
-    /// An operation is done; what it brings is the data.
+    /// An operation is done; its result is the data.
     Done { tag: u64 },
-    /// A communicator was made of some ranks; `None` for a rank without a colour.
+    /// A communicator of some ranks was created; `None` for a rank without a colour.
     Member { tag: u64, member: Option<Place> },
-    /// A communicator cannot go on.
+    /// A communicator is broken.
     Broken { group: u64, failure: Failure },
 }
 
@@ -101,7 +101,7 @@ pub(crate) fn read<T: DeserializeOwned>(from: &mut impl Read) -> Result<(T, Vec<
     Ok((serde_json::from_slice(&header)?, take(from, data)?))
 }
 
-/// Memory is taken as bytes arrive, not as they are announced.
+/// Memory grows as bytes arrive, not by the announced length.
 fn take(from: &mut impl Read, length: u64) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     from.take(length).read_to_end(&mut bytes)?;

@@ -85,7 +85,7 @@ exports! {
     }
 }
 
-/// A copy that has happened when this returns.
+/// Copies synchronously.
 fn copy_now(to: (usize, Place), from: (usize, Place), bytes: usize) -> Result {
     refuse_unsafe_call()?;
     let stream = current()?.default_stream();
@@ -93,7 +93,7 @@ fn copy_now(to: (usize, Place), from: (usize, Place), bytes: usize) -> Result {
     stream.synchronize()
 }
 
-/// Queues a copy. As in CUDA, memory of the host that is not pinned may be used again when this returns.
+/// Queues a copy. As in CUDA, unpinned host memory may be reused as soon as this returns.
 fn copy(stream: &Arc<Stream>, to: (usize, Place), from: (usize, Place), bytes: usize) -> Result {
     stream.context.check()?;
     if bytes == 0 {
@@ -103,12 +103,12 @@ fn copy(stream: &Arc<Stream>, to: (usize, Place), from: (usize, Place), bytes: u
         let live = simulator().memory.live();
         live.check(to.0, bytes, to.1)?;
         live.check(from.0, bytes, from.1)?;
-        // What a graph copies it reads when it is launched.
+        // Captured copies read their source when the graph is launched.
         let pageable = |address| stream.capture().is_none() && live.find(address).is_none();
         (pageable(to.0), pageable(from.0))
     };
     let source = if from_pageable && !to_pageable {
-        // SAFETY: it is memory of the host, which C callers promise to be valid for so many bytes.
+        // SAFETY: it is memory of the host, which C callers promise to be valid for `bytes` bytes.
         Source::Staged(unsafe { std::slice::from_raw_parts(ptr::with_exposed_provenance::<u8>(from.0), bytes) }.into())
     } else {
         Source::Address(from.0, from.1)
@@ -131,7 +131,7 @@ fn fill(stream: &Arc<Stream>, address: u64, pattern: &[u8], count: usize) -> Res
     stream.enqueue(Work::Fill { address, pattern: pattern.to_vec(), count })
 }
 
-/// Each address must be one of its context's device.
+/// Checks that each address belongs to its context's device.
 fn check_peers(to: (u64, usize), from: (u64, usize)) -> Result {
     for (address, owner) in [to, from] {
         let owner = context(owner)?;

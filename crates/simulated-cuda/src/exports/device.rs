@@ -78,7 +78,7 @@ exports! {
             return Err(Code::INVALID_DEVICE);
         }
         match attribute {
-            // Performance rank: all links are alike.
+            // Performance rank: all links are equal.
             1 => value.set(0),
             2..=4 => value.set(i32::from(source.reaches(target))),
             5 => value.set(0),
@@ -95,7 +95,7 @@ exports! {
     }
 }
 
-/// Writes a text with its zero byte, cut to the room there is.
+/// Writes a zero-terminated text, truncated to the available room.
 fn text_to(place: &Out<u8>, room: i32, text: &str) -> crate::error::Result {
     let room = usize::try_from(room).ok().filter(|&room| room > 0).ok_or(Code::INVALID_VALUE)?;
     let bytes: Vec<u8> = text.bytes().take(room - 1).chain([0]).collect();

@@ -99,7 +99,7 @@ exports! {
     fn cuPointerGetAttributes(count: u32, attributes: Array<u32>, values: Array<Out<u8>>, address: u64) {
         current()?;
         let pairs = attributes.items(count as usize)?.iter().zip(values.items(count as usize)?);
-        // Of memory that it does not know this function says zero.
+        // For unknown memory this function reports zero.
         for (&attribute, value) in pairs {
             pointer_attribute(value, attribute, address as usize).or_else(|_| value.cast::<u32>().set(0))?;
         }
@@ -139,5 +139,5 @@ fn pointer_attribute(value: &Out<u8>, attribute: u32, address: usize) -> Result 
     }
 }
 
-/// Portable, mapped and write-combined, together.
+/// Portable, mapped and write-combined, combined.
 const HOST_FLAGS: u32 = 7;

@@ -18,7 +18,7 @@ exports! {
     fn cuModuleLoad(loaded: Out<usize>, path: Text) {
         let path = path.get().and_then(|path| path.to_str().ok()).ok_or(Code::INVALID_VALUE)?;
         let image = fs::read(path).map_err(|_| Code::FILE_NOT_FOUND)?;
-        // An empty file has no byte to look at.
+        // Appends a zero byte, so that an empty file has a byte to read.
         let image = [&image[..], &[0]].concat();
         load(&loaded, image.as_ptr().expose_provenance())
     }
@@ -85,7 +85,8 @@ exports! {
     }
 
     fn cuOccupancyMaxPotentialBlockSizeWithFlags(
-        grid: Out<i32>, block: Out<i32>, handle: usize, _shared_of_block: Address, _shared: usize, limit: i32, _flags: u32,
+        grid: Out<i32>, block: Out<i32>, handle: usize, _shared_of_block: Address, _shared: usize, limit: i32,
+        _flags: u32,
     ) {
         potential_block(&grid, &block, handle, limit)
     }

@@ -1,4 +1,4 @@
-//! The run-time compiler's functions. They need no device.
+//! The run-time compiler's functions, which need no device.
 
 use std::ffi::{CStr, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -51,7 +51,7 @@ compiler_exports! {
     fn nvrtcDestroyProgram(handle: Out<usize>) {
         let program = handle.value().map_err(|_| NvrtcCode::INVALID_PROGRAM)?;
         programs().remove(program).map(drop).ok_or(NvrtcCode::INVALID_PROGRAM)
-        // The real function also writes null there; cudarc gives it memory that is not to be written.
+        // The real function also writes null there; cudarc passes memory that must not be written.
     }
 
     fn nvrtcCompileProgram(handle: usize, count: i32, options: Array<Text>) {
@@ -101,7 +101,7 @@ compiler_exports! {
         let program = program(handle)?;
         let output = locked(&program.output);
         output.ptx.as_ref().ok_or(NvrtcCode::INVALID_PROGRAM)?;
-        // A virtual architecture has no machine code: none is 0 bytes long.
+        // A virtual architecture has no machine code, so its length is 0 bytes.
         set(&bytes, output.cubin.as_ref().map_or(0, Vec::len))
     }
 

@@ -1,4 +1,4 @@
-//! Memory pools, and memory in the order of a stream.
+//! Memory pools and stream-ordered memory.
 
 use std::sync::Arc;
 
@@ -28,7 +28,7 @@ struct Access {
     flags: u32,
 }
 
-/// The beginning of `CUmemPoolProps`; the rest changes from version to version.
+/// The beginning of `CUmemPoolProps`; the rest depends on the version.
 #[repr(C)]
 struct Properties {
     allocation: u32,
@@ -56,7 +56,7 @@ exports! {
 
     fn cuMemPoolCreate(created: Out<usize>, properties: Array<Properties>) {
         let properties = &properties.items(1)?[0];
-        // Pinned memory of a device, the one kind of pool that there is here.
+        // Pinned memory of a device, the only kind of pool that is supported.
         if properties.allocation != 1 || properties.location.kind != DEVICE {
             return Err(Code::INVALID_VALUE);
         }
@@ -148,8 +148,8 @@ exports! {
     }
 }
 
-/// The address is the caller's at once, although the device has it only in the stream's order: a use that comes too early
-/// is not noticed.
+/// Allocates memory whose address is returned at once, although the device has it only in stream order: a use that is
+/// too early is not detected.
 fn allocate(stream: &Stream, bytes: usize, pool: &Arc<Pool>) -> Result<u64> {
     stream.context.check()?;
     if stream.capture().is_some() {
@@ -159,7 +159,7 @@ fn allocate(stream: &Stream, bytes: usize, pool: &Arc<Pool>) -> Result<u64> {
     let memory = &simulator().memory;
     let allocated = match memory.allocate(&stream.context, bytes, Some(pool.clone())) {
         Err(Code::OUT_OF_MEMORY) => {
-            // What is queued may free enough; the driver waits for that, too.
+            // Queued work may free enough memory, which the driver waits for as well.
             let same_device = |context: &Arc<Context>| context.device == pool.device;
             simulator().contexts.all().iter().filter(|context| same_device(context)).try_for_each(|it| it.drain())?;
             memory.allocate(&stream.context, bytes, Some(pool.clone()))

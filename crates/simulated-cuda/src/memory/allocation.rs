@@ -1,4 +1,4 @@
-//! One range of memory that CUDA knows.
+//! One range of memory that CUDA manages.
 
 use std::alloc::{Layout, dealloc};
 use std::ptr;
@@ -16,7 +16,7 @@ pub(crate) struct Allocation {
     /// Handle of the context that allocated it.
     pub(crate) context: usize,
     pub(crate) owner: Owner,
-    /// Its end is queued in a stream.
+    /// Whether its release is queued in a stream.
     pub(crate) ending: bool,
 }
 
@@ -34,7 +34,7 @@ pub(crate) enum Owner {
 }
 
 impl Allocation {
-    /// Ordinal of the device whose memory it is.
+    /// Returns the ordinal of the device that owns the memory, if any.
     pub(crate) fn device(&self) -> Option<usize> {
         match self.owner {
             Owner::Device { device, .. } => Some(device),
@@ -46,7 +46,7 @@ impl Allocation {
         self.start + self.bytes
     }
 
-    /// Gives the memory back. It is out of the map already, so this happens once.
+    /// Releases the memory. Called once, after the allocation was removed from the map.
     pub(super) fn end(&self) {
         match &self.owner {
             Owner::Device { device, pool } => {
@@ -59,7 +59,7 @@ impl Allocation {
                 }
             }
             Owner::Pinned { layout, .. } => {
-                // SAFETY: `host::allocate` got it with this layout, and it is in the map no longer.
+                // SAFETY: `host::allocate` allocated it with this layout, and it is no longer in the map.
                 unsafe { dealloc(ptr::with_exposed_provenance_mut(self.start), *layout) };
             }
             Owner::Registered { .. } => {}

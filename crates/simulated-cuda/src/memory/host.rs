@@ -18,7 +18,7 @@ impl Memory {
         if start.is_null() {
             return Err(Code::OUT_OF_MEMORY);
         }
-        // SAFETY: it was just allocated with so many bytes.
+        // SAFETY: it was just allocated with `bytes` bytes.
         unsafe { start.write_bytes(POISON, bytes) };
         let start = start.expose_provenance();
         let owner = Owner::Pinned { layout, flags };
@@ -54,7 +54,7 @@ impl Memory {
         self.remove_if(start, registered).map(drop).ok_or(Code::HOST_MEMORY_NOT_REGISTERED)
     }
 
-    /// The flags of the host memory at an address.
+    /// Returns the flags of the host memory at an address.
     pub(crate) fn host_flags(&self, address: usize) -> Result<u32> {
         match self.live().find(address).map(|found| &found.owner) {
             Some(Owner::Pinned { flags, .. } | Owner::Registered { flags }) => Ok(*flags),
@@ -71,5 +71,5 @@ impl Memory {
     }
 }
 
-/// Pinned memory is made of pages.
+/// Pinned memory consists of pages.
 const ALIGNMENT: usize = 4096;

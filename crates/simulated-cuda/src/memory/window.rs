@@ -1,4 +1,4 @@
-//! The addresses of one device's memory.
+//! The address range of one device's memory.
 
 use std::io;
 use std::ptr;
@@ -8,8 +8,8 @@ use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect};
 
 use crate::registry::locked;
 
-/// A range of addresses from which allocations are cut, each followed by a page that nobody may touch. No address is cut
-/// twice, so that a pointer to freed memory never points to something else.
+/// A range of addresses from which allocations are taken, each followed by an inaccessible guard page. No address is
+/// used twice, so that a pointer to freed memory never points to another allocation.
 pub(crate) struct Window {
     base: usize,
     len: usize,
@@ -17,14 +17,14 @@ pub(crate) struct Window {
 }
 
 impl Window {
-    /// Reserves addresses, without memory behind them.
+    /// Reserves addresses without memory.
     pub(crate) fn reserve(device: usize) -> io::Result<Self> {
         let mut len = LARGEST;
         let wish = ptr::without_provenance_mut(FIRST + device * LARGEST);
         loop {
             match map_nothing(wish, len, MapFlags::empty()) {
                 Ok(base) => return Ok(Self { base, len, next: Mutex::new(base) }),
-                // A limit on address space is no reason to fail while a smaller window is enough for a test.
+                // Under a limit on address space, a smaller window is sufficient for tests.
                 Err(_) if len > SMALLEST => len /= 2,
                 Err(error) => return Err(error),
             }
@@ -35,12 +35,12 @@ impl Window {
         (self.base..self.base + self.len).contains(&address)
     }
 
-    /// Whether memory was ever there.
+    /// Returns whether the address was ever allocated.
     pub(crate) fn has_used(&self, address: usize) -> bool {
         (self.base..*locked(&self.next)).contains(&address)
     }
 
-    /// Puts memory behind addresses of their own; returns the first. The end lies at most 255 bytes before a guard page.
+    /// Maps memory at unused addresses and returns the first. The end is at most 255 bytes before a guard page.
     pub(crate) fn map(&self, bytes: usize) -> Option<usize> {
         let room = pages(bytes)?;
         let mut next = locked(&self.next);
@@ -49,7 +49,7 @@ impl Window {
             return None;
         }
         let first_page = *next;
-        // SAFETY: the pages lie in this window's reservation, which stays, and nobody has got them yet.
+        // SAFETY: the pages are in this window's reservation, which stays, and nothing uses them yet.
         unsafe {
             mprotect(ptr::with_exposed_provenance_mut(first_page), room, MprotectFlags::READ | MprotectFlags::WRITE)
         }
@@ -58,11 +58,11 @@ impl Window {
         Some(first_page + room - aligned(bytes)?)
     }
 
-    /// Takes the memory away from addresses that [`map`](Self::map) returned for `bytes`.
+    /// Unmaps the memory at addresses that [`map`](Self::map) returned for `bytes`.
     pub(crate) fn unmap(&self, start: usize, bytes: usize) {
         let (Some(room), Some(used)) = (pages(bytes), aligned(bytes)) else { return };
         let first_page = ptr::with_exposed_provenance_mut(start + used - room);
-        // If this fails the memory stays: wasteful, and otherwise harmless.
+        // If this fails, the memory is leaked, which is harmless.
         let _ = map_nothing(first_page, room, MapFlags::FIXED);
     }
 }
@@ -74,7 +74,7 @@ fn map_nothing(at: *mut std::ffi::c_void, len: usize, flags: MapFlags) -> io::Re
     Ok(base.expose_provenance())
 }
 
-/// What an allocation of so many bytes takes of the device.
+/// Returns the size that an allocation of `bytes` takes on the device.
 pub(super) fn aligned(bytes: usize) -> Option<usize> {
     bytes.checked_next_multiple_of(ALIGNMENT)
 }
@@ -83,12 +83,12 @@ fn pages(bytes: usize) -> Option<usize> {
     bytes.checked_next_multiple_of(PAGE)
 }
 
-/// As `cuMemAlloc` promises.
+/// The alignment that `cuMemAlloc` guarantees.
 pub(crate) const ALIGNMENT: usize = 256;
 const PAGE: usize = 64 << 10;
 const LARGEST: usize = 1 << 40;
-/// Where the first device's addresses are to begin: neither code nor heap nor stack lies near, so that pairs of other numbers
-/// hardly look like a pointer to a device.
+/// The start of the first device's addresses: far from code, heap and stack, so that pairs of other numbers are
+/// unlikely to look like a device pointer.
 const FIRST: usize = 0x6A00 << 32;
 const SMALLEST: usize = 64 << 30;
 

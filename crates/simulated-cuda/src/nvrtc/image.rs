@@ -1,4 +1,5 @@
-//! Images of modules: the compiler makes them, `cuModuleLoadData` reads them. It gets no length, so they tell it.
+//! Images of modules: the compiler creates them, `cuModuleLoadData` reads them. It receives no length, so they contain
+//! it.
 
 use std::ptr;
 
@@ -6,12 +7,12 @@ use crate::device::Device;
 use crate::error::{Code, Result};
 use crate::settings::Arch;
 
-/// An image with machine code: mark, architecture, length, object.
+/// Creates an image with machine code: magic, architecture, length, object.
 pub(crate) fn cubin(object: &[u8], arch: Arch) -> Vec<u8> {
     [CUBIN, &number(arch).to_le_bytes(), &(object.len() as u64).to_le_bytes(), object].concat()
 }
 
-/// An image as text that ends with a zero byte: programs may keep it as a string.
+/// Creates an image as zero-terminated text, since programs may store it as a string.
 pub(crate) fn ptx(object: &[u8], arch: Arch) -> Vec<u8> {
     let mut text = [PTX, format!("{:08x}{:016x}\n", number(arch), object.len()).as_bytes()].concat();
     text.extend(object.iter().flat_map(|byte| [HEX[usize::from(byte >> 4)], HEX[usize::from(byte & 15)]]));
@@ -19,11 +20,11 @@ pub(crate) fn ptx(object: &[u8], arch: Arch) -> Vec<u8> {
     text
 }
 
-/// The object in the image at an address, if the device can run it.
+/// Returns the object in the image at an address, if the device can run it.
 ///
 /// # Errors
 ///
-/// `INVALID_IMAGE` if it is none of ours; `NO_BINARY_FOR_GPU` if it is for other devices.
+/// `INVALID_IMAGE` if it is not an image of this crate, `NO_BINARY_FOR_GPU` if it is for other devices.
 pub(crate) fn object_of(image: usize, device: &Device) -> Result<Vec<u8>> {
     if starts_with(image, CUBIN) {
         let header = read(image + CUBIN.len(), 12);
@@ -49,14 +50,14 @@ pub(crate) fn object_of(image: usize, device: &Device) -> Result<Vec<u8>> {
     digits.chunks(2).map(|pair| Ok(hex(pair)? as u8)).collect()
 }
 
-/// Byte by byte, for the image may be any short text.
+/// Returns whether an image starts with a magic; reads byte by byte, since the image may be any short text.
 fn starts_with(image: usize, mark: &[u8]) -> bool {
     image != 0 && mark.iter().enumerate().all(|(offset, &byte)| read(image + offset, 1) == [byte])
 }
 
 fn read(address: usize, bytes: usize) -> Vec<u8> {
-    // SAFETY: C callers promise an image; each caller here has seen the mark, and images with it are as long as they say.
-    // Of an image without it no byte after the first difference is read, and texts end with a zero byte.
+    // SAFETY: C callers promise an image; each caller here has checked the magic, and images with it have the length
+    // that they contain. Of other images no byte after the first difference is read, and texts end with a zero byte.
     unsafe { std::slice::from_raw_parts(ptr::with_exposed_provenance::<u8>(address), bytes) }.to_vec()
 }
 

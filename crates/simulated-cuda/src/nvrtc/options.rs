@@ -1,8 +1,8 @@
-//! Options of the compiler, as far as they mean something here.
+//! The compiler options that have a meaning here.
 
 use crate::settings::{Arch, settings};
 
-/// What was asked of a compilation.
+/// The requested options of a compilation.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Options {
     arch: Option<Arch>,
@@ -11,17 +11,17 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    /// Reads options.
+    /// Parses options.
     ///
     /// # Errors
     ///
-    /// The first one that the compiler does not know.
+    /// The first option that the compiler does not support.
     pub(crate) fn read<'a>(options: impl IntoIterator<Item = &'a str>) -> Result<Self, &'a str> {
         let mut read = Self::default();
         let mut options = options.into_iter();
         while let Some(option) = options.next() {
             let (name, value) = match option.split_once('=') {
-                // `-DNAME=VALUE` is one word.
+                // `-DNAME=VALUE` is a single option.
                 Some((name, value)) if !name.starts_with("-D") => (name, Some(value)),
                 _ => (option, None),
             };
@@ -51,12 +51,12 @@ impl Options {
         Ok(read)
     }
 
-    /// The architecture that was asked for, or the device's.
+    /// Returns the requested architecture, or the device's.
     pub(crate) fn arch(&self) -> Arch {
         self.arch.unwrap_or(settings().arch)
     }
 
-    /// Whether machine code was asked for.
+    /// Returns whether machine code was requested.
     pub(crate) fn is_real(&self) -> bool {
         self.arch.is_some() && !self.is_virtual
     }
@@ -66,10 +66,10 @@ impl Options {
     }
 }
 
-/// Those of CUDA 13.0.
+/// The architectures of CUDA 13.0.
 pub(crate) const SUPPORTED: &[u32] = &[75, 80, 86, 87, 88, 89, 90, 100, 103, 110, 120, 121];
 
-/// Known, with a value after `=` or none; C is compiled in one way whatever they say.
+/// Options that are accepted, with or without a value after `=`, and have no effect on the compilation as C.
 const IGNORED: &[&str] = &[
     "--fmad",
     "-fmad",

@@ -1,4 +1,4 @@
-//! Injected failures, and errors that stay.
+//! Injected failures, and permanent errors.
 
 use cudarc::driver::{CudaContext, result, sys};
 use simulated_cuda::inside;
@@ -32,7 +32,7 @@ fn memory_freed_before_a_queued_copy_breaks_the_context() {
     call_in(&one, move || {
         let _ = wait.recv_timeout(std::time::Duration::from_secs(60));
     });
-    // SAFETY: the memory is freed too early on purpose: the simulation notices and copies nothing.
+    // SAFETY: the memory is freed too early on purpose: the simulation detects it and copies nothing.
     let address = unsafe { result::malloc_async(one.cu_stream(), 8) }.unwrap();
     // SAFETY: as above.
     unsafe { result::memset_d8_async(address, 0, 8, one.cu_stream()) }.unwrap();

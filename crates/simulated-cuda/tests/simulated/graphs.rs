@@ -22,7 +22,7 @@ fn a_graph_repeats_what_two_streams_did() {
     origin.begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
     branch.wait(&origin.record_event(None).unwrap()).unwrap();
     for stream in [&origin, &branch] {
-        // SAFETY: the kernel takes these parameters, and the memory is as long as they say.
+        // SAFETY: the kernel takes these parameters, and the memory has the length that they contain.
         unsafe { stream.launch_builder(&add).arg(&params).launch(config) }.unwrap();
     }
     origin.wait(&branch.record_event(None).unwrap()).unwrap();

@@ -20,9 +20,9 @@ fn a_kernel_runs_on_every_element() {
         let mut params = AddParams { data: data.device_ptr_mut(&stream).0, len: len as u64, value: 0.5 };
         let grid = (len.div_ceil(256).min(7) as u32, 1, 1);
         let config = LaunchConfig { grid_dim: grid, block_dim: (256, 1, 1), shared_mem_bytes: 0 };
-        // SAFETY: the kernel takes these parameters, and the memory is as long as they say.
+        // SAFETY: the kernel takes these parameters, and the memory has the length that they contain.
         unsafe { stream.launch_builder(&add).arg(&params).launch(config) }.unwrap();
-        // What the launch was given counts, not what becomes of it.
+        // The parameters at the time of the launch count; later changes have no effect.
         params.value = f32::NAN;
         assert!(params.value.is_nan());
         let expected: Vec<f32> = host.iter().map(|x| x + 0.5).collect();
@@ -57,7 +57,7 @@ fn a_kernel_may_use_half_precision_atomics_and_bits() {
         factor: f32,
         len: u32,
     }
-    // SAFETY: it is what the kernel takes, and has no pointers of the host.
+    // SAFETY: it is the kernel's parameter type and has no host pointers.
     unsafe impl cudarc::driver::DeviceRepr for ScaleParams {}
 
     let context = CudaContext::new(0).unwrap();
@@ -70,7 +70,7 @@ fn a_kernel_may_use_half_precision_atomics_and_bits() {
         let (values, is_bad) = (stream.clone_htod(&halves).unwrap(), stream.alloc_zeros::<u32>(1).unwrap());
         let (values_at, is_bad_at) = (values.device_ptr(&stream).0, is_bad.device_ptr(&stream).0);
         let params = ScaleParams { values: values_at, is_bad: is_bad_at, factor: 2.0, len: 300 };
-        // SAFETY: the kernel takes these parameters, and the memory is as long as they say.
+        // SAFETY: the kernel takes these parameters, and the memory has the length that they contain.
         unsafe { stream.launch_builder(&scale).arg(&params).launch(config) }.unwrap();
         assert_eq!(stream.clone_dtoh(&values).unwrap()[..299], [0x4400; 299]);
         assert_eq!(stream.clone_dtoh(&is_bad).unwrap(), [bad]);
@@ -93,7 +93,7 @@ fn blocks_run_in_another_order() {
         next: u64,
         order: u64,
     }
-    // SAFETY: it is what the kernel takes, and has no pointers of the host.
+    // SAFETY: it is the kernel's parameter type and has no host pointers.
     unsafe impl cudarc::driver::DeviceRepr for OrderParams {}
 
     let context = CudaContext::new(0).unwrap();
@@ -163,7 +163,7 @@ fn images_and_launches_that_do_not_fit_are_refused() {
     let params = AddParams { data: 0, len: 0, value: 0.0 };
     for (grid_dim, block_dim) in [((0, 1, 1), (1, 1, 1)), ((1, 1, 1), (257, 1, 1)), ((1, 65536, 1), (1, 1, 1))] {
         let config = LaunchConfig { grid_dim, block_dim, shared_mem_bytes: 0 };
-        // SAFETY: the kernel takes these parameters, and reaches no memory with no elements.
+        // SAFETY: the kernel takes these parameters, and accesses no memory when there are no elements.
         let launched = unsafe { stream.launch_builder(&add).arg(&params).launch(config) };
         assert_eq!(code(launched), sys::CUresult::CUDA_ERROR_INVALID_VALUE, "{grid_dim:?} {block_dim:?}");
     }

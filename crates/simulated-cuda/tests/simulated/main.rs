@@ -16,7 +16,7 @@ use cudarc::driver::sys::{self, CUresult};
 use cudarc::driver::{CudaContext, CudaFunction, CudaStream, DriverError};
 use cudarc::nvrtc::{CompileOptions, compile_ptx_with_opts};
 
-/// The convention of kernels, and a kernel that adds a number.
+/// Defines the kernel convention, and a kernel that adds a number.
 const ADD: &str = r#"
 #ifndef KERNEL
 #define KERNEL(name, Params, threads) \
@@ -42,10 +42,10 @@ struct AddParams {
     value: f32,
 }
 
-// SAFETY: it is what the kernel takes, and has no pointers of the host.
+// SAFETY: it is the kernel's parameter type and has no host pointers.
 unsafe impl cudarc::driver::DeviceRepr for AddParams {}
 
-/// A kernel of `source`, or none if there is no C compiler: then the test is skipped.
+/// Returns a kernel of `source`, or `None` if there is no C compiler: the test is then skipped.
 fn kernel(context: &Arc<CudaContext>, source: &str, name: &str) -> Option<CudaFunction> {
     if !has_compiler() {
         eprintln!("skipped: kernels need a C compiler, cc");
@@ -65,15 +65,15 @@ fn code<T>(result: Result<T, DriverError>) -> CUresult {
     result.err().map_or(CUresult::CUDA_SUCCESS, |error| error.0)
 }
 
-/// Makes the stream call a function.
+/// Enqueues a function call on the stream.
 fn call_in<F: FnOnce() + Send + 'static>(stream: &CudaStream, function: F) {
     extern "C" fn call<F: FnOnce()>(data: *mut c_void) {
-        // SAFETY: it is the box of below, and a stream calls once.
+        // SAFETY: it is the box created below, and the stream calls this once.
         let function = unsafe { Box::from_raw(data.cast::<F>()) };
         function();
     }
     let data = Box::into_raw(Box::new(function)).cast();
-    // SAFETY: the stream lives, and the function takes what it is given.
+    // SAFETY: the stream lives, and the function takes this argument.
     let called = unsafe { sys::cuLaunchHostFunc(stream.cu_stream(), Some(call::<F>), data) };
     assert_eq!(called, CUresult::CUDA_SUCCESS);
 }

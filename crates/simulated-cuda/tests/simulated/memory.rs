@@ -49,7 +49,7 @@ fn copies_go_to_the_device_and_back() {
     assert_eq!(stream.clone_dtoh(&copy).unwrap(), host[100..]);
     let zeros = stream.alloc_zeros::<u16>(77).unwrap();
     assert_eq!(stream.clone_dtoh(&zeros).unwrap(), [0; 77]);
-    // SAFETY: the bytes are read as what they are.
+    // SAFETY: every byte pattern is valid.
     let fresh = unsafe { stream.alloc::<u8>(100) }.unwrap();
     assert_eq!(stream.clone_dtoh(&fresh).unwrap(), [POISON; 100]);
 }
@@ -93,7 +93,7 @@ fn memory_ends_and_comes_back() {
     assert_eq!(code(stream.alloc_zeros::<u8>(2 << 20)), sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY);
     drop(most);
     stream.alloc_zeros::<u8>(2 << 20).unwrap();
-    // SAFETY: nothing is done with the memory.
+    // SAFETY: the memory is not used.
     assert_eq!(code(unsafe { result::malloc_sync(5 << 20) }), sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY);
 }
 
@@ -105,7 +105,7 @@ fn what_was_not_allocated_is_refused() {
     let context = CudaContext::new(0).unwrap();
     let stream = context.default_stream();
     let invalid = sys::CUresult::CUDA_ERROR_INVALID_VALUE;
-    // SAFETY: the address is nobody's.
+    // SAFETY: the address belongs to no allocation.
     assert_eq!(code(unsafe { result::free_sync(0x1234) }), invalid);
     // SAFETY: the memory is freed once; the second time is the test.
     let address = unsafe { result::malloc_sync(100) }.unwrap();
@@ -115,7 +115,7 @@ fn what_was_not_allocated_is_refused() {
     assert_eq!(code(unsafe { result::free_sync(address) }), invalid);
     let short = stream.alloc_zeros::<u8>(10).unwrap();
     let (start, _guard) = short.device_ptr(&stream);
-    // SAFETY: the copy is longer than the memory, and is refused.
+    // SAFETY: the copy is longer than the memory, and is rejected.
     assert_eq!(code(unsafe { result::memcpy_htod_sync(start, &[0_u8; 11]) }), invalid);
     assert_eq!(code(context.synchronize()), sys::CUresult::CUDA_SUCCESS, "a refused call harms nothing");
 }
@@ -147,7 +147,7 @@ fn memory_of_a_pool_is_reached_by_whom_the_pool_lets() {
     for (owner, other, allowed) in
         [(0, 1, sys::CUresult::CUDA_SUCCESS), (1, 0, sys::CUresult::CUDA_ERROR_INVALID_DEVICE)]
     {
-        // SAFETY: it is a device.
+        // SAFETY: it is a valid device.
         let pool = unsafe { result::device::get_default_mem_pool(owner) }.unwrap();
         let mut can = 0;
         // SAFETY: there is one description, and room for one number.
@@ -167,7 +167,7 @@ fn a_context_ends_with_its_last_user_and_begins_again() {
         let context = CudaContext::new(0).unwrap();
         let stream = context.new_stream().unwrap();
         let data = stream.clone_htod(&[1_u8; 10]).unwrap();
-        // SAFETY: nothing is done with the memory: it ends with the context.
+        // SAFETY: the memory is not used; it is freed with the context.
         unsafe { result::malloc_sync(3 << 20) }.unwrap();
         assert_eq!(stream.clone_dtoh(&data).unwrap(), [1; 10]);
     }

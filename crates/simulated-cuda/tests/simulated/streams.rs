@@ -23,7 +23,7 @@ fn an_event_orders_two_streams() {
     let config = LaunchConfig { grid_dim: (4, 1, 1), block_dim: (256, 1, 1), shared_mem_bytes: 0 };
     for _ in 0..20 {
         for (stream, next) in [(&one, &other), (&other, &one)] {
-            // SAFETY: the kernel takes these parameters, and the memory is as long as they say.
+            // SAFETY: the kernel takes these parameters, and the memory has the length that they contain.
             unsafe { stream.launch_builder(&add).arg(&params).launch(config) }.unwrap();
             next.wait(&stream.record_event(None).unwrap()).unwrap();
         }

@@ -13,7 +13,7 @@ use crate::operation::{Operation, Source, Target, What};
 use crate::wire::{Call, Kind};
 use crate::{group, registry};
 
-/// The arguments that operations have in common.
+/// The arguments that all operations have.
 struct Arguments {
     send: *const c_void,
     receive: *mut c_void,
@@ -24,39 +24,62 @@ struct Arguments {
 }
 
 exports! {
-    fn ncclAllReduce(send: *const c_void, receive: *mut c_void, count: usize, data_type: DataType, op: RedOp, comm: Comm, stream: Stream) {
+    fn ncclAllReduce(
+        send: *const c_void, receive: *mut c_void, count: usize, data_type: DataType, op: RedOp, comm: Comm,
+        stream: Stream
+    ) {
         collective(Kind::AllReduce, op, 0, &Arguments { send, receive, count, data_type, comm, stream })
     }
 
-    fn ncclBroadcast(send: *const c_void, receive: *mut c_void, count: usize, data_type: DataType, root: c_int, comm: Comm, stream: Stream) {
+    fn ncclBroadcast(
+        send: *const c_void, receive: *mut c_void, count: usize, data_type: DataType, root: c_int, comm: Comm,
+        stream: Stream
+    ) {
         collective(Kind::Broadcast, RedOp::SUM, root, &Arguments { send, receive, count, data_type, comm, stream })
     }
 
     fn ncclBcast(buffer: *mut c_void, count: usize, data_type: DataType, root: c_int, comm: Comm, stream: Stream) {
-        collective(Kind::Broadcast, RedOp::SUM, root, &Arguments { send: buffer, receive: buffer, count, data_type, comm, stream })
+        let arguments = Arguments { send: buffer, receive: buffer, count, data_type, comm, stream };
+        collective(Kind::Broadcast, RedOp::SUM, root, &arguments)
     }
 
-    fn ncclReduce(send: *const c_void, receive: *mut c_void, count: usize, data_type: DataType, op: RedOp, root: c_int, comm: Comm, stream: Stream) {
+    fn ncclReduce(
+        send: *const c_void, receive: *mut c_void, count: usize, data_type: DataType, op: RedOp, root: c_int,
+        comm: Comm, stream: Stream
+    ) {
         collective(Kind::Reduce, op, root, &Arguments { send, receive, count, data_type, comm, stream })
     }
 
-    fn ncclReduceScatter(send: *const c_void, receive: *mut c_void, count: usize, data_type: DataType, op: RedOp, comm: Comm, stream: Stream) {
+    fn ncclReduceScatter(
+        send: *const c_void, receive: *mut c_void, count: usize, data_type: DataType, op: RedOp, comm: Comm,
+        stream: Stream
+    ) {
         collective(Kind::ReduceScatter, op, 0, &Arguments { send, receive, count, data_type, comm, stream })
     }
 
-    fn ncclAllGather(send: *const c_void, receive: *mut c_void, count: usize, data_type: DataType, comm: Comm, stream: Stream) {
+    fn ncclAllGather(
+        send: *const c_void, receive: *mut c_void, count: usize, data_type: DataType, comm: Comm, stream: Stream
+    ) {
         collective(Kind::AllGather, RedOp::SUM, 0, &Arguments { send, receive, count, data_type, comm, stream })
     }
 
-    fn ncclAlltoAll(send: *const c_void, receive: *mut c_void, count: usize, data_type: DataType, comm: Comm, stream: Stream) {
+    fn ncclAlltoAll(
+        send: *const c_void, receive: *mut c_void, count: usize, data_type: DataType, comm: Comm, stream: Stream
+    ) {
         collective(Kind::AllToAll, RedOp::SUM, 0, &Arguments { send, receive, count, data_type, comm, stream })
     }
 
-    fn ncclGather(send: *const c_void, receive: *mut c_void, count: usize, data_type: DataType, root: c_int, comm: Comm, stream: Stream) {
+    fn ncclGather(
+        send: *const c_void, receive: *mut c_void, count: usize, data_type: DataType, root: c_int, comm: Comm,
+        stream: Stream
+    ) {
         collective(Kind::Gather, RedOp::SUM, root, &Arguments { send, receive, count, data_type, comm, stream })
     }
 
-    fn ncclScatter(send: *const c_void, receive: *mut c_void, count: usize, data_type: DataType, root: c_int, comm: Comm, stream: Stream) {
+    fn ncclScatter(
+        send: *const c_void, receive: *mut c_void, count: usize, data_type: DataType, root: c_int, comm: Comm,
+        stream: Stream
+    ) {
         collective(Kind::Scatter, RedOp::SUM, root, &Arguments { send, receive, count, data_type, comm, stream })
     }
 
@@ -78,7 +101,7 @@ fn collective(kind: Kind, op: RedOp, root: c_int, arguments: &Arguments) -> Resu
         Kind::AllReduce | Kind::Reduce | Kind::ReduceScatter => comm.reduction(op, arguments.data_type)?,
         _ => (op, None),
     };
-    // Blocks of `count` elements that this rank sends and receives.
+    // The number of blocks of `count` elements that this rank sends and receives.
     let (sent, received) = match kind {
         Kind::AllReduce => (1, 1),
         Kind::Reduce => (1, usize::from(is_root)),

@@ -19,7 +19,7 @@ use crate::link::Ended;
 use crate::wire::Request;
 use crate::{hub, registry, settings};
 
-/// How long the process with the hub waits for others at its end.
+/// How long the hub's process waits for other processes when it ends.
 const LINGER: Duration = Duration::from_secs(5);
 /// `NCCL_SHRINK_ABORT`.
 const SHRINK_ABORT: c_int = 1;
@@ -29,10 +29,11 @@ const UNDEFINED: c_int = c_int::MIN;
 /// A caller's pointer to a communicator.
 struct Slot(*mut Comm);
 
-// SAFETY: NCCL's contract keeps what it points to until the group has ended, and a thread of the group's end writes it.
+// SAFETY: NCCL's contract keeps the pointee valid until the group has ended, and the thread that ends the group writes
+// it.
 unsafe impl Send for Slot {}
 
-/// What every version of a configuration begins with.
+/// The common beginning of all versions of a configuration.
 #[repr(C)]
 struct ConfigHead {
     size: usize,
@@ -69,7 +70,7 @@ exports! {
                 group::spoil(&Failure::argument(format!("invalid device {device}")));
                 continue;
             }
-            // SAFETY: the caller has given room for `count` communicators.
+            // SAFETY: the caller has provided room for `count` communicators.
             let slot = unsafe { comms.add(rank as usize) };
             if let Err(failure) = init(slot, count, id, rank, true, device) {
                 group::spoil(&failure);
@@ -104,7 +105,7 @@ exports! {
         known.leave(false);
         let token = known.member().map(|member| member.link.token);
         drop(known);
-        // As NCCL's, this waits for other processes of the machine: they need the hub of this one.
+        // Like NCCL, this waits for other processes of the machine, which need the hub of this one.
         if let Some(token) = token.filter(|token| !registry::any(|link| link.token == *token)) {
             hub::linger(token, LINGER);
         }
@@ -119,7 +120,7 @@ exports! {
         comm.abort();
         match comm.member() {
             Some(member) if registry::any(|link| Arc::ptr_eq(link, &member.link)) => comm.leave(true),
-            // Nobody else needs the connection; a hub that is frozen cannot hold this up.
+            // No other communicator uses the connection; closing it does not wait for a frozen hub.
             Some(member) => member.link.close(),
             None => {}
         }
@@ -180,7 +181,7 @@ exports! {
     }
 }
 
-/// A failure that the environment asks for is what this tells, not what it returns.
+/// An injected failure is the state that this reports, not the code that it returns.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ncclCommGetAsyncError(comm: Comm, state: *mut Code) -> Code {
     let found = registry::get(comm).map(|comm| {
@@ -227,7 +228,7 @@ fn init(
     group::submit(Job { comms: vec![comm], blocking, run })
 }
 
-/// Asks the hub for a place in a communicator of some of the parent's ranks; `blocking` is `None` for a rank in none.
+/// Requests a place in a communicator of some of the parent's ranks; `blocking` is `None` for a rank that joins none.
 fn split_off(
     parent: &Arc<Communicator>,
     slot: *mut Comm,
@@ -258,12 +259,12 @@ fn split_off(
 }
 
 impl Slot {
-    /// A caller that waits gets null; one that does not keeps what it is to abort.
+    /// Sets a blocking caller's communicator to null; a non-blocking caller keeps it, to abort it.
     fn clear(self, failure: Failure, blocking: bool) -> Failure {
         if blocking {
-            // SAFETY: the caller of NCCL's function keeps the place until the call, or the group, has ended.
+            // SAFETY: the caller of NCCL's function keeps the slot valid until the call, or the group, has ended.
             let made = unsafe { self.0.replace(ptr::null_mut()) };
-            // Aborted by another thread meanwhile, or never made.
+            // Fails if it was aborted by another thread meanwhile, or never created.
             let _ = registry::remove(made);
         }
         failure
@@ -274,12 +275,12 @@ fn current_device() -> c_int {
     cuda().and_then(|cuda| cuda.current_device()).unwrap_or(0)
 }
 
-/// Whether a configuration asks for blocking calls.
+/// Returns whether a configuration requests blocking calls.
 fn blocking(config: *const Config<'_>) -> Result<Option<bool>, Failure> {
     if config.is_null() {
         return Ok(None);
     }
-    // SAFETY: the caller has given a configuration; every version begins so.
+    // SAFETY: the caller has passed a configuration; every version has this beginning.
     let head = unsafe { config.cast::<ConfigHead>().read_unaligned() };
     if head.magic != 0xcafe_beef || head.size < size_of::<ConfigHead>() || head.version < 21400 {
         return Err(Failure::argument("ncclConfig_t argument not initialized via NCCL_CONFIG_INITIALIZER"));
@@ -291,11 +292,11 @@ fn blocking(config: *const Config<'_>) -> Result<Option<bool>, Failure> {
     }
 }
 
-/// A list that the caller has given.
+/// Copies a list from the caller.
 fn list(numbers: *const c_int, count: c_int) -> Result<Vec<c_int>, Failure> {
     match usize::try_from(count) {
         Ok(count) if count == 0 || numbers.is_null() => Ok(Vec::new()),
-        // SAFETY: the caller has given so many numbers.
+        // SAFETY: the caller has passed `count` numbers.
         Ok(count) => Ok(unsafe { slice::from_raw_parts(numbers, count) }.to_vec()),
         Err(_) => Err(Failure::argument(format!("invalid count {count}"))),
     }
@@ -305,7 +306,7 @@ fn write<T>(to: *mut T, value: T, name: &str) -> Result<Code, Failure> {
     if to.is_null() {
         return Err(Failure::argument(format!("{name} argument is NULL")));
     }
-    // SAFETY: the caller has given a place for it.
+    // SAFETY: the caller has passed a valid destination.
     unsafe { to.write(value) };
     DONE
 }

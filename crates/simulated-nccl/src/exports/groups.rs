@@ -19,7 +19,7 @@ exports! {
     fn ncclGroupSimulateEnd(info: *mut SimInfo) {
         let operations = group::discard()?;
         if !info.is_null() {
-            // SAFETY: the caller has given such a structure; a microsecond for each operation is as good as any guess.
+            // SAFETY: the caller has passed such a structure; one microsecond per operation is an arbitrary estimate.
             unsafe { (*info).estimated_time = operations as f32 };
         }
         DONE

@@ -1,4 +1,4 @@
-//! Memory, reductions and words.
+//! Memory, reductions and messages.
 #![expect(unsafe_code, reason = "functions of C, under the names of C")]
 
 use std::ffi::{c_char, c_int, c_void};
@@ -15,12 +15,14 @@ use crate::{registry, settings};
 
 exports! {
     fn ncclGetVersion(version: *mut c_int) {
-        // SAFETY: the caller has given a place for it.
+        // SAFETY: the caller has passed a valid destination.
         unsafe { version.write(settings::version().code()) };
         DONE
     }
 
-    fn ncclRedOpCreatePreMulSum(op: *mut RedOp, scalar: *const c_void, data_type: DataType, residence: ScalarResidence, comm: Comm) {
+    fn ncclRedOpCreatePreMulSum(
+        op: *mut RedOp, scalar: *const c_void, data_type: DataType, residence: ScalarResidence, comm: Comm
+    ) {
         let comm = registry::get(comm)?;
         comm.ready()?;
         let bytes = data_type.size_bytes().ok_or_else(|| Failure::argument("invalid type"))?;
@@ -30,11 +32,11 @@ exports! {
         let address = scalar.cast();
         let factor = match residence {
             ScalarResidence::DEVICE => Factor::Memory(Source { address, bytes }),
-            // SAFETY: the caller has given an element of that type.
+            // SAFETY: the caller has passed an element of that type.
             _ => Factor::Value(unsafe { slice::from_raw_parts(address, bytes) }.to_vec()),
         };
         let made = comm.add_reduction(Reduction { data_type, factor });
-        // SAFETY: the caller has given a place for it.
+        // SAFETY: the caller has passed a valid destination.
         unsafe { op.write(made) };
         DONE
     }
@@ -49,7 +51,7 @@ exports! {
         if buffer.is_null() || size == 0 || handle.is_null() {
             return Err(Failure::argument("a buffer without memory, or no place for its handle"));
         }
-        // SAFETY: the caller has given a place for it.
+        // SAFETY: the caller has passed a valid destination.
         unsafe { handle.write(buffer) };
         DONE
     }
@@ -62,13 +64,13 @@ exports! {
     fn ncclMemAlloc(memory: *mut *mut c_void, size: usize) {
         let allocated = match cuda() {
             Some(cuda) => cuda.allocate(size)?,
-            // SAFETY: any size may be asked for.
+            // SAFETY: any size may be requested.
             None => unsafe { libc::malloc(size.max(1)) },
         };
         if allocated.is_null() || memory.is_null() {
             return Err(Failure::new(Code::SYSTEM_ERROR, "no memory"));
         }
-        // SAFETY: the caller has given a place for it.
+        // SAFETY: the caller has passed a valid destination.
         unsafe { memory.write(allocated) };
         DONE
     }
@@ -76,7 +78,7 @@ exports! {
     fn ncclMemFree(memory: *mut c_void) {
         match cuda() {
             Some(cuda) => cuda.free(memory)?,
-            // SAFETY: the caller gives back what `ncclMemAlloc` gave.
+            // SAFETY: the caller passes memory of `ncclMemAlloc`.
             None => unsafe { libc::free(memory) },
         }
         DONE

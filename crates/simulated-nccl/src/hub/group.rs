@@ -1,4 +1,4 @@
-//! The ranks of one communicator, and what they have asked of each other. It knows no sockets.
+//! The ranks of one communicator, and their pending calls. Independent of sockets.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -23,7 +23,7 @@ pub(super) struct Group {
     shrinks: HashMap<(Key, Vec<u32>), BTreeMap<u32, u64>>,
 }
 
-/// What one connection is told.
+/// A message to one connection.
 #[derive(Debug)]
 pub(super) struct Reply {
     pub(super) connection: u64,
@@ -39,7 +39,7 @@ struct Round {
     parts: BTreeMap<u32, (u64, Vec<u8>)>,
 }
 
-/// A message whose other side has not called yet; without data it is the receiver.
+/// One side of a message whose other side has not called yet; the receiver has no data.
 #[derive(Debug)]
 struct Half {
     tag: u64,
@@ -67,7 +67,7 @@ impl Group {
         self.left.iter().all(|left| *left)
     }
 
-    /// Takes what a rank asks; new communicators are numbered after `last`.
+    /// Handles a rank's request; new communicators are numbered after `last`.
     pub(super) fn handle(
         &mut self,
         rank: u32,
@@ -78,7 +78,7 @@ impl Group {
         match request {
             Request::Leave { aborted, .. } => return (self.leave(rank, aborted), Vec::new()),
             Request::Shrink { tag, key, excluded, .. } => return self.shrink(rank, tag, key, excluded, last),
-            // Whoever waits goes on waiting, until its communicator is aborted.
+            // Waiters keep waiting until their communicator is aborted.
             _ if self.broken => return (Vec::new(), Vec::new()),
             _ => {}
         }
@@ -96,7 +96,7 @@ impl Group {
         (replies, Vec::new())
     }
 
-    /// The connection has ended; where its rank had not left, the others are told.
+    /// Handles the end of a connection; if its rank had not left, the others are told.
     pub(super) fn lost(&mut self, connection: u64) -> Vec<Reply> {
         match self.rank_of(connection) {
             Some(rank) if !self.left[rank as usize] => self.leave(rank, true),
@@ -202,7 +202,7 @@ impl Group {
         (replies, group.into_iter().collect())
     }
 
-    /// Makes a communicator of ranks in their order, or tells them that they are in none.
+    /// Forms a communicator of ranks in their order, or tells them that they are in none.
     fn form(&self, ranks: &[(u32, u64)], wanted: bool, last: &mut u64) -> (Vec<Reply>, Option<Self>) {
         let members: Vec<_> = ranks.iter().map(|(rank, _)| self.members[*rank as usize]).collect();
         if wanted {
@@ -217,7 +217,7 @@ impl Group {
     }
 }
 
-/// What each rank gets; `None` where lengths do not fit.
+/// Returns the result of each rank; `None` if lengths do not match.
 fn results(call: &Call, parts: Vec<Vec<u8>>) -> Option<Vec<Arc<Vec<u8>>>> {
     let data_type = DataType(call.data_type);
     let ranks = parts.len();

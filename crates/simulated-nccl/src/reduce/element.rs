@@ -1,4 +1,4 @@
-//! Elements, and what they are summed as.
+//! Elements, and the types in which they are summed.
 
 use bytemuck::Pod;
 use half::{bf16, f16};
@@ -7,7 +7,7 @@ use super::float8::{E4m3, E5m2};
 
 /// An element of a reduction.
 pub(super) trait Element: Pod {
-    /// What elements are combined as; rounded once, at the end.
+    /// The type of the computation; the result is rounded once, at the end.
     type Sum: Copy;
 
     fn widen(self) -> Self::Sum;

@@ -1,13 +1,13 @@
-//! Floats of eight bits, as the OCP specification "8-bit floating point" has them; what is too large becomes the largest.
+//! 8-bit floats of the OCP specification "8-bit floating point"; values that are too large saturate.
 
 use bytemuck::{Pod, Zeroable};
 
-/// Four bits of exponent, three of mantissa; no infinity.
+/// 4 bits of exponent, 3 of mantissa; no infinity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(transparent)]
 pub(super) struct E4m3(pub(super) u8);
 
-/// Five bits of exponent, two of mantissa.
+/// 5 bits of exponent, 2 of mantissa.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(transparent)]
 pub(super) struct E5m2(pub(super) u8);
@@ -58,7 +58,7 @@ fn decode(magnitude: u8, mantissa_bits: u32, bias: i32) -> f32 {
     }
 }
 
-/// The nearest magnitude, by search, as magnitudes grow with their bits; of two equally near ones the even.
+/// Returns the nearest magnitude by binary search, since magnitudes grow with their bits; ties go to even.
 fn encode(value: f32, largest: u8, nan: u8, mantissa_bits: u32, bias: i32) -> u8 {
     if value.is_nan() {
         return nan;

@@ -18,7 +18,7 @@ fn integers_wrap_and_averages_truncate() {
 
 #[test]
 fn floats_of_16_bits_are_rounded_once() {
-    // In sixteen bits 2048 + 1 is 2048 again; summed as 32 bits and rounded once it is 2050.
+    // In 16 bits, 2048 + 1 is 2048 again; summed in 32 bits and rounded once, the result is 2050.
     let ones = [f16::ONE];
     check(DataType::FLOAT16, RedOp::SUM, &[&[f16::from_f32(2048.0)], &ones, &ones], &[f16::from_f32(2050.0)]);
     let ones = [bf16::ONE];

@@ -6,7 +6,7 @@ use bytemuck::Pod;
 use half::{bf16, f16};
 use nccl_sys::{Code, DataType, Progress, RedOp, ScalarResidence};
 
-/// What rank `rank` brings: small numbers that every type holds and whose sums and products do not round.
+/// Returns the data of rank `rank`: small numbers that every type holds and whose sums and products are exact.
 fn numbers(rank: usize, count: usize) -> Vec<i32> {
     (0..count).map(|place| ((place + rank) % 3 + 1) as i32).collect()
 }
@@ -27,7 +27,7 @@ fn reference(op: RedOp, ranks: usize, count: usize) -> Vec<i32> {
 
 fn all_reduce<T: Pod>(own: &Rank, send: &[T], receive: &mut [T], data_type: DataType, op: RedOp) {
     let (from, to) = (send.as_ptr().cast(), receive.as_mut_ptr().cast());
-    // SAFETY: both slices are as long as the first.
+    // SAFETY: both slices have the length of the first.
     let done = unsafe { own.nccl.all_reduce(from, to, send.len(), data_type, op, own.comm, NONE) };
     assert_eq!(done.unwrap(), Progress::Done);
 }
@@ -57,7 +57,7 @@ fn every_type_is_reduced_by_every_operation() {
     for ranks in 1..=3 {
         on_ranks(ranks, |own| {
             let all = [RedOp::SUM, RedOp::PROD, RedOp::MAX, RedOp::MIN, RedOp::AVG];
-            // Averages of floats are not those of integers.
+            // Averages of floats differ from those of integers.
             let floats = &all[..4];
             reduces_as_the_reference(own, DataType::INT8, &all, |value| value as i8);
             reduces_as_the_reference(own, DataType::UINT8, &all, |value| value as u8);
@@ -69,7 +69,7 @@ fn every_type_is_reduced_by_every_operation() {
             reduces_as_the_reference(own, DataType::BFLOAT16, floats, |value| bf16::from_f32(value as f32));
             reduces_as_the_reference(own, DataType::FLOAT32, floats, |value| value as f32);
             reduces_as_the_reference(own, DataType::FLOAT64, floats, f64::from);
-            // One in floats of eight bits.
+            // The value 1 in 8-bit floats.
             reduces_as_the_reference(own, DataType::FLOAT8_E4M3, &[RedOp::MAX], |_| 0x38u8);
             reduces_as_the_reference(own, DataType::FLOAT8_E5M2, &[RedOp::PROD], |_| 0x3cu8);
         });
@@ -156,7 +156,7 @@ fn messages_arrive_in_order_and_in_groups_both_ways() {
         nccl.group_start().unwrap();
         for place in 0..2 {
             let (from, to) = ((&raw const sent[place]).cast(), (&raw mut received[place]).cast());
-            // SAFETY: the arrays stay until the group has ended.
+            // SAFETY: the arrays live until the group has ended.
             let _ = unsafe { nccl.send(from, 1, DataType::UINT8, peer, *comm, NONE) }.unwrap();
             // SAFETY: as above.
             let _ = unsafe { nccl.recv(to, 1, DataType::UINT8, peer, *comm, NONE) }.unwrap();
@@ -173,7 +173,7 @@ fn sums_of_multiples_have_a_factor_for_each_rank() {
         let Rank { nccl, comm, rank, .. } = own;
         let factor = [0.5f32, 3.0][*rank];
         let make = |residence| {
-            // SAFETY: the factor stays until the operation has ended.
+            // SAFETY: the factor lives until the operation has ended.
             unsafe { nccl.red_op_create_pre_mul_sum((&raw const factor).cast(), DataType::FLOAT32, residence, *comm) }
         };
         for residence in [ScalarResidence::HOST_IMMEDIATE, ScalarResidence::DEVICE] {
@@ -183,10 +183,10 @@ fn sums_of_multiples_have_a_factor_for_each_rank() {
             all_reduce(own, &[10f32], &mut receive, DataType::FLOAT32, op);
             assert_eq!(receive, [35.0]);
             let memory: *mut c_void = receive.as_mut_ptr().cast();
-            // SAFETY: it is refused before memory is touched.
+            // SAFETY: it is rejected before memory is accessed.
             let other = unsafe { nccl.all_reduce(memory, memory, 1, DataType::FLOAT64, op, *comm, NONE) };
             assert_eq!(code(other), Code::INVALID_ARGUMENT);
-            // SAFETY: the reduction is one of this communicator.
+            // SAFETY: the reduction belongs to this communicator.
             unsafe { nccl.red_op_destroy(op, *comm) }.unwrap();
             // SAFETY: as above.
             assert_eq!(code(unsafe { nccl.red_op_destroy(op, *comm) }), Code::INVALID_ARGUMENT);
@@ -201,7 +201,7 @@ fn wrong_arguments_are_told() {
         let to: *mut c_void = memory.as_mut_ptr().cast();
         let float = DataType::FLOAT32;
         let wrong = [
-            // SAFETY: each is refused before memory is touched.
+            // SAFETY: each is rejected before memory is accessed.
             unsafe { own.nccl.broadcast(to, to, 1, float, 1, own.comm, NONE) },
             // SAFETY: as above.
             unsafe { own.nccl.all_reduce(to, to, 1, DataType(99), RedOp::SUM, own.comm, NONE) },
@@ -218,7 +218,7 @@ fn wrong_arguments_are_told() {
         // SAFETY: nothing is sent.
         let _ = unsafe { own.nccl.all_reduce(NONE, NONE, 0, float, RedOp::SUM, own.comm, NONE) }.unwrap();
         let registered = own.nccl.mem_alloc(64).unwrap();
-        // SAFETY: the memory stays until it is deregistered.
+        // SAFETY: the memory lives until it is deregistered.
         let handle = unsafe { own.nccl.comm_register(own.comm, registered, 64) }.unwrap();
         // SAFETY: nothing uses it.
         unsafe { own.nccl.comm_deregister(own.comm, handle) }.unwrap();

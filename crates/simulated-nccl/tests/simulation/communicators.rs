@@ -1,4 +1,4 @@
-//! How communicators are made, divided, broken and ended.
+//! Creation, division, failure and destruction of communicators.
 use std::ffi::c_void;
 use std::ptr;
 use std::thread;
@@ -18,7 +18,7 @@ fn one_thread_drives_several_ranks() {
         let mut comms = [ptr::null_mut(); 3];
         nccl.group_start().unwrap();
         for (rank, comm) in (0..).zip(&mut comms) {
-            // SAFETY: the array stays until the group has ended.
+            // SAFETY: the array lives until the group has ended.
             let _ = unsafe { nccl.comm_init_rank(comm, 3, id, rank) }.unwrap();
         }
         assert_eq!(nccl.group_end().unwrap(), Progress::Done);
@@ -48,7 +48,7 @@ fn drive(nccl: &Library, comms: &[Comm]) {
     nccl.group_start().unwrap();
     for (comm, value) in comms.iter().zip(&mut values) {
         let memory: *mut c_void = ptr::from_mut(value).cast();
-        // SAFETY: the values stay until the group has ended.
+        // SAFETY: the values live until the group has ended.
         let _ = unsafe { nccl.all_reduce(memory, memory, 1, DataType::INT32, RedOp::SUM, *comm, NONE) }.unwrap();
     }
     let _ = nccl.group_end().unwrap();
@@ -62,7 +62,7 @@ fn drive(nccl: &Library, comms: &[Comm]) {
 fn a_group_with_a_wrong_call_launches_nothing() {
     on_ranks(1, |own| {
         own.nccl.group_start().unwrap();
-        // SAFETY: it is refused.
+        // SAFETY: it is rejected.
         let wrong = unsafe { own.nccl.send(NONE, 1, DataType::INT8, 7, own.comm, NONE) };
         assert_eq!(code(wrong), Code::INVALID_ARGUMENT);
         assert_eq!(code(own.nccl.group_end()), Code::INVALID_ARGUMENT);
@@ -122,7 +122,7 @@ fn who_waits_for_a_rank_that_does_not_come_can_abort() {
         thread::sleep(Duration::from_millis(50));
         assert_eq!(state(&nccl, comm), Code::IN_PROGRESS);
         abort(&nccl, comm);
-        // SAFETY: the simulation tells pointers that are stale.
+        // SAFETY: the simulation detects stale pointers.
         let stale = unsafe { nccl.comm_async_error(comm) };
         assert_eq!(code(stale), Code::INVALID_ARGUMENT);
     });
@@ -134,7 +134,7 @@ fn an_abort_reaches_the_other_ranks() {
         let comm = join(&nccl, 3, id, rank);
         assert_eq!(sum(&nccl, comm, 1).unwrap().1, 3);
         if rank > 0 {
-            // On the calling thread nobody could abort, so that the wait ends.
+            // On the calling thread no other thread could abort, so the wait ends.
             assert_eq!(code(sum(&nccl, comm, 1)), Code::REMOTE_ERROR);
             assert_eq!(state(&nccl, comm), Code::REMOTE_ERROR);
         }
@@ -221,7 +221,7 @@ fn a_hub_ends_with_its_connections() {
             assert_eq!(sum(&own.nccl, own.comm, 1).unwrap().1, 2);
         });
     };
-    // Other tests of this process have hubs of their own, so only a leak in each of many runs is seen.
+    // Other tests of this process have hubs of their own, so only a leak in each of many runs is visible.
     (0..100).for_each(|_| run());
     let settled = (0..200).any(|_| {
         thread::sleep(Duration::from_millis(50));

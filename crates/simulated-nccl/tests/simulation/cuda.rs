@@ -1,4 +1,4 @@
-//! The few functions of CUDA that tests of streams need.
+//! The functions of CUDA that tests of streams need.
 
 use std::ffi::{c_int, c_void};
 use std::path::Path;
@@ -8,12 +8,12 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use libloading::Library;
 use nccl_sys::Stream;
 
-/// What [`Cuda::query`] says of a stream that is not done.
+/// The result of [`Cuda::query`] for a stream that is not done.
 pub(crate) const NOT_READY: c_int = 600;
 
 type HostFunction = unsafe extern "C" fn(*mut c_void);
 
-/// A driver that is open for good.
+/// A driver that is never unloaded.
 pub(crate) struct Cuda {
     retain: unsafe extern "C" fn(*mut *mut c_void, c_int) -> c_int,
     bind: unsafe extern "C" fn(*mut c_void) -> c_int,
@@ -32,7 +32,7 @@ impl Cuda {
         // SAFETY: the simulated driver's initialisers may run.
         let library = Box::leak(Box::new(unsafe { Library::new(file) }.unwrap()));
         let init: unsafe extern "C" fn(u32) -> c_int = find(library, "cuInit");
-        // SAFETY: there are no flags but 0.
+        // SAFETY: 0 is the only valid flag.
         assert_eq!(unsafe { init(0) }, 0);
         Self {
             retain: find(library, "cuDevicePrimaryCtxRetain"),
@@ -48,12 +48,12 @@ impl Cuda {
         }
     }
 
-    /// A stream of a device whose context the thread gets.
+    /// Returns a stream of a device whose context becomes current on the thread.
     pub(crate) fn stream(&self, device: c_int) -> Stream {
         let (mut context, mut stream) = (ptr::null_mut(), ptr::null_mut());
         // SAFETY: a context is written.
         assert_eq!(unsafe { (self.retain)(&mut context, device) }, 0);
-        // SAFETY: the context is one.
+        // SAFETY: the context is valid.
         assert_eq!(unsafe { (self.bind)(context) }, 0);
         // SAFETY: a stream is written.
         assert_eq!(unsafe { (self.create)(&mut stream, 0) }, 0);
@@ -61,33 +61,33 @@ impl Cuda {
     }
 
     pub(crate) fn query(&self, stream: Stream) -> c_int {
-        // SAFETY: the stream is one.
+        // SAFETY: the stream is valid.
         unsafe { (self.query)(stream) }
     }
 
     pub(crate) fn wait(&self, stream: Stream) {
-        // SAFETY: the stream is one.
+        // SAFETY: the stream is valid.
         assert_eq!(unsafe { (self.wait)(stream) }, 0);
     }
 
-    /// Holds a stream up until something is sent.
+    /// Blocks a stream until a message is sent.
     pub(crate) fn hold(&self, stream: Stream) -> Sender<()> {
         unsafe extern "C" fn held(receiver: *mut c_void) {
-            // SAFETY: it is the box below, and comes once.
+            // SAFETY: it is the box created below, passed once.
             let receiver = unsafe { Box::from_raw(receiver.cast::<Receiver<()>>()) };
             let _ = receiver.recv();
         }
         let (sender, receiver) = mpsc::channel();
-        // SAFETY: the function takes the box.
+        // SAFETY: the function takes ownership of the box.
         assert_eq!(unsafe { (self.call)(stream, held, Box::into_raw(Box::new(receiver)).cast()) }, 0);
         sender
     }
 
-    /// A graph of what a body enqueues.
+    /// Returns an executable graph of the work that a body enqueues.
     pub(crate) fn capture(&self, stream: Stream, body: impl FnOnce()) -> *mut c_void {
         const RELAXED: u32 = 2;
         let (mut graph, mut ready) = (ptr::null_mut(), ptr::null_mut());
-        // SAFETY: the stream is one.
+        // SAFETY: the stream is valid.
         assert_eq!(unsafe { (self.begin)(stream, RELAXED) }, 0);
         body();
         // SAFETY: a graph is written.
@@ -98,12 +98,12 @@ impl Cuda {
     }
 
     pub(crate) fn launch(&self, graph: *mut c_void, stream: Stream) {
-        // SAFETY: the graph is of `capture`.
+        // SAFETY: the graph was created by `capture`.
         assert_eq!(unsafe { (self.launch)(graph, stream) }, 0);
     }
 }
 
 fn find<F: Copy>(library: &Library, name: &str) -> F {
-    // SAFETY: the driver's header gives the functions that are asked for the types that they get.
+    // SAFETY: the driver's header gives these functions the requested types.
     *unsafe { library.get::<F>(name) }.unwrap()
 }

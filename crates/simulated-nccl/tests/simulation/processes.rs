@@ -1,4 +1,4 @@
-//! Ranks that are processes: they die, leave early, and fail as the environment asks.
+//! Ranks that are processes: they die, leave early, and fail as the environment requests.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -9,12 +9,12 @@ use nccl_sys::{Code, Library, UniqueId};
 
 use crate::support::{LIMIT, abort, code, destroy, join, nccl, state, state_after, sum};
 
-/// What a child does; without it, `child` is no test.
+/// Selects what a child does; if unset, `child` does nothing as a test.
 const PART: &str = "SIMULATED_NCCL_TEST_PART";
 const RANK: &str = "SIMULATED_NCCL_TEST_RANK";
 const ID: &str = "SIMULATED_NCCL_TEST_ID";
 
-/// Three children that play a part.
+/// Starts three children that run a part.
 fn three(part: &str, id: &Path) -> Job {
     let job = Job::builder(env::current_exe().unwrap()).args(["processes::child", "--exact", "--nocapture"]);
     let job = job.tasks(3).env(PART, part).env(ID, id.to_string_lossy());
@@ -23,7 +23,7 @@ fn three(part: &str, id: &Path) -> Job {
 
 #[test]
 fn the_end_of_a_rank_reaches_the_others() {
-    // Rank 0 has the hub.
+    // Rank 0 runs the hub.
     for (victim, others) in [(1, [0, 2]), (0, [1, 2])] {
         let folder = tempfile::tempdir().unwrap();
         let mut job = three("watch", &folder.path().join("id"));
@@ -75,7 +75,7 @@ fn child() {
     }
 }
 
-/// Joins as the environment says.
+/// Joins with the settings of the environment.
 fn joined() -> (Library, nccl_sys::Comm, usize) {
     let nccl = nccl();
     let rank = env::var(RANK).unwrap().parse().unwrap();
@@ -85,7 +85,7 @@ fn joined() -> (Library, nccl_sys::Comm, usize) {
     (nccl, comm, rank)
 }
 
-/// The id, by way of a file.
+/// Passes the id through a file.
 fn carried(nccl: &Library, rank: usize) -> UniqueId {
     let file = env::var(ID).unwrap();
     if rank == 0 {
@@ -104,7 +104,7 @@ fn carried(nccl: &Library, rank: usize) -> UniqueId {
     }
 }
 
-/// Rank 0 leaves at once, while the others go on without it.
+/// Rank 0 leaves at once, while the others continue without it.
 fn leave() {
     let (nccl, comm, rank) = joined();
     let mut others = ptr::null_mut();

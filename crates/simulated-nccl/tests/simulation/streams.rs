@@ -1,4 +1,4 @@
-//! Operations on streams of a simulated CUDA, where cargo has built one beside this test.
+//! Operations on streams of a simulated CUDA, if cargo has built one beside this test.
 
 use std::ffi::{c_int, c_void};
 use std::os::unix::fs::symlink;
@@ -16,7 +16,7 @@ use crate::support::{LIMIT, abort, destroy, join, state, state_after};
 /// The folder in which a child finds both libraries.
 const FOLDER: &str = "SIMULATED_NCCL_TEST_FOLDER";
 
-/// CUDA is found when NCCL first needs it, so these tests have a process of their own.
+/// CUDA is located when NCCL first needs it, so these tests run in a separate process.
 #[test]
 fn operations_run_on_streams() {
     let built = env::current_exe().unwrap().with_file_name("libsimulated_cuda.so");
@@ -37,7 +37,7 @@ fn operations_run_on_streams() {
     assert!(outcome.success() && outcome.stdout.contains("ok. 5 passed"), "{outcome:?}");
 }
 
-/// What a child has; `None` in a process that is no child.
+/// Returns the libraries of a child; `None` in a process that is not a child.
 fn both() -> Option<(Cuda, Library)> {
     let folder = PathBuf::from(env::var_os(FOLDER)?);
     let cuda = Cuda::open(&folder.join("libcuda.so.1"));
@@ -46,22 +46,22 @@ fn both() -> Option<(Cuda, Library)> {
 }
 
 fn add_up(nccl: &Library, comm: Comm, value: *mut i32, stream: Stream) {
-    // SAFETY: the value stays until the stream has passed the operation.
+    // SAFETY: the value lives until the stream has completed the operation.
     let done = unsafe { nccl.all_reduce(value.cast(), value.cast(), 1, DataType::INT32, RedOp::SUM, comm, stream) };
     let _ = done.unwrap();
 }
 
-/// A value that streams may write to while a test looks at it.
+/// Returns a value that streams may write while a test reads it.
 fn value(of: i32) -> *mut i32 {
     Box::into_raw(Box::new(of))
 }
 
 fn read(value: *mut i32) -> i32 {
-    // SAFETY: it is of `value`, and never freed.
+    // SAFETY: it was created by `value` and is never freed.
     unsafe { value.read_volatile() }
 }
 
-/// Two ranks as threads on devices of their own, with a stream each.
+/// Runs two ranks as threads on different devices, with a stream each.
 fn two_ranks(body: impl Fn(&Cuda, &Library, Comm, Stream, usize) + Send + Sync + Copy + 'static) {
     let Some((_, nccl)) = both() else { return };
     let id = nccl.unique_id().unwrap();
@@ -93,7 +93,7 @@ mod inside {
             held.send(()).unwrap();
             cuda.wait(stream);
             assert_eq!(read(sum), 6);
-            // SAFETY: the communicator is one.
+            // SAFETY: the communicator is valid.
             assert_eq!(unsafe { nccl.comm_device(comm) }.unwrap(), rank as c_int);
             destroy(nccl, comm);
         });
@@ -106,10 +106,10 @@ mod inside {
                 return abort(nccl, comm);
             }
             let sum = value(1);
-            // A rank that is gone already refuses at once.
+            // A rank that is gone refuses at once.
             if state(nccl, comm) == Code::SUCCESS {
                 let memory = sum.cast::<c_void>();
-                // SAFETY: the value stays for good.
+                // SAFETY: the value is never freed.
                 let _ = unsafe { nccl.all_reduce(memory, memory, 1, DataType::INT32, RedOp::SUM, comm, stream) };
             }
             assert_eq!(state_after(nccl, comm, Code::SUCCESS), Code::REMOTE_ERROR);

@@ -10,7 +10,7 @@ use distribute_testkit::within;
 use nccl_sys::{Code, Comm, Config, DataType, Error, Library, Progress, RedOp, Search, UniqueId};
 
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
-/// The stream of operations on the calling thread.
+/// The null stream, on which operations run on the calling thread.
 pub(crate) const NONE: *mut c_void = ptr::null_mut();
 
 static LIBRARY: LazyLock<Library> = LazyLock::new(|| {
@@ -23,7 +23,7 @@ pub(crate) fn nccl() -> Library {
     LIBRARY.clone()
 }
 
-/// A rank in its thread.
+/// A rank and its thread's state.
 pub(crate) struct Rank {
     pub(crate) nccl: Library,
     pub(crate) comm: Comm,
@@ -31,7 +31,7 @@ pub(crate) struct Rank {
     pub(crate) ranks: usize,
 }
 
-/// Runs a body for each rank of a communicator, which it destroys afterwards.
+/// Runs a body for each rank of a communicator and then destroys the communicator.
 pub(crate) fn on_ranks(ranks: usize, body: impl Fn(&Rank) + Send + Sync + 'static) {
     each(ranks, move |nccl, id, rank| {
         let comm = join(&nccl, ranks, id, rank);
@@ -41,7 +41,7 @@ pub(crate) fn on_ranks(ranks: usize, body: impl Fn(&Rank) + Send + Sync + 'stati
     });
 }
 
-/// Runs a body in a thread for each rank that is to join.
+/// Runs a body in one thread per rank that is to join.
 pub(crate) fn each(ranks: usize, body: impl Fn(Library, UniqueId, usize) + Send + Sync + 'static) {
     within(LIMIT, move || {
         let nccl = nccl();
@@ -70,18 +70,18 @@ pub(crate) fn join_without_waiting(nccl: &Library, ranks: usize, id: UniqueId, r
     let config = Config::new().blocking(false);
     // NCCL may write to it until the communicator is no longer in progress.
     let comm = Box::leak(Box::new(ptr::null_mut()));
-    // SAFETY: `comm` stays for good.
+    // SAFETY: `comm` is never freed.
     let joined = unsafe { nccl.comm_init_rank_config(comm, ranks as i32, id, rank as i32, &config) };
     assert_eq!(joined.unwrap(), Progress::InProgress);
     *comm
 }
 
 pub(crate) fn state(nccl: &Library, comm: Comm) -> Code {
-    // SAFETY: the communicator is one of this test.
+    // SAFETY: the communicator belongs to this test.
     unsafe { nccl.comm_async_error(comm) }.unwrap()
 }
 
-/// Asks for the state until it is no longer the given one.
+/// Polls the state until it is no longer `before`.
 pub(crate) fn state_after(nccl: &Library, comm: Comm, before: Code) -> Code {
     let deadline = Instant::now() + Duration::from_secs(20);
     loop {
@@ -101,7 +101,7 @@ pub(crate) fn code<T: std::fmt::Debug>(result: Result<T, Error>) -> Code {
     }
 }
 
-/// Adds up one number of each rank, on the calling thread.
+/// Sums one number of each rank, on the calling thread.
 pub(crate) fn sum(nccl: &Library, comm: Comm, value: i32) -> Result<(Progress, i32), Error> {
     let mut sum = value;
     let memory: *mut c_void = (&raw mut sum).cast();
@@ -111,11 +111,11 @@ pub(crate) fn sum(nccl: &Library, comm: Comm, value: i32) -> Result<(Progress, i
 }
 
 pub(crate) fn destroy(nccl: &Library, comm: Comm) {
-    // SAFETY: nobody uses the communicator any more.
+    // SAFETY: the communicator is no longer used.
     let _ = unsafe { nccl.comm_destroy(comm) }.unwrap();
 }
 
 pub(crate) fn abort(nccl: &Library, comm: Comm) {
-    // SAFETY: nobody uses the communicator afterwards.
+    // SAFETY: the communicator is no longer used.
     let _ = unsafe { nccl.comm_abort(comm) }.unwrap();
 }
