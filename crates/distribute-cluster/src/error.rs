@@ -12,7 +12,7 @@ pub enum Error {
     /// The description of the cluster or of this process's task is invalid.
     #[error("{subject}: {problem}. Given: {given}. Expected: {expected}. {mend}")]
     Config {
-        /// What is described, such as `TF_CONFIG`.
+        /// The subject of the description, such as `TF_CONFIG`.
         subject: &'static str,
         /// The problem.
         problem: String,
@@ -110,7 +110,7 @@ pub enum Error {
         task: String,
         /// The call.
         what: String,
-        /// What is too large, the limit, and a remedy.
+        /// The item that is too large, the limit, and a remedy.
         problem: String,
     },
     /// A member failed while this task waited.

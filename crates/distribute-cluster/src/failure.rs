@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::Task;
 
-/// Whether a restart may help after a failure. The kind is sent with the failure, so that all processes of a job end
+/// The kind of a failure: whether a restart may help. It is sent with the failure, so that all processes of a job end
 /// with the same exit code and a job manager can decide whether to restart it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]

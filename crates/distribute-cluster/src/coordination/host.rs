@@ -76,17 +76,17 @@ pub struct LocalHost {
     pub decided_by: HostDecision,
 }
 
-/// How the host at which other members reach a process was determined.
+/// The source of the host at which other members reach a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum HostDecision {
-    /// By the process's own address in the description of the job.
+    /// The process's own address in the description of the job.
     Description,
-    /// By the choice of an interface in this variable or option.
+    /// The choice of an interface in this variable or option.
     Interface(&'static str),
-    /// By the route to the leader.
+    /// The route to the leader.
     Route,
-    /// Not at all: there is no route to the leader, or its name cannot be resolved. The loopback address is used.
+    /// None: there is no route to the leader, or its name cannot be resolved. The loopback address is used.
     NoRoute,
 }
 

@@ -172,7 +172,7 @@ impl fmt::Debug for CoordinationOptions {
     }
 }
 
-/// What a task waits for while it joins; its `Display` form is a sentence.
+/// The progress of a joining task and what it waits for; its `Display` form is a sentence.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Waiting {
