@@ -1,8 +1,8 @@
-//! The reading process's position among the workers, and what an input function receives of it.
+//! The reading process's position among the workers, and the context of an input function.
 
 use crate::{Error, Result};
 
-/// What an input function receives about the pipeline that it creates.
+/// The description of the pipeline that an input function must create.
 ///
 /// # Source
 /// `tf.distribute.InputContext`.

@@ -251,7 +251,7 @@ pub struct DistributedDataset<T> {
     open: StepOpener<T>,
     empty: EmptyParts<T>,
     way: Way,
-    /// What this worker reads in a whole pass.
+    /// The lanes that this worker reads in a whole pass.
     lanes: Vec<Lane>,
     cardinality: Cardinality,
     depth: usize,

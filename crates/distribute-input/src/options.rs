@@ -1,6 +1,6 @@
 //! Options of distributed datasets.
 
-/// How the data are divided between workers.
+/// The policy by which the data are divided between workers.
 ///
 /// # Source
 /// `tf.data.experimental.AutoShardPolicy`.
@@ -22,7 +22,7 @@ pub enum AutoShardPolicy {
     Off,
 }
 
-/// What happens when some replicas have no data left and others do.
+/// The treatment of steps for which some replicas have no data left and others do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum UnequalData {
     /// Replicas without data continue with empty parts, which have weight zero, until all data have been seen.
@@ -34,7 +34,7 @@ pub enum UnequalData {
     Stop,
 }
 
-/// How often an input function is called.
+/// The number of calls of an input function.
 ///
 /// # Source
 /// `tf.distribute.InputReplicationMode`.
@@ -47,20 +47,20 @@ pub enum InputReplicationMode {
     PerReplica,
 }
 
-/// How a distributed dataset is read.
+/// Options of a distributed dataset.
 ///
 /// # Source
 /// `tf.distribute.InputOptions`, and the distribution options of `tf.data`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InputOptions {
-    /// How the data are divided between workers.
+    /// The policy by which the data are divided between workers.
     pub auto_shard_policy: AutoShardPolicy,
     /// Whether the rows of each step are the same for every number of workers. If so, every worker iterates over the
     /// whole dataset even if it could read files of its own.
     pub deterministic: bool,
-    /// What happens when some replicas have no data left.
+    /// The treatment of steps for which some replicas have no data left.
     pub unequal_data: UnequalData,
-    /// How often an input function is called.
+    /// The number of calls of an input function.
     pub replication_mode: InputReplicationMode,
     /// The number of steps that each pass reads ahead on a thread; 0 reads on demand, [`AUTOTUNE`](crate::AUTOTUNE)
     /// adapts the depth. A deeper prefetch at the end of the dataset takes precedence. Default: 1.

@@ -128,14 +128,14 @@ impl BadRecord {
     }
 }
 
-/// How files are read.
+/// Options for reading files.
 #[derive(Clone, Debug)]
 pub struct ReadOptions {
     /// The number of files that are open at a time. Default: 1.
     pub cycle: usize,
     /// The number of consecutive records taken from each open file in turn. Default: 1.
     pub block: usize,
-    /// What happens to records and files that cannot be read.
+    /// The treatment of records and files that cannot be read.
     pub bad_records: BadRecords,
 }
 
@@ -145,7 +145,7 @@ impl Default for ReadOptions {
     }
 }
 
-/// What happens to records and files that cannot be read.
+/// The treatment of records and files that cannot be read.
 #[derive(Clone, Debug, Default)]
 pub enum BadRecords {
     /// The pass ends with an error that names file, record and byte.

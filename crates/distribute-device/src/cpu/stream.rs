@@ -17,7 +17,7 @@ use crate::host_fn;
 use crate::{DeviceBuffer, DeviceSpec, Error, Event, HostBuffer, HostFn, HostSlot, Result, Stream, Transfer};
 
 /// How long dropping a stream waits for its operations; after that they continue in the background.
-const DROP_PATIENCE: Duration = Duration::from_secs(10);
+const DROP_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[derive(Debug)]
 pub(super) struct CpuStream {
@@ -187,7 +187,7 @@ impl Drop for CpuStream {
         };
         // A host function may drop the last handle to its own stream.
         let own_thread = worker.thread().id() == thread::current().id();
-        if !own_thread && self.ended.recv_timeout(DROP_PATIENCE) == Err(RecvTimeoutError::Disconnected) {
+        if !own_thread && self.ended.recv_timeout(DROP_TIMEOUT) == Err(RecvTimeoutError::Disconnected) {
             // The worker does not panic, since host functions are caught, and a drop could not report it.
             let _ = worker.join();
         }

@@ -9,7 +9,7 @@ use super::stream::{CudaStream, Place};
 use crate::host_buffer::whole_elements;
 use crate::{DType, DeviceBuffer, Error, Result};
 
-/// How elements are combined.
+/// The operation by which elements are combined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Combine {
     /// Addition; integers wrap.

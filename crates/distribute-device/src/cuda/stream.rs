@@ -18,7 +18,7 @@ use crate::host_fn;
 use crate::{DeviceBuffer, DeviceSpec, Error, Event, HostBuffer, HostFn, HostSlot, Result, Stream, Transfer};
 
 /// How long dropping a stream waits for the copies that still use host buffers.
-const DROP_PATIENCE: Duration = Duration::from_secs(10);
+const DROP_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A stream of a GPU: [`Stream`], and arithmetic on device memory in its order.
 ///
@@ -33,7 +33,7 @@ pub struct CudaStream {
     pool: Arc<Pool>,
     failures: Arc<Failures>,
     /// Host buffers of copies in flight, in the order in which the copies end.
-    flights: Mutex<VecDeque<(Mark, HostSlot)>>,
+    in_flight: Mutex<VecDeque<(Mark, HostSlot)>>,
 }
 
 /// The driver's stream.
@@ -92,7 +92,7 @@ impl CudaStream {
     pub(super) fn new(device: DeviceSpec, name: String, raw: RawStream, pool: Arc<Pool>) -> CudaStream {
         let name: Arc<str> = name.into();
         let failures = Failures::new(Arc::clone(&name));
-        CudaStream { device, name, raw: Arc::new(raw), pool, failures, flights: Mutex::default() }
+        CudaStream { device, name, raw: Arc::new(raw), pool, failures, in_flight: Mutex::default() }
     }
 
     /// Returns the driver's handle (`CUstream`, `cudaStream_t`), for libraries that enqueue operations themselves.
@@ -182,18 +182,18 @@ impl CudaStream {
     }
 
     /// Releases the host buffers of copies that have ended.
-    fn land(&self, flights: &mut VecDeque<(Mark, HostSlot)>) {
-        while flights.front().is_some_and(|(mark, _)| mark.is_reached().unwrap_or(true)) {
-            flights.pop_front();
+    fn release_finished(&self, in_flight: &mut VecDeque<(Mark, HostSlot)>) {
+        while in_flight.front().is_some_and(|(mark, _)| mark.is_reached().unwrap_or(true)) {
+            in_flight.pop_front();
         }
     }
 
     /// Keeps a host buffer until the copy that was just enqueued has ended.
     fn transfer(&self, slot: HostSlot) -> Result<Transfer> {
         let recorded = self.recorded()?;
-        let mut flights = self.flights.lock().unwrap_or_else(PoisonError::into_inner);
-        self.land(&mut flights);
-        flights.push_back((recorded.mark.clone(), slot.clone()));
+        let mut in_flight = self.in_flight.lock().unwrap_or_else(PoisonError::into_inner);
+        self.release_finished(&mut in_flight);
+        in_flight.push_back((recorded.mark.clone(), slot.clone()));
         Ok(Transfer::new(Arc::new(CudaEvent::recorded(self.device.clone(), recorded)), slot))
     }
 }
@@ -366,16 +366,16 @@ impl Stream for CudaStream {
             error => error,
         })?;
         Failures::settle(&place);
-        self.land(&mut self.flights.lock().unwrap_or_else(PoisonError::into_inner));
+        self.release_finished(&mut self.in_flight.lock().unwrap_or_else(PoisonError::into_inner));
         Ok(())
     }
 }
 
 impl Drop for CudaStream {
     fn drop(&mut self) {
-        let deadline = Instant::now() + DROP_PATIENCE;
-        let flights = std::mem::take(&mut *self.flights.lock().unwrap_or_else(PoisonError::into_inner));
-        for (mark, slot) in flights {
+        let deadline = Instant::now() + DROP_TIMEOUT;
+        let in_flight = std::mem::take(&mut *self.in_flight.lock().unwrap_or_else(PoisonError::into_inner));
+        for (mark, slot) in in_flight {
             let slot_is_empty = slot.with(|_| ()).is_none();
             if !slot_is_empty && matches!(mark.wait(deadline, String::new), Err(Error::Deadline { .. })) {
                 // The GPU may still write to the buffer, so it is leaked.

@@ -106,15 +106,15 @@ impl<T: Send + 'static> Prefetched<T> {
             thread_left: false,
         };
         let shared = Arc::new(Shared { buffer: Mutex::new(buffer), filled: Condvar::new(), drained: Condvar::new() });
-        let farewell = Farewell(Arc::clone(&shared));
+        let end_signal = EndSignal(Arc::clone(&shared));
         let thread = thread::Builder::new()
             .name("input-prefetch".to_owned())
             .spawn(move || {
                 // Declared first and therefore dropped last: when the reader is notified, the source is closed.
-                let farewell = farewell;
+                let end_signal = end_signal;
                 background::begin();
                 for item in open() {
-                    if !farewell.0.put(item) {
+                    if !end_signal.0.put(item) {
                         break;
                     }
                 }
@@ -225,9 +225,9 @@ impl<T> Shared<T> {
 }
 
 /// Tells the reader on drop that the thread ends, including by a panic.
-struct Farewell<T>(Arc<Shared<T>>);
+struct EndSignal<T>(Arc<Shared<T>>);
 
-impl<T> Drop for Farewell<T> {
+impl<T> Drop for EndSignal<T> {
     fn drop(&mut self) {
         self.0.lock().thread_left = true;
         self.0.filled.notify_all();

@@ -4,7 +4,7 @@ use super::{Start, Step};
 use crate::dataset::Items;
 use crate::{InputPosition, Result};
 
-/// What a pass yields next.
+/// The kind of item that a pass yields next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum More {
     /// Nothing: this worker has no data left.
