@@ -31,8 +31,9 @@
 //!
 //! let (rank, id, memory, stream) = rank_and_device_memory();
 //! let mut comm = std::ptr::null_mut();
-//! // SAFETY: `comm` outlives the call; the other rank calls likewise; the memory holds 1024 floats until the stream is
-//! done. unsafe {
+//! // SAFETY: `comm` outlives the call; the other rank calls likewise; the memory holds 1024 floats until the stream
+//! // is done.
+//! unsafe {
 //!     nccl.comm_init_rank(&mut comm, 2, id, rank)?;
 //!     let progress = nccl.all_reduce(memory, memory, 1024, DataType::FLOAT32, RedOp::SUM, comm, stream)?;
 //!     assert_eq!(progress, Progress::Done);
