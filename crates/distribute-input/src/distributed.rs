@@ -269,8 +269,9 @@ impl<T: Send + 'static> DistributedDataset<T> {
     /// # Examples
     /// ```
     /// use distribute_input::{Dataset, InputOptions, InputTopology, distribute_dataset};
-    /// let data = distribute_dataset(&Dataset::range(0..9).batch(2), InputTopology::local(2)?,
-    /// InputOptions::default())?; let mut steps = data.with_stand_ins().iter();
+    /// let data = Dataset::range(0..9).batch(2);
+    /// let data = distribute_dataset(&data, InputTopology::local(2)?, InputOptions::default())?;
+    /// let mut steps = data.with_stand_ins().iter();
     /// let last = steps.by_ref().last().expect("there are five steps")?;
     /// assert_eq!([last[0].as_slice(), last[1].as_slice()], [&[8][..], &[8]]);
     /// assert_eq!(steps.examples(), [true, false]);
