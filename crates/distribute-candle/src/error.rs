@@ -22,6 +22,7 @@ pub enum Error {
     #[error(transparent)]
     Collective(#[from] distribute_collectives::Error),
     /// Of parameter servers.
+    #[cfg(feature = "parameter-server")]
     #[error(transparent)]
     ParameterServer(#[from] distribute_parameter_server::Error),
     /// Of training: callbacks, checkpoints, metrics, progress.
@@ -51,75 +52,6 @@ pub enum Error {
         given: Vec<usize>,
         /// How many examples there are.
         examples: usize,
-    },
-    /// The cluster is described wrongly.
-    #[error(transparent)]
-    Cluster(#[from] distribute_cluster::Error),
-    /// What an input function of an Estimator returned.
-    #[error("the input function failed: {0}")]
-    InputFunction(#[source] distribute_input::BoxError),
-    /// A feature is not what a column of the model wants.
-    #[error("feature {name:?}: {problem}")]
-    Feature {
-        /// The feature.
-        name: String,
-        /// What is wrong with it, and what to do.
-        problem: String,
-    },
-    /// The description of a column makes no sense.
-    #[error("feature column {name:?}: {problem}")]
-    FeatureColumn {
-        /// The column.
-        name: String,
-        /// What is wrong with it, and what to do.
-        problem: String,
-    },
-    /// Labels are not what a model wants.
-    #[error("the labels do not fit the model: {problem}")]
-    Labels {
-        /// What does not fit, and what to do.
-        problem: String,
-    },
-    /// What a model of an Estimator returned lacks something.
-    #[error("the EstimatorSpec of mode {mode}: {problem}")]
-    Spec {
-        /// The mode.
-        mode: crate::Mode,
-        /// What is wrong, and what to do.
-        problem: String,
-    },
-    /// Settings of an Estimator contradict each other or the cluster.
-    #[error("{what}: {problem}")]
-    Configuration {
-        /// What was configured, such as `RunConfig`.
-        what: &'static str,
-        /// What is wrong, and what to do.
-        problem: String,
-    },
-    /// A folder has no checkpoint.
-    #[error("there is no checkpoint in {}; call train first, or correct model_dir", folder.display())]
-    NoCheckpoint {
-        /// The folder.
-        folder: std::path::PathBuf,
-    },
-    /// A checkpoint has no variable of a name.
-    #[error("the checkpoint has no variable {name:?}; it has {known}")]
-    NotInCheckpoint {
-        /// The name.
-        name: String,
-        /// The names there are.
-        known: String,
-    },
-    /// The loss is no number any more.
-    #[error(
-        "the loss is {loss} after step {step}; lower the learning rate, limit gradients with Optimizer::clip, or look for \
-         such values in the features"
-    )]
-    LossNotFinite {
-        /// The loss.
-        loss: f64,
-        /// The step.
-        step: u64,
     },
     /// A model asked for a variable that was never created.
     #[error(
@@ -163,12 +95,11 @@ impl Error {
         match self {
             Error::Optim(error) => error.failure_kind(),
             Error::Strategy(error) => error.failure_kind(),
-            Error::Cluster(error) => error.failure_kind(),
             Error::Collective(error) | Error::Values(distribute_values::Error::Collective(error)) => {
                 error.failure_kind()
             }
-            Error::Configuration { .. } | Error::FeatureColumn { .. } => FailureKind::Configuration,
             Error::Train(error) => of(error.is_retryable()),
+            #[cfg(feature = "parameter-server")]
             Error::ParameterServer(error) => of(error.is_retryable()),
             _ => FailureKind::Permanent,
         }

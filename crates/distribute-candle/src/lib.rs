@@ -11,10 +11,8 @@
 //! - [`SyncBatchNorm`] normalises over the global batch; [`LayerNorm`] and [`RmsNorm`] have the backward that candle's fused ones
 //!   lack; [`sum_over_replicas`] is a sum that backward goes through.
 //! - [`Trainer`]: compile, fit, evaluate and predict without a loop of one's own.
-//! - [`Estimator`]: training, evaluation and prediction of tables, with everything it knows in a folder; [`FeatureColumns`];
-//!   [`train_and_evaluate`] also as several tasks.
-//! - [`CandleParameterServer`] and [`CandleWorker`]: models whose variables are on parameter servers; [`sharded_embedding`] fetches
-//!   the rows that it needs.
+//! - `CandleParameterServer` and `CandleWorker` (feature `parameter-server`): models whose variables are on parameter servers;
+//!   `sharded_embedding` fetches the rows that it needs.
 //! - [`CandleContext::average_loss`] scales a loss by the global batch.
 //!
 //! # Examples
@@ -40,12 +38,12 @@
 //! - A parameter that got no gradient on any replica is left alone, and named once in a warning.
 
 mod all_reduce;
+#[doc(hidden)]
+pub mod backend;
 mod batch_norm;
 mod checkpoint;
 mod context;
 mod error;
-mod estimator;
-mod feature_columns;
 mod gpu;
 mod hook;
 mod initial;
@@ -53,6 +51,7 @@ mod library;
 mod losses;
 mod model;
 mod norms;
+#[cfg(feature = "parameter-server")]
 mod parameter_server;
 mod pretrained;
 mod statistics;
@@ -65,20 +64,13 @@ pub use batch_norm::{SyncBatchNorm, sync_batch_norm};
 pub use context::{CandleContext, cross_entropy_per_example, nll_per_example};
 pub use distribute_optim::{Adagrad, Adam, AdamW, Clip, Lamb, LossScale, RmsProp, Sgd, StepTimes};
 pub use error::{Error, Result};
-pub use estimator::{
-    CannedModel, DnnClassifier, DnnRegressor, Estimator, EstimatorModel, EstimatorSpec, EvalSpec, Labels,
-    LinearClassifier, LinearRegressor, Mode, RunConfig, Scores, TrainSpec, Until, train_and_evaluate,
-    train_and_evaluate_as,
-};
-pub use feature_columns::{
-    Categorical, Combiner, Crossing, Embedding, FeatureColumn, FeatureColumns, InputLayer, LinearModel, Numeric,
-};
 pub use losses::{
     BinaryCrossentropy, CategoricalCrossentropy, Hinge, Huber, KlDivergence, Loss, MeanAbsolute, MeanSquared,
     SparseCategoricalCrossentropy,
 };
 pub use model::{CandleStrategy, Model, ScopeOptions};
 pub use norms::{LayerNorm, RmsNorm, layer_norm, rms_norm};
+#[cfg(feature = "parameter-server")]
 pub use parameter_server::{CandleParameterServer, CandleWorker, ShardedEmbedding, WorkerModel, sharded_embedding};
 pub use pretrained::Loaded;
 pub use tensor::Candle;

@@ -6,7 +6,7 @@ use distribute_train::metrics::{Predictions, Targets};
 use crate::Result;
 
 /// Shows metrics a replica's examples. Targets of whole numbers are classes, others values.
-pub(crate) fn show(
+pub fn show(
     outputs: &Tensor,
     targets: &Tensor,
     weights: Option<&[f32]>,

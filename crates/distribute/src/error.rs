@@ -2,6 +2,9 @@
 
 use distribute_cluster::FailureKind;
 
+#[cfg(feature = "parameter-server")]
+mod servers;
+
 /// Any error of the crates behind this one, and the program's own.
 ///
 /// Its `Debug` is its sentence, so that a program whose `main` returns it ends with words.
@@ -31,7 +34,12 @@ pub enum Error {
     /// Of the cluster's description or its meeting.
     #[error(transparent)]
     Cluster(#[from] distribute_cluster::Error),
+    /// Of an estimator, unless it passes on an error that has a variant here.
+    #[cfg(feature = "estimator")]
+    #[error(transparent)]
+    Estimator(distribute_estimator::Error),
     /// Of parameter servers.
+    #[cfg(feature = "parameter-server")]
     #[error(transparent)]
     ParameterServer(#[from] distribute_parameter_server::Error),
     /// Of a device.
@@ -60,7 +68,7 @@ impl Error {
         Error::Program(error.into())
     }
 
-    /// Whether the same program may succeed when it is started again: a peer was lost or slow.
+    /// Returns whether the same program may succeed when it is started again: a peer was lost or slow.
     pub fn is_retryable(&self) -> bool {
         match self {
             #[cfg(feature = "candle")]
@@ -71,57 +79,76 @@ impl Error {
             }
             Error::Cluster(error) => error.is_retryable(),
             Error::Train(error) => error.is_retryable(),
+            #[cfg(feature = "parameter-server")]
             Error::ParameterServer(error) => error.is_retryable(),
             _ => false,
         }
     }
 
-    /// The exit code by which job managers know what to do: 138 for lost processes and a slow or broken network, after
+    /// Returns the exit code by which job managers know what to do: 138 for lost processes and a slow or broken network, after
     /// which a restart helps; 2 for a wrong description of the cluster or of devices, or processes that are configured differently;
     /// else 1. A process that ends because another has failed ends with a code of the same kind as that one.
     pub fn exit_code(&self) -> u8 {
-        let train = match self {
+        if let Some(distribute_train::Error::Preempted { exit_code, .. }) = self.of_training() {
+            return *exit_code;
+        }
+        #[cfg(feature = "parameter-server")]
+        if let Some(code) = servers::exit_code(self) {
+            return code;
+        }
+        match (self.is_configuration(), self.is_retryable()) {
+            (true, _) => 2,
+            (false, true) => 138,
+            (false, false) => 1,
+        }
+    }
+
+    fn is_configuration(&self) -> bool {
+        if let Some(error) = self.of_training() {
+            use distribute_train::Error::{BadAddress, MissingAddress, UnknownForm};
+            return matches!(error, UnknownForm { .. } | MissingAddress | BadAddress { .. });
+        }
+        let kind = match self {
+            #[cfg(feature = "candle")]
+            Error::Model(error) => error.failure_kind(),
+            #[cfg(feature = "estimator")]
+            Error::Estimator(error) => error.failure_kind(),
+            Error::Cluster(error) => error.failure_kind(),
+            Error::Collective(error) | Error::Values(distribute_values::Error::Collective(error)) => {
+                error.failure_kind()
+            }
+            Error::Strategy(error) => error.failure_kind(),
+            Error::Device(_) => FailureKind::Configuration,
+            _ => FailureKind::Permanent,
+        };
+        kind == FailureKind::Configuration
+    }
+
+    /// The error of callbacks, checkpoints or progress that this is, by itself or in a trainer.
+    fn of_training(&self) -> Option<&distribute_train::Error> {
+        match self {
             Error::Train(error) => Some(error),
             #[cfg(feature = "candle")]
             Error::Model(distribute_candle::Error::Train(error)) => Some(error),
             _ => None,
-        };
-        if let Some(distribute_train::Error::Preempted { exit_code, .. }) = train {
-            return *exit_code;
         }
-        let servers = match self {
-            Error::ParameterServer(error) => Some(error),
-            #[cfg(feature = "candle")]
-            Error::Model(distribute_candle::Error::ParameterServer(error)) => Some(error),
-            _ => None,
-        };
-        if let Some(distribute_parameter_server::Error::Stopped { signal, .. }) = servers {
-            // As the shell counts those that a signal ends.
-            return 128 + u8::try_from(*signal).unwrap_or(0);
-        }
-        let configuration = match self {
-            _ if servers.is_some() => servers.is_some_and(distribute_parameter_server::Error::is_configuration),
-            #[cfg(feature = "candle")]
-            Error::Model(error) if train.is_none() => error.failure_kind() == FailureKind::Configuration,
-            Error::Cluster(error) => error.failure_kind() == FailureKind::Configuration,
-            Error::Collective(error) | Error::Values(distribute_values::Error::Collective(error)) => {
-                error.failure_kind() == FailureKind::Configuration
-            }
-            Error::Strategy(error) => error.failure_kind() == FailureKind::Configuration,
-            Error::Device(_) => true,
-            _ => matches!(
-                train,
-                Some(
-                    distribute_train::Error::UnknownForm { .. }
-                        | distribute_train::Error::MissingAddress
-                        | distribute_train::Error::BadAddress { .. }
-                )
-            ),
-        };
-        match (configuration, self.is_retryable()) {
-            (true, _) => 2,
-            (false, true) => 138,
-            (false, false) => 1,
+    }
+}
+
+/// What an estimator passes on gets the variant that it has without one.
+#[cfg(feature = "estimator")]
+impl From<distribute_estimator::Error> for Error {
+    fn from(error: distribute_estimator::Error) -> Error {
+        use distribute_estimator::Error as Passed;
+        match error {
+            Passed::Model(error) => Error::Model(error),
+            Passed::Candle(error) => Error::Candle(error),
+            Passed::Strategy(error) => Error::Strategy(error),
+            Passed::Values(error) => Error::Values(error),
+            Passed::Train(error) => Error::Train(error),
+            Passed::Input(error) => Error::Input(error),
+            Passed::Cluster(error) => Error::Cluster(error),
+            own => Error::Estimator(own),
         }
     }
 }
@@ -146,26 +173,20 @@ mod tests {
     }
 
     #[test]
-    fn tasks_of_a_job_that_has_failed_end_as_its_coordinator_does() {
-        let task = distribute_cluster::Task::new(distribute_cluster::TaskType::Ps, 0);
-        for (configuration, code) in [(false, 1), (true, 2)] {
-            let error = distribute_parameter_server::Error::JobFailed {
-                task,
-                why: "no such variable".to_owned(),
-                configuration,
-            };
-            assert_eq!(Error::from(error).exit_code(), code);
-        }
-        let alone =
-            distribute_parameter_server::Error::NoCoordinator { task, waited: std::time::Duration::from_secs(5) };
-        assert_eq!(Error::from(alone).exit_code(), 138);
-    }
-
-    #[test]
     fn a_full_disk_is_no_wrong_setting_and_being_told_to_stop_has_a_code_of_its_own() {
         let full =
             distribute_train::Error::File { path: "step-1".into(), source: std::io::ErrorKind::StorageFull.into() };
         assert_eq!(Error::from(full).exit_code(), 1);
         assert_eq!(Error::from(distribute_train::Error::Preempted { step: 1, exit_code: 143 }).exit_code(), 143);
+    }
+
+    #[cfg(feature = "estimator")]
+    #[test]
+    fn an_estimator_ends_a_program_as_what_it_passes_on_does() {
+        use distribute_estimator::Error as Estimators;
+        let preempted = distribute_train::Error::Preempted { step: 1, exit_code: 143 };
+        assert_eq!(Error::from(Estimators::from(preempted)).exit_code(), 143);
+        let wrong = Estimators::Configuration { what: "RunConfig", problem: "model_dir is empty".to_owned() };
+        assert_eq!(Error::from(wrong).exit_code(), 2);
     }
 }

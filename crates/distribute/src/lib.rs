@@ -55,8 +55,11 @@ pub use distribute_candle as candle;
 pub use distribute_cluster as cluster;
 pub use distribute_collectives as collectives;
 pub use distribute_device as device;
+#[cfg(feature = "estimator")]
+pub use distribute_estimator as estimator;
 pub use distribute_input as input;
 pub use distribute_optim as optim;
+#[cfg(feature = "parameter-server")]
 pub use distribute_parameter_server as parameter_server;
 pub use distribute_strategy as strategy;
 pub use distribute_strategy::Strategy;

@@ -2,18 +2,24 @@
 
 #[cfg(feature = "candle")]
 pub use distribute_candle::{
-    Adagrad, Adam, AdamW, BinaryCrossentropy, CandleContext, CandleParameterServer, CandleStrategy, CandleWorker,
-    Categorical, CategoricalCrossentropy, Clip, DnnClassifier, DnnRegressor, Ema, Estimator, EstimatorModel,
-    EstimatorSpec, EvalSpec, FeatureColumns, Fit, Hinge, Huber, InputLayer, KlDivergence, Labels, Lamb,
-    LinearClassifier, LinearModel, LinearRegressor, Loss, LossScale, MeanAbsolute, MeanSquared, Mode, Model, Numeric,
-    Optimizer, RmsProp, RunConfig, ScopeOptions, Sgd, ShardedEmbedding, SparseCategoricalCrossentropy, SyncBatchNorm,
-    TrainSpec, Trainer, Until, cross_entropy_per_example, nll_per_example, sharded_embedding, sum_over_replicas,
-    sync_batch_norm, train_and_evaluate,
+    Adagrad, Adam, AdamW, BinaryCrossentropy, CandleContext, CandleStrategy, CategoricalCrossentropy, Clip, Ema, Fit,
+    Hinge, Huber, KlDivergence, Lamb, Loss, LossScale, MeanAbsolute, MeanSquared, Model, Optimizer, RmsProp,
+    ScopeOptions, Sgd, SparseCategoricalCrossentropy, SyncBatchNorm, Trainer, cross_entropy_per_example,
+    nll_per_example, sum_over_replicas, sync_batch_norm,
 };
+#[cfg(all(feature = "candle", feature = "parameter-server"))]
+pub use distribute_candle::{CandleParameterServer, CandleWorker, ShardedEmbedding, sharded_embedding};
 pub use distribute_cluster::{ClusterResolver, TaskType, TfConfigResolver};
 pub use distribute_collectives::{Compression, ProcessGroup, ReduceOp};
 pub use distribute_derive::{ReplicaArgs, Structure};
+#[cfg(feature = "estimator")]
+pub use distribute_estimator::{
+    Categorical, DnnClassifier, DnnRegressor, Estimator, EstimatorModel, EstimatorSpec, EvalSpec, FeatureColumns,
+    InputLayer, Labels, LinearClassifier, LinearModel, LinearRegressor, Mode, Numeric, RunConfig, TrainSpec, Until,
+    train_and_evaluate,
+};
 pub use distribute_input::{AUTOTUNE, Dataset, InputContext};
+#[cfg(feature = "parameter-server")]
 pub use distribute_parameter_server::{
     ClusterCoordinator, EvaluationShard, FixedShardsPartitioner, MaxSizePartitioner, MinSizePartitioner,
     ParameterServerStrategy, PerWorkerIterator, Program, RemoteValue, Server, Updates, WorkerContext,

@@ -22,8 +22,9 @@ use crate::{Error, Result};
 ///
 /// # Examples
 /// ```
-/// use distribute_candle::{
-///     Error, EvalSpec, FeatureColumns, LinearRegressor, Numeric, RunConfig, Sgd, TrainSpec, train_and_evaluate,
+/// use distribute_candle::Sgd;
+/// use distribute_estimator::{
+///     Error, EvalSpec, FeatureColumns, LinearRegressor, Numeric, RunConfig, TrainSpec, train_and_evaluate,
 /// };
 /// use distribute_input::{Column, Dataset, Features};
 ///

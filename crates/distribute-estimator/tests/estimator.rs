@@ -6,12 +6,13 @@ use std::time::Duration;
 
 use candle_core::Tensor;
 use candle_nn::{Linear, Module, VarBuilder, linear};
-use distribute_candle::{
-    Adam, CannedModel, Categorical, DnnClassifier, DnnRegressor, Error, Estimator, EstimatorModel, EstimatorSpec,
-    EvalSpec, FeatureColumns, InputLayer, Labels, LinearClassifier, LinearRegressor, Loss, MeanSquared, Mode, Model,
-    Numeric, Optimizer, Result, RunConfig, Scores, Sgd, TrainSpec, Until, train_and_evaluate_as,
-};
+use distribute_candle::{Adam, Loss, MeanSquared, Model, Optimizer, Sgd};
 use distribute_cluster::TfConfigResolver;
+use distribute_estimator::{
+    CannedModel, Categorical, DnnClassifier, DnnRegressor, Error, Estimator, EstimatorModel, EstimatorSpec, EvalSpec,
+    FeatureColumns, InputLayer, Labels, LinearClassifier, LinearRegressor, Mode, Numeric, Result, RunConfig, Scores,
+    TrainSpec, Until, train_and_evaluate_as,
+};
 use distribute_input::{BoxError, Column, Dataset, Element, Features};
 use distribute_strategy::{CentralStorageStrategy, MirroredStrategy, MultiWorkerMirroredStrategy, Request, Strategy};
 use distribute_train::preemption::TerminationConfig;
@@ -61,7 +62,7 @@ fn dense_columns() -> FeatureColumns {
         .with(Categorical::vocabulary("town", ["ayr", "bonn"]).oov_buckets(1).embedding(3))
 }
 
-fn adam(rate: f64) -> impl Fn(&Model<CannedModel>) -> Result<Optimizer> + Send + Sync {
+fn adam(rate: f64) -> impl Fn(&Model<CannedModel>) -> distribute_candle::Result<Optimizer> + Send + Sync {
     move |model| Adam::new(rate).build(model)
 }
 

@@ -4,11 +4,12 @@ use std::fmt;
 use std::sync::Arc;
 
 use candle_core::{DType, Tensor};
+use distribute_candle::backend;
 use distribute_input::Features;
 use distribute_train::metrics::Metric;
 
 use super::Labels;
-use crate::{Error, Result, sums};
+use crate::{Error, Result};
 
 /// What a model is wanted for.
 ///
@@ -208,9 +209,9 @@ impl Measure {
 impl Measured {
     /// Adds the examples of tensors to the metric's sums.
     fn update(&self, sums: &mut [f64], weights: Option<&[f32]>, examples: usize) -> Result<()> {
-        sums::show(&self.outputs, &self.targets, weights, examples, |predictions| {
+        Ok(backend::show(&self.outputs, &self.targets, weights, examples, |predictions| {
             self.measure.metric.update(sums, predictions);
-        })
+        })?)
     }
 }
 

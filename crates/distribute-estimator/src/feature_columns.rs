@@ -19,7 +19,7 @@ pub use layers::{InputLayer, LinearModel};
 ///
 /// # Examples
 /// ```
-/// use distribute_candle::{Categorical, FeatureColumns, Numeric};
+/// use distribute_estimator::{Categorical, FeatureColumns, Numeric};
 /// let age = Numeric::new("age").normalizer(|age| (age - 40.0) / 20.0);
 /// let job = Categorical::vocabulary("job", ["clerk", "cook", "smith"]).oov_buckets(1);
 /// let columns = FeatureColumns::new()
@@ -29,7 +29,7 @@ pub use layers::{InputLayer, LinearModel};
 ///     .with(Categorical::crossed([job.into(), "town".into()], 100).embedding(4));
 /// assert_eq!(columns.names(), ["age", "age_bucketized", "job", "job_X_town_embedding"]);
 /// columns.check()?;
-/// # Ok::<(), distribute_candle::Error>(())
+/// # Ok::<(), distribute_estimator::Error>(())
 /// ```
 ///
 /// # Source

@@ -1,12 +1,12 @@
 //! Columns by hand.
 
-use candle_core::Tensor;
 use candle_nn::VarBuilder;
+use distribute_candle::{CandleStrategy, Model};
 use distribute_input::{Array, Element};
 use distribute_strategy::Strategy;
+use distribute_values::TensorStorage;
 
 use super::*;
-use crate::{Candle, CandleStrategy, Model};
 
 fn scope<M>(build: impl Fn(VarBuilder<'static>) -> candle_core::Result<M>) -> Model<M> {
     Strategy::default_strategy().unwrap().scope(build).unwrap()
@@ -106,16 +106,11 @@ fn a_linear_model_adds_weights_and_no_examples_are_no_trouble() {
     let value = |name: &str| {
         linear.variables().iter().find(|variable| variable.name() == name).unwrap().components()[0].clone()
     };
-    distribute_optim::overwrite::<Candle>(
-        &[value("x.weights")],
-        &Tensor::new(&[[2f32]], value("x.weights").device()).unwrap(),
-    )
-    .unwrap();
-    distribute_optim::overwrite::<Candle>(
-        &[value("w.weights")],
-        &Tensor::new(&[[10f32], [20.]], value("x.weights").device()).unwrap(),
-    )
-    .unwrap();
+    let set = |name: &str, numbers: &[f32]| {
+        value(name).write(&mut |mut weights| weights.as_mut_slice::<f32>().unwrap().copy_from_slice(numbers)).unwrap();
+    };
+    set("x.weights", &[2.0]);
+    set("w.weights", &[10.0, 20.0]);
     let features =
         Features::new([("x", vec![1.0, 2.0].into()), ("w", distribute_input::Column::from(vec!["b", "a"]))]).unwrap();
     assert_eq!(linear.first().forward(&features).unwrap().to_vec2::<f32>().unwrap(), [[22.0], [14.0]]);

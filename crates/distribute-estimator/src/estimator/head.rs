@@ -1,11 +1,11 @@
 //! What outputs mean: classes or values, their losses, predictions and metrics.
 
 use candle_core::{D, DType, Device, Tensor};
+use distribute_candle::{BinaryCrossentropy, Loss, MeanSquared, SparseCategoricalCrossentropy};
 use distribute_input::Column;
 use distribute_train::metrics::{Accuracy, Auc, BinaryAccuracy, Mean, Precision, Recall};
 
 use super::{EstimatorSpec, Labels, Mode};
-use crate::losses::{BinaryCrossentropy, Loss, MeanSquared, SparseCategoricalCrossentropy};
 use crate::{Error, Result};
 
 /// What a canned model's outputs are.

@@ -13,7 +13,8 @@ use crate::Result;
 /// # Examples
 /// ```
 /// use candle_nn::linear;
-/// use distribute_candle::{Categorical, CandleStrategy, Error, FeatureColumns, InputLayer, Numeric};
+/// use distribute_candle::CandleStrategy;
+/// use distribute_estimator::{Categorical, Error, FeatureColumns, InputLayer, Numeric};
 /// use distribute_input::{Column, Features};
 /// use distribute_strategy::Strategy;
 ///

@@ -12,7 +12,7 @@ use crate::{Error, Result};
 ///
 /// # Examples
 /// ```
-/// use distribute_candle::{Error, RunConfig};
+/// use distribute_estimator::{Error, RunConfig};
 /// use distribute_strategy::MirroredStrategy;
 /// let strategy = MirroredStrategy::builder().devices(["CPU:0", "CPU:1"]).build()?;
 /// let config = RunConfig::new("runs/census").train_distribute(&strategy).save_checkpoints_steps(500).seed(7);

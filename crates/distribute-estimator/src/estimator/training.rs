@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use candle_core::Tensor;
+use distribute_candle::{CandleContext, Model, Optimizer};
 use distribute_collectives::ReduceOp;
 use distribute_input::{BoxError, Dataset, Features, InputPosition};
 use distribute_strategy::Strategy;
@@ -16,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use super::config::Saving;
 use super::spec::number;
 use super::{Estimator, EstimatorModel, InputFn, Labels, Mode, RunConfig};
-use crate::{CandleContext, Error, Model, Optimizer, Result};
+use crate::{Error, Result};
 
 /// How long a training goes on; it also ends with its data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

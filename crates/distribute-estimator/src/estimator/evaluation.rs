@@ -5,6 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use candle_core::Tensor;
+use distribute_candle::Model;
 use distribute_input::{BoxError, Dataset, Features, InputOptions};
 use distribute_strategy::Strategy;
 use distribute_train::checkpoint::Snapshot;
@@ -13,7 +14,7 @@ use distribute_values::PerReplica;
 
 use super::spec::{Measure, Sums};
 use super::{Estimator, EstimatorModel, InputFn, Labels, Mode, Scores};
-use crate::{Error, Model, Result};
+use crate::{Error, Result};
 
 /// What is evaluated, and when [`train_and_evaluate`](crate::train_and_evaluate) does so.
 ///

@@ -2,13 +2,14 @@
 
 use candle_core::Tensor;
 use candle_nn::VarBuilder;
+use distribute_candle::{Model, Optimizer};
 use distribute_input::Features;
 
 use super::dnn::Dnn;
 use super::head::Head;
 use super::{Estimator, EstimatorModel, EstimatorSpec, Labels, Mode, RunConfig};
+use crate::Result;
 use crate::feature_columns::{LinearModel, Numeric};
-use crate::{Model, Optimizer, Result};
 
 /// The model of a ready-made Estimator.
 pub struct CannedModel {
@@ -64,7 +65,7 @@ pub(super) fn estimator(
     description: impl Description,
     head: Head,
     weights: Option<Numeric>,
-    optimizer: impl Fn(&Model<CannedModel>) -> Result<Optimizer> + Send + Sync + 'static,
+    optimizer: impl Fn(&Model<CannedModel>) -> distribute_candle::Result<Optimizer> + Send + Sync + 'static,
     config: RunConfig,
 ) -> Result<Estimator<CannedModel>> {
     head.check(what)?;
@@ -127,7 +128,12 @@ macro_rules! heads {
             /// where something was described wrongly.
             pub fn build(
                 self,
-                optimizer: impl Fn(&$crate::Model<$crate::CannedModel>) -> $crate::Result<$crate::Optimizer> + Send + Sync + 'static,
+                optimizer: impl Fn(
+                    &distribute_candle::Model<$crate::CannedModel>,
+                ) -> distribute_candle::Result<distribute_candle::Optimizer>
+                + Send
+                + Sync
+                + 'static,
                 config: $crate::RunConfig,
             ) -> $crate::Result<$crate::Estimator<$crate::CannedModel>> {
                 let head = self.head();

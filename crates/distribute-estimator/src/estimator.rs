@@ -5,13 +5,14 @@ use std::path::PathBuf;
 
 use candle_core::{Device, Tensor};
 use candle_nn::VarBuilder;
+use distribute_candle::{CandleStrategy, Model, Optimizer};
 use distribute_device::BufferRef;
 use distribute_input::{BoxError, Column, Dataset};
 use distribute_strategy::Strategy;
 use distribute_train::checkpoint::{CheckpointManager, MODEL, OPTIMIZER, Snapshot};
 use distribute_values::TensorStorage;
 
-use crate::{Error, Model, Optimizer, Result};
+use crate::{Error, Result};
 
 mod canned;
 mod config;
@@ -43,7 +44,7 @@ pub type Scores = BTreeMap<String, f64>;
 type InputFn<'a, T> = Box<dyn Fn() -> Result<Dataset<T>, BoxError> + 'a>;
 
 type ModelFn<M> = dyn Fn(Mode, VarBuilder<'static>) -> candle_core::Result<M> + Send + Sync;
-type OptimizerFn<M> = dyn Fn(&Model<M>) -> Result<Optimizer> + Send + Sync;
+type OptimizerFn<M> = dyn Fn(&Model<M>) -> distribute_candle::Result<Optimizer> + Send + Sync;
 
 /// A model of tables that is trained, evaluated and asked under any strategy.
 ///
@@ -59,9 +60,10 @@ type OptimizerFn<M> = dyn Fn(&Model<M>) -> Result<Optimizer> + Send + Sync;
 /// # Examples
 /// ```
 /// use candle_nn::{Linear, Module, VarBuilder, linear};
-/// use distribute_candle::{
-///     Error, Estimator, EstimatorModel, EstimatorSpec, EvalSpec, FeatureColumns, InputLayer, Labels, Loss, MeanSquared, Mode,
-///     Numeric, Result, RunConfig, Sgd, Until,
+/// use distribute_candle::{Loss, MeanSquared, Sgd};
+/// use distribute_estimator::{
+///     Error, Estimator, EstimatorModel, EstimatorSpec, EvalSpec, FeatureColumns, InputLayer, Labels, Mode, Numeric,
+///     Result, RunConfig, Until,
 /// };
 /// use distribute_input::{Column, Dataset, Features};
 /// use distribute_train::metrics::MeanAbsoluteError;
@@ -115,7 +117,7 @@ impl<M: EstimatorModel + Sync> Estimator<M> {
     /// [`Error::Configuration`] where settings contradict each other.
     pub fn new(
         model_fn: impl Fn(Mode, VarBuilder<'static>) -> candle_core::Result<M> + Send + Sync + 'static,
-        optimizer: impl Fn(&Model<M>) -> Result<Optimizer> + Send + Sync + 'static,
+        optimizer: impl Fn(&Model<M>) -> distribute_candle::Result<Optimizer> + Send + Sync + 'static,
         config: RunConfig,
     ) -> Result<Estimator<M>> {
         config.check()?;
@@ -170,8 +172,7 @@ impl<M: EstimatorModel + Sync> Estimator<M> {
 
     /// The model as a strategy's replicas have it, with initial values.
     fn model(&self, strategy: &Strategy, mode: Mode) -> Result<Model<M>> {
-        use crate::CandleStrategy;
-        strategy.scope_seeded(self.config.seed, |vb| (self.model_fn)(mode, vb))
+        Ok(strategy.scope_seeded(self.config.seed, |vb| (self.model_fn)(mode, vb))?)
     }
 
     fn checkpoints(&self) -> CheckpointManager {

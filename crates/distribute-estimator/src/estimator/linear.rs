@@ -13,7 +13,8 @@ use crate::feature_columns::{FeatureColumns, LinearModel, Numeric};
 ///
 /// # Examples
 /// ```
-/// use distribute_candle::{Adam, Categorical, Error, EvalSpec, FeatureColumns, LinearClassifier, RunConfig, Until};
+/// use distribute_candle::Adam;
+/// use distribute_estimator::{Categorical, Error, EvalSpec, FeatureColumns, LinearClassifier, RunConfig, Until};
 /// use distribute_input::{Column, Dataset, Features};
 ///
 /// # let folder = tempfile::tempdir().expect("a folder can be made");
