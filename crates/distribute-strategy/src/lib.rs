@@ -68,6 +68,7 @@ pub use one_device::OneDeviceStrategy;
 pub use random::{RandomState, ReplicaRandom};
 pub use recovery::{Recoverable, RecoveryError};
 pub use replicas::Replicas;
+pub use run::FailsWith;
 pub use settings::digest;
 pub use step_header::{Request, STEP_WORDS};
 pub use strategy::{Strategy, StrategyExtended, Topology, ValueContext};

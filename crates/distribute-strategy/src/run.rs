@@ -10,12 +10,68 @@ use crate::merge::Rendezvous;
 use crate::recovery::Recovery;
 use crate::{Error, Examples, ReplicaArgs, ReplicaContext, Result, Strategy};
 
+/// Names the error type of the closures that [`Strategy::run`] takes.
+///
+/// A program has exactly one implementation, for [`Strategy`] itself: from it the compiler knows what `?` converts to inside the
+/// closure. The crate `distribute` has it, for `distribute::Error`; with a second one in a program, closures would have to name
+/// their error type again.
+#[diagnostic::on_unimplemented(
+    message = "`Strategy::run` takes closures that return `distribute::Error`, not `{E}`",
+    note = "closures with an error type of their own are for `Strategy::run_with`"
+)]
+pub trait FailsWith<E> {}
+
 impl Strategy {
-    /// Runs `body` once on each replica of this process, all at the same time, and collects the results.
+    /// Runs `body` once on each replica of this process, all at the same time, and collects what they return: as
+    /// [`run_with`](Strategy::run_with), with the one error type that the program [has chosen](FailsWith), so that `?` works
+    /// on errors of all libraries in the closure, and its type need not be written.
     ///
-    /// Each replica gets its part of `args`; the closure borrows whatever is the same for all. The facade's `run` is
-    /// this function with its own error type. For steps in which some replicas have no examples, see
-    /// [`ReplicaContext::has_examples`].
+    /// Programs that depend on the crate `distribute` have `distribute::Error` here.
+    ///
+    /// # Errors
+    /// As [`run_with`](Strategy::run_with).
+    ///
+    /// # Examples
+    /// ```
+    /// use distribute_strategy::{FailsWith, MirroredStrategy, Strategy};
+    ///
+    /// // What the crate `distribute` does for its error.
+    /// #[derive(Debug, thiserror::Error)]
+    /// enum Failure {
+    ///     #[error(transparent)]
+    ///     Strategy(#[from] distribute_strategy::Error),
+    ///     #[error(transparent)]
+    ///     Number(#[from] std::num::ParseIntError),
+    /// }
+    /// impl FailsWith<Failure> for Strategy {}
+    ///
+    /// let strategy = MirroredStrategy::builder().devices(["CPU:0", "CPU:1"]).build()?;
+    /// let numbers = strategy.run((), |context, ()| Ok("7".parse::<usize>()? + context.replica_id()))?;
+    /// assert_eq!(numbers.values(), [7, 8]);
+    /// # Ok::<(), Failure>(())
+    /// ```
+    ///
+    /// # Source
+    /// `tf.distribute.Strategy.run`.
+    pub fn run<A, R, E>(
+        &self,
+        args: A,
+        body: impl Fn(&ReplicaContext, A::Local) -> Result<R, E> + Sync,
+    ) -> Result<PerReplica<R>, E>
+    where
+        Strategy: FailsWith<E>,
+        A: ReplicaArgs,
+        R: Send,
+        E: From<Error> + std::fmt::Display + Send,
+    {
+        self.run_with(args, body)
+    }
+
+    /// Runs `body` once on each replica of this process, all at the same time, and collects what they return; the closure
+    /// decides the error type.
+    ///
+    /// Each replica gets its part of `args`; whatever is the same for all is borrowed by the closure. In a step for which some
+    /// replicas have no examples, see [`ReplicaContext::has_examples`].
     ///
     /// # Errors
     /// - The first error of a replica. The others leave their collectives with an error that names it.

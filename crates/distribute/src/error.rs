@@ -1,6 +1,7 @@
 //! What can go wrong in a distributed program.
 
 use distribute_cluster::FailureKind;
+use distribute_strategy::{FailsWith, Strategy};
 
 #[cfg(feature = "parameter-server")]
 mod servers;
@@ -152,6 +153,10 @@ impl From<distribute_estimator::Error> for Error {
         }
     }
 }
+
+/// So that `?` in the closure of [`Strategy::run`](crate::Strategy::run) converts to this error, without its being named. A second
+/// implementation would leave the compiler in doubt.
+impl FailsWith<Error> for Strategy {}
 
 /// The result of distributed programs.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

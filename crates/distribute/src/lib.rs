@@ -48,7 +48,6 @@ mod exit;
 #[cfg(feature = "logging")]
 mod logging;
 pub mod prelude;
-mod run;
 
 #[cfg(feature = "candle")]
 pub use distribute_candle as candle;
@@ -69,4 +68,3 @@ pub use error::{Error, Result};
 pub use exit::exit;
 #[cfg(feature = "logging")]
 pub use logging::init_logging;
-pub use run::Run;

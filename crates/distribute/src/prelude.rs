@@ -32,4 +32,4 @@ pub use distribute_strategy::{
 pub use distribute_train::checkpoint::CheckpointManager;
 pub use distribute_values::{Axis, Mirrored, PerReplica, Structure};
 
-pub use crate::{Error, Run};
+pub use crate::Error;
