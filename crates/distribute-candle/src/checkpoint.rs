@@ -9,8 +9,9 @@ use distribute_values::{Axis, PerReplica};
 
 use crate::{Candle, Model, Result, Variable};
 
-/// Every variable once, under its path: parameters as they are, statistics that replicas keep of their own examples as their mean.
-/// Parameters are compared on all replicas first: nothing is saved of a model whose copies have come to differ.
+/// Every variable once, under its path: parameters as they are, statistics that replicas keep of their own examples as
+/// their mean. Parameters are compared on all replicas first: nothing is saved of a model whose copies have come to
+/// differ.
 impl<M> Checkpointed for Model<M> {
     fn save(&self, strategy: &Strategy, snapshot: &mut Snapshot) -> Result<(), BoxError> {
         self.parameters.check_whole()?;

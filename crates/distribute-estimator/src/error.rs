@@ -94,8 +94,8 @@ pub enum Error {
     },
     /// The loss is not finite.
     #[error(
-        "the loss is {loss} after step {step}; lower the learning rate, limit gradients with Optimizer::clip, or look for \
-         such values in the features"
+        "the loss is {loss} after step {step}; lower the learning rate, limit gradients with Optimizer::clip, or look \
+         for such values in the features"
     )]
     LossNotFinite {
         /// The loss.
@@ -106,8 +106,8 @@ pub enum Error {
 }
 
 impl Error {
-    /// Returns whether the same program may succeed when it is started again: a peer was lost or slow, or checkpoints did not
-    /// come.
+    /// Returns whether the same program may succeed when it is started again: a peer was lost or slow, or checkpoints
+    /// did not come.
     pub fn is_retryable(&self) -> bool {
         self.failure_kind() == FailureKind::Retryable
     }

@@ -34,7 +34,7 @@ pub use spec::{EstimatorModel, EstimatorSpec, Mode};
 pub use together::{train_and_evaluate, train_and_evaluate_as};
 pub use training::{TrainSpec, Until};
 
-/// What is right for the examples of a batch.
+/// The labels of a batch: a column with one row per example.
 pub type Labels = Column;
 
 /// Losses and metrics by name, and `global_step`.
@@ -46,13 +46,12 @@ type InputFn<'a, T> = Box<dyn Fn() -> Result<Dataset<T>, BoxError> + 'a>;
 type ModelFn<M> = dyn Fn(Mode, VarBuilder<'static>) -> candle_core::Result<M> + Send + Sync;
 type OptimizerFn<M> = dyn Fn(&Model<M>) -> distribute_candle::Result<Optimizer> + Send + Sync;
 
-/// A model of tables that is trained, evaluated and asked under any strategy.
+/// Trains, evaluates and predicts with a model of tables, under any strategy.
 ///
-/// It holds no variables: they are in the checkpoints of its `model_dir`, whence every call takes the newest. So a training that
-/// was killed goes on where it was, and another process can evaluate meanwhile.
+/// It holds no variables: they are in the checkpoints of its `model_dir`, and every call reads the newest. So a
+/// training that was killed resumes where it was, and another process can evaluate meanwhile.
 ///
-/// Input functions return datasets that are batched by the global batch. With several workers every one of them makes the same
-/// calls.
+/// Input functions return datasets that are batched by the global batch. Every worker must make the same calls.
 ///
 /// [`LinearClassifier`], [`LinearRegressor`], [`DnnClassifier`] and [`DnnRegressor`] make one of
 /// [`FeatureColumns`](crate::FeatureColumns); [`Estimator::new`] takes any candle model.
@@ -108,13 +107,13 @@ pub struct Estimator<M> {
 }
 
 impl<M: EstimatorModel + Sync> Estimator<M> {
-    /// Of a function that builds the model, one that makes its optimizer, and a configuration.
+    /// Creates an estimator from a function that builds the model, one that builds its optimizer, and a configuration.
     ///
-    /// `model_fn` is called once for each replica of each training, evaluation and prediction; variables have the same names
-    /// and shapes in all modes.
+    /// `model_fn` is called once for each replica of each training, evaluation and prediction; variables have the same
+    /// names and shapes in all modes.
     ///
     /// # Errors
-    /// [`Error::Configuration`] where settings contradict each other.
+    /// [`Error::Configuration`] if settings contradict each other.
     pub fn new(
         model_fn: impl Fn(Mode, VarBuilder<'static>) -> candle_core::Result<M> + Send + Sync + 'static,
         optimizer: impl Fn(&Model<M>) -> distribute_candle::Result<Optimizer> + Send + Sync + 'static,
@@ -124,15 +123,15 @@ impl<M: EstimatorModel + Sync> Estimator<M> {
         Ok(Estimator { model_fn: Box::new(model_fn), optimizer: Box::new(optimizer), config })
     }
 
-    /// The configuration.
+    /// Returns the configuration.
     pub fn config(&self) -> &RunConfig {
         &self.config
     }
 
-    /// The newest checkpoint of `model_dir`, if there is one.
+    /// Returns the folder of the newest checkpoint in `model_dir`, if there is one.
     ///
     /// # Errors
-    /// Where the folder cannot be read.
+    /// [`Error::Train`] if the folder cannot be read.
     ///
     /// # Source
     /// `Estimator.latest_checkpoint`.
@@ -140,10 +139,10 @@ impl<M: EstimatorModel + Sync> Estimator<M> {
         Ok(self.checkpoints().list()?.into_iter().next().map(|(_, path)| path))
     }
 
-    /// The names of the newest checkpoint's variables: the model's, then the optimizer's.
+    /// Returns the names of the newest checkpoint's variables: the model's, then the optimizer's.
     ///
     /// # Errors
-    /// [`Error::NoCheckpoint`]; where the checkpoint is not whole.
+    /// [`Error::NoCheckpoint`] if there is none, [`Error::Train`] if it cannot be read or is damaged.
     ///
     /// # Source
     /// `Estimator.get_variable_names`.
@@ -152,10 +151,11 @@ impl<M: EstimatorModel + Sync> Estimator<M> {
         Ok([MODEL, OPTIMIZER].iter().flat_map(|file| snapshot.names(file)).map(str::to_owned).collect())
     }
 
-    /// The value of a variable in the newest checkpoint.
+    /// Returns the value of a variable in the newest checkpoint.
     ///
     /// # Errors
-    /// [`Error::NoCheckpoint`]; [`Error::NotInCheckpoint`] with the names that there are.
+    /// [`Error::NoCheckpoint`] if there is none, [`Error::NotInCheckpoint`], which lists the names, if it has no such
+    /// variable.
     ///
     /// # Source
     /// `Estimator.get_variable_value`.

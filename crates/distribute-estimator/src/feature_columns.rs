@@ -13,7 +13,7 @@ mod layers;
 pub use categorical::{Categorical, Crossing};
 pub use layers::{InputLayer, LinearModel};
 
-/// The columns of a model, in the order in which it gets them.
+/// The columns of a model, in order.
 ///
 /// Mistakes in a description are reported when a model is made of it, so that descriptions need no `?`.
 ///
@@ -43,17 +43,17 @@ pub struct FeatureColumns {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum FeatureColumn {
-    /// Numbers as they are.
+    /// Numbers, unchanged.
     Numeric(Numeric),
-    /// Categories: a linear model has a weight for each of them; other models want them dense.
+    /// Categories: a linear model has a weight for each; other models take them as indicator or embedding.
     Categorical(Categorical),
-    /// How often each category is there.
+    /// The count of each category.
     Indicator(Categorical),
-    /// A vector for each category, which is learnt.
+    /// A learnt vector per category.
     Embedding(Embedding),
 }
 
-/// Numbers.
+/// A column of numbers.
 ///
 /// # Source
 /// `tf.feature_column.numeric_column`.
@@ -64,7 +64,7 @@ pub struct Numeric {
     normalizer: Option<Arc<dyn Fn(f32) -> f32 + Send + Sync>>,
 }
 
-/// A vector for each category, which is learnt; an example's are combined to one.
+/// A learnt vector per category; the vectors of an example are combined into one.
 ///
 /// # Source
 /// `tf.feature_column.embedding_column`.
@@ -75,7 +75,7 @@ pub struct Embedding {
     combiner: Combiner,
 }
 
-/// What becomes of several vectors of one example.
+/// How the vectors of one example are combined.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Combiner {
     /// Their sum.
@@ -83,31 +83,31 @@ pub enum Combiner {
     /// Their mean.
     #[default]
     Mean,
-    /// Their sum, divided by the root of their number.
+    /// Their sum divided by the square root of their number.
     SqrtN,
 }
 
 impl FeatureColumns {
-    /// None yet.
+    /// Creates an empty list.
     pub fn new() -> FeatureColumns {
         FeatureColumns::default()
     }
 
-    /// One more.
+    /// Adds a column.
     pub fn with(mut self, column: impl Into<FeatureColumn>) -> FeatureColumns {
         self.columns.push(column.into());
         self
     }
 
-    /// The names under which the columns' variables are found.
+    /// Returns the names under which the columns' variables are stored.
     pub fn names(&self) -> Vec<String> {
         self.columns.iter().map(FeatureColumn::name).collect()
     }
 
-    /// Looks for mistakes in the descriptions.
+    /// Checks the descriptions of all columns.
     ///
     /// # Errors
-    /// [`Error::FeatureColumn`] names the first column that cannot be used, and why.
+    /// [`Error::FeatureColumn`], with the name of the first column that cannot be used, and why.
     pub fn check(&self) -> Result<()> {
         if self.columns.is_empty() {
             let problem = "there is no column at all; give the model at least one".to_owned();
@@ -150,7 +150,7 @@ impl FeatureColumns {
 }
 
 impl FeatureColumn {
-    /// The name under which its variables are found, such as `age_bucketized`.
+    /// Returns the name under which its variables are stored, such as `age_bucketized`.
     pub fn name(&self) -> String {
         match self {
             FeatureColumn::Numeric(numeric) => numeric.name.clone(),
@@ -162,12 +162,12 @@ impl FeatureColumn {
 }
 
 impl Numeric {
-    /// The numbers of a feature: one for each example.
+    /// Describes a feature with one number per example.
     pub fn new(name: impl Into<String>) -> Numeric {
         Numeric { name: name.into(), shape: Vec::new(), normalizer: None }
     }
 
-    /// So many for each example.
+    /// Sets the shape of each example.
     pub fn shape(self, shape: impl Into<Vec<usize>>) -> Numeric {
         Numeric { shape: shape.into(), ..self }
     }
@@ -177,8 +177,8 @@ impl Numeric {
         Numeric { normalizer: Some(Arc::new(normalizer)), ..self }
     }
 
-    /// The interval that each number is in, as a category: below the first boundary, from each to below the next, and from the
-    /// last on.
+    /// The interval that each number is in, as a category: below the first boundary, from each to below the next, and
+    /// from the last on.
     ///
     /// # Source
     /// `tf.feature_column.bucketized_column`.
@@ -224,7 +224,7 @@ impl Numeric {
 }
 
 impl Embedding {
-    /// What becomes of several vectors of one example. Default: their mean.
+    /// Sets how the vectors of one example are combined. Default: their mean.
     pub fn combiner(self, combiner: Combiner) -> Embedding {
         Embedding { combiner, ..self }
     }
@@ -235,7 +235,8 @@ fn of<'a>(features: &'a Features, name: &str) -> Result<&'a Column> {
     features.column(name).map_err(|_| Error::Feature {
         name: name.to_owned(),
         problem: format!(
-            "a column of the model wants it, but the data have {}; add it in the input function, or leave the column out",
+            "a column of the model wants it, but the data have {}; add it in the input function, or leave the column \
+             out",
             features.names().join(", ")
         ),
     })

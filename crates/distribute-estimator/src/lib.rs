@@ -1,13 +1,14 @@
-//! Estimators and feature columns: training, evaluation and prediction of tables, with everything they know in a folder.
+//! Estimators and feature columns: training, evaluation and prediction of tables, with everything they know in a
+//! folder.
 //!
-//! An estimator holds no variables: each call takes the newest checkpoint of its folder, so a training that was killed resumes,
-//! and another process evaluates meanwhile. The crate knows no collective, no optimizer and no file format of its own: models
-//! and optimizers are [`distribute_candle`]'s, checkpoints and event files [`distribute_train`]'s.
+//! An estimator holds no variables: each call takes the newest checkpoint of its folder, so a training that was killed
+//! resumes, and another process evaluates meanwhile. The crate knows no collective, no optimizer and no file format of
+//! its own: models and optimizers are [`distribute_candle`]'s, checkpoints and event files [`distribute_train`]'s.
 //!
 //! - [`Estimator`]: train, evaluate and predict; of any candle model that implements [`EstimatorModel`].
 //! - [`LinearClassifier`], [`LinearRegressor`], [`DnnClassifier`], [`DnnRegressor`]: estimators of [`FeatureColumns`].
-//! - [`FeatureColumns`]: how a model sees named columns of numbers and texts; [`InputLayer`] and [`LinearModel`] are layers of
-//!   them.
+//! - [`FeatureColumns`]: how a model sees named columns of numbers and texts; [`InputLayer`] and [`LinearModel`] are
+//!   layers of them.
 //! - [`RunConfig`]: folder, strategies, and how often is saved; [`train_and_evaluate`]: both, also as several tasks.
 //!
 //! # Examples

@@ -12,9 +12,9 @@ use crate::{Error, Examples, ReplicaArgs, ReplicaContext, Result, Strategy};
 
 /// Names the error type of the closures that [`Strategy::run`] takes.
 ///
-/// A program has exactly one implementation, for [`Strategy`] itself: from it the compiler knows what `?` converts to inside the
-/// closure. The crate `distribute` has it, for `distribute::Error`; with a second one in a program, closures would have to name
-/// their error type again.
+/// A program has exactly one implementation, for [`Strategy`] itself: from it the compiler knows what `?` converts to
+/// inside the closure. The crate `distribute` has it, for `distribute::Error`; with a second one in a program, closures
+/// would have to name their error type again.
 #[diagnostic::on_unimplemented(
     message = "`Strategy::run` takes closures that return `distribute::Error`, not `{E}`",
     note = "closures with an error type of their own are for `Strategy::run_with`"
@@ -23,8 +23,8 @@ pub trait FailsWith<E> {}
 
 impl Strategy {
     /// Runs `body` once on each replica of this process, all at the same time, and collects what they return: as
-    /// [`run_with`](Strategy::run_with), with the one error type that the program [has chosen](FailsWith), so that `?` works
-    /// on errors of all libraries in the closure, and its type need not be written.
+    /// [`run_with`](Strategy::run_with), with the one error type that the program [has chosen](FailsWith), so that `?`
+    /// works on errors of all libraries in the closure, and its type need not be written.
     ///
     /// Programs that depend on the crate `distribute` have `distribute::Error` here.
     ///
@@ -67,11 +67,11 @@ impl Strategy {
         self.run_with(args, body)
     }
 
-    /// Runs `body` once on each replica of this process, all at the same time, and collects what they return; the closure
-    /// decides the error type.
+    /// Runs `body` once on each replica of this process, all at the same time, and collects what they return; the
+    /// closure decides the error type.
     ///
-    /// Each replica gets its part of `args`; whatever is the same for all is borrowed by the closure. In a step for which some
-    /// replicas have no examples, see [`ReplicaContext::has_examples`].
+    /// Each replica gets its part of `args`; whatever is the same for all is borrowed by the closure. In a step for
+    /// which some replicas have no examples, see [`ReplicaContext::has_examples`].
     ///
     /// # Errors
     /// - The first error of a replica. The others leave their collectives with an error that names it.

@@ -11,7 +11,7 @@ use super::{Estimator, EstimatorModel, EstimatorSpec, Labels, Mode, RunConfig};
 use crate::Result;
 use crate::feature_columns::{LinearModel, Numeric};
 
-/// The model of a ready-made Estimator.
+/// The model of a canned estimator.
 pub struct CannedModel {
     pub(super) body: Body,
     pub(super) head: Head,
@@ -26,7 +26,7 @@ pub(super) enum Body {
 }
 
 impl CannedModel {
-    /// The outputs before they are turned into probabilities.
+    /// Computes the logits: the outputs before they become probabilities.
     ///
     /// # Errors
     /// As [`EstimatorModel::spec`].
@@ -83,13 +83,13 @@ macro_rules! heads {
         heads!(both $classifier, $regressor);
 
         impl $classifier {
-            /// How many classes there are. Default: 2, which are learnt with one logit.
+            /// Sets the number of classes. Default: 2, which have one logit.
             pub fn n_classes(mut self, count: usize) -> $classifier {
                 self.classes = count;
                 self
             }
 
-            /// What labels call the classes, where they are texts.
+            /// Sets the texts that stand for the classes in labels, in the order of the classes.
             pub fn label_vocabulary<W: Into<String>>(mut self, words: impl IntoIterator<Item = W>) -> $classifier {
                 self.vocabulary = words.into_iter().map(Into::into).collect();
                 self
@@ -101,7 +101,7 @@ macro_rules! heads {
         }
 
         impl $regressor {
-            /// Values for each example. Default: 1.
+            /// Sets the number of values per example. Default: 1.
             pub fn label_dimension(mut self, values: usize) -> $regressor {
                 self.values = values;
                 self
@@ -114,18 +114,18 @@ macro_rules! heads {
     };
     (both $($model:ident),+) => {$(
         impl $model {
-            /// A feature that says how much each example counts: its loss is multiplied by it, and scores are means with these
-            /// weights. Default: all count alike.
+            /// Sets a feature as the weight of each example: its loss is multiplied by it, and scores are means
+            /// with these weights. Default: all count alike.
             pub fn weight_column(mut self, weights: impl Into<$crate::feature_columns::Numeric>) -> $model {
                 self.weights = Some(weights.into());
                 self
             }
 
-            /// The Estimator, with an optimizer such as `|model| Adam::new(1e-3).build(model)`.
+            /// Builds the estimator, with an optimizer such as `|model| Adam::new(1e-3).build(model)`.
             ///
             /// # Errors
-            /// [`Error::FeatureColumn`](crate::Error::FeatureColumn) and [`Error::Configuration`](crate::Error::Configuration)
-            /// where something was described wrongly.
+            /// [`Error::FeatureColumn`](crate::Error::FeatureColumn) and
+            /// [`Error::Configuration`](crate::Error::Configuration) where something was described wrongly.
             pub fn build(
                 self,
                 optimizer: impl Fn(
@@ -137,7 +137,8 @@ macro_rules! heads {
                 config: $crate::RunConfig,
             ) -> $crate::Result<$crate::Estimator<$crate::CannedModel>> {
                 let head = self.head();
-                $crate::estimator::canned::estimator(stringify!($model), self.body, head, self.weights, optimizer, config)
+                let what = stringify!($model);
+                $crate::estimator::canned::estimator(what, self.body, head, self.weights, optimizer, config)
             }
         }
     )+};

@@ -8,7 +8,7 @@ use distribute_train::preemption::TerminationConfig;
 
 use crate::{Error, Result};
 
-/// Where an [`Estimator`](crate::Estimator) keeps what it knows, how often, and under which strategies it runs.
+/// Configures an [`Estimator`](crate::Estimator): folder, strategies, and how often it saves and logs.
 ///
 /// # Examples
 /// ```
@@ -45,7 +45,7 @@ pub(super) enum Saving {
 }
 
 impl RunConfig {
-    /// Keeps everything in a folder, which is made with the first checkpoint.
+    /// Keeps checkpoints and event files in a folder, which is created with the first checkpoint.
     pub fn new(model_dir: impl Into<PathBuf>) -> RunConfig {
         RunConfig {
             model_dir: model_dir.into(),
@@ -63,31 +63,31 @@ impl RunConfig {
         }
     }
 
-    /// The strategy of training. Default: the default strategy.
+    /// Sets the strategy of training. Default: the default strategy.
     pub fn train_distribute(mut self, strategy: &Strategy) -> RunConfig {
         self.train_distribute = Some(strategy.clone());
         self
     }
 
-    /// The strategy of evaluation and prediction. Default: that of training where it has several workers, else the default
-    /// strategy.
+    /// Sets the strategy of evaluation and prediction. Default: that of training where it has several workers, else the
+    /// default strategy.
     pub fn eval_distribute(mut self, strategy: &Strategy) -> RunConfig {
         self.eval_distribute = Some(strategy.clone());
         self
     }
 
-    /// Writes the loss to `model_dir` for TensorBoard after so many steps each. Default: 100; 0: never.
+    /// Writes the loss to `model_dir` for TensorBoard every `steps` steps. Default: 100; 0: never.
     pub fn save_summary_steps(self, steps: u64) -> RunConfig {
         RunConfig { save_summary_steps: steps, ..self }
     }
 
-    /// Saves after so many steps each, instead of after a time.
+    /// Saves every `steps` steps, instead of by time.
     pub fn save_checkpoints_steps(self, steps: u64) -> RunConfig {
         RunConfig { save_checkpoints_steps: Some(steps), ..self }
     }
 
-    /// Saves when so much time has passed. Default: 10 minutes. With several workers the chief's clock counts, which is asked
-    /// whenever the speed is logged.
+    /// Saves when so much time has passed. Default: 10 minutes. With several workers the chief's clock counts, which is
+    /// asked whenever the speed is logged.
     ///
     /// # Source
     /// `save_checkpoints_secs`.
@@ -95,17 +95,17 @@ impl RunConfig {
         RunConfig { save_checkpoints_every: Some(time), ..self }
     }
 
-    /// Keeps the newest so many checkpoints. Default: 5; 0: all.
+    /// Keeps the newest `count` checkpoints. Default: 5; 0: all.
     pub fn keep_checkpoint_max(self, count: usize) -> RunConfig {
         RunConfig { keep_checkpoint_max: count, ..self }
     }
 
-    /// Logs the loss and the speed after so many steps each. Default: 100; 0: never.
+    /// Logs the loss and the speed every `steps` steps. Default: 100; 0: never.
     pub fn log_step_count_steps(self, steps: u64) -> RunConfig {
         RunConfig { log_step_count_steps: steps, ..self }
     }
 
-    /// From which initial values are drawn. Default: 0.
+    /// Sets the seed of initial values. Default: 0.
     ///
     /// # Source
     /// `tf_random_seed`.
@@ -119,13 +119,13 @@ impl RunConfig {
         RunConfig { termination: Some(config), ..self }
     }
 
-    /// How long an evaluator waits for the first checkpoint, and for each further one, before it gives up. Default: an hour
-    /// each.
+    /// Sets how long an evaluator waits for the first and for each further checkpoint before it fails. Default: an
+    /// hour each.
     pub fn wait_for_checkpoints(self, first: Duration, next: Duration) -> RunConfig {
         RunConfig { first_checkpoint: first, next_checkpoint: next, ..self }
     }
 
-    /// The folder.
+    /// Returns the folder.
     pub fn model_dir(&self) -> &Path {
         &self.model_dir
     }

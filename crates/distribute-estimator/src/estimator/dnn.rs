@@ -8,7 +8,7 @@ use super::canned::{Body, Description, heads};
 use crate::feature_columns::{FeatureColumns, InputLayer, Numeric};
 use crate::{Error, Result};
 
-/// A model of classes with hidden layers. Variables are `dnn.hiddenlayer_0.weight` and so on, `dnn.logits.weight`, and
+/// A classifier with hidden layers. Variables are `dnn.hiddenlayer_0.weight` and so on, `dnn.logits.weight`, and
 /// `dnn.input_layer.COLUMN.embedding_weights`.
 ///
 /// Predictions and scores are those of [`LinearClassifier`](crate::LinearClassifier).
@@ -23,7 +23,7 @@ pub struct DnnClassifier {
     weights: Option<Numeric>,
 }
 
-/// A model of values with hidden layers, with the mean squared error. Variables are named as [`DnnClassifier`]'s.
+/// A regressor with hidden layers, trained on the mean squared error. Variables are named as [`DnnClassifier`]'s.
 ///
 /// Predictions and scores are those of [`LinearRegressor`](crate::LinearRegressor).
 ///
@@ -53,7 +53,7 @@ pub(super) struct Dnn {
 }
 
 impl DnnClassifier {
-    /// Of dense columns, with the sizes of hidden layers.
+    /// Describes a model of dense columns with hidden layers of these sizes.
     pub fn new(columns: &FeatureColumns, hidden_units: impl Into<Vec<usize>>) -> DnnClassifier {
         DnnClassifier {
             body: Layers::new(columns, hidden_units.into()),
@@ -65,7 +65,7 @@ impl DnnClassifier {
 }
 
 impl DnnRegressor {
-    /// Of dense columns, with the sizes of hidden layers.
+    /// Describes a model of dense columns with hidden layers of these sizes.
     pub fn new(columns: &FeatureColumns, hidden_units: impl Into<Vec<usize>>) -> DnnRegressor {
         DnnRegressor { body: Layers::new(columns, hidden_units.into()), values: 1, weights: None }
     }
@@ -75,7 +75,7 @@ impl DnnRegressor {
 macro_rules! activation {
     ($($model:ident),+) => {$(
         impl $model {
-            /// What follows each hidden layer. Default: ReLU.
+            /// Sets the activation after each hidden layer. Default: ReLU.
             pub fn activation(mut self, activation: Activation) -> $model {
                 self.body.activation = activation;
                 self

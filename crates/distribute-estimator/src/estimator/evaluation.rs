@@ -16,7 +16,7 @@ use super::spec::{Measure, Sums};
 use super::{Estimator, EstimatorModel, InputFn, Labels, Mode, Scores};
 use crate::{Error, Result};
 
-/// What is evaluated, and when [`train_and_evaluate`](crate::train_and_evaluate) does so.
+/// Describes an evaluation: its data, and when [`train_and_evaluate`](crate::train_and_evaluate) performs it.
 ///
 /// # Source
 /// `tf.estimator.EvalSpec`.
@@ -29,28 +29,28 @@ pub struct EvalSpec<'a> {
 }
 
 impl<'a> EvalSpec<'a> {
-    /// Evaluates what an input function returns: a dataset that is batched by the global batch.
+    /// Evaluates the dataset that an input function returns, batched by the global batch.
     pub fn new(input: impl Fn() -> Result<Dataset<(Features, Labels)>, BoxError> + 'a) -> EvalSpec<'a> {
         let (start_delay, throttle) = (Duration::from_secs(120), Duration::from_secs(600));
         EvalSpec { input: Box::new(input), steps: None, name: None, start_delay, throttle }
     }
 
-    /// So many batches. Default: all there are.
+    /// Evaluates this many batches. Default: all.
     pub fn steps(self, steps: usize) -> EvalSpec<'a> {
         EvalSpec { steps: Some(steps), ..self }
     }
 
-    /// Scores are written to `eval_NAME` instead of `eval`, so that several evaluations are told apart.
+    /// Writes scores to `eval_NAME` instead of `eval`, to keep several evaluations apart.
     pub fn name(self, name: impl Into<String>) -> EvalSpec<'a> {
         EvalSpec { name: Some(name.into()), ..self }
     }
 
-    /// An evaluator task begins after this time. Default: 2 minutes.
+    /// Sets the time before an evaluator task's first evaluation. Default: 2 minutes.
     pub fn start_delay(self, delay: Duration) -> EvalSpec<'a> {
         EvalSpec { start_delay: delay, ..self }
     }
 
-    /// So much time lies between the beginnings of two evaluations, except before the last. Default: 10 minutes.
+    /// Sets the least time between the starts of two evaluations, except before the last. Default: 10 minutes.
     pub fn throttle(self, time: Duration) -> EvalSpec<'a> {
         EvalSpec { throttle: time, ..self }
     }
@@ -63,12 +63,15 @@ struct Totals {
 }
 
 impl<M: EstimatorModel + Sync> Estimator<M> {
-    /// The loss and the metrics of the newest checkpoint, which are also written to `model_dir/eval` for TensorBoard.
+    /// Computes loss and metrics of the newest checkpoint, and writes them to `model_dir/eval` for TensorBoard.
     ///
-    /// They are means over the examples that there are, whatever the batches. Every worker calls this.
+    /// They are means over all examples, whatever the batches. Every worker must call this.
     ///
     /// # Errors
-    /// [`Error::NoCheckpoint`], [`Error::NoExamples`], and those of the data, of the model and of the collectives.
+    /// [`Error::NoCheckpoint`] if nothing was trained, [`Error::NoExamples`] if the dataset is empty,
+    /// [`Error::InputFunction`] and [`Error::Input`] if the data cannot be read, [`Error::Spec`] if the model's outputs
+    /// do not fit, [`Error::Model`], [`Error::Candle`], [`Error::Strategy`] and [`Error::Values`] if the forward pass
+    /// or a collective fails.
     ///
     /// # Source
     /// `Estimator.evaluate`.
@@ -76,7 +79,7 @@ impl<M: EstimatorModel + Sync> Estimator<M> {
         self.evaluated(spec, None).map(|(_, scores)| scores)
     }
 
-    /// As [`evaluate`](Estimator::evaluate), of the checkpoint in a folder such as `model_dir/step-00000500`.
+    /// Evaluates the checkpoint in a folder such as `model_dir/step-00000500`; see [`evaluate`](Estimator::evaluate).
     ///
     /// # Errors
     /// As [`evaluate`](Estimator::evaluate).
@@ -112,10 +115,14 @@ impl<M: EstimatorModel + Sync> Estimator<M> {
         Ok((snapshot, scores))
     }
 
-    /// Predictions by name, with a row for each element of a batched dataset, in its order. Every worker calls this.
+    /// Returns predictions by name, with a row per element of a batched dataset, in its order. Every worker must call
+    /// this.
     ///
     /// # Errors
-    /// [`Error::NoCheckpoint`], [`Error::NoExamples`], and those of the data, of the model and of the collectives.
+    /// [`Error::NoCheckpoint`] if nothing was trained, [`Error::NoExamples`] if the dataset is empty,
+    /// [`Error::InputFunction`] and [`Error::Input`] if the data cannot be read, [`Error::Spec`] if the model's outputs
+    /// do not fit, [`Error::Model`], [`Error::Candle`], [`Error::Strategy`] and [`Error::Values`] if the forward pass
+    /// or a collective fails.
     ///
     /// # Source
     /// `Estimator.predict`.
@@ -142,7 +149,8 @@ impl<M: EstimatorModel + Sync> Estimator<M> {
         parts.into_iter().map(|(name, parts)| Ok((name, Tensor::cat(&parts, 0)?))).collect()
     }
 
-    /// The model of a checkpoint, or of the newest. It changes nothing in the folder, where somebody else may be writing.
+    /// The model of a checkpoint, or of the newest. It changes nothing in the folder, where somebody else may be
+    /// writing.
     fn restored(&self, strategy: &Strategy, mode: Mode, checkpoint: Option<&Path>) -> Result<(Model<M>, Snapshot)> {
         let model = self.model(strategy, mode)?;
         let (checkpoints, parts) = (self.checkpoints(), [&model as _]);
@@ -167,7 +175,7 @@ impl<M: EstimatorModel + Sync> Estimator<M> {
 }
 
 impl Totals {
-    /// Those of another step too.
+    /// Adds those of another step.
     fn with(totals: Option<Totals>, of_step: PerReplica<Sums>) -> Result<Totals> {
         let mut measures = Vec::new();
         let mut replicas = Vec::with_capacity(of_step.values().len());

@@ -6,7 +6,8 @@ use super::canned::{Body, Description, heads};
 use crate::Result;
 use crate::feature_columns::{FeatureColumns, LinearModel, Numeric};
 
-/// A linear model of classes. Variables are `linear.linear_model.COLUMN.weights` and `linear.linear_model.bias_weights`.
+/// A linear classifier. Variables are `linear.linear_model.COLUMN.weights` and
+/// `linear.linear_model.bias_weights`.
 ///
 /// Predictions are `logits`, `probabilities` and `class_ids`, with two classes also `logistic`; scores `accuracy`,
 /// `average_loss` and `loss`, with two classes also `auc`, `precision`, `recall`, `label/mean` and `prediction/mean`.
@@ -46,7 +47,7 @@ pub struct LinearClassifier {
     weights: Option<Numeric>,
 }
 
-/// A linear model of values, with the mean squared error. Variables are named as [`LinearClassifier`]'s.
+/// A linear regressor, trained on the mean squared error. Variables are named as [`LinearClassifier`]'s.
 ///
 /// Its prediction is `predictions`; scores are `average_loss`, `loss`, `label/mean` and `prediction/mean`.
 ///
@@ -60,14 +61,14 @@ pub struct LinearRegressor {
 }
 
 impl LinearClassifier {
-    /// Of columns, dense or not.
+    /// Describes a model of columns, dense or not.
     pub fn new(columns: &FeatureColumns) -> LinearClassifier {
         LinearClassifier { body: columns.clone(), classes: 2, vocabulary: Vec::new(), weights: None }
     }
 }
 
 impl LinearRegressor {
-    /// Of columns, dense or not.
+    /// Describes a model of columns, dense or not.
     pub fn new(columns: &FeatureColumns) -> LinearRegressor {
         LinearRegressor { body: columns.clone(), values: 1, weights: None }
     }

@@ -11,32 +11,32 @@ use distribute_train::metrics::Metric;
 use super::Labels;
 use crate::{Error, Result};
 
-/// What a model is wanted for.
+/// The purpose for which a model is built and called.
 ///
 /// # Source
 /// `tf.estimator.ModeKeys`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Mode {
-    /// To learn.
+    /// Training.
     Train,
-    /// To be measured.
+    /// Evaluation.
     Eval,
-    /// To predict; there are no labels.
+    /// Prediction; there are no labels.
     Predict,
 }
 
-/// A model of an [`Estimator`](crate::Estimator): a plain candle model that says what it makes of a batch.
+/// A candle model that an [`Estimator`](crate::Estimator) can train: it computes an [`EstimatorSpec`] from a batch.
 pub trait EstimatorModel {
     /// Computes the outputs for one replica's examples; there is at least one.
     ///
     /// `labels` are there unless the mode is [`Predict`](Mode::Predict).
     ///
     /// # Errors
-    /// Whatever is wrong with the batch; candle's.
+    /// [`Error::Feature`] or [`Error::Labels`] if the batch does not fit the model, [`Error::Candle`] if candle fails.
     fn spec(&self, features: &Features, labels: Option<&Labels>, mode: Mode) -> Result<EstimatorSpec>;
 }
 
-/// What a model makes of a batch: predictions, the loss of each example, metrics.
+/// The outputs of a model for a batch: predictions, per-example losses, metrics.
 ///
 /// # Source
 /// `tf.estimator.EstimatorSpec`.
@@ -70,12 +70,12 @@ pub(super) struct Sums {
 }
 
 impl EstimatorSpec {
-    /// Nothing yet.
+    /// Creates an empty spec.
     pub fn new() -> EstimatorSpec {
         EstimatorSpec::default()
     }
 
-    /// A prediction for each example.
+    /// Adds a named prediction.
     ///
     /// # Shapes
     /// A row for each example.
@@ -84,8 +84,8 @@ impl EstimatorSpec {
         self
     }
 
-    /// The loss of each example; needed to train and to evaluate. The mean over the whole global batch is what training
-    /// lowers, whichever replicas examples are on.
+    /// Sets the loss of each example, which training and evaluation need. The mean over the whole global batch is what
+    /// training lowers, whichever replicas examples are on.
     ///
     /// # Shapes
     /// One number for each example.
@@ -94,7 +94,8 @@ impl EstimatorSpec {
         self
     }
 
-    /// How much each example counts; default: 1. Its loss is multiplied by it, and scores are means with these weights.
+    /// Sets the weight of each example. Default: 1. Its loss is multiplied by it, and scores are means with these
+    /// weights.
     ///
     /// # Shapes
     /// One number for each example.
@@ -106,7 +107,7 @@ impl EstimatorSpec {
         self
     }
 
-    /// A loss that does not depend on examples, such as a penalty on weights: it is added to the mean once.
+    /// Sets a loss that does not depend on examples, such as weight decay; it is added to the mean once.
     ///
     /// # Shapes
     /// A scalar.
@@ -115,7 +116,7 @@ impl EstimatorSpec {
         self
     }
 
-    /// A metric of outputs and what they should be: numbers as many as outputs, or a class for each example.
+    /// Adds a metric of outputs and targets: as many values as outputs, or a class per example.
     ///
     /// # Shapes
     /// A row of outputs for each example. Targets of whole numbers are classes, others values.

@@ -8,17 +8,17 @@ use distribute_train::from_chief;
 use super::{Estimator, EstimatorModel, EvalSpec, Scores, TrainSpec, Until};
 use crate::{Error, Result};
 
-/// Trains, and evaluates checkpoints meanwhile; the scores of the last one, where this process has evaluated.
+/// Trains while evaluating checkpoints, and returns the scores of the last one where this process has evaluated.
 ///
-/// Without TF_CONFIG, or with one task in it, training stops for an evaluation when a checkpoint has been saved, not more often
-/// than [`EvalSpec::throttle`] says, and ends with one. With several tasks, chief and workers train under
-/// [`RunConfig::train_distribute`](crate::RunConfig::train_distribute), and the evaluator evaluates each newest checkpoint in
-/// `model_dir`, which it must be able to read, until it has evaluated the last one.
+/// Without TF_CONFIG, or with one task in it, training stops for an evaluation when a checkpoint has been saved, not
+/// more often than [`EvalSpec::throttle`] says, and ends with one. With several tasks, chief and workers train under
+/// [`RunConfig::train_distribute`](crate::RunConfig::train_distribute), and the evaluator evaluates each newest
+/// checkpoint in `model_dir`, which it must be able to read, until it has evaluated the last one.
 ///
 /// # Errors
-/// Those of [`Estimator::train`] and [`Estimator::evaluate`]; [`Error::Cluster`] for a TF_CONFIG that is wrong;
+/// The errors of [`Estimator::train`] and [`Estimator::evaluate`]; [`Error::Cluster`] if TF_CONFIG is wrong;
 /// [`Error::Configuration`] for a cluster with parameter servers, and a strategy that does not join the workers;
-/// [`distribute_train::Error::NoNewCheckpoint`] where an evaluator waits in vain.
+/// [`distribute_train::Error::NoNewCheckpoint`] if no checkpoint comes for an evaluator.
 ///
 /// # Examples
 /// ```
@@ -52,7 +52,7 @@ pub fn train_and_evaluate<M: EstimatorModel + Sync>(
     train_and_evaluate_as(&TfConfigResolver::from_env()?, estimator, train, eval)
 }
 
-/// As [`train_and_evaluate`], as the task that a resolver describes instead of TF_CONFIG.
+/// Does what [`train_and_evaluate`] does, as the task that a resolver describes instead of TF_CONFIG.
 ///
 /// # Errors
 /// As [`train_and_evaluate`].
@@ -83,8 +83,8 @@ pub fn train_and_evaluate_as<M: EstimatorModel + Sync>(
     let workers = estimator.train_strategy()?.topology().workers;
     if trainers > 1 && workers != trainers {
         return Err(wrong(format!(
-            "{trainers} tasks of the cluster train, but the strategy of RunConfig::train_distribute has {workers}; give a \
-             MultiWorkerMirroredStrategy on all of them"
+            "{trainers} tasks of the cluster train, but the strategy of RunConfig::train_distribute has {workers}; give \
+             a MultiWorkerMirroredStrategy on all of them"
         )));
     }
     if trainers > 1 || spec.num_tasks(TaskType::Evaluator) > 0 {

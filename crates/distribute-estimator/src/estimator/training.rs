@@ -19,18 +19,18 @@ use super::spec::number;
 use super::{Estimator, EstimatorModel, InputFn, Labels, Mode, RunConfig};
 use crate::{Error, Result};
 
-/// How long a training goes on; it also ends with its data.
+/// When a training ends, besides at the end of its data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Until {
-    /// For so many steps more.
+    /// After this many further steps.
     Steps(u64),
-    /// Until there have been so many steps in all, those of earlier calls included.
+    /// After this many steps in total, those of earlier calls included.
     MaxSteps(u64),
-    /// Until the data end.
+    /// At the end of the data only.
     EndOfData,
 }
 
-/// What [`train_and_evaluate`](crate::train_and_evaluate) trains on, and for how long.
+/// Describes the training of [`train_and_evaluate`](crate::train_and_evaluate): its data and its length.
 ///
 /// # Source
 /// `tf.estimator.TrainSpec`.
@@ -40,12 +40,12 @@ pub struct TrainSpec<'a> {
 }
 
 impl<'a> TrainSpec<'a> {
-    /// Trains on what an input function returns: a dataset that is batched by the global batch.
+    /// Trains on the dataset that an input function returns, batched by the global batch.
     pub fn new(input: impl Fn() -> Result<Dataset<(Features, Labels)>, BoxError> + 'a) -> TrainSpec<'a> {
         TrainSpec { input: Box::new(input), max_steps: None }
     }
 
-    /// Until there have been so many steps in all. Default: until the data end.
+    /// Ends training after this many steps in total. Default: at the end of the data.
     pub fn max_steps(self, steps: u64) -> TrainSpec<'a> {
         TrainSpec { max_steps: Some(steps), ..self }
     }
@@ -67,16 +67,18 @@ pub(super) struct Standing {
 }
 
 impl<M: EstimatorModel + Sync> Estimator<M> {
-    /// Trains, going on from the newest checkpoint: parameters, optimizer, steps, and the place in the data. The steps there have
-    /// been in all.
+    /// Trains from the newest checkpoint on (parameters, optimizer, steps, place in the data), and returns the total
+    /// number of steps.
     ///
-    /// What is left of a pass over the data is trained on first; a call that comes after the end of the data begins the next
-    /// pass. Every worker calls this.
+    /// It first finishes a pass over the data that was interrupted; called after the end of the data, it begins the
+    /// next pass. Every worker must call this.
     ///
     /// # Errors
-    /// Those of the data, of the model, of candle, of checkpoints, and of the collectives;
-    /// [`Preempted`](distribute_train::Error::Preempted); [`Error::LossNotFinite`], for which is looked whenever the loss is said
-    /// or written, and before each checkpoint.
+    /// [`Error::LossNotFinite`] if the loss is not finite; it is checked whenever it is logged or written, and before
+    /// each checkpoint. [`Error::Train`] if a checkpoint or an event file fails, or with
+    /// [`Preempted`](distribute_train::Error::Preempted) after a signal. [`Error::InputFunction`] and [`Error::Input`]
+    /// if the data cannot be read, [`Error::Spec`] if the model's outputs do not fit, [`Error::Model`],
+    /// [`Error::Candle`], [`Error::Strategy`] and [`Error::Values`] if a step or a collective fails.
     ///
     /// # Source
     /// `Estimator.train`.
@@ -88,8 +90,8 @@ impl<M: EstimatorModel + Sync> Estimator<M> {
         self.train_with(&input, until, &mut |_, _, _| Ok(()))
     }
 
-    /// As [`train`](Estimator::train); calls `saved` after each checkpoint, which may still be being written, and says whether it
-    /// was the last.
+    /// As [`train`](Estimator::train); calls `saved` after each checkpoint, which may still be being written, and says
+    /// whether it was the last.
     pub(super) fn train_with(
         &self,
         input: &dyn Fn() -> Result<Dataset<(Features, Labels)>, BoxError>,
@@ -253,7 +255,8 @@ impl<'a, M> Run<'a, M> {
         Ok(())
     }
 
-    /// Writes and says the loss and the speed, where it is time to. A model whose loss is no number is not saved either.
+    /// Writes and says the loss and the speed, where it is time to. A model whose loss is no number is not saved
+    /// either.
     fn report(&mut self, losses: &PerReplica<Tensor>, saving: bool) -> Result<()> {
         let is_time = |every: u64| every > 0 && self.steps.is_multiple_of(every);
         let (write, say) = (is_time(self.config.save_summary_steps), is_time(self.config.log_step_count_steps));

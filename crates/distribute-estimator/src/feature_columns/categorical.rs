@@ -9,7 +9,7 @@ use distribute_strategy::digest;
 use super::{Combiner, Embedding, FeatureColumn, Numeric, of};
 use crate::{Error, Result};
 
-/// Categories, by numbers from 0.
+/// A column of categories, numbered from 0.
 ///
 /// An example may have several: its feature then has another dimension. An empty text is no category, nor is -1.
 #[derive(Clone, Debug)]
@@ -35,7 +35,7 @@ struct Vocabulary {
     given: usize,
 }
 
-/// One side of crossed categories: those of a column, or a feature's values as they are.
+/// One side of crossed categories: a column's categories, or a feature's values.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Crossing {
@@ -54,7 +54,7 @@ pub(super) struct Ids {
 }
 
 impl Categorical {
-    /// The place of each value in a list.
+    /// Maps each value to its index in a list.
     ///
     /// # Source
     /// `tf.feature_column.categorical_column_with_vocabulary_list`.
@@ -65,7 +65,7 @@ impl Categorical {
         Categorical::of(Kind::Vocabulary { name: name.into(), words, oov_buckets: 0, default: None })
     }
 
-    /// Whole numbers from 0 to below `buckets`, which are categories already.
+    /// Takes whole numbers below `buckets` as categories.
     ///
     /// # Source
     /// `tf.feature_column.categorical_column_with_identity`.
@@ -73,7 +73,7 @@ impl Categorical {
         Categorical::of(Kind::Identity { name: name.into(), buckets, default: None })
     }
 
-    /// A hash of each value: for values that are not known beforehand. Several may share a category.
+    /// Hashes each value, for values that are not known beforehand. Several may share a category.
     ///
     /// The hash is FNV-1a of 64 bits over the text, or the number's digits: the same in every run and on every machine.
     ///
@@ -83,7 +83,7 @@ impl Categorical {
         Categorical::of(Kind::Hashed { name: name.into(), buckets })
     }
 
-    /// A hash of each combination of values, one of each side.
+    /// Hashes each combination of values, one from each side.
     ///
     /// # Source
     /// `tf.feature_column.crossed_column`, whose hash is another.
@@ -99,7 +99,7 @@ impl Categorical {
         Categorical::of(Kind::Bucketized { of, boundaries })
     }
 
-    /// Words that a vocabulary has not are hashed to so many further categories.
+    /// Hashes words outside a vocabulary to this many further categories.
     ///
     /// Without these and a [`default`](Categorical::default_category), such words are no category.
     pub fn oov_buckets(mut self, buckets: usize) -> Categorical {
@@ -110,7 +110,7 @@ impl Categorical {
         self
     }
 
-    /// The category of words that a vocabulary has not, and of numbers outside an identity's range.
+    /// Sets the category of words outside a vocabulary, and of numbers outside an identity's range.
     pub fn default_category(mut self, category: usize) -> Categorical {
         match &mut self.kind {
             Kind::Vocabulary { default, .. } | Kind::Identity { default, .. } => *default = Some(category),
@@ -119,7 +119,7 @@ impl Categorical {
         self
     }
 
-    /// How often each category is there, as numbers.
+    /// Makes a dense column of the count of each category.
     ///
     /// # Source
     /// `tf.feature_column.indicator_column`.
@@ -127,7 +127,7 @@ impl Categorical {
         FeatureColumn::Indicator(self)
     }
 
-    /// A vector of so many numbers for each category, which is learnt.
+    /// Makes a dense column of a learnt vector of `dimension` numbers per category.
     ///
     /// # Source
     /// `tf.feature_column.embedding_column`.
@@ -135,7 +135,7 @@ impl Categorical {
         Embedding { of: self, dimension, combiner: Combiner::default() }
     }
 
-    /// The number of categories.
+    /// Returns the number of categories.
     pub fn buckets(&self) -> usize {
         match &self.kind {
             Kind::Bucketized { of, boundaries } => of.width() * (boundaries.len() + 1),
@@ -239,7 +239,8 @@ impl Categorical {
                     None if *number == -1 => Ok(None),
                     None => {
                         let problem = format!(
-                            "it holds {number}, and its column has categories from 0 to {}; give more buckets, or a default",
+                            "it holds {number}, and its column has categories from 0 to {}; give more buckets, or a \
+                                 default",
                             buckets - 1
                         );
                         Err(Error::Feature { name: name.clone(), problem })
@@ -303,7 +304,7 @@ fn crossed(of: &[Crossing], buckets: usize, features: &Features) -> Result<Ids> 
     Ok(Ids { examples: features.examples(), width, ids })
 }
 
-/// FNV-1a goes on over the bytes of another number.
+/// Continues FNV-1a over the bytes of another number.
 fn mixed(before: u64, value: u64) -> Option<u64> {
     let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
     Some(value.to_le_bytes().into_iter().fold(before, step))

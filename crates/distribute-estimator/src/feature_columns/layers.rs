@@ -35,7 +35,7 @@ pub struct InputLayer {
     place: Place,
 }
 
-/// A weight for each number and each category, and a bias; their sum, for each output.
+/// A linear model: for each output the weighted sum of numbers and categories, and a bias.
 ///
 /// # Source
 /// `tf.compat.v1.feature_column.linear_model`.
@@ -69,11 +69,11 @@ enum Weighed {
 }
 
 impl InputLayer {
-    /// A layer of columns; vectors are variables under the columns' names.
+    /// Builds a layer of columns; the vectors of embeddings are variables under the columns' names.
     ///
     /// # Errors
-    /// [`Error::FeatureColumn`](crate::Error::FeatureColumn) where a description is wrong, or has categories that are not
-    /// dense; candle's.
+    /// [`Error::FeatureColumn`](crate::Error::FeatureColumn) if a description is wrong, or has categories that are
+    /// not dense; candle's if a variable cannot be made.
     pub fn new(columns: &FeatureColumns, vb: VarBuilder<'_>) -> candle_core::Result<InputLayer> {
         columns.check_dense().map_err(candle_core::Error::wrap)?;
         let place = Place { device: vb.device().clone(), dtype: vb.dtype() };
@@ -82,18 +82,19 @@ impl InputLayer {
         Ok(InputLayer { columns: columns?, place })
     }
 
-    /// The number of columns of the matrix.
+    /// Returns the number of columns of the matrix.
     pub fn width(&self) -> usize {
         self.columns.iter().map(Dense::width).sum()
     }
 
-    /// The matrix.
+    /// Computes the matrix.
     ///
     /// # Shapes
     /// (examples, [`width`](InputLayer::width)).
     ///
     /// # Errors
-    /// [`Error::Feature`](crate::Error::Feature) where the data are not what a column wants; candle's.
+    /// [`Error::Feature`](crate::Error::Feature) if the data are not what a column wants,
+    /// [`Error::Candle`](crate::Error::Candle) if candle fails.
     pub fn forward(&self, features: &Features) -> Result<Tensor> {
         let parts: Result<Vec<Tensor>> =
             self.columns.iter().map(|column| column.forward(features, &self.place)).collect();
@@ -102,10 +103,11 @@ impl InputLayer {
 }
 
 impl LinearModel {
-    /// A linear model of columns with so many outputs, whose weights and bias begin with 0.
+    /// Builds a linear model of columns with `outputs` outputs; weights and bias start at 0.
     ///
     /// # Errors
-    /// [`Error::FeatureColumn`](crate::Error::FeatureColumn) where a description is wrong; candle's.
+    /// [`Error::FeatureColumn`](crate::Error::FeatureColumn) if a description is wrong; candle's if a
+    /// variable cannot be made.
     pub fn new(columns: &FeatureColumns, outputs: usize, vb: VarBuilder<'_>) -> candle_core::Result<LinearModel> {
         columns.check().map_err(candle_core::Error::wrap)?;
         let place = Place { device: vb.device().clone(), dtype: vb.dtype() };
@@ -126,13 +128,14 @@ impl LinearModel {
         Ok(LinearModel { columns: columns?, bias, place })
     }
 
-    /// The sums.
+    /// Computes the outputs.
     ///
     /// # Shapes
     /// (examples, outputs).
     ///
     /// # Errors
-    /// [`Error::Feature`](crate::Error::Feature) where the data are not what a column wants; candle's.
+    /// [`Error::Feature`](crate::Error::Feature) if the data are not what a column wants,
+    /// [`Error::Candle`](crate::Error::Candle) if candle fails.
     pub fn forward(&self, features: &Features) -> Result<Tensor> {
         let mut sum = self.bias.unsqueeze(0)?.broadcast_as((features.examples(), self.bias.elem_count()))?;
         for (column, weights) in &self.columns {
