@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use candle_core::{DType, Device, Module, Result as CandleResult};
 use candle_nn::{Optimizer as _, ParamsAdamW, VarBuilder, VarMap};
 use clap::{Parser, ValueEnum};
+use distribute::candle::ScopeOptions;
 use distribute::prelude::*;
 use serde::Serialize;
 

@@ -1,9 +1,10 @@
-//! Test harness of the distribute workspace: processes, ports and deadlines.
+//! Test harness of the distribute workspace: processes, ports, deadlines and data.
 //!
 //! - [`Job`] starts a program several times, like the tasks of a distributed job. It captures their output, kills,
 //!   stops and continues them, and waits for lines and exits with a deadline.
 //! - [`Ports`] reserves loopback ports, [`target_binary`] finds programs built by cargo, and [`within`] sets a time
 //!   limit for a test.
+//! - `digits` (feature `digits`) draws handwritten digits, for programs that train something.
 //! - [`Family`] tracks every process that descends from a command, even if it was orphaned, and checks that none is
 //!   left.
 //!
@@ -40,6 +41,8 @@
 mod binary;
 mod capture;
 mod deadline;
+#[cfg(feature = "digits")]
+pub mod digits;
 mod error;
 mod family;
 mod hook;

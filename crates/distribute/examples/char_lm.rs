@@ -1,7 +1,7 @@
 //! A language model of characters: `cargo run --release -p distribute --example char_lm -- --devices CPU:0,CPU:1`
 //!
-//! A small decoder-only transformer learns this project's own documentation, or any files: `-- --text PATH PATH`. As two
-//! processes: `distribute run --workers 2 -- target/release/examples/char_lm`.
+//! A small decoder-only transformer learns this project's own documentation, or any files: `-- --text PATH PATH`. As
+//! two processes: `distribute run --workers 2 -- target/release/examples/char_lm`.
 #![expect(clippy::print_stdout, reason = "it prints what it has learnt to write")]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,6 +13,8 @@ use std::time::Instant;
 use candle_core::{D, DType, Device, Module, Result as CandleResult, Tensor};
 use candle_nn::{Embedding, Init, Linear, VarBuilder, linear, linear_no_bias, ops::softmax};
 use clap::Parser;
+use distribute::Error;
+use distribute::candle::{Clip, Model};
 use distribute::prelude::*;
 use distribute::train::progress::{Options, Progress, Summary};
 use rand_chacha::ChaCha8Rng;

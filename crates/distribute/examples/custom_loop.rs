@@ -1,13 +1,15 @@
 //! The smallest training loop of one's own: `cargo run --release -p distribute --example custom_loop -- CPU:0,CPU:1`
 //!
-//! The second argument is the number of epochs, 3 by default. `mnist` is the same with everything that there is to choose.
+//! The second argument is the number of epochs, 3 by default. `mnist` is the same with everything that there is to
+//! choose.
 #![expect(clippy::print_stdout, reason = "it prints what it has learnt")]
 
 use candle_core::{Device, Module, Tensor};
 use candle_nn::linear;
-use distribute::digits::{CLASSES, Digits, PIXELS, Split};
+use distribute::Error;
 use distribute::prelude::*;
 use distribute::train::metrics::{Accuracy, Metrics, Predictions, Targets, TopK};
+use distribute_testkit::digits::{CLASSES, Digits, PIXELS, Split};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -25,7 +27,7 @@ fn main() -> distribute::Result<()> {
     let epochs: u32 = arguments.get(1).map_or("3", String::as_str).parse().map_err(Error::program)?;
 
     let strategy = MirroredStrategy::builder().devices(devices).build()?;
-    let digits = Digits::load(None)?;
+    let digits = Digits::standard();
     let train = dataset(&digits.train)?.shuffle(digits.train.len(), 42).batch(BATCH).prefetch(AUTOTUNE);
     let (train, test) =
         (strategy.distribute_dataset(&train)?, strategy.distribute_dataset(&dataset(&digits.test)?.batch(1000))?);

@@ -1,7 +1,8 @@
 //! Who earns much, from a table: `cargo run --release -p distribute --example estimator_linear`
 //!
-//! A linear model of buckets and categories, or with `--dnn` one with hidden layers. The table is drawn from a seed, written to CSV
-//! files, and read back. As several tasks, with TF_CONFIG, chief and workers train, and the evaluator evaluates.
+//! A linear model of buckets and categories, or with `--dnn` one with hidden layers. The table is drawn from a seed,
+//! written to CSV files, and read back. As several tasks, with TF_CONFIG, chief and workers train, and the evaluator
+//! evaluates.
 #![expect(clippy::print_stdout, reason = "it prints what it has learnt")]
 
 use std::fmt::Write;
@@ -11,6 +12,10 @@ use std::time::Duration;
 
 use clap::Parser;
 use distribute::cluster::{ClusterResolver, Membership, TfConfigResolver};
+use distribute::estimator::{
+    Categorical, DnnClassifier, EvalSpec, FeatureColumns, Labels, LinearClassifier, Numeric, RunConfig, TrainSpec,
+    train_and_evaluate,
+};
 use distribute::input::read::{Csv, ReadOptions};
 use distribute::input::{BoxError, Column, Features};
 use distribute::prelude::*;
@@ -28,7 +33,8 @@ struct Flags {
     /// Devices of this process, such as CPU:0,CPU:1.
     #[arg(long, value_delimiter = ',', default_value = "CPU:0")]
     devices: Vec<String>,
-    /// Where checkpoints and event files are kept; all tasks need it. Without it, in a folder that is removed at the end.
+    /// Where checkpoints and event files are kept; all tasks need it. Without it, in a folder that is removed at the
+    /// end.
     #[arg(long)]
     model_dir: Option<PathBuf>,
     /// Steps of training.

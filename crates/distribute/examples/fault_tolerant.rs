@@ -1,7 +1,7 @@
 //! A training that is killed and goes on: `cargo run --release -p distribute --example fault_tolerant`
 //!
-//! The program starts itself as a worker, once undisturbed, and once killed with SIGKILL at steps that a seed chooses and
-//! started again each time. Both end with the same losses and the same model, bit for bit.
+//! The program starts itself as a worker, once undisturbed, and once killed with SIGKILL at steps that a seed chooses
+//! and started again each time. Both end with the same losses and the same model, bit for bit.
 #![expect(clippy::print_stdout, reason = "it prints how both trainings went")]
 
 use std::io::{BufRead, BufReader, Read};
@@ -16,9 +16,10 @@ use std::time::{Duration, Instant};
 use candle_core::{Device, Module, Tensor};
 use candle_nn::linear;
 use clap::Parser;
-use distribute::digits::{Digits, PIXELS};
+use distribute::Error;
 use distribute::input::InputPosition;
 use distribute::prelude::*;
+use distribute_testkit::digits::{Digits, PIXELS};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 use serde::{Deserialize, Serialize};

@@ -1,7 +1,8 @@
 //! Handwritten digits without a loop of one's own: `cargo run --release -p distribute --example keras_mnist`
 //!
-//! On two replicas: `-- CPU:0,CPU:1`; as two processes: `distribute run --workers 2 -- target/release/examples/keras_mnist`. With a
-//! folder, `-- CPU:0 runs/1`, it writes event files, a table and the best model there, and goes on from there after Ctrl-C.
+//! On two replicas: `-- CPU:0,CPU:1`; as two processes: `distribute run --workers 2 --
+//! target/release/examples/keras_mnist`. With a folder, `-- CPU:0 runs/1`, it writes event files, a table and the best
+//! model there, and goes on from there after Ctrl-C.
 #![expect(clippy::print_stdout, reason = "it prints what it has learnt")]
 
 use std::path::PathBuf;
@@ -9,13 +10,14 @@ use std::process::ExitCode;
 
 use candle_core::{Device, Module, Result as CandleResult, Tensor};
 use candle_nn::{Linear, VarBuilder, linear};
-use distribute::digits::{Digits, PIXELS, Split};
+use distribute::candle::{Fit, Model, SparseCategoricalCrossentropy};
 use distribute::prelude::*;
 use distribute::train::callbacks::{
     BackupAndRestore, CsvLogger, EarlyStopping, LearningRateSchedule, ModelCheckpoint, TensorBoard,
 };
 use distribute::train::metrics::{Accuracy, Metrics, TopK};
 use distribute::train::preemption::{SIGINT, SIGTERM, TerminationConfig};
+use distribute_testkit::digits::{Digits, PIXELS, Split};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -52,7 +54,7 @@ fn run() -> distribute::Result<()> {
         Some(_) => MultiWorkerMirroredStrategy::builder().devices(devices).build()?,
         None => MirroredStrategy::builder().devices(devices).build()?,
     };
-    let digits = Digits::load(None)?;
+    let digits = Digits::standard();
     let train = Dataset::from_tensor_slices(tensors(&digits.train)?)
         .shuffle(digits.train.len(), 42)
         .batch(128)

@@ -1,7 +1,7 @@
 //! Training in 16 bits, against 32: `cargo run --release -p distribute --example mixed_precision`
 //!
-//! In mixed precision the model computes in f16 or bf16, and the optimizer updates in f32; with f16, losses are scaled so that
-//! gradients do not vanish. On two replicas: `-- --devices CPU:0,CPU:1`.
+//! In mixed precision the model computes in f16 or bf16, and the optimizer updates in f32; with f16, losses are scaled
+//! so that gradients do not vanish. On two replicas: `-- --devices CPU:0,CPU:1`.
 #![expect(clippy::print_stdout, reason = "it prints what each has learnt")]
 
 use std::time::Instant;
@@ -9,8 +9,9 @@ use std::time::Instant;
 use candle_core::{DType, Device, Module, Result as CandleResult, Tensor};
 use candle_nn::{Linear, VarBuilder, linear};
 use clap::Parser;
-use distribute::digits::{Digits, PIXELS, Split};
+use distribute::candle::{LossScale, ScopeOptions};
 use distribute::prelude::*;
+use distribute_testkit::digits::{Digits, PIXELS, Split};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;

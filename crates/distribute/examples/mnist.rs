@@ -1,20 +1,24 @@
 //! Handwritten digits on any strategy: `cargo run --release --example mnist -- --devices CPU:0,CPU:1`
 
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use candle_core::{Device, Module, Result as CandleResult, Tensor};
 use candle_nn::{Conv2d, Linear, VarBuilder, conv2d, linear};
 use clap::{Parser, ValueEnum};
-use distribute::digits::{CLASSES, Digits, PIXELS, SIDE, Split};
+use distribute::Error;
+use distribute::candle::Model;
+use distribute::collectives::Compression;
 use distribute::input::InputPosition;
+use distribute::input::read::read_idx;
 use distribute::prelude::*;
 use distribute::train::metrics::{Accuracy, CrossEntropy, Metrics, Predictions, Targets};
 use distribute::train::preemption::{PreemptionHandler, TerminationConfig};
 use distribute::train::progress::{Options, Progress, Summary};
 use distribute::train::tensorboard::EventWriter;
+use distribute_testkit::digits::{CLASSES, Digits, PIXELS, SIDE, Split};
 use serde::{Deserialize, Serialize};
 
 /// candle allocates megabytes per operation, which the system's allocator gives back and fetches again each time.
@@ -152,7 +156,10 @@ fn choose(flags: &Flags) -> distribute::Result<Strategy> {
 }
 
 fn train(strategy: &Strategy, flags: &Flags) -> distribute::Result<()> {
-    let digits = Digits::load(flags.data.as_deref())?;
+    let digits = match &flags.data {
+        Some(folder) => Digits { train: idx(folder, "train")?, test: idx(folder, "t10k")? },
+        None => Digits::standard(),
+    };
     let train = tensors(&digits.train)?.shuffle(digits.train.len(), flags.seed).batch(flags.batch).prefetch(AUTOTUNE);
     let test = tensors(&digits.test)?.batch(1000);
     let (train, test) = (strategy.distribute_dataset(&train)?, strategy.distribute_dataset(&test)?);
@@ -281,6 +288,32 @@ fn tensors(split: &Split) -> distribute::Result<Dataset<(Tensor, Tensor)>> {
     let images = Tensor::from_slice(&split.images, (split.len(), PIXELS), &Device::Cpu)?;
     let labels = Tensor::from_slice(&split.labels, split.len(), &Device::Cpu)?;
     Ok(Dataset::from_tensor_slices((images, labels)))
+}
+
+/// Reads a split of MNIST from files such as `PREFIX-images-idx3-ubyte` and `PREFIX-labels-idx1-ubyte`; names with a
+/// dot before `idx`, and gzip with a further `.gz`, are found too.
+fn idx(folder: &Path, prefix: &str) -> distribute::Result<Split> {
+    let read = |kind: &str, dims: usize| {
+        let endings = ["-", "."].map(|dot| ["", ".gz"].map(|gz| format!("{dot}idx{dims}-ubyte{gz}")));
+        let paths: Vec<PathBuf> =
+            endings.iter().flatten().map(|ending| folder.join(format!("{prefix}-{kind}{ending}"))).collect();
+        read_idx(paths.iter().find(|path| path.exists()).unwrap_or(&paths[0]))
+    };
+    let (images, labels) = (read("images", 3)?, read("labels", 1)?);
+    let count = labels.as_slice().len();
+    let fits = images.shape() == [count, SIDE, SIDE] && labels.shape() == [count];
+    if !fits || labels.as_slice().iter().any(|label| *label > 9) {
+        let (folder, images, labels) = (folder.display(), images.shape(), labels.shape());
+        let problem = format!(
+            "{folder}: {prefix} has images of shape {images:?} and labels of shape {labels:?}; expected as many labels \
+             from 0 to 9 as images of {SIDE} by {SIDE} pixels"
+        );
+        return Err(Error::program(problem));
+    }
+    Ok(Split {
+        images: images.as_slice().iter().map(|pixel| f32::from(*pixel) / 255.0).collect(),
+        labels: labels.as_slice().iter().map(|label| u32::from(*label)).collect(),
+    })
 }
 
 fn start_progress(

@@ -1,8 +1,9 @@
 //! One program in many processes: `cargo run --release -p distribute --example multi_worker`
 //!
-//! Alone it trains here. As two processes of this machine: `distribute run --workers 2 -- target/release/examples/multi_worker`;
-//! as a TFJob, or by hand, on any machines that TF_CONFIG names. A worker that gets SIGTERM makes all of them save and end
-//! with 143; one that is lost makes the others end with 138. After both, the job's manager starts the same command again.
+//! Alone it trains here. As two processes of this machine: `distribute run --workers 2 --
+//! target/release/examples/multi_worker`; as a TFJob, or by hand, on any machines that TF_CONFIG names. A worker that
+//! gets SIGTERM makes all of them save and end with 143; one that is lost makes the others end with 138. After both,
+//! the job's manager starts the same command again.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -10,12 +11,13 @@ use std::process::ExitCode;
 use candle_core::{Device, Module, Result as CandleResult, Tensor};
 use candle_nn::{Linear, VarBuilder, linear};
 use clap::Parser;
+use distribute::candle::Model;
 use distribute::cluster::Membership;
-use distribute::digits::{Digits, PIXELS, Split};
 use distribute::input::InputPosition;
 use distribute::prelude::*;
 use distribute::train::preemption::{PreemptionHandler, TerminationConfig};
 use distribute::train::progress::{Options, Progress, Summary};
+use distribute_testkit::digits::{Digits, PIXELS, Split};
 use serde::{Deserialize, Serialize};
 
 #[global_allocator]
@@ -77,7 +79,7 @@ fn train(flags: &Flags) -> distribute::Result<()> {
 fn train_under(strategy: &Strategy, flags: &Flags) -> distribute::Result<()> {
     // More replicas take larger steps, so that each is kept busy.
     let global_batch = flags.per_replica * strategy.num_replicas_in_sync();
-    let digits = Digits::load(None)?;
+    let digits = Digits::standard();
     let train = tensors(&digits.train)?.shuffle(digits.train.len(), 42).batch(global_batch).prefetch(AUTOTUNE);
     let (train, test) =
         (strategy.distribute_dataset(&train)?, strategy.distribute_dataset(&tensors(&digits.test)?.batch(1000))?);

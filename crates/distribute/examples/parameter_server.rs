@@ -1,9 +1,9 @@
 //! Parameter servers: `cargo build --release -p distribute -p distribute-cli --example parameter_server`, then
 //! `distribute run --ps 2 --workers 3 -- target/release/examples/parameter_server`
 //!
-//! The same program is every task: servers hold the variables, workers compute gradients, the chief hands out steps and judges the
-//! model. Kill a worker while it trains: what it was doing is done by another one. As a TFJob it runs as it is; an evaluator, which is
-//! no part of the cluster, judges the checkpoints.
+//! The same program is every task: servers hold the variables, workers compute gradients, the chief hands out steps and
+//! judges the model. Kill a worker while it trains: what it was doing is done by another one. As a TFJob it runs as it
+//! is; an evaluator, which is no part of the cluster, judges the checkpoints.
 
 #![expect(clippy::print_stdout, reason = "an example says what it has found")]
 
@@ -13,10 +13,11 @@ use std::process::ExitCode;
 use candle_core::{Device, Module, Result as CandleResult, Tensor};
 use candle_nn::{Linear, VarBuilder, linear};
 use clap::{Parser, ValueEnum};
-use distribute::digits::{Digits, PIXELS, Split};
+use distribute::parameter_server::{Program, RemoteValue, Server, Updates};
 use distribute::prelude::*;
 use distribute::train::checkpoint::{Checkpointed, SidecarEvaluator};
 use distribute::train::progress::{Options, Progress, Summary};
+use distribute_testkit::digits::{Digits, PIXELS, Split};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -72,7 +73,7 @@ fn train_step(worker: &WorkerContext, data: PerWorkerIterator<(Tensor, Tensor)>)
 
 /// Every worker reads all digits, each in an order of its own.
 fn digits(context: &InputContext) -> distribute::Result<Dataset<(Tensor, Tensor)>> {
-    let train = tensors(&Digits::load(None)?.train)?;
+    let train = tensors(&Digits::standard().train)?;
     Ok(train.shuffle(10_000, context.input_pipeline_id as u64).batch(BATCH).repeat_forever().prefetch(2))
 }
 
@@ -114,7 +115,7 @@ fn coordinate(flags: &Flags, cluster: &TfConfigResolver, program: Program) -> di
     };
     let done = restored.map_or(0, |(_, epochs)| epochs);
 
-    let digits = Digits::load(None)?;
+    let digits = Digits::standard();
     let steps = (digits.train.len() / BATCH) as u64;
     let title = format!("parameter_server · {workers} workers · {} servers", strategy.num_servers());
     let mut progress = Progress::from_env(Options {
@@ -158,7 +159,7 @@ fn evaluate(flags: &Flags) -> distribute::Result<()> {
             "the evaluator reads checkpoints; give every task --checkpoints FOLDER",
         ));
     };
-    let (here, digits) = (Strategy::default_strategy()?, Digits::load(None)?);
+    let (here, digits) = (Strategy::default_strategy()?, Digits::standard());
     let model = here.scope(Mlp::new)?;
     let last = u64::from(flags.epochs) * (digits.train.len() / BATCH) as u64;
     SidecarEvaluator::new(folder).until_step(last).run(|snapshot| {

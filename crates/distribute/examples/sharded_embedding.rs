@@ -1,8 +1,8 @@
-//! A large embedding on parameter servers: `cargo build --release -p distribute -p distribute-cli --example sharded_embedding`, then
-//! `distribute run --ps 2 --workers 3 -- target/release/examples/sharded_embedding`
+//! A large embedding on parameter servers: `cargo build --release -p distribute -p distribute-cli --example
+//! sharded_embedding`, then `distribute run --ps 2 --workers 3 -- target/release/examples/sharded_embedding`
 //!
-//! 100,000 words have vectors of 64 numbers, 25 MB, cut over the servers. A step fetches the rows of its words and sends their
-//! gradient: a few hundred KB. With `--here` the same model trains in one process, to compare.
+//! 100,000 words have vectors of 64 numbers, 25 MB, cut over the servers. A step fetches the rows of its words and
+//! sends their gradient: a few hundred KB. With `--here` the same model trains in one process, to compare.
 
 #![expect(clippy::print_stdout, reason = "an example says what it has found")]
 
@@ -12,6 +12,8 @@ use std::time::Instant;
 use candle_core::{Device, Module, Result as CandleResult, Tensor};
 use candle_nn::{Linear, VarBuilder, linear};
 use clap::Parser;
+use distribute::candle::{Adagrad, ShardedEmbedding, sharded_embedding};
+use distribute::parameter_server::{Program, Server};
 use distribute::prelude::*;
 
 #[global_allocator]
@@ -50,7 +52,8 @@ impl Module for Mood {
     }
 }
 
-/// Sentences of words, some much more frequent than others, and whether more of them are cheerful (even numbers) than not.
+/// Sentences of words, some much more frequent than others, and whether more of them are cheerful (even numbers) than
+/// not.
 fn sentences(number: u64) -> CandleResult<(Tensor, Tensor)> {
     let mut state = (number + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let mut draw = move || {

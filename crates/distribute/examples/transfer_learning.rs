@@ -1,8 +1,9 @@
-//! Learning from few examples what resembles something known: `cargo run --release -p distribute --example transfer_learning`
+//! Learning from few examples what resembles something known: `cargo run --release -p distribute --example
+//! transfer_learning`
 //!
-//! A small residual network learns the digits 0 to 5 and is saved as a plain safetensors file. Its body then helps to tell 6 to
-//! 9 apart, of which there are a few drawings only: first frozen, under a new head, and then trained on, gently. On two
-//! replicas: `-- --devices CPU:0,CPU:1`.
+//! A small residual network learns the digits 0 to 5 and is saved as a plain safetensors file. Its body then helps to
+//! tell 6 to 9 apart, of which there are a few drawings only: first frozen, under a new head, and then trained on,
+//! gently. On two replicas: `-- --devices CPU:0,CPU:1`.
 #![expect(clippy::print_stdout, reason = "it prints what it has learnt")]
 
 use std::ops::Range;
@@ -11,8 +12,10 @@ use std::path::PathBuf;
 use candle_core::{Device, Module, ModuleT, Result as CandleResult, Tensor};
 use candle_nn::{BatchNormConfig, Conv2d, Conv2dConfig, Linear, VarBuilder, conv2d_no_bias, linear};
 use clap::Parser;
-use distribute::digits::{Digits, PIXELS, SIDE, Split};
+use distribute::Error;
+use distribute::candle::{Model, SyncBatchNorm, sync_batch_norm};
 use distribute::prelude::*;
+use distribute_testkit::digits::{Digits, PIXELS, SIDE, Split};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -127,8 +130,8 @@ fn main() -> distribute::Result<()> {
     Ok(())
 }
 
-/// Trains what is not frozen. Where `train` is false, batch normalisation keeps to the statistics that it has: a few examples
-/// would only spoil them.
+/// Trains what is not frozen. Where `train` is false, batch normalisation keeps to the statistics that it has: a few
+/// examples would only spoil them.
 fn fit(
     strategy: &Strategy,
     model: &Model<Residual>,

@@ -6,53 +6,50 @@ use distribute_strategy::{FailsWith, Strategy};
 #[cfg(feature = "parameter-server")]
 mod servers;
 
-/// Any error of the crates behind this one, and the program's own.
+/// An error of any of the crates behind this one, or of the program itself.
 ///
-/// Its `Debug` is its sentence, so that a program whose `main` returns it ends with words.
+/// Its `Debug` form is its message, so that a program whose `main` returns it ends with a sentence.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// Of a candle model or optimizer.
+    /// A candle model or optimizer failed.
     #[cfg(feature = "candle")]
     #[error(transparent)]
     Model(#[from] distribute_candle::Error),
-    /// Of candle itself.
+    /// candle refused an operation.
     #[cfg(feature = "candle")]
     #[error(transparent)]
     Candle(#[from] candle_core::Error),
-    /// Of a strategy.
+    /// A strategy failed.
     #[error(transparent)]
     Strategy(#[from] distribute_strategy::Error),
-    /// Of a distributed value.
+    /// A distributed value was used wrongly, or could not be reduced.
     #[error(transparent)]
     Values(#[from] distribute_values::Error),
-    /// Of a dataset.
+    /// A dataset could not be read.
     #[error(transparent)]
     Input(#[from] distribute_input::Error),
-    /// Of a collective operation.
+    /// A collective operation failed.
     #[error(transparent)]
     Collective(#[from] distribute_collectives::Error),
-    /// Of the cluster's description or its meeting.
+    /// The cluster is described wrongly, or its tasks did not join.
     #[error(transparent)]
     Cluster(#[from] distribute_cluster::Error),
-    /// Of an estimator, unless it passes on an error that has a variant here.
+    /// An estimator failed, with an error of its own; one that it passes on has its variant here.
     #[cfg(feature = "estimator")]
     #[error(transparent)]
     Estimator(distribute_estimator::Error),
-    /// Of parameter servers.
+    /// A parameter server, or a worker or coordinator that uses one, failed.
     #[cfg(feature = "parameter-server")]
     #[error(transparent)]
     ParameterServer(#[from] distribute_parameter_server::Error),
-    /// Of a device.
+    /// A device is described wrongly, or cannot be used.
     #[error(transparent)]
     Device(#[from] distribute_device::Error),
-    /// Of progress reports.
+    /// A checkpoint, a callback, a metric or progress failed.
     #[error(transparent)]
     Train(#[from] distribute_train::Error),
-    /// Of the handwritten digits.
-    #[error(transparent)]
-    Digits(#[from] crate::digits::Error),
-    /// The program's own.
+    /// The program itself failed.
     #[error(transparent)]
     Program(Box<dyn std::error::Error + Send + Sync>),
 }
@@ -86,9 +83,10 @@ impl Error {
         }
     }
 
-    /// Returns the exit code by which job managers know what to do: 138 for lost processes and a slow or broken network, after
-    /// which a restart helps; 2 for a wrong description of the cluster or of devices, or processes that are configured differently;
-    /// else 1. A process that ends because another has failed ends with a code of the same kind as that one.
+    /// Returns the exit code by which job managers know what to do: 138 for lost processes and a slow or broken
+    /// network, after which a restart helps; 2 for a wrong description of the cluster or of devices, or processes that
+    /// are configured differently; else 1. A process that ends because another has failed ends with a code of the same
+    /// kind as that one.
     pub fn exit_code(&self) -> u8 {
         if let Some(distribute_train::Error::Preempted { exit_code, .. }) = self.of_training() {
             return *exit_code;
@@ -125,7 +123,7 @@ impl Error {
         kind == FailureKind::Configuration
     }
 
-    /// The error of callbacks, checkpoints or progress that this is, by itself or in a trainer.
+    /// Returns the error of callbacks, checkpoints or progress that this is, by itself or in a trainer.
     fn of_training(&self) -> Option<&distribute_train::Error> {
         match self {
             Error::Train(error) => Some(error),
@@ -136,7 +134,7 @@ impl Error {
     }
 }
 
-/// What an estimator passes on gets the variant that it has without one.
+/// Gives an error that an estimator passes on the variant that it has without one.
 #[cfg(feature = "estimator")]
 impl From<distribute_estimator::Error> for Error {
     fn from(error: distribute_estimator::Error) -> Error {
@@ -154,8 +152,8 @@ impl From<distribute_estimator::Error> for Error {
     }
 }
 
-/// So that `?` in the closure of [`Strategy::run`](crate::Strategy::run) converts to this error, without its being named. A second
-/// implementation would leave the compiler in doubt.
+/// So that `?` in the closure of [`Strategy::run`](crate::Strategy::run) converts to this error, without its being
+/// named. A second implementation would leave the compiler in doubt.
 impl FailsWith<Error> for Strategy {}
 
 /// The result of distributed programs.

@@ -4,8 +4,8 @@ use std::process::ExitCode;
 
 use crate::Result;
 
-/// What `main` returns for a program's outcome: where it is an error, its sentence goes to standard error, and the code tells job
-/// managers [what to do](crate::Error::exit_code).
+/// Converts a program's outcome into its exit code: an error's message goes to standard error, and the code
+/// tells job managers [what to do](crate::Error::exit_code).
 ///
 /// # Examples
 /// ```

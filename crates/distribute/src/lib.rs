@@ -42,7 +42,6 @@
 //! # Ok::<(), distribute::Error>(())
 //! ```
 
-pub mod digits;
 mod error;
 mod exit;
 #[cfg(feature = "logging")]

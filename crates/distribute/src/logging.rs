@@ -9,10 +9,11 @@ use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::FormatTime;
 
-/// Shows warnings, whom a starting job waits for, where trainings go on and why they end, on standard error; above the bar where
-/// there is one.
+/// Shows warnings, whom a starting job waits for, where trainings go on and why they end, on standard error; above the
+/// bar where there is one.
 ///
-/// `RUST_LOG` changes what is shown. Call it first in `main`. It does nothing where the program has a subscriber already.
+/// `RUST_LOG` changes what is shown. Call it first in `main`. It does nothing where the program has a subscriber
+/// already.
 ///
 /// # Examples
 /// ```
@@ -26,7 +27,8 @@ pub fn init_logging() {
     let _ = if stderr().is_terminal() { lines.without_time().try_init() } else { lines.with_timer(Seconds).try_init() };
 }
 
-const SHOWN: &str = "warn,distribute_cluster=info,distribute_train=info,distribute_candle=info";
+const SHOWN: &str =
+    "warn,distribute_cluster=info,distribute_train=info,distribute_candle=info,distribute_estimator=info";
 
 /// As in progress lines: `2026-11-20T20:41:07Z`.
 struct Seconds;

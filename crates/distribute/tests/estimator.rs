@@ -1,5 +1,5 @@
-//! The example estimator_linear as users start it: alone, and as chief, worker and evaluator. It starts the example that lies in the
-//! target folder; see `tests/mnist.rs`.
+//! The example estimator_linear as users start it: alone, and as chief, worker and evaluator. It starts the example
+//! that lies in the target folder; see `tests/mnist.rs`.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 use std::path::Path;

@@ -1,7 +1,7 @@
 //! The example mnist as users start it: one process, several processes, and everything that goes wrong.
 //!
-//! It runs the example and the launcher that lie in the target folder. `cargo test --workspace` builds both before it runs
-//! any test, and so does `cargo xtask multiprocess`; `cargo test --test mnist` alone does not.
+//! It runs the example and the launcher that lie in the target folder. `cargo test --workspace` builds both before it
+//! runs any test, and so does `cargo xtask multiprocess`; `cargo test --test mnist` alone does not.
 
 #![expect(clippy::unwrap_used, reason = "tests")]
 

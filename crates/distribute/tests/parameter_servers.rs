@@ -49,7 +49,8 @@ fn ended_well(mut job: Job) -> Outcome {
 
 #[test]
 fn all_kinds_of_updates_learn_as_well_as_training_in_step_does() {
-    // 500 steps of 64 examples each; in step, three of them together make one, so it gets as many steps from three times as many.
+    // 500 steps of 64 examples each; in step, three of them together make one, so it gets as many steps from three
+    // times as many.
     let accuracies = [("async", "2"), ("stale", "2"), ("sync", "6")].map(|(updates, epochs)| {
         let chief = ended_well(start("parameter_server", &["--updates", updates, "--epochs", epochs]));
         (updates, number(&chief, "test accuracy"))

@@ -1,5 +1,5 @@
-//! Two workers that were started with different settings: both end with exit code 2 and a sentence that names the setting, before
-//! a parameter has changed anywhere.
+//! Two workers that were started with different settings: both end with exit code 2 and a sentence that names the
+//! setting, before a parameter has changed anywhere.
 
 #![expect(clippy::unwrap_used, reason = "tests")]
 

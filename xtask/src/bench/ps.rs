@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 use candle_core::{DType, Device, Module, Result as CandleResult, Tensor};
 use candle_nn::{Linear, VarBuilder, linear};
 use clap::{Args, ValueEnum};
+use distribute::candle::{Adagrad, ShardedEmbedding, sharded_embedding};
 use distribute::device::DType as WireType;
+use distribute::parameter_server::{Program, RemoteValue, Server, Updates};
 use distribute::prelude::*;
 use serde::{Deserialize, Serialize};
 

@@ -5,6 +5,8 @@ use std::time::{Duration, Instant};
 use candle_core::{DType, Device, Module, Result as CandleResult, Tensor};
 use candle_nn::{Linear, VarBuilder, VarMap, linear};
 use clap::{Args, ValueEnum};
+use distribute::Error;
+use distribute::candle::{Fit, SparseCategoricalCrossentropy};
 use distribute::collectives::on_local_ranks;
 use distribute::prelude::*;
 use distribute::train::callbacks::ModelCheckpoint;

@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use distribute::prelude::*;
+use distribute::strategy::{has_strategy, in_cross_replica_context, set_strategy};
 
 use super::{in_one_process, with_several_replicas};
 use crate::check::{Stop, check, check_eq};

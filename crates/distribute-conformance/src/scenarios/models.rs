@@ -4,6 +4,7 @@ use candle_core::{DType, Device, Module, Result as CandleResult, Tensor, Var};
 use candle_nn::rnn::{GRU, GRUConfig, LSTM, LSTMConfig, RNN, gru, lstm};
 use candle_nn::{BatchNorm, BatchNormConfig, ModuleT, batch_norm};
 use candle_nn::{Conv2d, Embedding, Linear, VarBuilder, VarMap, conv2d, embedding, linear};
+use distribute::candle::{Model, Optimizer, SyncBatchNorm, sync_batch_norm};
 use distribute::collectives::schedule::part;
 use distribute::prelude::*;
 

@@ -2,6 +2,10 @@
 
 use candle_core::{DType, Device, Module, Tensor, Var};
 use candle_nn::{BatchNormConfig, Init, ModuleT};
+use distribute::candle::{
+    BinaryCrossentropy, CategoricalCrossentropy, Hinge, Huber, Loss, MeanAbsolute, MeanSquared, ScopeOptions,
+    SparseCategoricalCrossentropy, SyncBatchNorm,
+};
 use distribute::collectives::schedule::part;
 use distribute::prelude::*;
 use distribute::values::{HostTensor, TensorStorage};

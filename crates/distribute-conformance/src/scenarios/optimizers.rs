@@ -2,6 +2,9 @@
 
 use candle_core::{DType, Device, Module, Tensor, Var};
 use candle_nn::linear;
+use distribute::candle::{
+    Adagrad, Clip, Ema, Lamb, LossScale, Model, Optimizer, RmsProp, ScopeOptions, sum_over_replicas,
+};
 use distribute::collectives::{CrossDeviceOps, HierarchicalCopyAllReduce, NcclAllReduce, ReductionToOneDevice};
 use distribute::prelude::*;
 

@@ -1,6 +1,7 @@
 //! Parameters from plain files.
 
 use candle_nn::{Linear, linear};
+use distribute::candle::Model;
 use distribute::prelude::*;
 
 use crate::check::{Stop, check, check_eq};

@@ -2,6 +2,8 @@
 
 use candle_core::{Device, Tensor};
 use candle_nn::ModuleT;
+use distribute::Error;
+use distribute::candle::{Fit, SparseCategoricalCrossentropy};
 use distribute::prelude::*;
 use distribute::strategy::Request;
 use distribute::train;

@@ -1,6 +1,7 @@
 //! State with a component per replica.
 
 use distribute::prelude::*;
+use distribute::strategy::in_cross_replica_context;
 use distribute::values::{
     Aggregation, Assignment, DistributedVariable, HostTensor, Place, Synchronization, TensorStorage, VariableOptions,
 };

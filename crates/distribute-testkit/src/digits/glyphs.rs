@@ -1,7 +1,7 @@
 //! The shapes of the ten digits, as a hand draws them.
 //!
-//! Coordinates span a unit box: x to the right, y down. A stroke is a smooth curve through its points, or straight lines
-//! between them; strokes that touch share a point.
+//! Coordinates span a unit box: x to the right, y down. A stroke is a smooth curve through its points, or straight
+//! lines between them; strokes that touch share a point.
 
 pub(super) struct Stroke {
     pub(super) smooth: bool,

@@ -1,5 +1,6 @@
 //! References in f64: the formulas of the papers, element by element.
 
+use distribute::candle::{Adagrad, Lamb, Model, Optimizer, RmsProp};
 use distribute::prelude::*;
 
 /// Optimizers, with settings that expose rounding errors.
