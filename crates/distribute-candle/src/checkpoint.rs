@@ -5,6 +5,7 @@ use distribute_collectives::ReduceOp;
 use distribute_strategy::Strategy;
 use distribute_train::BoxError;
 use distribute_train::checkpoint::{Checkpointed, MODEL, Snapshot};
+use distribute_types::Classified;
 use distribute_values::{Axis, PerReplica};
 
 use crate::{Candle, Model, Result, Variable};
@@ -15,9 +16,9 @@ use crate::{Candle, Model, Result, Variable};
 impl<M> Checkpointed for Model<M> {
     fn save(&self, strategy: &Strategy, snapshot: &mut Snapshot) -> Result<(), BoxError> {
         self.parameters.check_whole()?;
-        self.audit(strategy)?;
+        self.audit(strategy).map_err(Classified::new)?;
         for variable in self.variables() {
-            snapshot.put::<Candle, _>(MODEL, variable.name(), &whole(strategy, variable)?)?;
+            snapshot.put::<Candle, _>(MODEL, variable.name(), &whole(strategy, variable).map_err(Classified::new)?)?;
         }
         Ok(())
     }

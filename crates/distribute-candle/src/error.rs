@@ -1,6 +1,6 @@
 //! What can go wrong with distributed candle models.
 
-use distribute_cluster::FailureKind;
+use distribute_types::{Class, ErrorClass};
 
 /// An error of this crate.
 #[derive(Debug, thiserror::Error)]
@@ -83,25 +83,18 @@ pub enum Error {
     },
 }
 
-impl Error {
-    /// Whether the same program may succeed when it is started again: a peer was lost or slow, or checkpoints did not come.
-    pub fn is_retryable(&self) -> bool {
-        self.failure_kind() == FailureKind::Retryable
-    }
-
-    /// Whether a restart helps; where a peer failed, whether it helps against that failure.
-    pub fn failure_kind(&self) -> FailureKind {
-        let of = |retryable| if retryable { FailureKind::Retryable } else { FailureKind::Permanent };
+impl ErrorClass for Error {
+    fn class(&self) -> Class {
         match self {
-            Error::Optim(error) => error.failure_kind(),
-            Error::Strategy(error) => error.failure_kind(),
-            Error::Collective(error) | Error::Values(distribute_values::Error::Collective(error)) => {
-                error.failure_kind()
-            }
-            Error::Train(error) => of(error.is_retryable()),
+            Error::Optim(error) => error.class(),
+            Error::Strategy(error) => error.class(),
+            Error::Values(error) => error.class(),
+            Error::Collective(error) => error.class(),
             #[cfg(feature = "parameter-server")]
-            Error::ParameterServer(error) => of(error.is_retryable()),
-            _ => FailureKind::Permanent,
+            Error::ParameterServer(error) => error.class(),
+            Error::Train(error) => error.class(),
+            Error::Input(error) => error.class(),
+            _ => Class::PERMANENT,
         }
     }
 }

@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
+use distribute_types::{Class, ErrorClass, FailureKind, Scope};
+
+use crate::Failure;
 use crate::text::clean;
-use crate::{Failure, FailureKind};
 
 /// An error of a cluster's description or of its coordination service.
 #[derive(Debug, thiserror::Error)]
@@ -142,34 +144,6 @@ pub enum Error {
 }
 
 impl Error {
-    /// Returns whether the same program may succeed when it is restarted.
-    pub fn is_retryable(&self) -> bool {
-        self.failure_kind() == FailureKind::Retryable
-    }
-
-    /// Returns whether a restart may help. For [`Error::Failed`], this is the kind of the peer's failure.
-    pub fn failure_kind(&self) -> FailureKind {
-        match self {
-            Error::Config { .. } | Error::Refused { .. } => FailureKind::Configuration,
-            Error::TooLarge { .. } => FailureKind::Permanent,
-            Error::Failed { failure, .. } => failure.kind,
-            _ => FailureKind::Retryable,
-        }
-    }
-
-    /// Returns which part of the job caused the error.
-    pub fn scope(&self) -> Scope {
-        match self {
-            Error::Config { .. }
-            | Error::TooLarge { .. }
-            | Error::KeyMissing { .. }
-            | Error::Random(_)
-            | Error::Thread(_) => Scope::Caller,
-            Error::Failed { .. } => Scope::Peer,
-            _ => Scope::Cluster,
-        }
-    }
-
     /// Returns [`Error::Config`] with its parts shortened and made printable.
     pub(crate) fn config(
         subject: &'static str,
@@ -198,16 +172,25 @@ impl Error {
 /// Length limit of one part of a configuration error, in characters.
 const MAX_PART: usize = 600;
 
-/// The part of a job that caused an error.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Scope {
-    /// This process: its configuration or its arguments.
-    Caller,
-    /// One other task, which failed.
-    Peer,
-    /// The job as a whole, such as tasks that did not join.
-    Cluster,
+impl ErrorClass for Error {
+    fn class(&self) -> Class {
+        let scope = match self {
+            Error::Config { .. }
+            | Error::TooLarge { .. }
+            | Error::KeyMissing { .. }
+            | Error::Random(_)
+            | Error::Thread(_) => Scope::Caller,
+            Error::Failed { .. } => Scope::Peer,
+            _ => Scope::Cluster,
+        };
+        let kind = match self {
+            Error::Config { .. } | Error::Refused { .. } => FailureKind::Configuration,
+            Error::TooLarge { .. } => FailureKind::Permanent,
+            Error::Failed { failure, .. } => failure.kind,
+            _ => FailureKind::Retryable,
+        };
+        Class::new(scope, kind)
+    }
 }
 
 /// The result of this crate's operations.

@@ -3,49 +3,9 @@
 use std::fmt;
 use std::time::Duration;
 
+use distribute_types::FailureKind;
+
 use crate::Task;
-
-/// The kind of a failure: whether a restart may help. It is sent with the failure, so that all processes of a job end
-/// with the same exit code and a job manager can decide whether to restart it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum FailureKind {
-    /// A process or connection was lost, or a deadline passed: the same program may succeed when it is restarted.
-    Retryable,
-    /// An error of the program itself, which would recur after a restart.
-    Permanent,
-    /// Processes were configured wrongly or inconsistently.
-    Configuration,
-}
-
-impl FailureKind {
-    /// Returns the exit code of a process that ends because of such a failure: 138, 1 or 2.
-    pub fn exit_code(self) -> u8 {
-        match self {
-            FailureKind::Retryable => 138,
-            FailureKind::Permanent => 1,
-            FailureKind::Configuration => 2,
-        }
-    }
-
-    /// Returns the number that represents the kind on the wire.
-    pub fn code(self) -> u32 {
-        match self {
-            FailureKind::Retryable => 0,
-            FailureKind::Permanent => 1,
-            FailureKind::Configuration => 2,
-        }
-    }
-
-    /// Returns the kind that a number represents on the wire; an unknown number is [`FailureKind::Retryable`].
-    pub fn from_code(code: u32) -> FailureKind {
-        match code {
-            1 => FailureKind::Permanent,
-            2 => FailureKind::Configuration,
-            _ => FailureKind::Retryable,
-        }
-    }
-}
 
 /// A member's failure, as all other members receive it.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -47,8 +47,9 @@ pub use coordination::{
     Acquaintance, Connection, Coordination, CoordinationOptions, HostDecision, Incoming, InterfaceChoice, LocalHost,
     Progress, Waiting,
 };
-pub use error::{Error, Result, Scope};
-pub use failure::{Failure, FailureCause, FailureKind};
+pub use distribute_types::{FailureKind, Scope};
+pub use error::{Error, Result};
+pub use failure::{Failure, FailureCause};
 pub use job::{Incarnation, JobId};
 pub use membership::Membership;
 pub use names::look_up;

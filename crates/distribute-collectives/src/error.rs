@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use distribute_cluster::FailureKind;
+use distribute_types::{Class, ErrorClass, FailureKind, Scope};
 
 use crate::transport::AbortReason;
 use crate::{Call, Rank};
@@ -308,35 +308,7 @@ impl From<distribute_cluster::Error> for Error {
     }
 }
 
-/// Who an error concerns, and thereby what helps against it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Scope {
-    /// The caller's own arguments or configuration.
-    Caller,
-    /// One peer.
-    Peer,
-    /// The whole group.
-    Group,
-}
-
 impl Error {
-    /// Who the error concerns.
-    pub fn scope(&self) -> Scope {
-        match self {
-            Error::PeerLost { .. } | Error::PeerLeft { .. } => Scope::Peer,
-            Error::Mismatch { .. }
-            | Error::Schedules { .. }
-            | Error::Parts { .. }
-            | Error::Deadline { .. }
-            | Error::Absent { .. }
-            | Error::Aborted { .. }
-            | Error::Nccl { .. }
-            | Error::Connect { .. } => Scope::Group,
-            _ => Scope::Caller,
-        }
-    }
-
     /// What peers are told of this error of `name`: the first cause, and not who has passed it on.
     pub(crate) fn as_reason(&self, name: &str) -> AbortReason {
         match self {
@@ -358,15 +330,24 @@ impl Error {
             AbortReason { origin: origin.to_owned(), cause: cause.to_owned(), kind }.tidied();
         Error::Aborted { group: group.to_owned(), origin, cause, kind }
     }
+}
 
-    /// Whether the same program may succeed when it is started again.
-    pub fn is_retryable(&self) -> bool {
-        self.failure_kind() == FailureKind::Retryable
-    }
-
-    /// Whether a restart helps; where the group was aborted, whether it helps against the first cause.
-    pub fn failure_kind(&self) -> FailureKind {
-        match self {
+impl ErrorClass for Error {
+    fn class(&self) -> Class {
+        let scope = match self {
+            Error::Cluster(error) => return error.class(),
+            Error::PeerLost { .. } | Error::PeerLeft { .. } => Scope::Peer,
+            Error::Mismatch { .. }
+            | Error::Schedules { .. }
+            | Error::Parts { .. }
+            | Error::Deadline { .. }
+            | Error::Absent { .. }
+            | Error::Aborted { .. }
+            | Error::Nccl { .. }
+            | Error::Connect { .. } => Scope::Group,
+            _ => Scope::Caller,
+        };
+        let kind = match self {
             Error::PeerLost { .. } | Error::PeerLeft { .. } | Error::Deadline { .. } | Error::Connect { .. } => {
                 FailureKind::Retryable
             }
@@ -375,9 +356,9 @@ impl Error {
             | Error::Disagreement { .. }
             | Error::Schedules { .. }
             | Error::NotBuilt { .. } => FailureKind::Configuration,
-            Error::Cluster(error) => error.failure_kind(),
             _ => FailureKind::Permanent,
-        }
+        };
+        Class::new(scope, kind)
     }
 }
 

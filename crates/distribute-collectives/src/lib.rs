@@ -66,7 +66,8 @@ pub use cross_device::{
 };
 pub use device_group::{DeviceGroup, DeviceImplementation, FusedDeviceAllReduce, FusedDeviceStep};
 pub use distribute_device::{BufferMut, BufferRef, DType};
-pub use error::{Error, Result, Scope};
+pub use distribute_types::Scope;
+pub use error::{Error, Result};
 pub use fusion::{Bucket, BucketPlan, FusedAllReduce, FusedStep, FusedTensor, FusionOptions};
 pub use group::{ProcessGroup, SparseRows};
 pub use memory::OwnedBuffers;

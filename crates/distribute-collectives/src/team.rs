@@ -21,6 +21,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_utils::CachePadded;
 use distribute_cluster::FailureKind;
+use distribute_types::ErrorClass;
 
 use crate::bridge::Bridge;
 use crate::call::{Call, Kind};

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use distribute_cluster::{Coordination, CoordinationOptions, FailureKind, Membership};
 use distribute_collectives::{Difference, Error, Options, ProcessGroup, Rank, ReduceOp, first_difference};
+use distribute_types::ErrorClass;
 
 const DEADLINE: Duration = Duration::from_secs(20);
 

@@ -11,6 +11,7 @@ use distribute_collectives::schedule::{AllReduceAlgorithm, Schedule};
 use distribute_collectives::{
     Algorithm, BufferMut, CrossDeviceOps, Error, Options, ProcessGroup, ReduceOp, Reduction, TransportKind,
 };
+use distribute_types::ErrorClass;
 use harness::{each, groups, quick};
 
 /// Long enough for many chunks.

@@ -1,5 +1,6 @@
 //! Errors of devices.
 
+use distribute_types::{Class, ErrorClass};
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,12 +11,6 @@ use crate::DType;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The name of a data type is unknown.
-    #[error("data type {given:?} is not known; give one of f32, f64, f16, bf16, i8, u8, i32, u32, i64, u64")]
-    UnknownDType {
-        /// The given name.
-        given: String,
-    },
     /// A device name is malformed.
     #[error("device {given:?}: {problem}; write it like GPU:0 or /job:worker/replica:0/task:1/device:GPU:0")]
     DeviceString {
@@ -254,3 +249,17 @@ pub enum Error {
 
 /// The result of this crate's operations.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+impl ErrorClass for Error {
+    fn class(&self) -> Class {
+        match self {
+            Error::DeviceString { .. }
+            | Error::WildcardDevice { .. }
+            | Error::NoDevices
+            | Error::DuplicateDevice { .. }
+            | Error::NoSuchDevice { .. }
+            | Error::Split { .. } => Class::CONFIGURATION,
+            _ => Class::PERMANENT,
+        }
+    }
+}

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use distribute_cluster::FailureKind;
+use distribute_types::{Class, Classified, ErrorClass};
 
 use crate::Mode;
 
@@ -105,23 +105,18 @@ pub enum Error {
     },
 }
 
-impl Error {
-    /// Returns whether the same program may succeed when it is started again: a peer was lost or slow, or checkpoints
-    /// did not come.
-    pub fn is_retryable(&self) -> bool {
-        self.failure_kind() == FailureKind::Retryable
-    }
-
-    /// Returns whether a restart helps; where a peer failed, whether it helps against that failure.
-    pub fn failure_kind(&self) -> FailureKind {
+impl ErrorClass for Error {
+    fn class(&self) -> Class {
         match self {
-            Error::Model(error) => error.failure_kind(),
-            Error::Strategy(error) => error.failure_kind(),
-            Error::Values(distribute_values::Error::Collective(error)) => error.failure_kind(),
-            Error::Train(error) if error.is_retryable() => FailureKind::Retryable,
-            Error::Cluster(error) => error.failure_kind(),
-            Error::Configuration { .. } | Error::FeatureColumn { .. } => FailureKind::Configuration,
-            _ => FailureKind::Permanent,
+            Error::Model(error) => error.class(),
+            Error::Strategy(error) => error.class(),
+            Error::Values(error) => error.class(),
+            Error::Train(error) => error.class(),
+            Error::Input(error) => error.class(),
+            Error::Cluster(error) => error.class(),
+            Error::InputFunction(error) => Classified::class_of(&**error),
+            Error::Configuration { .. } | Error::FeatureColumn { .. } => Class::CONFIGURATION,
+            _ => Class::PERMANENT,
         }
     }
 }

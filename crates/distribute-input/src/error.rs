@@ -1,10 +1,21 @@
 //! Errors of reading and distributing data.
 
+use distribute_types::{Class, Classified, ErrorClass};
+
 use std::{io, path::PathBuf, sync::Arc, time::Duration};
 
 /// Any error: the error type of closures that a [`Dataset`](crate::Dataset) calls, so that `?` works with the errors of
 /// all libraries.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+impl ErrorClass for Error {
+    fn class(&self) -> Class {
+        match self {
+            Error::Library { source, .. } | Error::User { source, .. } => Classified::class_of(&**source),
+            _ => Class::PERMANENT,
+        }
+    }
+}
 
 /// The result of this crate's operations.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -1,6 +1,6 @@
 //! What can go wrong with optimizers.
 
-use distribute_cluster::FailureKind;
+use distribute_types::{Class, ErrorClass};
 
 /// An error of an optimizer itself. What the tensor library, collectives or the strategy refuse is an error of the
 /// library's adapter ([`TensorLibrary::Error`](crate::TensorLibrary::Error)), as is this.
@@ -108,10 +108,9 @@ pub enum Error {
     OnDevice,
 }
 
-impl Error {
-    /// Returns whether a restart helps: never, without a change of the program or its state.
-    pub fn failure_kind(&self) -> FailureKind {
-        FailureKind::Permanent
+impl ErrorClass for Error {
+    fn class(&self) -> Class {
+        Class::PERMANENT
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::fmt::Debug;
 
-use distribute_device::DType;
+use distribute_types::{DType, ErrorClass};
 use distribute_values::TensorStorage;
 
 use crate::exchange::DeviceExchange;
@@ -31,7 +31,7 @@ pub trait TensorLibrary: Sized + Debug + Send + Sync + 'static {
         + From<distribute_collectives::Error>
         + From<distribute_strategy::Error>
         + From<distribute_values::Error>
-        + std::error::Error
+        + ErrorClass
         + Send
         + Sync
         + 'static;

@@ -1,5 +1,7 @@
 //! Errors of coordinator, workers and parameter servers.
 
+use distribute_types::{Class, ErrorClass, FailureKind, Scope};
+
 use std::time::Duration;
 
 use distribute_cluster::Task;
@@ -221,31 +223,29 @@ pub enum Error {
     Train(#[from] distribute_train::Error),
 }
 
+impl ErrorClass for Error {
+    fn class(&self) -> Class {
+        let lost = |scope| Class::new(scope, FailureKind::Retryable);
+        match self {
+            Error::WorkerLost { .. } | Error::ServerLost { .. } | Error::Unreachable { .. } => lost(Scope::Peer),
+            Error::Stalled { .. } | Error::NoCoordinator { .. } => lost(Scope::Cluster),
+            Error::WrongTask { .. } | Error::Option { .. } => Class::CONFIGURATION,
+            Error::JobFailed { configuration: true, .. } => Class::CONFIGURATION,
+            // As the shell counts processes that a signal ends.
+            Error::Stopped { signal, .. } => {
+                Class::PERMANENT.with_exit_code(128u8.saturating_add(u8::try_from(*signal).unwrap_or(0)))
+            }
+            Error::Cluster(error) => error.class(),
+            Error::Optimizer(error) => error.class(),
+            Error::Values(error) => error.class(),
+            Error::Input(error) => error.class(),
+            Error::Train(error) => error.class(),
+            _ => Class::PERMANENT,
+        }
+    }
+}
+
 impl Error {
-    /// Returns whether the same program may succeed when it is restarted.
-    pub fn is_retryable(&self) -> bool {
-        match self {
-            Error::WorkerLost { .. }
-            | Error::ServerLost { .. }
-            | Error::Unreachable { .. }
-            | Error::Stalled { .. }
-            | Error::NoCoordinator { .. } => true,
-            Error::Cluster(error) => error.is_retryable(),
-            Error::Train(error) => error.is_retryable(),
-            _ => false,
-        }
-    }
-
-    /// Returns whether a setting is at fault, rather than the program or another task.
-    pub fn is_configuration(&self) -> bool {
-        match self {
-            Error::WrongTask { .. } | Error::Option { .. } => true,
-            Error::Cluster(error) => matches!(error, distribute_cluster::Error::Config { .. }),
-            Error::JobFailed { configuration, .. } => *configuration,
-            _ => false,
-        }
-    }
-
     /// Returns a copy of the error, for each caller that waits for the same outcome.
     pub(crate) fn again(&self) -> Error {
         match self {

@@ -11,6 +11,7 @@ use distribute_cluster::{ClusterResolver, JobId, Task, TaskType};
 use distribute_device::{DType, Element};
 use distribute_optim::OptimizerDescription;
 use distribute_train::checkpoint::RunId;
+use distribute_types::{ErrorClass, FailureKind};
 use distribute_values::TensorStorage;
 use tokio::runtime::Runtime;
 
@@ -428,7 +429,7 @@ impl Inner {
         }
         let mut message = error.to_string();
         message.truncate(message.floor_char_boundary(MAX_FAILURE_BYTES));
-        let failure = JobFailure { message, configuration: error.is_configuration() };
+        let failure = JobFailure { message, configuration: error.failure_kind() == FailureKind::Configuration };
         *lock(&self.verdict) = Some(Verdict { is_retryable: error.is_retryable(), failure });
     }
 

@@ -12,6 +12,7 @@ use distribute_parameter_server::{
 use distribute_strategy::Strategy;
 use distribute_testkit::{Job, Signal};
 use distribute_train::checkpoint::{CheckpointManager, Checkpointed, Snapshot};
+use distribute_types::ErrorClass;
 use distribute_values::{HostTensor, TensorStorage};
 
 mod harness;

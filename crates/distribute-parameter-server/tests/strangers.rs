@@ -9,6 +9,7 @@ use distribute_parameter_server::{
     ClusterCoordinator, Error, FixedShardsPartitioner, ParameterServerStrategy, Program, Server, ServerOptions,
 };
 use distribute_testkit::{Job, Ports, Signal};
+use distribute_types::ErrorClass;
 use distribute_values::{HostTensor, TensorStorage};
 use tonic::Code;
 

@@ -1,6 +1,6 @@
 //! Errors of strategies.
 
-use distribute_cluster::FailureKind;
+use distribute_types::{Class, ErrorClass};
 
 /// An error of this crate.
 #[derive(Debug, thiserror::Error)]
@@ -147,21 +147,16 @@ pub enum Error {
     Cluster(#[from] distribute_cluster::Error),
 }
 
-impl Error {
-    /// Returns whether the same program may succeed when it is restarted, because a peer was lost or slow.
-    pub fn is_retryable(&self) -> bool {
-        self.failure_kind() == FailureKind::Retryable
-    }
-
-    /// Returns the kind of the failure: whether a restart helps. If a peer failed, it is the kind of that failure.
-    pub fn failure_kind(&self) -> FailureKind {
+impl ErrorClass for Error {
+    fn class(&self) -> Class {
         match self {
-            Error::Collective(error) | Error::Values(distribute_values::Error::Collective(error)) => {
-                error.failure_kind()
-            }
-            Error::Cluster(error) => error.failure_kind(),
-            Error::Devices { .. } | Error::Device(_) | Error::SettingsDiffer { .. } => FailureKind::Configuration,
-            _ => FailureKind::Permanent,
+            Error::Collective(error) => error.class(),
+            Error::Values(error) => error.class(),
+            Error::Cluster(error) => error.class(),
+            Error::Input(error) => error.class(),
+            Error::Device(error) => error.class(),
+            Error::Devices { .. } | Error::SettingsDiffer { .. } => Class::CONFIGURATION,
+            _ => Class::PERMANENT,
         }
     }
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
 use distribute_collectives::{Difference, Rank};
+use distribute_types::ErrorClass;
 
 use crate::step_header::STEP_WORDS;
 use crate::{Error, ReplicaContext, Strategy};

@@ -1,6 +1,10 @@
 //! Errors of checkpoints, callbacks and metrics, and of setting up progress. Later failures of progress never reach the
 //! training loop.
 
+use distribute_types::{Class, ErrorClass};
+#[cfg(feature = "checkpoint")]
+use distribute_types::{Classified, FailureKind, Scope};
+
 use std::path::PathBuf;
 
 /// Any error that the parts of a checkpoint return.
@@ -259,19 +263,31 @@ pub enum Error {
     Values(#[from] distribute_values::Error),
 }
 
-impl Error {
-    /// Returns whether the same program may succeed when it is restarted, because a peer or a disk was lost or slow.
-    pub fn is_retryable(&self) -> bool {
+impl ErrorClass for Error {
+    fn class(&self) -> Class {
         match self {
+            Error::UnknownForm { .. } | Error::MissingAddress | Error::BadAddress { .. } => Class::CONFIGURATION,
             #[cfg(feature = "checkpoint")]
-            Error::Collective(error) | Error::Values(distribute_values::Error::Collective(error)) => {
-                error.is_retryable()
+            other => other.class_of_checkpoints(),
+            #[cfg(not(feature = "checkpoint"))]
+            _ => Class::PERMANENT,
+        }
+    }
+}
+
+#[cfg(feature = "checkpoint")]
+impl Error {
+    fn class_of_checkpoints(&self) -> Class {
+        match self {
+            Error::Collective(error) => error.class(),
+            Error::Strategy(error) => error.class(),
+            Error::Values(error) => error.class(),
+            Error::Part(error) => Classified::class_of(&**error),
+            Error::NoNewCheckpoint { .. } | Error::DiskHangs { .. } | Error::ChiefsDisk(_) => {
+                Class::new(Scope::Cluster, FailureKind::Retryable)
             }
-            #[cfg(feature = "checkpoint")]
-            Error::Strategy(error) => error.is_retryable(),
-            #[cfg(feature = "checkpoint")]
-            Error::NoNewCheckpoint { .. } | Error::DiskHangs { .. } | Error::ChiefsDisk(_) => true,
-            _ => false,
+            Error::Preempted { exit_code, .. } => Class::PERMANENT.with_exit_code(*exit_code),
+            _ => Class::PERMANENT,
         }
     }
 }

@@ -2,8 +2,9 @@
 
 use distribute_collectives::{ProcessGroup, Rank, ReduceOp, on_local_ranks};
 use distribute_device::{BufferRef, DType};
+use distribute_types::with_dtype;
 
-use crate::elements::{Arithmetic, Wide, fold_axes, place, with_type};
+use crate::elements::{Arithmetic, Wide, fold_axes, place};
 use crate::structure::Pending;
 use crate::{Error, PerReplica, Result, TensorStorage};
 
@@ -82,7 +83,7 @@ pub(crate) fn begin_reduce<L, T: TensorStorage<L>>(
             return Err(Error::Axis { axis: *axis, shape });
         }
     }
-    with_type!(first.dtype()?, E => match axes.is_empty() {
+    with_dtype!(first.dtype()?, E => match axes.is_empty() {
         true => reduce_whole::<E, L, T>(groups, op, values, first.clone()),
         false => reduce_over::<E, L, T>(groups, op, values, &axes, first.clone()),
     })
@@ -224,7 +225,7 @@ pub(crate) fn begin_gather<L, T: TensorStorage<L>>(
             });
         }
     }
-    with_type!(first.dtype()?, E => gather_typed::<E, L, T>(groups, values, axis, shapes, first.clone()))
+    with_dtype!(first.dtype()?, E => gather_typed::<E, L, T>(groups, values, axis, shapes, first.clone()))
 }
 
 /// Returns the shapes of all replicas' values, in rank order.
@@ -288,7 +289,7 @@ fn gather_typed<E: Arithmetic, L, T: TensorStorage<L>>(
 /// [`Error::Collective`] if shapes or types differ, or a process is missing or fails; [`Error::Tensor`] or
 /// [`Error::Device`] if the value cannot be read or the result cannot be created.
 pub fn broadcast_value<L, T: TensorStorage<L>>(groups: &[ProcessGroup], value: &T) -> Result<T> {
-    with_type!(value.dtype()?, E => {
+    with_dtype!(value.dtype()?, E => {
         let elements = on_local_ranks::<_, Error>(groups, |_, group| {
             Ok(group.broadcast_async(value.to_elements::<E>()?, Rank(0))?)
         })?;

@@ -3,58 +3,10 @@
 use std::ops::Range;
 
 use distribute_collectives::ReduceOp;
-use distribute_device::{BufferMut, BufferRef, DType, Element};
+use distribute_device::{BufferMut, BufferRef, Element};
+use distribute_types::with_dtype;
 
 use crate::{Assignment, Result};
-
-/// Calls `$body` with `$t` bound to the Rust type of a data type.
-macro_rules! with_type {
-    ($dtype:expr, $t:ident => $body:expr) => {
-        match $dtype {
-            DType::F32 => {
-                type $t = f32;
-                $body
-            }
-            DType::F64 => {
-                type $t = f64;
-                $body
-            }
-            DType::F16 => {
-                type $t = $crate::elements::F16;
-                $body
-            }
-            DType::BF16 => {
-                type $t = $crate::elements::BF16;
-                $body
-            }
-            DType::I8 => {
-                type $t = i8;
-                $body
-            }
-            DType::U8 => {
-                type $t = u8;
-                $body
-            }
-            DType::I32 => {
-                type $t = i32;
-                $body
-            }
-            DType::U32 => {
-                type $t = u32;
-                $body
-            }
-            DType::I64 => {
-                type $t = i64;
-                $body
-            }
-            DType::U64 => {
-                type $t = u64;
-                $body
-            }
-        }
-    };
-}
-pub(crate) use with_type;
 
 pub(crate) type F16 = distribute_device::f16;
 pub(crate) type BF16 = distribute_device::bf16;
@@ -228,7 +180,7 @@ integers!(i8, u8, i32, u32, i64, u64);
 
 /// Computes `target = target ∘ value`, element by element.
 pub(crate) fn assign(assignment: Assignment, mut target: BufferMut<'_>, value: BufferRef<'_>) -> Result<()> {
-    with_type!(value.dtype(), T => {
+    with_dtype!(value.dtype(), T => {
         let (target, value) = (target.as_mut_slice::<T>()?, value.as_slice::<T>()?);
         for (a, b) in target.iter_mut().zip(value) {
             *a = match assignment {
@@ -243,7 +195,7 @@ pub(crate) fn assign(assignment: Assignment, mut target: BufferMut<'_>, value: B
 
 /// Computes `target = share index of n of value`, element by element.
 pub(crate) fn assign_share(n: usize, index: usize, mut target: BufferMut<'_>, value: BufferRef<'_>) -> Result<()> {
-    with_type!(value.dtype(), T => {
+    with_dtype!(value.dtype(), T => {
         for (a, b) in target.as_mut_slice::<T>()?.iter_mut().zip(value.as_slice::<T>()?) {
             *a = b.share(n, index);
         }

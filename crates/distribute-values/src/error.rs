@@ -1,5 +1,7 @@
 //! Errors of distributed values.
 
+use distribute_types::{Class, ErrorClass};
+
 use distribute_collectives::ReduceOp;
 use distribute_device::DType;
 
@@ -111,6 +113,16 @@ pub enum Error {
     /// A buffer has another type or size than expected.
     #[error(transparent)]
     Device(#[from] distribute_device::Error),
+}
+
+impl ErrorClass for Error {
+    fn class(&self) -> Class {
+        match self {
+            Error::Collective(error) => error.class(),
+            Error::Device(error) => error.class(),
+            _ => Class::PERMANENT,
+        }
+    }
 }
 
 /// The result of this crate's operations.

@@ -1,9 +1,10 @@
 //! Exclusion of replicas without examples from reductions.
 
 use distribute_collectives::{ProcessGroup, ReduceOp, on_local_ranks};
-use distribute_device::{BufferRef, DType};
+use distribute_device::BufferRef;
+use distribute_types::with_dtype;
 
-use crate::elements::{Arithmetic, with_type};
+use crate::elements::Arithmetic;
 use crate::{Axis, Leaves, PerReplica, Result, Structure, TensorStorage};
 
 /// Returns the values to pass to [`reduce_structure`](crate::reduce_structure), one per replica of this process, so
@@ -73,7 +74,7 @@ impl Leaves for Times {
         if self.0.to_bits() == 1f64.to_bits() {
             return Ok(value.clone());
         }
-        with_type!(value.dtype()?, E => {
+        with_dtype!(value.dtype()?, E => {
             let elements: Vec<E> = value.to_elements::<E>()?.into_iter().map(|element| element.times(self.0)).collect();
             value.beside(&value.shape(), BufferRef::from(&elements[..]))
         })
@@ -83,7 +84,7 @@ impl Leaves for Times {
 impl Leaves for Neutral {
     fn combine<L, T: TensorStorage<L>>(&mut self, parts: &[&T]) -> Result<T> {
         let value = parts[0];
-        with_type!(value.dtype()?, E => {
+        with_dtype!(value.dtype()?, E => {
             let elements = vec![<E as Arithmetic>::neutral(self.0); value.shape().iter().product()];
             value.beside(&value.shape(), BufferRef::from(&elements[..]))
         })
@@ -102,7 +103,7 @@ impl Leaves for Without {
         if !shape.contains(&0) {
             return Ok(parts[0].clone());
         }
-        with_type!(parts[0].dtype()?, E => parts[0].beside(&shape, BufferRef::from(&[] as &[E])))
+        with_dtype!(parts[0].dtype()?, E => parts[0].beside(&shape, BufferRef::from(&[] as &[E])))
     }
 }
 

@@ -1,9 +1,10 @@
 //! State that belongs to a worker rather than to a replica.
 
 use distribute_collectives::{ProcessGroup, on_local_ranks};
-use distribute_device::{BufferRef, DType};
+use distribute_device::BufferRef;
+use distribute_types::with_dtype;
 
-use crate::elements::{Arithmetic, assign, with_type};
+use crate::elements::{Arithmetic, assign};
 use crate::{Assignment, Error, Result, TensorStorage};
 
 /// A variable with a separate value in each worker process, such as a count of examples read or of retries.
@@ -74,7 +75,7 @@ impl<T> PerWorkerVariable<T> {
             let remedy = "assign a value of the variable's shape";
             return Err(Error::Shape { what: "assign", replica: 0, got, expected, remedy });
         }
-        with_type!(value.dtype()?, E => {
+        with_dtype!(value.dtype()?, E => {
             // The elements are copied first, since `value` may be the variable itself.
             let elements = value.to_elements::<E>()?;
             let mut outcome = Ok(());
@@ -93,7 +94,7 @@ impl<T> PerWorkerVariable<T> {
     where
         T: TensorStorage<L>,
     {
-        with_type!(self.value.dtype()?, E => self.read_typed::<L, E>(groups))
+        with_dtype!(self.value.dtype()?, E => self.read_typed::<L, E>(groups))
     }
 
     fn read_typed<L, E: Arithmetic>(&self, groups: &[ProcessGroup]) -> Result<Vec<T>>

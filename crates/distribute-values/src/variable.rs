@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use distribute_collectives::{ProcessGroup, Rank, ReduceOp};
-use distribute_device::{BufferRef, DType};
+use distribute_device::BufferRef;
+use distribute_types::with_dtype;
 
-use crate::elements::{assign, assign_share, with_type};
+use crate::elements::{assign, assign_share};
 use crate::{Axis, Error, PerReplica, Result, TensorStorage, broadcast_value, reduce_values};
 
 /// When the components of a variable are combined.
@@ -450,7 +451,7 @@ impl<T> DistributedVariable<T> {
     {
         // The value is copied first: it may be the very component that is written, whose storage would be locked twice.
         let dtype = value.dtype()?;
-        with_type!(dtype, E => {
+        with_dtype!(dtype, E => {
             let elements = value.to_elements::<E>()?;
             let mut outcome = Ok(());
             self.component(local)?.write(&mut |target| outcome = change(target, BufferRef::from(&elements[..])))?;
@@ -474,7 +475,7 @@ impl<T> DistributedVariable<T> {
                 ));
             }
         };
-        with_type!(value.dtype()?, E => {
+        with_dtype!(value.dtype()?, E => {
             let mut elements = value.to_elements::<E>()?;
             match op {
                 Some(op) => group.all_reduce(&mut elements, op)?,

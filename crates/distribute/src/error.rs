@@ -1,10 +1,7 @@
 //! What can go wrong in a distributed program.
 
-use distribute_cluster::FailureKind;
 use distribute_strategy::{FailsWith, Strategy};
-
-#[cfg(feature = "parameter-server")]
-mod servers;
+use distribute_types::{Class, Classified, ErrorClass};
 
 /// An error of any of the crates behind this one, or of the program itself.
 ///
@@ -68,68 +65,38 @@ impl Error {
 
     /// Returns whether the same program may succeed when it is started again: a peer was lost or slow.
     pub fn is_retryable(&self) -> bool {
-        match self {
-            #[cfg(feature = "candle")]
-            Error::Model(error) => error.is_retryable(),
-            Error::Strategy(error) => error.is_retryable(),
-            Error::Collective(error) | Error::Values(distribute_values::Error::Collective(error)) => {
-                error.is_retryable()
-            }
-            Error::Cluster(error) => error.is_retryable(),
-            Error::Train(error) => error.is_retryable(),
-            #[cfg(feature = "parameter-server")]
-            Error::ParameterServer(error) => error.is_retryable(),
-            _ => false,
-        }
+        ErrorClass::is_retryable(self)
     }
 
     /// Returns the exit code by which job managers know what to do: 138 for lost processes and a slow or broken
     /// network, after which a restart helps; 2 for a wrong description of the cluster or of devices, or processes that
-    /// are configured differently; else 1. A process that ends because another has failed ends with a code of the same
-    /// kind as that one.
+    /// are configured differently; 143, or what was configured, after preemption; 128 plus the number of the signal
+    /// that has ended a server or a worker; else 1. A process that ends because another has failed ends with a code of
+    /// the same kind as that one.
     pub fn exit_code(&self) -> u8 {
-        if let Some(distribute_train::Error::Preempted { exit_code, .. }) = self.of_training() {
-            return *exit_code;
-        }
-        #[cfg(feature = "parameter-server")]
-        if let Some(code) = servers::exit_code(self) {
-            return code;
-        }
-        match (self.is_configuration(), self.is_retryable()) {
-            (true, _) => 2,
-            (false, true) => 138,
-            (false, false) => 1,
-        }
+        ErrorClass::exit_code(self)
     }
+}
 
-    fn is_configuration(&self) -> bool {
-        if let Some(error) = self.of_training() {
-            use distribute_train::Error::{BadAddress, MissingAddress, UnknownForm};
-            return matches!(error, UnknownForm { .. } | MissingAddress | BadAddress { .. });
-        }
-        let kind = match self {
-            #[cfg(feature = "candle")]
-            Error::Model(error) => error.failure_kind(),
-            #[cfg(feature = "estimator")]
-            Error::Estimator(error) => error.failure_kind(),
-            Error::Cluster(error) => error.failure_kind(),
-            Error::Collective(error) | Error::Values(distribute_values::Error::Collective(error)) => {
-                error.failure_kind()
-            }
-            Error::Strategy(error) => error.failure_kind(),
-            Error::Device(_) => FailureKind::Configuration,
-            _ => FailureKind::Permanent,
-        };
-        kind == FailureKind::Configuration
-    }
-
-    /// Returns the error of callbacks, checkpoints or progress that this is, by itself or in a trainer.
-    fn of_training(&self) -> Option<&distribute_train::Error> {
+impl ErrorClass for Error {
+    fn class(&self) -> Class {
         match self {
-            Error::Train(error) => Some(error),
             #[cfg(feature = "candle")]
-            Error::Model(distribute_candle::Error::Train(error)) => Some(error),
-            _ => None,
+            Error::Model(error) => error.class(),
+            #[cfg(feature = "candle")]
+            Error::Candle(_) => Class::PERMANENT,
+            #[cfg(feature = "estimator")]
+            Error::Estimator(error) => error.class(),
+            #[cfg(feature = "parameter-server")]
+            Error::ParameterServer(error) => error.class(),
+            Error::Strategy(error) => error.class(),
+            Error::Values(error) => error.class(),
+            Error::Input(error) => error.class(),
+            Error::Collective(error) => error.class(),
+            Error::Cluster(error) => error.class(),
+            Error::Device(error) => error.class(),
+            Error::Train(error) => error.class(),
+            Error::Program(error) => Classified::class_of(&**error),
         }
     }
 }
@@ -191,5 +158,80 @@ mod tests {
         assert_eq!(Error::from(Estimators::from(preempted)).exit_code(), 143);
         let wrong = Estimators::Configuration { what: "RunConfig", problem: "model_dir is empty".to_owned() };
         assert_eq!(Error::from(wrong).exit_code(), 2);
+    }
+
+    #[cfg(feature = "parameter-server")]
+    #[test]
+    fn tasks_of_a_job_that_has_failed_end_as_its_coordinator_does() {
+        let task = distribute_cluster::Task::new(distribute_cluster::TaskType::Ps, 0);
+        for (configuration, code) in [(false, 1), (true, 2)] {
+            let error = distribute_parameter_server::Error::JobFailed {
+                task,
+                why: "no such variable".to_owned(),
+                configuration,
+            };
+            assert_eq!(Error::from(error).exit_code(), code);
+        }
+        let alone =
+            distribute_parameter_server::Error::NoCoordinator { task, waited: std::time::Duration::from_secs(5) };
+        assert_eq!(Error::from(alone).exit_code(), 138);
+    }
+
+    /// An error of a group, of a job's configuration and of a program, each wrapped in every way in which errors of
+    /// lower crates come up.
+    #[test]
+    fn an_error_has_one_exit_code_however_it_is_wrapped() {
+        use distribute_collectives::{Error as Collective, Rank};
+        let lost = || Collective::PeerLost {
+            name: "worker:0".to_owned(),
+            peer_rank: Rank(1),
+            peer: "worker:1".to_owned(),
+            during: "all_reduce #7".to_owned(),
+            how: "the connection was closed".to_owned(),
+        };
+        let misnamed = || Collective::UnknownName { what: "transport", given: "tpc".to_owned(), expected: "tcp" };
+        let aborted = |kind| Collective::Aborted {
+            group: "world".to_owned(),
+            origin: "worker:1".to_owned(),
+            cause: "it failed".to_owned(),
+            kind,
+        };
+        let cases: [(&dyn Fn() -> Collective, u8); 5] = [
+            (&lost, 138),
+            (&misnamed, 2),
+            (&|| aborted(distribute_types::FailureKind::Retryable), 138),
+            (&|| aborted(distribute_types::FailureKind::Configuration), 2),
+            (&|| aborted(distribute_types::FailureKind::Permanent), 1),
+        ];
+        for (make, code) in cases {
+            let values = || distribute_values::Error::from(make());
+            let strategy = || distribute_strategy::Error::from(values());
+            let part = || distribute_train::Error::Part(Classified::new(strategy()).into());
+            let mut all: Vec<Error> = vec![
+                make().into(),
+                values().into(),
+                strategy().into(),
+                distribute_train::Error::from(make()).into(),
+                distribute_train::Error::from(strategy()).into(),
+                part().into(),
+                distribute_input::Error::library("reading", Classified::new(make())).into(),
+                Error::program(Classified::new(values())),
+            ];
+            #[cfg(feature = "candle")]
+            all.extend([
+                Error::from(distribute_candle::Error::from(strategy())),
+                distribute_candle::Error::from(part()).into(),
+            ]);
+            #[cfg(feature = "estimator")]
+            all.push(distribute_estimator::Error::from(distribute_candle::Error::from(values())).into());
+            #[cfg(feature = "parameter-server")]
+            all.extend([
+                Error::from(distribute_parameter_server::Error::from(values())),
+                distribute_parameter_server::Error::from(part()).into(),
+            ]);
+            for error in all {
+                assert_eq!((error.exit_code(), error.is_retryable()), (code, code == 138), "{error}");
+            }
+        }
     }
 }

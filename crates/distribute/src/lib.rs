@@ -62,6 +62,7 @@ pub use distribute_parameter_server as parameter_server;
 pub use distribute_strategy as strategy;
 pub use distribute_strategy::Strategy;
 pub use distribute_train as train;
+pub use distribute_types as types;
 pub use distribute_values as values;
 pub use error::{Error, Result};
 pub use exit::exit;

@@ -11,6 +11,7 @@ use distribute_train::checkpoint::CheckpointManager;
 use distribute_train::from_chief;
 use distribute_train::preemption::PreemptionHandler;
 use distribute_train::tensorboard::EventWriter;
+use distribute_types::ErrorClass;
 use distribute_values::{Axis, PerReplica};
 use serde::{Deserialize, Serialize};
 

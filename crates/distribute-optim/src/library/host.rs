@@ -1,6 +1,7 @@
 //! Tensors in host memory, whose gradients the program computes itself.
 
 use distribute_device::{BufferRef, DType};
+use distribute_types::{Class, ErrorClass};
 use distribute_values::{Host, HostTensor, TensorStorage};
 
 use super::TensorLibrary;
@@ -27,6 +28,17 @@ pub enum HostError {
     /// A collective failed.
     #[error(transparent)]
     Collective(#[from] distribute_collectives::Error),
+}
+
+impl ErrorClass for HostError {
+    fn class(&self) -> Class {
+        match self {
+            HostError::Optim(error) => error.class(),
+            HostError::Strategy(error) => error.class(),
+            HostError::Values(error) => error.class(),
+            HostError::Collective(error) => error.class(),
+        }
+    }
 }
 
 impl TensorLibrary for Host {

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use distribute_optim::{Optimizer, OptimizerState, TensorLibrary, overwrite};
 use distribute_strategy::Strategy;
+use distribute_types::Classified;
 
 use super::{Checkpointed, OPTIMIZER, Snapshot};
 use crate::BoxError;
@@ -11,7 +12,7 @@ use crate::BoxError;
 /// The slots, whole also where replicas keep parts of them, and the count of steps, the learning rate and the loss scale.
 impl<L: TensorLibrary> Checkpointed for Optimizer<L> {
     fn save(&self, strategy: &Strategy, snapshot: &mut Snapshot) -> Result<(), BoxError> {
-        for (name, slot) in self.whole_slots(&strategy.groups())? {
+        for (name, slot) in self.whole_slots(&strategy.groups()).map_err(Classified::new)? {
             snapshot.put::<L, _>(OPTIMIZER, &name, &slot)?;
         }
         snapshot.put_state(OPTIMIZER, &self.state())?;

@@ -6,6 +6,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use distribute_strategy::Strategy;
+use distribute_types::ErrorClass;
 use serde::{Deserialize, Serialize};
 
 use super::disk::Disk;

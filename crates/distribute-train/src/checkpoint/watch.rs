@@ -215,6 +215,7 @@ const BETWEEN_WORDS: Duration = Duration::from_secs(60);
 #[cfg(test)]
 mod tests {
     use distribute_strategy::Strategy;
+    use distribute_types::ErrorClass;
 
     use super::super::CheckpointManager;
     use super::*;

@@ -1,10 +1,11 @@
 //! Writes to some rows of a variable.
 
 use distribute_collectives::{ProcessGroup, Rank, ReduceOp};
-use distribute_device::{BufferMut, BufferRef, DType};
+use distribute_device::{BufferMut, BufferRef};
+use distribute_types::with_dtype;
 
 use super::{Aggregation, DistributedVariable, Place, Synchronization};
-use crate::elements::{Arithmetic, Wide, with_type};
+use crate::elements::{Arithmetic, Wide};
 use crate::{Error, Result, TensorStorage};
 
 /// The operation of a scatter on the present rows.
@@ -42,7 +43,7 @@ impl Scatter {
         rows: impl IntoIterator<Item = usize>,
         values: BufferRef<'_>,
     ) -> Result<()> {
-        with_type!(values.dtype(), E => {
+        with_dtype!(values.dtype(), E => {
             let (target, values) = (target.as_mut_slice::<E>()?, values.as_slice::<E>()?);
             let len = target.len();
             for (at, row) in rows.into_iter().enumerate() {
@@ -120,7 +121,7 @@ impl<T> DistributedVariable<T> {
             return Err(Error::Row { name: self.name.clone(), index: *index, rows: *count });
         }
         let row_len: usize = row.iter().product();
-        with_type!(rows.dtype()?, E => {
+        with_dtype!(rows.dtype()?, E => {
             let own = Rows { indices: indices.to_vec(), values: rows.to_elements::<E>()? };
             match place {
                 Place::Update { local } => self.scatter_one(local, scatter, row_len, &own),

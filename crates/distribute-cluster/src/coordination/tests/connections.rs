@@ -1,3 +1,4 @@
+use distribute_types::ErrorClass;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 

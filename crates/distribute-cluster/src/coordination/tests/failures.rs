@@ -1,4 +1,5 @@
 use super::*;
+use distribute_types::ErrorClass;
 
 /// Returns a channel of every failure that a member learns of.
 fn ears(job: &[Coordination]) -> mpsc::Receiver<(u32, Failure)> {

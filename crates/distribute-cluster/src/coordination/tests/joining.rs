@@ -1,4 +1,5 @@
 use super::*;
+use distribute_types::ErrorClass;
 
 #[test]
 fn a_job_meets_quickly() {

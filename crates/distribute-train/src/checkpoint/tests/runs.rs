@@ -1,6 +1,7 @@
 //! A folder belongs to one run, and a run's newest checkpoint is never removed.
 
 use super::*;
+use distribute_types::ErrorClass;
 
 #[test]
 fn a_run_that_begins_in_another_runs_folder_is_refused_in_words_and_removes_nothing() {

@@ -1,5 +1,6 @@
 //! Disks that hang, and folders that are removed while they are written to.
 
+use distribute_types::ErrorClass;
 use std::time::{Duration, Instant};
 
 use super::super::disk::{Fault, Faults};

@@ -5,16 +5,14 @@ use std::str::FromStr;
 
 use bytemuck::Pod;
 
-use crate::Error;
-
 /// The type of one element of a buffer.
 ///
 /// # Examples
 /// ```
-/// use distribute_device::DType;
+/// use distribute_types::DType;
 /// assert_eq!(DType::BF16.size_bytes(), 2);
 /// assert_eq!("f32".parse::<DType>()?, DType::F32);
-/// # Ok::<(), distribute_device::Error>(())
+/// # Ok::<(), distribute_types::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
@@ -105,14 +103,19 @@ impl fmt::Display for DType {
 }
 
 impl FromStr for DType {
-    type Err = Error;
+    type Err = UnknownDType;
 
-    fn from_str(name: &str) -> Result<Self, Error> {
-        DType::ALL
-            .into_iter()
-            .find(|dtype| dtype.name() == name)
-            .ok_or_else(|| Error::UnknownDType { given: name.to_owned() })
+    fn from_str(name: &str) -> Result<Self, UnknownDType> {
+        DType::ALL.into_iter().find(|dtype| dtype.name() == name).ok_or_else(|| UnknownDType { given: name.to_owned() })
     }
+}
+
+/// A name of no data type.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("data type {given:?} is not known; give one of f32, f64, f16, bf16, i8, u8, i32, u32, i64, u64")]
+pub struct UnknownDType {
+    /// The name.
+    pub given: String,
 }
 
 /// A Rust type that can be an element of a buffer.
@@ -148,6 +151,30 @@ elements! {
     u32 => U32,
     i64 => I64,
     u64 => U64,
+}
+
+/// Evaluates an expression with a name bound to the Rust type of a [`DType`].
+///
+/// # Examples
+/// ```
+/// use distribute_types::{DType, with_dtype};
+/// let size = with_dtype!(DType::BF16, T => size_of::<T>());
+/// assert_eq!(size, 2);
+/// ```
+#[macro_export]
+macro_rules! with_dtype {
+    ($dtype:expr, $t:ident => $body:expr) => {
+        $crate::with_dtype!(@arms $dtype, $t, $body,
+            F32 f32, F64 f64, F16 $crate::f16, BF16 $crate::bf16, I8 i8, U8 u8, I32 i32, U32 u32, I64 i64, U64 u64)
+    };
+    (@arms $dtype:expr, $t:ident, $body:expr, $($variant:ident $type:ty),*) => {
+        match $dtype {
+            $($crate::DType::$variant => {
+                type $t = $type;
+                $body
+            })*
+        }
+    };
 }
 
 #[cfg(test)]

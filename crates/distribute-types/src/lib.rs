@@ -1,0 +1,25 @@
+//! The vocabulary that the crates of the workspace share.
+//!
+//! It knows no devices, clusters or collectives, and depends on nothing that does.
+//!
+//! - [`DType`] and [`Element`]: the element types of buffers, as values and as Rust types; [`with_dtype!`] goes from one to the
+//!   other.
+//! - [`Rank`]: a place in a process group.
+//! - [`ErrorClass`]: who an error concerns, whether a restart helps, and the exit code of a process that ends by it.
+//!
+//! # Examples
+//! ```
+//! use distribute_types::{DType, Rank, UnknownDType};
+//! assert_eq!("bf16".parse::<DType>()?.size_bytes(), 2);
+//! assert_eq!(Rank(3).index(), 3);
+//! # Ok::<(), UnknownDType>(())
+//! ```
+
+mod dtype;
+mod error_class;
+mod rank;
+
+pub use dtype::{DType, Element, UnknownDType};
+pub use error_class::{Class, Classified, ErrorClass, FailureKind, Scope};
+pub use half::{bf16, f16};
+pub use rank::Rank;
