@@ -12,8 +12,8 @@ use bytemuck::cast_slice;
 use distribute_device::DType;
 use half::{bf16, f16};
 
+use crate::engine::memory::OwnedBuffers;
 use crate::fusion::{Batch, FusedTensor};
-use crate::memory::OwnedBuffers;
 use crate::{Error, ProcessGroup, ReduceOp, Result, Work, kernel};
 
 mod power_sgd;

@@ -122,31 +122,31 @@ impl SharedCrossDeviceOps {
 
     /// Makes the mean over `n` ranks, all of this process, of bytes of one type.
     pub(crate) fn mean(&self, dtype: DType, n: u32, buffers: &mut [&mut [u8]]) {
-        let Some((carried, per_element)) = kernel::carried(dtype) else {
+        let Some((accumulated, per_element)) = kernel::mean_accumulator(dtype) else {
             self.reduce(dtype, ReduceOp::Sum, buffers);
             return buffers.iter_mut().for_each(|buffer| kernel::divide(dtype, buffer, n));
         };
         // The sum may not be of this type although the mean is.
         let len = buffers.first().map_or(0, |buffer| buffer.len() / dtype.size_bytes());
-        let mut memory = vec![0u64; (len * per_element * carried.size_bytes()).div_ceil(8)];
-        let sum = &mut bytemuck::cast_slice_mut(&mut memory)[..len * per_element * carried.size_bytes()];
+        let mut memory = vec![0u64; (len * per_element * accumulated.size_bytes()).div_ceil(8)];
+        let sum = &mut bytemuck::cast_slice_mut(&mut memory)[..len * per_element * accumulated.size_bytes()];
         let sources: Vec<&[u8]> = buffers.iter().map(|buffer| &**buffer).collect();
-        self.carry(dtype, n, &sources, sum);
+        self.accumulate_mean(dtype, n, &sources, sum);
         for buffer in buffers {
-            kernel::mean_of_carried(dtype, n, sum, buffer);
+            kernel::finish_mean(dtype, n, sum, buffer);
         }
     }
 
-    /// Adds up `sources` into `sum` as what a mean over `n` ranks is [carried](kernel::carried) in.
-    pub(crate) fn carry(&self, dtype: DType, n: u32, sources: &[&[u8]], sum: &mut [u8]) {
-        let Some((carried, _)) = kernel::carried(dtype) else { return };
+    /// Adds up `sources` into `sum` as what a mean over `n` ranks is [accumulated](kernel::mean_accumulator) in.
+    pub(crate) fn accumulate_mean(&self, dtype: DType, n: u32, sources: &[&[u8]], sum: &mut [u8]) {
+        let Some((accumulated, _)) = kernel::mean_accumulator(dtype) else { return };
         let mut memory: Vec<Vec<u64>> = sources.iter().map(|_| vec![0u64; sum.len().div_ceil(8)]).collect();
         let mut parts: Vec<&mut [u8]> =
             memory.iter_mut().map(|memory| &mut bytemuck::cast_slice_mut(memory)[..sum.len()]).collect();
         for (part, source) in parts.iter_mut().zip(sources) {
-            kernel::carry(dtype, n, &[source], part);
+            kernel::accumulate_mean(dtype, n, &[source], part);
         }
-        self.reduce(carried, ReduceOp::Sum, &mut parts);
+        self.reduce(accumulated, ReduceOp::Sum, &mut parts);
         // Every device ends with the sum.
         if let Some(first) = parts.first() {
             sum.copy_from_slice(first);

@@ -69,12 +69,12 @@ pub struct DeviceGroup {
     group: Arc<ProcessGroup>,
     device: Arc<dyn Device>,
     choice: Choice,
-    way: Box<dyn Way>,
+    backend: Box<dyn Backend>,
     calls: AtomicU64,
 }
 
-/// A way of doing collectives on devices.
-trait Way: Send + Sync {
+/// Executes collectives on devices.
+trait Backend: Send + Sync {
     /// Tells the other ranks that this one has failed.
     fn abort(&self, reason: &str);
 
@@ -113,8 +113,8 @@ impl DeviceGroup {
         if group.rank() == Rank(0) {
             tracing::info!("{choice}");
         }
-        let way = backends::way(choice.kind, &group, &device)?;
-        Ok(DeviceGroup { group, device, choice, way, calls: AtomicU64::new(0) })
+        let backend = backends::open(choice.kind, &group, &device)?;
+        Ok(DeviceGroup { group, device, choice, backend, calls: AtomicU64::new(0) })
     }
 
     /// This rank's place in the group.
@@ -202,7 +202,7 @@ impl DeviceGroup {
     /// Ends the group on every rank, as [`ProcessGroup::abort`] does.
     pub fn abort(&self, reason: &str) {
         self.group.abort(reason);
-        self.way.abort(reason);
+        self.backend.abort(reason);
     }
 
     fn check_parts(&self, what: &'static str, whole: &DeviceBuffer, part: &DeviceBuffer, dtype: DType) -> Result<()> {
@@ -236,17 +236,17 @@ impl DeviceGroup {
         self.attempt(&work).inspect_err(|error| {
             // The others must not wait for a rank that does not come.
             self.group.abort_by(error);
-            self.way.abort(&error.to_string());
+            self.backend.abort(&error.to_string());
         })
     }
 
     fn attempt(&self, work: &Work<'_>) -> Result<()> {
-        self.way.offer(work)?;
+        self.backend.offer(work)?;
         self.agree(work.call)?;
         if work.call.count == 0 {
             return Ok(());
         }
-        self.way.run(work)
+        self.backend.run(work)
     }
 
     /// Compares the ranks' calls.

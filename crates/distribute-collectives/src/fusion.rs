@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex};
 use distribute_device::DType;
 
 use crate::compression::{Bucketed, Compression, Launched};
-use crate::memory::OwnedBuffers;
-use crate::team::lock;
+use crate::engine::memory::OwnedBuffers;
+use crate::sync::lock;
 use crate::{Error, ProcessGroup, ReduceOp, Result};
 
 mod plan;

@@ -1,15 +1,25 @@
-//! Process groups: a rank's handle, and how its calls are handed to the engine.
+//! Process groups: a rank's handle, which hands its calls to the engine.
 
+mod agreement;
 mod asynchronous;
+mod children;
 mod exchanges;
+mod handle;
+mod job;
+mod join;
+mod local_ranks;
 mod pairs;
 mod reductions;
 mod sparse;
 mod split;
 #[cfg(test)]
 mod tests;
+mod work;
 
+pub use agreement::{Difference, first_difference};
+pub use local_ranks::on_local_ranks;
 pub use sparse::SparseRows;
+pub use work::Work;
 
 use std::collections::HashMap;
 use std::sync::atomic::AtomicU64;
@@ -19,15 +29,18 @@ use std::time::{Duration, Instant};
 use distribute_cluster::{Coordination, FailureKind};
 use distribute_device::DType;
 
-use crate::bridge::{Bridge, Job};
+use self::children::Children;
+use self::handle::EngineHandle;
+use self::job::JobMembership;
 use crate::call::{Call, Kind};
+use crate::engine::memory::{Borrowed, Buffers, OwnedBuffers};
+use crate::engine::network::InterProcess;
+use crate::engine::{Engine, MAX_LOCAL_RANKS, Operation};
 use crate::kernel;
-use crate::memory::{Borrowed, Buffers, OwnedBuffers};
-use crate::mesh::Mesh;
-use crate::recorder::{FlightRecord, Ticket};
-use crate::team::{Handle, MAX_LOCAL_RANKS, Operation, Team, lock};
+use crate::recorder::{FlightRecord, RecordToken};
+use crate::sync::lock;
 use crate::transport::Transport;
-use crate::{Algorithm, DeviceImplementation, Error, Options, Rank, ReduceOp, Result, Work};
+use crate::{Algorithm, DeviceImplementation, Error, Options, Rank, ReduceOp, Result};
 
 /// One rank's handle on an ordered group of ranks that call collective operations together.
 ///
@@ -62,7 +75,12 @@ use crate::{Algorithm, DeviceImplementation, Error, Options, Rank, ReduceOp, Res
 /// # Source
 /// The operations of the MPI standard (4.1, chapter 6) and of NCCL, under their names.
 pub struct ProcessGroup {
-    team: Arc<Handle>,
+    engine: Arc<EngineHandle>,
+    /// Groups made from this one, left by the local rank that made them for the others.
+    children: Arc<Children>,
+    /// What else the ranks of this process share.
+    #[cfg(feature = "cuda")]
+    shared_state: Arc<Mutex<Option<Arc<dyn std::any::Any + Send + Sync>>>>,
     local: usize,
     options: Arc<Options>,
     /// Sequence number of the next call; held while a call is deposited, so that calls of several threads do not mix.
@@ -94,7 +112,7 @@ impl ProcessGroup {
     /// One rank of this process per name.
     fn local_named(names: Vec<String>, options: &Options) -> Vec<ProcessGroup> {
         let ranks = names.len();
-        handles(Handle::new(Team::new(options, names, 0, ranks, None), None), options)
+        handles(EngineHandle::new(new_engine(names, 0, ranks, options, None), None), options)
     }
 
     /// The `local_ranks` ranks of this process in a group of several processes that a transport connects.
@@ -110,16 +128,17 @@ impl ProcessGroup {
         names: Vec<String>,
         options: &Options,
     ) -> Result<Vec<ProcessGroup>> {
-        ProcessGroup::bridged(transport, process, local_ranks, names, options, None)
+        ProcessGroup::connected(transport, process, local_ranks, names, options, None)
     }
 
-    pub(crate) fn bridged(
+    /// As [`with_transport`](ProcessGroup::with_transport), for processes of a job.
+    fn connected(
         transport: Box<dyn Transport>,
         process: usize,
         local_ranks: usize,
         names: Vec<String>,
         options: &Options,
-        job: Option<Job>,
+        job: Option<JobMembership>,
     ) -> Result<Vec<ProcessGroup>> {
         check_local(local_ranks)?;
         let processes = names.len() / local_ranks;
@@ -127,57 +146,57 @@ impl ProcessGroup {
             let given = u32::try_from(process).unwrap_or(u32::MAX);
             return Err(Error::RankOutside { what: "process", given, world_size: processes });
         }
-        let mesh = Mesh::new(transport, process, processes);
         let local_host = job.as_ref().map(|job| job.coordination.local_host());
-        let bridge = Bridge::new(mesh, options.algorithm.clone(), options.link, local_host);
-        let team = Team::new(options, names, process * local_ranks, local_ranks, Some(bridge));
+        let (algorithm, place) = (options.algorithm.clone(), (process, processes));
+        let stage = InterProcess::new(transport, place, algorithm, options.link, local_host);
+        let engine = new_engine(names, process * local_ranks, local_ranks, options, Some(stage));
         if let Some(job) = job.clone() {
-            job.watch(&team);
+            job.watch(&engine);
         }
-        Ok(handles(Handle::new(team, job), options))
+        Ok(handles(EngineHandle::new(engine, job), options))
     }
 
-    /// This rank's place in the group.
+    /// Returns this rank's place in the group.
     pub fn rank(&self) -> Rank {
-        self.team.rank(self.local)
+        self.engine.context.rank(self.local)
     }
 
-    /// The number of ranks.
+    /// Returns the number of ranks.
     pub fn world_size(&self) -> usize {
-        self.team.names.len()
+        self.engine.context.world_size()
     }
 
-    /// The number of ranks that live in this process.
+    /// Returns the number of ranks that live in this process.
     pub fn local_world_size(&self) -> usize {
-        self.team.local_ranks
+        self.engine.context.local_ranks
     }
 
-    /// This process's place among the group's processes.
+    /// Returns this process's place among the group's processes.
     pub fn process(&self) -> usize {
-        self.team.process()
+        self.engine.context.process()
     }
 
-    /// The group's name.
+    /// Returns the group's name.
     pub fn name(&self) -> &str {
-        &self.team.name
+        &self.engine.context.name
     }
 
-    /// The name of a rank as errors print it, such as `worker:1`; empty for a rank outside the group.
+    /// Returns the name of a rank as errors print it, such as `worker:1`; empty for a rank outside the group.
     pub fn rank_name(&self, rank: Rank) -> &str {
-        self.team.names.get(rank.index()).map_or("", String::as_str)
+        self.engine.context.names.get(rank.index()).map_or("", String::as_str)
     }
 
-    /// What connects the processes of the group: `local` where there is only one.
+    /// Returns the transport's name: `local` where one process holds all ranks.
     pub fn transport_name(&self) -> &'static str {
-        self.team.bridge().map_or("local", Bridge::transport)
+        self.engine.inter_process().map_or("local", InterProcess::transport)
     }
 
-    /// The algorithm that moves an all-reduce of so many bytes between the processes of the group.
+    /// Returns the algorithm of an all-reduce of `bytes` bytes between the processes of the group.
     pub fn algorithm_for(&self, bytes: usize) -> Algorithm {
-        self.team.bridge().map_or(Algorithm::Auto, |bridge| bridge.algorithm_for(bytes))
+        self.engine.inter_process().map_or(Algorithm::Auto, |stage| stage.algorithm_for(bytes))
     }
 
-    /// How many bytes of values that come one after another to reduce together, of `total`.
+    /// Returns how many bytes to reduce together, of `total` bytes of values that come one after another.
     pub fn bytes_per_pack(&self, total: usize) -> usize {
         let chosen = self.options.cross_device_ops.as_ref().and_then(|ops| ops.bytes_per_pack(total));
         match chosen.unwrap_or(self.options.bytes_per_pack) {
@@ -186,21 +205,21 @@ impl ProcessGroup {
         }
     }
 
-    /// The coordination service behind the group, where it has one.
+    /// Returns the coordination service behind the group, where it has one.
     pub fn coordination(&self) -> Option<&Arc<Coordination>> {
         self.job().map(|job| &job.coordination)
     }
 
-    fn job(&self) -> Option<&Job> {
-        self.team.job()
+    fn job(&self) -> Option<&JobMembership> {
+        self.engine.job()
     }
 
-    /// How long one operation may take.
+    /// Returns how long one operation may take.
     pub fn timeout(&self) -> Duration {
         self.options.timeout
     }
 
-    /// What collectives on devices of these ranks are asked to use.
+    /// Returns what collectives on devices of these ranks are asked to use.
     pub fn device_implementation(&self) -> DeviceImplementation {
         self.options.device_implementation
     }
@@ -216,35 +235,35 @@ impl ProcessGroup {
     /// As [`abort`](ProcessGroup::abort), for a failure against which a restart helps or not: the errors of all ranks say so, and
     /// with them the exit codes of their processes.
     pub fn abort_as(&self, reason: &str, kind: FailureKind) {
-        let origin = self.team.local_name(self.local);
-        let error = Error::aborted(&self.team.name, &origin, reason, kind);
-        self.team.abort(&origin, &error);
+        let origin = self.engine.context.local_name(self.local);
+        let error = Error::aborted(&self.engine.context.name, &origin, reason, kind);
+        self.engine.abort(&origin, &error);
     }
 
     /// Ends the group by an error of this rank.
     pub(crate) fn abort_by(&self, error: &Error) {
-        self.team.abort(&self.team.local_name(self.local), error);
+        self.engine.abort(&self.engine.context.local_name(self.local), error);
     }
 
-    /// Says whether this rank makes no calls for now, although it keeps its handle. A rank of the same process that waits for a
-    /// call of it then gets [`Error::Absent`] at once, where it would else wait until its deadline.
+    /// Marks this rank as one that makes no calls for now, although it keeps its handle, or as one that does again. A rank of
+    /// the same process that waits for a call of it then gets [`Error::Absent`] at once, rather than at its deadline.
     pub fn rest(&self, resting: bool) {
-        self.team.rest(self.local, resting);
+        self.engine.set_idle(self.local, resting);
     }
 
-    /// Why the group has ended, if it has.
+    /// Returns why the group has ended, if it has.
     pub fn failure(&self) -> Option<Error> {
-        self.team.failure()
+        self.engine.context.failure()
     }
 
-    /// What the ranks of this process share besides: made by the first that asks.
+    /// Returns the state that the ranks of this process share, made by the first that asks.
     #[cfg(feature = "cuda")]
-    pub(crate) fn commons<T: Send + Sync + 'static>(&self, make: impl FnOnce() -> T) -> Arc<T> {
-        let mut commons = lock(&self.team.commons);
-        let known = commons.clone().and_then(|commons| commons.downcast::<T>().ok());
+    pub(crate) fn shared_state<T: Send + Sync + 'static>(&self, make: impl FnOnce() -> T) -> Arc<T> {
+        let mut shared = lock(&self.shared_state);
+        let known = shared.clone().and_then(|state| state.downcast::<T>().ok());
         known.unwrap_or_else(|| {
             let made = Arc::new(make());
-            *commons = Some(made.clone());
+            *shared = Some(made.clone());
             made
         })
     }
@@ -252,64 +271,64 @@ impl ProcessGroup {
     /// Does a call on borrowed memory.
     fn blocking(&self, request: Request, borrowed: Borrowed<'_>) -> Result<()> {
         let _span = self.span(&request).entered();
-        if let Some(outcome) = self.express(request, &borrowed.buffers) {
+        if let Some(outcome) = self.fast_path(request, &borrowed.buffers) {
             return outcome;
         }
-        let (operation, ticket) = self.deposit(request, borrowed.buffers)?;
+        let (operation, token) = self.deposit(request, borrowed.buffers)?;
         // The borrow of the caller's memory lasts until nobody touches it any more, whatever happens in between.
-        let _hold = Hold { team: &self.team, local: self.local, operation: &operation };
-        self.team.start(&operation, true);
-        let outcome = self.team.wait(self.local, &operation);
-        self.finish(ticket, &outcome);
+        let _hold = Hold { engine: &self.engine, local: self.local, operation: &operation };
+        self.engine.start(&operation, true);
+        let outcome = self.engine.wait(self.local, &operation);
+        self.finish(token, &outcome);
         outcome
     }
 
     /// Begins a call on memory that the returned work owns.
     fn begin<B: OwnedBuffers>(&self, request: Request, buffers: Buffers, owned: B) -> Result<Work<B>> {
         let _span = self.span(&request).entered();
-        let (operation, ticket) = self.deposit(request, buffers)?;
+        let (operation, token) = self.deposit(request, buffers)?;
         // From here on dropping the work waits for the operation.
-        let work = Work::new(self.team.clone(), self.local, operation.clone(), ticket, owned);
-        self.team.start(&operation, false);
+        let work = Work::new(self.engine.clone(), self.local, operation.clone(), token, owned);
+        self.engine.start(&operation, false);
         Ok(work)
     }
 
     fn span(&self, request: &Request) -> tracing::Span {
         let Request { kind, dtype, count, .. } = request;
-        let (group, rank) = (self.team.name.as_str(), self.rank().0);
+        let (group, rank) = (self.engine.context.name.as_str(), self.rank().0);
         tracing::trace_span!("collective", kind = kind.name(), count, dtype = dtype.name(), group, rank)
     }
 
-    /// Takes a call in place straight to the other processes, where this rank is alone in its process and nothing is under
-    /// way: no ranks to meet, no phases, and less than half of the time of a short message.
-    fn express(&self, request: Request, buffers: &Buffers) -> Option<Result<()>> {
-        let bridge = self.team.bridge().filter(|_| self.team.local_ranks == 1)?;
-        if !matches!(request.kind, Kind::AllReduce | Kind::Broadcast | Kind::Reduce | Kind::Barrier) {
+    /// Exchanges a call in place straight with the other processes, where this rank is alone in its process and no earlier
+    /// call is under way.
+    fn fast_path(&self, request: Request, buffers: &Buffers) -> Option<Result<()>> {
+        if self.engine.context.local_ranks != 1
+            || !matches!(request.kind, Kind::AllReduce | Kind::Broadcast | Kind::Reduce | Kind::Barrier)
+        {
             return None;
         }
         // These means are added up in memory of the operation's own.
-        if request.op == Some(ReduceOp::Mean) && kernel::carried(request.dtype).is_some() {
+        if request.op == Some(ReduceOp::Mean) && kernel::mean_accumulator(request.dtype).is_some() {
             return None;
         }
         if let Err(error) = self.check(&request, buffers) {
             return Some(Err(error));
         }
-        let (call, ticket, started) = {
+        let (call, token, started) = {
             let mut next = lock(&self.next);
-            if !bridge.reserve(*next) {
+            if !self.engine.reserve_fast_path(*next) {
                 return None;
             }
             let call = request.numbered(*next);
-            self.team.pass(*next);
             *next += 1;
             let started = Instant::now();
-            (call, self.team.recorders[self.local].issue(call, started), started)
+            (call, self.engine.recorders[self.local].issue(call, started), started)
         };
-        let outcome = bridge.express(&self.team, call, buffers, started, self.options.timeout);
+        let outcome = self.engine.fast_path(call, buffers, started, self.options.timeout);
         if let Err(error) = &outcome {
-            self.team.abort(&self.team.local_name(self.local), error);
+            self.engine.abort(&self.engine.context.local_name(self.local), error);
         }
-        self.finish(ticket, &outcome);
+        self.finish(token, &outcome);
         Some(outcome)
     }
 
@@ -323,30 +342,30 @@ impl ProcessGroup {
         }
     }
 
-    /// Gives a call its number and lends its memory to the engine: from here on the rank must wait for the operation.
-    fn deposit(&self, request: Request, buffers: Buffers) -> Result<(Arc<Operation>, Ticket)> {
+    /// Numbers a call and lends its memory to the engine: from here on the rank must wait for the operation.
+    fn deposit(&self, request: Request, buffers: Buffers) -> Result<(Arc<Operation>, RecordToken)> {
         self.check(&request, &buffers)?;
         let mut next = lock(&self.next);
         let call = request.numbered(*next);
         let started = Instant::now();
-        let ticket = self.team.recorders[self.local].issue(call, started);
-        let operation = self.team.deposit(self.local, call, buffers, started, self.options.timeout);
-        let operation = operation.inspect_err(|error| self.finish(ticket, &Err(error.clone())))?;
+        let token = self.engine.recorders[self.local].issue(call, started);
+        let operation = self.engine.deposit(self.local, call, buffers, started, self.options.timeout);
+        let operation = operation.inspect_err(|error| self.finish(token, &Err(error.clone())))?;
         *next += 1;
-        Ok((operation, ticket))
+        Ok((operation, token))
     }
 
-    fn finish(&self, ticket: Ticket, outcome: &Result<()>) {
+    fn finish(&self, token: RecordToken, outcome: &Result<()>) {
         let outcome = outcome.as_ref().copied();
-        self.team.recorders[self.local].finish(ticket, outcome, || self.team.flight_header(self.local));
+        self.engine.recorders[self.local].finish(token, outcome, || self.engine.flight_header(self.local));
     }
 
-    /// The last operations of this rank, newest last: the flight recorder.
+    /// Returns the last operations of this rank, newest last: the flight recorder.
     ///
     /// Every rank of a failing group writes it to the folder that `DISTRIBUTE_FLIGHT_DIR` names; with `DISTRIBUTE_TRACE`, a
     /// trace of all operations is written when the group ends.
     pub fn flight_record(&self) -> FlightRecord {
-        self.team.recorders[self.local].record(self.team.flight_header(self.local))
+        self.engine.recorders[self.local].record(self.engine.flight_header(self.local))
     }
 
     pub(crate) fn check_rank(&self, what: &'static str, rank: Rank) -> Result<()> {
@@ -359,13 +378,10 @@ impl ProcessGroup {
 
 impl Drop for ProcessGroup {
     fn drop(&mut self) {
-        self.team.recorders[self.local].close(|| self.team.flight_header(self.local));
+        self.engine.recorders[self.local].close(|| self.engine.flight_header(self.local));
         // First, so that whoever makes a handle for this rank from now on sees that it is gone.
-        self.team.depart(self.local);
-        // Handles that were made for this rank, and that it has not come for: their peers must not wait for it.
-        let rank = self.rank().index();
-        let unclaimed: Vec<_> = lock(&self.team.offspring).extract_if(|offspring, _| offspring.is_for(rank)).collect();
-        drop(unclaimed);
+        self.engine.leave(self.local);
+        self.children.drop_unclaimed(self.rank().index());
     }
 }
 
@@ -382,7 +398,7 @@ impl std::fmt::Debug for ProcessGroup {
 
 /// Waits for an operation when the thread unwinds while the engine has its memory.
 struct Hold<'a> {
-    team: &'a Team,
+    engine: &'a Engine,
     local: usize,
     operation: &'a Arc<Operation>,
 }
@@ -390,7 +406,7 @@ struct Hold<'a> {
 impl Drop for Hold<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            let _ = self.team.wait(self.local, self.operation);
+            let _ = self.engine.wait(self.local, self.operation);
         }
     }
 }
@@ -424,21 +440,37 @@ fn check_local(ranks: usize) -> Result<()> {
     }
 }
 
-fn handles(team: Handle, options: &Options) -> Vec<ProcessGroup> {
-    let team = Arc::new(team);
+fn new_engine(
+    names: Vec<String>,
+    first_rank: usize,
+    local_ranks: usize,
+    options: &Options,
+    stage: Option<InterProcess>,
+) -> Arc<Engine> {
+    Engine::new(&options.name, names, first_rank, local_ranks, options.cross_device_ops.clone(), stage)
+}
+
+/// Makes the handles of all ranks of this process.
+fn handles(engine: EngineHandle, options: &Options) -> Vec<ProcessGroup> {
+    let (engine, children) = (Arc::new(engine), Arc::new(Children::default()));
+    #[cfg(feature = "cuda")]
+    let shared_state = Arc::default();
     let options = Arc::new(options.clone());
     let handle = |local| ProcessGroup {
-        team: team.clone(),
+        engine: engine.clone(),
+        children: children.clone(),
+        #[cfg(feature = "cuda")]
+        shared_state: Arc::clone(&shared_state),
         local,
         options: options.clone(),
         next: Mutex::new(0),
         splits: AtomicU64::new(0),
         pairs: Mutex::new(HashMap::new()),
     };
-    (0..team.local_ranks).map(handle).collect()
+    (0..engine.context.local_ranks).map(handle).collect()
 }
 
-/// The only rank of a process that holds one.
-pub(crate) fn first(ranks: Vec<ProcessGroup>) -> Result<ProcessGroup> {
+/// Returns the only rank of a process that holds one.
+fn first(ranks: Vec<ProcessGroup>) -> Result<ProcessGroup> {
     ranks.into_iter().next().ok_or(Error::GroupSize { given: 0, max: 1 })
 }

@@ -18,7 +18,7 @@ pub(crate) trait Number: Element {
     /// What a mean is accumulated in: no sum of 2³¹ elements overflows it.
     type Exact: Copy + Default;
     /// What a mean between processes is added up in: `f32` for 16-bit floats; for integers quotient and remainder as `i64`.
-    type Carried: bytemuck::Pod;
+    type MeanAccumulator: bytemuck::Pod;
     fn to_wide(self) -> Self::Wide;
     fn from_wide(wide: Self::Wide) -> Self;
     fn sum(a: Self::Wide, b: Self::Wide) -> Self::Wide;
@@ -30,8 +30,8 @@ pub(crate) trait Number: Element {
     fn to_exact(self) -> Self::Exact;
     fn add_exact(a: Self::Exact, b: Self::Exact) -> Self::Exact;
     fn mean_of_exact(sum: Self::Exact, n: u32) -> Self;
-    fn carry(sum: Self::Exact, n: u32) -> Self::Carried;
-    fn mean_of_carried(sum: Self::Carried, n: u32) -> Self;
+    fn to_accumulator(sum: Self::Exact, n: u32) -> Self::MeanAccumulator;
+    fn mean_of_accumulated(sum: Self::MeanAccumulator, n: u32) -> Self;
     /// Bits are combined in integers only, which is checked before; floats stay as they are.
     fn bit_and(a: Self::Wide, b: Self::Wide) -> Self::Wide;
     fn bit_or(a: Self::Wide, b: Self::Wide) -> Self::Wide;
@@ -43,7 +43,7 @@ macro_rules! floats {
         impl Number for $type {
             type Wide = $wide;
             type Exact = $wide;
-            type Carried = $wide;
+            type MeanAccumulator = $wide;
             #[inline(always)]
             fn to_wide(self) -> $wide { $widen(self) }
             #[inline(always)]
@@ -74,9 +74,9 @@ macro_rules! floats {
             #[inline(always)]
             fn mean_of_exact(sum: $wide, n: u32) -> $type { <$type>::from_wide(sum / (n as $wide)) }
             #[inline(always)]
-            fn carry(sum: $wide, _: u32) -> $wide { sum }
+            fn to_accumulator(sum: $wide, _: u32) -> $wide { sum }
             #[inline(always)]
-            fn mean_of_carried(sum: $wide, n: u32) -> $type { <$type>::from_wide(sum / (n as $wide)) }
+            fn mean_of_accumulated(sum: $wide, n: u32) -> $type { <$type>::from_wide(sum / (n as $wide)) }
             #[inline(always)]
             fn bit_and(a: $wide, _: $wide) -> $wide { a }
             #[inline(always)]
@@ -92,7 +92,7 @@ macro_rules! integers {
         impl Number for $type {
             type Wide = $type;
             type Exact = $exact;
-            type Carried = [i64; 2];
+            type MeanAccumulator = [i64; 2];
             #[inline(always)]
             fn to_wide(self) -> $type { self }
             #[inline(always)]
@@ -114,11 +114,11 @@ macro_rules! integers {
             #[inline(always)]
             fn mean_of_exact(sum: $exact, n: u32) -> $type { (sum / <$exact>::from(n)) as $type }
             #[inline(always)]
-            fn carry(sum: $exact, n: u32) -> [i64; 2] {
+            fn to_accumulator(sum: $exact, n: u32) -> [i64; 2] {
                 [sum.div_euclid(n.into()) as i64, sum.rem_euclid(n.into()) as i64]
             }
             #[inline(always)]
-            fn mean_of_carried([quotient, remainder]: [i64; 2], n: u32) -> $type {
+            fn mean_of_accumulated([quotient, remainder]: [i64; 2], n: u32) -> $type {
                 ((i128::from(quotient) * i128::from(n) + i128::from(remainder)) / i128::from(n)) as $type
             }
             #[inline(always)]
@@ -313,14 +313,14 @@ dispatched! {
     /// Both must hold whole elements, aligned for the type, and be equally long.
     combine = combine_here(dtype: DType, op: ReduceOp, target: &mut [u8], source: &[u8]);
 
-    /// Divides every element by `n`: the last step of a mean of `f32` or `f64`; the means of other types are [`carried`].
+    /// Divides every element by `n`: the last step of a mean of `f32` or `f64`; the means of other types are [accumulated](mean_accumulator).
     divide = divide_here(dtype: DType, target: &mut [u8], n: u32);
 
-    /// Adds up equally long sources into `carried`, as what a mean of `n` ranks is [`carried`] in.
-    carry = carry_here(dtype: DType, n: u32, sources: &[&[u8]], carried: &mut [u8]);
+    /// Adds up equally long sources into `accumulated`, as what a mean of `n` ranks is [accumulated](mean_accumulator) in.
+    accumulate_mean = accumulate_mean_here(dtype: DType, n: u32, sources: &[&[u8]], accumulated: &mut [u8]);
 
-    /// The mean of `n` ranks whose [`carry`]s have been added up.
-    mean_of_carried = mean_of_carried_here(dtype: DType, n: u32, carried: &[u8], target: &mut [u8]);
+    /// The mean of `n` ranks whose [`accumulate_mean`]s have been added up.
+    finish_mean = finish_mean_here(dtype: DType, n: u32, accumulated: &[u8], target: &mut [u8]);
 
     /// Combines equally long buffers in their order and stores the result in those that `keep` names.
     reduce_in_place = reduce_in_place_here(
@@ -393,7 +393,7 @@ fn divide_here(dtype: DType, target: &mut [u8], n: u32) {
 
 /// What a mean between processes is added up in where that is not the type itself: elements of which type, and how many
 /// for each. A sum of 16-bit floats or of integers may not be one of that type although the mean is.
-pub(crate) fn carried(dtype: DType) -> Option<(DType, usize)> {
+pub(crate) fn mean_accumulator(dtype: DType) -> Option<(DType, usize)> {
     match dtype {
         DType::F32 | DType::F64 => None,
         DType::F16 | DType::BF16 => Some((DType::F32, 1)),
@@ -402,29 +402,29 @@ pub(crate) fn carried(dtype: DType) -> Option<(DType, usize)> {
 }
 
 #[inline(always)]
-fn carry_here(dtype: DType, n: u32, sources: &[&[u8]], carried: &mut [u8]) {
+fn accumulate_mean_here(dtype: DType, n: u32, sources: &[&[u8]], accumulated: &mut [u8]) {
     #[inline(always)]
-    fn all<T: Number>(n: u32, sources: &[&[u8]], carried: &mut [T::Carried]) {
+    fn all<T: Number>(n: u32, sources: &[&[u8]], accumulated: &mut [T::MeanAccumulator]) {
         let mut exact = [T::Exact::default(); BLOCK];
-        for (block, carried) in carried.chunks_mut(BLOCK).enumerate() {
-            let exact = &mut exact[..carried.len()];
-            let bytes = block * BLOCK * size_of::<T>()..(block * BLOCK + carried.len()) * size_of::<T>();
+        for (block, accumulated) in accumulated.chunks_mut(BLOCK).enumerate() {
+            let exact = &mut exact[..accumulated.len()];
+            let bytes = block * BLOCK * size_of::<T>()..(block * BLOCK + accumulated.len()) * size_of::<T>();
             for (index, source) in sources.iter().enumerate() {
                 accumulate(exact, cast_slice::<_, T>(&source[bytes.clone()]), index == 0, &T::to_exact, &T::add_exact);
             }
-            carried.iter_mut().zip(exact).for_each(|(carried, sum)| *carried = T::carry(*sum, n));
+            accumulated.iter_mut().zip(exact).for_each(|(accumulated, sum)| *accumulated = T::to_accumulator(*sum, n));
         }
     }
-    with_type!(dtype, T => all::<T>(n, sources, cast_slice_mut(carried)));
+    with_type!(dtype, T => all::<T>(n, sources, cast_slice_mut(accumulated)));
 }
 
 #[inline(always)]
-fn mean_of_carried_here(dtype: DType, n: u32, carried: &[u8], target: &mut [u8]) {
+fn finish_mean_here(dtype: DType, n: u32, accumulated: &[u8], target: &mut [u8]) {
     #[inline(always)]
-    fn all<T: Number>(n: u32, carried: &[T::Carried], target: &mut [T]) {
-        target.iter_mut().zip(carried).for_each(|(target, sum)| *target = T::mean_of_carried(*sum, n));
+    fn all<T: Number>(n: u32, accumulated: &[T::MeanAccumulator], target: &mut [T]) {
+        target.iter_mut().zip(accumulated).for_each(|(target, sum)| *target = T::mean_of_accumulated(*sum, n));
     }
-    with_type!(dtype, T => all::<T>(n, cast_slice(carried), cast_slice_mut(target)));
+    with_type!(dtype, T => all::<T>(n, cast_slice(accumulated), cast_slice_mut(target)));
 }
 
 /// Which of the combined buffers receive the result.

@@ -30,35 +30,25 @@
 //!   an error on all of them that names both sides.
 //! - For a given rank count, placement and options the order of every reduction is fixed: results repeat bit for bit.
 
-mod agreement;
-mod bridge;
 mod call;
 mod compression;
 mod cross_device;
 mod device_group;
 mod digest;
+mod engine;
 mod error;
-mod exchange;
 mod fusion;
 mod group;
 mod kernel;
-mod memory;
-mod mesh;
 mod op;
 mod options;
-mod phases;
 mod rank;
 mod recorder;
 mod reduction;
-mod rendezvous;
 pub mod schedule;
 mod sync;
-mod team;
 pub mod transport;
-mod work;
-mod work_plan;
 
-pub use agreement::{Difference, first_difference};
 pub use call::{Call, Kind};
 pub use compression::{Compression, Compressor, CustomCompression, Payload};
 pub use cross_device::{
@@ -67,10 +57,10 @@ pub use cross_device::{
 pub use device_group::{DeviceGroup, DeviceImplementation, FusedDeviceAllReduce, FusedDeviceStep};
 pub use distribute_device::{BufferMut, BufferRef, DType};
 pub use distribute_types::Scope;
+pub use engine::memory::OwnedBuffers;
 pub use error::{Error, Result};
 pub use fusion::{Bucket, BucketPlan, FusedAllReduce, FusedStep, FusedTensor, FusionOptions};
-pub use group::{ProcessGroup, SparseRows};
-pub use memory::OwnedBuffers;
+pub use group::{Difference, ProcessGroup, SparseRows, Work, first_difference, on_local_ranks};
 pub use op::ReduceOp;
 pub use options::Options;
 pub use rank::Rank;
@@ -78,4 +68,3 @@ pub use recorder::{FlightRecord, RecordedOperation, RecordedState, explain};
 pub use reduction::Reduction;
 pub use schedule::Algorithm;
 pub use transport::TransportKind;
-pub use work::{Work, on_local_ranks};

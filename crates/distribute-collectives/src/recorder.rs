@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::Error;
 use crate::call::Call;
-use crate::team::lock;
+use crate::sync::lock;
 
 mod explain;
 mod trace;
@@ -118,7 +118,7 @@ struct Entry {
 
 /// Where the record of an operation is.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Ticket(u64);
+pub(crate) struct RecordToken(u64);
 
 /// What a record says besides its operations.
 pub(crate) struct Identity<'a> {
@@ -142,28 +142,28 @@ impl Recorder {
     }
 
     /// Notes that this rank has called an operation.
-    pub(crate) fn issue(&self, call: Call, issued: Instant) -> Ticket {
+    pub(crate) fn issue(&self, call: Call, issued: Instant) -> RecordToken {
         let entry = Entry { call, issued, finished: None, error: None };
         let mut ring = lock(&self.ring);
-        let ticket = ring.count;
-        let place = (ticket % ring.kept as u64) as usize;
+        let token = ring.count;
+        let place = (token % ring.kept as u64) as usize;
         match ring.entries.get_mut(place) {
             Some(old) => *old = entry,
             None => ring.entries.push(entry),
         }
         ring.count += 1;
-        Ticket(ticket)
+        RecordToken(token)
     }
 
     /// Notes how an operation has ended.
-    pub(crate) fn finish(&self, ticket: Ticket, outcome: Result<(), &Error>, who: impl FnOnce() -> FlightHeader) {
+    pub(crate) fn finish(&self, token: RecordToken, outcome: Result<(), &Error>, who: impl FnOnce() -> FlightHeader) {
         let now = Instant::now();
         let mut ring = lock(&self.ring);
         let (count, kept) = (ring.count, ring.kept as u64);
         let first_error = outcome.is_err() && !std::mem::replace(&mut ring.has_error, outcome.is_err());
         let error = outcome.err().map(ToString::to_string);
-        if count - ticket.0 <= kept {
-            let entry = &mut ring.entries[(ticket.0 % kept) as usize];
+        if count - token.0 <= kept {
+            let entry = &mut ring.entries[(token.0 % kept) as usize];
             entry.finished = Some(now);
             entry.error = error.clone();
         }
@@ -196,8 +196,8 @@ impl Recorder {
         let ring = lock(&self.ring);
         let seconds = |at: Instant| at.saturating_duration_since(self.began).as_secs_f64();
         let first = ring.count.saturating_sub(ring.kept as u64);
-        let operations = (first..ring.count).filter_map(|ticket| {
-            let entry = ring.entries.get((ticket % ring.kept as u64) as usize)?;
+        let operations = (first..ring.count).filter_map(|token| {
+            let entry = ring.entries.get((token % ring.kept as u64) as usize)?;
             Some(RecordedOperation {
                 sequence: entry.call.sequence,
                 kind: entry.call.kind.name().to_owned(),

@@ -1,4 +1,4 @@
-//! What carries bytes between processes.
+//! Transports: byte streams between the processes of a group.
 //!
 //! A [`Transport`] connects one member with every other one by ordered, reliable byte streams. It knows neither
 //! algorithms nor data types; a user's own plugs in by implementing it and calling
@@ -13,23 +13,25 @@ use crate::schedule::Link;
 mod abort_reason;
 #[cfg(feature = "grpc")]
 pub(crate) mod grpc;
+mod listen;
 mod nonce;
 mod shm;
 pub(crate) mod tcp;
 
 pub use abort_reason::AbortReason;
+pub(crate) use listen::{join_host, listen, new_nonce};
 pub(crate) use nonce::Nonce;
 
-/// Bytes for one peer: the parts, one after another.
+/// Bytes to send to one peer: the parts, one after another.
 #[derive(Debug)]
 pub struct Outgoing<'a> {
     /// The receiving member.
     pub to: usize,
-    /// What to send. A transport may advance these slices as it goes.
+    /// The bytes. A transport may advance these slices as it goes.
     pub parts: Vec<IoSlice<'a>>,
 }
 
-/// Bytes from one peer, and where they go.
+/// Bytes to receive from one peer, and their destination.
 pub struct Incoming<'a> {
     /// The sending member.
     pub from: usize,
@@ -37,41 +39,44 @@ pub struct Incoming<'a> {
     pub sink: &'a mut dyn Sink,
 }
 
-/// Where received bytes go.
+/// Destination of received bytes.
 pub trait Sink {
-    /// Memory for the next bytes; empty exactly when everything has arrived.
+    /// Returns memory for the next bytes; empty exactly when everything has arrived.
     fn space(&mut self) -> &mut [u8];
 
-    /// Says that the first `len` bytes of [`space`](Sink::space) have been filled.
+    /// Takes over the first `len` bytes of [`space`](Sink::space), which the transport has filled.
     ///
     /// # Errors
-    /// The bytes are not what this member expects; the transport stops and returns [`TransportError::Refused`].
-    fn advance(&mut self, len: usize) -> Result<(), Refusal>;
+    /// [`UnexpectedBytes`] where the bytes are not what this member expects; the transport stops and returns
+    /// [`TransportError::Refused`].
+    fn advance(&mut self, len: usize) -> Result<(), UnexpectedBytes>;
 }
 
-/// The sink has refused what it was given; it keeps the reason.
-#[derive(Debug)]
-pub struct Refusal;
+/// Error of a [`Sink`] that got bytes of another call; the sink keeps the details.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the bytes do not belong to the call that was expected")]
+pub struct UnexpectedBytes;
 
-/// How long an exchange may take, and what interrupts it.
+/// Limits of an exchange: its deadline, how it waits, and what interrupts it.
 #[derive(Clone, Copy, Debug)]
-pub struct Patience<'a> {
-    /// When to give up.
+pub struct Timeout<'a> {
+    /// When the exchange fails with [`TransportError::Deadline`].
     pub deadline: Instant,
     /// How long to poll without sleeping when nothing moves: short waits then cost no context switch.
     pub spin: Duration,
-    /// Set by another thread to end the exchange early; looked at least every [`Patience::SLICE`].
+    /// Set by another thread to end the exchange early; looked at least every [`Timeout::SLICE`].
     pub interrupted: &'a AtomicBool,
 }
 
-impl Patience<'_> {
+impl Timeout<'_> {
     /// The longest sleep between two looks at `interrupted`.
     pub const SLICE: Duration = Duration::from_millis(50);
 
-    /// How long to sleep next; an error when the time is up or the exchange was interrupted.
+    /// Returns how long to sleep next, at most [`SLICE`](Timeout::SLICE).
     ///
     /// # Errors
-    /// [`TransportError::Interrupted`] and [`TransportError::Deadline`].
+    /// [`TransportError::Interrupted`] once another thread has interrupted the exchange, [`TransportError::Deadline`] once the
+    /// deadline has passed.
     pub fn next_sleep(&self) -> Result<Duration, TransportError> {
         if self.interrupted.load(Ordering::Acquire) {
             return Err(TransportError::Interrupted);
@@ -91,10 +96,10 @@ pub enum TransportError {
     /// The deadline passed.
     #[error("the deadline passed")]
     Deadline,
-    /// [`Patience::interrupted`] was set.
+    /// [`Timeout::interrupted`] was set.
     #[error("interrupted")]
     Interrupted,
-    /// A peer is gone without a word.
+    /// A peer's connection ended without notice.
     #[error("lost member {peer}: {how}")]
     Lost {
         /// The member.
@@ -134,7 +139,7 @@ pub enum TransportError {
 /// use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 /// use std::time::Instant;
 ///
-/// use distribute_collectives::transport::{AbortReason, Incoming, Outgoing, Patience, Transport, TransportError};
+/// use distribute_collectives::transport::{AbortReason, Incoming, Outgoing, Timeout, Transport, TransportError};
 /// use distribute_collectives::{Options, ProcessGroup, ReduceOp};
 ///
 /// /// A queue to and from each other member.
@@ -154,7 +159,7 @@ pub enum TransportError {
 ///         &mut self,
 ///         outgoing: &mut [Outgoing<'_>],
 ///         incoming: &mut [Incoming<'_>],
-///         patience: &Patience<'_>,
+///         timeout: &Timeout<'_>,
 ///     ) -> Result<(), TransportError> {
 ///         for Outgoing { to, parts } in outgoing {
 ///             // Queues without a limit: sending never waits, so two members that send to each other cannot block.
@@ -165,7 +170,7 @@ pub enum TransportError {
 ///             let (peer, rest) = (*from, &mut self.rest[*from]);
 ///             while !sink.space().is_empty() {
 ///                 if rest.is_empty() {
-///                     match self.from[peer].recv_timeout(patience.next_sleep()?) {
+///                     match self.from[peer].recv_timeout(timeout.next_sleep()?) {
 ///                         Ok(bytes) => *rest = bytes,
 ///                         Err(RecvTimeoutError::Timeout) => continue,
 ///                         Err(RecvTimeoutError::Disconnected) => return Err(TransportError::Left { peer }),
@@ -220,7 +225,7 @@ pub enum TransportError {
 /// });
 /// ```
 pub trait Transport: Send {
-    /// A word for reports: `tcp`, or `shm+tcp` where it has several ways.
+    /// Returns the name for reports: `tcp`, or `shm+tcp` where it uses both.
     fn name(&self) -> &'static str;
 
     /// Sends and receives everything given, all at the same time, so that two members that send to each other cannot
@@ -233,7 +238,7 @@ pub trait Transport: Send {
         &mut self,
         outgoing: &mut [Outgoing<'_>],
         incoming: &mut [Incoming<'_>],
-        patience: &Patience<'_>,
+        timeout: &Timeout<'_>,
     ) -> Result<(), TransportError>;
 
     /// Tells every peer that the group has failed and why; never blocks for long and never fails.
@@ -246,32 +251,32 @@ pub trait Transport: Send {
         let _ = sequence;
     }
 
-    /// The last call in which a peer has said that it waits.
+    /// Returns the last call in which a peer has announced that it waits.
     fn announced(&self, peer: usize) -> Option<u64> {
         let _ = peer;
         None
     }
 
-    /// What its connections cost; the same on all members, who choose algorithms by it.
+    /// Returns what its connections cost; the same on all members, who choose algorithms by it.
     fn link(&self) -> Link {
         Link::TCP
     }
 
-    /// For each member the host that it is on, where the transport knows; the same list on all members.
+    /// Returns the host of each member, where the transport knows; the same list on all members.
     fn hosts(&self) -> Option<&[usize]> {
         None
     }
 
-    /// The address of this host by which peers reach it, where the transport knows it: sub-groups listen there.
+    /// Returns the address by which peers reach this host, where the transport knows it: sub-groups listen there.
     fn local_host(&self) -> Option<String> {
         None
     }
 
-    /// When the last byte of this peer arrived; `None` before the first.
+    /// Returns when the last byte of this peer arrived; `None` before the first.
     fn last_heard(&self, peer: usize) -> Option<Instant>;
 }
 
-/// What is left of connections when a group has been left.
+/// The transport of a group that has been left: every exchange fails.
 pub(crate) struct Closed;
 
 impl Transport for Closed {
@@ -283,7 +288,7 @@ impl Transport for Closed {
         &mut self,
         _outgoing: &mut [Outgoing<'_>],
         _incoming: &mut [Incoming<'_>],
-        _patience: &Patience<'_>,
+        _patience: &Timeout<'_>,
     ) -> Result<(), TransportError> {
         Err(TransportError::Interrupted)
     }

@@ -6,7 +6,7 @@ use std::thread;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Instant;
 
-use distribute_collectives::transport::{AbortReason, Incoming, Outgoing, Patience, Transport, TransportError};
+use distribute_collectives::transport::{AbortReason, Incoming, Outgoing, Timeout, Transport, TransportError};
 use distribute_collectives::{Error, Options, ProcessGroup, Rank, ReduceOp, Result};
 
 /// A queue to and from each other member.
@@ -26,7 +26,7 @@ impl Transport for Queues {
         &mut self,
         outgoing: &mut [Outgoing<'_>],
         incoming: &mut [Incoming<'_>],
-        patience: &Patience<'_>,
+        timeout: &Timeout<'_>,
     ) -> Result<(), TransportError> {
         for Outgoing { to, parts } in outgoing {
             // Queues without a limit: sending never waits, so two members that send to each other cannot block.
@@ -37,7 +37,7 @@ impl Transport for Queues {
             let (peer, rest) = (*from, &mut self.rest[*from]);
             while !sink.space().is_empty() {
                 if rest.is_empty() {
-                    match self.from[peer].recv_timeout(patience.next_sleep()?) {
+                    match self.from[peer].recv_timeout(timeout.next_sleep()?) {
                         Ok(bytes) => *rest = bytes,
                         Err(RecvTimeoutError::Timeout) => continue,
                         Err(RecvTimeoutError::Disconnected) => return Err(TransportError::Left { peer }),

@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicBool;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use distribute_collectives::transport::{Incoming, Outgoing, Patience, Refusal, Sink, connect};
+use distribute_collectives::transport::{Incoming, Outgoing, Sink, Timeout, UnexpectedBytes, connect};
 use distribute_collectives::{Error, TransportKind};
 
 use super::report::Check;
@@ -110,10 +110,10 @@ fn swap(
     let (mine, theirs) = (sample(rank), sample(1 - rank));
     let mut inbox = Inbox { bytes: vec![0; theirs.len()], filled: 0 };
     let interrupted = AtomicBool::new(false);
-    let patience = Patience { deadline, spin: Duration::ZERO, interrupted: &interrupted };
+    let timeout = Timeout { deadline, spin: Duration::ZERO, interrupted: &interrupted };
     let mut outgoing = [Outgoing { to: 1 - rank, parts: vec![IoSlice::new(&mine)] }];
     let mut incoming = [Incoming { from: 1 - rank, sink: &mut inbox }];
-    let swapped = transport.exchange(&mut outgoing, &mut incoming, &patience);
+    let swapped = transport.exchange(&mut outgoing, &mut incoming, &timeout);
     swapped.map_err(|error| Problem::Failed(error.to_string()))?;
     match inbox.bytes == theirs {
         true => Ok(()),
@@ -136,7 +136,7 @@ impl Sink for Inbox {
         &mut self.bytes[self.filled..]
     }
 
-    fn advance(&mut self, len: usize) -> Result<(), Refusal> {
+    fn advance(&mut self, len: usize) -> Result<(), UnexpectedBytes> {
         self.filled += len;
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! Which way of doing collectives fits the ranks' devices.
+//! Which backend fits the ranks' devices.
 
 use std::fmt;
 
@@ -27,14 +27,14 @@ pub enum DeviceImplementation {
 /// What was chosen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Choice {
-    pub(super) kind: WayKind,
+    pub(super) kind: BackendKind,
     because: String,
     /// What was asked for and cannot be had.
     instead_of: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum WayKind {
+pub(super) enum BackendKind {
     Host,
     Kernels,
     Nccl,
@@ -95,14 +95,15 @@ pub(super) fn choose(asked: DeviceImplementation, ranks: &[Facts]) -> Choice {
     }
     let no_nccl = obstacle(ranks);
     let one_process = ranks.iter().all(|rank| rank.process == ranks[0].process);
-    let kernels = |because: String, instead_of: Option<String>| Choice { kind: WayKind::Kernels, because, instead_of };
+    let kernels =
+        |because: String, instead_of: Option<String>| Choice { kind: BackendKind::Kernels, because, instead_of };
     match (asked, no_nccl) {
         (DeviceImplementation::Host, _) => host(asked, "it was asked for".to_owned()),
         (DeviceImplementation::Kernels, _) => kernels("they were asked for".to_owned(), None),
         (DeviceImplementation::Auto | DeviceImplementation::Nccl, None) if ranks.len() > 1 => {
             let version = ranks[0].nccl.clone().unwrap_or_default();
             let because = format!("every rank has a GPU of its own and NCCL {version}");
-            Choice { kind: WayKind::Nccl, because, instead_of: None }
+            Choice { kind: BackendKind::Nccl, because, instead_of: None }
         }
         (asked, obstacle) => {
             let obstacle = obstacle.unwrap_or_else(|| "there is one rank".to_owned());
@@ -119,10 +120,10 @@ fn host(asked: DeviceImplementation, because: String) -> Choice {
         DeviceImplementation::Kernels => Some("kernels".to_owned()),
         DeviceImplementation::Auto | DeviceImplementation::Host => None,
     };
-    Choice { kind: WayKind::Host, because, instead_of }
+    Choice { kind: BackendKind::Host, because, instead_of }
 }
 
-/// What stands in NCCL's way, if something does.
+/// What stands in the way of NCCL, if something does.
 fn obstacle(ranks: &[Facts]) -> Option<String> {
     for (place, rank) in ranks.iter().enumerate() {
         if let Some(twin) = ranks[..place].iter().find(|other| other.gpu == rank.gpu) {
@@ -142,9 +143,9 @@ fn obstacle(ranks: &[Facts]) -> Option<String> {
 impl fmt::Display for Choice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = match self.kind {
-            WayKind::Host => "the host's memory",
-            WayKind::Kernels => "kernels in the GPUs' memory",
-            WayKind::Nccl => "NCCL",
+            BackendKind::Host => "the host's memory",
+            BackendKind::Kernels => "kernels in the GPUs' memory",
+            BackendKind::Nccl => "NCCL",
         };
         write!(f, "collectives of devices by {name}")?;
         if let Some(asked) = &self.instead_of {
@@ -175,19 +176,19 @@ mod tests {
     #[test]
     fn nccl_takes_gpus_of_their_own() {
         let both = [rank("GPU:0", 0, Some("a"), Some("2.28.9")), rank("GPU:1", 0, Some("b"), Some("2.28.9"))];
-        assert_eq!(choose(DeviceImplementation::Auto, &both).kind, WayKind::Nccl);
-        assert_eq!(choose(DeviceImplementation::Kernels, &both).kind, WayKind::Kernels);
-        assert_eq!(choose(DeviceImplementation::Host, &both).kind, WayKind::Host);
+        assert_eq!(choose(DeviceImplementation::Auto, &both).kind, BackendKind::Nccl);
+        assert_eq!(choose(DeviceImplementation::Kernels, &both).kind, BackendKind::Kernels);
+        assert_eq!(choose(DeviceImplementation::Host, &both).kind, BackendKind::Host);
         let shared = [rank("GPU:0", 0, Some("a"), Some("2.28.9")), rank("GPU:1", 0, Some("a"), Some("2.28.9"))];
         let choice = choose(DeviceImplementation::Nccl, &shared);
         let said = choice.to_string();
-        assert!(choice.kind == WayKind::Kernels && said.contains("GPU:0 and GPU:1 are on one GPU"), "{said}");
+        assert!(choice.kind == BackendKind::Kernels && said.contains("GPU:0 and GPU:1 are on one GPU"), "{said}");
         let mixed = [rank("GPU:0", 0, Some("a"), Some("2.28.9")), rank("GPU:1", 1, Some("b"), Some("2.21.5"))];
         let said = choose(DeviceImplementation::Auto, &mixed).to_string();
         assert!(said.contains("has NCCL 2.28.9, but GPU:1 has 2.21.5") && said.contains("through the host"), "{said}");
         let absent = [rank("GPU:0", 0, Some("a"), None), rank("GPU:1", 0, Some("b"), Some("2.21.5"))];
         let said = choose(DeviceImplementation::Nccl, &absent).to_string();
         assert!(said.contains("instead of NCCL") && said.contains("libnccl.so.2 was not found"), "{said}");
-        assert_eq!(choose(DeviceImplementation::Auto, &both[..1]).kind, WayKind::Kernels);
+        assert_eq!(choose(DeviceImplementation::Auto, &both[..1]).kind, BackendKind::Kernels);
     }
 }

@@ -1,9 +1,9 @@
-//! Ways of doing collectives in the memory of NVIDIA GPUs.
+//! Backends for the memory of NVIDIA GPUs.
 
+#[path = "buffer_exchange.rs"]
+mod buffer_exchange;
 #[path = "kernels.rs"]
 mod kernels;
-#[path = "meeting.rs"]
-mod meeting;
 #[path = "nccl.rs"]
 mod nccl;
 
@@ -13,11 +13,11 @@ use std::sync::Arc;
 use distribute_device::cuda::{CudaDevice, CudaStream};
 use distribute_device::{Device, DeviceBuffer, Stream};
 
-use self::kernels::KernelWay;
-use self::nccl::NcclWay;
-use super::choice::WayKind;
-use super::host::HostWay;
-use super::{Way, device_error};
+use self::kernels::KernelBackend;
+use self::nccl::NcclBackend;
+use super::choice::BackendKind;
+use super::host::HostBackend;
+use super::{Backend, device_error};
 use crate::{ProcessGroup, Result};
 
 /// The identity of the GPU that a device is, or is a part of.
@@ -31,11 +31,11 @@ pub(super) fn nccl() -> std::result::Result<String, String> {
 }
 
 /// What was chosen.
-pub(super) fn way(kind: WayKind, group: &Arc<ProcessGroup>, device: &Arc<dyn Device>) -> Result<Box<dyn Way>> {
+pub(super) fn open(kind: BackendKind, group: &Arc<ProcessGroup>, device: &Arc<dyn Device>) -> Result<Box<dyn Backend>> {
     Ok(match kind {
-        WayKind::Host => Box::new(HostWay::new(group, device)?),
-        WayKind::Kernels => Box::new(KernelWay::new(group, device)?),
-        WayKind::Nccl => Box::new(NcclWay::new(group, device)?),
+        BackendKind::Host => Box::new(HostBackend::new(group, device)?),
+        BackendKind::Kernels => Box::new(KernelBackend::new(group, device)?),
+        BackendKind::Nccl => Box::new(NcclBackend::new(group, device)?),
     })
 }
 
@@ -66,7 +66,7 @@ fn own_stream(group: &ProcessGroup, device: &dyn Device) -> Result<CudaStream> {
     stream.map_err(|error| device_error(group, error))
 }
 
-/// What cannot be: a GPU's way was chosen for another device.
+/// What cannot be: a backend for GPUs was chosen for another device.
 fn no_gpu(device: &dyn Device) -> distribute_device::Error {
     distribute_device::Error::Foreign {
         what: "device",

@@ -57,7 +57,7 @@ pub struct FusedDeviceAllReduce {
     stream: Arc<dyn Stream>,
     device: Arc<dyn Device>,
     /// The longest wait where a step is given up.
-    patience: std::time::Duration,
+    timeout: std::time::Duration,
 }
 
 /// A bucket's memory, and where in it its members are.
@@ -85,8 +85,8 @@ impl FusedDeviceAllReduce {
             buckets.push(Packed { memory: group.device.allocate(end).map_err(failed)?, places });
         }
         let stream = group.device.create_stream().map_err(failed)?;
-        let (device, patience) = (Arc::clone(&group.device), group.group.timeout());
-        Ok(FusedDeviceAllReduce { plan, op, buckets, stream, device, patience })
+        let (device, timeout) = (Arc::clone(&group.device), group.group.timeout());
+        Ok(FusedDeviceAllReduce { plan, op, buckets, stream, device, timeout })
     }
 
     /// The plan.
@@ -201,7 +201,7 @@ impl Drop for FusedDeviceStep {
     fn drop(&mut self) {
         if !self.finished && self.launched > 0 {
             // The tensors may be freed by others as soon as they are let go of here.
-            let _ = self.fused.stream.synchronize(Instant::now() + self.fused.patience);
+            let _ = self.fused.stream.synchronize(Instant::now() + self.fused.timeout);
         }
     }
 }

@@ -7,20 +7,20 @@ use std::time::Instant;
 
 use distribute_device::{BufferMut, DType, Device, DeviceBuffer, HostBuffer, Stream, Transfer};
 
-use super::{Way, Work, device_error};
+use super::{Backend, Work, device_error};
 use crate::call::Kind;
-use crate::team::lock;
+use crate::sync::lock;
 use crate::{ProcessGroup, Rank, ReduceOp, Result};
 
 /// Bytes that move at once: long enough for the full rate of PCI Express and of a network, short enough that the first
-/// chunk's way out and the last one's way back cost little.
+/// chunk out and the last one back cost little.
 const CHUNK_BYTES: usize = 4 << 20;
 
 /// Chunks under way: one going out, one being reduced, one coming back, and one more so that none waits for another.
 const CHUNKS: usize = 4;
 
-/// One rank's way through the host.
-pub(super) struct HostWay {
+/// The backend of one rank that goes through the host.
+pub(super) struct HostBackend {
     group: Arc<ProcessGroup>,
     device: Arc<dyn Device>,
     out: Arc<dyn Stream>,
@@ -32,11 +32,11 @@ pub(super) struct HostWay {
 /// What happens to a chunk on the host.
 type OnHost<'a> = &'a dyn Fn(&mut [BufferMut<'_>]) -> Result<()>;
 
-impl HostWay {
-    pub(super) fn new(group: &Arc<ProcessGroup>, device: &Arc<dyn Device>) -> Result<HostWay> {
+impl HostBackend {
+    pub(super) fn new(group: &Arc<ProcessGroup>, device: &Arc<dyn Device>) -> Result<HostBackend> {
         let stream = || device.create_stream().map_err(|error| device_error(group, error));
         let (out, back) = (stream()?, stream()?);
-        Ok(HostWay { group: Arc::clone(group), device: Arc::clone(device), out, back, idle: Mutex::default() })
+        Ok(HostBackend { group: Arc::clone(group), device: Arc::clone(device), out, back, idle: Mutex::default() })
     }
 
     /// Reduces buffers of all ranks in place.
@@ -155,7 +155,7 @@ impl HostWay {
     }
 }
 
-impl Way for HostWay {
+impl Backend for HostBackend {
     fn abort(&self, reason: &str) {
         self.group.abort(reason);
     }

@@ -10,27 +10,27 @@ use std::sync::{Arc, Mutex};
 use distribute_device::cuda::{Combine, CudaStream, MAX_BUFFERS};
 use distribute_device::{DType, Device, DeviceBuffer, Stream};
 
-use super::super::host::HostWay;
-use super::super::{Way, Work, device_error, missing};
-use super::meeting::{Meeting, Offer};
+use super::super::host::HostBackend;
+use super::super::{Backend, Work, device_error, missing};
+use super::buffer_exchange::{BufferExchange, Offer};
 use super::own_stream;
 use crate::call::Kind;
-use crate::team::lock;
+use crate::sync::lock;
 use crate::{ProcessGroup, Rank, ReduceOp, Result};
 
 /// Parts begin at multiples of this, so that kernels load and store whole vectors.
 const PART_ALIGN_BYTES: usize = 512;
 
 /// One rank's part of collectives by kernels.
-pub(super) struct KernelWay {
+pub(super) struct KernelBackend {
     world: Arc<ProcessGroup>,
     /// The ranks of this process.
     here: ProcessGroup,
     /// The first ranks of all processes, on one of them and where there are several.
-    leaders: Option<HostWay>,
+    leaders: Option<HostBackend>,
     device: Arc<dyn Device>,
     stream: CudaStream,
-    meeting: Arc<Meeting>,
+    exchange: Arc<BufferExchange>,
     /// Local ranks, and whether this rank's GPU reaches their memory.
     reaches: Vec<bool>,
     /// Which of how many parts this rank does of what the process's GPUs share; none where another rank does its GPU's.
@@ -47,23 +47,23 @@ struct Reduction {
     divisor: u32,
 }
 
-impl KernelWay {
-    pub(super) fn new(world: &Arc<ProcessGroup>, device: &Arc<dyn Device>) -> Result<KernelWay> {
+impl KernelBackend {
+    pub(super) fn new(world: &Arc<ProcessGroup>, device: &Arc<dyn Device>) -> Result<KernelBackend> {
         let process = u32::try_from(world.process()).unwrap_or(u32::MAX);
         let here = world.split(Some(process), 0)?.ok_or_else(|| missing(world))?;
         let several = world.world_size() > here.world_size();
         let leads = here.rank() == Rank(0);
         let leaders = if several { world.split(leads.then_some(0), 0)? } else { None };
-        let leaders = leaders.map(|leaders| HostWay::new(&Arc::new(leaders), device)).transpose()?;
+        let leaders = leaders.map(|leaders| HostBackend::new(&Arc::new(leaders), device)).transpose()?;
         let stream = own_stream(world, &**device)?;
-        let meeting = Meeting::of(&here);
-        meeting.introduce(here.rank().index(), device);
+        let exchange = BufferExchange::of(&here);
+        exchange.introduce(here.rank().index(), device);
         here.barrier()?;
-        let devices = meeting.devices();
+        let devices = exchange.devices();
         let reaches = devices.iter().map(|other| device.enable_peer_access(&**other).is_ok()).collect();
         let part = part(&devices, here.rank().index());
         let (world, device, scratch) = (Arc::clone(world), Arc::clone(device), Mutex::default());
-        Ok(KernelWay { world, here, leaders, device, stream, meeting, reaches, part, scratch })
+        Ok(KernelBackend { world, here, leaders, device, stream, exchange, reaches, part, scratch })
     }
 
     fn me(&self) -> usize {
@@ -223,7 +223,7 @@ impl KernelWay {
     }
 
     /// The leader's share of a call between processes: all others of its process only offer their buffers.
-    fn across(&self, leaders: &HostWay, work: &Work<'_>, offers: &[Offer]) -> Result<()> {
+    fn across(&self, leaders: &HostBackend, work: &Work<'_>, offers: &[Offer]) -> Result<()> {
         let failed = |error| device_error(&self.world, error);
         // The mean of the processes' means, as each holds as many ranks: sums of all might not be of the data type.
         let whole = self.reduction(work).map_err(failed)?;
@@ -271,7 +271,7 @@ impl KernelWay {
     }
 }
 
-impl Way for KernelWay {
+impl Backend for KernelBackend {
     fn abort(&self, reason: &str) {
         self.here.abort(reason);
         self.leaders.iter().for_each(|leaders| leaders.abort(reason));
@@ -285,14 +285,14 @@ impl Way for KernelWay {
         };
         let ready = ready().map_err(|error| device_error(&self.world, error))?;
         let (input, output) = (work.input.clone(), work.output.clone());
-        self.meeting.offer(work.call.sequence, self.me(), Offer { input, output, ready });
+        self.exchange.offer(work.call.sequence, self.me(), Offer { input, output, ready });
         Ok(())
     }
 
     fn run(&self, work: &Work<'_>) -> Result<()> {
         let failed = |error| device_error(&self.world, error);
         let call = work.call.sequence;
-        let offers = self.meeting.offers(call);
+        let offers = self.exchange.offers(call);
         offers.iter().try_for_each(|offer| self.stream.wait(&*offer.ready)).map_err(failed)?;
         match &self.leaders {
             Some(leaders) => self.across(leaders, work, &offers)?,
@@ -301,9 +301,9 @@ impl Way for KernelWay {
         }
         let done = self.device.create_event().map_err(failed)?;
         self.stream.record(&*done).map_err(failed)?;
-        self.meeting.finish(call, self.me(), done);
+        self.exchange.finish(call, self.me(), done);
         self.here.barrier()?;
-        self.meeting.ends(call, self.me()).iter().try_for_each(|end| work.stream.wait(&**end)).map_err(failed)
+        self.exchange.ends(call, self.me()).iter().try_for_each(|end| work.stream.wait(&**end)).map_err(failed)
     }
 }
 

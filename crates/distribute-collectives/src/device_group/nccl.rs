@@ -14,10 +14,10 @@ use distribute_device::cuda::{CudaDevice, CudaStream};
 use distribute_device::{DType, Device, DeviceBuffer, Event, Stream};
 use nccl_sys::{Code, Comm, Config, DataType, Library, Progress, RedOp, UniqueId};
 
-use super::super::{Way, Work, device_error};
+use super::super::{Backend, Work, device_error};
 use super::{cuda, no_gpu};
 use crate::call::Kind;
-use crate::team::lock;
+use crate::sync::lock;
 use crate::{Error, ProcessGroup, Rank, ReduceOp, Result};
 
 /// How often somebody looks whether a peer or NCCL has failed: a lost peer is known after so long.
@@ -30,7 +30,7 @@ const POLL: Duration = Duration::from_micros(100);
 const FAREWELL: Duration = Duration::from_secs(10);
 
 /// One rank's part of collectives by NCCL.
-pub(super) struct NcclWay {
+pub(super) struct NcclBackend {
     shared: Arc<Shared>,
     device: Arc<dyn Device>,
     /// Present until drop; the thread that watches then ends the communicator.
@@ -57,8 +57,8 @@ struct Communicator(Comm);
 // SAFETY: NCCL lets any thread use a communicator, one at a time; a mutex sees to that.
 unsafe impl Send for Communicator {}
 
-impl NcclWay {
-    pub(super) fn new(group: &Arc<ProcessGroup>, device: &Arc<dyn Device>) -> Result<NcclWay> {
+impl NcclBackend {
+    pub(super) fn new(group: &Arc<ProcessGroup>, device: &Arc<dyn Device>) -> Result<NcclBackend> {
         let stream = match cuda(&**device) {
             Some(device) => device.collective_stream(),
             None => Err(no_gpu(&**device)),
@@ -90,7 +90,7 @@ impl NcclWay {
                 watcher.leave();
             })
             .map_err(|error| failed(group, "starting the thread that watches it", &error))?;
-        Ok(NcclWay { shared, device: Arc::clone(device), stop: Some(stop), ended })
+        Ok(NcclBackend { shared, device: Arc::clone(device), stop: Some(stop), ended })
     }
 }
 
@@ -258,7 +258,7 @@ impl Shared {
     }
 }
 
-impl Way for NcclWay {
+impl Backend for NcclBackend {
     fn abort(&self, reason: &str) {
         self.shared.abort(reason);
     }
@@ -306,7 +306,7 @@ impl Way for NcclWay {
     }
 }
 
-impl Drop for NcclWay {
+impl Drop for NcclBackend {
     fn drop(&mut self) {
         drop(self.stop.take());
         // A process that ends in the middle of this would look like a lost peer to the others.

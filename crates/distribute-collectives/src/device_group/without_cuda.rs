@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use distribute_device::{Device, DeviceBuffer, Stream};
 
-use super::Way;
-use super::choice::WayKind;
-use super::host::HostWay;
+use super::Backend;
+use super::choice::BackendKind;
+use super::host::HostBackend;
 use crate::{ProcessGroup, Result};
 
 /// The identity of the GPU that a device is, or is a part of.
@@ -20,8 +20,8 @@ pub(super) fn nccl() -> std::result::Result<String, String> {
 }
 
 /// Without a GPU nothing but the host is chosen.
-pub(super) fn way(_: WayKind, group: &Arc<ProcessGroup>, device: &Arc<dyn Device>) -> Result<Box<dyn Way>> {
-    Ok(Box::new(HostWay::new(group, device)?))
+pub(super) fn open(_: BackendKind, group: &Arc<ProcessGroup>, device: &Arc<dyn Device>) -> Result<Box<dyn Backend>> {
+    Ok(Box::new(HostBackend::new(group, device)?))
 }
 
 /// Copies tensors to their places in a bucket.

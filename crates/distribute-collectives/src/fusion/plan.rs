@@ -2,7 +2,7 @@
 
 use distribute_device::DType;
 
-use crate::memory::OwnedBuffers;
+use crate::engine::memory::OwnedBuffers;
 use crate::{Error, Result};
 
 /// What a tensor looks like.

@@ -2,10 +2,10 @@
 
 use distribute_device::{DType, Element};
 
-use super::{ProcessGroup, Request};
+use super::{ProcessGroup, Request, Work};
 use crate::call::{Call, Kind};
-use crate::memory::{Buffers, Counts, OwnedBuffers, RawSlice};
-use crate::{Rank, ReduceOp, Result, Work};
+use crate::engine::memory::{Buffers, Counts, OwnedBuffers, RawSlice};
+use crate::{Rank, ReduceOp, Result};
 
 impl ProcessGroup {
     /// Begins an [`all_reduce`](ProcessGroup::all_reduce) and returns at once; the result comes from [`Work::wait`].

@@ -5,7 +5,7 @@ use distribute_device::{BufferMut, BufferRef, DType, Element};
 use super::reductions::check_len;
 use super::{ProcessGroup, Request};
 use crate::call::{Call, Kind};
-use crate::memory::{Borrowed, Counts};
+use crate::engine::memory::{Borrowed, Counts};
 use crate::{Rank, Result};
 
 impl ProcessGroup {

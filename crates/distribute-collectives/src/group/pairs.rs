@@ -1,17 +1,18 @@
-//! From one rank to another.
+//! Point-to-point messages.
 
 use std::sync::Arc;
 use std::time::Instant;
 
 use distribute_device::{BufferMut, BufferRef, DType, Element};
 
-use super::{ProcessGroup, Request};
-use crate::bridge::Job;
+use super::children::ChildKey;
+use super::job::JobMembership;
+use super::join::MAX_CONNECT;
+use super::{ProcessGroup, Request, Work};
 use crate::call::Kind;
-use crate::memory::{Borrowed, Counts};
-use crate::rendezvous::MAX_CONNECT;
-use crate::team::{Offspring, lock};
-use crate::{Error, Options, Rank, Result, Work, transport};
+use crate::engine::memory::{Borrowed, Counts};
+use crate::sync::lock;
+use crate::{Error, Options, Rank, Result, transport};
 
 impl ProcessGroup {
     /// Sends values to another rank, which calls [`recv`](ProcessGroup::recv). Returns when they are on their way or there.
@@ -83,7 +84,7 @@ impl ProcessGroup {
         pair.begin_apart(receiving(T::DTYPE, values.len()), [Vec::new(), values])
     }
 
-    /// The group of a sender and a receiver, of which this rank is one.
+    /// Returns the group of a sender and a receiver, of which this rank is one.
     fn pair(&self, from: Rank, to: Rank) -> Result<Arc<ProcessGroup>> {
         self.check_rank("rank", from)?;
         self.check_rank("rank", to)?;
@@ -103,7 +104,7 @@ impl ProcessGroup {
     }
 
     fn make_pair(&self, from: usize, to: usize) -> Result<ProcessGroup> {
-        let process = |rank: usize| rank / self.team.local_ranks;
+        let process = |rank: usize| rank / self.engine.context.local_ranks;
         let names = [from, to].map(|rank| self.rank_name(Rank::of(rank)).to_owned()).to_vec();
         let name = format!("{}/{from}-{to}", self.name());
         let options = Options { name, ..self.options.as_ref().clone() };
@@ -113,28 +114,23 @@ impl ProcessGroup {
         self.connect_pair(process(from), process(to), from == self.rank().index(), names, &options)
     }
 
-    /// Whoever comes first makes both handles, and leaves the other's.
+    /// Takes the handle that the other rank has left, or makes both and leaves the other's.
     fn make_local_pair(&self, from: usize, to: usize, names: Vec<String>, options: &Options) -> Result<ProcessGroup> {
         let me = self.rank().index();
-        let (other, place) = if me == from { (to, 0) } else { (from, 1) };
-        let mut offspring = lock(&self.team.offspring);
-        if let Some(handle) = offspring.remove(&Offspring::Pair(from, to, me)) {
-            return handle;
+        let other = if me == from { to } else { from };
+        let (mine, theirs) = (ChildKey::Pair(from, to, me), ChildKey::Pair(from, to, other));
+        let handle = self.children.take_or_make(mine, theirs, || {
+            let mut handles = ProcessGroup::local_named(names, options);
+            let (receiver, sender) = (handles.swap_remove(1), handles.swap_remove(0));
+            if me == from { (sender, receiver) } else { (receiver, sender) }
+        })?;
+        if self.engine.has_left(other - self.engine.context.first_rank) {
+            drop(self.children.take(theirs));
         }
-        let mut handles = ProcessGroup::local_named(names, options);
-        let mine = handles.swap_remove(place);
-        if let Some(theirs) = handles.pop() {
-            offspring.insert(Offspring::Pair(from, to, other), Ok(theirs));
-        }
-        drop(offspring);
-        if self.team.has_departed(other - self.team.first_rank) {
-            let unclaimed = lock(&self.team.offspring).remove(&Offspring::Pair(from, to, other));
-            drop(unclaimed);
-        }
-        Ok(mine)
+        Ok(handle)
     }
 
-    /// The sender tells through the coordination service where it listens.
+    /// Connects two processes: the sender publishes its address at the coordination service.
     fn connect_pair(
         &self,
         from: usize,
@@ -151,22 +147,22 @@ impl ProcessGroup {
         let key = format!("group/{}/{generation}/sender", options.name);
         let timeout = self.timeout().min(MAX_CONNECT);
         let deadline = Instant::now() + timeout;
-        let (listener, mine, nonce) = self.open_door()?;
+        let (listener, mine, nonce) = self.open_listener()?;
         let (addresses, nonce) = match is_sender {
             true => {
                 coordination.put(&key, format!("{nonce} {mine}").as_bytes())?;
                 (vec![mine, String::new()], nonce)
             }
             false => {
-                let door = String::from_utf8_lossy(&coordination.get(&key, timeout)?).into_owned();
-                let read = door.split_once(' ').and_then(|(nonce, address)| Some((nonce.parse().ok()?, address)));
+                let endpoint = String::from_utf8_lossy(&coordination.get(&key, timeout)?).into_owned();
+                let read = endpoint.split_once(' ').and_then(|(nonce, address)| Some((nonce.parse().ok()?, address)));
                 let (nonce, address) = read.ok_or_else(|| Error::Disagreement {
                     group: options.name.clone(),
                     what: "protocol".into(),
                     here: names[1].clone(),
                     mine: "a nonce and an address".into(),
                     there: names[0].clone(),
-                    theirs: door.escape_debug().to_string().into(),
+                    theirs: endpoint.escape_debug().to_string().into(),
                 })?;
                 (vec![address.to_owned(), mine], nonce)
             }
@@ -175,12 +171,12 @@ impl ProcessGroup {
         let group = (options.name.as_str(), nonce);
         let kind = self.transport_kind("send")?;
         let transport = transport::open(kind, place, &addresses, listener, group, &names[place], deadline)?;
-        let job = Job {
+        let job = JobMembership {
             coordination: coordination.clone(),
             processes: vec![home.processes[from], home.processes[to]],
             generation,
         };
-        super::first(ProcessGroup::bridged(transport, place, 1, names, options, Some(job))?)
+        super::first(ProcessGroup::connected(transport, place, 1, names, options, Some(job))?)
     }
 }
 

@@ -4,7 +4,7 @@ use distribute_device::{BufferMut, BufferRef, DType, Element};
 
 use super::{ProcessGroup, Request};
 use crate::call::{Call, Kind};
-use crate::memory::{Borrowed, Counts};
+use crate::engine::memory::{Borrowed, Counts};
 use crate::{Error, Rank, ReduceOp, Reduction, Result};
 
 impl ProcessGroup {

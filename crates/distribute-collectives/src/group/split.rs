@@ -1,20 +1,20 @@
-//! Groups made from groups.
+//! Sub-groups.
 
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use super::ProcessGroup;
-use crate::bridge::Job;
-use crate::rendezvous::{MAX_CONNECT, join_host, listen, no_nonce};
-use crate::team::{Offspring, lock};
-use crate::transport::{self, ConnectError, Nonce, TransportKind};
+use super::children::ChildKey;
+use super::job::JobMembership;
+use super::join::MAX_CONNECT;
+use crate::transport::{self, ConnectError, Nonce, TransportKind, join_host, listen, new_nonce};
 use crate::{Error, Options, Rank, Result};
 
 /// Longest address of a process, with its port.
 const ADDRESS_BYTES: usize = 280;
 
-/// What each rank tells the others: its address and a nonce, of which that of a group's first rank counts.
-const DOOR_BYTES: usize = ADDRESS_BYTES + Nonce::LEN;
+/// Bytes that each rank sends the others: its address and a nonce, of which that of a group's first rank counts.
+const ENDPOINT_BYTES: usize = ADDRESS_BYTES + Nonce::LEN;
 
 impl ProcessGroup {
     /// Divides the group: ranks that give the same colour form a group of their own, ordered by `key` and then by their
@@ -90,63 +90,61 @@ impl ProcessGroup {
         self.split(place.map(|_| 0), place.and_then(|place| i32::try_from(place).ok()).unwrap_or(0))
     }
 
-    /// The last two steps of a split: leaders tell where they listen, connect, and leave handles for their neighbours.
+    /// Does the last two steps of a split: leaders send where they listen, connect, and leave handles for their neighbours.
     fn form(&self, split: u64, members: &[usize], color: i64) -> Result<Option<ProcessGroup>> {
         let me = self.rank().index();
-        let placement = Placement::new(members, self.team.local_ranks);
+        let placement = Placement::new(members, self.engine.context.local_ranks);
         let leads = members.contains(&me) && placement.leader_of(members, me) == me;
         let leads_far = leads && placement.processes.len() > 1;
-        let listening = leads_far.then(|| self.open_door());
-        let mut door = vec![0u8; DOOR_BYTES];
+        let listening = leads_far.then(|| self.open_listener());
+        let mut endpoint = vec![0u8; ENDPOINT_BYTES];
         if let Some(Ok((_, text, nonce))) = &listening {
-            door[..text.len()].copy_from_slice(text.as_bytes());
-            door[ADDRESS_BYTES..].copy_from_slice(&nonce.to_bytes());
+            endpoint[..text.len()].copy_from_slice(text.as_bytes());
+            endpoint[ADDRESS_BYTES..].copy_from_slice(&nonce.to_bytes());
         }
-        let mut doors = vec![0u8; DOOR_BYTES * self.world_size()];
-        self.all_gather(&door, &mut doors)?;
+        let mut endpoints = vec![0u8; ENDPOINT_BYTES * self.world_size()];
+        self.all_gather(&endpoint, &mut endpoints)?;
         if leads {
             let names = members.iter().map(|rank| self.rank_name(Rank::of(*rank)).to_owned()).collect();
             let name = format!("{}/{split}.{color}", self.name());
             let options = Options { name, ..self.options.as_ref().clone() };
             let made = match listening {
                 None => Ok(ProcessGroup::local_named(names, &options)),
-                Some(listening) => listening
-                    .and_then(|(listener, ..)| self.connect(&placement, members, names, listener, &doors, &options)),
+                Some(listening) => listening.and_then(|(listener, ..)| {
+                    self.connect(&placement, members, names, listener, &endpoints, &options)
+                }),
             };
             let block = placement.block_of(members, me);
-            let mut offspring = lock(&self.team.offspring);
             match made {
                 Ok(handles) => {
-                    for (rank, handle) in block.iter().zip(handles) {
-                        offspring.insert(Offspring::Split(split, *rank), Ok(handle));
-                    }
+                    let keys = block.into_iter().map(|rank| ChildKey::Split(split, rank));
+                    self.children.leave(keys.zip(handles.into_iter().map(Ok)));
                 }
                 Err(error) => {
-                    for rank in block {
-                        offspring.insert(Offspring::Split(split, rank), Err(error.clone()));
-                    }
+                    let keys = block.into_iter().map(|rank| ChildKey::Split(split, rank));
+                    self.children.leave(keys.map(|key| (key, Err(error.clone()))));
                 }
             }
         }
         self.barrier()?;
-        lock(&self.team.offspring).remove(&Offspring::Split(split, me)).transpose()
+        self.children.take(ChildKey::Split(split, me)).transpose()
     }
 
-    /// Listens where peers reach this process; the socket, its address, and a nonce for a group of those who meet there.
-    pub(super) fn open_door(&self) -> Result<(std::net::TcpListener, String, Nonce)> {
+    /// Opens a listener that peers can reach; returns it with its address and a nonce for the group that connects there.
+    pub(super) fn open_listener(&self) -> Result<(std::net::TcpListener, String, Nonce)> {
         let needs = "a transport that knows this host's address";
         let not_connectable = || Error::NotConnectable { what: "split", group: self.name().to_owned(), needs };
-        let host = self.team.bridge().and_then(|bridge| bridge.local_host()).ok_or_else(not_connectable)?;
+        let host = self.engine.inter_process().and_then(|stage| stage.local_host()).ok_or_else(not_connectable)?;
         let name = self.rank_name(self.rank());
         let failed = |error: ConnectError| error.into_error(name, self.name());
         let listener = listen(host).map_err(failed)?;
-        let nonce = Nonce::new().map_err(no_nonce).map_err(failed)?;
+        let nonce = new_nonce().map_err(failed)?;
         let port = listener.local_addr().map_or(0, |address| address.port());
         let address = join_host(host, port);
         if address.len() <= ADDRESS_BYTES { Ok((listener, address, nonce)) } else { Err(not_connectable()) }
     }
 
-    /// What connects the processes of a new group: what connects those of this one.
+    /// Returns the transport of a new group: that of this one.
     pub(super) fn transport_kind(&self, what: &'static str) -> Result<TransportKind> {
         let needs = "a transport of this crate";
         let known = match self.transport_name() {
@@ -162,12 +160,13 @@ impl ProcessGroup {
         members: &[usize],
         names: Vec<String>,
         listener: std::net::TcpListener,
-        doors: &[u8],
+        endpoints: &[u8],
         options: &Options,
     ) -> Result<Vec<ProcessGroup>> {
         let me = self.rank().index();
-        let door = |leader: usize| doors[leader * DOOR_BYTES..(leader + 1) * DOOR_BYTES].split_at(ADDRESS_BYTES);
-        let address = |leader: &usize| String::from_utf8_lossy(door(*leader).0).trim_end_matches('\0').to_owned();
+        let endpoint =
+            |leader: usize| endpoints[leader * ENDPOINT_BYTES..(leader + 1) * ENDPOINT_BYTES].split_at(ADDRESS_BYTES);
+        let address = |leader: &usize| String::from_utf8_lossy(endpoint(*leader).0).trim_end_matches('\0').to_owned();
         let leaders: Vec<usize> = placement.processes.iter().map(|block| members[block.start]).collect();
         let process = leaders.iter().position(|leader| *leader == me).unwrap_or(0);
         let addresses: Vec<String> = leaders.iter().map(address).collect();
@@ -175,22 +174,22 @@ impl ProcessGroup {
         let deadline = Instant::now() + (self.timeout() / 2).min(MAX_CONNECT);
         let generation = self.job().map_or(0, |job| job.generation);
         // A group has a first process.
-        let nonce = leaders.first().map_or([0; Nonce::LEN], |first| door(*first).1.try_into().unwrap_or_default());
+        let nonce = leaders.first().map_or([0; Nonce::LEN], |first| endpoint(*first).1.try_into().unwrap_or_default());
         let group = (options.name.as_str(), Nonce::from_bytes(nonce));
         let kind = self.transport_kind("split")?;
         let transport = transport::open(kind, process, &addresses, listener, group, &names[0], deadline)?;
         let local_ranks = placement.processes[process].len();
-        let home = |leader: &usize| leader / self.team.local_ranks;
-        let job = self.job().map(|job| Job {
+        let home = |leader: &usize| leader / self.engine.context.local_ranks;
+        let job = self.job().map(|job| JobMembership {
             coordination: job.coordination.clone(),
             processes: leaders.iter().map(|leader| job.processes[home(leader)]).collect(),
             generation,
         });
-        ProcessGroup::bridged(transport, process, local_ranks, names, options, job)
+        ProcessGroup::connected(transport, process, local_ranks, names, options, job)
     }
 }
 
-/// How the members of a new group lie in processes: runs of its ranks that one process holds, all equally long.
+/// How the members of a new group are spread over processes: runs of its ranks that one process holds, all equally long.
 ///
 /// Where runs would differ in length, or a process would hold two of them, every rank counts as a process of its own:
 /// always right, but ranks of one process then talk through the transport.
@@ -217,7 +216,7 @@ impl Placement {
         Placement { processes }
     }
 
-    /// The ranks of the parent that share a process of the new group with `rank`.
+    /// Returns the ranks of the parent that share a process of the new group with `rank`.
     fn block_of(&self, members: &[usize], rank: usize) -> Vec<usize> {
         let place = members.iter().position(|member| *member == rank);
         let run = place.and_then(|place| self.processes.iter().find(|run| run.contains(&place)));

@@ -25,15 +25,15 @@ fn pair(kind: TransportKind) -> Vec<ProcessGroup> {
 }
 
 #[test]
-fn a_group_is_left_although_another_thread_holds_its_team() {
+fn a_group_is_left_although_another_thread_holds_its_engine() {
     let kinds = [TransportKind::Auto, TransportKind::Tcp];
     #[cfg(feature = "grpc")]
     let kinds = [kinds[0], kinds[1], TransportKind::Grpc];
     for kind in kinds {
         let mut ranks = pair(kind);
         let (last, first) = (ranks.remove(1), ranks.remove(0));
-        // As the courier does after it has carried an operation over.
-        let held = last.team.team();
+        // As the I/O thread does after it has exchanged an operation.
+        let held = last.engine.engine();
         drop(last);
         let outcome = first.barrier();
         assert!(matches!(outcome, Err(Error::PeerLeft { .. })), "{kind:?}: {outcome:?}");

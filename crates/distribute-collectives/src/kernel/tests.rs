@@ -47,22 +47,22 @@ fn check<T: Number>(op: ReduceOp, ranks: usize, len: usize, make: impl Fn(u8) ->
 fn pairwise<T: Number>(op: ReduceOp, data: &[Vec<T>]) -> Vec<T> {
     let mut result = data[0].clone();
     let n = data.len() as u32;
-    match carried(T::DTYPE).filter(|_| op == ReduceOp::Mean) {
+    match mean_accumulator(T::DTYPE).filter(|_| op == ReduceOp::Mean) {
         Some((dtype, per_element)) => {
             let words = (data[0].len() * per_element * dtype.size_bytes()).div_ceil(8);
-            let carry = |source: &Vec<T>| {
+            let accumulate = |source: &Vec<T>| {
                 let mut memory = vec![0u64; words];
                 let len = source.len() * per_element * dtype.size_bytes();
-                super::carry(T::DTYPE, n, &[cast_slice(source)], &mut cast_slice_mut(&mut memory)[..len]);
+                super::accumulate_mean(T::DTYPE, n, &[cast_slice(source)], &mut cast_slice_mut(&mut memory)[..len]);
                 memory
             };
             let len = data[0].len() * per_element * dtype.size_bytes();
-            let mut sum = carry(&data[0]);
+            let mut sum = accumulate(&data[0]);
             for other in &data[1..] {
-                let other = carry(other);
+                let other = accumulate(other);
                 combine(dtype, ReduceOp::Sum, &mut cast_slice_mut(&mut sum)[..len], &cast_slice(&other)[..len]);
             }
-            mean_of_carried(T::DTYPE, n, &cast_slice(&sum)[..len], cast_slice_mut(&mut result));
+            finish_mean(T::DTYPE, n, &cast_slice(&sum)[..len], cast_slice_mut(&mut result));
         }
         None => {
             for other in &data[1..] {

@@ -25,13 +25,13 @@ fn the_last_operations_are_kept() {
     let recorder = Recorder::new(None, None);
     let count = KEPT as u64 + 5;
     for sequence in 0..count {
-        let ticket = recorder.issue(call(sequence, 8), Instant::now());
+        let token = recorder.issue(call(sequence, 8), Instant::now());
         if sequence + 1 < count {
-            recorder.finish(ticket, Ok(()), || header(0));
+            recorder.finish(token, Ok(()), || header(0));
         }
     }
     // Its place belongs to another operation by now.
-    recorder.finish(Ticket(0), Ok(()), || header(0));
+    recorder.finish(RecordToken(0), Ok(()), || header(0));
     let record = recorder.record(header(0));
     assert_eq!(record.operations.len(), KEPT);
     assert_eq!(record.operations[0].sequence, 5);
@@ -46,8 +46,8 @@ fn a_failure_is_written_once_and_reads_back() {
     let folder = tempfile::tempdir().unwrap();
     let recorder = Recorder::new(Some(folder.path().join("flight")), None);
     let error = Error::GroupSize { given: 0, max: 1 };
-    let ticket = recorder.issue(call(0, 8), Instant::now());
-    recorder.finish(ticket, Err(&error), || header(2));
+    let token = recorder.issue(call(0, 8), Instant::now());
+    recorder.finish(token, Err(&error), || header(2));
     let later = recorder.issue(call(1, 8), Instant::now());
     recorder.finish(later, Err(&error), || header(2));
     let records = FlightRecord::read_all(&folder.path().join("flight")).unwrap();
@@ -82,8 +82,8 @@ fn a_trace_has_a_span_for_each_operation_that_ended() {
     let path = folder.path().join("trace.json");
     for _ in 0..2 {
         let recorder = Recorder::new(None, Some(path.clone()));
-        let ticket = recorder.issue(call(0, 8), Instant::now());
-        recorder.finish(ticket, Ok(()), || header(1));
+        let token = recorder.issue(call(0, 8), Instant::now());
+        recorder.finish(token, Ok(()), || header(1));
         recorder.issue(call(1, 8), Instant::now());
         recorder.close(|| header(1));
     }

@@ -9,7 +9,7 @@ use std::sync::Mutex;
 use serde_json::{Value, json};
 
 use super::{FlightRecord, RecordedState};
-use crate::team::lock;
+use crate::sync::lock;
 
 /// Files that this process has begun: later groups add to them, earlier runs' are replaced.
 static BEGUN: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());

@@ -15,9 +15,9 @@ use tonic::body::Body;
 use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
 
-use self::framing::{Said, Unframer};
+use self::framing::{FramePart, Unframer};
 use self::wire::{Abort, Hello, Left, frame::Kind};
-use super::{AbortReason, ConnectError, Incoming, Nonce, Outgoing, Patience, Transport, TransportError};
+use super::{AbortReason, ConnectError, Incoming, Nonce, Outgoing, Timeout, Transport, TransportError};
 use crate::schedule::Link;
 
 mod connect;
@@ -168,7 +168,7 @@ impl GrpcTransport {
     }
 
     /// What was heard from any peer that ends the exchange, apart from leaving.
-    fn news(&self) -> Result<(), TransportError> {
+    fn check_control(&self) -> Result<(), TransportError> {
         for (index, peer) in self.peers.iter().enumerate() {
             let Some(peer) = peer else { continue };
             let state = lock(&peer.state);
@@ -203,7 +203,7 @@ impl Transport for GrpcTransport {
         &mut self,
         outgoing: &mut [Outgoing<'_>],
         incoming: &mut [Incoming<'_>],
-        patience: &Patience<'_>,
+        timeout: &Timeout<'_>,
     ) -> Result<(), TransportError> {
         let mut idle_since: Option<Instant> = None;
         loop {
@@ -226,13 +226,13 @@ impl Transport for GrpcTransport {
                 idle_since = None;
                 continue;
             }
-            self.news()?;
+            self.check_control()?;
             let now = Instant::now();
-            if now - *idle_since.get_or_insert(now) < patience.spin {
+            if now - *idle_since.get_or_insert(now) < timeout.spin {
                 std::hint::spin_loop();
                 continue;
             }
-            self.bell.wait(seen, patience.next_sleep()?);
+            self.bell.wait(seen, timeout.next_sleep()?);
         }
     }
 
@@ -340,13 +340,13 @@ fn peer(outbox: mpsc::Sender<Bytes>, body: Body, mut unframer: Unframer, mut res
         let mut body = body;
         let ended = loop {
             match connect::listen(&mut body, &mut unframer, &mut rest).await {
-                Ok(Some(Said::Data(bytes))) => {
+                Ok(Some(FramePart::Data(bytes))) => {
                     if data.send(bytes).await.is_err() {
                         return;
                     }
                     lock(&heard).heard = Some(Instant::now());
                 }
-                Ok(Some(Said::Words(words))) => {
+                Ok(Some(FramePart::Control(words))) => {
                     let mut state = lock(&heard);
                     state.heard = Some(Instant::now());
                     match words {

@@ -20,8 +20,8 @@ pub(super) use identity::Obstacle;
 use std::io::{self, IoSlice};
 
 use self::attach::Attached;
-use self::ring::{Consumer, Producer, Took};
-use super::{Incoming, Refusal};
+use self::ring::{Consumer, Producer, Record};
+use super::{Incoming, UnexpectedBytes};
 
 /// Bytes of each direction's ring: two of them stay in a core's L2 cache.
 pub(super) const RING_BYTES: usize = 256 * 1024;
@@ -58,8 +58,8 @@ pub(super) enum LaneError {
     Broken(io::Error),
 }
 
-impl From<Refusal> for LaneError {
-    fn from(_: Refusal) -> LaneError {
+impl From<UnexpectedBytes> for LaneError {
+    fn from(_: UnexpectedBytes) -> LaneError {
         LaneError::Refused
     }
 }
@@ -113,9 +113,9 @@ impl Lane {
             }
             match self.current {
                 Current::None => match self.from_peer.begin().map_err(LaneError::Broken)? {
-                    Took::Nothing => break,
-                    Took::Short(len) => self.current = Current::Short(len),
-                    Took::Long(address, len) => self.current = Current::Long(address, len),
+                    Record::None => break,
+                    Record::Short(len) => self.current = Current::Short(len),
+                    Record::Long(address, len) => self.current = Current::Long(address, len),
                 },
                 Current::Short(left) => {
                     let len = left.min(space.len());

@@ -1,7 +1,8 @@
-//! TCP between processes: two sockets per pair of members, one for data and one for the news that a member fails or leaves.
+//! TCP between processes: two sockets per pair of members, one for data and one for control messages (a member fails, leaves
+//! or waits).
 //!
-//! News has a socket of its own because the data socket may be full or in the middle of a message when there is news.
-//! Members of one host may share memory; their data socket then only wakes sleepers, and tells that the other has died.
+//! Control messages have a socket of their own because the data socket may be full or in the middle of a message.
+//! Members of one host may share memory; their data socket then only carries doorbells, and ends when the other dies.
 
 use std::io::{self, IoSlice, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -11,33 +12,33 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::shm::{Lane, LaneError, Obstacle};
-use super::{AbortReason, ConnectError, Incoming, Nonce, Outgoing, Patience, Sharing, Transport, TransportError};
+use super::{AbortReason, ConnectError, Incoming, Nonce, Outgoing, Sharing, Timeout, Transport, TransportError};
 use crate::schedule::Link;
 
 mod connect;
 #[cfg(test)]
 mod tests;
 
-/// Bytes written or read on one socket before the others get their turn.
+/// Bytes written or read on one socket before the others are served.
 const TURN_BYTES: usize = 1 << 20;
 
-/// How long a broken data socket waits for the reason to arrive on the news socket.
-const NEWS_GRACE: Duration = Duration::from_millis(100);
+/// How long a broken data socket waits for the reason to arrive on the control socket.
+const CONTROL_GRACE: Duration = Duration::from_millis(100);
 
-const NEWS_ABORT: u8 = 1;
-const NEWS_LEFT: u8 = 2;
-const NEWS_WAITING: u8 = 3;
+const CONTROL_ABORT: u8 = 1;
+const CONTROL_LEFT: u8 = 2;
+const CONTROL_WAITING: u8 = 3;
 
-/// How long an idle exchange polls before it offers its core to others between two looks.
-const BRIEF: Duration = Duration::from_micros(5);
+/// How long an idle exchange spins before it yields its core between two looks.
+const SPIN_ONLY: Duration = Duration::from_micros(5);
 
-/// Longest news that are believed; reasons are cut before they reach this.
-const MAX_NEWS: usize = 64 * 1024;
+/// Longest control message that is accepted; reasons are cut before they reach this.
+const MAX_CONTROL_BYTES: usize = 64 * 1024;
 
 /// The sockets of one peer.
 struct Peer {
     data: TcpStream,
-    news: TcpStream,
+    control: TcpStream,
     heard: Option<Instant>,
     inbox: Vec<u8>,
     /// The last call in which it said that it waits.
@@ -54,8 +55,8 @@ pub(crate) struct TcpTransport {
     name: &'static str,
     /// For each member the first one that it shares memory with, or itself; the same list on all members.
     hosts: Vec<usize>,
-    /// How long an idle exchange keeps its core to itself.
-    brief: Duration,
+    /// How long an idle exchange spins without yielding its core.
+    spin_only: Duration,
     aborted: bool,
 }
 
@@ -85,12 +86,12 @@ impl TcpTransport {
             }
             let lane = lane.ok();
             peers.push(match pair {
-                [Some(data), Some(news)] => {
-                    for socket in [&data, &news] {
+                [Some(data), Some(control)] => {
+                    for socket in [&data, &control] {
                         socket.set_nodelay(true).map_err(connect::setup)?;
                         socket.set_nonblocking(true).map_err(connect::setup)?;
                     }
-                    Some(Peer { data, news, heard: None, inbox: Vec::new(), waiting: None, lane, ended: None })
+                    Some(Peer { data, control, heard: None, inbox: Vec::new(), waiting: None, lane, ended: None })
                 }
                 _ => None,
             });
@@ -121,16 +122,16 @@ impl TcpTransport {
         drop(lanes);
         // Where there are more ranks than cores, the one that is waited for needs this one's.
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let brief = if local < cores { BRIEF } else { Duration::ZERO };
-        Ok(TcpTransport { peers, name, hosts, brief, aborted: false })
+        let spin_only = if local < cores { SPIN_ONLY } else { Duration::ZERO };
+        Ok(TcpTransport { peers, name, hosts, spin_only, aborted: false })
     }
 
-    /// Sleeps until a socket that matters is ready.
+    /// Sleeps until a socket is ready that the exchange needs, or that may carry a control message.
     fn sleep(&self, writers: &[usize], readers: &[usize], time: Duration) {
         let mut fds = Vec::with_capacity(2 * self.peers.len());
         for (index, peer) in self.peers.iter().enumerate() {
             let Some(peer) = peer else { continue };
-            fds.push(PollFd::from_borrowed_fd(peer.news.as_fd(), PollFlags::IN));
+            fds.push(PollFd::from_borrowed_fd(peer.control.as_fd(), PollFlags::IN));
             let mut flags = PollFlags::empty();
             if writers.contains(&index) {
                 flags |= PollFlags::OUT;
@@ -139,7 +140,7 @@ impl TcpTransport {
                 flags |= PollFlags::IN;
             }
             if peer.lane.is_some() && !flags.is_empty() {
-                // Whoever reads or writes at the other end rings by a byte.
+                // The peer rings by a byte whenever it has read or written.
                 flags = PollFlags::IN;
             }
             if !flags.is_empty() {
@@ -151,29 +152,29 @@ impl TcpTransport {
         let _ = poll(&mut fds, Some(&time));
     }
 
-    /// Reads news of every peer; an abort or a death is an error, whoever it is.
+    /// Reads the control messages of every peer; an abort or a broken connection is an error, whoever's it is.
     ///
     /// A peer that has left may have sent data before, so that is no error until its data socket ends.
-    fn read_news(&mut self) -> Result<(), TransportError> {
+    fn read_control(&mut self) -> Result<(), TransportError> {
         for (index, peer) in self.peers.iter_mut().enumerate() {
             let Some(peer) = peer else { continue };
-            match peer.read_news() {
-                None | Some(News::Left) => {}
-                Some(News::Abort(reason)) => return Err(TransportError::Aborted { peer: index, reason }),
-                Some(News::Broken(how)) => return Err(TransportError::Lost { peer: index, how }),
+            match peer.read_control() {
+                None | Some(ControlMessage::Left) => {}
+                Some(ControlMessage::Abort(reason)) => return Err(TransportError::Aborted { peer: index, reason }),
+                Some(ControlMessage::Broken(how)) => return Err(TransportError::Lost { peer: index, how }),
             }
         }
         Ok(())
     }
 
-    /// Why a data socket broke: what the news socket says, within a short grace, else what was seen.
+    /// Finds out why a data socket broke: from the control socket, within a short grace, else from what was seen.
     fn diagnose(&mut self, index: usize, seen: String) -> TransportError {
-        let until = Instant::now() + NEWS_GRACE;
+        let until = Instant::now() + CONTROL_GRACE;
         while let Some(peer) = &mut self.peers[index] {
-            match peer.read_news() {
-                Some(News::Abort(reason)) => return TransportError::Aborted { peer: index, reason },
-                Some(News::Left) => return TransportError::Left { peer: index },
-                Some(News::Broken(_)) => break,
+            match peer.read_control() {
+                Some(ControlMessage::Abort(reason)) => return TransportError::Aborted { peer: index, reason },
+                Some(ControlMessage::Left) => return TransportError::Left { peer: index },
+                Some(ControlMessage::Broken(_)) => break,
                 None if Instant::now() >= until => break,
                 None => self.sleep(&[], &[], Duration::from_millis(5)),
             }
@@ -199,7 +200,7 @@ impl Transport for TcpTransport {
         &mut self,
         outgoing: &mut [Outgoing<'_>],
         incoming: &mut [Incoming<'_>],
-        patience: &Patience<'_>,
+        timeout: &Timeout<'_>,
     ) -> Result<(), TransportError> {
         let mut idle_since: Option<Instant> = None;
         let mut announced = false;
@@ -242,8 +243,8 @@ impl Transport for TcpTransport {
             }
             let now = Instant::now();
             let idle = now - *idle_since.get_or_insert(now);
-            if idle < patience.spin {
-                if idle < self.brief {
+            if idle < timeout.spin {
+                if idle < self.spin_only {
                     std::hint::spin_loop()
                 } else {
                     std::thread::yield_now()
@@ -260,25 +261,25 @@ impl Transport for TcpTransport {
                 let how = self.peers[index].as_ref().and_then(|peer| peer.ended.clone()).unwrap_or_default();
                 return Err(self.diagnose(index, how));
             }
-            let time = patience.next_sleep()?;
+            let time = timeout.next_sleep()?;
             self.sleep(&writers, &readers, time);
-            self.peers.iter_mut().flatten().for_each(Peer::hear_bell);
-            // Whoever has rung takes this side for awake, also if there was nothing to do.
+            self.peers.iter_mut().flatten().for_each(Peer::clear_doorbell);
+            // The wake-up is consumed even if no message was pending: the peer rings again only after an announcement.
             announced = false;
-            self.read_news()?;
+            self.read_control()?;
         }
     }
 
     fn abort(&mut self, reason: &AbortReason) {
-        // The ranks take their memory back: whoever still fetches from it must know.
+        // The ranks take their memory back: a peer that still copies from it must know.
         self.peers.iter().flatten().filter_map(|peer| peer.lane.as_ref()).for_each(Lane::revoke);
         if !std::mem::replace(&mut self.aborted, true) {
-            self.tell(NEWS_ABORT, &reason.encode());
+            self.tell(CONTROL_ABORT, &reason.encode());
         }
     }
 
     fn announce(&mut self, sequence: u64) {
-        self.tell(NEWS_WAITING, &sequence.to_le_bytes());
+        self.tell(CONTROL_WAITING, &sequence.to_le_bytes());
     }
 
     fn announced(&self, peer: usize) -> Option<u64> {
@@ -296,7 +297,7 @@ impl Transport for TcpTransport {
 }
 
 impl TcpTransport {
-    /// The memory shared with the peers given.
+    /// Returns the memory shared with the peers given.
     fn lanes<'a>(&'a self, writers: &'a [usize], readers: &'a [usize]) -> impl Iterator<Item = &'a Lane> {
         writers.iter().chain(readers).filter_map(|index| self.peers[*index].as_ref()?.lane.as_ref())
     }
@@ -307,7 +308,7 @@ impl TcpTransport {
         message.extend_from_slice(content);
         for peer in self.peers.iter_mut().flatten() {
             // Best effort: a peer that cannot be told will see the sockets close.
-            let _ = peer.news.write_all(&message);
+            let _ = peer.control.write_all(&message);
         }
     }
 }
@@ -316,12 +317,12 @@ impl Drop for TcpTransport {
     fn drop(&mut self) {
         self.peers.iter().flatten().filter_map(|peer| peer.lane.as_ref()).for_each(Lane::revoke);
         if !self.aborted {
-            self.tell(NEWS_LEFT, &[]);
+            self.tell(CONTROL_LEFT, &[]);
         }
     }
 }
 
-enum News {
+enum ControlMessage {
     Abort(Box<AbortReason>),
     Left,
     Broken(String),
@@ -333,12 +334,12 @@ enum ReadError {
 }
 
 impl Peer {
-    /// Writes until everything is out, there is no room or the turn is over; whether anything moved.
+    /// Writes until everything is out, there is no room or `TURN_BYTES` are written; returns whether anything moved.
     fn write(&mut self, parts: &mut Vec<IoSlice<'_>>) -> io::Result<bool> {
         if let Some(lane) = &mut self.lane {
             let (progress, sleeps) = lane.write(parts, TURN_BYTES);
             if sleeps {
-                self.ring_bell();
+                self.ring_doorbell();
             }
             return Ok(progress);
         }
@@ -361,12 +362,12 @@ impl Peer {
         Ok(total > 0)
     }
 
-    /// Reads until everything is there, the socket is empty or the turn is over.
+    /// Reads until everything is there, the socket is empty or `TURN_BYTES` are read.
     fn read(&mut self, from: &mut Incoming<'_>) -> Result<usize, ReadError> {
         if let Some(lane) = &mut self.lane {
             let (read, sleeps) = lane.read(from, TURN_BYTES)?;
             if sleeps {
-                self.ring_bell();
+                self.ring_doorbell();
             }
             if read > 0 {
                 self.heard = Some(Instant::now());
@@ -397,17 +398,17 @@ impl Peer {
     }
 
     /// Wakes a peer that sleeps on shared memory. A full socket has woken it already; a broken one is noticed elsewhere.
-    fn ring_bell(&self) {
+    fn ring_doorbell(&self) {
         let _ = (&self.data).write(&[0]);
     }
 
-    /// Takes the bells of a peer with shared memory, and notes that it has ended.
-    fn hear_bell(&mut self) {
+    /// Reads the doorbells of a peer with shared memory, and notes that it has ended.
+    fn clear_doorbell(&mut self) {
         if self.lane.is_none() || self.ended.is_some() {
             return;
         }
-        let mut bells = [0; 64];
-        match self.data.read(&mut bells) {
+        let mut rings = [0; 64];
+        match self.data.read(&mut rings) {
             Ok(0) => self.ended = Some("the connection was closed".to_owned()),
             Ok(_) => {}
             Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
@@ -415,38 +416,42 @@ impl Peer {
         }
     }
 
-    fn read_news(&mut self) -> Option<News> {
+    fn read_control(&mut self) -> Option<ControlMessage> {
         let mut buffer = [0u8; 1024];
         loop {
-            match self.news.read(&mut buffer) {
+            match self.control.read(&mut buffer) {
                 Ok(0) => {
-                    return Some(self.parse_news().unwrap_or(News::Broken("the connection was closed".to_owned())));
+                    return Some(
+                        self.parse_control().unwrap_or(ControlMessage::Broken("the connection was closed".to_owned())),
+                    );
                 }
                 Ok(read) => self.inbox.extend_from_slice(&buffer[..read]),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return self.parse_news(),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return self.parse_control(),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Some(self.parse_news().unwrap_or(News::Broken(error.to_string()))),
+                Err(error) => return Some(self.parse_control().unwrap_or(ControlMessage::Broken(error.to_string()))),
             }
         }
     }
 
-    /// What the news read so far mean; notices of waiting are noted and passed over.
-    fn parse_news(&mut self) -> Option<News> {
+    /// Parses the control messages read so far, up to the first that ends the connection; notices of waiting are noted.
+    fn parse_control(&mut self) -> Option<ControlMessage> {
         loop {
             let (header, content) = self.inbox.split_at_checked(5)?;
             let len = u32::from_le_bytes([header[1], header[2], header[3], header[4]]) as usize;
-            if len > MAX_NEWS {
-                return Some(News::Broken(format!("it sent news of {len} bytes")));
+            if len > MAX_CONTROL_BYTES {
+                return Some(ControlMessage::Broken(format!("it sent a control message of {len} bytes")));
             }
             let content = content.get(..len)?;
             match header[0] {
-                NEWS_ABORT => return Some(News::Abort(Box::new(AbortReason::decode(content)))),
-                NEWS_LEFT => return Some(News::Left),
-                NEWS_WAITING => {
+                CONTROL_ABORT => return Some(ControlMessage::Abort(Box::new(AbortReason::decode(content)))),
+                CONTROL_LEFT => return Some(ControlMessage::Left),
+                CONTROL_WAITING => {
                     self.waiting = content.try_into().ok().map(u64::from_le_bytes);
                     self.inbox.drain(..5 + len);
                 }
-                other => return Some(News::Broken(format!("it sent unknown news {other}"))),
+                other => {
+                    return Some(ControlMessage::Broken(format!("it sent a control message of unknown kind {other}")));
+                }
             }
         }
     }

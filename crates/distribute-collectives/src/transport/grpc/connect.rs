@@ -18,7 +18,7 @@ use tonic::server::NamedService;
 use tonic::transport::{Channel, Endpoint};
 use tower_service::Service as _;
 
-use super::framing::{self, Said, Unframer};
+use super::framing::{self, FramePart, Unframer};
 use super::wire::{Hello, frame::Kind};
 use super::{Bell, HTTP_FRAME_BYTES, Peer, QUEUED_FRAMES, WINDOW_BYTES, lock, peer};
 
@@ -51,7 +51,7 @@ pub(super) async fn call(
             let mut body = begin(&mut channel, body).await.map_err(std::io::Error::other)?;
             let (mut unframer, mut rest) = (Unframer::default(), Bytes::new());
             match listen(&mut body, &mut unframer, &mut rest).await {
-                Ok(Some(Said::Words(Kind::Hello(theirs))))
+                Ok(Some(FramePart::Control(Kind::Hello(theirs))))
                     if theirs == Hello { rank: callee as u32, ..hello.clone() } =>
                 {
                     Ok(peer(outbox, body, unframer, rest, bell.clone()))
@@ -103,7 +103,11 @@ fn outgoing(bell: &Arc<Bell>) -> (mpsc::Sender<Bytes>, Body) {
 }
 
 /// What the other side says next; `None` at the end. `rest` is what is left of the last piece.
-pub(super) async fn listen(body: &mut Body, unframer: &mut Unframer, rest: &mut Bytes) -> Result<Option<Said>, String> {
+pub(super) async fn listen(
+    body: &mut Body,
+    unframer: &mut Unframer,
+    rest: &mut Bytes,
+) -> Result<Option<FramePart>, String> {
     loop {
         let said = unframer.next(rest).map_err(|_| "it sent bytes that are no frames of this protocol".to_owned())?;
         if said.is_some() {
@@ -119,9 +123,9 @@ pub(super) async fn listen(body: &mut Body, unframer: &mut Unframer, rest: &mut 
 
 /// Takes the calls of members that come after this one.
 #[derive(Clone)]
-pub(super) struct Service(Arc<Door>);
+pub(super) struct Service(Arc<Acceptor>);
 
-struct Door {
+struct Acceptor {
     /// What this member says of itself.
     own: Hello,
     /// Whether each rank has called, or cannot.
@@ -133,7 +137,7 @@ struct Door {
 impl Service {
     pub(super) fn new(own: Hello, members: usize, bell: &Arc<Bell>, arrivals: mpsc::Sender<(usize, Peer)>) -> Service {
         let called = Mutex::new((0..members).map(|rank| rank <= own.rank as usize).collect());
-        Service(Arc::new(Door { own, called, bell: bell.clone(), arrivals }))
+        Service(Arc::new(Acceptor { own, called, bell: bell.clone(), arrivals }))
     }
 }
 
@@ -151,10 +155,10 @@ impl tower_service::Service<http::Request<Body>> for Service {
     }
 
     fn call(&mut self, request: http::Request<Body>) -> Self::Future {
-        let door = self.0.clone();
+        let acceptor = self.0.clone();
         Box::pin(async move {
             let reply = match request.uri().path() {
-                PATH => door.open(request.into_body()).await,
+                PATH => acceptor.open(request.into_body()).await,
                 _ => Err(Status::unimplemented("this service has one method, Connect")),
             };
             Ok(reply.unwrap_or_else(Status::into_http))
@@ -162,12 +166,12 @@ impl tower_service::Service<http::Request<Body>> for Service {
     }
 }
 
-impl Door {
+impl Acceptor {
     async fn open(&self, mut body: Body) -> Result<http::Response<Body>, Status> {
         let (mut unframer, mut rest) = (Unframer::default(), Bytes::new());
         let first = listen(&mut body, &mut unframer, &mut rest);
         let hello = match tokio::time::timeout(MAX_SILENCE, first).await {
-            Ok(Ok(Some(Said::Words(Kind::Hello(hello))))) => hello,
+            Ok(Ok(Some(FramePart::Control(Kind::Hello(hello))))) => hello,
             Ok(_) => return Err(Status::invalid_argument("the first frame must be a hello")),
             Err(_) => return Err(Status::deadline_exceeded("no hello came within 5 seconds")),
         };

@@ -54,12 +54,13 @@ pub(super) fn data(parts: &mut Vec<IoSlice<'_>>, len: usize) -> Bytes {
     bytes.freeze()
 }
 
-/// What a stream of bytes says.
+/// A part of a stream that has arrived: data, or a whole control message.
 #[derive(Debug, PartialEq)]
-pub(super) enum Said {
+pub(super) enum FramePart {
     /// A piece of data.
     Data(Bytes),
-    Words(Kind),
+    /// A control message.
+    Control(Kind),
 }
 
 /// The bytes are no frames.
@@ -77,12 +78,12 @@ pub(super) struct Unframer {
 
 impl Unframer {
     /// Takes from `piece` until something is said; `None` when it is used up.
-    pub(super) fn next(&mut self, piece: &mut Bytes) -> Result<Option<Said>, Malformed> {
+    pub(super) fn next(&mut self, piece: &mut Bytes) -> Result<Option<FramePart>, Malformed> {
         while !piece.is_empty() {
             if self.left > 0 {
                 let data = piece.split_to(self.left.min(piece.len()));
                 self.left -= data.len();
-                return Ok(Some(Said::Data(data)));
+                return Ok(Some(FramePart::Data(data)));
             }
             let missing = self.missing()?;
             if missing > 0 {
@@ -119,7 +120,7 @@ impl Unframer {
     }
 
     /// The head is complete: words, or the beginning of data.
-    fn read_head(&mut self) -> Result<Option<Said>, Malformed> {
+    fn read_head(&mut self) -> Result<Option<FramePart>, Malformed> {
         let body = self.body_len();
         let head = std::mem::take(&mut self.head);
         if head[0] != 0 {
@@ -136,7 +137,7 @@ impl Unframer {
             return Ok(None);
         }
         let frame = Frame::decode(content).map_err(|_| Malformed)?;
-        Ok(frame.kind.map(Said::Words))
+        Ok(frame.kind.map(FramePart::Control))
     }
 }
 
@@ -156,8 +157,8 @@ mod tests {
             let mut piece = Bytes::copy_from_slice(piece);
             while let Some(said) = unframer.next(&mut piece)? {
                 match said {
-                    Said::Data(bytes) => data.extend_from_slice(&bytes),
-                    Said::Words(kind) => words.push(kind),
+                    FramePart::Data(bytes) => data.extend_from_slice(&bytes),
+                    FramePart::Control(kind) => words.push(kind),
                 }
             }
         }

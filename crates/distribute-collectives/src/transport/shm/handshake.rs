@@ -13,14 +13,14 @@ use std::sync::Arc;
 
 use super::super::nonce::Nonce;
 use super::attach::Attached;
-use super::identity::{Obstacle, Place};
+use super::identity::{Obstacle, PidScope};
 use super::ring::{Consumer, Producer};
 use super::segment::{Segment, SegmentFile};
 use super::{Current, Lane, RING_BYTES};
 
 const MAGIC: &[u8; 8] = b"dst-shm2";
 
-const OFFER_BYTES: usize = 8 + Place::LEN + 4 + 4 + 8 + 8 + Nonce::LEN;
+const OFFER_BYTES: usize = 8 + PidScope::LEN + 4 + 4 + 8 + 8 + Nonce::LEN;
 const ANSWER_BYTES: usize = 1 + 1 + 4 + 8 + Nonce::LEN;
 
 /// A segment that was offered to a peer.
@@ -40,12 +40,12 @@ pub(in crate::transport) struct Answered {
 pub(in crate::transport) fn offer(stream: &mut TcpStream) -> io::Result<Offered> {
     let nonce = Nonce::new()?;
     let probe = Box::new(nonce);
-    let place = Place::here();
+    let place = PidScope::here();
     let segment = place.is_ok().then(|| Segment::create(RING_BYTES, nonce).ok()).flatten();
     let mut bytes = Vec::with_capacity(OFFER_BYTES);
     bytes.extend_from_slice(MAGIC);
     // An empty place is nobody's.
-    bytes.extend_from_slice(&place.map_or([0; Place::LEN], |place| place.encode()));
+    bytes.extend_from_slice(&place.map_or([0; PidScope::LEN], |place| place.encode()));
     bytes.extend_from_slice(&std::process::id().to_le_bytes());
     bytes.extend_from_slice(&segment.as_ref().map_or(-1, |(_, file)| file.number()).to_le_bytes());
     bytes.extend_from_slice(&(RING_BYTES as u64).to_le_bytes());
@@ -65,11 +65,11 @@ pub(in crate::transport) fn answer(stream: &mut TcpStream) -> io::Result<Answere
             "the peer offers no shared memory as this version does; give every member the same transport and version",
         ));
     }
-    let theirs = Place::decode(fields.take(Place::LEN));
+    let theirs = PidScope::decode(fields.take(PidScope::LEN));
     let (pid, fd, capacity) = (fields.i32(), fields.i32(), fields.u64());
     let (address, expected) = (fields.u64(), fields.nonce());
     let nonce = Nonce::new()?;
-    let opened = match Place::here().ok().map(|here| here.obstacle(&theirs)) {
+    let opened = match PidScope::here().ok().map(|here| here.obstacle(&theirs)) {
         None => Err(Obstacle::OtherHost),
         Some(Some(obstacle)) => Err(obstacle),
         Some(None) if fd < 0 => Err(Obstacle::NoSegment),

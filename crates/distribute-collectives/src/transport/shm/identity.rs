@@ -56,47 +56,47 @@ impl std::fmt::Display for Obstacle {
 
 /// Where a process is: what must be equal for process ids to mean the same processes.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct PidScope {
     host: String,
     pid_namespace: String,
     user_namespace: String,
 }
 
-impl Place {
+impl PidScope {
     /// Longest encoded place.
     pub(super) const LEN: usize = 256;
 
     /// This process's. `DISTRIBUTE_HOST_ID` keeps processes apart that must not share memory.
-    pub(super) fn here() -> io::Result<Place> {
+    pub(super) fn here() -> io::Result<PidScope> {
         let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
         let own = std::env::var_os("DISTRIBUTE_HOST_ID").unwrap_or_default();
         let namespace = |kind: &str| -> io::Result<String> {
             Ok(fs::read_link(format!("/proc/self/ns/{kind}"))?.to_string_lossy().into_owned())
         };
         let host = format!("{} {}", boot.trim(), own.to_string_lossy());
-        let place = Place { host, pid_namespace: namespace("pid")?, user_namespace: namespace("user")? };
+        let place = PidScope { host, pid_namespace: namespace("pid")?, user_namespace: namespace("user")? };
         // What was cut off could be what differs.
-        if place.text().len() > Place::LEN {
+        if place.text().len() > PidScope::LEN {
             return Err(io::Error::other("DISTRIBUTE_HOST_ID has more than 128 bytes"));
         }
         Ok(place)
     }
 
-    pub(super) fn encode(&self) -> [u8; Place::LEN] {
-        let mut bytes = [0; Place::LEN];
+    pub(super) fn encode(&self) -> [u8; PidScope::LEN] {
+        let mut bytes = [0; PidScope::LEN];
         bytes.iter_mut().zip(self.text().bytes()).for_each(|(place, byte)| *place = byte);
         bytes
     }
 
-    pub(super) fn decode(bytes: &[u8]) -> Place {
+    pub(super) fn decode(bytes: &[u8]) -> PidScope {
         let text = String::from_utf8_lossy(bytes);
         let mut parts = text.trim_end_matches('\0').rsplitn(3, '\n').map(str::to_owned);
         let mut part = || parts.next().unwrap_or_default();
-        Place { user_namespace: part(), pid_namespace: part(), host: part() }
+        PidScope { user_namespace: part(), pid_namespace: part(), host: part() }
     }
 
     /// Why a process at `other` cannot be found from here, if so.
-    pub(super) fn obstacle(&self, other: &Place) -> Option<Obstacle> {
+    pub(super) fn obstacle(&self, other: &PidScope) -> Option<Obstacle> {
         match other {
             _ if self.host.is_empty() || self.host != other.host => Some(Obstacle::OtherHost),
             _ if self.pid_namespace != other.pid_namespace => Some(Obstacle::OtherPidNamespace),
@@ -116,18 +116,18 @@ mod tests {
 
     #[test]
     fn places_differ_by_host_and_namespaces() {
-        let here = Place::here().unwrap();
-        assert_eq!(Place::decode(&here.encode()), here);
-        assert_eq!(here.obstacle(&Place::decode(&here.encode())), None);
-        let other = |change: fn(&mut Place)| {
-            let mut place = Place::here().unwrap();
+        let here = PidScope::here().unwrap();
+        assert_eq!(PidScope::decode(&here.encode()), here);
+        assert_eq!(here.obstacle(&PidScope::decode(&here.encode())), None);
+        let other = |change: fn(&mut PidScope)| {
+            let mut place = PidScope::here().unwrap();
             change(&mut place);
-            here.obstacle(&Place::decode(&place.encode()))
+            here.obstacle(&PidScope::decode(&place.encode()))
         };
         assert_eq!(other(|place| place.host.push('2')), Some(Obstacle::OtherHost));
         assert_eq!(other(|place| place.pid_namespace = "pid:[1]".to_owned()), Some(Obstacle::OtherPidNamespace));
         assert_eq!(other(|place| place.user_namespace = "user:[1]".to_owned()), Some(Obstacle::OtherUserNamespace));
         // Nobody is where nothing is known.
-        assert_eq!(here.obstacle(&Place::decode(&[0; Place::LEN])), Some(Obstacle::OtherHost));
+        assert_eq!(here.obstacle(&PidScope::decode(&[0; PidScope::LEN])), Some(Obstacle::OtherHost));
     }
 }

@@ -69,13 +69,14 @@ pub(super) struct Consumer<M = Segment> {
     released: u64,
 }
 
-/// What a consumer has found at the front.
+/// The record at the front of a ring.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Took {
-    Nothing,
-    /// So many bytes follow in the ring.
+pub(super) enum Record {
+    /// No record.
+    None,
+    /// This many bytes follow in the ring.
     Short(usize),
-    /// So many bytes lie at this address of the producer's memory.
+    /// The address of bytes in the memory of the producer, and their number.
     Long(u64, usize),
 }
 
@@ -171,12 +172,12 @@ impl<M: RingMemory> Consumer<M> {
     /// Begins the next record. Its bytes in the ring, if it has any there, are taken by [`copy`](Consumer::copy).
     ///
     /// Fails where the other process has written what is no record.
-    pub(super) fn begin(&mut self) -> io::Result<Took> {
+    pub(super) fn begin(&mut self) -> io::Result<Record> {
         if self.produced == self.consumed {
             // Acquire: the bytes come before the word that publishes them.
             self.produced = self.words().produced.load(Ordering::Acquire);
             if self.produced == self.consumed {
-                return Ok(Took::Nothing);
+                return Ok(Record::None);
             }
         }
         let there = self.produced.wrapping_sub(self.consumed);
@@ -192,12 +193,12 @@ impl<M: RingMemory> Consumer<M> {
         });
         let left = there - HEADER_BYTES as u64;
         match kind {
-            SHORT if (1..=left).contains(&len) => Ok(Took::Short(len as usize)),
+            SHORT if (1..=left).contains(&len) => Ok(Record::Short(len as usize)),
             LONG if left >= ADDRESS_BYTES as u64 && len > 0 => {
                 let mut address = [0; ADDRESS_BYTES];
                 self.copy(&mut address);
                 let len = usize::try_from(len).map_err(|_| corrupt())?;
-                Ok(Took::Long(u64::from_le_bytes(address), len))
+                Ok(Record::Long(u64::from_le_bytes(address), len))
             }
             _ => Err(corrupt()),
         }

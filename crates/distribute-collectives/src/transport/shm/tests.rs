@@ -29,7 +29,7 @@ impl Sink for Collected {
         &mut self.bytes[self.filled..end]
     }
 
-    fn advance(&mut self, len: usize) -> Result<(), Refusal> {
+    fn advance(&mut self, len: usize) -> Result<(), UnexpectedBytes> {
         self.filled += len;
         Ok(())
     }

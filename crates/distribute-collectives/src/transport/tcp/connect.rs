@@ -1,4 +1,4 @@
-//! How members of a group connect: each calls those before it and is called by those after it.
+//! Connection setup: each member connects to those before it and accepts those after it.
 
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -8,17 +8,17 @@ use std::time::{Duration, Instant};
 use distribute_cluster::look_up;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use super::super::listen::LOOK_UP;
 use super::super::shm::{self, Lane, Obstacle};
 use super::super::{ConnectError, Nonce, Sharing};
-use crate::rendezvous::LOOK_UP;
 
-/// How long a caller may take to say who it is. Port scanners never do.
+/// How long a caller may take to send its hello. Port scanners never do.
 const MAX_SILENCE: Duration = Duration::from_secs(5);
 
-/// Callers that have not yet said who they are; beyond so many the oldest is turned away.
+/// Most callers that have not yet sent their hello; beyond this the oldest is turned away.
 const MAX_CALLERS: usize = 256;
 
-/// A socket for data and one for news, for each member but this one.
+/// A socket for data and one for control messages, for each member but this one.
 pub(super) type Sockets = Vec<[Option<TcpStream>; 2]>;
 
 pub(super) fn connect(
@@ -64,7 +64,7 @@ pub(super) fn connect(
     Ok(sockets)
 }
 
-/// Makes sure that whoever took the call is the member that was meant.
+/// Checks that the listener is the member that was meant.
 fn read_welcome(stream: &mut TcpStream, expected: Welcome, left: Duration) -> io::Result<()> {
     stream.set_read_timeout(Some(left))?;
     let mut bytes = [0; Welcome::LEN];
@@ -84,7 +84,7 @@ fn read_welcome(stream: &mut TcpStream, expected: Welcome, left: Duration) -> io
     }
 }
 
-/// Everybody who has called, whether member or not; nobody's silence keeps others waiting.
+/// All open connections, of members or not; a silent one keeps no other waiting.
 struct Reception<'a> {
     listener: &'a TcpListener,
     callers: Vec<Caller>,
@@ -99,7 +99,7 @@ struct Caller {
 }
 
 impl Reception<'_> {
-    /// The next caller that says who it is.
+    /// Returns the next caller that has sent a hello.
     fn next(&mut self, deadline: Instant) -> Result<(TcpStream, Hello), ConnectError> {
         let listener = self.listener;
         let failed = |source| ConnectError {
@@ -150,7 +150,7 @@ impl Reception<'_> {
         }
     }
 
-    /// Reads what callers say, and forgets those that hang up, say nonsense or stay silent.
+    /// Reads hellos, and drops callers that hang up, send anything else or stay silent.
     fn listen(&mut self) -> Option<(TcpStream, Hello)> {
         let mut index = 0;
         while index < self.callers.len() {
@@ -176,10 +176,10 @@ impl Reception<'_> {
     }
 }
 
-/// For each peer the lane over which memory is shared with it, or why there is none, and its host.
+/// For each peer the lane of shared memory, or the reason why there is none, and its host.
 pub(super) type Shared = (Vec<Result<Lane, Obstacle>>, Vec<usize>);
 
-/// Finds out with each peer whether memory can be shared.
+/// Negotiates shared memory with each peer.
 pub(super) fn share(
     rank: usize,
     sockets: &mut [[Option<TcpStream>; 2]],
@@ -246,7 +246,7 @@ pub(super) fn setup(source: io::Error) -> ConnectError {
     ConnectError { action: "set options of a socket to", address: "a peer".to_owned(), source }
 }
 
-/// Who is calling: the first bytes on every connection.
+/// The first bytes on every connection: who is calling.
 pub(super) struct Hello {
     pub(super) group: Nonce,
     pub(super) rank: usize,
@@ -272,7 +272,7 @@ impl Hello {
     }
 }
 
-/// The answer to a hello: who has taken the call.
+/// The answer to a hello: who accepted.
 struct Welcome {
     group: Nonce,
     rank: usize,

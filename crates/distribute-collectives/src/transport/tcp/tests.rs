@@ -94,9 +94,9 @@ fn peer() -> (Peer, TcpStream, TcpStream) {
         ours.set_nonblocking(true).expect("a socket");
         (ours, theirs)
     };
-    let ((data, their_data), (news, their_news)) = (pair(), pair());
-    let peer = Peer { data, news, heard: None, inbox: Vec::new(), waiting: None, lane: None, ended: None };
-    (peer, their_data, their_news)
+    let ((data, their_data), (control, their_control)) = (pair(), pair());
+    let peer = Peer { data, control, heard: None, inbox: Vec::new(), waiting: None, lane: None, ended: None };
+    (peer, their_data, their_control)
 }
 
 proptest! {
@@ -115,15 +115,15 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_as_news_end_in_news_and_bounded_memory(
+    fn any_bytes_as_control_messages_end_in_one_and_bounded_memory(
         bytes in prop::collection::vec(prop_oneof![0u8..4, any::<u8>()], 0..9000),
     ) {
-        let (mut peer, _data, mut news) = peer();
-        news.write_all(&bytes).expect("it fits into the buffer");
-        drop(news);
-        // Until the end of the stream, which is news too.
+        let (mut peer, _data, mut control) = peer();
+        control.write_all(&bytes).expect("it fits into the buffer");
+        drop(control);
+        // Until the end of the stream, which is a message too.
         let deadline = Instant::now() + DEADLINE;
-        while peer.read_news().is_none() {
+        while peer.read_control().is_none() {
             prop_assert!(Instant::now() < deadline);
         }
         prop_assert!(peer.inbox.len() <= bytes.len());

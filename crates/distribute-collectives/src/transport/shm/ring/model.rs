@@ -94,8 +94,8 @@ fn bytes_are_read_after_they_were_written_and_before_they_are_written_over() {
         for expected in [7, 9] {
             loop {
                 match consumer.begin().unwrap() {
-                    Took::Short(1) => break,
-                    Took::Nothing => thread::yield_now(),
+                    Record::Short(1) => break,
+                    Record::None => thread::yield_now(),
                     other => panic!("{other:?}"),
                 }
             }
@@ -117,7 +117,7 @@ fn a_consumer_that_sleeps_is_woken_or_sees_what_was_pushed() {
             producer.must_wake()
         });
         consumer.announce_sleep();
-        let saw = consumer.begin().unwrap() != Took::Nothing;
+        let saw = consumer.begin().unwrap() != Record::None;
         let rang = handle.join().unwrap();
         assert!(saw || rang, "it would sleep for ever");
     });
@@ -137,7 +137,7 @@ fn memory_that_was_taken_back_is_not_taken_for_fetched() {
                 watched.long.with_mut(|cell| unsafe { *cell = 1 });
             }
         });
-        assert!(matches!(consumer.begin().unwrap(), Took::Long(1, 1)));
+        assert!(matches!(consumer.begin().unwrap(), Record::Long(1, 1)));
         // SAFETY: loom checks that nobody writes meanwhile.
         let byte = memory.long.with(|cell| unsafe { *cell });
         if consumer.fetched().is_ok() {

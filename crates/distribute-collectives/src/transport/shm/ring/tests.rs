@@ -28,13 +28,13 @@ fn take(consumer: &mut Consumer, len: usize, mut idle: impl FnMut(&mut Consumer)
     let mut filled = 0;
     while filled < len {
         match consumer.begin().expect("a record") {
-            Took::Nothing => idle(consumer),
-            Took::Short(short) => {
+            Record::None => idle(consumer),
+            Record::Short(short) => {
                 consumer.copy(&mut bytes[filled..filled + short]);
                 filled += short;
                 consumer.release();
             }
-            Took::Long(..) => panic!("none was sent"),
+            Record::Long(..) => panic!("none was sent"),
         }
     }
     bytes
@@ -129,9 +129,9 @@ fn memory_that_was_fetched_may_be_written_again() {
         for index in 0..MESSAGES {
             loop {
                 match consumer.begin().expect("a record") {
-                    Took::Nothing => thread::yield_now(),
-                    Took::Short(_) => panic!("none was sent"),
-                    Took::Long(address, len) => {
+                    Record::None => thread::yield_now(),
+                    Record::Short(_) => panic!("none was sent"),
+                    Record::Long(address, len) => {
                         let start = std::ptr::with_exposed_provenance::<u8>(address as usize);
                         // SAFETY: the producer leaves its memory alone until it was fetched.
                         let bytes = unsafe { std::slice::from_raw_parts(start, len) };
@@ -152,7 +152,7 @@ fn what_the_producer_takes_back_was_not_fetched() {
     for (revoke, fetched) in [(false, true), (true, false)] {
         let memory = [1u8; 50];
         assert!(producer.push_long(memory.as_ptr().expose_provenance() as u64, memory.len()));
-        assert!(matches!(consumer.begin().expect("a record"), Took::Long(_, 50)));
+        assert!(matches!(consumer.begin().expect("a record"), Record::Long(_, 50)));
         if revoke {
             producer.revoke();
         }

@@ -5,7 +5,7 @@ use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::thread;
 
-use super::{Phase, Phases, State};
+use super::{OperationState, Phase, Phases};
 
 const RANKS: usize = 2;
 const CHUNKS: usize = 2;
@@ -27,32 +27,32 @@ impl Operation {
         Arc::new(Operation { phases: Phases::new(), memory: [cells(), cells()] })
     }
 
-    /// What `Team::help` does with its chunks; chunk `panics` fails.
+    /// What `Engine::help` does with its chunks; chunk `panics` fails.
     fn help(&self, panics: Option<usize>) {
-        while self.phases.state() == State::Reducing {
+        while self.phases.state() == OperationState::Reducing {
             let Some(chunk) = self.phases.take(Phase::Reduce, CHUNKS) else { return };
             self.work_on(chunk, panics);
         }
     }
 
-    /// What `Team::begin` does when all ranks have arrived.
+    /// What `Engine::begin` does when all ranks have arrived.
     fn begin(&self, panics: Option<usize>) {
-        if self.phases.advance(State::Gathering, State::Reducing) {
+        if self.phases.advance(OperationState::Gathering, OperationState::Reducing) {
             self.work_on(0, panics);
         }
     }
 
     fn work_on(&self, chunk: usize, panics: Option<usize>) {
-        if !self.phases.is_doomed() {
+        if !self.phases.is_failing() {
             if panics == Some(chunk) {
-                self.phases.doom();
+                self.phases.set_failing();
             } else {
                 self.reduce(chunk);
             }
         }
         if self.phases.give_back(Phase::Reduce, CHUNKS) {
-            let to = if self.phases.is_doomed() { State::Failed } else { State::Done };
-            self.phases.advance(State::Reducing, to);
+            let to = if self.phases.is_failing() { OperationState::Failed } else { OperationState::Done };
+            self.phases.advance(OperationState::Reducing, to);
         }
     }
 
@@ -66,7 +66,7 @@ impl Operation {
     }
 
     /// One rank's call: writes its memory, takes part, and has the memory back at the end.
-    fn call(&self, rank: usize, panics: Option<usize>) -> State {
+    fn call(&self, rank: usize, panics: Option<usize>) -> OperationState {
         for cell in &self.memory[rank] {
             // SAFETY: as above.
             cell.with_mut(|value| unsafe { *value = 1 + rank as u32 });
@@ -84,7 +84,7 @@ impl Operation {
         };
         // The rank's own again: loom reports any other access that is not ordered before these.
         for cell in &self.memory[rank] {
-            if state == State::Done {
+            if state == OperationState::Done {
                 // SAFETY: as above.
                 assert_eq!(cell.with(|value| unsafe { *value }), 3);
             }
@@ -103,7 +103,7 @@ fn both_ranks(panics: Option<usize>) {
         let other = operation.clone();
         let handle = thread::spawn(move || other.call(1, panics));
         let (first, second) = (operation.call(0, panics), handle.join().unwrap());
-        let expected = if panics.is_some() { State::Failed } else { State::Done };
+        let expected = if panics.is_some() { OperationState::Failed } else { OperationState::Done };
         assert_eq!([first, second], [expected; 2]);
     });
 }
@@ -125,9 +125,9 @@ fn a_rank_that_gives_up_while_gathering_and_the_last_to_arrive_agree() {
         let operation = Operation::new();
         let other = operation.clone();
         let handle = thread::spawn(move || {
-            // Alone, and out of patience.
+            // Alone, and past its deadline.
             other.phases.arrive(RANKS);
-            other.phases.advance(State::Gathering, State::Failed);
+            other.phases.advance(OperationState::Gathering, OperationState::Failed);
             while !other.phases.state().is_over() {
                 other.help(None);
                 thread::yield_now();

@@ -5,12 +5,12 @@ use std::sync::{Arc, Mutex};
 use distribute_device::{Device, DeviceBuffer, Event};
 
 use crate::ProcessGroup;
-use crate::team::lock;
+use crate::sync::lock;
 
 /// What each rank has brought to a call.
-pub(super) struct Meeting {
+pub(super) struct BufferExchange {
     /// In the order of ranks. A rank can be one call ahead of another one, so calls take turns with two places.
-    places: [Mutex<Vec<Place>>; 2],
+    places: [Mutex<Vec<Slot>>; 2],
     devices: Mutex<Vec<Option<Arc<dyn Device>>>>,
 }
 
@@ -24,18 +24,18 @@ pub(super) struct Offer {
 }
 
 #[derive(Default)]
-struct Place {
+struct Slot {
     offer: Option<Offer>,
     /// When the rank's part of the work has ended.
     done: Option<Arc<dyn Event>>,
 }
 
-impl Meeting {
+impl BufferExchange {
     /// The one of the ranks of this process in `group`.
-    pub(super) fn of(group: &ProcessGroup) -> Arc<Meeting> {
+    pub(super) fn of(group: &ProcessGroup) -> Arc<BufferExchange> {
         let ranks = group.local_world_size();
-        group.commons(|| Meeting {
-            places: [0, 1].map(|_| Mutex::new((0..ranks).map(|_| Place::default()).collect())),
+        group.shared_state(|| BufferExchange {
+            places: [0, 1].map(|_| Mutex::new((0..ranks).map(|_| Slot::default()).collect())),
             devices: Mutex::new((0..ranks).map(|_| None).collect()),
         })
     }
@@ -50,7 +50,7 @@ impl Meeting {
     }
 
     pub(super) fn offer(&self, call: u64, rank: usize, offer: Offer) {
-        lock(self.places(call))[rank] = Place { offer: Some(offer), done: None };
+        lock(self.places(call))[rank] = Slot { offer: Some(offer), done: None };
     }
 
     /// What all ranks have offered: of all, once all have met.
@@ -69,7 +69,7 @@ impl Meeting {
         places.iter().filter_map(|place| place.done.clone()).collect()
     }
 
-    fn places(&self, call: u64) -> &Mutex<Vec<Place>> {
+    fn places(&self, call: u64) -> &Mutex<Vec<Slot>> {
         &self.places[(call % 2) as usize]
     }
 }

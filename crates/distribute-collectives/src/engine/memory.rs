@@ -8,9 +8,16 @@ use distribute_device::{BufferMut, BufferRef, DType, Element};
 
 use crate::reduction::Combiner;
 
+mod chunks;
+mod exchanged;
+mod staging;
+
+pub(crate) use exchanged::{ExchangedMemory, Received, Sent};
+pub(crate) use staging::Staging;
+
 /// Contiguous memory of one rank, by address.
 ///
-/// Holding one gives no right to touch the memory: that comes from the protocol of [`crate::team`], which says who may
+/// Holding one gives no right to touch the memory: that comes from the protocol of [`crate::engine`], which says who may
 /// access which range when, and which never lets the owner continue while others may.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RawSlice {
@@ -211,22 +218,4 @@ pub(crate) fn locate(slices: &[RawSlice], range: Range<usize>) -> impl Iterator<
         start += slice.len_bytes;
         found
     })
-}
-
-/// The slices themselves, for the one thread that works on them between the phases of an operation.
-///
-/// # Safety
-/// The slices are alive during `'a`, do not overlap, and nobody else accesses them meanwhile.
-pub(crate) unsafe fn exclusive<'a>(slices: &[RawSlice]) -> Vec<&'a mut [u8]> {
-    // SAFETY: the caller promises what `bytes_mut` asks for.
-    slices.iter().map(|slice| unsafe { slice.bytes_mut(0..slice.len_bytes) }).collect()
-}
-
-/// The slices themselves, read by the thread that works on them between the phases of an operation.
-///
-/// # Safety
-/// The slices are alive during `'a`, and nobody writes to them meanwhile.
-pub(crate) unsafe fn shared<'a>(slices: &[RawSlice]) -> Vec<&'a [u8]> {
-    // SAFETY: the caller promises what `bytes` asks for.
-    slices.iter().map(|slice| unsafe { slice.bytes(0..slice.len_bytes) }).collect()
 }

@@ -1,7 +1,8 @@
-//! Whether all processes of a group have been given the same.
+//! Comparison of what the processes of a group were given.
 
+use super::{ProcessGroup, on_local_ranks};
 use crate::digest::fnv1a_64;
-use crate::{ProcessGroup, Rank, Result, on_local_ranks};
+use crate::{Rank, Result};
 
 /// Where a process's description differs from another's.
 #[derive(Clone, Debug, PartialEq, Eq)]

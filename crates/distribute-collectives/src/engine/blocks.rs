@@ -3,20 +3,20 @@
 use std::ops::Range;
 
 use crate::call::{Call, Kind};
-use crate::memory::{Buffers, Counts, RawSlice};
+use crate::engine::memory::{Buffers, Counts, RawSlice};
 
 /// The blocks of one call, as the ranks of one process see them.
 #[derive(Debug, Default)]
-pub(crate) struct Exchange {
+pub(crate) struct Blocks {
     /// Between ranks of this process.
-    pub(crate) copies: Vec<Copy>,
+    pub(crate) copies: Vec<LocalCopy>,
     /// From and to other processes.
     pub(crate) messages: Vec<Messages>,
 }
 
 /// Bytes that stay in the process, at most a chunk.
 #[derive(Debug)]
-pub(crate) struct Copy {
+pub(crate) struct LocalCopy {
     pub(crate) from: RawSlice,
     pub(crate) to: RawSlice,
 }
@@ -46,7 +46,7 @@ pub(crate) struct Disagreement {
     pub(crate) expected: usize,
 }
 
-impl Exchange {
+impl Blocks {
     /// Lays out the blocks of `ranks`, the ranks `first_rank ..` of `world_size`.
     ///
     /// Every process holds as many ranks as this one. `chunk_bytes` bounds one copy.
@@ -56,17 +56,17 @@ impl Exchange {
         first_rank: usize,
         world_size: usize,
         chunk_bytes: usize,
-    ) -> Result<Exchange, Disagreement> {
+    ) -> Result<Blocks, Disagreement> {
         let size = call.dtype.size_bytes();
-        let places: Vec<Places> = ranks.iter().map(|buffers| Places::new(buffers, world_size)).collect();
+        let offsets: Vec<BlockOffsets> = ranks.iter().map(|buffers| BlockOffsets::new(buffers, world_size)).collect();
         let local = ranks.len();
         let block = |slices: &[RawSlice], elements: Range<usize>| match slices {
             [slice, ..] => slice.part(elements.start * size..elements.end * size),
             [] => RawSlice::of_mut(&mut []),
         };
-        let mut exchange = Exchange::default();
-        for (from, sender) in places.iter().enumerate() {
-            for (to, receiver) in places.iter().enumerate() {
+        let mut blocks = Blocks::default();
+        for (from, sender) in offsets.iter().enumerate() {
+            for (to, receiver) in offsets.iter().enumerate() {
                 let (source, target) = (sender.sent_to(first_rank + to), receiver.received_from(first_rank + from));
                 if source.len() != target.len() {
                     let (sent, expected) = (source.len(), target.len());
@@ -75,7 +75,7 @@ impl Exchange {
                 let (source, target) = (block(&ranks[from].inputs, source), block(&ranks[to].outputs, target));
                 for start in (0..source.len_bytes()).step_by(chunk_bytes) {
                     let range = start..start + chunk_bytes;
-                    exchange.copies.push(Copy { from: source.part(range.clone()), to: target.part(range) });
+                    blocks.copies.push(LocalCopy { from: source.part(range.clone()), to: target.part(range) });
                 }
             }
         }
@@ -94,7 +94,7 @@ impl Exchange {
             let send = || {
                 message(
                     pairs()
-                        .map(|(mine, other)| (places[mine].sent_to(other), &ranks[mine].inputs))
+                        .map(|(mine, other)| (offsets[mine].sent_to(other), &ranks[mine].inputs))
                         .map(|(elements, slices)| (block(slices, elements.clone()), elements.len()))
                         .collect(),
                 )
@@ -103,7 +103,7 @@ impl Exchange {
                 let blocks = theirs.clone().flat_map(|other| (0..local).map(move |mine| (mine, other)));
                 message(
                     blocks
-                        .map(|(mine, other)| (places[mine].received_from(other), &ranks[mine].outputs))
+                        .map(|(mine, other)| (offsets[mine].received_from(other), &ranks[mine].outputs))
                         .map(|(elements, slices)| (block(slices, elements.clone()), elements.len()))
                         .collect(),
                 )
@@ -116,25 +116,25 @@ impl Exchange {
             let messages =
                 Messages { process, send: moves(own, process).then(send), receive: moves(process, own).then(receive) };
             if messages.send.is_some() || messages.receive.is_some() {
-                exchange.messages.push(messages);
+                blocks.messages.push(messages);
             }
         }
-        Ok(exchange)
+        Ok(blocks)
     }
 }
 
 /// Where one rank's blocks begin, for each other rank: prefix sums of its counts.
-struct Places {
+struct BlockOffsets {
     send: Vec<usize>,
     receive: Vec<usize>,
 }
 
-impl Places {
-    fn new(buffers: &Buffers, world_size: usize) -> Places {
+impl BlockOffsets {
+    fn new(buffers: &Buffers, world_size: usize) -> BlockOffsets {
         match &buffers.counts {
-            Counts::Exchange { send, receive } => Places { send: starts(send), receive: starts(receive) },
+            Counts::Exchange { send, receive } => BlockOffsets { send: starts(send), receive: starts(receive) },
             Counts::Even | Counts::PerRank(_) => {
-                Places { send: vec![0; world_size + 1], receive: vec![0; world_size + 1] }
+                BlockOffsets { send: vec![0; world_size + 1], receive: vec![0; world_size + 1] }
             }
         }
     }
@@ -184,9 +184,8 @@ mod tests {
             let counts: Vec<usize> = (0..world).map(|other| rank + other).collect();
             ranks.push(buffers(input, output, &counts, &counts));
         }
-        let plan = |first: usize| {
-            Exchange::new(&ranks[first..first + 2], call(Kind::AllToAllV, None), first, world, 3).unwrap()
-        };
+        let plan =
+            |first: usize| Blocks::new(&ranks[first..first + 2], call(Kind::AllToAllV, None), first, world, 3).unwrap();
         let (a, b) = (plan(0), plan(2));
         assert_eq!((a.messages.len(), a.messages[0].process, b.messages[0].process), (1, 1, 0));
         let [a, b] = [&a.messages[0], &b.messages[0]];
@@ -203,7 +202,7 @@ mod tests {
     fn with_a_root_only_its_process_takes_part() {
         let (mut input, mut output) = (vec![0; 30], vec![0; 30]);
         let rank = |send: &[usize], receive: &[usize]| buffers(&mut input.clone(), &mut output.clone(), send, receive);
-        let gather = |own, buffers| Exchange::new(&[buffers], call(Kind::Gather, Some(Rank(2))), own, 3, 8).unwrap();
+        let gather = |own, buffers| Blocks::new(&[buffers], call(Kind::Gather, Some(Rank(2))), own, 3, 8).unwrap();
         let outer = gather(0, rank(&[0, 0, 5], &[0; 3]));
         assert!(outer.messages.len() == 1 && outer.messages[0].process == 2 && outer.messages[0].receive.is_none());
         let root = gather(2, rank(&[0, 0, 5], &[5; 3]));
@@ -217,7 +216,7 @@ mod tests {
     fn ranks_of_one_process_that_disagree_are_found() {
         let (mut a, mut b) = (vec![0; 30], vec![0; 30]);
         let ranks = [buffers(&mut a, &mut [], &[1, 2], &[1, 4]), buffers(&mut b, &mut [], &[4, 5], &[3, 5])];
-        let error = Exchange::new(&ranks, call(Kind::AllToAllV, None), 0, 2, 8).unwrap_err();
+        let error = Blocks::new(&ranks, call(Kind::AllToAllV, None), 0, 2, 8).unwrap_err();
         assert_eq!(error, Disagreement { from: 0, to: 1, sent: 2, expected: 3 });
     }
 }

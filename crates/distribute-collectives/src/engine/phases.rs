@@ -1,90 +1,90 @@
 //! The phases of one collective call of all ranks of a process, as atomics: who may touch whose memory, and when.
 //!
 //! ```text
-//! Gathering ── last rank arrives ──> Reducing ──> Bridging ──> Spreading ──> Done
-//!     │                                 │            │            │
-//!     └─ deadline, peer gone, abort,    └────────────┴────────────┴─ doomed: when no chunk is in anybody's hands
-//!        calls differ ──> Failed <──────────────────────────────────┘
+//! Gathering ── last rank arrives ──> Reducing ──> Exchanging ──> Spreading ──> Done
+//!     │                                 │             │             │
+//!     └─ deadline, peer gone, abort,    └─────────────┴─────────────┴─ failing: when no thread holds a chunk
+//!        calls differ ──> Failed <───────────────────────────────────┘
 //! ```
 //!
 //! A barrier within one process is Done with the last arrival.
 //!
 //! Ownership: before Reducing a rank's memory is its own. In Reducing and Spreading it belongs to whoever was handed a
-//! chunk, for the bytes of that chunk. In Bridging it belongs to the one thread that exchanges it with other processes. In
-//! Done and Failed it is the rank's own again. The transitions below carry the writes of one owner to the next.
+//! chunk, for the bytes of that chunk. In Exchanging it belongs to the one thread that exchanges it with other processes.
+//! In Done and Failed it is the rank's own again. The transitions below carry the writes of one owner to the next.
 
 use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
-/// Where an operation is.
+/// The state of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
-pub(crate) enum State {
+pub(crate) enum OperationState {
     Gathering = 0,
     Reducing = 1,
-    Bridging = 2,
+    Exchanging = 2,
     Spreading = 3,
     Done = 4,
     Failed = 5,
 }
 
-impl State {
-    fn from_code(code: u32) -> State {
+impl OperationState {
+    fn from_code(code: u32) -> OperationState {
         match code {
-            0 => State::Gathering,
-            1 => State::Reducing,
-            2 => State::Bridging,
-            3 => State::Spreading,
-            4 => State::Done,
-            _ => State::Failed,
+            0 => OperationState::Gathering,
+            1 => OperationState::Reducing,
+            2 => OperationState::Exchanging,
+            3 => OperationState::Spreading,
+            4 => OperationState::Done,
+            _ => OperationState::Failed,
         }
     }
 
-    /// Whether every rank may leave.
+    /// Returns whether every rank may leave.
     pub(crate) fn is_over(self) -> bool {
-        matches!(self, State::Done | State::Failed)
+        matches!(self, OperationState::Done | OperationState::Failed)
     }
 }
 
 /// The two phases whose work is cut into chunks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// Before other processes are heard: reduce, or collect, among the ranks of this process.
+    /// Before the exchange with other processes: reduce, or collect, among the ranks of this process.
     Reduce,
     /// Afterwards: bring the result to every rank of this process.
     Spread,
 }
 
-/// The state of one operation.
+/// The state of one operation, and the counters of its chunks.
 pub(crate) struct Phases {
     state: AtomicU32,
     arrived: AtomicUsize,
-    doomed: AtomicBool,
-    progress: [Progress; 2],
+    failing: AtomicBool,
+    counters: [ChunkCounters; 2],
 }
 
-/// Chunks of one phase: handed out, and given back.
-struct Progress {
+/// Chunks of one phase that were handed out, and given back.
+struct ChunkCounters {
     next: AtomicUsize,
     finished: AtomicUsize,
 }
 
 impl Phases {
     pub(crate) fn new() -> Phases {
-        let progress = |next| Progress { next: AtomicUsize::new(next), finished: AtomicUsize::new(0) };
+        let counters = |next| ChunkCounters { next: AtomicUsize::new(next), finished: AtomicUsize::new(0) };
         Phases {
-            state: AtomicU32::new(State::Gathering as u32),
+            state: AtomicU32::new(OperationState::Gathering as u32),
             arrived: AtomicUsize::new(0),
-            doomed: AtomicBool::new(false),
-            progress: [progress(1), progress(0)],
+            failing: AtomicBool::new(false),
+            counters: [counters(1), counters(0)],
         }
     }
 
-    /// The current state.
-    pub(crate) fn state(&self) -> State {
+    /// Returns the current state.
+    pub(crate) fn state(&self) -> OperationState {
         // Acquire: whoever sees Done or Failed sees all writes to its memory, whoever sees Reducing sees the plan. SeqCst
         // because a rank that is about to sleep looks at the state after it has counted itself as a sleeper, and the
-        // thread that changes the state looks at the count afterwards: one of the two must see the other (`Team::sleep`).
-        State::from_code(self.state.load(Ordering::SeqCst))
+        // thread that changes the state looks at the count afterwards: one of the two must see the other (`Engine::sleep`).
+        OperationState::from_code(self.state.load(Ordering::SeqCst))
     }
 
     /// Counts a rank as arrived and returns whether it was the last of `ranks`.
@@ -93,13 +93,13 @@ impl Phases {
         self.arrived.fetch_add(1, Ordering::AcqRel) + 1 == ranks
     }
 
-    /// Moves on from `from`; returns whether this call did.
-    pub(crate) fn advance(&self, from: State, to: State) -> bool {
+    /// Moves from one state to the next; returns whether this call did.
+    pub(crate) fn advance(&self, from: OperationState, to: OperationState) -> bool {
         // SeqCst: see `state`. Release: the plan and all writes to the ranks' memory come before.
         self.state.compare_exchange(from as u32, to as u32, Ordering::SeqCst, Ordering::SeqCst).is_ok()
     }
 
-    /// Hands out a chunk of a phase that has `total`; `None` when there are no more.
+    /// Hands out a chunk of a phase that has `total`, or `None` when there are no more.
     ///
     /// Chunk 0 of [`Phase::Reduce`] is handed to nobody: the rank that arrived last, and begins the phase, works on it. A short
     /// call has no other, and ranks that wait for it then write nothing that this one needs.
@@ -107,7 +107,7 @@ impl Phases {
         // Relaxed: that no chunk is handed out twice follows from the counter alone. The caller has seen the phase in
         // `state`, which carries the writes of the phase before. A look first: ranks that wait ask again and again, and a write
         // takes the cache line away from those that work.
-        let next = &self.progress[phase as usize].next;
+        let next = &self.counters[phase as usize].next;
         let chunk = (next.load(Ordering::Relaxed) < total).then(|| next.fetch_add(1, Ordering::Relaxed))?;
         (chunk < total).then_some(chunk)
     }
@@ -115,18 +115,18 @@ impl Phases {
     /// Takes a chunk back; returns whether it was the last of `total`, so that the caller must end the phase.
     pub(crate) fn give_back(&self, phase: Phase, total: usize) -> bool {
         // Release: the chunk's writes come before; Acquire: whoever ends the phase has seen those of all chunks.
-        self.progress[phase as usize].finished.fetch_add(1, Ordering::AcqRel) + 1 == total
+        self.counters[phase as usize].finished.fetch_add(1, Ordering::AcqRel) + 1 == total
     }
 
-    /// Makes the operation fail as soon as no chunk is in anybody's hands; chunks handed out from here on are not worked on.
-    pub(crate) fn doom(&self) {
+    /// Makes the operation fail as soon as no thread holds a chunk; chunks handed out from here on are not worked on.
+    pub(crate) fn set_failing(&self) {
         // Release: the cause was noted before.
-        self.doomed.store(true, Ordering::Release);
+        self.failing.store(true, Ordering::Release);
     }
 
-    pub(crate) fn is_doomed(&self) -> bool {
-        // Acquire: see `doom`. A thread that gives its chunk back after `doom` is seen to by `give_back`.
-        self.doomed.load(Ordering::Acquire)
+    pub(crate) fn is_failing(&self) -> bool {
+        // Acquire: see `set_failing`. `give_back` orders the flag before the end of the phase.
+        self.failing.load(Ordering::Acquire)
     }
 }
 

@@ -1,18 +1,16 @@
-//! How the processes of a group find each other.
+//! Groups of several processes: how members find each other and compare their options.
 
-use std::net::TcpListener;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use distribute_cluster::{Coordination, CoordinationOptions, FailureCause, Membership, look_up};
+use distribute_cluster::{Coordination, CoordinationOptions, Membership};
 use serde::{Deserialize, Serialize};
 
-use crate::bridge::Job;
-use crate::group::first;
-use crate::team::Team;
-use crate::transport::{self, ConnectError, Nonce};
-use crate::{Error, Options, ProcessGroup, Rank, Result};
+use super::job::JobMembership;
+use super::{ProcessGroup, first};
+use crate::transport::{self, Nonce, join_host, listen, new_nonce};
+use crate::{Error, Options, Result};
 
 impl ProcessGroup {
     /// The group that the environment describes: TF_CONFIG, else RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, else what
@@ -53,7 +51,7 @@ impl ProcessGroup {
         let listener =
             listen(&coordination.local_host()).map_err(|error| error.into_error(&tasks[process], &options.name))?;
         let port = listener.local_addr().map_or(0, |address| address.port());
-        let nonce = Nonce::new().map_err(|source| no_nonce(source).into_error(&tasks[process], &options.name))?;
+        let nonce = new_nonce().map_err(|error| error.into_error(&tasks[process], &options.name))?;
         let mine = Endpoint {
             options: Agreed::new(options, local_ranks),
             generation: GENERATIONS.fetch_add(1, Ordering::Relaxed),
@@ -87,43 +85,16 @@ impl ProcessGroup {
             })
             .collect();
         tracing::info!(group = options.name, transport = transport.name(), processes, local_ranks, "group connected");
-        let job = Job { coordination: coordination.clone(), processes: (0..processes).collect(), generation };
-        ProcessGroup::bridged(transport, process, local_ranks, names, options, Some(job))
-    }
-}
-
-impl Job {
-    /// Aborts the group when the coordination service says that one of its processes has failed.
-    pub(crate) fn watch(self, team: &Arc<Team>) {
-        let (team, processes) = (Arc::downgrade(team), self.processes);
-        self.coordination.on_failure(move |failure| {
-            let process = processes.iter().position(|process| *process == failure.rank as usize);
-            let (Some(team), Some(process)) = (team.upgrade(), process) else { return };
-            let (peer, group) = (failure.task.to_string(), team.name.clone());
-            let error = match &failure.cause {
-                FailureCause::Lost { how, last_heard } => Error::PeerLost {
-                    name: team.local_name(0),
-                    peer_rank: Rank::of(process * team.local_ranks),
-                    peer: peer.clone(),
-                    during: "a pause between operations".to_owned(),
-                    how: format!("{how} (last heard from {:.1} s ago)", last_heard.as_secs_f64()),
-                },
-                FailureCause::Reported(reason) => Error::aborted(&group, &peer, reason, failure.kind),
-                _ => Error::aborted(&group, &peer, &failure.to_string(), failure.kind),
-            };
-            team.abort(&peer, &error);
-        });
+        let job = JobMembership { coordination: coordination.clone(), processes: (0..processes).collect(), generation };
+        ProcessGroup::connected(transport, process, local_ranks, names, options, Some(job))
     }
 }
 
 /// Groups that this process has joined.
 static GENERATIONS: AtomicU64 = AtomicU64::new(0);
 
-/// Members of a group that is being formed have met already, so connecting takes no longer than this.
-pub(crate) const MAX_CONNECT: Duration = Duration::from_secs(60);
-
-/// How long the name of a host may take to be looked up.
-pub(crate) const LOOK_UP: Duration = Duration::from_secs(10);
+/// Limit for connecting the members of a group that is being formed, which have met already.
+pub(super) const MAX_CONNECT: Duration = Duration::from_secs(60);
 
 /// What members of one group speak with each other; what cannot be read differs in it.
 const PROTOCOL: &str = concat!("distribute-collectives ", env!("CARGO_PKG_VERSION"), ", messages dst2");
@@ -138,7 +109,7 @@ struct Endpoint {
     address: String,
 }
 
-/// Whatever changes what travels between the members of a group, by name: all must be given the same.
+/// Every option that changes what is sent between the members of a group, by name: all must be given the same.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Agreed(Vec<(String, String)>);
 
@@ -147,7 +118,7 @@ impl Agreed {
         // Every option is named here, so that a new one cannot be forgotten.
         let Options {
             name: _,
-            // How long a member waits is its own affair.
+            // Members may differ in how long they wait.
             timeout: _,
             transport,
             algorithm,
@@ -214,23 +185,6 @@ mod as_text {
     pub(super) fn deserialize<'a, D: Deserializer<'a>>(deserializer: D) -> Result<Nonce, D::Error> {
         String::deserialize(deserializer)?.parse().map_err(D::Error::custom)
     }
-}
-
-pub(crate) fn no_nonce(source: std::io::Error) -> ConnectError {
-    ConnectError { action: "draw a random number from", address: "the system".to_owned(), source }
-}
-
-/// Listens where peers can reach this process: on the address of its host name, else on all interfaces.
-pub(crate) fn listen(host: &str) -> Result<TcpListener, ConnectError> {
-    look_up(&join_host(host, 0), LOOK_UP)
-        .and_then(|addresses| TcpListener::bind(&addresses[..]))
-        .or_else(|_| TcpListener::bind("[::]:0"))
-        .or_else(|_| TcpListener::bind("0.0.0.0:0"))
-        .map_err(|source| ConnectError { action: "listen on a port of", address: host.to_owned(), source })
-}
-
-pub(crate) fn join_host(host: &str, port: u16) -> String {
-    if host.contains(':') && !host.starts_with('[') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
 }
 
 #[cfg(test)]

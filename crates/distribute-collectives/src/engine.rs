@@ -1,0 +1,521 @@
+//! The engine: how the calls of one process's ranks meet, and which thread does the work.
+//!
+//! Each call of a rank is deposited in the [`Operation`] of its sequence number. When the last local rank has arrived, the
+//! operation is cut into chunks ([`plan`]), and every rank that waits for it takes chunks until none are left; the last
+//! rank to arrive takes part too, so an asynchronous call needs no thread of its own. Where the group spans processes, the
+//! chunks first reduce into the first rank's memory, the [`InterProcess`] stage exchanges that with the other processes,
+//! and further chunks spread the result. [`phases`] holds the states.
+//!
+//! Threads: whoever waits works. What nobody waits for is exchanged by the I/O thread ([`io_thread`]), which also watches
+//! deadlines for ranks that poll.
+//!
+//! Memory protocol: a rank's buffers may be touched by other threads only in Reducing, Exchanging and Spreading.
+//! [`Engine::wait`] and [`Engine::poll`] report an end only in Done and Failed, and an operation reaches those only when no
+//! thread holds a chunk of it. A function of the caller's that panics (a reduction, cross-device operation, algorithm or
+//! transport) is caught where it was called: the operation is marked as failing, the chunks in hand are given back, and the
+//! group ends with [`Error::Panicked`] on every rank.
+//!
+//! The engine knows nothing of group handles, sub-groups or how a group is formed.
+
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, Weak};
+use std::task::{Poll, Waker};
+use std::time::{Duration, Instant};
+
+use crossbeam_utils::CachePadded;
+
+use self::blocks::Disagreement;
+use self::context::GroupContext;
+use self::io_thread::IoThread;
+use self::memory::Buffers;
+use self::network::InterProcess;
+use self::operation::{CallTimes, Entry};
+use self::phases::{OperationState, Phase};
+use self::plan::LocalPlan;
+use crate::call::{Call, Kind};
+use crate::recorder::{FlightHeader, Identity, Recorder};
+use crate::sync::lock;
+use crate::{Error, Result, SharedCrossDeviceOps};
+
+mod blocks;
+mod context;
+mod io_thread;
+pub(crate) mod memory;
+pub(crate) mod network;
+mod operation;
+pub(crate) mod phases;
+mod plan;
+mod timeouts;
+
+pub(crate) use operation::Operation;
+
+/// Largest number of ranks in one process.
+pub(crate) const MAX_LOCAL_RANKS: usize = 256;
+
+/// How long a waiting rank polls before it sleeps. Waking a sleeper costs 1 to 30 µs, so short waits must not sleep.
+const SPIN: Duration = Duration::from_micros(40);
+
+/// Longest sleep of a waiting rank between two looks at deadlines and aborts.
+const MAX_SLEEP: Duration = Duration::from_millis(50);
+
+/// Executes the collective calls of the ranks of this process in one group.
+pub(crate) struct Engine {
+    pub(crate) context: GroupContext,
+    /// How local ranks combine their values, where not in chunks that all of them take.
+    cross_device_ops: Option<SharedCrossDeviceOps>,
+    /// Whether every rank of this process can have a core; else spinning keeps the one that is waited for from its core.
+    has_cores: bool,
+    /// Ranks that have dropped their handles.
+    left: Vec<AtomicBool>,
+    /// Ranks that make no calls for now.
+    idle: Vec<AtomicBool>,
+    // What every call writes has cache lines of its own: ranks read the rest meanwhile.
+    open: CachePadded<Mutex<OpenOperations>>,
+    sleepers: CachePadded<AtomicUsize>,
+    sleep: Mutex<()>,
+    wake: Condvar,
+    /// `None` where one process holds all ranks.
+    inter_process: Option<InterProcess>,
+    io_thread: IoThread,
+    /// Operations under way that ranks poll as futures, with those ranks.
+    polled: Mutex<Vec<(usize, Arc<Operation>)>>,
+    /// One per local rank.
+    pub(crate) recorders: Vec<CachePadded<Recorder>>,
+}
+
+/// Operations that some rank has yet to join.
+struct OpenOperations {
+    /// Sequence number of the first one.
+    first: u64,
+    /// Each with the number of ranks that have joined it.
+    operations: VecDeque<(usize, Arc<Operation>)>,
+}
+
+impl Engine {
+    /// Makes the engine of `local_ranks` ranks, the group's ranks `first_rank ..`; `names` has one name per group rank.
+    pub(crate) fn new(
+        name: &str,
+        names: Vec<String>,
+        first_rank: usize,
+        local_ranks: usize,
+        cross_device_ops: Option<SharedCrossDeviceOps>,
+        inter_process: Option<InterProcess>,
+    ) -> Arc<Engine> {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        Arc::new_cyclic(|engine: &Weak<Engine>| {
+            let engine = engine.clone();
+            Engine {
+                context: GroupContext::new(name.to_owned(), names, first_rank, local_ranks),
+                cross_device_ops: cross_device_ops.filter(|_| local_ranks > 1),
+                has_cores: local_ranks <= cores,
+                left: (0..local_ranks).map(|_| AtomicBool::new(false)).collect(),
+                idle: (0..local_ranks).map(|_| AtomicBool::new(false)).collect(),
+                open: CachePadded::new(Mutex::new(OpenOperations { first: 0, operations: VecDeque::new() })),
+                sleepers: CachePadded::new(AtomicUsize::new(0)),
+                sleep: Mutex::new(()),
+                wake: Condvar::new(),
+                inter_process,
+                io_thread: IoThread::new(move || engine.upgrade().map(|engine| engine.serve())),
+                polled: Mutex::new(Vec::new()),
+                recorders: (0..local_ranks).map(|_| CachePadded::new(Recorder::from_env())).collect(),
+            }
+        })
+    }
+
+    /// Returns the stage that exchanges values with other processes, if there are any.
+    pub(crate) fn inter_process(&self) -> Option<&InterProcess> {
+        self.inter_process.as_ref()
+    }
+
+    /// Deposits one rank's part of a call; [`start`](Engine::start) follows.
+    ///
+    /// The memory in `buffers` must stay valid and untouched until the operation is over.
+    pub(crate) fn deposit(
+        &self,
+        local: usize,
+        call: Call,
+        buffers: Buffers,
+        started: Instant,
+        timeout: Duration,
+    ) -> Result<Arc<Operation>> {
+        self.context.check_alive(call)?;
+        let operation = self.join(call.sequence);
+        operation.enter(local, Entry { call, buffers, started, deadline: started + timeout, waker: None });
+        Ok(operation)
+    }
+
+    /// Counts this rank as arrived. The last one starts the operation and does what work there is for it.
+    ///
+    /// `may_block` says that the caller is going to wait for the operation anyway.
+    pub(crate) fn start(&self, operation: &Arc<Operation>, may_block: bool) {
+        if operation.phases.arrive(self.context.local_ranks) {
+            self.begin(operation, may_block);
+        }
+        self.help(operation, may_block);
+    }
+
+    /// Waits until the operation is over, working on it meanwhile.
+    ///
+    /// The one wait without a deadline of its own: while another thread holds a chunk, the memory of this rank is in use.
+    /// From the operation's deadline on no further chunk is worked on, so what is left is the chunks in hand: bounded, but
+    /// for a function of the caller's that does not return.
+    pub(crate) fn wait(&self, local: usize, operation: &Arc<Operation>) -> Result<()> {
+        let mut idle_since = None;
+        loop {
+            let state = operation.phases.state();
+            if let Some(outcome) = self.outcome(operation, state) {
+                return outcome;
+            }
+            if state != OperationState::Gathering && self.help(operation, true) {
+                idle_since = None;
+                continue;
+            }
+            let now = Instant::now();
+            if now - *idle_since.get_or_insert(now) < SPIN {
+                if self.has_cores { std::hint::spin_loop() } else { std::thread::yield_now() }
+            } else {
+                match state {
+                    OperationState::Gathering => self.check_gathering(local, operation),
+                    _ => self.check_under_way(local, operation, state),
+                }
+                self.sleep(operation, state);
+            }
+        }
+    }
+
+    /// Looks whether the operation is over, works on chunks that are free, and has `waker` called at the end.
+    ///
+    /// Never blocks on other ranks. While the operation is pending, the I/O thread watches its deadline.
+    pub(crate) fn poll(&self, local: usize, operation: &Arc<Operation>, waker: &Waker) -> Poll<Result<()>> {
+        if !operation.is_over() && operation.register(local, waker) {
+            self.watch(local, operation);
+        }
+        self.help(operation, false);
+        self.outcome(operation, operation.phases.state()).map_or(Poll::Pending, Poll::Ready)
+    }
+
+    fn outcome(&self, operation: &Operation, state: OperationState) -> Option<Result<()>> {
+        match state {
+            OperationState::Done => Some(Ok(())),
+            OperationState::Failed => Some(Err(operation.failure().unwrap_or_else(|| self.context.aborted(None)))),
+            _ => None,
+        }
+    }
+
+    /// Returns whether the next call, of this number, may take the fast path, and keeps the connections for it if so.
+    ///
+    /// The fast path is for a call in place of a process's only rank while no earlier call is under way: no ranks to
+    /// meet, no phases, and less than half of the time of a short message. [`fast_path`](Engine::fast_path) has to follow.
+    pub(crate) fn reserve_fast_path(&self, sequence: u64) -> bool {
+        let reserved = self.inter_process.as_ref().is_some_and(|stage| stage.reserve(sequence));
+        if reserved {
+            debug_assert_eq!(self.context.local_ranks, 1);
+            // An engine of one rank completes operations as they are joined, so none is in the list.
+            lock(&self.open).first = sequence + 1;
+        }
+        reserved
+    }
+
+    /// Exchanges a call in place with other processes, on the caller's thread and straight from its memory.
+    pub(crate) fn fast_path(&self, call: Call, buffers: &Buffers, started: Instant, timeout: Duration) -> Result<()> {
+        let Some(stage) = &self.inter_process else { return Ok(()) };
+        let times = CallTimes { call, started, deadline: started + timeout };
+        let (outcome, next_is_queued) =
+            stage.exchange_alone(&self.context, times, buffers, &|error| self.abort_here(error));
+        if next_is_queued {
+            self.io_thread.wake();
+        }
+        outcome
+    }
+
+    /// Ends the group for everybody; the first cause stays.
+    pub(crate) fn abort(&self, origin: &str, error: &Error) {
+        if !self.context.interrupt(origin, error) {
+            return;
+        }
+        if let Some(stage) = &self.inter_process {
+            stage.abort(&error.as_reason(origin));
+        }
+        self.wake_all();
+        for (local, recorder) in self.recorders.iter().enumerate() {
+            recorder.fail(error, || self.flight_header(local));
+        }
+    }
+
+    /// Ends the group by a failure of this process as a whole, which its first rank stands for.
+    fn abort_here(&self, error: &Error) {
+        self.abort(&self.context.local_name(0), error);
+    }
+
+    /// Builds the head of a local rank's flight record.
+    pub(crate) fn flight_header(&self, local: usize) -> FlightHeader {
+        let context = &self.context;
+        let rank = context.first_rank + local;
+        let transport = self.inter_process.as_ref().map_or("local", InterProcess::transport);
+        let (name, world_size) = (&context.names[rank], context.world_size());
+        Identity { group: &context.name, rank, name, world_size, transport }.into()
+    }
+
+    /// Marks a local rank as gone: whoever waits for it learns that at once.
+    pub(crate) fn leave(&self, local: usize) {
+        self.left[local].store(true, Ordering::SeqCst);
+        self.wake_all();
+    }
+
+    /// Returns whether a local rank has dropped its handle.
+    pub(crate) fn has_left(&self, local: usize) -> bool {
+        self.left[local].load(Ordering::SeqCst)
+    }
+
+    /// Marks a local rank as one that makes no calls for now, or as one that does again.
+    pub(crate) fn set_idle(&self, local: usize, idle: bool) {
+        self.idle[local].store(idle, Ordering::SeqCst);
+        if idle {
+            self.wake_sleepers();
+            self.io_thread.wake_if_started();
+        }
+    }
+
+    /// Returns the operation of a sequence number, which each rank asks for once, in order.
+    fn join(&self, sequence: u64) -> Arc<Operation> {
+        let ranks = self.context.local_ranks;
+        let mut open = lock(&self.open);
+        let index = (sequence - open.first) as usize;
+        while open.operations.len() <= index {
+            open.operations.push_back((0, Arc::new(Operation::new(ranks))));
+        }
+        let (joined, operation) = &mut open.operations[index];
+        *joined += 1;
+        let (complete, operation) = (*joined == ranks, operation.clone());
+        if complete {
+            // Ranks join in order, so all earlier operations are complete and gone: this one is the first.
+            open.operations.pop_front();
+            open.first += 1;
+        }
+        operation
+    }
+
+    /// Compares the calls when the last rank has arrived, and starts the first phase.
+    fn begin(&self, operation: &Arc<Operation>, may_block: bool) {
+        let planned = catch_unwind(AssertUnwindSafe(|| self.plan(operation)));
+        let planned = planned.unwrap_or_else(|panic| {
+            let call = operation.leader_call().map(|times| times.call);
+            Err((self.context.local_name(0), self.context.panicked(call, &*panic)))
+        });
+        let plan = match planned {
+            Ok(plan) => plan,
+            Err((origin, error)) => {
+                self.fail(operation, OperationState::Gathering, &origin, error);
+                return;
+            }
+        };
+        let Some(plan) = plan else {
+            self.complete(operation, OperationState::Gathering);
+            return;
+        };
+        let chunks = plan.chunks(Phase::Reduce);
+        if !operation.phases.advance(OperationState::Gathering, OperationState::Reducing) {
+            return;
+        }
+        if chunks > 1 {
+            self.wake_sleepers();
+        }
+        match chunks {
+            0 => self.finish_phase(operation, Phase::Reduce, may_block),
+            _ => self.work_on(operation, plan, Phase::Reduce, 0, may_block),
+        }
+    }
+
+    /// Sets the plan, by what the ranks' calls amount to, and returns it, or `None` where the last arrival was all that a
+    /// call waited for. Where the calls do not fit together, returns the error and the rank that differs.
+    fn plan<'a>(&self, operation: &'a Operation) -> Result<Option<&'a LocalPlan>, (String, Error)> {
+        let context = &self.context;
+        let entries = operation.entries();
+        // Every rank has arrived, so every entry is there.
+        let parts: Vec<&Entry> = entries.iter().filter_map(|entry| entry.as_ref()).collect();
+        let call = parts[0].call;
+        if let Some(other) = parts.iter().position(|part| part.call != call || !part.buffers.fit(&parts[0].buffers)) {
+            let there_name = context.local_name(other);
+            let error = Error::Mismatch {
+                here: Box::new(call),
+                here_name: context.local_name(0),
+                there: Box::new(parts[other].call),
+                there_name: there_name.clone(),
+            };
+            return Err((there_name, error));
+        }
+        if call.kind == Kind::Barrier && self.inter_process.is_none() {
+            return Ok(None);
+        }
+        let buffers = parts.iter().map(|part| part.buffers.clone()).collect();
+        match LocalPlan::new(context, self.cross_device_ops.as_ref(), call, buffers) {
+            Ok(plan) => Ok(Some(operation.set_plan(plan))),
+            Err(Disagreement { from, to, sent, expected }) => {
+                let error = Error::Parts {
+                    call: Box::new(call),
+                    from: context.names[from].clone(),
+                    to: context.names[to].clone(),
+                    sent,
+                    expected,
+                };
+                Err((context.local_name(to - context.first_rank), error))
+            }
+        }
+    }
+
+    /// Takes chunks of the current phase until none are left; returns whether any work was done.
+    fn help(&self, operation: &Arc<Operation>, may_block: bool) -> bool {
+        let mut worked = false;
+        loop {
+            let phase = match operation.phases.state() {
+                OperationState::Reducing => Phase::Reduce,
+                OperationState::Spreading => Phase::Spread,
+                OperationState::Exchanging => {
+                    // Only one thread may exchange at a time; whoever waits anyway may as well be it.
+                    let exchanged = may_block && self.exchange_next(network::SPIN);
+                    return worked | exchanged;
+                }
+                _ => return worked,
+            };
+            let Some(plan) = operation.plan() else { return worked };
+            let Some(chunk) = operation.phases.take(phase, plan.chunks(phase)) else { return worked };
+            self.work_on(operation, plan, phase, chunk, may_block);
+            worked = true;
+        }
+    }
+
+    /// Works on a chunk in hand, and ends the phase with its last one.
+    fn work_on(&self, operation: &Arc<Operation>, plan: &LocalPlan, phase: Phase, chunk: usize, may_block: bool) {
+        if !operation.phases.is_failing()
+            && let Err(panic) = catch_unwind(AssertUnwindSafe(|| plan.run(phase, chunk)))
+        {
+            self.fail_when_idle(operation, self.context.panicked(Some(plan.call()), &*panic));
+        }
+        if operation.phases.give_back(phase, plan.chunks(phase)) {
+            self.finish_phase(operation, phase, may_block);
+        }
+    }
+
+    /// Moves on when all chunks of a phase have been given back.
+    fn finish_phase(&self, operation: &Arc<Operation>, phase: Phase, may_block: bool) {
+        let state = if phase == Phase::Reduce { OperationState::Reducing } else { OperationState::Spreading };
+        if operation.phases.is_failing() {
+            let error = operation.failure().unwrap_or_else(|| self.context.aborted(None));
+            self.fail(operation, state, &self.context.local_name(0), error);
+            return;
+        }
+        if phase == Phase::Reduce
+            && let Some(stage) = &self.inter_process
+        {
+            operation.phases.advance(state, OperationState::Exchanging);
+            stage.enqueue(operation.clone());
+            // A thread that may block exchanges the operation itself.
+            if !may_block {
+                self.io_thread.wake();
+            }
+            self.wake_sleepers();
+            return;
+        }
+        self.complete(operation, state);
+    }
+
+    /// Exchanges the next queued operation with other processes, if it is there and no other thread does; returns whether
+    /// it did.
+    fn exchange_next(&self, spin: Duration) -> bool {
+        let Some(stage) = &self.inter_process else { return false };
+        let Some(exchanged) = stage.exchange_next(&self.context, spin, &|error| self.abort_here(error)) else {
+            return false;
+        };
+        self.finish_exchange(&exchanged.operation, exchanged.outcome);
+        if exchanged.next_is_queued {
+            self.io_thread.wake();
+        }
+        true
+    }
+
+    /// Moves on when the other processes' values have arrived.
+    fn finish_exchange(&self, operation: &Arc<Operation>, outcome: Result<()>) {
+        match outcome {
+            Ok(()) => {
+                operation.phases.advance(OperationState::Exchanging, OperationState::Spreading);
+                if operation.plan().is_some_and(|plan| plan.chunks(Phase::Spread) == 0) {
+                    self.finish_phase(operation, Phase::Spread, false);
+                }
+                self.wake_sleepers();
+                // Nobody else may be there to spread what a rank polls for.
+                if operation.is_polled() {
+                    self.help(operation, false);
+                }
+            }
+            Err(error) => self.fail(operation, OperationState::Exchanging, &self.context.local_name(0), error),
+        }
+    }
+
+    /// Does one round of the I/O thread; returns how long it may sleep.
+    fn serve(&self) -> Duration {
+        while self.exchange_next(Duration::ZERO) {}
+        self.serve_polled()
+    }
+
+    /// Ends an operation well, if it is still in the state `from`.
+    fn complete(&self, operation: &Operation, from: OperationState) {
+        if operation.phases.advance(from, OperationState::Done) {
+            self.wake_sleepers();
+            operation.wake_polling_ranks();
+        }
+    }
+
+    /// Notes why an operation under way is to fail; the thread that ends the phase then fails it.
+    fn fail_when_idle(&self, operation: &Operation, error: Error) {
+        operation.set_failure(&error);
+        operation.phases.set_failing();
+    }
+
+    /// Fails an operation, if it is still in the state `from`, and the group with it.
+    fn fail(&self, operation: &Operation, from: OperationState, origin: &str, error: Error) {
+        operation.set_failure(&error);
+        if operation.phases.advance(from, OperationState::Failed) {
+            self.abort(origin, &error);
+            self.wake_all();
+            operation.wake_polling_ranks();
+        }
+    }
+
+    /// Sleeps until the operation is no longer in the state that the caller saw.
+    fn sleep(&self, operation: &Operation, before: OperationState) {
+        let gathering = before == OperationState::Gathering;
+        // SeqCst: see `Phases::state`.
+        self.sleepers.fetch_add(1, Ordering::SeqCst);
+        let guard = lock(&self.sleep);
+        // A state that changes from here on is seen either by this look or by the waker, which counts sleepers after it.
+        if operation.phases.state() == before && !(gathering && self.context.interrupted.load(Ordering::SeqCst)) {
+            let time = match operation.earliest_deadline().filter(|_| gathering) {
+                Some(deadline) => deadline.saturating_duration_since(Instant::now()).min(MAX_SLEEP),
+                None => MAX_SLEEP,
+            };
+            drop(self.wake.wait_timeout(guard, time));
+        }
+        self.sleepers.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Wakes ranks that wait, if any sleeps.
+    fn wake_sleepers(&self) {
+        if self.sleepers.load(Ordering::SeqCst) > 0 {
+            self.notify_sleepers();
+        }
+    }
+
+    /// Wakes ranks that wait, and has the I/O thread look for those that poll.
+    fn wake_all(&self) {
+        self.notify_sleepers();
+        self.io_thread.wake_if_started();
+    }
+
+    fn notify_sleepers(&self) {
+        // A rank between its look at the state and its sleep holds the lock.
+        drop(lock(&self.sleep));
+        self.wake.notify_all();
+    }
+}

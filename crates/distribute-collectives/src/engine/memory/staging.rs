@@ -1,0 +1,33 @@
+//! Memory of an operation's own, in which values are collected for other processes.
+
+use std::ops::Range;
+
+use distribute_device::DType;
+
+use super::RawSlice;
+
+/// The reduction of this process's whole inputs, for a reduce-scatter or a mean that spans processes.
+#[derive(Debug)]
+pub(crate) struct Staging {
+    pub(crate) slice: RawSlice,
+    /// Keeps the memory that `slice` names; in u64 for alignment.
+    _memory: Box<[u64]>,
+    /// For means whose sums may not be of the data type: what they are added up in, and how many of that for each element.
+    pub(crate) accumulator: Option<(DType, usize)>,
+}
+
+impl Staging {
+    pub(crate) fn new(elements: usize, dtype: DType, accumulator: Option<(DType, usize)>) -> Staging {
+        let (stored, per_element) = accumulator.unwrap_or((dtype, 1));
+        let len_bytes = elements * per_element * stored.size_bytes();
+        let mut memory = vec![0u64; len_bytes.div_ceil(8)].into_boxed_slice();
+        let slice = RawSlice::of_mut(&mut bytemuck::cast_slice_mut(&mut memory)[..len_bytes]);
+        Staging { slice, _memory: memory, accumulator }
+    }
+
+    /// Returns the bytes of some elements, which have `size` bytes in the data type.
+    pub(crate) fn bytes(&self, elements: &Range<usize>, size: usize) -> Range<usize> {
+        let size = self.accumulator.map_or(size, |(dtype, per_element)| per_element * dtype.size_bytes());
+        elements.start * size..elements.end * size
+    }
+}

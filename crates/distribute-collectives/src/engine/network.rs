@@ -1,0 +1,245 @@
+//! The inter-process stage: exchanges the first rank's memory with other processes, one operation at a time, in the order
+//! of calls.
+#![expect(unsafe_code, reason = "the thread that exchanges works on the memory of ranks that wait")]
+
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use self::connections::{Connections, ExchangeContext, ExchangeError};
+use self::schedules::Schedules;
+use super::Operation;
+use super::context::GroupContext;
+use super::memory::{Buffers, ExchangedMemory};
+use super::operation::CallTimes;
+use super::plan::LocalPlan;
+use crate::reduction::Combiner;
+use crate::schedule::{Algorithm, Link, Step};
+use crate::sync::lock;
+use crate::transport::{AbortReason, Transport};
+use crate::{Error, ReduceOp, Result};
+
+mod connections;
+mod error;
+mod receive;
+mod schedules;
+
+/// How long a waiting exchange polls before it sleeps, on a thread whose caller waits for it.
+pub(super) const SPIN: Duration = Duration::from_micros(50);
+
+/// Exchanges operations with the other processes of a group.
+pub(crate) struct InterProcess {
+    connections: Mutex<Connections>,
+    transport: &'static str,
+    local_host: Option<String>,
+    schedules: Schedules,
+    queue: Mutex<ExchangeQueue>,
+}
+
+/// Operations that wait for their exchange.
+struct ExchangeQueue {
+    /// Sequence number of the operation that is exchanged next.
+    next: u64,
+    waiting: BTreeMap<u64, Arc<Operation>>,
+    /// Whether some thread exchanges.
+    is_busy: bool,
+}
+
+/// An operation that has been exchanged, well or not.
+pub(super) struct Exchanged {
+    pub(super) operation: Arc<Operation>,
+    pub(super) outcome: Result<()>,
+    /// Whether the next operation is queued already, so that some thread must come for it.
+    pub(super) next_is_queued: bool,
+}
+
+/// One call of this process on its way to the others.
+struct ProcessCall<'a> {
+    times: CallTimes,
+    /// `None` on the fast path.
+    plan: Option<&'a LocalPlan>,
+    combiner: &'a Combiner,
+    /// Whether a mean divides during the exchange, rather than afterwards.
+    divides: bool,
+    spin: Duration,
+    /// Told of a failure while nobody else can use the connections.
+    on_failure: &'a dyn Fn(&Error),
+}
+
+impl InterProcess {
+    /// Connects process `process` of `processes`; `local_host` is the address by which peers reach it, where it is known.
+    pub(crate) fn new(
+        transport: Box<dyn Transport>,
+        (process, processes): (usize, usize),
+        algorithm: Algorithm,
+        link: Option<Link>,
+        local_host: Option<String>,
+    ) -> InterProcess {
+        let link = link.unwrap_or_else(|| transport.link());
+        InterProcess {
+            transport: transport.name(),
+            local_host: local_host.or_else(|| transport.local_host()),
+            schedules: Schedules::new(algorithm, link, processes, transport.hosts()),
+            connections: Mutex::new(Connections::new(transport, process, processes)),
+            queue: Mutex::new(ExchangeQueue { next: 0, waiting: BTreeMap::new(), is_busy: false }),
+        }
+    }
+
+    /// Returns the transport's name.
+    pub(crate) fn transport(&self) -> &'static str {
+        self.transport
+    }
+
+    /// Returns the algorithm of an all-reduce, where no hierarchy of hosts decides.
+    pub(crate) fn algorithm_for(&self, bytes: usize) -> Algorithm {
+        self.schedules.algorithm_for(bytes)
+    }
+
+    /// Returns the address by which the other processes reach this one, where it is known.
+    pub(crate) fn local_host(&self) -> Option<&str> {
+        self.local_host.as_deref()
+    }
+
+    /// Queues an operation whose local phase is done.
+    pub(super) fn enqueue(&self, operation: Arc<Operation>) {
+        if let Some(CallTimes { call, .. }) = operation.leader_call() {
+            lock(&self.queue).waiting.insert(call.sequence, operation);
+        }
+    }
+
+    /// Removes an operation from the queue; returns whether it was there, so that no thread works on it.
+    pub(super) fn dequeue(&self, sequence: u64) -> bool {
+        lock(&self.queue).waiting.remove(&sequence).is_some()
+    }
+
+    /// Exchanges the operation that is next; `None` if it is not queued yet, or another thread exchanges.
+    pub(super) fn exchange_next(
+        &self,
+        context: &GroupContext,
+        spin: Duration,
+        on_failure: &dyn Fn(&Error),
+    ) -> Option<Exchanged> {
+        let operation = {
+            let mut queue = lock(&self.queue);
+            if queue.is_busy {
+                return None;
+            }
+            let next = queue.next;
+            let operation = queue.waiting.remove(&next)?;
+            queue.is_busy = true;
+            operation
+        };
+        let outcome = match (operation.leader_call(), operation.plan()) {
+            (Some(times), Some(plan)) => {
+                // SAFETY: the operation is in Exchanging: its owners wait, no chunk of it is handed out, and the queue gave
+                // it to this thread alone, which lets go of the memory before the state changes.
+                let mut memory = unsafe { ExchangedMemory::new(plan.exchanged(), plan.messages()) };
+                let divides = plan.accumulator().is_none();
+                let call =
+                    ProcessCall { times, plan: Some(plan), combiner: plan.combiner(), divides, spin, on_failure };
+                self.exchange(context, &call, |connections, exchange, schedule| match plan.exchanges_blocks() {
+                    true => connections.swap(memory.messages(), exchange),
+                    false => connections.run(schedule, &mut memory.slices(), exchange),
+                })
+            }
+            _ => Ok(()),
+        };
+        let next_is_queued = self.end_exchange();
+        Some(Exchanged { operation, outcome, next_is_queued })
+    }
+
+    /// Keeps the connections for the call of this number; returns whether they are free, and all earlier calls exchanged.
+    ///
+    /// [`exchange_alone`](InterProcess::exchange_alone) has to follow.
+    pub(super) fn reserve(&self, sequence: u64) -> bool {
+        let mut queue = lock(&self.queue);
+        let free = !queue.is_busy && queue.next == sequence;
+        queue.is_busy |= free;
+        free
+    }
+
+    /// Exchanges a call in place of a process's only rank, for which the connections were [reserved](InterProcess::reserve);
+    /// returns also whether the next operation is queued.
+    pub(super) fn exchange_alone(
+        &self,
+        context: &GroupContext,
+        times: CallTimes,
+        buffers: &Buffers,
+        on_failure: &dyn Fn(&Error),
+    ) -> (Result<()>, bool) {
+        let built_in = Combiner::BuiltIn(times.call.op.unwrap_or(ReduceOp::Sum));
+        let combiner = buffers.user.as_ref().unwrap_or(&built_in);
+        // SAFETY: this process's only rank owns the memory, borrowed it to this call, and waits for it to return.
+        let mut memory = unsafe { ExchangedMemory::new(&buffers.outputs, &[]) };
+        let call = ProcessCall { times, plan: None, combiner, divides: true, spin: SPIN, on_failure };
+        let outcome = self.exchange(context, &call, |connections, exchange, schedule| {
+            connections.run(schedule, &mut memory.slices(), exchange)
+        });
+        (outcome, self.end_exchange())
+    }
+
+    /// Frees the connections for the next operation; returns whether it is queued already.
+    fn end_exchange(&self) -> bool {
+        let mut queue = lock(&self.queue);
+        queue.is_busy = false;
+        queue.next += 1;
+        queue.waiting.contains_key(&queue.next)
+    }
+
+    fn exchange(
+        &self,
+        context: &GroupContext,
+        process_call: &ProcessCall<'_>,
+        work: impl FnOnce(&mut Connections, &ExchangeContext<'_>, &[Step]) -> Result<(), ExchangeError>,
+    ) -> Result<()> {
+        let ProcessCall { times: CallTimes { call, started, deadline }, plan, combiner, divides, spin, on_failure } =
+            *process_call;
+        context.check_alive(call)?;
+        let mut connections = lock(&self.connections);
+        let run = || {
+            let wire = plan.map_or(call, LocalPlan::wire_call);
+            let schedule = self.schedules.of(&wire, context, plan, combiner.is_ordered(), connections.rank());
+            let exchange = ExchangeContext {
+                call,
+                schedule: schedule.id,
+                dtype: wire.dtype,
+                combiner,
+                divisor: (divides && call.op == Some(ReduceOp::Mean)).then_some(context.world_size() as u32),
+                started,
+                deadline,
+                spin,
+                interrupted: &context.interrupted,
+            };
+            work(&mut connections, &exchange, &schedule.steps)
+        };
+        // A reduction, algorithm or transport of the caller's may panic. What it worked on is then given up as after any
+        // other failure: the peers are told, and nobody uses the connections for anything else afterwards.
+        let outcome = catch_unwind(AssertUnwindSafe(run));
+        let error = match outcome {
+            Ok(Ok(())) => return Ok(()),
+            Ok(Err(error)) => error::explain(error, context, &connections, call, started),
+            Err(panic) => context.panicked(Some(call), &*panic),
+        };
+        // Also a transport's own `abort` may panic; the connections then end with the process.
+        let _ = catch_unwind(AssertUnwindSafe(|| connections.abort(&error.as_reason(&context.local_name(0)))));
+        // Before the connections are free again: the streams may have ended in the middle of a message.
+        on_failure(&error);
+        Err(error)
+    }
+
+    /// Tells the other processes that this one has failed. An exchange that is under way notices by itself.
+    pub(super) fn abort(&self, reason: &AbortReason) {
+        if let Ok(mut connections) = self.connections.try_lock() {
+            // A transport of the caller's may panic.
+            let _ = catch_unwind(AssertUnwindSafe(|| connections.abort(reason)));
+        }
+    }
+
+    /// Tells the other processes that this one leaves, and closes the connections; nothing is exchanged afterwards.
+    pub(crate) fn leave(&self) {
+        let connections = lock(&self.connections).close();
+        // A transport of the caller's may panic.
+        let _ = catch_unwind(AssertUnwindSafe(|| drop(connections)));
+    }
+}

@@ -1,0 +1,361 @@
+//! The connections of this process to the others: executes schedules over a transport.
+
+use std::io::IoSlice;
+use std::ops::Range;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+
+use distribute_device::DType;
+
+use super::receive::ReceiveBuffer;
+use crate::call::{Call, ScheduleId};
+use crate::engine::memory::{Received, Sent};
+use crate::kernel;
+use crate::reduction::{Combiner, Side};
+use crate::schedule::{Action, Step, Transfer};
+use crate::transport::{AbortReason, Closed, Incoming, Outgoing, Timeout, Transport, TransportError};
+
+/// Bytes received before they are combined: small enough to be still in the cache then.
+const SCRATCH_BYTES: usize = 256 * 1024;
+
+/// This process's place among the processes of a group, and its streams to them.
+pub(super) struct Connections {
+    transport: Box<dyn Transport>,
+    rank: usize,
+    size: usize,
+    /// Where received bytes are kept until they are combined; in u64 so that it is aligned for every data type.
+    scratch: Vec<u64>,
+}
+
+/// The call that an exchange belongs to, and its limits.
+pub(super) struct ExchangeContext<'a> {
+    pub(super) call: Call,
+    pub(super) schedule: ScheduleId,
+    /// The type of the elements that are sent.
+    pub(super) dtype: DType,
+    pub(super) combiner: &'a Combiner,
+    /// What a mean divides by, unless that follows later.
+    pub(super) divisor: Option<u32>,
+    pub(super) started: Instant,
+    pub(super) deadline: Instant,
+    pub(super) spin: Duration,
+    pub(super) interrupted: &'a AtomicBool,
+}
+
+/// Why an exchange failed.
+#[derive(Debug)]
+pub(super) enum ExchangeError {
+    Transport(TransportError),
+    /// A peer is in another call.
+    Mismatch {
+        peer: usize,
+        here: (Call, ScheduleId),
+        there: (Call, ScheduleId),
+    },
+    /// A peer sent bytes that are not a call.
+    Garbage {
+        peer: usize,
+    },
+    /// The deadline passed; these peers' bytes, or their readiness to take ours, were missing.
+    Deadline {
+        missing: Vec<usize>,
+    },
+}
+
+impl Connections {
+    pub(super) fn new(transport: Box<dyn Transport>, rank: usize, size: usize) -> Connections {
+        Connections { transport, rank, size, scratch: Vec::new() }
+    }
+
+    pub(super) fn rank(&self) -> usize {
+        self.rank
+    }
+
+    pub(super) fn last_heard(&self, peer: usize) -> Option<Instant> {
+        self.transport.last_heard(peer)
+    }
+
+    pub(super) fn abort(&mut self, reason: &AbortReason) {
+        self.transport.abort(reason);
+    }
+
+    /// Takes the transport out; its drop tells the peers that this process leaves.
+    pub(super) fn close(&mut self) -> Box<dyn Transport> {
+        std::mem::replace(&mut self.transport, Box::new(Closed))
+    }
+
+    /// Executes a schedule over the elements of `slices`, taken one after another.
+    pub(super) fn run(
+        &mut self,
+        schedule: &[Step],
+        slices: &mut [&mut [u8]],
+        exchange: &ExchangeContext<'_>,
+    ) -> Result<(), ExchangeError> {
+        let header = exchange.call.encode(exchange.schedule);
+        for step in schedule {
+            let overlap =
+                step.receives.iter().any(|receive| step.sends.iter().any(|send| overlaps(&send.range, &receive.range)));
+            if overlap {
+                self.buffered_step(step, slices, &header, exchange)?;
+            } else {
+                self.direct_step(step, slices, &header, exchange)?;
+            }
+            if let (Some(range), Some(n)) = (&step.complete, exchange.divisor) {
+                for piece in pieces(slices, &in_bytes(range, exchange.dtype)) {
+                    kernel::divide(exchange.dtype, piece, n);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends straight from the slices and receives into them.
+    fn direct_step(
+        &mut self,
+        step: &Step,
+        slices: &mut [&mut [u8]],
+        header: &[u8; Call::ENCODED_LEN],
+        exchange: &ExchangeContext<'_>,
+    ) -> Result<(), ExchangeError> {
+        let size = exchange.dtype.size_bytes();
+        let scratch_len = (SCRATCH_BYTES / 8).min(
+            step.receives
+                .iter()
+                .filter(|receive| receive.action == Action::Combine)
+                .map(|receive| (receive.range.len() * size).div_ceil(8))
+                .max()
+                .unwrap_or(0),
+        );
+        self.reserve(scratch_len * step.receives.len());
+        let mut scratch: &mut [u8] = bytemuck::cast_slice_mut(&mut self.scratch);
+        let (shared, targets) = carve(slices, &step.sends, &step.receives, exchange.dtype);
+        let mut buffers = Vec::with_capacity(step.receives.len());
+        for (receive, targets) in step.receives.iter().zip(targets) {
+            let combine = match receive.action {
+                Action::Copy => None,
+                Action::Combine => {
+                    let (mine, rest) = std::mem::take(&mut scratch).split_at_mut(scratch_len * 8);
+                    scratch = rest;
+                    Some((mine, exchange.dtype, exchange.combiner, side(receive.peer, self.rank)))
+                }
+            };
+            let expected = (exchange.call, exchange.schedule);
+            buffers.push(ReceiveBuffer::new(expected, receive.peer, receive.range.len() * size, targets, combine));
+        }
+        let mut outgoing = outgoing(step, &shared, header);
+        transfer(self.transport.as_mut(), &mut outgoing, &mut buffers, exchange, (self.rank, self.size))
+    }
+
+    /// Receives into scratch memory first, because a range that is received overlaps one that is sent.
+    fn buffered_step(
+        &mut self,
+        step: &Step,
+        slices: &mut [&mut [u8]],
+        header: &[u8; Call::ENCODED_LEN],
+        exchange: &ExchangeContext<'_>,
+    ) -> Result<(), ExchangeError> {
+        let size = exchange.dtype.size_bytes();
+        let words: Vec<usize> = step.receives.iter().map(|receive| (receive.range.len() * size).div_ceil(8)).collect();
+        self.reserve(words.iter().sum());
+        {
+            let mut scratch: &mut [u8] = bytemuck::cast_slice_mut(&mut self.scratch);
+            let (shared, _) = carve(slices, &step.sends, &[], exchange.dtype);
+            let mut buffers = Vec::with_capacity(step.receives.len());
+            for (receive, words) in step.receives.iter().zip(&words) {
+                let (mine, rest) = std::mem::take(&mut scratch).split_at_mut(words * 8);
+                scratch = rest;
+                let target = &mut mine[..receive.range.len() * size];
+                let expected = (exchange.call, exchange.schedule);
+                buffers.push(ReceiveBuffer::new(expected, receive.peer, target.len(), vec![target], None));
+            }
+            let mut outgoing = outgoing(step, &shared, header);
+            transfer(self.transport.as_mut(), &mut outgoing, &mut buffers, exchange, (self.rank, self.size))?;
+        }
+        let mut scratch: &[u8] = bytemuck::cast_slice(&self.scratch);
+        for (receive, words) in step.receives.iter().zip(&words) {
+            let (mut mine, rest) = scratch.split_at(words * 8);
+            scratch = rest;
+            for piece in pieces(slices, &in_bytes(&receive.range, exchange.dtype)) {
+                let (source, later) = mine.split_at(piece.len());
+                mine = later;
+                match receive.action {
+                    Action::Copy => piece.copy_from_slice(source),
+                    Action::Combine => {
+                        exchange.combiner.combine(exchange.dtype, piece, source, side(receive.peer, self.rank));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends and receives messages that nothing is combined with, all at once and without a copy in between.
+    pub(super) fn swap(
+        &mut self,
+        (sent, received): (Vec<Sent<'_>>, Vec<Received<'_>>),
+        exchange: &ExchangeContext<'_>,
+    ) -> Result<(), ExchangeError> {
+        let headers: Vec<_> = sent.iter().map(|message| message.call.encode(ScheduleId::ONLY)).collect();
+        let mut outgoing: Vec<_> = sent
+            .iter()
+            .zip(&headers)
+            .map(|(message, header)| {
+                let slices = message.slices.iter().filter(|slice| !slice.is_empty());
+                let parts = std::iter::once(IoSlice::new(header)).chain(slices.map(|slice| IoSlice::new(slice)));
+                Outgoing { to: message.to, parts: parts.collect() }
+            })
+            .collect();
+        let mut buffers: Vec<_> = received
+            .into_iter()
+            .map(|Received { from, call, slices }| {
+                let len_bytes = slices.iter().map(|slice| slice.len()).sum();
+                ReceiveBuffer::new((call, ScheduleId::ONLY), from, len_bytes, slices, None)
+            })
+            .collect();
+        transfer(self.transport.as_mut(), &mut outgoing, &mut buffers, exchange, (self.rank, self.size))
+    }
+
+    fn reserve(&mut self, words: usize) {
+        if self.scratch.len() < words {
+            self.scratch.resize(words, 0);
+        }
+    }
+}
+
+/// Sends and receives the bytes of one step, and finds out who is missing if time runs out.
+fn transfer(
+    transport: &mut dyn Transport,
+    outgoing: &mut [Outgoing<'_>],
+    buffers: &mut [ReceiveBuffer<'_>],
+    exchange: &ExchangeContext<'_>,
+    (me, members): (usize, usize),
+) -> Result<(), ExchangeError> {
+    let mut incoming: Vec<Incoming<'_>> =
+        buffers.iter_mut().map(|buffer| Incoming { from: buffer.from, sink: buffer }).collect();
+    let halfway = exchange.started + exchange.deadline.saturating_duration_since(exchange.started) / 2;
+    let timeout = |deadline| Timeout { deadline, spin: exchange.spin, interrupted: exchange.interrupted };
+    let mut outcome = transport.exchange(outgoing, &mut incoming, &timeout(halfway));
+    if outcome == Err(TransportError::Deadline) {
+        tracing::warn!("{} is still waiting for other members, half of its time is over", exchange.call);
+        transport.announce(exchange.call.sequence);
+        outcome = transport.exchange(outgoing, &mut incoming, &timeout(exchange.deadline));
+    }
+    drop(incoming);
+    match outcome {
+        Ok(()) => Ok(()),
+        Err(TransportError::Refused { peer }) => {
+            match buffers.iter().find_map(|buffer| Some((buffer.expected, buffer.unexpected?))) {
+                Some((here, Some(there))) => Err(ExchangeError::Mismatch { peer, here, there }),
+                _ => Err(ExchangeError::Garbage { peer }),
+            }
+        }
+        Err(TransportError::Deadline) => {
+            let incomplete = buffers.iter().filter(|buffer| !buffer.is_complete());
+            let mut missing: Vec<usize> = incomplete.map(|buffer| buffer.from).collect();
+            missing.extend(outgoing.iter().filter(|out| !out.parts.is_empty()).map(|out| out.to));
+            missing.sort_unstable();
+            missing.dedup();
+            // Whoever waits as well is a victim; the cause is whoever has not even come.
+            let absent: Vec<usize> = (0..members)
+                .filter(|peer| *peer != me && transport.announced(*peer) != Some(exchange.call.sequence))
+                .collect();
+            Err(ExchangeError::Deadline { missing: if absent.is_empty() { missing } else { absent } })
+        }
+        Err(other) => Err(ExchangeError::Transport(other)),
+    }
+}
+
+fn outgoing<'a>(step: &Step, shared: &[Vec<&'a [u8]>], header: &'a [u8; Call::ENCODED_LEN]) -> Vec<Outgoing<'a>> {
+    step.sends
+        .iter()
+        .zip(shared)
+        .map(|(send, pieces)| {
+            let mut parts = vec![IoSlice::new(header)];
+            parts.extend(pieces.iter().map(|piece| IoSlice::new(piece)));
+            Outgoing { to: send.peer, parts }
+        })
+        .collect()
+}
+
+/// Returns on which side values of a peer are combined, by the order of ranks.
+fn side(peer: usize, rank: usize) -> Side {
+    if peer < rank { Side::Before } else { Side::After }
+}
+
+fn overlaps(a: &Range<usize>, b: &Range<usize>) -> bool {
+    a.start < b.end && b.start < a.end
+}
+
+fn in_bytes(range: &Range<usize>, dtype: DType) -> Range<usize> {
+    range.start * dtype.size_bytes()..range.end * dtype.size_bytes()
+}
+
+/// Returns the parts of `slices`, taken as one long slice, that lie in `range`.
+fn pieces<'a>(slices: &'a mut [&mut [u8]], range: &Range<usize>) -> Vec<&'a mut [u8]> {
+    let mut start = 0;
+    let mut found = Vec::new();
+    for slice in slices {
+        let end = start + slice.len();
+        let (from, to) = (range.start.max(start), range.end.min(end));
+        if from < to {
+            found.push(&mut slice[from - start..to - start]);
+        }
+        start = end;
+    }
+    found
+}
+
+/// The pieces that each send of a step reads.
+type Shared<'a> = Vec<Vec<&'a [u8]>>;
+
+/// The pieces that each receive of a step writes.
+type Exclusive<'a> = Vec<Vec<&'a mut [u8]>>;
+
+/// Cuts `slices` so that each send gets shared, and each receive exclusive, access to its range.
+///
+/// No receive of the step overlaps a send or another receive.
+fn carve<'a>(
+    slices: &'a mut [&mut [u8]],
+    sends: &[Transfer],
+    receives: &[Transfer],
+    dtype: DType,
+) -> (Shared<'a>, Exclusive<'a>) {
+    if slices.len() == 1
+        && let ([send], []) = (sends, receives)
+    {
+        // The common short message: a part of one slice.
+        return (vec![vec![&slices[0][in_bytes(&send.range, dtype)]]], Vec::new());
+    }
+    let sends: Vec<Range<usize>> = sends.iter().map(|send| in_bytes(&send.range, dtype)).collect();
+    let receives: Vec<Range<usize>> = receives.iter().map(|receive| in_bytes(&receive.range, dtype)).collect();
+    let mut cuts: Vec<usize> = sends.iter().chain(&receives).flat_map(|range| [range.start, range.end]).collect();
+    cuts.sort_unstable();
+    let mut shared: Vec<Vec<&'a [u8]>> = vec![Vec::new(); sends.len()];
+    let mut exclusive: Vec<Vec<&'a mut [u8]>> = receives.iter().map(|_| Vec::new()).collect();
+    let mut start = 0;
+    for slice in slices {
+        let end = start + slice.len();
+        let mut rest: &'a mut [u8] = slice;
+        let inside = cuts.iter().copied().filter(|cut| start < *cut && *cut < end).chain([end]).collect::<Vec<_>>();
+        for cut in inside {
+            let (piece, later) = rest.split_at_mut(cut - start);
+            rest = later;
+            let range = start..cut;
+            start = cut;
+            if range.is_empty() {
+                continue;
+            }
+            if let Some(index) = receives.iter().position(|receive| overlaps(receive, &range)) {
+                exclusive[index].push(piece);
+            } else {
+                let piece: &'a [u8] = piece;
+                for (index, send) in sends.iter().enumerate() {
+                    if overlaps(send, &range) {
+                        shared[index].push(piece);
+                    }
+                }
+            }
+        }
+    }
+    (shared, exclusive)
+}

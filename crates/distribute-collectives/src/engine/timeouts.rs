@@ -1,0 +1,121 @@
+//! When a rank that waits or polls gives up: on ranks that do not come, and on an operation that does not end.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use super::io_thread::MAX_IDLE;
+use super::operation::CallTimes;
+use super::phases::OperationState;
+use super::{Engine, MAX_SLEEP, Operation};
+use crate::Error;
+use crate::sync::lock;
+
+impl Engine {
+    /// Fails an operation that gathers ranks where the group has ended, a missing rank will not come, or time is up.
+    pub(super) fn check_gathering(&self, local: usize, operation: &Operation) {
+        let Some(CallTimes { call, deadline, started }) = operation.call_of(local) else { return };
+        let context = &self.context;
+        let here = context.local_name(local);
+        if context.is_aborted() {
+            let error = context.aborted(Some(call));
+            self.fail(operation, OperationState::Gathering, "this rank", error);
+            return;
+        }
+        let missing = operation.missing();
+        if let Some(gone) = missing.iter().find(|other| self.has_left(**other)) {
+            let error = Error::PeerLeft {
+                name: here.clone(),
+                peer: context.local_name(*gone),
+                group: context.name.clone(),
+                during: call.to_string(),
+            };
+            self.fail(operation, OperationState::Gathering, &here, error);
+        } else if let Some(idle) = missing.iter().find(|other| self.idle[**other].load(Ordering::SeqCst)) {
+            let error = Error::Absent {
+                name: here,
+                peer: context.local_name(*idle),
+                group: context.name.clone(),
+                during: call.to_string(),
+            };
+            self.fail(operation, OperationState::Gathering, &context.local_name(*idle), error);
+        } else if Instant::now() >= deadline && !missing.is_empty() {
+            let names: Vec<String> = missing.iter().map(|other| context.local_name(*other)).collect();
+            let error = Error::Deadline {
+                call: Box::new(call),
+                name: here.clone(),
+                group: context.name.clone(),
+                waited: started.elapsed(),
+                missing: format!("{} (which made no such call)", names.join(", ")),
+            };
+            self.fail(operation, OperationState::Gathering, &here, error);
+        }
+    }
+
+    /// Makes an operation under way fail where the group has ended or time is up.
+    pub(super) fn check_under_way(&self, local: usize, operation: &Arc<Operation>, state: OperationState) {
+        let Some(CallTimes { call, deadline, started }) = operation.call_of(local) else { return };
+        let context = &self.context;
+        let error = if context.is_aborted() {
+            context.aborted(Some(call))
+        } else if Instant::now() >= deadline {
+            Error::Deadline {
+                call: Box::new(call),
+                name: context.local_name(local),
+                group: context.name.clone(),
+                waited: started.elapsed(),
+                missing: match state {
+                    OperationState::Exchanging => {
+                        "earlier operations of this group, which are still under way".to_owned()
+                    }
+                    _ => "ranks of this process, which work on it".to_owned(),
+                },
+            }
+        } else {
+            return;
+        };
+        match state {
+            // An operation that is still queued has no thread working on it. One being exchanged has its own deadline.
+            OperationState::Exchanging => {
+                if self.inter_process.as_ref().is_some_and(|stage| stage.dequeue(call.sequence)) {
+                    self.fail(operation, OperationState::Exchanging, &context.local_name(local), error);
+                }
+            }
+            _ => self.fail_when_idle(operation, error),
+        }
+    }
+
+    /// Makes the I/O thread watch an operation that a rank polls: nobody else would see its deadline pass or a peer leave.
+    pub(super) fn watch(&self, local: usize, operation: &Arc<Operation>) {
+        let mut polled = lock(&self.polled);
+        polled.retain(|(_, operation)| !operation.is_over());
+        polled.push((local, operation.clone()));
+        drop(polled);
+        self.io_thread.wake();
+    }
+
+    /// Does for polled operations what waiting ranks do for theirs; returns how long the I/O thread may sleep.
+    pub(super) fn serve_polled(&self) -> Duration {
+        let mut polled = lock(&self.polled);
+        polled.retain(|(_, operation)| !operation.is_over());
+        // A copy: whoever fails an operation calls wakers, which may begin others.
+        let operations = polled.clone();
+        drop(polled);
+        let now = Instant::now();
+        let mut sleep = MAX_IDLE;
+        for (local, operation) in operations {
+            self.help(&operation, false);
+            match operation.phases.state() {
+                state if state.is_over() => continue,
+                OperationState::Gathering => self.check_gathering(local, &operation),
+                state => self.check_under_way(local, &operation, state),
+            }
+            if let Some(CallTimes { deadline, .. }) = operation.call_of(local).filter(|_| !operation.is_over()) {
+                let left = deadline.saturating_duration_since(now);
+                // After its deadline an operation only waits for chunks in other threads' hands.
+                sleep = sleep.min(if left.is_zero() { MAX_SLEEP } else { left });
+            }
+        }
+        sleep
+    }
+}

@@ -1,0 +1,46 @@
+//! Calls by one thread for all ranks of its process.
+
+use super::ProcessGroup;
+use super::work::Work;
+use crate::Error;
+use crate::engine::memory::OwnedBuffers;
+
+/// Begins an operation on each of this process's ranks, waits for all of them, and returns the last one's memory.
+///
+/// For code that speaks for all ranks of its process, outside of their threads. Where every rank gets the same result, one is
+/// as good as any.
+///
+/// # Errors
+/// The first of beginning or waiting.
+///
+/// # Examples
+/// ```
+/// use distribute_collectives::{Error, ProcessGroup, ReduceOp, on_local_ranks};
+/// let ranks = ProcessGroup::local(3)?;
+/// let sum = on_local_ranks(&ranks, |local, rank| rank.all_reduce_async(vec![local as u64], ReduceOp::Sum))?;
+/// assert_eq!(sum, Some(vec![3]));
+/// # Ok::<(), Error>(())
+/// ```
+pub fn on_local_ranks<B: OwnedBuffers, E: From<Error>>(
+    ranks: &[ProcessGroup],
+    mut begin: impl FnMut(usize, &ProcessGroup) -> Result<Work<B>, E>,
+) -> Result<Option<B>, E> {
+    let mut works = Vec::with_capacity(ranks.len());
+    for (local, rank) in ranks.iter().enumerate() {
+        match begin(local, rank) {
+            Ok(work) => works.push(work),
+            Err(error) => {
+                // What was begun waits for the ranks that did not begin, which no longer will.
+                if !works.is_empty() {
+                    rank.abort("an operation could not be begun on every rank of its process");
+                }
+                return Err(error);
+            }
+        }
+    }
+    let mut last = None;
+    for work in works {
+        last = Some(work.wait()?);
+    }
+    Ok(last)
+}
