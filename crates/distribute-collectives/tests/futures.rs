@@ -1,0 +1,202 @@
+//! Works as futures, polled by the smallest executor there is: one thread, which parks until it is woken.
+
+mod harness;
+
+use std::pin::{Pin, pin};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Barrier};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::{self, Thread};
+use std::time::{Duration, Instant};
+
+use distribute_collectives::{Error, Options, ProcessGroup, ReduceOp, TransportKind, Work};
+use harness::{each, groups, quick};
+
+/// Unparks the thread that polls, and counts how often it was asked to.
+struct Unpark {
+    thread: Thread,
+    wake_ups: AtomicUsize,
+}
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.wake_ups.fetch_add(1, Ordering::SeqCst);
+        self.thread.unpark();
+    }
+}
+
+fn unpark() -> (Arc<Unpark>, Waker) {
+    let unpark = Arc::new(Unpark { thread: thread::current(), wake_ups: AtomicUsize::new(0) });
+    (unpark.clone(), Waker::from(unpark))
+}
+
+/// Polls a future only when its waker was called, and never looks in between.
+fn block_on<F: Future>(future: F) -> F::Output {
+    let (unpark, waker) = unpark();
+    let mut future = pin!(future);
+    let mut seen = 0;
+    loop {
+        if let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            return output;
+        }
+        let until = Instant::now() + Duration::from_secs(40);
+        while unpark.wake_ups.load(Ordering::SeqCst) == seen {
+            assert!(Instant::now() < until, "the waker was not called");
+            thread::park_timeout(Duration::from_secs(1));
+        }
+        seen = unpark.wake_ups.load(Ordering::SeqCst);
+    }
+}
+
+fn poll_once(work: &mut Work<Vec<f32>>, waker: &Waker) -> Poll<Result<Vec<f32>, Error>> {
+    Pin::new(work).poll(&mut Context::from_waker(waker))
+}
+
+/// Threads of one process; processes of one rank and of two, over sockets and over shared memory.
+fn settings() -> Vec<(usize, usize, Options)> {
+    let with = |transport| Options { transport, ..quick() };
+    vec![
+        (1, 3, quick()),
+        (2, 1, with(TransportKind::Tcp)),
+        (2, 2, with(TransportKind::Tcp)),
+        (3, 1, with(TransportKind::Auto)),
+    ]
+}
+
+#[test]
+fn works_complete_without_anybody_who_waits() {
+    for (processes, local_ranks, options) in settings() {
+        let groups = groups(processes, local_ranks, &options);
+        let world = groups.len() as f32;
+        for len in [1, 1000, 1 << 20] {
+            let sums = each(&groups, |group| {
+                let mine = vec![group.rank().0 as f32; len];
+                block_on(async {
+                    // Two at once, waited for in the other order.
+                    let first = group.all_reduce_async(mine.clone(), ReduceOp::Sum)?;
+                    let second = group.all_reduce_async(mine, ReduceOp::Mean)?;
+                    let mean = second.await?;
+                    group.barrier_async()?.await?;
+                    Ok::<_, Error>((first.await?, mean))
+                })
+            });
+            let sum = world * (world - 1.0) / 2.0;
+            for (rank, outcome) in sums.into_iter().enumerate() {
+                let (all, mean) = outcome.unwrap();
+                assert_eq!(all, vec![sum; len], "rank {rank} of {processes} × {local_ranks}");
+                assert_eq!(mean, vec![sum / world; len], "rank {rank} of {processes} × {local_ranks}");
+            }
+        }
+    }
+}
+
+#[test]
+fn ranks_that_poll_and_ranks_that_wait_meet() {
+    for (processes, local_ranks, options) in settings() {
+        let groups = groups(processes, local_ranks, &options);
+        let gathered = each(&groups, |group| {
+            for round in 0..50u32 {
+                let mut values = vec![round + group.rank().0; 3];
+                if (group.rank().0 + round) % 2 == 0 {
+                    values = block_on(group.all_reduce_async(values, ReduceOp::Max)?)?;
+                } else {
+                    group.all_reduce(&mut values, ReduceOp::Max)?;
+                }
+                assert_eq!(values, vec![round + group.world_size() as u32 - 1; 3]);
+            }
+            Ok::<_, Error>(())
+        });
+        assert!(gathered.iter().all(Result::is_ok), "{gathered:?}");
+    }
+}
+
+#[test]
+fn a_deadline_wakes_a_rank_that_polls() {
+    for (processes, local_ranks) in [(1, 2), (2, 1)] {
+        let options =
+            Options { timeout: Duration::from_millis(300), transport: TransportKind::Tcp, ..Options::default() };
+        let groups = groups(processes, local_ranks, &options);
+        let started = Instant::now();
+        // Rank 1 never calls.
+        let outcome = block_on(groups[0].all_reduce_async(vec![1.0f32; 4], ReduceOp::Sum).unwrap());
+        assert!(matches!(&outcome, Err(Error::Deadline { .. })), "{outcome:?}");
+        assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
+        let later = groups[0].all_reduce_async(vec![1.0f32], ReduceOp::Sum).map(drop);
+        assert!(later.is_err(), "the group has ended");
+    }
+}
+
+#[test]
+fn an_abort_a_leave_and_a_mismatch_wake_ranks_that_poll() {
+    let ends: [(&str, fn(ProcessGroup)); 3] = [
+        ("abort", |group| group.abort("the other rank gives up")),
+        ("leave", drop),
+        ("mismatch", |group| {
+            let _ = group.all_reduce_async(vec![1.0f64; 9], ReduceOp::Sum).map(Work::wait);
+        }),
+    ];
+    for (processes, local_ranks, options) in settings() {
+        if processes * local_ranks != 2 && processes * local_ranks != 3 {
+            continue;
+        }
+        for (what, end) in ends {
+            let mut groups = groups(processes, local_ranks, &options);
+            let others = groups.split_off(1);
+            let polled = Barrier::new(processes * local_ranks);
+            thread::scope(|scope| {
+                let polling = scope.spawn(|| {
+                    let mut work = groups[0].all_reduce_async(vec![1.0f32; 4], ReduceOp::Sum)?;
+                    assert!(poll_once(&mut work, &unpark().1).is_pending());
+                    polled.wait();
+                    block_on(work)
+                });
+                for other in others {
+                    let polled = &polled;
+                    scope.spawn(move || {
+                        polled.wait();
+                        end(other);
+                    });
+                }
+                let started = Instant::now();
+                let outcome = polling.join().unwrap();
+                assert!(outcome.is_err(), "{what}: {outcome:?}");
+                assert!(started.elapsed() < Duration::from_secs(10), "{what}: {:?}", started.elapsed());
+            });
+        }
+    }
+}
+
+#[test]
+fn a_pending_work_that_is_dropped_is_waited_for() {
+    for (processes, local_ranks, options) in settings() {
+        let groups = groups(processes, local_ranks, &options);
+        let polled = Barrier::new(groups.len());
+        let sums = each(&groups, |group| {
+            if group.rank().0 == 0 {
+                let mut work = group.all_reduce_async(vec![1.0f32; 100_000], ReduceOp::Sum).unwrap();
+                assert!(poll_once(&mut work, &unpark().1).is_pending());
+                polled.wait();
+                drop(work);
+            } else {
+                polled.wait();
+                let sum = group.all_reduce_async(vec![1.0f32; 100_000], ReduceOp::Sum).and_then(|work| block_on(work));
+                assert_eq!(sum.unwrap(), vec![group.world_size() as f32; 100_000]);
+            }
+            // The group is as good as before.
+            let mut sum = [1.0f32];
+            group.all_reduce(&mut sum, ReduceOp::Sum).map(|()| sum[0])
+        });
+        assert!(sums.iter().all(|sum| *sum.as_ref().unwrap() == groups.len() as f32), "{sums:?}");
+    }
+}
+
+#[test]
+fn a_work_is_handed_back_once() {
+    let group = ProcessGroup::local(1).unwrap().remove(0);
+    let (_, waker) = unpark();
+    let mut work = group.all_reduce_async(vec![2.0f32], ReduceOp::Sum).unwrap();
+    assert!(matches!(poll_once(&mut work, &waker), Poll::Ready(Ok(values)) if values == [2.0]));
+    assert!(matches!(poll_once(&mut work, &waker), Poll::Ready(Err(Error::Aborted { .. }))));
+    assert!(work.is_done() && work.wait().is_err());
+    assert!(group.failure().is_none());
+}
