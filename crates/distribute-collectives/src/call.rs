@@ -1,4 +1,4 @@
-//! What one collective call is: the fingerprint that ranks compare.
+//! The fingerprint of a collective call, which ranks compare.
 
 use std::fmt;
 
@@ -64,7 +64,7 @@ impl Kind {
         Kind::Send,
     ];
 
-    /// The name in snake case, as the method is called.
+    /// Returns the name in snake case, which is that of the method.
     pub const fn name(self) -> &'static str {
         match self {
             Kind::AllReduce => "all_reduce",
@@ -90,7 +90,7 @@ impl Kind {
     }
 }
 
-/// What every rank must agree on before a collective moves a byte.
+/// The fingerprint of a call: what every rank must agree on before a collective moves a byte.
 ///
 /// Two ranks whose calls differ get [`Error::Mismatch`](crate::Error::Mismatch), never a wrong sum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -116,8 +116,8 @@ impl Call {
     /// Bytes of an encoded call.
     pub(crate) const ENCODED_LEN: usize = 40;
 
-    /// Fixed little-endian layout: magic, kind, dtype, op, schedule's code, then root, layout, sequence, count, schedule's
-    /// digest, zero.
+    /// Fixed little-endian layout: magic, kind, dtype, op, schedule's code, then root, layout, sequence, count,
+    /// schedule's digest, zero.
     pub(crate) fn encode(&self, schedule: ScheduleId) -> [u8; Self::ENCODED_LEN] {
         let mut bytes = [0u8; Self::ENCODED_LEN];
         bytes[0..4].copy_from_slice(MAGIC);
@@ -133,7 +133,7 @@ impl Call {
         bytes
     }
 
-    /// Reads an encoded call and how it is carried out; `None` where the bytes are not one.
+    /// Decodes a call and its schedule's identity; `None` where the bytes are not one.
     pub(crate) fn decode(bytes: &[u8; Self::ENCODED_LEN]) -> Option<(Call, ScheduleId)> {
         if &bytes[0..4] != MAGIC || bytes[36..40] != [0; 4] {
             return None;
@@ -159,7 +159,7 @@ impl Call {
         Some((call, schedule))
     }
 
-    /// The digest of the lengths of several slices.
+    /// Returns the digest of the lengths of several slices; zero for one.
     pub(crate) fn layout_of(lengths: impl ExactSizeIterator<Item = usize>) -> u32 {
         if lengths.len() <= 1 {
             return 0;
@@ -188,8 +188,8 @@ impl fmt::Display for Call {
     }
 }
 
-/// How a call is carried out between processes: part of what every message says, since messages of one schedule make no
-/// sense in another.
+/// The identity of the schedule of a call between processes: part of every message's header, since messages of one
+/// schedule make no sense in another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ScheduleId {
     code: u8,
@@ -197,10 +197,10 @@ pub(crate) struct ScheduleId {
 }
 
 impl ScheduleId {
-    /// Of calls that are carried out in one way only.
+    /// The identity for calls that have one schedule only.
     pub(crate) const ONLY: ScheduleId = ScheduleId { code: 0, digest: 0 };
 
-    /// `name` names the algorithm, `placement` what else the schedule was made from besides the call and the ranks.
+    /// Identifies a schedule by its algorithm and by what else it was built from besides the call and the ranks.
     pub(crate) fn new(name: &str, placement: &[usize]) -> ScheduleId {
         let code = NAMES.iter().position(|known| *known == name).map_or(u8::MAX, |index| index as u8 + 1);
         let placement = placement.iter().flat_map(|place| (*place as u64).to_le_bytes());
@@ -216,7 +216,7 @@ impl ScheduleId {
     }
 }
 
-/// Algorithms by which calls may be carried out, in the order of their codes.
+/// Names of algorithms, in the order of their codes.
 const NAMES: [&str; 8] = [
     "ring",
     "recursive-doubling",
@@ -294,7 +294,9 @@ mod tests {
         #![proptest_config(ProptestConfig { cases: 1000, rng_seed: RngSeed::Fixed(1), ..ProptestConfig::default() })]
 
         #[test]
-        fn any_bytes_are_a_call_or_none(bytes: [u8; Call::ENCODED_LEN], kind in 0u8..16, dtype in 0u8..11, op in 0u8..12) {
+        fn any_bytes_are_a_call_or_none(
+            bytes: [u8; Call::ENCODED_LEN], kind in 0u8..16, dtype in 0u8..11, op in 0u8..12,
+        ) {
             prop_assert_eq!(Call::decode(&bytes), None);
             let mut bytes = bytes;
             bytes[..4].copy_from_slice(MAGIC);

@@ -1,8 +1,8 @@
-//! Fewer bytes on the wire, for a loss of exactness that later steps make up for.
+//! Lossy compression of gradients, with error feedback.
 //!
-//! Whatever a compressor leaves out of one step's values is added to the next step's (error feedback), so over many steps
-//! nothing is lost. Every rank decodes the same messages, so ranks agree bit for bit; but results depend on the number of
-//! ranks more than uncompressed ones do.
+//! Whatever a compressor leaves out of one step's values is added to the next step's (error feedback), so over many
+//! steps nothing is lost. Every rank decodes the same messages, so ranks agree bit for bit; but results depend on the
+//! number of ranks more than uncompressed ones do.
 
 use std::fmt;
 use std::str::FromStr;
@@ -24,7 +24,7 @@ use power_sgd::PowerSgd;
 use short::Short;
 use top_k::TopK;
 
-/// What is sent instead of `f32` values. Values of other types are sent as they are.
+/// Compression of `f32` values. Values of other types are sent as they are.
 ///
 /// # Examples
 /// ```
@@ -49,7 +49,8 @@ pub enum Compression {
     /// # Source
     /// Aji and Heafield, "Sparse communication for distributed gradient descent", 2017.
     TopK(f64),
-    /// Matrices as products of two narrow ones of this rank; tensors of one dimension as they are. A rank of 1 to 4 is usual.
+    /// Matrices as products of two narrow ones of this rank; tensors of one dimension as they are. A rank of 1 to 4 is
+    /// usual.
     ///
     /// # Source
     /// Vogels, Karimireddy and Jaggi, "PowerSGD: practical low-rank gradient compression", 2019, algorithm 1.
@@ -74,7 +75,8 @@ impl fmt::Debug for CustomCompression {
 }
 
 impl Compression {
-    /// A user's own: `make` is called once for each bucket, with the tensors that it holds one after another.
+    /// Uses the caller's own compressor: `make` is called once for each bucket, with the tensors that it holds one
+    /// after another.
     pub fn custom(
         name: &str,
         make: impl Fn(&[FusedTensor]) -> Box<dyn Compressor> + Send + Sync + 'static,
@@ -82,7 +84,7 @@ impl Compression {
         Compression::Custom(CustomCompression { name: name.into(), make: Arc::new(make) })
     }
 
-    /// The lower-case name.
+    /// Returns the lower-case name.
     pub fn name(&self) -> &str {
         match self {
             Compression::None => "none",
@@ -143,7 +145,7 @@ impl FromStr for Compression {
     }
 }
 
-/// What goes over the wire, and what comes back.
+/// Compressed values, as they are sent, and as they come back combined over ranks.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Payload {
@@ -159,8 +161,8 @@ pub enum Payload {
 
 /// Turns the values of one bucket into a smaller payload, and what all ranks sent into their sum.
 ///
-/// One for each bucket on each rank. All ranks must send payloads of one kind and length, and must decode the same payload to
-/// the same bits.
+/// One for each bucket on each rank. All ranks must send payloads of one kind and length, and must decode the same
+/// payload to the same bits.
 ///
 /// # Examples
 /// Signs and one scale, as in signSGD:
@@ -199,7 +201,7 @@ pub enum Payload {
 /// assert_eq!(compression.name(), "signs");
 /// ```
 pub trait Compressor: Send {
-    /// What to send for `values`, which hold this step's values and what was left of earlier ones; what is left in them is
+    /// Compresses `values`, which hold this step's values plus the error of earlier steps; what it leaves in them is
     /// added to the next step's.
     fn begin(&mut self, values: &mut [f32]) -> Payload;
 
@@ -207,19 +209,19 @@ pub trait Compressor: Send {
     /// [`begin`](Compressor::begin) left.
     fn go_on(&mut self, received: Payload, left: &mut [f32], sum: &mut [f32]) -> Option<Payload>;
 
-    /// Undoes the last [`begin`](Compressor::begin) and what came after it, since the step has failed: for those that keep
-    /// something from step to step besides what is left of the values. Default: nothing.
+    /// Undoes the last [`begin`](Compressor::begin) and what came after it, since the step has failed: for those that
+    /// keep something from step to step besides what is left of the values. Default: nothing.
     fn take_back(&mut self) {}
 }
 
-/// A bucket's compressor, and what it keeps.
+/// A bucket's compressor and its state.
 pub(crate) struct Bucketed {
     compressor: Box<dyn Compressor>,
-    /// What earlier steps left.
+    /// The error of earlier steps.
     left: Vec<f32>,
-    /// What was left before the step under way.
+    /// The error before the step under way.
     before: Vec<f32>,
-    /// Whether that has begun, and could be taken back.
+    /// Whether a step has begun that could be rolled back.
     begun: bool,
     sum: Vec<f32>,
 }
@@ -241,12 +243,12 @@ impl Bucketed {
         &self.left
     }
 
-    /// Makes the last step final.
+    /// Commits the last step.
     pub(crate) fn settle(&mut self) {
         self.begun = false;
     }
 
-    /// Goes back to before the step under way.
+    /// Restores the error from before the step under way.
     pub(crate) fn take_back(&mut self) {
         if std::mem::take(&mut self.begun) {
             self.left.copy_from_slice(&self.before);
@@ -269,7 +271,7 @@ impl Bucketed {
         self.compressor.begin(&mut self.left)
     }
 
-    /// Writes the sum, or mean, to the tensors, unless there is more to send.
+    /// Writes the sum, or mean, to the tensors, or returns the next payload to send.
     fn go_on<B: OwnedBuffers>(
         &mut self,
         received: Payload,
@@ -296,14 +298,14 @@ impl Bucketed {
     }
 }
 
-/// A bucket on its way.
+/// A bucket whose operation is under way.
 #[derive(Debug)]
 pub(crate) enum Launched<B: OwnedBuffers> {
     Plain(Work<Batch<B>>),
     Compressed { tensors: Vec<B>, message: Message },
 }
 
-/// A payload on its way.
+/// A payload whose operation is under way.
 #[derive(Debug)]
 pub(crate) enum Message {
     F32(Work<Vec<f32>>),

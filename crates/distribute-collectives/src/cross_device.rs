@@ -1,4 +1,4 @@
-//! How the devices of one process combine their values, for those who want another way than the group's own.
+//! Cross-device operations: replacements for the engine's own reduction between the devices of one process.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,8 +7,8 @@ use distribute_device::{BufferMut, DType, DeviceKind, DeviceSpec};
 
 use crate::{ReduceOp, kernel};
 
-/// A way to combine the values of one process's devices, in place of the group's own. What other processes bring is combined
-/// afterwards, by the group's [`Algorithm`](crate::Algorithm).
+/// Combines the values of one process's devices, in place of the group's own reduction. Values of other processes are
+/// combined afterwards, by the group's [`Algorithm`](crate::Algorithm).
 ///
 /// # Examples
 /// Sends eight bits of each value, as a slow link between devices would.
@@ -53,23 +53,24 @@ use crate::{ReduceOp, kernel};
 /// # Source
 /// `tf.distribute.CrossDeviceOps`.
 pub trait CrossDeviceOps: Send + Sync {
-    /// What banners and reports call it.
+    /// Returns the name for banners and reports.
     fn name(&self) -> &str;
 
     /// Combines the devices' values, element by element; every device ends with the result.
     ///
     /// All hold as many elements of the same type. `op` is never [`ReduceOp::Mean`]: a mean is a sum, which is divided
-    /// afterwards. It is called for any reduction of the group whose values this process's devices combine in place, by one
-    /// thread while the devices' own wait.
+    /// afterwards. It is called for any reduction of the group whose values this process's devices combine in place, by
+    /// one thread while the devices' own wait.
     fn all_reduce(&self, op: ReduceOp, devices: &mut [BufferMut<'_>]);
 
-    /// How many bytes of gradients to reduce together, of `total` in a step. Default: what the group's options say.
+    /// Returns how many bytes of gradients to reduce together, of `total` in a step. Default: the group's options
+    /// decide.
     fn bytes_per_pack(&self, total: usize) -> Option<usize> {
         let _ = total;
         None
     }
 
-    /// What users should know of using it on these devices; said once.
+    /// Returns a warning for users of these devices, which is logged once.
     fn caution(&self, devices: &[DeviceSpec]) -> Option<String> {
         let _ = devices;
         None
@@ -109,7 +110,7 @@ impl fmt::Debug for SharedCrossDeviceOps {
 }
 
 impl SharedCrossDeviceOps {
-    /// Combines bytes of one type.
+    /// Reduces the ranks' bytes as elements of one type.
     pub(crate) fn reduce(&self, dtype: DType, op: ReduceOp, buffers: &mut [&mut [u8]]) {
         let op = if op == ReduceOp::Mean { ReduceOp::Sum } else { op };
         let devices: Result<Vec<BufferMut<'_>>, _> =
@@ -120,7 +121,7 @@ impl SharedCrossDeviceOps {
         }
     }
 
-    /// Makes the mean over `n` ranks, all of this process, of bytes of one type.
+    /// Computes the mean over `n` ranks, all of this process.
     pub(crate) fn mean(&self, dtype: DType, n: u32, buffers: &mut [&mut [u8]]) {
         let Some((accumulated, per_element)) = kernel::mean_accumulator(dtype) else {
             self.reduce(dtype, ReduceOp::Sum, buffers);
@@ -137,7 +138,7 @@ impl SharedCrossDeviceOps {
         }
     }
 
-    /// Adds up `sources` into `sum` as what a mean over `n` ranks is [accumulated](kernel::mean_accumulator) in.
+    /// Adds up `sources` into the [accumulator](kernel::mean_accumulator) of a mean over `n` ranks.
     pub(crate) fn accumulate_mean(&self, dtype: DType, n: u32, sources: &[&[u8]], sum: &mut [u8]) {
         let Some((accumulated, _)) = kernel::mean_accumulator(dtype) else { return };
         let mut memory: Vec<Vec<u64>> = sources.iter().map(|_| vec![0u64; sum.len().div_ceil(8)]).collect();
@@ -174,8 +175,9 @@ impl CrossDeviceOps for ReductionToOneDevice {
     }
 }
 
-/// Combines within two halves of the devices, exchanges between the halves, and spreads the result within each: for boxes whose
-/// halves are better connected within than between. Parts of the values take different devices for the exchange.
+/// Combines within two halves of the devices, exchanges between the halves, and spreads the result within each: for
+/// boxes whose halves are better connected within than between. Parts of the values take different devices for the
+/// exchange.
 ///
 /// # Source
 /// `tf.distribute.HierarchicalCopyAllReduce`.
@@ -185,7 +187,8 @@ pub struct HierarchicalCopyAllReduce {
 }
 
 impl HierarchicalCopyAllReduce {
-    /// Cuts a step's gradients into so many packs, each reduced as soon as it is complete; 0 leaves every gradient alone.
+    /// Divides a step's gradients into `num_packs` packs, each reduced as soon as it is complete; 0 leaves every
+    /// gradient alone.
     pub fn new(num_packs: usize) -> HierarchicalCopyAllReduce {
         HierarchicalCopyAllReduce { num_packs }
     }
@@ -236,7 +239,8 @@ pub struct NcclAllReduce {
 }
 
 impl NcclAllReduce {
-    /// Cuts a step's gradients into so many packs, each reduced as soon as it is complete; 0 leaves every gradient alone.
+    /// Divides a step's gradients into `num_packs` packs, each reduced as soon as it is complete; 0 leaves every
+    /// gradient alone.
     pub fn new(num_packs: usize) -> NcclAllReduce {
         NcclAllReduce { num_packs }
     }

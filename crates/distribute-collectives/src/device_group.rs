@@ -6,6 +6,7 @@ mod backends;
 mod choice;
 mod fused;
 mod host;
+mod implementation;
 #[cfg(test)]
 mod tests;
 
@@ -19,18 +20,18 @@ use self::choice::{Choice, Facts};
 use crate::call::{Call, Kind, ScheduleId};
 use crate::{Error, ProcessGroup, Rank, ReduceOp, Result};
 
-pub use self::choice::DeviceImplementation;
 pub use self::fused::{FusedDeviceAllReduce, FusedDeviceStep};
+pub use self::implementation::DeviceImplementation;
 
 /// One rank's handle on a group whose ranks hold their values in the memory of devices, one device for each rank.
 ///
-/// Calls are in the order of a stream: they are enqueued behind what the caller's stream was given, and what the stream is
-/// given afterwards comes behind them. They return when every rank has made its call and the work is enqueued, which may be
-/// long before it has ended; through the host they return when it is nearly done.
+/// Calls are in the order of a stream: they are enqueued behind what the caller's stream was given, and what the stream
+/// is given afterwards comes behind them. They return when every rank has made its call and the work is enqueued, which
+/// may be long before it has ended; through the host they return when it is nearly done.
 ///
 /// # Ordering
-/// Every rank must issue the same calls in the same order. Each call carries a fingerprint, and a difference is an error on
-/// all ranks before a byte moves.
+/// Every rank must issue the same calls in the same order. Each call carries a fingerprint, and a difference is an
+/// error on all ranks before a byte moves.
 ///
 /// # Errors
 /// Those of [`ProcessGroup`]; [`Error::Device`] where a device refuses, [`Error::Nccl`] where NCCL does.
@@ -63,7 +64,7 @@ pub use self::fused::{FusedDeviceAllReduce, FusedDeviceStep};
 /// ```
 ///
 /// # Source
-/// NCCL's operations and their order; `tf.distribute.CrossDeviceOps` for the ways of doing them.
+/// NCCL's operations and their order; `tf.distribute.CrossDeviceOps` for the backends.
 pub struct DeviceGroup {
     /// The ranks, for agreeing on calls; nobody else uses it.
     group: Arc<ProcessGroup>,
@@ -75,7 +76,7 @@ pub struct DeviceGroup {
 
 /// Executes collectives on devices.
 trait Backend: Send + Sync {
-    /// Tells the other ranks that this one has failed.
+    /// Aborts what other ranks have under way with this one.
     fn abort(&self, reason: &str);
 
     /// Shows this rank's buffers to the other ranks of the process; all have done so before any of them runs.
@@ -90,7 +91,7 @@ struct Work<'a> {
     call: Call,
     /// Values of this rank.
     input: &'a DeviceBuffer,
-    /// What gets the result: the same where the call is in place.
+    /// Receives the result: the same buffer where the call is in place.
     output: &'a DeviceBuffer,
     stream: &'a dyn Stream,
 }
@@ -98,7 +99,7 @@ struct Work<'a> {
 impl DeviceGroup {
     /// Joins the ranks of `group`, each with a device of its own. `asked` is alike on all ranks.
     ///
-    /// What was chosen, and why not something better, is said once, at level `info`, by rank 0.
+    /// Rank 0 logs the backend that was chosen, and why no better one, once, at level `info`.
     ///
     /// # Ordering
     /// Every rank of `group` must call this.
@@ -117,22 +118,22 @@ impl DeviceGroup {
         Ok(DeviceGroup { group, device, choice, backend, calls: AtomicU64::new(0) })
     }
 
-    /// This rank's place in the group.
+    /// Returns this rank's place in the group.
     pub fn rank(&self) -> Rank {
         self.group.rank()
     }
 
-    /// The number of ranks.
+    /// Returns the number of ranks.
     pub fn world_size(&self) -> usize {
         self.group.world_size()
     }
 
-    /// This rank's device.
+    /// Returns this rank's device.
     pub fn device(&self) -> &Arc<dyn Device> {
         &self.device
     }
 
-    /// What does the work, and why, in a sentence.
+    /// Returns the backend and the reason for it, as a sentence.
     pub fn chosen(&self) -> String {
         self.choice.to_string()
     }
@@ -285,12 +286,12 @@ fn copy_each(
         .try_for_each(|(tensor, place)| stream.copy(tensor, &bucket.slice(*place..place + tensor.len_bytes())?))
 }
 
-/// A group of the same ranks that is used apart from the given one.
+/// Makes a group of the same ranks that is independent of the given one.
 fn duplicate(group: &ProcessGroup) -> Result<ProcessGroup> {
     group.split(Some(0), 0)?.ok_or_else(|| missing(group))
 }
 
-/// What cannot be: a rank that gave a colour got no group.
+/// Returns the error of a rank that gave a colour and got no group, which does not happen.
 fn missing(group: &ProcessGroup) -> Error {
     let cause = "a rank was left out of a group that it asked for";
     Error::aborted(group.name(), group.rank_name(group.rank()), cause, distribute_cluster::FailureKind::Permanent)

@@ -1,5 +1,5 @@
-//! Short digests for comparing what should be equal. Nobody is kept from finding two texts with one digest, so memory never
-//! depends on them.
+//! Short digests for comparing what should be equal. They are not collision resistant, so memory safety never depends
+//! on them.
 //!
 //! # Source
 //! FNV-1a: draft-eastlake-fnv.

@@ -1,19 +1,19 @@
 //! The engine: how the calls of one process's ranks meet, and which thread does the work.
 //!
-//! Each call of a rank is deposited in the [`Operation`] of its sequence number. When the last local rank has arrived, the
-//! operation is cut into chunks ([`plan`]), and every rank that waits for it takes chunks until none are left; the last
-//! rank to arrive takes part too, so an asynchronous call needs no thread of its own. Where the group spans processes, the
-//! chunks first reduce into the first rank's memory, the [`InterProcess`] stage exchanges that with the other processes,
-//! and further chunks spread the result. [`phases`] holds the states.
+//! Each call of a rank is deposited in the [`Operation`] of its sequence number. When the last local rank has arrived,
+//! the operation is cut into chunks ([`plan`]), and every rank that waits for it takes chunks until none are left; the
+//! last rank to arrive takes part too, so an asynchronous call needs no thread of its own. Where the group spans
+//! processes, the chunks first reduce into the first rank's memory, the [`InterProcess`] stage exchanges that with the
+//! other processes, and further chunks spread the result. [`phases`] holds the states.
 //!
-//! Threads: whoever waits works. What nobody waits for is exchanged by the I/O thread ([`io_thread`]), which also watches
-//! deadlines for ranks that poll.
+//! Threads: whoever waits works. What nobody waits for is exchanged by the I/O thread ([`io_thread`]), which also
+//! watches deadlines for ranks that poll.
 //!
 //! Memory protocol: a rank's buffers may be touched by other threads only in Reducing, Exchanging and Spreading.
-//! [`Engine::wait`] and [`Engine::poll`] report an end only in Done and Failed, and an operation reaches those only when no
-//! thread holds a chunk of it. A function of the caller's that panics (a reduction, cross-device operation, algorithm or
-//! transport) is caught where it was called: the operation is marked as failing, the chunks in hand are given back, and the
-//! group ends with [`Error::Panicked`] on every rank.
+//! [`Engine::wait`] and [`Engine::poll`] report an end only in Done and Failed, and an operation reaches those only
+//! when no thread holds a chunk of it. A function of the caller's that panics (a reduction, cross-device operation,
+//! algorithm or transport) is caught where it was called: the operation is marked as failing, the chunks in hand are
+//! given back, and the group ends with [`Error::Panicked`] on every rank.
 //!
 //! The engine knows nothing of group handles, sub-groups or how a group is formed.
 
@@ -54,7 +54,7 @@ pub(crate) use operation::Operation;
 /// Largest number of ranks in one process.
 pub(crate) const MAX_LOCAL_RANKS: usize = 256;
 
-/// How long a waiting rank polls before it sleeps. Waking a sleeper costs 1 to 30 µs, so short waits must not sleep.
+/// Time that a waiting rank spins before it sleeps. Waking a sleeper costs 1 to 30 µs, so short waits must not sleep.
 const SPIN: Duration = Duration::from_micros(40);
 
 /// Longest sleep of a waiting rank between two looks at deadlines and aborts.
@@ -63,9 +63,10 @@ const MAX_SLEEP: Duration = Duration::from_millis(50);
 /// Executes the collective calls of the ranks of this process in one group.
 pub(crate) struct Engine {
     pub(crate) context: GroupContext,
-    /// How local ranks combine their values, where not in chunks that all of them take.
+    /// Combines local ranks' values in place of the engine's own chunks, where set.
     cross_device_ops: Option<SharedCrossDeviceOps>,
-    /// Whether every rank of this process can have a core; else spinning keeps the one that is waited for from its core.
+    /// Whether every rank of this process can have a core; else spinning keeps the one that is waited for from its
+    /// core.
     has_cores: bool,
     /// Ranks that have dropped their handles.
     left: Vec<AtomicBool>,
@@ -158,9 +159,9 @@ impl Engine {
 
     /// Waits until the operation is over, working on it meanwhile.
     ///
-    /// The one wait without a deadline of its own: while another thread holds a chunk, the memory of this rank is in use.
-    /// From the operation's deadline on no further chunk is worked on, so what is left is the chunks in hand: bounded, but
-    /// for a function of the caller's that does not return.
+    /// The one wait without a deadline of its own: while another thread holds a chunk, the memory of this rank is in
+    /// use. From the operation's deadline on no further chunk is worked on, so what is left is the chunks in hand:
+    /// bounded, but for a function of the caller's that does not return.
     pub(crate) fn wait(&self, local: usize, operation: &Arc<Operation>) -> Result<()> {
         let mut idle_since = None;
         loop {
@@ -207,7 +208,8 @@ impl Engine {
     /// Returns whether the next call, of this number, may take the fast path, and keeps the connections for it if so.
     ///
     /// The fast path is for a call in place of a process's only rank while no earlier call is under way: no ranks to
-    /// meet, no phases, and less than half of the time of a short message. [`fast_path`](Engine::fast_path) has to follow.
+    /// meet, no phases, and less than half of the time of a short message. [`fast_path`](Engine::fast_path) has to
+    /// follow.
     pub(crate) fn reserve_fast_path(&self, sequence: u64) -> bool {
         let reserved = self.inter_process.as_ref().is_some_and(|stage| stage.reserve(sequence));
         if reserved {
@@ -252,9 +254,9 @@ impl Engine {
     /// Builds the head of a local rank's flight record.
     pub(crate) fn flight_header(&self, local: usize) -> FlightHeader {
         let context = &self.context;
-        let rank = context.first_rank + local;
+        let rank = context.rank(local);
         let transport = self.inter_process.as_ref().map_or("local", InterProcess::transport);
-        let (name, world_size) = (&context.names[rank], context.world_size());
+        let (name, world_size) = (&context.names[rank.index()], context.world_size());
         Identity { group: &context.name, rank, name, world_size, transport }.into()
     }
 
@@ -328,8 +330,8 @@ impl Engine {
         }
     }
 
-    /// Sets the plan, by what the ranks' calls amount to, and returns it, or `None` where the last arrival was all that a
-    /// call waited for. Where the calls do not fit together, returns the error and the rank that differs.
+    /// Sets the plan, by what the ranks' calls amount to, and returns it, or `None` where the last arrival was all that
+    /// a call waited for. Where the calls do not fit together, returns the error and the rank that differs.
     fn plan<'a>(&self, operation: &'a Operation) -> Result<Option<&'a LocalPlan>, (String, Error)> {
         let context = &self.context;
         let entries = operation.entries();
@@ -421,8 +423,8 @@ impl Engine {
         self.complete(operation, state);
     }
 
-    /// Exchanges the next queued operation with other processes, if it is there and no other thread does; returns whether
-    /// it did.
+    /// Exchanges the next queued operation with other processes, if it is there and no other thread does; returns
+    /// whether it did.
     fn exchange_next(&self, spin: Duration) -> bool {
         let Some(stage) = &self.inter_process else { return false };
         let Some(exchanged) = stage.exchange_next(&self.context, spin, &|error| self.abort_here(error)) else {
@@ -489,7 +491,8 @@ impl Engine {
         // SeqCst: see `Phases::state`.
         self.sleepers.fetch_add(1, Ordering::SeqCst);
         let guard = lock(&self.sleep);
-        // A state that changes from here on is seen either by this look or by the waker, which counts sleepers after it.
+        // A state that changes from here on is seen either by this look or by the waker, which counts sleepers after
+        // it.
         if operation.phases.state() == before && !(gathering && self.context.interrupted.load(Ordering::SeqCst)) {
             let time = match operation.earliest_deadline().filter(|_| gathering) {
                 Some(deadline) => deadline.saturating_duration_since(Instant::now()).min(MAX_SLEEP),

@@ -1,4 +1,4 @@
-//! What can go wrong in a process group.
+//! Errors of process groups.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,18 +23,19 @@ pub enum Error {
     Mismatch {
         /// The call on one side.
         here: Box<Call>,
-        /// Who made it.
+        /// The rank that made it.
         here_name: String,
         /// The call on the other side.
         there: Box<Call>,
-        /// Who made that.
+        /// The rank that made that.
         there_name: String,
     },
     /// Two processes made the same call, and carry it out by different algorithms. Remedy: give every process the same
     /// algorithm, link figures, transport and version.
     #[error(
-        "{call}: {here_name} carries it out by {here}, {there_name} by {there}; give every process the same algorithm, link \
-         figures and transport (DISTRIBUTE_ALGORITHM, DISTRIBUTE_LINK, DISTRIBUTE_TRANSPORT, Options), and the same build"
+        "{call}: {here_name} carries it out by {here}, {there_name} by {there}; give every process the same algorithm, \
+         link figures and transport (DISTRIBUTE_ALGORITHM, DISTRIBUTE_LINK, DISTRIBUTE_TRANSPORT, Options), and the \
+         same build"
     )]
     Schedules {
         /// The call.
@@ -76,7 +77,7 @@ pub enum Error {
         group: String,
         /// How long the operation waited.
         waited: Duration,
-        /// Who has not done their part, and when they were last heard.
+        /// The ranks that are missing, and when they were last heard.
         missing: String,
     },
     /// A peer's process ended, crashed or became unreachable. Remedy: restart the job from its last checkpoint.
@@ -90,7 +91,7 @@ pub enum Error {
         peer_rank: Rank,
         /// The operation that noticed.
         during: String,
-        /// What was seen: connection reset, end of stream.
+        /// The symptom: connection reset, end of stream.
         how: String,
     },
     /// A peer dropped its side of the group while this rank waited for it.
@@ -110,8 +111,8 @@ pub enum Error {
     },
     /// A rank of the same process has ended its part of the work without a call that this rank waits for.
     #[error(
-        "{name}: {peer} has ended its part without {during} in group {group:?}, which waits for it; every rank must issue the \
-         same operations"
+        "{name}: {peer} has ended its part without {during} in group {group:?}, which waits for it; every rank must \
+         issue the same operations"
     )]
     Absent {
         /// This rank.
@@ -128,11 +129,11 @@ pub enum Error {
     Aborted {
         /// The group.
         group: String,
-        /// Who failed first.
+        /// The rank or task that failed first.
         origin: String,
         /// Why.
         cause: String,
-        /// Whether a restart helps against that, as whoever failed first says.
+        /// Whether a restart helps, according to the rank that failed first.
         kind: FailureKind,
     },
     /// A function of the caller's panicked while it worked for an operation: a reduction, a cross-device operation, an
@@ -143,7 +144,7 @@ pub enum Error {
         name: String,
         /// The operation.
         during: String,
-        /// What the panic said.
+        /// The panic's message.
         message: String,
     },
     /// Buffers of one call have lengths that do not fit together.
@@ -155,7 +156,7 @@ pub enum Error {
         got: usize,
         /// The length it should have.
         expected: usize,
-        /// How to mend it.
+        /// The remedy.
         remedy: &'static str,
     },
     /// Slices of one call have different element types.
@@ -176,8 +177,12 @@ pub enum Error {
         /// The type.
         dtype: distribute_device::DType,
     },
-    /// [`ReduceOp::User`](crate::ReduceOp::User) was given without a function. Remedy: call `all_reduce_with` or its like.
-    #[error("{kind} with ReduceOp::User has no function to combine values by; pass a Reduction to {kind}_with", kind = kind.name())]
+    /// [`ReduceOp::User`](crate::ReduceOp::User) was given without a function. Remedy: call `all_reduce_with` or its
+    /// like.
+    #[error(
+        "{kind} with ReduceOp::User has no function to combine values by; pass a Reduction to {kind}_with",
+        kind = kind.name()
+    )]
     NoReduction {
         /// The kind of operation.
         kind: crate::Kind,
@@ -187,7 +192,7 @@ pub enum Error {
     Tensor {
         /// Its index.
         index: usize,
-        /// What is wrong with it.
+        /// The problem.
         problem: String,
     },
     /// A compression cannot be used as it is set.
@@ -195,13 +200,13 @@ pub enum Error {
     Compression {
         /// Its name.
         name: String,
-        /// What is wrong.
+        /// The problem.
         problem: String,
     },
     /// A root or peer is not a member.
     #[error("{what} {given} is outside the group, whose ranks are 0..{world_size}")]
     RankOutside {
-        /// What the rank was given as.
+        /// The argument: `root`, `rank` or `process`.
         what: &'static str,
         /// The rank.
         given: u32,
@@ -211,11 +216,11 @@ pub enum Error {
     /// A name was not recognised.
     #[error("{what} {given:?} is not known; give {expected}")]
     UnknownName {
-        /// What was named.
+        /// The setting.
         what: &'static str,
-        /// What was given.
+        /// The value given.
         given: String,
-        /// What would be accepted.
+        /// The accepted values.
         expected: &'static str,
     },
     /// A group cannot have this size.
@@ -231,7 +236,7 @@ pub enum Error {
     Connect {
         /// This rank.
         name: String,
-        /// What was tried.
+        /// The action that failed.
         action: &'static str,
         /// The address.
         address: String,
@@ -258,15 +263,15 @@ pub enum Error {
     },
     /// Members of a group whose transport was given by the caller are to be connected in another way.
     #[error(
-        "{what} connects processes of group {group:?} anew, which needs {needs}; make the group by ProcessGroup::from_env or \
-         ProcessGroup::join, or connect the members yourself and use ProcessGroup::with_transport"
+        "{what} connects processes of group {group:?} anew, which needs {needs}; make the group by \
+         ProcessGroup::from_env or ProcessGroup::join, or connect the members yourself and use ProcessGroup::with_transport"
     )]
     NotConnectable {
-        /// What was called.
+        /// The operation.
         what: &'static str,
         /// The group.
         group: String,
-        /// What is missing.
+        /// The missing precondition.
         needs: &'static str,
     },
     /// The transport that was asked for is not in this build.
@@ -284,7 +289,7 @@ pub enum Error {
     Device {
         /// This rank.
         name: String,
-        /// What the device said.
+        /// The device's error.
         source: Arc<distribute_device::Error>,
     },
     /// NCCL refused, or failed.
@@ -292,9 +297,9 @@ pub enum Error {
     Nccl {
         /// This rank.
         name: String,
-        /// What was asked of it.
+        /// The action that failed.
         action: String,
-        /// What it said.
+        /// NCCL's error.
         problem: String,
     },
     /// Finding or joining the other members failed.
@@ -309,7 +314,7 @@ impl From<distribute_cluster::Error> for Error {
 }
 
 impl Error {
-    /// What peers are told of this error of `name`: the first cause, and not who has passed it on.
+    /// Builds the reason that peers are sent for this error of `name`: the first cause, and not who has passed it on.
     pub(crate) fn as_reason(&self, name: &str) -> AbortReason {
         match self {
             Error::Aborted { origin, cause, kind, .. } => {
@@ -319,8 +324,8 @@ impl Error {
         }
     }
 
-    /// The abort of a group, with the first cause alone: a cause that is an abort itself, told on by one that was aborted, is
-    /// replaced by what it tells of.
+    /// Builds the error of an aborted group from its first cause: a cause that is an abort itself, passed on by a rank
+    /// that was aborted, is replaced by the cause that it names.
     pub(crate) fn aborted(group: &str, origin: &str, cause: &str, kind: FailureKind) -> Error {
         let (origin, cause) = match cause.rsplit_once(ABORTED_BY).and_then(|(_, told)| told.split_once(": ")) {
             Some((first, cause)) => (first, cause),
@@ -362,7 +367,7 @@ impl ErrorClass for Error {
     }
 }
 
-/// What stands before the name of whoever has aborted a group.
+/// Precedes the name of the rank that has aborted a group, in [`Error::Aborted`]'s message.
 const ABORTED_BY: &str = " was aborted by ";
 
 /// The result of this crate's operations.

@@ -1,4 +1,5 @@
-//! Many tensors in few operations: gradients in buckets, each reduced as soon as its last one has come.
+//! Fused all-reduce: many tensors in few operations. Gradients are reduced in buckets, each as soon as its last one
+//! arrives.
 
 use std::sync::{Arc, Mutex};
 
@@ -9,15 +10,17 @@ use crate::engine::memory::OwnedBuffers;
 use crate::sync::lock;
 use crate::{Error, ProcessGroup, ReduceOp, Result};
 
+mod batch;
 mod plan;
 
+pub(crate) use batch::Batch;
 pub use plan::{Bucket, BucketPlan, FusedTensor};
 
 /// Tensors that are reduced over ranks together, again and again: one rank's side.
 ///
-/// Every step each rank [pushes](FusedStep::push) the same tensors, in any order and while it still computes others. Full
-/// buckets are launched in the order of the plan, so ranks agree on the order of operations whatever order their tensors
-/// come in.
+/// Every step each rank [pushes](FusedStep::push) the same tensors, in any order and while it still computes others.
+/// Full buckets are launched in the order of the plan, so ranks agree on the order of operations whatever order their
+/// tensors come in.
 ///
 /// # Examples
 /// ```
@@ -45,7 +48,8 @@ pub use plan::{Bucket, BucketPlan, FusedTensor};
 /// ```
 ///
 /// # Source
-/// The buckets of torch's `DistributedDataParallel` (Li and others, "PyTorch Distributed", 2020) and Horovod's tensor fusion.
+/// The buckets of torch's `DistributedDataParallel` (Li and others, "PyTorch Distributed", 2020) and Horovod's tensor
+/// fusion.
 #[derive(Debug)]
 pub struct FusedAllReduce {
     plan: Arc<BucketPlan>,
@@ -54,15 +58,15 @@ pub struct FusedAllReduce {
     compressors: Arc<Vec<Option<Mutex<Bucketed>>>>,
 }
 
-/// How tensors are fused.
+/// Options of a [`FusedAllReduce`].
 #[derive(Clone, Debug)]
 pub struct FusionOptions {
-    /// A bucket is closed when it holds at least so many bytes. Smaller buckets begin earlier, larger ones cost fewer
+    /// A bucket is closed when it holds at least this many bytes. Smaller buckets begin earlier, larger ones cost fewer
     /// operations; between processes an operation costs about as much as moving 64 KiB. Default 1 MiB.
     pub bucket_bytes: usize,
     /// The reduction; `Sum` or `Mean` where values are compressed. Default `Sum`.
     pub op: ReduceOp,
-    /// What is sent instead of the values. Default: the values.
+    /// Compression of what is sent. Default: none.
     pub compression: Compression,
 }
 
@@ -73,7 +77,7 @@ impl Default for FusionOptions {
 }
 
 impl FusedAllReduce {
-    /// For tensors whose last comes first, as gradients do in backward.
+    /// Plans buckets for tensors whose last one arrives first, as gradients do in backward.
     ///
     /// # Errors
     /// [`Error::Compression`] for settings that cannot be used.
@@ -82,7 +86,7 @@ impl FusedAllReduce {
         FusedAllReduce::with_plan(BucketPlan::new(tensors, &order, options.bucket_bytes), options)
     }
 
-    /// For a plan of the caller's, which must be the same on all ranks.
+    /// Uses a plan of the caller's, which must be the same on all ranks.
     ///
     /// # Errors
     /// [`Error::Compression`] for settings that cannot be used.
@@ -98,13 +102,14 @@ impl FusedAllReduce {
         Ok(FusedAllReduce { plan: Arc::new(plan), op: options.op, compressors })
     }
 
-    /// The plan.
+    /// Returns the plan.
     pub fn plan(&self) -> &BucketPlan {
         &self.plan
     }
 
-    /// Takes the last step back, which has failed on some rank: what compression has left out before is left out again. Call it
-    /// on every rank, once, when the step is dropped, and only where no rank has used its results.
+    /// Rolls back the last step, which has failed on some rank, so that the compression error kept for the next step is
+    /// that from before. Call it on every rank, once, when the step is dropped, and only where no rank has used its
+    /// results.
     pub fn take_back(&self) {
         self.compressors.iter().flatten().for_each(|compressor| lock(compressor).take_back());
     }
@@ -134,19 +139,19 @@ pub struct FusedStep<B: OwnedBuffers> {
     plan: Arc<BucketPlan>,
     op: ReduceOp,
     compressors: Arc<Vec<Option<Mutex<Bucketed>>>>,
-    /// Tensors that have come, by bucket and place.
+    /// Tensors that have been pushed, by bucket and position.
     waiting: Vec<Vec<Option<B>>>,
-    /// How many of each bucket are still to come.
+    /// Number of tensors of each bucket that are still missing.
     missing: Vec<usize>,
     launched: Vec<Launched<B>>,
 }
 
 impl<B: OwnedBuffers> FusedStep<B> {
-    /// Takes a tensor over, and begins to reduce its bucket, and those that waited for it, if that is now full.
+    /// Takes a tensor, and begins to reduce its bucket if that is now full, and later buckets that waited for it.
     ///
     /// # Errors
-    /// [`Error::Tensor`] where the index is not in the plan, has come already, or the memory has another type or length;
-    /// those of [`all_reduce_async`](ProcessGroup::all_reduce_async).
+    /// [`Error::Tensor`] where the index is not in the plan, was pushed already, or the memory has another type or
+    /// length; those of [`all_reduce_async`](ProcessGroup::all_reduce_async).
     pub fn push(&mut self, group: &ProcessGroup, index: usize, mut tensor: B) -> Result<()> {
         let (bucket, place) = self.plan.place(index)?;
         self.plan.check(index, &mut tensor)?;
@@ -161,16 +166,16 @@ impl<B: OwnedBuffers> FusedStep<B> {
         Ok(())
     }
 
-    /// Whether this tensor has come.
+    /// Returns whether this tensor has been pushed.
     pub fn has(&self, index: usize) -> bool {
         let Ok((bucket, place)) = self.plan.place(index) else { return false };
         bucket < self.launched.len() || self.waiting[bucket][place].is_some()
     }
 
-    /// Waits for all buckets; the reduced tensors, in the order of their indices.
+    /// Waits for all buckets and returns the reduced tensors, in the order of their indices.
     ///
     /// # Errors
-    /// [`Error::Tensor`] where one has not come; those of [`Work::wait`](crate::Work::wait).
+    /// [`Error::Tensor`] where one was not pushed; those of [`Work::wait`](crate::Work::wait).
     pub fn finish(mut self, group: &ProcessGroup) -> Result<Vec<B>> {
         let absent = (0..self.plan.tensors.len()).find(|index| self.plan.place(*index).is_ok() && !self.has(*index));
         if let Some(index) = absent {
@@ -192,27 +197,6 @@ impl<B: OwnedBuffers> FusedStep<B> {
         let compressor = self.compressors[index].as_ref().map(lock);
         self.launched.push(Launched::begin(group, tensors, self.plan.buckets[index].dtype, compressor, self.op)?);
         Ok(())
-    }
-}
-
-/// Several tensors as the memory of one operation.
-#[derive(Debug)]
-pub(crate) struct Batch<B> {
-    pub(crate) tensors: Vec<B>,
-    pub(crate) dtype: DType,
-}
-
-#[expect(unsafe_code, reason = "the memory of an operation that runs by itself")]
-// SAFETY: each tensor keeps its promise, and the batch owns them; its type was compared with the plan's.
-unsafe impl<B: OwnedBuffers> OwnedBuffers for Batch<B> {
-    fn dtype(&self) -> Option<DType> {
-        Some(self.dtype)
-    }
-
-    fn visit(&mut self, visitor: &mut dyn FnMut(&mut [u8])) {
-        for tensor in &mut self.tensors {
-            tensor.visit(visitor);
-        }
     }
 }
 

@@ -48,12 +48,20 @@ use crate::{Algorithm, DeviceImplementation, Error, Options, Rank, ReduceOp, Res
 /// a wrong result. Blocking and asynchronous calls share that order. Dropping the handle leaves the group.
 ///
 /// # Ordering
-/// Every call returns when this rank's part is done. Only [`barrier`](ProcessGroup::barrier), and calls whose result needs
-/// every rank, imply that others have arrived.
+/// Every call returns when this rank's part is done. Only [`barrier`](ProcessGroup::barrier), and calls whose result
+/// needs every rank, imply that others have arrived.
 ///
 /// # Errors
-/// All operations return [`Error::Mismatch`], [`Error::Deadline`], [`Error::PeerLost`], [`Error::PeerLeft`] or
-/// [`Error::Aborted`] when the group fails. The group is then aborted on all ranks.
+/// Every operation can fail with the group, which is then aborted on all ranks:
+/// - [`Error::Mismatch`], [`Error::Schedules`] or [`Error::Parts`] where ranks call different operations, execute one
+///   by different algorithms, or pass counts that do not match;
+/// - [`Error::Deadline`] where it takes longer than [`Options::timeout`];
+/// - [`Error::PeerLost`], [`Error::PeerLeft`] or [`Error::Absent`] where a rank that it needs has died, has dropped its
+///   handle, or is marked as making no calls;
+/// - [`Error::Panicked`] where a function of the caller's panics;
+/// - [`Error::Aborted`] where another rank or an earlier failure has aborted the group.
+///
+/// Arguments that do not fit are errors of this rank alone, before anything is sent; each operation names them.
 ///
 /// # Examples
 /// ```
@@ -78,21 +86,21 @@ pub struct ProcessGroup {
     engine: Arc<EngineHandle>,
     /// Groups made from this one, left by the local rank that made them for the others.
     children: Arc<Children>,
-    /// What else the ranks of this process share.
+    /// State that the ranks of this process share for another module.
     #[cfg(feature = "cuda")]
     shared_state: Arc<Mutex<Option<Arc<dyn std::any::Any + Send + Sync>>>>,
     local: usize,
     options: Arc<Options>,
     /// Sequence number of the next call; held while a call is deposited, so that calls of several threads do not mix.
     next: Mutex<u64>,
-    /// How many times this rank has split the group.
+    /// Number of times this rank has split the group.
     splits: AtomicU64,
     /// The two-member groups in which this rank sends and receives, by sender and receiver.
     pairs: Mutex<HashMap<(usize, usize), Arc<ProcessGroup>>>,
 }
 
 impl ProcessGroup {
-    /// `ranks` ranks as threads of this process, which reduce straight in each other's memory.
+    /// Makes a group of `ranks` ranks as threads of this process, which reduce straight in each other's memory.
     ///
     /// # Errors
     /// [`Error::GroupSize`] unless `ranks` is between 1 and 256.
@@ -100,7 +108,7 @@ impl ProcessGroup {
         ProcessGroup::local_with(ranks, &Options::default())
     }
 
-    /// As [`local`](ProcessGroup::local), with options.
+    /// Makes a group as [`local`](ProcessGroup::local) does, with options.
     ///
     /// # Errors
     /// [`Error::GroupSize`] unless `ranks` is between 1 and 256.
@@ -109,18 +117,19 @@ impl ProcessGroup {
         Ok(ProcessGroup::local_named((0..ranks).map(|rank| format!("rank {rank}")).collect(), options))
     }
 
-    /// One rank of this process per name.
+    /// Makes one rank of this process per name.
     fn local_named(names: Vec<String>, options: &Options) -> Vec<ProcessGroup> {
         let ranks = names.len();
         handles(EngineHandle::new(new_engine(names, 0, ranks, options, None), None), options)
     }
 
-    /// The `local_ranks` ranks of this process in a group of several processes that a transport connects.
+    /// Makes the `local_ranks` ranks of this process in a group of several processes that a transport connects.
     ///
     /// Process p holds ranks `p * local_ranks ..`; `names` has one name per rank, as errors print it.
     ///
     /// # Errors
-    /// [`Error::GroupSize`] and [`Error::RankOutside`] where the numbers do not fit together.
+    /// [`Error::GroupSize`] unless `local_ranks` is between 1 and 256, [`Error::RankOutside`] where `names` is not a
+    /// multiple of it or has too few for `process`.
     pub fn with_transport(
         transport: Box<dyn Transport>,
         process: usize,
@@ -131,7 +140,7 @@ impl ProcessGroup {
         ProcessGroup::connected(transport, process, local_ranks, names, options, None)
     }
 
-    /// As [`with_transport`](ProcessGroup::with_transport), for processes of a job.
+    /// Makes ranks as [`with_transport`](ProcessGroup::with_transport) does, for processes of a job.
     fn connected(
         transport: Box<dyn Transport>,
         process: usize,
@@ -224,29 +233,30 @@ impl ProcessGroup {
         self.options.device_implementation
     }
 
-    /// Ends the group on every rank: operations under way and later ones return [`Error::Aborted`] with `reason`.
+    /// Aborts the group on every rank: operations under way and later ones return [`Error::Aborted`] with `reason`.
     ///
-    /// For a rank that fails outside a collective by an error of its own, against which a restart does not help, so that its peers
+    /// Call it on a rank that fails outside a collective by an error that a restart does not remedy, so that its peers
     /// do not wait for it.
     pub fn abort(&self, reason: &str) {
         self.abort_as(reason, FailureKind::Permanent);
     }
 
-    /// As [`abort`](ProcessGroup::abort), for a failure against which a restart helps or not: the errors of all ranks say so, and
-    /// with them the exit codes of their processes.
+    /// Aborts the group as [`abort`](ProcessGroup::abort) does, with the kind of the failure: whether a restart helps.
+    /// All ranks' errors carry it, and with them the exit codes of their processes.
     pub fn abort_as(&self, reason: &str, kind: FailureKind) {
         let origin = self.engine.context.local_name(self.local);
         let error = Error::aborted(&self.engine.context.name, &origin, reason, kind);
         self.engine.abort(&origin, &error);
     }
 
-    /// Ends the group by an error of this rank.
+    /// Aborts the group with an error of this rank.
     pub(crate) fn abort_by(&self, error: &Error) {
         self.engine.abort(&self.engine.context.local_name(self.local), error);
     }
 
-    /// Marks this rank as one that makes no calls for now, although it keeps its handle, or as one that does again. A rank of
-    /// the same process that waits for a call of it then gets [`Error::Absent`] at once, rather than at its deadline.
+    /// Marks this rank as one that makes no calls for now, although it keeps its handle, or as one that does again. A
+    /// rank of the same process that waits for a call of it then gets [`Error::Absent`] at once, rather than at its
+    /// deadline.
     pub fn rest(&self, resting: bool) {
         self.engine.set_idle(self.local, resting);
     }
@@ -268,7 +278,7 @@ impl ProcessGroup {
         })
     }
 
-    /// Does a call on borrowed memory.
+    /// Executes a call on borrowed memory.
     fn blocking(&self, request: Request, borrowed: Borrowed<'_>) -> Result<()> {
         let _span = self.span(&request).entered();
         if let Some(outcome) = self.fast_path(request, &borrowed.buffers) {
@@ -299,8 +309,8 @@ impl ProcessGroup {
         tracing::trace_span!("collective", kind = kind.name(), count, dtype = dtype.name(), group, rank)
     }
 
-    /// Exchanges a call in place straight with the other processes, where this rank is alone in its process and no earlier
-    /// call is under way.
+    /// Exchanges a call in place straight with the other processes, where this rank is alone in its process and no
+    /// earlier call is under way.
     fn fast_path(&self, request: Request, buffers: &Buffers) -> Option<Result<()>> {
         if self.engine.context.local_ranks != 1
             || !matches!(request.kind, Kind::AllReduce | Kind::Broadcast | Kind::Reduce | Kind::Barrier)
@@ -362,8 +372,8 @@ impl ProcessGroup {
 
     /// Returns the last operations of this rank, newest last: the flight recorder.
     ///
-    /// Every rank of a failing group writes it to the folder that `DISTRIBUTE_FLIGHT_DIR` names; with `DISTRIBUTE_TRACE`, a
-    /// trace of all operations is written when the group ends.
+    /// Every rank of a failing group writes it to the folder that `DISTRIBUTE_FLIGHT_DIR` names; with
+    /// `DISTRIBUTE_TRACE`, a trace of all operations is written when the group ends.
     pub fn flight_record(&self) -> FlightRecord {
         self.engine.recorders[self.local].record(self.engine.flight_header(self.local))
     }
@@ -379,7 +389,7 @@ impl ProcessGroup {
 impl Drop for ProcessGroup {
     fn drop(&mut self) {
         self.engine.recorders[self.local].close(|| self.engine.flight_header(self.local));
-        // First, so that whoever makes a handle for this rank from now on sees that it is gone.
+        // Before the children: a rank that makes a handle for this one from now on sees that it is gone.
         self.engine.leave(self.local);
         self.children.drop_unclaimed(self.rank().index());
     }
@@ -396,7 +406,7 @@ impl std::fmt::Debug for ProcessGroup {
     }
 }
 
-/// Waits for an operation when the thread unwinds while the engine has its memory.
+/// Guard that waits for an operation if the thread unwinds while the engine has its memory.
 struct Hold<'a> {
     engine: &'a Engine,
     local: usize,

@@ -12,12 +12,13 @@ use crate::ReduceOp;
 /// Elements that are accumulated at a time when more than two sources are combined: 4 KiB of f32, resident in L1.
 const BLOCK: usize = 1024;
 
-/// An element with the arithmetic that reductions need. `Wide` is what it is accumulated in.
+/// An element with the arithmetic that reductions need. It is accumulated in `Wide`.
 pub(crate) trait Number: Element {
     type Wide: Copy + Default;
-    /// What a mean is accumulated in: no sum of 2³¹ elements overflows it.
+    /// The type in which a mean is accumulated: no sum of 2³¹ elements overflows it.
     type Exact: Copy + Default;
-    /// What a mean between processes is added up in: `f32` for 16-bit floats; for integers quotient and remainder as `i64`.
+    /// The type in which a mean is accumulated between processes: `f32` for 16-bit floats; for integers quotient and
+    /// remainder as `i64`.
     type MeanAccumulator: bytemuck::Pod;
     fn to_wide(self) -> Self::Wide;
     fn from_wide(wide: Self::Wide) -> Self;
@@ -25,7 +26,7 @@ pub(crate) trait Number: Element {
     fn product(a: Self::Wide, b: Self::Wide) -> Self::Wide;
     fn min(a: Self::Wide, b: Self::Wide) -> Self::Wide;
     fn max(a: Self::Wide, b: Self::Wide) -> Self::Wide;
-    /// One bit pattern for all that is no number: which of two operands' patterns an addition keeps is up to the compiler.
+    /// Maps every NaN to one bit pattern: which of two operands' patterns an addition keeps is up to the compiler.
     fn settle(a: Self::Wide) -> Self::Wide;
     fn to_exact(self) -> Self::Exact;
     fn add_exact(a: Self::Exact, b: Self::Exact) -> Self::Exact;
@@ -313,13 +314,14 @@ dispatched! {
     /// Both must hold whole elements, aligned for the type, and be equally long.
     combine = combine_here(dtype: DType, op: ReduceOp, target: &mut [u8], source: &[u8]);
 
-    /// Divides every element by `n`: the last step of a mean of `f32` or `f64`; the means of other types are [accumulated](mean_accumulator).
+    /// Divides every element by `n`: the last step of a mean of `f32` or `f64`. Means of other types have an
+    /// [accumulator](mean_accumulator).
     divide = divide_here(dtype: DType, target: &mut [u8], n: u32);
 
-    /// Adds up equally long sources into `accumulated`, as what a mean of `n` ranks is [accumulated](mean_accumulator) in.
+    /// Adds up equally long sources into the [accumulator](mean_accumulator) of a mean of `n` ranks.
     accumulate_mean = accumulate_mean_here(dtype: DType, n: u32, sources: &[&[u8]], accumulated: &mut [u8]);
 
-    /// The mean of `n` ranks whose [`accumulate_mean`]s have been added up.
+    /// Writes the mean of `n` ranks whose accumulators have been added up.
     finish_mean = finish_mean_here(dtype: DType, n: u32, accumulated: &[u8], target: &mut [u8]);
 
     /// Combines equally long buffers in their order and stores the result in those that `keep` names.
@@ -332,10 +334,10 @@ dispatched! {
         dtype: DType, op: ReduceOp, divisor: Option<u32>, sources: &[&[u8]], target: &mut [u8]
     );
 
-    /// Rounds values to a shorter type; what that takes away is left in `values`, unless it is no number.
+    /// Rounds values to a shorter type; the rounding error is left in `values`, unless it is not finite.
     round_off = round_off_here(dtype: DType, values: &mut [f32], short: &mut [u8]);
 
-    /// The values of a shorter type.
+    /// Converts values of a shorter type.
     widen = widen_here(dtype: DType, short: &[u8], values: &mut [f32]);
 }
 

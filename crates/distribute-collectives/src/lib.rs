@@ -1,15 +1,17 @@
-//! Collective operations between the ranks of a process group: threads of one process, processes of one or many machines.
+//! Collective operations between the ranks of a process group: threads of one process, or processes of one or many
+//! machines.
 //!
 //! The crate knows nothing of training, tensors or models: it works on `&mut [T]`. Values are reduced where they are,
 //! without a copy into buffers of its own.
 //!
-//! - [`ProcessGroup`]: one rank's handle; its methods are the operations, blocking and asynchronous ([`Work`]).
-//! - [`FusedAllReduce`]: many tensors in few operations while they are still being computed; [`Compression`] on the way.
+//! - [`ProcessGroup`]: one rank's handle; its methods are the operations, blocking and asynchronous ([`Work`], a
+//!   future).
+//! - [`FusedAllReduce`]: many tensors in few operations, overlapped with backward; with [`Compression`].
 //! - [`schedule`]: the algorithms, as plain lists of sends and receives that anybody can execute or draw.
-//! - [`transport`]: what carries bytes between processes; implement [`transport::Transport`] for a network of your own.
+//! - [`transport`]: byte streams between processes; implement [`transport::Transport`] for a network of your own.
 //! - [`DeviceGroup`]: the operations on memory of devices, in the order of their streams.
-//! - [`FlightRecord`]: what each rank has called lately, and [`explain`], which names the culprit of a failure.
-//! - [`Options`]: timeouts, transport and algorithm; [`Error`]: what can go wrong, in sentences.
+//! - [`FlightRecord`]: the last calls of each rank, and [`explain`], which diagnoses a failure from them.
+//! - [`Options`]: timeouts, transport and algorithm; [`Error`].
 //!
 //! # Examples
 //! ```no_run
@@ -26,8 +28,8 @@
 //!
 //! # Invariants
 //! - Every wait has a deadline; a lost peer is an error on the survivors, at once.
-//! - Every call carries a fingerprint (kind, sequence number, type, length, reduction, root); a difference between ranks is
-//!   an error on all of them that names both sides.
+//! - Every call carries a fingerprint (kind, sequence number, type, length, reduction, root); a difference between
+//!   ranks is an error on all of them that names both sides.
 //! - For a given rank count, placement and options the order of every reduction is fixed: results repeat bit for bit.
 
 mod call;

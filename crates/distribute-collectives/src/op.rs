@@ -1,4 +1,4 @@
-//! Reductions.
+//! Built-in reduction operators.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,7 +7,7 @@ use distribute_device::DType;
 
 use crate::Error;
 
-/// How values of several ranks become one.
+/// A reduction operator, which combines values of several ranks.
 ///
 /// Floating-point `Mean` is the sum divided by the world size; integer `Mean` is that quotient rounded towards zero.
 /// Integer sums and products wrap. `Min` and `Max` of floating-point values are NaN where any value is.
@@ -52,7 +52,7 @@ impl ReduceOp {
         ReduceOp::BitXor,
     ];
 
-    /// The lower-case name.
+    /// Returns the lower-case name.
     pub const fn name(self) -> &'static str {
         match self {
             ReduceOp::Sum => "sum",
@@ -75,7 +75,7 @@ impl ReduceOp {
         ReduceOp::ALL.into_iter().chain([ReduceOp::User]).find(|op| op.code() == code)
     }
 
-    /// Whether values of a type can be combined so.
+    /// Returns [`Error::UnfitType`] where the operator is not defined for a type.
     pub(crate) fn check(self, dtype: DType) -> Result<(), Error> {
         match self {
             ReduceOp::BitAnd | ReduceOp::BitOr | ReduceOp::BitXor if dtype.is_float() => {

@@ -1,4 +1,4 @@
-//! How a group behaves.
+//! Options of process groups.
 
 use std::time::Duration;
 
@@ -17,24 +17,25 @@ use crate::{DeviceImplementation, Error, Result, SharedCrossDeviceOps};
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// What errors call the group; groups of the same members need different names. Default `world`.
+    /// Name of the group in errors; groups of the same members need different names. Default `world`.
     pub name: String,
-    /// How long one operation may take, from the call to the result. Default 5 minutes: long enough for a peer that
+    /// Limit for one operation, from the call to the result. Default 5 minutes: long enough for a peer that
     /// writes a checkpoint. A peer that dies is noticed at once, whatever this says.
     pub timeout: Duration,
-    /// What connects processes. Default [`TransportKind::Auto`].
+    /// Transport between processes. Default [`TransportKind::Auto`].
     pub transport: TransportKind,
-    /// What moves an all-reduce between processes. Default [`Algorithm::Auto`].
+    /// Algorithm of an all-reduce between processes. Default [`Algorithm::Auto`].
     pub algorithm: Algorithm,
-    /// What connections cost, by which [`Algorithm::Auto`] chooses; alike on all members. Default: figures of the transport.
+    /// Cost of connections, by which [`Algorithm::Auto`] chooses; equal on all members. Default: figures of the
+    /// transport.
     pub link: Option<Link>,
-    /// How the ranks of this process combine their values; default: all at once, each thread a part.
+    /// Replaces the way in which the ranks of this process combine their values. Default: each thread reduces a part.
     pub cross_device_ops: Option<SharedCrossDeviceOps>,
-    /// How many bytes of gradients, or of other values that come one after another, to reduce together; 0 for all of a step.
-    /// Smaller packs begin earlier in backward, larger ones cost fewer operations; between processes an operation costs about
-    /// as much as moving 64 KiB. Alike on all members. Default 1 MiB.
+    /// Bytes of gradients, or of other values that become ready one after another, to reduce together; 0 for all of a
+    /// step. Smaller packs begin earlier in backward, larger ones cost fewer operations; between processes an operation
+    /// costs about as much as moving 64 KiB. Alike on all members. Default 1 MiB.
     pub bytes_per_pack: usize,
-    /// What a [`DeviceGroup`](crate::DeviceGroup) of these ranks uses, where its maker does not say; alike on all members.
+    /// Default backend of a [`DeviceGroup`](crate::DeviceGroup) of these ranks; equal on all members.
     /// Default [`DeviceImplementation::Auto`].
     pub device_implementation: DeviceImplementation,
 }

@@ -1,7 +1,7 @@
-//! What a rank has called lately: the flight recorder.
+//! The flight recorder: the last calls of each rank.
 //!
-//! Always on. It keeps the last operations in memory that was set aside at the start, and writes them as JSON where the
-//! environment says so: when the group fails, for `distribute explain`, and at the end, as a trace for Perfetto.
+//! Always on. It keeps the last operations in preallocated memory, and writes them as JSON where the environment asks
+//! for it: when the group fails, for `distribute explain`, and at the end, as a trace for Perfetto.
 
 use std::fs;
 use std::io;
@@ -11,20 +11,20 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
-use crate::Error;
 use crate::call::Call;
 use crate::sync::lock;
+use crate::{Error, Rank};
 
 mod explain;
 mod trace;
 
 pub use explain::explain;
 
-/// Operations that are kept, and with a trace.
+/// Number of operations that are kept, without and with a trace.
 const KEPT: usize = 2_000;
 const KEPT_FOR_TRACE: usize = 200_000;
 
-/// Where failing groups write their records.
+/// Names the folder to which failing groups write their records.
 const FLIGHT_DIR: &str = "DISTRIBUTE_FLIGHT_DIR";
 
 /// The file of the trace; each rank adds its own number to the name.
@@ -40,12 +40,12 @@ pub struct FlightRecord {
     /// The group.
     pub group: String,
     /// This rank.
-    pub rank: usize,
+    pub rank: Rank,
     /// Its name, such as `worker:1`.
     pub name: String,
     /// The number of ranks.
     pub world_size: usize,
-    /// What connects the processes.
+    /// The transport between processes.
     pub transport: String,
     /// Seconds since 1970 at which the group began; the times of operations count from here.
     pub began_s: f64,
@@ -67,26 +67,26 @@ pub struct RecordedOperation {
     pub call: String,
     /// Bytes of this rank's values.
     pub bytes: u64,
-    /// How far it has come.
+    /// Its state on this rank.
     pub state: RecordedState,
     /// Seconds after the beginning of the group at which this rank called it.
     pub issued_s: f64,
     /// Seconds after the beginning of the group at which this rank had its result; `None` before.
     pub finished_s: Option<f64>,
-    /// What went wrong.
+    /// Its error, where it failed.
     pub error: Option<String>,
 }
 
-/// How far an operation has come on one rank.
+/// State of an operation on one rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
 pub enum RecordedState {
-    /// Called; this rank waits for it, or will.
+    /// Called, and not over.
     Issued,
-    /// The result is there.
+    /// Completed.
     Done,
-    /// It ended with an error.
+    /// Ended with an error.
     Failed,
 }
 
@@ -101,11 +101,11 @@ pub(crate) struct Recorder {
 
 struct Ring {
     entries: Vec<Entry>,
-    /// Operations so far; the next one goes to this place, modulo the length.
+    /// Operations so far; the next one goes to this position, modulo the length.
     count: u64,
     kept: usize,
     failure: Option<String>,
-    /// Whether an operation of this rank has failed; later ones fail of the same.
+    /// Whether an operation of this rank has failed; later ones fail for the same reason.
     has_error: bool,
 }
 
@@ -116,14 +116,14 @@ struct Entry {
     error: Option<String>,
 }
 
-/// Where the record of an operation is.
+/// Identifies the record of an operation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RecordToken(u64);
 
-/// What a record says besides its operations.
+/// The head of a record: whose it is.
 pub(crate) struct Identity<'a> {
     pub(crate) group: &'a str,
-    pub(crate) rank: usize,
+    pub(crate) rank: Rank,
     pub(crate) name: &'a str,
     pub(crate) world_size: usize,
     pub(crate) transport: &'a str,
@@ -141,7 +141,7 @@ impl Recorder {
         Recorder { ring: Mutex::new(ring), began: Instant::now(), began_at: SystemTime::now(), flight_dir, trace }
     }
 
-    /// Notes that this rank has called an operation.
+    /// Records that this rank has called an operation.
     pub(crate) fn issue(&self, call: Call, issued: Instant) -> RecordToken {
         let entry = Entry { call, issued, finished: None, error: None };
         let mut ring = lock(&self.ring);
@@ -155,8 +155,13 @@ impl Recorder {
         RecordToken(token)
     }
 
-    /// Notes how an operation has ended.
-    pub(crate) fn finish(&self, token: RecordToken, outcome: Result<(), &Error>, who: impl FnOnce() -> FlightHeader) {
+    /// Records how an operation has ended.
+    pub(crate) fn finish(
+        &self,
+        token: RecordToken,
+        outcome: Result<(), &Error>,
+        header: impl FnOnce() -> FlightHeader,
+    ) {
         let now = Instant::now();
         let mut ring = lock(&self.ring);
         let (count, kept) = (ring.count, ring.kept as u64);
@@ -172,21 +177,21 @@ impl Recorder {
         }
         drop(ring);
         if first_error {
-            self.write(who);
+            self.write(header);
         }
     }
 
-    /// Notes that the group has failed, whatever this rank was doing, and writes the record to the directory that the
+    /// Records that the group has failed, whatever this rank was doing, and writes the record to the directory that the
     /// environment names.
-    pub(crate) fn fail(&self, error: &Error, who: impl FnOnce() -> FlightHeader) {
+    pub(crate) fn fail(&self, error: &Error, header: impl FnOnce() -> FlightHeader) {
         lock(&self.ring).failure.get_or_insert_with(|| error.to_string());
-        self.write(who);
+        self.write(header);
     }
 
-    fn write(&self, who: impl FnOnce() -> FlightHeader) {
+    fn write(&self, header: impl FnOnce() -> FlightHeader) {
         let Some(folder) = &self.flight_dir else { return };
-        let record = self.record(who());
-        let path = folder.join(format!("rank_{:05}.json", record.rank));
+        let record = self.record(header());
+        let path = folder.join(format!("rank_{:05}.json", record.rank.0));
         if let Err(error) = write_json(&path, &record) {
             tracing::warn!("the flight record {} cannot be written: {error}", path.display());
         }
@@ -226,9 +231,9 @@ impl Recorder {
     }
 
     /// Writes the trace, where the environment asks for one.
-    pub(crate) fn close(&self, who: impl FnOnce() -> FlightHeader) {
+    pub(crate) fn close(&self, header: impl FnOnce() -> FlightHeader) {
         let Some(path) = &self.trace else { return };
-        let record = self.record(who());
+        let record = self.record(header());
         if let Err(error) = trace::append(path, &record) {
             tracing::warn!("the trace {} cannot be written: {error}", path.display());
         }
@@ -238,7 +243,7 @@ impl Recorder {
 /// [`Identity`], owned.
 pub(crate) struct FlightHeader {
     group: String,
-    rank: usize,
+    rank: Rank,
     name: String,
     world_size: usize,
     transport: String,
@@ -260,7 +265,7 @@ impl FlightRecord {
     /// Reads the records that failing ranks have left in a directory, in the order of ranks.
     ///
     /// # Errors
-    /// The directory or a file cannot be read, or is no record.
+    /// An [`io::Error`] where the directory or a file cannot be read, or a file is no record.
     pub fn read_all(folder: &Path) -> io::Result<Vec<FlightRecord>> {
         let mut records: Vec<FlightRecord> = Vec::new();
         for entry in fs::read_dir(folder)? {
@@ -275,7 +280,7 @@ impl FlightRecord {
     }
 }
 
-/// Writes beside, then renames: whoever reads finds a whole file or none.
+/// Writes to a temporary file, then renames it: readers find a whole file or none.
 fn write_json(path: &Path, value: &impl Serialize) -> io::Result<()> {
     if let Some(folder) = path.parent() {
         fs::create_dir_all(folder)?;

@@ -1,4 +1,4 @@
-//! Reductions of the caller's own, and how the engine carries any reduction.
+//! Reductions of the caller's own, and reductions as the engine calls them.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -10,15 +10,15 @@ use distribute_device::{DType, Element};
 use crate::ReduceOp;
 use crate::kernel::{self, Keep};
 
-/// How two values become one, as the caller defines it.
+/// A reduction operator of the caller's own.
 ///
-/// It must be associative up to rounding, and total: a function that panics ends the group on all ranks. All ranks must pass
-/// functions that do the same; that cannot be compared. Every rank gets the same bits, whatever the function.
+/// The function must be associative up to rounding, and must not panic: a panic ends the group on all ranks. All ranks
+/// must pass equal functions, which cannot be checked. Every rank gets the same bits, whatever the function.
 ///
 /// # Ordering
-/// In which order ranks are combined is up to the algorithm, though it is the same in every run, so a reduction made by
-/// [`new`](Reduction::new) should be commutative. One made by [`ordered`](Reduction::ordered) need not be: it is combined in
-/// the order of ranks, by a tree.
+/// The algorithm determines the order in which ranks are combined, the same in every run, so a reduction made by
+/// [`new`](Reduction::new) should be commutative. One made by [`ordered`](Reduction::ordered) need not be: it is
+/// combined in the order of ranks, by a tree.
 ///
 /// # Examples
 /// The value of greatest magnitude, with its sign.
@@ -51,7 +51,7 @@ pub struct Reduction<T> {
 /// Combines the second slice with the first one, whose values come first in the order of ranks, or second.
 type Combine = dyn Fn(&mut [u8], &[u8], Side) + Send + Sync;
 
-/// On which side of the values that are there others are combined.
+/// The side on which other values are combined with those in place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Side {
     /// They come from a lower rank: `there = other ∘ there`.
@@ -61,7 +61,7 @@ pub(crate) enum Side {
 }
 
 impl<T: Element> Reduction<T> {
-    /// The reduction that `combine` does, element by element, in an order of the algorithm's choice.
+    /// Makes a commutative reduction of `combine`, which is called for each element.
     pub fn new(combine: impl Fn(T, T) -> T + Send + Sync + 'static) -> Reduction<T> {
         let combine = move |target: &mut [u8], source: &[u8], side: Side| {
             let (target, source): (&mut [T], &[T]) = (cast_slice_mut(target), cast_slice(source));
@@ -72,7 +72,8 @@ impl<T: Element> Reduction<T> {
         Reduction { combine: Arc::new(combine), ordered: false, of: PhantomData }
     }
 
-    /// As [`new`](Reduction::new), in the order of ranks: `((r0 ∘ r1) ∘ (r2 ∘ r3)) ∘ …`.
+    /// Makes a reduction that need not be commutative: ranks are combined in their order, `((r0 ∘ r1) ∘ (r2 ∘ r3)) ∘
+    /// …`.
     ///
     /// # Cost
     /// Between processes a tree to the first one and back, which moves more bytes than a ring.
@@ -140,7 +141,7 @@ impl fmt::Debug for Combiner {
 }
 
 impl Combiner {
-    /// Whether ranks must be combined in their order.
+    /// Returns whether ranks must be combined in their order.
     pub(crate) fn is_ordered(&self) -> bool {
         matches!(self, Combiner::User { ordered: true, .. })
     }

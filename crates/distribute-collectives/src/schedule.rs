@@ -1,8 +1,8 @@
-//! Algorithms as schedules: what each rank sends and receives in which step, with no I/O.
+//! Algorithms as schedules: the sends and receives of each rank in each step, with no I/O.
 //!
-//! A [`Schedule`] is a plain list of [`Step`]s over element ranges. Whoever carries bytes executes it; a test runs all
-//! ranks' schedules in memory. Within a step all transfers happen at once, and sends carry the values that were there
-//! when the step began.
+//! A [`Schedule`] is a plain list of [`Step`]s over element ranges. The engine executes it over a transport; a test
+//! runs all ranks' schedules in memory. Within a step all transfers happen at once, and sends carry the values that
+//! were there when the step began.
 
 use std::ops::Range;
 
@@ -26,12 +26,13 @@ pub use link::Link;
 pub use ring::{ring_all_gather, ring_all_gather_v, ring_all_reduce, ring_reduce_scatter, ring_reduce_scatter_v};
 pub use tree::{binomial_broadcast, binomial_reduce, dissemination_barrier, ordered_reduce, ordered_reduce_scatter};
 
-/// What becomes of received elements.
+/// The receiver's action on received elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     /// They replace those at the range.
     Copy,
-    /// They are combined with those at the range: on the left of them where they come from a lower rank, else on the right.
+    /// They are combined with those at the range: on the left of them where they come from a lower rank, else on the
+    /// right.
     Combine,
 }
 
@@ -42,7 +43,7 @@ pub struct Transfer {
     pub peer: usize,
     /// Elements that are sent, or the place where they arrive.
     pub range: Range<usize>,
-    /// What the receiver does with them; sends say what the other side will do.
+    /// The receiver's action; a send names that of the other side.
     pub action: Action,
 }
 
@@ -57,10 +58,10 @@ pub struct Step {
     pub complete: Option<Range<usize>>,
 }
 
-/// What one rank does.
+/// The steps of one rank.
 pub type Schedule = Vec<Step>;
 
-/// The range of part `index` when `count` elements are cut into `parts`: the first ones hold one element more.
+/// Returns the range of part `index` when `count` elements are cut into `parts`: the first ones hold one element more.
 ///
 /// # Examples
 /// ```

@@ -1,8 +1,8 @@
 //! Locks and atomics, as the whole crate uses them.
 //!
-//! The engine's phases and the shared-memory ring are built from [`atomic`]: std's, or loom's under `--cfg distribute_loom`,
-//! which runs the models in `engine::phases` and `transport::shm::ring` through the interleavings that the memory model
-//! allows (`cargo xtask loom`).
+//! The engine's phases and the shared-memory ring are built from [`atomic`]: std's, or loom's under `--cfg
+//! distribute_loom`, which runs the models in `engine::phases` and `transport::shm::ring` through the interleavings
+//! that the memory model allows (`cargo xtask loom`).
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -75,8 +75,8 @@ impl Timeout<'_> {
     /// Returns how long to sleep next, at most [`SLICE`](Timeout::SLICE).
     ///
     /// # Errors
-    /// [`TransportError::Interrupted`] once another thread has interrupted the exchange, [`TransportError::Deadline`] once the
-    /// deadline has passed.
+    /// [`TransportError::Interrupted`] once another thread has interrupted the exchange, [`TransportError::Deadline`]
+    /// once the deadline has passed.
     pub fn next_sleep(&self) -> Result<Duration, TransportError> {
         if self.interrupted.load(Ordering::Acquire) {
             return Err(TransportError::Interrupted);
@@ -199,7 +199,9 @@ pub enum TransportError {
 /// /// Queues between all of `members`, also to themselves, which nobody uses.
 /// fn connect(members: usize) -> Vec<Queues> {
 ///     let mut all: Vec<Queues> =
-///         (0..members).map(|_| Queues { to: Vec::new(), from: Vec::new(), rest: vec![Vec::new(); members] }).collect();
+///         (0..members)
+///             .map(|_| Queues { to: Vec::new(), from: Vec::new(), rest: vec![Vec::new(); members] })
+///             .collect();
 ///     for from in 0..members {
 ///         for to in 0..members {
 ///             let (sender, receiver) = channel();
@@ -215,7 +217,8 @@ pub enum TransportError {
 ///     for (rank, queues) in connect(3).into_iter().enumerate() {
 ///         let names = names.clone();
 ///         scope.spawn(move || {
-///             let group = ProcessGroup::with_transport(Box::new(queues), rank, 1, names, &Options::default())?.remove(0);
+///             let options = Options::default();
+///             let group = ProcessGroup::with_transport(Box::new(queues), rank, 1, names, &options)?.remove(0);
 ///             let mut values = [rank as f32; 1000];
 ///             group.all_reduce(&mut values, ReduceOp::Sum)?;
 ///             assert_eq!(values, [3.0; 1000]);
@@ -232,8 +235,8 @@ pub trait Transport: Send {
     /// block one another.
     ///
     /// # Errors
-    /// Any [`TransportError`]. After [`TransportError::Deadline`] the same exchange can be continued: parts and sinks say how
-    /// far it has come. After any other error the transport is only good for [`abort`](Transport::abort).
+    /// Any [`TransportError`]. After [`TransportError::Deadline`] the same exchange can be continued: parts and sinks
+    /// say how far it has come. After any other error the transport is only good for [`abort`](Transport::abort).
     fn exchange(
         &mut self,
         outgoing: &mut [Outgoing<'_>],
@@ -246,7 +249,8 @@ pub trait Transport: Send {
 
     /// Tells every peer that this member waits in the call with this sequence number; never blocks and never fails.
     ///
-    /// Members that wait for each other can so tell who is missing altogether. Without it, errors name direct peers only.
+    /// Members that wait for each other can so tell who is missing altogether. Without it, errors name direct peers
+    /// only.
     fn announce(&mut self, sequence: u64) {
         let _ = sequence;
     }
@@ -288,7 +292,7 @@ impl Transport for Closed {
         &mut self,
         _outgoing: &mut [Outgoing<'_>],
         _incoming: &mut [Incoming<'_>],
-        _patience: &Timeout<'_>,
+        _timeout: &Timeout<'_>,
     ) -> Result<(), TransportError> {
         Err(TransportError::Interrupted)
     }
@@ -300,29 +304,29 @@ impl Transport for Closed {
     }
 }
 
-/// Connects member `rank` with the listeners at `addresses`, for groups that find each other by their own means.
+/// Connects member `process` with the listeners at `addresses`, for groups that find each other by their own means.
 ///
-/// Every member calls this at about the same time with the same addresses, in rank order, and its own listener. Callers with
-/// another list of addresses are turned away; two groups at equal addresses cannot be told apart.
+/// Every member calls this at about the same time with the same addresses, in rank order, and its own listener. Callers
+/// with another list of addresses are turned away; two groups at equal addresses cannot be told apart.
 ///
 /// # Errors
 /// [`Error::Connect`](crate::Error::Connect) where not every member was connected before the deadline,
 /// [`Error::NotBuilt`](crate::Error::NotBuilt) for gRPC without its cargo feature.
 pub fn connect(
     kind: TransportKind,
-    rank: usize,
+    process: usize,
     addresses: &[String],
     listener: std::net::TcpListener,
     deadline: Instant,
 ) -> crate::Result<Box<dyn Transport>> {
     let group = ("of explicit addresses", Nonce::of_addresses(addresses));
-    open(kind, rank, addresses, listener, group, &format!("rank {rank}"), deadline)
+    open(kind, process, addresses, listener, group, &format!("rank {process}"), deadline)
 }
 
 /// As [`connect`], for a named group.
 pub(crate) fn open(
     kind: TransportKind,
-    rank: usize,
+    process: usize,
     addresses: &[String],
     listener: std::net::TcpListener,
     (group, id): (&str, Nonce),
@@ -333,7 +337,7 @@ pub(crate) fn open(
     match kind {
         #[cfg(feature = "grpc")]
         TransportKind::Grpc => {
-            Ok(Box::new(grpc::GrpcTransport::connect(rank, addresses, listener, id, deadline).map_err(failed)?))
+            Ok(Box::new(grpc::GrpcTransport::connect(process, addresses, listener, id, deadline).map_err(failed)?))
         }
         #[cfg(not(feature = "grpc"))]
         TransportKind::Grpc => Err(crate::Error::NotBuilt { given: "grpc", feature: "grpc" }),
@@ -343,7 +347,7 @@ pub(crate) fn open(
                 TransportKind::Tcp => Sharing::Never,
                 _ => Sharing::WherePossible,
             };
-            let transport = tcp::TcpTransport::connect(rank, addresses, &listener, id, sharing, deadline);
+            let transport = tcp::TcpTransport::connect(process, addresses, &listener, id, sharing, deadline);
             Ok(Box::new(transport.map_err(failed)?))
         }
     }

@@ -1,5 +1,5 @@
-//! Real processes that die, freeze, come late or call something else: every survivor gets an error in time that names the
-//! culprit, and nobody hangs.
+//! Real processes that die, freeze, come late or call something else: every survivor gets an error in time that names
+//! the culprit, and nobody hangs.
 #![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
 #![expect(clippy::print_stdout, reason = "members say how they ended")]
 

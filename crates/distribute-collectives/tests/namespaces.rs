@@ -1,5 +1,5 @@
-//! Processes in pid namespaces of their own, as containers of one host are: equal process ids name different processes there,
-//! and nobody may take another's memory for his own.
+//! Processes in pid namespaces of their own, as containers of one host are: equal process ids name different processes
+//! there, and nobody may take another's memory for his own.
 #![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
 #![expect(clippy::print_stdout, reason = "members say how they ended, and tests why they were skipped")]
 

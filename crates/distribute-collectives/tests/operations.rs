@@ -96,7 +96,8 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
     #[test]
     fn operations_agree_with_a_naive_reference(
-        processes in 1usize..=4, local in 1usize..=3, count in 0usize..700, op in 0usize..8, algorithm in 0usize..4, kind in 0usize..3,
+        processes in 1usize..=4, local in 1usize..=3, count in 0usize..700, op in 0usize..8,
+        algorithm in 0usize..4, kind in 0usize..3,
     ) {
         let algorithm = Algorithm::BUILT_IN[algorithm].clone();
         let transport = [TransportKind::Shm, TransportKind::Tcp, TransportKind::Grpc][kind];

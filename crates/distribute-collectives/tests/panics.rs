@@ -1,5 +1,5 @@
-//! Functions of the caller's that panic inside an operation: every rank gets the error, nobody hangs, and no memory is used
-//! after its owner has gone.
+//! Functions of the caller's that panic inside an operation: every rank gets the error, nobody hangs, and no memory is
+//! used after its owner has gone.
 #![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
 mod harness;
@@ -147,8 +147,8 @@ fn work_that_is_dropped_while_its_rank_unwinds_is_waited_for() {
 
 #[test]
 fn operations_in_line_end_when_an_earlier_one_has_failed() {
-    // Two ranks of a process disagree on the first of two calls, of which the second is complete: it must not wait for ever
-    // for its turn between processes.
+    // Two ranks of a process disagree on the first of two calls, of which the second is complete: it must not wait for
+    // ever for its turn between processes.
     let groups = groups(2, 2, &quick());
     let began = Instant::now();
     each(&groups, |group| {

@@ -6,10 +6,11 @@ use rand_chacha::rand_core::{Rng, SeedableRng};
 use super::{Compressor, Payload};
 use crate::fusion::FusedTensor;
 
-/// Sends P = M Q, then Q = Mᵀ P with orthonormal columns of P: one step of power iteration that begins with the last step's Q.
+/// Sends P = M Q, then Q = Mᵀ P with orthonormal columns of P: one step of power iteration that begins with the last
+/// step's Q.
 pub(super) struct PowerSgd {
     blocks: Vec<Block>,
-    /// Whether the sum of P, not yet that of Q, is what comes next.
+    /// Whether the next sum to arrive is that of P, rather than that of Q.
     first_round: bool,
     /// The tensors that are not approximated, summed.
     exact: Vec<f32>,

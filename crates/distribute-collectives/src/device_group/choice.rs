@@ -1,4 +1,4 @@
-//! Which backend fits the ranks' devices.
+//! The choice of a backend for the ranks' devices.
 
 use std::fmt;
 
@@ -6,30 +6,15 @@ use distribute_device::Device;
 use serde::{Deserialize, Serialize};
 
 use super::backends;
+use super::implementation::DeviceImplementation;
 use crate::{ProcessGroup, Result};
 
-/// What is to do collectives on devices.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum DeviceImplementation {
-    /// The best for the devices: NCCL where every rank has a GPU of its own, kernels in the GPUs' memory where the ranks are
-    /// in one process, otherwise the host.
-    #[default]
-    Auto,
-    /// NVIDIA's collectives. Where they cannot be used, that is said once, and `Auto` chooses.
-    Nccl,
-    /// Kernels that read and write the memory of all GPUs of a process; between processes the host.
-    Kernels,
-    /// Copies to pinned memory of the host, and the collectives of [`ProcessGroup`] there.
-    Host,
-}
-
-/// What was chosen.
+/// The backend that was chosen, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Choice {
     pub(super) kind: BackendKind,
     because: String,
-    /// What was asked for and cannot be had.
+    /// The backend that was asked for and is not available.
     instead_of: Option<String>,
 }
 
@@ -40,7 +25,7 @@ pub(super) enum BackendKind {
     Nccl,
 }
 
-/// What the others must know of a rank's device.
+/// The facts about a rank's device by which all ranks choose alike.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Facts {
     device: String,
@@ -61,7 +46,7 @@ impl Facts {
         Facts { device: device.spec().short(), process: group.process(), gpu, nccl }
     }
 
-    /// Those of every rank.
+    /// Collects the facts of every rank.
     pub(super) fn exchange(&self, group: &ProcessGroup) -> Result<Vec<Facts>> {
         let mine = serde_json::to_vec(self).unwrap_or_default();
         let mut counts = vec![0u64; group.world_size()];
@@ -81,14 +66,14 @@ impl Facts {
             .collect())
     }
 
-    /// Of a rank of another version of this crate.
+    /// Stands in for a rank of another version of this crate.
     fn unknown(rank: usize) -> Facts {
         let nccl = Err(format!("rank {rank} runs another version of this crate"));
         Facts { device: format!("the device of rank {rank}"), process: rank, gpu: None, nccl }
     }
 }
 
-/// The same on every rank, since all know the same facts.
+/// Chooses a backend: the same on every rank, since all know the same facts.
 pub(super) fn choose(asked: DeviceImplementation, ranks: &[Facts]) -> Choice {
     if let Some(other) = ranks.iter().find(|rank| rank.gpu.is_none()) {
         return host(asked, format!("{} is no GPU", other.device));
@@ -123,7 +108,7 @@ fn host(asked: DeviceImplementation, because: String) -> Choice {
     Choice { kind: BackendKind::Host, because, instead_of }
 }
 
-/// What stands in the way of NCCL, if something does.
+/// Returns the reason why NCCL cannot be used, if there is one.
 fn obstacle(ranks: &[Facts]) -> Option<String> {
     for (place, rank) in ranks.iter().enumerate() {
         if let Some(twin) = ranks[..place].iter().find(|other| other.gpu == rank.gpu) {

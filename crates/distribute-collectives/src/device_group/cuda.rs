@@ -20,17 +20,17 @@ use super::host::HostBackend;
 use super::{Backend, device_error};
 use crate::{ProcessGroup, Result};
 
-/// The identity of the GPU that a device is, or is a part of.
+/// Returns the identity of the GPU that a device is, or is a part of.
 pub(super) fn gpu(device: &dyn Device) -> Option<String> {
     cuda(device).map(|device| device.info().uuid.clone())
 }
 
-/// NCCL's version, or why there is none.
+/// Returns NCCL's version, or why there is none.
 pub(super) fn nccl() -> std::result::Result<String, String> {
     nccl_sys::Library::load().map(|library| library.version().to_string()).map_err(|error| error.to_string())
 }
 
-/// What was chosen.
+/// Opens the backend that was chosen.
 pub(super) fn open(kind: BackendKind, group: &Arc<ProcessGroup>, device: &Arc<dyn Device>) -> Result<Box<dyn Backend>> {
     Ok(match kind {
         BackendKind::Host => Box::new(HostBackend::new(group, device)?),
@@ -66,7 +66,7 @@ fn own_stream(group: &ProcessGroup, device: &dyn Device) -> Result<CudaStream> {
     stream.map_err(|error| device_error(group, error))
 }
 
-/// What cannot be: a backend for GPUs was chosen for another device.
+/// Returns the error of a device that is no GPU although a backend for GPUs was chosen, which does not happen.
 fn no_gpu(device: &dyn Device) -> distribute_device::Error {
     distribute_device::Error::Foreign {
         what: "device",

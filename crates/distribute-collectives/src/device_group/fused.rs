@@ -1,4 +1,4 @@
-//! Many tensors in the memory of devices, in few operations.
+//! Fused all-reduce of tensors in the memory of devices.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -9,13 +9,14 @@ use super::{DeviceGroup, backends, device_error};
 use crate::fusion::BucketPlan;
 use crate::{Error, ReduceOp, Result};
 
-/// Where tensors begin in a bucket: multiples of this, so that kernels load whole vectors.
+/// Alignment of tensors in a bucket, so that kernels load whole vectors.
 const ALIGN_BYTES: usize = 16;
 
 /// Tensors in the memory of devices that are reduced over ranks together, again and again: one rank's side.
 ///
-/// Every step each rank [pushes](FusedDeviceStep::push) the same tensors, in any order and while its device still computes
-/// others. A full bucket is packed and reduced on a stream of its own, beside what the device computes meanwhile.
+/// Every step each rank [pushes](FusedDeviceStep::push) the same tensors, in any order and while its device still
+/// computes others. A full bucket is packed and reduced on a stream of its own, beside what the device computes
+/// meanwhile.
 ///
 /// # Examples
 /// ```
@@ -56,7 +57,7 @@ pub struct FusedDeviceAllReduce {
     buckets: Vec<Packed>,
     stream: Arc<dyn Stream>,
     device: Arc<dyn Device>,
-    /// The longest wait where a step is given up.
+    /// Limit for the wait when a step is dropped.
     timeout: std::time::Duration,
 }
 
@@ -89,7 +90,7 @@ impl FusedDeviceAllReduce {
         Ok(FusedDeviceAllReduce { plan, op, buckets, stream, device, timeout })
     }
 
-    /// The plan.
+    /// Returns the plan.
     pub fn plan(&self) -> &BucketPlan {
         &self.plan
     }
@@ -110,7 +111,7 @@ impl FusedDeviceAllReduce {
 #[derive(Debug)]
 pub struct FusedDeviceStep {
     fused: Arc<FusedDeviceAllReduce>,
-    /// Tensors that have come, by bucket and place; kept until they have been packed.
+    /// Tensors that have been pushed, by bucket and position; kept until they have been packed.
     waiting: Vec<Vec<Option<DeviceBuffer>>>,
     missing: Vec<usize>,
     launched: usize,
@@ -118,12 +119,12 @@ pub struct FusedDeviceStep {
 }
 
 impl FusedDeviceStep {
-    /// Takes a tensor, behind what `stream` was given so far, and begins to reduce its bucket, and those that waited for it,
-    /// if that is now full.
+    /// Takes a tensor, behind what `stream` was given so far, and begins to reduce its bucket, and those that waited
+    /// for it, if that is now full.
     ///
     /// # Errors
-    /// [`Error::Tensor`] where the index is not in the plan, has come already, or the memory has another size; those of
-    /// [`DeviceGroup::all_reduce`].
+    /// [`Error::Tensor`] where the index is not in the plan, was pushed already, or the memory has another size; those
+    /// of [`DeviceGroup::all_reduce`].
     pub fn push(&mut self, group: &DeviceGroup, index: usize, tensor: DeviceBuffer, stream: &dyn Stream) -> Result<()> {
         let refuse = |problem: String| Err(Error::Tensor { index, problem });
         let Some((bucket, place)) = self.fused.plan.position(index) else {
@@ -145,17 +146,17 @@ impl FusedDeviceStep {
         Ok(())
     }
 
-    /// Whether this tensor has come.
+    /// Returns whether this tensor has been pushed.
     pub fn has(&self, index: usize) -> bool {
         let position = self.fused.plan.position(index);
         position.is_some_and(|(bucket, place)| bucket < self.launched || self.waiting[bucket][place].is_some())
     }
 
-    /// The reduced tensors with their indices, in that order: parts of the buckets, ready for what `stream` is given from now
-    /// on. They stay as they are until a tensor of the next step is pushed behind that.
+    /// Returns the reduced tensors with their indices, in that order: parts of the buckets, ready for what `stream` is
+    /// given from now on. They stay as they are until a tensor of the next step is pushed behind that.
     ///
     /// # Errors
-    /// [`Error::Tensor`] where one has not come, [`Error::Device`] where the device refuses.
+    /// [`Error::Tensor`] where one was not pushed, [`Error::Device`] where the device fails.
     pub fn finish(mut self, stream: &dyn Stream) -> Result<Vec<(usize, DeviceBuffer)>> {
         let fused = Arc::clone(&self.fused);
         let planned = (0..fused.plan.tensors.len()).filter(|index| fused.plan.contains(*index));

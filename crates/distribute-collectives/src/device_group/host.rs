@@ -16,10 +16,10 @@ use crate::{ProcessGroup, Rank, ReduceOp, Result};
 /// chunk out and the last one back cost little.
 const CHUNK_BYTES: usize = 4 << 20;
 
-/// Chunks under way: one going out, one being reduced, one coming back, and one more so that none waits for another.
+/// Chunks in flight: one being copied out, one being reduced, one being copied back, and one more so that none waits.
 const CHUNKS: usize = 4;
 
-/// The backend of one rank that goes through the host.
+/// The host backend of one rank.
 pub(super) struct HostBackend {
     group: Arc<ProcessGroup>,
     device: Arc<dyn Device>,
@@ -29,7 +29,7 @@ pub(super) struct HostBackend {
     idle: Mutex<Vec<HostBuffer>>,
 }
 
-/// What happens to a chunk on the host.
+/// The operation on a chunk in host memory.
 type OnHost<'a> = &'a dyn Fn(&mut [BufferMut<'_>]) -> Result<()>;
 
 impl HostBackend {

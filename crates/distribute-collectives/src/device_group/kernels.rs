@@ -1,8 +1,8 @@
 //! Collectives by kernels that read and write the memory of all GPUs of a process.
 //!
 //! Each physical GPU reduces its part of the values, reading all ranks' and writing all ranks'; where it cannot reach
-//! another GPU's memory, that is copied to it and back. Between processes, the first rank of each goes through the host with
-//! what its process's ranks have reduced, and then gives them the result.
+//! another GPU's memory, that is copied to it and back. Between processes, the first rank of each goes through the host
+//! with what its process's ranks have reduced, and then gives them the result.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
@@ -39,7 +39,7 @@ pub(super) struct KernelBackend {
     scratch: Mutex<Option<DeviceBuffer>>,
 }
 
-/// How values are combined.
+/// The reduction of a kernel.
 #[derive(Clone, Copy)]
 struct Reduction {
     dtype: DType,

@@ -20,13 +20,13 @@ use crate::call::Kind;
 use crate::sync::lock;
 use crate::{Error, ProcessGroup, Rank, ReduceOp, Result};
 
-/// How often somebody looks whether a peer or NCCL has failed: a lost peer is known after so long.
+/// Interval at which the watching thread checks for failures of peers and of NCCL.
 const WATCH: Duration = Duration::from_millis(50);
 
-/// How often a call that NCCL has not finished is looked at.
+/// Interval at which a pending call of NCCL is checked.
 const POLL: Duration = Duration::from_micros(100);
 
-/// How long a communicator that nobody needs any more may take to end in order; then it is aborted.
+/// Limit for a communicator's orderly end, after which it is aborted.
 const FAREWELL: Duration = Duration::from_secs(10);
 
 /// One rank's part of collectives by NCCL.
@@ -39,7 +39,7 @@ pub(super) struct NcclBackend {
     ended: Receiver<()>,
 }
 
-/// What the calling thread and the watching one use.
+/// State that the calling thread and the watching thread share.
 struct Shared {
     group: Arc<ProcessGroup>,
     library: Library,
@@ -118,8 +118,8 @@ impl Shared {
         self.make_current()?;
         let mut communicator = lock(&self.communicator);
         let mut comm: Box<Comm> = Box::new(ptr::null_mut());
-        // SAFETY: the place for the communicator stays until it is no longer in progress, which is waited for below; the
-        // configuration outlives the call; this rank's context is current.
+        // SAFETY: the place for the communicator stays until it is no longer in progress, which is waited for below;
+        // the configuration outlives the call; this rank's context is current.
         let begun =
             unsafe { self.library.comm_init_rank_config(&mut *comm, ranks, UniqueId::from_bytes(rest), rank, &config) };
         let begun = begun.map_err(|error| self.failed("joining a communicator", &error));
@@ -173,7 +173,7 @@ impl Shared {
         self.settle(*comm, progress, Instant::now() + self.group.timeout(), action.name())
     }
 
-    /// Whether all is well; where it is not, the communicator is aborted and the group with it.
+    /// Returns whether nothing has failed; otherwise aborts the communicator and the group.
     fn look(&self) -> bool {
         let wrong = self.group.failure().or_else(|| self.own_failure());
         if let Some(error) = &wrong {
@@ -211,7 +211,8 @@ impl Shared {
         }
     }
 
-    /// Ends the communicator when its collectives have ended: in order, so that ranks which are not as far are not disturbed.
+    /// Ends the communicator when its collectives have ended: in order, so that ranks which are not as far are not
+    /// disturbed.
     fn leave(&self) {
         let deadline = Instant::now() + FAREWELL;
         let last = lock(&self.pending).back().cloned();
@@ -277,8 +278,8 @@ impl Backend for NcclBackend {
         let (from, to) = (shared.address(work.input)?, shared.address(work.output)?);
         let (dtype, op) = (data_type(call.dtype), reduction(&shared.group, call.op, call.dtype)?);
         let (count, part) = (call.count as usize, work.output.len_bytes() / call.dtype.size_bytes());
-        // SAFETY, for each: the device's context is current; both buffers have as many elements and stay until the stream has
-        // passed, which `address_for_use` saw to; the communicator lives while it is locked.
+        // SAFETY, for each: the device's context is current; both buffers have as many elements and stay until the
+        // stream has passed, which `address_for_use` saw to; the communicator lives while it is locked.
         shared.enqueue(call.kind, |comm, stream| match call.kind {
             Kind::Broadcast => {
                 let root = c_int::try_from(call.root.map_or(0, |root| root.0)).unwrap_or(0);

@@ -1,4 +1,4 @@
-//! What a build without CUDA knows of GPUs.
+//! Stand-ins for the GPU backends in a build without CUDA.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ pub(super) fn nccl() -> std::result::Result<String, String> {
     Err("this build has no NCCL (Cargo feature cuda)".to_owned())
 }
 
-/// Without a GPU nothing but the host is chosen.
+/// Opens the host backend, the only one without GPUs.
 pub(super) fn open(_: BackendKind, group: &Arc<ProcessGroup>, device: &Arc<dyn Device>) -> Result<Box<dyn Backend>> {
     Ok(Box::new(HostBackend::new(group, device)?))
 }

@@ -1,4 +1,5 @@
-//! All-to-all, gather and scatter: which bytes go from which rank to which, straight from and into the callers' memory.
+//! The blocks of all-to-all, gather, scatter and send: which bytes go from which rank to which, straight from and into
+//! the callers' memory.
 
 use std::ops::Range;
 
@@ -21,7 +22,7 @@ pub(crate) struct LocalCopy {
     pub(crate) to: RawSlice,
 }
 
-/// What this process and another one send to each other.
+/// The messages between this process and another one.
 #[derive(Debug)]
 pub(crate) struct Messages {
     pub(crate) process: usize,
@@ -29,7 +30,8 @@ pub(crate) struct Messages {
     pub(crate) receive: Option<Message>,
 }
 
-/// The blocks between two processes in one direction: of the first sender's to all receivers, then of the second's.
+/// The blocks between two processes in one direction: those of the first sender to all receivers, then those of the
+/// second.
 #[derive(Debug)]
 pub(crate) struct Message {
     /// Says how many elements there are and in which blocks; both sides must say the same.
@@ -37,7 +39,7 @@ pub(crate) struct Message {
     pub(crate) slices: Vec<RawSlice>,
 }
 
-/// Two ranks of this process that do not agree.
+/// Two ranks of this process whose counts do not match.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Disagreement {
     pub(crate) from: usize,
@@ -86,7 +88,7 @@ impl Blocks {
             let slices = blocks.into_iter().map(|(slice, _)| slice).collect();
             Message { call: Call { count, layout, ..call }, slices }
         };
-        // Beginning with the next process, so that not everybody turns to the first one first.
+        // Beginning with the next process, so that not all processes send to the first one at once.
         for distance in 1..world_size / local {
             let process = (own + distance) % (world_size / local);
             let theirs = process * local..(process + 1) * local;
@@ -123,7 +125,7 @@ impl Blocks {
     }
 }
 
-/// Where one rank's blocks begin, for each other rank: prefix sums of its counts.
+/// Offsets of one rank's blocks, for each other rank: prefix sums of its counts.
 struct BlockOffsets {
     send: Vec<usize>,
     receive: Vec<usize>,
@@ -148,7 +150,7 @@ impl BlockOffsets {
     }
 }
 
-/// Where each part begins, and where the last one ends.
+/// Returns where each part begins, and where the last one ends: prefix sums.
 pub(crate) fn starts(counts: &[usize]) -> Vec<usize> {
     let mut sum = 0;
     std::iter::once(0).chain(counts.iter().map(|count| (sum += count, sum).1)).collect()

@@ -17,16 +17,16 @@ pub(crate) use staging::Staging;
 
 /// Contiguous memory of one rank, by address.
 ///
-/// Holding one gives no right to touch the memory: that comes from the protocol of [`crate::engine`], which says who may
-/// access which range when, and which never lets the owner continue while others may.
+/// Holding one gives no right to access the memory: that comes from the protocol of [`crate::engine`], which says who
+/// may access which range when, and never lets the owner continue while others may.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RawSlice {
     address: *mut u8,
     len_bytes: usize,
 }
 
-// SAFETY: a RawSlice is an address and a length; whoever dereferences it (`bytes`, `bytes_mut`) answers for exclusive or
-// shared access, from whichever thread.
+// SAFETY: a RawSlice is an address and a length; whoever dereferences it (`bytes`, `bytes_mut`) answers for exclusive
+// or shared access, from whichever thread.
 unsafe impl Send for RawSlice {}
 // SAFETY: as above; the type has no interior mutability of its own.
 unsafe impl Sync for RawSlice {}
@@ -36,7 +36,7 @@ impl RawSlice {
         RawSlice { address: bytes.as_mut_ptr(), len_bytes: bytes.len() }
     }
 
-    /// For memory that the operation only reads.
+    /// Names memory that the operation only reads.
     pub(crate) fn of_ref(bytes: &[u8]) -> RawSlice {
         RawSlice { address: bytes.as_ptr().cast_mut(), len_bytes: bytes.len() }
     }
@@ -45,13 +45,13 @@ impl RawSlice {
         self.len_bytes
     }
 
-    /// The slice's bytes in `range`, cut off at its end.
+    /// Returns the slice's bytes in `range`, cut off at its end.
     pub(crate) fn part(&self, range: Range<usize>) -> RawSlice {
         let start = range.start.min(self.len_bytes);
         RawSlice { address: self.address.wrapping_add(start), len_bytes: range.end.min(self.len_bytes) - start }
     }
 
-    /// Whether both are the same memory.
+    /// Returns whether both are the same memory.
     pub(crate) fn is(&self, other: &RawSlice) -> bool {
         self.address == other.address && self.len_bytes == other.len_bytes
     }
@@ -82,14 +82,14 @@ impl RawSlice {
 /// Implemented for `Vec<T>` and `Box<[T]>`; tensor libraries implement it for lists of their tensors.
 ///
 /// # Safety
-/// The slices passed to `visit` stay valid, at the same address, and are touched by nobody else until the value is dropped
-/// or handed back by [`Work::wait`](crate::Work::wait), also when the value itself is moved. All slices have the type that
-/// [`dtype`](OwnedBuffers::dtype) returns and are aligned for it.
+/// The slices passed to `visit` stay valid, at the same address, and are touched by nobody else until the value is
+/// dropped or handed back by [`Work::wait`](crate::Work::wait), also when the value itself is moved. All slices have
+/// the type that [`dtype`](OwnedBuffers::dtype) returns and are aligned for it.
 pub unsafe trait OwnedBuffers: Send + 'static {
-    /// The type of all elements; `None` where there is no slice at all.
+    /// Returns the type of all elements; `None` where there is no slice at all.
     fn dtype(&self) -> Option<DType>;
 
-    /// Shows every slice, in an order that is the same on all ranks.
+    /// Calls `visitor` with every slice, in an order that is the same on all ranks.
     fn visit(&mut self, visitor: &mut dyn FnMut(&mut [u8]));
 }
 
@@ -128,7 +128,7 @@ unsafe impl<T: Element> OwnedBuffers for [Vec<T>; 2] {
     }
 }
 
-/// How a call's elements are divided among ranks.
+/// The division of a call's elements among ranks.
 #[derive(Clone, Debug, Default)]
 pub(crate) enum Counts {
     /// Evenly, or not at all.
@@ -153,9 +153,11 @@ pub(crate) struct Buffers {
 }
 
 impl Buffers {
-    /// Whether these are cut as another rank's of the same call are: what a chunk of the one is, it is of the other.
+    /// Returns whether another rank's buffers of the same call have the same layout, so that a chunk is the same
+    /// elements of both.
     ///
-    /// Calls compare digests of this, which other processes can be held to; within a process memory depends on it.
+    /// Between processes a digest in the call is enough to find mistakes; within a process memory safety depends on
+    /// this.
     pub(crate) fn fit(&self, other: &Buffers) -> bool {
         let counts = match (&self.counts, &other.counts) {
             (Counts::PerRank(mine), Counts::PerRank(theirs)) => mine == theirs,
@@ -194,13 +196,13 @@ impl<'a> Borrowed<'a> {
         Borrowed { buffers, memory: PhantomData }
     }
 
-    /// With a reduction of the caller's own.
+    /// Adds a reduction of the caller's own.
     pub(crate) fn with(mut self, combiner: Combiner) -> Borrowed<'a> {
         self.buffers.user = Some(combiner);
         self
     }
 
-    /// Whose input is the part `own` (in elements) of the output.
+    /// Borrows an output whose part `own` (in elements) is the input.
     pub(crate) fn within(mut values: BufferMut<'a>, own: Range<usize>) -> Borrowed<'a> {
         let size = values.dtype().size_bytes();
         let output = RawSlice::of_mut(values.as_bytes_mut());
@@ -209,7 +211,7 @@ impl<'a> Borrowed<'a> {
     }
 }
 
-/// Which slices, and which bytes of each, lie in `range` when `slices` are taken as one long slice.
+/// Finds the slices, and the bytes of each, that lie in `range` when `slices` are taken as one long slice.
 pub(crate) fn locate(slices: &[RawSlice], range: Range<usize>) -> impl Iterator<Item = (usize, Range<usize>)> + '_ {
     let mut start = 0;
     slices.iter().enumerate().filter_map(move |(index, slice)| {

@@ -1,5 +1,5 @@
-//! The inter-process stage: exchanges the first rank's memory with other processes, one operation at a time, in the order
-//! of calls.
+//! The inter-process stage: exchanges the first rank's memory with other processes, one operation at a time, in the
+//! order of calls.
 #![expect(unsafe_code, reason = "the thread that exchanges works on the memory of ranks that wait")]
 
 use std::collections::BTreeMap;
@@ -68,7 +68,8 @@ struct ProcessCall<'a> {
 }
 
 impl InterProcess {
-    /// Connects process `process` of `processes`; `local_host` is the address by which peers reach it, where it is known.
+    /// Connects process `process` of `processes`; `local_host` is the address by which peers reach it, where it is
+    /// known.
     pub(crate) fn new(
         transport: Box<dyn Transport>,
         (process, processes): (usize, usize),
@@ -132,8 +133,8 @@ impl InterProcess {
         };
         let outcome = match (operation.leader_call(), operation.plan()) {
             (Some(times), Some(plan)) => {
-                // SAFETY: the operation is in Exchanging: its owners wait, no chunk of it is handed out, and the queue gave
-                // it to this thread alone, which lets go of the memory before the state changes.
+                // SAFETY: the operation is in Exchanging: its owners wait, no chunk of it is handed out, and the queue
+                // gave it to this thread alone, which lets go of the memory before the state changes.
                 let mut memory = unsafe { ExchangedMemory::new(plan.exchanged(), plan.messages()) };
                 let divides = plan.accumulator().is_none();
                 let call =
@@ -149,7 +150,8 @@ impl InterProcess {
         Some(Exchanged { operation, outcome, next_is_queued })
     }
 
-    /// Keeps the connections for the call of this number; returns whether they are free, and all earlier calls exchanged.
+    /// Keeps the connections for the call of this number; returns whether they are free, and all earlier calls
+    /// exchanged.
     ///
     /// [`exchange_alone`](InterProcess::exchange_alone) has to follow.
     pub(super) fn reserve(&self, sequence: u64) -> bool {
@@ -159,8 +161,8 @@ impl InterProcess {
         free
     }
 
-    /// Exchanges a call in place of a process's only rank, for which the connections were [reserved](InterProcess::reserve);
-    /// returns also whether the next operation is queued.
+    /// Exchanges a call in place of a process's only rank, for which the connections were
+    /// [reserved](InterProcess::reserve); returns also whether the next operation is queued.
     pub(super) fn exchange_alone(
         &self,
         context: &GroupContext,
@@ -213,8 +215,8 @@ impl InterProcess {
             };
             work(&mut connections, &exchange, &schedule.steps)
         };
-        // A reduction, algorithm or transport of the caller's may panic. What it worked on is then given up as after any
-        // other failure: the peers are told, and nobody uses the connections for anything else afterwards.
+        // A reduction, algorithm or transport of the caller's may panic. What it worked on is then given up as after
+        // any other failure: the peers are told, and nobody uses the connections for anything else afterwards.
         let outcome = catch_unwind(AssertUnwindSafe(run));
         let error = match outcome {
             Ok(Ok(())) => return Ok(()),

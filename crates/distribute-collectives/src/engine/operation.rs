@@ -80,8 +80,8 @@ impl Operation {
             Some(known) => known.clone_from(waker),
             none => *none = Some(waker.clone()),
         }
-        // SeqCst, as for sleepers (`Phases::state`): either the thread that ends the operation sees the flag, or the poll
-        // that follows sees the end.
+        // SeqCst, as for sleepers (`Phases::state`): either the thread that ends the operation sees the flag, or the
+        // poll that follows sees the end.
         self.is_polled.store(true, Ordering::SeqCst);
         first
     }

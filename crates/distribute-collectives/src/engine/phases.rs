@@ -10,8 +10,9 @@
 //! A barrier within one process is Done with the last arrival.
 //!
 //! Ownership: before Reducing a rank's memory is its own. In Reducing and Spreading it belongs to whoever was handed a
-//! chunk, for the bytes of that chunk. In Exchanging it belongs to the one thread that exchanges it with other processes.
-//! In Done and Failed it is the rank's own again. The transitions below carry the writes of one owner to the next.
+//! chunk, for the bytes of that chunk. In Exchanging it belongs to the one thread that exchanges it with other
+//! processes. In Done and Failed it is the rank's own again. The transitions below carry the writes of one owner to the
+//! next.
 
 use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
@@ -81,9 +82,10 @@ impl Phases {
 
     /// Returns the current state.
     pub(crate) fn state(&self) -> OperationState {
-        // Acquire: whoever sees Done or Failed sees all writes to its memory, whoever sees Reducing sees the plan. SeqCst
-        // because a rank that is about to sleep looks at the state after it has counted itself as a sleeper, and the
-        // thread that changes the state looks at the count afterwards: one of the two must see the other (`Engine::sleep`).
+        // Acquire: whoever sees Done or Failed sees all writes to its memory, whoever sees Reducing sees the plan.
+        // SeqCst because a rank that is about to sleep looks at the state after it has counted itself as a sleeper, and
+        // the thread that changes the state looks at the count afterwards: one of the two must see the other
+        // (`Engine::sleep`).
         OperationState::from_code(self.state.load(Ordering::SeqCst))
     }
 
@@ -101,12 +103,12 @@ impl Phases {
 
     /// Hands out a chunk of a phase that has `total`, or `None` when there are no more.
     ///
-    /// Chunk 0 of [`Phase::Reduce`] is handed to nobody: the rank that arrived last, and begins the phase, works on it. A short
-    /// call has no other, and ranks that wait for it then write nothing that this one needs.
+    /// Chunk 0 of [`Phase::Reduce`] is handed to nobody: the rank that arrived last, and begins the phase, works on it.
+    /// A short call has no other, and ranks that wait for it then write nothing that this one needs.
     pub(crate) fn take(&self, phase: Phase, total: usize) -> Option<usize> {
         // Relaxed: that no chunk is handed out twice follows from the counter alone. The caller has seen the phase in
-        // `state`, which carries the writes of the phase before. A look first: ranks that wait ask again and again, and a write
-        // takes the cache line away from those that work.
+        // `state`, which carries the writes of the phase before. A look first: ranks that wait ask again and again, and
+        // a write takes the cache line away from those that work.
         let next = &self.counters[phase as usize].next;
         let chunk = (next.load(Ordering::Relaxed) < total).then(|| next.fetch_add(1, Ordering::Relaxed))?;
         (chunk < total).then_some(chunk)

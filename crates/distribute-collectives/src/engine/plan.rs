@@ -25,7 +25,8 @@ pub(super) struct LocalPlan {
     pub(super) combiner: Combiner,
     /// What combines the ranks' values in place instead, all in one chunk.
     pub(super) cross_device_ops: Option<SharedCrossDeviceOps>,
-    /// What a mean divides by within this process; with several processes the exchange divides, or the second phase does.
+    /// What a mean divides by within this process; with several processes the exchange divides, or the second phase
+    /// does.
     pub(super) divisor: Option<u32>,
     pub(super) ranks: Vec<Buffers>,
     pub(super) first_rank: usize,

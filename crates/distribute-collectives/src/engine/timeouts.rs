@@ -85,7 +85,8 @@ impl Engine {
         }
     }
 
-    /// Makes the I/O thread watch an operation that a rank polls: nobody else would see its deadline pass or a peer leave.
+    /// Makes the I/O thread watch an operation that a rank polls: nobody else would see its deadline pass or a peer
+    /// leave.
     pub(super) fn watch(&self, local: usize, operation: &Arc<Operation>) {
         let mut polled = lock(&self.polled);
         polled.retain(|(_, operation)| !operation.is_over());

@@ -1,11 +1,11 @@
-//! Which tensors share a bucket.
+//! The assignment of tensors to buckets.
 
 use distribute_device::DType;
 
 use crate::engine::memory::OwnedBuffers;
 use crate::{Error, Result};
 
-/// What a tensor looks like.
+/// Type and shape of a tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FusedTensor {
     /// The type of its elements.
@@ -15,17 +15,17 @@ pub struct FusedTensor {
 }
 
 impl FusedTensor {
-    /// A tensor of this type and shape.
+    /// Describes a tensor of this type and shape.
     pub fn new(dtype: DType, dims: impl Into<Vec<usize>>) -> FusedTensor {
         FusedTensor { dtype, dims: dims.into() }
     }
 
-    /// The number of elements.
+    /// Returns the number of elements.
     pub fn len(&self) -> usize {
         self.dims.iter().product()
     }
 
-    /// Whether there are no elements.
+    /// Returns whether there are no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -36,7 +36,7 @@ impl FusedTensor {
 pub struct Bucket {
     /// The type of all of them.
     pub dtype: DType,
-    /// Their indices, in the order in which they come.
+    /// Their indices, in the order in which they are expected.
     pub members: Vec<usize>,
 }
 
@@ -50,8 +50,8 @@ pub struct BucketPlan {
 }
 
 impl BucketPlan {
-    /// Fills buckets with the tensors of `order`, one after another: a bucket holds one type, and is closed when it has at
-    /// least `bucket_bytes` bytes. Tensors that `order` leaves out are in no bucket.
+    /// Fills buckets with the tensors of `order`, one after another: a bucket holds one type, and is closed when it has
+    /// at least `bucket_bytes` bytes. Tensors that `order` leaves out are in no bucket.
     ///
     /// # Examples
     /// ```
@@ -79,22 +79,22 @@ impl BucketPlan {
         BucketPlan { tensors: tensors.to_vec(), buckets, place }
     }
 
-    /// The buckets.
+    /// Returns the buckets.
     pub fn buckets(&self) -> &[Bucket] {
         &self.buckets
     }
 
-    /// The tensors, in or outside buckets.
+    /// Returns the tensors, in or outside buckets.
     pub fn tensors(&self) -> &[FusedTensor] {
         &self.tensors
     }
 
-    /// Whether the tensor is in a bucket.
+    /// Returns whether the tensor is in a bucket.
     pub fn contains(&self, index: usize) -> bool {
         self.place.get(index).is_some_and(Option::is_some)
     }
 
-    /// The bucket of a tensor, and its place among the bucket's members.
+    /// Returns the bucket of a tensor, and its position among the bucket's members.
     pub fn position(&self, index: usize) -> Option<(usize, usize)> {
         self.place.get(index).copied().flatten()
     }
@@ -106,7 +106,7 @@ impl BucketPlan {
         })
     }
 
-    /// Whether memory is what the plan says of its tensor.
+    /// Checks that memory has the type and length that the plan gives its tensor.
     pub(super) fn check<B: OwnedBuffers>(&self, index: usize, memory: &mut B) -> Result<()> {
         let expected = &self.tensors[index];
         let dtype = memory.dtype().unwrap_or(expected.dtype);

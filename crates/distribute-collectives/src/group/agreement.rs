@@ -4,7 +4,7 @@ use super::{ProcessGroup, on_local_ranks};
 use crate::digest::fnv1a_64;
 use crate::{Rank, Result};
 
-/// Where a process's description differs from another's.
+/// The first line in which a process's description differs from another's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Difference {
     /// Index of the first line that differs.
@@ -17,10 +17,11 @@ pub struct Difference {
     pub rank: Rank,
 }
 
-/// Compares a description between all processes of a group, line by line: what a configuration is, or a model.
+/// Compares a description between all processes of a group, line by line, such as a configuration or a model's
+/// parameters.
 ///
-/// `ranks` are all ranks of this process, and every process calls this at the same point. Between equal descriptions only a
-/// digest travels.
+/// `ranks` are all ranks of this process, and every process calls this at the same point. Between equal descriptions
+/// only a digest travels.
 ///
 /// # Cost
 /// One all-gather of 16 bytes for each rank; where descriptions differ, one more of the longest, of at most 1 MiB.
@@ -62,7 +63,7 @@ impl ProcessGroup {
     }
 }
 
-/// `gather` brings what every rank has, in their order.
+/// Compares `lines` with those of all ranks, whose bytes `gather` collects in rank order.
 fn compare(lines: &[String], gather: &mut dyn FnMut(Vec<u8>) -> Result<Vec<u8>>) -> Result<Option<Difference>> {
     // A line is one line, whatever it says.
     let lines: Vec<String> = lines.iter().map(|line| line.replace(['\n', '\0'], " ")).collect();
@@ -93,7 +94,7 @@ fn compare(lines: &[String], gather: &mut dyn FnMut(Vec<u8>) -> Result<Vec<u8>>)
     }))
 }
 
-/// What a description amounts to.
+/// Digest and length of a description.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Digest {
     digest: u64,

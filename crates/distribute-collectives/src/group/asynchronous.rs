@@ -19,7 +19,8 @@ impl ProcessGroup {
     /// Begins a [`broadcast`](ProcessGroup::broadcast) and returns at once.
     ///
     /// # Errors
-    /// [`Error::RankOutside`](crate::Error::RankOutside), [`Error::Aborted`](crate::Error::Aborted); other errors come from [`Work::wait`].
+    /// [`Error::RankOutside`](crate::Error::RankOutside), [`Error::Aborted`](crate::Error::Aborted); other errors come
+    /// from [`Work::wait`].
     pub fn broadcast_async<B: OwnedBuffers>(&self, buffers: B, root: Rank) -> Result<Work<B>> {
         self.begin_in_place(Kind::Broadcast, buffers, None, Some(root))
     }
@@ -27,7 +28,8 @@ impl ProcessGroup {
     /// Begins a [`reduce`](ProcessGroup::reduce) and returns at once.
     ///
     /// # Errors
-    /// [`Error::RankOutside`](crate::Error::RankOutside), [`Error::Aborted`](crate::Error::Aborted); other errors come from [`Work::wait`].
+    /// [`Error::RankOutside`](crate::Error::RankOutside), [`Error::Aborted`](crate::Error::Aborted); other errors come
+    /// from [`Work::wait`].
     pub fn reduce_async<B: OwnedBuffers>(&self, buffers: B, op: ReduceOp, root: Rank) -> Result<Work<B>> {
         self.begin_in_place(Kind::Reduce, buffers, Some(op), Some(root))
     }
@@ -35,7 +37,8 @@ impl ProcessGroup {
     /// Begins an [`all_gather`](ProcessGroup::all_gather) and returns at once; `wait` hands back input and output.
     ///
     /// # Errors
-    /// [`Error::Length`](crate::Error::Length), [`Error::Aborted`](crate::Error::Aborted); other errors come from [`Work::wait`].
+    /// [`Error::Length`](crate::Error::Length), [`Error::Aborted`](crate::Error::Aborted); other errors come from
+    /// [`Work::wait`].
     pub fn all_gather_async<T: Element>(&self, input: Vec<T>, output: Vec<T>) -> Result<Work<[Vec<T>; 2]>> {
         self.begin_apart(self.all_gather_request(T::DTYPE, input.len(), output.len(), None)?, [input, output])
     }
@@ -43,7 +46,8 @@ impl ProcessGroup {
     /// Begins an [`all_gather_v`](ProcessGroup::all_gather_v) and returns at once; `wait` hands back input and output.
     ///
     /// # Errors
-    /// [`Error::Length`](crate::Error::Length), [`Error::Aborted`](crate::Error::Aborted); other errors come from [`Work::wait`].
+    /// [`Error::Length`](crate::Error::Length), [`Error::Aborted`](crate::Error::Aborted); other errors come from
+    /// [`Work::wait`].
     pub fn all_gather_v_async<T: Element>(
         &self,
         input: Vec<T>,
@@ -53,10 +57,12 @@ impl ProcessGroup {
         self.begin_apart(self.all_gather_request(T::DTYPE, input.len(), output.len(), Some(counts))?, [input, output])
     }
 
-    /// Begins a [`reduce_scatter`](ProcessGroup::reduce_scatter) and returns at once; `wait` hands back input and output.
+    /// Begins a [`reduce_scatter`](ProcessGroup::reduce_scatter) and returns at once; `wait` hands back input and
+    /// output.
     ///
     /// # Errors
-    /// [`Error::Length`](crate::Error::Length), [`Error::Aborted`](crate::Error::Aborted); other errors come from [`Work::wait`].
+    /// [`Error::Length`](crate::Error::Length), [`Error::Aborted`](crate::Error::Aborted); other errors come from
+    /// [`Work::wait`].
     pub fn reduce_scatter_async<T: Element>(
         &self,
         input: Vec<T>,
@@ -71,7 +77,8 @@ impl ProcessGroup {
     /// output.
     ///
     /// # Errors
-    /// [`Error::Length`](crate::Error::Length), [`Error::Aborted`](crate::Error::Aborted); other errors come from [`Work::wait`].
+    /// [`Error::Length`](crate::Error::Length), [`Error::Aborted`](crate::Error::Aborted); other errors come from
+    /// [`Work::wait`].
     pub fn reduce_scatter_v_async<T: Element>(
         &self,
         input: Vec<T>,
@@ -86,7 +93,8 @@ impl ProcessGroup {
     /// Begins a [`gather`](ProcessGroup::gather) and returns at once; `wait` hands back input and output.
     ///
     /// # Errors
-    /// [`Error::Length`](crate::Error::Length), [`Error::RankOutside`](crate::Error::RankOutside), [`Error::Aborted`](crate::Error::Aborted); other errors come from [`Work::wait`].
+    /// [`Error::Length`](crate::Error::Length), [`Error::RankOutside`](crate::Error::RankOutside),
+    /// [`Error::Aborted`](crate::Error::Aborted); other errors come from [`Work::wait`].
     pub fn gather_async<T: Element>(&self, input: Vec<T>, output: Vec<T>, root: Rank) -> Result<Work<[Vec<T>; 2]>> {
         self.begin_apart(self.gather_request(T::DTYPE, input.len(), output.len(), None, root)?, [input, output])
     }
@@ -94,7 +102,8 @@ impl ProcessGroup {
     /// Begins a [`gather_v`](ProcessGroup::gather_v) and returns at once; `wait` hands back input and output.
     ///
     /// # Errors
-    /// [`Error::Length`](crate::Error::Length), [`Error::RankOutside`](crate::Error::RankOutside), [`Error::Aborted`](crate::Error::Aborted); other errors come from [`Work::wait`].
+    /// [`Error::Length`](crate::Error::Length), [`Error::RankOutside`](crate::Error::RankOutside),
+    /// [`Error::Aborted`](crate::Error::Aborted); other errors come from [`Work::wait`].
     pub fn gather_v_async<T: Element>(
         &self,
         input: Vec<T>,
@@ -109,7 +118,8 @@ impl ProcessGroup {
     /// Begins a [`scatter`](ProcessGroup::scatter) and returns at once; `wait` hands back input and output.
     ///
     /// # Errors
-    /// [`Error::Length`](crate::Error::Length), [`Error::RankOutside`](crate::Error::RankOutside), [`Error::Aborted`](crate::Error::Aborted); other errors come from [`Work::wait`].
+    /// [`Error::Length`](crate::Error::Length), [`Error::RankOutside`](crate::Error::RankOutside),
+    /// [`Error::Aborted`](crate::Error::Aborted); other errors come from [`Work::wait`].
     pub fn scatter_async<T: Element>(&self, input: Vec<T>, output: Vec<T>, root: Rank) -> Result<Work<[Vec<T>; 2]>> {
         self.begin_apart(self.scatter_request(T::DTYPE, input.len(), output.len(), None, root)?, [input, output])
     }
@@ -117,7 +127,8 @@ impl ProcessGroup {
     /// Begins a [`scatter_v`](ProcessGroup::scatter_v) and returns at once; `wait` hands back input and output.
     ///
     /// # Errors
-    /// [`Error::Length`](crate::Error::Length), [`Error::RankOutside`](crate::Error::RankOutside), [`Error::Aborted`](crate::Error::Aborted); other errors come from [`Work::wait`].
+    /// [`Error::Length`](crate::Error::Length), [`Error::RankOutside`](crate::Error::RankOutside),
+    /// [`Error::Aborted`](crate::Error::Aborted); other errors come from [`Work::wait`].
     pub fn scatter_v_async<T: Element>(
         &self,
         input: Vec<T>,
@@ -132,7 +143,8 @@ impl ProcessGroup {
     /// Begins an [`all_to_all`](ProcessGroup::all_to_all) and returns at once; `wait` hands back input and output.
     ///
     /// # Errors
-    /// [`Error::Length`](crate::Error::Length), [`Error::Aborted`](crate::Error::Aborted); other errors come from [`Work::wait`].
+    /// [`Error::Length`](crate::Error::Length), [`Error::Aborted`](crate::Error::Aborted); other errors come from
+    /// [`Work::wait`].
     pub fn all_to_all_async<T: Element>(&self, input: Vec<T>, output: Vec<T>) -> Result<Work<[Vec<T>; 2]>> {
         self.begin_apart(self.all_to_all_request(T::DTYPE, input.len(), output.len(), None)?, [input, output])
     }
@@ -140,7 +152,8 @@ impl ProcessGroup {
     /// Begins an [`all_to_all_v`](ProcessGroup::all_to_all_v) and returns at once; `wait` hands back input and output.
     ///
     /// # Errors
-    /// [`Error::Length`](crate::Error::Length), [`Error::Aborted`](crate::Error::Aborted); other errors come from [`Work::wait`].
+    /// [`Error::Length`](crate::Error::Length), [`Error::Aborted`](crate::Error::Aborted); other errors come from
+    /// [`Work::wait`].
     pub fn all_to_all_v_async<T: Element>(
         &self,
         input: Vec<T>,

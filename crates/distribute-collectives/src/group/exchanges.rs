@@ -37,7 +37,8 @@ impl ProcessGroup {
         self.blocking(request, Borrowed::within(BufferMut::from(values), own))
     }
 
-    /// As [`all_gather`](ProcessGroup::all_gather), with parts of different lengths: rank r brings `counts[r]` elements.
+    /// As [`all_gather`](ProcessGroup::all_gather), with parts of different lengths: rank r brings `counts[r]`
+    /// elements.
     ///
     /// # Shapes
     /// `counts` is the same on all ranks; `input` holds this rank's count, `output` their sum.
@@ -146,8 +147,8 @@ impl ProcessGroup {
         self.blocking(request, Borrowed::apart(BufferRef::from(input), BufferMut::from(output), counts))
     }
 
-    /// As [`all_to_all`](ProcessGroup::all_to_all), with parts of different lengths: rank s gets `send_counts[s]` elements
-    /// of this rank, which gets `receive_counts[s]` of rank s.
+    /// As [`all_to_all`](ProcessGroup::all_to_all), with parts of different lengths: rank s gets `send_counts[s]`
+    /// elements of this rank, which gets `receive_counts[s]` of rank s.
     ///
     /// # Shapes
     /// `input` holds the sum of `send_counts`, `output` that of `receive_counts`. What one rank sends, the other must
@@ -232,7 +233,7 @@ impl ProcessGroup {
         Ok((request, Counts::Exchange { send, receive }))
     }
 
-    /// What gather and scatter have in common: the request, and the length of every rank's part.
+    /// Builds the request of a gather or scatter; returns it with the length of every rank's part.
     fn parted(
         &self,
         (even, uneven): (Kind, Kind),

@@ -8,9 +8,9 @@ use crate::engine::Engine;
 
 /// The engine as a process's group handles and works under way share it.
 ///
-/// The I/O thread, and whoever hears of a failure from the job, hold the [`Engine`] itself for moments. If the group were
-/// left only when the last of all lets go, a process could end before such a thread has told the peers, and they would take
-/// it for lost.
+/// The I/O thread, and whoever hears of a failure from the job, hold the [`Engine`] itself for moments. If the group
+/// were left only when the last of all lets go, a process could end before such a thread has told the peers, and they
+/// would take it for lost.
 pub(crate) struct EngineHandle {
     engine: Arc<Engine>,
     /// Held so that the members know of each other for as long as the group lives.

@@ -13,11 +13,11 @@ use crate::transport::{self, Nonce, join_host, listen, new_nonce};
 use crate::{Error, Options, Result};
 
 impl ProcessGroup {
-    /// The group that the environment describes: TF_CONFIG, else RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, else what
-    /// Open MPI or Slurm set, else a group of this process alone.
+    /// Joins the group that the environment describes: TF_CONFIG, else RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT,
+    /// else what Open MPI or Slurm set, else a group of this process alone.
     ///
-    /// The members meet at the leader's coordination service; see [`distribute_cluster`] for the variables. Options come
-    /// from [`Options::from_env`].
+    /// The members meet at the leader's coordination service; see [`distribute_cluster`] for the variables. Options
+    /// come from [`Options::from_env`].
     ///
     /// # Errors
     /// [`Error::Cluster`] where the variables are wrong or members are missing, [`Error::Connect`] where sockets fail.
@@ -30,10 +30,10 @@ impl ProcessGroup {
         first(ProcessGroup::join(&Arc::new(coordination), 1, &options)?)
     }
 
-    /// The `local_ranks` ranks of this process in a group of all members of a coordination service.
+    /// Joins a group of all members of a coordination service with `local_ranks` ranks of this process.
     ///
-    /// Every member calls this with the same name and the same number of local ranks. Groups that live at the same time need
-    /// names of their own; after an abort a group can be joined anew under its old name, as its next generation.
+    /// Every member calls this with the same name and the same number of local ranks. Groups that live at the same time
+    /// need names of their own; after an abort a group can be joined anew under its old name, as its next generation.
     ///
     /// # Errors
     /// [`Error::Cluster`] where members are missing, [`Error::Connect`] where sockets fail,
@@ -90,16 +90,16 @@ impl ProcessGroup {
     }
 }
 
-/// Groups that this process has joined.
+/// Number of groups that this process has joined.
 static GENERATIONS: AtomicU64 = AtomicU64::new(0);
 
 /// Limit for connecting the members of a group that is being formed, which have met already.
 pub(super) const MAX_CONNECT: Duration = Duration::from_secs(60);
 
-/// What members of one group speak with each other; what cannot be read differs in it.
+/// The protocol between members of a group; members that differ in it cannot read each other's messages.
 const PROTOCOL: &str = concat!("distribute-collectives ", env!("CARGO_PKG_VERSION"), ", messages dst2");
 
-/// What a member tells the others before they connect.
+/// What each member publishes before they connect: options, address, and the group's identity if it is the first.
 #[derive(Serialize, Deserialize)]
 struct Endpoint {
     options: Agreed,
@@ -141,7 +141,7 @@ impl Agreed {
         Agreed(fields.map(|(name, value)| (name.to_owned(), value)).to_vec())
     }
 
-    /// Names the first field that differs.
+    /// Returns [`Error::Disagreement`] for the first option that differs.
     fn compare(&self, other: &Agreed, group: &str, here: &str, there: &str) -> Result<()> {
         let value =
             |of: &Agreed, index: usize| of.0.get(index).map_or("missing".into(), |(_, value)| value.as_str().into());

@@ -7,8 +7,8 @@ use crate::engine::memory::OwnedBuffers;
 
 /// Begins an operation on each of this process's ranks, waits for all of them, and returns the last one's memory.
 ///
-/// For code that speaks for all ranks of its process, outside of their threads. Where every rank gets the same result, one is
-/// as good as any.
+/// For code that speaks for all ranks of its process, outside of their threads. Where every rank gets the same result,
+/// one is as good as any.
 ///
 /// # Errors
 /// The first of beginning or waiting.

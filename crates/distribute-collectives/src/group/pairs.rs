@@ -15,18 +15,20 @@ use crate::sync::lock;
 use crate::{Error, Options, Rank, Result, transport};
 
 impl ProcessGroup {
-    /// Sends values to another rank, which calls [`recv`](ProcessGroup::recv). Returns when they are on their way or there.
+    /// Sends values to another rank, which calls [`recv`](ProcessGroup::recv). Returns when they are on their way or
+    /// there.
     ///
-    /// Messages from one rank to another arrive in the order in which they were sent. They are independent of the group's
-    /// other operations and of messages between other ranks, so several threads may send and receive at once.
+    /// Messages from one rank to another arrive in the order in which they were sent. They are independent of the
+    /// group's other operations and of messages between other ranks, so several threads may send and receive at once.
     ///
     /// # Cost
-    /// The first message of a pair connects it. Within one process the receiver copies straight from the sender's memory.
+    /// The first message of a pair connects it. Within one process the receiver copies straight from the sender's
+    /// memory.
     ///
     /// # Errors
     /// [`Error::RankOutside`] also where a rank sends to itself, [`Error::NotConnectable`] between processes of a group
-    /// without a coordination service, and see [`ProcessGroup`]. Lengths that differ are a mismatch on the receiver; a sender
-    /// in another process may have gone on by then.
+    /// without a coordination service, and see [`ProcessGroup`]. Lengths that differ are a mismatch on the receiver; a
+    /// sender in another process may have gone on by then.
     ///
     /// # Examples
     /// ```

@@ -76,7 +76,8 @@ impl ProcessGroup {
 
     /// As [`all_reduce`](ProcessGroup::all_reduce), for several slices of one data type in one operation.
     ///
-    /// The slices are never copied into a common buffer. All ranks must pass slices of the same lengths in the same order.
+    /// The slices are never copied into a common buffer. All ranks must pass slices of the same lengths in the same
+    /// order.
     ///
     /// # Errors
     /// [`Error::MixedTypes`], and see [`ProcessGroup`].
@@ -212,8 +213,8 @@ impl ProcessGroup {
         Ok((Request { layout, op: Some(op), ..Request::new(kind, dtype, input) }, counts))
     }
 
-    /// One count per rank was given, and their sum is a number of elements that memory can hold: places in it are computed
-    /// from sums of counts.
+    /// One count per rank was given, and their sum is a number of elements that memory can hold: places in it are
+    /// computed from sums of counts.
     pub(super) fn check_counts(&self, what: &'static str, counts: &[usize]) -> Result<()> {
         check_len(what, counts.len(), self.world_size(), "give one count for each rank of the group")?;
         let sum = counts.iter().fold(0usize, |sum, count| sum.saturating_add(*count));

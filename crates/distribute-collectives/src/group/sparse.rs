@@ -18,17 +18,17 @@ pub struct SparseRows<T> {
 impl ProcessGroup {
     /// Reduces rows over ranks, index by index; a rank takes part in the rows that it has.
     ///
-    /// An index may occur more than once, on one rank or on several: all its rows are combined, in the order of ranks and
-    /// then of their places, so every rank gets the same bits. `Mean` divides by the world size, not by the number of
-    /// ranks that have the row: absent rows count as zeros.
+    /// An index may occur more than once, on one rank or on several: all its rows are combined, in the order of ranks
+    /// and then of their places, so every rank gets the same bits. `Mean` divides by the world size, not by the number
+    /// of ranks that have the row: absent rows count as zeros.
     ///
     /// # Shapes
-    /// `values` holds `indices.len()` rows of `row_len` elements; ranks may have different numbers of rows, or none. The
-    /// result has each index once, in ascending order.
+    /// `values` holds `indices.len()` rows of `row_len` elements; ranks may have different numbers of rows, or none.
+    /// The result has each index once, in ascending order.
     ///
     /// # Cost
-    /// Three operations: every rank receives all ranks' rows. It pays while all rows together are fewer than those of the
-    /// dense matrix.
+    /// Three operations: every rank receives all ranks' rows. It pays while all rows together are fewer than those of
+    /// the dense matrix.
     ///
     /// # Errors
     /// [`Error::Length`](crate::Error::Length), on all ranks where `row_len` differs, and see [`ProcessGroup`].

@@ -29,8 +29,8 @@ impl ProcessGroup {
     /// Three operations of this group, and new connections between the processes of each new one.
     ///
     /// # Errors
-    /// [`Error::Connect`] where processes cannot be connected, [`Error::NotConnectable`] where the transport is one of the
-    /// caller's own, and see [`ProcessGroup`].
+    /// [`Error::Connect`] where processes cannot be connected, [`Error::NotConnectable`] where the transport is one of
+    /// the caller's own, and see [`ProcessGroup`].
     ///
     /// # Examples
     /// ```
@@ -90,7 +90,8 @@ impl ProcessGroup {
         self.split(place.map(|_| 0), place.and_then(|place| i32::try_from(place).ok()).unwrap_or(0))
     }
 
-    /// Does the last two steps of a split: leaders send where they listen, connect, and leave handles for their neighbours.
+    /// Does the last two steps of a split: leaders send where they listen, connect, and leave handles for their
+    /// neighbours.
     fn form(&self, split: u64, members: &[usize], color: i64) -> Result<Option<ProcessGroup>> {
         let me = self.rank().index();
         let placement = Placement::new(members, self.engine.context.local_ranks);
@@ -130,7 +131,8 @@ impl ProcessGroup {
         self.children.take(ChildKey::Split(split, me)).transpose()
     }
 
-    /// Opens a listener that peers can reach; returns it with its address and a nonce for the group that connects there.
+    /// Opens a listener that peers can reach; returns it with its address and a nonce for the group that connects
+    /// there.
     pub(super) fn open_listener(&self) -> Result<(std::net::TcpListener, String, Nonce)> {
         let needs = "a transport that knows this host's address";
         let not_connectable = || Error::NotConnectable { what: "split", group: self.name().to_owned(), needs };
@@ -189,7 +191,8 @@ impl ProcessGroup {
     }
 }
 
-/// How the members of a new group are spread over processes: runs of its ranks that one process holds, all equally long.
+/// How the members of a new group are spread over processes: runs of its ranks that one process holds, all equally
+/// long.
 ///
 /// Where runs would differ in length, or a process would hold two of them, every rank counts as a process of its own:
 /// always right, but ranks of one process then talk through the transport.

@@ -18,10 +18,10 @@ use crate::{Error, Result};
 /// [Wait](Work::wait) for it, or `await` it: a `Work` is a [`Future`] too, of the same result, for any executor.
 ///
 /// # Ordering
-/// Whoever waits or polls works on the operation meanwhile, but polling never blocks on other ranks. The waker is called by
-/// the thread that finishes or fails the operation. Progress does not depend on being polled again: between threads of one
-/// process it needs the other ranks' threads, whose calls complete the operation; between processes the group's I/O thread
-/// exchanges it. From the first poll on that thread also watches the deadline.
+/// Whoever waits or polls works on the operation meanwhile, but polling never blocks on other ranks. The waker is
+/// called by the thread that finishes or fails the operation. Progress does not depend on being polled again: between
+/// threads of one process it needs the other ranks' threads, whose calls complete the operation; between processes the
+/// group's I/O thread exchanges it. From the first poll on that thread also watches the deadline.
 ///
 /// Dropping a work waits for the operation, at most until its deadline, because others may still use the memory.
 ///

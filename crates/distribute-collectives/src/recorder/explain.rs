@@ -1,12 +1,11 @@
-//! What the records of several ranks say together.
+//! Diagnosis of a failed group from the records of its ranks.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use super::{FlightRecord, RecordedOperation, RecordedState};
 
-/// Names the culprit in the records of a failed group: the rank that called something else, or that never came, or that
-/// left no record at all.
+/// Diagnoses a failed group: names the rank that called something else, that fell behind, or that left no record.
 ///
 /// # Examples
 /// ```
@@ -25,8 +24,8 @@ pub fn explain(records: &[FlightRecord]) -> String {
         groups.entry(&record.group).or_default().push(record);
     }
     if groups.is_empty() {
-        return "no records: set DISTRIBUTE_FLIGHT_DIR to a folder, and run the job again; every rank of a group that fails \
-                writes rank_NNNNN.json there\n"
+        return "no records: set DISTRIBUTE_FLIGHT_DIR to a folder, and run the job again; every rank of a group that \
+                fails writes rank_NNNNN.json there\n"
             .to_owned();
     }
     groups.into_iter().map(|(name, records)| explain_group(name, &records)).collect()
@@ -36,7 +35,7 @@ fn explain_group(name: &str, records: &[&FlightRecord]) -> String {
     let world_size = records.iter().map(|record| record.world_size).max().unwrap_or(0);
     let mut text = format!("group {name:?}, {} of {world_size} ranks left a record\n", records.len());
     let silent: Vec<String> = (0..world_size)
-        .filter(|rank| records.iter().all(|record| record.rank != *rank))
+        .filter(|rank| records.iter().all(|record| record.rank.index() != *rank))
         .map(|rank| format!("rank {rank}"))
         .collect();
     for record in records {
@@ -46,7 +45,7 @@ fn explain_group(name: &str, records: &[&FlightRecord]) -> String {
             RecordedState::Issued => format!("is in {}", last.call),
             RecordedState::Failed => format!("failed in {}", last.call),
         });
-        let _ = writeln!(text, "  rank {} ({}) {state}", record.rank, record.name);
+        let _ = writeln!(text, "  rank {} ({}) {state}", record.rank.0, record.name);
     }
     let verdict = if !silent.is_empty() {
         format!("{} left no record: killed, or never started", silent.join(", "))
@@ -62,7 +61,7 @@ fn explain_group(name: &str, records: &[&FlightRecord]) -> String {
     text
 }
 
-/// The first operation that ranks call differently, and what they call.
+/// Finds the first operation that ranks call differently, with their calls.
 fn first_difference(records: &[&FlightRecord]) -> Option<(u64, Vec<String>)> {
     let mut calls: BTreeMap<u64, Vec<(&FlightRecord, &RecordedOperation)>> = BTreeMap::new();
     for record in records {
@@ -78,7 +77,7 @@ fn first_difference(records: &[&FlightRecord]) -> Option<(u64, Vec<String>)> {
     })
 }
 
-/// Who is behind the others, where all have called the same.
+/// Names the ranks that are behind the others, where all have called the same.
 fn behind(records: &[&FlightRecord]) -> String {
     let reached = |record: &FlightRecord| record.operations.last().map_or(-1, |last| last.sequence as i64);
     let most = records.iter().map(|record| reached(record)).max().unwrap_or(-1);

@@ -1,7 +1,7 @@
 use distribute_device::DType;
 
 use super::*;
-use crate::{Error, Kind};
+use crate::Kind;
 
 fn call(sequence: u64, count: u64) -> Call {
     Call { kind: Kind::AllReduce, sequence, dtype: DType::F32, count, layout: 0, op: None, root: None }
@@ -9,7 +9,7 @@ fn call(sequence: u64, count: u64) -> Call {
 
 fn header(rank: usize) -> FlightHeader {
     let name = format!("worker:{rank}");
-    Identity { group: "world", rank, name: &name, world_size: 3, transport: "tcp" }.into()
+    Identity { group: "world", rank: Rank::of(rank), name: &name, world_size: 3, transport: "tcp" }.into()
 }
 
 fn record(rank: usize, calls: &[(u64, u64)]) -> FlightRecord {
@@ -52,7 +52,7 @@ fn a_failure_is_written_once_and_reads_back() {
     recorder.finish(later, Err(&error), || header(2));
     let records = FlightRecord::read_all(&folder.path().join("flight")).unwrap();
     assert_eq!(records.len(), 1);
-    assert_eq!((records[0].rank, records[0].operations.len()), (2, 1));
+    assert_eq!((records[0].rank.0, records[0].operations.len()), (2, 1));
     assert_eq!(records[0].operations[0].state, RecordedState::Failed);
     assert_eq!(records[0].failure, Some(error.to_string()));
 }

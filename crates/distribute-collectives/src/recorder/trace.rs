@@ -21,7 +21,7 @@ static BEGUN: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
 /// # Source
 /// The trace event format of Chromium: complete events (`X`), counters (`C`) and metadata (`M`), in JSON array form.
 pub(super) fn append(path: &Path, record: &FlightRecord) -> io::Result<()> {
-    let path = path.with_extension(format!("rank{}.json", record.rank));
+    let path = path.with_extension(format!("rank{}.json", record.rank.0));
     let mut begun = lock(&BEGUN);
     let mut events: Vec<Value> = match begun.contains(&path) {
         true => serde_json::from_slice(&fs::read(&path)?)?,
@@ -34,11 +34,14 @@ pub(super) fn append(path: &Path, record: &FlightRecord) -> io::Result<()> {
 }
 
 fn events(record: &FlightRecord) -> Vec<Value> {
-    let (pid, tid) = (record.rank, &record.group);
+    let (pid, tid) = (record.rank.0, &record.group);
     // Threads are numbers; the group's name goes beside.
     let row = tid.bytes().fold(7u32, |hash, byte| hash.wrapping_mul(31).wrapping_add(byte.into())) % 1_000_000;
     let mut events = vec![
-        json!({"ph": "M", "pid": pid, "name": "process_name", "args": {"name": format!("{} (rank {pid})", record.name)}}),
+        json!({
+            "ph": "M", "pid": pid, "name": "process_name",
+            "args": {"name": format!("{} (rank {pid})", record.name)},
+        }),
         json!({"ph": "M", "pid": pid, "tid": row, "name": "thread_name", "args": {"name": format!("group {tid}")}}),
     ];
     let micros = |seconds: f64| (record.began_s + seconds) * 1e6;

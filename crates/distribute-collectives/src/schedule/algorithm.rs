@@ -64,12 +64,12 @@ pub enum Algorithm {
 /// assert_eq!(options.algorithm.name(), "star");
 /// ```
 pub trait AllReduceAlgorithm: Send + Sync {
-    /// What errors and reports call it.
+    /// Returns the name for errors and reports.
     fn name(&self) -> &str;
 
-    /// What `rank` of `ranks` does with `count` elements. Every send must meet a receive of the same length at the other
-    /// rank, in the same order for each pair, at most one message each way per pair and step; every element must be
-    /// [`complete`](Step::complete) on one rank once, before it is spread.
+    /// Returns the steps of `rank` of `ranks` for `count` elements. Every send must meet a receive of the same length
+    /// at the other rank, in the same order for each pair, at most one message each way per pair and step; every
+    /// element must be [`complete`](Step::complete) on one rank once, before it is spread.
     fn schedule(&self, rank: usize, ranks: usize, count: usize) -> Schedule;
 }
 
@@ -131,12 +131,13 @@ impl Algorithm {
         }
     }
 
-    /// How many seconds the model gives an all-reduce of `bytes` on `ranks` processes; `None` for algorithms that it does
+    /// Estimates the seconds of an all-reduce of `bytes` on `ranks` processes; `None` for algorithms that it does
     /// not know.
     ///
-    /// With latency a, seconds per byte b and per combined byte c: the ring takes 2 (n - 1) a + (n - 1)/n B (2b + c), doubling
-    /// log2(n) (a + B (b + c)), halving and doubling 2 log2(n) a + (n - 1)/n B (2b + c), a tree 2 log2(n) (a + B b) +
-    /// log2(n) B c, two trees in k chunks (k + 2 log2(n)) (4 a + B/(2 k) (4 b + 2 c)); where n is no power of two, handing over and back adds 2 a + B (2b + c) to the two in the middle.
+    /// With latency a, seconds per byte b and per combined byte c: the ring takes 2 (n - 1) a + (n - 1)/n B (2b + c),
+    /// doubling log2(n) (a + B (b + c)), halving and doubling 2 log2(n) a + (n - 1)/n B (2b + c), a tree 2 log2(n) (a +
+    /// B b) + log2(n) B c, two trees in k chunks (k + 2 log2(n)) (4 a + B/(2 k) (4 b + 2 c)); where n is no power of
+    /// two, handing over and back adds 2 a + B (2b + c) to the two in the middle.
     ///
     /// # Source
     /// Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", 2005, section 3.
@@ -164,7 +165,7 @@ impl Algorithm {
         }
     }
 
-    /// What `rank` does in an all-reduce of `count` elements; empty for [`Algorithm::Auto`], which must
+    /// Returns the steps of `rank` in an all-reduce of `count` elements; empty for [`Algorithm::Auto`], which must
     /// [`choose`](Algorithm::choose) first.
     pub fn schedule(&self, rank: usize, ranks: usize, count: usize) -> Schedule {
         match self {

@@ -7,12 +7,12 @@ use super::{Action, Schedule, Step, Transfer, part};
 /// All-gather by dissemination: in each step a rank passes on everything it has, so that it doubles.
 ///
 /// # Cost
-/// ceil(log2(n)) rounds; each rank sends (n - 1)/n of the elements, as in the ring. A round whose parts go around the end
-/// of the ranks takes two steps.
+/// ceil(log2(n)) rounds; each rank sends (n - 1)/n of the elements, as in the ring. A round whose parts go around the
+/// end of the ranks takes two steps.
 ///
 /// # Source
-/// Bruck et al., "Efficient algorithms for all-to-all communications in multiport message-passing systems", 1997; without
-/// its final rotation, because parts lie in their places from the beginning.
+/// Bruck et al., "Efficient algorithms for all-to-all communications in multiport message-passing systems", 1997;
+/// without its final rotation, because parts lie in their places from the beginning.
 pub fn dissemination_all_gather(rank: usize, ranks: usize, count: usize) -> Schedule {
     let mut schedule = Schedule::new();
     let mut held = 1;

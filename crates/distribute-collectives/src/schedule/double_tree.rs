@@ -8,16 +8,16 @@ use super::{Action, Schedule, Step, Transfer, part};
 const CHUNK: usize = 64 * 1024;
 const MAX_CHUNKS: usize = 32;
 
-/// All-reduce up two binary trees and down again. Whoever passes values on in one tree is a leaf of the other, so every rank
-/// sends and receives each element about twice, as in a ring, and the number of steps grows with log2(n) only. Unlike halving
-/// and doubling it does so for any number of ranks.
+/// All-reduce up two binary trees and down again. Whoever passes values on in one tree is a leaf of the other, so every
+/// rank sends and receives each element about twice, as in a ring, and the number of steps grows with log2(n) only.
+/// Unlike halving and doubling it does so for any number of ranks.
 ///
 /// # Cost
 /// About 4 (k + 2 log2(n)) steps for k chunks per tree, each moving one chunk.
 ///
 /// # Source
-/// Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan", 2009. The trees are those
-/// of NCCL 2.4.
+/// Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan", 2009. The trees
+/// are those of NCCL 2.4.
 pub fn double_tree_all_reduce(rank: usize, ranks: usize, count: usize) -> Schedule {
     let mut steps: BTreeMap<usize, Step> = BTreeMap::new();
     if ranks == 1 {

@@ -4,8 +4,8 @@ use super::{Action, Schedule, Step, Transfer};
 
 /// All-reduce in which every exchange doubles the number of ranks whose values are combined.
 ///
-/// With a rank count that is not a power of two, the ranks beyond the greatest power first hand their values to a partner
-/// and receive the result at the end.
+/// With a rank count that is not a power of two, the ranks beyond the greatest power first hand their values to a
+/// partner and receive the result at the end.
 ///
 /// # Cost
 /// log2(n) steps (two more if n is not a power of two); each rank sends all its elements in each.

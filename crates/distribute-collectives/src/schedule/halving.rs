@@ -1,4 +1,5 @@
-//! Recursive halving and doubling: partners at distance n/2, n/4, … exchange ever smaller halves, then ever larger ones.
+//! Recursive halving and doubling: partners at distance n/2, n/4, … exchange ever smaller halves, then ever larger
+//! ones.
 
 use std::ops::Range;
 
@@ -7,12 +8,12 @@ use super::{Action, Schedule, Step, Transfer};
 /// All-reduce as a reduce-scatter by recursive halving, followed by an all-gather by recursive doubling.
 ///
 /// Every element is combined by exactly one rank, pairwise along the bits of the ranks, so all ranks get the same bits;
-/// which ones depends on the rank count. With a rank count that is not a power of two, the ranks beyond the greatest power
-/// first hand their values to a partner and receive the result at the end.
+/// which ones depends on the rank count. With a rank count that is not a power of two, the ranks beyond the greatest
+/// power first hand their values to a partner and receive the result at the end.
 ///
 /// # Cost
-/// 2 log2(n) steps (two more if n is not a power of two); each rank sends 2 (n - 1)/n of its elements, as in the ring, in
-/// far fewer steps.
+/// 2 log2(n) steps (two more if n is not a power of two); each rank sends 2 (n - 1)/n of its elements, as in the ring,
+/// in far fewer steps.
 ///
 /// # Source
 /// Rabenseifner, "Optimization of collective reduction operations", 2004.

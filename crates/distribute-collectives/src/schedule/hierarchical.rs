@@ -2,8 +2,8 @@
 
 use super::{Schedule, Step, Transfer, binomial_broadcast, binomial_reduce, ring_all_reduce};
 
-/// All-reduce in three phases: a tree inside each host collects at its first rank, a ring of those ranks goes across, and
-/// trees bring the result back. `hosts[r]` tells the host of rank r; ranks of one host need not be neighbours.
+/// All-reduce in three phases: a tree inside each host collects at its first rank, a ring of those ranks goes across,
+/// and trees bring the result back. `hosts[r]` tells the host of rank r; ranks of one host need not be neighbours.
 ///
 /// It pays where ranks of one host reach each other much faster than those of others, and share one way out.
 ///

@@ -1,8 +1,8 @@
-//! What a connection costs.
+//! Costs of a connection.
 
 use crate::{Error, Result};
 
-/// What it costs to send a message and to combine what has come: the alpha, beta and gamma of cost models.
+/// The costs of sending a message and of combining received values: alpha, beta and gamma of the usual cost models.
 ///
 /// All members of a group must use the same figures, so that they choose alike.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -20,8 +20,8 @@ impl Link {
     pub const SHARED_MEMORY: Link =
         Link { latency_s: 0.35e-6, per_byte_s: 1.0 / 17e9, per_combined_byte_s: 1.0 / 25e9 };
 
-    /// TCP over the loopback device; measured likewise. A network's latency is higher and its rate often lower, which moves
-    /// the choices in the same direction: fewer steps for short messages, fewer bytes for long ones.
+    /// TCP over the loopback device; measured likewise. A network's latency is higher and its rate often lower, which
+    /// moves the choices in the same direction: fewer steps for short messages, fewer bytes for long ones.
     pub const TCP: Link = Link { latency_s: 2.5e-6, per_byte_s: 1.0 / 3e9, per_combined_byte_s: 1.0 / 25e9 };
 
     /// gRPC over the loopback device; measured likewise.

@@ -4,7 +4,8 @@ use super::{Action, Schedule, Step, Transfer, part};
 
 /// All-reduce as reduce-scatter followed by all-gather.
 ///
-/// Part p is combined in the order p+1, p+2, …, p (ranks modulo n), so results depend on the rank count, and repeat for it.
+/// Part p is combined in the order p+1, p+2, …, p (ranks modulo n), so results depend on the rank count, and repeat for
+/// it.
 ///
 /// # Cost
 /// 2 (n - 1) steps; each rank sends 2 (n - 1)/n of its elements, which is the least possible.

@@ -6,7 +6,8 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Runs every rank's schedule; `complete` ranges are divided by `divisor`. Each rank advances when its messages are there.
+/// Runs every rank's schedule; `complete` ranges are divided by `divisor`. Each rank advances when its messages are
+/// there.
 fn run(schedules: &[Schedule], data: &mut [Vec<u64>], divisor: u64) {
     let mut wires: HashMap<(usize, usize), VecDeque<Vec<u64>>> = HashMap::new();
     let mut at = vec![0; schedules.len()];
@@ -63,7 +64,9 @@ fn sums(data: &[Vec<u64>]) -> Vec<u64> {
 
 proptest! {
     #[test]
-    fn all_reduce_is_the_mean_everywhere(ranks in 1usize..=17, count in 0usize..60, algorithm in 0..Algorithm::BUILT_IN.len()) {
+    fn all_reduce_is_the_mean_everywhere(
+        ranks in 1usize..=17, count in 0usize..60, algorithm in 0..Algorithm::BUILT_IN.len(),
+    ) {
         let mut data = values(ranks, count);
         let expected: Vec<u64> = sums(&data).iter().map(|sum| sum / ranks as u64).collect();
         let algorithm = &Algorithm::BUILT_IN[algorithm];

@@ -44,7 +44,8 @@ pub fn binomial_reduce(rank: usize, ranks: usize, root: usize, count: usize) -> 
     schedule
 }
 
-/// Reduce to `root` in the order of ranks: [`binomial_reduce`] to rank 0, whose tree joins neighbours, which sends to `root`.
+/// Reduce to `root` in the order of ranks: [`binomial_reduce`] to rank 0, whose tree joins neighbours, which sends to
+/// `root`.
 ///
 /// # Cost
 /// ceil(log2(n)) + 1 steps; each rank sends once, rank 0 only to `root`.

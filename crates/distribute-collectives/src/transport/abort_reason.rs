@@ -1,14 +1,14 @@
-//! What a member that gives up tells its peers.
+//! The reason that a failing member sends its peers.
 
 use distribute_cluster::{FailureKind, printable};
 use serde::{Deserialize, Serialize};
 
-/// Why a member gives up.
+/// Why a member aborts the group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AbortReason {
-    /// Who failed first.
+    /// The rank or task that failed first.
     pub origin: String,
-    /// What happened there.
+    /// Its error.
     pub cause: String,
     /// Whether the same job may succeed when it is started again: after a lost machine, but not with a wrong model.
     pub kind: FailureKind,
@@ -26,14 +26,14 @@ impl AbortReason {
     /// Longest text of either field, in characters; what is longer is cut.
     const MAX_TEXT: usize = 2000;
 
-    /// Bytes for transports that have no encoding of their own.
+    /// Encodes the reason, for transports that have no encoding of their own.
     pub fn encode(&self) -> Vec<u8> {
         let AbortReason { origin, cause, kind } = self.tidied();
         // Two texts and a number always have a form.
         serde_json::to_vec(&Encoded { origin, cause, kind: kind.code() }).unwrap_or_default()
     }
 
-    /// Reads what [`encode`](AbortReason::encode) wrote; other bytes are a cause of unknown origin.
+    /// Decodes what [`encode`](AbortReason::encode) wrote; other bytes become a cause of unknown origin.
     pub fn decode(bytes: &[u8]) -> AbortReason {
         let reason = match serde_json::from_slice(bytes) {
             Ok(Encoded { origin, cause, kind }) => AbortReason { origin, cause, kind: FailureKind::from_code(kind) },

@@ -38,16 +38,16 @@ const QUEUED_FRAMES: usize = 8;
 /// Pieces of frames that wait to be taken; they come as HTTP/2 cuts them.
 const QUEUED_PIECES: usize = 64;
 
-/// What a receiver lets HTTP/2 send in one piece.
+/// Largest HTTP/2 frame that a receiver accepts.
 const HTTP_FRAME_BYTES: u32 = 2 << 20;
 
-/// What HTTP/2 lets a sender be ahead of its receiver.
+/// HTTP/2 flow-control window: how far a sender may be ahead of its receiver.
 const WINDOW_BYTES: u32 = 16 << 20;
 
-/// How long connections may take to send what was said last, when a group is dropped.
+/// Limit for sending the last frames when a group is dropped.
 const FLUSH: Duration = Duration::from_millis(50);
 
-/// How long the runtime's threads may take to end.
+/// Limit for the end of the runtime's threads.
 const SHUTDOWN: Duration = Duration::from_millis(100);
 
 /// Streams to every other member.
@@ -63,19 +63,19 @@ pub(crate) struct GrpcTransport {
 struct Peer {
     outbox: mpsc::Sender<Bytes>,
     inbox: mpsc::Receiver<Bytes>,
-    /// What is left of the last frame.
+    /// The rest of the last frame.
     rest: Bytes,
     state: Arc<Mutex<PeerState>>,
 }
 
-/// What a peer has said besides data.
+/// Control messages received from a peer.
 #[derive(Default)]
 struct PeerState {
     heard: Option<Instant>,
     waiting: Option<u64>,
     aborted: Option<Box<AbortReason>>,
     left: bool,
-    /// How the stream ended without a word.
+    /// How the stream ended without notice.
     lost: Option<String>,
 }
 
@@ -167,7 +167,7 @@ impl GrpcTransport {
         Ok(GrpcTransport { peers, bell, aborted: false, runtime: Some(runtime) })
     }
 
-    /// What was heard from any peer that ends the exchange, apart from leaving.
+    /// Returns the error of a peer's control message that ends the exchange; leaving does not.
     fn check_control(&self) -> Result<(), TransportError> {
         for (index, peer) in self.peers.iter().enumerate() {
             let Some(peer) = peer else { continue };
@@ -271,8 +271,8 @@ impl Drop for GrpcTransport {
                 self.bell.wait(self.bell.count(), Duration::from_millis(5));
             }
             drop(outboxes);
-            // A frame that was taken out of its queue, such as the reason of an abort, may not have reached its socket: connections
-            // end by themselves when it has, and both sides have said all.
+            // A frame that was taken out of its queue, such as the reason of an abort, may not have reached its socket:
+            // connections end by themselves when it has, and both sides have said all.
             let deadline = Instant::now() + FLUSH;
             while runtime.metrics().num_alive_tasks() > 0 && Instant::now() < deadline {
                 self.bell.wait(self.bell.count(), Duration::from_millis(2));

@@ -38,7 +38,7 @@ impl Nonce {
         self.0
     }
 
-    /// Of members that nobody has given one: the same for equal lists of addresses.
+    /// Derives a nonce from a list of addresses, for members that were given none.
     pub(crate) fn of_addresses(addresses: &[String]) -> Nonce {
         let bytes = || addresses.iter().flat_map(|address| address.bytes().chain([0]));
         Nonce([fnv1a_64(0, bytes()), fnv1a_64(1, bytes())])

@@ -1,12 +1,12 @@
 //! Shared memory between two processes of one host, as the fast lane of a pair that is connected by TCP already.
 //!
 //! Each direction has a ring in a segment that both map. Short messages are copied through the ring; of long ones only
-//! the address goes through it, and the receiver fetches the bytes from the sender's memory by itself, so they are copied
-//! once. Where the system does not allow that, all bytes go through the ring.
+//! the address goes through it, and the receiver fetches the bytes from the sender's memory by itself, so they are
+//! copied once. Where the system does not allow that, all bytes go through the ring.
 //!
-//! The segment is an anonymous file (`memfd`), which the other side opens through `/proc`: it needs no space in `/dev/shm`,
-//! has no name, and is gone with the processes however they end. Sleepers are woken, and deaths noticed, through the TCP
-//! socket beside it.
+//! The segment is an anonymous file (`memfd`), which the other side opens through `/proc`: it needs no space in
+//! `/dev/shm`, has no name, and is gone with the processes however they end. Sleepers are woken, and deaths noticed,
+//! through the TCP socket beside it.
 
 mod attach;
 mod handshake;
@@ -33,13 +33,13 @@ const LONG_BYTES: usize = 16 * 1024;
 pub(super) struct Lane {
     to_peer: Producer,
     from_peer: Consumer,
-    /// Whether the peer may fetch bytes from this process's memory.
+    /// Whether the peer can copy from this process's memory.
     peer_fetches: bool,
     /// The peer's process, where bytes can be fetched from its memory.
     attached: Option<Attached>,
     /// Bytes of the first part that the peer has been told to fetch.
     told: usize,
-    /// Where the record lies that is being received: what is left of it.
+    /// The rest of the record that is being received.
     current: Current,
 }
 

@@ -1,5 +1,5 @@
-//! TCP between processes: two sockets per pair of members, one for data and one for control messages (a member fails, leaves
-//! or waits).
+//! TCP between processes: two sockets per pair of members, one for data and one for control messages (a member fails,
+//! leaves or waits).
 //!
 //! Control messages have a socket of their own because the data socket may be full or in the middle of a message.
 //! Members of one host may share memory; their data socket then only carries doorbells, and ends when the other dies.
@@ -63,7 +63,8 @@ pub(crate) struct TcpTransport {
 impl TcpTransport {
     /// Connects member `rank` with all others.
     ///
-    /// `addresses` holds the listening address of every member; each connects to those before it and accepts those after.
+    /// `addresses` holds the listening address of every member; each connects to those before it and accepts those
+    /// after.
     pub(crate) fn connect(
         rank: usize,
         addresses: &[String],
@@ -114,8 +115,8 @@ impl TcpTransport {
         };
         if lanes.iter().any(|lane| !lane.fetches()) {
             tracing::info!(
-                "shared memory: this system does not let processes read each other's memory, so long messages are copied \
-                 twice; allow process_vm_readv (CAP_SYS_PTRACE, or kernel.yama.ptrace_scope = 0) to copy them once"
+                "shared memory: this system does not let processes read each other's memory, so long messages are \
+                 copied twice; allow process_vm_readv (CAP_SYS_PTRACE, or kernel.yama.ptrace_scope = 0) to copy them once"
             );
         }
         let local = lanes.len();
@@ -397,7 +398,8 @@ impl Peer {
         Ok(total)
     }
 
-    /// Wakes a peer that sleeps on shared memory. A full socket has woken it already; a broken one is noticed elsewhere.
+    /// Wakes a peer that sleeps on shared memory. A full socket has woken it already; a broken one is noticed
+    /// elsewhere.
     fn ring_doorbell(&self) {
         let _ = (&self.data).write(&[0]);
     }

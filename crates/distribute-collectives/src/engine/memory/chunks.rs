@@ -67,8 +67,8 @@ impl LocalPlan {
             let mut buffers: Vec<&mut [u8]> = self
                 .ranks
                 .iter()
-                // SAFETY: all ranks have the same layout (compared in their calls), their buffers are distinct, and this
-                // thread alone was handed this chunk while every owner waits (protocol of `engine`).
+                // SAFETY: all ranks have the same layout (compared in their calls), their buffers are distinct, and
+                // this thread alone was handed this chunk while every owner waits (protocol of `engine`).
                 .map(|rank| unsafe { rank.outputs[slice].bytes_mut(bytes.clone()) })
                 .collect();
             match (&self.cross_device_ops, self.call.op) {
@@ -191,7 +191,8 @@ impl LocalPlan {
                 Some(staging) => self.accumulate(staging, &sources, &(start..end)),
                 None => {
                     let bytes = self.bytes(&(start - self.starts[owner]..end - self.starts[owner]));
-                    // SAFETY: outputs hold one part (checked by the caller) and this thread alone was handed this chunk.
+                    // SAFETY: outputs hold one part (checked by the caller) and this thread alone was handed this
+                    // chunk.
                     let target = unsafe { self.ranks[owner].outputs[0].bytes_mut(bytes) };
                     self.combiner.reduce_to_one(self.call.dtype, self.divisor, &sources, target);
                 }

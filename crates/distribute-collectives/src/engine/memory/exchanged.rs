@@ -37,7 +37,8 @@ impl<'a> ExchangedMemory<'a> {
 
     /// Returns the slices that a schedule works on.
     pub(crate) fn slices(&mut self) -> Vec<&mut [u8]> {
-        // SAFETY: `new` was promised exclusive access, which the mutable borrow of `self` gives to one caller at a time.
+        // SAFETY: `new` was promised exclusive access, which the mutable borrow of `self` gives to one caller at a
+        // time.
         self.slices.iter().map(|slice| unsafe { slice.bytes_mut(0..slice.len_bytes()) }).collect()
     }
 

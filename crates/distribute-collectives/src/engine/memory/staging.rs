@@ -12,7 +12,8 @@ pub(crate) struct Staging {
     pub(crate) slice: RawSlice,
     /// Keeps the memory that `slice` names; in u64 for alignment.
     _memory: Box<[u64]>,
-    /// For means whose sums may not be of the data type: what they are added up in, and how many of that for each element.
+    /// For means whose sums may not be of the data type: what they are added up in, and how many of that for each
+    /// element.
     pub(crate) accumulator: Option<(DType, usize)>,
 }
 

@@ -6,7 +6,8 @@ use crate::call::{Call, ScheduleId};
 use crate::reduction::{Combiner, Side};
 use crate::transport::{Sink, UnexpectedBytes};
 
-/// Receives one transfer: first the header with the peer's call, which is compared with this process's, then the elements.
+/// Receives one transfer: first the header with the peer's call, which is compared with this process's, then the
+/// elements.
 pub(super) struct ReceiveBuffer<'a> {
     pub(super) from: usize,
     pub(super) expected: (Call, ScheduleId),

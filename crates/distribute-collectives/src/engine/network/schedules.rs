@@ -22,7 +22,8 @@ pub(super) struct Schedules {
     processes: usize,
     /// The host of each process, where several of them hold several.
     hosts: Option<Vec<usize>>,
-    /// The schedule of the last call: training repeats its calls, and building a schedule costs more than a short message.
+    /// The schedule of the last call: training repeats its calls, and building a schedule costs more than a short
+    /// message.
     last: Mutex<Option<(ScheduleKey, Arc<IdentifiedSchedule>)>>,
 }
 

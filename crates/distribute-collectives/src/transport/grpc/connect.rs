@@ -24,7 +24,7 @@ use super::{Bell, HTTP_FRAME_BYTES, Peer, QUEUED_FRAMES, WINDOW_BYTES, lock, pee
 
 const PATH: &str = "/distribute.v1.Collective/Connect";
 
-/// How long a caller may take to say who it is.
+/// Limit for a caller's hello.
 const MAX_SILENCE: Duration = Duration::from_secs(5);
 
 /// Calls the member `callee`, which comes before this one, again and again until the deadline: it may not listen yet.
@@ -102,7 +102,7 @@ fn outgoing(bell: &Arc<Bell>) -> (mpsc::Sender<Bytes>, Body) {
     (outbox, Body::new(StreamBody::new(frames)))
 }
 
-/// What the other side says next; `None` at the end. `rest` is what is left of the last piece.
+/// Receives the next part of a stream; `None` at its end. `rest` is the rest of the last piece.
 pub(super) async fn listen(
     body: &mut Body,
     unframer: &mut Unframer,
@@ -126,7 +126,7 @@ pub(super) async fn listen(
 pub(super) struct Service(Arc<Acceptor>);
 
 struct Acceptor {
-    /// What this member says of itself.
+    /// This member's hello.
     own: Hello,
     /// Whether each rank has called, or cannot.
     called: Mutex<Vec<bool>>,

@@ -1,5 +1,5 @@
-//! Frames in the bodies of HTTP/2 streams, by hand: a payload is copied once into the bytes that are sent, and handed over in
-//! the pieces in which it arrives. tonic's own codec copies it once more on either side.
+//! Frames in the bodies of HTTP/2 streams, by hand: a payload is copied once into the bytes that are sent, and handed
+//! over in the pieces in which it arrives. tonic's own codec copies it once more on either side.
 //!
 //! # Source
 //! The messages of `collective.proto` in the encoding of Protocol Buffers, with the prefixes of "gRPC over HTTP/2".
@@ -70,7 +70,7 @@ pub(super) struct Malformed;
 /// Takes frames out of the pieces in which they arrive.
 #[derive(Debug, Default)]
 pub(super) struct Unframer {
-    /// Of a prefix, the beginning of a frame or one that holds no data: what has arrived so far.
+    /// The bytes so far of a prefix, of the beginning of a frame, or of a frame without data.
     head: BytesMut,
     /// Bytes of data still to come in the present frame.
     left: usize,

@@ -10,8 +10,8 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::super::nonce::Nonce;
 
-/// How long a process id is taken to mean the same process without another look. A system has to start as many processes as
-/// it has ids, tens of thousands at least, before it gives one to another.
+/// Time for which a process id is taken to mean the same process without another check. A system has to start as many
+/// processes as it has ids, tens of thousands at least, before it gives one to another.
 const TRUSTED: Duration = Duration::from_millis(10);
 
 /// Another process, whose memory this one may read, and which is known to be the one that was met.
@@ -42,8 +42,8 @@ impl Attached {
     pub(super) fn fetch(&mut self, address: u64, into: &mut [u8]) -> io::Result<usize> {
         let local = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
         let remote = libc::iovec { iov_base: address as usize as *mut libc::c_void, iov_len: into.len() };
-        // SAFETY: the local vector describes `into`, which is borrowed exclusively. The remote address is looked up in the
-        // other process by the kernel, which answers EFAULT where there is no such memory.
+        // SAFETY: the local vector describes `into`, which is borrowed exclusively. The remote address is looked up in
+        // the other process by the kernel, which answers EFAULT where there is no such memory.
         let read = unsafe { libc::process_vm_readv(self.pid.as_raw_nonzero().get(), &local, 1, &remote, 1, 0) };
         let read = match usize::try_from(read) {
             Ok(0) => Err(io::Error::other("the peer's memory cannot be read any more")),

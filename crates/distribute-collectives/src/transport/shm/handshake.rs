@@ -1,11 +1,11 @@
 //! How two connected processes find out that they can share memory, and do.
 //!
-//! The one with the lower rank makes a segment, writes a random number into it, and says where it is: its process id and the
-//! number of a file. Such names mean something else in another namespace, where they may even name the other side's own
-//! segment, so finding one proves nothing. The other side therefore compares the number that it reads in the segment with the
-//! one that it was told over the connection, writes a number of its own beside it, and tells that; the first side looks for
-//! it in its own mapping. Only when both have read what the other wrote do they use the segment. Fetching from each other's
-//! memory is tried in the same way, with a number at an address.
+//! The one with the lower rank makes a segment, writes a random number into it, and says where it is: its process id
+//! and the number of a file. Such names mean something else in another namespace, where they may even name the other
+//! side's own segment, so finding one proves nothing. The other side therefore compares the number that it reads in the
+//! segment with the one that it was told over the connection, writes a number of its own beside it, and tells that; the
+//! first side looks for it in its own mapping. Only when both have read what the other wrote do they use the segment.
+//! Fetching from each other's memory is tried in the same way, with a number at an address.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -26,7 +26,7 @@ const ANSWER_BYTES: usize = 1 + 1 + 4 + 8 + Nonce::LEN;
 /// A segment that was offered to a peer.
 pub(in crate::transport) struct Offered {
     segment: Option<(Segment, SegmentFile)>,
-    /// What the peer tries to fetch.
+    /// The bytes that the peer tries to fetch.
     _probe: Box<Nonce>,
 }
 
@@ -132,7 +132,7 @@ impl Lane {
         }
     }
 
-    /// Whether long messages are copied once only, in both directions.
+    /// Returns whether long messages are copied once only, in both directions.
     pub(in crate::transport) fn fetches(&self) -> bool {
         self.peer_fetches && self.attached.is_some()
     }

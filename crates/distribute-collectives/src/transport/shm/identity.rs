@@ -1,4 +1,5 @@
-//! What two processes must have in common before they look for each other's memory, and how they prove that they found it.
+//! What two processes must have in common before they look for each other's memory, and how they prove that they found
+//! it.
 
 use std::fs;
 use std::io;
@@ -14,7 +15,7 @@ pub(in crate::transport) enum Obstacle {
     NoSegment = 4,
     /// The system does not let this process open it.
     CannotOpen = 5,
-    /// What was found in its place is something else, such as this process's own.
+    /// The segment found is another one, such as this process's own.
     OtherSegment = 6,
 }
 
@@ -32,7 +33,7 @@ impl Obstacle {
         }
     }
 
-    /// Whether users may wonder: between hosts nobody expects shared memory.
+    /// Returns whether to warn: between hosts nobody expects shared memory.
     pub(in crate::transport) fn is_surprising(self) -> bool {
         self != Obstacle::OtherHost
     }
@@ -54,7 +55,7 @@ impl std::fmt::Display for Obstacle {
     }
 }
 
-/// Where a process is: what must be equal for process ids to mean the same processes.
+/// The host and namespaces of a process, which must be equal for process ids to mean the same processes.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct PidScope {
     host: String,

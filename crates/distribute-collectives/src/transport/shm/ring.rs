@@ -18,7 +18,7 @@ const LONG: u64 = 0x6c6f_6e67_0000;
 /// In the count of fetched records: the producer has taken back what has not been fetched yet.
 const REVOKED: u64 = 1 << 63;
 
-/// Where two ends meet: the words and the ring of each direction.
+/// Shared memory of a ring: the counters and the bytes of each direction.
 pub(super) trait RingMemory {
     /// Bytes of a ring.
     fn capacity(&self) -> usize;
@@ -65,7 +65,7 @@ pub(super) struct Consumer<M = Segment> {
     consumed: u64,
     /// As last seen; there is at least this much to read.
     produced: u64,
-    /// What the producer has been told.
+    /// The count that was last published to the producer.
     released: u64,
 }
 
@@ -85,7 +85,7 @@ impl<M: RingMemory> Producer<M> {
         Producer { segment, direction, produced: 0, consumed: 0, long: 0 }
     }
 
-    /// Puts in as many of the bytes as there is room for, as one record; how many.
+    /// Puts in as many of the bytes as there is room for, as one record; returns their number.
     pub(super) fn push_short(&mut self, bytes: &[u8]) -> usize {
         let len = bytes.len().min(self.room(bytes.len() + HEADER_BYTES).saturating_sub(HEADER_BYTES));
         if len > 0 {
@@ -104,7 +104,7 @@ impl<M: RingMemory> Producer<M> {
         true
     }
 
-    /// Whether the consumer has fetched all that it was told of.
+    /// Returns whether the consumer has fetched all long records.
     pub(super) fn all_fetched(&self) -> bool {
         // Acquire: what it did with our memory comes before.
         self.words().fetched.load(Ordering::Acquire) & !REVOKED >= self.long
@@ -113,12 +113,12 @@ impl<M: RingMemory> Producer<M> {
     /// Takes the long records back that have not been fetched: their memory is about to be used otherwise. The consumer
     /// learns that it may have read something else.
     pub(super) fn revoke(&self) {
-        // One of this and the consumer's count comes first. Release: what is done to the memory comes after, so a consumer
-        // that has counted the record first has read before.
+        // One of this and the consumer's count comes first. Release: what is done to the memory comes after, so a
+        // consumer that has counted the record first has read before.
         self.words().fetched.fetch_or(REVOKED, Ordering::AcqRel);
     }
 
-    /// Whether the consumer sleeps; then it counts as woken.
+    /// Returns whether the consumer sleeps, and clears that, since the caller wakes it.
     pub(super) fn must_wake(&self) -> bool {
         // Orders the publishing before the look; the consumer announces its sleep before it looks once more.
         fence(Ordering::SeqCst);
@@ -237,7 +237,7 @@ impl<M: RingMemory> Consumer<M> {
         if before & REVOKED == 0 { Ok(()) } else { Err(io::Error::other("it gave up while its memory was being read")) }
     }
 
-    /// Whether the producer sleeps; then it counts as woken.
+    /// Returns whether the producer sleeps, and clears that, since the caller wakes it.
     pub(super) fn must_wake(&self) -> bool {
         fence(Ordering::SeqCst);
         let words = self.words();

@@ -24,7 +24,7 @@ const HEADER_BYTES: usize = 2 * LINE;
 /// The words of one direction: five lines.
 const WORDS_BYTES: usize = 5 * LINE;
 
-/// What the file of a segment is called; `/proc` shows it.
+/// Name of a segment's file, which `/proc` shows.
 const NAME: &str = "distribute";
 
 /// Neither side can make the file shorter, so that no access to the mapping fails, nor take that promise back.
@@ -36,8 +36,8 @@ pub(super) struct Segment {
     capacity: usize,
 }
 
-// SAFETY: the mapping lives as long as the value, whatever thread holds it; all access goes through atomics, and through
-// `read` and `write`, whose callers answer for exclusiveness.
+// SAFETY: the mapping lives as long as the value, whatever thread holds it; all access goes through atomics, and
+// through `read` and `write`, whose callers answer for exclusiveness.
 unsafe impl Send for Segment {}
 // SAFETY: as above.
 unsafe impl Sync for Segment {}
@@ -79,7 +79,7 @@ impl Segment {
         self.write_nonce(1, nonce);
     }
 
-    /// Whether an opener with this nonce has opened this segment.
+    /// Returns whether an opener with this nonce has opened this segment.
     pub(super) fn is_signed(&self, expected: Nonce) -> bool {
         // Zeros are what an unsigned segment holds.
         expected.words() != [0; 2] && self.nonce(1) == expected.words()
@@ -122,7 +122,7 @@ impl Segment {
         HEADER_BYTES + 2 * (WORDS_BYTES + capacity)
     }
 
-    /// Where position `at` lies, and how many of `len` bytes follow before the end of the ring.
+    /// Returns the offset of position `at`, and how many of `len` bytes follow before the end of the ring.
     fn place(&self, direction: usize, at: u64, len: usize) -> (usize, usize) {
         debug_assert!(len <= self.capacity);
         let offset = (at % self.capacity as u64) as usize;
@@ -139,8 +139,8 @@ impl Segment {
     }
 
     fn word64(&self, at: usize) -> &AtomicU64 {
-        // SAFETY: `at` is a multiple of 8 inside the mapping (lines and capacities are multiples of 64), which begins at a page and lives as long
-        // as `self`; both sides access this word as an atomic only.
+        // SAFETY: `at` is a multiple of 8 inside the mapping (lines and capacities are multiples of 64), which begins
+        // at a page and lives as long as `self`; both sides access this word as an atomic only.
         unsafe { &*self.at(at).cast::<AtomicU64>() }
     }
 
@@ -190,8 +190,8 @@ impl RingMemory for Segment {
 
 impl Drop for Segment {
     fn drop(&mut self) {
-        // SAFETY: the mapping was made in `map` with this length, and nothing borrows from it any more. A failure leaves
-        // it mapped, which harms nobody.
+        // SAFETY: the mapping was made in `map` with this length, and nothing borrows from it any more. A failure
+        // leaves it mapped, which harms nobody.
         let _ = unsafe { munmap(self.start.as_ptr().cast(), Segment::len_bytes(self.capacity)) };
     }
 }

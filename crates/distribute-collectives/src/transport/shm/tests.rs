@@ -69,8 +69,8 @@ proptest! {
         a.peer_fetches &= fetch;
         b.peer_fetches &= fetch;
         let step = if lens.iter().sum::<usize>() > 100_000 { step.max(1000) } else { step };
-        let parts: Vec<Vec<u8>> =
-            lens.iter().enumerate().map(|(i, len)| (0..*len).map(|j| (i * 31 + j * 7 + j / 251) as u8).collect()).collect();
+        let part = |(i, len): (usize, &usize)| (0..*len).map(|j| (i * 31 + j * 7 + j / 251) as u8).collect();
+        let parts: Vec<Vec<u8>> = lens.iter().enumerate().map(part).collect();
         for _ in 0..3 {
             prop_assert!(pass(&mut a, &mut b, &parts, step) == parts.concat());
             prop_assert!(pass(&mut b, &mut a, &parts, step) == parts.concat());

@@ -1,5 +1,5 @@
-//! Both ends of a ring on two threads, small enough for Miri (`cargo xtask miri`), which tries orders of memory accesses that
-//! the processor at hand never shows.
+//! Both ends of a ring on two threads, small enough for Miri (`cargo xtask miri`), which tries orders of memory
+//! accesses that the processor at hand never shows.
 #![expect(unsafe_code, reason = "the consumer reads the producer's memory by its address")]
 
 use std::sync::mpsc::sync_channel;
