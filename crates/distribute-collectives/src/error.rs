@@ -264,7 +264,8 @@ pub enum Error {
     /// Members of a group whose transport was given by the caller are to be connected in another way.
     #[error(
         "{what} connects processes of group {group:?} anew, which needs {needs}; make the group by \
-         ProcessGroup::from_env or ProcessGroup::join, or connect the members yourself and use ProcessGroup::with_transport"
+         ProcessGroup::from_env or ProcessGroup::join, or connect the members yourself and use \
+         ProcessGroup::with_transport"
     )]
     NotConnectable {
         /// The operation.

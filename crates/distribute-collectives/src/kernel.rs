@@ -5,6 +5,7 @@
 
 use bytemuck::{cast_slice, cast_slice_mut};
 use distribute_device::{DType, Element};
+use distribute_types::with_dtype;
 use half::{bf16, f16};
 
 use crate::ReduceOp;
@@ -182,54 +183,6 @@ fn narrow_bf16(x: f32) -> bf16 {
 }
 integers!(i8, i64; u8, i64; i32, i64; u32, i64; i64, i128; u64, i128;);
 
-/// Calls `$body` with `$t` bound to the Rust type of a data type.
-macro_rules! with_type {
-    ($dtype:expr, $t:ident => $body:expr) => {
-        match $dtype {
-            DType::F32 => {
-                type $t = f32;
-                $body
-            }
-            DType::F64 => {
-                type $t = f64;
-                $body
-            }
-            DType::F16 => {
-                type $t = half::f16;
-                $body
-            }
-            DType::BF16 => {
-                type $t = half::bf16;
-                $body
-            }
-            DType::I8 => {
-                type $t = i8;
-                $body
-            }
-            DType::U8 => {
-                type $t = u8;
-                $body
-            }
-            DType::I32 => {
-                type $t = i32;
-                $body
-            }
-            DType::U32 => {
-                type $t = u32;
-                $body
-            }
-            DType::I64 => {
-                type $t = i64;
-                $body
-            }
-            DType::U64 => {
-                type $t = u64;
-                $body
-            }
-        }
-    };
-}
-
 /// Calls `$body` with `$f` bound to the combining function of a reduction; `Mean` combines as `Sum`.
 macro_rules! with_op {
     ($op:expr, $t:ty, $f:ident => $body:expr) => {
@@ -376,7 +329,7 @@ fn widen_here(dtype: DType, short: &[u8], values: &mut [f32]) {
 
 #[inline(always)]
 fn combine_here(dtype: DType, op: ReduceOp, target: &mut [u8], source: &[u8]) {
-    with_type!(dtype, T => with_op!(op, T, f => {
+    with_dtype!(dtype, T => with_op!(op, T, f => {
         let (target, source): (&mut [T], &[T]) = (cast_slice_mut(target), cast_slice(source));
         for (a, b) in target.iter_mut().zip(source) {
             *a = T::from_wide(T::settle(f(a.to_wide(), b.to_wide())));
@@ -417,7 +370,7 @@ fn accumulate_mean_here(dtype: DType, n: u32, sources: &[&[u8]], accumulated: &m
             accumulated.iter_mut().zip(exact).for_each(|(accumulated, sum)| *accumulated = T::to_accumulator(*sum, n));
         }
     }
-    with_type!(dtype, T => all::<T>(n, sources, cast_slice_mut(accumulated)));
+    with_dtype!(dtype, T => all::<T>(n, sources, cast_slice_mut(accumulated)));
 }
 
 #[inline(always)]
@@ -426,7 +379,7 @@ fn finish_mean_here(dtype: DType, n: u32, accumulated: &[u8], target: &mut [u8])
     fn all<T: Number>(n: u32, accumulated: &[T::MeanAccumulator], target: &mut [T]) {
         target.iter_mut().zip(accumulated).for_each(|(target, sum)| *target = T::mean_of_accumulated(*sum, n));
     }
-    with_type!(dtype, T => all::<T>(n, cast_slice(accumulated), cast_slice_mut(target)));
+    with_dtype!(dtype, T => all::<T>(n, cast_slice(accumulated), cast_slice_mut(target)));
 }
 
 /// Which of the combined buffers receive the result.
@@ -438,7 +391,7 @@ pub(crate) enum Keep {
 
 #[inline(always)]
 fn reduce_in_place_here(dtype: DType, op: ReduceOp, divisor: Option<u32>, keep: Keep, buffers: &mut [&mut [u8]]) {
-    with_type!(dtype, T => match divisor {
+    with_dtype!(dtype, T => match divisor {
         None => with_op!(op, T, f => in_place(buffers, keep, T::to_wide, f, T::from_wide)),
         Some(n) => in_place(buffers, keep, T::to_exact, T::add_exact, |sum| T::mean_of_exact(sum, n)),
     });
@@ -446,7 +399,7 @@ fn reduce_in_place_here(dtype: DType, op: ReduceOp, divisor: Option<u32>, keep: 
 
 #[inline(always)]
 fn reduce_to_one_here(dtype: DType, op: ReduceOp, divisor: Option<u32>, sources: &[&[u8]], target: &mut [u8]) {
-    with_type!(dtype, T => match divisor {
+    with_dtype!(dtype, T => match divisor {
         None => with_op!(op, T, f => to_one(sources, target, T::to_wide, f, T::from_wide)),
         Some(n) => to_one(sources, target, T::to_exact, T::add_exact, |sum| T::mean_of_exact(sum, n)),
     });

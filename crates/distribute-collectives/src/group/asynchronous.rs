@@ -1,4 +1,4 @@
-//! The same operations, begun and waited for apart.
+//! Asynchronous operations.
 
 use distribute_device::{DType, Element};
 
@@ -11,7 +11,8 @@ impl ProcessGroup {
     /// Begins an [`all_reduce`](ProcessGroup::all_reduce) and returns at once; the result comes from [`Work::wait`].
     ///
     /// # Errors
-    /// [`Error::Aborted`](crate::Error::Aborted) where the group is; other errors come from [`Work::wait`].
+    /// [`Error::Aborted`](crate::Error::Aborted) where the group is aborted already; other errors come from
+    /// [`Work::wait`].
     pub fn all_reduce_async<B: OwnedBuffers>(&self, buffers: B, op: ReduceOp) -> Result<Work<B>> {
         self.begin_in_place(Kind::AllReduce, buffers, Some(op), None)
     }
@@ -19,8 +20,9 @@ impl ProcessGroup {
     /// Begins a [`broadcast`](ProcessGroup::broadcast) and returns at once.
     ///
     /// # Errors
-    /// [`Error::RankOutside`](crate::Error::RankOutside), [`Error::Aborted`](crate::Error::Aborted); other errors come
-    /// from [`Work::wait`].
+    /// [`Error::RankOutside`](crate::Error::RankOutside) where `root` is no member,
+    /// [`Error::Aborted`](crate::Error::Aborted) where the group is aborted already; other errors come from
+    /// [`Work::wait`].
     pub fn broadcast_async<B: OwnedBuffers>(&self, buffers: B, root: Rank) -> Result<Work<B>> {
         self.begin_in_place(Kind::Broadcast, buffers, None, Some(root))
     }
@@ -28,8 +30,9 @@ impl ProcessGroup {
     /// Begins a [`reduce`](ProcessGroup::reduce) and returns at once.
     ///
     /// # Errors
-    /// [`Error::RankOutside`](crate::Error::RankOutside), [`Error::Aborted`](crate::Error::Aborted); other errors come
-    /// from [`Work::wait`].
+    /// [`Error::RankOutside`](crate::Error::RankOutside) where `root` is no member,
+    /// [`Error::Aborted`](crate::Error::Aborted) where the group is aborted already; other errors come from
+    /// [`Work::wait`].
     pub fn reduce_async<B: OwnedBuffers>(&self, buffers: B, op: ReduceOp, root: Rank) -> Result<Work<B>> {
         self.begin_in_place(Kind::Reduce, buffers, Some(op), Some(root))
     }
@@ -37,8 +40,8 @@ impl ProcessGroup {
     /// Begins an [`all_gather`](ProcessGroup::all_gather) and returns at once; `wait` hands back input and output.
     ///
     /// # Errors
-    /// [`Error::Length`](crate::Error::Length), [`Error::Aborted`](crate::Error::Aborted); other errors come from
-    /// [`Work::wait`].
+    /// [`Error::Length`](crate::Error::Length) where lengths do not fit, [`Error::Aborted`](crate::Error::Aborted)
+    /// where the group is aborted already; other errors come from [`Work::wait`].
     pub fn all_gather_async<T: Element>(&self, input: Vec<T>, output: Vec<T>) -> Result<Work<[Vec<T>; 2]>> {
         self.begin_apart(self.all_gather_request(T::DTYPE, input.len(), output.len(), None)?, [input, output])
     }
@@ -46,8 +49,8 @@ impl ProcessGroup {
     /// Begins an [`all_gather_v`](ProcessGroup::all_gather_v) and returns at once; `wait` hands back input and output.
     ///
     /// # Errors
-    /// [`Error::Length`](crate::Error::Length), [`Error::Aborted`](crate::Error::Aborted); other errors come from
-    /// [`Work::wait`].
+    /// [`Error::Length`](crate::Error::Length) where lengths do not fit, [`Error::Aborted`](crate::Error::Aborted)
+    /// where the group is aborted already; other errors come from [`Work::wait`].
     pub fn all_gather_v_async<T: Element>(
         &self,
         input: Vec<T>,
@@ -61,8 +64,8 @@ impl ProcessGroup {
     /// output.
     ///
     /// # Errors
-    /// [`Error::Length`](crate::Error::Length), [`Error::Aborted`](crate::Error::Aborted); other errors come from
-    /// [`Work::wait`].
+    /// [`Error::Length`](crate::Error::Length) where lengths do not fit, [`Error::Aborted`](crate::Error::Aborted)
+    /// where the group is aborted already; other errors come from [`Work::wait`].
     pub fn reduce_scatter_async<T: Element>(
         &self,
         input: Vec<T>,
@@ -77,8 +80,8 @@ impl ProcessGroup {
     /// output.
     ///
     /// # Errors
-    /// [`Error::Length`](crate::Error::Length), [`Error::Aborted`](crate::Error::Aborted); other errors come from
-    /// [`Work::wait`].
+    /// [`Error::Length`](crate::Error::Length) where lengths do not fit, [`Error::Aborted`](crate::Error::Aborted)
+    /// where the group is aborted already; other errors come from [`Work::wait`].
     pub fn reduce_scatter_v_async<T: Element>(
         &self,
         input: Vec<T>,
@@ -93,8 +96,10 @@ impl ProcessGroup {
     /// Begins a [`gather`](ProcessGroup::gather) and returns at once; `wait` hands back input and output.
     ///
     /// # Errors
-    /// [`Error::Length`](crate::Error::Length), [`Error::RankOutside`](crate::Error::RankOutside),
-    /// [`Error::Aborted`](crate::Error::Aborted); other errors come from [`Work::wait`].
+    /// [`Error::Length`](crate::Error::Length) where lengths do not fit,
+    /// [`Error::RankOutside`](crate::Error::RankOutside) where `root` is no member,
+    /// [`Error::Aborted`](crate::Error::Aborted) where the group is aborted already; other errors come from
+    /// [`Work::wait`].
     pub fn gather_async<T: Element>(&self, input: Vec<T>, output: Vec<T>, root: Rank) -> Result<Work<[Vec<T>; 2]>> {
         self.begin_apart(self.gather_request(T::DTYPE, input.len(), output.len(), None, root)?, [input, output])
     }
@@ -102,8 +107,10 @@ impl ProcessGroup {
     /// Begins a [`gather_v`](ProcessGroup::gather_v) and returns at once; `wait` hands back input and output.
     ///
     /// # Errors
-    /// [`Error::Length`](crate::Error::Length), [`Error::RankOutside`](crate::Error::RankOutside),
-    /// [`Error::Aborted`](crate::Error::Aborted); other errors come from [`Work::wait`].
+    /// [`Error::Length`](crate::Error::Length) where lengths do not fit,
+    /// [`Error::RankOutside`](crate::Error::RankOutside) where `root` is no member,
+    /// [`Error::Aborted`](crate::Error::Aborted) where the group is aborted already; other errors come from
+    /// [`Work::wait`].
     pub fn gather_v_async<T: Element>(
         &self,
         input: Vec<T>,
@@ -118,8 +125,10 @@ impl ProcessGroup {
     /// Begins a [`scatter`](ProcessGroup::scatter) and returns at once; `wait` hands back input and output.
     ///
     /// # Errors
-    /// [`Error::Length`](crate::Error::Length), [`Error::RankOutside`](crate::Error::RankOutside),
-    /// [`Error::Aborted`](crate::Error::Aborted); other errors come from [`Work::wait`].
+    /// [`Error::Length`](crate::Error::Length) where lengths do not fit,
+    /// [`Error::RankOutside`](crate::Error::RankOutside) where `root` is no member,
+    /// [`Error::Aborted`](crate::Error::Aborted) where the group is aborted already; other errors come from
+    /// [`Work::wait`].
     pub fn scatter_async<T: Element>(&self, input: Vec<T>, output: Vec<T>, root: Rank) -> Result<Work<[Vec<T>; 2]>> {
         self.begin_apart(self.scatter_request(T::DTYPE, input.len(), output.len(), None, root)?, [input, output])
     }
@@ -127,8 +136,10 @@ impl ProcessGroup {
     /// Begins a [`scatter_v`](ProcessGroup::scatter_v) and returns at once; `wait` hands back input and output.
     ///
     /// # Errors
-    /// [`Error::Length`](crate::Error::Length), [`Error::RankOutside`](crate::Error::RankOutside),
-    /// [`Error::Aborted`](crate::Error::Aborted); other errors come from [`Work::wait`].
+    /// [`Error::Length`](crate::Error::Length) where lengths do not fit,
+    /// [`Error::RankOutside`](crate::Error::RankOutside) where `root` is no member,
+    /// [`Error::Aborted`](crate::Error::Aborted) where the group is aborted already; other errors come from
+    /// [`Work::wait`].
     pub fn scatter_v_async<T: Element>(
         &self,
         input: Vec<T>,
@@ -143,8 +154,8 @@ impl ProcessGroup {
     /// Begins an [`all_to_all`](ProcessGroup::all_to_all) and returns at once; `wait` hands back input and output.
     ///
     /// # Errors
-    /// [`Error::Length`](crate::Error::Length), [`Error::Aborted`](crate::Error::Aborted); other errors come from
-    /// [`Work::wait`].
+    /// [`Error::Length`](crate::Error::Length) where lengths do not fit, [`Error::Aborted`](crate::Error::Aborted)
+    /// where the group is aborted already; other errors come from [`Work::wait`].
     pub fn all_to_all_async<T: Element>(&self, input: Vec<T>, output: Vec<T>) -> Result<Work<[Vec<T>; 2]>> {
         self.begin_apart(self.all_to_all_request(T::DTYPE, input.len(), output.len(), None)?, [input, output])
     }
@@ -152,8 +163,8 @@ impl ProcessGroup {
     /// Begins an [`all_to_all_v`](ProcessGroup::all_to_all_v) and returns at once; `wait` hands back input and output.
     ///
     /// # Errors
-    /// [`Error::Length`](crate::Error::Length), [`Error::Aborted`](crate::Error::Aborted); other errors come from
-    /// [`Work::wait`].
+    /// [`Error::Length`](crate::Error::Length) where lengths do not fit, [`Error::Aborted`](crate::Error::Aborted)
+    /// where the group is aborted already; other errors come from [`Work::wait`].
     pub fn all_to_all_v_async<T: Element>(
         &self,
         input: Vec<T>,
@@ -168,7 +179,8 @@ impl ProcessGroup {
     /// Begins a [`barrier`](ProcessGroup::barrier) and returns at once.
     ///
     /// # Errors
-    /// [`Error::Aborted`](crate::Error::Aborted); other errors come from [`Work::wait`].
+    /// [`Error::Aborted`](crate::Error::Aborted) where the group is aborted already; other errors come from
+    /// [`Work::wait`].
     pub fn barrier_async(&self) -> Result<Work<Vec<u8>>> {
         self.begin_in_place(Kind::Barrier, Vec::new(), None, None)
     }

@@ -15,19 +15,21 @@ impl ProcessGroup {
     /// `input` has the same length on all ranks, `output` that length times the world size.
     ///
     /// # Errors
-    /// [`Error::Length`](crate::Error::Length), and see [`ProcessGroup`].
+    /// [`Error::Length`](crate::Error::Length) where lengths do not fit, and those of every operation: see
+    /// [`ProcessGroup`].
     pub fn all_gather<T: Element>(&self, input: &[T], output: &mut [T]) -> Result<()> {
         let (request, counts) = self.all_gather_request(T::DTYPE, input.len(), output.len(), None)?;
         self.blocking(request, Borrowed::apart(BufferRef::from(input), BufferMut::from(output), counts))
     }
 
-    /// As [`all_gather`](ProcessGroup::all_gather), with every rank's values already in their place of `values`.
+    /// Does [`all_gather`](ProcessGroup::all_gather) with every rank's values already in their place of `values`.
     ///
     /// # Shapes
     /// `values` has the same length on all ranks, a multiple of the world size; rank r's part is the r-th.
     ///
     /// # Errors
-    /// [`Error::Length`](crate::Error::Length), and see [`ProcessGroup`].
+    /// [`Error::Length`](crate::Error::Length) where lengths do not fit, and those of every operation: see
+    /// [`ProcessGroup`].
     pub fn all_gather_in_place<T: Element>(&self, values: &mut [T]) -> Result<()> {
         let part = values.len() / self.world_size();
         let remedy = "the values of all_gather_in_place divide evenly among the ranks";
@@ -37,14 +39,15 @@ impl ProcessGroup {
         self.blocking(request, Borrowed::within(BufferMut::from(values), own))
     }
 
-    /// As [`all_gather`](ProcessGroup::all_gather), with parts of different lengths: rank r brings `counts[r]`
+    /// Does [`all_gather`](ProcessGroup::all_gather) with parts of different lengths: rank r brings `counts[r]`
     /// elements.
     ///
     /// # Shapes
     /// `counts` is the same on all ranks; `input` holds this rank's count, `output` their sum.
     ///
     /// # Errors
-    /// [`Error::Length`](crate::Error::Length), and see [`ProcessGroup`].
+    /// [`Error::Length`](crate::Error::Length) where lengths do not fit, and those of every operation: see
+    /// [`ProcessGroup`].
     ///
     /// # Source
     /// `MPI_Allgatherv`.
@@ -63,14 +66,15 @@ impl ProcessGroup {
     /// Every other process sends straight to the root's.
     ///
     /// # Errors
-    /// [`Error::Length`](crate::Error::Length), [`Error::RankOutside`](crate::Error::RankOutside), and see
+    /// [`Error::Length`](crate::Error::Length) where lengths do not fit,
+    /// [`Error::RankOutside`](crate::Error::RankOutside) where `root` is no member, and those of every operation: see
     /// [`ProcessGroup`].
     pub fn gather<T: Element>(&self, input: &[T], output: &mut [T], root: Rank) -> Result<()> {
         let (request, counts) = self.gather_request(T::DTYPE, input.len(), output.len(), None, root)?;
         self.blocking(request, Borrowed::apart(BufferRef::from(input), BufferMut::from(output), counts))
     }
 
-    /// As [`gather`](ProcessGroup::gather), with parts of different lengths: rank r brings `counts[r]` elements.
+    /// Does [`gather`](ProcessGroup::gather) with parts of different lengths: rank r brings `counts[r]` elements.
     ///
     /// # Shapes
     /// `counts` is the same on all ranks; `input` holds this rank's count, the root's `output` their sum.
@@ -92,14 +96,15 @@ impl ProcessGroup {
     /// inputs are not read and may be empty.
     ///
     /// # Errors
-    /// [`Error::Length`](crate::Error::Length), [`Error::RankOutside`](crate::Error::RankOutside), and see
+    /// [`Error::Length`](crate::Error::Length) where lengths do not fit,
+    /// [`Error::RankOutside`](crate::Error::RankOutside) where `root` is no member, and those of every operation: see
     /// [`ProcessGroup`].
     pub fn scatter<T: Element>(&self, input: &[T], output: &mut [T], root: Rank) -> Result<()> {
         let (request, counts) = self.scatter_request(T::DTYPE, input.len(), output.len(), None, root)?;
         self.blocking(request, Borrowed::apart(BufferRef::from(input), BufferMut::from(output), counts))
     }
 
-    /// As [`scatter`](ProcessGroup::scatter), with parts of different lengths: rank r gets `counts[r]` elements.
+    /// Does [`scatter`](ProcessGroup::scatter) with parts of different lengths: rank r gets `counts[r]` elements.
     ///
     /// # Shapes
     /// `counts` is the same on all ranks; `output` holds this rank's count, the root's `input` their sum.
@@ -123,7 +128,8 @@ impl ProcessGroup {
     /// Every pair of processes exchanges its part directly, straight from and into the callers' memory.
     ///
     /// # Errors
-    /// [`Error::Length`](crate::Error::Length), and see [`ProcessGroup`].
+    /// [`Error::Length`](crate::Error::Length) where lengths do not fit, and those of every operation: see
+    /// [`ProcessGroup`].
     ///
     /// # Examples
     /// ```
@@ -147,7 +153,7 @@ impl ProcessGroup {
         self.blocking(request, Borrowed::apart(BufferRef::from(input), BufferMut::from(output), counts))
     }
 
-    /// As [`all_to_all`](ProcessGroup::all_to_all), with parts of different lengths: rank s gets `send_counts[s]`
+    /// Does [`all_to_all`](ProcessGroup::all_to_all) with parts of different lengths: rank s gets `send_counts[s]`
     /// elements of this rank, which gets `receive_counts[s]` of rank s.
     ///
     /// # Shapes
@@ -155,7 +161,8 @@ impl ProcessGroup {
     /// expect; a difference is an error that names both.
     ///
     /// # Errors
-    /// [`Error::Length`](crate::Error::Length), and see [`ProcessGroup`].
+    /// [`Error::Length`](crate::Error::Length) where lengths do not fit, and those of every operation: see
+    /// [`ProcessGroup`].
     ///
     /// # Source
     /// `MPI_Alltoallv`, without displacements: parts lie one after another.

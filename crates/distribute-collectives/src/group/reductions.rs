@@ -18,12 +18,12 @@ impl ProcessGroup {
     /// [`schedule`](crate::schedule).
     ///
     /// # Errors
-    /// See [`ProcessGroup`].
+    /// Those of every operation: see [`ProcessGroup`].
     pub fn all_reduce<T: Element>(&self, values: &mut [T], op: ReduceOp) -> Result<()> {
         self.all_reduce_list(&mut [BufferMut::from(values)], op)
     }
 
-    /// As [`all_reduce`](ProcessGroup::all_reduce), with the result in `output`; `input` is kept.
+    /// Does [`all_reduce`](ProcessGroup::all_reduce) with the result in `output`; `input` is kept.
     ///
     /// # Shapes
     /// `input` and `output` have the same length on all ranks.
@@ -32,23 +32,23 @@ impl ProcessGroup {
     /// One more pass over the memory than in place: the input is copied first.
     ///
     /// # Errors
-    /// [`Error::Length`], and see [`ProcessGroup`].
+    /// [`Error::Length`] where lengths do not fit, and those of every operation: see [`ProcessGroup`].
     pub fn all_reduce_into<T: Element>(&self, input: &[T], output: &mut [T], op: ReduceOp) -> Result<()> {
         copy_into(input, output, "output of all_reduce_into")?;
         self.all_reduce(output, op)
     }
 
-    /// As [`all_reduce`](ProcessGroup::all_reduce), with a reduction of the caller's own.
+    /// Does [`all_reduce`](ProcessGroup::all_reduce) with a reduction of the caller's own.
     ///
     /// # Errors
-    /// See [`ProcessGroup`]. A rank that passes a built-in reduction instead is a mismatch; two different reductions of
-    /// their own cannot be told apart.
+    /// Those of every operation: see [`ProcessGroup`]. A rank that passes a built-in reduction instead is a mismatch;
+    /// two different reductions of their own cannot be told apart.
     pub fn all_reduce_with<T: Element>(&self, values: &mut [T], reduction: &Reduction<T>) -> Result<()> {
         let request = Request { op: Some(ReduceOp::User), ..Request::new(Kind::AllReduce, T::DTYPE, values.len()) };
         self.blocking(request, Borrowed::in_place([BufferMut::from(values)]).with(reduction.combiner()))
     }
 
-    /// As [`reduce`](ProcessGroup::reduce), with a reduction of the caller's own.
+    /// Does [`reduce`](ProcessGroup::reduce) with a reduction of the caller's own.
     ///
     /// # Errors
     /// As [`all_reduce_with`](ProcessGroup::all_reduce_with), and [`Error::RankOutside`].
@@ -58,7 +58,7 @@ impl ProcessGroup {
         self.blocking(request, Borrowed::in_place([BufferMut::from(values)]).with(reduction.combiner()))
     }
 
-    /// As [`reduce_scatter`](ProcessGroup::reduce_scatter), with a reduction of the caller's own.
+    /// Does [`reduce_scatter`](ProcessGroup::reduce_scatter) with a reduction of the caller's own.
     ///
     /// # Errors
     /// As [`all_reduce_with`](ProcessGroup::all_reduce_with), and [`Error::Length`].
@@ -74,13 +74,13 @@ impl ProcessGroup {
         self.blocking(request, borrowed.with(reduction.combiner()))
     }
 
-    /// As [`all_reduce`](ProcessGroup::all_reduce), for several slices of one data type in one operation.
+    /// Does [`all_reduce`](ProcessGroup::all_reduce) for several slices of one data type in one operation.
     ///
     /// The slices are never copied into a common buffer. All ranks must pass slices of the same lengths in the same
     /// order.
     ///
     /// # Errors
-    /// [`Error::MixedTypes`], and see [`ProcessGroup`].
+    /// [`Error::MixedTypes`] where slices differ in type, and those of every operation: see [`ProcessGroup`].
     pub fn all_reduce_list(&self, slices: &mut [BufferMut<'_>], op: ReduceOp) -> Result<()> {
         self.in_place(Kind::AllReduce, slices, Some(op), None)
     }
@@ -91,15 +91,16 @@ impl ProcessGroup {
     /// Equal lengths on all ranks.
     ///
     /// # Errors
-    /// [`Error::RankOutside`], and see [`ProcessGroup`].
+    /// [`Error::RankOutside`] where `root` is no member, and those of every operation: see [`ProcessGroup`].
     pub fn broadcast<T: Element>(&self, values: &mut [T], root: Rank) -> Result<()> {
         self.broadcast_list(&mut [BufferMut::from(values)], root)
     }
 
-    /// As [`broadcast`](ProcessGroup::broadcast), for several slices of one data type in one operation.
+    /// Does [`broadcast`](ProcessGroup::broadcast) for several slices of one data type in one operation.
     ///
     /// # Errors
-    /// [`Error::MixedTypes`], [`Error::RankOutside`], and see [`ProcessGroup`].
+    /// [`Error::MixedTypes`] where slices differ in type, [`Error::RankOutside`] where `root` is no member, and those
+    /// of every operation: see [`ProcessGroup`].
     pub fn broadcast_list(&self, slices: &mut [BufferMut<'_>], root: Rank) -> Result<()> {
         self.in_place(Kind::Broadcast, slices, None, Some(root))
     }
@@ -110,19 +111,20 @@ impl ProcessGroup {
     /// Equal lengths on all ranks.
     ///
     /// # Errors
-    /// [`Error::RankOutside`], and see [`ProcessGroup`].
+    /// [`Error::RankOutside`] where `root` is no member, and those of every operation: see [`ProcessGroup`].
     pub fn reduce<T: Element>(&self, values: &mut [T], op: ReduceOp, root: Rank) -> Result<()> {
         self.in_place(Kind::Reduce, &mut [BufferMut::from(values)], Some(op), Some(root))
     }
 
-    /// As [`reduce`](ProcessGroup::reduce), with the result in the root's `output`; `input` is kept. What other ranks'
+    /// Does [`reduce`](ProcessGroup::reduce) with the result in the root's `output`; `input` is kept. What other ranks'
     /// outputs hold afterwards is unspecified: they serve as working memory.
     ///
     /// # Shapes
     /// `input` and `output` have the same length on all ranks.
     ///
     /// # Errors
-    /// [`Error::Length`], [`Error::RankOutside`], and see [`ProcessGroup`].
+    /// [`Error::Length`] where lengths do not fit, [`Error::RankOutside`] where `root` is no member, and those of every
+    /// operation: see [`ProcessGroup`].
     pub fn reduce_into<T: Element>(&self, input: &[T], output: &mut [T], op: ReduceOp, root: Rank) -> Result<()> {
         copy_into(input, output, "output of reduce_into")?;
         self.reduce(output, op, root)
@@ -134,20 +136,20 @@ impl ProcessGroup {
     /// `output` has the same length on all ranks, `input` that length times the world size.
     ///
     /// # Errors
-    /// [`Error::Length`], and see [`ProcessGroup`].
+    /// [`Error::Length`] where lengths do not fit, and those of every operation: see [`ProcessGroup`].
     pub fn reduce_scatter<T: Element>(&self, input: &[T], output: &mut [T], op: ReduceOp) -> Result<()> {
         let (request, counts) = self.reduce_scatter_request(T::DTYPE, input.len(), output.len(), None, op)?;
         self.blocking(request, Borrowed::apart(BufferRef::from(input), BufferMut::from(output), counts))
     }
 
-    /// As [`reduce_scatter`](ProcessGroup::reduce_scatter), with parts of different lengths: rank r gets `counts[r]`
+    /// Does [`reduce_scatter`](ProcessGroup::reduce_scatter) with parts of different lengths: rank r gets `counts[r]`
     /// elements.
     ///
     /// # Shapes
     /// `counts` is the same on all ranks; `input` holds their sum, `output` this rank's count.
     ///
     /// # Errors
-    /// [`Error::Length`], and see [`ProcessGroup`].
+    /// [`Error::Length`] where lengths do not fit, and those of every operation: see [`ProcessGroup`].
     ///
     /// # Source
     /// `MPI_Reduce_scatter`.
@@ -165,7 +167,7 @@ impl ProcessGroup {
     /// Waits until every rank has called this.
     ///
     /// # Errors
-    /// See [`ProcessGroup`].
+    /// Those of every operation: see [`ProcessGroup`].
     pub fn barrier(&self) -> Result<()> {
         self.in_place(Kind::Barrier, &mut [], None, None)
     }
