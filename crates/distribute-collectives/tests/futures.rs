@@ -1,4 +1,5 @@
 //! Works as futures, polled by the smallest executor there is: one thread, which parks until it is woken.
+#![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
 mod harness;
 
@@ -126,9 +127,12 @@ fn a_deadline_wakes_a_rank_that_polls() {
     }
 }
 
+/// Ends a group by its last handle.
+type End = fn(ProcessGroup);
+
 #[test]
 fn an_abort_a_leave_and_a_mismatch_wake_ranks_that_poll() {
-    let ends: [(&str, fn(ProcessGroup)); 3] = [
+    let ends: [(&str, End); 3] = [
         ("abort", |group| group.abort("the other rank gives up")),
         ("leave", drop),
         ("mismatch", |group| {
@@ -179,7 +183,7 @@ fn a_pending_work_that_is_dropped_is_waited_for() {
                 drop(work);
             } else {
                 polled.wait();
-                let sum = group.all_reduce_async(vec![1.0f32; 100_000], ReduceOp::Sum).and_then(|work| block_on(work));
+                let sum = group.all_reduce_async(vec![1.0f32; 100_000], ReduceOp::Sum).and_then(block_on);
                 assert_eq!(sum.unwrap(), vec![group.world_size() as f32; 100_000]);
             }
             // The group is as good as before.
