@@ -1,8 +1,10 @@
-//! A place in a process group.
+//! Ranks.
 
 use std::fmt;
 
-/// The place of a member in its process group: `0..world_size`.
+use serde::{Deserialize, Serialize};
+
+/// The rank of a member in its process group: `0..world_size`.
 ///
 /// # Examples
 /// ```
@@ -10,16 +12,16 @@ use std::fmt;
 /// assert_eq!(Rank(3).index(), 3);
 /// assert_eq!(Rank(3).to_string(), "rank 3");
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Rank(pub u32);
 
 impl Rank {
-    /// This rank as an index into per-rank lists.
+    /// Returns this rank as an index into per-rank lists.
     pub const fn index(self) -> usize {
         self.0 as usize
     }
 
-    /// Returns the rank with this index; indices beyond `u32` become the largest rank.
+    /// Returns the rank with this index; an index beyond `u32` becomes the largest rank.
     pub fn of(index: usize) -> Rank {
         Rank(u32::try_from(index).unwrap_or(u32::MAX))
     }
