@@ -2,11 +2,12 @@
 
 use std::process::Command;
 
-use crate::attack;
+use crate::{attack, layers};
 
 /// Runs every check, cheapest first, and stops at the first that fails.
 pub(crate) fn run() -> Result<(), String> {
     cargo(&["fmt", "--all", "--check"])?;
+    layers::run(&layers::Flags::default())?;
     cargo(&["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"])?;
     // In the workspace the checks of GPUs turn CUDA on for all.
     for package in ["distribute-device", "distribute-collectives", "distribute-cli"] {

@@ -1,15 +1,19 @@
-//! The workspace's own commands: `cargo xtask ci`, `test`, `multiprocess`, `conformance`, `attack`, `loom`, `miri`, `bench`,
-//! `gpu`, `schedule` and `simulate`.
+//! The workspace's own commands: `cargo xtask ci`, `test`, `multiprocess`, `conformance`, `attack`, `loom`, `miri`, `layers`,
+//! `bench`, `gpu`, `schedule` and `simulate`.
 #![expect(clippy::print_stdout, reason = "a command prints its results")]
 
 mod attack;
 mod bench;
 mod ci;
 mod gpu;
+mod layers;
+mod output;
 mod schedule;
 mod simulate;
+mod source;
 #[cfg(test)]
 mod waits;
+mod workspace;
 
 use std::process::ExitCode;
 
@@ -40,6 +44,8 @@ enum Command {
     },
     /// Checks of GPUs, here or in a folder to carry to one.
     Gpu(gpu::Flags),
+    /// Crates, their dependencies and the circles of their modules, held against docs/architecture.md.
+    Layers(layers::Flags),
     /// Draws what each rank does in an algorithm.
     Schedule(schedule::Flags),
     /// Runs the algorithms' schedules in virtual time, on clusters that are not at hand.
@@ -64,11 +70,16 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let outcome = match Xtask::parse().command {
+    output::end_quietly(|| run(Xtask::parse().command))
+}
+
+fn run(command: Command) -> Result<(), String> {
+    match command {
         Command::Ci => ci::run(),
         Command::Attack(flags) => attack::run(&flags),
         Command::Bench { bench } => bench.run(),
         Command::Gpu(flags) => gpu::run(&flags),
+        Command::Layers(flags) => layers::run(&flags),
         Command::Schedule(flags) => schedule::run(&flags),
         Command::Simulate(flags) => simulate::run(&flags),
         Command::Test => ci::test(),
@@ -76,12 +87,5 @@ fn main() -> ExitCode {
         Command::Conformance { arguments } => ci::conformance(&arguments),
         Command::Loom => ci::loom(),
         Command::Miri => ci::miri(),
-    };
-    match outcome {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(problem) => {
-            eprintln!("error: {problem}");
-            ExitCode::FAILURE
-        }
     }
 }

@@ -8,6 +8,8 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use crate::source::code;
+
 /// Files by their crate and by their path in its `src`, each with its waits.
 type Files = BTreeMap<(String, String), Vec<Wait>>;
 
@@ -84,54 +86,6 @@ fn calls(line: &str, call: &str) -> bool {
         let begins = call.starts_with('.') || !before.ends_with(in_name) && !before.ends_with("fn ");
         begins && !(call.ends_with(in_name) && after.starts_with(in_name))
     })
-}
-
-/// The text without comments and without what strings hold; the rest stays on its lines.
-fn code(text: &str) -> String {
-    let (mut code, mut rest) = (String::new(), text);
-    while let Some(first) = rest.chars().next() {
-        let len = no_code(rest);
-        match (len, first) {
-            (0, _) => code.push(first),
-            (_, '/') => {}
-            // That there is an argument remains.
-            _ => code.push('"'),
-        }
-        code.extend(rest[..len].chars().filter(|kept| *kept == '\n'));
-        rest = &rest[len.max(first.len_utf8())..];
-    }
-    code
-}
-
-/// The length of the comment, string or character that the text begins with; 0 where it begins with none.
-fn no_code(text: &str) -> usize {
-    let until = |from: usize, end: &str| text[from..].find(end).map_or(text.len(), |at| from + at + end.len());
-    let mut chars = text.char_indices();
-    match chars.next() {
-        Some((_, '/')) if text.starts_with("//") => text.find('\n').unwrap_or(text.len()),
-        Some((_, '/')) if text.starts_with("/*") => until(2, "*/"),
-        Some((_, 'r')) => {
-            let hashes = text[1..].chars().take_while(|next| *next == '#').count();
-            let is_string = text[1 + hashes..].starts_with('"');
-            if is_string { until(2 + hashes, &format!("\"{}", "#".repeat(hashes))) } else { 0 }
-        }
-        Some((_, '"')) => {
-            let mut escaped = false;
-            let end = chars.find(|(_, next)| {
-                let ends = *next == '"' && !escaped;
-                escaped = *next == '\\' && !escaped;
-                ends
-            });
-            end.map_or(text.len(), |(at, _)| at + 1)
-        }
-        Some((_, '\'')) => match (chars.next(), chars.next()) {
-            (Some((_, '\\')), Some(_)) => until(3, "'"),
-            (Some(_), Some((at, '\''))) => at + 1,
-            // A lifetime.
-            _ => 0,
-        },
-        _ => 0,
-    }
 }
 
 /// The waits of all crates that users run.
