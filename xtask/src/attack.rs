@@ -34,7 +34,7 @@ pub(crate) struct Flags {
     /// Attacks the examples as they lie in the target folder, without building them.
     #[arg(long)]
     no_build: bool,
-    /// Of the moments at which processes are killed; printed, so that a run can be repeated.
+    /// Seed of the moments at which processes are killed; printed, so that a run can be repeated.
     #[arg(long)]
     seed: Option<u64>,
 }

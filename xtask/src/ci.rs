@@ -1,13 +1,14 @@
-//! What must pass before a change lands.
+//! Everything that must pass before a change lands.
 
 use std::process::Command;
 
-use crate::{attack, layers};
+use crate::{api, attack, layers, powerset, prose};
 
 /// Runs every check, cheapest first, and stops at the first that fails.
 pub(crate) fn run() -> Result<(), String> {
     cargo(&["fmt", "--all", "--check"])?;
     layers::run(&layers::Flags::default())?;
+    prose::run(&prose::Flags::default())?;
     cargo(&["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"])?;
     // In the workspace the checks of GPUs turn CUDA on for all.
     for package in ["distribute-device", "distribute-collectives", "distribute-cli"] {
@@ -20,6 +21,8 @@ pub(crate) fn run() -> Result<(), String> {
     }
     test()?;
     doc()?;
+    api::run(&api::Flags::default())?;
+    powerset::run(&powerset::Flags::default())?;
     attack::run(&attack::Flags::default())
 }
 

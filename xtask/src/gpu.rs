@@ -23,7 +23,8 @@ pub(crate) struct Flags {
     /// The compute capability that candle's kernels are compiled for, times ten.
     #[arg(long, value_name = "CAPABILITY", default_value_t = 90)]
     compute_cap: u32,
-    /// Installs NVIDIA's compiler into target/peers/cuda-toolkit, from Python packages and without root, and says how to use it.
+    /// Installs NVIDIA's compiler into target/peers/cuda-toolkit, from Python packages and without root, and says how
+    /// to use it.
     #[arg(long, conflicts_with = "bundle")]
     toolkit: bool,
 }

@@ -108,7 +108,7 @@ fn print(sizes: &[Size], tables: Option<&Tables>) {
     }
 }
 
-/// What is wrong where a crate's largest circle exceeds what its row allows.
+/// The problem, in words, where a crate's largest circle exceeds what its row allows.
 fn circle_problem(size: &Size, row: Option<&CrateRow>) -> Option<String> {
     let (now, limit) = (size.circle.len(), limit(row));
     (now > limit).then(|| {

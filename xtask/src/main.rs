@@ -1,13 +1,16 @@
-//! The workspace's own commands: `cargo xtask ci`, `test`, `multiprocess`, `conformance`, `attack`, `loom`, `miri`, `layers`,
-//! `bench`, `gpu`, `schedule` and `simulate`.
+//! The workspace's own commands: `cargo xtask ci`, `test`, `multiprocess`, `conformance`, `attack`, `loom`, `miri`,
+//! `layers`, `prose`, `api`, `powerset`, `bench`, `gpu`, `schedule` and `simulate`.
 #![expect(clippy::print_stdout, reason = "a command prints its results")]
 
+mod api;
 mod attack;
 mod bench;
 mod ci;
 mod gpu;
 mod layers;
 mod output;
+mod powerset;
+mod prose;
 mod schedule;
 mod simulate;
 mod source;
@@ -35,6 +38,8 @@ struct Xtask {
 enum Command {
     /// Everything that must pass, cheapest first.
     Ci,
+    /// The public items of each published crate, compared with those under docs/api.
+    Api(api::Flags),
     /// Attacks on the examples as real processes: strangers, kills, containers, wrong settings.
     Attack(attack::Flags),
     /// Measurements.
@@ -46,6 +51,10 @@ enum Command {
     Gpu(gpu::Flags),
     /// Crates, their dependencies and the circles of their modules, held against docs/architecture.md.
     Layers(layers::Flags),
+    /// Each published crate alone, with each combination of its features.
+    Powerset(powerset::Flags),
+    /// Wording that comments and documents should not have, counted per crate.
+    Prose(prose::Flags),
     /// Draws what each rank does in an algorithm.
     Schedule(schedule::Flags),
     /// Runs the algorithms' schedules in virtual time, on clusters that are not at hand.
@@ -76,10 +85,13 @@ fn main() -> ExitCode {
 fn run(command: Command) -> Result<(), String> {
     match command {
         Command::Ci => ci::run(),
+        Command::Api(flags) => api::run(&flags),
         Command::Attack(flags) => attack::run(&flags),
         Command::Bench { bench } => bench.run(),
         Command::Gpu(flags) => gpu::run(&flags),
         Command::Layers(flags) => layers::run(&flags),
+        Command::Powerset(flags) => powerset::run(&flags),
+        Command::Prose(flags) => prose::run(&flags),
         Command::Schedule(flags) => schedule::run(&flags),
         Command::Simulate(flags) => simulate::run(&flags),
         Command::Test => ci::test(),

@@ -5,8 +5,8 @@ use std::panic::{self, AssertUnwindSafe, PanicHookInfo};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Runs a command. A reader that closes the pipe, as `head` does, ends it without a word, once what it holds is released:
-/// `println!` panics then, and the panic passes the owners of started processes.
+/// Runs a command. A reader that closes the pipe, as `head` does, ends it without a message: `println!` panics then,
+/// and the panic unwinds through the owners of started processes, which end these.
 pub(crate) fn end_quietly(run: impl FnOnce() -> Result<(), String>) -> ExitCode {
     let default = panic::take_hook();
     panic::set_hook(Box::new(move |panic| {
@@ -41,5 +41,5 @@ fn message(payload: &dyn Any) -> Option<&str> {
 /// Whether standard output was closed by its reader.
 static CLOSED: AtomicBool = AtomicBool::new(false);
 
-/// What shells report for a program that SIGPIPE ended.
+/// The exit code that shells report for a program that SIGPIPE ended.
 const CLOSED_PIPE: u8 = 128 + 13;

@@ -9,8 +9,8 @@ use distribute::collectives::schedule::{
 
 #[derive(Args)]
 pub(crate) struct Flags {
-    /// ring, recursive-doubling, halving-doubling, tree, double-tree, hierarchical, ring-reduce-scatter, ring-all-gather,
-    /// dissemination-all-gather, broadcast, reduce or barrier
+    /// ring, recursive-doubling, halving-doubling, tree, double-tree, hierarchical, ring-reduce-scatter,
+    /// ring-all-gather, dissemination-all-gather, broadcast, reduce or barrier
     algorithm: String,
     /// Number of ranks
     #[arg(long, default_value_t = 4)]

@@ -1,8 +1,9 @@
 //! `cargo xtask simulate`: all-reduce on clusters that are not at hand, in virtual time.
 //!
-//! The very schedules that run between processes are executed under a model: a message takes a latency, and the time of its
-//! bytes on the links that it uses (each rank's own inside a host; one network card per host, shared by its ranks, between
-//! hosts); combining takes time per byte. Sends and receives of a step overlap; a rank's steps follow each other.
+//! The very schedules that run between processes are executed under a model: a message takes a latency, and the time of
+//! its bytes on the links that it uses (each rank's own inside a host; one network card per host, shared by its ranks,
+//! between hosts); combining takes time per byte. Sends and receives of a step overlap; a rank's steps follow each
+//! other.
 
 mod check;
 mod network;
@@ -16,7 +17,7 @@ use crate::bench::collective::parse_size;
 
 #[derive(Args)]
 pub(crate) struct Flags {
-    /// What to simulate; all-reduce is what there is
+    /// The operation to simulate; there is all-reduce
     #[arg(default_value = "allreduce")]
     operation: String,
     /// Rank counts: one, several (8,64), or a range that doubles (8..16384)
@@ -172,7 +173,7 @@ impl Contender {
                 Contender::Hierarchical => hierarchical_all_reduce(rank, &hosts, bytes),
             }
         };
-        // The first rank leads its host, so nobody has more steps.
+        // The first rank leads its host, so no other rank has more steps.
         let steps = schedule(0).len();
         if steps.saturating_mul(topology.ranks) > MOST_MESSAGES {
             return Time { seconds: self.formula(bytes, topology), simulated: false };
@@ -182,7 +183,7 @@ impl Contender {
 }
 
 impl Contender {
-    /// What the simulation would give for equal ranks: a ring crosses hosts once for each host, whatever its ranks.
+    /// The result of the simulation for equal ranks: a ring crosses hosts once for each host, whatever its ranks.
     fn formula(self, bytes: usize, topology: &Topology) -> f64 {
         let (across, inside, per_host) = (&topology.across, &topology.inside, topology.per_host as f64);
         let hosts = topology.ranks.div_ceil(topology.per_host);

@@ -1,8 +1,8 @@
-//! Holds the tables under "Waits" in docs/reliability.md against the code of the crates that users run: every file that waits
-//! is named there with what ends the wait, and every file that is named waits.
+//! Holds the tables under "Waits" in docs/reliability.md against the code of the crates that users run: every file that
+//! waits is named there with what ends the wait, and every file that is named waits.
 //!
-//! Waits are found by text: calls that can block, of the standard library, crossbeam, tokio, rustix, NCCL and CUDA's driver, and
-//! of methods of the same names here. Comments, strings and test code do not count.
+//! Waits are found by text: calls that can block, of the standard library, crossbeam, tokio, rustix, NCCL and CUDA's
+//! driver, and of methods of the same names here. Comments, strings and test code do not count.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -77,7 +77,7 @@ impl Source {
     }
 }
 
-/// Whether a line calls a function; a definition, or a longer name that contains this one, is no call.
+/// Whether a line calls a function; a definition, or a longer name that contains this one, does not count.
 fn calls(line: &str, call: &str) -> bool {
     let line = NO_WAITS.iter().fold(line.to_owned(), |line, other| line.replace(other, ""));
     let in_name = |next: char| next.is_alphanumeric() || next == '_';
@@ -173,12 +173,14 @@ fn problems(files: &Files, rows: &[Row]) -> Vec<String> {
             let place = format!("crates/{in_crate}/src/{file}:{line}: `{call}`");
             if named.is_empty() {
                 problems.push(format!(
-                    "{place} can block: name the file in the table of {in_crate} under \"## Waits\" in docs/reliability.md, \
+                    "{place} can block: name the file in the table of {in_crate} under \"## Waits\" in \
+                    docs/reliability.md, \
                      with what ends the wait"
                 ));
             } else if !is_limited && !has_reason {
                 problems.push(format!(
-                    "{place} has no deadline: give it one, or name the file in a row of docs/reliability.md whose \"at most\" \
+                    "{place} has no deadline: give it one, or name the file in a row of docs/reliability.md \
+                    whose \"at most\" \
                      begins with \"{REASON}\" and says what ends the wait"
                 ));
             }
@@ -200,8 +202,8 @@ const TEST_CRATES: [&str; 6] = [
     "simulated-nccl",
 ];
 
-/// Calls with a limit, or that callers limit: by a timeout of the socket, a `select!`, a deadline of the whole. A bounded
-/// channel blocks its senders, and receivers that are iterated over.
+/// Calls with a limit, or that callers limit: by a timeout of the socket, a `select!`, a deadline of the whole. A
+/// bounded channel blocks its senders, and receivers that are iterated over.
 const LIMITED: [&str; 28] = [
     ".accept()",
     ".await",
@@ -272,7 +274,8 @@ mod tests {
 
     fn table(row: &str) -> Vec<Row> {
         rows(&format!(
-            "| `b.rs` | | | |\n## Waits\n### distribute-x\n| where | waits for | at most | then |\n|---|---|---|---|\n{row}\n"
+            "| `b.rs` | | | |\n## Waits\n### distribute-x\n| where | waits for | at most | then \
+            |\n|---|---|---|---|\n{row}\n"
         ))
     }
 
@@ -286,7 +289,8 @@ mod tests {
 
     #[test]
     fn waits_are_found_on_their_lines() {
-        let text = "fn f() {\n    thread.join();\n    let state = changed\n        .wait(state)\n        .unwrap();\n    work.wait()?;\n}";
+        let text = "fn f() {\n    thread.join();\n    let state = changed\n        .wait(state)\n        \
+        .unwrap();\n    work.wait()?;\n}";
         let wait = |line, call, is_limited| Wait { line, call, is_limited };
         let expected = [wait(2, ".join()", false), wait(4, ".wait(", false), wait(6, ".wait(", true)];
         assert_eq!(Source::of(text).waits(), expected);

@@ -1,4 +1,4 @@
-//! What cargo says of the workspace: its crates, their dependencies and their features.
+//! The workspace as cargo describes it: its crates, their dependencies and their features.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -62,7 +62,8 @@ fn files(folder: &Path) -> Result<BTreeMap<PathBuf, u64>, String> {
     Ok(all)
 }
 
-/// Saved after every step, so that most moments are within a save, and killed at three of them; what it ends with is what it would have been.
+/// Kills a job three times that saves after every step, so that most moments are within a save. Its results are those
+/// of a job that was left alone.
 pub(super) fn killed(stage: &Stage) -> Verdict {
     let [calm, killed] = ["calm", "killed"].map(|name| stage.folder().join(name));
     let losses = |name: &str| stage.folder().join(format!("losses-{name}"));

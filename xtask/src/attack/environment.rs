@@ -16,7 +16,8 @@ pub(super) fn no_workers(stage: &Stage) -> Verdict {
 }
 
 pub(super) fn repeated_key(stage: &Stage) -> Verdict {
-    let config = r#"{"cluster": {"worker": ["127.0.0.1:1"], "worker": ["127.0.0.1:2"]}, "task": {"type": "worker", "index": 0}}"#;
+    let config = r#"{"cluster": {"worker": ["127.0.0.1:1"], "worker": ["127.0.0.1:2"]},
+        "task": {"type": "worker", "index": 0}}"#;
     refused(stage, mnist(stage).env("TF_CONFIG", config), &["TF_CONFIG", "worker", "twice"])
 }
 

@@ -79,7 +79,8 @@ pub(super) fn other_job(stage: &Stage) -> Verdict {
     Held::yes(format!("refused with {}; the job's accuracy {accuracy:.2} %", outcome.code.unwrap_or_default()))
 }
 
-/// Without checkpoints its variables are lost, so the chief ends and says that a restart helps; the others wait for that one.
+/// Without checkpoints its variables are lost, so the chief ends and says that a restart helps; the others wait for the
+/// restarted one.
 pub(super) fn killed(stage: &Stage) -> Verdict {
     let addresses = addresses(TASKS.len())?;
     let mut job = training(stage, &addresses, "1000")?;
@@ -97,7 +98,8 @@ pub(super) fn killed(stage: &Stage) -> Verdict {
         ended(&format!("task {rank}"), &outcome, &[DONE])?;
     }
     Held::yes(format!(
-        "the chief ended with 138 after {took:.2} s; chief and ps:0 started again: all ended with 0, accuracy {accuracy:.2} %: {}",
+        "the chief ended with 138 after {took:.2} s; chief and ps:0 started again: all ended with 0, accuracy \
+        {accuracy:.2} %: {}",
         error_line(&chief)?
     ))
 }

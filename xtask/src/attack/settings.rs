@@ -1,4 +1,4 @@
-//! Two workers that were told different things. Training must not go on with what differs.
+//! Two workers that were told different things. Training must not continue with settings that differ.
 
 use distribute_testkit::Outcome;
 

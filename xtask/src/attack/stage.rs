@@ -9,7 +9,7 @@ use distribute_testkit::{Job, Outcome, Ports};
 
 use super::verdict::{Held, Verdict, accuracy, all_done, text};
 
-/// What an attack has at hand.
+/// The means of an attack.
 pub(super) struct Stage {
     programs: PathBuf,
     end: Instant,
@@ -28,7 +28,7 @@ impl Stage {
         self.folder.path()
     }
 
-    /// What is left of the attack's time: how long processes are waited for.
+    /// The rest of the attack's time: how long processes are waited for.
     pub(super) fn left(&self) -> Duration {
         self.end.saturating_duration_since(Instant::now()).max(Duration::from_millis(1))
     }
@@ -51,7 +51,8 @@ impl Stage {
         Task::new(self.programs.join("parameter_server"), args)
     }
 
-    /// Workers of one job with TF_CONFIG, one for each list of arguments. The first one is the chief; its address is returned.
+    /// Workers of one job with TF_CONFIG, one for each list of arguments. The first one is the chief; its address is
+    /// returned.
     pub(super) fn workers(&self, args: &[&[&str]]) -> Result<(Vec<Task>, String), String> {
         let addresses = addresses(args.len())?;
         let task = |(index, args): (usize, &&[&str])| self.mnist(args).env("TF_CONFIG", config(&addresses, index));
@@ -113,7 +114,7 @@ impl Task {
         self
     }
 
-    /// What a shell would have to run.
+    /// The command line as a shell takes it.
     pub(super) fn command(&self) -> &str {
         &self.command
     }

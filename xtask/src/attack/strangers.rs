@@ -11,7 +11,7 @@ use super::verdict::{Held, Verdict, all_done, as_accurate, text};
 pub(super) struct Strangers(Vec<TcpStream>);
 
 impl Strangers {
-    /// Connects so many times and sends the bytes each time, as far as somebody takes them.
+    /// Connects `count` times and sends the bytes each time, as far as they are taken.
     pub(super) fn send(address: &str, count: usize, bytes: &[u8]) -> Result<Strangers, String> {
         let mut open = Vec::new();
         let to = address.parse().map_err(text)?;
@@ -23,7 +23,7 @@ impl Strangers {
                 stream => stream.map_err(|error| format!("no stranger reaches {address}: {error}"))?,
             };
             stream.set_write_timeout(Some(Duration::from_millis(200))).map_err(text)?;
-            // Whoever is sent garbage may close.
+            // A peer that is sent garbage may close.
             let _ = stream.write_all(bytes);
             open.push(stream);
         }

@@ -1,8 +1,8 @@
-//! What an attack expects of the processes that it started.
+//! Expectations of an attack on the processes that it started.
 
 use distribute_testkit::Outcome;
 
-/// What was seen, or what did not hold.
+/// The observation where everything held, else the expectation that did not.
 pub(super) type Verdict = Result<Held, String>;
 
 /// An attack whose expectations all hold, or that cannot run here.

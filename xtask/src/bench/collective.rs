@@ -46,7 +46,7 @@ pub(crate) struct Flags {
     compare: Vec<Peer>,
 }
 
-/// What is measured.
+/// The operation to measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Operation {
     AllReduce,

@@ -1,4 +1,5 @@
-//! `cargo xtask bench input`: records and bytes a second of pipelines over files, against tf.data and torch's DataLoader.
+//! `cargo xtask bench input`: records and bytes a second of pipelines over files, against tf.data and torch's
+//! DataLoader.
 
 use std::fs::{self, File};
 use std::io::Write as _;
@@ -34,7 +35,7 @@ pub(crate) struct Flags {
 /// A pipeline over one kind of files.
 struct Case {
     name: &'static str,
-    /// What it does, in words.
+    /// A description in words.
     does: &'static str,
     suffix: &'static str,
     run: fn(&[PathBuf]) -> Result<usize, String>,

@@ -82,7 +82,8 @@ fn print(flags: &Flags, row: &Row) -> Result<(), String> {
     }
     let Row { operation, transport, ranks, min_us, p50_us, p99_us, p999_us, max_us, .. } = row;
     println!(
-        "{transport:>9} {ranks:>5} {operation:>10} {min_us:>9.2} {p50_us:>9.2} {p99_us:>9.2} {p999_us:>9.2} {max_us:>9.2}"
+        "{transport:>9} {ranks:>5} {operation:>10} {min_us:>9.2} {p50_us:>9.2} {p99_us:>9.2} {p999_us:>9.2} \
+        {max_us:>9.2}"
     );
     Ok(())
 }

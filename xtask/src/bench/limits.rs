@@ -1,4 +1,4 @@
-//! What the machine can do at best: the bounds that results are held against.
+//! The limits of the machine: bounds that results are held against.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};

@@ -121,7 +121,7 @@ pub(super) fn installed(python: &Path, module: &str) -> bool {
     output.is_ok_and(|output| output.status.success())
 }
 
-/// What rank 0 of a Python script prints; `None` where its module is not installed in `target/peers`.
+/// Returns the output of rank 0 of a Python script; `None` where its module is not installed in `target/peers`.
 fn python(folder: &str, module: &str, script: &str, ranks: usize, sizes: &[String]) -> Result<Option<Vec<u8>>, String> {
     let python = PathBuf::from(format!("target/peers/{folder}/bin/python"));
     if !installed(&python, module) {

@@ -20,8 +20,8 @@ impl Drop for Children {
     }
 }
 
-/// Starts `count` processes of this program with the arguments, as ranks of one group on loopback, and hands each line that
-/// rank 0 prints to `line`.
+/// Starts `count` processes of this program with the arguments, as ranks of one group on loopback, and hands each line
+/// that rank 0 prints to `line`.
 pub(crate) fn run(
     count: usize,
     arguments: &[String],

@@ -89,7 +89,7 @@ pub(crate) struct RankFlags {
     bf16: bool,
 }
 
-/// What a chief prints.
+/// The results that a chief prints.
 #[derive(Clone, Serialize, Deserialize)]
 struct Line {
     steps: u64,
@@ -112,7 +112,7 @@ struct Row<'a> {
     steps_per_s: f64,
     pulled_mb_per_s: f64,
     pushed_mb_per_s: f64,
-    /// Of the largest server: a quarter into the run, and at its end.
+    /// Memory of the largest server: a quarter into the run, and at its end.
     server_mb: [f64; 2],
     loss: f64,
 }
@@ -140,7 +140,8 @@ pub(crate) fn run(flags: &Flags) -> Result<(), String> {
         true if installed(&python, "tensorflow") => &["distribute", "TensorFlow"],
         true => {
             println!(
-                "skipped: TensorFlow is not installed (python3 -m venv target/peers/tf && target/peers/tf/bin/pip install tensorflow)"
+                "skipped: TensorFlow is not installed (python3 -m venv target/peers/tf && \
+                target/peers/tf/bin/pip install tensorflow)"
             );
             &["distribute"]
         }

@@ -25,7 +25,7 @@ pub(crate) struct Flags {
     /// Rounds; each measures every arrangement once, so that all see the same noise.
     #[arg(long, default_value_t = 3)]
     rounds: usize,
-    /// What is compared: with `fit`, `Trainer::fit` with and without checkpoints to a loop of one's own; with `audit`, steps
+    /// The comparison: with `fit`, `Trainer::fit` with and without checkpoints to a custom loop; with `audit`, steps
     /// whose parameters are compared never, as by default, and always.
     #[arg(long, value_enum, default_value = "all")]
     api: Api,
@@ -43,7 +43,7 @@ enum Api {
 
 #[derive(Args)]
 pub(crate) struct RankFlags {
-    /// What this process measures.
+    /// The measurement of this process.
     #[arg(long)]
     arrangement: String,
     #[arg(long)]
@@ -181,8 +181,8 @@ fn data(examples: usize) -> CandleResult<(Tensor, Tensor)> {
     Ok((Tensor::from_vec(pixels, (examples, 784), &Device::Cpu)?, Tensor::from_vec(labels, examples, &Device::Cpu)?))
 }
 
-/// What a program without distribution does: candle's own model, loss and AdamW. The other process does the same; they meet
-/// only to begin and to end at the same time.
+/// Trains without distribution: candle's own model, loss and AdamW. The other process does the same; they meet only to
+/// begin and to end at the same time.
 fn plain_candle(time: Duration) -> Result<f64, String> {
     let group = ProcessGroup::from_env().map_err(text)?;
     let steps = || -> CandleResult<f64> {

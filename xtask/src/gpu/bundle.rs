@@ -33,17 +33,17 @@ const TRAINING: Program = Program {
     cuda: &["libcuda.so.1", "libcublas.so.13", "libcublasLt.so.13", "libcurand.so.10", "libnvrtc.so.13"],
 };
 
-/// What comes along besides programs.
+/// Files of a bundle that are not programs.
 const FILES: [(&str, &str); 2] =
     [("run.sh", include_str!("run.sh")), ("torch_cuda.py", include_str!("../../peers/torch_cuda.py"))];
 
-/// Of everything together: what carries it may take no more than 64 MiB.
+/// Limit of all files together: the transport may take no more than 64 MiB.
 const LIMIT_BYTES: u64 = 60 << 20;
 
 /// The oldest glibc that it must run on.
 const GLIBC: Version = (2, 36);
 
-/// What every Linux with that glibc has.
+/// Libraries that every Linux with that glibc has.
 const SYSTEM_LIBRARIES: [&str; 8] = [
     "ld-linux-x86-64.so.2",
     "libc.so.6",
@@ -110,13 +110,15 @@ impl Program {
         executable(&messages, self.name).ok_or_else(|| format!("cargo named no file of {}", self.name))
     }
 
-    /// An error where a machine with the driver, or with CUDA's libraries for a program that names them, may lack something.
+    /// Fails where a machine with the driver, or with CUDA's libraries for a program that names them, may lack
+    /// something.
     fn can_start(&self, needs: &Needs) -> Result<(), String> {
         let name = self.name;
         if let Some((major, minor)) = needs.glibc.filter(|glibc| *glibc > GLIBC) {
             let (oldest_major, oldest_minor) = GLIBC;
             return Err(format!(
-                "{name} needs glibc {major}.{minor}, and bundles must run on {oldest_major}.{oldest_minor}; build on an older system"
+                "{name} needs glibc {major}.{minor}, and bundles must run on {oldest_major}.{oldest_minor}; \
+                build on an older system"
             ));
         }
         let is_there =
@@ -158,7 +160,8 @@ fn fits(bytes: u64) -> Result<(), String> {
         return Ok(());
     }
     Err(format!(
-        "the folder holds {:.1} MiB, more than the {:.0} MiB of a bundle; leave out --candle, or empty the folder before",
+        "the folder holds {:.1} MiB, more than the {:.0} MiB of a bundle; leave out --candle, or empty the \
+        folder before",
         mib(bytes),
         mib(LIMIT_BYTES)
     ))

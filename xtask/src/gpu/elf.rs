@@ -1,6 +1,6 @@
-//! What a program asks of the machine it is started on, read from its ELF headers.
+//! Requirements of a program on the machine it is started on, read from its ELF headers.
 
-/// What a program asks of the machine it is started on.
+/// Requirements of a program on the machine it is started on.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Needs {
     /// Shared libraries that the loader must find.
@@ -13,7 +13,7 @@ pub(crate) struct Needs {
 pub(crate) type Version = (u32, u32);
 
 impl Needs {
-    /// Of a program for Linux on x86-64.
+    /// Reads those of a program for Linux on x86-64.
     pub(crate) fn of(program: &[u8]) -> Result<Needs, String> {
         let elf = Elf(program);
         let is_ours = program.starts_with(b"\x7fELF\x02\x01") && elf.u16(0x12) == Some(MACHINE_X86_64);

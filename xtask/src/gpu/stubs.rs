@@ -1,5 +1,5 @@
-//! Libraries to link with where CUDA's own are not installed: every function that cudarc names, with nothing in it. The real
-//! ones take their place when the program starts.
+//! Libraries to link with where CUDA's own are not installed: every function that cudarc names, with nothing in it. The
+//! real ones take their place when the program starts.
 
 use std::path::Path;
 use std::process::Command;
@@ -11,11 +11,11 @@ struct Library {
     /// The module of cudarc that declares its functions.
     module: &'static str,
     name: &'static str,
-    /// What the loader will look for.
+    /// The name that the loader looks for.
     so_name: &'static str,
 }
 
-/// Those of CUDA 13.
+/// Libraries of CUDA 13.
 const LIBRARIES: [Library; 5] = [
     Library { module: "driver", name: "cuda", so_name: "libcuda.so.1" },
     Library { module: "cublas", name: "cublas", so_name: "libcublas.so.13" },

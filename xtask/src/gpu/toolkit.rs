@@ -47,7 +47,7 @@ impl Toolkit {
         Ok(toolkit)
     }
 
-    /// What a build that uses it has in its environment.
+    /// Environment variables of a build that uses it.
     pub(crate) fn environment(&self, compute_cap: u32) -> Result<Vec<(&'static str, String)>, String> {
         let root = self.root.canonicalize().map_err(text)?;
         let bin = root.join("bin");
@@ -70,7 +70,7 @@ impl Toolkit {
         Command::new(self.compiler()).arg("--version").output().is_ok_and(|output| output.status.success())
     }
 
-    /// What the packages lack of an installed toolkit.
+    /// Adds what an installed toolkit has and the packages lack.
     fn lay_out(&self) -> Result<(), String> {
         link("lib", &self.root.join("lib64"))?;
         let folder = self.root.join("lib/stubs");

@@ -70,7 +70,7 @@ impl Check<'_> {
         problems
     }
 
-    /// What is wrong with the direction of a dependency on a crate of the workspace.
+    /// The problem, in words, with the direction of a dependency on a crate of the workspace.
     fn arrow(&self, dependency: &Dependency, to: &CrateRow) -> Option<String> {
         let from = self.row;
         let to_tests = !dependency.is_normal() && (to.layer == Layer::Lab || to.name == from.name);
@@ -122,7 +122,7 @@ mod tests {
     use super::*;
     use crate::layers::table;
 
-    /// What is wrong with a workspace of these dependencies of `distribute-x` and of the crates `-y`, `-z` and `lab`.
+    /// The problems of a workspace of these dependencies of `distribute-x` and of the crates `-y`, `-z` and `lab`.
     fn found(dependencies: &str, rows: &str) -> Vec<String> {
         let package = |name: &str, publish: &str, dependencies: &str| {
             format!(

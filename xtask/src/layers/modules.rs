@@ -1,8 +1,9 @@
 //! Which module of a crate uses which other one, and the circles among them.
 //!
 //! An arrow is a path that begins with `crate`, `self`, `super` or the name of a module below, in an import, a type, an
-//! expression or the tokens of a macro. It leads to the module that defines what the path names: re-exports are followed,
-//! so that `crate::Error` is an arrow to `error` and none to `lib.rs`. A re-export by itself is no arrow. Tests do not count.
+//! expression or the tokens of a macro. It leads to the module that defines what the path names: re-exports are
+//! followed, so that `crate::Error` is an arrow to `error` and not to `lib.rs`. A re-export alone is not an arrow.
+//! Tests do not count.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -23,15 +24,15 @@ pub(super) struct Modules(BTreeMap<String, Module>);
 
 #[derive(Default)]
 struct Module {
-    /// What it imports, by the name that it has here.
+    /// Imports, by the name that each has here.
     imports: BTreeMap<String, Import>,
     /// Modules of which everything is imported.
     globs: Vec<Vec<String>>,
-    /// Paths beside imports.
+    /// Paths outside of imports.
     paths: BTreeSet<Vec<String>>,
     /// Names that it defines.
     items: BTreeSet<String>,
-    /// Every name in its text beside imports.
+    /// Every name in its text outside of imports.
     mentions: BTreeSet<String>,
 }
 

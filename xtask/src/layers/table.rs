@@ -187,7 +187,7 @@ fn cells(line: &str) -> Vec<&str> {
     inner.map_or_else(Vec::new, |inner| inner.split('|').map(str::trim).collect())
 }
 
-/// What stands in backquotes.
+/// Returns the words in backquotes.
 fn quoted(text: &str) -> Vec<String> {
     text.split('`').skip(1).step_by(2).map(str::to_owned).collect()
 }

@@ -10,7 +10,8 @@ const SIZES: [usize; 4] = [4, 64 << 10, 1 << 20, 16 << 20];
 
 const RANKS: [usize; 4] = [2, 3, 4, 8];
 
-/// Takes the link's figures from two ranks, and prints for more of them how the times that follow compare with real ones.
+/// Takes the link's figures from two ranks, and prints for more of them how the times that follow compare with real
+/// ones.
 ///
 /// Where ranks share cores, each has its part of them: latencies and times per byte grow by ranks / cores.
 pub(super) fn run(transport: &str) -> Result<(), String> {
@@ -61,7 +62,8 @@ pub(super) fn run(transport: &str) -> Result<(), String> {
         }
     }
     println!(
-        "the algorithm that is fastest in the simulation is within 25 % of the fastest run in {best_agrees} of {cases} cases"
+        "the algorithm that is fastest in the simulation is within 25 % of the fastest run in {best_agrees} of \
+        {cases} cases"
     );
     Ok(())
 }

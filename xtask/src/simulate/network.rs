@@ -57,7 +57,7 @@ impl<'a> Network<'a> {
 
     /// The seconds until the last rank is done. Elements are bytes.
     ///
-    /// Steps begin in the order of virtual time, so that shared links go to whoever needs them first.
+    /// Steps begin in the order of virtual time, so that shared links go to the rank that needs them first.
     pub(super) fn run(mut self, schedule: impl Fn(usize) -> Schedule) -> f64 {
         let schedules: Vec<Schedule> = (0..self.topology.ranks).map(schedule).collect();
         let mut ranks: Vec<Progress> = schedules.iter().map(|_| Progress::default()).collect();

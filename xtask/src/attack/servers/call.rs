@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use super::text;
 
-/// Calls Attend as session 77 of a job, or of none. Expects that the call is refused at once: where it is accepted, the answer goes
-/// on for as long as the session does.
+/// Calls Attend as session 77 of a job, or of none. Expects that the call is refused at once: an accepted call is
+/// answered for as long as the session lasts.
 pub(super) fn attend(address: &str, service: &str, task: &str, job: &str) -> Result<(), String> {
     let mut stream = TcpStream::connect(address).map_err(|error| format!("no stranger reaches {address}: {error}"))?;
     stream.set_read_timeout(Some(SOON)).map_err(text)?;

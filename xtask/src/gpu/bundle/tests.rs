@@ -171,8 +171,10 @@ fn what_hangs_is_stopped_at_the_limit() {
 
 #[test]
 fn the_end_of_the_output_is_short() {
-    let lines = "i=0; while [ $i -lt 400 ]; do echo \"FAILED   check $i of many, with a long sentence on what was wrong\"; i=$((i + 1)); done";
-    let table = "echo '          time µs'; i=0; while [ $i -lt 400 ]; do echo \"all-reduce of some MiB over some ranks  $i\"; i=$((i + 1)); done";
+    let lines = "i=0; while [ $i -lt 400 ]; do echo \"FAILED   check $i of many, with a long sentence on what \
+    was wrong\"; i=$((i + 1)); done";
+    let table = "echo '          time µs'; i=0; while [ $i -lt 400 ]; do echo \"all-reduce of some MiB over \
+    some ranks  $i\"; i=$((i + 1)); done";
     let checks = ("bin/distribute-gpu-checks", &*format!("{lines}\n{table}\nexit 1"));
     let ended = Fake::new(&[DOCTOR, checks, NO_PYTHON]).run(&[]);
     assert!(ended.printed.len() < 12_000, "{} bytes", ended.printed.len());
