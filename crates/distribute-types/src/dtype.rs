@@ -12,7 +12,7 @@ use bytemuck::Pod;
 /// use distribute_types::DType;
 /// assert_eq!(DType::BF16.size_bytes(), 2);
 /// assert_eq!("f32".parse::<DType>()?, DType::F32);
-/// # Ok::<(), distribute_types::Error>(())
+/// # Ok::<(), distribute_types::UnknownDType>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
@@ -110,7 +110,7 @@ impl FromStr for DType {
     }
 }
 
-/// A name of no data type.
+/// The error of a name that is not a data type's.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("data type {given:?} is not known; give one of f32, f64, f16, bf16, i8, u8, i32, u32, i64, u64")]
 pub struct UnknownDType {

@@ -8,9 +8,10 @@ use crate::preemption::TerminationConfig;
 ///
 /// # Examples
 /// ```
-/// use distribute_candle::Fit;
 /// use distribute_train::callbacks::{BackupAndRestore, EarlyStopping, TensorBoard};
-/// let fit = Fit::epochs(20)
+/// use distribute_train::trainer::Fit;
+/// // The adapter of a library names the types: `distribute_candle::Fit`.
+/// let fit: Fit<(), distribute_train::Error> = Fit::epochs(20)
 ///     .callback(EarlyStopping::new("loss").patience(2))
 ///     .callback(TensorBoard::new("runs/1"))
 ///     .callback(BackupAndRestore::new("runs/1/backup"));
@@ -71,8 +72,8 @@ impl<B, E> Fit<B, E> {
     ///
     /// # Examples
     /// ```
-    /// use distribute_candle::Fit;
-    /// let fit = Fit::epochs(5).class_weights([0.5, 5.0]);      // the second class is rare
+    /// use distribute_train::trainer::Fit;
+    /// let fit: Fit<(), distribute_train::Error> = Fit::epochs(5).class_weights([0.5, 5.0]);      // the second class is rare
     /// ```
     ///
     /// # Source
