@@ -12,19 +12,19 @@ use crate::{Error, TensorLibrary, Trainable, Variable, is_short};
 ///
 /// # Examples
 /// ```
-/// use candle_nn::linear;
-/// use distribute_candle::{CandleStrategy, Ema, Error};
+/// use distribute_optim::{Ema, HostError, HostModel};
 /// use distribute_strategy::MirroredStrategy;
+/// use distribute_values::HostTensor;
 ///
 /// let strategy = MirroredStrategy::builder().devices(["CPU:0", "CPU:1"]).build()?;
-/// let model = strategy.scope(|vb| linear(3, 1, vb.pp("fc")))?;
+/// let model = HostModel::new(&strategy, [("w", HostTensor::new(&[3], vec![0.5; 3])?)])?;
 /// let mut ema = Ema::new(&model, 0.999)?;
 /// // After each step, outside of run:
 /// ema.update(&model)?;
 /// // To evaluate with the averages, and to go on with training:
 /// ema.swap(&model)?;
 /// ema.swap(&model)?;
-/// # Ok::<(), Error>(())
+/// # Ok::<(), HostError>(())
 /// ```
 ///
 /// # Source
@@ -43,7 +43,7 @@ impl<L: TensorLibrary> Ema<L> {
     /// Averages that begin with the present values. A decay of 0.999 remembers about a thousand steps.
     ///
     /// # Errors
-    /// [`Error::Setting`] for a decay outside 0 to below 1; candle's.
+    /// [`Error::Setting`] for a decay outside 0 to below 1; the library's.
     pub fn new(model: &impl Trainable<Library = L>, decay: f64) -> Result<Ema<L>, L::Error> {
         if !(0.0..1.0).contains(&decay) {
             return Err(Error::Setting { what: "the decay of Ema", given: decay, expected: "from 0 to below 1" }.into());
@@ -58,7 +58,7 @@ impl<L: TensorLibrary> Ema<L> {
     /// Takes the present values into the averages. Outside of `run`, on every process.
     ///
     /// # Errors
-    /// candle's.
+    /// the library's.
     pub fn update(&mut self, model: &impl Trainable<Library = L>) -> Result<(), L::Error> {
         let n = self.updates as f64;
         let decay = self.decay.min((1.0 + n) / (10.0 + n));
@@ -87,7 +87,7 @@ impl<L: TensorLibrary> Ema<L> {
     /// values back. Outside of `run`; twice is as before.
     ///
     /// # Errors
-    /// candle's.
+    /// the library's.
     pub fn swap(&mut self, model: &impl Trainable<Library = L>) -> Result<(), L::Error> {
         let averaged =
             || model.parameters().variables().iter().zip(&self.averages).filter(|(_, average)| average.is_some());

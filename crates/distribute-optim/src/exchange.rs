@@ -7,16 +7,15 @@ use distribute_collectives::{ProcessGroup, ReduceOp};
 use distribute_strategy::{ReplicaContext, STEP_WORDS};
 
 use crate::gradient::Reduced;
-use crate::optimizer::Settings;
 use crate::plan::Plan;
-use crate::{Error, Parameters, TensorLibrary};
+use crate::settings::Settings;
+use crate::{DeviceExchange, Error, Parameters, TensorLibrary};
 
 mod device;
 mod payload;
 mod sharded;
 mod whole;
 
-pub use device::{DeviceExchange, DeviceUpdate, NoDevices};
 pub(crate) use device::{OnDevice, SumOnDevice};
 pub(crate) use payload::Payload;
 pub(crate) use sharded::{GradientShard, ShardedStep, SlotShard, Update, complete};

@@ -15,36 +15,19 @@
 //! # Examples
 //! Gradients by hand, of tensors without a library:
 //! ```
-//! use std::sync::Arc;
-//!
-//! use distribute_optim::{HostError, HostLoss, Parameters, Sgd, Trainable, Variable};
+//! use distribute_optim::{HostError, HostLoss, HostModel, Sgd};
 //! use distribute_strategy::MirroredStrategy;
-//! use distribute_values::{Host, HostTensor, TensorStorage};
-//!
-//! struct Line(Arc<Parameters<Host>>);
-//!
-//! impl Trainable for Line {
-//!     type Library = Host;
-//!     fn parameters(&self) -> &Arc<Parameters<Host>> {
-//!         &self.0
-//!     }
-//! }
+//! use distribute_values::HostTensor;
 //!
 //! let strategy = MirroredStrategy::builder().devices(["CPU:0", "CPU:1"]).build()?;
-//! let mut slope = Variable::new("slope", false);
-//! for _ in 0..strategy.num_local_replicas() {
-//!     slope.push(HostTensor::new(&[1], vec![0.0])?);
-//! }
-//! let model = Line(Arc::new(Parameters::new(&strategy, vec![slope], Vec::new(), None)));
+//! let model = HostModel::new(&strategy, [("slope", HostTensor::new(&[1], vec![0.0])?)])?;
 //! let optimizer = Sgd::new(0.5).build(&model)?;
 //! strategy.run_with(&optimizer, |context, optimizer| {
 //!     // Each replica's share of the gradient.
 //!     let gradient = HostTensor::new(&[1], vec![-1.0 - context.replica_id() as f32])?;
 //!     optimizer.minimize(context, &HostLoss(vec![Some(gradient)]))
 //! })?;
-//! for component in model.0.variables()[0].components() {
-//!     assert_eq!(component.to_elements::<f32>()?, [1.5]);
-//! }
+//! assert_eq!(model.values()?, [[1.5]]);
 //! # Ok::<(), HostError>(())
 //! ```
 //!
@@ -62,20 +45,20 @@ mod optimizer;
 mod parameters;
 mod plan;
 mod rule;
+mod settings;
+mod step_counts;
 mod tape;
 
 pub use agreement::{audit, check_and_share, share};
 pub use ema::Ema;
 pub use error::{Error, Result};
-pub use exchange::{DeviceExchange, DeviceUpdate, NoDevices};
 pub use gradient::{Clip, LossScale, Reduced};
-pub use library::{HostError, HostLoss, TensorLibrary, Trainable, is_short};
-pub use optimizer::{
-    Adagrad, Adam, AdamW, Lamb, Optimizer, OptimizerState, ReplicaOptimizer, RmsProp, Sgd, StepCounts, StepTimes,
-};
-pub use parameters::{Parameters, Variable, overwrite};
+pub use library::{DeviceExchange, DeviceUpdate, HostError, HostLoss, HostModel, NoDevices, TensorLibrary, is_short};
+pub use optimizer::{Adagrad, Adam, AdamW, Lamb, Optimizer, OptimizerState, ReplicaOptimizer, RmsProp, Sgd, StepTimes};
+pub use parameters::{Parameters, Trainable, Variable, overwrite};
 pub use plan::{Plan, warn_untrained};
 pub use rule::{AdamFactors, OptimizerDescription, Real, UpdateRule};
+pub use step_counts::StepCounts;
 pub use tape::{Sink, Tape};
 
 /// A poisoned lock only means that some thread panicked; what these locks hold is whole at all times.

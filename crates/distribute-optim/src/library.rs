@@ -5,12 +5,13 @@ use std::fmt::Debug;
 use distribute_types::{DType, ErrorClass};
 use distribute_values::TensorStorage;
 
-use crate::exchange::DeviceExchange;
-use crate::{Error, Parameters};
+use crate::Error;
 
+mod device;
 mod host;
 
-pub use host::{HostError, HostLoss};
+pub use device::{DeviceExchange, DeviceUpdate, NoDevices};
+pub use host::{HostError, HostLoss, HostModel};
 
 /// A tensor library, as far as optimizers need one: everything else they do in the storage that [`TensorStorage`] lends.
 ///
@@ -91,15 +92,6 @@ pub trait TensorLibrary: Sized + Debug + Send + Sync + 'static {
 
     /// Returns whether the storage is in host memory, where a collective can reduce it in place.
     fn is_on_host(tensor: &Self::Tensor) -> bool;
-}
-
-/// A model that optimizers can be built for.
-pub trait Trainable {
-    /// The library of its tensors.
-    type Library: TensorLibrary;
-
-    /// Returns the model's variables, with one component per replica of this process.
-    fn parameters(&self) -> &std::sync::Arc<Parameters<Self::Library>>;
 }
 
 /// Returns whether elements have 16 bits, so that training keeps a wider copy of them.

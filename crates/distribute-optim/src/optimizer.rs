@@ -1,6 +1,7 @@
 //! Optimizers over all replicas of a model.
 
 use std::collections::HashMap;
+use std::fmt::Debug;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -9,26 +10,23 @@ use distribute_collectives::{Compression, FusedAllReduce, FusionOptions, Process
 use distribute_values::{Aggregation, DistributedVariable, TensorStorage, VariableOptions};
 use serde::{Deserialize, Serialize};
 
-use self::counts::SavedCounts;
 use self::states::States;
 use crate::exchange::SlotShard;
 use crate::gradient::{Clip, LossScale, Scaling};
 use crate::library::{bytes, dtype, wide};
 use crate::rule::{OptimizerDescription, UpdateRule};
-use crate::{Error, Parameters, TensorLibrary, Trainable, Variable, is_short, lock};
+use crate::settings::{FixedSettings, Settings};
+use crate::step_counts::SavedCounts;
+use crate::{Error, Parameters, StepCounts, TensorLibrary, Trainable, Variable, is_short, lock};
 
 mod builders;
-mod counts;
 mod replica;
-mod settings;
 mod sharded_state;
 mod states;
 mod step;
 
 pub use builders::{Adagrad, Adam, AdamW, Lamb, RmsProp, Sgd};
-pub use counts::StepCounts;
 pub use replica::ReplicaOptimizer;
-pub(crate) use settings::Settings;
 
 /// An optimizer that was built for a model. Its slots are distributed variables with one component per replica.
 ///
@@ -49,7 +47,7 @@ pub struct Optimizer<L: TensorLibrary> {
     /// After how many steps the copies of parameters are compared, after the first; 0: never.
     audit_every: u64,
     /// From the first step on.
-    fixed: OnceLock<Arc<settings::Fixed>>,
+    fixed: OnceLock<Arc<FixedSettings>>,
     states: Arc<States<L>>,
 }
 
@@ -59,12 +57,12 @@ const AUDIT_EVERY: u64 = 500;
 /// What a checkpoint keeps of an optimizer besides its slots.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct OptimizerState {
-    steps: u64,
+    pub(crate) steps: u64,
     learning_rate: f64,
     loss_scale: Option<f64>,
     good_steps: u32,
     #[serde(default, skip_serializing_if = "SavedCounts::is_empty")]
-    counts: SavedCounts,
+    pub(crate) counts: SavedCounts,
 }
 
 /// Where one replica's time went, summed over its steps.
@@ -137,15 +135,15 @@ impl<L: TensorLibrary> Optimizer<L> {
     ///
     /// # Examples
     /// ```
-    /// use candle_nn::linear;
-    /// use distribute_candle::{Adam, CandleStrategy, Error, LossScale};
+    /// use distribute_optim::{Adam, HostError, HostModel, LossScale};
     /// use distribute_strategy::MirroredStrategy;
+    /// use distribute_values::HostTensor;
     ///
     /// let strategy = MirroredStrategy::builder().build()?;
-    /// let model = strategy.scope(|vb| linear(3, 1, vb.pp("fc")))?;
+    /// let model = HostModel::new(&strategy, [("w", HostTensor::new(&[3], vec![0.5; 3])?)])?;
     /// let optimizer = Adam::new(0.1).build(&model)?.scale_losses(LossScale::dynamic())?;
     /// assert_eq!(optimizer.loss_scale(), 32768.0);
-    /// # Ok::<(), Error>(())
+    /// # Ok::<(), HostError>(())
     /// ```
     pub fn scale_losses(self, scale: LossScale) -> Result<Optimizer<L>, L::Error> {
         scale.check()?;
@@ -172,20 +170,19 @@ impl<L: TensorLibrary> Optimizer<L> {
     ///
     /// # Examples
     /// ```
-    /// use candle_core::{DType, Device, Module, Tensor};
-    /// use candle_nn::linear;
-    /// use distribute_candle::{Adam, CandleContext, CandleStrategy, Error};
+    /// use distribute_optim::{Adam, HostError, HostLoss, HostModel};
     /// use distribute_strategy::MirroredStrategy;
+    /// use distribute_values::HostTensor;
     ///
     /// let strategy = MirroredStrategy::builder().devices(["CPU:0", "CPU:1"]).build()?;
-    /// let model = strategy.scope(|vb| linear(3, 2, vb.pp("fc")))?;
+    /// let model = HostModel::new(&strategy, [("w", HostTensor::new(&[8], vec![0.5; 8])?)])?;
     /// let optimizer = Adam::new(0.1).build(&model)?.zero1()?;
-    /// strategy.run_with((&model, &optimizer), |context, (model, optimizer)| {
-    ///     let loss = model.forward(&Tensor::ones((2, 3), DType::F32, &Device::Cpu)?)?.sqr()?.sum(1)?;
-    ///     optimizer.minimize(context, &context.average_loss(&loss, 4)?)
+    /// strategy.run_with(&optimizer, |context, optimizer| {
+    ///     let gradient = HostTensor::new(&[8], vec![0.25; 8])?;
+    ///     optimizer.minimize(context, &HostLoss(vec![Some(gradient)]))
     /// })?;
     /// assert_eq!(optimizer.state_bytes(), 2 * 8 * 4 / 2);      // two slots of eight parameters, on two replicas
-    /// # Ok::<(), Error>(())
+    /// # Ok::<(), HostError>(())
     /// ```
     ///
     /// # Source
@@ -242,15 +239,15 @@ impl<L: TensorLibrary> Optimizer<L> {
     ///
     /// # Examples
     /// ```
-    /// use candle_nn::linear;
-    /// use distribute_candle::{CandleStrategy, Error, Sgd};
     /// use distribute_collectives::Compression;
+    /// use distribute_optim::{HostError, HostModel, Sgd};
     /// use distribute_strategy::MirroredStrategy;
+    /// use distribute_values::HostTensor;
     ///
     /// let strategy = MirroredStrategy::builder().devices(["CPU:0", "CPU:1"]).build()?;
-    /// let model = strategy.scope(|vb| linear(3, 1, vb.pp("fc")))?;
+    /// let model = HostModel::new(&strategy, [("w", HostTensor::new(&[3], vec![0.5; 3])?)])?;
     /// let optimizer = Sgd::new(0.1).build(&model)?.compress(Compression::Bf16)?;
-    /// # Ok::<(), Error>(())
+    /// # Ok::<(), HostError>(())
     /// ```
     ///
     /// # Source
@@ -272,14 +269,14 @@ impl<L: TensorLibrary> Optimizer<L> {
     ///
     /// # Examples
     /// ```
-    /// use candle_nn::linear;
-    /// use distribute_candle::{Adam, CandleStrategy, Error};
+    /// use distribute_optim::{Adam, HostError, HostModel};
     /// use distribute_strategy::MirroredStrategy;
+    /// use distribute_values::HostTensor;
     ///
     /// let strategy = MirroredStrategy::builder().devices(["CPU:0", "CPU:1"]).build()?;
-    /// let model = strategy.scope(|vb| linear(3, 1, vb.pp("fc")))?;
+    /// let model = HostModel::new(&strategy, [("w", HostTensor::new(&[3], vec![0.5; 3])?)])?;
     /// let optimizer = Adam::new(0.1).build(&model)?.audit_every(20);
-    /// # Ok::<(), Error>(())
+    /// # Ok::<(), HostError>(())
     /// ```
     pub fn audit_every(self, steps: u64) -> Optimizer<L> {
         Optimizer { audit_every: steps, ..self }
@@ -300,11 +297,29 @@ impl<L: TensorLibrary> Optimizer<L> {
         self.learning_rate.store(learning_rate.to_bits(), Ordering::Release);
     }
 
+    /// The settings of a step that begins now, which must be equal on all workers.
+    fn settings(&self, scaling: Option<Scaling>) -> Settings {
+        let fixed = self.fixed.get_or_init(|| {
+            let line = |name: &str, value: &dyn Debug| format!("{name}: {value:?}");
+            Arc::new(FixedSettings::new(vec![
+                line("optimizer", &self.rule),
+                line("gradient clipping", &self.clip),
+                line("compression", &self.compression),
+                line("sharded optimizer state (zero1)", &self.sharded),
+                line("steps between audits", &self.audit_every),
+            ]))
+        });
+        Settings::new(fixed, self.learning_rate(), scaling.map(|scaling| scaling.scale))
+    }
+
     /// What else a checkpoint keeps of it.
     pub fn state(&self) -> OptimizerState {
         let standing = self.states.first(|state| {
             let standing = &state.standing;
-            let counts = standing.counts.saved(self.parameters.variables(), standing.steps);
+            let trained =
+                self.parameters.variables().iter().enumerate().filter(|(_, variable)| variable.is_trainable());
+            let names = trained.map(|(index, variable)| (index, variable.name()));
+            let counts = standing.counts.saved(names, standing.steps);
             (standing.steps, standing.scaling, counts)
         });
         let (steps, scaling, counts) = standing.unwrap_or_default();
@@ -320,7 +335,8 @@ impl<L: TensorLibrary> Optimizer<L> {
         for replica in &self.states.each {
             let standing = &mut lock(replica).standing;
             standing.steps = state.steps;
-            standing.counts = StepCounts::restored(self.parameters.variables(), state.steps, &state.counts);
+            let names = self.parameters.variables().iter().map(Variable::name);
+            standing.counts = StepCounts::restored(names, state.steps, &state.counts);
             if let (Some(scaling), Some(scale)) = (&mut standing.scaling, state.loss_scale) {
                 (scaling.scale, scaling.good_steps) = (scale, state.good_steps);
             }

@@ -138,6 +138,15 @@ impl<L: TensorLibrary> Parameters<L> {
     }
 }
 
+/// A model that optimizers can be built for.
+pub trait Trainable {
+    /// The library of its tensors.
+    type Library: TensorLibrary;
+
+    /// Returns the model's variables, with one component per replica of this process.
+    fn parameters(&self) -> &Arc<Parameters<Self::Library>>;
+}
+
 /// Puts a value of the same type and shape into the components of a variable or a slot.
 ///
 /// # Errors

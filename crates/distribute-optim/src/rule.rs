@@ -1,8 +1,5 @@
 //! What an optimizer does to the elements of parameters, for whoever holds them.
 
-use std::ops::{Add, AddAssign, Div, Mul, Sub, SubAssign};
-
-use distribute_device::Element;
 use serde::{Deserialize, Serialize};
 
 mod adagrad;
@@ -11,9 +8,12 @@ mod description;
 mod lamb;
 mod rms_prop;
 mod sgd;
+mod step;
 
 pub use adam::AdamFactors;
 pub use description::OptimizerDescription;
+pub use step::Real;
+use step::Step;
 
 /// The arithmetic of an optimizer: what one step does to one parameter.
 ///
@@ -174,59 +174,6 @@ impl UpdateRule {
             _ => 0.0,
         }
     }
-}
-
-/// What an [`UpdateRule`] computes in: f32 and f64.
-///
-/// Sealed, as [`Element`] is.
-pub trait Real:
-    Element
-    + Into<f64>
-    + Add<Output = Self>
-    + Sub<Output = Self>
-    + Mul<Output = Self>
-    + Div<Output = Self>
-    + AddAssign
-    + SubAssign
-{
-    /// The nearest value.
-    fn from_f64(value: f64) -> Self;
-
-    /// The square root.
-    fn sqrt(self) -> Self;
-}
-
-macro_rules! reals {
-    ($($type:ty)*) => {$(
-        impl Real for $type {
-            #[inline]
-            fn from_f64(value: f64) -> $type {
-                value as $type
-            }
-
-            #[inline]
-            fn sqrt(self) -> $type {
-                <$type>::sqrt(self)
-            }
-        }
-    )*};
-}
-
-reals!(f32 f64);
-
-/// What a rule is given for one step of one parameter.
-struct Step<'a, 'b, T> {
-    /// From 1.
-    number: u64,
-    learning_rate: f64,
-    parameter: &'a mut [T],
-    gradient: &'a [T],
-    slots: &'a mut [&'b mut [T]],
-}
-
-/// By what a running mean that began with 0 is divided after `step` steps to be without bias: 1 − betaⁿ.
-fn correction(beta: f64, step: u64) -> f64 {
-    1.0 - beta.powi(i32::try_from(step).unwrap_or(i32::MAX))
 }
 
 #[cfg(test)]

@@ -15,10 +15,9 @@ use distribute_values::{TensorStorage, with_storage};
 use super::{Exchange, Summed};
 use crate::gradient::Clip;
 use crate::library::{dtype, len};
-use crate::optimizer::StepCounts;
 use crate::plan::Plan;
 use crate::rule::{Real, UpdateRule};
-use crate::{Error, Parameters, TensorLibrary};
+use crate::{Error, Parameters, StepCounts, TensorLibrary};
 
 /// The slots of one replica's part of one bucket.
 #[derive(Debug)]

@@ -1,18 +1,80 @@
 //! Tensors in host memory, whose gradients the program computes itself.
 
+use std::sync::Arc;
+
 use distribute_device::{BufferRef, DType};
+use distribute_strategy::Strategy;
 use distribute_types::{Class, ErrorClass};
 use distribute_values::{Host, HostTensor, TensorStorage};
 
-use super::TensorLibrary;
-use crate::NoDevices;
+use super::{NoDevices, TensorLibrary};
+use crate::{Parameters, Trainable, Variable};
 
 /// The gradients that a program has computed for the variables of a model, in their order; `None` for those that the loss does
 /// not depend on.
 #[derive(Clone, Debug, Default)]
 pub struct HostLoss(pub Vec<Option<HostTensor<f32>>>);
 
-/// What can go wrong with host tensors.
+/// A model of host tensors: variables, whose gradients the program computes itself.
+///
+/// # Examples
+/// ```
+/// use distribute_optim::{HostLoss, HostModel, Sgd};
+/// use distribute_strategy::MirroredStrategy;
+/// use distribute_values::{HostTensor, TensorStorage};
+///
+/// let strategy = MirroredStrategy::builder().devices(["CPU:0", "CPU:1"]).build()?;
+/// let model = HostModel::new(&strategy, [("slope", HostTensor::new(&[1], vec![0.0])?)])?;
+/// let optimizer = Sgd::new(0.5).build(&model)?;
+/// strategy.run_with(&optimizer, |context, optimizer| {
+///     let gradient = HostTensor::new(&[1], vec![-1.0 - context.replica_id() as f32])?;
+///     optimizer.minimize(context, &HostLoss(vec![Some(gradient)]))
+/// })?;
+/// assert_eq!(model.values()?, [[1.5]]);      // -0.5 * (-1 - 2)
+/// # Ok::<(), distribute_optim::HostError>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct HostModel(Arc<Parameters<Host>>);
+
+impl HostModel {
+    /// Makes trained variables of these names and values, with one component per replica of this process.
+    ///
+    /// # Errors
+    /// [`HostError::Values`] where a value cannot be copied.
+    pub fn new<'a>(
+        strategy: &Strategy,
+        variables: impl IntoIterator<Item = (&'a str, HostTensor<f32>)>,
+    ) -> Result<HostModel, HostError> {
+        let variable = |(name, value): (&str, HostTensor<f32>)| {
+            let mut variable = Variable::new(name, false);
+            for _ in 0..strategy.num_local_replicas() {
+                variable.push(if strategy.shares_variables() { value.clone() } else { value.copied()? });
+            }
+            Ok(variable)
+        };
+        let variables = variables.into_iter().map(variable).collect::<Result<_, HostError>>()?;
+        Ok(HostModel(Arc::new(Parameters::new(strategy, variables, Vec::new(), None))))
+    }
+
+    /// Returns the elements of each variable on the first replica.
+    ///
+    /// # Errors
+    /// [`HostError::Values`] where a value cannot be read.
+    pub fn values(&self) -> Result<Vec<Vec<f32>>, HostError> {
+        let value = |variable: &Variable<Host>| Ok(variable.components()[0].to_elements()?);
+        self.0.variables().iter().map(value).collect()
+    }
+}
+
+impl Trainable for HostModel {
+    type Library = Host;
+
+    fn parameters(&self) -> &Arc<Parameters<Host>> {
+        &self.0
+    }
+}
+
+/// The errors of optimizers over host tensors.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HostError {

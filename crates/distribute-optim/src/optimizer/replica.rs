@@ -29,7 +29,7 @@ impl<L: TensorLibrary> ReplicaOptimizer<'_, L> {
     /// leaves everything as it was. Once it has returned `Ok` the step is made, and stays where the run fails later on.
     ///
     /// # Errors
-    /// candle's, the collectives', [`Error::NoGradient`], [`Error::UntrainableType`];
+    /// The library's, the collectives', [`Error::NoGradient`], [`Error::UntrainableType`];
     /// [`Unweighed`](distribute_strategy::Error::Unweighed) for a replica without examples whose loss was not multiplied by
     /// its weight; [`Error::Torn`] until a checkpoint is
     /// restored, where an earlier failure has left no replica with whole parameters; [`Error::Diverged`] where copies of a
@@ -47,28 +47,27 @@ impl<L: TensorLibrary> ReplicaOptimizer<'_, L> {
     /// replica.
     ///
     /// # Errors
-    /// candle's.
+    /// The library's.
     ///
     /// # Examples
     /// ```
-    /// use candle_core::{DType, Device, Module, Tensor};
-    /// use candle_nn::linear;
-    /// use distribute_candle::{CandleContext, CandleStrategy, Error, Sgd};
+    /// use distribute_optim::{HostError, HostLoss, HostModel, Sgd};
     /// use distribute_strategy::MirroredStrategy;
+    /// use distribute_values::HostTensor;
     ///
     /// let strategy = MirroredStrategy::builder().devices(["CPU:0", "CPU:1"]).build()?;
-    /// let model = strategy.scope(|vb| linear(3, 1, vb.pp("fc")))?;
+    /// let model = HostModel::new(&strategy, [("w", HostTensor::new(&[1], vec![0.0])?)])?;
     /// let optimizer = Sgd::new(0.1).build(&model)?;
-    /// strategy.run_with((&model, &optimizer), |context, (model, optimizer)| {
+    /// strategy.run_with(&optimizer, |context, optimizer| {
     ///     for part in 0..4 {
-    ///         let examples = model.forward(&Tensor::ones((2, 3), DType::F32, &Device::Cpu)?)?.sqr()?;
-    ///         // Two replicas, four parts of two examples each.
-    ///         let loss = context.average_loss(&examples, 16)?;
+    ///         // One part's share of the mean over two replicas and four parts.
+    ///         let loss = HostLoss(vec![Some(HostTensor::new(&[1], vec![-10.0 / 8.0])?)]);
     ///         if part < 3 { optimizer.accumulate(context, &loss)? } else { optimizer.minimize(context, &loss)? }
     ///     }
-    ///     Ok::<_, Error>(())
+    ///     Ok::<_, HostError>(())
     /// })?;
-    /// # Ok::<(), Error>(())
+    /// assert_eq!(model.values()?, [[1.0]]);
+    /// # Ok::<(), HostError>(())
     /// ```
     ///
     /// # Source

@@ -8,12 +8,12 @@ use distribute_collectives::FusedAllReduce;
 use distribute_strategy::{Recoverable, RecoveryError};
 use distribute_values::DistributedVariable;
 
-use super::{StepCounts, StepTimes};
+use super::StepTimes;
 use crate::exchange::{SlotShard, complete};
 use crate::gradient::{Accumulated, Scaling};
 use crate::parameters::overwrite;
 use crate::plan::Plan;
-use crate::{Error, Parameters, TensorLibrary, lock};
+use crate::{Error, Parameters, StepCounts, TensorLibrary, lock};
 
 /// The state of an optimizer on the replicas of this process, besides parameters and slots.
 pub(super) struct States<L: TensorLibrary> {

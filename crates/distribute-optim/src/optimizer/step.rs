@@ -8,18 +8,17 @@ use distribute_device::{BufferMut, DType, Element};
 use distribute_strategy::{Recoverable, ReplicaContext};
 use distribute_values::with_storage;
 
+use super::Optimizer;
 use super::states::Change;
-use super::{Optimizer, StepCounts};
 use crate::agreement::audit_replica;
 use crate::exchange::{
-    DeviceExchange, DeviceUpdate, Exchange, GradientShard, OnDevice, Reducer, ShardedStep, SumOnDevice, Summed, Update,
-    WholeStep,
+    Exchange, GradientShard, OnDevice, Reducer, ShardedStep, SumOnDevice, Summed, Update, WholeStep,
 };
 use crate::gradient::{Accumulated, Reduced, Scaling, change, is_finite};
 use crate::library::dtype;
 use crate::plan::Plan;
 use crate::rule::{Real, UpdateRule};
-use crate::{Error, TensorLibrary, is_short, lock};
+use crate::{DeviceExchange, DeviceUpdate, Error, StepCounts, TensorLibrary, is_short, lock};
 
 impl<L: TensorLibrary> Optimizer<L> {
     pub(super) fn step(&self, context: &ReplicaContext, local: usize, loss: &L::Loss) -> Result<(), L::Error> {

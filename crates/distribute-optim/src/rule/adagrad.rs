@@ -1,6 +1,6 @@
 //! Adagrad.
 
-use super::{Real, Step};
+use super::step::{Real, Step};
 
 pub(super) fn update<T: Real>(step: Step<'_, '_, T>, epsilon: f64) {
     let [lr, epsilon] = [step.learning_rate, epsilon].map(T::from_f64);

@@ -1,6 +1,6 @@
 //! Adam and AdamW.
 
-use super::{Real, Step, correction};
+use super::step::{Real, Step, correction};
 
 /// The factors of one step of Adam or AdamW: computed in f64, rounded to the parameter's type once, and the same for all elements.
 ///

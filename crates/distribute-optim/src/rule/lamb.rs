@@ -1,6 +1,6 @@
 //! LAMB.
 
-use super::{Real, Step, correction};
+use super::step::{Real, Step, correction};
 
 pub(super) fn update<T: Real>(step: Step<'_, '_, T>, beta1: f64, beta2: f64, epsilon: f64, weight_decay: f64) {
     let [scale1, scale2] = [beta1, beta2].map(|beta| T::from_f64(1.0 / correction(beta, step.number)));

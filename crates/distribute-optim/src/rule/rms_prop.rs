@@ -1,6 +1,6 @@
 //! RMSprop.
 
-use super::{Real, Step};
+use super::step::{Real, Step};
 
 pub(super) fn update<T: Real>(step: Step<'_, '_, T>, rho: f64, momentum: f64, epsilon: f64, centered: bool) {
     let [zero, lr, momentum, epsilon] = [0.0, step.learning_rate, momentum, epsilon].map(T::from_f64);

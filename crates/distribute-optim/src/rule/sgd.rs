@@ -1,6 +1,6 @@
 //! Stochastic gradient descent.
 
-use super::{Real, Step};
+use super::step::{Real, Step};
 
 pub(super) fn update<T: Real>(step: Step<'_, '_, T>, momentum: f64, nesterov: bool) {
     let Step { parameter, gradient, slots, .. } = step;

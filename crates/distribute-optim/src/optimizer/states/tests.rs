@@ -1,22 +1,9 @@
-use std::sync::Arc;
-
 use distribute_device::BufferRef;
 use distribute_strategy::{MirroredStrategy, Strategy};
 use distribute_values::{Host, HostTensor, TensorStorage};
 
 use super::*;
-use crate::{Adam, HostError, HostLoss, Optimizer, Trainable, Variable, audit};
-
-/// A layer whose gradients the tests give.
-struct Layer(Arc<Parameters<Host>>);
-
-impl Trainable for Layer {
-    type Library = Host;
-
-    fn parameters(&self) -> &Arc<Parameters<Host>> {
-        &self.0
-    }
-}
+use crate::{Adam, HostError, HostLoss, HostModel, Optimizer, Trainable, audit};
 
 const SHAPES: [(&str, &[usize]); 2] = [("fc.weight", &[3, 5]), ("fc.bias", &[3])];
 
@@ -25,14 +12,9 @@ fn ramp(shape: &[usize], scale: f32) -> HostTensor<f32> {
     HostTensor::new(shape, (0..len).map(|i| scale * (i as f32 - 4.5)).collect()).unwrap()
 }
 
-fn trained(sharded: bool) -> (Strategy, Layer, Optimizer<Host>) {
+fn trained(sharded: bool) -> (Strategy, HostModel, Optimizer<Host>) {
     let strategy = MirroredStrategy::builder().devices(["CPU:0", "CPU:1", "CPU:2"]).build().unwrap();
-    let variables = SHAPES.map(|(name, shape)| {
-        let mut variable = Variable::new(name, false);
-        (0..3).for_each(|_| variable.push(ramp(shape, 0.1)));
-        variable
-    });
-    let layer = Layer(Arc::new(Parameters::new(&strategy, variables.to_vec(), Vec::new(), None)));
+    let layer = HostModel::new(&strategy, SHAPES.map(|(name, shape)| (name, ramp(shape, 0.1)))).unwrap();
     let optimizer = Adam::new(0.1).build(&layer).unwrap();
     let optimizer = if sharded { optimizer.zero1().unwrap() } else { optimizer };
     step(&strategy, &optimizer).unwrap();
@@ -48,8 +30,8 @@ fn step(strategy: &Strategy, optimizer: &Optimizer<Host>) -> Result<(), HostErro
 }
 
 /// Parameters and slots of one replica.
-fn values(layer: &Layer, optimizer: &Optimizer<Host>, replica: usize) -> Vec<Vec<f32>> {
-    let parameters = layer.0.variables().iter().map(|variable| &variable.components()[replica]);
+fn values(layer: &HostModel, optimizer: &Optimizer<Host>, replica: usize) -> Vec<Vec<f32>> {
+    let parameters = layer.parameters().variables().iter().map(|variable| &variable.components()[replica]);
     let slots = optimizer.slots().map(|slot| &slot.components()[replica]);
     parameters.chain(slots).map(|tensor| tensor.to_elements().unwrap()).collect()
 }
@@ -64,13 +46,13 @@ fn a_replica_that_failed_amid_its_update_gets_anothers_values() {
     let (strategy, layer, optimizer) = trained(false);
     let (_, undisturbed, other) = trained(false);
     let expected = values(&undisturbed, &other, 0);
-    fill(&layer.0.variables()[0].components()[1], &[1.0; 15]);
+    fill(&layer.parameters().variables()[0].components()[1], &[1.0; 15]);
     fill(&optimizer.slots[1][0].components()[1], &[1.0; 3]);
     lock(&optimizer.states.each[1]).change = Change::Begun;
     optimizer.states.settle().unwrap();
     assert!((0..3).all(|replica| values(&layer, &optimizer, replica) == expected));
     step(&strategy, &optimizer).unwrap();
-    audit(&strategy, &layer.0).unwrap();
+    audit(&strategy, layer.parameters()).unwrap();
 }
 
 #[test]
@@ -78,7 +60,7 @@ fn parts_that_replicas_could_not_gather_come_from_their_owners() {
     let (strategy, layer, optimizer) = trained(true);
     let expected = values(&layer, &optimizer, 0);
     // As after an update of its own part alone: of 18 elements in a bucket, bias first, a third each.
-    let component = |variable: usize, replica: usize| &layer.0.variables()[variable].components()[replica];
+    let component = |variable: usize, replica: usize| &layer.parameters().variables()[variable].components()[replica];
     for replica in 0..3 {
         let plan = optimizer.states.plan.get().unwrap();
         for bucket in plan.gradients() {
@@ -112,8 +94,8 @@ fn a_model_that_no_replica_has_whole_is_not_trained_until_it_is_restored() {
     assert!(optimizer.states.settle().is_err());
     let error = step(&strategy, &optimizer).unwrap_err().to_string();
     assert!(error.contains("restore the newest checkpoint"), "{error}");
-    assert!(layer.0.check_whole().is_err() && optimizer.whole_slots(&strategy.groups()).is_err());
-    layer.0.set_torn(false);
+    assert!(layer.parameters().check_whole().is_err() && optimizer.whole_slots(&strategy.groups()).is_err());
+    layer.parameters().set_torn(false);
     optimizer.set_state(&state);
     step(&strategy, &optimizer).unwrap();
 }

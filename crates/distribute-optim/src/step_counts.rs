@@ -4,8 +4,6 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{TensorLibrary, Variable};
-
 /// Steps by variable: one in which a variable got no gradient on any replica does not count for it, so that bias corrections are
 /// those of its own moments.
 ///
@@ -30,16 +28,15 @@ impl StepCounts {
         }
     }
 
-    /// Returns the counts that differ from the optimizer's number of steps, for a checkpoint.
-    pub(super) fn saved<L: TensorLibrary>(&self, variables: &[Variable<L>], steps: u64) -> SavedCounts {
-        let trained = variables.iter().enumerate().filter(|(_, variable)| variable.is_trainable());
+    /// Returns the counts of trained variables, given with their indices, that differ from the optimizer's number of steps.
+    pub(crate) fn saved<'a>(&self, trained: impl Iterator<Item = (usize, &'a str)>, steps: u64) -> SavedCounts {
         let others = trained.filter(|(index, _)| self.of(*index) != steps);
-        SavedCounts(others.map(|(index, variable)| (variable.name().to_owned(), self.of(index))).collect())
+        SavedCounts(others.map(|(index, name)| (name.to_owned(), self.of(index))).collect())
     }
 
-    /// Takes what a checkpoint kept.
-    pub(super) fn restored<L: TensorLibrary>(variables: &[Variable<L>], steps: u64, saved: &SavedCounts) -> StepCounts {
-        StepCounts(variables.iter().map(|variable| saved.0.get(variable.name()).copied().unwrap_or(steps)).collect())
+    /// Returns the counts of the variables with these names: what a checkpoint kept, else the optimizer's number of steps.
+    pub(crate) fn restored<'a>(names: impl Iterator<Item = &'a str>, steps: u64, saved: &SavedCounts) -> StepCounts {
+        StepCounts(names.map(|name| saved.0.get(name).copied().unwrap_or(steps)).collect())
     }
 }
 
@@ -50,30 +47,31 @@ impl StepCounts {
 pub(crate) struct SavedCounts(BTreeMap<String, u64>);
 
 impl SavedCounts {
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use distribute_values::Host;
-
     use super::*;
     use crate::optimizer::OptimizerState;
 
-    fn variables() -> Vec<Variable<Host>> {
-        vec![Variable::new("a", false), Variable::new("b", false), Variable::new("mean", true)]
+    const NAMES: [&str; 3] = ["a", "b", "mean"];
+
+    /// The last one is not trained.
+    fn trained() -> impl Iterator<Item = (usize, &'static str)> {
+        NAMES.into_iter().enumerate().take(2)
     }
 
     #[test]
     fn a_checkpoint_of_an_earlier_version_gives_all_variables_the_count_of_the_optimizer() {
         let old = r#"{"steps": 5, "learning_rate": 0.1, "loss_scale": null, "good_steps": 0}"#;
         let state: OptimizerState = serde_json::from_str(old).unwrap();
-        let counts = StepCounts::restored(&variables(), state.steps, &state.counts);
+        let counts = StepCounts::restored(NAMES.into_iter(), state.steps, &state.counts);
         assert_eq!((counts.of(0), counts.of(1)), (5, 5));
         // What all variables have in common is not written, so earlier versions read what has no more to say.
-        assert!(counts.saved(&variables(), 5).is_empty());
+        assert!(counts.saved(trained(), 5).is_empty());
     }
 
     #[test]
@@ -82,9 +80,9 @@ mod tests {
         for stepped in [vec![0, 1], vec![0], vec![0]] {
             counts.advance(stepped);
         }
-        let saved = counts.saved(&variables(), 3);
+        let saved = counts.saved(trained(), 3);
         assert_eq!(serde_json::to_string(&saved).unwrap(), r#"{"b":1}"#);
-        let restored = StepCounts::restored(&variables(), 3, &saved);
+        let restored = StepCounts::restored(NAMES.into_iter(), 3, &saved);
         assert_eq!((restored.of(0), restored.of(1)), (3, 1));
     }
 }

@@ -1,0 +1,58 @@
+//! One step of one parameter, and the types that it is computed in.
+
+use std::ops::{Add, AddAssign, Div, Mul, Sub, SubAssign};
+
+use distribute_device::Element;
+
+/// The element types that an [`UpdateRule`](super::UpdateRule) computes in: f32 and f64.
+///
+/// Sealed, as [`Element`] is.
+pub trait Real:
+    Element
+    + Into<f64>
+    + Add<Output = Self>
+    + Sub<Output = Self>
+    + Mul<Output = Self>
+    + Div<Output = Self>
+    + AddAssign
+    + SubAssign
+{
+    /// The nearest value.
+    fn from_f64(value: f64) -> Self;
+
+    /// The square root.
+    fn sqrt(self) -> Self;
+}
+
+macro_rules! reals {
+    ($($type:ty)*) => {$(
+        impl Real for $type {
+            #[inline]
+            fn from_f64(value: f64) -> $type {
+                value as $type
+            }
+
+            #[inline]
+            fn sqrt(self) -> $type {
+                <$type>::sqrt(self)
+            }
+        }
+    )*};
+}
+
+reals!(f32 f64);
+
+/// The arguments of one step of one parameter.
+pub(super) struct Step<'a, 'b, T> {
+    /// From 1.
+    pub(super) number: u64,
+    pub(super) learning_rate: f64,
+    pub(super) parameter: &'a mut [T],
+    pub(super) gradient: &'a [T],
+    pub(super) slots: &'a mut [&'b mut [T]],
+}
+
+/// Returns the divisor that corrects the bias of a running mean that began with 0, after `step` steps: 1 − betaⁿ.
+pub(super) fn correction(beta: f64, step: u64) -> f64 {
+    1.0 - beta.powi(i32::try_from(step).unwrap_or(i32::MAX))
+}
