@@ -71,7 +71,7 @@ pub(crate) fn run(flags: &Flags) -> Result<(), String> {
 /// Runs rustdoc on a crate's library and reads what it wrote.
 fn document(workspace: &Workspace, package: &Package) -> Result<Value, String> {
     let target = workspace.target("api");
-    let mut cargo = Command::new(env!("CARGO"));
+    let mut cargo = Command::new("cargo");
     cargo.args(["rustdoc", "--quiet", "--locked", "--lib", "--package", &package.name]);
     cargo.args(["--features", &package.buildable_features().join(",")]).arg("--target-dir").arg(&target);
     cargo.args(["--", "-Z", "unstable-options", "--output-format", "json"]).env("RUSTC_BOOTSTRAP", "1");

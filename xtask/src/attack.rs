@@ -150,7 +150,7 @@ fn on_its_own_thread(run: fn(&Stage) -> Verdict, stage: Stage) -> (Verdict, Dura
 fn programs(flags: &Flags) -> Result<PathBuf, String> {
     let release = flags.profile == Profile::Release;
     if !flags.no_build {
-        let mut command = Command::new(env!("CARGO"));
+        let mut command = Command::new("cargo");
         command.args(["build", "--locked", "--package", "distribute", "--example", "mnist"]);
         command.args(["--example", "parameter_server"]).args(release.then_some("--release"));
         match command.status() {

@@ -83,7 +83,7 @@ pub(crate) fn miri() -> Result<(), String> {
 
 /// Runs the models of the engine's states and of the shared-memory ring through the interleavings that loom knows.
 pub(crate) fn loom() -> Result<(), String> {
-    let mut command = Command::new(env!("CARGO"));
+    let mut command = Command::new("cargo");
     command.args(["test", "--release", "--locked", "--package", "distribute-collectives", "--no-default-features"]);
     command.args(["--lib", "--target-dir", "target/loom", "model::"]);
     command.env("RUSTFLAGS", "--cfg distribute_loom -Awarnings");
@@ -91,7 +91,7 @@ pub(crate) fn loom() -> Result<(), String> {
 }
 
 fn doc() -> Result<(), String> {
-    let mut command = Command::new(env!("CARGO"));
+    let mut command = Command::new("cargo");
     // All features but candle-cuda, which needs nvcc.
     let features = "distribute/cuda,distribute/prometheus,distribute-cli/cuda,distribute-input/full";
     command.args(["doc", "--workspace", "--no-deps", "--locked", "--features", features]);
@@ -100,12 +100,12 @@ fn doc() -> Result<(), String> {
 }
 
 fn installed(subcommand: &str) -> bool {
-    Command::new(env!("CARGO")).args([subcommand, "--version"]).output().is_ok_and(|output| output.status.success())
+    Command::new("cargo").args([subcommand, "--version"]).output().is_ok_and(|output| output.status.success())
 }
 
 fn cargo(arguments: &[&str]) -> Result<(), String> {
     println!("cargo {}", arguments.join(" "));
-    let mut command = Command::new(env!("CARGO"));
+    let mut command = Command::new("cargo");
     command.args(arguments);
     status(command, &format!("cargo {}", arguments.join(" ")))
 }

@@ -46,7 +46,7 @@ pub(crate) fn run(flags: &Flags) -> Result<(), String> {
 
 /// The program that checks and measures GPUs, built with optimisation.
 pub(crate) fn checks(arguments: &[&str]) -> Command {
-    let mut cargo = Command::new(env!("CARGO"));
+    let mut cargo = Command::new("cargo");
     cargo.args(["run", "--quiet", "--release", "--locked", "--package", "distribute-gpu-checks", "--"]).args(arguments);
     cargo
 }

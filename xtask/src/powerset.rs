@@ -103,7 +103,7 @@ fn conditions(package: &Package) -> Result<BTreeSet<String>, String> {
 }
 
 fn check(workspace: &Workspace, package: &Package, features: &str) -> Result<bool, String> {
-    let mut cargo = Command::new(env!("CARGO"));
+    let mut cargo = Command::new("cargo");
     cargo.args(["check", "--quiet", "--locked", "--package", &package.name, "--no-default-features"]);
     cargo.args(["--features", features]).arg("--target-dir").arg(workspace.target("powerset"));
     cargo.env("RUSTFLAGS", "-D warnings");

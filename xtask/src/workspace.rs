@@ -37,7 +37,7 @@ pub(crate) struct Dependency {
 impl Workspace {
     /// Asks cargo, which reads the manifests alone.
     pub(crate) fn load() -> Result<Workspace, String> {
-        let mut cargo = Command::new(env!("CARGO"));
+        let mut cargo = Command::new("cargo");
         cargo.args(["metadata", "--no-deps", "--format-version", "1", "--locked"]);
         let output = cargo.output().map_err(|error| format!("cargo metadata could not be started: {error}"))?;
         if !output.status.success() {

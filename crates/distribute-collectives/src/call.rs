@@ -90,6 +90,46 @@ impl Kind {
     }
 }
 
+/// The reduction of a call, as far as ranks can compare it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reducing {
+    /// A built-in operator.
+    BuiltIn(ReduceOp),
+    /// A [`Reduction`](crate::Reduction) of the caller's own.
+    User,
+}
+
+impl Reducing {
+    const fn code(self) -> u8 {
+        match self {
+            Reducing::BuiltIn(op) => op.code(),
+            Reducing::User => USER_CODE,
+        }
+    }
+
+    fn from_code(code: u8) -> Option<Reducing> {
+        if code == USER_CODE { Some(Reducing::User) } else { ReduceOp::from_code(code).map(Reducing::BuiltIn) }
+    }
+}
+
+impl From<ReduceOp> for Reducing {
+    fn from(op: ReduceOp) -> Reducing {
+        Reducing::BuiltIn(op)
+    }
+}
+
+impl fmt::Display for Reducing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Reducing::BuiltIn(op) => op.fmt(f),
+            Reducing::User => f.write_str("user"),
+        }
+    }
+}
+
+/// The code of the caller's own reductions, after those of [`ReduceOp`].
+const USER_CODE: u8 = 8;
+
 /// The fingerprint of a call: what every rank must agree on before a collective moves a byte.
 ///
 /// Two ranks whose calls differ get [`Error::Mismatch`](crate::Error::Mismatch), never a wrong sum.
@@ -107,12 +147,20 @@ pub struct Call {
     /// Digest of how the elements are split into slices or parts; zero where they are not.
     pub layout: u32,
     /// The reduction, for those kinds that reduce.
-    pub op: Option<ReduceOp>,
+    pub op: Option<Reducing>,
     /// The root, for those kinds that have one.
     pub root: Option<Rank>,
 }
 
 impl Call {
+    /// Returns the built-in operator; `None` where the call has no reduction or one of the caller's own.
+    pub(crate) fn built_in(&self) -> Option<ReduceOp> {
+        match self.op {
+            Some(Reducing::BuiltIn(op)) => Some(op),
+            Some(Reducing::User) | None => None,
+        }
+    }
+
     /// Bytes of an encoded call.
     pub(crate) const ENCODED_LEN: usize = 40;
 
@@ -123,7 +171,7 @@ impl Call {
         bytes[0..4].copy_from_slice(MAGIC);
         bytes[4] = self.kind as u8;
         bytes[5] = self.dtype.code();
-        bytes[6] = self.op.map_or(u8::MAX, ReduceOp::code);
+        bytes[6] = self.op.map_or(u8::MAX, Reducing::code);
         bytes[7] = schedule.code;
         bytes[8..12].copy_from_slice(&self.root.map_or(u32::MAX, |rank| rank.0).to_le_bytes());
         bytes[12..16].copy_from_slice(&self.layout.to_le_bytes());
@@ -146,7 +194,7 @@ impl Call {
             dtype: DType::from_code(bytes[5])?,
             op: match bytes[6] {
                 u8::MAX => None,
-                code => Some(ReduceOp::from_code(code)?),
+                code => Some(Reducing::from_code(code)?),
             },
             root: match word(8) {
                 u32::MAX => None,
@@ -244,7 +292,7 @@ mod tests {
             dtype: DType::BF16,
             count: 1 << 40,
             layout: 9,
-            op: Some(ReduceOp::Max),
+            op: Some(Reducing::BuiltIn(ReduceOp::Max)),
             root: Some(Rank(3)),
         }
     }

@@ -323,7 +323,7 @@ impl<B: OwnedBuffers> Launched<B> {
         op: ReduceOp,
     ) -> Result<Launched<B>> {
         match bucketed {
-            None => Ok(Launched::Plain(group.all_reduce_async(Batch { tensors, dtype }, op)?)),
+            None => Ok(Launched::Plain(group.start().all_reduce(Batch { tensors, dtype }, op)?)),
             Some(mut bucketed) => {
                 let message = Message::send(group, bucketed.begin(&mut tensors))?;
                 Ok(Launched::Compressed { tensors, message })
@@ -355,12 +355,12 @@ impl<B: OwnedBuffers> Launched<B> {
 impl Message {
     fn send(group: &ProcessGroup, payload: Payload) -> Result<Message> {
         Ok(match payload {
-            Payload::SumF32(values) => Message::F32(group.all_reduce_async(values, ReduceOp::Sum)?),
-            Payload::SumF16(values) => Message::F16(group.all_reduce_async(values, ReduceOp::Sum)?),
-            Payload::SumBf16(values) => Message::Bf16(group.all_reduce_async(values, ReduceOp::Sum)?),
+            Payload::SumF32(values) => Message::F32(group.start().all_reduce(values, ReduceOp::Sum)?),
+            Payload::SumF16(values) => Message::F16(group.start().all_reduce(values, ReduceOp::Sum)?),
+            Payload::SumBf16(values) => Message::Bf16(group.start().all_reduce(values, ReduceOp::Sum)?),
             Payload::Gather(words) => {
                 let all = vec![0; words.len() * group.world_size()];
-                Message::Gather(group.all_gather_async(words, all)?)
+                Message::Gather(group.start().all_gather(words, all)?)
             }
         })
     }

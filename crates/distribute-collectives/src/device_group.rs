@@ -14,10 +14,11 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use distribute_cluster::FailureKind;
 use distribute_device::{DType, Device, DeviceBuffer, Stream};
 
 use self::choice::{Choice, Facts};
-use crate::call::{Call, Kind, ScheduleId};
+use crate::call::{Call, Kind, Reducing, ScheduleId};
 use crate::{Error, ProcessGroup, Rank, ReduceOp, Result};
 
 pub use self::fused::{FusedDeviceAllReduce, FusedDeviceStep};
@@ -202,7 +203,7 @@ impl DeviceGroup {
 
     /// Ends the group on every rank, as [`ProcessGroup::abort`] does.
     pub fn abort(&self, reason: &str) {
-        self.group.abort(reason);
+        self.group.abort(reason, FailureKind::Permanent);
         self.backend.abort(reason);
     }
 
@@ -232,7 +233,7 @@ impl DeviceGroup {
         let count = (input.len_bytes() / dtype.size_bytes()) as u64;
         // Relaxed: calls of one rank are ordered by their caller; the number only names them.
         let sequence = self.calls.fetch_add(1, Ordering::Relaxed);
-        let call = Call { kind, sequence, dtype, count, layout: 0, op, root };
+        let call = Call { kind, sequence, dtype, count, layout: 0, op: op.map(Reducing::from), root };
         let work = Work { call, input, output, stream };
         self.attempt(&work).inspect_err(|error| {
             // The others must not wait for a rank that does not come.
@@ -294,7 +295,7 @@ fn duplicate(group: &ProcessGroup) -> Result<ProcessGroup> {
 /// Returns the error of a rank that gave a colour and got no group, which does not happen.
 fn missing(group: &ProcessGroup) -> Error {
     let cause = "a rank was left out of a group that it asked for";
-    Error::aborted(group.name(), group.rank_name(group.rank()), cause, distribute_cluster::FailureKind::Permanent)
+    Error::aborted(group.name(), group.rank_name(group.rank()), cause, FailureKind::Permanent)
 }
 
 fn device_error(group: &ProcessGroup, error: distribute_device::Error) -> Error {

@@ -177,16 +177,6 @@ pub enum Error {
         /// The type.
         dtype: distribute_device::DType,
     },
-    /// [`ReduceOp::User`](crate::ReduceOp::User) was given without a function. Remedy: call `all_reduce_with` or its
-    /// like.
-    #[error(
-        "{kind} with ReduceOp::User has no function to combine values by; pass a Reduction to {kind}_with",
-        kind = kind.name()
-    )]
-    NoReduction {
-        /// The kind of operation.
-        kind: crate::Kind,
-    },
     /// A tensor does not fit the plan of a fused all-reduce.
     #[error("tensor {index} of a fused all-reduce: {problem}; push every tensor of the plan once a step")]
     Tensor {

@@ -151,7 +151,7 @@ impl<B: OwnedBuffers> FusedStep<B> {
     ///
     /// # Errors
     /// [`Error::Tensor`] where the index is not in the plan, was pushed already, or the memory has another type or
-    /// length; those of [`all_reduce_async`](ProcessGroup::all_reduce_async).
+    /// length; those of [`Start::all_reduce`](crate::Start::all_reduce).
     pub fn push(&mut self, group: &ProcessGroup, index: usize, mut tensor: B) -> Result<()> {
         let (bucket, place) = self.plan.place(index)?;
         self.plan.check(index, &mut tensor)?;

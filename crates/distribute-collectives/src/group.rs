@@ -1,7 +1,6 @@
 //! Process groups: a rank's handle, which hands its calls to the engine.
 
 mod agreement;
-mod asynchronous;
 mod children;
 mod exchanges;
 mod handle;
@@ -9,22 +8,26 @@ mod job;
 mod join;
 mod local_ranks;
 mod pairs;
+mod parts;
 mod reductions;
 mod sparse;
 mod split;
+mod start;
 #[cfg(test)]
 mod tests;
 mod work;
 
 pub use agreement::{Difference, first_difference};
 pub use local_ranks::on_local_ranks;
+pub use parts::{Parts, StartParts};
 pub use sparse::SparseRows;
+pub use start::Start;
 pub use work::Work;
 
 use std::collections::HashMap;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use distribute_cluster::{Coordination, FailureKind};
 use distribute_device::DType;
@@ -32,7 +35,7 @@ use distribute_device::DType;
 use self::children::Children;
 use self::handle::EngineHandle;
 use self::job::JobMembership;
-use crate::call::{Call, Kind};
+use crate::call::{Call, Kind, Reducing};
 use crate::engine::memory::{Borrowed, Buffers, OwnedBuffers};
 use crate::engine::network::InterProcess;
 use crate::engine::{Engine, MAX_LOCAL_RANKS, Operation};
@@ -40,7 +43,7 @@ use crate::kernel;
 use crate::recorder::{FlightRecord, RecordToken};
 use crate::sync::lock;
 use crate::transport::Transport;
-use crate::{Algorithm, DeviceImplementation, Error, Options, Rank, ReduceOp, Result};
+use crate::{Algorithm, Error, Options, Rank, ReduceOp, Result};
 
 /// One rank's handle on an ordered group of ranks that call collective operations together.
 ///
@@ -223,27 +226,17 @@ impl ProcessGroup {
         self.engine.job()
     }
 
-    /// Returns how long one operation may take.
-    pub fn timeout(&self) -> Duration {
-        self.options.timeout
-    }
-
-    /// Returns what collectives on devices of these ranks are asked to use.
-    pub fn device_implementation(&self) -> DeviceImplementation {
-        self.options.device_implementation
+    /// Returns the options that the group was made with.
+    pub fn options(&self) -> &Options {
+        &self.options
     }
 
     /// Aborts the group on every rank: operations under way and later ones return [`Error::Aborted`] with `reason`.
+    /// `kind` says whether a restart helps; all ranks' errors carry it, and with them the exit codes of their
+    /// processes.
     ///
-    /// Call it on a rank that fails outside a collective by an error that a restart does not remedy, so that its peers
-    /// do not wait for it.
-    pub fn abort(&self, reason: &str) {
-        self.abort_as(reason, FailureKind::Permanent);
-    }
-
-    /// Aborts the group as [`abort`](ProcessGroup::abort) does, with the kind of the failure: whether a restart helps.
-    /// All ranks' errors carry it, and with them the exit codes of their processes.
-    pub fn abort_as(&self, reason: &str, kind: FailureKind) {
+    /// Call it on a rank that fails outside a collective, so that its peers do not wait for it.
+    pub fn abort(&self, reason: &str, kind: FailureKind) {
         let origin = self.engine.context.local_name(self.local);
         let error = Error::aborted(&self.engine.context.name, &origin, reason, kind);
         self.engine.abort(&origin, &error);
@@ -257,8 +250,8 @@ impl ProcessGroup {
     /// Marks this rank as one that makes no calls for now, although it keeps its handle, or as one that does again. A
     /// rank of the same process that waits for a call of it then gets [`Error::Absent`] at once, rather than at its
     /// deadline.
-    pub fn rest(&self, resting: bool) {
-        self.engine.set_idle(self.local, resting);
+    pub fn set_idle(&self, idle: bool) {
+        self.engine.set_idle(self.local, idle);
     }
 
     /// Returns why the group has ended, if it has.
@@ -318,10 +311,10 @@ impl ProcessGroup {
             return None;
         }
         // These means are added up in memory of the operation's own.
-        if request.op == Some(ReduceOp::Mean) && kernel::mean_accumulator(request.dtype).is_some() {
+        if request.op == Some(ReduceOp::Mean.into()) && kernel::mean_accumulator(request.dtype).is_some() {
             return None;
         }
-        if let Err(error) = self.check(&request, buffers) {
+        if let Err(error) = self.check(&request) {
             return Some(Err(error));
         }
         let (call, token, started) = {
@@ -342,19 +335,19 @@ impl ProcessGroup {
         Some(outcome)
     }
 
-    fn check(&self, request: &Request, buffers: &Buffers) -> Result<()> {
+    fn check(&self, request: &Request) -> Result<()> {
         if let Some(root) = request.root {
             self.check_rank("root", root)?;
         }
         match request.op {
-            Some(ReduceOp::User) if buffers.user.is_none() => Err(Error::NoReduction { kind: request.kind }),
-            op => op.map_or(Ok(()), |op| op.check(request.dtype)),
+            Some(Reducing::BuiltIn(op)) => op.check(request.dtype),
+            Some(Reducing::User) | None => Ok(()),
         }
     }
 
     /// Numbers a call and lends its memory to the engine: from here on the rank must wait for the operation.
     fn deposit(&self, request: Request, buffers: Buffers) -> Result<(Arc<Operation>, RecordToken)> {
-        self.check(&request, &buffers)?;
+        self.check(&request)?;
         let mut next = lock(&self.next);
         let call = request.numbered(*next);
         let started = Instant::now();
@@ -428,7 +421,7 @@ struct Request {
     dtype: DType,
     count: usize,
     layout: u32,
-    op: Option<ReduceOp>,
+    op: Option<Reducing>,
     root: Option<Rank>,
 }
 

@@ -214,9 +214,7 @@ macro_rules! with_op {
             ReduceOp::BitXor => {
                 let $f = <$t as Number>::bit_xor;
                 $body
-            }
-            // Carried by its own function.
-            ReduceOp::User => {}
+            } // Carried by its own function.
         }
     };
 }

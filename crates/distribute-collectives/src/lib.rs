@@ -4,8 +4,8 @@
 //! The crate knows nothing of training, tensors or models: it works on `&mut [T]`. Values are reduced where they are,
 //! without a copy into buffers of its own.
 //!
-//! - [`ProcessGroup`]: one rank's handle; its methods are the operations, blocking and asynchronous ([`Work`], a
-//!   future).
+//! - [`ProcessGroup`]: one rank's handle; its methods are the operations, which wait; [`start`](ProcessGroup::start) has those that
+//!   return at once ([`Work`], a future), [`parts`](ProcessGroup::parts) those on parts of different lengths.
 //! - [`FusedAllReduce`]: many tensors in few operations, overlapped with backward; with [`Compression`].
 //! - [`schedule`]: the algorithms, as plain lists of sends and receives that anybody can execute or draw.
 //! - [`transport`]: byte streams between processes; implement [`transport::Transport`] for a network of your own.
@@ -20,7 +20,7 @@
 //! let group = ProcessGroup::from_env()?;          // TF_CONFIG, or RANK/WORLD_SIZE/MASTER_ADDR, or alone
 //! let mut gradients = vec![1.0f32; 1 << 20];
 //! group.all_reduce(&mut gradients, ReduceOp::Sum)?;
-//! let work = group.all_reduce_async(gradients, ReduceOp::Mean)?;
+//! let work = group.start().all_reduce(gradients, ReduceOp::Mean)?;
 //! // … compute meanwhile …
 //! let gradients = work.wait()?;
 //! # Ok::<(), distribute_collectives::Error>(())
@@ -50,7 +50,7 @@ pub mod schedule;
 mod sync;
 pub mod transport;
 
-pub use call::{Call, Kind};
+pub use call::{Call, Kind, Reducing};
 pub use compression::{Compression, Compressor, CustomCompression, Payload};
 pub use cross_device::{
     CrossDeviceOps, HierarchicalCopyAllReduce, NcclAllReduce, ReductionToOneDevice, SharedCrossDeviceOps,
@@ -61,10 +61,12 @@ pub use distribute_types::{Rank, Scope};
 pub use engine::memory::OwnedBuffers;
 pub use error::{Error, Result};
 pub use fusion::{Bucket, BucketPlan, FusedAllReduce, FusedStep, FusedTensor, FusionOptions};
-pub use group::{Difference, ProcessGroup, SparseRows, Work, first_difference, on_local_ranks};
+pub use group::{
+    Difference, Parts, ProcessGroup, SparseRows, Start, StartParts, Work, first_difference, on_local_ranks,
+};
 pub use op::ReduceOp;
 pub use options::Options;
 pub use recorder::{FlightRecord, RecordedOperation, RecordedState, explain};
-pub use reduction::Reduction;
+pub use reduction::{Operator, Reduction};
 pub use schedule::Algorithm;
 pub use transport::TransportKind;

@@ -35,8 +35,6 @@ pub enum ReduceOp {
     BitOr = 6,
     /// The bitwise exclusive or; integers only.
     BitXor = 7,
-    /// A [`Reduction`](crate::Reduction) of the caller's, which `all_reduce_with` and its like take.
-    User = 8,
 }
 
 impl ReduceOp {
@@ -63,7 +61,6 @@ impl ReduceOp {
             ReduceOp::BitAnd => "band",
             ReduceOp::BitOr => "bor",
             ReduceOp::BitXor => "bxor",
-            ReduceOp::User => "user",
         }
     }
 
@@ -72,7 +69,7 @@ impl ReduceOp {
     }
 
     pub(crate) fn from_code(code: u8) -> Option<ReduceOp> {
-        ReduceOp::ALL.into_iter().chain([ReduceOp::User]).find(|op| op.code() == code)
+        ReduceOp::ALL.into_iter().find(|op| op.code() == code)
     }
 
     /// Returns [`Error::UnfitType`] where the operator is not defined for a type.

@@ -8,6 +8,7 @@ use bytemuck::{cast_slice, cast_slice_mut};
 use distribute_device::{DType, Element};
 
 use crate::ReduceOp;
+use crate::call::Reducing;
 use crate::kernel::{self, Keep};
 
 /// A reduction operator of the caller's own.
@@ -32,7 +33,7 @@ use crate::kernel::{self, Keep};
 ///         let widest = &widest;
 ///         scope.spawn(move || {
 ///             let mut values = if group.rank().0 == 0 { [1.0, -5.0] } else { [-2.0, 4.0] };
-///             group.all_reduce_with(&mut values, widest).expect("both ranks take part");
+///             group.all_reduce(&mut values, widest).expect("both ranks take part");
 ///             assert_eq!(values, [-2.0, -5.0]);
 ///         });
 ///     }
@@ -90,7 +91,7 @@ impl<T: Element> Reduction<T> {
     ///         let last = &last;
     ///         scope.spawn(move || {
     ///             let mut value = [[7, 9, 0][group.rank().0 as usize]];
-    ///             group.all_reduce_with(&mut value, last).expect("all ranks take part");
+    ///             group.all_reduce(&mut value, last).expect("all ranks take part");
     ///             assert_eq!(value, [9]);
     ///         });
     ///     }
@@ -103,6 +104,38 @@ impl<T: Element> Reduction<T> {
 
     pub(crate) fn combiner(&self) -> Combiner {
         Combiner::User { combine: self.combine.clone(), ordered: self.ordered }
+    }
+}
+
+/// A built-in operator, or a reduction of the caller's own: what [`ProcessGroup::all_reduce`](crate::ProcessGroup::all_reduce)
+/// and its like take as `op`.
+#[derive(Debug)]
+pub enum Operator<'a, T> {
+    /// A built-in operator.
+    BuiltIn(ReduceOp),
+    /// The caller's own.
+    User(&'a Reduction<T>),
+}
+
+impl<T> Operator<'_, T> {
+    /// Returns what other ranks compare.
+    pub(crate) fn fingerprint(&self) -> Reducing {
+        match self {
+            Operator::BuiltIn(op) => Reducing::BuiltIn(*op),
+            Operator::User(_) => Reducing::User,
+        }
+    }
+}
+
+impl<T> From<ReduceOp> for Operator<'_, T> {
+    fn from(op: ReduceOp) -> Self {
+        Operator::BuiltIn(op)
+    }
+}
+
+impl<'a, T> From<&'a Reduction<T>> for Operator<'a, T> {
+    fn from(reduction: &'a Reduction<T>) -> Self {
+        Operator::User(reduction)
     }
 }
 
@@ -135,7 +168,7 @@ impl fmt::Debug for Combiner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Combiner::BuiltIn(op) => op.fmt(f),
-            Combiner::User { .. } => ReduceOp::User.fmt(f),
+            Combiner::User { .. } => Reducing::User.fmt(f),
         }
     }
 }

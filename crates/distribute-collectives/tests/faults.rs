@@ -7,7 +7,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use distribute_cluster::{Coordination, CoordinationOptions, Membership};
+use distribute_cluster::{Coordination, CoordinationOptions, FailureKind, Membership};
 use distribute_collectives::{Options, ProcessGroup, Rank, ReduceOp};
 use distribute_testkit::{Job, JobBuilder, Outcome, Ports, Signal};
 
@@ -95,7 +95,7 @@ fn act(
                     _ => fresh.recv(&mut [0u32], Rank(0))?,
                 }
                 if fresh.rank().0 == round % 2 {
-                    fresh.abort("to begin anew");
+                    fresh.abort("to begin anew", FailureKind::Permanent);
                 }
                 let error = fresh.barrier().unwrap_err().to_string();
                 assert!(error.contains("to begin anew"), "{error}");

@@ -10,6 +10,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
+use distribute_cluster::FailureKind;
 use distribute_collectives::{Error, Options, ProcessGroup, ReduceOp, TransportKind, Work};
 use harness::{each, groups, quick};
 
@@ -74,10 +75,10 @@ fn works_complete_without_anybody_who_waits() {
                 let mine = vec![group.rank().0 as f32; len];
                 block_on(async {
                     // Two at once, waited for in the other order.
-                    let first = group.all_reduce_async(mine.clone(), ReduceOp::Sum)?;
-                    let second = group.all_reduce_async(mine, ReduceOp::Mean)?;
+                    let first = group.start().all_reduce(mine.clone(), ReduceOp::Sum)?;
+                    let second = group.start().all_reduce(mine, ReduceOp::Mean)?;
                     let mean = second.await?;
-                    group.barrier_async()?.await?;
+                    group.start().barrier()?.await?;
                     Ok::<_, Error>((first.await?, mean))
                 })
             });
@@ -99,7 +100,7 @@ fn ranks_that_poll_and_ranks_that_wait_meet() {
             for round in 0..50u32 {
                 let mut values = vec![round + group.rank().0; 3];
                 if (group.rank().0 + round) % 2 == 0 {
-                    values = block_on(group.all_reduce_async(values, ReduceOp::Max)?)?;
+                    values = block_on(group.start().all_reduce(values, ReduceOp::Max)?)?;
                 } else {
                     group.all_reduce(&mut values, ReduceOp::Max)?;
                 }
@@ -119,10 +120,10 @@ fn a_deadline_wakes_a_rank_that_polls() {
         let groups = groups(processes, local_ranks, &options);
         let started = Instant::now();
         // Rank 1 never calls.
-        let outcome = block_on(groups[0].all_reduce_async(vec![1.0f32; 4], ReduceOp::Sum).unwrap());
+        let outcome = block_on(groups[0].start().all_reduce(vec![1.0f32; 4], ReduceOp::Sum).unwrap());
         assert!(matches!(&outcome, Err(Error::Deadline { .. })), "{outcome:?}");
         assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
-        let later = groups[0].all_reduce_async(vec![1.0f32], ReduceOp::Sum).map(drop);
+        let later = groups[0].start().all_reduce(vec![1.0f32], ReduceOp::Sum).map(drop);
         assert!(later.is_err(), "the group has ended");
     }
 }
@@ -133,10 +134,10 @@ type End = fn(ProcessGroup);
 #[test]
 fn an_abort_a_leave_and_a_mismatch_wake_ranks_that_poll() {
     let ends: [(&str, End); 3] = [
-        ("abort", |group| group.abort("the other rank gives up")),
+        ("abort", |group| group.abort("the other rank gives up", FailureKind::Permanent)),
         ("leave", drop),
         ("mismatch", |group| {
-            let _ = group.all_reduce_async(vec![1.0f64; 9], ReduceOp::Sum).map(Work::wait);
+            let _ = group.start().all_reduce(vec![1.0f64; 9], ReduceOp::Sum).map(Work::wait);
         }),
     ];
     for (processes, local_ranks, options) in settings() {
@@ -149,7 +150,7 @@ fn an_abort_a_leave_and_a_mismatch_wake_ranks_that_poll() {
             let polled = Barrier::new(processes * local_ranks);
             thread::scope(|scope| {
                 let polling = scope.spawn(|| {
-                    let mut work = groups[0].all_reduce_async(vec![1.0f32; 4], ReduceOp::Sum)?;
+                    let mut work = groups[0].start().all_reduce(vec![1.0f32; 4], ReduceOp::Sum)?;
                     assert!(poll_once(&mut work, &unpark().1).is_pending());
                     polled.wait();
                     block_on(work)
@@ -177,13 +178,13 @@ fn a_pending_work_that_is_dropped_is_waited_for() {
         let polled = Barrier::new(groups.len());
         let sums = each(&groups, |group| {
             if group.rank().0 == 0 {
-                let mut work = group.all_reduce_async(vec![1.0f32; 100_000], ReduceOp::Sum).unwrap();
+                let mut work = group.start().all_reduce(vec![1.0f32; 100_000], ReduceOp::Sum).unwrap();
                 assert!(poll_once(&mut work, &unpark().1).is_pending());
                 polled.wait();
                 drop(work);
             } else {
                 polled.wait();
-                let sum = group.all_reduce_async(vec![1.0f32; 100_000], ReduceOp::Sum).and_then(block_on);
+                let sum = group.start().all_reduce(vec![1.0f32; 100_000], ReduceOp::Sum).and_then(block_on);
                 assert_eq!(sum.unwrap(), vec![group.world_size() as f32; 100_000]);
             }
             // The group is as good as before.
@@ -198,7 +199,7 @@ fn a_pending_work_that_is_dropped_is_waited_for() {
 fn a_work_is_handed_back_once() {
     let group = ProcessGroup::local(1).unwrap().remove(0);
     let (_, waker) = unpark();
-    let mut work = group.all_reduce_async(vec![2.0f32], ReduceOp::Sum).unwrap();
+    let mut work = group.start().all_reduce(vec![2.0f32], ReduceOp::Sum).unwrap();
     assert!(matches!(poll_once(&mut work, &waker), Poll::Ready(Ok(values)) if values == [2.0]));
     assert!(matches!(poll_once(&mut work, &waker), Poll::Ready(Err(Error::Aborted { .. }))));
     assert!(work.is_done() && work.wait().is_err());

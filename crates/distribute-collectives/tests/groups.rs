@@ -79,7 +79,7 @@ fn ranks_of_one_color_form_a_group_in_the_order_of_keys() {
 fn neighbours_in_a_process_stay_together() {
     let groups = groups(2, 2);
     each(&groups, |group| {
-        let node = group.split(Some(group.process() as u32), 0).unwrap().unwrap();
+        let node = group.split(Some((group.rank().index() / group.local_world_size()) as u32), 0).unwrap().unwrap();
         assert_eq!((node.transport_name(), node.world_size()), ("local", 2));
         let across = group.split(Some(group.rank().0 % 2), 0).unwrap().unwrap();
         assert_eq!((across.transport_name(), across.world_size()), (group.transport_name(), 2));
@@ -137,8 +137,8 @@ fn messages_arrive_in_order_and_leave_other_operations_alone() {
                     assert_eq!(sum_of_ranks(group, 1), world);
                 }
             });
-            let sent = group.send_async(vec![me; 5], next).unwrap();
-            let received = group.recv_async(vec![0; 5], previous).unwrap();
+            let sent = group.start().send(vec![me; 5], next).unwrap();
+            let received = group.start().recv(vec![0; 5], previous).unwrap();
             assert_eq!(received.wait().unwrap()[1], [previous.0; 5]);
             assert_eq!(sent.wait().unwrap()[0], [me; 5]);
         });
@@ -239,11 +239,11 @@ fn the_first_cause_and_its_kind_reach_every_rank_once() {
             let cause = format!(" was aborted by {}: the models differ", groups[0].rank_name(Rank(1)));
             let errors = each(&groups, |group| {
                 if group.rank().0 == 1 {
-                    group.abort_as("the models differ", kind);
+                    group.abort("the models differ", kind);
                 }
                 let error = group.all_reduce(&mut [0u32], ReduceOp::Sum).unwrap_err();
                 // Told on by one that was aborted itself.
-                group.abort_as(&format!("worker {} failed: {error}", group.rank()), FailureKind::Retryable);
+                group.abort(&format!("worker {} failed: {error}", group.rank()), FailureKind::Retryable);
                 [error, group.barrier().unwrap_err()]
             });
             for error in errors.iter().flatten() {

@@ -6,8 +6,8 @@ mod harness;
 
 use bytemuck::bytes_of;
 use distribute_collectives::{
-    Algorithm, Error, HierarchicalCopyAllReduce, Options, ProcessGroup, Rank, ReduceOp, Reduction,
-    ReductionToOneDevice, TransportKind,
+    Algorithm, HierarchicalCopyAllReduce, Options, ProcessGroup, Rank, ReduceOp, Reduction, ReductionToOneDevice,
+    TransportKind,
 };
 use distribute_device::Element;
 use half::{bf16, f16};
@@ -158,16 +158,6 @@ fn sums_of_f32_are_within_rounding_of_f64() {
     });
 }
 
-#[test]
-fn a_reduction_without_a_function_is_refused() {
-    let groups = groups(1, 2, &quick());
-    for error in each(&groups, |group| group.all_reduce(&mut [1.0f32], ReduceOp::User).unwrap_err()) {
-        assert!(matches!(error, Error::NoReduction { .. }) && error.to_string().contains("all_reduce_with"), "{error}");
-    }
-    // The caller's mistake: the group lives on.
-    each(&groups, |group| group.all_reduce(&mut [1.0f32], ReduceOp::Sum).unwrap());
-}
-
 /// Digits one after another: as far from commutative as can be.
 fn concatenate(a: u64, b: u64) -> u64 {
     a * 10u64.pow(b.checked_ilog10().unwrap_or(0) + 1) + b
@@ -183,13 +173,13 @@ fn an_ordered_reduction_keeps_the_order_of_ranks() {
             each(groups, |group| {
                 let mine = u64::from(group.rank().0) + 1;
                 let mut values = [mine; 3];
-                group.all_reduce_with(&mut values, &ordered).unwrap();
+                group.all_reduce(&mut values, &ordered).unwrap();
                 assert_eq!(values, [expected; 3], "{way}");
                 let mut values = [mine; 3];
-                group.reduce_with(&mut values, &ordered, Rank(root)).unwrap();
+                group.reduce(&mut values, &ordered, Rank(root)).unwrap();
                 assert!(group.rank().0 != root || values == [expected; 3], "{way}: {values:?} at root {root}");
                 let mut part = [0; 2];
-                group.reduce_scatter_with(&vec![mine; 2 * ranks], &mut part, &ordered).unwrap();
+                group.reduce_scatter(&vec![mine; 2 * ranks], &mut part, &ordered).unwrap();
                 assert_eq!(part, [expected; 2], "{way}");
             });
         }
@@ -202,7 +192,7 @@ fn a_reduction_that_does_not_commute_has_equal_bits_on_all_ranks() {
     all_ways(|way, groups| {
         let results = each(groups, |group| {
             let mut values = [if group.rank().0.is_multiple_of(2) { 2.0f32 } else { -2.0 }; 7];
-            group.all_reduce_with(&mut values, &first).unwrap();
+            group.all_reduce(&mut values, &first).unwrap();
             values.map(f32::to_bits)
         });
         assert!(results.iter().all(|values| *values == results[0]), "{way}: {results:x?}");

@@ -5,8 +5,11 @@ mod harness;
 
 use std::time::{Duration, Instant};
 
+use distribute_cluster::FailureKind;
 use distribute_collectives::schedule::{Action, AllReduceAlgorithm, Schedule, Step, Transfer};
-use distribute_collectives::{Algorithm, Error, Options, ProcessGroup, Rank, ReduceOp, Reduction, TransportKind};
+use distribute_collectives::{
+    Algorithm, Error, Options, ProcessGroup, Rank, ReduceOp, Reduction, SparseRows, TransportKind,
+};
 use distribute_device::BufferMut;
 use proptest::prelude::*;
 
@@ -60,7 +63,7 @@ fn check_all(processes: usize, local: usize, count: usize, op: ReduceOp, options
         group.all_reduce_list(&mut [BufferMut::from(head), BufferMut::from(tail)], op).unwrap();
         assert_eq!(values, want);
 
-        let work: Vec<_> = (0..3).map(|_| group.all_reduce_async(mine.clone(), op).unwrap()).collect();
+        let work: Vec<_> = (0..3).map(|_| group.start().all_reduce(mine.clone(), op).unwrap()).collect();
         for work in work {
             assert_eq!(work.wait().unwrap(), want);
         }
@@ -84,9 +87,9 @@ fn check_all(processes: usize, local: usize, count: usize, op: ReduceOp, options
         let mut output = vec![0; count];
         group.reduce_scatter(&input, &mut output, op).unwrap();
         assert_eq!(output, part);
-        let [_, output] = group.reduce_scatter_async(input, vec![0; count], op).unwrap().wait().unwrap();
+        let [_, output] = group.start().reduce_scatter(input, vec![0; count], op).unwrap().wait().unwrap();
         assert_eq!(output, part);
-        let [_, gathered] = group.all_gather_async(mine, vec![0; count * world]).unwrap().wait().unwrap();
+        let [_, gathered] = group.start().all_gather(mine, vec![0; count * world]).unwrap().wait().unwrap();
         assert_eq!(gathered, everything);
         group.barrier().unwrap();
     });
@@ -187,7 +190,7 @@ fn an_abort_ends_the_wait_of_every_rank_with_its_reason() {
         let started = Instant::now();
         let errors = each(&groups, |group| {
             if group.rank().0 == 0 {
-                group.abort("the loss is not a number");
+                group.abort("the loss is not a number", FailureKind::Permanent);
             }
             group.all_reduce(&mut [1.0f32; 1000], ReduceOp::Sum).unwrap_err().to_string()
         });
@@ -204,7 +207,7 @@ fn work_that_is_dropped_or_out_of_order_is_safe() {
     let groups = groups(1, 2, &quick());
     each(&groups, |group| {
         let mut works: Vec<_> =
-            (0..200).map(|i| group.all_reduce_async(vec![i as f32; 100], ReduceOp::Sum).unwrap()).collect();
+            (0..200).map(|i| group.start().all_reduce(vec![i as f32; 100], ReduceOp::Sum).unwrap()).collect();
         drop(works.remove(3));
         works.reverse();
         let last = works.remove(0).wait().unwrap();
@@ -250,7 +253,7 @@ fn check_exchanges(processes: usize, local: usize, scale: usize, options: &Optio
         let mut output = vec![0; input.len()];
         group.all_to_all(&input, &mut output).unwrap();
         assert_eq!(output, want);
-        let work = group.all_to_all_async(input, vec![0; output.len()]).unwrap();
+        let work = group.start().all_to_all(input, vec![0; output.len()]).unwrap();
         assert_eq!(work.wait().unwrap()[1], want);
 
         let send: Vec<usize> = (0..world).map(|to| length(me, to, scale)).collect();
@@ -258,49 +261,46 @@ fn check_exchanges(processes: usize, local: usize, scale: usize, options: &Optio
         let input: Vec<i64> = (0..world).flat_map(|to| block(me, to, send[to])).collect();
         let want: Vec<i64> = (0..world).flat_map(|from| block(from, me, receive[from])).collect();
         let mut output = vec![0; want.len()];
-        group.all_to_all_v(&input, &send, &mut output, &receive).unwrap();
+        group.parts(&send).all_to_all(&input, &mut output, &receive).unwrap();
         assert_eq!(output, want);
-        let work = group.all_to_all_v_async(input, &send, vec![0; want.len()], &receive).unwrap();
+        let work = group.parts(&send).start().all_to_all(input, vec![0; want.len()], &receive).unwrap();
         assert_eq!(work.wait().unwrap()[1], want);
 
         let counts: Vec<usize> = (0..world).map(|rank| length(rank, 1, scale)).collect();
         let mine = block(me, 0, counts[me]);
         let everything: Vec<i64> = (0..world).flat_map(|rank| block(rank, 0, counts[rank])).collect();
         let mut output = vec![0; everything.len()];
-        group.all_gather_v(&mine, &mut output, &counts).unwrap();
+        group.parts(&counts).all_gather(&mine, &mut output).unwrap();
         assert_eq!(output, everything);
-        let work = group.all_gather_v_async(mine.clone(), vec![0; everything.len()], &counts).unwrap();
+        let work = group.parts(&counts).start().all_gather(mine.clone(), vec![0; everything.len()]).unwrap();
         assert_eq!(work.wait().unwrap()[1], everything);
-        let mut placed = vec![0; world * scale];
-        placed[me * scale..(me + 1) * scale].copy_from_slice(&block(me, 7, scale));
-        group.all_gather_in_place(&mut placed).unwrap();
-        assert_eq!(placed, (0..world).flat_map(|rank| block(rank, 7, scale)).collect::<Vec<_>>());
+        let placed: Vec<i64> = (0..world).flat_map(|rank| block(rank, 7, scale)).collect();
 
         for root in 0..world {
             let (is_root, root) = (root == me, Rank(root as u32));
             let at_root = |len: usize| vec![0i64; if is_root { len } else { 0 }];
             let mut output = at_root(everything.len());
-            group.gather_v(&mine, &mut output, &counts, root).unwrap();
+            group.parts(&counts).gather(&mine, &mut output, root).unwrap();
             assert!(!is_root || output == everything);
-            let work = group.gather_v_async(mine.clone(), at_root(everything.len()), &counts, root).unwrap();
+            let work = group.parts(&counts).start().gather(mine.clone(), at_root(everything.len()), root).unwrap();
             assert!(!is_root || work.wait().unwrap()[1] == everything);
             let mut output = at_root(world * scale);
             group.gather(&block(me, 7, scale), &mut output, root).unwrap();
             assert!(!is_root || output == placed);
-            let work = group.gather_async(block(me, 7, scale), at_root(world * scale), root).unwrap();
+            let work = group.start().gather(block(me, 7, scale), at_root(world * scale), root).unwrap();
             assert!(!is_root || work.wait().unwrap()[1] == placed);
 
             let input = if is_root { everything.clone() } else { Vec::new() };
             let mut output = vec![0; counts[me]];
-            group.scatter_v(&input, &mut output, &counts, root).unwrap();
+            group.parts(&counts).scatter(&input, &mut output, root).unwrap();
             assert_eq!(output, mine);
-            let work = group.scatter_v_async(input, vec![0; counts[me]], &counts, root).unwrap();
+            let work = group.parts(&counts).start().scatter(input, vec![0; counts[me]], root).unwrap();
             assert_eq!(work.wait().unwrap()[1], mine);
             let input = if is_root { placed.clone() } else { Vec::new() };
             let mut output = vec![0; scale];
             group.scatter(&input, &mut output, root).unwrap();
             assert_eq!(output, block(me, 7, scale));
-            let work = group.scatter_async(input, vec![0; scale], root).unwrap();
+            let work = group.start().scatter(input, vec![0; scale], root).unwrap();
             assert_eq!(work.wait().unwrap()[1], block(me, 7, scale));
         }
 
@@ -309,21 +309,16 @@ fn check_exchanges(processes: usize, local: usize, scale: usize, options: &Optio
         let input: Vec<i64> = (0..total).map(|index| value(me, index)).collect();
         let want: Vec<i64> = (start..start + counts[me]).map(|i| reduced(ReduceOp::Sum, world, i)).collect();
         let mut output = vec![0; counts[me]];
-        group.reduce_scatter_v(&input, &mut output, &counts, ReduceOp::Sum).unwrap();
+        group.parts(&counts).reduce_scatter(&input, &mut output, ReduceOp::Sum).unwrap();
         assert_eq!(output, want);
-        let work = group.reduce_scatter_v_async(input, output, &counts, ReduceOp::Sum).unwrap();
+        let work = group.parts(&counts).start().reduce_scatter(input, output, ReduceOp::Sum).unwrap();
         assert_eq!(work.wait().unwrap()[1], want);
-
-        let mut output = vec![0; 3];
-        group.all_reduce_into(&[me as i64; 3], &mut output, ReduceOp::Max).unwrap();
-        assert_eq!(output, [world as i64 - 1; 3]);
-        group.reduce_into(&[1; 3], &mut output, ReduceOp::Sum, Rank(0)).unwrap();
-        assert!(me != 0 || output == [world as i64; 3]);
 
         // Row 5 on all ranks, row `me` on this one alone, and nothing on the last one.
         let last = world - 1;
         let rows: &[i64] = if me == last { &[] } else { &[5, -(me as i64)] };
-        let sums = group.all_reduce_sparse(rows, &vec![1i64; rows.len() * 3], 3, ReduceOp::Sum).unwrap();
+        let own_rows = SparseRows { indices: rows.to_vec(), values: vec![1i64; rows.len() * 3] };
+        let sums = own_rows.all_reduce(group, 3, ReduceOp::Sum).unwrap();
         let own = (0..last).rev().map(|rank| -(rank as i64));
         assert_eq!(sums.indices, own.chain((last > 0).then_some(5)).collect::<Vec<_>>());
         let fives = if last > 0 { &sums.values[sums.values.len() - 3..] } else { &[] };
@@ -356,7 +351,7 @@ fn counts_that_do_not_match_are_an_error_that_names_both_sides() {
         let errors = each(&groups, |group| {
             let receive = if group.rank().0 == 0 { [1, 2] } else { [3, 1] };
             let mut output = vec![0u8; receive.iter().sum()];
-            group.all_to_all_v(&[1, 2, 3], &[1, 2], &mut output, &receive).unwrap_err().to_string()
+            group.parts(&[1, 2]).all_to_all(&[1, 2, 3], &mut output, &receive).unwrap_err().to_string()
         });
         assert!(errors.iter().any(|error| error.contains("all_to_all_v #0")), "{errors:?}");
     }
@@ -410,14 +405,14 @@ fn reductions_of_the_callers_own_run_over_every_transport() {
             let mine = |index: usize| if index % world == me { -9.0 - index as f32 } else { me as f32 };
             let want = |index: usize| -9.0 - index as f32;
             let mut values: Vec<f32> = (0..1000).map(mine).collect();
-            group.all_reduce_with(&mut values, &widest).unwrap();
+            group.all_reduce(&mut values, &widest).unwrap();
             assert!((0..1000).zip(&values).all(|(index, got)| *got == want(index)));
             let input: Vec<f32> = (0..50 * world).map(mine).collect();
             let mut part = vec![0.0; 50];
-            group.reduce_scatter_with(&input, &mut part, &widest).unwrap();
+            group.reduce_scatter(&input, &mut part, &widest).unwrap();
             assert!((me * 50..).zip(&part).all(|(index, got)| *got == want(index)));
             let mut values: Vec<f32> = (0..10).map(mine).collect();
-            group.reduce_with(&mut values, &widest, Rank(1)).unwrap();
+            group.reduce(&mut values, &widest, Rank(1)).unwrap();
             assert!(me != 1 || (0..10).zip(&values).all(|(index, got)| *got == want(index)));
             let error = group.all_reduce(&mut [1.0f32], ReduceOp::BitAnd).unwrap_err().to_string();
             assert!(error.contains("band of f32 values is not defined"), "{error}");
@@ -433,9 +428,9 @@ fn counts_whose_sum_no_memory_holds_are_refused() {
     let errors = each(&groups, |group| {
         let mut three = [0u8; 3];
         [
-            group.reduce_scatter_v(&[1u8; 3], &mut [0; 3], &counts, ReduceOp::Sum).unwrap_err(),
-            group.all_gather_v(&[1u8; 3], &mut three, &counts).unwrap_err(),
-            group.all_to_all_v(&[1u8; 3], &counts, &mut three, &counts).unwrap_err(),
+            group.parts(&counts).reduce_scatter(&[1u8; 3], &mut [0; 3], ReduceOp::Sum).unwrap_err(),
+            group.parts(&counts).all_gather(&[1u8; 3], &mut three).unwrap_err(),
+            group.parts(&counts).all_to_all(&[1u8; 3], &mut three, &counts).unwrap_err(),
         ]
     });
     for error in errors.iter().flatten() {

@@ -54,7 +54,7 @@ fn a_reduction_that_panics_in_one_chunk_fails_on_every_thread() {
             a + b
         });
         let began = Instant::now();
-        all_say(&errors(&groups, |group, values| group.all_reduce_with(values, &reduction)), "the sum is too hard");
+        all_say(&errors(&groups, |group, values| group.all_reduce(values, &reduction)), "the sum is too hard");
         assert!(began.elapsed() < Duration::from_secs(20), "not by a deadline");
         // The group has ended, and says why.
         let again = each(&groups, |group| group.barrier().unwrap_err());
@@ -73,7 +73,7 @@ fn a_reduction_that_panics_fails_on_every_process() {
                 assert!(calls.fetch_add(1, Ordering::Relaxed) != 100_000, "the sum is too hard");
                 a + b
             });
-            let errors = errors(&groups, |group, values| group.all_reduce_with(values, &reduction));
+            let errors = errors(&groups, |group, values| group.all_reduce(values, &reduction));
             all_say(&errors, "the sum is too hard");
         }
     }
@@ -131,7 +131,7 @@ fn work_that_is_dropped_while_its_rank_unwinds_is_waited_for() {
         let outcomes = each(&groups, |group| {
             let me = group.rank().0;
             std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-                let work = group.all_reduce_async(vec![1.0f32; LEN], ReduceOp::Sum).unwrap();
+                let work = group.start().all_reduce(vec![1.0f32; LEN], ReduceOp::Sum).unwrap();
                 assert!(me != 0, "after the call");
                 work.wait().map(|values| values[0])
             }))
@@ -153,8 +153,8 @@ fn operations_in_line_end_when_an_earlier_one_has_failed() {
     let began = Instant::now();
     each(&groups, |group| {
         let len = if group.rank().0 == 1 { 5 } else { 6 };
-        let first = group.all_reduce_async(vec![1.0f32; len], ReduceOp::Sum);
-        let second = group.all_reduce_async(vec![1.0f32; 8], ReduceOp::Sum);
+        let first = group.start().all_reduce(vec![1.0f32; len], ReduceOp::Sum);
+        let second = group.start().all_reduce(vec![1.0f32; 8], ReduceOp::Sum);
         if let Ok(second) = second {
             assert!(second.wait().is_err());
         }
@@ -174,7 +174,7 @@ fn a_function_that_does_not_return_in_time_is_a_deadline_for_all() {
         a + b
     });
     // Two seconds of work in chunks, of which those that are in hand are finished.
-    let errors = each(&groups, |group| group.all_reduce_with(&mut vec![1.0f32; 40_000], &reduction));
+    let errors = each(&groups, |group| group.all_reduce(&mut vec![1.0f32; 40_000], &reduction));
     let says = |outcome: &Result<(), Error>| matches!(outcome, Err(Error::Deadline { .. } | Error::Aborted { .. }));
     assert!(errors.iter().all(says), "{errors:?}");
 }

@@ -47,7 +47,7 @@ fn values_are_combined() {
             check(group, &values, 0);
 
             let mut values = mine(group, LEN);
-            group.all_reduce_with(&mut values, &Reduction::new(|a: u32, b: u32| a + b)).unwrap();
+            group.all_reduce(&mut values, &Reduction::new(|a: u32, b: u32| a + b)).unwrap();
             check(group, &values, 0);
 
             let (mut a, mut b) = (mine(group, 3), mine(group, LEN));
@@ -113,9 +113,9 @@ fn values_are_moved() {
 fn several_operations_run_at_once_and_may_be_dropped() {
     for ranks in RANKS {
         on_threads(ranks, |group| {
-            let first = group.all_reduce_async(mine(group, LEN), ReduceOp::Sum).unwrap();
-            let dropped = group.all_reduce_async(mine(group, LEN), ReduceOp::Max).unwrap();
-            let last = group.all_gather_async(mine(group, 2), vec![0; 2 * ranks]).unwrap();
+            let first = group.start().all_reduce(mine(group, LEN), ReduceOp::Sum).unwrap();
+            let dropped = group.start().all_reduce(mine(group, LEN), ReduceOp::Max).unwrap();
+            let last = group.start().all_gather(mine(group, 2), vec![0; 2 * ranks]).unwrap();
             drop(dropped);
             let [_, all] = last.wait().unwrap();
             assert_eq!(all.len(), 2 * ranks);
@@ -136,7 +136,7 @@ fn failures_give_the_memory_back() {
     on_threads(2, |group| {
         if group.rank().0 == 0 {
             // The other one leaves without a call.
-            let work = group.all_reduce_async(vec![1u32; 4], ReduceOp::Sum).unwrap();
+            let work = group.start().all_reduce(vec![1u32; 4], ReduceOp::Sum).unwrap();
             assert!(work.wait().is_err());
         }
     });

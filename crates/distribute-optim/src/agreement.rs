@@ -39,8 +39,9 @@ pub fn share<'a, L: TensorLibrary>(
     for variable in &variables {
         variable.components()[0].read(&mut |buffer| all.extend_from_slice(buffer.as_bytes()))?;
     }
-    let chiefs = on_local_ranks::<_, L::Error>(&groups, |_, group| Ok(group.broadcast_async(all.clone(), Rank(0))?))?
-        .unwrap_or(all);
+    let chiefs =
+        on_local_ranks::<_, L::Error>(&groups, |_, group| Ok(group.start().broadcast(all.clone(), Rank(0))?))?
+            .unwrap_or(all);
     for component in 0..groups.len() {
         let mut rest = &chiefs[..];
         for variable in &variables {
@@ -84,7 +85,7 @@ pub fn audit<L: TensorLibrary>(strategy: &Strategy, parameters: &Parameters<L>) 
     let gathered = on_local_ranks::<_, L::Error>(&strategy.groups(), |local, group| {
         let own = digests(parameters, local)?;
         let all = vec![0; own.len() * group.world_size()];
-        Ok(group.all_gather_async(own, all)?)
+        Ok(group.start().all_gather(own, all)?)
     })?;
     let [_, all] = gathered.unwrap_or_default();
     compare_digests(parameters, &all)

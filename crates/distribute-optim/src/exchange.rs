@@ -140,7 +140,7 @@ impl<L: TensorLibrary> Reducer<L> {
                         None => zeros(&parameters, context.local_replica_id(), index)?,
                     };
                     let payload = Payload::<L>::gradient(gradient)?;
-                    let reduced = group.all_reduce_async(payload, ReduceOp::Sum)?.wait()?;
+                    let reduced = group.start().all_reduce(payload, ReduceOp::Sum)?.wait()?;
                     if let Some(gradient) = reduced.into_gradient() {
                         all.push(Reduced::new(index, gradient)?);
                     }

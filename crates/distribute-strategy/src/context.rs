@@ -116,13 +116,13 @@ impl ReplicaContext {
     /// # Ok::<(), Error>(())
     /// ```
     pub fn device_group(&self) -> Result<Arc<DeviceGroup>> {
-        let make = |device| Ok(DeviceGroup::new(self.group(), device, self.group().device_implementation())?);
+        let make = |device| Ok(DeviceGroup::new(self.group(), device, self.group().options().device_implementation)?);
         self.strategy().replicas().device_group(self.local_replica_id(), make)
     }
 
     /// Aborts this replica's groups, so that no peer waits for it.
     pub(crate) fn abort(&self, reason: &str) {
-        self.group().abort(reason);
+        self.group().abort(reason, FailureKind::Permanent);
         self.strategy.replicas().abort_further_groups(self.local, reason, FailureKind::Permanent);
     }
 
@@ -132,8 +132,8 @@ impl ReplicaContext {
     }
 
     /// Announces that this replica makes no further calls in this run.
-    pub(crate) fn rest(&self) {
-        self.strategy.replicas().rest_one(&self.groups, self.local, true);
+    pub(crate) fn set_idle(&self) {
+        self.strategy.replicas().set_one_idle(&self.groups, self.local, true);
     }
 
     /// Returns the place of this code, for reads and writes of variables.
@@ -205,7 +205,7 @@ impl ReplicaContext {
     }
 
     fn timeout(&self) -> Duration {
-        self.group().timeout()
+        self.group().options().timeout
     }
 }
 

@@ -165,12 +165,12 @@ impl<T: Clone + Send + 'static> DistributedIterator<T> {
         let text = serde_json::to_vec(&own).map_err(unreadable)?;
         let (groups, replicas) = (self.strategy.groups(), self.strategy.num_local_replicas());
         let lengths = on_local_ranks(&groups, |_, group| {
-            group.all_gather_async(vec![text.len() as u64], vec![0; group.world_size()])
+            group.start().all_gather(vec![text.len() as u64], vec![0; group.world_size()])
         })?;
         let [_, lengths] = lengths.unwrap_or_default();
         let lengths: Vec<usize> = lengths.into_iter().map(|length| length as usize).collect();
         let texts = on_local_ranks(&groups, |_, group| {
-            group.all_gather_v_async(text.clone(), vec![0u8; lengths.iter().sum()], &lengths)
+            group.parts(&lengths).start().all_gather(text.clone(), vec![0u8; lengths.iter().sum()])
         })?;
         let [_, texts] = texts.unwrap_or_default();
         let (mut workers, mut start) = (Vec::new(), 0);
@@ -255,7 +255,7 @@ impl<T: Clone + Send + 'static> DistributedIterator<T> {
     /// Sums the workers' flags in an operation of its own, for steps whose reduction did not carry them.
     fn agree(&self, own: u32) -> Result<u32> {
         let sum = on_local_ranks(&self.strategy.groups(), |local, group| {
-            group.all_reduce_async(vec![if local == 0 { own } else { 0 }], ReduceOp::Sum)
+            group.start().all_reduce(vec![if local == 0 { own } else { 0 }], ReduceOp::Sum)
         })?;
         Ok(sum.map_or(0, |sum| sum[0]))
     }

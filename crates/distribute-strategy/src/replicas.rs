@@ -133,23 +133,23 @@ impl Replicas {
     /// Aborts a replica's graph group and device group, if they were made.
     pub(crate) fn abort_further_groups(&self, local: usize, reason: &str, kind: FailureKind) {
         if let Some(group) = &self.graph_groups.lock().unwrap_or_else(PoisonError::into_inner)[local] {
-            group.abort_as(reason, kind);
+            group.abort(reason, kind);
         }
         if let Some(group) = &self.device_groups.lock().unwrap_or_else(PoisonError::into_inner)[local] {
             group.abort(reason);
         }
     }
 
-    /// Sets for all local replicas whether they are between runs; see [`ProcessGroup::rest`].
-    pub(crate) fn rest(&self, groups: &[ProcessGroup], resting: bool) {
-        (0..groups.len()).for_each(|local| self.rest_one(groups, local, resting));
+    /// Sets for all local replicas whether they are between runs; see [`ProcessGroup::set_idle`].
+    pub(crate) fn set_idle(&self, groups: &[ProcessGroup], idle: bool) {
+        (0..groups.len()).for_each(|local| self.set_one_idle(groups, local, idle));
     }
 
     /// Sets for one local replica whether it is between runs.
-    pub(crate) fn rest_one(&self, groups: &[ProcessGroup], local: usize, resting: bool) {
-        groups[local].rest(resting);
+    pub(crate) fn set_one_idle(&self, groups: &[ProcessGroup], local: usize, idle: bool) {
+        groups[local].set_idle(idle);
         if let Some(group) = &self.graph_groups.lock().unwrap_or_else(PoisonError::into_inner)[local] {
-            group.rest(resting);
+            group.set_idle(idle);
         }
     }
 

@@ -115,7 +115,7 @@ impl Strategy {
         args.examples(&mut examples);
         let examples = examples.of_replicas(topology.first_replica())?;
         let parts = args.split(topology.replicas_per_worker)?;
-        let timeout = replicas.groups().first().map(ProcessGroup::timeout).unwrap_or_default();
+        let timeout = replicas.groups().first().map(|group| group.options().timeout).unwrap_or_default();
         // Only one run at a time. The groups are looked up afterwards, since a failed run replaces them.
         let running = replicas.running.enter(timeout)?;
         let groups = replicas.groups();
@@ -126,7 +126,7 @@ impl Strategy {
         }
         let first_failure = std::sync::Mutex::new(None);
         let body = &body;
-        replicas.rest(&groups, false);
+        replicas.set_idle(&groups, false);
         let closures = parts
             .into_iter()
             .enumerate()
@@ -149,7 +149,7 @@ impl Strategy {
             })
             .collect();
         let outcomes = replicas.threads.run(closures);
-        replicas.rest(&groups, false);
+        replicas.set_idle(&groups, false);
         let first_failure = first_failure.into_inner().unwrap_or_else(PoisonError::into_inner);
         let mut values = Vec::with_capacity(outcomes.len());
         let mut failures: Vec<(usize, E)> = Vec::new();
@@ -214,7 +214,7 @@ impl Drop for Ending<'_> {
                 let local = self.context.local_replica_id();
                 self.rendezvous.end(local, "ended its run without this merge_call");
                 // Peers that wait for a call of this replica learn that none will come.
-                self.context.rest();
+                self.context.set_idle();
             }
         }
     }

@@ -291,7 +291,7 @@ impl Strategy {
         {
             let (reason, kind) = (format!("worker {} failed: {error}", replicas.topology.worker), kind(error));
             for (local, group) in replicas.groups().iter().enumerate() {
-                group.abort_as(&reason, kind);
+                group.abort(&reason, kind);
                 replicas.abort_further_groups(local, &reason, kind);
             }
         }

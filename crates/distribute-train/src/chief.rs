@@ -73,6 +73,6 @@ pub(crate) fn bytes_from_chief<E: From<Error> + ToString>(
 
 /// Broadcasts the chief's values; all workers must pass equally many.
 fn broadcast<T: Element>(strategy: &Strategy, values: Vec<T>) -> Result<Vec<T>> {
-    let all = on_local_ranks(&strategy.groups(), |_, group| group.broadcast_async(values.clone(), Rank(0)))?;
+    let all = on_local_ranks(&strategy.groups(), |_, group| group.start().broadcast(values.clone(), Rank(0)))?;
     Ok(all.unwrap_or_default())
 }

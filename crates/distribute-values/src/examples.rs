@@ -28,7 +28,7 @@ pub fn weighed<M, S: Structure<M>>(
     let mut factor = 1.0;
     if op == ReduceOp::Mean && *axis == Axis::None {
         let with = on_local_ranks(groups, |local, group| {
-            group.all_reduce_async(vec![u32::from(values.has_examples(local))], ReduceOp::Sum)
+            group.start().all_reduce(vec![u32::from(values.has_examples(local))], ReduceOp::Sum)
         })?;
         let all = groups.first().map_or(1, ProcessGroup::world_size);
         factor = all as f64 / f64::from(with.map_or(1, |with| with[0]).max(1));

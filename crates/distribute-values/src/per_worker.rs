@@ -103,7 +103,7 @@ impl<T> PerWorkerVariable<T> {
     {
         let own = self.value.to_elements::<E>()?;
         let gathered = on_local_ranks(groups, |_, group| {
-            group.all_gather_async(own.clone(), vec![E::default(); own.len() * group.world_size()])
+            group.start().all_gather(own.clone(), vec![E::default(); own.len() * group.world_size()])
         })?;
         let [_, all] = gathered.unwrap_or_default();
         // All replicas of a worker contribute the same.

@@ -247,7 +247,7 @@ fn ours(strategy: &Strategy, time: Duration, audit_every: Option<u64>) -> distri
     let started = Instant::now();
     (0..50).try_for_each(|_| step())?;
     let own = started.elapsed().as_secs_f64() / 50.0;
-    let estimate = on_local_ranks(&strategy.groups(), |_, group| group.all_reduce_async(vec![own], ReduceOp::Max))?;
+    let estimate = on_local_ranks(&strategy.groups(), |_, group| group.start().all_reduce(vec![own], ReduceOp::Max))?;
     let estimate = estimate.map_or(own, |estimate| estimate[0]);
     let count = ((time.as_secs_f64() / estimate) as usize).max(50);
     let started = Instant::now();

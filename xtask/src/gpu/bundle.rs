@@ -90,7 +90,7 @@ pub(super) fn run(folder: &Path, candle: Option<u32>) -> Result<(), String> {
 impl Program {
     /// Builds it without anything that only debuggers need; its file.
     fn build(&self, environment: &[(&str, String)]) -> Result<PathBuf, String> {
-        let mut cargo = Command::new(env!("CARGO"));
+        let mut cargo = Command::new("cargo");
         cargo.args([
             "build",
             "--quiet",

@@ -91,7 +91,7 @@ fn link(target: &str, at: &Path) -> Result<(), String> {
 /// The sources of the bindings that this workspace is built with.
 fn cudarc() -> Result<PathBuf, String> {
     let arguments = ["metadata", "--format-version", "1", "--locked"];
-    let output = Command::new(env!("CARGO")).args(arguments).output().map_err(text)?;
+    let output = Command::new("cargo").args(arguments).output().map_err(text)?;
     let metadata: Value = serde_json::from_slice(&output.stdout).map_err(text)?;
     let package = metadata["packages"].as_array().into_iter().flatten().find(|package| package["name"] == "cudarc");
     let manifest = package.and_then(|package| package["manifest_path"].as_str()).map(Path::new);

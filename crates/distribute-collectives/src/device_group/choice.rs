@@ -53,7 +53,7 @@ impl Facts {
         group.all_gather(&[mine.len() as u64], &mut counts)?;
         let counts: Vec<usize> = counts.into_iter().map(|count| count as usize).collect();
         let mut all = vec![0; counts.iter().sum()];
-        group.all_gather_v(&mine, &mut all, &counts)?;
+        group.parts(&counts).all_gather(&mine, &mut all)?;
         let mut rest = all.as_slice();
         Ok(counts
             .into_iter()

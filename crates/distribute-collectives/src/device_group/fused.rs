@@ -86,7 +86,7 @@ impl FusedDeviceAllReduce {
             buckets.push(Packed { memory: group.device.allocate(end).map_err(failed)?, places });
         }
         let stream = group.device.create_stream().map_err(failed)?;
-        let (device, timeout) = (Arc::clone(&group.device), group.group.timeout());
+        let (device, timeout) = (Arc::clone(&group.device), group.group.options().timeout);
         Ok(FusedDeviceAllReduce { plan, op, buckets, stream, device, timeout })
     }
 

@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
+use distribute_cluster::FailureKind;
 use distribute_device::{BufferMut, DType, Device, DeviceBuffer, HostBuffer, Stream, Transfer};
 
 use super::{Backend, Work, device_error};
@@ -151,13 +152,13 @@ impl HostBackend {
     }
 
     fn deadline(&self) -> Instant {
-        Instant::now() + self.group.timeout()
+        Instant::now() + self.group.options().timeout
     }
 }
 
 impl Backend for HostBackend {
     fn abort(&self, reason: &str) {
-        self.group.abort(reason);
+        self.group.abort(reason, FailureKind::Permanent);
     }
 
     fn offer(&self, _: &Work<'_>) -> Result<()> {
@@ -165,7 +166,7 @@ impl Backend for HostBackend {
     }
 
     fn run(&self, work: &Work<'_>) -> Result<()> {
-        let (dtype, op) = (work.call.dtype, work.call.op.unwrap_or(ReduceOp::Sum));
+        let (dtype, op) = (work.call.dtype, work.call.built_in().unwrap_or(ReduceOp::Sum));
         match work.call.kind {
             Kind::Broadcast => self.broadcast(work.input, dtype, work.call.root.unwrap_or(Rank(0)), work.stream),
             Kind::ReduceScatter => self.scattered(work, op),

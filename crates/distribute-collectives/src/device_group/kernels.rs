@@ -7,6 +7,7 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
+use distribute_cluster::FailureKind;
 use distribute_device::cuda::{Combine, CudaStream, MAX_BUFFERS};
 use distribute_device::{DType, Device, DeviceBuffer, Stream};
 
@@ -103,7 +104,7 @@ impl KernelBackend {
     }
 
     fn reduction(&self, work: &Work<'_>) -> distribute_device::Result<Reduction> {
-        let combine = match work.call.op {
+        let combine = match work.call.built_in() {
             // Kernels add integers up in their own type, where the sum wraps.
             Some(ReduceOp::Mean) if !work.call.dtype.is_float() => {
                 let problem =
@@ -119,7 +120,7 @@ impl KernelBackend {
                 return Err(distribute_device::Error::Operands { operation: "reducing buffers", problem });
             }
         };
-        let divisor = match work.call.op {
+        let divisor = match work.call.built_in() {
             Some(ReduceOp::Mean) => u32::try_from(self.world.world_size()).unwrap_or(u32::MAX),
             _ => 1,
         };
@@ -255,7 +256,7 @@ impl KernelBackend {
             Kind::ReduceScatter => {
                 let sum = self.device.allocate(work.input.len_bytes()).map_err(failed)?;
                 self.reduce_here(&inputs, &sum, reduction).map_err(failed)?;
-                leaders.all_reduce(&sum, dtype, work.call.op.unwrap_or(ReduceOp::Sum), &self.stream)?;
+                leaders.all_reduce(&sum, dtype, work.call.built_in().unwrap_or(ReduceOp::Sum), &self.stream)?;
                 let (len, first) = (work.output.len_bytes(), self.world.process() * outputs.len());
                 outputs.iter().enumerate().try_for_each(|(local, output)| {
                     let part = sum.slice((first + local) * len..(first + local + 1) * len).map_err(failed)?;
@@ -264,7 +265,7 @@ impl KernelBackend {
             }
             _ => {
                 self.reduce_here(&inputs, work.output, reduction).map_err(failed)?;
-                leaders.all_reduce(work.output, dtype, work.call.op.unwrap_or(ReduceOp::Sum), &self.stream)?;
+                leaders.all_reduce(work.output, dtype, work.call.built_in().unwrap_or(ReduceOp::Sum), &self.stream)?;
                 self.spread(&(0..work.output.len_bytes()), work.output, &outputs[1..], dtype).map_err(failed)
             }
         }
@@ -273,7 +274,7 @@ impl KernelBackend {
 
 impl Backend for KernelBackend {
     fn abort(&self, reason: &str) {
-        self.here.abort(reason);
+        self.here.abort(reason, FailureKind::Permanent);
         self.leaders.iter().for_each(|leaders| leaders.abort(reason));
     }
 

@@ -111,7 +111,7 @@ impl Shared {
         if made == 0 {
             return Err(self.failed("making an identity for a communicator", &"rank 0 could not make one"));
         }
-        let deadline = Instant::now() + self.group.timeout();
+        let deadline = Instant::now() + self.group.options().timeout;
         let config = Config::new().blocking(false);
         let [ranks, rank] =
             [self.group.world_size(), self.group.rank().index()].map(|n| c_int::try_from(n).unwrap_or(c_int::MAX));
@@ -144,7 +144,7 @@ impl Shared {
                 return Err(error);
             }
             if Instant::now() >= deadline {
-                let waited = self.group.timeout();
+                let waited = self.group.options().timeout;
                 return Err(self.failed(action, &format!("it has not ended within {waited:.1?}; is every rank here?")));
             }
             // SAFETY: the communicator lives, and asking is allowed at any time.
@@ -170,7 +170,7 @@ impl Shared {
             return Err(self.group.failure().unwrap_or_else(|| self.failed(action.name(), &"it was aborted before")));
         };
         let progress = call(*comm, self.stream.handle()).map_err(|error| self.failed(action.name(), &error))?;
-        self.settle(*comm, progress, Instant::now() + self.group.timeout(), action.name())
+        self.settle(*comm, progress, Instant::now() + self.group.options().timeout, action.name())
     }
 
     /// Returns whether nothing has failed; otherwise aborts the communicator and the group.
@@ -276,7 +276,7 @@ impl Backend for NcclBackend {
         work.stream.record(&*ready).map_err(failed)?;
         shared.stream.wait(&*ready).map_err(failed)?;
         let (from, to) = (shared.address(work.input)?, shared.address(work.output)?);
-        let (dtype, op) = (data_type(call.dtype), reduction(&shared.group, call.op, call.dtype)?);
+        let (dtype, op) = (data_type(call.dtype), reduction(&shared.group, call.built_in(), call.dtype)?);
         let (count, part) = (call.count as usize, work.output.len_bytes() / call.dtype.size_bytes());
         // SAFETY, for each: the device's context is current; both buffers have as many elements and stay until the
         // stream has passed, which `address_for_use` saw to; the communicator lives while it is locked.

@@ -201,14 +201,6 @@ impl<'a> Borrowed<'a> {
         self.buffers.user = Some(combiner);
         self
     }
-
-    /// Borrows an output whose part `own` (in elements) is the input.
-    pub(crate) fn within(mut values: BufferMut<'a>, own: Range<usize>) -> Borrowed<'a> {
-        let size = values.dtype().size_bytes();
-        let output = RawSlice::of_mut(values.as_bytes_mut());
-        let inputs = vec![output.part(own.start * size..own.end * size)];
-        Borrowed { buffers: Buffers { inputs, outputs: vec![output], ..Buffers::default() }, memory: PhantomData }
-    }
 }
 
 /// Finds the slices, and the bytes of each, that lie in `range` when `slices` are taken as one long slice.

@@ -170,7 +170,7 @@ impl InterProcess {
         buffers: &Buffers,
         on_failure: &dyn Fn(&Error),
     ) -> (Result<()>, bool) {
-        let built_in = Combiner::BuiltIn(times.call.op.unwrap_or(ReduceOp::Sum));
+        let built_in = Combiner::BuiltIn(times.call.built_in().unwrap_or(ReduceOp::Sum));
         let combiner = buffers.user.as_ref().unwrap_or(&built_in);
         // SAFETY: this process's only rank owns the memory, borrowed it to this call, and waits for it to return.
         let mut memory = unsafe { ExchangedMemory::new(&buffers.outputs, &[]) };
@@ -207,7 +207,7 @@ impl InterProcess {
                 schedule: schedule.id,
                 dtype: wire.dtype,
                 combiner,
-                divisor: (divides && call.op == Some(ReduceOp::Mean)).then_some(context.world_size() as u32),
+                divisor: (divides && call.built_in() == Some(ReduceOp::Mean)).then_some(context.world_size() as u32),
                 started,
                 deadline,
                 spin,

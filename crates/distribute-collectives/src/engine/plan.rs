@@ -53,7 +53,8 @@ impl LocalPlan {
         let (processes, world_size) = (context.processes(), context.world_size());
         let across = processes > 1;
         let starts = part_starts(&call, &ranks[0].counts, world_size);
-        let accumulator = kernel::mean_accumulator(call.dtype).filter(|_| across && call.op == Some(ReduceOp::Mean));
+        let accumulator =
+            kernel::mean_accumulator(call.dtype).filter(|_| across && call.built_in() == Some(ReduceOp::Mean));
         let blocks = match call.kind {
             Kind::AllToAll
             | Kind::Gather
@@ -73,7 +74,7 @@ impl LocalPlan {
         let scatters = matches!(call.kind, Kind::ReduceScatter | Kind::ReduceScatterV);
         let staging =
             (across && scatters || accumulator.is_some()).then(|| Staging::new(count, call.dtype, accumulator));
-        let op = call.op.unwrap_or(ReduceOp::Sum);
+        let op = call.built_in().unwrap_or(ReduceOp::Sum);
         let mut chunk = match blocks {
             Some(_) => [1, 1],
             None => elements.map(|elements| chunk_elements(elements, ranks.len(), call.dtype.size_bytes())),

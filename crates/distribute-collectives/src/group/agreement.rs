@@ -42,7 +42,7 @@ pub fn first_difference(ranks: &[ProcessGroup], lines: &[String]) -> Result<Opti
     }
     compare(lines, &mut |mine| {
         let gathered = on_local_ranks(ranks, |_, group| {
-            group.all_gather_async(mine.clone(), vec![0; mine.len() * group.world_size()])
+            group.start().all_gather(mine.clone(), vec![0; mine.len() * group.world_size()])
         })?;
         let [_, all] = gathered.unwrap_or_default();
         Ok(all)

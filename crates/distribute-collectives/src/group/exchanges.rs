@@ -22,40 +22,6 @@ impl ProcessGroup {
         self.blocking(request, Borrowed::apart(BufferRef::from(input), BufferMut::from(output), counts))
     }
 
-    /// Does [`all_gather`](ProcessGroup::all_gather) with every rank's values already in their place of `values`.
-    ///
-    /// # Shapes
-    /// `values` has the same length on all ranks, a multiple of the world size; rank r's part is the r-th.
-    ///
-    /// # Errors
-    /// [`Error::Length`](crate::Error::Length) where lengths do not fit, and those of every operation: see
-    /// [`ProcessGroup`].
-    pub fn all_gather_in_place<T: Element>(&self, values: &mut [T]) -> Result<()> {
-        let part = values.len() / self.world_size();
-        let remedy = "the values of all_gather_in_place divide evenly among the ranks";
-        check_len("values of all_gather_in_place", values.len(), part * self.world_size(), remedy)?;
-        let own = self.rank().index() * part..(self.rank().index() + 1) * part;
-        let request = Request::new(Kind::AllGather, T::DTYPE, part);
-        self.blocking(request, Borrowed::within(BufferMut::from(values), own))
-    }
-
-    /// Does [`all_gather`](ProcessGroup::all_gather) with parts of different lengths: rank r brings `counts[r]`
-    /// elements.
-    ///
-    /// # Shapes
-    /// `counts` is the same on all ranks; `input` holds this rank's count, `output` their sum.
-    ///
-    /// # Errors
-    /// [`Error::Length`](crate::Error::Length) where lengths do not fit, and those of every operation: see
-    /// [`ProcessGroup`].
-    ///
-    /// # Source
-    /// `MPI_Allgatherv`.
-    pub fn all_gather_v<T: Element>(&self, input: &[T], output: &mut [T], counts: &[usize]) -> Result<()> {
-        let (request, counts) = self.all_gather_request(T::DTYPE, input.len(), output.len(), Some(counts))?;
-        self.blocking(request, Borrowed::apart(BufferRef::from(input), BufferMut::from(output), counts))
-    }
-
     /// Collects every rank's values at the root, in rank order.
     ///
     /// # Shapes
@@ -74,21 +40,6 @@ impl ProcessGroup {
         self.blocking(request, Borrowed::apart(BufferRef::from(input), BufferMut::from(output), counts))
     }
 
-    /// Does [`gather`](ProcessGroup::gather) with parts of different lengths: rank r brings `counts[r]` elements.
-    ///
-    /// # Shapes
-    /// `counts` is the same on all ranks; `input` holds this rank's count, the root's `output` their sum.
-    ///
-    /// # Errors
-    /// As [`gather`](ProcessGroup::gather).
-    ///
-    /// # Source
-    /// `MPI_Gatherv`.
-    pub fn gather_v<T: Element>(&self, input: &[T], output: &mut [T], counts: &[usize], root: Rank) -> Result<()> {
-        let (request, counts) = self.gather_request(T::DTYPE, input.len(), output.len(), Some(counts), root)?;
-        self.blocking(request, Borrowed::apart(BufferRef::from(input), BufferMut::from(output), counts))
-    }
-
     /// Gives each rank its part of the root's values.
     ///
     /// # Shapes
@@ -101,21 +52,6 @@ impl ProcessGroup {
     /// [`ProcessGroup`].
     pub fn scatter<T: Element>(&self, input: &[T], output: &mut [T], root: Rank) -> Result<()> {
         let (request, counts) = self.scatter_request(T::DTYPE, input.len(), output.len(), None, root)?;
-        self.blocking(request, Borrowed::apart(BufferRef::from(input), BufferMut::from(output), counts))
-    }
-
-    /// Does [`scatter`](ProcessGroup::scatter) with parts of different lengths: rank r gets `counts[r]` elements.
-    ///
-    /// # Shapes
-    /// `counts` is the same on all ranks; `output` holds this rank's count, the root's `input` their sum.
-    ///
-    /// # Errors
-    /// As [`scatter`](ProcessGroup::scatter).
-    ///
-    /// # Source
-    /// `MPI_Scatterv`.
-    pub fn scatter_v<T: Element>(&self, input: &[T], output: &mut [T], counts: &[usize], root: Rank) -> Result<()> {
-        let (request, counts) = self.scatter_request(T::DTYPE, input.len(), output.len(), Some(counts), root)?;
         self.blocking(request, Borrowed::apart(BufferRef::from(input), BufferMut::from(output), counts))
     }
 
@@ -150,31 +86,6 @@ impl ProcessGroup {
     /// ```
     pub fn all_to_all<T: Element>(&self, input: &[T], output: &mut [T]) -> Result<()> {
         let (request, counts) = self.all_to_all_request(T::DTYPE, input.len(), output.len(), None)?;
-        self.blocking(request, Borrowed::apart(BufferRef::from(input), BufferMut::from(output), counts))
-    }
-
-    /// Does [`all_to_all`](ProcessGroup::all_to_all) with parts of different lengths: rank s gets `send_counts[s]`
-    /// elements of this rank, which gets `receive_counts[s]` of rank s.
-    ///
-    /// # Shapes
-    /// `input` holds the sum of `send_counts`, `output` that of `receive_counts`. What one rank sends, the other must
-    /// expect; a difference is an error that names both.
-    ///
-    /// # Errors
-    /// [`Error::Length`](crate::Error::Length) where lengths do not fit, and those of every operation: see
-    /// [`ProcessGroup`].
-    ///
-    /// # Source
-    /// `MPI_Alltoallv`, without displacements: parts lie one after another.
-    pub fn all_to_all_v<T: Element>(
-        &self,
-        input: &[T],
-        send_counts: &[usize],
-        output: &mut [T],
-        receive_counts: &[usize],
-    ) -> Result<()> {
-        let counts = Some((send_counts, receive_counts));
-        let (request, counts) = self.all_to_all_request(T::DTYPE, input.len(), output.len(), counts)?;
         self.blocking(request, Borrowed::apart(BufferRef::from(input), BufferMut::from(output), counts))
     }
 

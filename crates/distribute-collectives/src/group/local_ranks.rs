@@ -1,5 +1,7 @@
 //! Calls by one thread for all ranks of its process.
 
+use distribute_cluster::FailureKind;
+
 use super::ProcessGroup;
 use super::work::Work;
 use crate::Error;
@@ -17,7 +19,7 @@ use crate::engine::memory::OwnedBuffers;
 /// ```
 /// use distribute_collectives::{Error, ProcessGroup, ReduceOp, on_local_ranks};
 /// let ranks = ProcessGroup::local(3)?;
-/// let sum = on_local_ranks(&ranks, |local, rank| rank.all_reduce_async(vec![local as u64], ReduceOp::Sum))?;
+/// let sum = on_local_ranks(&ranks, |local, rank| rank.start().all_reduce(vec![local as u64], ReduceOp::Sum))?;
 /// assert_eq!(sum, Some(vec![3]));
 /// # Ok::<(), Error>(())
 /// ```
@@ -32,7 +34,7 @@ pub fn on_local_ranks<B: OwnedBuffers, E: From<Error>>(
             Err(error) => {
                 // What was begun waits for the ranks that did not begin, which no longer will.
                 if !works.is_empty() {
-                    rank.abort("an operation could not be begun on every rank of its process");
+                    rank.abort("an operation could not be begun on every rank of its process", FailureKind::Permanent);
                 }
                 return Err(error);
             }

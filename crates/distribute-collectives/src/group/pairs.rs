@@ -8,7 +8,7 @@ use distribute_device::{BufferMut, BufferRef, DType, Element};
 use super::children::ChildKey;
 use super::job::JobMembership;
 use super::join::MAX_CONNECT;
-use super::{ProcessGroup, Request, Work};
+use super::{ProcessGroup, Request};
 use crate::call::Kind;
 use crate::engine::memory::{Borrowed, Counts};
 use crate::sync::lock;
@@ -67,27 +67,8 @@ impl ProcessGroup {
         pair.blocking(request, Borrowed::apart(BufferRef::from(&none[..]), BufferMut::from(values), counts))
     }
 
-    /// Begins to [`send`](ProcessGroup::send) and returns at once; `wait` hands the values back, in the first place.
-    ///
-    /// # Errors
-    /// [`Error::RankOutside`], [`Error::NotConnectable`], and [`Error::Connect`] for the first message of a pair; other
-    /// errors come from [`Work::wait`].
-    pub fn send_async<T: Element>(&self, values: Vec<T>, to: Rank) -> Result<Work<[Vec<T>; 2]>> {
-        let pair = self.pair(self.rank(), to)?;
-        pair.begin_apart(sending(T::DTYPE, values.len()), [values, Vec::new()])
-    }
-
-    /// Begins to [`recv`](ProcessGroup::recv) and returns at once; `wait` hands the values back, in the second place.
-    ///
-    /// # Errors
-    /// As [`send_async`](ProcessGroup::send_async).
-    pub fn recv_async<T: Element>(&self, values: Vec<T>, from: Rank) -> Result<Work<[Vec<T>; 2]>> {
-        let pair = self.pair(from, self.rank())?;
-        pair.begin_apart(receiving(T::DTYPE, values.len()), [Vec::new(), values])
-    }
-
     /// Returns the group of a sender and a receiver, of which this rank is one.
-    fn pair(&self, from: Rank, to: Rank) -> Result<Arc<ProcessGroup>> {
+    pub(super) fn pair(&self, from: Rank, to: Rank) -> Result<Arc<ProcessGroup>> {
         self.check_rank("rank", from)?;
         self.check_rank("rank", to)?;
         if from == to {
@@ -147,7 +128,7 @@ impl ProcessGroup {
         let coordination = &home.coordination;
         let generation = home.generation;
         let key = format!("group/{}/{generation}/sender", options.name);
-        let timeout = self.timeout().min(MAX_CONNECT);
+        let timeout = self.options.timeout.min(MAX_CONNECT);
         let deadline = Instant::now() + timeout;
         let (listener, mine, nonce) = self.open_listener()?;
         let (addresses, nonce) = match is_sender {
@@ -182,11 +163,11 @@ impl ProcessGroup {
     }
 }
 
-fn sending(dtype: DType, len: usize) -> (Request, Counts) {
+pub(super) fn sending(dtype: DType, len: usize) -> (Request, Counts) {
     (message(dtype), Counts::Exchange { send: vec![0, len], receive: vec![0, 0] })
 }
 
-fn receiving(dtype: DType, len: usize) -> (Request, Counts) {
+pub(super) fn receiving(dtype: DType, len: usize) -> (Request, Counts) {
     (message(dtype), Counts::Exchange { send: vec![0, 0], receive: vec![len, 0] })
 }
 

@@ -3,12 +3,13 @@
 use distribute_device::{BufferMut, BufferRef, DType, Element};
 
 use super::{ProcessGroup, Request};
-use crate::call::{Call, Kind};
+use crate::call::{Call, Kind, Reducing};
 use crate::engine::memory::{Borrowed, Counts};
-use crate::{Error, Rank, ReduceOp, Reduction, Result};
+use crate::{Error, Operator, Rank, ReduceOp, Result};
 
 impl ProcessGroup {
-    /// Replaces every rank's values by their reduction over ranks, in place.
+    /// Replaces every rank's values by their reduction over ranks, in place. `op` is a [`ReduceOp`] or a reference to a
+    /// [`Reduction`](crate::Reduction) of the caller's own.
     ///
     /// # Shapes
     /// Equal lengths on all ranks.
@@ -18,60 +19,17 @@ impl ProcessGroup {
     /// [`schedule`](crate::schedule).
     ///
     /// # Errors
-    /// Those of every operation: see [`ProcessGroup`].
-    pub fn all_reduce<T: Element>(&self, values: &mut [T], op: ReduceOp) -> Result<()> {
-        self.all_reduce_list(&mut [BufferMut::from(values)], op)
-    }
-
-    /// Does [`all_reduce`](ProcessGroup::all_reduce) with the result in `output`; `input` is kept.
-    ///
-    /// # Shapes
-    /// `input` and `output` have the same length on all ranks.
-    ///
-    /// # Cost
-    /// One more pass over the memory than in place: the input is copied first.
-    ///
-    /// # Errors
-    /// [`Error::Length`] where lengths do not fit, and those of every operation: see [`ProcessGroup`].
-    pub fn all_reduce_into<T: Element>(&self, input: &[T], output: &mut [T], op: ReduceOp) -> Result<()> {
-        copy_into(input, output, "output of all_reduce_into")?;
-        self.all_reduce(output, op)
-    }
-
-    /// Does [`all_reduce`](ProcessGroup::all_reduce) with a reduction of the caller's own.
-    ///
-    /// # Errors
-    /// Those of every operation: see [`ProcessGroup`]. A rank that passes a built-in reduction instead is a mismatch;
-    /// two different reductions of their own cannot be told apart.
-    pub fn all_reduce_with<T: Element>(&self, values: &mut [T], reduction: &Reduction<T>) -> Result<()> {
-        let request = Request { op: Some(ReduceOp::User), ..Request::new(Kind::AllReduce, T::DTYPE, values.len()) };
-        self.blocking(request, Borrowed::in_place([BufferMut::from(values)]).with(reduction.combiner()))
-    }
-
-    /// Does [`reduce`](ProcessGroup::reduce) with a reduction of the caller's own.
-    ///
-    /// # Errors
-    /// As [`all_reduce_with`](ProcessGroup::all_reduce_with), and [`Error::RankOutside`].
-    pub fn reduce_with<T: Element>(&self, values: &mut [T], reduction: &Reduction<T>, root: Rank) -> Result<()> {
-        let request = Request::new(Kind::Reduce, T::DTYPE, values.len());
-        let request = Request { op: Some(ReduceOp::User), root: Some(root), ..request };
-        self.blocking(request, Borrowed::in_place([BufferMut::from(values)]).with(reduction.combiner()))
-    }
-
-    /// Does [`reduce_scatter`](ProcessGroup::reduce_scatter) with a reduction of the caller's own.
-    ///
-    /// # Errors
-    /// As [`all_reduce_with`](ProcessGroup::all_reduce_with), and [`Error::Length`].
-    pub fn reduce_scatter_with<T: Element>(
-        &self,
-        input: &[T],
-        output: &mut [T],
-        reduction: &Reduction<T>,
-    ) -> Result<()> {
-        let (request, counts) =
-            self.reduce_scatter_request(T::DTYPE, input.len(), output.len(), None, ReduceOp::User)?;
-        let borrowed = Borrowed::apart(BufferRef::from(input), BufferMut::from(output), counts);
-        self.blocking(request, borrowed.with(reduction.combiner()))
+    /// Those of every operation: see [`ProcessGroup`]. A rank that passes a built-in operator where another passes its
+    /// own reduction is a mismatch; two different reductions of their own cannot be told apart.
+    pub fn all_reduce<'a, T: Element>(&self, values: &mut [T], op: impl Into<Operator<'a, T>>) -> Result<()> {
+        match op.into() {
+            Operator::BuiltIn(op) => self.all_reduce_list(&mut [BufferMut::from(values)], op),
+            Operator::User(reduction) => {
+                let request = Request::new(Kind::AllReduce, T::DTYPE, values.len());
+                let borrowed = Borrowed::in_place([BufferMut::from(values)]).with(reduction.combiner());
+                self.blocking(Request { op: Some(Reducing::User), ..request }, borrowed)
+            }
+        }
     }
 
     /// Does [`all_reduce`](ProcessGroup::all_reduce) for several slices of one data type in one operation.
@@ -82,7 +40,7 @@ impl ProcessGroup {
     /// # Errors
     /// [`Error::MixedTypes`] where slices differ in type, and those of every operation: see [`ProcessGroup`].
     pub fn all_reduce_list(&self, slices: &mut [BufferMut<'_>], op: ReduceOp) -> Result<()> {
-        self.in_place(Kind::AllReduce, slices, Some(op), None)
+        self.in_place(Kind::AllReduce, slices, Some(op.into()), None)
     }
 
     /// Replaces every rank's values by the root's, in place.
@@ -106,62 +64,41 @@ impl ProcessGroup {
     }
 
     /// Replaces the root's values by the reduction over ranks; what other ranks' values are afterwards is unspecified.
+    /// `op` is as for [`all_reduce`](ProcessGroup::all_reduce).
     ///
     /// # Shapes
     /// Equal lengths on all ranks.
     ///
     /// # Errors
     /// [`Error::RankOutside`] where `root` is no member, and those of every operation: see [`ProcessGroup`].
-    pub fn reduce<T: Element>(&self, values: &mut [T], op: ReduceOp, root: Rank) -> Result<()> {
-        self.in_place(Kind::Reduce, &mut [BufferMut::from(values)], Some(op), Some(root))
+    pub fn reduce<'a, T: Element>(&self, values: &mut [T], op: impl Into<Operator<'a, T>>, root: Rank) -> Result<()> {
+        match op.into() {
+            Operator::BuiltIn(op) => {
+                self.in_place(Kind::Reduce, &mut [BufferMut::from(values)], Some(op.into()), Some(root))
+            }
+            Operator::User(reduction) => {
+                let request = Request::new(Kind::Reduce, T::DTYPE, values.len());
+                let borrowed = Borrowed::in_place([BufferMut::from(values)]).with(reduction.combiner());
+                self.blocking(Request { op: Some(Reducing::User), root: Some(root), ..request }, borrowed)
+            }
+        }
     }
 
-    /// Does [`reduce`](ProcessGroup::reduce) with the result in the root's `output`; `input` is kept. What other ranks'
-    /// outputs hold afterwards is unspecified: they serve as working memory.
-    ///
-    /// # Shapes
-    /// `input` and `output` have the same length on all ranks.
-    ///
-    /// # Errors
-    /// [`Error::Length`] where lengths do not fit, [`Error::RankOutside`] where `root` is no member, and those of every
-    /// operation: see [`ProcessGroup`].
-    pub fn reduce_into<T: Element>(&self, input: &[T], output: &mut [T], op: ReduceOp, root: Rank) -> Result<()> {
-        copy_into(input, output, "output of reduce_into")?;
-        self.reduce(output, op, root)
-    }
-
-    /// Reduces every rank's input and leaves part r of the result with rank r.
+    /// Reduces every rank's input and leaves part r of the result with rank r. `op` is as for
+    /// [`all_reduce`](ProcessGroup::all_reduce).
     ///
     /// # Shapes
     /// `output` has the same length on all ranks, `input` that length times the world size.
     ///
     /// # Errors
     /// [`Error::Length`] where lengths do not fit, and those of every operation: see [`ProcessGroup`].
-    pub fn reduce_scatter<T: Element>(&self, input: &[T], output: &mut [T], op: ReduceOp) -> Result<()> {
-        let (request, counts) = self.reduce_scatter_request(T::DTYPE, input.len(), output.len(), None, op)?;
-        self.blocking(request, Borrowed::apart(BufferRef::from(input), BufferMut::from(output), counts))
-    }
-
-    /// Does [`reduce_scatter`](ProcessGroup::reduce_scatter) with parts of different lengths: rank r gets `counts[r]`
-    /// elements.
-    ///
-    /// # Shapes
-    /// `counts` is the same on all ranks; `input` holds their sum, `output` this rank's count.
-    ///
-    /// # Errors
-    /// [`Error::Length`] where lengths do not fit, and those of every operation: see [`ProcessGroup`].
-    ///
-    /// # Source
-    /// `MPI_Reduce_scatter`.
-    pub fn reduce_scatter_v<T: Element>(
+    pub fn reduce_scatter<'a, T: Element>(
         &self,
         input: &[T],
         output: &mut [T],
-        counts: &[usize],
-        op: ReduceOp,
+        op: impl Into<Operator<'a, T>>,
     ) -> Result<()> {
-        let (request, counts) = self.reduce_scatter_request(T::DTYPE, input.len(), output.len(), Some(counts), op)?;
-        self.blocking(request, Borrowed::apart(BufferRef::from(input), BufferMut::from(output), counts))
+        self.reduce_scatter_parts(input, output, None, op.into())
     }
 
     /// Waits until every rank has called this.
@@ -172,11 +109,30 @@ impl ProcessGroup {
         self.in_place(Kind::Barrier, &mut [], None, None)
     }
 
+    pub(super) fn reduce_scatter_parts<T: Element>(
+        &self,
+        input: &[T],
+        output: &mut [T],
+        counts: Option<&[usize]>,
+        op: Operator<'_, T>,
+    ) -> Result<()> {
+        let (request, counts) =
+            self.reduce_scatter_request(T::DTYPE, input.len(), output.len(), counts, op.fingerprint())?;
+        let borrowed = Borrowed::apart(BufferRef::from(input), BufferMut::from(output), counts);
+        self.blocking(
+            request,
+            match op {
+                Operator::BuiltIn(_) => borrowed,
+                Operator::User(reduction) => borrowed.with(reduction.combiner()),
+            },
+        )
+    }
+
     fn in_place(
         &self,
         kind: Kind,
         slices: &mut [BufferMut<'_>],
-        op: Option<ReduceOp>,
+        op: Option<Reducing>,
         root: Option<Rank>,
     ) -> Result<()> {
         let dtype = slices.first().map_or(DType::U8, |slice| slice.dtype());
@@ -195,7 +151,7 @@ impl ProcessGroup {
         input: usize,
         output: usize,
         counts: Option<&[usize]>,
-        op: ReduceOp,
+        op: Reducing,
     ) -> Result<(Request, Counts)> {
         let (kind, layout) = match counts {
             None => {
@@ -230,10 +186,4 @@ pub(super) fn check_len(what: &'static str, got: usize, expected: usize, remedy:
 
 fn check_at_most(what: &'static str, got: usize, expected: usize, remedy: &'static str) -> Result<()> {
     if got <= expected { Ok(()) } else { Err(Error::Length { what, got, expected, remedy }) }
-}
-
-fn copy_into<T: Element>(input: &[T], output: &mut [T], what: &'static str) -> Result<()> {
-    check_len(what, output.len(), input.len(), "input and output are equally long")?;
-    output.copy_from_slice(input);
-    Ok(())
 }

@@ -15,8 +15,8 @@ pub struct SparseRows<T> {
     pub values: Vec<T>,
 }
 
-impl ProcessGroup {
-    /// Reduces rows over ranks, index by index; a rank takes part in the rows that it has.
+impl<T: Element> SparseRows<T> {
+    /// Returns the reduction of all ranks' rows, index by index; a rank takes part in the rows that it has.
     ///
     /// An index may occur more than once, on one rank or on several: all its rows are combined, in the order of ranks
     /// and then of their places, so every rank gets the same bits. `Mean` divides by the world size, not by the number
@@ -35,7 +35,7 @@ impl ProcessGroup {
     ///
     /// # Examples
     /// ```
-    /// use distribute_collectives::{ProcessGroup, ReduceOp};
+    /// use distribute_collectives::{ProcessGroup, ReduceOp, SparseRows};
     ///
     /// let ranks = ProcessGroup::local(2)?;
     /// std::thread::scope(|scope| {
@@ -43,10 +43,10 @@ impl ProcessGroup {
     ///         scope.spawn(move || {
     ///             let me = i64::from(group.rank().0);
     ///             // Both have row 7; row `me` is each rank's own.
-    ///             let rows = group.all_reduce_sparse(&[7, me], &[1.0, 2.0, 3.0, 4.0], 2, ReduceOp::Sum);
-    ///             let rows = rows.expect("both ranks take part");
-    ///             assert_eq!(rows.indices, [0, 1, 7]);
-    ///             assert_eq!(rows.values, [3.0, 4.0, 3.0, 4.0, 2.0, 4.0]);
+    ///             let rows = SparseRows { indices: vec![7, me], values: vec![1.0, 2.0, 3.0, 4.0] };
+    ///             let sums = rows.all_reduce(group, 2, ReduceOp::Sum).expect("both ranks take part");
+    ///             assert_eq!(sums.indices, [0, 1, 7]);
+    ///             assert_eq!(sums.values, [3.0, 4.0, 3.0, 4.0, 2.0, 4.0]);
     ///         });
     ///     }
     /// });
@@ -55,49 +55,45 @@ impl ProcessGroup {
     ///
     /// # Source
     /// tf.distribute's reduction of `IndexedSlices`, which gathers too.
-    pub fn all_reduce_sparse<T: Element>(
-        &self,
-        indices: &[i64],
-        values: &[T],
-        row_len: usize,
-        op: ReduceOp,
-    ) -> Result<SparseRows<T>> {
-        check_len("values of all_reduce_sparse", values.len(), indices.len() * row_len, "one row per index")?;
-        let mut shapes = vec![0u64; 2 * self.world_size()];
-        self.all_gather(&[indices.len() as u64, row_len as u64], &mut shapes)?;
+    pub fn all_reduce(&self, group: &ProcessGroup, row_len: usize, op: ReduceOp) -> Result<SparseRows<T>> {
+        let SparseRows { indices, values } = self;
+        check_len("values of a sparse all_reduce", values.len(), indices.len() * row_len, "one row per index")?;
+        let mut shapes = vec![0u64; 2 * group.world_size()];
+        group.all_gather(&[indices.len() as u64, row_len as u64], &mut shapes)?;
         for shape in shapes.chunks_exact(2) {
             let remedy = "rows are equally long on all ranks";
-            check_len("row of all_reduce_sparse", shape[1] as usize, shapes[1] as usize, remedy)?;
+            check_len("row of a sparse all_reduce", shape[1] as usize, shapes[1] as usize, remedy)?;
         }
         let rows: Vec<usize> = shapes.iter().step_by(2).map(|rows| *rows as usize).collect();
         let lens: Vec<usize> = rows.iter().map(|rows| rows * row_len).collect();
         let mut all_indices = vec![0i64; rows.iter().sum()];
-        self.all_gather_v(indices, &mut all_indices, &rows)?;
+        group.parts(&rows).all_gather(indices, &mut all_indices)?;
         let mut all_values = vec![T::default(); lens.iter().sum()];
-        self.all_gather_v(values, &mut all_values, &lens)?;
-        Ok(self.combine_rows(&all_indices, &all_values, row_len, op))
+        group.parts(&lens).all_gather(values, &mut all_values)?;
+        Ok(combine(&all_indices, &all_values, row_len, op, group.world_size()))
     }
+}
 
-    fn combine_rows<T: Element>(&self, indices: &[i64], values: &[T], row_len: usize, op: ReduceOp) -> SparseRows<T> {
-        let mut order: Vec<usize> = (0..indices.len()).collect();
-        // Stable: rows of one index stay in the order of ranks.
-        order.sort_by_key(|row| indices[*row]);
-        let mut result = SparseRows { indices: Vec::new(), values: Vec::with_capacity(values.len()) };
-        for row in order {
-            let source = &values[row * row_len..(row + 1) * row_len];
-            if result.indices.last() == Some(&indices[row]) {
-                let start = result.values.len() - row_len;
-                let target = bytemuck::cast_slice_mut(&mut result.values[start..]);
-                kernel::combine(T::DTYPE, op, target, bytemuck::cast_slice(source));
-            } else {
-                result.indices.push(indices[row]);
-                result.values.extend_from_slice(source);
-            }
+/// Combines the rows of each index, in their order.
+fn combine<T: Element>(indices: &[i64], values: &[T], row_len: usize, op: ReduceOp, ranks: usize) -> SparseRows<T> {
+    let mut order: Vec<usize> = (0..indices.len()).collect();
+    // Stable: rows of one index stay in the order of ranks.
+    order.sort_by_key(|row| indices[*row]);
+    let mut result = SparseRows { indices: Vec::new(), values: Vec::with_capacity(values.len()) };
+    for row in order {
+        let source = &values[row * row_len..(row + 1) * row_len];
+        if result.indices.last() == Some(&indices[row]) {
+            let start = result.values.len() - row_len;
+            let target = bytemuck::cast_slice_mut(&mut result.values[start..]);
+            kernel::combine(T::DTYPE, op, target, bytemuck::cast_slice(source));
+        } else {
+            result.indices.push(indices[row]);
+            result.values.extend_from_slice(source);
         }
-        if op == ReduceOp::Mean {
-            let divisor = u32::try_from(self.world_size()).unwrap_or(u32::MAX);
-            kernel::divide(T::DTYPE, bytemuck::cast_slice_mut(&mut result.values), divisor);
-        }
-        result
     }
+    if op == ReduceOp::Mean {
+        let divisor = u32::try_from(ranks).unwrap_or(u32::MAX);
+        kernel::divide(T::DTYPE, bytemuck::cast_slice_mut(&mut result.values), divisor);
+    }
+    result
 }

@@ -173,7 +173,7 @@ impl ProcessGroup {
         let process = leaders.iter().position(|leader| *leader == me).unwrap_or(0);
         let addresses: Vec<String> = leaders.iter().map(address).collect();
         // The others wait in the barrier, whose deadline begins now.
-        let deadline = Instant::now() + (self.timeout() / 2).min(MAX_CONNECT);
+        let deadline = Instant::now() + (self.options.timeout / 2).min(MAX_CONNECT);
         let generation = self.job().map_or(0, |job| job.generation);
         // A group has a first process.
         let nonce = leaders.first().map_or([0; Nonce::LEN], |first| endpoint(*first).1.try_into().unwrap_or_default());

@@ -59,7 +59,7 @@ use crate::{Error, Result};
 /// std::thread::scope(|scope| {
 ///     for group in &ranks {
 ///         scope.spawn(move || {
-///             let sum = async { group.all_reduce_async(vec![group.rank().0; 3], ReduceOp::Sum)?.await };
+///             let sum = async { group.start().all_reduce(vec![group.rank().0; 3], ReduceOp::Sum)?.await };
 ///             assert_eq!(block_on(sum)?, [1; 3]);
 ///             Ok::<(), distribute_collectives::Error>(())
 ///         });

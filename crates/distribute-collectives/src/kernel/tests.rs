@@ -13,7 +13,6 @@ fn naive(op: ReduceOp, values: &[f64]) -> f64 {
         ReduceOp::BitAnd => values.iter().fold(u64::MAX, |acc, x| acc & *x as u64) as f64,
         ReduceOp::BitOr => values.iter().fold(0, |acc, x| acc | *x as u64) as f64,
         ReduceOp::BitXor => values.iter().fold(0, |acc, x| acc ^ *x as u64) as f64,
-        ReduceOp::User => f64::NAN,
     }
 }
 

@@ -5,6 +5,7 @@ use std::net::TcpListener;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
+use distribute_cluster::FailureKind;
 use distribute_collectives::{Options, ProcessGroup, transport};
 
 /// `processes * local_ranks` ranks; with more than one process they talk over loopback within this test process.
@@ -50,7 +51,7 @@ pub(crate) fn each<R: Send>(groups: &[ProcessGroup], body: impl Fn(&ProcessGroup
             .collect();
         for _ in groups {
             if finished.recv_timeout(Duration::from_secs(60)).is_err() {
-                groups[0].abort("the test took longer than a minute");
+                groups[0].abort("the test took longer than a minute", FailureKind::Permanent);
             }
         }
         handles.into_iter().map(|handle| handle.join().unwrap()).collect()

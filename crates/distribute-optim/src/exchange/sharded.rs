@@ -87,7 +87,7 @@ impl<L: TensorLibrary> Exchange<L> for ShardedStep<L> {
     }
 
     fn finish(self: Box<Self>, group: &ProcessGroup, flags: Vec<u32>) -> Result<(Summed<L>, Vec<u32>), L::Error> {
-        let flags = group.all_reduce_async(flags, ReduceOp::Sum)?;
+        let flags = group.start().all_reduce(flags, ReduceOp::Sum)?;
         let mut shards = Vec::new();
         for launched in self.launched {
             shards.push(match launched {
@@ -216,7 +216,7 @@ impl<L: TensorLibrary> Update<'_, L> {
             })?;
         }
         let counts: Vec<usize> = (0..ranks).map(|rank| part(len, ranks, rank).len()).collect();
-        Ok(self.group.all_gather_v_async(updated, vec![T::default(); len], &counts)?)
+        Ok(self.group.parts(&counts).start().all_gather(updated, vec![T::default(); len])?)
     }
 
     fn spread<T: Element>(&self, bucket: &Bucket, all: &[T]) -> Result<(), L::Error> {
@@ -333,5 +333,5 @@ fn scatter<T: Element>(group: &ProcessGroup, gradients: Vec<T>) -> distribute_co
     let (len, ranks) = (gradients.len(), group.world_size());
     let counts: Vec<usize> = (0..ranks).map(|rank| part(len, ranks, rank).len()).collect();
     let own = vec![T::default(); counts[group.rank().index()]];
-    group.reduce_scatter_v_async(gradients, own, &counts, ReduceOp::Sum)
+    group.parts(&counts).start().reduce_scatter(gradients, own, ReduceOp::Sum)
 }

@@ -65,7 +65,7 @@ impl<L: TensorLibrary> Optimizer<L> {
                 let counts: Vec<usize> =
                     (0..group.world_size()).map(|rank| part(len, group.world_size(), rank).len()).collect();
                 let own = own.ok_or(Error::NoGradient)?;
-                Ok(group.all_gather_v_async(own, vec![T::default(); len], &counts)?)
+                Ok(group.parts(&counts).start().all_gather(own, vec![T::default(); len])?)
             })?;
             let [_, all] = gathered.unwrap_or_default();
             whole.push(all);

@@ -97,7 +97,7 @@ impl<T: Send + 'static> Task<T> {
     /// On the chief the errors of [`Task::wait`], on the others [`Error::Chief`] or [`Error::ChiefsDisk`] with its
     /// message; [`Error::Collective`] if a worker is missing or fails.
     pub(super) fn wait_everywhere(strategy: &Strategy, task: Result<Option<Task<T>>>) -> Result<Option<T>> {
-        let limit = strategy.groups().first().map_or(LOOK, |group| group.timeout()) / 4;
+        let limit = strategy.groups().first().map_or(LOOK, |group| group.options().timeout) / 4;
         let mut state = match task {
             Ok(Some(task)) => State::Waiting(task),
             Ok(None) => State::Done(None),

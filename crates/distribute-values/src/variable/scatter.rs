@@ -181,9 +181,9 @@ impl<T> DistributedVariable<T> {
                 let counts: Vec<usize> = counts.into_iter().map(|count| count as usize).collect();
                 let lens: Vec<usize> = counts.iter().map(|count| count * row_len).collect();
                 let mut indices = vec![0i64; counts.iter().sum()];
-                group.all_gather_v(&own.indices, &mut indices, &counts)?;
+                group.parts(&counts).all_gather(&own.indices, &mut indices)?;
                 let mut values = vec![E::default(); lens.iter().sum()];
-                group.all_gather_v(&own.values, &mut values, &lens)?;
+                group.parts(&lens).all_gather(&own.values, &mut values)?;
                 if aggregation == Aggregation::Mean {
                     values.iter_mut().for_each(|value| *value = value.ratio(counts.len() as u64));
                 }

@@ -71,7 +71,7 @@ impl LocalPlan {
                 // this thread alone was handed this chunk while every owner waits (protocol of `engine`).
                 .map(|rank| unsafe { rank.outputs[slice].bytes_mut(bytes.clone()) })
                 .collect();
-            match (&self.cross_device_ops, self.call.op) {
+            match (&self.cross_device_ops, self.call.built_in()) {
                 (Some(ops), Some(op)) => match self.divisor {
                     Some(n) => ops.mean(self.call.dtype, n, &mut buffers),
                     None => ops.reduce(self.call.dtype, op, &mut buffers),
