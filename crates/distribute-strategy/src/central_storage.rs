@@ -2,7 +2,7 @@
 
 use distribute_device::DeviceSpec;
 
-use crate::mirrored::{check_device, check_devices};
+use crate::devices::{check_device, check_devices};
 use crate::{CommunicationOptions, Replicas, Result, Strategy, StrategyExtended, intra_op};
 
 /// Synchronous training on several devices of one process, with one copy of every variable. Replicas read it; the

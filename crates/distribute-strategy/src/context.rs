@@ -11,7 +11,7 @@ use distribute_values::{Axis, PerReplica, Place, Structure, TensorStorage, gathe
 
 use crate::merge::Rendezvous;
 use crate::recovery::Recovery;
-use crate::{Error, Result, Strategy};
+use crate::{Error, Recoverable, Result, Strategy};
 
 /// The view that code inside a replica has of its strategy, with the operations of that replica.
 ///
@@ -35,10 +35,6 @@ impl ReplicaContext {
         recovery: Arc<Recovery>,
     ) -> ReplicaContext {
         ReplicaContext { strategy: strategy.clone(), local, groups, rendezvous, recovery }
-    }
-
-    pub(crate) fn recovery(&self) -> &Recovery {
-        &self.recovery
     }
 
     /// Returns the strategy that runs this replica.
@@ -206,6 +202,86 @@ impl ReplicaContext {
 
     fn timeout(&self) -> Duration {
         self.group().options().timeout
+    }
+}
+
+impl ReplicaContext {
+    /// Saves this replica's part of a state that is about to change, unless this run has saved it already.
+    ///
+    /// # Errors
+    /// [`Error::NotNoted`] if the state cannot be read.
+    ///
+    /// # Examples
+    /// See [`Recoverable`].
+    pub fn recover(&self, state: &Arc<dyn Recoverable>) -> Result<()> {
+        self.recovery.keep(self.local, state)
+    }
+
+    /// Makes this replica's changes so far final. For authors of optimizers, to be called when a step is certain to
+    /// succeed on all replicas of this process.
+    ///
+    /// # Errors
+    /// [`Error::NotNoted`] if the state cannot be read.
+    pub fn commit(&self) -> Result<()> {
+        self.recovery.commit(self.local)
+    }
+
+    /// Returns whether this replica's batch has examples of its own. A replica without any gets a row that another
+    /// replica also has, so that no model meets an empty batch; its results have weight 0. They are excluded by
+    /// normalisation over all replicas, and by [`Strategy::reduce`] and [`gather`](Strategy::gather) of the run's
+    /// results; running statistics and on-read variables of the replica are unchanged.
+    ///
+    /// A closure that computes a loss or a reduction by hand multiplies it by [`weight`](ReplicaContext::weight). (The
+    /// integration of a tensor library may offer a better way for losses, such as `weigh` for candle.)
+    pub fn has_examples(&self) -> bool {
+        self.recovery.has_examples(self.local)
+    }
+
+    /// Returns the weight of this replica's results: 1, or 0 if its batch has no
+    /// [examples](ReplicaContext::has_examples).
+    ///
+    /// # Examples
+    /// ```
+    /// use distribute_collectives::ReduceOp;
+    /// use distribute_input::Dataset;
+    /// use distribute_strategy::{Error, MirroredStrategy};
+    /// use distribute_values::Axis;
+    ///
+    /// let strategy = MirroredStrategy::builder().devices(["CPU:0", "CPU:1"]).build()?;
+    /// let mut seen = 0.0;
+    /// for batch in &strategy.distribute_dataset(&Dataset::range(0..9).batch(2))? {
+    ///     // In the fifth step the second replica has nothing, and gets a row of the first one's.
+    ///     let rows = strategy.run_with(batch?, |context, rows| {
+    ///         assert_eq!(rows.shape(), [1]);
+    ///         context.all_reduce(ReduceOp::Sum, &(context.weight() * rows.shape()[0] as f64))
+    ///     })?;
+    ///     seen += rows.values()[0];
+    /// }
+    /// assert_eq!(seen, 9.0);
+    /// # Ok::<(), Error>(())
+    /// ```
+    pub fn weight(&self) -> f64 {
+        self.recovery.note_weighed(self.local);
+        f64::from(u8::from(self.has_examples()))
+    }
+
+    /// Sets whether the batch that this replica works on from now on has examples of its own, for closures that work on
+    /// several batches. For batches passed as arguments of a run it is known.
+    pub fn begin_batch(&self, has_examples: bool) {
+        self.recovery.begin_batch(self.local, has_examples);
+    }
+
+    /// Checks that the [`weight`](ReplicaContext::weight) was read if this replica has no examples. For authors of
+    /// optimizers.
+    ///
+    /// # Errors
+    /// [`Error::Unweighed`] if it was not, so that the loss cannot have been multiplied by it.
+    pub fn check_weighed(&self) -> Result<()> {
+        if self.recovery.is_weighed(self.local) || self.has_examples() {
+            Ok(())
+        } else {
+            Err(Error::Unweighed { replica: self.replica_id() })
+        }
     }
 }
 

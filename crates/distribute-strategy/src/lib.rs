@@ -33,10 +33,13 @@
 //! - A failed run leaves the state of all replicas as it was when its last step was committed ([`Recoverable`]).
 //! - There is no process-wide state: strategies can be created and dropped repeatedly within one process.
 
+mod agreement;
 mod args;
 mod central_storage;
+mod chosen;
 mod communication;
 mod context;
+mod devices;
 mod error;
 mod input;
 mod intra_op;
@@ -45,6 +48,7 @@ mod mirrored;
 mod multi_worker;
 mod one_device;
 mod random;
+mod recoverable;
 mod recovery;
 mod replica_threads;
 mod replicas;
@@ -53,6 +57,7 @@ mod running;
 mod settings;
 mod step_header;
 mod strategy;
+mod topology;
 
 pub use args::{Examples, ReplicaArgs, counted};
 pub use central_storage::{CentralStorageBuilder, CentralStorageStrategy};
@@ -66,9 +71,10 @@ pub use mirrored::{MirroredBuilder, MirroredStrategy};
 pub use multi_worker::{MultiWorkerMirroredBuilder, MultiWorkerMirroredStrategy};
 pub use one_device::OneDeviceStrategy;
 pub use random::{RandomState, ReplicaRandom};
-pub use recovery::{Recoverable, RecoveryError};
+pub use recoverable::{Recoverable, RecoveryError};
 pub use replicas::Replicas;
 pub use run::FailsWith;
 pub use settings::digest;
 pub use step_header::{Request, STEP_WORDS};
-pub use strategy::{Strategy, StrategyExtended, Topology, ValueContext};
+pub use strategy::{Strategy, StrategyExtended, ValueContext};
+pub use topology::Topology;

@@ -1,9 +1,10 @@
 //! Several replicas in one process.
 
 use distribute_collectives::SharedCrossDeviceOps;
-use distribute_device::{DeviceKind, DeviceSpec, Devices};
+use distribute_device::{DeviceSpec, Devices};
 
-use crate::{CommunicationOptions, Error, Replicas, Result, Strategy, StrategyExtended, intra_op};
+use crate::devices::check_devices;
+use crate::{CommunicationOptions, Replicas, Result, Strategy, StrategyExtended, intra_op};
 
 /// Synchronous training on several devices of one process, each with its own copy of every variable.
 ///
@@ -99,8 +100,9 @@ impl MirroredBuilder {
     /// warns and names the setting.
     ///
     /// # Errors
-    /// [`Error::Devices`] if the list is empty or names a device twice or one that replicas cannot use. The errors of
-    /// device strings, of environment variables that cannot be read, and of starting the replicas' group and threads.
+    /// [`Error::Devices`](crate::Error::Devices) if the list is empty or names a device twice or one that replicas
+    /// cannot use. The errors of device strings, of environment variables that cannot be read, and of starting the
+    /// replicas' group and threads.
     pub fn build(self) -> Result<Strategy> {
         let names = self.devices.unwrap_or_else(|| vec!["CPU:0".to_owned()]);
         let devices = check_devices("MirroredStrategy", names, self.table.as_ref())?;
@@ -129,49 +131,4 @@ impl StrategyExtended for MirroredStrategy {
         let names: Vec<String> = self.replicas.devices.iter().map(DeviceSpec::short).collect();
         format!("Mirrored {} replicas ({})", names.len(), names.join(", "))
     }
-}
-
-/// Parses a list of devices, which must not be empty or name a device twice; every device must exist.
-pub(crate) fn check_devices(
-    strategy: &'static str,
-    names: Vec<String>,
-    table: Option<&Devices>,
-) -> Result<Vec<DeviceSpec>> {
-    let mut devices: Vec<DeviceSpec> = Vec::with_capacity(names.len());
-    for name in &names {
-        let device = check_device(name.parse()?, table)?;
-        if devices.contains(&device) {
-            let problem = format!("device {} is named twice; name each device once", device.short());
-            return Err(Error::Devices { strategy, problem });
-        }
-        devices.push(device);
-    }
-    if devices.is_empty() {
-        let problem = "the list of devices is empty; name at least one, such as \"CPU:0\"".to_owned();
-        return Err(Error::Devices { strategy, problem });
-    }
-    Ok(devices)
-}
-
-/// Checks a device of this process and fills in its type and index; GPUs are looked up in the table, or on this
-/// machine.
-pub(crate) fn check_device(given: DeviceSpec, table: Option<&Devices>) -> Result<DeviceSpec> {
-    let device = given.canonicalize(&DeviceSpec::default());
-    if device.job.as_deref() != Some("localhost") {
-        let problem = format!("{given} is a device of another task; a replica of this process needs a local device");
-        return Err(Error::Devices { strategy: "the strategy", problem });
-    }
-    match device.kind() {
-        // Any number of logical CPUs may be named.
-        Some(DeviceKind::Cpu) => {}
-        Some(DeviceKind::Gpu) => {
-            table.map_or_else(|| Devices::local().find(&device).map(drop), |table| table.find(&device).map(drop))?
-        }
-        _ => {
-            let problem =
-                format!("{} was asked for, but replicas run on CPUs and GPUs; name CPU:0 or GPU:0", device.short());
-            return Err(Error::Devices { strategy: "the strategy", problem });
-        }
-    }
-    Ok(device)
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use distribute_cluster::{Coordination, CoordinationOptions, Membership};
 
-use crate::mirrored::check_devices;
+use crate::devices::check_devices;
 use crate::{CommunicationOptions, Replicas, Result, Strategy, StrategyExtended, intra_op};
 
 /// Synchronous training on the devices of several processes, each replica with its own copy of every variable.

@@ -4,7 +4,7 @@ use distribute_cluster::Membership;
 use distribute_collectives::Options;
 use distribute_device::DeviceSpec;
 
-use crate::mirrored::check_device;
+use crate::devices::check_device;
 use crate::{Error, Replicas, Result, Strategy, StrategyExtended};
 
 /// Everything on one device, for testing distributed programs and for placing a program on a device.

@@ -19,7 +19,7 @@ pub struct Replicas {
     pub(crate) coordination: Option<Arc<Coordination>>,
     pub(crate) threads: ReplicaThreads,
     pub(crate) running: Running,
-    /// The states that every run saves; see [`Strategy::recover`].
+    /// The states that every run saves; see [`Strategy::recover`](crate::Strategy::recover).
     pub(crate) watched: Mutex<Vec<Weak<dyn Recoverable>>>,
     groups: RwLock<Arc<Vec<ProcessGroup>>>,
     /// See [`ReplicaContext::graph_group`](crate::ReplicaContext::graph_group); one per replica, made when first used.
@@ -95,6 +95,13 @@ impl Replicas {
     /// Looks devices up in this table instead of this machine's.
     pub(crate) fn with_table(self, table: Option<Devices>) -> Replicas {
         Replicas { table, ..self }
+    }
+
+    /// Lets every run save this state, for as long as it has another owner.
+    pub(crate) fn watch(&self, state: Weak<dyn Recoverable>) {
+        let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
+        watched.retain(|known| known.strong_count() > 0);
+        watched.push(state);
     }
 
     /// Returns a replica's device, the same handle each time.

@@ -4,8 +4,6 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::{ReplicaContext, Strategy};
-
 /// A request of one process to all. All learn of it after the same step, the next one that an optimizer takes part in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Request {
@@ -61,7 +59,8 @@ impl StepHeader {
         self.leaving.load(Ordering::Relaxed)
     }
 
-    fn numbers(&self, settings: [u32; 2]) -> [u32; STEP_WORDS] {
+    /// Returns this process's header.
+    pub(crate) fn numbers(&self, settings: [u32; 2]) -> [u32; STEP_WORDS] {
         let flag = self.lock().flag.as_ref().map(|(_, flag)| Arc::clone(flag));
         let mut header = [0; STEP_WORDS];
         header[0] = flag.map_or(0, |flag| flag());
@@ -72,7 +71,8 @@ impl StepHeader {
         header
     }
 
-    fn agree(&self, sums: [u32; STEP_WORDS]) {
+    /// Records the sums of all processes' headers.
+    pub(crate) fn agree(&self, sums: [u32; STEP_WORDS]) {
         let mut state = self.lock();
         self.leaving.store(sums[1 + Request::Leave as usize] > 0, Ordering::Relaxed);
         state.agreed = state.flag.as_ref().map(|(token, _)| (*token, sums[0]));
@@ -84,60 +84,17 @@ impl StepHeader {
         }
     }
 
+    /// Returns the flag of this process's request.
+    pub(crate) fn asked(&self, request: Request) -> &Arc<AtomicBool> {
+        &self.asked[request as usize]
+    }
+
+    /// Returns whether a process has made this request, once after each step that says so.
+    pub(crate) fn take_agreed(&self, request: Request) -> bool {
+        self.agreed[request as usize].swap(false, Ordering::Relaxed)
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Strategy {
-    /// Requests this of all processes.
-    ///
-    /// # Examples
-    /// ```
-    /// use distribute_strategy::{Request, Strategy};
-    /// let strategy = Strategy::default_strategy()?;
-    /// strategy.ask(Request::End);
-    /// // After the next step of an optimizer, on every process: strategy.take_agreed(Request::End)
-    /// # Ok::<(), distribute_strategy::Error>(())
-    /// ```
-    pub fn ask(&self, request: Request) {
-        self.request_flag(request).store(true, Ordering::Relaxed);
-    }
-
-    /// Cancels this process's request, if no step has carried it yet.
-    pub fn withdraw(&self, request: Request) {
-        self.request_flag(request).store(false, Ordering::Relaxed);
-    }
-
-    /// Returns the flag that makes the same request as [`ask`](Strategy::ask) when set, from any thread or a signal
-    /// handler.
-    pub fn request_flag(&self, request: Request) -> Arc<AtomicBool> {
-        Arc::clone(&self.replicas().step_header.asked[request as usize])
-    }
-
-    /// Returns whether a process has made this request: true once on each process, after the same step.
-    pub fn take_agreed(&self, request: Request) -> bool {
-        self.replicas().step_header.agreed[request as usize].swap(false, Ordering::Relaxed)
-    }
-}
-
-impl ReplicaContext {
-    /// Returns the header that this replica adds to a step's reductions. For authors of optimizers: the sums over all
-    /// replicas go to [`check_settings`](ReplicaContext::check_settings) and
-    /// [`agree_on_step`](ReplicaContext::agree_on_step).
-    ///
-    /// `settings` is a digest of the optimizer's settings, equal on all replicas of a process.
-    pub fn step_words(&self, settings: u64) -> [u32; STEP_WORDS] {
-        match self.local_replica_id() {
-            0 => self.strategy().replicas().step_header.numbers(self.settings_words(settings)),
-            _ => [0; STEP_WORDS],
-        }
-    }
-
-    /// Records the sums of every replica's [`step_words`](ReplicaContext::step_words).
-    pub fn agree_on_step(&self, sums: [u32; STEP_WORDS]) {
-        if self.local_replica_id() == 0 {
-            self.strategy().replicas().step_header.agree(sums);
-        }
     }
 }

@@ -1,6 +1,6 @@
 //! The strategy handle that programs hold, and the trait behind it.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use distribute_cluster::{Coordination, FailureKind};
 use distribute_collectives::{ProcessGroup, ReduceOp};
@@ -11,30 +11,7 @@ use distribute_values::{
 };
 
 use crate::context::{self, Frame};
-use crate::{Error, Recoverable, Replicas, Result};
-
-/// The position of this process's replicas among all replicas.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Topology {
-    /// The number of processes that hold replicas.
-    pub workers: usize,
-    /// The index of this process among them.
-    pub worker: usize,
-    /// The number of replicas in each process.
-    pub replicas_per_worker: usize,
-}
-
-impl Topology {
-    /// Returns the number of replicas in all processes.
-    pub fn num_replicas(&self) -> usize {
-        self.workers * self.replicas_per_worker
-    }
-
-    /// Returns the id of this process's first replica.
-    pub fn first_replica(&self) -> usize {
-        self.worker * self.replicas_per_worker
-    }
-}
+use crate::{Error, Recoverable, Replicas, Result, Topology};
 
 /// The interface that authors of strategies implement.
 ///
@@ -95,27 +72,6 @@ impl Strategy {
     /// Creates the handle of a strategy implementation.
     pub fn new(extended: impl StrategyExtended + 'static) -> Strategy {
         Strategy { extended: Arc::new(extended) }
-    }
-
-    /// Returns the strategy of programs that choose none: one replica, on the CPU.
-    ///
-    /// # Errors
-    /// [`Error::Collective`] if a variable of the environment that sets communication options cannot be read.
-    pub fn default_strategy() -> Result<Strategy> {
-        crate::one_device::default_strategy()
-    }
-
-    /// Returns the strategy that the environment describes:
-    /// [`MultiWorkerMirroredStrategy`](crate::MultiWorkerMirroredStrategy) if TF_CONFIG, RANK and WORLD_SIZE, Open MPI
-    /// or Slurm make this process one of several, else the default.
-    ///
-    /// # Errors
-    /// [`Error::Cluster`] if the variables are invalid or other tasks are missing.
-    pub fn from_env() -> Result<Strategy> {
-        match distribute_cluster::Membership::from_env()? {
-            Some(_) => crate::MultiWorkerMirroredStrategy::builder().build(),
-            None => Strategy::default_strategy(),
-        }
     }
 
     /// Returns the implementation behind the handle.
@@ -194,6 +150,13 @@ impl Strategy {
         Ok(self.watching(variable.undoable()))
     }
 
+    /// Saves this state at the beginning of every run, for as long as it has another owner. For state that changes
+    /// without this workspace's knowledge, such as the running statistics of a tensor library's layers. Prefer
+    /// [`ReplicaContext::recover`](crate::ReplicaContext::recover), called before a change, for other state.
+    pub fn recover(&self, state: Weak<dyn Recoverable>) {
+        self.replicas().watch(state);
+    }
+
     /// Makes failed runs undo what replicas wrote to a variable.
     fn watching<T>(&self, variable: DistributedVariable<T>) -> DistributedVariable<T> {
         if let Some(undo) = variable.undo() {
@@ -245,7 +208,7 @@ impl Strategy {
     /// Opens a local replica's device; returns the same handle each time.
     ///
     /// # Errors
-    /// [`Error::Device`](crate::Error::Device) if it cannot be opened.
+    /// [`Error::Device`] if it cannot be opened.
     pub fn open_device(&self, local: usize) -> Result<Arc<dyn Device>> {
         self.replicas().device(local)
     }

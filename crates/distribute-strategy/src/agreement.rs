@@ -1,0 +1,133 @@
+//! What processes agree on with every step: requests, and that their settings are equal.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use distribute_collectives::{Difference, Rank};
+use distribute_types::ErrorClass;
+
+use crate::step_header::{Request, STEP_WORDS};
+use crate::{Error, ReplicaContext, Strategy};
+
+impl Strategy {
+    /// Requests this of all processes.
+    ///
+    /// # Examples
+    /// ```
+    /// use distribute_strategy::{Request, Strategy};
+    /// let strategy = Strategy::default_strategy()?;
+    /// strategy.ask(Request::End);
+    /// // After the next step of an optimizer, on every process: strategy.take_agreed(Request::End)
+    /// # Ok::<(), distribute_strategy::Error>(())
+    /// ```
+    pub fn ask(&self, request: Request) {
+        self.request_flag(request).store(true, Ordering::Relaxed);
+    }
+
+    /// Cancels this process's request, if no step has carried it yet.
+    pub fn withdraw(&self, request: Request) {
+        self.request_flag(request).store(false, Ordering::Relaxed);
+    }
+
+    /// Returns the flag that makes the same request as [`ask`](Strategy::ask) when set, from any thread or a signal
+    /// handler.
+    pub fn request_flag(&self, request: Request) -> Arc<AtomicBool> {
+        Arc::clone(self.replicas().step_header.asked(request))
+    }
+
+    /// Returns whether a process has made this request: true once on each process, after the same step.
+    pub fn take_agreed(&self, request: Request) -> bool {
+        self.replicas().step_header.take_agreed(request)
+    }
+
+    /// Declares a setting of the program that must be equal on all workers. If it is not, the next optimizer step fails
+    /// on all of them with an error that names the setting and both values. Declaring a name again replaces its value.
+    ///
+    /// Optimizers, models and distributed datasets declare their own settings; this is for those that a program chooses
+    /// itself. It costs nothing: a digest travels with each step.
+    ///
+    /// # Examples
+    /// ```
+    /// use distribute_strategy::Strategy;
+    /// let strategy = Strategy::default_strategy()?;
+    /// strategy.declare("epochs", 5);
+    /// # Ok::<(), distribute_strategy::Error>(())
+    /// ```
+    pub fn declare(&self, name: &str, value: impl std::fmt::Display) {
+        self.replicas().settings.declare(name, value.to_string());
+    }
+}
+
+impl ReplicaContext {
+    /// Returns the header that this replica adds to a step's reductions. For authors of optimizers: the sums over all
+    /// replicas go to [`check_settings`](ReplicaContext::check_settings) and
+    /// [`agree_on_step`](ReplicaContext::agree_on_step).
+    ///
+    /// `settings` is a digest of the optimizer's settings, equal on all replicas of a process.
+    pub fn step_words(&self, settings: u64) -> [u32; STEP_WORDS] {
+        let replicas = self.strategy().replicas();
+        match self.local_replica_id() {
+            0 => replicas.step_header.numbers(replicas.settings.words(settings)),
+            _ => [0; STEP_WORDS],
+        }
+    }
+
+    /// Records the sums of every replica's [`step_words`](ReplicaContext::step_words).
+    pub fn agree_on_step(&self, sums: [u32; STEP_WORDS]) {
+        if self.local_replica_id() == 0 {
+            self.strategy().replicas().step_header.agree(sums);
+        }
+    }
+
+    /// Compares the sums of a step's headers with those that equal settings on all workers would give.
+    ///
+    /// `optimizer` is the digest that was passed to [`step_words`](ReplicaContext::step_words); `lines` describes the
+    /// optimizer, one setting per line. Every replica calls this with the same sums.
+    ///
+    /// # Errors
+    /// [`Error::SettingsDiffer`] names the first setting that differs; [`Error::Collective`] if a worker is missing or
+    /// fails.
+    pub fn check_settings(
+        &self,
+        sums: [u32; STEP_WORDS],
+        optimizer: u64,
+        lines: impl FnOnce() -> Vec<String>,
+    ) -> Result<(), Error> {
+        let workers = self.strategy().topology().workers as u32;
+        let expected = self.strategy().replicas().settings.words(optimizer).map(|number| number.wrapping_mul(workers));
+        if sums[STEP_WORDS - 2..] == expected { Ok(()) } else { self.compare_settings(lines()) }
+    }
+
+    /// Compares the program's settings and `lines`, one setting per line, with those of all other workers at once. For
+    /// settings that must be equal before a step's operations, because those would differ themselves. Every replica
+    /// calls this.
+    ///
+    /// # Errors
+    /// [`Error::SettingsDiffer`] names the first setting that differs; [`Error::Collective`] if a worker is missing or
+    /// fails.
+    pub fn compare_settings(&self, lines: Vec<String>) -> Result<(), Error> {
+        if self.strategy().topology().workers == 1 {
+            return Ok(());
+        }
+        let mut all = lines;
+        all.extend(self.strategy().replicas().settings.lines());
+        let group = self.group();
+        let found = group.first_difference(&all).map_err(Error::from)?;
+        let Some(Difference { mine, theirs, rank, .. }) = found else {
+            // The declared settings have changed since the step began.
+            return Ok(());
+        };
+        let missing = || "nothing of the kind".to_owned();
+        let name = |rank: Rank| group.rank_name(rank).to_owned();
+        let error = Error::SettingsDiffer {
+            here: name(group.rank()),
+            mine: mine.unwrap_or_else(missing),
+            there: name(rank),
+            theirs: theirs.unwrap_or_else(missing),
+        };
+        // Aborted here, where the kind is known, so that a worker that has not read all answers yet ends with the same
+        // exit code.
+        group.abort_as(&error.to_string(), error.failure_kind());
+        Err(error)
+    }
+}
