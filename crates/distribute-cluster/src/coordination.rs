@@ -20,6 +20,8 @@ mod incoming;
 mod interface;
 mod join;
 mod leader;
+mod limits;
+mod lock;
 mod member;
 mod options;
 mod pulse;
@@ -36,6 +38,7 @@ use alarm::Alarm;
 use alone::Alone;
 use driver::Driver;
 use leader::Leader;
+use limits::PUT_TIMEOUT;
 use member::Member;
 
 /// The messages of the protocol.
@@ -92,16 +95,16 @@ struct Link {
 
 impl Coordination {
     /// Size limit of a value that is put or exchanged, in bytes.
-    pub const MAX_VALUE_BYTES: usize = 1 << 20;
+    pub const MAX_VALUE_BYTES: usize = limits::MAX_VALUE_BYTES;
 
     /// Length limit of a key, or of the name of an exchange or barrier, in bytes.
-    pub const MAX_KEY_BYTES: usize = 1 << 10;
+    pub const MAX_KEY_BYTES: usize = limits::MAX_KEY_BYTES;
 
     /// The largest number of keys that the members of a job can put.
-    pub const MAX_KEYS: usize = 1 << 17;
+    pub const MAX_KEYS: usize = limits::MAX_KEYS;
 
     /// Size limit of all keys and values of a job together, in bytes.
-    pub const MAX_STORED_BYTES: usize = 256 << 20;
+    pub const MAX_STORED_BYTES: usize = limits::MAX_STORED_BYTES;
 
     /// Joins the job: rank 0 starts the service, every member connects to it, and the call returns when all have
     /// joined.
@@ -322,9 +325,6 @@ impl Coordination {
 /// Length limit of a call's name in an error about that name, in characters.
 const SHOWN: usize = 80;
 
-/// Timeout of a call that does not wait for other members.
-const PUT_TIMEOUT: Duration = Duration::from_secs(30);
-
 /// How long a report waits for the leader's acknowledgement.
 const REPORT_WAIT: Duration = Duration::from_secs(1);
 
@@ -376,11 +376,6 @@ impl fmt::Debug for Coordination {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Coordination").field("membership", &self.membership).finish_non_exhaustive()
     }
-}
-
-/// Locks a mutex. Poisoning is ignored: the protected values are consistent after every statement.
-fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
 #[cfg(test)]

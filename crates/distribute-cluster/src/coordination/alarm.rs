@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
-use super::{lock, wire};
+use super::lock::lock;
+use super::wire;
 use crate::text::{LONGEST, clean};
 use crate::{Failure, FailureCause, FailureKind, Membership};
 

@@ -3,8 +3,8 @@
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-use super::lock;
-use super::options::LONGEST;
+use super::limits::LONGEST;
+use super::lock::lock;
 use super::store::Store;
 
 /// A store shared by the threads of one process.

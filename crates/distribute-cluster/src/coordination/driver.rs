@@ -8,8 +8,8 @@ use std::time::Duration;
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
 
-use super::lock;
-use super::options::LONGEST;
+use super::limits::LONGEST;
+use super::lock::lock;
 use crate::{Error, Result};
 
 /// A thread that runs an event loop. Calls from other threads are handed to it, so that they work on any thread,

@@ -15,7 +15,7 @@ use tokio::time::Sleep;
 use tokio_stream::Stream;
 use tonic::transport::server::Connected;
 
-use super::lock;
+use super::lock::lock;
 
 /// A stream of accepted connections for a gRPC server.
 ///

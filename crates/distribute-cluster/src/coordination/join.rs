@@ -8,10 +8,12 @@ use std::time::{Duration, Instant};
 use tonic::transport::{Channel, Endpoint};
 
 use super::alarm::Alarm;
+use super::limits::MAX_VALUE_BYTES;
+use super::lock::lock;
 use super::member::{Attendance, Credentials, Event, Member};
 use super::roster::{VERSION, digest};
 use super::wire::coordination_client::CoordinationClient;
-use super::{Coordination, CoordinationOptions, Waiting, lock, wire};
+use super::{CoordinationOptions, Waiting, wire};
 use crate::text::{LONGEST, clean};
 use crate::{Error, Incarnation, Membership, Result, Task};
 
@@ -159,7 +161,7 @@ impl Joiner {
             }
         };
         // One reply contains the values of all members.
-        let largest = self.membership.tasks.len().saturating_mul(Coordination::MAX_VALUE_BYTES + 64);
+        let largest = self.membership.tasks.len().saturating_mul(MAX_VALUE_BYTES + 64);
         Ok(CoordinationClient::new(channel).max_decoding_message_size(largest.saturating_add(1 << 20)))
     }
 

@@ -8,9 +8,10 @@ use tokio::task::JoinHandle;
 
 use super::driver::Driver;
 use super::incoming::Incoming;
+use super::lock::lock;
 use super::service::{FIRST_MESSAGE, Hub, Service};
 use super::wire::coordination_server::CoordinationServer;
-use super::{CoordinationOptions, host, lock};
+use super::{CoordinationOptions, host};
 use crate::{Error, Membership, Result};
 
 /// The running service.

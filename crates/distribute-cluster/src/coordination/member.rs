@@ -10,11 +10,11 @@ use tonic::transport::Channel;
 use tonic::{Status, Streaming};
 
 use super::alarm::Alarm;
-use super::options::LONGEST;
+use super::limits::{LONGEST, PUT_TIMEOUT};
 use super::pulse::Pulse;
 use super::wire::coordination_client::CoordinationClient;
 use super::wire::{Heartbeat, Join, LeaderMessage, Leave, MemberMessage, Report, leader_message, member_message};
-use super::{CoordinationOptions, PUT_TIMEOUT, wire};
+use super::{CoordinationOptions, wire};
 use crate::text::{LONGEST as LONGEST_TEXT, clean};
 use crate::{Error, FailureKind, Incarnation, Membership, Result};
 

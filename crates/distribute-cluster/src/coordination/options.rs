@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::driver::Driver;
+use super::limits::LONGEST;
 use super::{HostDecision, InterfaceChoice, LocalHost, host};
 use crate::error::seconds;
 use crate::{Error, JobId, Membership, Result, Task, env};
@@ -153,9 +154,6 @@ impl CoordinationOptions {
 
 /// A callback that receives, at every progress interval, what a task waits for while it joins.
 pub type Progress = dyn Fn(&Waiting) + Send + Sync;
-
-/// Upper bound of durations; longer ones are treated as this.
-pub(super) const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
 
 impl fmt::Debug for CoordinationOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -11,8 +11,10 @@ use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
+use super::CoordinationOptions;
 use super::incoming::Acquaintance;
-use super::options::LONGEST;
+use super::limits::{LONGEST, MAX_KEY_BYTES};
+use super::lock::lock;
 use super::roster::{Answer, CallerError, Roster};
 use super::store::{Store, check};
 use super::wire::coordination_server::Coordination as Calls;
@@ -20,7 +22,6 @@ use super::wire::{
     Absent, Caller, ExchangeReply, ExchangeRequest, GetReply, GetRequest, LeaderMessage, MemberMessage, PutReply,
     PutRequest, Refusal, Welcome, leader_message, member_message,
 };
-use super::{Coordination, CoordinationOptions, lock};
 use crate::job::random;
 use crate::{Incarnation, Membership, Result};
 
@@ -260,12 +261,8 @@ impl Inner {
     /// Checks that a round is open already or may be opened; the error is a message.
     fn has_room(&self, key: &str) -> Result<(), String> {
         // The key of an exchange is its quoted name with a prefix.
-        if key.len() > 16 * Coordination::MAX_KEY_BYTES {
-            return Err(format!(
-                "the name has {} bytes; at most {} are allowed",
-                key.len(),
-                Coordination::MAX_KEY_BYTES
-            ));
+        if key.len() > 16 * MAX_KEY_BYTES {
+            return Err(format!("the name has {} bytes; at most {} are allowed", key.len(), MAX_KEY_BYTES));
         }
         if self.rounds.len() >= MAX_ROUNDS && !self.rounds.contains_key(key) {
             return Err(format!(

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use prost::bytes::Bytes;
 
-use super::Coordination;
+use super::limits::{MAX_KEY_BYTES, MAX_KEYS, MAX_STORED_BYTES, MAX_VALUE_BYTES};
 
 /// The leader's store of the values that members have put.
 #[derive(Default)]
@@ -21,18 +21,18 @@ impl Store {
     pub(super) fn put(&mut self, key: String, value: Bytes) -> Result<(), String> {
         check(&key, value.len())?;
         let before = self.values.get(&key).map(|value| key.len() + value.len());
-        if before.is_none() && self.values.len() >= Coordination::MAX_KEYS {
+        if before.is_none() && self.values.len() >= MAX_KEYS {
             return Err(format!(
                 "the job has put {} keys, as many as are allowed; use a key again, or fewer of them",
                 self.values.len()
             ));
         }
         let bytes = self.bytes - before.unwrap_or(0) + key.len() + value.len();
-        if bytes > Coordination::MAX_STORED_BYTES {
+        if bytes > MAX_STORED_BYTES {
             return Err(format!(
                 "the job's keys and values would have {bytes} bytes, at most {} are allowed; send tensors by \
                  collectives",
-                Coordination::MAX_STORED_BYTES
+                MAX_STORED_BYTES
             ));
         }
         self.bytes = bytes;
@@ -47,17 +47,17 @@ impl Store {
 
 /// Checks the sizes of a key and its value; the error is a message.
 pub(super) fn check(key: &str, value_bytes: usize) -> Result<(), String> {
-    if key.len() > Coordination::MAX_KEY_BYTES {
+    if key.len() > MAX_KEY_BYTES {
         return Err(format!(
             "the key has {} bytes, at most {} are allowed; put what is long into the value",
             key.len(),
-            Coordination::MAX_KEY_BYTES
+            MAX_KEY_BYTES
         ));
     }
-    if value_bytes > Coordination::MAX_VALUE_BYTES {
+    if value_bytes > MAX_VALUE_BYTES {
         return Err(format!(
             "the value has {value_bytes} bytes, at most {} are allowed; send tensors by collectives",
-            Coordination::MAX_VALUE_BYTES
+            MAX_VALUE_BYTES
         ));
     }
     Ok(())
@@ -71,12 +71,12 @@ mod tests {
     fn keys_values_and_their_number_are_bounded() {
         let mut store = Store::default();
         let put = |store: &mut Store, key: String, bytes: usize| store.put(key, vec![0; bytes].into());
-        let text = put(&mut store, "k".repeat(Coordination::MAX_KEY_BYTES + 1), 0).unwrap_err();
+        let text = put(&mut store, "k".repeat(MAX_KEY_BYTES + 1), 0).unwrap_err();
         assert!(text.contains("the key has 1025 bytes, at most 1024"), "{text}");
-        let text = put(&mut store, "k".to_owned(), Coordination::MAX_VALUE_BYTES + 1).unwrap_err();
+        let text = put(&mut store, "k".to_owned(), MAX_VALUE_BYTES + 1).unwrap_err();
         assert!(text.contains("the value has 1048577 bytes, at most 1048576"), "{text}");
         assert!(store.values.is_empty());
-        for key in 0..Coordination::MAX_KEYS {
+        for key in 0..MAX_KEYS {
             put(&mut store, key.to_string(), 0).unwrap();
         }
         let text = put(&mut store, "one more".to_owned(), 0).unwrap_err();
@@ -89,9 +89,9 @@ mod tests {
     fn all_values_together_are_bounded() {
         let mut store = Store::default();
         // The same bytes are shared by all values, so that the test needs little memory.
-        let largest = Bytes::from(vec![0; Coordination::MAX_VALUE_BYTES]);
+        let largest = Bytes::from(vec![0; MAX_VALUE_BYTES]);
         let full = (0..1000).find(|key| store.put(format!("{key:03}"), largest.clone()).is_err()).unwrap();
-        assert_eq!(full, Coordination::MAX_STORED_BYTES / (Coordination::MAX_VALUE_BYTES + 3));
+        assert_eq!(full, MAX_STORED_BYTES / (MAX_VALUE_BYTES + 3));
         let text = store.put("x".to_owned(), largest.clone()).unwrap_err();
         assert!(text.contains("at most 268435456 are allowed"), "{text}");
         // A value that replaces another reuses its space.

@@ -1,4 +1,5 @@
 use super::*;
+use crate::coordination::lock::lock;
 use distribute_types::ErrorClass;
 
 /// Returns a channel of every failure that a member learns of.
