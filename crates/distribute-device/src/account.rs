@@ -2,7 +2,16 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::{DeviceSpec, Error, MemoryUse, Result};
+use crate::{DeviceSpec, Error, Result};
+
+/// The memory in use on a device, and its limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryUse {
+    /// Bytes allocated and not yet freed.
+    pub used_bytes: u64,
+    /// The logical device's limit, if it has one.
+    pub limit_bytes: Option<u64>,
+}
 
 /// The sum of the allocations through one device handle.
 #[derive(Debug)]

@@ -2,6 +2,7 @@
 
 mod event;
 mod memory;
+mod options;
 mod stream;
 #[cfg(test)]
 mod tests;
@@ -9,7 +10,8 @@ mod tests;
 use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
+
+pub use self::options::CpuOptions;
 
 use self::event::CpuEvent;
 use self::memory::CpuMemory;
@@ -27,22 +29,6 @@ pub struct CpuDevice {
     options: CpuOptions,
     account: Arc<Account>,
     streams: AtomicU32,
-}
-
-/// Options of the streams of a [`CpuDevice`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct CpuOptions {
-    /// The number of operations that a stream can queue before enqueuing blocks; 1024 by default, at least 1.
-    pub queue_len: usize,
-    /// How long enqueuing waits for room in the queue, and a stream for an event; 5 minutes by default.
-    pub patience: Duration,
-}
-
-impl Default for CpuOptions {
-    fn default() -> Self {
-        CpuOptions { queue_len: 1024, patience: Duration::from_secs(300) }
-    }
 }
 
 impl CpuDevice {

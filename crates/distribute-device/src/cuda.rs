@@ -43,6 +43,7 @@ mod event;
 mod failure;
 mod gpu;
 mod memory;
+mod raw_stream;
 mod source;
 mod stream;
 mod tables;
@@ -65,7 +66,7 @@ pub use self::topology::{Link, Topology};
 use self::event::CudaEvent;
 use self::gpu::Gpu;
 use self::memory::{CudaMemory, Pool, pinned};
-use self::stream::RawStream;
+use self::raw_stream::RawStream;
 use crate::{Device, DeviceBuffer, Error, Event, HostBuffer, LogicalDevice, MemoryUse, Result, Stream};
 
 /// A logical GPU as a [`Device`].

@@ -1,4 +1,4 @@
-//! The interface of every backend: devices, streams, events, memory.
+//! The interface of every backend: devices, streams, memory.
 //!
 //! The traits follow CUDA's model, so that a CUDA backend is a thin layer: a stream runs its operations in the order in
 //! which they were enqueued, streams synchronize only through events, and enqueuing returns at once.
@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::{DeviceKind, DeviceSpec, Error, HostBuffer, HostFn, LogicalDevice, Result, Transfer};
+use crate::{DeviceKind, DeviceSpec, Error, Event, HostBuffer, HostFn, LogicalDevice, MemoryUse, Result, Transfer};
 
 /// A handle to a logical device.
 ///
@@ -199,33 +199,6 @@ pub trait Stream: Any + Debug + Send + Sync {
     fn synchronize(&self, deadline: Instant) -> Result<()>;
 }
 
-/// A point in a stream that the host and other streams can wait for.
-///
-/// # Source
-/// CUDA driver API: `CUevent`.
-pub trait Event: Any + Debug + Send + Sync {
-    /// Returns the device that created the event.
-    fn device(&self) -> &DeviceSpec;
-
-    /// Returns whether the recorded operations have ended; true before the first recording.
-    ///
-    /// # Errors
-    /// [`Error::Stream`] if one of them failed.
-    ///
-    /// # Source
-    /// `cuEventQuery`.
-    fn is_ready(&self) -> Result<bool>;
-
-    /// Waits for the current recording.
-    ///
-    /// # Errors
-    /// [`Error::Stream`] if an operation failed, [`Error::Deadline`] if `deadline` passes.
-    ///
-    /// # Source
-    /// `cuEventQuery` until the deadline, since `cuEventSynchronize` has none.
-    fn wait(&self, deadline: Instant) -> Result<()>;
-}
-
 /// An allocation on a device, as its backend implements it; users hold a [`DeviceBuffer`].
 ///
 /// The memory is freed on drop, which must be safe while operations on it are queued: a stream keeps a handle to each
@@ -246,15 +219,6 @@ pub trait DeviceMemory: Any + Debug + Send + Sync {
 pub struct DeviceBuffer {
     memory: Arc<dyn DeviceMemory>,
     range: Range<usize>,
-}
-
-/// The memory in use on a device, and its limit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MemoryUse {
-    /// Bytes allocated and not yet freed.
-    pub used_bytes: u64,
-    /// The logical device's limit, if it has one.
-    pub limit_bytes: Option<u64>,
 }
 
 impl DeviceBuffer {

@@ -5,20 +5,10 @@ mod tests;
 
 use std::sync::Arc;
 
-use crate::{CpuDevice, Device, DeviceIndex, DeviceKind, DeviceSpec, Error, PhysicalDevice, Result, absence, discover};
-
-/// A physical device, or a part of one, with a name of its own.
-///
-/// Parts of one physical device share its memory and cores; a memory limit is a budget that allocations count against.
-///
-/// # Source
-/// `tf.config.LogicalDevice`, `tf.config.LogicalDeviceConfiguration`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LogicalDevice {
-    spec: DeviceSpec,
-    physical: Arc<PhysicalDevice>,
-    memory_limit_bytes: Option<u64>,
-}
+use crate::{
+    CpuDevice, Device, DeviceIndex, DeviceKind, DeviceSpec, Error, LogicalDevice, PhysicalDevice, Result, absence,
+    discover,
+};
 
 /// The devices of one process: a value that is created once and passed to its users.
 ///
@@ -45,23 +35,6 @@ pub struct Devices {
 
 /// The memory limit of each part of a physical device.
 type Parts = Vec<Option<u64>>;
-
-impl LogicalDevice {
-    /// Returns the full name.
-    pub fn spec(&self) -> &DeviceSpec {
-        &self.spec
-    }
-
-    /// Returns the physical device that it is, or is a part of.
-    pub fn physical(&self) -> &PhysicalDevice {
-        &self.physical
-    }
-
-    /// Returns its memory limit in bytes, if it has one.
-    pub fn memory_limit_bytes(&self) -> Option<u64> {
-        self.memory_limit_bytes
-    }
-}
 
 impl Devices {
     /// The largest number of logical devices that a physical device can be split into.
@@ -115,7 +88,7 @@ impl Devices {
 
     /// Returns the logical devices of a kind.
     pub fn of_kind(&self, kind: DeviceKind) -> impl Iterator<Item = &LogicalDevice> {
-        self.logical.iter().filter(move |device| device.physical.kind == kind)
+        self.logical.iter().filter(move |device| device.physical().kind == kind)
     }
 
     /// Returns the device with a given name; missing fields default to this process's task and to CPU:0.
@@ -125,7 +98,7 @@ impl Devices {
     /// devices and a remedy, or the reason why there are none of the kind.
     pub fn find(&self, name: &DeviceSpec) -> Result<&LogicalDevice> {
         let wanted = name.resolve([&self.task])?;
-        let found = self.logical.iter().find(|device| device.spec == wanted);
+        let found = self.logical.iter().find(|device| *device.spec() == wanted);
         found.ok_or_else(|| self.missing(name, &wanted))
     }
 
@@ -140,15 +113,15 @@ impl Devices {
             let name = name.as_ref();
             let pattern: DeviceSpec = name.parse()?;
             if pattern.device_index != Some(DeviceIndex::Any) {
-                list.push(place, name, self.find(&pattern)?.spec.clone())?;
+                list.push(place, name, self.find(&pattern)?.spec().clone())?;
                 continue;
             }
             let wanted = pattern.canonicalize(&self.task);
-            let mut found = self.logical.iter().filter(|device| wanted.covers(&device.spec)).peekable();
+            let mut found = self.logical.iter().filter(|device| wanted.covers(device.spec())).peekable();
             if found.peek().is_none() {
                 return Err(self.missing(&pattern, &wanted));
             }
-            found.try_for_each(|device| list.push(place, name, device.spec.clone()))?;
+            found.try_for_each(|device| list.push(place, name, device.spec().clone()))?;
         }
         list.finish()?.iter().map(|device| self.find(device)).collect()
     }
@@ -161,11 +134,11 @@ impl Devices {
     /// The errors of [`Devices::find`], and [`Error::NoSuchDevice`] if this build cannot use the device.
     pub fn open(&self, name: &DeviceSpec) -> Result<Arc<dyn Device>> {
         let device = self.find(name)?;
-        match device.physical.kind {
+        match device.physical().kind {
             DeviceKind::Cpu => Ok(Arc::new(CpuDevice::new(device.clone()))),
             #[cfg(feature = "cuda")]
             DeviceKind::Gpu => Ok(Arc::new(crate::cuda::CudaDevice::new(device.clone())?)),
-            kind => Err(Error::NoSuchDevice { asked: device.spec.short(), reason: absence(kind) }),
+            kind => Err(Error::NoSuchDevice { asked: device.spec().short(), reason: absence(kind) }),
         }
     }
 
@@ -208,7 +181,7 @@ impl Devices {
             for memory_limit_bytes in parts {
                 let spec = DeviceSpec::local(physical.kind, *place).merge(&self.task);
                 let physical = Arc::clone(physical);
-                self.logical.push(LogicalDevice { spec, physical, memory_limit_bytes: *memory_limit_bytes });
+                self.logical.push(LogicalDevice::new(spec, physical, *memory_limit_bytes));
                 *place += 1;
             }
         }

@@ -4,7 +4,7 @@ mod program;
 use std::error::Error as _;
 use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, channel};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::*;
 use crate::{Devices, HostFn, Transfer};

@@ -8,7 +8,7 @@ use cudarc::driver::{CudaEvent as RawEvent, sys};
 
 use super::failure::{Failures, Place};
 use super::gpu::Gpu;
-use super::stream::RawStream;
+use super::raw_stream::RawStream;
 use crate::{DeviceSpec, Error, Event, Result};
 
 /// How long a wait polls without sleeping: most waits are shorter than a sleep.

@@ -11,7 +11,7 @@ use cudarc::driver::{DriverError, result, sys};
 
 use super::event::Mark;
 use super::gpu::Gpu;
-use super::stream::RawStream;
+use super::raw_stream::RawStream;
 use crate::account::Account;
 use crate::{DeviceMemory, DeviceSpec, Error, HostBuffer, HostMemory, Result};
 

@@ -3,16 +3,16 @@
 use std::any::Any;
 use std::collections::VecDeque;
 use std::ffi::c_void;
-use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use cudarc::driver::{CudaStream as Handle, DriverError, result, sys};
+use cudarc::driver::{DriverError, result, sys};
 
 use super::event::{CudaEvent, Mark, Recorded};
 use super::failure::Failures;
 use super::gpu::Gpu;
 use super::memory::{CudaMemory, Pool};
+use super::raw_stream::RawStream;
 use crate::host_buffer::byte_range;
 use crate::host_fn;
 use crate::{DeviceBuffer, DeviceSpec, Error, Event, HostBuffer, HostFn, HostSlot, Result, Stream, Transfer};
@@ -36,14 +36,6 @@ pub struct CudaStream {
     in_flight: Mutex<VecDeque<(Mark, HostSlot)>>,
 }
 
-/// The driver's stream.
-pub(super) struct RawStream {
-    gpu: Arc<Gpu>,
-    handle: Arc<Handle>,
-    /// The owner of a stream that was lent.
-    _owner: Option<Arc<dyn Any + Send + Sync>>,
-}
-
 /// Device memory that an operation uses.
 pub(super) struct Place<'a> {
     pub(super) memory: &'a CudaMemory,
@@ -55,37 +47,6 @@ struct HostCall {
     function: HostFn,
     number: u64,
     failures: Arc<Failures>,
-}
-
-impl fmt::Debug for RawStream {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("RawStream").field(&self.handle.cu_stream()).finish()
-    }
-}
-
-impl RawStream {
-    pub(super) fn new(gpu: &Arc<Gpu>) -> Result<RawStream> {
-        let handle = gpu.context.new_stream().map_err(|error| gpu.failed("making a stream", error))?;
-        Ok(RawStream { gpu: Arc::clone(gpu), handle, _owner: None })
-    }
-
-    /// Wraps a stream of another owner.
-    ///
-    /// # Safety
-    /// `handle` must be a stream of this GPU's primary context that lives as long as `owner`.
-    pub(super) unsafe fn lent(gpu: &Arc<Gpu>, handle: *mut c_void, owner: Arc<dyn Any + Send + Sync>) -> RawStream {
-        // SAFETY: guaranteed by the caller; the owner is kept with it.
-        let handle = unsafe { gpu.context.wrap_borrowed_stream(handle.cast()) };
-        RawStream { gpu: Arc::clone(gpu), handle, _owner: Some(owner) }
-    }
-
-    pub(super) fn handle(&self) -> sys::CUstream {
-        self.handle.cu_stream()
-    }
-
-    pub(super) fn gpu(&self) -> &Arc<Gpu> {
-        &self.gpu
-    }
 }
 
 impl CudaStream {
