@@ -5,7 +5,6 @@ use distribute_device::{BufferRef, DType};
 use distribute_types::with_dtype;
 
 use crate::elements::{Arithmetic, Wide, fold_axes, place};
-use crate::structure::Pending;
 use crate::{Error, PerReplica, Result, TensorStorage};
 
 /// The axes that a reduction goes over, besides the replicas.
@@ -66,6 +65,9 @@ pub fn reduce_values<L, T: TensorStorage<L>>(
 ) -> Result<T> {
     begin_reduce(groups, op, &values.values().iter().collect::<Vec<_>>(), axis)?()
 }
+
+/// Waits for an operation that was started, and returns its result.
+pub(crate) type Pending<T> = Box<dyn FnOnce() -> Result<T>>;
 
 /// Starts the reduction of [`reduce_values`].
 pub(crate) fn begin_reduce<L, T: TensorStorage<L>>(

@@ -7,7 +7,7 @@ use std::marker::PhantomData;
 
 use distribute_collectives::{ProcessGroup, ReduceOp};
 
-use crate::combine::{begin_gather, begin_reduce};
+use crate::combine::{Pending, begin_gather, begin_reduce};
 use crate::{Axis, Error, HostTensor, Result, TensorStorage};
 
 /// A tensor, a number, or a nest of them: tuples, vectors, arrays, options, maps, and structs that derive it.
@@ -216,9 +216,6 @@ fn structure<M, S: Structure<M>>(groups: &[ProcessGroup], values: &[&S], mut beg
 
 /// Operations in flight, in the order of leaves; each is a [`Pending`] of the leaf's type.
 type Queue = VecDeque<Box<dyn Any>>;
-
-/// Waits for the operation of one leaf.
-pub(crate) type Pending<T> = Box<dyn FnOnce() -> Result<T>>;
 
 trait Begun {
     fn begun(self) -> Queue;
