@@ -3,6 +3,7 @@
 mod background;
 mod batch;
 mod cache;
+mod cardinality;
 mod files;
 mod flatten;
 mod map;
@@ -12,6 +13,7 @@ mod pass;
 mod picks;
 mod prefetch;
 mod select;
+mod selection;
 #[cfg(feature = "tfrecord")]
 mod snapshot;
 mod source;
@@ -27,6 +29,7 @@ use std::{
 
 use crate::{Element, ElementSpec, Error};
 
+pub use cardinality::Cardinality;
 pub use files::FileShard;
 pub use parallel::Parallel;
 pub use prefetch::AUTOTUNE;
@@ -101,17 +104,6 @@ impl Shares {
             _ => Shares::None,
         }
     }
-}
-
-/// The number of elements of a pass, as far as it is known without reading.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Cardinality {
-    /// Exactly this many.
-    Known(usize),
-    /// Not known; the pass may or may not end.
-    Unknown,
-    /// The pass never ends.
-    Infinite,
 }
 
 /// An iterator over one pass of a [`Dataset`]. It ends after the first error.
@@ -257,53 +249,6 @@ impl Facts {
     /// Records an error if a parameter that must be positive is zero.
     pub(crate) fn positive(&mut self, stage: &'static str, parameter: &'static str, value: usize) {
         self.note((value == 0).then_some(Error::Zero { stage, parameter }));
-    }
-}
-
-impl Cardinality {
-    pub(crate) fn map(self, known: impl FnOnce(usize) -> usize) -> Cardinality {
-        match self {
-            Cardinality::Known(count) => Cardinality::Known(known(count)),
-            other => other,
-        }
-    }
-
-    /// Returns the cardinality of two sequences read side by side that end with the shorter.
-    pub(crate) fn shorter(self, other: Cardinality) -> Cardinality {
-        match (self, other) {
-            (Cardinality::Known(0), _) | (_, Cardinality::Known(0)) => Cardinality::Known(0),
-            (Cardinality::Known(one), Cardinality::Known(two)) => Cardinality::Known(one.min(two)),
-            (Cardinality::Infinite, other) | (other, Cardinality::Infinite) => other,
-            _ => Cardinality::Unknown,
-        }
-    }
-
-    /// Returns the cardinality of two sequences read side by side that end with the longer.
-    pub(crate) fn longer(self, other: Cardinality) -> Cardinality {
-        match (self, other) {
-            (Cardinality::Known(one), Cardinality::Known(two)) => Cardinality::Known(one.max(two)),
-            (Cardinality::Infinite, _) | (_, Cardinality::Infinite) => Cardinality::Infinite,
-            _ => Cardinality::Unknown,
-        }
-    }
-
-    /// Returns the cardinality of two sequences read one after the other.
-    pub(crate) fn sum(self, other: Cardinality) -> Cardinality {
-        match (self, other) {
-            (Cardinality::Known(one), Cardinality::Known(two)) => Cardinality::Known(one.saturating_add(two)),
-            (Cardinality::Infinite, _) | (_, Cardinality::Infinite) => Cardinality::Infinite,
-            _ => Cardinality::Unknown,
-        }
-    }
-}
-
-impl fmt::Display for Cardinality {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Cardinality::Known(count) => write!(formatter, "{count}"),
-            Cardinality::Unknown => formatter.write_str("unknown"),
-            Cardinality::Infinite => formatter.write_str("infinite"),
-        }
     }
 }
 

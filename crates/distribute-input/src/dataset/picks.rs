@@ -5,7 +5,10 @@
 
 use std::sync::Arc;
 
-use super::{Opener, pass::Items, select::Selection};
+use super::{
+    pass::{Items, Opener},
+    selection::Selection,
+};
 use crate::Result;
 
 /// A value in memory whose rows are elements.

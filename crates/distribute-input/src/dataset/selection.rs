@@ -1,0 +1,133 @@
+//! Selections, repetitions and orders of elements or of row numbers.
+
+use std::sync::Arc;
+
+use rand::RngExt;
+use rand_chacha::ChaCha8Rng;
+
+use super::cardinality::Cardinality;
+use super::pass::{Items, Opener, Pass};
+use crate::Result;
+
+/// A selection among the elements of a sequence, applied to elements or to row numbers.
+#[derive(Clone, Copy)]
+pub(crate) enum Selection {
+    Take(usize),
+    Skip(usize),
+    Shard { count: usize, index: usize },
+    Repeat(Option<usize>),
+    Shuffle { buffer_size: usize, seed: u64, each_pass: bool },
+}
+
+impl Selection {
+    pub(crate) fn apply<X: Send + 'static>(self, open: Opener<X>) -> Opener<X> {
+        match self {
+            Selection::Take(count) => Arc::new(move |pass| Box::new(open(pass).take(count)) as Items<X>),
+            Selection::Skip(count) => filtered(open, move |index| index >= count),
+            Selection::Shard { count, index } => filtered(open, move |at| at.checked_rem(count) == Some(index)),
+            Selection::Repeat(times) => Arc::new(move |pass| Box::new(Repeated::new(&open, pass, times)) as Items<X>),
+            Selection::Shuffle { buffer_size, seed, each_pass } => Arc::new(move |pass| {
+                let key = if each_pass { pass } else { pass.first() };
+                let upstream = Some(open(pass));
+                Box::new(Shuffled { upstream, buffer: Vec::new(), buffer_size, random: key.random(seed) }) as Items<X>
+            }),
+        }
+    }
+
+    /// Returns the number of elements of a sequence of `before` elements after the selection.
+    pub(crate) fn cardinality(self, before: Cardinality) -> Cardinality {
+        match self {
+            Selection::Take(count) => match before {
+                Cardinality::Infinite => Cardinality::Known(count),
+                Cardinality::Unknown if count == 0 => Cardinality::Known(0),
+                other => other.map(|known| known.min(count)),
+            },
+            Selection::Skip(count) => before.map(|known| known.saturating_sub(count)),
+            // A count of zero is an error that was noted; 1 avoids a division by zero here.
+            Selection::Shard { count, index } => before.map(|known| known.saturating_sub(index).div_ceil(count.max(1))),
+            Selection::Repeat(Some(0)) => Cardinality::Known(0),
+            Selection::Repeat(Some(times)) => before.map(|known| known.saturating_mul(times)),
+            Selection::Repeat(None) if before == Cardinality::Known(0) => before,
+            Selection::Repeat(None) => Cardinality::Infinite,
+            Selection::Shuffle { .. } => before,
+        }
+    }
+}
+
+/// Keeps the elements whose index satisfies `wanted`, and every error.
+fn filtered<X: Send + 'static>(
+    open: Opener<X>,
+    wanted: impl Fn(usize) -> bool + Copy + Send + Sync + 'static,
+) -> Opener<X> {
+    Arc::new(move |pass| {
+        let indexed = open(pass).enumerate();
+        Box::new(indexed.filter_map(move |(index, item)| (item.is_err() || wanted(index)).then_some(item))) as Items<X>
+    })
+}
+
+struct Repeated<X> {
+    open: Opener<X>,
+    pass: Pass,
+    times: Option<usize>,
+    begun: u64,
+    current: Option<Items<X>>,
+    /// Whether the current repetition has yielded an item; an empty one ends the repetitions.
+    fruitful: bool,
+}
+
+impl<X> Repeated<X> {
+    fn new(open: &Opener<X>, pass: Pass, times: Option<usize>) -> Repeated<X> {
+        Repeated { open: Arc::clone(open), pass, times, begun: 0, current: None, fruitful: true }
+    }
+}
+
+impl<X> Iterator for Repeated<X> {
+    type Item = Result<X>;
+
+    fn next(&mut self) -> Option<Result<X>> {
+        loop {
+            if let Some(item) = self.current.as_mut().and_then(Iterator::next) {
+                self.fruitful = true;
+                return Some(item);
+            }
+            self.current = None;
+            if !self.fruitful || self.times.is_some_and(|times| self.begun >= times as u64) {
+                return None;
+            }
+            self.current = Some((self.open)(self.pass.repetition(self.begun, self.times)));
+            self.fruitful = false;
+            self.begun += 1;
+        }
+    }
+}
+
+struct Shuffled<X> {
+    upstream: Option<Items<X>>,
+    buffer: Vec<X>,
+    buffer_size: usize,
+    random: ChaCha8Rng,
+}
+
+impl<X> Iterator for Shuffled<X> {
+    type Item = Result<X>;
+
+    fn next(&mut self) -> Option<Result<X>> {
+        while let Some(upstream) = &mut self.upstream
+            && self.buffer.len() < self.buffer_size
+        {
+            match upstream.next() {
+                Some(Ok(item)) => self.buffer.push(item),
+                Some(Err(error)) => {
+                    self.upstream = None;
+                    return Some(Err(error));
+                }
+                None => self.upstream = None,
+            }
+        }
+        if self.buffer.is_empty() {
+            return None;
+        }
+        let drawn = self.random.random_range(0..self.buffer.len());
+        Some(Ok(self.buffer.swap_remove(drawn)))
+    }
+}
