@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use crate::schedule::Link;
 
 mod abort_reason;
+mod connect;
 #[cfg(feature = "grpc")]
 pub(crate) mod grpc;
 mod listen;
@@ -19,6 +20,8 @@ mod shm;
 pub(crate) mod tcp;
 
 pub use abort_reason::AbortReason;
+pub use connect::connect;
+pub(crate) use connect::open;
 pub(crate) use listen::{join_host, listen, new_nonce};
 pub(crate) use nonce::Nonce;
 
@@ -301,55 +304,6 @@ impl Transport for Closed {
 
     fn last_heard(&self, _peer: usize) -> Option<Instant> {
         None
-    }
-}
-
-/// Connects member `process` with the listeners at `addresses`, for groups that find each other by their own means.
-///
-/// Every member calls this at about the same time with the same addresses, in rank order, and its own listener. Callers
-/// with another list of addresses are turned away; two groups at equal addresses cannot be told apart.
-///
-/// # Errors
-/// [`Error::Connect`](crate::Error::Connect) where not every member was connected before the deadline,
-/// [`Error::NotBuilt`](crate::Error::NotBuilt) for gRPC without its cargo feature.
-pub fn connect(
-    kind: TransportKind,
-    process: usize,
-    addresses: &[String],
-    listener: std::net::TcpListener,
-    deadline: Instant,
-) -> crate::Result<Box<dyn Transport>> {
-    let group = ("of explicit addresses", Nonce::of_addresses(addresses));
-    open(kind, process, addresses, listener, group, &format!("rank {process}"), deadline)
-}
-
-/// As [`connect`], for a named group.
-pub(crate) fn open(
-    kind: TransportKind,
-    process: usize,
-    addresses: &[String],
-    listener: std::net::TcpListener,
-    (group, id): (&str, Nonce),
-    name: &str,
-    deadline: Instant,
-) -> crate::Result<Box<dyn Transport>> {
-    let failed = |error: ConnectError| error.into_error(name, group);
-    match kind {
-        #[cfg(feature = "grpc")]
-        TransportKind::Grpc => {
-            Ok(Box::new(grpc::GrpcTransport::connect(process, addresses, listener, id, deadline).map_err(failed)?))
-        }
-        #[cfg(not(feature = "grpc"))]
-        TransportKind::Grpc => Err(crate::Error::NotBuilt { given: "grpc", feature: "grpc" }),
-        TransportKind::Auto | TransportKind::Shm | TransportKind::Tcp => {
-            let sharing = match kind {
-                TransportKind::Shm => Sharing::Everywhere,
-                TransportKind::Tcp => Sharing::Never,
-                _ => Sharing::WherePossible,
-            };
-            let transport = tcp::TcpTransport::connect(process, addresses, &listener, id, sharing, deadline);
-            Ok(Box::new(transport.map_err(failed)?))
-        }
     }
 }
 

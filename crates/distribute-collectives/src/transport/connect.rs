@@ -1,0 +1,58 @@
+//! Connects the members of a group by the transport that was chosen.
+
+use std::net::TcpListener;
+use std::time::Instant;
+
+#[cfg(feature = "grpc")]
+use super::grpc::GrpcTransport;
+use super::tcp::TcpTransport;
+use super::{ConnectError, Nonce, Sharing, Transport, TransportKind};
+
+/// Connects member `process` with the listeners at `addresses`, for groups that find each other by their own means.
+///
+/// Every member calls this at about the same time with the same addresses, in rank order, and its own listener. Callers
+/// with another list of addresses are turned away; two groups at equal addresses cannot be told apart.
+///
+/// # Errors
+/// [`Error::Connect`](crate::Error::Connect) where not every member was connected before the deadline,
+/// [`Error::NotBuilt`](crate::Error::NotBuilt) for gRPC without its cargo feature.
+pub fn connect(
+    kind: TransportKind,
+    process: usize,
+    addresses: &[String],
+    listener: TcpListener,
+    deadline: Instant,
+) -> crate::Result<Box<dyn Transport>> {
+    let group = ("of explicit addresses", Nonce::of_addresses(addresses));
+    open(kind, process, addresses, listener, group, &format!("rank {process}"), deadline)
+}
+
+/// As [`connect`], for a named group.
+pub(crate) fn open(
+    kind: TransportKind,
+    process: usize,
+    addresses: &[String],
+    listener: TcpListener,
+    (group, id): (&str, Nonce),
+    name: &str,
+    deadline: Instant,
+) -> crate::Result<Box<dyn Transport>> {
+    let failed = |error: ConnectError| error.into_error(name, group);
+    match kind {
+        #[cfg(feature = "grpc")]
+        TransportKind::Grpc => {
+            Ok(Box::new(GrpcTransport::connect(process, addresses, listener, id, deadline).map_err(failed)?))
+        }
+        #[cfg(not(feature = "grpc"))]
+        TransportKind::Grpc => Err(crate::Error::NotBuilt { given: "grpc", feature: "grpc" }),
+        TransportKind::Auto | TransportKind::Shm | TransportKind::Tcp => {
+            let sharing = match kind {
+                TransportKind::Shm => Sharing::Everywhere,
+                TransportKind::Tcp => Sharing::Never,
+                _ => Sharing::WherePossible,
+            };
+            let transport = TcpTransport::connect(process, addresses, &listener, id, sharing, deadline);
+            Ok(Box::new(transport.map_err(failed)?))
+        }
+    }
+}
