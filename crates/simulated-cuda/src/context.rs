@@ -1,15 +1,13 @@
-//! Contexts: the current one of a thread, their streams, and the error that ends them.
+//! Contexts: the current one of a thread, and the error that ends them.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex};
 
-use crate::device::Device;
+use crate::device::{Device, devices};
 use crate::error::{Code, Result};
-use crate::registry::{locked, new_handle};
-use crate::simulator::simulator;
-use crate::stream::Stream;
+use crate::registry::{Registry, locked};
 
 /// A context of one device.
 pub(crate) struct Context {
@@ -21,12 +19,13 @@ pub(crate) struct Context {
     /// The first error of its streams, which is permanent; 0 for none.
     error: AtomicU32,
     pub(crate) flags: AtomicU32,
-    streams: Mutex<Vec<Weak<Stream>>>,
-    default_stream: Mutex<Option<Arc<Stream>>>,
     /// Handles of the contexts whose memory its kernels may access.
     peers: Mutex<BTreeSet<usize>>,
     limits: Mutex<BTreeMap<u32, usize>>,
 }
+
+/// All contexts, by handle.
+pub(crate) static CONTEXTS: Registry<Context> = Registry::new();
 
 impl Context {
     pub(crate) fn primary(handle: usize, device: usize) -> Self {
@@ -41,15 +40,13 @@ impl Context {
             active: AtomicBool::new(true),
             error: AtomicU32::new(0),
             flags: AtomicU32::new(0),
-            streams: Mutex::new(Vec::new()),
-            default_stream: Mutex::new(None),
             peers: Mutex::new(BTreeSet::new()),
             limits: Mutex::new(BTreeMap::new()),
         }
     }
 
     pub(crate) fn device(&self) -> &'static Device {
-        &simulator().devices[self.device]
+        &devices()[self.device]
     }
 
     pub(crate) fn is_primary(&self) -> bool {
@@ -58,6 +55,12 @@ impl Context {
 
     pub(crate) fn activate(&self) {
         self.active.store(true, Ordering::Release);
+    }
+
+    /// Makes the context unusable, and forgets whose memory its kernels may access.
+    pub(crate) fn deactivate(&self) {
+        self.active.store(false, Ordering::Release);
+        locked(&self.peers).clear();
     }
 
     /// Checks that the context is usable.
@@ -78,35 +81,6 @@ impl Context {
     /// Fails the context permanently, as a fault on a GPU does. The first error is kept.
     pub(crate) fn fail(&self, code: Code) {
         let _ = self.error.compare_exchange(0, code.0, Ordering::AcqRel, Ordering::Acquire);
-    }
-
-    pub(crate) fn add_stream(self: &Arc<Self>, flags: u32, priority: i32) -> Arc<Stream> {
-        let stream = simulator().streams.insert(|handle| Stream::new(handle, self.clone(), flags, priority));
-        let mut streams = locked(&self.streams);
-        streams.retain(|stream| stream.strong_count() > 0);
-        streams.push(Arc::downgrade(&stream));
-        stream
-    }
-
-    pub(crate) fn default_stream(self: &Arc<Self>) -> Arc<Stream> {
-        let mut stream = locked(&self.default_stream);
-        stream.get_or_insert_with(|| Arc::new(Stream::new(new_handle(), self.clone(), 0, 0))).clone()
-    }
-
-    /// Returns every stream that has, or may get, work.
-    pub(crate) fn streams(&self) -> Vec<Arc<Stream>> {
-        let default = locked(&self.default_stream).clone();
-        locked(&self.streams).iter().filter_map(Weak::upgrade).chain(default).collect()
-    }
-
-    /// Waits for the work that all streams have so far.
-    pub(crate) fn synchronize(&self) -> Result {
-        self.streams().iter().try_for_each(|stream| stream.synchronize())
-    }
-
-    /// Waits for the work that all streams have so far, even in a failed context.
-    pub(crate) fn drain(&self) -> Result {
-        self.streams().iter().try_for_each(|stream| stream.drain())
     }
 
     pub(crate) fn enable_peer(&self, peer: &Self) -> Result {
@@ -145,24 +119,6 @@ impl Context {
         locked(&self.limits).insert(limit, value);
         Ok(())
     }
-
-    /// Destroys the context and everything that belongs to it, after the queued work.
-    pub(crate) fn end(&self) {
-        let _ = self.drain();
-        self.active.store(false, Ordering::Release);
-        let simulator = simulator();
-        simulator.streams.retain(|stream| stream.context.handle != self.handle);
-        simulator.events.retain(|event| event.context != self.handle);
-        simulator.functions.retain(|function| function.context != self.handle);
-        simulator.modules.retain(|module| module.context != self.handle);
-        for stream in self.streams() {
-            stream.close();
-        }
-        locked(&self.streams).clear();
-        *locked(&self.default_stream) = None;
-        locked(&self.peers).clear();
-        simulator.memory.free_all(self.handle);
-    }
 }
 
 /// Returns the context that is current on this thread.
@@ -172,14 +128,14 @@ impl Context {
 /// `INVALID_CONTEXT` if there is none, and the errors of [`Context::check`].
 pub(crate) fn current() -> Result<Arc<Context>> {
     let handle = current_handle().ok_or(Code::INVALID_CONTEXT)?;
-    let context = simulator().contexts.get(handle).ok_or(Code::CONTEXT_IS_DESTROYED)?;
+    let context = CONTEXTS.get(handle).ok_or(Code::CONTEXT_IS_DESTROYED)?;
     context.check()?;
     Ok(context)
 }
 
 /// Returns the context with a handle from a caller.
 pub(crate) fn context(handle: usize) -> Result<Arc<Context>> {
-    let context = simulator().contexts.get(handle).ok_or(Code::INVALID_CONTEXT)?;
+    let context = CONTEXTS.get(handle).ok_or(Code::INVALID_CONTEXT)?;
     context.check()?;
     Ok(context)
 }
@@ -190,7 +146,7 @@ pub(crate) fn current_handle() -> Option<usize> {
 
 /// Makes a context current in place of the previous one; 0 for none.
 pub(crate) fn set_current(handle: usize) -> Result {
-    if handle != 0 && simulator().contexts.get(handle).is_none() {
+    if handle != 0 && CONTEXTS.get(handle).is_none() {
         return Err(Code::INVALID_CONTEXT);
     }
     CURRENT.with_borrow_mut(|stack| {

@@ -1,14 +1,14 @@
 //! Devices: their properties, their memory and peer access to it.
 
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
 
-use crate::context::Context;
+use crate::context::{CONTEXTS, Context};
 use crate::error::{Code, Result};
 use crate::memory::Window;
-use crate::pool::Pool;
-use crate::registry::{Registry, locked};
+use crate::pool::{POOLS, Pool};
+use crate::registry::locked;
 use crate::settings::{Arch, Settings, settings};
-use crate::simulator::simulator;
 
 /// A visible device.
 pub(crate) struct Device {
@@ -27,21 +27,15 @@ pub(crate) struct Device {
 }
 
 impl Device {
-    pub(crate) fn new(
-        ordinal: usize,
-        physical: u32,
-        settings: &Settings,
-        contexts: &Registry<Context>,
-        pools: &Registry<Pool>,
-    ) -> Self {
-        let default_pool = pools.insert(|handle| Pool::new(handle, ordinal));
+    fn new(ordinal: usize, physical: u32, settings: &Settings) -> Self {
+        let default_pool = POOLS.insert(|handle| Pool::new(handle, ordinal));
         Self {
             ordinal,
             physical,
             arch: settings.arch,
             total_bytes: settings.memory_bytes,
             window: Window::reserve(ordinal).expect("no address space for a simulated device's memory"),
-            primary: contexts.insert(|handle| Context::primary(handle, ordinal)),
+            primary: CONTEXTS.insert(|handle| Context::primary(handle, ordinal)),
             current_pool: Mutex::new(default_pool.clone()),
             default_pool,
             used_bytes: Mutex::new(0),
@@ -79,14 +73,14 @@ impl Device {
         self.primary.handle
     }
 
-    /// `cuDevicePrimaryCtxRelease`: the last release destroys everything in the context.
-    pub(crate) fn release(&self) -> Result {
+    /// `cuDevicePrimaryCtxRelease`: the last release ends the context by `end`, and nobody can retain it meanwhile.
+    pub(crate) fn release(&self, end: impl FnOnce(&Context)) -> Result {
         let mut retained = locked(&self.retained);
         match *retained {
             0 => Err(Code::INVALID_CONTEXT),
             1 => {
                 *retained = 0;
-                self.primary.end();
+                end(&self.primary);
                 Ok(())
             }
             _ => {
@@ -156,10 +150,35 @@ impl Device {
     }
 }
 
+/// Returns the visible devices, which the first call creates.
+pub(crate) fn devices() -> &'static [Device] {
+    static DEVICES: OnceLock<Vec<Device>> = OnceLock::new();
+    DEVICES.get_or_init(|| {
+        let settings = settings();
+        let visible = settings.visible.iter().enumerate();
+        visible.map(|(ordinal, &physical)| Device::new(ordinal, physical, settings)).collect()
+    })
+}
+
+/// `cuInit`.
+pub(crate) fn initialise() -> Result {
+    if devices().is_empty() {
+        return Err(Code::NO_DEVICE);
+    }
+    INITIALISED.store(true, Ordering::Release);
+    Ok(())
+}
+
+pub(crate) fn is_initialised() -> bool {
+    INITIALISED.load(Ordering::Acquire)
+}
+
+static INITIALISED: AtomicBool = AtomicBool::new(false);
+
 /// Returns the visible device with an ordinal.
 pub(crate) fn device(ordinal: i32) -> Result<&'static Device> {
     let index = usize::try_from(ordinal).map_err(|_| Code::INVALID_DEVICE)?;
-    simulator().devices.get(index).ok_or(Code::INVALID_DEVICE)
+    devices().get(index).ok_or(Code::INVALID_DEVICE)
 }
 
 pub(crate) const NAME: &str = "Simulated CUDA device";

@@ -1,11 +1,12 @@
 //! Events: marks in streams.
 
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use crate::error::{Code, Result};
 use crate::graph::{Capture, Clock};
-use crate::registry::locked;
+use crate::mark::Mark;
+use crate::registry::{Registry, locked};
 use crate::settings::settings;
 use crate::stream::Stream;
 use crate::work::Work;
@@ -18,11 +19,8 @@ pub(crate) struct Event {
     state: Mutex<State>,
 }
 
-/// One point in a stream's work; each recording of an event creates another mark.
-pub(crate) struct Mark {
-    reached: Mutex<Option<Instant>>,
-    changed: Condvar,
-}
+/// All events, by handle.
+pub(crate) static EVENTS: Registry<Event> = Registry::new();
 
 enum State {
     NeverRecorded,
@@ -46,7 +44,7 @@ impl Event {
             *state = State::Captured(capture, clock);
             return Ok(());
         }
-        let mark = Arc::new(Mark { reached: Mutex::new(None), changed: Condvar::new() });
+        let mark = Arc::new(Mark::new());
         stream.enqueue(Work::Reach(mark.clone()))?;
         *state = State::Recorded(mark);
         Ok(())
@@ -94,23 +92,5 @@ impl Event {
             State::Recorded(mark) => Ok(Some(mark.clone())),
             State::Captured(..) => Err(Code::CAPTURED_EVENT),
         }
-    }
-}
-
-impl Mark {
-    pub(crate) fn reach(&self) {
-        *locked(&self.reached) = Some(Instant::now());
-        self.changed.notify_all();
-    }
-
-    pub(crate) fn reached(&self) -> Option<Instant> {
-        *locked(&self.reached)
-    }
-
-    /// Waits until the mark is reached; returns false at the deadline.
-    pub(crate) fn wait(&self, deadline: Duration) -> bool {
-        let reached = locked(&self.reached);
-        let waited = self.changed.wait_timeout_while(reached, deadline, |reached| reached.is_none());
-        waited.unwrap_or_else(PoisonError::into_inner).0.is_some()
     }
 }

@@ -5,10 +5,10 @@ use std::ffi::{CStr, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
 
+use crate::device::is_initialised;
 use crate::error::{Code, Result};
 use crate::registry::locked;
 use crate::settings::settings;
-use crate::simulator;
 
 /// The destination of a result. Created only from C callers' arguments, which are null or valid for writes.
 #[repr(transparent)]
@@ -104,7 +104,7 @@ impl Text {
 pub(crate) fn call(name: &'static str, body: impl FnOnce() -> Result) -> Code {
     let result = catch_unwind(AssertUnwindSafe(|| {
         inject(name)?;
-        if !NEED_NO_INIT.contains(&name) && !simulator::is_initialised() {
+        if !NEED_NO_INIT.contains(&name) && !is_initialised() {
             return Err(Code::NOT_INITIALIZED);
         }
         body()

@@ -5,9 +5,8 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, ThreadId};
 
 use crate::error::{Code, Result};
-use crate::registry::locked;
-use crate::simulator::simulator;
-use crate::stream::Stream;
+use crate::registry::{Registry, locked};
+use crate::stream::{STREAMS, Stream};
 use crate::work::Work;
 
 /// The captured work of each stream that is known to come before: counts by stream handle.
@@ -42,6 +41,12 @@ pub(crate) struct Executable {
     pub(crate) work: Arc<Vec<Work>>,
 }
 
+/// All graphs, by handle.
+pub(crate) static GRAPHS: Registry<Graph> = Registry::new();
+
+/// All graphs that can be launched, by handle.
+pub(crate) static EXECUTABLES: Registry<Executable> = Registry::new();
+
 impl Capture {
     /// `cuStreamBeginCapture`.
     pub(crate) fn begin(stream: &Arc<Stream>, mode: u32) -> Result {
@@ -69,7 +74,7 @@ impl Capture {
         }
         let mut state = locked(&capture.state);
         for &handle in state.clocks.keys() {
-            if let Some(member) = simulator().streams.get(handle) {
+            if let Some(member) = STREAMS.get(handle) {
                 member.set_capture(None);
             }
         }
@@ -82,7 +87,7 @@ impl Capture {
             return Err(Code::STREAM_CAPTURE_UNJOINED);
         }
         let work = Arc::new(std::mem::take(&mut state.work));
-        Ok(simulator().graphs.insert(|handle| Graph { handle, work }))
+        Ok(GRAPHS.insert(|handle| Graph { handle, work }))
     }
 
     pub(crate) fn add(&self, stream: &Stream, work: Work) -> Result {
@@ -136,7 +141,7 @@ impl Capture {
 /// Refuses a call that may wait for other work, as active captures require; the call invalidates them.
 pub(crate) fn refuse_unsafe_call() -> Result {
     let mut refused = Ok(());
-    for capture in simulator().streams.all().iter().filter_map(|stream| stream.capture()) {
+    for capture in STREAMS.all().iter().filter_map(|stream| stream.capture()) {
         if capture.mode == MODE_GLOBAL || (capture.mode != MODE_RELAXED && capture.thread == thread::current().id()) {
             capture.invalidate();
             refused = Err(Code::STREAM_CAPTURE_UNSUPPORTED);

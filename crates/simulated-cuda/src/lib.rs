@@ -60,14 +60,16 @@ mod ffi;
 mod graph;
 mod inside;
 mod install;
+mod mark;
 mod memory;
 mod module;
 mod nvrtc;
 mod pool;
+mod random;
 mod registry;
 mod settings;
-mod simulator;
 mod stream;
+mod teardown;
 mod work;
 
 pub use inside::inside;

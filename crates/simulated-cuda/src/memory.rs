@@ -9,10 +9,9 @@ use std::ptr;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::context::Context;
-use crate::device::Device;
+use crate::device::{Device, devices};
 use crate::error::{Code, Result};
 use crate::pool::Pool;
-use crate::simulator::simulator;
 
 pub(crate) use allocation::{Allocation, Owner};
 pub(crate) use window::Window;
@@ -39,14 +38,17 @@ pub(crate) enum Place {
     Any,
 }
 
+/// The memory that CUDA manages in this process.
+pub(crate) static MEMORY: Memory = Memory::new();
+
 impl Memory {
-    pub(crate) fn new() -> Self {
+    const fn new() -> Self {
         Self { live: RwLock::new(BTreeMap::new()) }
     }
 
     /// Allocates on the context's device.
     pub(crate) fn allocate(&self, context: &Context, bytes: usize, pool: Option<Arc<Pool>>) -> Result<usize> {
-        let device = pool.as_ref().map_or(context.device(), |pool| &simulator().devices[pool.device]);
+        let device = pool.as_ref().map_or(context.device(), |pool| &devices()[pool.device]);
         if bytes == 0 {
             return Err(Code::INVALID_VALUE);
         }
@@ -186,5 +188,5 @@ impl Live<'_> {
 
 /// Returns the device whose address range contains an address, whether or not memory is allocated there.
 pub(crate) fn device_of(address: usize) -> Option<&'static Device> {
-    simulator().devices.iter().find(|device| device.window.contains(address))
+    devices().iter().find(|device| device.window.contains(address))
 }

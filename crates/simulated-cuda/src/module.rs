@@ -10,10 +10,10 @@ use libloading::Library;
 use crate::context::Context;
 use crate::error::{Code, Result};
 use crate::ffi::report;
-use crate::registry::locked;
+use crate::memory::MEMORY;
+use crate::random::random;
+use crate::registry::{Registry, locked};
 use crate::settings::settings;
-use crate::simulator::simulator;
-use crate::stream::random;
 
 /// A loaded module.
 pub(crate) struct Module {
@@ -61,6 +61,12 @@ type Trampoline = unsafe extern "C" fn(*const *const c_void, *const u32, u64);
 /// Zeroes the padding of the kernel's struct.
 type Clear = unsafe extern "C" fn(*mut c_void);
 
+/// All modules, by handle.
+pub(crate) static MODULES: Registry<Module> = Registry::new();
+
+/// All functions that were looked up, by handle.
+pub(crate) static FUNCTIONS: Registry<Function> = Registry::new();
+
 impl Module {
     /// Loads a shared object.
     pub(crate) fn load(context: &Context, object: &[u8]) -> Result<Arc<Self>> {
@@ -70,7 +76,7 @@ impl Module {
         })?;
         let library = Arc::new(loaded);
         let context = context.handle;
-        Ok(simulator().modules.insert(|handle| Self { handle, context, library, functions: Mutex::default() }))
+        Ok(MODULES.insert(|handle| Self { handle, context, library, functions: Mutex::default() }))
     }
 
     /// Returns the kernel with a name; the handle is the same each time.
@@ -87,7 +93,7 @@ impl Module {
         // SAFETY: the prelude defines a function of this type under a name with this suffix.
         let clear =
             unsafe { self.library.library.get::<Clear>(format!("{name}_clear")) }.map_err(|_| Code::NOT_FOUND)?;
-        let function = simulator().functions.insert(|handle| Function {
+        let function = FUNCTIONS.insert(|handle| Function {
             handle,
             context: self.context,
             max_threads,
@@ -104,7 +110,7 @@ impl Module {
     /// Removes the functions, whose handles are invalid without their module.
     pub(crate) fn unload(&self) {
         for (_, handle) in locked(&self.functions).drain(..) {
-            simulator().functions.remove(handle);
+            FUNCTIONS.remove(handle);
         }
     }
 
@@ -150,7 +156,7 @@ impl Loaded {
 impl Launch {
     /// Runs all blocks, unless an argument points to memory that the kernel may not access.
     pub(crate) fn run(&self, context: &Context) -> Result {
-        let live = simulator().memory.live();
+        let live = MEMORY.live();
         let words = self.params.iter().flat_map(|pair| [*pair as usize, (*pair >> 64) as usize]);
         for (place, word) in words.enumerate() {
             if let Err(what) = live.check_argument(context, word) {

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Mutex;
 
 use crate::error::{Code, Result};
-use crate::registry::locked;
+use crate::registry::{Registry, locked};
 
 /// A memory pool of one device. It keeps no freed memory: freed memory is available at once.
 pub(crate) struct Pool {
@@ -29,6 +29,9 @@ pub(crate) enum Attribute {
     Int(i32),
     Long(u64),
 }
+
+/// All pools, by handle.
+pub(crate) static POOLS: Registry<Pool> = Registry::new();
 
 impl Pool {
     pub(crate) fn new(handle: usize, device: usize) -> Self {

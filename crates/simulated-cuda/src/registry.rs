@@ -1,15 +1,15 @@
 //! Handles that C callers hold: numbers that are never reused, so that a stale one is detected.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The objects of one kind that have a handle.
-pub(crate) struct Registry<T>(Mutex<HashMap<usize, Arc<T>>>);
+pub(crate) struct Registry<T>(Mutex<BTreeMap<usize, Arc<T>>>);
 
 impl<T> Registry<T> {
-    pub(crate) fn new() -> Self {
-        Self(Mutex::new(HashMap::new()))
+    pub(crate) const fn new() -> Self {
+        Self(Mutex::new(BTreeMap::new()))
     }
 
     /// Adds the object that `make` creates from its handle.
@@ -35,7 +35,7 @@ impl<T> Registry<T> {
     /// Removes the objects for which `keep` returns false.
     pub(crate) fn retain(&self, keep: impl Fn(&T) -> bool) {
         // Dropped after the lock is released, because their destructors may use other registries.
-        let removed: Vec<_> = locked(&self.0).extract_if(|_, object| !keep(object)).collect();
+        let removed: Vec<_> = locked(&self.0).extract_if(.., |_, object| !keep(object)).collect();
         drop(removed);
     }
 }

@@ -1,8 +1,8 @@
 //! Streams: queues of work, each with a thread that runs it in order.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -10,9 +10,9 @@ use crate::context::{self, Context};
 use crate::error::{Code, Result};
 use crate::ffi::report;
 use crate::graph::Capture;
-use crate::registry::locked;
+use crate::random::random;
+use crate::registry::{Registry, locked, new_handle};
 use crate::settings::settings;
-use crate::simulator::simulator;
 use crate::work::Work;
 
 /// A stream.
@@ -36,8 +36,26 @@ struct Queue {
     is_closed: bool,
 }
 
+/// The streams that callers have created, by handle.
+pub(crate) static STREAMS: Registry<Stream> = Registry::new();
+
+/// All streams but the default ones, of all contexts: also those that a caller has destroyed and that still have work.
+static WORKING: Mutex<Vec<Weak<Stream>>> = Mutex::new(Vec::new());
+
+/// The default stream of each context, by the context's handle.
+static DEFAULTS: Mutex<BTreeMap<usize, Arc<Stream>>> = Mutex::new(BTreeMap::new());
+
 impl Stream {
-    pub(crate) fn new(handle: usize, context: Arc<Context>, flags: u32, priority: i32) -> Self {
+    /// Creates a stream with a handle.
+    pub(crate) fn create(context: &Arc<Context>, flags: u32, priority: i32) -> Arc<Self> {
+        let stream = STREAMS.insert(|handle| Self::new(handle, context.clone(), flags, priority));
+        let mut working = locked(&WORKING);
+        working.retain(|stream| stream.strong_count() > 0);
+        working.push(Arc::downgrade(&stream));
+        stream
+    }
+
+    fn new(handle: usize, context: Arc<Context>, flags: u32, priority: i32) -> Self {
         Self {
             handle,
             context,
@@ -176,9 +194,46 @@ impl Stream {
 /// Returns the stream with a handle from a caller; 0, 1 and 2 denote the current context's default stream.
 pub(crate) fn stream(handle: usize) -> Result<Arc<Stream>> {
     match handle {
-        0..=2 => Ok(context::current()?.default_stream()),
-        handle => simulator().streams.get(handle).ok_or(Code::INVALID_HANDLE),
+        0..=2 => Ok(default_stream(&context::current()?)),
+        handle => STREAMS.get(handle).ok_or(Code::INVALID_HANDLE),
     }
+}
+
+/// Returns a context's default stream.
+pub(crate) fn default_stream(context: &Arc<Context>) -> Arc<Stream> {
+    let mut defaults = locked(&DEFAULTS);
+    let stream = defaults.entry(context.handle);
+    stream.or_insert_with(|| Arc::new(Stream::new(new_handle(), context.clone(), 0, 0))).clone()
+}
+
+/// Returns every stream of a context that has, or may get, work.
+fn streams_of(context: &Context) -> Vec<Arc<Stream>> {
+    let default = locked(&DEFAULTS).get(&context.handle).cloned();
+    let mut streams: Vec<Arc<Stream>> = locked(&WORKING).iter().filter_map(Weak::upgrade).collect();
+    streams.retain(|stream| stream.context.handle == context.handle);
+    streams.into_iter().chain(default).collect()
+}
+
+/// Waits for the work that all streams of a context have so far.
+pub(crate) fn synchronize(context: &Context) -> Result {
+    streams_of(context).iter().try_for_each(|stream| stream.synchronize())
+}
+
+/// Waits for the work that all streams of a context have so far, even in a failed context.
+pub(crate) fn drain(context: &Context) -> Result {
+    streams_of(context).iter().try_for_each(|stream| stream.drain())
+}
+
+/// Closes all streams of a context, whose handles become invalid.
+pub(crate) fn close_streams(context: &Context) {
+    STREAMS.retain(|stream| stream.context.handle != context.handle);
+    for stream in streams_of(context) {
+        stream.close();
+    }
+    let is_of_another = |stream: Arc<Stream>| stream.context.handle != context.handle;
+    locked(&WORKING).retain(|stream| stream.upgrade().is_some_and(is_of_another));
+    let default = locked(&DEFAULTS).remove(&context.handle);
+    drop(default);
 }
 
 /// Random pauses before operations, so that a missing event is detected sooner.
@@ -207,12 +262,4 @@ impl Pauses {
             thread::yield_now();
         }
     }
-}
-
-/// `splitmix64`.
-pub(crate) fn random(state: &mut u64) -> u64 {
-    *state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
-    let mixed = (*state ^ (*state >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    mixed ^ (mixed >> 31)
 }

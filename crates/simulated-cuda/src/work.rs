@@ -6,12 +6,11 @@ use std::sync::Arc;
 
 use crate::context::Context;
 use crate::error::{Code, Result};
-use crate::event::Mark;
 use crate::ffi::report;
-use crate::memory::Place;
+use crate::mark::Mark;
+use crate::memory::{MEMORY, Place};
 use crate::module::Launch;
 use crate::settings::settings;
-use crate::simulator::simulator;
 
 /// One operation. A graph may run it several times.
 #[derive(Clone)]
@@ -56,20 +55,19 @@ impl Work {
         if context.check().is_err() {
             return Ok(());
         }
-        let memory = &simulator().memory;
         match self {
             Self::Copy { to, from, bytes } => {
                 let from = match from {
                     Source::Address(address, place) => (*address, *place),
                     Source::Staged(staged) => (staged.as_ptr().expose_provenance(), Place::Host),
                 };
-                memory.live().copy(*to, from, *bytes).map_err(|_| {
+                MEMORY.live().copy(*to, from, *bytes).map_err(|_| {
                     illegal(context, format_args!("copy of {bytes} bytes from {:#x} to {:#x}", from.0, to.0))
                 })
             }
             Self::Fill { address, pattern, count } => {
                 let bytes = pattern.len() * count;
-                let filled = memory.live().fill(*address, pattern, *count);
+                let filled = MEMORY.live().fill(*address, pattern, *count);
                 filled.map_err(|_| illegal(context, format_args!("fill of {bytes} bytes at {address:#x}")))
             }
             Self::Launch(launch) => launch.run(context),
@@ -78,7 +76,7 @@ impl Work {
                 Ok(())
             }
             Self::Free { address } => {
-                memory.free(*address).map_err(|_| illegal(context, format_args!("free of {address:#x}")))
+                MEMORY.free(*address).map_err(|_| illegal(context, format_args!("free of {address:#x}")))
             }
             Self::Await(mark) => {
                 if mark.wait(settings().deadline) {

@@ -2,11 +2,12 @@
 
 use std::sync::atomic::Ordering;
 
-use crate::context::{self, Context, current};
+use crate::context::{self, CONTEXTS, Context, current};
 use crate::device::device;
 use crate::error::{Code, Result};
 use crate::ffi::{Address, Out, exports};
-use crate::simulator::simulator;
+use crate::stream::synchronize;
+use crate::teardown::end;
 
 exports! {
     fn cuDevicePrimaryCtxRetain(context: Out<usize>, ordinal: i32) {
@@ -14,11 +15,11 @@ exports! {
     }
 
     fn cuDevicePrimaryCtxRelease_v2(ordinal: i32) {
-        device(ordinal)?.release()
+        device(ordinal)?.release(end)
     }
 
     fn cuDevicePrimaryCtxReset_v2(ordinal: i32) {
-        device(ordinal)?.primary.end();
+        end(&device(ordinal)?.primary);
         Ok(())
     }
 
@@ -42,15 +43,15 @@ exports! {
     }
 
     fn cuCtxDestroy_v2(handle: usize) {
-        let context = simulator().contexts.get(handle).ok_or(Code::INVALID_CONTEXT)?;
+        let context = CONTEXTS.get(handle).ok_or(Code::INVALID_CONTEXT)?;
         if context.is_primary() {
             return Err(Code::INVALID_CONTEXT);
         }
         if context::current_handle() == Some(handle) {
             context::pop_current()?;
         }
-        context.end();
-        simulator().contexts.remove(handle);
+        end(&context);
+        CONTEXTS.remove(handle);
         Ok(())
     }
 
@@ -94,7 +95,7 @@ exports! {
     }
 
     fn cuCtxSynchronize() {
-        current()?.synchronize()
+        synchronize(&*current()?)
     }
 
     fn cuCtxGetLimit(value: Out<usize>, limit: u32) {
@@ -136,7 +137,7 @@ fn create(created: &Out<usize>, flags: u32, ordinal: i32) -> Result {
     if created.is_null() {
         return Err(Code::INVALID_VALUE);
     }
-    let context = simulator().contexts.insert(|handle| Context::new(handle, device));
+    let context = CONTEXTS.insert(|handle| Context::new(handle, device));
     context.flags.store(flags, Ordering::Relaxed);
     context::push_current(context.handle)?;
     created.set(context.handle)

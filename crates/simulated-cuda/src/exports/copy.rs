@@ -7,9 +7,8 @@ use crate::context::{context, current};
 use crate::error::{Code, Result};
 use crate::ffi::{Address, exports};
 use crate::graph::refuse_unsafe_call;
-use crate::memory::{Place, device_of};
-use crate::simulator::simulator;
-use crate::stream::{Stream, stream};
+use crate::memory::{MEMORY, Place, device_of};
+use crate::stream::{Stream, default_stream, stream};
 use crate::work::{Source, Work};
 
 exports! {
@@ -59,17 +58,17 @@ exports! {
 
     fn cuMemsetD8_v2(address: u64, value: u8, count: usize) {
         refuse_unsafe_call()?;
-        fill(&current()?.default_stream(), address, &[value], count)
+        fill(&default_stream(&current()?), address, &[value], count)
     }
 
     fn cuMemsetD16_v2(address: u64, value: u16, count: usize) {
         refuse_unsafe_call()?;
-        fill(&current()?.default_stream(), address, &value.to_ne_bytes(), count)
+        fill(&default_stream(&current()?), address, &value.to_ne_bytes(), count)
     }
 
     fn cuMemsetD32_v2(address: u64, value: u32, count: usize) {
         refuse_unsafe_call()?;
-        fill(&current()?.default_stream(), address, &value.to_ne_bytes(), count)
+        fill(&default_stream(&current()?), address, &value.to_ne_bytes(), count)
     }
 
     fn cuMemsetD8Async(address: u64, value: u8, count: usize, handle: usize) {
@@ -88,7 +87,7 @@ exports! {
 /// Copies synchronously.
 fn copy_now(to: (usize, Place), from: (usize, Place), bytes: usize) -> Result {
     refuse_unsafe_call()?;
-    let stream = current()?.default_stream();
+    let stream = default_stream(&current()?);
     copy(&stream, to, from, bytes)?;
     stream.synchronize()
 }
@@ -100,7 +99,7 @@ fn copy(stream: &Arc<Stream>, to: (usize, Place), from: (usize, Place), bytes: u
         return Ok(());
     }
     let (to_pageable, from_pageable) = {
-        let live = simulator().memory.live();
+        let live = MEMORY.live();
         live.check(to.0, bytes, to.1)?;
         live.check(from.0, bytes, from.1)?;
         // Captured copies read their source when the graph is launched.
@@ -127,7 +126,7 @@ fn fill(stream: &Arc<Stream>, address: u64, pattern: &[u8], count: usize) -> Res
     if !address.is_multiple_of(pattern.len()) {
         return Err(Code::INVALID_VALUE);
     }
-    simulator().memory.live().check(address, bytes, Place::Device)?;
+    MEMORY.live().check(address, bytes, Place::Device)?;
     stream.enqueue(Work::Fill { address, pattern: pattern.to_vec(), count })
 }
 

@@ -3,11 +3,10 @@
 use std::ffi::{CStr, c_char};
 use std::ptr;
 
-use crate::device::{NAME, device};
+use crate::device::{NAME, device, devices, initialise};
 use crate::error::Code;
 use crate::ffi::{Out, Text, exports};
 use crate::settings::settings;
-use crate::simulator::{initialise, simulator};
 
 exports! {
     fn cuInit(flags: u32) {
@@ -29,7 +28,7 @@ exports! {
     }
 
     fn cuDeviceGetCount(count: Out<i32>) {
-        count.set(i32::try_from(simulator().devices.len()).unwrap_or(i32::MAX))
+        count.set(i32::try_from(devices().len()).unwrap_or(i32::MAX))
     }
 
     fn cuDeviceGet(found: Out<i32>, ordinal: i32) {
@@ -64,7 +63,7 @@ exports! {
 
     fn cuDeviceGetByPCIBusId(found: Out<i32>, id: Text) {
         let id = id.get().and_then(|id| id.to_str().ok()).ok_or(Code::INVALID_VALUE)?;
-        let wanted = simulator().devices.iter().find(|device| device.pci_bus_id().eq_ignore_ascii_case(id));
+        let wanted = devices().iter().find(|device| device.pci_bus_id().eq_ignore_ascii_case(id));
         found.set(wanted.ok_or(Code::INVALID_DEVICE)?.ordinal as i32)
     }
 

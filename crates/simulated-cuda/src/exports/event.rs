@@ -2,12 +2,11 @@
 
 use std::sync::Arc;
 
-use crate::context::current;
+use crate::context::{CONTEXTS, current};
 use crate::error::{Code, Result};
-use crate::event::Event;
+use crate::event::{EVENTS, Event};
 use crate::ffi::{Out, exports};
 use crate::registry::new_handle;
-use crate::simulator::simulator;
 use crate::stream::stream;
 
 exports! {
@@ -17,7 +16,7 @@ exports! {
             return Err(Code::INVALID_VALUE);
         }
         let mut handle = new_handle();
-        simulator().events.insert(|event| {
+        EVENTS.insert(|event| {
             handle = event;
             Event::new(context, flags & DISABLE_TIMING == 0)
         });
@@ -25,7 +24,7 @@ exports! {
     }
 
     fn cuEventDestroy_v2(handle: usize) {
-        simulator().events.remove(handle).map(drop).ok_or(Code::INVALID_HANDLE)
+        EVENTS.remove(handle).map(drop).ok_or(Code::INVALID_HANDLE)
     }
 
     fn cuEventRecord(handle: usize, on: usize) {
@@ -61,11 +60,11 @@ exports! {
 }
 
 fn event(handle: usize) -> Result<Arc<Event>> {
-    simulator().events.get(handle).ok_or(Code::INVALID_HANDLE)
+    EVENTS.get(handle).ok_or(Code::INVALID_HANDLE)
 }
 
 fn check_context(event: &Event) -> Result {
-    simulator().contexts.get(event.context).ok_or(Code::CONTEXT_IS_DESTROYED)?.check()
+    CONTEXTS.get(event.context).ok_or(Code::CONTEXT_IS_DESTROYED)?.check()
 }
 
 fn elapsed(milliseconds: &Out<f32>, start: usize, end: usize) -> Result {

@@ -4,8 +4,7 @@ use std::sync::Arc;
 
 use crate::error::{Code, Result};
 use crate::ffi::{Out, exports};
-use crate::graph::{Capture, Executable, Graph};
-use crate::simulator::simulator;
+use crate::graph::{Capture, EXECUTABLES, Executable, GRAPHS, Graph};
 use crate::stream::stream;
 use crate::work::Work;
 
@@ -33,7 +32,7 @@ exports! {
 
     fn cuGraphInstantiateWithFlags(executable: Out<usize>, handle: usize, _flags: u64) {
         let work = graph(handle)?.work.clone();
-        executable.set(simulator().executables.insert(|handle| Executable { handle, work }).handle)
+        executable.set(EXECUTABLES.insert(|handle| Executable { handle, work }).handle)
     }
 
     fn cuGraphLaunch(handle: usize, on: usize) {
@@ -47,18 +46,18 @@ exports! {
     }
 
     fn cuGraphDestroy(handle: usize) {
-        simulator().graphs.remove(handle).map(drop).ok_or(Code::INVALID_VALUE)
+        GRAPHS.remove(handle).map(drop).ok_or(Code::INVALID_VALUE)
     }
 
     fn cuGraphExecDestroy(handle: usize) {
-        simulator().executables.remove(handle).map(drop).ok_or(Code::INVALID_VALUE)
+        EXECUTABLES.remove(handle).map(drop).ok_or(Code::INVALID_VALUE)
     }
 }
 
 fn graph(handle: usize) -> Result<Arc<Graph>> {
-    simulator().graphs.get(handle).ok_or(Code::INVALID_VALUE)
+    GRAPHS.get(handle).ok_or(Code::INVALID_VALUE)
 }
 
 fn executable(handle: usize) -> Result<Arc<Executable>> {
-    simulator().executables.get(handle).ok_or(Code::INVALID_VALUE)
+    EXECUTABLES.get(handle).ok_or(Code::INVALID_VALUE)
 }

@@ -1,11 +1,11 @@
 //! Memory of devices and pinned memory of the host.
 
-use crate::context::current;
+use crate::context::{CONTEXTS, current};
 use crate::error::{Code, Result};
 use crate::ffi::{Address, Array, Out, exports};
 use crate::graph::refuse_unsafe_call;
-use crate::memory::Owner;
-use crate::simulator::simulator;
+use crate::memory::{MEMORY, Owner};
+use crate::stream::drain;
 
 exports! {
     fn cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) {
@@ -17,7 +17,7 @@ exports! {
     fn cuMemAlloc_v2(address: Out<u64>, bytes: usize) {
         let context = current()?;
         refuse_unsafe_call()?;
-        address.set(simulator().memory.allocate(&context, bytes, None)? as u64)
+        address.set(MEMORY.allocate(&context, bytes, None)? as u64)
     }
 
     fn cuMemFree_v2(address: u64) {
@@ -26,15 +26,14 @@ exports! {
         if address == 0 {
             return Ok(());
         }
-        let memory = &simulator().memory;
-        memory.announce_end(address as usize)?;
+        MEMORY.announce_end(address as usize)?;
         drain_user(address as usize)?;
-        memory.free(address as usize)
+        MEMORY.free(address as usize)
     }
 
     fn cuMemGetAddressRange_v2(start: Out<u64>, bytes: Out<usize>, address: u64) {
         current()?;
-        let live = simulator().memory.live();
+        let live = MEMORY.live();
         let found = live.find(address as usize).ok_or(Code::NOT_FOUND)?;
         start.set_if_wanted(found.start as u64);
         bytes.set_if_wanted(found.bytes);
@@ -47,33 +46,33 @@ exports! {
         if flags > HOST_FLAGS {
             return Err(Code::INVALID_VALUE);
         }
-        address.set(simulator().memory.allocate_host(&context, bytes, flags)?)
+        address.set(MEMORY.allocate_host(&context, bytes, flags)?)
     }
 
     fn cuMemAllocHost_v2(address: Out<usize>, bytes: usize) {
         let context = current()?;
         refuse_unsafe_call()?;
-        address.set(simulator().memory.allocate_host(&context, bytes, 0)?)
+        address.set(MEMORY.allocate_host(&context, bytes, 0)?)
     }
 
     fn cuMemFreeHost(address: Address) {
         current()?;
         refuse_unsafe_call()?;
         drain_user(address)?;
-        simulator().memory.free_host(address)
+        MEMORY.free_host(address)
     }
 
     fn cuMemHostRegister_v2(address: Address, bytes: usize, flags: u32) {
         let context = current()?;
         refuse_unsafe_call()?;
-        simulator().memory.register_host(&context, address, bytes, flags)
+        MEMORY.register_host(&context, address, bytes, flags)
     }
 
     fn cuMemHostUnregister(address: Address) {
         current()?;
         refuse_unsafe_call()?;
         drain_user(address)?;
-        simulator().memory.unregister_host(address)
+        MEMORY.unregister_host(address)
     }
 
     fn cuMemHostGetDevicePointer_v2(seen: Out<u64>, address: Address, flags: u32) {
@@ -82,13 +81,13 @@ exports! {
             return Err(Code::INVALID_VALUE);
         }
         // Addresses are the same on the host and on all devices.
-        simulator().memory.host_flags(address)?;
+        MEMORY.host_flags(address)?;
         seen.set(address as u64)
     }
 
     fn cuMemHostGetFlags(flags: Out<u32>, address: Address) {
         current()?;
-        flags.set(simulator().memory.host_flags(address)?)
+        flags.set(MEMORY.host_flags(address)?)
     }
 
     fn cuPointerGetAttribute(value: Out<u8>, attribute: u32, address: u64) {
@@ -109,14 +108,14 @@ exports! {
 
 /// Waits, as the driver does, for the work that may still use the memory: that of the context that allocated it.
 fn drain_user(address: usize) -> Result {
-    let owner = simulator().memory.live().find(address).map(|found| found.context);
-    owner.and_then(|owner| simulator().contexts.get(owner)).map_or(Ok(()), |context| context.drain())
+    let owner = MEMORY.live().find(address).map(|found| found.context);
+    owner.and_then(|owner| CONTEXTS.get(owner)).map_or(Ok(()), |context| drain(&context))
 }
 
 fn pointer_attribute(value: &Out<u8>, attribute: u32, address: usize) -> Result {
-    let live = simulator().memory.live();
+    let live = MEMORY.live();
     let found = live.find(address).ok_or(Code::INVALID_VALUE)?;
-    let device = match simulator().contexts.get(found.context) {
+    let device = match CONTEXTS.get(found.context) {
         Some(context) => context.device,
         None => found.device().unwrap_or(0),
     };

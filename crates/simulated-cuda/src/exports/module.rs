@@ -8,9 +8,8 @@ use crate::context::current;
 use crate::device::{MAX_BLOCK, MAX_GRID, MAX_THREADS_PER_BLOCK};
 use crate::error::{Code, Result};
 use crate::ffi::{Address, Array, Out, Text, exports};
-use crate::module::{Function, Launch, Module};
+use crate::module::{FUNCTIONS, Function, Launch, MODULES, Module};
 use crate::nvrtc::object_of;
-use crate::simulator::simulator;
 use crate::stream::stream;
 use crate::work::Work;
 
@@ -33,12 +32,12 @@ exports! {
 
     fn cuModuleUnload(handle: usize) {
         current()?;
-        simulator().modules.remove(handle).ok_or(Code::INVALID_HANDLE)?.unload();
+        MODULES.remove(handle).ok_or(Code::INVALID_HANDLE)?.unload();
         Ok(())
     }
 
     fn cuModuleGetFunction(found: Out<usize>, module: usize, name: Text) {
-        let module = simulator().modules.get(module).ok_or(Code::INVALID_HANDLE)?;
+        let module = MODULES.get(module).ok_or(Code::INVALID_HANDLE)?;
         found.set(module.function(name.get().ok_or(Code::INVALID_VALUE)?)?)
     }
 
@@ -126,7 +125,7 @@ fn load(loaded: &Out<usize>, image: Address) -> Result {
 }
 
 fn function(handle: usize) -> Result<Arc<Function>> {
-    simulator().functions.get(handle).ok_or(Code::INVALID_HANDLE)
+    FUNCTIONS.get(handle).ok_or(Code::INVALID_HANDLE)
 }
 
 fn check_dimensions(function: &Function, grid: [u32; 3], block: [u32; 3]) -> Result {

@@ -2,15 +2,15 @@
 
 use std::sync::Arc;
 
-use crate::context::Context;
-use crate::device::device;
+use crate::context::{CONTEXTS, Context};
+use crate::device::{device, devices};
 use crate::error::{Code, Result};
 use crate::ffi::{Array, Out, exports};
-use crate::pool::{Attribute, Pool};
+use crate::memory::MEMORY;
+use crate::pool::{Attribute, POOLS, Pool};
 use crate::registry::locked;
 use crate::settings::settings;
-use crate::simulator::simulator;
-use crate::stream::{Stream, stream};
+use crate::stream::{Stream, drain, stream};
 use crate::work::Work;
 
 /// `CUmemLocation`.
@@ -61,12 +61,12 @@ exports! {
             return Err(Code::INVALID_VALUE);
         }
         let ordinal = with_pools(device(properties.location.id)?)?.ordinal;
-        created.set(simulator().pools.insert(|handle| Pool::new(handle, ordinal)).handle)
+        created.set(POOLS.insert(|handle| Pool::new(handle, ordinal)).handle)
     }
 
     fn cuMemPoolDestroy(handle: usize) {
         let pool = pool(handle)?;
-        let device = &simulator().devices[pool.device];
+        let device = &devices()[pool.device];
         if device.default_pool.handle == handle {
             return Err(Code::INVALID_VALUE);
         }
@@ -74,7 +74,7 @@ exports! {
         if current.handle == handle {
             *current = device.default_pool.clone();
         }
-        simulator().pools.remove(handle);
+        POOLS.remove(handle);
         Ok(())
     }
 
@@ -99,7 +99,7 @@ exports! {
 
     fn cuMemPoolSetAccess(handle: usize, changes: Array<Access>, count: usize) {
         let pool = pool(handle)?;
-        let owner = &simulator().devices[pool.device];
+        let owner = &devices()[pool.device];
         for change in changes.items(count)? {
             if change.location.kind != DEVICE || !matches!(change.flags, NO_ACCESS | READ_AND_WRITE) {
                 return Err(Code::INVALID_VALUE);
@@ -143,7 +143,7 @@ exports! {
             stream.invalidate_capture();
             return Err(Code::STREAM_CAPTURE_UNSUPPORTED);
         }
-        simulator().memory.announce_end(address as usize)?;
+        MEMORY.announce_end(address as usize)?;
         stream.enqueue(Work::Free { address: address as usize })
     }
 }
@@ -156,13 +156,12 @@ fn allocate(stream: &Stream, bytes: usize, pool: &Arc<Pool>) -> Result<u64> {
         stream.invalidate_capture();
         return Err(Code::STREAM_CAPTURE_UNSUPPORTED);
     }
-    let memory = &simulator().memory;
-    let allocated = match memory.allocate(&stream.context, bytes, Some(pool.clone())) {
+    let allocated = match MEMORY.allocate(&stream.context, bytes, Some(pool.clone())) {
         Err(Code::OUT_OF_MEMORY) => {
             // Queued work may free enough memory, which the driver waits for as well.
             let same_device = |context: &Arc<Context>| context.device == pool.device;
-            simulator().contexts.all().iter().filter(|context| same_device(context)).try_for_each(|it| it.drain())?;
-            memory.allocate(&stream.context, bytes, Some(pool.clone()))
+            CONTEXTS.all().iter().filter(|context| same_device(context)).try_for_each(|it| drain(it))?;
+            MEMORY.allocate(&stream.context, bytes, Some(pool.clone()))
         }
         other => other,
     };
@@ -170,7 +169,7 @@ fn allocate(stream: &Stream, bytes: usize, pool: &Arc<Pool>) -> Result<u64> {
 }
 
 fn pool(handle: usize) -> Result<Arc<Pool>> {
-    simulator().pools.get(handle).ok_or(Code::INVALID_VALUE)
+    POOLS.get(handle).ok_or(Code::INVALID_VALUE)
 }
 
 fn with_pools(device: &'static crate::device::Device) -> Result<&'static crate::device::Device> {

@@ -4,9 +4,9 @@ use std::ffi::c_void;
 
 use crate::context::current;
 use crate::error::Code;
+use crate::event::EVENTS;
 use crate::ffi::{Address, Out, exports};
-use crate::simulator::simulator;
-use crate::stream::stream;
+use crate::stream::{STREAMS, Stream, stream};
 use crate::work::{HostFunction, Work};
 
 exports! {
@@ -19,7 +19,7 @@ exports! {
     }
 
     fn cuStreamDestroy_v2(handle: usize) {
-        let stream = simulator().streams.remove(handle).ok_or(Code::INVALID_HANDLE)?;
+        let stream = STREAMS.remove(handle).ok_or(Code::INVALID_HANDLE)?;
         stream.invalidate_capture();
         stream.close();
         Ok(())
@@ -34,7 +34,7 @@ exports! {
     }
 
     fn cuStreamWaitEvent(handle: usize, event: usize, _flags: u32) {
-        let event = simulator().events.get(event).ok_or(Code::INVALID_HANDLE)?;
+        let event = EVENTS.get(event).ok_or(Code::INVALID_HANDLE)?;
         event.hold(&stream(handle)?)
     }
 
@@ -69,7 +69,7 @@ fn create(created: &Out<usize>, flags: u32, priority: i32) -> crate::error::Resu
     if flags > NON_BLOCKING || created.is_null() {
         return Err(Code::INVALID_VALUE);
     }
-    created.set(context.add_stream(flags, priority).handle)
+    created.set(Stream::create(&context, flags, priority).handle)
 }
 
 pub(super) const LEAST_PRIORITY: i32 = 0;

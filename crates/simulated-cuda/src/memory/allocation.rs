@@ -5,8 +5,8 @@ use std::ptr;
 use std::sync::Arc;
 
 use super::window;
+use crate::device::devices;
 use crate::pool::Pool;
-use crate::simulator::simulator;
 
 /// A live allocation.
 #[derive(Clone)]
@@ -50,7 +50,7 @@ impl Allocation {
     pub(super) fn end(&self) {
         match &self.owner {
             Owner::Device { device, pool } => {
-                let device = &simulator().devices[*device];
+                let device = &devices()[*device];
                 device.window.unmap(self.start, self.bytes);
                 let taken = window::aligned(self.bytes).expect("it was rounded up when it began") as u64;
                 device.give_back(taken);
