@@ -7,16 +7,17 @@
 //! - [`checks`]: every check; [`Check::run`] runs one.
 //! - [`mod@bench`]: bandwidth of kernels and copies relative to a copy, latencies, collectives.
 //! - [`Report`]: both as text and as JSON.
-//! - [`Report`]: both as text and as JSON.
 
 pub mod bench;
+mod check;
 mod checks;
 mod error;
 mod gpu;
 mod report;
 mod values;
 
-pub use checks::{Check, Outcome, checks};
+pub use check::{Check, Outcome};
+pub use checks::checks;
 pub use error::{Error, Result};
 pub use gpu::Gpus;
 pub use report::Report;

@@ -10,7 +10,7 @@ use distribute_collectives::{
 use distribute_device::cuda::{CudaDevice, CudaStream};
 use distribute_device::{DType, Device, DeviceBuffer, Stream};
 
-use super::{Entry, Outcome, ensure, passed};
+use crate::check::{Entry, Outcome, ensure, passed};
 use crate::gpu::{Gpus, deadline, get, put};
 use crate::values::{Random, compare, compare_terms, from_wide, integers, same, wide, wrapped};
 use crate::{Error, Result};

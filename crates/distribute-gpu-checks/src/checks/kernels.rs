@@ -3,8 +3,8 @@
 use distribute_device::cuda::{Combine, MAX_BUFFERS};
 use distribute_device::{DType, Device, Stream};
 
-use super::{Entry, Outcome, ensure, passed};
 use crate::Result;
+use crate::check::{Entry, Outcome, ensure, passed};
 use crate::gpu::{Gpus, get, put, write};
 use crate::values::{Random, compare, compare_terms, from_wide, integers, same, wide, wrapped};
 

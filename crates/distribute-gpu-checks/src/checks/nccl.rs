@@ -4,8 +4,8 @@ use distribute_collectives::DeviceImplementation;
 use nccl_sys::Library;
 
 use super::collectives::{moves, reduce};
-use super::{Entry, Outcome, ensure, passed};
 use crate::Result;
+use crate::check::{Entry, Outcome, ensure, passed};
 use crate::gpu::Gpus;
 
 pub(super) const CHECKS: [Entry; 2] =

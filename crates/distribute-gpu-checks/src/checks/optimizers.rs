@@ -4,8 +4,8 @@ use distribute_device::cuda::{FusedStep, StepTensor};
 use distribute_device::{DType, DeviceBuffer};
 use distribute_optim::{AdamFactors, Real, UpdateRule};
 
-use super::{Entry, Outcome, ensure, passed};
 use crate::Result;
+use crate::check::{Entry, Outcome, ensure, passed};
 use crate::gpu::{Gpus, get, put};
 use crate::values::{Random, compare, same, wide};
 

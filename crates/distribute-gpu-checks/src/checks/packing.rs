@@ -2,8 +2,8 @@
 
 use distribute_device::{Device, DeviceBuffer};
 
-use super::{Entry, Outcome, ensure, passed};
 use crate::Result;
+use crate::check::{Entry, Outcome, ensure, passed};
 use crate::gpu::{Gpus, get, put};
 use crate::values::{Random, same};
 

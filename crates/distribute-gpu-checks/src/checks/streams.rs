@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use distribute_device::{Device, Error as DeviceError, HostBuffer, Stream};
 
-use super::{Entry, Outcome, ensure, passed};
 use crate::Result;
+use crate::check::{Entry, Outcome, ensure, passed};
 use crate::gpu::{Gpus, deadline, get, put};
 use crate::values::{Random, same};
 
