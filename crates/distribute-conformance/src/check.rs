@@ -1,4 +1,4 @@
-//! The outcome of a scenario.
+//! The outcome of a scenario, and what ends its body.
 
 use std::fmt;
 
@@ -45,6 +45,39 @@ pub(crate) enum Stop {
 impl<E: std::error::Error> From<E> for Stop {
     fn from(error: E) -> Stop {
         Stop::Wrong(error.to_string())
+    }
+}
+
+/// The error of bodies of runs and scopes.
+#[derive(Debug)]
+pub(crate) struct Fault(pub(crate) String);
+
+impl std::fmt::Display for Fault {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Fault {}
+
+impl From<Stop> for Fault {
+    fn from(stop: Stop) -> Fault {
+        match stop {
+            Stop::Wrong(text) => Fault(text),
+            Stop::NotApplicable(text) => Fault(text.to_owned()),
+        }
+    }
+}
+
+impl From<distribute::strategy::Error> for Fault {
+    fn from(error: distribute::strategy::Error) -> Fault {
+        Fault(error.to_string())
+    }
+}
+
+impl From<distribute::values::Error> for Fault {
+    fn from(error: distribute::values::Error) -> Fault {
+        Fault(error.to_string())
     }
 }
 

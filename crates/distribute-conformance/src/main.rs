@@ -6,6 +6,7 @@
 
 mod arrangement;
 mod check;
+mod conditions;
 mod scenarios;
 
 use std::process::ExitCode;

@@ -46,22 +46,6 @@ fn said(panic: &(dyn Any + Send)) -> String {
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "(no message)".to_owned())
 }
 
-/// Skips strategies of several processes: failures end their group, and they restart from a checkpoint.
-fn in_one_process(strategy: &Strategy) -> Result<(), Stop> {
-    match strategy.topology().workers {
-        1 => Ok(()),
-        _ => Err(Stop::NotApplicable("a failed run ends the group of several processes, which are started again")),
-    }
-}
-
-/// Skips strategies of one replica, for promises about replicas that differ.
-fn with_several_replicas(strategy: &Strategy) -> Result<(), Stop> {
-    match strategy.num_local_replicas() {
-        1 => Err(Stop::NotApplicable("it takes several replicas in one process")),
-        _ => Ok(()),
-    }
-}
-
 pub(crate) const SCENARIOS: &[Scenario] = &[
     Scenario::new("outside a scope there is no strategy and no replica", contexts::outside),
     Scenario::new("a scope is the cross-replica context", contexts::scope),

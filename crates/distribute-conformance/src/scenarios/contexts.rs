@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use distribute::prelude::*;
 use distribute::strategy::{has_strategy, in_cross_replica_context, set_strategy};
 
-use super::{in_one_process, with_several_replicas};
-use crate::check::{Stop, check, check_eq};
+use crate::check::{Fault, Stop, check, check_eq};
+use crate::conditions::{in_one_process, with_several_replicas};
 
 pub(crate) fn outside(_: &Strategy) -> Result<(), Stop> {
     check!(!has_strategy() && get_strategy().is_none(), "a strategy is current outside of all scopes");
@@ -23,39 +23,6 @@ pub(crate) fn scope(strategy: &Strategy) -> Result<(), Stop> {
     })?;
     check!(!has_strategy(), "the strategy is still there after its scope");
     Ok(())
-}
-
-/// The error of bodies of runs and scopes.
-#[derive(Debug)]
-pub(crate) struct Fault(pub(crate) String);
-
-impl std::fmt::Display for Fault {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for Fault {}
-
-impl From<Stop> for Fault {
-    fn from(stop: Stop) -> Fault {
-        match stop {
-            Stop::Wrong(text) => Fault(text),
-            Stop::NotApplicable(text) => Fault(text.to_owned()),
-        }
-    }
-}
-
-impl From<distribute::strategy::Error> for Fault {
-    fn from(error: distribute::strategy::Error) -> Fault {
-        Fault(error.to_string())
-    }
-}
-
-impl From<distribute::values::Error> for Fault {
-    fn from(error: distribute::values::Error) -> Fault {
-        Fault(error.to_string())
-    }
 }
 
 pub(crate) fn replica(strategy: &Strategy) -> Result<(), Stop> {

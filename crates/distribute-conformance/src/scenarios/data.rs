@@ -9,8 +9,7 @@ use distribute::input::{InputOptions, InputPosition, UnequalData};
 use distribute::prelude::*;
 use distribute::values::{HostTensor, TensorStorage};
 
-use super::contexts::Fault;
-use crate::check::{Stop, check, check_eq};
+use crate::check::{Fault, Stop, check, check_eq};
 
 const EXAMPLES: usize = 23;
 const BATCH: usize = 8;

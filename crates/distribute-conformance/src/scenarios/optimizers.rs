@@ -8,9 +8,9 @@ use distribute::candle::{
 use distribute::collectives::{CrossDeviceOps, HierarchicalCopyAllReduce, NcclAllReduce, ReductionToOneDevice};
 use distribute::prelude::*;
 
-use super::in_one_process;
 use super::models::{Kind, Net, Sizes, TOLERANCE, batch, parameters, share, train_by};
 use crate::check::{Stop, check, check_eq};
+use crate::conditions::in_one_process;
 
 const UNEVEN: Sizes = |step| if step % 5 == 4 { 3 } else { 13 };
 

@@ -4,8 +4,7 @@ use distribute::prelude::*;
 use distribute::strategy::{RandomState, ReplicaRandom};
 use rand_chacha::rand_core::Rng;
 
-use super::contexts::Fault;
-use crate::check::{Stop, check, check_eq};
+use crate::check::{Fault, Stop, check, check_eq};
 
 fn draw(strategy: &Strategy, random: &ReplicaRandom) -> Result<Vec<u64>, Stop> {
     let drawn = strategy.run_with((), |context, ()| Ok::<_, Fault>(random.next(context).next_u64()))?;

@@ -6,8 +6,7 @@ use distribute::values::{
     VariableOptions,
 };
 
-use super::contexts::Fault;
-use crate::check::{Stop, check, check_eq};
+use crate::check::{Fault, Stop, check, check_eq};
 
 fn table(strategy: &Strategy, options: VariableOptions) -> Result<DistributedVariable<HostTensor>, Stop> {
     let n = strategy.num_replicas_in_sync();

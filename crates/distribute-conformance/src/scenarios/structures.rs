@@ -5,9 +5,8 @@ use std::collections::BTreeMap;
 use distribute::prelude::*;
 use distribute::values::{HostTensor, TensorStorage};
 
-use super::contexts::Fault;
-use super::{in_one_process, with_several_replicas};
-use crate::check::{Stop, check, check_eq};
+use crate::check::{Fault, Stop, check, check_eq};
+use crate::conditions::{in_one_process, with_several_replicas};
 
 #[derive(ReplicaArgs)]
 struct Inputs<A, B> {

@@ -3,8 +3,7 @@
 use distribute::prelude::*;
 use distribute::values::{HostTensor, TensorStorage};
 
-use super::contexts::Fault;
-use crate::check::{Stop, check, check_eq};
+use crate::check::{Fault, Stop, check, check_eq};
 
 pub(crate) fn ids(strategy: &Strategy) -> Result<(), Stop> {
     let ids = strategy.run_with((), |context, ()| Ok::<_, Fault>(context.replica_id()))?;

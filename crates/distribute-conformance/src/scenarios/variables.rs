@@ -6,8 +6,7 @@ use distribute::values::{
     Aggregation, Assignment, DistributedVariable, HostTensor, Place, Synchronization, TensorStorage, VariableOptions,
 };
 
-use super::contexts::Fault;
-use crate::check::{Stop, check, check_eq};
+use crate::check::{Fault, Stop, check, check_eq};
 
 fn variable(
     strategy: &Strategy,

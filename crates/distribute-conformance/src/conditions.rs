@@ -1,0 +1,21 @@
+//! What a strategy must have for a scenario.
+
+use distribute::prelude::*;
+
+use crate::check::Stop;
+
+/// Skips strategies of several processes: failures end their group, and they restart from a checkpoint.
+pub(crate) fn in_one_process(strategy: &Strategy) -> Result<(), Stop> {
+    match strategy.topology().workers {
+        1 => Ok(()),
+        _ => Err(Stop::NotApplicable("a failed run ends the group of several processes, which are started again")),
+    }
+}
+
+/// Skips strategies of one replica, for promises about replicas that differ.
+pub(crate) fn with_several_replicas(strategy: &Strategy) -> Result<(), Stop> {
+    match strategy.num_local_replicas() {
+        1 => Err(Stop::NotApplicable("it takes several replicas in one process")),
+        _ => Ok(()),
+    }
+}
