@@ -127,7 +127,7 @@ impl ReplicaContext {
         };
         // Aborted here, where the kind is known, so that a worker that has not read all answers yet ends with the same
         // exit code.
-        group.abort_as(&error.to_string(), error.failure_kind());
+        group.abort(&error.to_string(), error.failure_kind());
         Err(error)
     }
 }
