@@ -13,6 +13,7 @@ mod peers;
 mod plot;
 mod processes;
 mod ps;
+mod spread;
 mod train;
 
 #[derive(Subcommand)]
@@ -84,16 +85,4 @@ impl Bench {
             },
         }
     }
-}
-
-/// The middle, least and greatest of some times in seconds.
-pub(crate) fn spread(mut seconds: Vec<f64>) -> (f64, f64, f64) {
-    seconds.sort_by(f64::total_cmp);
-    let at = |index: usize| seconds.get(index).copied().unwrap_or(f64::NAN);
-    (at(seconds.len() / 2), at(0), at(seconds.len().saturating_sub(1)))
-}
-
-/// Any error as text.
-pub(crate) fn text(error: impl std::fmt::Display) -> String {
-    error.to_string()
 }

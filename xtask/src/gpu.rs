@@ -5,7 +5,7 @@ use std::process::{Command, ExitStatus};
 
 use clap::Args;
 
-use crate::bench::text;
+use crate::error::text;
 
 mod bundle;
 mod elf;

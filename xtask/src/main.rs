@@ -6,6 +6,7 @@ mod api;
 mod attack;
 mod bench;
 mod ci;
+mod error;
 mod gpu;
 mod layers;
 mod output;

@@ -9,7 +9,9 @@ use distribute::device::{DType, Element};
 use serde::{Deserialize, Serialize};
 
 use super::peers::{self, Peer};
-use super::{limits, plot, processes, spread, text};
+use super::spread::spread;
+use super::{limits, plot, processes};
+use crate::error::text;
 
 #[derive(Args, Clone)]
 pub(crate) struct Flags {

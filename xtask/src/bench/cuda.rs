@@ -5,7 +5,7 @@ use std::process::Stdio;
 use clap::Args;
 use serde_json::Value;
 
-use super::text;
+use crate::error::text;
 use crate::gpu::{checks, succeeded};
 
 #[derive(Args)]

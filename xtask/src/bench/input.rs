@@ -14,7 +14,8 @@ use distribute::input::{AUTOTUNE, Array, Dataset, FileShard, Parallel};
 use serde::{Deserialize, Serialize};
 
 use super::peers::installed;
-use super::{spread, text};
+use super::spread::spread;
+use crate::error::text;
 
 #[derive(Args)]
 pub(crate) struct Flags {

@@ -6,7 +6,8 @@ use clap::Args;
 use distribute::collectives::{ProcessGroup, Rank, ReduceOp};
 use serde::{Deserialize, Serialize};
 
-use super::{processes, text};
+use super::processes;
+use crate::error::text;
 
 #[derive(Args, Clone)]
 pub(crate) struct Flags {

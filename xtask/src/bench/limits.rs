@@ -5,7 +5,8 @@ use std::net::{TcpListener, TcpStream};
 use std::sync::Barrier;
 use std::time::Instant;
 
-use super::{spread, text};
+use super::spread::spread;
+use crate::error::text;
 
 /// Seconds that threads need to read and write `ranks` f32 buffers of `bytes` each, summed into all of them, when each
 /// thread takes a fixed share and nothing has to be agreed: the limit of an all-reduce in memory.

@@ -8,7 +8,8 @@ use clap::ValueEnum;
 use serde::Deserialize;
 
 use super::collective::{Flags, Operation, measure_processes, parse_size};
-use super::{spread, text};
+use super::spread::spread;
+use crate::error::text;
 
 /// Who is compared with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

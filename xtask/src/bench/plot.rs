@@ -6,7 +6,7 @@ use std::path::Path;
 use plotters::prelude::*;
 
 use super::collective::{Operation, Row};
-use super::text;
+use crate::error::text;
 
 const COLORS: [RGBColor; 8] = [
     RGBColor(31, 119, 180),

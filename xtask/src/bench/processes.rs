@@ -5,7 +5,7 @@ use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use super::text;
+use crate::error::text;
 
 /// Processes that are killed when this is dropped.
 pub(super) struct Children(pub(super) Vec<Child>);

@@ -18,8 +18,9 @@ use serde::{Deserialize, Serialize};
 
 use super::peers::installed;
 use super::processes::Children;
+use super::spread::spread;
 use super::train::Mlp;
-use super::{spread, text};
+use crate::error::text;
 
 /// Examples of a step.
 const BATCH: usize = 64;

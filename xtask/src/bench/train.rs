@@ -12,7 +12,9 @@ use distribute::prelude::*;
 use distribute::train::callbacks::ModelCheckpoint;
 use serde::{Deserialize, Serialize};
 
-use super::{processes, spread, text};
+use super::processes;
+use super::spread::spread;
+use crate::error::text;
 
 /// Examples of each replica's step.
 const BATCH: usize = 64;

@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::elf::{Needs, Version};
 use super::toolkit::Toolkit;
-use crate::bench::text;
+use crate::error::text;
 
 /// A program of the bundle.
 struct Program {

@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use crate::bench::text;
+use crate::error::text;
 
 /// A library that programs with CUDA are linked with.
 struct Library {

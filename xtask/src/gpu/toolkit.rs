@@ -6,7 +6,7 @@ use std::process::Command;
 use serde_json::Value;
 
 use super::stubs;
-use crate::bench::text;
+use crate::error::text;
 
 /// A CUDA toolkit that compiles and links.
 pub(crate) struct Toolkit {
