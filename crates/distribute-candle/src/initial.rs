@@ -3,6 +3,7 @@
 use candle_core::{DType, Device, Result, Shape, Tensor};
 use candle_nn::Init;
 use candle_nn::init::NormalOrUniform;
+use distribute_types::{FNV64, fnv1a_64};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
@@ -62,7 +63,7 @@ impl Draw {
 
 /// FNV-1a of 64 bits, so that variables of one seed draw from different streams.
 pub(crate) fn hash(name: &str) -> u64 {
-    name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+    fnv1a_64(FNV64, name.bytes())
 }
 
 #[cfg(test)]

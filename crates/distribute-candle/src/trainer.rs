@@ -111,7 +111,7 @@ impl<M: ModuleT + Sync> Trainer<M> {
     /// # Errors
     /// Those of the data, of candle, of callbacks, of checkpoints, and of the collectives.
     pub fn fit(&mut self, data: &impl TrainingData, fit: Fit) -> Result<History> {
-        self.strategy.tell_failure_as(trainer::fit(self, data, fit), ErrorClass::failure_kind)
+        self.strategy.report_failure_as(trainer::fit(self, data, fit), ErrorClass::failure_kind)
     }
 
     /// Evaluates the model on batches of a dataset, or on tensors. Returns the loss and the metrics, in that order.
@@ -119,7 +119,7 @@ impl<M: ModuleT + Sync> Trainer<M> {
     /// # Errors
     /// Those of the data, of candle, and of the collectives.
     pub fn evaluate(&self, data: &impl TrainingData) -> Result<Vec<(String, f64)>> {
-        self.strategy.tell_failure_as(trainer::evaluate(self, data), ErrorClass::failure_kind)
+        self.strategy.report_failure_as(trainer::evaluate(self, data), ErrorClass::failure_kind)
     }
 
     /// The model's outputs for each element of a batched dataset, or each row of a tensor, in its order.
@@ -137,7 +137,7 @@ impl<M: ModuleT + Sync> Trainer<M> {
             }
             if outputs.is_empty() { Err(Error::NoExamples { what: "predict" }) } else { Ok(Tensor::cat(&outputs, 0)?) }
         };
-        self.strategy.tell_failure_as(predict(), ErrorClass::failure_kind)
+        self.strategy.report_failure_as(predict(), ErrorClass::failure_kind)
     }
 
     /// The loss of each example.

@@ -147,7 +147,7 @@ struct Asks(Request);
 impl Callback for Asks {
     fn epoch_end(&mut self, training: &mut Training<'_>) -> distribute_train::Result<()> {
         if training.epoch == 1 {
-            training.strategy.ask(self.0);
+            training.strategy.request(self.0);
         }
         Ok(())
     }

@@ -29,7 +29,7 @@ pub(crate) enum Command {
     },
     /// Say what this machine offers, what will be used, and why something is not
     ///
-    /// One line for each thing: ok, warn, fail or skipped; what was found; and how to mend it.
+    /// One line for each thing: ok, warn, fail or skipped; what was found; and how to remedy it.
     Doctor(Doctor),
     /// One process of `doctor --run`.
     #[command(hide = true)]

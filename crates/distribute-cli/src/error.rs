@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 #[non_exhaustive]
 pub(crate) enum Error {
     #[error("cannot start {given}: {problem}")]
-    Program { given: String, problem: &'static str, mend: &'static str },
+    Program { given: String, problem: &'static str, remedy: &'static str },
     #[error("--only names no task of this job")]
     Only { given: String, expected: String },
     #[error("cannot write logs to {}: {source}", path.display())]
@@ -25,10 +25,10 @@ impl Error {
     pub(crate) fn start(task: &impl ToString, program: &OsStr, source: io::Error) -> Self {
         let path = Path::new(program);
         let is_path = path.components().count() > 1;
-        let (problem, mend) = match source.kind() {
+        let (problem, remedy) = match source.kind() {
             io::ErrorKind::NotFound if is_path && path.exists() => (
                 "the interpreter or loader that it asks for does not exist",
-                "mend its first line, or build it for this system",
+                "remedy its first line, or build it for this system",
             ),
             io::ErrorKind::NotFound if is_path => ("there is no such file", "build it first, or correct the path"),
             io::ErrorKind::NotFound => {
@@ -41,7 +41,7 @@ impl Error {
             }
             _ => return Self::Start { task: task.to_string(), source },
         };
-        Self::Program { given: program.to_string_lossy().into_owned(), problem, mend }
+        Self::Program { given: program.to_string_lossy().into_owned(), problem, remedy }
     }
 
     pub(crate) fn system(what: &'static str) -> impl FnOnce(io::Error) -> Self {
@@ -51,24 +51,26 @@ impl Error {
     /// Returns labels and texts: what was given, what was expected, and the remedy.
     pub(crate) fn details(&self) -> Vec<(&'static str, String)> {
         match self {
-            Self::Program { given, mend, .. } => vec![
+            Self::Program { given, remedy, .. } => vec![
                 ("given", given.clone()),
                 ("expected", "a program: a path, or a name in PATH".into()),
-                ("mend", (*mend).into()),
+                ("remedy", (*remedy).into()),
             ],
             Self::Only { given, expected } => vec![
                 ("given", given.clone()),
                 ("expected", expected.clone()),
-                ("mend", "name one of these tasks, or leave --only out".into()),
+                ("remedy", "name one of these tasks, or leave --only out".into()),
             ],
             Self::LogDir { path, .. } => vec![
                 ("given", path.display().to_string()),
                 ("expected", "a folder that can be written, or be made".into()),
-                ("mend", "give another --log-dir".into()),
+                ("remedy", "give another --log-dir".into()),
             ],
-            Self::Ports { .. } => vec![("mend", "end programs that listen on many ports, or start fewer tasks".into())],
+            Self::Ports { .. } => {
+                vec![("remedy", "end programs that listen on many ports, or start fewer tasks".into())]
+            }
             Self::Start { .. } | Self::System { .. } => {
-                vec![("mend", "look at the limits of processes and open files: ulimit -a".into())]
+                vec![("remedy", "look at the limits of processes and open files: ulimit -a".into())]
             }
         }
     }

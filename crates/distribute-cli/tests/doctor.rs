@@ -35,7 +35,7 @@ fn json_has_the_keys_that_programs_rely_on() {
     let checks = json(&outcome);
     for check in &checks {
         let object = check.as_object().unwrap();
-        assert!(["topic", "status", "found", "why", "mend"].iter().all(|key| object.contains_key(*key)), "{check}");
+        assert!(["topic", "status", "found", "why", "remedy"].iter().all(|key| object.contains_key(*key)), "{check}");
         assert!(["ok", "warn", "fail", "skipped"].contains(&check["status"].as_str().unwrap()), "{check}");
     }
     for topic in ["distribute", "system", "cpu", "memory", "devices", "/dev/shm", "network", "transport tcp", "cluster"]
@@ -55,7 +55,7 @@ fn a_broken_tf_config_fails_with_the_resolvers_own_sentence() {
     assert_eq!(cluster["status"], "fail");
     let sentence = format!("{}{}", cluster["found"], cluster["why"]);
     assert!(sentence.contains("TF_CONFIG: ") && sentence.contains("index 3"), "{cluster}");
-    assert!(cluster["mend"].is_string(), "{cluster}");
+    assert!(cluster["remedy"].is_string(), "{cluster}");
 }
 
 #[test]
@@ -75,7 +75,7 @@ fn a_pipe_gets_plain_lines_and_an_issue_a_table() {
     assert!(lines.stdout.lines().any(|line| line.starts_with("ok ") && line.contains("transport tcp")), "{lines:?}");
     assert!(lines.stdout.lines().last().unwrap().contains(" ok, "), "{lines:?}");
     let table = outcome(doctor(&["--markdown", "--verbose"]));
-    assert!(table.stdout.contains("\n| | topic | found | mend |\n|---|---|---|---|\n| "), "{table:?}");
+    assert!(table.stdout.contains("\n| | topic | found | remedy |\n|---|---|---|---|\n| "), "{table:?}");
     let both = outcome(doctor(&["--markdown", "--json"]));
     assert_eq!(both.code, Some(2), "{both:?}");
 }
@@ -87,7 +87,7 @@ fn few_open_files_are_warned_about() {
     let checks = json(&outcome(limited));
     let files = of(&checks, "open files");
     assert_eq!(files["status"], "warn", "{files}");
-    assert!(files["mend"].as_str().unwrap().contains("nofile=1024"), "{files}");
+    assert!(files["remedy"].as_str().unwrap().contains("nofile=1024"), "{files}");
 }
 
 #[test]

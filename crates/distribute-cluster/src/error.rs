@@ -12,7 +12,7 @@ use crate::text::clean;
 #[non_exhaustive]
 pub enum Error {
     /// The description of the cluster or of this process's task is invalid.
-    #[error("{subject}: {problem}. Given: {given}. Expected: {expected}. {mend}")]
+    #[error("{subject}: {problem}. Given: {given}. Expected: {expected}. {remedy}")]
     Config {
         /// The subject of the description, such as `TF_CONFIG`.
         subject: &'static str,
@@ -23,7 +23,7 @@ pub enum Error {
         /// A description or example of a valid value.
         expected: String,
         /// The remedy.
-        mend: String,
+        remedy: String,
     },
     /// The leader cannot listen on its port.
     #[error(
@@ -150,19 +150,19 @@ impl Error {
         problem: impl Into<String>,
         given: impl Into<String>,
         expected: impl Into<String>,
-        mend: impl Into<String>,
+        remedy: impl Into<String>,
     ) -> Error {
         // Each part may contain the given text, so all of them are cleaned.
-        let [problem, given, expected, mend] = [problem.into(), given.into(), expected.into(), mend.into()];
-        let [problem, given, expected, mend] = [problem, given, expected, mend].map(|text| clean(&text, MAX_PART));
-        Error::Config { subject, problem, given, expected, mend }
+        let [problem, given, expected, remedy] = [problem.into(), given.into(), expected.into(), remedy.into()];
+        let [problem, given, expected, remedy] = [problem, given, expected, remedy].map(|text| clean(&text, MAX_PART));
+        Error::Config { subject, problem, given, expected, remedy }
     }
 
     /// Returns the same error with another subject.
     pub(crate) fn about(self, subject: &'static str) -> Error {
         match self {
-            Error::Config { problem, given, expected, mend, .. } => {
-                Error::Config { subject, problem, given, expected, mend }
+            Error::Config { problem, given, expected, remedy, .. } => {
+                Error::Config { subject, problem, given, expected, remedy }
             }
             other => other,
         }

@@ -134,8 +134,8 @@ impl JobId {
         if let Some(problem) = problem {
             let given: String = name.escape_debug().take(80).collect();
             let expected = format!("1 to {} printable ASCII characters without spaces", JobId::MAX_BYTES);
-            let mend = "Set DISTRIBUTE_JOB_ID to the same such name on every task of the job.";
-            return Err(Error::config(subject, problem, given, expected, mend));
+            let remedy = "Set DISTRIBUTE_JOB_ID to the same such name on every task of the job.";
+            return Err(Error::config(subject, problem, given, expected, remedy));
         }
         let mut digest = Digest::new(scheme);
         digest.text(&name);

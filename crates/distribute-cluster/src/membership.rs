@@ -124,8 +124,8 @@ impl Membership {
             (None, [only]) => *only,
             (None, _) => {
                 let problem = "it does not say which task this process is";
-                let mend = "Set them on the resolver.";
-                return Err(Error::config("cluster resolver", problem, "no task", "a task type and index", mend));
+                let remedy = "Set them on the resolver.";
+                return Err(Error::config("cluster resolver", problem, "no task", "a task type and index", remedy));
             }
         };
         Ok(Some(Membership::from_cluster(&spec, task)?.with_job_id(resolver.job_id()?)))

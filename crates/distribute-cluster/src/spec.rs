@@ -189,13 +189,13 @@ impl ClusterSpec {
         }
         if let Some(earlier) = self.jobs.get(&task.kind).and_then(|tasks| tasks.get(&task.index)) {
             let given = format!("{earlier} and {address}");
-            let mend = "Keep one of the addresses; \"master\" is another word for \"chief\".";
+            let remedy = "Keep one of the addresses; \"master\" is another word for \"chief\".";
             return Err(Error::config(
                 "cluster",
                 format!("{task} is given twice"),
                 given,
                 "one address for each task",
-                mend,
+                remedy,
             ));
         }
         let owner = address.to_ascii_lowercase();
@@ -207,8 +207,14 @@ impl ClusterSpec {
         if self.owners.len() == ClusterSpec::MAX_TASKS {
             let problem = format!("it has more than {} tasks", ClusterSpec::MAX_TASKS);
             let given = format!("{task} at {address}, and as many before it");
-            let mend = "Describe fewer tasks; several devices can belong to one.";
-            return Err(Error::config("cluster", problem, given, format!("at most {}", ClusterSpec::MAX_TASKS), mend));
+            let remedy = "Describe fewer tasks; several devices can belong to one.";
+            return Err(Error::config(
+                "cluster",
+                problem,
+                given,
+                format!("at most {}", ClusterSpec::MAX_TASKS),
+                remedy,
+            ));
         }
         self.owners.insert(owner, task);
         let alone = matches!(task.kind, TaskType::Chief | TaskType::Evaluator);
@@ -216,12 +222,12 @@ impl ClusterSpec {
         job.insert(task.index, address);
         if alone && job.len() > 1 {
             let given = job.values().cloned().collect::<Vec<_>>().join(", ");
-            let mend = match task.kind {
+            let remedy = match task.kind {
                 TaskType::Chief => "Keep one chief; further tasks are workers.",
                 _ => "Keep one evaluator; start further ones as programs of their own.",
             };
             let problem = format!("there are {} tasks of type {}", job.len(), task.kind);
-            return Err(Error::config("cluster", problem, given, format!("at most one {}", task.kind), mend));
+            return Err(Error::config("cluster", problem, given, format!("at most one {}", task.kind), remedy));
         }
         Ok(())
     }

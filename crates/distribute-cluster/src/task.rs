@@ -56,12 +56,12 @@ impl FromStr for TaskType {
             return Ok(TaskType::Chief);
         }
         TaskType::ALL.into_iter().find(|kind| kind.name() == given).ok_or_else(|| {
-            let mend = match nearest(given) {
+            let remedy = match nearest(given) {
                 Some(near) => format!("Did you mean {near}?"),
                 None => "Use one of these names.".to_owned(),
             };
             let problem = format!("{given:?} is no type of task");
-            Error::config("task type", problem, given, "chief, worker, ps or evaluator", mend)
+            Error::config("task type", problem, given, "chief, worker, ps or evaluator", remedy)
         })
     }
 }

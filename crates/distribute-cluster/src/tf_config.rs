@@ -67,8 +67,8 @@ impl TfConfigResolver {
     pub fn from_vars(variable: impl Fn(&str) -> Option<String>) -> Result<TfConfigResolver> {
         let json = variable(SUBJECT);
         if json.as_ref().is_some_and(|json| json.trim().is_empty()) {
-            let mend = "Unset it for a program of one process, else correct what sets it.";
-            return Err(Error::config(SUBJECT, "it is set, but empty", "nothing", EXAMPLE, mend));
+            let remedy = "Unset it for a program of one process, else correct what sets it.";
+            return Err(Error::config(SUBJECT, "it is set, but empty", "nothing", EXAMPLE, remedy));
         }
         let resolver = TfConfigResolver::from_json(&json.unwrap_or_default())?;
         Ok(TfConfigResolver { job: JobId::from_vars(&variable)?, ..resolver })
@@ -138,8 +138,8 @@ impl TfConfigResolver {
             if self.spec.tasks().count() <= 1 && self.task_type.is_none() && self.task_id.is_none() {
                 return Ok(());
             }
-            let mend = "Add \"task\": {\"type\": …, \"index\": …} for this process.";
-            return Err(Error::config(SUBJECT, "it has a cluster but no task", shown(config), EXAMPLE, mend));
+            let remedy = "Add \"task\": {\"type\": …, \"index\": …} for this process.";
+            return Err(Error::config(SUBJECT, "it has a cluster but no task", shown(config), EXAMPLE, remedy));
         };
         match task.kind {
             // An evaluator is a group of its own, and TFJob omits it from the cluster.
@@ -152,9 +152,9 @@ impl TfConfigResolver {
             },
             TaskType::Chief | TaskType::Worker if self.spec.is_empty() && task.index == 0 => Ok(()),
             _ if self.spec.is_empty() => {
-                let mend = "Add \"cluster\" with the addresses of all tasks.";
+                let remedy = "Add \"cluster\" with the addresses of all tasks.";
                 let problem = format!("it has task {task} but no cluster");
-                Err(Error::config(SUBJECT, problem, shown(config), EXAMPLE, mend))
+                Err(Error::config(SUBJECT, problem, shown(config), EXAMPLE, remedy))
             }
             _ => self.spec.task_address(task).map(drop).map_err(|error| error.about(SUBJECT)),
         }
@@ -263,8 +263,8 @@ fn check_keys(path: &str, object: &Value, known: &[&str]) -> Result<()> {
     let found = given.filter(|key| !known.contains(key)).find_map(|key| Some((key, misspelt(&key)?)));
     found.map_or(Ok(()), |(key, near)| {
         let problem = format!("{:?} is no key that is read", format!("{path}{key}"));
-        let mend = format!("Did you mean {path}{near}?");
-        Err(Error::config(SUBJECT, problem, key, format!("{path}{near}"), mend))
+        let remedy = format!("Did you mean {path}{near}?");
+        Err(Error::config(SUBJECT, problem, key, format!("{path}{near}"), remedy))
     })
 }
 
@@ -277,12 +277,12 @@ fn not_json(json: &str, error: &serde_json::Error) -> Error {
     if start > 0 {
         given.insert(0, '…');
     }
-    let (problem, mend) = if error.is_data() {
+    let (problem, remedy) = if error.is_data() {
         (error.to_string(), "Keep one of the two.")
     } else {
         (format!("it is not JSON: {error}"), SYNTAX)
     };
-    Error::config(SUBJECT, problem, given, EXAMPLE, mend)
+    Error::config(SUBJECT, problem, given, EXAMPLE, remedy)
 }
 
 const SYNTAX: &str =

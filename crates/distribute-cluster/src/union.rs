@@ -90,8 +90,8 @@ fn merge(kind: TaskType, specs: &[ClusterSpec]) -> Result<BTreeMap<u32, String>>
         if let Some(other) = merged.insert(index, address.to_owned()) {
             let problem = format!("two resolvers describe {}", Task::new(kind, index));
             let given = format!("{other} and {address}");
-            let mend = "Give the tasks different indices, or describe the job by complete lists.";
-            return Err(Error::config(SUBJECT, problem, given, "each index of a job with holes once", mend));
+            let remedy = "Give the tasks different indices, or describe the job by complete lists.";
+            return Err(Error::config(SUBJECT, problem, given, "each index of a job with holes once", remedy));
         }
     }
     Ok(merged)

@@ -3,8 +3,8 @@
 use std::fmt;
 
 use distribute_device::DType;
+use distribute_types::{FNV32, fnv1a_32};
 
-use crate::digest::fnv1a_32;
 use crate::{Rank, ReduceOp};
 
 /// The kind of a collective operation.
@@ -212,7 +212,7 @@ impl Call {
         if lengths.len() <= 1 {
             return 0;
         }
-        fnv1a_32(lengths.flat_map(|length| (length as u64).to_le_bytes()))
+        fnv1a_32(FNV32, lengths.flat_map(|length| (length as u64).to_le_bytes()))
     }
 }
 
@@ -252,7 +252,7 @@ impl ScheduleId {
     pub(crate) fn new(name: &str, placement: &[usize]) -> ScheduleId {
         let code = NAMES.iter().position(|known| *known == name).map_or(u8::MAX, |index| index as u8 + 1);
         let placement = placement.iter().flat_map(|place| (*place as u64).to_le_bytes());
-        ScheduleId { code, digest: fnv1a_32(name.bytes().chain(placement)) }
+        ScheduleId { code, digest: fnv1a_32(FNV32, name.bytes().chain(placement)) }
     }
 
     pub(crate) fn name(self) -> &'static str {

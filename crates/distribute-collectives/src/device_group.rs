@@ -109,7 +109,7 @@ impl DeviceGroup {
     /// Those of [`ProcessGroup::split`], [`Error::Device`], and [`Error::Nccl`].
     pub fn new(group: &ProcessGroup, device: Arc<dyn Device>, asked: DeviceImplementation) -> Result<DeviceGroup> {
         let group = Arc::new(duplicate(group)?);
-        let facts = Facts::of(&*device, &group);
+        let facts = Facts::of(&*device, &group, backends::gpu(&*device), backends::nccl);
         let all = facts.exchange(&group)?;
         let choice = choice::choose(asked, &all);
         if group.rank() == Rank(0) {

@@ -36,7 +36,6 @@ mod call;
 mod compression;
 mod cross_device;
 mod device_group;
-mod digest;
 mod engine;
 mod error;
 mod fusion;

@@ -203,13 +203,13 @@ impl Devices {
                     let last = count - 1;
                     let have = if last == 0 { format!("{kind}:0") } else { format!("{kind}:0..{kind}:{last}") };
                     let needed = wanted.index().map_or(2, |index| u64::from(index) + 1);
-                    let mend = match kind {
+                    let remedy = match kind {
                         DeviceKind::Cpu => {
                             format!("split the CPU further with Devices::with_cpus({needed})")
                         }
                         _ => format!("split a {kind} with Devices::split"),
                     };
-                    format!("this process has {have}; give an index up to {last}, or {mend}")
+                    format!("this process has {have}; give an index up to {last}, or {remedy}")
                 }
             },
         };

@@ -495,7 +495,7 @@ fn a_run_that_is_told_to_stop_saves_and_goes_on() {
         Ok(Own { input: InputLayer::new(&columns, vb)?, line, what: "" })
     };
     let own = Estimator::new(model_fn, |model| Sgd::new(0.1).build(model), config).unwrap();
-    strategy.ask(Request::Leave);
+    strategy.request(Request::Leave);
     let error = own.train(forever(&labels), Until::MaxSteps(9)).unwrap_err();
     let stopped =
         |error: &Error| matches!(error, Error::Train(distribute_train::Error::Preempted { exit_code: 143, .. }));

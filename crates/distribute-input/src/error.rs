@@ -210,7 +210,7 @@ pub enum Error {
         source: Arc<dyn std::error::Error + Send + Sync>,
     },
     /// Code of the pipeline panicked on a prefetch thread.
-    #[error("the pipeline panicked on one of its threads; mend the panic, which was printed where it happened")]
+    #[error("the pipeline panicked on one of its threads; fix the panic, which was printed where it happened")]
     Panicked,
     /// The pipeline yielded no element before the deadline.
     #[error(

@@ -74,7 +74,7 @@ pub enum Error {
     /// Copies of a variable differ.
     #[error(
         "variable {name} of replica {replica} differs from replica 0's; something writes it inside replicas without an \
-         aggregation, or computes it from what differs between them; mend that and go on from a checkpoint"
+         aggregation, or computes it from what differs between them; correct that and resume from a checkpoint"
     )]
     Diverged {
         /// The first variable that differs.

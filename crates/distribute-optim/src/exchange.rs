@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use distribute_collectives::{ProcessGroup, ReduceOp};
-use distribute_strategy::{ReplicaContext, STEP_WORDS};
+use distribute_strategy::ReplicaContext;
 
 use crate::gradient::Reduced;
 use crate::plan::Plan;
@@ -12,11 +12,13 @@ use crate::settings::Settings;
 use crate::{DeviceExchange, Error, Parameters, TensorLibrary};
 
 mod device;
+mod flags;
 mod payload;
 mod sharded;
 mod whole;
 
 pub(crate) use device::{OnDevice, SumOnDevice};
+pub(crate) use flags::StepFlags;
 pub(crate) use payload::Payload;
 pub(crate) use sharded::{GradientShard, ShardedStep, SlotShard, Update, complete};
 pub(crate) use whole::WholeStep;
@@ -30,7 +32,7 @@ pub(crate) trait Exchange<L: TensorLibrary>: Send {
     fn push(&mut self, group: &ProcessGroup, index: usize, gradient: L::Tensor) -> Result<(), L::Error>;
 
     /// Sums `flags` over all replicas and waits for all buckets, every gradient having come. Returns the sums of both.
-    fn finish(self: Box<Self>, group: &ProcessGroup, flags: Vec<u32>) -> Result<(Summed<L>, Vec<u32>), L::Error>;
+    fn finish(self: Box<Self>, group: &ProcessGroup, flags: StepFlags) -> Result<(Summed<L>, StepFlags), L::Error>;
 }
 
 /// What a step's gradients have become.
@@ -38,7 +40,7 @@ pub(crate) enum Summed<L: TensorLibrary> {
     /// Variables' gradients, in the same order on every replica.
     Whole(Vec<Reduced<L>>),
     /// This replica's parts of all buckets, and on how many replicas each variable got a gradient.
-    Sharded(Vec<GradientShard>, Vec<u32>),
+    Sharded(Vec<GradientShard>, StepFlags),
     /// Variables' gradients in an accelerator's memory.
     OnDevice(SumOnDevice<L>),
 }
@@ -48,9 +50,7 @@ impl<L: TensorLibrary> Summed<L> {
     pub(crate) fn variables(&self, count: usize) -> Vec<usize> {
         match self {
             Summed::Whole(gradients) => gradients.iter().map(|reduced| reduced.index).collect(),
-            Summed::Sharded(_, flags) => {
-                (0..count).filter(|index| flags.get(*index).is_some_and(|replicas| *replicas > 0)).collect()
-            }
+            Summed::Sharded(_, flags) => (0..count).filter(|index| flags.came(*index)).collect(),
             Summed::OnDevice(sum) => L::Devices::variables(sum),
         }
     }
@@ -116,21 +116,22 @@ impl<L: TensorLibrary> Reducer<L> {
         }
         let variables = self.parameters.variables().len();
         let came = |index: usize| self.exchange.has(index) || self.unplanned[index].is_some();
-        let mut flags: Vec<u32> = (0..variables).map(|index| u32::from(came(index))).collect();
-        for (index, came) in flags.iter().enumerate() {
-            if *came == 0 && self.plan.buckets.contains(index) {
+        let came: Vec<bool> = (0..variables).map(came).collect();
+        for (index, came) in came.iter().enumerate() {
+            if !came && self.plan.buckets.contains(index) {
                 self.launch(index, self.zeros(index)?)?;
             }
         }
-        flags.extend(self.context.step_words(self.settings.digest()));
+        let flags = StepFlags::new(came.into_iter(), self.context.step_header(self.settings.digest()));
         let Reducer { context, parameters, plan, exchange, settings, mut unplanned, mut communication, .. } = self;
         let group = context.group();
         let started = Instant::now();
         let (mut summed, flags) = exchange.finish(group, flags)?;
         communication += started.elapsed();
-        check::<L>(&context, &settings, words(&flags))?;
-        let came_anywhere = |index: usize| flags.get(index).is_some_and(|count| *count > 0);
-        let mut late = (0..variables).filter(|index| came_anywhere(*index) && !plan.buckets.contains(*index));
+        // All workers step with the same settings, and learn what the others have requested.
+        context.check_settings(flags.header(), settings.digest(), || settings.lines())?;
+        context.agree_on_step(flags.header());
+        let mut late = (0..variables).filter(|index| flags.came(*index) && !plan.buckets.contains(*index));
         match &mut summed {
             Summed::Whole(all) => {
                 // All replicas reduce them one by one.
@@ -172,22 +173,6 @@ impl<L: TensorLibrary> Reducer<L> {
     fn zeros(&self, index: usize) -> Result<L::Tensor, L::Error> {
         zeros(&self.parameters, self.context.local_replica_id(), index)
     }
-}
-
-/// Makes sure that all workers step with the same settings, and takes what else they have told.
-fn check<L: TensorLibrary>(
-    context: &ReplicaContext,
-    settings: &Settings,
-    sums: [u32; STEP_WORDS],
-) -> Result<(), L::Error> {
-    context.check_settings(sums, settings.digest(), || settings.lines())?;
-    context.agree_on_step(sums);
-    Ok(())
-}
-
-/// What follows the flags of the variables.
-fn words(flags: &[u32]) -> [u32; STEP_WORDS] {
-    flags.last_chunk().copied().unwrap_or_default()
 }
 
 fn zeros<L: TensorLibrary>(parameters: &Parameters<L>, local: usize, index: usize) -> Result<L::Tensor, L::Error> {

@@ -74,6 +74,10 @@ pub struct StepTimes {
     pub communication: Duration,
 }
 
+/// Makes the component of a slot for a component of its variable.
+type MakeSlot<'a, L> =
+    dyn Fn(&<L as TensorLibrary>::Tensor) -> Result<<L as TensorLibrary>::Tensor, <L as TensorLibrary>::Error> + 'a;
+
 impl<L: TensorLibrary> Optimizer<L> {
     fn build(description: OptimizerDescription, model: &impl Trainable<Library = L>) -> Result<Optimizer<L>, L::Error> {
         description.check()?;
@@ -81,7 +85,7 @@ impl<L: TensorLibrary> Optimizer<L> {
         let parameters = model.parameters().clone();
         let options = VariableOptions::on_write(Aggregation::Mean);
         // One component per replica, made of the variable's, or the one that all share.
-        let slot = |variable: &Variable<L>, name: &str, make: &dyn Fn(&L::Tensor) -> Result<L::Tensor, L::Error>| {
+        let slot = |variable: &Variable<L>, name: &str, make: &MakeSlot<'_, L>| {
             let name = format!("{}/{name}", variable.name());
             if parameters.shared {
                 let component = make(&variable.components()[0])?;

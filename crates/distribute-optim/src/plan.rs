@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use distribute_collectives::{Bucket, BucketPlan, FusedTensor, Rank, ReduceOp};
 use distribute_device::DType;
-use distribute_strategy::{ReplicaContext, STEP_WORDS};
+use distribute_strategy::ReplicaContext;
 use distribute_values::TensorStorage;
 
+use crate::exchange::StepFlags;
 use crate::library::{bytes, dtype};
 use crate::{Error, Parameters, TensorLibrary, is_short};
 
@@ -69,7 +70,7 @@ impl Plan {
                 let tensor = &variable.components()[0];
                 Ok(FusedTensor::new(dtype::<L>(tensor)?, tensor.shape()))
             })
-            .chain([Ok(FusedTensor::new(DType::U32, [count + STEP_WORDS]))])
+            .chain([Ok(FusedTensor::new(DType::U32, [StepFlags::len_for(count)]))])
             .collect();
         variables.push(count);
         let bytes = |index: &usize| all.get(*index).map_or(0, |variable| bytes::<L>(&variable.components()[0]));

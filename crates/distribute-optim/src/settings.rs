@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use distribute_strategy::digest;
+use distribute_types::{FNV64, fnv1a_64};
 
 /// Settings that stay the same for the life of the optimizer, and their digest.
 #[derive(Debug)]
@@ -22,7 +22,7 @@ pub(crate) struct Settings {
 impl FixedSettings {
     /// `lines` name each setting and its value.
     pub(crate) fn new(lines: Vec<String>) -> FixedSettings {
-        let digest = digest(0, lines.iter().flat_map(|line| line.bytes()));
+        let digest = fnv1a_64(FNV64, lines.iter().flat_map(|line| line.bytes()));
         FixedSettings { lines, digest }
     }
 }
@@ -34,7 +34,7 @@ impl Settings {
 
     pub(crate) fn digest(&self) -> u64 {
         let numbers = [self.learning_rate, self.loss_scale.unwrap_or(f64::NAN)];
-        digest(self.fixed.digest, numbers.into_iter().flat_map(|number| number.to_bits().to_le_bytes()))
+        fnv1a_64(FNV64 ^ self.fixed.digest, numbers.into_iter().flat_map(|number| number.to_bits().to_le_bytes()))
     }
 
     pub(crate) fn lines(&self) -> Vec<String> {

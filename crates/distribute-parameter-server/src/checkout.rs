@@ -16,7 +16,7 @@ type Iterator = Box<dyn Any + Send>;
 pub(crate) struct Checkout {
     state: Mutex<State>,
     returned: Condvar,
-    patience: Duration,
+    timeout: Duration,
 }
 
 struct State {
@@ -26,10 +26,10 @@ struct State {
 }
 
 impl Checkout {
-    /// Creates the holder; `patience` limits how long a thread waits for another one's element.
-    pub(crate) fn new(iterator: Iterator, patience: Duration) -> Checkout {
+    /// Creates the holder; `timeout` limits how long a thread waits for another one's element.
+    pub(crate) fn new(iterator: Iterator, timeout: Duration) -> Checkout {
         let state = State { iterator: Some(iterator), taken_by: None };
-        Checkout { state: Mutex::new(state), returned: Condvar::new(), patience }
+        Checkout { state: Mutex::new(state), returned: Condvar::new(), timeout }
     }
 
     /// Uses the iterator as soon as no other thread does.
@@ -62,9 +62,9 @@ impl Checkout {
             if state.taken_by == Some(this) {
                 return failed(format!("dataset {dataset:?} takes an element of itself while it makes one"));
             }
-            let left = self.patience.saturating_sub(begun.elapsed());
+            let left = self.timeout.saturating_sub(begun.elapsed());
             if left.is_zero() {
-                let seconds = self.patience.as_secs();
+                let seconds = self.timeout.as_secs();
                 return failed(format!(
                     "another thread has been waiting for an element of dataset {dataset:?} for {seconds} s; look at \
                     what the \
@@ -80,8 +80,8 @@ impl Checkout {
 mod tests {
     use super::*;
 
-    fn checkout(patience: Duration) -> Checkout {
-        Checkout::new(Box::new(7u32), patience)
+    fn checkout(timeout: Duration) -> Checkout {
+        Checkout::new(Box::new(7u32), timeout)
     }
 
     #[test]

@@ -464,7 +464,7 @@ impl Shared {
 fn stall_limit(options: &CoordinatorOptions, strategy: &ParameterServerOptions) -> Duration {
     // A dataset may be created before a function runs.
     let of_closure = options.closure_timeout.saturating_mul(2).saturating_add(options.worker_timeout);
-    let of_server = strategy.server_timeout.saturating_add(strategy.patience.saturating_mul(4));
+    let of_server = strategy.server_timeout.saturating_add(strategy.message_timeout.saturating_mul(4));
     of_closure.saturating_add(of_server).saturating_add(strategy.silence.saturating_mul(4))
 }
 
@@ -508,17 +508,17 @@ pub(crate) fn leave(inner: &Inner, runtime: &Runtime) {
         None => (true, None),
     };
     let request = LeaveRequest { session: inner.parameters.session(), ended, failure };
-    let patience = Duration::from_secs(2);
+    let timeout = Duration::from_secs(2);
     runtime.block_on(async {
         let mut words = tokio::task::JoinSet::new();
         for server in 0..inner.parameters.servers() {
             let (link, request) = (inner.parameters.link(server).clone(), request.clone());
-            words.spawn(async move { link.call::<Done>(ps!("Leave"), request, patience).await });
+            words.spawn(async move { link.call::<Done>(ps!("Leave"), request, timeout).await });
         }
         for worker in 0..inner.workers.len() {
-            if let Ok(link) = inner.link_to_worker(worker, 2 * patience) {
+            if let Ok(link) = inner.link_to_worker(worker, 2 * timeout) {
                 let request = request.clone();
-                words.spawn(async move { link.call::<Done>(worker!("Leave"), request, patience).await });
+                words.spawn(async move { link.call::<Done>(worker!("Leave"), request, timeout).await });
             }
         }
         // Best effort: a task that is not reached waits for a coordinator and gives up in the end.

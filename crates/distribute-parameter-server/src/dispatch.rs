@@ -78,7 +78,7 @@ impl Dispatcher {
     }
 
     async fn attend_once(&self) -> Result<Attendance<Attending>, Status> {
-        let patience = self.inner.options.patience;
+        let message_timeout = self.inner.options.message_timeout;
         let names = |names: Vec<&str>| names.into_iter().map(str::to_owned).collect();
         let request = AttendWorker {
             session: self.inner.parameters.session(),
@@ -92,7 +92,7 @@ impl Dispatcher {
             datasets: names(self.shared.program.datasets().collect()),
             wire: self.inner.options.wire.map(|wire| wire.code().into()),
         };
-        let (_, attendance) = self.link.attend::<_, Attending>(worker!("Attend"), request, patience).await?;
+        let (_, attendance) = self.link.attend::<_, Attending>(worker!("Attend"), request, message_timeout).await?;
         Ok(attendance)
     }
 
@@ -186,12 +186,12 @@ impl Dispatcher {
             let (origin, function) = first.take().map_or((None, String::new()), |(origin, of)| (Some(origin), of));
             Closure { origin, function, more, payload }
         });
-        let (limit, patience) = (self.shared.options.closure_timeout, self.inner.options.patience);
+        let (limit, message_timeout) = (self.shared.options.closure_timeout, self.inner.options.message_timeout);
         let mut replies = self.link.ask(worker!("Run"), messages.collect(), limit).await?;
         let mut payload = Parts::up_to(message::MAX_VALUE_BYTES);
         let mut problem = None;
         loop {
-            let next: Option<Outcome> = replies.next(patience).await?;
+            let next: Option<Outcome> = replies.next(message_timeout).await?;
             let next = next.ok_or_else(|| Status::unavailable("its answer has no end"))?;
             payload.push(next.payload)?;
             problem = problem.or(next.problem);
@@ -208,8 +208,8 @@ impl Dispatcher {
             let resource = *made as u64;
             let session = self.inner.parameters.session();
             let request = Resource { session, epoch: self.epoch, resource, dataset: dataset.clone() };
-            let patience = self.shared.options.closure_timeout;
-            let done = self.link.call::<Done>(worker!("CreateResource"), request, patience).await;
+            let timeout = self.shared.options.closure_timeout;
+            let done = self.link.call::<Done>(worker!("CreateResource"), request, timeout).await;
             done.map_err(|status| match is_lost(&status) {
                 true => status,
                 false => Status::new(status.code(), format!("dataset {dataset:?}: {}", status.message())),
@@ -368,12 +368,12 @@ pub(crate) async fn watch_server(server: usize, shared: Arc<Shared>, inner: Arc<
 
 /// Attends to a server again, and restores its part if it was restarted.
 async fn recover(server: usize, shared: &Shared, inner: &Inner) -> Result<String, Error> {
-    let patience = match inner.options.restore_servers_from {
+    let timeout = match inner.options.restore_servers_from {
         Some(_) => inner.options.server_timeout,
         // A connection may break although both sides are alive.
         None => TRANSIENT,
     };
-    let words = match (inner.attend(server, patience).await?, &inner.options.restore_servers_from) {
+    let words = match (inner.attend(server, timeout).await?, &inner.options.restore_servers_from) {
         (true, _) => "its connection had broken, and it has kept its variables".to_owned(),
         (false, Some(folder)) => {
             let step = inner.restore_from(server, folder).await?;

@@ -68,8 +68,8 @@ impl Lifetime {
         });
     }
 
-    /// Returns once the job is over, or no coordinator has been attached for `patience`.
-    pub(crate) async fn ended(&self, patience: Duration) -> End {
+    /// Returns once the job is over, or no coordinator has been attached for `timeout`.
+    pub(crate) async fn ended(&self, timeout: Duration) -> End {
         let mut changes = self.state.subscribe();
         loop {
             let state = changes.borrow_and_update().clone();
@@ -77,14 +77,14 @@ impl Lifetime {
                 return end;
             }
             let alone = state.alone_since.elapsed();
-            if state.attended_by.is_none() && alone >= patience {
+            if state.attended_by.is_none() && alone >= timeout {
                 return End::Alone;
             }
             let changed = changes.changed();
             match state.attended_by {
                 // The coordinator sends heartbeats, or its hold ends.
                 Some(_) => drop(changed.await),
-                None => drop(tokio::time::timeout(patience - alone, changed).await),
+                None => drop(tokio::time::timeout(timeout - alone, changed).await),
             }
         }
     }

@@ -37,7 +37,7 @@ pub(crate) struct Parameters {
     links: Vec<Link>,
     session: u64,
     wire: Option<DType>,
-    patience: Duration,
+    message_timeout: Duration,
     table: RwLock<Arc<Table>>,
     pulled_bytes: AtomicU64,
     pushed_bytes: AtomicU64,
@@ -75,7 +75,7 @@ impl Parameters {
         addresses: &[String],
         session: u64,
         wire: Option<DType>,
-        (silence, patience): (Duration, Duration),
+        (silence, message_timeout): (Duration, Duration),
     ) -> Result<Parameters> {
         // A link must be created inside the runtime.
         let _inside = runtime.enter();
@@ -93,7 +93,7 @@ impl Parameters {
             links,
             session,
             wire,
-            patience,
+            message_timeout,
             table: RwLock::default(),
             pulled_bytes: AtomicU64::new(0),
             pushed_bytes: AtomicU64::new(0),
@@ -126,8 +126,8 @@ impl Parameters {
         &self.runtime
     }
 
-    pub(crate) fn patience(&self) -> Duration {
-        self.patience
+    pub(crate) fn message_timeout(&self) -> Duration {
+        self.message_timeout
     }
 
     pub(crate) fn failed(&self, server: usize, call: &'static str) -> impl Fn(Status) -> Error + '_ {
@@ -176,7 +176,7 @@ impl Parameters {
         let mut all = Vec::new();
         for (server, link) in self.links.iter().enumerate() {
             let request = DescribeRequest { session: self.session };
-            let description = link.call::<Description>(ps!("Describe"), request, self.patience).await;
+            let description = link.call::<Description>(ps!("Describe"), request, self.message_timeout).await;
             all.push(description.map_err(self.failed(server, "Describe"))?);
         }
         Ok(all)
@@ -315,7 +315,7 @@ impl Parameters {
         let head = PushRequest { origin: Some(origin.clone()), optimizer, ..PushRequest::default() };
         let pushes = requests.into_iter().map(async |(server, gradients)| {
             let messages = [vec![head.clone()], gradients].concat();
-            let reply = self.links[server].tell::<_, PushReply>(ps!("Push"), messages, self.patience).await;
+            let reply = self.links[server].tell::<_, PushReply>(ps!("Push"), messages, self.message_timeout).await;
             Ok(reply.map_err(self.failed(server, "Push"))?.counted)
         });
         Ok(join_all(pushes).await.into_iter().collect::<Result<Vec<bool>>>()?.into_iter().all(|counted| counted))
@@ -362,7 +362,7 @@ impl Parameters {
         }
         requests.retain(|_, messages| !messages.is_empty());
         for (server, requests) in requests {
-            let reply = self.links[server].tell::<_, Done>(ps!("Assign"), requests, self.patience).await;
+            let reply = self.links[server].tell::<_, Done>(ps!("Assign"), requests, self.message_timeout).await;
             reply.map_err(self.failed(server, "Assign"))?;
         }
         Ok(())
@@ -386,10 +386,10 @@ impl Parameters {
             some
         });
         let of_server = |(server, request): (usize, PullRequest)| {
-            let begin = self.links[server].ask(ps!("Pull"), vec![request], self.patience);
+            let begin = self.links[server].ask(ps!("Pull"), vec![request], self.message_timeout);
             let replies = begin.map_ok(move |replies| {
                 try_unfold(replies, async move |mut replies| {
-                    let next = replies.next::<Elements>(self.patience).await?;
+                    let next = replies.next::<Elements>(self.message_timeout).await?;
                     Ok(next.map(|elements| (elements, replies)))
                 })
             });

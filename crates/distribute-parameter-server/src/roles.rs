@@ -56,7 +56,7 @@ fn job(spec: &ClusterSpec, kind: TaskType) -> Result<Vec<String>> {
 
 fn wrong(spec: &ClusterSpec, problem: String, expected: &str, remedy: &str) -> crate::Error {
     let (given, expected) = (spec.to_json().to_string(), expected.to_owned());
-    ClusterError::Config { subject: "cluster", problem, given, expected, mend: remedy.to_owned() }.into()
+    ClusterError::Config { subject: "cluster", problem, given, expected, remedy: remedy.to_owned() }.into()
 }
 
 #[cfg(test)]

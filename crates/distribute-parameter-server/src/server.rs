@@ -40,7 +40,7 @@ pub struct Server {
     task: Task,
     address: SocketAddr,
     lifetime: Arc<Lifetime>,
-    patience: Duration,
+    coordinator_timeout: Duration,
     /// `None` only during shutdown.
     runtime: Option<Runtime>,
 }
@@ -55,7 +55,7 @@ pub struct ServerOptions {
     pub silence: Duration,
     /// How long a worker waits for a parameter server's answer, and how long a call may pause between two of its
     /// messages. Default: 60 s.
-    pub patience: Duration,
+    pub message_timeout: Duration,
 }
 
 impl Default for ServerOptions {
@@ -63,7 +63,7 @@ impl Default for ServerOptions {
         ServerOptions {
             coordinator_timeout: Duration::from_secs(30 * 60),
             silence: Duration::from_secs(10),
-            patience: Duration::from_secs(60),
+            message_timeout: Duration::from_secs(60),
         }
     }
 }
@@ -111,7 +111,7 @@ impl Server {
             .map_err(Error::Threads)?;
         let lifetime = Arc::new(Lifetime::new());
         runtime.block_on(async {
-            let (lifetime, limits) = (lifetime.clone(), (options.silence, options.patience));
+            let (lifetime, limits) = (lifetime.clone(), (options.silence, options.message_timeout));
             let identity = Identity::new(job, task);
             match task.kind {
                 TaskType::Ps => {
@@ -125,7 +125,7 @@ impl Server {
             }
         })?;
         tracing::info!("{task} serves at {address}");
-        Ok(Server { task, address, lifetime, patience: options.coordinator_timeout, runtime: Some(runtime) })
+        Ok(Server { task, address, lifetime, coordinator_timeout: options.coordinator_timeout, runtime: Some(runtime) })
     }
 
     /// Returns the address that it listens on.
@@ -146,14 +146,14 @@ impl Server {
             let (mut terminate, term) = stopped(SignalKind::terminate(), 15)?;
             let (mut interrupt, int) = stopped(SignalKind::interrupt(), 2)?;
             tokio::select! {
-                end = self.lifetime.ended(self.patience) => match end {
+                end = self.lifetime.ended(self.coordinator_timeout) => match end {
                     End::Done => Ok(()),
                     End::Failed(failure) => Err(Error::JobFailed {
                         task: self.task,
                         why: failure.message,
                         configuration: failure.configuration,
                     }),
-                    End::Alone => Err(Error::NoCoordinator { task: self.task, waited: self.patience }),
+                    End::Alone => Err(Error::NoCoordinator { task: self.task, waited: self.coordinator_timeout }),
                 },
                 _ = terminate.recv() => Err(Error::Stopped { task: self.task, signal: term }),
                 _ = interrupt.recv() => Err(Error::Stopped { task: self.task, signal: int }),
@@ -200,7 +200,7 @@ async fn serve<M: Methods>(
         .http2_keepalive_interval(Some(options.silence / 2))
         .http2_keepalive_timeout(Some(options.silence / 2))
         .add_service(health_service.max_decoding_message_size(SHORT_MESSAGE_BYTES))
-        .add_service(Router::new(methods, identity, options.patience))
+        .add_service(Router::new(methods, identity, options.message_timeout))
         .serve_with_incoming(Incoming::new(listener, STRANGER_TIMEOUT, MAX_STRANGERS));
     tokio::spawn(async move {
         if let Err(error) = server.await {

@@ -337,7 +337,7 @@ impl Inner {
             parts_of(payload).map(move |(payload, more)| CreateShard { payload, more, ..shard.clone() })
         };
         let messages = shards.into_iter().flat_map(in_parts).collect();
-        let done = parameters.link(server).tell::<_, Done>(ps!("Create"), messages, parameters.patience()).await;
+        let done = parameters.link(server).tell::<_, Done>(ps!("Create"), messages, parameters.message_timeout()).await;
         done.map(drop).map_err(parameters.failed(server, "Create"))
     }
 
@@ -372,25 +372,25 @@ impl Inner {
         for (server, request) in requests {
             let parameters = &self.parameters;
             let link = parameters.link(server);
-            let done = link.call::<Done>(ps!("SetOptimizer"), request, parameters.patience()).await;
+            let done = link.call::<Done>(ps!("SetOptimizer"), request, parameters.message_timeout()).await;
             done.map_err(parameters.failed(server, "SetOptimizer"))?;
         }
         Ok(())
     }
 
-    /// Attends to a server, retrying until `patience` is over; returns whether it is the same process as before.
-    pub(crate) async fn attend(&self, server: usize, patience: Duration) -> Result<bool> {
+    /// Attends to a server, retrying until `timeout` is over; returns whether it is the same process as before.
+    pub(crate) async fn attend(&self, server: usize, timeout: Duration) -> Result<bool> {
         let (parameters, started) = (&self.parameters, Instant::now());
         let request = AttendServer { session: parameters.session() };
         loop {
             let link = parameters.link(server);
-            match link.attend::<_, ServerState>(ps!("Attend"), request, parameters.patience()).await {
+            match link.attend::<_, ServerState>(ps!("Attend"), request, parameters.message_timeout()).await {
                 Ok((state, attendance)) => {
                     lock(&self.attendances)[server] = Some(attendance);
                     let before = std::mem::replace(&mut lock(&self.incarnations)[server], state.incarnation);
                     return Ok(before == state.incarnation);
                 }
-                Err(status) if is_lost(&status) && started.elapsed() < patience => {
+                Err(status) if is_lost(&status) && started.elapsed() < timeout => {
                     tokio::time::sleep(BETWEEN_ATTEMPTS).await;
                 }
                 Err(status) if is_lost(&status) => {

@@ -143,7 +143,7 @@ fn alone(options: ServerOptions) -> (Server, SimpleResolver, String) {
 
 #[test]
 fn what_makes_no_sense_is_refused_and_the_server_stays() {
-    let options = ServerOptions { patience: Duration::from_secs(1), ..ServerOptions::default() };
+    let options = ServerOptions { message_timeout: Duration::from_secs(1), ..ServerOptions::default() };
     let (_server, chief, address) = alone(options);
     let id = chief.job_id().unwrap();
     block_on(async {

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use distribute_collectives::{Difference, Rank};
 use distribute_types::ErrorClass;
 
-use crate::step_header::{Request, STEP_WORDS};
+use crate::step_header::{Request, StepHeader};
 use crate::{Error, ReplicaContext, Strategy};
 
 impl Strategy {
@@ -16,28 +16,28 @@ impl Strategy {
     /// ```
     /// use distribute_strategy::{Request, Strategy};
     /// let strategy = Strategy::default_strategy()?;
-    /// strategy.ask(Request::End);
-    /// // After the next step of an optimizer, on every process: strategy.take_agreed(Request::End)
+    /// strategy.request(Request::End);
+    /// // After the next step of an optimizer, on every process: strategy.take_request(Request::End)
     /// # Ok::<(), distribute_strategy::Error>(())
     /// ```
-    pub fn ask(&self, request: Request) {
+    pub fn request(&self, request: Request) {
         self.request_flag(request).store(true, Ordering::Relaxed);
     }
 
     /// Cancels this process's request, if no step has carried it yet.
-    pub fn withdraw(&self, request: Request) {
+    pub fn cancel_request(&self, request: Request) {
         self.request_flag(request).store(false, Ordering::Relaxed);
     }
 
-    /// Returns the flag that makes the same request as [`ask`](Strategy::ask) when set, from any thread or a signal
+    /// Returns the flag that makes the same request as [`request`](Strategy::request) when set, from any thread or a signal
     /// handler.
     pub fn request_flag(&self, request: Request) -> Arc<AtomicBool> {
-        Arc::clone(self.replicas().step_header.asked(request))
+        Arc::clone(self.replicas().step.asked(request))
     }
 
     /// Returns whether a process has made this request: true once on each process, after the same step.
-    pub fn take_agreed(&self, request: Request) -> bool {
-        self.replicas().step_header.take_agreed(request)
+    pub fn take_request(&self, request: Request) -> bool {
+        self.replicas().step.take_request(request)
     }
 
     /// Declares a setting of the program that must be equal on all workers. If it is not, the next optimizer step fails
@@ -64,24 +64,24 @@ impl ReplicaContext {
     /// [`agree_on_step`](ReplicaContext::agree_on_step).
     ///
     /// `settings` is a digest of the optimizer's settings, equal on all replicas of a process.
-    pub fn step_words(&self, settings: u64) -> [u32; STEP_WORDS] {
+    pub fn step_header(&self, settings: u64) -> StepHeader {
         let replicas = self.strategy().replicas();
         match self.local_replica_id() {
-            0 => replicas.step_header.numbers(replicas.settings.words(settings)),
-            _ => [0; STEP_WORDS],
+            0 => replicas.step.header(replicas.settings.words(settings)),
+            _ => StepHeader::default(),
         }
     }
 
-    /// Records the sums of every replica's [`step_words`](ReplicaContext::step_words).
-    pub fn agree_on_step(&self, sums: [u32; STEP_WORDS]) {
+    /// Records the sums of every replica's [`step_header`](ReplicaContext::step_header).
+    pub fn agree_on_step(&self, sums: StepHeader) {
         if self.local_replica_id() == 0 {
-            self.strategy().replicas().step_header.agree(sums);
+            self.strategy().replicas().step.agree(sums);
         }
     }
 
     /// Compares the sums of a step's headers with those that equal settings on all workers would give.
     ///
-    /// `optimizer` is the digest that was passed to [`step_words`](ReplicaContext::step_words); `lines` describes the
+    /// `optimizer` is the digest that was passed to [`step_header`](ReplicaContext::step_header); `lines` describes the
     /// optimizer, one setting per line. Every replica calls this with the same sums.
     ///
     /// # Errors
@@ -89,13 +89,13 @@ impl ReplicaContext {
     /// fails.
     pub fn check_settings(
         &self,
-        sums: [u32; STEP_WORDS],
+        sums: StepHeader,
         optimizer: u64,
         lines: impl FnOnce() -> Vec<String>,
     ) -> Result<(), Error> {
         let workers = self.strategy().topology().workers as u32;
         let expected = self.strategy().replicas().settings.words(optimizer).map(|number| number.wrapping_mul(workers));
-        if sums[STEP_WORDS - 2..] == expected { Ok(()) } else { self.compare_settings(lines()) }
+        if sums.settings == expected { Ok(()) } else { self.compare_settings(lines()) }
     }
 
     /// Compares the program's settings and `lines`, one setting per line, with those of all other workers at once. For

@@ -225,7 +225,7 @@ impl<T: Clone + Send + 'static> DistributedIterator<T> {
             let steps = Arc::clone(&self.steps);
             move || flag(unequal, lock(&steps).more())
         };
-        let steps = &self.strategy.replicas().step_header;
+        let steps = &self.strategy.replicas().step;
         let sum = match self.token.take().and_then(|token| steps.agreed(token)) {
             Some(sum) => sum,
             None => self.agree(own())?,

@@ -74,7 +74,6 @@ pub use random::{RandomState, ReplicaRandom};
 pub use recoverable::{Recoverable, RecoveryError};
 pub use replicas::Replicas;
 pub use run::FailsWith;
-pub use settings::digest;
-pub use step_header::{Request, STEP_WORDS};
+pub use step_header::{Request, StepHeader};
 pub use strategy::{Strategy, StrategyExtended, ValueContext};
 pub use topology::Topology;

@@ -9,7 +9,7 @@ use distribute_device::{Device, DeviceKind, DeviceSpec, Devices};
 use crate::replica_threads::ReplicaThreads;
 use crate::running::Running;
 use crate::settings::Settings;
-use crate::step_header::StepHeader;
+use crate::step_header::StepAgreement;
 use crate::{Recoverable, Result, Topology};
 
 /// The replicas of this process: their devices, their threads and their ranks.
@@ -25,7 +25,7 @@ pub struct Replicas {
     /// See [`ReplicaContext::graph_group`](crate::ReplicaContext::graph_group); one per replica, made when first used.
     graph_groups: Mutex<Vec<Option<Arc<ProcessGroup>>>>,
     options: Options,
-    pub(crate) step_header: StepHeader,
+    pub(crate) step: StepAgreement,
     pub(crate) settings: Settings,
     /// The table of devices; `None` for this machine's.
     table: Option<Devices>,
@@ -70,7 +70,7 @@ impl Replicas {
         };
         let threads = ReplicaThreads::start(replicas_per_worker, topology.first_replica())?;
         let (groups, graph_groups) = (RwLock::new(Arc::new(groups)), Mutex::new(vec![None; replicas_per_worker]));
-        let step_header = StepHeader::default();
+        let step = StepAgreement::default();
         let settings = Settings::default();
         let handles = Mutex::new(vec![None; replicas_per_worker]);
         let device_groups = Mutex::new((0..replicas_per_worker).map(|_| None).collect());
@@ -84,7 +84,7 @@ impl Replicas {
             groups,
             graph_groups,
             options,
-            step_header,
+            step,
             settings,
             table: None,
             handles,

@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use distribute_types::{FNV64, fnv1a_64};
+
 /// Bits of the digest in each number of the step header: sums over any number of workers stay within 32 bits.
 const DIGEST_BITS: u32 = 16;
 
@@ -22,7 +24,7 @@ impl Settings {
         let mut declared = self.lock();
         declared.by_name.insert(name.to_owned(), value);
         let texts = declared.by_name.iter().flat_map(|(name, value)| [name.as_str(), "\0", value.as_str(), "\0"]);
-        declared.digest = digest(0, texts.flat_map(str::bytes));
+        declared.digest = fnv1a_64(FNV64, texts.flat_map(str::bytes));
     }
 
     /// Returns one line for each setting.
@@ -33,7 +35,7 @@ impl Settings {
     /// Returns the numbers of a step header that identify these settings and, by its digest, those of the optimizer.
     pub(crate) fn words(&self, optimizer: u64) -> [u32; 2] {
         let declared = self.lock().digest;
-        let all = digest(declared, optimizer.to_le_bytes());
+        let all = fnv1a_64(FNV64 ^ declared, optimizer.to_le_bytes());
         // The sum of equal digests is their multiple; the sum of different ones is so by chance once in four thousand
         // million.
         [all >> 48, all >> 32].map(|number| number as u32 & ((1 << DIGEST_BITS) - 1))
@@ -42,10 +44,4 @@ impl Settings {
     fn lock(&self) -> MutexGuard<'_, Declared> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// Computes the 64-bit FNV-1a hash of `bytes`, chained to the hash `before`.
-pub fn digest(before: u64, bytes: impl IntoIterator<Item = u8>) -> u64 {
-    let basis = 0xcbf2_9ce4_8422_2325 ^ before;
-    bytes.into_iter().fold(basis, |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }

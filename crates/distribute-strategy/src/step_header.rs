@@ -4,6 +4,8 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use bytemuck::{Pod, Zeroable};
+
 /// A request of one process to all. All learn of it after the same step, the next one that an optimizer takes part in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Request {
@@ -18,12 +20,38 @@ pub enum Request {
 /// Number of request flags in each header.
 const REQUESTS: usize = 3;
 
-/// Length of the step header: the iterators' flag, a flag for each request, and two numbers that identify the settings.
-pub const STEP_WORDS: usize = 1 + REQUESTS + 2;
+/// What a process adds to the reductions of a step, as 32-bit words; after the reduction, the sums over all processes.
+///
+/// Replicas other than a process's first add the default, which is zero.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct StepHeader {
+    /// The iterator's flag.
+    more_data: u32,
+    /// A flag for each [`Request`].
+    requests: [u32; REQUESTS],
+    /// Two numbers that identify the settings.
+    pub(crate) settings: [u32; 2],
+}
 
-/// This process's header, and the results of the last step's reduction.
+impl StepHeader {
+    /// The number of words.
+    pub const LEN: usize = size_of::<StepHeader>() / size_of::<u32>();
+
+    /// Returns the words to reduce.
+    pub fn to_words(self) -> [u32; StepHeader::LEN] {
+        bytemuck::cast(self)
+    }
+
+    /// Returns the header of reduced words.
+    pub fn from_words(words: [u32; StepHeader::LEN]) -> StepHeader {
+        bytemuck::cast(words)
+    }
+}
+
+/// What this process says in its headers, and the results of the last step's reduction.
 #[derive(Default)]
-pub(crate) struct StepHeader {
+pub(crate) struct StepAgreement {
     state: Mutex<State>,
     asked: [Arc<AtomicBool>; REQUESTS],
     agreed: [AtomicBool; REQUESTS],
@@ -39,8 +67,8 @@ struct State {
     agreed: Option<(u64, u32)>,
 }
 
-impl StepHeader {
-    /// Registers an iterator's flag for the next step and returns the token under which [`agreed`](StepHeader::agreed)
+impl StepAgreement {
+    /// Registers an iterator's flag for the next step and returns the token under which [`agreed`](StepAgreement::agreed)
     /// returns the sum.
     pub(crate) fn announce(&self, flag: Arc<dyn Fn() -> u32 + Send + Sync>) -> u64 {
         let mut state = self.lock();
@@ -60,23 +88,18 @@ impl StepHeader {
     }
 
     /// Returns this process's header.
-    pub(crate) fn numbers(&self, settings: [u32; 2]) -> [u32; STEP_WORDS] {
+    pub(crate) fn header(&self, settings: [u32; 2]) -> StepHeader {
         let flag = self.lock().flag.as_ref().map(|(_, flag)| Arc::clone(flag));
-        let mut header = [0; STEP_WORDS];
-        header[0] = flag.map_or(0, |flag| flag());
-        for (flag, asked) in header[1..].iter_mut().zip(&self.asked) {
-            *flag = u32::from(asked.load(Ordering::Relaxed));
-        }
-        header[1 + REQUESTS..].copy_from_slice(&settings);
-        header
+        let requests = self.asked.each_ref().map(|asked| u32::from(asked.load(Ordering::Relaxed)));
+        StepHeader { more_data: flag.map_or(0, |flag| flag()), requests, settings }
     }
 
     /// Records the sums of all processes' headers.
-    pub(crate) fn agree(&self, sums: [u32; STEP_WORDS]) {
+    pub(crate) fn agree(&self, sums: StepHeader) {
         let mut state = self.lock();
-        self.leaving.store(sums[1 + Request::Leave as usize] > 0, Ordering::Relaxed);
-        state.agreed = state.flag.as_ref().map(|(token, _)| (*token, sums[0]));
-        for ((sum, asked), agreed) in sums[1..].iter().zip(&self.asked).zip(&self.agreed) {
+        self.leaving.store(sums.requests[Request::Leave as usize] > 0, Ordering::Relaxed);
+        state.agreed = state.flag.as_ref().map(|(token, _)| (*token, sums.more_data));
+        for ((sum, asked), agreed) in sums.requests.iter().zip(&self.asked).zip(&self.agreed) {
             if *sum > 0 {
                 asked.store(false, Ordering::Relaxed);
                 agreed.store(true, Ordering::Relaxed);
@@ -90,7 +113,7 @@ impl StepHeader {
     }
 
     /// Returns whether a process has made this request, once after each step that says so.
-    pub(crate) fn take_agreed(&self, request: Request) -> bool {
+    pub(crate) fn take_request(&self, request: Request) -> bool {
         self.agreed[request as usize].swap(false, Ordering::Relaxed)
     }
 

@@ -230,19 +230,19 @@ impl Strategy {
     ///     Ok(())
     /// }
     /// let strategy = Strategy::default_strategy()?;
-    /// strategy.tell_failure(train(&strategy))?;
+    /// strategy.report_failure(train(&strategy))?;
     /// # Ok::<(), Error>(())
     /// ```
     ///
     /// # Source
     /// `report_error_to_cluster` of TensorFlow's coordination service.
-    pub fn tell_failure<R, E: std::fmt::Display>(&self, outcome: Result<R, E>) -> Result<R, E> {
-        self.tell_failure_as(outcome, |_| FailureKind::Permanent)
+    pub fn report_failure<R, E: std::fmt::Display>(&self, outcome: Result<R, E>) -> Result<R, E> {
+        self.report_failure_as(outcome, |_| FailureKind::Permanent)
     }
 
-    /// Returns an outcome unchanged and reports a failure with its kind, like [`tell_failure`](Strategy::tell_failure).
+    /// Returns an outcome unchanged and reports a failure with its kind, like [`report_failure`](Strategy::report_failure).
     /// The errors of the other processes, and thus their exit codes, are of the same kind.
-    pub fn tell_failure_as<R, E: std::fmt::Display>(
+    pub fn report_failure_as<R, E: std::fmt::Display>(
         &self,
         outcome: Result<R, E>,
         kind: impl FnOnce(&E) -> FailureKind,
@@ -250,7 +250,7 @@ impl Strategy {
         let replicas = self.replicas();
         if let Err(error) = &outcome
             && replicas.topology.workers > 1
-            && !replicas.step_header.all_leave()
+            && !replicas.step.all_leave()
         {
             let (reason, kind) = (format!("worker {} failed: {error}", replicas.topology.worker), kind(error));
             for (local, group) in replicas.groups().iter().enumerate() {

@@ -118,19 +118,19 @@ impl PreemptionHandler {
     /// Returns whether to save after this step and continue: the same answer on all workers, true once. Only with a
     /// grace period.
     pub fn should_save(&self) -> bool {
-        self.strategy.take_agreed(Request::Save)
+        self.strategy.take_request(Request::Save)
     }
 
     /// Returns whether to save and stop after this step: the same answer on all workers.
     pub fn should_stop(&self) -> bool {
         let period = self.config.grace_period;
         let mut grace = self.grace.lock().unwrap_or_else(PoisonError::into_inner);
-        grace.leaving |= self.strategy.take_agreed(Request::Leave);
+        grace.leaving |= self.strategy.take_request(Request::Leave);
         if !grace.leaving
             && !period.is_zero()
             && grace.is_over(self.signalled.load(Ordering::Relaxed), period, Instant::now())
         {
-            self.strategy.ask(Request::Leave);
+            self.strategy.request(Request::Leave);
         }
         grace.leaving
     }

@@ -138,7 +138,7 @@ impl Module for Net {
 fn main() -> ExitCode {
     let flags = Flags::parse();
     distribute::init_logging();
-    distribute::exit(choose(&flags).and_then(|strategy| strategy.tell_failure(train(&strategy, &flags))))
+    distribute::exit(choose(&flags).and_then(|strategy| strategy.report_failure(train(&strategy, &flags))))
 }
 
 /// The one line that differs between one device and many machines.

@@ -73,7 +73,7 @@ fn train(flags: &Flags) -> distribute::Result<()> {
     // From TF_CONFIG; where nothing is set, the only worker.
     let strategy = MultiWorkerMirroredStrategy::builder().devices(flags.devices.clone()).build()?;
     // What fails here alone, such as a full disk, the others are told.
-    strategy.tell_failure(train_under(&strategy, flags))
+    strategy.report_failure(train_under(&strategy, flags))
 }
 
 fn train_under(strategy: &Strategy, flags: &Flags) -> distribute::Result<()> {

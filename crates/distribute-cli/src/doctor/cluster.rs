@@ -28,10 +28,10 @@ pub(crate) fn cluster(seen: &Seen) -> (Check, Option<Membership>) {
 /// Converts an error of a description to a check: the problem, what was given and expected, and the remedy.
 pub(crate) fn sentence(topic: &str, error: Error) -> Check {
     match error {
-        Error::Config { subject, problem, given, expected, mend } => {
+        Error::Config { subject, problem, given, expected, remedy } => {
             Check::fail(topic, format!("{subject}: {problem}"))
                 .why(format!("given: {given}; expected: {expected}"))
-                .mend(mend)
+                .remedy(remedy)
         }
         error => Check::fail(topic, error.to_string()),
     }
@@ -68,7 +68,7 @@ fn alone(seen: &Seen) -> Check {
     if let Some(task) = unread_tf_job(seen) {
         return Check::warn("cluster", format!("{found}, although this pod is called as if it were {task}"))
             .why("a TFJob sets TF_CONFIG in the container named tensorflow only, and not for a single replica")
-            .mend("name the container tensorflow");
+            .remedy("name the container tensorflow");
     }
     match seen_others.as_slice() {
         [] if seen.variable("TF_CONFIG").is_some() => {
@@ -77,10 +77,10 @@ fn alone(seen: &Seen) -> Check {
         [] => Check::ok("cluster", found),
         [SLURM, ..] => Check::warn("cluster", found)
             .why("there is a Slurm job, but this is not a task of one of its steps")
-            .mend("start the program by srun"),
+            .remedy("start the program by srun"),
         others => Check::warn("cluster", found)
             .why(format!("{} is there, which distribute does not read", others.join(", ")))
-            .mend(by_hand),
+            .remedy(by_hand),
     }
 }
 
@@ -165,7 +165,7 @@ mod tests {
         assert_eq!((check.status, membership), (Status::Fail, None));
         assert!(check.found.contains("TF_CONFIG: \"wroker\" is no type of task"), "{check:?}");
         assert!(check.why.unwrap().contains("expected: chief, worker, ps or evaluator"));
-        assert_eq!(check.mend.as_deref(), Some("Did you mean worker?"));
+        assert_eq!(check.remedy.as_deref(), Some("Did you mean worker?"));
         assert_eq!(with(&[("TF_CONFIG", "{")]).0.status, Status::Fail);
         assert_eq!(with(&[("RANK", "2"), ("WORLD_SIZE", "2")]).0.status, Status::Fail);
     }
@@ -181,7 +181,7 @@ mod tests {
         ] {
             let (check, _) = with(variables);
             assert_eq!(check.status, Status::Warn, "{check:?}");
-            assert!(check.mend.as_deref().unwrap().contains(words), "{check:?}");
+            assert!(check.remedy.as_deref().unwrap().contains(words), "{check:?}");
         }
         assert_eq!(with(&[("KUBERNETES_SERVICE_HOST", "h"), ("HOSTNAME", "web-7")]).0.status, Status::Ok);
         let files = [("opt/ml/input/config/resourceconfig.json", "{}")];

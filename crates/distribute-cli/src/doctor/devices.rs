@@ -39,7 +39,7 @@ pub(crate) fn driver(seen: &Seen) -> Check {
     if !seen.exists("/dev/nvidiactl") {
         return Check::warn("driver", found)
             .why("it is loaded, but this process has no /dev/nvidiactl to reach it by")
-            .mend(
+            .remedy(
                 "start the container with GPUs: docker run --gpus all, or resources.limits nvidia.com/gpu of the pod",
             );
     }

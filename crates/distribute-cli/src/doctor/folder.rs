@@ -27,10 +27,10 @@ fn judge(path: &Path, tried: Option<io::Result<(Space, Option<Duration>)>>) -> C
     match tried {
         None => Check::warn(TOPIC, format!("{path} did not take {} within {} s", bytes(SAMPLE), PATIENCE.as_secs()))
             .why("a checkpoint takes as long")
-            .mend(format!("look at the file system; {elsewhere} meanwhile")),
-        Some(Err(error)) => Check::warn(TOPIC, format!("{path} cannot be written: {error}")).mend(elsewhere),
+            .remedy(format!("look at the file system; {elsewhere} meanwhile")),
+        Some(Err(error)) => Check::warn(TOPIC, format!("{path} cannot be written: {error}")).remedy(elsewhere),
         Some(Ok((Space { writable: Err(error), .. }, _))) => {
-            Check::warn(TOPIC, format!("{path} cannot be written: {error}")).mend(elsewhere)
+            Check::warn(TOPIC, format!("{path} cannot be written: {error}")).remedy(elsewhere)
         }
         Some(Ok((space, took))) => {
             let took = took.unwrap_or_default().as_secs_f64() * 1e3;
@@ -40,9 +40,9 @@ fn judge(path: &Path, tried: Option<io::Result<(Space, Option<Duration>)>>) -> C
                 bytes(SAMPLE)
             );
             match space.free_bytes < LITTLE {
-                true => {
-                    Check::warn(TOPIC, found).why("a checkpoint that does not fit is not saved").mend("free some space")
-                }
+                true => Check::warn(TOPIC, found)
+                    .why("a checkpoint that does not fit is not saved")
+                    .remedy("free some space"),
                 false => Check::ok(TOPIC, found),
             }
         }

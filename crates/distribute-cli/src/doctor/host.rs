@@ -46,13 +46,13 @@ pub(crate) fn threads(seen: &Seen, cores: usize) -> Check {
     let local = ["LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE"];
     let local = local.iter().find_map(|name| seen.variable(name)?.trim().parse::<usize>().ok()).unwrap_or(1).max(1);
     let share = (cores / local).max(1);
-    let mend = format!("set RAYON_NUM_THREADS={share} for each process, as `distribute run` does");
+    let remedy = format!("set RAYON_NUM_THREADS={share} for each process, as `distribute run` does");
     match (seen.variable("RAYON_NUM_THREADS"), local) {
         (None, 1) => Check::ok("threads", format!("an operation uses up to {}", count(cores, "thread")))
             .why("RAYON_NUM_THREADS is not set; `distribute run` gives each task its share"),
         (None, local) => Check::warn("threads", "RAYON_NUM_THREADS is not set")
             .why(format!("each of {local} processes on this machine uses all of its {}", count(cores, "core")))
-            .mend(mend),
+            .remedy(remedy),
         (Some(given), local) => match given.trim().parse::<usize>() {
             Ok(threads) if threads > 0 && (threads == 1 || threads * local <= cores) => {
                 Check::ok("threads", format!("RAYON_NUM_THREADS={threads}"))
@@ -64,9 +64,9 @@ pub(crate) fn threads(seen: &Seen, cores: usize) -> Check {
                     threads.saturating_mul(local),
                     count(cores, "core")
                 ))
-                .mend(mend),
+                .remedy(remedy),
             _ => Check::warn("threads", format!("RAYON_NUM_THREADS={given} is no number above 0, and counts as unset"))
-                .mend(mend),
+                .remedy(remedy),
         },
     }
 }
@@ -89,9 +89,11 @@ pub(crate) fn memory(seen: &Seen) -> Check {
         found.push_str(&format!(", {} available", bytes(available)));
     }
     match available {
-        Some(available) if available < LITTLE => Check::warn("memory", found)
-            .why("a process that needs more is killed by the kernel")
-            .mend(if limit.is_some() { "raise the container's memory limit" } else { "end programs that hold memory" }),
+        Some(available) if available < LITTLE => {
+            Check::warn("memory", found).why("a process that needs more is killed by the kernel").remedy(
+                if limit.is_some() { "raise the container's memory limit" } else { "end programs that hold memory" },
+            )
+        }
         _ => Check::ok("memory", found),
     }
 }
@@ -155,7 +157,7 @@ mod tests {
         ] {
             let check = threads(wrong);
             assert_eq!(check.status, Status::Warn, "{check:?}");
-            assert!(check.mend.as_deref().unwrap().contains("RAYON_NUM_THREADS=4"), "{check:?}");
+            assert!(check.remedy.as_deref().unwrap().contains("RAYON_NUM_THREADS=4"), "{check:?}");
         }
         assert!(
             threads(&[("RAYON_NUM_THREADS", "64")]).why.unwrap().contains("1 process on this machine would use 64")

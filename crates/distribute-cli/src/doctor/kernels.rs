@@ -26,7 +26,7 @@ pub(crate) fn kernels() -> Vec<Check> {
         Ok((major, minor)) => Check::ok("nvrtc", format!("NVRTC {major}.{minor}")),
         Err(error) => Check::fail("nvrtc", error.to_string())
             .why("kernels of ours are compiled when they are first used")
-            .mend("install libnvrtc of CUDA 12 or 13, or name its file by DISTRIBUTE_NVRTC_LIBRARY"),
+            .remedy("install libnvrtc of CUDA 12 or 13, or name its file by DISTRIBUTE_NVRTC_LIBRARY"),
     });
     if topology.gpus().len() > 1 {
         let lines: Vec<String> = topology.to_string().lines().map(str::to_owned).collect();

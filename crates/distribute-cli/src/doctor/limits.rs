@@ -37,7 +37,7 @@ pub(crate) fn open_files(limit: Limit, world_size: u32) -> Check {
         None => format!("{now} (can be raised without limit)"),
     };
     let wanted = need.max(USUAL).next_power_of_two();
-    let mend = match limit.highest.is_none_or(|highest| highest >= wanted) {
+    let remedy = match limit.highest.is_none_or(|highest| highest >= wanted) {
         true => format!("ulimit -n {wanted}"),
         false => format!("docker run --ulimit nofile={wanted}, or raise it in /etc/security/limits.conf"),
     };
@@ -46,9 +46,9 @@ pub(crate) fn open_files(limit: Limit, world_size: u32) -> Check {
             0 | 1 => format!("even a process alone needs about {need}"),
             size => format!("a group of {size} processes needs about {need} in each of them"),
         };
-        Check::fail("open files", found).why(why).mend(mend)
+        Check::fail("open files", found).why(why).remedy(remedy)
     } else if now < USUAL {
-        Check::warn("open files", found).why("data sets of many files and further groups need more").mend(mend)
+        Check::warn("open files", found).why("data sets of many files and further groups need more").remedy(remedy)
     } else {
         Check::ok("open files", found)
     }
@@ -61,7 +61,7 @@ pub(crate) fn locked_memory(seen: &Seen, limit: Limit) -> Check {
         false => Check::ok("locked memory", bytes(now)).why("there is no InfiniBand, which would need more"),
         true => Check::warn("locked memory", bytes(now))
             .why("NCCL over InfiniBand locks all of its buffers")
-            .mend("ulimit -l unlimited, or docker run --ulimit memlock=-1"),
+            .remedy("ulimit -l unlimited, or docker run --ulimit memlock=-1"),
     }
 }
 
@@ -85,12 +85,12 @@ mod tests {
         assert_eq!(check(1024, Some(1 << 20), 8).status, Status::Ok);
         assert_eq!(open_files(Limit { now: None, highest: None }, 9).status, Status::Ok);
         let low = check(256, Some(4096), 8);
-        assert_eq!((low.status, low.mend.as_deref()), (Status::Warn, Some("ulimit -n 1024")));
+        assert_eq!((low.status, low.remedy.as_deref()), (Status::Warn, Some("ulimit -n 1024")));
         let fixed = check(64, Some(64), 2);
         assert_eq!(fixed.status, Status::Fail);
-        assert!(fixed.found.contains("cannot be raised") && fixed.mend.unwrap().contains("--ulimit nofile=1024"));
+        assert!(fixed.found.contains("cannot be raised") && fixed.remedy.unwrap().contains("--ulimit nofile=1024"));
         let many = check(1024, None, 1000);
-        assert_eq!((many.status, many.mend.as_deref()), (Status::Fail, Some("ulimit -n 4096")));
+        assert_eq!((many.status, many.remedy.as_deref()), (Status::Fail, Some("ulimit -n 4096")));
     }
 
     #[test]

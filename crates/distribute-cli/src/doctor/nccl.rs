@@ -23,7 +23,7 @@ fn judge(loaded: Result<(nccl_sys::Version, std::path::PathBuf), nccl_sys::Error
                 false => Check::skipped("nccl", found).why("there is no GPU that would need one"),
                 true => Check::warn("nccl", found)
                     .why("GPUs of one process reduce by kernels of ours, those of several processes through the host")
-                    .mend(format!("install libnccl2 2.18 or newer, or name its file by {}", nccl_sys::ENV_LIBRARY)),
+                    .remedy(format!("install libnccl2 2.18 or newer, or name its file by {}", nccl_sys::ENV_LIBRARY)),
             };
             check.details(attempts.iter().map(ToString::to_string))
         }
@@ -47,7 +47,7 @@ mod tests {
         };
         assert_eq!((missing(true).status, missing(false).status), (Status::Warn, Status::Skipped));
         assert_eq!(missing(true).details, ["/usr/lib/libnccl.so.2: there is no such file"]);
-        assert!(missing(true).mend.unwrap().contains("DISTRIBUTE_NCCL_LIBRARY"));
+        assert!(missing(true).remedy.unwrap().contains("DISTRIBUTE_NCCL_LIBRARY"));
         let found = judge(Ok((Version::OLDEST, "/usr/lib/libnccl.so.2".into())), true);
         assert_eq!((found.status, found.found.as_str()), (Status::Ok, "NCCL 2.18.0 at /usr/lib/libnccl.so.2"));
     }

@@ -65,7 +65,7 @@ pub(crate) fn network(interfaces: &[Interface], local: Result<LocalHost, Error>,
         }
         (HostDecision::NoRoute, false) => Check::warn(TOPIC, found)
             .why("no way leads to the leader, or its name is unknown here: others would be told to come to 127.0.0.1")
-            .mend("see the line leader, or name an interface by DISTRIBUTE_INTERFACE"),
+            .remedy("see the line leader, or name an interface by DISTRIBUTE_INTERFACE"),
         (HostDecision::Interface(variable), _) => Check::ok(TOPIC, found).why(format!("chosen by {variable}")),
         (HostDecision::Route, true) => {
             Check::ok(TOPIC, found).why("the way to other machines; DISTRIBUTE_INTERFACE would choose another")
@@ -75,7 +75,7 @@ pub(crate) fn network(interfaces: &[Interface], local: Result<LocalHost, Error>,
         }
         _ if used.is_some() && !known => Check::warn(TOPIC, found)
             .why(format!("others are told to come to {host}, which is no address of this machine"))
-            .mend("correct this task's address or index, unless the address is forwarded here"),
+            .remedy("correct this task's address or index, unless the address is forwarded here"),
         _ => Check::ok(TOPIC, found).why(format!("others come to {host}, as the description of the job says")),
     };
     let others = interfaces.iter().filter(|interface| !is_routable(interface.ip));
@@ -90,7 +90,7 @@ pub(crate) fn loopback(tried: io::Result<u16>) -> Check {
         }
         Err(error) => Check::fail("loopback", format!("127.0.0.1 cannot be listened on, or not be reached: {error}"))
             .why("no process of this machine can work with another")
-            .mend("ip link set lo up"),
+            .remedy("ip link set lo up"),
     }
 }
 
@@ -147,26 +147,26 @@ pub(crate) fn leader(membership: &Membership, state: LeaderState) -> Check {
         LeaderState::Own(Err(error)) if error.kind() == ErrorKind::AddrInUse => {
             Check::warn(LEADER, format!("this is {name}, whose port is in use"))
                 .why("the job runs already, or another program has the port")
-                .mend(
+                .remedy(
                     "end it, or choose another port: DISTRIBUTE_PORT, or the leader's address in TF_CONFIG, alike on \
                      every task",
                 )
         }
         LeaderState::Own(Err(error)) => {
             let found = format!("this is {name}, whose port cannot be listened on: {error}");
-            Check::fail(LEADER, found).mend("choose a port above 1023")
+            Check::fail(LEADER, found).remedy("choose a port above 1023")
         }
-        LeaderState::Silent => Check::warn(LEADER, format!("{name}: no answer about its name")).mend(resolve),
+        LeaderState::Silent => Check::warn(LEADER, format!("{name}: no answer about its name")).remedy(resolve),
         LeaderState::Unknown(error) => Check::warn(LEADER, format!("{name} has no address here: {error}"))
             .why("its machine or pod may not be there yet")
-            .mend(resolve),
+            .remedy(resolve),
         LeaderState::Called(ip, Ok(())) => Check::ok(LEADER, format!("{name} listens ({ip})")),
         LeaderState::Called(ip, Err(error)) if error.kind() == ErrorKind::ConnectionRefused => {
             Check::ok(LEADER, format!("{name} can be reached ({ip}), and does not listen yet"))
         }
         LeaderState::Called(ip, Err(error)) => Check::warn(LEADER, format!("{name} does not answer ({ip}): {error}"))
             .why("a firewall, a wrong address, or a machine that is not there yet")
-            .mend("let TCP pass between the tasks, to all ports"),
+            .remedy("let TCP pass between the tasks, to all ports"),
     }
 }
 

@@ -36,7 +36,7 @@ pub(crate) fn options(seen: &Seen, progress: Result<Form, TrainError>) -> (Check
         ([], set) => Check::ok("options", found).why(format!("by {}", set.join(", "))),
         (problems, _) => Check::fail("options", problems.join("; "))
             .why("every program that reads it ends at once")
-            .mend("correct the variable, or unset it"),
+            .remedy("correct the variable, or unset it"),
     };
     (check, options.transport)
 }

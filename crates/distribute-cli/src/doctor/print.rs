@@ -26,11 +26,11 @@ mod tests {
 
     #[test]
     fn json_has_all_keys_in_every_check() {
-        let report = Report::new(vec![Check::ok("cpu", "2 cores"), Check::fail("x", "a").why("b").mend("c")]);
+        let report = Report::new(vec![Check::ok("cpu", "2 cores"), Check::fail("x", "a").why("b").remedy("c")]);
         let value: serde_json::Value = serde_json::from_str(&json(&report)).unwrap();
         let expected = serde_json::json!({"version": env!("CARGO_PKG_VERSION"), "checks": [
-            {"topic": "cpu", "status": "ok", "found": "2 cores", "why": null, "mend": null, "details": []},
-            {"topic": "x", "status": "fail", "found": "a", "why": "b", "mend": "c", "details": []},
+            {"topic": "cpu", "status": "ok", "found": "2 cores", "why": null, "remedy": null, "details": []},
+            {"topic": "x", "status": "fail", "found": "a", "why": "b", "remedy": "c", "details": []},
         ]});
         assert_eq!(value, expected);
     }

@@ -38,14 +38,14 @@ pub(crate) struct Check {
     /// The consequence, or the reason.
     pub(crate) why: Option<String>,
     /// The remedy.
-    pub(crate) mend: Option<String>,
+    pub(crate) remedy: Option<String>,
     /// Lines shown by `--verbose` only.
     pub(crate) details: Vec<String>,
 }
 
 impl Check {
     pub(crate) fn new(status: Status, topic: &str, found: impl Into<String>) -> Self {
-        Self { topic: topic.to_owned(), status, found: found.into(), why: None, mend: None, details: Vec::new() }
+        Self { topic: topic.to_owned(), status, found: found.into(), why: None, remedy: None, details: Vec::new() }
     }
 
     pub(crate) fn ok(topic: &str, found: impl Into<String>) -> Self {
@@ -68,8 +68,8 @@ impl Check {
         Self { why: Some(why.into()), ..self }
     }
 
-    pub(crate) fn mend(self, mend: impl Into<String>) -> Self {
-        Self { mend: Some(mend.into()), ..self }
+    pub(crate) fn remedy(self, remedy: impl Into<String>) -> Self {
+        Self { remedy: Some(remedy.into()), ..self }
     }
 
     pub(crate) fn details(self, details: impl IntoIterator<Item = String>) -> Self {

@@ -127,7 +127,9 @@ fn judge(workers: u32, transports: &[TransportKind], ended: io::Result<Ended>, t
     let ended = match ended {
         Ok(ended) => ended,
         Err(error) => {
-            return vec![Check::fail(TOPIC, format!("it cannot be started: {error}")).mend("see the line open files")];
+            return vec![
+                Check::fail(TOPIC, format!("it cannot be started: {error}")).remedy("see the line open files"),
+            ];
         }
     };
     let of_transport = |kind: &TransportKind| {

@@ -28,7 +28,7 @@ impl Space {
 /// Checks `/dev/shm`. These crates share memory without it, but other software does not.
 pub(crate) fn dev_shm(seen: &Seen, space: io::Result<Space>) -> Check {
     let need = "shared memory of ours needs none of it, but NCCL between processes and data loaders of others do";
-    let mend = match container(seen) {
+    let remedy = match container(seen) {
         Some("Kubernetes") => "mount an emptyDir with medium: Memory at /dev/shm",
         Some(_) => "docker run --shm-size=1g, or --ipc=host",
         None => {
@@ -38,18 +38,18 @@ pub(crate) fn dev_shm(seen: &Seen, space: io::Result<Space>) -> Check {
     };
     let Space { total_bytes, free_bytes, writable } = match space {
         Ok(space) => space,
-        Err(error) => return Check::warn(TOPIC, format!("it cannot be looked at: {error}")).why(need).mend(mend),
+        Err(error) => return Check::warn(TOPIC, format!("it cannot be looked at: {error}")).why(need).remedy(remedy),
     };
     let found = format!("{}, {} free", bytes(total_bytes), bytes(free_bytes));
     match writable {
         Err(error) => {
-            let mend = "mount it with mode 1777, and not read-only";
-            Check::warn(TOPIC, format!("{found}, cannot be written: {error}")).why(need).mend(mend)
+            let remedy = "mount it with mode 1777, and not read-only";
+            Check::warn(TOPIC, format!("{found}, cannot be written: {error}")).why(need).remedy(remedy)
         }
-        Ok(()) if total_bytes < ENOUGH => Check::warn(TOPIC, found).why(need).mend(mend),
+        Ok(()) if total_bytes < ENOUGH => Check::warn(TOPIC, found).why(need).remedy(remedy),
         Ok(()) if free_bytes < ENOUGH => {
-            let mend = "remove what ended programs have left there: ls -l /dev/shm";
-            Check::warn(TOPIC, found).why(need).mend(mend)
+            let remedy = "remove what ended programs have left there: ls -l /dev/shm";
+            Check::warn(TOPIC, found).why(need).remedy(remedy)
         }
         Ok(()) => Check::ok(TOPIC, found),
     }
@@ -70,10 +70,10 @@ pub(crate) fn ptrace(seen: &Seen) -> Check {
         }
         Some(scope @ 1..=2) => Check::warn("ptrace", format!("ptrace_scope is {scope}"))
             .why(why)
-            .mend("sysctl kernel.yama.ptrace_scope=0; for a container alone docker run --cap-add=SYS_PTRACE"),
+            .remedy("sysctl kernel.yama.ptrace_scope=0; for a container alone docker run --cap-add=SYS_PTRACE"),
         Some(scope) => {
-            let mend = "sysctl kernel.yama.ptrace_scope=0 at boot, as this one cannot be taken back";
-            Check::warn("ptrace", format!("ptrace_scope is {scope}")).why(why).mend(mend)
+            let remedy = "sysctl kernel.yama.ptrace_scope=0 at boot, as this one cannot be taken back";
+            Check::warn("ptrace", format!("ptrace_scope is {scope}")).why(why).remedy(remedy)
         }
     }
 }
@@ -101,10 +101,10 @@ mod tests {
         assert_eq!(dev_shm(&bare, space(1024, 900)), Check::ok("/dev/shm", "1 GiB, 900 MiB free"));
         let small = dev_shm(&bare, space(64, 64));
         assert_eq!((small.status, small.found.as_str()), (Status::Warn, "64 MiB, 64 MiB free"));
-        assert!(small.mend.unwrap().contains("--shm-size=1g"));
+        assert!(small.remedy.unwrap().contains("--shm-size=1g"));
         let pod = Seen::variables_only(&[("KUBERNETES_SERVICE_HOST", "10.0.0.1")]);
-        assert!(dev_shm(&pod, space(64, 64)).mend.unwrap().contains("emptyDir"));
-        assert!(dev_shm(&bare, space(1024, 3)).mend.unwrap().contains("remove"));
+        assert!(dev_shm(&pod, space(64, 64)).remedy.unwrap().contains("emptyDir"));
+        assert!(dev_shm(&bare, space(1024, 3)).remedy.unwrap().contains("remove"));
     }
 
     #[test]

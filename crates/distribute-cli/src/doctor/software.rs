@@ -12,7 +12,7 @@ pub(crate) fn build(optimized: bool) -> Check {
         true => Check::ok("distribute", found),
         false => Check::warn("distribute", found)
             .why("it reduces and computes several times slower than a release build")
-            .mend("cargo build --release, for your program too"),
+            .remedy("cargo build --release, for your program too"),
     }
 }
 

@@ -53,7 +53,7 @@ pub(crate) fn transport(kind: TransportKind, attempt: Attempt, wanted: Transport
         }
         Attempt::NotBuilt(feature) => {
             let check = if kind == wanted { Check::fail } else { Check::skipped };
-            check(topic, "not in this build").mend(format!("build with the cargo feature {feature}"))
+            check(topic, "not in this build").remedy(format!("build with the cargo feature {feature}"))
         }
         Attempt::Untried => Check::skipped(topic, "not tried, as loopback does not work"),
         Attempt::Failed(problem) => {
@@ -62,8 +62,8 @@ pub(crate) fn transport(kind: TransportKind, attempt: Attempt, wanted: Transport
             match kind {
                 TransportKind::Shm => check(topic, problem)
                     .why("processes of this machine would use TCP")
-                    .mend("mount /proc, and let memfd_create and mmap pass"),
-                _ => check(topic, problem).why(role).mend("see the line open files"),
+                    .remedy("mount /proc, and let memfd_create and mmap pass"),
+                _ => check(topic, problem).why(role).remedy("see the line open files"),
             }
         }
     }
@@ -168,6 +168,6 @@ mod tests {
         let missing = |wanted| transport(TransportKind::Grpc, Attempt::NotBuilt("grpc"), wanted);
         assert_eq!(missing(TransportKind::Auto).status, Status::Skipped);
         assert_eq!(missing(TransportKind::Grpc).status, Status::Fail);
-        assert!(missing(TransportKind::Auto).mend.unwrap().contains("feature grpc"));
+        assert!(missing(TransportKind::Auto).remedy.unwrap().contains("feature grpc"));
     }
 }

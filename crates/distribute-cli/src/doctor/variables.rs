@@ -29,12 +29,12 @@ pub(crate) fn variables(seen: &Seen) -> Check {
         unread => {
             let near = unread.iter().filter_map(|name| Some(format!("{} instead of {name}", nearest(name, &known)?)));
             let near: Vec<String> = near.collect();
-            let mend = match near.as_slice() {
+            let remedy = match near.as_slice() {
                 [] => "unset it".to_owned(),
                 near => format!("set {}", near.join(", ")),
             };
             let nobody = format!("nobody reads {}", unread.join(", "));
-            Check::warn("variables", nobody).why(format!("set are {found}")).mend(mend).details(details)
+            Check::warn("variables", nobody).why(format!("set are {found}")).remedy(remedy).details(details)
         }
     }
 }
@@ -179,8 +179,8 @@ mod tests {
         let check = variables(&seen("DISTRIBUTE_TRANSPROT"));
         assert_eq!((check.status, check.found.as_str()), (Status::Warn, "nobody reads DISTRIBUTE_TRANSPROT"));
         assert_eq!(check.why.as_deref(), Some("set are DISTRIBUTE_TRANSPROT=tcp DISTRIBUTE_WORKERS=2"));
-        assert_eq!(check.mend.as_deref(), Some("set DISTRIBUTE_TRANSPORT instead of DISTRIBUTE_TRANSPROT"));
-        assert_eq!(variables(&seen("DISTRIBUTE_SOMETHING_ELSE")).mend.as_deref(), Some("unset it"));
+        assert_eq!(check.remedy.as_deref(), Some("set DISTRIBUTE_TRANSPORT instead of DISTRIBUTE_TRANSPROT"));
+        assert_eq!(variables(&seen("DISTRIBUTE_SOMETHING_ELSE")).remedy.as_deref(), Some("unset it"));
         assert_eq!(variables(&seen("DISTRIBUTE_TRANSPORT")).status, Status::Ok);
     }
 

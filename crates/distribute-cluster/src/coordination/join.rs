@@ -146,9 +146,9 @@ impl Joiner {
 
     async fn connect(&self) -> Result<CoordinationClient<Channel>, AttemptError> {
         let wrong = |error: tonic::transport::Error| {
-            let mend = "Correct the leader's address.";
+            let remedy = "Correct the leader's address.";
             let given = self.address.clone();
-            AttemptError::Final(Error::config("the leader's address", cause(&error), given, "host:port", mend))
+            AttemptError::Final(Error::config("the leader's address", cause(&error), given, "host:port", remedy))
         };
         let endpoint = Endpoint::from_shared(format!("http://{}", self.address)).map_err(wrong)?;
         let endpoint = endpoint.connect_timeout(CONNECT).tcp_nodelay(true);

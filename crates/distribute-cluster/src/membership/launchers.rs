@@ -8,8 +8,8 @@ use crate::{ClusterSpec, Error, JobId, Result, env};
 /// Returns the membership that the variables describe.
 pub(super) fn membership(variable: &dyn Fn(&str) -> Option<String>) -> Result<Option<Membership>> {
     if let Some(name) = DECISIVE.into_iter().find(|name| variable(name).is_some_and(|value| value.trim().is_empty())) {
-        let mend = format!("Unset {name} for a program of one process, else correct what sets it.");
-        return Err(Error::config(ENVIRONMENT, format!("{name} is set, but empty"), "nothing", "a value", mend));
+        let remedy = format!("Unset {name} for a program of one process, else correct what sets it.");
+        return Err(Error::config(ENVIRONMENT, format!("{name} is set, but empty"), "nothing", "a value", remedy));
     }
     let variable: &dyn Fn(&str) -> Option<String> = &env::set(variable);
     let vars = Vars(variable);
@@ -239,6 +239,6 @@ const TORCHRUN_DEFAULT: &str = "none";
 const ENVIRONMENT: &str = "the environment";
 
 fn wrong(problem: &str, given: &str, expected: &str) -> Error {
-    let mend = "Set the variables alike on every process, or start the program with `distribute run`.";
-    Error::config(ENVIRONMENT, problem, given, expected, mend)
+    let remedy = "Set the variables alike on every process, or start the program with `distribute run`.";
+    Error::config(ENVIRONMENT, problem, given, expected, remedy)
 }

@@ -5,7 +5,6 @@ use std::fmt;
 use distribute_device::Device;
 use serde::{Deserialize, Serialize};
 
-use super::backends;
 use super::implementation::DeviceImplementation;
 use crate::{ProcessGroup, Result};
 
@@ -37,10 +36,15 @@ pub(super) struct Facts {
 }
 
 impl Facts {
-    pub(super) fn of(device: &dyn Device, group: &ProcessGroup) -> Facts {
-        let gpu = backends::gpu(device);
+    /// `gpu` is the identity of the physical GPU, `nccl` says which NCCL this process has.
+    pub(super) fn of(
+        device: &dyn Device,
+        group: &ProcessGroup,
+        gpu: Option<String>,
+        nccl: impl FnOnce() -> std::result::Result<String, String>,
+    ) -> Facts {
         let nccl = match &gpu {
-            Some(_) => backends::nccl(),
+            Some(_) => nccl(),
             None => Err(format!("{} is no GPU of this build", device.spec().short())),
         };
         Facts { device: device.spec().short(), process: group.process(), gpu, nccl }

@@ -1,7 +1,8 @@
 //! Comparison of what the processes of a group were given.
 
+use distribute_types::{FNV64, fnv1a_64};
+
 use super::{ProcessGroup, on_local_ranks};
-use crate::digest::fnv1a_64;
 use crate::{Rank, Result};
 
 /// The first line in which a process's description differs from another's.
@@ -68,7 +69,7 @@ fn compare(lines: &[String], gather: &mut dyn FnMut(Vec<u8>) -> Result<Vec<u8>>)
     // A line is one line, whatever it says.
     let lines: Vec<String> = lines.iter().map(|line| line.replace(['\n', '\0'], " ")).collect();
     let text = lines.join("\n");
-    let mine = Digest { digest: fnv1a_64(0, text.bytes()), len: text.len() as u64 };
+    let mine = Digest { digest: fnv1a_64(FNV64, text.bytes()), len: text.len() as u64 };
     let digests: Vec<Digest> = gather(mine.to_bytes().to_vec())?.as_chunks().0.iter().map(Digest::from_bytes).collect();
     let Some(other) = digests.iter().position(|theirs| *theirs != mine) else { return Ok(None) };
     // Everybody has seen the same lengths. What a peer says of its own is no reason to allocate as much.

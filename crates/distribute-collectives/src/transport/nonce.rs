@@ -4,9 +4,8 @@ use std::fmt;
 use std::io;
 use std::str::FromStr;
 
+use distribute_types::{FNV64, fnv1a_64};
 use rustix::rand::{GetRandomFlags, getrandom};
-
-use crate::digest::fnv1a_64;
 
 /// A number that nobody else has: who reads it back from memory has found the memory that it was written to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,7 +40,7 @@ impl Nonce {
     /// Derives a nonce from a list of addresses, for members that were given none.
     pub(crate) fn of_addresses(addresses: &[String]) -> Nonce {
         let bytes = || addresses.iter().flat_map(|address| address.bytes().chain([0]));
-        Nonce([fnv1a_64(0, bytes()), fnv1a_64(1, bytes())])
+        Nonce([fnv1a_64(FNV64, bytes()), fnv1a_64(FNV64 ^ 1, bytes())])
     }
 }
 

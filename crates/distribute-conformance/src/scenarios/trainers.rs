@@ -190,11 +190,11 @@ impl Callback for Notes {
 
 pub(crate) fn asked(strategy: &Strategy) -> Result<(), Stop> {
     let save = |training: &mut Training<'_>| {
-        training.strategy.ask(Request::Save);
+        training.strategy.request(Request::Save);
         Ok(())
     };
     let leave = |training: &mut Training<'_>| {
-        training.strategy.ask(Request::Leave);
+        training.strategy.request(Request::Leave);
         Ok(())
     };
     let notes = std::sync::Arc::default();

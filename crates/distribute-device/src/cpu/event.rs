@@ -53,10 +53,10 @@ impl Completion {
     /// Waits for the outcome; `None` if the deadline passes first.
     pub(super) fn wait(&self, deadline: Instant) -> Option<Outcome> {
         let outcome = self.outcome.lock().unwrap_or_else(PoisonError::into_inner);
-        let patience = deadline.saturating_duration_since(Instant::now());
+        let timeout = deadline.saturating_duration_since(Instant::now());
         let (outcome, _) = self
             .reached
-            .wait_timeout_while(outcome, patience, |outcome| outcome.is_none())
+            .wait_timeout_while(outcome, timeout, |outcome| outcome.is_none())
             .unwrap_or_else(PoisonError::into_inner);
         outcome.clone()
     }

@@ -9,11 +9,11 @@ pub struct CpuOptions {
     /// The number of operations that a stream can queue before enqueuing blocks; 1024 by default, at least 1.
     pub queue_len: usize,
     /// How long enqueuing waits for room in the queue, and a stream for an event; 5 minutes by default.
-    pub patience: Duration,
+    pub timeout: Duration,
 }
 
 impl Default for CpuOptions {
     fn default() -> Self {
-        CpuOptions { queue_len: 1024, patience: Duration::from_secs(300) }
+        CpuOptions { queue_len: 1024, timeout: Duration::from_secs(300) }
     }
 }

@@ -47,7 +47,7 @@ impl CpuStream {
         let name: Arc<str> = format!("stream {number} of {}", device.short()).into();
         let (queue, operations) = bounded(options.queue_len.max(1));
         let (alive, ended) = bounded::<()>(0);
-        let mut worker = Worker { name: Arc::clone(&name), patience: options.patience, failure: None };
+        let mut worker = Worker { name: Arc::clone(&name), timeout: options.timeout, failure: None };
         let worker = thread::Builder::new()
             // Linux shows the first 15 characters of it.
             .name(format!("{}/stream{number}", device.short()))
@@ -60,7 +60,7 @@ impl CpuStream {
     }
 
     fn enqueue(&self, operation: Operation) -> Result<()> {
-        self.enqueue_until(operation, deadline_after(self.options.patience))
+        self.enqueue_until(operation, deadline_after(self.options.timeout))
     }
 
     fn enqueue_until(&self, operation: Operation, deadline: Instant) -> Result<()> {
@@ -215,7 +215,7 @@ const RECORD: &str = "the record of an event";
 /// The thread's side of a stream.
 struct Worker {
     name: Arc<str>,
-    patience: Duration,
+    timeout: Duration,
     failure: Option<Failure>,
 }
 
@@ -262,9 +262,9 @@ impl Worker {
             Operation::Host(function) => return host_fn::call(function),
             Operation::Record(finisher) => finisher.finish(Ok(())),
             Operation::Wait { completion, owner } => {
-                let outcome = completion.wait(deadline_after(self.patience)).ok_or_else(|| Error::Deadline {
+                let outcome = completion.wait(deadline_after(self.timeout)).ok_or_else(|| Error::Deadline {
                     operation: format!("{}: waiting for an event of {owner}", self.name),
-                    waited: self.patience,
+                    waited: self.timeout,
                     state: "the stream that recorded it has not come to it".to_owned(),
                 })?;
                 outcome?;
@@ -278,10 +278,10 @@ impl Worker {
     }
 }
 
-/// Returns the instant after `patience`, or a distant one if the clock cannot represent it.
-fn deadline_after(patience: Duration) -> Instant {
+/// Returns the instant after `timeout`, or a distant one if the clock cannot represent it.
+fn deadline_after(timeout: Duration) -> Instant {
     let now = Instant::now();
-    now.checked_add(patience).unwrap_or_else(|| now + Duration::from_secs(u64::from(u32::MAX)))
+    now.checked_add(timeout).unwrap_or_else(|| now + Duration::from_secs(u64::from(u32::MAX)))
 }
 
 fn check_lengths(source: &Region, destination: &Region) -> Result<()> {

@@ -20,7 +20,7 @@ fn cpus(count: usize) -> Vec<Arc<dyn Device>> {
 }
 
 fn impatient(queue_len: usize) -> CpuDevice {
-    let options = CpuOptions { queue_len, patience: Duration::from_millis(30) };
+    let options = CpuOptions { queue_len, timeout: Duration::from_millis(30) };
     CpuDevice::with_options(Devices::local().logical()[0].clone(), options)
 }
 

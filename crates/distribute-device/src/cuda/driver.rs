@@ -48,8 +48,8 @@ fn find() -> Result<Driver, String> {
         unsafe { Library::new(*file) }.map_err(|error| tried.push(why(&error))).ok()
     });
     let Some(library) = library else {
-        let mend = "install the NVIDIA driver, or in a container pass the GPUs on";
-        return Err(format!("the driver's library cannot be opened ({}); {mend}", tried.join("; ")));
+        let remedy = "install the NVIDIA driver, or in a container pass the GPUs on";
+        return Err(format!("the driver's library cannot be opened ({}); {remedy}", tried.join("; ")));
     };
     if let Some(missing) = NEEDED.iter().find(|name| !has(&library, name)) {
         return Err(format!("the driver has no {missing}; update it to one for CUDA 11.4 or newer"));

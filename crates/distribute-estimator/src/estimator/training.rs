@@ -100,7 +100,7 @@ impl<M: EstimatorModel + Sync> Estimator<M> {
         saved: &mut Saved<'_>,
     ) -> Result<u64> {
         let strategy = self.train_strategy()?;
-        strategy.tell_failure_as(self.train_under(&strategy, input, until, saved), Error::failure_kind)
+        strategy.report_failure_as(self.train_under(&strategy, input, until, saved), Error::failure_kind)
     }
 
     fn train_under(

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use distribute_input::{Column, Features};
-use distribute_strategy::digest;
+use distribute_types::{FNV64, fnv1a_64};
 
 use super::{Combiner, Embedding, FeatureColumn, Numeric, of};
 use crate::{Error, Result};
@@ -306,13 +306,12 @@ fn crossed(of: &[Crossing], buckets: usize, features: &Features) -> Result<Ids> 
 
 /// Continues FNV-1a over the bytes of another number.
 fn mixed(before: u64, value: u64) -> Option<u64> {
-    let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
-    Some(value.to_le_bytes().into_iter().fold(before, step))
+    Some(fnv1a_64(before, value.to_le_bytes()))
 }
 
 /// The number of a text, which a bucket follows from. Weights in checkpoints belong to buckets, so it never changes.
 fn hash(text: &str) -> u64 {
-    digest(0, text.bytes())
+    fnv1a_64(FNV64, text.bytes())
 }
 
 fn bucket_of(hash: u64, buckets: usize) -> usize {

@@ -2,7 +2,7 @@
 
 use distribute_collectives::ProcessGroup;
 
-use super::{Exchange, Summed};
+use super::{Exchange, StepFlags, Summed};
 use crate::{DeviceExchange, TensorLibrary};
 
 /// A device's sums.
@@ -20,8 +20,8 @@ impl<L: TensorLibrary> Exchange<L> for OnDevice<L> {
         L::Devices::push(&mut self.0, index, gradient)
     }
 
-    fn finish(self: Box<Self>, _: &ProcessGroup, flags: Vec<u32>) -> Result<(Summed<L>, Vec<u32>), L::Error> {
-        let (sum, flags) = L::Devices::finish(self.0, flags)?;
-        Ok((Summed::OnDevice(sum), flags))
+    fn finish(self: Box<Self>, _: &ProcessGroup, flags: StepFlags) -> Result<(Summed<L>, StepFlags), L::Error> {
+        let (sum, flags) = L::Devices::finish(self.0, flags.into_words())?;
+        Ok((Summed::OnDevice(sum), StepFlags::from_words(flags)))
     }
 }

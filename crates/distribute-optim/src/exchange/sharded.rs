@@ -12,7 +12,7 @@ use distribute_collectives::{Bucket, ProcessGroup, ReduceOp, Work};
 use distribute_device::{DType, Element};
 use distribute_values::{TensorStorage, with_storage};
 
-use super::{Exchange, Summed};
+use super::{Exchange, StepFlags, Summed};
 use crate::gradient::Clip;
 use crate::library::{dtype, len};
 use crate::plan::Plan;
@@ -86,8 +86,8 @@ impl<L: TensorLibrary> Exchange<L> for ShardedStep<L> {
         Ok(())
     }
 
-    fn finish(self: Box<Self>, group: &ProcessGroup, flags: Vec<u32>) -> Result<(Summed<L>, Vec<u32>), L::Error> {
-        let flags = group.start().all_reduce(flags, ReduceOp::Sum)?;
+    fn finish(self: Box<Self>, group: &ProcessGroup, flags: StepFlags) -> Result<(Summed<L>, StepFlags), L::Error> {
+        let flags = group.start().all_reduce(flags.into_words(), ReduceOp::Sum)?;
         let mut shards = Vec::new();
         for launched in self.launched {
             shards.push(match launched {
@@ -101,7 +101,7 @@ impl<L: TensorLibrary> Exchange<L> for ShardedStep<L> {
                 }
             });
         }
-        let flags = flags.wait()?;
+        let flags = StepFlags::from_words(flags.wait()?);
         Ok((Summed::Sharded(shards, flags.clone()), flags))
     }
 }
@@ -116,7 +116,7 @@ pub(crate) struct Update<'a, L: TensorLibrary> {
     /// With this step.
     pub(crate) counts: &'a StepCounts,
     pub(crate) learning_rate: f64,
-    pub(crate) flags: Vec<u32>,
+    pub(crate) flags: StepFlags,
 }
 
 impl<L: TensorLibrary> Update<'_, L> {
@@ -204,7 +204,7 @@ impl<L: TensorLibrary> Update<'_, L> {
             }
             let (within, own) = (start - range.start..end - range.start, start - mine.start..end - mine.start);
             // A variable without a gradient anywhere stays as it is, and so do its slots.
-            let has_gradient = self.flags.get(index).is_some_and(|count| *count > 0);
+            let has_gradient = self.flags.came(index);
             self.write::<T>(index, |parameter| {
                 let parameter = &mut parameter[within.clone()];
                 if has_gradient {

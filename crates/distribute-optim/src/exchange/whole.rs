@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use distribute_collectives::{FusedStep, ProcessGroup};
 
-use super::{Exchange, Payload, Summed};
+use super::{Exchange, Payload, StepFlags, Summed};
 use crate::TensorLibrary;
 use crate::gradient::Reduced;
 use crate::plan::Plan;
@@ -30,15 +30,15 @@ impl<L: TensorLibrary> Exchange<L> for WholeStep<L> {
         Ok(self.step.push(group, index, Payload::gradient(L::own(gradient)?)?)?)
     }
 
-    fn finish(mut self: Box<Self>, group: &ProcessGroup, flags: Vec<u32>) -> Result<(Summed<L>, Vec<u32>), L::Error> {
-        self.step.push(group, self.plan.flags(), Payload::Flags(flags))?;
+    fn finish(mut self: Box<Self>, group: &ProcessGroup, flags: StepFlags) -> Result<(Summed<L>, StepFlags), L::Error> {
+        self.step.push(group, self.plan.flags(), Payload::Flags(flags.into_words()))?;
         let mut payloads = self.step.finish(group)?;
         // The flags are the last of the plan.
-        let flags = payloads.pop().map(Payload::into_flags).unwrap_or_default();
+        let flags = StepFlags::from_words(payloads.pop().map(Payload::into_flags).unwrap_or_default());
         let gradients = (0..self.plan.flags())
             .filter(|index| self.plan.buckets.contains(*index))
             .zip(payloads.into_iter().filter_map(Payload::into_gradient))
-            .filter(|(index, _)| flags.get(*index).is_some_and(|replicas| *replicas > 0))
+            .filter(|(index, _)| flags.came(*index))
             .map(|(index, gradient)| Reduced::new(index, gradient))
             .collect::<Result<Vec<_>, L::Error>>()?;
         Ok((Summed::Whole(gradients), flags))

@@ -12,6 +12,9 @@ use crate::exchange::SlotShard;
 use crate::plan::Plan;
 use crate::{Error, TensorLibrary, lock};
 
+/// The whole slots of one variable, in the order of [`UpdateRule::slots`](crate::UpdateRule::slots).
+type Slots<L> = Vec<<L as TensorLibrary>::Tensor>;
+
 impl<L: TensorLibrary> Optimizer<L> {
     /// The names of the slots of one variable.
     pub(super) fn slot_names(&self, variable: &str) -> Vec<String> {
@@ -53,7 +56,7 @@ impl<L: TensorLibrary> Optimizer<L> {
         groups: &[ProcessGroup],
         plan: &Plan,
         index: usize,
-    ) -> Result<Vec<(usize, Vec<L::Tensor>)>, L::Error> {
+    ) -> Result<Vec<(usize, Slots<L>)>, L::Error> {
         let bucket = &plan.gradients()[index];
         let tensors = plan.buckets.tensors();
         let len: usize = bucket.members.iter().map(|member| tensors[*member].len()).sum();

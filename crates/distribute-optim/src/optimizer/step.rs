@@ -12,13 +12,16 @@ use super::Optimizer;
 use super::states::Change;
 use crate::agreement::audit_replica;
 use crate::exchange::{
-    Exchange, GradientShard, OnDevice, Reducer, ShardedStep, SumOnDevice, Summed, Update, WholeStep,
+    Exchange, GradientShard, OnDevice, Reducer, ShardedStep, StepFlags, SumOnDevice, Summed, Update, WholeStep,
 };
 use crate::gradient::{Accumulated, Reduced, Scaling, change, is_finite};
 use crate::library::dtype;
 use crate::plan::Plan;
 use crate::rule::{Real, UpdateRule};
 use crate::{DeviceExchange, DeviceUpdate, Error, StepCounts, TensorLibrary, is_short, lock};
+
+/// The index of a variable, and its gradient.
+type Fired<L> = (usize, <L as TensorLibrary>::Tensor);
 
 impl<L: TensorLibrary> Optimizer<L> {
     pub(super) fn step(&self, context: &ReplicaContext, local: usize, loss: &L::Loss) -> Result<(), L::Error> {
@@ -147,7 +150,7 @@ impl<L: TensorLibrary> Optimizer<L> {
         counts: &StepCounts,
         scaling: Option<Scaling>,
         mut gradients: Vec<GradientShard>,
-        flags: Vec<u32>,
+        flags: StepFlags,
     ) -> Result<bool, L::Error> {
         let plan = self.states.plan.get().ok_or(Error::NoGradient)?;
         let learning_rate = self.learning_rate();
@@ -320,13 +323,8 @@ impl<L: TensorLibrary> Optimizer<L> {
     }
 
     /// Runs backward and returns the gradients in the order in which they came.
-    fn record(
-        &self,
-        context: &ReplicaContext,
-        local: usize,
-        loss: &L::Loss,
-    ) -> Result<Vec<(usize, L::Tensor)>, L::Error> {
-        let fired: Arc<Mutex<Vec<(usize, L::Tensor)>>> = Arc::default();
+    fn record(&self, context: &ReplicaContext, local: usize, loss: &L::Loss) -> Result<Vec<Fired<L>>, L::Error> {
+        let fired: Arc<Mutex<Vec<Fired<L>>>> = Arc::default();
         let sink = {
             let fired = fired.clone();
             Box::new(move |index, gradient| lock(&fired).push((index, gradient)))

@@ -32,7 +32,7 @@ pub struct ParameterServerOptions {
     /// The silence after which a task counts as lost. At least 1 s. Default: 10 s.
     pub silence: Duration,
     /// How long a server's answer may take. Default: 60 s.
-    pub patience: Duration,
+    pub message_timeout: Duration,
     /// How long a lost server that can be restored may take to come back. Default: 5 minutes.
     pub server_timeout: Duration,
     /// A folder of checkpoints from which a restarted server is restored. Default: none, so that a lost server is an
@@ -48,7 +48,7 @@ impl Default for ParameterServerOptions {
             updates: Updates::default(),
             connect_timeout: Duration::from_secs(300),
             silence: Duration::from_secs(10),
-            patience: Duration::from_secs(60),
+            message_timeout: Duration::from_secs(60),
             server_timeout: Duration::from_secs(300),
             restore_servers_from: None,
         }
@@ -134,7 +134,7 @@ impl ParameterServerStrategyBuilder {
             .enable_all()
             .build()
             .map_err(Error::Threads)?;
-        let limits = (options.silence, options.patience);
+        let limits = (options.silence, options.message_timeout);
         let parameters =
             Parameters::new(runtime.handle().clone(), &job, &roles.servers, session(), options.wire, limits)?;
         let servers = roles.servers.len();

@@ -49,12 +49,12 @@ impl Link {
     /// Attends to the task, and sends heartbeats for as long as the attendance lasts; returns the task's state.
     ///
     /// # Errors
-    /// The other side's status; `unavailable` if it cannot be reached, `deadline_exceeded` after `patience`.
+    /// The other side's status; `unavailable` if it cannot be reached, `deadline_exceeded` after `timeout`.
     pub(crate) async fn attend<Q: Parcel, S: Parcel>(
         &self,
         path: &'static str,
         first: Q,
-        patience: Duration,
+        timeout: Duration,
     ) -> Result<(S, Attendance<S>), Status> {
         let begun = async {
             let (outbox, body) = outbox();
@@ -65,50 +65,50 @@ impl Link {
             let state = states.one::<S>().await?;
             Ok((state, Attendance::new(states, beats, self.silence)))
         };
-        tokio::time::timeout(patience, begun).await.unwrap_or_else(|_| Err(late(path, patience)))
+        tokio::time::timeout(timeout, begun).await.unwrap_or_else(|_| Err(late(path, timeout)))
     }
 
     /// Sends a message and waits for the answer.
     ///
     /// # Errors
-    /// The other side's status; `unavailable` if it cannot be reached, `deadline_exceeded` after `patience`.
+    /// The other side's status; `unavailable` if it cannot be reached, `deadline_exceeded` after `timeout`.
     pub(crate) async fn call<R: Parcel>(
         &self,
         path: &'static str,
         request: impl Parcel,
-        patience: Duration,
+        timeout: Duration,
     ) -> Result<R, Status> {
         let answer = async { self.begin(path, body_of([request])).await?.one().await };
-        tokio::time::timeout(patience, answer).await.unwrap_or_else(|_| Err(late(path, patience)))
+        tokio::time::timeout(timeout, answer).await.unwrap_or_else(|_| Err(late(path, timeout)))
     }
 
     /// Sends messages and returns the stream of answers.
     ///
     /// # Errors
-    /// The other side's status; `unavailable` if it cannot be reached, `deadline_exceeded` after `patience`.
+    /// The other side's status; `unavailable` if it cannot be reached, `deadline_exceeded` after `timeout`.
     pub(crate) async fn ask<M: Parcel>(
         &self,
         path: &'static str,
         messages: Vec<M>,
-        patience: Duration,
+        timeout: Duration,
     ) -> Result<Replies, Status> {
         let begun = self.begin(path, body_of(messages));
-        let inbox = tokio::time::timeout(patience, begun).await.unwrap_or_else(|_| Err(late(path, patience)))?;
+        let inbox = tokio::time::timeout(timeout, begun).await.unwrap_or_else(|_| Err(late(path, timeout)))?;
         Ok(Replies(inbox))
     }
 
     /// Sends messages as fast as they are read, and waits for the answer.
     ///
     /// # Errors
-    /// The other side's status; `unavailable` if it cannot be reached, `deadline_exceeded` after `patience`.
+    /// The other side's status; `unavailable` if it cannot be reached, `deadline_exceeded` after `timeout`.
     pub(crate) async fn tell<M: Parcel, R: Parcel>(
         &self,
         path: &'static str,
         messages: Vec<M>,
-        patience: Duration,
+        timeout: Duration,
     ) -> Result<R, Status> {
         let answer = async { self.begin(path, body_of(messages)).await?.one().await };
-        tokio::time::timeout(patience, answer).await.unwrap_or_else(|_| Err(late(path, patience)))
+        tokio::time::timeout(timeout, answer).await.unwrap_or_else(|_| Err(late(path, timeout)))
     }
 
     async fn begin(&self, path: &'static str, body: Body) -> Result<Inbox, Status> {
@@ -131,13 +131,13 @@ impl Link {
 }
 
 impl Replies {
-    /// Returns the next answer, within `patience`; `None` at the end.
+    /// Returns the next answer, within `timeout`; `None` at the end.
     ///
     /// # Errors
-    /// The other side's status; `unavailable` if the connection broke, `deadline_exceeded` after `patience`.
-    pub(crate) async fn next<M: Parcel>(&mut self, patience: Duration) -> Result<Option<M>, Status> {
-        let next = tokio::time::timeout(patience, self.0.next()).await;
-        next.unwrap_or_else(|_| Err(late("an answer", patience)))
+    /// The other side's status; `unavailable` if the connection broke, `deadline_exceeded` after `timeout`.
+    pub(crate) async fn next<M: Parcel>(&mut self, timeout: Duration) -> Result<Option<M>, Status> {
+        let next = tokio::time::timeout(timeout, self.0.next()).await;
+        next.unwrap_or_else(|_| Err(late("an answer", timeout)))
     }
 }
 
@@ -150,9 +150,9 @@ fn unreachable(error: tonic::transport::Error) -> Status {
     Status::unavailable(cause.to_string())
 }
 
-fn late(path: &str, patience: Duration) -> Status {
+fn late(path: &str, timeout: Duration) -> Status {
     let what = path.rsplit('/').next().unwrap_or(path);
-    Status::deadline_exceeded(format!("{what}: no answer within {:.1} s", patience.as_secs_f64()))
+    Status::deadline_exceeded(format!("{what}: no answer within {:.1} s", timeout.as_secs_f64()))
 }
 
 /// Returns whether the status suggests that the task is gone, rather than that it refused.

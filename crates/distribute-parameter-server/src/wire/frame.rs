@@ -207,19 +207,19 @@ pub(crate) struct Inbox {
     body: Body,
     pieces: Pieces,
     limit_bytes: usize,
-    patience: Option<Duration>,
+    timeout: Option<Duration>,
 }
 
 impl Inbox {
     /// Receives the answers to a call, whose caller limits its waits itself.
     pub(crate) fn of_answers(body: Body) -> Inbox {
-        Inbox { body, pieces: Pieces::default(), limit_bytes: MAX_MESSAGE_BYTES, patience: None }
+        Inbox { body, pieces: Pieces::default(), limit_bytes: MAX_MESSAGE_BYTES, timeout: None }
     }
 
     /// Receives the requests of an admitted caller: no message may be longer than `limit_bytes`, and no frame may take
-    /// longer than `patience`.
-    pub(crate) fn of_requests(body: Body, limit_bytes: usize, patience: Duration) -> Inbox {
-        Inbox { body, pieces: Pieces::default(), limit_bytes, patience: Some(patience) }
+    /// longer than `timeout`.
+    pub(crate) fn of_requests(body: Body, limit_bytes: usize, timeout: Duration) -> Inbox {
+        Inbox { body, pieces: Pieces::default(), limit_bytes, timeout: Some(timeout) }
     }
 
     /// Returns the next message; `None` at the end.
@@ -232,10 +232,10 @@ impl Inbox {
             if let Some(message) = self.pieces.message(self.limit_bytes)? {
                 return Ok(Some(message));
             }
-            let frame = match self.patience {
+            let frame = match self.timeout {
                 None => self.body.frame().await,
-                Some(patience) => tokio::time::timeout(patience, self.body.frame()).await.map_err(|_| {
-                    let seconds = patience.as_secs_f64();
+                Some(timeout) => tokio::time::timeout(timeout, self.body.frame()).await.map_err(|_| {
+                    let seconds = timeout.as_secs_f64();
                     Status::deadline_exceeded(format!("nothing further has come of the call within {seconds:.1} s"))
                 })?,
             };

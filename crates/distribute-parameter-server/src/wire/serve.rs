@@ -36,13 +36,13 @@ pub(crate) trait Methods: Send + Sync + 'static {
 pub(crate) struct Router<M> {
     methods: Arc<M>,
     identity: Arc<Identity>,
-    patience: Duration,
+    timeout: Duration,
 }
 
 impl<M: Methods> Router<M> {
-    /// Creates the service of a task, which waits for the next message of a call for at most `patience`.
-    pub(crate) fn new(methods: M, identity: Identity, patience: Duration) -> Router<M> {
-        Router { methods: Arc::new(methods), identity: Arc::new(identity), patience }
+    /// Creates the service of a task, which waits for the next message of a call for at most `timeout`.
+    pub(crate) fn new(methods: M, identity: Identity, timeout: Duration) -> Router<M> {
+        Router { methods: Arc::new(methods), identity: Arc::new(identity), timeout }
     }
 
     async fn answer(self, request: http::Request<Body>) -> Result<Body, Status> {
@@ -52,15 +52,15 @@ impl<M: Methods> Router<M> {
         }
         let method = request.uri().path().rsplit('/').next().unwrap_or_default().to_owned();
         let limit_bytes = self.methods.admit(&method, session)?;
-        let inbox = Inbox::of_requests(request.into_body(), limit_bytes, self.patience);
+        let inbox = Inbox::of_requests(request.into_body(), limit_bytes, self.timeout);
         self.methods.call(method, inbox).await
     }
 }
 
 impl<M> Clone for Router<M> {
     fn clone(&self) -> Router<M> {
-        let Router { methods, identity, patience } = self;
-        Router { methods: methods.clone(), identity: identity.clone(), patience: *patience }
+        let Router { methods, identity, timeout } = self;
+        Router { methods: methods.clone(), identity: identity.clone(), timeout: *timeout }
     }
 }
 

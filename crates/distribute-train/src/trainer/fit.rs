@@ -62,7 +62,7 @@ struct Session<'a, T: Trainee> {
 /// Trains, and returns the losses and metrics of each epoch, including those of an earlier run that this one resumes.
 ///
 /// Every worker calls it. An error on one of them reaches the others in their next step, if the caller reports it with
-/// [`Strategy::tell_failure_as`](distribute_strategy::Strategy::tell_failure_as).
+/// [`Strategy::report_failure_as`](distribute_strategy::Strategy::report_failure_as).
 ///
 /// # Errors
 /// [`Error::NoExamples`] if the data have no elements; those of the data, the trainer, callbacks, checkpoints and collectives.
@@ -96,8 +96,8 @@ pub fn fit<T: Trainee>(
         run: None,
     };
     // Requests made of a training before this one are void.
-    strategy.withdraw(Request::End);
-    strategy.take_agreed(Request::End);
+    strategy.cancel_request(Request::End);
+    strategy.take_request(Request::End);
     session.tell(callbacks, &[], |callback, training| callback.train_begin(training))?;
     session.give_states(callbacks);
     let preemption = match fit.termination.take() {
@@ -127,9 +127,9 @@ pub fn fit<T: Trainee>(
                 session.heed(preemption, callbacks, &values)?;
             }
             if session.stop.is_some() {
-                strategy.ask(Request::End);
+                strategy.request(Request::End);
             }
-            if strategy.take_agreed(Request::End) {
+            if strategy.take_request(Request::End) {
                 session.end();
                 break;
             }

@@ -43,7 +43,7 @@ fn a_choice_that_chooses_nothing_fails_with_its_own_sentence() {
 fn loopback_works_here_and_says_what_to_do_where_it_does_not() {
     assert_eq!(loopback(try_loopback()).status, Status::Ok);
     let down = loopback(Err(ErrorKind::AddrNotAvailable.into()));
-    assert_eq!((down.status, down.mend.as_deref()), (Status::Fail, Some("ip link set lo up")));
+    assert_eq!((down.status, down.remedy.as_deref()), (Status::Fail, Some("ip link set lo up")));
 }
 
 #[test]
@@ -69,6 +69,6 @@ fn another_leader_is_called() {
     assert!(later.status == Status::Ok && later.found.contains("does not listen yet"), "{later:?}");
     let blocked = LeaderState::Called(([10, 0, 0, 1], 1).into(), Err(ErrorKind::TimedOut.into()));
     assert_eq!(leader(&membership, blocked).status, Status::Warn);
-    assert!(leader(&membership, LeaderState::Silent).mend.unwrap().contains("headless"));
+    assert!(leader(&membership, LeaderState::Silent).remedy.unwrap().contains("headless"));
     assert_eq!(leader(&membership, LeaderState::Unknown(io::Error::other("no such name"))).status, Status::Warn);
 }

@@ -6,7 +6,7 @@ use crate::doctor::report::Report;
 /// Formats the report as a table for GitHub, GitLab and Forgejo.
 pub(crate) fn markdown(report: &Report, verbose: bool) -> String {
     let mut text = format!("**`distribute doctor`** {}: {}\n\n", report.version, report.summary());
-    text.push_str("| | topic | found | mend |\n|---|---|---|---|\n");
+    text.push_str("| | topic | found | remedy |\n|---|---|---|---|\n");
     for check in &report.checks {
         let mut found = cell(&check.found);
         if let Some(why) = &check.why {
@@ -15,8 +15,8 @@ pub(crate) fn markdown(report: &Report, verbose: bool) -> String {
         if verbose {
             check.details.iter().for_each(|detail| found.push_str(&format!("<br>{}", cell(detail))));
         }
-        let mend = check.mend.as_deref().map(cell).unwrap_or_default();
-        text.push_str(&format!("| {} | {} | {found} | {mend} |\n", check.status.name(), cell(&check.topic)));
+        let remedy = check.remedy.as_deref().map(cell).unwrap_or_default();
+        text.push_str(&format!("| {} | {} | {found} | {remedy} |\n", check.status.name(), cell(&check.topic)));
     }
     text
 }
@@ -42,7 +42,7 @@ mod tests {
 
     #[test]
     fn texts_stand_for_themselves_in_a_table() {
-        let check = Check::warn("a|b", "`x`\n<y>").why("why_not").mend("c & d").details(["more".to_owned()]);
+        let check = Check::warn("a|b", "`x`\n<y>").why("why_not").remedy("c & d").details(["more".to_owned()]);
         let report = Report::new(vec![check]);
         let rows = |verbose| markdown(&report, verbose).lines().last().map(str::to_owned);
         let row = r"| warn | a\|b | \`x\`�&lt;y>; why\_not | c &amp; d |";

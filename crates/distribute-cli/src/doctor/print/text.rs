@@ -40,8 +40,13 @@ fn one_line_each(report: &Report, look: Look) -> String {
     let topics = report.checks.iter().map(|check| check.topic.len()).max().unwrap_or(0);
     let mut text = String::new();
     for check in &report.checks {
-        let mend = check.mend.as_ref().map_or(String::new(), |mend| format!("  {MEND} {}", clean(mend)));
-        text.push_str(&format!("{:<STATUS$}  {:<topics$}  {}{mend}\n", check.status.name(), check.topic, found(check)));
+        let remedy = check.remedy.as_ref().map_or(String::new(), |remedy| format!("  {MEND} {}", clean(remedy)));
+        text.push_str(&format!(
+            "{:<STATUS$}  {:<topics$}  {}{remedy}\n",
+            check.status.name(),
+            check.topic,
+            found(check)
+        ));
         let indent = STATUS + 2 + topics + 2;
         let details = check.details.iter().filter(|_| look.verbose);
         text.extend(details.map(|detail| format!("{:indent$}{}\n", "", clean(detail))));
@@ -55,8 +60,8 @@ fn wrapped(report: &Report, width: u16, look: Look) -> String {
     table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Dynamic).set_width(width - 1);
     for check in &report.checks {
         let mut cell = found(check);
-        if let Some(mend) = &check.mend {
-            cell.push_str(&format!("\n{MEND} {}", clean(mend)));
+        if let Some(remedy) = &check.remedy {
+            cell.push_str(&format!("\n{MEND} {}", clean(remedy)));
         }
         if look.verbose {
             check.details.iter().for_each(|detail| cell.push_str(&format!("\n{}", clean(detail))));
@@ -93,8 +98,8 @@ fn colored(line: &str, look: Look) -> String {
     let begins = Status::ALL.into_iter().find(|status| line.starts_with(status.name()));
     let (head, rest) = line.split_at(begins.map_or(0, |status| status.name().len()));
     let head = begins.map(|status| style(status).force_styling(look.colors).apply_to(head).to_string());
-    let mend = Style::new().bold().force_styling(look.colors).apply_to(MEND).to_string();
-    head.unwrap_or_default() + &rest.replacen(MEND, &mend, 1)
+    let remedy = Style::new().bold().force_styling(look.colors).apply_to(MEND).to_string();
+    head.unwrap_or_default() + &rest.replacen(MEND, &remedy, 1)
 }
 
 fn style(status: Status) -> Style {
@@ -121,7 +126,7 @@ mod tests {
     const PLAIN: Look = Look { width: None, colors: false, verbose: false };
 
     fn report() -> Report {
-        let shm = Check::warn("/dev/shm", "64 MiB").why("NCCL needs more").mend("docker run --shm-size=1g");
+        let shm = Check::warn("/dev/shm", "64 MiB").why("NCCL needs more").remedy("docker run --shm-size=1g");
         let details = ["a detail of the processor that is rather long".to_owned()];
         Report::new(vec![Check::ok("cpu", "2 cores").details(details), shm, Check::skipped("tpu", "none\n")])
     }
