@@ -1,6 +1,7 @@
 //! `cargo xtask layers`: holds what cargo and the sources say of the crates against the tables in docs/architecture.md.
 
 mod arrows;
+mod environment;
 mod modules;
 mod table;
 
@@ -42,6 +43,9 @@ pub(crate) fn run(flags: &Flags) -> Result<(), String> {
     let mut problems = arrows::problems(&workspace, &tables);
     for size in &sizes {
         problems.extend(circle_problem(size, tables.row(&size.name)));
+    }
+    for package in workspace.packages.iter().filter(|package| package.is_published()) {
+        problems.extend(environment::problem(&package.name, &environment::readers(&package.folder().join("src"))?));
     }
     match problems.is_empty() {
         true => Ok(()),

@@ -18,7 +18,6 @@ pub(crate) fn read(path: &Path) -> Result<String, String> {
 }
 
 /// The text without comments and without what strings hold; the rest stays on its lines.
-#[cfg(test)]
 pub(crate) fn code(text: &str) -> String {
     let (mut code, mut rest) = (String::new(), text);
     while let Some(first) = rest.chars().next() {

@@ -4,11 +4,12 @@
 //! contributed. So models get, instead of a variable, the result of an operation on a dummy: that result holds the
 //! variable's elements, and its `bwd` is the hook.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CudaStorage, CustomOp1, DType, Layout, Shape, Storage, Tensor, Var};
 use distribute_optim::Tape;
+use parking_lot::Mutex;
 
 /// A tensor with these elements that reports its gradient to `tape` as variable `index`.
 pub(crate) fn hooked(elements: &Tensor, index: usize, tape: &Arc<Tape<Tensor>>) -> candle_core::Result<Tensor> {
@@ -35,7 +36,7 @@ struct Hook {
 
 impl Hook {
     fn initial(&self) -> candle_core::Result<(Storage, Shape)> {
-        let initial = self.initial.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let initial = self.initial.lock().take();
         initial.ok_or_else(|| candle_core::Error::Msg("a variable was made twice".to_owned()))
     }
 }

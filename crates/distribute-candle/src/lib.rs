@@ -65,7 +65,7 @@ pub use context::{CandleContext, cross_entropy_per_example, nll_per_example};
 pub use distribute_optim::{Adagrad, Adam, AdamW, Clip, Lamb, LossScale, RmsProp, Sgd, StepTimes};
 pub use error::{Error, Result};
 pub use losses::{
-    BinaryCrossentropy, CategoricalCrossentropy, Hinge, Huber, KlDivergence, Loss, MeanAbsolute, MeanSquared,
+    BinaryCrossentropy, CategoricalCrossentropy, Hinge, Huber, KlDivergence, Loss, MeanAbsoluteError, MeanSquaredError,
     SparseCategoricalCrossentropy,
 };
 pub use model::{CandleStrategy, Model, ScopeOptions};

@@ -41,11 +41,11 @@ pub struct BinaryCrossentropy;
 
 /// Mean of squared differences.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct MeanSquared;
+pub struct MeanSquaredError;
 
 /// Mean of absolute differences.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct MeanAbsolute;
+pub struct MeanAbsoluteError;
 
 /// Huber loss: half the square of differences up to δ, and linear beyond.
 #[derive(Clone, Copy, Debug)]
@@ -89,14 +89,14 @@ impl Loss for BinaryCrossentropy {
     }
 }
 
-impl Loss for MeanSquared {
+impl Loss for MeanSquaredError {
     fn per_example(&self, outputs: &Tensor, targets: &Tensor) -> Result<Tensor> {
         let (outputs, targets) = wide(outputs, targets)?;
         rows(&(outputs - targets)?.sqr()?)
     }
 }
 
-impl Loss for MeanAbsolute {
+impl Loss for MeanAbsoluteError {
     fn per_example(&self, outputs: &Tensor, targets: &Tensor) -> Result<Tensor> {
         let (outputs, targets) = wide(outputs, targets)?;
         rows(&(outputs - targets)?.abs()?)
@@ -181,8 +181,8 @@ mod tests {
     #[test]
     fn losses_by_hand() {
         let (outputs, targets) = ([[1.0, 3.0], [0.0, -2.0]], [[1.0, 0.0], [0.0, 1.0]]);
-        close(of(MeanSquared, &outputs, &targets), &[4.5, 4.5]);
-        close(of(MeanAbsolute, &outputs, &targets), &[1.5, 1.5]);
+        close(of(MeanSquaredError, &outputs, &targets), &[4.5, 4.5]);
+        close(of(MeanAbsoluteError, &outputs, &targets), &[1.5, 1.5]);
         close(of(Huber { delta: 1.0 }, &outputs, &targets), &[1.25, 1.25]);
         let soft = |x: f64| (1.0 + x.exp()).ln();
         close(
@@ -202,7 +202,7 @@ mod tests {
         let (none, classes) = (Tensor::zeros((0, 3), candle_core::DType::F32, &Device::Cpu).unwrap(), [0u32; 0]);
         let classes = Tensor::new(&classes, &Device::Cpu).unwrap();
         let losses: [&dyn Loss; 5] =
-            [&CategoricalCrossentropy, &BinaryCrossentropy, &MeanSquared, &Huber { delta: 1.0 }, &Hinge];
+            [&CategoricalCrossentropy, &BinaryCrossentropy, &MeanSquaredError, &Huber { delta: 1.0 }, &Hinge];
         for loss in losses {
             assert_eq!(loss.per_example(&none, &none).unwrap().dims(), [0]);
         }

@@ -2,13 +2,14 @@
 
 use std::any::Any;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use candle_core::{DType, Device, Shape, Tensor, Var};
 use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder};
 use distribute_optim::{Parameters, Tape, Trainable};
 use distribute_strategy::{Recoverable, ReplicaArgs, Strategy, counted};
+use parking_lot::Mutex;
 
 use crate::gpu::candle_device;
 use crate::hook::hooked;
@@ -62,7 +63,7 @@ pub trait CandleStrategy {
 /// use distribute_strategy::MirroredStrategy;
 ///
 /// let strategy = MirroredStrategy::builder().devices(["CPU:0", "CPU:1"]).build()?;
-/// let half = ScopeOptions { dtype: DType::F16, ..ScopeOptions::default() };
+/// let half = ScopeOptions::default().dtype(DType::F16);
 /// let model = strategy.scope_with(half, |vb| linear(3, 1, vb.pp("fc")))?;
 /// let optimizer = Adam::new(0.1).build(&model)?.scale_losses(LossScale::dynamic())?;
 /// strategy.run_with((&model, &optimizer), |context, (model, optimizer)| {
@@ -72,6 +73,7 @@ pub trait CandleStrategy {
 /// # Ok::<(), Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ScopeOptions {
     /// From which initial values are drawn, with each variable's path. Default 0.
     pub seed: u64,
@@ -82,6 +84,13 @@ pub struct ScopeOptions {
 impl Default for ScopeOptions {
     fn default() -> ScopeOptions {
         ScopeOptions { seed: 0, dtype: DType::F32 }
+    }
+}
+
+distribute_types::setters! {
+    ScopeOptions {
+        seed: u64,
+        dtype: DType,
     }
 }
 
@@ -106,7 +115,7 @@ impl CandleStrategy for Strategy {
                 replicas.push(built?);
                 common.extend(of_all);
             }
-            let variables = std::mem::take(&mut registry.lock().unwrap_or_else(PoisonError::into_inner).variables);
+            let variables = std::mem::take(&mut registry.lock().variables);
             distribute_optim::check_and_share(self, &variables)?;
             let statistics = Statistics::of(&variables, &common, tapes.len()).map(Arc::new);
             if let Some(statistics) = &statistics {
@@ -247,7 +256,7 @@ struct ReplicaBackend {
 
 impl SimpleBackend for ReplicaBackend {
     fn get(&self, shape: Shape, name: &str, init: Init, dtype: DType, device: &Device) -> candle_core::Result<Tensor> {
-        let mut registry = self.registry.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut registry = self.registry.lock();
         let index = match registry.by_name.get(name) {
             Some(index) => *index,
             None => {
@@ -287,14 +296,14 @@ impl SimpleBackend for ReplicaBackend {
     }
 
     fn get_unchecked(&self, name: &str, _: DType, _: &Device) -> candle_core::Result<Tensor> {
-        let registry = self.registry.lock().unwrap_or_else(PoisonError::into_inner);
+        let registry = self.registry.lock();
         let variable = registry.by_name.get(name).map(|index| &registry.variables[*index]);
         let tensor = variable.and_then(|variable| variable.components().get(self.replica));
         tensor.cloned().ok_or_else(|| candle_core::Error::wrap(Error::UnknownVariable { name: name.to_owned() }))
     }
 
     fn contains_tensor(&self, name: &str) -> bool {
-        self.registry.lock().unwrap_or_else(PoisonError::into_inner).by_name.contains_key(name)
+        self.registry.lock().by_name.contains_key(name)
     }
 }
 

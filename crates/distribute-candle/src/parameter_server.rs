@@ -3,12 +3,13 @@
 //! The coordinator makes a model's variables on the servers; a worker builds the same model, whose variables are copies that it
 //! pulls before each step, and pushes gradients.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use candle_core::{DType, Device};
 use candle_nn::VarBuilder;
 use distribute_optim::OptimizerDescription;
 use distribute_parameter_server::{ParameterServerStrategy, WorkerContext};
+use parking_lot::Mutex;
 
 use self::backends::{Making, Reading, Registry};
 use self::worker_model::Kept;
@@ -64,7 +65,7 @@ impl CandleParameterServer for ParameterServerStrategy {
         let made = Arc::default();
         let backend = Making { strategy: self.clone(), seed: options.seed, made: Arc::clone(&made) };
         build(VarBuilder::from_backend(Box::new(backend), options.dtype, Device::Cpu))?;
-        let made: std::sync::MutexGuard<'_, backends::Made> = backends::lock(&made);
+        let made = made.lock();
         let trained: Vec<_> = made.values().filter(|(_, trained)| *trained).map(|(variable, _)| variable).collect();
         Ok(self.optimizer(optimizer, &trained)?)
     }
@@ -116,7 +117,7 @@ impl CandleWorker for WorkerContext {
         let kept = self.keep(name, || {
             let registry: Arc<Mutex<Registry>> = Arc::default();
             let model = backends::build_on_worker(self, &registry, build)?;
-            let registry = std::mem::take(&mut *backends::lock(&registry));
+            let registry = std::mem::take(&mut *registry.lock());
             Kept::new(self, model, registry)
         })?;
         kept.refresh(self)?;

@@ -2,12 +2,12 @@
 
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 use candle_core::{Tensor, TensorId};
 use distribute_device::{BufferRef, DType, Element};
 use distribute_strategy::{Recoverable, RecoveryError};
 use distribute_values::{TensorStorage, with_storage};
+use parking_lot::Mutex;
 
 use crate::{Candle, Variable};
 
@@ -96,8 +96,8 @@ impl Statistics {
         (!variables.is_empty()).then(|| Statistics { variables, noted, warned: AtomicBool::new(false) })
     }
 
-    fn lock(&self, local: usize) -> std::sync::MutexGuard<'_, Vec<Noted>> {
-        self.noted[local].lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self, local: usize) -> parking_lot::MutexGuard<'_, Vec<Noted>> {
+        self.noted[local].lock()
     }
 
     fn warn(&self, name: &str) {

@@ -38,7 +38,7 @@ fn mirrored(replicas: usize) -> Strategy {
 type Build = fn(&Model<Net>) -> distribute_candle::Result<Optimizer>;
 
 fn make(strategy: &Strategy, dtype: DType, build: Build) -> (Model<Net>, Optimizer) {
-    let model = strategy.scope_with(ScopeOptions { seed: 3, dtype }, Net::new).unwrap();
+    let model = strategy.scope_with(ScopeOptions::default().seed(3).dtype(dtype), Net::new).unwrap();
     let optimizer = build(&model).unwrap();
     (model, optimizer)
 }

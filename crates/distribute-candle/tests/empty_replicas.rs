@@ -325,7 +325,7 @@ fn who_asks_for_empty_batches_gets_them() {
     let data = strategy.distribute_dataset(&Dataset::from_tensor_slices(texts(5)).batch(4)).unwrap();
     let rows = |data: &distribute_strategy::DistributedDataset<(Tensor, Tensor)>| -> Vec<usize> {
         let last = data.iter().last().unwrap().unwrap();
-        last.values().iter().map(|(x, _)| x.dim(0).unwrap()).collect()
+        last.iter().map(|(x, _)| x.dim(0).unwrap()).collect()
     };
     assert_eq!(rows(&data), [1, 1, 1, 1]);
     let joined = strategy.gather(&data.iter().last().unwrap().unwrap(), 0).unwrap();

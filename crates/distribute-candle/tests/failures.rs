@@ -75,7 +75,7 @@ const OPTIMIZERS: &[(&str, DType, Build)] = &[
 
 /// Long enough for nothing to be late, short enough for a test to end.
 fn communication() -> CommunicationOptions {
-    CommunicationOptions { timeout: Some(Duration::from_secs(20)), ..CommunicationOptions::default() }
+    CommunicationOptions::default().timeout(Duration::from_secs(20))
 }
 
 fn devices(count: usize) -> Vec<String> {
@@ -92,7 +92,7 @@ fn strategies() -> Vec<Strategy> {
         CentralStorageStrategy::builder().compute_devices(devices(3)).communication(communication()).build().unwrap(),
         MultiWorkerMirroredStrategy::builder().devices(devices(2)).communication(communication()).build().unwrap(),
         Strategy::default_strategy().unwrap(),
-        OneDeviceStrategy::new("CPU:0").unwrap(),
+        OneDeviceStrategy::builder("CPU:0").build().unwrap(),
     ]
 }
 
@@ -163,7 +163,7 @@ struct Training {
 
 impl Training {
     fn new(strategy: Strategy, dtype: DType, build: Build) -> Option<Training> {
-        let model = strategy.scope_with(ScopeOptions { dtype, ..ScopeOptions::default() }, Net::new).unwrap();
+        let model = strategy.scope_with(ScopeOptions::default().dtype(dtype), Net::new).unwrap();
         let optimizer = match build(&model) {
             Ok(optimizer) => optimizer,
             // Such as sharded state where there is one copy anyway.

@@ -273,7 +273,7 @@ fn the_norm_of_the_gradients_is_known_after_a_clipped_step() {
 
 /// Trains on half-precision inputs; parameters of replica 0 at the end, in f32.
 fn train_in(dtype: DType, strategy: &Strategy, steps: usize) -> (Model<Mlp>, Vec<Vec<f32>>, Vec<f64>) {
-    let model = strategy.scope_with(ScopeOptions { dtype, ..ScopeOptions::default() }, Mlp::new).unwrap();
+    let model = strategy.scope_with(ScopeOptions::default().dtype(dtype), Mlp::new).unwrap();
     let optimizer = Adam::new(0.01).build(&model).unwrap().scale_losses(LossScale::dynamic().initial(1024.0)).unwrap();
     let losses = (0..steps)
         .map(|_| {
@@ -284,7 +284,7 @@ fn train_in(dtype: DType, strategy: &Strategy, steps: usize) -> (Model<Mlp>, Vec
                     optimizer.minimize(context, &loss)?;
                     Ok::<_, Error>(f64::from(loss.to_scalar::<f32>()?))
                 });
-            losses.unwrap().values().iter().sum()
+            losses.unwrap().iter().sum()
         })
         .collect();
     let wide = |tensor: &Tensor| tensor.to_dtype(DType::F32).unwrap().flatten_all().unwrap().to_vec1().unwrap();
@@ -309,7 +309,7 @@ fn mixed_precision_follows_full_precision_and_keeps_replicas_equal() {
 #[test]
 fn a_master_copy_keeps_what_16_bits_would_lose() {
     let strategy = mirrored(2);
-    let half = ScopeOptions { dtype: DType::F16, ..ScopeOptions::default() };
+    let half = ScopeOptions::default().dtype(DType::F16);
     let model = strategy.scope_with(half, |vb| linear(1, 1, vb.pp("fc"))).unwrap();
     // 1 + 1e-4 is 1 in f16; thirty such steps are not lost.
     let optimizer = Sgd::new(1e-4).build(&model).unwrap();
@@ -333,7 +333,7 @@ fn a_master_copy_keeps_what_16_bits_would_lose() {
 #[test]
 fn averages_of_16_bits_are_kept_in_32_and_swapped_back_exactly() {
     let strategy = mirrored(2);
-    let half = ScopeOptions { dtype: DType::F16, ..ScopeOptions::default() };
+    let half = ScopeOptions::default().dtype(DType::F16);
     let model = strategy.scope_with(half, |vb| linear(4, 1, vb.pp("fc"))).unwrap();
     let bits = |replica: usize| -> Vec<Vec<u8>> {
         let bytes = |tensor: &Tensor| {

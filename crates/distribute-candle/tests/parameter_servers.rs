@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use candle_core::{DType, Device, Module, ModuleT, Tensor};
 use candle_nn::{BatchNorm, BatchNormConfig, Linear, VarBuilder, batch_norm, linear};
 use distribute_candle::{
-    Adagrad, Adam, CandleContext, CandleParameterServer, CandleStrategy, CandleWorker, Clip, Error, ShardedEmbedding,
-    cross_entropy_per_example, sharded_embedding,
+    Adagrad, Adam, CandleContext, CandleParameterServer, CandleStrategy, CandleWorker, Clip, Error, ScopeOptions,
+    ShardedEmbedding, cross_entropy_per_example, sharded_embedding,
 };
 use distribute_cluster::{ClusterSpec, SimpleResolver, TaskType};
 use distribute_parameter_server::{
@@ -306,7 +306,7 @@ fn models_that_the_servers_do_not_have_are_refused_in_words() {
     coordinator.schedule("another", &()).unwrap();
     let error = coordinator.join().unwrap_err().to_string();
     assert!(error.contains("[16, 8]") && error.contains("[5, 5]"), "{error}");
-    let half = distribute_candle::ScopeOptions { dtype: DType::F16, ..Default::default() };
+    let half = ScopeOptions::default().dtype(DType::F16);
     let error = strategy.create_model_with(half, Adam::new(0.01), |vb| linear(2, 2, vb.pp("half"))).unwrap_err();
     assert!(error.to_string().contains("f16"), "{error}");
 }

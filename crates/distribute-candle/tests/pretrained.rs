@@ -137,7 +137,7 @@ fn names_are_mapped_and_floats_converted() {
     candle_core::safetensors::save(&HashMap::from([("encoder.w", weight.clone())]), &path).unwrap();
     for strategy in &strategies() {
         for dtype in [DType::F64, DType::F32, DType::F16, DType::BF16] {
-            let options = ScopeOptions { dtype, ..ScopeOptions::default() };
+            let options = ScopeOptions::default().dtype(dtype);
             let model = strategy.scope_with(options, |vb| linear(3, 2, vb.pp("fc"))).unwrap();
             let name = |name: &str| (name != "fc.bias").then(|| "encoder.w".to_owned());
             let report = model.load_safetensors_as(strategy, &path, name).unwrap();
@@ -155,7 +155,7 @@ fn files_that_do_not_fit_get_a_sentence_and_change_nothing() {
     let ones = |shape: (usize, usize), dtype| Tensor::ones(shape, dtype, &Device::Cpu).unwrap();
     let bias = Tensor::ones(2, DType::F32, &Device::Cpu).unwrap();
     let [_, strategy, _] = strategies();
-    let half = ScopeOptions { dtype: DType::F16, ..ScopeOptions::default() };
+    let half = ScopeOptions::default().dtype(DType::F16);
     for (name, weight, options, words) in [
         (
             "fc.weight",
@@ -196,7 +196,7 @@ fn sixteen_bits_are_loaded_before_an_optimizer_is_built() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.safetensors");
     let [strategy, ..] = strategies();
-    let half = ScopeOptions { dtype: DType::F16, ..ScopeOptions::default() };
+    let half = ScopeOptions::default().dtype(DType::F16);
     let model = strategy.scope_with(half, |vb| linear(3, 2, vb.pp("fc"))).unwrap();
     model.save_safetensors(&strategy, &path).unwrap();
     let optimizer = Adam::new(0.1).build(&model).unwrap();

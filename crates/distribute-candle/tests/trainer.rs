@@ -5,7 +5,7 @@ use std::path::Path;
 
 use candle_core::{DType, Device, Module, ModuleT, Tensor};
 use candle_nn::{Linear, VarBuilder, linear};
-use distribute_candle::{Adam, Error, Fit, MeanSquared, Sgd, SparseCategoricalCrossentropy, Trainer};
+use distribute_candle::{Adam, Error, Fit, MeanSquaredError, Sgd, SparseCategoricalCrossentropy, Trainer};
 use distribute_input::Dataset;
 use distribute_strategy::{CentralStorageStrategy, MirroredStrategy, OneDeviceStrategy, Request, Strategy};
 use distribute_train::callbacks::{
@@ -72,7 +72,7 @@ fn histories_and_predictions_are_the_same_under_every_strategy() {
     let (expected, outputs) = fit(&Strategy::default_strategy().unwrap());
     assert!(expected.last("loss").unwrap() < 0.8 * expected.of("loss")[0], "{expected}");
     assert!(expected.last("val_accuracy").unwrap() > 0.6, "{expected}");
-    for strategy in [OneDeviceStrategy::new("CPU:0").unwrap(), mirrored(2), mirrored(3), central] {
+    for strategy in [OneDeviceStrategy::builder("CPU:0").build().unwrap(), mirrored(2), mirrored(3), central] {
         let (history, own) = fit(&strategy);
         for name in ["loss", "accuracy", "top_2_accuracy", "val_loss", "val_accuracy"] {
             assert_eq!(history.of(name).len(), 6);
@@ -215,12 +215,12 @@ fn all_folders_of_a_training_belong_to_its_run_over_restarts() {
 }
 
 /// Notes when callbacks may save.
-struct Notes(std::sync::Arc<std::sync::Mutex<Vec<(u64, Occasion)>>>);
+struct Notes(std::sync::Arc<parking_lot::Mutex<Vec<(u64, Occasion)>>>);
 
 impl Callback for Notes {
     fn save(&mut self, training: &mut Training<'_>, occasion: Occasion) -> distribute_train::Result<bool> {
         if occasion != Occasion::Step {
-            self.0.lock().unwrap().push((training.step, occasion));
+            self.0.lock().push((training.step, occasion));
         }
         Ok(true)
     }
@@ -229,13 +229,13 @@ impl Callback for Notes {
 #[test]
 fn with_a_grace_period_it_saves_goes_on_and_saves_again() {
     let notes = std::sync::Arc::default();
-    let config = TerminationConfig { grace_period: std::time::Duration::from_secs(600), ..Default::default() };
+    let config = TerminationConfig::default().grace_period(std::time::Duration::from_secs(600));
     let asks = Asks(Request::Save);
     let fit = Fit::epochs(2).callback(Notes(std::sync::Arc::clone(&notes))).callback(asks).stop_on(config);
     trainer(&mirrored(2)).fit(&data(), fit).unwrap();
     // Ten minutes are not over when it is done.
     let expected = [(4, Occasion::Epoch), (5, Occasion::Notice), (8, Occasion::Epoch)];
-    assert_eq!(*notes.lock().unwrap(), expected);
+    assert_eq!(*notes.lock(), expected);
 }
 
 #[test]
@@ -401,7 +401,7 @@ fn values_are_fitted_as_classes_are() {
     let build = |vb: VarBuilder<'static>| linear(8, 1, vb.pp("fc"));
     let metrics = Metrics::new().with(MeanAbsoluteError);
     let mut trainer =
-        Trainer::new(&strategy, build, |model| Adam::new(0.05).build(model), MeanSquared, metrics).unwrap();
+        Trainer::new(&strategy, build, |model| Adam::new(0.05).build(model), MeanSquaredError, metrics).unwrap();
     let history = trainer.fit(&data, Fit::epochs(40)).unwrap();
     assert!(history.last("mean_absolute_error").unwrap() < 0.05, "{history}");
     let none = Dataset::from_tensor_slices(examples().0).take(0).batch(4);

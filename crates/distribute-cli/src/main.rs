@@ -14,6 +14,7 @@
 
 mod args;
 mod doctor;
+mod environment;
 mod error;
 mod guardian;
 mod job;

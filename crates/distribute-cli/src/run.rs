@@ -12,6 +12,7 @@ use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SI
 use signal_hook::iterator::Signals;
 
 use crate::args::Run;
+use crate::environment;
 use crate::error::Error;
 use crate::guardian::Guardian;
 use crate::job::{self, Task};
@@ -37,9 +38,9 @@ pub(crate) fn run(args: &Run) -> Result<u8, Error> {
     let guardian = Guardian::start().map_err(Error::system("start the guardian process"))?;
     let look = Look::from_streams(&tasks, args.timestamps);
     let screen = Screen::start(look).map_err(Error::system("start a thread"))?;
-    let progress = match std::env::var_os("DISTRIBUTE_PROGRESS") {
-        Some(_) => None,
-        None => Some(
+    let progress = match environment::is_set("DISTRIBUTE_PROGRESS") {
+        true => None,
+        false => Some(
             Progress::start(&tasks, screen.output(), screen.notes()).map_err(Error::system("listen for progress"))?,
         ),
     };
@@ -225,7 +226,7 @@ fn shared_environment(
         env.push(("DISTRIBUTE_PROGRESS", "launcher".to_owned()));
         env.push(("DISTRIBUTE_PROGRESS_ADDR", progress.address().to_string()));
     }
-    if std::env::var_os("RAYON_NUM_THREADS").is_none() {
+    if !environment::is_set("RAYON_NUM_THREADS") {
         let cores = thread::available_parallelism().map_or(1, usize::from);
         let threads = (cores / tasks.max(1)).max(1);
         env.push(("RAYON_NUM_THREADS", threads.to_string()));

@@ -21,7 +21,6 @@ mod interface;
 mod join;
 mod leader;
 mod limits;
-mod lock;
 mod member;
 mod options;
 mod pulse;

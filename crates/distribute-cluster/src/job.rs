@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::{ClusterResolver, ClusterSpec, Error, Result, TaskType, env};
+use crate::{ClusterResolver, ClusterSpec, Error, Result, TaskType, environment};
 
 mod digest;
 
@@ -60,7 +60,7 @@ impl JobId {
     /// # Errors
     /// [`Error::Config`] if the name is malformed, see [`new`](JobId::new).
     pub fn from_vars(variable: impl Fn(&str) -> Option<String>) -> Result<Option<JobId>> {
-        env::set(&variable)(VARIABLE).map(|given| JobId::new(given.trim())).transpose()
+        environment::set(&variable)(VARIABLE).map(|given| JobId::new(given.trim())).transpose()
     }
 
     /// Returns the identity of this process's job: DISTRIBUTE_JOB_ID if it is set, else the
@@ -70,7 +70,7 @@ impl JobId {
     /// [`Error::Config`] if the variable is malformed, and the errors of the resolver's
     /// [`job_id`](ClusterResolver::job_id).
     pub fn from_env(resolver: &dyn ClusterResolver) -> Result<JobId> {
-        let given = env::read(|variable| JobId::from_vars(variable))?;
+        let given = environment::read(|variable| JobId::from_vars(variable))?;
         given.map_or_else(|| resolver.job_id(), Ok)
     }
 

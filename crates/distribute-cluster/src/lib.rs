@@ -26,7 +26,7 @@
 
 #[cfg(feature = "coordination")]
 mod coordination;
-mod env;
+mod environment;
 mod error;
 mod failure;
 mod job;

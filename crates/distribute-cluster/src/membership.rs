@@ -1,6 +1,8 @@
 //! This process's rank among the processes that train together.
 
-use crate::{ClusterResolver, ClusterSpec, Error, JobId, Result, Task, TaskType, TfConfigResolver, env, id_in_cluster};
+use crate::{
+    ClusterResolver, ClusterSpec, Error, JobId, Result, Task, TaskType, TfConfigResolver, environment, id_in_cluster,
+};
 
 mod launchers;
 
@@ -143,7 +145,7 @@ impl Membership {
     /// [`Error::Config`] if variables are missing, malformed, contradictory or not UTF-8, or if a variable that
     /// identifies this process is set but empty.
     pub fn from_env() -> Result<Option<Membership>> {
-        env::read(|variable| Membership::from_vars(variable))
+        environment::read(|variable| Membership::from_vars(variable))
     }
 
     /// Like [`from_env`](Membership::from_env), but looks variables up by a function.

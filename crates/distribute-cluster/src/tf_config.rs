@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use crate::resolver::with_layer;
 use crate::spec::{shown, wrong};
-use crate::{ClusterResolver, ClusterSpec, Error, JobId, Result, Task, TaskType, env, json};
+use crate::{ClusterResolver, ClusterSpec, Error, JobId, Result, Task, TaskType, environment, json};
 
 /// A cluster described by TF_CONFIG.
 ///
@@ -57,7 +57,7 @@ impl TfConfigResolver {
     /// # Errors
     /// [`Error::Config`] if the description is malformed, or if the variable is set but empty or is not UTF-8.
     pub fn from_env() -> Result<TfConfigResolver> {
-        env::read(|variable| TfConfigResolver::from_vars(variable))
+        environment::read(|variable| TfConfigResolver::from_vars(variable))
     }
 
     /// Like [`from_env`](TfConfigResolver::from_env), but looks variables up by a function.

@@ -16,7 +16,7 @@ const SOON: Duration = Duration::from_secs(10);
 #[test]
 fn a_member_until_it_is_killed() {
     let Some(membership) = Membership::from_env().unwrap() else { return };
-    let options = CoordinationOptions { join_timeout: SOON, ..CoordinationOptions::default() };
+    let options = CoordinationOptions::default().join_timeout(SOON);
     let coordination = Coordination::start(&membership, options).unwrap();
     coordination.put("pid", std::process::id().to_string().as_bytes()).unwrap();
     let (tell, told) = mpsc::channel();
@@ -151,7 +151,7 @@ fn a_leader_without_file_descriptors_waits_for_them_and_goes_on() {
     assert!(used < 30, "{used} ticks within {passed:?}");
     assert!(open() >= LIMIT, "{} descriptors are open", open());
     drop(sockets);
-    let options = CoordinationOptions { join_timeout: SOON, ..CoordinationOptions::default() };
+    let options = CoordinationOptions::default().join_timeout(SOON);
     let member = Coordination::start(&Membership::new(1, 2, format!("127.0.0.1:{port}")).unwrap(), options).unwrap();
     line(&lines, "joined as worker:0");
     drop(member);
@@ -165,8 +165,7 @@ fn survivors_learn_at_once_of_a_killed_member() {
     let (victim, joined) = start(1, 3, port);
     let (_survivor, told) = start(2, 3, port);
     let membership = Membership::new(0, 3, format!("127.0.0.1:{port}")).unwrap();
-    let options =
-        CoordinationOptions { join_timeout: SOON, listener: Some(listener.into()), ..CoordinationOptions::default() };
+    let options = CoordinationOptions::default().join_timeout(SOON).listener(Some(listener.into()));
     let leader = Coordination::start(&membership, options).unwrap();
     line(&joined, "joined as worker:1");
     line(&told, "joined as worker:2");
@@ -190,7 +189,7 @@ fn members_learn_at_once_of_a_killed_leader() {
     // The leader of this job is another process, which listens itself.
     drop(listener);
     let (victim, joined) = start(0, 2, port);
-    let options = CoordinationOptions { join_timeout: SOON, ..CoordinationOptions::default() };
+    let options = CoordinationOptions::default().join_timeout(SOON);
     let member = Coordination::start(&Membership::new(1, 2, format!("127.0.0.1:{port}")).unwrap(), options).unwrap();
     line(&joined, "joined as worker:0");
     let killed = Instant::now();

@@ -29,7 +29,7 @@ use top_k::TopK;
 /// # Examples
 /// ```
 /// use distribute_collectives::{Compression, FusionOptions};
-/// let options = FusionOptions { compression: Compression::Bf16, ..FusionOptions::default() };
+/// let options = FusionOptions::default().compression(Compression::Bf16);
 /// assert_eq!(options.compression.name(), "bf16");
 /// ```
 #[derive(Clone, Debug, Default)]

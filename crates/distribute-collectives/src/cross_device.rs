@@ -36,7 +36,7 @@ use crate::{ReduceOp, kernel};
 ///     }
 /// }
 ///
-/// let options = Options { cross_device_ops: Some(EightBits.into()), ..Options::default() };
+/// let options = Options::default().cross_device_ops(Some(EightBits.into()));
 /// let ranks = ProcessGroup::local_with(2, &options)?;
 /// std::thread::scope(|scope| {
 ///     for group in &ranks {

@@ -32,7 +32,7 @@ pub use plan::{Bucket, BucketPlan, FusedTensor};
 ///     for group in &ranks {
 ///         let layers = &layers;
 ///         scope.spawn(move || {
-///             let fused = FusedAllReduce::new(layers, &FusionOptions { op: ReduceOp::Mean, ..Default::default() })?;
+///             let fused = FusedAllReduce::new(layers, &FusionOptions::default().op(ReduceOp::Mean))?;
 ///             for step in 0..3 {
 ///                 let mut gradients = fused.begin();
 ///                 gradients.push(group, 1, vec![step as f32; 4])?;     // backward: the last layer comes first
@@ -60,6 +60,7 @@ pub struct FusedAllReduce {
 
 /// Options of a [`FusedAllReduce`].
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct FusionOptions {
     /// A bucket is closed when it holds at least this many bytes. Smaller buckets begin earlier, larger ones cost fewer
     /// operations; between processes an operation costs about as much as moving 64 KiB. Default 1 MiB.
@@ -73,6 +74,14 @@ pub struct FusionOptions {
 impl Default for FusionOptions {
     fn default() -> Self {
         FusionOptions { bucket_bytes: 1 << 20, op: ReduceOp::Sum, compression: Compression::None }
+    }
+}
+
+distribute_types::setters! {
+    FusionOptions {
+        bucket_bytes: usize,
+        op: ReduceOp,
+        compression: Compression,
     }
 }
 

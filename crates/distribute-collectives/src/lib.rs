@@ -37,6 +37,7 @@ mod compression;
 mod cross_device;
 mod device_group;
 mod engine;
+mod environment;
 mod error;
 mod fusion;
 mod group;

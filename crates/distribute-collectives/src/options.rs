@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::environment;
 use crate::schedule::{Algorithm, Link};
 use crate::transport::TransportKind;
 use crate::{DeviceImplementation, Error, Result, SharedCrossDeviceOps};
@@ -12,10 +13,11 @@ use crate::{DeviceImplementation, Error, Result, SharedCrossDeviceOps};
 /// ```
 /// use std::time::Duration;
 /// use distribute_collectives::Options;
-/// let options = Options { timeout: Duration::from_secs(30), ..Options::default() };
+/// let options = Options::default().timeout(Duration::from_secs(30));
 /// assert_eq!(options.name, "world");
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Options {
     /// Name of the group in errors; groups of the same members need different names. Default `world`.
     pub name: String,
@@ -55,6 +57,20 @@ impl Default for Options {
     }
 }
 
+distribute_types::setters! {
+    Options {
+        timeout: Duration,
+        transport: TransportKind,
+        algorithm: Algorithm,
+        bytes_per_pack: usize,
+        device_implementation: DeviceImplementation,
+    } into {
+        name: String,
+        link: Option<Link>,
+        cross_device_ops: Option<SharedCrossDeviceOps>,
+    }
+}
+
 impl Options {
     /// The defaults, changed by `DISTRIBUTE_TIMEOUT` (seconds), `DISTRIBUTE_TRANSPORT`, `DISTRIBUTE_ALGORITHM` and
     /// `DISTRIBUTE_LINK`.
@@ -62,8 +78,7 @@ impl Options {
     /// # Errors
     /// [`Error::UnknownName`] where one of them cannot be read.
     pub fn from_env() -> Result<Options> {
-        // What is no UTF-8 is no value that an option has, and is named as it can be.
-        Options::from_vars(|name| Some(std::env::var_os(name)?.to_string_lossy().into_owned()))
+        Options::from_vars(environment::text)
     }
 
     /// As [`from_env`](Options::from_env), with the variables looked up by a function.

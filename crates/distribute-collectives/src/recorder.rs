@@ -12,6 +12,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use serde::{Deserialize, Serialize};
 
 use crate::call::Call;
+use crate::environment;
 use crate::sync::lock;
 use crate::{Error, Rank};
 
@@ -131,8 +132,7 @@ pub(crate) struct Identity<'a> {
 
 impl Recorder {
     pub(crate) fn from_env() -> Recorder {
-        let path = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-        Recorder::new(path(FLIGHT_DIR), path(TRACE))
+        Recorder::new(environment::path(FLIGHT_DIR), environment::path(TRACE))
     }
 
     fn new(flight_dir: Option<PathBuf>, trace: Option<PathBuf>) -> Recorder {

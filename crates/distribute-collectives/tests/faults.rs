@@ -27,19 +27,17 @@ fn member() {
 }
 
 fn meet(scenario: &str) -> distribute_collectives::Result<(Arc<Coordination>, ProcessGroup, Options)> {
-    let heartbeats = CoordinationOptions {
-        heartbeat_interval: Duration::from_millis(200),
-        heartbeat_timeout: Duration::from_secs(2),
-        join_timeout: Duration::from_secs(if scenario == "too late" { 1 } else { 20 }),
-        ..CoordinationOptions::from_env()?
-    };
+    let heartbeats = CoordinationOptions::from_env()?
+        .heartbeat_interval(Duration::from_millis(200))
+        .heartbeat_timeout(Duration::from_secs(2))
+        .join_timeout(Duration::from_secs(if scenario == "too late" { 1 } else { 20 }));
     let membership = Membership::from_env()?.unwrap();
     if scenario.ends_with("late") && membership.rank == 1 {
         std::thread::sleep(Duration::from_millis(2500));
     }
     let coordination = Arc::new(Coordination::start(&membership, heartbeats)?);
     let timeout = if scenario == "absent" { Duration::from_secs(2) } else { Duration::from_secs(20) };
-    let options = Options { timeout, ..Options::from_env()? };
+    let options = Options::from_env()?.timeout(timeout);
     let group = ProcessGroup::join(&coordination, 1, &options)?.remove(0);
     Ok((coordination, group, options))
 }
@@ -88,7 +86,7 @@ fn act(
         ("again", _) => {
             for round in 1..=3 {
                 let name = "again".to_owned();
-                let fresh = ProcessGroup::join(coordination, 1, &Options { name, ..options.clone() })?.remove(0);
+                let fresh = ProcessGroup::join(coordination, 1, &options.clone().name(name))?.remove(0);
                 sum(&fresh)?;
                 match me {
                     0 => fresh.send(&[round], Rank(1))?,

@@ -56,7 +56,7 @@ fn poll_once(work: &mut Work<Vec<f32>>, waker: &Waker) -> Poll<Result<Vec<f32>, 
 
 /// Threads of one process; processes of one rank and of two, over sockets and over shared memory.
 fn settings() -> Vec<(usize, usize, Options)> {
-    let with = |transport| Options { transport, ..quick() };
+    let with = |transport| quick().transport(transport);
     vec![
         (1, 3, quick()),
         (2, 1, with(TransportKind::Tcp)),
@@ -115,8 +115,7 @@ fn ranks_that_poll_and_ranks_that_wait_meet() {
 #[test]
 fn a_deadline_wakes_a_rank_that_polls() {
     for (processes, local_ranks) in [(1, 2), (2, 1)] {
-        let options =
-            Options { timeout: Duration::from_millis(300), transport: TransportKind::Tcp, ..Options::default() };
+        let options = Options::default().timeout(Duration::from_millis(300)).transport(TransportKind::Tcp);
         let groups = groups(processes, local_ranks, &options);
         let started = Instant::now();
         // Rank 1 never calls.

@@ -13,7 +13,7 @@ const DEADLINE: Duration = Duration::from_secs(20);
 
 /// `processes * local` ranks that met through a coordination service, all in this test process.
 fn groups(processes: usize, local: usize) -> Vec<ProcessGroup> {
-    let options = Options { timeout: DEADLINE, ..Options::default() };
+    let options = Options::default().timeout(DEADLINE);
     if processes == 1 {
         return ProcessGroup::local_with(local, &options).unwrap();
     }
@@ -23,7 +23,7 @@ fn groups(processes: usize, local: usize) -> Vec<ProcessGroup> {
         let join = |rank: usize| {
             let membership = Membership::new(rank as u32, processes as u32, address.clone()).unwrap();
             let listener = (rank == 0).then(|| listener.clone());
-            let meeting = CoordinationOptions { join_timeout: DEADLINE, listener, ..CoordinationOptions::default() };
+            let meeting = CoordinationOptions::default().join_timeout(DEADLINE).listener(listener);
             let options = &options;
             move || {
                 let coordination = Arc::new(Coordination::start(&membership, meeting).unwrap());

@@ -3,7 +3,7 @@
 
 mod harness;
 
-use distribute_collectives::{Options, ProcessGroup, Rank, ReduceOp, TransportKind};
+use distribute_collectives::{ProcessGroup, Rank, ReduceOp, TransportKind};
 use distribute_device::Element;
 use half::{bf16, f16};
 use harness::{each, groups, quick};
@@ -102,7 +102,7 @@ fn threads_reduce_every_type() {
 
 fn over(transport: TransportKind) {
     for ranks in RANKS.into_iter().filter(|ranks| *ranks > 1) {
-        check_all_types(&groups(ranks, 1, &Options { transport, ..quick() }));
+        check_all_types(&groups(ranks, 1, &quick().transport(transport)));
     }
 }
 

@@ -25,7 +25,7 @@ fn member() {
     let act = || {
         let membership = Membership::from_env()?.unwrap();
         let coordination = Arc::new(Coordination::start(&membership, CoordinationOptions::from_env()?)?);
-        let options = Options { timeout: Duration::from_secs(15), ..Options::from_env()? };
+        let options = Options::from_env()?.timeout(Duration::from_secs(15));
         let group = ProcessGroup::join(&coordination, 1, &options)?.remove(0);
         let (me, ranks) = (group.rank().0, group.world_size() as u32);
         // Through the rings, and by fetching from each other's memory.

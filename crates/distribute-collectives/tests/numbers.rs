@@ -6,8 +6,7 @@ mod harness;
 
 use bytemuck::bytes_of;
 use distribute_collectives::{
-    Algorithm, HierarchicalCopyAllReduce, Options, ProcessGroup, Rank, ReduceOp, Reduction, ReductionToOneDevice,
-    TransportKind,
+    Algorithm, HierarchicalCopyAllReduce, ProcessGroup, Rank, ReduceOp, Reduction, ReductionToOneDevice, TransportKind,
 };
 use distribute_device::Element;
 use half::{bf16, f16};
@@ -17,15 +16,15 @@ use harness::{each, groups, quick};
 fn all_ways(body: impl Fn(&str, &[ProcessGroup])) {
     body("threads", &groups(1, 3, &quick()));
     for ops in [ReductionToOneDevice.into(), HierarchicalCopyAllReduce::new(1).into()] {
-        let options = Options { cross_device_ops: Some(ops), ..quick() };
+        let options = quick().cross_device_ops(Some(ops));
         body("threads with cross-device operations", &groups(1, 3, &options));
     }
     for algorithm in Algorithm::BUILT_IN {
         let name = format!("shared memory, {}", algorithm.name());
-        body(&name, &groups(3, 1, &Options { transport: TransportKind::Shm, algorithm, ..quick() }));
+        body(&name, &groups(3, 1, &quick().transport(TransportKind::Shm).algorithm(algorithm)));
     }
-    body("TCP", &groups(4, 1, &Options { transport: TransportKind::Tcp, ..quick() }));
-    body("gRPC", &groups(3, 1, &Options { transport: TransportKind::Grpc, ..quick() }));
+    body("TCP", &groups(4, 1, &quick().transport(TransportKind::Tcp)));
+    body("gRPC", &groups(3, 1, &quick().transport(TransportKind::Grpc)));
     body("two processes of two", &groups(2, 2, &quick()));
 }
 

@@ -23,7 +23,7 @@ fn arrangements(shapes: &[(usize, usize)]) -> impl Iterator<Item = (usize, usize
         } else {
             &[TransportKind::Shm, TransportKind::Tcp, TransportKind::Grpc]
         };
-        kinds.iter().map(|transport| (*processes, *local, Options { transport: *transport, ..quick() }))
+        kinds.iter().map(|transport| (*processes, *local, quick().transport(*transport)))
     })
 }
 
@@ -104,7 +104,7 @@ proptest! {
     ) {
         let algorithm = Algorithm::BUILT_IN[algorithm].clone();
         let transport = [TransportKind::Shm, TransportKind::Tcp, TransportKind::Grpc][kind];
-        check_all(processes, local, count, ReduceOp::ALL[op], &Options { algorithm, transport, ..quick() });
+        check_all(processes, local, count, ReduceOp::ALL[op], &quick().algorithm(algorithm).transport(transport));
     }
 }
 
@@ -154,7 +154,7 @@ fn different_calls_are_an_error_on_all_ranks_that_names_both() {
 #[test]
 fn a_missing_rank_is_named_at_the_deadline() {
     for (processes, local, options) in arrangements(&[(1, 3), (3, 1), (2, 2)]) {
-        let options = Options { timeout: Duration::from_millis(300), ..options };
+        let options = options.timeout(Duration::from_millis(300));
         let groups = groups(processes, local, &options);
         let started = Instant::now();
         let outcomes = each(&groups, |group| {
@@ -333,7 +333,7 @@ proptest! {
         processes in 1usize..=4, local in 1usize..=3, scale in 0usize..300, kind in 0usize..3,
     ) {
         let transport = [TransportKind::Shm, TransportKind::Tcp, TransportKind::Grpc][kind];
-        check_exchanges(processes, local, scale, &Options { transport, ..quick() });
+        check_exchanges(processes, local, scale, &quick().transport(transport));
     }
 }
 
@@ -381,7 +381,7 @@ impl AllReduceAlgorithm for Star {
 #[test]
 fn an_algorithm_of_the_callers_own_reduces_over_every_transport() {
     for (processes, local, options) in arrangements(&[(3, 1), (2, 2)]) {
-        let options = Options { algorithm: Algorithm::custom(Star), ..options };
+        let options = options.algorithm(Algorithm::custom(Star));
         let groups = groups(processes, local, &options);
         let world = groups.len();
         each(&groups, |group| {

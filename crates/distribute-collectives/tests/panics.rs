@@ -66,7 +66,7 @@ fn a_reduction_that_panics_in_one_chunk_fails_on_every_thread() {
 fn a_reduction_that_panics_fails_on_every_process() {
     for transport in transports() {
         for (processes, local) in [(3, 1), (2, 2)] {
-            let groups = groups(processes, local, &Options { transport, ..quick() });
+            let groups = groups(processes, local, &quick().transport(transport));
             // On one process only, as where values differ.
             let calls: &'static AtomicUsize = Box::leak(Box::new(AtomicUsize::new(0)));
             let reduction = Reduction::new(move |a: f32, b: f32| {
@@ -94,7 +94,7 @@ impl CrossDeviceOps for Broken {
 #[test]
 fn cross_device_operations_that_panic_fail_on_every_rank() {
     for op in [ReduceOp::Sum, ReduceOp::Mean] {
-        let options = Options { cross_device_ops: Some(Broken.into()), ..quick() };
+        let options = quick().cross_device_ops(Some(Broken.into()));
         for groups in [groups(1, 3, &options), groups(2, 2, &options)] {
             all_say(&errors(&groups, |group, values| group.all_reduce(values, op)), "no such device");
         }
@@ -117,7 +117,7 @@ impl AllReduceAlgorithm for Lost {
 #[test]
 fn an_algorithm_that_panics_fails_on_every_process() {
     for transport in transports() {
-        let options = Options { transport, algorithm: Algorithm::custom(Lost), ..quick() };
+        let options = quick().transport(transport).algorithm(Algorithm::custom(Lost));
         for groups in [groups(3, 1, &options), groups(2, 2, &options)] {
             all_say(&errors(&groups, |group, values| group.all_reduce(values, ReduceOp::Sum)), "rank 1 has no plan");
         }
@@ -167,7 +167,7 @@ fn operations_in_line_end_when_an_earlier_one_has_failed() {
 
 #[test]
 fn a_function_that_does_not_return_in_time_is_a_deadline_for_all() {
-    let options = Options { timeout: Duration::from_millis(300), ..Options::default() };
+    let options = Options::default().timeout(Duration::from_millis(300));
     let groups = groups(1, 2, &options);
     let reduction = Reduction::new(|a: f32, b: f32| {
         std::thread::sleep(Duration::from_micros(50));

@@ -46,7 +46,7 @@ impl Arrangement {
         let devices: Vec<String> = (0..self.replicas).map(|index| format!("CPU:{index}")).collect();
         Ok(match self.kind {
             Kind::Default => Strategy::default_strategy()?,
-            Kind::OneDevice => OneDeviceStrategy::new("CPU:0")?,
+            Kind::OneDevice => OneDeviceStrategy::builder("CPU:0").build()?,
             Kind::Mirrored => MirroredStrategy::builder().devices(devices).build()?,
             Kind::CentralStorage => CentralStorageStrategy::builder().compute_devices(devices).build()?,
             Kind::MultiWorkerMirrored => MultiWorkerMirroredStrategy::builder().devices(devices).build()?,

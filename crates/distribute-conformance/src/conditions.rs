@@ -6,7 +6,7 @@ use crate::check::Stop;
 
 /// Skips strategies of several processes: failures end their group, and they restart from a checkpoint.
 pub(crate) fn in_one_process(strategy: &Strategy) -> Result<(), Stop> {
-    match strategy.topology().workers {
+    match strategy.topology().workers() {
         1 => Ok(()),
         _ => Err(Stop::NotApplicable("a failed run ends the group of several processes, which are started again")),
     }

@@ -39,6 +39,7 @@
 mod compiler;
 mod compute;
 mod driver;
+mod environment;
 mod event;
 mod failure;
 mod gpu;
@@ -51,10 +52,11 @@ mod topology;
 
 use std::any::Any;
 use std::ffi::c_void;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::sys;
+use parking_lot::Mutex;
 
 pub use self::compiler::compiler_version;
 pub use self::compute::{Combine, MAX_BUFFERS};
@@ -142,7 +144,7 @@ impl CudaDevice {
     /// # Source
     /// "Using multiple NCCL communicators concurrently" in NCCL's user guide.
     pub fn collective_stream(&self) -> Result<Arc<CudaStream>> {
-        let mut held = self.collectives.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut held = self.collectives.lock();
         if let Some(stream) = &*held {
             return Ok(Arc::clone(stream));
         }
@@ -152,7 +154,7 @@ impl CudaDevice {
     /// Discards a failed stream that [`collective_stream`](CudaDevice::collective_stream) returned; its next call
     /// creates a new one.
     pub fn replace_collective_stream(&self, failed: &Arc<CudaStream>) {
-        let mut held = self.collectives.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut held = self.collectives.lock();
         if held.as_ref().is_some_and(|held| Arc::ptr_eq(held, failed)) {
             *held = None;
         }

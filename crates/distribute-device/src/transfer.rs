@@ -1,7 +1,9 @@
 //! Copies in progress between host and device.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
+
+use parking_lot::Mutex;
 
 use crate::{Error, Event, HostBuffer, Result};
 
@@ -67,11 +69,11 @@ impl HostSlot {
 
     /// Runs `action` on the buffer inside the slot; `None` if the slot is empty.
     pub fn with<R>(&self, action: impl FnOnce(&mut HostBuffer) -> R) -> Option<R> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).as_mut().map(action)
+        self.0.lock().as_mut().map(action)
     }
 
     /// Takes the buffer out; `None` if the slot is empty.
     pub fn take(&self) -> Option<HostBuffer> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+        self.0.lock().take()
     }
 }

@@ -59,7 +59,7 @@ type OptimizerFn<M> = dyn Fn(&Model<M>) -> distribute_candle::Result<Optimizer> 
 /// # Examples
 /// ```
 /// use candle_nn::{Linear, Module, VarBuilder, linear};
-/// use distribute_candle::{Loss, MeanSquared, Sgd};
+/// use distribute_candle::{Loss, MeanSquaredError, Sgd};
 /// use distribute_estimator::{
 ///     Error, Estimator, EstimatorModel, EstimatorSpec, EvalSpec, FeatureColumns, InputLayer, Labels, Mode, Numeric,
 ///     Result, RunConfig, Until,
@@ -75,7 +75,7 @@ type OptimizerFn<M> = dyn Fn(&Model<M>) -> distribute_candle::Result<Optimizer> 
 ///         let spec = EstimatorSpec::new().prediction("y", &y);
 ///         let Some(Column::Numbers(labels)) = labels else { return Ok(spec) };
 ///         let right = candle_core::Tensor::from_slice(labels.as_slice(), y.dims(), y.device())?;
-///         Ok(spec.loss(&MeanSquared.per_example(&y, &right)?).metric("off_by", MeanAbsoluteError, &y, &right))
+///         Ok(spec.loss(&MeanSquaredError.per_example(&y, &right)?).metric("off_by", MeanAbsoluteError, &y, &right))
 ///     }
 /// }
 ///
@@ -195,7 +195,7 @@ impl<M: EstimatorModel + Sync> Estimator<M> {
 
     /// Workers that train together read checkpoints together too, since only the chief need have them.
     fn eval_strategy(&self) -> Result<Strategy> {
-        let of_training = self.config.train_distribute.as_ref().filter(|strategy| strategy.topology().workers > 1);
+        let of_training = self.config.train_distribute.as_ref().filter(|strategy| strategy.topology().workers() > 1);
         Ok(match self.config.eval_distribute.as_ref().or(of_training) {
             Some(strategy) => strategy.clone(),
             None => Strategy::default_strategy()?,

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use candle_core::Tensor;
 use candle_nn::{Linear, Module, VarBuilder, linear};
-use distribute_candle::{Adam, Loss, MeanSquared, Model, Optimizer, Sgd};
+use distribute_candle::{Adam, Loss, MeanSquaredError, Model, Optimizer, Sgd};
 use distribute_cluster::TfConfigResolver;
 use distribute_estimator::{
     CannedModel, Categorical, DnnClassifier, DnnRegressor, Error, Estimator, EstimatorModel, EstimatorSpec, EvalSpec,
@@ -312,7 +312,7 @@ impl EstimatorModel for Own {
         let y = self.line.forward(&self.input.forward(features)?)?;
         let Some(Column::Numbers(labels)) = labels else { return Ok(EstimatorSpec::new().prediction("price", &y)) };
         let right = Tensor::from_slice(labels.as_slice(), y.dims(), y.device())?;
-        let losses = MeanSquared.per_example(&y, &right)?;
+        let losses = MeanSquaredError.per_example(&y, &right)?;
         Ok(match self.what {
             "no loss" if mode == Mode::Eval => EstimatorSpec::new(),
             "mean" => EstimatorSpec::new().loss(&losses.mean_all()?),

@@ -28,13 +28,12 @@ fn member() {
     let Ok(scenario) = std::env::var(SCENARIO) else { return };
     let local: usize = std::env::var(LOCAL).unwrap().parse().unwrap();
     let membership = Membership::from_env().unwrap().unwrap();
-    let heartbeats = CoordinationOptions {
-        heartbeat_interval: Duration::from_millis(200),
-        heartbeat_timeout: Duration::from_secs(2),
-        ..CoordinationOptions::from_env().unwrap()
-    };
+    let heartbeats = CoordinationOptions::from_env()
+        .unwrap()
+        .heartbeat_interval(Duration::from_millis(200))
+        .heartbeat_timeout(Duration::from_secs(2));
     let coordination = Arc::new(Coordination::start(&membership, heartbeats).unwrap());
-    let options = Options { timeout: Duration::from_secs(20), ..Options::from_env().unwrap() };
+    let options = Options::from_env().unwrap().timeout(Duration::from_secs(20));
     let groups = ProcessGroup::join(&coordination, local, &options).unwrap();
     let devices = Devices::local().split(DeviceKind::Gpu, 0, &vec![None; local]).unwrap();
     let gpus: Vec<_> = devices.of_kind(DeviceKind::Gpu).take(local).cloned().collect();

@@ -132,7 +132,7 @@ impl Task {
     /// master copies.
     fn under_strategy(&self, replicas: &[String]) -> distribute::Result<Duration> {
         let strategy = MirroredStrategy::builder().devices(replicas.iter().map(String::as_str)).build()?;
-        let options = ScopeOptions { dtype: self.dtype, ..ScopeOptions::default() };
+        let options = ScopeOptions::default().dtype(self.dtype);
         let model = strategy.scope_with(options, |vb| self.kind.build(self.size, &vb))?;
         let optimizer = Adam::new(1e-4).build(&model)?;
         let global_batch = self.size.batch * replicas.len();

@@ -13,14 +13,14 @@ use crate::position::{Lane, Way};
 use crate::rebatch::Rebatch;
 use crate::{
     AutoShardPolicy, BoxError, Cardinality, DataPlan, Dataset, Element, ElementSpec, Error, InputContext, InputOptions,
-    InputPosition, InputReplicationMode, InputTopology, Result, UnequalData,
+    InputPosition, InputReplicationMode, Result, Topology, UnequalData,
 };
 
 mod function;
 mod iter;
 
 pub use function::distribute_datasets_from_function;
-pub use iter::{DistributedIter, More};
+pub use iter::{More, WorkerIterator};
 
 /// One step of one worker.
 pub(crate) struct Step<T> {
@@ -62,7 +62,7 @@ type EmptyParts<T> = Arc<dyn Fn(bool) -> Result<Option<Vec<T>>> + Send + Sync>;
 /// # Shapes
 /// A global batch of `G` rows is divided between `N` replicas into parts that differ by at most one row; the larger
 /// parts rotate, so that each worker gets its share of them. A short last batch fills replicas in order; replicas
-/// without data get zero rows, or a [stand-in row](DistributedDataset::with_stand_ins), and still take part in the
+/// without data get zero rows, or a [stand-in row](WorkerDataset::with_stand_ins), and still take part in the
 /// step.
 ///
 /// # Errors
@@ -72,9 +72,9 @@ type EmptyParts<T> = Arc<dyn Fn(bool) -> Result<Option<Vec<T>>> + Send + Sync>;
 ///
 /// # Examples
 /// ```
-/// use distribute_input::{Dataset, InputOptions, InputTopology, distribute_dataset};
+/// use distribute_input::{Dataset, InputOptions, Topology, distribute_dataset};
 /// let data = Dataset::range(0..9).batch(2);
-/// let data = distribute_dataset(&data, InputTopology::local(2)?, InputOptions::default())?;
+/// let data = distribute_dataset(&data, Topology::local(2)?, InputOptions::default())?;
 /// let last = data.iter().last().expect("there are five steps")?;
 /// assert_eq!([last[0].as_slice(), last[1].as_slice()], [&[8][..], &[]]);
 /// # Ok::<(), distribute_input::Error>(())
@@ -84,9 +84,9 @@ type EmptyParts<T> = Arc<dyn Fn(bool) -> Result<Option<Vec<T>>> + Send + Sync>;
 /// `tf.distribute.Strategy.experimental_distribute_dataset`.
 pub fn distribute_dataset<T, L>(
     dataset: &Dataset<T>,
-    topology: InputTopology,
+    topology: Topology,
     options: InputOptions,
-) -> Result<DistributedDataset<T>>
+) -> Result<WorkerDataset<T>>
 where
     T: Element<L>,
 {
@@ -112,7 +112,7 @@ where
         Reads::Walk => (Way::Walk, Lane::of(None), cardinality),
         Reads::Own { share, .. } => (Way::Lanes, Lane::of(*share), Cardinality::Unknown),
     };
-    Ok(DistributedDataset {
+    Ok(WorkerDataset {
         open,
         empty,
         way,
@@ -137,7 +137,7 @@ pub(crate) enum Reads {
     Own { share: Option<Share>, shares: Shares },
 }
 
-fn reads(shares: &Shares, topology: InputTopology, options: InputOptions) -> Result<Reads> {
+fn reads(shares: &Shares, topology: Topology, options: InputOptions) -> Result<Reads> {
     let (policy, several) = (options.auto_shard_policy, topology.workers() > 1);
     let refuse = |problem| Err(Error::Options { problem });
     let own = || {
@@ -246,8 +246,8 @@ where
 /// from has no effect on it.
 ///
 /// # Source
-/// `tf.distribute.DistributedDataset`.
-pub struct DistributedDataset<T> {
+/// One worker's part of `tf.distribute.DistributedDataset`.
+pub struct WorkerDataset<T> {
     open: StepOpener<T>,
     empty: EmptyParts<T>,
     way: Way,
@@ -261,30 +261,30 @@ pub struct DistributedDataset<T> {
     stand_ins: bool,
 }
 
-impl<T: Send + 'static> DistributedDataset<T> {
+impl<T: Send + 'static> WorkerDataset<T> {
     /// Gives a replica whose part of a step would be empty one row of the data, a *stand-in*, for programs that cannot
-    /// process zero rows. Another replica has the same row, so it must have weight zero; [`DistributedIter::examples`]
+    /// process zero rows. Another replica has the same row, so it must have weight zero; [`WorkerIterator::examples`]
     /// distinguishes it from other rows.
     ///
     /// # Examples
     /// ```
-    /// use distribute_input::{Dataset, InputOptions, InputTopology, distribute_dataset};
+    /// use distribute_input::{Dataset, InputOptions, Topology, distribute_dataset};
     /// let data = Dataset::range(0..9).batch(2);
-    /// let data = distribute_dataset(&data, InputTopology::local(2)?, InputOptions::default())?;
+    /// let data = distribute_dataset(&data, Topology::local(2)?, InputOptions::default())?;
     /// let mut steps = data.with_stand_ins().iter();
     /// let last = steps.by_ref().last().expect("there are five steps")?;
     /// assert_eq!([last[0].as_slice(), last[1].as_slice()], [&[8][..], &[8]]);
     /// assert_eq!(steps.examples(), [true, false]);
     /// # Ok::<(), distribute_input::Error>(())
     /// ```
-    pub fn with_stand_ins(self) -> DistributedDataset<T> {
-        DistributedDataset { stand_ins: true, ..self }
+    pub fn with_stand_ins(self) -> WorkerDataset<T> {
+        WorkerDataset { stand_ins: true, ..self }
     }
 
     /// Gives a replica whose part of a step is empty zero rows, which is the default. Reverts
-    /// [`with_stand_ins`](DistributedDataset::with_stand_ins).
-    pub fn without_stand_ins(self) -> DistributedDataset<T> {
-        DistributedDataset { stand_ins: false, ..self }
+    /// [`with_stand_ins`](WorkerDataset::with_stand_ins).
+    pub fn without_stand_ins(self) -> WorkerDataset<T> {
+        WorkerDataset { stand_ins: false, ..self }
     }
 
     /// Returns whether a replica whose part of a step would be empty gets a stand-in row.
@@ -293,13 +293,13 @@ impl<T: Send + 'static> DistributedDataset<T> {
     }
 
     /// Begins the next pass.
-    pub fn iter(&self) -> DistributedIter<T> {
+    pub fn iter(&self) -> WorkerIterator<T> {
         // Relaxed: the counter orders no other memory access.
         self.iter_epoch(self.passes.fetch_add(1, Ordering::Relaxed))
     }
 
     /// Begins the pass with the given number without advancing the counter.
-    pub fn iter_epoch(&self, epoch: u64) -> DistributedIter<T> {
+    pub fn iter_epoch(&self, epoch: u64) -> WorkerIterator<T> {
         let (way, stand_ins) = (self.way, self.stand_ins);
         self.begin(Start { epoch, way, lanes: self.lanes.clone(), stand_ins })
     }
@@ -312,18 +312,18 @@ impl<T: Send + 'static> DistributedDataset<T> {
     ///
     /// # Errors
     /// [`Error::Position`] if an input function chose the data and the number of workers has changed.
-    pub fn iter_from(&self, position: &InputPosition) -> Result<DistributedIter<T>> {
+    pub fn iter_from(&self, position: &InputPosition) -> Result<WorkerIterator<T>> {
         let lanes = position.lanes_of(self.topology())?;
         self.passes.fetch_max(position.epoch + 1, Ordering::Relaxed);
         let (epoch, way, stand_ins) = (position.epoch, position.way, self.stand_ins);
         Ok(self.begin(Start { epoch, way, lanes, stand_ins }))
     }
 
-    fn begin(&self, start: Start) -> DistributedIter<T> {
+    fn begin(&self, start: Start) -> WorkerIterator<T> {
         let (open, first) = (Arc::clone(&self.open), start.clone());
         let steps = prefetched_items(move || open(first), self.depth);
         let only_full = self.unequal_data == UnequalData::Drop && start.way == Way::Walk;
-        DistributedIter::new(steps, start, only_full)
+        WorkerIterator::new(steps, start, only_full)
     }
 
     /// Returns whether the passes of all workers end after the same number of steps, so that the workers need not agree
@@ -338,7 +338,7 @@ impl<T: Send + 'static> DistributedDataset<T> {
     }
 
     /// Returns the parts of a step for a worker that has no data left: all empty, or all [stand-in
-    /// rows](DistributedDataset::with_stand_ins). Returns `None` if the dataset is empty.
+    /// rows](WorkerDataset::with_stand_ins). Returns `None` if the dataset is empty.
     ///
     /// # Errors
     /// The errors of reading the first batch, which determines shapes and types.
@@ -353,7 +353,7 @@ impl<T: Send + 'static> DistributedDataset<T> {
     /// The errors of reading the first batch.
     ///
     /// # Source
-    /// `tf.distribute.DistributedDataset.element_spec`.
+    /// `tf.distribute.WorkerDataset.element_spec`.
     pub fn element_spec<L>(&self) -> Result<Vec<ElementSpec>>
     where
         T: Element<L>,
@@ -364,7 +364,7 @@ impl<T: Send + 'static> DistributedDataset<T> {
 
     /// Applies a function to each local replica's element when it is read ahead, for example to copy it to the
     /// replica's device. The function receives the replica's index within this worker.
-    pub fn map_replicas<U, F>(self, function: F) -> DistributedDataset<U>
+    pub fn map_replicas<U, F>(self, function: F) -> WorkerDataset<U>
     where
         U: Send + 'static,
         F: Fn(usize, T) -> Result<U, BoxError> + Send + Sync + 'static,
@@ -376,7 +376,7 @@ impl<T: Send + 'static> DistributedDataset<T> {
                 .collect()
         });
         let (open, empty, mapped) = (self.open, self.empty, Arc::clone(&map));
-        DistributedDataset {
+        WorkerDataset {
             open: Arc::new(move |start| {
                 let map = Arc::clone(&map);
                 Box::new(open(start).map(move |step| {
@@ -408,7 +408,7 @@ impl<T: Send + 'static> DistributedDataset<T> {
     }
 
     /// Returns the workers and replicas that read the dataset.
-    pub fn topology(&self) -> InputTopology {
+    pub fn topology(&self) -> Topology {
         self.plan.topology()
     }
 
@@ -418,9 +418,9 @@ impl<T: Send + 'static> DistributedDataset<T> {
     }
 }
 
-impl<T> Clone for DistributedDataset<T> {
+impl<T> Clone for WorkerDataset<T> {
     fn clone(&self) -> Self {
-        DistributedDataset {
+        WorkerDataset {
             open: Arc::clone(&self.open),
             empty: Arc::clone(&self.empty),
             way: self.way,
@@ -435,17 +435,17 @@ impl<T> Clone for DistributedDataset<T> {
     }
 }
 
-impl<T> fmt::Debug for DistributedDataset<T> {
+impl<T> fmt::Debug for WorkerDataset<T> {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.debug_struct("DistributedDataset").field("plan", &self.plan).finish_non_exhaustive()
+        formatter.debug_struct("WorkerDataset").field("plan", &self.plan).finish_non_exhaustive()
     }
 }
 
-impl<T: Send + 'static> IntoIterator for &DistributedDataset<T> {
+impl<T: Send + 'static> IntoIterator for &WorkerDataset<T> {
     type Item = Result<Vec<T>>;
-    type IntoIter = DistributedIter<T>;
+    type IntoIter = WorkerIterator<T>;
 
-    fn into_iter(self) -> DistributedIter<T> {
+    fn into_iter(self) -> WorkerIterator<T> {
         self.iter()
     }
 }

@@ -181,18 +181,8 @@ pub enum Error {
         replicas: usize,
     },
     /// A combination of workers and replicas is invalid.
-    #[error(
-        "worker {worker} of {workers} with {replicas_per_worker} replicas is no place to read data for; \
-         give at least one worker and one replica, and a worker below their number"
-    )]
-    Topology {
-        /// The number of workers.
-        workers: usize,
-        /// The index of this worker.
-        worker: usize,
-        /// The number of replicas of each worker.
-        replicas_per_worker: usize,
-    },
+    #[error(transparent)]
+    Topology(#[from] distribute_types::InvalidTopology),
     /// An operation of the tensor library failed.
     #[error("{action} of dataset elements: {source}")]
     Library {

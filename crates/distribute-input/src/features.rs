@@ -358,7 +358,7 @@ impl From<Array<String>> for Column {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Dataset, InputOptions, InputTopology, distribute_dataset};
+    use crate::{Dataset, InputOptions, Topology, distribute_dataset};
 
     fn people(names: &[&str]) -> Features {
         let ages: Vec<f32> = (0..names.len()).map(|age| age as f32).collect();
@@ -387,7 +387,7 @@ mod tests {
     fn features_and_labels_go_through_a_pipeline() {
         let data = Dataset::from_tensor_slices((people(&["a", "b", "c", "d", "e"]), Column::from(vec![0, 1, 2, 3, 4])));
         let options = InputOptions::default();
-        let data = distribute_dataset(&data.shuffle(5, 3).batch(2), InputTopology::local(2).unwrap(), options).unwrap();
+        let data = distribute_dataset(&data.shuffle(5, 3).batch(2), Topology::local(2).unwrap(), options).unwrap();
         let mut seen: Vec<(String, i64)> = Vec::new();
         for step in &data {
             for (features, labels) in step.unwrap() {

@@ -7,7 +7,7 @@
 //! - [`read`]: readers of text, CSV, TFRecord, Parquet, tar and image files.
 //! - [`distribute_dataset`]: divides the global batches of a dataset between the replicas of all workers.
 //! - [`distribute_datasets_from_function`]: one pipeline per worker, created by a function of its [`InputContext`].
-//! - [`DistributedDataset`]: the result of both; yields one element per local replica and step, and prints its
+//! - [`WorkerDataset`]: the result of both; yields one element per local replica and step, and prints its
 //!   [`DataPlan`].
 //! - [`InputPosition`]: the position of a pass, for checkpoints; a pass can be resumed with another number of workers.
 //! - [`Features`]: named columns of numbers and texts, for tables.
@@ -15,11 +15,11 @@
 //!
 //! # Examples
 //! ```
-//! use distribute_input::{AUTOTUNE, Array, Dataset, InputOptions, InputTopology, distribute_dataset};
+//! use distribute_input::{AUTOTUNE, Array, Dataset, InputOptions, Topology, distribute_dataset};
 //! let images = Array::new([9, 2], (0..18).map(|pixel| pixel as f32).collect())?;
 //! let labels = Array::from((0..9).collect::<Vec<u32>>());
 //! let data = Dataset::from_tensor_slices((images, labels)).shuffle(9, 42).batch(4).prefetch(AUTOTUNE);
-//! let distributed = distribute_dataset(&data, InputTopology::local(2)?, InputOptions::default())?;
+//! let distributed = distribute_dataset(&data, Topology::local(2)?, InputOptions::default())?;
 //! println!("{}", distributed.plan());
 //! let mut seen = Vec::new();
 //! for step in &distributed {
@@ -55,11 +55,10 @@ pub mod read;
 mod rebatch;
 
 pub use array::{Array, Arrays};
-pub use context::{InputContext, InputTopology};
+pub use context::InputContext;
 pub use dataset::{AUTOTUNE, Cardinality, Dataset, DatasetIter, FileShard, Parallel};
-pub use distributed::{
-    DistributedDataset, DistributedIter, More, distribute_dataset, distribute_datasets_from_function,
-};
+pub use distribute_types::Topology;
+pub use distributed::{More, WorkerDataset, WorkerIterator, distribute_dataset, distribute_datasets_from_function};
 pub use element::{Element, ElementSpec, Pad};
 pub use error::{BoxError, Error, Result};
 pub use features::{Column, Features, Named};

@@ -52,6 +52,7 @@ pub enum InputReplicationMode {
 /// # Source
 /// `tf.distribute.InputOptions`, and the distribution options of `tf.data`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct InputOptions {
     /// The policy by which the data are divided between workers.
     pub auto_shard_policy: AutoShardPolicy,
@@ -76,5 +77,15 @@ impl Default for InputOptions {
             replication_mode: InputReplicationMode::PerWorker,
             per_replica_buffer_size: 1,
         }
+    }
+}
+
+distribute_types::setters! {
+    InputOptions {
+        auto_shard_policy: AutoShardPolicy,
+        deterministic: bool,
+        unequal_data: UnequalData,
+        replication_mode: InputReplicationMode,
+        per_replica_buffer_size: usize,
     }
 }

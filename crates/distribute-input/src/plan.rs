@@ -6,15 +6,15 @@ use std::{fmt, ops::Range};
 
 use crate::dataset::{Share, Shares, divide};
 use crate::distributed::Reads;
-use crate::{Cardinality, FileShard, InputTopology, rebatch::Rebatch};
+use crate::{Cardinality, FileShard, Topology, rebatch::Rebatch};
 
 /// The rows that each worker and replica reads. It prints as a table, which is equal on all workers.
 ///
 /// # Examples
 /// ```
-/// use distribute_input::{Dataset, InputOptions, InputTopology, distribute_dataset};
+/// use distribute_input::{Dataset, InputOptions, Topology, distribute_dataset};
 /// let data = Dataset::range(0..70).batch(7);
-/// let data = distribute_dataset(&data, InputTopology::new(2, 0, 2)?, InputOptions::default())?;
+/// let data = distribute_dataset(&data, Topology::new(2, 0, 2)?, InputOptions::default())?;
 /// assert_eq!(data.plan().to_string(), "\
 /// global batch 7 over 4 replicas (2 workers x 2), 10 steps a pass
 /// each worker walks the whole data and keeps its replicas' rows; sizes repeat every 2 steps
@@ -28,7 +28,7 @@ use crate::{Cardinality, FileShard, InputTopology, rebatch::Rebatch};
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DataPlan {
-    topology: InputTopology,
+    topology: Topology,
     division: Division,
     steps: Cardinality,
     /// The seeds of the shuffles before the distribution.
@@ -45,7 +45,7 @@ pub(crate) enum Division {
 }
 
 impl DataPlan {
-    pub(crate) fn new(topology: InputTopology, division: Division, steps: Cardinality) -> DataPlan {
+    pub(crate) fn new(topology: Topology, division: Division, steps: Cardinality) -> DataPlan {
         DataPlan { topology, division, steps, seeds: Vec::new() }
     }
 
@@ -58,9 +58,9 @@ impl DataPlan {
     ///
     /// # Examples
     /// ```
-    /// use distribute_input::{Dataset, InputOptions, InputTopology, distribute_dataset};
+    /// use distribute_input::{Dataset, InputOptions, Topology, distribute_dataset};
     /// let data = Dataset::range(0..70).shuffle(70, 42).batch(7);
-    /// let data = distribute_dataset(&data, InputTopology::new(2, 0, 2)?, InputOptions::default())?;
+    /// let data = distribute_dataset(&data, Topology::new(2, 0, 2)?, InputOptions::default())?;
     /// let settings = data.plan().settings();
     /// assert!(settings.contains(&("global batch", "7".to_owned())));
     /// assert!(settings.contains(&("seeds of shuffles", "[42]".to_owned())));
@@ -82,7 +82,7 @@ impl DataPlan {
     }
 
     /// Returns the workers and replicas that read.
-    pub fn topology(&self) -> InputTopology {
+    pub fn topology(&self) -> Topology {
         self.topology
     }
 
@@ -128,7 +128,7 @@ impl DataPlan {
         let mut line = "worker  replica".to_owned();
         (0..columns).for_each(|step| line.push_str(&format!("  {:<width$}", head(step))));
         writeln!(formatter, "{}", line.trim_end())?;
-        for replica in 0..self.topology.num_replicas_in_sync() {
+        for replica in 0..self.topology.num_replicas() {
             let mut line = format!("{:<6}  {replica:<7}", replica / self.topology.replicas_per_worker());
             for step in 0..columns {
                 let cell = self.rows(step, replica).map_or_else(|| "-".to_owned(), |rows| format!("{rows:?}"));
@@ -210,12 +210,12 @@ const MAX_COLUMNS: usize = 8;
 
 #[cfg(test)]
 mod tests {
-    use crate::{Dataset, InputOptions, InputTopology, distribute_dataset, distribute_datasets_from_function};
+    use crate::{Dataset, InputOptions, Topology, distribute_dataset, distribute_datasets_from_function};
 
     #[test]
     fn an_even_division_has_one_column() {
         let data = Dataset::range(0..12).batch(6).repeat_forever();
-        let data = distribute_dataset(&data, InputTopology::local(3).unwrap(), InputOptions::default()).unwrap();
+        let data = distribute_dataset(&data, Topology::local(3).unwrap(), InputOptions::default()).unwrap();
         let expected = "global batch 6 over 3 replicas (1 workers x 3), infinite steps a pass\n\
             each worker walks the whole data and keeps its replicas' rows\n\
             worker  replica  rows\n0       0        0..2\n0       1        2..4\n0       2        4..6\n";
@@ -226,7 +226,7 @@ mod tests {
 
     #[test]
     fn an_input_function_is_named_as_such() {
-        let topology = InputTopology::new(2, 0, 2).unwrap();
+        let topology = Topology::new(2, 0, 2).unwrap();
         let data =
             distribute_datasets_from_function(topology, InputOptions::default(), |_| Ok(Dataset::range(0..9).batch(3)));
         let data = data.unwrap();

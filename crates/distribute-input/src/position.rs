@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::dataset::Share;
-use crate::{Error, InputTopology, Result};
+use crate::{Error, Result, Topology};
 
 /// The position of a pass over a distributed dataset, for checkpoints.
 ///
@@ -11,9 +11,9 @@ use crate::{Error, InputTopology, Result};
 ///
 /// # Examples
 /// ```
-/// use distribute_input::{Dataset, InputOptions, InputTopology, distribute_dataset};
+/// use distribute_input::{Dataset, InputOptions, Topology, distribute_dataset};
 /// let data = Dataset::range(0..9).shuffle(9, 7).batch(2);
-/// let one = distribute_dataset(&data, InputTopology::local(1)?, InputOptions::default())?;
+/// let one = distribute_dataset(&data, Topology::local(1)?, InputOptions::default())?;
 /// let mut pass = one.iter();
 /// pass.next();
 /// let position = pass.position().clone();
@@ -103,7 +103,7 @@ impl InputPosition {
     }
 
     /// Returns the lanes that a worker reads when it resumes.
-    pub(crate) fn lanes_of(&self, topology: InputTopology) -> Result<Vec<Lane>> {
+    pub(crate) fn lanes_of(&self, topology: Topology) -> Result<Vec<Lane>> {
         let (workers, worker) = (topology.workers(), topology.worker());
         match self.way {
             Way::Walk => Ok(self.lanes.iter().map(|lane| lane.rest(1, 0)).collect()),

@@ -19,7 +19,7 @@
 //! # std::fs::write(folder.path().join("a.txt"), "1\n2\n")?;
 //! # std::fs::write(folder.path().join("b.txt"), "3\n4\n")?;
 //! let numbers = Dataset::list_files(folder.path(), ".txt")
-//!     .read(Lines, ReadOptions { cycle: 2, ..ReadOptions::default() })
+//!     .read(Lines, ReadOptions::default().cycle(2))
 //!     .map(|line| Ok(Array::scalar(line.parse::<i64>()?)))
 //!     .batch(2);
 //! let first = numbers.iter().next().expect("there are four lines")?;
@@ -29,7 +29,9 @@
 
 use std::io;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 use crate::dataset::{Items, Opener};
 use crate::{Dataset, Error, FileShard, Result};
@@ -130,6 +132,7 @@ impl BadRecord {
 
 /// Options for reading files.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct ReadOptions {
     /// The number of files that are open at a time. Default: 1.
     pub cycle: usize,
@@ -142,6 +145,14 @@ pub struct ReadOptions {
 impl Default for ReadOptions {
     fn default() -> ReadOptions {
         ReadOptions { cycle: 1, block: 1, bad_records: BadRecords::Fail }
+    }
+}
+
+distribute_types::setters! {
+    ReadOptions {
+        cycle: usize,
+        block: usize,
+        bad_records: BadRecords,
     }
 }
 
@@ -163,7 +174,7 @@ pub enum BadRecords {
 /// use distribute_input::Dataset;
 ///
 /// let skipped = Skipped::default();
-/// let options = ReadOptions { bad_records: BadRecords::Skip(skipped.clone()), ..ReadOptions::default() };
+/// let options = ReadOptions::default().bad_records(BadRecords::Skip(skipped.clone()));
 /// let lines = Dataset::from_files(["/nowhere/at/all"]).read(Lines, options);
 /// assert_eq!(lines.iter().count(), 0);
 /// assert_eq!(skipped.count(), 1);
@@ -194,8 +205,8 @@ impl Skipped {
         }
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, (u64, Vec<String>)> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> parking_lot::MutexGuard<'_, (u64, Vec<String>)> {
+        self.state.lock()
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::{Error, InputTopology, Result};
+use crate::{Error, Result, Topology};
 
 /// The rule that divides a global batch of `G` rows between `N` replicas.
 ///
@@ -12,7 +12,7 @@ use crate::{Error, InputTopology, Result};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Rebatch {
     pub(crate) global_batch: usize,
-    pub(crate) topology: InputTopology,
+    pub(crate) topology: Topology,
     /// Replaces the rule by parts of `ceil(rows / N)`, where `rows` is the actual size of the batch; the last parts may
     /// be shorter or empty.
     pub(crate) equal_pieces: bool,
@@ -21,7 +21,7 @@ pub(crate) struct Rebatch {
 impl Rebatch {
     /// Returns the number of steps after which the sizes repeat.
     pub(crate) fn period(&self) -> usize {
-        match self.global_batch % self.topology.num_replicas_in_sync() {
+        match self.global_batch % self.topology.num_replicas() {
             0 => 1,
             _ if self.equal_pieces => 1,
             _ => self.topology.workers(),
@@ -36,7 +36,7 @@ impl Rebatch {
         if rows > global_batch {
             return Err(Error::OversizedBatch { step, rows, global_batch });
         }
-        let replicas = topology.num_replicas_in_sync();
+        let replicas = topology.num_replicas();
         let (small, larger) = (global_batch / replicas, global_batch % replicas);
         // W * R = N, so the rotation repeats after W steps.
         let shift = (step % topology.workers()) * topology.replicas_per_worker();
@@ -76,8 +76,7 @@ mod tests {
     use super::*;
 
     fn sizes(worker: usize, step: usize) -> Vec<usize> {
-        let rebatch =
-            Rebatch { global_batch: 7, topology: InputTopology::new(2, worker, 2).unwrap(), equal_pieces: false };
+        let rebatch = Rebatch { global_batch: 7, topology: Topology::new(2, worker, 2).unwrap(), equal_pieces: false };
         rebatch.local_ranges(step, 7).unwrap().map(|range| range.len()).collect()
     }
 
@@ -97,7 +96,7 @@ mod tests {
             step in 0_usize..20,
             short in 0_usize..40,
         ) {
-            let topology = InputTopology::new(workers, 0, replicas).unwrap();
+            let topology = Topology::new(workers, 0, replicas).unwrap();
             let rebatch = Rebatch { global_batch, topology, equal_pieces: false };
             let full: Vec<_> = rebatch.ranges(step, global_batch).unwrap().collect();
             prop_assert_eq!(full.iter().cloned().flatten().collect::<Vec<_>>(), (0..global_batch).collect::<Vec<_>>());
@@ -118,7 +117,7 @@ mod tests {
             global_batch in 1_usize..40,
         ) {
             let totals = (0..workers).map(|worker| {
-                let topology = InputTopology::new(workers, worker, replicas).unwrap();
+                let topology = Topology::new(workers, worker, replicas).unwrap();
                 let rebatch = Rebatch { global_batch, topology, equal_pieces: false };
                 let steps = (0..workers).flat_map(|step| rebatch.local_ranges(step, global_batch).unwrap());
                 steps.map(|range| range.len()).sum::<usize>()

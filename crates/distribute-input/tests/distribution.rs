@@ -7,27 +7,23 @@ use std::path::PathBuf;
 
 use distribute_input::read::{Lines, ReadOptions, TfRecordWriter, TfRecords};
 use distribute_input::{
-    Array, AutoShardPolicy, Dataset, DistributedDataset, DistributedIter, InputOptions, InputPosition,
-    InputReplicationMode, InputTopology, UnequalData, distribute_dataset, distribute_datasets_from_function,
+    Array, AutoShardPolicy, Dataset, InputOptions, InputPosition, InputReplicationMode, Topology, UnequalData,
+    WorkerDataset, WorkerIterator, distribute_dataset, distribute_datasets_from_function,
 };
 use proptest::prelude::*;
 
 type Rows = Vec<i64>;
 
 fn with(auto_shard_policy: AutoShardPolicy) -> InputOptions {
-    InputOptions { auto_shard_policy, ..InputOptions::default() }
+    InputOptions::default().auto_shard_policy(auto_shard_policy)
 }
 
-fn worker(
-    data: &Dataset<Array<i64>>,
-    at: (usize, usize, usize),
-    options: InputOptions,
-) -> DistributedDataset<Array<i64>> {
-    distribute_dataset(data, InputTopology::new(at.0, at.1, at.2).unwrap(), options).unwrap()
+fn worker(data: &Dataset<Array<i64>>, at: (usize, usize, usize), options: InputOptions) -> WorkerDataset<Array<i64>> {
+    distribute_dataset(data, Topology::new(at.0, at.1, at.2).unwrap(), options).unwrap()
 }
 
 /// Returns the rest of a pass, indexed by step and replica.
-fn steps(pass: DistributedIter<Array<i64>>) -> Vec<Vec<Rows>> {
+fn steps(pass: WorkerIterator<Array<i64>>) -> Vec<Vec<Rows>> {
     pass.map(|step| step.unwrap().iter().map(|part| part.as_slice().to_vec()).collect()).collect()
 }
 
@@ -48,7 +44,7 @@ fn range_9_batch_2_over_two_replicas_and_over_two_workers() {
     let two = workers(&data, 2, 1, InputOptions::default());
     assert_eq!(flat(&two[0]), [[0], [2], [4], [6], [8]]);
     assert_eq!(flat(&two[1]), [vec![1], vec![3], vec![5], vec![7], vec![]]);
-    let dropped = InputOptions { unequal_data: UnequalData::Drop, ..InputOptions::default() };
+    let dropped = InputOptions::default().unequal_data(UnequalData::Drop);
     assert_eq!(workers(&data, 1, 2, dropped)[0].last().unwrap(), &[[6], [7]]);
 }
 
@@ -98,11 +94,11 @@ fn off_shows_everything_to_every_worker() {
 
 #[test]
 fn policies_that_do_not_fit_are_refused() {
-    let topology = InputTopology::new(2, 0, 1).unwrap();
+    let topology = Topology::new(2, 0, 1).unwrap();
     let data = Dataset::range(0..4).batch(2);
     let text = distribute_dataset(&data, topology, with(AutoShardPolicy::File)).unwrap_err().to_string();
     assert!(text.contains("Dataset::from_files"), "{text}");
-    let deterministic = InputOptions { deterministic: true, ..with(AutoShardPolicy::Off) };
+    let deterministic = with(AutoShardPolicy::Off).deterministic(true);
     let text = distribute_dataset(&data, topology, deterministic).unwrap_err().to_string();
     assert!(text.contains("deterministic"), "{text}");
 }
@@ -124,9 +120,9 @@ fn caches_and_shuffles_live_across_passes() {
 #[test]
 fn a_function_is_called_for_each_worker_or_each_replica() {
     let per = |replication_mode| {
-        let options = InputOptions { replication_mode, ..InputOptions::default() };
+        let options = InputOptions::default().replication_mode(replication_mode);
         let mut asked = Vec::new();
-        let topology = InputTopology::new(2, 1, 2).unwrap();
+        let topology = Topology::new(2, 1, 2).unwrap();
         let data = distribute_datasets_from_function(topology, options, |context| {
             asked.push((context.input_pipeline_id, context.num_input_pipelines));
             let count = context.num_input_pipelines;
@@ -154,7 +150,7 @@ fn files(folder: &std::path::Path, lengths: &[usize]) -> (Vec<PathBuf>, Rows) {
 }
 
 fn numbers(paths: &[PathBuf], cycle: usize) -> Dataset<Array<i64>> {
-    let options = ReadOptions { cycle, ..ReadOptions::default() };
+    let options = ReadOptions::default().cycle(cycle);
     Dataset::from_files(paths).read(Lines, options).map(|line| Ok(Array::scalar(line.parse::<i64>()?)))
 }
 
@@ -174,7 +170,7 @@ fn workers_read_files_of_their_own_and_divide_what_is_left() {
     let plan = worker(&data, (2, 0, 1), InputOptions::default()).plan().to_string();
     assert!(plan.contains("worker 0 reads 0.txt, 2.txt (records 0 of every 2)\nworker 1 reads 1.txt, 2.txt"), "{plan}");
     // With `deterministic`, the rows of each step are the same for any number of workers.
-    let deterministic = InputOptions { deterministic: true, ..InputOptions::default() };
+    let deterministic = InputOptions::default().deterministic(true);
     let steps_of = |count: usize, replicas: usize| {
         let workers = workers(&data, count, replicas, deterministic);
         (0..3)
@@ -206,7 +202,7 @@ fn record_files_are_divided_too() {
 #[test]
 fn a_position_survives_json_and_functions_keep_their_workers() {
     let make = |workers, worker| {
-        let topology = InputTopology::new(workers, worker, 1).unwrap();
+        let topology = Topology::new(workers, worker, 1).unwrap();
         let make = |context: distribute_input::InputContext| {
             Ok(Dataset::range(0..12).shard(context.num_input_pipelines, context.input_pipeline_id).batch(2))
         };
@@ -253,7 +249,7 @@ impl Case {
 
     fn options(&self) -> InputOptions {
         let deterministic = self.deterministic && self.policy != AutoShardPolicy::Hint;
-        InputOptions { deterministic, ..with(self.policy) }
+        with(self.policy).deterministic(deterministic)
     }
 }
 
@@ -275,7 +271,7 @@ fn cases() -> impl Strategy<Value = Case> {
 }
 
 /// Takes up to `limit` steps on every worker, adds the examples to `seen`, and returns the joint position.
-fn take(passes: &mut [DistributedIter<Array<i64>>], limit: usize, seen: &mut BTreeMap<i64, usize>) -> InputPosition {
+fn take(passes: &mut [WorkerIterator<Array<i64>>], limit: usize, seen: &mut BTreeMap<i64, usize>) -> InputPosition {
     for pass in passes.iter_mut() {
         for step in pass.by_ref().take(limit) {
             for row in step.unwrap().iter().flat_map(|part| part.as_slice().to_vec()) {
@@ -301,9 +297,9 @@ proptest! {
         let mut seen = BTreeMap::new();
         let mut position: Option<InputPosition> = None;
         for (index, (count, replicas, limit)) in arrangements.into_iter().enumerate() {
-            let data: Vec<DistributedDataset<Array<i64>>> =
+            let data: Vec<WorkerDataset<Array<i64>>> =
                 (0..count).map(|at| worker(&case.dataset(&paths), (count, at, replicas), case.options())).collect();
-            let mut passes: Vec<DistributedIter<Array<i64>>> = data
+            let mut passes: Vec<WorkerIterator<Array<i64>>> = data
                 .iter()
                 .map(|data| match &position {
                     Some(position) => data.iter_from(position).unwrap(),

@@ -13,7 +13,7 @@ use crate::{Error, Parameters, TensorLibrary, Variable};
 /// # Errors
 /// [`Error::ModelDiffers`] if workers have different variables; those of collectives.
 pub fn check_and_share<L: TensorLibrary>(strategy: &Strategy, variables: &[Variable<L>]) -> Result<(), L::Error> {
-    if strategy.topology().workers == 1 {
+    if strategy.topology().workers() == 1 {
         return Ok(());
     }
     let descriptions: Vec<String> = variables.iter().map(describe).collect();
@@ -29,7 +29,7 @@ pub fn share<'a, L: TensorLibrary>(
     strategy: &Strategy,
     variables: impl IntoIterator<Item = &'a Variable<L>>,
 ) -> Result<(), L::Error> {
-    if strategy.topology().workers == 1 {
+    if strategy.topology().workers() == 1 {
         return Ok(());
     }
     let variables: Vec<&Variable<L>> = variables.into_iter().collect();

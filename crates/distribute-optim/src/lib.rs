@@ -60,8 +60,3 @@ pub use plan::{Plan, warn_untrained};
 pub use rule::{AdamFactors, OptimizerDescription, Real, UpdateRule};
 pub use step_counts::StepCounts;
 pub use tape::{Sink, Tape};
-
-/// A poisoned lock only means that some thread panicked; what these locks hold is whole at all times.
-fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
-}

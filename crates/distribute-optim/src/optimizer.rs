@@ -17,7 +17,7 @@ use crate::library::{bytes, dtype, wide};
 use crate::rule::{OptimizerDescription, UpdateRule};
 use crate::settings::{FixedSettings, Settings};
 use crate::step_counts::SavedCounts;
-use crate::{Error, Parameters, StepCounts, TensorLibrary, Trainable, Variable, is_short, lock};
+use crate::{Error, Parameters, StepCounts, TensorLibrary, Trainable, Variable, is_short};
 
 mod builders;
 mod replica;
@@ -152,7 +152,7 @@ impl<L: TensorLibrary> Optimizer<L> {
     pub fn scale_losses(self, scale: LossScale) -> Result<Optimizer<L>, L::Error> {
         scale.check()?;
         for state in &self.states.each {
-            lock(state).standing.scaling = Some(Scaling::new(scale));
+            state.lock().standing.scaling = Some(Scaling::new(scale));
         }
         Ok(self)
     }
@@ -257,7 +257,7 @@ impl<L: TensorLibrary> Optimizer<L> {
     /// # Source
     /// The communication hooks of torch's `DistributedDataParallel`.
     pub fn compress(self, compression: Compression) -> Result<Optimizer<L>, L::Error> {
-        let options = FusionOptions { compression, ..FusionOptions::default() };
+        let options = FusionOptions::default().compression(compression);
         // Says now what is wrong with it, not in the first step.
         FusedAllReduce::new(&[], &options)?;
         Ok(Optimizer { compression: options.compression, ..self }.combined()?)
@@ -337,7 +337,7 @@ impl<L: TensorLibrary> Optimizer<L> {
         self.set_learning_rate(state.learning_rate);
         self.states.restored();
         for replica in &self.states.each {
-            let standing = &mut lock(replica).standing;
+            let standing = &mut replica.lock().standing;
             standing.steps = state.steps;
             let names = self.parameters.variables().iter().map(Variable::name);
             standing.counts = StepCounts::restored(names, state.steps, &state.counts);
@@ -371,7 +371,7 @@ impl<L: TensorLibrary> Optimizer<L> {
     pub fn set_sharded_slots(&self, whole: HashMap<String, L::Tensor>) {
         let whole = Arc::new(whole);
         for replica in &self.states.each {
-            let mut replica = lock(replica);
+            let mut replica = replica.lock();
             (replica.shards, replica.restored) = (Vec::new(), Some(whole.clone()));
         }
     }

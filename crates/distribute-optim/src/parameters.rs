@@ -94,7 +94,7 @@ impl<L: TensorLibrary> Parameters<L> {
         tapes: Vec<Arc<Tape<L::Tensor>>>,
         held: Option<Arc<dyn Any + Send + Sync>>,
     ) -> Parameters<L> {
-        let (shared, alone) = (strategy.shares_variables(), strategy.topology().workers == 1);
+        let (shared, alone) = (strategy.shares_variables(), strategy.topology().workers() == 1);
         let mut tapes = tapes;
         tapes.resize_with(strategy.num_local_replicas(), Tape::new);
         Parameters { variables, tapes, shared, alone, torn: AtomicBool::new(false), held }

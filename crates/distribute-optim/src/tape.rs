@@ -1,8 +1,8 @@
 //! Learning during backward that a variable's gradient is complete.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
-use crate::lock;
+use parking_lot::Mutex;
 
 /// Takes a variable's index and its gradient.
 pub type Sink<T> = Box<dyn FnMut(usize, T) + Send>;
@@ -31,7 +31,7 @@ impl<T> Tape<T> {
     where
         T: Clone,
     {
-        if let Some(recording) = &mut *lock(&self.0) {
+        if let Some(recording) = &mut *self.0.lock() {
             recording.reported = true;
             (recording.sink)(index, gradient.clone());
         }
@@ -40,9 +40,9 @@ impl<T> Tape<T> {
     /// Calls `sink` with each variable's index and gradient while `backward` runs. Returns the sink too if no variable reported
     /// its gradient.
     pub(crate) fn record<R>(&self, sink: Sink<T>, backward: impl FnOnce() -> R) -> (R, Option<Sink<T>>) {
-        *lock(&self.0) = Some(Recording { sink, reported: false });
+        *self.0.lock() = Some(Recording { sink, reported: false });
         let result = backward();
-        let recording = lock(&self.0).take();
+        let recording = self.0.lock().take();
         (result, recording.filter(|recording| !recording.reported).map(|recording| recording.sink))
     }
 }

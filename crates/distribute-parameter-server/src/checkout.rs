@@ -2,11 +2,11 @@
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::{Condvar, Mutex, PoisonError};
 use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
-use crate::lock::lock;
+use parking_lot::{Condvar, Mutex};
+
 use crate::{Error, Result};
 
 /// The iterator, with its type erased.
@@ -45,7 +45,7 @@ impl Checkout {
     ) -> Result<R> {
         let mut iterator = self.take(dataset, worker)?;
         let outcome = catch_unwind(AssertUnwindSafe(|| uses(&mut *iterator)));
-        *lock(&self.state) = State { iterator: Some(iterator), taken_by: None };
+        *self.state.lock() = State { iterator: Some(iterator), taken_by: None };
         self.returned.notify_one();
         outcome.unwrap_or_else(|panic| resume_unwind(panic))
     }
@@ -53,7 +53,7 @@ impl Checkout {
     fn take(&self, dataset: &str, worker: u32) -> Result<Iterator> {
         let (this, begun) = (std::thread::current().id(), Instant::now());
         let failed = |problem| Err(Error::WrongTask { task: format!("worker:{worker}"), problem });
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         loop {
             if let Some(iterator) = state.iterator.take() {
                 state.taken_by = Some(this);
@@ -71,7 +71,7 @@ impl Checkout {
                      dataset reads"
                 ));
             }
-            state = self.returned.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            self.returned.wait_for(&mut state, left);
         }
     }
 }

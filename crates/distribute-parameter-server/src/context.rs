@@ -11,7 +11,6 @@ use distribute_input::DatasetIter;
 use distribute_values::{Scatter, TensorStorage};
 use serde::{Deserialize, Serialize};
 
-use crate::lock::lock;
 use crate::parameters::{Gradient, Traffic, VariableInfo, Versions};
 use crate::variable::ShardedVariable;
 use crate::wire::proto::Origin;
@@ -87,7 +86,7 @@ impl WorkerContext {
     /// worker has no such iterator, its elements have another type, or another thread uses it for too long.
     pub fn next<T: 'static>(&self, iterator: &PerWorkerIterator<T>) -> Result<T> {
         let worker = self.attendance.worker;
-        let resource = lock(&self.attendance.resources).get(&iterator.resource).cloned();
+        let resource = self.attendance.resources.lock().get(&iterator.resource).cloned();
         let resource = resource.ok_or_else(|| Error::WrongTask {
             task: format!("worker:{worker}"),
             problem: "it has no dataset of this number; pass an iterator that create_per_worker_dataset has made"
@@ -226,13 +225,13 @@ impl WorkerContext {
     /// The error of `make`.
     pub fn keep<T: Any + Send + Sync, E>(&self, name: &str, make: impl FnOnce() -> Result<T, E>) -> Result<Arc<T>, E> {
         let key = format!("{name}\n{}", std::any::type_name::<T>());
-        let kept = lock(&self.attendance.kept).get(&key).cloned();
+        let kept = self.attendance.kept.lock().get(&key).cloned();
         if let Some(kept) = kept.and_then(|kept| kept.downcast::<T>().ok()) {
             return Ok(kept);
         }
         // Calls run one at a time, so no other has created it meanwhile.
         let made = Arc::new(make()?);
-        lock(&self.attendance.kept).insert(key, made.clone());
+        self.attendance.kept.lock().insert(key, made.clone());
         Ok(made)
     }
 

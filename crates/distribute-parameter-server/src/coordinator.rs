@@ -1,12 +1,13 @@
 //! Scheduling functions on workers.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use distribute_cluster::{Task, TaskType};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::runtime::Runtime;
@@ -14,7 +15,6 @@ use tokio::sync::{Notify, watch};
 
 use crate::context::PerWorkerIterator;
 use crate::dispatch;
-use crate::lock::lock;
 use crate::message;
 use crate::progress::Progress;
 use crate::queue::ClosureQueue;
@@ -58,6 +58,7 @@ pub struct ClusterCoordinator {
 
 /// Options of a [`ClusterCoordinator`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct CoordinatorOptions {
     /// Maximum number of waiting closures; [`schedule`](ClusterCoordinator::schedule) blocks while it is reached.
     /// Default: 262,144.
@@ -81,6 +82,16 @@ impl Default for CoordinatorOptions {
             max_attempts: 10,
             worker_timeout: Duration::from_secs(300),
         }
+    }
+}
+
+distribute_types::setters! {
+    CoordinatorOptions {
+        queue_size: usize,
+        delivery: Delivery,
+        closure_timeout: Duration,
+        max_attempts: u32,
+        worker_timeout: Duration,
     }
 }
 
@@ -175,7 +186,7 @@ impl ClusterCoordinator {
         options: CoordinatorOptions,
     ) -> Result<ClusterCoordinator> {
         let inner = &strategy.inner;
-        let mut known = lock(&inner.coordinator);
+        let mut known = inner.coordinator.lock();
         if let Some(handle) = known.upgrade() {
             return Ok(ClusterCoordinator { handle });
         }
@@ -303,7 +314,7 @@ impl ClusterCoordinator {
     pub fn create_per_worker_dataset<T>(&self, dataset: &str) -> Result<PerWorkerDataset<T>> {
         let shared = &self.handle.shared;
         shared.program.check_dataset(dataset)?;
-        let mut resources = lock(&shared.resources);
+        let mut resources = shared.resources.lock();
         let resource = resources.len() as u64;
         resources.push(dataset.to_owned());
         Ok(PerWorkerDataset { resource, of: std::marker::PhantomData })
@@ -335,7 +346,7 @@ impl ClusterCoordinator {
 
     /// Returns the availability of each worker.
     pub fn workers(&self) -> Vec<WorkerState> {
-        lock(&self.handle.shared.workers).clone()
+        self.handle.shared.workers.lock().clone()
     }
 
     /// Returns the numbers of waiting and of running closures.
@@ -379,7 +390,7 @@ impl<T> PerWorkerDataset<T> {
 
 impl Shared {
     pub(crate) fn lock(&self) -> MutexGuard<'_, ClosureQueue<Scheduled>> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+        self.queue.lock()
     }
 
     /// Reports a change of the queue, a worker or a server to all waiting threads and tasks.
@@ -392,8 +403,8 @@ impl Shared {
     /// Records whether a worker takes part.
     pub(crate) fn set_worker(&self, worker: usize, state: WorkerState) {
         // Either the worker was seen until now, or it is seen from now on.
-        *lock(&self.worker_seen) = Instant::now();
-        lock(&self.workers)[worker] = state;
+        *self.worker_seen.lock() = Instant::now();
+        self.workers.lock()[worker] = state;
         self.progress.happened();
     }
 
@@ -401,7 +412,7 @@ impl Shared {
     pub(crate) fn describe(&self) -> String {
         let (waiting, running) = self.lock().counts();
         let lost: Vec<String> = (0..)
-            .zip(lock(&self.workers).iter())
+            .zip(self.workers.lock().iter())
             .filter(|(_, state)| **state == WorkerState::Lost)
             .map(|(index, _)| Task::new(TaskType::Worker, index).to_string())
             .collect();
@@ -421,14 +432,17 @@ impl Shared {
     /// Waits until something has changed.
     fn wait<'a>(
         &self,
-        queue: MutexGuard<'a, ClosureQueue<Scheduled>>,
+        mut queue: MutexGuard<'a, ClosureQueue<Scheduled>>,
         begun: Instant,
         what: &str,
     ) -> Result<MutexGuard<'a, ClosureQueue<Scheduled>>> {
         // Dispatchers report everything that ends a wait, including the absence of workers; this deadline holds if one
         // does not.
         match self.progress.left(begun) {
-            Ok(left) => Ok(self.changed.wait_timeout(queue, left).unwrap_or_else(PoisonError::into_inner).0),
+            Ok(left) => {
+                self.changed.wait_for(&mut queue, left);
+                Ok(queue)
+            }
             Err(waited) => {
                 drop(queue);
                 Err(Error::Stalled { what: what.to_owned(), waited, state: self.describe() })
@@ -478,7 +492,7 @@ impl Drop for Handle {
         }
         let ended = Error::Cancelled { what: "the queue".to_owned(), why: "the coordinator has ended".to_owned() };
         self.shared.fail(None, ended);
-        let tasks = std::mem::take(&mut *lock(&self.tasks));
+        let tasks = std::mem::take(&mut *self.tasks.lock());
         let runtime = self.strategy.inner.parameters.runtime();
         runtime.block_on(async {
             tasks.iter().for_each(tokio::task::JoinHandle::abort);

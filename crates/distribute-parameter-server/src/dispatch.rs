@@ -9,7 +9,6 @@ use tonic::Status;
 
 use crate::Error;
 use crate::coordinator::{Delivery, Scheduled, ServerState, Shared, WorkerState, cancel};
-use crate::lock::lock;
 use crate::message;
 use crate::queue::{Begin, Entry};
 use crate::strategy::{BETWEEN_ATTEMPTS, Inner};
@@ -99,8 +98,8 @@ impl Dispatcher {
     /// Fails all scheduled functions if there has been no worker at all for too long.
     fn check_any_worker(&self, last: &Status) {
         let limit = self.shared.options.worker_timeout;
-        let all_lost = lock(&self.shared.workers).iter().all(|state| *state == WorkerState::Lost);
-        let without = lock(&self.shared.worker_seen).elapsed();
+        let all_lost = self.shared.workers.lock().iter().all(|state| *state == WorkerState::Lost);
+        let without = self.shared.worker_seen.lock().elapsed();
         if all_lost && without > limit && !self.shared.lock().is_idle() {
             let error = Error::WorkerLost {
                 what: "everything that was scheduled".to_owned(),
@@ -203,7 +202,7 @@ impl Dispatcher {
 
     /// Lets the worker create the datasets that it does not have yet.
     async fn make_resources(&self, made: &mut usize) -> Result<(), Status> {
-        let missing: Vec<String> = lock(&self.shared.resources)[*made..].to_vec();
+        let missing: Vec<String> = self.shared.resources.lock()[*made..].to_vec();
         for dataset in missing {
             let resource = *made as u64;
             let session = self.inner.parameters.session();
@@ -294,7 +293,7 @@ impl Dispatcher {
 
     /// Gives the lost worker up: servers refuse its further changes, and its closure runs elsewhere.
     async fn give_up(&self, entry: Entry<Scheduled>) {
-        lock(&self.shared.fences).insert(self.worker as u32, self.epoch);
+        self.shared.fences.lock().insert(self.worker as u32, self.epoch);
         for server in 0..self.inner.parameters.servers() {
             fence(&self.inner, server, self.worker as u32, self.epoch).await;
         }
@@ -385,7 +384,7 @@ async fn recover(server: usize, shared: &Shared, inner: &Inner) -> Result<String
             return Err(Error::ServerLost { server: server as u32, address, why });
         }
     };
-    let fences: Vec<(u32, u64)> = lock(&shared.fences).iter().map(|(worker, epoch)| (*worker, *epoch)).collect();
+    let fences: Vec<(u32, u64)> = shared.fences.lock().iter().map(|(worker, epoch)| (*worker, *epoch)).collect();
     for (worker, epoch) in fences {
         fence(inner, server, worker, epoch).await;
     }

@@ -58,7 +58,6 @@ mod coordinator;
 mod dispatch;
 mod error;
 mod lifetime;
-mod lock;
 mod message;
 mod numbers;
 mod parameters;

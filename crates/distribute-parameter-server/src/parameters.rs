@@ -1,8 +1,8 @@
 //! Variables on parameter servers, as workers and the coordinator use them.
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -11,9 +11,9 @@ use distribute_device::DType;
 use futures_util::future::join_all;
 use futures_util::stream::{select_all, try_unfold};
 use futures_util::{Stream, StreamExt, TryFutureExt};
+use parking_lot::{Mutex, RwLock};
 use tonic::Status;
 
-use crate::lock::lock;
 use crate::numbers;
 use crate::wire::proto::{
     AssignRequest, DescribeRequest, Description, Done, Elements, Origin, PullRequest, PushReply, PushRequest, Wanted,
@@ -146,15 +146,15 @@ impl Parameters {
     /// Takes the last error by which a server could not be used, if any. It is kept here because libraries in between
     /// may convert the error that a call returned.
     pub(crate) fn take_noted(&self) -> Option<Error> {
-        lock(&self.noted).take()
+        self.noted.lock().take()
     }
 
     pub(crate) fn table(&self) -> Arc<Table> {
-        self.table.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.table.read().clone()
     }
 
     pub(crate) fn set_table(&self, table: Table) {
-        *self.table.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(table);
+        *self.table.write() = Arc::new(table);
     }
 
     /// Returns a variable by its name.
@@ -429,7 +429,7 @@ fn parts_with_rows(rows: Option<Bytes>, payload: Bytes) -> Vec<(Option<Bytes>, B
 /// Remembers an error that is not the caller's.
 fn note(noted: &Mutex<Option<Error>>, error: Error) -> Error {
     if matches!(error, Error::ServerLost { .. } | Error::Cancelled { .. }) {
-        *lock(noted) = Some(error.again());
+        *noted.lock() = Some(error.again());
     }
     error
 }

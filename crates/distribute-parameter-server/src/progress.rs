@@ -1,9 +1,8 @@
 //! The time of the last event, which bounds waits that would be endless because of a bug or a distant limit.
 
-use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use crate::lock::lock;
+use parking_lot::Mutex;
 
 /// The time of the last event of a coordinator's closures, workers or servers.
 #[derive(Debug)]
@@ -20,7 +19,7 @@ impl Progress {
 
     /// Records an event.
     pub(crate) fn happened(&self) {
-        *lock(&self.last) = Instant::now();
+        *self.last.lock() = Instant::now();
     }
 
     /// Returns how much longer a wait that began at `begun` may last.
@@ -28,7 +27,7 @@ impl Progress {
     /// # Errors
     /// How long nothing has happened, once that exceeds the limit.
     pub(crate) fn left(&self, begun: Instant) -> Result<Duration, Duration> {
-        let still = begun.max(*lock(&self.last)).elapsed();
+        let still = begun.max(*self.last.lock()).elapsed();
         let left = self.limit.saturating_sub(still);
         if left.is_zero() { Err(still) } else { Ok(left) }
     }
@@ -44,7 +43,7 @@ mod tests {
         let progress = Progress::new(limit);
         let long_ago = |seconds| Instant::now().checked_sub(Duration::from_secs(seconds)).unwrap();
         // Events before the wait do not shorten it.
-        *lock(&progress.last) = long_ago(1000);
+        *progress.last.lock() = long_ago(1000);
         assert!(progress.left(Instant::now()).unwrap() > limit / 2);
         assert!(progress.left(long_ago(100)).unwrap_err() >= Duration::from_secs(100));
         // Events during the wait prolong it.

@@ -1,9 +1,10 @@
 //! The future result of a scheduled function.
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use bytes::Bytes;
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use serde::de::DeserializeOwned;
 
 use crate::coordinator;
@@ -84,7 +85,7 @@ impl RemoteValue {
                 self.shared.coordinator.upgrade().map(|coordinator| {
                     coordinator.progress.left(begun).map_err(|waited| (waited, coordinator.describe()))
                 });
-            let state = self.lock();
+            let mut state = self.lock();
             match (&*state, left) {
                 (State::Ready(bytes), _) => {
                     return message::decode(bytes).map_err(|source| Error::Value { what, source });
@@ -95,7 +96,7 @@ impl RemoteValue {
                 }
                 (State::NotReady, Some(Err((waited, state)))) => return Err(Error::Stalled { what, waited, state }),
                 (State::NotReady, Some(Ok(left))) => {
-                    drop(self.shared.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner));
+                    self.shared.changed.wait_for(&mut state, left);
                 }
             }
         }
@@ -115,6 +116,6 @@ impl RemoteValue {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.shared.state.lock()
     }
 }

@@ -47,6 +47,7 @@ pub struct Server {
 
 /// Options of a [`Server`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ServerOptions {
     /// How long to wait for a coordinator to come, or to come back. Default: 30 minutes.
     pub coordinator_timeout: Duration,
@@ -65,6 +66,14 @@ impl Default for ServerOptions {
             silence: Duration::from_secs(10),
             message_timeout: Duration::from_secs(60),
         }
+    }
+}
+
+distribute_types::setters! {
+    ServerOptions {
+        coordinator_timeout: Duration,
+        silence: Duration,
+        message_timeout: Duration,
     }
 }
 

@@ -1,13 +1,13 @@
 //! The methods of a parameter server.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tonic::Status;
 use tonic::body::Body;
 
 use crate::lifetime::Lifetime;
-use crate::lock::lock;
 use crate::store::{Assigning, Creating, Store};
 use crate::wire::proto::{
     AssignRequest, AttendServer, CreateShard, DescribeRequest, Done, FenceRequest, LeaveRequest, OptimizerOfShards,
@@ -36,7 +36,7 @@ impl ServerMethods {
         let request: AttendServer = inbox.one().await?;
         let attended = {
             // One at a time, so that the hold is that of the session that began last.
-            let _turn = lock(&self.turn);
+            let _turn = self.turn.lock();
             self.store.begin_session(request.session)?;
             self.lifetime.attend()
         };

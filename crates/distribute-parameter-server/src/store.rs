@@ -4,10 +4,11 @@
 //! the next one starts empty.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use distribute_device::DType;
+use parking_lot::{Mutex, RwLock};
 use tonic::Status;
 
 mod answer;
@@ -22,7 +23,6 @@ pub(crate) use self::answer::Answer;
 use self::optimizer::{Gradients, Optimizer, PushMode};
 pub(crate) use self::shard::operation_of;
 use self::shard::{Extent, Gradient, Shard, invalid};
-use crate::lock::lock;
 use crate::numbers;
 use crate::wire::proto::{
     AssignRequest, CreateShard, Description, Elements, FenceRequest, OptimizerOfShards, Origin, PullRequest, PushReply,
@@ -109,8 +109,8 @@ impl Store {
         if session == 0 {
             return Err(invalid("a coordinator's session is no 0"));
         }
-        let mut fences = self.fences.write().unwrap_or_else(PoisonError::into_inner);
-        let mut held = self.held.write().unwrap_or_else(PoisonError::into_inner);
+        let mut fences = self.fences.write();
+        let mut held = self.held.write();
         if held.over.contains(&session) {
             return Err(Status::failed_precondition(TAKEN_OVER));
         }
@@ -149,7 +149,7 @@ impl Store {
             return self.shard(about.shard)?.set_slot(&about.slot, &payload);
         }
         let (session, number, shard) = (about.session, about.shard, Shard::new(about, &payload)?);
-        let mut held = self.held.write().unwrap_or_else(PoisonError::into_inner);
+        let mut held = self.held.write();
         // Another coordinator may have attached while the parts arrived.
         held.check_session(session)?;
         held.shards.insert(number, Arc::new(shard));
@@ -163,9 +163,9 @@ impl Store {
         for number in &about.shards {
             self.shard(*number)?.make_slots(&optimizer.description)?;
         }
-        let mut held = self.held.write().unwrap_or_else(PoisonError::into_inner);
+        let mut held = self.held.write();
         match held.optimizers.get(&about.optimizer) {
-            Some(known) if about.shards.is_empty() => lock(known).description = optimizer.description,
+            Some(known) if about.shards.is_empty() => known.lock().description = optimizer.description,
             _ => {
                 held.optimizers.insert(about.optimizer, Arc::new(Mutex::new(optimizer)));
             }
@@ -176,11 +176,11 @@ impl Store {
     /// Describes the contents.
     pub(crate) fn describe(&self, session: u64) -> Result<Description, Status> {
         self.check_session(session)?;
-        let held = self.held.read().unwrap_or_else(PoisonError::into_inner);
+        let held = self.held.read();
         Ok(Description {
             incarnation: self.incarnation,
             shards: held.shards.values().map(|shard| shard.about.clone()).collect(),
-            optimizers: held.optimizers.values().map(|optimizer| lock(optimizer).about(session)).collect(),
+            optimizers: held.optimizers.values().map(|optimizer| optimizer.lock().about(session)).collect(),
         })
     }
 
@@ -252,10 +252,10 @@ impl Store {
     pub(crate) fn begin_push(&self, head: &PushRequest) -> Result<Push, Status> {
         let origin = head.origin.clone().ok_or_else(|| invalid("gradients without origin"))?;
         drop(self.admit(&origin)?);
-        let held = self.held.read().unwrap_or_else(PoisonError::into_inner);
+        let held = self.held.read();
         let optimizer = held.optimizers.get(&head.optimizer).cloned();
         let optimizer = optimizer.ok_or_else(|| invalid(format!("there is no optimizer {}", head.optimizer)))?;
-        let turn = lock(&optimizer).begin(&origin);
+        let turn = optimizer.lock().begin(&origin);
         Ok(Push { origin, optimizer, turn, kept: Vec::new(), seen: BTreeSet::new(), coming: None })
     }
 
@@ -268,7 +268,7 @@ impl Store {
             None => {
                 let number = message.shard;
                 let most = self.shard(number)?.most_bytes();
-                if !lock(&push.optimizer).updates(number) {
+                if !push.optimizer.lock().updates(number) {
                     return Err(invalid(format!("this optimizer does not update shard {number}")));
                 }
                 if !push.seen.insert(number) {
@@ -320,9 +320,9 @@ impl Store {
             PushMode::Done { counted } => counted,
             PushMode::Keep => {
                 let _admitted = self.admit(&push.origin)?;
-                let shards = self.held.read().unwrap_or_else(PoisonError::into_inner).shards.clone();
+                let shards = self.held.read().shards.clone();
                 // Held while the round is applied, so that it has ended before the next one begins.
-                let mut optimizer = lock(&push.optimizer);
+                let mut optimizer = push.optimizer.lock();
                 let (round, counted) = optimizer.contribute(&push.origin, push.kept);
                 if let Some(round) = round {
                     round.apply(&shards)?;
@@ -330,14 +330,14 @@ impl Store {
                 counted
             }
         };
-        let steps = lock(&push.optimizer).steps;
+        let steps = push.optimizer.lock().steps;
         Ok(PushReply { counted, steps })
     }
 
     /// Refuses changes of a lost worker from the time this returns.
     pub(crate) fn fence(&self, request: &FenceRequest) -> Result<(), Status> {
         self.check_session(request.session)?;
-        let mut fences = self.fences.write().unwrap_or_else(PoisonError::into_inner);
+        let mut fences = self.fences.write();
         let epoch = fences.entry(request.worker).or_default();
         *epoch = (*epoch).max(request.epoch);
         Ok(())
@@ -346,7 +346,7 @@ impl Store {
     /// Admits a change unless its worker was given up.
     fn admit(&self, origin: &Origin) -> Result<impl Sized, Status> {
         // In this order, so that no other session begins while the change is made.
-        let fences = self.fences.read().unwrap_or_else(PoisonError::into_inner);
+        let fences = self.fences.read();
         self.check_session(origin.session)?;
         match fences.get(&origin.worker) {
             Some(epoch) if origin.epoch <= *epoch => {
@@ -358,11 +358,11 @@ impl Store {
 
     /// Checks that a call belongs to the current coordinator.
     pub(crate) fn check_session(&self, session: u64) -> Result<(), Status> {
-        self.held.read().unwrap_or_else(PoisonError::into_inner).check_session(session)
+        self.held.read().check_session(session)
     }
 
     fn shard(&self, number: u32) -> Result<Arc<Shard>, Status> {
-        let held = self.held.read().unwrap_or_else(PoisonError::into_inner);
+        let held = self.held.read();
         let shard = held.shards.get(&number).cloned();
         // The session is right, so the coordinator is about to create its shards.
         shard.ok_or_else(|| Status::unavailable(format!("shard {number} is not on this server yet")))

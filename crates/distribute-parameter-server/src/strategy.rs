@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -13,9 +13,9 @@ use distribute_optim::OptimizerDescription;
 use distribute_train::checkpoint::RunId;
 use distribute_types::{ErrorClass, FailureKind};
 use distribute_values::TensorStorage;
+use parking_lot::Mutex;
 use tokio::runtime::Runtime;
 
-use crate::lock::lock;
 use crate::parameters::{Parameters, ShardInfo, Table, VariableInfo};
 use crate::partitioner::{self, Partitioner};
 use crate::placement::Placer;
@@ -189,7 +189,7 @@ impl ParameterServerStrategy {
             );
             return Err(inner.failed(Error::Variable { name: name.to_owned(), problem }));
         }
-        if !lock(&inner.made).names.insert(name.to_owned()) {
+        if !inner.made.lock().names.insert(name.to_owned()) {
             let problem = "there is one of this name already; give each its own".to_owned();
             return Err(inner.failed(Error::Variable { name: name.to_owned(), problem }));
         }
@@ -205,7 +205,7 @@ impl ParameterServerStrategy {
         let row_bytes = shape.iter().skip(1).product::<usize>() * dtype.size_bytes();
         let cut = partitioner::div_cut(shape.first().copied().unwrap_or(1), shards);
         let (first, servers) = {
-            let mut made = lock(&inner.made);
+            let mut made = inner.made.lock();
             let first = made.next_shard;
             made.next_shard += cut.len() as u32;
             let place = |rows: &Range<usize>| made.placer.place((rows.len() * row_bytes) as u64);
@@ -231,13 +231,13 @@ impl ParameterServerStrategy {
             let created =
                 inner.parameters.block_on(inner.create(server, vec![CreateShard { payload, ..about.clone() }]));
             created.map_err(|error| inner.failed(error))?;
-            lock(&inner.made).shards.push((server, about));
+            inner.made.lock().shards.push((server, about));
             infos.push(ShardInfo { server, rows, number });
         }
         let (name, shape) = (name.to_owned(), shape.to_vec());
         let info = Arc::new(VariableInfo { name: name.clone(), dtype, shape, trainable, shards: infos });
         // One at a time, since each adds to the table that the one before has left.
-        let _turn = lock(&inner.made);
+        let _turn = inner.made.lock();
         let known = inner.parameters.table();
         let mut variables = known.variables.clone();
         variables.insert(name, info.clone());
@@ -275,7 +275,7 @@ impl ParameterServerStrategy {
             }
         }
         let inner = &self.inner;
-        let mut made = lock(&inner.made);
+        let mut made = inner.made.lock();
         let number = made.optimizers.len() as u32;
         made.optimizers.push((description, variables.iter().map(|variable| variable.name().to_owned()).collect()));
         let requests = inner.optimizer_requests(&made, number, &BTreeMap::new());
@@ -292,7 +292,7 @@ impl ParameterServerStrategy {
     /// [`Error::ServerLost`] if a server cannot be reached.
     pub fn set_learning_rate(&self, optimizer: u32, learning_rate: f64) -> Result<()> {
         let inner = &self.inner;
-        let mut made = lock(&inner.made);
+        let mut made = inner.made.lock();
         let Some((description, _)) = made.optimizers.get_mut(optimizer as usize) else {
             let given = optimizer.to_string();
             return Err(Error::Option { what: "the optimizer", given, expected: "a number that optimizer() returned" });
@@ -386,8 +386,8 @@ impl Inner {
             let link = parameters.link(server);
             match link.attend::<_, ServerState>(ps!("Attend"), request, parameters.message_timeout()).await {
                 Ok((state, attendance)) => {
-                    lock(&self.attendances)[server] = Some(attendance);
-                    let before = std::mem::replace(&mut lock(&self.incarnations)[server], state.incarnation);
+                    self.attendances.lock()[server] = Some(attendance);
+                    let before = std::mem::replace(&mut self.incarnations.lock()[server], state.incarnation);
                     return Ok(before == state.incarnation);
                 }
                 Err(status) if is_lost(&status) && started.elapsed() < timeout => {
@@ -408,7 +408,7 @@ impl Inner {
 
     /// Takes the attendance of a server, to be watched.
     pub(crate) fn take_attendance(&self, server: usize) -> Option<Attendance<ServerState>> {
-        lock(&self.attendances)[server].take()
+        self.attendances.lock()[server].take()
     }
 
     /// Creates a link to a worker.
@@ -430,7 +430,7 @@ impl Inner {
         let mut message = error.to_string();
         message.truncate(message.floor_char_boundary(MAX_FAILURE_BYTES));
         let failure = JobFailure { message, configuration: error.failure_kind() == FailureKind::Configuration };
-        *lock(&self.verdict) = Some(Verdict { is_retryable: error.is_retryable(), failure });
+        *self.verdict.lock() = Some(Verdict { is_retryable: error.is_retryable(), failure });
     }
 
     fn failed(&self, error: Error) -> Error {
@@ -440,11 +440,11 @@ impl Inner {
 
     /// Clears the recorded failure after a function has succeeded.
     pub(crate) fn forget_failure(&self) {
-        *lock(&self.verdict) = None;
+        *self.verdict.lock() = None;
     }
 
     pub(crate) fn verdict(&self) -> Option<Verdict> {
-        lock(&self.verdict).clone()
+        self.verdict.lock().clone()
     }
 }
 
@@ -468,7 +468,7 @@ struct Reserved<'a> {
 impl Drop for Reserved<'_> {
     fn drop(&mut self) {
         if !self.is_made {
-            lock(&self.inner.made).names.remove(self.name);
+            self.inner.made.lock().names.remove(self.name);
         }
     }
 }

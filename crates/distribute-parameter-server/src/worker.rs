@@ -3,20 +3,20 @@
 use std::any::Any;
 use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
 use distribute_cluster::JobId;
 use distribute_input::InputContext;
+use parking_lot::Mutex;
 use tokio::sync::oneshot;
 use tonic::Status;
 use tonic::body::Body;
 
 use crate::checkout::Checkout;
 use crate::lifetime::Lifetime;
-use crate::lock::lock;
 use crate::parameters::Parameters;
 use crate::program::Failed;
 use crate::store::{SESSIONS_KEPT, TAKEN_OVER};
@@ -100,7 +100,7 @@ impl WorkerMethods {
             return Err(Status::invalid_argument(problem));
         }
         let (attendance, attended) = {
-            let mut held = lock(&self.held);
+            let mut held = self.held.lock();
             if held.over.contains(&request.session) {
                 return Err(Status::failed_precondition(TAKEN_OVER));
             }
@@ -126,7 +126,7 @@ impl WorkerMethods {
 
     /// Returns the current attendance, if it is the one that the call names.
     fn attendance(&self, session: u64, epoch: u64) -> Result<Arc<Attendance>, Status> {
-        let attendance = lock(&self.held).attendance.clone();
+        let attendance = self.held.lock().attendance.clone();
         let meant = attendance.filter(|attendance| (attendance.session, attendance.epoch) == (session, epoch));
         meant.ok_or_else(elsewhere)
     }
@@ -145,7 +145,7 @@ impl WorkerMethods {
         let iterator = iterator.map_err(|message| Status::invalid_argument(message.to_string()))?;
         let iterator = Arc::new(Checkout::new(iterator, ELEMENT_TIMEOUT));
         let resource = Resource { dataset: request.dataset, iterator };
-        lock(&attendance.resources).insert(request.resource, resource);
+        attendance.resources.lock().insert(request.resource, resource);
         reply(Done {})
     }
 
@@ -183,7 +183,7 @@ impl Methods for WorkerMethods {
     const NAME: &'static str = "distribute.v1.Worker";
 
     fn admit(&self, method: &str, session: u64) -> Result<usize, Status> {
-        let held = lock(&self.held);
+        let held = self.held.lock();
         let present = held.attendance.as_ref().is_some_and(|attendance| attendance.session == session);
         match method {
             // This call begins a session.

@@ -143,7 +143,7 @@ fn a_short_queue_holds_up_who_schedules() {
     let cluster = Cluster::start(1, 2);
     let strategy = cluster.strategy();
     strategy.untrained("total", &HostTensor::scalar(0.0)).unwrap();
-    let options = CoordinatorOptions { queue_size: 2, ..CoordinatorOptions::default() };
+    let options = CoordinatorOptions::default().queue_size(2);
     let coordinator = ClusterCoordinator::with_options(&strategy, program(), options).unwrap();
     for _ in 0..20 {
         coordinator.schedule("add_after", &(1.0, 10)).unwrap();

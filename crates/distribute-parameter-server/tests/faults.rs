@@ -140,7 +140,7 @@ fn datasets_are_made_again_on_a_worker_that_is_back() {
 fn a_function_that_takes_every_worker_along_is_an_error_in_the_end() {
     let mut cluster = Cluster::start(1, 1);
     let strategy = cluster.strategy();
-    let options = CoordinatorOptions { max_attempts: 2, ..CoordinatorOptions::default() };
+    let options = CoordinatorOptions::default().max_attempts(2);
     let coordinator = ClusterCoordinator::with_options(&strategy, program(), options).unwrap();
     let value = coordinator.schedule("die", &()).unwrap();
     cluster.end_of(worker(0));
@@ -155,7 +155,7 @@ fn a_function_that_takes_every_worker_along_is_an_error_in_the_end() {
 fn without_any_worker_join_ends_with_words() {
     let mut cluster = Cluster::start(1, 1);
     let strategy = cluster.strategy();
-    let options = CoordinatorOptions { worker_timeout: Duration::from_millis(500), ..CoordinatorOptions::default() };
+    let options = CoordinatorOptions::default().worker_timeout(Duration::from_millis(500));
     let coordinator = ClusterCoordinator::with_options(&strategy, program(), options).unwrap();
     cluster.signal(worker(0), Signal::KILL);
     coordinator.schedule("nested", &1).unwrap();
@@ -169,7 +169,7 @@ fn the_last_worker_may_go_for_a_while_however_long_others_are_lost() {
     let mut cluster = Cluster::start(1, 2);
     let strategy = cluster.strategy();
     strategy.untrained("total", &HostTensor::scalar(0.0)).unwrap();
-    let options = CoordinatorOptions { worker_timeout: SILENCE, ..CoordinatorOptions::default() };
+    let options = CoordinatorOptions::default().worker_timeout(SILENCE);
     let coordinator = ClusterCoordinator::with_options(&strategy, program(), options).unwrap();
     until("both are there", || ready(&coordinator, 0) && ready(&coordinator, 1));
     cluster.signal(worker(0), Signal::KILL);
@@ -453,7 +453,7 @@ fn at_least_once_may_count_twice_and_never_loses() {
     let mut cluster = Cluster::start(1, 2);
     let strategy = cluster.strategy();
     strategy.untrained("total", &HostTensor::scalar(0.0)).unwrap();
-    let options = CoordinatorOptions { delivery: Delivery::AtLeastOnce, ..CoordinatorOptions::default() };
+    let options = CoordinatorOptions::default().delivery(Delivery::AtLeastOnce);
     let coordinator = ClusterCoordinator::with_options(&strategy, program(), options).unwrap();
     for _ in 0..60 {
         coordinator.schedule("add_after", &(1.0, 10)).unwrap();

@@ -30,7 +30,7 @@ fn soak(delivery: Delivery, time: Duration) -> (u64, f64) {
     let mut cluster = Cluster::start(2, 3);
     let strategy = cluster.strategy();
     strategy.untrained("total", &HostTensor::scalar(0.0)).unwrap();
-    let options = CoordinatorOptions { delivery, queue_size: 200, max_attempts: 1000, ..CoordinatorOptions::default() };
+    let options = CoordinatorOptions::default().delivery(delivery).queue_size(200).max_attempts(1000);
     let coordinator = ClusterCoordinator::with_options(&strategy, program(), options).unwrap();
     let stop = AtomicBool::new(false);
     let (mut kills, mut freezes) = (0, 0);

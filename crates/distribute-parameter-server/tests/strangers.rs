@@ -143,7 +143,7 @@ fn alone(options: ServerOptions) -> (Server, SimpleResolver, String) {
 
 #[test]
 fn what_makes_no_sense_is_refused_and_the_server_stays() {
-    let options = ServerOptions { message_timeout: Duration::from_secs(1), ..ServerOptions::default() };
+    let options = ServerOptions::default().message_timeout(Duration::from_secs(1));
     let (_server, chief, address) = alone(options);
     let id = chief.job_id().unwrap();
     block_on(async {
@@ -262,7 +262,7 @@ fn a_pull_asks_for_no_more_than_its_limit() {
 
 #[test]
 fn a_coordinator_that_answers_pings_and_says_nothing_is_lost() {
-    let options = ServerOptions { silence: Duration::from_secs(1), ..ServerOptions::default() };
+    let options = ServerOptions::default().silence(Duration::from_secs(1));
     let (_server, chief, address) = alone(options);
     block_on(async {
         let caller = Caller::new(&address, "ps:0", &chief.job_id().unwrap(), 42);
@@ -368,10 +368,7 @@ fn a_coordinator_of_another_job_ends_nobody() {
         .with_job(TaskType::Ps, [address])
         .and_then(|spec| spec.with_job(TaskType::Worker, [cluster.address(worker(0))]))
         .unwrap();
-    let options = distribute_parameter_server::ParameterServerOptions {
-        connect_timeout: Duration::from_millis(300),
-        ..Cluster::options()
-    };
+    let options = Cluster::options().connect_timeout(Duration::from_millis(300));
     let error = ParameterServerStrategy::builder(&resolver).options(options).build().unwrap_err();
     assert!(matches!(error, Error::Unreachable { .. }), "{error}");
     // And one that reaches a server of this job.

@@ -5,8 +5,8 @@ use distribute_cluster::{ClusterSpec, SimpleResolver, TaskType};
 use distribute_device::DType;
 use distribute_optim::{OptimizerDescription, UpdateRule};
 use distribute_parameter_server::{
-    Error, FixedShardsPartitioner, Gradient, ParameterServerStrategy, ParameterServerStrategyBuilder, Placement,
-    Program, Server, ShardedVariable,
+    Error, FixedShardsPartitioner, Gradient, ParameterServerOptions, ParameterServerStrategy,
+    ParameterServerStrategyBuilder, Placement, Program, Server, ShardedVariable,
 };
 use distribute_testkit::Ports;
 use distribute_values::{HostTensor, Scatter, TensorStorage};
@@ -218,10 +218,7 @@ fn a_port_that_is_in_use_and_tasks_that_do_not_serve_are_told() {
     assert!(matches!(error, Error::WrongTask { .. }), "{error}");
     drop(taken);
     // A server that does not appear is named.
-    let options = distribute_parameter_server::ParameterServerOptions {
-        connect_timeout: std::time::Duration::from_millis(300),
-        ..Default::default()
-    };
+    let options = ParameterServerOptions::default().connect_timeout(std::time::Duration::from_millis(300));
     let error = ParameterServerStrategy::builder(&task(TaskType::Chief)).options(options).build().unwrap_err();
     assert!(matches!(error, Error::Unreachable { .. }), "{error}");
     assert!(error.to_string().contains("ps:0") && error.to_string().contains(&address), "{error}");

@@ -93,7 +93,7 @@ impl ReplicaContext {
         optimizer: u64,
         lines: impl FnOnce() -> Vec<String>,
     ) -> Result<(), Error> {
-        let workers = self.strategy().topology().workers as u32;
+        let workers = self.strategy().topology().workers() as u32;
         let expected = self.strategy().replicas().settings.words(optimizer).map(|number| number.wrapping_mul(workers));
         if sums.settings == expected { Ok(()) } else { self.compare_settings(lines()) }
     }
@@ -106,7 +106,7 @@ impl ReplicaContext {
     /// [`Error::SettingsDiffer`] names the first setting that differs; [`Error::Collective`] if a worker is missing or
     /// fails.
     pub fn compare_settings(&self, lines: Vec<String>) -> Result<(), Error> {
-        if self.strategy().topology().workers == 1 {
+        if self.strategy().topology().workers() == 1 {
             return Ok(());
         }
         let mut all = lines;

@@ -45,7 +45,7 @@ impl FromStr for Implementation {
 /// use std::time::Duration;
 /// use distribute_strategy::{CommunicationOptions, MirroredStrategy};
 ///
-/// let options = CommunicationOptions { timeout: Some(Duration::from_secs(30)), ..CommunicationOptions::default() };
+/// let options = CommunicationOptions::default().timeout(Duration::from_secs(30));
 /// let strategy = MirroredStrategy::builder().devices(["CPU:0", "CPU:1"]).communication(options).build()?;
 /// # Ok::<(), distribute_strategy::Error>(())
 /// ```
@@ -53,6 +53,7 @@ impl FromStr for Implementation {
 /// # Source
 /// `tf.distribute.experimental.CommunicationOptions`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct CommunicationOptions {
     /// The implementation of the collectives.
     pub implementation: Implementation,
@@ -65,6 +66,17 @@ pub struct CommunicationOptions {
     /// The algorithm of an all-reduce between processes. Default: the implementation's, DISTRIBUTE_ALGORITHM, else
     /// chosen by size.
     pub algorithm: Option<Algorithm>,
+}
+
+distribute_types::setters! {
+    CommunicationOptions {
+        implementation: Implementation,
+    } into {
+        bytes_per_pack: Option<usize>,
+        timeout: Option<Duration>,
+        transport: Option<TransportKind>,
+        algorithm: Option<Algorithm>,
+    }
 }
 
 impl CommunicationOptions {

@@ -80,7 +80,7 @@ impl ReplicaContext {
     /// strategy's group.
     pub fn graph_group(&self) -> Result<Arc<ProcessGroup>> {
         self.strategy.replicas().graph_group(self.local, || {
-            let all: Vec<Rank> = (0..self.num_replicas_in_sync()).map(rank_of).collect();
+            let all: Vec<Rank> = (0..self.num_replicas_in_sync()).map(Rank::of).collect();
             let group = self.group().subgroup(&all)?;
             group.ok_or(Error::Context {
                 what: "graph_group",
@@ -151,8 +151,7 @@ impl ReplicaContext {
     ///
     /// # Errors
     /// [`Error::Collective`] if the replicas' values differ in shape or type, or a replica is missing or fails.
-    pub fn broadcast<L, T: TensorStorage<L>>(&self, value: &T, root: usize) -> Result<T> {
-        let root = rank_of(root);
+    pub fn broadcast<L, T: TensorStorage<L>>(&self, value: &T, root: Rank) -> Result<T> {
         let copy = value.copied()?;
         let mut outcome = Ok(());
         copy.write(&mut |buffer| outcome = self.group().broadcast_list(&mut [buffer], root))?;
@@ -291,10 +290,6 @@ impl std::fmt::Debug for ReplicaContext {
     }
 }
 
-fn rank_of(replica: usize) -> Rank {
-    Rank(u32::try_from(replica).unwrap_or(u32::MAX))
-}
-
 /// Returns the context of the replica that the calling code runs in; `None` outside all replicas.
 ///
 /// # Source
@@ -327,7 +322,7 @@ pub fn get_strategy() -> Option<Strategy> {
 /// # Examples
 /// ```
 /// use distribute_strategy::{OneDeviceStrategy, get_strategy, has_strategy, set_strategy};
-/// set_strategy(Some(&OneDeviceStrategy::new("CPU:0")?))?;
+/// set_strategy(Some(&OneDeviceStrategy::builder("CPU:0").build()?))?;
 /// assert_eq!(get_strategy().map(|strategy| strategy.name()), Some("OneDevice"));
 /// set_strategy(None)?;
 /// assert!(!has_strategy());

@@ -1,14 +1,14 @@
 //! Datasets distributed over the replicas of a strategy.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use distribute_collectives::{ReduceOp, on_local_ranks};
 use distribute_input::{
-    BoxError, DataPlan, Dataset, Element, ElementSpec, InputContext, InputOptions, InputPosition, InputTopology, More,
-    UnequalData,
+    BoxError, DataPlan, Dataset, Element, ElementSpec, InputContext, InputOptions, InputPosition, More, UnequalData,
 };
 use distribute_values::PerReplica;
+use parking_lot::Mutex;
 
 use crate::{Error, Result, Strategy};
 
@@ -17,7 +17,7 @@ use crate::{Error, Result, Strategy};
 /// # Source
 /// `tf.distribute.DistributedDataset`.
 pub struct DistributedDataset<T> {
-    dataset: distribute_input::DistributedDataset<T>,
+    dataset: distribute_input::WorkerDataset<T>,
     strategy: Strategy,
 }
 
@@ -42,7 +42,7 @@ impl<T: Clone + Send + 'static> DistributedDataset<T> {
         Ok(self.pass(self.dataset.iter_from(position)?))
     }
 
-    fn pass(&self, steps: distribute_input::DistributedIter<T>) -> DistributedIterator<T> {
+    fn pass(&self, steps: distribute_input::WorkerIterator<T>) -> DistributedIterator<T> {
         for (name, value) in self.dataset.plan().settings() {
             self.strategy.declare(&format!("input, {name}"), value);
         }
@@ -139,8 +139,8 @@ impl<T: Clone + Send + 'static> IntoIterator for &DistributedDataset<T> {
 /// If workers may have unequal amounts of data, they agree before each step whether there is one. In steps that an
 /// optimizer takes part in this costs no operation of its own: the flag travels with the gradients.
 pub struct DistributedIterator<T> {
-    steps: Arc<Mutex<distribute_input::DistributedIter<T>>>,
-    dataset: distribute_input::DistributedDataset<T>,
+    steps: Arc<Mutex<distribute_input::WorkerIterator<T>>>,
+    dataset: distribute_input::WorkerDataset<T>,
     strategy: Strategy,
     /// How unequal amounts of data are treated; `None` if workers always have equal ones.
     unequal: Option<UnequalData>,
@@ -157,7 +157,7 @@ impl<T: Clone + Send + 'static> DistributedIterator<T> {
     /// # Errors
     /// [`Error::Collective`] if a worker is missing or fails; [`Error::Input`] if the positions do not belong together.
     pub fn position(&self) -> Result<InputPosition> {
-        let own = lock(&self.steps).position().clone();
+        let own = self.steps.lock().position().clone();
         if self.unequal.is_none() {
             return Ok(own);
         }
@@ -203,7 +203,7 @@ impl<T: Clone + Send + 'static> DistributedIterator<T> {
 
     /// Returns the next parts of this worker's replicas, and whether each has examples.
     fn next_parts(&self) -> Result<Option<PerReplica<T>>> {
-        let mut steps = lock(&self.steps);
+        let mut steps = self.steps.lock();
         let Some(parts) = steps.next().transpose()? else { return Ok(None) };
         Ok(Some(self.per_replica(parts, steps.examples())))
     }
@@ -223,7 +223,7 @@ impl<T: Clone + Send + 'static> DistributedIterator<T> {
         }
         let own = {
             let steps = Arc::clone(&self.steps);
-            move || flag(unequal, lock(&steps).more())
+            move || flag(unequal, steps.lock().more())
         };
         let steps = &self.strategy.replicas().step;
         let sum = match self.token.take().and_then(|token| steps.agreed(token)) {
@@ -281,10 +281,6 @@ impl<T: Clone + Send + 'static> Iterator for DistributedIterator<T> {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Strategy {
     /// Splits every global batch of a dataset over all replicas.
     ///
@@ -312,7 +308,7 @@ impl Strategy {
     where
         T: Element<L>,
     {
-        let dataset = distribute_input::distribute_dataset(dataset, self.input_topology()?, options)?;
+        let dataset = distribute_input::distribute_dataset(dataset, self.topology(), options)?;
         Ok(DistributedDataset { dataset: dataset.with_stand_ins(), strategy: self.clone() })
     }
 
@@ -347,13 +343,7 @@ impl Strategy {
     where
         T: Element<L>,
     {
-        let topology = self.input_topology()?;
-        let dataset = distribute_input::distribute_datasets_from_function(topology, options, make)?;
+        let dataset = distribute_input::distribute_datasets_from_function(self.topology(), options, make)?;
         Ok(DistributedDataset { dataset: dataset.with_stand_ins(), strategy: self.clone() })
-    }
-
-    fn input_topology(&self) -> Result<InputTopology> {
-        let topology = self.topology();
-        Ok(InputTopology::new(topology.workers, topology.worker, topology.replicas_per_worker)?)
     }
 }

@@ -57,7 +57,6 @@ mod running;
 mod settings;
 mod step_header;
 mod strategy;
-mod topology;
 
 pub use args::{Examples, ReplicaArgs, counted};
 pub use central_storage::{CentralStorageBuilder, CentralStorageStrategy};
@@ -65,15 +64,15 @@ pub use communication::{CommunicationOptions, Implementation};
 pub use context::{
     ReplicaContext, get_replica_context, get_strategy, has_strategy, in_cross_replica_context, set_strategy,
 };
+pub use distribute_types::Topology;
 pub use error::{Error, Result};
 pub use input::{DistributedDataset, DistributedIterator};
 pub use mirrored::{MirroredBuilder, MirroredStrategy};
 pub use multi_worker::{MultiWorkerMirroredBuilder, MultiWorkerMirroredStrategy};
-pub use one_device::OneDeviceStrategy;
+pub use one_device::{OneDeviceBuilder, OneDeviceStrategy};
 pub use random::{RandomState, ReplicaRandom};
 pub use recoverable::{Recoverable, RecoveryError};
 pub use replicas::Replicas;
 pub use run::FailsWith;
 pub use step_header::{Request, StepHeader};
 pub use strategy::{Strategy, StrategyExtended, ValueContext};
-pub use topology::Topology;

@@ -1,10 +1,10 @@
 //! The rendezvous of the replicas of a run, at which one of them acts for all.
 
 use std::any::Any;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use distribute_values::PerReplica;
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::{Error, Result};
 
@@ -99,7 +99,7 @@ impl Rendezvous {
                 };
                 return Err(self.failed(local, problem));
             }
-            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            self.changed.wait_for(&mut state, left);
         }
         let result = state.results[local].take().and_then(|result| result.downcast::<R>().ok());
         result.map(|result| *result).ok_or_else(|| self.failed(local, "they merged to another type".to_owned()))
@@ -112,7 +112,7 @@ impl Rendezvous {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     fn failed(&self, local: usize, problem: String) -> Error {
@@ -161,12 +161,12 @@ mod tests {
         let rendezvous = Rendezvous::new(2, 0);
         let merge = |values: PerReplica<i32>| {
             let deadline = Instant::now() + LONG;
-            while rendezvous.state.try_lock().is_err() {
+            while rendezvous.state.try_lock().is_none() {
                 // The other replica checks its deadline periodically.
                 assert!(Instant::now() < deadline, "the merged function runs under the lock");
                 std::thread::yield_now();
             }
-            Ok(values.values().iter().sum::<i32>())
+            Ok(values.iter().sum::<i32>())
         };
         std::thread::scope(|scope| {
             let first = scope.spawn(|| rendezvous.merge(0, 1, LONG, merge));
@@ -194,7 +194,7 @@ mod tests {
                 Ok(())
             });
             if outcome.is_err() {
-                drop(sender.lock().unwrap().take());
+                drop(sender.lock().take());
             }
             outcome
         };

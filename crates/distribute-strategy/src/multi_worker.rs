@@ -89,6 +89,10 @@ impl StrategyExtended for MultiWorkerMirroredStrategy {
     fn describe(&self) -> String {
         let topology = self.replicas.topology;
         let transport = self.replicas.transport();
-        format!("MultiWorkerMirrored {} workers × {} CPU · {transport}", topology.workers, topology.replicas_per_worker)
+        format!(
+            "MultiWorkerMirrored {} workers × {} CPU · {transport}",
+            topology.workers(),
+            topology.replicas_per_worker()
+        )
     }
 }

@@ -17,15 +17,10 @@ pub struct OneDeviceStrategy {
 }
 
 impl OneDeviceStrategy {
-    /// Builds the strategy for one device, such as `CPU:0`, or `/job:worker/task:1/device:CPU:0` in the process that
-    /// TF_CONFIG, or another description of the job, makes that task.
-    ///
-    /// # Errors
-    /// The error of the device string or of the environment if it cannot be parsed, or [`Error::Devices`] if this build
-    /// has no such device or it belongs to another task: closures run in the process that they are written in.
-    #[expect(clippy::new_ret_no_self, reason = "every strategy is handled as a Strategy")]
-    pub fn new(device: &str) -> Result<Strategy> {
-        OneDeviceStrategy::of_task(device.parse()?, || Ok(Membership::from_env()?))
+    /// Returns a builder for one device, such as `CPU:0`, or `/job:worker/task:1/device:CPU:0` in the process
+    /// that TF_CONFIG, or another description of the job, makes that task.
+    pub fn builder(device: impl Into<String>) -> OneDeviceBuilder {
+        OneDeviceBuilder { device: device.into() }
     }
 
     /// Builds the strategy; `membership` tells which task this process is, and is called only if the device names one.
@@ -50,6 +45,25 @@ impl OneDeviceStrategy {
     fn build(name: &'static str, device: DeviceSpec) -> Result<Strategy> {
         let replicas = Replicas::local(vec![device], Options::from_env()?)?;
         Ok(Strategy::new(OneDeviceStrategy { replicas, name }))
+    }
+}
+
+/// Builds a [`OneDeviceStrategy`].
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct OneDeviceBuilder {
+    device: String,
+}
+
+impl OneDeviceBuilder {
+    /// Builds the strategy.
+    ///
+    /// # Errors
+    /// [`Error::Device`] if the device string cannot be parsed, [`Error::Cluster`] if the environment cannot, or
+    /// [`Error::Devices`] if this build has no such device or it belongs to another task: closures run in the process
+    /// that they are written in.
+    pub fn build(self) -> Result<Strategy> {
+        OneDeviceStrategy::of_task(self.device.parse()?, || Ok(Membership::from_env()?))
     }
 }
 

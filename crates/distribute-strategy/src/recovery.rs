@@ -1,7 +1,9 @@
 //! The states that a run has saved, and which of its replicas have examples.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
 
 use crate::{Error, Recoverable, RecoveryError, Result};
 
@@ -18,7 +20,7 @@ pub(crate) struct Recovery {
 impl Recovery {
     /// Creates the record of a run that begins; [`begin`](Recovery::begin) saves the first states.
     pub(crate) fn new(replicas: usize, watched: &Mutex<Vec<Weak<dyn Recoverable>>>) -> Recovery {
-        let watched: Vec<Arc<dyn Recoverable>> = lock(watched).iter().filter_map(Weak::upgrade).collect();
+        let watched: Vec<Arc<dyn Recoverable>> = watched.lock().iter().filter_map(Weak::upgrade).collect();
         Recovery {
             states: (0..replicas).map(|_| Mutex::new(watched.clone())).collect(),
             examples: (0..replicas).map(|_| AtomicBool::new(true)).collect(),
@@ -28,13 +30,13 @@ impl Recovery {
 
     /// Saves the state that every run saves, on the replica's thread.
     pub(crate) fn begin(&self, local: usize) -> Result<()> {
-        let states = lock(&self.states[local]).clone();
+        let states = self.states[local].lock().clone();
         states.iter().try_for_each(|state| state.note(local)).map_err(Error::NotNoted)
     }
 
     /// Makes all states of a replica final: a later failure restores them as they are now.
     pub(crate) fn commit(&self, local: usize) -> Result<()> {
-        let (states, has_examples) = (lock(&self.states[local]).clone(), self.has_examples(local));
+        let (states, has_examples) = (self.states[local].lock().clone(), self.has_examples(local));
         // Commits all of them despite an error, so that they belong to one step.
         let outcomes = states.iter().map(|state| state.commit(local, has_examples));
         outcomes.fold(Ok(()), Result::and).map_err(Error::NotNoted)
@@ -65,7 +67,7 @@ impl Recovery {
 
     /// Saves a state that a replica is about to change, unless this run has saved it already.
     pub(crate) fn keep(&self, local: usize, state: &Arc<dyn Recoverable>) -> Result<()> {
-        let mut states = lock(&self.states[local]);
+        let mut states = self.states[local].lock();
         if states.iter().any(|known| same(known, state)) {
             return Ok(());
         }
@@ -84,7 +86,7 @@ impl Recovery {
         };
         let mut all: Vec<Arc<dyn Recoverable>> = Vec::new();
         for (local, states) in self.states.iter().enumerate() {
-            for state in lock(states).iter() {
+            for state in states.lock().iter() {
                 note(state.take_back(local));
                 if !all.iter().any(|known| same(known, state)) {
                     all.push(Arc::clone(state));
@@ -101,8 +103,4 @@ impl Recovery {
 /// Compares addresses only, since one type may have several vtables.
 fn same(one: &Arc<dyn Recoverable>, other: &Arc<dyn Recoverable>) -> bool {
     std::ptr::addr_eq(Arc::as_ptr(one), Arc::as_ptr(other))
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

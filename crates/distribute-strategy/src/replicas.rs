@@ -1,10 +1,11 @@
 //! The part of a strategy in this process: its devices, its replicas' threads, and their ranks.
 
-use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Weak};
 
 use distribute_cluster::{Coordination, FailureKind};
 use distribute_collectives::{DeviceGroup, Options, ProcessGroup};
 use distribute_device::{Device, DeviceKind, DeviceSpec, Devices};
+use parking_lot::{Mutex, RwLock};
 
 use crate::replica_threads::ReplicaThreads;
 use crate::running::Running;
@@ -63,11 +64,9 @@ impl Replicas {
         options: Options,
     ) -> Result<Replicas> {
         let replicas_per_worker = devices.len();
-        let topology = Topology {
-            workers: groups.first().map_or(1, |group| group.world_size() / replicas_per_worker),
-            worker: groups.first().map_or(0, ProcessGroup::process),
-            replicas_per_worker,
-        };
+        let workers = groups.first().map_or(1, |group| group.world_size() / replicas_per_worker);
+        let worker = groups.first().map_or(0, ProcessGroup::process);
+        let topology = Topology::new(workers, worker, replicas_per_worker).map_err(distribute_input::Error::from)?;
         let threads = ReplicaThreads::start(replicas_per_worker, topology.first_replica())?;
         let (groups, graph_groups) = (RwLock::new(Arc::new(groups)), Mutex::new(vec![None; replicas_per_worker]));
         let step = StepAgreement::default();
@@ -99,14 +98,14 @@ impl Replicas {
 
     /// Lets every run save this state, for as long as it has another owner.
     pub(crate) fn watch(&self, state: Weak<dyn Recoverable>) {
-        let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut watched = self.watched.lock();
         watched.retain(|known| known.strong_count() > 0);
         watched.push(state);
     }
 
     /// Returns a replica's device, the same handle each time.
     pub(crate) fn device(&self, local: usize) -> Result<Arc<dyn Device>> {
-        let mut handles = self.handles.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut handles = self.handles.lock();
         if let Some(handle) = &handles[local] {
             return Ok(handle.clone());
         }
@@ -127,22 +126,22 @@ impl Replicas {
         local: usize,
         make: impl FnOnce(Arc<dyn Device>) -> Result<DeviceGroup>,
     ) -> Result<Arc<DeviceGroup>> {
-        let held = self.device_groups.lock().unwrap_or_else(PoisonError::into_inner)[local].clone();
+        let held = self.device_groups.lock()[local].clone();
         if let Some(group) = held {
             return Ok(group);
         }
         // All replicas create theirs together, so the lock must not be held meanwhile.
         let group = Arc::new(make(self.device(local)?)?);
-        self.device_groups.lock().unwrap_or_else(PoisonError::into_inner)[local] = Some(group.clone());
+        self.device_groups.lock()[local] = Some(group.clone());
         Ok(group)
     }
 
     /// Aborts a replica's graph group and device group, if they were made.
     pub(crate) fn abort_further_groups(&self, local: usize, reason: &str, kind: FailureKind) {
-        if let Some(group) = &self.graph_groups.lock().unwrap_or_else(PoisonError::into_inner)[local] {
+        if let Some(group) = &self.graph_groups.lock()[local] {
             group.abort(reason, kind);
         }
-        if let Some(group) = &self.device_groups.lock().unwrap_or_else(PoisonError::into_inner)[local] {
+        if let Some(group) = &self.device_groups.lock()[local] {
             group.abort(reason);
         }
     }
@@ -155,13 +154,13 @@ impl Replicas {
     /// Sets for one local replica whether it is between runs.
     pub(crate) fn set_one_idle(&self, groups: &[ProcessGroup], local: usize, idle: bool) {
         groups[local].set_idle(idle);
-        if let Some(group) = &self.graph_groups.lock().unwrap_or_else(PoisonError::into_inner)[local] {
+        if let Some(group) = &self.graph_groups.lock()[local] {
             group.set_idle(idle);
         }
     }
 
     pub(crate) fn has_graph_group(&self, local: usize) -> bool {
-        self.graph_groups.lock().unwrap_or_else(PoisonError::into_inner)[local].is_some()
+        self.graph_groups.lock()[local].is_some()
     }
 
     /// Returns a replica's graph group, which `make` creates on the first call.
@@ -170,18 +169,18 @@ impl Replicas {
         local: usize,
         make: impl FnOnce() -> Result<ProcessGroup>,
     ) -> Result<Arc<ProcessGroup>> {
-        let held = self.graph_groups.lock().unwrap_or_else(PoisonError::into_inner)[local].clone();
+        let held = self.graph_groups.lock()[local].clone();
         if let Some(group) = held {
             return Ok(group);
         }
         // All replicas create theirs together, so the lock must not be held meanwhile.
         let group = Arc::new(make()?);
-        self.graph_groups.lock().unwrap_or_else(PoisonError::into_inner)[local] = Some(group.clone());
+        self.graph_groups.lock()[local] = Some(group.clone());
         Ok(group)
     }
 
     pub(crate) fn groups(&self) -> Arc<Vec<ProcessGroup>> {
-        self.groups.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.groups.read().clone()
     }
 
     /// Returns the name of the transport between the processes.
@@ -192,11 +191,11 @@ impl Replicas {
     /// Replaces the groups that a failed run has aborted, if the replicas are in one process. Several processes are
     /// restarted from a checkpoint instead.
     pub(crate) fn renew(&self) -> Result<()> {
-        if self.topology.workers == 1 {
+        if self.topology.workers() == 1 {
             let fresh = ProcessGroup::local_with(self.devices.len(), &self.options)?;
-            *self.groups.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(fresh);
-            self.graph_groups.lock().unwrap_or_else(PoisonError::into_inner).fill(None);
-            self.device_groups.lock().unwrap_or_else(PoisonError::into_inner).fill(None);
+            *self.groups.write() = Arc::new(fresh);
+            self.graph_groups.lock().fill(None);
+            self.device_groups.lock().fill(None);
         }
         Ok(())
     }

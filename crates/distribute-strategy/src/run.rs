@@ -1,6 +1,6 @@
 //! Runs a closure on every replica.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use distribute_collectives::ProcessGroup;
 use distribute_values::PerReplica;
@@ -114,17 +114,17 @@ impl Strategy {
         let mut examples = Examples::default();
         args.examples(&mut examples);
         let examples = examples.of_replicas(topology.first_replica())?;
-        let parts = args.split(topology.replicas_per_worker)?;
+        let parts = args.split(topology.replicas_per_worker())?;
         let timeout = replicas.groups().first().map(|group| group.options().timeout).unwrap_or_default();
         // Only one run at a time. The groups are looked up afterwards, since a failed run replaces them.
         let running = replicas.running.enter(timeout)?;
         let groups = replicas.groups();
-        let rendezvous = Arc::new(Rendezvous::new(topology.replicas_per_worker, topology.first_replica()));
-        let recovery = Arc::new(Recovery::new(topology.replicas_per_worker, &replicas.watched));
-        for (local, has_examples) in examples.iter().flatten().enumerate().take(topology.replicas_per_worker) {
+        let rendezvous = Arc::new(Rendezvous::new(topology.replicas_per_worker(), topology.first_replica()));
+        let recovery = Arc::new(Recovery::new(topology.replicas_per_worker(), &replicas.watched));
+        for (local, has_examples) in examples.iter().flatten().enumerate().take(topology.replicas_per_worker()) {
             recovery.begin_batch(local, *has_examples);
         }
-        let first_failure = std::sync::Mutex::new(None);
+        let first_failure = parking_lot::Mutex::new(None);
         let body = &body;
         replicas.set_idle(&groups, false);
         let closures = parts
@@ -140,7 +140,7 @@ impl Strategy {
                     let outcome = context.begin().map_err(E::from).and_then(|()| body(&context, part));
                     drop(frame);
                     ending.reason = outcome.as_ref().err().map(|error| {
-                        first_failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(local);
+                        first_failure.lock().get_or_insert(local);
                         error.to_string()
                     });
                     drop(ending);
@@ -150,7 +150,7 @@ impl Strategy {
             .collect();
         let outcomes = replicas.threads.run(closures);
         replicas.set_idle(&groups, false);
-        let first_failure = first_failure.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let first_failure = first_failure.into_inner();
         let mut values = Vec::with_capacity(outcomes.len());
         let mut failures: Vec<(usize, E)> = Vec::new();
         let mut panicked = None;
@@ -190,7 +190,7 @@ impl Strategy {
     /// ignored a failure that other replicas may not have seen. Between several processes a peer may just have ended
     /// normally.
     fn unheeded(&self, groups: &[ProcessGroup]) -> Option<Error> {
-        let alone = self.topology().workers == 1;
+        let alone = self.topology().workers() == 1;
         groups.first().filter(|_| alone).and_then(ProcessGroup::failure).map(Error::from)
     }
 }

@@ -1,7 +1,8 @@
 //! Mutual exclusion of runs.
 
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::{Error, Result};
 
@@ -34,7 +35,7 @@ impl Running {
             if left.is_zero() {
                 return Err(Error::Busy { thread: run.thread.clone(), running: run.since.elapsed(), waited: timeout });
             }
-            present = self.ended.wait_timeout(present, left).unwrap_or_else(PoisonError::into_inner).0;
+            self.ended.wait_for(&mut present, left);
         }
         let thread = std::thread::current().name().unwrap_or("without a name").to_owned();
         *present = Some(Run { thread, since: Instant::now() });
@@ -42,7 +43,7 @@ impl Running {
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Run>> {
-        self.present.lock().unwrap_or_else(PoisonError::into_inner)
+        self.present.lock()
     }
 }
 

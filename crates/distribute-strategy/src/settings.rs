@@ -1,9 +1,9 @@
 //! Settings of a program that must be equal on all workers.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use distribute_types::{FNV64, fnv1a_64};
+use parking_lot::{Mutex, MutexGuard};
 
 /// Bits of the digest in each number of the step header: sums over any number of workers stay within 32 bits.
 const DIGEST_BITS: u32 = 16;
@@ -42,6 +42,6 @@ impl Settings {
     }
 
     fn lock(&self) -> MutexGuard<'_, Declared> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }

@@ -1,10 +1,11 @@
 //! The header of every step's reduction, by which processes agree without an operation of its own whether there is more
 //! data and which requests are pending.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytemuck::{Pod, Zeroable};
+use parking_lot::{Mutex, MutexGuard};
 
 /// A request of one process to all. All learn of it after the same step, the next one that an optimizer takes part in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -118,6 +119,6 @@ impl StepAgreement {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }

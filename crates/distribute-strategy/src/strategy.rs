@@ -96,7 +96,7 @@ impl Strategy {
 
     /// Returns the number of replicas in this process.
     pub fn num_local_replicas(&self) -> usize {
-        self.replicas().topology.replicas_per_worker
+        self.replicas().topology.replicas_per_worker()
     }
 
     /// Returns the position of this process among all.
@@ -215,7 +215,7 @@ impl Strategy {
 
     /// Returns whether this process writes what must be written once: checkpoints, summaries, progress.
     pub fn is_chief(&self) -> bool {
-        self.replicas().topology.worker == 0
+        self.replicas().topology.worker() == 0
     }
 
     /// Returns an outcome unchanged. If it is a failure, also reports it to the other processes, whose next collective
@@ -249,10 +249,10 @@ impl Strategy {
     ) -> Result<R, E> {
         let replicas = self.replicas();
         if let Err(error) = &outcome
-            && replicas.topology.workers > 1
+            && replicas.topology.workers() > 1
             && !replicas.step.all_leave()
         {
-            let (reason, kind) = (format!("worker {} failed: {error}", replicas.topology.worker), kind(error));
+            let (reason, kind) = (format!("worker {} failed: {error}", replicas.topology.worker()), kind(error));
             for (local, group) in replicas.groups().iter().enumerate() {
                 group.abort(&reason, kind);
                 replicas.abort_further_groups(local, &reason, kind);
@@ -301,7 +301,7 @@ impl Strategy {
         self.outside_replicas("reduce", "use the context's all_reduce, or merge_call")?;
         let groups = self.groups();
         if values.examples().is_none() {
-            return Ok(reduce_structure(&groups, op, &values.values().iter().collect::<Vec<_>>(), &axis)?);
+            return Ok(reduce_structure(&groups, op, &values.iter().collect::<Vec<_>>(), &axis)?);
         }
         let weighed = weighed(&groups, op, values, &axis)?;
         Ok(reduce_structure(&groups, op, &weighed.iter().collect::<Vec<_>>(), &axis)?)
@@ -317,7 +317,7 @@ impl Strategy {
     pub fn gather<M, S: Structure<M>>(&self, values: &PerReplica<S>, axis: usize) -> Result<S> {
         self.outside_replicas("gather", "use the context's all_gather, or merge_call")?;
         if values.examples().is_none() {
-            return Ok(gather_structure(&self.groups(), &values.values().iter().collect::<Vec<_>>(), axis)?);
+            return Ok(gather_structure(&self.groups(), &values.iter().collect::<Vec<_>>(), axis)?);
         }
         let with_rows = with_rows(values, axis)?;
         Ok(gather_structure(&self.groups(), &with_rows.iter().collect::<Vec<_>>(), axis)?)
@@ -360,7 +360,7 @@ impl Strategy {
             replica_id: topology.first_replica() + local,
             num_replicas: topology.num_replicas(),
         };
-        let values: Result<Vec<T>, E> = (0..topology.replicas_per_worker).map(|local| make(context(local))).collect();
+        let values: Result<Vec<T>, E> = (0..topology.replicas_per_worker()).map(|local| make(context(local))).collect();
         Ok(PerReplica::new(values?))
     }
 

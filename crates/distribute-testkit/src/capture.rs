@@ -1,9 +1,11 @@
 //! The output and state of a task, which other threads can wait on.
 
 use std::io::Read;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread;
 use std::time::Instant;
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 /// The state shared by the threads that watch a task and the test that waits for it.
 #[derive(Debug, Clone, Default)]
@@ -65,7 +67,7 @@ impl Capture {
                 return Some(answer);
             }
             let left = end.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())?;
-            state = self.0.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            self.0.changed.wait_for(&mut state, left);
         }
     }
 
@@ -77,7 +79,7 @@ impl Capture {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.state.lock()
     }
 }
 

@@ -28,7 +28,7 @@ pub fn from_chief<T: Serialize + DeserializeOwned, E: From<Error> + ToString>(
     strategy: &Strategy,
     outcome: Result<T, E>,
 ) -> Result<T, E> {
-    if strategy.topology().workers == 1 {
+    if strategy.topology().workers() == 1 {
         return outcome;
     }
     let json = |source| Error::State { key: "what the chief says".to_owned(), source };
@@ -41,7 +41,7 @@ pub(crate) fn bytes_from_chief<E: From<Error> + ToString>(
     strategy: &Strategy,
     outcome: Result<Vec<u8>, E>,
 ) -> Result<Vec<u8>, E> {
-    if strategy.topology().workers == 1 {
+    if strategy.topology().workers() == 1 {
         return outcome;
     }
     let (mut message, failure) = match outcome {

@@ -1,10 +1,11 @@
 //! Preemption: all workers stop after the same step, save once, and exit with a code that says so.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use distribute_strategy::{Request, Strategy};
+use parking_lot::Mutex;
 
 use crate::{Error, Result};
 
@@ -15,6 +16,7 @@ pub use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
 /// # Source
 /// `tf.distribute.experimental.TerminationConfig`.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct TerminationConfig {
     /// The numbers of the signals. Default: SIGTERM.
     pub signals: Vec<i32>,
@@ -29,6 +31,14 @@ impl Default for TerminationConfig {
     fn default() -> TerminationConfig {
         let signals = vec![SIGTERM];
         TerminationConfig { signals, exit_code: 143, grace_period: Duration::ZERO }
+    }
+}
+
+distribute_types::setters! {
+    TerminationConfig {
+        signals: Vec<i32>,
+        exit_code: u8,
+        grace_period: Duration,
     }
 }
 
@@ -124,7 +134,7 @@ impl PreemptionHandler {
     /// Returns whether to save and stop after this step: the same answer on all workers.
     pub fn should_stop(&self) -> bool {
         let period = self.config.grace_period;
-        let mut grace = self.grace.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut grace = self.grace.lock();
         grace.leaving |= self.strategy.take_request(Request::Leave);
         if !grace.leaving
             && !period.is_zero()

@@ -63,7 +63,7 @@ pub fn reduce_values<L, T: TensorStorage<L>>(
     values: &PerReplica<T>,
     axis: &Axis,
 ) -> Result<T> {
-    begin_reduce(groups, op, &values.values().iter().collect::<Vec<_>>(), axis)?()
+    begin_reduce(groups, op, &values.iter().collect::<Vec<_>>(), axis)?()
 }
 
 /// Waits for an operation that was started, and returns its result.
@@ -200,7 +200,7 @@ pub fn gather_values<L, T: TensorStorage<L>>(
     values: &PerReplica<T>,
     axis: usize,
 ) -> Result<T> {
-    begin_gather(groups, &values.values().iter().collect::<Vec<_>>(), axis)?()
+    begin_gather(groups, &values.iter().collect::<Vec<_>>(), axis)?()
 }
 
 /// Starts the concatenation of [`gather_values`]; shapes are exchanged at once.

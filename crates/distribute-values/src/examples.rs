@@ -42,7 +42,7 @@ pub fn weighed<M, S: Structure<M>>(
         (ReduceOp::Mean, axis) => S::combine(&[value], &mut Without(axis.axes())),
         _ => S::combine(&[value], &mut Neutral(op)),
     };
-    values.values().iter().enumerate().map(|(local, value)| change(local, value)).collect()
+    values.iter().enumerate().map(|(local, value)| change(local, value)).collect()
 }
 
 /// Returns the values to pass to [`gather_structure`](crate::gather_structure), so that replicas without examples add
@@ -56,7 +56,7 @@ pub fn with_rows<M, S: Structure<M>>(values: &PerReplica<S>, axis: usize) -> Res
         true => S::combine(&[value], &mut Times(1.0)),
         false => S::combine(&[value], &mut Without(vec![axis])),
     };
-    values.values().iter().enumerate().map(change).collect()
+    values.iter().enumerate().map(change).collect()
 }
 
 /// Multiplies every leaf.

@@ -1,8 +1,20 @@
 //! One value per replica.
 
+use std::ops::Index;
 use std::sync::Arc;
 
 /// Values that may differ between the replicas of this process, in the order of replicas.
+///
+/// # Examples
+/// ```
+/// use distribute_values::PerReplica;
+/// let losses: PerReplica<f32> = [0.5, 1.5].into_iter().collect();
+/// assert_eq!(losses[1], 1.5);
+/// assert_eq!(losses.iter().sum::<f32>(), 2.0);
+/// for loss in losses {
+///     assert!(loss < 2.0);
+/// }
+/// ```
 ///
 /// # Source
 /// `tf.distribute.DistributedValues` with per-replica components.
@@ -42,6 +54,11 @@ impl<T> PerReplica<T> {
         &self.values
     }
 
+    /// Iterates over the values, in the order of local replicas.
+    pub fn iter(&self) -> std::slice::Iter<'_, T> {
+        self.values.iter()
+    }
+
     /// Converts to the values of all local replicas, in order.
     pub fn into_values(self) -> Vec<T> {
         self.values
@@ -65,6 +82,39 @@ impl<T> PerReplica<T> {
     /// Applies a function to every component.
     pub fn map<U>(&self, function: impl FnMut(&T) -> U) -> PerReplica<U> {
         PerReplica { values: self.values.iter().map(function).collect(), examples: self.examples.clone() }
+    }
+}
+
+impl<T> FromIterator<T> for PerReplica<T> {
+    fn from_iter<I: IntoIterator<Item = T>>(values: I) -> PerReplica<T> {
+        PerReplica::new(values.into_iter().collect())
+    }
+}
+
+impl<T> IntoIterator for PerReplica<T> {
+    type Item = T;
+    type IntoIter = std::vec::IntoIter<T>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.values.into_iter()
+    }
+}
+
+impl<'a, T> IntoIterator for &'a PerReplica<T> {
+    type Item = &'a T;
+    type IntoIter = std::slice::Iter<'a, T>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.values.iter()
+    }
+}
+
+/// The value of a local replica; panics, as a slice does, where there is none. [`PerReplica::replica`] does not.
+impl<T> Index<usize> for PerReplica<T> {
+    type Output = T;
+
+    fn index(&self, local: usize) -> &T {
+        &self.values[local]
     }
 }
 

@@ -76,7 +76,7 @@ fn run() -> distribute::Result<()> {
             .callback(CsvLogger::new(folder.join("history.csv")))
             .callback(ModelCheckpoint::new(folder.join("best")).best("val_loss").set_aside_other_runs())
             .callback(BackupAndRestore::new(folder.join("backup")).every_steps(50))
-            .stop_on(TerminationConfig { signals: vec![SIGINT, SIGTERM], ..TerminationConfig::default() });
+            .stop_on(TerminationConfig::default().signals(vec![SIGINT, SIGTERM]));
     }
     let history = trainer.fit(&train, fit)?;
     let predicted = trainer.predict(&Dataset::from_tensor_slices(images).batch(1000))?.argmax(1)?;

@@ -94,7 +94,7 @@ fn train(strategy: &Strategy, flags: &Flags, digits: &Digits, dtype: DType) -> d
     let began = Instant::now();
     let data = tensors(&digits.train)?.shuffle(digits.train.len(), 42).batch(BATCH).prefetch(AUTOTUNE);
     let data = strategy.distribute_dataset(&data)?;
-    let model = strategy.scope_with(ScopeOptions { dtype, ..ScopeOptions::default() }, Mlp::new)?;
+    let model = strategy.scope_with(ScopeOptions::default().dtype(dtype), Mlp::new)?;
     let optimizer = Adam::new(1e-3).build(&model)?;
     let optimizer = if dtype == DType::F16 { optimizer.scale_losses(LossScale::dynamic())? } else { optimizer };
     let mut loss = f32::NAN;

@@ -147,7 +147,7 @@ fn choose(flags: &Flags) -> distribute::Result<Strategy> {
     let several_processes = distribute::cluster::Membership::from_env()?.is_some();
     Ok(match flags.strategy {
         Kind::Default => Strategy::default_strategy()?,
-        Kind::OneDevice => OneDeviceStrategy::new(&devices[0])?,
+        Kind::OneDevice => OneDeviceStrategy::builder(&devices[0]).build()?,
         Kind::CentralStorage => CentralStorageStrategy::builder().compute_devices(devices).build()?,
         Kind::Auto if several_processes => MultiWorkerMirroredStrategy::builder().devices(devices).build()?,
         Kind::MultiWorkerMirrored => MultiWorkerMirroredStrategy::builder().devices(devices).build()?,

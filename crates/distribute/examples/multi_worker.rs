@@ -135,7 +135,7 @@ fn train_under(strategy: &Strategy, flags: &Flags) -> distribute::Result<()> {
     }
     let test_accuracy = Some(accuracy(strategy, &model, &test)?);
     let replicas = strategy.num_replicas_in_sync() as u32;
-    let extra = vec![("workers".to_owned(), strategy.topology().workers.to_string())];
+    let extra = vec![("workers".to_owned(), strategy.topology().workers().to_string())];
     progress.finish(&Summary { test_accuracy, replicas, extra, ..Summary::default() });
     Ok(())
 }

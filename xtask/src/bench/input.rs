@@ -166,7 +166,7 @@ fn table(paths: &[PathBuf]) -> Result<usize, String> {
 }
 
 fn several() -> ReadOptions {
-    ReadOptions { cycle: FILES, block: 16, ..ReadOptions::default() }
+    ReadOptions::default().cycle(FILES).block(16)
 }
 
 fn count<T: Send + 'static>(data: &Dataset<T>, rows: impl Fn(&T) -> usize) -> Result<usize, String> {

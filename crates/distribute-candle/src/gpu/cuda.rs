@@ -8,7 +8,7 @@
 
 use std::any::Any;
 use std::collections::{BTreeSet, HashMap};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use candle_core::backend::BackendStorage;
 use candle_core::cuda_backend::CudaStorageSlice;
@@ -19,6 +19,7 @@ use distribute_device::cuda::{CudaDevice, CudaStream, FusedStep, StepTensor};
 use distribute_device::{DType, Device as _, DeviceBuffer, Stream};
 use distribute_optim::{AdamFactors, DeviceExchange, DeviceUpdate, Parameters, Plan, Reduced, UpdateRule, is_short};
 use distribute_strategy::{ReplicaContext, Strategy};
+use parking_lot::Mutex;
 
 use crate::tensor::dtype_of;
 use crate::{Candle, Error, Result};
@@ -60,7 +61,7 @@ pub(super) fn candle_device(strategy: &Strategy, local: usize) -> Result<Device>
     static MADE: Mutex<Option<HashMap<(u32, String), Device>>> = Mutex::new(None);
     let device = strategy.open_device(local)?;
     let (ordinal, name) = (device.logical().physical().index, device.spec().short());
-    let mut made = MADE.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut made = MADE.lock();
     let made = made.get_or_insert_default();
     if let Some(device) = made.get(&(ordinal, name.clone())) {
         return Ok(device.clone());

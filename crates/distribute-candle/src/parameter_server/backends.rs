@@ -1,7 +1,7 @@
 //! Where the variables of a model come from: made on the servers, read from them, or copied from them again and again.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use candle_core::{DType, Device, Shape, Tensor, Var};
 use candle_nn::var_builder::SimpleBackend;
@@ -9,6 +9,7 @@ use candle_nn::{Init, VarBuilder};
 use distribute_device::Element;
 use distribute_parameter_server::{ParameterServerStrategy, ShardedVariable, WorkerContext};
 use distribute_values::TensorStorage;
+use parking_lot::Mutex;
 
 use super::embedding::{self, Table};
 use crate::model::is_statistic;
@@ -75,7 +76,7 @@ pub(super) fn build_on_worker<M>(
 impl SimpleBackend for Making {
     fn get(&self, shape: Shape, name: &str, init: Init, dtype: DType, device: &Device) -> candle_core::Result<Tensor> {
         let remote = embedding::is_wanted();
-        let mut made = lock(&self.made);
+        let mut made = self.made.lock();
         let values = initial::initial(self.seed, name, init, &shape, dtype, device)?;
         if let Some((variable, _)) = made.get(name) {
             check(variable, &shape, dtype)?;
@@ -96,7 +97,7 @@ impl SimpleBackend for Making {
     }
 
     fn contains_tensor(&self, name: &str) -> bool {
-        lock(&self.made).contains_key(name)
+        self.made.lock().contains_key(name)
     }
 }
 
@@ -122,7 +123,7 @@ impl SimpleBackend for Reading {
 impl SimpleBackend for Copying {
     fn get(&self, shape: Shape, name: &str, _: Init, dtype: DType, device: &Device) -> candle_core::Result<Tensor> {
         let remote = embedding::is_wanted();
-        let mut registry = lock(&self.registry);
+        let mut registry = self.registry.lock();
         if let Some(copied) = registry.copies.get(name) {
             check(&copied.variable, &shape, dtype)?;
             return Ok(copied.copy.as_tensor().clone());
@@ -178,8 +179,4 @@ fn read(variable: &ShardedVariable) -> candle_core::Result<Tensor> {
 
 pub(super) fn wrapped(error: distribute_parameter_server::Error) -> candle_core::Error {
     candle_core::Error::wrap(Error::from(error))
-}
-
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,14 +1,15 @@
 //! Embeddings of which a worker fetches only the rows that it needs.
 
 use std::cell::{Cell, RefCell};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use candle_core::{DType, Module, Result, Tensor, Var};
 use candle_nn::{Init, VarBuilder};
 use distribute_parameter_server::{Gradient, ShardedVariable};
 use distribute_values::TensorStorage;
+use parking_lot::Mutex;
 
-use super::backends::{lock, wrapped};
+use super::backends::wrapped;
 use crate::Candle;
 
 /// A table of vectors by number. On a worker of a cluster with parameter servers a lookup fetches the rows that it needs, and their
@@ -81,12 +82,12 @@ impl Table {
 
     /// Forgets what was looked up for a step that nobody went backward through.
     pub(super) fn begin_step(&self) {
-        lock(&self.fetched).clear();
+        self.fetched.lock().clear();
     }
 
     /// The gradient of all rows that were looked up.
     pub(super) fn gradient(&self, of: &candle_core::backprop::GradStore) -> crate::Result<Option<Gradient>> {
-        let fetched = std::mem::take(&mut *lock(&self.fetched));
+        let fetched = std::mem::take(&mut *self.fetched.lock());
         let with_gradient = |(rows, vectors): (Vec<usize>, Var)| Some((rows, of.get(vectors.as_tensor())?.clone()));
         let mut parts = fetched.into_iter().filter_map(with_gradient);
         let Some((mut rows, mut sum)) = parts.next() else { return Ok(None) };
@@ -114,7 +115,7 @@ impl Table {
         };
         let wanted: Vec<usize> = flat.into_iter().map(|id| id as usize).collect();
         let vectors = fetched.as_tensor().index_select(&places(&wanted, &rows)?, 0)?;
-        lock(&self.fetched).push((rows, fetched));
+        self.fetched.lock().push((rows, fetched));
         let shape: Vec<usize> = ids.dims().iter().copied().chain([width]).collect();
         vectors.reshape(shape)
     }

@@ -1,13 +1,14 @@
 //! A model on a worker: copies of its variables, and its gradients' way to the servers.
 
 use std::ops::Deref;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use candle_core::{Tensor, Var};
 use distribute_optim::{Reduced, warn_untrained};
 use distribute_parameter_server::{Gradient, ShardedVariable, Versions, WorkerContext};
+use parking_lot::Mutex;
 
-use super::backends::{Copied, Registry, lock};
+use super::backends::{Copied, Registry};
 use super::embedding::Table;
 use crate::{Candle, Clip, Error, Result};
 
@@ -51,7 +52,7 @@ impl<M> Kept<M> {
     pub(super) fn refresh(&self, worker: &WorkerContext) -> Result<()> {
         let variables: Vec<ShardedVariable> = self.copies.iter().map(|copied| copied.variable.clone()).collect();
         let tensors: Vec<Tensor> = self.copies.iter().map(|copied| copied.copy.as_tensor().clone()).collect();
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         worker.pull_into::<Candle, _>(&mut state.versions, &variables, &tensors)?;
         state.statistics = self.statistics().map(|copied| copied.copy.as_tensor().copy()).collect::<Result<_, _>>()?;
         self.tables.iter().for_each(|table| table.begin_step());
@@ -115,7 +116,7 @@ impl<'a, M> WorkerModel<'a, M> {
         if gradients.is_empty() {
             return Err(distribute_optim::Error::NoGradient.into());
         }
-        if !without.is_empty() && !std::mem::replace(&mut lock(&kept.state).warned, true) {
+        if !without.is_empty() && !std::mem::replace(&mut kept.state.lock().warned, true) {
             warn_untrained::<Candle>(&without);
         }
         let counted = self.worker.push(kept.optimizer, &gradients)?;
@@ -125,7 +126,7 @@ impl<'a, M> WorkerModel<'a, M> {
 
     /// Sends what the layers have added to their statistics.
     fn add_statistics(&self) -> Result<()> {
-        let before = std::mem::take(&mut lock(&self.kept.state).statistics);
+        let before = std::mem::take(&mut self.kept.state.lock().statistics);
         for (copied, before) in self.kept.statistics().zip(before) {
             let change = (copied.copy.as_tensor() - before)?;
             self.worker.assign_add::<Candle, _>(&copied.variable, &change)?;

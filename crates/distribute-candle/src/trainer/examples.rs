@@ -91,7 +91,7 @@ pub trait PredictionData {
 impl PredictionData for Dataset<Tensor> {
     fn distribute(&self, strategy: &Strategy, _: usize) -> Result<DistributedDataset<Tensor>> {
         // All workers walk the data together: rows then go to replicas in their order, and come back in it.
-        let options = InputOptions { deterministic: true, ..InputOptions::default() };
+        let options = InputOptions::default().deterministic(true);
         let replicas = strategy.clone();
         let batches = strategy.distribute_dataset_with(self, options)?;
         Ok(batches.map_replicas(move |local, inputs| Ok(moved(&inputs, &replicas, local)?)))

@@ -67,7 +67,7 @@ pub(crate) fn train(strategy: &Strategy, steps: usize, examples: usize) -> (Mode
                 Ok::<_, Error>(f64::from(loss.to_scalar::<f32>()?))
             })
             .unwrap();
-        losses.push(loss.values().iter().sum());
+        losses.push(loss.iter().sum());
     }
     (model, losses)
 }
@@ -100,7 +100,7 @@ pub(crate) fn train_with(
                 Ok::<_, Error>(f64::from(loss.to_scalar::<f32>()?))
             })
             .unwrap();
-        losses.push(loss.values().iter().sum());
+        losses.push(loss.iter().sum());
     }
     ((0..replicas).map(|replica| values(&model, replica).concat()).collect(), losses)
 }

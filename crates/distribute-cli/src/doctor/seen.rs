@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use std::sync::mpsc;
 use std::time::Duration;
 
+use crate::environment;
+
 /// Files and variables as a process sees them.
 #[derive(Debug, Clone)]
 pub(crate) struct Seen {
@@ -15,8 +17,7 @@ pub(crate) struct Seen {
 impl Seen {
     pub(crate) fn by_this_process() -> Self {
         let text = |text: std::ffi::OsString| text.to_string_lossy().into_owned();
-        let variables = std::env::vars_os().map(|(name, value)| (text(name), text(value))).collect();
-        Self { root: PathBuf::from("/"), variables }
+        Self { root: PathBuf::from("/"), variables: environment::all(text) }
     }
 
     /// Returns the path of `path` below the root.

@@ -206,9 +206,18 @@ mod tests {
             }
         }
         read.retain(|name| !name.starts_with(TESTS));
-        let known = known();
-        read.retain(|name| !known.contains(name));
-        assert!(read.is_empty(), "not in OURS: {read:?}");
+        let known: BTreeSet<String> = known().into_iter().collect();
+        assert_eq!(
+            known.symmetric_difference(&read).collect::<Vec<_>>(),
+            Vec::<&String>::new(),
+            "OURS and the sources"
+        );
+        let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/environment.md");
+        let page = std::fs::read_to_string(page).unwrap();
+        let quoted = page.split('`').filter(|text| text.strip_prefix(PREFIX).is_some_and(is_name));
+        let documented: BTreeSet<String> = quoted.map(str::to_owned).collect();
+        let differ: Vec<&String> = known.symmetric_difference(&documented).collect();
+        assert_eq!(differ, Vec::<&String>::new(), "the sources and docs/environment.md");
     }
 
     fn is_name(text: &str) -> bool {

@@ -12,6 +12,7 @@ use distribute_train::progress::{
 
 use super::lines::clean;
 use super::{Output, Stream};
+use crate::environment;
 use crate::job::Task;
 
 /// How lines are shown.
@@ -79,8 +80,8 @@ impl Screen {
         let (notes, noted) = unbounded();
         let (close, closed) = bounded(1);
         let (finished, done) = bounded(0);
-        let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
-        let json = std::env::var("DISTRIBUTE_LOG").is_ok_and(|log| log.trim().eq_ignore_ascii_case("json"));
+        let dumb = environment::is("TERM", "dumb");
+        let json = environment::is("DISTRIBUTE_LOG", "json");
         let renderer: Box<dyn Renderer> = if look.terminal[1] && !dumb {
             Box::new(BarRenderer::new(io::stderr(), terminal_width).with_colors(look.colors[1]))
         } else if json {

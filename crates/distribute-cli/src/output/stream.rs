@@ -4,10 +4,11 @@ use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread;
 
 use crossbeam_channel::Sender;
+use parking_lot::Mutex;
 
 use super::lines::{self, Splitter};
 use super::{Output, Stream};
@@ -32,8 +33,8 @@ impl Tail {
         }
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, VecDeque<String>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> parking_lot::MutexGuard<'_, VecDeque<String>> {
+        self.0.lock()
     }
 }
 

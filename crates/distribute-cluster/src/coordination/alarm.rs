@@ -1,12 +1,11 @@
 //! The first failure of the job, and the callbacks and waiters to notify.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
+use parking_lot::{Condvar, Mutex};
 use tokio::sync::watch;
 
-use super::lock::lock;
 use super::wire;
 use crate::text::{LONGEST, clean};
 use crate::{Failure, FailureCause, FailureKind, Membership};
@@ -36,12 +35,12 @@ impl Alarm {
     }
 
     pub(super) fn failure(&self) -> Option<Failure> {
-        lock(&self.news).failure.clone()
+        self.news.lock().failure.clone()
     }
 
     pub(super) fn on_failure(&self, callback: Callback) {
         let failure = {
-            let mut news = lock(&self.news);
+            let mut news = self.news.lock();
             match &news.failure {
                 None => return news.callbacks.push(callback),
                 Some(failure) => failure.clone(),
@@ -53,7 +52,7 @@ impl Alarm {
     /// Keeps the first failure and notifies all waiters and callbacks.
     pub(super) fn fail(&self, failure: Failure) {
         let callbacks = {
-            let mut news = lock(&self.news);
+            let mut news = self.news.lock();
             if news.failure.is_some() {
                 return;
             }
@@ -76,7 +75,7 @@ impl Alarm {
 
     /// Records that the leader has left.
     pub(super) fn leader_left(&self) {
-        lock(&self.news).leader_left = true;
+        self.news.lock().leader_left = true;
         self.rang.notify_all();
         self.leader_gone.send_replace(true);
     }
@@ -89,8 +88,7 @@ impl Alarm {
     /// Waits for a failure or the leader's departure and returns whether one occurred.
     pub(super) fn wait(&self, timeout: Duration) -> bool {
         let quiet = |news: &mut News| news.failure.is_none() && !news.leader_left;
-        let waited = self.rang.wait_timeout_while(lock(&self.news), timeout, quiet);
-        !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
+        !self.rang.wait_while_for(&mut self.news.lock(), quiet, timeout).timed_out()
     }
 
     /// Converts a failure from its wire form; `None` if the rank is outside the job.

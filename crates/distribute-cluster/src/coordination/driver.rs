@@ -1,15 +1,14 @@
 //! The thread of the coordination service.
 
-use std::sync::Mutex;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread::{self, JoinHandle, ThreadId};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
 
 use super::limits::LONGEST;
-use super::lock::lock;
 use crate::{Error, Result};
 
 /// A thread that runs an event loop. Calls from other threads are handed to it, so that they work on any thread,
@@ -83,7 +82,7 @@ impl Drop for Driver {
         if self.is_current() {
             return;
         }
-        let ended = lock(&self.ended).recv_timeout(Driver::MARGIN);
+        let ended = self.ended.lock().recv_timeout(Driver::MARGIN);
         // A thread that hangs in a callback is detached: drop does not wait without a deadline.
         if !matches!(ended, Err(RecvTimeoutError::Timeout))
             && let Some(thread) = self.thread.take()

@@ -5,17 +5,16 @@ use std::io::{Error as IoError, ErrorKind, Result as IoResult};
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker, ready};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::Sleep;
 use tokio_stream::Stream;
 use tonic::transport::server::Connected;
-
-use super::lock::lock;
 
 /// A stream of accepted connections for a gRPC server.
 ///
@@ -126,7 +125,7 @@ impl State {
 
     fn evict(&self) {
         if self.phase.compare_exchange(UNKNOWN, EVICTED, Ordering::Relaxed, Ordering::Relaxed).is_ok()
-            && let Some(waker) = lock(&self.waker).take()
+            && let Some(waker) = self.waker.lock().take()
         {
             waker.wake();
         }
@@ -165,7 +164,7 @@ impl AsyncRead for Connection {
         let this = &mut *self;
         if let Some(deadline) = &mut this.deadline {
             // The waker is stored first: an eviction after it wakes this task, one before it is visible here.
-            *lock(&this.state.waker) = Some(cx.waker().clone());
+            *this.state.waker.lock() = Some(cx.waker().clone());
             match this.state.phase() {
                 KNOWN => this.deadline = None,
                 EVICTED => return Poll::Ready(Err(ErrorKind::ConnectionAborted.into())),

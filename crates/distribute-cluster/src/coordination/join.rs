@@ -2,14 +2,14 @@
 
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use tonic::transport::{Channel, Endpoint};
 
 use super::alarm::Alarm;
 use super::limits::MAX_VALUE_BYTES;
-use super::lock::lock;
 use super::member::{Attendance, Credentials, Event, Member};
 use super::roster::{VERSION, digest};
 use super::wire::coordination_client::CoordinationClient;
@@ -75,7 +75,7 @@ impl Joiner {
             match self.attempt().await {
                 Ok(member) => return Ok(member),
                 Err(AttemptError::Final(error)) => return Err(error),
-                Err(AttemptError::Retry(problem)) => lock(&self.waiting).problem = Some(problem),
+                Err(AttemptError::Retry(problem)) => self.waiting.lock().problem = Some(problem),
             }
             tokio::time::sleep(pause).await;
             pause = (pause * 3 / 2).min(LAST_PAUSE);
@@ -169,21 +169,21 @@ impl Joiner {
     async fn tell(&self) -> std::convert::Infallible {
         loop {
             tokio::time::sleep(self.options.progress_interval).await;
-            let mut waiting = lock(&self.waiting).clone();
+            let mut waiting = self.waiting.lock().clone();
             waiting.waited = self.started.elapsed();
             self.options.tell(&waiting);
         }
     }
 
     fn note(&self, state: &wire::State) {
-        let mut waiting = lock(&self.waiting);
+        let mut waiting = self.waiting.lock();
         waiting.problem = None;
         waiting.missing = state.missing.iter().filter_map(|rank| self.membership.task_of(*rank)).collect();
         waiting.missing_count = state.missing_count.max(state.missing.len() as u32);
     }
 
     fn too_late(&self) -> Error {
-        let problem = lock(&self.waiting).problem.clone();
+        let problem = self.waiting.lock().problem.clone();
         match problem {
             None => self.missing(),
             Some(last) => Error::Unreachable {
@@ -198,7 +198,7 @@ impl Joiner {
 
     fn missing(&self) -> Error {
         let (missing, count) = {
-            let waiting = lock(&self.waiting);
+            let waiting = self.waiting.lock();
             let first: Vec<Task> = waiting.missing.iter().take(MAX_SHOWN).copied().collect();
             (first, waiting.missing_count as usize)
         };

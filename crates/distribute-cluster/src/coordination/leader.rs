@@ -1,14 +1,14 @@
 //! Rank 0's service: its socket, its start and its shutdown.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 use super::driver::Driver;
 use super::incoming::Incoming;
-use super::lock::lock;
 use super::service::{FIRST_MESSAGE, Hub, Service};
 use super::wire::coordination_server::CoordinationServer;
 use super::{CoordinationOptions, host};
@@ -69,7 +69,7 @@ impl Leader {
 
     /// Tells all members that the leader leaves, answers pending calls, and shuts the service down.
     pub(super) fn close(&self) -> impl Future<Output = ()> + Send + use<> {
-        let (hub, serving) = (self.hub.clone(), lock(&self.serving).take());
+        let (hub, serving) = (self.hub.clone(), self.serving.lock().take());
         async move {
             hub.close();
             if let Some(Serving { stop, mut ended }) = serving {

@@ -9,10 +9,11 @@ use super::driver::Driver;
 use super::limits::LONGEST;
 use super::{HostDecision, InterfaceChoice, LocalHost, host};
 use crate::error::seconds;
-use crate::{Error, JobId, Membership, Result, Task, env};
+use crate::{Error, JobId, Membership, Result, Task, environment};
 
 /// Options for joining a job and for failure detection; every member must use the same heartbeats.
 #[derive(Clone)]
+#[non_exhaustive]
 pub struct CoordinationOptions {
     /// How long to wait for all members. Default 5 minutes; [`from_env`](CoordinationOptions::from_env) reads
     /// DISTRIBUTE_TIMEOUT.
@@ -50,6 +51,20 @@ impl Default for CoordinationOptions {
     }
 }
 
+distribute_types::setters! {
+    CoordinationOptions {
+        join_timeout: Duration,
+        heartbeat_interval: Duration,
+        heartbeat_timeout: Duration,
+        progress_interval: Duration,
+    } into {
+        progress: Option<Arc<Progress>>,
+        interface: Option<InterfaceChoice>,
+        job_id: Option<JobId>,
+        listener: Option<Arc<TcpListener>>,
+    }
+}
+
 impl CoordinationOptions {
     /// Returns the defaults, modified by the environment: the join timeout from DISTRIBUTE_TIMEOUT (seconds), the
     /// identity from DISTRIBUTE_JOB_ID, and the interface from the first of DISTRIBUTE_INTERFACE, NCCL_SOCKET_IFNAME
@@ -59,7 +74,7 @@ impl CoordinationOptions {
     /// # Errors
     /// [`Error::Config`] if the timeout is not a number above 0, the identity is malformed, or a variable is not UTF-8.
     pub fn from_env() -> Result<CoordinationOptions> {
-        env::read(|variable| CoordinationOptions::from_vars(variable))
+        environment::read(|variable| CoordinationOptions::from_vars(variable))
     }
 
     /// Like [`from_env`](CoordinationOptions::from_env), but looks variables up by a function.
@@ -67,7 +82,7 @@ impl CoordinationOptions {
     /// # Errors
     /// [`Error::Config`] if the timeout is not a number above 0, or the identity is malformed.
     pub fn from_vars(variable: impl Fn(&str) -> Option<String>) -> Result<CoordinationOptions> {
-        let variable = env::set(&variable);
+        let variable = environment::set(&variable);
         let interface = InterfaceChoice::from_vars(&variable);
         let mut options = CoordinationOptions { interface, ..CoordinationOptions::default() };
         options.job_id = JobId::from_vars(&variable)?;

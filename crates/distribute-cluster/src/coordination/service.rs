@@ -2,9 +2,10 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use prost::bytes::Bytes;
 use tokio::sync::{mpsc, watch};
 use tokio_stream::Stream;
@@ -14,7 +15,6 @@ use tonic::{Request, Response, Status, Streaming};
 use super::CoordinationOptions;
 use super::incoming::Acquaintance;
 use super::limits::{LONGEST, MAX_KEY_BYTES};
-use super::lock::lock;
 use super::roster::{Answer, CallerError, Roster};
 use super::store::{Store, check};
 use super::wire::coordination_server::Coordination as Calls;
@@ -64,7 +64,7 @@ impl Hub {
 
     /// Changes the roster and notifies all waiters if `change` returns true.
     pub(super) fn change(&self, change: impl FnOnce(&mut Inner) -> bool) {
-        if change(&mut lock(&self.inner)) {
+        if change(&mut self.inner.lock()) {
             self.members.send_replace(());
             self.anything.send_replace(());
         }
@@ -82,7 +82,7 @@ impl Hub {
         let deadline = tokio::time::Instant::now() + Duration::from_millis(timeout_ms).min(LONGEST);
         let mut changed = self.anything.subscribe();
         loop {
-            if let Some(found) = look(&mut lock(&self.inner)) {
+            if let Some(found) = look(&mut self.inner.lock()) {
                 return Some(found);
             }
             if tokio::time::timeout_at(deadline, changed.changed()).await.is_err() {
@@ -96,7 +96,7 @@ impl Hub {
     /// Ends a round that timed out for all of its waiters, so that they name the same missing members.
     fn give_up(&self, key: &str, end: &Arc<OnceLock<ExchangeReply>>) -> ExchangeReply {
         let ended = {
-            let mut inner = lock(&self.inner);
+            let mut inner = self.inner.lock();
             let current = inner.rounds.get(key).is_some_and(|round| Arc::ptr_eq(&round.end, end));
             current && inner.end(key)
         };
@@ -156,7 +156,7 @@ impl Calls for Service {
     async fn put(&self, request: Request<PutRequest>) -> Result<Response<PutReply>, Status> {
         let acquaintance = request.extensions().get::<Acquaintance>().cloned();
         let request = request.into_inner();
-        let mut inner = lock(&self.0.inner);
+        let mut inner = self.0.inner.lock();
         inner.member(request.caller.as_ref(), acquaintance)?;
         inner.store.put(request.key, request.value).map_err(Status::resource_exhausted)?;
         drop(inner);
@@ -167,7 +167,7 @@ impl Calls for Service {
     async fn get(&self, request: Request<GetRequest>) -> Result<Response<GetReply>, Status> {
         let acquaintance = request.extensions().get::<Acquaintance>().cloned();
         let request = request.into_inner();
-        lock(&self.0.inner).member(request.caller.as_ref(), acquaintance)?;
+        self.0.inner.lock().member(request.caller.as_ref(), acquaintance)?;
         let reply = self.0.until(request.timeout_ms, |inner| {
             let value = inner.store.get(&request.key);
             let (failure, closing) = (inner.roster.failure().cloned(), inner.roster.is_closing());
@@ -181,7 +181,7 @@ impl Calls for Service {
         let acquaintance = request.extensions().get::<Acquaintance>().cloned();
         let ExchangeRequest { key, value, timeout_ms, caller } = request.into_inner();
         let (rank, end, ended) = {
-            let mut inner = lock(&self.0.inner);
+            let mut inner = self.0.inner.lock();
             let rank = inner.member(caller.as_ref(), acquaintance)?;
             check("", value.len()).map_err(Status::resource_exhausted)?;
             inner.has_room(&key).map_err(Status::resource_exhausted)?;
@@ -233,7 +233,7 @@ struct Waiter<'a> {
 
 impl Drop for Waiter<'_> {
     fn drop(&mut self) {
-        let mut inner = lock(&self.hub.inner);
+        let mut inner = self.hub.inner.lock();
         if let Some(round) = inner.rounds.get_mut(self.key)
             && Arc::ptr_eq(&round.end, self.end)
         {
@@ -309,7 +309,7 @@ async fn write(hub: Arc<Hub>, rank: u32, visit: u64, outbox: mpsc::Sender<Result
     let mut changed = hub.members.subscribe();
     loop {
         let (state, over) = {
-            let inner = lock(&hub.inner);
+            let inner = hub.inner.lock();
             (inner.roster.state(), inner.roster.is_over(rank, visit))
         };
         let message = LeaderMessage { kind: Some(leader_message::Kind::State(state)) };
@@ -328,7 +328,7 @@ async fn read(hub: Arc<Hub>, rank: u32, visit: u64, mut inbox: Streaming<MemberM
         let received = tokio::select! {
             received = inbox.message() => received,
             _ = changed.changed() => {
-                if lock(&hub.inner).roster.is_over(rank, visit) {
+                if hub.inner.lock().roster.is_over(rank, visit) {
                     return;
                 }
                 continue;
@@ -342,7 +342,7 @@ async fn read(hub: Arc<Hub>, rank: u32, visit: u64, mut inbox: Streaming<MemberM
             Ok(Some(MemberMessage { kind: Some(Kind::Report(report)) })) => {
                 hub.change(|inner| inner.roster.report(rank, visit, &report));
             }
-            Ok(Some(_)) => lock(&hub.inner).roster.heard(rank, visit, now),
+            Ok(Some(_)) => hub.inner.lock().roster.heard(rank, visit, now),
             Ok(None) | Err(_) => return hub.change(|inner| inner.roster.broke(rank, visit, now)),
         }
     }

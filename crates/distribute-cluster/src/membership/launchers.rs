@@ -3,7 +3,7 @@
 use super::{Membership, from_tf_config};
 use crate::slurm::first_host;
 use crate::spec::host_problem;
-use crate::{ClusterSpec, Error, JobId, Result, env};
+use crate::{ClusterSpec, Error, JobId, Result, environment};
 
 /// Returns the membership that the variables describe.
 pub(super) fn membership(variable: &dyn Fn(&str) -> Option<String>) -> Result<Option<Membership>> {
@@ -11,7 +11,7 @@ pub(super) fn membership(variable: &dyn Fn(&str) -> Option<String>) -> Result<Op
         let remedy = format!("Unset {name} for a program of one process, else correct what sets it.");
         return Err(Error::config(ENVIRONMENT, format!("{name} is set, but empty"), "nothing", "a value", remedy));
     }
-    let variable: &dyn Fn(&str) -> Option<String> = &env::set(variable);
+    let variable: &dyn Fn(&str) -> Option<String> = &environment::set(variable);
     let vars = Vars(variable);
     let set = |name: &str| vars.get(name).is_some();
     // A batch script of Slurm also has SLURM_PROCID but is one process; only the tasks of a step have the step's

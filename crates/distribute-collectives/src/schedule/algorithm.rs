@@ -60,7 +60,7 @@ pub enum Algorithm {
 ///     }
 /// }
 ///
-/// let options = Options { algorithm: Algorithm::custom(Star), ..Options::default() };
+/// let options = Options::default().algorithm(Algorithm::custom(Star));
 /// assert_eq!(options.algorithm.name(), "star");
 /// ```
 pub trait AllReduceAlgorithm: Send + Sync {

@@ -59,5 +59,5 @@ pub(crate) fn each<R: Send>(groups: &[ProcessGroup], body: impl Fn(&ProcessGroup
 }
 
 pub(crate) fn quick() -> Options {
-    Options { timeout: Duration::from_secs(30), ..Options::default() }
+    Options::default().timeout(Duration::from_secs(30))
 }

@@ -51,7 +51,7 @@ pub(crate) fn cut_evenly(strategy: &Strategy) -> Result<(), Stop> {
     check_eq!(batches.len(), EXAMPLES.div_ceil(BATCH), "global batches");
     let n = strategy.num_replicas_in_sync();
     for batch in &batches[..EXAMPLES / BATCH] {
-        check!(batch.values().iter().all(|part| part.len() == BATCH / n), "a full batch was cut into {batch:?}");
+        check!(batch.iter().all(|part| part.len() == BATCH / n), "a full batch was cut into {batch:?}");
     }
     Ok(())
 }
@@ -81,7 +81,7 @@ impl Files {
         strategy: &Strategy,
         unequal_data: UnequalData,
     ) -> Result<distribute::strategy::DistributedDataset<Tensor>, Stop> {
-        let options = InputOptions { unequal_data, ..InputOptions::default() };
+        let options = InputOptions::default().unequal_data(unequal_data);
         Ok(strategy.distribute_dataset_with(&self.dataset(4), options)?)
     }
 }
@@ -122,7 +122,7 @@ pub(crate) fn unequal_cut(strategy: &Strategy) -> Result<(), Stop> {
         seen.dedup();
         check_eq!(seen.len(), count, "no example twice");
         // The smaller of two workers' shares is 4 of 15, in two steps of two.
-        let expected = match (strategy.topology().workers, unequal_data) {
+        let expected = match (strategy.topology().workers(), unequal_data) {
             (1, UnequalData::Stop) => NUMBERS,
             (1, _) => 12,
             _ => 8,
@@ -163,7 +163,7 @@ pub(crate) fn agreed_in_the_step(strategy: &Strategy) -> Result<(), Stop> {
     let optimizer = Sgd::new(1e-3).build(&model)?;
     // Counts the collectives of a pass with one training step for each batch.
     let train = |deterministic: bool| -> Result<(u64, u64), Stop> {
-        let options = InputOptions { deterministic, ..InputOptions::default() };
+        let options = InputOptions::default().deterministic(deterministic);
         let data = strategy.distribute_dataset_with(&files.dataset(4), options)?;
         let calls = || strategy.groups()[0].flight_record().operations.last().map_or(0, |last| last.sequence + 1);
         let (before, mut steps) = (calls(), 0);
@@ -182,7 +182,7 @@ pub(crate) fn agreed_in_the_step(strategy: &Strategy) -> Result<(), Stop> {
     let (agreed, unequal_steps) = train(false)?;
     let each = walked / steps;
     check_eq!(walked, each * steps, "collectives of a pass in which nobody needs to agree");
-    let first = u64::from(strategy.topology().workers > 1);
+    let first = u64::from(strategy.topology().workers() > 1);
     check_eq!(
         agreed,
         each * unequal_steps + first,

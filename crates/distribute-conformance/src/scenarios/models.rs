@@ -285,10 +285,10 @@ fn emulate(strategy: &Strategy, kind: Kind, steps: usize, sizes: Sizes) -> Resul
         let examples = sizes(step);
         let whole = batch(step, examples)?;
         let mut sums: Vec<Vec<f32>> = Vec::new();
-        for worker in 0..topology.workers {
+        for worker in 0..topology.workers() {
             let mut of_worker: Vec<Vec<f32>> = Vec::new();
-            for local in 0..topology.replicas_per_worker {
-                let replica = worker * topology.replicas_per_worker + local;
+            for local in 0..topology.replicas_per_worker() {
+                let replica = worker * topology.replicas_per_worker() + local;
                 let (x, y) = share(&whole, topology.num_replicas(), replica)?;
                 let per_example = cross_entropy_per_example(&net.forward(&x)?, &y)?;
                 let loss = (per_example.sum_all()? / examples as f64)?;

@@ -3,7 +3,7 @@
 use candle_core::{DType, Device, Module, Tensor, Var};
 use candle_nn::{BatchNormConfig, Init, ModuleT};
 use distribute::candle::{
-    BinaryCrossentropy, CategoricalCrossentropy, Hinge, Huber, Loss, MeanAbsolute, MeanSquared, ScopeOptions,
+    BinaryCrossentropy, CategoricalCrossentropy, Hinge, Huber, Loss, MeanAbsoluteError, MeanSquaredError, ScopeOptions,
     SparseCategoricalCrossentropy, SyncBatchNorm,
 };
 use distribute::collectives::schedule::part;
@@ -73,7 +73,7 @@ pub(crate) fn optimizers(strategy: &Strategy) -> Result<(), Stop> {
 }
 
 fn optimizer(strategy: &Strategy, kind: Kind, dtype: DType, relative: f64) -> Result<(), Stop> {
-    let options = ScopeOptions { dtype, ..ScopeOptions::default() };
+    let options = ScopeOptions::default().dtype(dtype);
     let model = strategy.scope_with(options, |vb| {
         VARIABLES.iter().map(|(name, value, _)| vb.get_with_hints(5, name, Init::Const(*value))).collect()
     })?;
@@ -170,7 +170,7 @@ fn norm(
     let wide = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
     let slopes = Tensor::from_vec(slopes, (rows, CHANNELS, 2), &Device::Cpu)?.to_dtype(wide)?;
     let config = BatchNormConfig { remove_mean, ..BatchNormConfig::default() };
-    let options = ScopeOptions { dtype, ..ScopeOptions::default() };
+    let options = ScopeOptions::default().dtype(dtype);
     let model =
         strategy.scope_with(options, |vb| distribute::candle::sync_batch_norm(CHANNELS, config, vb.pp("norm")))?;
     let results = strategy.run(&model, |context, norm: &SyncBatchNorm| {
@@ -305,8 +305,8 @@ pub(crate) fn value_losses(strategy: &Strategy) -> Result<(), Stop> {
     type Plain = fn(f64, f64) -> (f64, f64);
     let kinds: [(&str, &dyn Loss, Plain); 5] = [
         ("binary cross-entropy", &BinaryCrossentropy, binary_cross_entropy),
-        ("mean squared error", &MeanSquared, |x, t| ((x - t) * (x - t), 2.0 * (x - t))),
-        ("mean absolute error", &MeanAbsolute, |x, t| ((x - t).abs(), if x < t { -1.0 } else { 1.0 })),
+        ("mean squared error", &MeanSquaredError, |x, t| ((x - t) * (x - t), 2.0 * (x - t))),
+        ("mean absolute error", &MeanAbsoluteError, |x, t| ((x - t).abs(), if x < t { -1.0 } else { 1.0 })),
         ("Huber's loss", &Huber { delta: 1.5 }, |x, t| huber(x, t, 1.5)),
         ("hinge loss", &Hinge, |x, t| if x * t > 1.0 { (0.0, 0.0) } else { (1.0 - x * t, -t) }),
     ];
@@ -473,7 +473,7 @@ fn integers(strategy: &Strategy) -> Result<(), Stop> {
 
 pub(crate) fn layers(_: &Strategy) -> Result<(), Stop> {
     let build = |dtype| -> Result<_, Stop> {
-        let options = ScopeOptions { dtype, ..ScopeOptions::default() };
+        let options = ScopeOptions::default().dtype(dtype);
         Ok(Strategy::default_strategy()?.scope_with(options, |vb| {
             Ok((
                 distribute::candle::layer_norm(4, 1e-5, vb.pp("a"))?,

@@ -157,7 +157,7 @@ pub(crate) fn accumulated(strategy: &Strategy) -> Result<(), Stop> {
 
 pub(crate) fn mixed_precision(strategy: &Strategy) -> Result<(), Stop> {
     let run = |dtype: DType| -> Result<(Model<Net>, f64, f64), Stop> {
-        let options = ScopeOptions { seed: 5, dtype };
+        let options = ScopeOptions::default().seed(5).dtype(dtype);
         let model = strategy.scope_with(options, |vb| Net::new(Kind::Dense, &vb))?;
         let optimizer = Adam::new(0.01).build(&model)?.scale_losses(LossScale::dynamic())?;
         let (mut first, mut last) = (0.0, 0.0);
@@ -262,13 +262,13 @@ pub(crate) fn diverged(strategy: &Strategy) -> Result<(), Stop> {
     };
     step()?;
     let topology = strategy.topology();
-    if topology.worker + 1 == topology.workers {
+    if topology.worker() + 1 == topology.workers() {
         last.zero_set()?;
     }
     let expected = format!("variable {} of replica {} differs", model.variables()[0].name(), replicas - 1);
     // A failed step would end the group of several processes.
     let outcome =
-        if topology.workers == 1 { step().map(drop) } else { model.audit(strategy).map_err(distribute::Error::from) };
+        if topology.workers() == 1 { step().map(drop) } else { model.audit(strategy).map_err(distribute::Error::from) };
     let text = outcome.err().map(|error| error.to_string()).unwrap_or_default();
     check!(text.starts_with(&expected), "a copy that was spoilt came to {text:?}");
     Ok(())
@@ -280,7 +280,7 @@ pub(crate) fn penalty(strategy: &Strategy) -> Result<(), Stop> {
         let loss = context.scale_regularization_loss(&Tensor::new(3f32, &Device::Cpu)?)?;
         Ok(loss.to_scalar::<f32>()?)
     })?;
-    check!(shares.values().iter().all(|share| *share == 3.0 / n as f32), "shares are {shares:?}");
+    check!(shares.iter().all(|share| *share == 3.0 / n as f32), "shares are {shares:?}");
     Ok(())
 }
 
@@ -294,7 +294,7 @@ pub(crate) fn through_a_sum(strategy: &Strategy) -> Result<(), Stop> {
     })?;
     // Every replica's loss is y², whose derivative is 2 y, and y is n (n + 1) / 2.
     let expected = n * n * (n + 1.0);
-    check!(gradients.values().iter().all(|g| *g == Some(expected)), "got {gradients:?}, expected {expected}");
+    check!(gradients.iter().all(|g| *g == Some(expected)), "got {gradients:?}, expected {expected}");
     Ok(())
 }
 
@@ -329,7 +329,7 @@ pub(crate) fn packs(strategy: &Strategy) -> Result<(), Stop> {
     }
     let run = |bytes_per_pack: usize| -> Result<Vec<f32>, Stop> {
         let devices: Vec<String> = strategy.devices().iter().map(|device| device.short()).collect();
-        let options = CommunicationOptions { bytes_per_pack: Some(bytes_per_pack), ..Default::default() };
+        let options = CommunicationOptions::default().bytes_per_pack(bytes_per_pack);
         let strategy = MirroredStrategy::builder().devices(devices).communication(options).build()?;
         let (model, _) = train_by(&strategy, Kind::Dense, 20, UNEVEN, |model| Sgd::new(0.2).build(model))?;
         Ok(parameters(&model, 0)?)

@@ -83,7 +83,7 @@ pub(crate) fn scatter_refused(strategy: &Strategy) -> Result<(), Stop> {
             let row = HostTensor::new(&[1, 1], vec![2.0])?;
             Ok::<_, Fault>(v.scatter(context.place(), how, &[0], &row).is_err())
         })?;
-        check!(refused.values().iter().all(|refused| *refused), "{how:?} with {options:?} was accepted");
+        check!(refused.iter().all(|refused| *refused), "{how:?} with {options:?} was accepted");
     }
     Ok(())
 }
@@ -101,14 +101,14 @@ pub(crate) fn local_writes(strategy: &Strategy) -> Result<(), Stop> {
     if strategy.shares_variables() {
         return Err(Stop::NotApplicable("replicas that share variables have no copies of their own"));
     }
-    let options = VariableOptions { local_writes: true, ..VariableOptions::default() };
+    let options = VariableOptions::default().local_writes(true);
     let v = strategy.variable("v", &HostTensor::scalar(0.0), options)?;
     let seen = strategy.run_with((), |context, ()| {
         let own = HostTensor::scalar(context.replica_id() as f64);
         v.assign(context.place(), Assignment::Add, &own)?;
         Ok::<_, Fault>(v.read_value(context.place())?.to_elements::<f64>()? == own.to_elements::<f64>()?)
     })?;
-    check!(seen.values().iter().all(|own| *own), "a replica sees another's write");
+    check!(seen.iter().all(|own| *own), "a replica sees another's write");
     Ok(())
 }
 
@@ -143,14 +143,14 @@ pub(crate) fn saved(strategy: &Strategy) -> Result<(), Stop> {
 
 pub(crate) fn of_workers(strategy: &Strategy) -> Result<(), Stop> {
     let topology = strategy.topology();
-    let v = PerWorkerVariable::new("read", HostTensor::scalar(topology.worker as f64 * 100.0));
+    let v = PerWorkerVariable::new("read", HostTensor::scalar(topology.worker() as f64 * 100.0));
     strategy.run_with((), |_, ()| Ok::<_, Fault>(v.assign(Assignment::Add, &HostTensor::scalar(1.0))?))?;
     let mut all = Vec::new();
     for value in v.read_all(&strategy.groups())? {
         all.extend(value.to_elements::<f64>()?);
     }
-    let replicas = topology.replicas_per_worker as f64;
-    let expected: Vec<f64> = (0..topology.workers).map(|worker| worker as f64 * 100.0 + replicas).collect();
+    let replicas = topology.replicas_per_worker() as f64;
+    let expected: Vec<f64> = (0..topology.workers()).map(|worker| worker as f64 * 100.0 + replicas).collect();
     check_eq!(all, expected, "values of all workers");
     Ok(())
 }

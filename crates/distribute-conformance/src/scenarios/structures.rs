@@ -46,7 +46,7 @@ pub(crate) fn nested(strategy: &Strategy) -> Result<(), Stop> {
     let largest = strategy.run_with((), |context, ()| {
         Ok::<_, Fault>(context.all_reduce(ReduceOp::Max, &(context.replica_id() as u64, [0.5]))?)
     })?;
-    check!(largest.values().iter().all(|both| *both == (n as u64 - 1, [0.5])), "in replicas: {largest:?}");
+    check!(largest.iter().all(|both| *both == (n as u64 - 1, [0.5])), "in replicas: {largest:?}");
     Ok(())
 }
 
@@ -66,10 +66,10 @@ pub(crate) fn of_other_forms(strategy: &Strategy) -> Result<(), Stop> {
 }
 
 pub(crate) fn broadcast(strategy: &Strategy) -> Result<(), Stop> {
-    let own = HostTensor::new(&[2], vec![strategy.topology().worker as f64, 3.0])?;
+    let own = HostTensor::new(&[2], vec![strategy.topology().worker() as f64, 3.0])?;
     let everywhere = strategy.broadcast_to(&own)?;
     let seen = strategy.run_with(&everywhere, |_, value| Ok::<_, Fault>(value.to_elements::<f64>()?))?;
-    check!(seen.values().iter().all(|value| *value == [0.0, 3.0]), "replicas see {seen:?}");
+    check!(seen.iter().all(|value| *value == [0.0, 3.0]), "replicas see {seen:?}");
     check_eq!(seen.len(), strategy.num_local_replicas(), "copies");
     Ok(())
 }

@@ -109,7 +109,7 @@ pub(crate) fn weighted(strategy: &Strategy) -> Result<(), Stop> {
 
 /// Returns whether this is the last worker, whose action the others learn of.
 fn is_last(strategy: &Strategy) -> bool {
-    strategy.topology().worker + 1 == strategy.topology().workers
+    strategy.topology().worker() + 1 == strategy.topology().workers()
 }
 
 /// Calls a function on the last worker after a step.
@@ -177,12 +177,12 @@ pub(crate) fn backed_up(strategy: &Strategy) -> Result<(), Stop> {
 }
 
 /// Records when it may save.
-struct Notes(std::sync::Arc<std::sync::Mutex<Vec<(u64, Occasion)>>>);
+struct Notes(std::sync::Arc<parking_lot::Mutex<Vec<(u64, Occasion)>>>);
 
 impl Callback for Notes {
     fn save(&mut self, training: &mut Training<'_>, occasion: Occasion) -> train::Result<bool> {
         if matches!(occasion, Occasion::Notice | Occasion::Leaving) {
-            self.0.lock().map_err(|error| train::Error::Chief(error.to_string()))?.push((training.step, occasion));
+            self.0.lock().push((training.step, occasion));
         }
         Ok(true)
     }
@@ -207,7 +207,7 @@ pub(crate) fn asked(strategy: &Strategy) -> Result<(), Stop> {
     let text = error.as_ref().map(ToString::to_string).unwrap_or_default();
     check!(text.starts_with("stopped after step 5"), "fit ends with {text:?}");
     check_eq!(error.map(|error| Error::from(error).exit_code()), Some(143), "exit code");
-    let notes = notes.lock().map_err(|error| Stop::Wrong(error.to_string()))?.clone();
+    let notes = notes.lock().clone();
     check_eq!(notes, [(2, Occasion::Notice), (5, Occasion::Leaving)], "when it may save");
     Ok(())
 }
@@ -217,7 +217,7 @@ pub(crate) fn failed(strategy: &Strategy) -> Result<(), Stop> {
     let error = trainer(strategy)?.fit(&data()?, Fit::epochs(9).callback(AtStep(4, fails))).err();
     let text = error.map(|error| error.to_string()).unwrap_or_default();
     check!(text.contains("the roof is leaking"), "fit ends with {text:?}");
-    let last = strategy.topology().workers - 1;
+    let last = strategy.topology().workers() - 1;
     check!(is_last(strategy) || text.contains(&format!("worker {last} failed")), "fit ends with {text:?}");
     Ok(())
 }

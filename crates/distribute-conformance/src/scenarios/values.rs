@@ -1,5 +1,6 @@
 //! Values of replicas, and their combination.
 
+use distribute::collectives::Rank;
 use distribute::prelude::*;
 use distribute::values::{HostTensor, TensorStorage};
 
@@ -20,7 +21,7 @@ pub(crate) fn from_function(strategy: &Strategy) -> Result<(), Stop> {
     let seen = strategy.run_with(made, |context, (id, count)| {
         Ok::<_, Fault>(id == context.replica_id() && count == context.num_replicas_in_sync())
     })?;
-    check!(seen.values().iter().all(|right| *right), "values went to other replicas than they were made for");
+    check!(seen.iter().all(|right| *right), "values went to other replicas than they were made for");
     Ok(())
 }
 
@@ -47,7 +48,7 @@ pub(crate) fn reduce(strategy: &Strategy) -> Result<(), Stop> {
         let refused = strategy.reduce(ReduceOp::Sum, &values, Axis::None).is_err();
         Ok::<_, Fault>(refused)
     })?;
-    check!(inside.values().iter().all(|refused| *refused), "reduce works inside a replica");
+    check!(inside.iter().all(|refused| *refused), "reduce works inside a replica");
     Ok(())
 }
 
@@ -91,7 +92,7 @@ pub(crate) fn in_replicas(strategy: &Strategy) -> Result<(), Stop> {
         let expected: Vec<f64> = (0..context.num_replicas_in_sync()).map(|id| id as f64).collect();
         check_eq!(all.to_elements::<f64>()?, expected, "all_gather");
         let last = context.num_replicas_in_sync() - 1;
-        let from_last = context.broadcast(&own, last)?;
+        let from_last = context.broadcast(&own, Rank::of(last))?;
         check_eq!(from_last.to_elements::<f64>()?, [last as f64], "broadcast");
         check_eq!(own.to_elements::<f64>()?, [context.replica_id() as f64], "what was brought");
         Ok::<(), Fault>(())

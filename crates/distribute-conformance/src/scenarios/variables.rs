@@ -16,7 +16,7 @@ fn variable(
     Ok(strategy.variable(
         "v",
         &HostTensor::scalar(1.0),
-        VariableOptions { synchronization, aggregation, local_writes: false },
+        VariableOptions::default().synchronization(synchronization).aggregation(aggregation).local_writes(false),
     )?)
 }
 
@@ -57,7 +57,7 @@ fn written(strategy: &Strategy, aggregation: Aggregation, expected: f64) -> Resu
         v.assign(context.place(), Assignment::Add, &own)?;
         Ok::<_, Fault>(v.read_value(context.place())?.to_elements::<f64>()?[0])
     })?;
-    check!(seen.values().iter().all(|value| *value == expected), "replicas see {seen:?}, expected {expected}");
+    check!(seen.iter().all(|value| *value == expected), "replicas see {seen:?}, expected {expected}");
     check_eq!(read(strategy, &v)?, expected, "the value outside");
     Ok(())
 }
@@ -82,7 +82,7 @@ pub(crate) fn on_write_none(strategy: &Strategy) -> Result<(), Stop> {
         let outcome = v.assign(context.place(), Assignment::Set, &HostTensor::scalar(7.0));
         Ok::<_, Fault>(outcome.is_err_and(|error| error.to_string().contains("give it an aggregation")))
     })?;
-    check!(refused.values().iter().all(|refused| *refused), "a write without aggregation was accepted in a replica");
+    check!(refused.iter().all(|refused| *refused), "a write without aggregation was accepted in a replica");
     check_eq!(locals(&v)?, vec![1.0; strategy.num_local_replicas()], "components");
     Ok(())
 }
@@ -149,7 +149,7 @@ pub(crate) fn on_read_add(strategy: &Strategy) -> Result<(), Stop> {
 
 pub(crate) fn initial(strategy: &Strategy) -> Result<(), Stop> {
     // Every worker passes another initial value; the chief's counts.
-    let own = HostTensor::scalar(strategy.topology().worker as f64 + 5.0);
+    let own = HostTensor::scalar(strategy.topology().worker() as f64 + 5.0);
     let v = strategy.variable("v", &own, VariableOptions::default())?;
     check_eq!(locals(&v)?, vec![5.0; strategy.num_local_replicas()], "components");
     Ok(())

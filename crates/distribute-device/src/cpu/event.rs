@@ -1,7 +1,9 @@
 //! Events of logical CPUs.
 
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
+
+use parking_lot::{Condvar, Mutex};
 
 use crate::{DeviceSpec, Error, Event, Result};
 
@@ -47,22 +49,19 @@ impl From<Failure> for Error {
 
 impl Completion {
     pub(super) fn outcome(&self) -> Option<Outcome> {
-        self.outcome.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.outcome.lock().clone()
     }
 
     /// Waits for the outcome; `None` if the deadline passes first.
     pub(super) fn wait(&self, deadline: Instant) -> Option<Outcome> {
-        let outcome = self.outcome.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut outcome = self.outcome.lock();
         let timeout = deadline.saturating_duration_since(Instant::now());
-        let (outcome, _) = self
-            .reached
-            .wait_timeout_while(outcome, timeout, |outcome| outcome.is_none())
-            .unwrap_or_else(PoisonError::into_inner);
+        self.reached.wait_while_for(&mut outcome, |outcome| outcome.is_none(), timeout);
         outcome.clone()
     }
 
     fn set(&self, outcome: Outcome) {
-        *self.outcome.lock().unwrap_or_else(PoisonError::into_inner) = Some(outcome);
+        *self.outcome.lock() = Some(outcome);
         self.reached.notify_all();
     }
 }
@@ -98,12 +97,12 @@ impl CpuEvent {
     }
 
     pub(super) fn replace(&self, completion: Arc<Completion>) {
-        *self.completion.lock().unwrap_or_else(PoisonError::into_inner) = Some(completion);
+        *self.completion.lock() = Some(completion);
     }
 
     /// Returns the completion of the last recording, if any.
     pub(super) fn current(&self) -> Option<Arc<Completion>> {
-        self.completion.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.completion.lock().clone()
     }
 }
 

@@ -2,7 +2,9 @@
 
 use std::any::Any;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::account::Account;
 use crate::{DeviceBuffer, DeviceMemory, DeviceSpec, Error, HostBuffer, Result};
@@ -37,7 +39,7 @@ impl CpuMemory {
 
     fn lock(&self) -> MutexGuard<'_, HostBuffer> {
         // Poisoning is ignored: bytes are valid in any state.
-        self.0.bytes.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.bytes.lock()
     }
 }
 

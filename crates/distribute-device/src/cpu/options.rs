@@ -17,3 +17,10 @@ impl Default for CpuOptions {
         CpuOptions { queue_len: 1024, timeout: Duration::from_secs(300) }
     }
 }
+
+distribute_types::setters! {
+    CpuOptions {
+        queue_len: usize,
+        timeout: Duration,
+    }
+}

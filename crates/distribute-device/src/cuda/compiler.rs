@@ -4,14 +4,16 @@ use std::collections::HashMap;
 use std::ffi::CString;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::{env, fs, process};
 
 use cudarc::driver::{CudaContext, CudaFunction, CudaModule};
 use cudarc::nvrtc::{Ptx, result as nvrtc, sys};
 use libloading::Library;
+use parking_lot::Mutex;
 
 use super::driver::{failed, why};
+use super::environment;
 use super::source::Module;
 use crate::{Error, Result};
 
@@ -58,7 +60,7 @@ impl Kernels {
         module: Module,
         name: &'static str,
     ) -> Result<CudaFunction> {
-        let mut functions = self.functions.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut functions = self.functions.lock();
         if let Some(function) = functions.get(&(module, name)) {
             return Ok(function.clone());
         }
@@ -69,7 +71,7 @@ impl Kernels {
     }
 
     fn module(&self, context: &Arc<CudaContext>, module: Module) -> Result<Arc<CudaModule>> {
-        let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut modules = self.modules.lock();
         if let Some(loaded) = modules.get(&module) {
             return Ok(Arc::clone(loaded));
         }
@@ -97,7 +99,7 @@ impl Compiler {
     /// Finds NVRTC and opens it.
     pub(super) fn find() -> Result<Compiler> {
         static FOUND: Mutex<Option<Compiler>> = Mutex::new(None);
-        let mut found = FOUND.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut found = FOUND.lock();
         if found.is_none() {
             open()?;
             *found = Some(Compiler::ask().map_err(|error| lost(format!("it does not answer: {error:?}")))?);
@@ -186,7 +188,7 @@ impl Drop for Program {
 /// Opens the library before cudarc looks it up by name, so that the loader finds it.
 fn open() -> Result<()> {
     let named = ["libnvrtc.so", "libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so.11"].map(PathBuf::from);
-    let given = env::var_os("DISTRIBUTE_NVRTC_LIBRARY").map(PathBuf::from);
+    let given = environment::path("DISTRIBUTE_NVRTC_LIBRARY");
     let candidates = given.clone().into_iter().chain(named).chain(in_usual_places());
     let mut tried = Vec::new();
     for file in candidates {
@@ -230,9 +232,9 @@ fn stays(library: Library) {
 
 /// Returns the paths at which toolkits and Python packages install NVRTC.
 fn in_usual_places() -> Vec<PathBuf> {
-    let toolkits = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(env::var_os).map(PathBuf::from);
+    let toolkits = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(environment::path);
     let toolkits = toolkits.chain([PathBuf::from("/usr/local/cuda")]).map(|root| root.join("lib64"));
-    let environments = ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(env::var_os).map(PathBuf::from);
+    let environments = ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(environment::path);
     let home = env::home_dir().map(|home| home.join(".local"));
     let pythons = environments.chain(home).chain([PathBuf::from("/usr/local"), PathBuf::from("/usr")]);
     let packages = pythons.flat_map(|root| children(&root.join("lib"))).flat_map(|python| {
@@ -260,11 +262,10 @@ fn lost(problem: String) -> Error {
 
 /// Returns the cache file of the code compiled from exactly this text, or `None` if the cache is disabled.
 fn cache_file(compiler: &Compiler, options: &[String], source: &str) -> Option<PathBuf> {
-    let folder = match env::var_os("DISTRIBUTE_KERNEL_CACHE") {
-        Some(folder) if folder.is_empty() => return None,
-        Some(folder) => PathBuf::from(folder),
-        None => env::var_os("XDG_CACHE_HOME")
-            .map(PathBuf::from)
+    let folder = match environment::path("DISTRIBUTE_KERNEL_CACHE") {
+        Some(folder) if folder.as_os_str().is_empty() => return None,
+        Some(folder) => folder,
+        None => environment::path("XDG_CACHE_HOME")
             .or_else(|| env::home_dir().map(|home| home.join(".cache")))?
             .join("distribute/kernels"),
     };

@@ -7,6 +7,7 @@ use std::sync::OnceLock;
 use cudarc::driver::{DriverError, result, sys};
 use libloading::Library;
 
+use super::environment;
 use crate::{Error, Result};
 
 /// A driver that was found and initialised.
@@ -68,9 +69,9 @@ fn find() -> Result<Driver, String> {
 
 /// Returns a clause about variables that hide GPUs, if any.
 fn hidden() -> String {
-    match std::env::var("CUDA_VISIBLE_DEVICES") {
-        Ok(value) => format!(" (CUDA_VISIBLE_DEVICES is {value:?}; unset it or name GPUs that are there)"),
-        Err(_) => String::new(),
+    match environment::text("CUDA_VISIBLE_DEVICES") {
+        Some(value) => format!(" (CUDA_VISIBLE_DEVICES is {value:?}; unset it or name GPUs that are there)"),
+        None => String::new(),
     }
 }
 

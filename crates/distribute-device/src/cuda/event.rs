@@ -1,10 +1,11 @@
 //! Events of GPUs.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use cudarc::driver::{CudaEvent as RawEvent, sys};
+use parking_lot::Mutex;
 
 use super::failure::{Failures, Place};
 use super::gpu::Gpu;
@@ -128,11 +129,11 @@ impl CudaEvent {
     }
 
     pub(super) fn replace(&self, recorded: Recorded) {
-        *self.current.lock().unwrap_or_else(PoisonError::into_inner) = Some(recorded);
+        *self.current.lock() = Some(recorded);
     }
 
     pub(super) fn current(&self) -> Option<Recorded> {
-        self.current.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.current.lock().clone()
     }
 }
 

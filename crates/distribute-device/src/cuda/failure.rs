@@ -4,7 +4,9 @@
 //! with their position in the stream's order. A stream that waits for another one inherits the failures that occurred
 //! there before the awaited position.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 use crate::Error;
 
@@ -139,7 +141,7 @@ impl Failures {
     }
 
     fn locked<R>(&self, action: impl FnOnce(&mut State) -> R) -> R {
-        action(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner))
+        action(&mut self.state.lock())
     }
 }
 

@@ -1,10 +1,11 @@
 //! Physical GPUs of this process: their properties, contexts and kernels.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use cudarc::driver::sys::CUdevice_attribute as Attribute;
 use cudarc::driver::{CudaContext, DriverError, result, sys};
+use parking_lot::Mutex;
 
 use super::compiler::Kernels;
 use super::driver::{driver, failed};
@@ -75,7 +76,7 @@ impl Gpu {
     pub(super) fn open(ordinal: u32) -> Result<Arc<Gpu>> {
         // A primary context belongs to the whole process; sharing only avoids compiling its kernels twice.
         static OPEN: Mutex<Option<HashMap<u32, Weak<Gpu>>>> = Mutex::new(None);
-        let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = OPEN.lock();
         let open = open.get_or_insert_default();
         if let Some(gpu) = open.get(&ordinal).and_then(Weak::upgrade) {
             return Ok(gpu);

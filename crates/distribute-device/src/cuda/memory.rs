@@ -4,10 +4,11 @@ use std::any::Any;
 use std::ffi::{c_int, c_void};
 use std::fmt;
 use std::mem::MaybeUninit;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cudarc::driver::{DriverError, result, sys};
+use parking_lot::Mutex;
 
 use super::event::Mark;
 use super::gpu::Gpu;
@@ -123,7 +124,7 @@ impl Pool {
     /// Frees memory after the operations enqueued so far in the streams that use it.
     fn free(&self, memory: &CudaMemory) -> Result<()> {
         self.gpu.bind()?;
-        for user in memory.users.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
+        for user in memory.users.lock().drain(..) {
             Mark::record(user.gpu(), &user)?.hold(&self.frees)?;
         }
         self.gpu.bind()?;
@@ -162,7 +163,7 @@ impl CudaMemory {
 
     /// Records that a stream has an operation on this memory.
     pub(super) fn used_by(&self, stream: &Arc<RawStream>) {
-        let mut users = self.users.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut users = self.users.lock();
         if !users.iter().any(|user| Arc::ptr_eq(user, stream)) {
             users.push(Arc::clone(stream));
         }

@@ -3,10 +3,11 @@
 use std::any::Any;
 use std::collections::VecDeque;
 use std::ffi::c_void;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cudarc::driver::{DriverError, result, sys};
+use parking_lot::Mutex;
 
 use super::event::{CudaEvent, Mark, Recorded};
 use super::failure::Failures;
@@ -152,7 +153,7 @@ impl CudaStream {
     /// Keeps a host buffer until the copy that was just enqueued has ended.
     fn transfer(&self, slot: HostSlot) -> Result<Transfer> {
         let recorded = self.recorded()?;
-        let mut in_flight = self.in_flight.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut in_flight = self.in_flight.lock();
         self.release_finished(&mut in_flight);
         in_flight.push_back((recorded.mark.clone(), slot.clone()));
         Ok(Transfer::new(Arc::new(CudaEvent::recorded(self.device.clone(), recorded)), slot))
@@ -327,7 +328,7 @@ impl Stream for CudaStream {
             error => error,
         })?;
         Failures::settle(&place);
-        self.release_finished(&mut self.in_flight.lock().unwrap_or_else(PoisonError::into_inner));
+        self.release_finished(&mut self.in_flight.lock());
         Ok(())
     }
 }
@@ -335,7 +336,7 @@ impl Stream for CudaStream {
 impl Drop for CudaStream {
     fn drop(&mut self) {
         let deadline = Instant::now() + DROP_TIMEOUT;
-        let in_flight = std::mem::take(&mut *self.in_flight.lock().unwrap_or_else(PoisonError::into_inner));
+        let in_flight = std::mem::take(&mut *self.in_flight.lock());
         for (mark, slot) in in_flight {
             let slot_is_empty = slot.with(|_| ()).is_none();
             if !slot_is_empty && matches!(mark.wait(deadline, String::new), Err(Error::Deadline { .. })) {

@@ -129,7 +129,7 @@ impl<M: EstimatorModel + Sync> Estimator<M> {
     pub fn predict(&self, input: impl Fn() -> Result<Dataset<Features>, BoxError>) -> Result<BTreeMap<String, Tensor>> {
         let strategy = self.eval_strategy()?;
         // All workers walk the data together: rows then go to replicas in their order, and come back in it.
-        let options = InputOptions { deterministic: true, ..InputOptions::default() };
+        let options = InputOptions::default().deterministic(true);
         let data = strategy.distribute_dataset_with(&input().map_err(Error::InputFunction)?, options)?;
         let (model, _) = self.restored(&strategy, Mode::Predict, None)?;
         let mut parts: BTreeMap<String, Vec<Tensor>> = BTreeMap::new();

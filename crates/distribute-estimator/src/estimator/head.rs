@@ -1,7 +1,7 @@
 //! What outputs mean: classes or values, their losses, predictions and metrics.
 
 use candle_core::{D, DType, Device, Tensor};
-use distribute_candle::{BinaryCrossentropy, Loss, MeanSquared, SparseCategoricalCrossentropy};
+use distribute_candle::{BinaryCrossentropy, Loss, MeanSquaredError, SparseCategoricalCrossentropy};
 use distribute_input::Column;
 use distribute_train::metrics::{Accuracy, Auc, BinaryAccuracy, Mean, Precision, Recall};
 
@@ -58,7 +58,7 @@ fn regression(logits: &Tensor, labels: Option<&Labels>, width: usize, mode: Mode
     let spec = if mode == Mode::Predict { spec.prediction("predictions", logits) } else { spec };
     let Some(labels) = labels else { return Ok(spec) };
     let right = values_of(labels, width, logits.device())?.to_dtype(logits.dtype())?;
-    let losses = MeanSquared.per_example(logits, &right)?;
+    let losses = MeanSquaredError.per_example(logits, &right)?;
     let spec = spec.loss(&losses);
     Ok(if mode == Mode::Eval { means(spec, &losses, &right, logits) } else { spec })
 }

@@ -71,7 +71,7 @@ pub fn train_and_evaluate_as<M: EstimatorModel + Sync>(
     }
     let trainers = spec.num_tasks(TaskType::Chief) + spec.num_tasks(TaskType::Worker);
     if let Some(task) = task.filter(|task| task.kind == TaskType::Evaluator) {
-        let workers = estimator.eval_strategy()?.topology().workers;
+        let workers = estimator.eval_strategy()?.topology().workers();
         if workers > 1 {
             return Err(wrong(format!(
                 "{task} is alone, but the strategy of RunConfig::eval_distribute has {workers} workers; give one of a \
@@ -80,7 +80,7 @@ pub fn train_and_evaluate_as<M: EstimatorModel + Sync>(
         }
         return estimator.evaluate_until_the_end(train.max_steps, eval).map(Some);
     }
-    let workers = estimator.train_strategy()?.topology().workers;
+    let workers = estimator.train_strategy()?.topology().workers();
     if trainers > 1 && workers != trainers {
         return Err(wrong(format!(
             "{trainers} tasks of the cluster train, but the strategy of RunConfig::train_distribute has {workers}; give \

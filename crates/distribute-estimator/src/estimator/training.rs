@@ -240,7 +240,7 @@ impl<'a, M> Run<'a, M> {
     fn is_due(&self) -> Result<bool> {
         match self.config.saving() {
             Saving::Steps(steps) => Ok(self.steps.is_multiple_of(steps)),
-            Saving::Every(time) if self.strategy.topology().workers == 1 => Ok(self.saved.elapsed() >= time),
+            Saving::Every(time) if self.strategy.topology().workers() == 1 => Ok(self.saved.elapsed() >= time),
             // Clocks differ, so the chief's decides; asking it in every step would cost.
             Saving::Every(time) if self.steps.is_multiple_of(self.config.steps_between_words()) => {
                 from_chief(self.strategy, Ok(self.saved.elapsed() >= time))

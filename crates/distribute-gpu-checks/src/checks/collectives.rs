@@ -30,7 +30,7 @@ pub(super) fn on_ranks<R: Send>(
     asked: DeviceImplementation,
     rank: impl Fn(&DeviceGroup, &CudaDevice, &CudaStream) -> Result<R> + Sync,
 ) -> Result<Vec<Result<R>>> {
-    let options = Options { timeout: Duration::from_secs(60), ..Options::default() };
+    let options = Options::default().timeout(Duration::from_secs(60));
     let groups = ProcessGroup::local_with(devices.len(), &options)?;
     Ok(std::thread::scope(|scope| {
         let run = |group: &ProcessGroup, device: &Arc<CudaDevice>| {

@@ -2,10 +2,12 @@
 
 use std::{
     collections::VecDeque,
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::{Dataset, Items, Opener, background};
 use crate::{Error, Result};
@@ -150,7 +152,7 @@ impl<T> Iterator for Prefetched<T> {
             let Some(left) = self.deadline.checked_sub(started.elapsed()) else {
                 return Some(Err(Error::Stalled { waited: self.deadline }));
             };
-            buffer = self.shared.filled.wait_timeout(buffer, left).unwrap_or_else(PoisonError::into_inner).0;
+            self.shared.filled.wait_for(&mut buffer, left);
         }
         drop(buffer);
         match self.thread.take()?.join() {
@@ -168,8 +170,7 @@ impl<T> Drop for Prefetched<T> {
         let mut buffer = self.shared.lock();
         buffer.reader_left = true;
         self.shared.drained.notify_all();
-        let wait = self.shared.filled.wait_timeout_while(buffer, JOIN_DEADLINE, |buffer| !buffer.thread_left);
-        let (buffer, _) = wait.unwrap_or_else(PoisonError::into_inner);
+        self.shared.filled.wait_while_for(&mut buffer, |buffer| !buffer.thread_left, JOIN_DEADLINE);
         let left = buffer.thread_left;
         drop(buffer);
         if !left {
@@ -201,8 +202,7 @@ impl<T> Buffer<T> {
 
 impl<T> Shared<T> {
     fn lock(&self) -> MutexGuard<'_, Buffer<T>> {
-        // No user code runs under the lock, so a poisoned buffer is consistent.
-        self.buffer.lock().unwrap_or_else(PoisonError::into_inner)
+        self.buffer.lock()
     }
 
     /// Puts an item when there is room, and returns whether more are wanted.
@@ -212,7 +212,7 @@ impl<T> Shared<T> {
         // No deadline: a reader may spend any time on a step, and its drop signals that it is gone.
         while buffer.items.len() >= buffer.limit && !buffer.reader_left {
             let nap = buffer.until_half_empty();
-            buffer = self.drained.wait_timeout(buffer, nap).unwrap_or_else(PoisonError::into_inner).0;
+            self.drained.wait_for(&mut buffer, nap);
         }
         if buffer.reader_left {
             return false;

@@ -73,10 +73,10 @@ impl<T: Send + 'static> Dataset<T> {
     ///
     /// # Examples
     /// ```
-    /// use distribute_input::{AutoShardPolicy, Dataset, InputOptions, InputTopology, distribute_dataset};
+    /// use distribute_input::{AutoShardPolicy, Dataset, InputOptions, Topology, distribute_dataset};
     /// let data = Dataset::range(0..8).shard_hint().batch(4);
-    /// let options = InputOptions { auto_shard_policy: AutoShardPolicy::Hint, ..InputOptions::default() };
-    /// let second = distribute_dataset(&data, InputTopology::new(2, 1, 1)?, options)?;
+    /// let options = InputOptions::default().auto_shard_policy(AutoShardPolicy::Hint);
+    /// let second = distribute_dataset(&data, Topology::new(2, 1, 1)?, options)?;
     /// assert_eq!(second.iter().next().expect("there are two steps")?[0].as_slice(), [1, 3]);
     /// # Ok::<(), distribute_input::Error>(())
     /// ```

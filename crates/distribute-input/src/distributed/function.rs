@@ -8,7 +8,7 @@ use crate::dataset::chunked;
 /// The function is called once per worker and determines what the worker reads, for example with [`Dataset::shard`].
 /// Each replica takes the next element in turn. With [`InputReplicationMode::PerReplica`] it is called once for each
 /// replica instead, and the pipeline id is the replica's number over all workers. If the data end within a step, the
-/// remaining replicas get zero rows, or a [stand-in row](DistributedDataset::with_stand_ins).
+/// remaining replicas get zero rows, or a [stand-in row](WorkerDataset::with_stand_ins).
 ///
 /// # Errors
 /// [`Error::User`] or the function's own [`enum@Error`] if the function fails, and the error of its dataset's
@@ -16,8 +16,8 @@ use crate::dataset::chunked;
 ///
 /// # Examples
 /// ```
-/// use distribute_input::{Dataset, InputOptions, InputTopology, distribute_datasets_from_function};
-/// let worker = InputTopology::new(2, 1, 1)?;
+/// use distribute_input::{Dataset, InputOptions, Topology, distribute_datasets_from_function};
+/// let worker = Topology::new(2, 1, 1)?;
 /// let data = distribute_datasets_from_function(worker, InputOptions::default(), |context| {
 ///     let batch = context.per_replica_batch_size(4)?;
 ///     Ok(Dataset::range(0..8).shard(context.num_input_pipelines, context.input_pipeline_id).batch(batch))
@@ -30,22 +30,22 @@ use crate::dataset::chunked;
 /// # Source
 /// `tf.distribute.Strategy.distribute_datasets_from_function`.
 pub fn distribute_datasets_from_function<T, L>(
-    topology: InputTopology,
+    topology: Topology,
     options: InputOptions,
     mut function: impl FnMut(InputContext) -> Result<Dataset<T>, BoxError>,
-) -> Result<DistributedDataset<T>>
+) -> Result<WorkerDataset<T>>
 where
     T: Element<L>,
 {
     let replicas = topology.replicas_per_worker();
     let mut made = Vec::new();
     let calls = match options.replication_mode {
-        InputReplicationMode::PerWorker => vec![topology.context()],
+        InputReplicationMode::PerWorker => vec![InputContext::of(&topology)],
         InputReplicationMode::PerReplica => {
             let context = |local: usize| InputContext {
-                num_input_pipelines: topology.num_replicas_in_sync(),
+                num_input_pipelines: topology.num_replicas(),
                 input_pipeline_id: topology.worker() * replicas + local,
-                num_replicas_in_sync: topology.num_replicas_in_sync(),
+                num_replicas_in_sync: topology.num_replicas(),
             };
             (0..replicas).map(context).collect()
         }
@@ -95,7 +95,7 @@ where
         Ok(Some(vec![slice(&first, 0..usize::from(stand_in))?; replicas]))
     });
     let share = Share { count: topology.workers(), index: topology.worker() };
-    Ok(DistributedDataset {
+    Ok(WorkerDataset {
         open,
         empty,
         way: Way::Function,

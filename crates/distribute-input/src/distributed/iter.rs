@@ -15,9 +15,9 @@ pub enum More {
     Full,
 }
 
-/// An iterator over one pass of a [`DistributedDataset`](crate::DistributedDataset): each step yields one element per
+/// An iterator over one pass of a [`WorkerDataset`](crate::WorkerDataset): each step yields one element per
 /// local replica, in replica order. It ends after the first error.
-pub struct DistributedIter<T> {
+pub struct WorkerIterator<T> {
     steps: Option<Items<Step<T>>>,
     /// A step that was read ahead by `more`.
     next: Option<Result<Step<T>>>,
@@ -26,15 +26,15 @@ pub struct DistributedIter<T> {
     examples: Vec<bool>,
 }
 
-impl<T> DistributedIter<T> {
-    pub(super) fn new(steps: Items<Step<T>>, start: Start, only_full: bool) -> DistributedIter<T> {
+impl<T> WorkerIterator<T> {
+    pub(super) fn new(steps: Items<Step<T>>, start: Start, only_full: bool) -> WorkerIterator<T> {
         let Start { epoch, way, lanes, .. } = start;
         let position = InputPosition { epoch, way, lanes };
-        DistributedIter { steps: Some(steps), next: None, position, only_full, examples: Vec::new() }
+        WorkerIterator { steps: Some(steps), next: None, position, only_full, examples: Vec::new() }
     }
 
     /// Returns whether each replica's part of the last step has rows of the data: false for an empty part and for a
-    /// [stand-in row](crate::DistributedDataset::with_stand_ins). Empty before the first step.
+    /// [stand-in row](crate::WorkerDataset::with_stand_ins). Empty before the first step.
     pub fn examples(&self) -> &[bool] {
         &self.examples
     }
@@ -70,7 +70,7 @@ impl<T> DistributedIter<T> {
     }
 }
 
-impl<T> Iterator for DistributedIter<T> {
+impl<T> Iterator for WorkerIterator<T> {
     type Item = Result<Vec<T>>;
 
     fn next(&mut self) -> Option<Result<Vec<T>>> {
@@ -86,8 +86,8 @@ impl<T> Iterator for DistributedIter<T> {
     }
 }
 
-impl<T> std::fmt::Debug for DistributedIter<T> {
+impl<T> std::fmt::Debug for WorkerIterator<T> {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter.debug_struct("DistributedIter").field("position", &self.position).finish_non_exhaustive()
+        formatter.debug_struct("WorkerIterator").field("position", &self.position).finish_non_exhaustive()
     }
 }

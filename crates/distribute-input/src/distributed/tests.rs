@@ -5,12 +5,12 @@ use crate::{AUTOTUNE, Array};
 
 type Rows = Vec<i64>;
 
-fn topology(workers: usize, worker: usize, replicas: usize) -> InputTopology {
-    InputTopology::new(workers, worker, replicas).unwrap()
+fn topology(workers: usize, worker: usize, replicas: usize) -> Topology {
+    Topology::new(workers, worker, replicas).unwrap()
 }
 
 /// Returns one pass, indexed by step and local replica.
-fn pass(data: &DistributedDataset<Array<i64>>) -> Vec<Vec<Rows>> {
+fn pass(data: &WorkerDataset<Array<i64>>) -> Vec<Vec<Rows>> {
     data.iter().map(|step| step.unwrap().iter().map(|part| part.as_slice().to_vec()).collect()).collect()
 }
 

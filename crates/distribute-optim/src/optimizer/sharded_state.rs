@@ -10,7 +10,7 @@ use distribute_values::TensorStorage;
 use super::{Optimizer, filled_like};
 use crate::exchange::SlotShard;
 use crate::plan::Plan;
-use crate::{Error, TensorLibrary, lock};
+use crate::{Error, TensorLibrary};
 
 /// The whole slots of one variable, in the order of [`UpdateRule::slots`](crate::UpdateRule::slots).
 type Slots<L> = Vec<<L as TensorLibrary>::Tensor>;
@@ -63,7 +63,7 @@ impl<L: TensorLibrary> Optimizer<L> {
         let mut whole: Vec<Vec<T>> = Vec::new();
         for slot in 0..self.rule.slots().len() {
             let gathered = on_local_ranks::<_, L::Error>(groups, |local, group| {
-                let shards = &lock(&self.states.each[local]).shards;
+                let shards = &self.states.each[local].lock().shards;
                 let own = shards.get(index).map(|shard| shard.slot::<T>(slot)).transpose()?;
                 let counts: Vec<usize> =
                     (0..group.world_size()).map(|rank| part(len, group.world_size(), rank).len()).collect();

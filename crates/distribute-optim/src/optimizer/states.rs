@@ -2,18 +2,19 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 
 use distribute_collectives::FusedAllReduce;
 use distribute_strategy::{Recoverable, RecoveryError};
 use distribute_values::DistributedVariable;
+use parking_lot::Mutex;
 
 use super::StepTimes;
 use crate::exchange::{SlotShard, complete};
 use crate::gradient::{Accumulated, Scaling};
 use crate::parameters::overwrite;
 use crate::plan::Plan;
-use crate::{Error, Parameters, StepCounts, TensorLibrary, lock};
+use crate::{Error, Parameters, StepCounts, TensorLibrary};
 
 /// The state of an optimizer on the replicas of this process, besides parameters and slots.
 pub(super) struct States<L: TensorLibrary> {
@@ -118,12 +119,12 @@ impl<L: TensorLibrary> States<L> {
 
     /// The first replica's.
     pub(super) fn first<R>(&self, look: impl FnOnce(&ReplicaState<L>) -> R) -> Option<R> {
-        self.each.first().map(|state| look(&lock(state)))
+        self.each.first().map(|state| look(&state.lock()))
     }
 
     /// Lets go of the whole slots.
     pub(super) fn shard(&self) {
-        lock(&self.slots).clear();
+        self.slots.lock().clear();
     }
 
     /// An error where a failure has left no replica with whole parameters.
@@ -136,7 +137,7 @@ impl<L: TensorLibrary> States<L> {
     pub(super) fn restored(&self) {
         self.torn.store(false, Ordering::Release);
         for state in &self.each {
-            let mut state = lock(state);
+            let mut state = state.lock();
             (state.change, state.undecided) = (Change::Whole, false);
             state.standing.accumulated.clear();
         }
@@ -145,13 +146,13 @@ impl<L: TensorLibrary> States<L> {
     /// Gives replicas that failed in the middle of changing their parameters the values of one that did not: the step was
     /// certain by then, so the others have made it.
     fn repair(&self) -> Result<(), L::Error> {
-        let changes: Vec<Change> = self.each.iter().map(|state| lock(state).change).collect();
+        let changes: Vec<Change> = self.each.iter().map(|state| state.lock().change).collect();
         let broken: Vec<usize> = (0..changes.len()).filter(|local| changes[*local] != Change::Whole).collect();
         if broken.is_empty() {
             return Ok(());
         }
         let whole = changes.iter().position(|change| *change == Change::Whole).filter(|_| !self.parameters.shared);
-        let sharded = lock(&self.slots).is_empty() && self.plan.get().is_some_and(|_| self.has_shards());
+        let sharded = self.slots.lock().is_empty() && self.plan.get().is_some_and(|_| self.has_shards());
         let all_own = broken.iter().all(|local| changes[*local] == Change::OwnPart);
         let outcome = match (whole, self.plan.get()) {
             // Between them they have all parts.
@@ -161,9 +162,9 @@ impl<L: TensorLibrary> States<L> {
         };
         match outcome {
             Ok(()) => {
-                let standing = whole.map(|whole| lock(&self.each[whole]).standing.clone());
+                let standing = whole.map(|whole| self.each[whole].lock().standing.clone());
                 for local in broken {
-                    let mut state = lock(&self.each[local]);
+                    let mut state = self.each[local].lock();
                     state.change = Change::Whole;
                     if let Some(standing) = &standing {
                         (state.standing, state.noted) = (standing.clone(), standing.clone());
@@ -185,7 +186,7 @@ impl<L: TensorLibrary> States<L> {
 
     /// Copies parameters and slots from one replica to another.
     fn copy(&self, from: usize, to: usize) -> Result<(), L::Error> {
-        let slots = lock(&self.slots);
+        let slots = self.slots.lock();
         for (variable, slots) in self.parameters.variables().iter().zip(slots.iter()) {
             let all = slots.iter().map(DistributedVariable::components).chain([variable.components()]);
             for components in all.filter(|_| variable.is_trainable()) {
@@ -198,13 +199,13 @@ impl<L: TensorLibrary> States<L> {
 
 impl<L: TensorLibrary> Recoverable for States<L> {
     fn note(&self, local: usize) -> Result<(), RecoveryError> {
-        let mut state = lock(&self.each[local]);
+        let mut state = self.each[local].lock();
         state.noted = state.standing.clone();
         Ok(())
     }
 
     fn take_back(&self, local: usize) -> Result<(), RecoveryError> {
-        let mut state = lock(&self.each[local]);
+        let mut state = self.each[local].lock();
         state.standing = state.noted.clone();
         state.forget_step();
         Ok(())
@@ -213,7 +214,7 @@ impl<L: TensorLibrary> Recoverable for States<L> {
     /// An update that failed is a run that failed, whatever the closure made of the error.
     fn commit(&self, local: usize, _: bool) -> Result<(), RecoveryError> {
         self.note(local)?;
-        match lock(&self.each[local]).change {
+        match self.each[local].lock().change {
             Change::Whole => Ok(()),
             _ => Err(Error::HalfUpdated { local }.into()),
         }

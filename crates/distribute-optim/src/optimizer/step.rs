@@ -1,12 +1,13 @@
 //! What an optimizer does in a step: backward, reduction, update.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Instant;
 
 use distribute_collectives::{Compression, FusedAllReduce, FusionOptions, ReduceOp};
 use distribute_device::{BufferMut, DType, Element};
 use distribute_strategy::{Recoverable, ReplicaContext};
 use distribute_values::with_storage;
+use parking_lot::Mutex;
 
 use super::Optimizer;
 use super::states::Change;
@@ -18,7 +19,7 @@ use crate::gradient::{Accumulated, Reduced, Scaling, change, is_finite};
 use crate::library::dtype;
 use crate::plan::Plan;
 use crate::rule::{Real, UpdateRule};
-use crate::{DeviceExchange, DeviceUpdate, Error, StepCounts, TensorLibrary, is_short, lock};
+use crate::{DeviceExchange, DeviceUpdate, Error, StepCounts, TensorLibrary, is_short};
 
 /// The index of a variable, and its gradient.
 type Fired<L> = (usize, <L as TensorLibrary>::Tensor);
@@ -28,7 +29,7 @@ impl<L: TensorLibrary> Optimizer<L> {
         let started = Instant::now();
         self.watch(context)?;
         let (counts, accumulated, scaling) = {
-            let mut state = lock(&self.states.each[local]);
+            let mut state = self.states.each[local].lock();
             // Of a step whose failure nobody heeded.
             state.forget_step();
             state.undecided = true;
@@ -63,7 +64,7 @@ impl<L: TensorLibrary> Optimizer<L> {
         if committed {
             self.audit_when_due(context, local)?;
         }
-        let mut state = lock(&self.states.each[local]);
+        let mut state = self.states.each[local].lock();
         state.times.total += started.elapsed();
         state.times.communication += communication;
         Ok(())
@@ -72,7 +73,7 @@ impl<L: TensorLibrary> Optimizer<L> {
     /// Compares the parameters of all replicas, in the steps in which that is to be done.
     fn audit_when_due(&self, context: &ReplicaContext, local: usize) -> Result<(), L::Error> {
         // The same on all replicas, which have made the same steps.
-        let steps = lock(&self.states.each[local]).standing.steps;
+        let steps = self.states.each[local].lock().standing.steps;
         let is_due = self.audit_every > 0 && (steps == 1 || steps.is_multiple_of(self.audit_every));
         if is_due { audit_replica(context, &self.parameters) } else { Ok(()) }
     }
@@ -99,7 +100,7 @@ impl<L: TensorLibrary> Optimizer<L> {
     ) -> Result<bool, L::Error> {
         let ending = Commit(Some(context));
         let before = {
-            let mut state = lock(&self.states.each[local]);
+            let mut state = self.states.each[local].lock();
             (state.undecided, state.change) = (false, Change::Begun);
             state.standing.accumulated.clear();
             state.standing.steps += 1;
@@ -107,7 +108,7 @@ impl<L: TensorLibrary> Optimizer<L> {
         };
         let Applied { finite, gradient_norm } = apply()?;
         {
-            let mut state = lock(&self.states.each[local]);
+            let mut state = self.states.each[local].lock();
             state.change = Change::Whole;
             let standing = &mut state.standing;
             if let Some(scaling) = &mut standing.scaling {
@@ -170,7 +171,7 @@ impl<L: TensorLibrary> Optimizer<L> {
         self.commit(context, local, counts, || {
             if finite {
                 let (mut slots, restored) = {
-                    let mut state = lock(&self.states.each[local]);
+                    let mut state = self.states.each[local].lock();
                     (std::mem::take(&mut state.shards), state.restored.take())
                 };
                 if let Some(whole) = restored {
@@ -178,7 +179,7 @@ impl<L: TensorLibrary> Optimizer<L> {
                 }
                 let gathering = update.own_part(gradients, &mut slots);
                 {
-                    let mut state = lock(&self.states.each[local]);
+                    let mut state = self.states.each[local].lock();
                     state.shards = slots;
                     if gathering.is_ok() {
                         state.change = Change::OwnPart;
@@ -227,7 +228,7 @@ impl<L: TensorLibrary> Optimizer<L> {
         let sink = {
             let state = state.clone();
             Box::new(move |index, gradient| {
-                if let Some((reducer, accumulated)) = &mut *lock(&state) {
+                if let Some((reducer, accumulated)) = &mut *state.lock() {
                     match accumulated.take_with(index, gradient) {
                         Ok(gradient) => reducer.push(index, gradient),
                         Err(error) => reducer.fail(error),
@@ -237,7 +238,7 @@ impl<L: TensorLibrary> Optimizer<L> {
         };
         self.parameters.backward(local, sink, loss)?;
         // Only this function takes it out.
-        let (mut reducer, accumulated) = lock(&state).take().ok_or(Error::NoGradient)?;
+        let (mut reducer, accumulated) = state.lock().take().ok_or(Error::NoGradient)?;
         check_cut(context, reducer.has_any())?;
         for (index, gradient) in accumulated.into_rest()? {
             reducer.push(index, gradient);
@@ -260,7 +261,7 @@ impl<L: TensorLibrary> Optimizer<L> {
         fired.extend(accumulated.into_rest()?);
         let order: Vec<usize> = fired.iter().map(|(index, _)| *index).collect();
         // Before operations that differ themselves where, say, one worker compresses.
-        let scaling = lock(&self.states.each[local]).standing.scaling;
+        let scaling = self.states.each[local].lock().standing.scaling;
         context.compare_settings(self.settings(scaling).lines())?;
         let agreed = Plan::agree(context, &self.parameters, &order)?;
         let plan = self.states.plan.get_or_init(|| agreed);
@@ -272,7 +273,7 @@ impl<L: TensorLibrary> Optimizer<L> {
     }
 
     fn reducer(&self, context: &ReplicaContext, local: usize, plan: &Arc<Plan>) -> Result<Reducer<L>, L::Error> {
-        let scaling = lock(&self.states.each[local]).standing.scaling;
+        let scaling = self.states.each[local].lock().standing.scaling;
         let exchange = self.exchange(context, local, plan)?;
         Ok(Reducer::new(context, &self.parameters, plan, self.settings(scaling), exchange))
     }
@@ -287,7 +288,7 @@ impl<L: TensorLibrary> Optimizer<L> {
         if self.sharded {
             return Ok(Box::new(ShardedStep::new(plan)));
         }
-        let mut state = lock(&self.states.each[local]);
+        let mut state = self.states.each[local].lock();
         if state.on_device.is_none() && !self.parameters.shared {
             state.on_device = Some(L::Devices::new(context, &self.parameters, plan)?);
         }
@@ -301,7 +302,7 @@ impl<L: TensorLibrary> Optimizer<L> {
         let fused = match &mut state.fused {
             Some(fused) => fused,
             none => {
-                let options = FusionOptions { compression: self.compression.clone(), ..FusionOptions::default() };
+                let options = FusionOptions::default().compression(self.compression.clone());
                 none.insert(FusedAllReduce::with_plan(plan.buckets.clone(), &options)?)
             }
         };
@@ -311,14 +312,14 @@ impl<L: TensorLibrary> Optimizer<L> {
     /// Adds the gradients of `loss` to those of this replica that wait for its next step.
     pub(super) fn accumulate(&self, context: &ReplicaContext, local: usize, loss: &L::Loss) -> Result<(), L::Error> {
         self.watch(context)?;
-        let scaling = lock(&self.states.each[local]).standing.scaling;
+        let scaling = self.states.each[local].lock().standing.scaling;
         let scaled = scaling.map(|scaling| L::scale(loss, scaling.scale)).transpose()?;
         let fired = self.record(context, local, scaled.as_ref().unwrap_or(loss))?;
-        let mut accumulated = lock(&self.states.each[local]).standing.accumulated.clone();
+        let mut accumulated = self.states.each[local].lock().standing.accumulated.clone();
         for (index, gradient) in fired {
             accumulated.add(index, gradient)?;
         }
-        lock(&self.states.each[local]).standing.accumulated = accumulated;
+        self.states.each[local].lock().standing.accumulated = accumulated;
         Ok(())
     }
 
@@ -327,10 +328,10 @@ impl<L: TensorLibrary> Optimizer<L> {
         let fired: Arc<Mutex<Vec<Fired<L>>>> = Arc::default();
         let sink = {
             let fired = fired.clone();
-            Box::new(move |index, gradient| lock(&fired).push((index, gradient)))
+            Box::new(move |index, gradient| fired.lock().push((index, gradient)))
         };
         self.parameters.backward(local, sink, loss)?;
-        let fired = std::mem::take(&mut *lock(&fired));
+        let fired = std::mem::take(&mut *fired.lock());
         check_cut(context, !fired.is_empty())?;
         Ok(fired)
     }

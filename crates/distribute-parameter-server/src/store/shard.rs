@@ -1,16 +1,16 @@
 //! A shard: some rows of a variable, with the optimizer's slots.
 
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use distribute_device::{DType, HostBuffer};
 use distribute_optim::OptimizerDescription;
 use distribute_values::Scatter;
+use parking_lot::{Mutex, MutexGuard};
 use tonic::Status;
 
 use super::answer::Answer;
 use super::tokens::Tokens;
-use crate::lock::lock;
 use crate::numbers::{self, Float};
 use crate::wire::MAX_PAYLOAD_BYTES;
 use crate::wire::proto::{AssignRequest, CreateShard, Elements, Origin, Wanted};
@@ -331,7 +331,7 @@ impl Shard {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        lock(&self.state)
+        self.state.lock()
     }
 }
 

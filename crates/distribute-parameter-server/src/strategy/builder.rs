@@ -3,11 +3,12 @@
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use distribute_cluster::{ClusterResolver, ClusterSpec, JobId, TaskType};
 use distribute_device::DType;
+use parking_lot::Mutex;
 
 use super::{Created, Inner, ParameterServerStrategy, session};
 use crate::parameters::Parameters;
@@ -20,6 +21,7 @@ use crate::{Error, Result};
 
 /// Options of a [`ParameterServerStrategy`].
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ParameterServerOptions {
     /// How shards are distributed over servers. Default: by bytes.
     pub placement: Placement,
@@ -52,6 +54,20 @@ impl Default for ParameterServerOptions {
             server_timeout: Duration::from_secs(300),
             restore_servers_from: None,
         }
+    }
+}
+
+distribute_types::setters! {
+    ParameterServerOptions {
+        placement: Placement,
+        updates: Updates,
+        connect_timeout: Duration,
+        silence: Duration,
+        message_timeout: Duration,
+        server_timeout: Duration,
+    } into {
+        wire: Option<DType>,
+        restore_servers_from: Option<PathBuf>,
     }
 }
 

@@ -12,7 +12,6 @@ use distribute_train::checkpoint::{CheckpointManager, Checkpointed, Snapshot};
 use serde::{Deserialize, Serialize};
 
 use super::{Inner, ParameterServerStrategy};
-use crate::lock::lock;
 use crate::parameters::VariableInfo;
 use crate::wire::proto::CreateShard;
 use crate::{Error, Result};
@@ -38,7 +37,7 @@ impl Checkpointed for ParameterServerStrategy {
             let bytes = inner.fetch(variable, "")?;
             snapshot.put_bytes(MODEL, &variable.name, variable.dtype, &variable.shape, bytes);
         }
-        let optimizers = lock(&inner.made).optimizers.clone();
+        let optimizers = inner.made.lock().optimizers.clone();
         let mut states = OptimizerStates::default();
         let steps = inner.parameters.block_on(inner.steps())?;
         for (number, (description, names)) in (0..).zip(optimizers) {
@@ -74,7 +73,7 @@ impl Inner {
     /// A snapshot without a run is not in a file from which a server could be restored.
     fn note_run(&self, snapshot: &Snapshot) {
         if let Some(run) = snapshot.run() {
-            lock(&self.made).run = Some(run);
+            self.made.lock().run = Some(run);
         }
     }
 
@@ -103,7 +102,7 @@ impl Inner {
         let newest = CheckpointManager::new(folder).read_newest()?;
         let snapshot = newest.ok_or_else(|| lost(format!("there is no checkpoint in {}", folder.display())))?;
         // Parameters of different runs must not be mixed.
-        if snapshot.run() != lock(&self.made).run {
+        if snapshot.run() != self.made.lock().run {
             let of = snapshot.run().map_or_else(|| "another run".to_owned(), |run| format!("run {run}"));
             let (step, folder) = (snapshot.step(), folder.display());
             return Err(lost(format!(
@@ -119,7 +118,7 @@ impl Inner {
     /// Creates a server's shards and optimizers from a checkpoint.
     async fn restore(&self, server: usize, snapshot: &Snapshot) -> Result<()> {
         let (mine, optimizers) = {
-            let made = lock(&self.made);
+            let made = self.made.lock();
             let mine: Vec<CreateShard> =
                 made.shards.iter().filter(|(of, _)| *of == server).map(|(_, shard)| shard.clone()).collect();
             (mine, made.optimizers.clone())
@@ -133,7 +132,7 @@ impl Inner {
         let steps = states.parameter_server.iter().map(|(number, (steps, _))| (*number, *steps)).collect();
         for (number, (description, names)) in (0..).zip(&optimizers) {
             let requests = {
-                let mut made = lock(&self.made);
+                let mut made = self.made.lock();
                 if let (Some((_, rate)), Some((known, _))) =
                     (states.parameter_server.get(&number), made.optimizers.get_mut(number as usize))
                 {

@@ -34,7 +34,7 @@ pub(crate) fn serve() {
     let cluster = TfConfigResolver::from_env().unwrap();
     let seconds = std::env::var(COORDINATOR_TIMEOUT).map_or(SOON.as_secs(), |seconds| seconds.parse().unwrap());
     let coordinator_timeout = Duration::from_secs(seconds);
-    let options = ServerOptions { silence: SILENCE, coordinator_timeout, ..ServerOptions::default() };
+    let options = ServerOptions::default().silence(SILENCE).coordinator_timeout(coordinator_timeout);
     let server = Server::start_with(&cluster, program(), options).unwrap();
     println!("serving");
     match server.join() {
@@ -207,7 +207,7 @@ impl Cluster {
     }
 
     pub(crate) fn options() -> ParameterServerOptions {
-        ParameterServerOptions { silence: SILENCE, connect_timeout: SOON, server_timeout: SOON, ..Default::default() }
+        ParameterServerOptions::default().silence(SILENCE).connect_timeout(SOON).server_timeout(SOON)
     }
 
     pub(crate) fn strategy(&self) -> ParameterServerStrategy {

@@ -6,9 +6,10 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, openat, statat};
 
 #[cfg(test)]
@@ -64,14 +65,14 @@ impl Disk {
 
     /// Returns the operation in progress, such as `writing model.safetensors`, and how long it has taken so far.
     pub(super) fn under_way(&self) -> (String, Duration) {
-        let now = self.under_way.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = self.under_way.lock();
         (format!("{} {}", now.verb, now.path.display()), now.since.elapsed())
     }
 
     /// Adopts the operation of another user of the disk while this one waits for it.
     pub(super) fn wait_with(&self, other: &Disk) {
-        let of_other = other.under_way.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        *self.under_way.lock().unwrap_or_else(PoisonError::into_inner) = of_other;
+        let of_other = other.under_way.lock().clone();
+        *self.under_way.lock() = of_other;
     }
 
     /// Runs an operation, recording it while it runs.
@@ -83,8 +84,7 @@ impl Disk {
 
     /// Records the operation in progress from now on.
     pub(super) fn begin(&self, verb: &'static str, path: &Path) {
-        *self.under_way.lock().unwrap_or_else(PoisonError::into_inner) =
-            UnderWay { verb, path: path.to_owned(), since: Instant::now() };
+        *self.under_way.lock() = UnderWay { verb, path: path.to_owned(), since: Instant::now() };
     }
 
     /// Runs an operation like [`Disk::step`], and adds the path to its error.

@@ -2,9 +2,11 @@
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, LazyLock};
 use std::thread;
 use std::time::Duration;
+
+use parking_lot::Mutex;
 
 use super::disk::Disk;
 use crate::Result;
@@ -21,33 +23,27 @@ struct Place {
 pub(super) fn exclusively<T>(disk: &Disk, root: &Path, work: impl FnOnce() -> Result<T>) -> Result<T> {
     let place = place_of(root);
     let _guard = loop {
-        match place.lock.try_lock() {
-            Ok(guard) => break guard,
-            Err(TryLockError::Poisoned(poisoned)) => break poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => {}
+        if let Some(guard) = place.lock.try_lock() {
+            break guard;
         }
-        if let Some(holder) = &*locked(&place.holder) {
+        if let Some(holder) = &*place.holder.lock() {
             disk.wait_with(holder);
         }
         thread::sleep(BETWEEN_LOOKS);
     };
-    *locked(&place.holder) = Some(disk.clone());
+    *place.holder.lock() = Some(disk.clone());
     let outcome = work();
-    *locked(&place.holder) = None;
+    *place.holder.lock() = None;
     outcome
 }
 
 fn place_of(root: &Path) -> Arc<Place> {
     static PLACES: LazyLock<Mutex<HashMap<PathBuf, Arc<Place>>>> = LazyLock::new(Mutex::default);
     let root = std::path::absolute(root).unwrap_or_else(|_| root.to_owned());
-    let mut places = locked(&PLACES);
+    let mut places = PLACES.lock();
     // Unused locks are dropped.
     places.retain(|_, place| Arc::strong_count(place) > 1);
     places.entry(root).or_default().clone()
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Short compared with writing a checkpoint.

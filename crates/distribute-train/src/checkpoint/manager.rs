@@ -444,7 +444,7 @@ fn loaded(strategy: &Strategy, found: Option<Snapshot>, parts: &[&dyn Checkpoint
 
 /// Sends every worker what the chief has read.
 fn shared(strategy: &Strategy, found: Option<Snapshot>) -> Result<Option<Snapshot>> {
-    if strategy.topology().workers == 1 {
+    if strategy.topology().workers() == 1 {
         return Ok(found);
     }
     let bytes = found.as_ref().map_or_else(|| Ok(Vec::new()), Snapshot::to_bytes);

@@ -44,19 +44,19 @@ impl Clock for SystemClock {
 /// A clock that only a test advances; clones share the time.
 #[cfg(test)]
 #[derive(Debug, Clone, Default)]
-pub(crate) struct ManualClock(std::sync::Arc<std::sync::Mutex<Duration>>);
+pub(crate) struct ManualClock(std::sync::Arc<parking_lot::Mutex<Duration>>);
 
 #[cfg(test)]
 impl ManualClock {
     pub(crate) fn advance(&self, by: Duration) {
-        *self.0.lock().unwrap() += by;
+        *self.0.lock() += by;
     }
 }
 
 #[cfg(test)]
 impl Clock for ManualClock {
     fn elapsed(&self) -> Duration {
-        *self.0.lock().unwrap()
+        *self.0.lock()
     }
 
     fn wall(&self) -> SystemTime {

@@ -1,9 +1,11 @@
 //! Log lines that do not disturb the bar.
 
 use std::io::{self, Write};
-use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
+use std::sync::{Arc, LazyLock, Weak};
 
-use super::reporter::{Screen, Surface, lock};
+use parking_lot::Mutex;
+
+use super::reporter::{Screen, Surface};
 
 /// Writes whole lines to standard error, above the bar if there is one.
 ///
@@ -31,11 +33,11 @@ impl LogWriter {
         let lines: Vec<u8> = self.pending.drain(..lines).collect();
         let mut result = Ok(());
         let mut print = || {
-            let mut out = self.out.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut out = self.out.lock();
             result = out.write_all(&lines).and_then(|()| out.flush());
         };
         match &self.bar.screen() {
-            Some(screen) => lock(screen).suspend(&mut print)?,
+            Some(screen) => screen.lock().suspend(&mut print)?,
             None => print(),
         }
         result
@@ -91,10 +93,10 @@ impl BarSlot {
     }
 
     pub(crate) fn set(&self, screen: &Screen) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::downgrade(screen));
+        *self.0.lock() = Some(Arc::downgrade(screen));
     }
 
     fn screen(&self) -> Option<Screen> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).as_ref()?.upgrade()
+        self.0.lock().as_ref()?.upgrade()
     }
 }

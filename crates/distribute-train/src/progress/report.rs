@@ -1,9 +1,11 @@
 //! The interface to progress for training loops.
 
 use std::io::{self, Write};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
+
+use parking_lot::Mutex;
 
 use super::bar::{self, BarRenderer};
 use super::clock::{Clock, SystemClock};

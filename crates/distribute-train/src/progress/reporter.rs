@@ -2,10 +2,12 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::protocol::Event;
 use super::render::Renderer;
@@ -64,21 +66,16 @@ impl Drop for Reporter {
     }
 }
 
-/// A screen whose last user panicked is still usable.
-pub(crate) fn lock(screen: &Screen) -> MutexGuard<'_, Box<dyn Renderer>> {
-    screen.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 fn write(queue: &Queue, screen: &Screen) {
     let mut broken = false;
     while let Some(event) = queue.next() {
         // A closed pipe stays closed, so the remaining events are dropped.
-        if !broken && let Err(error) = lock(screen).render(&event) {
+        if !broken && let Err(error) = screen.lock().render(&event) {
             tracing::debug!(%error, "progress output failed; the rest of it is dropped");
             broken = true;
         }
     }
-    if !broken && let Err(error) = lock(screen).close() {
+    if !broken && let Err(error) = screen.lock().close() {
         tracing::debug!(%error, "progress output failed at the end");
     }
 }
@@ -125,13 +122,12 @@ impl Queue {
             if state.closed {
                 return None;
             }
-            let waited = self.changed.wait_timeout(state, Duration::from_secs(1));
-            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+            self.changed.wait_for(&mut state, Duration::from_secs(1));
         }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 
@@ -153,11 +149,11 @@ mod tests {
 
     impl Renderer for Stalled {
         fn render(&mut self, event: &Event) -> io::Result<()> {
-            if self.seen.lock().unwrap().is_empty() {
+            if self.seen.lock().is_empty() {
                 self.entered.send(()).unwrap();
                 self.go.recv_timeout(DEADLINE).unwrap();
             }
-            self.seen.lock().unwrap().push(event.clone());
+            self.seen.lock().push(event.clone());
             Ok(())
         }
     }
@@ -195,7 +191,7 @@ mod tests {
         reporter.post(end.clone());
         let_go.send(()).unwrap();
         reporter.close(DEADLINE);
-        assert_eq!(*seen.lock().unwrap(), [step(0), epoch(1), epoch(2), epoch(3), end]);
+        assert_eq!(*seen.lock(), [step(0), epoch(1), epoch(2), epoch(3), end]);
     }
 
     #[test]
@@ -204,7 +200,7 @@ mod tests {
         reporter.post(step(0));
         entered.recv_timeout(DEADLINE).unwrap();
         reporter.close(Duration::from_millis(10));
-        assert!(seen.lock().unwrap().is_empty());
+        assert!(seen.lock().is_empty());
         let_go.send(()).unwrap();
     }
 

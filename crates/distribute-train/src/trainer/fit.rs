@@ -276,7 +276,7 @@ impl<T: Trainee> Session<'_, T> {
     /// learning rate.
     fn agree(&mut self) -> Result<()> {
         let (trainer, strategy) = (self.trainer, self.trainer.strategy());
-        if strategy.topology().workers == 1 {
+        if strategy.topology().workers() == 1 {
             return Ok(());
         }
         let mut of_replicas = vec![vec![0.0; 2]; strategy.num_local_replicas()];

@@ -38,6 +38,7 @@ pub enum Assignment {
 
 /// Options of a variable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct VariableOptions {
     /// When components are combined.
     pub synchronization: Synchronization,
@@ -46,6 +47,14 @@ pub struct VariableOptions {
     /// Whether replicas may write an on-write variable without aggregation, each its own copy alone. Copies then
     /// differ; a read outside the replicas returns the first one.
     pub local_writes: bool,
+}
+
+distribute_types::setters! {
+    VariableOptions {
+        synchronization: Synchronization,
+        aggregation: Aggregation,
+        local_writes: bool,
+    }
 }
 
 impl VariableOptions {

@@ -1,6 +1,6 @@
 //! Undo of writes that replicas made during a run.
 
-use std::sync::{Mutex, PoisonError};
+use parking_lot::Mutex;
 
 use crate::{Result, TensorStorage, with_storage};
 
@@ -57,8 +57,8 @@ impl Undo {
         Ok(())
     }
 
-    fn slot(&self, local: usize) -> std::sync::MutexGuard<'_, Option<Undoing>> {
-        self.replicas[local].lock().unwrap_or_else(PoisonError::into_inner)
+    fn slot(&self, local: usize) -> parking_lot::MutexGuard<'_, Option<Undoing>> {
+        self.replicas[local].lock()
     }
 }
 

@@ -1,3 +1,5 @@
+use distribute_cluster::CoordinationOptions;
+
 use super::*;
 use crate::doctor::report::Status;
 
@@ -33,7 +35,7 @@ fn an_address_that_nobody_reaches_is_warned_about() {
 #[test]
 fn a_choice_that_chooses_nothing_fails_with_its_own_sentence() {
     let interface = Some(distribute_cluster::InterfaceChoice::new("no-such-interface"));
-    let options = distribute_cluster::CoordinationOptions { interface, ..Default::default() };
+    let options = CoordinationOptions::default().interface(interface);
     let check = network(&interfaces(), options.local_host(&stranger().unwrap()), true);
     assert_eq!(check.status, Status::Fail);
     assert!(check.why.unwrap().contains("given: no-such-interface"));

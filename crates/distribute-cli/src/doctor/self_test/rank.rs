@@ -3,12 +3,13 @@
 use std::error::Error;
 use std::io::Write;
 use std::process::ExitCode;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use distribute_cluster::{Coordination, CoordinationOptions, Membership};
 use distribute_collectives::{Options, ProcessGroup, ReduceOp, TransportKind};
+use parking_lot::Mutex;
 
 use super::{Measured, Speed};
 use crate::outcome::INFRASTRUCTURE;
@@ -21,7 +22,7 @@ pub(crate) fn rank(transports: &[TransportKind]) -> ExitCode {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
-            eprintln!("{}: {error}", doing.lock().unwrap_or_else(PoisonError::into_inner));
+            eprintln!("{}: {error}", doing.lock());
             ExitCode::from(INFRASTRUCTURE as u8)
         }
     }
@@ -32,7 +33,7 @@ fn end_in_time(doing: &Arc<Mutex<String>>) {
     let doing = Arc::clone(doing);
     thread::spawn(move || {
         thread::sleep(LIFE);
-        let doing = doing.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let doing = doing.lock().clone();
         eprintln!("{doing}: not done after {} s", LIFE.as_secs_f64());
         std::process::exit(INFRASTRUCTURE);
     });
@@ -41,11 +42,11 @@ fn end_in_time(doing: &Arc<Mutex<String>>) {
 /// Returns whether every transport passed on every rank.
 fn reduce(transports: &[TransportKind], doing: &Mutex<String>) -> Result<bool, Box<dyn Error>> {
     let membership = Membership::from_env()?.ok_or("the launcher has described no job")?;
-    let options = CoordinationOptions { join_timeout: STEP, ..CoordinationOptions::default() };
+    let options = CoordinationOptions::default().join_timeout(STEP);
     let coordination = Arc::new(Coordination::start(&membership, options)?);
     let mut all_passed = true;
     for kind in transports {
-        *doing.lock().unwrap_or_else(PoisonError::into_inner) = format!("all-reduce over {}", kind.name());
+        *doing.lock() = format!("all-reduce over {}", kind.name());
         let own = measure(&coordination, *kind).map_err(|error| error.to_string());
         // A failure on one rank may look like a success on others.
         let all = coordination.exchange(&format!("outcome/{}", kind.name()), &serde_json::to_vec(&own)?, STEP)?;
@@ -64,7 +65,7 @@ fn reduce(transports: &[TransportKind], doing: &Mutex<String>) -> Result<bool, B
 }
 
 fn measure(coordination: &Arc<Coordination>, kind: TransportKind) -> Result<Speed, Box<dyn Error>> {
-    let options = Options { name: kind.name().to_owned(), transport: kind, timeout: STEP, ..Options::default() };
+    let options = Options::default().name(kind.name().to_owned()).transport(kind).timeout(STEP);
     let group = ProcessGroup::join(coordination, 1, &options)?.pop().ok_or("the group has no rank here")?;
     verify(&group)?;
     let ranks = group.world_size() as f64;

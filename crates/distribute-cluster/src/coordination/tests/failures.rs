@@ -1,5 +1,4 @@
 use super::*;
-use crate::coordination::lock::lock;
 use distribute_types::ErrorClass;
 
 /// Returns a channel of every failure that a member learns of.
@@ -226,9 +225,9 @@ fn callbacks_may_report_panic_and_drop() {
     let (member, dead) = (Arc::new(job.remove(1)), job.remove(1));
     let (tell, told) = mpsc::channel();
     member.on_failure(|_| std::panic::resume_unwind(Box::new("a bug")));
-    let own = std::sync::Mutex::new(Some(member.clone()));
+    let own = parking_lot::Mutex::new(Some(member.clone()));
     member.on_failure(move |failure| {
-        let Some(own) = lock(&own).take() else { return };
+        let Some(own) = own.lock().take() else { return };
         own.report_error("too late");
         let refused = own.barrier("b", SOON).unwrap_err().to_string();
         drop(own);

@@ -4,6 +4,8 @@
 use std::fs;
 use std::io;
 
+use crate::environment;
+
 /// Why two processes do not share memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
@@ -70,7 +72,7 @@ impl PidScope {
     /// This process's. `DISTRIBUTE_HOST_ID` keeps processes apart that must not share memory.
     pub(super) fn here() -> io::Result<PidScope> {
         let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
-        let own = std::env::var_os("DISTRIBUTE_HOST_ID").unwrap_or_default();
+        let own = environment::raw("DISTRIBUTE_HOST_ID");
         let namespace = |kind: &str| -> io::Result<String> {
             Ok(fs::read_link(format!("/proc/self/ns/{kind}"))?.to_string_lossy().into_owned())
         };

@@ -47,7 +47,7 @@ fn reading_goes_on_while_nobody_asks() {
     let (made, seen) = mpsc::channel();
     let made = Mutex::new(made);
     let data = Dataset::range(0..9).map(move |item| {
-        made.lock().unwrap().send(*item.item().unwrap())?;
+        made.lock().send(*item.item().unwrap())?;
         Ok(item)
     });
     let pass = data.prefetch(3).iter();

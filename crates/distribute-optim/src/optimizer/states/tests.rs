@@ -48,7 +48,7 @@ fn a_replica_that_failed_amid_its_update_gets_anothers_values() {
     let expected = values(&undisturbed, &other, 0);
     fill(&layer.parameters().variables()[0].components()[1], &[1.0; 15]);
     fill(&optimizer.slots[1][0].components()[1], &[1.0; 3]);
-    lock(&optimizer.states.each[1]).change = Change::Begun;
+    optimizer.states.each[1].lock().change = Change::Begun;
     optimizer.states.settle().unwrap();
     assert!((0..3).all(|replica| values(&layer, &optimizer, replica) == expected));
     step(&strategy, &optimizer).unwrap();
@@ -79,7 +79,7 @@ fn parts_that_replicas_could_not_gather_come_from_their_owners() {
                 at += kept.len();
             }
         }
-        lock(&optimizer.states.each[replica]).change = Change::OwnPart;
+        optimizer.states.each[replica].lock().change = Change::OwnPart;
     }
     optimizer.states.settle().unwrap();
     assert!((0..3).all(|replica| values(&layer, &optimizer, replica) == expected));
@@ -90,7 +90,7 @@ fn parts_that_replicas_could_not_gather_come_from_their_owners() {
 fn a_model_that_no_replica_has_whole_is_not_trained_until_it_is_restored() {
     let (strategy, layer, optimizer) = trained(false);
     let state = optimizer.state();
-    (0..3).for_each(|replica| lock(&optimizer.states.each[replica]).change = Change::Begun);
+    (0..3).for_each(|replica| optimizer.states.each[replica].lock().change = Change::Begun);
     assert!(optimizer.states.settle().is_err());
     let error = step(&strategy, &optimizer).unwrap_err().to_string();
     assert!(error.contains("restore the newest checkpoint"), "{error}");

@@ -2,8 +2,10 @@
 
 use std::io;
 use std::path::Path;
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
 
 /// Faults injected into the operations of a [`Disk`](super::Disk).
 #[derive(Clone, Debug, Default)]
@@ -41,7 +43,7 @@ pub(in super::super) enum Fault {
 
 impl Faults {
     pub(in super::super) fn set(&self, fault: Fault) {
-        let mut state = self.0.state.lock().unwrap();
+        let mut state = self.0.state.lock();
         (state.fault, state.count, state.hanging) = (fault, 0, false);
         state.log.clear();
         self.0.changed.notify_all();
@@ -49,26 +51,26 @@ impl Faults {
 
     /// Simulates a file system that cannot exchange names.
     pub(in super::super) fn without_exchange(&self) {
-        self.0.state.lock().unwrap().no_exchange = true;
+        self.0.state.lock().no_exchange = true;
     }
 
     pub(in super::super) fn count(&self) -> usize {
-        self.0.state.lock().unwrap().count
+        self.0.state.lock().count
     }
 
     pub(in super::super) fn log(&self) -> Vec<String> {
-        self.0.state.lock().unwrap().log.clone()
+        self.0.state.lock().log.clone()
     }
 
     /// Waits until an operation hangs.
     pub(in super::super) fn wait_for_hanging(&self) {
-        let state = self.0.state.lock().unwrap();
-        let (state, _) = self.0.changed.wait_timeout_while(state, DEADLINE, |state| !state.hanging).unwrap();
+        let mut state = self.0.state.lock();
+        self.0.changed.wait_while_for(&mut state, |state| !state.hanging, DEADLINE);
         assert!(state.hanging, "no operation hangs: {:?}", state.log);
     }
 
     pub(super) fn before(&self, verb: &'static str, path: &Path) -> io::Result<()> {
-        let mut state = self.0.state.lock().unwrap();
+        let mut state = self.0.state.lock();
         state.count += 1;
         state.log.push(format!("{verb} {}", path.display()));
         let fails = match state.fault {
@@ -80,7 +82,7 @@ impl Faults {
                     state.hanging = true;
                     self.0.changed.notify_all();
                     let hangs = |state: &mut State| state.fault == Fault::Hangs(at);
-                    drop(self.0.changed.wait_timeout_while(state, DEADLINE, hangs).unwrap());
+                    self.0.changed.wait_while_for(&mut state, hangs, DEADLINE);
                 }
                 false
             }
@@ -90,12 +92,12 @@ impl Faults {
 
     /// Returns the part of a write that still takes place in a process killed in the middle of it.
     pub(super) fn torn<'a>(&self, part: &'a [u8]) -> Option<&'a [u8]> {
-        let state = self.0.state.lock().unwrap();
+        let state = self.0.state.lock();
         (state.fault == Fault::Killed(state.count + 1)).then(|| &part[..part.len() / 2])
     }
 
     pub(super) fn exchange(&self) -> io::Result<()> {
-        let no_exchange = self.0.state.lock().unwrap().no_exchange;
+        let no_exchange = self.0.state.lock().no_exchange;
         if no_exchange { Err(io::ErrorKind::Unsupported.into()) } else { Ok(()) }
     }
 }

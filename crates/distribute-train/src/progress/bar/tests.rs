@@ -1,6 +1,7 @@
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
-use std::sync::{Arc, Mutex};
 
+use parking_lot::Mutex;
 use proptest::prelude::*;
 
 use super::*;
@@ -11,13 +12,13 @@ struct Tape(Arc<Mutex<Vec<u8>>>);
 
 impl Tape {
     fn take(&self) -> String {
-        String::from_utf8(std::mem::take(&mut self.0.lock().unwrap())).unwrap()
+        String::from_utf8(std::mem::take(&mut self.0.lock())).unwrap()
     }
 }
 
 impl Write for Tape {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.lock().unwrap().extend_from_slice(bytes);
+        self.0.lock().extend_from_slice(bytes);
         Ok(bytes.len())
     }
 

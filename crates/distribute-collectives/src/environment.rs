@@ -1,0 +1,20 @@
+//! Reads the process's environment; no other module of the crate does.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+/// Returns the value of a variable as text; a value that is not UTF-8 with replacement characters, so that it is refused
+/// by name.
+pub(crate) fn text(name: &str) -> Option<String> {
+    Some(std::env::var_os(name)?.to_string_lossy().into_owned())
+}
+
+/// Returns the path in a variable; an empty value is none.
+pub(crate) fn path(name: &str) -> Option<PathBuf> {
+    std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
+}
+
+/// Returns the bytes of a variable; none if it is not set.
+pub(crate) fn raw(name: &str) -> OsString {
+    std::env::var_os(name).unwrap_or_default()
+}
