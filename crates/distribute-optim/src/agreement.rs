@@ -1,4 +1,4 @@
-//! Making sure that all workers have the same model, with the chief's values.
+//! Agreement of all workers on the model: the same variables, with the chief's values.
 
 use distribute_collectives::{Difference, Rank, first_difference, on_local_ranks};
 use distribute_strategy::{ReplicaContext, Strategy};
@@ -11,7 +11,8 @@ use crate::{Error, Parameters, TensorLibrary, Variable};
 /// Compares the variables of all workers and copies the chief's values to all of them.
 ///
 /// # Errors
-/// [`Error::ModelDiffers`] if workers have different variables; those of collectives.
+/// [`Error::ModelDiffers`] if workers have different variables. The collective's error if a worker is missing or fails,
+/// and the library's if a tensor cannot be read or written.
 pub fn check_and_share<L: TensorLibrary>(strategy: &Strategy, variables: &[Variable<L>]) -> Result<(), L::Error> {
     if strategy.topology().workers() == 1 {
         return Ok(());
@@ -21,10 +22,10 @@ pub fn check_and_share<L: TensorLibrary>(strategy: &Strategy, variables: &[Varia
     share(strategy, variables)
 }
 
-/// Copies the chief's values of variables to all workers, which name the same ones in the same order.
+/// Copies the chief's values of variables to all workers. Every worker must name the same variables in the same order.
 ///
 /// # Errors
-/// Those of collectives and of tensors.
+/// The collective's error if a worker is missing or fails, and the library's if a tensor cannot be read or written.
 pub fn share<'a, L: TensorLibrary>(
     strategy: &Strategy,
     variables: impl IntoIterator<Item = &'a Variable<L>>,
@@ -34,7 +35,7 @@ pub fn share<'a, L: TensorLibrary>(
     }
     let variables: Vec<&Variable<L>> = variables.into_iter().collect();
     let groups = strategy.groups();
-    // As bytes of their own: the program may look at its parameters meanwhile.
+    // The bytes are copied first, since the program may read its parameters while the broadcast runs.
     let mut all = Vec::new();
     for variable in &variables {
         variable.components()[0].read(&mut |buffer| all.extend_from_slice(buffer.as_bytes()))?;
@@ -74,10 +75,11 @@ fn compare<L: TensorLibrary>(strategy: &Strategy, descriptions: &[String]) -> Re
     .into())
 }
 
-/// Compares the copies of all replicas, of every process, bit for bit. Outside of `run`, on every process.
+/// Compares the copies of all replicas in all processes, bit for bit. Every process calls this, outside `run`.
 ///
 /// # Errors
-/// [`Error::Diverged`] names the first variable that differs and the first replica where it does; those of collectives.
+/// [`Error::Diverged`], with the first variable that differs and the first replica where it does. The collective's
+/// error if a process is missing or fails, and the library's if a tensor cannot be read.
 pub fn audit<L: TensorLibrary>(strategy: &Strategy, parameters: &Parameters<L>) -> Result<(), L::Error> {
     if parameters.shared || strategy.num_replicas_in_sync() == 1 {
         return Ok(());
@@ -91,7 +93,7 @@ pub fn audit<L: TensorLibrary>(strategy: &Strategy, parameters: &Parameters<L>) 
     compare_digests(parameters, &all)
 }
 
-/// As [`audit`], called by every replica inside of `run`.
+/// Compares copies like [`audit`]; every replica calls this inside `run`.
 pub(crate) fn audit_replica<L: TensorLibrary>(
     context: &ReplicaContext,
     parameters: &Parameters<L>,
@@ -106,22 +108,24 @@ pub(crate) fn audit_replica<L: TensorLibrary>(
     compare_digests(parameters, &all)
 }
 
-/// Variables whose copies are equal on all replicas: statistics that a replica keeps of its own examples may differ.
+/// Returns the variables whose copies are equal on all replicas. Statistics may differ: each replica computes them from
+/// its own examples.
 fn compared<L: TensorLibrary>(parameters: &Parameters<L>) -> impl Iterator<Item = &Variable<L>> {
     parameters.variables().iter().filter(|variable| !variable.is_statistic())
 }
 
-/// One digest for each of one replica's copies.
+/// Returns one digest for each copy that a replica holds.
 fn digests<L: TensorLibrary>(parameters: &Parameters<L>, local: usize) -> Result<Vec<u64>, L::Error> {
     compared(parameters).map(|variable| digest::<L>(&variable.components()[local])).collect()
 }
 
-/// An error where the digests of some replica are not those of the first; `all` has those of one replica after another.
+/// Returns an error if some replica's digests differ from the first replica's. `all` has the replicas' digests one
+/// after another.
 fn compare_digests<L: TensorLibrary>(parameters: &Parameters<L>, all: &[u64]) -> Result<(), L::Error> {
     let mut replicas = all.chunks_exact(compared(parameters).count().max(1));
     let Some(first) = replicas.next() else { return Ok(()) };
     let differs = |of: &[u64]| first.iter().zip(of).position(|(a, b)| a != b);
-    // The first variable that differs anywhere, and the first replica where it does.
+    // The first variable that differs on any replica, and the first replica where it does.
     let found = (1..).zip(replicas).filter_map(|(replica, of)| Some((differs(of)?, replica))).min();
     match found.and_then(|(index, replica)| Some((compared(parameters).nth(index)?, replica))) {
         None => Ok(()),

@@ -6,7 +6,7 @@ use distribute_values::{TensorStorage, with_storage};
 use crate::library::{dtype, wide};
 use crate::{Error, TensorLibrary, Trainable, Variable, is_short};
 
-/// The exponential moving average of a model's trainable variables: often better to evaluate than the last values.
+/// The exponential moving average of a model's trainable variables, which often evaluates better than the last values.
 ///
 /// Replicas' copies are equal, so one average per process is kept, and no communication is needed.
 ///
@@ -21,29 +21,31 @@ use crate::{Error, TensorLibrary, Trainable, Variable, is_short};
 /// let mut ema = Ema::new(&model, 0.999)?;
 /// // After each step, outside of run:
 /// ema.update(&model)?;
-/// // To evaluate with the averages, and to go on with training:
+/// // To evaluate with the averages, and then to continue training:
 /// ema.swap(&model)?;
 /// ema.swap(&model)?;
 /// # Ok::<(), HostError>(())
 /// ```
 ///
 /// # Source
-/// `tf.train.ExponentialMovingAverage` with `num_updates`: the first averages forget faster, by (1 + n) / (10 + n).
+/// `tf.train.ExponentialMovingAverage` with `num_updates`: the decay of the first updates is at most (1 + n) / (10 +
+/// n).
 #[derive(Debug)]
 pub struct Ema<L: TensorLibrary> {
     decay: f64,
     updates: u64,
-    /// By variable; `None` for those that are not trained.
+    /// The averages by variable; `None` for variables that are not trained.
     averages: Vec<Option<L::Tensor>>,
-    /// The values of averaged variables, while averages are in their place.
+    /// The values of averaged variables while the averages take their place.
     held: Option<Vec<L::Tensor>>,
 }
 
 impl<L: TensorLibrary> Ema<L> {
-    /// Averages that begin with the present values. A decay of 0.999 remembers about a thousand steps.
+    /// Starts averages from the current values. A decay of 0.999 averages over about a thousand steps.
     ///
     /// # Errors
-    /// [`Error::Setting`] for a decay outside 0 to below 1; the library's.
+    /// [`Error::Setting`] for a decay that is negative or not below 1; the library's error if a variable cannot be
+    /// copied.
     pub fn new(model: &impl Trainable<Library = L>, decay: f64) -> Result<Ema<L>, L::Error> {
         if !(0.0..1.0).contains(&decay) {
             return Err(Error::Setting { what: "the decay of Ema", given: decay, expected: "from 0 to below 1" }.into());
@@ -55,15 +57,15 @@ impl<L: TensorLibrary> Ema<L> {
         Ok(Ema { decay, updates: 0, averages, held: None })
     }
 
-    /// Takes the present values into the averages. Outside of `run`, on every process.
+    /// Updates the averages with the current values. Every process calls this, outside `run`.
     ///
     /// # Errors
-    /// the library's.
+    /// The library's error if a variable cannot be read.
     pub fn update(&mut self, model: &impl Trainable<Library = L>) -> Result<(), L::Error> {
         let n = self.updates as f64;
         let decay = self.decay.min((1.0 + n) / (10.0 + n));
         let averaged = model.parameters().variables().iter().zip(&self.averages);
-        // All that may fail comes first, so that either all averages are of one step or none is.
+        // Everything that may fail comes first, so that all averages are updated or none is.
         let pairs: Result<Vec<[L::Tensor; 2]>, L::Error> = averaged
             .filter_map(|(variable, average)| Some((variable, average.as_ref()?)))
             .map(|(variable, average)| {
@@ -83,16 +85,16 @@ impl<L: TensorLibrary> Ema<L> {
         Ok(())
     }
 
-    /// Puts the averages in the place of the values of all replicas of this process, or, where they are there already, the
-    /// values back. Outside of `run`; twice is as before.
+    /// Swaps averages and values: puts the averages into the variables of all replicas of this process, or, on the
+    /// second call, the values back. Call outside `run`.
     ///
     /// # Errors
-    /// the library's.
+    /// The library's error if a variable cannot be read or written.
     pub fn swap(&mut self, model: &impl Trainable<Library = L>) -> Result<(), L::Error> {
         let averaged =
             || model.parameters().variables().iter().zip(&self.averages).filter(|(_, average)| average.is_some());
         let (given, held) = match &self.held {
-            // They stay until all are back in their places.
+            // The values are kept until all variables are restored.
             Some(values) => (values.clone(), None),
             None => {
                 let values: distribute_values::Result<Vec<L::Tensor>> =
@@ -108,12 +110,12 @@ impl<L: TensorLibrary> Ema<L> {
     }
 }
 
-/// A copy, in 32 bits at least.
+/// Returns a copy, widened to f32 if the elements have 16 bits.
 fn copy<L: TensorLibrary>(tensor: &L::Tensor) -> Result<L::Tensor, L::Error> {
     if is_short(dtype::<L>(tensor)?) { wide::<L>(tensor) } else { Ok(L::detach(tensor).copied()?) }
 }
 
-/// Replaces elements of `target`, where both are of this type.
+/// Replaces the elements of `target` by `f(target, other)` if both have this type.
 fn blend<T: Element>(target: &mut BufferMut<'_>, other: &BufferMut<'_>, f: impl Fn(T, T) -> T) {
     if let (Ok(target), Ok(other)) = (target.as_mut_slice::<T>(), other.as_slice::<T>()) {
         target.iter_mut().zip(other).for_each(|(a, b)| *a = f(*a, *b));

@@ -1,74 +1,76 @@
-//! What can go wrong with optimizers.
+//! Errors of optimizers.
 
 use distribute_types::{Class, ErrorClass};
 
-/// An error of an optimizer itself. What the tensor library, collectives or the strategy refuse is an error of the
-/// library's adapter ([`TensorLibrary::Error`](crate::TensorLibrary::Error)), as is this.
+/// The errors of an optimizer itself. Errors of the tensor library, the collectives and the strategy are variants of
+/// the library adapter's error ([`TensorLibrary::Error`](crate::TensorLibrary::Error)), which wraps this one too.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A setting of an optimizer makes no sense.
+    /// A setting of an optimizer is out of range.
     #[error("{what} is {given}; expected {expected}")]
     Setting {
         /// The setting.
         what: &'static str,
         /// Its value.
         given: f64,
-        /// What would be right.
+        /// The expected range.
         expected: &'static str,
     },
-    /// Settings of an optimizer do not go together.
+    /// Two settings of an optimizer exclude each other.
     #[error("{what} does not go with {other}: {why}")]
     Combination {
         /// One setting.
         what: &'static str,
         /// The other.
         other: &'static str,
-        /// The reason, and what to do instead.
+        /// The reason and the remedy.
         why: &'static str,
     },
     /// The model differs between workers.
     #[error(
-        "the model differs between workers: variable {index} is {here} on {here_name}, but {there} on {there_name}; build \
-         the same model with the same shapes on every worker"
+        "the model differs between workers: variable {index} is {here} on {here_name}, but {there} on {there_name}; \
+         build the same model with the same shapes on every worker"
     )]
     ModelDiffers {
-        /// The first variable that differs, in order of creation.
+        /// The index of the first variable that differs, in order of creation.
         index: usize,
-        /// Name, shape and type here.
+        /// Name, shape and type on this worker.
         here: String,
-        /// This worker.
+        /// This worker's name.
         here_name: String,
-        /// Name, shape and type there.
+        /// Name, shape and type on the other worker.
         there: String,
-        /// The other worker.
+        /// The other worker's name.
         there_name: String,
     },
-    /// The type of a variable cannot be trained.
+    /// A variable's type cannot be trained.
     #[error("variable {name:?} is of type {dtype}; optimizers train f32, f64, f16 and bf16")]
     UntrainableType {
-        /// The variable.
+        /// The variable's name.
         name: String,
         /// Its type.
         dtype: distribute_device::DType,
     },
-    /// An optimizer was given to a replica of another model or strategy.
+    /// A replica of another model or strategy used the optimizer.
     #[error(
-        "the optimizer was built for {built} replicas, but this strategy has {given}; build it for the model of this strategy"
+        "the optimizer was built for {built} replicas, but this strategy has {given}; build it for the model of this \
+         strategy"
     )]
     OtherStrategy {
-        /// Replicas it was built for.
+        /// The number of replicas it was built for.
         built: usize,
-        /// Replicas of the strategy.
+        /// The number of replicas of the strategy.
         given: usize,
     },
-    /// A variable got its first gradient too late for the way in which gradients are exchanged.
+    /// A variable got its first gradient after the buckets were planned, which ZeRO-1 and the exchange on devices do
+    /// not support.
     #[error(
-        "variable {name} got its first gradient after the first step; under ZeRO-1 the first step decides who keeps whose \
-         state, and on GPUs which bucket it is in, so let every variable take part in it"
+        "variable {name} got its first gradient after the first step; under ZeRO-1 the first step decides who keeps \
+         whose state, and on GPUs which bucket it is in, so let every variable take part in it"
     )]
     LateGradient {
-        /// The variable.
+        /// The variable's name.
         name: String,
     },
     /// Copies of a variable differ.
@@ -77,24 +79,24 @@ pub enum Error {
          aggregation, or computes it from what differs between them; correct that and resume from a checkpoint"
     )]
     Diverged {
-        /// The first variable that differs.
+        /// The name of the first variable that differs.
         name: String,
-        /// The first replica whose copy differs.
+        /// The id of the first replica whose copy differs.
         replica: usize,
     },
-    /// The loss of a replica without examples was cut off from the model.
+    /// The loss of a replica without examples was disconnected from the model.
     #[error(
-        "the loss of a replica without examples was multiplied by the number 0, where backward ends; others wait there for \
-         this replica, so multiply it by the context's weigh, such as CandleContext::weigh"
+        "the loss of a replica without examples was multiplied by the number 0, where backward ends; others wait there \
+         for this replica, so multiply it by the context's weigh, such as CandleContext::weigh"
     )]
     CutLoss,
-    /// A replica failed in the middle of a step's update, and got another's values.
+    /// A replica failed during a step's update and received another replica's values.
     #[error("replica {local} of this process failed while it updated its parameters; it gets another replica's")]
     HalfUpdated {
-        /// Index of the replica among those of its process.
+        /// The index of the replica in its process.
         local: usize,
     },
-    /// A failure in the middle of a step's update has left no replica with whole parameters.
+    /// A failure during a step's update left no replica with complete parameters.
     #[error(
         "a failure has left the model half updated, on every replica that could lend its values; restore the newest \
          checkpoint of model and optimizer, or build them anew"
@@ -103,7 +105,7 @@ pub enum Error {
     /// No variable of the model got a gradient.
     #[error("no variable of the model got a gradient on any replica; compute the loss from the model's own variables")]
     NoGradient,
-    /// Gradients of an accelerator came where those of the host are reduced.
+    /// A gradient was in an accelerator's memory, but gradients are reduced on the host.
     #[error("tensors on a GPU are reduced there by optimizers of mirrored strategies, without zero1; use those")]
     OnDevice,
 }
@@ -114,10 +116,10 @@ impl ErrorClass for Error {
     }
 }
 
-/// The result of this crate's operations on settings.
+/// The result of operations that fail with this crate's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Returns an error unless a setting fits and is finite.
+/// Returns [`Error::Setting`] unless `fits` holds and the setting is finite.
 pub(crate) fn check(what: &'static str, given: f64, fits: bool, expected: &'static str) -> Result<()> {
     if fits && given.is_finite() { Ok(()) } else { Err(Error::Setting { what, given, expected }) }
 }

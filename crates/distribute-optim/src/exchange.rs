@@ -1,4 +1,4 @@
-//! Gradients of one replica on their way: into buckets, over the replicas, and out again.
+//! The exchange of one replica's gradients: into buckets, reduced over the replicas, and out again.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,30 +23,31 @@ pub(crate) use payload::Payload;
 pub(crate) use sharded::{GradientShard, ShardedStep, SlotShard, Update, complete};
 pub(crate) use whole::WholeStep;
 
-/// How one step's gradients are summed over all replicas, buckets of them while backward runs.
+/// The way in which one step's gradients are summed over all replicas, bucket by bucket while backward runs.
 pub(crate) trait Exchange<L: TensorLibrary>: Send {
-    /// Returns whether a variable's gradient has come.
+    /// Returns whether a variable's gradient was pushed.
     fn has(&self, index: usize) -> bool;
 
-    /// Takes a gradient; begins to reduce its bucket, and those that wait for it, if that is now complete.
+    /// Adds a gradient. Starts to reduce its bucket when the bucket is complete, and the buckets that waited for it.
     fn push(&mut self, group: &ProcessGroup, index: usize, gradient: L::Tensor) -> Result<(), L::Error>;
 
-    /// Sums `flags` over all replicas and waits for all buckets, every gradient having come. Returns the sums of both.
+    /// Sums `flags` over all replicas and waits for all buckets. Every gradient must have been pushed. Returns both
+    /// sums.
     fn finish(self: Box<Self>, group: &ProcessGroup, flags: StepFlags) -> Result<(Summed<L>, StepFlags), L::Error>;
 }
 
-/// What a step's gradients have become.
+/// The summed gradients of a step.
 pub(crate) enum Summed<L: TensorLibrary> {
-    /// Variables' gradients, in the same order on every replica.
+    /// The variables' gradients, in the same order on every replica.
     Whole(Vec<Reduced<L>>),
-    /// This replica's parts of all buckets, and on how many replicas each variable got a gradient.
+    /// This replica's parts of all buckets, and for each variable the number of replicas on which it got a gradient.
     Sharded(Vec<GradientShard>, StepFlags),
-    /// Variables' gradients in an accelerator's memory.
+    /// The variables' gradients in an accelerator's memory.
     OnDevice(SumOnDevice<L>),
 }
 
 impl<L: TensorLibrary> Summed<L> {
-    /// The variables that got a gradient on some replica, of `count`.
+    /// Returns the indices, below `count`, of the variables that got a gradient on some replica.
     pub(crate) fn variables(&self, count: usize) -> Vec<usize> {
         match self {
             Summed::Whole(gradients) => gradients.iter().map(|reduced| reduced.index).collect(),
@@ -56,7 +57,7 @@ impl<L: TensorLibrary> Summed<L> {
     }
 }
 
-/// One step's gradients of one replica.
+/// The gradients of one replica in one step.
 pub(crate) struct Reducer<L: TensorLibrary> {
     settings: Settings,
     context: ReplicaContext,
@@ -90,7 +91,7 @@ impl<L: TensorLibrary> Reducer<L> {
         }
     }
 
-    /// Takes a gradient; begins to reduce its bucket, and those that wait for it, if that is now complete.
+    /// Adds a gradient. Starts to reduce its bucket when the bucket is complete, and the buckets that waited for it.
     pub(crate) fn push(&mut self, index: usize, gradient: L::Tensor) {
         if !self.parameters.variables()[index].is_trainable() {
             // Frozen.
@@ -103,12 +104,12 @@ impl<L: TensorLibrary> Reducer<L> {
         }
     }
 
-    /// Notes a failure, which [`finish`](Reducer::finish) returns.
+    /// Records a failure, which [`finish`](Reducer::finish) returns.
     pub(crate) fn fail(&mut self, error: L::Error) {
         self.failure.get_or_insert(error);
     }
 
-    /// Completes what is missing with zeros and waits for all buckets. Returns the summed gradients, and the time spent in
+    /// Pushes zeros for missing gradients and waits for all buckets. Returns the summed gradients and the time spent in
     /// collectives.
     pub(crate) fn finish(mut self) -> Result<(Summed<L>, Duration), L::Error> {
         if let Some(error) = self.failure.take() {
@@ -134,7 +135,7 @@ impl<L: TensorLibrary> Reducer<L> {
         let mut late = (0..variables).filter(|index| flags.came(*index) && !plan.buckets.contains(*index));
         match &mut summed {
             Summed::Whole(all) => {
-                // All replicas reduce them one by one.
+                // All replicas reduce these one by one.
                 for index in late {
                     let gradient = match unplanned[index].take() {
                         Some(gradient) => L::own(gradient)?,
@@ -148,7 +149,7 @@ impl<L: TensorLibrary> Reducer<L> {
                 }
             }
             Summed::Sharded(..) | Summed::OnDevice(_) => {
-                // These have no place for them.
+                // These exchanges cannot take a variable outside the plan.
                 if let Some(index) = late.next() {
                     return Err(Error::LateGradient { name: parameters.variables()[index].name().to_owned() }.into());
                 }
@@ -157,7 +158,7 @@ impl<L: TensorLibrary> Reducer<L> {
         Ok((summed, communication))
     }
 
-    /// Returns whether any gradient has come.
+    /// Returns whether any gradient was pushed.
     pub(crate) fn has_any(&self) -> bool {
         let variables = self.parameters.variables().len();
         self.unplanned.iter().any(Option::is_some) || (0..variables).any(|index| self.exchange.has(index))

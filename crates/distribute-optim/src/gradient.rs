@@ -1,4 +1,4 @@
-//! Gradients, once they are summed over all replicas.
+//! Gradients that were summed over all replicas.
 
 use distribute_device::DType;
 
@@ -15,20 +15,20 @@ pub(crate) use clip::{change, is_finite};
 pub use loss_scale::LossScale;
 pub(crate) use loss_scale::Scaling;
 
-/// The gradient of a variable, in 32 bits at least.
+/// The summed gradient of a variable, in f32 or f64.
 #[derive(Debug)]
 pub struct Reduced<L: TensorLibrary> {
-    /// The variable, in the order of [`Parameters::variables`](crate::Parameters::variables).
+    /// The variable's index in [`Parameters::variables`](crate::Parameters::variables).
     pub index: usize,
-    /// Its gradient, in storage of its own.
+    /// The gradient, in its own storage.
     pub gradient: L::Tensor,
 }
 
 impl<L: TensorLibrary> Reduced<L> {
-    /// Widens a gradient of 16 bits to f32; what follows computes in 32 bits at least.
+    /// Creates the gradient of a variable, widening 16 bits to f32: all later computation is in f32 or f64.
     ///
     /// # Errors
-    /// The library's.
+    /// The library's error if the tensor cannot be converted.
     pub fn new(index: usize, gradient: L::Tensor) -> Result<Reduced<L>, L::Error> {
         let is_short = is_short(dtype::<L>(&gradient)?);
         let gradient = if is_short { L::cast(&gradient, DType::F32)? } else { gradient };

@@ -1,19 +1,20 @@
 //! Optimizers over all replicas of a model, for any tensor library.
 //!
-//! Gradients are reduced in buckets while backward runs, and applied in place to every replica's copy. The crate names no tensor
-//! library: an adapter implements [`TensorLibrary`] for a marker type of its own, hands a model's variables over as
+//! Gradients are reduced in buckets while backward runs, and applied in place to every replica's copy. The crate names
+//! no tensor library: an adapter implements [`TensorLibrary`] for its own marker type, passes a model's variables as
 //! [`Parameters`], and has each variable report its gradient to a [`Tape`].
 //!
 //! - [`Sgd`], [`Adam`], [`AdamW`], [`Adagrad`], [`RmsProp`] and [`Lamb`] are descriptions; `build(&model)` makes the
 //!   [`Optimizer`], whose slots are distributed variables. [`ReplicaOptimizer::minimize`] is one step.
-//! - [`Optimizer`] also clips ([`Clip`]), compresses, scales losses ([`LossScale`]), accumulates, audits, and shards its state;
-//!   [`Ema`] averages parameters.
-//! - [`UpdateRule`]: the arithmetic, on slices, for whoever holds the elements: parameter servers too.
-//!   [`OptimizerDescription`]: the rule and how fast; [`AdamFactors`]: the factors of a step, for kernels.
-//! - [`DeviceExchange`]: how a library's gradients are reduced and applied in an accelerator's memory.
+//! - [`Optimizer`] also clips ([`Clip`]), compresses, scales losses ([`LossScale`]), accumulates, audits, and shards
+//!   its state; [`Ema`] averages parameters.
+//! - [`UpdateRule`] is the arithmetic of an optimizer on slices, which parameter servers use too.
+//!   [`OptimizerDescription`] is a rule and its learning rate; [`AdamFactors`] are the factors of one step, for
+//!   kernels.
+//! - [`DeviceExchange`] reduces and applies a library's gradients in an accelerator's memory.
 //!
 //! # Examples
-//! Gradients by hand, of tensors without a library:
+//! Gradients that the program computes itself, on host tensors:
 //! ```
 //! use distribute_optim::{HostError, HostLoss, HostModel, Sgd};
 //! use distribute_strategy::MirroredStrategy;
@@ -32,8 +33,8 @@
 //! ```
 //!
 //! # Invariants
-//! - After a step all replicas' parameters are equal bit for bit; a step that fails is made on none of them.
-//! - A parameter that got no gradient on any replica is left alone, and named once in a warning.
+//! - After a step all replicas' parameters are equal bit for bit; a step that fails is applied on none of them.
+//! - A parameter that got no gradient on any replica keeps its value, and a warning names it once.
 
 mod agreement;
 mod ema;

@@ -1,4 +1,4 @@
-//! What a tensor library gives an optimizer.
+//! The interface between a tensor library and an optimizer.
 
 use std::fmt::Debug;
 
@@ -13,21 +13,22 @@ mod host;
 pub use device::{DeviceExchange, DeviceUpdate, NoDevices};
 pub use host::{HostError, HostLoss, HostModel};
 
-/// A tensor library, as far as optimizers need one: everything else they do in the storage that [`TensorStorage`] lends.
+/// A tensor library, as far as optimizers need one. They do all other work in the storage that [`TensorStorage`] lends.
 ///
-/// A marker type of the crate that adapts the library implements this, the same that names the library in [`TensorStorage`].
-/// [`Host`](distribute_values::Host), whose gradients a program computes itself, is an implementation of one page.
+/// The crate that adapts the library implements this for its marker type, the same type that names the library in
+/// [`TensorStorage`]. [`Host`](distribute_values::Host) is a short implementation, for programs that compute gradients
+/// themselves.
 pub trait TensorLibrary: Sized + Debug + Send + Sync + 'static {
-    /// The library's tensors. Cloning one gives another handle on the same storage.
+    /// The library's tensor type. Cloning a tensor gives another handle on the same storage.
     type Tensor: TensorStorage<Self> + Debug;
 
-    /// What backward begins at: a scalar tensor, in most libraries.
+    /// The start of a backward pass: in most libraries, a scalar tensor.
     type Loss;
 
-    /// What backward returns.
+    /// The gradients that a backward pass returns.
     type Gradients;
 
-    /// The error of everything that a user of this library calls.
+    /// The error type of all operations on this library.
     type Error: From<Error>
         + From<distribute_collectives::Error>
         + From<distribute_strategy::Error>
@@ -37,79 +38,80 @@ pub trait TensorLibrary: Sized + Debug + Send + Sync + 'static {
         + Sync
         + 'static;
 
-    /// How gradients are reduced and applied in the memory of accelerators; [`NoDevices`](crate::NoDevices) where there is no
-    /// such way.
+    /// The exchange of gradients in the memory of accelerators; [`NoDevices`](crate::NoDevices) if the library has
+    /// none.
     type Devices: DeviceExchange<Self>;
 
-    /// What cuts a graph of this library without a word, and what to use instead: for the warning that names variables without
-    /// gradients.
+    /// A sentence for the warning that names variables without gradients: which operations of this library cut the
+    /// graph silently, and what to use instead.
     const CUT_GRAPH: &'static str;
 
-    /// Runs backward from `loss`. Variables made to do so report their gradients to their replica's [`Tape`](crate::Tape)
+    /// Runs backward from `loss`. Variables with a hook report their gradients to their replica's [`Tape`](crate::Tape)
     /// meanwhile.
     ///
     /// # Errors
-    /// The library's.
+    /// [`TensorLibrary::Error`] if the backward pass fails.
     fn backward(loss: &Self::Loss) -> Result<Self::Gradients, Self::Error>;
 
-    /// Returns the gradient of a variable that did not report it, `variable` being the component of the variable with this
-    /// index; `None` if the loss does not depend on it.
+    /// Returns the gradient of a variable that did not report it, or `None` if the loss does not depend on it.
+    /// `variable` is the replica's component of the variable with this index.
     fn gradient(gradients: &Self::Gradients, index: usize, variable: &Self::Tensor) -> Option<Self::Tensor>;
 
-    /// Multiplies a loss, so that its gradients are multiplied too.
+    /// Multiplies a loss by a factor, and thereby its gradients.
     ///
     /// # Errors
-    /// The library's.
+    /// [`TensorLibrary::Error`] if the multiplication fails.
     fn scale(loss: &Self::Loss, factor: f64) -> Result<Self::Loss, Self::Error>;
 
-    /// Returns a handle on the same storage that takes no part in backward.
+    /// Returns a handle on the same storage that is not part of the graph.
     fn detach(tensor: &Self::Tensor) -> Self::Tensor;
 
     /// Returns a contiguous tensor of the same shape, type and device, filled with zeros.
     ///
     /// # Errors
-    /// The library's.
+    /// [`TensorLibrary::Error`] if the tensor cannot be created.
     fn zeros_like(tensor: &Self::Tensor) -> Result<Self::Tensor, Self::Error>;
 
-    /// Returns the elements in another type, outside of backward; the storage may be shared if the type is the same.
+    /// Converts the elements to another type, outside the graph. The result may share the storage if the type is the
+    /// same.
     ///
     /// # Errors
-    /// The library's.
+    /// [`TensorLibrary::Error`] if the library cannot convert the type.
     fn cast(tensor: &Self::Tensor, dtype: DType) -> Result<Self::Tensor, Self::Error>;
 
-    /// Adds two tensors of equal shape and type into a third, outside of backward.
+    /// Adds two tensors of equal shape and type into a new one, outside the graph.
     ///
     /// # Errors
-    /// The library's.
+    /// [`TensorLibrary::Error`] if the addition fails.
     fn add(a: &Self::Tensor, b: &Self::Tensor) -> Result<Self::Tensor, Self::Error>;
 
-    /// Returns a gradient that backward has handed over as a contiguous tensor whose storage is its own: the same tensor where
-    /// it is that already, else a copy.
+    /// Returns a gradient that backward has returned as a contiguous tensor with its own storage: the same tensor if it
+    /// is one, else a copy.
     ///
     /// # Errors
-    /// The library's.
+    /// [`TensorLibrary::Error`] if the copy fails.
     fn own(gradient: Self::Tensor) -> Result<Self::Tensor, Self::Error>;
 
     /// Returns whether the storage is in host memory, where a collective can reduce it in place.
     fn is_on_host(tensor: &Self::Tensor) -> bool;
 }
 
-/// Returns whether elements have 16 bits, so that training keeps a wider copy of them.
+/// Returns whether elements have 16 bits, for which training keeps an f32 copy.
 pub fn is_short(dtype: DType) -> bool {
     matches!(dtype, DType::F16 | DType::BF16)
 }
 
-/// The element type of a tensor that is known to be one of the workspace's.
+/// Returns the element type of a tensor that is known to have a type of this workspace.
 pub(crate) fn dtype<L: TensorLibrary>(tensor: &L::Tensor) -> Result<DType, L::Error> {
     Ok(tensor.dtype()?)
 }
 
-/// The number of elements.
+/// Returns the number of elements.
 pub(crate) fn len<L: TensorLibrary>(tensor: &L::Tensor) -> usize {
     tensor.shape().iter().product()
 }
 
-/// The number of bytes of the elements; 0 for a type that cannot be distributed.
+/// Returns the size of the elements in bytes; 0 for a type that cannot be distributed.
 pub(crate) fn bytes<L: TensorLibrary>(tensor: &L::Tensor) -> usize {
     len::<L>(tensor) * tensor.dtype().map_or(0, |dtype| dtype.size_bytes())
 }

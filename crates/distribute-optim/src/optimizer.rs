@@ -30,23 +30,23 @@ pub use replica::ReplicaOptimizer;
 
 /// An optimizer that was built for a model. Its slots are distributed variables with one component per replica.
 ///
-/// Parameters of 16 bits are trained in mixed precision: gradients are exchanged in 16 bits, everything after that happens in
-/// f32, on a master copy of the parameter that is its last slot. See [`LossScale`].
+/// Parameters of 16 bits are trained in mixed precision: gradients are exchanged in 16 bits, and all later computation
+/// is in f32, on a copy of the parameter in f32, which is its last slot. See [`LossScale`].
 ///
-/// Pass a reference to it to `run`: each replica then gets its [`ReplicaOptimizer`].
+/// Pass a reference to it to `run`; each replica then gets its [`ReplicaOptimizer`].
 pub struct Optimizer<L: TensorLibrary> {
     rule: UpdateRule,
     parameters: Arc<Parameters<L>>,
-    /// For each variable its slots, and the master copy of those of 16 bits; empty for those that are not trained.
+    /// Each variable's slots, followed by its f32 copy if it has 16 bits; empty for variables that are not trained.
     slots: Vec<Vec<DistributedVariable<L::Tensor>>>,
     learning_rate: AtomicU64,
     clip: Option<Clip>,
     compression: Compression,
     /// Whether each replica keeps only its part of the slots.
     sharded: bool,
-    /// After how many steps the copies of parameters are compared, after the first; 0: never.
+    /// The number of steps between comparisons of the copies of parameters, after the first; 0 for no comparisons.
     audit_every: u64,
-    /// From the first step on.
+    /// The settings, fixed in the first step.
     fixed: OnceLock<Arc<FixedSettings>>,
     states: Arc<States<L>>,
 }
@@ -54,7 +54,7 @@ pub struct Optimizer<L: TensorLibrary> {
 /// See [`Optimizer::audit_every`].
 const AUDIT_EVERY: u64 = 500;
 
-/// What a checkpoint keeps of an optimizer besides its slots.
+/// The state of an optimizer that a checkpoint keeps in addition to its slots.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct OptimizerState {
     pub(crate) steps: u64,
@@ -65,12 +65,12 @@ pub struct OptimizerState {
     pub(crate) counts: SavedCounts,
 }
 
-/// Where one replica's time went, summed over its steps.
+/// The time that one replica has spent in steps, summed over its steps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StepTimes {
-    /// In `minimize` altogether.
+    /// Time in `minimize`.
     pub total: Duration,
-    /// Of that, in collectives: starting them, working on them, waiting for other replicas.
+    /// The part of it spent in collectives: starting them, working on them, waiting for other replicas.
     pub communication: Duration,
 }
 
@@ -84,7 +84,7 @@ impl<L: TensorLibrary> Optimizer<L> {
         let OptimizerDescription { learning_rate, rule } = description;
         let parameters = model.parameters().clone();
         let options = VariableOptions::on_write(Aggregation::Mean);
-        // One component per replica, made of the variable's, or the one that all share.
+        // Each slot has one component per replica, made from the variable's, or one that all replicas share.
         let slot = |variable: &Variable<L>, name: &str, make: &MakeSlot<'_, L>| {
             let name = format!("{}/{name}", variable.name());
             if parameters.shared {
@@ -123,19 +123,19 @@ impl<L: TensorLibrary> Optimizer<L> {
         })
     }
 
-    /// Limits the gradients, after they are summed over all replicas and before they are applied.
+    /// Limits the gradients after they are summed over all replicas and before they are applied.
     ///
     /// # Errors
-    /// [`Error::Setting`] for a limit that is not above 0.
+    /// [`Error::Setting`] if the limit is not above 0.
     pub fn clip(self, clip: Clip) -> Result<Optimizer<L>, L::Error> {
         clip.check()?;
         Ok(Optimizer { clip: Some(clip), ..self }.combined()?)
     }
 
-    /// Multiplies losses before backward, and divides gradients before they are clipped and applied.
+    /// Multiplies losses by a scale before backward, and divides gradients by it before they are clipped and applied.
     ///
     /// # Errors
-    /// [`Error::Setting`] for a scale below 1.
+    /// [`Error::Setting`] if the scale is below 1.
     ///
     /// # Examples
     /// ```
@@ -157,20 +157,21 @@ impl<L: TensorLibrary> Optimizer<L> {
         Ok(self)
     }
 
-    /// By what the next loss is multiplied.
+    /// Returns the factor by which the next loss is multiplied.
     pub fn loss_scale(&self) -> f64 {
         self.states.first(|state| state.standing.scaling).flatten().map_or(1.0, |scaling| scaling.scale)
     }
 
-    /// ZeRO, stage 1: each replica keeps the slots of its part of every bucket only, reduces gradients to the parts that
-    /// replicas own, updates its own, and gathers the others' parameters. The same bytes are moved, the state of an optimizer
-    /// takes one n-th of the memory on each of n replicas, and parameters get the same values.
+    /// Shards the optimizer's state (ZeRO stage 1): each replica keeps the slots of its part of every bucket only,
+    /// reduce-scatters gradients, updates its own part, and gathers the other parts of the parameters. The number of
+    /// bytes moved stays the same, the state takes 1/n of the memory on each of n replicas, and parameters get the same
+    /// values.
     ///
-    /// Every variable that ever gets a gradient must get one in the first step, on some replica.
+    /// Every variable that ever gets a gradient must get one in the first step, on at least one replica.
     ///
     /// # Errors
-    /// [`Error::Combination`] with LAMB and [`Clip::Norm`], which look at whole variables, with compression, and where replicas
-    /// share one copy of everything anyway.
+    /// [`Error::Combination`] with LAMB or [`Clip::Norm`], which need whole variables, with compression, with
+    /// parameters of 16 bits, and if replicas share one copy of all variables.
     ///
     /// # Examples
     /// ```
@@ -190,14 +191,16 @@ impl<L: TensorLibrary> Optimizer<L> {
     /// ```
     ///
     /// # Source
-    /// Rajbhandari and others, "ZeRO: memory optimizations toward training trillion parameter models", 2020, section 5.1.
+    /// Rajbhandari and others, "ZeRO: memory optimizations toward training trillion parameter models", 2020, section
+    /// 5.1.
     pub fn zero1(self) -> Result<Optimizer<L>, L::Error> {
-        // Nobody needs whole slots any more.
+        // Whole slots are no longer needed.
         self.states.shard();
         Ok(Optimizer { sharded: true, slots: self.slots.iter().map(|_| Vec::new()).collect(), ..self }.combined()?)
     }
 
-    /// Bytes of optimizer state that the first replica of this process keeps; sharded state exists from the first step on.
+    /// Returns the size in bytes of the optimizer state that the first replica of this process keeps. Sharded state
+    /// exists from the first step on.
     pub fn state_bytes(&self) -> usize {
         let of_slot = |slot: &DistributedVariable<L::Tensor>| slot.components().first().map_or(0, bytes::<L>);
         let whole: usize = self.slots.iter().flatten().map(of_slot).sum();
@@ -205,7 +208,7 @@ impl<L: TensorLibrary> Optimizer<L> {
         whole + shards.unwrap_or(0)
     }
 
-    /// The optimizer, if its settings go together.
+    /// Returns the optimizer if its settings can be combined.
     fn combined(self) -> Result<Optimizer<L>, Error> {
         let refuse = |other, why| Err(Error::Combination { what: "zero1", other, why });
         match self.clip {
@@ -233,13 +236,14 @@ impl<L: TensorLibrary> Optimizer<L> {
         self.parameters.variables().iter().any(|variable| dtype(variable).is_ok_and(is_short))
     }
 
-    /// Sends gradients in fewer bytes; what that leaves out of one step is added to the next one's.
+    /// Compresses the gradients that are exchanged. The rounding error of one step is added to the gradients of the
+    /// next.
     ///
-    /// Replicas stay equal bit for bit, but no longer equal what they would be without. Gradients of `f64` are sent as they
-    /// are.
+    /// Replicas stay equal bit for bit, but their values differ from those without compression. Gradients of `f64` are
+    /// not compressed.
     ///
     /// # Errors
-    /// [`Error::Collective`] for settings that cannot be used.
+    /// [`Error::Collective`] if the settings are invalid.
     ///
     /// # Examples
     /// ```
@@ -258,18 +262,19 @@ impl<L: TensorLibrary> Optimizer<L> {
     /// The communication hooks of torch's `DistributedDataParallel`.
     pub fn compress(self, compression: Compression) -> Result<Optimizer<L>, L::Error> {
         let options = FusionOptions::default().compression(compression);
-        // Says now what is wrong with it, not in the first step.
+        // Checks the settings now, and not in the first step.
         FusedAllReduce::new(&[], &options)?;
         Ok(Optimizer { compression: options.compression, ..self }.combined()?)
     }
 
-    /// Compares the parameters of all replicas, of every process, bit for bit, after the first step and then after every
-    /// `steps`-th: [`minimize`](ReplicaOptimizer::minimize) fails on all of them where copies have come to differ, as they do
-    /// when a program writes a parameter on one replica alone. 0: never. Default: 500.
+    /// Sets after how many steps the parameters of all replicas in all processes are compared, bit for bit; the first
+    /// step is always followed by a comparison. [`minimize`](ReplicaOptimizer::minimize) fails on all replicas if
+    /// copies differ, which happens when a program writes a parameter on one replica alone. 0 turns comparisons off.
+    /// Default: 500.
     ///
     /// # Cost
-    /// Each replica reads its parameters once, on a GPU through the host's memory; eight bytes for each variable are exchanged.
-    /// By default that is less than 0.5 % of the time of training (docs/benchmarks.md).
+    /// Each replica reads its parameters once, on a GPU through host memory; eight bytes per variable are exchanged.
+    /// With the default this is less than 0.5 % of training time (docs/benchmarks.md).
     ///
     /// # Examples
     /// ```
@@ -286,22 +291,22 @@ impl<L: TensorLibrary> Optimizer<L> {
         Optimizer { audit_every: steps, ..self }
     }
 
-    /// The norm of all gradients of the last step together, before they were limited; with [`Clip::GlobalNorm`] only.
+    /// Returns the global norm of the last step's gradients before clipping, if [`Clip::GlobalNorm`] is set.
     pub fn gradient_norm(&self) -> Option<f64> {
         self.states.first(|state| state.standing.gradient_norm).flatten()
     }
 
-    /// The learning rate of the next step.
+    /// Returns the learning rate of the next step.
     pub fn learning_rate(&self) -> f64 {
         f64::from_bits(self.learning_rate.load(Ordering::Acquire))
     }
 
-    /// Sets the learning rate; between steps, and alike on every worker.
+    /// Sets the learning rate. Call it between steps, with the same value on every worker.
     pub fn set_learning_rate(&self, learning_rate: f64) {
         self.learning_rate.store(learning_rate.to_bits(), Ordering::Release);
     }
 
-    /// The settings of a step that begins now, which must be equal on all workers.
+    /// Returns the settings of a step that begins now, which must be equal on all workers.
     fn settings(&self, scaling: Option<Scaling>) -> Settings {
         let fixed = self.fixed.get_or_init(|| {
             let line = |name: &str, value: &dyn Debug| format!("{name}: {value:?}");
@@ -316,7 +321,7 @@ impl<L: TensorLibrary> Optimizer<L> {
         Settings::new(fixed, self.learning_rate(), scaling.map(|scaling| scaling.scale))
     }
 
-    /// What else a checkpoint keeps of it.
+    /// Returns the state that a checkpoint keeps in addition to the slots.
     pub fn state(&self) -> OptimizerState {
         let standing = self.states.first(|state| {
             let standing = &state.standing;
@@ -331,7 +336,7 @@ impl<L: TensorLibrary> Optimizer<L> {
         OptimizerState { steps, learning_rate: self.learning_rate(), loss_scale, good_steps, counts }
     }
 
-    /// Takes what a checkpoint kept; slots follow by [`slots`](Optimizer::slots) or
+    /// Restores the state of a checkpoint. Slots are restored separately, by [`slots`](Optimizer::slots) or
     /// [`set_sharded_slots`](Optimizer::set_sharded_slots).
     pub fn set_state(&self, state: &OptimizerState) {
         self.set_learning_rate(state.learning_rate);
@@ -347,10 +352,11 @@ impl<L: TensorLibrary> Optimizer<L> {
         }
     }
 
-    /// Returns every slot by its name, as one tensor. Every process calls this.
+    /// Returns every slot as one tensor, with its name. Every process calls this.
     ///
     /// # Errors
-    /// [`Error::Torn`] if a failed step has left no replica with whole state; those of collectives.
+    /// [`Error::Torn`] if a failed step has left no replica with complete state; the collective's error if a process is
+    /// missing or fails.
     pub fn whole_slots(&self, groups: &[ProcessGroup]) -> Result<Vec<(String, L::Tensor)>, L::Error> {
         self.states.check()?;
         if self.sharded {
@@ -359,7 +365,7 @@ impl<L: TensorLibrary> Optimizer<L> {
         Ok(self.slots().map(|slot| (slot.name().to_owned(), slot.components()[0].clone())).collect())
     }
 
-    /// Returns the names of all slots, each with a tensor of its shape, if they are sharded.
+    /// Returns the names of all slots if they are sharded, each with a tensor of its shape.
     pub fn sharded_slots(&self) -> Vec<(String, &L::Tensor)> {
         let trainable = self.parameters.variables().iter().filter(|variable| self.sharded && variable.is_trainable());
         let slots = |variable: &'_ Variable<L>| self.slot_names(variable.name());
@@ -367,7 +373,8 @@ impl<L: TensorLibrary> Optimizer<L> {
         trainable.flat_map(named).collect()
     }
 
-    /// Takes whole slots, of which each replica cuts its parts in the next step: which those are is only then agreed.
+    /// Restores whole slots. Each replica takes its parts from them in the next step, because only then the parts are
+    /// agreed on.
     pub fn set_sharded_slots(&self, whole: HashMap<String, L::Tensor>) {
         let whole = Arc::new(whole);
         for replica in &self.states.each {
@@ -376,18 +383,18 @@ impl<L: TensorLibrary> Optimizer<L> {
         }
     }
 
-    /// The optimizer's own variables: `fc1.weight/m` and so on.
+    /// Returns the optimizer's own variables: `fc1.weight/m` and so on.
     pub fn slots(&self) -> impl Iterator<Item = &DistributedVariable<L::Tensor>> {
         self.slots.iter().flatten()
     }
 
-    /// Where the time of this process's first replica went.
+    /// Returns the time that this process's first replica has spent in steps.
     pub fn times(&self) -> StepTimes {
         self.states.first(|state| state.times).unwrap_or_default()
     }
 }
 
-/// A tensor of the same shape, in 32 bits at least, with one value everywhere.
+/// Returns a tensor of the same shape, in f32 or f64, filled with a value.
 fn filled_like<L: TensorLibrary>(tensor: &L::Tensor, value: f64) -> Result<L::Tensor, L::Error> {
     let filled = wide::<L>(&L::zeros_like(tensor)?)?;
     if value != 0.0 {

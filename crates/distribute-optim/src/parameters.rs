@@ -10,24 +10,24 @@ use distribute_values::{TensorStorage, with_storage};
 use crate::tape::{Sink, Tape};
 use crate::{Error, TensorLibrary};
 
-/// What optimizers and checkpoints need of a model.
+/// The variables of a model, as optimizers and checkpoints need them.
 #[derive(Debug)]
 pub struct Parameters<L: TensorLibrary> {
     variables: Vec<Variable<L>>,
-    /// One per local replica.
+    /// The tapes of the local replicas.
     pub(crate) tapes: Vec<Arc<Tape<L::Tensor>>>,
-    /// Whether replicas share the variables; then they are plain ones, which report no gradients by themselves.
+    /// Whether replicas share the variables. Shared variables do not report gradients.
     pub(crate) shared: bool,
-    /// Whether there are no replicas in other processes.
+    /// Whether all replicas are in this process.
     pub(crate) alone: bool,
-    /// Whether a failure has left no replica with whole parameters; until values are loaded.
+    /// Whether a failure has left no replica with complete parameters; reset when values are loaded.
     torn: AtomicBool,
-    /// Whatever lives as long as the model.
+    /// An object that must live as long as the model.
     #[expect(dead_code, reason = "held for its owner only")]
     held: Option<Arc<dyn Any + Send + Sync>>,
 }
 
-/// A variable of a model: one component per local replica.
+/// A variable of a model, with one component per local replica.
 #[derive(Debug)]
 pub struct Variable<L: TensorLibrary> {
     name: String,
@@ -44,38 +44,39 @@ impl<L: TensorLibrary> Clone for Variable<L> {
 }
 
 impl<L: TensorLibrary> Variable<L> {
-    /// Describes a variable without components yet. One that a layer writes itself, from the examples that its replica sees, is
-    /// a `statistic`; it is never trained.
+    /// Creates a variable that has no components yet. A `statistic` is a variable that a layer writes itself, from its
+    /// replica's examples; it is never trained.
     pub fn new(name: impl Into<String>, statistic: bool) -> Variable<L> {
         Variable { name: name.into(), components: Vec::new(), trainable: !statistic, statistic }
     }
 
-    /// Adds the component of the next local replica. Replicas that share a variable give handles on one storage.
+    /// Adds the component of the next local replica. Replicas that share a variable pass handles on one storage.
     pub fn push(&mut self, component: L::Tensor) {
         self.components.push(component);
     }
 
-    /// The variable's path, such as `fc1.weight`.
+    /// Returns the variable's path, such as `fc1.weight`.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The components of this process's replicas: live handles, which the next step changes. Copy one to keep its values.
+    /// Returns the components of this process's replicas. They are live handles, which the next step changes; copy one
+    /// to keep its values.
     pub fn components(&self) -> &[L::Tensor] {
         &self.components
     }
 
-    /// Returns whether optimizers update it: running statistics of normalisation layers and frozen variables are left alone.
+    /// Returns whether optimizers update it; they skip running statistics of normalisation layers and frozen variables.
     pub fn is_trainable(&self) -> bool {
         self.trainable
     }
 
-    /// Returns whether its layer writes it, from the examples that each replica sees.
+    /// Returns whether its layer writes it, from each replica's examples.
     pub fn is_statistic(&self) -> bool {
         self.statistic
     }
 
-    /// Puts a value of the same type and shape into all components.
+    /// Writes a value of the same type and shape to all components.
     ///
     /// # Errors
     /// [`distribute_values::Error::Tensor`] if the storage cannot be written.
@@ -85,9 +86,9 @@ impl<L: TensorLibrary> Variable<L> {
 }
 
 impl<L: TensorLibrary> Parameters<L> {
-    /// Collects the variables of a model under a strategy, in order of creation. `tapes` has one tape per local replica, to
-    /// which the components of the trainable variables report; none where replicas share the variables, or the library has no
-    /// hook during backward. `held` is kept as long as the parameters.
+    /// Collects the variables of a model under a strategy, in order of creation. `tapes` has one tape per local
+    /// replica, to which the components of trainable variables report; it is empty if replicas share the variables, or
+    /// if the library has no hook during backward. `held` is kept alive as long as the parameters.
     pub fn new(
         strategy: &Strategy,
         variables: Vec<Variable<L>>,
@@ -100,12 +101,13 @@ impl<L: TensorLibrary> Parameters<L> {
         Parameters { variables, tapes, shared, alone, torn: AtomicBool::new(false), held }
     }
 
-    /// The variables, in order of creation.
+    /// Returns the variables, in order of creation.
     pub fn variables(&self) -> &[Variable<L>] {
         &self.variables
     }
 
-    /// Flips those variables that are trained as `from` says and whose names `chosen` takes; returns how many.
+    /// Inverts `trainable` of the variables for which it equals `from` and whose names `chosen` accepts; returns their
+    /// number.
     pub fn set_trainable(&mut self, from: bool, chosen: impl Fn(&str) -> bool) -> usize {
         let changeable = self.variables.iter_mut().filter(|variable| !variable.statistic && variable.trainable == from);
         changeable.filter(|variable| chosen(&variable.name)).map(|variable| variable.trainable = !from).count()
@@ -114,18 +116,19 @@ impl<L: TensorLibrary> Parameters<L> {
     /// Returns an error if a failed step has left no replica with whole parameters.
     ///
     /// # Errors
-    /// [`Error::Torn`].
+    /// [`Error::Torn`] until values are loaded into all replicas.
     pub fn check_whole(&self) -> Result<(), Error> {
         if self.torn.load(Ordering::Acquire) { Err(Error::Torn) } else { Ok(()) }
     }
 
-    /// Says whether a failure has left no replica with whole parameters; false when values were loaded into all of them.
+    /// Sets whether a failure has left no replica with complete parameters; false after values were loaded into all of
+    /// them.
     pub fn set_torn(&self, torn: bool) {
         self.torn.store(torn, Ordering::Release);
     }
 
-    /// Runs backward on one replica and shows each gradient to `sink`: as it becomes final where variables report it, else at
-    /// the end, the last layer's first.
+    /// Runs backward on one replica and passes each gradient to `sink`: as soon as it is complete if variables report
+    /// it, else at the end, the last layer's first.
     pub(crate) fn backward(&self, local: usize, sink: Sink<L::Tensor>, loss: &L::Loss) -> Result<(), L::Error> {
         let (gradients, sink) = self.tapes[local].record(sink, || L::backward(loss));
         let (gradients, Some(mut sink)) = (gradients?, sink) else { return Ok(()) };
@@ -140,14 +143,14 @@ impl<L: TensorLibrary> Parameters<L> {
 
 /// A model that optimizers can be built for.
 pub trait Trainable {
-    /// The library of its tensors.
+    /// The library of the model's tensors.
     type Library: TensorLibrary;
 
     /// Returns the model's variables, with one component per replica of this process.
     fn parameters(&self) -> &Arc<Parameters<Self::Library>>;
 }
 
-/// Puts a value of the same type and shape into the components of a variable or a slot.
+/// Writes a value of the same type and shape to the components of a variable or a slot.
 ///
 /// # Errors
 /// [`distribute_values::Error::Tensor`] if the storage cannot be written.
@@ -162,7 +165,7 @@ pub fn overwrite<L: TensorLibrary>(components: &[L::Tensor], value: &L::Tensor) 
     Ok(())
 }
 
-/// A variable's name, shape and type, as it is compared between workers.
+/// Formats a variable's name, shape and type, as they are compared between workers.
 pub(crate) fn describe<L: TensorLibrary>(variable: &Variable<L>) -> String {
     let tensor = &variable.components[0];
     let dtype = tensor.dtype().map_or_else(|error| error.to_string(), |dtype| format!("{dtype:?}"));

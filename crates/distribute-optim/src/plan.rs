@@ -1,4 +1,4 @@
-//! In which order gradients are reduced, and which of them together.
+//! The plan of gradient buckets: which gradients are reduced together, and in which order.
 
 use std::sync::Arc;
 
@@ -11,21 +11,21 @@ use crate::exchange::StepFlags;
 use crate::library::{bytes, dtype};
 use crate::{Error, Parameters, TensorLibrary, is_short};
 
-/// Which gradients are reduced, and when; equal on all replicas of all workers.
+/// The buckets of a model's gradients and their order, equal on all replicas of all workers.
 #[derive(Debug)]
 pub struct Plan {
-    /// Variables that got a gradient in the first step, by their index, and after all variables the [flags](Plan::flags).
+    /// The variables that got a gradient in the first step, by index, followed by the [flags](Plan::flags).
     pub(crate) buckets: BucketPlan,
 }
 
 impl Plan {
-    /// The buckets, and the tensors in them: the model's variables in their order, and one for what else travels with a step.
+    /// Returns the buckets and the tensors in them: the model's variables in order, and one for the flags of a step.
     pub fn buckets(&self) -> &BucketPlan {
         &self.buckets
     }
 
-    /// Agrees with all replicas on the plan, after the first backward of each: variables that got a gradient somewhere, in
-    /// the order in which they came on the first replica.
+    /// Agrees with all replicas on the plan, after the first backward of each. The plan has the variables that got a
+    /// gradient on any replica, in the order in which the first replica reported them.
     pub(crate) fn agree<L: TensorLibrary>(
         context: &ReplicaContext,
         parameters: &Parameters<L>,
@@ -43,7 +43,7 @@ impl Plan {
         context.group().all_reduce(&mut present, ReduceOp::Max)?;
         context.group().broadcast(&mut order, Rank(0))?;
         let mut variables: Vec<usize> = (0..count).filter(|index| present[*index] == 1).collect();
-        // Those that did not come on the first replica follow at the end.
+        // Variables that the first replica did not report follow at the end.
         variables.sort_by_key(|index| (order[*index], *index));
         if variables.is_empty() {
             return Err(Error::NoGradient.into());
@@ -78,19 +78,19 @@ impl Plan {
         Ok(Arc::new(Plan { buckets: BucketPlan::new(&tensors?, &variables, bytes_per_pack) }))
     }
 
-    /// The buckets of gradients: all but the last, in which the flags are alone.
+    /// Returns the buckets of gradients: all but the last, which has the flags only.
     pub(crate) fn gradients(&self) -> &[Bucket] {
         self.buckets.buckets().split_last().map_or(&[], |(_, gradients)| gradients)
     }
 
-    /// The index of what says for each variable on how many replicas it got a gradient, and what else travels with a step. It
-    /// comes last.
+    /// Returns the index of the flags, the last tensor: for each variable the number of replicas on which it got a
+    /// gradient, and then the step header.
     pub(crate) fn flags(&self) -> usize {
         self.buckets.tensors().len() - 1
     }
 }
 
-/// Warns of variables that are not trained, with the usual cause.
+/// Warns about variables that are not trained, with the usual cause.
 pub fn warn_untrained<L: TensorLibrary>(variables: &[&str]) {
     distribute_notice::warn!("no gradient came for {}; they stay as they are. {}", variables.join(", "), L::CUT_GRAPH);
 }

@@ -1,4 +1,4 @@
-//! What an optimizer does to the elements of parameters, for whoever holds them.
+//! The arithmetic of optimizers on slices of parameters, used by optimizers and parameter servers.
 
 use serde::{Deserialize, Serialize};
 
@@ -15,9 +15,9 @@ pub use description::OptimizerDescription;
 pub use step::Real;
 use step::Step;
 
-/// The arithmetic of an optimizer: what one step does to one parameter.
+/// The arithmetic of an optimizer: how one step changes one parameter.
 ///
-/// It takes its settings as they are; [`OptimizerDescription::check`] says whether they make sense.
+/// The settings are not checked; [`OptimizerDescription::check`] does that.
 ///
 /// # Examples
 /// ```
@@ -38,82 +38,83 @@ pub enum UpdateRule {
     /// Sutskever et al., "On the importance of initialization and momentum in deep learning", 2013, in the form of
     /// `tf.keras.optimizers.SGD`: v = momentum·v − lr·g, and p = p + v, or p = p + momentum·v − lr·g after Nesterov.
     Sgd {
-        /// From 0 (none) to below 1.
+        /// The momentum, from 0 (none) to below 1.
         momentum: f64,
-        /// Whether it looks ahead by one step of momentum; without momentum it changes nothing.
+        /// Whether to use Nesterov momentum; it has no effect without momentum.
         nesterov: bool,
     },
-    /// Adaptive moment estimation; AdamW where there is weight decay.
+    /// Adaptive moment estimation; with weight decay, AdamW.
     ///
     /// # Source
-    /// Kingma and Ba, "Adam: A method for stochastic optimization", 2015, algorithm 1, and Loshchilov and Hutter, "Decoupled
-    /// weight decay regularization", 2019, algorithm 2.
+    /// Kingma and Ba, "Adam: A method for stochastic optimization", 2015, algorithm 1, and Loshchilov and Hutter,
+    /// "Decoupled weight decay regularization", 2019, algorithm 2.
     Adam {
-        /// How slowly the first moment forgets, from 0 to below 1.
+        /// The decay rate of the first moment, from 0 to below 1.
         beta1: f64,
-        /// How slowly the second moment forgets, from 0 to below 1.
+        /// The decay rate of the second moment, from 0 to below 1.
         beta2: f64,
-        /// What is added to the root of the second moment; above 0.
+        /// The number that is added to the root of the second moment, above 0.
         epsilon: f64,
-        /// The share of a parameter that goes with each unit of the learning rate; 0 or more.
+        /// The decoupled weight decay: a step multiplies the parameter by 1 − learning rate · `weight_decay`; 0 or
+        /// more.
         weight_decay: f64,
     },
-    /// Learning rates that fall for each element by itself, with the squares of its gradients so far.
+    /// Adagrad: the learning rate of each element falls with the sum of its squared gradients.
     ///
     /// # Source
-    /// Duchi, Hazan and Singer, "Adaptive subgradient methods for online learning and stochastic optimization", 2011, in the
-    /// form of `tf.keras.optimizers.Adagrad`: a = a + g², p = p − lr·g/√(a + ε).
+    /// Duchi, Hazan and Singer, "Adaptive subgradient methods for online learning and stochastic optimization", 2011,
+    /// in the form of `tf.keras.optimizers.Adagrad`: a = a + g², p = p − lr·g/√(a + ε).
     Adagrad {
-        /// What the sums of squares begin with; 0 or more.
+        /// The initial value of the sums of squares, 0 or more.
         initial_accumulator: f64,
-        /// What is added to the sums of squares; above 0.
+        /// The number that is added to the sums of squares, above 0.
         epsilon: f64,
     },
-    /// Gradients divided by the root of a running mean of their squares.
+    /// RMSprop: gradients are divided by the root of a moving average of their squares.
     ///
     /// # Source
-    /// Hinton, lecture 6e of "Neural networks for machine learning", 2012, in the form of `tf.keras.optimizers.RMSprop`:
-    /// v = ρ·v + (1 − ρ)·g², d = lr·g/√(v + ε), p = p − d; centred, max(v − m², 0) takes the place of v, with m the running mean
-    /// of g; with momentum, a running sum takes the place of d.
+    /// Hinton, lecture 6e of "Neural networks for machine learning", 2012, in the form of
+    /// `tf.keras.optimizers.RMSprop`: v = ρ·v + (1 − ρ)·g², d = lr·g/√(v + ε), p = p − d; centred, max(v − m², 0) takes
+    /// the place of v, with m the running mean of g; with momentum, a running sum takes the place of d.
     RmsProp {
-        /// How slowly the running mean forgets, from 0 to below 1.
+        /// The decay rate of the moving average, from 0 to below 1.
         rho: f64,
-        /// From 0 (none) to below 1.
+        /// The momentum, from 0 (none) to below 1.
         momentum: f64,
-        /// What is added to the mean square; above 0.
+        /// The number that is added to the mean square, above 0.
         epsilon: f64,
-        /// Whether it divides by the root of the variance instead of that of the mean square.
+        /// Whether to divide by the root of the variance instead of the root of the mean square.
         centered: bool,
     },
-    /// Adam whose step is scaled, for each parameter, to the norm of the parameter.
+    /// LAMB: Adam whose step is scaled, for each parameter, to the norm of the parameter.
     ///
     /// # Source
     /// You et al., "Large batch optimization for deep learning: training BERT in 76 minutes", 2020, algorithm 2:
     /// r = m̂/(√v̂ + ε) + λ·p, p = p − lr·(‖p‖/‖r‖)·r. The ratio is 1 where either norm is 0.
     Lamb {
-        /// How slowly the first moment forgets, from 0 to below 1.
+        /// The decay rate of the first moment, from 0 to below 1.
         beta1: f64,
-        /// How slowly the second moment forgets, from 0 to below 1.
+        /// The decay rate of the second moment, from 0 to below 1.
         beta2: f64,
-        /// What is added to the root of the second moment; above 0.
+        /// The number that is added to the root of the second moment, above 0.
         epsilon: f64,
-        /// How much of the parameter is added to the direction; 0 or more.
+        /// The weight decay: the share of the parameter that is added to the direction, 0 or more.
         weight_decay: f64,
     },
 }
 
 impl UpdateRule {
-    /// Updates a parameter and its slots in place. `step` counts this parameter's updates from 1: a step in which it got no
-    /// gradient does not count.
+    /// Updates a parameter and its slots in place. `step` counts this parameter's updates from 1; a step without a
+    /// gradient for it does not count.
     ///
     /// Factors such as 1 − beta2 and the bias corrections are computed in f64 and rounded to `T` once.
     ///
     /// # Shapes
-    /// Parameter, gradient and slots have as many elements; the slots are those of [`slots`](UpdateRule::slots), in that order.
-    /// A part of a parameter will do for a whole one where the rule [is elementwise](UpdateRule::is_elementwise).
+    /// Parameter, gradient and slots have equal lengths. The slots are those of [`slots`](UpdateRule::slots), in that
+    /// order. Slices may be parts of a parameter if the rule [is elementwise](UpdateRule::is_elementwise).
     ///
     /// # Panics
-    /// If there are more or fewer slots, or anything has another length; see to it with what comes from a peer.
+    /// If the number of slots is wrong or lengths differ. Check these first if they come from a peer.
     pub fn update<T: Real>(
         &self,
         step: u64,
@@ -141,12 +142,12 @@ impl UpdateRule {
         }
     }
 
-    /// Whether a step's result depends on its number.
+    /// Returns whether the result of a step depends on its number.
     pub fn counts_steps(&self) -> bool {
         matches!(self, UpdateRule::Adam { .. } | UpdateRule::Lamb { .. })
     }
 
-    /// Names of the slots that it keeps for each parameter.
+    /// Returns the names of the slots that the rule keeps for each parameter.
     pub fn slots(&self) -> &'static [&'static str] {
         match *self {
             UpdateRule::Sgd { momentum, .. } if momentum > 0.0 => &["velocity"],
@@ -162,12 +163,12 @@ impl UpdateRule {
         }
     }
 
-    /// Whether an element's update depends on no other element of its parameter.
+    /// Returns whether an element's update depends on no other element of its parameter.
     pub fn is_elementwise(&self) -> bool {
         !matches!(self, UpdateRule::Lamb { .. })
     }
 
-    /// What the elements of a slot begin with.
+    /// Returns the initial value of a slot's elements.
     pub fn initial(&self, slot: &str) -> f64 {
         match (*self, slot) {
             (UpdateRule::Adagrad { initial_accumulator, .. }, "accumulator") => initial_accumulator,
@@ -192,7 +193,8 @@ mod tests {
         UpdateRule::Sgd { momentum: 0.0, nesterov: false }.update(1, 0.1, &mut [1.0f32; 2], &[1.0], &mut []);
     }
 
-    /// The slots, and the parameter, of one f32 element after some steps of one gradient, from the parameter 1.
+    /// Returns the parameter and the slots of one f32 element after some steps with one gradient, starting from the
+    /// parameter 1.
     fn after(rule: UpdateRule, steps: u64, gradient: f32) -> (f32, Vec<f32>) {
         let mut parameter = [1.0f32];
         let mut memory: Vec<[f32; 1]> = rule.slots().iter().map(|slot| [rule.initial(slot) as f32]).collect();
@@ -243,7 +245,7 @@ mod tests {
         for length in [1e30f32, 1e-30] {
             let (mut p, mut m, mut v) = ([length; 4], [0.0f32; 4], [0.0f32; 4]);
             rule.update(1, 0.1, &mut p, &[1.0; 4], &mut [&mut m, &mut v]);
-            // One step is as long as a tenth of the norm.
+            // One step changes the parameter by a tenth of its norm.
             p.iter().for_each(|p| assert!((p / length - 0.9).abs() < 1e-5, "{p} from {length}"));
         }
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use distribute_types::{FNV64, fnv1a_64};
 
-/// Settings that stay the same for the life of the optimizer, and their digest.
+/// Settings that do not change during the life of the optimizer, and their digest.
 #[derive(Debug)]
 pub(crate) struct FixedSettings {
     lines: Vec<String>,
@@ -20,7 +20,7 @@ pub(crate) struct Settings {
 }
 
 impl FixedSettings {
-    /// `lines` name each setting and its value.
+    /// Creates the settings from `lines`, each of which has the name and the value of one.
     pub(crate) fn new(lines: Vec<String>) -> FixedSettings {
         let digest = fnv1a_64(FNV64, lines.iter().flat_map(|line| line.bytes()));
         FixedSettings { lines, digest }

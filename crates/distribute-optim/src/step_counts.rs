@@ -1,19 +1,19 @@
-//! How many steps each variable has made.
+//! The number of steps of each variable.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// Steps by variable: one in which a variable got no gradient on any replica does not count for it, so that bias corrections are
-/// those of its own moments.
+/// The step counts of variables. A step in which a variable got no gradient on any replica does not count for it, so
+/// that its bias corrections match its own moments.
 ///
 /// # Source
-/// `state["step"]` of each parameter in torch.optim; tf.keras counts steps of the optimizer.
+/// `state["step"]` of each parameter in torch.optim. tf.keras counts steps per optimizer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StepCounts(Vec<u64>);
 
 impl StepCounts {
-    /// The number of a variable's last step; 0 before its first.
+    /// Returns the number of a variable's last step; 0 before its first.
     pub fn of(&self, index: usize) -> u64 {
         self.0.get(index).copied().unwrap_or(0)
     }
@@ -28,20 +28,22 @@ impl StepCounts {
         }
     }
 
-    /// Returns the counts of trained variables, given with their indices, that differ from the optimizer's number of steps.
+    /// Returns the counts of trained variables, given with their indices, that differ from the optimizer's number of
+    /// steps.
     pub(crate) fn saved<'a>(&self, trained: impl Iterator<Item = (usize, &'a str)>, steps: u64) -> SavedCounts {
         let others = trained.filter(|(index, _)| self.of(*index) != steps);
         SavedCounts(others.map(|(index, name)| (name.to_owned(), self.of(index))).collect())
     }
 
-    /// Returns the counts of the variables with these names: what a checkpoint kept, else the optimizer's number of steps.
+    /// Returns the counts of the variables with these names: those in a checkpoint, else the optimizer's number of
+    /// steps.
     pub(crate) fn restored<'a>(names: impl Iterator<Item = &'a str>, steps: u64, saved: &SavedCounts) -> StepCounts {
         StepCounts(names.map(|name| saved.0.get(name).copied().unwrap_or(steps)).collect())
     }
 }
 
-/// Counts of variables that made fewer steps than their optimizer, by name. Checkpoints of earlier versions have none: every
-/// variable then continues with the optimizer's count, as it did in those versions.
+/// The counts of variables that made fewer steps than their optimizer, by name. Checkpoints of earlier versions have
+/// none; every variable then continues with the optimizer's count, as it did in those versions.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub(crate) struct SavedCounts(BTreeMap<String, u64>);
@@ -70,7 +72,8 @@ mod tests {
         let state: OptimizerState = serde_json::from_str(old).unwrap();
         let counts = StepCounts::restored(NAMES.into_iter(), state.steps, &state.counts);
         assert_eq!((counts.of(0), counts.of(1)), (5, 5));
-        // What all variables have in common is not written, so earlier versions read what has no more to say.
+        // Counts that equal the optimizer's are not written, so that earlier versions can read checkpoints without
+        // other counts.
         assert!(counts.saved(trained(), 5).is_empty());
     }
 

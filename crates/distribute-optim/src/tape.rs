@@ -1,19 +1,19 @@
-//! Learning during backward that a variable's gradient is complete.
+//! Notification during backward that a variable's gradient is complete.
 
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-/// Takes a variable's index and its gradient.
+/// A callback that takes a variable's index and its gradient.
 pub type Sink<T> = Box<dyn FnMut(usize, T) + Send>;
 
-/// Where one replica's gradients go while its backward runs.
+/// The receiver of one replica's gradients while its backward runs.
 ///
-/// The adapter of a tensor library hooks each variable so that [`gradient`](Tape::gradient) is called when all uses of the
-/// variable have contributed.
+/// The adapter of a tensor library hooks each variable, so that [`gradient`](Tape::gradient) is called when all uses of
+/// the variable have contributed.
 pub struct Tape<T>(Mutex<Option<Recording<T>>>);
 
-/// A backward pass under way.
+/// A backward pass in progress.
 struct Recording<T> {
     sink: Sink<T>,
     /// Whether any variable has reported its gradient.
@@ -26,7 +26,7 @@ impl<T> Tape<T> {
         Arc::new(Tape(Mutex::new(None)))
     }
 
-    /// Hands a complete gradient to the backward pass that runs, if one does.
+    /// Passes a complete gradient to the backward pass in progress, if any.
     pub fn gradient(&self, index: usize, gradient: &T)
     where
         T: Clone,
@@ -37,8 +37,8 @@ impl<T> Tape<T> {
         }
     }
 
-    /// Calls `sink` with each variable's index and gradient while `backward` runs. Returns the sink too if no variable reported
-    /// its gradient.
+    /// Runs `backward` and calls `sink` with each variable's index and gradient meanwhile. Returns the sink too if no
+    /// variable reported its gradient.
     pub(crate) fn record<R>(&self, sink: Sink<T>, backward: impl FnOnce() -> R) -> (R, Option<Sink<T>>) {
         *self.0.lock() = Some(Recording { sink, reported: false });
         let result = backward();

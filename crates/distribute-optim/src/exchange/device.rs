@@ -1,14 +1,14 @@
-//! Gradients that are summed in the memory of accelerators.
+//! The exchange of gradients in the memory of accelerators.
 
 use distribute_collectives::ProcessGroup;
 
 use super::{Exchange, StepFlags, Summed};
 use crate::{DeviceExchange, TensorLibrary};
 
-/// A device's sums.
+/// The summed gradients in a device's memory.
 pub(crate) type SumOnDevice<L> = <<L as TensorLibrary>::Devices as DeviceExchange<L>>::Sum;
 
-/// A device's step, as the reducer drives it.
+/// A device's step, driven by the reducer.
 pub(crate) struct OnDevice<L: TensorLibrary>(pub(crate) <L::Devices as DeviceExchange<L>>::Step);
 
 impl<L: TensorLibrary> Exchange<L> for OnDevice<L> {

@@ -1,4 +1,4 @@
-//! What a fused all-reduce works on while the program continues.
+//! The buffers that a fused all-reduce owns while the program continues.
 #![expect(unsafe_code, reason = "a collective reduces inside the tensors' own storage")]
 
 use distribute_collectives::OwnedBuffers;
@@ -8,22 +8,23 @@ use distribute_values::TensorStorage;
 use crate::library::dtype;
 use crate::{Error, TensorLibrary};
 
-/// A gradient, or the flags that travel with a step's gradients.
+/// A gradient, or the flags that are reduced with a step's gradients.
 pub(crate) enum Payload<L: TensorLibrary> {
     Gradient(OwnedTensor<L>),
     Flags(Vec<u32>),
 }
 
-/// A contiguous tensor in host memory whose storage nobody else uses.
+/// A contiguous tensor in host memory whose storage has no other user.
 pub(crate) struct OwnedTensor<L: TensorLibrary> {
     tensor: L::Tensor,
     dtype: DType,
 }
 
 impl<L: TensorLibrary> Payload<L> {
-    /// Takes a gradient over that backward has just handed over, through [`TensorLibrary::own`], or zeros in its place.
+    /// Takes a gradient that backward has just returned through [`TensorLibrary::own`], or zeros in its place.
     pub(crate) fn gradient(gradient: L::Tensor) -> Result<Payload<L>, L::Error> {
-        // SAFETY: `own` promises that the storage is the gradient's own, and backward forgets a gradient that it hands over.
+        // SAFETY: `own` guarantees that the gradient has its own storage, and backward keeps no handle on a gradient
+        // that it returns.
         Ok(Payload::Gradient(unsafe { OwnedTensor::new(gradient)? }))
     }
 
@@ -43,24 +44,24 @@ impl<L: TensorLibrary> Payload<L> {
 }
 
 impl<L: TensorLibrary> OwnedTensor<L> {
-    /// Takes a tensor over.
+    /// Takes ownership of a tensor.
     ///
     /// # Safety
-    /// Until the payload is handed back or dropped, nobody else reads or writes the tensor's storage.
+    /// Until the payload is returned or dropped, no other handle may read or write the tensor's storage.
     unsafe fn new(tensor: L::Tensor) -> Result<OwnedTensor<L>, L::Error> {
         if !L::is_on_host(&tensor) {
             return Err(Error::OnDevice.into());
         }
-        // Fails here, where errors can be told, rather than when the collective looks at the memory.
+        // Fails here, where an error can be returned, and not when the collective accesses the memory.
         tensor.write(&mut |_| ())?;
         let dtype = dtype::<L>(&tensor)?;
         Ok(OwnedTensor { tensor, dtype })
     }
 }
 
-// SAFETY: flags are a vector's heap memory, which the payload owns. A tensor on the host keeps its elements where they are while
-// it lives; the payload keeps it alive, and whoever made it has promised that nobody else touches them meanwhile
-// (`OwnedTensor::new`).
+// SAFETY: flags are a vector's heap memory, which the payload owns. A tensor on the host does not move its elements
+// while it lives. The payload keeps it alive, and the caller of `OwnedTensor::new` has guaranteed that its storage has
+// no other user.
 unsafe impl<L: TensorLibrary> OwnedBuffers for Payload<L> {
     fn dtype(&self) -> Option<DType> {
         Some(match self {
@@ -72,7 +73,7 @@ unsafe impl<L: TensorLibrary> OwnedBuffers for Payload<L> {
     fn visit(&mut self, visitor: &mut dyn FnMut(&mut [u8])) {
         match self {
             Payload::Gradient(gradient) => {
-                // Writing was possible in `new`, and neither type nor layout of a tensor ever change.
+                // Writing succeeded in `new`, and a tensor's type and layout never change.
                 let _ = gradient.tensor.write(&mut |mut buffer| visitor(buffer.as_bytes_mut()));
             }
             Payload::Flags(flags) => visitor(bytemuck::cast_slice_mut(flags)),

@@ -1,8 +1,8 @@
-//! ZeRO, stage 1: each replica keeps the optimizer's state of a part of every bucket, and updates that part for all.
+//! ZeRO stage 1: each replica keeps the optimizer state of one part of every bucket and updates that part for all.
 //!
-//! A bucket's gradients lie one after another; replica r owns the r-th part of them, whatever variables that touches. Gradients
-//! are reduce-scattered instead of all-reduced, so the bytes moved are those of an all-reduce: half before the update, half
-//! after it, when the updated parts of the parameters are gathered.
+//! The gradients of a bucket are laid out one after another; replica r owns the r-th part of them, which may cross
+//! variables. Gradients are reduce-scattered instead of all-reduced, so the bytes moved are those of an all-reduce:
+//! half before the update, and half after it, when the updated parts of the parameters are gathered.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -32,13 +32,13 @@ pub(crate) enum GradientShard {
     F64(Vec<f64>),
 }
 
-/// A bucket on its way.
+/// A bucket whose reduction was started.
 enum Launched {
     F32(Work<[Vec<f32>; 2]>),
     F64(Work<[Vec<f64>; 2]>),
 }
 
-/// One step's gradients on their way to the parts that replicas own.
+/// One step's gradients, on the way to the replicas that own their parts.
 pub(crate) struct ShardedStep<L: TensorLibrary> {
     plan: Arc<Plan>,
     waiting: Vec<Vec<Option<L::Tensor>>>,
@@ -106,21 +106,21 @@ impl<L: TensorLibrary> Exchange<L> for ShardedStep<L> {
     }
 }
 
-/// What a step needs besides gradients.
+/// The inputs of a step besides its gradients.
 pub(crate) struct Update<'a, L: TensorLibrary> {
     pub(crate) group: &'a ProcessGroup,
     pub(crate) plan: &'a Plan,
     pub(crate) parameters: &'a Parameters<L>,
     pub(crate) rule: UpdateRule,
     pub(crate) local: usize,
-    /// With this step.
+    /// The step counts, including this step.
     pub(crate) counts: &'a StepCounts,
     pub(crate) learning_rate: f64,
     pub(crate) flags: StepFlags,
 }
 
 impl<L: TensorLibrary> Update<'_, L> {
-    /// Limits the gradients as [`Clip`] says; their norm together, where it had to be computed.
+    /// Limits the gradients as [`Clip`] describes. Returns the global norm if it was computed.
     pub(crate) fn clip(&self, clip: Clip, shards: &mut [GradientShard]) -> Result<Option<f64>, L::Error> {
         let (factor, norm) = match clip {
             Clip::GlobalNorm(limit) => {
@@ -142,7 +142,7 @@ impl<L: TensorLibrary> Update<'_, L> {
         Ok(norm)
     }
 
-    /// Updates this replica's parts, and begins to gather everybody's.
+    /// Updates this replica's parts and starts to gather all replicas' parts.
     pub(crate) fn own_part(
         &self,
         gradients: Vec<GradientShard>,
@@ -171,7 +171,7 @@ impl<L: TensorLibrary> Update<'_, L> {
         Ok(gathering)
     }
 
-    /// Takes everybody's parts.
+    /// Waits for all replicas' parts and copies them into the parameters.
     pub(crate) fn gather(&self, gathering: Vec<Gathering>) -> Result<(), L::Error> {
         for (bucket, gathering) in self.plan.gradients().iter().zip(gathering) {
             match gathering {
@@ -186,7 +186,7 @@ impl<L: TensorLibrary> Update<'_, L> {
         self.rule.slots().iter().map(|slot| vec![T::from_f64(self.rule.initial(slot)); len]).collect()
     }
 
-    /// Updates this replica's part of one bucket in its copies of the parameters, and begins to gather all parts.
+    /// Updates this replica's part of one bucket in its copies of the parameters, and starts to gather all parts.
     fn update<T: Real>(
         &self,
         bucket: &Bucket,
@@ -203,7 +203,7 @@ impl<L: TensorLibrary> Update<'_, L> {
                 continue;
             }
             let (within, own) = (start - range.start..end - range.start, start - mine.start..end - mine.start);
-            // A variable without a gradient anywhere stays as it is, and so do its slots.
+            // A variable without a gradient on any replica keeps its value and its slots.
             let has_gradient = self.flags.came(index);
             self.write::<T>(index, |parameter| {
                 let parameter = &mut parameter[within.clone()];
@@ -240,7 +240,7 @@ impl<L: TensorLibrary> Update<'_, L> {
     }
 }
 
-/// The variables of a bucket, and where each lies in it.
+/// Returns the variables of a bucket, each with its range in it.
 fn members<'p, 'b>(plan: &'p Plan, bucket: &'b Bucket) -> impl Iterator<Item = (usize, Range<usize>)> + use<'p, 'b> {
     let tensors = plan.buckets.tensors();
     bucket.members.iter().scan(0, move |start, index| {
@@ -250,7 +250,7 @@ fn members<'p, 'b>(plan: &'p Plan, bucket: &'b Bucket) -> impl Iterator<Item = (
     })
 }
 
-/// Takes every part from the replica that owns it, for a process alone whose replicas could not gather them.
+/// Copies every part from the replica that owns it, for a single process whose replicas could not gather the parts.
 pub(crate) fn complete<L: TensorLibrary>(plan: &Plan, parameters: &Parameters<L>) -> Result<(), L::Error> {
     let ranks = parameters.tapes.len();
     for bucket in plan.gradients() {
@@ -279,7 +279,7 @@ pub(crate) fn complete<L: TensorLibrary>(plan: &Plan, parameters: &Parameters<L>
     Ok(())
 }
 
-/// A bucket's parts on their way to everybody.
+/// The gathering of a bucket's parts.
 pub(crate) enum Gathering {
     F32(Work<[Vec<f32>; 2]>),
     F64(Work<[Vec<f64>; 2]>),
@@ -302,7 +302,7 @@ impl GradientShard {
 }
 
 impl SlotShard {
-    /// A copy of one slot.
+    /// Returns a copy of one slot.
     pub(crate) fn slot<T: Element>(&self, slot: usize) -> distribute_values::Result<Vec<T>> {
         let bytes: &[u8] = match self {
             SlotShard::F32(slots) => bytemuck::cast_slice(&slots[slot]),

@@ -1,4 +1,4 @@
-//! Every replica gets the sums of all gradients.
+//! The exchange in which every replica gets the sums of all gradients.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::TensorLibrary;
 use crate::gradient::Reduced;
 use crate::plan::Plan;
 
-/// One step's gradients on their way to every replica.
+/// One step's gradients, which every replica receives whole.
 pub(crate) struct WholeStep<L: TensorLibrary> {
     plan: Arc<Plan>,
     step: FusedStep<Payload<L>>,
@@ -33,7 +33,7 @@ impl<L: TensorLibrary> Exchange<L> for WholeStep<L> {
     fn finish(mut self: Box<Self>, group: &ProcessGroup, flags: StepFlags) -> Result<(Summed<L>, StepFlags), L::Error> {
         self.step.push(group, self.plan.flags(), Payload::Flags(flags.into_words()))?;
         let mut payloads = self.step.finish(group)?;
-        // The flags are the last of the plan.
+        // The flags are the plan's last tensor.
         let flags = StepFlags::from_words(payloads.pop().map(Payload::into_flags).unwrap_or_default());
         let gradients = (0..self.plan.flags())
             .filter(|index| self.plan.buckets.contains(*index))

@@ -1,12 +1,12 @@
-//! Gradients of one replica that wait for the next step.
+//! Gradients of one replica that are accumulated for the next step.
 
 use distribute_values::TensorStorage;
 
 use crate::TensorLibrary;
 
-/// Gradients by variable, to which others are added.
+/// Sums of gradients by variable.
 ///
-/// Their memory is never written: a clone is what was.
+/// Their memory is never written, so a clone is a snapshot.
 #[derive(Debug)]
 pub(crate) struct Accumulated<L: TensorLibrary>(Vec<Option<L::Tensor>>);
 
@@ -35,7 +35,7 @@ impl<L: TensorLibrary> Accumulated<L> {
         Ok(())
     }
 
-    /// A gradient together with what has been accumulated for its variable.
+    /// Returns the sum of a gradient and what was accumulated for its variable, which is removed.
     pub(crate) fn take_with(&mut self, index: usize, gradient: L::Tensor) -> Result<L::Tensor, L::Error> {
         match self.0.get_mut(index).and_then(Option::take) {
             Some(sum) => L::add(&sum, &gradient),
@@ -43,8 +43,8 @@ impl<L: TensorLibrary> Accumulated<L> {
         }
     }
 
-    /// Copies of what was accumulated for variables to which nothing was added: reductions write in the memory that they are
-    /// given, and what was accumulated stays until the step is made.
+    /// Returns copies of the sums that remain. Reductions write in the memory they are given, and the accumulated sums
+    /// must stay unchanged until the step is committed.
     pub(crate) fn into_rest(self) -> Result<Vec<(usize, L::Tensor)>, L::Error> {
         let rest = self.0.into_iter().enumerate().filter_map(|(index, gradient)| Some((index, gradient?)));
         rest.map(|(index, gradient)| Ok((index, gradient.copied()?))).collect()

@@ -1,4 +1,4 @@
-//! Limits on gradients.
+//! Gradient clipping.
 
 use distribute_device::{BufferMut, DType, Element};
 use distribute_values::with_storage;
@@ -9,18 +9,18 @@ use crate::{Error, TensorLibrary};
 
 /// A limit on gradients, set by [`Optimizer::clip`](crate::Optimizer::clip).
 ///
-/// It acts on the sum over all replicas, so the result does not depend on how many there are.
+/// It applies to the sum over all replicas, so the result does not depend on the number of replicas.
 ///
 /// # Source
 /// `clipvalue`, `clipnorm` and `global_clipnorm` of tf.keras's optimizers, which clip after the reduction too.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Clip {
-    /// Every element lies between minus and plus this.
+    /// Clips every element to the range from minus to plus this value.
     Value(f64),
-    /// Each variable's gradient is scaled down to this norm where its own is greater.
+    /// Scales each variable's gradient down to this norm if its own is greater.
     Norm(f64),
-    /// All gradients are scaled down alike where their norm together is greater than this.
+    /// Scales all gradients down by one factor if their global norm is greater than this.
     GlobalNorm(f64),
 }
 
@@ -28,7 +28,7 @@ impl Clip {
     /// Returns an error unless the limit is above 0.
     ///
     /// # Errors
-    /// [`Error::Setting`].
+    /// [`Error::Setting`] if the limit is 0, negative or not finite.
     pub fn check(self) -> Result<(), Error> {
         let (what, limit) = match self {
             Clip::Value(limit) => ("the limit of Clip::Value", limit),
@@ -38,10 +38,10 @@ impl Clip {
         check(what, limit, limit > 0.0, "above 0, such as 1.0")
     }
 
-    /// Limits gradients in place. Returns their norm together if it had to be computed.
+    /// Limits gradients in place. Returns their global norm if it was computed.
     ///
     /// # Errors
-    /// The library's.
+    /// The library's error if a gradient's storage cannot be accessed.
     pub fn apply<L: TensorLibrary>(self, gradients: &mut [Reduced<L>]) -> Result<Option<f64>, L::Error> {
         let tensors: Vec<L::Tensor> = gradients.iter().map(|reduced| reduced.gradient.clone()).collect();
         match self {
@@ -77,7 +77,7 @@ fn scale_down<L: TensorLibrary>(tensor: &L::Tensor, norm: f64, limit: f64) -> Re
     if norm > limit { change::<L>(tensor, |x| x * (limit / norm)) } else { Ok(()) }
 }
 
-/// The sum of squares, in double precision and always in the same order.
+/// Returns the sum of squares, computed in f64 and always in the same order.
 fn square_sum<L: TensorLibrary>(tensor: &L::Tensor) -> Result<f64, L::Error> {
     fn sum<T: Element + Into<f64>>(buffer: &BufferMut<'_>) -> f64 {
         buffer.as_slice::<T>().map_or(0.0, |all| all.iter().map(|x| (*x).into() * (*x).into()).sum())
@@ -92,9 +92,10 @@ fn square_sum<L: TensorLibrary>(tensor: &L::Tensor) -> Result<f64, L::Error> {
     Ok(result)
 }
 
-/// Whether all elements are finite.
+/// Returns whether all elements are finite.
 pub(crate) fn is_finite<L: TensorLibrary>(tensor: &L::Tensor) -> Result<bool, L::Error> {
-    // A NaN or an infinity makes the sum of squares one; gradients whose squares overflow f64 are useless too.
+    // A NaN or an infinity makes the sum of squares NaN or infinite; gradients whose squares overflow f64 are useless
+    // too.
     Ok(square_sum::<L>(tensor)?.is_finite())
 }
 

@@ -1,39 +1,40 @@
-//! Loss scaling, for gradients that would vanish in 16 bits.
+//! Loss scaling, for gradients that would underflow in 16 bits.
 
 use crate::Error;
 use crate::error::check;
 
-/// By how much losses are multiplied before backward, and gradients divided before they are applied.
+/// A loss scale: losses are multiplied by it before backward, and gradients divided by it before they are applied.
 ///
-/// A dynamic scale halves, and the step is left out, whenever a gradient is not finite; it doubles after so many steps without
-/// that. Replicas decide by the sums over all of them, which are the same on each, so they always agree.
+/// When a gradient is not finite, the step is skipped and a dynamic scale halves. A dynamic scale doubles after
+/// `interval` steps without this. Replicas decide by the sums over all of them, which are equal on each, so they always
+/// agree.
 ///
 /// # Source
 /// `tf.keras.mixed_precision.LossScaleOptimizer`; Micikevicius and others, "Mixed precision training", 2018.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LossScale {
     initial: f64,
-    /// Steps after which it doubles; `None` where it stays.
+    /// The number of finite steps after which the scale doubles; `None` for a fixed scale.
     interval: Option<u32>,
 }
 
 impl LossScale {
-    /// Begins with 32768 and doubles after 2000 steps.
+    /// Returns a scale that begins with 32768 and doubles after 2000 steps.
     pub fn dynamic() -> LossScale {
         LossScale { initial: 32768.0, interval: Some(2000) }
     }
 
-    /// Never changes. Steps whose gradients are not finite are left out.
+    /// Returns a scale that never changes. Steps whose gradients are not finite are skipped.
     pub fn fixed(scale: f64) -> LossScale {
         LossScale { initial: scale, interval: None }
     }
 
-    /// What a dynamic scale begins with.
+    /// Sets the initial value of a dynamic scale.
     pub fn initial(self, initial: f64) -> LossScale {
         LossScale { initial, ..self }
     }
 
-    /// After how many steps a dynamic scale doubles; a fixed one becomes dynamic.
+    /// Sets the number of steps after which a dynamic scale doubles; a fixed scale becomes dynamic.
     pub fn interval(self, steps: u32) -> LossScale {
         LossScale { interval: Some(steps.max(1)), ..self }
     }
@@ -43,7 +44,7 @@ impl LossScale {
     }
 }
 
-/// A scale in use.
+/// The current value of a loss scale.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Scaling {
     settings: LossScale,
@@ -56,7 +57,7 @@ impl Scaling {
         Scaling { settings, scale: settings.initial, good_steps: 0 }
     }
 
-    /// Notes whether a step's gradients were finite.
+    /// Records whether a step's gradients were finite.
     pub(crate) fn note(&mut self, finite: bool) {
         let Some(interval) = self.settings.interval else { return };
         if !finite {
@@ -65,7 +66,7 @@ impl Scaling {
         }
         self.good_steps += 1;
         if self.good_steps == interval {
-            // Beyond this an f32 gradient has no room left.
+            // Beyond this limit an f32 gradient would overflow.
             (self.scale, self.good_steps) = ((self.scale * 2.0).min(2f64.powi(100)), 0);
         }
     }

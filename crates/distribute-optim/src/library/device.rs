@@ -9,74 +9,76 @@ use crate::gradient::Reduced;
 use crate::plan::Plan;
 use crate::{Parameters, StepCounts, UpdateRule};
 
-/// How a tensor library's gradients are reduced and applied where they are, on an accelerator.
+/// The exchange of a tensor library's gradients on an accelerator: reduced and applied without a copy to the host.
 pub trait DeviceExchange<L: TensorLibrary>: Debug + Send + Sized {
-    /// One step's gradients on their way.
+    /// One step's gradients, which are being reduced.
     type Step: Send;
 
     /// One step's gradients, summed over all replicas, in the accelerator's memory.
     type Sum;
 
-    /// Prepares a replica's buckets, in its first step; `None` if the replica is on the host. Every replica calls this.
+    /// Prepares a replica's buckets in its first step. Returns `None` if the replica is on the host. Every replica
+    /// calls this.
     ///
     /// # Errors
-    /// Those of the device and of collectives.
+    /// The library's error if a buffer cannot be allocated or a collective fails.
     fn new(context: &ReplicaContext, parameters: &Parameters<L>, plan: &Plan) -> Result<Option<Self>, L::Error>;
 
-    /// Begins a step; after a failed run the replicas have another group.
+    /// Starts a step. The context's group may be a new one, since a failed run replaces it.
     ///
     /// # Errors
-    /// Those of collectives.
+    /// The collective's error if the group has failed.
     fn begin(&self, context: &ReplicaContext) -> Result<Self::Step, L::Error>;
 
-    /// Returns whether a variable's gradient has come.
+    /// Returns whether a variable's gradient was pushed.
     fn has(step: &Self::Step, index: usize) -> bool;
 
-    /// Takes a gradient, and begins to reduce its bucket if that is now full.
+    /// Adds a gradient, and starts to reduce its bucket when the bucket is complete.
     ///
     /// # Errors
-    /// Those of the device and of collectives.
+    /// The library's error if a copy or a collective fails.
     fn push(step: &mut Self::Step, index: usize, gradient: L::Tensor) -> Result<(), L::Error>;
 
-    /// Sums `flags` over all replicas, and orders what comes later behind the reductions. Returns both sums.
+    /// Sums `flags` over all replicas, and orders later operations after the reductions. Returns both sums.
     ///
     /// # Errors
-    /// Those of the device and of collectives.
+    /// The library's error if a copy or a collective fails.
     fn finish(step: Self::Step, flags: Vec<u32>) -> Result<(Self::Sum, Vec<u32>), L::Error>;
 
-    /// The variables that got a gradient on some replica.
+    /// Returns the indices of the variables that got a gradient on some replica.
     fn variables(sum: &Self::Sum) -> Vec<usize>;
 
-    /// Copies the gradients to tensors of their own, for what there is no kernel for.
+    /// Copies the gradients into tensors of their own, for operations that have no kernel.
     ///
     /// # Errors
-    /// Those of the device.
+    /// The library's error if a copy fails.
     fn into_tensors(sum: Self::Sum, parameters: &Parameters<L>, local: usize) -> Result<Vec<Reduced<L>>, L::Error>;
 
-    /// Steps all parameters of a replica in few launches. Returns false, having done nothing, if there is no kernel for the rule.
+    /// Updates all parameters of a replica in few launches. Returns false and changes nothing if the rule has no
+    /// kernel.
     ///
     /// # Errors
-    /// Those of the device.
+    /// The library's error if a launch fails.
     fn apply(sum: &Self::Sum, step: &DeviceUpdate<'_, L>) -> Result<bool, L::Error>;
 }
 
-/// What a step does on an accelerator.
+/// The inputs of an update on an accelerator.
 pub struct DeviceUpdate<'a, L: TensorLibrary> {
     /// The model's variables.
     pub parameters: &'a Parameters<L>,
-    /// The replica among those of this process.
+    /// The index of the replica in this process.
     pub local: usize,
-    /// The arithmetic.
+    /// The optimizer's arithmetic.
     pub rule: UpdateRule,
     /// The number of each variable's step, from 1.
     pub counts: &'a StepCounts,
     /// The learning rate.
     pub learning_rate: f64,
-    /// The slots of a variable on this replica, and behind them the master copy of one of 16 bits.
+    /// Returns a variable's slots on this replica, followed by its f32 copy if it has 16 bits.
     pub slots: &'a dyn Fn(usize) -> Vec<L::Tensor>,
 }
 
-/// For libraries whose tensors are in host memory only.
+/// The exchange of libraries whose tensors are in host memory only; it has no values.
 #[derive(Clone, Copy, Debug)]
 pub enum NoDevices {}
 

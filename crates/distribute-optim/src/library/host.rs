@@ -1,4 +1,4 @@
-//! Tensors in host memory, whose gradients the program computes itself.
+//! Tensors in host memory whose gradients the program computes itself.
 
 use std::sync::Arc;
 
@@ -10,12 +10,12 @@ use distribute_values::{Host, HostTensor, TensorStorage};
 use super::{NoDevices, TensorLibrary};
 use crate::{Parameters, Trainable, Variable};
 
-/// The gradients that a program has computed for the variables of a model, in their order; `None` for those that the loss does
-/// not depend on.
+/// The gradients that a program has computed, in the order of the model's variables; `None` for variables that the loss
+/// does not depend on.
 #[derive(Clone, Debug, Default)]
 pub struct HostLoss(pub Vec<Option<HostTensor<f32>>>);
 
-/// A model of host tensors: variables, whose gradients the program computes itself.
+/// A model of host tensors whose gradients the program computes itself.
 ///
 /// # Examples
 /// ```
@@ -37,10 +37,10 @@ pub struct HostLoss(pub Vec<Option<HostTensor<f32>>>);
 pub struct HostModel(Arc<Parameters<Host>>);
 
 impl HostModel {
-    /// Makes trained variables of these names and values, with one component per replica of this process.
+    /// Creates trainable variables with these names and values, with one component per replica of this process.
     ///
     /// # Errors
-    /// [`HostError::Values`] where a value cannot be copied.
+    /// [`HostError::Values`] if a value cannot be copied.
     pub fn new<'a>(
         strategy: &Strategy,
         variables: impl IntoIterator<Item = (&'a str, HostTensor<f32>)>,
@@ -59,7 +59,7 @@ impl HostModel {
     /// Returns the elements of each variable on the first replica.
     ///
     /// # Errors
-    /// [`HostError::Values`] where a value cannot be read.
+    /// [`HostError::Values`] if a value cannot be read.
     pub fn values(&self) -> Result<Vec<Vec<f32>>, HostError> {
         let value = |variable: &Variable<Host>| Ok(variable.components()[0].to_elements()?);
         self.0.variables().iter().map(value).collect()
@@ -84,7 +84,7 @@ pub enum HostError {
     /// The strategy failed.
     #[error(transparent)]
     Strategy(#[from] distribute_strategy::Error),
-    /// A distributed value was used wrongly.
+    /// A distributed value was used incorrectly.
     #[error(transparent)]
     Values(#[from] distribute_values::Error),
     /// A collective failed.
@@ -147,7 +147,7 @@ impl TensorLibrary for Host {
     }
 
     fn own(gradient: HostTensor<f32>) -> Result<HostTensor<f32>, HostError> {
-        // The program may keep what it has given.
+        // The program may keep a handle on the gradient that it passed.
         Ok(gradient.copied()?)
     }
 

@@ -1,13 +1,13 @@
-//! Optimizers before they are built for a model.
+//! Descriptions of optimizers, from which they are built for a model.
 
 use super::Optimizer;
 use crate::rule::{OptimizerDescription, UpdateRule};
 use crate::{TensorLibrary, Trainable};
 
-/// Stochastic gradient descent, with momentum where asked for.
+/// Stochastic gradient descent, optionally with momentum.
 ///
 /// # Source
-/// That of [`UpdateRule::Sgd`].
+/// See [`UpdateRule::Sgd`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sgd {
     learning_rate: f64,
@@ -16,17 +16,17 @@ pub struct Sgd {
 }
 
 impl Sgd {
-    /// Plain descent with a learning rate.
+    /// Creates plain gradient descent with a learning rate.
     pub fn new(learning_rate: f64) -> Sgd {
         Sgd { learning_rate, momentum: 0.0, nesterov: false }
     }
 
-    /// With momentum, from 0 (none) to below 1.
+    /// Sets the momentum, from 0 (none) to below 1.
     pub fn momentum(self, momentum: f64) -> Sgd {
         Sgd { momentum, ..self }
     }
 
-    /// Looks ahead by one step of momentum; without momentum it changes nothing.
+    /// Uses Nesterov momentum; it has no effect without momentum.
     pub fn nesterov(self) -> Sgd {
         Sgd { nesterov: true, ..self }
     }
@@ -35,29 +35,29 @@ impl Sgd {
 /// Adaptive moment estimation.
 ///
 /// # Source
-/// That of [`UpdateRule::Adam`].
+/// See [`UpdateRule::Adam`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Adam {
     learning_rate: f64,
     beta1: f64,
     beta2: f64,
     epsilon: f64,
-    /// Only [`AdamW`] sets it.
+    /// The weight decay, which only [`AdamW`] sets.
     weight_decay: f64,
 }
 
 impl Adam {
-    /// Adam with a learning rate, beta1 0.9, beta2 0.999 and epsilon 1e-8.
+    /// Creates Adam with a learning rate, beta1 0.9, beta2 0.999 and epsilon 1e-8.
     pub fn new(learning_rate: f64) -> Adam {
         Adam { learning_rate, beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay: 0.0 }
     }
 
-    /// How slowly the first and the second moment forget; both from 0 to below 1.
+    /// Sets the decay rates of the first and the second moment, each from 0 to below 1.
     pub fn betas(self, beta1: f64, beta2: f64) -> Adam {
         Adam { beta1, beta2, ..self }
     }
 
-    /// What is added to the root of the second moment.
+    /// Sets the number that is added to the root of the second moment, above 0.
     pub fn epsilon(self, epsilon: f64) -> Adam {
         Adam { epsilon, ..self }
     }
@@ -66,31 +66,31 @@ impl Adam {
 /// Adam with decoupled weight decay.
 ///
 /// # Source
-/// That of [`UpdateRule::Adam`].
+/// See [`UpdateRule::Adam`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamW(Adam);
 
 impl AdamW {
-    /// AdamW with a learning rate and a weight decay, beta1 0.9, beta2 0.999 and epsilon 1e-8.
+    /// Creates AdamW with a learning rate and a weight decay, beta1 0.9, beta2 0.999 and epsilon 1e-8.
     pub fn new(learning_rate: f64, weight_decay: f64) -> AdamW {
         AdamW(Adam { weight_decay, ..Adam::new(learning_rate) })
     }
 
-    /// How slowly the first and the second moment forget; both from 0 to below 1.
+    /// Sets the decay rates of the first and the second moment, each from 0 to below 1.
     pub fn betas(self, beta1: f64, beta2: f64) -> AdamW {
         AdamW(self.0.betas(beta1, beta2))
     }
 
-    /// What is added to the root of the second moment.
+    /// Sets the number that is added to the root of the second moment, above 0.
     pub fn epsilon(self, epsilon: f64) -> AdamW {
         AdamW(self.0.epsilon(epsilon))
     }
 }
 
-/// Learning rates that fall for each parameter by itself, with the squares of its gradients so far.
+/// Adagrad: the learning rate of each element falls with the sum of its squared gradients.
 ///
 /// # Source
-/// That of [`UpdateRule::Adagrad`].
+/// See [`UpdateRule::Adagrad`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Adagrad {
     learning_rate: f64,
@@ -99,26 +99,26 @@ pub struct Adagrad {
 }
 
 impl Adagrad {
-    /// Adagrad with a learning rate, accumulators that begin with 0.1, and epsilon 1e-7.
+    /// Creates Adagrad with a learning rate, accumulators that start at 0.1, and epsilon 1e-7.
     pub fn new(learning_rate: f64) -> Adagrad {
         Adagrad { learning_rate, initial_accumulator: 0.1, epsilon: 1e-7 }
     }
 
-    /// What the sums of squares begin with; 0 or more.
+    /// Sets the initial value of the accumulators, 0 or more.
     pub fn initial_accumulator(self, initial_accumulator: f64) -> Adagrad {
         Adagrad { initial_accumulator, ..self }
     }
 
-    /// What is added to the sums of squares; above 0.
+    /// Sets the number that is added to the sums of squares, above 0.
     pub fn epsilon(self, epsilon: f64) -> Adagrad {
         Adagrad { epsilon, ..self }
     }
 }
 
-/// Gradients divided by the root of a running mean of their squares.
+/// RMSprop: gradients are divided by the root of a moving average of their squares.
 ///
 /// # Source
-/// That of [`UpdateRule::RmsProp`].
+/// See [`UpdateRule::RmsProp`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RmsProp {
     learning_rate: f64,
@@ -129,36 +129,36 @@ pub struct RmsProp {
 }
 
 impl RmsProp {
-    /// RMSprop with a learning rate, rho 0.9, no momentum and epsilon 1e-7.
+    /// Creates RMSprop with a learning rate, rho 0.9, no momentum and epsilon 1e-7.
     pub fn new(learning_rate: f64) -> RmsProp {
         RmsProp { learning_rate, rho: 0.9, momentum: 0.0, epsilon: 1e-7, centered: false }
     }
 
-    /// How slowly the running mean forgets, from 0 to below 1.
+    /// Sets the decay rate of the moving average, from 0 to below 1.
     pub fn rho(self, rho: f64) -> RmsProp {
         RmsProp { rho, ..self }
     }
 
-    /// Momentum, from 0 (none) to below 1.
+    /// Sets the momentum, from 0 (none) to below 1.
     pub fn momentum(self, momentum: f64) -> RmsProp {
         RmsProp { momentum, ..self }
     }
 
-    /// What is added to the mean square; above 0.
+    /// Sets the number that is added to the mean square, above 0.
     pub fn epsilon(self, epsilon: f64) -> RmsProp {
         RmsProp { epsilon, ..self }
     }
 
-    /// Divides by the root of the variance instead of that of the mean square.
+    /// Divides by the root of the variance instead of the root of the mean square.
     pub fn centered(self) -> RmsProp {
         RmsProp { centered: true, ..self }
     }
 }
 
-/// Adam whose step is scaled, for each variable, to the norm of the variable: for large global batches.
+/// LAMB: Adam whose step is scaled, for each variable, to the norm of the variable. Suited to large global batches.
 ///
 /// # Source
-/// That of [`UpdateRule::Lamb`].
+/// See [`UpdateRule::Lamb`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Lamb {
     learning_rate: f64,
@@ -169,22 +169,22 @@ pub struct Lamb {
 }
 
 impl Lamb {
-    /// LAMB with a learning rate, beta1 0.9, beta2 0.999, epsilon 1e-6 and weight decay 0.01.
+    /// Creates LAMB with a learning rate, beta1 0.9, beta2 0.999, epsilon 1e-6 and weight decay 0.01.
     pub fn new(learning_rate: f64) -> Lamb {
         Lamb { learning_rate, beta1: 0.9, beta2: 0.999, epsilon: 1e-6, weight_decay: 0.01 }
     }
 
-    /// How slowly the first and the second moment forget; both from 0 to below 1.
+    /// Sets the decay rates of the first and the second moment, each from 0 to below 1.
     pub fn betas(self, beta1: f64, beta2: f64) -> Lamb {
         Lamb { beta1, beta2, ..self }
     }
 
-    /// What is added to the root of the second moment; above 0.
+    /// Sets the number that is added to the root of the second moment, above 0.
     pub fn epsilon(self, epsilon: f64) -> Lamb {
         Lamb { epsilon, ..self }
     }
 
-    /// The weight decay; 0 or more.
+    /// Sets the weight decay, 0 or more.
     pub fn weight_decay(self, weight_decay: f64) -> Lamb {
         Lamb { weight_decay, ..self }
     }
@@ -193,10 +193,11 @@ impl Lamb {
 macro_rules! builders {
     ($($builder:ident)*) => {$(
         impl $builder {
-            /// The optimizer for a model.
+            /// Builds the optimizer for a model.
             ///
             /// # Errors
-            /// [`Error::Setting`](crate::Error::Setting) for settings outside their ranges; the library's.
+            /// [`Error::Setting`](crate::Error::Setting) for a setting out of range; the library's error if a slot
+            /// cannot be created.
             pub fn build<T: Trainable>(
                 self,
                 model: &T,

@@ -1,4 +1,4 @@
-//! What a replica does with an optimizer.
+//! The operations of a replica on an optimizer.
 
 use distribute_strategy::{ReplicaArgs, ReplicaContext, counted};
 
@@ -20,34 +20,38 @@ impl<L: TensorLibrary> Clone for ReplicaOptimizer<'_, L> {
 impl<L: TensorLibrary> Copy for ReplicaOptimizer<'_, L> {}
 
 impl<L: TensorLibrary> ReplicaOptimizer<'_, L> {
-    /// One step: backward from `loss`, gradients summed over all replicas, and every replica's copy updated in place.
+    /// Makes one step: runs backward from `loss`, sums the gradients over all replicas, and updates every replica's
+    /// copy in place.
     ///
-    /// Every replica must call this. The loss is this replica's share of the global loss, as
-    /// `average_loss` of the library's adapter computes it.
+    /// Every replica must call this. The loss is this replica's share of the global loss, as computed by `average_loss`
+    /// of the library's adapter.
     ///
-    /// A step is made on all replicas of this process or on none: an error, a panic or an early end of any replica before it
-    /// leaves everything as it was. Once it has returned `Ok` the step is made, and stays where the run fails later on.
+    /// A step is applied on all replicas of this process or on none: after an error, a panic or an early return of any
+    /// replica before the update, everything is unchanged. Once `minimize` has returned `Ok`, the step is final, even
+    /// if the run fails later.
     ///
     /// # Errors
-    /// The library's, the collectives', [`Error::NoGradient`], [`Error::UntrainableType`];
-    /// [`Unweighed`](distribute_strategy::Error::Unweighed) for a replica without examples whose loss was not multiplied by
-    /// its weight; [`Error::Torn`] until a checkpoint is
-    /// restored, where an earlier failure has left no replica with whole parameters; [`Error::Diverged`] where copies of a
-    /// parameter have come to differ ([`Optimizer::audit_every`]).
+    /// - [`Error::NoGradient`] if no variable got a gradient, and [`Error::UntrainableType`] if a variable's type
+    ///   cannot be trained.
+    /// - [`Unweighed`](distribute_strategy::Error::Unweighed) on a replica without examples whose loss was not
+    ///   multiplied by its weight.
+    /// - [`Error::Torn`] if an earlier failure has left no replica with complete parameters, until a checkpoint is
+    ///   restored.
+    /// - [`Error::Diverged`] if copies of a parameter differ ([`Optimizer::audit_every`]).
+    /// - The library's error if backward or an update fails, and the collective's if a replica is missing or fails.
     pub fn minimize(&self, context: &ReplicaContext, loss: &L::Loss) -> Result<(), L::Error> {
         self.check(context)?;
         self.optimizer.step(context, self.local, loss)
     }
 
-    /// Backward from `loss` alone: the gradients wait, unreduced, and are added to those of the next
-    /// [`minimize`](ReplicaOptimizer::minimize). So a global batch can be several times what fits into memory, with one
-    /// reduction: scale each loss by the examples of all parts together.
+    /// Runs backward from `loss` and keeps the gradients, which are added, unreduced, to those of the next
+    /// [`minimize`](ReplicaOptimizer::minimize). A global batch can thus be several times larger than memory allows,
+    /// with one reduction: scale each loss by the number of examples of all parts together.
     ///
-    /// It communicates with nobody, so it may be called under any condition, and a different number of times on each
-    /// replica.
+    /// It does not communicate, so it may be called conditionally, and a different number of times on each replica.
     ///
     /// # Errors
-    /// The library's.
+    /// The library's error if backward fails.
     ///
     /// # Examples
     /// ```
@@ -71,7 +75,7 @@ impl<L: TensorLibrary> ReplicaOptimizer<'_, L> {
     /// ```
     ///
     /// # Source
-    /// `DistributedDataParallel.no_sync` of torch.
+    /// `DistributedDataParallel.no_sync` of PyTorch.
     pub fn accumulate(&self, context: &ReplicaContext, loss: &L::Loss) -> Result<(), L::Error> {
         self.check(context)?;
         self.optimizer.accumulate(context, self.local, loss)
@@ -82,7 +86,7 @@ impl<L: TensorLibrary> ReplicaOptimizer<'_, L> {
         if built == given { Ok(()) } else { Err(Error::OtherStrategy { built, given }) }
     }
 
-    /// The learning rate of the next step.
+    /// Returns the learning rate of the next step.
     pub fn learning_rate(&self) -> f64 {
         self.optimizer.learning_rate()
     }

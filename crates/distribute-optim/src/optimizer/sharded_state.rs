@@ -1,4 +1,4 @@
-//! Sharded state as whole tensors, for checkpoints, and back.
+//! Conversion of sharded state to whole tensors for checkpoints, and back.
 
 use std::collections::HashMap;
 
@@ -16,12 +16,12 @@ use crate::{Error, TensorLibrary};
 type Slots<L> = Vec<<L as TensorLibrary>::Tensor>;
 
 impl<L: TensorLibrary> Optimizer<L> {
-    /// The names of the slots of one variable.
+    /// Returns the names of one variable's slots.
     pub(super) fn slot_names(&self, variable: &str) -> Vec<String> {
         self.rule.slots().iter().map(|slot| format!("{variable}/{slot}")).collect()
     }
 
-    /// Every slot as one tensor, gathered from the replicas that have its parts. Every process calls this.
+    /// Returns every slot as one tensor, gathered from the replicas that have its parts. Every process calls this.
     pub(super) fn gathered_slots(&self, groups: &[ProcessGroup]) -> Result<Vec<(String, L::Tensor)>, L::Error> {
         let mut all = Vec::new();
         let mut gathered: HashMap<usize, Vec<L::Tensor>> = HashMap::new();
@@ -40,7 +40,7 @@ impl<L: TensorLibrary> Optimizer<L> {
         for (index, variable) in variables.filter(|(_, variable)| variable.is_trainable()) {
             let component = &variable.components()[0];
             let initial = || -> Result<Vec<L::Tensor>, L::Error> {
-                // No gradient has come for it.
+                // The variable has not got a gradient.
                 let slot = |slot: &&str| filled_like::<L>(component, self.rule.initial(slot));
                 self.rule.slots().iter().map(slot).collect()
             };
@@ -50,7 +50,7 @@ impl<L: TensorLibrary> Optimizer<L> {
         Ok(all)
     }
 
-    /// The slots of the variables of one bucket.
+    /// Returns the slots of the variables of one bucket.
     fn gather_bucket<T: Element>(
         &self,
         groups: &[ProcessGroup],
@@ -85,7 +85,7 @@ impl<L: TensorLibrary> Optimizer<L> {
         Ok(slots)
     }
 
-    /// One replica's parts of whole slots, which are those of all variables by their names.
+    /// Returns one replica's parts of whole slots, which are given for all variables by their names.
     pub(super) fn shards_of(
         &self,
         plan: &Plan,

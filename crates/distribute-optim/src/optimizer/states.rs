@@ -1,4 +1,4 @@
-//! What replicas keep for an optimizer, and what becomes of it when a run fails.
+//! The state that replicas keep for an optimizer, and its recovery after a failed run.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,45 +16,45 @@ use crate::parameters::overwrite;
 use crate::plan::Plan;
 use crate::{Error, Parameters, StepCounts, TensorLibrary};
 
-/// The state of an optimizer on the replicas of this process, besides parameters and slots.
+/// The state of an optimizer on the replicas of this process, except parameters and slots.
 pub(super) struct States<L: TensorLibrary> {
     parameters: Arc<Parameters<L>>,
-    /// Handles on the slots, where every replica has whole ones.
+    /// Handles on the slots if every replica has whole ones.
     slots: Mutex<Vec<Vec<DistributedVariable<L::Tensor>>>>,
     pub(super) plan: OnceLock<Arc<Plan>>,
-    /// One per local replica.
+    /// The states of the local replicas.
     pub(super) each: Vec<Mutex<ReplicaState<L>>>,
-    /// As the model's `torn`, of the slots.
+    /// Like the parameters' `torn`, for the slots.
     torn: AtomicBool,
 }
 
 pub(super) struct ReplicaState<L: TensorLibrary> {
     pub(super) standing: Standing<L>,
-    /// What a failed run goes back to.
+    /// The standing to which a failed run returns.
     noted: Standing<L>,
-    /// How far the replica is in changing its parameters and slots.
+    /// How far the replica's update of parameters and slots has progressed.
     pub(super) change: Change,
-    /// Whether a step has begun that is not decided yet.
+    /// Whether a step has begun that is neither committed nor undone.
     pub(super) undecided: bool,
-    /// From the first step on.
+    /// Created in the first step.
     pub(super) fused: Option<FusedAllReduce>,
-    /// From the first step on: buckets in the memory of the replica's accelerator, where it is on one.
+    /// Created in the first step: buckets in the memory of the replica's accelerator, if it is on one.
     pub(super) on_device: Option<Option<L::Devices>>,
-    /// This replica's part of the slots, by bucket, where they are sharded.
+    /// This replica's part of the slots, by bucket, if they are sharded.
     pub(super) shards: Vec<SlotShard>,
-    /// Whole slots of a checkpoint, until the parts are cut from them.
+    /// Whole slots of a checkpoint, until this replica takes its parts from them.
     pub(super) restored: Option<Arc<HashMap<String, L::Tensor>>>,
     pub(super) times: StepTimes,
 }
 
-/// What a step changes besides tensors in place: a clone of it is what was.
+/// The state that a step changes, other than tensors in place; a clone of it is a snapshot.
 #[derive(Debug)]
 pub(super) struct Standing<L: TensorLibrary> {
-    /// Of the optimizer, those that were left out excepted.
+    /// Steps of the optimizer, without skipped ones.
     pub(super) steps: u64,
-    /// Of each variable.
+    /// Steps of each variable.
     pub(super) counts: StepCounts,
-    /// Gradients of this replica alone that wait for the next step, by variable.
+    /// Gradients of this replica that are accumulated for the next step, by variable.
     pub(super) accumulated: Accumulated<L>,
     pub(super) gradient_norm: Option<f64>,
     pub(super) scaling: Option<Scaling>,
@@ -91,15 +91,15 @@ impl<L: TensorLibrary> Default for ReplicaState<L> {
     }
 }
 
-/// How far a replica is in a step's changes of parameters and slots.
+/// The progress of a replica's update of parameters and slots.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Change {
-    /// None is under way.
+    /// No update is in progress.
     #[default]
     Whole,
-    /// Some are made and others not.
+    /// Some changes are made and others are not.
     Begun,
-    /// The part that this replica keeps is changed; others' may be missing.
+    /// This replica's own part is updated; other replicas' parts may be missing.
     OwnPart,
 }
 
@@ -117,23 +117,23 @@ impl<L: TensorLibrary> States<L> {
         })
     }
 
-    /// The first replica's.
+    /// Applies `look` to the first replica's state.
     pub(super) fn first<R>(&self, look: impl FnOnce(&ReplicaState<L>) -> R) -> Option<R> {
         self.each.first().map(|state| look(&state.lock()))
     }
 
-    /// Lets go of the whole slots.
+    /// Drops the handles on whole slots.
     pub(super) fn shard(&self) {
         self.slots.lock().clear();
     }
 
-    /// An error where a failure has left no replica with whole parameters.
+    /// Returns an error if a failure has left no replica with complete parameters.
     pub(super) fn check(&self) -> Result<(), Error> {
         self.parameters.check_whole()?;
         if self.torn.load(Ordering::Acquire) { Err(Error::Torn) } else { Ok(()) }
     }
 
-    /// Everything is whole again: it was restored.
+    /// Marks everything as complete after a restore.
     pub(super) fn restored(&self) {
         self.torn.store(false, Ordering::Release);
         for state in &self.each {
@@ -143,8 +143,8 @@ impl<L: TensorLibrary> States<L> {
         }
     }
 
-    /// Gives replicas that failed in the middle of changing their parameters the values of one that did not: the step was
-    /// certain by then, so the others have made it.
+    /// Copies the values of a replica that completed its update to the replicas that failed during theirs. The step was
+    /// committed by then, so it counts on all of them.
     fn repair(&self) -> Result<(), L::Error> {
         let changes: Vec<Change> = self.each.iter().map(|state| state.lock().change).collect();
         let broken: Vec<usize> = (0..changes.len()).filter(|local| changes[*local] != Change::Whole).collect();
@@ -155,7 +155,7 @@ impl<L: TensorLibrary> States<L> {
         let sharded = self.slots.lock().is_empty() && self.plan.get().is_some_and(|_| self.has_shards());
         let all_own = broken.iter().all(|local| changes[*local] == Change::OwnPart);
         let outcome = match (whole, self.plan.get()) {
-            // Between them they have all parts.
+            // Together the replicas have all parts.
             (_, Some(plan)) if sharded && all_own && self.parameters.alone => complete(plan, &self.parameters),
             (Some(whole), _) if !sharded => broken.iter().try_for_each(|local| self.copy(whole, *local)),
             _ => Err(Error::Torn.into()),
@@ -211,7 +211,7 @@ impl<L: TensorLibrary> Recoverable for States<L> {
         Ok(())
     }
 
-    /// An update that failed is a run that failed, whatever the closure made of the error.
+    /// Fails the run if an update failed, even if the closure has ignored the error.
     fn commit(&self, local: usize, _: bool) -> Result<(), RecoveryError> {
         self.note(local)?;
         match self.each[local].lock().change {
@@ -226,7 +226,7 @@ impl<L: TensorLibrary> Recoverable for States<L> {
 }
 
 impl<L: TensorLibrary> ReplicaState<L> {
-    /// Takes back what a step that was not decided has left in compressors.
+    /// Reverts what an uncommitted step has left in the compressors' state.
     pub(super) fn forget_step(&mut self) {
         if std::mem::take(&mut self.undecided)
             && let Some(fused) = &self.fused

@@ -1,4 +1,4 @@
-//! What an optimizer does in a step: backward, reduction, update.
+//! One step of an optimizer: backward, reduction, update.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -30,7 +30,7 @@ impl<L: TensorLibrary> Optimizer<L> {
         self.watch(context)?;
         let (counts, accumulated, scaling) = {
             let mut state = self.states.each[local].lock();
-            // Of a step whose failure nobody heeded.
+            // The caller may have ignored the failure of an earlier step.
             state.forget_step();
             state.undecided = true;
             let standing = &state.standing;
@@ -44,7 +44,7 @@ impl<L: TensorLibrary> Optimizer<L> {
         };
         let (summed, communication) = reducer.finish()?;
         let counts = &{
-            // Flags and gradients are those of all replicas, so these are the same everywhere.
+            // Flags and gradients are summed over all replicas, so the counts are the same everywhere.
             let mut counts = counts;
             counts.advance(summed.variables(self.parameters.variables().len()));
             counts
@@ -70,15 +70,15 @@ impl<L: TensorLibrary> Optimizer<L> {
         Ok(())
     }
 
-    /// Compares the parameters of all replicas, in the steps in which that is to be done.
+    /// Compares the parameters of all replicas, in the steps in which an audit is due.
     fn audit_when_due(&self, context: &ReplicaContext, local: usize) -> Result<(), L::Error> {
-        // The same on all replicas, which have made the same steps.
+        // The count is equal on all replicas, which have made the same steps.
         let steps = self.states.each[local].lock().standing.steps;
         let is_due = self.audit_every > 0 && (steps == 1 || steps.is_multiple_of(self.audit_every));
         if is_due { audit_replica(context, &self.parameters) } else { Ok(()) }
     }
 
-    /// Has a failed run take back what steps change.
+    /// Registers the state, so that a failed run reverts what steps change.
     fn watch(&self, context: &ReplicaContext) -> Result<(), L::Error> {
         self.states.check()?;
         context.check_weighed()?;
@@ -86,11 +86,12 @@ impl<L: TensorLibrary> Optimizer<L> {
         Ok(context.recover(&states)?)
     }
 
-    /// Makes a step whose gradients all replicas have: whether it was made, or left out since they were not finite.
+    /// Commits a step whose gradients all replicas have, and applies it. Returns whether it was applied, or skipped
+    /// because gradients were not finite.
     ///
-    /// The last operation that replicas do together has ended well, which it does on all replicas of a process or on none. So
-    /// from here on the step counts on all of them, whatever `apply` comes to: a replica on which it fails gets the values of
-    /// one on which it did not, when the run has ended.
+    /// The last collective of the step has succeeded, which it does on all replicas of a process or on none. From here
+    /// on the step counts on all of them, whether `apply` succeeds or not: after the run, a replica on which it failed
+    /// gets the values of one on which it succeeded.
     fn commit(
         &self,
         context: &ReplicaContext,
@@ -114,7 +115,7 @@ impl<L: TensorLibrary> Optimizer<L> {
             if let Some(scaling) = &mut standing.scaling {
                 scaling.note(finite);
             }
-            // A step that was left out does not count.
+            // A skipped step does not count.
             if !finite {
                 standing.steps -= 1;
                 standing.counts = before;
@@ -125,7 +126,7 @@ impl<L: TensorLibrary> Optimizer<L> {
         Ok(finite)
     }
 
-    /// Steps all parameters by kernels, or one after another where there are none for what is asked.
+    /// Updates all parameters by kernels, or one by one if the rule or the settings have no kernel.
     fn apply_on_device(
         &self,
         local: usize,
@@ -205,7 +206,8 @@ impl<L: TensorLibrary> Optimizer<L> {
         }
         let learning_rate = self.learning_rate();
         let gradient_norm = self.clip.map_or(Ok(None), |clip| clip.apply(&mut gradients))?;
-        // All have brought their gradients, so nobody reads shared variables any more; one replica writes them.
+        // All replicas have contributed their gradients, so none reads shared variables any more; one replica writes
+        // them.
         if !self.parameters.shared || local == 0 {
             for reduced in gradients {
                 self.apply(local, counts.of(reduced.index), learning_rate, reduced)?;
@@ -214,7 +216,7 @@ impl<L: TensorLibrary> Optimizer<L> {
         Ok(Applied { finite: true, gradient_norm })
     }
 
-    /// Reduces while backward runs.
+    /// Runs backward and reduces gradients meanwhile.
     fn backward(
         &self,
         context: &ReplicaContext,
@@ -237,7 +239,7 @@ impl<L: TensorLibrary> Optimizer<L> {
             })
         };
         self.parameters.backward(local, sink, loss)?;
-        // Only this function takes it out.
+        // No other function takes the reducer.
         let (mut reducer, accumulated) = state.lock().take().ok_or(Error::NoGradient)?;
         check_cut(context, reducer.has_any())?;
         for (index, gradient) in accumulated.into_rest()? {
@@ -246,7 +248,7 @@ impl<L: TensorLibrary> Optimizer<L> {
         Ok(reducer)
     }
 
-    /// Learns which gradients come, and in which order, before anything is reduced.
+    /// Runs the first backward, which shows which gradients there are and in which order, before anything is reduced.
     fn first_backward(
         &self,
         context: &ReplicaContext,
@@ -260,7 +262,7 @@ impl<L: TensorLibrary> Optimizer<L> {
         }
         fired.extend(accumulated.into_rest()?);
         let order: Vec<usize> = fired.iter().map(|(index, _)| *index).collect();
-        // Before operations that differ themselves where, say, one worker compresses.
+        // Settings are compared first, because the operations themselves differ if, for example, one worker compresses.
         let scaling = self.states.each[local].lock().standing.scaling;
         context.compare_settings(self.settings(scaling).lines())?;
         let agreed = Plan::agree(context, &self.parameters, &order)?;
@@ -278,7 +280,7 @@ impl<L: TensorLibrary> Optimizer<L> {
         Ok(Reducer::new(context, &self.parameters, plan, self.settings(scaling), exchange))
     }
 
-    /// Begins to exchange the gradients of one step.
+    /// Starts the exchange of one step's gradients.
     fn exchange(
         &self,
         context: &ReplicaContext,
@@ -309,7 +311,7 @@ impl<L: TensorLibrary> Optimizer<L> {
         Ok(Box::new(WholeStep::new(plan, fused.begin())))
     }
 
-    /// Adds the gradients of `loss` to those of this replica that wait for its next step.
+    /// Adds the gradients of `loss` to those that this replica accumulates for its next step.
     pub(super) fn accumulate(&self, context: &ReplicaContext, local: usize, loss: &L::Loss) -> Result<(), L::Error> {
         self.watch(context)?;
         let scaling = self.states.each[local].lock().standing.scaling;
@@ -323,7 +325,7 @@ impl<L: TensorLibrary> Optimizer<L> {
         Ok(())
     }
 
-    /// Runs backward and returns the gradients in the order in which they came.
+    /// Runs backward and returns the gradients in the order in which they were reported.
     fn record(&self, context: &ReplicaContext, local: usize, loss: &L::Loss) -> Result<Vec<Fired<L>>, L::Error> {
         let fired: Arc<Mutex<Vec<Fired<L>>>> = Arc::default();
         let sink = {
@@ -358,14 +360,14 @@ impl<L: TensorLibrary> Optimizer<L> {
     }
 }
 
-/// Refuses a loss of a replica without examples that was cut off from the model, where others wait in backward for what this
-/// replica's has left out.
+/// Refuses the loss of a replica without examples if it was disconnected from the model: other replicas wait during
+/// backward for collectives that this replica would skip.
 fn check_cut(context: &ReplicaContext, has_gradients: bool) -> Result<(), Error> {
     let is_cut = !has_gradients && !context.has_examples() && context.has_graph_group();
     if is_cut { Err(Error::CutLoss) } else { Ok(()) }
 }
 
-/// Writes a parameter of 16 bits from its master copy.
+/// Rounds a parameter of 16 bits from its f32 copy.
 fn round_to<L: TensorLibrary>(parameter: &L::Tensor, master: &L::Tensor) -> Result<(), L::Error> {
     let mut outcome = Ok(());
     with_storage::<L, L::Tensor>(&[parameter.clone(), master.clone()], &mut |buffers| {
@@ -390,8 +392,8 @@ fn round<T: Element>(
     Ok(())
 }
 
-/// Divides gradients by what losses were multiplied by; false where one is not finite, on all replicas alike: sums are the same
-/// on every replica.
+/// Divides gradients by the loss scale. Returns false if a gradient is not finite, on all replicas alike, since the
+/// sums are equal on every replica.
 fn unscale<L: TensorLibrary>(gradients: &[Reduced<L>], scale: f64) -> Result<bool, L::Error> {
     for reduced in gradients {
         if !is_finite::<L>(&reduced.gradient)? {
@@ -402,14 +404,14 @@ fn unscale<L: TensorLibrary>(gradients: &[Reduced<L>], scale: f64) -> Result<boo
     Ok(true)
 }
 
-/// What came of a step's changes.
+/// The outcome of applying a step.
 struct Applied {
-    /// Whether the gradients were finite; else nothing was changed.
+    /// Whether the gradients were finite; otherwise nothing was changed.
     finite: bool,
     gradient_norm: Option<f64>,
 }
 
-/// Makes what a replica has changed final, also where the code that it is in fails or panics.
+/// Commits a replica's changes, also if the code in between fails or panics.
 struct Commit<'a>(Option<&'a ReplicaContext>);
 
 impl Commit<'_> {
@@ -421,13 +423,13 @@ impl Commit<'_> {
 impl Drop for Commit<'_> {
     fn drop(&mut self) {
         if let Some(context) = self.0 {
-            // What fails here is reported by the failure under way.
+            // The failure in progress is the one to report.
             let _ = context.commit();
         }
     }
 }
 
-/// Sorts the storage of parameter, gradient and slots into what a rule takes.
+/// Splits the storage of parameter, gradient and slots into the arguments of a rule.
 fn update<T: Real>(
     buffers: &mut [BufferMut<'_>],
     rule: UpdateRule,

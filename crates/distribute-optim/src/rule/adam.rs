@@ -2,10 +2,11 @@
 
 use super::step::{Real, Step, correction};
 
-/// The factors of one step of Adam or AdamW: computed in f64, rounded to the parameter's type once, and the same for all elements.
+/// The factors of one step of Adam or AdamW, computed in f64, rounded to the parameter's type once, and equal for all
+/// elements.
 ///
-/// The step is m = beta1·m + rest1·g; v = beta2·v + rest2·g²; p = keep·p − rate·m/(√(v·scale) + epsilon). What computes it
-/// elsewhere than on the CPU takes these factors too, so that results are equal bit for bit.
+/// The step is m = beta1·m + rest1·g; v = beta2·v + rest2·g²; p = keep·p − rate·m/(√(v·scale) + epsilon).
+/// Implementations other than the CPU's use these factors too, so that results are equal bit for bit.
 ///
 /// # Examples
 /// ```
@@ -23,22 +24,22 @@ pub struct AdamFactors {
     pub rate: f64,
     /// One divided by the second moment's bias correction 1 − beta2ⁿ.
     pub scale: f64,
-    /// What weight decay leaves of a parameter: 1 without.
+    /// The factor that weight decay applies to a parameter: 1 without weight decay.
     pub keep: f64,
-    /// The share of the first moment that stays.
+    /// The decay rate of the first moment.
     pub beta1: f64,
     /// 1 − beta1.
     pub rest1: f64,
-    /// The share of the second moment that stays.
+    /// The decay rate of the second moment.
     pub beta2: f64,
     /// 1 − beta2.
     pub rest2: f64,
-    /// What is added to the root.
+    /// The number that is added to the root.
     pub epsilon: f64,
 }
 
 impl AdamFactors {
-    /// The factors of a parameter's `step`, which counts from 1.
+    /// Computes the factors of a parameter's `step`, which counts from 1.
     pub fn new(
         step: u64,
         learning_rate: f64,

@@ -1,4 +1,4 @@
-//! An optimizer described.
+//! Serializable descriptions of optimizers.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,7 +6,7 @@ use super::UpdateRule;
 use crate::Result;
 use crate::error::check;
 
-/// An optimizer described: what it does and how fast.
+/// A description of an optimizer: its rule and its learning rate.
 ///
 /// # Examples
 /// ```
@@ -18,17 +18,17 @@ use crate::error::check;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct OptimizerDescription {
-    /// By what steps are multiplied; 0 or more.
+    /// The learning rate, 0 or more.
     pub learning_rate: f64,
-    /// What a step does.
+    /// The rule of a step.
     pub rule: UpdateRule,
 }
 
 impl OptimizerDescription {
-    /// Whether the settings make sense.
+    /// Checks that the settings are in range.
     ///
     /// # Errors
-    /// [`Error::Setting`](crate::Error::Setting) for the first that is outside its range.
+    /// [`Error::Setting`](crate::Error::Setting) for the first setting out of range.
     pub fn check(&self) -> Result<()> {
         let learning_rate = self.learning_rate;
         match self.rule {
@@ -65,7 +65,7 @@ impl OptimizerDescription {
     }
 }
 
-/// What says how slowly something forgets.
+/// Checks a decay rate.
 fn forgetting(what: &'static str, given: f64) -> Result<()> {
     check(what, given, (0.0..1.0).contains(&given), "from 0 to below 1")
 }

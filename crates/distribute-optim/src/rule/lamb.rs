@@ -12,7 +12,7 @@ pub(super) fn update<T: Real>(step: Step<'_, '_, T>, beta1: f64, beta2: f64, eps
     for (((&p, &g), m), v) in parameter.iter().zip(gradient).zip(m.iter_mut()).zip(v.iter_mut()) {
         *m = b1 * *m + rest1 * g;
         *v = b2 * *v + rest2 * g * g;
-        // Squared in f64, where squares of f32 neither overflow nor vanish.
+        // Squares are summed in f64, in which squares of f32 neither overflow nor underflow.
         let (towards, p): (f64, f64) = (direction(p, *m, *v).into(), p.into());
         of_parameter += p * p;
         of_direction += towards * towards;
@@ -22,7 +22,7 @@ pub(super) fn update<T: Real>(step: Step<'_, '_, T>, beta1: f64, beta2: f64, eps
         false => 1.0,
     };
     let rate = T::from_f64(step.learning_rate * ratio);
-    // The direction is computed again rather than kept: memory is slower than arithmetic.
+    // The direction is computed again instead of stored: memory is slower than arithmetic.
     for ((p, &m), &v) in parameter.iter_mut().zip(m.iter()).zip(v.iter()) {
         *p -= rate * direction(*p, m, v);
     }
@@ -39,7 +39,7 @@ mod tests {
         rule.update(1, 0.1, &mut p, &[1.0, -1.0], &mut [&mut m, &mut v]);
         let length = ((p[0] - 3.0).powi(2) + (p[1] - 4.0).powi(2)).sqrt();
         assert!((length - 0.5).abs() < 1e-9, "{p:?}");
-        // From zero there is no norm to scale to.
+        // A parameter of norm 0 has no norm to scale to.
         let (mut p, mut m, mut v) = ([0.0f32], [0.0f32], [0.0f32]);
         rule.update(1, 0.1, &mut p, &[2.0], &mut [&mut m, &mut v]);
         assert!((p[0] + 0.1).abs() < 1e-6, "{p:?}");

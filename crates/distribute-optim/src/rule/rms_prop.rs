@@ -10,7 +10,7 @@ pub(super) fn update<T: Real>(step: Step<'_, '_, T>, rho: f64, momentum: f64, ep
         *v = rho * *v + fresh * g * g;
         *v
     };
-    // A variance, which rounding may leave a little below 0 where gradients hardly change.
+    // Rounding can make this variance slightly negative if gradients hardly change.
     let variance = |square: T, m: &mut T, g: T| {
         *m = rho * *m + fresh * g;
         let variance = square - *m * *m;
@@ -21,7 +21,8 @@ pub(super) fn update<T: Real>(step: Step<'_, '_, T>, rho: f64, momentum: f64, ep
         *s
     };
     let elements = parameter.iter_mut().zip(gradient).zip(square.iter_mut());
-    // Which slots there are is said by `UpdateRule::slots`, in this order. One loop for each case, for the compiler to vectorise.
+    // `UpdateRule::slots` defines the slots and their order. Each case has its own loop, so that the compiler can
+    // vectorise it.
     match rest {
         [] => elements.for_each(|((p, &g), v)| *p -= lr * g / (spread(v, g) + epsilon).sqrt()),
         [mean] if centered => {

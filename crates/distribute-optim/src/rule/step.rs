@@ -1,4 +1,4 @@
-//! One step of one parameter, and the types that it is computed in.
+//! The arguments of one step of one parameter, and the types in which it is computed.
 
 use std::ops::{Add, AddAssign, Div, Mul, Sub, SubAssign};
 
@@ -6,7 +6,7 @@ use distribute_device::Element;
 
 /// The element types that an [`UpdateRule`](super::UpdateRule) computes in: f32 and f64.
 ///
-/// Sealed, as [`Element`] is.
+/// The trait is sealed, as [`Element`] is.
 pub trait Real:
     Element
     + Into<f64>
@@ -17,10 +17,10 @@ pub trait Real:
     + AddAssign
     + SubAssign
 {
-    /// The nearest value.
+    /// Rounds to the nearest value of this type.
     fn from_f64(value: f64) -> Self;
 
-    /// The square root.
+    /// Returns the square root.
     fn sqrt(self) -> Self;
 }
 
@@ -44,7 +44,7 @@ reals!(f32 f64);
 
 /// The arguments of one step of one parameter.
 pub(super) struct Step<'a, 'b, T> {
-    /// From 1.
+    /// The number of the step, from 1.
     pub(super) number: u64,
     pub(super) learning_rate: f64,
     pub(super) parameter: &'a mut [T],
@@ -52,7 +52,7 @@ pub(super) struct Step<'a, 'b, T> {
     pub(super) slots: &'a mut [&'b mut [T]],
 }
 
-/// Returns the divisor that corrects the bias of a running mean that began with 0, after `step` steps: 1 − betaⁿ.
+/// Returns the bias correction of a moving average that started at 0, after `step` steps: 1 − betaⁿ.
 pub(super) fn correction(beta: f64, step: u64) -> f64 {
     1.0 - beta.powi(i32::try_from(step).unwrap_or(i32::MAX))
 }

@@ -29,7 +29,7 @@ fn step(strategy: &Strategy, optimizer: &Optimizer<Host>) -> Result<(), HostErro
     step.map(drop)
 }
 
-/// Parameters and slots of one replica.
+/// Returns the parameters and slots of one replica.
 fn values(layer: &HostModel, optimizer: &Optimizer<Host>, replica: usize) -> Vec<Vec<f32>> {
     let parameters = layer.parameters().variables().iter().map(|variable| &variable.components()[replica]);
     let slots = optimizer.slots().map(|slot| &slot.components()[replica]);
@@ -59,7 +59,7 @@ fn a_replica_that_failed_amid_its_update_gets_anothers_values() {
 fn parts_that_replicas_could_not_gather_come_from_their_owners() {
     let (strategy, layer, optimizer) = trained(true);
     let expected = values(&layer, &optimizer, 0);
-    // As after an update of its own part alone: of 18 elements in a bucket, bias first, a third each.
+    // The state after an update of its own part alone: of the 18 elements of a bucket, bias first, a third each.
     let component = |variable: usize, replica: usize| &layer.parameters().variables()[variable].components()[replica];
     for replica in 0..3 {
         let plan = optimizer.states.plan.get().unwrap();
