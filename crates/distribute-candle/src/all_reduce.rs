@@ -1,17 +1,18 @@
-//! A sum over replicas that backward goes through.
+//! A differentiable sum over replicas.
 
 use candle_core::backend::{BackendDevice, BackendStorage};
 use candle_core::{CpuStorage, CudaStorage, CustomOp1, Layout, Result, Shape, Tensor};
 use distribute_collectives::ReduceOp;
 use distribute_strategy::ReplicaContext;
 
-/// The sum of every replica's `x`, elementwise, on every replica. Backward sums the replicas' gradients in the same way: what
-/// a replica brings goes into the losses of all.
+/// Returns the elementwise sum of every replica's `x` on every replica. Backward sums the replicas' gradients in the
+/// same way, because each replica's `x` contributes to the losses of all.
 ///
-/// Every replica must call this, and go backward through it if one does.
+/// Every replica must call this. If one replica runs backward through the result, all must.
 ///
 /// # Errors
-/// candle's, and the collective's as candle's.
+/// [`candle_core::Error`] if candle refuses the tensor; it wraps the collective's error if a replica is missing or
+/// fails.
 ///
 /// # Examples
 /// ```
@@ -24,7 +25,7 @@ use distribute_strategy::ReplicaContext;
 ///     let x = Var::new(context.replica_id() as f32 + 1.0, &Device::Cpu)?;
 ///     let y = sum_over_replicas(context, &x)?;                  // 1 + 2 on both
 ///     assert_eq!(y.to_scalar::<f32>()?, 3.0);
-///     let gradients = y.sqr()?.backward()?;                     // each loss is y², so x is in both
+///     let gradients = y.sqr()?.backward()?;                     // each loss is y², so both depend on x
 ///     assert_eq!(gradients.get(&x).map(|g| g.to_scalar::<f32>()).transpose()?, Some(12.0));
 ///     Ok::<_, Error>(())
 /// })?;
@@ -64,7 +65,7 @@ impl CustomOp1 for SumOverReplicas {
         Ok((sum!(F32, F64, F16, BF16), layout.shape().clone()))
     }
 
-    /// By way of the host.
+    /// Copies through the host.
     fn cuda_fwd(&self, storage: &CudaStorage, layout: &Layout) -> Result<(CudaStorage, Shape)> {
         let (sum, shape) = self.cpu_fwd(&storage.to_cpu_storage()?, layout)?;
         Ok((storage.device().storage_from_cpu_storage_owned(sum)?, shape))

@@ -1,4 +1,4 @@
-//! For crates that train candle models in ways of their own, such as `distribute-estimator`. Not part of the paved
-//! path: it may change with any release.
+//! Functions for crates that train candle models in their own way, such as `distribute-estimator`. They are not part of
+//! the stable interface and may change with any release.
 
 pub use crate::sums::show;

@@ -1,4 +1,4 @@
-//! Batch normalisation over the batches of all replicas together.
+//! Batch normalisation over the batches of all replicas.
 
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CudaStorage, CustomOp2, D, DType, Error, Layout, Result, Shape, Tensor, Var};
@@ -11,16 +11,18 @@ use crate::tensor::is_short;
 
 /// Batch normalisation whose mean and variance are those of the global batch.
 ///
-/// Each replica computes the count, the mean and the sum of squared deviations of each channel; training gathers these from all
-/// replicas in one collective forward and merges them in f64, in the order of replicas, so that large means cost no digits and
-/// all replicas hold equal bits. Backward sums two numbers for each channel in one collective. A replica without
-/// [examples](distribute_strategy::ReplicaContext::has_examples) weighs nothing. Inputs of 16 bits are normalised in f32, and running statistics are kept in f32 at least.
+/// Each replica computes the count, the mean and the sum of squared deviations of each channel. In training, forward
+/// gathers these from all replicas in one collective and merges them in f64, in the order of replicas, so that a large
+/// mean loses no precision and all replicas hold equal bits. Backward sums two numbers for each channel in one
+/// collective. A replica without [examples](distribute_strategy::ReplicaContext::has_examples) has no weight. Inputs of
+/// 16 bits are normalised in f32, and running statistics are kept in f32 or f64.
 ///
-/// Outside of replicas it is plain batch normalisation. Not training, it uses the running statistics, which are equal on all
-/// replicas.
+/// Outside replicas it is plain batch normalisation. In evaluation it uses the running statistics, which are equal on
+/// all replicas.
 ///
-/// Where a replica may get [a batch without rows](distribute_strategy::DistributedDataset::with_empty_batches), put the branch with the normalisation on the left of sums, `branch + x`: candle forgets
-/// the right side of operations on tensors without elements, and that replica would leave the others alone in backward.
+/// If a replica may get [a batch without rows](distribute_strategy::DistributedDataset::with_empty_batches), put the
+/// branch with the normalisation on the left of sums, `branch + x`. candle drops the right operand of operations on
+/// tensors without elements, so that this replica would not take part in backward, and the others would wait for it.
 ///
 /// # Shapes
 /// Inputs have the channels in axis 1: (examples, channels, …).
@@ -35,7 +37,7 @@ use crate::tensor::is_short;
 /// let strategy = MirroredStrategy::builder().devices(["CPU:0", "CPU:1"]).build()?;
 /// let model = strategy.scope(|vb| sync_batch_norm(1, BatchNormConfig::default(), vb.pp("norm")))?;
 /// let normed = strategy.run_with(&model, |context, norm| {
-///     // The mean over both replicas is 1, whatever each has.
+///     // The mean over both replicas is 1, whatever the values of each.
 ///     let x = Tensor::full(2.0 * context.replica_id() as f32, (3, 1), &Device::Cpu)?;
 ///     Ok::<_, Error>(norm.forward_t(&x, true)?.mean_all()?.to_scalar::<f32>()?)
 /// })?;
@@ -44,8 +46,8 @@ use crate::tensor::is_short;
 /// ```
 ///
 /// # Source
-/// Ioffe and Szegedy, "Batch normalization", 2015; Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for
-/// computing sample variances", 1979; synchronised as `tf.keras.layers.BatchNormalization(synchronized=True)`.
+/// Ioffe and Szegedy, "Batch normalization", 2015; Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm
+/// for computing sample variances", 1979; synchronised as `tf.keras.layers.BatchNormalization(synchronized=True)`.
 /// Settings and running statistics follow [`candle_nn::BatchNorm`], so checkpoints fit both.
 #[derive(Clone, Debug)]
 pub struct SyncBatchNorm {
@@ -55,10 +57,11 @@ pub struct SyncBatchNorm {
     config: BatchNormConfig,
 }
 
-/// A [`SyncBatchNorm`] for so many channels, under the names that [`candle_nn::batch_norm()`] gives its variables.
+/// Creates a [`SyncBatchNorm`] for `num_features` channels, whose variables have the names that
+/// [`candle_nn::batch_norm()`] gives them.
 ///
 /// # Errors
-/// candle's; a negative epsilon or a momentum outside 0..=1.
+/// [`candle_core::Error`] for a negative epsilon, for a momentum outside 0..=1, or if a variable cannot be created.
 pub fn sync_batch_norm(
     num_features: usize,
     config: impl Into<BatchNormConfig>,
@@ -74,7 +77,7 @@ pub fn sync_batch_norm(
     let get = |name, value, dtype| vb.get_with_hints_dtype(num_features, name, Init::Const(value), dtype);
     let dtype = vb.dtype();
     let affine = if config.affine { Some((get("weight", 1.0, dtype)?, get("bias", 0.0, dtype)?)) } else { None };
-    // 16 bits hold neither large variances nor small changes.
+    // 16 bits represent neither large variances nor small changes.
     let running_mean = Var::from_tensor(&get("running_mean", 0.0, widened(dtype))?)?;
     let running_var = Var::from_tensor(&get("running_var", 1.0, widened(dtype))?)?;
     keeps_common([&running_mean, &running_var]);
@@ -82,17 +85,17 @@ pub fn sync_batch_norm(
 }
 
 impl SyncBatchNorm {
-    /// The running mean of each channel.
+    /// Returns the running mean of each channel.
     pub fn running_mean(&self) -> &Tensor {
         &self.running_mean
     }
 
-    /// The running variance of each channel.
+    /// Returns the running variance of each channel.
     pub fn running_var(&self) -> &Tensor {
         &self.running_var
     }
 
-    /// Takes the statistics of a global batch into the running ones.
+    /// Updates the running statistics with those of a global batch.
     fn remember(&self, batch: &Moments) -> Result<()> {
         let momentum = self.config.momentum;
         let blend = |old: &Var, new: &mut dyn Iterator<Item = f64>| -> Result<()> {
@@ -102,7 +105,7 @@ impl SyncBatchNorm {
             old.set(&Tensor::new(blended, old.device())?.to_dtype(old.dtype())?)
         };
         blend(&self.running_mean, &mut batch.means())?;
-        // The variance of the population that the batch is a sample of.
+        // The unbiased estimate of the population's variance.
         let unbiased = f64::max(batch.count - 1.0, 1.0);
         blend(&self.running_var, &mut batch.deviations.iter().map(|sum| sum / unbiased))
     }
@@ -113,7 +116,8 @@ impl ModuleT for SyncBatchNorm {
         let channels = self.running_mean.dim(0)?;
         if x.rank() < 2 || x.dim(1)? != channels {
             candle_core::bail!(
-                "sync_batch_norm: the input has shape {:?}; give (examples, {channels}, …), with the channels in axis 1",
+                "sync_batch_norm: the input has shape {:?}; give (examples, {channels}, …), with the channels in axis \
+                 1",
                 x.dims()
             );
         }
@@ -146,15 +150,15 @@ impl ModuleT for SyncBatchNorm {
     }
 }
 
-/// Moments of each channel of some elements.
+/// The moments of each channel over a set of elements.
 #[derive(Clone, Debug)]
 struct Moments {
-    /// Elements of a channel.
+    /// The number of elements of a channel.
     count: f64,
-    /// One element of each channel, as it is. The mean is kept as what it differs by from it, so that a large mean costs no
-    /// digits.
+    /// One element of each channel. The mean is stored as its difference from this element, so that a large mean loses
+    /// no precision.
     origins: Vec<f64>,
-    /// Mean minus origin.
+    /// The means minus the origins.
     offsets: Vec<f64>,
     /// Sums of squared deviations from the mean.
     deviations: Vec<f64>,
@@ -179,7 +183,7 @@ impl Moments {
         Ok(Moments { count: count as f64, origins: next(), offsets: next(), deviations: next() })
     }
 
-    /// The moments of these elements and of others together.
+    /// Merges the moments of two sets of elements.
     ///
     /// # Source
     /// Chan, Golub and LeVeque, 1979, equations 2.1.
@@ -201,7 +205,7 @@ impl Moments {
         Moments { count, ..self }
     }
 
-    /// The moments of all replicas' elements; every replica calls this, and each gets the same bits.
+    /// Merges the moments of all replicas. Every replica calls this, and each gets the same bits.
     fn over_replicas(self, context: &ReplicaContext) -> Result<Moments> {
         let group = context.graph_group().map_err(Error::wrap)?;
         let channels = self.origins.len();
@@ -220,15 +224,15 @@ impl Moments {
     }
 }
 
-/// A global batch in training: what forward has found and backward needs.
+/// A global batch in training: the results of forward that backward needs.
 struct Batch {
     context: Option<ReplicaContext>,
     remove_mean: bool,
-    /// Whether this replica's elements are among those of the batch.
+    /// Whether this replica's elements belong to the batch.
     counts: bool,
-    /// Of all replicas.
+    /// The moments of all replicas' elements.
     moments: Moments,
-    /// An element of each channel of this replica: elements are compared with it first, and then with the mean.
+    /// One element of each channel of this replica, which is subtracted from elements before the rest of the mean.
     near: Vec<f64>,
     /// One divided by the standard deviation.
     scales: Vec<f64>,
@@ -237,7 +241,7 @@ struct Batch {
 impl Batch {
     fn new(x: &Tensor, context: Option<ReplicaContext>, epsilon: f64, remove_mean: bool) -> Result<Batch> {
         let channels = x.dim(1)?;
-        // A row that stands in for examples is none of the batch's.
+        // A row that stands in for missing examples does not belong to the batch.
         let counts = x.elem_count() > 0 && context.as_ref().is_none_or(ReplicaContext::has_examples);
         let own = if counts { Moments::of(&channels_first(x)?)? } else { Moments::none(channels) };
         let near = own.origins.clone();
@@ -250,7 +254,7 @@ impl Batch {
         Ok(Batch { context, remove_mean, counts, moments, near, scales })
     }
 
-    /// The normalised input, in 32 bits at least, from which backward goes to `x`.
+    /// Returns the normalised input, in f32 or f64, through which backward reaches `x`.
     fn normalise(self, x: &Tensor) -> Result<Tensor> {
         let wide = x.detach().to_dtype(widened(x.dtype()))?;
         let normed = if x.elem_count() == 0 {
@@ -270,7 +274,7 @@ impl Batch {
         wide.broadcast_sub(&vector(&self.near, wide)?)?.broadcast_sub(&vector(&rest, wide)?)
     }
 
-    /// The gradient of the loss of all replicas by this replica's `x`.
+    /// Returns the gradient of the sum of all replicas' losses with respect to this replica's `x`.
     fn gradient(&self, x: &Tensor, gradient: &Tensor) -> Result<Tensor> {
         let channels = self.scales.len();
         let mut sums = vec![0.0; 2 * channels];
@@ -289,7 +293,7 @@ impl Batch {
         let Some(centred) = centred else { return x.zeros_like() };
         let (of_gradient, of_product) = sums.split_at(channels);
         let n = self.moments.count;
-        // By way of the variance; and of the mean, where it was removed.
+        // The gradient through the variance, and through the mean if it was removed.
         let spread = self.moments.means().enumerate().map(|(channel, mean)| {
             let taken = if self.remove_mean { 0.0 } else { mean };
             self.scales[channel].powi(3) * (of_product[channel] + taken * of_gradient[channel]) / n
@@ -307,7 +311,7 @@ impl Batch {
     }
 }
 
-/// Forward hands the normalised values on, backward goes to the input.
+/// Forward returns the normalised values, backward returns the input's gradient.
 impl CustomOp2 for Batch {
     fn name(&self) -> &'static str {
         "sync-batch-norm"
@@ -332,30 +336,30 @@ impl CustomOp2 for Batch {
     }
 }
 
-/// The type that normalisation computes in.
+/// Returns the type in which normalisation computes.
 fn widened(dtype: DType) -> DType {
     if is_short(dtype) { DType::F32 } else { dtype }
 }
 
-/// Elements by channel, without history: (channels, elements), in the type that normalisation computes in.
+/// Returns the elements by channel, (channels, elements), detached and in the type in which normalisation computes.
 fn channels_first(x: &Tensor) -> Result<Tensor> {
     x.detach().to_dtype(widened(x.dtype()))?.transpose(0, 1)?.flatten_from(1)?.contiguous()
 }
 
-/// Numbers of channels in a shape that is broadcast over examples.
+/// Reshapes one number per channel for broadcasting over examples.
 fn per_channel(numbers: &Tensor, rank: usize) -> Result<Tensor> {
     let mut shape = vec![1; rank];
     shape[1] = numbers.dim(0)?;
     numbers.reshape(shape)
 }
 
-/// Numbers of channels in the shape, and in the type of normalisation, in which they go with `x`.
+/// Returns one number per channel in the shape and the type in which they combine with `x`.
 fn vector(numbers: &[f64], x: &Tensor) -> Result<Tensor> {
     let tensor = Tensor::from_slice(numbers, numbers.len(), x.device())?;
     per_channel(&tensor.to_dtype(widened(x.dtype()))?, x.rank())
 }
 
-/// Numbers of channels in host memory.
+/// Copies one number per channel to host memory.
 fn host(numbers: &Tensor) -> Result<Vec<f64>> {
     numbers.to_dtype(DType::F64)?.to_vec1()
 }

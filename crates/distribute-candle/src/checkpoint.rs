@@ -1,4 +1,4 @@
-//! Models and optimizers in checkpoints.
+//! Checkpoints of models and optimizers.
 
 use candle_core::Tensor;
 use distribute_collectives::ReduceOp;
@@ -10,9 +10,9 @@ use distribute_values::{Axis, PerReplica};
 
 use crate::{Candle, Model, Result, Variable};
 
-/// Every variable once, under its path: parameters as they are, statistics that replicas keep of their own examples as
-/// their mean. Parameters are compared on all replicas first: nothing is saved of a model whose copies have come to
-/// differ.
+/// Saves every variable once, under its path: parameters unchanged, and the mean over replicas for statistics that
+/// replicas compute from their own examples. Parameters of all replicas are compared first, so a model whose copies
+/// differ is never saved.
 impl<M> Checkpointed for Model<M> {
     fn save(&self, strategy: &Strategy, snapshot: &mut Snapshot) -> Result<(), BoxError> {
         self.parameters.check_whole()?;
@@ -33,7 +33,7 @@ impl<M> Checkpointed for Model<M> {
     }
 }
 
-/// One value of a variable, for all replicas of all processes.
+/// Returns one value of a variable for all replicas of all processes.
 pub(crate) fn whole(strategy: &Strategy, variable: &Variable) -> Result<Tensor> {
     let components = variable.components();
     if !variable.is_statistic() || strategy.num_replicas_in_sync() == 1 || !components[0].dtype().is_float() {

@@ -1,4 +1,4 @@
-//! Losses in a replica.
+//! Losses of a replica.
 
 use candle_core::{D, DType, Tensor};
 use distribute_strategy::ReplicaContext;
@@ -6,29 +6,31 @@ use distribute_strategy::ReplicaContext;
 use crate::Result;
 use crate::losses::at_least_32_bits;
 
-/// What candle's tensors need of a replica context.
+/// Operations of a replica context on candle's tensors.
 pub trait CandleContext {
-    /// This replica's share of the mean loss over a global batch: the sum of `per_example` divided by `global_batch`.
+    /// Returns this replica's share of the mean loss over a global batch: the sum of `per_example` divided by
+    /// `global_batch`.
     ///
-    /// Summed over replicas this is the mean over the examples of the whole batch, also where replicas have different
-    /// numbers of them. The share of a replica without [examples](ReplicaContext::has_examples) is 0, and its gradients are.
+    /// Summed over replicas, the shares are the mean over the examples of the whole batch, even if replicas have
+    /// different numbers of examples. The share and the gradients of a replica without
+    /// [examples](ReplicaContext::has_examples) are 0.
     ///
     /// # Shapes
     /// `per_example`: one value per example of this replica. The result is a scalar.
     ///
     /// # Errors
-    /// candle's.
+    /// [`candle_core::Error`] if the values cannot be summed.
     ///
     /// # Source
     /// `tf.nn.compute_average_loss`.
     fn average_loss(&self, per_example: &Tensor, global_batch: usize) -> Result<Tensor>;
 
-    /// A loss that was computed by hand, times this replica's [`weight`](ReplicaContext::weight): as it is, or 0 on a replica
-    /// without examples, from where backward still goes through the model, so that the replica takes part in what layers
-    /// reduce meanwhile.
+    /// Multiplies a loss that the program computed itself by this replica's [`weight`](ReplicaContext::weight), which
+    /// is 1, or 0 on a replica without examples. Backward still runs through the model there, so that the replica takes
+    /// part in the collectives of its layers.
     ///
     /// # Errors
-    /// candle's.
+    /// [`candle_core::Error`] if the product cannot be computed.
     ///
     /// # Examples
     /// ```
@@ -38,7 +40,7 @@ pub trait CandleContext {
     /// use distribute_values::PerReplica;
     ///
     /// let strategy = MirroredStrategy::builder().devices(["CPU:0", "CPU:1"]).build()?;
-    /// // As in the last step of a pass, where a row of the first replica's stands in on the second.
+    /// // The last step of a pass, in which a row of the first replica stands in on the second.
     /// let batch = PerReplica::new(vec![Tensor::new(&[3f32], &Device::Cpu)?; 2]).with_examples(&[true, false]);
     /// let losses = strategy.run_with(batch, |context, x| {
     ///     Ok::<_, Error>(context.weigh(&x.sqr()?.sum_all()?)?.to_scalar::<f32>()?)
@@ -48,21 +50,22 @@ pub trait CandleContext {
     /// ```
     fn weigh(&self, loss: &Tensor) -> Result<Tensor>;
 
-    /// This replica's share of a loss that does not depend on examples, such as a penalty on weights: the loss divided by the
-    /// number of replicas, so that their sum counts it once.
+    /// Returns this replica's share of a loss that does not depend on examples, such as a penalty on weights: the loss
+    /// divided by the number of replicas, so that the sum over replicas counts it once.
     ///
     /// # Errors
-    /// candle's.
+    /// [`candle_core::Error`] if the quotient cannot be computed.
     ///
     /// # Source
     /// `tf.nn.scale_regularization_loss`.
     fn scale_regularization_loss(&self, loss: &Tensor) -> Result<Tensor>;
 
-    /// A tensor on this replica's device: a copy, or the same one where it is there already. The model's variables are there,
-    /// so its inputs must be, too.
+    /// Returns a tensor on this replica's device: a copy, or the same tensor if it is on the device already. A model's
+    /// inputs must be on the same device as its variables.
     ///
     /// # Errors
-    /// candle's, and [`Error::NoGpu`](crate::Error::NoGpu) where candle cannot use the replica's device.
+    /// [`Error::Candle`](crate::Error::Candle) if the copy fails, and [`Error::NoGpu`](crate::Error::NoGpu) if candle
+    /// cannot use the replica's device.
     ///
     /// # Examples
     /// ```
@@ -80,18 +83,18 @@ pub trait CandleContext {
     /// ```
     ///
     /// # Source
-    /// What `tf.distribute.Strategy.experimental_distribute_dataset` does with each replica's part.
+    /// `tf.distribute.Strategy.experimental_distribute_dataset`, which copies each replica's part to its device.
     fn to_device(&self, tensor: &Tensor) -> Result<Tensor>;
 }
 
 impl CandleContext for ReplicaContext {
     fn average_loss(&self, per_example: &Tensor, global_batch: usize) -> Result<Tensor> {
-        // A sum of 16 bits would be beyond them soon.
+        // A sum in 16 bits would soon overflow.
         self.weigh(&(at_least_32_bits(per_example)?.sum_all()? / global_batch.max(1) as f64)?)
     }
 
     fn weigh(&self, loss: &Tensor) -> Result<Tensor> {
-        // candle cuts the graph where something is multiplied by the number 0, but not by a tensor of it.
+        // candle cuts the graph at a multiplication by the number 0, but not at one by a tensor of zeros.
         if self.weight() > 0.0 { Ok(loss.clone()) } else { Ok((loss * loss.zeros_like()?)?) }
     }
 
@@ -104,14 +107,14 @@ impl CandleContext for ReplicaContext {
     }
 }
 
-/// The negative log-likelihood of each example's target, in f32 at least.
+/// Computes the negative log-likelihood of each example's target, in f32 or f64.
 ///
 /// # Shapes
-/// `log_probabilities`: (examples, classes); `targets`: (examples), u32, i64 or u8. The result: (examples).
+/// `log_probabilities`: (examples, classes); `targets`: (examples), u32, i64 or u8. Result: (examples).
 ///
 /// # Errors
-/// candle's, where shapes or types do not fit. On a CPU, a sentence that names the first target that is no class; on a GPU
-/// that is left to candle's kernels.
+/// [`candle_core::Error`] if shapes or types do not fit. On a CPU, also for the first target that is not a class; on a
+/// GPU candle's kernels handle these.
 pub fn nll_per_example(log_probabilities: &Tensor, targets: &Tensor) -> candle_core::Result<Tensor> {
     let log_probabilities = at_least_32_bits(log_probabilities)?;
     if targets.device().is_cpu() {
@@ -120,23 +123,23 @@ pub fn nll_per_example(log_probabilities: &Tensor, targets: &Tensor) -> candle_c
     log_probabilities.gather(&targets.unsqueeze(D::Minus1)?, D::Minus1)?.squeeze(D::Minus1)?.neg()
 }
 
-/// The cross-entropy of each example's logits and target, in f32 at least.
+/// Computes the cross-entropy of each example's logits and target, in f32 or f64.
 ///
 /// # Shapes
-/// As [`nll_per_example`], of logits instead of log-probabilities.
+/// Like [`nll_per_example`], with logits instead of log-probabilities.
 ///
 /// # Errors
-/// As [`nll_per_example`].
+/// [`candle_core::Error`] if shapes or types do not fit or a target is not a class, like [`nll_per_example`].
 pub fn cross_entropy_per_example(logits: &Tensor, targets: &Tensor) -> candle_core::Result<Tensor> {
     let logits = at_least_32_bits(logits)?;
     if logits.dim(0)? == 0 {
-        // candle refuses the maximum of nothing; a replica without examples still takes part in the step.
+        // candle refuses the maximum of an empty tensor, but a replica without examples takes part in the step.
         return logits.narrow(D::Minus1, 0, 1)?.squeeze(D::Minus1);
     }
     nll_per_example(&candle_nn::ops::log_softmax(&logits, D::Minus1)?, targets)
 }
 
-/// Refuses a target that is no class: candle takes the greatest number of a type for padding, whose loss is 0.
+/// Refuses a target that is not a class. candle treats the greatest number of a type as padding, with a loss of 0.
 fn check_classes(targets: &Tensor, classes: usize) -> candle_core::Result<()> {
     if !targets.dtype().is_int() {
         candle_core::bail!("targets are of {:?}; give class indices of u32, i64 or u8", targets.dtype());

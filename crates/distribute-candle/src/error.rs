@@ -1,12 +1,12 @@
-//! What can go wrong with distributed candle models.
+//! Errors of distributed candle models.
 
 use distribute_types::{Class, ErrorClass};
 
-/// An error of this crate.
+/// The errors of this crate.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// candle refused.
+    /// An operation of candle failed.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),
     /// The optimizer failed.
@@ -15,70 +15,71 @@ pub enum Error {
     /// The strategy failed.
     #[error(transparent)]
     Strategy(#[from] distribute_strategy::Error),
-    /// A distributed value was used wrongly.
+    /// A distributed value was used incorrectly.
     #[error(transparent)]
     Values(#[from] distribute_values::Error),
     /// A collective failed.
     #[error(transparent)]
     Collective(#[from] distribute_collectives::Error),
-    /// Of parameter servers.
+    /// An operation on parameter servers failed.
     #[cfg(feature = "parameter-server")]
     #[error(transparent)]
     ParameterServer(#[from] distribute_parameter_server::Error),
-    /// Of training: callbacks, checkpoints, metrics, progress.
+    /// Training failed: callbacks, checkpoints, metrics or progress.
     #[error(transparent)]
     Train(#[from] distribute_train::Error),
     /// The data could not be read.
     #[error(transparent)]
     Input(#[from] distribute_input::Error),
-    /// There is nothing to train on, to evaluate or to predict.
+    /// There are no examples to train on, to evaluate or to predict.
     #[error("the dataset to {what} has no elements; give at least one")]
     NoExamples {
-        /// What was to be done.
+        /// The operation.
         what: &'static str,
     },
-    /// A replica was to be on a GPU that candle cannot use.
+    /// candle cannot use the GPU of a replica.
     #[error("a replica was to be on {device}: {problem}")]
     NoGpu {
         /// The device.
         device: String,
-        /// Why it cannot be used, and what to do.
+        /// The reason and the remedy.
         problem: String,
     },
-    /// Weights are not as many as examples.
+    /// The number of weights differs from the number of examples.
     #[error("{given:?} weights were given for {examples} examples; give one for each")]
     Weights {
         /// The shape of the weights.
         given: Vec<usize>,
-        /// How many examples there are.
+        /// The number of examples.
         examples: usize,
     },
-    /// A model asked for a variable that was never created.
+    /// A model requested a variable without a shape that does not exist.
     #[error(
-        "variable {name:?} was asked for without a shape, but nobody has created it; use get with a shape and an initial value"
+        "variable {name:?} was asked for without a shape, but nobody has created it; use get with a shape and an \
+         initial value"
     )]
     UnknownVariable {
-        /// The variable.
+        /// The variable's name.
         name: String,
     },
-    /// Variables were to be frozen or unfrozen while an optimizer was there that trains them or does not.
+    /// Variables were frozen or unfrozen while the model had an optimizer.
     #[error("the model has an optimizer; freeze and unfreeze variables before one is built, or after it is dropped")]
     FrozenLate,
-    /// Values were to be loaded into variables of 16 bits, of which an optimizer keeps master copies.
+    /// Values were loaded into variables of 16 bits whose f32 copies an optimizer keeps.
     #[error(
-        "variable {name:?} has 16 bits, and an optimizer keeps its value in 32; load values before an optimizer is built, or \
-         after it is dropped"
+        "variable {name:?} has 16 bits, and an optimizer keeps its value in 32; load values before an optimizer is \
+         built, or after it is dropped"
     )]
     LoadedLate {
-        /// The first variable of 16 bits.
+        /// The name of the first variable of 16 bits.
         name: String,
     },
-    /// A file of values cannot be read or written, or does not fit the model.
+    /// A file of values cannot be read or written, or does not match the model.
     #[error("{}: {problem}", path.display())]
     Pretrained {
-        /// The file.
+        /// The file's path.
         path: std::path::PathBuf,
-        /// What is wrong.
+        /// The reason.
         problem: String,
     },
 }

@@ -1,4 +1,4 @@
-//! Replicas on GPUs: which candle device they compute on, and how their gradients are reduced and applied without leaving it.
+//! Replicas on GPUs: the candle device of each, and the reduction and application of gradients in its memory.
 
 #[cfg_attr(feature = "candle-cuda", path = "gpu/cuda.rs")]
 #[cfg_attr(not(feature = "candle-cuda"), path = "gpu/without_cuda.rs")]
@@ -12,7 +12,7 @@ use distribute_strategy::Strategy;
 
 use crate::Result;
 
-/// Where a local replica of a strategy computes.
+/// Returns the candle device of a strategy's local replica.
 pub(crate) fn candle_device(strategy: &Strategy, local: usize) -> Result<Device> {
     match strategy.devices().get(local).and_then(|device| device.kind()) {
         Some(DeviceKind::Gpu) => backend::candle_device(strategy, local),
@@ -20,7 +20,7 @@ pub(crate) fn candle_device(strategy: &Strategy, local: usize) -> Result<Device>
     }
 }
 
-/// A tensor on a replica's device; the same one where it is there already.
+/// Returns a tensor on a replica's device: a copy, or the same tensor if it is on the device already.
 pub(crate) fn moved(tensor: &Tensor, strategy: &Strategy, local: usize) -> Result<Tensor> {
     Ok(tensor.to_device(&candle_device(strategy, local)?)?)
 }

@@ -1,7 +1,7 @@
-//! Learning during backward that a variable's gradient is complete.
+//! Notification during backward that a variable's gradient is complete.
 //!
 //! candle has no backward hook, but it calls [`CustomOp1::bwd`] exactly when all uses of an operation's result have
-//! contributed. So models get, instead of a variable, the result of an operation on a dummy: that result holds the
+//! contributed. So models get, instead of a variable, the result of an operation on a dummy. This result holds the
 //! variable's elements, and its `bwd` is the hook.
 
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use candle_core::{CpuStorage, CudaStorage, CustomOp1, DType, Layout, Shape, Stor
 use distribute_optim::Tape;
 use parking_lot::Mutex;
 
-/// A tensor with these elements that reports its gradient to `tape` as variable `index`.
+/// Returns a tensor with these elements that reports its gradient to `tape` as variable `index`.
 pub(crate) fn hooked(elements: &Tensor, index: usize, tape: &Arc<Tape<Tensor>>) -> candle_core::Result<Tensor> {
     let (storage, layout) = elements.storage_and_layout();
     let storage = match &*storage {
@@ -22,7 +22,8 @@ pub(crate) fn hooked(elements: &Tensor, index: usize, tape: &Arc<Tape<Tensor>>) 
         }
     };
     let initial = Mutex::new(Some((storage, elements.shape().clone())));
-    // Only a variable, or what comes from one, takes part in backward; its own gradient is never computed.
+    // Only a variable, or a tensor computed from one, takes part in backward. The dummy's own gradient is never
+    // computed.
     let dummy = Var::zeros((), DType::F32, elements.device())?;
     dummy.as_tensor().apply_op1(Hook { index, tape: tape.clone(), initial })
 }
@@ -30,7 +31,7 @@ pub(crate) fn hooked(elements: &Tensor, index: usize, tape: &Arc<Tape<Tensor>>) 
 struct Hook {
     index: usize,
     tape: Arc<Tape<Tensor>>,
-    /// The variable's storage, until the forward pass hands it over to the result.
+    /// The variable's storage, until the forward pass moves it to the result.
     initial: Mutex<Option<(Storage, Shape)>>,
 }
 
@@ -66,7 +67,7 @@ impl CustomOp1 for Hook {
     }
 }
 
-/// What cannot be: the dummy is on the same device as the values.
+/// Returns the error of an impossible case: the dummy is on the same device as the values.
 fn elsewhere() -> candle_core::Error {
     candle_core::Error::Msg("a variable's values are on another device than the variable".to_owned())
 }

@@ -1,4 +1,4 @@
-//! Initial values that depend on a seed and the variable's name only, so that every worker draws the same.
+//! Initial values that depend only on a seed and the variable's name, so that every worker draws the same values.
 
 use candle_core::{DType, Device, Result, Shape, Tensor};
 use candle_nn::Init;
@@ -7,7 +7,7 @@ use distribute_types::{FNV64, fnv1a_64};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
-/// The initial value of a variable. candle's own generator cannot be seeded on the CPU.
+/// Draws the initial value of a variable. candle's own generator cannot be seeded on the CPU.
 pub(crate) fn initial(
     seed: u64,
     name: &str,
@@ -39,7 +39,7 @@ pub(crate) fn initial(
 struct Draw(ChaCha8Rng);
 
 impl Draw {
-    /// In [0, 1), with 53 bits.
+    /// Returns a number in [0, 1) with 53 random bits.
     fn unit(&mut self) -> f64 {
         (self.0.next_u64() >> 11) as f64 / (1u64 << 53) as f64
     }
@@ -48,7 +48,7 @@ impl Draw {
         (low + self.unit() * (high - low)) as f32
     }
 
-    /// Pairs of normally distributed numbers (Box and Muller, 1958).
+    /// Draws normally distributed numbers in pairs (Box and Muller, 1958).
     fn normals(&mut self, count: usize, mean: f64, stdev: f64) -> Vec<f32> {
         let mut values = Vec::with_capacity(count + 1);
         while values.len() < count {
@@ -61,7 +61,7 @@ impl Draw {
     }
 }
 
-/// FNV-1a of 64 bits, so that variables of one seed draw from different streams.
+/// Computes the 64-bit FNV-1a hash, so that variables with one seed draw from different streams.
 pub(crate) fn hash(name: &str) -> u64 {
     fnv1a_64(FNV64, name.bytes())
 }

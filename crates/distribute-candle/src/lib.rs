@@ -1,18 +1,18 @@
-//! Distributed training of candle models: the model stays a plain candle model.
+//! Distributed training of candle models, which stay plain candle models.
 //!
-//! - [`CandleStrategy::scope`] builds a model once per replica through a candle `VarBuilder`, with equal initial values
-//!   everywhere: [`Model`].
+//! - [`CandleStrategy::scope`] builds a [`Model`]: a candle model that is built once per replica through a
+//!   `VarBuilder`, with equal initial values on all replicas.
 //! - [`Sgd`], [`Adam`], [`AdamW`], [`Adagrad`], [`RmsProp`] and [`Lamb`] are descriptions; `build(&model)` makes the
-//!   [`Optimizer`], whose slots are distributed variables. [`ReplicaOptimizer::minimize`] runs backward, reduces gradients in
-//!   buckets while backward goes on, and updates every replica's copy in place.
-//! - [`Optimizer`] also clips, compresses, scales losses ([`LossScale`]), accumulates, and shards its state; [`Ema`] averages
-//!   parameters; [`Model::freeze`] leaves some alone.
-//! - [`Model::load_safetensors`] takes values that were trained before, [`Model::save_safetensors`] gives them away.
-//! - [`SyncBatchNorm`] normalises over the global batch; [`LayerNorm`] and [`RmsNorm`] have the backward that candle's fused ones
-//!   lack; [`sum_over_replicas`] is a sum that backward goes through.
-//! - [`Trainer`]: compile, fit, evaluate and predict without a loop of one's own.
-//! - `CandleParameterServer` and `CandleWorker` (feature `parameter-server`): models whose variables are on parameter servers;
-//!   `sharded_embedding` fetches the rows that it needs.
+//!   [`Optimizer`], whose slots are distributed variables. [`ReplicaOptimizer::minimize`] runs backward, reduces
+//!   gradients in buckets meanwhile, and updates every replica's copy in place.
+//! - [`Optimizer`] also clips, compresses, scales losses ([`LossScale`]), accumulates, and shards its state; [`Ema`]
+//!   averages parameters; [`Model::freeze`] excludes parameters from training.
+//! - [`Model::load_safetensors`] loads pretrained values; [`Model::save_safetensors`] saves values for other programs.
+//! - [`SyncBatchNorm`] normalises over the global batch; [`LayerNorm`] and [`RmsNorm`] have the backward that candle's
+//!   fused operations lack; [`sum_over_replicas`] is a differentiable sum.
+//! - [`Trainer`] has `fit`, `evaluate` and `predict`, for training without a custom loop.
+//! - `CandleParameterServer` and `CandleWorker` (feature `parameter-server`) build models whose variables are on
+//!   parameter servers; `sharded_embedding` fetches only the rows that it needs.
 //! - [`CandleContext::average_loss`] scales a loss by the global batch.
 //!
 //! # Examples
@@ -34,8 +34,8 @@
 //! ```
 //!
 //! # Invariants
-//! - After a step all replicas' parameters are equal bit for bit; a step that fails is made on none of them.
-//! - A parameter that got no gradient on any replica is left alone, and named once in a warning.
+//! - After a step all replicas' parameters are equal bit for bit; a step that fails is applied on none of them.
+//! - A parameter that got no gradient on any replica keeps its value, and a warning names it once.
 
 mod all_reduce;
 #[doc(hidden)]
@@ -85,5 +85,5 @@ pub type Optimizer = distribute_optim::Optimizer<Candle>;
 /// One replica's view of an [`Optimizer`].
 pub type ReplicaOptimizer<'a> = distribute_optim::ReplicaOptimizer<'a, Candle>;
 
-/// Averages of a candle model's parameters over steps.
+/// Moving averages of a candle model's parameters.
 pub type Ema = distribute_optim::Ema<Candle>;

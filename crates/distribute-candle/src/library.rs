@@ -1,4 +1,4 @@
-//! candle, as optimizers see it.
+//! candle as a tensor library for optimizers.
 
 use candle_core::backprop::GradStore;
 use candle_core::{CpuStorage, DType as CandleType, Storage, Tensor};
@@ -17,8 +17,8 @@ impl TensorLibrary for Candle {
 
     const CUT_GRAPH: &'static str = "Operations of candle without a backward cut the graph in silence: in place of \
         candle_nn's layer_norm and rms_norm use those of distribute_candle (distribute::candle), in place of \
-        softmax_last_dim candle_nn::ops::softmax, in place of rope rope_slow, in place of sdpa matmul and softmax. Variables \
-        that are not to be trained are frozen by Model::freeze";
+        softmax_last_dim candle_nn::ops::softmax, in place of rope rope_slow, in place of sdpa matmul and softmax. \
+        Variables that are not to be trained are frozen by Model::freeze";
 
     fn backward(loss: &Tensor) -> Result<GradStore> {
         Ok(loss.backward()?)
@@ -49,7 +49,8 @@ impl TensorLibrary for Candle {
     }
 
     fn own(gradient: Tensor) -> Result<Tensor> {
-        // candle adds every gradient up in storage of its own and forgets it; only those that are views are copied.
+        // candle sums every gradient in its own storage and keeps no handle on it; only gradients that are views are
+        // copied.
         let is_whole = {
             let (storage, layout) = gradient.storage_and_layout();
             let len = match &*storage {
@@ -70,7 +71,7 @@ impl TensorLibrary for Candle {
     }
 }
 
-/// candle's name for a type.
+/// Returns candle's type for an element type.
 fn candle_type(dtype: DType) -> Result<CandleType> {
     Ok(match dtype {
         DType::F32 => CandleType::F32,

@@ -1,22 +1,22 @@
-//! Losses of each example, which are summed and divided by the global batch.
+//! Losses per example, which are summed and divided by the global batch.
 //!
-//! All compute in f32 at least, whatever the type of the outputs: sums, squares and exponentials of 16 bits overflow early. An
-//! output that is NaN gives a loss that is NaN.
+//! All losses compute in f32 or f64, whatever the type of the outputs, because sums, squares and exponentials overflow
+//! early in 16 bits. The loss of an output that is NaN is NaN.
 
 use candle_core::{D, DType, Result, Tensor};
 
 use crate::cross_entropy_per_example;
 use crate::tensor::is_short;
 
-/// The loss of each example. Functions of outputs and targets are losses too.
+/// A loss function that returns one value per example. Functions of outputs and targets are losses too.
 ///
 /// # Shapes
-/// Outputs and targets have an example in each row; the result has one number for each.
+/// Outputs and targets have one example per row; the result has one number per example.
 pub trait Loss: Send + Sync {
-    /// One number for each example.
+    /// Computes the loss of each example.
     ///
     /// # Errors
-    /// candle's, where shapes or types do not fit.
+    /// [`candle_core::Error`] if shapes or types do not fit.
     fn per_example(&self, outputs: &Tensor, targets: &Tensor) -> Result<Tensor>;
 }
 
@@ -26,36 +26,36 @@ impl<F: Fn(&Tensor, &Tensor) -> Result<Tensor> + Send + Sync> Loss for F {
     }
 }
 
-/// Computes softmax cross-entropy from logits and class indices, as [`cross_entropy_per_example`].
+/// Softmax cross-entropy of logits and class indices, computed by [`cross_entropy_per_example`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SparseCategoricalCrossentropy;
 
-/// Computes softmax cross-entropy from logits and the probabilities of classes. A class of probability 0 adds nothing, even where
-/// its logit is -∞.
+/// Softmax cross-entropy of logits and probabilities of classes. A class of probability 0 adds nothing, even if its
+/// logit is -∞.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CategoricalCrossentropy;
 
-/// Computes binary cross-entropy from logits and targets from 0 to 1.
+/// Binary cross-entropy of logits and targets from 0 to 1.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct BinaryCrossentropy;
 
-/// Mean of squared differences.
+/// Mean squared error.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct MeanSquaredError;
 
-/// Mean of absolute differences.
+/// Mean absolute error.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct MeanAbsoluteError;
 
-/// Huber loss: half the square of differences up to δ, and linear beyond.
+/// Huber loss: half the squared difference up to δ, and linear beyond.
 #[derive(Clone, Copy, Debug)]
 pub struct Huber {
     /// Threshold between the quadratic and the linear part (Huber's δ); above 0.
     pub delta: f64,
 }
 
-/// Kullback-Leibler divergence of the target distribution from the output distribution. Probabilities are limited to 1e-7..=1, as
-/// in tf.keras.
+/// Kullback-Leibler divergence of the target distribution from the output distribution. Probabilities are clamped to
+/// 1e-7..=1, as in tf.keras.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct KlDivergence;
 
@@ -110,7 +110,7 @@ impl Loss for Huber {
         }
         let (outputs, targets) = wide(outputs, targets)?;
         let difference = (outputs - targets)?.abs()?;
-        // Up to delta, and what is beyond it.
+        // The quadratic part, up to delta, and the linear rest.
         let small = difference.clamp(0.0, self.delta)?;
         let beyond = (&difference - &small)?;
         rows(&((small.sqr()? * 0.5)? + (beyond * self.delta)?)?)
@@ -130,32 +130,32 @@ impl Loss for Hinge {
     fn per_example(&self, outputs: &Tensor, targets: &Tensor) -> Result<Tensor> {
         let (outputs, targets) = wide(outputs, targets)?;
         let margin = (1.0 - (outputs * targets)?)?;
-        // relu() would make 0 of NaN.
+        // relu() would turn NaN into 0.
         rows(&margin.lt(0.0)?.where_cond(&margin.zeros_like()?, &margin)?)
     }
 }
 
-/// Outputs and targets in one type, of 32 bits at least.
+/// Converts outputs and targets to one type, f32 or f64.
 fn wide(outputs: &Tensor, targets: &Tensor) -> Result<(Tensor, Tensor)> {
     let outputs = at_least_32_bits(outputs)?;
     let targets = targets.to_dtype(outputs.dtype())?;
     Ok((outputs, targets))
 }
 
-/// The tensor, in f32 where it is of 16 bits.
+/// Converts a tensor of 16 bits to f32.
 pub(crate) fn at_least_32_bits(tensor: &Tensor) -> Result<Tensor> {
     if is_short(tensor.dtype()) { tensor.to_dtype(DType::F32) } else { Ok(tensor.clone()) }
 }
 
 const EPSILON: f64 = 1e-7;
 
-/// The mean of each row.
+/// Returns the mean of each row.
 fn rows(values: &Tensor) -> Result<Tensor> {
     match values.dims() {
         [_] => Ok(values.clone()),
         _ => {
             let flat = values.flatten_from(1)?;
-            // candle refuses the mean of nothing; a replica without examples still takes part in the step.
+            // candle refuses the mean of an empty tensor, but a replica without examples takes part in the step.
             flat.sum(D::Minus1)? / flat.dim(1)?.max(1) as f64
         }
     }

@@ -16,23 +16,25 @@ use crate::hook::hooked;
 use crate::statistics::Statistics;
 use crate::{Candle, Error, Result, Variable, initial, statistics};
 
-/// What candle models need of a strategy.
+/// Construction of candle models under a strategy.
 pub trait CandleStrategy {
-    /// Builds a model once per replica of this process. Replicas get equal initial values; with several workers the chief's.
+    /// Builds a model once per replica of this process. All replicas get equal initial values: with several workers,
+    /// the chief's.
     ///
-    /// `build` gets a candle `VarBuilder` and returns whatever it makes of it. Initial values are drawn from the seed 0 and
-    /// each variable's path; [`scope_seeded`](CandleStrategy::scope_seeded) takes another seed.
+    /// `build` takes a candle `VarBuilder` and returns the model. Initial values are drawn from the seed 0 and each
+    /// variable's path; [`scope_seeded`](CandleStrategy::scope_seeded) takes another seed.
     ///
     /// # Errors
-    /// [`Error::ModelDiffers`] where workers build different models, and what `build` returns.
+    /// [`Error::Optim`] with [`ModelDiffers`](distribute_optim::Error::ModelDiffers) if workers build different models,
+    /// and [`Error::Candle`] if `build` fails.
     fn scope<M>(&self, build: impl FnMut(VarBuilder<'static>) -> candle_core::Result<M>) -> Result<Model<M>> {
         self.scope_seeded(0, build)
     }
 
-    /// As [`scope`](CandleStrategy::scope), with a seed for the initial values.
+    /// Builds a model like [`scope`](CandleStrategy::scope), with a seed for the initial values.
     ///
     /// # Errors
-    /// As [`scope`](CandleStrategy::scope).
+    /// The errors of [`scope`](CandleStrategy::scope) occur in the same cases.
     fn scope_seeded<M>(
         &self,
         seed: u64,
@@ -41,10 +43,10 @@ pub trait CandleStrategy {
         self.scope_with(ScopeOptions { seed, ..ScopeOptions::default() }, build)
     }
 
-    /// As [`scope`](CandleStrategy::scope), with options.
+    /// Builds a model like [`scope`](CandleStrategy::scope), with options.
     ///
     /// # Errors
-    /// As [`scope`](CandleStrategy::scope).
+    /// The errors of [`scope`](CandleStrategy::scope) occur in the same cases.
     fn scope_with<M>(
         &self,
         options: ScopeOptions,
@@ -52,10 +54,10 @@ pub trait CandleStrategy {
     ) -> Result<Model<M>>;
 }
 
-/// How a model is built.
+/// Options for building a model.
 ///
 /// # Examples
-/// Mixed precision: the model computes in 16 bits, [`Optimizer`](crate::Optimizer)s update in 32.
+/// Mixed precision: the model computes in 16 bits, [`Optimizer`](crate::Optimizer)s update in f32.
 /// ```
 /// use candle_core::{DType, Device, Module, Tensor};
 /// use candle_nn::linear;
@@ -75,9 +77,9 @@ pub trait CandleStrategy {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ScopeOptions {
-    /// From which initial values are drawn, with each variable's path. Default 0.
+    /// The seed from which initial values are drawn, together with each variable's path. Default: 0.
     pub seed: u64,
-    /// The type of the variables: the `VarBuilder`'s. Default f32.
+    /// The type of the variables, which is the `VarBuilder`'s. Default: f32.
     pub dtype: DType,
 }
 
@@ -122,7 +124,7 @@ impl CandleStrategy for Strategy {
                 let statistics: Arc<dyn Recoverable> = statistics.clone();
                 self.recover(Arc::downgrade(&statistics));
             }
-            // Held for the strategy, whose runs note them.
+            // The strategy's runs record statistics for recovery as long as this lives.
             let held = statistics.map(|statistics| -> Arc<dyn Any + Send + Sync> { statistics });
             Ok(Model { replicas, parameters: Arc::new(Parameters::new(self, variables, tapes, held)) })
         })
@@ -131,7 +133,7 @@ impl CandleStrategy for Strategy {
 
 /// A model with one copy per replica of this process.
 ///
-/// Pass a reference to it to `run`: each replica then gets its own copy.
+/// Pass a reference to it to `run`; each replica then gets its own copy.
 pub struct Model<M> {
     replicas: Vec<M>,
     pub(crate) parameters: Arc<Parameters<Candle>>,
@@ -146,41 +148,43 @@ impl<M> Trainable for Model<M> {
 }
 
 impl<M> Model<M> {
-    /// The copy of one local replica: the first is as good as any after training.
+    /// Returns the copy of one local replica. After training all copies are equal, up to statistics.
     pub fn replica(&self, local: usize) -> Option<&M> {
         self.replicas.get(local)
     }
 
-    /// The copy of this process's first replica.
+    /// Returns the copy of this process's first replica.
     pub fn first(&self) -> &M {
         &self.replicas[0]
     }
 
-    /// The variables, in the order in which the model created them.
+    /// Returns the variables, in the order in which the model created them.
     pub fn variables(&self) -> &[Variable] {
         self.parameters.variables()
     }
 
-    /// Compares the variables of all replicas, of every process, bit for bit, but for running statistics: they are equal unless
-    /// something wrote one of them behind the optimizer's back. Outside of `run`, on every process.
+    /// Compares the variables of all replicas in all processes, bit for bit, except running statistics. They are equal
+    /// unless the program has written one of them without the optimizer. Every process calls this, outside `run`.
     ///
-    /// It happens by itself before every checkpoint, and in some steps of each optimizer: see
-    /// [`Optimizer::audit_every`](crate::Optimizer::audit_every).
+    /// Checkpoints and optimizers also make this comparison: before every checkpoint, and in some steps
+    /// ([`Optimizer::audit_every`](crate::Optimizer::audit_every)).
     ///
     /// # Errors
-    /// [`Error::Diverged`] names the first variable that differs, and where; the collective's.
+    /// [`Error::Optim`] with [`Diverged`](distribute_optim::Error::Diverged) for the first variable that differs;
+    /// [`Error::Collective`] if a process is missing or fails.
     ///
     /// # Cost
-    /// Every process reads all its copies once; eight bytes for each variable are exchanged.
+    /// Every process reads all its copies once; eight bytes per variable are exchanged.
     pub fn audit(&self, strategy: &Strategy) -> Result<()> {
         distribute_optim::audit(strategy, &self.parameters)
     }
 
-    /// Leaves the variables whose names `frozen` chooses out of training: no optimizer updates them, and their gradients are
-    /// not exchanged. How many those are; while there is no optimizer of the model, and alike on every worker.
+    /// Excludes the variables whose names `frozen` accepts from training: no optimizer updates them, and their
+    /// gradients are not exchanged. Returns their number. Call it while the model has no optimizer, with the same
+    /// effect on every worker.
     ///
     /// # Errors
-    /// [`Error::FrozenLate`] while there is an optimizer.
+    /// [`Error::FrozenLate`] while the model has an optimizer.
     ///
     /// # Examples
     /// ```
@@ -192,7 +196,7 @@ impl<M> Model<M> {
     /// let mut model = strategy.scope(|vb| Ok((linear(3, 4, vb.pp("body"))?, linear(4, 1, vb.pp("head"))?)))?;
     /// assert_eq!(model.freeze(|name| name.starts_with("body."))?, 2);
     /// let optimizer = Adam::new(0.1).build(&model)?;           // trains the head only
-    /// // … and then everything, more gently:
+    /// // … and then all variables, at a lower learning rate:
     /// drop(optimizer);
     /// assert_eq!(model.unfreeze(|_| true)?, 2);
     /// let optimizer = Adam::new(0.01).build(&model)?;
@@ -205,11 +209,11 @@ impl<M> Model<M> {
         self.set_trainable(true, frozen)
     }
 
-    /// Takes variables that were frozen, and whose names `thawed` chooses, into training again. How many those are; while there
-    /// is no optimizer of the model, and alike on every worker.
+    /// Includes frozen variables whose names `thawed` accepts in training again. Returns their number. Call it while
+    /// the model has no optimizer, with the same effect on every worker.
     ///
     /// # Errors
-    /// [`Error::FrozenLate`] while there is an optimizer: drop it, and build another one then.
+    /// [`Error::FrozenLate`] while the model has an optimizer: drop it, call this, and build another one.
     ///
     /// # Examples
     /// See [`freeze`](Model::freeze).
@@ -217,13 +221,13 @@ impl<M> Model<M> {
         self.set_trainable(false, thawed)
     }
 
-    /// Flips those of the chosen variables that are `from`.
+    /// Inverts `trainable` of those chosen variables for which it equals `from`.
     fn set_trainable(&mut self, from: bool, chosen: impl Fn(&str) -> bool) -> Result<usize> {
         let parameters = Arc::get_mut(&mut self.parameters).ok_or(Error::FrozenLate)?;
         Ok(parameters.set_trainable(from, chosen))
     }
 
-    /// The number of elements of all trainable variables.
+    /// Returns the number of elements of all trainable variables.
     pub fn num_parameters(&self) -> usize {
         let trainable = self.variables().iter().filter(|variable| variable.is_trainable());
         trainable.map(|variable| variable.components()[0].elem_count()).sum()
@@ -238,14 +242,14 @@ impl<'a, M: Sync> ReplicaArgs for &'a Model<M> {
     }
 }
 
-/// Variables that the replicas of a model have created so far.
+/// The variables that the replicas of a model have created so far.
 #[derive(Default)]
 struct Registry {
     variables: Vec<Variable>,
     by_name: HashMap<String, usize>,
 }
 
-/// Hands one replica of a model its copies of the variables.
+/// The backend that gives one replica of a model its copies of the variables.
 struct ReplicaBackend {
     registry: Arc<Mutex<Registry>>,
     replica: usize,
@@ -282,7 +286,7 @@ impl SimpleBackend for ReplicaBackend {
         let values = match variable.components().first() {
             Some(first) => {
                 check_shape(name, first.shape(), &shape)?;
-                // Through the host, which reaches every device.
+                // The copy goes through the host, which can copy to every device.
                 first.detach().copy()?.to_device(&Device::Cpu)?.to_device(device)?
             }
             None => initial::initial(self.seed, name, init, &shape, dtype, device)?.contiguous()?,
@@ -307,7 +311,8 @@ impl SimpleBackend for ReplicaBackend {
     }
 }
 
-/// Running statistics of normalisation layers are written by the layer itself, which needs a plain variable and gets no gradient.
+/// Returns whether a variable is a running statistic. Normalisation layers write these themselves; they need a plain
+/// variable and get no gradient.
 pub(crate) fn is_statistic(name: &str) -> bool {
     ["running_mean", "running_var"].iter().any(|statistic| name.ends_with(statistic))
 }

@@ -1,18 +1,18 @@
-//! Normalisation over the last axis, with a backward.
+//! Normalisation over the last axis, with backward.
 
 use candle_core::{D, DType, Module, Result, Tensor};
 use candle_nn::{LayerNormConfig, VarBuilder};
 
 use crate::tensor::is_short;
 
-/// Layer normalisation that can be trained: that of candle uses a fused operation without a backward, which leaves everything
-/// before it without gradients.
+/// Layer normalisation that can be trained. candle's uses a fused operation without backward, so layers before it get
+/// no gradients.
 ///
-/// Names of variables and settings are those of [`candle_nn::LayerNorm`], so checkpoints fit both. Inputs of 16 bits are
-/// normalised in f32. A large mean costs no digits.
+/// Names of variables and settings are those of [`candle_nn::LayerNorm`], so checkpoints fit both. Inputs of 16 bits
+/// are normalised in f32. A large mean loses no precision.
 ///
 /// # Shapes
-/// Inputs end in the normalised axis: (…, size).
+/// The last axis of the input is normalised: (…, size).
 ///
 /// # Examples
 /// ```
@@ -35,27 +35,27 @@ use crate::tensor::is_short;
 #[derive(Clone, Debug)]
 pub struct LayerNorm(candle_nn::LayerNorm);
 
-/// Root mean square normalisation that can be trained: that of candle uses a fused operation without a backward.
+/// Root mean square normalisation that can be trained; candle's uses a fused operation without backward.
 ///
-/// As [`LayerNorm`], without removing the mean, and with the names of [`candle_nn::RmsNorm`].
+/// It is like [`LayerNorm`], but does not subtract the mean, and has the names of [`candle_nn::RmsNorm`].
 ///
 /// # Source
 /// Zhang and Sennrich, "Root mean square layer normalization", 2019.
 #[derive(Clone, Debug)]
 pub struct RmsNorm(candle_nn::RmsNorm);
 
-/// Makes a [`LayerNorm`] over an axis of `size` elements.
+/// Creates a [`LayerNorm`] over an axis of `size` elements.
 ///
 /// # Errors
-/// candle's, where variables have other shapes.
+/// [`candle_core::Error`] if the variables exist with other shapes.
 pub fn layer_norm(size: usize, config: impl Into<LayerNormConfig>, vb: VarBuilder<'_>) -> Result<LayerNorm> {
     Ok(LayerNorm(candle_nn::layer_norm(size, config, vb)?))
 }
 
-/// Makes an [`RmsNorm`] over an axis of `size` elements; `epsilon` is added to the mean square.
+/// Creates an [`RmsNorm`] over an axis of `size` elements; `epsilon` is added to the mean square.
 ///
 /// # Errors
-/// candle's, where variables have other shapes.
+/// [`candle_core::Error`] if the variable exists with another shape.
 pub fn rms_norm(size: usize, epsilon: f64, vb: VarBuilder<'_>) -> Result<RmsNorm> {
     Ok(RmsNorm(candle_nn::rms_norm(size, epsilon, vb)?))
 }
@@ -81,7 +81,8 @@ fn normalise(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, epsilon: f64, r
     let x = x.to_dtype(wide)?;
     let x = match remove_mean && x.elem_count() > 0 {
         true => {
-            // The result does not depend on what all elements differ by, so no gradient goes to it.
+            // The result does not depend on a constant that is subtracted from all elements, so the constant needs no
+            // gradient.
             let near = x.broadcast_sub(&x.detach().narrow(D::Minus1, 0, 1)?)?;
             near.broadcast_sub(&(near.sum_keepdim(D::Minus1)? / size as f64)?)?
         }

@@ -1,7 +1,7 @@
-//! candle models on parameter servers.
+//! Candle models on parameter servers.
 //!
-//! The coordinator makes a model's variables on the servers; a worker builds the same model, whose variables are copies that it
-//! pulls before each step, and pushes gradients.
+//! The coordinator creates a model's variables on the servers. A worker builds the same model with copies of the
+//! variables, pulls their values before each step, and pushes gradients.
 
 use std::sync::Arc;
 
@@ -22,13 +22,14 @@ mod worker_model;
 pub use self::embedding::{ShardedEmbedding, sharded_embedding};
 pub use self::worker_model::WorkerModel;
 
-/// What candle models need of a [`ParameterServerStrategy`].
+/// Construction of candle models on a [`ParameterServerStrategy`].
 pub trait CandleParameterServer {
-    /// Makes the variables of a model on the servers, with the optimizer that updates them there; the optimizer's number. Initial
-    /// values are those that [`CandleStrategy::scope`](crate::CandleStrategy::scope) draws.
+    /// Creates the variables of a model on the servers, with the optimizer that updates them there. Returns the
+    /// optimizer's number. Initial values are those that [`CandleStrategy::scope`](crate::CandleStrategy::scope) draws.
     ///
     /// # Errors
-    /// [`Error::ParameterServer`](crate::Error::ParameterServer), and what `build` returns.
+    /// [`Error::ParameterServer`](crate::Error::ParameterServer) if a server is lost or refuses a variable, and
+    /// [`Error::Candle`](crate::Error::Candle) if `build` fails.
     fn create_model<M>(
         &self,
         optimizer: impl Into<OptimizerDescription>,
@@ -37,10 +38,10 @@ pub trait CandleParameterServer {
         self.create_model_with(ScopeOptions::default(), optimizer, build)
     }
 
-    /// As [`create_model`](CandleParameterServer::create_model), with options.
+    /// Creates a model like [`create_model`](CandleParameterServer::create_model), with options.
     ///
     /// # Errors
-    /// As [`create_model`](CandleParameterServer::create_model).
+    /// The errors of [`create_model`](CandleParameterServer::create_model) occur in the same cases.
     fn create_model_with<M>(
         &self,
         options: ScopeOptions,
@@ -48,10 +49,12 @@ pub trait CandleParameterServer {
         build: impl FnOnce(VarBuilder<'static>) -> candle_core::Result<M>,
     ) -> Result<u32>;
 
-    /// A model with the values that its variables have on the servers now: to evaluate, to predict, or to keep.
+    /// Builds a model with the values that its variables have on the servers now, to evaluate, predict or save.
     ///
     /// # Errors
-    /// [`Error::ParameterServer`](crate::Error::ParameterServer), [`Error::UnknownVariable`](crate::Error::UnknownVariable), and what `build` returns.
+    /// [`Error::ParameterServer`](crate::Error::ParameterServer) if a server is lost,
+    /// [`Error::UnknownVariable`](crate::Error::UnknownVariable) for a variable that was not created, and
+    /// [`Error::Candle`](crate::Error::Candle) if `build` fails.
     fn read_model<M>(&self, build: impl FnOnce(VarBuilder<'static>) -> candle_core::Result<M>) -> Result<M>;
 }
 
@@ -76,14 +79,15 @@ impl CandleParameterServer for ParameterServerStrategy {
     }
 }
 
-/// What candle models need of a worker of a cluster with parameter servers.
+/// Construction of candle models on a worker of a parameter-server cluster.
 pub trait CandleWorker {
-    /// The model, with the values that its variables have on the servers now. It is built in the first call and kept under its
-    /// name; later ones pull what has changed.
+    /// Returns the model, with the values that its variables have on the servers now. The first call builds the model
+    /// and keeps it under its name; later calls pull what has changed.
     ///
     /// # Errors
-    /// [`Error::ParameterServer`](crate::Error::ParameterServer), [`Error::UnknownVariable`](crate::Error::UnknownVariable) for a variable that the coordinator has not made, and what `build`
-    /// returns.
+    /// [`Error::ParameterServer`](crate::Error::ParameterServer) if a server is lost,
+    /// [`Error::UnknownVariable`](crate::Error::UnknownVariable) for a variable that the coordinator has not created,
+    /// and [`Error::Candle`](crate::Error::Candle) if `build` fails.
     ///
     /// # Examples
     /// ```
@@ -95,7 +99,7 @@ pub trait CandleWorker {
     /// fn train_step(worker: &WorkerContext, (): ()) -> Result<f32, Error> {
     ///     let model = worker.model("linear", |vb| linear(3, 1, vb.pp("fc")))?;
     ///     let loss = model.forward(&Tensor::ones((2, 3), DType::F32, &Device::Cpu)?)?.sqr()?.mean_all()?;
-    ///     model.minimize(&loss)?;                              // backward; the servers apply the gradients
+    ///     model.minimize(&loss)?;                              // runs backward; the servers apply the gradients
     ///     Ok(loss.to_scalar()?)
     /// }
     ///

@@ -1,4 +1,4 @@
-//! Values from and in plain safetensors files: what other programs have trained, and what they go on with.
+//! Loading and saving of plain safetensors files, to exchange values with other programs.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fs::{self, File};
@@ -15,27 +15,29 @@ use crate::checkpoint::whole;
 use crate::tensor::is_short;
 use crate::{Candle, Error, Model, Result, Variable};
 
-/// What [`Model::load_safetensors`] has done; lists are in the order of the model, or of names.
+/// The result of [`Model::load_safetensors`]; lists are in the order of the model, or sorted by name.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Loaded {
-    /// Variables of the model that have the file's values now.
+    /// The model's variables that were loaded.
     pub loaded: Vec<String>,
-    /// Variables of the model that were not in the file, and keep their values.
+    /// The model's variables that are not in the file and keep their values.
     pub missing: Vec<String>,
-    /// Tensors of the file that the model has no use for.
+    /// The file's tensors that the model does not use.
     pub unused: Vec<String>,
 }
 
 impl<M> Model<M> {
-    /// Takes the values of all variables whose names are in a safetensors file, on all replicas: one that candle, Python or
-    /// [`save_safetensors`](Model::save_safetensors) wrote, or one shard of several. Outside of `run`, on every worker; the
-    /// chief reads for all, so the others need no access to its files.
+    /// Loads the values of all variables whose names are in a safetensors file, on all replicas. The file may come from
+    /// candle, Python or [`save_safetensors`](Model::save_safetensors), and may be one shard of several. Every worker
+    /// calls this, outside `run`; the chief reads for all, so other workers need no access to its files.
     ///
-    /// Names are `VarBuilder` paths. Floats of another width are converted. Nothing is changed where anything does not fit.
+    /// Names are `VarBuilder` paths. Floats of another width are converted. If any tensor does not fit, nothing is
+    /// changed.
     ///
     /// # Errors
-    /// [`Error::Pretrained`] for a file that cannot be read, has a tensor of another shape, or none of the model's variables;
-    /// [`Error::LoadedLate`] for variables of 16 bits after an optimizer was built; on other workers, what the chief says.
+    /// [`Error::Pretrained`] for a file that cannot be read, has a tensor of another shape, or has none of the model's
+    /// variables; on other workers it has the chief's reason. [`Error::LoadedLate`] for variables of 16 bits after an
+    /// optimizer was built.
     ///
     /// # Cost
     /// The chief holds the file in memory; each loaded variable is broadcast once.
@@ -61,16 +63,17 @@ impl<M> Model<M> {
     /// ```
     ///
     /// # Source
-    /// `load_state_dict(…, strict=False)` of torch; `load_weights(…, skip_mismatch)` of tf.keras, which skips in silence.
+    /// `load_state_dict(…, strict=False)` of PyTorch; `load_weights(…, skip_mismatch)` of tf.keras, which skips
+    /// silently.
     pub fn load_safetensors(&self, strategy: &Strategy, path: impl AsRef<Path>) -> Result<Loaded> {
         self.load_safetensors_as(strategy, path, |name| Some(name.to_owned()))
     }
 
-    /// As [`load_safetensors`](Model::load_safetensors), with another name in the file for each of the model's: `None` leaves a
-    /// variable alone, and out of what is reported as missing. The chief's closure counts.
+    /// Loads values like [`load_safetensors`](Model::load_safetensors), with a function from the model's names to the
+    /// file's. For `None` a variable keeps its value and is not reported as missing. The chief's closure decides.
     ///
     /// # Errors
-    /// As [`load_safetensors`](Model::load_safetensors).
+    /// The errors of [`load_safetensors`](Model::load_safetensors) occur in the same cases.
     ///
     /// # Examples
     /// ```
@@ -111,14 +114,16 @@ impl<M> Model<M> {
         Ok(report)
     }
 
-    /// Writes all variables to a safetensors file, each once, under its path: candle's `VarMap::load` and Python's safetensors
-    /// read it. The chief writes, beside and then renamed, so that no reader sees half a file; outside of `run`, on every
-    /// worker. Statistics that replicas keep of their own examples are written as their mean.
+    /// Writes all variables to a safetensors file, each once, under its path, for candle's `VarMap::load` and Python's
+    /// safetensors. Every worker calls this, outside `run`. The chief writes to a temporary file and renames it, so
+    /// that readers never see an incomplete file. Statistics that replicas compute from their own examples are written
+    /// as their mean.
     ///
-    /// To go on with a training, save a checkpoint instead: it holds the optimizer and the position in the data too.
+    /// To resume training, save a checkpoint instead: it also has the optimizer's state and the position in the data.
     ///
     /// # Errors
-    /// [`Error::Pretrained`] where it cannot be written; on other workers, what the chief says. The collective's.
+    /// [`Error::Pretrained`] if the file cannot be written, with the chief's reason on other workers;
+    /// [`Error::Collective`] if a worker is missing or fails.
     ///
     /// # Examples
     /// See [`load_safetensors`](Model::load_safetensors).
@@ -135,7 +140,7 @@ impl<M> Model<M> {
         Arc::strong_count(&self.parameters) > 1
     }
 
-    /// Gives this process's replicas the file's values.
+    /// Writes the file's values to this process's replicas.
     fn load_here(&self, path: &Path, name_in_file: impl Fn(&str) -> Option<String>) -> Result<Loaded> {
         let wrong = |problem| Error::Pretrained { path: path.to_owned(), problem };
         let bytes = fs::read(path).map_err(|error| wrong(error.to_string()))?;
@@ -161,7 +166,8 @@ impl<M> Model<M> {
             let given =
                 names.first().map_or_else(|| "it is empty".to_owned(), |name| format!("it has {name:?} and such"));
             return Err(wrong(format!(
-                "{asked:?} is not in it, nor any other variable of the model: {given}; map names with load_safetensors_as"
+                "{asked:?} is not in it, nor any other variable of the model: {given}; map names with \
+                 load_safetensors_as"
             )));
         }
         for (variable, value) in values {
@@ -172,14 +178,14 @@ impl<M> Model<M> {
     }
 }
 
-/// A value in a variable's type, or why it does not fit.
+/// Converts a value to a variable's type, or returns why it does not fit.
 fn fitted(variable: &Variable, name: &str, value: &Tensor) -> Result<Result<Tensor, String>> {
     let like = &variable.components()[0];
     let (given, wanted) = (value.dtype(), like.dtype());
     if value.dims() != like.dims() {
         return Ok(Err(format!(
-            "{name:?} has shape {:?}, and the model's {:?} {:?}; build the model with the file's shapes, or leave this variable \
-             out with load_safetensors_as",
+            "{name:?} has shape {:?}, and the model's {:?} {:?}; build the model with the file's shapes, or leave this \
+             variable out with load_safetensors_as",
             value.dims(),
             variable.name(),
             like.dims()
@@ -201,7 +207,7 @@ fn fitted(variable: &Variable, name: &str, value: &Tensor) -> Result<Result<Tens
     Ok(Ok(converted))
 }
 
-/// Whether all that was finite still is.
+/// Returns whether conversion has kept all finite values finite.
 fn fits(value: &Tensor, converted: &Tensor) -> Result<bool> {
     let elements = |tensor: &Tensor| tensor.to_dtype(DType::F64)?.flatten_all()?.to_vec1::<f64>();
     let (value, converted) = (elements(value)?, elements(converted)?);
@@ -216,7 +222,7 @@ fn write(path: &Path, tensors: &HashMap<String, Tensor>) -> Result<()> {
         let commit = || {
             File::open(&beside)?.sync_all()?;
             fs::rename(&beside, path)?;
-            // The new name lasts only when its folder is on disk too.
+            // The new name is durable only when its folder is synced too.
             let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
             File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
         };

@@ -1,4 +1,4 @@
-//! Running statistics of a model's layers, which write them in the middle of a forward pass.
+//! Running statistics of a model's layers, which write them during the forward pass.
 
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,28 +11,28 @@ use parking_lot::Mutex;
 
 use crate::{Candle, Variable};
 
-/// The statistics of all replicas of this process, and what they were when they were last noted.
+/// The statistics of all replicas of this process, and a snapshot of them for failed runs.
 pub(crate) struct Statistics {
     variables: Vec<Statistic>,
-    /// Of each replica, by variable; none before the first run.
+    /// Each replica's snapshot, by variable; empty before the first run.
     noted: Vec<Mutex<Vec<Noted>>>,
-    /// Whether it was said that one was no number.
+    /// Whether a warning has reported a statistic that is not finite.
     warned: AtomicBool,
 }
 
 struct Statistic {
     name: String,
     components: Vec<Tensor>,
-    /// Whether it is of the examples of all replicas together, so that one without examples has it, too.
+    /// Whether it is computed from all replicas' examples, so that replicas without examples have it too.
     is_common: bool,
 }
 
-/// What a statistic was.
+/// The saved value of a statistic.
 #[derive(Clone)]
 enum Noted {
-    /// On the CPU.
+    /// A value on the CPU.
     Bytes(Vec<u8>),
-    /// On another device, where a copy waits for nobody and reading would.
+    /// A value on another device, where a copy does not block and a read would.
     Copy(Tensor),
 }
 
@@ -67,16 +67,16 @@ impl Noted {
 }
 
 thread_local! {
-    /// What layers that are being built on this thread keep of the examples of all replicas.
+    /// The statistics over all replicas' examples of the layers that are being built on this thread.
     static COMMON: RefCell<Vec<TensorId>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Says that a layer which is being built computes these from the examples of all replicas.
+/// Registers statistics that a layer under construction computes from all replicas' examples.
 pub(crate) fn keeps_common(statistics: [&Tensor; 2]) {
     COMMON.with_borrow_mut(|common| common.extend(statistics.map(Tensor::id)));
 }
 
-/// Builds a model; the statistics that its layers keep of the examples of all replicas.
+/// Builds a model. Also returns the statistics that its layers compute from all replicas' examples.
 pub(crate) fn building<R>(build: impl FnOnce() -> R) -> (R, Vec<TensorId>) {
     let outer = COMMON.take();
     let built = build();
@@ -84,7 +84,7 @@ pub(crate) fn building<R>(build: impl FnOnce() -> R) -> (R, Vec<TensorId>) {
 }
 
 impl Statistics {
-    /// Those among a model's variables; `None` where there are none.
+    /// Collects the statistics among a model's variables; `None` if it has none.
     pub(crate) fn of(variables: &[Variable], common: &[TensorId], replicas: usize) -> Option<Statistics> {
         let held = |variable: &Variable| Statistic {
             name: variable.name().to_owned(),
@@ -103,8 +103,9 @@ impl Statistics {
     fn warn(&self, name: &str) {
         if !self.warned.swap(true, Ordering::Relaxed) {
             tracing::warn!(
-                "{name} of a replica became NaN or infinite and keeps its value before: candle's batch_norm has no variance \
-                 for a batch of one row; make batches that leave every replica two rows, or use sync_batch_norm"
+                "{name} of a replica became NaN or infinite and keeps its value before: candle's batch_norm has no \
+                 variance for a batch of one row; make batches that leave every replica two rows, or use \
+                 sync_batch_norm"
             );
         }
     }
@@ -125,8 +126,8 @@ impl Recoverable for Statistics {
             .try_for_each(|(statistic, noted)| noted.put_back(&statistic.components[local]))
     }
 
-    /// A statistic that a batch has left without a finite value keeps the one before: candle's `batch_norm` divides by the
-    /// number of rows less one.
+    /// Restores a statistic that a batch has made NaN or infinite: candle's `batch_norm` divides by the number of rows
+    /// minus one.
     fn commit(&self, local: usize, has_examples: bool) -> Result<(), RecoveryError> {
         let mut noted = self.lock(local);
         for (Statistic { name, components, is_common }, noted) in self.variables.iter().zip(noted.iter_mut()) {

@@ -1,11 +1,11 @@
-//! Sums over examples: what losses and metrics are made of, on each replica and of all of them.
+//! Sums over examples, from which losses and metrics are computed, per replica and in total.
 
 use candle_core::{DType, Tensor};
 use distribute_train::metrics::{Predictions, Targets};
 
 use crate::Result;
 
-/// Shows metrics a replica's examples. Targets of whole numbers are classes, others values.
+/// Passes a replica's examples to metrics. Integer targets are classes, other targets are values.
 pub fn show(
     outputs: &Tensor,
     targets: &Tensor,

@@ -10,7 +10,7 @@ use distribute_device::{BufferMut, BufferRef, DType, Element as Number};
 use distribute_input::{Element, ElementSpec, Pad};
 use distribute_values::TensorStorage;
 
-/// The library of candle's tensors, in the traits that take one.
+/// The marker type of candle's tensors, for traits that take a tensor library.
 #[derive(Clone, Copy, Debug)]
 pub enum Candle {}
 
@@ -107,7 +107,7 @@ impl Pad<Candle> for Tensor {
     }
 }
 
-/// This workspace's name for a candle type.
+/// Returns the workspace's element type for a candle type.
 pub(crate) fn dtype_of(dtype: CandleType) -> candle_core::Result<DType> {
     Ok(match dtype {
         CandleType::F32 => DType::F32,
@@ -124,7 +124,7 @@ pub(crate) fn dtype_of(dtype: CandleType) -> candle_core::Result<DType> {
     })
 }
 
-/// Returns whether a type has 16 bits, so that training needs more.
+/// Returns whether a type has 16 bits, for which training keeps an f32 copy.
 pub(crate) fn is_short(dtype: CandleType) -> bool {
     matches!(dtype, CandleType::F16 | CandleType::BF16)
 }
@@ -161,7 +161,7 @@ fn see(storage: &CpuStorage, layout: &Layout, visit: &mut dyn FnMut(BufferRef<'_
     }
 }
 
-/// An operation in place that shows the tensor's elements.
+/// An in-place operation that passes the tensor's elements to a function.
 struct Change<'a>(RefCell<&'a mut dyn FnMut(BufferMut<'_>)>);
 
 impl InplaceOp1 for Change<'_> {
@@ -169,7 +169,7 @@ impl InplaceOp1 for Change<'_> {
         "distribute-change"
     }
 
-    /// By way of the host; what is done in every step has kernels instead.
+    /// Copies through the host; operations of every step have kernels instead.
     fn cuda_fwd(&self, storage: &mut CudaStorage, layout: &Layout) -> candle_core::Result<()> {
         let mut on_host = storage.to_cpu_storage()?;
         self.cpu_fwd(&mut on_host, layout)?;

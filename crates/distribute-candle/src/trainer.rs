@@ -1,4 +1,4 @@
-//! Training without a loop of one's own: compile, fit, evaluate, predict.
+//! Training without a custom loop: compile, fit, evaluate, predict.
 
 use candle_core::{DType, ModuleT, Tensor};
 use candle_nn::VarBuilder;
@@ -17,16 +17,16 @@ mod examples;
 
 pub use examples::{Examples, PredictionData, TrainingData};
 
-/// How long to train, on what, and what happens meanwhile.
+/// The settings of a training run: its length, validation data and callbacks.
 pub type Fit = distribute_train::trainer::Fit<Examples, Error>;
 
 /// A model with an optimizer, a loss and metrics, under any strategy.
 ///
-/// Losses and metrics are sums over the examples that there are, so their values are the same under any number of replicas,
-/// partial batches included. Weights of examples multiply both: the loss is divided by the number of examples, as what is
-/// minimised is; metrics by the sum of weights.
+/// Losses and metrics are computed from sums over examples, so their values do not depend on the number of replicas,
+/// and partial batches are included. Weights of examples multiply both: the loss is the weighted sum divided by the
+/// number of examples, and metrics are divided by the sum of weights.
 ///
-/// Layers that behave differently in training, such as dropout, learn from [`ModuleT`] which it is.
+/// Layers that behave differently in training, such as dropout, are told by [`ModuleT`].
 ///
 /// # Examples
 /// ```
@@ -45,7 +45,8 @@ pub type Fit = distribute_train::trainer::Fit<Examples, Error>;
 /// let strategy = MirroredStrategy::builder().devices(["CPU:0", "CPU:1"]).build()?;
 /// let model = strategy_model(&strategy)?;
 /// # fn strategy_model(s: &distribute_strategy::Strategy) -> Result<Trainer<candle_nn::Linear>, Error> {
-/// #     Trainer::new(s, |vb| linear(2, 3, vb.pp("fc")), |model| Adam::new(0.1).build(model), SparseCategoricalCrossentropy, Metrics::new().with(Accuracy)) }
+/// #     Trainer::new(s, |vb| linear(2, 3, vb.pp("fc")), |model| Adam::new(0.1).build(model),
+/// #         SparseCategoricalCrossentropy, Metrics::new().with(Accuracy)) }
 /// let mut trainer = model;
 /// let history = trainer.fit(&data, Fit::epochs(3).callback(EarlyStopping::new("loss")))?;
 /// assert_eq!(history.of("loss").len(), 3);
@@ -65,10 +66,10 @@ pub struct Trainer<M> {
 }
 
 impl<M: ModuleT + Sync> Trainer<M> {
-    /// Builds the model once per replica, and an optimizer for it.
+    /// Builds the model once per replica, and its optimizer.
     ///
     /// # Errors
-    /// Those of [`CandleStrategy::scope`], and of `optimizer`.
+    /// The errors of [`CandleStrategy::scope`] if the model cannot be built, and those that `optimizer` returns.
     pub fn new(
         strategy: &Strategy,
         build: impl FnMut(VarBuilder<'static>) -> candle_core::Result<M>,
@@ -79,10 +80,10 @@ impl<M: ModuleT + Sync> Trainer<M> {
         Trainer::of_model(strategy, strategy.scope(build)?, optimizer, loss, metrics)
     }
 
-    /// Of a model that is there already, for example with frozen variables.
+    /// Creates a trainer for an existing model, for example one with frozen variables.
     ///
     /// # Errors
-    /// Those of `optimizer`.
+    /// The errors that `optimizer` returns, unchanged.
     pub fn of_model(
         strategy: &Strategy,
         model: Model<M>,
@@ -94,22 +95,25 @@ impl<M: ModuleT + Sync> Trainer<M> {
         Ok(Trainer { strategy: strategy.clone(), model, optimizer, loss: Box::new(loss), metrics })
     }
 
-    /// The model.
+    /// Returns the model.
     pub fn model(&self) -> &Model<M> {
         &self.model
     }
 
-    /// The optimizer.
+    /// Returns the optimizer.
     pub fn optimizer(&self) -> &Optimizer {
         &self.optimizer
     }
 
-    /// Trains, and returns the losses and metrics of each epoch, including those of an earlier run that this one resumes.
+    /// Trains, and returns the losses and metrics of each epoch, including those of an earlier run that this one
+    /// resumes.
     ///
-    /// Under several workers, all call it. What goes wrong on one of them alone, the others learn in their next step.
+    /// Under several workers, all must call it. A failure on one of them reaches the others in their next step.
     ///
     /// # Errors
-    /// Those of the data, of candle, of callbacks, of checkpoints, and of the collectives.
+    /// [`Error::Train`] if there are no examples, or a callback or a checkpoint fails; [`Error::Candle`] if the model
+    /// fails; [`Error::Optim`] for the errors of [`ReplicaOptimizer::minimize`](crate::ReplicaOptimizer::minimize);
+    /// [`Error::Strategy`] or [`Error::Collective`] if the data cannot be read, or a replica is missing or fails.
     pub fn fit(&mut self, data: &impl TrainingData, fit: Fit) -> Result<History> {
         self.strategy.report_failure_as(trainer::fit(self, data, fit), ErrorClass::failure_kind)
     }
@@ -117,15 +121,17 @@ impl<M: ModuleT + Sync> Trainer<M> {
     /// Evaluates the model on batches of a dataset, or on tensors. Returns the loss and the metrics, in that order.
     ///
     /// # Errors
-    /// Those of the data, of candle, and of the collectives.
+    /// [`Error::Candle`] if the model fails; [`Error::Strategy`] or [`Error::Collective`] if the data cannot be read,
+    /// or a replica is missing or fails.
     pub fn evaluate(&self, data: &impl TrainingData) -> Result<Vec<(String, f64)>> {
         self.strategy.report_failure_as(trainer::evaluate(self, data), ErrorClass::failure_kind)
     }
 
-    /// The model's outputs for each element of a batched dataset, or each row of a tensor, in its order.
+    /// Returns the model's outputs for each element of a batched dataset, or each row of a tensor, in order.
     ///
     /// # Errors
-    /// Those of the data, of candle, and of the collectives; [`Error::NoExamples`] for a dataset without elements.
+    /// [`Error::NoExamples`] for a dataset without elements; [`Error::Candle`] if the model fails; [`Error::Strategy`]
+    /// or [`Error::Collective`] if the data cannot be read, or a replica is missing or fails.
     pub fn predict(&self, data: &impl PredictionData) -> Result<Tensor> {
         let predict = || {
             let mut outputs = Vec::new();
@@ -140,7 +146,7 @@ impl<M: ModuleT + Sync> Trainer<M> {
         self.strategy.report_failure_as(predict(), ErrorClass::failure_kind)
     }
 
-    /// The loss of each example.
+    /// Computes the loss of each example.
     fn losses(&self, outputs: &Tensor, examples: &Examples) -> Result<Tensor> {
         let losses = self.loss.per_example(outputs, &examples.targets)?;
         match &examples.weights {
@@ -244,21 +250,21 @@ impl<M: ModuleT + Sync> Trainee for Trainer<M> {
     }
 }
 
-/// Each example's weight, from its class.
+/// Returns each example's weight, by its class.
 fn weights_of_classes(weights: &[f32], classes: &Tensor) -> Result<Tensor> {
-    // After the last class, one for all that have no weight.
+    // The last entry is for classes that have no weight.
     let table: Vec<f32> = weights.iter().copied().chain([1.0]).collect();
     let table = Tensor::from_vec(table, weights.len() + 1, classes.device())?;
     let classes = classes.to_dtype(DType::U32)?.flatten_all()?.clamp(0u32, weights.len() as u32)?;
     Ok(table.index_select(&classes, 0)?)
 }
 
-/// Losses, each multiplied by its example's weight.
+/// Multiplies losses by the weights of their examples.
 fn weighted(losses: &Tensor, weights: &Tensor) -> Result<Tensor> {
     Ok(losses.broadcast_mul(&alike(weights, losses)?.to_dtype(losses.dtype())?)?)
 }
 
-/// Weights of examples with as many dimensions as their losses have.
+/// Reshapes the weights of examples to the number of dimensions of their losses.
 fn alike(weights: &Tensor, losses: &Tensor) -> Result<Tensor> {
     let rows = losses.dim(0)?;
     if weights.elem_count() != rows {

@@ -1,4 +1,4 @@
-//! Synchronised batch normalisation where it is hard: many buckets of gradients, replicas without examples, failures.
+//! Synchronised batch normalisation in difficult cases: many buckets of gradients, replicas without examples, failures.
 #![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use distribute_candle::{
 };
 use distribute_strategy::{MirroredStrategy, Strategy};
 
-/// More than one bucket on either side of the normalisation.
+/// A model with more than one bucket on either side of the normalisation.
 struct Wide {
     first: Linear,
     norm: SyncBatchNorm,

@@ -1,4 +1,4 @@
-//! Training that goes on from a checkpoint, under the same strategy and under others.
+//! Training that resumes from a checkpoint, under the same strategy and under others.
 #![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
 use candle_core::{DType, Device, Module, Tensor};
@@ -21,7 +21,7 @@ impl Net {
 
 impl Module for Net {
     fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
-        // Its statistics are those of each replica's own examples; they are not used here.
+        // The statistics of this layer differ between replicas; they are not used here.
         let hidden = self.0.forward(x)?;
         if hidden.dtype() == DType::F32 {
             self.1.forward_t(&hidden.detach(), true)?;
@@ -121,7 +121,7 @@ fn another_number_of_replicas_takes_what_was_saved() {
     for replica in 0..3 {
         assert_eq!(values(&loaded.0, replica), values(&saved.0, 0));
     }
-    // Statistics of each replica's own are saved as their mean.
+    // Statistics that differ between replicas are saved as their mean.
     let statistic = |model: &Model<Net>, replica: usize| -> Vec<f32> {
         let found = model.variables().iter().find(|variable| variable.name() == "norm.running_mean").unwrap();
         found.components()[replica].to_vec1().unwrap()

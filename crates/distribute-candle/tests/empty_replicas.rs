@@ -1,5 +1,5 @@
-//! Models that cannot work on a batch without rows, where there are fewer examples than replicas in the last batch: they train,
-//! are evaluated and predict as on one device.
+//! Models that cannot process a batch without rows, with fewer examples than replicas in the last batch: training,
+//! evaluation and prediction give the results of one device.
 #![expect(clippy::unwrap_used, reason = "a step that fails is a failed test")]
 
 use candle_core::{D, DType, Device, Module, Tensor};
@@ -40,7 +40,7 @@ impl Transformer {
 
     fn heads(x: &Tensor) -> candle_core::Result<Tensor> {
         let (rows, length, _) = x.dims3()?;
-        // Of what size that dimension is, no tensor without elements can tell.
+        // The size of this dimension cannot be inferred for a tensor without elements.
         x.reshape((rows, length, 2, ()))?.transpose(1, 2)?.contiguous()
     }
 }
@@ -100,7 +100,7 @@ fn same_variables<M>(ours: &Model<M>, theirs: &Model<M>, what: &str) {
     }
 }
 
-/// What a training comes to: the model, each epoch's loss and accuracy, the scores and the predictions.
+/// Trains; returns the model, each epoch's loss and accuracy, the scores and the predictions.
 fn fitted(strategy: &Strategy, at_once: usize) -> (Trainer<Plain>, Vec<f64>, Vec<f64>, Vec<Vec<f32>>) {
     // Batches of eight, eight and one.
     let (x, y) = texts(17);
@@ -147,7 +147,7 @@ fn a_transformer_is_fitted_evaluated_and_predicts_as_on_one_device() {
     }
 }
 
-/// A loop of one's own; the model, and the losses of its steps.
+/// Trains in a custom loop; returns the model and the losses of its steps.
 fn looped<M: Sync>(
     strategy: &Strategy,
     build: impl Fn(VarBuilder<'static>) -> candle_core::Result<M>,
@@ -212,7 +212,8 @@ fn synchronised_normalisation_leaves_replicas_without_examples_out() {
     }
 }
 
-/// candle's normalisation, of each replica's own batch, on rows that are no matrix: a batch of one row has no variance.
+/// candle's normalisation over each replica's own batch, on tensors of more than two dimensions: a batch of one row has
+/// no variance.
 struct Own(Embedding, BatchNorm, Linear);
 
 impl Own {
@@ -230,7 +231,8 @@ impl ModuleT for Own {
 
 #[test]
 fn candles_normalisation_never_keeps_what_is_no_number() {
-    // Batches of twelve, over two replicas: the last one has four and none. Over one row, or one row and none: no variance.
+    // Batches of twelve on two replicas: the last one has four rows and none. One row, or one row and none, have no
+    // variance.
     for (examples, batch, replicas) in [(16, 12, 2), (13, 12, 2), (7, 6, 2), (9, 8, 4)] {
         let strategy = mirrored(replicas);
         let metrics = Metrics::new().with(Accuracy);
@@ -285,7 +287,7 @@ fn a_loss_that_nobody_has_weighed_is_refused() {
     let batch = || PerReplica::new(vec![(x.clone(), y.clone()); 2]).with_examples(&[true, false]);
     let step = |weigh: bool| {
         strategy.run_with((&model, &optimizer, batch()), |context, (model, optimizer, (x, y))| {
-            // As one may compute it by hand.
+            // A loss as a program may compute it itself.
             let mut loss = (cross_entropy_per_example(&model.forward(&x)?, &y)?.sum_all()? / 2.0)?;
             if weigh {
                 loss = context.weigh(&loss)?;
@@ -296,7 +298,7 @@ fn a_loss_that_nobody_has_weighed_is_refused() {
     let error = step(false).unwrap_err().to_string();
     assert!(error.contains("replica 1 has no examples") && error.contains("ReplicaContext::weight"), "{error}");
     step(true).unwrap();
-    // And two batches of which a replica has examples in one alone have no one weight.
+    // Two batches of which a replica has examples in only one have no common weight.
     let mixed = (batch(), PerReplica::new(vec![0; 2]).with_examples(&[true, true]));
     let error = strategy.run_with(mixed, |_, _| Ok::<(), Error>(())).unwrap_err().to_string();
     assert!(error.contains("replica 1 has examples in one batch"), "{error}");
@@ -332,7 +334,7 @@ fn who_asks_for_empty_batches_gets_them() {
     assert_eq!((joined.0.dims(), joined.0.dtype()), (&[1, 4][..], DType::U32));
     let data = data.with_empty_batches();
     assert_eq!(rows(&data), [1, 0, 0, 0]);
-    // On which the models above cannot work.
+    // The models above cannot process such a batch.
     let model = strategy.scope(Transformer::new).unwrap();
     let last = data.iter().last().unwrap().unwrap();
     assert!(model.first().forward(&last.values()[3].0).is_err());

@@ -1,5 +1,5 @@
-//! A run that fails leaves all replicas at one state between two steps, bit for bit, and training goes on from there as if
-//! it had not been: for every optimizer, under every strategy, however a replica fails.
+//! After a failed run all replicas have the same state between two steps, bit for bit, and training continues from it
+//! as if the failure had not occurred: for every optimizer, under every strategy, and for every kind of failure.
 #![expect(clippy::unwrap_used, reason = "a step that ought to succeed and fails is a failed test")]
 
 use std::time::{Duration, Instant};
@@ -18,7 +18,8 @@ use distribute_strategy::{
 use distribute_values::{Aggregation, Assignment, DistributedVariable, HostTensor, TensorStorage, VariableOptions};
 use rand_chacha::rand_core::Rng;
 
-/// Every kind of layer that keeps something: candle's own normalisation, ours, and what replicas have in common.
+/// A model with every kind of layer that keeps state: candle's normalisation, this crate's, and statistics over all
+/// replicas.
 struct Net {
     first: Linear,
     own: BatchNorm,
@@ -47,7 +48,7 @@ impl Net {
 
 type Build = fn(&Model<Net>) -> distribute_candle::Result<Optimizer>;
 
-/// Every optimizer, and every setting of one that keeps something.
+/// Every optimizer, and every setting of one that keeps state.
 const OPTIMIZERS: &[(&str, DType, Build)] = &[
     ("sgd", DType::F32, |model| Sgd::new(0.1).build(model)),
     ("momentum", DType::F32, |model| Sgd::new(0.1).momentum(0.9).build(model)),
@@ -73,7 +74,7 @@ const OPTIMIZERS: &[(&str, DType, Build)] = &[
     ("power-sgd", DType::F32, |model| Adam::new(0.01).build(model)?.compress(Compression::PowerSgd(1))),
 ];
 
-/// Long enough for nothing to be late, short enough for a test to end.
+/// A deadline long enough for regular calls, and short enough for a test to end.
 fn communication() -> CommunicationOptions {
     CommunicationOptions::default().timeout(Duration::from_secs(20))
 }
@@ -96,16 +97,16 @@ fn strategies() -> Vec<Strategy> {
     ]
 }
 
-/// What one replica does while the others make a step.
+/// The behaviour of one replica while the others make a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Failure {
     Panics,
     Errs,
-    /// After the first half of its gradients was accumulated.
+    /// Fails after the first half of its gradients was accumulated.
     ErrsHalfWay,
     ReturnsEarly,
     CallsBarrier,
-    /// The barrier's error is taken for no matter.
+    /// Ignores the error of the barrier.
     CallsBarrierAndGoesOn,
     MinimizesTwice,
     PanicsAfterTheStep,
@@ -125,18 +126,18 @@ impl Failure {
         Failure::ErrsAfterTheStep,
     ];
 
-    /// Whether all replicas have made the step before it.
+    /// Returns whether all replicas have made the step before it.
     fn comes_after_the_step(self) -> bool {
         matches!(self, Failure::MinimizesTwice | Failure::PanicsAfterTheStep | Failure::ErrsAfterTheStep)
     }
 
-    /// Whether the others make other calls of the group meanwhile. A layer whose calls are another group's would keep the two
-    /// from meeting until the deadline.
+    /// Returns whether the others make other calls of the group meanwhile. With a layer that calls another group the
+    /// two would wait for each other until the deadline.
     fn calls_others(self) -> bool {
         matches!(self, Failure::CallsBarrier | Failure::CallsBarrierAndGoesOn)
     }
 
-    /// Whether a replica can fail so without others.
+    /// Returns whether a replica can fail this way without others.
     fn needs_others(self) -> bool {
         !matches!(
             self,
@@ -149,7 +150,7 @@ impl Failure {
     }
 }
 
-/// A training, with everything that keeps something.
+/// A training with everything that keeps state.
 struct Training {
     strategy: Strategy,
     model: Model<Net>,
@@ -157,7 +158,7 @@ struct Training {
     random: ReplicaRandom,
     seen: DistributedVariable<HostTensor>,
     total: DistributedVariable<HostTensor>,
-    /// Whether the normalisation over all replicas is in use.
+    /// Whether the model uses the normalisation over all replicas.
     synchronised: bool,
 }
 
@@ -166,7 +167,7 @@ impl Training {
         let model = strategy.scope_with(ScopeOptions::default().dtype(dtype), Net::new).unwrap();
         let optimizer = match build(&model) {
             Ok(optimizer) => optimizer,
-            // Such as sharded state where there is one copy anyway.
+            // For example sharded state under a strategy with one copy of all variables.
             Err(Error::Optim(distribute_optim::Error::Combination { .. })) => return None,
             Err(error) => panic!("{error}"),
         };
@@ -177,7 +178,7 @@ impl Training {
         Some(Training { strategy, model, optimizer, random, seen, total, synchronised: true })
     }
 
-    /// One step, in which a replica may fail.
+    /// Makes one step, in which a replica may fail.
     fn step(&self, step: usize, failing: Option<(usize, Failure)>) -> Result<(), Error> {
         let run = || {
             self.strategy.run_with((&self.model, &self.optimizer), |context, (model, optimizer)| {
@@ -219,11 +220,11 @@ impl Training {
         run().map(drop)
     }
 
-    /// This replica's share of the loss of half a batch.
+    /// Computes this replica's share of the loss of half a batch.
     fn loss(&self, context: &ReplicaContext, net: &Net, step: usize, half: usize) -> Result<Tensor, Error> {
         let mut random = self.random.next(context);
         let at = (step * 2 + half) * 7 + context.replica_id() * 3;
-        // Dropout, by a stream that has to go on where it was.
+        // Dropout, with a random stream that must continue after a failure.
         let x: Vec<f64> = (0..16)
             .map(|i| if random.next_u32().is_multiple_of(4) { 0.0 } else { ((i + at) * 37 % 101) as f64 / 50.0 - 1.0 })
             .collect();
@@ -234,7 +235,7 @@ impl Training {
         context.average_loss(&per_example, 8 * context.num_replicas_in_sync())
     }
 
-    /// Everything there is, bit for bit: by variable or slot, of each replica.
+    /// Returns the whole state, bit for bit: by variable or slot, for each replica.
     fn state(&self) -> State {
         let tensors: Vec<(String, bool, Vec<Vec<u8>>)> = self
             .model
@@ -259,7 +260,7 @@ impl Training {
 
 #[derive(Debug, PartialEq)]
 struct State {
-    /// Name, whether all replicas have the same, and the bytes of each.
+    /// Name, whether it is equal on all replicas, and the bytes of each.
     tensors: Vec<(String, bool, Vec<Vec<u8>>)>,
     random: RandomState,
     seen: Vec<f64>,
@@ -290,7 +291,7 @@ fn bits(components: &[Tensor]) -> Vec<Vec<u8>> {
     all
 }
 
-/// Fails in the third step in one way after another, each time in a training of its own.
+/// Fails in the third step in each of the ways, each time in a new training.
 fn fail_in_every_way(name: &str, make: impl Fn() -> Option<Training>, failures: &[Failure]) {
     let (others, own): (Vec<Failure>, Vec<Failure>) = failures.iter().partition(|failure| failure.calls_others());
     fail_in(name, &make, &own);
@@ -331,7 +332,7 @@ fn fail_in(name: &str, make: impl Fn() -> Option<Training>, failures: &[Failure]
     }
 }
 
-/// Panics are meant, and nobody needs to read of them; but what asserts say.
+/// Silences the messages of intended panics, except those of assertions.
 fn quiet() {
     static ONCE: std::sync::Once = std::sync::Once::new();
     ONCE.call_once(|| {
@@ -394,7 +395,7 @@ fn a_replica_that_ends_early_is_named_at_once() {
     let began = Instant::now();
     let error = training.step(0, Some((1, Failure::ReturnsEarly))).unwrap_err().to_string();
     assert!(error.contains("rank 1") && error.contains("has ended its part without"), "{error}");
-    // The group's own patience is twenty seconds.
+    // The group's own timeout is twenty seconds.
     assert!(began.elapsed() < Duration::from_secs(10));
 }
 
@@ -403,7 +404,7 @@ fn an_error_that_a_closure_takes_for_no_matter_is_the_runs_error() {
     let strategy = mirrored(2);
     let outcome = strategy.run_with((), |context, ()| {
         if context.replica_id() == 0 {
-            // Nobody else comes.
+            // No other replica calls it.
             assert!(context.barrier().is_err());
         }
         Ok::<(), Error>(())

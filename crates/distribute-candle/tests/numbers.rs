@@ -1,4 +1,4 @@
-//! Step counts of variables whose gradients come seldom, and what is said of variables that get none.
+//! Step counts of variables that get gradients rarely, and the warning about variables that get none.
 #![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
 use std::process::Command;
@@ -28,7 +28,7 @@ fn build(strategy: &Strategy, sharded: bool) -> Built {
     (model, optimizer)
 }
 
-/// The second variable has a gradient in every third step, on the last replica alone.
+/// Trains; the second variable has a gradient in every third step, on the last replica alone.
 fn train(strategy: &Strategy, (model, optimizer): &Built, steps: std::ops::Range<usize>) {
     for step in steps {
         strategy
@@ -49,7 +49,7 @@ fn values((model, _): &Built, variable: usize) -> Vec<Vec<f32>> {
     model.variables()[variable].components().iter().map(|tensor| tensor.to_vec1().unwrap()).collect()
 }
 
-/// The second variable after `steps` steps in f64, by the number of each step that was one of its own, or of the optimizer.
+/// Computes the second variable after `steps` steps in f64, numbering steps by its own count or by the optimizer's.
 fn expected(steps: usize, own: bool) -> f64 {
     let (mut p, mut m, mut v, mut count) = (1.0f64, 0.0f64, 0.0f64, 0);
     for step in (0..steps).filter(|step| step % 3 == 0) {
@@ -94,7 +94,7 @@ fn counts_are_kept_in_checkpoints() {
         let mut checkpoints = CheckpointManager::new(folder.path());
         checkpoints.restore::<()>(&strategy, &[&loaded.0, &loaded.1]).unwrap().unwrap();
         for built in [&saved, &loaded] {
-            // Sharded state begins with a step in which all variables have gradients.
+            // Sharded state starts with a step in which all variables have gradients.
             train(&strategy, built, 6..10);
         }
         for variable in [0, 1] {
@@ -106,7 +106,7 @@ fn counts_are_kept_in_checkpoints() {
 
 const ROLE: &str = "DISTRIBUTE_NUMBERS_TEST_UNTRAINED";
 
-/// The body of a process that the next test starts: a layer whose fused operation of candle has no backward.
+/// Runs in a process that the next test starts: a layer whose fused operation in candle has no backward.
 #[test]
 fn trains_behind_a_fused_operation() {
     if std::env::var_os(ROLE).is_none() {

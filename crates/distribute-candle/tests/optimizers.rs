@@ -1,4 +1,5 @@
-//! What optimizers do besides their arithmetic: state in parts, limits, scales, compression, accumulation, 16 bits.
+//! Features of optimizers other than their arithmetic: sharded state, clipping, loss scales, compression, accumulation,
+//! 16 bits.
 #![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
 mod common;
@@ -69,7 +70,7 @@ fn sharded_state_gives_the_same_parameters_in_a_part_of_the_memory() {
         for replicas in [1, 2, 3] {
             let (whole, _) = train_with(replicas, build);
             let (sharded, _) = train_with(replicas, |model| build(model)?.zero1());
-            // Replicas of one process sum in the same order either way.
+            // Replicas of one process sum in the same order in both modes.
             assert_eq!(sharded, whole, "{index} on {replicas}");
         }
     }
@@ -88,7 +89,7 @@ fn sharded_state_takes_its_share_of_the_memory() {
     let (whole, parameters) = bytes(4, false);
     assert_eq!(whole, 2 * 4 * parameters);
     let (sharded, _) = bytes(4, true);
-    // The first part holds one element more where they do not divide.
+    // If the elements do not divide evenly, the first part has one more.
     assert_eq!(sharded, 2 * 4 * parameters.div_ceil(4));
 }
 
@@ -127,7 +128,7 @@ fn what_does_not_go_with_sharded_state_is_a_sentence() {
 
 #[test]
 fn scaled_losses_give_the_same_parameters() {
-    // Powers of two: nothing is rounded.
+    // Powers of two avoid rounding.
     for sharded in [false, true] {
         let build = |model: &Model<Mlp>| {
             let optimizer = Adam::new(0.01).build(model)?.clip(Clip::GlobalNorm(0.5))?;
@@ -153,14 +154,14 @@ fn a_step_whose_gradients_are_not_finite_is_left_out_on_all_replicas() {
             .run_with((&model, &optimizer), |context, (model, optimizer)| {
                 let x = Tensor::ones((1, 8), DType::F32, &Device::Cpu)?;
                 let loss = model.forward(&x)?.sum_all()?;
-                // One replica's gradients overflow.
+                // The gradients of one replica overflow.
                 let loss = if context.replica_id() == 1 { (loss * f64::INFINITY)? } else { loss };
                 optimizer.minimize(context, &loss)
             })
             .unwrap();
         assert_eq!(optimizer.loss_scale(), 8.0);
         (0..3).for_each(|replica| assert_eq!(values(&model, replica), before));
-        // It goes on, and the scale grows again after two good steps.
+        // Training continues, and the scale grows again after two finite steps.
         (0..2).for_each(|_| step(&strategy, &model, &optimizer));
         assert_eq!(optimizer.loss_scale(), 16.0);
         assert_ne!(values(&model, 0), before);
@@ -197,7 +198,7 @@ fn averages_follow_the_parameters_and_can_take_their_place() {
 fn compressed_gradients_train_nearly_as_well_and_keep_replicas_equal() {
     let (_, exact) = train_with(2, |model| Sgd::new(0.1).build(model));
     type Build = fn(&Model<Mlp>) -> distribute_candle::Result<Optimizer>;
-    // How far the last loss may be from the exact one, as a share of what the exact one has fallen by.
+    // The allowed difference of the last loss from the exact one, as a share of the exact one's decrease.
     let all: [(Build, f64); 4] = [
         (|model| Sgd::new(0.1).build(model)?.compress(Compression::F16), 0.01),
         (|model| Sgd::new(0.1).build(model)?.compress(Compression::Bf16), 0.05),
@@ -229,7 +230,7 @@ fn accumulated_parts_equal_the_whole_batch() {
     for _ in 0..10 {
         strategy
             .run_with((&model, &optimizer, batch.clone()), |context, (model, optimizer, (x, y))| {
-                // Six examples in parts of 1, 2 and 3; the second replica takes them in two parts only.
+                // Six examples in parts of 1, 2 and 3; the second replica takes them in two parts.
                 let cuts: &[usize] = if context.replica_id() == 0 { &[0, 1, 3, 6] } else { &[0, 2, 6] };
                 for (part, cut) in cuts.windows(2).enumerate() {
                     let (start, len) = (cut[0], cut[1] - cut[0]);
@@ -271,7 +272,7 @@ fn the_norm_of_the_gradients_is_known_after_a_clipped_step() {
     assert!((moved.sqrt() - 1e-4).abs() < 1e-6, "{}", moved.sqrt());
 }
 
-/// Trains on half-precision inputs; parameters of replica 0 at the end, in f32.
+/// Trains on half-precision inputs; returns the parameters of replica 0 at the end, in f32.
 fn train_in(dtype: DType, strategy: &Strategy, steps: usize) -> (Model<Mlp>, Vec<Vec<f32>>, Vec<f64>) {
     let model = strategy.scope_with(ScopeOptions::default().dtype(dtype), Mlp::new).unwrap();
     let optimizer = Adam::new(0.01).build(&model).unwrap().scale_losses(LossScale::dynamic().initial(1024.0)).unwrap();
@@ -311,7 +312,7 @@ fn a_master_copy_keeps_what_16_bits_would_lose() {
     let strategy = mirrored(2);
     let half = ScopeOptions::default().dtype(DType::F16);
     let model = strategy.scope_with(half, |vb| linear(1, 1, vb.pp("fc"))).unwrap();
-    // 1 + 1e-4 is 1 in f16; thirty such steps are not lost.
+    // 1 + 1e-4 rounds to 1 in f16, but thirty such steps are not lost.
     let optimizer = Sgd::new(1e-4).build(&model).unwrap();
     let before: Vec<f32> =
         model.variables()[0].components()[0].to_dtype(DType::F32).unwrap().flatten_all().unwrap().to_vec1().unwrap();

@@ -1,4 +1,4 @@
-//! candle models whose variables are on parameter servers, compared with the same models trained here.
+//! candle models whose variables are on parameter servers, compared with the same models trained without servers.
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
 use std::collections::BTreeMap;
@@ -107,7 +107,7 @@ fn program() -> Program {
         })
 }
 
-/// Servers and workers as threads of this process, and a strategy of them.
+/// Starts servers and workers as threads of this process, and creates a strategy of them.
 fn cluster(
     servers: usize,
     workers: usize,
@@ -134,7 +134,7 @@ fn cluster(
     (servers, strategy)
 }
 
-/// Runs a function so often, one after another; what it returns.
+/// Runs a function `steps` times, one call after another; returns its results.
 fn run(strategy: &ParameterServerStrategy, function: &str, steps: u64) -> Vec<f32> {
     let coordinator = ClusterCoordinator::new(strategy, program()).unwrap();
     (0..steps)
@@ -161,7 +161,7 @@ fn here<M>(model: &distribute_candle::Model<M>) -> BTreeMap<String, Vec<f32>> {
     model.variables().iter().map(values).collect()
 }
 
-/// The same steps without servers.
+/// Makes the same steps without servers.
 fn locally<M: Sync>(
     build: impl FnMut(VarBuilder<'static>) -> candle_core::Result<M>,
     optimizer: impl FnOnce(&distribute_candle::Model<M>) -> distribute_candle::Result<distribute_candle::Optimizer>,
@@ -206,7 +206,7 @@ fn one_worker_after_another_is_training_without_servers_bit_for_bit() {
     );
     assert_eq!(losses, expected_losses);
     assert_eq!(on_servers(&strategy), expected);
-    // The model itself, here.
+    // The model itself, in this process.
     let model = strategy.read_model(Mlp::new).unwrap();
     let loss = mean_loss(&model.forward(&data(32).0).unwrap(), &data(32).1).unwrap().to_scalar::<f32>().unwrap();
     assert!(loss < losses[19]);

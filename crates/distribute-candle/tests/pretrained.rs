@@ -1,5 +1,5 @@
-//! Values from plain safetensors files, under strategies that copy variables and one that shares them; with several workers:
-//! the scenario `pretrained` of the conformance suite.
+//! Values in plain safetensors files, under strategies that copy variables and one that shares them. For several
+//! workers see the scenario `pretrained` of the conformance suite.
 #![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
 use std::collections::HashMap;
@@ -66,7 +66,7 @@ fn flat(tensor: &Tensor) -> Vec<f32> {
     tensor.to_dtype(DType::F32).unwrap().flatten_all().unwrap().to_vec1().unwrap()
 }
 
-/// Every replica's values of a variable.
+/// Returns every replica's values of a variable.
 fn values(model: &Model<impl Sized>, name: &str) -> Vec<Vec<f32>> {
     let variable = model.variables().iter().find(|variable| variable.name() == name).unwrap();
     variable.components().iter().map(flat).collect()
@@ -90,7 +90,7 @@ fn what_one_strategy_saves_every_other_loads() {
                 let expected = &values(&saved, &name)[0];
                 assert!(values(&loaded, &name).iter().all(|of_replica| of_replica == expected), "{name}");
             }
-            // What was loaded is what is trained.
+            // Training changes the loaded variables.
             step(to, &loaded, 0.5);
             loaded.audit(to).unwrap();
             assert_ne!(values(&loaded, "body.weight")[0], values(&saved, "body.weight")[0]);

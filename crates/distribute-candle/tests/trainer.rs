@@ -1,4 +1,4 @@
-//! fit, evaluate and predict: the same under every strategy, and after a restart.
+//! fit, evaluate and predict give the same results under every strategy, and after a restart.
 #![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
 use std::path::Path;
@@ -39,7 +39,7 @@ fn examples() -> (Tensor, Tensor) {
     (Tensor::from_vec(x, (EXAMPLES, 8), &Device::Cpu).unwrap(), Tensor::from_vec(y, EXAMPLES, &Device::Cpu).unwrap())
 }
 
-/// Batches of 16, so the last one has two examples.
+/// Batches of 16; the last one has two examples.
 fn data() -> Dataset<(Tensor, Tensor)> {
     Dataset::from_tensor_slices(examples()).shuffle(EXAMPLES, 7).batch(16)
 }
@@ -101,7 +101,7 @@ fn losses_and_metrics_are_those_of_the_examples_whatever_the_batches() {
     assert!((whole[0].1 - f64::from(loss)).abs() < 1e-6);
 }
 
-/// Fails at the end of an epoch, as a process that dies.
+/// Fails at the end of an epoch, like a process that ends.
 struct Dies(u32);
 
 impl Callback for Dies {
@@ -123,12 +123,12 @@ fn a_training_that_died_goes_on_as_if_it_had_not() {
     };
     let calm = tempfile::tempdir().unwrap();
     let expected = fit(calm.path(), 0, None).unwrap();
-    // Every 3 steps: the middle of an epoch of 4. 0: only its end.
+    // Every 3 steps: in the middle of an epoch of 4. 0: only at its end.
     for every in [0, 3] {
         let folder = tempfile::tempdir().unwrap();
         assert_eq!(fit(folder.path(), every, Some(1)), None);
         assert_eq!(fit(folder.path(), every, Some(3)), None);
-        // Twice: the second time there is nothing left to do.
+        // The second time all epochs are done already.
         for _ in 0..2 {
             let (history, outputs) = fit(folder.path(), every, None).unwrap();
             assert_eq!(outputs, expected.1);
@@ -141,7 +141,7 @@ fn a_training_that_died_goes_on_as_if_it_had_not() {
     }
 }
 
-/// Asks for something at the end of the first epoch, as a signal would.
+/// Makes a request at the end of the first epoch, like a signal.
 struct Asks(Request);
 
 impl Callback for Asks {
@@ -170,7 +170,7 @@ fn a_training_that_is_told_to_stop_saves_after_the_step_and_goes_on() {
     assert_eq!(predictions(&resumed), predictions(&calm));
 }
 
-/// Ends the training between those that save before it and those that save after it.
+/// Ends the training between the callbacks that save before it and those that save after it.
 struct DiesSaving;
 
 impl Callback for DiesSaving {
@@ -186,12 +186,13 @@ impl Callback for DiesSaving {
 fn all_folders_of_a_training_belong_to_its_run_over_restarts() {
     let folder = tempfile::tempdir().unwrap();
     let (best, backup) = (folder.path().join("best"), folder.path().join("backup"));
-    // The one that saves stands before the one that restores.
+    // The callback that saves precedes the one that restores.
     let fit = || {
         let best = ModelCheckpoint::new(&best).keep(2);
         Fit::epochs(3).callback(best).callback(BackupAndRestore::new(&backup))
     };
-    // Killed between the first checkpoint and the first backup, so that it begins at its beginning again, and after a backup.
+    // Killed between the first checkpoint and the first backup, so that training restarts from the beginning, and after
+    // a backup.
     let first = Fit::epochs(3).callback(ModelCheckpoint::new(&best).keep(2)).callback(DiesSaving);
     assert!(trainer(&mirrored(2)).fit(&data(), first.callback(BackupAndRestore::new(&backup))).is_err());
     assert!(!backup.join("latest").exists() && best.join("latest").exists());
@@ -204,17 +205,17 @@ fn all_folders_of_a_training_belong_to_its_run_over_restarts() {
     let found = runs(&best);
     assert_eq!(found.iter().map(|(step, _)| *step).collect::<Vec<_>>(), [12, 8]);
     assert_eq!(found[0].1, found[1].1);
-    // The next training is another run, and is told before its first step.
+    // The next training is another run, which gets the request before its first step.
     let error = trainer(&mirrored(2)).fit(&data(), fit()).unwrap_err();
     assert!(error.to_string().contains("steps 8, 12") && error.to_string().contains("set_aside_other_runs"), "{error}");
     assert_eq!(runs(&best), found);
-    // To go on from what is there: restore from it.
+    // To continue from these checkpoints, restore from them.
     let more = Fit::epochs(4).callback(BackupAndRestore::new(&best)).callback(ModelCheckpoint::new(&best).keep(2));
     trainer(&mirrored(2)).fit(&data(), more).unwrap();
     assert_eq!(runs(&best), [(16, found[0].1), (12, found[0].1)]);
 }
 
-/// Notes when callbacks may save.
+/// Records when callbacks may save.
 struct Notes(std::sync::Arc<parking_lot::Mutex<Vec<(u64, Occasion)>>>);
 
 impl Callback for Notes {
@@ -233,14 +234,14 @@ fn with_a_grace_period_it_saves_goes_on_and_saves_again() {
     let asks = Asks(Request::Save);
     let fit = Fit::epochs(2).callback(Notes(std::sync::Arc::clone(&notes))).callback(asks).stop_on(config);
     trainer(&mirrored(2)).fit(&data(), fit).unwrap();
-    // Ten minutes are not over when it is done.
+    // Ten minutes have not passed when training ends.
     let expected = [(4, Occasion::Epoch), (5, Occasion::Notice), (8, Occasion::Epoch)];
     assert_eq!(*notes.lock(), expected);
 }
 
 #[test]
 fn callbacks_go_on_as_if_the_program_had_not_been_stopped() {
-    // The rate falls with the second epoch without progress, of which there is one on each side of the stop.
+    // The rate is reduced in the second epoch without improvement; there is one on each side of the stop.
     let plateau = || ReduceLrOnPlateau::new("accuracy").patience(1).factor(0.5).min_learning_rate(0.01);
     let still = || LearningRateSchedule::new(|epoch, rate| if epoch == 1 { 0.0 } else { rate });
     let folder = tempfile::tempdir().unwrap();
@@ -286,7 +287,7 @@ fn weights_of_examples_and_classes_count_as_often_as_they_say() {
         Trainer::new(strategy, Mlp::new, |m| Sgd::new(0.5).build(m), SparseCategoricalCrossentropy, metrics).unwrap()
     };
     let strategy = mirrored(2);
-    // All in one batch, so that both divide by the same number once the rate makes up for it.
+    // A single batch, so that both divide by the same number once the learning rate compensates.
     let mut weighted = build(&strategy);
     weighted.fit(&(x.clone(), y.clone(), weights.clone()), Fit::epochs(1).batch_size(EXAMPLES)).unwrap();
     let mut plain = build(&strategy);
@@ -318,7 +319,7 @@ fn weights_of_examples_and_classes_count_as_often_as_they_say() {
 
 #[test]
 fn epochs_of_so_many_steps_and_several_steps_at_once_change_nothing() {
-    // Four steps a pass: six steps are a pass and a half.
+    // Four steps per pass: six steps are a pass and a half.
     let fit = |steps: Option<u64>, epochs: u32, at_once: usize, dies: bool, folder: &Path| {
         let mut trainer = trainer(&mirrored(2));
         let fit =
@@ -345,7 +346,7 @@ fn epochs_of_so_many_steps_and_several_steps_at_once_change_nothing() {
     assert!(matches!(error, Error::Train(distribute_train::Error::NoExamples { .. })), "{error}");
 }
 
-/// Says what it was told.
+/// Records the mode that it was called in.
 struct Modes(Linear);
 
 impl ModuleT for Modes {
@@ -369,7 +370,7 @@ fn layers_know_whether_they_are_trained() {
 fn the_best_model_is_kept() {
     let folder = tempfile::tempdir().unwrap();
     let mut trainer = trainer(&mirrored(2));
-    // After the third epoch it only gets worse.
+    // After the third epoch the metric only worsens.
     let rate = LearningRateSchedule::new(|epoch, rate| if epoch == 4 { 5.0 } else { rate });
     let best = ModelCheckpoint::new(folder.path()).best("val_loss");
     let fit = Fit::epochs(5).validation(&examples()).callback(rate).callback(best);
@@ -385,7 +386,7 @@ fn callbacks_stop_and_set_the_learning_rate() {
     let frozen = LearningRateSchedule::new(|epoch, rate| if epoch < 3 { rate } else { 0.0 });
     let stopping = EarlyStopping::new("loss").patience(1);
     let history = trainer.fit(&data(), Fit::epochs(50).callback(frozen).callback(stopping)).unwrap();
-    // From the third epoch on nothing changes: the fourth is the first without progress, up to rounding.
+    // From the third epoch on nothing changes: the fourth is the first without improvement, up to rounding.
     assert!((4..8).contains(&history.epochs.len()), "{history}");
     assert_eq!(trainer.optimizer().learning_rate(), 0.0);
     let text = trainer.fit(&data(), Fit::epochs(1).callback(EarlyStopping::new("val_loss"))).unwrap_err().to_string();

@@ -1,4 +1,4 @@
-//! Replicas train as one: against plain candle, against each other, and with gradients that do not come.
+//! Replicas train as one: compared with plain candle, with each other, and with missing gradients.
 #![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
 mod common;
@@ -41,7 +41,7 @@ fn runs_repeat_bit_for_bit() {
     assert_eq!(values(&first, 1), values(&second, 0));
 }
 
-/// The same computation by hand: two sets of plain variables, gradients added in replica order.
+/// Makes the same computation by hand: two sets of plain variables, with gradients added in replica order.
 #[test]
 fn two_replicas_equal_their_sequential_emulation_bit_for_bit() {
     let strategy = mirrored(2);
@@ -154,7 +154,7 @@ fn replicas_that_share_variables_train_as_mirrored_ones_do() {
     let central = CentralStorageStrategy::builder().compute_devices(["CPU:0", "CPU:1"]).build().unwrap();
     let (shared, losses) = train(&central, 20, 12);
     let (copied, losses_of_copies) = train(&mirrored(2), 20, 12);
-    // Sums of two have one order only, so the bits are the same.
+    // Sums of two numbers have only one order, so the bits are equal.
     assert_eq!(losses, losses_of_copies);
     assert_eq!(values(&shared, 0), values(&copied, 0));
     assert_eq!(values(&shared, 0), values(&shared, 1));

@@ -1,8 +1,9 @@
-//! candle's tensors on NVIDIA GPUs, lent to collectives and kernels where they are.
+//! Access of collectives and kernels to candle's tensors on NVIDIA GPUs, without copies.
 //!
-//! A replica's gradients are packed into buckets as backward completes them, and reduced in the GPU's memory beside what it
-//! computes meanwhile. The optimizer then reads them from the buckets, and changes parameters and slots in candle's own
-//! memory: nothing is copied to the host. Everything is in the order of the stream that the replica's candle device computes on.
+//! A replica's gradients are packed into buckets as backward completes them, and reduced in the GPU's memory while
+//! backward continues. The optimizer then reads them from the buckets, and changes parameters and slots in candle's own
+//! memory; nothing is copied to the host. All operations are ordered by the stream on which the replica's candle device
+//! computes.
 
 #![expect(unsafe_code, reason = "memory of candle's tensors is lent by its address")]
 
@@ -24,10 +25,10 @@ use parking_lot::Mutex;
 use crate::tensor::dtype_of;
 use crate::{Candle, Error, Result};
 
-/// Buckets of a GPU hold at least so many bytes where nobody said otherwise: smaller operations leave its links idle.
+/// The minimum size of buckets on a GPU if no other size is set: smaller operations leave its links idle.
 const BUCKET_BYTES: usize = 16 << 20;
 
-/// A GPU as candle and as this workspace see it, with the stream that candle computes on.
+/// A GPU as candle and as this workspace address it, with the stream on which candle computes.
 #[derive(Clone)]
 struct Gpu {
     device: Arc<CudaDevice>,
@@ -41,7 +42,7 @@ pub struct Gpus {
     fused: Arc<FusedDeviceAllReduce>,
 }
 
-/// One step's gradients on their way.
+/// One step's gradients, which are being reduced.
 pub struct GpuStep {
     gpu: Gpu,
     group: Arc<DeviceGroup>,
@@ -52,12 +53,12 @@ pub struct GpuStep {
 /// One step's gradients, summed over all replicas: parts of the buckets.
 pub struct GpuSum {
     gpu: Gpu,
-    /// By the variables' indices; those that got a gradient on some replica.
+    /// The variables that got a gradient on some replica, by index.
     gradients: Vec<(usize, DeviceBuffer)>,
 }
 
 pub(super) fn candle_device(strategy: &Strategy, local: usize) -> Result<Device> {
-    // Tensors of two candle devices do not mix, so a device is made once for each replica's place.
+    // Tensors of two candle devices cannot be combined, so each GPU and replica place has one device.
     static MADE: Mutex<Option<HashMap<(u32, String), Device>>> = Mutex::new(None);
     let device = strategy.open_device(local)?;
     let (ordinal, name) = (device.logical().physical().index, device.spec().short());
@@ -72,20 +73,20 @@ pub(super) fn candle_device(strategy: &Strategy, local: usize) -> Result<Device>
 }
 
 impl Gpu {
-    /// That of a local replica; none where it is on another device.
+    /// Returns the GPU of a local replica, or `None` if it is on another device.
     fn of(strategy: &Strategy, local: usize) -> Result<Option<Gpu>> {
         let candle = super::candle_device(strategy, local)?;
         let Device::Cuda(cuda) = &candle else { return Ok(None) };
         let any: Arc<dyn Any + Send + Sync> = strategy.open_device(local)?;
         let Ok(device) = any.downcast::<CudaDevice>() else { return Ok(None) };
         let stream = cuda.cuda_stream();
-        // SAFETY: it is a stream of this GPU's primary context, as all of candle's are, and is kept with it.
+        // SAFETY: it is a stream of this GPU's primary context, like all of candle's, and is kept alive with it.
         let stream = unsafe { device.adopt_stream(stream.cu_stream().cast(), Arc::new(stream.clone())) };
         let stream = Arc::new(stream.map_err(distribute_strategy::Error::from)?);
         Ok(Some(Gpu { device, candle, stream }))
     }
 
-    /// A tensor's memory; it must be contiguous.
+    /// Returns a tensor's memory; the tensor must be contiguous.
     fn lend(&self, tensor: &Tensor) -> Result<DeviceBuffer> {
         let (storage, layout) = tensor.storage_and_layout();
         let refuse = |problem: &str| Err(candle_core::Error::Msg(problem.to_owned()).into());
@@ -93,7 +94,7 @@ impl Gpu {
         let Some((start, end)) = layout.contiguous_offsets() else { return refuse("a tensor is not contiguous") };
         let stream = storage.device().cuda_stream();
         fn address<T>(slice: &CudaSlice<T>, stream: &candle_core::cuda_backend::cudarc::driver::CudaStream) -> u64 {
-            // candle computes on this stream only, so what guards the access has nothing to wait for.
+            // candle computes on this stream only, so the access has nothing to wait for.
             slice.device_ptr(stream).0
         }
         let address = match &storage.slice {
@@ -105,8 +106,9 @@ impl Gpu {
         };
         let size = tensor.dtype().size_in_bytes();
         let owner = Arc::new(tensor.clone());
-        // SAFETY: the range is inside the tensor's storage, which lives as long as the tensor. Work on it is given to streams
-        // that candle's stream waits for before the tensor is let go of (`FusedDeviceStep`), or to candle's own.
+        // SAFETY: the range is inside the tensor's storage, which lives as long as the tensor. Operations on it run on
+        // candle's stream, or on streams for which candle's stream waits before the tensor is dropped
+        // (`FusedDeviceStep`).
         Ok(unsafe { self.device.lend(address + (start * size) as u64, (end - start) * size, owner) })
     }
 }
@@ -143,7 +145,7 @@ impl DeviceExchange<Candle> for Gpus {
         Ok(step.push(group, index, gradient, &*gpu.stream)?)
     }
 
-    /// Waits for no gradient, only orders what comes after; the host exchanges the flags.
+    /// Orders later operations after the reductions, without waiting for them; the host exchanges the flags.
     fn finish(GpuStep { gpu, context, step, .. }: GpuStep, mut flags: Vec<u32>) -> Result<(GpuSum, Vec<u32>)> {
         context.group().all_reduce(&mut flags, ReduceOp::Sum)?;
         let gradients = step.finish(&*gpu.stream)?;
@@ -174,10 +176,11 @@ impl DeviceExchange<Candle> for Gpus {
 }
 
 impl GpuSum {
-    /// Steps all parameters of a replica in few launches; false where there is no kernel for the rule.
+    /// Updates all parameters of a replica in few launches. Returns false if the rule has no kernel.
     fn apply(&self, update: &DeviceUpdate<'_, Candle>) -> Result<bool> {
         let DeviceUpdate { parameters, local, rule, counts, learning_rate: rate, slots } = *update;
-        // Variables that have made as many steps are stepped together: all, unless some get gradients in some steps only.
+        // Variables with equal step counts are updated together. Counts differ only if some variables get gradients in
+        // some steps only.
         let step_of = |index: usize| if rule.counts_steps() { counts.of(index) } else { 1 };
         let steps: BTreeSet<u64> = self.gradients.iter().map(|(index, _)| step_of(*index)).collect();
         let Some(steps) =
@@ -230,7 +233,7 @@ impl GpuSum {
     }
 }
 
-/// The kernel of one step of a rule, where there is one.
+/// Returns the kernel of one step of a rule, if there is one.
 fn fused(rule: UpdateRule, step: u64, rate: f64) -> Option<FusedStep> {
     match rule {
         UpdateRule::Sgd { momentum, nesterov } => Some(FusedStep::Sgd { rate, momentum, nesterov }),

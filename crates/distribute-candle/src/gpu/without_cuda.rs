@@ -1,4 +1,4 @@
-//! A build whose candle knows no GPUs.
+//! Replacements in a build without candle's CUDA support.
 
 use candle_core::Device;
 use distribute_device::{DeviceKind, absence};
@@ -6,7 +6,7 @@ use distribute_strategy::Strategy;
 
 use crate::{Error, Result};
 
-/// No gradients are on GPUs.
+/// The exchange of a library without GPUs.
 pub(crate) use distribute_optim::NoDevices as Gpus;
 
 pub(super) fn candle_device(strategy: &Strategy, local: usize) -> Result<Device> {

@@ -1,4 +1,5 @@
-//! Where the variables of a model come from: made on the servers, read from them, or copied from them again and again.
+//! The backends of `VarBuilder`: variables that are created on the servers, read from them once, or copied from them
+//! repeatedly.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,27 +17,27 @@ use crate::model::is_statistic;
 use crate::tensor::dtype_of;
 use crate::{Error, Result, initial};
 
-/// Variables that were made, by path, and whether they are trained.
+/// The variables that were created, by path, each with whether it is trained.
 pub(super) type Made = BTreeMap<String, (ShardedVariable, bool)>;
 
-/// Makes variables on the servers.
+/// The backend that creates variables on the servers.
 pub(super) struct Making {
     pub(super) strategy: ParameterServerStrategy,
     pub(super) seed: u64,
     pub(super) made: Arc<Mutex<Made>>,
 }
 
-/// Reads variables once.
+/// The backend that reads variables once.
 pub(super) struct Reading {
     pub(super) strategy: ParameterServerStrategy,
 }
 
-/// A worker's variables so far.
+/// The variables that a worker has so far.
 #[derive(Default)]
 pub(super) struct Registry {
-    /// Copies, by path.
+    /// Copies of variables, by path.
     pub(super) copies: BTreeMap<String, Copied>,
-    /// Tables of which only the rows that are needed are fetched.
+    /// Tables of which only needed rows are fetched, by path.
     pub(super) tables: BTreeMap<String, Arc<Table>>,
 }
 
@@ -49,9 +50,9 @@ pub(super) struct Copied {
     pub(super) statistic: bool,
 }
 
-/// Makes copies of variables.
+/// The backend that copies variables.
 struct Copying {
-    /// All that the servers have.
+    /// All variables on the servers, by path.
     variables: BTreeMap<String, ShardedVariable>,
     registry: Arc<Mutex<Registry>>,
 }
@@ -63,7 +64,7 @@ impl Copying {
     }
 }
 
-/// Builds a worker's model, whose variables go into the registry.
+/// Builds a worker's model and adds its variables to the registry.
 pub(super) fn build_on_worker<M>(
     worker: &WorkerContext,
     registry: &Arc<Mutex<Registry>>,
@@ -88,7 +89,7 @@ impl SimpleBackend for Making {
             false => self.strategy.untrained(name, &values),
         };
         made.insert(name.to_owned(), (variable.map_err(wrapped)?, trained));
-        // Nobody calls this model; a table need not be kept twice.
+        // This model is never called, so its tables need no second copy.
         if remote { Tensor::zeros((0, shape.dims().get(1).copied().unwrap_or(0)), dtype, device) } else { Ok(values) }
     }
 
@@ -156,7 +157,8 @@ fn check(variable: &ShardedVariable, shape: &Shape, dtype: DType) -> candle_core
         return Ok(());
     }
     let problem = format!(
-        "variable {:?} is {} {:?} on the servers, and the model asks for {} {shape:?}; build the same model on every task",
+        "variable {:?} is {} {:?} on the servers, and the model asks for {} {shape:?}; build the same model on every \
+         task",
         variable.name(),
         variable.dtype(),
         variable.shape(),

@@ -12,8 +12,8 @@ use parking_lot::Mutex;
 use super::backends::wrapped;
 use crate::Candle;
 
-/// A table of vectors by number. On a worker of a cluster with parameter servers a lookup fetches the rows that it needs, and their
-/// gradient alone is sent; elsewhere it is a variable like others.
+/// A table of vectors by index. On a worker of a parameter-server cluster, a lookup fetches only the rows that it
+/// needs, and only their gradient is sent. Elsewhere the table is an ordinary variable.
 #[derive(Clone)]
 pub struct ShardedEmbedding(Kind);
 
@@ -23,10 +23,11 @@ enum Kind {
     OnServers(Arc<Table>, usize),
 }
 
-/// A table of `rows` vectors of `width` elements, normally distributed with deviation 1 as candle's `embedding` is.
+/// Creates a table of `rows` vectors of `width` elements, normally distributed with standard deviation 1 like candle's
+/// `embedding`.
 ///
 /// # Errors
-/// candle's.
+/// [`candle_core::Error`] if the variable cannot be created or exists with another shape.
 ///
 /// # Examples
 /// ```
@@ -43,7 +44,7 @@ enum Kind {
 pub fn sharded_embedding(rows: usize, width: usize, vb: VarBuilder<'_>) -> Result<ShardedEmbedding> {
     WANTED.set(true);
     let table = vb.get_with_hints((rows, width), "weight", Init::Randn { mean: 0.0, stdev: 1.0 });
-    // Other backends do not ask.
+    // Backends without servers do not read the flag.
     WANTED.set(false);
     let kind = match (HANDED.take(), table?) {
         (Some(table), _) => Kind::OnServers(table, width),
@@ -53,13 +54,13 @@ pub fn sharded_embedding(rows: usize, width: usize, vb: VarBuilder<'_>) -> Resul
 }
 
 thread_local! {
-    /// Whether the variable that is asked for next is a table: candle's builder has no word for that.
+    /// Whether the next variable that is requested is a table; candle's `VarBuilder` cannot express that.
     static WANTED: Cell<bool> = const { Cell::new(false) };
-    /// The table that was made for it.
+    /// The table that the backend created for it.
     static HANDED: RefCell<Option<Arc<Table>>> = const { RefCell::new(None) };
 }
 
-/// Whether the variable that is asked for is a table.
+/// Returns whether the requested variable is a table, and resets the flag.
 pub(super) fn is_wanted() -> bool {
     WANTED.take()
 }
@@ -68,10 +69,10 @@ pub(super) fn hand_over(table: Arc<Table>) {
     HANDED.set(Some(table));
 }
 
-/// A table on the servers, as a worker sees it.
+/// A worker's view of a table on the servers.
 pub(super) struct Table {
     pub(super) variable: ShardedVariable,
-    /// Rows that were looked up for the step that is being computed, and what was fetched of them.
+    /// The rows that were looked up in the current step, and their fetched vectors.
     fetched: Mutex<Vec<(Vec<usize>, Var)>>,
 }
 
@@ -80,19 +81,19 @@ impl Table {
         Table { variable, fetched: Mutex::default() }
     }
 
-    /// Forgets what was looked up for a step that nobody went backward through.
+    /// Drops the lookups of an earlier step that never ran backward.
     pub(super) fn begin_step(&self) {
         self.fetched.lock().clear();
     }
 
-    /// The gradient of all rows that were looked up.
+    /// Returns the gradient of all rows that were looked up.
     pub(super) fn gradient(&self, of: &candle_core::backprop::GradStore) -> crate::Result<Option<Gradient>> {
         let fetched = std::mem::take(&mut *self.fetched.lock());
         let with_gradient = |(rows, vectors): (Vec<usize>, Var)| Some((rows, of.get(vectors.as_tensor())?.clone()));
         let mut parts = fetched.into_iter().filter_map(with_gradient);
         let Some((mut rows, mut sum)) = parts.next() else { return Ok(None) };
         for (others, gradient) in parts {
-            // Looked up more than once in a step: rows that both have are summed.
+            // There were several lookups in this step; the gradients of common rows are summed.
             let mut all: Vec<usize> = rows.iter().chain(&others).copied().collect();
             all.sort_unstable();
             all.dedup();
@@ -132,7 +133,7 @@ impl Table {
     }
 }
 
-/// Where each of `wanted` is in `rows`, which rise.
+/// Returns the position of each of `wanted` in the sorted `rows`.
 fn places(wanted: &[usize], rows: &[usize]) -> Result<Tensor> {
     let place = |row: &usize| rows.binary_search(row).unwrap_or(0) as u32;
     Tensor::new(wanted.iter().map(place).collect::<Vec<u32>>(), &candle_core::Device::Cpu)
@@ -140,7 +141,7 @@ fn places(wanted: &[usize], rows: &[usize]) -> Result<Tensor> {
 
 impl Module for ShardedEmbedding {
     /// # Shapes
-    /// `ids`: any shape, whole numbers; the result has one dimension more.
+    /// `ids`: integers of any shape; the result has one dimension more.
     fn forward(&self, ids: &Tensor) -> Result<Tensor> {
         match &self.0 {
             Kind::Here(table) => {

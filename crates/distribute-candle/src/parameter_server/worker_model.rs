@@ -1,4 +1,4 @@
-//! A model on a worker: copies of its variables, and its gradients' way to the servers.
+//! A worker's model: copies of the variables, and gradients that are pushed to the servers.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -12,13 +12,13 @@ use super::backends::{Copied, Registry};
 use super::embedding::Table;
 use crate::{Candle, Clip, Error, Result};
 
-/// A model on a worker of a cluster with parameter servers; it can be used as the model itself.
+/// A model on a worker of a parameter-server cluster. It dereferences to the model itself.
 pub struct WorkerModel<'a, M> {
     worker: &'a WorkerContext,
     kept: Arc<Kept<M>>,
 }
 
-/// What a worker keeps of a model from one step to the next.
+/// The state that a worker keeps of a model between steps.
 pub(super) struct Kept<M> {
     model: M,
     copies: Vec<Copied>,
@@ -30,9 +30,9 @@ pub(super) struct Kept<M> {
 #[derive(Default)]
 struct State {
     versions: Versions,
-    /// Statistics as they were pulled: what the layers add to them is sent.
+    /// The statistics as they were pulled; the changes that layers make are sent.
     statistics: Vec<Tensor>,
-    /// Whether variables without gradients were named.
+    /// Whether a warning has named the variables without gradients.
     warned: bool,
 }
 
@@ -48,7 +48,7 @@ impl<M> Kept<M> {
         Ok(Kept { model, copies, tables, optimizer, state: Mutex::default() })
     }
 
-    /// Pulls what has changed.
+    /// Pulls variables that have changed.
     pub(super) fn refresh(&self, worker: &WorkerContext) -> Result<()> {
         let variables: Vec<ShardedVariable> = self.copies.iter().map(|copied| copied.variable.clone()).collect();
         let tensors: Vec<Tensor> = self.copies.iter().map(|copied| copied.copy.as_tensor().clone()).collect();
@@ -69,24 +69,25 @@ impl<'a, M> WorkerModel<'a, M> {
         WorkerModel { worker, kept }
     }
 
-    /// Runs backward and sends the gradients to the servers, which apply them; whether they counted, as
-    /// [`WorkerContext::push`] says it. The loss is a mean over this worker's examples; once in a function.
+    /// Runs backward and pushes the gradients to the servers, which apply them. Returns whether they counted, like
+    /// [`WorkerContext::push`]. The loss is the mean over this worker's examples. Call it once per function.
     ///
     /// # Errors
-    /// candle's; [`Error::ParameterServer`], which functions pass on.
+    /// [`Error::Candle`] if backward fails, and [`Error::ParameterServer`] if a server is lost, which the function must
+    /// return.
     pub fn minimize(&self, loss: &Tensor) -> Result<bool> {
         self.step(loss, None)
     }
 
-    /// As [`minimize`](WorkerModel::minimize), with a limit on this worker's gradients; those of tables are not limited.
+    /// Runs a step like [`minimize`](WorkerModel::minimize) and clips this worker's gradients, except those of tables.
     ///
     /// # Errors
-    /// As [`minimize`](WorkerModel::minimize).
+    /// The errors of [`minimize`](WorkerModel::minimize), and [`Error::Optim`] if the limit is not above 0.
     pub fn minimize_clipped(&self, loss: &Tensor, clip: Clip) -> Result<bool> {
         self.step(loss, Some(clip))
     }
 
-    /// Copies of the variables, by name; tables are not among them.
+    /// Returns the copies of the variables, by name. Tables are not included.
     pub fn variables(&self) -> impl Iterator<Item = (&str, &Var)> {
         self.kept.copies.iter().map(|copied| (copied.variable.name(), &copied.copy))
     }
@@ -124,7 +125,7 @@ impl<'a, M> WorkerModel<'a, M> {
         Ok(counted)
     }
 
-    /// Sends what the layers have added to their statistics.
+    /// Sends the changes that layers have made to their statistics.
     fn add_statistics(&self) -> Result<()> {
         let before = std::mem::take(&mut self.kept.state.lock().statistics);
         for (copied, before) in self.kept.statistics().zip(before) {

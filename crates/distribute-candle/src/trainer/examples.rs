@@ -1,4 +1,4 @@
-//! What a training reads.
+//! Examples for training.
 
 use candle_core::Tensor;
 use distribute_input::{AUTOTUNE, Dataset, Element, InputOptions};
@@ -8,14 +8,14 @@ use distribute_train::trainer::{self, Batching};
 use crate::gpu::moved;
 use crate::{Error, Result};
 
-/// Some examples: a row of inputs and of targets for each, and a weight if they have one.
+/// Examples, one per row: inputs, targets, and optional weights.
 #[derive(Clone, Debug)]
 pub struct Examples {
-    /// What the model gets.
+    /// The inputs of the model.
     pub inputs: Tensor,
-    /// What it should say.
+    /// The targets of the outputs.
     pub targets: Tensor,
-    /// How much each counts, as f32.
+    /// The weight of each example, as f32.
     pub weights: Option<Tensor>,
 }
 
@@ -32,7 +32,7 @@ impl From<(Tensor, Tensor, Tensor)> for Examples {
 }
 
 impl Examples {
-    /// The same on a local replica's device.
+    /// Copies the examples to a local replica's device.
     fn on_device(self, strategy: &Strategy, local: usize) -> Result<Examples> {
         let move_to = |tensor: &Tensor| moved(tensor, strategy, local);
         Ok(Examples {
@@ -43,7 +43,7 @@ impl Examples {
     }
 }
 
-/// What can be trained on: batched datasets of inputs and targets, or of inputs, targets and weights; and tensors in memory,
+/// Training data: batched datasets of inputs and targets, or of inputs, targets and weights; and tensors in memory
 /// whose rows are examples.
 pub trait TrainingData: trainer::TrainingData<Examples, Error> {}
 
@@ -79,18 +79,19 @@ macro_rules! training_data {
 
 training_data!((Tensor, Tensor), (Tensor, Tensor, Tensor));
 
-/// What can be predicted: a batched dataset of inputs, or a tensor of them.
+/// Data for prediction: a batched dataset of inputs, or a tensor of them.
 pub trait PredictionData {
-    /// Batches of all replicas, whose outputs come back in the data's order.
+    /// Distributes batches over all replicas, whose outputs are returned in the data's order.
     ///
     /// # Errors
-    /// Those of the data.
+    /// [`Error::Strategy`] if the data cannot be distributed.
     fn distribute(&self, strategy: &Strategy, batch_size: usize) -> Result<DistributedDataset<Tensor>>;
 }
 
 impl PredictionData for Dataset<Tensor> {
     fn distribute(&self, strategy: &Strategy, _: usize) -> Result<DistributedDataset<Tensor>> {
-        // All workers walk the data together: rows then go to replicas in their order, and come back in it.
+        // All workers read the data together, so that rows are given to replicas in order, and outputs are returned in
+        // it.
         let options = InputOptions::default().deterministic(true);
         let replicas = strategy.clone();
         let batches = strategy.distribute_dataset_with(self, options)?;

@@ -1,4 +1,4 @@
-//! A small model, its data, and ways to train it.
+//! A small model, its data, and functions that train it.
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
 use candle_core::{Device, Module, Tensor};
@@ -82,7 +82,7 @@ pub(crate) fn step(strategy: &Strategy, model: &Model<Mlp>, optimizer: &Optimize
         .unwrap();
 }
 
-/// Trains with any optimizer; the copies of all replicas, and the losses.
+/// Trains with any optimizer. Returns the copies of all replicas and the losses.
 pub(crate) fn train_with(
     replicas: usize,
     build: impl Fn(&Model<Mlp>) -> distribute_candle::Result<Optimizer>,
