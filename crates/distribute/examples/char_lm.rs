@@ -1,7 +1,7 @@
-//! A language model of characters: `cargo run --release -p distribute --example char_lm -- --devices CPU:0,CPU:1`
+//! A character-level language model: `cargo run --release -p distribute --example char_lm -- --devices CPU:0,CPU:1`
 //!
-//! A small decoder-only transformer learns this project's own documentation, or any files: `-- --text PATH PATH`. As
-//! two processes: `distribute run --workers 2 -- target/release/examples/char_lm`.
+//! A small decoder-only transformer is trained on this project's own documentation, or on any files: `-- --text PATH
+//! PATH`. As two processes: `distribute run --workers 2 -- target/release/examples/char_lm`.
 #![expect(clippy::print_stdout, reason = "it prints what it has learnt to write")]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,10 +23,10 @@ use rand_chacha::rand_core::{Rng, SeedableRng};
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// Learns to write as some texts are written.
+/// Trains a language model on texts and writes a sample.
 #[derive(Parser)]
 struct Flags {
-    /// Texts to learn; without any, the project's documentation.
+    /// Texts to train on. Default: the project's documentation.
     #[arg(long, num_args = 1..)]
     text: Vec<PathBuf>,
     /// Devices of this process, such as CPU:0,CPU:1.
@@ -35,39 +35,39 @@ struct Flags {
     /// Passes over the text.
     #[arg(long, default_value_t = 10)]
     epochs: u32,
-    /// At most so many steps of each pass.
+    /// Maximum number of steps per pass.
     #[arg(long)]
     steps: Option<usize>,
     /// Global batch: windows per step, over all replicas.
     #[arg(long, default_value_t = 16)]
     batch: usize,
-    /// Characters of a window.
+    /// Number of characters in a window.
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(4..=4096))]
     context: u32,
-    /// Numbers for each character, in every layer.
+    /// Width of the layers: elements per character.
     #[arg(long, default_value_t = 96)]
     width: usize,
-    /// Heads of attention, among which the width is divided.
+    /// Number of attention heads, which share the width.
     #[arg(long, default_value_t = 4)]
     heads: usize,
-    /// Layers.
+    /// Number of layers.
     #[arg(long, default_value_t = 3)]
     layers: usize,
-    /// Learning rate of AdamW after its warm-up, from where it falls along a cosine.
+    /// Learning rate of AdamW after warm-up, from which it decays along a cosine.
     #[arg(long, default_value_t = 4e-3)]
     learning_rate: f64,
-    /// Characters to write at the end.
+    /// Number of characters to write at the end.
     #[arg(long, default_value_t = 400)]
     sample: usize,
-    /// How freely it then chooses: near 0 always the likeliest, 1 as it has learnt.
+    /// Sampling temperature: near 0 always the most likely character, 1 the learnt distribution.
     #[arg(long, default_value_t = 0.7)]
     temperature: f64,
-    /// Seed of initial values, of the order of windows and of what is written.
+    /// Seed of initial values, of the order of windows and of the sample.
     #[arg(long, default_value_t = 42)]
     seed: u64,
 }
 
-/// candle's fused layer_norm has no backward.
+/// Layer normalisation with backward, which candle's fused layer_norm lacks.
 struct LayerNorm(Tensor, Tensor);
 
 impl LayerNorm {
@@ -85,7 +85,7 @@ impl Module for LayerNorm {
     }
 }
 
-/// Attention to characters before, and a network for each character.
+/// Attention to preceding characters, and a feed-forward network for each character.
 struct Layer {
     before: (LayerNorm, LayerNorm),
     attention: (Linear, Linear),
@@ -116,7 +116,7 @@ impl Layer {
     fn attend(&self, x: &Tensor, mask: &Tensor) -> CandleResult<Tensor> {
         let (batch, length, width) = x.dims3()?;
         let parts = self.attention.0.forward(x)?.reshape((batch, length, 3, self.heads, width / self.heads))?;
-        // (batch, heads, length, width of a head)
+        // Shape (batch, heads, length, head width).
         let part = |at| parts.narrow(2, at, 1)?.squeeze(2)?.transpose(1, 2)?.contiguous();
         let (q, k, v): (Tensor, Tensor, Tensor) = (part(0)?, part(1)?, part(2)?);
         let scores = (q.matmul(&k.t()?.contiguous()?)? / ((width / self.heads) as f64).sqrt())?;
@@ -154,7 +154,7 @@ impl Transformer {
     }
 }
 
-/// (windows, length) characters to (windows, length, vocabulary) logits of those that come next.
+/// Maps (windows, length) characters to (windows, length, vocabulary) logits of the next characters.
 impl Module for Transformer {
     fn forward(&self, text: &Tensor) -> CandleResult<Tensor> {
         let length = text.dim(1)?;
@@ -232,7 +232,7 @@ fn train(strategy: &Strategy, flags: &Flags, text: &Text) -> distribute::Result<
     Ok(())
 }
 
-/// A tenth of all steps to warm up, then half a cosine down to a twentieth.
+/// The learning rate: warm-up over a tenth of all steps, then cosine decay to a twentieth.
 fn rate(flags: &Flags, step: u64, steps: u64) -> f64 {
     let (step, steps) = (step as f64, steps as f64);
     let warm_up = (steps / 10.0).max(1.0);
@@ -240,14 +240,14 @@ fn rate(flags: &Flags, step: u64, steps: u64) -> f64 {
     flags.learning_rate * ((step + 1.0) / warm_up).min(1.0) * (0.05 + 0.475 * (1.0 + (PI * fallen).cos()))
 }
 
-/// The loss of each character but the first of each window.
+/// Computes the loss of each character except the first of each window.
 fn losses(model: &Transformer, windows: &Tensor) -> CandleResult<Tensor> {
     let length = windows.dim(1)? - 1;
     let logits = model.forward(&windows.narrow(1, 0, length)?.contiguous()?)?;
     cross_entropy_per_example(&logits.flatten_to(1)?, &windows.narrow(1, 1, length)?.flatten_all()?)
 }
 
-/// The mean loss over a text.
+/// Computes the mean loss over a text.
 fn evaluate(
     strategy: &Strategy,
     model: &Model<Transformer>,
@@ -265,7 +265,7 @@ fn evaluate(
     Ok(loss / f64::max(count, 1.0))
 }
 
-/// Lets the model write, one character after the other.
+/// Samples from the model, one character after another.
 fn write(model: &Transformer, flags: &Flags, text: &Text) -> distribute::Result<String> {
     let mut random = ChaCha8Rng::seed_from_u64(flags.seed);
     let mut written = vec![text.index('\n')];
@@ -283,11 +283,11 @@ fn write(model: &Transformer, flags: &Flags, text: &Text) -> distribute::Result<
     Ok(written.iter().map(|index| text.vocabulary[*index as usize]).collect())
 }
 
-/// Texts as indices into the characters that occur.
+/// Texts as indices into the list of characters that occur.
 struct Text {
     vocabulary: Vec<char>,
     train: Vec<u32>,
-    /// The last tenth of each file.
+    /// The last tenth of each file, for validation.
     validation: Vec<u32>,
 }
 
@@ -321,7 +321,7 @@ impl Text {
         self.vocabulary.binary_search(&character).unwrap_or(0) as u32
     }
 
-    /// Windows with one character more than the context, `stride` apart.
+    /// Returns windows, `stride` apart, of one character more than the context.
     fn windows(&self, text: &[u32], context: usize, stride: usize) -> distribute::Result<Tensor> {
         let windows: Vec<u32> = text.windows(context + 1).step_by(stride).flatten().copied().collect();
         if windows.is_empty() {
@@ -334,7 +334,8 @@ impl Text {
         Ok(Tensor::from_slice(&windows, (windows.len() / (context + 1), context + 1), &Device::Cpu)?)
     }
 
-    /// What guessing by the frequencies of the training text costs on the other, in bits per character.
+    /// Computes the cross-entropy of the validation text under the training text's character frequencies, in bits per
+    /// character.
     fn unigram_bits(&self) -> f64 {
         let mut counts: BTreeMap<u32, f64> = (0..self.vocabulary.len() as u32).map(|index| (index, 1.0)).collect();
         for index in &self.train {
@@ -346,7 +347,7 @@ impl Text {
     }
 }
 
-/// The Markdown files of a folder and of those in it.
+/// Finds the Markdown files in a folder and its subfolders.
 fn find(folder: &Path, paths: &mut Vec<PathBuf>) {
     for path in std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()) {
         if path.is_dir() {

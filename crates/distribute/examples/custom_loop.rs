@@ -1,7 +1,6 @@
-//! The smallest training loop of one's own: `cargo run --release -p distribute --example custom_loop -- CPU:0,CPU:1`
+//! The smallest custom training loop: `cargo run --release -p distribute --example custom_loop -- CPU:0,CPU:1`
 //!
-//! The second argument is the number of epochs, 3 by default. `mnist` is the same with everything that there is to
-//! choose.
+//! The second argument is the number of epochs, 3 by default. The example `mnist` is the same loop with all options.
 #![expect(clippy::print_stdout, reason = "it prints what it has learnt")]
 
 use candle_core::{Device, Module, Tensor};

@@ -1,8 +1,8 @@
-//! Who earns much, from a table: `cargo run --release -p distribute --example estimator_linear`
+//! Predicts high incomes from a table: `cargo run --release -p distribute --example estimator_linear`
 //!
-//! A linear model of buckets and categories, or with `--dnn` one with hidden layers. The table is drawn from a seed,
-//! written to CSV files, and read back. As several tasks, with TF_CONFIG, chief and workers train, and the evaluator
-//! evaluates.
+//! A linear model of buckets and categories, or with `--dnn` a model with hidden layers. The table is generated from a
+//! seed, written to CSV files, and read back. With TF_CONFIG for several tasks, chief and workers train, and the
+//! evaluator evaluates.
 #![expect(clippy::print_stdout, reason = "it prints what it has learnt")]
 
 use std::fmt::Write;
@@ -27,14 +27,14 @@ use serde::Deserialize;
 /// Trains and evaluates a classifier of people.
 #[derive(Parser)]
 struct Flags {
-    /// Takes a model with hidden layers.
+    /// Uses a model with hidden layers.
     #[arg(long)]
     dnn: bool,
     /// Devices of this process, such as CPU:0,CPU:1.
     #[arg(long, value_delimiter = ',', default_value = "CPU:0")]
     devices: Vec<String>,
-    /// Where checkpoints and event files are kept; all tasks need it. Without it, in a folder that is removed at the
-    /// end.
+    /// Folder for checkpoints and event files, which all tasks must be able to read. Default: a folder that is removed
+    /// at the end.
     #[arg(long)]
     model_dir: Option<PathBuf>,
     /// Steps of training.
@@ -111,7 +111,7 @@ fn run(flags: &Flags) -> distribute::Result<()> {
     Ok(())
 }
 
-/// What the linear model sees: a weight for each bucket, category, and pair of age and occupation.
+/// The columns of the linear model: a weight for each bucket, category, and pair of age and occupation.
 fn columns() -> FeatureColumns {
     let age = Numeric::new("age").bucketized([25.0, 30.0, 35.0, 40.0, 45.0, 50.0, 55.0, 60.0]);
     let occupation = Categorical::hash_bucket("occupation", 50);
@@ -123,7 +123,7 @@ fn columns() -> FeatureColumns {
         .with(Categorical::crossed([age.into(), "occupation".into()], 200))
 }
 
-/// What the deep model sees: numbers and vectors.
+/// The columns of the deep model: numbers and embeddings.
 fn dense_columns() -> FeatureColumns {
     FeatureColumns::new()
         .with(Numeric::new("age").normalizer(|age| (age - 40.0) / 15.0))
@@ -132,7 +132,7 @@ fn dense_columns() -> FeatureColumns {
         .with(Categorical::hash_bucket("occupation", 50).embedding(4))
 }
 
-/// The rows of a file, as features and labels.
+/// Reads the rows of a file as features and labels.
 fn people(path: &Path) -> Dataset<(Features, Labels)> {
     Dataset::from_files([path]).read(Csv::<Person>::new(), ReadOptions::default()).map(|person| {
         let features = Features::new([
@@ -145,7 +145,7 @@ fn people(path: &Path) -> Dataset<(Features, Labels)> {
     })
 }
 
-/// Writes a table of people who are drawn, and gives its path.
+/// Writes a generated table of people and returns its path.
 fn drawn(folder: &Path, (file, count, seed): (&str, usize, u64)) -> distribute::Result<PathBuf> {
     let mut random = ChaCha8Rng::seed_from_u64(seed);
     let mut unit = || (random.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
@@ -153,7 +153,7 @@ fn drawn(folder: &Path, (file, count, seed): (&str, usize, u64)) -> distribute::
     for _ in 0..count {
         let (age, hours) = (18.0 + 52.0 * unit(), 20.0 + 40.0 * unit());
         let (education, occupation) = ((4.0 * unit()) as usize, (5.0 * unit()) as usize);
-        // Most in the middle of life; managers more the older they are.
+        // Incomes are highest in middle age; those of managers grow with age.
         let seniority = if occupation == 2 { (age - 30.0) / 12.0 } else { 0.0 };
         let score = 1.2 * education as f64 + (hours - 40.0) / 8.0 - ((age - 48.0) / 14.0).powi(2) + seniority - 1.6;
         let rich = 1.0 / (1.0 + (-2.0 * score).exp()) > unit();
@@ -166,7 +166,7 @@ fn drawn(folder: &Path, (file, count, seed): (&str, usize, u64)) -> distribute::
     Ok(path)
 }
 
-/// The value of one example.
+/// Formats the value of one example.
 fn shown(column: &Column) -> String {
     match column {
         Column::Numbers(number) => number.item().map(f32::to_string),

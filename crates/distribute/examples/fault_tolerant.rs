@@ -1,7 +1,7 @@
-//! A training that is killed and goes on: `cargo run --release -p distribute --example fault_tolerant`
+//! Training that is killed and resumes: `cargo run --release -p distribute --example fault_tolerant`
 //!
-//! The program starts itself as a worker, once undisturbed, and once killed with SIGKILL at steps that a seed chooses
-//! and started again each time. Both end with the same losses and the same model, bit for bit.
+//! The program starts itself as a worker: once without interruption, and once killed with SIGKILL at steps chosen by a
+//! seed and restarted each time. Both runs end with the same losses and the same model, bit for bit.
 #![expect(clippy::print_stdout, reason = "it prints how both trainings went")]
 
 use std::io::{BufRead, BufReader, Read};
@@ -27,7 +27,7 @@ use serde::{Deserialize, Serialize};
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// Kills its own training, again and again, and shows that nothing is lost.
+/// Kills its own training repeatedly, and checks that nothing is lost.
 #[derive(Parser, Clone)]
 struct Flags {
     /// Devices of the worker, such as CPU:0,CPU:1.
@@ -39,21 +39,21 @@ struct Flags {
     /// Steps between checkpoints.
     #[arg(long, default_value_t = 10)]
     checkpoint_every: u64,
-    /// How often it is killed.
+    /// Number of times that it is killed.
     #[arg(long, default_value_t = 3)]
     kills: usize,
-    /// Chooses the steps at which that happens.
+    /// Seed that chooses the steps at which it is killed.
     #[arg(long, default_value_t = 7)]
     seed: u64,
-    /// Seconds that a worker may take.
+    /// Time limit of a worker in seconds.
     #[arg(long, default_value_t = 120)]
     deadline: u64,
-    /// Trains in this folder; the program starts itself so.
+    /// Trains in this folder; set when the program starts itself.
     #[arg(long, hide = true)]
     worker: Option<PathBuf>,
 }
 
-/// What a checkpoint keeps besides the model and the optimizer.
+/// The state that a checkpoint keeps in addition to the model and the optimizer.
 #[derive(Default, Serialize, Deserialize)]
 struct Standing {
     position: Option<InputPosition>,
@@ -68,7 +68,7 @@ fn main() -> ExitCode {
     })
 }
 
-/// Trains in a folder, from the newest checkpoint in it on.
+/// Trains in a folder, from its newest checkpoint if there is one.
 fn work(flags: &Flags, folder: &Path) -> distribute::Result<()> {
     end_with_the_program_that_started_this();
     let strategy = MirroredStrategy::builder().devices(flags.devices.clone()).build()?;
@@ -105,12 +105,12 @@ fn work(flags: &Flags, folder: &Path) -> distribute::Result<()> {
     }
     checkpoints.finish()?;
     model.save_safetensors(&strategy, folder.join("model.safetensors"))?;
-    // Digits enough to tell any two floats apart.
+    // `{:?}` prints enough digits to distinguish any two floats.
     let losses: String = standing.losses.iter().map(|loss| format!("{loss:?}\n")).collect();
     std::fs::write(folder.join("losses"), losses).map_err(Error::program)
 }
 
-/// A worker whose parent is gone reads the end of its standard input, and ends.
+/// Ends the worker when its parent is gone, because standard input then ends.
 fn end_with_the_program_that_started_this() {
     std::thread::spawn(|| {
         let _ = std::io::stdin().read(&mut [0]);
@@ -118,9 +118,9 @@ fn end_with_the_program_that_started_this() {
     });
 }
 
-/// Trains twice, undisturbed and killed, and compares.
+/// Trains twice, without and with kills, and compares the results.
 fn compare(flags: &Flags) -> distribute::Result<()> {
-    // With a handler, Ctrl-C leads out of here, and all that there is is cleared away.
+    // With a handler, Ctrl-C returns from here, so that temporary files are removed.
     let interrupted = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
         signal_hook::flag::register(signal, interrupted.clone()).map_err(Error::program)?;
@@ -130,7 +130,7 @@ fn compare(flags: &Flags) -> distribute::Result<()> {
     Worker::start(flags, calm.path())?.watch(None, &interrupted)?;
     println!("undisturbed: {} steps", flags.steps);
     let mut random = ChaCha8Rng::seed_from_u64(flags.seed);
-    // Not at the very end, where a worker might be faster than the signal.
+    // Not at the very end, where a worker could finish before the signal.
     let mut ends: Vec<u64> =
         (0..flags.kills).map(|_| 1 + random.next_u64() % (flags.steps as u64 * 4 / 5).max(1)).collect();
     ends.sort_unstable();
@@ -152,7 +152,7 @@ fn compare(flags: &Flags) -> distribute::Result<()> {
     Ok(())
 }
 
-/// A worker's process, and what it prints. It does not outlive this.
+/// A worker process and its output. The process is killed on drop.
 struct Worker {
     process: Child,
     lines: Receiver<String>,
@@ -165,12 +165,12 @@ impl Worker {
         command.arg("--worker").arg(folder).args(["--devices", &flags.devices.join(",")]);
         command.args(["--steps", &flags.steps.to_string()]);
         command.args(["--checkpoint-every", &flags.checkpoint_every.to_string()]);
-        // Ctrl-C is for this process, which then ends the worker.
+        // Ctrl-C reaches only this process, which then ends the worker.
         command.process_group(0);
         let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().map_err(Error::program)?;
         let (sender, lines) = channel();
         if let Some(stdout) = process.stdout.take() {
-            // Ends with the process.
+            // The thread ends with the process.
             std::thread::spawn(move || {
                 BufReader::new(stdout).lines().map_while(Result::ok).try_for_each(|line| sender.send(line))
             });
@@ -178,7 +178,7 @@ impl Worker {
         Ok(Worker { process, lines, deadline: Instant::now() + Duration::from_secs(flags.deadline) })
     }
 
-    /// Waits for the worker's end, or kills it after a step: the steps after which it began, and ended.
+    /// Waits until the worker ends, or kills it after a step. Returns the steps after which it began and ended.
     fn watch(mut self, kill_after: Option<u64>, interrupted: &AtomicBool) -> distribute::Result<(u64, u64)> {
         let (mut from, mut step) = (0, 0);
         loop {
@@ -191,7 +191,7 @@ impl Worker {
                     step = number;
                 }
                 Err(RecvTimeoutError::Timeout) => {}
-                // It has closed its output.
+                // The worker has closed its output.
                 Err(RecvTimeoutError::Disconnected) => break,
             }
             if kill_after.is_some_and(|end| step >= end) {
@@ -214,7 +214,7 @@ impl Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        // SIGKILL: it gets no chance to save anything.
+        // SIGKILL, so the worker cannot save anything.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }

@@ -1,8 +1,8 @@
-//! Handwritten digits without a loop of one's own: `cargo run --release -p distribute --example keras_mnist`
+//! Handwritten digits without a custom loop: `cargo run --release -p distribute --example keras_mnist`
 //!
 //! On two replicas: `-- CPU:0,CPU:1`; as two processes: `distribute run --workers 2 --
 //! target/release/examples/keras_mnist`. With a folder, `-- CPU:0 runs/1`, it writes event files, a table and the best
-//! model there, and goes on from there after Ctrl-C.
+//! model there, and resumes from there after Ctrl-C.
 #![expect(clippy::print_stdout, reason = "it prints what it has learnt")]
 
 use std::path::PathBuf;

@@ -1,7 +1,7 @@
-//! Training in 16 bits, against 32: `cargo run --release -p distribute --example mixed_precision`
+//! Training in 16 bits compared with f32: `cargo run --release -p distribute --example mixed_precision`
 //!
-//! In mixed precision the model computes in f16 or bf16, and the optimizer updates in f32; with f16, losses are scaled
-//! so that gradients do not vanish. On two replicas: `-- --devices CPU:0,CPU:1`.
+//! In mixed precision the model computes in f16 or bf16, and the optimizer updates in f32. With f16, losses are scaled
+//! so that gradients do not underflow. On two replicas: `-- --devices CPU:0,CPU:1`.
 #![expect(clippy::print_stdout, reason = "it prints what each has learnt")]
 
 use std::time::Instant;
@@ -25,7 +25,7 @@ struct Flags {
     /// Passes over the training data.
     #[arg(long, default_value_t = 2)]
     epochs: u32,
-    /// Training images, drawn.
+    /// Number of training images, which are generated.
     #[arg(long, default_value_t = 8000)]
     images: usize,
 }
@@ -40,7 +40,7 @@ impl Mlp {
     }
 }
 
-/// Computes in the type of the variables; logits are in f32, for a softmax that 16 bits are too few for.
+/// Computes in the type of the variables. Logits are in f32, because softmax is too inaccurate in 16 bits.
 impl Module for Mlp {
     fn forward(&self, x: &Tensor) -> CandleResult<Tensor> {
         let x = x.to_dtype(self.0.weight().dtype())?;
@@ -72,14 +72,14 @@ fn main() -> distribute::Result<()> {
     Ok(())
 }
 
-/// What the numbers mean.
+/// An explanation of the numbers.
 const WORDS: &str = "
-In 16 bits, variables, activations and what replicas send each other take half the bytes. The optimizer keeps a copy of the
-variables in f32 besides its moments, so that small updates are not lost. bf16 has the range of f32, and needs no loss scale.
-Do not expect a CPU to be faster: candle widens 16 bits to 32 there for each product of matrices, those of bf16 in a copy of
-the whole, and rounds the results.";
+In 16 bits, variables, activations and the gradients that replicas exchange take half the bytes. The optimizer keeps a
+copy of the variables in f32 in addition to its moments, so that small updates are not lost. bf16 has the range of f32
+and needs no loss scale. Do not expect a CPU to be faster: candle converts 16 bits to f32 there for each matrix product,
+bf16 in a copy of the whole matrix, and rounds the results.";
 
-/// What there is to say of one training.
+/// The results of one training run.
 struct Outcome {
     dtype: DType,
     loss: f32,
@@ -124,7 +124,7 @@ fn train(strategy: &Strategy, flags: &Flags, digits: &Digits, dtype: DType) -> d
     })
 }
 
-/// The percentage of digits that one copy of the model classifies correctly.
+/// Computes the percentage of digits that one copy of the model classifies correctly.
 fn accuracy(model: &Mlp, split: &Split) -> distribute::Result<f64> {
     let images = Tensor::from_slice(&split.images, (split.len(), PIXELS), &Device::Cpu)?;
     let found = model.forward(&images)?.argmax(1)?.to_vec1::<u32>()?;

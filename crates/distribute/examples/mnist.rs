@@ -21,14 +21,14 @@ use distribute::train::tensorboard::EventWriter;
 use distribute_testkit::digits::{CLASSES, Digits, PIXELS, SIDE, Split};
 use serde::{Deserialize, Serialize};
 
-/// candle allocates megabytes per operation, which the system's allocator gives back and fetches again each time.
+/// candle allocates megabytes per operation, which the system's allocator returns to the system and requests again.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 /// Trains a classifier of handwritten digits.
 #[derive(Parser)]
 struct Flags {
-    /// Where the replicas run; `auto` asks the environment, then the number of devices.
+    /// Strategy; `auto` uses the environment, then the number of devices.
     #[arg(long, value_enum, default_value = "auto")]
     strategy: Kind,
     /// Devices of this process, such as CPU:0,CPU:1.
@@ -43,19 +43,19 @@ struct Flags {
     /// The model.
     #[arg(long, value_enum, default_value = "mlp")]
     model: Architecture,
-    /// A folder with the MNIST IDX files; without it, digits are drawn.
+    /// Folder with the MNIST IDX files. Default: generated digits.
     #[arg(long)]
     data: Option<PathBuf>,
     /// Learning rate of Adam.
     #[arg(long, default_value_t = 1e-3)]
     learning_rate: f64,
-    /// What is sent instead of gradients: none, f16, bf16, top-k:SHARE or power-sgd:RANK.
+    /// Compression of gradients: none, f16, bf16, top-k:SHARE or power-sgd:RANK.
     #[arg(long, default_value = "none")]
     compress: Compression,
-    /// Keeps the optimizer's state in parts, one on each replica.
+    /// Shards the optimizer's state over the replicas (ZeRO stage 1).
     #[arg(long)]
     zero1: bool,
-    /// Keeps checkpoints in this folder, and goes on from the newest one in it.
+    /// Saves checkpoints in this folder, and resumes from the newest one in it.
     #[arg(long)]
     checkpoints: Option<PathBuf>,
     /// Steps between checkpoints.
@@ -67,20 +67,20 @@ struct Flags {
     /// Seed of initial values and of the order of examples.
     #[arg(long, default_value_t = 42)]
     seed: u64,
-    /// Writes the loss of every step to this file, one a line.
+    /// Writes the loss of every step to this file, one per line.
     #[arg(long)]
     losses: Option<PathBuf>,
 }
 
-/// Where a run stands, besides its model and optimizer.
+/// The state of a run in addition to its model and optimizer.
 #[derive(Default, Serialize, Deserialize)]
 struct Standing {
     epochs_done: u32,
-    /// Of the epoch under way.
+    /// Steps of the current epoch.
     steps: u64,
     loss_sum: f64,
     position: Option<InputPosition>,
-    /// Of all steps.
+    /// The losses of all steps.
     losses: Vec<f32>,
 }
 
@@ -100,7 +100,7 @@ enum Architecture {
     Cnn,
 }
 
-/// The models know nothing of distribution.
+/// The models, which do not depend on distribution.
 enum Net {
     Mlp { fc1: Linear, fc2: Linear },
     Cnn { conv1: Conv2d, conv2: Conv2d, fc: Linear },
@@ -141,7 +141,7 @@ fn main() -> ExitCode {
     distribute::exit(choose(&flags).and_then(|strategy| strategy.report_failure(train(&strategy, &flags))))
 }
 
-/// The one line that differs between one device and many machines.
+/// Chooses the strategy: the only code that differs between one device and many machines.
 fn choose(flags: &Flags) -> distribute::Result<Strategy> {
     let devices = flags.devices.clone();
     let several_processes = distribute::cluster::Membership::from_env()?.is_some();
@@ -262,7 +262,7 @@ fn train(strategy: &Strategy, flags: &Flags) -> distribute::Result<()> {
     write_losses(strategy, flags, &run.losses)
 }
 
-/// What is measured on the test digits; every replica looks at its part of them.
+/// Measures loss and accuracy on the test digits; every replica evaluates its part of them.
 fn evaluate(
     strategy: &Strategy,
     model: &Model<Net>,
@@ -290,8 +290,8 @@ fn tensors(split: &Split) -> distribute::Result<Dataset<(Tensor, Tensor)>> {
     Ok(Dataset::from_tensor_slices((images, labels)))
 }
 
-/// Reads a split of MNIST from files such as `PREFIX-images-idx3-ubyte` and `PREFIX-labels-idx1-ubyte`; names with a
-/// dot before `idx`, and gzip with a further `.gz`, are found too.
+/// Reads a split of MNIST from files such as `PREFIX-images-idx3-ubyte` and `PREFIX-labels-idx1-ubyte`. Names with a
+/// dot before `idx`, and gzip files that end in `.gz`, are found too.
 fn idx(folder: &Path, prefix: &str) -> distribute::Result<Split> {
     let read = |kind: &str, dims: usize| {
         let endings = ["-", "."].map(|dot| ["", ".gz"].map(|gz| format!("{dot}idx{dims}-ubyte{gz}")));

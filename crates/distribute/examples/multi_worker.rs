@@ -1,9 +1,9 @@
-//! One program in many processes: `cargo run --release -p distribute --example multi_worker`
+//! One program in several processes: `cargo run --release -p distribute --example multi_worker`
 //!
-//! Alone it trains here. As two processes of this machine: `distribute run --workers 2 --
-//! target/release/examples/multi_worker`; as a TFJob, or by hand, on any machines that TF_CONFIG names. A worker that
-//! gets SIGTERM makes all of them save and end with 143; one that is lost makes the others end with 138. After both,
-//! the job's manager starts the same command again.
+//! A single process trains alone. As two processes on this machine: `distribute run --workers 2 --
+//! target/release/examples/multi_worker`; as a TFJob or manually on any machines: with TF_CONFIG. If a worker gets
+//! SIGTERM, all save and end with exit code 143; if one is lost, the others end with 138. In both cases the job manager
+//! restarts the same command.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -23,24 +23,24 @@ use serde::{Deserialize, Serialize};
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// Trains handwritten digits in as many processes as there are.
+/// Trains on handwritten digits in all processes of the job.
 #[derive(Parser)]
 struct Flags {
     /// Devices of each process, such as CPU:0,CPU:1.
     #[arg(long, value_delimiter = ',', default_value = "CPU:0")]
     devices: Vec<String>,
-    /// Keeps checkpoints in this folder of the chief's, and goes on from the newest one in it.
+    /// Saves checkpoints in this folder of the chief's, and resumes from the newest one in it.
     #[arg(long)]
     checkpoints: Option<PathBuf>,
     /// Passes over the training data.
     #[arg(long, default_value_t = 3)]
     epochs: u32,
-    /// Examples per step of each replica.
+    /// Per-replica batch: examples per step of each replica.
     #[arg(long, default_value_t = 64)]
     per_replica: usize,
 }
 
-/// Where the training stands: what a checkpoint keeps besides the model and the optimizer.
+/// The state that a checkpoint keeps in addition to the model and the optimizer.
 #[derive(Default, Serialize, Deserialize)]
 struct Standing {
     epochs_done: u32,
@@ -70,14 +70,14 @@ fn train(flags: &Flags) -> distribute::Result<()> {
     if Membership::from_env()?.is_none() {
         eprintln!("alone; as two processes: distribute run --workers 2 -- target/release/examples/multi_worker");
     }
-    // From TF_CONFIG; where nothing is set, the only worker.
+    // From TF_CONFIG; without it, the only worker.
     let strategy = MultiWorkerMirroredStrategy::builder().devices(flags.devices.clone()).build()?;
-    // What fails here alone, such as a full disk, the others are told.
+    // A failure of this worker alone, such as a full disk, is reported to the others.
     strategy.report_failure(train_under(&strategy, flags))
 }
 
 fn train_under(strategy: &Strategy, flags: &Flags) -> distribute::Result<()> {
-    // More replicas take larger steps, so that each is kept busy.
+    // The global batch grows with the number of replicas, so that each has enough work.
     let global_batch = flags.per_replica * strategy.num_replicas_in_sync();
     let digits = Digits::standard();
     let train = tensors(&digits.train)?.shuffle(digits.train.len(), 42).batch(global_batch).prefetch(AUTOTUNE);
@@ -102,7 +102,7 @@ fn train_under(strategy: &Strategy, flags: &Flags) -> distribute::Result<()> {
         progress.epoch(epoch);
         let mut batches = match standing.position.take() {
             Some(position) => train.iter_from(&position)?,
-            // By its number, so that a run that goes on sees what it would have seen.
+            // The pass is chosen by its number, so that a resumed run reads the same data.
             None => train.iter_epoch(u64::from(epoch) - 1),
         };
         let (mut sum, mut steps) = (0.0, 0);
@@ -115,7 +115,7 @@ fn train_under(strategy: &Strategy, flags: &Flags) -> distribute::Result<()> {
             sum += f64::from(strategy.reduce(ReduceOp::Sum, &losses, Axis::None)?.to_scalar::<f32>()?);
             (step, steps) = (step + 1, steps + 1);
             progress.step(steps, global_batch as u64, &[("loss", sum / steps as f64)]);
-            // The same answer on all workers.
+            // The answer is the same on all workers.
             let stop = preemption.should_stop();
             if let Some(checkpoints) = checkpoints.as_mut().filter(|_| stop || step % 50 == 0) {
                 standing.position = Some(batches.position()?);
@@ -140,7 +140,7 @@ fn train_under(strategy: &Strategy, flags: &Flags) -> distribute::Result<()> {
     Ok(())
 }
 
-/// The share of test digits that are classified correctly; every replica of every worker looks at its part of them.
+/// Computes the share of test digits that are classified correctly; every replica of every worker evaluates its part.
 fn accuracy(
     strategy: &Strategy,
     model: &Model<Mlp>,
@@ -158,7 +158,7 @@ fn accuracy(
     Ok(correct / f64::max(all, 1.0))
 }
 
-/// Progress that the chief alone shows.
+/// Starts the progress display, which the chief alone shows.
 fn start_progress(strategy: &Strategy, epochs: u32, steps: Option<usize>) -> distribute::Result<Progress> {
     let title = format!("multi_worker · {}", strategy.describe());
     let steps_per_epoch = steps.map(|steps| steps as u64);

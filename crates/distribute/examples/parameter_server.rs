@@ -1,9 +1,10 @@
 //! Parameter servers: `cargo build --release -p distribute -p distribute-cli --example parameter_server`, then
 //! `distribute run --ps 2 --workers 3 -- target/release/examples/parameter_server`
 //!
-//! The same program is every task: servers hold the variables, workers compute gradients, the chief hands out steps and
-//! judges the model. Kill a worker while it trains: what it was doing is done by another one. As a TFJob it runs as it
-//! is; an evaluator, which is no part of the cluster, judges the checkpoints.
+//! Every task runs the same program: servers hold the variables, workers compute gradients, and the chief schedules
+//! steps and evaluates the model. If a worker is killed while it trains, its steps run again on another worker. The
+//! program also runs as a TFJob without changes. An evaluator, which is not part of the cluster, evaluates the
+//! checkpoints.
 
 #![expect(clippy::print_stdout, reason = "an example says what it has found")]
 
@@ -22,27 +23,27 @@ use distribute_testkit::digits::{Digits, PIXELS, Split};
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// Trains handwritten digits against parameter servers.
+/// Trains on handwritten digits with parameter servers.
 #[derive(Parser)]
 struct Flags {
     /// Passes over the training data.
     #[arg(long, default_value_t = 3)]
     epochs: u32,
-    /// How the workers' updates go together.
+    /// How the workers' updates are synchronized.
     #[arg(long, default_value = "async")]
     updates: How,
-    /// Keeps checkpoints in this folder, goes on from the newest one, and restores servers from it.
+    /// Saves checkpoints in this folder, resumes from the newest one, and restores servers from it.
     #[arg(long)]
     checkpoints: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
 enum How {
-    /// Each gradient is applied when it comes.
+    /// Each gradient is applied when it arrives.
     Async,
     /// No worker is more than one round ahead.
     Stale,
-    /// The mean of all workers' gradients makes a step.
+    /// Each step applies the mean of all workers' gradients.
     Sync,
 }
 
@@ -62,7 +63,7 @@ impl Module for Mlp {
 
 const BATCH: usize = 64;
 
-/// One step, on whichever worker is free.
+/// Runs one step on any free worker.
 fn train_step(worker: &WorkerContext, data: PerWorkerIterator<(Tensor, Tensor)>) -> distribute::Result<f32> {
     let (x, y) = worker.next(&data)?;
     let model = worker.model("mlp", Mlp::new)?;
@@ -71,7 +72,7 @@ fn train_step(worker: &WorkerContext, data: PerWorkerIterator<(Tensor, Tensor)>)
     Ok(loss.to_scalar()?)
 }
 
-/// Every worker reads all digits, each in an order of its own.
+/// Every worker reads all digits, each in its own order.
 fn digits(context: &InputContext) -> distribute::Result<Dataset<(Tensor, Tensor)>> {
     let train = tensors(&Digits::standard().train)?;
     Ok(train.shuffle(10_000, context.input_pipeline_id as u64).batch(BATCH).repeat_forever().prefetch(2))
@@ -106,7 +107,7 @@ fn coordinate(flags: &Flags, cluster: &TfConfigResolver, program: Program) -> di
     }
     let strategy = builder.build()?;
     strategy.create_model(Adam::new(1e-3), Mlp::new)?;
-    // The chief's own work, such as saving, is one process's.
+    // The chief's own work, such as saving, is done in one process.
     let here = Strategy::default_strategy()?;
     let mut checkpoints = flags.checkpoints.as_ref().map(|folder| CheckpointManager::new(folder).keep(3));
     let restored = match &mut checkpoints {
@@ -126,7 +127,7 @@ fn coordinate(flags: &Flags, cluster: &TfConfigResolver, program: Program) -> di
     })?;
     let coordinator = ClusterCoordinator::new(&strategy, program)?;
     let data = coordinator.create_per_worker_dataset::<(Tensor, Tensor)>("digits")?.iter();
-    // With the values that are on the servers now.
+    // The model is evaluated with the values that are on the servers now.
     let judge = || accuracy(&strategy.read_model(Mlp::new)?, &digits.test);
     let mut test_accuracy = judge()?;
     for epoch in done + 1..=flags.epochs {
@@ -135,7 +136,7 @@ fn coordinate(flags: &Flags, cluster: &TfConfigResolver, program: Program) -> di
             (0..steps).map(|_| coordinator.schedule("train_step", &data)).collect::<Result<_, _>>()?;
         let mut sum = 0.0;
         for (step, loss) in (1..).zip(&losses) {
-            // The function's own error comes from `join`, once.
+            // The function's own error is returned by `join`, once.
             let Ok(loss) = loss.fetch::<f32>() else { break };
             sum += f64::from(loss);
             progress.step(step, BATCH as u64, &[("loss", sum / step as f64)]);
@@ -152,7 +153,7 @@ fn coordinate(flags: &Flags, cluster: &TfConfigResolver, program: Program) -> di
     Ok(())
 }
 
-/// Beside the others, which know nothing of it: judges every checkpoint.
+/// Evaluates every checkpoint, independently of the cluster.
 fn evaluate(flags: &Flags) -> distribute::Result<()> {
     let Some(folder) = &flags.checkpoints else {
         return Err(distribute::Error::program(
@@ -169,7 +170,7 @@ fn evaluate(flags: &Flags) -> distribute::Result<()> {
     })
 }
 
-/// The share of test digits that a model classifies correctly.
+/// Computes the share of test digits that a model classifies correctly.
 fn accuracy(model: &Mlp, test: &Split) -> distribute::Result<f64> {
     let images = Tensor::from_slice(&test.images, (test.len(), PIXELS), &Device::Cpu)?;
     let labels = Tensor::from_slice(&test.labels, test.len(), &Device::Cpu)?;

@@ -1,8 +1,8 @@
 //! A large embedding on parameter servers: `cargo build --release -p distribute -p distribute-cli --example
 //! sharded_embedding`, then `distribute run --ps 2 --workers 3 -- target/release/examples/sharded_embedding`
 //!
-//! 100,000 words have vectors of 64 numbers, 25 MB, cut over the servers. A step fetches the rows of its words and
-//! sends their gradient: a few hundred KB. With `--here` the same model trains in one process, to compare.
+//! 100,000 words have vectors of 64 numbers, 25 MB, sharded over the servers. A step fetches the rows of its words and
+//! sends their gradient: a few hundred KB. With `--here` the same model trains in one process, for comparison.
 
 #![expect(clippy::print_stdout, reason = "an example says what it has found")]
 
@@ -22,10 +22,10 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 /// Learns whether sentences of made-up words are cheerful.
 #[derive(Parser)]
 struct Flags {
-    /// Steps in all.
+    /// Total number of steps.
     #[arg(long, default_value_t = 3000)]
     steps: u64,
-    /// Train in this process alone, one step after another.
+    /// Trains in this process only, one step after another.
     #[arg(long)]
     here: bool,
 }
@@ -52,12 +52,12 @@ impl Module for Mood {
     }
 }
 
-/// Sentences of words, some much more frequent than others, and whether more of them are cheerful (even numbers) than
-/// not.
+/// Generates sentences of words, some much more frequent than others. The label is whether more of the words are
+/// cheerful (even numbers) than not.
 fn sentences(number: u64) -> CandleResult<(Tensor, Tensor)> {
     let mut state = (number + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let mut draw = move || {
-        // Of xorshift64*; any generator would do.
+        // A step of xorshift64*; any generator would work.
         state ^= state >> 12;
         state ^= state << 25;
         state ^= state >> 27;
@@ -76,7 +76,7 @@ fn sentences(number: u64) -> CandleResult<(Tensor, Tensor)> {
     ))
 }
 
-/// One step on the sentences of this number.
+/// Makes one step on the sentences with this number.
 fn train_step(worker: &WorkerContext, number: u64) -> distribute::Result<f32> {
     let model = worker.model("mood", Mood::new)?;
     let (words, labels) = sentences(number)?;
@@ -117,7 +117,7 @@ fn optimizer() -> Adagrad {
     Adagrad::new(0.2)
 }
 
-/// The same model and the same sentences in one process.
+/// Trains the same model on the same sentences in one process.
 fn train_here(steps: u64) -> distribute::Result<()> {
     let strategy = Strategy::default_strategy()?;
     let model = strategy.scope(Mood::new)?;
@@ -133,7 +133,7 @@ fn train_here(steps: u64) -> distribute::Result<()> {
     report(model.first(), steps, begun.elapsed().as_secs_f64())
 }
 
-/// What the model makes of sentences that nobody has seen.
+/// Reports the model's accuracy on unseen sentences.
 fn report(model: &Mood, steps: u64, seconds: f64) -> distribute::Result<()> {
     let (mut hits, mut all) = (0.0, 0.0);
     for number in 1_000_000..1_000_040 {

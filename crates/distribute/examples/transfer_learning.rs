@@ -1,9 +1,8 @@
-//! Learning from few examples what resembles something known: `cargo run --release -p distribute --example
-//! transfer_learning`
+//! Transfer learning from few examples: `cargo run --release -p distribute --example transfer_learning`
 //!
 //! A small residual network learns the digits 0 to 5 and is saved as a plain safetensors file. Its body then helps to
-//! tell 6 to 9 apart, of which there are a few drawings only: first frozen, under a new head, and then trained on,
-//! gently. On two replicas: `-- --devices CPU:0,CPU:1`.
+//! classify 6 to 9, of which there are only a few drawings: first frozen, under a new head, and then fine-tuned at a
+//! low learning rate. On two replicas: `-- --devices CPU:0,CPU:1`.
 #![expect(clippy::print_stdout, reason = "it prints what it has learnt")]
 
 use std::ops::Range;
@@ -20,28 +19,28 @@ use distribute_testkit::digits::{Digits, PIXELS, SIDE, Split};
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// Trains a body on some digits, and uses it for others.
+/// Trains a body on some digits, and reuses it for others.
 #[derive(Parser)]
 struct Flags {
     /// Devices of this process, such as CPU:0,CPU:1.
     #[arg(long, value_delimiter = ',', default_value = "CPU:0")]
     devices: Vec<String>,
-    /// Drawings of each of the digits 0 to 5.
+    /// Number of drawings of each of the digits 0 to 5.
     #[arg(long, default_value_t = 400)]
     known: usize,
-    /// Drawings of each of the digits 6 to 9.
+    /// Number of drawings of each of the digits 6 to 9.
     #[arg(long, default_value_t = 8)]
     new: usize,
     /// Passes over the drawings of 0 to 5.
     #[arg(long, default_value_t = 4)]
     epochs: usize,
-    /// Passes over those of 6 to 9, three times.
+    /// Passes over the drawings of 6 to 9, in each of the three phases.
     #[arg(long, default_value_t = 60)]
     new_epochs: usize,
     /// Channels of the first stage of the body; the second has twice as many.
     #[arg(long, default_value_t = 12)]
     width: usize,
-    /// Where the first network is kept; by default in a folder that goes with the program.
+    /// File for the first network. Default: in a folder that is removed at the end.
     #[arg(long)]
     save: Option<PathBuf>,
 }
@@ -63,7 +62,7 @@ impl ModuleT for Conv {
     }
 }
 
-/// Two stages, each of which halves the sides, and adds to what it gets what two convolutions make of it.
+/// A body of two stages, each of which halves the sides and adds two convolutions to its input.
 struct Residual {
     stages: Vec<(Conv, Conv, Conv)>,
     head: Linear,
@@ -88,7 +87,7 @@ impl ModuleT for Residual {
         for (entry, first, second) in &self.stages {
             x = entry.forward_t(&x, train)?.relu()?;
             let inner = first.forward_t(&x, train)?.relu()?;
-            // In this order: candle forgets the right side of a sum where a replica has no examples.
+            // The order matters: candle drops the right operand of a sum if a replica has no examples.
             x = (second.forward_t(&inner, train)? + x)?.relu()?;
         }
         self.head.forward(&x.mean((2, 3))?)
@@ -130,8 +129,8 @@ fn main() -> distribute::Result<()> {
     Ok(())
 }
 
-/// Trains what is not frozen. Where `train` is false, batch normalisation keeps to the statistics that it has: a few
-/// examples would only spoil them.
+/// Trains all variables that are not frozen. If `train` is false, batch normalisation keeps its statistics, which a few
+/// examples would degrade.
 fn fit(
     strategy: &Strategy,
     model: &Model<Residual>,
@@ -153,7 +152,7 @@ fn fit(
     Ok(())
 }
 
-/// The share of examples in percent that the model classifies correctly.
+/// Computes the percentage of examples that the model classifies correctly.
 fn evaluate(strategy: &Strategy, model: &Model<Residual>, data: &Dataset<(Tensor, Tensor)>) -> distribute::Result<f64> {
     let (mut correct, mut all) = (0.0, 0.0);
     for batch in &strategy.distribute_dataset(data)? {
@@ -167,7 +166,7 @@ fn evaluate(strategy: &Strategy, model: &Model<Residual>, data: &Dataset<(Tensor
     Ok(100.0 * correct / f64::max(all, 1.0))
 }
 
-/// So many images of each of some digits, which become the classes from 0 on.
+/// Selects `of_each` images of each of some digits, which become the classes from 0 on.
 fn examples(split: &Split, digits: Range<u32>, of_each: usize) -> distribute::Result<Dataset<(Tensor, Tensor)>> {
     let (mut images, mut labels, mut taken) = (Vec::new(), Vec::new(), [0; 10]);
     for (at, digit) in split.labels.iter().enumerate().filter(|(_, digit)| digits.contains(digit)) {

@@ -1,11 +1,11 @@
-//! What can go wrong in a distributed program.
+//! Errors of distributed programs.
 
 use distribute_strategy::{FailsWith, Strategy};
 use distribute_types::{Class, Classified, ErrorClass};
 
-/// An error of any of the crates behind this one, or of the program itself.
+/// An error of one of the crates below this one, or of the program itself.
 ///
-/// Its `Debug` form is its message, so that a program whose `main` returns it ends with a sentence.
+/// Its `Debug` form is its message, so that a program whose `main` returns it prints a sentence.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -13,14 +13,14 @@ pub enum Error {
     #[cfg(feature = "candle")]
     #[error(transparent)]
     Model(#[from] distribute_candle::Error),
-    /// candle refused an operation.
+    /// An operation of candle failed.
     #[cfg(feature = "candle")]
     #[error(transparent)]
     Candle(#[from] candle_core::Error),
     /// A strategy failed.
     #[error(transparent)]
     Strategy(#[from] distribute_strategy::Error),
-    /// A distributed value was used wrongly, or could not be reduced.
+    /// A distributed value was used incorrectly, or could not be reduced.
     #[error(transparent)]
     Values(#[from] distribute_values::Error),
     /// A dataset could not be read.
@@ -29,10 +29,10 @@ pub enum Error {
     /// A collective operation failed.
     #[error(transparent)]
     Collective(#[from] distribute_collectives::Error),
-    /// The cluster is described wrongly, or its tasks did not join.
+    /// The description of the cluster is invalid, or its tasks did not join.
     #[error(transparent)]
     Cluster(#[from] distribute_cluster::Error),
-    /// An estimator failed, with an error of its own; one that it passes on has its variant here.
+    /// An estimator failed with its own error. Errors that it passes on have their own variants here.
     #[cfg(feature = "estimator")]
     #[error(transparent)]
     Estimator(distribute_estimator::Error),
@@ -40,7 +40,7 @@ pub enum Error {
     #[cfg(feature = "parameter-server")]
     #[error(transparent)]
     ParameterServer(#[from] distribute_parameter_server::Error),
-    /// A device is described wrongly, or cannot be used.
+    /// The description of a device is invalid, or the device cannot be used.
     #[error(transparent)]
     Device(#[from] distribute_device::Error),
     /// A checkpoint, a callback, a metric or progress failed.
@@ -63,16 +63,20 @@ impl Error {
         Error::Program(error.into())
     }
 
-    /// Returns whether the same program may succeed when it is started again: a peer was lost or slow.
+    /// Returns whether the same program may succeed after a restart, because a peer was lost or slow.
     pub fn is_retryable(&self) -> bool {
         ErrorClass::is_retryable(self)
     }
 
-    /// Returns the exit code by which job managers know what to do: 138 for lost processes and a slow or broken
-    /// network, after which a restart helps; 2 for a wrong description of the cluster or of devices, or processes that
-    /// are configured differently; 143, or what was configured, after preemption; 128 plus the number of the signal
-    /// that has ended a server or a worker; else 1. A process that ends because another has failed ends with a code of
-    /// the same kind as that one.
+    /// Returns the exit code for job managers:
+    ///
+    /// - 138 for lost processes and a slow or broken network, after which a restart helps;
+    /// - 2 for an invalid description of the cluster or of devices, or processes that are configured differently;
+    /// - 143, or the configured code, after preemption;
+    /// - 128 plus the number of the signal that has ended a server or a worker;
+    /// - 1 for all other errors.
+    ///
+    /// A process that ends because another one failed ends with a code of the same kind as that one.
     pub fn exit_code(&self) -> u8 {
         ErrorClass::exit_code(self)
     }
@@ -101,7 +105,7 @@ impl ErrorClass for Error {
     }
 }
 
-/// Gives an error that an estimator passes on the variant that it has without one.
+/// Converts an error that an estimator passes on to the variant that it has without one.
 #[cfg(feature = "estimator")]
 impl From<distribute_estimator::Error> for Error {
     fn from(error: distribute_estimator::Error) -> Error {
@@ -119,11 +123,11 @@ impl From<distribute_estimator::Error> for Error {
     }
 }
 
-/// So that `?` in the closure of [`Strategy::run`](crate::Strategy::run) converts to this error, without its being
-/// named. A second implementation would leave the compiler in doubt.
+/// Lets `?` in the closure of [`Strategy::run`](crate::Strategy::run) convert to this error without naming it. A second
+/// implementation would be ambiguous.
 impl FailsWith<Error> for Strategy {}
 
-/// The result of distributed programs.
+/// The result of functions in distributed programs.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 #[cfg(test)]
@@ -178,7 +182,7 @@ mod tests {
     }
 
     /// An error of a group, of a job's configuration and of a program, each wrapped in every way in which errors of
-    /// lower crates come up.
+    /// lower crates can be wrapped.
     #[test]
     fn an_error_has_one_exit_code_however_it_is_wrapped() {
         use distribute_collectives::{Error as Collective, Rank};

@@ -1,11 +1,11 @@
-//! How programs end.
+//! The end of a program: messages and exit codes.
 
 use std::process::ExitCode;
 
 use crate::Result;
 
-/// Converts a program's outcome into its exit code: an error's message goes to standard error, and the code
-/// tells job managers [what to do](crate::Error::exit_code).
+/// Converts a program's outcome into its exit code. An error's message is written to standard error, and the code tells
+/// job managers [what to do](crate::Error::exit_code).
 ///
 /// # Examples
 /// ```

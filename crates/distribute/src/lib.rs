@@ -1,7 +1,7 @@
-//! Distributed training for Rust: pick a strategy, keep the model.
+//! Distributed training for Rust: choose a strategy, keep the model.
 //!
-//! A model that runs on one device trains on several, on several machines, unchanged: only the line that makes the
-//! [`Strategy`] differs. This crate re-exports the others; [`prelude`] is what programs import.
+//! A model that runs on one device trains on several devices and machines without changes: only the line that creates
+//! the [`Strategy`] differs. This crate re-exports the others; programs import [`prelude`].
 //!
 //! # Examples
 //! ```
@@ -9,7 +9,7 @@
 //! use candle_nn::{Linear, VarBuilder, linear};
 //! use distribute::prelude::*;
 //!
-//! struct Mlp { fc1: Linear, fc2: Linear }                        // knows nothing of distribution
+//! struct Mlp { fc1: Linear, fc2: Linear }                        // independent of distribution
 //!
 //! impl Mlp {
 //!     fn new(vb: VarBuilder) -> CandleResult<Self> {

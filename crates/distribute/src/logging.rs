@@ -1,4 +1,4 @@
-//! Log lines of programs that have no subscriber of their own.
+//! Log output of programs that have no subscriber of their own.
 
 use std::fmt;
 use std::io::{IsTerminal, stderr};
@@ -9,11 +9,10 @@ use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::FormatTime;
 
-/// Shows warnings, whom a starting job waits for, where trainings go on and why they end, on standard error; above the
-/// bar where there is one.
+/// Prints log messages to standard error, above the progress bar if there is one: warnings, the tasks that a starting
+/// job waits for, the checkpoint from which training resumes, and the reason why it ends.
 ///
-/// `RUST_LOG` changes what is shown. Call it first in `main`. It does nothing where the program has a subscriber
-/// already.
+/// `RUST_LOG` selects other messages. Call it first in `main`. It does nothing if the program has a subscriber already.
 ///
 /// # Examples
 /// ```
@@ -23,14 +22,14 @@ pub fn init_logging() {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(SHOWN));
     let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(LogWriter::stderr);
     let lines = lines.with_target(false).with_ansi(colors_allowed());
-    // The only error is that there is a subscriber.
+    // The only possible error is that there is a subscriber.
     let _ = if stderr().is_terminal() { lines.without_time().try_init() } else { lines.with_timer(Seconds).try_init() };
 }
 
 const SHOWN: &str =
     "warn,distribute_cluster=info,distribute_train=info,distribute_candle=info,distribute_estimator=info";
 
-/// As in progress lines: `2026-11-20T20:41:07Z`.
+/// Formats times like progress lines: `2026-11-20T20:41:07Z`.
 struct Seconds;
 
 impl FormatTime for Seconds {

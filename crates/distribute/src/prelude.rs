@@ -1,7 +1,7 @@
-//! What programs import: strategies, datasets, optimizers, and the traits that add methods to them.
+//! The names that programs import: strategies, datasets, optimizers, and the traits that add methods to them.
 //!
-//! Names that a program may have itself, such as `Model`, `Loss`, `Error` or `Program`, are not here but in the modules
-//! of this crate: `distribute::candle::Model`, `distribute::Error`, `distribute::parameter_server::Program`.
+//! Names that a program may define itself, such as `Model`, `Loss`, `Error` or `Program`, are in the modules of this
+//! crate instead: `distribute::candle::Model`, `distribute::Error`, `distribute::parameter_server::Program`.
 
 #[cfg(feature = "candle")]
 pub use distribute_candle::{

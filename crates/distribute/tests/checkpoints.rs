@@ -1,4 +1,4 @@
-//! Runs that are killed and go on. They start the example that lies in the target folder; see `tests/mnist.rs`.
+//! Runs that are killed and resume. They start the example in the target folder; see `tests/mnist.rs`.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 use std::fs;
@@ -10,7 +10,7 @@ use distribute_testkit::{Job, JobBuilder, Ports, Signal, target_binary};
 
 const DEADLINE: Duration = Duration::from_secs(120);
 
-/// How often a run is killed; the environment asks for more.
+/// The number of times that a run is killed; the environment can raise it.
 fn kills() -> usize {
     std::env::var("DISTRIBUTE_TEST_KILLS").ok().and_then(|kills| kills.parse().ok()).unwrap_or(6)
 }
@@ -52,12 +52,12 @@ fn a_run_that_is_killed_again_and_again_ends_as_one_that_is_not() {
     let (mut killed_runs, mut resumed) = (0, 0);
     for round in 0.. {
         let mut job = mnist(killed.path(), 1, "losses").start().unwrap();
-        // Anywhere in a run: at its start, in a step, while a checkpoint is written.
+        // At any point of a run: at its start, in a step, while a checkpoint is written.
         let part = (round * 37 % 101) as f64 / 101.0;
         std::thread::sleep(whole.mul_f64(0.1 + 0.6 * part));
         let last = killed_runs == kills();
         if !last {
-            // It may have ended by itself meanwhile.
+            // The job may have ended by itself meanwhile.
             drop(job.kill(0, Signal::KILL));
         }
         let outcome = &job.wait_all(DEADLINE).unwrap()[0];
@@ -81,14 +81,14 @@ fn workers_go_on_from_what_one_process_has_saved() {
     let folder = tempfile::tempdir().unwrap();
     let outcomes = mnist(folder.path(), 1, "one").start().unwrap().wait_all(DEADLINE).unwrap();
     assert!(outcomes[0].success(), "{outcomes:?}");
-    // Back to the middle of the second epoch.
+    // Return to the middle of the second epoch.
     for step in [240, 250] {
         fs::remove_dir_all(folder.path().join(format!("checkpoints/step-{step:08}"))).unwrap();
     }
     let outcomes = mnist(folder.path(), 2, "two").start().unwrap().wait_all(DEADLINE).unwrap();
     assert!(outcomes.iter().all(|outcome| outcome.success()), "{outcomes:?}");
     assert!(outcomes[0].stderr.contains("going on after step 230"), "{outcomes:?}");
-    // Two replicas in one process and in two are equal bit for bit.
+    // Two replicas in one process and in two processes are equal bit for bit.
     assert_eq!(losses(folder.path(), "two"), losses(folder.path(), "one"));
 }
 
@@ -99,9 +99,9 @@ fn a_signal_to_one_worker_stops_all_after_the_same_step_which_is_saved() {
     assert!(outcomes.iter().all(|outcome| outcome.success()), "{outcomes:?}");
     let mut job = epochs(8, told.path(), 2, "losses").start().unwrap();
     job.wait_for_line(0, "epoch=1/", DEADLINE).unwrap();
-    // Not the chief.
+    // The worker that is not the chief.
     job.kill(1, Signal::TERM).unwrap();
-    // When the first of them leaves, whose manager may then stop the others, the chief has written.
+    // Once the first worker leaves, the chief has written, so a job manager may stop the others.
     job.wait_for_line(1, "stopped after step", DEADLINE).unwrap();
     let names = fs::read_dir(told.path().join("checkpoints")).unwrap().map(|entry| entry.unwrap().file_name());
     let mut names: Vec<String> = names.map(|name| name.into_string().unwrap()).collect();

@@ -1,4 +1,4 @@
-//! Structs that go into runs and come out of them.
+//! Structs that are passed to runs and returned from them.
 #![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
 use std::collections::BTreeMap;

@@ -1,5 +1,5 @@
-//! The example estimator_linear as users start it: alone, and as chief, worker and evaluator. It starts the example
-//! that lies in the target folder; see `tests/mnist.rs`.
+//! The example estimator_linear as users start it: alone, and as chief, worker and evaluator. It starts the example in
+//! the target folder; see `tests/mnist.rs`.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 use std::path::Path;
@@ -9,7 +9,7 @@ use distribute_testkit::{Job, JobBuilder, Outcome, Ports, Signal, target_binary}
 
 const DEADLINE: Duration = Duration::from_secs(120);
 
-/// In a test's folder, where tasks that are killed leave their tables too.
+/// Runs in a test's folder, where killed tasks leave their tables too.
 fn people(folder: &Path, args: &[&str]) -> JobBuilder {
     let (model_dir, temporary) = (folder.join("model"), folder.to_str().unwrap());
     let job =
@@ -17,7 +17,7 @@ fn people(folder: &Path, args: &[&str]) -> JobBuilder {
     job.args(args).env("RAYON_NUM_THREADS", "1").env("RUST_LOG", "info").env("TMPDIR", temporary)
 }
 
-/// Chief, worker and evaluator, on ports that are free now.
+/// Starts chief, worker and evaluator on free ports.
 fn cluster(folder: &Path, args: &[&str]) -> JobBuilder {
     let addresses = Ports::reserve(3).unwrap().addresses();
     let config = move |rank: u32| {
@@ -61,14 +61,14 @@ fn chief_and_worker_train_while_the_evaluator_evaluates() {
     assert_eq!(score(evaluator, "global_step"), Some(400.0), "{evaluator:?}");
     assert!(score(evaluator, "accuracy").unwrap() > 0.75, "{evaluator:?}");
     assert!(score(chief, "accuracy").is_none() && score(worker, "accuracy").is_none(), "{outcomes:?}");
-    // The same checkpoint, read by the chief for both, and by the evaluator for itself.
+    // The same checkpoint, read by the chief for both workers, and by the evaluator for itself.
     let predicted = |outcome: &Outcome, task: &str| {
         let lines = outcome.stdout.lines().filter_map(|line| line.strip_prefix(task)).map(str::to_owned);
         lines.collect::<Vec<_>>()
     };
     assert_eq!(predicted(chief, "chief:0: ").len(), 5, "{chief:?}");
     assert_eq!(predicted(chief, "chief:0: "), predicted(evaluator, "evaluator:0: "));
-    // One writer of each kind of events: the chief, and the evaluator once for each evaluation.
+    // One writer for each kind of events: the chief, and the evaluator once per evaluation.
     assert_eq!(files(&folder.path().join("model"), "events.out"), 1);
     assert!(files(&folder.path().join("model/eval"), "events.out") >= 1);
     assert_eq!(files(&folder.path().join("model"), "step-"), 4);
@@ -80,14 +80,14 @@ fn a_cluster_that_is_told_to_stop_goes_on_and_the_evaluator_waits() {
     let args = ["--max-steps", "1000000", "--save-steps", "50"];
     let mut job = cluster(folder.path(), &args).start().unwrap();
     job.wait_for_line(2, "accuracy", DEADLINE).unwrap();
-    // Not the chief.
+    // The worker that is not the chief.
     job.kill(1, Signal::TERM).unwrap();
     let (chief, worker) = (job.wait(0, DEADLINE).unwrap(), job.wait(1, DEADLINE).unwrap());
     let stopped =
         |outcome: &Outcome| outcome.stderr.split("stopped after step ").nth(1)?.split(',').next()?.parse().ok();
     let step: u64 = stopped(&chief).unwrap();
     assert_eq!((chief.code, worker.code, stopped(&worker)), (Some(143), Some(143), Some(step)), "{chief:?} {worker:?}");
-    // The evaluator is still there, and waits for those who start again.
+    // The evaluator is still running, and waits for the restarted tasks.
     assert!(files(&folder.path().join("model"), "step-") > 0);
     job.wait_for_line(2, "the evaluator waits for a checkpoint after step", DEADLINE).unwrap();
     drop(job);

@@ -1,4 +1,4 @@
-//! The examples, briefly, as users start them. They lie in the target folder; see `tests/mnist.rs`.
+//! Short runs of the examples, as users start them. They are in the target folder; see `tests/mnist.rs`.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 use std::fs;
@@ -14,7 +14,7 @@ fn example(name: &str, args: &[&str]) -> JobBuilder {
     Job::builder(target_binary(name).unwrap()).args(args).env("RAYON_NUM_THREADS", "1")
 }
 
-/// Runs it to its end; what each task printed.
+/// Runs a job to its end; returns what each task printed.
 #[track_caller]
 fn run(job: JobBuilder) -> Vec<Outcome> {
     let outcomes = job.start().unwrap().wait_all(DEADLINE).unwrap();
@@ -22,7 +22,7 @@ fn run(job: JobBuilder) -> Vec<Outcome> {
     outcomes
 }
 
-/// The numbers of the line that begins so.
+/// Returns the numbers of the line that begins with `label`.
 #[track_caller]
 fn numbers(outcome: &Outcome, label: &str) -> Vec<f64> {
     let line = outcome.stdout.lines().find(|line| line.trim_start().starts_with(label));
@@ -89,7 +89,7 @@ fn transfer_learning_beats_learning_from_scratch() {
     let brief = ["--known", "100", "--epochs", "8", "--new-epochs", "20", "--width", "8", "--devices", TWO];
     let outcome = run(example("transfer_learning", &brief).args(["--save", path.to_str().unwrap()])).remove(0);
     let accuracy = |label| numbers(&outcome, label)[0];
-    // Of four digits, in so short a time.
+    // Four digits, and a short training.
     assert!(accuracy("a new head on the body, frozen") > 33.0, "{outcome:?}");
     assert!(accuracy("all of that trained on, gently") > accuracy("from scratch") + 15.0, "{outcome:?}");
     assert!(path.exists());
@@ -140,7 +140,7 @@ fn fault_tolerant_leaves_nothing_when_it_is_interrupted() {
     let job = example("fault_tolerant", &["--steps", "1000000"]).env("TMPDIR", folder.path().to_str().unwrap());
     let mut job = job.start().unwrap();
     let began = Instant::now();
-    // Its worker is in the middle of its training when it has saved.
+    // Once it has saved, its worker is in the middle of its training.
     while !fs::read_dir(folder.path()).unwrap().any(|entry| entry.unwrap().path().join("checkpoints/latest").exists()) {
         assert!(began.elapsed() < DEADLINE, "no checkpoint: {:?}", job.printed(0));
         std::thread::sleep(Duration::from_millis(20));

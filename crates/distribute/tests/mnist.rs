@@ -1,7 +1,7 @@
-//! The example mnist as users start it: one process, several processes, and everything that goes wrong.
+//! The example mnist as users start it: one process, several processes, and all kinds of failures.
 //!
-//! It runs the example and the launcher that lie in the target folder. `cargo test --workspace` builds both before it
-//! runs any test, and so does `cargo xtask multiprocess`; `cargo test --test mnist` alone does not.
+//! It runs the example and the launcher in the target folder. `cargo test --workspace` builds both before it runs any
+//! test, and so does `cargo xtask multiprocess`; `cargo test --test mnist` alone does not.
 
 #![expect(clippy::unwrap_used, reason = "tests")]
 
@@ -17,14 +17,14 @@ fn mnist(args: &[&str]) -> JobBuilder {
     Job::builder(target_binary("mnist").unwrap()).args(args)
 }
 
-/// Two workers, one core each, that find each other through TF_CONFIG.
+/// Two workers, one core each, with a TF_CONFIG.
 fn workers(args: &[&str]) -> JobBuilder {
     let config = tf_config();
     let config = move |rank| vec![("TF_CONFIG".to_owned(), config(rank))];
     mnist(args).tasks(2).env("RAYON_NUM_THREADS", "1").task_env(config)
 }
 
-/// The TF_CONFIG of each of two workers, on ports that are free now.
+/// Returns the TF_CONFIG of each of two workers, on free ports.
 fn tf_config() -> impl Fn(u32) -> String {
     let addresses = Ports::reserve(2).unwrap().addresses();
     move |index| config_of(&addresses, index)
@@ -39,7 +39,7 @@ fn accuracy(stdout: &str) -> f64 {
     line.split_whitespace().find_map(|word| word.parse().ok()).unwrap()
 }
 
-/// Runs mnist; the losses of its steps and what it printed.
+/// Runs mnist; returns the losses of its steps and its output.
 fn train(job: JobBuilder, folder: &Path, name: &str) -> (Vec<f32>, String) {
     let file = folder.join(name);
     let outcomes = job.args(["--losses", file.to_str().unwrap()]).start().unwrap().wait_all(DEADLINE).unwrap();
@@ -76,7 +76,7 @@ fn the_convolutional_model_trains_in_two_processes_too() {
 fn a_killed_worker_ends_the_other_within_a_second() {
     for victim in [0, 1] {
         let mut job = workers(&["--epochs", "1000000"]).start().unwrap();
-        // Only the first worker reports; when it has done an epoch, so has the other.
+        // Only the first worker reports; when it has finished an epoch, so has the other.
         job.wait_for_line(0, "epoch=1/", DEADLINE).unwrap();
         job.kill(victim, Signal::KILL).unwrap();
         let killed = Instant::now();
@@ -123,7 +123,7 @@ fn a_missing_peer_gets_a_sentence_at_the_deadline() {
     ] {
         let job = mnist(&[]).env("TF_CONFIG", tf_config()(index)).env("DISTRIBUTE_TIMEOUT", "4");
         let mut job = job.start().unwrap();
-        // It says whom it waits for long before it gives up.
+        // It names the tasks that it waits for long before it gives up.
         job.wait_for_line(0, "waiting for", DEADLINE).unwrap();
         let outcome = job.wait(0, DEADLINE).unwrap();
         assert_eq!(outcome.code, Some(138), "{outcome:?}");
@@ -163,13 +163,13 @@ fn wrong_settings_end_with_exit_code_2() {
     says(&error, &["GPU:7x"]);
 }
 
-/// Runs one task to its failure; its exit code and its error.
+/// Runs one task until it fails; returns its exit code and its error.
 fn failure(job: JobBuilder) -> (Option<i32>, String) {
     let outcome = job.start().unwrap().wait(0, DEADLINE).unwrap();
     (outcome.code, error_line(&outcome.stderr).to_owned())
 }
 
-/// The one line that says what went wrong.
+/// Returns the only line that reports the error.
 #[track_caller]
 fn error_line(stderr: &str) -> &str {
     let lines: Vec<_> = stderr.lines().filter(|line| line.starts_with("error: ")).collect();

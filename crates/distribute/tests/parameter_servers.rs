@@ -1,4 +1,4 @@
-//! The examples of parameter servers as real processes: a chief, two servers and three workers.
+//! The examples of parameter servers as processes: a chief, two servers and three workers.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 use std::time::Duration;
@@ -7,7 +7,7 @@ use distribute_testkit::{Job, Outcome, Ports, Signal, target_binary};
 
 const DEADLINE: Duration = Duration::from_secs(180);
 
-/// Chief, servers, workers, by rank.
+/// Chief, servers, workers, in the order of their ranks.
 const TASKS: [(&str, u32); 6] = [("chief", 0), ("ps", 0), ("ps", 1), ("worker", 0), ("worker", 1), ("worker", 2)];
 
 /// Starts all tasks of an example.
@@ -28,11 +28,12 @@ fn start(example: &str, args: &[&str]) -> Job {
 fn config(addresses: &[String], (kind, index): (&str, u32)) -> String {
     let (chief, ps, workers) = (&addresses[..1], &addresses[1..3], &addresses[3..]);
     format!(
-        r#"{{"cluster": {{"chief": {chief:?}, "ps": {ps:?}, "worker": {workers:?}}}, "task": {{"type": "{kind}", "index": {index}}}}}"#
+        r#"{{"cluster": {{"chief": {chief:?}, "ps": {ps:?}, "worker": {workers:?}}},
+            "task": {{"type": "{kind}", "index": {index}}}}}"#
     )
 }
 
-/// The number behind some words in what the chief has printed.
+/// Returns the number after some words in the chief's output.
 #[track_caller]
 fn number(outcome: &Outcome, words: &str) -> f64 {
     let line = outcome.stdout.lines().find_map(|line| Some(line.split_once(words)?.1));
@@ -49,8 +50,8 @@ fn ended_well(mut job: Job) -> Outcome {
 
 #[test]
 fn all_kinds_of_updates_learn_as_well_as_training_in_step_does() {
-    // 500 steps of 64 examples each; in step, three of them together make one, so it gets as many steps from three
-    // times as many.
+    // 500 steps of 64 examples each. In synchronous mode three of them make one step, so it gets as many steps from
+    // three times as many.
     let accuracies = [("async", "2"), ("stale", "2"), ("sync", "6")].map(|(updates, epochs)| {
         let chief = ended_well(start("parameter_server", &["--updates", updates, "--epochs", epochs]));
         (updates, number(&chief, "test accuracy"))
@@ -108,11 +109,13 @@ fn wrong_clusters_are_told_in_a_sentence() {
             "chief",
         ),
         (
-            r#"{"cluster": {"chief": ["a:1"], "worker": ["b:1"], "server": ["c:1"]}, "task": {"type": "chief", "index": 0}}"#,
+            r#"{"cluster": {"chief": ["a:1"], "worker": ["b:1"], "server": ["c:1"]},
+                "task": {"type": "chief", "index": 0}}"#,
             "server",
         ),
         (
-            r#"{"cluster": {"chief": ["a:1"], "worker": ["b:1"], "ps": ["c:1"], "evaluator": ["d:1"]}, "task": {"type": "worker", "index": 0}}"#,
+            r#"{"cluster": {"chief": ["a:1"], "worker": ["b:1"], "ps": ["c:1"], "evaluator": ["d:1"]},
+                "task": {"type": "worker", "index": 0}}"#,
             "Take \"evaluator\" out",
         ),
     ] {

@@ -1,5 +1,5 @@
-//! Two workers that were started with different settings: both end with exit code 2 and a sentence that names the
-//! setting, before a parameter has changed anywhere.
+//! Two workers that were started with different settings: both end with exit code 2 and an error that names the
+//! setting, before any parameter changes.
 
 #![expect(clippy::unwrap_used, reason = "tests")]
 
@@ -9,7 +9,7 @@ use distribute_testkit::{Job, JobBuilder, Ports, target_binary};
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// Two workers of the example mnist; the second one's flags and variables end in `more`.
+/// Two workers of the example mnist; the second one has additional flags and other variables.
 fn workers(flags: &'static str, more: &'static str, variable: (&'static str, [&'static str; 2])) -> JobBuilder {
     let addresses = Ports::reserve(2).unwrap().addresses();
     let environment = move |index: u32| {
@@ -26,7 +26,7 @@ fn workers(flags: &'static str, more: &'static str, variable: (&'static str, [&'
     job.env("PROGRAM", program.to_string_lossy()).env("RAYON_NUM_THREADS", "1")
 }
 
-/// Both say `words`, and end with exit code 2 long before any deadline.
+/// Checks that both print `words` and end with exit code 2 long before any deadline.
 #[track_caller]
 fn refused(job: JobBuilder, words: &[&str]) {
     let began = Instant::now();
