@@ -1,4 +1,4 @@
-//! What can go wrong with estimators.
+//! Errors of estimators.
 
 use std::path::PathBuf;
 
@@ -6,20 +6,20 @@ use distribute_types::{Class, Classified, ErrorClass};
 
 use crate::Mode;
 
-/// An error of this crate.
+/// The errors of this crate.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A candle model or its optimizer failed.
     #[error(transparent)]
     Model(#[from] distribute_candle::Error),
-    /// candle refused an operation.
+    /// An operation of candle failed.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),
     /// The strategy failed.
     #[error(transparent)]
     Strategy(#[from] distribute_strategy::Error),
-    /// A distributed value was used wrongly, or could not be reduced.
+    /// A distributed value was used incorrectly, or could not be reduced.
     #[error(transparent)]
     Values(#[from] distribute_values::Error),
     /// A checkpoint, an event file or a metric failed, or the training was preempted.
@@ -28,68 +28,68 @@ pub enum Error {
     /// The data could not be read.
     #[error(transparent)]
     Input(#[from] distribute_input::Error),
-    /// The cluster is described wrongly.
+    /// The description of the cluster is invalid.
     #[error(transparent)]
     Cluster(#[from] distribute_cluster::Error),
     /// An input function returned an error.
     #[error("the input function failed: {0}")]
     InputFunction(#[source] distribute_input::BoxError),
-    /// There is nothing to evaluate or to predict.
+    /// There are no examples to evaluate or to predict.
     #[error("the dataset to {what} has no elements; give at least one")]
     NoExamples {
-        /// What was to be done.
+        /// The operation.
         what: &'static str,
     },
-    /// A feature is not what a column of the model wants.
+    /// A feature does not fit a column of the model.
     #[error("feature {name:?}: {problem}")]
     Feature {
-        /// The feature.
+        /// The feature's name.
         name: String,
-        /// What is wrong with it, and what to do.
+        /// The reason and the remedy.
         problem: String,
     },
-    /// The description of a column makes no sense.
+    /// The description of a column is invalid.
     #[error("feature column {name:?}: {problem}")]
     FeatureColumn {
-        /// The column.
+        /// The column's name.
         name: String,
-        /// What is wrong with it, and what to do.
+        /// The reason and the remedy.
         problem: String,
     },
-    /// Labels are not what a model wants.
+    /// The labels do not fit the model.
     #[error("the labels do not fit the model: {problem}")]
     Labels {
-        /// What does not fit, and what to do.
+        /// The reason and the remedy.
         problem: String,
     },
-    /// What a model returned lacks something.
+    /// The spec that a model returned is incomplete.
     #[error("the EstimatorSpec of mode {mode}: {problem}")]
     Spec {
-        /// The mode.
+        /// The mode in which the model was called.
         mode: Mode,
-        /// What is wrong, and what to do.
+        /// The reason and the remedy.
         problem: String,
     },
     /// Settings contradict each other or the cluster.
     #[error("{what}: {problem}")]
     Configuration {
-        /// What was configured, such as `RunConfig`.
+        /// The type that was configured, such as `RunConfig`.
         what: &'static str,
-        /// What is wrong, and what to do.
+        /// The reason and the remedy.
         problem: String,
     },
     /// A folder has no checkpoint.
     #[error("there is no checkpoint in {}; call train first, or correct model_dir", folder.display())]
     NoCheckpoint {
-        /// The folder.
+        /// The folder's path.
         folder: PathBuf,
     },
-    /// A checkpoint has no variable of a name.
+    /// A checkpoint has no variable of this name.
     #[error("the checkpoint has no variable {name:?}; it has {known}")]
     NotInCheckpoint {
-        /// The name.
+        /// The requested name.
         name: String,
-        /// The names there are.
+        /// The names in the checkpoint.
         known: String,
     },
     /// The loss is not finite.
@@ -100,7 +100,7 @@ pub enum Error {
     LossNotFinite {
         /// The loss.
         loss: f64,
-        /// The step.
+        /// The number of the step.
         step: u64,
     },
 }
@@ -121,5 +121,5 @@ impl ErrorClass for Error {
     }
 }
 
-/// The result of this crate's operations.
+/// The result of operations that fail with this crate's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;

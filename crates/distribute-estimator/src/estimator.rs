@@ -1,4 +1,4 @@
-//! Training, evaluation and prediction that keep everything they know in a folder.
+//! Training, evaluation and prediction whose whole state is in a folder.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -37,23 +37,23 @@ pub use training::{TrainSpec, Until};
 /// The labels of a batch: a column with one row per example.
 pub type Labels = Column;
 
-/// Losses and metrics by name, and `global_step`.
+/// Losses, metrics and `global_step`, by name.
 pub type Scores = BTreeMap<String, f64>;
 
-/// An input function: it is called once for each training, evaluation or prediction.
+/// An input function, which is called once for each training, evaluation or prediction.
 type InputFn<'a, T> = Box<dyn Fn() -> Result<Dataset<T>, BoxError> + 'a>;
 
 type ModelFn<M> = dyn Fn(Mode, VarBuilder<'static>) -> candle_core::Result<M> + Send + Sync;
 type OptimizerFn<M> = dyn Fn(&Model<M>) -> distribute_candle::Result<Optimizer> + Send + Sync;
 
-/// Trains, evaluates and predicts with a model of tables, under any strategy.
+/// A model of tabular data that can be trained, evaluated and used for prediction under any strategy.
 ///
 /// It holds no variables: they are in the checkpoints of its `model_dir`, and every call reads the newest. So a
-/// training that was killed resumes where it was, and another process can evaluate meanwhile.
+/// training run that was killed can be resumed, and another process can evaluate at the same time.
 ///
 /// Input functions return datasets that are batched by the global batch. Every worker must make the same calls.
 ///
-/// [`LinearClassifier`], [`LinearRegressor`], [`DnnClassifier`] and [`DnnRegressor`] make one of
+/// [`LinearClassifier`], [`LinearRegressor`], [`DnnClassifier`] and [`DnnRegressor`] build an estimator from
 /// [`FeatureColumns`](crate::FeatureColumns); [`Estimator::new`] takes any candle model.
 ///
 /// # Examples
@@ -109,8 +109,8 @@ pub struct Estimator<M> {
 impl<M: EstimatorModel + Sync> Estimator<M> {
     /// Creates an estimator from a function that builds the model, one that builds its optimizer, and a configuration.
     ///
-    /// `model_fn` is called once for each replica of each training, evaluation and prediction; variables have the same
-    /// names and shapes in all modes.
+    /// `model_fn` is called once for each replica of each training, evaluation and prediction. Variables must have the
+    /// same names and shapes in all modes.
     ///
     /// # Errors
     /// [`Error::Configuration`] if settings contradict each other.
@@ -154,8 +154,8 @@ impl<M: EstimatorModel + Sync> Estimator<M> {
     /// Returns the value of a variable in the newest checkpoint.
     ///
     /// # Errors
-    /// [`Error::NoCheckpoint`] if there is none, [`Error::NotInCheckpoint`], which lists the names, if it has no such
-    /// variable.
+    /// [`Error::NoCheckpoint`] if there is none; [`Error::NotInCheckpoint`], with the names in it, if it has no such
+    /// variable; [`Error::Train`] if it cannot be read or is damaged.
     ///
     /// # Source
     /// `Estimator.get_variable_value`.
@@ -170,7 +170,7 @@ impl<M: EstimatorModel + Sync> Estimator<M> {
         Ok(Tensor::zeros((), candle_core::DType::F32, &Device::Cpu)?.beside(shape, elements)?)
     }
 
-    /// The model as a strategy's replicas have it, with initial values.
+    /// Builds the model for a strategy's replicas, with initial values.
     fn model(&self, strategy: &Strategy, mode: Mode) -> Result<Model<M>> {
         Ok(strategy.scope_seeded(self.config.seed, |vb| (self.model_fn)(mode, vb))?)
     }
@@ -180,7 +180,7 @@ impl<M: EstimatorModel + Sync> Estimator<M> {
         CheckpointManager::new(&self.config.model_dir).keep(keep)
     }
 
-    /// Reads the newest checkpoint, for this process alone.
+    /// Reads the newest checkpoint, in this process only.
     fn newest(&self) -> Result<Snapshot> {
         let newest = self.checkpoints().read_newest()?;
         newest.ok_or_else(|| Error::NoCheckpoint { folder: self.config.model_dir.clone() })
@@ -193,7 +193,7 @@ impl<M: EstimatorModel + Sync> Estimator<M> {
         })
     }
 
-    /// Workers that train together read checkpoints together too, since only the chief need have them.
+    /// Workers that train together also read checkpoints together, since only the chief needs to have them.
     fn eval_strategy(&self) -> Result<Strategy> {
         let of_training = self.config.train_distribute.as_ref().filter(|strategy| strategy.topology().workers() > 1);
         Ok(match self.config.eval_distribute.as_ref().or(of_training) {

@@ -1,4 +1,4 @@
-//! What a model sees of named columns: numbers, categories, and what they are turned into.
+//! Feature columns: how a model's inputs are made from named columns of numbers and categories.
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ pub use layers::{InputLayer, LinearModel};
 
 /// The columns of a model, in order.
 ///
-/// Mistakes in a description are reported when a model is made of it, so that descriptions need no `?`.
+/// Mistakes in a description are reported when a model is built from it, so descriptions need no `?`.
 ///
 /// # Examples
 /// ```
@@ -107,7 +107,7 @@ impl FeatureColumns {
     /// Checks the descriptions of all columns.
     ///
     /// # Errors
-    /// [`Error::FeatureColumn`], with the name of the first column that cannot be used, and why.
+    /// [`Error::FeatureColumn`], with the name of the first invalid column and the reason.
     pub fn check(&self) -> Result<()> {
         if self.columns.is_empty() {
             let problem = "there is no column at all; give the model at least one".to_owned();
@@ -134,7 +134,7 @@ impl FeatureColumns {
         Ok(())
     }
 
-    /// That every column is one that a model of dense inputs takes.
+    /// Checks that every column is dense.
     pub(crate) fn check_dense(&self) -> Result<()> {
         self.check()?;
         for column in &self.columns {
@@ -150,7 +150,7 @@ impl FeatureColumns {
 }
 
 impl FeatureColumn {
-    /// Returns the name under which its variables are stored, such as `age_bucketized`.
+    /// Returns the name under which the column's variables are stored, such as `age_bucketized`.
     pub fn name(&self) -> String {
         match self {
             FeatureColumn::Numeric(numeric) => numeric.name.clone(),
@@ -177,8 +177,8 @@ impl Numeric {
         Numeric { normalizer: Some(Arc::new(normalizer)), ..self }
     }
 
-    /// The interval that each number is in, as a category: below the first boundary, from each to below the next, and
-    /// from the last on.
+    /// Divides the numbers into intervals, which are categories: below the first boundary, from each boundary to below
+    /// the next, and from the last on.
     ///
     /// # Source
     /// `tf.feature_column.bucketized_column`.
@@ -186,7 +186,7 @@ impl Numeric {
         Categorical::bucketized(self, boundaries.into())
     }
 
-    /// Numbers for each example.
+    /// Returns the count of numbers per example.
     fn width(&self) -> usize {
         self.shape.iter().product()
     }
@@ -195,7 +195,7 @@ impl Numeric {
         (self.width() == 0).then(|| format!("its shape is {:?}, which holds nothing; give extents from 1", self.shape))
     }
 
-    /// The numbers of all examples, and how many examples there are.
+    /// Returns the numbers of all examples, and the number of examples.
     pub(crate) fn values(&self, features: &Features) -> Result<(Vec<f32>, usize)> {
         let column = of(features, &self.name)?;
         let mut values: Vec<f32> = match column {
@@ -230,7 +230,7 @@ impl Embedding {
     }
 }
 
-/// A feature by its name.
+/// Returns a feature by its name.
 fn of<'a>(features: &'a Features, name: &str) -> Result<&'a Column> {
     features.column(name).map_err(|_| Error::Feature {
         name: name.to_owned(),

@@ -1,15 +1,18 @@
-//! Estimators and feature columns: training, evaluation and prediction of tables, with everything they know in a
+//! Estimators and feature columns: training, evaluation and prediction on tabular data, with the whole state in a
 //! folder.
 //!
-//! An estimator holds no variables: each call takes the newest checkpoint of its folder, so a training that was killed
-//! resumes, and another process evaluates meanwhile. The crate knows no collective, no optimizer and no file format of
-//! its own: models and optimizers are [`distribute_candle`]'s, checkpoints and event files [`distribute_train`]'s.
+//! An estimator holds no variables: each call reads the newest checkpoint of its folder, so a training run that was
+//! killed can be resumed, and another process can evaluate at the same time. The crate has no collectives, optimizers
+//! or file formats of its own: models and optimizers come from [`distribute_candle`], checkpoints and event files from
+//! [`distribute_train`].
 //!
-//! - [`Estimator`]: train, evaluate and predict; of any candle model that implements [`EstimatorModel`].
-//! - [`LinearClassifier`], [`LinearRegressor`], [`DnnClassifier`], [`DnnRegressor`]: estimators of [`FeatureColumns`].
-//! - [`FeatureColumns`]: how a model sees named columns of numbers and texts; [`InputLayer`] and [`LinearModel`] are
-//!   layers of them.
-//! - [`RunConfig`]: folder, strategies, and how often is saved; [`train_and_evaluate`]: both, also as several tasks.
+//! - [`Estimator`] trains, evaluates and predicts with any candle model that implements [`EstimatorModel`].
+//! - [`LinearClassifier`], [`LinearRegressor`], [`DnnClassifier`] and [`DnnRegressor`] are estimators of
+//!   [`FeatureColumns`].
+//! - [`FeatureColumns`] describes the named columns of numbers and texts that a model takes; [`InputLayer`] and
+//!   [`LinearModel`] are layers of them.
+//! - [`RunConfig`] sets the folder, the strategies, and how often checkpoints are saved; [`train_and_evaluate`] trains
+//!   and evaluates, also as several tasks.
 //!
 //! # Examples
 //! ```
@@ -31,9 +34,9 @@
 //! ```
 //!
 //! # Invariants
-//! - Training resumes after the newest checkpoint's last step, at the same place in the data.
-//! - Scores are means over examples, whatever the batches, the replicas and the workers.
-//! - Evaluation and prediction change nothing in the folder but the event files of `eval`.
+//! - Training resumes after the newest checkpoint's last step, at the same position in the data.
+//! - Scores are means over examples, independent of batches, replicas and workers.
+//! - Evaluation and prediction change nothing in the folder except the event files of `eval`.
 
 mod error;
 mod estimator;

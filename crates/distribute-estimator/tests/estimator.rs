@@ -22,7 +22,7 @@ type Examples = Dataset<(Features, Labels)>;
 const COUNT: usize = 50;
 const TOWNS: [&str; 4] = ["ayr", "bonn", "cork", ""];
 
-/// Rooms and towns of houses.
+/// The rooms and towns of houses.
 fn houses() -> Features {
     let rooms: Vec<f32> = (0..COUNT).map(|house| (house * 37 % 11) as f32 / 10.0).collect();
     let towns: Vec<&str> = (0..COUNT).map(|house| TOWNS[house * 13 % 4]).collect();
@@ -34,19 +34,19 @@ fn rooms() -> Vec<f32> {
     rooms.as_slice().to_vec()
 }
 
-/// A price that is a line of rooms, and a step for each town.
+/// Prices that are linear in the rooms, plus a constant for each town.
 fn prices() -> Vec<f32> {
     let town = |house: usize| [0.5, -1.0, 2.0, 0.0][house * 13 % 4];
     rooms().iter().enumerate().map(|(house, rooms)| 3.0 * rooms + town(house) + 1.0).collect()
 }
 
-/// Cheap, middling, dear.
+/// Classes of prices: low, medium, high.
 fn classes(count: i64) -> Vec<i64> {
     let price = |price: &f32| if *price < 2.0 { 0 } else { i64::from(*price > 3.5 && count > 2) + 1 };
     prices().iter().map(price).collect()
 }
 
-/// Batches of 16, of which the last has two examples.
+/// Batches of 16; the last one has two examples.
 fn batches(labels: Column) -> Examples {
     Dataset::from_tensor_slices((houses(), labels)).shuffle(COUNT, 7).batch(16)
 }
@@ -126,7 +126,7 @@ fn classifiers_name_predictions_and_scores_as_tensorflow_does() {
         assert!(shared.iter().all(|name| names.contains(name)), "{names:?}");
         let of_two = ["auc", "label/mean", "precision", "prediction/mean", "recall"];
         assert_eq!(of_two.iter().filter(|name| names.contains(name)).count(), if count == 2 { 5 } else { 0 });
-        // In the data's order, whatever the replicas.
+        // Predictions are in the data's order, independent of the replicas.
         let config = RunConfig::new(folder.path()).eval_distribute(&mirrored(3));
         let estimator = LinearClassifier::new(&columns()).n_classes(count as usize).build(adam(0.1), config).unwrap();
         let predictions = estimator.predict(|| Ok(Dataset::from_tensor_slices(houses()).batch(8))).unwrap();
@@ -180,7 +180,7 @@ fn under(strategy: &Strategy) -> (Scores, Scores) {
     let regressor = DnnRegressor::new(&dense_columns(), [8]).activation(candle_nn::Activation::Gelu);
     let regressor = regressor.build(sgd, config("dnn")).unwrap();
     regressor.train(|| Ok(batches(prices.clone()).repeat(5)), Until::EndOfData).unwrap();
-    // Batches of 7: replicas without examples in the last one.
+    // Batches of 7, with replicas without examples in the last one.
     let few = |labels: Column| Ok(Dataset::from_tensor_slices((houses(), labels)).batch(7));
     let linear = classifier.evaluate(&EvalSpec::new(|| few(classes.clone()))).unwrap();
     (linear, regressor.evaluate(&EvalSpec::new(|| few(prices.clone()))).unwrap())
@@ -222,10 +222,10 @@ fn two_calls_are_one_and_data_go_on_where_they_were() {
     assert_eq!(regressor(&two).train(forever(&labels), Until::Steps(6)).unwrap(), 6);
     assert_eq!(regressor(&two).train(forever(&labels), Until::Steps(11)).unwrap(), 17);
     assert_eq!(values(&two), values(&one));
-    // Nothing is left to do.
+    // There are no steps left.
     assert_eq!(regressor(&two).train(forever(&labels), Until::MaxSteps(17)).unwrap(), 17);
     assert_eq!(values(&two), values(&one));
-    // Data that end: passes of 4 steps, the last of them cut short by max_steps.
+    // Finite data: passes of 4 steps, the last of them cut short by max_steps.
     for steps in [4, 8, 12, 16, 17] {
         assert_eq!(regressor(&three).train(once(&labels), Until::MaxSteps(17)).unwrap(), steps);
     }
@@ -275,7 +275,7 @@ fn an_example_that_counts_twice_is_one_that_is_there_twice() {
     let config = |name: &str| RunConfig::new(folder.path().join(name)).eval_distribute(&mirrored(2));
     let weigh = model().weight_column("weight").build(adam(0.1), config("weighted")).unwrap();
     let repeat = model().build(adam(0.1), config("repeated")).unwrap();
-    // Adam does not mind by what a loss is divided.
+    // Adam is invariant to a constant factor of the loss.
     let weigh_input = || Ok(Dataset::from_tensor_slices((weighted.clone(), labels.clone())).batch(COUNT));
     let repeat_input = || Ok(Dataset::from_tensor_slices(repeated.clone()).batch(rows.len()));
     weigh.train(|| Ok(weigh_input()?.repeat_forever()), Until::Steps(30)).unwrap();
@@ -287,7 +287,7 @@ fn an_example_that_counts_twice_is_one_that_is_there_twice() {
     }
 }
 
-/// A model of one's own, with a penalty; `what` makes it a wrong one.
+/// A custom model with a penalty; `what` selects a mistake in it.
 struct Own {
     input: InputLayer,
     line: Linear,
@@ -409,7 +409,7 @@ fn alone_it_evaluates_at_checkpoints_and_at_the_end() {
             assert_eq!(scores["global_step"], 20.0);
         }
         let files = std::fs::read_dir(folder.path().join("eval")).unwrap().count();
-        // The second call finds nothing to train, and evaluates once.
+        // The second call has nothing to train, and evaluates once.
         assert_eq!(files, evaluations + 1);
     }
 }
@@ -421,7 +421,7 @@ const CHIEF: &str = r#"{"cluster": {"chief": ["a:1"], "evaluator": ["b:1"]}, "ta
 #[test]
 fn an_evaluator_follows_until_the_last_checkpoint() {
     let labels = Column::from(prices());
-    // Until max_steps, and until the data end with a step that was saved already.
+    // Until max_steps, and until the data end at a step that was saved already.
     for max_steps in [Some(20), None] {
         let folder = tempfile::tempdir().unwrap();
         let regressor = || {
@@ -516,13 +516,13 @@ fn several_workers_agree_on_when_to_save_and_only_the_chief_needs_the_folder() {
     let worker = |rank: u32| {
         let membership = distribute_cluster::Membership::new(rank, 2, address.clone()).unwrap();
         let strategy = MultiWorkerMirroredStrategy::builder().membership(membership).build().unwrap();
-        // Each has a folder of its own, and only the chief's is used.
+        // Each worker has its own folder, and only the chief's is used.
         let config = RunConfig::new(folder.path().join(rank.to_string())).train_distribute(&strategy);
         let config = config.save_checkpoints_every(Duration::ZERO).log_step_count_steps(3);
         let regressor = LinearRegressor::new(&columns()).build(adam(0.05), config).unwrap();
         let train = TrainSpec::new(forever(&labels)).max_steps(10);
         let eval = EvalSpec::new(once(&labels)).throttle(Duration::ZERO);
-        // No task of TF_CONFIG: both evaluate together.
+        // Without tasks in TF_CONFIG both evaluate together.
         let scores = train_and_evaluate_as(&resolver(""), &regressor, &train, &eval).unwrap().unwrap();
         let predictions = regressor.predict(|| Ok(Dataset::from_tensor_slices(houses()).batch(7))).unwrap();
         (scores, predictions["predictions"].flatten_all().unwrap().to_vec1::<f32>().unwrap())

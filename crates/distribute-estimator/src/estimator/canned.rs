@@ -1,4 +1,4 @@
-//! Models that are ready-made.
+//! Canned estimators: ready-made models.
 
 use candle_core::Tensor;
 use candle_nn::VarBuilder;
@@ -15,21 +15,21 @@ use crate::feature_columns::{LinearModel, Numeric};
 pub struct CannedModel {
     pub(super) body: Body,
     pub(super) head: Head,
-    /// The feature that says how much each example counts.
+    /// The feature with the weight of each example.
     pub(super) weights: Option<Numeric>,
 }
 
-/// What makes logits of features.
+/// The part of a model that computes logits from features.
 pub(super) enum Body {
     Linear(LinearModel),
     Dnn(Dnn),
 }
 
 impl CannedModel {
-    /// Computes the logits: the outputs before they become probabilities.
+    /// Computes the logits, the outputs before they are converted to probabilities.
     ///
     /// # Errors
-    /// As [`EstimatorModel::spec`].
+    /// [`Error::Feature`] if the features do not fit the model, [`Error::Candle`] if candle fails.
     pub fn logits(&self, features: &Features) -> Result<Tensor> {
         match &self.body {
             Body::Linear(linear) => linear.forward(features),
@@ -52,14 +52,14 @@ impl EstimatorModel for CannedModel {
     }
 }
 
-/// What makes the body of a model, from its columns on.
+/// Builds the body of a model from its columns.
 pub(super) trait Description: Send + Sync + 'static {
     fn check(&self, what: &'static str) -> Result<()>;
 
     fn body(&self, outputs: usize, vb: VarBuilder<'_>) -> candle_core::Result<Body>;
 }
 
-/// The Estimator of a body and a head.
+/// Creates the estimator of a body and a head.
 pub(super) fn estimator(
     what: &'static str,
     description: impl Description,
@@ -77,7 +77,7 @@ pub(super) fn estimator(
     Estimator::new(model_fn, optimizer, config)
 }
 
-/// What classifiers and regressors have in common: the settings of their heads, and what they are built of.
+/// Methods that classifiers and regressors share: settings of the head, and `build`.
 macro_rules! heads {
     (classifier $classifier:ident, regressor $regressor:ident) => {
         heads!(both $classifier, $regressor);
@@ -89,7 +89,7 @@ macro_rules! heads {
                 self
             }
 
-            /// Sets the texts that stand for the classes in labels, in the order of the classes.
+            /// Sets the texts that name the classes in labels, in the order of the classes.
             pub fn label_vocabulary<W: Into<String>>(mut self, words: impl IntoIterator<Item = W>) -> $classifier {
                 self.vocabulary = words.into_iter().map(Into::into).collect();
                 self
@@ -114,8 +114,8 @@ macro_rules! heads {
     };
     (both $($model:ident),+) => {$(
         impl $model {
-            /// Sets a feature as the weight of each example: its loss is multiplied by it, and scores are means
-            /// with these weights. Default: all count alike.
+            /// Sets a feature as the weight of each example: its loss is multiplied by it, and scores are means with
+            /// these weights. Default: equal weights.
             pub fn weight_column(mut self, weights: impl Into<$crate::feature_columns::Numeric>) -> $model {
                 self.weights = Some(weights.into());
                 self
@@ -124,8 +124,8 @@ macro_rules! heads {
             /// Builds the estimator, with an optimizer such as `|model| Adam::new(1e-3).build(model)`.
             ///
             /// # Errors
-            /// [`Error::FeatureColumn`](crate::Error::FeatureColumn) and
-            /// [`Error::Configuration`](crate::Error::Configuration) where something was described wrongly.
+            /// [`Error::FeatureColumn`](crate::Error::FeatureColumn) or
+            /// [`Error::Configuration`](crate::Error::Configuration) if a column or a setting is invalid.
             pub fn build(
                 self,
                 optimizer: impl Fn(

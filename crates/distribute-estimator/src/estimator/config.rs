@@ -1,4 +1,4 @@
-//! How an Estimator runs, besides its model.
+//! The configuration of an estimator apart from its model.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -8,7 +8,8 @@ use distribute_train::preemption::TerminationConfig;
 
 use crate::{Error, Result};
 
-/// Configures an [`Estimator`](crate::Estimator): folder, strategies, and how often it saves and logs.
+/// The configuration of an [`Estimator`](crate::Estimator): its folder, its strategies, and how often it saves and
+/// logs.
 ///
 /// # Examples
 /// ```
@@ -69,25 +70,25 @@ impl RunConfig {
         self
     }
 
-    /// Sets the strategy of evaluation and prediction. Default: that of training where it has several workers, else the
-    /// default strategy.
+    /// Sets the strategy of evaluation and prediction. Default: the strategy of training if it has several workers,
+    /// else the default strategy.
     pub fn eval_distribute(mut self, strategy: &Strategy) -> RunConfig {
         self.eval_distribute = Some(strategy.clone());
         self
     }
 
-    /// Writes the loss to `model_dir` for TensorBoard every `steps` steps. Default: 100; 0: never.
+    /// Writes the loss to `model_dir` for TensorBoard every `steps` steps. Default: 100; 0 turns this off.
     pub fn save_summary_steps(self, steps: u64) -> RunConfig {
         RunConfig { save_summary_steps: steps, ..self }
     }
 
-    /// Saves every `steps` steps, instead of by time.
+    /// Saves every `steps` steps instead of by time.
     pub fn save_checkpoints_steps(self, steps: u64) -> RunConfig {
         RunConfig { save_checkpoints_steps: Some(steps), ..self }
     }
 
-    /// Saves when so much time has passed. Default: 10 minutes. With several workers the chief's clock counts, which is
-    /// asked whenever the speed is logged.
+    /// Saves whenever this time has passed. Default: 10 minutes. With several workers the chief's clock decides, which
+    /// is consulted whenever the speed is logged.
     ///
     /// # Source
     /// `save_checkpoints_secs`.
@@ -95,12 +96,12 @@ impl RunConfig {
         RunConfig { save_checkpoints_every: Some(time), ..self }
     }
 
-    /// Keeps the newest `count` checkpoints. Default: 5; 0: all.
+    /// Keeps the newest `count` checkpoints. Default: 5; 0 keeps all.
     pub fn keep_checkpoint_max(self, count: usize) -> RunConfig {
         RunConfig { keep_checkpoint_max: count, ..self }
     }
 
-    /// Logs the loss and the speed every `steps` steps. Default: 100; 0: never.
+    /// Logs the loss and the speed every `steps` steps. Default: 100; 0 turns this off.
     pub fn log_step_count_steps(self, steps: u64) -> RunConfig {
         RunConfig { log_step_count_steps: steps, ..self }
     }
@@ -113,13 +114,13 @@ impl RunConfig {
         RunConfig { seed, ..self }
     }
 
-    /// When a worker is told to stop, all save and stop after the same step; training then returns
+    /// Makes all workers save and stop after the same step when one of them is told to stop; training then returns
     /// [`Preempted`](distribute_train::Error::Preempted).
     pub fn stop_on(self, config: TerminationConfig) -> RunConfig {
         RunConfig { termination: Some(config), ..self }
     }
 
-    /// Sets how long an evaluator waits for the first and for each further checkpoint before it fails. Default: an
+    /// Sets how long an evaluator waits for the first and for each further checkpoint before it fails. Default: one
     /// hour each.
     pub fn wait_for_checkpoints(self, first: Duration, next: Duration) -> RunConfig {
         RunConfig { first_checkpoint: first, next_checkpoint: next, ..self }
@@ -137,12 +138,12 @@ impl RunConfig {
         }
     }
 
-    /// After how many steps each the chief's clock is asked.
+    /// Returns the number of steps between two readings of the chief's clock.
     pub(super) fn steps_between_words(&self) -> u64 {
         if self.log_step_count_steps == 0 { 100 } else { self.log_step_count_steps }
     }
 
-    /// Whether this process writes what is written once.
+    /// Returns whether this process writes what is written once.
     pub(super) fn is_chief(&self) -> bool {
         self.train_distribute.as_ref().is_none_or(Strategy::is_chief)
     }

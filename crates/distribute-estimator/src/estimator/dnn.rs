@@ -8,7 +8,7 @@ use super::canned::{Body, Description, heads};
 use crate::feature_columns::{FeatureColumns, InputLayer, Numeric};
 use crate::{Error, Result};
 
-/// A classifier with hidden layers. Variables are `dnn.hiddenlayer_0.weight` and so on, `dnn.logits.weight`, and
+/// A classifier with hidden layers. Its variables are `dnn.hiddenlayer_0.weight` and so on, `dnn.logits.weight`, and
 /// `dnn.input_layer.COLUMN.embedding_weights`.
 ///
 /// Predictions and scores are those of [`LinearClassifier`](crate::LinearClassifier).
@@ -23,7 +23,8 @@ pub struct DnnClassifier {
     weights: Option<Numeric>,
 }
 
-/// A regressor with hidden layers, trained on the mean squared error. Variables are named as [`DnnClassifier`]'s.
+/// A regressor with hidden layers, trained on the mean squared error. Its variables have the names of
+/// [`DnnClassifier`]'s.
 ///
 /// Predictions and scores are those of [`LinearRegressor`](crate::LinearRegressor).
 ///
@@ -36,7 +37,7 @@ pub struct DnnRegressor {
     weights: Option<Numeric>,
 }
 
-/// What is between features and logits.
+/// The settings of the layers between features and logits.
 #[derive(Clone, Debug)]
 struct Layers {
     columns: FeatureColumns,
@@ -71,7 +72,7 @@ impl DnnRegressor {
     }
 }
 
-/// What both have in common.
+/// The method that both share.
 macro_rules! activation {
     ($($model:ident),+) => {$(
         impl $model {

@@ -1,4 +1,4 @@
-//! Evaluating and predicting with a checkpoint.
+//! Evaluation and prediction with a checkpoint.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -16,7 +16,7 @@ use super::spec::{Measure, Sums};
 use super::{Estimator, EstimatorModel, InputFn, Labels, Mode, Scores};
 use crate::{Error, Result};
 
-/// Describes an evaluation: its data, and when [`train_and_evaluate`](crate::train_and_evaluate) performs it.
+/// An evaluation: its data, and when [`train_and_evaluate`](crate::train_and_evaluate) runs it.
 ///
 /// # Source
 /// `tf.estimator.EvalSpec`.
@@ -40,7 +40,7 @@ impl<'a> EvalSpec<'a> {
         EvalSpec { steps: Some(steps), ..self }
     }
 
-    /// Writes scores to `eval_NAME` instead of `eval`, to keep several evaluations apart.
+    /// Writes scores to `eval_NAME` instead of `eval`, to distinguish several evaluations.
     pub fn name(self, name: impl Into<String>) -> EvalSpec<'a> {
         EvalSpec { name: Some(name.into()), ..self }
     }
@@ -50,22 +50,22 @@ impl<'a> EvalSpec<'a> {
         EvalSpec { start_delay: delay, ..self }
     }
 
-    /// Sets the least time between the starts of two evaluations, except before the last. Default: 10 minutes.
+    /// Sets the minimum time between the starts of two evaluations, except before the last one. Default: 10 minutes.
     pub fn throttle(self, time: Duration) -> EvalSpec<'a> {
         EvalSpec { throttle: time, ..self }
     }
 }
 
-/// Sums of this process's replicas.
+/// The sums of this process's replicas.
 struct Totals {
     replicas: Vec<Vec<f64>>,
     measures: Vec<Measure>,
 }
 
 impl<M: EstimatorModel + Sync> Estimator<M> {
-    /// Computes loss and metrics of the newest checkpoint, and writes them to `model_dir/eval` for TensorBoard.
+    /// Computes the loss and the metrics of the newest checkpoint, and writes them to `model_dir/eval` for TensorBoard.
     ///
-    /// They are means over all examples, whatever the batches. Every worker must call this.
+    /// They are means over all examples, independent of batch boundaries. Every worker must call this.
     ///
     /// # Errors
     /// [`Error::NoCheckpoint`] if nothing was trained, [`Error::NoExamples`] if the dataset is empty,
@@ -82,12 +82,12 @@ impl<M: EstimatorModel + Sync> Estimator<M> {
     /// Evaluates the checkpoint in a folder such as `model_dir/step-00000500`; see [`evaluate`](Estimator::evaluate).
     ///
     /// # Errors
-    /// As [`evaluate`](Estimator::evaluate).
+    /// The errors of [`evaluate`](Estimator::evaluate) occur in the same cases.
     pub fn evaluate_checkpoint(&self, spec: &EvalSpec<'_>, checkpoint: impl AsRef<Path>) -> Result<Scores> {
         self.evaluated(spec, Some(checkpoint.as_ref())).map(|(_, scores)| scores)
     }
 
-    /// What was evaluated, and what came of it.
+    /// Evaluates a checkpoint; returns what was read from it, and the scores.
     pub(super) fn evaluated(&self, spec: &EvalSpec<'_>, checkpoint: Option<&Path>) -> Result<(Snapshot, Scores)> {
         let strategy = self.eval_strategy()?;
         let data = strategy.distribute_dataset(&(spec.input)().map_err(Error::InputFunction)?)?;
@@ -115,7 +115,7 @@ impl<M: EstimatorModel + Sync> Estimator<M> {
         Ok((snapshot, scores))
     }
 
-    /// Returns predictions by name, with a row per element of a batched dataset, in its order. Every worker must call
+    /// Returns predictions by name, with one row per element of a batched dataset, in order. Every worker must call
     /// this.
     ///
     /// # Errors
@@ -128,7 +128,8 @@ impl<M: EstimatorModel + Sync> Estimator<M> {
     /// `Estimator.predict`.
     pub fn predict(&self, input: impl Fn() -> Result<Dataset<Features>, BoxError>) -> Result<BTreeMap<String, Tensor>> {
         let strategy = self.eval_strategy()?;
-        // All workers walk the data together: rows then go to replicas in their order, and come back in it.
+        // All workers read the data together, so that rows are given to replicas in order, and outputs are returned in
+        // it.
         let options = InputOptions::default().deterministic(true);
         let data = strategy.distribute_dataset_with(&input().map_err(Error::InputFunction)?, options)?;
         let (model, _) = self.restored(&strategy, Mode::Predict, None)?;
@@ -149,8 +150,8 @@ impl<M: EstimatorModel + Sync> Estimator<M> {
         parts.into_iter().map(|(name, parts)| Ok((name, Tensor::cat(&parts, 0)?))).collect()
     }
 
-    /// The model of a checkpoint, or of the newest. It changes nothing in the folder, where somebody else may be
-    /// writing.
+    /// Builds the model with the values of a checkpoint, or of the newest. The folder is not changed, since another
+    /// process may be writing to it.
     fn restored(&self, strategy: &Strategy, mode: Mode, checkpoint: Option<&Path>) -> Result<(Model<M>, Snapshot)> {
         let model = self.model(strategy, mode)?;
         let (checkpoints, parts) = (self.checkpoints(), [&model as _]);
@@ -175,7 +176,7 @@ impl<M: EstimatorModel + Sync> Estimator<M> {
 }
 
 impl Totals {
-    /// Adds those of another step.
+    /// Adds the sums of another step.
     fn with(totals: Option<Totals>, of_step: PerReplica<Sums>) -> Result<Totals> {
         let mut measures = Vec::new();
         let mut replicas = Vec::with_capacity(of_step.values().len());
@@ -195,7 +196,7 @@ impl Totals {
     }
 }
 
-/// Each prediction's values, by replica.
+/// Collects each prediction's values over the replicas.
 fn by_name(replicas: Vec<Vec<(String, Tensor)>>) -> Result<Vec<(String, Vec<Tensor>)>> {
     let mut named: Vec<(String, Vec<Tensor>)> = Vec::new();
     for (replica, predictions) in replicas.into_iter().enumerate() {

@@ -1,4 +1,4 @@
-//! The task that evaluates what others train.
+//! The evaluator task, which evaluates the checkpoints of a training run.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use super::{Estimator, EstimatorModel, EvalSpec, Scores};
 use crate::{Error, Result};
 
 impl<M: EstimatorModel + Sync> Estimator<M> {
-    /// Evaluates the newest checkpoint again and again, until it is the last one; its scores.
+    /// Evaluates the newest checkpoint repeatedly until it has evaluated the last one; returns its scores.
     pub(super) fn evaluate_until_the_end(&self, max_steps: Option<u64>, eval: &EvalSpec<'_>) -> Result<Scores> {
         let limits = (self.config.first_checkpoint, self.config.next_checkpoint);
         let mut watch = CheckpointWatch::new(self.checkpoints().root()).limits(limits.0, limits.1);
@@ -22,7 +22,7 @@ impl<M: EstimatorModel + Sync> Estimator<M> {
                 thread::sleep(BETWEEN_LOOKS);
                 continue;
             };
-            // Read once for each.
+            // Each checkpoint is read once.
             let known = present.as_ref().filter(|(known, _)| *known == found).map(|(_, is_last)| *is_last);
             let is_last = known.unwrap_or_else(|| is_last(&found, max_steps));
             present = Some((found.clone(), is_last));
@@ -30,7 +30,7 @@ impl<M: EstimatorModel + Sync> Estimator<M> {
             if let Some((evaluated, scores)) = &newest
                 && *evaluated == (run, step)
             {
-                // Written once more, with the word that it is the last.
+                // The same checkpoint was written again, now marked as the last one.
                 if is_last {
                     return Ok(scores.clone());
                 }
@@ -49,7 +49,7 @@ impl<M: EstimatorModel + Sync> Estimator<M> {
                     newest = Some(((run, step), scores));
                 }
                 Err(Error::Train(error @ distribute_train::Error::Damaged { .. })) => {
-                    // Those who train keep only so many, and may have removed this one meanwhile.
+                    // Training keeps a limited number of checkpoints and may have removed this one meanwhile.
                     if path.exists() {
                         tracing::warn!("{error}; waiting for the next checkpoint");
                     }
@@ -62,17 +62,17 @@ impl<M: EstimatorModel + Sync> Estimator<M> {
     }
 }
 
-/// Whether training has ended with a checkpoint, as far as that can be read.
+/// Returns whether training has ended with a checkpoint, if that can be read.
 fn is_last(found: &FoundCheckpoint, max_steps: Option<u64>) -> bool {
     let standing = || Snapshot::read(&found.path).and_then(|snapshot| snapshot.program::<Standing>());
     let ended = |standing: Standing| standing.ended && standing.max_steps == max_steps;
     max_steps.is_some_and(|max_steps| found.step >= max_steps) || standing().is_ok_and(ended)
 }
 
-/// Scores in a line.
+/// Formats scores in one line.
 fn shown(scores: &Scores) -> String {
     scores.iter().map(|(name, value)| format!("{name} {value:.6}")).collect::<Vec<_>>().join(", ")
 }
 
-/// Reading a folder's names is cheap, and nobody waits for the evaluator.
+/// Listing a folder is cheap, and no task waits for the evaluator.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(200);

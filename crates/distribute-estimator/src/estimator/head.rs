@@ -1,4 +1,4 @@
-//! What outputs mean: classes or values, their losses, predictions and metrics.
+//! Heads of canned models: the interpretation of outputs as classes or values, with losses, predictions and metrics.
 
 use candle_core::{D, DType, Device, Tensor};
 use distribute_candle::{BinaryCrossentropy, Loss, MeanSquaredError, SparseCategoricalCrossentropy};
@@ -8,24 +8,24 @@ use distribute_train::metrics::{Accuracy, Auc, BinaryAccuracy, Mean, Precision, 
 use super::{EstimatorSpec, Labels, Mode};
 use crate::{Error, Result};
 
-/// What a canned model's outputs are.
+/// The interpretation of a canned model's outputs.
 ///
 /// # Source
 /// `tf.estimator.Head`: `RegressionHead`, `BinaryClassHead`, `MultiClassHead`.
 #[derive(Clone, Debug)]
 pub(super) enum Head {
-    /// Values, so many for each example.
+    /// Values; the number per example.
     Regression(usize),
-    /// Classes, and what labels call them where they are texts.
+    /// Classes, and the texts that name them in labels, if any.
     Classes { count: usize, vocabulary: Vec<String> },
 }
 
 impl Head {
-    /// The outputs that the model must have.
+    /// Returns the number of outputs that the model must have.
     pub(super) fn outputs(&self) -> usize {
         match self {
             Head::Regression(values) => *values,
-            // One logit says yes or no.
+            // Two classes have one logit.
             Head::Classes { count: 2, .. } => 1,
             Head::Classes { count, .. } => *count,
         }
@@ -43,7 +43,7 @@ impl Head {
         Err(Error::Configuration { what, problem })
     }
 
-    /// Predictions of logits, and with labels losses and metrics.
+    /// Computes predictions from logits, and with labels losses and metrics.
     pub(super) fn spec(&self, logits: &Tensor, labels: Option<&Labels>, mode: Mode) -> Result<EstimatorSpec> {
         match self {
             Head::Regression(values) => regression(logits, labels, *values, mode),
@@ -96,7 +96,7 @@ fn classes(
 ) -> Result<EstimatorSpec> {
     let mut spec = EstimatorSpec::new();
     if mode == Mode::Predict {
-        // candle refuses the maximum of nothing.
+        // candle refuses the maximum of an empty tensor.
         let (probabilities, class) = match logits.dim(0)? {
             0 => (logits.clone(), Tensor::zeros((0, 1), DType::I64, logits.device())?),
             _ => (candle_nn::ops::softmax(logits, D::Minus1)?, logits.argmax_keepdim(D::Minus1)?.to_dtype(DType::I64)?),
@@ -115,13 +115,13 @@ fn classes(
     Ok(spec)
 }
 
-/// Metrics that are means.
+/// Adds the metrics that are means.
 fn means(spec: EstimatorSpec, losses: &Tensor, labels: &Tensor, predictions: &Tensor) -> EstimatorSpec {
     let spec = spec.metric("average_loss", Mean, losses, losses).metric("label/mean", Mean, labels, labels);
     spec.metric("prediction/mean", Mean, predictions, predictions)
 }
 
-/// Labels that are values, `width` of them for each example.
+/// Returns labels as values, `width` per example.
 fn values_of(labels: &Labels, width: usize, device: &Device) -> Result<Tensor> {
     let values: Vec<f32> = match labels {
         Column::Numbers(numbers) => numbers.as_slice().to_vec(),
@@ -138,7 +138,7 @@ fn values_of(labels: &Labels, width: usize, device: &Device) -> Result<Tensor> {
     Ok(Tensor::from_vec(values, (labels.len(), width), device)?)
 }
 
-/// Labels that are classes: one for each example.
+/// Returns labels as classes, one per example.
 fn class_ids(labels: &Labels, count: usize, vocabulary: &[String]) -> Result<Vec<u32>> {
     let outside = |given: &dyn std::fmt::Display| Error::Labels {
         problem: format!("a label is {given}; expected a class from 0 to {}, or another n_classes", count - 1),

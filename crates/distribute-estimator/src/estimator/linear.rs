@@ -6,11 +6,11 @@ use super::canned::{Body, Description, heads};
 use crate::Result;
 use crate::feature_columns::{FeatureColumns, LinearModel, Numeric};
 
-/// A linear classifier. Variables are `linear.linear_model.COLUMN.weights` and
-/// `linear.linear_model.bias_weights`.
+/// A linear classifier. Its variables are `linear.linear_model.COLUMN.weights` and `linear.linear_model.bias_weights`.
 ///
-/// Predictions are `logits`, `probabilities` and `class_ids`, with two classes also `logistic`; scores `accuracy`,
-/// `average_loss` and `loss`, with two classes also `auc`, `precision`, `recall`, `label/mean` and `prediction/mean`.
+/// Its predictions are `logits`, `probabilities` and `class_ids`, and with two classes `logistic`. Its scores are
+/// `accuracy`, `average_loss` and `loss`, and with two classes `auc`, `precision`, `recall`, `label/mean` and
+/// `prediction/mean`.
 ///
 /// # Examples
 /// ```
@@ -47,9 +47,9 @@ pub struct LinearClassifier {
     weights: Option<Numeric>,
 }
 
-/// A linear regressor, trained on the mean squared error. Variables are named as [`LinearClassifier`]'s.
+/// A linear regressor, trained on the mean squared error. Its variables have the names of [`LinearClassifier`]'s.
 ///
-/// Its prediction is `predictions`; scores are `average_loss`, `loss`, `label/mean` and `prediction/mean`.
+/// Its prediction is `predictions`; its scores are `average_loss`, `loss`, `label/mean` and `prediction/mean`.
 ///
 /// # Source
 /// `tf.estimator.LinearRegressor`.
@@ -61,14 +61,14 @@ pub struct LinearRegressor {
 }
 
 impl LinearClassifier {
-    /// Describes a model of columns, dense or not.
+    /// Describes a model of columns, which may be sparse.
     pub fn new(columns: &FeatureColumns) -> LinearClassifier {
         LinearClassifier { body: columns.clone(), classes: 2, vocabulary: Vec::new(), weights: None }
     }
 }
 
 impl LinearRegressor {
-    /// Describes a model of columns, dense or not.
+    /// Describes a model of columns, which may be sparse.
     pub fn new(columns: &FeatureColumns) -> LinearRegressor {
         LinearRegressor { body: columns.clone(), values: 1, weights: None }
     }

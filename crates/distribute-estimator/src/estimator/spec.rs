@@ -1,4 +1,4 @@
-//! What a model says of a batch.
+//! The outputs of a model for a batch, and the purposes for which it is called.
 
 use std::fmt;
 use std::sync::Arc;
@@ -21,15 +21,15 @@ pub enum Mode {
     Train,
     /// Evaluation.
     Eval,
-    /// Prediction; there are no labels.
+    /// Prediction, without labels.
     Predict,
 }
 
 /// A candle model that an [`Estimator`](crate::Estimator) can train: it computes an [`EstimatorSpec`] from a batch.
 pub trait EstimatorModel {
-    /// Computes the outputs for one replica's examples; there is at least one.
+    /// Computes the outputs for one replica's examples. There is at least one example.
     ///
-    /// `labels` are there unless the mode is [`Predict`](Mode::Predict).
+    /// `labels` is `Some` unless the mode is [`Predict`](Mode::Predict).
     ///
     /// # Errors
     /// [`Error::Feature`] or [`Error::Labels`] if the batch does not fit the model, [`Error::Candle`] if candle fails.
@@ -49,21 +49,21 @@ pub struct EstimatorSpec {
     metrics: Vec<Measured>,
 }
 
-/// A metric, and what it is of.
+/// A metric with its inputs.
 struct Measured {
     measure: Measure,
     outputs: Tensor,
     targets: Tensor,
 }
 
-/// A metric under a name.
+/// A metric with its name.
 #[derive(Clone)]
 pub(super) struct Measure {
     name: String,
     metric: Arc<dyn Metric>,
 }
 
-/// A replica's sums over examples: losses, weights, and those of the metrics.
+/// A replica's sums over examples: of losses, of weights, and of the metrics.
 pub(super) struct Sums {
     pub(super) sums: Vec<f64>,
     pub(super) measures: Vec<Measure>,
@@ -78,17 +78,17 @@ impl EstimatorSpec {
     /// Adds a named prediction.
     ///
     /// # Shapes
-    /// A row for each example.
+    /// One row per example.
     pub fn prediction(mut self, name: impl Into<String>, values: &Tensor) -> EstimatorSpec {
         self.predictions.push((name.into(), values.clone()));
         self
     }
 
-    /// Sets the loss of each example, which training and evaluation need. The mean over the whole global batch is what
-    /// training lowers, whichever replicas examples are on.
+    /// Sets the loss of each example, which training and evaluation need. Training minimises the mean over the global
+    /// batch, independent of how examples are divided among replicas.
     ///
     /// # Shapes
-    /// One number for each example.
+    /// One number per example.
     pub fn loss(mut self, per_example: &Tensor) -> EstimatorSpec {
         self.loss = Some(per_example.clone());
         self
@@ -98,7 +98,7 @@ impl EstimatorSpec {
     /// weights.
     ///
     /// # Shapes
-    /// One number for each example.
+    /// One number per example.
     ///
     /// # Source
     /// The `weight_column` of `tf.estimator`'s heads.
@@ -116,10 +116,10 @@ impl EstimatorSpec {
         self
     }
 
-    /// Adds a metric of outputs and targets: as many values as outputs, or a class per example.
+    /// Adds a metric of outputs and targets. Targets have as many values as outputs, or one class per example.
     ///
     /// # Shapes
-    /// A row of outputs for each example. Targets of whole numbers are classes, others values.
+    /// One row of outputs per example. Integer targets are classes, other targets are values.
     pub fn metric(
         mut self,
         name: impl Into<String>,
@@ -132,7 +132,7 @@ impl EstimatorSpec {
         self
     }
 
-    /// The loss of each example times its weight, and the penalty.
+    /// Returns the loss of each example multiplied by its weight, and the penalty.
     pub(super) fn losses(&self, mode: Mode) -> Result<(Tensor, Option<&Tensor>)> {
         let wrong = |problem: String| Error::Spec { mode, problem };
         let Some(loss) = &self.loss else {
@@ -165,7 +165,7 @@ impl EstimatorSpec {
         Err(Error::Spec { mode: Mode::Predict, problem })
     }
 
-    /// This replica's sums.
+    /// Computes this replica's sums.
     pub(super) fn sums(self) -> Result<Sums> {
         let (losses, penalty) = self.losses(Mode::Eval)?;
         let examples = losses.elem_count();
@@ -179,7 +179,7 @@ impl EstimatorSpec {
         };
         let mut sums = vec![number(&losses.sum_all()?)?, weight];
         if let Some(penalty) = penalty {
-            // So that the mean over all examples has it once.
+            // The mean over all examples thus includes it once.
             sums[0] += number(penalty)? * weight;
         }
         for measured in &self.metrics {
@@ -194,7 +194,7 @@ impl EstimatorSpec {
 }
 
 impl Measure {
-    /// What all replicas' sums come to, by name.
+    /// Computes the metrics by name from the sums of all replicas.
     pub(super) fn results(measures: &[Measure], sums: &[f64]) -> Vec<(String, f64)> {
         let mut rest = sums;
         let mut results = Vec::with_capacity(measures.len());
@@ -208,7 +208,7 @@ impl Measure {
 }
 
 impl Measured {
-    /// Adds the examples of tensors to the metric's sums.
+    /// Adds the examples in tensors to the metric's sums.
     fn update(&self, sums: &mut [f64], weights: Option<&[f32]>, examples: usize) -> Result<()> {
         Ok(backend::show(&self.outputs, &self.targets, weights, examples, |predictions| {
             self.measure.metric.update(sums, predictions);
@@ -216,7 +216,7 @@ impl Measured {
     }
 }
 
-/// A scalar as a number.
+/// Converts a scalar tensor to a number.
 pub(super) fn number(scalar: &Tensor) -> Result<f64> {
     Ok(scalar.detach().to_dtype(DType::F64)?.to_scalar::<f64>()?)
 }

@@ -1,4 +1,4 @@
-//! Training and evaluating together, in one process or as the tasks of a cluster.
+//! Training with evaluation, in one process or as the tasks of a cluster.
 
 use std::time::Instant;
 
@@ -8,17 +8,17 @@ use distribute_train::from_chief;
 use super::{Estimator, EstimatorModel, EvalSpec, Scores, TrainSpec, Until};
 use crate::{Error, Result};
 
-/// Trains while evaluating checkpoints, and returns the scores of the last one where this process has evaluated.
+/// Trains and evaluates checkpoints meanwhile. Returns the scores of the last one if this process has evaluated.
 ///
-/// Without TF_CONFIG, or with one task in it, training stops for an evaluation when a checkpoint has been saved, not
-/// more often than [`EvalSpec::throttle`] says, and ends with one. With several tasks, chief and workers train under
-/// [`RunConfig::train_distribute`](crate::RunConfig::train_distribute), and the evaluator evaluates each newest
+/// Without TF_CONFIG, or with one task in it, training pauses for an evaluation after a checkpoint, at most as often as
+/// [`EvalSpec::throttle`] allows, and ends with one. With several tasks, chief and workers train under
+/// [`RunConfig::train_distribute`](crate::RunConfig::train_distribute), and the evaluator evaluates the newest
 /// checkpoint in `model_dir`, which it must be able to read, until it has evaluated the last one.
 ///
 /// # Errors
-/// The errors of [`Estimator::train`] and [`Estimator::evaluate`]; [`Error::Cluster`] if TF_CONFIG is wrong;
-/// [`Error::Configuration`] for a cluster with parameter servers, and a strategy that does not join the workers;
-/// [`distribute_train::Error::NoNewCheckpoint`] if no checkpoint comes for an evaluator.
+/// The errors of [`Estimator::train`] and [`Estimator::evaluate`]; [`Error::Cluster`] if TF_CONFIG is invalid;
+/// [`Error::Configuration`] for a cluster with parameter servers, or a strategy that does not span the workers;
+/// [`distribute_train::Error::NoNewCheckpoint`] if an evaluator finds no new checkpoint in time.
 ///
 /// # Examples
 /// ```
@@ -52,10 +52,10 @@ pub fn train_and_evaluate<M: EstimatorModel + Sync>(
     train_and_evaluate_as(&TfConfigResolver::from_env()?, estimator, train, eval)
 }
 
-/// Does what [`train_and_evaluate`] does, as the task that a resolver describes instead of TF_CONFIG.
+/// Runs [`train_and_evaluate`] as the task that a resolver describes instead of TF_CONFIG.
 ///
 /// # Errors
-/// As [`train_and_evaluate`].
+/// The errors of [`train_and_evaluate`] occur in the same cases.
 pub fn train_and_evaluate_as<M: EstimatorModel + Sync>(
     cluster: &dyn ClusterResolver,
     estimator: &Estimator<M>,
@@ -83,8 +83,8 @@ pub fn train_and_evaluate_as<M: EstimatorModel + Sync>(
     let workers = estimator.train_strategy()?.topology().workers();
     if trainers > 1 && workers != trainers {
         return Err(wrong(format!(
-            "{trainers} tasks of the cluster train, but the strategy of RunConfig::train_distribute has {workers}; give \
-             a MultiWorkerMirroredStrategy on all of them"
+            "{trainers} tasks of the cluster train, but the strategy of RunConfig::train_distribute has {workers}; \
+             give a MultiWorkerMirroredStrategy on all of them"
         )));
     }
     if trainers > 1 || spec.num_tasks(TaskType::Evaluator) > 0 {
@@ -95,7 +95,7 @@ pub fn train_and_evaluate_as<M: EstimatorModel + Sync>(
     here(estimator, train, eval)
 }
 
-/// Both in this process, and in those that train with it.
+/// Trains and evaluates in this process, and in those that train with it.
 fn here<M: EstimatorModel + Sync>(
     estimator: &Estimator<M>,
     train: &TrainSpec<'_>,
@@ -105,7 +105,7 @@ fn here<M: EstimatorModel + Sync>(
     let until = train.max_steps.map_or(Until::EndOfData, Until::MaxSteps);
     estimator.train_with(&*train.input, until, &mut |strategy, checkpoints, last| {
         let due = last || evaluated.is_none_or(|evaluated| evaluated.elapsed() >= eval.throttle);
-        // Each worker has a clock of its own.
+        // Clocks of workers differ, so the chief's decides.
         if from_chief(strategy, Ok::<_, Error>(due))? {
             checkpoints.finish_everywhere(strategy)?;
             evaluated = Some(Instant::now());

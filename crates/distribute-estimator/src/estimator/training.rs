@@ -1,4 +1,4 @@
-//! Steps of training, and what is saved, written and said between them.
+//! The training loop: steps, and checkpoints, summaries and log messages between them.
 
 use std::time::Instant;
 
@@ -20,18 +20,18 @@ use super::spec::number;
 use super::{Estimator, EstimatorModel, InputFn, Labels, Mode, RunConfig};
 use crate::{Error, Result};
 
-/// When a training ends, besides at the end of its data.
+/// The end of a training call, which also ends at the end of its data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Until {
     /// After this many further steps.
     Steps(u64),
-    /// After this many steps in total, those of earlier calls included.
+    /// After this many steps in total, including earlier calls.
     MaxSteps(u64),
-    /// At the end of the data only.
+    /// Only at the end of the data.
     EndOfData,
 }
 
-/// Describes the training of [`train_and_evaluate`](crate::train_and_evaluate): its data and its length.
+/// The training of [`train_and_evaluate`](crate::train_and_evaluate): its data and its length.
 ///
 /// # Source
 /// `tf.estimator.TrainSpec`.
@@ -52,27 +52,27 @@ impl<'a> TrainSpec<'a> {
     }
 }
 
-/// What happens after a checkpoint.
+/// A callback that is called after a checkpoint.
 pub(super) type Saved<'a> = dyn FnMut(&Strategy, &mut CheckpointManager, bool) -> Result<()> + 'a;
 
-/// Where a training stands, besides its model, its optimizer and its steps.
+/// The state of training apart from its model, its optimizer and its steps.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Standing {
-    /// Passes over the data that are done.
+    /// The number of completed passes over the data.
     passes: u64,
-    /// In the pass under way.
+    /// The position in the current pass.
     position: Option<InputPosition>,
-    /// Whether the call that wrote this had nothing more to do, and what it had to do.
+    /// Whether the call that wrote this had reached its end, and which end that was.
     pub(super) ended: bool,
     pub(super) max_steps: Option<u64>,
 }
 
 impl<M: EstimatorModel + Sync> Estimator<M> {
-    /// Trains from the newest checkpoint on (parameters, optimizer, steps, place in the data), and returns the total
+    /// Trains from the newest checkpoint on (parameters, optimizer, steps, position in the data). Returns the total
     /// number of steps.
     ///
-    /// It first finishes a pass over the data that was interrupted; called after the end of the data, it begins the
-    /// next pass. Every worker must call this.
+    /// An interrupted pass over the data is finished first; after the end of the data, a call starts the next pass.
+    /// Every worker must call this.
     ///
     /// # Errors
     /// [`Error::LossNotFinite`] if the loss is not finite; it is checked whenever it is logged or written, and before
@@ -91,8 +91,8 @@ impl<M: EstimatorModel + Sync> Estimator<M> {
         self.train_with(&input, until, &mut |_, _, _| Ok(()))
     }
 
-    /// As [`train`](Estimator::train); calls `saved` after each checkpoint, which may still be being written, and says
-    /// whether it was the last.
+    /// Trains like [`train`](Estimator::train), and calls `saved` after each checkpoint, with whether it was the last.
+    /// The checkpoint may still be being written.
     pub(super) fn train_with(
         &self,
         input: &dyn Fn() -> Result<Dataset<(Features, Labels)>, BoxError>,
@@ -131,7 +131,7 @@ impl<M: EstimatorModel + Sync> Estimator<M> {
             Some(config) => Some(PreemptionHandler::install(strategy, config.clone())?),
             None => None,
         };
-        // A call that ended with its data's last batch has left nothing of the pass.
+        // If an earlier call ended with the last batch of a pass, that pass has no batches left.
         let mut may_be_over = std::mem::take(&mut run.standing.ended);
         let mut batches = match run.standing.position.take() {
             Some(position) => data.iter_from(&position)?,
@@ -179,7 +179,7 @@ impl<M: EstimatorModel + Sync> Estimator<M> {
     }
 }
 
-/// One step of all replicas; the shares of the loss of those of this process.
+/// Makes one step on all replicas. Returns the loss shares of this process's replicas.
 fn step<M: EstimatorModel + Sync>(
     strategy: &Strategy,
     model: &Model<M>,
@@ -199,7 +199,7 @@ fn step<M: EstimatorModel + Sync>(
     })
 }
 
-/// A training under way.
+/// A training run in progress.
 struct Run<'a, M> {
     config: &'a RunConfig,
     strategy: &'a Strategy,
@@ -210,12 +210,12 @@ struct Run<'a, M> {
     steps: u64,
     saved: Instant,
     events: Option<EventWriter>,
-    /// When the speed was last said, and after which step.
+    /// The time and the step at which the speed was last logged.
     logged: (Instant, u64),
 }
 
 impl<'a, M> Run<'a, M> {
-    /// From the newest checkpoint, or from the start.
+    /// Restores the newest checkpoint, or starts from the beginning.
     fn restored(
         config: &'a RunConfig,
         strategy: &'a Strategy,
@@ -236,12 +236,12 @@ impl<'a, M> Run<'a, M> {
         Ok(Run { config, strategy, model, optimizer, checkpoints, standing, steps, saved: now, events, logged })
     }
 
-    /// Whether a checkpoint is due after this step: the same answer on all workers.
+    /// Returns whether a checkpoint is due after this step, with the same answer on all workers.
     fn is_due(&self) -> Result<bool> {
         match self.config.saving() {
             Saving::Steps(steps) => Ok(self.steps.is_multiple_of(steps)),
             Saving::Every(time) if self.strategy.topology().workers() == 1 => Ok(self.saved.elapsed() >= time),
-            // Clocks differ, so the chief's decides; asking it in every step would cost.
+            // Clocks differ, so the chief's decides; a broadcast in every step would be expensive.
             Saving::Every(time) if self.steps.is_multiple_of(self.config.steps_between_words()) => {
                 from_chief(self.strategy, Ok(self.saved.elapsed() >= time))
             }
@@ -256,8 +256,8 @@ impl<'a, M> Run<'a, M> {
         Ok(())
     }
 
-    /// Writes and says the loss and the speed, where it is time to. A model whose loss is no number is not saved
-    /// either.
+    /// Writes and logs the loss and the speed when due. Also called before a save, since a model whose loss is not
+    /// finite is not saved.
     fn report(&mut self, losses: &PerReplica<Tensor>, saving: bool) -> Result<()> {
         let is_time = |every: u64| every > 0 && self.steps.is_multiple_of(every);
         let (write, say) = (is_time(self.config.save_summary_steps), is_time(self.config.log_step_count_steps));

@@ -1,4 +1,4 @@
-//! Which categories an example has.
+//! Categorical columns.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,11 +11,12 @@ use crate::{Error, Result};
 
 /// A column of categories, numbered from 0.
 ///
-/// An example may have several: its feature then has another dimension. An empty text is no category, nor is -1.
+/// An example may have several categories, if its feature has another dimension. An empty text and -1 stand for no
+/// category.
 #[derive(Clone, Debug)]
 pub struct Categorical {
     kind: Kind,
-    /// A setting that the kind does not have.
+    /// A setting that this kind of column does not have.
     misused: Option<&'static str>,
 }
 
@@ -31,7 +32,7 @@ enum Kind {
 #[derive(Debug)]
 struct Vocabulary {
     numbers: HashMap<String, usize>,
-    /// Words given; more than there are numbers where one comes twice.
+    /// The number of words given, greater than the number of indices if a word occurs twice.
     given: usize,
 }
 
@@ -45,10 +46,10 @@ pub enum Crossing {
     Column(Categorical),
 }
 
-/// The categories of a batch: the same number of places for each example, which may be empty.
+/// The categories of a batch, with the same number of places per example; places may be empty.
 pub(super) struct Ids {
     pub(super) examples: usize,
-    /// Places of each example.
+    /// The number of places per example.
     pub(super) width: usize,
     pub(super) ids: Vec<Option<u32>>,
 }
@@ -65,7 +66,7 @@ impl Categorical {
         Categorical::of(Kind::Vocabulary { name: name.into(), words, oov_buckets: 0, default: None })
     }
 
-    /// Takes whole numbers below `buckets` as categories.
+    /// Uses integers below `buckets` as categories.
     ///
     /// # Source
     /// `tf.feature_column.categorical_column_with_identity`.
@@ -73,12 +74,12 @@ impl Categorical {
         Categorical::of(Kind::Identity { name: name.into(), buckets, default: None })
     }
 
-    /// Hashes each value, for values that are not known beforehand. Several may share a category.
+    /// Hashes each value, for values that are not known in advance. Several values may share a category.
     ///
-    /// The hash is FNV-1a of 64 bits over the text, or the number's digits: the same in every run and on every machine.
+    /// The hash is 64-bit FNV-1a of the text, or of the number's digits, the same in every run and on every machine.
     ///
     /// # Source
-    /// `tf.feature_column.categorical_column_with_hash_bucket`, whose hash is another.
+    /// `tf.feature_column.categorical_column_with_hash_bucket`, which uses another hash.
     pub fn hash_bucket(name: impl Into<String>, buckets: usize) -> Categorical {
         Categorical::of(Kind::Hashed { name: name.into(), buckets })
     }
@@ -86,7 +87,7 @@ impl Categorical {
     /// Hashes each combination of values, one from each side.
     ///
     /// # Source
-    /// `tf.feature_column.crossed_column`, whose hash is another.
+    /// `tf.feature_column.crossed_column`, which uses another hash.
     pub fn crossed(of: impl IntoIterator<Item = Crossing>, buckets: usize) -> Categorical {
         Categorical::of(Kind::Crossed { of: of.into_iter().collect(), buckets })
     }
@@ -99,9 +100,9 @@ impl Categorical {
         Categorical::of(Kind::Bucketized { of, boundaries })
     }
 
-    /// Hashes words outside a vocabulary to this many further categories.
+    /// Hashes words outside the vocabulary to this many additional categories (out-of-vocabulary buckets).
     ///
-    /// Without these and a [`default`](Categorical::default_category), such words are no category.
+    /// Without these and without a [`default`](Categorical::default_category), such words have no category.
     pub fn oov_buckets(mut self, buckets: usize) -> Categorical {
         match &mut self.kind {
             Kind::Vocabulary { oov_buckets, .. } => *oov_buckets = buckets,
@@ -119,7 +120,7 @@ impl Categorical {
         self
     }
 
-    /// Makes a dense column of the count of each category.
+    /// Creates a dense column with the count of each category.
     ///
     /// # Source
     /// `tf.feature_column.indicator_column`.
@@ -127,7 +128,7 @@ impl Categorical {
         FeatureColumn::Indicator(self)
     }
 
-    /// Makes a dense column of a learnt vector of `dimension` numbers per category.
+    /// Creates a dense column with a learnt vector of `dimension` numbers per category.
     ///
     /// # Source
     /// `tf.feature_column.embedding_column`.
@@ -162,7 +163,7 @@ impl Categorical {
         }
     }
 
-    /// What is wrong with the description, if anything.
+    /// Returns the error in the description, if any.
     pub(super) fn problem(&self) -> Option<String> {
         match &self.kind {
             _ if self.misused.is_some() => self.misused.map(str::to_owned),
@@ -203,7 +204,7 @@ impl Categorical {
         }
     }
 
-    /// The categories of each example.
+    /// Returns the categories of each example.
     pub(super) fn ids(&self, features: &Features) -> Result<Ids> {
         match &self.kind {
             Kind::Bucketized { of, boundaries } => {
@@ -261,7 +262,7 @@ impl Crossing {
         }
     }
 
-    /// A number for each value of each example, and how many there are of each.
+    /// Returns a number for each value, the number of examples, and the number of values per example.
     fn values(&self, features: &Features) -> Result<(Vec<Option<u64>>, usize, usize)> {
         let Ids { examples, width, ids } = match self {
             Crossing::Column(column) => column.ids(features)?,
@@ -286,9 +287,9 @@ impl Crossing {
     }
 }
 
-/// Every combination of one value of each side.
+/// Combines each value of every side with each of the others.
 fn crossed(of: &[Crossing], buckets: usize, features: &Features) -> Result<Ids> {
-    // Begins with one empty combination for each example.
+    // Starts with one empty combination per example.
     let (mut combined, mut width): (Vec<Option<u64>>, usize) = (vec![Some(hash("")); features.examples()], 1);
     for side in of {
         let (values, _, own) = side.values(features)?;
@@ -309,7 +310,7 @@ fn mixed(before: u64, value: u64) -> Option<u64> {
     Some(fnv1a_64(before, value.to_le_bytes()))
 }
 
-/// The number of a text, which a bucket follows from. Weights in checkpoints belong to buckets, so it never changes.
+/// Hashes a text. Weights in checkpoints belong to the buckets of hashes, so this never changes.
 fn hash(text: &str) -> u64 {
     fnv1a_64(FNV64, text.bytes())
 }
@@ -318,7 +319,7 @@ fn bucket_of(hash: u64, buckets: usize) -> usize {
     (hash % buckets.max(1) as u64) as usize
 }
 
-/// The categories of texts, or of whole numbers by their digits.
+/// Returns the categories of texts, or of integers by their digits.
 fn ids_of_words(name: &str, features: &Features, number: impl Fn(&str) -> Result<Option<usize>>) -> Result<Ids> {
     let id = |word: &str| Ok(if word.is_empty() { None } else { number(word)?.map(|number| number as u32) });
     match of(features, name)? {
@@ -337,7 +338,7 @@ fn ids_of_words(name: &str, features: &Features, number: impl Fn(&str) -> Result
     }
 }
 
-/// Values of each example of a shape.
+/// Returns the number of values per example for a shape.
 fn width_of(shape: &[usize]) -> usize {
     shape.get(1..).unwrap_or_default().iter().product()
 }

@@ -1,4 +1,4 @@
-//! Columns as layers of models.
+//! Layers of models that take feature columns.
 
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{Init, VarBuilder};
@@ -8,7 +8,7 @@ use super::categorical::Ids;
 use super::{Categorical, Combiner, FeatureColumn, FeatureColumns, Numeric};
 use crate::Result;
 
-/// Turns columns into one matrix, a row for each example: the first layer of deep models.
+/// The first layer of deep models, which converts columns to one matrix with a row per example.
 ///
 /// # Examples
 /// ```
@@ -21,8 +21,8 @@ use crate::Result;
 /// let columns = FeatureColumns::new().with(Numeric::new("age")).with(Categorical::identity("floor", 3).indicator());
 /// let strategy = Strategy::default_strategy()?;
 /// let model = strategy.scope(|vb| InputLayer::new(&columns, vb))?;
-/// let tower = Features::new([("age", Column::from(vec![4., 7.])), ("floor", Column::from(vec![2, 0]))])?;
-/// let rows = model.first().forward(&tower)?.to_vec2::<f32>()?;
+/// let homes = Features::new([("age", Column::from(vec![4., 7.])), ("floor", Column::from(vec![2, 0]))])?;
+/// let rows = model.first().forward(&homes)?.to_vec2::<f32>()?;
 /// assert_eq!(rows, [[4., 0., 0., 1.], [7., 1., 0., 0.]]);
 /// # Ok::<(), Error>(())
 /// ```
@@ -35,7 +35,7 @@ pub struct InputLayer {
     place: Place,
 }
 
-/// A linear model: for each output the weighted sum of numbers and categories, and a bias.
+/// A linear model: each output is the weighted sum of numbers and categories, plus a bias.
 ///
 /// # Source
 /// `tf.compat.v1.feature_column.linear_model`.
@@ -46,14 +46,14 @@ pub struct LinearModel {
     place: Place,
 }
 
-/// Where a layer computes.
+/// The device and the type in which a layer computes.
 #[derive(Clone, Debug)]
 struct Place {
     device: Device,
     dtype: DType,
 }
 
-/// A column as numbers.
+/// A column that is converted to numbers.
 #[derive(Debug)]
 enum Dense {
     Numbers(Numeric),
@@ -61,7 +61,7 @@ enum Dense {
     Vectors { of: Categorical, table: Tensor, combiner: Combiner },
 }
 
-/// A column that weights are applied to.
+/// A column with weights.
 #[derive(Debug)]
 enum Weighed {
     Dense(Dense),
@@ -69,11 +69,11 @@ enum Weighed {
 }
 
 impl InputLayer {
-    /// Builds a layer of columns; the vectors of embeddings are variables under the columns' names.
+    /// Builds a layer from columns. The vectors of embeddings are variables under the columns' names.
     ///
     /// # Errors
-    /// [`Error::FeatureColumn`](crate::Error::FeatureColumn) if a description is wrong, or has categories that are
-    /// not dense; candle's if a variable cannot be made.
+    /// [`Error::FeatureColumn`](crate::Error::FeatureColumn), wrapped in [`candle_core::Error`], if a description is
+    /// invalid or has categories that are not dense; candle's own error if a variable cannot be created.
     pub fn new(columns: &FeatureColumns, vb: VarBuilder<'_>) -> candle_core::Result<InputLayer> {
         columns.check_dense().map_err(candle_core::Error::wrap)?;
         let place = Place { device: vb.device().clone(), dtype: vb.dtype() };
@@ -93,7 +93,7 @@ impl InputLayer {
     /// (examples, [`width`](InputLayer::width)).
     ///
     /// # Errors
-    /// [`Error::Feature`](crate::Error::Feature) if the data are not what a column wants,
+    /// [`Error::Feature`](crate::Error::Feature) if the data do not fit a column,
     /// [`Error::Candle`](crate::Error::Candle) if candle fails.
     pub fn forward(&self, features: &Features) -> Result<Tensor> {
         let parts: Result<Vec<Tensor>> =
@@ -103,11 +103,11 @@ impl InputLayer {
 }
 
 impl LinearModel {
-    /// Builds a linear model of columns with `outputs` outputs; weights and bias start at 0.
+    /// Builds a linear model of columns with `outputs` outputs. Weights and bias start at 0.
     ///
     /// # Errors
-    /// [`Error::FeatureColumn`](crate::Error::FeatureColumn) if a description is wrong; candle's if a
-    /// variable cannot be made.
+    /// [`Error::FeatureColumn`](crate::Error::FeatureColumn), wrapped in [`candle_core::Error`], if a description is
+    /// invalid; candle's own error if a variable cannot be created.
     pub fn new(columns: &FeatureColumns, outputs: usize, vb: VarBuilder<'_>) -> candle_core::Result<LinearModel> {
         columns.check().map_err(candle_core::Error::wrap)?;
         let place = Place { device: vb.device().clone(), dtype: vb.dtype() };
@@ -134,7 +134,7 @@ impl LinearModel {
     /// (examples, outputs).
     ///
     /// # Errors
-    /// [`Error::Feature`](crate::Error::Feature) if the data are not what a column wants,
+    /// [`Error::Feature`](crate::Error::Feature) if the data do not fit a column,
     /// [`Error::Candle`](crate::Error::Candle) if candle fails.
     pub fn forward(&self, features: &Features) -> Result<Tensor> {
         let mut sum = self.bias.unsqueeze(0)?.broadcast_as((features.examples(), self.bias.elem_count()))?;
@@ -201,7 +201,7 @@ impl Dense {
     }
 }
 
-/// Rows of a table, those of each example combined to one.
+/// Looks up rows of a table and combines those of each example.
 fn looked_up(table: &Tensor, ids: &Ids, combiner: Combiner, place: &Place) -> Result<Tensor> {
     let Ids { examples, width, ids } = ids;
     let rows: Vec<u32> = ids.iter().map(|id| id.unwrap_or(0)).collect();

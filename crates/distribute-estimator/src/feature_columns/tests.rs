@@ -1,4 +1,4 @@
-//! Columns by hand.
+//! Columns computed by hand.
 
 use candle_nn::VarBuilder;
 use distribute_candle::{CandleStrategy, Model};
