@@ -1,4 +1,4 @@
-//! Callbacks: code that runs at fixed points of a training.
+//! Callbacks: code that runs at fixed points of training.
 //!
 //! Callbacks run on every worker. At the end of an epoch they get the same values everywhere, those of all replicas
 //! together, so all workers come to the same decision. Callbacks that write files do so on the chief only.
@@ -28,7 +28,7 @@ pub use stopping::{EarlyStopping, TerminateOnNan};
 #[cfg(feature = "tensorboard")]
 pub use tensor_board::TensorBoard;
 
-/// The state of a training as callbacks see it, with the parts that they may change.
+/// The state of training as callbacks see it, with the parts that they may change.
 pub struct Training<'a> {
     /// The current or just finished epoch, from 1; 0 before the first.
     pub epoch: u32,
@@ -49,12 +49,13 @@ pub struct Training<'a> {
     pub run: &'a mut dyn Run,
 }
 
-/// A training that callbacks can save and restore. Every worker calls these methods, after the same step.
+/// A training run that callbacks can save and restore. Every worker calls these methods, after the same step.
 pub trait Run {
     /// Returns the model.
     fn model(&self) -> &dyn Checkpointed;
 
-    /// Claims a folder of checkpoints for this training's run; all folders of a training belong to one run.
+    /// Claims a folder of checkpoints for this run; all folders of a training run belong to one
+    /// [`RunId`](crate::checkpoint::RunId).
     ///
     /// # Errors
     /// The errors of [`CheckpointManager::claim`].
@@ -116,7 +117,7 @@ impl Training<'_> {
     }
 }
 
-/// Code that runs at fixed points of a training.
+/// Code that runs at fixed points of training.
 ///
 /// # Examples
 /// ```
@@ -181,7 +182,7 @@ pub trait Callback: Send {
         Ok(false)
     }
 
-    /// Called after the last epoch of a training that was not interrupted.
+    /// Called after the last epoch if training was not interrupted.
     ///
     /// # Errors
     /// The training returns an error in place of its history.

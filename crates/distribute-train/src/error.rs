@@ -17,10 +17,10 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// There is nothing to train on.
+    /// There are no examples.
     #[error("the dataset to {what} has no elements; give at least one")]
     NoExamples {
-        /// What was to be done.
+        /// The operation, such as training.
         what: &'static str,
     },
     /// `DISTRIBUTE_PROGRESS` does not name a form.

@@ -1,4 +1,4 @@
-//! The values of a training, epoch by epoch.
+//! The values of a training run, epoch by epoch.
 
 use std::fmt;
 

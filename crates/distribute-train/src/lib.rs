@@ -1,6 +1,6 @@
 //! Training loops: progress, metrics, checkpoints and event files.
 //!
-//! [`callbacks`] save, stop, log and change the learning rate during a training; [`history`] holds its values by epoch.
+//! [`callbacks`] save, stop, log and change the learning rate during training; [`history`] holds its values by epoch.
 //!
 //! [`checkpoint`] saves the state from which a run resumes, in safetensors files that a crash at any moment leaves
 //! whole.

@@ -91,8 +91,8 @@ impl Grace {
         if !signalled {
             return false;
         }
-        // The other workers learn of it a step later, the signal may have come a step ago, and everything is saved once
-        // more.
+        // The other workers learn of it a step later, the signal may have arrived a step ago, and everything is saved
+        // once more.
         let margin = self.longest * 4 + period / 20;
         let ends = *self.ends.get_or_insert(now + period);
         now + margin >= ends

@@ -1,7 +1,7 @@
-//! The training loop, for the trainer of any tensor library.
+//! The training loop for the trainers of all tensor libraries.
 //!
-//! A library's adapter implements [`Trainee`]: it runs forward and backward on batches. Epochs, callbacks, checkpoints, progress,
-//! preemption and what workers agree on are here: [`fit`], [`evaluate`].
+//! A library's adapter implements [`Trainee`], which runs forward and backward on batches. Epochs, callbacks,
+//! checkpoints, progress, preemption and the agreement of workers are implemented here, in [`fit`] and [`evaluate`].
 
 use distribute_collectives::ReduceOp;
 use distribute_strategy::{DistributedDataset, Strategy};
@@ -17,12 +17,12 @@ mod options;
 pub use fit::fit;
 pub use options::{BATCH_SIZE, Fit};
 
-/// A model with an optimizer, a loss and metrics, as a training loop drives it.
+/// A model with an optimizer, a loss and metrics that a training loop can drive.
 pub trait Trainee: Sync {
     /// The examples of one replica in one step.
     type Examples: Clone + Send + 'static;
 
-    /// The error of the library's adapter.
+    /// The error type of the library's adapter.
     type Error: From<crate::Error> + From<distribute_input::Error> + From<distribute_strategy::Error>;
 
     /// Returns the strategy under which the model was built.
@@ -37,7 +37,7 @@ pub trait Trainee: Sync {
     /// Returns the learning rate of the next step.
     fn learning_rate(&self) -> f64;
 
-    /// Sets the learning rate of the next step, alike on every worker.
+    /// Sets the learning rate of the next step; every worker must set the same value.
     fn set_learning_rate(&self, learning_rate: f64);
 
     /// Returns the number of elements of all trainable variables, for the title of the progress.
@@ -46,11 +46,11 @@ pub trait Trainee: Sync {
     /// Returns the metrics, whose sums follow those of the loss.
     fn metrics(&self) -> &Metrics;
 
-    /// Makes a step on each of the batches, one after another. `class_weights` multiply the losses of examples, by their class;
-    /// empty for none. Returns each local replica's [`sums`] over them.
+    /// Makes a step on each of the batches, one after another. `class_weights` has the factors of the losses of
+    /// examples, by class; it is empty if there are none. Returns each local replica's [`sums`] over the batches.
     ///
     /// # Errors
-    /// The library's, and those of collectives.
+    /// The library's error if the model fails, and the collective's if a replica is missing or fails.
     fn train_on(
         &self,
         batches: Vec<PerReplica<Self::Examples>>,
@@ -61,29 +61,29 @@ pub trait Trainee: Sync {
     /// Computes the loss and the metrics of a batch, without a step. Returns each local replica's [`sums`].
     ///
     /// # Errors
-    /// The library's, and those of collectives.
+    /// The library's error if the model fails, and the collective's if a replica is missing or fails.
     fn evaluate_on(&self, batch: PerReplica<Self::Examples>) -> Result<PerReplica<Vec<f64>>, Self::Error>;
 }
 
-/// How tensors in memory become batches; a dataset is batched already.
+/// The way in which tensors in memory are divided into batches; datasets are batched already.
 #[derive(Clone, Copy, Debug)]
 pub struct Batching {
-    /// The global batch: examples of a step, over all replicas.
+    /// The global batch: examples per step, over all replicas.
     pub batch_size: usize,
-    /// Whether each pass has an order of its own.
+    /// Whether each pass is shuffled in a different order.
     pub shuffle: bool,
 }
 
-/// What can be trained on: batched datasets, and tensors in memory whose rows are examples.
+/// Training data: batched datasets, and tensors in memory whose rows are examples.
 pub trait TrainingData<B, E> {
-    /// Distributes the data over the replicas. Returns their batches, and the number of examples in a global batch.
+    /// Distributes the data over the replicas. Returns their batches and the size of the global batch.
     ///
     /// # Errors
-    /// Those of the data.
+    /// The library's error if the data cannot be read or distributed.
     fn distribute(&self, strategy: &Strategy, batching: Batching) -> Result<(DistributedDataset<B>, usize), E>;
 }
 
-/// The number of sums that are not of metrics: of losses, and of examples.
+/// The number of sums that precede those of metrics: of losses, and of examples.
 pub const LOSS_SUMS: usize = 2;
 
 /// Returns zeros for one replica's sums: of losses, of examples, and of the metrics.
@@ -94,7 +94,7 @@ pub fn sums(metrics: &Metrics) -> Vec<f64> {
 /// Adds the sums of all replicas of all processes, in one operation.
 ///
 /// # Errors
-/// Those of collectives.
+/// [`Error::Strategy`](crate::Error::Strategy) if a replica is missing or fails.
 pub fn sums_of_all(strategy: &Strategy, replicas: &[Vec<f64>]) -> Result<Vec<f64>> {
     let tensors: Result<Vec<HostTensor>, _> =
         replicas.iter().map(|sums| HostTensor::new(&[sums.len()], sums.clone())).collect();
@@ -102,7 +102,7 @@ pub fn sums_of_all(strategy: &Strategy, replicas: &[Vec<f64>]) -> Result<Vec<f64
     Ok(whole.to_elements::<f64>()?)
 }
 
-/// Computes the mean loss and the metrics from the [`sums`] of all replicas, by their names.
+/// Computes the mean loss and the metrics from the [`sums`] of all replicas, and returns them with their names.
 pub fn results(metrics: &Metrics, sums: &[f64]) -> Vec<(String, f64)> {
     let loss = if sums[1] == 0.0 { 0.0 } else { sums[0] / sums[1] };
     [("loss".to_owned(), loss)].into_iter().chain(metrics.results(&sums[LOSS_SUMS..])).collect()
@@ -111,7 +111,8 @@ pub fn results(metrics: &Metrics, sums: &[f64]) -> Vec<(String, f64)> {
 /// Evaluates a model on data. Returns the loss and the metrics, in that order.
 ///
 /// # Errors
-/// Those of the data, the trainer and collectives.
+/// The library's error if the model fails or the data cannot be read, and the strategy's if a replica is missing or
+/// fails.
 pub fn evaluate<T: Trainee>(
     trainer: &T,
     data: &dyn TrainingData<T::Examples, T::Error>,

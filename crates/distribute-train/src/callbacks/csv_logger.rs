@@ -8,7 +8,7 @@ use super::{Callback, Training};
 use crate::checkpoint::bounded;
 use crate::{Error, Result};
 
-/// Appends a row for each epoch to a CSV file, after a header with the names. When a training resumes, rows of epochs
+/// Appends a row for each epoch to a CSV file, after a header with the names. When training resumes, rows of epochs
 /// that it repeats are removed.
 ///
 /// # Source
@@ -19,7 +19,7 @@ pub struct CsvLogger {
 }
 
 impl CsvLogger {
-    /// Logs to this file; rows of other trainings in it are kept.
+    /// Logs to this file; rows of other training runs in it are kept.
     pub fn new(path: impl Into<PathBuf>) -> CsvLogger {
         CsvLogger { path: path.into() }
     }

@@ -15,12 +15,12 @@ type Schedule = Box<dyn FnMut(u64, f64) -> f64 + Send>;
 /// # Examples
 /// ```
 /// use distribute_train::callbacks::LearningRateSchedule;
-/// // Five epochs of warm-up to 0.4, then a tenth every 30.
+/// // Five epochs of warm-up to 0.4, then divided by ten every 30 epochs.
 /// let by_epoch = LearningRateSchedule::new(|epoch, _| match epoch {
 ///     ..=5 => 0.4 * f64::from(epoch) / 5.0,
 ///     _ => 0.4 * 0.1f64.powi((epoch as i32 - 1) / 30),
 /// });
-/// // A thousand steps of warm-up to 1e-3, then half a cosine down to nothing at step 20,000.
+/// // A thousand steps of warm-up to 1e-3, then cosine decay to 0 at step 20,000.
 /// let by_step = LearningRateSchedule::by_step(|step| {
 ///     let done = (step as f64 - 1e3) / (20e3 - 1e3);
 ///     let cosine = (1.0 + (std::f64::consts::PI * done.min(1.0)).cos()) / 2.0;

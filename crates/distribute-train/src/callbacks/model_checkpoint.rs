@@ -9,11 +9,11 @@ use super::{Callback, Occasion, Training};
 use crate::Result;
 use crate::checkpoint::CheckpointManager;
 
-/// Saves the model, its optimizer and everything else that is needed to resume a training, periodically or when it is
+/// Saves the model, its optimizer and everything else that is needed to resume training, periodically or when it is
 /// best.
 ///
 /// It does not restore; [`BackupAndRestore`] does, from the same folder or another, and the checkpoints that this
-/// callback then saves belong to the restored run. A training that starts anew in a folder with another run's
+/// callback then saves belong to the restored run. A training run that starts anew in a folder with another run's
 /// checkpoints ends before its first step with [`Error::OtherRun`](crate::Error::OtherRun), unless
 /// [`set_aside_other_runs`](ModelCheckpoint::set_aside_other_runs) is set.
 ///

@@ -1,4 +1,4 @@
-//! An endpoint from which Prometheus fetches a training's metrics.
+//! An endpoint from which Prometheus reads the metrics of a training run.
 
 use std::convert::Infallible;
 use std::io;
@@ -23,7 +23,7 @@ use crate::{Error, Result};
 
 type Number = Gauge<f64, AtomicU64>;
 
-/// Serves a training's metrics on the chief, at `/metrics`, until it is dropped:
+/// Serves the metrics of a training run on the chief, at `/metrics`, until it is dropped:
 ///
 /// ```text
 /// distribute_training_epoch 3

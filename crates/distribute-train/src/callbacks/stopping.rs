@@ -1,4 +1,4 @@
-//! Callbacks that end a training.
+//! Callbacks that end training.
 
 use serde_json::Value;
 

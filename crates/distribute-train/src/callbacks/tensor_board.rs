@@ -1,4 +1,4 @@
-//! Event files of a training.
+//! Event files of a training run.
 
 use std::path::PathBuf;
 use std::time::Instant;

@@ -3,7 +3,7 @@ use distribute_values::{Assignment, DistributedVariable, Host, HostTensor, Tenso
 use super::*;
 use crate::BoxError;
 
-/// A training of one variable that callbacks save and restore.
+/// A training run of one variable that callbacks save and restore.
 struct Toy {
     strategy: Strategy,
     weight: Weight,

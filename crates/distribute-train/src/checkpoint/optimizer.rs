@@ -1,4 +1,4 @@
-//! Optimizers in checkpoints.
+//! Checkpoints of optimizers.
 
 use std::collections::HashMap;
 
@@ -9,7 +9,8 @@ use distribute_types::Classified;
 use super::{Checkpointed, OPTIMIZER, Snapshot};
 use crate::BoxError;
 
-/// The slots, whole also where replicas keep parts of them, and the count of steps, the learning rate and the loss scale.
+/// Saves the slots, as whole tensors even if replicas keep parts of them, the count of steps, the learning rate and the
+/// loss scale.
 impl<L: TensorLibrary> Checkpointed for Optimizer<L> {
     fn save(&self, strategy: &Strategy, snapshot: &mut Snapshot) -> Result<(), BoxError> {
         for (name, slot) in self.whole_slots(&strategy.groups()).map_err(Classified::new)? {

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::{Deserialize, Serialize};
 
-/// The identity of a run: one training, from its first step to its last, over all restarts.
+/// The identity of a training run, from its first step to its last, over all restarts.
 ///
 /// A folder of checkpoints belongs to one run. The chief draws the id when a run starts; every worker of the run has
 /// the same one, and restoring a checkpoint continues the run that saved it.

@@ -1,4 +1,4 @@
-//! Following the checkpoints of another process, for evaluation beside a training.
+//! Watching for the checkpoints of another process, to evaluate them while training continues.
 
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -62,9 +62,9 @@ impl CheckpointWatch {
     /// its checkpoints follow, even those of earlier steps.
     ///
     /// # Errors
-    /// [`Error::NoNewCheckpoint`] if none has come within the limit; [`Error::SeveralRuns`] and [`Error::Format`] if
-    /// the folder holds checkpoints of several runs or of another version; [`Error::File`] or [`Error::DiskHangs`] if
-    /// the folder cannot be read.
+    /// [`Error::NoNewCheckpoint`] if none has appeared within the limit; [`Error::SeveralRuns`] and [`Error::Format`]
+    /// if the folder holds checkpoints of several runs or of another version; [`Error::File`] or [`Error::DiskHangs`]
+    /// if the folder cannot be read.
     pub fn look(&mut self) -> Result<Option<FoundCheckpoint>> {
         let (root, what) = (self.root.clone(), format!("listing {}", self.root.display()));
         let list = move |disk: &Disk| folder::list(disk, &root);
@@ -114,8 +114,8 @@ impl CheckpointWatch {
     }
 }
 
-/// Evaluates each new checkpoint of a training that runs elsewhere, in a separate process that only reads a folder and
-/// joins no group.
+/// Evaluates each new checkpoint of a training run elsewhere, in a separate process that only reads a folder and joins
+/// no group.
 ///
 /// # Examples
 /// ```
@@ -166,8 +166,8 @@ impl SidecarEvaluator {
         SidecarEvaluator { watch: self.watch.limits(first, next), ..self }
     }
 
-    /// Calls `evaluate` with each new checkpoint, or, if several have come meanwhile, with the newest. A checkpoint
-    /// that is removed while it is read is skipped.
+    /// Calls `evaluate` with each new checkpoint, or, if there are several, with the newest. A checkpoint that is
+    /// removed while it is read is skipped.
     ///
     /// # Errors
     /// [`Error::NoNewCheckpoint`] if none comes within the limit, the errors of [`CheckpointWatch::look`] and of
@@ -200,7 +200,7 @@ impl SidecarEvaluator {
     }
 }
 
-/// Warns unless the checkpoint has been removed, since trainings keep only a number of checkpoints.
+/// Warns unless the checkpoint has been removed, since a training run keeps a limited number of checkpoints.
 fn warn_if_there(path: &Path, error: &Error) {
     if path.exists() {
         tracing::warn!("{error}; waiting for the next checkpoint");

@@ -32,7 +32,6 @@ impl Form {
     /// plain lines into JSON lines).
     ///
     /// # Errors
-    ///
     /// [`Error::UnknownForm`], [`Error::MissingAddress`] or [`Error::BadAddress`] if a variable is invalid; they name
     /// the variable and its valid values.
     pub fn from_env() -> Result<Self, Error> {

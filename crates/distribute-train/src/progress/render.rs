@@ -9,16 +9,14 @@ pub trait Renderer: Send {
     /// Shows one event; the renderer decides how much of it, and how often.
     ///
     /// # Errors
-    ///
-    /// If the destination cannot be written.
+    /// The destination's I/O error if it cannot be written.
     fn render(&mut self, event: &Event) -> io::Result<()>;
 
     /// Clears the destination for other output, runs `print`, and restores what was there. `print` must end its last
     /// line.
     ///
     /// # Errors
-    ///
-    /// If the destination cannot be written; `print` has run nevertheless.
+    /// The destination's I/O error if it cannot be written; `print` has run nevertheless.
     fn suspend(&mut self, print: &mut dyn FnMut()) -> io::Result<()> {
         print();
         Ok(())
@@ -27,8 +25,7 @@ pub trait Renderer: Send {
     /// Leaves the destination at the start of a line; called once, after the last event.
     ///
     /// # Errors
-    ///
-    /// If the destination cannot be written.
+    /// The destination's I/O error if it cannot be written.
     fn close(&mut self) -> io::Result<()> {
         Ok(())
     }

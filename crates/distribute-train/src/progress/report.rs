@@ -78,7 +78,6 @@ impl Progress {
     /// Creates progress in the given form.
     ///
     /// # Errors
-    ///
     /// [`Error::Thread`] if the writer thread cannot be started.
     pub fn new(options: Options, form: Form) -> Result<Self, Error> {
         Self::with_outputs(options, form.resolved(), Outputs::standard())
@@ -87,7 +86,6 @@ impl Progress {
     /// Creates progress in the form that the environment selects, see [`Form::from_env`].
     ///
     /// # Errors
-    ///
     /// The errors of [`Form::from_env`] on every task, and [`Error::Thread`] if the writer thread cannot be started.
     pub fn from_env(options: Options) -> Result<Self, Error> {
         Self::new(options, Form::from_env()?)

@@ -1,4 +1,4 @@
-//! Epochs of training, whatever the tensor library.
+//! Epochs of training, for all tensor libraries.
 
 use distribute_input::InputPosition;
 use distribute_strategy::{DistributedDataset, DistributedIterator, Request};
@@ -14,58 +14,59 @@ use crate::preemption::PreemptionHandler;
 use crate::progress::{self, Progress};
 use crate::{Error, Result};
 
-/// Where a training stands, besides its model and optimizer.
+/// The state of training apart from its model and optimizer.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Standing {
     epochs_done: u32,
-    /// Of the epoch under way.
+    /// Steps of the current epoch.
     steps: u64,
-    /// The pass over the data, from 0, and the place in it if it has begun.
+    /// The pass over the data, from 0, and the position in it if it has started.
     pass: u64,
     position: Option<InputPosition>,
-    /// Of the epoch under way, over all replicas.
+    /// Sums of the current epoch over all replicas.
     #[serde(deserialize_with = "numbers")]
     sums: Vec<f64>,
     history: History,
     callbacks: Vec<Value>,
-    /// Why the training came to an end before the last epoch.
+    /// The reason why training ended before the last epoch.
     ended: Option<String>,
 }
 
-/// Takes the null that JSON has for NaN and for infinities as NaN.
+/// Reads null, which JSON has for NaN and infinities, as NaN.
 fn numbers<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Vec<f64>, D::Error> {
     let numbers: Vec<Option<f64>> = Deserialize::deserialize(deserializer)?;
     Ok(numbers.into_iter().map(|number| number.unwrap_or(f64::NAN)).collect())
 }
 
-/// A training under way.
+/// A training run in progress.
 struct Session<'a, T: Trainee> {
     trainer: &'a T,
     data: DistributedDataset<T::Examples>,
     batch_size: usize,
     class_weights: Vec<f32>,
-    /// The pass under way.
+    /// The current pass.
     batches: Option<DistributedIterator<T::Examples>>,
     standing: Standing,
     epoch: u32,
-    /// Of all epochs.
+    /// Steps of all epochs.
     steps: u64,
     examples: u64,
-    /// Of each local replica, for the epoch under way.
+    /// Sums of the current epoch, by local replica.
     sums: Vec<Vec<f64>>,
-    /// Why the training is to end, if this process wants it to.
+    /// The reason why training is to end, if this process requests it.
     stop: Option<String>,
-    /// The run to which all checkpoints of this training belong, once it is known.
+    /// The run to which all checkpoints of this training run belong, once it is known.
     run: Option<RunId>,
 }
 
 /// Trains, and returns the losses and metrics of each epoch, including those of an earlier run that this one resumes.
 ///
-/// Every worker calls it. An error on one of them reaches the others in their next step, if the caller reports it with
-/// [`Strategy::report_failure_as`](distribute_strategy::Strategy::report_failure_as).
+/// Every worker must call this. An error on one of them reaches the others in their next step, if the caller reports it
+/// with [`Strategy::tell_failure_as`](distribute_strategy::Strategy::tell_failure_as).
 ///
 /// # Errors
-/// [`Error::NoExamples`] if the data have no elements; those of the data, the trainer, callbacks, checkpoints and collectives.
+/// [`Error::NoExamples`] if the data have no elements; the errors of the data, the trainer, callbacks and checkpoints;
+/// and the collective's error if a replica is missing or fails.
 pub fn fit<T: Trainee>(
     trainer: &T,
     data: &dyn TrainingData<T::Examples, T::Error>,
@@ -95,7 +96,7 @@ pub fn fit<T: Trainee>(
         stop: None,
         run: None,
     };
-    // Requests made of a training before this one are void.
+    // Requests made to an earlier training run are void.
     strategy.cancel_request(Request::End);
     strategy.take_request(Request::End);
     session.tell(callbacks, &[], |callback, training| callback.train_begin(training))?;
@@ -169,12 +170,12 @@ fn show<T: Trainee>(trainer: &T, title: &str, epochs: u32, steps_per_epoch: Opti
     Progress::from_env(options)
 }
 
-/// Zeros for the sums of each local replica.
+/// Returns zeros for the sums of each local replica.
 fn zeros<T: Trainee>(trainer: &T) -> Vec<Vec<f64>> {
     vec![sums(trainer.metrics()); trainer.strategy().num_local_replicas()]
 }
 
-/// Adds the sums of a step to those before it.
+/// Adds the sums of a step to the accumulated ones.
 pub(super) fn add(sums: &mut [Vec<f64>], of_step: PerReplica<Vec<f64>>) {
     for (sums, more) in sums.iter_mut().zip(of_step.into_values()) {
         sums.iter_mut().zip(more).for_each(|(sum, more)| *sum += more);
@@ -182,7 +183,7 @@ pub(super) fn add(sums: &mut [Vec<f64>], of_step: PerReplica<Vec<f64>>) {
 }
 
 impl<T: Trainee> Session<'_, T> {
-    /// Gives callbacks what a checkpoint kept of them.
+    /// Restores the callbacks' state from a checkpoint.
     fn give_states(&mut self, callbacks: &mut [Box<dyn Callback>]) {
         let states = std::mem::take(&mut self.standing.callbacks);
         if !states.is_empty() && states.len() != callbacks.len() {
@@ -199,16 +200,16 @@ impl<T: Trainee> Session<'_, T> {
         self.epoch = epoch;
         self.sums = zeros(self.trainer);
         if self.trainer.strategy().is_chief() {
-            // What was seen before it was stopped counts once.
+            // The sums saved before a restart are counted on one replica only.
             self.sums[0].iter_mut().zip(&self.standing.sums).for_each(|(sum, before)| *sum += before);
         }
         self.standing.sums.clear();
     }
 
-    /// Runs the next steps of the epoch; whether there were any.
+    /// Runs the next steps of the epoch. Returns whether there were any.
     fn execute(&mut self, steps_per_epoch: Option<u64>, at_once: usize) -> Result<bool, T::Error> {
         let mut batches = Vec::new();
-        // Whether the pass has begun in this call, and has given nothing yet.
+        // Whether this call has started the pass, and no batch has been read from it yet.
         let mut is_new = false;
         while batches.len() < at_once
             && steps_per_epoch.is_none_or(|steps| self.standing.steps + (batches.len() as u64) < steps)
@@ -219,7 +220,7 @@ impl<T: Trainee> Session<'_, T> {
                     is_new = self.standing.position.is_none();
                     let pass = match self.standing.position.take() {
                         Some(position) => self.data.iter_from(&position)?,
-                        // By its number, so that a training that goes on sees the data that it would have seen.
+                        // The pass is chosen by its number, so that a resumed run reads the same data.
                         None => self.data.iter_epoch(self.standing.pass),
                     };
                     none.insert(pass)
@@ -230,7 +231,7 @@ impl<T: Trainee> Session<'_, T> {
                     batches.push(batch?);
                     is_new = false;
                 }
-                // The pass ends with the epoch, once there is nothing left to run: until then it may have to be saved.
+                // The pass ends with the epoch, after the last steps have run; it may have to be saved before that.
                 None if steps_per_epoch.is_none() && !batches.is_empty() => break,
                 None => {
                     self.batches = None;
@@ -253,18 +254,18 @@ impl<T: Trainee> Session<'_, T> {
         Ok(count > 0)
     }
 
-    /// Ends the training after this epoch, since some worker wants that.
+    /// Ends training after this epoch, because a worker requests it.
     fn end(&mut self) {
         self.stop.get_or_insert_with(|| "another worker asked for it".to_owned());
     }
 
-    /// The mean of this process's replicas.
+    /// Returns the mean loss of this process's replicas.
     fn loss_so_far(&self) -> f64 {
         let sums = self.sums.iter().fold((0.0, 0.0), |(loss, count), sums| (loss + sums[0], count + sums[1]));
         sums.0 / f64::max(sums.1, 1.0)
     }
 
-    /// The values of the epoch, of all replicas.
+    /// Returns the values of the epoch over all replicas.
     fn end_epoch(&mut self) -> Result<Vec<(String, f64)>> {
         let whole = sums_of_all(self.trainer.strategy(), &self.sums)?;
         self.standing.steps = 0;
@@ -272,8 +273,8 @@ impl<T: Trainee> Session<'_, T> {
         Ok(results(self.trainer.metrics(), &whole))
     }
 
-    /// Makes what callbacks decided by the end of an epoch the same everywhere: any worker ends the training, the chief sets the
-    /// learning rate.
+    /// Makes the decisions of callbacks at the end of an epoch the same everywhere: any worker can end training, and
+    /// the chief sets the learning rate.
     fn agree(&mut self) -> Result<()> {
         let (trainer, strategy) = (self.trainer, self.trainer.strategy());
         if strategy.topology().workers() == 1 {
@@ -313,7 +314,7 @@ impl<T: Trainee> Session<'_, T> {
                 run: self,
             };
             hook(callback.as_mut(), &mut training)?;
-            // A checkpoint that a callback has restored has set it too.
+            // A callback may have restored a checkpoint, which has set the learning rate too.
             if learning_rate.to_bits() != before.to_bits() {
                 trainer.set_learning_rate(learning_rate);
             }
@@ -322,7 +323,7 @@ impl<T: Trainee> Session<'_, T> {
         Ok(())
     }
 
-    /// Has callbacks save that do; whether one has.
+    /// Calls the callbacks that save. Returns whether one has saved.
     fn save(
         &mut self,
         callbacks: &mut [Box<dyn Callback>],
@@ -338,7 +339,7 @@ impl<T: Trainee> Session<'_, T> {
         Ok(saved)
     }
 
-    /// Saves when a worker has been told to stop, and leaves when it has to.
+    /// Saves if a worker was told to stop, and returns an error if it has to leave.
     fn heed(
         &mut self,
         preemption: &PreemptionHandler,
@@ -385,7 +386,7 @@ impl<T: Trainee> Run for Session<'_, T> {
         };
         let (strategy, model, optimizer) = (self.trainer.strategy(), self.trainer.model(), self.trainer.optimizer());
         let outcome = checkpoints.save(strategy, self.steps, &[model, optimizer], &self.standing);
-        // They are for those who restore them: here the pass and the sums themselves go on.
+        // Both are only for restoring; this run continues with its own pass and sums.
         (self.standing.position, self.standing.sums) = (None, Vec::new());
         outcome
     }

@@ -1,16 +1,16 @@
-//! What a training does, and for how long.
+//! The settings of a training run.
 
 use super::TrainingData;
 use crate::callbacks::Callback;
 use crate::preemption::TerminationConfig;
 
-/// How long to train, on what, and what happens meanwhile.
+/// The settings of a training run: its length, validation data and callbacks.
 ///
 /// # Examples
 /// ```
 /// use distribute_train::callbacks::{BackupAndRestore, EarlyStopping, TensorBoard};
 /// use distribute_train::trainer::Fit;
-/// // The adapter of a library names the types: `distribute_candle::Fit`.
+/// // The adapter of a library has an alias with its types: `distribute_candle::Fit`.
 /// let fit: Fit<(), distribute_train::Error> = Fit::epochs(20)
 ///     .callback(EarlyStopping::new("loss").patience(2))
 ///     .callback(TensorBoard::new("runs/1"))
@@ -29,7 +29,7 @@ pub struct Fit<B, E> {
     pub(super) title: Option<String>,
 }
 
-/// Examples of a step, where tensors are given in place of a dataset.
+/// The default global batch for tensors that are given instead of a dataset.
 pub const BATCH_SIZE: usize = 32;
 
 impl<B, E> Fit<B, E> {
@@ -49,31 +49,33 @@ impl<B, E> Fit<B, E> {
         }
     }
 
-    /// Makes an epoch `steps` steps long, wherever that ends in a pass over the data: for datasets without an end, or very long
-    /// ones. Passes follow one another.
+    /// Sets the number of steps per epoch, independent of passes over the data, for infinite or very large datasets.
+    /// Passes follow one another.
     pub fn steps_per_epoch(mut self, steps: u64) -> Fit<B, E> {
         self.steps_per_epoch = Some(steps.max(1));
         self
     }
 
-    /// Runs `steps` steps between two looks at callbacks and progress: for models whose steps are very short. Default: 1.
+    /// Runs this many steps between calls of callbacks and progress, for models whose steps are very short. Default: 1.
     pub fn steps_per_execution(mut self, steps: usize) -> Fit<B, E> {
         self.steps_per_execution = steps.max(1);
         self
     }
 
-    /// The global batch, where tensors are given in place of a dataset. Default: 32.
+    /// Sets the global batch for tensors that are given instead of a dataset. Default: 32.
     pub fn batch_size(mut self, examples: usize) -> Fit<B, E> {
         self.batch_size = examples;
         self
     }
 
-    /// How much the loss of an example of each class counts, in training. Classes beyond the last weight count 1.
+    /// Sets weights that multiply the losses of examples in training, by their class. Classes without a weight have
+    /// weight 1.
     ///
     /// # Examples
     /// ```
     /// use distribute_train::trainer::Fit;
-    /// let fit: Fit<(), distribute_train::Error> = Fit::epochs(5).class_weights([0.5, 5.0]);      // the second class is rare
+/// // The second class is rare.
+/// let fit: Fit<(), distribute_train::Error> = Fit::epochs(5).class_weights([0.5, 5.0]);
     /// ```
     ///
     /// # Source
@@ -83,26 +85,26 @@ impl<B, E> Fit<B, E> {
         self
     }
 
-    /// Evaluates this after each epoch, under names that begin with `val_`.
+    /// Evaluates these data after each epoch; the values' names begin with `val_`.
     pub fn validation(mut self, data: &(impl TrainingData<B, E> + Clone + 'static)) -> Fit<B, E> {
         self.validation = Some(Box::new(data.clone()));
         self
     }
 
-    /// At most so many batches of the validation. Default: all.
+    /// Limits validation to this many batches. Default: all.
     pub fn validation_steps(mut self, steps: usize) -> Fit<B, E> {
         self.validation_steps = Some(steps);
         self
     }
 
-    /// One more callback; they are called in the order in which they were given.
+    /// Adds a callback; callbacks are called in the order in which they were added.
     pub fn callback(mut self, callback: impl Callback + 'static) -> Fit<B, E> {
         self.callbacks.push(Box::new(callback));
         self
     }
 
-    /// When a worker is told to stop, all stop after the same step, after callbacks that keep checkpoints have saved.
-    /// [`fit`](super::fit) then returns [`Preempted`](crate::Error::Preempted).
+    /// Makes all workers stop after the same step when one of them is told to stop, after callbacks have saved
+    /// checkpoints. [`fit`](super::fit) then returns [`Preempted`](crate::Error::Preempted).
     pub fn stop_on(mut self, config: TerminationConfig) -> Fit<B, E> {
         self.termination = Some(config);
         self
