@@ -74,8 +74,8 @@ impl<B, E> Fit<B, E> {
     /// # Examples
     /// ```
     /// use distribute_train::trainer::Fit;
-/// // The second class is rare.
-/// let fit: Fit<(), distribute_train::Error> = Fit::epochs(5).class_weights([0.5, 5.0]);
+    /// // The second class is rare.
+    /// let fit: Fit<(), distribute_train::Error> = Fit::epochs(5).class_weights([0.5, 5.0]);
     /// ```
     ///
     /// # Source
