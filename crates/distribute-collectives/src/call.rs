@@ -30,15 +30,15 @@ pub enum Kind {
     Gather = 7,
     /// Rank r ends with the r-th part of the root's values.
     Scatter = 8,
-    /// [`AllGather`](Kind::AllGather) of parts that differ in length.
+    /// [`AllGather`](Kind::AllGather) with parts of different lengths.
     AllGatherV = 9,
-    /// [`ReduceScatter`](Kind::ReduceScatter) into parts that differ in length.
+    /// [`ReduceScatter`](Kind::ReduceScatter) with parts of different lengths.
     ReduceScatterV = 10,
-    /// [`AllToAll`](Kind::AllToAll) of parts that differ in length.
+    /// [`AllToAll`](Kind::AllToAll) with parts of different lengths.
     AllToAllV = 11,
-    /// [`Gather`](Kind::Gather) of parts that differ in length.
+    /// [`Gather`](Kind::Gather) with parts of different lengths.
     GatherV = 12,
-    /// [`Scatter`](Kind::Scatter) of parts that differ in length.
+    /// [`Scatter`](Kind::Scatter) with parts of different lengths.
     ScatterV = 13,
     /// One rank sends to another.
     Send = 14,
@@ -64,7 +64,7 @@ impl Kind {
         Kind::Send,
     ];
 
-    /// Returns the name in snake case, which is that of the method.
+    /// Returns the name in snake case, which is the method's name.
     pub const fn name(self) -> &'static str {
         match self {
             Kind::AllReduce => "all_reduce",
@@ -90,12 +90,12 @@ impl Kind {
     }
 }
 
-/// The reduction of a call, as far as ranks can compare it.
+/// The reduction of a call, as ranks compare it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reducing {
     /// A built-in operator.
     BuiltIn(ReduceOp),
-    /// A [`Reduction`](crate::Reduction) of the caller's own.
+    /// A custom [`Reduction`](crate::Reduction).
     User,
 }
 
@@ -127,10 +127,10 @@ impl fmt::Display for Reducing {
     }
 }
 
-/// The code of the caller's own reductions, after those of [`ReduceOp`].
+/// The code of custom reductions, which follows those of [`ReduceOp`].
 const USER_CODE: u8 = 8;
 
-/// The fingerprint of a call: what every rank must agree on before a collective moves a byte.
+/// The fingerprint of a call: the properties that all ranks must agree on before a collective moves a byte.
 ///
 /// Two ranks whose calls differ get [`Error::Mismatch`](crate::Error::Mismatch), never a wrong sum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -144,16 +144,16 @@ pub struct Call {
     /// Number of elements: of the input for `reduce_scatter`, of the sum over ranks for calls with a count per rank, of
     /// one message for `all_to_all`, `gather` and `scatter` between processes, else of this rank's values.
     pub count: u64,
-    /// Digest of how the elements are split into slices or parts; zero where they are not.
+    /// Digest of how the elements are split into slices or parts; zero if they are not.
     pub layout: u32,
-    /// The reduction, for those kinds that reduce.
+    /// The reduction, if the kind has one.
     pub op: Option<Reducing>,
-    /// The root, for those kinds that have one.
+    /// The root, if the kind has one.
     pub root: Option<Rank>,
 }
 
 impl Call {
-    /// Returns the built-in operator; `None` where the call has no reduction or one of the caller's own.
+    /// Returns the built-in operator; `None` if the call has no reduction or a custom one.
     pub(crate) fn built_in(&self) -> Option<ReduceOp> {
         match self.op {
             Some(Reducing::BuiltIn(op)) => Some(op),
@@ -181,7 +181,7 @@ impl Call {
         bytes
     }
 
-    /// Decodes a call and its schedule's identity; `None` where the bytes are not one.
+    /// Decodes a call and its schedule's identity; `None` if the bytes are not a call.
     pub(crate) fn decode(bytes: &[u8; Self::ENCODED_LEN]) -> Option<(Call, ScheduleId)> {
         if &bytes[0..4] != MAGIC || bytes[36..40] != [0; 4] {
             return None;
@@ -236,8 +236,8 @@ impl fmt::Display for Call {
     }
 }
 
-/// The identity of the schedule of a call between processes: part of every message's header, since messages of one
-/// schedule make no sense in another.
+/// The identity of the schedule of a call between processes. It is part of every message's header, since messages of
+/// one schedule are meaningless in another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ScheduleId {
     code: u8,
@@ -245,10 +245,10 @@ pub(crate) struct ScheduleId {
 }
 
 impl ScheduleId {
-    /// The identity for calls that have one schedule only.
+    /// The identity for calls that have only one schedule.
     pub(crate) const ONLY: ScheduleId = ScheduleId { code: 0, digest: 0 };
 
-    /// Identifies a schedule by its algorithm and by what else it was built from besides the call and the ranks.
+    /// Identifies a schedule by its algorithm and by the placement that it was built from.
     pub(crate) fn new(name: &str, placement: &[usize]) -> ScheduleId {
         let code = NAMES.iter().position(|known| *known == name).map_or(u8::MAX, |index| index as u8 + 1);
         let placement = placement.iter().flat_map(|place| (*place as u64).to_le_bytes());

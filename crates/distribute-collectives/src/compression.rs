@@ -1,7 +1,7 @@
 //! Lossy compression of gradients, with error feedback.
 //!
-//! Whatever a compressor leaves out of one step's values is added to the next step's (error feedback), so over many
-//! steps nothing is lost. Every rank decodes the same messages, so ranks agree bit for bit; but results depend on the
+//! The error that a compressor makes in one step's values is added to the next step's (error feedback), so over many
+//! steps nothing is lost. Every rank decodes the same messages, so ranks agree bit for bit, but results depend on the
 //! number of ranks more than uncompressed ones do.
 
 use std::fmt;
@@ -24,7 +24,7 @@ use power_sgd::PowerSgd;
 use short::Short;
 use top_k::TopK;
 
-/// Compression of `f32` values. Values of other types are sent as they are.
+/// Compression of `f32` values. Values of other types are not compressed.
 ///
 /// # Examples
 /// ```
@@ -35,7 +35,7 @@ use top_k::TopK;
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub enum Compression {
-    /// The values themselves.
+    /// No compression.
     #[default]
     None,
     /// Half the bytes, with 11 significant bits; values above 65504 become infinite.
@@ -44,22 +44,22 @@ pub enum Compression {
     Bf16,
     /// Only the values of greatest magnitude: this share of each bucket, above 0 and at most 1.
     ///
-    /// Every rank gets every rank's choice, so it pays while share × ranks is well below 1.
+    /// Every rank receives the values that every rank has chosen, so it pays if share × ranks is well below 1.
     ///
     /// # Source
     /// Aji and Heafield, "Sparse communication for distributed gradient descent", 2017.
     TopK(f64),
-    /// Matrices as products of two narrow ones of this rank; tensors of one dimension as they are. A rank of 1 to 4 is
-    /// usual.
+    /// Matrices are sent as products of two narrow ones of this rank; tensors of one dimension are sent unchanged. A
+    /// rank of 1 to 4 is common.
     ///
     /// # Source
     /// Vogels, Karimireddy and Jaggi, "PowerSGD: practical low-rank gradient compression", 2019, algorithm 1.
     PowerSgd(usize),
-    /// The caller's own.
+    /// A custom compressor.
     Custom(CustomCompression),
 }
 
-/// Makes a user's own [`Compressor`]s.
+/// A factory of custom [`Compressor`]s.
 #[derive(Clone)]
 pub struct CustomCompression {
     name: Arc<str>,
@@ -75,8 +75,7 @@ impl fmt::Debug for CustomCompression {
 }
 
 impl Compression {
-    /// Uses the caller's own compressor: `make` is called once for each bucket, with the tensors that it holds one
-    /// after another.
+    /// Uses a custom compressor. `make` is called once for each bucket, with the tensors that it holds, in order.
     pub fn custom(
         name: &str,
         make: impl Fn(&[FusedTensor]) -> Box<dyn Compressor> + Send + Sync + 'static,
@@ -126,7 +125,7 @@ impl Compression {
 impl FromStr for Compression {
     type Err = Error;
 
-    /// `none`, `f16`, `bf16`, `top-k:SHARE`, `power-sgd:RANK`.
+    /// Parses `none`, `f16`, `bf16`, `top-k:SHARE` or `power-sgd:RANK`.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let (name, setting) = text.split_once(':').map_or((text, None), |(name, setting)| (name, Some(setting)));
         let compression = match (name, setting) {
@@ -145,7 +144,7 @@ impl FromStr for Compression {
     }
 }
 
-/// Compressed values, as they are sent, and as they come back combined over ranks.
+/// Compressed values, as they are sent, and as they are returned after being combined over ranks.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Payload {
@@ -155,13 +154,14 @@ pub enum Payload {
     SumF16(Vec<f16>),
     /// Summed over ranks.
     SumBf16(Vec<bf16>),
-    /// Equally many words of every rank, gathered in the order of ranks.
+    /// Equal numbers of 32-bit values from every rank, gathered in rank order.
     Gather(Vec<u32>),
 }
 
-/// Turns the values of one bucket into a smaller payload, and what all ranks sent into their sum.
+/// Compresses the values of one bucket to a smaller payload, and decodes the combined payloads of all ranks to their
+/// sum.
 ///
-/// One for each bucket on each rank. All ranks must send payloads of one kind and length, and must decode the same
+/// Each bucket has one on each rank. All ranks must send payloads of one kind and length, and must decode the same
 /// payload to the same bits.
 ///
 /// # Examples
@@ -175,7 +175,7 @@ pub enum Payload {
 ///     fn begin(&mut self, values: &mut [f32]) -> Payload {
 ///         let scale = values.iter().map(|x| x.abs()).sum::<f32>() / values.len().max(1) as f32;
 ///         let sent: Vec<f32> = values.iter().map(|x| scale.copysign(*x)).collect();
-///         values.iter_mut().zip(&sent).for_each(|(value, sent)| *value -= sent);   // comes with the next step
+///         values.iter_mut().zip(&sent).for_each(|(value, sent)| *value -= sent);   // added to the next step's values
 ///         let mut words = vec![scale.to_bits()];
 ///         words.extend(sent.chunks(32).map(|chunk| {
 ///             chunk.iter().enumerate().fold(0, |word, (bit, x)| word | u32::from(x.is_sign_negative()) << bit)
@@ -201,16 +201,16 @@ pub enum Payload {
 /// assert_eq!(compression.name(), "signs");
 /// ```
 pub trait Compressor: Send {
-    /// Compresses `values`, which hold this step's values plus the error of earlier steps; what it leaves in them is
-    /// added to the next step's.
+    /// Compresses `values`, which hold this step's values plus the error of earlier steps. The error that it leaves in
+    /// them is added to the next step's values.
     fn begin(&mut self, values: &mut [f32]) -> Payload;
 
-    /// Adds what all ranks sent to `sum`, which begins with zeros, or returns what to send next. `left` is what
-    /// [`begin`](Compressor::begin) left.
+    /// Adds the decoded values of all ranks to `sum`, which starts with zeros, or returns the next payload to send.
+    /// `left` is the error that [`begin`](Compressor::begin) has left.
     fn go_on(&mut self, received: Payload, left: &mut [f32], sum: &mut [f32]) -> Option<Payload>;
 
-    /// Undoes the last [`begin`](Compressor::begin) and what came after it, since the step has failed: for those that
-    /// keep something from step to step besides what is left of the values. Default: nothing.
+    /// Undoes the last [`begin`](Compressor::begin) and its following calls, because the step has failed. Needed by
+    /// compressors that keep state between steps in addition to the error. Default: does nothing.
     fn take_back(&mut self) {}
 }
 
@@ -219,7 +219,7 @@ pub(crate) struct Bucketed {
     compressor: Box<dyn Compressor>,
     /// The error of earlier steps.
     left: Vec<f32>,
-    /// The error before the step under way.
+    /// The error before the current step.
     before: Vec<f32>,
     /// Whether a step has begun that could be rolled back.
     begun: bool,
@@ -248,7 +248,7 @@ impl Bucketed {
         self.begun = false;
     }
 
-    /// Restores the error from before the step under way.
+    /// Restores the error from before the current step.
     pub(crate) fn take_back(&mut self) {
         if std::mem::take(&mut self.begun) {
             self.left.copy_from_slice(&self.before);
@@ -298,14 +298,14 @@ impl Bucketed {
     }
 }
 
-/// A bucket whose operation is under way.
+/// A bucket whose operation is in progress.
 #[derive(Debug)]
 pub(crate) enum Launched<B: OwnedBuffers> {
     Plain(Work<Batch<B>>),
     Compressed { tensors: Vec<B>, message: Message },
 }
 
-/// A payload whose operation is under way.
+/// A payload whose operation is in progress.
 #[derive(Debug)]
 pub(crate) enum Message {
     F32(Work<Vec<f32>>),
@@ -339,7 +339,7 @@ impl<B: OwnedBuffers> Launched<B> {
     ) -> Result<Vec<B>> {
         match (self, bucketed) {
             (Launched::Plain(work), _) => Ok(work.wait()?.tensors),
-            // What is compressed has a compressor.
+            // Compressed values have a compressor.
             (Launched::Compressed { tensors, .. }, None) => Ok(tensors),
             (Launched::Compressed { mut tensors, mut message }, Some(mut bucketed)) => {
                 let divisor = (op == ReduceOp::Mean).then(|| u32::try_from(group.world_size()).unwrap_or(u32::MAX));

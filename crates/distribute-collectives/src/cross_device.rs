@@ -1,4 +1,4 @@
-//! Cross-device operations: replacements for the engine's own reduction between the devices of one process.
+//! Cross-device operations: reductions between the devices of one process that replace the engine's own.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,11 +7,11 @@ use distribute_device::{BufferMut, DType, DeviceKind, DeviceSpec};
 
 use crate::{ReduceOp, kernel};
 
-/// Combines the values of one process's devices, in place of the group's own reduction. Values of other processes are
-/// combined afterwards, by the group's [`Algorithm`](crate::Algorithm).
+/// Combines the values of one process's devices instead of the group's own reduction. Values of other processes are
+/// combined afterwards by the group's [`Algorithm`](crate::Algorithm).
 ///
 /// # Examples
-/// Sends eight bits of each value, as a slow link between devices would.
+/// Sends eight bits of each value, as for a slow link between devices:
 /// ```
 /// use distribute_collectives::{BufferMut, CrossDeviceOps, Options, ProcessGroup, ReduceOp};
 ///
@@ -56,21 +56,21 @@ pub trait CrossDeviceOps: Send + Sync {
     /// Returns the name for banners and reports.
     fn name(&self) -> &str;
 
-    /// Combines the devices' values, element by element; every device ends with the result.
+    /// Combines the devices' values element by element; every device gets the result.
     ///
-    /// All hold as many elements of the same type. `op` is never [`ReduceOp::Mean`]: a mean is a sum, which is divided
-    /// afterwards. It is called for any reduction of the group whose values this process's devices combine in place, by
-    /// one thread while the devices' own wait.
+    /// All devices hold the same number of elements of the same type. `op` is never [`ReduceOp::Mean`]: a mean is a sum
+    /// that is divided afterwards. The function is called for each reduction that combines the values of this process's
+    /// devices in place, by one thread while the devices' own threads wait.
     fn all_reduce(&self, op: ReduceOp, devices: &mut [BufferMut<'_>]);
 
-    /// Returns how many bytes of gradients to reduce together, of `total` in a step. Default: the group's options
+    /// Returns how many of the `total` bytes of a step's gradients to reduce together. Default: the group's options
     /// decide.
     fn bytes_per_pack(&self, total: usize) -> Option<usize> {
         let _ = total;
         None
     }
 
-    /// Returns a warning for users of these devices, which is logged once.
+    /// Returns a warning for users with these devices, which is logged once.
     fn caution(&self, devices: &[DeviceSpec]) -> Option<String> {
         let _ = devices;
         None
@@ -115,7 +115,7 @@ impl SharedCrossDeviceOps {
         let op = if op == ReduceOp::Mean { ReduceOp::Sum } else { op };
         let devices: Result<Vec<BufferMut<'_>>, _> =
             buffers.iter_mut().map(|bytes| BufferMut::from_bytes(dtype, bytes)).collect();
-        // Ranks' memory is that of elements of this type.
+        // The ranks' memory holds elements of this type.
         if let Ok(mut devices) = devices {
             self.all_reduce(op, &mut devices);
         }
@@ -127,7 +127,7 @@ impl SharedCrossDeviceOps {
             self.reduce(dtype, ReduceOp::Sum, buffers);
             return buffers.iter_mut().for_each(|buffer| kernel::divide(dtype, buffer, n));
         };
-        // The sum may not be of this type although the mean is.
+        // The sum may overflow this type even if the mean does not.
         let len = buffers.first().map_or(0, |buffer| buffer.len() / dtype.size_bytes());
         let mut memory = vec![0u64; (len * per_element * accumulated.size_bytes()).div_ceil(8)];
         let sum = &mut bytemuck::cast_slice_mut(&mut memory)[..len * per_element * accumulated.size_bytes()];
@@ -138,7 +138,7 @@ impl SharedCrossDeviceOps {
         }
     }
 
-    /// Adds up `sources` into the [accumulator](kernel::mean_accumulator) of a mean over `n` ranks.
+    /// Sums `sources` into the [accumulator](kernel::mean_accumulator) of a mean over `n` ranks.
     pub(crate) fn accumulate_mean(&self, dtype: DType, n: u32, sources: &[&[u8]], sum: &mut [u8]) {
         let Some((accumulated, _)) = kernel::mean_accumulator(dtype) else { return };
         let mut memory: Vec<Vec<u64>> = sources.iter().map(|_| vec![0u64; sum.len().div_ceil(8)]).collect();
@@ -148,14 +148,14 @@ impl SharedCrossDeviceOps {
             kernel::accumulate_mean(dtype, n, &[source], part);
         }
         self.reduce(accumulated, ReduceOp::Sum, &mut parts);
-        // Every device ends with the sum.
+        // Every device has the sum.
         if let Some(first) = parts.first() {
             sum.copy_from_slice(first);
         }
     }
 }
 
-/// Copies everything to the first device, combines there, and copies the result back.
+/// Copies all values to the first device, combines them there, and copies the result back.
 ///
 /// # Source
 /// `tf.distribute.ReductionToOneDevice`.
@@ -175,9 +175,9 @@ impl CrossDeviceOps for ReductionToOneDevice {
     }
 }
 
-/// Combines within two halves of the devices, exchanges between the halves, and spreads the result within each: for
-/// boxes whose halves are better connected within than between. Parts of the values take different devices for the
-/// exchange.
+/// Combines within two halves of the devices, exchanges between the halves, and broadcasts the result within each.
+/// Suited to machines whose halves have faster connections within than between them. The exchange of different parts of
+/// the values uses different devices.
 ///
 /// # Source
 /// `tf.distribute.HierarchicalCopyAllReduce`.
@@ -187,8 +187,8 @@ pub struct HierarchicalCopyAllReduce {
 }
 
 impl HierarchicalCopyAllReduce {
-    /// Divides a step's gradients into `num_packs` packs, each reduced as soon as it is complete; 0 leaves every
-    /// gradient alone.
+    /// Divides a step's gradients into `num_packs` packs, each reduced as soon as it is complete; with 0 every gradient
+    /// is reduced separately.
     pub fn new(num_packs: usize) -> HierarchicalCopyAllReduce {
         HierarchicalCopyAllReduce { num_packs }
     }
@@ -229,7 +229,7 @@ impl CrossDeviceOps for HierarchicalCopyAllReduce {
     }
 }
 
-/// NVIDIA's collectives between GPUs. On other devices it warns, and is [`ReductionToOneDevice`].
+/// NVIDIA's collectives between GPUs. On other devices it logs a warning and works like [`ReductionToOneDevice`].
 ///
 /// # Source
 /// `tf.distribute.NcclAllReduce`, which falls back in the same way.
@@ -239,8 +239,8 @@ pub struct NcclAllReduce {
 }
 
 impl NcclAllReduce {
-    /// Divides a step's gradients into `num_packs` packs, each reduced as soon as it is complete; 0 leaves every
-    /// gradient alone.
+    /// Divides a step's gradients into `num_packs` packs, each reduced as soon as it is complete; with 0 every gradient
+    /// is reduced separately.
     pub fn new(num_packs: usize) -> NcclAllReduce {
         NcclAllReduce { num_packs }
     }
@@ -252,7 +252,7 @@ impl CrossDeviceOps for NcclAllReduce {
     }
 
     fn all_reduce(&self, op: ReduceOp, devices: &mut [BufferMut<'_>]) {
-        // Memory that is shown here is the host's.
+        // Memory that is passed here is host memory.
         ReductionToOneDevice.all_reduce(op, devices);
     }
 
@@ -271,7 +271,7 @@ fn pack_bytes(num_packs: usize, total: usize) -> usize {
     if num_packs == 0 { 1 } else { total.div_ceil(num_packs).max(1) }
 }
 
-/// Adds the bytes of `range` of all `members` to those of `main`, in the order of members after it.
+/// Combines `range` of all `members` into `main`, in the order of members after it.
 fn combine(
     op: ReduceOp,
     devices: &mut [BufferMut<'_>],
@@ -300,7 +300,7 @@ mod tests {
     use super::*;
     use crate::{Options, ProcessGroup};
 
-    /// What every rank holds after an all-reduce of `count` values, which differ on each rank.
+    /// Returns the result on each rank of an all-reduce of `count` values, which differ between ranks.
     fn reduced(ops: impl CrossDeviceOps + 'static, ranks: usize, count: usize, op: ReduceOp) -> Vec<Vec<f64>> {
         let options = Options { cross_device_ops: Some(ops.into()), ..Options::default() };
         let groups = ProcessGroup::local_with(ranks, &options).unwrap();

@@ -1,4 +1,4 @@
-//! Collectives on memory of devices.
+//! Collectives on device memory.
 
 #[cfg_attr(not(feature = "cuda"), path = "device_group/without_cuda.rs")]
 #[cfg_attr(feature = "cuda", path = "device_group/cuda.rs")]
@@ -24,21 +24,22 @@ use crate::{Error, ProcessGroup, Rank, ReduceOp, Result};
 pub use self::fused::{FusedDeviceAllReduce, FusedDeviceStep};
 pub use self::implementation::DeviceImplementation;
 
-/// One rank's handle on a group whose ranks hold their values in the memory of devices, one device for each rank.
+/// One rank's handle on a group whose ranks hold their values in device memory, with one device per rank.
 ///
-/// Calls are in the order of a stream: they are enqueued behind what the caller's stream was given, and what the stream
-/// is given afterwards comes behind them. They return when every rank has made its call and the work is enqueued, which
-/// may be long before it has ended; through the host they return when it is nearly done.
+/// Calls are ordered by a stream: they are enqueued after the work that the caller's stream has, and work that is given
+/// to the stream later runs after them. They return when every rank has made its call and the work is enqueued, which
+/// may be long before it has finished. Through the host they return when the work is nearly finished.
 ///
 /// # Ordering
 /// Every rank must issue the same calls in the same order. Each call carries a fingerprint, and a difference is an
-/// error on all ranks before a byte moves.
+/// error on all ranks before any data move.
 ///
 /// # Errors
-/// Those of [`ProcessGroup`]; [`Error::Device`] where a device refuses, [`Error::Nccl`] where NCCL does.
+/// The errors of [`ProcessGroup`]; [`Error::Device`] if a device operation fails, and [`Error::Nccl`] if an NCCL call
+/// fails.
 ///
 /// # Examples
-/// Two ranks, each with a logical CPU; with GPUs only the names differ.
+/// Two ranks, each with a logical CPU; for GPUs only the names change.
 /// ```
 /// use std::time::{Duration, Instant};
 /// use distribute_collectives::{DeviceGroup, DeviceImplementation, ProcessGroup, ReduceOp};
@@ -67,7 +68,7 @@ pub use self::implementation::DeviceImplementation;
 /// # Source
 /// NCCL's operations and their order; `tf.distribute.CrossDeviceOps` for the backends.
 pub struct DeviceGroup {
-    /// The ranks, for agreeing on calls; nobody else uses it.
+    /// The ranks, for comparing calls; not used for anything else.
     group: Arc<ProcessGroup>,
     device: Arc<dyn Device>,
     choice: Choice,
@@ -77,36 +78,37 @@ pub struct DeviceGroup {
 
 /// Executes collectives on devices.
 trait Backend: Send + Sync {
-    /// Aborts what other ranks have under way with this one.
+    /// Aborts the operations that other ranks have in progress with this one.
     fn abort(&self, reason: &str);
 
-    /// Shows this rank's buffers to the other ranks of the process; all have done so before any of them runs.
+    /// Offers this rank's buffers to the other ranks of the process; all ranks do so before any of them runs.
     fn offer(&self, work: &Work<'_>) -> Result<()>;
 
-    /// Enqueues the work on, or behind, the caller's stream.
+    /// Enqueues the work on the caller's stream, or so that the stream waits for it.
     fn run(&self, work: &Work<'_>) -> Result<()>;
 }
 
 /// One call of one rank.
 struct Work<'a> {
     call: Call,
-    /// Values of this rank.
+    /// This rank's values.
     input: &'a DeviceBuffer,
-    /// Receives the result: the same buffer where the call is in place.
+    /// The buffer for the result: the same as `input` for calls in place.
     output: &'a DeviceBuffer,
     stream: &'a dyn Stream,
 }
 
 impl DeviceGroup {
-    /// Joins the ranks of `group`, each with a device of its own. `asked` is alike on all ranks.
+    /// Joins the ranks of `group`, each with its own device. `asked` must be equal on all ranks.
     ///
-    /// Rank 0 logs the backend that was chosen, and why no better one, once, at level `info`.
+    /// Rank 0 logs the backend that was chosen, and why no better one was, once, at level `info`.
     ///
     /// # Ordering
     /// Every rank of `group` must call this.
     ///
     /// # Errors
-    /// Those of [`ProcessGroup::split`], [`Error::Device`], and [`Error::Nccl`].
+    /// The errors of [`ProcessGroup::split`]; [`Error::Device`] if a stream or a buffer cannot be created;
+    /// [`Error::Nccl`] if NCCL's communicator cannot be created.
     pub fn new(group: &ProcessGroup, device: Arc<dyn Device>, asked: DeviceImplementation) -> Result<DeviceGroup> {
         let group = Arc::new(duplicate(group)?);
         let facts = Facts::of(&*device, &group, backends::gpu(&*device), backends::nccl);
@@ -139,37 +141,37 @@ impl DeviceGroup {
         self.choice.to_string()
     }
 
-    /// Reduces every rank's values, element by element; all ranks get the result, in place.
+    /// Reduces every rank's values element by element, in place; all ranks get the result.
     ///
     /// # Shapes
     /// Equal sizes on all ranks, in whole elements of `dtype`.
     ///
     /// # Errors
-    /// See [`DeviceGroup`].
+    /// The errors of every operation: see [`DeviceGroup`].
     pub fn all_reduce(&self, values: &DeviceBuffer, dtype: DType, op: ReduceOp, stream: &dyn Stream) -> Result<()> {
         op.check(dtype)?;
         self.run(Kind::AllReduce, dtype, Some(op), None, [values, values], stream)
     }
 
-    /// Replaces every rank's values by the root's, in place.
+    /// Replaces every rank's values with the root's, in place.
     ///
     /// # Shapes
     /// Equal sizes on all ranks, in whole elements of `dtype`.
     ///
     /// # Errors
-    /// [`Error::RankOutside`], and see [`DeviceGroup`].
+    /// [`Error::RankOutside`] if `root` is not a member, and the errors of every operation: see [`DeviceGroup`].
     pub fn broadcast(&self, values: &DeviceBuffer, dtype: DType, root: Rank, stream: &dyn Stream) -> Result<()> {
         self.group.check_rank("root", root)?;
         self.run(Kind::Broadcast, dtype, None, Some(root), [values, values], stream)
     }
 
-    /// Reduces every rank's values; each rank gets its part of the result: rank r the r-th.
+    /// Reduces every rank's values; rank r gets the r-th part of the result.
     ///
     /// # Shapes
-    /// `input` is as large as all ranks' outputs together; `output` may be this rank's part of it.
+    /// `input` is as large as the outputs of all ranks together; `output` may be this rank's part of it.
     ///
     /// # Errors
-    /// [`Error::Length`] where the sizes do not fit, and see [`DeviceGroup`].
+    /// [`Error::Length`] if the sizes do not fit, and the errors of every operation: see [`DeviceGroup`].
     pub fn reduce_scatter(
         &self,
         input: &DeviceBuffer,
@@ -183,13 +185,13 @@ impl DeviceGroup {
         self.run(Kind::ReduceScatter, dtype, Some(op), None, [input, output], stream)
     }
 
-    /// Gives every rank all ranks' values, one after the other in the order of ranks.
+    /// Collects every rank's values on all ranks, in rank order.
     ///
     /// # Shapes
-    /// `output` is as large as all ranks' inputs together; `input` may be this rank's part of it.
+    /// `output` is as large as the inputs of all ranks together; `input` may be this rank's part of it.
     ///
     /// # Errors
-    /// [`Error::Length`] where the sizes do not fit, and see [`DeviceGroup`].
+    /// [`Error::Length`] if the sizes do not fit, and the errors of every operation: see [`DeviceGroup`].
     pub fn all_gather(
         &self,
         input: &DeviceBuffer,
@@ -201,7 +203,7 @@ impl DeviceGroup {
         self.run(Kind::AllGather, dtype, None, None, [input, output], stream)
     }
 
-    /// Ends the group on every rank, as [`ProcessGroup::abort`] does.
+    /// Ends the group on every rank, like [`ProcessGroup::abort`].
     pub fn abort(&self, reason: &str) {
         self.group.abort(reason, FailureKind::Permanent);
         self.backend.abort(reason);
@@ -236,7 +238,7 @@ impl DeviceGroup {
         let call = Call { kind, sequence, dtype, count, layout: 0, op: op.map(Reducing::from), root };
         let work = Work { call, input, output, stream };
         self.attempt(&work).inspect_err(|error| {
-            // The others must not wait for a rank that does not come.
+            // The other ranks must not wait for this one.
             self.group.abort_by(error);
             self.backend.abort(&error.to_string());
         })
@@ -257,7 +259,7 @@ impl DeviceGroup {
         let mut all = vec![0; Call::ENCODED_LEN * self.world_size()];
         self.group.all_gather(&mine, &mut all)?;
         let (encoded, _) = all.as_chunks::<{ Call::ENCODED_LEN }>();
-        // Every rank names the same pair: the first and the first that differs from it.
+        // Every rank reports the same pair: the first rank, and the first rank that differs from it.
         let Some(other) = encoded.iter().position(|other| *other != encoded[0]) else { return Ok(()) };
         let name = |rank: usize| self.group.rank_name(Rank::of(rank)).to_owned();
         let decoded = |rank: usize| Box::new(Call::decode(&encoded[rank]).map_or(call, |(call, _)| call));
@@ -276,7 +278,7 @@ impl fmt::Debug for DeviceGroup {
     }
 }
 
-/// Copies tensors to their places in a bucket, one after another.
+/// Copies tensors to their places in a bucket, one by one.
 fn copy_each(
     stream: &dyn Stream,
     tensors: &[(&DeviceBuffer, usize)],
@@ -287,12 +289,12 @@ fn copy_each(
         .try_for_each(|(tensor, place)| stream.copy(tensor, &bucket.slice(*place..place + tensor.len_bytes())?))
 }
 
-/// Makes a group of the same ranks that is independent of the given one.
+/// Creates a group of the same ranks that is independent of the given one.
 fn duplicate(group: &ProcessGroup) -> Result<ProcessGroup> {
     group.split(Some(0), 0)?.ok_or_else(|| missing(group))
 }
 
-/// Returns the error of a rank that gave a colour and got no group, which does not happen.
+/// Returns the error for a rank that passed a colour and got no group, which does not happen.
 fn missing(group: &ProcessGroup) -> Error {
     let cause = "a rank was left out of a group that it asked for";
     Error::aborted(group.name(), group.rank_name(group.rank()), cause, FailureKind::Permanent)

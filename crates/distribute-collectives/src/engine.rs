@@ -1,21 +1,21 @@
-//! The engine: how the calls of one process's ranks meet, and which thread does the work.
+//! The engine: it matches the calls of one process's ranks and executes them.
 //!
 //! Each call of a rank is deposited in the [`Operation`] of its sequence number. When the last local rank has arrived,
-//! the operation is cut into chunks ([`plan`]), and every rank that waits for it takes chunks until none are left; the
-//! last rank to arrive takes part too, so an asynchronous call needs no thread of its own. Where the group spans
-//! processes, the chunks first reduce into the first rank's memory, the [`InterProcess`] stage exchanges that with the
-//! other processes, and further chunks spread the result. [`phases`] holds the states.
+//! the operation is cut into chunks ([`plan`]), and every rank that waits for it takes chunks until none are left. The
+//! last rank to arrive takes part too, so an asynchronous call needs no separate thread. If the group spans processes,
+//! the chunks first reduce into the first rank's memory, the [`InterProcess`] stage exchanges that with the other
+//! processes, and further chunks copy the result to all ranks. [`phases`] holds the states.
 //!
-//! Threads: whoever waits works. What nobody waits for is exchanged by the I/O thread ([`io_thread`]), which also
-//! watches deadlines for ranks that poll.
+//! Threads: every waiting thread works. Operations that no thread waits for are exchanged by the I/O thread
+//! ([`io_thread`]), which also watches the deadlines of ranks that poll.
 //!
-//! Memory protocol: a rank's buffers may be touched by other threads only in Reducing, Exchanging and Spreading.
-//! [`Engine::wait`] and [`Engine::poll`] report an end only in Done and Failed, and an operation reaches those only
-//! when no thread holds a chunk of it. A function of the caller's that panics (a reduction, cross-device operation,
-//! algorithm or transport) is caught where it was called: the operation is marked as failing, the chunks in hand are
-//! given back, and the group ends with [`Error::Panicked`] on every rank.
+//! Memory protocol: other threads may access a rank's buffers only in Reducing, Exchanging and Spreading.
+//! [`Engine::wait`] and [`Engine::poll`] report an end only in Done and Failed, and an operation reaches these only
+//! when no thread holds one of its chunks. A panic of a user's function (a reduction, cross-device operation, algorithm
+//! or transport) is caught at its call: the operation is marked as failing, the chunks in hand are given back, and the
+//! group ends with [`Error::Panicked`] on every rank.
 //!
-//! The engine knows nothing of group handles, sub-groups or how a group is formed.
+//! The engine does not depend on group handles, sub-groups or the formation of groups.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -51,51 +51,53 @@ mod timeouts;
 
 pub(crate) use operation::Operation;
 
-/// Largest number of ranks in one process.
+/// Maximum number of ranks in one process.
 pub(crate) const MAX_LOCAL_RANKS: usize = 256;
 
-/// Time that a waiting rank spins before it sleeps. Waking a sleeper costs 1 to 30 µs, so short waits must not sleep.
+/// Time that a waiting rank spins before it sleeps. Waking a sleeping thread takes 1 to 30 µs, so short waits must not
+/// sleep.
 const SPIN: Duration = Duration::from_micros(40);
 
-/// Longest sleep of a waiting rank between two looks at deadlines and aborts.
+/// Maximum sleep of a waiting rank between two checks for deadlines and aborts.
 const MAX_SLEEP: Duration = Duration::from_millis(50);
 
 /// Executes the collective calls of the ranks of this process in one group.
 pub(crate) struct Engine {
     pub(crate) context: GroupContext,
-    /// Combines local ranks' values in place of the engine's own chunks, where set.
+    /// Combines the values of local ranks instead of the engine's own chunks, if set.
     cross_device_ops: Option<SharedCrossDeviceOps>,
-    /// Whether every rank of this process can have a core; else spinning keeps the one that is waited for from its
+    /// Whether there is a core for every rank of this process. Otherwise spinning would keep the awaited rank from its
     /// core.
     has_cores: bool,
     /// Ranks that have dropped their handles.
     left: Vec<AtomicBool>,
-    /// Ranks that make no calls for now.
+    /// Ranks that currently make no calls.
     idle: Vec<AtomicBool>,
-    // What every call writes has cache lines of its own: ranks read the rest meanwhile.
+    // The state that every call writes is on separate cache lines, since other ranks read the rest meanwhile.
     open: CachePadded<Mutex<OpenOperations>>,
     sleepers: CachePadded<AtomicUsize>,
     sleep: Mutex<()>,
     wake: Condvar,
-    /// `None` where one process holds all ranks.
+    /// `None` if one process holds all ranks.
     inter_process: Option<InterProcess>,
     io_thread: IoThread,
-    /// Operations under way that ranks poll as futures, with those ranks.
+    /// Operations in progress that ranks poll as futures, each with the local rank.
     polled: Mutex<Vec<(usize, Arc<Operation>)>>,
-    /// One per local rank.
+    /// The flight recorders of the local ranks.
     pub(crate) recorders: Vec<CachePadded<Recorder>>,
 }
 
 /// Operations that some rank has yet to join.
 struct OpenOperations {
-    /// Sequence number of the first one.
+    /// Sequence number of the first operation.
     first: u64,
-    /// Each with the number of ranks that have joined it.
+    /// Operations, each with the number of ranks that have joined it.
     operations: VecDeque<(usize, Arc<Operation>)>,
 }
 
 impl Engine {
-    /// Makes the engine of `local_ranks` ranks, the group's ranks `first_rank ..`; `names` has one name per group rank.
+    /// Creates the engine of `local_ranks` ranks, which are the group's ranks `first_rank ..`. `names` has one name per
+    /// rank of the group.
     pub(crate) fn new(
         name: &str,
         names: Vec<String>,
@@ -130,9 +132,9 @@ impl Engine {
         self.inter_process.as_ref()
     }
 
-    /// Deposits one rank's part of a call; [`start`](Engine::start) follows.
+    /// Deposits one rank's part of a call. [`start`](Engine::start) must follow.
     ///
-    /// The memory in `buffers` must stay valid and untouched until the operation is over.
+    /// The memory in `buffers` must stay valid and must not be accessed until the operation is over.
     pub(crate) fn deposit(
         &self,
         local: usize,
@@ -147,9 +149,9 @@ impl Engine {
         Ok(operation)
     }
 
-    /// Counts this rank as arrived. The last one starts the operation and does what work there is for it.
+    /// Counts this rank as arrived. The last rank starts the operation and does the work that is available for it.
     ///
-    /// `may_block` says that the caller is going to wait for the operation anyway.
+    /// `may_block` states that the caller is going to wait for the operation anyway.
     pub(crate) fn start(&self, operation: &Arc<Operation>, may_block: bool) {
         if operation.phases.arrive(self.context.local_ranks) {
             self.begin(operation, may_block);
@@ -157,11 +159,11 @@ impl Engine {
         self.help(operation, may_block);
     }
 
-    /// Waits until the operation is over, working on it meanwhile.
+    /// Waits until the operation is over, and works on it meanwhile.
     ///
-    /// The one wait without a deadline of its own: while another thread holds a chunk, the memory of this rank is in
-    /// use. From the operation's deadline on no further chunk is worked on, so what is left is the chunks in hand:
-    /// bounded, but for a function of the caller's that does not return.
+    /// This is the only wait without its own deadline: while another thread holds a chunk, this rank's memory is in
+    /// use. After the operation's deadline no further chunks are worked on, so that only the chunks in hand remain.
+    /// They are bounded, unless a user's function does not return.
     pub(crate) fn wait(&self, local: usize, operation: &Arc<Operation>) -> Result<()> {
         let mut idle_since = None;
         loop {
@@ -186,7 +188,7 @@ impl Engine {
         }
     }
 
-    /// Looks whether the operation is over, works on chunks that are free, and has `waker` called at the end.
+    /// Checks whether the operation is over, works on free chunks, and registers `waker` to be called at the end.
     ///
     /// Never blocks on other ranks. While the operation is pending, the I/O thread watches its deadline.
     pub(crate) fn poll(&self, local: usize, operation: &Arc<Operation>, waker: &Waker) -> Poll<Result<()>> {
@@ -205,22 +207,23 @@ impl Engine {
         }
     }
 
-    /// Returns whether the next call, of this number, may take the fast path, and keeps the connections for it if so.
+    /// Returns whether the next call, with this number, may take the fast path, and if so reserves the connections for
+    /// it.
     ///
-    /// The fast path is for a call in place of a process's only rank while no earlier call is under way: no ranks to
-    /// meet, no phases, and less than half of the time of a short message. [`fast_path`](Engine::fast_path) has to
-    /// follow.
+    /// The fast path is for a call in place of a process's only rank while no earlier call is in progress. It has no
+    /// ranks to match and no phases, and a short message takes less than half the time.
+    /// [`fast_path`](Engine::fast_path) must follow.
     pub(crate) fn reserve_fast_path(&self, sequence: u64) -> bool {
         let reserved = self.inter_process.as_ref().is_some_and(|stage| stage.reserve(sequence));
         if reserved {
             debug_assert_eq!(self.context.local_ranks, 1);
-            // An engine of one rank completes operations as they are joined, so none is in the list.
+            // An engine of one rank completes operations as they are joined, so the list is empty.
             lock(&self.open).first = sequence + 1;
         }
         reserved
     }
 
-    /// Exchanges a call in place with other processes, on the caller's thread and straight from its memory.
+    /// Exchanges a call in place with other processes, on the caller's thread and directly from its memory.
     pub(crate) fn fast_path(&self, call: Call, buffers: &Buffers, started: Instant, timeout: Duration) -> Result<()> {
         let Some(stage) = &self.inter_process else { return Ok(()) };
         let times = CallTimes { call, started, deadline: started + timeout };
@@ -232,7 +235,7 @@ impl Engine {
         outcome
     }
 
-    /// Ends the group for everybody; the first cause stays.
+    /// Ends the group on all ranks; the first cause is kept.
     pub(crate) fn abort(&self, origin: &str, error: &Error) {
         if !self.context.interrupt(origin, error) {
             return;
@@ -246,12 +249,12 @@ impl Engine {
         }
     }
 
-    /// Ends the group by a failure of this process as a whole, which its first rank stands for.
+    /// Ends the group because this process as a whole has failed; its first rank is named as the origin.
     fn abort_here(&self, error: &Error) {
         self.abort(&self.context.local_name(0), error);
     }
 
-    /// Builds the head of a local rank's flight record.
+    /// Builds the header of a local rank's flight record.
     pub(crate) fn flight_header(&self, local: usize) -> FlightHeader {
         let context = &self.context;
         let rank = context.rank(local);
@@ -260,7 +263,7 @@ impl Engine {
         Identity { group: &context.name, rank, name, world_size, transport }.into()
     }
 
-    /// Marks a local rank as gone: whoever waits for it learns that at once.
+    /// Marks a local rank as gone; ranks that wait for it are notified at once.
     pub(crate) fn leave(&self, local: usize) {
         self.left[local].store(true, Ordering::SeqCst);
         self.wake_all();
@@ -271,7 +274,7 @@ impl Engine {
         self.left[local].load(Ordering::SeqCst)
     }
 
-    /// Marks a local rank as one that makes no calls for now, or as one that does again.
+    /// Marks a local rank as one that currently makes no calls, or as active again.
     pub(crate) fn set_idle(&self, local: usize, idle: bool) {
         self.idle[local].store(idle, Ordering::SeqCst);
         if idle {
@@ -280,7 +283,7 @@ impl Engine {
         }
     }
 
-    /// Returns the operation of a sequence number, which each rank asks for once, in order.
+    /// Returns the operation of a sequence number. Each rank calls this once per number, in order.
     fn join(&self, sequence: u64) -> Arc<Operation> {
         let ranks = self.context.local_ranks;
         let mut open = lock(&self.open);
@@ -292,7 +295,7 @@ impl Engine {
         *joined += 1;
         let (complete, operation) = (*joined == ranks, operation.clone());
         if complete {
-            // Ranks join in order, so all earlier operations are complete and gone: this one is the first.
+            // Ranks join in order, so all earlier operations are complete and removed: this one is the first.
             open.operations.pop_front();
             open.first += 1;
         }
@@ -330,12 +333,12 @@ impl Engine {
         }
     }
 
-    /// Sets the plan, by what the ranks' calls amount to, and returns it, or `None` where the last arrival was all that
-    /// a call waited for. Where the calls do not fit together, returns the error and the rank that differs.
+    /// Sets the plan for the ranks' calls and returns it, or `None` if the call is complete with the last arrival. If
+    /// the calls do not match, returns the error and the rank that differs.
     fn plan<'a>(&self, operation: &'a Operation) -> Result<Option<&'a LocalPlan>, (String, Error)> {
         let context = &self.context;
         let entries = operation.entries();
-        // Every rank has arrived, so every entry is there.
+        // Every rank has arrived, so every entry is set.
         let parts: Vec<&Entry> = entries.iter().filter_map(|entry| entry.as_ref()).collect();
         let call = parts[0].call;
         if let Some(other) = parts.iter().position(|part| part.call != call || !part.buffers.fit(&parts[0].buffers)) {
@@ -375,7 +378,7 @@ impl Engine {
                 OperationState::Reducing => Phase::Reduce,
                 OperationState::Spreading => Phase::Spread,
                 OperationState::Exchanging => {
-                    // Only one thread may exchange at a time; whoever waits anyway may as well be it.
+                    // Only one thread may exchange at a time; a thread that waits anyway can do it.
                     let exchanged = may_block && self.exchange_next(network::SPIN);
                     return worked | exchanged;
                 }
@@ -388,7 +391,7 @@ impl Engine {
         }
     }
 
-    /// Works on a chunk in hand, and ends the phase with its last one.
+    /// Works on a chunk, and ends the phase if it is the last one.
     fn work_on(&self, operation: &Arc<Operation>, plan: &LocalPlan, phase: Phase, chunk: usize, may_block: bool) {
         if !operation.phases.is_failing()
             && let Err(panic) = catch_unwind(AssertUnwindSafe(|| plan.run(phase, chunk)))
@@ -400,7 +403,7 @@ impl Engine {
         }
     }
 
-    /// Moves on when all chunks of a phase have been given back.
+    /// Continues with the next phase when all chunks of a phase have been given back.
     fn finish_phase(&self, operation: &Arc<Operation>, phase: Phase, may_block: bool) {
         let state = if phase == Phase::Reduce { OperationState::Reducing } else { OperationState::Spreading };
         if operation.phases.is_failing() {
@@ -423,7 +426,7 @@ impl Engine {
         self.complete(operation, state);
     }
 
-    /// Exchanges the next queued operation with other processes, if it is there and no other thread does; returns
+    /// Exchanges the next queued operation with other processes, if it is queued and no other thread exchanges. Returns
     /// whether it did.
     fn exchange_next(&self, spin: Duration) -> bool {
         let Some(stage) = &self.inter_process else { return false };
@@ -437,7 +440,7 @@ impl Engine {
         true
     }
 
-    /// Moves on when the other processes' values have arrived.
+    /// Continues when the other processes' values have arrived.
     fn finish_exchange(&self, operation: &Arc<Operation>, outcome: Result<()>) {
         match outcome {
             Ok(()) => {
@@ -446,7 +449,7 @@ impl Engine {
                     self.finish_phase(operation, Phase::Spread, false);
                 }
                 self.wake_sleepers();
-                // Nobody else may be there to spread what a rank polls for.
+                // There may be no other thread to work on an operation that a rank polls.
                 if operation.is_polled() {
                     self.help(operation, false);
                 }
@@ -455,13 +458,13 @@ impl Engine {
         }
     }
 
-    /// Does one round of the I/O thread; returns how long it may sleep.
+    /// Does one round of the I/O thread. Returns how long it may sleep.
     fn serve(&self) -> Duration {
         while self.exchange_next(Duration::ZERO) {}
         self.serve_polled()
     }
 
-    /// Ends an operation well, if it is still in the state `from`.
+    /// Completes an operation successfully, if it is still in the state `from`.
     fn complete(&self, operation: &Operation, from: OperationState) {
         if operation.phases.advance(from, OperationState::Done) {
             self.wake_sleepers();
@@ -469,13 +472,13 @@ impl Engine {
         }
     }
 
-    /// Notes why an operation under way is to fail; the thread that ends the phase then fails it.
+    /// Records why an operation in progress is to fail; the thread that ends the phase then fails it.
     fn fail_when_idle(&self, operation: &Operation, error: Error) {
         operation.set_failure(&error);
         operation.phases.set_failing();
     }
 
-    /// Fails an operation, if it is still in the state `from`, and the group with it.
+    /// Fails an operation and the group with it, if the operation is still in the state `from`.
     fn fail(&self, operation: &Operation, from: OperationState, origin: &str, error: Error) {
         operation.set_failure(&error);
         if operation.phases.advance(from, OperationState::Failed) {
@@ -485,14 +488,14 @@ impl Engine {
         }
     }
 
-    /// Sleeps until the operation is no longer in the state that the caller saw.
+    /// Sleeps until the operation has left the state that the caller saw.
     fn sleep(&self, operation: &Operation, before: OperationState) {
         let gathering = before == OperationState::Gathering;
         // SeqCst: see `Phases::state`.
         self.sleepers.fetch_add(1, Ordering::SeqCst);
         let guard = lock(&self.sleep);
-        // A state that changes from here on is seen either by this look or by the waker, which counts sleepers after
-        // it.
+        // A later change of the state is seen either by this check or by the waking thread, which reads the count of
+        // sleepers afterwards.
         if operation.phases.state() == before && !(gathering && self.context.interrupted.load(Ordering::SeqCst)) {
             let time = match operation.earliest_deadline().filter(|_| gathering) {
                 Some(deadline) => deadline.saturating_duration_since(Instant::now()).min(MAX_SLEEP),
@@ -503,21 +506,21 @@ impl Engine {
         self.sleepers.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Wakes ranks that wait, if any sleeps.
+    /// Wakes waiting ranks, if any sleeps.
     fn wake_sleepers(&self) {
         if self.sleepers.load(Ordering::SeqCst) > 0 {
             self.notify_sleepers();
         }
     }
 
-    /// Wakes ranks that wait, and has the I/O thread look for those that poll.
+    /// Wakes waiting ranks, and makes the I/O thread check on those that poll.
     fn wake_all(&self) {
         self.notify_sleepers();
         self.io_thread.wake_if_started();
     }
 
     fn notify_sleepers(&self) {
-        // A rank between its look at the state and its sleep holds the lock.
+        // A rank between its check of the state and its sleep holds the lock.
         drop(lock(&self.sleep));
         self.wake.notify_all();
     }

@@ -8,7 +8,7 @@ use distribute_types::{Class, ErrorClass, FailureKind, Scope};
 use crate::transport::AbortReason;
 use crate::{Call, Rank};
 
-/// An error of this crate.
+/// The errors of this crate.
 ///
 /// Every variant that concerns a running group names the operation, its sequence number and the ranks involved. After
 /// such an error the group is aborted on all ranks: further calls return [`Error::Aborted`] with the first cause.
@@ -30,7 +30,7 @@ pub enum Error {
         /// The rank that made that.
         there_name: String,
     },
-    /// Two processes made the same call, and carry it out by different algorithms. Remedy: give every process the same
+    /// Two processes made the same call, but execute it by different algorithms. Remedy: give every process the same
     /// algorithm, link figures, transport and version.
     #[error(
         "{call}: {here_name} carries it out by {here}, {there_name} by {there}; give every process the same algorithm, \
@@ -40,16 +40,16 @@ pub enum Error {
     Schedules {
         /// The call.
         call: Box<Call>,
-        /// One side.
+        /// The rank on one side.
         here_name: String,
         /// Its algorithm.
         here: &'static str,
-        /// The other side.
+        /// The rank on the other side.
         there_name: String,
         /// Its algorithm.
         there: &'static str,
     },
-    /// Two ranks of one process do not agree on what one sends the other.
+    /// Two ranks of one process disagree on the number of elements that one sends to the other.
     #[error("{call}: {from} sends {sent} elements to {to}, which expects {expected}; pass counts that match")]
     Parts {
         /// The operation.
@@ -58,12 +58,12 @@ pub enum Error {
         from: String,
         /// The receiving rank.
         to: String,
-        /// Elements that the one sends.
+        /// The number of elements that the sender sends.
         sent: usize,
-        /// Elements that the other expects.
+        /// The number of elements that the receiver expects.
         expected: usize,
     },
-    /// An operation did not finish in time. Remedy: look at the ranks named; raise the timeout if they are only slow.
+    /// An operation did not finish in time. Remedy: check the named ranks; raise the timeout if they are only slow.
     #[error(
         "{name}: {call} in group {group:?} did not finish within {waited:.1?}; waiting for {missing}; if they are only \
          slow, raise the timeout (Options::timeout or DISTRIBUTE_TIMEOUT)"
@@ -71,55 +71,55 @@ pub enum Error {
     Deadline {
         /// The operation.
         call: Box<Call>,
-        /// This rank.
+        /// This rank's name.
         name: String,
-        /// The group.
+        /// The group's name.
         group: String,
         /// How long the operation waited.
         waited: Duration,
-        /// The ranks that are missing, and when they were last heard.
+        /// The missing ranks, and when they were last heard from.
         missing: String,
     },
     /// A peer's process ended, crashed or became unreachable. Remedy: restart the job from its last checkpoint.
     #[error("{name}: lost {peer} during {during}: {how}")]
     PeerLost {
-        /// This rank.
+        /// This rank's name.
         name: String,
-        /// The peer that was lost.
+        /// The name of the lost peer.
         peer: String,
         /// Its rank.
         peer_rank: Rank,
-        /// The operation that noticed.
+        /// The operation in which the loss was detected.
         during: String,
         /// The symptom: connection reset, end of stream.
         how: String,
     },
-    /// A peer dropped its side of the group while this rank waited for it.
+    /// A peer dropped its handle of the group while this rank waited for it.
     #[error(
         "{name}: {peer} left group {group:?} while {during} waited for it; every rank must issue the same operations \
          before it drops the group"
     )]
     PeerLeft {
-        /// This rank.
+        /// This rank's name.
         name: String,
-        /// The peer that left.
+        /// The name of the peer that left.
         peer: String,
-        /// The group.
+        /// The group's name.
         group: String,
-        /// The operation that waits.
+        /// The waiting operation.
         during: String,
     },
-    /// A rank of the same process has ended its part of the work without a call that this rank waits for.
+    /// A rank of the same process has finished its part of the work without making a call that this rank waits for.
     #[error(
         "{name}: {peer} has ended its part without {during} in group {group:?}, which waits for it; every rank must \
          issue the same operations"
     )]
     Absent {
-        /// This rank.
+        /// This rank's name.
         name: String,
-        /// The rank that made no such call.
+        /// The name of the rank that did not make the call.
         peer: String,
-        /// The group.
+        /// The group's name.
         group: String,
         /// The operation.
         during: String,
@@ -127,30 +127,30 @@ pub enum Error {
     /// The group was aborted by another rank or by an earlier failure.
     #[error("group {group:?} was aborted by {origin}: {cause}")]
     Aborted {
-        /// The group.
+        /// The group's name.
         group: String,
         /// The rank or task that failed first.
         origin: String,
-        /// Why.
+        /// The first cause.
         cause: String,
-        /// Whether a restart helps, according to the rank that failed first.
+        /// Whether a restart helps, as reported by the rank that failed first.
         kind: FailureKind,
     },
-    /// A function of the caller's panicked while it worked for an operation: a reduction, a cross-device operation, an
-    /// algorithm or a transport. The group is aborted on all ranks, and what the call's memory holds is unspecified.
+    /// A user's function (a reduction, a cross-device operation, an algorithm or a transport) panicked during an
+    /// operation. The group is aborted on all ranks, and the contents of the call's memory are unspecified.
     #[error("{name}: a function of the caller's panicked during {during}: {message}; it must return for all values")]
     Panicked {
-        /// This rank.
+        /// This rank's name.
         name: String,
         /// The operation.
         during: String,
         /// The panic's message.
         message: String,
     },
-    /// Buffers of one call have lengths that do not fit together.
+    /// The lengths of the buffers of one call do not fit together.
     #[error("{what}: got {got} elements, expected {expected}; {remedy}")]
     Length {
-        /// Which buffer of which operation.
+        /// The buffer and its operation.
         what: &'static str,
         /// Its length.
         got: usize,
@@ -159,10 +159,10 @@ pub enum Error {
         /// The remedy.
         remedy: &'static str,
     },
-    /// Slices of one call have different element types.
+    /// The slices of one call have different element types.
     #[error("slice {index} holds {got}, but slice 0 holds {expected}; one call reduces one data type")]
     MixedTypes {
-        /// The first slice that differs.
+        /// The index of the first slice that differs.
         index: usize,
         /// Its type.
         got: distribute_device::DType,
@@ -177,36 +177,36 @@ pub enum Error {
         /// The type.
         dtype: distribute_device::DType,
     },
-    /// A tensor does not fit the plan of a fused all-reduce.
+    /// A tensor does not match the plan of a fused all-reduce.
     #[error("tensor {index} of a fused all-reduce: {problem}; push every tensor of the plan once a step")]
     Tensor {
-        /// Its index.
+        /// The tensor's index.
         index: usize,
         /// The problem.
         problem: String,
     },
-    /// A compression cannot be used as it is set.
+    /// The settings of a compression are invalid.
     #[error("compression {name}: {problem}")]
     Compression {
-        /// Its name.
+        /// The compression's name.
         name: String,
         /// The problem.
         problem: String,
     },
-    /// A root or peer is not a member.
+    /// A root or peer is not a member of the group.
     #[error("{what} {given} is outside the group, whose ranks are 0..{world_size}")]
     RankOutside {
         /// The argument: `root`, `rank` or `process`.
         what: &'static str,
-        /// The rank.
+        /// The rank that was given.
         given: u32,
-        /// Size of the group.
+        /// The size of the group.
         world_size: usize,
     },
-    /// A name was not recognised.
+    /// A setting has an unknown value.
     #[error("{what} {given:?} is not known; give {expected}")]
     UnknownName {
-        /// The setting.
+        /// The setting's name.
         what: &'static str,
         /// The value given.
         given: String,
@@ -216,21 +216,21 @@ pub enum Error {
     /// A group cannot have this size.
     #[error("a group of {given} ranks was asked for; give at least 1 and at most {max}")]
     GroupSize {
-        /// The size that was asked for.
+        /// The requested size.
         given: usize,
-        /// The largest size.
+        /// The maximum size.
         max: usize,
     },
     /// A listening or connecting socket failed while the group was formed.
     #[error("{name}: cannot {action} {address} while forming group {group:?}: {source}")]
     Connect {
-        /// This rank.
+        /// This rank's name.
         name: String,
         /// The action that failed.
         action: &'static str,
         /// The address.
         address: String,
-        /// The group.
+        /// The group's name.
         group: String,
         /// The system's error.
         source: Arc<std::io::Error>,
@@ -238,20 +238,20 @@ pub enum Error {
     /// Members of a group that is being formed were given different options.
     #[error("{what} of group {group:?} differs: {mine} on {here}, {theirs} on {there}; give every process the same")]
     Disagreement {
-        /// The group.
+        /// The group's name.
         group: String,
-        /// The option.
+        /// The option's name.
         what: Box<str>,
-        /// This task.
+        /// This task's name.
         here: String,
         /// Its value.
         mine: Box<str>,
-        /// The other task.
+        /// The other task's name.
         there: String,
         /// The other's value.
         theirs: Box<str>,
     },
-    /// Members of a group whose transport was given by the caller are to be connected in another way.
+    /// An operation needs new connections between members of a group whose transport was supplied by the user.
     #[error(
         "{what} connects processes of group {group:?} anew, which needs {needs}; make the group by \
          ProcessGroup::from_env or ProcessGroup::join, or connect the members yourself and use \
@@ -260,37 +260,37 @@ pub enum Error {
     NotConnectable {
         /// The operation.
         what: &'static str,
-        /// The group.
+        /// The group's name.
         group: String,
         /// The missing precondition.
         needs: &'static str,
     },
-    /// The transport that was asked for is not in this build.
+    /// The requested transport is not included in this build.
     #[error(
         "transport {given} needs the cargo feature {feature:?} of distribute-collectives, which is off in this build"
     )]
     NotBuilt {
-        /// The transport.
+        /// The transport's name.
         given: &'static str,
-        /// The feature.
+        /// The name of the feature.
         feature: &'static str,
     },
-    /// A device refused, or failed.
+    /// A device operation failed.
     #[error("{name}: {source}")]
     Device {
-        /// This rank.
+        /// This rank's name.
         name: String,
         /// The device's error.
         source: Arc<distribute_device::Error>,
     },
-    /// NCCL refused, or failed.
+    /// An NCCL call failed.
     #[error("{name}: {action} by NCCL failed: {problem}; NCCL_DEBUG=INFO makes it say more")]
     Nccl {
-        /// This rank.
+        /// This rank's name.
         name: String,
         /// The action that failed.
         action: String,
-        /// NCCL's error.
+        /// The message of NCCL's error.
         problem: String,
     },
     /// Finding or joining the other members failed.
@@ -305,7 +305,8 @@ impl From<distribute_cluster::Error> for Error {
 }
 
 impl Error {
-    /// Builds the reason that peers are sent for this error of `name`: the first cause, and not who has passed it on.
+    /// Builds the reason that is sent to peers for this error of `name`: the first cause, and not the rank that has
+    /// passed it on.
     pub(crate) fn as_reason(&self, name: &str) -> AbortReason {
         match self {
             Error::Aborted { origin, cause, kind, .. } => {
@@ -315,8 +316,8 @@ impl Error {
         }
     }
 
-    /// Builds the error of an aborted group from its first cause: a cause that is an abort itself, passed on by a rank
-    /// that was aborted, is replaced by the cause that it names.
+    /// Builds the error of an aborted group from its first cause. If the cause is itself an abort, passed on by a rank
+    /// that was aborted, it is replaced with the cause that it names.
     pub(crate) fn aborted(group: &str, origin: &str, cause: &str, kind: FailureKind) -> Error {
         let (origin, cause) = match cause.rsplit_once(ABORTED_BY).and_then(|(_, told)| told.split_once(": ")) {
             Some((first, cause)) => (first, cause),
@@ -361,7 +362,7 @@ impl ErrorClass for Error {
 /// Precedes the name of the rank that has aborted a group, in [`Error::Aborted`]'s message.
 const ABORTED_BY: &str = " was aborted by ";
 
-/// The result of this crate's operations.
+/// The result of operations that fail with this crate's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 #[cfg(test)]
@@ -374,7 +375,7 @@ mod tests {
         let abort =
             |reason: AbortReason, group: &str| Error::aborted(group, &reason.origin, &reason.cause, reason.kind);
         let mut told = abort(first.as_reason("worker:1"), "world");
-        // Whoever was aborted tells the next, as a reason or in words.
+        // A rank that was aborted passes the cause on, as a reason or as text.
         for peer in ["worker:2", "worker:3"] {
             told = abort(told.as_reason(peer), "inner");
         }

@@ -1,4 +1,4 @@
-//! Fused all-reduce: many tensors in few operations. Gradients are reduced in buckets, each as soon as its last one
+//! Fused all-reduce: many tensors in few operations. Gradients are reduced in buckets, each as soon as its last tensor
 //! arrives.
 
 use std::sync::{Arc, Mutex};
@@ -16,11 +16,11 @@ mod plan;
 pub(crate) use batch::Batch;
 pub use plan::{Bucket, BucketPlan, FusedTensor};
 
-/// Tensors that are reduced over ranks together, again and again: one rank's side.
+/// One rank's side of a repeated fused all-reduce.
 ///
-/// Every step each rank [pushes](FusedStep::push) the same tensors, in any order and while it still computes others.
-/// Full buckets are launched in the order of the plan, so ranks agree on the order of operations whatever order their
-/// tensors come in.
+/// In every step each rank [pushes](FusedStep::push) the same tensors, in any order and while it still computes others.
+/// Full buckets are launched in the order of the plan, so ranks agree on the order of operations whatever the order of
+/// their tensors.
 ///
 /// # Examples
 /// ```
@@ -35,7 +35,7 @@ pub use plan::{Bucket, BucketPlan, FusedTensor};
 ///             let fused = FusedAllReduce::new(layers, &FusionOptions::default().op(ReduceOp::Mean))?;
 ///             for step in 0..3 {
 ///                 let mut gradients = fused.begin();
-///                 gradients.push(group, 1, vec![step as f32; 4])?;     // backward: the last layer comes first
+///                 gradients.push(group, 1, vec![step as f32; 4])?;     // backward: the last layer first
 ///                 gradients.push(group, 0, vec![1.0; 32])?;
 ///                 let gradients = gradients.finish(group)?;            // in the order of `layers`
 ///                 assert_eq!(gradients[1], [step as f32; 4]);
@@ -48,13 +48,13 @@ pub use plan::{Bucket, BucketPlan, FusedTensor};
 /// ```
 ///
 /// # Source
-/// The buckets of torch's `DistributedDataParallel` (Li and others, "PyTorch Distributed", 2020) and Horovod's tensor
+/// The buckets of PyTorch's `DistributedDataParallel` (Li and others, "PyTorch Distributed", 2020) and Horovod's tensor
 /// fusion.
 #[derive(Debug)]
 pub struct FusedAllReduce {
     plan: Arc<BucketPlan>,
     op: ReduceOp,
-    /// One per bucket that is compressed; each keeps what it has lost until the next step.
+    /// One per compressed bucket; each keeps its compression error for the next step.
     compressors: Arc<Vec<Option<Mutex<Bucketed>>>>,
 }
 
@@ -62,12 +62,12 @@ pub struct FusedAllReduce {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct FusionOptions {
-    /// A bucket is closed when it holds at least this many bytes. Smaller buckets begin earlier, larger ones cost fewer
-    /// operations; between processes an operation costs about as much as moving 64 KiB. Default 1 MiB.
+    /// A bucket is closed when it holds at least this many bytes. Smaller buckets start earlier, larger ones need fewer
+    /// operations; between processes an operation costs about as much as moving 64 KiB. Default: 1 MiB.
     pub bucket_bytes: usize,
-    /// The reduction; `Sum` or `Mean` where values are compressed. Default `Sum`.
+    /// The reduction; `Sum` or `Mean` if values are compressed. Default: `Sum`.
     pub op: ReduceOp,
-    /// Compression of what is sent. Default: none.
+    /// The compression of the exchanged values. Default: none.
     pub compression: Compression,
 }
 
@@ -86,19 +86,19 @@ distribute_types::setters! {
 }
 
 impl FusedAllReduce {
-    /// Plans buckets for tensors whose last one arrives first, as gradients do in backward.
+    /// Plans buckets for tensors that arrive in reverse order, like gradients in backward.
     ///
     /// # Errors
-    /// [`Error::Compression`] for settings that cannot be used.
+    /// [`Error::Compression`] if the settings of the compression are invalid.
     pub fn new(tensors: &[FusedTensor], options: &FusionOptions) -> Result<FusedAllReduce> {
         let order: Vec<usize> = (0..tensors.len()).rev().collect();
         FusedAllReduce::with_plan(BucketPlan::new(tensors, &order, options.bucket_bytes), options)
     }
 
-    /// Uses a plan of the caller's, which must be the same on all ranks.
+    /// Uses a given plan, which must be equal on all ranks.
     ///
     /// # Errors
-    /// [`Error::Compression`] for settings that cannot be used.
+    /// [`Error::Compression`] if the settings of the compression are invalid.
     pub fn with_plan(plan: BucketPlan, options: &FusionOptions) -> Result<FusedAllReduce> {
         options.compression.check(options.op)?;
         let compressor = |bucket: &Bucket| -> Option<Mutex<Bucketed>> {
@@ -116,9 +116,8 @@ impl FusedAllReduce {
         &self.plan
     }
 
-    /// Rolls back the last step, which has failed on some rank, so that the compression error kept for the next step is
-    /// that from before. Call it on every rank, once, when the step is dropped, and only where no rank has used its
-    /// results.
+    /// Rolls back the last step after it has failed on some rank: restores the compression error from before it. Call
+    /// it on every rank, once, when the step is dropped, and only if no rank has used its results.
     pub fn take_back(&self) {
         self.compressors.iter().flatten().for_each(|compressor| lock(compressor).take_back());
     }
@@ -128,7 +127,7 @@ impl FusedAllReduce {
         self.compressors.iter().flatten().flat_map(|compressor| lock(compressor).left().to_vec()).collect()
     }
 
-    /// Begins a step. One at a time: values that are compressed carry over from one step to the next.
+    /// Starts a step. Only one step at a time: compression errors carry over from one step to the next.
     pub fn begin<B: OwnedBuffers>(&self) -> FusedStep<B> {
         self.compressors.iter().flatten().for_each(|compressor| lock(compressor).settle());
         FusedStep {
@@ -156,11 +155,11 @@ pub struct FusedStep<B: OwnedBuffers> {
 }
 
 impl<B: OwnedBuffers> FusedStep<B> {
-    /// Takes a tensor, and begins to reduce its bucket if that is now full, and later buckets that waited for it.
+    /// Adds a tensor. When its bucket is full, starts to reduce it, and then later buckets that waited for it.
     ///
     /// # Errors
-    /// [`Error::Tensor`] where the index is not in the plan, was pushed already, or the memory has another type or
-    /// length; those of [`Start::all_reduce`](crate::Start::all_reduce).
+    /// [`Error::Tensor`] if the index is not in the plan or was pushed already, or the memory has another type or
+    /// length; the errors of [`Start::all_reduce`](crate::Start::all_reduce).
     pub fn push(&mut self, group: &ProcessGroup, index: usize, mut tensor: B) -> Result<()> {
         let (bucket, place) = self.plan.place(index)?;
         self.plan.check(index, &mut tensor)?;
@@ -184,7 +183,7 @@ impl<B: OwnedBuffers> FusedStep<B> {
     /// Waits for all buckets and returns the reduced tensors, in the order of their indices.
     ///
     /// # Errors
-    /// [`Error::Tensor`] where one was not pushed; those of [`Work::wait`](crate::Work::wait).
+    /// [`Error::Tensor`] if a tensor was not pushed; the errors of [`Work::wait`](crate::Work::wait).
     pub fn finish(mut self, group: &ProcessGroup) -> Result<Vec<B>> {
         let absent = (0..self.plan.tensors.len()).find(|index| self.plan.place(*index).is_ok() && !self.has(*index));
         if let Some(index) = absent {

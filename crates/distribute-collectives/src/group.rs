@@ -1,4 +1,4 @@
-//! Process groups: a rank's handle, which hands its calls to the engine.
+//! Process groups: the handle of a rank, which passes its calls to the engine.
 
 mod agreement;
 mod children;
@@ -47,24 +47,24 @@ use crate::{Algorithm, Error, Options, Rank, ReduceOp, Result};
 
 /// One rank's handle on an ordered group of ranks that call collective operations together.
 ///
-/// Every rank of the group must issue the same operations in the same order; a difference is an error on all ranks, not
-/// a wrong result. Blocking and asynchronous calls share that order. Dropping the handle leaves the group.
+/// Every rank of the group must issue the same operations in the same order; a difference is an error on all ranks and
+/// never a wrong result. Blocking and asynchronous calls share that order. Dropping the handle leaves the group.
 ///
 /// # Ordering
 /// Every call returns when this rank's part is done. Only [`barrier`](ProcessGroup::barrier), and calls whose result
 /// needs every rank, imply that others have arrived.
 ///
 /// # Errors
-/// Every operation can fail with the group, which is then aborted on all ranks:
-/// - [`Error::Mismatch`], [`Error::Schedules`] or [`Error::Parts`] where ranks call different operations, execute one
-///   by different algorithms, or pass counts that do not match;
-/// - [`Error::Deadline`] where it takes longer than [`Options::timeout`];
-/// - [`Error::PeerLost`], [`Error::PeerLeft`] or [`Error::Absent`] where a rank that it needs has died, has dropped its
+/// Every operation can fail together with the group, which is then aborted on all ranks:
+/// - [`Error::Mismatch`], [`Error::Schedules`] or [`Error::Parts`] if ranks call different operations, execute one by
+///   different algorithms, or pass counts that do not match;
+/// - [`Error::Deadline`] if it takes longer than [`Options::timeout`];
+/// - [`Error::PeerLost`], [`Error::PeerLeft`] or [`Error::Absent`] if a rank that it needs has died, has dropped its
 ///   handle, or is marked as making no calls;
-/// - [`Error::Panicked`] where a function of the caller's panics;
-/// - [`Error::Aborted`] where another rank or an earlier failure has aborted the group.
+/// - [`Error::Panicked`] if a user's function panics;
+/// - [`Error::Aborted`] if another rank or an earlier failure has aborted the group.
 ///
-/// Arguments that do not fit are errors of this rank alone, before anything is sent; each operation names them.
+/// Invalid arguments are errors of this rank alone, before anything is sent; each operation names them.
 ///
 /// # Examples
 /// ```
@@ -84,17 +84,18 @@ use crate::{Algorithm, Error, Options, Rank, ReduceOp, Result};
 /// ```
 ///
 /// # Source
-/// The operations of the MPI standard (4.1, chapter 6) and of NCCL, under their names.
+/// The operations and their names are those of the MPI standard (4.1, chapter 6) and of NCCL.
 pub struct ProcessGroup {
     engine: Arc<EngineHandle>,
-    /// Groups made from this one, left by the local rank that made them for the others.
+    /// Groups created from this one, which the local rank that created them holds for the other ranks.
     children: Arc<Children>,
     /// State that the ranks of this process share for another module.
     #[cfg(feature = "cuda")]
     shared_state: Arc<Mutex<Option<Arc<dyn std::any::Any + Send + Sync>>>>,
     local: usize,
     options: Arc<Options>,
-    /// Sequence number of the next call; held while a call is deposited, so that calls of several threads do not mix.
+    /// Sequence number of the next call; locked while a call is deposited, so that calls of several threads stay in
+    /// order.
     next: Mutex<u64>,
     /// Number of times this rank has split the group.
     splits: AtomicU64,
@@ -103,7 +104,7 @@ pub struct ProcessGroup {
 }
 
 impl ProcessGroup {
-    /// Makes a group of `ranks` ranks as threads of this process, which reduce straight in each other's memory.
+    /// Creates a group of `ranks` ranks as threads of this process, which reduce directly in each other's memory.
     ///
     /// # Errors
     /// [`Error::GroupSize`] unless `ranks` is between 1 and 256.
@@ -111,7 +112,7 @@ impl ProcessGroup {
         ProcessGroup::local_with(ranks, &Options::default())
     }
 
-    /// Makes a group as [`local`](ProcessGroup::local) does, with options.
+    /// Creates a group like [`local`](ProcessGroup::local), with options.
     ///
     /// # Errors
     /// [`Error::GroupSize`] unless `ranks` is between 1 and 256.
@@ -120,19 +121,19 @@ impl ProcessGroup {
         Ok(ProcessGroup::local_named((0..ranks).map(|rank| format!("rank {rank}")).collect(), options))
     }
 
-    /// Makes one rank of this process per name.
+    /// Creates one rank of this process per name.
     fn local_named(names: Vec<String>, options: &Options) -> Vec<ProcessGroup> {
         let ranks = names.len();
         handles(EngineHandle::new(new_engine(names, 0, ranks, options, None), None), options)
     }
 
-    /// Makes the `local_ranks` ranks of this process in a group of several processes that a transport connects.
+    /// Creates the `local_ranks` ranks of this process in a group of several processes that a transport connects.
     ///
-    /// Process p holds ranks `p * local_ranks ..`; `names` has one name per rank, as errors print it.
+    /// Process p holds the ranks from `p * local_ranks` on; `names` has one name per rank, as errors print it.
     ///
     /// # Errors
-    /// [`Error::GroupSize`] unless `local_ranks` is between 1 and 256, [`Error::RankOutside`] where `names` is not a
-    /// multiple of it or has too few for `process`.
+    /// [`Error::GroupSize`] unless `local_ranks` is between 1 and 256; [`Error::RankOutside`] if the number of `names`
+    /// is not a multiple of it, or is too small for `process`.
     pub fn with_transport(
         transport: Box<dyn Transport>,
         process: usize,
@@ -143,7 +144,7 @@ impl ProcessGroup {
         ProcessGroup::connected(transport, process, local_ranks, names, options, None)
     }
 
-    /// Makes ranks as [`with_transport`](ProcessGroup::with_transport) does, for processes of a job.
+    /// Creates ranks like [`with_transport`](ProcessGroup::with_transport), for processes of a job.
     fn connected(
         transport: Box<dyn Transport>,
         process: usize,
@@ -178,12 +179,12 @@ impl ProcessGroup {
         self.engine.context.world_size()
     }
 
-    /// Returns the number of ranks that live in this process.
+    /// Returns the number of ranks in this process.
     pub fn local_world_size(&self) -> usize {
         self.engine.context.local_ranks
     }
 
-    /// Returns this process's place among the group's processes.
+    /// Returns this process's index among the group's processes.
     pub fn process(&self) -> usize {
         self.engine.context.process()
     }
@@ -198,7 +199,7 @@ impl ProcessGroup {
         self.engine.context.names.get(rank.index()).map_or("", String::as_str)
     }
 
-    /// Returns the transport's name: `local` where one process holds all ranks.
+    /// Returns the transport's name: `local` if one process holds all ranks.
     pub fn transport_name(&self) -> &'static str {
         self.engine.inter_process().map_or("local", InterProcess::transport)
     }
@@ -208,7 +209,7 @@ impl ProcessGroup {
         self.engine.inter_process().map_or(Algorithm::Auto, |stage| stage.algorithm_for(bytes))
     }
 
-    /// Returns how many bytes to reduce together, of `total` bytes of values that come one after another.
+    /// Returns how many bytes to reduce together, of `total` bytes of values that become ready one after another.
     pub fn bytes_per_pack(&self, total: usize) -> usize {
         let chosen = self.options.cross_device_ops.as_ref().and_then(|ops| ops.bytes_per_pack(total));
         match chosen.unwrap_or(self.options.bytes_per_pack) {
@@ -217,7 +218,7 @@ impl ProcessGroup {
         }
     }
 
-    /// Returns the coordination service behind the group, where it has one.
+    /// Returns the coordination service of the group, if it has one.
     pub fn coordination(&self) -> Option<&Arc<Coordination>> {
         self.job().map(|job| &job.coordination)
     }
@@ -226,13 +227,13 @@ impl ProcessGroup {
         self.engine.job()
     }
 
-    /// Returns the options that the group was made with.
+    /// Returns the options that the group was created with.
     pub fn options(&self) -> &Options {
         &self.options
     }
 
-    /// Aborts the group on every rank: operations under way and later ones return [`Error::Aborted`] with `reason`.
-    /// `kind` says whether a restart helps; all ranks' errors carry it, and with them the exit codes of their
+    /// Aborts the group on every rank: operations in progress and later ones return [`Error::Aborted`] with `reason`.
+    /// `kind` tells whether a restart helps; all ranks' errors have it, and it determines the exit codes of their
     /// processes.
     ///
     /// Call it on a rank that fails outside a collective, so that its peers do not wait for it.
@@ -247,19 +248,18 @@ impl ProcessGroup {
         self.engine.abort(&self.engine.context.local_name(self.local), error);
     }
 
-    /// Marks this rank as one that makes no calls for now, although it keeps its handle, or as one that does again. A
-    /// rank of the same process that waits for a call of it then gets [`Error::Absent`] at once, rather than at its
-    /// deadline.
+    /// Marks this rank as one that makes no calls for now, although it keeps its handle, or as active again. A rank of
+    /// the same process that waits for a call of an idle rank gets [`Error::Absent`] at once, and not at its deadline.
     pub fn set_idle(&self, idle: bool) {
         self.engine.set_idle(self.local, idle);
     }
 
-    /// Returns why the group has ended, if it has.
+    /// Returns the error with which the group has ended, if it has.
     pub fn failure(&self) -> Option<Error> {
         self.engine.context.failure()
     }
 
-    /// Returns the state that the ranks of this process share, made by the first that asks.
+    /// Returns the state that the ranks of this process share, created by the first caller.
     #[cfg(feature = "cuda")]
     pub(crate) fn shared_state<T: Send + Sync + 'static>(&self, make: impl FnOnce() -> T) -> Arc<T> {
         let mut shared = lock(&self.shared_state);
@@ -278,7 +278,7 @@ impl ProcessGroup {
             return outcome;
         }
         let (operation, token) = self.deposit(request, borrowed.buffers)?;
-        // The borrow of the caller's memory lasts until nobody touches it any more, whatever happens in between.
+        // The caller's memory stays borrowed until no other thread accesses it, whatever happens in between.
         let _hold = Hold { engine: &self.engine, local: self.local, operation: &operation };
         self.engine.start(&operation, true);
         let outcome = self.engine.wait(self.local, &operation);
@@ -286,7 +286,7 @@ impl ProcessGroup {
         outcome
     }
 
-    /// Begins a call on memory that the returned work owns.
+    /// Starts a call on memory that the returned work owns.
     fn begin<B: OwnedBuffers>(&self, request: Request, buffers: Buffers, owned: B) -> Result<Work<B>> {
         let _span = self.span(&request).entered();
         let (operation, token) = self.deposit(request, buffers)?;
@@ -302,15 +302,15 @@ impl ProcessGroup {
         tracing::trace_span!("collective", kind = kind.name(), count, dtype = dtype.name(), group, rank)
     }
 
-    /// Exchanges a call in place straight with the other processes, where this rank is alone in its process and no
-    /// earlier call is under way.
+    /// Exchanges a call in place directly with the other processes, if this is the only rank of its process and no
+    /// earlier call is in progress.
     fn fast_path(&self, request: Request, buffers: &Buffers) -> Option<Result<()>> {
         if self.engine.context.local_ranks != 1
             || !matches!(request.kind, Kind::AllReduce | Kind::Broadcast | Kind::Reduce | Kind::Barrier)
         {
             return None;
         }
-        // These means are added up in memory of the operation's own.
+        // These means need an accumulator in the operation's own memory.
         if request.op == Some(ReduceOp::Mean.into()) && kernel::mean_accumulator(request.dtype).is_some() {
             return None;
         }
@@ -345,7 +345,7 @@ impl ProcessGroup {
         }
     }
 
-    /// Numbers a call and lends its memory to the engine: from here on the rank must wait for the operation.
+    /// Numbers a call and lends its memory to the engine. From here on the rank must wait for the operation.
     fn deposit(&self, request: Request, buffers: Buffers) -> Result<(Arc<Operation>, RecordToken)> {
         self.check(&request)?;
         let mut next = lock(&self.next);
@@ -363,9 +363,9 @@ impl ProcessGroup {
         self.engine.recorders[self.local].finish(token, outcome, || self.engine.flight_header(self.local));
     }
 
-    /// Returns the last operations of this rank, newest last: the flight recorder.
+    /// Returns the last operations of this rank, newest last (its flight record).
     ///
-    /// Every rank of a failing group writes it to the folder that `DISTRIBUTE_FLIGHT_DIR` names; with
+    /// Every rank of a failing group writes its record to the folder named by `DISTRIBUTE_FLIGHT_DIR`. With
     /// `DISTRIBUTE_TRACE`, a trace of all operations is written when the group ends.
     pub fn flight_record(&self) -> FlightRecord {
         self.engine.recorders[self.local].record(self.engine.flight_header(self.local))
@@ -382,7 +382,8 @@ impl ProcessGroup {
 impl Drop for ProcessGroup {
     fn drop(&mut self) {
         self.engine.recorders[self.local].close(|| self.engine.flight_header(self.local));
-        // Before the children: a rank that makes a handle for this one from now on sees that it is gone.
+        // Done before the children are dropped: a rank that creates a handle for this one from now on sees that it has
+        // left.
         self.engine.leave(self.local);
         self.children.drop_unclaimed(self.rank().index());
     }
@@ -399,7 +400,7 @@ impl std::fmt::Debug for ProcessGroup {
     }
 }
 
-/// Guard that waits for an operation if the thread unwinds while the engine has its memory.
+/// A guard that waits for an operation if the thread unwinds while the engine uses its memory.
 struct Hold<'a> {
     engine: &'a Engine,
     local: usize,
@@ -453,7 +454,7 @@ fn new_engine(
     Engine::new(&options.name, names, first_rank, local_ranks, options.cross_device_ops.clone(), stage)
 }
 
-/// Makes the handles of all ranks of this process.
+/// Creates the handles of all ranks of this process.
 fn handles(engine: EngineHandle, options: &Options) -> Vec<ProcessGroup> {
     let (engine, children) = (Arc::new(engine), Arc::new(Children::default()));
     #[cfg(feature = "cuda")]
@@ -473,7 +474,7 @@ fn handles(engine: EngineHandle, options: &Options) -> Vec<ProcessGroup> {
     (0..engine.context.local_ranks).map(handle).collect()
 }
 
-/// Returns the only rank of a process that holds one.
+/// Returns the only rank of a process that has one.
 fn first(ranks: Vec<ProcessGroup>) -> Result<ProcessGroup> {
     ranks.into_iter().next().ok_or(Error::GroupSize { given: 0, max: 1 })
 }

@@ -1,7 +1,7 @@
 //! The arithmetic of reductions, on contiguous memory.
 //!
-//! Loops are written over plain slices so that the compiler vectorises them. The order of combination is always that of
-//! the sources given, so results repeat bit for bit.
+//! Loops are written over plain slices so that the compiler vectorises them. Sources are always combined in the given
+//! order, so results repeat bit for bit.
 
 use bytemuck::{cast_slice, cast_slice_mut};
 use distribute_device::{DType, Element};
@@ -18,8 +18,8 @@ pub(crate) trait Number: Element {
     type Wide: Copy + Default;
     /// The type in which a mean is accumulated: no sum of 2³¹ elements overflows it.
     type Exact: Copy + Default;
-    /// The type in which a mean is accumulated between processes: `f32` for 16-bit floats; for integers quotient and
-    /// remainder as `i64`.
+    /// The type in which a mean is accumulated between processes: `f32` for 16-bit floats; quotient and remainder as
+    /// `i64` for integers.
     type MeanAccumulator: bytemuck::Pod;
     fn to_wide(self) -> Self::Wide;
     fn from_wide(wide: Self::Wide) -> Self;
@@ -27,14 +27,14 @@ pub(crate) trait Number: Element {
     fn product(a: Self::Wide, b: Self::Wide) -> Self::Wide;
     fn min(a: Self::Wide, b: Self::Wide) -> Self::Wide;
     fn max(a: Self::Wide, b: Self::Wide) -> Self::Wide;
-    /// Maps every NaN to one bit pattern: which of two operands' patterns an addition keeps is up to the compiler.
+    /// Maps every NaN to one bit pattern: the compiler decides which of two operands' patterns an addition keeps.
     fn settle(a: Self::Wide) -> Self::Wide;
     fn to_exact(self) -> Self::Exact;
     fn add_exact(a: Self::Exact, b: Self::Exact) -> Self::Exact;
     fn mean_of_exact(sum: Self::Exact, n: u32) -> Self;
     fn to_accumulator(sum: Self::Exact, n: u32) -> Self::MeanAccumulator;
     fn mean_of_accumulated(sum: Self::MeanAccumulator, n: u32) -> Self;
-    /// Bits are combined in integers only, which is checked before; floats stay as they are.
+    /// Bits are combined in integers only, which is checked before; floats are returned unchanged.
     fn bit_and(a: Self::Wide, b: Self::Wide) -> Self::Wide;
     fn bit_or(a: Self::Wide, b: Self::Wide) -> Self::Wide;
     fn bit_xor(a: Self::Wide, b: Self::Wide) -> Self::Wide;
@@ -56,7 +56,7 @@ macro_rules! floats {
             fn product(a: $wide, b: $wide) -> $wide { a * b }
             #[inline(always)]
             fn min(a: $wide, b: $wide) -> $wide {
-                // -0 is less than 0, whichever comes first; equal values have equal bits but for that.
+                // -0 is less than 0, in either order; equal values otherwise have equal bits.
                 let least = if a < b { a } else { b };
                 let least = if a == b { <$wide>::from_bits(a.to_bits() | b.to_bits()) } else { least };
                 if a.is_nan() | b.is_nan() { <$wide>::NAN } else { least }
@@ -140,8 +140,8 @@ floats! {
     bf16, f32, widen_bf16, narrow_bf16;
 }
 
-/// Without branches, so that loops of it are vectorised: the exponent is moved by a multiplication, which also makes
-/// numbers of denormals.
+/// Written without branches, so that loops of it are vectorised. The exponent is adjusted by a multiplication, which
+/// also normalises denormals.
 #[inline(always)]
 fn widen_f16(x: f16) -> f32 {
     let bits = u32::from(x.to_bits());
@@ -150,7 +150,7 @@ fn widen_f16(x: f16) -> f32 {
     f32::from_bits(moved.to_bits() | special | (bits & 0x8000) << 16)
 }
 
-/// Rounds to even; a NaN stays a NaN. Without branches, so that loops of it are vectorised.
+/// Rounds to nearest even; a NaN stays a NaN. Written without branches, so that loops of it are vectorised.
 ///
 /// # Source
 /// Giesen, "Half-precision floats: conversion", 2012: `float_to_half_fast3_rtne`.
@@ -159,7 +159,7 @@ fn narrow_f16(x: f32) -> f16 {
     let sign = x.to_bits() & 0x8000_0000;
     let bits = x.to_bits() ^ sign;
     let special = if bits > 0x7f80_0000 { 0x7e00 } else { 0x7c00 };
-    // An addition that leaves the rounded denormal in the lowest bits.
+    // This addition leaves the rounded denormal in the lowest bits.
     let denormal = (f32::from_bits(bits) + 0.5).to_bits().wrapping_sub(0.5f32.to_bits());
     let normal = bits.wrapping_sub(112 << 23).wrapping_add(0xfff + ((bits >> 13) & 1)) >> 13;
     let small = if bits < 113 << 23 { denormal } else { normal };
@@ -167,13 +167,13 @@ fn narrow_f16(x: f32) -> f16 {
     f16::from_bits((narrow | sign >> 16) as u16)
 }
 
-/// Without the branch for signalling NaNs, so that loops of it are vectorised.
+/// Written without the branch for signalling NaNs, so that loops of it are vectorised.
 #[inline(always)]
 fn widen_bf16(x: bf16) -> f32 {
     f32::from_bits(u32::from(x.to_bits()) << 16)
 }
 
-/// Rounds to even; a NaN stays a NaN. Without branches, so that loops of it are vectorised.
+/// Rounds to nearest even; a NaN stays a NaN. Written without branches, so that loops of it are vectorised.
 #[inline(always)]
 fn narrow_bf16(x: f32) -> bf16 {
     let bits = x.to_bits();
@@ -219,9 +219,9 @@ macro_rules! with_op {
     };
 }
 
-/// Makes functions that run their `_here` form, compiled for the processor at hand where that is a newer one.
+/// Defines functions that run their `_here` form, compiled for the processor in use if that is a newer one.
 ///
-/// Elements are combined one by one in every form, so results are the same bit for bit.
+/// Elements are combined one by one in every form, so results are equal bit for bit.
 macro_rules! dispatched {
     ($($(#[$doc:meta])* $name:ident = $here:ident($($arg:ident: $type:ty),*);)*) => {
         $(
@@ -251,7 +251,7 @@ macro_rules! dispatched {
                     fn newer($($arg: $type),*) {
                         $here($($arg),*);
                     }
-                    // SAFETY: `is_newer` was asked before.
+                    // SAFETY: `is_newer` was checked before.
                     unsafe { newer($($arg),*) }
                 }
             )*
@@ -260,27 +260,27 @@ macro_rules! dispatched {
 }
 
 dispatched! {
-    /// `target = target ∘ source`, element by element. `Mean` adds; [`divide`] follows at the end.
+    /// Computes `target = target ∘ source`, element by element. `Mean` adds; [`divide`] follows at the end.
     ///
-    /// Both must hold whole elements, aligned for the type, and be equally long.
+    /// Both must hold whole elements, be aligned for the type, and have equal lengths.
     combine = combine_here(dtype: DType, op: ReduceOp, target: &mut [u8], source: &[u8]);
 
     /// Divides every element by `n`: the last step of a mean of `f32` or `f64`. Means of other types have an
     /// [accumulator](mean_accumulator).
     divide = divide_here(dtype: DType, target: &mut [u8], n: u32);
 
-    /// Adds up equally long sources into the [accumulator](mean_accumulator) of a mean of `n` ranks.
+    /// Sums sources of equal length into the [accumulator](mean_accumulator) of a mean over `n` ranks.
     accumulate_mean = accumulate_mean_here(dtype: DType, n: u32, sources: &[&[u8]], accumulated: &mut [u8]);
 
-    /// Writes the mean of `n` ranks whose accumulators have been added up.
+    /// Writes the mean over `n` ranks from the sum of their accumulators.
     finish_mean = finish_mean_here(dtype: DType, n: u32, accumulated: &[u8], target: &mut [u8]);
 
-    /// Combines equally long buffers in their order and stores the result in those that `keep` names.
+    /// Combines buffers of equal length in order and stores the result in those that `keep` names.
     reduce_in_place = reduce_in_place_here(
         dtype: DType, op: ReduceOp, divisor: Option<u32>, keep: Keep, buffers: &mut [&mut [u8]]
     );
 
-    /// Combines equally long sources in their order into `target`, which is none of them.
+    /// Combines sources of equal length in order into `target`, which is not a source.
     reduce_to_one = reduce_to_one_here(
         dtype: DType, op: ReduceOp, divisor: Option<u32>, sources: &[&[u8]], target: &mut [u8]
     );
@@ -299,7 +299,7 @@ fn round_off_here(dtype: DType, values: &mut [f32], short: &mut [u8]) {
         for (value, short) in values.iter_mut().zip(short) {
             *short = T::from_wide(*value);
             let left = *value - short.to_wide();
-            // Infinity and NaN are sent once, not for ever.
+            // Infinity and NaN are sent once; they are not kept as an error.
             *value = if left.is_finite() { left } else { 0.0 };
         }
     }
@@ -344,8 +344,9 @@ fn divide_here(dtype: DType, target: &mut [u8], n: u32) {
     }
 }
 
-/// What a mean between processes is added up in where that is not the type itself: elements of which type, and how many
-/// for each. A sum of 16-bit floats or of integers may not be one of that type although the mean is.
+/// Returns the accumulator of a mean between processes, if it is not the data type itself: its element type, and the
+/// number of its elements per value. A sum of 16-bit floats or of integers may overflow the type even if the mean does
+/// not.
 pub(crate) fn mean_accumulator(dtype: DType) -> Option<(DType, usize)> {
     match dtype {
         DType::F32 | DType::F64 => None,
@@ -380,7 +381,7 @@ fn finish_mean_here(dtype: DType, n: u32, accumulated: &[u8], target: &mut [u8])
     with_dtype!(dtype, T => all::<T>(n, cast_slice(accumulated), cast_slice_mut(target)));
 }
 
-/// Which of the combined buffers receive the result.
+/// The buffers that receive the result of a combination.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Keep {
     All,

@@ -1,23 +1,25 @@
-//! Collective operations between the ranks of a process group: threads of one process, or processes of one or many
+//! Collective operations between the ranks of a process group: threads of one process, or processes on one or more
 //! machines.
 //!
-//! The crate knows nothing of training, tensors or models: it works on `&mut [T]`. Values are reduced where they are,
-//! without a copy into buffers of its own.
+//! The crate does not depend on training, tensors or models: it works on `&mut [T]`. Values are reduced in place,
+//! without a copy into internal buffers.
 //!
-//! - [`ProcessGroup`]: one rank's handle; its methods are the operations, which wait; [`start`](ProcessGroup::start) has those that
-//!   return at once ([`Work`], a future), [`parts`](ProcessGroup::parts) those on parts of different lengths.
-//! - [`FusedAllReduce`]: many tensors in few operations, overlapped with backward; with [`Compression`].
-//! - [`schedule`]: the algorithms, as plain lists of sends and receives that anybody can execute or draw.
-//! - [`transport`]: byte streams between processes; implement [`transport::Transport`] for a network of your own.
-//! - [`DeviceGroup`]: the operations on memory of devices, in the order of their streams.
-//! - [`FlightRecord`]: the last calls of each rank, and [`explain`], which diagnoses a failure from them.
-//! - [`Options`]: timeouts, transport and algorithm; [`Error`].
+//! - [`ProcessGroup`] is the handle of one rank. Its methods are the blocking operations;
+//!   [`start`](ProcessGroup::start) returns their asynchronous forms ([`Work`], a future), and
+//!   [`parts`](ProcessGroup::parts) those for parts of different lengths.
+//! - [`FusedAllReduce`] reduces many tensors in few operations, overlapped with backward, optionally with
+//!   [`Compression`].
+//! - [`schedule`] holds the algorithms, as plain lists of sends and receives that other code can execute or draw.
+//! - [`transport`] has the byte streams between processes; implement [`transport::Transport`] for another network.
+//! - [`DeviceGroup`] has the operations on device memory, ordered by streams.
+//! - [`FlightRecord`] holds the last calls of each rank, and [`explain`] diagnoses a failure from them.
+//! - [`Options`] has timeouts, transport and algorithm; [`Error`] is the error of all operations.
 //!
 //! # Examples
 //! ```no_run
 //! use distribute_collectives::{ProcessGroup, ReduceOp};
 //!
-//! let group = ProcessGroup::from_env()?;          // TF_CONFIG, or RANK/WORLD_SIZE/MASTER_ADDR, or alone
+//! let group = ProcessGroup::from_env()?;          // TF_CONFIG, or RANK/WORLD_SIZE/MASTER_ADDR, or a single process
 //! let mut gradients = vec![1.0f32; 1 << 20];
 //! group.all_reduce(&mut gradients, ReduceOp::Sum)?;
 //! let work = group.start().all_reduce(gradients, ReduceOp::Mean)?;
@@ -27,10 +29,11 @@
 //! ```
 //!
 //! # Invariants
-//! - Every wait has a deadline; a lost peer is an error on the survivors, at once.
-//! - Every call carries a fingerprint (kind, sequence number, type, length, reduction, root); a difference between
-//!   ranks is an error on all of them that names both sides.
-//! - For a given rank count, placement and options the order of every reduction is fixed: results repeat bit for bit.
+//! - Every wait has a deadline; the loss of a peer is an error on the surviving ranks at once.
+//! - Every call carries a fingerprint (kind, sequence number, type, length, reduction, root); if ranks differ, all of
+//!   them get an error that names both sides.
+//! - For a given number of ranks, placement and options the order of every reduction is fixed: results repeat bit for
+//!   bit.
 
 mod call;
 mod compression;

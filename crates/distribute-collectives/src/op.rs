@@ -10,11 +10,11 @@ use crate::Error;
 /// A reduction operator, which combines values of several ranks.
 ///
 /// Floating-point `Mean` is the sum divided by the world size; integer `Mean` is that quotient rounded towards zero.
-/// Integer sums and products wrap. `Min` and `Max` of floating-point values are NaN where any value is.
-/// f16 and bf16 values are combined in f32.
+/// Integer sums and products wrap. `Min` and `Max` of floating-point values are NaN if any value is NaN. f16 and bf16
+/// values are combined in f32.
 ///
 /// # Source
-/// The operations and the bitwise names of `MPI_Op`, and `ncclRedOp_t`; tf.distribute's `ReduceOp` has the first two.
+/// The operations and bitwise names of `MPI_Op`, and `ncclRedOp_t`; tf.distribute's `ReduceOp` has the first two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 #[non_exhaustive]
@@ -38,7 +38,7 @@ pub enum ReduceOp {
 }
 
 impl ReduceOp {
-    /// Every reduction that is built in.
+    /// All built-in operators.
     pub const ALL: [ReduceOp; 8] = [
         ReduceOp::Sum,
         ReduceOp::Mean,
@@ -72,7 +72,7 @@ impl ReduceOp {
         ReduceOp::ALL.into_iter().find(|op| op.code() == code)
     }
 
-    /// Returns [`Error::UnfitType`] where the operator is not defined for a type.
+    /// Returns [`Error::UnfitType`] if the operator is not defined for a type.
     pub(crate) fn check(self, dtype: DType) -> Result<(), Error> {
         match self {
             ReduceOp::BitAnd | ReduceOp::BitOr | ReduceOp::BitXor if dtype.is_float() => {
@@ -92,7 +92,7 @@ impl fmt::Display for ReduceOp {
 impl FromStr for ReduceOp {
     type Err = Error;
 
-    /// Reads a name, in any case: `sum`, `MEAN`.
+    /// Parses a name, in upper or lower case: `sum`, `MEAN`.
     fn from_str(name: &str) -> Result<Self, Error> {
         ReduceOp::ALL.into_iter().find(|op| op.name().eq_ignore_ascii_case(name)).ok_or_else(|| Error::UnknownName {
             what: "reduction",

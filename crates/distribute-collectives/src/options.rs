@@ -19,26 +19,27 @@ use crate::{DeviceImplementation, Error, Result, SharedCrossDeviceOps};
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Options {
-    /// Name of the group in errors; groups of the same members need different names. Default `world`.
+    /// Name of the group in errors; groups of the same members need different names. Default: `world`.
     pub name: String,
-    /// Limit for one operation, from the call to the result. Default 5 minutes: long enough for a peer that
-    /// writes a checkpoint. A peer that dies is noticed at once, whatever this says.
+    /// Time limit for one operation, from the call to the result. Default: 5 minutes, long enough for a peer that
+    /// writes a checkpoint. The death of a peer is detected at once, independent of this limit.
     pub timeout: Duration,
-    /// Transport between processes. Default [`TransportKind::Auto`].
+    /// Transport between processes. Default: [`TransportKind::Auto`].
     pub transport: TransportKind,
-    /// Algorithm of an all-reduce between processes. Default [`Algorithm::Auto`].
+    /// Algorithm of an all-reduce between processes. Default: [`Algorithm::Auto`].
     pub algorithm: Algorithm,
-    /// Cost of connections, by which [`Algorithm::Auto`] chooses; equal on all members. Default: figures of the
+    /// Cost of connections, from which [`Algorithm::Auto`] chooses; equal on all members. Default: figures of the
     /// transport.
     pub link: Option<Link>,
-    /// Replaces the way in which the ranks of this process combine their values. Default: each thread reduces a part.
+    /// Replacement for the way in which the ranks of this process combine their values. Default: each thread reduces a
+    /// part.
     pub cross_device_ops: Option<SharedCrossDeviceOps>,
-    /// Bytes of gradients, or of other values that become ready one after another, to reduce together; 0 for all of a
-    /// step. Smaller packs begin earlier in backward, larger ones cost fewer operations; between processes an operation
-    /// costs about as much as moving 64 KiB. Alike on all members. Default 1 MiB.
+    /// Bytes of gradients, or of other values that become ready one after another, to reduce together; 0 for all values
+    /// of a step. Smaller packs start earlier in backward, larger ones need fewer operations; between processes an
+    /// operation costs about as much as moving 64 KiB. Equal on all members. Default: 1 MiB.
     pub bytes_per_pack: usize,
-    /// Default backend of a [`DeviceGroup`](crate::DeviceGroup) of these ranks; equal on all members.
-    /// Default [`DeviceImplementation::Auto`].
+    /// Backend of a [`DeviceGroup`](crate::DeviceGroup) of these ranks; equal on all members. Default:
+    /// [`DeviceImplementation::Auto`].
     pub device_implementation: DeviceImplementation,
 }
 
@@ -72,19 +73,19 @@ distribute_types::setters! {
 }
 
 impl Options {
-    /// The defaults, changed by `DISTRIBUTE_TIMEOUT` (seconds), `DISTRIBUTE_TRANSPORT`, `DISTRIBUTE_ALGORITHM` and
-    /// `DISTRIBUTE_LINK`.
+    /// Returns the defaults, changed by `DISTRIBUTE_TIMEOUT` (seconds), `DISTRIBUTE_TRANSPORT`, `DISTRIBUTE_ALGORITHM`
+    /// and `DISTRIBUTE_LINK`.
     ///
     /// # Errors
-    /// [`Error::UnknownName`] where one of them cannot be read.
+    /// [`Error::UnknownName`] if one of them cannot be parsed.
     pub fn from_env() -> Result<Options> {
         Options::from_vars(environment::text)
     }
 
-    /// As [`from_env`](Options::from_env), with the variables looked up by a function.
+    /// Reads options like [`from_env`](Options::from_env), with a function that looks up the variables.
     ///
     /// # Errors
-    /// [`Error::UnknownName`] where one of them cannot be read.
+    /// [`Error::UnknownName`] if one of them cannot be parsed.
     pub fn from_vars(variable: impl Fn(&str) -> Option<String>) -> Result<Options> {
         let mut options = Options::default();
         if let Some(given) = variable("DISTRIBUTE_TIMEOUT") {

@@ -1,7 +1,7 @@
 //! The flight recorder: the last calls of each rank.
 //!
-//! Always on. It keeps the last operations in preallocated memory, and writes them as JSON where the environment asks
-//! for it: when the group fails, for `distribute explain`, and at the end, as a trace for Perfetto.
+//! It is always on. It keeps the last operations in preallocated memory, and writes them as JSON if the environment
+//! requests it: when the group fails, for `distribute explain`, and at the end, as a trace for Perfetto.
 
 use std::fs;
 use std::io;
@@ -25,32 +25,32 @@ pub use explain::explain;
 const KEPT: usize = 2_000;
 const KEPT_FOR_TRACE: usize = 200_000;
 
-/// Names the folder to which failing groups write their records.
+/// The variable with the folder to which failing groups write their records.
 const FLIGHT_DIR: &str = "DISTRIBUTE_FLIGHT_DIR";
 
-/// The file of the trace; each rank adds its own number to the name.
+/// The variable with the file of the trace; each rank adds its number to the name.
 const TRACE: &str = "DISTRIBUTE_TRACE";
 
 /// The last operations of one rank of a group, newest last.
 ///
 /// # Source
-/// The flight recorder of torch.distributed, whose records are pickled; these are JSON.
+/// The flight recorder of torch.distributed, which writes pickle files; these are JSON.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct FlightRecord {
-    /// The group.
+    /// The group's name.
     pub group: String,
-    /// This rank.
+    /// This rank's index.
     pub rank: Rank,
-    /// Its name, such as `worker:1`.
+    /// This rank's name, such as `worker:1`.
     pub name: String,
     /// The number of ranks.
     pub world_size: usize,
     /// The transport between processes.
     pub transport: String,
-    /// Seconds since 1970 at which the group began; the times of operations count from here.
+    /// Time at which the group was formed, in seconds since 1970; the times of operations are relative to it.
     pub began_s: f64,
-    /// Why the group ended, where it failed.
+    /// The error with which the group ended, if it failed.
     pub failure: Option<String>,
     /// The operations.
     pub operations: Vec<RecordedOperation>,
@@ -62,32 +62,32 @@ pub struct FlightRecord {
 pub struct RecordedOperation {
     /// Position in the group's order of calls, from 0.
     pub sequence: u64,
-    /// The kind, as the method is called.
+    /// The kind: the name of the method.
     pub kind: String,
-    /// The call in words, as errors print it: ranks that agree say the same.
+    /// The call as text, as errors print it; equal on ranks that agree.
     pub call: String,
     /// Bytes of this rank's values.
     pub bytes: u64,
-    /// Its state on this rank.
+    /// The operation's state on this rank.
     pub state: RecordedState,
-    /// Seconds after the beginning of the group at which this rank called it.
+    /// Seconds from the forming of the group to this rank's call.
     pub issued_s: f64,
-    /// Seconds after the beginning of the group at which this rank had its result; `None` before.
+    /// Seconds from the forming of the group to this rank's result; `None` before.
     pub finished_s: Option<f64>,
-    /// Its error, where it failed.
+    /// The operation's error, if it failed.
     pub error: Option<String>,
 }
 
-/// State of an operation on one rank.
+/// The state of an operation on one rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
 pub enum RecordedState {
-    /// Called, and not over.
+    /// The operation was called and is not over.
     Issued,
-    /// Completed.
+    /// The operation completed.
     Done,
-    /// Ended with an error.
+    /// The operation ended with an error.
     Failed,
 }
 
@@ -102,7 +102,7 @@ pub(crate) struct Recorder {
 
 struct Ring {
     entries: Vec<Entry>,
-    /// Operations so far; the next one goes to this position, modulo the length.
+    /// The number of operations so far; the next record is written at this position, modulo the length.
     count: u64,
     kept: usize,
     failure: Option<String>,
@@ -121,7 +121,7 @@ struct Entry {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RecordToken(u64);
 
-/// The head of a record: whose it is.
+/// The header of a record: the rank and the group that it belongs to.
 pub(crate) struct Identity<'a> {
     pub(crate) group: &'a str,
     pub(crate) rank: Rank,
@@ -181,7 +181,7 @@ impl Recorder {
         }
     }
 
-    /// Records that the group has failed, whatever this rank was doing, and writes the record to the directory that the
+    /// Records that the group has failed, whatever this rank was doing, and writes the record to the folder that the
     /// environment names.
     pub(crate) fn fail(&self, error: &Error, header: impl FnOnce() -> FlightHeader) {
         lock(&self.ring).failure.get_or_insert_with(|| error.to_string());
@@ -230,7 +230,7 @@ impl Recorder {
         }
     }
 
-    /// Writes the trace, where the environment asks for one.
+    /// Writes the trace, if the environment requests one.
     pub(crate) fn close(&self, header: impl FnOnce() -> FlightHeader) {
         let Some(path) = &self.trace else { return };
         let record = self.record(header());
@@ -240,7 +240,7 @@ impl Recorder {
     }
 }
 
-/// [`Identity`], owned.
+/// An owned [`Identity`].
 pub(crate) struct FlightHeader {
     group: String,
     rank: Rank,
@@ -262,10 +262,10 @@ impl From<Identity<'_>> for FlightHeader {
 }
 
 impl FlightRecord {
-    /// Reads the records that failing ranks have left in a directory, in the order of ranks.
+    /// Reads the records that failing ranks have written to a folder, in rank order.
     ///
     /// # Errors
-    /// An [`io::Error`] where the directory or a file cannot be read, or a file is no record.
+    /// An [`io::Error`] if the folder or a file cannot be read, or a file is not a record.
     pub fn read_all(folder: &Path) -> io::Result<Vec<FlightRecord>> {
         let mut records: Vec<FlightRecord> = Vec::new();
         for entry in fs::read_dir(folder)? {
@@ -280,7 +280,7 @@ impl FlightRecord {
     }
 }
 
-/// Writes to a temporary file, then renames it: readers find a whole file or none.
+/// Writes to a temporary file, then renames it, so that readers find a complete file or none.
 fn write_json(path: &Path, value: &impl Serialize) -> io::Result<()> {
     if let Some(folder) = path.parent() {
         fs::create_dir_all(folder)?;

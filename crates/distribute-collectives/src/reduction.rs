@@ -1,4 +1,4 @@
-//! Reductions of the caller's own, and reductions as the engine calls them.
+//! Custom reductions, and the engine's interface to all reductions.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -11,18 +11,18 @@ use crate::ReduceOp;
 use crate::call::Reducing;
 use crate::kernel::{self, Keep};
 
-/// A reduction operator of the caller's own.
+/// A custom reduction operator.
 ///
 /// The function must be associative up to rounding, and must not panic: a panic ends the group on all ranks. All ranks
 /// must pass equal functions, which cannot be checked. Every rank gets the same bits, whatever the function.
 ///
 /// # Ordering
-/// The algorithm determines the order in which ranks are combined, the same in every run, so a reduction made by
-/// [`new`](Reduction::new) should be commutative. One made by [`ordered`](Reduction::ordered) need not be: it is
-/// combined in the order of ranks, by a tree.
+/// The algorithm determines the order in which ranks are combined, which is the same in every run. A reduction created
+/// by [`new`](Reduction::new) should therefore be commutative. One created by [`ordered`](Reduction::ordered) need not
+/// be: it is combined in the order of ranks, by a tree.
 ///
 /// # Examples
-/// The value of greatest magnitude, with its sign.
+/// The value of greatest magnitude, with its sign:
 /// ```
 /// use distribute_collectives::{ProcessGroup, Reduction};
 ///
@@ -49,20 +49,20 @@ pub struct Reduction<T> {
     of: PhantomData<fn(T, T) -> T>,
 }
 
-/// Combines the second slice with the first one, whose values come first in the order of ranks, or second.
+/// A function that combines the second slice with the first one, whose values come before or after it in rank order.
 type Combine = dyn Fn(&mut [u8], &[u8], Side) + Send + Sync;
 
-/// The side on which other values are combined with those in place.
+/// The side on which other values are combined with the values in place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Side {
-    /// They come from a lower rank: `there = other ∘ there`.
+    /// The other values are from a lower rank: `there = other ∘ there`.
     Before,
-    /// They come from a higher rank: `there = there ∘ other`.
+    /// The other values are from a higher rank: `there = there ∘ other`.
     After,
 }
 
 impl<T: Element> Reduction<T> {
-    /// Makes a commutative reduction of `combine`, which is called for each element.
+    /// Creates a commutative reduction from `combine`, which is called for each element.
     pub fn new(combine: impl Fn(T, T) -> T + Send + Sync + 'static) -> Reduction<T> {
         let combine = move |target: &mut [u8], source: &[u8], side: Side| {
             let (target, source): (&mut [T], &[T]) = (cast_slice_mut(target), cast_slice(source));
@@ -73,14 +73,13 @@ impl<T: Element> Reduction<T> {
         Reduction { combine: Arc::new(combine), ordered: false, of: PhantomData }
     }
 
-    /// Makes a reduction that need not be commutative: ranks are combined in their order, `((r0 ∘ r1) ∘ (r2 ∘ r3)) ∘
-    /// …`.
+    /// Creates a reduction that need not be commutative: ranks are combined in order, `((r0 ∘ r1) ∘ (r2 ∘ r3)) ∘ …`.
     ///
     /// # Cost
-    /// Between processes a tree to the first one and back, which moves more bytes than a ring.
+    /// Between processes, a tree to the first process and back, which moves more bytes than a ring.
     ///
     /// # Examples
-    /// The last value that is not zero, which is not commutative.
+    /// The last value that is not zero, which is not commutative:
     /// ```
     /// use distribute_collectives::{ProcessGroup, Reduction};
     ///
@@ -107,18 +106,18 @@ impl<T: Element> Reduction<T> {
     }
 }
 
-/// A built-in operator, or a reduction of the caller's own: what [`ProcessGroup::all_reduce`](crate::ProcessGroup::all_reduce)
-/// and its like take as `op`.
+/// A built-in operator or a custom reduction, the `op` of [`ProcessGroup::all_reduce`](crate::ProcessGroup::all_reduce)
+/// and similar methods.
 #[derive(Debug)]
 pub enum Operator<'a, T> {
     /// A built-in operator.
     BuiltIn(ReduceOp),
-    /// The caller's own.
+    /// A custom reduction.
     User(&'a Reduction<T>),
 }
 
 impl<T> Operator<'_, T> {
-    /// Returns what other ranks compare.
+    /// Returns the part of the operator that ranks compare.
     pub(crate) fn fingerprint(&self) -> Reducing {
         match self {
             Operator::BuiltIn(op) => Reducing::BuiltIn(*op),
@@ -151,7 +150,7 @@ impl<T> fmt::Debug for Reduction<T> {
     }
 }
 
-/// Any reduction, on contiguous memory.
+/// A reduction of any kind, on contiguous memory.
 #[derive(Clone)]
 pub(crate) enum Combiner {
     BuiltIn(ReduceOp),
@@ -174,23 +173,23 @@ impl fmt::Debug for Combiner {
 }
 
 impl Combiner {
-    /// Returns whether ranks must be combined in their order.
+    /// Returns whether ranks must be combined in order.
     pub(crate) fn is_ordered(&self) -> bool {
         matches!(self, Combiner::User { ordered: true, .. })
     }
 
-    /// Combines `source` with `target`, element by element, on the side given.
+    /// Combines `source` with `target`, element by element, on the given side.
     pub(crate) fn combine(&self, dtype: DType, target: &mut [u8], source: &[u8], side: Side) {
         match self {
-            // These are commutative bit for bit.
+            // Built-in operators are commutative bit for bit.
             Combiner::BuiltIn(op) => kernel::combine(dtype, *op, target, source),
             Combiner::User { combine, .. } => combine(target, source, side),
         }
     }
 
-    /// Combines equally long buffers in their order and stores the result in those that `keep` names.
+    /// Combines buffers of equal length in order and stores the result in those that `keep` names.
     ///
-    /// `divisor` makes a mean of a built-in sum.
+    /// With `divisor`, a built-in sum becomes a mean.
     pub(crate) fn reduce_in_place(&self, dtype: DType, divisor: Option<u32>, keep: Keep, buffers: &mut [&mut [u8]]) {
         match self {
             Combiner::BuiltIn(op) => kernel::reduce_in_place(dtype, *op, divisor, keep, buffers),
@@ -206,9 +205,9 @@ impl Combiner {
         }
     }
 
-    /// Combines equally long sources in their order into `target`, which is none of them.
+    /// Combines sources of equal length in order into `target`, which is not a source.
     ///
-    /// `divisor` makes a mean of a built-in sum.
+    /// With `divisor`, a built-in sum becomes a mean.
     pub(crate) fn reduce_to_one(&self, dtype: DType, divisor: Option<u32>, sources: &[&[u8]], target: &mut [u8]) {
         match self {
             Combiner::BuiltIn(op) => kernel::reduce_to_one(dtype, *op, divisor, sources, target),

@@ -1,8 +1,8 @@
 //! Algorithms as schedules: the sends and receives of each rank in each step, with no I/O.
 //!
 //! A [`Schedule`] is a plain list of [`Step`]s over element ranges. The engine executes it over a transport; a test
-//! runs all ranks' schedules in memory. Within a step all transfers happen at once, and sends carry the values that
-//! were there when the step began.
+//! runs all ranks' schedules in memory. Within a step all transfers happen at the same time, and sends carry the values
+//! from the beginning of the step.
 
 use std::ops::Range;
 
@@ -29,10 +29,10 @@ pub use tree::{binomial_broadcast, binomial_reduce, dissemination_barrier, order
 /// The receiver's action on received elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// They replace those at the range.
+    /// Replaces the elements of the range.
     Copy,
-    /// They are combined with those at the range: on the left of them where they come from a lower rank, else on the
-    /// right.
+    /// Combines the received elements with those of the range: on their left if they come from a lower rank, else on
+    /// their right.
     Combine,
 }
 
@@ -41,9 +41,9 @@ pub enum Action {
 pub struct Transfer {
     /// The rank at the other end.
     pub peer: usize,
-    /// Elements that are sent, or the place where they arrive.
+    /// The elements to send, or the range at which they arrive.
     pub range: Range<usize>,
-    /// The receiver's action; a send names that of the other side.
+    /// The receiver's action; a send names the action on the other side.
     pub action: Action,
 }
 
@@ -54,14 +54,15 @@ pub struct Step {
     pub sends: Vec<Transfer>,
     /// Messages from other ranks.
     pub receives: Vec<Transfer>,
-    /// Elements that hold their final combination after this step: where a mean divides.
+    /// The elements that are fully combined after this step, at which point a mean divides.
     pub complete: Option<Range<usize>>,
 }
 
 /// The steps of one rank.
 pub type Schedule = Vec<Step>;
 
-/// Returns the range of part `index` when `count` elements are cut into `parts`: the first ones hold one element more.
+/// Returns the range of part `index` when `count` elements are cut into `parts`; the first parts have one element more
+/// if the count does not divide evenly.
 ///
 /// # Examples
 /// ```

@@ -1,5 +1,5 @@
-//! Real processes that die, freeze, come late or call something else: every survivor gets an error in time that names
-//! the culprit, and nobody hangs.
+//! Processes that die, freeze, are late or make other calls: every surviving process gets an error in time that names
+//! the cause, and no process hangs.
 #![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
 #![expect(clippy::print_stdout, reason = "members say how they ended")]
 
@@ -13,10 +13,10 @@ use distribute_testkit::{Job, JobBuilder, Outcome, Ports, Signal};
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// What the members of a job do once they have met.
+/// The variable that selects what the members of a job do after they have met.
 const SCENARIO: &str = "FAULT_SCENARIO";
 
-/// Not a test of its own: what each process of the other tests runs.
+/// Not a test itself: the program that each process of the other tests runs.
 #[test]
 fn member() {
     let Ok(scenario) = std::env::var(SCENARIO) else { return };
@@ -58,7 +58,7 @@ fn act(
     sum(group)?;
     println!("ready");
     match (scenario, me) {
-        // Until something happens.
+        // Repeats until the fault occurs.
         ("endless", _) => loop {
             sum(group)?;
         },
@@ -79,7 +79,7 @@ fn act(
         ("leave", 1) => Ok(()),
         ("panic", 1) => panic!("as planned"),
         ("absent", 1) => {
-            // It lives, but makes no call while the others wait.
+            // The process is alive, but makes no call while the others wait.
             std::thread::sleep(Duration::from_secs(4));
             Ok(())
         }
@@ -118,7 +118,7 @@ fn job(scenario: &str, tasks: u32, transport: &str) -> JobBuilder {
     job_with(scenario, tasks, transport, |_| Vec::new())
 }
 
-/// Members that take themselves for members on different hosts.
+/// Starts members that consider themselves to be on different hosts.
 fn job_on_hosts(tasks: u32, host: impl Fn(u32) -> u32 + 'static) -> JobBuilder {
     job_with("hosts", tasks, "auto", move |rank| vec![("DISTRIBUTE_HOST_ID", host(rank).to_string())])
 }
@@ -145,7 +145,7 @@ fn job_with(
 
 const TRANSPORTS: [&str; 3] = ["shm", "tcp", "grpc"];
 
-/// What a member said at its end.
+/// Returns the outcome that a member printed.
 #[track_caller]
 fn said(outcome: &Outcome) -> &str {
     let found = outcome.stdout.lines().find_map(|line| line.strip_prefix("outcome: "));
@@ -180,7 +180,7 @@ fn a_process_that_is_stopped_for_a_moment_goes_on() {
         let mut job = job("steps", 2, transport).start().unwrap();
         job.wait_for_line(1, "ready", DEADLINE).unwrap();
         job.kill(1, Signal::STOP).unwrap();
-        // Less than the heartbeats' patience; the other one waits meanwhile.
+        // Less than the heartbeat timeout; the other process waits meanwhile.
         std::thread::sleep(Duration::from_millis(700));
         job.kill(1, Signal::CONT).unwrap();
         for outcome in job.wait_all(DEADLINE).unwrap() {
@@ -264,7 +264,7 @@ fn pairs_on_one_host_share_memory_and_the_others_use_sockets() {
         assert_eq!(said(&outcome), "fine", "{outcome:?}");
         assert!(outcome.stdout.contains("transport: shm+tcp"), "{outcome:?}");
     }
-    // One that is alone on its host shares with nobody.
+    // A process that is alone on its host shares no memory.
     let mut job = job_on_hosts(2, |rank| rank).start().unwrap();
     assert!(job.wait_all(DEADLINE).unwrap().iter().all(|outcome| outcome.stdout.contains("transport: tcp")));
 }
@@ -284,7 +284,7 @@ fn a_member_that_comes_late_is_waited_for_and_one_that_comes_too_late_is_named()
 
 #[test]
 fn a_rank_that_two_processes_claim_is_named_and_the_first_goes_on() {
-    // The third process takes itself for the second of two.
+    // The third process claims to be the second of two.
     let claim = |rank: u32| vec![("RANK", rank.min(1).to_string()), ("WORLD_SIZE", "2".to_owned())];
     let outcomes = job_with("steps", 3, "auto", claim).start().unwrap().wait_all(DEADLINE).unwrap();
     assert_eq!(said(&outcomes[0]), "fine");
@@ -306,7 +306,7 @@ fn the_interface_can_be_chosen() {
     }
 }
 
-/// Says that the test runs where /dev/shm is small.
+/// Set if the test runs with a small /dev/shm.
 const SMALL_SHM: &str = "FAULT_SMALL_SHM";
 
 #[test]

@@ -1,4 +1,4 @@
-//! Works as futures, polled by the smallest executor there is: one thread, which parks until it is woken.
+//! Works as futures, polled by a minimal executor: one thread, which parks until it is woken.
 #![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
 mod harness;
@@ -14,7 +14,7 @@ use distribute_cluster::FailureKind;
 use distribute_collectives::{Error, Options, ProcessGroup, ReduceOp, TransportKind, Work};
 use harness::{each, groups, quick};
 
-/// Unparks the thread that polls, and counts how often it was asked to.
+/// Unparks the polling thread, and counts the wake-ups.
 struct Unpark {
     thread: Thread,
     wake_ups: AtomicUsize,
@@ -32,7 +32,7 @@ fn unpark() -> (Arc<Unpark>, Waker) {
     (unpark.clone(), Waker::from(unpark))
 }
 
-/// Polls a future only when its waker was called, and never looks in between.
+/// Polls a future only when its waker was called, and never in between.
 fn block_on<F: Future>(future: F) -> F::Output {
     let (unpark, waker) = unpark();
     let mut future = pin!(future);
@@ -74,7 +74,7 @@ fn works_complete_without_anybody_who_waits() {
             let sums = each(&groups, |group| {
                 let mine = vec![group.rank().0 as f32; len];
                 block_on(async {
-                    // Two at once, waited for in the other order.
+                    // Two operations at the same time, awaited in reverse order.
                     let first = group.start().all_reduce(mine.clone(), ReduceOp::Sum)?;
                     let second = group.start().all_reduce(mine, ReduceOp::Mean)?;
                     let mean = second.await?;
@@ -118,7 +118,7 @@ fn a_deadline_wakes_a_rank_that_polls() {
         let options = Options::default().timeout(Duration::from_millis(300)).transport(TransportKind::Tcp);
         let groups = groups(processes, local_ranks, &options);
         let started = Instant::now();
-        // Rank 1 never calls.
+        // Rank 1 never makes the call.
         let outcome = block_on(groups[0].start().all_reduce(vec![1.0f32; 4], ReduceOp::Sum).unwrap());
         assert!(matches!(&outcome, Err(Error::Deadline { .. })), "{outcome:?}");
         assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
@@ -127,7 +127,7 @@ fn a_deadline_wakes_a_rank_that_polls() {
     }
 }
 
-/// Ends a group by its last handle.
+/// A way of ending a group by its last handle.
 type End = fn(ProcessGroup);
 
 #[test]
@@ -186,7 +186,7 @@ fn a_pending_work_that_is_dropped_is_waited_for() {
                 let sum = group.start().all_reduce(vec![1.0f32; 100_000], ReduceOp::Sum).and_then(block_on);
                 assert_eq!(sum.unwrap(), vec![group.world_size() as f32; 100_000]);
             }
-            // The group is as good as before.
+            // The group still works.
             let mut sum = [1.0f32];
             group.all_reduce(&mut sum, ReduceOp::Sum).map(|()| sum[0])
         });

@@ -1,4 +1,4 @@
-//! Groups made from groups, messages between two ranks, and several groups at once.
+//! Groups created from groups, messages between two ranks, and several groups at the same time.
 #![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
 use std::net::TcpListener;
@@ -35,7 +35,7 @@ fn groups(processes: usize, local: usize) -> Vec<ProcessGroup> {
     })
 }
 
-/// Runs `body` on every rank at once.
+/// Runs `body` on every rank at the same time.
 fn each<R: Send>(groups: &[ProcessGroup], body: impl Fn(&ProcessGroup) -> R + Sync) -> Vec<R> {
     std::thread::scope(|scope| {
         let handles: Vec<_> = groups.iter().map(|group| scope.spawn(|| body(group))).collect();
@@ -58,7 +58,7 @@ fn ranks_of_one_color_form_a_group_in_the_order_of_keys() {
         let world = groups.len() as u32;
         each(&groups, |group| {
             let me = group.rank().0;
-            // Odd and even ranks apart, each in reverse.
+            // Odd and even ranks in separate groups, each in reverse order.
             let half = group.split(Some(me % 2), -(me as i32)).unwrap().unwrap();
             let members: Vec<u32> = (0..world).rev().filter(|rank| rank % 2 == me % 2).collect();
             assert_eq!(half.world_size(), members.len());
@@ -67,7 +67,7 @@ fn ranks_of_one_color_form_a_group_in_the_order_of_keys() {
             let mut all = vec![0; members.len()];
             half.all_gather(&[me], &mut all).unwrap();
             assert_eq!(all, members);
-            // Both groups work side by side, and a group of a group too.
+            // Both groups work at the same time, and so does a group of a group.
             assert_eq!(sum_of_ranks(group, 1), world);
             let quarter = half.split(Some(half.rank().0 / 2), 0).unwrap().unwrap();
             assert_eq!(sum_of_ranks(&quarter, 1) as usize, quarter.world_size());
@@ -155,9 +155,9 @@ fn lengths_that_differ_are_an_error_that_names_both() {
         });
         let error = errors[1].as_ref().unwrap().to_string();
         assert!(error.contains("send #0") && error.contains('3') && error.contains('4'), "{error}");
-        // Between processes the sender may have gone on before.
+        // Between processes the sender may have returned before.
         assert!(processes == 2 || errors[0].is_some());
-        // The group itself lives on.
+        // The group itself remains usable.
         each(&groups, |group| assert_eq!(sum_of_ranks(group, 1), 2));
     }
 }
@@ -196,7 +196,7 @@ fn several_groups_work_at_once_from_several_threads() {
     }
 }
 
-/// What every process finds when process p of `processes` describes itself by `lines(p)`.
+/// Returns what every process finds if process p of `processes` passes the description `lines(p)`.
 fn differences(processes: usize, lines: impl Fn(usize) -> Vec<String> + Sync) -> Vec<Option<Difference>> {
     let groups = groups(processes, 2);
     std::thread::scope(|scope| {
@@ -224,7 +224,7 @@ fn descriptions_that_differ_are_told_line_by_line() {
     };
     let seven = difference("seed 7", "seed 8", 4);
     assert_eq!(found, [seven.clone(), seven, difference("seed 8", "seed 7", 0)]);
-    // One is longer; lines with breaks are one line still.
+    // One description is longer; a line with breaks is still one line.
     let found = differences(2, |process| if process == 0 { text(&["a"]) } else { text(&["a", "b\nc"]) });
     let [Some(shorter), Some(longer)] = &found[..] else { panic!("{found:?}") };
     assert_eq!((shorter.line, &shorter.mine, shorter.theirs.as_deref()), (1, &None, Some("b c")));
@@ -242,7 +242,7 @@ fn the_first_cause_and_its_kind_reach_every_rank_once() {
                     group.abort("the models differ", kind);
                 }
                 let error = group.all_reduce(&mut [0u32], ReduceOp::Sum).unwrap_err();
-                // Told on by one that was aborted itself.
+                // The error is passed on by a rank that was aborted itself.
                 group.abort(&format!("worker {} failed: {error}", group.rank()), FailureKind::Retryable);
                 [error, group.barrier().unwrap_err()]
             });

@@ -10,10 +10,10 @@ use harness::{each, groups, quick};
 
 const RANKS: [usize; 6] = [1, 2, 3, 4, 5, 8];
 
-/// None, one, an odd number, and more than any internal block, none of them a multiple of a vector.
+/// No element, one, an odd number, and more than any internal block; none is a multiple of a vector's length.
 const LENGTHS: [usize; 4] = [0, 1, 37, 9_001];
 
-/// Small whole numbers, which every type holds exactly, as is their sum and product over eight ranks.
+/// Small integers, which every type represents exactly, as well as their sum and product over eight ranks.
 fn value(rank: usize, index: usize) -> u8 {
     [1, 2, 1, 3, 1, 1, 2, 1][(rank + index) % 8]
 }
@@ -35,7 +35,7 @@ fn check<T: Element>(group: &ProcessGroup, make: impl Fn(u8) -> T, read: impl Fn
     let (me, ranks) = (group.rank().index(), group.world_size());
     let close = |op, index, got: T| {
         let want = expected(op, ranks, index);
-        // Means of integers are cut off; those of 16-bit floats are rounded.
+        // Means of integers are truncated; those of 16-bit floats are rounded.
         let tolerance = match (op, T::DTYPE.is_float()) {
             (ReduceOp::Mean, true) => want * 0.01,
             (ReduceOp::Mean, false) => 0.999,

@@ -1,5 +1,5 @@
-//! Processes in pid namespaces of their own, as containers of one host are: equal process ids name different processes
-//! there, and nobody may take another's memory for his own.
+//! Processes in separate pid namespaces, like containers of one host: equal process ids refer to different processes
+//! there, and no process may mistake another's memory for its peer's.
 #![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
 #![expect(clippy::print_stdout, reason = "members say how they ended, and tests why they were skipped")]
 
@@ -16,7 +16,7 @@ const DEADLINE: Duration = Duration::from_secs(60);
 /// Set for members.
 const MEMBER: &str = "NAMESPACE_MEMBER";
 
-/// Not a test of its own: what each process of the other tests runs.
+/// Not a test itself: the program that each process of the other tests runs.
 #[test]
 fn member() {
     if std::env::var_os(MEMBER).is_none() {
@@ -28,7 +28,7 @@ fn member() {
         let options = Options::from_env()?.timeout(Duration::from_secs(15));
         let group = ProcessGroup::join(&coordination, 1, &options)?.remove(0);
         let (me, ranks) = (group.rank().0, group.world_size() as u32);
-        // Through the rings, and by fetching from each other's memory.
+        // Through the rings, and by reading directly from each other's memory.
         for len in [3, 200_000] {
             let mut values: Vec<u32> = (0..len).map(|index| index * ranks + me).collect();
             group.all_reduce(&mut values, ReduceOp::Sum)?;
@@ -44,7 +44,7 @@ fn member() {
     }
 }
 
-/// Whether this machine lets a test make pid namespaces; says so where it does not.
+/// Returns whether this machine allows a test to create pid namespaces; prints a message if not.
 fn can_unshare(what: &str) -> bool {
     let mut command = Command::new("unshare");
     command.args(["--pid", "--fork", "--mount-proc", "true"]).stdout(Stdio::null()).stderr(Stdio::null());
@@ -55,19 +55,20 @@ fn can_unshare(what: &str) -> bool {
     can
 }
 
-/// A shell command that runs members of these ranks at once, and ends with them.
+/// Returns a shell command that runs members with these ranks at the same time, and ends with them.
 fn members(ranks: &[u32]) -> String {
     let one = |rank: &u32| format!("RANK={rank} \"$PROGRAM\" member --exact --nocapture & ");
     ranks.iter().map(one).chain(["wait".to_owned()]).collect()
 }
 
-/// The command in a pid namespace of its own, which sees its own processes in /proc or, without `mounts`, its parent's.
+/// Wraps the command in its own pid namespace, which sees its own processes in /proc or, without `mounts`, its
+/// parent's.
 fn contained(command: &str, mounts: bool) -> String {
     let mount = if mounts { "--mount-proc" } else { "" };
     format!("unshare --pid --fork --kill-child {mount} sh -c '{command}'")
 }
 
-/// Runs the containers' commands at once; over what each rank reached the others.
+/// Runs the containers' commands at the same time; returns the transport over which each rank reached the others.
 #[track_caller]
 fn run(containers: Vec<String>, ranks: usize) -> Vec<String> {
     let port = Ports::reserve(1).unwrap().release()[0];
@@ -115,7 +116,7 @@ fn two_containers_of_three_share_memory_inside_each_only() {
     }
     let containers = |mounts| [[0, 2, 4], [1, 3, 5]].map(|ranks| contained(&members(&ranks), mounts)).to_vec();
     assert_eq!(run(containers(true), 6), ["shm+tcp"; 6]);
-    // What /proc shows are others: nobody finds anybody.
+    // /proc shows other processes, so no process finds its peers.
     assert_eq!(run(containers(false), 6), ["tcp"; 6]);
 }
 
@@ -124,7 +125,7 @@ fn a_namespace_inside_another_is_another() {
     if !can_unshare("a container in a container") {
         return;
     }
-    // A quarter of the quotes: the inner command has none of its own.
+    // The inner command has no quotes, so one level of quoting is enough.
     let inner = "unshare --pid --fork --kill-child --mount-proc sh -c \"$INNER\"";
     let outer = format!("{inner} & {}", members(&[0, 1]));
     let container =

@@ -1,5 +1,5 @@
-//! Reductions of hard values (limits of integers and of 16-bit floats, signed zeros, infinities, NaN) against wide
-//! references, between threads and between processes' ways alike, with equal bits on all ranks.
+//! Reductions of difficult values (limits of integers and of 16-bit floats, signed zeros, infinities, NaN) compared
+//! with wide references, between threads and over all transports, with equal bits on all ranks.
 #![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
 mod harness;
@@ -12,7 +12,7 @@ use distribute_device::Element;
 use half::{bf16, f16};
 use harness::{each, groups, quick};
 
-/// Groups of three ranks that reach each other in every way, and one of two processes of two.
+/// Runs `body` with groups of three ranks that communicate in every way, and with one of two processes of two ranks.
 fn all_ways(body: impl Fn(&str, &[ProcessGroup])) {
     body("threads", &groups(1, 3, &quick()));
     for ops in [ReductionToOneDevice.into(), HierarchicalCopyAllReduce::new(1).into()] {
@@ -28,8 +28,8 @@ fn all_ways(body: impl Fn(&str, &[ProcessGroup])) {
     body("two processes of two", &groups(2, 2, &quick()));
 }
 
-/// Every rank's result of `op` by all-reduce, the root's by reduce and everybody's part by reduce-scatter must be
-/// `expected`, to the bit.
+/// Checks that every rank's result of `op` by all-reduce, the root's by reduce and every rank's part by reduce-scatter
+/// are equal to `expected`, bit for bit.
 fn check<T: Element>(way: &str, groups: &[ProcessGroup], op: ReduceOp, values: &[Vec<T>], expected: &[T]) {
     let ranks = groups.len();
     let results = each(groups, |group| {
@@ -65,10 +65,10 @@ fn means_are_right_where_sums_are_not_of_the_type() {
     all_ways(|way, groups| {
         let n = groups.len();
         let same = |value: f32| vec![vec![f16::from_f32(value)]; n];
-        // Three times 30,000 is beyond what f16 holds.
+        // Three times 30,000 overflows f16.
         check(way, groups, ReduceOp::Mean, &same(30_000.0), &[f16::from_f32(30_000.0)]);
         check(way, groups, ReduceOp::Mean, &same(-65_504.0), &[f16::from_f32(-65_504.0)]);
-        // The least numbers above zero, whose thirds are not.
+        // The smallest numbers above zero, whose thirds are zero.
         check(way, groups, ReduceOp::Mean, &same(6e-8), &[f16::from_f32(6e-8)]);
         let third = vec![vec![bf16::from_f32(1.0 / 3.0)]; n];
         check(way, groups, ReduceOp::Mean, &third, &[bf16::from_f32(1.0 / 3.0)]);
@@ -120,7 +120,7 @@ fn what_is_no_number_is_none_with_equal_bits_everywhere() {
     all_ways(|way, groups| {
         for op in [ReduceOp::Sum, ReduceOp::Mean, ReduceOp::Min, ReduceOp::Max, ReduceOp::Product] {
             let results = each(groups, |group| {
-                // Every rank has its own pattern.
+                // Every rank has a different pattern.
                 let nan = f32::from_bits(0x7fc0_0100 + group.rank().0);
                 let mut values = [nan, if group.rank().0 == 0 { nan } else { 1.0 }, f32::INFINITY];
                 group.all_reduce(&mut values, op).unwrap();
@@ -157,7 +157,7 @@ fn sums_of_f32_are_within_rounding_of_f64() {
     });
 }
 
-/// Digits one after another: as far from commutative as can be.
+/// Concatenates digits, which is far from commutative.
 fn concatenate(a: u64, b: u64) -> u64 {
     a * 10u64.pow(b.checked_ilog10().unwrap_or(0) + 1) + b
 }

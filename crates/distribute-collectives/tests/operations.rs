@@ -1,4 +1,4 @@
-//! Every operation on every arrangement of ranks, against a naive reference.
+//! Every operation with every arrangement of ranks, compared with a naive reference.
 #![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
 mod harness;
@@ -232,12 +232,12 @@ fn wrong_arguments_are_sentences() {
     group.all_reduce(&mut [1.0f32], ReduceOp::Sum).unwrap();
 }
 
-/// Elements that rank `from` has for rank `to`.
+/// Returns the elements that rank `from` has for rank `to`.
 fn block(from: usize, to: usize, len: usize) -> Vec<i64> {
     (0..len).map(|index| (from * 10_000 + to * 100 + index % 100) as i64).collect()
 }
 
-/// A length for every pair of ranks; some are zero.
+/// Returns a length for every pair of ranks; some are zero.
 fn length(from: usize, to: usize, scale: usize) -> usize {
     (from * 3 + to * 5 + 1) % 4 * scale
 }
@@ -314,7 +314,7 @@ fn check_exchanges(processes: usize, local: usize, scale: usize, options: &Optio
         let work = group.parts(&counts).start().reduce_scatter(input, output, ReduceOp::Sum).unwrap();
         assert_eq!(work.wait().unwrap()[1], want);
 
-        // Row 5 on all ranks, row `me` on this one alone, and nothing on the last one.
+        // Row 5 on all ranks, row `me` only on this one, and none on the last one.
         let last = world - 1;
         let rows: &[i64] = if me == last { &[] } else { &[5, -(me as i64)] };
         let own_rows = SparseRows { indices: rows.to_vec(), values: vec![1i64; rows.len() * 3] };
@@ -357,7 +357,7 @@ fn counts_that_do_not_match_are_an_error_that_names_both_sides() {
     }
 }
 
-/// Everybody sends to rank 0, which sends back: a user's own algorithm.
+/// A custom algorithm: every rank sends to rank 0, which sends the result back.
 struct Star;
 
 impl AllReduceAlgorithm for Star {
@@ -401,7 +401,7 @@ fn reductions_of_the_callers_own_run_over_every_transport() {
         let world = groups.len();
         each(&groups, |group| {
             let me = group.rank().index();
-            // Rank r has the widest value wherever the index is r modulo the world.
+            // Rank r has the greatest magnitude at indices that are r modulo the world size.
             let mine = |index: usize| if index % world == me { -9.0 - index as f32 } else { me as f32 };
             let want = |index: usize| -9.0 - index as f32;
             let mut values: Vec<f32> = (0..1000).map(mine).collect();
@@ -423,7 +423,7 @@ fn reductions_of_the_callers_own_run_over_every_transport() {
 #[test]
 fn counts_whose_sum_no_memory_holds_are_refused() {
     let groups = groups(1, 2, &quick());
-    // Their sum is 3 where it wraps, which is what the buffers hold.
+    // Their sum wraps to 3, which is the length of the buffers.
     let counts = [usize::MAX, 4];
     let errors = each(&groups, |group| {
         let mut three = [0u8; 3];

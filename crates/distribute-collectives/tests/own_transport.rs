@@ -1,4 +1,4 @@
-//! A transport of the caller's own: queues between threads that stand for processes.
+//! A custom transport: queues between threads that stand for processes.
 #![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
 use std::thread;
@@ -13,7 +13,7 @@ use distribute_collectives::{Error, Options, ProcessGroup, Rank, ReduceOp, Resul
 struct Queues {
     to: Vec<Sender<Vec<u8>>>,
     from: Vec<Receiver<Vec<u8>>>,
-    /// What has been taken out of a queue and not used yet.
+    /// Bytes that were taken out of a queue and not used yet.
     rest: Vec<Vec<u8>>,
 }
 
@@ -29,7 +29,7 @@ impl Transport for Queues {
         timeout: &Timeout<'_>,
     ) -> Result<(), TransportError> {
         for Outgoing { to, parts } in outgoing {
-            // Queues without a limit: sending never waits, so two members that send to each other cannot block.
+            // The queues are unbounded: sending never waits, so two members that send to each other cannot block.
             let bytes = parts.drain(..).flat_map(|part| part.to_vec()).collect();
             self.to[*to].send(bytes).map_err(|_| TransportError::Left { peer: *to })?;
         }
@@ -54,7 +54,7 @@ impl Transport for Queues {
     }
 
     fn abort(&mut self, _reason: &AbortReason) {
-        // Peers see the queues end.
+        // The peers' queues end.
         self.to.clear();
     }
 
@@ -63,7 +63,7 @@ impl Transport for Queues {
     }
 }
 
-/// Queues between all of `members`, also to themselves, which nobody uses.
+/// Creates queues between all of `members`, also from each to itself, which are not used.
 fn connect(members: usize) -> Vec<Queues> {
     let mut all: Vec<Queues> =
         (0..members).map(|_| Queues { to: Vec::new(), from: Vec::new(), rest: vec![Vec::new(); members] }).collect();

@@ -1,5 +1,5 @@
-//! Functions of the caller's that panic inside an operation: every rank gets the error, nobody hangs, and no memory is
-//! used after its owner has gone.
+//! User functions that panic inside an operation: every rank gets the error, no rank hangs, and no memory is used after
+//! its owner has gone.
 #![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
 mod harness;
@@ -14,10 +14,10 @@ use distribute_collectives::{
 use distribute_types::ErrorClass;
 use harness::{each, groups, quick};
 
-/// Long enough for many chunks.
+/// Enough elements for many chunks.
 const LEN: usize = 1 << 20;
 
-/// Every rank's error; memory is freed and used again at once, as by a caller that unwinds.
+/// Returns every rank's error. Memory is freed and reused at once, as by a caller that unwinds.
 fn errors(groups: &[ProcessGroup], call: impl Fn(&ProcessGroup, &mut [f32]) -> Result<(), Error> + Sync) -> Vec<Error> {
     each(groups, |group| {
         let mut values = vec![1.0f32; LEN];
@@ -56,7 +56,7 @@ fn a_reduction_that_panics_in_one_chunk_fails_on_every_thread() {
         let began = Instant::now();
         all_say(&errors(&groups, |group, values| group.all_reduce(values, &reduction)), "the sum is too hard");
         assert!(began.elapsed() < Duration::from_secs(20), "not by a deadline");
-        // The group has ended, and says why.
+        // The group has ended, and reports the reason.
         let again = each(&groups, |group| group.barrier().unwrap_err());
         assert!(again.iter().all(|error| error.to_string().contains("the sum is too hard")), "{again:?}");
     }
@@ -67,7 +67,7 @@ fn a_reduction_that_panics_fails_on_every_process() {
     for transport in transports() {
         for (processes, local) in [(3, 1), (2, 2)] {
             let groups = groups(processes, local, &quick().transport(transport));
-            // On one process only, as where values differ.
+            // On one process only, as if values differ.
             let calls: &'static AtomicUsize = Box::leak(Box::new(AtomicUsize::new(0)));
             let reduction = Reduction::new(move |a: f32, b: f32| {
                 assert!(calls.fetch_add(1, Ordering::Relaxed) != 100_000, "the sum is too hard");
@@ -147,8 +147,8 @@ fn work_that_is_dropped_while_its_rank_unwinds_is_waited_for() {
 
 #[test]
 fn operations_in_line_end_when_an_earlier_one_has_failed() {
-    // Two ranks of a process disagree on the first of two calls, of which the second is complete: it must not wait for
-    // ever for its turn between processes.
+    // Two ranks of a process disagree on the first of two calls, and the second is complete: it must not wait without
+    // end for its turn between processes.
     let groups = groups(2, 2, &quick());
     let began = Instant::now();
     each(&groups, |group| {
@@ -173,7 +173,7 @@ fn a_function_that_does_not_return_in_time_is_a_deadline_for_all() {
         std::thread::sleep(Duration::from_micros(50));
         a + b
     });
-    // Two seconds of work in chunks, of which those that are in hand are finished.
+    // Two seconds of work in chunks, of which those in hand are finished.
     let errors = each(&groups, |group| group.all_reduce(&mut vec![1.0f32; 40_000], &reduction));
     let says = |outcome: &Result<(), Error>| matches!(outcome, Err(Error::Deadline { .. } | Error::Aborted { .. }));
     assert!(errors.iter().all(says), "{errors:?}");

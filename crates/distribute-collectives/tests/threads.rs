@@ -1,5 +1,5 @@
-//! Every operation between threads, with few elements: small enough for Miri, which looks for data races and for memory
-//! that is used against the rules (`cargo xtask miri`).
+//! Every operation between threads, with few elements: small enough for Miri, which detects data races and invalid
+//! memory accesses (`cargo xtask miri`).
 #![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
 use std::thread;
@@ -7,7 +7,7 @@ use std::thread;
 use distribute_collectives::{ProcessGroup, Rank, ReduceOp, Reduction};
 use distribute_device::BufferMut;
 
-/// Enough for several chunks where no interpreter runs.
+/// Enough for several chunks, except under an interpreter.
 const LEN: usize = if cfg!(miri) { 11 } else { 20_011 };
 
 fn on_threads(ranks: usize, body: impl Fn(&ProcessGroup) + Sync) {
@@ -135,7 +135,7 @@ fn failures_give_the_memory_back() {
     });
     on_threads(2, |group| {
         if group.rank().0 == 0 {
-            // The other one leaves without a call.
+            // The other rank leaves without making the call.
             let work = group.start().all_reduce(vec![1u32; 4], ReduceOp::Sum).unwrap();
             assert!(work.wait().is_err());
         }

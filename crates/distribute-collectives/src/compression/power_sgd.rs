@@ -6,30 +6,30 @@ use rand_chacha::rand_core::{Rng, SeedableRng};
 use super::{Compressor, Payload};
 use crate::fusion::FusedTensor;
 
-/// Sends P = M Q, then Q = Mᵀ P with orthonormal columns of P: one step of power iteration that begins with the last
-/// step's Q.
+/// Sends P = M Q, then Q = Mᵀ P with orthonormal columns of P. This is one step of power iteration, which starts from
+/// the last step's Q.
 pub(super) struct PowerSgd {
     blocks: Vec<Block>,
-    /// Whether the next sum to arrive is that of P, rather than that of Q.
+    /// Whether the next sum to arrive is P's and not Q's.
     first_round: bool,
     /// The tensors that are not approximated, summed.
     exact: Vec<f32>,
 }
 
 enum Block {
-    /// Sent as it is.
+    /// A tensor that is sent unchanged.
     Exact(usize),
     Matrix(Factors),
 }
 
-/// A matrix of `rows` × `columns` and its factors, all by rows.
+/// A matrix of `rows` × `columns` and its factors, all in row-major order.
 struct Factors {
     rows: usize,
     columns: usize,
     rank: usize,
     p: Vec<f32>,
     q: Vec<f32>,
-    /// The right factor before the step under way.
+    /// The right factor before the current step.
     before: Vec<f32>,
 }
 
@@ -44,7 +44,7 @@ impl PowerSgd {
             if rank == 0 || (rows + columns) * rank >= rows * columns {
                 return Block::Exact(tensor.len());
             }
-            // Alike on all ranks, different for each matrix.
+            // The seed is equal on all ranks and different for each matrix.
             let mut random = ChaCha8Rng::seed_from_u64(index as u64);
             let q = (0..columns * rank).map(|_| random.next_u32() as f32 / u32::MAX as f32 - 0.5).collect();
             Block::Matrix(Factors { rows, columns, rank, p: Vec::new(), q, before: Vec::new() })
@@ -115,7 +115,7 @@ impl Compressor for PowerSgd {
 }
 
 impl PowerSgd {
-    /// Takes the sums of P, and takes out of what is left what this rank contributes by its Q.
+    /// Receives the sums of P, and subtracts this rank's contribution through Q from the remaining error.
     fn second_message(&mut self, received: &[f32], left: &mut [f32]) -> Vec<f32> {
         self.exact.clear();
         let mut message = Vec::new();
@@ -175,19 +175,19 @@ impl Factors {
         }
     }
 
-    /// Makes the columns of P orthonormal (modified Gram-Schmidt). One that depends on those before it becomes zero.
+    /// Makes the columns of P orthonormal (modified Gram-Schmidt). A column that depends on earlier ones becomes zero.
     fn orthogonalise(&mut self) {
         let rank = self.rank;
         for column in 0..rank {
             let length = |p: &[f32]| p.chunks_exact(rank).map(|row| row[column] * row[column]).sum::<f32>().sqrt();
             let before = length(&self.p);
-            // Twice, because rounding leaves something of the earlier ones the first time.
+            // Repeated, because rounding leaves a part of the earlier columns the first time.
             for earlier in (0..column).chain(0..column) {
                 let dot: f32 = self.p.chunks_exact(rank).map(|row| row[column] * row[earlier]).sum();
                 self.p.chunks_exact_mut(rank).for_each(|row| row[column] -= dot * row[earlier]);
             }
             let norm = length(&self.p);
-            // What rounding leaves of a dependent column is no direction.
+            // The rounding residue of a dependent column is not a direction.
             let scale = if norm > 1e-5 * before { 1.0 / norm } else { 0.0 };
             self.p.chunks_exact_mut(rank).for_each(|row| row[column] *= scale);
         }

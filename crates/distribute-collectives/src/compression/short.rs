@@ -7,7 +7,7 @@ use half::{bf16, f16};
 use super::{Compressor, Payload};
 use crate::kernel;
 
-/// Sends values rounded to 16 bits; what rounding took away is left.
+/// Sends values rounded to 16 bits and keeps the rounding error.
 pub(super) struct Short {
     pub(super) dtype: DType,
 }

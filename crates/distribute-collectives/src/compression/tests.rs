@@ -15,7 +15,7 @@ fn gradient(rank: usize, step: usize, at: usize) -> f32 {
     (x as f32 - 504.0) / 300.0
 }
 
-/// For each rank: what it got in each step, all tensors after one another, and what its compressors hold at the end.
+/// Returns for each rank its result in each step, with all tensors one after another, and its compressors' final state.
 fn train(compression: &Compression, op: ReduceOp, steps: usize, ranks: usize) -> Vec<(Vec<Vec<f32>>, Vec<f32>)> {
     let tensors = [FusedTensor::new(DType::F32, [ROWS, COLUMNS]), FusedTensor::new(DType::F32, [COLUMNS])];
     let options = FusionOptions { op, compression: compression.clone(), ..FusionOptions::default() };
@@ -69,7 +69,7 @@ fn nothing_is_lost_over_many_steps() {
             let left: f64 = ranks.iter().map(|(_, left)| f64::from(left[at])).sum();
             let given: f64 =
                 (0..steps).flat_map(|step| (0..RANKS).map(move |rank| f64::from(gradient(rank, step, at)))).sum();
-            // Sums of 16-bit floats are rounded once more, which no rank sees.
+            // Sums of 16-bit floats are rounded once more, which no rank observes.
             let tolerance = match compression {
                 Compression::F16 => 0.002 * 5.0 * steps as f64,
                 Compression::Bf16 => 0.016 * 5.0 * steps as f64,

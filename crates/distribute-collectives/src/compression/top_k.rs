@@ -2,7 +2,7 @@
 
 use super::{Compressor, Payload};
 
-/// Sends a share of the values, those of greatest magnitude; the others are left.
+/// Sends a share of the values, those of greatest magnitude, and keeps the others.
 pub(super) struct TopK {
     pub(super) share: f64,
 }
@@ -14,13 +14,13 @@ impl TopK {
 }
 
 impl Compressor for TopK {
-    /// Indices, then values.
+    /// The payload has indices, then values.
     fn begin(&mut self, values: &mut [f32]) -> Payload {
         let count = self.count(values.len());
         let mut chosen: Vec<u32> = (0..values.len() as u32).collect();
         if count < chosen.len() {
             let magnitude = |index: &u32| values[*index as usize].abs();
-            // Equal ones by their place, so that the choice does not depend on the algorithm.
+            // Ties are broken by position, so that the choice does not depend on the algorithm.
             chosen.select_nth_unstable_by(count, |a, b| magnitude(b).total_cmp(&magnitude(a)).then(a.cmp(b)));
             chosen.truncate(count);
             chosen.sort_unstable();

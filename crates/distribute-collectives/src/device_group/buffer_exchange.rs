@@ -9,8 +9,7 @@ use crate::sync::lock;
 
 /// The buffers of all ranks of one process in the current call and the next one.
 pub(super) struct BufferExchange {
-    /// In the order of ranks. A rank can be one call ahead of another one, so calls alternate between two sets of
-    /// slots.
+    /// Slots in rank order. One rank can be one call ahead of another, so calls alternate between two sets of slots.
     slots: [Mutex<Vec<Slot>>; 2],
     devices: Mutex<Vec<Option<Arc<dyn Device>>>>,
 }
@@ -20,14 +19,14 @@ pub(super) struct BufferExchange {
 pub(super) struct Offer {
     pub(super) input: DeviceBuffer,
     pub(super) output: DeviceBuffer,
-    /// Event after what the caller has enqueued before.
+    /// The event after the work that the caller enqueued earlier.
     pub(super) ready: Arc<dyn Event>,
 }
 
 #[derive(Default)]
 struct Slot {
     offer: Option<Offer>,
-    /// Event after the rank's part of the work.
+    /// The event after the rank's part of the work.
     done: Option<Arc<dyn Event>>,
 }
 
@@ -45,7 +44,7 @@ impl BufferExchange {
         lock(&self.devices)[rank] = Some(Arc::clone(device));
     }
 
-    /// Returns the devices of the ranks that have introduced themselves: of all, after a barrier.
+    /// Returns the devices of the ranks that have registered; after a barrier, of all ranks.
     pub(super) fn devices(&self) -> Vec<Arc<dyn Device>> {
         lock(&self.devices).iter().flatten().cloned().collect()
     }
@@ -54,7 +53,7 @@ impl BufferExchange {
         lock(self.slots(call))[rank] = Slot { offer: Some(offer), done: None };
     }
 
-    /// Returns the buffers that ranks have offered: of all, after a barrier.
+    /// Returns the buffers that ranks have offered; after a barrier, those of all ranks.
     pub(super) fn offers(&self, call: u64) -> Vec<Offer> {
         lock(self.slots(call)).iter().filter_map(|slot| slot.offer.clone()).collect()
     }

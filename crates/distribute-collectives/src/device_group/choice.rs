@@ -8,12 +8,12 @@ use serde::{Deserialize, Serialize};
 use super::implementation::DeviceImplementation;
 use crate::{ProcessGroup, Result};
 
-/// The backend that was chosen, and why.
+/// The backend that was chosen, and the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Choice {
     pub(super) kind: BackendKind,
     because: String,
-    /// The backend that was asked for and is not available.
+    /// The backend that was requested and is not available.
     instead_of: Option<String>,
 }
 
@@ -24,14 +24,14 @@ pub(super) enum BackendKind {
     Nccl,
 }
 
-/// The facts about a rank's device by which all ranks choose alike.
+/// The properties of a rank's device from which all ranks derive the same choice.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Facts {
     device: String,
     process: usize,
-    /// The physical GPU that it is, or is a part of; none for other devices.
+    /// The physical GPU of the device; `None` for other devices.
     gpu: Option<String>,
-    /// NCCL's version on this rank, or why there is none.
+    /// NCCL's version on this rank, or why it is not available.
     nccl: std::result::Result<String, String>,
 }
 
@@ -50,7 +50,7 @@ impl Facts {
         Facts { device: device.spec().short(), process: group.process(), gpu, nccl }
     }
 
-    /// Collects the facts of every rank.
+    /// Collects the properties of every rank's device.
     pub(super) fn exchange(&self, group: &ProcessGroup) -> Result<Vec<Facts>> {
         let mine = serde_json::to_vec(self).unwrap_or_default();
         let mut counts = vec![0u64; group.world_size()];
@@ -70,14 +70,14 @@ impl Facts {
             .collect())
     }
 
-    /// Stands in for a rank of another version of this crate.
+    /// Returns placeholder properties for a rank of another version of this crate.
     fn unknown(rank: usize) -> Facts {
         let nccl = Err(format!("rank {rank} runs another version of this crate"));
         Facts { device: format!("the device of rank {rank}"), process: rank, gpu: None, nccl }
     }
 }
 
-/// Chooses a backend: the same on every rank, since all know the same facts.
+/// Chooses a backend, the same on every rank, since all have the same input.
 pub(super) fn choose(asked: DeviceImplementation, ranks: &[Facts]) -> Choice {
     if let Some(other) = ranks.iter().find(|rank| rank.gpu.is_none()) {
         return host(asked, format!("{} is no GPU", other.device));

@@ -20,12 +20,12 @@ use super::host::HostBackend;
 use super::{Backend, device_error};
 use crate::{ProcessGroup, Result};
 
-/// Returns the identity of the GPU that a device is, or is a part of.
+/// Returns the identity of a device's physical GPU.
 pub(super) fn gpu(device: &dyn Device) -> Option<String> {
     cuda(device).map(|device| device.info().uuid.clone())
 }
 
-/// Returns NCCL's version, or why there is none.
+/// Returns NCCL's version, or why it is not available.
 pub(super) fn nccl() -> std::result::Result<String, String> {
     nccl_sys::Library::load().map(|library| library.version().to_string()).map_err(|error| error.to_string())
 }
@@ -39,7 +39,7 @@ pub(super) fn open(kind: BackendKind, group: &Arc<ProcessGroup>, device: &Arc<dy
     })
 }
 
-/// Copies tensors to their places in a bucket: on a GPU in one launch.
+/// Copies tensors to their places in a bucket, on a GPU in one launch.
 pub(super) fn pack(
     stream: &dyn Stream,
     tensors: &[(&DeviceBuffer, usize)],
@@ -57,7 +57,7 @@ fn cuda(device: &dyn Device) -> Option<&CudaDevice> {
     any.downcast_ref()
 }
 
-/// A stream of the group's own on a GPU.
+/// Creates the group's own stream on a GPU.
 fn own_stream(group: &ProcessGroup, device: &dyn Device) -> Result<CudaStream> {
     let stream = match cuda(device) {
         Some(device) => device.stream(),
@@ -66,7 +66,7 @@ fn own_stream(group: &ProcessGroup, device: &dyn Device) -> Result<CudaStream> {
     stream.map_err(|error| device_error(group, error))
 }
 
-/// Returns the error of a device that is no GPU although a backend for GPUs was chosen, which does not happen.
+/// Returns the error for a device that is not a GPU although a backend for GPUs was chosen, which does not happen.
 fn no_gpu(device: &dyn Device) -> distribute_device::Error {
     distribute_device::Error::Foreign {
         what: "device",

@@ -1,4 +1,4 @@
-//! Fused all-reduce of tensors in the memory of devices.
+//! Fused all-reduce of tensors in device memory.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -12,11 +12,10 @@ use crate::{Error, ReduceOp, Result};
 /// Alignment of tensors in a bucket, so that kernels load whole vectors.
 const ALIGN_BYTES: usize = 16;
 
-/// Tensors in the memory of devices that are reduced over ranks together, again and again: one rank's side.
+/// One rank's side of a repeated fused all-reduce of tensors in device memory.
 ///
-/// Every step each rank [pushes](FusedDeviceStep::push) the same tensors, in any order and while its device still
-/// computes others. A full bucket is packed and reduced on a stream of its own, beside what the device computes
-/// meanwhile.
+/// In every step each rank [pushes](FusedDeviceStep::push) the same tensors, in any order and while its device still
+/// computes others. A full bucket is packed and reduced on a separate stream, while the device continues to compute.
 ///
 /// # Examples
 /// ```
@@ -35,7 +34,7 @@ const ALIGN_BYTES: usize = 16;
 ///
 /// let stream = device.create_stream()?;
 /// let mut step = fused.begin();
-/// for (index, values) in [(1, &[3.0f32][..]), (0, &[1.0, 2.0])] {          // the last layer comes first
+/// for (index, values) in [(1, &[3.0f32][..]), (0, &[1.0, 2.0])] {          // the last layer first
 ///     let gradient = device.allocate(4 * values.len())?;
 ///     stream.copy_from_host(HostBuffer::from_slice(values)?, 0, &gradient)?;
 ///     step.push(&group, index, gradient, &*stream)?;
@@ -49,7 +48,7 @@ const ALIGN_BYTES: usize = 16;
 /// ```
 ///
 /// # Source
-/// As [`FusedAllReduce`](crate::FusedAllReduce), which does this in host memory.
+/// [`FusedAllReduce`](crate::FusedAllReduce), which does the same in host memory.
 #[derive(Debug)]
 pub struct FusedDeviceAllReduce {
     plan: BucketPlan,
@@ -61,7 +60,7 @@ pub struct FusedDeviceAllReduce {
     timeout: std::time::Duration,
 }
 
-/// A bucket's memory, and where in it its members are.
+/// A bucket's memory, and the ranges of its members in it.
 #[derive(Debug)]
 struct Packed {
     memory: DeviceBuffer,
@@ -69,10 +68,11 @@ struct Packed {
 }
 
 impl FusedDeviceAllReduce {
-    /// For tensors of a plan, which must be the same on all ranks; allocates memory for all buckets.
+    /// Creates the fused all-reduce of a plan's tensors. The plan must be equal on all ranks. Allocates memory for all
+    /// buckets.
     ///
     /// # Errors
-    /// [`Error::Device`] where the device has not that much memory.
+    /// [`Error::Device`] if the device does not have enough memory.
     pub fn new(group: &DeviceGroup, plan: BucketPlan, op: ReduceOp) -> Result<FusedDeviceAllReduce> {
         let failed = |error| device_error(&group.group, error);
         let mut buckets = Vec::with_capacity(plan.buckets.len());
@@ -95,7 +95,7 @@ impl FusedDeviceAllReduce {
         &self.plan
     }
 
-    /// Begins a step. One at a time: the next one uses the same buckets.
+    /// Starts a step. Only one step at a time: the next one uses the same buckets.
     pub fn begin(self: &Arc<Self>) -> FusedDeviceStep {
         FusedDeviceStep {
             waiting: self.plan.buckets.iter().map(|bucket| bucket.members.iter().map(|_| None).collect()).collect(),
@@ -111,7 +111,7 @@ impl FusedDeviceAllReduce {
 #[derive(Debug)]
 pub struct FusedDeviceStep {
     fused: Arc<FusedDeviceAllReduce>,
-    /// Tensors that have been pushed, by bucket and position; kept until they have been packed.
+    /// Tensors that have been pushed, by bucket and position; kept until they are packed.
     waiting: Vec<Vec<Option<DeviceBuffer>>>,
     missing: Vec<usize>,
     launched: usize,
@@ -119,12 +119,12 @@ pub struct FusedDeviceStep {
 }
 
 impl FusedDeviceStep {
-    /// Takes a tensor, behind what `stream` was given so far, and begins to reduce its bucket, and those that waited
-    /// for it, if that is now full.
+    /// Adds a tensor, ordered after the work that `stream` has so far. When the tensor's bucket is full, starts to
+    /// reduce it, and then the buckets that waited for it.
     ///
     /// # Errors
-    /// [`Error::Tensor`] where the index is not in the plan, was pushed already, or the memory has another size; those
-    /// of [`DeviceGroup::all_reduce`].
+    /// [`Error::Tensor`] if the index is not in the plan or was pushed already, or the memory has another size; the
+    /// errors of [`DeviceGroup::all_reduce`].
     pub fn push(&mut self, group: &DeviceGroup, index: usize, tensor: DeviceBuffer, stream: &dyn Stream) -> Result<()> {
         let refuse = |problem: String| Err(Error::Tensor { index, problem });
         let Some((bucket, place)) = self.fused.plan.position(index) else {
@@ -152,11 +152,11 @@ impl FusedDeviceStep {
         position.is_some_and(|(bucket, place)| bucket < self.launched || self.waiting[bucket][place].is_some())
     }
 
-    /// Returns the reduced tensors with their indices, in that order: parts of the buckets, ready for what `stream` is
-    /// given from now on. They stay as they are until a tensor of the next step is pushed behind that.
+    /// Returns the reduced tensors with their indices, in ascending order. They are parts of the buckets and can be
+    /// used by work that `stream` is given from now on, until a tensor of the next step is pushed after that work.
     ///
     /// # Errors
-    /// [`Error::Tensor`] where one was not pushed, [`Error::Device`] where the device fails.
+    /// [`Error::Tensor`] if a tensor was not pushed, [`Error::Device`] if a device operation fails.
     pub fn finish(mut self, stream: &dyn Stream) -> Result<Vec<(usize, DeviceBuffer)>> {
         let fused = Arc::clone(&self.fused);
         let planned = (0..fused.plan.tensors.len()).filter(|index| fused.plan.contains(*index));
@@ -180,7 +180,7 @@ impl FusedDeviceStep {
         let fused = Arc::clone(&self.fused);
         let (index, own) = (self.launched, &*fused.stream);
         let Packed { memory, places } = &fused.buckets[index];
-        // Behind the gradients, and behind whatever still reads what the last step left in the bucket.
+        // After the gradients, and after work that still reads the last step's results in the bucket.
         self.order(stream, own)?;
         let tensors: Vec<(&DeviceBuffer, usize)> =
             self.waiting[index].iter().flatten().zip(places.iter().copied()).collect();
@@ -190,7 +190,7 @@ impl FusedDeviceStep {
         Ok(())
     }
 
-    /// Makes `later` wait for what `earlier` was given.
+    /// Makes `later` wait for the work that `earlier` has so far.
     fn order(&self, earlier: &dyn Stream, later: &dyn Stream) -> Result<()> {
         let event = self.fused.device.create_event().map_err(plain)?;
         earlier.record(&*event).map_err(plain)?;
@@ -201,7 +201,7 @@ impl FusedDeviceStep {
 impl Drop for FusedDeviceStep {
     fn drop(&mut self) {
         if !self.finished && self.launched > 0 {
-            // The tensors may be freed by others as soon as they are let go of here.
+            // The tensors may be freed as soon as they are released here.
             let _ = self.fused.stream.synchronize(Instant::now() + self.fused.timeout);
         }
     }

@@ -1,4 +1,4 @@
-//! Collectives through the host: chunks go to pinned memory, are reduced there, and come back, all at the same time.
+//! Collectives through the host: chunks are copied to pinned memory, reduced there and copied back, all in a pipeline.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -13,8 +13,8 @@ use crate::call::Kind;
 use crate::sync::lock;
 use crate::{ProcessGroup, Rank, ReduceOp, Result};
 
-/// Bytes that move at once: long enough for the full rate of PCI Express and of a network, short enough that the first
-/// chunk out and the last one back cost little.
+/// Size of a chunk: large enough for the full rate of PCI Express and of a network, small enough that the first chunk
+/// out and the last one back cost little.
 const CHUNK_BYTES: usize = 4 << 20;
 
 /// Chunks in flight: one being copied out, one being reduced, one being copied back, and one more so that none waits.
@@ -26,7 +26,7 @@ pub(super) struct HostBackend {
     device: Arc<dyn Device>,
     out: Arc<dyn Stream>,
     back: Arc<dyn Stream>,
-    /// Chunks of memory that nobody uses.
+    /// Chunks of memory that are not in use.
     idle: Mutex<Vec<HostBuffer>>,
 }
 
@@ -56,7 +56,7 @@ impl HostBackend {
         self.each_chunk(values, values, dtype, stream, &|chunk| self.group.broadcast_list(chunk, root))
     }
 
-    /// Sends chunks of `from` to the host, lets `action` change them, and brings them to `to`.
+    /// Copies chunks of `from` to the host, lets `action` change them, and copies them to `to`.
     fn each_chunk(
         &self,
         from: &DeviceBuffer,
@@ -87,7 +87,7 @@ impl HostBackend {
         }
         self.hold(&*self.back, stream)?;
         for mut transfer in coming {
-            // The last copies end by themselves; their memory is used again where they have already.
+            // The last copies finish on their own; their memory is reused if they have finished already.
             if transfer.is_ready().map_err(failed)? {
                 lock(&self.idle).push(transfer.wait(self.deadline()).map_err(failed)?);
             }
@@ -95,7 +95,7 @@ impl HostBackend {
         Ok(())
     }
 
-    /// Memory for one chunk: idle, or new, or that of the copy that ends next.
+    /// Returns memory for one chunk: idle, new, or that of the next copy to finish.
     fn memory(&self, coming: &mut VecDeque<Transfer>) -> Result<HostBuffer> {
         let failed = |error| device_error(&self.group, error);
         if let Some(memory) = lock(&self.idle).pop() {
@@ -110,7 +110,7 @@ impl HostBackend {
         }
     }
 
-    /// Gives every rank all ranks' values.
+    /// Collects every rank's values on all ranks.
     pub(super) fn all_gather(&self, input: &DeviceBuffer, output: &DeviceBuffer, stream: &dyn Stream) -> Result<()> {
         let mine = self.to_host(input, stream)?;
         let memory = self.device.allocate_host(output.len_bytes());
@@ -141,7 +141,7 @@ impl HostBackend {
         stream.copy_from_host(memory, 0, values).map(drop).map_err(|error| device_error(&self.group, error))
     }
 
-    /// Makes `later` wait for what `earlier` was given.
+    /// Makes `later` wait for the work that `earlier` has so far.
     fn hold(&self, earlier: &dyn Stream, later: &dyn Stream) -> Result<()> {
         let order = || {
             let event = self.device.create_event()?;
@@ -176,7 +176,7 @@ impl Backend for HostBackend {
     }
 }
 
-/// Whole elements of every type, since a chunk is a multiple of all their sizes.
+/// Chunks hold whole elements of every type, since their size is a multiple of all element sizes.
 fn chunks(len_bytes: usize) -> impl Iterator<Item = Range<usize>> {
     (0..len_bytes).step_by(CHUNK_BYTES).map(move |start| start..(start + CHUNK_BYTES).min(len_bytes))
 }

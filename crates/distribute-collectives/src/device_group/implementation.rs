@@ -1,17 +1,17 @@
-//! The backends that a user can ask for.
+//! The backends that a user can request.
 
-/// Backend of collectives on devices.
+/// The backend of collectives on devices.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum DeviceImplementation {
-    /// The best for the devices: NCCL where every rank has a GPU of its own, kernels in the GPUs' memory where the
-    /// ranks are in one process, otherwise the host.
+    /// The best for the devices: NCCL if every rank has its own GPU, kernels in the GPUs' memory if the ranks are in
+    /// one process, otherwise the host.
     #[default]
     Auto,
-    /// NVIDIA's collectives. Where they cannot be used, that is said once, and `Auto` chooses.
+    /// NVIDIA's collectives. If they cannot be used, this is logged once, and `Auto` chooses.
     Nccl,
-    /// Kernels that read and write the memory of all GPUs of a process; between processes the host.
+    /// Kernels that read and write the memory of all GPUs of a process; between processes, the host.
     Kernels,
-    /// Copies to pinned memory of the host, and the collectives of [`ProcessGroup`](crate::ProcessGroup) there.
+    /// Copies to pinned host memory, and the collectives of [`ProcessGroup`](crate::ProcessGroup) there.
     Host,
 }

@@ -1,8 +1,8 @@
 //! Collectives by kernels that read and write the memory of all GPUs of a process.
 //!
-//! Each physical GPU reduces its part of the values, reading all ranks' and writing all ranks'; where it cannot reach
-//! another GPU's memory, that is copied to it and back. Between processes, the first rank of each goes through the host
-//! with what its process's ranks have reduced, and then gives them the result.
+//! Each physical GPU reduces its part of the values, reading and writing the memory of all ranks. If it cannot access
+//! another GPU's memory, the part is copied to it and back. Between processes, the first rank of each exchanges the
+//! reduced values of its process through the host, and the other ranks then copy the result.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
@@ -27,16 +27,17 @@ pub(super) struct KernelBackend {
     world: Arc<ProcessGroup>,
     /// The ranks of this process.
     here: ProcessGroup,
-    /// The first ranks of all processes, on one of them and where there are several.
+    /// The first ranks of all processes, on each of these ranks if there are several processes.
     leaders: Option<HostBackend>,
     device: Arc<dyn Device>,
     stream: CudaStream,
     exchange: Arc<BufferExchange>,
-    /// Local ranks, and whether this rank's GPU reaches their memory.
+    /// For each local rank, whether this rank's GPU can access its memory.
     reaches: Vec<bool>,
-    /// Which of how many parts this rank does of what the process's GPUs share; none where another rank does its GPU's.
+    /// The index and the number of the parts into which the process's GPUs divide the values; `None` if another rank on
+    /// the same GPU does the work.
     part: Option<(usize, usize)>,
-    /// For what has to be copied here.
+    /// Memory for values that are copied to this GPU.
     scratch: Mutex<Option<DeviceBuffer>>,
 }
 
@@ -71,7 +72,7 @@ impl KernelBackend {
         self.here.rank().index()
     }
 
-    /// This rank's share of a call, on the stream of its own.
+    /// Does this rank's share of a call, on its own stream.
     fn work(&self, work: &Work<'_>, offers: &[Offer]) -> distribute_device::Result<()> {
         let inputs: Vec<&DeviceBuffer> = offers.iter().map(|offer| &offer.input).collect();
         let outputs: Vec<&DeviceBuffer> = offers.iter().map(|offer| &offer.output).collect();
@@ -105,7 +106,7 @@ impl KernelBackend {
 
     fn reduction(&self, work: &Work<'_>) -> distribute_device::Result<Reduction> {
         let combine = match work.call.built_in() {
-            // Kernels add integers up in their own type, where the sum wraps.
+            // Kernels sum integers in their own type, in which the sum wraps.
             Some(ReduceOp::Mean) if !work.call.dtype.is_float() => {
                 let problem =
                     format!("there is no kernel for the mean of {}; use DeviceImplementation::Host", work.call.dtype);
@@ -150,7 +151,7 @@ impl KernelBackend {
         self.spread(range, buffers[self.me()], &others, reduction.dtype)
     }
 
-    /// Reduces buffers of the ranks into one of this rank, which may be its own source.
+    /// Reduces the ranks' buffers into one of this rank's, which may be a source itself.
     fn reduce_here(
         &self,
         sources: &[DeviceBuffer],
@@ -176,7 +177,7 @@ impl KernelBackend {
             let all: Vec<&DeviceBuffer> = near.iter().collect();
             return self.stream.reduce(combine, dtype, &all, &[target], divisor);
         };
-        // More than one launch takes: the target may be a source, so it is written by the last launch only.
+        // This takes several launches. The target may be a source, so only the last launch writes it.
         let (first, rest) = near.split_at(MAX_BUFFERS);
         self.stream.reduce(combine, dtype, &first.iter().collect::<Vec<_>>(), &[&so_far], 1)?;
         let mut rounds = rest.chunks(MAX_BUFFERS - 1).peekable();
@@ -217,16 +218,16 @@ impl KernelBackend {
         }
     }
 
-    /// The place in this process of a rank of the group.
+    /// Returns the local index of a rank of the group.
     fn local(&self, rank: Option<Rank>) -> Option<usize> {
         let first = self.world.process() * self.here.world_size();
         rank?.index().checked_sub(first).filter(|local| *local < self.here.world_size())
     }
 
-    /// The leader's share of a call between processes: all others of its process only offer their buffers.
+    /// Does the leader's share of a call between processes; the other ranks of its process only offer their buffers.
     fn across(&self, leaders: &HostBackend, work: &Work<'_>, offers: &[Offer]) -> Result<()> {
         let failed = |error| device_error(&self.world, error);
-        // The mean of the processes' means, as each holds as many ranks: sums of all might not be of the data type.
+        // The mean of the processes' means, since each has the same number of ranks; sums might overflow the data type.
         let whole = self.reduction(work).map_err(failed)?;
         let divisor = if whole.divisor == 1 { 1 } else { u32::try_from(offers.len()).unwrap_or(u32::MAX) };
         let reduction = Reduction { divisor, ..whole };
@@ -312,7 +313,7 @@ fn others<'a>(buffers: &[&'a DeviceBuffer], own: usize) -> impl Iterator<Item = 
     buffers.iter().enumerate().filter(move |(rank, _)| *rank != own).map(|(_, buffer)| *buffer)
 }
 
-/// Which part a rank does: the first rank on each physical GPU does that GPU's.
+/// Returns the part that a rank works on: the first rank on each physical GPU does the work of that GPU.
 fn part(devices: &[Arc<dyn Device>], rank: usize) -> Option<(usize, usize)> {
     let on = |device: &Arc<dyn Device>| device.logical().physical().index;
     let mut gpus: Vec<(u32, usize)> = Vec::new();
@@ -324,7 +325,7 @@ fn part(devices: &[Arc<dyn Device>], rank: usize) -> Option<(usize, usize)> {
     gpus.iter().position(|(_, first)| *first == rank).map(|part| (part, gpus.len()))
 }
 
-/// The bytes of one of several parts.
+/// Returns the byte range of a part.
 fn part_range(len_bytes: usize, part: usize, parts: usize) -> Range<usize> {
     let each = len_bytes.div_ceil(parts).next_multiple_of(PART_ALIGN_BYTES);
     (part * each).min(len_bytes)..((part + 1) * each).min(len_bytes)

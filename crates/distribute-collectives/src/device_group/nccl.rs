@@ -1,4 +1,4 @@
-//! Collectives by NCCL: one communicator of all ranks, made through the group's own connections.
+//! Collectives through NCCL: one communicator of all ranks, created through the group's own connections.
 
 #![expect(unsafe_code, reason = "calls of NCCL, which takes pointers and handles on trust")]
 
@@ -26,16 +26,16 @@ const WATCH: Duration = Duration::from_millis(50);
 /// Interval at which a pending call of NCCL is checked.
 const POLL: Duration = Duration::from_micros(100);
 
-/// Limit for a communicator's orderly end, after which it is aborted.
+/// Time limit for a communicator's orderly end, after which it is aborted.
 const FAREWELL: Duration = Duration::from_secs(10);
 
-/// One rank's part of collectives by NCCL.
+/// One rank's part of collectives through NCCL.
 pub(super) struct NcclBackend {
     shared: Arc<Shared>,
     device: Arc<dyn Device>,
-    /// Present until drop; the thread that watches then ends the communicator.
+    /// Set until drop; the watching thread then ends the communicator.
     stop: Option<Sender<()>>,
-    /// Disconnects when it has.
+    /// Disconnects when the thread has done so.
     ended: Receiver<()>,
 }
 
@@ -43,18 +43,19 @@ pub(super) struct NcclBackend {
 struct Shared {
     group: Arc<ProcessGroup>,
     library: Library,
-    /// None after an abort. Calls do not block, so neither does waiting for this.
+    /// `None` after an abort. Calls do not block, so waiting for this lock does not either.
     communicator: Mutex<Option<Communicator>>,
-    /// All collectives of this device run here, also those of other groups, so they are in one order on every rank.
+    /// All collectives of this device run on this stream, also those of other groups, so their order is equal on every
+    /// rank.
     stream: Arc<CudaStream>,
     device: Arc<dyn Device>,
-    /// The ends of collectives that have not ended yet.
+    /// End events of collectives that have not finished.
     pending: Mutex<VecDeque<Arc<dyn Event>>>,
 }
 
 struct Communicator(Comm);
 
-// SAFETY: NCCL lets any thread use a communicator, one at a time; a mutex sees to that.
+// SAFETY: NCCL allows a communicator to be used by any thread, one at a time, which a mutex ensures.
 unsafe impl Send for Communicator {}
 
 impl NcclBackend {
@@ -95,11 +96,11 @@ impl NcclBackend {
 }
 
 impl Shared {
-    /// Makes the communicator, without blocking, so that a rank that does not come is an error when the time is over.
+    /// Creates the communicator without blocking, so that a missing rank is an error at the deadline.
     fn join(&self) -> Result<()> {
         let leads = self.group.rank() == Rank(0);
         let id = if leads { self.library.unique_id() } else { Ok(UniqueId::from_bytes([0; UniqueId::BYTES])) };
-        // The others wait for the identity, so a failure to make one travels in its place.
+        // The other ranks wait for the id, so a failure to create one is sent in its place.
         let mut bytes = [0; UniqueId::BYTES + 1];
         if let Ok(id) = &id {
             bytes[1..].copy_from_slice(id.as_bytes());
@@ -118,18 +119,18 @@ impl Shared {
         self.make_current()?;
         let mut communicator = lock(&self.communicator);
         let mut comm: Box<Comm> = Box::new(ptr::null_mut());
-        // SAFETY: the place for the communicator stays until it is no longer in progress, which is waited for below;
-        // the configuration outlives the call; this rank's context is current.
+        // SAFETY: the memory for the communicator stays valid until it is no longer in progress, which is waited for
+        // below; the configuration outlives the call; this rank's context is current.
         let begun =
             unsafe { self.library.comm_init_rank_config(&mut *comm, ranks, UniqueId::from_bytes(rest), rank, &config) };
         let begun = begun.map_err(|error| self.failed("joining a communicator", &error));
         let joined = begun.and_then(|progress| self.settle(*comm, progress, deadline, "joining a communicator"));
         if let Err(error) = joined {
             if !comm.is_null() {
-                // SAFETY: it was made above, and nobody else knows it.
+                // SAFETY: it was created above, and no other code has it.
                 let _ = unsafe { self.library.comm_abort(*comm) };
             }
-            // NCCL may write to the place as long as it has not given up.
+            // NCCL may write to this memory as long as it has not stopped.
             Box::leak(comm);
             return Err(error);
         }
@@ -137,7 +138,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Waits until a call that NCCL goes on with has been made.
+    /// Waits until NCCL has completed a call that is in progress.
     fn settle(&self, comm: Comm, mut progress: Progress, deadline: Instant, action: &str) -> Result<()> {
         while progress == Progress::InProgress {
             if let Some(error) = self.group.failure() {
@@ -147,7 +148,7 @@ impl Shared {
                 let waited = self.group.options().timeout;
                 return Err(self.failed(action, &format!("it has not ended within {waited:.1?}; is every rank here?")));
             }
-            // SAFETY: the communicator lives, and asking is allowed at any time.
+            // SAFETY: the communicator exists, and this query is allowed at any time.
             let code = unsafe { self.library.comm_async_error(comm) };
             match code.map_err(|error| self.failed(action, &error))? {
                 Code::SUCCESS => progress = Progress::Done,
@@ -173,7 +174,7 @@ impl Shared {
         self.settle(*comm, progress, Instant::now() + self.group.options().timeout, action.name())
     }
 
-    /// Returns whether nothing has failed; otherwise aborts the communicator and the group.
+    /// Returns whether there is no failure; otherwise aborts the communicator and the group.
     fn look(&self) -> bool {
         let wrong = self.group.failure().or_else(|| self.own_failure());
         if let Some(error) = &wrong {
@@ -187,7 +188,7 @@ impl Shared {
         self.prune();
         let communicator = lock(&self.communicator);
         let Communicator(comm) = communicator.as_ref()?;
-        // SAFETY: the communicator lives: aborting takes it out first.
+        // SAFETY: the communicator exists: aborting takes it out first.
         match unsafe { self.library.comm_async_error(*comm) } {
             Ok(Code::SUCCESS | Code::IN_PROGRESS) => None,
             Ok(code) => Some(self.failed("a collective", &self.library.error("ncclCommGetAsyncError", code))),
@@ -195,7 +196,7 @@ impl Shared {
         }
     }
 
-    /// Ends what is enqueued; waits for its results return errors.
+    /// Ends the enqueued work; waiting for its results returns errors.
     fn abort(&self, reason: &str) {
         let communicator = lock(&self.communicator).take();
         self.prune();
@@ -206,12 +207,12 @@ impl Shared {
             device.replace_collective_stream(&self.stream);
         }
         if let (Some(Communicator(comm)), Ok(())) = (communicator, self.make_current()) {
-            // SAFETY: it was taken out, so nobody uses it any more.
+            // SAFETY: it was taken out, so it has no other user.
             let _ = unsafe { self.library.comm_abort(comm) };
         }
     }
 
-    /// Ends the communicator when its collectives have ended: in order, so that ranks which are not as far are not
+    /// Ends the communicator after its collectives have finished, in an orderly way, so that slower ranks are not
     /// disturbed.
     fn leave(&self) {
         let deadline = Instant::now() + FAREWELL;
@@ -221,14 +222,14 @@ impl Shared {
         if self.make_current().is_err() {
             return;
         }
-        // SAFETY: it was taken out, so nobody issues anything any more.
+        // SAFETY: it was taken out, so no further calls are issued.
         let finalized = over.then(|| unsafe { self.library.comm_finalize(comm) });
         let in_order = match finalized {
             Some(Ok(progress)) => self.settle(comm, progress, deadline, "ending a communicator").is_ok(),
             _ => false,
         };
         if in_order {
-            // SAFETY: as above, and it is finalized.
+            // SAFETY: as above, and it has been finalized.
             let _ = unsafe { self.library.comm_destroy(comm) };
         } else {
             // SAFETY: as above.
@@ -236,7 +237,7 @@ impl Shared {
         }
     }
 
-    /// Forgets collectives that have ended.
+    /// Removes collectives that have finished.
     fn prune(&self) {
         let mut pending = lock(&self.pending);
         while pending.front().is_some_and(|event| event.is_ready().unwrap_or(true)) {
@@ -278,8 +279,9 @@ impl Backend for NcclBackend {
         let (from, to) = (shared.address(work.input)?, shared.address(work.output)?);
         let (dtype, op) = (data_type(call.dtype), reduction(&shared.group, call.built_in(), call.dtype)?);
         let (count, part) = (call.count as usize, work.output.len_bytes() / call.dtype.size_bytes());
-        // SAFETY, for each: the device's context is current; both buffers have as many elements and stay until the
-        // stream has passed, which `address_for_use` saw to; the communicator lives while it is locked.
+        // SAFETY, for each: the device's context is current; both buffers have the given number of elements and stay
+        // valid until the stream has executed the call, which `address_for_use` ensures; the communicator stays alive
+        // while it is locked.
         shared.enqueue(call.kind, |comm, stream| match call.kind {
             Kind::Broadcast => {
                 let root = c_int::try_from(call.root.map_or(0, |root| root.0)).unwrap_or(0);
@@ -310,7 +312,7 @@ impl Backend for NcclBackend {
 impl Drop for NcclBackend {
     fn drop(&mut self) {
         drop(self.stop.take());
-        // A process that ends in the middle of this would look like a lost peer to the others.
+        // To its peers, a process that ended in the middle of this would be a lost peer.
         let _ = self.ended.recv_timeout(2 * FAREWELL);
     }
 }
@@ -335,7 +337,7 @@ fn data_type(dtype: DType) -> DataType {
     }
 }
 
-/// NCCL divides before it adds where it can, so a mean may differ from ours in the last bit.
+/// NCCL divides before it adds where possible, so a mean may differ in the last bit.
 fn reduction(group: &ProcessGroup, op: Option<ReduceOp>, dtype: DType) -> Result<RedOp> {
     Ok(match op {
         Some(ReduceOp::Mean) if !dtype.is_float() => {

@@ -49,7 +49,7 @@ fn values(rank: usize, count: usize) -> Vec<f32> {
 
 #[test]
 fn values_of_all_devices_are_reduced_in_chunks() {
-    // More than one chunk, not a multiple of it, and little and nothing.
+    // Several chunks with a remainder, a few elements, and none.
     for count in [0, 1, 1000, 3 * (1 << 20) + 5] {
         for op in [ReduceOp::Sum, ReduceOp::Mean, ReduceOp::Max] {
             let outcome = on_ranks(3, |group, stream| {
@@ -144,7 +144,7 @@ fn tensors_are_reduced_in_buckets_as_they_come() {
         let fused = Arc::new(FusedDeviceAllReduce::new(group, plan, ReduceOp::Mean)?);
         for round in 0..3 {
             let mut step = fused.begin();
-            // Ranks compute them in different orders.
+            // Ranks push their tensors in different orders.
             let order = if rank == 0 { [4, 3, 2, 1, 0] } else { [2, 4, 0, 3, 1] };
             for index in order {
                 let tensor = put(group, stream, &vec![(rank + index + round) as f32; lengths[index]]);

@@ -1,4 +1,4 @@
-//! Stand-ins for the GPU backends in a build without CUDA.
+//! Replacements for the GPU backends in a build without CUDA.
 
 use std::sync::Arc;
 
@@ -9,12 +9,12 @@ use super::choice::BackendKind;
 use super::host::HostBackend;
 use crate::{ProcessGroup, Result};
 
-/// The identity of the GPU that a device is, or is a part of.
+/// Returns the identity of a device's physical GPU: none without CUDA.
 pub(super) fn gpu(_: &dyn Device) -> Option<String> {
     None
 }
 
-/// NCCL's version, or why there is none.
+/// Returns why NCCL is not available.
 pub(super) fn nccl() -> std::result::Result<String, String> {
     Err("this build has no NCCL (Cargo feature cuda)".to_owned())
 }

@@ -1,21 +1,21 @@
-//! The blocks of all-to-all, gather, scatter and send: which bytes go from which rank to which, straight from and into
-//! the callers' memory.
+//! The blocks of all-to-all, gather, scatter and send: the bytes that move between each pair of ranks, directly from
+//! and to the callers' memory.
 
 use std::ops::Range;
 
 use crate::call::{Call, Kind};
 use crate::engine::memory::{Buffers, Counts, RawSlice};
 
-/// The blocks of one call, as the ranks of one process see them.
+/// The blocks of one call, as seen by the ranks of one process.
 #[derive(Debug, Default)]
 pub(crate) struct Blocks {
-    /// Between ranks of this process.
+    /// Copies between ranks of this process.
     pub(crate) copies: Vec<LocalCopy>,
-    /// From and to other processes.
+    /// Messages from and to other processes.
     pub(crate) messages: Vec<Messages>,
 }
 
-/// Bytes that stay in the process, at most a chunk.
+/// Bytes that stay in the process, at most one chunk.
 #[derive(Debug)]
 pub(crate) struct LocalCopy {
     pub(crate) from: RawSlice,
@@ -31,10 +31,10 @@ pub(crate) struct Messages {
 }
 
 /// The blocks between two processes in one direction: those of the first sender to all receivers, then those of the
-/// second.
+/// second, and so on.
 #[derive(Debug)]
 pub(crate) struct Message {
-    /// Says how many elements there are and in which blocks; both sides must say the same.
+    /// Describes the number of elements and their blocks; both sides must pass the same.
     pub(crate) call: Call,
     pub(crate) slices: Vec<RawSlice>,
 }
@@ -49,9 +49,9 @@ pub(crate) struct Disagreement {
 }
 
 impl Blocks {
-    /// Lays out the blocks of `ranks`, the ranks `first_rank ..` of `world_size`.
+    /// Lays out the blocks of `ranks`, which are the ranks `first_rank ..` of `world_size`.
     ///
-    /// Every process holds as many ranks as this one. `chunk_bytes` bounds one copy.
+    /// Every process holds the same number of ranks. `chunk_bytes` is the maximum size of one copy.
     pub(crate) fn new(
         ranks: &[Buffers],
         call: Call,
@@ -88,7 +88,7 @@ impl Blocks {
             let slices = blocks.into_iter().map(|(slice, _)| slice).collect();
             Message { call: Call { count, layout, ..call }, slices }
         };
-        // Beginning with the next process, so that not all processes send to the first one at once.
+        // Starts with the next process, so that the processes do not all send to the first one at the same time.
         for distance in 1..world_size / local {
             let process = (own + distance) % (world_size / local);
             let theirs = process * local..(process + 1) * local;
@@ -110,7 +110,7 @@ impl Blocks {
                         .collect(),
                 )
             };
-            // With a root, only its process sends or receives; else all do.
+            // With a root, only its process sends or receives; otherwise all do.
             let root = call.root.map(|root| root.index() / local);
             let scatters = matches!(call.kind, Kind::Scatter | Kind::ScatterV | Kind::Send);
             let (source, sink) = if scatters { (root, None) } else { (None, root) };
@@ -125,7 +125,7 @@ impl Blocks {
     }
 }
 
-/// Offsets of one rank's blocks, for each other rank: prefix sums of its counts.
+/// The offsets of one rank's blocks, by the other rank: prefix sums of its counts.
 struct BlockOffsets {
     send: Vec<usize>,
     receive: Vec<usize>,
@@ -150,7 +150,7 @@ impl BlockOffsets {
     }
 }
 
-/// Returns where each part begins, and where the last one ends: prefix sums.
+/// Returns the offset at which each part begins, and the end of the last one: prefix sums.
 pub(crate) fn starts(counts: &[usize]) -> Vec<usize> {
     let mut sum = 0;
     std::iter::once(0).chain(counts.iter().map(|count| (sum += count, sum).1)).collect()

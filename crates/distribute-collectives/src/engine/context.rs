@@ -1,4 +1,4 @@
-//! What every part of the engine knows of its group: who the members are, and whether the group has been aborted.
+//! The properties of a group that all parts of the engine use: its members, and whether it has been aborted.
 
 use std::any::Any;
 use std::sync::Mutex;
@@ -10,7 +10,7 @@ use crate::call::Call;
 use crate::sync::lock;
 use crate::{Error, Rank, Result};
 
-/// The members of a group, as one of its processes sees them, and the abort state of the group.
+/// The members of a group, as seen by one of its processes, and the group's abort state.
 pub(crate) struct GroupContext {
     /// The group's name.
     pub(crate) name: String,
@@ -18,7 +18,7 @@ pub(crate) struct GroupContext {
     pub(crate) names: Vec<String>,
     /// Group rank of the first local rank.
     pub(crate) first_rank: usize,
-    /// Ranks in each process of the group.
+    /// Number of ranks in each process of the group.
     pub(crate) local_ranks: usize,
     /// Set as soon as the group is aborted; also interrupts an exchange with other processes.
     pub(crate) interrupted: AtomicBool,
@@ -48,7 +48,7 @@ impl GroupContext {
         self.names.len() / self.local_ranks
     }
 
-    /// Returns this process's place among the group's processes.
+    /// Returns this process's index among the group's processes.
     pub(crate) fn process(&self) -> usize {
         self.first_rank / self.local_ranks
     }
@@ -68,7 +68,7 @@ impl GroupContext {
         Rank::of(self.first_rank + local)
     }
 
-    /// Notes why the group ends and interrupts exchanges; returns whether this is the first cause.
+    /// Records why the group ends and interrupts exchanges. Returns whether this is the first cause.
     pub(super) fn interrupt(&self, origin: &str, error: &Error) -> bool {
         {
             let mut cause = lock(&self.cause);
@@ -77,7 +77,7 @@ impl GroupContext {
             }
             *cause = Some(AbortCause { origin: origin.to_owned(), error: error.clone() });
         }
-        // After the cause: whoever sees the flag finds a cause to report.
+        // Set after the cause, so that a thread that sees the flag finds a cause to report.
         self.interrupted.store(true, Ordering::SeqCst);
         true
     }
@@ -86,7 +86,7 @@ impl GroupContext {
         self.interrupted.load(Ordering::Acquire)
     }
 
-    /// Returns an error if the group has been aborted; `call` is what the caller is about to do.
+    /// Returns an error if the group has been aborted; `call` is the operation that the caller is about to start.
     pub(crate) fn check_alive(&self, call: Call) -> Result<()> {
         if self.is_aborted() { Err(self.aborted(Some(call))) } else { Ok(()) }
     }
@@ -114,7 +114,7 @@ impl GroupContext {
         }
     }
 
-    /// Builds the error of a call in which a function of the caller's panicked.
+    /// Builds the error of a call in which a user's function panicked.
     pub(super) fn panicked(&self, call: Option<Call>, panic: &(dyn Any + Send)) -> Error {
         let message = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
         let message = message.or_else(|| panic.downcast_ref::<String>().cloned());

@@ -1,4 +1,4 @@
-//! Memory of one rank that other threads of the process read and write while an operation runs.
+//! The memory of one rank, which other threads of the process read and write while an operation runs.
 #![expect(unsafe_code, reason = "ranks of one process reduce straight in each other's memory")]
 
 use std::marker::PhantomData;
@@ -17,16 +17,16 @@ pub(crate) use staging::Staging;
 
 /// Contiguous memory of one rank, by address.
 ///
-/// Holding one gives no right to access the memory: that comes from the protocol of [`crate::engine`], which says who
-/// may access which range when, and never lets the owner continue while others may.
+/// Holding a value gives no right to access the memory. That right comes from the protocol of [`crate::engine`], which
+/// defines which thread may access which range when, and never lets the owner continue while other threads may.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RawSlice {
     address: *mut u8,
     len_bytes: usize,
 }
 
-// SAFETY: a RawSlice is an address and a length; whoever dereferences it (`bytes`, `bytes_mut`) answers for exclusive
-// or shared access, from whichever thread.
+// SAFETY: a RawSlice is an address and a length; code that dereferences it (`bytes`, `bytes_mut`) is responsible for
+// exclusive or shared access, from any thread.
 unsafe impl Send for RawSlice {}
 // SAFETY: as above; the type has no interior mutability of its own.
 unsafe impl Sync for RawSlice {}
@@ -36,7 +36,7 @@ impl RawSlice {
         RawSlice { address: bytes.as_mut_ptr(), len_bytes: bytes.len() }
     }
 
-    /// Names memory that the operation only reads.
+    /// Wraps memory that the operation only reads.
     pub(crate) fn of_ref(bytes: &[u8]) -> RawSlice {
         RawSlice { address: bytes.as_ptr().cast_mut(), len_bytes: bytes.len() }
     }
@@ -45,48 +45,49 @@ impl RawSlice {
         self.len_bytes
     }
 
-    /// Returns the slice's bytes in `range`, cut off at its end.
+    /// Returns the slice's bytes in `range`, truncated at its end.
     pub(crate) fn part(&self, range: Range<usize>) -> RawSlice {
         let start = range.start.min(self.len_bytes);
         RawSlice { address: self.address.wrapping_add(start), len_bytes: range.end.min(self.len_bytes) - start }
     }
 
-    /// Returns whether both are the same memory.
+    /// Returns whether both refer to the same memory.
     pub(crate) fn is(&self, other: &RawSlice) -> bool {
         self.address == other.address && self.len_bytes == other.len_bytes
     }
 
     /// # Safety
-    /// The memory is alive, nobody writes to it during `'a`, and `range` lies inside it.
+    /// The memory must be valid, no thread may write to it during `'a`, and `range` must lie inside it.
     pub(crate) unsafe fn bytes<'a>(&self, range: Range<usize>) -> &'a [u8] {
         debug_assert!(range.start <= range.end && range.end <= self.len_bytes);
         // SAFETY: `range` lies inside the allocation.
         let start = unsafe { self.address.add(range.start) };
-        // SAFETY: the caller promises life and absence of writers for these bytes.
+        // SAFETY: the caller guarantees that these bytes are valid and not written.
         unsafe { std::slice::from_raw_parts(start, range.len()) }
     }
 
     /// # Safety
-    /// The memory is alive, writable, nobody else accesses this range during `'a`, and `range` lies inside it.
+    /// The memory must be valid and writable, no other code may access this range during `'a`, and `range` must lie
+    /// inside it.
     pub(crate) unsafe fn bytes_mut<'a>(&self, range: Range<usize>) -> &'a mut [u8] {
         debug_assert!(range.start <= range.end && range.end <= self.len_bytes);
         // SAFETY: `range` lies inside the allocation.
         let start = unsafe { self.address.add(range.start) };
-        // SAFETY: the caller promises life and exclusive access for these bytes.
+        // SAFETY: the caller guarantees that these bytes are valid and accessed exclusively.
         unsafe { std::slice::from_raw_parts_mut(start, range.len()) }
     }
 }
 
-/// Memory that an asynchronous operation owns until it is done.
+/// Memory that an asynchronous operation owns until it is complete.
 ///
 /// Implemented for `Vec<T>` and `Box<[T]>`; tensor libraries implement it for lists of their tensors.
 ///
 /// # Safety
-/// The slices passed to `visit` stay valid, at the same address, and are touched by nobody else until the value is
-/// dropped or handed back by [`Work::wait`](crate::Work::wait), also when the value itself is moved. All slices have
-/// the type that [`dtype`](OwnedBuffers::dtype) returns and are aligned for it.
+/// The slices passed to `visit` must stay valid, at the same address, and must not be accessed by other code until the
+/// value is dropped or returned by [`Work::wait`](crate::Work::wait), even if the value itself is moved. All slices
+/// must have the type that [`dtype`](OwnedBuffers::dtype) returns and be aligned for it.
 pub unsafe trait OwnedBuffers: Send + 'static {
-    /// Returns the type of all elements; `None` where there is no slice at all.
+    /// Returns the type of all elements; `None` if there are no slices.
     fn dtype(&self) -> Option<DType>;
 
     /// Calls `visitor` with every slice, in an order that is the same on all ranks.
@@ -131,41 +132,41 @@ unsafe impl<T: Element> OwnedBuffers for [Vec<T>; 2] {
 /// The division of a call's elements among ranks.
 #[derive(Clone, Debug, Default)]
 pub(crate) enum Counts {
-    /// Evenly, or not at all.
+    /// Equal parts, or no parts.
     #[default]
     Even,
-    /// Elements of each rank's part; alike on all ranks.
+    /// The number of elements of each rank's part; equal on all ranks.
     PerRank(Vec<usize>),
-    /// Elements that this rank sends to, and gets from, each rank.
+    /// The numbers of elements that this rank sends to, and receives from, each rank.
     Exchange { send: Vec<usize>, receive: Vec<usize> },
 }
 
 /// The slices of one rank's part in a call.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Buffers {
-    /// Read only.
+    /// Memory that is only read.
     pub(crate) inputs: Vec<RawSlice>,
-    /// Written; for operations in place also read.
+    /// Memory that is written; in operations in place also read.
     pub(crate) outputs: Vec<RawSlice>,
     pub(crate) counts: Counts,
-    /// The reduction, where it is the caller's own.
+    /// The reduction, if it is a custom one.
     pub(crate) user: Option<Combiner>,
 }
 
 impl Buffers {
-    /// Returns whether another rank's buffers of the same call have the same layout, so that a chunk is the same
-    /// elements of both.
+    /// Returns whether another rank's buffers of the same call have the same layout, so that a chunk has the same
+    /// elements in both.
     ///
-    /// Between processes a digest in the call is enough to find mistakes; within a process memory safety depends on
-    /// this.
+    /// Between processes, comparing digests of the layout is enough to find mistakes. Within a process, memory safety
+    /// depends on this comparison.
     pub(crate) fn fit(&self, other: &Buffers) -> bool {
         let counts = match (&self.counts, &other.counts) {
             (Counts::PerRank(mine), Counts::PerRank(theirs)) => mine == theirs,
-            // What ranks send each other is compared in pairs, when it is laid out.
+            // Counts of exchanges between ranks are compared in pairs, when the blocks are laid out.
             (Counts::Even, Counts::Even) | (Counts::Exchange { .. }, Counts::Exchange { .. }) => true,
             _ => false,
         };
-        // In place all ranks have the same slices; apart their lengths follow from the counts.
+        // In place all ranks have the same slices; otherwise their lengths follow from the counts.
         let in_place = self.inputs.is_empty() && other.inputs.is_empty();
         let theirs = other.outputs.iter().map(RawSlice::len_bytes);
         let same = !in_place || self.outputs.iter().map(RawSlice::len_bytes).eq(theirs);
@@ -196,14 +197,14 @@ impl<'a> Borrowed<'a> {
         Borrowed { buffers, memory: PhantomData }
     }
 
-    /// Adds a reduction of the caller's own.
+    /// Adds a custom reduction.
     pub(crate) fn with(mut self, combiner: Combiner) -> Borrowed<'a> {
         self.buffers.user = Some(combiner);
         self
     }
 }
 
-/// Finds the slices, and the bytes of each, that lie in `range` when `slices` are taken as one long slice.
+/// Finds the slices, and the bytes of each, that lie in `range` of the concatenated `slices`.
 pub(crate) fn locate(slices: &[RawSlice], range: Range<usize>) -> impl Iterator<Item = (usize, Range<usize>)> + '_ {
     let mut start = 0;
     slices.iter().enumerate().filter_map(move |(index, slice)| {

@@ -25,7 +25,7 @@ mod error;
 mod receive;
 mod schedules;
 
-/// How long a waiting exchange polls before it sleeps, on a thread whose caller waits for it.
+/// Time that a waiting exchange polls before it sleeps, on a thread whose caller waits for it.
 pub(super) const SPIN: Duration = Duration::from_micros(50);
 
 /// Exchanges operations with the other processes of a group.
@@ -39,37 +39,36 @@ pub(crate) struct InterProcess {
 
 /// Operations that wait for their exchange.
 struct ExchangeQueue {
-    /// Sequence number of the operation that is exchanged next.
+    /// Sequence number of the next operation to exchange.
     next: u64,
     waiting: BTreeMap<u64, Arc<Operation>>,
-    /// Whether some thread exchanges.
+    /// Whether a thread is exchanging.
     is_busy: bool,
 }
 
-/// An operation that has been exchanged, well or not.
+/// An operation whose exchange has ended, successfully or not.
 pub(super) struct Exchanged {
     pub(super) operation: Arc<Operation>,
     pub(super) outcome: Result<()>,
-    /// Whether the next operation is queued already, so that some thread must come for it.
+    /// Whether the next operation is queued already, so that a thread must exchange it.
     pub(super) next_is_queued: bool,
 }
 
-/// One call of this process on its way to the others.
+/// One call of this process that is being exchanged.
 struct ProcessCall<'a> {
     times: CallTimes,
     /// `None` on the fast path.
     plan: Option<&'a LocalPlan>,
     combiner: &'a Combiner,
-    /// Whether a mean divides during the exchange, rather than afterwards.
+    /// Whether a mean is divided during the exchange and not afterwards.
     divides: bool,
     spin: Duration,
-    /// Told of a failure while nobody else can use the connections.
+    /// Called on a failure while no other thread can use the connections.
     on_failure: &'a dyn Fn(&Error),
 }
 
 impl InterProcess {
-    /// Connects process `process` of `processes`; `local_host` is the address by which peers reach it, where it is
-    /// known.
+    /// Connects process `process` of `processes`. `local_host` is the address by which peers reach it, if it is known.
     pub(crate) fn new(
         transport: Box<dyn Transport>,
         (process, processes): (usize, usize),
@@ -92,29 +91,29 @@ impl InterProcess {
         self.transport
     }
 
-    /// Returns the algorithm of an all-reduce, where no hierarchy of hosts decides.
+    /// Returns the algorithm of an all-reduce, unless the hierarchy of hosts determines it.
     pub(crate) fn algorithm_for(&self, bytes: usize) -> Algorithm {
         self.schedules.algorithm_for(bytes)
     }
 
-    /// Returns the address by which the other processes reach this one, where it is known.
+    /// Returns the address by which the other processes reach this one, if it is known.
     pub(crate) fn local_host(&self) -> Option<&str> {
         self.local_host.as_deref()
     }
 
-    /// Queues an operation whose local phase is done.
+    /// Queues an operation whose local phase is complete.
     pub(super) fn enqueue(&self, operation: Arc<Operation>) {
         if let Some(CallTimes { call, .. }) = operation.leader_call() {
             lock(&self.queue).waiting.insert(call.sequence, operation);
         }
     }
 
-    /// Removes an operation from the queue; returns whether it was there, so that no thread works on it.
+    /// Removes an operation from the queue. Returns whether it was queued, so that no thread works on it.
     pub(super) fn dequeue(&self, sequence: u64) -> bool {
         lock(&self.queue).waiting.remove(&sequence).is_some()
     }
 
-    /// Exchanges the operation that is next; `None` if it is not queued yet, or another thread exchanges.
+    /// Exchanges the next operation; `None` if it is not queued yet, or another thread is exchanging.
     pub(super) fn exchange_next(
         &self,
         context: &GroupContext,
@@ -134,7 +133,7 @@ impl InterProcess {
         let outcome = match (operation.leader_call(), operation.plan()) {
             (Some(times), Some(plan)) => {
                 // SAFETY: the operation is in Exchanging: its owners wait, no chunk of it is handed out, and the queue
-                // gave it to this thread alone, which lets go of the memory before the state changes.
+                // gave it to this thread alone, which releases the memory before the state changes.
                 let mut memory = unsafe { ExchangedMemory::new(plan.exchanged(), plan.messages()) };
                 let divides = plan.accumulator().is_none();
                 let call =
@@ -150,10 +149,10 @@ impl InterProcess {
         Some(Exchanged { operation, outcome, next_is_queued })
     }
 
-    /// Keeps the connections for the call of this number; returns whether they are free, and all earlier calls
-    /// exchanged.
+    /// Reserves the connections for the call with this number. Returns whether they are free, and all earlier calls
+    /// have been exchanged.
     ///
-    /// [`exchange_alone`](InterProcess::exchange_alone) has to follow.
+    /// [`exchange_alone`](InterProcess::exchange_alone) must follow.
     pub(super) fn reserve(&self, sequence: u64) -> bool {
         let mut queue = lock(&self.queue);
         let free = !queue.is_busy && queue.next == sequence;
@@ -162,7 +161,7 @@ impl InterProcess {
     }
 
     /// Exchanges a call in place of a process's only rank, for which the connections were
-    /// [reserved](InterProcess::reserve); returns also whether the next operation is queued.
+    /// [reserved](InterProcess::reserve). Also returns whether the next operation is queued.
     pub(super) fn exchange_alone(
         &self,
         context: &GroupContext,
@@ -172,7 +171,7 @@ impl InterProcess {
     ) -> (Result<()>, bool) {
         let built_in = Combiner::BuiltIn(times.call.built_in().unwrap_or(ReduceOp::Sum));
         let combiner = buffers.user.as_ref().unwrap_or(&built_in);
-        // SAFETY: this process's only rank owns the memory, borrowed it to this call, and waits for it to return.
+        // SAFETY: this process's only rank owns the memory, has lent it to this call, and waits until it returns.
         let mut memory = unsafe { ExchangedMemory::new(&buffers.outputs, &[]) };
         let call = ProcessCall { times, plan: None, combiner, divides: true, spin: SPIN, on_failure };
         let outcome = self.exchange(context, &call, |connections, exchange, schedule| {
@@ -181,7 +180,7 @@ impl InterProcess {
         (outcome, self.end_exchange())
     }
 
-    /// Frees the connections for the next operation; returns whether it is queued already.
+    /// Frees the connections for the next operation. Returns whether it is queued already.
     fn end_exchange(&self) -> bool {
         let mut queue = lock(&self.queue);
         queue.is_busy = false;
@@ -215,33 +214,33 @@ impl InterProcess {
             };
             work(&mut connections, &exchange, &schedule.steps)
         };
-        // A reduction, algorithm or transport of the caller's may panic. What it worked on is then given up as after
-        // any other failure: the peers are told, and nobody uses the connections for anything else afterwards.
+        // A user's reduction, algorithm or transport may panic. Its operation is then given up like after any other
+        // failure: the peers are notified, and the connections are not used for anything else afterwards.
         let outcome = catch_unwind(AssertUnwindSafe(run));
         let error = match outcome {
             Ok(Ok(())) => return Ok(()),
             Ok(Err(error)) => error::explain(error, context, &connections, call, started),
             Err(panic) => context.panicked(Some(call), &*panic),
         };
-        // Also a transport's own `abort` may panic; the connections then end with the process.
+        // The transport's own `abort` may panic too; the connections then end with the process.
         let _ = catch_unwind(AssertUnwindSafe(|| connections.abort(&error.as_reason(&context.local_name(0)))));
-        // Before the connections are free again: the streams may have ended in the middle of a message.
+        // Called before the connections are free again: the streams may have ended in the middle of a message.
         on_failure(&error);
         Err(error)
     }
 
-    /// Tells the other processes that this one has failed. An exchange that is under way notices by itself.
+    /// Notifies the other processes that this one has failed. An exchange in progress detects this by itself.
     pub(super) fn abort(&self, reason: &AbortReason) {
         if let Ok(mut connections) = self.connections.try_lock() {
-            // A transport of the caller's may panic.
+            // A user's transport may panic.
             let _ = catch_unwind(AssertUnwindSafe(|| connections.abort(reason)));
         }
     }
 
-    /// Tells the other processes that this one leaves, and closes the connections; nothing is exchanged afterwards.
+    /// Notifies the other processes that this one leaves, and closes the connections; nothing is exchanged afterwards.
     pub(crate) fn leave(&self) {
         let connections = lock(&self.connections).close();
-        // A transport of the caller's may panic.
+        // A user's transport may panic.
         let _ = catch_unwind(AssertUnwindSafe(|| drop(connections)));
     }
 }

@@ -14,15 +14,15 @@ use crate::Error;
 use crate::call::Call;
 use crate::sync::lock;
 
-/// One collective call of all local ranks: their entries, and how far the call has come.
+/// One collective call of all local ranks: their entries, and the progress of the call.
 pub(crate) struct Operation {
-    /// Read all the time by ranks that wait.
+    /// Read continuously by waiting ranks.
     pub(super) phases: CachePadded<Phases>,
     entries: Vec<Mutex<Option<Entry>>>,
     /// Written once by the last rank to arrive, before Reducing.
     plan: OnceLock<LocalPlan>,
     failure: Mutex<Option<Error>>,
-    /// Whether some rank polls its work as a future, so that the end of the operation has wakers to call.
+    /// Whether a rank polls its work as a future, so that wakers must be called at the end of the operation.
     is_polled: AtomicBool,
 }
 
@@ -32,11 +32,11 @@ pub(super) struct Entry {
     pub(super) buffers: Buffers,
     pub(super) started: Instant,
     pub(super) deadline: Instant,
-    /// Called when the operation is over, for a rank that polls.
+    /// The waker of a polling rank, called when the operation is over.
     pub(super) waker: Option<Waker>,
 }
 
-/// A rank's call and its times.
+/// A rank's call, its start and its deadline.
 #[derive(Clone, Copy)]
 pub(super) struct CallTimes {
     pub(super) call: Call,
@@ -59,19 +59,19 @@ impl Operation {
         *lock(&self.entries[local]) = Some(entry);
     }
 
-    /// Sets the plan; only the last rank to arrive does, and once.
+    /// Sets the plan. Only the last rank to arrive calls this, once.
     pub(super) fn set_plan(&self, plan: LocalPlan) -> &LocalPlan {
         self.plan.get_or_init(|| plan)
     }
 
-    /// Notes why the operation fails, unless a cause is known already.
+    /// Records why the operation fails, unless a cause is recorded already.
     pub(super) fn set_failure(&self, error: &Error) {
         lock(&self.failure).get_or_insert_with(|| error.clone());
     }
 
-    /// Registers the waker of a rank that polls; returns whether it is the rank's first.
+    /// Registers the waker of a polling rank. Returns whether it is the rank's first.
     ///
-    /// The caller must look at the state afterwards: a state that changed before gets no wake-up.
+    /// The caller must check the state afterwards: a change before the registration causes no wake-up.
     pub(super) fn register(&self, local: usize, waker: &Waker) -> bool {
         let mut entry = lock(&self.entries[local]);
         let Some(entry) = entry.as_mut() else { return false };
@@ -86,11 +86,11 @@ impl Operation {
         first
     }
 
-    /// Wakes the ranks that poll. Called after the state has changed for the last time.
+    /// Wakes the polling ranks. Called after the last change of the state.
     pub(super) fn wake_polling_ranks(&self) {
         if self.is_polled() {
             for entry in &self.entries {
-                // Without the lock: a waker may poll at once, which takes it.
+                // Called without the lock, since a waker may poll at once, which takes it.
                 let waker = lock(entry).as_mut().and_then(|entry| entry.waker.take());
                 waker.into_iter().for_each(Waker::wake);
             }
@@ -114,7 +114,7 @@ impl Operation {
         self.plan.get()
     }
 
-    /// Returns a rank's call, once it has made it.
+    /// Returns a rank's call if it has been made.
     pub(super) fn call_of(&self, local: usize) -> Option<CallTimes> {
         let entry = lock(&self.entries[local]);
         entry.as_ref().map(|Entry { call, started, deadline, .. }| CallTimes {
@@ -124,7 +124,7 @@ impl Operation {
         })
     }
 
-    /// Returns the call as the first local rank made it.
+    /// Returns the call of the first local rank.
     pub(super) fn leader_call(&self) -> Option<CallTimes> {
         self.call_of(0)
     }

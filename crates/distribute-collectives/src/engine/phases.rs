@@ -1,4 +1,5 @@
-//! The phases of one collective call of all ranks of a process, as atomics: who may touch whose memory, and when.
+//! The phases of one collective call of all ranks of a process, as atomics: which thread may access which memory, and
+//! when.
 //!
 //! ```text
 //! Gathering ── last rank arrives ──> Reducing ──> Exchanging ──> Spreading ──> Done
@@ -9,10 +10,10 @@
 //!
 //! A barrier within one process is Done with the last arrival.
 //!
-//! Ownership: before Reducing a rank's memory is its own. In Reducing and Spreading it belongs to whoever was handed a
-//! chunk, for the bytes of that chunk. In Exchanging it belongs to the one thread that exchanges it with other
-//! processes. In Done and Failed it is the rank's own again. The transitions below carry the writes of one owner to the
-//! next.
+//! Ownership: before Reducing a rank owns its memory. In Reducing and Spreading the bytes of a chunk belong to the
+//! thread that the chunk was handed out to. In Exchanging the memory belongs to the one thread that exchanges it with
+//! other processes. In Done and Failed the rank owns it again. The transitions below make the writes of one owner
+//! visible to the next.
 
 use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
@@ -40,7 +41,7 @@ impl OperationState {
         }
     }
 
-    /// Returns whether every rank may leave.
+    /// Returns whether the operation is over, so that every rank may return.
     pub(crate) fn is_over(self) -> bool {
         matches!(self, OperationState::Done | OperationState::Failed)
     }
@@ -49,9 +50,9 @@ impl OperationState {
 /// The two phases whose work is cut into chunks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// Before the exchange with other processes: reduce, or collect, among the ranks of this process.
+    /// Before the exchange with other processes: reduces, or collects, among the ranks of this process.
     Reduce,
-    /// Afterwards: bring the result to every rank of this process.
+    /// Afterwards: copies the result to every rank of this process.
     Spread,
 }
 
@@ -63,7 +64,7 @@ pub(crate) struct Phases {
     counters: [ChunkCounters; 2],
 }
 
-/// Chunks of one phase that were handed out, and given back.
+/// The numbers of chunks of one phase that were handed out, and given back.
 struct ChunkCounters {
     next: AtomicUsize,
     finished: AtomicUsize,
@@ -82,47 +83,50 @@ impl Phases {
 
     /// Returns the current state.
     pub(crate) fn state(&self) -> OperationState {
-        // Acquire: whoever sees Done or Failed sees all writes to its memory, whoever sees Reducing sees the plan.
-        // SeqCst because a rank that is about to sleep looks at the state after it has counted itself as a sleeper, and
-        // the thread that changes the state looks at the count afterwards: one of the two must see the other
+        // Acquire: a thread that sees Done or Failed sees all writes to its memory, and one that sees Reducing sees the
+        // plan. SeqCst because a rank that is about to sleep checks the state after it has counted itself as a sleeper,
+        // and the thread that changes the state reads the count afterwards: one of the two must see the other
         // (`Engine::sleep`).
         OperationState::from_code(self.state.load(Ordering::SeqCst))
     }
 
     /// Counts a rank as arrived and returns whether it was the last of `ranks`.
     pub(crate) fn arrive(&self, ranks: usize) -> bool {
-        // Release: what this rank wrote to its memory comes before; Acquire: the last one sees that of all others.
+        // Release: this rank's earlier writes to its memory come before. Acquire: the last rank sees those of all
+        // others.
         self.arrived.fetch_add(1, Ordering::AcqRel) + 1 == ranks
     }
 
-    /// Moves from one state to the next; returns whether this call did.
+    /// Changes the state from `from` to `to`. Returns whether this call did.
     pub(crate) fn advance(&self, from: OperationState, to: OperationState) -> bool {
         // SeqCst: see `state`. Release: the plan and all writes to the ranks' memory come before.
         self.state.compare_exchange(from as u32, to as u32, Ordering::SeqCst, Ordering::SeqCst).is_ok()
     }
 
-    /// Hands out a chunk of a phase that has `total`, or `None` when there are no more.
+    /// Hands out a chunk of a phase with `total` chunks, or `None` if there are no more.
     ///
-    /// Chunk 0 of [`Phase::Reduce`] is handed to nobody: the rank that arrived last, and begins the phase, works on it.
-    /// A short call has no other, and ranks that wait for it then write nothing that this one needs.
+    /// Chunk 0 of [`Phase::Reduce`] is not handed out: the rank that arrived last, and begins the phase, works on it. A
+    /// short call has no other chunk, and ranks that wait for it then write nothing that this rank needs.
     pub(crate) fn take(&self, phase: Phase, total: usize) -> Option<usize> {
-        // Relaxed: that no chunk is handed out twice follows from the counter alone. The caller has seen the phase in
-        // `state`, which carries the writes of the phase before. A look first: ranks that wait ask again and again, and
-        // a write takes the cache line away from those that work.
+        // Relaxed: the counter alone ensures that no chunk is handed out twice. The caller has seen the phase in
+        // `state`, which makes the writes of the previous phase visible. The load comes first because waiting ranks ask
+        // repeatedly, and a write would take the cache line away from working threads.
         let next = &self.counters[phase as usize].next;
         let chunk = (next.load(Ordering::Relaxed) < total).then(|| next.fetch_add(1, Ordering::Relaxed))?;
         (chunk < total).then_some(chunk)
     }
 
-    /// Takes a chunk back; returns whether it was the last of `total`, so that the caller must end the phase.
+    /// Takes a chunk back. Returns whether it was the last of `total`, so that the caller must end the phase.
     pub(crate) fn give_back(&self, phase: Phase, total: usize) -> bool {
-        // Release: the chunk's writes come before; Acquire: whoever ends the phase has seen those of all chunks.
+        // Release: the chunk's writes come before. Acquire: the thread that ends the phase sees the writes of all
+        // chunks.
         self.counters[phase as usize].finished.fetch_add(1, Ordering::AcqRel) + 1 == total
     }
 
-    /// Makes the operation fail as soon as no thread holds a chunk; chunks handed out from here on are not worked on.
+    /// Makes the operation fail as soon as no thread holds a chunk; chunks that are handed out from now on are not
+    /// worked on.
     pub(crate) fn set_failing(&self) {
-        // Release: the cause was noted before.
+        // Release: the cause was recorded before.
         self.failing.store(true, Ordering::Release);
     }
 

@@ -1,6 +1,6 @@
-//! What the ranks of one process do with each other's memory in one operation: its phases, cut into chunks.
+//! The plan of one operation between the ranks of one process: its phases, cut into chunks.
 //!
-//! Layout only. The work on a chunk, which touches the memory, is in `memory/chunks.rs`.
+//! This is the layout only. The work on a chunk, which accesses the memory, is in `memory/chunks.rs`.
 
 use distribute_device::DType;
 
@@ -13,8 +13,8 @@ use crate::kernel;
 use crate::reduction::Combiner;
 use crate::{Rank, ReduceOp, SharedCrossDeviceOps};
 
-/// Smallest and largest chunk. A chunk that stays in a core's L2 cache costs little to hand out; one below 16 KiB is
-/// not worth another core.
+/// Minimum and maximum size of a chunk. A chunk that fits a core's L2 cache costs little to hand out; one below 16 KiB
+/// is not worth another core.
 const MIN_CHUNK_BYTES: usize = 16 * 1024;
 const MAX_CHUNK_BYTES: usize = 256 * 1024;
 
@@ -23,27 +23,26 @@ const MAX_CHUNK_BYTES: usize = 256 * 1024;
 pub(super) struct LocalPlan {
     pub(super) call: Call,
     pub(super) combiner: Combiner,
-    /// What combines the ranks' values in place instead, all in one chunk.
+    /// Combines the ranks' values in place instead, in one chunk.
     pub(super) cross_device_ops: Option<SharedCrossDeviceOps>,
-    /// What a mean divides by within this process; with several processes the exchange divides, or the second phase
-    /// does.
+    /// The divisor of a mean within this process. With several processes the exchange, or the second phase, divides.
     pub(super) divisor: Option<u32>,
     pub(super) ranks: Vec<Buffers>,
     pub(super) first_rank: usize,
     pub(super) processes: usize,
-    /// Elements that each phase goes over, and elements of one of its chunks.
+    /// The number of elements of each phase, and of one of its chunks.
     pub(super) elements: [usize; 2],
     pub(super) chunk: [usize; 2],
-    /// Where each rank's part begins, for calls in which ranks have parts.
+    /// The offset of each rank's part, for calls in which ranks have parts.
     pub(super) starts: Vec<usize>,
     /// The blocks of calls that move values without combining them.
     pub(super) blocks: Option<Blocks>,
-    /// Where values are collected for other processes, where that is not the first rank's memory.
+    /// The memory in which values for other processes are collected, if that is not the first rank's memory.
     pub(super) staging: Option<Staging>,
 }
 
 impl LocalPlan {
-    /// Plans a call; fails where ranks of this process do not agree on what they send each other.
+    /// Plans a call. Fails if ranks of this process disagree on the counts that they exchange.
     pub(super) fn new(
         context: &GroupContext,
         cross_device_ops: Option<&SharedCrossDeviceOps>,
@@ -114,7 +113,7 @@ impl LocalPlan {
         self.elements[index].div_ceil(self.chunk[index])
     }
 
-    /// Returns the call as its schedule sees it: in elements of the type that is sent, and their number.
+    /// Returns the call as its schedule sees it: with the type and the number of the elements on the wire.
     pub(super) fn wire_call(&self) -> Call {
         match self.accumulator() {
             Some((dtype, per_element)) => Call { dtype, count: self.call.count * per_element as u64, ..self.call },
@@ -122,12 +121,12 @@ impl LocalPlan {
         }
     }
 
-    /// Returns what a mean is added up in between processes, where that is not its data type.
+    /// Returns the accumulator of a mean between processes, if it is not the data type.
     pub(super) fn accumulator(&self) -> Option<(DType, usize)> {
         self.staging.as_ref()?.accumulator
     }
 
-    /// Returns the elements that are sent of each process's part, for calls with a count per rank.
+    /// Returns the number of wire elements of each process's part, for calls with a count per rank.
     pub(super) fn process_counts(&self) -> Vec<usize> {
         let local = self.ranks.len();
         let per_element = self.accumulator().map_or(1, |(_, per_element)| per_element);
@@ -135,12 +134,12 @@ impl LocalPlan {
         (0..self.processes).map(|process| part(process) * per_element).collect()
     }
 
-    /// Returns whether the call moves blocks between ranks, rather than following a schedule.
+    /// Returns whether the call moves blocks between ranks instead of following a schedule.
     pub(super) fn exchanges_blocks(&self) -> bool {
         self.blocks.is_some()
     }
 
-    /// Returns the blocks that other processes are sent, and send.
+    /// Returns the blocks that are exchanged with other processes.
     pub(super) fn messages(&self) -> &[Messages] {
         self.blocks.as_ref().map_or(&[], |blocks| &blocks.messages)
     }
@@ -153,7 +152,7 @@ impl LocalPlan {
         }
     }
 
-    /// Returns the local number of a group rank, if it is one of this process's.
+    /// Returns the local index of a group rank, if it belongs to this process.
     pub(super) fn local(&self, rank: Option<Rank>) -> Option<usize> {
         rank?.index().checked_sub(self.first_rank).filter(|local| *local < self.ranks.len())
     }
@@ -162,13 +161,13 @@ impl LocalPlan {
         (self.processes * self.ranks.len()) as u32
     }
 
-    /// Returns the rank whose part holds an element; ranks with empty parts own none.
+    /// Returns the rank whose part contains an element; ranks with empty parts own none.
     pub(super) fn owner(&self, element: usize) -> usize {
         self.starts.partition_point(|start| *start <= element) - 1
     }
 }
 
-/// Returns where each rank's part begins, for calls in which ranks have parts.
+/// Returns the offset of each rank's part, for calls in which ranks have parts.
 fn part_starts(call: &Call, counts: &Counts, world_size: usize) -> Vec<usize> {
     let count = call.count as usize;
     match (call.kind, counts) {
@@ -179,8 +178,8 @@ fn part_starts(call: &Call, counts: &Counts, world_size: usize) -> Vec<usize> {
     }
 }
 
-/// Returns how many elements each of the two local phases goes over. `accumulates` says that a mean goes through the
-/// staging memory.
+/// Returns the number of elements of each of the two local phases. `accumulates` states that a mean uses the staging
+/// memory.
 fn phase_elements(
     call: &Call,
     context: &GroupContext,
@@ -210,7 +209,7 @@ fn phase_elements(
     }
 }
 
-/// Returns the elements of one chunk: an equal share per rank within the bounds, in whole cache lines.
+/// Returns the number of elements of one chunk: an equal share per rank within the bounds, in whole cache lines.
 fn chunk_elements(elements: usize, ranks: usize, size: usize) -> usize {
     let share = elements.div_ceil(ranks).clamp(MIN_CHUNK_BYTES / size, MAX_CHUNK_BYTES / size);
     share.next_multiple_of(64 / size)

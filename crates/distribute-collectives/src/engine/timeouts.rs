@@ -1,4 +1,4 @@
-//! When a rank that waits or polls gives up: on ranks that do not come, and on an operation that does not end.
+//! Time limits of waiting and polling ranks: for missing ranks, and for operations that do not end.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -12,7 +12,7 @@ use crate::Error;
 use crate::sync::lock;
 
 impl Engine {
-    /// Fails an operation that gathers ranks where the group has ended, a missing rank will not come, or time is up.
+    /// Fails an operation that is gathering ranks if the group has ended, a missing rank cannot arrive, or time is up.
     pub(super) fn check_gathering(&self, local: usize, operation: &Operation) {
         let Some(CallTimes { call, deadline, started }) = operation.call_of(local) else { return };
         let context = &self.context;
@@ -52,7 +52,7 @@ impl Engine {
         }
     }
 
-    /// Makes an operation under way fail where the group has ended or time is up.
+    /// Fails an operation in progress if the group has ended or time is up.
     pub(super) fn check_under_way(&self, local: usize, operation: &Arc<Operation>, state: OperationState) {
         let Some(CallTimes { call, deadline, started }) = operation.call_of(local) else { return };
         let context = &self.context;
@@ -75,7 +75,7 @@ impl Engine {
             return;
         };
         match state {
-            // An operation that is still queued has no thread working on it. One being exchanged has its own deadline.
+            // A queued operation has no thread working on it. One that is being exchanged has its own deadline.
             OperationState::Exchanging => {
                 if self.inter_process.as_ref().is_some_and(|stage| stage.dequeue(call.sequence)) {
                     self.fail(operation, OperationState::Exchanging, &context.local_name(local), error);
@@ -85,8 +85,8 @@ impl Engine {
         }
     }
 
-    /// Makes the I/O thread watch an operation that a rank polls: nobody else would see its deadline pass or a peer
-    /// leave.
+    /// Makes the I/O thread watch an operation that a rank polls, because no other thread would notice its deadline or
+    /// a peer that leaves.
     pub(super) fn watch(&self, local: usize, operation: &Arc<Operation>) {
         let mut polled = lock(&self.polled);
         polled.retain(|(_, operation)| !operation.is_over());
@@ -95,11 +95,11 @@ impl Engine {
         self.io_thread.wake();
     }
 
-    /// Does for polled operations what waiting ranks do for theirs; returns how long the I/O thread may sleep.
+    /// Does for polled operations what waiting ranks do for theirs. Returns how long the I/O thread may sleep.
     pub(super) fn serve_polled(&self) -> Duration {
         let mut polled = lock(&self.polled);
         polled.retain(|(_, operation)| !operation.is_over());
-        // A copy: whoever fails an operation calls wakers, which may begin others.
+        // A copy, because failing an operation calls wakers, which may start other operations.
         let operations = polled.clone();
         drop(polled);
         let now = Instant::now();
@@ -113,7 +113,7 @@ impl Engine {
             }
             if let Some(CallTimes { deadline, .. }) = operation.call_of(local).filter(|_| !operation.is_over()) {
                 let left = deadline.saturating_duration_since(now);
-                // After its deadline an operation only waits for chunks in other threads' hands.
+                // After its deadline an operation waits only for chunks that other threads hold.
                 sleep = sleep.min(if left.is_zero() { MAX_SLEEP } else { left });
             }
         }

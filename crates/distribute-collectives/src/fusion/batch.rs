@@ -4,7 +4,7 @@ use distribute_device::DType;
 
 use crate::engine::memory::OwnedBuffers;
 
-/// Several tensors as the memory of one operation.
+/// Several tensors that form the memory of one operation.
 #[derive(Debug)]
 pub(crate) struct Batch<B> {
     pub(crate) tensors: Vec<B>,
@@ -12,7 +12,7 @@ pub(crate) struct Batch<B> {
 }
 
 #[expect(unsafe_code, reason = "the memory of an operation that runs by itself")]
-// SAFETY: each tensor keeps its promise, and the batch owns them; its type was compared with the plan's.
+// SAFETY: each tensor fulfils the contract, and the batch owns them; their type was compared with the plan's.
 unsafe impl<B: OwnedBuffers> OwnedBuffers for Batch<B> {
     fn dtype(&self) -> Option<DType> {
         Some(self.dtype)

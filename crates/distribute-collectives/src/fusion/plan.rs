@@ -10,7 +10,7 @@ use crate::{Error, Result};
 pub struct FusedTensor {
     /// The type of its elements.
     pub dtype: DType,
-    /// Its extents; their product is its length.
+    /// Its dimensions; their product is its length.
     pub dims: Vec<usize>,
 }
 
@@ -34,9 +34,9 @@ impl FusedTensor {
 /// Tensors that are reduced in one operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bucket {
-    /// The type of all of them.
+    /// The type of all its tensors.
     pub dtype: DType,
-    /// Their indices, in the order in which they are expected.
+    /// The indices of its tensors, in the order in which they are expected.
     pub members: Vec<usize>,
 }
 
@@ -45,13 +45,13 @@ pub struct Bucket {
 pub struct BucketPlan {
     pub(crate) tensors: Vec<FusedTensor>,
     pub(crate) buckets: Vec<Bucket>,
-    /// For each tensor its bucket and its place in there; `None` where it is in none.
+    /// For each tensor its bucket and its position in the bucket; `None` if it is in no bucket.
     place: Vec<Option<(usize, usize)>>,
 }
 
 impl BucketPlan {
-    /// Fills buckets with the tensors of `order`, one after another: a bucket holds one type, and is closed when it has
-    /// at least `bucket_bytes` bytes. Tensors that `order` leaves out are in no bucket.
+    /// Assigns the tensors in `order` to buckets, one after another. A bucket holds one type, and is closed when it has
+    /// at least `bucket_bytes` bytes. Tensors that are not in `order` are in no bucket.
     ///
     /// # Examples
     /// ```
@@ -84,7 +84,7 @@ impl BucketPlan {
         &self.buckets
     }
 
-    /// Returns the tensors, in or outside buckets.
+    /// Returns all tensors, whether in buckets or not.
     pub fn tensors(&self) -> &[FusedTensor] {
         &self.tensors
     }

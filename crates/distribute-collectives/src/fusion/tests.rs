@@ -9,7 +9,7 @@ fn layers(lens: &[usize]) -> Vec<FusedTensor> {
     lens.iter().map(|len| FusedTensor::new(DType::F32, [*len])).collect()
 }
 
-/// What each rank gets when all push in an order of their own.
+/// Returns the result on each rank if all push in different orders.
 fn reduce(lens: &[usize], ranks: usize, options: &FusionOptions, shift: usize) -> Vec<Vec<Vec<f32>>> {
     let groups = ProcessGroup::local(ranks).expect("a group");
     let tensors = layers(lens);

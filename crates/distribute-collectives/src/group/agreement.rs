@@ -1,4 +1,4 @@
-//! Comparison of what the processes of a group were given.
+//! Comparison of settings between the processes of a group.
 
 use distribute_types::{FNV64, fnv1a_64};
 
@@ -10,25 +10,25 @@ use crate::{Rank, Result};
 pub struct Difference {
     /// Index of the first line that differs.
     pub line: usize,
-    /// That line here; `None` where the other one has more lines.
+    /// The line on this side; `None` if the other side has more lines.
     pub mine: Option<String>,
-    /// That line there; `None` where this one has more lines.
+    /// The line on the other side; `None` if this side has more lines.
     pub theirs: Option<String>,
     /// The first rank that differs from this process.
     pub rank: Rank,
 }
 
-/// Compares a description between all processes of a group, line by line, such as a configuration or a model's
-/// parameters.
+/// Compares a description, such as a configuration or a model's parameters, line by line between all processes of a
+/// group. Returns the first difference.
 ///
-/// `ranks` are all ranks of this process, and every process calls this at the same point. Between equal descriptions
-/// only a digest travels.
+/// `ranks` are all ranks of this process, and every process calls this at the same point. If the descriptions are
+/// equal, only digests are sent.
 ///
 /// # Cost
-/// One all-gather of 16 bytes for each rank; where descriptions differ, one more of the longest, of at most 1 MiB.
+/// One all-gather of 16 bytes per rank; if descriptions differ, another one of the longest description, at most 1 MiB.
 ///
 /// # Errors
-/// See [`ProcessGroup`].
+/// The errors of every operation: see [`ProcessGroup`].
 ///
 /// # Examples
 /// ```
@@ -51,10 +51,10 @@ pub fn first_difference(ranks: &[ProcessGroup], lines: &[String]) -> Result<Opti
 }
 
 impl ProcessGroup {
-    /// As [`first_difference`](crate::first_difference), called by each rank for itself.
+    /// Compares descriptions like [`first_difference`](crate::first_difference); every rank calls this itself.
     ///
     /// # Errors
-    /// See [`ProcessGroup`].
+    /// The errors of every operation: see [`ProcessGroup`].
     pub fn first_difference(&self, lines: &[String]) -> Result<Option<Difference>> {
         compare(lines, &mut |mine| {
             let mut all = vec![0; mine.len() * self.world_size()];
@@ -66,20 +66,21 @@ impl ProcessGroup {
 
 /// Compares `lines` with those of all ranks, whose bytes `gather` collects in rank order.
 fn compare(lines: &[String], gather: &mut dyn FnMut(Vec<u8>) -> Result<Vec<u8>>) -> Result<Option<Difference>> {
-    // A line is one line, whatever it says.
+    // Line breaks inside a line are replaced.
     let lines: Vec<String> = lines.iter().map(|line| line.replace(['\n', '\0'], " ")).collect();
     let text = lines.join("\n");
     let mine = Digest { digest: fnv1a_64(FNV64, text.bytes()), len: text.len() as u64 };
     let digests: Vec<Digest> = gather(mine.to_bytes().to_vec())?.as_chunks().0.iter().map(Digest::from_bytes).collect();
     let Some(other) = digests.iter().position(|theirs| *theirs != mine) else { return Ok(None) };
-    // Everybody has seen the same lengths. What a peer says of its own is no reason to allocate as much.
+    // All ranks use the same lengths. A length that a peer claims does not make this one allocate more than the
+    // maximum.
     let longest = digests.iter().map(|theirs| theirs.len).max().unwrap_or(0).min(MAX_TEXT) as usize;
     let mut padded = text.into_bytes();
-    // Shorter texts end in zero bytes, which no line holds.
+    // Shorter texts are padded with zero bytes, which no line contains.
     padded.resize(longest, 0);
     let all = gather(padded.clone())?;
     let Some(rank) = all.chunks_exact(longest.max(1)).position(|bytes| bytes != padded) else {
-        // All that was compared is equal, and the digests are not.
+        // The compared parts are equal, but the digests differ.
         let beyond = Some("something beyond its first MiB".to_owned());
         return Ok(Some(Difference { line: lines.len(), mine: beyond.clone(), theirs: beyond, rank: Rank::of(other) }));
     };
@@ -95,7 +96,7 @@ fn compare(lines: &[String], gather: &mut dyn FnMut(Vec<u8>) -> Result<Vec<u8>>)
     }))
 }
 
-/// Digest and length of a description.
+/// The digest and the length of a description.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Digest {
     digest: u64,
@@ -113,5 +114,5 @@ impl Digest {
     }
 }
 
-/// Longest description that is compared line by line.
+/// Maximum length of a description that is compared line by line.
 const MAX_TEXT: u64 = 1 << 20;

@@ -1,4 +1,4 @@
-//! Groups made from a group, on their way from the rank that made them to the local ranks that they are for.
+//! Groups created from a group, held for the local ranks that they are for.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -7,13 +7,13 @@ use super::ProcessGroup;
 use crate::Result;
 use crate::sync::lock;
 
-/// Handles that one local rank has made and left for the others.
+/// Handles that one local rank has created for the others.
 #[derive(Default)]
 pub(super) struct Children {
     handles: Mutex<HashMap<ChildKey, Result<ProcessGroup>>>,
 }
 
-/// Which handle of which child this is.
+/// The key of a handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum ChildKey {
     /// This rank's handle of a sub-group: the count of splits, and the rank in the parent.
@@ -30,18 +30,18 @@ impl ChildKey {
 }
 
 impl Children {
-    /// Leaves handles for other ranks, or the error that they get in place of one.
+    /// Stores handles for other ranks, or the error that they get instead.
     pub(super) fn leave(&self, handles: impl IntoIterator<Item = (ChildKey, Result<ProcessGroup>)>) {
         lock(&self.handles).extend(handles);
     }
 
-    /// Takes the handle that was left under a key.
+    /// Takes the handle that was stored under a key.
     pub(super) fn take(&self, key: ChildKey) -> Option<Result<ProcessGroup>> {
         lock(&self.handles).remove(&key)
     }
 
-    /// Takes the handle that was left under `mine`, or else makes one for this rank and one for another, which is left
-    /// under `other`. Of two ranks that come at once, one makes both.
+    /// Takes the handle that was stored under `mine`, or creates one for this rank and one for another, which is stored
+    /// under `other`. If two ranks call this at the same time, one creates both.
     pub(super) fn take_or_make(
         &self,
         mine: ChildKey,
@@ -57,9 +57,9 @@ impl Children {
         Ok(handle)
     }
 
-    /// Drops the handles that were left for a rank that has not come for them, so that their peers do not wait for it.
+    /// Drops the handles that were stored for a rank and not taken, so that their peers do not wait for it.
     pub(super) fn drop_unclaimed(&self, rank: usize) {
-        // Not under the lock: a handle that is dropped looks for unclaimed children of its own.
+        // Dropped without the lock: a dropped handle looks for its own unclaimed children.
         let unclaimed: Vec<_> = lock(&self.handles).extract_if(|key, _| key.is_for(rank)).collect();
         drop(unclaimed);
     }

@@ -15,7 +15,7 @@ impl ProcessGroup {
     /// `input` has the same length on all ranks, `output` that length times the world size.
     ///
     /// # Errors
-    /// [`Error::Length`](crate::Error::Length) where lengths do not fit, and those of every operation: see
+    /// [`Error::Length`](crate::Error::Length) if lengths do not fit, and the errors of every operation: see
     /// [`ProcessGroup`].
     pub fn all_gather<T: Element>(&self, input: &[T], output: &mut [T]) -> Result<()> {
         let (request, counts) = self.all_gather_request(T::DTYPE, input.len(), output.len(), None)?;
@@ -25,46 +25,44 @@ impl ProcessGroup {
     /// Collects every rank's values at the root, in rank order.
     ///
     /// # Shapes
-    /// `input` has the same length on all ranks; the root's `output` that length times the world size. Other ranks'
-    /// outputs are not touched and may be empty.
+    /// `input` has the same length on all ranks, and the root's `output` has that length times the world size. Other
+    /// ranks' outputs are not changed and may be empty.
     ///
     /// # Cost
-    /// Every other process sends straight to the root's.
+    /// Every other process sends directly to the root's process.
     ///
     /// # Errors
-    /// [`Error::Length`](crate::Error::Length) where lengths do not fit,
-    /// [`Error::RankOutside`](crate::Error::RankOutside) where `root` is no member, and those of every operation: see
-    /// [`ProcessGroup`].
+    /// [`Error::Length`](crate::Error::Length) if lengths do not fit, [`Error::RankOutside`](crate::Error::RankOutside)
+    /// if `root` is not a member, and the errors of every operation: see [`ProcessGroup`].
     pub fn gather<T: Element>(&self, input: &[T], output: &mut [T], root: Rank) -> Result<()> {
         let (request, counts) = self.gather_request(T::DTYPE, input.len(), output.len(), None, root)?;
         self.blocking(request, Borrowed::apart(BufferRef::from(input), BufferMut::from(output), counts))
     }
 
-    /// Gives each rank its part of the root's values.
+    /// Sends each rank its part of the root's values.
     ///
     /// # Shapes
-    /// `output` has the same length on all ranks; the root's `input` that length times the world size. Other ranks'
-    /// inputs are not read and may be empty.
+    /// `output` has the same length on all ranks, and the root's `input` has that length times the world size. Other
+    /// ranks' inputs are not read and may be empty.
     ///
     /// # Errors
-    /// [`Error::Length`](crate::Error::Length) where lengths do not fit,
-    /// [`Error::RankOutside`](crate::Error::RankOutside) where `root` is no member, and those of every operation: see
-    /// [`ProcessGroup`].
+    /// [`Error::Length`](crate::Error::Length) if lengths do not fit, [`Error::RankOutside`](crate::Error::RankOutside)
+    /// if `root` is not a member, and the errors of every operation: see [`ProcessGroup`].
     pub fn scatter<T: Element>(&self, input: &[T], output: &mut [T], root: Rank) -> Result<()> {
         let (request, counts) = self.scatter_request(T::DTYPE, input.len(), output.len(), None, root)?;
         self.blocking(request, Borrowed::apart(BufferRef::from(input), BufferMut::from(output), counts))
     }
 
-    /// Sends part s of each rank's input to rank s, which collects what it gets in rank order.
+    /// Sends part s of each rank's input to rank s, which collects the parts it receives in rank order.
     ///
     /// # Shapes
     /// `input` and `output` have the same length on all ranks, a multiple of the world size.
     ///
     /// # Cost
-    /// Every pair of processes exchanges its part directly, straight from and into the callers' memory.
+    /// Every pair of processes exchanges its parts directly, from and into the callers' memory.
     ///
     /// # Errors
-    /// [`Error::Length`](crate::Error::Length) where lengths do not fit, and those of every operation: see
+    /// [`Error::Length`](crate::Error::Length) if lengths do not fit, and the errors of every operation: see
     /// [`ProcessGroup`].
     ///
     /// # Examples
@@ -151,7 +149,7 @@ impl ProcessGroup {
         Ok((request, Counts::Exchange { send, receive }))
     }
 
-    /// Builds the request of a gather or scatter; returns it with the length of every rank's part.
+    /// Builds the request of a gather or scatter. Also returns the length of every rank's part.
     fn parted(
         &self,
         (even, uneven): (Kind, Kind),
@@ -191,7 +189,7 @@ impl ProcessGroup {
         check_len("input of all_to_all_v", input, send.iter().sum(), "it holds the sum of the send counts")?;
         check_len("output of all_to_all_v", output, receive.iter().sum(), "it holds the sum of the receive counts")?;
         let counts = Counts::Exchange { send: send.to_vec(), receive: receive.to_vec() };
-        // Counts differ between ranks by right; each message says how long it is.
+        // Counts may differ between ranks; each message states its length.
         Ok((Request::new(Kind::AllToAllV, dtype, 0), counts))
     }
 }

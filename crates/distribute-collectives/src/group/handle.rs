@@ -1,4 +1,4 @@
-//! When a group is left: with the last of its handles and works, on the thread that drops it.
+//! Leaving a group: with the last of its handles and works, on the thread that drops it.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -6,14 +6,14 @@ use std::sync::Arc;
 use super::job::JobMembership;
 use crate::engine::Engine;
 
-/// The engine as a process's group handles and works under way share it.
+/// The engine, shared by the group handles and the works in progress of a process.
 ///
-/// The I/O thread, and whoever hears of a failure from the job, hold the [`Engine`] itself for moments. If the group
-/// were left only when the last of all lets go, a process could end before such a thread has told the peers, and they
-/// would take it for lost.
+/// The I/O thread, and threads that are notified of failures by the job, hold the [`Engine`] itself for short times. If
+/// the group were left only when the last of all these references is dropped, a process could end before such a thread
+/// has notified the peers, which would then consider it lost.
 pub(crate) struct EngineHandle {
     engine: Arc<Engine>,
-    /// Held so that the members know of each other for as long as the group lives.
+    /// Keeps the members informed of each other as long as the group exists.
     job: Option<JobMembership>,
 }
 
@@ -26,7 +26,7 @@ impl EngineHandle {
         self.job.as_ref()
     }
 
-    /// Returns what the I/O thread holds.
+    /// Returns the reference that the I/O thread holds.
     #[cfg(test)]
     pub(super) fn engine(&self) -> Arc<Engine> {
         self.engine.clone()
@@ -43,7 +43,7 @@ impl Deref for EngineHandle {
 
 impl Drop for EngineHandle {
     fn drop(&mut self) {
-        // No operation is under way any more: each is waited for by its handle or its work.
+        // No operation is in progress any more: each is waited for by its handle or its work.
         if let Some(stage) = self.engine.inter_process() {
             stage.leave();
         }

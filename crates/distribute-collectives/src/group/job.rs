@@ -1,4 +1,4 @@
-//! The job that a group's processes belong to, which tells of their failures.
+//! The job that a group's processes belong to, which reports their failures.
 
 use std::sync::Arc;
 
@@ -13,12 +13,12 @@ pub(crate) struct JobMembership {
     pub(super) coordination: Arc<Coordination>,
     /// The job's rank of each process of the group.
     pub(super) processes: Vec<usize>,
-    /// Tells groups of one name that were formed one after another from each other.
+    /// Distinguishes groups of one name that were formed one after another.
     pub(super) generation: u64,
 }
 
 impl JobMembership {
-    /// Aborts the group when the coordination service says that one of its processes has failed.
+    /// Aborts the group when the coordination service reports that one of its processes has failed.
     pub(super) fn watch(self, engine: &Arc<Engine>) {
         let (engine, processes) = (Arc::downgrade(engine), self.processes);
         self.coordination.on_failure(move |failure| {

@@ -14,13 +14,13 @@ use crate::{Error, Options, Result};
 
 impl ProcessGroup {
     /// Joins the group that the environment describes: TF_CONFIG, else RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT,
-    /// else what Open MPI or Slurm set, else a group of this process alone.
+    /// else the variables of Open MPI or Slurm, else a group of this process alone.
     ///
-    /// The members meet at the leader's coordination service; see [`distribute_cluster`] for the variables. Options
-    /// come from [`Options::from_env`].
+    /// The members meet at the leader's coordination service; see [`distribute_cluster`] for the variables. Options are
+    /// read by [`Options::from_env`].
     ///
     /// # Errors
-    /// [`Error::Cluster`] where the variables are wrong or members are missing, [`Error::Connect`] where sockets fail.
+    /// [`Error::Cluster`] if the variables are invalid or members are missing, [`Error::Connect`] if sockets fail.
     pub fn from_env() -> Result<ProcessGroup> {
         let options = Options::from_env()?;
         let Some(membership) = Membership::from_env()? else {
@@ -32,12 +32,12 @@ impl ProcessGroup {
 
     /// Joins a group of all members of a coordination service with `local_ranks` ranks of this process.
     ///
-    /// Every member calls this with the same name and the same number of local ranks. Groups that live at the same time
-    /// need names of their own; after an abort a group can be joined anew under its old name, as its next generation.
+    /// Every member calls this with the same name and the same number of local ranks. Groups that exist at the same
+    /// time need different names. After an abort a group can be joined again under its old name, as its next
+    /// generation.
     ///
-    /// # Errors
-    /// [`Error::Cluster`] where members are missing, [`Error::Connect`] where sockets fail,
-    /// [`Error::Disagreement`] where members were given different options.
+    /// [`Error::Cluster`] if members are missing, [`Error::Connect`] if sockets fail, [`Error::Disagreement`] if
+    /// members were given different options.
     pub fn join(coordination: &Arc<Coordination>, local_ranks: usize, options: &Options) -> Result<Vec<ProcessGroup>> {
         let membership = coordination.membership();
         let processes = membership.world_size() as usize;
@@ -73,7 +73,7 @@ impl ProcessGroup {
             mine.options.compare(&endpoint.options, &options.name, &tasks[process], &tasks[other])?;
             endpoints.push(endpoint);
         }
-        // The first member's numbers count.
+        // The first member's generation and nonce are used.
         let (generation, nonce) = endpoints.first().map_or((0, nonce), |first| (first.generation, first.nonce));
         let addresses: Vec<String> = endpoints.into_iter().map(|endpoint| endpoint.address).collect();
         let group = (options.name.as_str(), nonce);
@@ -93,13 +93,14 @@ impl ProcessGroup {
 /// Number of groups that this process has joined.
 static GENERATIONS: AtomicU64 = AtomicU64::new(0);
 
-/// Limit for connecting the members of a group that is being formed, which have met already.
+/// Time limit for connecting the members of a group, after they have met.
 pub(super) const MAX_CONNECT: Duration = Duration::from_secs(60);
 
-/// The protocol between members of a group; members that differ in it cannot read each other's messages.
+/// The protocol between members of a group; members with different protocols cannot read each other's messages.
 const PROTOCOL: &str = concat!("distribute-collectives ", env!("CARGO_PKG_VERSION"), ", messages dst2");
 
-/// What each member publishes before they connect: options, address, and the group's identity if it is the first.
+/// The information that each member publishes before it connects: options, address, and the group's identity if it is
+/// the first.
 #[derive(Serialize, Deserialize)]
 struct Endpoint {
     options: Agreed,
@@ -109,7 +110,7 @@ struct Endpoint {
     address: String,
 }
 
-/// Every option that changes what is sent between the members of a group, by name: all must be given the same.
+/// The options that change what members of a group send, by name; all members must be given the same.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Agreed(Vec<(String, String)>);
 
@@ -118,7 +119,7 @@ impl Agreed {
         // Every option is named here, so that a new one cannot be forgotten.
         let Options {
             name: _,
-            // Members may differ in how long they wait.
+            // Members may have different timeouts.
             timeout: _,
             transport,
             algorithm,
@@ -163,7 +164,7 @@ impl Agreed {
 
 impl Endpoint {
     fn encode(&self) -> Vec<u8> {
-        // Texts and numbers always have a form.
+        // Serializing texts and numbers cannot fail.
         serde_json::to_vec(self).unwrap_or_default()
     }
 
@@ -172,7 +173,7 @@ impl Endpoint {
     }
 }
 
-/// Numbers in their text form.
+/// Serializes numbers as text.
 mod as_text {
     use serde::{Deserialize, Deserializer, Serializer, de::Error};
 
@@ -232,7 +233,7 @@ mod tests {
             (read.options, read.generation, read.nonce, read.address),
             (options, 3, nonce, "[::1]:80".to_owned())
         );
-        // What an earlier version said.
+        // The form of an earlier version.
         assert!(Endpoint::decode(b"auto 1 0 127.0.0.1:80").is_none());
     }
 }

@@ -1,4 +1,4 @@
-//! Calls by one thread for all ranks of its process.
+//! Calls that one thread makes for all ranks of its process.
 
 use distribute_cluster::FailureKind;
 
@@ -7,13 +7,13 @@ use super::work::Work;
 use crate::Error;
 use crate::engine::memory::OwnedBuffers;
 
-/// Begins an operation on each of this process's ranks, waits for all of them, and returns the last one's memory.
+/// Starts an operation on each of this process's ranks, waits for all of them, and returns the last one's memory.
 ///
-/// For code that speaks for all ranks of its process, outside of their threads. Where every rank gets the same result,
-/// one is as good as any.
+/// For code that acts for all ranks of its process, outside their threads. If every rank gets the same result, it does
+/// not matter which one is returned.
 ///
 /// # Errors
-/// The first of beginning or waiting.
+/// The first error of starting an operation or of waiting for it.
 ///
 /// # Examples
 /// ```
@@ -32,7 +32,7 @@ pub fn on_local_ranks<B: OwnedBuffers, E: From<Error>>(
         match begin(local, rank) {
             Ok(work) => works.push(work),
             Err(error) => {
-                // What was begun waits for the ranks that did not begin, which no longer will.
+                // Works that were started wait for the other ranks, which will not make the call any more.
                 if !works.is_empty() {
                     rank.abort("an operation could not be begun on every rank of its process", FailureKind::Permanent);
                 }

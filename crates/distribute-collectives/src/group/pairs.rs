@@ -15,20 +15,20 @@ use crate::sync::lock;
 use crate::{Error, Options, Rank, Result, transport};
 
 impl ProcessGroup {
-    /// Sends values to another rank, which calls [`recv`](ProcessGroup::recv). Returns when they are on their way or
-    /// there.
+    /// Sends values to another rank, which calls [`recv`](ProcessGroup::recv). Returns when the values are on their way
+    /// or have arrived.
     ///
     /// Messages from one rank to another arrive in the order in which they were sent. They are independent of the
     /// group's other operations and of messages between other ranks, so several threads may send and receive at once.
     ///
     /// # Cost
-    /// The first message of a pair connects it. Within one process the receiver copies straight from the sender's
+    /// The first message of a pair connects it. Within one process the receiver copies directly from the sender's
     /// memory.
     ///
     /// # Errors
-    /// [`Error::RankOutside`] also where a rank sends to itself, [`Error::NotConnectable`] between processes of a group
-    /// without a coordination service, and see [`ProcessGroup`]. Lengths that differ are a mismatch on the receiver; a
-    /// sender in another process may have gone on by then.
+    /// [`Error::RankOutside`] if `to` is not a member or is this rank, [`Error::NotConnectable`] between processes of a
+    /// group without a coordination service, and the errors of every operation: see [`ProcessGroup`]. Different lengths
+    /// are a mismatch on the receiver; a sender in another process may have returned before.
     ///
     /// # Examples
     /// ```
@@ -45,7 +45,7 @@ impl ProcessGroup {
     /// ```
     ///
     /// # Source
-    /// `MPI_Send`, `ncclSend`; rendezvous rather than buffering.
+    /// `MPI_Send`, `ncclSend`; with rendezvous, not buffered.
     pub fn send<T: Element>(&self, values: &[T], to: Rank) -> Result<()> {
         let pair = self.pair(self.rank(), to)?;
         let mut none: [T; 0] = [];
@@ -53,13 +53,13 @@ impl ProcessGroup {
         pair.blocking(request, Borrowed::apart(BufferRef::from(values), BufferMut::from(&mut none[..]), counts))
     }
 
-    /// Receives what another rank sends.
+    /// Receives values from another rank, which calls [`send`](ProcessGroup::send).
     ///
     /// # Shapes
-    /// `values` is as long as what the other rank sends.
+    /// `values` has the length of the values that the other rank sends.
     ///
     /// # Errors
-    /// As [`send`](ProcessGroup::send).
+    /// The errors of [`send`](ProcessGroup::send) occur in the same cases.
     pub fn recv<T: Element>(&self, values: &mut [T], from: Rank) -> Result<()> {
         let pair = self.pair(from, self.rank())?;
         let none: [T; 0] = [];
@@ -67,7 +67,7 @@ impl ProcessGroup {
         pair.blocking(request, Borrowed::apart(BufferRef::from(&none[..]), BufferMut::from(values), counts))
     }
 
-    /// Returns the group of a sender and a receiver, of which this rank is one.
+    /// Returns the group of a sender and a receiver, one of which is this rank.
     pub(super) fn pair(&self, from: Rank, to: Rank) -> Result<Arc<ProcessGroup>> {
         self.check_rank("rank", from)?;
         self.check_rank("rank", to)?;
@@ -97,7 +97,7 @@ impl ProcessGroup {
         self.connect_pair(process(from), process(to), from == self.rank().index(), names, &options)
     }
 
-    /// Takes the handle that the other rank has left, or makes both and leaves the other's.
+    /// Takes the handle that the other rank has stored, or creates both and stores the other's.
     fn make_local_pair(&self, from: usize, to: usize, names: Vec<String>, options: &Options) -> Result<ProcessGroup> {
         let me = self.rank().index();
         let other = if me == from { to } else { from };

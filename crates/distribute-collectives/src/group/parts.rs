@@ -6,7 +6,7 @@ use super::{ProcessGroup, Work};
 use crate::engine::memory::Borrowed;
 use crate::{Operator, Rank, ReduceOp, Result};
 
-/// The operations on parts of different lengths: the part of rank r has `counts[r]` elements. From
+/// Operations on parts of different lengths: the part of rank r has `counts[r]` elements. Created by
 /// [`ProcessGroup::parts`].
 ///
 /// # Examples
@@ -28,7 +28,7 @@ use crate::{Operator, Rank, ReduceOp, Result};
 /// ```
 ///
 /// # Source
-/// MPI's operations that end in v, under whose names errors speak of them, without displacements: parts lie one after
+/// MPI's operations whose names end in v, which errors print, but without displacements: parts are laid out one after
 /// another.
 #[derive(Clone, Copy, Debug)]
 pub struct Parts<'a> {
@@ -45,18 +45,18 @@ impl ProcessGroup {
 }
 
 impl<'a> Parts<'a> {
-    /// Returns the same operations, which return at once.
+    /// Returns the asynchronous forms of these operations.
     pub fn start(self) -> StartParts<'a> {
         StartParts { group: self.group, counts: self.counts }
     }
 
-    /// Collects every rank's values, in rank order: rank r brings `counts[r]` elements.
+    /// Collects every rank's values, in rank order: rank r contributes `counts[r]` elements.
     ///
     /// # Shapes
-    /// `input` holds this rank's count, `output` the sum of counts.
+    /// `input` has this rank's count of elements, `output` the sum of all counts.
     ///
     /// # Errors
-    /// [`Error::Length`](crate::Error::Length) where lengths do not fit, and those of every operation: see
+    /// [`Error::Length`](crate::Error::Length) if lengths do not fit, and the errors of every operation: see
     /// [`ProcessGroup`].
     pub fn all_gather<T: Element>(self, input: &[T], output: &mut [T]) -> Result<()> {
         let (request, counts) =
@@ -64,13 +64,13 @@ impl<'a> Parts<'a> {
         self.group.blocking(request, Borrowed::apart(BufferRef::from(input), BufferMut::from(output), counts))
     }
 
-    /// Reduces every rank's input and leaves `counts[r]` elements of the result with rank r.
+    /// Reduces every rank's input; rank r gets its part of the result, `counts[r]` elements.
     ///
     /// # Shapes
-    /// `input` holds the sum of counts, `output` this rank's count.
+    /// `input` has the sum of all counts of elements, `output` this rank's count.
     ///
     /// # Errors
-    /// [`Error::Length`](crate::Error::Length) where lengths do not fit, and those of every operation: see
+    /// [`Error::Length`](crate::Error::Length) if lengths do not fit, and the errors of every operation: see
     /// [`ProcessGroup`].
     pub fn reduce_scatter<'o, T: Element>(
         self,
@@ -81,46 +81,44 @@ impl<'a> Parts<'a> {
         self.group.reduce_scatter_parts(input, output, Some(self.counts), op.into())
     }
 
-    /// Collects every rank's values at the root, in rank order: rank r brings `counts[r]` elements.
+    /// Collects every rank's values at the root, in rank order: rank r contributes `counts[r]` elements.
     ///
     /// # Shapes
-    /// `input` holds this rank's count, the root's `output` the sum of counts. Other ranks' outputs are not touched and
-    /// may be empty.
+    /// `input` has this rank's count of elements, the root's `output` the sum of all counts. Other ranks' outputs are
+    /// not changed and may be empty.
     ///
     /// # Errors
-    /// [`Error::Length`](crate::Error::Length) where lengths do not fit,
-    /// [`Error::RankOutside`](crate::Error::RankOutside) where `root` is no member, and those of every operation: see
-    /// [`ProcessGroup`].
+    /// [`Error::Length`](crate::Error::Length) if lengths do not fit, [`Error::RankOutside`](crate::Error::RankOutside)
+    /// if `root` is not a member, and the errors of every operation: see [`ProcessGroup`].
     pub fn gather<T: Element>(self, input: &[T], output: &mut [T], root: Rank) -> Result<()> {
         let (request, counts) =
             self.group.gather_request(T::DTYPE, input.len(), output.len(), Some(self.counts), root)?;
         self.group.blocking(request, Borrowed::apart(BufferRef::from(input), BufferMut::from(output), counts))
     }
 
-    /// Gives each rank its part of the root's values: rank r gets `counts[r]` elements.
+    /// Sends each rank its part of the root's values: rank r gets `counts[r]` elements.
     ///
     /// # Shapes
-    /// `output` holds this rank's count, the root's `input` the sum of counts. Other ranks' inputs are not read and may
-    /// be empty.
+    /// `output` has this rank's count of elements, the root's `input` the sum of all counts. Other ranks' inputs are
+    /// not read and may be empty.
     ///
     /// # Errors
-    /// [`Error::Length`](crate::Error::Length) where lengths do not fit,
-    /// [`Error::RankOutside`](crate::Error::RankOutside) where `root` is no member, and those of every operation: see
-    /// [`ProcessGroup`].
+    /// [`Error::Length`](crate::Error::Length) if lengths do not fit, [`Error::RankOutside`](crate::Error::RankOutside)
+    /// if `root` is not a member, and the errors of every operation: see [`ProcessGroup`].
     pub fn scatter<T: Element>(self, input: &[T], output: &mut [T], root: Rank) -> Result<()> {
         let (request, counts) =
             self.group.scatter_request(T::DTYPE, input.len(), output.len(), Some(self.counts), root)?;
         self.group.blocking(request, Borrowed::apart(BufferRef::from(input), BufferMut::from(output), counts))
     }
 
-    /// Sends `counts[s]` elements to each rank s, and receives `receive_counts[s]` of it.
+    /// Sends `counts[s]` elements to each rank s, and receives `receive_counts[s]` elements from it.
     ///
     /// # Shapes
-    /// `input` holds the sum of `counts`, `output` that of `receive_counts`. What one rank sends, the other must
-    /// expect; a difference is an error that names both.
+    /// `input` has the sum of `counts` of elements, `output` the sum of `receive_counts`. If the numbers that one rank
+    /// sends and the other expects differ, the error names both.
     ///
     /// # Errors
-    /// [`Error::Length`](crate::Error::Length) where lengths do not fit, and those of every operation: see
+    /// [`Error::Length`](crate::Error::Length) if lengths do not fit, and the errors of every operation: see
     /// [`ProcessGroup`].
     pub fn all_to_all<T: Element>(self, input: &[T], output: &mut [T], receive_counts: &[usize]) -> Result<()> {
         let counts = Some((self.counts, receive_counts));
@@ -129,13 +127,13 @@ impl<'a> Parts<'a> {
     }
 }
 
-/// The operations of [`Parts`], which return at once. From [`Parts::start`].
+/// The asynchronous forms of the operations of [`Parts`]. Created by [`Parts::start`].
 ///
-/// [`Work::wait`] hands back input and output.
+/// [`Work::wait`] returns input and output.
 ///
 /// # Errors
-/// Arguments that do not fit are errors at once, as those of [`Parts`], and
-/// [`Error::Aborted`](crate::Error::Aborted) where the group is aborted already; other errors come from [`Work::wait`].
+/// Invalid arguments are errors at once, like those of [`Parts`], and so is [`Error::Aborted`](crate::Error::Aborted)
+/// if the group has been aborted already; other errors are returned by [`Work::wait`].
 #[derive(Clone, Copy, Debug)]
 pub struct StartParts<'a> {
     group: &'a ProcessGroup,
@@ -143,47 +141,47 @@ pub struct StartParts<'a> {
 }
 
 impl StartParts<'_> {
-    /// Begins [`Parts::all_gather`].
+    /// Starts [`Parts::all_gather`].
     ///
     /// # Errors
-    /// See [`StartParts`].
+    /// The errors of every asynchronous operation: see [`StartParts`].
     pub fn all_gather<T: Element>(self, input: Vec<T>, output: Vec<T>) -> Result<Work<[Vec<T>; 2]>> {
         let request = self.group.all_gather_request(T::DTYPE, input.len(), output.len(), Some(self.counts))?;
         self.group.begin_apart(request, [input, output])
     }
 
-    /// Begins [`Parts::reduce_scatter`].
+    /// Starts [`Parts::reduce_scatter`].
     ///
     /// # Errors
-    /// See [`StartParts`].
+    /// The errors of every asynchronous operation: see [`StartParts`].
     pub fn reduce_scatter<T: Element>(self, input: Vec<T>, output: Vec<T>, op: ReduceOp) -> Result<Work<[Vec<T>; 2]>> {
         let request =
             self.group.reduce_scatter_request(T::DTYPE, input.len(), output.len(), Some(self.counts), op.into())?;
         self.group.begin_apart(request, [input, output])
     }
 
-    /// Begins [`Parts::gather`].
+    /// Starts [`Parts::gather`].
     ///
     /// # Errors
-    /// See [`StartParts`].
+    /// The errors of every asynchronous operation: see [`StartParts`].
     pub fn gather<T: Element>(self, input: Vec<T>, output: Vec<T>, root: Rank) -> Result<Work<[Vec<T>; 2]>> {
         let request = self.group.gather_request(T::DTYPE, input.len(), output.len(), Some(self.counts), root)?;
         self.group.begin_apart(request, [input, output])
     }
 
-    /// Begins [`Parts::scatter`].
+    /// Starts [`Parts::scatter`].
     ///
     /// # Errors
-    /// See [`StartParts`].
+    /// The errors of every asynchronous operation: see [`StartParts`].
     pub fn scatter<T: Element>(self, input: Vec<T>, output: Vec<T>, root: Rank) -> Result<Work<[Vec<T>; 2]>> {
         let request = self.group.scatter_request(T::DTYPE, input.len(), output.len(), Some(self.counts), root)?;
         self.group.begin_apart(request, [input, output])
     }
 
-    /// Begins [`Parts::all_to_all`].
+    /// Starts [`Parts::all_to_all`].
     ///
     /// # Errors
-    /// See [`StartParts`].
+    /// The errors of every asynchronous operation: see [`StartParts`].
     pub fn all_to_all<T: Element>(
         self,
         input: Vec<T>,

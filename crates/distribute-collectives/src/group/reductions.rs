@@ -8,19 +8,19 @@ use crate::engine::memory::{Borrowed, Counts};
 use crate::{Error, Operator, Rank, ReduceOp, Result};
 
 impl ProcessGroup {
-    /// Replaces every rank's values by their reduction over ranks, in place. `op` is a [`ReduceOp`] or a reference to a
-    /// [`Reduction`](crate::Reduction) of the caller's own.
+    /// Replaces every rank's values with their reduction over ranks, in place. `op` is a [`ReduceOp`] or a reference to
+    /// a custom [`Reduction`](crate::Reduction).
     ///
     /// # Shapes
-    /// Equal lengths on all ranks.
+    /// Lengths must be equal on all ranks.
     ///
     /// # Cost
     /// Ranks of one process read and write each element once per rank. Between processes: see
     /// [`schedule`](crate::schedule).
     ///
     /// # Errors
-    /// Those of every operation: see [`ProcessGroup`]. A rank that passes a built-in operator where another passes its
-    /// own reduction is a mismatch; two different reductions of their own cannot be told apart.
+    /// The errors of every operation: see [`ProcessGroup`]. If one rank passes a built-in operator and another a custom
+    /// reduction, that is a mismatch; two different custom reductions cannot be distinguished.
     pub fn all_reduce<'a, T: Element>(&self, values: &mut [T], op: impl Into<Operator<'a, T>>) -> Result<()> {
         match op.into() {
             Operator::BuiltIn(op) => self.all_reduce_list(&mut [BufferMut::from(values)], op),
@@ -32,45 +32,45 @@ impl ProcessGroup {
         }
     }
 
-    /// Does [`all_reduce`](ProcessGroup::all_reduce) for several slices of one data type in one operation.
+    /// Reduces several slices of one data type like [`all_reduce`](ProcessGroup::all_reduce), in one operation.
     ///
     /// The slices are never copied into a common buffer. All ranks must pass slices of the same lengths in the same
     /// order.
     ///
     /// # Errors
-    /// [`Error::MixedTypes`] where slices differ in type, and those of every operation: see [`ProcessGroup`].
+    /// [`Error::MixedTypes`] if slices differ in type, and the errors of every operation: see [`ProcessGroup`].
     pub fn all_reduce_list(&self, slices: &mut [BufferMut<'_>], op: ReduceOp) -> Result<()> {
         self.in_place(Kind::AllReduce, slices, Some(op.into()), None)
     }
 
-    /// Replaces every rank's values by the root's, in place.
+    /// Replaces every rank's values with the root's, in place.
     ///
     /// # Shapes
-    /// Equal lengths on all ranks.
+    /// Lengths must be equal on all ranks.
     ///
     /// # Errors
-    /// [`Error::RankOutside`] where `root` is no member, and those of every operation: see [`ProcessGroup`].
+    /// [`Error::RankOutside`] if `root` is not a member, and the errors of every operation: see [`ProcessGroup`].
     pub fn broadcast<T: Element>(&self, values: &mut [T], root: Rank) -> Result<()> {
         self.broadcast_list(&mut [BufferMut::from(values)], root)
     }
 
-    /// Does [`broadcast`](ProcessGroup::broadcast) for several slices of one data type in one operation.
+    /// Broadcasts several slices of one data type like [`broadcast`](ProcessGroup::broadcast), in one operation.
     ///
     /// # Errors
-    /// [`Error::MixedTypes`] where slices differ in type, [`Error::RankOutside`] where `root` is no member, and those
+    /// [`Error::MixedTypes`] if slices differ in type, [`Error::RankOutside`] if `root` is not a member, and the errors
     /// of every operation: see [`ProcessGroup`].
     pub fn broadcast_list(&self, slices: &mut [BufferMut<'_>], root: Rank) -> Result<()> {
         self.in_place(Kind::Broadcast, slices, None, Some(root))
     }
 
-    /// Replaces the root's values by the reduction over ranks; what other ranks' values are afterwards is unspecified.
-    /// `op` is as for [`all_reduce`](ProcessGroup::all_reduce).
+    /// Replaces the root's values with the reduction over ranks; other ranks' values are unspecified afterwards. `op`
+    /// is as for [`all_reduce`](ProcessGroup::all_reduce).
     ///
     /// # Shapes
-    /// Equal lengths on all ranks.
+    /// Lengths must be equal on all ranks.
     ///
     /// # Errors
-    /// [`Error::RankOutside`] where `root` is no member, and those of every operation: see [`ProcessGroup`].
+    /// [`Error::RankOutside`] if `root` is not a member, and the errors of every operation: see [`ProcessGroup`].
     pub fn reduce<'a, T: Element>(&self, values: &mut [T], op: impl Into<Operator<'a, T>>, root: Rank) -> Result<()> {
         match op.into() {
             Operator::BuiltIn(op) => {
@@ -84,14 +84,14 @@ impl ProcessGroup {
         }
     }
 
-    /// Reduces every rank's input and leaves part r of the result with rank r. `op` is as for
+    /// Reduces every rank's input; rank r gets part r of the result. `op` is as for
     /// [`all_reduce`](ProcessGroup::all_reduce).
     ///
     /// # Shapes
-    /// `output` has the same length on all ranks, `input` that length times the world size.
+    /// `output` has the same length on all ranks, and `input` has that length times the world size.
     ///
     /// # Errors
-    /// [`Error::Length`] where lengths do not fit, and those of every operation: see [`ProcessGroup`].
+    /// [`Error::Length`] if lengths do not fit, and the errors of every operation: see [`ProcessGroup`].
     pub fn reduce_scatter<'a, T: Element>(
         &self,
         input: &[T],
@@ -104,7 +104,7 @@ impl ProcessGroup {
     /// Waits until every rank has called this.
     ///
     /// # Errors
-    /// Those of every operation: see [`ProcessGroup`].
+    /// The errors of every operation: see [`ProcessGroup`].
     pub fn barrier(&self) -> Result<()> {
         self.in_place(Kind::Barrier, &mut [], None, None)
     }
@@ -171,8 +171,7 @@ impl ProcessGroup {
         Ok((Request { layout, op: Some(op), ..Request::new(kind, dtype, input) }, counts))
     }
 
-    /// One count per rank was given, and their sum is a number of elements that memory can hold: places in it are
-    /// computed from sums of counts.
+    /// Checks that there is one count per rank, and that memory can hold their sum, from which offsets are computed.
     pub(super) fn check_counts(&self, what: &'static str, counts: &[usize]) -> Result<()> {
         check_len(what, counts.len(), self.world_size(), "give one count for each rank of the group")?;
         let sum = counts.iter().fold(0usize, |sum, count| sum.saturating_add(*count));

@@ -9,29 +9,30 @@ use crate::{ReduceOp, Result, kernel};
 /// Rows of a matrix, each with its index.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SparseRows<T> {
-    /// Which rows these are.
+    /// The indices of the rows.
     pub indices: Vec<i64>,
     /// The rows, one after another.
     pub values: Vec<T>,
 }
 
 impl<T: Element> SparseRows<T> {
-    /// Returns the reduction of all ranks' rows, index by index; a rank takes part in the rows that it has.
+    /// Returns the reduction of all ranks' rows, by index. Each rank contributes the rows that it has.
     ///
     /// An index may occur more than once, on one rank or on several: all its rows are combined, in the order of ranks
-    /// and then of their places, so every rank gets the same bits. `Mean` divides by the world size, not by the number
-    /// of ranks that have the row: absent rows count as zeros.
+    /// and then of their positions, so every rank gets the same bits. `Mean` divides by the world size, not by the
+    /// number of ranks that have the row: absent rows count as zeros.
     ///
     /// # Shapes
     /// `values` holds `indices.len()` rows of `row_len` elements; ranks may have different numbers of rows, or none.
     /// The result has each index once, in ascending order.
     ///
     /// # Cost
-    /// Three operations: every rank receives all ranks' rows. It pays while all rows together are fewer than those of
-    /// the dense matrix.
+    /// Three operations; every rank receives all ranks' rows. It pays if there are fewer rows in total than in the
+    /// dense matrix.
     ///
     /// # Errors
-    /// [`Error::Length`](crate::Error::Length), on all ranks where `row_len` differs, and see [`ProcessGroup`].
+    /// [`Error::Length`](crate::Error::Length) on all ranks if `row_len` differs, and the errors of every operation:
+    /// see [`ProcessGroup`].
     ///
     /// # Examples
     /// ```
@@ -42,7 +43,7 @@ impl<T: Element> SparseRows<T> {
     ///     for group in &ranks {
     ///         scope.spawn(move || {
     ///             let me = i64::from(group.rank().0);
-    ///             // Both have row 7; row `me` is each rank's own.
+    ///             // Both have row 7; row `me` is on this rank only.
     ///             let rows = SparseRows { indices: vec![7, me], values: vec![1.0, 2.0, 3.0, 4.0] };
     ///             let sums = rows.all_reduce(group, 2, ReduceOp::Sum).expect("both ranks take part");
     ///             assert_eq!(sums.indices, [0, 1, 7]);
@@ -54,7 +55,7 @@ impl<T: Element> SparseRows<T> {
     /// ```
     ///
     /// # Source
-    /// tf.distribute's reduction of `IndexedSlices`, which gathers too.
+    /// tf.distribute's reduction of `IndexedSlices`, which also gathers.
     pub fn all_reduce(&self, group: &ProcessGroup, row_len: usize, op: ReduceOp) -> Result<SparseRows<T>> {
         let SparseRows { indices, values } = self;
         check_len("values of a sparse all_reduce", values.len(), indices.len() * row_len, "one row per index")?;
@@ -77,7 +78,7 @@ impl<T: Element> SparseRows<T> {
 /// Combines the rows of each index, in their order.
 fn combine<T: Element>(indices: &[i64], values: &[T], row_len: usize, op: ReduceOp, ranks: usize) -> SparseRows<T> {
     let mut order: Vec<usize> = (0..indices.len()).collect();
-    // Stable: rows of one index stay in the order of ranks.
+    // The sort is stable: rows of one index stay in the order of ranks.
     order.sort_by_key(|row| indices[*row]);
     let mut result = SparseRows { indices: Vec::new(), values: Vec::with_capacity(values.len()) };
     for row in order {

@@ -10,15 +10,15 @@ use super::join::MAX_CONNECT;
 use crate::transport::{self, ConnectError, Nonce, TransportKind, join_host, listen, new_nonce};
 use crate::{Error, Options, Rank, Result};
 
-/// Longest address of a process, with its port.
+/// Maximum length of a process's address with its port.
 const ADDRESS_BYTES: usize = 280;
 
-/// Bytes that each rank sends the others: its address and a nonce, of which that of a group's first rank counts.
+/// Bytes that each rank sends to the others: its address and a nonce. The nonce of a group's first rank is used.
 const ENDPOINT_BYTES: usize = ADDRESS_BYTES + Nonce::LEN;
 
 impl ProcessGroup {
-    /// Divides the group: ranks that give the same colour form a group of their own, ordered by `key` and then by their
-    /// rank here. A rank that gives `None` gets no group.
+    /// Divides the group: ranks that pass the same colour form a new group, ordered by `key` and then by their rank in
+    /// this group. A rank that passes `None` gets no group.
     ///
     /// The new group is independent of this one: both can be used at the same time, from several threads.
     ///
@@ -26,11 +26,11 @@ impl ProcessGroup {
     /// Every rank of the group must call this.
     ///
     /// # Cost
-    /// Three operations of this group, and new connections between the processes of each new one.
+    /// Three operations of this group, and new connections between the processes of each new group.
     ///
     /// # Errors
-    /// [`Error::Connect`] where processes cannot be connected, [`Error::NotConnectable`] where the transport is one of
-    /// the caller's own, and see [`ProcessGroup`].
+    /// [`Error::Connect`] if processes cannot be connected, [`Error::NotConnectable`] if the transport was supplied by
+    /// the user, and the errors of every operation: see [`ProcessGroup`].
     ///
     /// # Examples
     /// ```
@@ -64,13 +64,13 @@ impl ProcessGroup {
         self.form(split, &members, mine[0])
     }
 
-    /// A group of the given ranks, in the order given; `None` on all others.
+    /// Creates a group of the given ranks, in the given order. Returns `None` on all other ranks.
     ///
     /// # Ordering
     /// Every rank of this group must call it with the same ranks.
     ///
     /// # Errors
-    /// [`Error::RankOutside`] for a rank that is not in the group or occurs twice, and those of
+    /// [`Error::RankOutside`] for a rank that is not in the group or occurs twice, and the errors of
     /// [`split`](ProcessGroup::split).
     ///
     /// # Source
@@ -90,8 +90,8 @@ impl ProcessGroup {
         self.split(place.map(|_| 0), place.and_then(|place| i32::try_from(place).ok()).unwrap_or(0))
     }
 
-    /// Does the last two steps of a split: leaders send where they listen, connect, and leave handles for their
-    /// neighbours.
+    /// Performs the last two steps of a split: leaders send their listening addresses, connect, and store handles for
+    /// the other ranks of their processes.
     fn form(&self, split: u64, members: &[usize], color: i64) -> Result<Option<ProcessGroup>> {
         let me = self.rank().index();
         let placement = Placement::new(members, self.engine.context.local_ranks);
@@ -131,7 +131,7 @@ impl ProcessGroup {
         self.children.take(ChildKey::Split(split, me)).transpose()
     }
 
-    /// Opens a listener that peers can reach; returns it with its address and a nonce for the group that connects
+    /// Opens a listener that peers can reach. Returns it with its address and a nonce for the group that connects
     /// there.
     pub(super) fn open_listener(&self) -> Result<(std::net::TcpListener, String, Nonce)> {
         let needs = "a transport that knows this host's address";
@@ -146,7 +146,7 @@ impl ProcessGroup {
         if address.len() <= ADDRESS_BYTES { Ok((listener, address, nonce)) } else { Err(not_connectable()) }
     }
 
-    /// Returns the transport of a new group: that of this one.
+    /// Returns the transport of a new group, which is that of this one.
     pub(super) fn transport_kind(&self, what: &'static str) -> Result<TransportKind> {
         let needs = "a transport of this crate";
         let known = match self.transport_name() {
@@ -172,10 +172,10 @@ impl ProcessGroup {
         let leaders: Vec<usize> = placement.processes.iter().map(|block| members[block.start]).collect();
         let process = leaders.iter().position(|leader| *leader == me).unwrap_or(0);
         let addresses: Vec<String> = leaders.iter().map(address).collect();
-        // The others wait in the barrier, whose deadline begins now.
+        // The other ranks wait in the barrier, whose deadline starts now.
         let deadline = Instant::now() + (self.options.timeout / 2).min(MAX_CONNECT);
         let generation = self.job().map_or(0, |job| job.generation);
-        // A group has a first process.
+        // Every group has a first process.
         let nonce = leaders.first().map_or([0; Nonce::LEN], |first| endpoint(*first).1.try_into().unwrap_or_default());
         let group = (options.name.as_str(), Nonce::from_bytes(nonce));
         let kind = self.transport_kind("split")?;
@@ -191,11 +191,11 @@ impl ProcessGroup {
     }
 }
 
-/// How the members of a new group are spread over processes: runs of its ranks that one process holds, all equally
-/// long.
+/// The distribution of a new group's members over processes: runs of its ranks that one process holds, all of equal
+/// length.
 ///
-/// Where runs would differ in length, or a process would hold two of them, every rank counts as a process of its own:
-/// always right, but ranks of one process then talk through the transport.
+/// If runs would differ in length, or a process would hold two of them, every rank counts as its own process. This is
+/// always correct, but ranks of one process then communicate through the transport.
 struct Placement {
     processes: Vec<std::ops::Range<usize>>,
 }

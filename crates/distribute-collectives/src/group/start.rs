@@ -1,4 +1,4 @@
-//! Operations that return at once.
+//! Asynchronous operations.
 
 use distribute_device::{DType, Element};
 
@@ -8,15 +8,16 @@ use crate::call::{Call, Kind, Reducing};
 use crate::engine::memory::{Buffers, Counts, OwnedBuffers, RawSlice};
 use crate::{Rank, ReduceOp, Result};
 
-/// The operations of [`ProcessGroup`], which return at once: each takes the memory, works on it while the caller does
-/// something else, and hands it back by [`Work::wait`] or as a future. From [`ProcessGroup::start`].
+/// The asynchronous operations of [`ProcessGroup`]. Each takes ownership of the memory, works on it while the caller
+/// continues, and returns it through [`Work::wait`] or as a future. Created by [`ProcessGroup::start`].
 ///
 /// # Ordering
-/// Calls stand in the same order as the blocking ones of this rank; several may be under way.
+/// Calls share the order of this rank's blocking calls; several may be in progress.
 ///
 /// # Errors
-/// Arguments that do not fit are errors at once, as those of the blocking operation, and
-/// [`Error::Aborted`](crate::Error::Aborted) where the group is aborted already; other errors come from [`Work::wait`].
+/// Invalid arguments are errors at once, like those of the blocking operation, and so is
+/// [`Error::Aborted`](crate::Error::Aborted) if the group has been aborted already; other errors are returned by
+/// [`Work::wait`].
 ///
 /// # Examples
 /// ```
@@ -41,104 +42,106 @@ pub struct Start<'a> {
 }
 
 impl ProcessGroup {
-    /// Returns the operations that return at once.
+    /// Returns the asynchronous operations.
     pub fn start(&self) -> Start<'_> {
         Start { group: self }
     }
 }
 
 impl Start<'_> {
-    /// Begins [`ProcessGroup::all_reduce`]; `buffers` are a vector, several, or tensors of the caller's own
+    /// Starts [`ProcessGroup::all_reduce`]; `buffers` are one vector, several, or tensors of another library
     /// ([`OwnedBuffers`]).
     ///
     /// # Errors
-    /// See [`Start`].
+    /// The errors of every asynchronous operation: see [`Start`].
     pub fn all_reduce<B: OwnedBuffers>(self, buffers: B, op: ReduceOp) -> Result<Work<B>> {
         self.group.begin_in_place(Kind::AllReduce, buffers, Some(op.into()), None)
     }
 
-    /// Begins [`ProcessGroup::broadcast`].
+    /// Starts [`ProcessGroup::broadcast`].
     ///
     /// # Errors
-    /// See [`Start`].
+    /// The errors of every asynchronous operation: see [`Start`].
     pub fn broadcast<B: OwnedBuffers>(self, buffers: B, root: Rank) -> Result<Work<B>> {
         self.group.begin_in_place(Kind::Broadcast, buffers, None, Some(root))
     }
 
-    /// Begins [`ProcessGroup::reduce`].
+    /// Starts [`ProcessGroup::reduce`].
     ///
     /// # Errors
-    /// See [`Start`].
+    /// The errors of every asynchronous operation: see [`Start`].
     pub fn reduce<B: OwnedBuffers>(self, buffers: B, op: ReduceOp, root: Rank) -> Result<Work<B>> {
         self.group.begin_in_place(Kind::Reduce, buffers, Some(op.into()), Some(root))
     }
 
-    /// Begins [`ProcessGroup::all_gather`]; `wait` hands back input and output.
+    /// Starts [`ProcessGroup::all_gather`]; `wait` returns input and output.
     ///
     /// # Errors
-    /// See [`Start`].
+    /// The errors of every asynchronous operation: see [`Start`].
     pub fn all_gather<T: Element>(self, input: Vec<T>, output: Vec<T>) -> Result<Work<[Vec<T>; 2]>> {
         let request = self.group.all_gather_request(T::DTYPE, input.len(), output.len(), None)?;
         self.group.begin_apart(request, [input, output])
     }
 
-    /// Begins [`ProcessGroup::reduce_scatter`]; `wait` hands back input and output.
+    /// Starts [`ProcessGroup::reduce_scatter`]; `wait` returns input and output.
     ///
     /// # Errors
-    /// See [`Start`].
+    /// The errors of every asynchronous operation: see [`Start`].
     pub fn reduce_scatter<T: Element>(self, input: Vec<T>, output: Vec<T>, op: ReduceOp) -> Result<Work<[Vec<T>; 2]>> {
         let request = self.group.reduce_scatter_request(T::DTYPE, input.len(), output.len(), None, op.into())?;
         self.group.begin_apart(request, [input, output])
     }
 
-    /// Begins [`ProcessGroup::gather`]; `wait` hands back input and output.
+    /// Starts [`ProcessGroup::gather`]; `wait` returns input and output.
     ///
     /// # Errors
-    /// See [`Start`].
+    /// The errors of every asynchronous operation: see [`Start`].
     pub fn gather<T: Element>(self, input: Vec<T>, output: Vec<T>, root: Rank) -> Result<Work<[Vec<T>; 2]>> {
         let request = self.group.gather_request(T::DTYPE, input.len(), output.len(), None, root)?;
         self.group.begin_apart(request, [input, output])
     }
 
-    /// Begins [`ProcessGroup::scatter`]; `wait` hands back input and output.
+    /// Starts [`ProcessGroup::scatter`]; `wait` returns input and output.
     ///
     /// # Errors
-    /// See [`Start`].
+    /// The errors of every asynchronous operation: see [`Start`].
     pub fn scatter<T: Element>(self, input: Vec<T>, output: Vec<T>, root: Rank) -> Result<Work<[Vec<T>; 2]>> {
         let request = self.group.scatter_request(T::DTYPE, input.len(), output.len(), None, root)?;
         self.group.begin_apart(request, [input, output])
     }
 
-    /// Begins [`ProcessGroup::all_to_all`]; `wait` hands back input and output.
+    /// Starts [`ProcessGroup::all_to_all`]; `wait` returns input and output.
     ///
     /// # Errors
-    /// See [`Start`].
+    /// The errors of every asynchronous operation: see [`Start`].
     pub fn all_to_all<T: Element>(self, input: Vec<T>, output: Vec<T>) -> Result<Work<[Vec<T>; 2]>> {
         let request = self.group.all_to_all_request(T::DTYPE, input.len(), output.len(), None)?;
         self.group.begin_apart(request, [input, output])
     }
 
-    /// Begins [`ProcessGroup::barrier`].
+    /// Starts [`ProcessGroup::barrier`].
     ///
     /// # Errors
-    /// See [`Start`].
+    /// The errors of every asynchronous operation: see [`Start`].
     pub fn barrier(self) -> Result<Work<Vec<u8>>> {
         self.group.begin_in_place(Kind::Barrier, Vec::new(), None, None)
     }
 
-    /// Begins [`ProcessGroup::send`]; `wait` hands the values back, in the first place.
+    /// Starts [`ProcessGroup::send`]; `wait` returns the values as the first element.
     ///
     /// # Errors
-    /// See [`Start`]; also [`Error::Connect`](crate::Error::Connect) for the first message of a pair.
+    /// The errors of every asynchronous operation: see [`Start`]; also [`Error::Connect`](crate::Error::Connect) for
+    /// the first message of a pair.
     pub fn send<T: Element>(self, values: Vec<T>, to: Rank) -> Result<Work<[Vec<T>; 2]>> {
         let pair = self.group.pair(self.group.rank(), to)?;
         pair.begin_apart(sending(T::DTYPE, values.len()), [values, Vec::new()])
     }
 
-    /// Begins [`ProcessGroup::recv`]; `wait` hands the values back, in the second place.
+    /// Starts [`ProcessGroup::recv`]; `wait` returns the values as the second element.
     ///
     /// # Errors
-    /// See [`Start`]; also [`Error::Connect`](crate::Error::Connect) for the first message of a pair.
+    /// The errors of every asynchronous operation: see [`Start`]; also [`Error::Connect`](crate::Error::Connect) for
+    /// the first message of a pair.
     pub fn recv<T: Element>(self, values: Vec<T>, from: Rank) -> Result<Work<[Vec<T>; 2]>> {
         let pair = self.group.pair(from, self.group.rank())?;
         pair.begin_apart(receiving(T::DTYPE, values.len()), [Vec::new(), values])

@@ -6,7 +6,7 @@ use super::ProcessGroup;
 use crate::transport::{self, TransportKind};
 use crate::{Error, Options};
 
-/// One rank of each of two processes, whose sockets are on loopback.
+/// Returns one rank of each of two processes, whose sockets are on loopback.
 fn pair(kind: TransportKind) -> Vec<ProcessGroup> {
     let listeners: Vec<TcpListener> = (0..2).map(|_| TcpListener::bind("127.0.0.1:0").expect("a free port")).collect();
     let address = |listener: &TcpListener| listener.local_addr().expect("it is bound").to_string();
@@ -32,7 +32,7 @@ fn a_group_is_left_although_another_thread_holds_its_engine() {
     for kind in kinds {
         let mut ranks = pair(kind);
         let (last, first) = (ranks.remove(1), ranks.remove(0));
-        // As the I/O thread does after it has exchanged an operation.
+        // Like the I/O thread after it has exchanged an operation.
         let held = last.engine.engine();
         drop(last);
         let outcome = first.barrier();

@@ -1,4 +1,4 @@
-//! Operations that run while their caller does something else.
+//! Operations that run while their caller continues.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -13,20 +13,20 @@ use crate::engine::memory::OwnedBuffers;
 use crate::recorder::RecordToken;
 use crate::{Error, Result};
 
-/// An operation under way, which owns the memory it works on.
+/// An operation in progress, which owns the memory that it works on.
 ///
-/// [Wait](Work::wait) for it, or `await` it: a `Work` is a [`Future`] too, of the same result, for any executor.
+/// [Wait](Work::wait) for it, or `await` it: a `Work` is also a [`Future`] with the same result, for any executor.
 ///
 /// # Ordering
-/// Whoever waits or polls works on the operation meanwhile, but polling never blocks on other ranks. The waker is
-/// called by the thread that finishes or fails the operation. Progress does not depend on being polled again: between
+/// A thread that waits or polls works on the operation meanwhile, but polling never blocks on other ranks. The waker is
+/// called by the thread that finishes or fails the operation. Progress does not depend on further polls: between
 /// threads of one process it needs the other ranks' threads, whose calls complete the operation; between processes the
-/// group's I/O thread exchanges it. From the first poll on that thread also watches the deadline.
+/// group's I/O thread exchanges it. From the first poll on, that thread also watches the deadline.
 ///
-/// Dropping a work waits for the operation, at most until its deadline, because others may still use the memory.
+/// Dropping a work waits for the operation, at most until its deadline, because other threads may still use the memory.
 ///
 /// # Errors
-/// See [`wait`](Work::wait).
+/// The errors of [`wait`](Work::wait) occur in both forms.
 ///
 /// # Examples
 /// ```
@@ -73,11 +73,11 @@ pub struct Work<B: OwnedBuffers> {
     local: usize,
     operation: Arc<Operation>,
     token: RecordToken,
-    /// `None` once the memory was handed back.
+    /// `None` once the memory was returned.
     buffers: Option<B>,
 }
 
-// The memory that an operation works on does not move with its owner (`OwnedBuffers`), so nothing here is pinned.
+// The memory of an operation does not move with its owner (`OwnedBuffers`), so pinning is not needed.
 impl<B: OwnedBuffers> Unpin for Work<B> {}
 
 impl<B: OwnedBuffers> Work<B> {
@@ -96,10 +96,10 @@ impl<B: OwnedBuffers> Work<B> {
         self.operation.is_over()
     }
 
-    /// Waits for the operation, works on it meanwhile, and hands the memory back.
+    /// Waits for the operation, works on it meanwhile, and returns the memory.
     ///
     /// # Errors
-    /// As the blocking call: [`Mismatch`](crate::Error::Mismatch), [`Deadline`](crate::Error::Deadline),
+    /// The errors of the blocking call: [`Mismatch`](crate::Error::Mismatch), [`Deadline`](crate::Error::Deadline),
     /// [`PeerLost`](crate::Error::PeerLost), [`PeerLeft`](crate::Error::PeerLeft), [`Aborted`](crate::Error::Aborted).
     /// The memory is then dropped: its contents are unspecified.
     pub fn wait(mut self) -> Result<B> {
@@ -118,7 +118,7 @@ impl<B: OwnedBuffers> Work<B> {
         recorder.finish(self.token, outcome.as_ref().copied(), || self.engine.flight_header(self.local));
     }
 
-    /// Takes the memory out, also where the operation has failed, so that nobody waits for it again.
+    /// Takes the memory out, even if the operation has failed, so that it is not waited for again.
     fn hand_back(&mut self, outcome: Result<()>) -> Result<B> {
         let buffers = self.buffers.take();
         outcome?;
@@ -145,7 +145,7 @@ impl<B: OwnedBuffers> Future for Work<B> {
 impl<B: OwnedBuffers> Drop for Work<B> {
     fn drop(&mut self) {
         if self.buffers.is_some() {
-            // Others may still read or write the memory; an error means that they no longer do.
+            // Other threads may still access the memory; an error means that they no longer do.
             let _ = self.finish();
         }
     }

@@ -16,7 +16,7 @@ fn naive(op: ReduceOp, values: &[f64]) -> f64 {
     }
 }
 
-/// Small whole numbers are exact in every type, so results can be compared for equality.
+/// Small integers are exact in every type, so results can be compared for equality.
 fn check<T: Number>(op: ReduceOp, ranks: usize, len: usize, make: impl Fn(u8) -> T, read: impl Fn(T) -> f64) {
     let mut data: Vec<Vec<T>> =
         (0..ranks).map(|r| (0..len).map(|i| make(((r * 7 + i * 3) % 5) as u8)).collect()).collect();
@@ -42,7 +42,7 @@ fn check<T: Number>(op: ReduceOp, ranks: usize, len: usize, make: impl Fn(u8) ->
     }
 }
 
-/// One after another, as between processes.
+/// Combines one source after another, as between processes.
 fn pairwise<T: Number>(op: ReduceOp, data: &[Vec<T>]) -> Vec<T> {
     let mut result = data[0].clone();
     let n = data.len() as u32;
@@ -111,7 +111,7 @@ proptest! {
     #[test]
     fn every_processor_gives_the_same_bits(seed: u64, len in 0usize..3000, op in 0usize..5, dtype in 0usize..4) {
         let (dtype, op) = ([DType::F32, DType::F64, DType::F16, DType::BF16][dtype], ReduceOp::ALL[op]);
-        // Any finite numbers, denormals among them: which of two NaNs survives is up to the processor.
+        // Finite numbers including denormals: the processor decides which of two NaNs an operation keeps.
         let mut state = seed;
         let mut random = || {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);

@@ -5,7 +5,7 @@ use std::fmt::Write;
 
 use super::{FlightRecord, RecordedOperation, RecordedState};
 
-/// Diagnoses a failed group: names the rank that called something else, that fell behind, or that left no record.
+/// Diagnoses a failed group: names the rank that made a different call, fell behind, or left no record.
 ///
 /// # Examples
 /// ```
@@ -13,7 +13,7 @@ use super::{FlightRecord, RecordedOperation, RecordedState};
 ///
 /// # let folder = std::env::temp_dir().join(format!("explain-{}", std::process::id()));
 /// # std::fs::create_dir_all(&folder)?;
-/// let records = FlightRecord::read_all(&folder)?;          // what DISTRIBUTE_FLIGHT_DIR named
+/// let records = FlightRecord::read_all(&folder)?;          // the folder in DISTRIBUTE_FLIGHT_DIR
 /// println!("{}", explain(&records));
 /// # std::fs::remove_dir(&folder)?;
 /// # Ok::<(), std::io::Error>(())
@@ -61,7 +61,7 @@ fn explain_group(name: &str, records: &[&FlightRecord]) -> String {
     text
 }
 
-/// Finds the first operation that ranks call differently, with their calls.
+/// Finds the first operation in which ranks made different calls, and returns these.
 fn first_difference(records: &[&FlightRecord]) -> Option<(u64, Vec<String>)> {
     let mut calls: BTreeMap<u64, Vec<(&FlightRecord, &RecordedOperation)>> = BTreeMap::new();
     for record in records {
@@ -77,7 +77,7 @@ fn first_difference(records: &[&FlightRecord]) -> Option<(u64, Vec<String>)> {
     })
 }
 
-/// Names the ranks that are behind the others, where all have called the same.
+/// Names the ranks that are behind the others, if all have made the same calls.
 fn behind(records: &[&FlightRecord]) -> String {
     let reached = |record: &FlightRecord| record.operations.last().map_or(-1, |last| last.sequence as i64);
     let most = records.iter().map(|record| reached(record)).max().unwrap_or(-1);

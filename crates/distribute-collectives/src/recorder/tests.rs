@@ -30,7 +30,7 @@ fn the_last_operations_are_kept() {
             recorder.finish(token, Ok(()), || header(0));
         }
     }
-    // Its place belongs to another operation by now.
+    // Another operation uses its position by now.
     recorder.finish(RecordToken(0), Ok(()), || header(0));
     let record = recorder.record(header(0));
     assert_eq!(record.operations.len(), KEPT);

@@ -1,4 +1,4 @@
-//! Records in the form that Perfetto and `chrome://tracing` show.
+//! Records in the format of Perfetto and `chrome://tracing`.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -11,12 +11,12 @@ use serde_json::{Value, json};
 use super::{FlightRecord, RecordedState};
 use crate::sync::lock;
 
-/// Files that this process has begun: later groups add to them, earlier runs' are replaced.
+/// Files that this process has started: later groups append to them; files of earlier runs are replaced.
 static BEGUN: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
 
-/// Adds a group's operations to this rank's trace: `trace.json` becomes `trace.rank0.json`.
+/// Appends a group's operations to this rank's trace: `trace.json` becomes `trace.rank0.json`.
 ///
-/// A row per rank and group; spans of operations with their sizes, and a counter of the bandwidth that they reached.
+/// The trace has a row per rank and group, spans of operations with their sizes, and a counter of the bandwidth.
 ///
 /// # Source
 /// The trace event format of Chromium: complete events (`X`), counters (`C`) and metadata (`M`), in JSON array form.
@@ -35,7 +35,7 @@ pub(super) fn append(path: &Path, record: &FlightRecord) -> io::Result<()> {
 
 fn events(record: &FlightRecord) -> Vec<Value> {
     let (pid, tid) = (record.rank.0, &record.group);
-    // Threads are numbers; the group's name goes beside.
+    // Threads are numbers; the group's name is a separate record.
     let row = tid.bytes().fold(7u32, |hash, byte| hash.wrapping_mul(31).wrapping_add(byte.into())) % 1_000_000;
     let mut events = vec![
         json!({

@@ -1,4 +1,4 @@
-//! Which algorithm moves what, and when.
+//! The choice of algorithms, and custom ones.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,31 +10,31 @@ use super::{
 };
 use crate::Error;
 
-/// Which algorithm moves an all-reduce between processes.
+/// The algorithm of an all-reduce between processes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Algorithm {
-    /// The one that the [`Link`]'s figures promise to be fastest for the size and the number of processes.
+    /// The algorithm that is fastest for the size and the number of processes, according to the [`Link`]'s figures.
     #[default]
     Auto,
     /// [`ring_all_reduce`]: moves the fewest bytes, in 2 (n - 1) steps.
     Ring,
-    /// [`recursive_doubling_all_reduce`]: everything in log2(n) steps, for messages whose latency counts.
+    /// [`recursive_doubling_all_reduce`]: all values in log2(n) steps, for messages that are dominated by latency.
     RecursiveDoubling,
-    /// [`halving_doubling_all_reduce`]: as few bytes as the ring in 2 log2(n) steps.
+    /// [`halving_doubling_all_reduce`]: as few bytes as the ring, in 2 log2(n) steps.
     HalvingDoubling,
     /// A binomial tree to rank 0 and back.
     Tree,
     /// [`double_tree_all_reduce`]: as few bytes as the ring, in a number of steps that grows with log2(n), for any n.
     DoubleTree,
-    /// The caller's own.
+    /// A custom algorithm.
     Custom(CustomAlgorithm),
 }
 
-/// An all-reduce of a user's own: a schedule for each rank.
+/// A custom all-reduce: a schedule for each rank.
 ///
 /// # Examples
-/// Everybody sends to rank 0, which sends back.
+/// Every rank sends to rank 0, which sends the result back:
 /// ```
 /// use distribute_collectives::schedule::{Action, AllReduceAlgorithm, Schedule, Step, Transfer};
 /// use distribute_collectives::{Algorithm, Options};
@@ -53,7 +53,7 @@ pub enum Algorithm {
 ///             return vec![send, Step { receives: one(0, back), ..Step::default() }];
 ///         }
 ///         let collect = (1..ranks).map(|peer| Step { receives: one(peer, to_root), ..Step::default() });
-///         // Here all have been combined: where a mean divides.
+///         // All values are combined here, so a mean divides.
 ///         let done = Step { complete: Some(0..count), ..Step::default() };
 ///         let spread = (1..ranks).map(|peer| Step { sends: one(peer, back), ..Step::default() });
 ///         collect.chain([done]).chain(spread).collect()
@@ -67,9 +67,9 @@ pub trait AllReduceAlgorithm: Send + Sync {
     /// Returns the name for errors and reports.
     fn name(&self) -> &str;
 
-    /// Returns the steps of `rank` of `ranks` for `count` elements. Every send must meet a receive of the same length
-    /// at the other rank, in the same order for each pair, at most one message each way per pair and step; every
-    /// element must be [`complete`](Step::complete) on one rank once, before it is spread.
+    /// Returns the steps of `rank` of `ranks` for `count` elements. Every send must match a receive of the same length
+    /// at the other rank, in the same order for each pair, with at most one message in each direction per pair and
+    /// step. Every element must be [`complete`](Step::complete) on one rank once, before it is copied to others.
     fn schedule(&self, rank: usize, ranks: usize, count: usize) -> Schedule;
 }
 
@@ -92,7 +92,7 @@ impl fmt::Debug for CustomAlgorithm {
 }
 
 impl Algorithm {
-    /// Those that have a schedule of this crate's.
+    /// The algorithms that have a built-in schedule.
     pub const BUILT_IN: [Algorithm; 5] = [
         Algorithm::Ring,
         Algorithm::RecursiveDoubling,
@@ -101,12 +101,12 @@ impl Algorithm {
         Algorithm::DoubleTree,
     ];
 
-    /// A user's own algorithm.
+    /// Wraps a custom algorithm.
     pub fn custom(algorithm: impl AllReduceAlgorithm + 'static) -> Algorithm {
         Algorithm::Custom(CustomAlgorithm(Arc::new(algorithm)))
     }
 
-    /// The lower-case name, as the environment spells it.
+    /// Returns the lower-case name, as used in the environment.
     pub fn name(&self) -> &str {
         match self {
             Algorithm::Auto => "auto",
@@ -119,7 +119,7 @@ impl Algorithm {
         }
     }
 
-    /// The concrete algorithm for one all-reduce of `bytes` on `ranks` processes.
+    /// Returns the concrete algorithm for one all-reduce of `bytes` on `ranks` processes.
     pub fn choose(&self, bytes: usize, ranks: usize, link: &Link) -> Algorithm {
         match self {
             Algorithm::Auto => {
@@ -131,13 +131,13 @@ impl Algorithm {
         }
     }
 
-    /// Estimates the seconds of an all-reduce of `bytes` on `ranks` processes; `None` for algorithms that it does
-    /// not know.
+    /// Estimates the seconds of an all-reduce of `bytes` on `ranks` processes; `None` for algorithms without a cost
+    /// model.
     ///
     /// With latency a, seconds per byte b and per combined byte c: the ring takes 2 (n - 1) a + (n - 1)/n B (2b + c),
     /// doubling log2(n) (a + B (b + c)), halving and doubling 2 log2(n) a + (n - 1)/n B (2b + c), a tree 2 log2(n) (a +
-    /// B b) + log2(n) B c, two trees in k chunks (k + 2 log2(n)) (4 a + B/(2 k) (4 b + 2 c)); where n is no power of
-    /// two, handing over and back adds 2 a + B (2b + c) to the two in the middle.
+    /// B b) + log2(n) B c, two trees in k chunks (k + 2 log2(n)) (4 a + B/(2 k) (4 b + 2 c)). If n is not a power of
+    /// two, the exchange with the remaining ranks adds 2 a + B (2b + c) to the two in the middle.
     ///
     /// # Source
     /// Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", 2005, section 3.
@@ -156,7 +156,7 @@ impl Algorithm {
                 Some(2.0 * depth * (a + size * b) + depth * size * c)
             }
             Algorithm::DoubleTree => {
-                // Elements of four bytes are usual.
+                // Elements of four bytes are typical.
                 let chunks = double_tree::chunks(bytes / 8) as f64;
                 let ticks = chunks + 2.0 * n.log2().ceil();
                 Some(ticks * (4.0 * a + size / (2.0 * chunks) * (4.0 * b + 2.0 * c)))

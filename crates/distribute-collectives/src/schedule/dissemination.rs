@@ -4,22 +4,22 @@ use std::ops::Range;
 
 use super::{Action, Schedule, Step, Transfer, part};
 
-/// All-gather by dissemination: in each step a rank passes on everything it has, so that it doubles.
+/// All-gather by dissemination: in each step a rank sends all parts that it has, so that their number doubles.
 ///
 /// # Cost
-/// ceil(log2(n)) rounds; each rank sends (n - 1)/n of the elements, as in the ring. A round whose parts go around the
-/// end of the ranks takes two steps.
+/// ceil(log2(n)) rounds; each rank sends (n - 1)/n of the elements, as in the ring. A round whose parts wrap around the
+/// last rank takes two steps.
 ///
 /// # Source
 /// Bruck et al., "Efficient algorithms for all-to-all communications in multiport message-passing systems", 1997;
-/// without its final rotation, because parts lie in their places from the beginning.
+/// without the final rotation, because parts are in their final positions from the beginning.
 pub fn dissemination_all_gather(rank: usize, ranks: usize, count: usize) -> Schedule {
     let mut schedule = Schedule::new();
     let mut held = 1;
     while held < ranks {
         let moved = held.min(ranks - held);
         let (to, from) = ((rank + ranks - held) % ranks, (rank + held) % ranks);
-        // The parts `owner ..` of this and the following ranks, the second piece beyond the end of ranks.
+        // The parts of this and the following ranks, from `owner` on; the second range has those after the wrap-around.
         let pieces = |owner: usize| -> [Range<usize>; 2] {
             let end = (owner + moved).min(ranks);
             let elements = |first: usize, last: usize| match first < last {

@@ -1,16 +1,16 @@
-//! Two binary trees at once, each for half of the elements, in chunks.
+//! Two binary trees at the same time, each for half of the elements, in chunks.
 
 use std::collections::BTreeMap;
 
 use super::{Action, Schedule, Step, Transfer, part};
 
-/// Elements of a chunk, where there are enough of them, and the most chunks of one tree.
+/// Elements of a chunk, if there are enough, and the maximum number of chunks of one tree.
 const CHUNK: usize = 64 * 1024;
 const MAX_CHUNKS: usize = 32;
 
-/// All-reduce up two binary trees and down again. Whoever passes values on in one tree is a leaf of the other, so every
-/// rank sends and receives each element about twice, as in a ring, and the number of steps grows with log2(n) only.
-/// Unlike halving and doubling it does so for any number of ranks.
+/// All-reduce up two binary trees and down again. An inner node of one tree is a leaf of the other, so every rank sends
+/// and receives each element about twice, as in a ring, and the number of steps grows only with log2(n). Unlike halving
+/// and doubling, this holds for any number of ranks.
 ///
 /// # Cost
 /// About 4 (k + 2 log2(n)) steps for k chunks per tree, each moving one chunk.
@@ -31,10 +31,11 @@ pub fn double_tree_all_reduce(rank: usize, ranks: usize, count: usize) -> Schedu
             let within = part(half.len(), chunks, chunk);
             half.start + within.start..half.start + within.end
         };
-        // Each tick has a slot for each child in each tree, so no two messages of one pair meet, nor two of one chunk.
+        // Each tick has a slot for each child in each tree, so that messages of one pair, and of one chunk, never
+        // coincide.
         let slot = |tick: usize, child: usize| 4 * tick + 2 * index + child;
         let children = tree.children(rank);
-        // Whose values come last.
+        // The child whose values arrive last.
         let last = (0..children.len()).max_by_key(|place| (tree.level(children[*place]), *place));
         for chunk in 0..chunks {
             for (place, child) in children.iter().copied().enumerate() {
@@ -58,20 +59,20 @@ pub fn double_tree_all_reduce(rank: usize, ranks: usize, count: usize) -> Schedu
     steps.into_values().collect()
 }
 
-/// Chunks of one tree.
+/// Returns the number of chunks of one tree.
 pub(super) fn chunks(elements: usize) -> usize {
     elements.div_ceil(CHUNK).clamp(1, MAX_CHUNKS)
 }
 
-/// Ranks in the order of an in-order walk, of which every other one is a leaf.
+/// The ranks in in-order traversal, in which every other rank is a leaf.
 struct Tree {
     ranks: usize,
-    /// Ranks in another order, such that leaves and inner nodes change places.
+    /// Whether ranks are renumbered so that leaves and inner nodes change places.
     mirrored: bool,
 }
 
 impl Tree {
-    /// The place of a rank in the walk, from 1.
+    /// Returns a rank's position in the traversal, from 1.
     fn place(&self, rank: usize) -> usize {
         match (self.mirrored, self.ranks.is_multiple_of(2)) {
             (false, _) => rank + 1,
@@ -96,7 +97,7 @@ impl Tree {
         let place = self.place(rank);
         let lowest = place & place.wrapping_neg();
         let above = (place - lowest) | (lowest << 1);
-        // Where the walk ends before it, the next one further up.
+        // If the traversal ends before this parent, it is the next one further up.
         let parent = if above > self.ranks { place - lowest } else { above };
         (parent > 0).then(|| self.rank(parent))
     }
@@ -105,7 +106,7 @@ impl Tree {
         let place = self.place(rank);
         let lowest = place & place.wrapping_neg();
         let left = (lowest > 1).then(|| self.rank(place - lowest / 2));
-        // The right one is the root of what is left of its side.
+        // The right child is the root of the rest of its side.
         let mut half = lowest / 2;
         while half > 0 && place + half > self.ranks {
             half /= 2;
@@ -118,7 +119,7 @@ impl Tree {
         std::iter::successors(self.parent(rank), |rank| self.parent(*rank)).count()
     }
 
-    /// Steps from the furthest leaf below.
+    /// Returns the number of steps from the furthest leaf below.
     fn level(&self, rank: usize) -> usize {
         self.children(rank).into_iter().map(|child| self.level(child) + 1).max().unwrap_or(0)
     }
@@ -144,7 +145,7 @@ mod tests {
                 assert!(tree.level(tree.root()) <= ranks.next_power_of_two().ilog2() as usize);
             }
             let inner_in_both = (0..ranks).filter(|rank| trees.iter().all(|tree| !tree.children(*rank).is_empty()));
-            // An odd number of ranks has one leaf too many.
+            // With an odd number of ranks, one rank is an inner node of both trees.
             assert!(inner_in_both.count() <= ranks % 2, "{ranks}");
         }
     }

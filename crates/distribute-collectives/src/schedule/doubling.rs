@@ -1,11 +1,11 @@
-//! Recursive doubling: partners at distance 1, 2, 4, … exchange everything.
+//! Recursive doubling: partners at distance 1, 2, 4, … exchange all their values.
 
 use super::{Action, Schedule, Step, Transfer};
 
 /// All-reduce in which every exchange doubles the number of ranks whose values are combined.
 ///
-/// With a rank count that is not a power of two, the ranks beyond the greatest power first hand their values to a
-/// partner and receive the result at the end.
+/// If the number of ranks is not a power of two, the ranks beyond the greatest power of two first send their values to
+/// a partner and receive the result at the end.
 ///
 /// # Cost
 /// log2(n) steps (two more if n is not a power of two); each rank sends all its elements in each.

@@ -1,5 +1,5 @@
-//! Recursive halving and doubling: partners at distance n/2, n/4, … exchange ever smaller halves, then ever larger
-//! ones.
+//! Recursive halving and doubling: partners at distance n/2, n/4, … exchange halves of decreasing size, and then of
+//! increasing size.
 
 use std::ops::Range;
 
@@ -7,9 +7,9 @@ use super::{Action, Schedule, Step, Transfer};
 
 /// All-reduce as a reduce-scatter by recursive halving, followed by an all-gather by recursive doubling.
 ///
-/// Every element is combined by exactly one rank, pairwise along the bits of the ranks, so all ranks get the same bits;
-/// which ones depends on the rank count. With a rank count that is not a power of two, the ranks beyond the greatest
-/// power first hand their values to a partner and receive the result at the end.
+/// Every element is combined by exactly one rank, pairwise along the bits of the ranks, so all ranks get the same bits,
+/// which depend on the number of ranks. If this is not a power of two, the ranks beyond the greatest power of two first
+/// send their values to a partner and receive the result at the end.
 ///
 /// # Cost
 /// 2 log2(n) steps (two more if n is not a power of two); each rank sends 2 (n - 1)/n of its elements, as in the ring,

@@ -1,15 +1,17 @@
-//! In levels: inside each host, between hosts, and back.
+//! Hierarchical algorithms: within each host, between hosts, and back.
 
 use super::{Schedule, Step, Transfer, binomial_broadcast, binomial_reduce, ring_all_reduce};
 
-/// All-reduce in three phases: a tree inside each host collects at its first rank, a ring of those ranks goes across,
-/// and trees bring the result back. `hosts[r]` tells the host of rank r; ranks of one host need not be neighbours.
+/// All-reduce in three phases: a tree within each host collects at its first rank, a ring of these ranks exchanges
+/// between hosts, and trees distribute the result. `hosts[r]` is the host of rank r; ranks of one host need not be
+/// consecutive.
 ///
-/// It pays where ranks of one host reach each other much faster than those of others, and share one way out.
+/// It pays if ranks of one host communicate much faster with each other than with those of others, and share one
+/// network link.
 ///
 /// # Cost
-/// Two trees of log2(ranks of a host) steps and 2 (hosts - 1) steps across; across, each host sends 2 (h - 1)/h of the
-/// elements once, where a flat ring sends them once for each of its ranks.
+/// Two trees of log2(ranks of a host) steps, and 2 (hosts - 1) steps between hosts. Between hosts, each host sends 2 (h
+/// - 1)/h of the elements once; in a flat ring it sends them once for each of its ranks.
 pub fn hierarchical_all_reduce(rank: usize, hosts: &[usize], count: usize) -> Schedule {
     let of_host = |host: usize| -> Vec<usize> { (0..hosts.len()).filter(|rank| hosts[*rank] == host).collect() };
     let neighbours = of_host(hosts[rank]);
@@ -23,7 +25,7 @@ pub fn hierarchical_all_reduce(rank: usize, hosts: &[usize], count: usize) -> Sc
     let place = |members: &[usize]| members.iter().position(|member| *member == rank);
     let mut schedule = Schedule::new();
     if let Some(inside) = place(&neighbours) {
-        // What is complete here is complete for the host only: it is divided at the end of the ring.
+        // Values that are complete here are complete only for the host; a mean divides at the end of the ring.
         let collect = binomial_reduce(inside, neighbours.len(), 0, count);
         schedule.extend(renumbered(collect, &neighbours).map(|step| Step { complete: None, ..step }));
     }
@@ -36,7 +38,7 @@ pub fn hierarchical_all_reduce(rank: usize, hosts: &[usize], count: usize) -> Sc
     schedule
 }
 
-/// A schedule of a few members, with their ranks among all.
+/// Converts a schedule of some members to their ranks among all.
 fn renumbered<'a>(schedule: Schedule, members: &'a [usize]) -> impl Iterator<Item = Step> + 'a {
     let rename = |transfers: Vec<Transfer>| {
         transfers.into_iter().map(|transfer| Transfer { peer: members[transfer.peer], ..transfer }).collect()

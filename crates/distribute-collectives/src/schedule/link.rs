@@ -2,35 +2,35 @@
 
 use crate::{Error, Result};
 
-/// The costs of sending a message and of combining received values: alpha, beta and gamma of the usual cost models.
+/// The costs of sending a message and of combining received values: alpha, beta and gamma of the common cost models.
 ///
-/// All members of a group must use the same figures, so that they choose alike.
+/// All members of a group must use the same figures, so that they make the same choices.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Link {
     /// Seconds from a send to the receipt of a short message.
     pub latency_s: f64,
-    /// Seconds per byte, each way while both directions are in use.
+    /// Seconds per byte in each direction, while both directions are in use.
     pub per_byte_s: f64,
-    /// Seconds to combine a received byte with one that is there.
+    /// Seconds to combine a received byte with a local one.
     pub per_combined_byte_s: f64,
 }
 
 impl Link {
-    /// Shared memory of one host; as measured with two processes on two cores by `cargo xtask bench allreduce`.
+    /// Shared memory of one host, as measured with two processes on two cores by `cargo xtask bench allreduce`.
     pub const SHARED_MEMORY: Link =
         Link { latency_s: 0.35e-6, per_byte_s: 1.0 / 17e9, per_combined_byte_s: 1.0 / 25e9 };
 
-    /// TCP over the loopback device; measured likewise. A network's latency is higher and its rate often lower, which
-    /// moves the choices in the same direction: fewer steps for short messages, fewer bytes for long ones.
+    /// TCP over the loopback device, measured in the same way. A network's latency is higher and its rate often lower,
+    /// which shifts the choices in the same direction: fewer steps for short messages, fewer bytes for long ones.
     pub const TCP: Link = Link { latency_s: 2.5e-6, per_byte_s: 1.0 / 3e9, per_combined_byte_s: 1.0 / 25e9 };
 
-    /// gRPC over the loopback device; measured likewise.
+    /// gRPC over the loopback device, measured in the same way.
     pub const GRPC: Link = Link { latency_s: 25e-6, per_byte_s: 1.0 / 1.3e9, per_combined_byte_s: 1.0 / 25e9 };
 
-    /// Reads `LATENCY_US,GB_S`, such as `30,1.2` for 30 µs and 1.2 GB/s.
+    /// Parses `LATENCY_US,GB_S`, such as `30,1.2` for 30 µs and 1.2 GB/s.
     ///
     /// # Errors
-    /// [`Error::UnknownName`] where these are not two numbers above 0.
+    /// [`Error::UnknownName`] if the text is not two numbers above 0.
     pub fn parse(text: &str) -> Result<Link> {
         let wrong = || Error::UnknownName {
             what: "DISTRIBUTE_LINK",
@@ -54,7 +54,7 @@ impl std::fmt::Display for Link {
     }
 }
 
-// Figures are compared for equality only, and are never NaN.
+// Figures are only compared for equality, and are never NaN.
 impl Eq for Link {}
 
 #[cfg(test)]
@@ -72,7 +72,7 @@ mod tests {
                 assert!(matches!(long, Algorithm::Ring | Algorithm::HalvingDoubling), "{ranks}: {long:?}");
             }
         }
-        // In between, and with many ranks, as few bytes as the ring in fewer steps.
+        // For medium sizes and many ranks, as few bytes as the ring in fewer steps.
         assert_eq!(Algorithm::Auto.choose(1 << 20, 64, &Link::TCP), Algorithm::HalvingDoubling);
     }
 

@@ -1,11 +1,11 @@
-//! The ring: each rank talks to its two neighbours only.
+//! The ring: each rank communicates only with its two neighbours.
 
 use super::{Action, Schedule, Step, Transfer, part};
 
-/// All-reduce as reduce-scatter followed by all-gather.
+/// Returns the steps of an all-reduce, as reduce-scatter followed by all-gather.
 ///
-/// Part p is combined in the order p+1, p+2, …, p (ranks modulo n), so results depend on the rank count, and repeat for
-/// it.
+/// Part p is combined in the order p+1, p+2, …, p (ranks modulo n), so results depend on the number of ranks, and are
+/// the same for equal numbers.
 ///
 /// # Cost
 /// 2 (n - 1) steps; each rank sends 2 (n - 1)/n of its elements, which is the least possible.
@@ -18,7 +18,7 @@ pub fn ring_all_reduce(rank: usize, ranks: usize, count: usize) -> Schedule {
     schedule
 }
 
-/// Reduce-scatter: rank r ends with part r of the combination; its other parts hold intermediate values.
+/// Returns the steps of a reduce-scatter: rank r gets part r of the result; its other parts hold intermediate values.
 ///
 /// # Cost
 /// n - 1 steps; each rank sends (n - 1)/n of its elements.
@@ -38,7 +38,7 @@ pub fn ring_reduce_scatter(rank: usize, ranks: usize, count: usize) -> Schedule 
     schedule
 }
 
-/// All-gather: every rank begins with its own part and ends with all of them.
+/// Returns the steps of an all-gather: every rank starts with its own part and ends with all of them.
 ///
 /// # Cost
 /// n - 1 steps; each rank sends (n - 1)/n of the elements.
@@ -53,7 +53,7 @@ pub fn ring_all_gather(rank: usize, ranks: usize, count: usize) -> Schedule {
         .collect()
 }
 
-/// As [`ring_reduce_scatter`], with parts of the given lengths: rank r ends with `counts[r]` elements.
+/// Returns the steps of a reduce-scatter with parts of the given lengths: rank r gets `counts[r]` elements.
 pub fn ring_reduce_scatter_v(rank: usize, counts: &[usize]) -> Schedule {
     let ranks = counts.len();
     let (next, previous) = neighbours(rank, ranks);
@@ -77,7 +77,7 @@ pub fn ring_reduce_scatter_v(rank: usize, counts: &[usize]) -> Schedule {
     schedule
 }
 
-/// As [`ring_all_gather`], with parts of the given lengths: rank r begins with `counts[r]` elements.
+/// Returns the steps of an all-gather with parts of the given lengths: rank r contributes `counts[r]` elements.
 pub fn ring_all_gather_v(rank: usize, counts: &[usize]) -> Schedule {
     let ranks = counts.len();
     let (next, previous) = neighbours(rank, ranks);

@@ -6,8 +6,8 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Runs every rank's schedule; `complete` ranges are divided by `divisor`. Each rank advances when its messages are
-/// there.
+/// Runs every rank's schedule; `complete` ranges are divided by `divisor`. Each rank advances when its messages have
+/// arrived.
 fn run(schedules: &[Schedule], data: &mut [Vec<u64>], divisor: u64) {
     let mut wires: HashMap<(usize, usize), VecDeque<Vec<u64>>> = HashMap::new();
     let mut at = vec![0; schedules.len()];
@@ -146,7 +146,7 @@ proptest! {
 
     #[test]
     fn nobody_passes_the_barrier_before_all_have_come(ranks in 1usize..=17) {
-        // What a rank knows: its own arrival, and whatever those who told it knew when they did.
+        // The knowledge of a rank: its own arrival, and what the ranks that sent to it knew at that time.
         let schedules: Vec<_> = (0..ranks).map(|rank| dissemination_barrier(rank, ranks)).collect();
         let mut knows: Vec<u32> = (0..ranks).map(|rank| 1 << rank).collect();
         for step in 0..schedules[0].len() {

@@ -2,7 +2,8 @@
 
 use super::{Action, Schedule, Step, Transfer};
 
-/// Broadcast from `root`: whoever has the values passes them on, so the number of holders doubles in each step.
+/// Returns the steps of a broadcast from `root`: each rank that has the values sends them, so the number of holders
+/// doubles in each step.
 ///
 /// # Cost
 /// ceil(log2(n)) steps; each rank receives once.
@@ -25,7 +26,7 @@ pub fn binomial_broadcast(rank: usize, ranks: usize, root: usize, count: usize) 
     schedule
 }
 
-/// Reduce to `root`: the broadcast's tree walked backwards. Other ranks end with intermediate values.
+/// Returns the steps of a reduce to `root`: the broadcast's tree in reverse. Other ranks end with intermediate values.
 ///
 /// # Cost
 /// ceil(log2(n)) steps; each rank sends once.
@@ -44,8 +45,8 @@ pub fn binomial_reduce(rank: usize, ranks: usize, root: usize, count: usize) -> 
     schedule
 }
 
-/// Reduce to `root` in the order of ranks: [`binomial_reduce`] to rank 0, whose tree joins neighbours, which sends to
-/// `root`.
+/// Returns the steps of a reduce to `root` in rank order: [`binomial_reduce`] to rank 0, whose tree joins neighbours,
+/// and a message from there to `root`.
 ///
 /// # Cost
 /// ceil(log2(n)) + 1 steps; each rank sends once, rank 0 only to `root`.
@@ -62,7 +63,8 @@ pub fn ordered_reduce(rank: usize, ranks: usize, root: usize, count: usize) -> S
     schedule
 }
 
-/// Reduce-scatter in the order of ranks: [`binomial_reduce`] to rank 0, which sends every other rank its part.
+/// Returns the steps of a reduce-scatter in rank order: [`binomial_reduce`] to rank 0, which sends every other rank its
+/// part.
 ///
 /// # Cost
 /// ceil(log2(n)) + 1 steps; each rank sends all elements once, rank 0 all but its part.
@@ -78,7 +80,7 @@ pub fn ordered_reduce_scatter(rank: usize, counts: &[usize]) -> Schedule {
     schedule
 }
 
-/// A barrier of empty messages: in step k each rank tells the one 2^k further on.
+/// Returns the steps of a barrier of empty messages: in step k each rank sends to the rank 2^k after it.
 ///
 /// # Source
 /// Hensgen, Finkel and Manber, "Two algorithms for barrier synchronization", 1988.

@@ -1,4 +1,4 @@
-//! Groups of ranks within one test process, and a way to run all of them at once.
+//! Groups of ranks within one test process, and a function that runs all of them at the same time.
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
 use std::net::TcpListener;
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use distribute_cluster::FailureKind;
 use distribute_collectives::{Options, ProcessGroup, transport};
 
-/// `processes * local_ranks` ranks; with more than one process they talk over loopback within this test process.
+/// `processes * local_ranks` ranks; several processes communicate over loopback within this test process.
 pub(crate) fn groups(processes: usize, local_ranks: usize, options: &Options) -> Vec<ProcessGroup> {
     if processes == 1 {
         return ProcessGroup::local_with(local_ranks, options).unwrap();
@@ -34,7 +34,7 @@ pub(crate) fn groups(processes: usize, local_ranks: usize, options: &Options) ->
     })
 }
 
-/// Runs `body` on every rank at once and returns the results in rank order; fails instead of hanging.
+/// Runs `body` on every rank at the same time and returns the results in rank order; fails instead of hanging.
 pub(crate) fn each<R: Send>(groups: &[ProcessGroup], body: impl Fn(&ProcessGroup) -> R + Sync) -> Vec<R> {
     let (done, finished) = mpsc::channel();
     std::thread::scope(|scope| {

@@ -1,4 +1,4 @@
-//! The work on one chunk of an operation, straight in the memory of all ranks of this process.
+//! The work on one chunk of an operation, directly in the memory of all ranks of this process.
 #![expect(unsafe_code, reason = "ranks of one process reduce straight in each other's memory")]
 
 use std::ops::Range;
@@ -10,7 +10,7 @@ use crate::engine::plan::LocalPlan;
 use crate::kernel::{self, Keep};
 
 impl LocalPlan {
-    /// Does one chunk of a phase. The operation hands out each chunk once.
+    /// Works on one chunk of a phase. The operation hands out each chunk once.
     pub(in crate::engine) fn run(&self, phase: Phase, chunk: usize) {
         let index = phase as usize;
         let start = chunk * self.chunk[index];
@@ -68,7 +68,7 @@ impl LocalPlan {
                 .ranks
                 .iter()
                 // SAFETY: all ranks have the same layout (compared in their calls), their buffers are distinct, and
-                // this thread alone was handed this chunk while every owner waits (protocol of `engine`).
+                // this chunk was handed out to this thread alone while every owner waits (protocol of `engine`).
                 .map(|rank| unsafe { rank.outputs[slice].bytes_mut(bytes.clone()) })
                 .collect();
             match (&self.cross_device_ops, self.call.built_in()) {
@@ -81,7 +81,7 @@ impl LocalPlan {
         }
     }
 
-    /// Adds up the ranks' values in the staging memory, as what a mean is accumulated in.
+    /// Sums the ranks' values in the staging memory, in the accumulator of a mean.
     fn accumulate_in_place(&self, range: &Range<usize>) {
         let Some(staging) = &self.staging else { return };
         let size = self.call.dtype.size_bytes();
@@ -91,8 +91,8 @@ impl LocalPlan {
             let sources: Vec<&[u8]> = self
                 .ranks
                 .iter()
-                // SAFETY: all ranks have the same layout (compared), nobody writes to outputs in this phase, and their
-                // owners wait.
+                // SAFETY: all ranks have the same layout (compared), no thread writes to outputs in this phase, and
+                // their owners wait.
                 .map(|rank| unsafe { rank.outputs[slice].bytes(bytes.clone()) })
                 .collect();
             self.accumulate(staging, &sources, &(start..end));
@@ -100,10 +100,10 @@ impl LocalPlan {
         }
     }
 
-    /// Adds up values of all ranks in the elements `range` of the staging memory.
+    /// Sums the values of all ranks in the elements `range` of the staging memory.
     fn accumulate(&self, staging: &Staging, sources: &[&[u8]], range: &Range<usize>) {
         let bytes = staging.bytes(range, self.call.dtype.size_bytes());
-        // SAFETY: this thread alone was handed this chunk of the staging memory, which lives in the plan.
+        // SAFETY: this chunk of the staging memory, which lives in the plan, was handed out to this thread alone.
         let target = unsafe { staging.slice.bytes_mut(bytes) };
         match (staging.accumulator, &self.cross_device_ops) {
             (Some(_), Some(ops)) => ops.accumulate_mean(self.call.dtype, self.world_size(), sources, target),
@@ -112,16 +112,16 @@ impl LocalPlan {
         }
     }
 
-    /// Writes the mean of what all processes have added up to a rank's memory.
+    /// Writes the mean, computed from the sum over all processes, to a rank's memory.
     fn finish_mean(&self, rank: &Buffers, range: &Range<usize>) {
         let Some(staging) = &self.staging else { return };
         let size = self.call.dtype.size_bytes();
         let mut start = range.start;
         for (slice, bytes) in locate(&rank.outputs, self.bytes(range)) {
             let end = start + bytes.len() / size;
-            // SAFETY: the exchange has finished with the staging memory, which now is only read.
+            // SAFETY: the exchange has finished with the staging memory, which is only read now.
             let accumulated = unsafe { staging.slice.bytes(staging.bytes(&(start..end), size)) };
-            // SAFETY: equal layouts, distinct buffers, and this thread alone was handed this chunk.
+            // SAFETY: equal layouts, distinct buffers, and this chunk was handed out to this thread alone.
             let target = unsafe { rank.outputs[slice].bytes_mut(bytes) };
             kernel::finish_mean(self.call.dtype, self.world_size(), accumulated, target);
             start = end;
@@ -130,17 +130,17 @@ impl LocalPlan {
 
     fn copy_between(&self, from: usize, to: &[usize], range: &Range<usize>) {
         for (slice, bytes) in locate(&self.ranks[from].outputs, self.bytes(range)) {
-            // SAFETY: nobody writes to the source in this phase; its owner waits.
+            // SAFETY: no thread writes to the source in this phase; its owner waits.
             let source = unsafe { self.ranks[from].outputs[slice].bytes(bytes.clone()) };
             for rank in to {
-                // SAFETY: equal layouts, distinct buffers, and this thread alone was handed this chunk.
+                // SAFETY: equal layouts, distinct buffers, and this chunk was handed out to this thread alone.
                 let target = unsafe { self.ranks[*rank].outputs[slice].bytes_mut(bytes.clone()) };
                 target.copy_from_slice(source);
             }
         }
     }
 
-    /// All-gather: copies every local rank's values to their place in the output of every rank that is filled here.
+    /// All-gather: copies every local rank's values to their position in the output of every rank that is filled here.
     fn collect(&self, range: &Range<usize>) {
         let targets = if self.processes > 1 { &self.ranks[..1] } else { &self.ranks[..] };
         for (local, rank) in self.ranks.iter().enumerate() {
@@ -161,15 +161,16 @@ impl LocalPlan {
         }
     }
 
-    /// Copies between the two ends of one chunk.
+    /// Copies one chunk from its source to its target.
     fn copy(&self, from: RawSlice, to: RawSlice) {
-        // In an all-gather in place the values are where they belong.
+        // In an all-gather in place the values are in position already.
         if from.is(&to) {
             return;
         }
         // SAFETY: inputs are only read, and their owner waits.
         let source = unsafe { from.bytes(0..from.len_bytes()) };
-        // SAFETY: lengths were checked by the caller, chunks do not overlap, and this thread alone was handed this one.
+        // SAFETY: lengths were checked by the caller, chunks do not overlap, and this one was handed out to this thread
+        // alone.
         let target = unsafe { to.bytes_mut(0..to.len_bytes()) };
         target.copy_from_slice(source);
     }
@@ -191,8 +192,8 @@ impl LocalPlan {
                 Some(staging) => self.accumulate(staging, &sources, &(start..end)),
                 None => {
                     let bytes = self.bytes(&(start - self.starts[owner]..end - self.starts[owner]));
-                    // SAFETY: outputs hold one part (checked by the caller) and this thread alone was handed this
-                    // chunk.
+                    // SAFETY: outputs hold one part (checked by the caller) and this chunk was handed out to this
+                    // thread alone.
                     let target = unsafe { self.ranks[owner].outputs[0].bytes_mut(bytes) };
                     self.combiner.reduce_to_one(self.call.dtype, self.divisor, &sources, target);
                 }
@@ -209,10 +210,10 @@ impl LocalPlan {
         while start < last {
             let owner = self.owner(start);
             let end = last.min(self.starts[owner + 1]);
-            // SAFETY: the exchange has finished with the staging memory, which now is only read.
+            // SAFETY: the exchange has finished with the staging memory, which is only read now.
             let source = unsafe { staging.slice.bytes(staging.bytes(&(start..end), self.call.dtype.size_bytes())) };
             let bytes = self.bytes(&(start - self.starts[owner]..end - self.starts[owner]));
-            // SAFETY: this thread alone was handed this chunk, and the owner of the output waits.
+            // SAFETY: this chunk was handed out to this thread alone, and the owner of the output waits.
             let target = unsafe { self.ranks[owner - self.first_rank].outputs[0].bytes_mut(bytes) };
             match staging.accumulator {
                 Some(_) => kernel::finish_mean(self.call.dtype, self.world_size(), source, target),

@@ -1,4 +1,4 @@
-//! Memory of an operation's own, in which values are collected for other processes.
+//! An operation's own memory, in which values for other processes are collected.
 
 use std::ops::Range;
 
@@ -10,10 +10,10 @@ use super::RawSlice;
 #[derive(Debug)]
 pub(crate) struct Staging {
     pub(crate) slice: RawSlice,
-    /// Keeps the memory that `slice` names; in u64 for alignment.
+    /// Owns the memory of `slice`; in u64 for alignment.
     _memory: Box<[u64]>,
-    /// For means whose sums may not be of the data type: what they are added up in, and how many of that for each
-    /// element.
+    /// For means whose sums may overflow the data type: the type of the accumulator, and the number of its elements per
+    /// value.
     pub(crate) accumulator: Option<(DType, usize)>,
 }
 
@@ -26,7 +26,7 @@ impl Staging {
         Staging { slice, _memory: memory, accumulator }
     }
 
-    /// Returns the bytes of some elements, which have `size` bytes in the data type.
+    /// Returns the byte range of some elements, whose size in the data type is `size` bytes.
     pub(crate) fn bytes(&self, elements: &Range<usize>, size: usize) -> Range<usize> {
         let size = self.accumulator.map_or(size, |(dtype, per_element)| per_element * dtype.size_bytes());
         elements.start * size..elements.end * size

@@ -15,26 +15,26 @@ use crate::reduction::{Combiner, Side};
 use crate::schedule::{Action, Step, Transfer};
 use crate::transport::{AbortReason, Closed, Incoming, Outgoing, Timeout, Transport, TransportError};
 
-/// Bytes received before they are combined: small enough to be still in the cache then.
+/// Number of bytes received before they are combined: small enough to be still in the cache then.
 const SCRATCH_BYTES: usize = 256 * 1024;
 
-/// This process's place among the processes of a group, and its streams to them.
+/// This process's index among the processes of a group, and its streams to them.
 pub(super) struct Connections {
     transport: Box<dyn Transport>,
     rank: usize,
     size: usize,
-    /// Where received bytes are kept until they are combined; in u64 so that it is aligned for every data type.
+    /// Holds received bytes until they are combined; in u64 so that it is aligned for every data type.
     scratch: Vec<u64>,
 }
 
-/// The call that an exchange belongs to, and its limits.
+/// The call that an exchange belongs to, and its time limits.
 pub(super) struct ExchangeContext<'a> {
     pub(super) call: Call,
     pub(super) schedule: ScheduleId,
-    /// The type of the elements that are sent.
+    /// The type of the elements on the wire.
     pub(super) dtype: DType,
     pub(super) combiner: &'a Combiner,
-    /// What a mean divides by, unless that follows later.
+    /// The divisor of a mean, unless the division follows later.
     pub(super) divisor: Option<u32>,
     pub(super) started: Instant,
     pub(super) deadline: Instant,
@@ -42,7 +42,7 @@ pub(super) struct ExchangeContext<'a> {
     pub(super) interrupted: &'a AtomicBool,
 }
 
-/// Why an exchange failed.
+/// The cause of a failed exchange.
 #[derive(Debug)]
 pub(super) enum ExchangeError {
     Transport(TransportError),
@@ -52,11 +52,11 @@ pub(super) enum ExchangeError {
         here: (Call, ScheduleId),
         there: (Call, ScheduleId),
     },
-    /// A peer sent bytes that are not a call.
+    /// A peer sent bytes that do not encode a call.
     Garbage {
         peer: usize,
     },
-    /// The deadline passed; these peers' bytes, or their readiness to take ours, were missing.
+    /// The deadline passed while these peers had not sent, or were not ready to receive.
     Deadline {
         missing: Vec<usize>,
     },
@@ -79,12 +79,12 @@ impl Connections {
         self.transport.abort(reason);
     }
 
-    /// Takes the transport out; its drop tells the peers that this process leaves.
+    /// Takes the transport out; its drop notifies the peers that this process leaves.
     pub(super) fn close(&mut self) -> Box<dyn Transport> {
         std::mem::replace(&mut self.transport, Box::new(Closed))
     }
 
-    /// Executes a schedule over the elements of `slices`, taken one after another.
+    /// Executes a schedule over the elements of the concatenated `slices`.
     pub(super) fn run(
         &mut self,
         schedule: &[Step],
@@ -109,7 +109,7 @@ impl Connections {
         Ok(())
     }
 
-    /// Sends straight from the slices and receives into them.
+    /// Sends directly from the slices and receives into them.
     fn direct_step(
         &mut self,
         step: &Step,
@@ -146,7 +146,7 @@ impl Connections {
         transfer(self.transport.as_mut(), &mut outgoing, &mut buffers, exchange, (self.rank, self.size))
     }
 
-    /// Receives into scratch memory first, because a range that is received overlaps one that is sent.
+    /// Receives into scratch memory first, because a received range overlaps one that is sent.
     fn buffered_step(
         &mut self,
         step: &Step,
@@ -189,7 +189,7 @@ impl Connections {
         Ok(())
     }
 
-    /// Sends and receives messages that nothing is combined with, all at once and without a copy in between.
+    /// Sends and receives messages whose values are not combined, all at the same time and without intermediate copies.
     pub(super) fn swap(
         &mut self,
         (sent, received): (Vec<Sent<'_>>, Vec<Received<'_>>),
@@ -222,7 +222,7 @@ impl Connections {
     }
 }
 
-/// Sends and receives the bytes of one step, and finds out who is missing if time runs out.
+/// Sends and receives the bytes of one step. If time runs out, finds out which peers are missing.
 fn transfer(
     transport: &mut dyn Transport,
     outgoing: &mut [Outgoing<'_>],
@@ -255,7 +255,7 @@ fn transfer(
             missing.extend(outgoing.iter().filter(|out| !out.parts.is_empty()).map(|out| out.to));
             missing.sort_unstable();
             missing.dedup();
-            // Whoever waits as well is a victim; the cause is whoever has not even come.
+            // A peer that waits as well is not the cause; one that has not made the call is.
             let absent: Vec<usize> = (0..members)
                 .filter(|peer| *peer != me && transport.announced(*peer) != Some(exchange.call.sequence))
                 .collect();
@@ -277,7 +277,7 @@ fn outgoing<'a>(step: &Step, shared: &[Vec<&'a [u8]>], header: &'a [u8; Call::EN
         .collect()
 }
 
-/// Returns on which side values of a peer are combined, by the order of ranks.
+/// Returns on which side a peer's values are combined, by the order of ranks.
 fn side(peer: usize, rank: usize) -> Side {
     if peer < rank { Side::Before } else { Side::After }
 }
@@ -290,7 +290,7 @@ fn in_bytes(range: &Range<usize>, dtype: DType) -> Range<usize> {
     range.start * dtype.size_bytes()..range.end * dtype.size_bytes()
 }
 
-/// Returns the parts of `slices`, taken as one long slice, that lie in `range`.
+/// Returns the parts of the concatenated `slices` that lie in `range`.
 fn pieces<'a>(slices: &'a mut [&mut [u8]], range: &Range<usize>) -> Vec<&'a mut [u8]> {
     let mut start = 0;
     let mut found = Vec::new();
@@ -311,9 +311,9 @@ type Shared<'a> = Vec<Vec<&'a [u8]>>;
 /// The pieces that each receive of a step writes.
 type Exclusive<'a> = Vec<Vec<&'a mut [u8]>>;
 
-/// Cuts `slices` so that each send gets shared, and each receive exclusive, access to its range.
+/// Divides `slices` so that each send gets shared, and each receive exclusive, access to its range.
 ///
-/// No receive of the step overlaps a send or another receive.
+/// No receive of the step may overlap a send or another receive.
 fn carve<'a>(
     slices: &'a mut [&mut [u8]],
     sends: &[Transfer],

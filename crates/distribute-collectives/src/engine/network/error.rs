@@ -1,4 +1,4 @@
-//! Failures between processes, as errors of this crate.
+//! Conversion of failures between processes to errors of this crate.
 
 use std::time::Instant;
 
@@ -60,11 +60,11 @@ pub(super) fn explain(
         }
         ExchangeError::Transport(TransportError::Aborted { peer, reason }) => {
             let AbortReason { origin, cause, kind } = *reason;
-            // A transport of the caller's may say nothing of where it began.
+            // A user's transport may not report the origin.
             let origin = if origin.is_empty() { name(peer) } else { origin };
             Error::aborted(&context.name, &origin, &cause, kind)
         }
-        // Interrupted, which only an abort does.
+        // The exchange was interrupted, which only an abort does.
         ExchangeError::Transport(_) => context.aborted(Some(call)),
     }
 }

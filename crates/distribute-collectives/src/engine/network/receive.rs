@@ -1,4 +1,4 @@
-//! The receiving end of one transfer.
+//! The receiving end of a transfer.
 
 use distribute_device::DType;
 
@@ -14,18 +14,18 @@ pub(super) struct ReceiveBuffer<'a> {
     header: [u8; Call::ENCODED_LEN],
     header_len: usize,
     targets: Vec<&'a mut [u8]>,
-    /// Index into `targets` and bytes of it that are done.
+    /// Index into `targets`, and the number of bytes of that target that are complete.
     at: (usize, usize),
     combine: Option<Combine<'a>>,
     /// Bytes in the scratch memory that have not been combined yet.
     filled: usize,
     /// Bytes still to arrive.
     remaining: usize,
-    /// The peer's call, where it differs; `Some(None)` where its bytes are not a call.
+    /// The peer's call, if it differs; `Some(None)` if its bytes do not encode a call.
     pub(super) unexpected: Option<Option<(Call, ScheduleId)>>,
 }
 
-/// Scratch memory, and how received elements in it are combined with the targets.
+/// Scratch memory, and the way in which received elements in it are combined with the targets.
 pub(super) type Combine<'a> = (&'a mut [u8], DType, &'a Combiner, Side);
 
 impl<'a> ReceiveBuffer<'a> {

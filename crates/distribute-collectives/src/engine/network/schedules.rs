@@ -1,4 +1,4 @@
-//! Which schedule exchanges a call between processes.
+//! The choice of the schedule by which a call is exchanged between processes.
 
 use std::sync::{Arc, Mutex};
 
@@ -12,25 +12,25 @@ use crate::schedule::{
 };
 use crate::sync::lock;
 
-/// From here on bytes between hosts weigh more than steps inside them.
+/// Size from which bytes between hosts cost more than steps within them.
 const LEVELS_BYTES: usize = 64 * 1024;
 
-/// Chooses schedules, alike on all processes.
+/// Chooses schedules, equally on all processes.
 pub(super) struct Schedules {
     algorithm: Algorithm,
     link: Link,
     processes: usize,
-    /// The host of each process, where several of them hold several.
+    /// The host of each process, if there are several hosts and some hold several processes.
     hosts: Option<Vec<usize>>,
-    /// The schedule of the last call: training repeats its calls, and building a schedule costs more than a short
+    /// The schedule of the last call: training repeats its calls, and building a schedule takes longer than a short
     /// message.
     last: Mutex<Option<(ScheduleKey, Arc<IdentifiedSchedule>)>>,
 }
 
-/// What distinguishes one schedule from another: the call without its number, and whether ranks are combined in order.
+/// The key of a schedule: the call without its number, and whether ranks are combined in order.
 type ScheduleKey = (Call, bool);
 
-/// A schedule, and the identity by which the other processes check that they follow the same.
+/// A schedule, and the identity by which processes check that they follow the same one.
 pub(super) struct IdentifiedSchedule {
     pub(super) id: ScheduleId,
     pub(super) steps: Schedule,
@@ -41,7 +41,7 @@ impl IdentifiedSchedule {
         IdentifiedSchedule { id: ScheduleId::new(name, &[]), steps }
     }
 
-    /// The schedule of a call that has one algorithm only.
+    /// Creates the schedule of a call that has only one algorithm.
     fn only(steps: Schedule) -> IdentifiedSchedule {
         IdentifiedSchedule { id: ScheduleId::ONLY, steps }
     }
@@ -53,12 +53,12 @@ impl Schedules {
         Schedules { algorithm, link, processes, hosts, last: Mutex::new(None) }
     }
 
-    /// Returns the algorithm of an all-reduce, without regard to hosts.
+    /// Returns the algorithm of an all-reduce, regardless of hosts.
     pub(super) fn algorithm_for(&self, bytes: usize) -> Algorithm {
         self.algorithm.choose(bytes, self.processes, &self.link)
     }
 
-    /// Returns the schedule of a call; `plan` is needed for those with a count per rank.
+    /// Returns the schedule of a call; `plan` is needed for calls with a count per rank.
     pub(super) fn of(
         &self,
         call: &Call,
@@ -68,7 +68,7 @@ impl Schedules {
         process: usize,
     ) -> Arc<IdentifiedSchedule> {
         if matches!(call.kind, Kind::AllGatherV | Kind::ReduceScatterV) {
-            // The call holds only a digest of counts per rank, which is no key.
+            // The call holds only a digest of counts per rank, which cannot serve as a key.
             return Arc::new(self.build(call, context, plan, ordered, process));
         }
         let key = (Call { sequence: 0, op: None, ..*call }, ordered);
@@ -77,7 +77,7 @@ impl Schedules {
         {
             return schedule.clone();
         }
-        // Without the lock, as an algorithm may be the caller's own.
+        // Built without holding the lock, since the algorithm may be a user's.
         let schedule = Arc::new(self.build(call, context, plan, ordered, process));
         *lock(&self.last) = Some((key, schedule.clone()));
         schedule
@@ -111,7 +111,7 @@ impl Schedules {
             Kind::Reduce => named("tree", binomial_reduce(process, processes, root, count)),
             Kind::AllGather => {
                 let total = count * context.world_size();
-                // The bytes are the same; the ring keeps each of them on one link, dissemination takes fewer steps.
+                // Both move the same bytes; the ring keeps each of them on one link, dissemination takes fewer steps.
                 let step_s = (total * call.dtype.size_bytes()) as f64 / processes as f64 * self.link.per_byte_s;
                 match step_s < self.link.latency_s {
                     true => named("dissemination", dissemination_all_gather(process, processes, total)),
@@ -122,7 +122,7 @@ impl Schedules {
             Kind::AllGatherV => only(ring_all_gather_v(process, &process_counts())),
             Kind::ReduceScatterV => named("ring", ring_reduce_scatter_v(process, &process_counts())),
             Kind::Barrier => only(dissemination_barrier(process, processes)),
-            // Blocks go straight from rank to rank, without a schedule.
+            // Blocks go directly from rank to rank, without a schedule.
             _ => only(Schedule::new()),
         }
     }
@@ -140,7 +140,7 @@ impl Schedules {
                 let algorithm = self.algorithm_for(bytes);
                 let steps = algorithm.schedule(process, self.processes, count);
                 match &algorithm {
-                    // Its name may be one of ours.
+                    // A custom algorithm may have the name of a built-in one.
                     Algorithm::Custom(_) => IdentifiedSchedule::named(&format!("custom {}", algorithm.name()), steps),
                     known => IdentifiedSchedule::named(known.name(), steps),
                 }
@@ -149,7 +149,7 @@ impl Schedules {
     }
 }
 
-/// Returns whether there are several hosts, of which some holds several processes.
+/// Returns whether there are several hosts and some hold several processes.
 fn has_levels(hosts: &[usize]) -> bool {
     let mut different = hosts.to_vec();
     different.sort_unstable();

@@ -1,4 +1,4 @@
-//! The protocol of an operation, run through its interleavings by loom: `cargo xtask loom`.
+//! A model of the operation protocol, whose interleavings loom explores: `cargo xtask loom`.
 #![expect(unsafe_code, reason = "loom's cells watch accesses through pointers")]
 
 use loom::cell::UnsafeCell;
@@ -10,12 +10,12 @@ use super::{OperationState, Phase, Phases};
 const RANKS: usize = 2;
 const CHUNKS: usize = 2;
 
-// SAFETY: the cells are what is being tested; loom fails where two accesses to one are not ordered.
+// SAFETY: the cells are under test; loom fails if two accesses to one are not ordered.
 unsafe impl Sync for Operation {}
 // SAFETY: as above.
 unsafe impl Send for Operation {}
 
-/// An operation of two ranks with two chunks, which each touch the memory of both.
+/// An operation of two ranks with two chunks, each of which accesses the memory of both.
 struct Operation {
     phases: Phases,
     memory: [[UnsafeCell<u32>; CHUNKS]; RANKS],
@@ -27,7 +27,7 @@ impl Operation {
         Arc::new(Operation { phases: Phases::new(), memory: [cells(), cells()] })
     }
 
-    /// What `Engine::help` does with its chunks; chunk `panics` fails.
+    /// Models `Engine::help`, with chunks; chunk `panics` fails.
     fn help(&self, panics: Option<usize>) {
         while self.phases.state() == OperationState::Reducing {
             let Some(chunk) = self.phases.take(Phase::Reduce, CHUNKS) else { return };
@@ -35,7 +35,7 @@ impl Operation {
         }
     }
 
-    /// What `Engine::begin` does when all ranks have arrived.
+    /// Models `Engine::begin`, when all ranks have arrived.
     fn begin(&self, panics: Option<usize>) {
         if self.phases.advance(OperationState::Gathering, OperationState::Reducing) {
             self.work_on(0, panics);
@@ -57,7 +57,7 @@ impl Operation {
     }
 
     fn reduce(&self, chunk: usize) {
-        // SAFETY: loom fails where another thread accesses the cell at the same time; here and below.
+        // SAFETY: loom fails if another thread accesses the cell at the same time; also below.
         let sum = self.memory.iter().map(|rank| rank[chunk].with(|value| unsafe { *value })).sum();
         for rank in &self.memory {
             // SAFETY: as above.
@@ -65,7 +65,7 @@ impl Operation {
         }
     }
 
-    /// One rank's call: writes its memory, takes part, and has the memory back at the end.
+    /// Models one rank's call: writes its memory, takes part, and owns the memory again at the end.
     fn call(&self, rank: usize, panics: Option<usize>) -> OperationState {
         for cell in &self.memory[rank] {
             // SAFETY: as above.
@@ -82,7 +82,7 @@ impl Operation {
             }
             thread::yield_now();
         };
-        // The rank's own again: loom reports any other access that is not ordered before these.
+        // The rank owns the memory again: loom reports any other access that is not ordered before these.
         for cell in &self.memory[rank] {
             if state == OperationState::Done {
                 // SAFETY: as above.
@@ -125,7 +125,7 @@ fn a_rank_that_gives_up_while_gathering_and_the_last_to_arrive_agree() {
         let operation = Operation::new();
         let other = operation.clone();
         let handle = thread::spawn(move || {
-            // Alone, and past its deadline.
+            // A single rank past its deadline.
             other.phases.arrive(RANKS);
             other.phases.advance(OperationState::Gathering, OperationState::Failed);
             while !other.phases.state().is_over() {
