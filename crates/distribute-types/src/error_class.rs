@@ -1,20 +1,20 @@
-//! What an error calls for: who it concerns, whether a restart helps, and how the process ends.
+//! Classification of errors: their scope, whether a restart helps, and the exit code.
 
-/// Whether a restart helps against a failure. It travels with the failure, so that all processes of a job end alike and job
-/// managers restart the job or do not.
+/// The kind of a failure, which determines whether a restart helps. It is sent with the failure, so that all processes
+/// of a job exit with codes of the same kind and job managers restart the job or not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum FailureKind {
-    /// A process or a connection was lost, or somebody was too slow: the same program may succeed when it is started again.
+    /// A process or a connection was lost, or a peer was too slow: the same program may succeed after a restart.
     Retryable,
-    /// The program's own error, which comes again.
+    /// The program's own error, which would occur again.
     Permanent,
-    /// Processes were described or configured differently or wrongly.
+    /// Processes were described or configured inconsistently or incorrectly.
     Configuration,
 }
 
 impl FailureKind {
-    /// Returns the exit code of a process that ends by such a failure: 138, 1 or 2.
+    /// Returns the exit code of a process that ends by a failure of this kind: 138, 1 or 2.
     pub const fn exit_code(self) -> u8 {
         match self {
             FailureKind::Retryable => 138,
@@ -23,7 +23,7 @@ impl FailureKind {
         }
     }
 
-    /// Returns the number by which it is sent.
+    /// Returns the number that represents it in messages.
     pub const fn code(self) -> u32 {
         match self {
             FailureKind::Retryable => 0,
@@ -32,8 +32,8 @@ impl FailureKind {
         }
     }
 
-    /// Returns the kind that was sent by this number. A number that this build does not know is taken for a failure against which
-    /// a restart may help.
+    /// Returns the kind with this number. For a number that this build does not know, returns the kind of failures
+    /// against which a restart may help.
     pub const fn from_code(code: u32) -> FailureKind {
         match code {
             1 => FailureKind::Permanent,
@@ -43,7 +43,7 @@ impl FailureKind {
     }
 }
 
-/// Who an error concerns.
+/// The part of a job that an error concerns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Scope {
@@ -57,30 +57,30 @@ pub enum Scope {
     Cluster,
 }
 
-/// The answer that an error calls for.
+/// The class of an error: its scope, its kind, and the exit code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Class {
-    /// Who it concerns.
+    /// The part of the job that it concerns.
     pub scope: Scope,
-    /// Whether a restart helps; if a peer failed, whether it helps against that failure.
+    /// Whether a restart helps; if a peer failed, whether a restart helps against that failure.
     pub kind: FailureKind,
-    /// The exit code of a process that ends by it, where that is not the kind's.
+    /// The exit code of a process that ends by the error, if it is not the kind's.
     exit_code: Option<u8>,
 }
 
 impl Class {
-    /// Classifies an error by whom it concerns and whether a restart helps.
+    /// Creates a class from a scope and a kind.
     pub const fn new(scope: Scope, kind: FailureKind) -> Class {
         Class { scope, kind, exit_code: None }
     }
 
-    /// The class of an error of the program itself: of this process alone, and permanent.
+    /// The class of the program's own errors: of this process only, and permanent.
     pub const PERMANENT: Class = Class::new(Scope::Caller, FailureKind::Permanent);
 
-    /// The class of a wrong setting of this process.
+    /// The class of an invalid setting of this process.
     pub const CONFIGURATION: Class = Class::new(Scope::Caller, FailureKind::Configuration);
 
-    /// Replaces the exit code, for processes that are told to end by a signal.
+    /// Replaces the exit code, for processes that a signal ends.
     #[must_use]
     pub const fn with_exit_code(self, exit_code: u8) -> Class {
         Class { exit_code: Some(exit_code), ..self }
@@ -95,7 +95,7 @@ impl Class {
     }
 }
 
-/// An error that knows which answer it calls for. Errors that wrap another one have the class of that one.
+/// An error with a class. An error that wraps another one has the class of that one.
 ///
 /// # Examples
 /// ```
@@ -122,20 +122,20 @@ impl Class {
 /// assert_eq!((Error::Setting.exit_code(), Error::Setting.is_retryable()), (1, false));
 /// ```
 pub trait ErrorClass: std::error::Error {
-    /// Returns the answer that the error calls for.
+    /// Returns the class of the error.
     fn class(&self) -> Class;
 
-    /// Returns who the error concerns.
+    /// Returns the part of the job that the error concerns.
     fn scope(&self) -> Scope {
         self.class().scope
     }
 
-    /// Returns whether a restart helps; if a peer failed, whether it helps against that failure.
+    /// Returns the kind of the error; if a peer failed, the kind of that failure.
     fn failure_kind(&self) -> FailureKind {
         self.class().kind
     }
 
-    /// Returns whether the same program may succeed when it is started again.
+    /// Returns whether the same program may succeed after a restart.
     fn is_retryable(&self) -> bool {
         self.failure_kind() == FailureKind::Retryable
     }
@@ -146,7 +146,7 @@ pub trait ErrorClass: std::error::Error {
     }
 }
 
-/// An error whose type its receiver cannot name, with its class: for traits whose methods return any error, in a box.
+/// An error with its class, as a boxed type for traits whose methods return any error.
 ///
 /// # Examples
 /// ```
@@ -154,7 +154,9 @@ pub trait ErrorClass: std::error::Error {
 /// # #[error("lost worker:1")]
 /// # struct PeerLost;
 /// # impl distribute_types::ErrorClass for PeerLost {
-/// #     fn class(&self) -> Class { Class::new(distribute_types::Scope::Peer, distribute_types::FailureKind::Retryable) }
+/// #     fn class(&self) -> Class {
+/// #         Class::new(distribute_types::Scope::Peer, distribute_types::FailureKind::Retryable)
+/// #     }
 /// # }
 /// use distribute_types::{Class, Classified, ErrorClass};
 ///
@@ -171,7 +173,7 @@ impl Classified {
         Classified(Box::new(error))
     }
 
-    /// Returns the class of an error that was wrapped, and that of the program's own for any other.
+    /// Returns the class of a wrapped error, and [`Class::PERMANENT`] for all other errors.
     pub fn class_of(error: &(dyn std::error::Error + 'static)) -> Class {
         error.downcast_ref::<Classified>().map_or(Class::PERMANENT, ErrorClass::class)
     }

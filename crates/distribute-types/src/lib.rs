@@ -1,13 +1,12 @@
 //! The vocabulary that the crates of the workspace share.
 //!
-//! It knows no devices, clusters or collectives, and depends on nothing that does.
+//! It does not depend on devices, clusters or collectives, nor on any crate that does.
 //!
-//! - [`DType`] and [`Element`]: the element types of buffers, as values and as Rust types; [`with_dtype!`] goes from one to the
-//!   other.
-//! - [`Rank`]: a place in a process group; [`Topology`]: which of all replicas a process has.
-//! - [`fnv1a_64`] and its like: digests that are the same on every machine.
-//! - [`setters!`]: setters of structs of options.
-//! - [`ErrorClass`]: who an error concerns, whether a restart helps, and the exit code of a process that ends by it.
+//! - [`DType`] and [`Element`] are the element types of buffers, as values and as Rust types; [`with_dtype!`] converts
+//!   from the former to the latter.
+//! - [`Rank`] is a member's place in a process group.
+//! - [`ErrorClass`] tells which part of a job an error concerns, whether a restart helps, and the exit code of the
+//!   process.
 //!
 //! # Examples
 //! ```
