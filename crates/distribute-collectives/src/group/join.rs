@@ -36,6 +36,7 @@ impl ProcessGroup {
     /// time need different names. After an abort a group can be joined again under its old name, as its next
     /// generation.
     ///
+    /// # Errors
     /// [`Error::Cluster`] if members are missing, [`Error::Connect`] if sockets fail, [`Error::Disagreement`] if
     /// members were given different options.
     pub fn join(coordination: &Arc<Coordination>, local_ranks: usize, options: &Options) -> Result<Vec<ProcessGroup>> {
