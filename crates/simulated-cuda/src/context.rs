@@ -66,7 +66,6 @@ impl Context {
     /// Checks that the context is usable.
     ///
     /// # Errors
-    ///
     /// `CONTEXT_IS_DESTROYED`, or the first error of its streams.
     pub(crate) fn check(&self) -> Result {
         if !self.active.load(Ordering::Acquire) {
@@ -124,7 +123,6 @@ impl Context {
 /// Returns the context that is current on this thread.
 ///
 /// # Errors
-///
 /// `INVALID_CONTEXT` if there is none, and the errors of [`Context::check`].
 pub(crate) fn current() -> Result<Arc<Context>> {
     let handle = current_handle().ok_or(Code::INVALID_CONTEXT)?;

@@ -46,7 +46,6 @@ impl Device {
     /// Counts `bytes` as used.
     ///
     /// # Errors
-    ///
     /// `OUT_OF_MEMORY` if the device has less memory left.
     pub(crate) fn take(&self, bytes: u64) -> Result {
         let mut used = locked(&self.used_bytes);
@@ -130,7 +129,7 @@ impl Device {
             12 | 82 => 64 << 10, // registers
             13 | 36 => 1 << 20,  // clocks, in kHz
             14 => 512,           // texture alignment
-            15 | 19 => 1,        // copies beside kernels; mapped host memory
+            15 | 19 => 1,        // concurrent copies and kernels; mapped host memory
             16 => 4,             // multiprocessors
             31 | 41 => 1,        // concurrent kernels; unified addressing
             33 => small(self.pci_bus()),

@@ -29,7 +29,6 @@ impl<T> Out<T> {
     /// Writes the result.
     ///
     /// # Errors
-    ///
     /// `INVALID_VALUE` if the caller passed null.
     pub(crate) fn set(&self, value: T) -> Result {
         if self.0.is_null() {

@@ -12,8 +12,7 @@ use std::process::Command;
 /// path. Existing links are replaced.
 ///
 /// # Errors
-///
-/// If cargo has not built the object beside the running program, or a link cannot be created.
+/// The I/O error if cargo has not built the object next to the running program, or a link cannot be created.
 pub fn install(directory: &Path) -> io::Result<PathBuf> {
     let object = built_object(&env::current_exe()?)?;
     for name in NAMES {
@@ -37,7 +36,7 @@ pub fn command(program: impl AsRef<OsStr>, directory: &Path) -> Command {
     command
 }
 
-/// Returns the path of the shared object. Cargo puts it into `deps`, beside tests, or, when building this package
+/// Returns the path of the shared object. Cargo puts it into `deps`, next to tests, or, when building this package
 /// itself, one directory above.
 fn built_object(program: &Path) -> io::Result<PathBuf> {
     let directories = program.ancestors().skip(1).take(3);

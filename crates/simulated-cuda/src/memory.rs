@@ -71,7 +71,6 @@ impl Memory {
     /// Marks a device allocation as being freed.
     ///
     /// # Errors
-    ///
     /// `INVALID_VALUE` if none starts at the address, or if it is marked already.
     pub(crate) fn announce_end(&self, address: usize) -> Result {
         let mut live = self.write();
@@ -121,7 +120,6 @@ impl Live<'_> {
     /// are checked, and the end of an allocation is accepted.
     ///
     /// # Errors
-    ///
     /// A description of what it points to instead.
     pub(crate) fn check_argument(&self, context: &Context, number: usize) -> std::result::Result<(), &'static str> {
         if device_of(number).is_none_or(|device| !device.window.has_used(number)) {
@@ -142,7 +140,6 @@ impl Live<'_> {
     /// Checks the range of an access.
     ///
     /// # Errors
-    ///
     /// `INVALID_VALUE` if the range is not within one allocation, or not in the given kind of memory.
     pub(crate) fn check(&self, address: usize, bytes: usize, place: Place) -> Result {
         let end = address.checked_add(bytes).ok_or(Code::INVALID_VALUE)?;

@@ -110,7 +110,6 @@ impl Stream {
     /// Checks that the stream has no work.
     ///
     /// # Errors
-    ///
     /// `NOT_READY` while there is work.
     pub(crate) fn query(&self) -> Result {
         self.refuse_in_capture()?;

@@ -44,7 +44,6 @@ impl Work {
     /// Runs the operation.
     ///
     /// # Errors
-    ///
     /// The error that fails the context. In a failed context operations are skipped, but marks are reached, so that
     /// waits end.
     pub(crate) fn run(&self, context: &Context) -> Result {

@@ -1,4 +1,4 @@
-//! The CUDA driver beside this library, or found by the system's loader.
+//! The CUDA driver next to this library, or as found by the system's loader.
 #![expect(unsafe_code, reason = "the driver is a C library")]
 
 use std::env;

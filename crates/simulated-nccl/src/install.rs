@@ -10,7 +10,7 @@ use std::{env, fs};
 /// Cargo builds the shared object with every package that depends on this one, including by dev-dependencies.
 ///
 /// # Errors
-/// If the shared object is not beside the running program, or the link cannot be created.
+/// The I/O error if the shared object is not next to the running program, or the link cannot be created.
 ///
 /// # Examples
 /// ```no_run
@@ -32,7 +32,7 @@ pub fn install(dir: &Path) -> Result<PathBuf> {
     Ok(link)
 }
 
-/// Finds the shared object: test programs are in `PROFILE/deps`, examples beside it; files in `deps` are never stale.
+/// Finds the shared object: test programs are in `PROFILE/deps`, examples next to it; files in `deps` are never stale.
 fn find(program: &Path) -> Option<PathBuf> {
     let folders = program.ancestors().skip(1).flat_map(|folder| [folder.join("deps"), folder.to_owned()]);
     folders.map(|folder| folder.join(FILE)).find(|file| file.is_file())

@@ -2,7 +2,7 @@
 //! any number of ranks, in threads or in processes.
 //!
 //! The shared object of this crate exports NCCL's functions; [`install`] links it into a folder under NCCL's name. It
-//! is designed for use beside a simulated CUDA driver, whose device memory is host memory: with a `libcuda.so.1` in the
+//! is designed for use with a simulated CUDA driver, whose device memory is host memory: with a `libcuda.so.1` in the
 //! same folder, or one found by the system's loader, operations are enqueued on streams by `cuLaunchHostFunc`. Without
 //! one, and on the null stream, they run on the calling thread.
 //!

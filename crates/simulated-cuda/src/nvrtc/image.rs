@@ -23,7 +23,6 @@ pub(crate) fn ptx(object: &[u8], arch: Arch) -> Vec<u8> {
 /// Returns the object in the image at an address, if the device can run it.
 ///
 /// # Errors
-///
 /// `INVALID_IMAGE` if it is not an image of this crate, `NO_BINARY_FOR_GPU` if it is for other devices.
 pub(crate) fn object_of(image: usize, device: &Device) -> Result<Vec<u8>> {
     if starts_with(image, CUBIN) {

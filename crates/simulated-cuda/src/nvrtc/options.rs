@@ -14,7 +14,6 @@ impl Options {
     /// Parses options.
     ///
     /// # Errors
-    ///
     /// The first option that the compiler does not support.
     pub(crate) fn read<'a>(options: impl IntoIterator<Item = &'a str>) -> Result<Self, &'a str> {
         let mut read = Self::default();

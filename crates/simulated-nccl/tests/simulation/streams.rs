@@ -1,4 +1,4 @@
-//! Operations on streams of a simulated CUDA, if cargo has built one beside this test.
+//! Operations on streams of a simulated CUDA, if cargo has built one next to this test.
 
 use std::ffi::{c_int, c_void};
 use std::os::unix::fs::symlink;
