@@ -29,7 +29,7 @@ pub(crate) enum Command {
     },
     /// Say what this machine offers, what will be used, and why something is not
     ///
-    /// One line for each thing: ok, warn, fail or skipped; what was found; and how to remedy it.
+    /// One line for each item: ok, warn, fail or skipped; what was found; and how to fix it.
     Doctor(Doctor),
     /// One process of `doctor --run`.
     #[command(hide = true)]
@@ -55,12 +55,12 @@ pub(crate) struct Run {
     #[arg(value_parser = value_parser!(u32).range(1..=1024))]
     pub(crate) workers: u32,
 
-    /// Tasks of the job `chief`, beside the workers
+    /// Tasks of the job `chief`, in addition to the workers
     #[arg(long, value_name = "0|1", env = "DISTRIBUTE_CHIEF", hide_env = true, default_value_t = 0)]
     #[arg(value_parser = value_parser!(u32).range(0..=1))]
     pub(crate) chief: u32,
 
-    /// Parameter servers, beside the workers and the chief that coordinates them
+    /// Parameter servers, in addition to the workers and the chief that coordinates them
     #[arg(long, value_name = "N", env = "DISTRIBUTE_PS", hide_env = true, default_value_t = 0)]
     #[arg(value_parser = value_parser!(u32).range(0..=1024))]
     pub(crate) ps: u32,

@@ -155,8 +155,8 @@ impl fmt::Display for JobId {
 }
 
 /// The identity of one start of a job's coordination. The leader draws it at random when it starts and sends it to
-/// every member that joins. Connections between members carry it beside the [`JobId`], so that members of an earlier
-/// start, or of another job with the same description, are refused.
+/// every member that joins. Connections between members carry it together with the [`JobId`], so that members of an
+/// earlier start, or of another job with the same description, are refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Incarnation([u8; 16]);
 

@@ -100,7 +100,7 @@ pub(crate) fn with_layer(address: &str, layer: Option<&str>) -> String {
 pub struct SimpleResolver {
     /// The cluster.
     pub spec: ClusterSpec,
-    /// The address that [`master`](ClusterResolver::master) returns if no task is named.
+    /// The address that [`ClusterResolver::master`] returns if no task is named.
     pub master: String,
     /// The type of this process's task.
     pub task_type: Option<TaskType>,

@@ -64,7 +64,7 @@ impl ClusterResolver for UnionResolver {
         self.first.num_accelerators()
     }
 
-    /// Returns the address of the named task in the union, or the first resolver's master if none is named.
+    /// Returns the address of the named task in the union. If none is named, asks the first resolver.
     fn master(&self, task_type: Option<TaskType>, task_id: Option<u32>, rpc_layer: Option<&str>) -> Result<String> {
         match (task_type, task_id) {
             (Some(kind), Some(index)) => {

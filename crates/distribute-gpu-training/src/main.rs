@@ -129,7 +129,7 @@ impl Task {
     }
 
     /// Measures the same under a strategy with these replicas, whose gradients are reduced; 16-bit parameters have
-    /// master copies.
+    /// copies in f32.
     fn under_strategy(&self, replicas: &[String]) -> distribute::Result<Duration> {
         let strategy = MirroredStrategy::builder().devices(replicas.iter().map(String::as_str)).build()?;
         let options = ScopeOptions::default().dtype(self.dtype);

@@ -145,7 +145,7 @@ impl Server {
     /// Serves until the coordinator ends the job.
     ///
     /// # Errors
-    /// [`Error::Stopped`] after SIGTERM or SIGINT, [`Error::NoCoordinator`] if none has come, or come back, within
+    /// [`Error::Stopped`] after SIGTERM or SIGINT, [`Error::NoCoordinator`] if none connects, or reconnects, within
     /// `coordinator_timeout`, [`Error::JobFailed`] if the coordinator has ended with an error that another run would
     /// also meet.
     pub fn join(mut self) -> Result<()> {

@@ -21,7 +21,7 @@ pub enum Error {
         what: &'static str,
         /// The context.
         place: &'static str,
-        /// What to do instead.
+        /// The remedy.
         remedy: &'static str,
     },
     /// Workers have different settings. Remedy: start all of them with the same.
@@ -52,7 +52,7 @@ pub enum Error {
     Merge {
         /// The replica that waited.
         replica: usize,
-        /// What happened to the other replicas.
+        /// The reason why the other replicas did not arrive.
         problem: String,
     },
     /// The number of an argument's components is not the number of local replicas.

@@ -29,13 +29,13 @@ impl Strategy {
     /// Programs that depend on the crate `distribute` have `distribute::Error` here.
     ///
     /// # Errors
-    /// As [`run_with`](Strategy::run_with).
+    /// The errors of [`run_with`](Strategy::run_with) occur in the same cases.
     ///
     /// # Examples
     /// ```
     /// use distribute_strategy::{FailsWith, MirroredStrategy, Strategy};
     ///
-    /// // What the crate `distribute` does for its error.
+    /// // The crate `distribute` does this for its error.
     /// #[derive(Debug, thiserror::Error)]
     /// enum Failure {
     ///     #[error(transparent)]

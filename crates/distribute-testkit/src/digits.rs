@@ -37,9 +37,9 @@ pub const TEST_LEN: usize = 4_000;
 /// Images of digits with their labels, in two parts.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Digits {
-    /// What a model learns from.
+    /// The examples for training.
     pub train: Split,
-    /// What it is judged by.
+    /// The examples for evaluation.
     pub test: Split,
 }
 

@@ -44,7 +44,7 @@ pub trait Leaves {
     /// Combines the tensors at one leaf of all parts.
     ///
     /// # Errors
-    /// The operation's error.
+    /// The operation's error if the tensors cannot be combined.
     fn combine<L, T: TensorStorage<L>>(&mut self, parts: &[&T]) -> Result<T>;
 }
 

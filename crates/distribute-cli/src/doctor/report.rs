@@ -33,7 +33,7 @@ impl Status {
 pub(crate) struct Check {
     pub(crate) topic: String,
     pub(crate) status: Status,
-    /// What was found.
+    /// The finding.
     pub(crate) found: String,
     /// The consequence, or the reason.
     pub(crate) why: Option<String>,

@@ -172,7 +172,7 @@ fn quantised(ink: f32) -> f32 {
     (ink * 255.0 + 0.5).floor() / 255.0
 }
 
-/// What is random about one image.
+/// The randomness of one image.
 struct Hand(ChaCha8Rng);
 
 impl Hand {
@@ -201,7 +201,7 @@ impl Hand {
     }
 }
 
-/// What a random stream is for.
+/// The purposes of random streams.
 const ORDER: u64 = 0;
 const PICTURE: u64 = 1;
 

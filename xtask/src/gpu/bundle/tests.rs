@@ -117,8 +117,12 @@ fn without_a_gpu_the_rest_is_skipped_and_nothing_fails() {
 fn all_parts_are_in_the_report() {
     let row =
         r#"{"framework":"candle","model":"mlp","dtype":"f32","batch":8,"samples_per_second":1234.5,"step_ms":6.78901}"#;
-    let theirs = r#"{"framework": "torch", "model": "mlp", "dtype": "f32", "batch": 8, "samples_per_second": 9.5, "step_ms": 7}
-{"what": "torch: Adam", "bytes": 10, "microseconds": 1.25, "gigabytes_per_second": 8.0}"#;
+    let theirs = concat!(
+        r#"{"framework": "torch", "model": "mlp", "dtype": "f32", "batch": 8, "#,
+        r#""samples_per_second": 9.5, "step_ms": 7}"#,
+        "\n",
+        r#"{"what": "torch: Adam", "bytes": 10, "microseconds": 1.25, "gigabytes_per_second": 8.0}"#
+    );
     let training = ("bin/distribute-gpu-training", &*format!("echo '{row}'; echo 'not measured: cnn: why'"));
     let python = format!("case $1 in -c) exit 0 ;; -) echo \"$(dirname \"$0\")/lib\" ;; *) echo '{theirs}' ;; esac");
     let fake = Fake::new(&[DOCTOR, CHECKS, training, ("python", &python)]);
