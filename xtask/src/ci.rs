@@ -20,6 +20,8 @@ pub(crate) fn run() -> Result<(), String> {
         false => println!("skipped: cargo deny is not installed (cargo install cargo-deny)"),
     }
     test()?;
+    loom()?;
+    miri()?;
     doc()?;
     api::run(&api::Flags::default())?;
     powerset::run(&powerset::Flags::default())?;

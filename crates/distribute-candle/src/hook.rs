@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CudaStorage, CustomOp1, DType, Layout, Shape, Storage, Tensor, Var};
-use distribute_optim::Tape;
+use distribute_optim::backend::Tape;
 use parking_lot::Mutex;
 
 /// Returns a tensor with these elements that reports its gradient to `tape` as variable `index`.

@@ -77,7 +77,7 @@ pub use tensor::Candle;
 pub use trainer::{Examples, Fit, PredictionData, Trainer, TrainingData};
 
 /// A variable of a candle model.
-pub type Variable = distribute_optim::Variable<Candle>;
+pub type Variable = distribute_optim::backend::Variable<Candle>;
 
 /// An optimizer of a candle model.
 pub type Optimizer = distribute_optim::Optimizer<Candle>;

@@ -3,7 +3,7 @@
 use candle_core::backprop::GradStore;
 use candle_core::{CpuStorage, DType as CandleType, Storage, Tensor};
 use distribute_device::DType;
-use distribute_optim::TensorLibrary;
+use distribute_optim::backend::TensorLibrary;
 
 use crate::gpu::Gpus;
 use crate::{Candle, Error, Result};

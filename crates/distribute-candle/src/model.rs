@@ -7,7 +7,8 @@ use std::sync::Arc;
 use candle_core::{DType, Device, Shape, Tensor, Var};
 use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder};
-use distribute_optim::{Parameters, Tape, Trainable};
+use distribute_optim::backend::{Parameters, Tape};
+use distribute_optim::Trainable;
 use distribute_strategy::{Recoverable, ReplicaArgs, Strategy, counted};
 use parking_lot::Mutex;
 
@@ -118,7 +119,7 @@ impl CandleStrategy for Strategy {
                 common.extend(of_all);
             }
             let variables = std::mem::take(&mut registry.lock().variables);
-            distribute_optim::check_and_share(self, &variables)?;
+            distribute_optim::backend::check_and_share(self, &variables)?;
             let statistics = Statistics::of(&variables, &common, tapes.len()).map(Arc::new);
             if let Some(statistics) = &statistics {
                 let statistics: Arc<dyn Recoverable> = statistics.clone();

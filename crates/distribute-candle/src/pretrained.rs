@@ -110,7 +110,7 @@ impl<M> Model<M> {
         let report = from_chief(strategy, outcome)?;
         let loaded: BTreeSet<&str> = report.loaded.iter().map(String::as_str).collect();
         let taken = self.variables().iter().filter(|variable| loaded.contains(variable.name()));
-        distribute_optim::share::<Candle>(strategy, taken)?;
+        distribute_optim::backend::share::<Candle>(strategy, taken)?;
         Ok(report)
     }
 

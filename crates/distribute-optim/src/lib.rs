@@ -2,7 +2,7 @@
 //!
 //! Gradients are reduced in buckets while backward runs, and applied in place to every replica's copy. The crate names
 //! no tensor library: an adapter implements [`TensorLibrary`] for its own marker type, passes a model's variables as
-//! [`Parameters`], and has each variable report its gradient to a [`Tape`].
+//! [`Parameters`], and has each variable report its gradient to a [`Tape`](backend::Tape): see [`backend`].
 //!
 //! - [`Sgd`], [`Adam`], [`AdamW`], [`Adagrad`], [`RmsProp`] and [`Lamb`] are descriptions; `build(&model)` makes the
 //!   [`Optimizer`], whose slots are distributed variables. [`ReplicaOptimizer::minimize`] is one step.
@@ -11,7 +11,7 @@
 //! - [`UpdateRule`] is the arithmetic of an optimizer on slices, which parameter servers use too.
 //!   [`OptimizerDescription`] is a rule and its learning rate; [`AdamFactors`] are the factors of one step, for
 //!   kernels.
-//! - [`DeviceExchange`] reduces and applies a library's gradients in an accelerator's memory.
+//! - [`backend`] is for the adapters of tensor libraries.
 //!
 //! # Examples
 //! Gradients that the program computes itself, on host tensors:
@@ -37,6 +37,7 @@
 //! - A parameter that got no gradient on any replica keeps its value, and a warning names it once.
 
 mod agreement;
+pub mod backend;
 mod ema;
 mod error;
 mod exchange;
@@ -50,14 +51,13 @@ mod settings;
 mod step_counts;
 mod tape;
 
-pub use agreement::{audit, check_and_share, share};
+pub use agreement::audit;
 pub use ema::Ema;
 pub use error::{Error, Result};
-pub use gradient::{Clip, LossScale, Reduced};
-pub use library::{DeviceExchange, DeviceUpdate, HostError, HostLoss, HostModel, NoDevices, TensorLibrary, is_short};
+pub use gradient::{Clip, LossScale};
+pub use library::{HostError, HostLoss, HostModel};
 pub use optimizer::{Adagrad, Adam, AdamW, Lamb, Optimizer, OptimizerState, ReplicaOptimizer, RmsProp, Sgd, StepTimes};
-pub use parameters::{Parameters, Trainable, Variable, overwrite};
-pub use plan::{Plan, warn_untrained};
+pub use parameters::Trainable;
 pub use rule::{AdamFactors, OptimizerDescription, Real, UpdateRule};
-pub use step_counts::StepCounts;
-pub use tape::{Sink, Tape};
+
+use backend::{DeviceExchange, DeviceUpdate, Parameters, StepCounts, TensorLibrary, Variable, is_short};

@@ -38,7 +38,7 @@ pub trait TensorLibrary: Sized + Debug + Send + Sync + 'static {
         + Sync
         + 'static;
 
-    /// The exchange of gradients in the memory of accelerators; [`NoDevices`](crate::NoDevices) if the library has
+    /// The exchange of gradients in the memory of accelerators; [`NoDevices`](crate::backend::NoDevices) if the library has
     /// none.
     type Devices: DeviceExchange<Self>;
 
@@ -46,7 +46,7 @@ pub trait TensorLibrary: Sized + Debug + Send + Sync + 'static {
     /// graph silently, and what to use instead.
     const CUT_GRAPH: &'static str;
 
-    /// Runs backward from `loss`. Variables with a hook report their gradients to their replica's [`Tape`](crate::Tape)
+    /// Runs backward from `loss`. Variables with a hook report their gradients to their replica's [`Tape`](crate::backend::Tape)
     /// meanwhile.
     ///
     /// # Errors

@@ -42,6 +42,7 @@
 //! # Ok::<(), distribute::Error>(())
 //! ```
 
+pub mod backend;
 mod error;
 mod exit;
 #[cfg(feature = "logging")]

@@ -18,7 +18,8 @@ use candle_core::{DType as CandleType, Device, Storage, Tensor};
 use distribute_collectives::{BucketPlan, DeviceGroup, FusedDeviceAllReduce, FusedDeviceStep, Options, ReduceOp};
 use distribute_device::cuda::{CudaDevice, CudaStream, FusedStep, StepTensor};
 use distribute_device::{DType, Device as _, DeviceBuffer, Stream};
-use distribute_optim::{AdamFactors, DeviceExchange, DeviceUpdate, Parameters, Plan, Reduced, UpdateRule, is_short};
+use distribute_optim::backend::{DeviceExchange, DeviceUpdate, Parameters, Plan, Reduced, is_short};
+use distribute_optim::{AdamFactors, UpdateRule};
 use distribute_strategy::{ReplicaContext, Strategy};
 use parking_lot::Mutex;
 

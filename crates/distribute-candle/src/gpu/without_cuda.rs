@@ -7,7 +7,7 @@ use distribute_strategy::Strategy;
 use crate::{Error, Result};
 
 /// The exchange of a library without GPUs.
-pub(crate) use distribute_optim::NoDevices as Gpus;
+pub(crate) use distribute_optim::backend::NoDevices as Gpus;
 
 pub(super) fn candle_device(strategy: &Strategy, local: usize) -> Result<Device> {
     let device = strategy.devices().get(local).map_or_else(String::new, |device| device.short());

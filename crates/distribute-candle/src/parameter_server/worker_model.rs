@@ -4,7 +4,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use candle_core::{Tensor, Var};
-use distribute_optim::{Reduced, warn_untrained};
+use distribute_optim::backend::{Reduced, warn_untrained};
 use distribute_parameter_server::{Gradient, ShardedVariable, Versions, WorkerContext};
 use parking_lot::Mutex;
 

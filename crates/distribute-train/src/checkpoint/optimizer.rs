@@ -2,7 +2,8 @@
 
 use std::collections::HashMap;
 
-use distribute_optim::{Optimizer, OptimizerState, TensorLibrary, overwrite};
+use distribute_optim::backend::{TensorLibrary, overwrite};
+use distribute_optim::{Optimizer, OptimizerState};
 use distribute_strategy::Strategy;
 use distribute_types::Classified;
 
