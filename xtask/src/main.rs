@@ -12,6 +12,7 @@ mod layers;
 mod output;
 mod powerset;
 mod prose;
+mod protos;
 mod schedule;
 mod simulate;
 mod source;
@@ -54,6 +55,8 @@ enum Command {
     Layers(layers::Flags),
     /// Each published crate alone, with each combination of its features.
     Powerset(powerset::Flags),
+    /// Compiles the protocol files to the Rust that is kept beside them.
+    Protos(protos::Flags),
     /// Wording that comments and documents should not have, counted per crate.
     Prose(prose::Flags),
     /// Draws what each rank does in an algorithm.
@@ -92,6 +95,7 @@ fn run(command: Command) -> Result<(), String> {
         Command::Gpu(flags) => gpu::run(&flags),
         Command::Layers(flags) => layers::run(&flags),
         Command::Powerset(flags) => powerset::run(&flags),
+        Command::Protos(flags) => protos::run(&flags),
         Command::Prose(flags) => prose::run(&flags),
         Command::Schedule(flags) => schedule::run(&flags),
         Command::Simulate(flags) => simulate::run(&flags),

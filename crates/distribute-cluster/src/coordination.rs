@@ -43,7 +43,7 @@ use member::Member;
 /// The messages of the protocol.
 #[expect(unreachable_pub, reason = "generated from the protocol file")]
 mod wire {
-    tonic::include_proto!("distribute.v1");
+    include!("../proto/distribute.v1.rs");
 }
 
 /// This process's membership in a running job.

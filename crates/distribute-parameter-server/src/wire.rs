@@ -22,7 +22,7 @@ pub(crate) use serve::{Methods, Router, reply, reply_all, reply_stream};
 /// The messages.
 #[expect(unreachable_pub, reason = "generated from the protocol files")]
 pub(crate) mod proto {
-    tonic::include_proto!("distribute.v1");
+    include!("../proto/distribute.v1.rs");
 }
 
 /// The protocol version, which two tasks must share.

@@ -26,7 +26,7 @@ mod framing;
 /// The messages of the service.
 #[expect(unreachable_pub, reason = "generated from the protocol file")]
 mod wire {
-    tonic::include_proto!("distribute.v1");
+    include!("../../proto/distribute.v1.rs");
 }
 
 /// Bytes of one frame: large enough that its cost is that of its bytes, small enough to overlap with the next.
