@@ -51,20 +51,7 @@ pub(crate) fn conformance(arguments: &[String]) -> Result<(), String> {
 }
 
 /// Test targets that start processes.
-const MULTIPROCESS: [&str; 12] = [
-    "checkpoints",
-    "coordinator",
-    "doctor",
-    "estimator",
-    "examples",
-    "faults",
-    "mnist",
-    "parameter_servers",
-    "processes",
-    "run",
-    "soak",
-    "suite",
-];
+const MULTIPROCESS: [&str; 6] = ["all", "doctor", "estimator", "processes", "run", "suite"];
 
 /// Interprets the tests of memory that threads share, under several orders of threads and of memory accesses.
 pub(crate) fn miri() -> Result<(), String> {

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use candle_core::{DType, Device, Shape, Tensor, Var};
 use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder};
-use distribute_optim::backend::{Parameters, Tape};
 use distribute_optim::Trainable;
+use distribute_optim::backend::{Parameters, Tape};
 use distribute_strategy::{Recoverable, ReplicaArgs, Strategy, counted};
 use parking_lot::Mutex;
 

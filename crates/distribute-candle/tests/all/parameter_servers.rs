@@ -18,9 +18,7 @@ use distribute_strategy::Strategy;
 use distribute_testkit::Ports;
 use distribute_train::checkpoint::{CheckpointManager, Checkpointed};
 
-mod common;
-
-use common::{Mlp, data};
+use crate::common::{Mlp, data};
 
 /// A table of 50 vectors, and a layer.
 struct Words {

@@ -2,8 +2,6 @@
 //! 16 bits.
 #![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
-mod common;
-
 use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::linear;
 use distribute_candle::{
@@ -14,7 +12,7 @@ use distribute_collectives::Compression;
 use distribute_strategy::{CentralStorageStrategy, Strategy};
 use distribute_values::TensorStorage;
 
-use common::*;
+use crate::common::*;
 
 #[test]
 fn wrong_settings_are_sentences() {

@@ -10,15 +10,7 @@ use distribute_parameter_server::{ClusterCoordinator, CoordinatorOptions, Delive
 use distribute_testkit::Signal;
 use distribute_values::{HostTensor, TensorStorage};
 
-mod harness;
-
-use harness::{Cluster, SILENCE, program, server, total, worker};
-
-/// Not a test of its own: the body of a started process.
-#[test]
-fn task() {
-    harness::serve();
-}
+use crate::harness::{Cluster, SILENCE, program, server, total, worker};
 
 fn seconds() -> Duration {
     let seconds = std::env::var("DISTRIBUTE_TEST_SOAK_SECONDS").map_or(10.0, |seconds| seconds.parse().unwrap());

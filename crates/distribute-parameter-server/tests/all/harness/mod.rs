@@ -26,6 +26,12 @@ pub(crate) const SILENCE: Duration = Duration::from_secs(3);
 /// The variable for how many seconds tasks wait for a coordinator.
 pub(crate) const COORDINATOR_TIMEOUT: &str = "TEST_COORDINATOR_TIMEOUT";
 
+/// Not a test of its own: the body of a started process.
+#[test]
+fn task() {
+    serve();
+}
+
 /// The body of a started process, called by the test of that name.
 pub(crate) fn serve() {
     if std::env::var_os("TF_CONFIG").is_none() {
@@ -166,7 +172,7 @@ impl Cluster {
             "cluster": self.spec.to_json(), "task": {"type": task.kind.name(), "index": task.index},
         });
         let job = Job::builder(std::env::current_exe().unwrap())
-            .args(["--exact", "task", "--nocapture"])
+            .args(["--exact", "harness::task", "--nocapture"])
             .env("TF_CONFIG", config.to_string());
         let job = self.env.iter().fold(job, |job, (name, value)| job.env(name, value));
         self.tasks.insert(task, job.start().unwrap());

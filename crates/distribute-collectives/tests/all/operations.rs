@@ -1,8 +1,6 @@
 //! Every operation with every arrangement of ranks, compared with a naive reference.
 #![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
-mod harness;
-
 use std::time::{Duration, Instant};
 
 use distribute_cluster::FailureKind;
@@ -13,7 +11,7 @@ use distribute_collectives::{
 use distribute_device::BufferMut;
 use proptest::prelude::*;
 
-use harness::{each, groups, quick};
+use crate::harness::{each, groups, quick};
 
 /// Arrangements of ranks (processes, ranks in each), with the transports between them.
 fn arrangements(shapes: &[(usize, usize)]) -> impl Iterator<Item = (usize, usize, Options)> {

@@ -139,7 +139,7 @@ fn job_with(
             .collect()
     };
     let program = std::env::current_exe().unwrap();
-    let job = Job::builder(program).args(["member", "--exact", "--nocapture"]).tasks(tasks).task_env(place);
+    let job = Job::builder(program).args(["faults::member", "--exact", "--nocapture"]).tasks(tasks).task_env(place);
     job.env(SCENARIO, scenario).env("DISTRIBUTE_TRANSPORT", transport)
 }
 

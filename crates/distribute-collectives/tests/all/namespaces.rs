@@ -57,7 +57,7 @@ fn can_unshare(what: &str) -> bool {
 
 /// Returns a shell command that runs members with these ranks at the same time, and ends with them.
 fn members(ranks: &[u32]) -> String {
-    let one = |rank: &u32| format!("RANK={rank} \"$PROGRAM\" member --exact --nocapture & ");
+    let one = |rank: &u32| format!("RANK={rank} \"$PROGRAM\" namespaces::member --exact --nocapture & ");
     ranks.iter().map(one).chain(["wait".to_owned()]).collect()
 }
 
@@ -103,8 +103,9 @@ fn four_processes_that_are_each_the_first_of_their_namespace_use_tcp() {
         return;
     }
     for mounts in [true, false] {
-        let containers =
-            (0..4).map(|rank| contained(&format!("RANK={rank} exec \"$PROGRAM\" member --exact --nocapture"), mounts));
+        let containers = (0..4).map(|rank| {
+            contained(&format!("RANK={rank} exec \"$PROGRAM\" namespaces::member --exact --nocapture"), mounts)
+        });
         assert_eq!(run(containers.collect(), 4), ["tcp"; 4]);
     }
 }

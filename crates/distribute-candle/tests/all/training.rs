@@ -1,8 +1,6 @@
 //! Replicas train as one: compared with plain candle, with each other, and with missing gradients.
 #![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
-mod common;
-
 use candle_core::{DType, Device, Module, Tensor, Var};
 use candle_nn::{VarBuilder, linear};
 use distribute_candle::{
@@ -12,7 +10,7 @@ use distribute_strategy::CentralStorageStrategy;
 use distribute_train::checkpoint::{Checkpointed, Snapshot};
 use distribute_values::TensorStorage;
 
-use common::*;
+use crate::common::*;
 
 #[test]
 fn replicas_train_as_one_on_the_whole_batch() {

@@ -2,15 +2,13 @@
 //! with wide references, between threads and over all transports, with equal bits on all ranks.
 #![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
-mod harness;
-
+use crate::harness::{each, groups, quick};
 use bytemuck::bytes_of;
 use distribute_collectives::{
     Algorithm, HierarchicalCopyAllReduce, ProcessGroup, Rank, ReduceOp, Reduction, ReductionToOneDevice, TransportKind,
 };
 use distribute_device::Element;
 use half::{bf16, f16};
-use harness::{each, groups, quick};
 
 /// Runs `body` with groups of three ranks that communicate in every way, and with one of two processes of two ranks.
 fn all_ways(body: impl Fn(&str, &[ProcessGroup])) {

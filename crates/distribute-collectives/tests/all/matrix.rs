@@ -1,12 +1,10 @@
 //! Every reduction × data type × transport × number of ranks × length, against a naive reference.
 #![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
-mod harness;
-
+use crate::harness::{each, groups, quick};
 use distribute_collectives::{ProcessGroup, Rank, ReduceOp, TransportKind};
 use distribute_device::Element;
 use half::{bf16, f16};
-use harness::{each, groups, quick};
 
 const RANKS: [usize; 6] = [1, 2, 3, 4, 5, 8];
 

@@ -135,7 +135,7 @@ fn trains_behind_a_fused_operation() {
 
 #[test]
 fn variables_without_gradients_are_named_on_standard_error_once() {
-    let test = ["--exact", "trains_behind_a_fused_operation", "--nocapture"];
+    let test = ["--exact", "numbers::trains_behind_a_fused_operation", "--nocapture"];
     let output = Command::new(std::env::current_exe().unwrap()).args(test).env(ROLE, "1").output().unwrap();
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(output.status.success(), "{said}");

@@ -15,15 +15,7 @@ use distribute_train::checkpoint::{CheckpointManager, Checkpointed, Snapshot};
 use distribute_types::ErrorClass;
 use distribute_values::{HostTensor, TensorStorage};
 
-mod harness;
-
-use harness::{Cluster, SILENCE, SOON, program, server, total, until, worker};
-
-/// Not a test of its own: the body of a started process.
-#[test]
-fn task() {
-    harness::serve();
-}
+use crate::harness::{Cluster, SILENCE, SOON, program, server, total, until, worker};
 
 fn ready(coordinator: &ClusterCoordinator, worker: usize) -> bool {
     coordinator.workers()[worker] == WorkerState::Ready
@@ -513,7 +505,7 @@ fn a_coordinator_that_is_started_again_goes_on_from_its_checkpoint() {
     });
     let start = || {
         Job::builder(std::env::current_exe().unwrap())
-            .args(["--exact", "coordinating", "--nocapture"])
+            .args(["--exact", "faults::coordinating", "--nocapture"])
             .env("TEST_CLUSTER", config.to_string())
             .env("TEST_FOLDER", folder.path().to_str().unwrap())
             .start()

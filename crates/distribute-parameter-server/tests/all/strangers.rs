@@ -13,16 +13,8 @@ use distribute_types::ErrorClass;
 use distribute_values::{HostTensor, TensorStorage};
 use tonic::Code;
 
-mod harness;
-
-use harness::raw::{self, Caller, Fields};
-use harness::{COORDINATOR_TIMEOUT, Cluster, SOON, program, server, total, until, worker};
-
-/// Not a test of its own: the body of a started process.
-#[test]
-fn task() {
-    harness::serve();
-}
+use crate::harness::raw::{self, Caller, Fields};
+use crate::harness::{COORDINATOR_TIMEOUT, Cluster, SOON, program, server, total, until, worker};
 
 fn block_on<T>(future: impl Future<Output = T>) -> T {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
@@ -294,7 +286,7 @@ fn a_coordinator_whose_host_has_vanished_is_noticed() {
         "cluster": cluster.resolver().spec.to_json(), "task": {"type": "chief", "index": 0},
     });
     let chief = Job::builder(std::env::current_exe().unwrap())
-        .args(["--exact", "coordinating", "--nocapture"])
+        .args(["--exact", "strangers::coordinating", "--nocapture"])
         .env("TEST_CLUSTER", config.to_string())
         .start()
         .unwrap();

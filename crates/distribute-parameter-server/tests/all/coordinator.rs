@@ -7,15 +7,7 @@ use distribute_optim::{OptimizerDescription, UpdateRule};
 use distribute_parameter_server::{ClusterCoordinator, CoordinatorOptions, Error, RemoteValueStatus, Updates};
 use distribute_values::{HostTensor, TensorStorage};
 
-mod harness;
-
-use harness::{Cluster, program, server, total, until, worker};
-
-/// Not a test of its own: the body of a started process.
-#[test]
-fn task() {
-    harness::serve();
-}
+use crate::harness::{Cluster, program, server, total, until, worker};
 
 #[test]
 fn functions_run_on_workers_and_return_values() {

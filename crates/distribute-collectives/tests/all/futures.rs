@@ -1,8 +1,6 @@
 //! Works as futures, polled by a minimal executor: one thread, which parks until it is woken.
 #![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
-mod harness;
-
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier};
@@ -10,9 +8,9 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
+use crate::harness::{each, groups, quick};
 use distribute_cluster::FailureKind;
 use distribute_collectives::{Error, Options, ProcessGroup, ReduceOp, TransportKind, Work};
-use harness::{each, groups, quick};
 
 /// Unparks the polling thread, and counts the wake-ups.
 struct Unpark {

@@ -2,17 +2,15 @@
 //! its owner has gone.
 #![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
-mod harness;
-
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::harness::{each, groups, quick};
 use distribute_collectives::schedule::{AllReduceAlgorithm, Schedule};
 use distribute_collectives::{
     Algorithm, BufferMut, CrossDeviceOps, Error, Options, ProcessGroup, ReduceOp, Reduction, TransportKind,
 };
 use distribute_types::ErrorClass;
-use harness::{each, groups, quick};
 
 /// Enough elements for many chunks.
 const LEN: usize = 1 << 20;
