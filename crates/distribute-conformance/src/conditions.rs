@@ -1,4 +1,4 @@
-//! What a strategy must have for a scenario.
+//! The properties that a scenario requires of a strategy.
 
 use distribute::prelude::*;
 

@@ -1,4 +1,4 @@
-//! What the host and other streams wait for.
+//! Events, for which the host and other streams can wait.
 
 use std::any::Any;
 use std::fmt::Debug;

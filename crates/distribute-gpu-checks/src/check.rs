@@ -1,4 +1,4 @@
-//! What a check is, and how it ends.
+//! Checks and their outcomes.
 
 use std::time::{Duration, Instant};
 

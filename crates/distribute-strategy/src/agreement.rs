@@ -1,4 +1,4 @@
-//! What processes agree on with every step: requests, and that their settings are equal.
+//! The agreement of processes in every step: requests, and the equality of their settings.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -29,8 +29,8 @@ impl Strategy {
         self.request_flag(request).store(false, Ordering::Relaxed);
     }
 
-    /// Returns the flag that makes the same request as [`request`](Strategy::request) when set, from any thread or a signal
-    /// handler.
+    /// Returns the flag that makes the same request as [`request`](Strategy::request) when it is set, from any thread
+    /// or a signal handler.
     pub fn request_flag(&self, request: Request) -> Arc<AtomicBool> {
         Arc::clone(self.replicas().step.asked(request))
     }

@@ -1,4 +1,4 @@
-//! What state must do to be restored after a failed run.
+//! The interface of state that is restored after a failed run.
 
 use std::error::Error as StdError;
 

@@ -1,4 +1,4 @@
-//! The header of every step's reduction, by which processes agree without an operation of its own whether there is more
+//! The header of every step's reduction, by which processes agree, without a separate operation, whether there is more
 //! data and which requests are pending.
 
 use std::sync::Arc;
@@ -21,7 +21,8 @@ pub enum Request {
 /// Number of request flags in each header.
 const REQUESTS: usize = 3;
 
-/// What a process adds to the reductions of a step, as 32-bit words; after the reduction, the sums over all processes.
+/// The values that a process adds to the reductions of a step, as 32-bit words; after the reduction, the sums over all
+/// processes.
 ///
 /// Replicas other than a process's first add the default, which is zero.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
@@ -50,7 +51,7 @@ impl StepHeader {
     }
 }
 
-/// What this process says in its headers, and the results of the last step's reduction.
+/// The state that this process puts into its headers, and the results of the last step's reduction.
 #[derive(Default)]
 pub(crate) struct StepAgreement {
     state: Mutex<State>,
@@ -69,7 +70,7 @@ struct State {
 }
 
 impl StepAgreement {
-    /// Registers an iterator's flag for the next step and returns the token under which [`agreed`](StepAgreement::agreed)
+    /// Registers an iterator's flag for the next step. Returns the token under which [`agreed`](StepAgreement::agreed)
     /// returns the sum.
     pub(crate) fn announce(&self, flag: Arc<dyn Fn() -> u32 + Send + Sync>) -> u64 {
         let mut state = self.lock();

@@ -240,8 +240,9 @@ impl Strategy {
         self.report_failure_as(outcome, |_| FailureKind::Permanent)
     }
 
-    /// Returns an outcome unchanged and reports a failure with its kind, like [`report_failure`](Strategy::report_failure).
-    /// The errors of the other processes, and thus their exit codes, are of the same kind.
+    /// Returns an outcome unchanged and reports a failure with its kind, like
+    /// [`report_failure`](Strategy::report_failure). The errors of the other processes, and thus their exit codes, are
+    /// of the same kind.
     pub fn report_failure_as<R, E: std::fmt::Display>(
         &self,
         outcome: Result<R, E>,

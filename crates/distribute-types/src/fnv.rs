@@ -1,18 +1,19 @@
-//! FNV-1a, for comparing what should be equal and for numbers that follow from names. It is not collision resistant, so
+//! The FNV-1a hash, for equality comparisons and for numbers derived from names. It is not collision resistant, so
 //! memory safety never depends on it.
 
-/// The state in which [`fnv1a_32`] begins.
+/// The initial state of [`fnv1a_32`].
 pub const FNV32: u32 = 0x811c_9dc5;
 
-/// The state in which [`fnv1a_64`] begins.
+/// The initial state of [`fnv1a_64`].
 pub const FNV64: u64 = 0xcbf2_9ce4_8422_2325;
 
-/// The state in which [`fnv1a_128`] begins.
+/// The initial state of [`fnv1a_128`].
 pub const FNV128: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
 
 macro_rules! fnv1a {
     ($($name:ident $bits:ty, $begin:ident, $prime:expr, $example:literal;)*) => {$(
-        #[doc = concat!("Returns the FNV-1a hash of bytes, continued from `state`; a hash begins with [`", stringify!($begin), "`].")]
+        #[doc = concat!("Returns the FNV-1a hash of bytes, continued from `state`. The initial state is [`",
+            stringify!($begin), "`].")]
         ///
         /// # Examples
         /// ```

@@ -1,9 +1,9 @@
-//! Setters of structs of options.
+//! Setters of option structs.
 
-/// Adds a setter for each field of a struct of options, which returns the options; after `into`, setters that convert, so
-/// that an optional field takes a value, and a name takes a `&str`.
+/// Adds a setter for each field of an option struct, which returns the options. Setters of fields after `into` convert
+/// their argument, so that an optional field takes a value, and a name takes a `&str`.
 ///
-/// Structs of options are `#[non_exhaustive]`: other crates make them of their default and setters, so a new option
+/// Option structs are `#[non_exhaustive]`: other crates create them from the default and setters, so a new option
 /// breaks no program.
 ///
 /// # Examples

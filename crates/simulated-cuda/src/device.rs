@@ -72,7 +72,7 @@ impl Device {
         self.primary.handle
     }
 
-    /// `cuDevicePrimaryCtxRelease`: the last release ends the context by `end`, and nobody can retain it meanwhile.
+    /// `cuDevicePrimaryCtxRelease`: the last release ends the context by `end`, and no thread can retain it meanwhile.
     pub(crate) fn release(&self, end: impl FnOnce(&Context)) -> Result {
         let mut retained = locked(&self.retained);
         match *retained {

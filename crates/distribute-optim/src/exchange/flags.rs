@@ -1,9 +1,9 @@
-//! The words that are reduced with a step's gradients.
+//! The flags that are reduced with a step's gradients.
 
 use distribute_strategy::StepHeader;
 
-/// For each variable whether a replica got a gradient, and the step's header behind; after the reduction, on how many
-/// replicas, and the headers' sums.
+/// For each variable whether a replica got a gradient, followed by the step header. After the reduction, the number of
+/// replicas with a gradient, and the sums of the headers.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct StepFlags(Vec<u32>);
 
@@ -12,12 +12,12 @@ impl StepFlags {
         StepFlags(came.map(u32::from).chain(header.to_words()).collect())
     }
 
-    /// Returns the number of words for a model of so many variables.
+    /// Returns the number of words for a model with this many variables.
     pub(crate) fn len_for(variables: usize) -> usize {
         variables + StepHeader::LEN
     }
 
-    /// Returns whether a variable got a gradient, on some replica.
+    /// Returns whether a variable got a gradient on some replica.
     pub(crate) fn came(&self, index: usize) -> bool {
         self.0.get(index).is_some_and(|replicas| *replicas > 0)
     }
@@ -30,7 +30,7 @@ impl StepFlags {
         self.0
     }
 
-    /// Takes what a reduction has made of [the words](StepFlags::into_words).
+    /// Creates the flags from the reduced [words](StepFlags::into_words).
     pub(crate) fn from_words(words: Vec<u32>) -> StepFlags {
         StepFlags(words)
     }
