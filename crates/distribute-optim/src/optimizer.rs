@@ -243,7 +243,7 @@ impl<L: TensorLibrary> Optimizer<L> {
     /// not compressed.
     ///
     /// # Errors
-    /// [`Error::Collective`] if the settings are invalid.
+    /// [`distribute_collectives::Error::Compression`], in the library's error, if the settings are invalid.
     ///
     /// # Examples
     /// ```

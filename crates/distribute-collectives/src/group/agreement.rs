@@ -51,7 +51,7 @@ pub fn first_difference(ranks: &[ProcessGroup], lines: &[String]) -> Result<Opti
 }
 
 impl ProcessGroup {
-    /// Compares descriptions like [`first_difference`](crate::first_difference); every rank calls this itself.
+    /// Compares descriptions like [`first_difference`]; every rank calls this itself.
     ///
     /// # Errors
     /// The errors of every operation: see [`ProcessGroup`].

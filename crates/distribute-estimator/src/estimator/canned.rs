@@ -29,7 +29,8 @@ impl CannedModel {
     /// Computes the logits, the outputs before they are converted to probabilities.
     ///
     /// # Errors
-    /// [`Error::Feature`] if the features do not fit the model, [`Error::Candle`] if candle fails.
+    /// [`Error::Feature`](crate::Error::Feature) if the features do not fit the model,
+    /// [`Error::Candle`](crate::Error::Candle) if candle fails.
     pub fn logits(&self, features: &Features) -> Result<Tensor> {
         match &self.body {
             Body::Linear(linear) => linear.forward(features),

@@ -62,7 +62,7 @@ struct Session<'a, T: Trainee> {
 /// Trains, and returns the losses and metrics of each epoch, including those of an earlier run that this one resumes.
 ///
 /// Every worker must call this. An error on one of them reaches the others in their next step, if the caller reports it
-/// with [`Strategy::tell_failure_as`](distribute_strategy::Strategy::tell_failure_as).
+/// with [`Strategy::report_failure_as`](distribute_strategy::Strategy::report_failure_as).
 ///
 /// # Errors
 /// [`Error::NoExamples`] if the data have no elements; the errors of the data, the trainer, callbacks and checkpoints;
