@@ -55,9 +55,9 @@ enum Command {
     Layers(layers::Flags),
     /// Each published crate alone, with each combination of its features.
     Powerset(powerset::Flags),
-    /// Compiles the protocol files to the Rust that is kept beside them.
+    /// Compiles the protocol files to the Rust that is kept next to them.
     Protos(protos::Flags),
-    /// Wording that comments and documents should not have, counted per crate.
+    /// Wording that comments and documents should not have, and lines that are too long.
     Prose(prose::Flags),
     /// Draws what each rank does in an algorithm.
     Schedule(schedule::Flags),

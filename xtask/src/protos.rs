@@ -1,4 +1,5 @@
-//! `cargo xtask protos`: the Rust that protocol files compile to, kept beside them so that no build runs their compiler.
+//! `cargo xtask protos`: the Rust that protocol files compile to. It is kept next to them, so that no build runs their
+//! compiler.
 
 use std::process::Command;
 

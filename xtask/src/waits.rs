@@ -64,9 +64,9 @@ impl Source {
         for (place, (number, line)) in self.lines.iter().enumerate() {
             let next = self.lines.get(place + 1).map_or("", |(_, next)| next.trim_start());
             let wait = |call, is_limited| calls(line, call).then_some(Wait { line: *number, call, is_limited });
-            // A condition variable's plain `wait` returns what a poisoned lock would; none of ours does.
-            let of_lock =
-                |wait: &Wait| wait.call == ".wait(" && (line.contains(".unwrap") || next.starts_with(".unwrap"));
+            // A condition variable's plain `wait` takes a guard, or returns what a poisoned lock would; none of ours does.
+            let plain = line.contains(".wait(&mut ") || line.contains(".unwrap") || next.starts_with(".unwrap");
+            let of_lock = |wait: &Wait| wait.call == ".wait(" && plain;
             let limited = LIMITED.into_iter().filter_map(|call| wait(call, true));
             let limited = limited.map(|wait| Wait { is_limited: !of_lock(&wait), ..wait });
             // As in `timeout_at(deadline, arrived.recv())`.
@@ -204,7 +204,7 @@ const TEST_CRATES: [&str; 6] = [
 
 /// Calls with a limit, or that callers limit: by a timeout of the socket, a `select!`, a deadline of the whole. A
 /// bounded channel blocks its senders, and receivers that are iterated over.
-const LIMITED: [&str; 28] = [
+const LIMITED: [&str; 29] = [
     ".accept()",
     ".await",
     ".read_exact(",
@@ -219,6 +219,7 @@ const LIMITED: [&str; 28] = [
     ".wait_for(",
     ".wait_timeout(",
     ".wait_timeout_while(",
+    ".wait_while_for(",
     "block_on(",
     "bounded(",
     "bounded::<",

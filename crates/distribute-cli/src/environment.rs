@@ -17,3 +17,8 @@ pub(crate) fn is(name: &str, value: &str) -> bool {
 pub(crate) fn all(text: impl Fn(OsString) -> String) -> BTreeMap<String, String> {
     std::env::vars_os().map(|(name, value)| (text(name), text(value))).collect()
 }
+
+/// Returns the names of all variables.
+pub(crate) fn names() -> impl Iterator<Item = OsString> {
+    std::env::vars_os().map(|(name, _)| name)
+}

@@ -107,7 +107,7 @@ pub enum TransportError {
     Lost {
         /// The member.
         peer: usize,
-        /// What was seen.
+        /// The observation from which it follows.
         how: String,
     },
     /// A peer has closed its side properly.
@@ -199,7 +199,7 @@ pub enum TransportError {
 ///     }
 /// }
 ///
-/// /// Queues between all of `members`, also to themselves, which nobody uses.
+/// /// Queues between all of `members`, also to themselves, which are not used.
 /// fn connect(members: usize) -> Vec<Queues> {
 ///     let mut all: Vec<Queues> =
 ///         (0..members)
@@ -239,7 +239,7 @@ pub trait Transport: Send {
     ///
     /// # Errors
     /// Any [`TransportError`]. After [`TransportError::Deadline`] the same exchange can be continued: parts and sinks
-    /// say how far it has come. After any other error the transport is only good for [`abort`](Transport::abort).
+    /// say how far it got. After any other error the transport is only good for [`abort`](Transport::abort).
     fn exchange(
         &mut self,
         outgoing: &mut [Outgoing<'_>],

@@ -1,8 +1,8 @@
-//! What the adapter of a tensor library implements and calls. Programs that train do not need it.
+//! The types and functions for adapters of tensor libraries. Programs that train do not need them.
 //!
-//! An adapter implements [`TensorLibrary`] for a marker type of its own. It hands a model's variables over as [`Parameters`],
+//! An adapter implements [`TensorLibrary`] for its own marker type. It passes a model's variables as [`Parameters`],
 //! and each variable reports its gradient to a [`Tape`] while backward runs. [`DeviceExchange`] is for tensors in an
-//! accelerator's memory; libraries without such tensors take [`NoDevices`].
+//! accelerator's memory; libraries without such tensors use [`NoDevices`].
 
 pub use crate::agreement::{check_and_share, share};
 pub use crate::gradient::Reduced;

@@ -38,16 +38,16 @@ pub trait TensorLibrary: Sized + Debug + Send + Sync + 'static {
         + Sync
         + 'static;
 
-    /// The exchange of gradients in the memory of accelerators; [`NoDevices`](crate::backend::NoDevices) if the library has
-    /// none.
+    /// The exchange of gradients in the memory of accelerators; [`NoDevices`](crate::backend::NoDevices) if the library
+    /// has none.
     type Devices: DeviceExchange<Self>;
 
     /// A sentence for the warning that names variables without gradients: which operations of this library cut the
     /// graph silently, and what to use instead.
     const CUT_GRAPH: &'static str;
 
-    /// Runs backward from `loss`. Variables with a hook report their gradients to their replica's [`Tape`](crate::backend::Tape)
-    /// meanwhile.
+    /// Runs backward from `loss`. Variables with a hook report their gradients to their replica's
+    /// [`Tape`](crate::backend::Tape) meanwhile.
     ///
     /// # Errors
     /// [`TensorLibrary::Error`] if the backward pass fails.

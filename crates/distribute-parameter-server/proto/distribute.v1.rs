@@ -3,7 +3,7 @@
 pub struct Done {}
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct AttendServer {
-    /// Of one run of a coordinator; another session's variables are gone.
+    /// The run of a coordinator; variables belong to one session.
     #[prost(uint64, tag = "1")]
     pub session: u64,
 }
@@ -23,7 +23,7 @@ pub struct CreateShard {
     pub variable: ::prost::alloc::string::String,
     #[prost(uint32, tag = "4")]
     pub dtype: u32,
-    /// Of the whole variable.
+    /// The shape of the whole variable.
     #[prost(uint64, repeated, tag = "5")]
     pub shape: ::prost::alloc::vec::Vec<u64>,
     /// Which rows of it are here, where it has rows.
@@ -57,10 +57,10 @@ pub struct OptimizerOfShards {
     /// Steps done so far.
     #[prost(uint64, tag = "4")]
     pub steps: u64,
-    /// What it updates.
+    /// The variables that it updates.
     #[prost(uint32, repeated, tag = "5")]
     pub shards: ::prost::alloc::vec::Vec<u32>,
-    /// Gradients of so many workers make one step; 0: each makes one.
+    /// The number of workers whose gradients make one step; 0: each gradient makes one.
     #[prost(uint32, tag = "6")]
     pub contributions: u32,
 }
@@ -83,7 +83,7 @@ pub struct Description {
 pub struct Wanted {
     #[prost(uint32, tag = "1")]
     pub shard: u32,
-    /// What the caller has; 0 for nothing.
+    /// The version that the caller has; 0 for none.
     #[prost(uint64, tag = "2")]
     pub version: u64,
     /// Only these rows, counted from the shard's first one, little-endian u64.
@@ -97,7 +97,7 @@ pub struct Wanted {
 pub struct PullRequest {
     #[prost(uint64, tag = "1")]
     pub session: u64,
-    /// Of the server that the versions are of.
+    /// The incarnation of the server that the versions belong to.
     #[prost(uint64, tag = "2")]
     pub incarnation: u64,
     #[prost(message, repeated, tag = "3")]

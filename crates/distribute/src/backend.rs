@@ -1,8 +1,8 @@
-//! What the adapter of a tensor library implements and calls, from all crates. Programs that train do not need it.
+//! The types and functions of all crates for adapters of tensor libraries. Programs that train do not need them.
 //!
-//! - [`TensorStorage`] lends a tensor's memory to collectives, [`Element`] makes tensors elements of datasets.
-//! - [`TensorLibrary`] and what belongs to it let optimizers step tensors of the library.
-//! - [`Trainee`] is what the training loop drives, [`Checkpointed`] what checkpoints keep.
+//! - [`TensorStorage`] gives collectives access to a tensor's memory; [`Element`] makes tensors elements of datasets.
+//! - [`TensorLibrary`] and the types around it let optimizers step tensors of the library.
+//! - The training loop drives a [`Trainee`]; checkpoints keep what is [`Checkpointed`].
 
 pub use distribute_input::{Element, ElementSpec, Pad};
 pub use distribute_optim::backend::*;

@@ -49,6 +49,9 @@ fn compile(folder: &Path, protos: &[&str], services: bool, check: bool) -> Resul
     }
     match std::fs::read_to_string(&file)? == generated {
         true => Ok(()),
-        false => Err(format!("{} is not what its protocol files compile to; run cargo xtask protos", file.display()).into()),
+        false => {
+            let file = file.display();
+            Err(format!("{file} is not what its protocol files compile to; run cargo xtask protos").into())
+        }
     }
 }

@@ -1,5 +1,4 @@
 //! Synchronised batch normalisation in difficult cases: many buckets of gradients, replicas without examples, failures.
-#![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
 use std::time::{Duration, Instant};
 

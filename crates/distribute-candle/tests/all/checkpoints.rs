@@ -1,5 +1,4 @@
 //! Training that resumes from a checkpoint, under the same strategy and under others.
-#![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
 use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::{BatchNorm, BatchNormConfig, Linear, ModuleT, VarBuilder, batch_norm, linear};

@@ -1,6 +1,5 @@
 //! After a failed run all replicas have the same state between two steps, bit for bit, and training continues from it
 //! as if the failure had not occurred: for every optimizer, under every strategy, and for every kind of failure.
-#![expect(clippy::unwrap_used, reason = "a step that ought to succeed and fails is a failed test")]
 
 use std::time::{Duration, Instant};
 

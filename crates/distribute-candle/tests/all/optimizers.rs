@@ -1,6 +1,5 @@
 //! Features of optimizers other than their arithmetic: sharded state, clipping, loss scales, compression, accumulation,
 //! 16 bits.
-#![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
 use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::linear;

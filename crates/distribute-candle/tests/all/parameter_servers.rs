@@ -1,5 +1,4 @@
 //! candle models whose variables are on parameter servers, compared with the same models trained without servers.
-#![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
 use std::collections::BTreeMap;
 

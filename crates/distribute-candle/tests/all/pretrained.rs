@@ -1,6 +1,5 @@
 //! Values in plain safetensors files, under strategies that copy variables and one that shares them. For several
 //! workers see the scenario `pretrained` of the conformance suite.
-#![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
 use std::collections::HashMap;
 use std::fs;

@@ -1,5 +1,4 @@
 //! fit, evaluate and predict give the same results under every strategy, and after a restart.
-#![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
 use std::path::Path;
 

@@ -1,5 +1,4 @@
 //! Replicas train as one: compared with plain candle, with each other, and with missing gradients.
-#![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
 use candle_core::{DType, Device, Module, Tensor, Var};
 use candle_nn::{VarBuilder, linear};

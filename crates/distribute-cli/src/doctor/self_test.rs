@@ -13,6 +13,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
 
 use super::report::{Check, Status};
+use crate::environment;
 
 pub(crate) use rank::rank;
 
@@ -61,8 +62,8 @@ fn start(workers: u32, transports: &[TransportKind]) -> io::Result<Child> {
     command.args(transports.iter().map(|kind| kind.name()));
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     // Flags of the launcher, and options that are not under test.
-    for (name, _) in std::env::vars_os() {
-        if name.to_string_lossy().starts_with("DISTRIBUTE_") && name != "DISTRIBUTE_HOST_ID" {
+    for name in environment::names().filter(|name| name != "DISTRIBUTE_HOST_ID") {
+        if name.to_string_lossy().starts_with("DISTRIBUTE_") {
             command.env_remove(name);
         }
     }

@@ -79,7 +79,7 @@ struct PeerState {
     lost: Option<String>,
 }
 
-/// Rung whenever the exchange may be able to go on.
+/// Signals that the exchange may be able to continue.
 #[derive(Default)]
 struct Bell {
     rings: Mutex<u64>,

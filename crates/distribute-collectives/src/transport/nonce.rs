@@ -7,7 +7,8 @@ use std::str::FromStr;
 use distribute_types::{FNV64, fnv1a_64};
 use rustix::rand::{GetRandomFlags, getrandom};
 
-/// A number that nobody else has: who reads it back from memory has found the memory that it was written to.
+/// A random number that identifies a group or a segment: a process that reads it in memory has found the memory to
+/// which it was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Nonce([u64; 2]);
 

@@ -6,7 +6,7 @@
 //!
 //! The segment is an anonymous file (`memfd`), which the other side opens through `/proc`: it needs no space in
 //! `/dev/shm`, has no name, and is gone with the processes however they end. Sleepers are woken, and deaths noticed,
-//! through the TCP socket beside it.
+//! through the TCP socket of the pair.
 
 mod attach;
 mod handshake;
@@ -52,7 +52,7 @@ enum Current {
     Long(u64, usize),
 }
 
-/// Why a lane cannot go on.
+/// The reason why a lane cannot continue.
 pub(super) enum LaneError {
     Refused,
     Broken(io::Error),
@@ -65,8 +65,8 @@ impl From<UnexpectedBytes> for LaneError {
 }
 
 impl Lane {
-    /// Sends what there is room for, at most about `turn` bytes; whether anything happened, and whether the peer sleeps
-    /// and must be woken.
+    /// Sends as much as there is room for, at most about `turn` bytes. Returns whether anything was sent, and whether
+    /// the peer sleeps and must be woken.
     pub(super) fn write(&mut self, parts: &mut Vec<IoSlice<'_>>, turn: usize) -> (bool, bool) {
         let mut sent = 0;
         let mut progress = false;
@@ -151,8 +151,8 @@ impl Lane {
         self.to_peer.revoke();
     }
 
-    /// Says that this side is about to sleep until there is something to read, or room to write; whoever does something
-    /// about that then wakes it. What happened before must be looked for once more.
+    /// Announces that this side is about to sleep until there is something to read, or room to write; the peer that
+    /// provides it then wakes this side. The caller must look once more, for what was provided before the announcement.
     pub(super) fn announce_sleep(&self) {
         self.from_peer.announce_sleep();
         self.to_peer.announce_sleep();

@@ -156,7 +156,7 @@ impl TcpTransport {
 
     /// Reads the control messages of every peer; an abort or a broken connection is an error, whoever's it is.
     ///
-    /// A peer that has left may have sent data before, so that is no error until its data socket ends.
+    /// A peer that has left may have sent data before, so that is not an error until its data socket ends.
     fn read_control(&mut self) -> Result<(), TransportError> {
         for (index, peer) in self.peers.iter_mut().enumerate() {
             let Some(peer) = peer else { continue };

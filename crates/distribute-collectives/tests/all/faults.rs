@@ -1,6 +1,5 @@
 //! Processes that die, freeze, are late or make other calls: every surviving process gets an error in time that names
 //! the cause, and no process hangs.
-#![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
 #![expect(clippy::print_stdout, reason = "members say how they ended")]
 
 use std::process::Command;

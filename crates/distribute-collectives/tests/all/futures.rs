@@ -1,5 +1,4 @@
 //! Works as futures, polled by a minimal executor: one thread, which parks until it is woken.
-#![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicUsize, Ordering};

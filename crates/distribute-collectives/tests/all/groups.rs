@@ -1,5 +1,4 @@
 //! Groups created from groups, messages between two ranks, and several groups at the same time.
-#![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
 use std::net::TcpListener;
 use std::sync::Arc;

@@ -1,6 +1,5 @@
 //! Processes in separate pid namespaces, like containers of one host: equal process ids refer to different processes
 //! there, and no process may mistake another's memory for its peer's.
-#![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
 #![expect(clippy::print_stdout, reason = "members say how they ended, and tests why they were skipped")]
 
 use std::process::{Command, Stdio};

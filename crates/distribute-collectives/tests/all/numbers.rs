@@ -1,6 +1,5 @@
 //! Reductions of difficult values (limits of integers and of 16-bit floats, signed zeros, infinities, NaN) compared
 //! with wide references, between threads and over all transports, with equal bits on all ranks.
-#![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
 use crate::harness::{each, groups, quick};
 use bytemuck::bytes_of;

@@ -1,5 +1,4 @@
 //! A custom transport: queues between threads that stand for processes.
-#![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
 use std::thread;
 

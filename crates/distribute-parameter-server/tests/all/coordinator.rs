@@ -1,5 +1,4 @@
 //! Scheduling on two servers and three workers, as real processes.
-#![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
 use std::collections::{BTreeMap, BTreeSet};
 

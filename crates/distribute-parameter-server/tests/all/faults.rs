@@ -1,5 +1,4 @@
 //! Workers, servers and coordinators that are killed, frozen and restarted.
-#![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
 use std::time::Duration;
 

@@ -1,5 +1,4 @@
 //! Workers that are killed repeatedly under load, for ten seconds or DISTRIBUTE_TEST_SOAK_SECONDS.
-#![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 #![expect(clippy::print_stdout, reason = "a long test says what it has seen")]
 
 use std::sync::atomic::{AtomicBool, Ordering};

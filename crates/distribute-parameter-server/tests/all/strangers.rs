@@ -1,5 +1,4 @@
 //! Callers that do not belong to the job, and invalid calls and messages.
-#![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
 use std::time::Duration;
 

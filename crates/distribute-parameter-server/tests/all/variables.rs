@@ -1,5 +1,4 @@
 //! Variables on servers: the places of their shards, reads and writes. Servers are threads of this process.
-#![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
 use distribute_cluster::{ClusterSpec, SimpleResolver, TaskType};
 use distribute_device::DType;

@@ -1,5 +1,4 @@
 //! Runs that are killed and resume. They start the example in the target folder; see `tests/mnist.rs`.
-#![expect(clippy::unwrap_used, reason = "tests")]
 
 use std::fs;
 use std::path::Path;

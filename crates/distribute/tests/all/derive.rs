@@ -1,5 +1,4 @@
 //! Structs that are passed to runs and returned from them.
-#![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
 use std::collections::BTreeMap;
 

@@ -1,6 +1,5 @@
 //! The example estimator_linear as users start it: alone, and as chief, worker and evaluator. It starts the example in
 //! the target folder; see `tests/mnist.rs`.
-#![expect(clippy::unwrap_used, reason = "tests")]
 
 use std::path::Path;
 use std::time::Duration;

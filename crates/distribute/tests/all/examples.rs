@@ -1,5 +1,4 @@
 //! Short runs of the examples, as users start them. They are in the target folder; see `tests/mnist.rs`.
-#![expect(clippy::unwrap_used, reason = "tests")]
 
 use std::fs;
 use std::path::Path;

@@ -1,4 +1,5 @@
 //! All integration tests, in one binary, which is linked once.
+#![expect(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
 mod checkpoints;
 mod derive;

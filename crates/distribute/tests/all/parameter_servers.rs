@@ -1,5 +1,4 @@
 //! The examples of parameter servers as processes: a chief, two servers and three workers.
-#![expect(clippy::unwrap_used, reason = "tests")]
 
 use std::time::Duration;
 

@@ -1,7 +1,6 @@
 //! Two workers that were started with different settings: both end with exit code 2 and an error that names the
 //! setting, before any parameter changes.
 
-#![expect(clippy::unwrap_used, reason = "tests")]
 
 use std::time::{Duration, Instant};
 

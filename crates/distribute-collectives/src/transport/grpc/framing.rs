@@ -63,7 +63,7 @@ pub(super) enum FramePart {
     Control(Kind),
 }
 
-/// The bytes are no frames.
+/// The error of bytes that are not frames.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Malformed;
 
@@ -124,7 +124,7 @@ impl Unframer {
         let body = self.body_len();
         let head = std::mem::take(&mut self.head);
         if head[0] != 0 {
-            // Nobody asked for compression.
+            // Compression was not requested.
             return Err(Malformed);
         }
         let content = &head[PREFIX_BYTES..];
@@ -149,7 +149,7 @@ mod tests {
     use super::super::wire::{Hello, Left};
     use super::*;
 
-    /// What an unframer makes of bytes that arrive in such pieces; data of one frame joined.
+    /// Returns the frames of bytes that arrive in pieces of this size, with the data of one frame joined.
     fn read(bytes: &[u8], pieces: usize) -> Result<(Vec<u8>, Vec<Kind>), Malformed> {
         let mut unframer = Unframer::default();
         let (mut data, mut words) = (Vec::new(), Vec::new());
@@ -174,7 +174,7 @@ mod tests {
 
     #[test]
     fn frames_of_other_versions_are_passed_over() {
-        // An empty frame, and one with a field that nobody knows.
+        // An empty frame, and one with an unknown field.
         let bytes = [0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 9 << 3, 1];
         assert_eq!(read(&bytes, 1), Ok((Vec::new(), Vec::new())));
     }

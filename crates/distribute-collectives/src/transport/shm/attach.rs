@@ -38,7 +38,7 @@ impl Attached {
     /// Copies bytes at `address` of the process into `into`; returns how many.
     ///
     /// # Errors
-    /// Those of the system, and where the process has ended, so that its id may be another's.
+    /// [`io::Error`] if the system refuses the read, or if the process has ended, since its id may then be another's.
     pub(super) fn fetch(&mut self, address: u64, into: &mut [u8]) -> io::Result<usize> {
         let local = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
         let remote = libc::iovec { iov_base: address as usize as *mut libc::c_void, iov_len: into.len() };

@@ -1,4 +1,4 @@
-//! What two processes must have in common before they look for each other's memory, and how they prove that they found
+//! The properties that two processes must share before they look for each other's memory, and the proof that they found
 //! it.
 
 use std::fs;
@@ -35,7 +35,7 @@ impl Obstacle {
         }
     }
 
-    /// Returns whether to warn: between hosts nobody expects shared memory.
+    /// Returns whether to warn: between hosts there is no shared memory to expect.
     pub(in crate::transport) fn is_surprising(self) -> bool {
         self != Obstacle::OtherHost
     }
@@ -130,7 +130,7 @@ mod tests {
         assert_eq!(other(|place| place.host.push('2')), Some(Obstacle::OtherHost));
         assert_eq!(other(|place| place.pid_namespace = "pid:[1]".to_owned()), Some(Obstacle::OtherPidNamespace));
         assert_eq!(other(|place| place.user_namespace = "user:[1]".to_owned()), Some(Obstacle::OtherUserNamespace));
-        // Nobody is where nothing is known.
+        // Unknown places are different hosts.
         assert_eq!(here.obstacle(&PidScope::decode(&[0; PidScope::LEN])), Some(Obstacle::OtherHost));
     }
 }

@@ -94,7 +94,7 @@ impl<M: RingMemory> Producer<M> {
         len
     }
 
-    /// Says where bytes can be fetched; whether there was room for that.
+    /// Publishes where bytes can be fetched; returns whether there was room for the record.
     pub(super) fn push_long(&mut self, address: u64, len: usize) -> bool {
         if self.room(HEADER_BYTES + ADDRESS_BYTES) < HEADER_BYTES + ADDRESS_BYTES {
             return false;
@@ -171,7 +171,7 @@ impl<M: RingMemory> Consumer<M> {
 
     /// Begins the next record. Its bytes in the ring, if it has any there, are taken by [`copy`](Consumer::copy).
     ///
-    /// Fails where the other process has written what is no record.
+    /// Fails where the other process has written something other than a record.
     pub(super) fn begin(&mut self) -> io::Result<Record> {
         if self.produced == self.consumed {
             // Acquire: the bytes come before the word that publishes them.

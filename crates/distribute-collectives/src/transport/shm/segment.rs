@@ -64,7 +64,7 @@ impl Segment {
         let flags = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
         let file = OpenOptions::new().read(true).write(true).custom_flags(flags).open(path);
         let file = OwnedFd::from(file.map_err(|_| Obstacle::CannotOpen)?);
-        // Before it is mapped: a file that can become shorter kills whoever reads beyond its end.
+        // Before it is mapped: a file that can become shorter kills a process that reads beyond its end.
         let sealed = fcntl_get_seals(&file).is_ok_and(|seals| seals.contains(SEALS));
         let len = fstat(file.as_fd()).map_or(-1, |stat| stat.st_size);
         if !sealed || len != Segment::len_bytes(capacity) as i64 {
@@ -191,7 +191,7 @@ impl RingMemory for Segment {
 impl Drop for Segment {
     fn drop(&mut self) {
         // SAFETY: the mapping was made in `map` with this length, and nothing borrows from it any more. A failure
-        // leaves it mapped, which harms nobody.
+        // leaves it mapped, which does no harm.
         let _ = unsafe { munmap(self.start.as_ptr().cast(), Segment::len_bytes(self.capacity)) };
     }
 }

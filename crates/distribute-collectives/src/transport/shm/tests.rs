@@ -94,7 +94,7 @@ proptest! {
         theirs.shutdown(std::net::Shutdown::Write).unwrap();
         if as_answer {
             let offered = offer(&mut ours).unwrap();
-            // Whoever says that it has opened the segment is not believed without a sign in it.
+            // A peer that reports that it has opened the segment is not believed without its number in it.
             prop_assert!(accept(&mut ours, offered).unwrap().is_err());
         } else if let Ok(answered) = answer(&mut ours) {
             prop_assert!(answered.finish(&mut ours).unwrap().is_err());

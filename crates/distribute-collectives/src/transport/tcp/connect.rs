@@ -45,7 +45,7 @@ pub(super) fn connect(
         }
         if let Some(place @ None) = sockets.get_mut(hello.rank).and_then(|pair| pair.get_mut(hello.channel)) {
             let mut stream = stream;
-            // A caller that has hung up is no member, which would have waited for this.
+            // A caller that has hung up is not a member: a member waits for this.
             if stream.write_all(&Welcome { group, rank }.encode()).is_ok() {
                 *place = Some(stream);
                 accepted += 1;
@@ -142,7 +142,7 @@ impl Reception<'_> {
                     self.callers.push(caller);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
-                // Whoever hung up at once was no member, which would have called again.
+                // A caller that hung up at once was not a member: a member calls again.
                 Err(error) if matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted) => {
                 }
                 Err(error) => return Err(error),
@@ -222,7 +222,7 @@ pub(super) fn share(
             lanes[peer] = answer.finish(stream).map_err(failed)?;
         }
     }
-    // All must choose algorithms alike, so all must know who shares memory with whom.
+    // All members must choose the same algorithms, so all must know which pairs share memory.
     let first = lanes.iter().position(Result::is_ok).map_or(rank, |peer| peer.min(rank));
     for stream in data.iter_mut().flatten() {
         stream.write_all(&(first as u64).to_le_bytes()).map_err(failed)?;

@@ -26,7 +26,7 @@ fn connect_while(
     thread::scope(|scope| {
         let first = &addresses[0];
         let disturber = scope.spawn(move || disturb(first));
-        // Whoever disturbs was there first.
+        // The disturbing connections come first.
         thread::sleep(Duration::from_millis(100));
         let members: Vec<_> = listeners
             .iter()

@@ -1,6 +1,5 @@
 //! A cluster of real processes: servers and workers are this test program started again, the coordinator is the test.
 #![allow(dead_code, reason = "each test program uses a part of it")]
-#![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 #![allow(clippy::print_stdout, reason = "processes say how far they are")]
 
 use std::collections::BTreeMap;

@@ -18,7 +18,7 @@ struct Model {
     consumer_sleeps: AtomicU32,
     producer_sleeps: AtomicU32,
     ring: Vec<UnsafeCell<u8>>,
-    /// What a long record names.
+    /// The memory that a long record names.
     long: UnsafeCell<u8>,
 }
 
@@ -62,14 +62,14 @@ impl RingMemory for Model {
 
     fn write(&self, _: usize, at: u64, bytes: &[u8]) {
         for (at, byte) in (at..).zip(bytes) {
-            // SAFETY: loom checks that nobody else accesses the cell.
+            // SAFETY: loom checks that no other thread accesses the cell.
             self.cell(at).with_mut(|cell| unsafe { *cell = *byte });
         }
     }
 
     fn read(&self, _: usize, at: u64, bytes: &mut [u8]) {
         for (at, byte) in (at..).zip(bytes) {
-            // SAFETY: loom checks that nobody writes to the cell meanwhile.
+            // SAFETY: loom checks that no thread writes to the cell meanwhile.
             *byte = self.cell(at).with(|cell| unsafe { *cell });
         }
     }
@@ -138,7 +138,7 @@ fn memory_that_was_taken_back_is_not_taken_for_fetched() {
             }
         });
         assert!(matches!(consumer.begin().unwrap(), Record::Long(1, 1)));
-        // SAFETY: loom checks that nobody writes meanwhile.
+        // SAFETY: loom checks that no thread writes meanwhile.
         let byte = memory.long.with(|cell| unsafe { *cell });
         if consumer.fetched().is_ok() {
             assert_eq!(byte, 0);

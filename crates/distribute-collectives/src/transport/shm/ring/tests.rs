@@ -22,7 +22,7 @@ fn message(index: usize) -> Vec<u8> {
     (0..1 + index * 7 % 40).map(|at| (index * 31 + at) as u8).collect()
 }
 
-/// Takes so many bytes, record by record; `idle` is called where there is nothing.
+/// Takes `len` bytes, record by record; `idle` is called while there is nothing to take.
 fn take(consumer: &mut Consumer, len: usize, mut idle: impl FnMut(&mut Consumer)) -> Vec<u8> {
     let mut bytes = vec![0; len];
     let mut filled = 0;
