@@ -148,7 +148,7 @@ impl Membership {
         environment::read(|variable| Membership::from_vars(variable))
     }
 
-    /// Like [`from_env`](Membership::from_env), but looks variables up by a function.
+    /// Reads the membership like [`from_env`](Membership::from_env), with a function that looks up variables.
     ///
     /// # Errors
     /// [`Error::Config`] if variables are missing, malformed or contradictory, or if a variable that identifies this

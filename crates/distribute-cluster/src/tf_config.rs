@@ -60,7 +60,7 @@ impl TfConfigResolver {
         environment::read(|variable| TfConfigResolver::from_vars(variable))
     }
 
-    /// Like [`from_env`](TfConfigResolver::from_env), but looks variables up by a function.
+    /// Reads the description like [`from_env`](TfConfigResolver::from_env), with a function that looks up variables.
     ///
     /// # Errors
     /// [`Error::Config`] if the description is malformed, or if the variable is set but empty.
@@ -82,7 +82,8 @@ impl TfConfigResolver {
         TfConfigResolver::with_overrides(json, TfConfigOverrides::default())
     }
 
-    /// Like [`from_json`](TfConfigResolver::from_json), with values that override those of the text.
+    /// Reads the description like [`from_json`](TfConfigResolver::from_json), with values that override those of the
+    /// text.
     ///
     /// # Errors
     /// [`Error::Config`] if the text is malformed or the task is not in the cluster.

@@ -77,7 +77,7 @@ impl CoordinationOptions {
         environment::read(|variable| CoordinationOptions::from_vars(variable))
     }
 
-    /// Like [`from_env`](CoordinationOptions::from_env), but looks variables up by a function.
+    /// Reads the options like [`from_env`](CoordinationOptions::from_env), with a function that looks up variables.
     ///
     /// # Errors
     /// [`Error::Config`] if the timeout is not a number above 0, or the identity is malformed.

@@ -166,7 +166,7 @@ impl Factors {
         product
     }
 
-    /// `matrix += scale P Qᵀ`.
+    /// Computes `matrix += scale P Qᵀ`.
     fn add_product(&self, q: &[f32], matrix: &mut [f32], scale: f32) {
         for (row, p) in matrix.chunks_exact_mut(self.columns).zip(self.p.chunks_exact(self.rank)) {
             for (value, q) in row.iter_mut().zip(q.chunks_exact(self.rank)) {

@@ -14,7 +14,7 @@ impl TopK {
 }
 
 impl Compressor for TopK {
-    /// The payload has indices, then values.
+    /// Selects the values; the payload has indices, then values.
     fn begin(&mut self, values: &mut [f32]) -> Payload {
         let count = self.count(values.len());
         let mut chosen: Vec<u32> = (0..values.len() as u32).collect();

@@ -4,7 +4,8 @@ use std::ops::Range;
 
 use super::{Action, Schedule, Step, Transfer, part};
 
-/// All-gather by dissemination: in each step a rank sends all parts that it has, so that their number doubles.
+/// Returns the steps of an all-gather by dissemination: in each step a rank sends all parts that it has, so that their
+/// number doubles.
 ///
 /// # Cost
 /// ceil(log2(n)) rounds; each rank sends (n - 1)/n of the elements, as in the ring. A round whose parts wrap around the

@@ -8,9 +8,9 @@ use super::{Action, Schedule, Step, Transfer, part};
 const CHUNK: usize = 64 * 1024;
 const MAX_CHUNKS: usize = 32;
 
-/// All-reduce up two binary trees and down again. An inner node of one tree is a leaf of the other, so every rank sends
-/// and receives each element about twice, as in a ring, and the number of steps grows only with log2(n). Unlike halving
-/// and doubling, this holds for any number of ranks.
+/// Returns the steps of an all-reduce up two binary trees and down again. An inner node of one tree is a leaf of the
+/// other, so every rank sends and receives each element about twice, as in a ring, and the number of steps grows only
+/// with log2(n). Unlike halving and doubling, this holds for any number of ranks.
 ///
 /// # Cost
 /// About 4 (k + 2 log2(n)) steps for k chunks per tree, each moving one chunk.

@@ -2,7 +2,7 @@
 
 use super::{Action, Schedule, Step, Transfer};
 
-/// All-reduce in which every exchange doubles the number of ranks whose values are combined.
+/// Returns the steps of an all-reduce in which every exchange doubles the number of ranks whose values are combined.
 ///
 /// If the number of ranks is not a power of two, the ranks beyond the greatest power of two first send their values to
 /// a partner and receive the result at the end.

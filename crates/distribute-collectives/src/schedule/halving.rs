@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::{Action, Schedule, Step, Transfer};
 
-/// All-reduce as a reduce-scatter by recursive halving, followed by an all-gather by recursive doubling.
+/// Returns the steps of an all-reduce: a reduce-scatter by recursive halving, then an all-gather by recursive doubling.
 ///
 /// Every element is combined by exactly one rank, pairwise along the bits of the ranks, so all ranks get the same bits,
 /// which depend on the number of ranks. If this is not a power of two, the ranks beyond the greatest power of two first

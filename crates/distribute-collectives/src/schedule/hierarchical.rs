@@ -2,16 +2,16 @@
 
 use super::{Schedule, Step, Transfer, binomial_broadcast, binomial_reduce, ring_all_reduce};
 
-/// All-reduce in three phases: a tree within each host collects at its first rank, a ring of these ranks exchanges
-/// between hosts, and trees distribute the result. `hosts[r]` is the host of rank r; ranks of one host need not be
-/// consecutive.
+/// Returns the steps of an all-reduce in three phases: a tree within each host collects at its first rank, a ring of
+/// these ranks exchanges between hosts, and trees distribute the result. `hosts[r]` is the host of rank r; ranks of one
+/// host need not be consecutive.
 ///
 /// It pays if ranks of one host communicate much faster with each other than with those of others, and share one
 /// network link.
 ///
 /// # Cost
-/// Two trees of log2(ranks of a host) steps, and 2 (hosts - 1) steps between hosts. Between hosts, each host sends 2 (h
-/// - 1)/h of the elements once; in a flat ring it sends them once for each of its ranks.
+/// Two trees of log2(ranks of a host) steps, and 2 (hosts - 1) steps between hosts. Between hosts, each host sends the
+/// share 2 (h - 1)/h of the elements once; in a flat ring it sends them once for each of its ranks.
 pub fn hierarchical_all_reduce(rank: usize, hosts: &[usize], count: usize) -> Schedule {
     let of_host = |host: usize| -> Vec<usize> { (0..hosts.len()).filter(|rank| hosts[*rank] == host).collect() };
     let neighbours = of_host(hosts[rank]);

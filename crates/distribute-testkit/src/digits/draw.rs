@@ -1,7 +1,7 @@
-//! Draws digits as a hand might: no two alike, each the same on every machine.
+//! Drawing of digits that imitates handwriting: no two images are alike, and each is the same on every machine.
 //!
-//! Everything random about an image comes from a ChaCha8 stream keyed by seed, split and index, and everything computed
-//! from it uses operations that IEEE 754 rounds correctly, so that no mathematics library has a say.
+//! All randomness of an image comes from a ChaCha8 stream keyed by seed, split and index, and everything computed from
+//! it uses operations that IEEE 754 rounds correctly, so that no mathematics library influences it.
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
@@ -23,7 +23,7 @@ pub(super) fn split(seed: u64, split: u64, len: usize) -> Split {
     Split { images, labels }
 }
 
-/// Each block of ten has its own order of the ten digits.
+/// Returns the label of an image; each block of ten has its own order of the ten digits.
 fn label(seed: u64, split: u64, index: u64) -> u32 {
     let mut hand = Hand::new(seed, [ORDER, split, index / CLASSES as u64]);
     let mut order: [u32; CLASSES] = std::array::from_fn(|digit| digit as u32);
@@ -54,9 +54,9 @@ fn draw(digit: u32, hand: &mut Hand, path: &mut Vec<[Point; 2]>) -> [f32; PIXELS
     })
 }
 
-/// How the glyph's box lies on the paper.
+/// The placement of the glyph's box on the paper.
 struct Pose {
-    /// Displacements of a grid over the box, the hand's own way of writing.
+    /// Displacements of a grid over the box, which vary the style of writing.
     warp: [[Point; GRID]; GRID],
     matrix: [[f32; 2]; 2],
     centre: Point,
@@ -78,7 +78,7 @@ impl Pose {
         Self { warp, matrix, centre }
     }
 
-    /// From the glyph's box to the paper.
+    /// Maps a point of the glyph's box to the paper.
     fn place(&self, point: Point) -> Point {
         let (dx, dy) = self.displacement(point);
         let (x, y) = (point.0 + dx - 0.5, point.1 + dy - 0.5);
@@ -98,7 +98,7 @@ impl Pose {
     }
 }
 
-/// The glyph's strokes on the paper, as short straight segments.
+/// Computes the glyph's strokes on the paper, as short straight segments.
 fn trace(glyph: Glyph, pose: &Pose, path: &mut Vec<[Point; 2]>) {
     path.clear();
     for Stroke { smooth, points } in glyph {
@@ -124,7 +124,7 @@ fn trace(glyph: Glyph, pose: &Pose, path: &mut Vec<[Point; 2]>) {
 /// Lowers the squared distances of the pixels within `reach` of a segment.
 fn mark(distances: &mut [f32; PIXELS], [a, b]: [Point; 2], reach: f32) {
     let span = |p: f32, q: f32| {
-        // Pixel centres lie at halves.
+        // Pixel centres are at halves.
         let first = (p.min(q) - reach - 0.5).ceil().clamp(0.0, SIDE as f32) as usize;
         let end = (p.max(q) + reach + 0.5).floor().clamp(0.0, SIDE as f32) as usize;
         first..end.max(first)
@@ -155,7 +155,8 @@ fn catmull_rom([p0, p1, p2, p3]: [Point; 4], t: f32) -> Point {
     (axis(p0.0, p1.0, p2.0, p3.0), axis(p0.1, p1.1, p2.1, p3.1))
 }
 
-/// Taylor series: the angles are below 0.3, and the platform's sine is not the same everywhere.
+/// Computes sine and cosine by Taylor series: the angles are below 0.3, and the platform's sine differs between
+/// platforms.
 fn small_sin_cos(angle: f32) -> (f32, f32) {
     let square = angle * angle;
     let sin = angle * (1.0 - square / 6.0 * (1.0 - square / 20.0));
@@ -167,7 +168,7 @@ fn mix(a: Point, b: Point, share: f32) -> Point {
     (a.0 + (b.0 - a.0) * share, a.1 + (b.1 - a.1) * share)
 }
 
-/// The grey levels that a byte can hold, as in the scanned digits of MNIST.
+/// Rounds to the grey levels that a byte can hold, as in the scanned digits of MNIST.
 fn quantised(ink: f32) -> f32 {
     (ink * 255.0 + 0.5).floor() / 255.0
 }
@@ -190,11 +191,11 @@ impl Hand {
     }
 
     fn below(&mut self, bound: u32) -> u32 {
-        // A bias of 10 in 2^32 is nothing to a drawing.
+        // A bias of 10 in 2^32 is negligible for a drawing.
         ((u64::from(self.0.next_u32()) * u64::from(bound)) >> 32) as u32
     }
 
-    /// Noise around 0 within ±1: the sum of four bytes is bell-shaped enough.
+    /// Returns noise around 0 within ±1: the sum of four bytes is nearly normally distributed.
     fn grain(&mut self) -> f32 {
         let sum: u32 = self.0.next_u32().to_le_bytes().into_iter().map(u32::from).sum();
         (sum as f32 - 510.0) / 510.0
@@ -214,7 +215,7 @@ const WARP: f32 = 0.09;
 /// Fifteen degrees.
 const MAX_TURN: f32 = 0.261_8;
 
-/// Straight pieces per span of a curve; more do not show at this size.
+/// Straight pieces per span of a curve; more would not be visible at this size.
 const PIECES: usize = 4;
 
 const BACKGROUND_GRAIN: f32 = 0.1;

@@ -1,4 +1,4 @@
-//! The shapes of the ten digits, as a hand draws them.
+//! The shapes of the ten handwritten digits.
 //!
 //! Coordinates span a unit box: x to the right, y down. A stroke is a smooth curve through its points, or straight
 //! lines between them; strokes that touch share a point.
@@ -13,7 +13,7 @@ pub(super) type Point = (f32, f32);
 /// The strokes of one way to write a digit.
 pub(super) type Glyph = &'static [Stroke];
 
-/// The ways to write `digit`, most of which differ from country to country.
+/// Returns the ways to write `digit`, most of which differ between countries.
 pub(super) fn styles(digit: u32) -> &'static [Glyph] {
     STYLES[digit as usize % STYLES.len()]
 }
