@@ -3,7 +3,6 @@
 //! It runs the example and the launcher in the target folder. `cargo test --workspace` builds both before it runs any
 //! test, and so does `cargo xtask multiprocess`; `cargo test --test mnist` alone does not.
 
-
 use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};

@@ -1,7 +1,6 @@
 //! Two workers that were started with different settings: both end with exit code 2 and an error that names the
 //! setting, before any parameter changes.
 
-
 use std::time::{Duration, Instant};
 
 use distribute_testkit::{Job, JobBuilder, Ports, target_binary};
