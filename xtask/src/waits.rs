@@ -64,7 +64,7 @@ impl Source {
         for (place, (number, line)) in self.lines.iter().enumerate() {
             let next = self.lines.get(place + 1).map_or("", |(_, next)| next.trim_start());
             let wait = |call, is_limited| calls(line, call).then_some(Wait { line: *number, call, is_limited });
-            // A condition variable's plain `wait` takes a guard, or returns what a poisoned lock would; none of ours does.
+            // A condition variable's plain `wait` takes a guard, or returns a poisoned lock's error; none of ours does.
             let plain = line.contains(".wait(&mut ") || line.contains(".unwrap") || next.starts_with(".unwrap");
             let of_lock = |wait: &Wait| wait.call == ".wait(" && plain;
             let limited = LIMITED.into_iter().filter_map(|call| wait(call, true));

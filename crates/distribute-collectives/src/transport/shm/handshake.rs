@@ -4,8 +4,8 @@
 //! and the number of a file. Such names mean something else in another namespace, where they may even name the other
 //! side's own segment, so finding one proves nothing. The other side therefore compares the number that it reads in the
 //! segment with the one that it was told over the connection, writes a number of its own next to it, and tells that;
-//! the first side looks for it in its own mapping. Only when both have read what the other wrote do they use the segment.
-//! Fetching from each other's memory is tried in the same way, with a number at an address.
+//! the first side looks for it in its own mapping. Only when both have read what the other wrote do they use the
+//! segment. Fetching from each other's memory is tried in the same way, with a number at an address.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
