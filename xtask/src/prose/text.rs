@@ -69,7 +69,8 @@ fn blocks(text: &str) -> Vec<Block<'_>> {
     for (number, comment) in source::comments(text) {
         let kind = ["///", "//!", "/**", "/*!", "//", "/*"].into_iter().find(|kind| comment.starts_with(kind));
         let Some(kind) = kind else { continue };
-        let lines = comment[kind.len()..].trim_end_matches("*/").lines().zip(number..);
+        // An empty comment is a line too, or it would part the block.
+        let lines = comment[kind.len()..].trim_end_matches("*/").split('\n').zip(number..);
         let continues = kind == last_kind
             && blocks.last().and_then(|block| block.lines.last()).is_some_and(|(_, last)| last + 1 == number);
         last_kind = kind;
@@ -141,6 +142,14 @@ mod tests {
 
     fn found(text: &str) -> Vec<(usize, &'static str)> {
         in_source(text).into_iter().map(|finding| (finding.line, finding.what)).collect()
+    }
+
+    #[test]
+    fn an_empty_line_does_not_part_a_comment() {
+        let text = "/// Returns it.\n///\n/// # Errors\n///\n/// Those of others.\nfn f() {}";
+        assert_eq!(found(text), [(3, "# Errors is a fragment")]);
+        let example = "/// Returns it.\n/// ```\n/// let nobody = 1;\n///\n/// let whoever = 2;\n/// ```\nfn f() {}";
+        assert_eq!(found(example), []);
     }
 
     #[test]
