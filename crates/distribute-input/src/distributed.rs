@@ -9,7 +9,7 @@ use crate::dataset::{Items, Opener, Order, Picks, Share, Shares, prefetched_item
 use crate::element::Operations;
 use crate::feed::Feed;
 use crate::plan::Division;
-use crate::position::{Lane, Way};
+use crate::position::{Lane, ReadMode};
 use crate::rebatch::Rebatch;
 use crate::{
     AutoShardPolicy, BoxError, Cardinality, DataPlan, Dataset, Element, ElementSpec, Error, InputContext, InputOptions,
@@ -37,7 +37,7 @@ pub(crate) struct Step<T> {
 #[derive(Clone)]
 pub(crate) struct Start {
     epoch: u64,
-    way: Way,
+    read_mode: ReadMode,
     lanes: Vec<Lane>,
     /// Whether empty parts are replaced by a stand-in row.
     stand_ins: bool,
@@ -108,14 +108,14 @@ where
             steps(Arc::clone(&dataset.open), operations, rebatch, operations.slice)
         }
     };
-    let (way, lane, cardinality) = match &reads {
-        Reads::Walk => (Way::Walk, Lane::of(None), cardinality),
-        Reads::Own { share, .. } => (Way::Lanes, Lane::of(*share), Cardinality::Unknown),
+    let (read_mode, lane, cardinality) = match &reads {
+        Reads::Walk => (ReadMode::Walk, Lane::of(None), cardinality),
+        Reads::Own { share, .. } => (ReadMode::Lanes, Lane::of(*share), Cardinality::Unknown),
     };
     Ok(WorkerDataset {
         open,
         empty,
-        way,
+        read_mode,
         lanes: vec![lane],
         cardinality,
         depth: options.per_replica_buffer_size.max(dataset.facts.prefetch),
@@ -211,13 +211,13 @@ where
         let (cut, mut step) = (Arc::clone(&cut), 0);
         let mut feed = Feed::new(&open, operations, start.epoch, start.lanes);
         let mut next = move || -> Result<Option<Step<T>>> {
-            let (ranges, piece, rows, full) = match start.way {
-                Way::Walk => {
+            let (ranges, piece, rows, full) = match start.read_mode {
+                ReadMode::Walk => {
                     let Some((rows, batch)) = feed.batch()? else { return Ok(None) };
                     let ranges: Vec<Range<usize>> = rebatch.local_ranges(step, rows)?.collect();
                     (ranges, batch, rows, rows == rebatch.global_batch)
                 }
-                Way::Lanes | Way::Function => {
+                ReadMode::Lanes | ReadMode::Function => {
                     let own = rebatch.own_ranges(step)?;
                     let wanted = own.last().map_or(0, |range| range.end);
                     let Some((rows, piece)) = feed.rows(wanted)? else { return Ok(None) };
@@ -250,7 +250,7 @@ where
 pub struct WorkerDataset<T> {
     open: StepOpener<T>,
     empty: EmptyParts<T>,
-    way: Way,
+    read_mode: ReadMode,
     /// The lanes that this worker reads in a whole pass.
     lanes: Vec<Lane>,
     cardinality: Cardinality,
@@ -300,8 +300,8 @@ impl<T: Send + 'static> WorkerDataset<T> {
 
     /// Begins the pass with the given number without advancing the counter.
     pub fn iter_epoch(&self, epoch: u64) -> WorkerIterator<T> {
-        let (way, stand_ins) = (self.way, self.stand_ins);
-        self.begin(Start { epoch, way, lanes: self.lanes.clone(), stand_ins })
+        let (read_mode, stand_ins) = (self.read_mode, self.stand_ins);
+        self.begin(Start { epoch, read_mode, lanes: self.lanes.clone(), stand_ins })
     }
 
     /// Resumes the pass at a position; the next pass is the one after it. The position may have been saved with another
@@ -315,21 +315,21 @@ impl<T: Send + 'static> WorkerDataset<T> {
     pub fn iter_from(&self, position: &InputPosition) -> Result<WorkerIterator<T>> {
         let lanes = position.lanes_of(self.topology())?;
         self.passes.fetch_max(position.epoch + 1, Ordering::Relaxed);
-        let (epoch, way, stand_ins) = (position.epoch, position.way, self.stand_ins);
-        Ok(self.begin(Start { epoch, way, lanes, stand_ins }))
+        let (epoch, read_mode, stand_ins) = (position.epoch, position.read_mode, self.stand_ins);
+        Ok(self.begin(Start { epoch, read_mode, lanes, stand_ins }))
     }
 
     fn begin(&self, start: Start) -> WorkerIterator<T> {
         let (open, first) = (Arc::clone(&self.open), start.clone());
         let steps = prefetched_items(move || open(first), self.depth);
-        let only_full = self.unequal_data == UnequalData::Drop && start.way == Way::Walk;
+        let only_full = self.unequal_data == UnequalData::Drop && start.read_mode == ReadMode::Walk;
         WorkerIterator::new(steps, start, only_full)
     }
 
     /// Returns whether the passes of all workers end after the same number of steps, so that the workers need not agree
     /// on it.
     pub fn ends_together(&self) -> bool {
-        self.topology().workers() == 1 || self.way == Way::Walk
+        self.topology().workers() == 1 || self.read_mode == ReadMode::Walk
     }
 
     /// Returns what happens when some replicas have no data left.
@@ -385,7 +385,7 @@ impl<T: Send + 'static> WorkerDataset<T> {
                 })) as Items<Step<U>>
             }),
             empty: Arc::new(move |stand_in| empty(stand_in)?.map(|parts| mapped(parts)).transpose()),
-            way: self.way,
+            read_mode: self.read_mode,
             lanes: self.lanes,
             cardinality: self.cardinality,
             depth: self.depth,
@@ -423,7 +423,7 @@ impl<T> Clone for WorkerDataset<T> {
         WorkerDataset {
             open: Arc::clone(&self.open),
             empty: Arc::clone(&self.empty),
-            way: self.way,
+            read_mode: self.read_mode,
             lanes: self.lanes.clone(),
             cardinality: self.cardinality,
             depth: self.depth,

@@ -25,13 +25,13 @@ use crate::{Error, Result, Topology};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InputPosition {
     pub(crate) epoch: u64,
-    pub(crate) way: Way,
+    pub(crate) read_mode: ReadMode,
     pub(crate) lanes: Vec<Lane>,
 }
 
 /// How the lanes of a position are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Way {
+pub(crate) enum ReadMode {
     /// All workers read them together and keep rows of each batch.
     Walk,
     /// Each worker reads lanes of its own.
@@ -90,13 +90,13 @@ impl InputPosition {
         let mut workers = workers.into_iter();
         let Some(mut all) = workers.next() else { return refuse("there is no worker's position") };
         for other in workers {
-            if (other.epoch, other.way) != (all.epoch, all.way) {
+            if (other.epoch, other.read_mode) != (all.epoch, all.read_mode) {
                 return refuse("workers are in different passes, or read in different ways");
             }
-            match all.way {
-                Way::Walk if other.lanes != all.lanes => return refuse("workers have not walked equally far"),
-                Way::Walk => {}
-                Way::Lanes | Way::Function => all.lanes.extend(other.lanes),
+            match all.read_mode {
+                ReadMode::Walk if other.lanes != all.lanes => return refuse("workers have not walked equally far"),
+                ReadMode::Walk => {}
+                ReadMode::Lanes | ReadMode::Function => all.lanes.extend(other.lanes),
             }
         }
         Ok(all)
@@ -105,17 +105,17 @@ impl InputPosition {
     /// Returns the lanes that a worker reads when it resumes.
     pub(crate) fn lanes_of(&self, topology: Topology) -> Result<Vec<Lane>> {
         let (workers, worker) = (topology.workers(), topology.worker());
-        match self.way {
-            Way::Walk => Ok(self.lanes.iter().map(|lane| lane.rest(1, 0)).collect()),
-            Way::Function if self.lanes.len() != workers => {
+        match self.read_mode {
+            ReadMode::Walk => Ok(self.lanes.iter().map(|lane| lane.rest(1, 0)).collect()),
+            ReadMode::Function if self.lanes.len() != workers => {
                 let saved = self.lanes.len();
                 let problem = format!(
                     "it was saved by {saved} workers whose input function chose their data, there are {workers} now"
                 );
                 Err(Error::Position { problem })
             }
-            Way::Function => Ok(vec![self.lanes[worker].rest(1, 0)]),
-            Way::Lanes => {
+            ReadMode::Function => Ok(vec![self.lanes[worker].rest(1, 0)]),
+            ReadMode::Lanes => {
                 let left: Vec<&Lane> = self.lanes.iter().filter(|lane| !lane.ended).collect();
                 if left.len() >= workers || left.is_empty() {
                     return Ok(left.into_iter().skip(worker).step_by(workers).map(|lane| lane.rest(1, 0)).collect());

@@ -7,7 +7,7 @@ use std::time::Duration;
 use distribute_cluster::FailureKind;
 use distribute_collectives::{DeviceGroup, ProcessGroup, Rank, ReduceOp};
 use distribute_device::DeviceSpec;
-use distribute_values::{Axis, PerReplica, Place, Structure, TensorStorage, gather_structure, reduce_structure};
+use distribute_values::{Axis, CallContext, PerReplica, Structure, TensorStorage, gather_structure, reduce_structure};
 
 use crate::merge::Rendezvous;
 use crate::recovery::Recovery;
@@ -73,7 +73,7 @@ impl ReplicaContext {
     /// Gradients are reduced in [`group`](ReplicaContext::group) during backward, as they become complete, and on a
     /// replica without examples other gradients become complete than on its peers. The order of calls in that group is
     /// therefore not determined by the model; in this group it is. The group is created on the first call, which every
-    /// replica must make at the same place.
+    /// replica must make at the same point.
     ///
     /// # Errors
     /// [`Error::Collective`] if the group cannot be created; [`Error::Context`] if this replica is not a member of its
@@ -132,9 +132,9 @@ impl ReplicaContext {
         self.strategy.replicas().set_one_idle(&self.groups, self.local, true);
     }
 
-    /// Returns the place of this code, for reads and writes of variables.
-    pub fn place(&self) -> Place<'_> {
-        Place::Replica { local: self.local, group: self.group() }
+    /// Returns the context of this replica for reads and writes of variables.
+    pub fn call_context(&self) -> CallContext<'_> {
+        CallContext::Replica { local: self.local, group: self.group() }
     }
 
     /// Reduces every replica's `value`: a tensor, a number or a nest of them, leaf by leaf. Every replica must call

@@ -6,8 +6,8 @@ use distribute_cluster::{Coordination, FailureKind};
 use distribute_collectives::{ProcessGroup, ReduceOp};
 use distribute_device::{Device, DeviceSpec};
 use distribute_values::{
-    Axis, DistributedVariable, Mirrored, PerReplica, Place, Structure, Synchronization, TensorStorage, VariableOptions,
-    broadcast_value, gather_structure, reduce_structure, weighed, with_rows,
+    Axis, CallContext, DistributedVariable, Mirrored, PerReplica, Structure, Synchronization, TensorStorage,
+    VariableOptions, broadcast_value, gather_structure, reduce_structure, weighed, with_rows,
 };
 
 use crate::context::{self, Frame};
@@ -166,8 +166,8 @@ impl Strategy {
         variable
     }
 
-    /// Runs `body` for each component of a variable in this process, in its [`Place::Update`]: a write there changes
-    /// that component only. A component that replicas share is updated once.
+    /// Runs `body` for each component of a variable in this process, in its [`CallContext::Update`]: a write there
+    /// changes that component only. A component that replicas share is updated once.
     ///
     /// # Errors
     /// [`Error::Context`] inside a replica, else the first error of `body`.
@@ -179,7 +179,7 @@ impl Strategy {
     /// let strategy = MirroredStrategy::builder().devices(["CPU:0", "CPU:1"]).build()?;
     /// let two = HostTensor::scalar(2.0);
     /// let v = strategy.variable("v", &HostTensor::scalar(1.0), VariableOptions::default())?;
-    /// strategy.update(&v, |place, v| v.assign(place, Assignment::Add, &two).map_err(Error::from))?;
+    /// strategy.update(&v, |context, v| v.assign(context, Assignment::Add, &two).map_err(Error::from))?;
     /// # Ok::<(), Error>(())
     /// ```
     ///
@@ -188,14 +188,14 @@ impl Strategy {
     pub fn update<T, R, E: From<Error>>(
         &self,
         variable: &DistributedVariable<T>,
-        mut body: impl FnMut(Place<'_>, &DistributedVariable<T>) -> Result<R, E>,
+        mut body: impl FnMut(CallContext<'_>, &DistributedVariable<T>) -> Result<R, E>,
     ) -> Result<Vec<R>, E> {
         self.outside_replicas("update", "use merge_call")?;
         let updates = if variable.is_shared() { 1 } else { variable.components().len() };
         (0..updates)
             .map(|local| {
                 let _frame = context::push(Frame::Update(self.clone()));
-                body(Place::Update { local }, variable)
+                body(CallContext::Update { local }, variable)
             })
             .collect()
     }
@@ -374,9 +374,9 @@ impl Strategy {
         body()
     }
 
-    /// Calls `body` with the place of code outside replicas, for reads and writes of variables.
-    pub fn with_place<R>(&self, body: impl FnOnce(Place<'_>) -> R) -> R {
-        body(Place::Cross { groups: &self.groups() })
+    /// Calls `body` with the context of code outside replicas, for reads and writes of variables.
+    pub fn with_call_context<R>(&self, body: impl FnOnce(CallContext<'_>) -> R) -> R {
+        body(CallContext::Cross { groups: &self.groups() })
     }
 
     pub(crate) fn replicas(&self) -> &Replicas {

@@ -5,7 +5,7 @@
 //!
 //! - [`PerReplica`]: different values on each replica; [`Mirrored`]: equal ones.
 //! - [`DistributedVariable`]: state with one component per replica, kept equal on write or combined on read.
-//! - [`Place`]: the place where code runs, which determines the meaning of a read or a write.
+//! - [`CallContext`]: whether code runs in a replica or outside, which determines the meaning of a read or a write.
 //! - [`Structure`]: tensors, and nests of them; [`reduce_structure`] and [`gather_structure`] combine those of many
 //!   replicas, across processes too.
 //! - [`PerWorkerVariable`]: state that each process has for itself.
@@ -39,5 +39,5 @@ pub use per_worker::PerWorkerVariable;
 pub use storage::{Host, HostTensor, TensorStorage, with_storage};
 pub use structure::{Leaves, Nested, Number, Single, Structure, gather_structure, reduce_structure};
 pub use variable::{
-    Aggregation, Assignment, DistributedVariable, Place, Scatter, Synchronization, Undo, VariableOptions,
+    Aggregation, Assignment, CallContext, DistributedVariable, Scatter, Synchronization, Undo, VariableOptions,
 };

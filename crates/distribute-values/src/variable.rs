@@ -9,9 +9,10 @@ use distribute_types::with_dtype;
 use crate::elements::{assign, assign_share};
 use crate::{Axis, Error, PerReplica, Result, TensorStorage, broadcast_value, reduce_values};
 
-/// The place where code runs, which determines whether it accesses a component or the whole variable.
+/// Whether code runs in a replica, outside all replicas or in an update, which determines whether an access means a
+/// component or the whole variable.
 #[derive(Clone, Copy, Debug)]
-pub enum Place<'a> {
+pub enum CallContext<'a> {
     /// Inside a replica.
     Replica {
         /// Index among the replicas of this process.
@@ -34,22 +35,22 @@ pub enum Place<'a> {
 /// A variable with one component per local replica.
 ///
 /// # Errors
-/// Synchronization, aggregation and [`Place`] determine which operations are allowed; others return [`Error::Variable`]
-/// with the reason.
+/// Synchronization, aggregation and [`CallContext`] determine which operations are allowed; others return
+/// [`Error::Variable`] with the reason.
 ///
 /// # Examples
 /// ```
 /// use distribute_collectives::ProcessGroup;
-/// use distribute_values::{Aggregation, Assignment, DistributedVariable, HostTensor, Place};
+/// use distribute_values::{Aggregation, Assignment, DistributedVariable, HostTensor, CallContext};
 /// use distribute_values::{TensorStorage, VariableOptions};
 ///
 /// let groups = ProcessGroup::local(2)?;
 /// let components = vec![HostTensor::scalar(0.0), HostTensor::scalar(0.0)];
 /// let seen = DistributedVariable::new("examples_seen", components, VariableOptions::on_read(Aggregation::Sum))?;
 /// for (local, group) in groups.iter().enumerate() {
-///     seen.assign(Place::Replica { local, group }, Assignment::Add, &HostTensor::scalar(32.0))?;
+///     seen.assign(CallContext::Replica { local, group }, Assignment::Add, &HostTensor::scalar(32.0))?;
 /// }
-/// assert_eq!(seen.read_value(Place::Cross { groups: &groups })?.to_elements::<f64>()?, [64.0]);
+/// assert_eq!(seen.read_value(CallContext::Cross { groups: &groups })?.to_elements::<f64>()?, [64.0]);
 /// # Ok::<(), distribute_values::Error>(())
 /// ```
 ///
@@ -185,13 +186,14 @@ impl<T> DistributedVariable<T> {
     /// # Examples
     /// ```
     /// use distribute_collectives::ProcessGroup;
-    /// use distribute_values::{Assignment, DistributedVariable, HostTensor, Place, TensorStorage, VariableOptions};
+    /// use distribute_values::{Assignment, CallContext, DistributedVariable, HostTensor};
+    /// use distribute_values::{TensorStorage, VariableOptions};
     ///
     /// let groups = ProcessGroup::local(1)?;
-    /// let place = Place::Cross { groups: &groups };
+    /// let context = CallContext::Cross { groups: &groups };
     /// let v = DistributedVariable::new("v", vec![HostTensor::scalar(1.0)], VariableOptions::default())?;
-    /// let (before, live) = (v.read_value(place)?, v.live(place)?);
-    /// v.assign(place, Assignment::Set, &HostTensor::scalar(2.0))?;
+    /// let (before, live) = (v.read_value(context)?, v.live(context)?);
+    /// v.assign(context, Assignment::Set, &HostTensor::scalar(2.0))?;
     /// assert_eq!(before.to_elements::<f64>()?, [1.0]);
     /// assert_eq!(live.to_elements::<f64>()?, [2.0]);
     /// # Ok::<(), distribute_values::Error>(())
@@ -199,12 +201,12 @@ impl<T> DistributedVariable<T> {
     ///
     /// # Source
     /// `tf.Variable.read_value`.
-    pub fn read_value<L>(&self, place: Place<'_>) -> Result<T>
+    pub fn read_value<L>(&self, context: CallContext<'_>) -> Result<T>
     where
         T: TensorStorage<L>,
     {
-        match (place, self.options.synchronization, self.options.aggregation) {
-            (Place::Cross { groups }, Synchronization::OnRead, aggregation) => match aggregation {
+        match (context, self.options.synchronization, self.options.aggregation) {
+            (CallContext::Cross { groups }, Synchronization::OnRead, aggregation) => match aggregation {
                 Aggregation::Sum => self.combined(groups, ReduceOp::Sum),
                 Aggregation::Mean => self.combined(groups, ReduceOp::Mean),
                 Aggregation::OnlyFirstReplica => self.first_of_all(groups),
@@ -213,7 +215,7 @@ impl<T> DistributedVariable<T> {
                     components()",
                 )),
             },
-            _ => self.live(place)?.copied(),
+            _ => self.live(context)?.copied(),
         }
     }
 
@@ -223,14 +225,16 @@ impl<T> DistributedVariable<T> {
     /// # Errors
     /// [`Error::Variable`] for an on-read variable outside a replica, whose value is computed from all components and
     /// so has no storage of its own.
-    pub fn live<L>(&self, place: Place<'_>) -> Result<T>
+    pub fn live<L>(&self, context: CallContext<'_>) -> Result<T>
     where
         T: TensorStorage<L>,
     {
-        match (place, self.options.synchronization) {
-            (Place::Replica { local, .. } | Place::Update { local }, _) => Ok(self.component(local)?.clone()),
-            (Place::Cross { .. }, Synchronization::OnWrite) => Ok(self.component(0)?.clone()),
-            (Place::Cross { .. }, Synchronization::OnRead) => Err(self.refuse(
+        match (context, self.options.synchronization) {
+            (CallContext::Replica { local, .. } | CallContext::Update { local }, _) => {
+                Ok(self.component(local)?.clone())
+            }
+            (CallContext::Cross { .. }, Synchronization::OnWrite) => Ok(self.component(0)?.clone()),
+            (CallContext::Cross { .. }, Synchronization::OnRead) => Err(self.refuse(
                 "outside a replica its value is combined from all components, so there is nothing to view; use \
                 read_value()",
             )),
@@ -247,7 +251,7 @@ impl<T> DistributedVariable<T> {
     /// [`Error::Variable`] if the rules forbid the write; [`Error::Shape`] if shapes differ; [`Error::Collective`] if a
     /// replica is missing or fails; [`Error::Tensor`] or [`Error::Device`] if the value does not fit or a tensor cannot
     /// be written.
-    pub fn assign<L>(&self, place: Place<'_>, assignment: Assignment, value: &T) -> Result<()>
+    pub fn assign<L>(&self, context: CallContext<'_>, assignment: Assignment, value: &T) -> Result<()>
     where
         T: TensorStorage<L>,
     {
@@ -256,21 +260,21 @@ impl<T> DistributedVariable<T> {
             let remedy = "assign a value of the variable's shape";
             return Err(Error::Shape { what: "assign", replica: 0, got: value.shape(), expected, remedy });
         }
-        match (place, self.options.synchronization) {
-            (Place::Update { local }, _) => self.write(local, assignment, value),
-            (Place::Replica { local, .. }, Synchronization::OnRead) => self.write_own(local, assignment, value),
-            (Place::Replica { local, .. }, Synchronization::OnWrite) if self.writes_locally() => {
+        match (context, self.options.synchronization) {
+            (CallContext::Update { local }, _) => self.write(local, assignment, value),
+            (CallContext::Replica { local, .. }, Synchronization::OnRead) => self.write_own(local, assignment, value),
+            (CallContext::Replica { local, .. }, Synchronization::OnWrite) if self.writes_locally() => {
                 self.write_own(local, assignment, value)
             }
-            (Place::Replica { local, group }, Synchronization::OnWrite) => {
+            (CallContext::Replica { local, group }, Synchronization::OnWrite) => {
                 let aggregated = self.aggregate(group, value)?;
                 if !self.shared {
                     return self.write_own(local, assignment, &aggregated);
                 }
                 self.write_shared(local, group, || self.write_own(local, assignment, &aggregated))
             }
-            (Place::Cross { .. }, Synchronization::OnWrite) => self.write_all(assignment, value),
-            (Place::Cross { groups }, Synchronization::OnRead) => match (self.options.aggregation, assignment) {
+            (CallContext::Cross { .. }, Synchronization::OnWrite) => self.write_all(assignment, value),
+            (CallContext::Cross { groups }, Synchronization::OnRead) => match (self.options.aggregation, assignment) {
                 (Aggregation::Sum, Assignment::Set) => self.write_shares(groups, value),
                 (Aggregation::Sum, _) => Err(self.refuse(
                     "adding to a sum outside a replica would count the value once per replica; add inside one replica, \
@@ -297,7 +301,7 @@ impl<T> DistributedVariable<T> {
     where
         T: TensorStorage<L>,
     {
-        self.read_value(Place::Cross { groups })
+        self.read_value(CallContext::Cross { groups })
     }
 
     /// Restores a value that was saved under any number of replicas. An on-read sum is spread over the replicas, with
@@ -310,7 +314,7 @@ impl<T> DistributedVariable<T> {
     where
         T: TensorStorage<L>,
     {
-        self.assign(Place::Cross { groups }, Assignment::Set, saved)
+        self.assign(CallContext::Cross { groups }, Assignment::Set, saved)
     }
 
     /// Returns whether a replica's write stays in its own copy.

@@ -61,7 +61,7 @@ impl Search {
             None => var(ENV_LIBRARY).map(|file| (NamedBy::Environment, file.into())),
         };
         match named {
-            Some((by, file)) => Plan { named_by: Some(by), places: vec![Place::File(file)] },
+            Some((by, file)) => Plan { named_by: Some(by), places: vec![Candidate::File(file)] },
             None => Plan { named_by: None, places: usual_places(var) },
         }
     }
@@ -71,18 +71,18 @@ impl Search {
 #[derive(Debug)]
 pub(crate) struct Plan {
     pub(crate) named_by: Option<NamedBy>,
-    pub(crate) places: Vec<Place>,
+    pub(crate) places: Vec<Candidate>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum Candidate {
     /// A file, or a name for the loader.
     File(PathBuf),
     /// The subfolders `python3*` of a folder, and the file below each.
     Pythons { folder: PathBuf, below: PathBuf },
 }
 
-impl Place {
+impl Candidate {
     /// Returns the existing files; an explicit file is assumed to exist.
     pub(crate) fn files(&self) -> Vec<PathBuf> {
         let (folder, below) = match self {
@@ -105,14 +105,14 @@ impl Place {
     }
 }
 
-fn usual_places(var: &dyn Fn(&str) -> Option<OsString>) -> Vec<Place> {
+fn usual_places(var: &dyn Fn(&str) -> Option<OsString>) -> Vec<Candidate> {
     let root = |name: &str| var(name).map(PathBuf::from);
-    let mut places = vec![Place::File(SONAME.into()), Place::File("libnccl.so".into())];
+    let mut places = vec![Candidate::File(SONAME.into()), Candidate::File("libnccl.so".into())];
     let toolkits = [root("CUDA_HOME"), root("CUDA_PATH"), Some("/usr/local/cuda".into())];
-    places.extend(toolkits.into_iter().flatten().map(|toolkit| Place::File(toolkit.join("lib64").join(SONAME))));
+    places.extend(toolkits.into_iter().flatten().map(|toolkit| Candidate::File(toolkit.join("lib64").join(SONAME))));
     places.extend(root("VIRTUAL_ENV").map(|venv| wheels(&venv, "site-packages")));
     if let Some(conda) = root("CONDA_PREFIX") {
-        places.push(Place::File(conda.join("lib").join(SONAME)));
+        places.push(Candidate::File(conda.join("lib").join(SONAME)));
         places.push(wheels(&conda, "site-packages"));
     }
     places.extend(root("HOME").map(|home| wheels(&home.join(".local"), "site-packages")));
@@ -129,8 +129,8 @@ fn usual_places(var: &dyn Fn(&str) -> Option<OsString>) -> Vec<Place> {
     distinct
 }
 
-fn wheels(prefix: &Path, packages: &str) -> Place {
-    Place::Pythons { folder: prefix.join("lib"), below: Path::new(packages).join("nvidia/nccl/lib").join(SONAME) }
+fn wheels(prefix: &Path, packages: &str) -> Candidate {
+    Candidate::Pythons { folder: prefix.join("lib"), below: Path::new(packages).join("nvidia/nccl/lib").join(SONAME) }
 }
 
 const SONAME: &str = "libnccl.so.2";

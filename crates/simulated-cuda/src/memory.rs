@@ -30,7 +30,7 @@ pub(crate) struct Live<'a>(RwLockReadGuard<'a, BTreeMap<usize, Allocation>>);
 
 /// The kind of memory that an address may point to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum MemoryKind {
     /// Memory of a device, or pinned host memory.
     Device,
     /// Memory that no device owns.
@@ -141,19 +141,19 @@ impl Live<'_> {
     ///
     /// # Errors
     /// `INVALID_VALUE` if the range is not within one allocation, or not in the given kind of memory.
-    pub(crate) fn check(&self, address: usize, bytes: usize, place: Place) -> Result {
+    pub(crate) fn check(&self, address: usize, bytes: usize, place: MemoryKind) -> Result {
         let end = address.checked_add(bytes).ok_or(Code::INVALID_VALUE)?;
         let inside = self.find(address).is_some_and(|found| end <= found.end_address());
         let valid = match place {
-            Place::Device => inside,
-            Place::Host => device_of(address).is_none() && address != 0,
-            Place::Any => address != 0 && (inside || device_of(address).is_none()),
+            MemoryKind::Device => inside,
+            MemoryKind::Host => device_of(address).is_none() && address != 0,
+            MemoryKind::Any => address != 0 && (inside || device_of(address).is_none()),
         };
         if valid { Ok(()) } else { Err(Code::INVALID_VALUE) }
     }
 
     /// Copies bytes; the ranges may overlap.
-    pub(crate) fn copy(&self, to: (usize, Place), from: (usize, Place), bytes: usize) -> Result {
+    pub(crate) fn copy(&self, to: (usize, MemoryKind), from: (usize, MemoryKind), bytes: usize) -> Result {
         self.check(to.0, bytes, to.1)?;
         self.check(from.0, bytes, from.1)?;
         let source = ptr::with_exposed_provenance::<u8>(from.0);
@@ -166,7 +166,7 @@ impl Live<'_> {
     /// Fills memory with a pattern of 1, 2 or 4 bytes.
     pub(crate) fn fill(&self, address: usize, pattern: &[u8], count: usize) -> Result {
         let bytes = count.checked_mul(pattern.len()).ok_or(Code::INVALID_VALUE)?;
-        self.check(address, bytes, Place::Device)?;
+        self.check(address, bytes, MemoryKind::Device)?;
         let start = ptr::with_exposed_provenance_mut::<u8>(address);
         if let [byte] = pattern {
             // SAFETY: the range is allocated, as was just checked, and stays so while this lock is held.

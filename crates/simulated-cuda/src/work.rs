@@ -8,14 +8,14 @@ use crate::context::Context;
 use crate::error::{Code, Result};
 use crate::ffi::report;
 use crate::mark::Mark;
-use crate::memory::{MEMORY, Place};
+use crate::memory::{MEMORY, MemoryKind};
 use crate::module::Launch;
 use crate::settings::settings;
 
 /// One operation. A graph may run it several times.
 #[derive(Clone)]
 pub(crate) enum Work {
-    Copy { to: (usize, Place), from: Source, bytes: usize },
+    Copy { to: (usize, MemoryKind), from: Source, bytes: usize },
     Fill { address: usize, pattern: Vec<u8>, count: usize },
     Launch(Arc<Launch>),
     Call(HostFunction),
@@ -28,7 +28,7 @@ pub(crate) enum Work {
 #[derive(Clone)]
 pub(crate) enum Source {
     /// Read when the copy runs.
-    Address(usize, Place),
+    Address(usize, MemoryKind),
     /// Read when the copy was queued, since the caller may overwrite it at once.
     Staged(Arc<[u8]>),
 }
@@ -58,7 +58,7 @@ impl Work {
             Self::Copy { to, from, bytes } => {
                 let from = match from {
                     Source::Address(address, place) => (*address, *place),
-                    Source::Staged(staged) => (staged.as_ptr().expose_provenance(), Place::Host),
+                    Source::Staged(staged) => (staged.as_ptr().expose_provenance(), MemoryKind::Host),
                 };
                 MEMORY.live().copy(*to, from, *bytes).map_err(|_| {
                     illegal(context, format_args!("copy of {bytes} bytes from {:#x} to {:#x}", from.0, to.0))

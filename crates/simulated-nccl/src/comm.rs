@@ -9,7 +9,7 @@ use nccl_sys::{Code, DataType, RedOp};
 use crate::failure::Failure;
 use crate::link::Link;
 use crate::operation::Factor;
-use crate::wire::{Key, Place, Request};
+use crate::wire::{Key, Membership, Request};
 
 /// A communicator, from the call that creates it.
 pub(crate) struct Comm {
@@ -30,7 +30,7 @@ pub(crate) struct Comm {
 #[derive(Clone)]
 pub(crate) struct Member {
     pub(crate) link: Arc<Link>,
-    pub(crate) place: Place,
+    pub(crate) place: Membership,
 }
 
 #[derive(Default)]

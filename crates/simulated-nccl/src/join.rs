@@ -5,7 +5,7 @@ use nccl_sys::{Code, UniqueId};
 use crate::comm::Member;
 use crate::failure::Failure;
 use crate::link::{Ended, Link};
-use crate::wire::{Place, Request};
+use crate::wire::{Membership, Request};
 use crate::{hub, settings};
 
 /// Waits for all ranks, limited only by the caller.
@@ -23,7 +23,7 @@ pub(crate) fn join(
         Failure::new(Code::SYSTEM_ERROR, format!("the process that made the unique id cannot be reached: {error}"))
     })?;
     match link.hello(give_up) {
-        Ok(group) => Ok(Member { link: link.into(), place: Place { group, rank, ranks } }),
+        Ok(group) => Ok(Member { link: link.into(), place: Membership { group, rank, ranks } }),
         Err(Ended::Broken(failure)) => Err(failure),
         Err(Ended::GivenUp) => Err(aborted()),
     }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use nccl_sys::Code;
 
 use crate::failure::Failure;
-use crate::wire::{self, Answer, Place, Request};
+use crate::wire::{self, Answer, Membership, Request};
 
 /// A connection, and the thread that reads it.
 pub(crate) struct Link {
@@ -33,7 +33,7 @@ struct Inbox {
 struct Arrived {
     hello: Option<Result<u64, Failure>>,
     done: HashMap<u64, Vec<u8>>,
-    members: HashMap<u64, Option<Place>>,
+    members: HashMap<u64, Option<Membership>>,
     broken: HashMap<u64, Failure>,
     lost: bool,
 }
@@ -92,7 +92,7 @@ impl Link {
     }
 
     /// Waits for a place in a new communicator.
-    pub(crate) fn member(&self, tag: u64, give_up: &dyn Fn() -> bool) -> Result<Option<Place>, Ended> {
+    pub(crate) fn member(&self, tag: u64, give_up: &dyn Fn() -> bool) -> Result<Option<Membership>, Ended> {
         self.inbox.wait(give_up, Arrived::loss, |arrived| arrived.members.remove(&tag))
     }
 

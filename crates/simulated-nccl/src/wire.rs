@@ -64,14 +64,14 @@ pub(crate) enum Answer {
     /// An operation is done; its result is the data.
     Done { tag: u64 },
     /// A communicator of some ranks was created; `None` for a rank without a colour.
-    Member { tag: u64, member: Option<Place> },
+    Member { tag: u64, member: Option<Membership> },
     /// A communicator is broken.
     Broken { group: u64, failure: Failure },
 }
 
 /// A rank's place in a communicator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Place {
+pub(crate) struct Membership {
     pub(crate) group: u64,
     pub(crate) rank: u32,
     pub(crate) ranks: u32,

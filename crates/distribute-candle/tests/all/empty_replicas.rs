@@ -263,7 +263,7 @@ fn a_replica_without_examples_keeps_its_statistics_and_its_on_read_variables() {
     let batch = || PerReplica::new(vec![(x.clone(), y.clone()); 2]);
     let step = |batch: PerReplica<(Tensor, Tensor)>| {
         strategy.run_with((&model, &optimizer, batch), |context, (model, optimizer, (x, y))| {
-            seen.assign(context.place(), Assignment::Add, &HostTensor::scalar(x.dim(0)? as f64))?;
+            seen.assign(context.call_context(), Assignment::Add, &HostTensor::scalar(x.dim(0)? as f64))?;
             let per_example = cross_entropy_per_example(&model.forward_t(&x, true)?, &y)?;
             optimizer.minimize(context, &context.average_loss(&per_example, 8)?)
         })
@@ -273,7 +273,7 @@ fn a_replica_without_examples_keeps_its_statistics_and_its_on_read_variables() {
     step(batch().with_examples(&[true, false])).unwrap();
     assert_ne!(statistics(0), before[0]);
     assert_eq!(statistics(1), before[1]);
-    let all = strategy.with_place(|place| seen.read_value(place)).unwrap().to_elements::<f64>().unwrap();
+    let all = strategy.with_call_context(|place| seen.read_value(place)).unwrap().to_elements::<f64>().unwrap();
     assert_eq!(all, [12.0]);
 }
 

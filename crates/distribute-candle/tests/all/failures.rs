@@ -184,8 +184,8 @@ impl Training {
                 let local = context.local_replica_id();
                 let failure = failing.filter(|(replica, _)| *replica == local).map(|(_, failure)| failure);
                 let planned = || Error::Candle(candle_core::Error::Msg("as planned".to_owned()));
-                self.seen.assign(context.place(), Assignment::Add, &HostTensor::scalar(8.0))?;
-                self.total.assign(context.place(), Assignment::Add, &HostTensor::scalar(1.0))?;
+                self.seen.assign(context.call_context(), Assignment::Add, &HostTensor::scalar(8.0))?;
+                self.total.assign(context.call_context(), Assignment::Add, &HostTensor::scalar(1.0))?;
                 let loss = |half| self.loss(context, model, step, half);
                 optimizer.accumulate(context, &loss(0)?)?;
                 if failure == Some(Failure::ErrsHalfWay) {

@@ -18,7 +18,7 @@ fn scatter(strategy: &Strategy, v: &DistributedVariable<HostTensor>, scatter: Sc
     strategy.run_with((), |context, ()| {
         let id = context.replica_id() as i64;
         let rows = HostTensor::new(&[2, 1], vec![2.0, 2.0])?;
-        Ok::<_, Fault>(v.scatter(context.place(), scatter, &[id, id + 1], &rows)?)
+        Ok::<_, Fault>(v.scatter(context.call_context(), scatter, &[id, id + 1], &rows)?)
     })?;
     Ok(())
 }
@@ -81,7 +81,7 @@ pub(crate) fn scatter_refused(strategy: &Strategy) -> Result<(), Stop> {
         let v = table(strategy, options)?;
         let refused = strategy.run_with((), |context, ()| {
             let row = HostTensor::new(&[1, 1], vec![2.0])?;
-            Ok::<_, Fault>(v.scatter(context.place(), how, &[0], &row).is_err())
+            Ok::<_, Fault>(v.scatter(context.call_context(), how, &[0], &row).is_err())
         })?;
         check!(refused.iter().all(|refused| *refused), "{how:?} with {options:?} was accepted");
     }
@@ -91,7 +91,7 @@ pub(crate) fn scatter_refused(strategy: &Strategy) -> Result<(), Stop> {
 pub(crate) fn scatter_outside(strategy: &Strategy) -> Result<(), Stop> {
     let v = table(strategy, VariableOptions::default())?;
     let rows = HostTensor::new(&[2, 1], vec![5.0, 6.0])?;
-    strategy.with_place(|place| v.scatter(place, Scatter::Update, &[0, 0], &rows))?;
+    strategy.with_call_context(|place| v.scatter(place, Scatter::Update, &[0, 0], &rows))?;
     let mut expected = vec![1.0; strategy.num_replicas_in_sync() + 1];
     expected[0] = 6.0;
     check_copies(&v, &expected, "the last of two writes of one row")
@@ -105,8 +105,8 @@ pub(crate) fn local_writes(strategy: &Strategy) -> Result<(), Stop> {
     let v = strategy.variable("v", &HostTensor::scalar(0.0), options)?;
     let seen = strategy.run_with((), |context, ()| {
         let own = HostTensor::scalar(context.replica_id() as f64);
-        v.assign(context.place(), Assignment::Add, &own)?;
-        Ok::<_, Fault>(v.read_value(context.place())?.to_elements::<f64>()? == own.to_elements::<f64>()?)
+        v.assign(context.call_context(), Assignment::Add, &own)?;
+        Ok::<_, Fault>(v.read_value(context.call_context())?.to_elements::<f64>()? == own.to_elements::<f64>()?)
     })?;
     check!(seen.iter().all(|own| *own), "a replica sees another's write");
     Ok(())
@@ -124,7 +124,7 @@ pub(crate) fn saved(strategy: &Strategy) -> Result<(), Stop> {
         let v = strategy.variable("v", &HostTensor::scalar(0.0), options)?;
         strategy.run_with((), |context, ()| {
             let own = HostTensor::scalar(context.replica_id() as f64 + 1.0);
-            Ok::<_, Fault>(v.assign(context.place(), Assignment::Add, &own)?)
+            Ok::<_, Fault>(v.assign(context.call_context(), Assignment::Add, &own)?)
         })?;
         let kept = v.save(&strategy.groups())?;
         check_eq!(kept.to_elements::<f64>()?, [expected], format!("{options:?} as saved"));

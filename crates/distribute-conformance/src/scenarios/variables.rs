@@ -3,7 +3,8 @@
 use distribute::prelude::*;
 use distribute::strategy::in_cross_replica_context;
 use distribute::values::{
-    Aggregation, Assignment, DistributedVariable, HostTensor, Place, Synchronization, TensorStorage, VariableOptions,
+    Aggregation, Assignment, CallContext, DistributedVariable, HostTensor, Synchronization, TensorStorage,
+    VariableOptions,
 };
 
 use crate::check::{Fault, Stop, check, check_eq};
@@ -29,7 +30,7 @@ fn locals(variable: &DistributedVariable<HostTensor>) -> Result<Vec<f64>, Stop> 
 }
 
 fn read(strategy: &Strategy, variable: &DistributedVariable<HostTensor>) -> Result<f64, Stop> {
-    let value = strategy.with_place(|place| variable.read_value(place))?;
+    let value = strategy.with_call_context(|context| variable.read_value(context))?;
     Ok(value.to_elements::<f64>()?[0])
 }
 
@@ -38,7 +39,7 @@ pub(crate) fn on_write_outside(strategy: &Strategy) -> Result<(), Stop> {
     for (assignment, value, expected) in
         [(Assignment::Set, 2.0, 2.0), (Assignment::Add, 3.0, 5.0), (Assignment::Sub, 1.0, 4.0)]
     {
-        strategy.with_place(|place| v.assign(place, assignment, &HostTensor::scalar(value)))?;
+        strategy.with_call_context(|context| v.assign(context, assignment, &HostTensor::scalar(value)))?;
         check_eq!(
             locals(&v)?,
             vec![expected; strategy.num_local_replicas()],
@@ -54,8 +55,8 @@ fn written(strategy: &Strategy, aggregation: Aggregation, expected: f64) -> Resu
     let v = variable(strategy, Synchronization::OnWrite, aggregation)?;
     let seen = strategy.run_with((), |context, ()| {
         let own = HostTensor::scalar(context.replica_id() as f64 + 1.0);
-        v.assign(context.place(), Assignment::Add, &own)?;
-        Ok::<_, Fault>(v.read_value(context.place())?.to_elements::<f64>()?[0])
+        v.assign(context.call_context(), Assignment::Add, &own)?;
+        Ok::<_, Fault>(v.read_value(context.call_context())?.to_elements::<f64>()?[0])
     })?;
     check!(seen.iter().all(|value| *value == expected), "replicas see {seen:?}, expected {expected}");
     check_eq!(read(strategy, &v)?, expected, "the value outside");
@@ -79,7 +80,7 @@ pub(crate) fn on_write_first(strategy: &Strategy) -> Result<(), Stop> {
 pub(crate) fn on_write_none(strategy: &Strategy) -> Result<(), Stop> {
     let v = variable(strategy, Synchronization::OnWrite, Aggregation::None)?;
     let refused = strategy.run_with((), |context, ()| {
-        let outcome = v.assign(context.place(), Assignment::Set, &HostTensor::scalar(7.0));
+        let outcome = v.assign(context.call_context(), Assignment::Set, &HostTensor::scalar(7.0));
         Ok::<_, Fault>(outcome.is_err_and(|error| error.to_string().contains("give it an aggregation")))
     })?;
     check!(refused.iter().all(|refused| *refused), "a write without aggregation was accepted in a replica");
@@ -92,8 +93,12 @@ fn on_read(strategy: &Strategy, aggregation: Aggregation) -> Result<DistributedV
     let v = variable(strategy, Synchronization::OnRead, aggregation)?;
     strategy.run_with((), |context, ()| {
         let own = HostTensor::scalar(context.replica_id() as f64 + 1.0);
-        v.assign(context.place(), Assignment::Set, &own)?;
-        check_eq!(v.read_value(context.place())?.to_elements::<f64>()?, own.to_elements::<f64>()?, "a replica's own");
+        v.assign(context.call_context(), Assignment::Set, &own)?;
+        check_eq!(
+            v.read_value(context.call_context())?.to_elements::<f64>()?,
+            own.to_elements::<f64>()?,
+            "a replica's own"
+        );
         Ok::<(), Fault>(())
     })?;
     Ok(v)
@@ -118,20 +123,20 @@ pub(crate) fn on_read_first(strategy: &Strategy) -> Result<(), Stop> {
 
 pub(crate) fn on_read_none(strategy: &Strategy) -> Result<(), Stop> {
     let v = on_read(strategy, Aggregation::None)?;
-    check!(strategy.with_place(|place| v.read_value(place)).is_err(), "it was read outside");
+    check!(strategy.with_call_context(|context| v.read_value(context)).is_err(), "it was read outside");
     Ok(())
 }
 
 pub(crate) fn on_read_set(strategy: &Strategy) -> Result<(), Stop> {
     let v = variable(strategy, Synchronization::OnRead, Aggregation::Sum)?;
-    strategy.with_place(|place| v.assign(place, Assignment::Set, &HostTensor::scalar(6.0)))?;
+    strategy.with_call_context(|context| v.assign(context, Assignment::Set, &HostTensor::scalar(6.0)))?;
     let n = strategy.num_replicas_in_sync();
     check_eq!(locals(&v)?, vec![6.0 / n as f64; strategy.num_local_replicas()], "shares");
     check_eq!(read(strategy, &v)?, 6.0, "the sum");
     let options = VariableOptions::on_read(Aggregation::Sum);
     let count = strategy.variable("count", &HostTensor::new(&[], vec![0i64])?, options)?;
-    strategy.with_place(|place| count.assign(place, Assignment::Set, &HostTensor::new(&[], vec![7i64])?))?;
-    let whole = strategy.with_place(|place| count.read_value(place))?;
+    strategy.with_call_context(|context| count.assign(context, Assignment::Set, &HostTensor::new(&[], vec![7i64])?))?;
+    let whole = strategy.with_call_context(|context| count.read_value(context))?;
     check_eq!(whole.to_elements::<i64>()?, [7], "whole numbers");
     Ok(())
 }
@@ -139,7 +144,8 @@ pub(crate) fn on_read_set(strategy: &Strategy) -> Result<(), Stop> {
 pub(crate) fn on_read_add(strategy: &Strategy) -> Result<(), Stop> {
     for (aggregation, allowed) in [(Aggregation::Sum, false), (Aggregation::Mean, true), (Aggregation::None, true)] {
         let v = variable(strategy, Synchronization::OnRead, aggregation)?;
-        let outcome = strategy.with_place(|place| v.assign(place, Assignment::Add, &HostTensor::scalar(2.0)));
+        let outcome =
+            strategy.with_call_context(|context| v.assign(context, Assignment::Add, &HostTensor::scalar(2.0)));
         check_eq!(outcome.is_ok(), allowed, format!("adding outside with {aggregation:?}"));
         let expected = if allowed { 3.0 } else { 1.0 };
         check_eq!(locals(&v)?, vec![expected; strategy.num_local_replicas()], "components");
@@ -157,11 +163,11 @@ pub(crate) fn initial(strategy: &Strategy) -> Result<(), Stop> {
 
 pub(crate) fn update(strategy: &Strategy) -> Result<(), Stop> {
     let v = variable(strategy, Synchronization::OnWrite, Aggregation::None)?;
-    let updated = strategy.update(&v, |place, v| {
-        check!(matches!(place, Place::Update { .. }), "the place is {place:?}");
+    let updated = strategy.update(&v, |context, v| {
+        check!(matches!(context, CallContext::Update { .. }), "the context is {context:?}");
         check!(get_replica_context().is_none() && !in_cross_replica_context(), "an update is another context");
         check_eq!(get_strategy().map(|s| s.name()), Some(strategy.name()), "the strategy of the update");
-        v.assign(place, Assignment::Add, &HostTensor::scalar(2.0))?;
+        v.assign(context, Assignment::Add, &HostTensor::scalar(2.0))?;
         Ok::<(), Fault>(())
     })?;
     check_eq!(updated.len(), if v.is_shared() { 1 } else { strategy.num_local_replicas() }, "updates");

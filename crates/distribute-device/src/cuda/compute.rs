@@ -5,7 +5,7 @@ use std::ffi::c_void;
 use cudarc::driver::{CudaFunction, result};
 
 use super::source::Module;
-use super::stream::{CudaStream, Place};
+use super::stream::{CudaStream, MemoryRange};
 use crate::host_buffer::whole_elements;
 use crate::{DType, DeviceBuffer, Error, Result};
 
@@ -146,8 +146,9 @@ impl CudaStream {
             return Err(Error::Operands { operation: WHAT, problem });
         }
         let per_thread = 4;
-        let aligned =
-            |dtype: DType, place: &Place<'_>| place.pointer.is_multiple_of(per_thread * dtype.size_bytes() as u64);
+        let aligned = |dtype: DType, place: &MemoryRange<'_>| {
+            place.pointer.is_multiple_of(per_thread * dtype.size_bytes() as u64)
+        };
         let whole = aligned(from, &places[0]) && aligned(to, &places[1]);
         let count = counts[0] as u64;
         let vectors = if whole { count / per_thread } else { 0 };
@@ -177,7 +178,7 @@ impl CudaStream {
         what: &'static str,
         dtype: DType,
         buffers: impl IntoIterator<Item = &'a DeviceBuffer>,
-    ) -> Result<Vec<Place<'a>>> {
+    ) -> Result<Vec<MemoryRange<'a>>> {
         if !dtype.is_float() {
             let problem = format!("{dtype} was given; give f32, f64, f16 or bf16");
             return Err(Error::Operands { operation: what, problem });
@@ -191,8 +192,8 @@ impl CudaStream {
         what: &'static str,
         dtype: DType,
         buffers: impl IntoIterator<Item = &'a DeviceBuffer>,
-    ) -> Result<Vec<Place<'a>>> {
-        let places = buffers.into_iter().map(|buffer| self.any(buffer)).collect::<Result<Vec<Place<'a>>>>()?;
+    ) -> Result<Vec<MemoryRange<'a>>> {
+        let places = buffers.into_iter().map(|buffer| self.any(buffer)).collect::<Result<Vec<MemoryRange<'a>>>>()?;
         let refuse = |problem: String| Err(Error::Operands { operation: what, problem });
         let len_bytes = places.first().map_or(0, |place| place.len_bytes);
         if let Some(other) = places.iter().find(|place| place.len_bytes != len_bytes) {
@@ -222,14 +223,14 @@ impl CudaStream {
         kernel: &'static str,
         blocks: u32,
         params: &P,
-        places: &[Place<'_>],
+        places: &[MemoryRange<'_>],
     ) -> Result<()> {
         if places.first().is_none_or(|place| place.len_bytes == 0) {
             return Ok(());
         }
         let function = self.function(module, kernel)?;
         let mut argument = [std::ptr::from_ref(params).cast_mut().cast::<c_void>()];
-        let places: Vec<&Place<'_>> = places.iter().collect();
+        let places: Vec<&MemoryRange<'_>> = places.iter().collect();
         self.enqueue(what, &places, |stream| {
             let (grid, block) = ((blocks, 1, 1), (THREADS, 1, 1));
             // SAFETY: the kernel takes one structure of this layout, which the driver copies during the call; its
@@ -245,13 +246,13 @@ impl CudaStream {
 }
 
 /// Returns the number of elements, and of leading 16-byte vectors: none if a buffer does not begin at a multiple of 16.
-pub(super) fn extent(dtype: DType, places: &[Place<'_>]) -> (u64, u64) {
+pub(super) fn extent(dtype: DType, places: &[MemoryRange<'_>]) -> (u64, u64) {
     let len_bytes = places.first().map_or(0, |place| place.len_bytes) as u64;
     let aligned = places.iter().all(|place| place.pointer.is_multiple_of(16));
     (len_bytes / dtype.size_bytes() as u64, if aligned { len_bytes / 16 } else { 0 })
 }
 
-fn addresses(places: &[Place<'_>]) -> [u64; MAX_BUFFERS] {
+fn addresses(places: &[MemoryRange<'_>]) -> [u64; MAX_BUFFERS] {
     let mut addresses = [0; MAX_BUFFERS];
     addresses.iter_mut().zip(places).for_each(|(address, place)| *address = place.pointer);
     addresses

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use cudarc::driver::{CudaEvent as RawEvent, sys};
 use parking_lot::Mutex;
 
-use super::failure::{Failures, Place};
+use super::failure::{Failures, StreamPosition};
 use super::gpu::Gpu;
 use super::raw_stream::RawStream;
 use crate::{DeviceSpec, Error, Event, Result};
@@ -33,7 +33,7 @@ pub(super) struct CudaEvent {
 #[derive(Clone, Debug)]
 pub(super) struct Recorded {
     pub(super) mark: Mark,
-    pub(super) place: Place,
+    pub(super) place: StreamPosition,
 }
 
 /// A point in a stream, as a driver event.

@@ -32,12 +32,12 @@ struct Awaited {
     first: u64,
     last: u64,
     /// The latest awaited place of the other stream.
-    place: Place,
+    place: StreamPosition,
 }
 
 /// A place in a stream's order: after all operations with a lower number.
 #[derive(Clone, Debug)]
-pub(super) struct Place {
+pub(super) struct StreamPosition {
     failures: Arc<Failures>,
     number: u64,
 }
@@ -62,13 +62,13 @@ impl Failures {
     }
 
     /// Returns the place after all operations so far.
-    pub(super) fn here(self: &Arc<Self>) -> Place {
+    pub(super) fn here(self: &Arc<Self>) -> StreamPosition {
         self.place(self.locked(|state| state.next))
     }
 
     /// Returns the place before the operation with the given number.
-    pub(super) fn place(self: &Arc<Self>, number: u64) -> Place {
-        Place { failures: Arc::clone(self), number }
+    pub(super) fn place(self: &Arc<Self>, number: u64) -> StreamPosition {
+        StreamPosition { failures: Arc::clone(self), number }
     }
 
     /// Assigns an operation its number.
@@ -89,14 +89,14 @@ impl Failures {
     }
 
     /// Records that the operation just before a place of this stream failed.
-    pub(super) fn fail_at(self: &Arc<Self>, place: &Place, operation: &'static str, error: Error) {
+    pub(super) fn fail_at(self: &Arc<Self>, place: &StreamPosition, operation: &'static str, error: Error) {
         if Arc::ptr_eq(self, &place.failures) {
             self.fail(place.number.saturating_sub(1), operation, error);
         }
     }
 
     /// Records that operations enqueued from now on come after a place of another stream.
-    pub(super) fn awaits(self: &Arc<Self>, place: Place) {
+    pub(super) fn awaits(self: &Arc<Self>, place: StreamPosition) {
         if Arc::ptr_eq(self, &place.failures) {
             return;
         }
@@ -116,16 +116,16 @@ impl Failures {
     }
 
     /// Forgets the waits before a place, up to which everything has ended without failure.
-    pub(super) fn settle(place: &Place) {
+    pub(super) fn settle(place: &StreamPosition) {
         place.failures.locked(|state| state.awaited.retain(|awaited| awaited.last >= place.number));
     }
 
     /// Returns the first failure before a place.
-    pub(super) fn before(place: &Place) -> Option<Failure> {
+    pub(super) fn before(place: &StreamPosition) -> Option<Failure> {
         Failures::search(place, &mut Vec::new())
     }
 
-    fn search(place: &Place, seen: &mut Vec<*const Failures>) -> Option<Failure> {
+    fn search(place: &StreamPosition, seen: &mut Vec<*const Failures>) -> Option<Failure> {
         let this = Arc::as_ptr(&place.failures);
         if seen.contains(&this) {
             return None;
@@ -134,7 +134,7 @@ impl Failures {
         let (own, awaited) = place.failures.locked(|state| {
             let own = state.own.clone().filter(|(number, _)| *number < place.number);
             let awaited = state.awaited.iter().filter(|awaited| awaited.first < place.number);
-            let awaited: Vec<Place> = awaited.map(|awaited| awaited.place.clone()).collect();
+            let awaited: Vec<StreamPosition> = awaited.map(|awaited| awaited.place.clone()).collect();
             (own, awaited)
         });
         own.map(|(_, failure)| failure).or_else(|| awaited.iter().find_map(|other| Failures::search(other, seen)))
@@ -145,7 +145,7 @@ impl Failures {
     }
 }
 
-impl Place {
+impl StreamPosition {
     /// Converts a driver error to an error of this place's stream.
     pub(super) fn stream_error(&self, error: Error) -> Error {
         let (stream, operation) = (self.failures.stream.to_string(), "an operation");

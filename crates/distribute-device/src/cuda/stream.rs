@@ -38,7 +38,7 @@ pub struct CudaStream {
 }
 
 /// Device memory that an operation uses.
-pub(super) struct Place<'a> {
+pub(super) struct MemoryRange<'a> {
     pub(super) memory: &'a CudaMemory,
     pub(super) pointer: sys::CUdeviceptr,
     pub(super) len_bytes: usize,
@@ -101,17 +101,17 @@ impl CudaStream {
     }
 
     /// Returns the memory of a buffer on any GPU.
-    pub(super) fn any<'a>(&self, buffer: &'a DeviceBuffer) -> Result<Place<'a>> {
+    pub(super) fn any<'a>(&self, buffer: &'a DeviceBuffer) -> Result<MemoryRange<'a>> {
         let memory: &dyn Any = buffer.memory();
         let Some(memory) = memory.downcast_ref::<CudaMemory>() else {
             let remedy = "copy through host memory with a stream of the buffer's device";
             return Err(self.foreign("buffer", buffer.device(), remedy));
         };
-        Ok(Place { memory, pointer: memory.pointer + buffer.range().start as u64, len_bytes: buffer.len_bytes() })
+        Ok(MemoryRange { memory, pointer: memory.pointer + buffer.range().start as u64, len_bytes: buffer.len_bytes() })
     }
 
     /// Returns the memory of a buffer on this stream's logical device.
-    pub(super) fn own<'a>(&self, buffer: &'a DeviceBuffer) -> Result<Place<'a>> {
+    pub(super) fn own<'a>(&self, buffer: &'a DeviceBuffer) -> Result<MemoryRange<'a>> {
         let place = self.any(buffer)?;
         if buffer.device() == &self.device {
             return Ok(place);
@@ -127,7 +127,7 @@ impl CudaStream {
     pub(super) fn enqueue(
         &self,
         operation: &'static str,
-        places: &[&Place<'_>],
+        places: &[&MemoryRange<'_>],
         call: impl FnOnce(sys::CUstream) -> Result<(), DriverError>,
     ) -> Result<()> {
         self.gpu().bind()?;
@@ -360,7 +360,7 @@ unsafe extern "C" fn run_host(call: *mut c_void) {
     }
 }
 
-pub(super) fn same_length(source: &Place<'_>, destination: &Place<'_>) -> Result<()> {
+pub(super) fn same_length(source: &MemoryRange<'_>, destination: &MemoryRange<'_>) -> Result<()> {
     let (source_bytes, destination_bytes) = (source.len_bytes, destination.len_bytes);
     if source_bytes == destination_bytes {
         return Ok(());

@@ -3,7 +3,7 @@
 use super::compiler::compiler_version;
 use super::compute::extent;
 use super::source::Module;
-use super::stream::{CudaStream, Place};
+use super::stream::{CudaStream, MemoryRange};
 use crate::{DType, DeviceBuffer, Error, Result};
 
 /// The arithmetic of one optimizer step, with the factors of that step.
@@ -198,7 +198,7 @@ impl CudaStream {
         factors: [f64; FACTORS],
         blocks: u32,
         tensors: &[Stepped],
-        places: &[Place<'_>],
+        places: &[MemoryRange<'_>],
     ) -> Result<()> {
         let mut tensor = [Stepped::default(); CAPACITY];
         tensor[..tensors.len()].copy_from_slice(tensors);
@@ -262,7 +262,7 @@ impl CudaStream {
         kernel: &'static str,
         bucket: u64,
         pieces: &[Piece],
-        places: &[Place<'_>],
+        places: &[MemoryRange<'_>],
     ) -> Result<()> {
         let (Some(first), Some(last)) = (pieces.first(), pieces.last()) else { return Ok(()) };
         let start = first.bucket_offset / 16 * 16;

@@ -32,7 +32,7 @@ use crate::Result;
 #[derive(Debug)]
 pub struct InputLayer {
     columns: Vec<Dense>,
-    place: Place,
+    place: Placement,
 }
 
 /// A linear model: each output is the weighted sum of numbers and categories, plus a bias.
@@ -43,12 +43,12 @@ pub struct InputLayer {
 pub struct LinearModel {
     columns: Vec<(Weighed, Tensor)>,
     bias: Tensor,
-    place: Place,
+    place: Placement,
 }
 
 /// The device and the type in which a layer computes.
 #[derive(Clone, Debug)]
-struct Place {
+struct Placement {
     device: Device,
     dtype: DType,
 }
@@ -76,7 +76,7 @@ impl InputLayer {
     /// invalid or has categories that are not dense; candle's own error if a variable cannot be created.
     pub fn new(columns: &FeatureColumns, vb: VarBuilder<'_>) -> candle_core::Result<InputLayer> {
         columns.check_dense().map_err(candle_core::Error::wrap)?;
-        let place = Place { device: vb.device().clone(), dtype: vb.dtype() };
+        let place = Placement { device: vb.device().clone(), dtype: vb.dtype() };
         let columns: candle_core::Result<Vec<Dense>> =
             columns.columns.iter().map(|column| Dense::new(column, &vb)).collect();
         Ok(InputLayer { columns: columns?, place })
@@ -110,7 +110,7 @@ impl LinearModel {
     /// invalid; candle's own error if a variable cannot be created.
     pub fn new(columns: &FeatureColumns, outputs: usize, vb: VarBuilder<'_>) -> candle_core::Result<LinearModel> {
         columns.check().map_err(candle_core::Error::wrap)?;
-        let place = Place { device: vb.device().clone(), dtype: vb.dtype() };
+        let place = Placement { device: vb.device().clone(), dtype: vb.dtype() };
         let weighed = |column: &FeatureColumn| {
             let weighed = match column {
                 FeatureColumn::Categorical(categories) => Weighed::Categories(categories.clone()),
@@ -177,7 +177,7 @@ impl Dense {
         }
     }
 
-    fn forward(&self, features: &Features, place: &Place) -> Result<Tensor> {
+    fn forward(&self, features: &Features, place: &Placement) -> Result<Tensor> {
         let (values, shape) = match self {
             Dense::Numbers(numeric) => {
                 let (values, examples) = numeric.values(features)?;
@@ -202,7 +202,7 @@ impl Dense {
 }
 
 /// Looks up rows of a table and combines those of each example.
-fn looked_up(table: &Tensor, ids: &Ids, combiner: Combiner, place: &Place) -> Result<Tensor> {
+fn looked_up(table: &Tensor, ids: &Ids, combiner: Combiner, place: &Placement) -> Result<Tensor> {
     let Ids { examples, width, ids } = ids;
     let rows: Vec<u32> = ids.iter().map(|id| id.unwrap_or(0)).collect();
     let picked = table.index_select(&Tensor::from_vec(rows, ids.len(), &place.device)?, 0)?;

@@ -98,7 +98,7 @@ where
     Ok(WorkerDataset {
         open,
         empty,
-        way: Way::Function,
+        read_mode: ReadMode::Function,
         lanes: vec![Lane::of(Some(share))],
         cardinality,
         depth: options.per_replica_buffer_size,

@@ -28,8 +28,8 @@ pub struct WorkerIterator<T> {
 
 impl<T> WorkerIterator<T> {
     pub(super) fn new(steps: Items<Step<T>>, start: Start, only_full: bool) -> WorkerIterator<T> {
-        let Start { epoch, way, lanes, .. } = start;
-        let position = InputPosition { epoch, way, lanes };
+        let Start { epoch, read_mode, lanes, .. } = start;
+        let position = InputPosition { epoch, read_mode, lanes };
         WorkerIterator { steps: Some(steps), next: None, position, only_full, examples: Vec::new() }
     }
 

@@ -17,10 +17,10 @@ struct Weight(DistributedVariable<HostTensor>);
 
 impl Weight {
     fn set(&self, strategy: &Strategy, value: f64) {
-        let set = |place: distribute_values::Place<'_>| {
-            self.0.assign(place, Assignment::Set, &HostTensor::new(&[2], vec![value, 1.0]).unwrap())
+        let set = |context: distribute_values::CallContext<'_>| {
+            self.0.assign(context, Assignment::Set, &HostTensor::new(&[2], vec![value, 1.0]).unwrap())
         };
-        strategy.with_place(set).unwrap();
+        strategy.with_call_context(set).unwrap();
     }
 
     fn get(&self) -> f64 {

@@ -13,7 +13,7 @@ use crate::Result;
 
 /// A folder's lock, and the disk of its holder.
 #[derive(Default)]
-struct Place {
+struct FolderLock {
     lock: Mutex<()>,
     holder: Mutex<Option<Disk>>,
 }
@@ -37,8 +37,8 @@ pub(super) fn exclusively<T>(disk: &Disk, root: &Path, work: impl FnOnce() -> Re
     outcome
 }
 
-fn place_of(root: &Path) -> Arc<Place> {
-    static PLACES: LazyLock<Mutex<HashMap<PathBuf, Arc<Place>>>> = LazyLock::new(Mutex::default);
+fn place_of(root: &Path) -> Arc<FolderLock> {
+    static PLACES: LazyLock<Mutex<HashMap<PathBuf, Arc<FolderLock>>>> = LazyLock::new(Mutex::default);
     let root = std::path::absolute(root).unwrap_or_else(|_| root.to_owned());
     let mut places = PLACES.lock();
     // Unused locks are dropped.

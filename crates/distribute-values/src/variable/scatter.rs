@@ -4,7 +4,7 @@ use distribute_collectives::{ProcessGroup, Rank, ReduceOp};
 use distribute_device::{BufferMut, BufferRef};
 use distribute_types::with_dtype;
 
-use super::{Aggregation, DistributedVariable, Place, Synchronization};
+use super::{Aggregation, CallContext, DistributedVariable, Synchronization};
 use crate::elements::{Arithmetic, Wide};
 use crate::{Error, Result, TensorStorage};
 
@@ -87,20 +87,20 @@ impl<T> DistributedVariable<T> {
     /// # Examples
     /// ```
     /// use distribute_collectives::ProcessGroup;
-    /// use distribute_values::{DistributedVariable, HostTensor, Place, Scatter, TensorStorage, VariableOptions};
+    /// use distribute_values::{DistributedVariable, HostTensor, CallContext, Scatter, TensorStorage, VariableOptions};
     ///
     /// let groups = ProcessGroup::local(1)?;
     /// let component = HostTensor::new(&[3, 1], vec![1.0, 2.0, 3.0])?;
     /// let table = DistributedVariable::new("table", vec![component], VariableOptions::default())?;
     /// let rows = HostTensor::new(&[2, 1], vec![10.0, 20.0])?;
-    /// table.scatter(Place::Cross { groups: &groups }, Scatter::Add, &[2, 0], &rows)?;
+    /// table.scatter(CallContext::Cross { groups: &groups }, Scatter::Add, &[2, 0], &rows)?;
     /// assert_eq!(table.components()[0].to_elements::<f64>()?, [21.0, 2.0, 13.0]);
     /// # Ok::<(), distribute_values::Error>(())
     /// ```
     ///
     /// # Source
     /// `tf.Variable.scatter_add` and its siblings under a strategy.
-    pub fn scatter<L>(&self, place: Place<'_>, scatter: Scatter, indices: &[i64], rows: &T) -> Result<()>
+    pub fn scatter<L>(&self, context: CallContext<'_>, scatter: Scatter, indices: &[i64], rows: &T) -> Result<()>
     where
         T: TensorStorage<L>,
     {
@@ -124,15 +124,15 @@ impl<T> DistributedVariable<T> {
         with_dtype!(rows.dtype()?, E => {
             let own = Rows { indices: indices.to_vec(), values: rows.to_elements::<E>()? };
             match place {
-                Place::Update { local } => self.scatter_one(local, scatter, row_len, &own),
-                Place::Cross { .. } => {
+                CallContext::Update { local } => self.scatter_one(local, scatter, row_len, &own),
+                CallContext::Cross { .. } => {
                     (0..self.copies()).try_for_each(|local| self.scatter_one(local, scatter, row_len, &own))
                 }
-                Place::Replica { local, .. } if self.writes_locally() => {
+                CallContext::Replica { local, .. } if self.writes_locally() => {
                     self.keep(local)?;
                     self.scatter_one(local, scatter, row_len, &own)
                 }
-                Place::Replica { local, group } => {
+                CallContext::Replica { local, group } => {
                     let all = self.rows_of_all(group, scatter, row_len, own)?;
                     let write = || {
                         self.keep(local)?;
@@ -258,7 +258,7 @@ mod tests {
         let given: [(&[i64], HostTensor); 2] = [(&[1], rows(&[2.0])), (&[1, 2], rows(&[4.0, 8.0]))];
         std::thread::scope(|scope| {
             let write = |(local, (indices, values)): (usize, &(&[i64], HostTensor))| {
-                table.scatter(Place::Replica { local, group: &groups[local] }, scatter, indices, values)
+                table.scatter(CallContext::Replica { local, group: &groups[local] }, scatter, indices, values)
             };
             let handles: Vec<_> = given.iter().enumerate().map(|given| scope.spawn(move || write(given))).collect();
             handles.into_iter().try_for_each(|handle| handle.join().unwrap())
@@ -296,7 +296,7 @@ mod tests {
             assert!(matches!(error, Error::Variable { .. }), "{error}");
         }
         let table = table(VariableOptions::default());
-        let update = Place::Update { local: 0 };
+        let update = CallContext::Update { local: 0 };
         let error = table.scatter(update, Scatter::Add, &[3], &rows(&[1.0])).unwrap_err().to_string();
         assert!(error.contains("row 3") && error.contains("0..3"), "{error}");
         assert!(table.scatter(update, Scatter::Add, &[-1], &rows(&[1.0])).is_err());
@@ -318,7 +318,7 @@ mod tests {
         );
         let (v, rows) = (v.unwrap(), HostTensor::new(&[2], vec![f64::NAN, 1.0]).unwrap());
         for scatter in [Scatter::Min, Scatter::Max] {
-            v.scatter(Place::Update { local: 0 }, scatter, &[0, 1], &rows).unwrap();
+            v.scatter(CallContext::Update { local: 0 }, scatter, &[0, 1], &rows).unwrap();
             assert!(v.components()[0].to_elements::<f64>().unwrap().iter().all(|x| x.is_nan()), "{scatter:?}");
         }
     }
@@ -327,7 +327,7 @@ mod tests {
     fn outside_all_copies_are_written_and_locally_one() {
         let groups = ProcessGroup::local(2).unwrap();
         let outside = table(VariableOptions::default());
-        outside.scatter(Place::Cross { groups: &groups }, Scatter::Update, &[0, 0], &rows(&[5.0, 6.0])).unwrap();
+        outside.scatter(CallContext::Cross { groups: &groups }, Scatter::Update, &[0, 0], &rows(&[5.0, 6.0])).unwrap();
         assert_eq!(firsts(&outside), [[6.0, 1.0, 1.0]; 2]);
         let locally = table(VariableOptions { local_writes: true, ..VariableOptions::default() });
         in_replicas(&locally, Scatter::Add).unwrap();

@@ -1,4 +1,4 @@
-//! The tables of what a read and a write do: synchronization × aggregation × place.
+//! The tables of what a read and a write do: synchronization × aggregation × context.
 
 use super::*;
 use crate::HostTensor;
@@ -26,7 +26,7 @@ fn in_replicas(
             .enumerate()
             .map(|(local, group)| {
                 let value = HostTensor::scalar(values[local]);
-                scope.spawn(move || variable.assign(Place::Replica { local, group }, assignment, &value))
+                scope.spawn(move || variable.assign(CallContext::Replica { local, group }, assignment, &value))
             })
             .collect();
         handles.into_iter().try_for_each(|handle| handle.join().unwrap())
@@ -44,7 +44,10 @@ fn on_write_in_replicas_aggregates_before_writing() {
             let v = variable(Synchronization::OnWrite, aggregation, start);
             in_replicas(&v, &groups, assignment, [2.0, 3.0]).unwrap();
             assert_eq!(locals(&v), [result, result], "{aggregation:?} {assignment:?}");
-            assert_eq!(v.read_value(Place::Cross { groups: &groups }).unwrap().to_elements::<f64>().unwrap(), [result]);
+            assert_eq!(
+                v.read_value(CallContext::Cross { groups: &groups }).unwrap().to_elements::<f64>().unwrap(),
+                [result]
+            );
         }
     }
 }
@@ -55,9 +58,9 @@ fn on_write_without_aggregation_is_refused_in_a_replica_and_allowed_outside() {
     let v = variable(Synchronization::OnWrite, Aggregation::None, 0.0);
     let error = in_replicas(&v, &groups, Assignment::Set, [1.0, 1.0]).unwrap_err().to_string();
     assert!(error.contains("\"v\"") && error.contains("aggregation"), "{error}");
-    v.assign(Place::Cross { groups: &groups }, Assignment::Set, &HostTensor::scalar(4.0)).unwrap();
+    v.assign(CallContext::Cross { groups: &groups }, Assignment::Set, &HostTensor::scalar(4.0)).unwrap();
     assert_eq!(locals(&v), [4.0, 4.0]);
-    v.assign(Place::Update { local: 1 }, Assignment::Add, &HostTensor::scalar(1.0)).unwrap();
+    v.assign(CallContext::Update { local: 1 }, Assignment::Add, &HostTensor::scalar(1.0)).unwrap();
     assert_eq!(locals(&v), [4.0, 5.0]);
 }
 
@@ -69,26 +72,29 @@ fn on_read_combines_when_read_outside() {
         let v = variable(Synchronization::OnRead, aggregation, 0.0);
         in_replicas(&v, &groups, Assignment::Add, [3.0, 4.0]).unwrap();
         assert_eq!(locals(&v), [3.0, 4.0]);
-        assert_eq!(v.read_value(Place::Cross { groups: &groups }).unwrap().to_elements::<f64>().unwrap(), [want]);
-        let mine = v.read_value(Place::Replica { local: 1, group: &groups[1] }).unwrap();
+        assert_eq!(v.read_value(CallContext::Cross { groups: &groups }).unwrap().to_elements::<f64>().unwrap(), [want]);
+        let mine = v.read_value(CallContext::Replica { local: 1, group: &groups[1] }).unwrap();
         assert_eq!(mine.to_elements::<f64>().unwrap(), [4.0]);
     }
     let v = variable(Synchronization::OnRead, Aggregation::None, 0.0);
-    assert!(v.read_value(Place::Cross { groups: &groups }).is_err());
+    assert!(v.read_value(CallContext::Cross { groups: &groups }).is_err());
 }
 
 #[test]
 fn a_value_that_was_read_stays_and_a_live_view_follows() {
     let groups = ProcessGroup::local(2).unwrap();
     let v = variable(Synchronization::OnWrite, Aggregation::Sum, 1.0);
-    let places =
-        [Place::Cross { groups: &groups }, Place::Replica { local: 1, group: &groups[1] }, Place::Update { local: 0 }];
+    let places = [
+        CallContext::Cross { groups: &groups },
+        CallContext::Replica { local: 1, group: &groups[1] },
+        CallContext::Update { local: 0 },
+    ];
     let number = |tensor: &HostTensor| tensor.to_elements::<f64>().unwrap()[0];
     for place in places {
-        let (read, live) = (v.read_value(place).unwrap(), v.live(place).unwrap());
+        let (read, live) = (v.read_value(context).unwrap(), v.live(context).unwrap());
         let before = number(&read);
         v.assign(places[0], Assignment::Add, &HostTensor::scalar(4.0)).unwrap();
-        assert_eq!((number(&read), number(&live)), (before, before + 4.0), "{place:?}");
+        assert_eq!((number(&read), number(&live)), (before, before + 4.0), "{context:?}");
         // The snapshot does not write back either.
         read.write(&mut |mut buffer| buffer.as_mut_slice::<f64>().unwrap().fill(-1.0)).unwrap();
         assert_eq!(number(&live), before + 4.0);
@@ -102,7 +108,7 @@ fn a_value_that_was_read_stays_and_a_live_view_follows() {
 #[test]
 fn on_read_assignments_outside_follow_the_aggregation() {
     let groups = ProcessGroup::local(2).unwrap();
-    let cross = Place::Cross { groups: &groups };
+    let cross = CallContext::Cross { groups: &groups };
     let v = variable(Synchronization::OnRead, Aggregation::Sum, 0.0);
     v.assign(cross, Assignment::Set, &HostTensor::scalar(2.0)).unwrap();
     assert_eq!(locals(&v), [1.0, 1.0]);
@@ -119,10 +125,10 @@ fn whole_numbers_spread_their_remainder() {
     let groups = ProcessGroup::local(3).unwrap();
     let components = (0..3).map(|_| HostTensor::scalar(0i64)).collect();
     let v = DistributedVariable::new("seen", components, VariableOptions::on_read(Aggregation::Sum)).unwrap();
-    v.assign(Place::Cross { groups: &groups }, Assignment::Set, &HostTensor::scalar(11)).unwrap();
+    v.assign(CallContext::Cross { groups: &groups }, Assignment::Set, &HostTensor::scalar(11)).unwrap();
     let parts: Vec<i64> = v.components().iter().map(|part| part.to_elements::<i64>().unwrap()[0]).collect();
     assert_eq!(parts, [4, 4, 3]);
-    assert_eq!(v.read_value(Place::Cross { groups: &groups }).unwrap().to_elements::<i64>().unwrap(), [11]);
+    assert_eq!(v.read_value(CallContext::Cross { groups: &groups }).unwrap().to_elements::<i64>().unwrap(), [11]);
 }
 
 #[test]
@@ -132,7 +138,7 @@ fn wrong_options_and_shapes_are_sentences() {
     assert!(error.contains("mean of integers"), "{error}");
     let v = variable(Synchronization::OnWrite, Aggregation::Sum, 0.0);
     let wrong = HostTensor::new(&[2], vec![1.0, 2.0]).unwrap();
-    assert!(matches!(v.assign(Place::Update { local: 0 }, Assignment::Set, &wrong), Err(Error::Shape { .. })));
+    assert!(matches!(v.assign(CallContext::Update { local: 0 }, Assignment::Set, &wrong), Err(Error::Shape { .. })));
     let mixed = vec![HostTensor::scalar(1.0), HostTensor::new(&[1], vec![1.0]).unwrap()];
     assert!(DistributedVariable::new("m", mixed, VariableOptions::default()).is_err());
 }

@@ -7,53 +7,53 @@ use crate::context::{context, current};
 use crate::error::{Code, Result};
 use crate::ffi::{Address, exports};
 use crate::graph::refuse_unsafe_call;
-use crate::memory::{MEMORY, Place, device_of};
+use crate::memory::{MEMORY, MemoryKind, device_of};
 use crate::stream::{Stream, default_stream, stream};
 use crate::work::{Source, Work};
 
 exports! {
     fn cuMemcpy(to: u64, from: u64, bytes: usize) {
-        copy_now((to as usize, Place::Any), (from as usize, Place::Any), bytes)
+        copy_now((to as usize, MemoryKind::Any), (from as usize, MemoryKind::Any), bytes)
     }
 
     fn cuMemcpyHtoD_v2(to: u64, from: Address, bytes: usize) {
-        copy_now((to as usize, Place::Device), (from, Place::Host), bytes)
+        copy_now((to as usize, MemoryKind::Device), (from, MemoryKind::Host), bytes)
     }
 
     fn cuMemcpyDtoH_v2(to: Address, from: u64, bytes: usize) {
-        copy_now((to, Place::Host), (from as usize, Place::Device), bytes)
+        copy_now((to, MemoryKind::Host), (from as usize, MemoryKind::Device), bytes)
     }
 
     fn cuMemcpyDtoD_v2(to: u64, from: u64, bytes: usize) {
-        copy_now((to as usize, Place::Device), (from as usize, Place::Device), bytes)
+        copy_now((to as usize, MemoryKind::Device), (from as usize, MemoryKind::Device), bytes)
     }
 
     fn cuMemcpyPeer(to: u64, to_context: usize, from: u64, from_context: usize, bytes: usize) {
         check_peers((to, to_context), (from, from_context))?;
-        copy_now((to as usize, Place::Device), (from as usize, Place::Device), bytes)
+        copy_now((to as usize, MemoryKind::Device), (from as usize, MemoryKind::Device), bytes)
     }
 
     fn cuMemcpyAsync(to: u64, from: u64, bytes: usize, handle: usize) {
-        copy(&stream(handle)?, (to as usize, Place::Any), (from as usize, Place::Any), bytes)
+        copy(&stream(handle)?, (to as usize, MemoryKind::Any), (from as usize, MemoryKind::Any), bytes)
     }
 
     fn cuMemcpyHtoDAsync_v2(to: u64, from: Address, bytes: usize, handle: usize) {
-        copy(&stream(handle)?, (to as usize, Place::Device), (from, Place::Host), bytes)
+        copy(&stream(handle)?, (to as usize, MemoryKind::Device), (from, MemoryKind::Host), bytes)
     }
 
     fn cuMemcpyDtoHAsync_v2(to: Address, from: u64, bytes: usize, handle: usize) {
-        copy(&stream(handle)?, (to, Place::Host), (from as usize, Place::Device), bytes)
+        copy(&stream(handle)?, (to, MemoryKind::Host), (from as usize, MemoryKind::Device), bytes)
     }
 
     fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, bytes: usize, handle: usize) {
-        copy(&stream(handle)?, (to as usize, Place::Device), (from as usize, Place::Device), bytes)
+        copy(&stream(handle)?, (to as usize, MemoryKind::Device), (from as usize, MemoryKind::Device), bytes)
     }
 
     fn cuMemcpyPeerAsync(
         to: u64, to_context: usize, from: u64, from_context: usize, bytes: usize, handle: usize,
     ) {
         check_peers((to, to_context), (from, from_context))?;
-        copy(&stream(handle)?, (to as usize, Place::Device), (from as usize, Place::Device), bytes)
+        copy(&stream(handle)?, (to as usize, MemoryKind::Device), (from as usize, MemoryKind::Device), bytes)
     }
 
     fn cuMemsetD8_v2(address: u64, value: u8, count: usize) {
@@ -85,7 +85,7 @@ exports! {
 }
 
 /// Copies synchronously.
-fn copy_now(to: (usize, Place), from: (usize, Place), bytes: usize) -> Result {
+fn copy_now(to: (usize, MemoryKind), from: (usize, MemoryKind), bytes: usize) -> Result {
     refuse_unsafe_call()?;
     let stream = default_stream(&current()?);
     copy(&stream, to, from, bytes)?;
@@ -93,7 +93,7 @@ fn copy_now(to: (usize, Place), from: (usize, Place), bytes: usize) -> Result {
 }
 
 /// Queues a copy. As in CUDA, unpinned host memory may be reused as soon as this returns.
-fn copy(stream: &Arc<Stream>, to: (usize, Place), from: (usize, Place), bytes: usize) -> Result {
+fn copy(stream: &Arc<Stream>, to: (usize, MemoryKind), from: (usize, MemoryKind), bytes: usize) -> Result {
     stream.context.check()?;
     if bytes == 0 {
         return Ok(());
@@ -126,7 +126,7 @@ fn fill(stream: &Arc<Stream>, address: u64, pattern: &[u8], count: usize) -> Res
     if !address.is_multiple_of(pattern.len()) {
         return Err(Code::INVALID_VALUE);
     }
-    MEMORY.live().check(address, bytes, Place::Device)?;
+    MEMORY.live().check(address, bytes, MemoryKind::Device)?;
     stream.enqueue(Work::Fill { address, pattern: pattern.to_vec(), count })
 }
 

@@ -7,7 +7,7 @@ use nccl_sys::{Code, DataType, RedOp};
 
 use crate::failure::Failure;
 use crate::reduce::reduce;
-use crate::wire::{Answer, Call, Key, Kind, Place, Request};
+use crate::wire::{Answer, Call, Key, Kind, Membership, Request};
 
 /// A communicator as its hub sees it.
 #[derive(Debug)]
@@ -210,7 +210,7 @@ impl Group {
         }
         let count = u32::try_from(ranks.len()).unwrap_or(u32::MAX);
         let replies = (0..).zip(ranks).zip(&members).map(|((rank, (_, tag)), connection)| {
-            let member = wanted.then_some(Place { group: *last, rank, ranks: count });
+            let member = wanted.then_some(Membership { group: *last, rank, ranks: count });
             Reply { connection: *connection, answer: Answer::Member { tag: *tag, member }, data: Arc::default() }
         });
         (replies.collect(), wanted.then(|| Self::new(*last, members.clone())))
