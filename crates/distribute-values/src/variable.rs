@@ -173,7 +173,7 @@ impl<T> DistributedVariable<T> {
         self.write_all(Assignment::Set, &first)
     }
 
-    /// Returns a snapshot of the value as seen from `place`, which later writes do not change.
+    /// Returns a snapshot of the value as seen from `context`, which later writes do not change.
     ///
     /// Inside a replica, this is its component, without communication. Outside, it is the common value of an on-write
     /// variable, or the combination of an on-read variable's components on all processes, for which every process must
@@ -219,7 +219,7 @@ impl<T> DistributedVariable<T> {
         }
     }
 
-    /// Returns a live handle on the component that `place` sees, which shares its storage and reflects later writes.
+    /// Returns a live handle on the component that `context` sees, which shares its storage and reflects later writes.
     /// Nothing is copied. Outside the replicas, it is an on-write variable's first component.
     ///
     /// # Errors
@@ -241,7 +241,7 @@ impl<T> DistributedVariable<T> {
         }
     }
 
-    /// Writes `value` as seen from `place`.
+    /// Writes `value` as seen from `context`.
     ///
     /// Inside a replica, on-write: the replicas' values are aggregated first, so every replica must call this. Inside a
     /// replica, on-read: writes this component only. Outside: writes every component; setting an on-read sum gives each

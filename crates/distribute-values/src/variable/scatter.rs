@@ -68,7 +68,7 @@ struct Rows<E> {
 }
 
 impl<T> DistributedVariable<T> {
-    /// Writes the rows `indices` of a variable as seen from `place`, in order; an index may occur more than once.
+    /// Writes the rows `indices` of a variable as seen from `context`, in order; an index may occur more than once.
     ///
     /// Inside a replica every replica must call this, with any number of rows. The rows of all replicas are written one
     /// after another in the order of replicas, for a mean each divided by the number of replicas; with
@@ -123,7 +123,7 @@ impl<T> DistributedVariable<T> {
         let row_len: usize = row.iter().product();
         with_dtype!(rows.dtype()?, E => {
             let own = Rows { indices: indices.to_vec(), values: rows.to_elements::<E>()? };
-            match place {
+            match context {
                 CallContext::Update { local } => self.scatter_one(local, scatter, row_len, &own),
                 CallContext::Cross { .. } => {
                     (0..self.copies()).try_for_each(|local| self.scatter_one(local, scatter, row_len, &own))

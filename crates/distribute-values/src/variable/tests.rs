@@ -90,7 +90,7 @@ fn a_value_that_was_read_stays_and_a_live_view_follows() {
         CallContext::Update { local: 0 },
     ];
     let number = |tensor: &HostTensor| tensor.to_elements::<f64>().unwrap()[0];
-    for place in places {
+    for context in places {
         let (read, live) = (v.read_value(context).unwrap(), v.live(context).unwrap());
         let before = number(&read);
         v.assign(places[0], Assignment::Add, &HostTensor::scalar(4.0)).unwrap();
