@@ -35,7 +35,9 @@ pub(crate) fn run(flags: &Flags) -> Result<(), String> {
     let workspace = Workspace::load()?;
     let folder = workspace.root.join(FOLDER);
     let mut problems = Vec::new();
-    for package in workspace.published(flags.package.as_deref())? {
+    let published = workspace.published(flags.package.as_deref())?;
+    // A program has no public items.
+    for package in published.into_iter().filter(|package| package.folder().join("src/lib.rs").is_file()) {
         let lines = items::lines(&document(&workspace, package)?)?;
         println!("{}", counts(&package.name, &lines));
         if flags.print {
