@@ -1,7 +1,7 @@
 //! The coordination service, by which the members of a job meet.
 //!
-//! Rank 0 runs it. Every member, including rank 0, holds one stream to it while it belongs to the job. The stream
-//! carries heartbeats. A process that dies is detected at once by the end of its stream, one that is silent by its
+//! Rank 0 runs it. Every member, including rank 0, holds one connection to it while it belongs to the job, which carries
+//! heartbeats and calls. A process that dies is detected at once by the end of its connection, one that is silent by its
 //! missing heartbeats.
 
 use std::fmt;
@@ -14,9 +14,10 @@ use crate::{Error, Failure, FailureKind, Incarnation, JobId, Membership, Result}
 
 mod alarm;
 mod alone;
+mod calls;
+mod connection;
 mod driver;
 mod host;
-mod incoming;
 mod interface;
 mod join;
 mod leader;
@@ -27,9 +28,9 @@ mod pulse;
 mod roster;
 mod service;
 mod store;
+mod wire;
 
 pub use host::{HostDecision, LocalHost};
-pub use incoming::{Acquaintance, Connection, Incoming};
 pub use interface::InterfaceChoice;
 pub use options::{CoordinationOptions, Progress, Waiting};
 
@@ -39,12 +40,6 @@ use driver::Driver;
 use leader::Leader;
 use limits::PUT_TIMEOUT;
 use member::Member;
-
-/// The messages of the protocol.
-#[expect(unreachable_pub, reason = "generated from the protocol file")]
-mod wire {
-    include!("../proto/distribute.v1.rs");
-}
 
 /// This process's membership in a running job.
 ///
@@ -349,7 +344,7 @@ impl Link {
         let answer = self.driver.call(call(&self.member), timeout.saturating_add(Driver::MARGIN));
         let answer = answer.unwrap_or_else(|| Err(refused("the service's own thread does not answer")));
         match answer {
-            // The end of the stream, which carries the failure, may be detected slightly later than the end of the
+            // The end of the connection, which carries the failure, may be detected slightly later than the end of the
             // call.
             Err(Error::Call { task, what, .. }) if self.member.alarm().wait(Duration::from_millis(200)) => {
                 match self.member.alarm().failure() {

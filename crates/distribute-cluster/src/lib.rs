@@ -8,6 +8,7 @@
 //! - [`JobId`]: the identity of a job, which members verify when they connect; [`Incarnation`]: one start of it.
 //! - [`Coordination`]: a service by which the members join, exchange small values, and learn of each other's failures.
 //!   Cargo feature `coordination`, enabled by default.
+//! - [`grpc`]: calls between tasks with large payloads. Cargo feature `grpc`.
 //!
 //! The crate moves no tensors and does not depend on devices. Everything but [`Coordination`] and [`look_up`] is a pure
 //! function of the variables that it is given.
@@ -29,6 +30,10 @@ mod coordination;
 mod environment;
 mod error;
 mod failure;
+#[cfg(feature = "grpc")]
+pub mod grpc;
+#[cfg(feature = "coordination")]
+mod incoming;
 mod job;
 mod json;
 mod membership;
@@ -44,12 +49,13 @@ mod union;
 
 #[cfg(feature = "coordination")]
 pub use coordination::{
-    Acquaintance, Connection, Coordination, CoordinationOptions, HostDecision, Incoming, InterfaceChoice, LocalHost,
-    Progress, Waiting,
+    Coordination, CoordinationOptions, HostDecision, InterfaceChoice, LocalHost, Progress, Waiting,
 };
 pub use distribute_types::{FailureKind, Scope};
 pub use error::{Error, Result};
 pub use failure::{Failure, FailureCause};
+#[cfg(feature = "coordination")]
+pub use incoming::{Acquaintance, Connection, Incoming};
 pub use job::{Incarnation, JobId};
 pub use membership::Membership;
 pub use names::look_up;

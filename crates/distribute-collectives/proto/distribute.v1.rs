@@ -44,4 +44,5 @@ pub struct Abort {
     pub kind: u32,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct Left {}
+pub struct Left {
+}

@@ -1,6 +1,7 @@
 //! Derives for the arguments and results of distributed runs: `#[derive(ReplicaArgs, Structure)]`.
 //!
-//! The facade re-exports them with the traits; generated code names the traits through the crate `distribute`.
+//! The facade re-exports them, with examples, as `distribute::derive`; generated code names the traits through the crate
+//! `distribute`.
 
 use proc_macro::TokenStream;
 use proc_macro2::Span;
@@ -14,23 +15,6 @@ use syn::{
 /// combine its values field by field.
 ///
 /// Every field is a tensor, a number, or a nest of them.
-///
-/// # Examples
-/// ```
-/// use distribute::prelude::*;
-///
-/// #[derive(Structure)]
-/// struct Metrics {
-///     loss: f64,
-///     correct: u64,
-/// }
-///
-/// let strategy = MirroredStrategy::builder().devices(["CPU:0", "CPU:1"]).build()?;
-/// let metrics = strategy.run((), |context, ()| Ok(Metrics { loss: 0.5, correct: context.replica_id() as u64 }))?;
-/// let sum = strategy.reduce(ReduceOp::Sum, &metrics, Axis::None)?;
-/// assert_eq!((sum.loss, sum.correct), (1.0, 1));
-/// # Ok::<(), distribute::Error>(())
-/// ```
 #[proc_macro_derive(Structure)]
 pub fn derive_structure(input: TokenStream) -> TokenStream {
     let input = parse_macro_input!(input as DeriveInput);
@@ -39,26 +23,6 @@ pub fn derive_structure(input: TokenStream) -> TokenStream {
 
 /// Implements `distribute::strategy::ReplicaArgs`, so that the struct can be the arguments of a run. Each field whose
 /// type is one of the struct's type parameters is split over the replicas, every other one is cloned for each.
-///
-/// # Examples
-/// ```
-/// use distribute::prelude::*;
-///
-/// #[derive(ReplicaArgs)]
-/// struct Step<W, B> {
-///     weight: W,
-///     batch: B,
-///     epoch: usize,
-/// }
-///
-/// let strategy = MirroredStrategy::builder().devices(["CPU:0", "CPU:1"]).build()?;
-/// let weight = Mirrored::new(vec![0.5, 0.5]);
-/// let step = Step { weight: &weight, batch: PerReplica::new(vec![2.0, 4.0]), epoch: 1 };
-/// // Each replica gets a Step<&f64, f64>.
-/// let results = strategy.run(step, |_, step| Ok(step.weight * step.batch))?;
-/// assert_eq!(results.values(), [1.0, 2.0]);
-/// # Ok::<(), distribute::Error>(())
-/// ```
 #[proc_macro_derive(ReplicaArgs)]
 pub fn derive_replica_args(input: TokenStream) -> TokenStream {
     let input = parse_macro_input!(input as DeriveInput);

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
 use crate::wire::proto::JobFailure;
-use crate::wire::{Inbox, Outbox, Parcel, Pulse, beat_interval};
+use crate::wire::{GrpcMessage, Inbox, Outbox, Pulse, beat_interval};
 
 /// The state that a task's services and its main thread share.
 #[derive(Debug)]
@@ -93,11 +93,11 @@ impl Lifetime {
 impl Attended {
     /// Sends heartbeats, and returns when the hold ends: because the coordinator leaves or is silent for too long, the
     /// job ends, or another coordinator attaches. `Q` is the coordinator's heartbeat.
-    pub(crate) async fn hold<Q: Parcel>(
+    pub(crate) async fn hold<Q: GrpcMessage>(
         &self,
         mut inbox: Inbox,
         outbox: &Outbox,
-        state: impl Parcel + Clone,
+        state: impl GrpcMessage + Clone,
         silence: Duration,
     ) {
         if !outbox.send(state.clone()).await {

@@ -1,22 +1,18 @@
-//! Calls between tasks: gRPC's framing over HTTP/2, without copying payloads into or out of messages.
-//!
-//! A message's payload is its last field, so a sender writes the other fields, the payload's length, and then the
-//! payload from its own memory; a receiver slices it out of the chunks in which it arrives. tonic's own codec copies it
-//! once more on either side.
-//!
-//! # Source
-//! "gRPC over HTTP/2", and the encoding of Protocol Buffers.
+//! Calls between tasks: who may make them, and how they are made and answered. Payloads are not copied, see
+//! [`distribute_cluster::grpc`].
 
 mod admission;
 mod attendance;
 mod call;
-mod frame;
+mod messages;
+mod parts;
 mod serve;
 
 pub(crate) use admission::{Addressee, Identity};
 pub(crate) use attendance::{Attendance, MIN_SILENCE, Pulse, beat_interval};
 pub(crate) use call::{Link, is_lost};
-pub(crate) use frame::{Inbox, Outbox, Parcel, Parts, parts_of};
+pub(crate) use distribute_cluster::grpc::{GrpcMessage, Inbox, Outbox};
+pub(crate) use parts::{Parts, parts_of};
 pub(crate) use serve::{Methods, Router, reply, reply_all, reply_stream};
 
 /// The messages.
@@ -38,7 +34,7 @@ pub(crate) const HTTP_FRAME_BYTES: u32 = 2 << 20;
 pub(crate) const WINDOW_BYTES: u32 = 8 << 20;
 
 /// Messages queued for sending in one call.
-const QUEUED_MESSAGES: usize = 4;
+pub(crate) const QUEUED_MESSAGES: usize = 4;
 
 /// Maximum size of a part of a payload. A multiple of every element's size.
 pub(crate) const MAX_PAYLOAD_BYTES: usize = 32 << 20;

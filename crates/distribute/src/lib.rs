@@ -43,6 +43,7 @@
 //! ```
 
 pub mod backend;
+pub mod derive;
 mod error;
 mod exit;
 #[cfg(feature = "logging")]

@@ -3,6 +3,7 @@
 //! Names that a program may define itself, such as `Model`, `Loss`, `Error` or `Program`, are in the modules of this
 //! crate instead: `distribute::candle::Model`, `distribute::Error`, `distribute::parameter_server::Program`.
 
+pub use crate::derive::{ReplicaArgs, Structure};
 #[cfg(feature = "candle")]
 pub use distribute_candle::{
     Adam, AdamW, CandleContext, CandleStrategy, Sgd, Trainer, cross_entropy_per_example, nll_per_example,
@@ -11,7 +12,6 @@ pub use distribute_candle::{
 pub use distribute_candle::{CandleParameterServer, CandleWorker};
 pub use distribute_cluster::{ClusterResolver, TaskType, TfConfigResolver};
 pub use distribute_collectives::{ProcessGroup, ReduceOp};
-pub use distribute_derive::{ReplicaArgs, Structure};
 pub use distribute_input::{AUTOTUNE, Dataset, InputContext};
 #[cfg(feature = "parameter-server")]
 pub use distribute_parameter_server::{

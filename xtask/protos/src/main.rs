@@ -6,12 +6,11 @@ use std::error::Error;
 use std::path::Path;
 use std::process::ExitCode;
 
-/// A crate, its protocol files, and whether clients and servers are generated from their services. Where they are not,
-/// payloads bypass the codec that those would use.
-const CRATES: [(&str, &[&str], bool); 3] = [
-    ("distribute-cluster", &["coordination.proto"], true),
-    ("distribute-collectives", &["collective.proto"], false),
-    ("distribute-parameter-server", &["parameter_server.proto", "worker.proto"], false),
+/// A crate and its protocol files.
+const CRATES: [(&str, &[&str]); 3] = [
+    ("distribute-cluster", &["coordination.proto"]),
+    ("distribute-collectives", &["collective.proto"]),
+    ("distribute-parameter-server", &["parameter_server.proto", "worker.proto"]),
 ];
 
 fn main() -> ExitCode {
@@ -21,9 +20,9 @@ fn main() -> ExitCode {
         eprintln!("usage: protos FOLDER [--check]");
         return ExitCode::from(2);
     };
-    for (name, protos, services) in CRATES {
+    for (name, protos) in CRATES {
         let folder = Path::new(&folder).join("crates").join(name).join("proto");
-        match compile(&folder, protos, services, check) {
+        match compile(&folder, protos, check) {
             Ok(()) => println!("{name}: {}", if check { "as its protocol files" } else { "written" }),
             Err(error) => {
                 eprintln!("{name}: {error}");
@@ -34,13 +33,13 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-fn compile(folder: &Path, protos: &[&str], services: bool, check: bool) -> Result<(), Box<dyn Error>> {
+fn compile(folder: &Path, protos: &[&str], check: bool) -> Result<(), Box<dyn Error>> {
     let protos: Vec<_> = protos.iter().map(|proto| folder.join("distribute/v1").join(proto)).collect();
     let descriptors = protox::compile(protos, [folder])?;
     let out = std::env::temp_dir().join(format!("distribute-protos-{}", std::process::id()));
     std::fs::create_dir_all(&out)?;
-    let configured = tonic_prost_build::configure().build_client(services).build_server(services);
-    let written = configured.bytes(".").out_dir(&out).compile_fds(descriptors);
+    // Messages alone: payloads bypass the codec that generated clients and servers would use.
+    let written = prost_build::Config::new().bytes(["."]).out_dir(&out).compile_fds(descriptors);
     let generated = written.and_then(|()| std::fs::read_to_string(out.join("distribute.v1.rs")));
     std::fs::remove_dir_all(&out)?;
     let (generated, file) = (generated?, folder.join("distribute.v1.rs"));

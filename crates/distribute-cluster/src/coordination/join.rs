@@ -2,17 +2,17 @@
 
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
+use std::io::ErrorKind;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use tonic::transport::{Channel, Endpoint};
+use tokio::net::TcpStream;
 
 use super::alarm::Alarm;
-use super::limits::MAX_VALUE_BYTES;
-use super::member::{Attendance, Credentials, Event, Member};
+use super::member::{Attendance, Event, Member};
 use super::roster::{VERSION, digest};
-use super::wire::coordination_client::CoordinationClient;
 use super::{CoordinationOptions, Waiting, wire};
 use crate::text::{LONGEST, clean};
 use crate::{Error, Incarnation, Membership, Result, Task};
@@ -83,7 +83,7 @@ impl Joiner {
     }
 
     async fn attempt(&self) -> Result<Member, AttemptError> {
-        let mut client = self.connect().await?;
+        let stream = self.connect().await?;
         let job = self.membership.job_id();
         let id = Vec::from(job.to_bytes()).into();
         let named = self.membership.tasks.len() <= MAX_NAMED;
@@ -95,25 +95,23 @@ impl Joiner {
             tasks: self.membership.tasks.iter().filter(|_| named).map(ToString::to_string).collect(),
             world_size: self.membership.world_size(),
             tasks_digest: Vec::from(digest(&self.membership.tasks)).into(),
-            job: Some(job.clone()),
+            job: Some(job),
         };
-        let again = |status: tonic::Status| {
-            let status = clean(&status.to_string(), LONGEST);
-            AttemptError::Retry(format!("what listens there does not answer as a leader: {status}"))
-        };
-        let attend = Attendance::begin(&mut client, join, &self.options);
-        let mut attendance = match tokio::time::timeout(CONNECT, attend).await {
-            Ok(begun) => begun.map_err(again)?,
-            Err(_) => return Err(AttemptError::Retry("what listens there does not answer".to_owned())),
-        };
-        let mut credentials: Option<Credentials> = None;
+        let mut attendance = Attendance::begin(stream, join, self.membership.tasks.len(), &self.options);
+        let mut incarnation: Option<Incarnation> = None;
         loop {
-            match attendance.next().await {
+            let event = match &incarnation {
+                // What listens there may be no leader.
+                None => tokio::time::timeout(CONNECT, attendance.next()).await,
+                Some(_) => Ok(attendance.next().await),
+            };
+            let Ok(event) = event else {
+                return Err(AttemptError::Retry("what listens there does not answer".to_owned()));
+            };
+            match event {
                 Event::Welcome(welcome) => {
-                    let Ok(incarnation) = <[u8; 16]>::try_from(&*welcome.incarnation) else { return Err(no_leader()) };
-                    let (job, rank, session) = (Some(job.clone()), self.membership.rank, welcome.session);
-                    let caller = wire::Caller { job, rank, session };
-                    credentials = Some(Credentials { caller, incarnation: Incarnation::from_bytes(incarnation) });
+                    let Ok(drawn) = <[u8; 16]>::try_from(&*welcome.incarnation) else { return Err(no_leader()) };
+                    incarnation = Some(Incarnation::from_bytes(drawn));
                 }
                 Event::State(state) => {
                     self.note(&state);
@@ -122,8 +120,8 @@ impl Joiner {
                     }
                     if state.missing.is_empty() {
                         let (membership, alarm) = (&self.membership, self.alarm.clone());
-                        let credentials = credentials.ok_or_else(no_leader)?;
-                        return Ok(Member::begin(client, attendance, &state, membership, credentials, alarm));
+                        let incarnation = incarnation.ok_or_else(no_leader)?;
+                        return Ok(Member::begin(attendance, &state, membership, incarnation, alarm));
                     }
                 }
                 Event::Refused(refusal) if refusal.passing => {
@@ -139,30 +137,44 @@ impl Joiner {
                 Event::Silent(silence) => {
                     return Err(AttemptError::Retry(format!("silent for {:.1} s", silence.as_secs_f64())));
                 }
-                Event::Broken => return Err(AttemptError::Retry("the connection broke".to_owned())),
+                Event::Broken(Some(problem)) => {
+                    let problem = clean(&problem, LONGEST);
+                    return Err(AttemptError::Retry(format!(
+                        "what listens there does not answer as a leader: {problem}"
+                    )));
+                }
+                Event::Broken(None) if incarnation.is_none() => return Err(no_leader()),
+                Event::Broken(None) => return Err(AttemptError::Retry("the connection broke".to_owned())),
+                Event::Reply(_) => {}
             }
         }
     }
 
-    async fn connect(&self) -> Result<CoordinationClient<Channel>, AttemptError> {
-        let wrong = |error: tonic::transport::Error| {
-            let remedy = "Correct the leader's address.";
-            let given = self.address.clone();
-            AttemptError::Final(Error::config("the leader's address", cause(&error), given, "host:port", remedy))
-        };
-        let endpoint = Endpoint::from_shared(format!("http://{}", self.address)).map_err(wrong)?;
-        let endpoint = endpoint.connect_timeout(CONNECT).tcp_nodelay(true);
+    async fn connect(&self) -> Result<TcpStream, AttemptError> {
+        let retry = |problem: String| Err(AttemptError::Retry(problem));
         // A name lookup has no deadline of its own.
-        let channel = match tokio::time::timeout(CONNECT * 2, endpoint.connect()).await {
-            Ok(connected) => connected.map_err(|error| AttemptError::Retry(cause(&error)))?,
-            Err(_) => {
-                let problem = format!("its name was not found within {} s", (CONNECT * 2).as_secs());
-                return Err(AttemptError::Retry(problem));
-            }
+        let found = match tokio::time::timeout(CONNECT, tokio::net::lookup_host(&self.address)).await {
+            Ok(found) => found,
+            Err(_) => return retry(format!("its name was not found within {} s", CONNECT.as_secs())),
         };
-        // One reply contains the values of all members.
-        let largest = self.membership.tasks.len().saturating_mul(MAX_VALUE_BYTES + 64);
-        Ok(CoordinationClient::new(channel).max_decoding_message_size(largest.saturating_add(1 << 20)))
+        let addresses: Vec<SocketAddr> = match found {
+            Ok(found) => found.collect(),
+            Err(error) if error.kind() == ErrorKind::InvalidInput => {
+                let remedy = "Correct the leader's address.";
+                let (problem, given) = (error.to_string(), self.address.clone());
+                let error = Error::config("the leader's address", problem, given, "host:port", remedy);
+                return Err(AttemptError::Final(error));
+            }
+            Err(error) => return retry(error.to_string()),
+        };
+        let stream = match tokio::time::timeout(CONNECT, TcpStream::connect(&*addresses)).await {
+            Ok(Ok(stream)) => stream,
+            Ok(Err(error)) => return retry(error.to_string()),
+            Err(_) => return retry(format!("it did not accept the connection within {} s", CONNECT.as_secs())),
+        };
+        // Disables Nagle's algorithm for small messages; the connection works without this, so an error is ignored.
+        let _ = stream.set_nodelay(true);
+        Ok(stream)
     }
 
     /// Reports at every progress interval what this task waits for.
@@ -230,12 +242,3 @@ const LAST_PAUSE: Duration = Duration::from_millis(500);
 
 /// Timeout of one attempt to connect, so that a firewall that drops packets does not cause a long wait.
 const CONNECT: Duration = Duration::from_secs(5);
-
-/// Returns the message of an error's root cause, which is the part that a user can act on.
-fn cause(error: &dyn std::error::Error) -> String {
-    let mut root = error;
-    while let Some(source) = root.source() {
-        root = source;
-    }
-    root.to_string()
-}

@@ -5,14 +5,13 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
-use tokio::task::JoinHandle;
+use tokio::task::{JoinHandle, JoinSet};
 
+use super::connection::{FIRST_MESSAGE, LINGER, serve};
 use super::driver::Driver;
-use super::incoming::Incoming;
-use super::service::{FIRST_MESSAGE, Hub, Service};
-use super::wire::coordination_server::CoordinationServer;
+use super::service::Hub;
 use super::{CoordinationOptions, host};
-use crate::{Error, Membership, Result};
+use crate::{Error, Incoming, Membership, Result};
 
 /// The running service.
 pub(super) struct Leader {
@@ -46,16 +45,7 @@ impl Leader {
         let listener = tokio::net::TcpListener::from_std(listener).map_err(failed)?;
         let incoming = Incoming::new(listener, FIRST_MESSAGE, membership.world_size() as usize + STRANGERS);
         let (stop, stopped) = oneshot::channel::<()>();
-        let service = CoordinationServer::new(Service(hub.clone()));
-        let stopped = async move {
-            let _ = stopped.await;
-        };
-        let serve = tonic::transport::Server::builder().serve_with_incoming_shutdown(service, incoming, stopped);
-        let ended = driver.handle().spawn(async move {
-            if let Err(error) = serve.await {
-                tracing::error!("the coordination service ended: {error}");
-            }
-        });
+        let ended = driver.handle().spawn(accept(hub.clone(), incoming, options.heartbeat_timeout, stopped));
         // Short enough that a silence is detected soon after its timeout.
         let period = options.heartbeat_interval.min(options.heartbeat_timeout / 8).max(Duration::from_millis(1));
         driver.handle().spawn(watch(hub.clone(), period));
@@ -85,8 +75,19 @@ impl Leader {
 /// The number of unidentified connections that may be open in addition to one for each member.
 const STRANGERS: usize = 128;
 
-/// How long peers may take to read the last replies.
-const LINGER: Duration = Duration::from_secs(1);
+/// Accepts connections until it is stopped, and waits until those that are there have ended.
+async fn accept(hub: Arc<Hub>, mut incoming: Incoming, timeout: Duration, mut stopped: oneshot::Receiver<()>) {
+    let mut connections = JoinSet::new();
+    loop {
+        tokio::select! {
+            connection = incoming.accept() => drop(connections.spawn(serve(hub.clone(), connection, timeout))),
+            Some(_) = connections.join_next() => {}
+            _ = &mut stopped => break,
+        }
+    }
+    drop(incoming);
+    while connections.join_next().await.is_some() {}
+}
 
 /// Checks periodically for members that have fallen silent.
 async fn watch(hub: Arc<Hub>, period: Duration) {

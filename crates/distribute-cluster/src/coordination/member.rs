@@ -1,68 +1,82 @@
 //! The member's side after joining.
 
+use std::io::{ErrorKind, Result as IoResult};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use tokio::net::TcpStream;
+use tokio::net::tcp::OwnedReadHalf;
 use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinHandle;
 use tokio::time::Interval;
-use tokio_stream::wrappers::ReceiverStream;
-use tonic::transport::Channel;
-use tonic::{Status, Streaming};
 
 use super::alarm::Alarm;
+use super::calls::Calls;
 use super::limits::{LONGEST, PUT_TIMEOUT};
 use super::pulse::Pulse;
-use super::wire::coordination_client::CoordinationClient;
-use super::wire::{Heartbeat, Join, LeaderMessage, Leave, MemberMessage, Report, leader_message, member_message};
+use super::wire::{
+    CallError, Heartbeat, Join, LeaderMessage, Leave, MemberMessage, Receiver, Report, call, leader_message,
+    max_leader_bytes, member_message, reply, send,
+};
 use super::{CoordinationOptions, wire};
 use crate::text::{LONGEST as LONGEST_TEXT, clean};
 use crate::{Error, FailureKind, Incarnation, Membership, Result};
 
-/// The stream between a member and the leader.
+/// A member's side of the connection to the leader.
 pub(super) struct Attendance {
     outbox: mpsc::Sender<MemberMessage>,
-    inbox: Streaming<LeaderMessage>,
+    inbox: Receiver<OwnedReadHalf>,
+    sending: JoinHandle<IoResult<()>>,
     ticks: Interval,
     pulse: Pulse,
     timeout: Duration,
 }
 
-/// An event on a member's stream.
+/// An event on a member's connection.
 pub(super) enum Event {
     Welcome(wire::Welcome),
     State(wire::State),
     Refused(wire::Refusal),
+    Reply(wire::Reply),
     Silent(Duration),
-    Broken,
+    /// The connection broke, or what listens there sends what no leader does.
+    Broken(Option<String>),
 }
 
 impl Attendance {
-    /// Opens a stream and joins.
-    pub(super) async fn begin(
-        client: &mut CoordinationClient<Channel>,
-        join: Join,
-        options: &CoordinationOptions,
-    ) -> Result<Attendance, Status> {
-        let (outbox, messages) = mpsc::channel(OUTBOX);
-        let _ = outbox.try_send(message(member_message::Kind::Join(join)));
-        let inbox = client.attend(ReceiverStream::new(messages)).await?.into_inner();
-        let mut ticks = tokio::time::interval(options.heartbeat_interval.min(options.heartbeat_timeout / 4));
-        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    /// Joins by a connection.
+    pub(super) fn begin(stream: TcpStream, join: Join, world_size: usize, options: &CoordinationOptions) -> Attendance {
+        let (reader, writer) = stream.into_split();
         let timeout = options.heartbeat_timeout;
-        Ok(Attendance { outbox, inbox, ticks, pulse: Pulse::new(Instant::now(), timeout), timeout })
+        let (outbox, queue) = mpsc::channel(OUTBOX);
+        // There is room for the first message of an empty queue.
+        let _ = outbox.try_send(message(member_message::Kind::Join(join)));
+        let sending = tokio::spawn(send(writer, queue, timeout));
+        let inbox = Receiver::new(reader, max_leader_bytes(world_size));
+        let mut ticks = tokio::time::interval(options.heartbeat_interval.min(timeout / 4));
+        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        Attendance { outbox, inbox, sending, ticks, pulse: Pulse::new(Instant::now(), timeout), timeout }
     }
 
     /// Returns the next event and sends heartbeats meanwhile. Cancel safe: no event is lost.
     pub(super) async fn next(&mut self) -> Event {
         loop {
             tokio::select! {
-                received = self.inbox.message() => {
-                    let Ok(Some(LeaderMessage { kind })) = received else { return Event::Broken };
+                received = self.inbox.next::<LeaderMessage>() => {
+                    let received = match received {
+                        Ok(received) => received,
+                        Err(error) if error.kind() == ErrorKind::InvalidData => {
+                            return Event::Broken(Some(error.to_string()));
+                        }
+                        Err(_) => return Event::Broken(None),
+                    };
+                    // A part of a message is a sign of life, too.
                     self.pulse.heard(Instant::now());
-                    match kind {
+                    match received.and_then(|message| message.kind) {
                         Some(leader_message::Kind::Welcome(welcome)) => return Event::Welcome(welcome),
                         Some(leader_message::Kind::State(state)) => return Event::State(state),
                         Some(leader_message::Kind::Refusal(refusal)) => return Event::Refused(refusal),
+                        Some(leader_message::Kind::Reply(reply)) => return Event::Reply(reply),
                         None => {}
                     }
                 }
@@ -86,6 +100,13 @@ impl Attendance {
     }
 }
 
+impl Drop for Attendance {
+    fn drop(&mut self) {
+        // Closes the member's side, whoever still holds the queue.
+        self.sending.abort();
+    }
+}
+
 /// The capacity of a member's queue of messages.
 const OUTBOX: usize = 16;
 
@@ -93,46 +114,45 @@ fn message(kind: member_message::Kind) -> MemberMessage {
     MemberMessage { kind: Some(kind) }
 }
 
-/// The credentials that a member receives when it joins.
-pub(super) struct Credentials {
-    pub(super) caller: wire::Caller,
-    pub(super) incarnation: Incarnation,
-}
-
 /// A member that has joined.
 pub(super) struct Member {
-    client: CoordinationClient<Channel>,
+    calls: Arc<Calls>,
     commands: mpsc::Sender<Command>,
     membership: Arc<Membership>,
     task: String,
-    credentials: Credentials,
+    incarnation: Incarnation,
     alarm: Arc<Alarm>,
 }
 
-/// A message that the member's user sends on the stream.
+/// A message that the member's user sends.
 enum Command {
     Report(Report),
-    /// Answered when the leader has closed the stream.
+    /// Answered when the leader has closed the connection.
     Leave(oneshot::Sender<()>),
 }
 
 impl Member {
-    /// Takes over a stream on which all members have joined.
+    /// Takes over a connection once all members have joined.
     pub(super) fn begin(
-        client: CoordinationClient<Channel>,
         attendance: Attendance,
         state: &wire::State,
         membership: &Membership,
-        credentials: Credentials,
+        incarnation: Incarnation,
         alarm: Arc<Alarm>,
     ) -> Member {
         let (commands, orders) = mpsc::channel(8);
         if let Some(failure) = state.failure.as_ref().and_then(|told| alarm.failure_of(told)) {
             alarm.fail(failure);
         }
-        tokio::spawn(attend(attendance, orders, alarm.clone()));
+        let calls = Arc::new(Calls::new(attendance.outbox.clone()));
+        let attended = attend(attendance, orders, calls.clone(), alarm.clone());
+        let ended = calls.clone();
+        tokio::spawn(async move {
+            attended.await;
+            ended.end();
+        });
         let (membership, task) = (Arc::new(membership.clone()), membership.task().to_string());
-        Member { client, commands, membership, task, credentials, alarm }
+        Member { calls, commands, membership, task, incarnation, alarm }
     }
 
     pub(super) fn task(&self) -> &str {
@@ -140,7 +160,7 @@ impl Member {
     }
 
     pub(super) fn incarnation(&self) -> Incarnation {
-        self.credentials.incarnation
+        self.incarnation
     }
 
     pub(super) fn alarm(&self) -> &Alarm {
@@ -163,10 +183,9 @@ impl Member {
     }
 
     pub(super) fn put(&self, key: &str, value: &[u8]) -> impl Future<Output = Result<()>> + Send + use<> {
-        let mut client = self.client.clone();
-        let request = wire::PutRequest { key: key.to_owned(), value: value.to_vec().into(), caller: self.caller() };
-        let rpc = async move { client.put(request).await.map(drop) };
-        self.ask(format!("put {key:?}"), rpc, PUT_TIMEOUT)
+        let request = wire::PutRequest { key: key.to_owned(), value: value.to_vec().into() };
+        let put = |outcome| matches!(outcome, reply::Outcome::Put(_)).then_some(());
+        self.ask(format!("put {key:?}"), call::Request::Put(request), put, PUT_TIMEOUT)
     }
 
     /// Returns the value of a key; `None` if no member has put it in time.
@@ -175,11 +194,13 @@ impl Member {
         key: &str,
         timeout: Duration,
     ) -> impl Future<Output = Result<Option<Vec<u8>>>> + Send + use<> {
-        let mut client = self.client.clone();
         let what = format!("get {key:?}");
-        let request = wire::GetRequest { key: key.to_owned(), timeout_ms: millis(timeout), caller: self.caller() };
-        let rpc = async move { client.get(request).await.map(tonic::Response::into_inner) };
-        let reply = self.ask(what.clone(), rpc, timeout);
+        let request = wire::GetRequest { key: key.to_owned(), timeout_ms: millis(timeout) };
+        let got = |outcome| match outcome {
+            reply::Outcome::Get(reply) => Some(reply),
+            _ => None,
+        };
+        let reply = self.ask(what.clone(), call::Request::Get(request), got, timeout);
         let (alarm, task, waits) = (self.alarm.clone(), self.task.clone(), !timeout.is_zero());
         async move {
             let reply = reply.await?;
@@ -199,15 +220,13 @@ impl Member {
         value: &[u8],
         timeout: Duration,
     ) -> impl Future<Output = Result<Vec<Vec<u8>>>> + Send + use<> {
-        let mut client = self.client.clone();
-        let request = wire::ExchangeRequest {
-            key: what.clone(),
-            value: value.to_vec().into(),
-            timeout_ms: millis(timeout),
-            caller: self.caller(),
+        let (key, value) = (what.clone(), value.to_vec().into());
+        let request = wire::ExchangeRequest { key, value, timeout_ms: millis(timeout) };
+        let exchanged = |outcome| match outcome {
+            reply::Outcome::Exchange(reply) => Some(reply),
+            _ => None,
         };
-        let rpc = async move { client.exchange(request).await.map(tonic::Response::into_inner) };
-        let reply = self.ask(what.clone(), rpc, timeout);
+        let reply = self.ask(what.clone(), call::Request::Exchange(request), exchanged, timeout);
         let (alarm, task, membership) = (self.alarm.clone(), self.task.clone(), self.membership.clone());
         async move {
             let started = Instant::now();
@@ -226,31 +245,35 @@ impl Member {
         }
     }
 
-    fn caller(&self) -> Option<wire::Caller> {
-        Some(self.credentials.caller.clone())
-    }
-
-    /// Makes a call and fails it when the leader is gone.
-    fn ask<T, F>(&self, what: String, rpc: F, timeout: Duration) -> impl Future<Output = Result<T>> + Send + use<T, F>
+    /// Makes a call, of whose outcome `expected` takes the reply, and fails it when the leader is gone.
+    fn ask<T, F>(
+        &self,
+        what: String,
+        request: call::Request,
+        expected: F,
+        timeout: Duration,
+    ) -> impl Future<Output = Result<T>> + Send + use<T, F>
     where
         T: Send + 'static,
-        F: Future<Output = Result<T, Status>> + Send + 'static,
+        F: FnOnce(reply::Outcome) -> Option<T> + Send + 'static,
     {
-        let (task, alarm, address) = (self.task.clone(), self.alarm.clone(), self.membership.leader_address.clone());
+        let (task, alarm) = (self.task.clone(), self.alarm.clone());
+        let outcome = self.calls.clone().call(request);
         async move {
             let mut gone = alarm.leader_gone();
             let timeout = timeout.min(LONGEST).saturating_add(Duration::from_secs(1));
             let reason = tokio::select! {
                 biased;
-                answer = tokio::time::timeout(timeout, rpc) => match answer {
-                    Ok(Ok(reply)) => return Ok(reply),
-                    Ok(Err(status)) if status.code() == tonic::Code::PermissionDenied => {
-                        return Err(Error::Refused { task, address, reason: clean(status.message(), LONGEST_TEXT) });
+                outcome = tokio::time::timeout(timeout, outcome) => match outcome {
+                    Ok(Some(reply::Outcome::Error(CallError { reason, limit: true }))) => {
+                        return Err(Error::TooLarge { task, what, problem: clean(&reason, LONGEST_TEXT) });
                     }
-                    Ok(Err(status)) if status.code() == tonic::Code::ResourceExhausted => {
-                        return Err(Error::TooLarge { task, what, problem: clean(status.message(), LONGEST_TEXT) });
-                    }
-                    Ok(Err(status)) => clean(status.message(), LONGEST_TEXT),
+                    Ok(Some(reply::Outcome::Error(CallError { reason, .. }))) => clean(&reason, LONGEST_TEXT),
+                    Ok(Some(outcome)) => match expected(outcome) {
+                        Some(reply) => return Ok(reply),
+                        None => "the leader gave the reply to another call".to_owned(),
+                    },
+                    Ok(None) => "the leader is gone".to_owned(),
                     Err(_) => "the leader does not answer".to_owned(),
                 },
                 _ = gone.wait_for(|gone| *gone) => "the leader is gone".to_owned(),
@@ -280,9 +303,9 @@ fn named(membership: &Membership, absent: &wire::Absent) -> String {
     }
 }
 
-/// Holds the stream until this member leaves or the leader is gone.
-async fn attend(mut attendance: Attendance, mut orders: mpsc::Receiver<Command>, alarm: Arc<Alarm>) {
-    let mut leaving: Option<oneshot::Sender<()>> = None;
+/// Holds the connection until this member leaves or the leader is gone.
+async fn attend(mut attendance: Attendance, mut orders: mpsc::Receiver<Command>, calls: Arc<Calls>, alarm: Arc<Alarm>) {
+    let (mut leaving, mut closing) = (None, false);
     loop {
         let event = tokio::select! {
             event = attendance.next() => event,
@@ -303,13 +326,14 @@ async fn attend(mut attendance: Attendance, mut orders: mpsc::Receiver<Command>,
                 if let Some(failure) = state.failure.as_ref().and_then(|told| alarm.failure_of(told)) {
                     alarm.fail(failure);
                 }
-                if state.closing {
-                    return alarm.leader_left();
-                }
+                // What it has answered still comes before the end of the connection.
+                closing |= state.closing;
             }
+            Event::Reply(reply) => calls.answer(reply),
             Event::Welcome(_) => {}
-            Event::Broken | Event::Refused(_) if leaving.is_some() => return,
-            Event::Broken | Event::Refused(_) => {
+            Event::Broken(_) | Event::Refused(_) | Event::Silent(_) if closing => return alarm.leader_left(),
+            Event::Broken(_) | Event::Refused(_) if leaving.is_some() => return,
+            Event::Broken(_) | Event::Refused(_) => {
                 let silence = attendance.pulse.silence(Instant::now());
                 return alarm.leader_lost("its process ended or its connection broke".to_owned(), silence);
             }

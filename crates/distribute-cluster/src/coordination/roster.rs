@@ -11,7 +11,7 @@ use crate::text::{LONGEST, clean};
 use crate::{FailureKind, JobId, Membership, Task};
 
 /// The protocol version; incremented with every change that older members would misread.
-pub(super) const VERSION: u32 = 2;
+pub(super) const VERSION: u32 = 3;
 
 /// The leader's view of the members.
 pub(super) struct Roster {
@@ -32,25 +32,11 @@ pub(super) struct Roster {
 /// A member that has joined.
 struct Seat {
     process: u64,
-    /// The session that this process's calls carry.
-    session: Session,
     /// Distinguishes the streams of a member that has reconnected.
     visit: u64,
     address: String,
     pulse: Pulse,
     left: bool,
-}
-
-/// A secret shared by a member and the leader.
-pub(super) type Session = [u8; 16];
-
-/// Why a call is refused.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum CallerError {
-    /// The caller belongs to another job.
-    OtherJob(String),
-    /// The caller is not a member.
-    NoMember,
 }
 
 /// The reply to a task that wants to join.
@@ -70,8 +56,8 @@ impl Roster {
         Roster { membership, job, heartbeat_timeout, seats, missing, tasks_digest, complete, failure, closing, visits }
     }
 
-    /// Admits a member whose calls will carry `session`, or returns why not.
-    pub(super) fn admit(&mut self, join: &wire::Join, session: Session, address: String, now: Instant) -> Answer {
+    /// Admits a member, or returns why not.
+    pub(super) fn admit(&mut self, join: &wire::Join, address: String, now: Instant) -> Answer {
         let refused = |reason: String, passing| Answer::Refused { reason, passing };
         if let Some(reason) = self.other_version(join) {
             return refused(reason, false);
@@ -102,7 +88,7 @@ impl Roster {
         }
         self.visits += 1;
         let pulse = Pulse::new(now, self.heartbeat_timeout);
-        let seat = Seat { process: join.process, session, visit: self.visits, address, pulse, left: false };
+        let seat = Seat { process: join.process, visit: self.visits, address, pulse, left: false };
         self.seats.insert(join.rank, seat);
         self.missing.remove(&join.rank);
         self.complete |= self.missing.is_empty();
@@ -230,20 +216,6 @@ impl Roster {
 
     pub(super) fn failure(&self) -> Option<&wire::Failure> {
         self.failure.as_ref()
-    }
-
-    /// Returns the rank of a caller.
-    ///
-    /// # Errors
-    /// [`CallerError::OtherJob`] if the caller belongs to another job, [`CallerError::NoMember`] if its session is
-    /// unknown.
-    pub(super) fn member(&self, caller: Option<&wire::Caller>) -> Result<u32, CallerError> {
-        if let Some(reason) = self.other_job(caller.and_then(|caller| caller.job.as_ref())) {
-            return Err(CallerError::OtherJob(reason));
-        }
-        let caller = caller.ok_or(CallerError::NoMember)?;
-        let seat = self.seats.get(&caller.rank).filter(|seat| !seat.left && caller.session == seat.session.as_slice());
-        seat.map(|_| caller.rank).ok_or(CallerError::NoMember)
     }
 
     pub(super) fn has_left(&self, rank: u32) -> bool {

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use prost::bytes::Bytes;
+use bytes::Bytes;
 
 use super::limits::{MAX_KEY_BYTES, MAX_KEYS, MAX_STORED_BYTES, MAX_VALUE_BYTES};
 

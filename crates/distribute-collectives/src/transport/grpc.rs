@@ -9,19 +9,19 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::{Buf, Bytes};
+use distribute_cluster::grpc::Inbox;
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc::{self, error::TryRecvError};
-use tonic::body::Body;
 use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
 
-use self::framing::{FramePart, Unframer};
+use self::frames::{Frame, control};
 use self::wire::{Abort, Hello, Left, frame::Kind};
 use super::{AbortReason, ConnectError, Incoming, Nonce, Outgoing, Timeout, Transport, TransportError};
 use crate::schedule::Link;
 
 mod connect;
-mod framing;
+mod frames;
 
 /// The messages of the service.
 #[expect(unreachable_pub, reason = "generated from the protocol file")]
@@ -34,9 +34,6 @@ const FRAME_BYTES: usize = 1 << 20;
 
 /// Frames that wait on either side of a stream.
 const QUEUED_FRAMES: usize = 8;
-
-/// Pieces of frames that wait to be taken; they come as HTTP/2 cuts them.
-const QUEUED_PIECES: usize = 64;
 
 /// Largest HTTP/2 frame that a receiver accepts.
 const HTTP_FRAME_BYTES: u32 = 2 << 20;
@@ -61,7 +58,7 @@ pub(crate) struct GrpcTransport {
 
 /// One peer's queues.
 struct Peer {
-    outbox: mpsc::Sender<Bytes>,
+    outbox: mpsc::Sender<Frame>,
     inbox: mpsc::Receiver<Bytes>,
     /// The rest of the last frame.
     rest: Bytes,
@@ -185,7 +182,7 @@ impl GrpcTransport {
     fn tell(&mut self, kind: &Kind) {
         for peer in self.peers.iter().flatten() {
             // Best effort: a full queue means that the peer does not read; it will see the stream end.
-            let _ = peer.outbox.try_send(framing::words(kind.clone()));
+            let _ = peer.outbox.try_send(control(kind.clone()));
         }
     }
 }
@@ -261,7 +258,7 @@ impl Drop for GrpcTransport {
         if !self.aborted {
             self.tell(&Kind::Left(Left {}));
         }
-        let outboxes: Vec<mpsc::Sender<Bytes>> = self.peers.drain(..).flatten().map(|peer| peer.outbox).collect();
+        let outboxes: Vec<mpsc::Sender<Frame>> = self.peers.drain(..).flatten().map(|peer| peer.outbox).collect();
         if let Some(runtime) = self.runtime.take() {
             // What is queued still goes out, but not for long.
             let deadline = Instant::now() + Duration::from_millis(500);
@@ -289,7 +286,7 @@ impl Peer {
         while !parts.is_empty() {
             let Ok(place) = self.outbox.try_reserve() else { break };
             let len = parts.iter().map(|part| part.len()).sum::<usize>().min(FRAME_BYTES);
-            place.send(framing::data(parts, len));
+            place.send(frames::data(parts, len));
             progress = true;
         }
         progress
@@ -332,36 +329,35 @@ impl Peer {
 }
 
 /// Starts to listen to a peer.
-fn peer(outbox: mpsc::Sender<Bytes>, body: Body, mut unframer: Unframer, mut rest: Bytes, bell: Arc<Bell>) -> Peer {
-    let (data, inbox) = mpsc::channel(QUEUED_PIECES);
+fn peer(outbox: mpsc::Sender<Frame>, mut frames: Inbox, bell: Arc<Bell>) -> Peer {
+    let (data, inbox) = mpsc::channel(QUEUED_FRAMES);
     let state: Arc<Mutex<PeerState>> = Arc::default();
     let heard = state.clone();
     tokio::spawn(async move {
-        let mut body = body;
         let ended = loop {
-            match connect::listen(&mut body, &mut unframer, &mut rest).await {
-                Ok(Some(FramePart::Data(bytes))) => {
-                    if data.send(bytes).await.is_err() {
-                        return;
-                    }
-                    lock(&heard).heard = Some(Instant::now());
-                }
-                Ok(Some(FramePart::Control(words))) => {
-                    let mut state = lock(&heard);
-                    state.heard = Some(Instant::now());
-                    match words {
-                        Kind::Abort(Abort { origin, cause, kind }) => {
-                            let kind = distribute_cluster::FailureKind::from_code(kind);
-                            let reason = AbortReason { origin, cause, kind };
-                            state.aborted = Some(Box::new(reason.tidied()));
-                        }
-                        Kind::Left(_) => state.left = true,
-                        Kind::Waiting(sequence) => state.waiting = Some(sequence),
-                        Kind::Hello(_) | Kind::Data(_) => {}
-                    }
-                }
+            let kind = match frames.next::<Frame>().await {
+                Ok(Some(Frame { kind })) => kind,
                 Ok(None) => break "its process ended".to_owned(),
-                Err(how) => break how,
+                Err(status) => break status.message().to_owned(),
+            };
+            if let Some(Kind::Data(bytes)) = kind {
+                if data.send(bytes).await.is_err() {
+                    return;
+                }
+                lock(&heard).heard = Some(Instant::now());
+            } else {
+                let mut state = lock(&heard);
+                state.heard = Some(Instant::now());
+                match kind {
+                    Some(Kind::Abort(Abort { origin, cause, kind })) => {
+                        let kind = distribute_cluster::FailureKind::from_code(kind);
+                        let reason = AbortReason { origin, cause, kind };
+                        state.aborted = Some(Box::new(reason.tidied()));
+                    }
+                    Some(Kind::Left(_)) => state.left = true,
+                    Some(Kind::Waiting(sequence)) => state.waiting = Some(sequence),
+                    Some(Kind::Hello(_) | Kind::Data(_)) | None => {}
+                }
             }
             bell.ring();
         };

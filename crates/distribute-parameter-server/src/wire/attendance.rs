@@ -4,10 +4,9 @@
 use std::marker::PhantomData;
 use std::time::Duration;
 
+use distribute_cluster::grpc::{GrpcMessage, Inbox, Outbox};
 use tokio::task::JoinHandle;
 use tokio::time::{Interval, MissedTickBehavior};
-
-use super::frame::{Inbox, Outbox, Parcel};
 
 /// The longest heartbeat interval, whatever the configured silence: the other side's may be shorter.
 const BEAT: Duration = Duration::from_millis(250);
@@ -67,7 +66,7 @@ impl Drop for Beats {
     }
 }
 
-pub(super) fn beats<Q: Parcel>(outbox: Outbox, silence: Duration) -> Beats {
+pub(super) fn beats<Q: GrpcMessage>(outbox: Outbox, silence: Duration) -> Beats {
     Beats(tokio::spawn(async move {
         let mut interval = beat_interval(silence);
         loop {
@@ -87,7 +86,7 @@ pub(crate) struct Attendance<S> {
     of: PhantomData<fn() -> S>,
 }
 
-impl<S: Parcel> Attendance<S> {
+impl<S: GrpcMessage> Attendance<S> {
     pub(super) fn new(states: Inbox, beats: Beats, silence: Duration) -> Attendance<S> {
         Attendance { states, pulse: Pulse::new(silence), _beats: beats, of: PhantomData }
     }

@@ -1,18 +1,16 @@
 //! Calls to another task.
 
-use std::future::poll_fn;
 use std::time::Duration;
 
+use distribute_cluster::grpc::{self, GrpcMessage, Inbox, body_of, outbox};
 use http::HeaderMap;
 use tonic::body::Body;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
-use tower_service::Service as _;
 
 use super::admission::Addressee;
 use super::attendance::{Attendance, beats};
-use super::frame::{Inbox, Parcel, body_of, outbox};
-use super::{HTTP_FRAME_BYTES, MAX_HEADERS_BYTES, WINDOW_BYTES};
+use super::{HTTP_FRAME_BYTES, MAX_HEADERS_BYTES, MAX_MESSAGE_BYTES, QUEUED_MESSAGES, WINDOW_BYTES};
 
 /// A connection to a task, opened on first use and again after it broke. Clones share it.
 #[derive(Clone, Debug)]
@@ -50,14 +48,14 @@ impl Link {
     ///
     /// # Errors
     /// The other side's status; `unavailable` if it cannot be reached, `deadline_exceeded` after `timeout`.
-    pub(crate) async fn attend<Q: Parcel, S: Parcel>(
+    pub(crate) async fn attend<Q: GrpcMessage, S: GrpcMessage>(
         &self,
         path: &'static str,
         first: Q,
         timeout: Duration,
     ) -> Result<(S, Attendance<S>), Status> {
         let begun = async {
-            let (outbox, body) = outbox();
+            let (outbox, body) = outbox(QUEUED_MESSAGES);
             outbox.send(first).await;
             // Dropped with the attendance, which ends the call's body and thereby the call.
             let beats = beats::<Q>(outbox, self.silence);
@@ -72,10 +70,10 @@ impl Link {
     ///
     /// # Errors
     /// The other side's status; `unavailable` if it cannot be reached, `deadline_exceeded` after `timeout`.
-    pub(crate) async fn call<R: Parcel>(
+    pub(crate) async fn call<R: GrpcMessage>(
         &self,
         path: &'static str,
-        request: impl Parcel,
+        request: impl GrpcMessage,
         timeout: Duration,
     ) -> Result<R, Status> {
         let answer = async { self.begin(path, body_of([request])).await?.one().await };
@@ -86,7 +84,7 @@ impl Link {
     ///
     /// # Errors
     /// The other side's status; `unavailable` if it cannot be reached, `deadline_exceeded` after `timeout`.
-    pub(crate) async fn ask<M: Parcel>(
+    pub(crate) async fn ask<M: GrpcMessage>(
         &self,
         path: &'static str,
         messages: Vec<M>,
@@ -101,7 +99,7 @@ impl Link {
     ///
     /// # Errors
     /// The other side's status; `unavailable` if it cannot be reached, `deadline_exceeded` after `timeout`.
-    pub(crate) async fn tell<M: Parcel, R: Parcel>(
+    pub(crate) async fn tell<M: GrpcMessage, R: GrpcMessage>(
         &self,
         path: &'static str,
         messages: Vec<M>,
@@ -112,21 +110,9 @@ impl Link {
     }
 
     async fn begin(&self, path: &'static str, body: Body) -> Result<Inbox, Status> {
-        let mut request = http::Request::post(path)
-            .version(http::Version::HTTP_2)
-            .header("te", "trailers")
-            .header("content-type", "application/grpc")
-            .body(body)
-            .map_err(|error| Status::internal(error.to_string()))?;
-        request.headers_mut().extend(self.headers.clone());
-        let mut channel = self.channel.clone();
-        poll_fn(|context| channel.poll_ready(context)).await.map_err(unreachable)?;
-        let reply = channel.call(request).await.map_err(unreachable)?;
-        match Status::from_header_map(reply.headers()) {
-            Some(refused) => Err(refused),
-            None if reply.status().is_success() => Ok(Inbox::of_answers(reply.into_body())),
-            None => Err(Status::unavailable(format!("it answered {}", reply.status()))),
-        }
+        let reply = grpc::call(&mut self.channel.clone(), path, self.headers.clone(), body).await?;
+        // Callers limit their waits themselves.
+        Ok(Inbox::new(reply, MAX_MESSAGE_BYTES))
     }
 }
 
@@ -135,19 +121,10 @@ impl Replies {
     ///
     /// # Errors
     /// The other side's status; `unavailable` if the connection broke, `deadline_exceeded` after `timeout`.
-    pub(crate) async fn next<M: Parcel>(&mut self, timeout: Duration) -> Result<Option<M>, Status> {
+    pub(crate) async fn next<M: GrpcMessage>(&mut self, timeout: Duration) -> Result<Option<M>, Status> {
         let next = tokio::time::timeout(timeout, self.0.next()).await;
         next.unwrap_or_else(|_| Err(late("an answer", timeout)))
     }
-}
-
-fn unreachable(error: tonic::transport::Error) -> Status {
-    // The innermost cause tells most: "connection refused".
-    let mut cause: &dyn std::error::Error = &error;
-    while let Some(source) = cause.source() {
-        cause = source;
-    }
-    Status::unavailable(cause.to_string())
 }
 
 fn late(path: &str, timeout: Duration) -> Status {

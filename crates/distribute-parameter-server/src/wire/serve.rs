@@ -9,13 +9,14 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use distribute_cluster::Acquaintance;
+use distribute_cluster::grpc::{self, GrpcMessage, Inbox, Outbox, outbox, reply_of};
 use futures_util::FutureExt;
 use tonic::Status;
 use tonic::body::Body;
 use tonic::server::NamedService;
 
+use super::QUEUED_MESSAGES;
 use super::admission::Identity;
-use super::frame::{Inbox, Outbox, Parcel, outbox, reply_of};
 
 /// The methods of a service.
 pub(crate) trait Methods: Send + Sync + 'static {
@@ -52,7 +53,7 @@ impl<M: Methods> Router<M> {
         }
         let method = request.uri().path().rsplit('/').next().unwrap_or_default().to_owned();
         let limit_bytes = self.methods.admit(&method, session)?;
-        let inbox = Inbox::of_requests(request.into_body(), limit_bytes, self.timeout);
+        let inbox = Inbox::new(request.into_body(), limit_bytes).with_timeout(self.timeout);
         self.methods.call(method, inbox).await
     }
 }
@@ -85,24 +86,18 @@ impl<M: Methods> tower_service::Service<http::Request<Body>> for Router<M> {
                 .catch_unwind()
                 .await
                 .unwrap_or_else(|_| Err(Status::internal("it panicked while it answered; its log says where")));
-            let outcome = outcome.and_then(|body| {
-                http::Response::builder()
-                    .header("content-type", "application/grpc")
-                    .body(body)
-                    .map_err(|error| Status::internal(error.to_string()))
-            });
-            Ok(outcome.unwrap_or_else(Status::into_http))
+            Ok(grpc::reply(outcome))
         })
     }
 }
 
 /// Answers a call with one message.
-pub(crate) fn reply(message: impl Parcel) -> Result<Body, Status> {
+pub(crate) fn reply(message: impl GrpcMessage) -> Result<Body, Status> {
     Ok(reply_of([Ok(message)]))
 }
 
 /// Answers a call with messages, each created when there is room for it, up to the first error.
-pub(crate) fn reply_all<M: Parcel>(
+pub(crate) fn reply_all<M: GrpcMessage>(
     messages: impl IntoIterator<Item = Result<M, Status>, IntoIter: Send + 'static>,
 ) -> Result<Body, Status> {
     Ok(reply_of(messages))
@@ -113,7 +108,7 @@ pub(crate) fn reply_stream<F>(send: impl FnOnce(Arc<Outbox>) -> F) -> Result<Bod
 where
     F: Future<Output = Result<(), Status>> + Send + 'static,
 {
-    let (outbox, body) = outbox();
+    let (outbox, body) = outbox(QUEUED_MESSAGES);
     let outbox = Arc::new(outbox);
     let sending = send(outbox.clone());
     tokio::spawn(async move {

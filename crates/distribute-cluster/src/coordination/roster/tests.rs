@@ -31,24 +31,12 @@ fn given(name: &str) -> wire::Job {
     named(&JobId::new(name).unwrap())
 }
 
-/// Returns the identification that a member of this rank sends with its calls.
-fn caller(rank: u32, size: u32) -> wire::Caller {
-    let job = Some(named(&JobId::of_ranks(size, "h:1")));
-    wire::Caller { job, rank, session: Vec::from(session(rank)).into() }
-}
-
-fn session(rank: u32) -> Session {
-    [rank as u8; 16]
-}
-
 /// Returns a roster in which all have joined, and the numbers of their streams.
 fn complete(size: u32, now: Instant) -> (Roster, Vec<u64>) {
     let mut roster = roster(size);
-    let visits = (0..size).map(|rank| {
-        match roster.admit(&join(rank, size, 1), session(rank), format!("10.0.0.{rank}:5"), now) {
-            Answer::Seated { visit } => visit,
-            refused => panic!("{refused:?}"),
-        }
+    let visits = (0..size).map(|rank| match roster.admit(&join(rank, size, 1), format!("10.0.0.{rank}:5"), now) {
+        Answer::Seated { visit } => visit,
+        refused => panic!("{refused:?}"),
     });
     let visits = visits.collect();
     (roster, visits)
@@ -83,7 +71,7 @@ fn descriptions_must_agree() {
         (unnamed, "it knows other tasks of the job than worker:0 does"),
         (renamed, "calls rank 0 chief:0, but worker:0 calls it worker:0"),
     ] {
-        let (reason, passing) = refusal(roster.admit(&join, session(1), "a:1".to_owned(), now));
+        let (reason, passing) = refusal(roster.admit(&join, "a:1".to_owned(), now));
         assert!(reason.contains(words) && !passing, "{reason}");
     }
     assert_eq!(roster.state().missing, [0, 1, 2]);
@@ -104,22 +92,18 @@ fn other_jobs_are_refused_with_both_names() {
         (None, "it belongs to job (none), but worker:0 leads job ours"),
         (Some(named(&JobId::of_ranks(2, "h:1"))), "it belongs to job derived-"),
     ] {
-        let (reason, passing) = refusal(roster.admit(&of(job), session(1), "a:1".to_owned(), now));
+        let (reason, passing) = refusal(roster.admit(&of(job), "a:1".to_owned(), now));
         assert!(reason.contains(words) && !passing, "{reason}");
     }
     // A difference of jobs is reported before a difference of sizes.
-    let (reason, _) = refusal(roster.admit(
-        &wire::Join { job: Some(given("b")), ..join(1, 9, 1) },
-        session(1),
-        "a:1".to_owned(),
-        now,
-    ));
+    let (reason, _) =
+        refusal(roster.admit(&wire::Join { job: Some(given("b")), ..join(1, 9, 1) }, "a:1".to_owned(), now));
     assert!(reason.contains("it belongs to job b"), "{reason}");
     assert_eq!(roster.state().missing, [0, 1]);
-    assert!(matches!(roster.admit(&of(Some(given("ours"))), session(1), "a:1".to_owned(), now), Answer::Seated { .. }));
+    assert!(matches!(roster.admit(&of(Some(given("ours"))), "a:1".to_owned(), now), Answer::Seated { .. }));
     // A member of the next job that reaches the ending one is told to retry.
     roster.close();
-    assert!(refusal(roster.admit(&of(Some(given("next"))), session(1), "a:1".to_owned(), now)).1);
+    assert!(refusal(roster.admit(&of(Some(given("next"))), "a:1".to_owned(), now)).1);
 }
 
 #[test]
@@ -127,37 +111,19 @@ fn other_addresses_are_refused_as_such() {
     let now = Instant::now();
     let mut roster = roster(2);
     let other = wire::Join { job: Some(named(&JobId::of_ranks(2, "h:2"))), ..join(1, 2, 1) };
-    let (reason, passing) = refusal(roster.admit(&other, session(1), "a:1".to_owned(), now));
+    let (reason, passing) = refusal(roster.admit(&other, "a:1".to_owned(), now));
     assert!(reason.contains("it was told of another cluster (derived-") && !passing, "{reason}");
-}
-
-#[test]
-fn calls_are_those_of_members() {
-    let (mut roster, visits) = complete(3, Instant::now());
-    assert_eq!(roster.member(Some(&caller(1, 3))), Ok(1));
-    let guessed = wire::Caller { session: vec![9; 16].into(), ..caller(1, 3) };
-    let empty = wire::Caller { session: Vec::new().into(), ..caller(1, 3) };
-    let outside = wire::Caller { rank: 3, ..caller(1, 3) };
-    for other in [guessed, empty, outside] {
-        assert_eq!(roster.member(Some(&other)), Err(CallerError::NoMember));
-    }
-    let foreign = wire::Caller { job: Some(given("b")), ..caller(1, 3) };
-    for other in [Some(&foreign), None] {
-        assert!(matches!(roster.member(other), Err(CallerError::OtherJob(_))));
-    }
-    assert!(roster.leave(1, visits[1]));
-    assert_eq!(roster.member(Some(&caller(1, 3))), Err(CallerError::NoMember));
 }
 
 #[test]
 fn one_rank_is_one_process() {
     let now = Instant::now();
     let mut roster = roster(3);
-    assert_eq!(roster.admit(&join(1, 3, 7), session(1), "10.0.0.1:5".to_owned(), now), Answer::Seated { visit: 1 });
-    let (reason, passing) = refusal(roster.admit(&join(1, 3, 8), session(1), "10.0.0.2:6".to_owned(), now));
+    assert_eq!(roster.admit(&join(1, 3, 7), "10.0.0.1:5".to_owned(), now), Answer::Seated { visit: 1 });
+    let (reason, passing) = refusal(roster.admit(&join(1, 3, 8), "10.0.0.2:6".to_owned(), now));
     assert!(reason.contains("worker:1: one at 10.0.0.1:5, one at 10.0.0.2:6") && !passing, "{reason}");
     // The same process reconnects before the end of its first stream was detected.
-    assert_eq!(roster.admit(&join(1, 3, 7), session(1), "10.0.0.1:6".to_owned(), now), Answer::Seated { visit: 2 });
+    assert_eq!(roster.admit(&join(1, 3, 7), "10.0.0.1:6".to_owned(), now), Answer::Seated { visit: 2 });
     assert!(!roster.broke(1, 1, now));
     assert_eq!(roster.state().missing, [0, 2]);
 }
@@ -167,9 +133,7 @@ fn who_goes_before_all_have_joined_may_come_back() {
     let now = Instant::now();
     let mut roster = roster(2);
     for (gone, incarnation) in [(0, 1), (1, 2), (2, 3)] {
-        let Answer::Seated { visit } = roster.admit(&join(1, 2, incarnation), session(1), "a:1".to_owned(), now) else {
-            panic!()
-        };
+        let Answer::Seated { visit } = roster.admit(&join(1, 2, incarnation), "a:1".to_owned(), now) else { panic!() };
         let changed = match gone {
             0 => roster.broke(1, visit, now),
             1 => roster.leave(1, visit),
@@ -194,7 +158,7 @@ fn the_first_failure_counts() {
         roster.failure(),
         Some(&wire::Failure { rank: 2, cause: Some(Cause::Reported("disk full\\n".to_owned())), kind: 2 })
     );
-    let (reason, passing) = refusal(roster.admit(&join(1, 3, 9), session(1), "a:1".to_owned(), now));
+    let (reason, passing) = refusal(roster.admit(&join(1, 3, 9), "a:1".to_owned(), now));
     assert!(passing, "{reason}");
 }
 
@@ -202,12 +166,7 @@ fn the_first_failure_counts() {
 fn a_silent_member_is_lost_and_one_that_left_is_not() {
     let now = Instant::now();
     let (mut roster, visits) = complete(3, now);
-    assert!(
-        roster.leave(1, visits[1])
-            && roster.has_left(1)
-            && roster.member(Some(&caller(1, 3))) == Err(CallerError::NoMember)
-            && roster.is_over(1, visits[1])
-    );
+    assert!(roster.leave(1, visits[1]) && roster.has_left(1) && roster.is_over(1, visits[1]));
     let second = Duration::from_secs(1);
     let mut lost = None;
     for step in 1..20 {
@@ -235,7 +194,7 @@ fn large_jobs_are_told_in_few_words() {
         let digest = Vec::from(roster.tasks_digest).into();
         let job = Some(named(&JobId::of_ranks(50_000, "h:1")));
         let large = wire::Join { rank, world_size: 50_000, tasks_digest: digest, job, ..large };
-        assert!(matches!(roster.admit(&large, session(rank), String::new(), now), Answer::Seated { .. }));
+        assert!(matches!(roster.admit(&large, String::new(), now), Answer::Seated { .. }));
     }
     assert_eq!((roster.state().missing, roster.state().missing_count), (vec![40_000], 1));
     // A quadratic implementation would take minutes.
@@ -252,7 +211,7 @@ proptest! {
         for (step, (event, rank, incarnation, visit)) in (1u64..).zip(events) {
             let now = start + Duration::from_secs(step);
             match event {
-                0 | 1 => drop(roster.admit(&join(rank, 3, incarnation), session(rank), "a:1".to_owned(), now)),
+                0 | 1 => drop(roster.admit(&join(rank, 3, incarnation), "a:1".to_owned(), now)),
                 2 => drop(roster.leave(rank, visit)),
                 3 => drop(roster.broke(rank, visit, now)),
                 4 => drop(roster.report(rank, visit, &report("no"))),

@@ -2,42 +2,59 @@ use distribute_types::ErrorClass;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 
+use prost::Message;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio_stream::StreamExt;
-use tonic::Code;
 
 use super::*;
+use crate::{Connection, Incoming};
+
+/// Encodes a message as it is sent, after the preamble.
+fn framed(kind: wire::member_message::Kind) -> Vec<u8> {
+    let message = wire::MemberMessage { kind: Some(kind) }.encode_to_vec();
+    [&b"distcoor"[..], &(message.len() as u32).to_be_bytes(), &message].concat()
+}
 
 #[test]
 fn strangers_are_not_answered() {
-    use wire::coordination_client::CoordinationClient;
+    use wire::member_message::Kind;
     let job = job(2, &options());
     job[0].put("endpoint", b"here").unwrap();
-    let address = format!("http://{}", job[0].membership().leader_address);
+    let address: std::net::SocketAddr = job[0].membership().leader_address.parse().unwrap();
     let id = |job: JobId| wire::Job { id: Vec::from(job.to_bytes()).into(), name: job.to_string(), derived: false };
-    let (ours, theirs) = (id(job[0].job_id()), id(JobId::new("theirs").unwrap()));
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(async {
-        let mut client = CoordinationClient::new(channel(address).await);
-        let guessed = |job| Some(wire::Caller { job: Some(job), rank: 1, session: vec![7; 16].into() });
-        for (caller, code, words) in [
-            (None, Code::PermissionDenied, "it belongs to job (none), but worker:0 leads job derived-"),
-            (guessed(theirs), Code::PermissionDenied, "it belongs to job theirs, but worker:0 leads job derived-"),
-            (guessed(ours), Code::FailedPrecondition, "not a member of the leader's job"),
-        ] {
-            let (key, value) = ("endpoint".to_owned(), b"there".to_vec().into());
-            let put =
-                client.put(wire::PutRequest { key: key.clone(), value, caller: caller.clone() }).await.unwrap_err();
-            let get = wire::GetRequest { key: key.clone(), timeout_ms: 10_000, caller: caller.clone() };
-            let get = client.get(get).await.unwrap_err();
-            let value = Vec::new().into();
-            let exchange = wire::ExchangeRequest { key, value, timeout_ms: 10_000, caller };
-            let exchange = client.exchange(exchange).await.unwrap_err();
-            for status in [put, get, exchange] {
-                assert!(status.code() == code && status.message().contains(words), "{status}");
-            }
-        }
-    });
+    let put = wire::PutRequest { key: "endpoint".to_owned(), value: b"there".to_vec().into() };
+    let put = Kind::Call(wire::Call { id: 1, request: Some(wire::call::Request::Put(put)) });
+    for bytes in [
+        framed(put.clone()),
+        framed(Kind::Heartbeat(wire::Heartbeat {})),
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec(),
+        b"distcoor\xff\xff\xff\xff".to_vec(),
+    ] {
+        let (mut stranger, mut answer) = (connected(address), Vec::new());
+        stranger.write_all(&bytes).unwrap();
+        // Bytes that were not read reset the connection.
+        let ended = stranger.read_to_end(&mut answer).is_ok_and(|bytes| bytes == 0);
+        assert!(ended || answer.is_empty(), "{answer:?}");
+    }
+    // Members of other jobs, and other processes, are told so, and their calls are not read.
+    let join = |job, process| wire::Join {
+        version: roster::VERSION,
+        rank: 1,
+        process,
+        world_size: 2,
+        job: Some(id(job)),
+        tasks_digest: Vec::from(roster::digest(&[0, 1].map(|index| Task::new(TaskType::Worker, index)))).into(),
+        ..wire::Join::default()
+    };
+    for (join, words) in [
+        (join(JobId::new("theirs").unwrap(), 1), "it belongs to job theirs, but worker:0 leads job derived-"),
+        (join(job[0].job_id(), 1), "two processes say that they are worker:1"),
+    ] {
+        let (mut stranger, mut answer) = (connected(address), Vec::new());
+        stranger.write_all(&[framed(Kind::Join(join)), framed(put.clone())[8..].to_vec()].concat()).unwrap();
+        stranger.shutdown(std::net::Shutdown::Write).unwrap();
+        stranger.read_to_end(&mut answer).unwrap();
+        assert!(String::from_utf8_lossy(&answer).contains(words), "{answer:?}");
+    }
     assert_eq!(job[1].get("endpoint", SOON).unwrap(), b"here");
 }
 
@@ -65,10 +82,6 @@ fn what_is_too_large_or_too_much_is_a_sentence() {
     assert_eq!(job[0].failure(), None);
 }
 
-async fn channel(address: String) -> tonic::transport::Channel {
-    tonic::transport::Endpoint::from_shared(address).unwrap().connect().await.unwrap()
-}
-
 /// Accepts connections on a thread and echoes every byte; a byte `k` identifies its connection.
 fn echoes(deadline: Duration, max_unknown: usize) -> std::net::SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -79,8 +92,8 @@ fn echoes(deadline: Duration, max_unknown: usize) -> std::net::SocketAddr {
         runtime.block_on(async {
             let mut incoming =
                 Incoming::new(tokio::net::TcpListener::from_std(listener).unwrap(), deadline, max_unknown);
-            while let Ok(Some(accepted)) = tokio::time::timeout(SOON, incoming.next()).await {
-                tokio::spawn(echo(accepted.unwrap()));
+            while let Ok(accepted) = tokio::time::timeout(SOON, incoming.accept()).await {
+                tokio::spawn(echo(accepted));
             }
         });
     });
@@ -88,8 +101,7 @@ fn echoes(deadline: Duration, max_unknown: usize) -> std::net::SocketAddr {
 }
 
 async fn echo(mut connection: Connection) {
-    use tonic::transport::server::Connected;
-    let acquaintance = connection.connect_info();
+    let acquaintance = connection.acquaintance();
     let mut byte = [0];
     while connection.read_exact(&mut byte).await.is_ok() {
         if byte == *b"k" {

@@ -1,24 +1,22 @@
-//! The one call of the service, made and answered without tonic's codec.
+//! The one call of the service.
 
 use std::convert::Infallible;
-use std::future::{Future, poll_fn};
+use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use http_body_util::{BodyExt, StreamBody};
+use distribute_cluster::grpc::{self, Inbox, encode};
+use http::HeaderMap;
 use tokio::sync::mpsc;
-use tokio_stream::StreamExt;
-use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
 use tonic::body::Body;
 use tonic::server::NamedService;
-use tonic::transport::{Channel, Endpoint};
-use tower_service::Service as _;
+use tonic::transport::Endpoint;
 
-use super::framing::{self, FramePart, Unframer};
+use super::frames::{Frame, MAX_CONTROL_BYTES, MAX_FRAME_BYTES, control};
 use super::wire::{Hello, frame::Kind};
 use super::{Bell, HTTP_FRAME_BYTES, Peer, QUEUED_FRAMES, WINDOW_BYTES, lock, peer};
 
@@ -47,14 +45,15 @@ pub(super) async fn call(
             let mut channel = endpoint.connect().await.map_err(std::io::Error::other)?;
             let (outbox, body) = outgoing(bell);
             // There is room for the first frame of an empty queue.
-            let _ = outbox.try_send(framing::words(Kind::Hello(hello.clone())));
-            let mut body = begin(&mut channel, body).await.map_err(std::io::Error::other)?;
-            let (mut unframer, mut rest) = (Unframer::default(), Bytes::new());
-            match listen(&mut body, &mut unframer, &mut rest).await {
-                Ok(Some(FramePart::Control(Kind::Hello(theirs))))
+            let _ = outbox.try_send(control(Kind::Hello(hello.clone())));
+            let body = grpc::call(&mut channel, PATH, HeaderMap::new(), body).await.map_err(std::io::Error::other)?;
+            let mut frames = Inbox::new(body, MAX_CONTROL_BYTES);
+            match frames.next::<Frame>().await {
+                Ok(Some(Frame { kind: Some(Kind::Hello(theirs)) }))
                     if theirs == Hello { rank: callee as u32, ..hello.clone() } =>
                 {
-                    Ok(peer(outbox, body, unframer, rest, bell.clone()))
+                    frames.limit(MAX_FRAME_BYTES);
+                    Ok(peer(outbox, frames, bell.clone()))
                 }
                 _ => Err(std::io::Error::other(
                     "it answered as no member of this group does: another job or group listens at this address",
@@ -73,51 +72,37 @@ pub(super) async fn call(
     }
 }
 
-/// Sends the request; the body of the reply, once the other side has begun it.
-async fn begin(channel: &mut Channel, body: Body) -> Result<Body, Status> {
-    let unreachable = |error: tonic::transport::Error| Status::unavailable(error.to_string());
-    let request = http::Request::post(PATH)
-        .version(http::Version::HTTP_2)
-        .header("te", "trailers")
-        .header("content-type", "application/grpc")
-        .body(body)
-        .map_err(|error| Status::internal(error.to_string()))?;
-    poll_fn(|context| channel.poll_ready(context)).await.map_err(unreachable)?;
-    let reply = channel.call(request).await.map_err(unreachable)?;
-    match Status::from_header_map(reply.headers()) {
-        Some(refused) => Err(refused),
-        None if reply.status().is_success() => Ok(reply.into_body()),
-        None => Err(Status::unavailable(format!("it answered {}", reply.status()))),
-    }
+/// Creates a queue of frames, and the body that they are sent in, which rings when there is room again.
+fn outgoing(bell: &Arc<Bell>) -> (mpsc::Sender<Frame>, Body) {
+    let (outbox, queue) = mpsc::channel(QUEUED_FRAMES);
+    (outbox, Body::new(Outgoing { queue, payload: Bytes::new(), bell: bell.clone() }))
 }
 
-/// A queue of frames, and the body that they go into, which rings when there is room again.
-fn outgoing(bell: &Arc<Bell>) -> (mpsc::Sender<Bytes>, Body) {
-    let (outbox, frames) = mpsc::channel(QUEUED_FRAMES);
-    let bell = bell.clone();
-    let frames = ReceiverStream::new(frames).map(move |frame| {
-        bell.ring();
-        Ok::<_, Infallible>(http_body::Frame::data(frame))
-    });
-    (outbox, Body::new(StreamBody::new(frames)))
+/// The body of a stream of frames.
+struct Outgoing {
+    queue: mpsc::Receiver<Frame>,
+    /// The payload of the frame whose beginning is sent.
+    payload: Bytes,
+    bell: Arc<Bell>,
 }
 
-/// Receives the next part of a stream; `None` at its end. `rest` is the rest of the last piece.
-pub(super) async fn listen(
-    body: &mut Body,
-    unframer: &mut Unframer,
-    rest: &mut Bytes,
-) -> Result<Option<FramePart>, String> {
-    loop {
-        let said = unframer.next(rest).map_err(|_| "it sent bytes that are no frames of this protocol".to_owned())?;
-        if said.is_some() {
-            return Ok(said);
+impl http_body::Body for Outgoing {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<http_body::Frame<Bytes>, Infallible>>> {
+        if !self.payload.is_empty() {
+            let payload = std::mem::take(&mut self.payload);
+            return Poll::Ready(Some(Ok(http_body::Frame::data(payload))));
         }
-        match body.frame().await {
-            None => return Ok(None),
-            Some(Ok(frame)) => *rest = frame.into_data().unwrap_or_default(),
-            Some(Err(_)) => return Err("its process ended or its connection broke".to_owned()),
-        }
+        let Some(frame) = ready!(self.queue.poll_recv(cx)) else { return Poll::Ready(None) };
+        self.bell.ring();
+        let [head, payload] = encode(frame);
+        self.payload = payload;
+        Poll::Ready(Some(Ok(http_body::Frame::data(head))))
     }
 }
 
@@ -161,17 +146,16 @@ impl tower_service::Service<http::Request<Body>> for Service {
                 PATH => acceptor.open(request.into_body()).await,
                 _ => Err(Status::unimplemented("this service has one method, Connect")),
             };
-            Ok(reply.unwrap_or_else(Status::into_http))
+            Ok(grpc::reply(reply))
         })
     }
 }
 
 impl Acceptor {
-    async fn open(&self, mut body: Body) -> Result<http::Response<Body>, Status> {
-        let (mut unframer, mut rest) = (Unframer::default(), Bytes::new());
-        let first = listen(&mut body, &mut unframer, &mut rest);
-        let hello = match tokio::time::timeout(MAX_SILENCE, first).await {
-            Ok(Ok(Some(FramePart::Control(Kind::Hello(hello))))) => hello,
+    async fn open(&self, body: Body) -> Result<Body, Status> {
+        let mut frames = Inbox::new(body, MAX_CONTROL_BYTES);
+        let hello = match tokio::time::timeout(MAX_SILENCE, frames.next::<Frame>()).await {
+            Ok(Ok(Some(Frame { kind: Some(Kind::Hello(hello)) }))) => hello,
             Ok(_) => return Err(Status::invalid_argument("the first frame must be a hello")),
             Err(_) => return Err(Status::deadline_exceeded("no hello came within 5 seconds")),
         };
@@ -186,17 +170,14 @@ impl Acceptor {
             }
             None => return Err(Status::out_of_range(format!("rank {caller} is outside the group"))),
         }
+        frames.limit(MAX_FRAME_BYTES);
         let (outbox, replies) = outgoing(&self.bell);
-        let reply = http::Response::builder()
-            .header("content-type", "application/grpc")
-            .body(replies)
-            .map_err(|error| Status::internal(error.to_string()))?;
         // There is room for the first frame of an empty queue.
-        let _ = outbox.try_send(framing::words(Kind::Hello(self.own.clone())));
-        let peer = peer(outbox, body, unframer, rest, self.bell.clone());
+        let _ = outbox.try_send(control(Kind::Hello(self.own.clone())));
+        let peer = peer(outbox, frames, self.bell.clone());
         if self.arrivals.send((caller, peer)).await.is_err() {
             return Err(Status::already_exists("the group is complete"));
         }
-        Ok(reply)
+        Ok(replies)
     }
 }

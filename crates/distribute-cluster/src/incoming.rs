@@ -1,6 +1,7 @@
-//! Incoming connections of a gRPC server, within limits.
+//! Incoming connections of a server, within limits.
 
 use std::collections::VecDeque;
+use std::future::poll_fn;
 use std::io::{Error as IoError, ErrorKind, Result as IoResult};
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -13,16 +14,14 @@ use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::Sleep;
-use tokio_stream::Stream;
-use tonic::transport::server::Connected;
 
-/// A stream of accepted connections for a gRPC server.
+/// A source of accepted connections.
 ///
 /// A connection that is not identified by its deadline is closed, whether it is silent, slow, or makes calls that are
 /// refused. The number of unidentified connections is bounded; the oldest is closed to admit a new one. If the process
 /// is out of file descriptors, accepting pauses instead of failing repeatedly.
 ///
-/// Service methods find the connection in a request's extensions as [`Acquaintance`].
+/// A method of a gRPC service finds the connection in a request's extensions as [`Acquaintance`].
 pub struct Incoming {
     listener: TcpListener,
     deadline: Duration,
@@ -33,7 +32,7 @@ pub struct Incoming {
 }
 
 impl Incoming {
-    /// Creates a stream of a listener's connections. A connection has `deadline` to be identified, and at most
+    /// Creates the source of a listener's connections. A connection has `deadline` to be identified, and at most
     /// `max_unknown` unidentified ones are open at a time.
     pub fn new(listener: TcpListener, deadline: Duration, max_unknown: usize) -> Incoming {
         let (unknown, pause) = (VecDeque::new(), None);
@@ -70,17 +69,21 @@ impl Incoming {
     }
 }
 
-impl Stream for Incoming {
-    type Item = IoResult<Connection>;
+impl Incoming {
+    /// Returns the next connection. Cancel safe.
+    pub async fn accept(&mut self) -> Connection {
+        poll_fn(|cx| self.poll_accept(cx)).await
+    }
 
-    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+    /// Returns the next connection when there is one.
+    pub fn poll_accept(&mut self, cx: &mut Context<'_>) -> Poll<Connection> {
         loop {
             if let Some(pause) = &mut self.pause {
                 ready!(pause.as_mut().poll(cx));
                 self.pause = None;
             }
             match ready!(self.listener.poll_accept(cx)) {
-                Ok((stream, _)) => return Poll::Ready(Some(Ok(self.begin(stream)))),
+                Ok((stream, _)) => return Poll::Ready(self.begin(stream)),
                 // The peer disconnected before the connection was accepted.
                 Err(error) if is_of_one_connection(&error) => {}
                 Err(error) => {
@@ -151,10 +154,9 @@ impl Acquaintance {
     }
 }
 
-impl Connected for Connection {
-    type ConnectInfo = Acquaintance;
-
-    fn connect_info(&self) -> Acquaintance {
+impl Connection {
+    /// Returns the handle by which a service identifies the peer.
+    pub fn acquaintance(&self) -> Acquaintance {
         Acquaintance { peer: self.peer, state: self.state.clone() }
     }
 }

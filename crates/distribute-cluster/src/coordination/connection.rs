@@ -1,0 +1,178 @@
+//! The leader's side of a member's connection.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::io::{AsyncRead, split};
+use tokio::sync::mpsc;
+use tokio::task::{AbortHandle, JoinSet};
+
+use super::roster::Answer;
+use super::service::Hub;
+use super::wire::{
+    Call, CallError, LeaderMessage, MAX_JOIN_BYTES, MAX_MEMBER_BYTES, MemberMessage, Receiver, Refusal, Reply, Welcome,
+    leader_message, member_message, reply, send,
+};
+use crate::Connection;
+
+/// How long a connection may take to send its first message and to be identified as a member's.
+pub(super) const FIRST_MESSAGE: Duration = Duration::from_secs(10);
+
+/// The capacity of the queue of messages to a member.
+const OUTBOX: usize = 16;
+
+/// The largest number of calls of a member that wait for their replies.
+const MAX_CALLS: usize = 4096;
+
+/// Answers a connection until its member has left or is lost. A member that takes nothing for `timeout` is not sent to
+/// any more.
+pub(super) async fn serve(hub: Arc<Hub>, connection: Connection, timeout: Duration) {
+    let acquaintance = connection.acquaintance();
+    let address = acquaintance.peer().map_or_else(|| "an unknown address".to_owned(), |peer| peer.to_string());
+    let (reader, writer) = split(connection);
+    let mut inbox = Receiver::new(reader, MAX_JOIN_BYTES);
+    let first = tokio::select! {
+        first = tokio::time::timeout(FIRST_MESSAGE, inbox.whole()) => first,
+        () = hub.closed() => return,
+    };
+    // What is no member is not answered.
+    let Ok(Ok(MemberMessage { kind: Some(member_message::Kind::Join(join)) })) = first else { return };
+    let mut answer = None;
+    hub.change(|inner| {
+        let given = answer.insert(inner.roster.admit(&join, address, Instant::now()));
+        matches!(given, Answer::Seated { .. })
+    });
+    let (outbox, queue) = mpsc::channel(OUTBOX);
+    let sending = send(writer, queue, timeout);
+    match answer {
+        Some(Answer::Seated { visit }) => {
+            acquaintance.known();
+            inbox.limit(MAX_MEMBER_BYTES);
+            let incarnation = Vec::from(hub.incarnation.to_bytes()).into();
+            // There is room for the first message of an empty queue.
+            let _ = outbox.try_send(message(leader_message::Kind::Welcome(Welcome { incarnation })));
+            let writing = write(&hub, join.rank, visit, outbox.clone());
+            let reading = read(&hub, join.rank, visit, &mut inbox, outbox);
+            let _ = tokio::join!(writing, reading, sending);
+        }
+        Some(Answer::Refused { reason, passing }) => {
+            if !passing {
+                tracing::warn!("a task was refused: {reason}");
+            }
+            let _ = outbox.try_send(message(leader_message::Kind::Refusal(Refusal { reason, passing })));
+            drop(outbox);
+            let _ = sending.await;
+        }
+        None => {}
+    }
+    // A socket that is closed with bytes unread takes back what it has sent.
+    tokio::select! {
+        () = inbox.drain() => {}
+        () = tokio::time::sleep(LINGER) => {}
+    }
+}
+
+/// How long a member may take to read the last messages and to close its side.
+pub(super) const LINGER: Duration = Duration::from_secs(1);
+
+fn message(kind: leader_message::Kind) -> LeaderMessage {
+    LeaderMessage { kind: Some(kind) }
+}
+
+/// Sends the state to a member: at once, at every change, and as a heartbeat.
+async fn write(hub: &Hub, rank: u32, visit: u64, outbox: mpsc::Sender<LeaderMessage>) {
+    let mut changed = hub.members.subscribe();
+    loop {
+        let (state, over) = {
+            let inner = hub.inner.lock();
+            (inner.roster.state(), inner.roster.is_over(rank, visit))
+        };
+        if outbox.send(message(leader_message::Kind::State(state))).await.is_err() || over {
+            return;
+        }
+        let _ = tokio::time::timeout(hub.heartbeat_interval, changed.changed()).await;
+    }
+}
+
+/// Reads a member's messages until it leaves or is lost, and answers its calls.
+async fn read<R: AsyncRead + Unpin>(
+    hub: &Arc<Hub>,
+    rank: u32,
+    visit: u64,
+    inbox: &mut Receiver<R>,
+    outbox: mpsc::Sender<LeaderMessage>,
+) {
+    use member_message::Kind;
+    let mut changed = hub.members.subscribe();
+    let mut calls = Calls::default();
+    loop {
+        let received = tokio::select! {
+            received = inbox.next::<MemberMessage>() => received,
+            () = calls.ended(), if !calls.running.is_empty() => continue,
+            _ = changed.changed() => {
+                if hub.inner.lock().roster.is_over(rank, visit) {
+                    break;
+                }
+                continue;
+            }
+        };
+        let now = Instant::now();
+        let Ok(received) = received else { return hub.change(|inner| inner.roster.broke(rank, visit, now)) };
+        hub.inner.lock().roster.heard(rank, visit, now);
+        match received.and_then(|message| message.kind) {
+            Some(Kind::Leave(_)) => return hub.change(|inner| inner.roster.leave(rank, visit)),
+            Some(Kind::Report(report)) => hub.change(|inner| inner.roster.report(rank, visit, &report)),
+            Some(Kind::Call(call)) => calls.begin(hub, rank, call, &outbox),
+            Some(Kind::Cancel(id)) => calls.cancel(id),
+            Some(Kind::Heartbeat(_) | Kind::Join(_)) | None => {}
+        }
+    }
+    // Where the leader leaves, calls are still answered.
+    while !calls.running.is_empty() {
+        calls.ended().await;
+    }
+}
+
+/// The calls of a member that wait for their replies. Dropping it ends them.
+#[derive(Default)]
+struct Calls {
+    running: JoinSet<u64>,
+    handles: HashMap<u64, AbortHandle>,
+}
+
+impl Calls {
+    fn begin(&mut self, hub: &Arc<Hub>, rank: u32, call: Call, outbox: &mpsc::Sender<LeaderMessage>) {
+        let (hub, outbox) = (hub.clone(), outbox.clone());
+        let Call { id, request } = call;
+        let request = match (request, self.handles.len() < MAX_CALLS && !self.handles.contains_key(&id)) {
+            (Some(request), true) => Ok(request),
+            (None, _) => Err("the leader does not know this call"),
+            (_, false) => Err("too many calls of this task wait for their replies"),
+        };
+        let handle = self.running.spawn(async move {
+            let outcome = match request {
+                Ok(request) => hub.answer(rank, request).await,
+                Err(reason) => reply::Outcome::Error(CallError { reason: reason.to_owned(), limit: false }),
+            };
+            let reply = Reply { id, outcome: Some(outcome) };
+            // Fails only if the member is gone.
+            let _ = outbox.send(message(leader_message::Kind::Reply(reply))).await;
+            id
+        });
+        self.handles.entry(id).or_insert(handle);
+    }
+
+    fn cancel(&mut self, id: u64) {
+        if let Some(handle) = self.handles.remove(&id) {
+            handle.abort();
+        }
+    }
+
+    /// Waits for the end of a call. Cancel safe.
+    async fn ended(&mut self) {
+        if let Some(Ok(id)) = self.running.join_next().await {
+            self.handles.remove(&id);
+        }
+    }
+}
