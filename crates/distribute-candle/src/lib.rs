@@ -87,3 +87,8 @@ pub type ReplicaOptimizer<'a> = distribute_optim::ReplicaOptimizer<'a, Candle>;
 
 /// Moving averages of a candle model's parameters.
 pub type Ema = distribute_optim::Ema<Candle>;
+
+// The examples of the README are tests of the crate.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -66,3 +66,8 @@ pub use task::{Task, TaskType};
 pub use text::printable;
 pub use tf_config::{TfConfigOverrides, TfConfigResolver};
 pub use union::UnionResolver;
+
+// The examples of the README are tests of the crate.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -73,3 +73,8 @@ pub use recorder::{FlightRecord, RecordedOperation, RecordedState, explain};
 pub use reduction::{Operator, Reduction};
 pub use schedule::Algorithm;
 pub use transport::TransportKind;
+
+// The examples of the README are tests of the crate.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -159,3 +159,8 @@ fn fields(input: &DeriveInput, derived: &str) -> Result<(Vec<Member>, Vec<Type>)
     };
     Ok((members, fields.iter().map(|field| field.ty.clone()).collect()))
 }
+
+// The examples of the README are tests of the crate.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

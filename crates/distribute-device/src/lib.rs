@@ -76,3 +76,8 @@ pub use logical::LogicalDevice;
 pub use spec::{DeviceIndex, DeviceKind, DeviceSpec};
 pub use transfer::{HostSlot, Transfer};
 pub use view::{BufferMut, BufferRef};
+
+// The examples of the README are tests of the crate.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -51,3 +51,8 @@ pub use estimator::{
 pub use feature_columns::{
     Categorical, Combiner, Crossing, Embedding, FeatureColumn, FeatureColumns, InputLayer, LinearModel, Numeric,
 };
+
+// The examples of the README are tests of the crate.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

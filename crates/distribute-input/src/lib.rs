@@ -67,3 +67,8 @@ pub use ndarrays::NdArrays;
 pub use options::{AutoShardPolicy, InputOptions, InputReplicationMode, UnequalData};
 pub use plan::DataPlan;
 pub use position::InputPosition;
+
+// The examples of the README are tests of the crate.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -53,3 +53,8 @@ pub fn on_standard_error(text: &fmt::Arguments<'_>) {
         said.insert(text);
     }
 }
+
+// The examples of the README are tests of the crate.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

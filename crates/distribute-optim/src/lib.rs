@@ -61,3 +61,8 @@ pub use parameters::Trainable;
 pub use rule::{AdamFactors, OptimizerDescription, Real, UpdateRule};
 
 use backend::{DeviceExchange, DeviceUpdate, Parameters, StepCounts, TensorLibrary, Variable, is_short};
+
+// The examples of the README are tests of the crate.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -91,3 +91,8 @@ pub use server::{Server, ServerOptions};
 pub use strategy::{ParameterServerOptions, ParameterServerStrategy, ParameterServerStrategyBuilder};
 pub use updates::Updates;
 pub use variable::ShardedVariable;
+
+// The examples of the README are tests of the crate.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

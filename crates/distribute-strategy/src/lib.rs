@@ -76,3 +76,8 @@ pub use replicas::Replicas;
 pub use run::FailsWith;
 pub use step_header::{Request, StepHeader};
 pub use strategy::{Strategy, StrategyExtended, ValueContext};
+
+// The examples of the README are tests of the crate.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -59,3 +59,8 @@ mod warning;
 #[cfg(feature = "checkpoint")]
 pub use chief::from_chief;
 pub use error::{BoxError, Error, Result};
+
+// The examples of the README are tests of the crate.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -29,3 +29,8 @@ pub use fnv::{FNV32, FNV64, FNV128, fnv1a_32, fnv1a_64, fnv1a_128};
 pub use half::{bf16, f16};
 pub use rank::Rank;
 pub use topology::{InvalidTopology, Topology};
+
+// The examples of the README are tests of the crate.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

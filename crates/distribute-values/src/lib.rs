@@ -41,3 +41,8 @@ pub use structure::{Leaves, Nested, Number, Single, Structure, gather_structure,
 pub use variable::{
     Aggregation, Assignment, CallContext, DistributedVariable, Scatter, Synchronization, Undo, VariableOptions,
 };
+
+// The examples of the README are tests of the crate.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -70,3 +70,8 @@ pub use error::{Error, Result};
 pub use exit::exit;
 #[cfg(feature = "logging")]
 pub use logging::init_logging;
+
+// The examples of the README are tests of the crate.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -67,3 +67,8 @@ pub use search::{ENV_LIBRARY, NamedBy, Search};
 pub use sim_info::SimInfo;
 pub use unique_id::UniqueId;
 pub use version::Version;
+
+// The examples of the README are tests of the crate.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
