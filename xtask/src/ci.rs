@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use crate::{api, attack, layers, powerset, prose, protos};
+use crate::{api, attack, layers, package, powerset, prose, protos};
 
 /// Runs every check, cheapest first, and stops at the first that fails.
 pub(crate) fn run() -> Result<(), String> {
@@ -26,6 +26,8 @@ pub(crate) fn run() -> Result<(), String> {
     doc()?;
     api::run(&api::Flags::default())?;
     powerset::run(&powerset::Flags::default())?;
+    println!("cargo xtask package");
+    package::run(&package::Flags::default())?;
     attack::run(&attack::Flags::default())
 }
 

@@ -1,5 +1,5 @@
 //! The workspace's own commands: `cargo xtask ci`, `test`, `multiprocess`, `conformance`, `attack`, `loom`, `miri`,
-//! `layers`, `prose`, `api`, `powerset`, `bench`, `gpu`, `schedule` and `simulate`.
+//! `layers`, `prose`, `protos`, `api`, `powerset`, `package`, `bench`, `gpu`, `schedule` and `simulate`.
 #![expect(clippy::print_stdout, reason = "a command prints its results")]
 
 mod api;
@@ -10,6 +10,7 @@ mod error;
 mod gpu;
 mod layers;
 mod output;
+mod package;
 mod powerset;
 mod prose;
 mod protos;
@@ -53,6 +54,8 @@ enum Command {
     Gpu(gpu::Flags),
     /// Crates, their dependencies and the circles of their modules, held against docs/architecture.md.
     Layers(layers::Flags),
+    /// Packages of the published crates: what they hold, whether each builds alone, and programs that depend on them.
+    Package(package::Flags),
     /// Each published crate alone, with each combination of its features.
     Powerset(powerset::Flags),
     /// Compiles the protocol files to the Rust that is kept next to them.
@@ -94,6 +97,7 @@ fn run(command: Command) -> Result<(), String> {
         Command::Bench { bench } => bench.run(),
         Command::Gpu(flags) => gpu::run(&flags),
         Command::Layers(flags) => layers::run(&flags),
+        Command::Package(flags) => package::run(&flags),
         Command::Powerset(flags) => powerset::run(&flags),
         Command::Protos(flags) => protos::run(&flags),
         Command::Prose(flags) => prose::run(&flags),

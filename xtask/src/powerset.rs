@@ -66,21 +66,8 @@ fn plan(package: &Package, conditions: &BTreeSet<String>) -> Vec<String> {
     }
     sets.push(features);
     let mut seen = BTreeSet::new();
-    sets.retain(|set| seen.insert(closure(package, set)));
+    sets.retain(|set| seen.insert(package.closure(set)));
     sets.iter().map(|set| set.join(",")).collect()
-}
-
-/// All features that these turn on, themselves included.
-fn closure<'a>(package: &'a Package, features: &[&'a str]) -> BTreeSet<&'a str> {
-    let (mut all, mut next) = (BTreeSet::new(), features.to_vec());
-    while let Some(feature) = next.pop() {
-        let Some(values) = package.features.get(feature) else { continue };
-        // `default` is a name for others.
-        if feature == "default" || all.insert(feature) {
-            next.extend(values.iter().map(String::as_str));
-        }
-    }
-    all
 }
 
 /// Whether a feature turns features of other crates on and does nothing else.
@@ -116,12 +103,7 @@ mod tests {
     use super::*;
 
     fn planned(features: &str, conditions: &[&str]) -> Vec<String> {
-        let metadata = format!(
-            "{{\"packages\":[{{\"name\":\"x\",\"manifest_path\":\"/w/x/Cargo.toml\",\"publish\":null,\
-            \"features\":{features},\"dependencies\":[]}}],\"workspace_root\":\"/w\",\
-            \"target_directory\":\"/w/target\"}}"
-        );
-        let workspace = Workspace::parse(&metadata).unwrap();
+        let workspace = Workspace::of(&[("x", &format!("\"features\":{features}"))]);
         plan(&workspace.packages[0], &conditions.iter().map(|name| (*name).to_owned()).collect())
     }
 

@@ -50,6 +50,10 @@ fn find(workspace: &Workspace, only: Option<&str>) -> Result<Vec<String>, String
         for path in source::files(package.folder(), "rs")?.into_iter().filter(|path| !path.starts_with(&generated)) {
             findings.extend(shown(workspace, &path, text::in_source(&source::read(&path)?)));
         }
+        let readme = package.folder().join("README.md");
+        if readme.is_file() {
+            findings.extend(shown(workspace, &readme, text::in_document(&source::read(&readme)?)));
+        }
     }
     if only.is_none() {
         let mut documents = source::files(&workspace.root.join("docs"), "md")?;

@@ -1,6 +1,6 @@
 //! The workspace as cargo describes it: its crates, their dependencies and their features.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -18,12 +18,26 @@ pub(crate) struct Workspace {
 #[derive(Debug, Deserialize)]
 pub(crate) struct Package {
     pub(crate) name: String,
+    pub(crate) version: String,
     manifest_path: PathBuf,
+    #[serde(default)]
     pub(crate) dependencies: Vec<Dependency>,
     /// Each feature with what it turns on.
+    #[serde(default)]
     pub(crate) features: BTreeMap<String, Vec<String>>,
     /// The registries that it may go to; `None` stands for all.
     publish: Option<Vec<String>>,
+    pub(crate) description: Option<String>,
+    pub(crate) license: Option<String>,
+    pub(crate) readme: Option<String>,
+    pub(crate) repository: Option<String>,
+    pub(crate) rust_version: Option<String>,
+    #[serde(default)]
+    pub(crate) keywords: Vec<String>,
+    #[serde(default)]
+    pub(crate) categories: Vec<String>,
+    /// What the manifest holds for other programs than cargo.
+    metadata: Option<Metadata>,
 }
 
 /// A dependency as a manifest declares it.
@@ -31,7 +45,27 @@ pub(crate) struct Package {
 pub(crate) struct Dependency {
     pub(crate) name: String,
     kind: Option<String>,
+    /// The versions that it accepts; `*` where it has none.
+    pub(crate) req: String,
     pub(crate) optional: bool,
+}
+
+#[derive(Debug, Deserialize)]
+struct Metadata {
+    docs: Option<Docs>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Docs {
+    rs: Option<HostedDocs>,
+}
+
+/// What docs.rs is to build.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, rename_all = "kebab-case")]
+pub(crate) struct HostedDocs {
+    pub(crate) all_features: bool,
+    pub(crate) features: Vec<String>,
 }
 
 impl Workspace {
@@ -97,6 +131,25 @@ impl Package {
         self.features.keys().map(String::as_str).filter(|name| NEEDS_NVCC.contains(name)).collect()
     }
 
+    /// All features that these turn on, themselves included.
+    pub(crate) fn closure<'a>(&'a self, features: &[&'a str]) -> BTreeSet<&'a str> {
+        let (mut all, mut next) = (BTreeSet::new(), features.to_vec());
+        while let Some(feature) = next.pop() {
+            let Some(values) = self.features.get(feature) else { continue };
+            // `default` is a name for others.
+            if feature == "default" || all.insert(feature) {
+                next.extend(values.iter().map(String::as_str));
+            }
+        }
+        all
+    }
+
+    /// What docs.rs is to build of it.
+    pub(crate) fn hosted_docs(&self) -> HostedDocs {
+        let docs = self.metadata.as_ref().and_then(|metadata| metadata.docs.as_ref()?.rs.clone());
+        docs.unwrap_or_default()
+    }
+
     /// The features that turn an optional dependency on.
     pub(crate) fn features_of(&self, dependency: &str) -> Vec<&str> {
         let (explicit, implicit) = (format!("dep:{dependency}"), dependency);
@@ -110,7 +163,32 @@ impl Dependency {
     pub(crate) fn is_normal(&self) -> bool {
         self.kind.as_deref().is_none_or(|kind| kind == "normal")
     }
+
+    /// Whether only tests and examples of the crate have it.
+    pub(crate) fn is_for_tests(&self) -> bool {
+        self.kind.as_deref() == Some("dev")
+    }
+
+    /// Whether it names versions, and not a path alone.
+    pub(crate) fn has_version(&self) -> bool {
+        self.req != "*"
+    }
 }
 
 /// Features that compile CUDA's kernels.
 const NEEDS_NVCC: [&str; 1] = ["candle-cuda"];
+
+#[cfg(test)]
+impl Workspace {
+    /// A workspace of crates, each given by its name and by the fields that it has besides, as JSON.
+    pub(crate) fn of(crates: &[(&str, &str)]) -> Workspace {
+        let package = |(name, fields): &(&str, &str)| {
+            let comma = if fields.is_empty() { "" } else { "," };
+            format!(r#"{{"name":"{name}","version":"0.1.0","manifest_path":"/w/{name}/Cargo.toml"{comma}{fields}}}"#)
+        };
+        let packages: Vec<String> = crates.iter().map(package).collect();
+        let packages = packages.join(",");
+        let text = format!(r#"{{"packages":[{packages}],"workspace_root":"/w","target_directory":"/w/target"}}"#);
+        Workspace::parse(&text).unwrap_or_else(|problem| panic!("{problem}"))
+    }
+}
