@@ -151,7 +151,7 @@ fn programs(flags: &Flags) -> Result<PathBuf, String> {
     let release = flags.profile == Profile::Release;
     if !flags.no_build {
         let mut command = Command::new("cargo");
-        command.args(["build", "--locked", "--package", "distribute", "--example", "mnist"]);
+        command.args(["build", "--locked", "--package", "distribute", "--features", "full", "--example", "mnist"]);
         command.args(["--example", "parameter_server"]).args(release.then_some("--release"));
         match command.status() {
             Ok(status) if status.success() => {}

@@ -17,6 +17,7 @@ mod protos;
 mod schedule;
 mod simulate;
 mod source;
+mod test;
 #[cfg(test)]
 mod waits;
 mod workspace;
@@ -67,7 +68,7 @@ enum Command {
     /// Runs the algorithms' schedules in virtual time, on clusters that are not at hand.
     Simulate(simulate::Flags),
     /// All tests, as the README's command runs them.
-    Test,
+    Test(test::Flags),
     /// The tests that start real processes, their programs built first.
     Multiprocess {
         /// Run only tests whose names contain this.
@@ -103,7 +104,7 @@ fn run(command: Command) -> Result<(), String> {
         Command::Prose(flags) => prose::run(&flags),
         Command::Schedule(flags) => schedule::run(&flags),
         Command::Simulate(flags) => simulate::run(&flags),
-        Command::Test => ci::test(),
+        Command::Test(flags) => test::run(&flags),
         Command::Multiprocess { filter } => ci::multiprocess(filter.as_deref()),
         Command::Conformance { arguments } => ci::conformance(&arguments),
         Command::Loom => ci::loom(),

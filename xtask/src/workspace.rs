@@ -36,7 +36,7 @@ pub(crate) struct Package {
     pub(crate) keywords: Vec<String>,
     #[serde(default)]
     pub(crate) categories: Vec<String>,
-    /// What the manifest holds for other programs than cargo.
+    /// The part of the manifest for other programs than cargo.
     metadata: Option<Metadata>,
 }
 
@@ -60,7 +60,7 @@ struct Docs {
     rs: Option<HostedDocs>,
 }
 
-/// What docs.rs is to build.
+/// The features that docs.rs is to build.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "kebab-case")]
 pub(crate) struct HostedDocs {
@@ -144,7 +144,7 @@ impl Package {
         all
     }
 
-    /// What docs.rs is to build of it.
+    /// Returns what docs.rs is to build of it.
     pub(crate) fn hosted_docs(&self) -> HostedDocs {
         let docs = self.metadata.as_ref().and_then(|metadata| metadata.docs.as_ref()?.rs.clone());
         docs.unwrap_or_default()

@@ -3,7 +3,7 @@
 use distribute_types::{Class, ErrorClass};
 
 /// The errors of this crate.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// An operation of candle failed.
@@ -83,6 +83,8 @@ pub enum Error {
         problem: String,
     },
 }
+
+distribute_types::debug_is_display!(Error);
 
 impl ErrorClass for Error {
     fn class(&self) -> Class {

@@ -31,6 +31,20 @@ pub(crate) enum Command {
     ///
     /// One line for each item: ok, warn, fail or skipped; what was found; and how to fix it.
     Doctor(Doctor),
+    /// Write a new crate that trains at once
+    New(New),
+    /// Print the completions of a shell
+    ///
+    /// For bash: distribute completions bash > ~/.local/share/bash-completion/completions/distribute
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
+    /// Write the manual pages
+    Man {
+        /// The folder for distribute.1 and a page for each command; it is created
+        folder: PathBuf,
+    },
     /// One process of `doctor --run`.
     #[command(hide = true)]
     SelfTest {
@@ -90,6 +104,27 @@ pub(crate) struct Run {
     #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
     pub(crate) program: Vec<OsString>,
 }
+
+/// Write a new crate that trains at once
+///
+/// Nothing is downloaded and nothing overwritten. The program trains alone, on several devices, and in several
+/// processes.
+#[derive(Debug, clap::Args)]
+#[command(after_help = NEW_AFTER_HELP)]
+pub(crate) struct New {
+    /// The folder of the crate, whose name is the crate's
+    pub(crate) folder: PathBuf,
+
+    /// Use distribute from this checkout instead of from the registry
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) source: Option<PathBuf>,
+}
+
+const NEW_AFTER_HELP: &str = "\
+Exit code: 0 when it is written, 1 when the disk refuses, 2 when the name is not that of a crate or is in use.
+
+Example:
+  distribute new my-training";
 
 /// Say what this machine offers, what will be used, and why something is not
 #[derive(Debug, clap::Args)]

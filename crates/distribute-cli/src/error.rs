@@ -2,7 +2,7 @@ use std::ffi::OsStr;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Why a job cannot be started.
+/// Why a job cannot be started, or a crate or page not be written.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub(crate) enum Error {
@@ -18,6 +18,12 @@ pub(crate) enum Error {
     Start { task: String, source: io::Error },
     #[error("cannot {what}: {source}")]
     System { what: &'static str, source: io::Error },
+    #[error("{given} does not end with the name of a crate")]
+    Name { given: String },
+    #[error("{} exists already", path.display())]
+    Exists { path: PathBuf },
+    #[error("cannot write {}: {source}", path.display())]
+    Write { path: PathBuf, source: io::Error },
 }
 
 impl Error {
@@ -28,7 +34,7 @@ impl Error {
         let (problem, remedy) = match source.kind() {
             io::ErrorKind::NotFound if is_path && path.exists() => (
                 "the interpreter or loader that it asks for does not exist",
-                "remedy its first line, or build it for this system",
+                "correct its first line, or build it for this system",
             ),
             io::ErrorKind::NotFound if is_path => ("there is no such file", "build it first, or correct the path"),
             io::ErrorKind::NotFound => {
@@ -69,6 +75,16 @@ impl Error {
             Self::Ports { .. } => {
                 vec![("remedy", "end programs that listen on many ports, or start fewer tasks".into())]
             }
+            Self::Name { given } => vec![
+                ("given", given.clone()),
+                (
+                    "expected",
+                    "a folder whose name has letters, digits, \"-\" and \"_\" and begins with a letter".into(),
+                ),
+                ("remedy", "give another name; distribute, candle-core and candle-nn are taken".into()),
+            ],
+            Self::Exists { .. } => vec![("remedy", "give another name, or remove it".into())],
+            Self::Write { .. } => vec![("remedy", "look at the path, its permissions and the room on its disk".into())],
             Self::Start { .. } | Self::System { .. } => {
                 vec![("remedy", "look at the limits of processes and open files: ulimit -a".into())]
             }
@@ -77,8 +93,12 @@ impl Error {
 
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
-            Self::Program { .. } | Self::Only { .. } | Self::LogDir { .. } => 2,
-            Self::Ports { .. } | Self::Start { .. } | Self::System { .. } => 1,
+            Self::Program { .. }
+            | Self::Only { .. }
+            | Self::LogDir { .. }
+            | Self::Name { .. }
+            | Self::Exists { .. } => 2,
+            Self::Ports { .. } | Self::Start { .. } | Self::System { .. } | Self::Write { .. } => 1,
         }
     }
 }

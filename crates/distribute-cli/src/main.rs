@@ -8,7 +8,8 @@
 //! - `output`, `progress`, `report`: everything that is shown to the user.
 //! - `run`: combines these.
 //!
-//! `explain` reads the flight records of a failed job; `doctor` reports what a job would find on this machine.
+//! `explain` reads the flight records of a failed job; `doctor` reports what a job would find on this machine; `new`
+//! writes a crate; `pages` writes completions and manual pages.
 //!
 //! The program does not depend on training: tasks learn their place from the environment, and report progress over TCP.
 
@@ -18,8 +19,10 @@ mod environment;
 mod error;
 mod guardian;
 mod job;
+mod new;
 mod outcome;
 mod output;
+mod pages;
 mod ports;
 mod process;
 mod progress;
@@ -41,15 +44,29 @@ fn main() -> ExitCode {
         Command::Guardian => guardian::watch(),
         Command::Explain { folder } => explain(&folder),
         Command::Doctor(args) => ExitCode::from(doctor::run(&args)),
+        Command::New(args) => ended(new::run(&args)),
+        Command::Completions { shell } => ended(Ok(pages::completions(shell))),
+        Command::Man { folder } => ended(pages::manual(&folder)),
         Command::SelfTest { transports } => doctor::self_test_rank(&transports),
-        Command::Run(args) => match run::run(&args) {
-            Ok(code) => ExitCode::from(code),
-            Err(error) => {
-                eprint!("{}", report::error(&error));
-                ExitCode::from(error.exit_code())
-            }
-        },
+        Command::Run(args) => run::run(&args).map_or_else(|error| failed(&error), ExitCode::from),
     }
+}
+
+/// Prints what a command says at its end, or its error.
+fn ended(outcome: Result<String, error::Error>) -> ExitCode {
+    match outcome {
+        Ok(text) => {
+            // An error of standard output cannot be reported.
+            let _ = std::io::stdout().write_all(text.as_bytes());
+            ExitCode::SUCCESS
+        }
+        Err(error) => failed(&error),
+    }
+}
+
+fn failed(error: &error::Error) -> ExitCode {
+    eprint!("{}", report::error(error));
+    ExitCode::from(error.exit_code())
 }
 
 fn explain(folder: &Path) -> ExitCode {

@@ -1,8 +1,8 @@
 //! The coordination service, by which the members of a job meet.
 //!
-//! Rank 0 runs it. Every member, including rank 0, holds one connection to it while it belongs to the job, which carries
-//! heartbeats and calls. A process that dies is detected at once by the end of its connection, one that is silent by its
-//! missing heartbeats.
+//! Rank 0 runs it. Every member, including rank 0, holds one connection to it while it belongs to the job, which
+//! carries heartbeats and calls. A process that dies is detected at once by the end of its connection, one that is
+//! silent by its missing heartbeats.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,18 +10,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crate::text::clean;
-use crate::{Error, Failure, FailureKind, Incarnation, JobId, Membership, Result};
+use crate::{Error, Failure, FailureKind, Incarnation, JobId, Membership, Result, host};
 
 mod alarm;
 mod alone;
 mod calls;
 mod connection;
 mod driver;
-mod host;
-mod interface;
 mod join;
 mod leader;
 mod limits;
+mod listen;
 mod member;
 mod options;
 mod pulse;
@@ -30,8 +29,6 @@ mod service;
 mod store;
 mod wire;
 
-pub use host::{HostDecision, LocalHost};
-pub use interface::InterfaceChoice;
 pub use options::{CoordinationOptions, Progress, Waiting};
 
 use alarm::Alarm;
@@ -124,9 +121,8 @@ impl Coordination {
             let incarnation = Incarnation::random()?;
             return Ok(Coordination { membership: membership.clone(), local_host, alarm, incarnation, backend });
         }
-        // Resolved before the service starts, so that an invalid interface fails before other members wait for this
-        // task.
-        let decided = options.decided_host(membership)?;
+        // Before the service starts, so that an invalid interface fails before other members wait for this task.
+        let decided = host::decided(membership, options.interface.as_ref())?;
         let driver = Driver::start(&format!("coord {task}"))?;
         let leader = match membership.is_leader() {
             true => Some(Leader::start(membership, &mut options, &driver)?),
@@ -154,7 +150,7 @@ impl Coordination {
                 return Err(error);
             }
         };
-        let local_host = decided.unwrap_or_else(|| host::towards_leader(membership, &driver)).host;
+        let local_host = decided.unwrap_or_else(|| host::towards_leader(membership)).host;
         let (incarnation, job) = (member.incarnation(), membership.job_id());
         tracing::debug!(%task, %job, %incarnation, world_size = membership.world_size(), "joined the job");
         let backend = Backend::Joined(Box::new(Link { member, leader, left: AtomicBool::new(false), driver }));

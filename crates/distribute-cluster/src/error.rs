@@ -8,7 +8,7 @@ use crate::Failure;
 use crate::text::clean;
 
 /// An error of a cluster's description or of its coordination service.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The description of the cluster or of this process's task is invalid.
@@ -135,6 +135,16 @@ pub enum Error {
         /// The reason.
         reason: String,
     },
+    /// A store could not be read or written.
+    #[error("{task}: {what}: the store cannot be used: {source}; check that every task reaches it and may write there")]
+    Store {
+        /// This task.
+        task: String,
+        /// The call.
+        what: String,
+        /// The store's error.
+        source: std::io::Error,
+    },
     /// The system returned no random numbers; these identify jobs and their members.
     #[error("the system gives no random numbers: {0}; look at getrandom(2), and at /dev/urandom in containers")]
     Random(String),
@@ -142,6 +152,8 @@ pub enum Error {
     #[error("cannot start the thread of the coordination service: {0}")]
     Thread(#[source] std::io::Error),
 }
+
+distribute_types::debug_is_display!(Error);
 
 impl Error {
     /// Returns [`Error::Config`] with its parts shortened and made printable.

@@ -8,10 +8,12 @@
 //! - [`JobId`]: the identity of a job, which members verify when they connect; [`Incarnation`]: one start of it.
 //! - [`Coordination`]: a service by which the members join, exchange small values, and learn of each other's failures.
 //!   Cargo feature `coordination`, enabled by default.
+//! - [`Rendezvous`]: what a process group needs to form: [`Coordination`], or a [`Store`] that all members reach, such
+//!   as a [`FileStore`] in a shared folder, through [`StoreRendezvous`].
 //! - [`grpc`]: calls between tasks with large payloads. Cargo feature `grpc`.
 //!
-//! The crate moves no tensors and does not depend on devices. Everything but [`Coordination`] and [`look_up`] is a pure
-//! function of the variables that it is given.
+//! The crate moves no tensors and does not depend on devices. Everything but the meeting itself and [`look_up`] is a
+//! pure function of the variables that it is given.
 //!
 //! # Examples
 //! ```
@@ -32,36 +34,42 @@ mod error;
 mod failure;
 #[cfg(feature = "grpc")]
 pub mod grpc;
+mod host;
 #[cfg(feature = "coordination")]
 mod incoming;
+mod interface;
 mod job;
 mod json;
 mod membership;
 mod names;
+mod rendezvous;
 mod resolver;
 mod rules;
 mod slurm;
 mod spec;
+mod store;
 mod task;
 mod text;
 mod tf_config;
 mod union;
 
 #[cfg(feature = "coordination")]
-pub use coordination::{
-    Coordination, CoordinationOptions, HostDecision, InterfaceChoice, LocalHost, Progress, Waiting,
-};
+pub use coordination::{Coordination, CoordinationOptions, Progress, Waiting};
 pub use distribute_types::{FailureKind, Scope};
 pub use error::{Error, Result};
 pub use failure::{Failure, FailureCause};
+pub use host::{HostDecision, LocalHost};
 #[cfg(feature = "coordination")]
 pub use incoming::{Acquaintance, Connection, Incoming};
+pub use interface::InterfaceChoice;
 pub use job::{Incarnation, JobId};
 pub use membership::Membership;
 pub use names::look_up;
+pub use rendezvous::{Rendezvous, StoreRendezvous};
 pub use resolver::{ClusterResolver, SimpleResolver};
 pub use rules::{collective_leader, coordination_leader, id_in_cluster, is_chief, worker_count};
 pub use spec::ClusterSpec;
+pub use store::{FileStore, Store};
 pub use task::{Task, TaskType};
 pub use text::printable;
 pub use tf_config::{TfConfigOverrides, TfConfigResolver};

@@ -12,7 +12,7 @@ use crate::{Call, Rank};
 ///
 /// Every variant that concerns a running group names the operation, its sequence number and the ranks involved. After
 /// such an error the group is aborted on all ranks: further calls return [`Error::Aborted`] with the first cause.
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// Two ranks called different operations. Remedy: make every rank issue the same calls in the same order.
@@ -265,13 +265,11 @@ pub enum Error {
         /// The missing precondition.
         needs: &'static str,
     },
-    /// The requested transport is not included in this build.
-    #[error(
-        "transport {given} needs the cargo feature {feature:?} of distribute-collectives, which is off in this build"
-    )]
+    /// A transport or a way to meet is not included in this build.
+    #[error("{needed} needs the cargo feature {feature:?} of distribute-collectives, which is off in this build")]
     NotBuilt {
-        /// The transport's name.
-        given: &'static str,
+        /// The transport, or the way to meet.
+        needed: &'static str,
         /// The name of the feature.
         feature: &'static str,
     },
@@ -297,6 +295,8 @@ pub enum Error {
     #[error(transparent)]
     Cluster(#[from] Arc<distribute_cluster::Error>),
 }
+
+distribute_types::debug_is_display!(Error);
 
 impl From<distribute_cluster::Error> for Error {
     fn from(error: distribute_cluster::Error) -> Self {

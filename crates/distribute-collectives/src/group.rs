@@ -29,7 +29,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use distribute_cluster::{Coordination, FailureKind};
+use distribute_cluster::FailureKind;
 use distribute_device::DType;
 
 use self::children::Children;
@@ -159,7 +159,7 @@ impl ProcessGroup {
             let given = u32::try_from(process).unwrap_or(u32::MAX);
             return Err(Error::RankOutside { what: "process", given, world_size: processes });
         }
-        let local_host = job.as_ref().map(|job| job.coordination.local_host());
+        let local_host = job.as_ref().map(|job| job.rendezvous.local_host());
         let (algorithm, place) = (options.algorithm.clone(), (process, processes));
         let stage = InterProcess::new(transport, place, algorithm, options.link, local_host);
         let engine = new_engine(names, process * local_ranks, local_ranks, options, Some(stage));
@@ -216,11 +216,6 @@ impl ProcessGroup {
             0 => usize::MAX,
             bytes => bytes,
         }
-    }
-
-    /// Returns the coordination service of the group, if it has one.
-    pub fn coordination(&self) -> Option<&Arc<Coordination>> {
-        self.job().map(|job| &job.coordination)
     }
 
     fn job(&self) -> Option<&JobMembership> {

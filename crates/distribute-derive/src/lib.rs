@@ -1,7 +1,7 @@
 //! Derives for the arguments and results of distributed runs: `#[derive(ReplicaArgs, Structure)]`.
 //!
-//! The facade re-exports them, with examples, as `distribute::derive`; generated code names the traits through the crate
-//! `distribute`.
+//! The facade re-exports them, with examples, as `distribute::derive`; generated code names the traits through the
+//! crate `distribute`.
 
 use proc_macro::TokenStream;
 use proc_macro2::Span;

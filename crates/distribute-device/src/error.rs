@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::DType;
 
 /// An error of a device, a stream or a buffer.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A device name is malformed.
@@ -246,6 +246,8 @@ pub enum Error {
         source: io::Error,
     },
 }
+
+distribute_types::debug_is_display!(Error);
 
 /// The result of this crate's operations.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

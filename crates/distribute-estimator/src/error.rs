@@ -7,7 +7,7 @@ use distribute_types::{Class, Classified, ErrorClass};
 use crate::Mode;
 
 /// The errors of this crate.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A candle model or its optimizer failed.
@@ -104,6 +104,8 @@ pub enum Error {
         step: u64,
     },
 }
+
+distribute_types::debug_is_display!(Error);
 
 impl ErrorClass for Error {
     fn class(&self) -> Class {

@@ -22,7 +22,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// An error of reading or distributing data. It is cheap to clone because every pass over an invalid dataset reports
 /// it.
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A value without dimensions was used as if it had rows.
@@ -219,6 +219,8 @@ pub enum Error {
         source: Arc<io::Error>,
     },
 }
+
+distribute_types::debug_is_display!(Error);
 
 impl Error {
     /// Wraps the error of a tensor library, for implementations of [`Element`](crate::Element); an error of this crate

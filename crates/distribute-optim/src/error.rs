@@ -4,7 +4,7 @@ use distribute_types::{Class, ErrorClass};
 
 /// The errors of an optimizer itself. Errors of the tensor library, the collectives and the strategy are variants of
 /// the library adapter's error ([`TensorLibrary::Error`](crate::TensorLibrary::Error)), which wraps this one too.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[derive(Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A setting of an optimizer is out of range.
@@ -109,6 +109,8 @@ pub enum Error {
     #[error("tensors on a GPU are reduced there by optimizers of mirrored strategies, without zero1; use those")]
     OnDevice,
 }
+
+distribute_types::debug_is_display!(Error);
 
 impl ErrorClass for Error {
     fn class(&self) -> Class {

@@ -58,7 +58,7 @@ pub use gradient::{Clip, LossScale};
 pub use library::{HostError, HostLoss, HostModel};
 pub use optimizer::{Adagrad, Adam, AdamW, Lamb, Optimizer, OptimizerState, ReplicaOptimizer, RmsProp, Sgd, StepTimes};
 pub use parameters::Trainable;
-pub use rule::{AdamFactors, OptimizerDescription, Real, UpdateRule};
+pub use rule::{AdamFactors, Float, OptimizerDescription, Real, UpdateRule};
 
 use backend::{DeviceExchange, DeviceUpdate, Parameters, StepCounts, TensorLibrary, Variable, is_short};
 

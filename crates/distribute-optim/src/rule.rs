@@ -12,7 +12,7 @@ mod step;
 
 pub use adam::AdamFactors;
 pub use description::OptimizerDescription;
-pub use step::Real;
+pub use step::Float;
 use step::Step;
 
 /// The arithmetic of an optimizer: how one step changes one parameter.
@@ -103,6 +103,26 @@ pub enum UpdateRule {
     },
 }
 
+/// The element types that an [`UpdateRule`] computes in: f32 and f64.
+pub trait Real: Float {
+    /// Carries out a step of a rule. It is a method of each type, so that the arithmetic is compiled here once, and not
+    /// in each crate that updates parameters.
+    #[doc(hidden)]
+    fn carry_out(rule: &UpdateRule, step: Step<'_, '_, Self>);
+}
+
+macro_rules! reals {
+    ($($type:ty)*) => {$(
+        impl Real for $type {
+            fn carry_out(rule: &UpdateRule, step: Step<'_, '_, $type>) {
+                rule.carry_out(step);
+            }
+        }
+    )*};
+}
+
+reals!(f32 f64);
+
 impl UpdateRule {
     /// Updates a parameter and its slots in place. `step` counts this parameter's updates from 1; a step without a
     /// gradient for it does not count.
@@ -126,7 +146,10 @@ impl UpdateRule {
         assert_eq!(slots.len(), self.slots().len(), "an update rule got another number of slots than it has");
         let same = gradient.len() == parameter.len() && slots.iter().all(|slot| slot.len() == parameter.len());
         assert!(same, "an update rule got a gradient or slots of another length than their parameter's");
-        let step = Step { number: step, learning_rate, parameter, gradient, slots };
+        T::carry_out(self, Step { number: step, learning_rate, parameter, gradient, slots });
+    }
+
+    fn carry_out<T: Float>(&self, step: Step<'_, '_, T>) {
         match *self {
             UpdateRule::Sgd { momentum, nesterov } => sgd::update(step, momentum, nesterov),
             UpdateRule::Adam { beta1, beta2, epsilon, weight_decay } => {

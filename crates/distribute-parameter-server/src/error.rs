@@ -11,7 +11,7 @@ use tonic::{Code, Status};
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// An error of this crate.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A function of the program returned an error, or panicked.
@@ -222,6 +222,8 @@ pub enum Error {
     #[error(transparent)]
     Train(#[from] distribute_train::Error),
 }
+
+distribute_types::debug_is_display!(Error);
 
 impl ErrorClass for Error {
     fn class(&self) -> Class {

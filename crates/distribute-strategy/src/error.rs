@@ -3,7 +3,7 @@
 use distribute_types::{Class, ErrorClass};
 
 /// An error of this crate.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The list of devices is empty, names one twice, or names one that a replica cannot use.
@@ -146,6 +146,8 @@ pub enum Error {
     #[error(transparent)]
     Cluster(#[from] distribute_cluster::Error),
 }
+
+distribute_types::debug_is_display!(Error);
 
 impl ErrorClass for Error {
     fn class(&self) -> Class {

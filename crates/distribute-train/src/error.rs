@@ -14,7 +14,7 @@ pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// An error of this crate.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// There are no examples.
@@ -262,6 +262,8 @@ pub enum Error {
     #[error(transparent)]
     Values(#[from] distribute_values::Error),
 }
+
+distribute_types::debug_is_display!(Error);
 
 impl ErrorClass for Error {
     fn class(&self) -> Class {

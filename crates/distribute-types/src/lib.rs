@@ -6,7 +6,7 @@
 //!   from the former to the latter.
 //! - [`Rank`] is a member's place in a process group.
 //! - [`ErrorClass`] tells which part of a job an error concerns, whether a restart helps, and the exit code of the
-//!   process.
+//!   process; [`debug_is_display!`] makes a `main` that returns it print a sentence.
 //!
 //! # Examples
 //! ```
@@ -16,6 +16,7 @@
 //! # Ok::<(), UnknownDType>(())
 //! ```
 
+mod debug_is_display;
 mod dtype;
 mod error_class;
 mod fnv;

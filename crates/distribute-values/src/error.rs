@@ -8,7 +8,7 @@ use distribute_device::DType;
 use crate::{Aggregation, Synchronization};
 
 /// An error of this crate.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// Components that must have the same shape have different ones.
@@ -114,6 +114,8 @@ pub enum Error {
     #[error(transparent)]
     Device(#[from] distribute_device::Error),
 }
+
+distribute_types::debug_is_display!(Error);
 
 impl ErrorClass for Error {
     fn class(&self) -> Class {

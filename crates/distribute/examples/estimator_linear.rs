@@ -1,4 +1,5 @@
-//! Predicts high incomes from a table: `cargo run --release -p distribute --example estimator_linear`
+//! Predicts high incomes from a table: `cargo run --release -p distribute --features estimator
+//! --example estimator_linear`
 //!
 //! A linear model of buckets and categories, or with `--dnn` a model with hidden layers. The table is generated from a
 //! seed, written to CSV files, and read back. With TF_CONFIG for several tasks, chief and workers train, and the

@@ -1,4 +1,5 @@
-//! Parameter servers: `cargo build --release -p distribute -p distribute-cli --example parameter_server`, then
+//! Parameter servers: `cargo build --release -p distribute -p distribute-cli --features parameter-server --example
+//! parameter_server`, then
 //! `distribute run --ps 2 --workers 3 -- target/release/examples/parameter_server`
 //!
 //! Every task runs the same program: servers hold the variables, workers compute gradients, and the chief schedules

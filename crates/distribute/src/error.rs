@@ -51,11 +51,7 @@ pub enum Error {
     Program(Box<dyn std::error::Error + Send + Sync>),
 }
 
-impl std::fmt::Debug for Error {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{self}")
-    }
-}
+distribute_types::debug_is_display!(Error);
 
 impl Error {
     /// Wraps an error of the program itself.

@@ -126,8 +126,8 @@ mod tests {
     fn found(dependencies: &str, rows: &str) -> Vec<String> {
         let package = |name: &str, publish: &str, dependencies: &str| {
             format!(
-                "{{\"name\":\"{name}\",\"manifest_path\":\"/w/{name}/Cargo.toml\",\"publish\":{publish},\
-                \"features\":{{\"net\":[\"dep:tokio\"]}},\"dependencies\":[{dependencies}]}}"
+                "{{\"name\":\"{name}\",\"manifest_path\":\"/w/{name}/Cargo.toml\",\"version\":\"0.1.0\",\
+                \"publish\":{publish},\"features\":{{\"net\":[\"dep:tokio\"]}},\"dependencies\":[{dependencies}]}}"
             )
         };
         let packages = [
@@ -147,7 +147,7 @@ mod tests {
     }
 
     fn depends(name: &str, kind: &str, optional: bool) -> String {
-        format!("{{\"name\":\"{name}\",\"kind\":{kind},\"optional\":{optional}}}")
+        format!("{{\"name\":\"{name}\",\"kind\":{kind},\"req\":\"*\",\"optional\":{optional}}}")
     }
 
     #[test]

@@ -74,7 +74,7 @@ impl<'a> Outside<'a> {
 
     /// Where the registry's crates are found instead.
     fn patches(&self) -> String {
-        let folder = |package| self.packages.join(full_name(package));
+        let folder = |package: &Package| self.packages.join(full_name(package));
         let patch = |package: &&Package| format!("{} = {{ path = {:?} }}\n", package.name, folder(package));
         format!("\n[patch.crates-io]\n{}", self.crates.iter().map(patch).collect::<String>())
     }

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use distribute_testkit::{Job, JobBuilder, Outcome, Ports};
+use distribute_testkit::{Job, JobBuilder, Outcome};
 
 use super::outside::Outside;
 use super::readme;
@@ -37,11 +37,14 @@ pub(super) fn reduce(outside: &Outside<'_>) -> Result<(), String> {
     let began = Instant::now();
     let program = outside.program("reduces", &[needs], REDUCES)?;
     let built = began.elapsed().as_secs_f64();
-    // The members meet at the port after MASTER_PORT.
-    let port = Ports::reserve(1).map_err(text)?.release()[0] - 1;
+    // Without the coordination service the members meet in a folder.
+    let folder = tempfile::tempdir().map_err(text)?;
+    let store = format!("file:{}", folder.path().display());
     let place = move |rank: u32| {
-        let place = [("RANK", rank.to_string()), ("WORLD_SIZE", RANKS.to_string())];
-        let leader = [("MASTER_ADDR", "127.0.0.1".to_owned()), ("MASTER_PORT", port.to_string())];
+        let place =
+            [("RANK", rank.to_string()), ("WORLD_SIZE", RANKS.to_string()), ("DISTRIBUTE_STORE", store.clone())];
+        // Nothing listens there.
+        let leader = [("MASTER_ADDR", "127.0.0.1".to_owned()), ("MASTER_PORT", "1".to_owned())];
         place.into_iter().chain(leader).map(|(name, value)| (name.to_owned(), value)).collect()
     };
     let outcomes = outcomes(Job::builder(&program).tasks(RANKS).task_env(place))?;

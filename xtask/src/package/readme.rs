@@ -6,7 +6,9 @@ use crate::workspace::Package;
 
 /// The first Rust program of a document, without its fences.
 pub(super) fn listing(document: &str) -> Option<&str> {
-    let (_, program) = document.split_once("```rust\n")?;
+    let (_, program) = document.split_once("```rust")?;
+    // Attributes, such as `ignore`.
+    let (_, program) = program.split_once('\n')?;
     Some(program.split_once("```")?.0)
 }
 

@@ -84,7 +84,7 @@ const PREFIX: &str = "DISTRIBUTE_";
 const TESTS: &str = "DISTRIBUTE_TEST";
 
 /// Read by the libraries.
-const OURS: [&str; 16] = [
+const OURS: [&str; 17] = [
     "DISTRIBUTE_ALGORITHM",
     "DISTRIBUTE_FLIGHT_DIR",
     "DISTRIBUTE_HOST_ID",
@@ -98,6 +98,7 @@ const OURS: [&str; 16] = [
     "DISTRIBUTE_PORT",
     "DISTRIBUTE_PROGRESS",
     "DISTRIBUTE_PROGRESS_ADDR",
+    "DISTRIBUTE_STORE",
     "DISTRIBUTE_TIMEOUT",
     "DISTRIBUTE_TRACE",
     "DISTRIBUTE_TRANSPORT",

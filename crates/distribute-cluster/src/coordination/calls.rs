@@ -62,7 +62,7 @@ impl Calls {
     }
 }
 
-/// Tells the leader that nobody waits for a reply any more.
+/// Tells the leader that its reply is not waited for any more.
 struct Cancel<'a> {
     calls: &'a Calls,
     id: u64,

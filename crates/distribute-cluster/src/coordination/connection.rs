@@ -36,7 +36,7 @@ pub(super) async fn serve(hub: Arc<Hub>, connection: Connection, timeout: Durati
         first = tokio::time::timeout(FIRST_MESSAGE, inbox.whole()) => first,
         () = hub.closed() => return,
     };
-    // What is no member is not answered.
+    // Only members are answered.
     let Ok(Ok(MemberMessage { kind: Some(member_message::Kind::Join(join)) })) = first else { return };
     let mut answer = None;
     hub.change(|inner| {

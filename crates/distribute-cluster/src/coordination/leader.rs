@@ -10,7 +10,7 @@ use tokio::task::{JoinHandle, JoinSet};
 use super::connection::{FIRST_MESSAGE, LINGER, serve};
 use super::driver::Driver;
 use super::service::Hub;
-use super::{CoordinationOptions, host};
+use super::{CoordinationOptions, listen};
 use crate::{Error, Incoming, Membership, Result};
 
 /// The running service.
@@ -35,10 +35,10 @@ impl Leader {
         let listener = match options.listener.take() {
             // Cloned because the caller may keep a handle of the socket.
             Some(listener) => listener.try_clone(),
-            None => host::listen(membership),
+            None => listen::listen(membership),
         };
         let listener = listener.map_err(failed)?;
-        let address = host::own_address(&listener).map_err(failed)?;
+        let address = listen::own_address(&listener).map_err(failed)?;
         listener.set_nonblocking(true).map_err(failed)?;
         let hub = Arc::new(Hub::new(membership.clone(), options)?);
         let _guard = driver.handle().enter();

@@ -102,7 +102,7 @@ impl Attendance {
 
 impl Drop for Attendance {
     fn drop(&mut self) {
-        // Closes the member's side, whoever still holds the queue.
+        // Closes the member's side, although calls still hold the queue.
         self.sending.abort();
     }
 }

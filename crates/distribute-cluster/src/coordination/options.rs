@@ -1,15 +1,13 @@
 //! Options for joining a job and for failure detection.
 
 use std::fmt;
-use std::net::{SocketAddr, TcpListener};
+use std::net::TcpListener;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::driver::Driver;
 use super::limits::LONGEST;
-use super::{HostDecision, InterfaceChoice, LocalHost, host};
 use crate::error::seconds;
-use crate::{Error, JobId, Membership, Result, Task, environment};
+use crate::{Error, InterfaceChoice, JobId, LocalHost, Membership, Result, Task, environment, host};
 
 /// Options for joining a job and for failure detection; every member must use the same heartbeats.
 #[derive(Clone)]
@@ -103,26 +101,9 @@ impl CoordinationOptions {
     /// job.
     ///
     /// # Errors
-    /// [`Error::Config`] if [`interface`](CoordinationOptions::interface) matches no interface of this machine, and
-    /// [`Error::Thread`] if the lookup's thread cannot be started.
+    /// [`Error::Config`] if [`interface`](CoordinationOptions::interface) matches no interface of this machine.
     pub fn local_host(&self, membership: &Membership) -> Result<LocalHost> {
-        match self.decided_host(membership)? {
-            Some(decided) => Ok(decided),
-            None => Ok(host::towards_leader(membership, &Driver::start("lookup")?)),
-        }
-    }
-
-    /// Returns the host if the leader's address is not needed for it. An invalid interface is an error even if the
-    /// description overrides it.
-    pub(super) fn decided_host(&self, membership: &Membership) -> Result<Option<LocalHost>> {
-        let like = membership.leader_address.parse::<SocketAddr>().ok().map(|address| address.ip());
-        let chosen = self.interface.as_ref().map(|choice| Ok((choice, choice.address(like)?))).transpose()?;
-        let described = membership.advertised_host.clone();
-        let described = described.map(|host| LocalHost { host, decided_by: HostDecision::Description });
-        Ok(described.or_else(|| {
-            let (choice, address) = chosen?;
-            Some(LocalHost { host: address.to_string(), decided_by: HostDecision::Interface(choice.variable()) })
-        }))
+        host::decide(membership, self.interface.as_ref())
     }
 
     /// Rejects invalid options, and bounds durations so that they can be added to clocks.

@@ -70,7 +70,7 @@ impl<R: AsyncRead + Unpin> Receiver<R> {
     /// Returns the next message once it is complete.
     ///
     /// # Errors
-    /// As for [`next`](Receiver::next).
+    /// `UnexpectedEof` and `InvalidData`, as for [`next`](Receiver::next).
     pub(super) async fn whole<M: Message + Default>(&mut self) -> IoResult<M> {
         loop {
             if let Some(message) = self.next().await? {
@@ -215,7 +215,7 @@ mod tests {
         for bytes in [&b"PRI * HTTP/2.0\r\n\r\n"[..], b"d\0", b"distcoor\0\0\0\x02\xff\xff"] {
             assert_eq!(received(bytes, 64, 100), (Vec::new(), ErrorKind::InvalidData), "{bytes:?}");
         }
-        // The length is refused before anything that it announces has come.
+        // The length is refused before anything that it announces has arrived.
         assert_eq!(received(b"distcoor\0\0\0\x65", 64, 100), (Vec::new(), ErrorKind::InvalidData));
         assert_eq!(received(b"distcoor\0\0\0\x64", 64, 100), (Vec::new(), ErrorKind::UnexpectedEof));
     }

@@ -1,8 +1,5 @@
 //! Low-rank approximation of matrices.
 
-use rand_chacha::ChaCha8Rng;
-use rand_chacha::rand_core::{Rng, SeedableRng};
-
 use super::{Compressor, Payload};
 use crate::fusion::FusedTensor;
 
@@ -45,8 +42,8 @@ impl PowerSgd {
                 return Block::Exact(tensor.len());
             }
             // The seed is equal on all ranks and different for each matrix.
-            let mut random = ChaCha8Rng::seed_from_u64(index as u64);
-            let q = (0..columns * rank).map(|_| random.next_u32() as f32 / u32::MAX as f32 - 0.5).collect();
+            let mut random = fastrand::Rng::with_seed(index as u64);
+            let q = (0..columns * rank).map(|_| random.f32() - 0.5).collect();
             Block::Matrix(Factors { rows, columns, rank, p: Vec::new(), q, before: Vec::new() })
         };
         PowerSgd { blocks: tensors.iter().enumerate().map(block).collect(), first_round: true, exact: Vec::new() }

@@ -1,8 +1,8 @@
-//! The job that a group's processes belong to, which reports their failures.
+//! The job that a group's processes belong to, and where they meet.
 
 use std::sync::Arc;
 
-use distribute_cluster::{Coordination, FailureCause};
+use distribute_cluster::{FailureCause, Rendezvous};
 
 use crate::engine::Engine;
 use crate::{Error, Rank};
@@ -10,7 +10,7 @@ use crate::{Error, Rank};
 /// The processes of a group as members of a job.
 #[derive(Clone)]
 pub(crate) struct JobMembership {
-    pub(super) coordination: Arc<Coordination>,
+    pub(super) rendezvous: Arc<dyn Rendezvous>,
     /// The job's rank of each process of the group.
     pub(super) processes: Vec<usize>,
     /// Distinguishes groups of one name that were formed one after another.
@@ -18,10 +18,10 @@ pub(crate) struct JobMembership {
 }
 
 impl JobMembership {
-    /// Aborts the group when the coordination service reports that one of its processes has failed.
+    /// Aborts the group when it is reported that one of its processes has failed.
     pub(super) fn watch(self, engine: &Arc<Engine>) {
         let (engine, processes) = (Arc::downgrade(engine), self.processes);
-        self.coordination.on_failure(move |failure| {
+        self.rendezvous.on_failure(Box::new(move |failure| {
             let process = processes.iter().position(|process| *process == failure.rank as usize);
             let (Some(engine), Some(process)) = (engine.upgrade(), process) else { return };
             let context = &engine.context;
@@ -38,6 +38,6 @@ impl JobMembership {
                 _ => Error::aborted(group, &peer, &failure.to_string(), failure.kind),
             };
             engine.abort(&peer, &error);
-        });
+        }));
     }
 }

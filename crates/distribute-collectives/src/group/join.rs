@@ -4,33 +4,42 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use distribute_cluster::{Coordination, CoordinationOptions, Membership};
+use distribute_cluster::{FileStore, Membership, Rendezvous, StoreRendezvous};
 use serde::{Deserialize, Serialize};
 
 use super::job::JobMembership;
 use super::{ProcessGroup, first};
 use crate::transport::{self, Nonce, join_host, listen, new_nonce};
-use crate::{Error, Options, Result};
+use crate::{Error, Options, Result, environment};
 
 impl ProcessGroup {
     /// Joins the group that the environment describes: TF_CONFIG, else RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT,
     /// else the variables of Open MPI or Slurm, else a group of this process alone.
     ///
-    /// The members meet at the leader's coordination service; see [`distribute_cluster`] for the variables. Options are
-    /// read by [`Options::from_env`].
+    /// The members meet at the leader's coordination service (feature `coordination`, enabled by default), or in the
+    /// folder that DISTRIBUTE_STORE names, `file:/shared/folder`: see [`distribute_cluster`]. Options are read by
+    /// [`Options::from_env`].
     ///
     /// # Errors
-    /// [`Error::Cluster`] if the variables are invalid or members are missing, [`Error::Connect`] if sockets fail.
+    /// [`Error::Cluster`] if the variables are invalid, members are missing or the folder cannot be used,
+    /// [`Error::UnknownName`] if DISTRIBUTE_STORE is malformed, [`Error::NotBuilt`] if it is not set and the feature is
+    /// off, [`Error::Connect`] if sockets fail.
     pub fn from_env() -> Result<ProcessGroup> {
         let options = Options::from_env()?;
         let Some(membership) = Membership::from_env()? else {
             return first(ProcessGroup::local_with(1, &options)?);
         };
-        let coordination = Coordination::start(&membership, CoordinationOptions::from_env()?)?;
-        first(ProcessGroup::join(&Arc::new(coordination), 1, &options)?)
+        match environment::text(STORE).filter(|given| !given.trim().is_empty()) {
+            None => first(ProcessGroup::join(&coordination(&membership)?, 1, &options)?),
+            Some(given) => {
+                let store = store(&given, &membership.task().to_string())?;
+                let meeting = StoreRendezvous::start(store, membership, options.timeout.min(MAX_MEET))?;
+                first(ProcessGroup::join(&Arc::new(meeting), 1, &options)?)
+            }
+        }
     }
 
-    /// Joins a group of all members of a coordination service with `local_ranks` ranks of this process.
+    /// Joins a group of all members that meet at `rendezvous`, with `local_ranks` ranks of this process.
     ///
     /// Every member calls this with the same name and the same number of local ranks. Groups that exist at the same
     /// time need different names. After an abort a group can be joined again under its old name, as its next
@@ -39,8 +48,41 @@ impl ProcessGroup {
     /// # Errors
     /// [`Error::Cluster`] if members are missing, [`Error::Connect`] if sockets fail, [`Error::Disagreement`] if
     /// members were given different options.
-    pub fn join(coordination: &Arc<Coordination>, local_ranks: usize, options: &Options) -> Result<Vec<ProcessGroup>> {
-        let membership = coordination.membership();
+    ///
+    /// # Examples
+    /// Two processes that reach one folder and nothing else need no address of a leader:
+    /// ```
+    /// use std::sync::Arc;
+    /// use std::time::Duration;
+    /// use distribute_cluster::{FileStore, Membership, StoreRendezvous};
+    /// use distribute_collectives::{Options, ProcessGroup, ReduceOp};
+    ///
+    /// let folder = tempfile::tempdir()?;
+    /// let process = |rank| {
+    ///     let store = FileStore::new(folder.path())?;
+    ///     let membership = Membership::new(rank, 2, "127.0.0.1:1")?;
+    ///     let meeting = Arc::new(StoreRendezvous::start(store, membership, Duration::from_secs(10))?);
+    ///     let group = ProcessGroup::join(&meeting, 1, &Options::default())?.remove(0);
+    ///     let mut values = [1.0 + rank as f32];
+    ///     group.all_reduce(&mut values, ReduceOp::Sum)?;
+    ///     Ok::<_, Box<dyn std::error::Error + Send + Sync>>(values)
+    /// };
+    /// # std::thread::scope(|scope| {
+    /// #     let ranks = [0, 1].map(|rank| scope.spawn(move || process(rank)));
+    /// #     ranks.map(|rank| assert_eq!(rank.join().unwrap().unwrap(), [3.0]));
+    /// # });
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    pub fn join<R: Rendezvous + 'static>(
+        rendezvous: &Arc<R>,
+        local_ranks: usize,
+        options: &Options,
+    ) -> Result<Vec<ProcessGroup>> {
+        ProcessGroup::join_at(rendezvous.clone(), local_ranks, options)
+    }
+
+    fn join_at(rendezvous: Arc<dyn Rendezvous>, local_ranks: usize, options: &Options) -> Result<Vec<ProcessGroup>> {
+        let membership = rendezvous.membership();
         let processes = membership.world_size() as usize;
         let process = membership.rank as usize;
         if processes == 1 {
@@ -50,17 +92,17 @@ impl ProcessGroup {
         let kind = options.transport;
         let tasks: Vec<String> = membership.tasks.iter().map(ToString::to_string).collect();
         let listener =
-            listen(&coordination.local_host()).map_err(|error| error.into_error(&tasks[process], &options.name))?;
+            listen(&rendezvous.local_host()).map_err(|error| error.into_error(&tasks[process], &options.name))?;
         let port = listener.local_addr().map_or(0, |address| address.port());
         let nonce = new_nonce().map_err(|error| error.into_error(&tasks[process], &options.name))?;
         let mine = Endpoint {
             options: Agreed::new(options, local_ranks),
             generation: GENERATIONS.fetch_add(1, Ordering::Relaxed),
             nonce,
-            address: join_host(&coordination.local_host(), port),
+            address: join_host(&rendezvous.local_host(), port),
         };
         let key = format!("group/{}/endpoint", options.name);
-        let all = coordination.exchange(&key, &mine.encode(), options.timeout.min(MAX_CONNECT))?;
+        let all = rendezvous.exchange(&key, &mine.encode(), options.timeout.min(MAX_CONNECT))?;
         let mut endpoints: Vec<Endpoint> = Vec::with_capacity(all.len());
         for (other, bytes) in all.iter().enumerate() {
             let endpoint = Endpoint::decode(bytes).ok_or_else(|| Error::Disagreement {
@@ -86,9 +128,40 @@ impl ProcessGroup {
             })
             .collect();
         tracing::info!(group = options.name, transport = transport.name(), processes, local_ranks, "group connected");
-        let job = JobMembership { coordination: coordination.clone(), processes: (0..processes).collect(), generation };
+        let job = JobMembership { rendezvous: rendezvous.clone(), processes: (0..processes).collect(), generation };
         ProcessGroup::connected(transport, process, local_ranks, names, options, Some(job))
     }
+}
+
+/// The variable that names the store at which members meet.
+const STORE: &str = "DISTRIBUTE_STORE";
+
+/// Limit for meeting at a store; `join_timeout` of the coordination service has the same default.
+const MAX_MEET: Duration = Duration::from_secs(300);
+
+/// Joins the coordination service of the job.
+#[cfg(feature = "coordination")]
+fn coordination(membership: &Membership) -> Result<Arc<distribute_cluster::Coordination>> {
+    use distribute_cluster::{Coordination, CoordinationOptions};
+    Ok(Arc::new(Coordination::start(membership, CoordinationOptions::from_env()?)?))
+}
+
+/// Joins the coordination service of the job, which is not built.
+#[cfg(not(feature = "coordination"))]
+fn coordination(_: &Membership) -> Result<Arc<StoreRendezvous<FileStore>>> {
+    let needed = "the coordination service, at which members meet if DISTRIBUTE_STORE is not set,";
+    Err(Error::NotBuilt { needed, feature: "coordination" })
+}
+
+/// Returns the store of a value of DISTRIBUTE_STORE.
+fn store(given: &str, task: &str) -> Result<FileStore> {
+    let folder = given.trim().strip_prefix("file:").filter(|folder| !folder.is_empty());
+    let expected = "file:FOLDER, with a folder that all tasks reach and may write";
+    let folder = folder.ok_or_else(|| Error::UnknownName { what: STORE, given: given.to_owned(), expected })?;
+    FileStore::new(folder).map_err(|source| {
+        let (task, what) = (task.to_owned(), format!("{STORE} {given}"));
+        Error::from(distribute_cluster::Error::Store { task, what, source })
+    })
 }
 
 /// Number of groups that this process has joined.

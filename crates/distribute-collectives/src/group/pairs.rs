@@ -27,7 +27,7 @@ impl ProcessGroup {
     ///
     /// # Errors
     /// [`Error::RankOutside`] if `to` is not a member or is this rank, [`Error::NotConnectable`] between processes of a
-    /// group without a coordination service, and the errors of every operation: see [`ProcessGroup`]. Different lengths
+    /// group that met nowhere, and the errors of every operation: see [`ProcessGroup`]. Different lengths
     /// are a mismatch on the receiver; a sender in another process may have returned before.
     ///
     /// # Examples
@@ -113,7 +113,7 @@ impl ProcessGroup {
         Ok(handle)
     }
 
-    /// Connects two processes: the sender publishes its address at the coordination service.
+    /// Connects two processes: the sender publishes its address where the group met.
     fn connect_pair(
         &self,
         from: usize,
@@ -122,10 +122,10 @@ impl ProcessGroup {
         names: Vec<String>,
         options: &Options,
     ) -> Result<ProcessGroup> {
-        let needs = "a coordination service";
+        let needs = "a place to meet";
         let not_connectable = Error::NotConnectable { what: "send", group: self.name().to_owned(), needs };
         let home = self.job().ok_or(not_connectable)?;
-        let coordination = &home.coordination;
+        let rendezvous = &home.rendezvous;
         let generation = home.generation;
         let key = format!("group/{}/{generation}/sender", options.name);
         let timeout = self.options.timeout.min(MAX_CONNECT);
@@ -133,11 +133,11 @@ impl ProcessGroup {
         let (listener, mine, nonce) = self.open_listener()?;
         let (addresses, nonce) = match is_sender {
             true => {
-                coordination.put(&key, format!("{nonce} {mine}").as_bytes())?;
+                rendezvous.put(&key, format!("{nonce} {mine}").as_bytes())?;
                 (vec![mine, String::new()], nonce)
             }
             false => {
-                let endpoint = String::from_utf8_lossy(&coordination.get(&key, timeout)?).into_owned();
+                let endpoint = String::from_utf8_lossy(&rendezvous.get(&key, timeout)?).into_owned();
                 let read = endpoint.split_once(' ').and_then(|(nonce, address)| Some((nonce.parse().ok()?, address)));
                 let (nonce, address) = read.ok_or_else(|| Error::Disagreement {
                     group: options.name.clone(),
@@ -155,7 +155,7 @@ impl ProcessGroup {
         let kind = self.transport_kind("send")?;
         let transport = transport::open(kind, place, &addresses, listener, group, &names[place], deadline)?;
         let job = JobMembership {
-            coordination: coordination.clone(),
+            rendezvous: rendezvous.clone(),
             processes: vec![home.processes[from], home.processes[to]],
             generation,
         };

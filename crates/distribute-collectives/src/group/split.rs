@@ -183,7 +183,7 @@ impl ProcessGroup {
         let local_ranks = placement.processes[process].len();
         let home = |leader: &usize| leader / self.engine.context.local_ranks;
         let job = self.job().map(|job| JobMembership {
-            coordination: job.coordination.clone(),
+            rendezvous: job.rendezvous.clone(),
             processes: leaders.iter().map(|leader| job.processes[home(leader)]).collect(),
             generation,
         });

@@ -44,7 +44,7 @@ pub(crate) fn open(
             Ok(Box::new(GrpcTransport::connect(process, addresses, listener, id, deadline).map_err(failed)?))
         }
         #[cfg(not(feature = "grpc"))]
-        TransportKind::Grpc => Err(crate::Error::NotBuilt { given: "grpc", feature: "grpc" }),
+        TransportKind::Grpc => Err(crate::Error::NotBuilt { needed: "transport grpc", feature: "grpc" }),
         TransportKind::Auto | TransportKind::Shm | TransportKind::Tcp => {
             let sharing = match kind {
                 TransportKind::Shm => Sharing::Everywhere,

@@ -11,3 +11,4 @@ mod numbers;
 mod operations;
 mod own_transport;
 mod panics;
+mod stores;

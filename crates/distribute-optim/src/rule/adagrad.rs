@@ -1,8 +1,8 @@
 //! Adagrad.
 
-use super::step::{Real, Step};
+use super::step::{Float, Step};
 
-pub(super) fn update<T: Real>(step: Step<'_, '_, T>, epsilon: f64) {
+pub(super) fn update<T: Float>(step: Step<'_, '_, T>, epsilon: f64) {
     let [lr, epsilon] = [step.learning_rate, epsilon].map(T::from_f64);
     let Step { parameter, gradient, slots: [accumulator], .. } = step else { return };
     for ((p, &g), a) in parameter.iter_mut().zip(gradient).zip(accumulator.iter_mut()) {

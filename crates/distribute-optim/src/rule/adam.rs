@@ -1,6 +1,6 @@
 //! Adam and AdamW.
 
-use super::step::{Real, Step, correction};
+use super::step::{Float, Step, correction};
 
 /// The factors of one step of Adam or AdamW, computed in f64, rounded to the parameter's type once, and equal for all
 /// elements.
@@ -60,7 +60,7 @@ impl AdamFactors {
     }
 }
 
-pub(super) fn update<T: Real>(step: Step<'_, '_, T>, beta1: f64, beta2: f64, epsilon: f64, weight_decay: f64) {
+pub(super) fn update<T: Float>(step: Step<'_, '_, T>, beta1: f64, beta2: f64, epsilon: f64, weight_decay: f64) {
     let factors = AdamFactors::new(step.number, step.learning_rate, [beta1, beta2], epsilon, weight_decay);
     let AdamFactors { rate, scale, keep, beta1, rest1, beta2, rest2, epsilon } = factors;
     let [rate, scale, keep, epsilon] = [rate, scale, keep, epsilon].map(T::from_f64);

@@ -1,8 +1,8 @@
 //! RMSprop.
 
-use super::step::{Real, Step};
+use super::step::{Float, Step};
 
-pub(super) fn update<T: Real>(step: Step<'_, '_, T>, rho: f64, momentum: f64, epsilon: f64, centered: bool) {
+pub(super) fn update<T: Float>(step: Step<'_, '_, T>, rho: f64, momentum: f64, epsilon: f64, centered: bool) {
     let [zero, lr, momentum, epsilon] = [0.0, step.learning_rate, momentum, epsilon].map(T::from_f64);
     let [rho, fresh] = [rho, 1.0 - rho].map(T::from_f64);
     let Step { parameter, gradient, slots: [square, rest @ ..], .. } = step else { return };

@@ -1,8 +1,8 @@
 //! Stochastic gradient descent.
 
-use super::step::{Real, Step};
+use super::step::{Float, Step};
 
-pub(super) fn update<T: Real>(step: Step<'_, '_, T>, momentum: f64, nesterov: bool) {
+pub(super) fn update<T: Float>(step: Step<'_, '_, T>, momentum: f64, nesterov: bool) {
     let Step { parameter, gradient, slots, .. } = step;
     let [lr, momentum] = [step.learning_rate, momentum].map(T::from_f64);
     match slots {

@@ -4,10 +4,10 @@ use std::ops::{Add, AddAssign, Div, Mul, Sub, SubAssign};
 
 use distribute_device::Element;
 
-/// The element types that an [`UpdateRule`](super::UpdateRule) computes in: f32 and f64.
+/// The arithmetic that update rules need of an element type.
 ///
 /// The trait is sealed, as [`Element`] is.
-pub trait Real:
+pub trait Float:
     Element
     + Into<f64>
     + Add<Output = Self>
@@ -24,9 +24,9 @@ pub trait Real:
     fn sqrt(self) -> Self;
 }
 
-macro_rules! reals {
+macro_rules! floats {
     ($($type:ty)*) => {$(
-        impl Real for $type {
+        impl Float for $type {
             #[inline]
             fn from_f64(value: f64) -> $type {
                 value as $type
@@ -40,10 +40,12 @@ macro_rules! reals {
     )*};
 }
 
-reals!(f32 f64);
+floats!(f32 f64);
 
 /// The arguments of one step of one parameter.
-pub(super) struct Step<'a, 'b, T> {
+#[doc(hidden)]
+#[derive(Debug)]
+pub struct Step<'a, 'b, T> {
     /// The number of the step, from 1.
     pub(super) number: u64,
     pub(super) learning_rate: f64,

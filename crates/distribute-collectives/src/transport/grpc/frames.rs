@@ -2,7 +2,7 @@
 
 use std::io::IoSlice;
 
-use bytes::{Buf, Bytes, BytesMut};
+use bytes::{Bytes, BytesMut};
 use distribute_cluster::grpc::GrpcMessage;
 
 use super::FRAME_BYTES;

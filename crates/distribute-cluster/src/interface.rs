@@ -19,7 +19,7 @@ pub struct InterfaceChoice {
 impl InterfaceChoice {
     /// Creates a choice made by the program itself.
     pub fn new(given: &str) -> InterfaceChoice {
-        InterfaceChoice { variable: "CoordinationOptions::interface", given: given.to_owned() }
+        InterfaceChoice { variable: "the option interface", given: given.to_owned() }
     }
 
     /// Returns the source of the choice, such as DISTRIBUTE_INTERFACE.
@@ -27,12 +27,12 @@ impl InterfaceChoice {
         self.variable
     }
 
-    pub(super) fn from_vars(variable: impl Fn(&str) -> Option<String>) -> Option<InterfaceChoice> {
+    pub(crate) fn from_vars(variable: impl Fn(&str) -> Option<String>) -> Option<InterfaceChoice> {
         VARIABLES.into_iter().find_map(|name| Some(InterfaceChoice { variable: name, given: variable(name)? }))
     }
 
     /// Returns an address of the chosen interface, preferably of the same protocol as `like`.
-    pub(super) fn address(&self, like: Option<IpAddr>) -> Result<IpAddr> {
+    pub(crate) fn address(&self, like: Option<IpAddr>) -> Result<IpAddr> {
         let interfaces = if_addrs::get_if_addrs().unwrap_or_default();
         let interfaces: Vec<(String, IpAddr)> =
             interfaces.into_iter().map(|interface| (interface.name.clone(), interface.ip())).collect();
