@@ -2,13 +2,14 @@
 
 use std::process::Command;
 
-use crate::{api, attack, layers, package, powerset, prose, protos};
+use crate::{api, attack, docs, layers, package, powerset, prose, protos};
 
 /// Runs every check, cheapest first, and stops at the first that fails.
 pub(crate) fn run() -> Result<(), String> {
     cargo(&["fmt", "--all", "--check"])?;
     layers::run(&layers::Flags::default())?;
     prose::run(&prose::Flags::default())?;
+    docs::run(&docs::Flags::default())?;
     protos::run(&protos::Flags { check: true })?;
     cargo(&["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"])?;
     // In the workspace the checks of GPUs turn CUDA on for all.

@@ -1,11 +1,12 @@
 //! The workspace's own commands: `cargo xtask ci`, `test`, `multiprocess`, `conformance`, `attack`, `loom`, `miri`,
-//! `layers`, `prose`, `protos`, `api`, `powerset`, `package`, `bench`, `gpu`, `schedule` and `simulate`.
+//! `layers`, `prose`, `docs`, `protos`, `api`, `powerset`, `package`, `bench`, `gpu`, `schedule` and `simulate`.
 #![expect(clippy::print_stdout, reason = "a command prints its results")]
 
 mod api;
 mod attack;
 mod bench;
 mod ci;
+mod docs;
 mod error;
 mod gpu;
 mod layers;
@@ -51,6 +52,8 @@ enum Command {
         #[command(subcommand)]
         bench: bench::Bench,
     },
+    /// The links of all pages, and the site where mdBook is installed.
+    Docs(docs::Flags),
     /// Checks of GPUs, here or in a folder to carry to one.
     Gpu(gpu::Flags),
     /// Crates, their dependencies and the circles of their modules, held against docs/architecture.md.
@@ -104,6 +107,7 @@ fn run(command: Command) -> Result<(), String> {
         Command::Prose(flags) => prose::run(&flags),
         Command::Schedule(flags) => schedule::run(&flags),
         Command::Simulate(flags) => simulate::run(&flags),
+        Command::Docs(flags) => docs::run(&flags),
         Command::Test(flags) => test::run(&flags),
         Command::Multiprocess { filter } => ci::multiprocess(filter.as_deref()),
         Command::Conformance { arguments } => ci::conformance(&arguments),

@@ -9,25 +9,33 @@ use super::readme;
 use crate::error::text;
 use crate::source;
 
-/// Trains by the listing of the workspace's README, as it stands there.
+/// Trains by the listing of the workspace's README, as it stands there, and by the program that `distribute new`
+/// writes.
 pub(super) fn train(outside: &Outside<'_>) -> Result<(), String> {
     let document = source::read(&outside.workspace.root.join("README.md"))?;
     let listing = readme::listing(&document).ok_or("README.md has no listing in Rust")?;
+    learns(outside, "trains", "README.md's listing", listing)?;
+    let new = source::read(&outside.workspace.root.join("crates/distribute-cli/src/new/main.rs.txt"))?;
+    learns(outside, "begins", "what distribute new writes", &new.replace("@NAME@", "begins"))
+}
+
+/// Builds and runs a program that prints losses, which must fall.
+fn learns(outside: &Outside<'_>, name: &str, what: &str, main: &str) -> Result<(), String> {
     let needs = ["distribute", "candle-core", "candle-nn"].map(|name| outside.dependency(name));
     let needs = needs.into_iter().collect::<Result<Vec<_>, _>>()?;
     let began = Instant::now();
-    let program = outside.program("trains", &needs, listing)?;
+    let program = outside.program(name, &needs, main)?;
     let built = began.elapsed().as_secs_f64();
     let [outcome] = &outcomes(Job::builder(&program))?[..] else { return Err("one process was started".to_owned()) };
-    let loss = |line: &str| line.strip_prefix("loss ")?.parse().ok();
+    let loss = |line: &str| line.split_once("loss ")?.1.parse().ok();
     let losses: Vec<f64> = outcome.stdout.lines().filter_map(loss).collect();
     match losses[..] {
         [first, .., last] if last < first => {
             let steps = losses.len();
-            println!("trains: {steps} steps of README.md's listing, loss {first} to {last}; built in {built:.1} s");
+            println!("{name}: {steps} losses of {what}, {first} to {last}; built in {built:.1} s");
             Ok(())
         }
-        _ => Err(format!("the listing of README.md does not learn; it printed:\n{}", outcome.stdout)),
+        _ => Err(format!("{what} does not learn; it printed:\n{}", outcome.stdout)),
     }
 }
 

@@ -341,9 +341,9 @@ fn peer(outbox: mpsc::Sender<Frame>, mut frames: Inbox, bell: Arc<Bell>) -> Peer
                 Err(status) => break status.message().to_owned(),
             };
             if let Some(Kind::Data(bytes)) = kind {
-                if data.send(bytes).await.is_err() {
-                    return;
-                }
+                // After the transport is dropped, data are read and discarded: to stop reading would reset the stream,
+                // with the reason of an abort that is still to be sent.
+                let _ = data.send(bytes).await;
                 lock(&heard).heard = Some(Instant::now());
             } else {
                 let mut state = lock(&heard);
