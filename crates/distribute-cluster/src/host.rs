@@ -39,6 +39,7 @@ pub enum HostDecision {
 ///
 /// # Errors
 /// [`Error::Config`](crate::Error::Config) if the choice matches no interface of this machine.
+#[cfg(any(test, feature = "coordination"))]
 pub(crate) fn decide(membership: &Membership, interface: Option<&InterfaceChoice>) -> Result<LocalHost> {
     Ok(decided(membership, interface)?.unwrap_or_else(|| towards_leader(membership)))
 }
