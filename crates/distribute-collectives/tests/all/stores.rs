@@ -105,11 +105,11 @@ fn a_killed_process_is_named_by_those_that_are_connected_to_it() {
 #[test]
 fn a_process_that_does_not_come_is_named() {
     let folder = tempfile::tempdir().unwrap();
-    let job = job("all", folder.path(), 2).env("DISTRIBUTE_TIMEOUT", "0.5");
+    let job = job("all", folder.path(), 2).env("DISTRIBUTE_TIMEOUT", "3");
     let outcomes = job.start().unwrap().wait_all(DEADLINE).unwrap();
     let text = said(&outcomes[0]);
-    assert!(text.contains("worker:0: worker:2 did not join within 0.5 s"), "{text}");
-    assert!(said(&outcomes[1]).contains("waiting for") || said(&outcomes[1]).contains("within"), "{outcomes:?}");
+    assert!(text.contains("worker:0: worker:2 did not join within 3 s"), "{text}");
+    assert!(said(&outcomes[1]).contains("worker:2"), "{outcomes:?}");
 }
 
 #[test]
