@@ -111,7 +111,7 @@ const FACADE: &str = "crates/distribute";
 /// Has the documentation tests of a crate include those of its README.
 const DOCTEST: &str = "#[cfg(doctest)]\n#[doc = include_str!(\"../README.md\")]";
 
-/// Categories that crates.io knows (https://crates.io/category_slugs), as far as they are used here.
+/// Categories that crates.io knows (<https://crates.io/category_slugs>), as far as they are used here.
 const CATEGORIES: [&str; 14] = [
     "algorithms",
     "asynchronous",
