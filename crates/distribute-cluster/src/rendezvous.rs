@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crate::host;
 use crate::job::hex;
 use crate::text::{LONGEST, clean};
-use crate::{Error, Failure, Incarnation, InterfaceChoice, JobId, Membership, Result, Store};
+use crate::{Error, Failure, Incarnation, InterfaceChoice, Membership, Result, Store};
 
 /// A place where the members of a process group meet.
 ///
@@ -121,7 +121,7 @@ impl<S: Store> StoreRendezvous<S> {
             prefix: hex(&membership.job_id().to_bytes()),
             store: &store,
             membership: &membership,
-            deadline: Instant::now() + timeout.min(LONGEST_WAIT),
+            started: Instant::now(),
             timeout,
         };
         let incarnation = meeting.hold()?;
@@ -132,11 +132,6 @@ impl<S: Store> StoreRendezvous<S> {
     /// Returns the job's incarnation: drawn by rank 0, the same on all members, and new at each start.
     pub fn incarnation(&self) -> Incarnation {
         self.incarnation
-    }
-
-    /// Returns the identity of the job.
-    pub fn job_id(&self) -> JobId {
-        self.membership.job_id()
     }
 
     fn key(&self, key: &str) -> String {
@@ -214,7 +209,7 @@ struct Meeting<'a> {
     membership: &'a Membership,
     task: String,
     prefix: String,
-    deadline: Instant,
+    started: Instant,
     timeout: Duration,
 }
 
@@ -286,9 +281,9 @@ impl Meeting<'_> {
         Error::Store { task: self.task.clone(), what: "meeting the other members".to_owned(), source }
     }
 
-    /// Waits until the store is worth another look; at the deadline the members are missing.
+    /// Waits until the store is worth another look; at the timeout the members are missing.
     fn pause(&self, missing: impl IntoIterator<Item = u32>) -> Result<()> {
-        if Instant::now() < self.deadline {
+        if self.started.elapsed() < self.timeout {
             std::thread::sleep(LOOK);
             return Ok(());
         }
@@ -303,9 +298,6 @@ const BYTES: usize = 16;
 
 /// The pause between two looks at the store.
 const LOOK: Duration = Duration::from_millis(5);
-
-/// Upper bound of the wait; a longer one is treated as this.
-const LONGEST_WAIT: Duration = Duration::from_secs(365 * 24 * 3600);
 
 #[cfg(test)]
 mod tests;

@@ -7,7 +7,7 @@ use std::thread;
 use distribute_types::ErrorClass;
 
 use super::*;
-use crate::FileStore;
+use crate::{FileStore, JobId};
 
 const SOON: Duration = Duration::from_secs(10);
 

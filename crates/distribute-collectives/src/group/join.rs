@@ -128,7 +128,7 @@ impl ProcessGroup {
             })
             .collect();
         tracing::info!(group = options.name, transport = transport.name(), processes, local_ranks, "group connected");
-        let job = JobMembership { rendezvous: rendezvous.clone(), processes: (0..processes).collect(), generation };
+        let job = JobMembership { rendezvous, processes: (0..processes).collect(), generation };
         ProcessGroup::connected(transport, process, local_ranks, names, options, Some(job))
     }
 }
