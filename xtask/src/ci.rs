@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use crate::{api, attack, docs, layers, package, powerset, prose, protos};
+use crate::{api, attack, docs, layers, package, platforms, powerset, prose, protos};
 
 /// Runs every check, cheapest first, and stops at the first that fails.
 pub(crate) fn run() -> Result<(), String> {
@@ -21,6 +21,12 @@ pub(crate) fn run() -> Result<(), String> {
         true => cargo(&["deny", "--workspace", "check", "bans", "licenses", "sources"])?,
         false => println!("skipped: cargo deny is not installed (cargo install cargo-deny)"),
     }
+    match installed("machete") {
+        true => cargo(&["machete"])?,
+        false => println!("skipped: cargo machete is not installed (cargo install cargo-machete)"),
+    }
+    println!("cargo xtask platforms");
+    platforms::run(&platforms::Flags::default())?;
     test()?;
     loom()?;
     miri()?;

@@ -148,7 +148,7 @@ impl Pages {
         }
         let anchor = link.split_once('#')?.1;
         let known = self.0.get(&target).is_none_or(|page| page.anchors.contains(anchor));
-        (!known).then_some("is no heading of that page")
+        (!known).then_some("is not a heading of that page")
     }
 }
 
@@ -237,7 +237,7 @@ mod tests {
             pages.problems(),
             [
                 "docs/a.md:2: none.md is not there",
-                "docs/a.md:6: b.md#e is no heading of that page",
+                "docs/a.md:6: b.md#e is not a heading of that page",
                 "docs/a.md:8: p.svg is not there",
                 "docs/a.md:8: ../../out leaves the workspace",
                 "docs/SUMMARY.md does not list docs/b.md",

@@ -7,20 +7,22 @@ pub(crate) struct Needs {
     pub(crate) libraries: Vec<String>,
     /// The oldest glibc that has all of its symbols; none for a program without glibc.
     pub(crate) glibc: Option<Version>,
+    /// Whether it is for x86-64; else it is for 64-bit ARM.
+    pub(crate) is_x86_64: bool,
 }
 
 /// A version of glibc.
 pub(crate) type Version = (u32, u32);
 
 impl Needs {
-    /// Reads those of a program for Linux on x86-64.
+    /// Reads those of a program for Linux on x86-64 or 64-bit ARM.
     pub(crate) fn of(program: &[u8]) -> Result<Needs, String> {
         let elf = Elf(program);
-        let is_ours = program.starts_with(b"\x7fELF\x02\x01") && elf.u16(0x12) == Some(MACHINE_X86_64);
-        if !is_ours {
-            return Err("not an ELF program for x86-64".to_owned());
+        let machine = elf.u16(0x12).filter(|machine| [MACHINE_X86_64, MACHINE_AARCH64].contains(machine));
+        match machine.filter(|_| program.starts_with(b"\x7fELF\x02\x01")) {
+            Some(machine) => elf.needs(machine).ok_or_else(|| "a damaged ELF program".to_owned()),
+            None => Err("not an ELF program for x86-64 or 64-bit ARM".to_owned()),
         }
-        elf.needs().ok_or_else(|| "a damaged ELF program".to_owned())
     }
 }
 
@@ -42,16 +44,17 @@ struct Section {
 }
 
 const MACHINE_X86_64: u16 = 62;
+const MACHINE_AARCH64: u16 = 183;
 const SECTION_DYNAMIC: u32 = 6;
 const SECTION_VERSIONS_NEEDED: u32 = 0x6fff_fffe;
 const DYNAMIC_NEEDED: u64 = 1;
 
 impl Elf<'_> {
     /// `None` where an offset leads out of the file.
-    fn needs(&self) -> Option<Needs> {
+    fn needs(&self, machine: u16) -> Option<Needs> {
         let (table, size, count) = (self.offset(0x28)?, usize::from(self.u16(0x3a)?), usize::from(self.u16(0x3c)?));
         let sections = (0..count).map(|at| self.section(table + at * size)).collect::<Option<Vec<_>>>()?;
-        let mut needs = Needs { libraries: Vec::new(), glibc: None };
+        let mut needs = Needs { libraries: Vec::new(), glibc: None, is_x86_64: machine == MACHINE_X86_64 };
         for section in &sections {
             let names = sections.get(section.link)?.start;
             match section.kind {

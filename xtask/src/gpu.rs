@@ -8,7 +8,6 @@ use clap::Args;
 use crate::error::text;
 
 mod bundle;
-mod elf;
 mod stubs;
 mod toolkit;
 
@@ -39,7 +38,7 @@ pub(crate) fn run(flags: &Flags) -> Result<(), String> {
     }
     match &flags.bundle {
         Some(folder) => bundle::run(folder, flags.candle.then_some(flags.compute_cap)),
-        // Says itself where there is no GPU.
+        // Says itself where there is not a GPU.
         None => succeeded(checks(&["--no-bench"]).status().map_err(text)?),
     }
 }

@@ -1,17 +1,21 @@
 //! The workspace's own commands: `cargo xtask ci`, `test`, `multiprocess`, `conformance`, `attack`, `loom`, `miri`,
-//! `layers`, `prose`, `docs`, `protos`, `api`, `powerset`, `package`, `bench`, `gpu`, `schedule` and `simulate`.
+//! `layers`, `prose`, `docs`, `protos`, `api`, `powerset`, `package`, `platforms`, `dist`, `bench`, `gpu`,
+//! `schedule` and `simulate`.
 #![expect(clippy::print_stdout, reason = "a command prints its results")]
 
 mod api;
 mod attack;
 mod bench;
 mod ci;
+mod dist;
 mod docs;
+mod elf;
 mod error;
 mod gpu;
 mod layers;
 mod output;
 mod package;
+mod platforms;
 mod powerset;
 mod prose;
 mod protos;
@@ -52,6 +56,8 @@ enum Command {
         #[command(subcommand)]
         bench: bench::Bench,
     },
+    /// Archives of the program for other machines, with manual pages, completions and checksums.
+    Dist(dist::Flags),
     /// The links of all pages, and the site where mdBook is installed.
     Docs(docs::Flags),
     /// Checks of GPUs, here or in a folder to carry to one.
@@ -60,6 +66,8 @@ enum Command {
     Layers(layers::Flags),
     /// Packages of the published crates: what they hold, whether each builds alone, and programs that depend on them.
     Package(package::Flags),
+    /// The crates that do not need Linux, compiled for macOS, Windows and 64-bit ARM.
+    Platforms(platforms::Flags),
     /// Each published crate alone, with each combination of its features.
     Powerset(powerset::Flags),
     /// Compiles the protocol files to the Rust that is kept next to them.
@@ -99,9 +107,11 @@ fn run(command: Command) -> Result<(), String> {
         Command::Api(flags) => api::run(&flags),
         Command::Attack(flags) => attack::run(&flags),
         Command::Bench { bench } => bench.run(),
+        Command::Dist(flags) => dist::run(&flags),
         Command::Gpu(flags) => gpu::run(&flags),
         Command::Layers(flags) => layers::run(&flags),
         Command::Package(flags) => package::run(&flags),
+        Command::Platforms(flags) => platforms::run(&flags),
         Command::Powerset(flags) => powerset::run(&flags),
         Command::Protos(flags) => protos::run(&flags),
         Command::Prose(flags) => prose::run(&flags),

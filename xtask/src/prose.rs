@@ -1,4 +1,5 @@
-//! `cargo xtask prose`: finds wording that the house's style rules out, and lines that are too long.
+//! `cargo xtask prose`: finds wording that the house's style rules out, in comments, documents and messages, and lines
+//! that are too long.
 
 mod text;
 mod tics;
@@ -34,7 +35,10 @@ pub(crate) fn run(flags: &Flags) -> Result<(), String> {
             println!("prose: nothing found");
             Ok(())
         }
-        found => Err(format!("{found} wordings that comments and documents should not have:\n{}", findings.join("\n"))),
+        found => Err(format!(
+            "{found} wordings that comments, documents and messages should not have:\n{}",
+            findings.join("\n")
+        )),
     }
 }
 
@@ -48,7 +52,11 @@ fn find(workspace: &Workspace, only: Option<&str>) -> Result<Vec<String>, String
         // Generated code has its comments from the protocol files.
         let generated = package.folder().join("proto");
         for path in source::files(package.folder(), "rs")?.into_iter().filter(|path| !path.starts_with(&generated)) {
-            findings.extend(shown(workspace, &path, text::in_source(&source::read(&path)?)));
+            let text = source::read(&path)?;
+            findings.extend(shown(workspace, &path, text::in_source(&text)));
+            if has_messages(&path) {
+                findings.extend(shown(workspace, &path, text::in_messages(&text)));
+            }
         }
         let readme = package.folder().join("README.md");
         if readme.is_file() {
@@ -63,6 +71,13 @@ fn find(workspace: &Workspace, only: Option<&str>) -> Result<Vec<String>, String
         }
     }
     Ok(findings)
+}
+
+/// Whether the strings of a source are read by users, as opposed to those of tests and of the list of wordings.
+fn has_messages(path: &Path) -> bool {
+    let is_test =
+        |part: &std::path::Component<'_>| ["tests", "tests.rs"].map(Some).contains(&part.as_os_str().to_str());
+    !path.ends_with("prose/tics.rs") && !path.components().any(|part| is_test(&part))
 }
 
 fn shown(workspace: &Workspace, path: &Path, findings: Vec<Finding>) -> Vec<String> {

@@ -63,7 +63,7 @@ const MOST_MESSAGES: usize = 1_000_000;
 
 pub(crate) fn run(flags: &Flags) -> Result<(), String> {
     if flags.operation != "allreduce" {
-        return Err(format!("{:?} cannot be simulated; give allreduce", flags.operation));
+        return Err(format!("{:?} cannot be simulated; give `allreduce`", flags.operation));
     }
     if let Some(transport) = &flags.check {
         return check::run(transport);
@@ -206,7 +206,9 @@ impl Contender {
 fn parse_ranks(text: &str) -> Result<Vec<usize>, String> {
     let number = |text: &str| match text.trim().parse::<usize>() {
         Ok(ranks @ 1..=1_000_000) => Ok(ranks),
-        _ => Err(format!("--ranks: {text:?} is no number of ranks; give one such as 8, several as 8,64, or 8..1024")),
+        _ => {
+            Err(format!("--ranks: {text:?} is not a number of ranks; give one such as 8, several as 8,64, or 8..1024"))
+        }
     };
     match text.split_once("..") {
         Some((first, last)) => {

@@ -36,17 +36,27 @@ pub(crate) fn code(text: &str) -> String {
 
 /// The comments of a text, each with the number of its first line.
 pub(crate) fn comments(text: &str) -> Vec<(usize, &str)> {
-    let (mut comments, mut rest, mut line) = (Vec::new(), text, 1);
+    outside_code(text, &['/'])
+}
+
+/// The string literals of a text with their quotes, each with the number of its first line.
+pub(crate) fn strings(text: &str) -> Vec<(usize, &str)> {
+    outside_code(text, &['"', 'r'])
+}
+
+/// The comments, strings and characters that begin with one of these.
+fn outside_code<'a>(text: &'a str, beginnings: &[char]) -> Vec<(usize, &'a str)> {
+    let (mut found, mut rest, mut line) = (Vec::new(), text, 1);
     while let Some(first) = rest.chars().next() {
         let len = no_code(rest);
-        if len > 0 && first == '/' {
-            comments.push((line, &rest[..len]));
+        if len > 0 && beginnings.contains(&first) {
+            found.push((line, &rest[..len]));
         }
         let (passed, left) = rest.split_at(len.max(first.len_utf8()));
         line += passed.matches('\n').count();
         rest = left;
     }
-    comments
+    found
 }
 
 /// The length of the comment, string or character that the text begins with; 0 where it begins with none.

@@ -16,6 +16,7 @@ mod connect;
 pub(crate) mod grpc;
 mod listen;
 mod nonce;
+mod poll;
 mod shm;
 pub(crate) mod tcp;
 

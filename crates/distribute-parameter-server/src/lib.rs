@@ -70,6 +70,7 @@ mod remote_value;
 mod roles;
 mod server;
 mod server_methods;
+mod signals;
 mod store;
 mod strategy;
 mod updates;

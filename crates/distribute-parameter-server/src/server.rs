@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use distribute_cluster::{ClusterResolver, Incoming, JobId, Task, TaskType, look_up};
 use tokio::runtime::Runtime;
-use tokio::signal::unix::{SignalKind, signal};
 
 use crate::lifetime::{End, Lifetime};
 use crate::roles::Roles;
 use crate::server_methods::ServerMethods;
+use crate::signals::Signals;
 use crate::wire::{
     HTTP_FRAME_BYTES, Identity, MAX_HEADERS_BYTES, MIN_SILENCE, Methods, Router, SHORT_MESSAGE_BYTES, WINDOW_BYTES,
 };
@@ -151,9 +151,7 @@ impl Server {
     pub fn join(mut self) -> Result<()> {
         let Some(runtime) = self.runtime.take() else { return Ok(()) };
         let outcome = runtime.block_on(async {
-            let stopped = |kind, number| signal(kind).map(|signal| (signal, number)).map_err(Error::Threads);
-            let (mut terminate, term) = stopped(SignalKind::terminate(), 15)?;
-            let (mut interrupt, int) = stopped(SignalKind::interrupt(), 2)?;
+            let mut signals = Signals::new().map_err(Error::Threads)?;
             tokio::select! {
                 end = self.lifetime.ended(self.coordinator_timeout) => match end {
                     End::Done => Ok(()),
@@ -164,8 +162,7 @@ impl Server {
                     }),
                     End::Alone => Err(Error::NoCoordinator { task: self.task, waited: self.coordinator_timeout }),
                 },
-                _ = terminate.recv() => Err(Error::Stopped { task: self.task, signal: term }),
-                _ = interrupt.recv() => Err(Error::Stopped { task: self.task, signal: int }),
+                signal = signals.next() => Err(Error::Stopped { task: self.task, signal }),
             }
         });
         // Pending answers are sent, but a function that never ends is not waited for.

@@ -9,7 +9,9 @@ use parking_lot::Mutex;
 
 use crate::{Error, Result};
 
-pub use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
+#[cfg(unix)]
+pub use signal_hook::consts::SIGUSR1;
+pub use signal_hook::consts::{SIGINT, SIGTERM};
 
 /// The signals that announce that this process is about to be stopped, and how it then ends.
 ///

@@ -84,7 +84,7 @@ pub(super) fn killed(stage: &Stage) -> Verdict {
         let mut job = start(vec![task(&killed, "killed")])?;
         match round {
             0 => until_saved(stage, &killed)?,
-            _ => drop(job.wait_for_line(0, "going on after step", stage.left()).map_err(text)?),
+            _ => drop(job.wait_for_line(0, "resuming after step", stage.left()).map_err(text)?),
         }
         // Three of them end before the training does.
         let moment = training.mul_f64(0.3 * stage.random());
@@ -95,21 +95,21 @@ pub(super) fn killed(stage: &Stage) -> Verdict {
             // It was done before, or it has failed by itself.
             ended("mnist", &outcome, &[DONE])?;
         }
-        resumed += usize::from(outcome.stderr.contains("going on after step"));
+        resumed += usize::from(outcome.stderr.contains("resuming after step"));
         moments.push(format!("{:.2} s", moment.as_secs_f64()));
     }
     let outcome = stage.outcomes(vec![task(&killed, "killed")])?.remove(0);
     ended("mnist, started again,", &outcome, &[DONE])?;
-    resumed += usize::from(outcome.stderr.contains("going on after step"));
+    resumed += usize::from(outcome.stderr.contains("resuming after step"));
     let accuracy = accuracy(&outcome.stdout)?;
     let [one, other] = ["calm", "killed"].map(|name| fs::read_to_string(losses(name)));
     if one.map_err(text)? != other.map_err(text)? || accuracy != expected {
         return Err(format!("losses or accuracy ({accuracy:.2} %) differ from those of a calm run ({expected:.2} %)"));
     }
     match resumed {
-        0 => Err("no run went on from a checkpoint".to_owned()),
+        0 => Err("no run resumed from a checkpoint".to_owned()),
         _ => Held::yes(format!(
-            "killed after {}; {resumed} of 4 runs went on; all losses as undisturbed, accuracy {accuracy:.2} %",
+            "killed after {}; {resumed} of 4 runs resumed; all losses as undisturbed, accuracy {accuracy:.2} %",
             moments.join(", ")
         )),
     }

@@ -41,7 +41,7 @@ struct Row {
 
 pub(crate) fn run(flags: &Flags) -> Result<(), String> {
     if !flags.json {
-        println!("# µs; pingpong is there and back, by send and recv; allreduce and broadcast move 4 bytes");
+        println!("# µs; pingpong is there and back, by send and recv; `allreduce` and `broadcast` move 4 bytes");
         println!(
             "{:>9} {:>5} {:>10} {:>9} {:>9} {:>9} {:>9} {:>9}",
             "transport", "ranks", "operation", "min", "p50", "p99", "p99.9", "max"

@@ -35,7 +35,7 @@ const ROUNDS: usize = 5;
 /// Prints ours, the peer's, and how many times faster ours is; says so where the peer is not installed.
 pub(super) fn compare(operation: Operation, flags: &Flags, peers: &[Peer], ranks: &[usize]) -> Result<(), String> {
     if !peers.is_empty() && operation != Operation::AllReduce {
-        return Err("peers are compared in allreduce only".to_owned());
+        return Err("peers are compared in `allreduce` only".to_owned());
     }
     let sizes: Vec<usize> = flags.sizes.iter().map(|size| parse_size(size)).collect::<Result<_, _>>()?;
     for peer in peers {

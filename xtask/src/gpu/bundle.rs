@@ -7,8 +7,8 @@ use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
-use super::elf::{Needs, Version};
 use super::toolkit::Toolkit;
+use crate::elf::{Needs, Version};
 use crate::error::text;
 
 /// A program of the bundle.

@@ -79,7 +79,9 @@ impl CrateRow {
     fn parse(row: Row<'_>) -> Result<CrateRow, String> {
         let circle = match row.cells[4] {
             "" => None,
-            text => Some(text.parse().map_err(|_| row.error(&format!("a circle of {text:?} modules is no number")))?),
+            text => {
+                Some(text.parse().map_err(|_| row.error(&format!("a circle of {text:?} modules is not a number")))?)
+            }
         };
         Ok(CrateRow {
             line: row.line,
@@ -237,7 +239,7 @@ pub(super) mod tests {
         assert!(problem("| L | `x` | | | |").contains(":5: \"L\" is not a layer"));
         assert!(problem("| L1 | x | | | |").contains("is not one name in backquotes"));
         assert!(problem("| L1 | `x` | y | | |").contains("neither `crate` nor"));
-        assert!(problem("| L1 | `x` | | | five |").contains("is no number"));
+        assert!(problem("| L1 | `x` | | | five |").contains("is not a number"));
         assert!(problem("| L1 | `x` | | |").contains("one cell per column"));
         assert!(Tables::parse("# Architecture").unwrap_err().contains("layer, crate"));
     }

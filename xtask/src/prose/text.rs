@@ -12,6 +12,14 @@ pub(super) fn in_source(text: &str) -> Vec<Finding> {
     findings
 }
 
+/// The wordings in the messages of a Rust source: its string literals before its tests.
+pub(super) fn in_messages(text: &str) -> Vec<Finding> {
+    let program = text.split_once("#[cfg(test)]\nmod tests {").map_or(text, |(program, _)| program);
+    // A single word is a name or a value.
+    let messages = source::strings(program).into_iter().filter(|(_, message)| message.contains(' '));
+    messages.flat_map(|(line, message)| wordings(&prose(message.split('\n').zip(line..)))).collect()
+}
+
 /// The findings of a Markdown document. Rows of tables cannot be wrapped, and code does not count.
 pub(super) fn in_document(text: &str) -> Vec<Finding> {
     let prose = prose(text.lines().zip(1..));
@@ -142,6 +150,14 @@ mod tests {
 
     fn found(text: &str) -> Vec<(usize, &'static str)> {
         in_source(text).into_iter().map(|finding| (finding.line, finding.what)).collect()
+    }
+
+    #[test]
+    fn messages_are_prose_and_tests_are_not() {
+        let test = "#[cfg(test)]\nmod tests {\n    const LINE: &str = \"nobody\";\n}";
+        let text = format!("fn f() -> &'static str {{\n    \"start again to \\\n     go on\"\n}}\n{test}");
+        let found: Vec<_> = in_messages(&text).into_iter().map(|finding| (finding.line, finding.what)).collect();
+        assert_eq!(found, [(3, "\"go on\"")]);
     }
 
     #[test]

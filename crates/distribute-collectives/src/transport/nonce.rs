@@ -5,7 +5,6 @@ use std::io;
 use std::str::FromStr;
 
 use distribute_types::{FNV64, fnv1a_64};
-use rustix::rand::{GetRandomFlags, getrandom};
 
 /// A random number that identifies a group or a segment: a process that reads it in memory has found the memory to
 /// which it was written.
@@ -18,10 +17,7 @@ impl Nonce {
     /// A new one, from the system's source of randomness.
     pub(crate) fn new() -> io::Result<Nonce> {
         let mut bytes = [0; Self::LEN];
-        let mut filled = 0;
-        while filled < bytes.len() {
-            filled += getrandom(&mut bytes[filled..], GetRandomFlags::empty())?;
-        }
+        getrandom::fill(&mut bytes)?;
         Ok(Nonce::from_bytes(bytes))
     }
 
@@ -34,6 +30,7 @@ impl Nonce {
         (u128::from(self.0[0]) | u128::from(self.0[1]) << 64).to_le_bytes()
     }
 
+    #[cfg(target_os = "linux")]
     pub(crate) fn words(self) -> [u64; 2] {
         self.0
     }

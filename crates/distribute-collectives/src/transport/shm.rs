@@ -6,21 +6,30 @@
 //!
 //! The segment is an anonymous file (`memfd`), which the other side opens through `/proc`: it needs no space in
 //! `/dev/shm`, has no name, and is gone with the processes however they end. Sleepers are woken, and deaths noticed,
-//! through the TCP socket of the pair.
+//! through the TCP socket of the pair. Systems other than Linux have neither: their processes use TCP.
 
+#[cfg(target_os = "linux")]
 mod attach;
 mod handshake;
 mod identity;
 mod ring;
+#[cfg(target_os = "linux")]
 mod segment;
+#[cfg(not(target_os = "linux"))]
+mod unsupported;
 
 pub(super) use handshake::{accept, answer, offer};
 pub(super) use identity::Obstacle;
 
 use std::io::{self, IoSlice};
 
+#[cfg(target_os = "linux")]
 use self::attach::Attached;
 use self::ring::{Consumer, Producer, Record};
+#[cfg(target_os = "linux")]
+use self::segment::{Segment, SegmentFile};
+#[cfg(not(target_os = "linux"))]
+use self::unsupported::{Attached, Segment, SegmentFile};
 use super::{Incoming, UnexpectedBytes};
 
 /// Bytes of each direction's ring: two of them stay in a core's L2 cache.
@@ -166,4 +175,5 @@ impl Lane {
 }
 
 #[cfg(test)]
+#[cfg(target_os = "linux")]
 mod tests;

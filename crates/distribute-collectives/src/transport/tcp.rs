@@ -6,11 +6,12 @@
 
 use std::io::{self, IoSlice, Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags};
+use rustix::fd::AsFd;
 
+use super::poll::poll;
 use super::shm::{Lane, LaneError, Obstacle};
 use super::{AbortReason, ConnectError, Incoming, Nonce, Outgoing, Sharing, Timeout, Transport, TransportError};
 use crate::schedule::Link;
@@ -149,9 +150,7 @@ impl TcpTransport {
                 fds.push(PollFd::from_borrowed_fd(peer.data.as_fd(), flags));
             }
         }
-        let time = Timespec { tv_sec: 0, tv_nsec: time.subsec_nanos().into() };
-        // An interrupted or failed poll only means another round: the sockets themselves report what is wrong.
-        let _ = poll(&mut fds, Some(&time));
+        poll(&mut fds, time);
     }
 
     /// Reads the control messages of every peer; an abort or a broken connection is an error, whoever's it is.

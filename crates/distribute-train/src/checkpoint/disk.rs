@@ -2,25 +2,27 @@
 //! records what it operates on, so that an error can name the operation in which a disk hangs.
 
 use std::ffi::OsString;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, OpenOptions};
 use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, openat, statat};
 
 #[cfg(test)]
 pub(super) use faults::{Fault, Faults};
 #[cfg(not(test))]
 use no_faults::Faults;
+pub(super) use system::{Folder, is_damage};
 
 use crate::{Error, Result};
 
 #[cfg(test)]
 mod faults;
+#[cfg_attr(unix, path = "disk/unix.rs")]
+#[cfg_attr(not(unix), path = "disk/by_path.rs")]
+mod system;
 
 /// A disk as used by one writer or reader.
 #[derive(Clone, Debug, Default)]
@@ -139,7 +141,7 @@ impl Disk {
 
     /// Syncs the names in a folder.
     pub(super) fn sync_folder(&self, path: &Path) -> Result<()> {
-        self.named("syncing", path, || File::open(path)?.sync_all())
+        self.named("syncing", path, || system::sync_folder(path))
     }
 
     pub(super) fn rename(&self, from: &Path, to: &Path) -> Result<()> {
@@ -150,11 +152,11 @@ impl Disk {
     pub(super) fn exchange(&self, one: &Path, other: &Path) -> Result<bool> {
         let outcome = self.step("exchanging", other, || {
             self.faults.exchange()?;
-            exchange(one, other)
+            system::exchange(one, other)
         });
         match outcome {
             Ok(()) => Ok(true),
-            Err(error) if is_unsupported(&error) => Ok(false),
+            Err(error) if system::is_unsupported(&error) => Ok(false),
             Err(source) => Err(Error::File { path: other.to_owned(), source }),
         }
     }
@@ -191,29 +193,22 @@ impl Disk {
     }
 
     /// Opens a folder, whose files are then read by name from this very folder even if another takes its place.
-    pub(super) fn open_folder(&self, path: &Path) -> io::Result<OwnedFd> {
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        self.step("opening", path, || Ok(openat(CWD, path, flags, Mode::empty())?))
+    pub(super) fn open_folder(&self, path: &Path) -> io::Result<Folder> {
+        self.step("opening", path, || Folder::open(path))
     }
 
     /// Returns the length of a regular file in a folder.
-    pub(super) fn length(&self, folder: &impl AsFd, path: &Path, name: &str) -> io::Result<u64> {
-        self.step("looking at", &path.join(name), || {
-            let about = statat(folder, name, AtFlags::SYMLINK_NOFOLLOW)?;
-            match FileType::from_raw_mode(about.st_mode).is_file() {
-                true => Ok(u64::try_from(about.st_size).unwrap_or(0)),
-                false => Err(not_regular()),
-            }
-        })
+    pub(super) fn length(&self, folder: &Folder, path: &Path, name: &str) -> io::Result<u64> {
+        self.step("looking at", &path.join(name), || folder.length(name)?.ok_or_else(not_regular))
     }
 
     /// Reads a regular file of at most `most` bytes in a folder; nothing is allocated for a larger one.
-    pub(super) fn read(&self, folder: &impl AsFd, path: &Path, name: &str, most: u64) -> io::Result<Vec<u8>> {
+    pub(super) fn read(&self, folder: &Folder, path: &Path, name: &str, most: u64) -> io::Result<Vec<u8>> {
         let path = path.join(name);
         let (mut file, length) = self.step("opening", &path, || {
-            let file = open(folder, name)?;
-            let length = file.metadata()?.len();
-            Ok((file, length))
+            let file = folder.file(name)?;
+            let about = file.metadata()?;
+            if about.is_file() { Ok((file, about.len())) } else { Err(not_regular()) }
         })?;
         let too_long =
             || io::Error::new(io::ErrorKind::InvalidData, format!("it has {length} bytes, of at most {most}"));
@@ -235,36 +230,8 @@ impl Disk {
     }
 }
 
-/// Opens a regular file of a folder without following links, so that the file is in the folder. Pipes and devices do
-/// not block.
-fn open(folder: &impl AsFd, name: &str) -> io::Result<File> {
-    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let file = File::from(openat(folder, name, flags, Mode::empty())?);
-    match file.metadata()?.is_file() {
-        true => Ok(file),
-        false => Err(not_regular()),
-    }
-}
-
 fn not_regular() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, "it is not a regular file")
-}
-
-#[cfg(target_os = "linux")]
-fn exchange(one: &Path, other: &Path) -> io::Result<()> {
-    Ok(rustix::fs::renameat_with(CWD, one, CWD, other, rustix::fs::RenameFlags::EXCHANGE)?)
-}
-
-#[cfg(not(target_os = "linux"))]
-fn exchange(_: &Path, _: &Path) -> io::Result<()> {
-    Err(io::ErrorKind::Unsupported.into())
-}
-
-/// Returns whether the error means that the kernel or the file system does not support the exchange.
-fn is_unsupported(error: &io::Error) -> bool {
-    use rustix::io::Errno;
-    error.kind() == io::ErrorKind::Unsupported
-        || Errno::from_io_error(error).is_some_and(|errno| [Errno::INVAL, Errno::NOSYS, Errno::NOTSUP].contains(&errno))
 }
 
 /// Bytes that are written or read at once: seconds on a slow disk.

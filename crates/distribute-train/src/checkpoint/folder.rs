@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::disk::Disk;
+use super::disk::{Disk, Folder, is_damage};
 use super::manifest::{MANIFEST, MANIFEST_BYTES, Manifest, ManifestError};
 use super::run::{RunId, process_suffix, temporary_suffix};
 use crate::warning::warn;
@@ -133,15 +133,10 @@ fn wrong_name(manifest: &Manifest, step: u64) -> Option<String> {
 /// Returns the problem of a checkpoint of which a file cannot be read. Returns an error if the checkpoint may be whole
 /// nevertheless, for example if the permission to read it is missing, so that no earlier one is used in its place.
 pub(super) fn unless_damaged(path: &Path, error: std::io::Error) -> Result<String> {
-    use rustix::io::Errno;
-    // A bad sector is damage, as is a removal by another machine; an unreachable network is not.
-    let known = [Errno::NOENT, Errno::NOTDIR, Errno::ISDIR, Errno::LOOP, Errno::STALE, Errno::IO];
-    let damaged = error.kind() == std::io::ErrorKind::InvalidData
-        || Errno::from_io_error(&error).is_some_and(|errno| known.contains(&errno));
-    if damaged { Ok(error.to_string()) } else { Err(Error::File { path: path.to_owned(), source: error }) }
+    if is_damage(&error) { Ok(error.to_string()) } else { Err(Error::File { path: path.to_owned(), source: error }) }
 }
 
-pub(super) fn read_manifest(disk: &Disk, folder: &impl std::os::fd::AsFd, path: &Path) -> Result<Manifest> {
+pub(super) fn read_manifest(disk: &Disk, folder: &Folder, path: &Path) -> Result<Manifest> {
     let file = path.join(MANIFEST);
     let text = match disk.read(folder, path, MANIFEST, MANIFEST_BYTES) {
         Ok(text) => text,

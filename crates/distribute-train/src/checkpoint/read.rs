@@ -1,11 +1,10 @@
 //! Reading a checkpoint; every file is compared with the manifest.
 
-use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use serde_json::Value;
 
-use super::disk::Disk;
+use super::disk::{Disk, Folder};
 use super::folder::{read_manifest, unless_damaged};
 use super::manifest::{MANIFEST, Manifest};
 use super::snapshot::{Snapshot, tensors_of};
@@ -35,7 +34,7 @@ pub(super) fn read(disk: &Disk, path: &Path) -> Result<Snapshot> {
         };
         // A checkpoint of the same step may have replaced it meanwhile, so that the first one's files are gone.
         match open(path) {
-            Ok(now) if is_another(&folder, &now) => folder = now,
+            Ok(now) if folder.is_another(&now) => folder = now,
             _ => return Err(error),
         }
     }
@@ -45,14 +44,7 @@ pub(super) fn read(disk: &Disk, path: &Path) -> Result<Snapshot> {
 /// How often a checkpoint is read again while others replace it.
 const LOOKS: usize = 8;
 
-fn is_another(one: &OwnedFd, other: &OwnedFd) -> bool {
-    match (rustix::fs::fstat(one), rustix::fs::fstat(other)) {
-        (Ok(one), Ok(other)) => (one.st_dev, one.st_ino) != (other.st_dev, other.st_ino),
-        _ => false,
-    }
-}
-
-fn read_in(disk: &Disk, folder: &OwnedFd, path: &Path) -> Result<Snapshot> {
+fn read_in(disk: &Disk, folder: &Folder, path: &Path) -> Result<Snapshot> {
     let damaged = |file: &str, problem: String| Error::Damaged { path: path.join(file), problem };
     let manifest: Manifest = read_manifest(disk, folder, path)?;
     let mut snapshot = Snapshot { run: Some(manifest.run), ..Snapshot::new(manifest.step) };

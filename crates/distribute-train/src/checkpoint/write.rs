@@ -67,7 +67,7 @@ fn ensure_folder(disk: &Disk, root: &Path, options: &SaveOptions) -> Result<()> 
     })?;
     folder::claim(disk, root, Some(options.run), false)?;
     let words =
-        "has been removed while the training that saves into it goes on; it is made again with the newest checkpoint";
+        "has been removed while the training that saves into it continues; it is made again with the newest checkpoint";
     warn(&format!("the folder {} {words}", root.display()));
     Ok(())
 }

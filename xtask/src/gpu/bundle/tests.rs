@@ -3,7 +3,7 @@
 use super::*;
 
 fn needs(libraries: &[&str], glibc: Option<Version>) -> Needs {
-    Needs { libraries: libraries.iter().map(|library| (*library).to_owned()).collect(), glibc }
+    Needs { libraries: libraries.iter().map(|library| (*library).to_owned()).collect(), glibc, is_x86_64: true }
 }
 
 #[test]

@@ -12,11 +12,9 @@ use std::net::TcpStream;
 use std::sync::Arc;
 
 use super::super::nonce::Nonce;
-use super::attach::Attached;
 use super::identity::{Obstacle, PidScope};
 use super::ring::{Consumer, Producer};
-use super::segment::{Segment, SegmentFile};
-use super::{Current, Lane, RING_BYTES};
+use super::{Attached, Current, Lane, RING_BYTES, Segment, SegmentFile};
 
 const MAGIC: &[u8; 8] = b"dst-shm2";
 
@@ -70,7 +68,7 @@ pub(in crate::transport) fn answer(stream: &mut TcpStream) -> io::Result<Answere
     let (address, expected) = (fields.u64(), fields.nonce());
     let nonce = Nonce::new()?;
     let opened = match PidScope::here().ok().map(|here| here.obstacle(&theirs)) {
-        None => Err(Obstacle::OtherHost),
+        None => Err(Obstacle::Unsupported),
         Some(Some(obstacle)) => Err(obstacle),
         Some(None) if fd < 0 => Err(Obstacle::NoSegment),
         Some(None) if capacity != RING_BYTES as u64 => Err(Obstacle::OtherSegment),

@@ -19,6 +19,8 @@ pub(in crate::transport) enum Obstacle {
     CannotOpen = 5,
     /// The segment found is another one, such as this process's own.
     OtherSegment = 6,
+    /// The answering process cannot find another's memory.
+    Unsupported = 7,
 }
 
 impl Obstacle {
@@ -31,6 +33,7 @@ impl Obstacle {
             3 => Some(Obstacle::OtherUserNamespace),
             4 => Some(Obstacle::NoSegment),
             5 => Some(Obstacle::CannotOpen),
+            7 => Some(Obstacle::Unsupported),
             _ => Some(Obstacle::OtherSegment),
         }
     }
@@ -53,6 +56,7 @@ impl std::fmt::Display for Obstacle {
             Obstacle::NoSegment => "one of both could not create a segment",
             Obstacle::CannotOpen => "the system does not let one open the other's segment",
             Obstacle::OtherSegment => "what was found in its place was not the other's segment",
+            Obstacle::Unsupported => "one of both cannot read /proc, as on systems other than Linux",
         })
     }
 }

@@ -6,7 +6,7 @@
 use std::io;
 use std::sync::Arc;
 
-use super::segment::Segment;
+use super::Segment;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 const HEADER_BYTES: usize = 16;
@@ -181,7 +181,7 @@ impl<M: RingMemory> Consumer<M> {
             }
         }
         let there = self.produced.wrapping_sub(self.consumed);
-        let corrupt = || io::Error::other("the shared ring holds what is no record");
+        let corrupt = || io::Error::other("the shared ring holds bytes that are not a record");
         if there > self.segment.capacity() as u64 || there < HEADER_BYTES as u64 {
             return Err(corrupt());
         }

@@ -2,13 +2,14 @@
 
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use distribute_cluster::look_up;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags};
+use rustix::fd::AsFd;
 
 use super::super::listen::LOOK_UP;
+use super::super::poll::poll;
 use super::super::shm::{self, Lane, Obstacle};
 use super::super::{ConnectError, Nonce, Sharing};
 
@@ -120,13 +121,11 @@ impl Reception<'_> {
                 return Err(failed(io::Error::other("not all peers connected before the deadline")));
             }
             let left = if self.callers.is_empty() { left } else { left.min(MAX_SILENCE) };
-            let time = Timespec { tv_sec: left.as_secs().min(3600) as i64, tv_nsec: left.subsec_nanos().into() };
             let mut fds = vec![PollFd::new(listener, PollFlags::IN)];
             fds.extend(
                 self.callers.iter().map(|caller| PollFd::from_borrowed_fd(caller.stream.as_fd(), PollFlags::IN)),
             );
-            // An interrupted or failed poll only means another look.
-            let _ = poll(&mut fds, Some(&time));
+            poll(&mut fds, left);
         }
     }
 
