@@ -55,7 +55,7 @@ pub enum Error {
     },
     /// A model requested a variable without a shape that does not exist.
     #[error(
-        "variable {name:?} was asked for without a shape, but nobody has created it; use get with a shape and an \
+        "variable {name:?} was asked for without a shape, but it has not been created; use get with a shape and an \
          initial value"
     )]
     UnknownVariable {

@@ -145,7 +145,7 @@ impl<M> Model<M> {
         let wrong = |problem| Error::Pretrained { path: path.to_owned(), problem };
         let bytes = fs::read(path).map_err(|error| wrong(error.to_string()))?;
         let file = BufferedSafetensors::new(bytes).map_err(|error| {
-            wrong(format!("it is no safetensors file ({error}); give one, or convert what you have"))
+            wrong(format!("it is not a safetensors file ({error}); give one, or convert what you have"))
         })?;
         let mut unused: BTreeSet<String> = file.tensors().into_iter().map(|(name, _)| name).collect();
         let names = unused.clone();

@@ -50,7 +50,7 @@ pub(crate) fn note(note: &Note, tasks: &[Task], grace: Duration) -> String {
             }
         }
         Note::Forgiven { rank, exit, at } => {
-            format!("{} {} after {}; the others go on", tasks[*rank], ended(*exit), seconds(*at))
+            format!("{} {} after {}; the others continue", tasks[*rank], ended(*exit), seconds(*at))
         }
         Note::Interrupted { signal, tasks } => {
             let name = signal_name(*signal);
@@ -139,7 +139,7 @@ fn meaning(line: &Line<'_>, coordinated: bool) -> &'static str {
     let outcome = line.outcome;
     match outcome.exit {
         Exit::Code(0) => "",
-        _ if outcome.forgiven => "the others went on",
+        _ if outcome.forgiven => "the others continued",
         Exit::Code(INFRASTRUCTURE) => "lost another task, or a deadline passed",
         Exit::Code(143) if !coordinated || line.task.job == "chief" => "stopped, checkpoint saved",
         _ if outcome.stopped => "stopped by the launcher",
@@ -153,9 +153,9 @@ fn meaning(line: &Line<'_>, coordinated: bool) -> &'static str {
 
 fn hint(exit: Exit) -> Option<&'static str> {
     match exit {
-        Exit::Signal(KILL) => Some(
-            "nobody here sent it; most often the kernel does when memory runs out: dmesg | grep -i 'out of memory'",
-        ),
+        Exit::Signal(KILL) => {
+            Some("no task sent it; most often the kernel does when memory runs out: dmesg | grep -i 'out of memory'")
+        }
         Exit::Code(INFRASTRUCTURE) => {
             Some("every task that failed says so of another; the first of them is shown, and the job may be run again")
         }
@@ -213,7 +213,7 @@ worker-0  SIGKILL  9.7 s       ← first cause: killed from outside; out of memo
 worker-1  SIGTERM  9.9 s       stopped by the launcher
 worker-2  0        2 min 03 s
 error: worker-0 (pid 4711) was killed by SIGKILL after 9.7 s
-  hint      nobody here sent it; most often the kernel does when memory runs out: dmesg | grep -i 'out of memory'
+  hint      no task sent it; most often the kernel does when memory runs out: dmesg | grep -i 'out of memory'
   its last 2 lines
     step 1
     step 2

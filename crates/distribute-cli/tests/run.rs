@@ -65,7 +65,7 @@ fn parameter_servers_come_with_a_chief_and_one_lost_worker_ends_no_job() {
     let chief: serde_json::Value = serde_json::from_str(lines_of(&outcome, "chief-0")[0]).unwrap();
     assert_eq!(chief["cluster"]["ps"].as_array().unwrap().len(), 1);
     assert_eq!(lines_of(&outcome, "ps-0").len(), 1);
-    assert!(outcome.stderr.contains("worker-1") && outcome.stderr.contains("the others go on"), "{outcome:?}");
+    assert!(outcome.stderr.contains("worker-1") && outcome.stderr.contains("the others continue"), "{outcome:?}");
 }
 
 #[test]

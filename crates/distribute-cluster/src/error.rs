@@ -94,7 +94,7 @@ pub enum Error {
     },
     /// No member put a key in time.
     #[error(
-        "{task}: nobody put key {key:?} within {} s; check that some task puts it, or wait longer",
+        "{task}: no task put key {key:?} within {} s; check that some task puts it, or wait longer",
         seconds(waited)
     )]
     KeyMissing {

@@ -87,7 +87,7 @@ pub fn coordination_leader(spec: &ClusterSpec) -> Option<Task> {
 fn parameter_server(task: &str) -> Error {
     Error::config(
         "cluster",
-        format!("{task} is a parameter server, which is no member of the group that trains"),
+        format!("{task} is a parameter server, which is not a member of the group that trains"),
         format!("task {task}"),
         "a chief or worker",
         "Use a parameter-server strategy in this cluster, or correct task.type.",

@@ -92,7 +92,7 @@ impl ClusterSpec {
                     spec.with_sparse_job(kind, sparse.collect::<Result<Vec<_>>>()?)?
                 }
                 other => {
-                    let problem = format!("job {name:?} is no list of addresses");
+                    let problem = format!("job {name:?} is not a list of addresses");
                     return Err(wrong("cluster", &problem, other, "[\"host:port\", …] or {\"0\": \"host:port\", …}"));
                 }
             };
@@ -189,7 +189,7 @@ impl ClusterSpec {
         }
         if let Some(earlier) = self.jobs.get(&task.kind).and_then(|tasks| tasks.get(&task.index)) {
             let given = format!("{earlier} and {address}");
-            let remedy = "Keep one of the addresses; \"master\" is another word for \"chief\".";
+            let remedy = "Keep one of the addresses; `master` is another word for `chief`.";
             return Err(Error::config(
                 "cluster",
                 format!("{task} is given twice"),
@@ -264,7 +264,7 @@ fn listed(indices: &[u32]) -> String {
 const MAX_LISTED: usize = 32;
 
 fn index(job: &str, key: &str) -> Result<u32> {
-    let problem = || format!("an index of job {job:?} is no whole number");
+    let problem = || format!("an index of job {job:?} is not a whole number");
     let wrong = |_| wrong("cluster", &problem(), &json!(key), "0, 1, 2, …");
     key.parse().map_err(wrong)
 }

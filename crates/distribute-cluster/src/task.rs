@@ -60,7 +60,7 @@ impl FromStr for TaskType {
                 Some(near) => format!("Did you mean {near}?"),
                 None => "Use one of these names.".to_owned(),
             };
-            let problem = format!("{given:?} is no type of task");
+            let problem = format!("{given:?} is not a type of task");
             Error::config("task type", problem, given, "chief, worker, ps or evaluator", remedy)
         })
     }
@@ -161,7 +161,7 @@ mod tests {
         }
         assert_eq!(format!("{:>10}|", Task::new(TaskType::Ps, 1)), "      ps:1|");
         for (given, words) in
-            [("worker", "no index"), ("worker:x", "whole number"), ("worker:-1", "whole number"), ("x:1", "no type")]
+            [("worker", "no index"), ("worker:x", "whole number"), ("worker:-1", "whole number"), ("x:1", "not a type")]
         {
             let error = given.parse::<Task>().unwrap_err().to_string();
             assert!(error.contains(words), "{error}");

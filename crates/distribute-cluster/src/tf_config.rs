@@ -263,7 +263,7 @@ fn check_keys(path: &str, object: &Value, known: &[&str]) -> Result<()> {
     };
     let found = given.filter(|key| !known.contains(key)).find_map(|key| Some((key, misspelt(&key)?)));
     found.map_or(Ok(()), |(key, near)| {
-        let problem = format!("{:?} is no key that is read", format!("{path}{key}"));
+        let problem = format!("{:?} is not a key that is read", format!("{path}{key}"));
         let remedy = format!("Did you mean {path}{near}?");
         Err(Error::config(SUBJECT, problem, key, format!("{path}{near}"), remedy))
     })

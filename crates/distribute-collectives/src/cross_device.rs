@@ -263,7 +263,9 @@ impl CrossDeviceOps for NcclAllReduce {
     fn caution(&self, devices: &[DeviceSpec]) -> Option<String> {
         let other = devices.iter().find(|device| device.kind() != Some(DeviceKind::Gpu))?;
         let device = other.short();
-        Some(format!("NCCL was asked for, but {device} is no GPU; values are copied to one device and combined there"))
+        Some(format!(
+            "NCCL was asked for, but {device} is not a GPU; values are copied to one device and combined there"
+        ))
     }
 }
 
@@ -364,6 +366,6 @@ mod tests {
         assert_eq!(NcclAllReduce::new(0).bytes_per_pack(10), Some(1));
         assert_eq!(ReductionToOneDevice.bytes_per_pack(10), None);
         let cpu: DeviceSpec = "CPU:0".parse().unwrap();
-        assert!(NcclAllReduce::new(1).caution(&[cpu]).is_some_and(|caution| caution.contains("CPU:0 is no GPU")));
+        assert!(NcclAllReduce::new(1).caution(&[cpu]).is_some_and(|caution| caution.contains("CPU:0 is not a GPU")));
     }
 }

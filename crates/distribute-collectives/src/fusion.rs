@@ -164,7 +164,7 @@ impl<B: OwnedBuffers> FusedStep<B> {
         let (bucket, place) = self.plan.place(index)?;
         self.plan.check(index, &mut tensor)?;
         if self.waiting[bucket][place].is_some() || bucket < self.launched.len() {
-            return Err(Error::Tensor { index, problem: "it has come before in this step".to_owned() });
+            return Err(Error::Tensor { index, problem: "it was given before in this step".to_owned() });
         }
         self.waiting[bucket][place] = Some(tensor);
         self.missing[bucket] -= 1;

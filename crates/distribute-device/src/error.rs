@@ -108,7 +108,7 @@ pub enum Error {
         dtype: DType,
     },
     /// Memory is not aligned.
-    #[error("memory at an address that is no multiple of {needed_bytes} was given; copy it to a HostBuffer first")]
+    #[error("memory at an address that is not a multiple of {needed_bytes} was given; copy it to a HostBuffer first")]
     Misaligned {
         /// The required alignment.
         needed_bytes: usize,
@@ -171,7 +171,7 @@ pub enum Error {
     /// An operation of a stream failed; later ones were not run.
     #[error(
         "{stream}: {operation} failed, and what was queued after it was not run; make a new \
-         stream once it is mended"
+         stream once it is remedied"
     )]
     Stream {
         /// The stream.

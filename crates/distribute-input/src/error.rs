@@ -95,7 +95,7 @@ pub enum Error {
         problem: &'static str,
     },
     /// A pass cannot be resumed at this position.
-    #[error("the pass cannot go on from this position: {problem}; begin a pass instead")]
+    #[error("the pass cannot resume at this position: {problem}; begin a pass instead")]
     Position {
         /// The mismatch.
         problem: String,

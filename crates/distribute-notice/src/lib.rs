@@ -7,7 +7,7 @@
 //! # Examples
 //! ```
 //! let device = "CPU:0";
-//! distribute_notice::warn!("NCCL was asked for, but {device} is no GPU; our own collectives are used");
+//! distribute_notice::warn!("NCCL was asked for, but {device} is not a GPU; our own collectives are used");
 //! ```
 //!
 //! # Invariants

@@ -222,7 +222,7 @@ impl<L: TensorLibrary> Optimizer<L> {
             }
             _ if self.has_short_parameters() => refuse(
                 "parameters of 16 bits",
-                "their master copies would have to be sharded too; leave one of them out",
+                "their copies in f32 would have to be sharded too; leave one of them out",
             ),
             _ if self.parameters.shared => {
                 refuse("a strategy whose replicas share variables", "there is one copy of the state already")

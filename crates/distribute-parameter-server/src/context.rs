@@ -96,7 +96,7 @@ impl WorkerContext {
             let elements = iterator.downcast_mut::<DatasetIter<T>>().ok_or_else(|| Error::WrongTask {
                 task: format!("worker:{worker}"),
                 problem: format!(
-                    "the elements of dataset {:?} are no {}; declare the function with the dataset's own type",
+                    "the elements of dataset {:?} are not {}; declare the function with the dataset's own type",
                     resource.dataset,
                     std::any::type_name::<T>()
                 ),

@@ -31,9 +31,8 @@ impl Roles {
                 spec,
                 "the evaluator is one of the cluster's tasks".to_owned(),
                 "chief, worker and ps",
-                "Take \"evaluator\" out of the cluster of every task: it reads checkpoints and meets nobody, and those \
-                who \
-                 meet would wait for it.",
+                "Take \"evaluator\" out of the cluster of every task: it reads checkpoints and does not communicate, \
+                 and those who meet would wait for it.",
             ));
         }
         Ok(Roles { servers: job(spec, TaskType::Ps)?, workers: job(spec, TaskType::Worker)? })

@@ -107,7 +107,7 @@ impl Store {
     /// given up.
     pub(crate) fn begin_session(&self, session: u64) -> Result<(), Status> {
         if session == 0 {
-            return Err(invalid("a coordinator's session is no 0"));
+            return Err(invalid("a coordinator's session cannot be 0"));
         }
         let mut fences = self.fences.write();
         let mut held = self.held.write();
@@ -392,7 +392,7 @@ impl<M> Coming<M> {
 }
 
 fn mixed(first: u32, second: u32) -> Status {
-    invalid(format!("a message of shard {second} has come before all parts of shard {first}"))
+    invalid(format!("a message of shard {second} arrived before all parts of shard {first}"))
 }
 
 /// How many earlier coordinators a task remembers, so that none of them takes its place back.

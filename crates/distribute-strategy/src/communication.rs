@@ -114,7 +114,7 @@ impl CommunicationOptions {
                 options.device_implementation = DeviceImplementation::Nccl;
                 if let Some(device) = devices.iter().find(|device| device.kind() != Some(DeviceKind::Gpu)) {
                     distribute_notice::warn!(
-                        "NCCL was asked for, but {} is no GPU; our own collectives are used",
+                        "NCCL was asked for, but {} is not a GPU; our own collectives are used",
                         device.short()
                     );
                 }

@@ -84,7 +84,7 @@ impl ReplicaContext {
             let group = self.group().subgroup(&all)?;
             group.ok_or(Error::Context {
                 what: "graph_group",
-                place: "in a replica that is no member of its strategy's group",
+                place: "in a replica that is not a member of its strategy's group",
                 remedy: "call it on the context that run passes",
             })
         })

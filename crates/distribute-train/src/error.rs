@@ -165,7 +165,7 @@ pub enum Error {
     /// An operation on the disk exceeds its time limit.
     #[cfg(feature = "checkpoint")]
     #[error(
-        "{what} is not done: {under_way} has taken {:.1} s and goes on; see whether the disk hangs or its server is \
+        "{what} is not done: {under_way} has taken {:.1} s so far; see whether the disk hangs or its server is \
         away, or \
          allow more time (CheckpointManager::write_timeout)", waited.as_secs_f64()
     )]
@@ -233,7 +233,7 @@ pub enum Error {
     },
     /// The run was told to stop, and has saved a checkpoint.
     #[cfg(feature = "checkpoint")]
-    #[error("stopped after step {step}, which is saved; start the program again to go on")]
+    #[error("stopped after step {step}, which is saved; start the program again to resume")]
     Preempted {
         /// The last step.
         step: u64,

@@ -175,7 +175,7 @@ fn train(strategy: &Strategy, flags: &Flags) -> distribute::Result<()> {
     let (mut steps_done, mut run) = restored.unwrap_or_else(|| (0, Standing::default()));
     let began_at = steps_done;
     if began_at > 0 && strategy.is_chief() {
-        eprintln!("going on after step {began_at}");
+        eprintln!("resuming after step {began_at}");
     }
     let preemption = match &checkpoints {
         Some(_) => Some(PreemptionHandler::install(strategy, TerminationConfig::default())?),

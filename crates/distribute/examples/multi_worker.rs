@@ -93,7 +93,7 @@ fn train_under(strategy: &Strategy, flags: &Flags) -> distribute::Result<()> {
     };
     let (mut step, mut standing): (u64, Standing) = restored.unwrap_or_default();
     if step > 0 && strategy.is_chief() {
-        eprintln!("going on after step {step}");
+        eprintln!("resuming after step {step}");
     }
     let preemption = PreemptionHandler::install(strategy, TerminationConfig::default())?;
     let mut progress = start_progress(strategy, flags.epochs, train.steps())?;

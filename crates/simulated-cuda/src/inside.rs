@@ -29,7 +29,7 @@ pub fn inside(test: &str, variables: &[(&str, &str)]) -> bool {
         return true;
     }
     let directory = tempfile::tempdir().expect("a directory for the links");
-    install(directory.path()).expect("the simulated CUDA is built beside this test");
+    install(directory.path()).expect("the simulated CUDA is built next to this test");
     let output = directory.path().join("output");
     let file = File::create(&output).expect("a file for the output");
     let mut child = command(env::current_exe().expect("the path of this test"), directory.path())

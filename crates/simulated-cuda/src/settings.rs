@@ -125,7 +125,7 @@ impl FromStr for Failure {
         let nth = nth.parse().map_err(|e| format!("{nth}: {e}"))?;
         let code = Code(code.parse().map_err(|e| format!("{code}: {e}"))?);
         if code.name().is_none() {
-            return Err(format!("{} is no CUresult", code.0));
+            return Err(format!("{} is not a CUresult", code.0));
         }
         Ok(Self { function: function.to_owned(), nth, code })
     }

@@ -143,7 +143,7 @@ impl Hub {
     /// Adds a rank; the last one completes the communicator.
     fn hello(&self, hello: Request) -> Result<(u64, Receiver<Outgoing>), Failure> {
         let Request::Hello { token, ranks, rank, device, shared_devices, process } = hello else {
-            return Err(Failure::argument("the first words are no greeting"));
+            return Err(Failure::argument("the first words are not a greeting"));
         };
         let mut state = self.lock();
         let expected = *state.ranks.get_or_insert(ranks);
@@ -151,7 +151,8 @@ impl Hub {
             return Err(Failure::argument("the unique id is not of this communicator, or was used before"));
         }
         if expected != ranks || rank >= ranks || state.joined.contains_key(&rank) {
-            let text = format!("rank {rank} of {ranks} does not fit the {expected} ranks expected, or has come before");
+            let text =
+                format!("rank {rank} of {ranks} does not fit the {expected} ranks expected, or connected before");
             return Err(Failure::new(Code::INVALID_USAGE, text));
         }
         state.last_connection += 1;

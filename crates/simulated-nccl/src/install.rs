@@ -20,7 +20,7 @@ use std::{env, fs};
 pub fn install(dir: &Path) -> Result<PathBuf> {
     let program = env::current_exe()?;
     let built = find(&program).ok_or_else(|| {
-        let text = format!("{FILE} is not beside {}; `cargo build -p simulated-nccl` makes it", program.display());
+        let text = format!("{FILE} is not next to {}; `cargo build -p simulated-nccl` makes it", program.display());
         Error::new(ErrorKind::NotFound, text)
     })?;
     let link = dir.join("libnccl.so.2");

@@ -43,6 +43,6 @@ pub(crate) fn any(condition: impl Fn(&Arc<Link>) -> bool) -> bool {
 fn unknown(comm: *mut NcclComm) -> Failure {
     Failure::argument(match comm.is_null() {
         true => "comm argument is NULL",
-        false => "comm argument is no communicator, or one that was destroyed",
+        false => "comm argument is not a communicator, or one that was destroyed",
     })
 }

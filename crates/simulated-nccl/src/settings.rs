@@ -58,7 +58,7 @@ impl Settings {
     fn from_env() -> Self {
         let version = env::var("SIMULATED_NCCL_VERSION").ok();
         let version = version.map(|version| {
-            version.parse().unwrap_or_else(|_| panic!("SIMULATED_NCCL_VERSION={version} is no number such as 22809"))
+            version.parse().unwrap_or_else(|_| panic!("SIMULATED_NCCL_VERSION={version} is not a number such as 22809"))
         });
         let failures = env::var("SIMULATED_NCCL_FAIL").unwrap_or_default();
         Self {

@@ -182,7 +182,7 @@ fn files_that_do_not_fit_get_a_sentence_and_change_nothing() {
     assert!(error.contains("\"other.weight\" is not in it") && error.contains("it has \"fc.bias\""), "{error}");
     fs::write(&path, "no tensors").unwrap();
     let error = model.load_safetensors(&strategy, &path).unwrap_err().to_string();
-    assert!(error.contains("it is no safetensors file"), "{error}");
+    assert!(error.contains("it is not a safetensors file"), "{error}");
     let nowhere = folder.path().join("nowhere/model.safetensors");
     let error = model.load_safetensors(&strategy, &nowhere).unwrap_err().to_string();
     assert!(error.contains("No such file"), "{error}");

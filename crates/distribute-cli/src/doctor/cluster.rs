@@ -163,7 +163,7 @@ mod tests {
     fn what_is_wrong_is_said_in_the_words_of_whoever_reads_it() {
         let (check, membership) = with(&[("TF_CONFIG", &tf_config("wroker", 0))]);
         assert_eq!((check.status, membership), (Status::Fail, None));
-        assert!(check.found.contains("TF_CONFIG: \"wroker\" is no type of task"), "{check:?}");
+        assert!(check.found.contains("TF_CONFIG: \"wroker\" is not a type of task"), "{check:?}");
         assert!(check.why.unwrap().contains("expected: chief, worker, ps or evaluator"));
         assert_eq!(check.remedy.as_deref(), Some("Did you mean worker?"));
         assert_eq!(with(&[("TF_CONFIG", "{")]).0.status, Status::Fail);

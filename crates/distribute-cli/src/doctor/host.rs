@@ -65,8 +65,11 @@ pub(crate) fn threads(seen: &Seen, cores: usize) -> Check {
                     count(cores, "core")
                 ))
                 .remedy(remedy),
-            _ => Check::warn("threads", format!("RAYON_NUM_THREADS={given} is no number above 0, and counts as unset"))
-                .remedy(remedy),
+            _ => Check::warn(
+                "threads",
+                format!("RAYON_NUM_THREADS={given} is not a number above 0, and counts as unset"),
+            )
+            .remedy(remedy),
         },
     }
 }

@@ -7,7 +7,7 @@ use super::report::Check;
 pub(crate) fn kernels() -> Vec<Check> {
     use distribute_device::cuda::{Topology, compiler_version};
     let Ok(topology) = Topology::of_this_process() else {
-        return vec![Check::skipped("nvrtc", "there is no GPU that kernels would be compiled for")];
+        return vec![Check::skipped("nvrtc", "there is not a GPU that kernels would be compiled for")];
     };
     let mut checks: Vec<Check> = topology
         .gpus()

@@ -20,7 +20,7 @@ fn judge(loaded: Result<(nccl_sys::Version, std::path::PathBuf), nccl_sys::Error
         Err(nccl_sys::Error::NotFound { named_by: None, attempts }) => {
             let found = format!("no NCCL among {}", super::seen::count(attempts.len(), "file"));
             let check = match has_gpus {
-                false => Check::skipped("nccl", found).why("there is no GPU that would need one"),
+                false => Check::skipped("nccl", found).why("there is not a GPU that would need one"),
                 true => Check::warn("nccl", found)
                     .why("GPUs of one process reduce by kernels of ours, those of several processes through the host")
                     .remedy(format!("install libnccl2 2.18 or newer, or name its file by {}", nccl_sys::ENV_LIBRARY)),

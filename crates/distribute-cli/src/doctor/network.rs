@@ -74,7 +74,7 @@ pub(crate) fn network(interfaces: &[Interface], local: Result<LocalHost, Error>,
             Check::ok(TOPIC, found).why("the way to the leader; DISTRIBUTE_INTERFACE would choose another")
         }
         _ if used.is_some() && !known => Check::warn(TOPIC, found)
-            .why(format!("others are told to come to {host}, which is no address of this machine"))
+            .why(format!("others are told to come to {host}, which is not an address of this machine"))
             .remedy("correct this task's address or index, unless the address is forwarded here"),
         _ => Check::ok(TOPIC, found).why(format!("others come to {host}, as the description of the job says")),
     };

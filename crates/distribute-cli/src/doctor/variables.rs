@@ -33,8 +33,8 @@ pub(crate) fn variables(seen: &Seen) -> Check {
                 [] => "unset it".to_owned(),
                 near => format!("set {}", near.join(", ")),
             };
-            let nobody = format!("nobody reads {}", unread.join(", "));
-            Check::warn("variables", nobody).why(format!("set are {found}")).remedy(remedy).details(details)
+            let unused = format!("not read by anything: {}", unread.join(", "));
+            Check::warn("variables", unused).why(format!("set are {found}")).remedy(remedy).details(details)
         }
     }
 }
@@ -178,7 +178,7 @@ mod tests {
     fn a_misspelt_variable_is_named_with_what_was_meant() {
         let seen = |name| Seen::variables_only(&[(name, "tcp"), ("DISTRIBUTE_WORKERS", "2")]);
         let check = variables(&seen("DISTRIBUTE_TRANSPROT"));
-        assert_eq!((check.status, check.found.as_str()), (Status::Warn, "nobody reads DISTRIBUTE_TRANSPROT"));
+        assert_eq!((check.status, check.found.as_str()), (Status::Warn, "not read by anything: DISTRIBUTE_TRANSPROT"));
         assert_eq!(check.why.as_deref(), Some("set are DISTRIBUTE_TRANSPROT=tcp DISTRIBUTE_WORKERS=2"));
         assert_eq!(check.remedy.as_deref(), Some("set DISTRIBUTE_TRANSPORT instead of DISTRIBUTE_TRANSPROT"));
         assert_eq!(variables(&seen("DISTRIBUTE_SOMETHING_ELSE")).remedy.as_deref(), Some("unset it"));

@@ -19,8 +19,8 @@ pub(super) fn listen(membership: &Membership) -> IoResult<TcpListener> {
                 let task = membership.task();
                 tracing::warn!(
                     %task,
-                    "{address} is no address of this machine, so {task} listens on all interfaces; if this task is not \
-                     meant to be {task}, correct its index"
+                    "{address} is not an address of this machine, so {task} listens on all interfaces; if this task is \
+                     not meant to be {task}, correct its index"
                 );
                 everywhere(port)
             }

@@ -86,7 +86,7 @@ fn values_are_put_and_got() {
     });
     assert_eq!(waited.len(), Coordination::MAX_VALUE_BYTES);
     let text = job[1].get("never", Duration::from_millis(50)).unwrap_err().to_string();
-    assert!(text.contains("worker:1: nobody put key \"never\" within 0.05 s"), "{text}");
+    assert!(text.contains("worker:1: no task put key \"never\" within 0.05 s"), "{text}");
     let text = job[1].put("big", &vec![0; Coordination::MAX_VALUE_BYTES + 1]).unwrap_err().to_string();
     assert!(text.contains("1048577 bytes"), "{text}");
 }

@@ -47,7 +47,7 @@ impl Inbox {
                 None => self.body.frame().await,
                 Some(timeout) => tokio::time::timeout(timeout, self.body.frame()).await.map_err(|_| {
                     let seconds = timeout.as_secs_f64();
-                    Status::deadline_exceeded(format!("nothing further has come of the call within {seconds:.1} s"))
+                    Status::deadline_exceeded(format!("nothing further of the call arrived within {seconds:.1} s"))
                 })?,
             };
             match frame {

@@ -48,7 +48,7 @@ impl Pieces {
         prefix.iter_mut().zip(bytes).for_each(|(byte, from)| *byte = *from);
         let len = (&prefix[1..]).get_u32() as usize;
         if prefix[0] != 0 {
-            return Err(Status::invalid_argument("these are no messages of this protocol"));
+            return Err(Status::invalid_argument("these are not messages of this protocol"));
         }
         if len > limit_bytes {
             let problem = format!("a message of {len} bytes, where at most {limit_bytes} are taken");

@@ -90,7 +90,7 @@ impl Vars<'_> {
         let list = self.get("SLURM_STEP_NODELIST").unwrap_or_default();
         let host = first_host(&list).ok_or_else(|| {
             wrong(
-                "SLURM_STEP_NODELIST is no list of hosts",
+                "SLURM_STEP_NODELIST is not a list of hosts",
                 &list,
                 "a list such as node1 or node[1-4,7]; or set MASTER_ADDR",
             )
@@ -193,7 +193,7 @@ impl Vars<'_> {
             None => Ok(host),
             Some(_) => {
                 let expected = "a host name or IP address, without a port";
-                Err(wrong("MASTER_ADDR is no host", given, expected))
+                Err(wrong("MASTER_ADDR is not a host", given, expected))
             }
         }
     }

@@ -86,7 +86,7 @@ fn an_evaluator_is_alone_and_a_parameter_server_no_member() {
     );
     let ps = TF.replace("\"chief\"", "\"ps\"").replace("worker\", \"index\": 1", "ps\", \"index\": 0");
     let error = from(&[("TF_CONFIG", &ps)]).unwrap_err().to_string();
-    assert!(error.contains("ps:0 is a parameter server, which is no member"), "{error}");
+    assert!(error.contains("ps:0 is a parameter server, which is not a member"), "{error}");
     let worker = ps.replace("ps\", \"index\"", "worker\", \"index\"");
     let membership = found(&[("TF_CONFIG", &worker)]);
     assert_eq!((membership.world_size(), membership.leader_address.as_str()), (2, "a:1"));
@@ -197,11 +197,11 @@ fn every_mistake_is_a_sentence() {
         ([&RANKS[..3], &[("MASTER_PORT", "0")]].concat(), "MASTER_PORT is not a port"),
         ([&RANKS[..], &[("DISTRIBUTE_PORT", "65536")]].concat(), "DISTRIBUTE_PORT is not a port"),
         ([&RANKS[..], &[("DISTRIBUTE_PORT", "29500")]].concat(), "DISTRIBUTE_PORT and MASTER_PORT are the same"),
-        ([&[("MASTER_ADDR", "h:29500")][..], &RANKS].concat(), "MASTER_ADDR is no host"),
-        ([&[("MASTER_ADDR", "http://h")][..], &RANKS].concat(), "MASTER_ADDR is no host"),
+        ([&[("MASTER_ADDR", "h:29500")][..], &RANKS].concat(), "MASTER_ADDR is not a host"),
+        ([&[("MASTER_ADDR", "http://h")][..], &RANKS].concat(), "MASTER_ADDR is not a host"),
         (vec![("OMPI_COMM_WORLD_RANK", "0")], "OMPI_COMM_WORLD_SIZE is not"),
         (vec![("OMPI_COMM_WORLD_RANK", "0"), ("OMPI_COMM_WORLD_SIZE", "2")], "MASTER_ADDR does not say"),
-        ([&slurm[..], &[("SLURM_STEP_NODELIST", "n[1")]].concat(), "SLURM_STEP_NODELIST is no list"),
+        ([&slurm[..], &[("SLURM_STEP_NODELIST", "n[1")]].concat(), "SLURM_STEP_NODELIST is not a list"),
         ([&slurm[..], &[("SLURM_STEP_NODELIST", "n1"), ("SLURM_JOB_ID", "x")]].concat(), "SLURM_JOB_ID"),
         (vec![("TF_CONFIG", TF), ("RANK", "0"), ("WORLD_SIZE", "3")], "contradict each other"),
         (vec![("TF_CONFIG", TF), ("RANK", "2"), ("WORLD_SIZE", "4")], "rank 2 of 3; RANK=2, WORLD_SIZE=4"),

@@ -40,7 +40,7 @@ pub(crate) fn host_problem(host: &str) -> Option<&'static str> {
             return Some("has no IPv6 address between its brackets");
         }
         let wrong_zone = |zone: &str| zone.is_empty() || zone.len() > MAX_ZONE || !named(zone);
-        return zone.is_some_and(wrong_zone).then_some("has an IPv6 zone that is no interface's name");
+        return zone.is_some_and(wrong_zone).then_some("has an IPv6 zone that is not an interface's name");
     }
     if host.contains(':') {
         return Some("is an IPv6 address without brackets");

@@ -45,7 +45,7 @@ impl Facts {
     ) -> Facts {
         let nccl = match &gpu {
             Some(_) => nccl(),
-            None => Err(format!("{} is no GPU of this build", device.spec().short())),
+            None => Err(format!("{} is not a GPU of this build", device.spec().short())),
         };
         Facts { device: device.spec().short(), process: group.process(), gpu, nccl }
     }
@@ -80,7 +80,7 @@ impl Facts {
 /// Chooses a backend, the same on every rank, since all have the same input.
 pub(super) fn choose(asked: DeviceImplementation, ranks: &[Facts]) -> Choice {
     if let Some(other) = ranks.iter().find(|rank| rank.gpu.is_none()) {
-        return host(asked, format!("{} is no GPU", other.device));
+        return host(asked, format!("{} is not a GPU", other.device));
     }
     let no_nccl = obstacle(ranks);
     let one_process = ranks.iter().all(|rank| rank.process == ranks[0].process);
@@ -157,7 +157,7 @@ mod tests {
     fn a_cpu_among_the_devices_means_the_host() {
         let ranks = [rank("GPU:0", 0, Some("a"), Some("2.28.9")), rank("CPU:0", 0, None, None)];
         let choice = choose(DeviceImplementation::Auto, &ranks);
-        assert_eq!(choice.to_string(), "collectives of devices by the host's memory: CPU:0 is no GPU");
+        assert_eq!(choice.to_string(), "collectives of devices by the host's memory: CPU:0 is not a GPU");
         let choice = choose(DeviceImplementation::Nccl, &ranks).to_string();
         assert!(choice.contains("instead of NCCL"), "{choice}");
     }

@@ -136,7 +136,7 @@ impl FusedDeviceStep {
             return refuse(format!("it came with {} bytes, planned were {bytes}", tensor.len_bytes()));
         }
         if self.has(index) {
-            return refuse("it has come before in this step".to_owned());
+            return refuse("it was given before in this step".to_owned());
         }
         self.waiting[bucket][place] = Some(tensor);
         self.missing[bucket] -= 1;

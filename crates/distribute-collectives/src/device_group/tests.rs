@@ -126,7 +126,7 @@ fn sizes_that_do_not_fit_are_an_error() {
 #[test]
 fn what_was_chosen_is_said() {
     let outcome = on_ranks(2, |group, _| {
-        assert_eq!(group.chosen(), "collectives of devices by the host's memory: CPU:0 is no GPU");
+        assert_eq!(group.chosen(), "collectives of devices by the host's memory: CPU:0 is not a GPU");
         Ok(())
     });
     assert!(outcome.iter().all(Result::is_ok), "{outcome:?}");
@@ -175,7 +175,7 @@ fn tensors_that_do_not_fit_a_plan_are_sentences() {
         let short = two.slice(0..4).unwrap();
         assert!(refused(step.push(group, 1, short, stream)).contains("4 bytes, planned were 8"));
         step.push(group, 1, two.clone(), stream)?;
-        assert!(refused(step.push(group, 1, two, stream)).contains("come before"));
+        assert!(refused(step.push(group, 1, two, stream)).contains("given before"));
         assert!(step.finish(stream).unwrap_err().to_string().contains("has not come"));
         Ok(())
     });

@@ -121,7 +121,7 @@ impl GroupContext {
         Error::Panicked {
             name: self.local_name(0),
             during: call.map_or_else(|| "a call".to_owned(), |call| call.to_string()),
-            message: message.unwrap_or_else(|| "a value that is no text".to_owned()),
+            message: message.unwrap_or_else(|| "a value that is not text".to_owned()),
         }
     }
 }

@@ -82,7 +82,7 @@ fn what_is_not_in_the_plan_is_refused_in_words() {
     let wrong = error(step.push(&group, 0, vec![1.0f32]));
     assert!(wrong.contains("it came with 1 elements of f32, planned were 2 of f32"), "{wrong}");
     step.push(&group, 0, vec![1.0f32; 2]).expect("fits");
-    assert!(error(step.push(&group, 0, vec![1.0f32; 2])).contains("it has come before"));
+    assert!(error(step.push(&group, 0, vec![1.0f32; 2])).contains("it was given before"));
     let absent = step.finish(&group).expect_err("one is missing").to_string();
     assert!(absent.contains("tensor 1 of a fused all-reduce: it has not come"), "{absent}");
 }

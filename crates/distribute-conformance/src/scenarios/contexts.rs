@@ -16,7 +16,7 @@ pub(crate) fn outside(_: &Strategy) -> Result<(), Stop> {
 
 pub(crate) fn scope(strategy: &Strategy) -> Result<(), Stop> {
     strategy.within(|| {
-        check!(has_strategy() && in_cross_replica_context(), "a scope is no cross-replica context");
+        check!(has_strategy() && in_cross_replica_context(), "a scope is not a cross-replica context");
         check!(get_replica_context().is_none(), "there is a replica in a scope");
         check_eq!(get_strategy().map(|s| s.name()), Some(strategy.name()), "the strategy of the scope");
         Ok::<(), Fault>(())
@@ -29,7 +29,7 @@ pub(crate) fn replica(strategy: &Strategy) -> Result<(), Stop> {
     strategy.run_with((), |context, ()| {
         let current = get_replica_context().map(|context| context.replica_id());
         check_eq!(current, Some(context.replica_id()), "the replica that runs");
-        check!(!in_cross_replica_context(), "a replica is no cross-replica context");
+        check!(!in_cross_replica_context(), "a replica is a cross-replica context");
         check_eq!(get_strategy().map(|s| s.describe()), Some(strategy.describe()), "the strategy of the replica");
         check_eq!(context.num_replicas_in_sync(), strategy.num_replicas_in_sync(), "replicas in sync");
         Ok::<(), Fault>(())
@@ -54,7 +54,7 @@ pub(crate) fn mixing(strategy: &Strategy) -> Result<(), Stop> {
 
 pub(crate) fn set(strategy: &Strategy) -> Result<(), Stop> {
     check!(set_strategy(Some(strategy))?.is_none(), "a strategy was set before");
-    check!(has_strategy() && in_cross_replica_context(), "a strategy that is set is no cross-replica context");
+    check!(has_strategy() && in_cross_replica_context(), "a strategy that is set is not a cross-replica context");
     check_eq!(get_strategy().map(|s| s.name()), Some(strategy.name()), "the strategy that is set");
     let other = Strategy::default_strategy()?;
     check!(other.within(|| Ok::<(), Fault>(())).is_err(), "another strategy's scope could be entered");

@@ -181,7 +181,7 @@ pub(crate) fn agreed_in_the_step(strategy: &Strategy) -> Result<(), Stop> {
     let (walked, steps) = train(true)?;
     let (agreed, unequal_steps) = train(false)?;
     let each = walked / steps;
-    check_eq!(walked, each * steps, "collectives of a pass in which nobody needs to agree");
+    check_eq!(walked, each * steps, "collectives of a pass that needs no agreement");
     let first = u64::from(strategy.topology().workers() > 1);
     check_eq!(
         agreed,

@@ -293,7 +293,7 @@ pub(crate) fn class_losses(strategy: &Strategy) -> Result<(), Stop> {
         let refused = cross_entropy_per_example(&outputs, &wrong).map(|loss| loss.to_string());
         let text = refused.as_ref().map_or_else(ToString::to_string, |loss| format!("no error but {loss}"));
         let sentence = format!("the target of example 1 is {named}, but there are 4 classes; give indices from 0 to 3");
-        check!(text.contains(&sentence), "a target that is no class: {text}");
+        check!(text.contains(&sentence), "a target that is not a class: {text}");
     }
     Ok(())
 }

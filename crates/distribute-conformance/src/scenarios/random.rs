@@ -42,6 +42,6 @@ pub(crate) fn restored(strategy: &Strategy) -> Result<(), Stop> {
             check_eq!(value, here, format!("the stream of replica {id}"));
         }
     }
-    check_eq!(draw(strategy, &strategy.restore_random(saved))?, next, "streams that go on");
+    check_eq!(draw(strategy, &strategy.restore_random(saved))?, next, "streams that continue");
     Ok(())
 }

@@ -52,7 +52,7 @@ impl Reader<'_> {
             [kind] => self.device(kind, None, "attribute or device type"),
             [kind, index] => self.device(kind, Some(index), "attribute or device type"),
             [name, ..] => Err(self.malformed(format!(
-                "{name:?} in {part:?} is no attribute of a device (job, replica, task, device){}",
+                "{name:?} in {part:?} is not an attribute of a device (job, replica, task, device){}",
                 did_you_mean(name)
             ))),
             [] => Ok(()),

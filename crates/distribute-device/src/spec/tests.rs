@@ -99,8 +99,8 @@ fn what_is_no_device_is_a_sentence() {
         ("/devcie:GPU:0", "did you mean \"device\"?"),
         ("gpux:0", "did you mean \"GPU\"?"),
         ("cuba:0", "did you mean \"cuda\"?"),
-        ("/a:b:c", "no attribute"),
-        ("cuda:0:1", "no attribute"),
+        ("/a:b:c", "not an attribute"),
+        ("cuda:0:1", "not an attribute"),
     ];
     for (given, words) in cases {
         let error = given.parse::<DeviceSpec>().unwrap_err().to_string();

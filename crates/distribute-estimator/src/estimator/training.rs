@@ -225,7 +225,7 @@ impl<'a, M> Run<'a, M> {
     ) -> Result<Run<'a, M>> {
         let (steps, standing) = checkpoints.restore(strategy, &[model, optimizer])?.unwrap_or_default();
         if steps > 0 {
-            tracing::info!("going on after step {steps}");
+            tracing::info!("resuming after step {steps}");
         }
         let events = match strategy.is_chief() && config.save_summary_steps > 0 {
             true => Some(EventWriter::create(&config.model_dir)?),

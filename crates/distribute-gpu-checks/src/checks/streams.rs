@@ -19,7 +19,7 @@ pub(super) const CHECKS: [Entry; 8] = [
     ("copies: bytes arrive, also where ranges overlap", copies),
     ("copies: bytes go from one device to another", peers),
     ("streams: an event orders one stream behind another", ordered),
-    ("streams: a host function that fails is told to whoever waits behind it", failing),
+    ("streams: a host function that fails is reported to all that wait behind it", failing),
     ("streams: waits end at their deadlines", deadlines),
 ];
 

@@ -91,7 +91,7 @@ impl Extent {
         if given == expected {
             return Ok(());
         }
-        Err(invalid(format!("{name}: {given} bytes have come, where {expected} are expected")))
+        Err(invalid(format!("{name}: {given} bytes arrived, where {expected} are expected")))
     }
 }
 
@@ -281,8 +281,9 @@ impl Shard {
         }
         // Checked before the conversion allocates memory.
         self.check_count(rows, gradient.payload.len(), gradient.dtype)?;
-        numbers::read::<T>(&gradient.payload, gradient.dtype)
-            .ok_or_else(|| invalid(format!("{name}: a gradient of {} is no gradient of {}", gradient.dtype, T::DTYPE)))
+        numbers::read::<T>(&gradient.payload, gradient.dtype).ok_or_else(|| {
+            invalid(format!("{name}: a gradient of {} is not a gradient of {}", gradient.dtype, T::DTYPE))
+        })
     }
 
     /// Checks that the number of bytes is that of those rows, or of all rows.
@@ -306,7 +307,7 @@ impl Shard {
     }
 
     fn rows(&self, bytes: &[u8]) -> Result<Vec<u64>, Status> {
-        let rows = numbers::rows(bytes).ok_or_else(|| invalid("rows are no numbers"))?;
+        let rows = numbers::rows(bytes).ok_or_else(|| invalid("rows are not numbers"))?;
         match rows.iter().find(|row| **row >= self.about.rows) {
             Some(row) => Err(self.no_row(*row)),
             None => Ok(rows),

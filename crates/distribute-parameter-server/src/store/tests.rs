@@ -252,13 +252,13 @@ fn sizes_are_verified_before_anything_is_made() {
     let store = store(0);
     for (wrong, words) in [
         // 256 GB announced, nothing sent.
-        (CreateShard { shape: vec![1 << 32, 16], rows: 1 << 32, ..table() }, "0 bytes have come, where"),
+        (CreateShard { shape: vec![1 << 32, 16], rows: 1 << 32, ..table() }, "0 bytes arrived, where"),
         (CreateShard { shape: vec![1 << 32, 1 << 31, 8], rows: 1 << 32, ..table() }, "larger than any memory"),
         (CreateShard { shape: vec![1, u64::MAX, u64::MAX], rows: 1, ..table() }, "larger than any memory"),
         (CreateShard { first_row: u64::MAX, rows: 2, ..table() }, "where it has 4"),
         (CreateShard { first_row: 2, rows: 3, ..table() }, "where it has 4"),
         (CreateShard { dtype: 200, rows: 1, ..table() }, "unknown data type"),
-        (CreateShard { rows: 1, payload: vec![0; 9].into(), ..table() }, "9 bytes have come"),
+        (CreateShard { rows: 1, payload: vec![0; 9].into(), ..table() }, "9 bytes arrived"),
     ] {
         refused(create(&store, CreateShard { shard: 0, ..wrong }), words);
     }
@@ -292,7 +292,7 @@ fn answers_are_bounded() {
     );
     let outside = store.pull(&request, &Wanted { rows: rows_to_bytes([3]), ..Wanted::default() });
     refused(outside, "there is no row 3, for the shard has 3");
-    refused(store.pull(&request, &Wanted { rows: vec![1, 2, 3].into(), ..Wanted::default() }), "rows are no numbers");
+    refused(store.pull(&request, &Wanted { rows: vec![1, 2, 3].into(), ..Wanted::default() }), "rows are not numbers");
 }
 
 #[test]

@@ -40,7 +40,7 @@ impl Parts {
         self.len_bytes = self.len_bytes.saturating_add(part.len());
         if self.len_bytes > self.limit_bytes {
             let (given, limit) = (self.len_bytes, self.limit_bytes);
-            return Err(Status::invalid_argument(format!("{given} bytes have come, and at most {limit} are expected")));
+            return Err(Status::invalid_argument(format!("{given} bytes arrived, and at most {limit} are expected")));
         }
         if !part.is_empty() {
             self.parts.push(part);

@@ -158,7 +158,7 @@ fn what_makes_no_sense_is_refused_and_the_server_stays() {
         while create(made.clone()).await.is_err_and(|status| status.code() == Code::Unavailable) {}
         for (message, words) in [
             (shard(1 << 40, 1 << 40), "larger than any memory"),
-            (shard(1 << 36, 1), "0 bytes have come"),
+            (shard(1 << 36, 1), "0 bytes arrived"),
             (shard(3, 2).number(6, u64::MAX).bytes(15, [0; 24]), "from row"),
             (shard(3, 2).bytes(15, [0; 25]), "at most 24"),
             (shard(3, 2).number(11, 1).bytes(15, [0; 8]), "before all parts"),
@@ -181,7 +181,7 @@ fn what_makes_no_sense_is_refused_and_the_server_stays() {
         assert!(call("Push", vec![0, 0, 0, 0, 9, 1]).await.is_err());
         let mut half = caller.open(vec![0, 0, 0, 0, 9, 1]);
         let answer = caller.answer_to("ParameterServer/Push", &mut half).await;
-        refused(answer, Code::DeadlineExceeded, "nothing further has come");
+        refused(answer, Code::DeadlineExceeded, "nothing further of the call arrived");
         refused(call("Nothing", Vec::new()).await, Code::Unimplemented, "no method");
         let rows = |rows: &[u64]| rows.iter().flat_map(|row| row.to_le_bytes()).collect::<Vec<u8>>();
         let pull = |wanted: Fields| {
@@ -189,7 +189,7 @@ fn what_makes_no_sense_is_refused_and_the_server_stays() {
             call("Pull", bytes)
         };
         refused(pull(Fields::default().bytes(3, rows(&[3]))).await, Code::InvalidArgument, "there is no row 3");
-        refused(pull(Fields::default().bytes(3, [1, 2])).await, Code::InvalidArgument, "rows are no numbers");
+        refused(pull(Fields::default().bytes(3, [1, 2])).await, Code::InvalidArgument, "rows are not numbers");
         refused(pull(Fields::default().number(1, 9)).await, Code::Unavailable, "shard 9");
         refused(pull(Fields::default().bytes(4, "slot")).await, Code::InvalidArgument, "no slot");
         let origin = Fields::default().number(1, 42).number(3, 1);

@@ -210,7 +210,7 @@ impl Callback for BackupAndRestore {
                 every.last = step;
             }
             if training.is_chief() {
-                tracing::info!("going on after step {step}, from {}", self.checkpoints.root().display());
+                tracing::info!("resuming after step {step}, from {}", self.checkpoints.root().display());
             }
         }
         // The run is known from the start, so that one stopped before its first backup keeps its identity when

@@ -54,8 +54,10 @@ impl<W: Write + Send> Launcher<W> {
     fn fall_back(&mut self, what: &str, error: &io::Error) -> io::Result<()> {
         self.link = Link::Down;
         tracing::debug!(addr = %self.addr, %error, "progress falls back to plain lines");
-        self.log
-            .warn(&format!("progress: {what} the launcher at {} ({error}); progress goes on as plain lines", self.addr))
+        self.log.warn(&format!(
+            "progress: {what} the launcher at {} ({error}); progress continues as plain lines",
+            self.addr
+        ))
     }
 }
 

@@ -354,7 +354,7 @@ impl<T: Trainee> Session<'_, T> {
         }
         if !self.save(callbacks, values, Occasion::Leaving)? {
             distribute_notice::warn!(
-                "told to stop, and no callback keeps checkpoints: add BackupAndRestore to go on next time"
+                "told to stop, and no callback keeps checkpoints: add BackupAndRestore to resume next time"
             );
         }
         Err(preemption.ended(self.steps))

@@ -94,6 +94,6 @@ fn a_cluster_that_is_told_to_stop_goes_on_and_the_evaluator_waits() {
     let args = ["--max-steps", &target, "--save-steps", "50"];
     let outcomes = cluster(folder.path(), &args).start().unwrap().wait_all(DEADLINE).unwrap();
     assert!(outcomes.iter().all(Outcome::success), "{outcomes:?}");
-    assert!(outcomes[0].stderr.contains(&format!("going on after step {step}")), "{outcomes:?}");
+    assert!(outcomes[0].stderr.contains(&format!("resuming after step {step}")), "{outcomes:?}");
     assert_eq!(score(&outcomes[2], "global_step"), Some((step + 25) as f64), "{outcomes:?}");
 }

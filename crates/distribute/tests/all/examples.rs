@@ -57,7 +57,7 @@ fn multi_worker_goes_on_from_what_its_chief_has_saved() {
     assert_eq!(numbers(&first[0], "workers"), [2.0]);
     assert_eq!((&*first[1].stdout, &*first[1].stderr), ("", ""), "only the chief speaks");
     let second = job("2");
-    assert!(second[0].stderr.contains("going on after step 125"), "{second:?}");
+    assert!(second[0].stderr.contains("resuming after step 125"), "{second:?}");
     assert!(numbers(&second[0], "test accuracy") > numbers(&first[0], "test accuracy"), "{first:?} {second:?}");
 }
 

@@ -29,7 +29,7 @@ fn an_address_that_nobody_reaches_is_warned_about() {
     assert_eq!(decided("127.0.0.1", HostDecision::NoRoute, false).status, Status::Warn);
     let foreign = decided("10.7.7.7", HostDecision::Description, false);
     assert_eq!(foreign.status, Status::Warn);
-    assert!(foreign.why.unwrap().contains("10.7.7.7, which is no address of this machine"));
+    assert!(foreign.why.unwrap().contains("10.7.7.7, which is not an address of this machine"));
 }
 
 #[test]

@@ -40,7 +40,7 @@ fn one_line_each(report: &Report, look: Look) -> String {
     let topics = report.checks.iter().map(|check| check.topic.len()).max().unwrap_or(0);
     let mut text = String::new();
     for check in &report.checks {
-        let remedy = check.remedy.as_ref().map_or(String::new(), |remedy| format!("  {MEND} {}", clean(remedy)));
+        let remedy = check.remedy.as_ref().map_or(String::new(), |remedy| format!("  {REMEDY} {}", clean(remedy)));
         text.push_str(&format!(
             "{:<STATUS$}  {:<topics$}  {}{remedy}\n",
             check.status.name(),
@@ -61,7 +61,7 @@ fn wrapped(report: &Report, width: u16, look: Look) -> String {
     for check in &report.checks {
         let mut cell = found(check);
         if let Some(remedy) = &check.remedy {
-            cell.push_str(&format!("\n{MEND} {}", clean(remedy)));
+            cell.push_str(&format!("\n{REMEDY} {}", clean(remedy)));
         }
         if look.verbose {
             check.details.iter().for_each(|detail| cell.push_str(&format!("\n{}", clean(detail))));
@@ -98,8 +98,8 @@ fn colored(line: &str, look: Look) -> String {
     let begins = Status::ALL.into_iter().find(|status| line.starts_with(status.name()));
     let (head, rest) = line.split_at(begins.map_or(0, |status| status.name().len()));
     let head = begins.map(|status| style(status).force_styling(look.colors).apply_to(head).to_string());
-    let remedy = Style::new().bold().force_styling(look.colors).apply_to(MEND).to_string();
-    head.unwrap_or_default() + &rest.replacen(MEND, &remedy, 1)
+    let remedy = Style::new().bold().force_styling(look.colors).apply_to(REMEDY).to_string();
+    head.unwrap_or_default() + &rest.replacen(REMEDY, &remedy, 1)
 }
 
 fn style(status: Status) -> Style {
@@ -114,7 +114,7 @@ fn style(status: Status) -> Style {
 /// The width of the longest status.
 const STATUS: usize = 7;
 
-const MEND: &str = "Mend:";
+const REMEDY: &str = "Remedy:";
 
 /// A terminal with fewer columns, or none reported, wraps the lines itself.
 const NARROWEST: u16 = 50;
@@ -135,7 +135,7 @@ mod tests {
     fn without_a_terminal_a_check_is_one_plain_line() {
         let expected = "\
 ok       cpu       2 cores
-warn     /dev/shm  64 MiB; NCCL needs more  Mend: docker run --shm-size=1g
+warn     /dev/shm  64 MiB; NCCL needs more  Remedy: docker run --shm-size=1g
 skipped  tpu       none\u{fffd}
 
 1 warn, 1 ok, 1 skipped  (more with --verbose)
@@ -153,7 +153,8 @@ ok       cpu       2 cores
                    a detail of the processor that
                    is rather long
 warn     /dev/shm  64 MiB; NCCL needs more
-                   Mend: docker run --shm-size=1g
+                   Remedy: docker run
+                   --shm-size=1g
 skipped  tpu       none\u{fffd}
 
 1 warn, 1 ok, 1 skipped
