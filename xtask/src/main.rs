@@ -1,6 +1,6 @@
 //! The workspace's own commands: `cargo xtask ci`, `test`, `multiprocess`, `conformance`, `attack`, `loom`, `miri`,
 //! `layers`, `prose`, `docs`, `protos`, `api`, `powerset`, `package`, `platforms`, `dist`, `bench`, `gpu`,
-//! `schedule` and `simulate`.
+//! `schedule`, `schedulers` and `simulate`.
 #![expect(clippy::print_stdout, reason = "a command prints its results")]
 
 mod api;
@@ -20,6 +20,7 @@ mod powerset;
 mod prose;
 mod protos;
 mod schedule;
+mod schedulers;
 mod simulate;
 mod source;
 mod test;
@@ -76,6 +77,8 @@ enum Command {
     Prose(prose::Flags),
     /// Draws what each rank does in an algorithm.
     Schedule(schedule::Flags),
+    /// The example mnist, started by the launchers and schedulers that are installed: Open MPI, MPICH, torchrun, Slurm.
+    Schedulers(schedulers::Flags),
     /// Runs the algorithms' schedules in virtual time, on clusters that are not at hand.
     Simulate(simulate::Flags),
     /// All tests, as the README's command runs them.
@@ -116,6 +119,7 @@ fn run(command: Command) -> Result<(), String> {
         Command::Protos(flags) => protos::run(&flags),
         Command::Prose(flags) => prose::run(&flags),
         Command::Schedule(flags) => schedule::run(&flags),
+        Command::Schedulers(flags) => schedulers::run(&flags),
         Command::Simulate(flags) => simulate::run(&flags),
         Command::Docs(flags) => docs::run(&flags),
         Command::Test(flags) => test::run(&flags),

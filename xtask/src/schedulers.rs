@@ -1,0 +1,198 @@
+//! `cargo xtask schedulers`: starts the example mnist by the launchers and schedulers that are installed, and compares
+//! its losses with those of `distribute run`, bit for bit.
+
+mod slurm;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use distribute_testkit::Job;
+
+use self::slurm::Slurm;
+use crate::error::text;
+use crate::workspace::Workspace;
+
+#[derive(Args, Default)]
+pub(crate) struct Flags {
+    /// Tries launchers whose names contain this only.
+    #[arg(long, value_name = "NAME")]
+    only: Option<String>,
+}
+
+/// A launcher of two processes.
+struct Launcher {
+    name: &'static str,
+    /// The program, of which the first one that is installed is taken.
+    programs: &'static [&'static str],
+    /// A part of what `--version` prints, where several launchers have programs of one name.
+    version: &'static str,
+    arguments: &'static [&'static str],
+    install: &'static str,
+}
+
+const LAUNCHERS: [Launcher; 3] = [
+    Launcher {
+        name: "mpirun of Open MPI",
+        programs: &["mpirun.openmpi", "mpirun"],
+        version: "Open",
+        arguments: &["--oversubscribe", "-n", "2"],
+        install: "apt-get install openmpi-bin",
+    },
+    Launcher {
+        name: "mpiexec of MPICH",
+        programs: &["mpiexec.hydra", "mpiexec.mpich", "mpiexec"],
+        version: "HYDRA",
+        arguments: &["-n", "2"],
+        install: "apt-get install mpich",
+    },
+    Launcher {
+        name: "torchrun",
+        programs: &["torchrun"],
+        version: "",
+        arguments: &["--no-python", "--standalone", "--nproc-per-node", "2"],
+        install: "pip install torch",
+    },
+];
+
+const MNIST: &[&str] = &["--epochs", "1", "--losses"];
+
+/// Longest time of one job.
+const DEADLINE: Duration = Duration::from_secs(120);
+
+pub(crate) fn run(flags: &Flags) -> Result<(), String> {
+    let programs = build()?;
+    let folder = tempfile::tempdir().map_err(text)?;
+    let stage = Stage { programs: &programs, folder: folder.path() };
+    let ours = ["run".as_ref(), "--workers".as_ref(), "2".as_ref(), "--".as_ref()];
+    let expected = stage.losses("distribute run", &programs.join("distribute"), &ours, &[])?;
+    println!("{:<28} {} losses, the last {}", "distribute run --workers 2", expected.len(), shown(&expected));
+    let is_wanted = |name: &str| flags.only.as_deref().is_none_or(|only| name.contains(only));
+    let mut differ = Vec::new();
+    let mut compare = |name: &str, losses: Vec<u32>, took: Duration| {
+        let verdict = if losses == expected { "the same losses, bit for bit" } else { "OTHER LOSSES" };
+        println!("{name:<28} {verdict}, {:.1} s", took.as_secs_f64());
+        if losses != expected {
+            differ.push(format!("{name}: {} losses, the last {}", losses.len(), shown(&losses)));
+        }
+    };
+    for launcher in LAUNCHERS.iter().filter(|launcher| is_wanted(launcher.name)) {
+        let Some(program) = launcher.program() else {
+            println!("skipped: {}, which is not installed ({})", launcher.name, launcher.install);
+            continue;
+        };
+        let began = Instant::now();
+        let arguments: Vec<&std::ffi::OsStr> = launcher.arguments.iter().map(|argument| argument.as_ref()).collect();
+        // Open MPI does not start programs of root unless told twice.
+        let environment = [("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")];
+        let losses = stage.losses(launcher.name, program.as_ref(), &arguments, &environment)?;
+        compare(launcher.name, losses, began.elapsed());
+    }
+    if is_wanted("Slurm") {
+        match Slurm::start(folder.path())? {
+            Err(missing) => println!("skipped: Slurm, {missing} is not installed (apt-get install slurm-wlm)"),
+            Ok(slurm) => {
+                let configuration = slurm.configuration().to_string_lossy().into_owned();
+                let environment = [("SLURM_CONF", configuration.as_str())];
+                let began = Instant::now();
+                let srun = ["-n".as_ref(), "2".as_ref()];
+                let losses = stage.losses("srun", "srun".as_ref(), &srun, &environment)?;
+                compare("srun of Slurm", losses, began.elapsed());
+                let began = Instant::now();
+                let batch = stage.folder.join("batch.sh");
+                let losses_file = stage.folder.join("sbatch");
+                let mnist = stage.programs.join("examples/mnist");
+                let script =
+                    format!("#!/bin/sh\nexec srun {} {} {}\n", mnist.display(), MNIST.join(" "), losses_file.display());
+                std::fs::write(&batch, script).map_err(text)?;
+                let output = folder.path().join("batch.out");
+                let arguments: [&std::ffi::OsStr; 5] =
+                    ["-n2".as_ref(), "--wait".as_ref(), "--output".as_ref(), output.as_os_str(), batch.as_os_str()];
+                stage.job("sbatch", "sbatch".as_ref(), &arguments, &environment)?;
+                compare("sbatch of Slurm", read(&losses_file)?, began.elapsed());
+            }
+        }
+    }
+    match differ.is_empty() {
+        true => Ok(()),
+        false => Err(format!("launchers with other losses than distribute run:\n  {}", differ.join("\n  "))),
+    }
+}
+
+impl Launcher {
+    fn program(&self) -> Option<&'static str> {
+        self.programs.iter().copied().find(|program| {
+            let output = Command::new(program).arg("--version").output();
+            output.is_ok_and(|output| {
+                let said = [output.stdout, output.stderr].concat();
+                String::from_utf8_lossy(&said).contains(self.version)
+            })
+        })
+    }
+}
+
+/// Where jobs run.
+struct Stage<'a> {
+    programs: &'a Path,
+    folder: &'a Path,
+}
+
+impl Stage<'_> {
+    /// Has a launcher start mnist; returns the bits of its losses.
+    fn losses(
+        &self,
+        name: &str,
+        launcher: &Path,
+        arguments: &[&std::ffi::OsStr],
+        environment: &[(&str, &str)],
+    ) -> Result<Vec<u32>, String> {
+        let file = self.folder.join(name.replace(' ', "-"));
+        let mnist = self.programs.join("examples/mnist");
+        let mut all = arguments.to_vec();
+        all.push(mnist.as_os_str());
+        all.extend(MNIST.iter().map(|argument| -> &std::ffi::OsStr { argument.as_ref() }));
+        all.push(file.as_os_str());
+        self.job(name, launcher, &all, environment)?;
+        read(&file)
+    }
+
+    fn job(
+        &self,
+        name: &str,
+        launcher: &Path,
+        arguments: &[&std::ffi::OsStr],
+        environment: &[(&str, &str)],
+    ) -> Result<(), String> {
+        let mut job = Job::builder(launcher).args(arguments);
+        for (variable, value) in environment {
+            job = job.env(*variable, *value);
+        }
+        let outcomes = job.start().map_err(text)?.wait_all(DEADLINE).map_err(|error| format!("{name}: {error}"))?;
+        match outcomes.iter().find(|outcome| !outcome.success()) {
+            None => Ok(()),
+            Some(outcome) => Err(format!("{name} failed: {}\n{}", outcome.stdout, outcome.stderr)),
+        }
+    }
+}
+
+/// Builds the programs; returns their folder.
+fn build() -> Result<PathBuf, String> {
+    let workspace = Workspace::load()?;
+    let mut cargo = Command::new("cargo");
+    cargo.args(["build", "--release", "--quiet", "--locked", "--package", "distribute-cli"]);
+    cargo.args(["--package", "distribute", "--bin", "distribute", "--example", "mnist"]);
+    match cargo.status().map_err(text)? {
+        status if status.success() => Ok(workspace.target("release")),
+        status => Err(format!("the programs could not be built: {status}")),
+    }
+}
+
+fn read(file: &Path) -> Result<Vec<u32>, String> {
+    let losses = std::fs::read_to_string(file).map_err(|error| format!("{}: {error}", file.display()))?;
+    losses.lines().map(|line| line.parse::<f32>().map(f32::to_bits).map_err(text)).collect()
+}
+
+fn shown(losses: &[u32]) -> String {
+    losses.last().map_or("none".to_owned(), |bits| format!("{:.6}", f32::from_bits(*bits)))
+}
