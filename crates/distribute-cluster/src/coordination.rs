@@ -109,6 +109,7 @@ impl Coordination {
     /// addresses are invalid.
     pub fn start(membership: &Membership, mut options: CoordinationOptions) -> Result<Coordination> {
         options.check(membership)?;
+        Membership::mark_joined();
         let membership = &match options.job_id.take() {
             Some(job) => membership.clone().with_job_id(job),
             None => membership.clone(),

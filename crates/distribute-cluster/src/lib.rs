@@ -45,6 +45,7 @@ mod job;
 mod json;
 mod membership;
 mod names;
+mod process_manager;
 mod rendezvous;
 mod resolver;
 mod rules;

@@ -2,9 +2,13 @@
 
 use crate::{
     ClusterResolver, ClusterSpec, Error, JobId, Result, Task, TaskType, TfConfigResolver, environment, id_in_cluster,
+    process_manager,
 };
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 mod launchers;
+mod variables;
 
 /// This process's rank among the processes of a job, and the address at which they meet.
 ///
@@ -135,26 +139,48 @@ impl Membership {
 
     /// Returns the membership that the environment describes, or `None` for a program of one process.
     ///
-    /// The first source that is present decides: TF_CONFIG; RANK and WORLD_SIZE with MASTER_ADDR and MASTER_PORT; Open
-    /// MPI's OMPI_COMM_WORLD_RANK and SIZE with MASTER_ADDR; Slurm's SLURM_PROCID and SLURM_NTASKS in a step of `srun`.
+    /// The first source that is present decides: TF_CONFIG; RANK and WORLD_SIZE with MASTER_ADDR and MASTER_PORT; PET_*
+    /// of Kubeflow's pods; JAX_*; HOROVOD_*; Open MPI's OMPI_COMM_WORLD_RANK and SIZE; PMI_RANK and PMI_SIZE of MPICH,
+    /// whose process manager is asked where rank 0 is; Slurm's SLURM_PROCID and SLURM_NTASKS in a step of `srun`;
+    /// SM_HOSTS of SageMaker; CLUSTER_SPEC of Vertex AI. Others that are present must agree with it.
     /// The leader listens on its own address of TF_CONFIG, else on DISTRIBUTE_PORT, else on MASTER_PORT + 1: never on
     /// MASTER_PORT itself, where other launchers run a store of their own. DISTRIBUTE_JOB_ID overrides the job's
     /// identity for every source; see [`JobId`] for the order of precedence.
     ///
     /// # Errors
-    /// [`Error::Config`] if variables are missing, malformed, contradictory or not UTF-8, or if a variable that
-    /// identifies this process is set but empty.
+    /// [`Error::Config`] if variables are missing, malformed, contradictory or not UTF-8, if a variable that identifies
+    /// this process is set but empty, or if a variable is a sign of several processes that nothing describes, unless
+    /// DISTRIBUTE_ALONE is 1.
     pub fn from_env() -> Result<Option<Membership>> {
-        environment::read(|variable| Membership::from_vars(variable))
+        environment::read(|variable| launchers::membership(variable, &process_manager::ask))
     }
 
-    /// Reads the membership like [`from_env`](Membership::from_env), with a function that looks up variables.
+    /// Reads the membership like [`from_env`](Membership::from_env), with a function that looks up variables. No
+    /// process manager is asked.
     ///
     /// # Errors
     /// [`Error::Config`] if variables are missing, malformed or contradictory, or if a variable that identifies this
     /// process is set but empty.
     pub fn from_vars(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Membership>> {
-        launchers::membership(&variable)
+        launchers::membership(&variable, &process_manager::absent)
+    }
+
+    /// Returns the membership that the environment describes, if it is one of several processes of which this one has
+    /// joined none: a program that trains nevertheless would train alone, as each of the others.
+    ///
+    /// # Errors
+    /// The errors of [`from_env`](Membership::from_env).
+    pub fn not_joined() -> Result<Option<Membership>> {
+        if JOINED.load(Ordering::Relaxed) {
+            return Ok(None);
+        }
+        Ok(Membership::from_env()?.filter(|membership| membership.world_size() > 1))
+    }
+
+    /// Records that this process has joined its job, by a service of its own.
+    pub fn mark_joined() {
+        // Relaxed: it orders nothing else.
+        JOINED.store(true, Ordering::Relaxed);
     }
 
     /// Returns the same membership with another job identity.
@@ -201,6 +227,9 @@ impl Membership {
         }
     }
 }
+
+/// Whether this process has joined a job.
+static JOINED: AtomicBool = AtomicBool::new(false);
 
 /// Returns the membership that a TF_CONFIG text describes.
 fn from_tf_config(json: &str) -> Result<Option<Membership>> {

@@ -113,6 +113,7 @@ impl<S: Store> StoreRendezvous<S> {
     /// [`Error::Missing`] with the names of the members that did not come within `timeout`, [`Error::Store`] if the
     /// store cannot be used, [`Error::Config`] if a variable matches no interface of this machine.
     pub fn start(store: S, membership: Membership, timeout: Duration) -> Result<StoreRendezvous<S>> {
+        Membership::mark_joined();
         let interface = crate::environment::read(|variable| Ok(InterfaceChoice::from_vars(variable)))?;
         let local_host = host::decided(&membership, interface.as_ref())?;
         let local_host = local_host.map_or_else(|| host::by_route(&membership), |decided| decided.host);

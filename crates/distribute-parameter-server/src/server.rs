@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::Duration;
 
-use distribute_cluster::{ClusterResolver, Incoming, JobId, Task, TaskType, look_up};
+use distribute_cluster::{ClusterResolver, Incoming, JobId, Membership, Task, TaskType, look_up};
 use tokio::runtime::Runtime;
 
 use crate::lifetime::{End, Lifetime};
@@ -94,6 +94,7 @@ impl Server {
     /// The errors of [`start`](Server::start), and [`Error::Option`] for a silence below 1 s.
     pub fn start_with(cluster: &impl ClusterResolver, program: Program, options: ServerOptions) -> Result<Server> {
         check_silence(options.silence)?;
+        Membership::mark_joined();
         let spec = cluster.cluster_spec()?;
         Roles::of(&spec)?;
         let task = cluster.task().ok_or_else(|| Error::WrongTask {

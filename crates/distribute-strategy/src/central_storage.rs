@@ -2,6 +2,7 @@
 
 use distribute_device::DeviceSpec;
 
+use crate::alone::refuse_lonely;
 use crate::devices::{check_device, check_devices};
 use crate::{CommunicationOptions, Replicas, Result, Strategy, StrategyExtended, intra_op};
 
@@ -64,11 +65,13 @@ impl CentralStorageBuilder {
     ///
     /// # Errors
     /// [`Error::Devices`](crate::Error::Devices) if the list is empty or names a device twice or one that replicas
-    /// cannot use. The errors of device strings, of environment variables that cannot be read, and of starting the
-    /// replicas' group and threads.
+    /// cannot use. [`Error::Alone`](crate::Error::Alone) if this process is one of several, and has joined none of
+    /// them. The errors of device strings, of environment variables that cannot be read, and of starting the replicas'
+    /// group and threads.
     pub fn build(self) -> Result<Strategy> {
         let devices = self.compute_devices.unwrap_or_else(|| vec!["CPU:0".to_owned()]);
         let devices = check_devices("CentralStorageStrategy", devices, None)?;
+        refuse_lonely("CentralStorageStrategy")?;
         let parameter_device = match (self.parameter_device, &devices[..]) {
             (Some(given), _) => check_device(given.parse()?, None)?,
             (None, [only]) => only.clone(),

@@ -10,7 +10,8 @@ impl Strategy {
     ///
     /// # Errors
     /// [`Error::Collective`](crate::Error::Collective) if a variable of the environment that sets communication options
-    /// cannot be read.
+    /// cannot be read; [`Error::Alone`](crate::Error::Alone) if this process is one of several, and has joined none of
+    /// them.
     pub fn default_strategy() -> Result<Strategy> {
         default_strategy()
     }

@@ -14,6 +14,22 @@ pub enum Error {
         /// The problem with the list, and the remedy.
         problem: String,
     },
+    /// The environment makes this process one of several, of which it has joined none, and the strategy would train in
+    /// it alone. Remedy: a strategy of several workers, or DISTRIBUTE_ALONE=1 if each is to train by itself.
+    #[error(
+        "{strategy} trains in one process, but this one is {task} of {processes} processes, by {described_by}; use \
+        MultiWorkerMirroredStrategy, or Strategy::from_env, or set DISTRIBUTE_ALONE=1 if each is to train alone"
+    )]
+    Alone {
+        /// The strategy.
+        strategy: &'static str,
+        /// The description in the environment.
+        described_by: &'static str,
+        /// This process's task.
+        task: String,
+        /// The number of processes.
+        processes: u32,
+    },
     /// A function was called in a context that does not allow it.
     #[error("{what} was called {place}; {remedy}")]
     Context {
@@ -157,7 +173,7 @@ impl ErrorClass for Error {
             Error::Cluster(error) => error.class(),
             Error::Input(error) => error.class(),
             Error::Device(error) => error.class(),
-            Error::Devices { .. } | Error::SettingsDiffer { .. } => Class::CONFIGURATION,
+            Error::Devices { .. } | Error::Alone { .. } | Error::SettingsDiffer { .. } => Class::CONFIGURATION,
             _ => Class::PERMANENT,
         }
     }

@@ -34,6 +34,7 @@
 //! - There is no process-wide state: strategies can be created and dropped repeatedly within one process.
 
 mod agreement;
+mod alone;
 mod args;
 mod central_storage;
 mod chosen;

@@ -3,6 +3,7 @@
 use distribute_collectives::SharedCrossDeviceOps;
 use distribute_device::{DeviceSpec, Devices};
 
+use crate::alone::refuse_lonely;
 use crate::devices::check_devices;
 use crate::{CommunicationOptions, Replicas, Result, Strategy, StrategyExtended, intra_op};
 
@@ -101,11 +102,13 @@ impl MirroredBuilder {
     ///
     /// # Errors
     /// [`Error::Devices`](crate::Error::Devices) if the list is empty or names a device twice or one that replicas
-    /// cannot use. The errors of device strings, of environment variables that cannot be read, and of starting the
-    /// replicas' group and threads.
+    /// cannot use. [`Error::Alone`](crate::Error::Alone) if this process is one of several, and has joined none of
+    /// them. The errors of device strings, of environment variables that cannot be read, and of starting the replicas'
+    /// group and threads.
     pub fn build(self) -> Result<Strategy> {
         let names = self.devices.unwrap_or_else(|| vec!["CPU:0".to_owned()]);
         let devices = check_devices("MirroredStrategy", names, self.table.as_ref())?;
+        refuse_lonely("MirroredStrategy")?;
         intra_op::share_cores(devices.len());
         let mut options = self.communication.options(&devices)?;
         if let Some(ops) = self.cross_device_ops {

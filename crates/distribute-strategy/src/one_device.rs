@@ -4,6 +4,7 @@ use distribute_cluster::Membership;
 use distribute_collectives::Options;
 use distribute_device::DeviceSpec;
 
+use crate::alone::refuse_lonely;
 use crate::devices::check_device;
 use crate::{Error, Replicas, Result, Strategy, StrategyExtended};
 
@@ -27,6 +28,7 @@ impl OneDeviceStrategy {
     fn of_task(given: DeviceSpec, membership: impl FnOnce() -> Result<Option<Membership>>) -> Result<Strategy> {
         let full = given.canonicalize(&DeviceSpec::default());
         if full.job.as_deref() == Some("localhost") {
+            refuse_lonely("OneDeviceStrategy")?;
             return OneDeviceStrategy::build("OneDevice", check_device(given, None)?);
         }
         let own = membership()?.and_then(|membership| membership.tasks.get(membership.rank as usize).copied());
@@ -61,13 +63,14 @@ impl OneDeviceBuilder {
     /// # Errors
     /// [`Error::Device`] if the device string cannot be parsed, [`Error::Cluster`] if the environment cannot, or
     /// [`Error::Devices`] if this build has no such device or it belongs to another task: closures run in the process
-    /// that they are written in.
+    /// that they are written in. [`Error::Alone`] if this process is one of several, and has joined none of them.
     pub fn build(self) -> Result<Strategy> {
         OneDeviceStrategy::of_task(self.device.parse()?, || Ok(Membership::from_env()?))
     }
 }
 
 pub(crate) fn default_strategy() -> Result<Strategy> {
+    refuse_lonely("the default strategy")?;
     OneDeviceStrategy::build("Default", "CPU:0".parse()?)
 }
 

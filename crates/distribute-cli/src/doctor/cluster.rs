@@ -64,6 +64,9 @@ fn member(seen: &Seen, membership: &Membership, spec: &ClusterSpec) -> Check {
 fn alone(seen: &Seen) -> Check {
     let found = "no variable describes a job: this process is alone";
     let seen_others: Vec<&str> = launchers(seen).collect();
+    if seen.variable("DISTRIBUTE_ALONE").is_some_and(|value| value.trim() == "1") {
+        return Check::ok("cluster", "DISTRIBUTE_ALONE=1: this process is alone");
+    }
     let by_hand = "set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT from its variables before the program starts";
     if let Some(task) = unread_tf_job(seen) {
         return Check::warn("cluster", format!("{found}, although this pod is called as if it were {task}"))
@@ -89,13 +92,7 @@ fn launchers(seen: &Seen) -> impl Iterator<Item = &'static str> {
     let set = |names: &[&str]| names.iter().any(|name| seen.variable(name).is_some());
     let traces = [
         (SLURM, set(&["SLURM_JOB_ID"])),
-        ("Open MPI", set(&["OMPI_COMM_WORLD_RANK"])),
-        ("PMI", set(&["PMI_RANK", "PMIX_RANK"])),
-        ("PET_* (Kubeflow Trainer, torchrun)", set(&["PET_NNODES", "PET_NODE_RANK"])),
-        ("JAX_*", set(&["JAX_COORDINATOR_ADDRESS", "JAX_PROCESS_ID"])),
-        ("HOROVOD_*", set(&["HOROVOD_RANK"])),
-        ("CLUSTER_SPEC (Vertex AI)", set(&["CLUSTER_SPEC"])),
-        ("SageMaker", set(&["SM_HOSTS"]) || seen.exists("/opt/ml/input/config/resourceconfig.json")),
+        ("SageMaker", !set(&["SM_HOSTS"]) && seen.exists("/opt/ml/input/config/resourceconfig.json")),
         ("JOB_COMPLETION_INDEX (Kubernetes)", set(&["JOB_COMPLETION_INDEX"])),
         ("TPU_*", set(&["TPU_NAME", "TPU_WORKER_ID"])),
     ];
@@ -147,9 +144,9 @@ mod tests {
         assert_eq!(membership.unwrap().world_size(), 3);
 
         let ranks = [("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "h"), ("MASTER_PORT", "1")];
-        let (check, _) = with(&[&ranks[..], &[("PET_NNODES", "1")]].concat());
+        let (check, _) = with(&[&ranks[..], &[("PET_NODE_RANK", "1"), ("PET_NNODES", "2")]].concat());
         assert_eq!(check.found, "RANK and WORLD_SIZE: this is worker:1, rank 1 of 2");
-        assert!(check.why.unwrap().contains("PET_*"));
+        assert!(check.why.unwrap().contains("PET_NODE_RANK"));
     }
 
     #[test]
@@ -176,7 +173,7 @@ mod tests {
         assert_eq!(with(&[("TF_CONFIG", "{}")]).0.found, "TF_CONFIG names no cluster: this process is alone");
         for (variables, words) in [
             (&[("SLURM_JOB_ID", "7")][..], "srun"),
-            (&[("JAX_PROCESS_ID", "0")], "set RANK"),
+            (&[("TPU_NAME", "pod")], "set RANK"),
             (&[("KUBERNETES_SERVICE_HOST", "h"), ("HOSTNAME", "mnist-worker-0")], "name the container tensorflow"),
         ] {
             let (check, _) = with(variables);
@@ -184,6 +181,9 @@ mod tests {
             assert!(check.remedy.as_deref().unwrap().contains(words), "{check:?}");
         }
         assert_eq!(with(&[("KUBERNETES_SERVICE_HOST", "h"), ("HOSTNAME", "web-7")]).0.status, Status::Ok);
+        let alone = with(&[("RANK", "0"), ("WORLD_SIZE", "2"), ("DISTRIBUTE_ALONE", "1")]).0;
+        assert_eq!((alone.status, alone.found.as_str()), (Status::Ok, "DISTRIBUTE_ALONE=1: this process is alone"));
+        assert_eq!(with(&[("JAX_NUM_PROCESSES", "2")]).0.status, Status::Fail);
         let files = [("opt/ml/input/config/resourceconfig.json", "{}")];
         let (sagemaker, _folder) = Seen::variables_only(&[]).with_files(&files);
         assert!(cluster(&sagemaker).0.why.unwrap().contains("SageMaker"));

@@ -84,8 +84,9 @@ const PREFIX: &str = "DISTRIBUTE_";
 const TESTS: &str = "DISTRIBUTE_TEST";
 
 /// Read by the libraries.
-const OURS: [&str; 17] = [
+const OURS: [&str; 18] = [
     "DISTRIBUTE_ALGORITHM",
+    "DISTRIBUTE_ALONE",
     "DISTRIBUTE_FLIGHT_DIR",
     "DISTRIBUTE_HOST_ID",
     "DISTRIBUTE_INTERFACE",

@@ -1,51 +1,40 @@
-//! Reads the environment variables of launchers.
+//! Chooses among the descriptions of a job that launchers leave in the environment.
 
+use super::variables::{ENVIRONMENT, Vars, wrong};
 use super::{Membership, from_tf_config};
+use crate::process_manager::Meeting;
 use crate::slurm::first_host;
-use crate::spec::host_problem;
-use crate::{ClusterSpec, Error, JobId, Result, environment};
+use crate::{ClusterSpec, Error, JobId, Result, Task, TaskType, environment, json};
 
-/// Returns the membership that the variables describe.
-pub(super) fn membership(variable: &dyn Fn(&str) -> Option<String>) -> Result<Option<Membership>> {
+/// Looks up a variable of the environment.
+type Variable<'a> = dyn Fn(&str) -> Option<String> + 'a;
+
+/// Asks MPICH's process manager, whose socket the variables name.
+type Manager<'a> = dyn for<'v> Fn(&'v Variable<'v>) -> Result<Meeting> + 'a;
+
+/// Returns the membership that the variables describe; `manager` asks MPICH's process manager.
+pub(super) fn membership(variable: &Variable<'_>, manager: &Manager<'_>) -> Result<Option<Membership>> {
     if let Some(name) = DECISIVE.into_iter().find(|name| variable(name).is_some_and(|value| value.trim().is_empty())) {
         let remedy = format!("Unset {name} for a program of one process, else correct what sets it.");
         return Err(Error::config(ENVIRONMENT, format!("{name} is set, but empty"), "nothing", "a value", remedy));
     }
-    let variable: &dyn Fn(&str) -> Option<String> = &environment::set(variable);
-    let vars = Vars(variable);
-    let set = |name: &str| vars.get(name).is_some();
-    // A batch script of Slurm also has SLURM_PROCID but is one process; only the tasks of a step have the step's
-    // variables.
-    let sources = [
-        (TF_CONFIG, set("TF_CONFIG")),
-        (RANKS, set("RANK")),
-        (OPEN_MPI, set("OMPI_COMM_WORLD_RANK")),
-        (SLURM, set("SLURM_PROCID") && set("SLURM_STEP_NODELIST")),
-    ];
-    let seen: Vec<&'static str> = sources.into_iter().filter(|(_, set)| *set).map(|(source, _)| source).collect();
+    let variable: &Variable<'_> = &environment::set(variable);
+    let job = Job { vars: Vars(variable), manager };
+    match job.vars.get(ALONE).as_deref().map(str::trim) {
+        None | Some("0") => {}
+        Some("1") => return Ok(None),
+        Some(other) => return Err(wrong("DISTRIBUTE_ALONE is neither 0 nor 1", other, "1 to train alone, else 0")),
+    }
+    let seen: Vec<Source> = Source::ALL.into_iter().filter(|source| source.is_set(&job.vars)).collect();
     let Some((&source, others)) = seen.split_first() else {
-        return match vars.get("WORLD_SIZE") {
-            Some(size) if size.trim() != "1" => {
-                Err(wrong("WORLD_SIZE is set, but RANK is not", "no RANK", "RANK from 0 to WORLD_SIZE - 1"))
-            }
-            _ => Ok(None),
-        };
+        job.refuse_signs()?;
+        return Ok(None);
     };
-    let found = match source {
-        TF_CONFIG => {
-            let found = from_tf_config(&vars.get("TF_CONFIG").unwrap_or_default())?;
-            if let Some(membership) = &found {
-                vars.agrees_with(membership)?;
-            }
-            found
-        }
-        OPEN_MPI => Some(vars.ranks(OPEN_MPI, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", None)?),
-        SLURM => Some(vars.slurm()?),
-        _ => Some(vars.ranks(RANKS, "RANK", "WORLD_SIZE", None)?),
-    };
+    let found = job.described_by(source)?;
+    job.agrees(source, found.as_ref(), others)?;
     let Some(mut membership) = found else { return Ok(None) };
-    membership.also_seen = others.to_vec();
-    if let Some(job) = JobId::from_vars(variable)?.or_else(|| vars.scheduler_job(source)) {
+    membership.also_seen = others.iter().map(|source| source.name()).collect();
+    if let Some(job) = JobId::from_vars(variable)?.or_else(|| job.scheduler_job(source)) {
         membership = membership.with_job_id(job);
     }
     Ok(Some(membership))
@@ -53,41 +42,198 @@ pub(super) fn membership(variable: &dyn Fn(&str) -> Option<String>) -> Result<Op
 
 /// Variables that identify this process within a job. If one is set but empty, for example by a template without a
 /// value, each task would otherwise start as a job of one process.
-const DECISIVE: [&str; 6] =
-    ["TF_CONFIG", "RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "SLURM_PROCID"];
+const DECISIVE: [&str; 13] = [
+    "TF_CONFIG",
+    "RANK",
+    "WORLD_SIZE",
+    "PET_NODE_RANK",
+    "JAX_PROCESS_ID",
+    "HOROVOD_RANK",
+    "OMPI_COMM_WORLD_RANK",
+    "OMPI_COMM_WORLD_SIZE",
+    "PMI_RANK",
+    "SLURM_PROCID",
+    "SM_HOSTS",
+    "SM_CURRENT_HOST",
+    "CLUSTER_SPEC",
+];
 
-const TF_CONFIG: &str = "TF_CONFIG";
-const RANKS: &str = "RANK and WORLD_SIZE";
-const OPEN_MPI: &str = "Open MPI";
-const SLURM: &str = "Slurm";
+/// Lets each process of a job train by itself.
+const ALONE: &str = "DISTRIBUTE_ALONE";
 
-/// The environment variables of a process.
-struct Vars<'a>(&'a dyn Fn(&str) -> Option<String>);
+/// A description of a job in the environment, in the order of precedence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Source {
+    TfConfig,
+    Ranks,
+    Torch,
+    Jax,
+    Horovod,
+    OpenMpi,
+    Mpich,
+    Slurm,
+    SageMaker,
+    VertexAi,
+}
 
-impl Vars<'_> {
-    fn get(&self, name: &str) -> Option<String> {
-        (self.0)(name)
+impl Source {
+    const ALL: [Source; 10] = [
+        Source::TfConfig,
+        Source::Ranks,
+        Source::Torch,
+        Source::Jax,
+        Source::Horovod,
+        Source::OpenMpi,
+        Source::Mpich,
+        Source::Slurm,
+        Source::SageMaker,
+        Source::VertexAi,
+    ];
+
+    fn name(self) -> &'static str {
+        match self {
+            Source::TfConfig => "TF_CONFIG",
+            Source::Ranks => "RANK and WORLD_SIZE",
+            Source::Torch => "PET_NODE_RANK and PET_NNODES",
+            Source::Jax => "JAX_PROCESS_ID and JAX_NUM_PROCESSES",
+            Source::Horovod => "HOROVOD_RANK and HOROVOD_SIZE",
+            Source::OpenMpi => "Open MPI",
+            Source::Mpich => "PMI_RANK and PMI_SIZE",
+            Source::Slurm => "Slurm",
+            Source::SageMaker => "SM_HOSTS and SM_CURRENT_HOST",
+            Source::VertexAi => "CLUSTER_SPEC",
+        }
+    }
+
+    /// Returns the variables of the rank and of the number of processes, for sources that have them.
+    fn ranks(self) -> Option<(&'static str, &'static str)> {
+        match self {
+            Source::Ranks => Some(("RANK", "WORLD_SIZE")),
+            Source::Torch => Some(("PET_NODE_RANK", "PET_NNODES")),
+            Source::Jax => Some(("JAX_PROCESS_ID", "JAX_NUM_PROCESSES")),
+            Source::Horovod => Some(("HOROVOD_RANK", "HOROVOD_SIZE")),
+            Source::OpenMpi => Some(("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")),
+            Source::Mpich => Some(("PMI_RANK", "PMI_SIZE")),
+            Source::Slurm => Some(("SLURM_PROCID", "SLURM_NTASKS")),
+            Source::TfConfig | Source::SageMaker | Source::VertexAi => None,
+        }
+    }
+
+    fn is_set(self, vars: &Vars<'_>) -> bool {
+        let set = |name: &str| vars.get(name).is_some();
+        match self {
+            Source::TfConfig => set("TF_CONFIG"),
+            // Slurm sets them too, for its own tasks.
+            Source::Mpich => set("PMI_RANK") && (set("MPI_LOCALNRANKS") || !Source::Slurm.is_set(vars)),
+            // A batch script also has SLURM_PROCID but is one process; only the tasks of a step have the step's
+            // variables.
+            Source::Slurm => set("SLURM_PROCID") && set("SLURM_STEP_NODELIST"),
+            Source::SageMaker => set("SM_HOSTS") || set("SM_CURRENT_HOST"),
+            Source::VertexAi => set("CLUSTER_SPEC"),
+            other => other.ranks().is_some_and(|(rank, _)| set(rank)),
+        }
+    }
+
+    /// Returns whether the source describes each process of the program, as opposed to nodes, or to processes that may
+    /// themselves be launchers of others.
+    fn describes_processes(self) -> bool {
+        matches!(self, Source::TfConfig | Source::Ranks | Source::Jax | Source::Horovod | Source::VertexAi)
+    }
+}
+
+/// The environment of a process.
+struct Job<'a> {
+    vars: Vars<'a>,
+    manager: &'a Manager<'a>,
+}
+
+impl Job<'_> {
+    fn described_by(&self, source: Source) -> Result<Option<Membership>> {
+        let vars = &self.vars;
+        let ranks = source.ranks().unwrap_or_default();
+        let numbers = |leader: &dyn Fn() -> Result<String>| vars.ranks(source.name(), ranks, leader).map(Some);
+        let at_master = |otherwise| vars.at_master(ranks.1, otherwise);
+        match source {
+            Source::TfConfig => from_tf_config(&vars.get("TF_CONFIG").unwrap_or_default()),
+            Source::Ranks => numbers(&|| at_master(None)),
+            Source::Torch => {
+                self.check_torch()?;
+                numbers(&|| vars.at_variable("PET_MASTER_ADDR", "PET_MASTER_PORT"))
+            }
+            Source::Jax => numbers(&|| vars.at_variable("JAX_COORDINATOR_ADDRESS", "JAX_COORDINATOR_ADDRESS")),
+            Source::Horovod => numbers(&|| {
+                let port = vars.port("HOROVOD_GLOO_RENDEZVOUS_PORT")?.and_then(|port| port.checked_add(1));
+                at_master(port.filter(|_| self.is_one_host("HOROVOD_LOCAL_SIZE", ranks.1)).map(|port| Ok(here(port))))
+            }),
+            Source::OpenMpi => numbers(&|| {
+                let job =
+                    self.scheduler_job(source).filter(|_| self.is_one_host("OMPI_COMM_WORLD_LOCAL_SIZE", ranks.1));
+                at_master(job.map(|job| Ok(here(port_of(&job)))))
+            }),
+            Source::Mpich => self.mpich(ranks).map(Some),
+            Source::Slurm => self.slurm().map(Some),
+            Source::SageMaker => self.sage_maker().map(Some),
+            Source::VertexAi => self.vertex_ai().map(Some),
+        }
+    }
+
+    /// Returns whether all processes share this host: as many are here as there are.
+    fn is_one_host(&self, local_size: &str, size: &str) -> bool {
+        let number = |name: &str| self.vars.number(name).ok().flatten();
+        number(local_size).is_some_and(|local| Some(local) == number(size))
     }
 
     /// Returns the identity that the launcher which described the job gives to all of its processes. Identities from
     /// other launchers are ignored because they may name only a part of the job.
-    fn scheduler_job(&self, source: &str) -> Option<JobId> {
-        let from = |variable: &'static str| JobId::of_scheduler(variable, self.get(variable)?).ok();
+    fn scheduler_job(&self, source: Source) -> Option<JobId> {
+        let from = |variable: &'static str| JobId::of_scheduler(variable, self.vars.get(variable)?).ok();
         match source {
-            RANKS => from("TORCHELASTIC_RUN_ID").filter(|job| job.name() != TORCHRUN_DEFAULT),
-            OPEN_MPI => from("PMIX_NAMESPACE").or_else(|| from("OMPI_MCA_ess_base_jobid")),
+            Source::Ranks => from("TORCHELASTIC_RUN_ID").filter(|job| job.name() != TORCHRUN_DEFAULT),
+            Source::OpenMpi => from("PMIX_NAMESPACE").or_else(|| from("OMPI_MCA_ess_base_jobid")),
             // The components of a heterogeneous job have different numbers.
-            SLURM if self.get("SLURM_HET_SIZE").is_none() => {
-                let step = self.get("SLURM_STEP_ID").or_else(|| self.get("SLURM_STEPID"))?;
-                let name = format!("slurm-{}.{}", self.get("SLURM_JOB_ID")?.trim(), step.trim());
+            Source::Slurm if self.vars.get("SLURM_HET_SIZE").is_none() => {
+                let step = self.vars.get("SLURM_STEP_ID").or_else(|| self.vars.get("SLURM_STEPID"))?;
+                let name = format!("slurm-{}.{}", self.vars.get("SLURM_JOB_ID")?.trim(), step.trim());
                 JobId::of_scheduler("SLURM_STEP_ID", name).ok()
             }
             _ => None,
         }
     }
 
+    /// Refuses pods of which each starts several processes: those need a launcher in the pod.
+    fn check_torch(&self) -> Result<()> {
+        let (processes, nodes) = ("PET_NPROC_PER_NODE", "PET_NNODES");
+        // `auto`, `gpu` and `cpu` are what one process here uses as its replicas.
+        if let Some(given) = self.vars.get(processes).filter(|given| given.trim().parse::<u32>().is_ok_and(|n| n > 1)) {
+            let problem =
+                "PET_NPROC_PER_NODE asks for several processes on each node, and this one was started directly";
+            let remedy = "Start the program by `torchrun --no-python`, or set one process on each node.";
+            return Err(Error::config(ENVIRONMENT, problem, given, "1, auto, cpu or gpu", remedy));
+        }
+        match self.vars.get(nodes).filter(|given| given.contains(':')) {
+            Some(given) => Err(wrong("PET_NNODES is a range, and groups do not change their size", &given, "a number")),
+            None => Ok(()),
+        }
+    }
+
+    /// Asks the process manager where the members meet, if the variables do not say it.
+    fn mpich(&self, ranks: (&str, &str)) -> Result<Membership> {
+        let name = Source::Mpich.name();
+        if self.vars.get("MASTER_ADDR").is_some() || self.vars.number(ranks.1)? == Some(1) {
+            return self.vars.ranks(name, ranks, || self.vars.at_master(ranks.1, None));
+        }
+        // A rank outside of the job is refused before anything is asked.
+        self.vars.ranks(name, ranks, || Ok("none:1".to_owned()))?;
+        let meeting = (self.manager)(self.vars.0)?;
+        let job = JobId::of_scheduler("PMI_RANK", meeting.job)?;
+        let host = if self.is_one_host("MPI_LOCALNRANKS", ranks.1) { Some(LOOPBACK.to_owned()) } else { meeting.host };
+        let leader = host.map(|host| Ok((host, port_of(&job))));
+        Ok(self.vars.ranks(name, ranks, || self.vars.at_master(ranks.1, leader))?.with_job_id(job))
+    }
+
     fn slurm(&self) -> Result<Membership> {
-        let list = self.get("SLURM_STEP_NODELIST").unwrap_or_default();
+        let vars = &self.vars;
+        let list = vars.get("SLURM_STEP_NODELIST").unwrap_or_default();
         let host = first_host(&list).ok_or_else(|| {
             wrong(
                 "SLURM_STEP_NODELIST is not a list of hosts",
@@ -95,150 +241,166 @@ impl Vars<'_> {
                 "a list such as node1 or node[1-4,7]; or set MASTER_ADDR",
             )
         });
-        let job = match self.get("SLURM_JOB_ID") {
-            Some(id) => {
-                id.trim().parse::<u32>().map_err(|_| wrong("SLURM_JOB_ID is not a whole number", &id, "1, 2, …"))?
-            }
-            None => 0,
-        };
+        let job = vars.number("SLURM_JOB_ID")?.unwrap_or(0);
         // A port in the dynamic range that is the same on every task and differs between jobs.
-        let address = host.map(|host| (host, (61_440 + job % 4096) as u16));
+        let address = host.map(|host| (host, FIRST_PORT + (job % u32::from(PORTS)) as u16));
         // The size of the step, which may differ from that of the allocation.
-        let size = if self.get("SLURM_STEP_NUM_TASKS").is_some() { "SLURM_STEP_NUM_TASKS" } else { "SLURM_NTASKS" };
-        self.ranks(SLURM, "SLURM_PROCID", size, Some(address))
+        let size = if vars.get("SLURM_STEP_NUM_TASKS").is_some() { "SLURM_STEP_NUM_TASKS" } else { "SLURM_NTASKS" };
+        vars.ranks(Source::Slurm.name(), ("SLURM_PROCID", size), || vars.at_master(size, Some(address)))
     }
 
-    /// Returns the membership for a rank and size; `otherwise` is the leader's address if MASTER_ADDR is not set.
-    fn ranks(
-        &self,
-        source: &'static str,
-        rank_name: &str,
-        size_name: &str,
-        otherwise: Option<Result<(String, u16)>>,
-    ) -> Result<Membership> {
-        let number = |name: &str| -> Result<u32> {
-            let missing =
-                || wrong(&format!("{rank_name} is set, but {name} is not"), &format!("no {name}"), "a number");
-            let given = self.get(name).ok_or_else(missing)?;
-            given.trim().parse().map_err(|_| wrong(&format!("{name} is not a whole number"), &given, "0, 1, 2, …"))
-        };
-        let (rank, size) = (number(rank_name)?, number(size_name)?);
-        if rank >= size {
-            let expected = format!("a rank from 0 to {}", size.saturating_sub(1));
-            return Err(wrong(
-                &format!("{rank_name}={rank} is outside {size_name}={size}"),
-                &rank.to_string(),
-                &expected,
-            ));
-        }
-        if size as usize > ClusterSpec::MAX_TASKS {
-            let expected = format!("at most {}", ClusterSpec::MAX_TASKS);
-            return Err(wrong(&format!("{size_name} is too large"), &size.to_string(), &expected));
-        }
-        let leader_address = if size == 1 { String::new() } else { self.leader_address(size_name, size, otherwise)? };
-        Ok(Membership { source, ..Membership::new(rank, size, leader_address)? })
+    /// Reads SageMaker's list of hosts, which all are workers, in the order of their names.
+    fn sage_maker(&self) -> Result<Membership> {
+        let value = |name: &str| self.vars.get(name).unwrap_or_default();
+        let (hosts, own) = (value("SM_HOSTS"), value("SM_CURRENT_HOST"));
+        let wrong_hosts = || wrong("SM_HOSTS is not a list of hosts", &hosts, "[\"algo-1\", \"algo-2\"]");
+        let mut names: Vec<String> = serde_json::from_str(&hosts).map_err(|_| wrong_hosts())?;
+        names.sort();
+        let index = names.iter().position(|name| *name == own);
+        let index = index.ok_or_else(|| wrong("SM_CURRENT_HOST is not in SM_HOSTS", &own, &hosts))?;
+        let port = self.vars.port("DISTRIBUTE_PORT")?.unwrap_or(SAGE_MAKER_PORT);
+        let addresses = names.iter().map(|name| format!("{name}:{port}"));
+        let spec = ClusterSpec::new().with_job(TaskType::Worker, addresses);
+        let spec = spec.map_err(|error| error.about("SM_HOSTS"))?;
+        let membership = Membership::from_cluster(&spec, Task::new(TaskType::Worker, index as u32))?;
+        Ok(Membership { source: Source::SageMaker.name(), ..membership })
     }
 
-    fn leader_address(&self, size_name: &str, size: u32, otherwise: Option<Result<(String, u16)>>) -> Result<String> {
-        let own_port = self.port("DISTRIBUTE_PORT")?;
-        let master_port = self.port("MASTER_PORT")?;
-        if let (Some(own), Some(master)) = (own_port, master_port)
-            && own == master
-        {
-            let problem =
-                "DISTRIBUTE_PORT and MASTER_PORT are the same, but launchers listen on MASTER_PORT themselves";
-            return Err(wrong(problem, &own.to_string(), "two different ports"));
-        }
-        let port_after_master = || match master_port {
-            Some(u16::MAX) => {
-                let expected = "a port below 65535, or DISTRIBUTE_PORT";
-                Err(wrong("MASTER_PORT leaves no port after it", &u16::MAX.to_string(), expected))
-            }
-            Some(master) => Ok(Some(master + 1)),
-            None => Ok(None),
+    /// Reads Vertex AI's description. Its pools are the chief, the workers, the parameter servers and the evaluator.
+    fn vertex_ai(&self) -> Result<Membership> {
+        const SUBJECT: &str = "CLUSTER_SPEC";
+        let text = self.vars.get(SUBJECT).unwrap_or_default();
+        let expected = r#"{"cluster": {"workerpool0": ["host:2222"], …}, "task": {"type": "workerpool0", "index": 0}}"#;
+        let malformed = |problem: &str| {
+            Error::config(SUBJECT, problem, text.clone(), expected, "Correct it, or unset it and set TF_CONFIG.")
         };
-        let port = match own_port {
-            Some(port) => Some(port),
-            None => port_after_master()?,
+        let value = json::parse(&text).map_err(|error| malformed(&error.to_string()))?;
+        let kind = |pool: &str| match pool {
+            "workerpool0" => Ok(TaskType::Chief),
+            "workerpool1" => Ok(TaskType::Worker),
+            "workerpool2" => Ok(TaskType::Ps),
+            "workerpool3" => Ok(TaskType::Evaluator),
+            _ => Err(malformed("it has a pool other than workerpool0 to workerpool3")),
         };
-        match (self.get("MASTER_ADDR"), otherwise) {
-            (Some(given), otherwise) => {
-                let host = self.master_host(&given)?;
-                let fallback = otherwise.and_then(Result::ok).map(|(_, port)| port);
-                let missing = || {
-                    let problem = "MASTER_ADDR is set, but neither MASTER_PORT nor DISTRIBUTE_PORT is";
-                    wrong(problem, "no port", "MASTER_PORT, such as 29500")
-                };
-                Ok(format!("{host}:{}", port.or(fallback).ok_or_else(missing)?))
-            }
-            (None, Some(address)) => {
-                let (host, otherwise) = address?;
-                Ok(format!("{host}:{}", port.unwrap_or(otherwise)))
-            }
-            (None, None) => {
-                let problem = format!("{size_name}={size}, but MASTER_ADDR does not say where rank 0 is");
-                Err(wrong(&problem, "no MASTER_ADDR", "the host of rank 0"))
-            }
+        let mut spec = ClusterSpec::new();
+        let pools = value["cluster"].as_object().ok_or_else(|| malformed("it has no cluster"))?;
+        for (pool, hosts) in pools {
+            let hosts = hosts.as_array().ok_or_else(|| malformed("a pool is not a list"))?;
+            let hosts = hosts.iter().map(|host| host.as_str().map(str::to_owned));
+            let hosts = hosts.collect::<Option<Vec<_>>>().ok_or_else(|| malformed("a host is not a string"))?;
+            spec = spec.with_job(kind(pool)?, hosts).map_err(|error| error.about(SUBJECT))?;
         }
+        let task = &value["task"];
+        let own = kind(task["type"].as_str().ok_or_else(|| malformed("it does not say which task this process is"))?)?;
+        let index = task["index"].as_u64().and_then(|index| u32::try_from(index).ok());
+        let index = index.ok_or_else(|| malformed("the index of this process's task is not a number"))?;
+        let membership =
+            Membership::from_cluster(&spec, Task::new(own, index)).map_err(|error| error.about(SUBJECT))?;
+        Ok(Membership { source: SUBJECT, ..membership })
     }
 
-    /// Returns the host of MASTER_ADDR; an IPv6 address may be without brackets.
-    fn master_host(&self, given: &str) -> Result<String> {
-        let given = given.trim();
-        let host = match given.parse::<std::net::Ipv6Addr>() {
-            Ok(address) => format!("[{address}]"),
-            Err(_) => given.to_owned(),
-        };
-        match host_problem(&host) {
-            None => Ok(host),
-            Some(_) => {
-                let expected = "a host name or IP address, without a port";
-                Err(wrong("MASTER_ADDR is not a host", given, expected))
-            }
-        }
-    }
-
-    fn port(&self, name: &str) -> Result<Option<u16>> {
-        let Some(given) = self.get(name) else { return Ok(None) };
-        match given.trim().parse::<u16>() {
-            Ok(port) if port > 0 => Ok(Some(port)),
-            _ => Err(wrong(&format!("{name} is not a port"), &given, "a number from 1 to 65535")),
-        }
-    }
-
-    /// Checks that RANK and WORLD_SIZE agree with TF_CONFIG. If they do not, two launchers are active or one started
-    /// several processes with the same TF_CONFIG.
-    fn agrees_with(&self, described: &Membership) -> Result<()> {
-        let number = |name: &str| -> Result<Option<u32>> {
-            let wrong = |given: &str| wrong(&format!("{name} is not a whole number"), given, "0, 1, 2, …");
-            self.get(name).map(|given| given.trim().parse().map_err(|_| wrong(&given))).transpose()
-        };
-        let (Some(rank), Some(size)) = (number("RANK")?, number("WORLD_SIZE")?) else { return Ok(()) };
-        let trains = described.task().kind.trains();
-        if !trains || (rank, size) == (described.rank, described.world_size()) {
+    /// Checks that the descriptions that are not used agree with the one that is. Otherwise two launchers are active,
+    /// or one started several processes with the same description.
+    fn agrees(&self, source: Source, found: Option<&Membership>, others: &[Source]) -> Result<()> {
+        if found.is_some_and(|found| !found.task().kind.trains()) {
             return Ok(());
         }
-        Err(Error::config(
-            ENVIRONMENT,
-            "TF_CONFIG and RANK with WORLD_SIZE contradict each other",
-            format!(
-                "TF_CONFIG with {}, rank {} of {}; RANK={rank}, WORLD_SIZE={size}",
-                described.task(),
-                described.rank,
-                described.world_size()
-            ),
-            "one description of the job, or two that agree",
-            "Unset TF_CONFIG, or unset RANK and WORLD_SIZE.",
-        ))
+        let (rank, size) = found.map_or((0, 1), |found| (found.rank, found.world_size()));
+        for other in others {
+            let Some((their_rank, their_size)) = self.place(*other)? else { continue };
+            let agrees = match other.describes_processes() && source.describes_processes() {
+                true => (rank, size) == (their_rank, their_size),
+                // A launcher may have started another one, which started several processes.
+                false => size > 1 || their_size == 1,
+            };
+            if !agrees {
+                return Err(Error::config(
+                    ENVIRONMENT,
+                    format!("{} and {} contradict each other", source.name(), other.name()),
+                    format!(
+                        "{} with rank {rank} of {size}; {} with rank {their_rank} of {their_size}",
+                        source.name(),
+                        other.name()
+                    ),
+                    "one description of the job, or two that agree",
+                    "Unset one of them, or set DISTRIBUTE_ALONE=1 if each process is to train alone.",
+                ));
+            }
+        }
+        if size == 1 { self.refuse_signs() } else { Ok(()) }
+    }
+
+    /// Returns the rank and the number of processes of a description, if it is complete.
+    fn place(&self, source: Source) -> Result<Option<(u32, u32)>> {
+        Ok(match source.ranks() {
+            Some((rank, size)) => {
+                let step = "SLURM_STEP_NUM_TASKS";
+                let size = if source == Source::Slurm && self.vars.get(step).is_some() { step } else { size };
+                // The numbers of a launcher in which this one runs may be of any form.
+                match source.describes_processes() {
+                    true => self.vars.number(rank)?.zip(self.vars.number(size)?),
+                    false => self.vars.number(rank).ok().flatten().zip(self.vars.number(size).ok().flatten()),
+                }
+            }
+            None => self.described_by(source)?.map(|found| (found.rank, found.world_size())),
+        })
+    }
+
+    /// Refuses to train alone where a variable says that there are several processes, and nothing describes them.
+    fn refuse_signs(&self) -> Result<()> {
+        let several = |name: &&str| self.vars.get(name).is_some_and(|size| size.trim() != "1");
+        let sizes = Source::ALL.into_iter().filter(|source| *source != Source::Slurm).filter_map(Source::ranks);
+        let missing = |(rank, size): (&'static str, &'static str)| {
+            let is_lonely = several(&size) && self.vars.get(rank).is_none();
+            is_lonely.then(|| format!("{size} is set, but {rank} is not"))
+        };
+        let problem = sizes.into_iter().find_map(missing).or_else(|| {
+            let value = |name: &str| self.vars.get(name);
+            if value("JAX_COORDINATOR_ADDRESS").is_some() && value("JAX_PROCESS_ID").is_none() {
+                return Some("JAX_COORDINATOR_ADDRESS is set, but JAX_PROCESS_ID is not".to_owned());
+            }
+            let ours = |name: &str, is_sign: &dyn Fn(&str) -> bool| value(name).filter(|text| is_sign(text.trim()));
+            if let Some(index) = ours("JOB_COMPLETION_INDEX", &|index| index != "0") {
+                return Some(format!("JOB_COMPLETION_INDEX={index} is one of several pods, and nothing says how many"));
+            }
+            if let Some(hosts) = ours("TPU_WORKER_HOSTNAMES", &|hosts| hosts.contains(',')) {
+                return Some(format!("TPU_WORKER_HOSTNAMES={hosts} are several hosts, and no description of a job"));
+            }
+            let rank = ours("PMIX_RANK", &|rank| rank != "0")?;
+            (value("OMPI_COMM_WORLD_RANK").is_none() && value("SLURM_PROCID").is_none())
+                .then(|| format!("PMIX_RANK={rank} is one of several processes, and nothing says how many"))
+        });
+        match problem {
+            None => Ok(()),
+            Some(problem) => {
+                let expected = "a description of the job, such as RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT";
+                let remedy = "Set them on every process, or set DISTRIBUTE_ALONE=1 if each process is to train alone.";
+                Err(Error::config(ENVIRONMENT, problem, "signs of several processes", expected, remedy))
+            }
+        }
     }
 }
+
+/// The address of a leader on this host.
+fn here(port: u16) -> (String, u16) {
+    (LOOPBACK.to_owned(), port)
+}
+
+/// Returns a port in the dynamic range that is the same on every task of a job and differs between jobs.
+fn port_of(job: &JobId) -> u16 {
+    // The last bytes differ most between names that differ in their ends.
+    let [.., high, low] = job.to_bytes();
+    FIRST_PORT + u16::from_be_bytes([high, low]) % PORTS
+}
+
+const LOOPBACK: &str = "127.0.0.1";
+
+/// The last 4096 ports, which systems give to outgoing connections last.
+const FIRST_PORT: u16 = 61_440;
+const PORTS: u16 = 4096;
+
+/// The port of `SageMakerClusterResolver` of TensorFlow.
+const SAGE_MAKER_PORT: u16 = 2223;
 
 /// The run id of torchrun jobs that were not given one.
 const TORCHRUN_DEFAULT: &str = "none";
-
-const ENVIRONMENT: &str = "the environment";
-
-fn wrong(problem: &str, given: &str, expected: &str) -> Error {
-    let remedy = "Set the variables alike on every process, or start the program with `distribute run`.";
-    Error::config(ENVIRONMENT, problem, given, expected, remedy)
-}

@@ -1,4 +1,5 @@
 use super::*;
+use crate::process_manager::Meeting;
 
 fn from(vars: &[(&str, &str)]) -> Result<Option<Membership>> {
     Membership::from_vars(|name| vars.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned()))
@@ -59,6 +60,130 @@ fn ranks_and_ports() {
         (membership.rank, membership.source, membership.task().to_string()),
         (3, "Open MPI", "worker:3".to_owned())
     );
+}
+
+#[test]
+fn pods_of_kubeflow() {
+    let torch = [
+        ("PET_NODE_RANK", "1"),
+        ("PET_NNODES", "2"),
+        ("PET_NPROC_PER_NODE", "auto"),
+        ("PET_MASTER_ADDR", "train-node-0-0.train"),
+        ("PET_MASTER_PORT", "29500"),
+    ];
+    let membership = found(&torch);
+    assert_eq!((membership.rank, membership.leader_address.as_str()), (1, "train-node-0-0.train:29500"));
+    // torchrun in such a pod describes its own processes.
+    let inside =
+        [&torch[..], &[("RANK", "5"), ("WORLD_SIZE", "8"), ("MASTER_ADDR", "h"), ("MASTER_PORT", "1")]].concat();
+    assert_eq!((found(&inside).rank, found(&inside).also_seen), (5, vec!["PET_NODE_RANK and PET_NNODES"]));
+    let jax =
+        [("JAX_PROCESS_ID", "2"), ("JAX_NUM_PROCESSES", "3"), ("JAX_COORDINATOR_ADDRESS", "train-node-0-0.train:6666")];
+    let membership = found(&jax);
+    assert_eq!((membership.rank, membership.leader_address.as_str()), (2, "train-node-0-0.train:6666"));
+    assert_eq!(found(&[&jax[..], &[("DISTRIBUTE_PORT", "7")]].concat()).leader_address, "train-node-0-0.train:7");
+}
+
+#[test]
+fn launchers_of_one_host_need_no_address() {
+    let mpi = |namespace: &'static str| {
+        found(&[
+            ("OMPI_COMM_WORLD_RANK", "1"),
+            ("OMPI_COMM_WORLD_SIZE", "2"),
+            ("OMPI_COMM_WORLD_LOCAL_SIZE", "2"),
+            ("PMIX_RANK", "1"),
+            ("PMIX_NAMESPACE", namespace),
+        ])
+    };
+    let (one, same, other) = (mpi("7"), mpi("7"), mpi("8"));
+    assert!(one.leader_address.starts_with("127.0.0.1:") && one.leader_address == same.leader_address);
+    assert_ne!(one.leader_address, other.leader_address);
+    let horovod = [
+        ("HOROVOD_RANK", "1"),
+        ("HOROVOD_SIZE", "2"),
+        ("HOROVOD_LOCAL_SIZE", "2"),
+        ("HOROVOD_GLOO_RENDEZVOUS_PORT", "4000"),
+    ];
+    assert_eq!(found(&horovod).leader_address, "127.0.0.1:4001");
+}
+
+#[test]
+fn the_process_manager_of_mpich_is_asked() {
+    let from = |vars: &[(&str, &str)], meeting: Meeting| {
+        let variable = |name: &str| vars.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned());
+        launchers::membership(&variable, &|_| Ok(meeting.clone())).unwrap().unwrap()
+    };
+    let hydra = [("PMI_RANK", "1"), ("PMI_SIZE", "4"), ("PMI_FD", "8"), ("MPI_LOCALNRANKS", "4")];
+    let job = |host: Option<&str>| Meeting { job: "kvs_1_0_vm".to_owned(), host: host.map(str::to_owned) };
+    let here = from(&hydra, job(None));
+    assert_eq!((here.rank, here.world_size(), here.job_id().name()), (1, 4, "kvs_1_0_vm"));
+    let port = here.leader_address.strip_prefix("127.0.0.1:").unwrap();
+    assert!(port.parse::<u16>().is_ok_and(|port| port >= 61_440), "{port}");
+    let hosts = from(&[&hydra[..3], &[("MPI_LOCALNRANKS", "2")]].concat(), job(Some("node1")));
+    assert_eq!(hosts.leader_address, format!("node1:{port}"));
+    // Slurm sets PMI's variables for its own tasks.
+    let slurm = [("SLURM_PROCID", "1"), ("SLURM_NTASKS", "4"), ("SLURM_STEP_NODELIST", "n1")];
+    assert_eq!(from(&[&hydra[..3], &slurm].concat(), job(None)).source, "Slurm");
+}
+
+#[test]
+fn clouds() {
+    let hosts = r#"["algo-2", "algo-1"]"#;
+    let membership = found(&[("SM_HOSTS", hosts), ("SM_CURRENT_HOST", "algo-2")]);
+    assert_eq!((membership.rank, membership.leader_address.as_str()), (1, "algo-1:2223"));
+    let spec = |pool: &str| {
+        let cluster = r#"{"workerpool0": ["c:2222"], "workerpool1": ["a:2222", "b:2222"], "workerpool3": ["e:2222"]}"#;
+        format!(r#"{{"cluster": {cluster}, "environment": "cloud", "task": {{"type": "{pool}", "index": 0}}}}"#)
+    };
+    let membership = found(&[("CLUSTER_SPEC", &spec("workerpool1"))]);
+    assert_eq!((membership.rank, membership.world_size(), membership.leader_address.as_str()), (1, 3, "c:2222"));
+    assert_eq!(found(&[("CLUSTER_SPEC", &spec("workerpool3"))]).task().to_string(), "evaluator:0");
+}
+
+#[test]
+fn a_process_of_several_never_trains_alone_unasked() {
+    let alone = r#"{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 0}}"#;
+    let signs: [(&[(&str, &str)], &str); 13] = [
+        (&[("JAX_NUM_PROCESSES", "2")], "JAX_NUM_PROCESSES is set, but JAX_PROCESS_ID is not"),
+        (&[("JAX_COORDINATOR_ADDRESS", "h:1")], "JAX_PROCESS_ID is not"),
+        (&[("PET_NNODES", "2")], "PET_NODE_RANK is not"),
+        (&[("HOROVOD_SIZE", "2")], "HOROVOD_RANK is not"),
+        (&[("PMI_SIZE", "2")], "PMI_RANK is not"),
+        (&[("JOB_COMPLETION_INDEX", "3")], "JOB_COMPLETION_INDEX=3"),
+        (&[("TPU_WORKER_HOSTNAMES", "a,b"), ("TPU_WORKER_ID", "0")], "TPU_WORKER_HOSTNAMES"),
+        (&[("PMIX_RANK", "1"), ("PMIX_NAMESPACE", "x")], "PMIX_RANK=1"),
+        (&[("TF_CONFIG", "{}"), ("JOB_COMPLETION_INDEX", "1")], "JOB_COMPLETION_INDEX=1"),
+        (
+            &[("TF_CONFIG", alone), ("PMI_RANK", "0"), ("PMI_SIZE", "2")],
+            "TF_CONFIG and PMI_RANK and PMI_SIZE contradict",
+        ),
+        (
+            &[("RANK", "0"), ("WORLD_SIZE", "1"), ("OMPI_COMM_WORLD_RANK", "1"), ("OMPI_COMM_WORLD_SIZE", "2")],
+            "Open MPI",
+        ),
+        (&[("PET_NODE_RANK", "0"), ("PET_NNODES", "2"), ("PET_NPROC_PER_NODE", "4")], "PET_NPROC_PER_NODE"),
+        (&[("PET_NODE_RANK", "0"), ("PET_NNODES", "1:4")], "PET_NNODES is a range"),
+    ];
+    for (vars, words) in signs {
+        let text = from(vars).unwrap_err().to_string();
+        assert!(text.contains(words), "{vars:?}: {text}");
+        assert_eq!(from(&[vars, &[("DISTRIBUTE_ALONE", "1")]].concat()).unwrap(), None, "{vars:?}");
+    }
+    let text = from(&[("DISTRIBUTE_ALONE", "yes")]).unwrap_err().to_string();
+    assert!(text.contains("neither 0 nor 1"), "{text}");
+    // One process each, by any name.
+    for vars in [&[("PMI_RANK", "0"), ("PMI_SIZE", "1")][..], &[("PET_NNODES", "1"), ("PET_NODE_RANK", "0")]] {
+        assert_eq!(found(vars).world_size(), 1, "{vars:?}");
+    }
+    assert_eq!(from(&[("JOB_COMPLETION_INDEX", "0")]).unwrap(), None);
+}
+
+#[test]
+fn two_descriptions_of_the_processes_agree_or_are_both_named() {
+    let jax = [("JAX_PROCESS_ID", "1"), ("JAX_NUM_PROCESSES", "2"), ("JAX_COORDINATOR_ADDRESS", "h:1")];
+    assert_eq!(found(&[&RANKS[..], &jax].concat()).rank, 1);
+    let text = from(&[&RANKS[..], &[("JAX_PROCESS_ID", "0")], &jax[1..]].concat()).unwrap_err().to_string();
+    assert!(text.contains("RANK and WORLD_SIZE and JAX_PROCESS_ID and JAX_NUM_PROCESSES contradict"), "{text}");
 }
 
 #[test]
@@ -201,10 +326,17 @@ fn every_mistake_is_a_sentence() {
         ([&[("MASTER_ADDR", "http://h")][..], &RANKS].concat(), "MASTER_ADDR is not a host"),
         (vec![("OMPI_COMM_WORLD_RANK", "0")], "OMPI_COMM_WORLD_SIZE is not"),
         (vec![("OMPI_COMM_WORLD_RANK", "0"), ("OMPI_COMM_WORLD_SIZE", "2")], "MASTER_ADDR does not say"),
+        (vec![("PMI_RANK", "0"), ("PMI_SIZE", "2")], "MASTER_ADDR is not set, and the process manager"),
+        (vec![("PMI_RANK", "2"), ("PMI_SIZE", "2")], "PMI_RANK=2 is outside PMI_SIZE=2"),
+        (vec![("JAX_PROCESS_ID", "0"), ("JAX_NUM_PROCESSES", "2")], "JAX_COORDINATOR_ADDRESS is not set"),
+        (vec![("PET_NODE_RANK", "0"), ("PET_NNODES", "2")], "PET_MASTER_ADDR is not set"),
+        (vec![("SM_HOSTS", "algo-1"), ("SM_CURRENT_HOST", "algo-1")], "SM_HOSTS is not a list"),
+        (vec![("SM_HOSTS", "[\"a\"]"), ("SM_CURRENT_HOST", "b")], "SM_CURRENT_HOST is not in SM_HOSTS"),
+        (vec![("CLUSTER_SPEC", "{}")], "it has no cluster"),
         ([&slurm[..], &[("SLURM_STEP_NODELIST", "n[1")]].concat(), "SLURM_STEP_NODELIST is not a list"),
         ([&slurm[..], &[("SLURM_STEP_NODELIST", "n1"), ("SLURM_JOB_ID", "x")]].concat(), "SLURM_JOB_ID"),
         (vec![("TF_CONFIG", TF), ("RANK", "0"), ("WORLD_SIZE", "3")], "contradict each other"),
-        (vec![("TF_CONFIG", TF), ("RANK", "2"), ("WORLD_SIZE", "4")], "rank 2 of 3; RANK=2, WORLD_SIZE=4"),
+        (vec![("TF_CONFIG", TF), ("RANK", "2"), ("WORLD_SIZE", "4")], "RANK and WORLD_SIZE with rank 2 of 4"),
     ] {
         let text = from(&vars).unwrap_err().to_string();
         let complete = ["Given: ", "Expected: "].iter().all(|part| text.contains(part));

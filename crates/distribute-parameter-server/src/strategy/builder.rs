@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use distribute_cluster::{ClusterResolver, ClusterSpec, JobId, TaskType};
+use distribute_cluster::{ClusterResolver, ClusterSpec, JobId, Membership, TaskType};
 use distribute_device::DType;
 use parking_lot::Mutex;
 
@@ -130,6 +130,7 @@ impl ParameterServerStrategyBuilder {
     pub fn build(self) -> Result<ParameterServerStrategy> {
         let (spec, task_type, job) = self.cluster?;
         let roles = Roles::of(&spec)?;
+        Membership::mark_joined();
         if let Some(kind @ (TaskType::Worker | TaskType::Ps | TaskType::Evaluator)) = task_type {
             return Err(Error::WrongTask {
                 task: kind.to_string(),

@@ -41,6 +41,39 @@ fn custom_loop_learns_the_same_on_two_replicas() {
 }
 
 #[test]
+fn a_process_of_several_does_not_train_alone() {
+    let ranks = [("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "1")];
+    let vertex = r#"{"cluster": {"workerpool0": ["a:1"], "workerpool1": ["b:1"]},
+        "task": {"type": "workerpool1", "index": 0}}"#;
+    let mirrored = &["--strategy", "mirrored", "--epochs", "1"][..];
+    for (args, variables, words) in [
+        (
+            mirrored,
+            &ranks[..],
+            "but this one is worker:0 of 2 processes, by RANK and WORLD_SIZE; use MultiWorkerMirrored",
+        ),
+        (
+            mirrored,
+            &[("CLUSTER_SPEC", vertex)],
+            "MirroredStrategy trains in one process, but this one is worker:0 of 2 processes, by CLUSTER_SPEC",
+        ),
+        (&["--epochs", "1"], &[("JAX_NUM_PROCESSES", "2")], "JAX_NUM_PROCESSES is set, but JAX_PROCESS_ID is not"),
+        (&["--epochs", "1"], &[("PMI_SIZE", "2")], "PMI_SIZE is set, but PMI_RANK is not"),
+    ] {
+        let job = |more: &[(&str, &str)]| {
+            let variables = [variables, more].concat();
+            let job = variables.iter().fold(example("mnist", args), |job, (name, value)| job.env(*name, *value));
+            job.start().unwrap().wait_all(DEADLINE).unwrap().remove(0)
+        };
+        let refused = job(&[]);
+        assert!(refused.code == Some(2) && refused.stderr.contains(words), "{refused:?}");
+        assert!(!refused.stdout.contains("accuracy"), "{refused:?}");
+    }
+    let alone = example("mnist", mirrored).env("RANK", "0").env("WORLD_SIZE", "2").env("DISTRIBUTE_ALONE", "1");
+    assert!(numbers(&run(alone)[0], "test accuracy")[0] > 85.0);
+}
+
+#[test]
 fn multi_worker_goes_on_from_what_its_chief_has_saved() {
     let folder = tempfile::tempdir().unwrap();
     let job = |epochs: &str| {
