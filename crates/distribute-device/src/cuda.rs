@@ -56,7 +56,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use cudarc::driver::sys;
-use parking_lot::Mutex;
 
 pub use self::compiler::compiler_version;
 pub use self::compute::{Combine, MAX_BUFFERS};
@@ -69,6 +68,7 @@ use self::event::CudaEvent;
 use self::gpu::Gpu;
 use self::memory::{CudaMemory, Pool, pinned};
 use self::raw_stream::RawStream;
+use crate::mutex::Mutex;
 use crate::{Device, DeviceBuffer, Error, Event, HostBuffer, LogicalDevice, MemoryUse, Result, Stream};
 
 /// A logical GPU as a [`Device`].

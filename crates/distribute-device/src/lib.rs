@@ -58,6 +58,7 @@ mod event;
 mod host_buffer;
 mod host_fn;
 mod logical;
+mod mutex;
 mod spec;
 mod transfer;
 mod view;

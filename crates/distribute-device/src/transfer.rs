@@ -3,8 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use parking_lot::Mutex;
-
+use crate::mutex::Mutex;
 use crate::{Error, Event, HostBuffer, Result};
 
 /// A copy in progress, which owns its host buffer and returns it when the copy has ended.

@@ -1,10 +1,9 @@
 //! Events of logical CPUs.
 
-use std::sync::Arc;
+use std::sync::{Arc, Condvar};
 use std::time::Instant;
 
-use parking_lot::{Condvar, Mutex};
-
+use crate::mutex::Mutex;
 use crate::{DeviceSpec, Error, Event, Result};
 
 /// The result of an operation: if it failed, the first failure of its stream, with the names of stream and operation.
@@ -54,10 +53,8 @@ impl Completion {
 
     /// Waits for the outcome; `None` if the deadline passes first.
     pub(super) fn wait(&self, deadline: Instant) -> Option<Outcome> {
-        let mut outcome = self.outcome.lock();
         let timeout = deadline.saturating_duration_since(Instant::now());
-        self.reached.wait_while_for(&mut outcome, |outcome| outcome.is_none(), timeout);
-        outcome.clone()
+        self.outcome.wait_while(&self.reached, timeout, |outcome| outcome.is_none()).clone()
     }
 
     fn set(&self, outcome: Outcome) {

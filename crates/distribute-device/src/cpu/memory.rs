@@ -2,11 +2,10 @@
 
 use std::any::Any;
 use std::ops::Range;
-use std::sync::Arc;
-
-use parking_lot::{Mutex, MutexGuard};
+use std::sync::{Arc, MutexGuard};
 
 use crate::account::Account;
+use crate::mutex::Mutex;
 use crate::{DeviceBuffer, DeviceMemory, DeviceSpec, Error, HostBuffer, Result};
 
 /// An allocation. Clones are handles to it.

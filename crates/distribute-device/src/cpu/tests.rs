@@ -5,9 +5,8 @@ use std::error::Error as _;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
-
 use super::*;
+use crate::mutex::Mutex;
 use crate::{Devices, HostFn, Transfer};
 
 /// A deadline longer than any test takes.

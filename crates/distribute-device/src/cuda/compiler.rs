@@ -10,11 +10,11 @@ use std::{env, fs, process};
 use cudarc::driver::{CudaContext, CudaFunction, CudaModule};
 use cudarc::nvrtc::{Ptx, result as nvrtc, sys};
 use libloading::Library;
-use parking_lot::Mutex;
 
 use super::driver::{failed, why};
 use super::environment;
 use super::source::Module;
+use crate::mutex::Mutex;
 use crate::{Error, Result};
 
 /// Compiled kernels of one GPU.

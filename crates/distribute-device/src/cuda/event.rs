@@ -5,11 +5,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use cudarc::driver::{CudaEvent as RawEvent, sys};
-use parking_lot::Mutex;
 
 use super::failure::{Failures, StreamPosition};
 use super::gpu::Gpu;
 use super::raw_stream::RawStream;
+use crate::mutex::Mutex;
 use crate::{DeviceSpec, Error, Event, Result};
 
 /// How long a wait polls without sleeping: most waits are shorter than a sleep.

@@ -6,9 +6,8 @@
 
 use std::sync::Arc;
 
-use parking_lot::Mutex;
-
 use crate::Error;
+use crate::mutex::Mutex;
 
 /// The failures of one stream.
 #[derive(Debug)]

@@ -5,10 +5,10 @@ use std::sync::{Arc, Weak};
 
 use cudarc::driver::sys::CUdevice_attribute as Attribute;
 use cudarc::driver::{CudaContext, DriverError, result, sys};
-use parking_lot::Mutex;
 
 use super::compiler::Kernels;
 use super::driver::{driver, failed};
+use crate::mutex::Mutex;
 use crate::{DeviceKind, Error, PhysicalDevice, Result};
 
 /// The driver's description of a GPU.

@@ -8,12 +8,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cudarc::driver::{DriverError, result, sys};
-use parking_lot::Mutex;
 
 use super::event::Mark;
 use super::gpu::Gpu;
 use super::raw_stream::RawStream;
 use crate::account::Account;
+use crate::mutex::Mutex;
 use crate::{DeviceMemory, DeviceSpec, Error, HostBuffer, HostMemory, Result};
 
 /// How long an allocation waits for its memory to be zeroed.

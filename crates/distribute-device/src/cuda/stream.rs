@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cudarc::driver::{DriverError, result, sys};
-use parking_lot::Mutex;
 
 use super::event::{CudaEvent, Mark, Recorded};
 use super::failure::Failures;
@@ -16,6 +15,7 @@ use super::memory::{CudaMemory, Pool};
 use super::raw_stream::RawStream;
 use crate::host_buffer::byte_range;
 use crate::host_fn;
+use crate::mutex::Mutex;
 use crate::{DeviceBuffer, DeviceSpec, Error, Event, HostBuffer, HostFn, HostSlot, Result, Stream, Transfer};
 
 /// How long dropping a stream waits for the copies that still use host buffers.
