@@ -6,6 +6,7 @@
 
 mod items;
 mod print;
+mod since;
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -29,10 +30,16 @@ pub(crate) struct Flags {
     /// Prints the public items instead of comparing them.
     #[arg(long)]
     print: bool,
+    /// Compares docs/api with that of a revision of git, and the version with the changes; builds nothing.
+    #[arg(long, value_name = "REVISION", conflicts_with_all = ["package", "write", "print"])]
+    since: Option<String>,
 }
 
 pub(crate) fn run(flags: &Flags) -> Result<(), String> {
     let workspace = Workspace::load()?;
+    if let Some(revision) = &flags.since {
+        return since::run(&workspace, revision);
+    }
     let folder = workspace.root.join(FOLDER);
     let mut problems = Vec::new();
     let published = workspace.published(flags.package.as_deref())?;
@@ -105,10 +112,17 @@ fn counts(name: &str, lines: &[Line]) -> String {
 
 /// Lines that a snapshot has and the crate has not, and the other way round.
 fn differences(name: &str, snapshot: &str, lines: &[Line]) -> Vec<String> {
-    let before: BTreeSet<&str> = snapshot.lines().collect();
-    let now: BTreeSet<&str> = lines.iter().map(|line| line.text.as_str()).collect();
-    let gone = before.difference(&now).map(|line| format!("  {name}: - {line}"));
-    gone.chain(now.difference(&before).map(|line| format!("  {name}: + {line}"))).collect()
+    let now: Vec<&str> = lines.iter().map(|line| line.text.as_str()).collect();
+    let now = now.join("\n");
+    let (gone, new) = differences_of(snapshot, &now);
+    let gone = gone.into_iter().map(|line| format!("  {name}: - {line}"));
+    gone.chain(new.into_iter().map(|line| format!("  {name}: + {line}"))).collect()
+}
+
+/// Lines that the first text alone has, and lines that the second alone has.
+fn differences_of<'a>(before: &'a str, now: &'a str) -> (Vec<&'a str>, Vec<&'a str>) {
+    let (before, now): (BTreeSet<&str>, BTreeSet<&str>) = (before.lines().collect(), now.lines().collect());
+    (before.difference(&now).copied().collect(), now.difference(&before).copied().collect())
 }
 
 /// Snapshots of crates that are not published.
