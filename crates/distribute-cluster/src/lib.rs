@@ -1,10 +1,10 @@
 //! Cluster specifications, resolvers and the coordination service of a distributed program.
 //!
 //! - [`ClusterSpec`]: the jobs of a cluster and the addresses of their tasks; a [`Task`] is printed `worker:3`.
-//! - [`ClusterResolver`]: a source of cluster specifications: [`TfConfigResolver`], [`SimpleResolver`] and
-//!   [`UnionResolver`].
+//! - [`ClusterResolver`]: a source of cluster specifications: [`TfConfigResolver`], [`SlurmResolver`],
+//!   [`SageMakerResolver`], [`SimpleResolver`] and [`UnionResolver`].
 //! - [`Membership`]: this process's rank among the processes that train together, from TF_CONFIG, RANK and WORLD_SIZE,
-//!   Open MPI or Slurm.
+//!   or the variables of other launchers.
 //! - [`JobId`]: the identity of a job, which members verify when they connect; [`Incarnation`]: one start of it.
 //! - [`Coordination`]: a service by which the members join, exchange small values, and learn of each other's failures.
 //!   Cargo feature `coordination`, enabled by default.
@@ -38,6 +38,7 @@ mod failure;
 #[cfg(feature = "grpc")]
 pub mod grpc;
 mod host;
+mod hostlist;
 #[cfg(feature = "coordination")]
 mod incoming;
 mod interface;
@@ -49,6 +50,7 @@ mod process_manager;
 mod rendezvous;
 mod resolver;
 mod rules;
+mod sage_maker;
 mod slurm;
 mod spec;
 mod store;
@@ -72,6 +74,8 @@ pub use names::look_up;
 pub use rendezvous::{Rendezvous, StoreRendezvous};
 pub use resolver::{ClusterResolver, SimpleResolver};
 pub use rules::{collective_leader, coordination_leader, id_in_cluster, is_chief, worker_count};
+pub use sage_maker::SageMakerResolver;
+pub use slurm::{SlurmOptions, SlurmResolver};
 pub use spec::ClusterSpec;
 pub use store::{FileStore, Store};
 pub use task::{Task, TaskType};

@@ -1,35 +1,306 @@
-//! The part of Slurm's host list grammar that is needed to find the first host.
+//! The cluster of a step of Slurm.
 
-/// Returns the first host of a list such as `n[1-2,5],m7`, or `None` if the list is malformed.
-pub(crate) fn first_host(list: &str) -> Option<String> {
-    let Some((prefix, rest)) = list.split_once('[') else {
-        return list.split(',').next().map(str::trim).filter(|host| !host.is_empty()).map(str::to_owned);
-    };
-    if let Some((host, _)) = prefix.split_once(',') {
-        return (!host.is_empty()).then(|| host.trim().to_owned());
+use crate::hostlist;
+use crate::{ClusterResolver, ClusterSpec, Error, JobId, Result, TaskType, environment};
+
+/// The tasks of a step that `srun` started.
+///
+/// Reads SLURM_PROCID, SLURM_STEP_NUM_TASKS (or SLURM_NTASKS), SLURM_STEP_NODELIST and SLURM_STEP_TASKS_PER_NODE. Tasks
+/// are numbered node by node, in the order of the list, and fill the jobs in the order in which those are given. A task
+/// has the address of its node, at the base port plus its number on the node.
+///
+/// # Examples
+/// ```
+/// use distribute_cluster::{ClusterResolver, SlurmOptions, SlurmResolver, Task, TaskType};
+/// let variable = |name: &str| match name {
+///     "SLURM_PROCID" => Some("2".to_owned()),
+///     "SLURM_STEP_NUM_TASKS" => Some("3".to_owned()),
+///     "SLURM_STEP_NODELIST" => Some("n[1-2]".to_owned()),
+///     "SLURM_STEP_TASKS_PER_NODE" => Some("2,1".to_owned()),
+///     _ => None,
+/// };
+/// let jobs = vec![(TaskType::Ps, 1), (TaskType::Worker, 2)];
+/// let cluster = SlurmResolver::from_vars(variable, SlurmOptions::default().jobs(jobs))?;
+/// assert_eq!(cluster.task(), Some(Task::new(TaskType::Worker, 1)));
+/// assert_eq!(cluster.cluster_spec()?.task_address(Task::new(TaskType::Worker, 0))?, "n1:8889");
+/// # Ok::<(), distribute_cluster::Error>(())
+/// ```
+///
+/// # Source
+/// `tf.distribute.cluster_resolver.SlurmClusterResolver`, which sorts the nodes by name instead.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SlurmResolver {
+    spec: ClusterSpec,
+    task: (TaskType, u32),
+    gpus: Vec<u32>,
+    job: Option<JobId>,
+}
+
+/// Settings of a [`SlurmResolver`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SlurmOptions {
+    /// The jobs of the cluster with their numbers of tasks, in the order in which tasks fill them; together as many as
+    /// the step has. Default: all tasks are workers.
+    pub jobs: Vec<(TaskType, u32)>,
+    /// The port of the first task of each node. Default: 8888.
+    pub port_base: u16,
+    /// The number of GPUs of each node. Default: 0.
+    pub gpus_per_node: u32,
+    /// The number of GPUs of each task. Default: those of the node, divided by the most tasks of a node.
+    pub gpus_per_task: Option<u32>,
+    /// The number of tasks of each node. Default: SLURM_STEP_TASKS_PER_NODE.
+    pub tasks_per_node: Option<Vec<u32>>,
+}
+
+impl Default for SlurmOptions {
+    fn default() -> SlurmOptions {
+        SlurmOptions { jobs: Vec::new(), port_base: 8888, gpus_per_node: 0, gpus_per_task: None, tasks_per_node: None }
     }
-    let (ranges, suffix) = rest.split_once(']')?;
-    let first = ranges.split([',', '-']).next().filter(|number| number.chars().all(|c| c.is_ascii_digit()))?;
-    let suffix = suffix.split(',').next().unwrap_or_default();
-    (!suffix.contains('[')).then(|| format!("{}{first}{suffix}", prefix.trim()))
+}
+
+distribute_types::setters! {
+    SlurmOptions {
+        jobs: Vec<(TaskType, u32)>,
+        port_base: u16,
+        gpus_per_node: u32,
+        gpus_per_task: Option<u32>,
+        tasks_per_node: Option<Vec<u32>>,
+    }
+}
+
+impl SlurmResolver {
+    /// Reads the step from the environment. DISTRIBUTE_JOB_ID sets the job's identity.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if a variable is missing or malformed, if the jobs do not have as many tasks as the step, or
+    /// if a node has fewer GPUs than its tasks need.
+    pub fn from_env(options: SlurmOptions) -> Result<SlurmResolver> {
+        environment::read(|variable| SlurmResolver::from_vars(variable, options))
+    }
+
+    /// Reads the step like [`from_env`](SlurmResolver::from_env), with a function that looks up variables.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if a variable is missing or malformed, or if an option does not fit the step.
+    pub fn from_vars(variable: impl Fn(&str) -> Option<String>, options: SlurmOptions) -> Result<SlurmResolver> {
+        let number = |name: &'static str| {
+            let given = variable(name);
+            let wrong = || wrong(name, "it is not a whole number", given.as_deref().unwrap_or("nothing"), "0, 1, 2, …");
+            given.as_ref().and_then(|given| given.trim().parse::<u32>().ok()).ok_or_else(wrong)
+        };
+        let rank = number("SLURM_PROCID")?;
+        let step = "SLURM_STEP_NUM_TASKS";
+        let size = number(if variable(step).is_some() { step } else { "SLURM_NTASKS" })?;
+        let list = variable("SLURM_STEP_NODELIST").unwrap_or_default();
+        let example = "a list such as node1 or node[1-4,7]";
+        let hosts = hostlist::expand(&list);
+        let hosts = hosts.ok_or_else(|| wrong("SLURM_STEP_NODELIST", "it is not a list of hosts", &list, example))?;
+        let tasks = match options.tasks_per_node {
+            Some(tasks) => tasks,
+            None => tasks_per_node(&variable("SLURM_STEP_TASKS_PER_NODE").unwrap_or_default())?,
+        };
+        let sum: u64 = tasks.iter().map(|count| u64::from(*count)).sum();
+        if tasks.len() != hosts.len() || sum != u64::from(size) {
+            let given = format!("{} tasks on {} nodes", sum, tasks.len());
+            // The nodes may be many, and differ from the variable's in nothing but their form.
+            let nodes = hostlist::compress(&hosts);
+            let expected = format!("the {size} tasks of the step on its {} nodes, {nodes}", hosts.len());
+            return Err(wrong("SLURM_STEP_TASKS_PER_NODE", "it does not fit the step", &given, &expected));
+        }
+        let mut places = Vec::new();
+        for (host, count) in hosts.iter().zip(&tasks) {
+            for index in 0..*count {
+                let port = u16::try_from(index).ok().and_then(|index| options.port_base.checked_add(index));
+                let given = format!("{} and {count} tasks on {host}", options.port_base);
+                let beyond = || wrong("port_base", "it leaves too few ports", &given, "a port below 65535 - tasks");
+                places.push((format!("{host}:{}", port.ok_or_else(beyond)?), index));
+            }
+        }
+        let jobs = if options.jobs.is_empty() { vec![(TaskType::Worker, size)] } else { options.jobs };
+        let wanted: u64 = jobs.iter().map(|(_, count)| u64::from(*count)).sum();
+        if wanted != u64::from(size) || rank >= size {
+            let given = format!("jobs with {wanted} tasks, and this is task {rank}");
+            return Err(wrong("jobs", "they do not fit the step", &given, &format!("the {size} tasks of the step")));
+        }
+        let (mut spec, mut first, mut task) = (ClusterSpec::new(), 0, None);
+        for (kind, count) in jobs {
+            let addresses = places[first as usize..(first + count) as usize].iter().map(|(address, _)| address.clone());
+            spec = spec.with_job(kind, addresses).map_err(|error| error.about("Slurm"))?;
+            if (first..first + count).contains(&rank) {
+                task = Some((kind, rank - first));
+            }
+            first += count;
+        }
+        let most = tasks.iter().copied().max().unwrap_or(1).max(1);
+        let each = options.gpus_per_task.unwrap_or(options.gpus_per_node / most);
+        if u64::from(each) * u64::from(most) > u64::from(options.gpus_per_node) {
+            let given = format!("{each} for each of {most} tasks");
+            let expected = format!("at most the {} of a node", options.gpus_per_node);
+            return Err(wrong("gpus_per_task", "a node has too few GPUs", &given, &expected));
+        }
+        let begin = places[rank as usize].1 * each;
+        let task =
+            task.ok_or_else(|| wrong("jobs", "no job has this task", &rank.to_string(), "a task of the step"))?;
+        Ok(SlurmResolver { spec, task, gpus: (begin..begin + each).collect(), job: JobId::from_vars(&variable)? })
+    }
+
+    /// Returns the indices of this task's GPUs on its node.
+    pub fn gpus(&self) -> &[u32] {
+        &self.gpus
+    }
+
+    /// Returns the value of CUDA_VISIBLE_DEVICES for this task, such as `2,3`.
+    pub fn cuda_visible_devices(&self) -> String {
+        self.gpus.iter().map(u32::to_string).collect::<Vec<_>>().join(",")
+    }
+}
+
+impl ClusterResolver for SlurmResolver {
+    fn cluster_spec(&self) -> Result<ClusterSpec> {
+        Ok(self.spec.clone())
+    }
+
+    fn task_type(&self) -> Option<TaskType> {
+        Some(self.task.0)
+    }
+
+    fn task_id(&self) -> Option<u32> {
+        Some(self.task.1)
+    }
+
+    fn job_id(&self) -> Result<JobId> {
+        Ok(self.job.clone().unwrap_or_else(|| JobId::of_cluster(&self.spec)))
+    }
+
+    fn num_accelerators(&self) -> std::collections::BTreeMap<String, usize> {
+        (!self.gpus.is_empty()).then(|| ("GPU".to_owned(), self.gpus.len())).into_iter().collect()
+    }
+}
+
+/// Returns the numbers of tasks of the nodes, from a list such as `2(x3),1`.
+fn tasks_per_node(given: &str) -> Result<Vec<u32>> {
+    let wrong = || wrong("SLURM_STEP_TASKS_PER_NODE", "it is not a list of numbers", given, "a list such as 2(x3),1");
+    let mut tasks = Vec::new();
+    for part in given.trim().split(',') {
+        let (count, times) = match part.split_once("(x") {
+            None => (part, 1),
+            Some((count, times)) => {
+                let times = times.strip_suffix(')').and_then(|times| times.parse::<usize>().ok());
+                (count, times.filter(|times| (1..=ClusterSpec::MAX_TASKS).contains(times)).ok_or_else(wrong)?)
+            }
+        };
+        let count = count.trim().parse::<u32>().map_err(|_| wrong())?;
+        if tasks.len() + times > ClusterSpec::MAX_TASKS {
+            return Err(wrong());
+        }
+        tasks.extend(std::iter::repeat_n(count, times));
+    }
+    Ok(tasks)
+}
+
+fn wrong(subject: &'static str, problem: &str, given: &str, expected: &str) -> Error {
+    Error::config(subject, problem, given, expected, "Start the program by srun, and correct the option if one is set.")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Task;
+
+    fn step(rank: u32, size: u32, nodes: &str, tasks: &str, options: SlurmOptions) -> Result<SlurmResolver> {
+        let (rank, size) = (rank.to_string(), size.to_string());
+        let variable = |name: &str| match name {
+            "SLURM_PROCID" => Some(rank.clone()),
+            "SLURM_STEP_NUM_TASKS" => Some(size.clone()),
+            "SLURM_STEP_NODELIST" => Some(nodes.to_owned()),
+            "SLURM_STEP_TASKS_PER_NODE" => Some(tasks.to_owned()),
+            _ => None,
+        };
+        SlurmResolver::from_vars(variable, options)
+    }
+
+    fn addresses(resolver: &SlurmResolver, kind: TaskType) -> Vec<String> {
+        let spec = resolver.cluster_spec().unwrap();
+        spec.job_tasks(kind).into_iter().map(|address| address.unwrap().to_owned()).collect()
+    }
 
     #[test]
-    fn lists_of_hosts() {
-        for (list, host) in [
-            ("node7", Some("node7")),
-            ("a,b", Some("a")),
-            ("n[01-03,7],m5", Some("n01")),
-            ("n[3,1]-ib,m", Some("n3-ib")),
-            ("a,n[1-2]", Some("a")),
-            ("n[1", None),
-            ("", None),
+    fn tasks_per_node_are_expanded() {
+        let expanded = |given: &str| tasks_per_node(given).ok();
+        assert_eq!(expanded("3(x2),2,1"), Some(vec![3, 3, 2, 1]));
+        assert_eq!(expanded("2"), Some(vec![2]));
+        assert_eq!(expanded("1(x4)"), Some(vec![1; 4]));
+        for wrong in ["", "x", "2(x0)", "2(x", "2(x3),", "1(x4000000000)"] {
+            assert_eq!(expanded(wrong), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn one_task_of_each_node() {
+        let options = SlurmOptions::default().gpus_per_node(1).gpus_per_task(Some(1));
+        let resolver = step(3, 4, "t02n13,t02n41,t02n43,t02n44", "1(x4)", options).unwrap();
+        assert_eq!(
+            addresses(&resolver, TaskType::Worker),
+            ["t02n13:8888", "t02n41:8888", "t02n43:8888", "t02n44:8888"]
+        );
+        assert_eq!(
+            (resolver.task(), resolver.cuda_visible_devices().as_str()),
+            (Some(Task::new(TaskType::Worker, 3)), "0")
+        );
+        assert_eq!(resolver.master(None, None, Some("grpc")).unwrap(), "grpc://t02n44:8888");
+        assert_eq!(resolver.master(Some(TaskType::Worker), Some(1), Some("test")).unwrap(), "test://t02n41:8888");
+        assert_eq!(resolver.num_accelerators()["GPU"], 1);
+    }
+
+    #[test]
+    fn several_jobs_fill_the_nodes_one_after_another() {
+        let jobs = vec![(TaskType::Ps, 1), (TaskType::Worker, 4)];
+        let options = SlurmOptions::default().jobs(jobs).port_base(9000).gpus_per_node(4).gpus_per_task(Some(2));
+        let at = |rank| step(rank, 5, "t02n[13,41,43]", "2(x2),1", options.clone()).unwrap();
+        let resolver = at(3);
+        assert_eq!(addresses(&resolver, TaskType::Ps), ["t02n13:9000"]);
+        assert_eq!(
+            addresses(&resolver, TaskType::Worker),
+            ["t02n13:9001", "t02n41:9000", "t02n41:9001", "t02n43:9000"]
+        );
+        assert_eq!(
+            (resolver.task(), resolver.cuda_visible_devices().as_str()),
+            (Some(Task::new(TaskType::Worker, 2)), "2,3")
+        );
+        assert_eq!((at(0).task(), at(4).gpus()), (Some(Task::new(TaskType::Ps, 0)), &[0, 1][..]));
+        // The same cluster on every task.
+        assert_eq!(at(0).job_id().unwrap(), at(4).job_id().unwrap());
+    }
+
+    #[test]
+    fn gpus_are_divided_among_the_tasks_of_a_node() {
+        let options = SlurmOptions::default().gpus_per_node(8);
+        let resolver = step(2, 6, "n[1-2]", "4,2", options).unwrap();
+        assert_eq!(resolver.cuda_visible_devices(), "4,5");
+        let none = step(0, 1, "n1", "1", SlurmOptions::default()).unwrap();
+        assert_eq!((none.cuda_visible_devices().as_str(), none.num_accelerators().len()), ("", 0));
+    }
+
+    #[test]
+    fn every_mistake_is_a_sentence() {
+        let jobs = |tasks| SlurmOptions::default().jobs(vec![(TaskType::Worker, tasks)]);
+        for (outcome, words) in [
+            (step(0, 2, "n[1", "2", SlurmOptions::default()), "SLURM_STEP_NODELIST: it is not a list of hosts"),
+            (step(0, 2, "n1", "x", SlurmOptions::default()), "SLURM_STEP_TASKS_PER_NODE: it is not a list"),
+            (step(0, 2, "n1", "1", SlurmOptions::default()), "it does not fit the step"),
+            (
+                step(0, 2, "n1,n2,n3", "1(x2)", SlurmOptions::default()),
+                "the 2 tasks of the step on its 3 nodes, n[1-3]",
+            ),
+            (step(0, 2, "n1", "2", jobs(3)), "jobs with 3 tasks"),
+            (step(2, 2, "n1", "2", SlurmOptions::default()), "this is task 2"),
+            (step(0, 2, "n1", "2", SlurmOptions::default().port_base(65_535)), "it leaves too few ports"),
+            (step(0, 2, "n1", "2", SlurmOptions::default().gpus_per_node(1).gpus_per_task(Some(1))), "too few GPUs"),
+            (SlurmResolver::from_vars(|_| None, SlurmOptions::default()), "SLURM_PROCID: it is not a whole number"),
         ] {
-            assert_eq!(first_host(list).as_deref(), host, "{list}");
+            let text = outcome.unwrap_err().to_string();
+            assert!(text.contains(words), "{text}");
         }
     }
 }

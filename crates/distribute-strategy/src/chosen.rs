@@ -16,15 +16,18 @@ impl Strategy {
         default_strategy()
     }
 
-    /// Returns the strategy that the environment describes: [`MultiWorkerMirroredStrategy`] if TF_CONFIG, RANK and
-    /// WORLD_SIZE, Open MPI or Slurm make this process one of several, else the default.
+    /// Returns the strategy that the environment describes: [`MultiWorkerMirroredStrategy`] if a launcher's variables
+    /// make this process one of several (see [`Membership::from_env`]), else the default. Logs which, and why.
     ///
     /// # Errors
     /// [`Error::Cluster`](crate::Error::Cluster) if the variables are invalid or other tasks are missing.
     pub fn from_env() -> Result<Strategy> {
-        match Membership::from_env()? {
-            Some(_) => MultiWorkerMirroredStrategy::builder().build(),
-            None => Strategy::default_strategy(),
-        }
+        let Some(membership) = Membership::from_env()? else {
+            tracing::info!("no variable describes a job: one replica in one process");
+            return Strategy::default_strategy();
+        };
+        let (task, processes) = (membership.task(), membership.world_size());
+        tracing::info!("{task} of {processes} processes, by {}", membership.source);
+        MultiWorkerMirroredStrategy::builder().membership(membership).build()
     }
 }

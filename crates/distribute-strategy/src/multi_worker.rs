@@ -2,14 +2,15 @@
 
 use std::sync::Arc;
 
-use distribute_cluster::{Coordination, CoordinationOptions, Membership};
+use distribute_cluster::{ClusterResolver, Coordination, CoordinationOptions, Membership};
 
 use crate::devices::check_devices;
 use crate::{CommunicationOptions, Replicas, Result, Strategy, StrategyExtended, intra_op};
 
 /// Synchronous training on the devices of several processes, each replica with its own copy of every variable.
 ///
-/// Every process runs the same program; TF_CONFIG, RANK and WORLD_SIZE, Open MPI or Slurm identify each process's task.
+/// Every process runs the same program. Its task is that of TF_CONFIG, of RANK and WORLD_SIZE, of another launcher's
+/// variables (see [`Membership::from_env`]), or of a [`ClusterResolver`].
 ///
 /// # Source
 /// `tf.distribute.MultiWorkerMirroredStrategy`.
@@ -49,6 +50,27 @@ impl MultiWorkerMirroredBuilder {
     pub fn membership(mut self, membership: Membership) -> Self {
         self.membership = Some(membership);
         self
+    }
+
+    /// Sets the cluster, and this process's task in it, instead of reading them from the environment.
+    ///
+    /// # Errors
+    /// [`Error::Cluster`](crate::Error::Cluster) if the resolver's description is invalid, or does not name this
+    /// process's task.
+    ///
+    /// # Examples
+    /// ```
+    /// use distribute_cluster::TfConfigResolver;
+    /// use distribute_strategy::MultiWorkerMirroredStrategy;
+    /// let cluster = TfConfigResolver::from_json(r#"{"cluster": {"worker": ["localhost:2222"]}}"#)?;
+    /// let strategy = MultiWorkerMirroredStrategy::builder().cluster_resolver(&cluster)?.build()?;
+    /// assert_eq!(strategy.num_replicas_in_sync(), 1);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn cluster_resolver(mut self, resolver: &dyn ClusterResolver) -> Result<Self> {
+        let alone = || Membership::new(0, 1, "");
+        self.membership = Some(Membership::from_resolver(resolver)?.map_or_else(alone, Ok)?);
+        Ok(self)
     }
 
     /// Connects to the other processes and builds the strategy.

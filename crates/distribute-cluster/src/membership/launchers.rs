@@ -3,8 +3,7 @@
 use super::variables::{ENVIRONMENT, Vars, wrong};
 use super::{Membership, from_tf_config};
 use crate::process_manager::Meeting;
-use crate::slurm::first_host;
-use crate::{ClusterSpec, Error, JobId, Result, Task, TaskType, environment, json};
+use crate::{ClusterSpec, Error, JobId, Result, SageMakerResolver, Task, TaskType, environment, hostlist, json};
 
 /// Looks up a variable of the environment.
 type Variable<'a> = dyn Fn(&str) -> Option<String> + 'a;
@@ -234,7 +233,7 @@ impl Job<'_> {
     fn slurm(&self) -> Result<Membership> {
         let vars = &self.vars;
         let list = vars.get("SLURM_STEP_NODELIST").unwrap_or_default();
-        let host = first_host(&list).ok_or_else(|| {
+        let host = hostlist::expand(&list).and_then(|hosts| hosts.into_iter().next()).ok_or_else(|| {
             wrong(
                 "SLURM_STEP_NODELIST is not a list of hosts",
                 &list,
@@ -249,21 +248,10 @@ impl Job<'_> {
         vars.ranks(Source::Slurm.name(), ("SLURM_PROCID", size), || vars.at_master(size, Some(address)))
     }
 
-    /// Reads SageMaker's list of hosts, which all are workers, in the order of their names.
     fn sage_maker(&self) -> Result<Membership> {
-        let value = |name: &str| self.vars.get(name).unwrap_or_default();
-        let (hosts, own) = (value("SM_HOSTS"), value("SM_CURRENT_HOST"));
-        let wrong_hosts = || wrong("SM_HOSTS is not a list of hosts", &hosts, "[\"algo-1\", \"algo-2\"]");
-        let mut names: Vec<String> = serde_json::from_str(&hosts).map_err(|_| wrong_hosts())?;
-        names.sort();
-        let index = names.iter().position(|name| *name == own);
-        let index = index.ok_or_else(|| wrong("SM_CURRENT_HOST is not in SM_HOSTS", &own, &hosts))?;
-        let port = self.vars.port("DISTRIBUTE_PORT")?.unwrap_or(SAGE_MAKER_PORT);
-        let addresses = names.iter().map(|name| format!("{name}:{port}"));
-        let spec = ClusterSpec::new().with_job(TaskType::Worker, addresses);
-        let spec = spec.map_err(|error| error.about("SM_HOSTS"))?;
-        let membership = Membership::from_cluster(&spec, Task::new(TaskType::Worker, index as u32))?;
-        Ok(Membership { source: Source::SageMaker.name(), ..membership })
+        let found = Membership::from_resolver(&SageMakerResolver::from_vars(self.vars.0)?)?;
+        let nothing = || wrong("SM_HOSTS has no hosts", "[]", "at least one");
+        Ok(Membership { source: Source::SageMaker.name(), ..found.ok_or_else(nothing)? })
     }
 
     /// Reads Vertex AI's description. Its pools are the chief, the workers, the parameter servers and the evaluator.
@@ -398,9 +386,6 @@ const LOOPBACK: &str = "127.0.0.1";
 /// The last 4096 ports, which systems give to outgoing connections last.
 const FIRST_PORT: u16 = 61_440;
 const PORTS: u16 = 4096;
-
-/// The port of `SageMakerClusterResolver` of TensorFlow.
-const SAGE_MAKER_PORT: u16 = 2223;
 
 /// The run id of torchrun jobs that were not given one.
 const TORCHRUN_DEFAULT: &str = "none";
