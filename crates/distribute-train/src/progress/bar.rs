@@ -92,8 +92,9 @@ impl<W: Write + Send> Renderer for BarRenderer<W> {
         match event {
             Event::Begin { title } => {
                 self.end_line()?;
-                let line = format!("{}\n", self.paint.title.apply_to(text::one_line(title)));
-                self.writer.write_all(line.as_bytes())?;
+                for line in text::lines(&text::one_line(title), self.usable_columns()) {
+                    self.writer.write_all(format!("{}\n", self.paint.title.apply_to(line)).as_bytes())?;
+                }
                 self.writer.flush()
             }
             Event::Step(status) if self.due() => self.draw(status, false),

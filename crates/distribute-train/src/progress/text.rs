@@ -26,6 +26,21 @@ impl<'a> Groups<'a> {
     }
 }
 
+/// Breaks a title between its parts, which ` · ` separates, where it is longer than the columns; further lines are
+/// indented. A part that is longer by itself stays whole.
+pub(crate) fn lines(title: &str, columns: usize) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for part in title.split(" · ") {
+        let more = lines.last().map(|line| format!("{line} · {part}"));
+        match (lines.last_mut(), more) {
+            (Some(last), Some(more)) if more.chars().count() <= columns => *last = more,
+            (Some(_), _) => lines.push(format!("  {part}")),
+            (None, _) => lines.push(part.to_owned()),
+        }
+    }
+    lines
+}
+
 /// Formats with four decimals, or in scientific notation if those would show nothing or too much.
 pub(crate) fn number(value: f64) -> String {
     let size = value.abs();
@@ -96,6 +111,18 @@ const RESERVED: [&str; 11] =
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn titles_are_broken_between_their_parts() {
+        let title = "mnist · Mirrored 2 replicas (CPU:0, CPU:1) · batch 128 (64 per replica) · lr 0.001 · seed 42";
+        assert_eq!(lines(title, 120), [title]);
+        assert_eq!(
+            lines(title, 79),
+            ["mnist · Mirrored 2 replicas (CPU:0, CPU:1) · batch 128 (64 per replica)", "  lr 0.001 · seed 42"]
+        );
+        assert_eq!(lines(title, 20)[1], "  Mirrored 2 replicas (CPU:0, CPU:1)");
+        assert_eq!(lines("", 0), [""]);
+    }
 
     #[test]
     fn numbers_have_four_decimals_and_turn_scientific_when_small_or_large() {
