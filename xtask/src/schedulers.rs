@@ -32,7 +32,7 @@ struct Launcher {
     install: &'static str,
 }
 
-const LAUNCHERS: [Launcher; 3] = [
+const LAUNCHERS: [Launcher; 4] = [
     Launcher {
         name: "mpirun of Open MPI",
         programs: &["mpirun.openmpi", "mpirun"],
@@ -45,6 +45,14 @@ const LAUNCHERS: [Launcher; 3] = [
         programs: &["mpiexec.hydra", "mpiexec.mpich", "mpiexec"],
         version: "HYDRA",
         arguments: &["-n", "2"],
+        install: "apt-get install mpich",
+    },
+    Launcher {
+        name: "mpiexec, as two hosts",
+        programs: &["mpiexec.hydra", "mpiexec.mpich", "mpiexec"],
+        version: "HYDRA",
+        // Both are this host; its process manager treats them as two.
+        arguments: &["-launcher", "fork", "-hosts", "127.0.0.1,127.0.0.2", "-ppn", "1", "-n", "2"],
         install: "apt-get install mpich",
     },
     Launcher {

@@ -19,10 +19,21 @@ pub(crate) fn cluster(seen: &Seen) -> (Check, Option<Membership>) {
         return (Check::ok("cluster", format!("TF_CONFIG: this is {task} of {}", jobs(&spec))), None);
     }
     match Membership::from_vars(seen.raw()) {
-        Err(error) => (sentence("cluster", error), None),
+        Err(error) => (by_process_manager(seen).unwrap_or_else(|| sentence("cluster", error)), None),
         Ok(None) => (alone(seen), None),
         Ok(Some(membership)) => (member(seen, &membership, &spec), Some(membership)),
     }
+}
+
+/// Checks a process of MPICH, where the process manager knows the rest. It can be asked once only, by the program.
+fn by_process_manager(seen: &Seen) -> Option<Check> {
+    let number = |name: &str| seen.variable(name)?.trim().parse::<u32>().ok();
+    let (rank, size) = (number("PMI_RANK")?, number("PMI_SIZE")?);
+    let is_asked = seen.variable("PMI_FD").is_some() && seen.variable("MASTER_ADDR").is_none();
+    (is_asked && rank < size).then(|| {
+        let found = format!("PMI_RANK and PMI_SIZE: this is worker:{rank}, rank {rank} of {size}");
+        Check::ok("cluster", found).why("the process manager of mpiexec tells the program where rank 0 is")
+    })
 }
 
 /// Converts an error of a description to a check: the problem, what was given and expected, and the remedy.
@@ -181,6 +192,10 @@ mod tests {
             assert!(check.remedy.as_deref().unwrap().contains(words), "{check:?}");
         }
         assert_eq!(with(&[("KUBERNETES_SERVICE_HOST", "h"), ("HOSTNAME", "web-7")]).0.status, Status::Ok);
+        let mpich = [("PMI_RANK", "1"), ("PMI_SIZE", "2"), ("PMI_FD", "8"), ("MPI_LOCALNRANKS", "2")];
+        let check = with(&mpich).0;
+        assert_eq!((check.status, &*check.found), (Status::Ok, "PMI_RANK and PMI_SIZE: this is worker:1, rank 1 of 2"));
+        assert_eq!(with(&mpich[..2]).0.status, Status::Fail);
         let alone = with(&[("RANK", "0"), ("WORLD_SIZE", "2"), ("DISTRIBUTE_ALONE", "1")]).0;
         assert_eq!((alone.status, alone.found.as_str()), (Status::Ok, "DISTRIBUTE_ALONE=1: this process is alone"));
         assert_eq!(with(&[("JAX_NUM_PROCESSES", "2")]).0.status, Status::Fail);
