@@ -98,7 +98,8 @@ fn doc() -> Result<(), String> {
     status(command, "cargo doc")
 }
 
-fn installed(subcommand: &str) -> bool {
+/// Returns whether cargo has a subcommand.
+pub(crate) fn installed(subcommand: &str) -> bool {
     Command::new("cargo").args([subcommand, "--version"]).output().is_ok_and(|output| output.status.success())
 }
 

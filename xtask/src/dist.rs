@@ -11,6 +11,7 @@ use clap::Args;
 
 use self::archive::Archive;
 use self::zig::Zig;
+use crate::ci::installed;
 use crate::elf::{Needs, Version};
 use crate::error::text;
 use crate::workspace::Workspace;
@@ -40,17 +41,8 @@ const TARGETS: [Target; 3] = [
     Target { triple: "aarch64-unknown-linux-gnu", glibc: Some((2, 28)), features: "cuda" },
 ];
 
-/// Libraries of every Linux with glibc.
-const SYSTEM_LIBRARIES: [&str; 8] = [
-    "ld-linux-aarch64.so.1",
-    "ld-linux-x86-64.so.2",
-    "libc.so.6",
-    "libdl.so.2",
-    "libgcc_s.so.1",
-    "libm.so.6",
-    "libpthread.so.0",
-    "librt.so.1",
-];
+/// The loader of 64-bit ARM, in addition to the libraries of every Linux.
+const ARM_LOADER: &str = "ld-linux-aarch64.so.1";
 
 const PROGRAM: &str = "distribute";
 
@@ -61,7 +53,7 @@ pub(crate) fn run(flags: &Flags) -> Result<(), String> {
     }
     let workspace = Workspace::load()?;
     let zig = Zig::install(&workspace.target("peers/zig"))?;
-    let is_auditable = is_installed("auditable");
+    let is_auditable = installed("auditable");
     if !is_auditable {
         println!("skipped: the list of dependencies in each program (cargo install cargo-auditable)");
     }
@@ -87,7 +79,7 @@ pub(crate) fn run(flags: &Flags) -> Result<(), String> {
             archive.add(name, &workspace.root.join(name), false)?;
         }
         let (bytes, line) = archive.finish()?;
-        let glibc = needs.glibc.map_or("no glibc".to_owned(), |(major, minor)| format!("glibc {major}.{minor}"));
+        let glibc = needs.glibc_in_words();
         let started = if target.starts_here() { "started here" } else { "not started here" };
         println!("{name}.tar.gz  {:.1} MiB, {glibc}, {started}", bytes as f64 / f64::from(1 << 20));
         archives.push(line);
@@ -147,8 +139,11 @@ impl Target {
             let (needs, limit) = (show(needs.glibc), show(self.glibc));
             return Err(format!("the program for {triple} needs glibc {needs}, and must need at most {limit}"));
         }
-        let may_need = |library: &&String| self.glibc.is_some() && SYSTEM_LIBRARIES.contains(&library.as_str());
-        match needs.libraries.iter().find(|library| !may_need(library)) {
+        let foreign = match self.glibc {
+            Some(_) => needs.foreign_library(&[ARM_LOADER]),
+            None => needs.libraries.first().map(String::as_str),
+        };
+        match foreign {
             Some(library) => Err(format!("the program for {triple} needs {library}, which machines may not have")),
             None => Ok(()),
         }
@@ -187,10 +182,6 @@ fn program(arguments: &[&std::ffi::OsStr]) -> Result<String, String> {
         true => String::from_utf8(output.stdout).map_err(text),
         false => Err(format!("{PROGRAM} {arguments:?} failed: {}", output.status)),
     }
-}
-
-fn is_installed(subcommand: &str) -> bool {
-    Command::new("cargo").args([subcommand, "--version"]).output().is_ok_and(|output| output.status.success())
 }
 
 /// Whether Rust's own libraries are installed for a target.

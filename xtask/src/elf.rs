@@ -14,7 +14,22 @@ pub(crate) struct Needs {
 /// A version of glibc.
 pub(crate) type Version = (u32, u32);
 
+/// Libraries that every Linux with glibc has.
+const SYSTEM_LIBRARIES: [&str; 7] =
+    ["ld-linux-x86-64.so.2", "libc.so.6", "libdl.so.2", "libgcc_s.so.1", "libm.so.6", "libpthread.so.0", "librt.so.1"];
+
 impl Needs {
+    /// Returns a library that is neither on every Linux with glibc nor one of these.
+    pub(crate) fn foreign_library(&self, known: &[&str]) -> Option<&str> {
+        let mut libraries = self.libraries.iter().map(String::as_str);
+        libraries.find(|library| !SYSTEM_LIBRARIES.contains(library) && !known.contains(library))
+    }
+
+    /// Returns the version of glibc in words.
+    pub(crate) fn glibc_in_words(&self) -> String {
+        self.glibc.map_or("no glibc".to_owned(), |(major, minor)| format!("glibc {major}.{minor}"))
+    }
+
     /// Reads those of a program for Linux on x86-64 or 64-bit ARM.
     pub(crate) fn of(program: &[u8]) -> Result<Needs, String> {
         let elf = Elf(program);

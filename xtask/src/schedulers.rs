@@ -3,6 +3,7 @@
 
 mod slurm;
 
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -78,9 +79,9 @@ pub(crate) fn run(flags: &Flags) -> Result<(), String> {
     println!("{:<28} {} losses, the last {}", "distribute run --workers 2", expected.len(), shown(&expected));
     let is_wanted = |name: &str| flags.only.as_deref().is_none_or(|only| name.contains(only));
     let mut differ = Vec::new();
-    let mut compare = |name: &str, losses: Vec<u32>, took: Duration| {
+    let mut compare = |name: &str, losses: Vec<u32>, began: Instant| {
         let verdict = if losses == expected { "the same losses, bit for bit" } else { "OTHER LOSSES" };
-        println!("{name:<28} {verdict}, {:.1} s", took.as_secs_f64());
+        println!("{name:<28} {verdict}, {:.1} s", began.elapsed().as_secs_f64());
         if losses != expected {
             differ.push(format!("{name}: {} losses, the last {}", losses.len(), shown(&losses)));
         }
@@ -91,34 +92,20 @@ pub(crate) fn run(flags: &Flags) -> Result<(), String> {
             continue;
         };
         let began = Instant::now();
-        let arguments: Vec<&std::ffi::OsStr> = launcher.arguments.iter().map(|argument| argument.as_ref()).collect();
+        let arguments: Vec<&OsStr> = launcher.arguments.iter().map(|argument| argument.as_ref()).collect();
         // Open MPI does not start programs of root unless told twice.
         let environment = [("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")];
         let losses = stage.losses(launcher.name, program.as_ref(), &arguments, &environment)?;
-        compare(launcher.name, losses, began.elapsed());
+        compare(launcher.name, losses, began);
     }
     if is_wanted("Slurm") {
         match Slurm::start(folder.path())? {
             Err(missing) => println!("skipped: Slurm, {missing} is not installed (apt-get install slurm-wlm)"),
             Ok(slurm) => {
-                let configuration = slurm.configuration().to_string_lossy().into_owned();
-                let environment = [("SLURM_CONF", configuration.as_str())];
                 let began = Instant::now();
-                let srun = ["-n".as_ref(), "2".as_ref()];
-                let losses = stage.losses("srun", "srun".as_ref(), &srun, &environment)?;
-                compare("srun of Slurm", losses, began.elapsed());
+                compare("srun of Slurm", stage.by_srun(&slurm)?, began);
                 let began = Instant::now();
-                let batch = stage.folder.join("batch.sh");
-                let losses_file = stage.folder.join("sbatch");
-                let mnist = stage.programs.join("examples/mnist");
-                let script =
-                    format!("#!/bin/sh\nexec srun {} {} {}\n", mnist.display(), MNIST.join(" "), losses_file.display());
-                std::fs::write(&batch, script).map_err(text)?;
-                let output = folder.path().join("batch.out");
-                let arguments: [&std::ffi::OsStr; 5] =
-                    ["-n2".as_ref(), "--wait".as_ref(), "--output".as_ref(), output.as_os_str(), batch.as_os_str()];
-                stage.job("sbatch", "sbatch".as_ref(), &arguments, &environment)?;
-                compare("sbatch of Slurm", read(&losses_file)?, began.elapsed());
+                compare("sbatch of Slurm", stage.by_sbatch(&slurm)?, began);
             }
         }
     }
@@ -147,19 +134,36 @@ struct Stage<'a> {
 }
 
 impl Stage<'_> {
+    /// Has Slurm start mnist at once; returns the bits of its losses.
+    fn by_srun(&self, slurm: &Slurm) -> Result<Vec<u32>, String> {
+        self.losses("srun", "srun".as_ref(), &["-n".as_ref(), "2".as_ref()], &slurm.environment())
+    }
+
+    /// Has Slurm start mnist from a script; returns the bits of its losses.
+    fn by_sbatch(&self, slurm: &Slurm) -> Result<Vec<u32>, String> {
+        let [batch, output, losses] = ["batch.sh", "batch.out", "sbatch"].map(|name| self.folder.join(name));
+        let mnist = self.programs.join("examples/mnist");
+        let script = format!("#!/bin/sh\nexec srun {} {} {}\n", mnist.display(), MNIST.join(" "), losses.display());
+        std::fs::write(&batch, script).map_err(text)?;
+        let arguments: [&OsStr; 5] =
+            ["-n2".as_ref(), "--wait".as_ref(), "--output".as_ref(), output.as_os_str(), batch.as_os_str()];
+        self.job("sbatch", "sbatch".as_ref(), &arguments, &slurm.environment())?;
+        read(&losses)
+    }
+
     /// Has a launcher start mnist; returns the bits of its losses.
     fn losses(
         &self,
         name: &str,
         launcher: &Path,
-        arguments: &[&std::ffi::OsStr],
+        arguments: &[&OsStr],
         environment: &[(&str, &str)],
     ) -> Result<Vec<u32>, String> {
         let file = self.folder.join(name.replace(' ', "-"));
         let mnist = self.programs.join("examples/mnist");
         let mut all = arguments.to_vec();
         all.push(mnist.as_os_str());
-        all.extend(MNIST.iter().map(|argument| -> &std::ffi::OsStr { argument.as_ref() }));
+        all.extend(MNIST.iter().map(|argument| -> &OsStr { argument.as_ref() }));
         all.push(file.as_os_str());
         self.job(name, launcher, &all, environment)?;
         read(&file)
@@ -169,7 +173,7 @@ impl Stage<'_> {
         &self,
         name: &str,
         launcher: &Path,
-        arguments: &[&std::ffi::OsStr],
+        arguments: &[&OsStr],
         environment: &[(&str, &str)],
     ) -> Result<(), String> {
         let mut job = Job::builder(launcher).args(arguments);

@@ -24,7 +24,7 @@ use self::socket::converse;
 pub(crate) struct Meeting {
     /// A name that no other job of the manager's host has.
     pub(crate) job: String,
-    /// The host of rank 0, if the job has several hosts.
+    /// The host of rank 0; `None` if all processes share this one.
     pub(crate) host: Option<String>,
 }
 

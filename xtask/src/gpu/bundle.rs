@@ -43,17 +43,8 @@ const LIMIT_BYTES: u64 = 60 << 20;
 /// The oldest glibc that it must run on.
 const GLIBC: Version = (2, 36);
 
-/// Libraries that every Linux with that glibc has.
-const SYSTEM_LIBRARIES: [&str; 8] = [
-    "ld-linux-x86-64.so.2",
-    "libc.so.6",
-    "libdl.so.2",
-    "libgcc_s.so.1",
-    "libm.so.6",
-    "libpthread.so.0",
-    "librt.so.1",
-    "libstdc++.so.6",
-];
+/// A library that machines with GPUs have as well.
+const CPP_LIBRARY: &str = "libstdc++.so.6";
 
 /// Makes the bundle; with candle where a compute capability is given for its kernels.
 pub(super) fn run(folder: &Path, candle: Option<u32>) -> Result<(), String> {
@@ -75,7 +66,7 @@ pub(super) fn run(folder: &Path, candle: Option<u32>) -> Result<(), String> {
         let needs = Needs::of(&bytes).map_err(|error| format!("{}: {error}", built.display()))?;
         program.can_start(&needs)?;
         place(&programs_folder.join(program.name), &bytes)?;
-        let glibc = needs.glibc.map_or("no glibc".to_owned(), |(major, minor)| format!("glibc {major}.{minor}"));
+        let glibc = needs.glibc_in_words();
         println!("{:<24} {:>6.1} MiB, {glibc}", program.name, mib(bytes.len() as u64));
     }
     for (name, content) in FILES {
@@ -121,9 +112,7 @@ impl Program {
                 build on an older system"
             ));
         }
-        let is_there =
-            |library: &&String| SYSTEM_LIBRARIES.contains(&library.as_str()) || self.cuda.contains(&library.as_str());
-        match needs.libraries.iter().find(|library| !is_there(library)) {
+        match needs.foreign_library(&[self.cuda, &[CPP_LIBRARY]].concat()) {
             Some(library) => Err(format!("{name} needs {library}, which other machines may not have")),
             None => Ok(()),
         }

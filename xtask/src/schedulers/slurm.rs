@@ -1,7 +1,7 @@
 //! Slurm's own daemons on this machine: one node of two processors, without root and without munge.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use crate::error::text;
 /// A controller and a node. Dropping it ends both.
 pub(super) struct Slurm {
     daemons: Vec<Child>,
-    configuration: PathBuf,
+    configuration: String,
 }
 
 /// How long the node may take to appear.
@@ -32,7 +32,7 @@ impl Slurm {
         }
         let host = fs::read_to_string("/proc/sys/kernel/hostname").map_err(text)?;
         let host = host.trim().split('.').next().unwrap_or_default().to_owned();
-        let configuration = folder.join("slurm.conf");
+        let configuration = format!("{}/slurm.conf", folder.display());
         fs::write(&configuration, configured(&folder, &host)?).map_err(text)?;
         let mut slurm = Slurm { daemons: Vec::new(), configuration };
         for program in ["slurmctld", "slurmd"] {
@@ -49,16 +49,16 @@ impl Slurm {
         Ok(Ok(slurm))
     }
 
-    /// The file that SLURM_CONF names.
-    pub(super) fn configuration(&self) -> &Path {
-        &self.configuration
+    /// The environment of its commands.
+    pub(super) fn environment(&self) -> [(&str, &str); 1] {
+        [("SLURM_CONF", &self.configuration)]
     }
 
     fn wait(&self, folder: &Path) -> Result<(), String> {
         let began = Instant::now();
         loop {
             let mut sinfo = Command::new("sinfo");
-            sinfo.args(["--noheader", "--format", "%t"]).env("SLURM_CONF", &self.configuration);
+            sinfo.args(["--noheader", "--format", "%t"]).envs(self.environment());
             let output = sinfo.output().map_err(text)?;
             if String::from_utf8_lossy(&output.stdout).trim() == "idle" {
                 return Ok(());

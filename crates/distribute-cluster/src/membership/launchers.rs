@@ -225,9 +225,8 @@ impl Job<'_> {
         self.vars.ranks(name, ranks, || Ok("none:1".to_owned()))?;
         let meeting = (self.manager)(self.vars.0)?;
         let job = JobId::of_scheduler("PMI_RANK", meeting.job)?;
-        let host = if self.is_one_host("MPI_LOCALNRANKS", ranks.1) { Some(LOOPBACK.to_owned()) } else { meeting.host };
-        let leader = host.map(|host| Ok((host, port_of(&job))));
-        Ok(self.vars.ranks(name, ranks, || self.vars.at_master(ranks.1, leader))?.with_job_id(job))
+        let leader = (meeting.host.unwrap_or_else(|| LOOPBACK.to_owned()), port_of(&job));
+        Ok(self.vars.ranks(name, ranks, || self.vars.at_master(ranks.1, Some(Ok(leader))))?.with_job_id(job))
     }
 
     fn slurm(&self) -> Result<Membership> {
