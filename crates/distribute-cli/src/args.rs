@@ -7,6 +7,8 @@ use clap::builder::FalseyValueParser;
 use clap::{Parser, Subcommand, value_parser};
 use distribute_collectives::TransportKind;
 
+use crate::error::Error;
+
 /// Distributed training for Rust programs.
 #[derive(Debug, Parser)]
 #[command(name = "distribute", version, max_term_width = 100)]
@@ -17,8 +19,8 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Run a program as several tasks on this machine
-    Run(Run),
+    /// Run a program as several tasks, on this machine or on several
+    Run(Box<Run>),
     /// Say which rank a failed job should blame
     ///
     /// Reads the flight records that every rank of a failing process group writes to the folder that
@@ -56,7 +58,7 @@ pub(crate) enum Command {
     Guardian,
 }
 
-/// Run a program as several tasks on this machine
+/// Run a program as several tasks, on this machine or on several
 ///
 /// Each task finds its place in TF_CONFIG and in RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR,
 /// MASTER_PORT and DISTRIBUTE_PORT, and the job's identity in DISTRIBUTE_JOB_ID. When one fails, the others are stopped
@@ -64,10 +66,15 @@ pub(crate) enum Command {
 #[derive(Debug, clap::Args)]
 #[command(after_help = AFTER_HELP, override_usage = "distribute run -n <N> [OPTIONS] -- <PROGRAM> [ARGS]...")]
 pub(crate) struct Run {
-    /// Number of workers
+    /// Number of workers, dealt to the hosts in blocks
     #[arg(short = 'n', long, value_name = "N", env = "DISTRIBUTE_WORKERS", hide_env = true)]
-    #[arg(value_parser = value_parser!(u32).range(1..=1024))]
-    pub(crate) workers: u32,
+    #[arg(value_parser = value_parser!(u32).range(1..=100_000), required_unless_present = "workers_per_node")]
+    pub(crate) workers: Option<u32>,
+
+    /// Number of workers on each host
+    #[arg(long, value_name = "N", env = "DISTRIBUTE_WORKERS_PER_NODE", hide_env = true, conflicts_with = "workers")]
+    #[arg(value_parser = value_parser!(u32).range(1..=1024), visible_alias = "nproc-per-node")]
+    pub(crate) workers_per_node: Option<u32>,
 
     /// Tasks of the job `chief`, in addition to the workers
     #[arg(long, value_name = "0|1", env = "DISTRIBUTE_CHIEF", hide_env = true, default_value_t = 0)]
@@ -78,6 +85,71 @@ pub(crate) struct Run {
     #[arg(long, value_name = "N", env = "DISTRIBUTE_PS", hide_env = true, default_value_t = 0)]
     #[arg(value_parser = value_parser!(u32).range(0..=1024))]
     pub(crate) ps: u32,
+
+    /// Tasks that evaluate while the others train: they find themselves in TF_CONFIG only
+    #[arg(long, value_name = "0|1", env = "DISTRIBUTE_EVALUATOR", hide_env = true, default_value_t = 0)]
+    #[arg(value_parser = value_parser!(u32).range(0..=1))]
+    pub(crate) evaluator: u32,
+
+    /// Number of hosts; the same command runs on each
+    #[arg(long, value_name = "N", env = "DISTRIBUTE_NNODES", hide_env = true, default_value_t = 1)]
+    #[arg(value_parser = value_parser!(u32).range(1..=10_000), help_heading = "Several hosts")]
+    pub(crate) nnodes: u32,
+
+    /// Where the launchers of all hosts meet: an address of one of them, and a free port
+    #[arg(long, value_name = "HOST:PORT", env = "DISTRIBUTE_RENDEZVOUS", hide_env = true)]
+    #[arg(visible_alias = "rdzv-endpoint", help_heading = "Several hosts")]
+    pub(crate) rendezvous: Option<String>,
+
+    /// Identity of the job: launchers with another one are refused
+    #[arg(long, value_name = "ID", env = "DISTRIBUTE_RENDEZVOUS_ID", hide_env = true)]
+    #[arg(visible_alias = "rdzv-id", help_heading = "Several hosts")]
+    pub(crate) rendezvous_id: Option<String>,
+
+    /// Number of this host, from 0; by default the leader's is 0, and the others follow by name
+    #[arg(long, value_name = "N", env = "DISTRIBUTE_NODE_RANK", hide_env = true, help_heading = "Several hosts")]
+    pub(crate) node_rank: Option<u32>,
+
+    /// Address at which the other hosts reach the tasks of this one, if it is not the one that they see
+    #[arg(long, value_name = "HOST", env = "DISTRIBUTE_NODE_ADDRESS", hide_env = true)]
+    #[arg(visible_alias = "local-addr", help_heading = "Several hosts")]
+    pub(crate) node_address: Option<String>,
+
+    /// Time that the launchers of all hosts get to join, also after a restart
+    #[arg(long, value_name = "SECONDS", env = "DISTRIBUTE_JOIN_TIMEOUT", hide_env = true, default_value_t = 600)]
+    #[arg(value_parser = value_parser!(u32).range(1..=604_800), help_heading = "Several hosts")]
+    pub(crate) join_timeout: u32,
+
+    /// Hosts on which this launcher starts the others, in the order of their numbers
+    #[arg(long, value_name = "HOST,...", env = "DISTRIBUTE_HOSTS", hide_env = true, value_delimiter = ',')]
+    #[arg(requires = "ssh", help_heading = "Several hosts")]
+    pub(crate) hosts: Option<Vec<String>>,
+
+    /// Start them by this command, which is followed by the host and a command for its shell
+    #[arg(long, value_name = "COMMAND", env = "DISTRIBUTE_SSH", hide_env = true)]
+    #[arg(num_args = 0..=1, require_equals = true)]
+    #[arg(default_missing_value = SSH, requires = "hosts", help_heading = "Several hosts")]
+    pub(crate) ssh: Option<String>,
+
+    /// How often the job may be started again after a failure
+    #[arg(long, value_name = "N", env = "DISTRIBUTE_MAX_RESTARTS", hide_env = true, default_value_t = 0)]
+    #[arg(help_heading = "Restarts")]
+    pub(crate) max_restarts: u32,
+
+    /// Restarts that are longer ago do not count
+    #[arg(long, value_name = "SECONDS", env = "DISTRIBUTE_RESTART_WINDOW", hide_env = true)]
+    #[arg(help_heading = "Restarts", requires = "max_restarts")]
+    pub(crate) restart_window: Option<u32>,
+
+    /// Pause before the first restart; each further one doubles it, up to 60 s
+    #[arg(long, value_name = "SECONDS", env = "DISTRIBUTE_RESTART_BACKOFF", hide_env = true, default_value_t = 1)]
+    #[arg(value_parser = value_parser!(u32).range(0..=86_400), help_heading = "Restarts")]
+    pub(crate) restart_backoff: u32,
+
+    /// Pin each task to N cores of its own, of one NUMA node where possible
+    #[arg(long, value_name = "N", env = "DISTRIBUTE_CPUS_PER_WORKER", hide_env = true)]
+    #[arg(value_parser = value_parser!(u32).range(1..=1024))]
+    pub(crate) cpus_per_worker: Option<u32>,
 
     /// Also write what each task prints to DIR/attempt-0/TASK/{stdout,stderr}.log, replacing older files
     #[arg(long, value_name = "DIR", env = "DISTRIBUTE_LOG_DIR", hide_env = true)]
@@ -104,6 +176,64 @@ pub(crate) struct Run {
     #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
     pub(crate) program: Vec<OsString>,
 }
+
+impl Run {
+    /// Returns the number of hosts.
+    pub(crate) fn nodes(&self) -> usize {
+        self.hosts.as_ref().map_or(self.nnodes as usize, Vec::len)
+    }
+
+    /// Returns the command that starts launchers on other hosts.
+    pub(crate) fn ssh_command(&self) -> String {
+        self.ssh.clone().unwrap_or_else(|| SSH.to_owned())
+    }
+
+    /// Checks options that depend on each other.
+    ///
+    /// # Errors
+    /// [`Error::Options`].
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        let wrong = |problem: &'static str, given: String, expected: &str| {
+            Err(Error::Options { problem, given, expected: expected.to_owned() })
+        };
+        let hosts = self.hosts.iter().flatten();
+        if hosts.clone().any(|host| host.trim().is_empty() || host.starts_with('-')) {
+            let given = self.hosts.clone().unwrap_or_default().join(",");
+            return wrong("--hosts has an entry that is not a host", given, "names or addresses, such as a,b,10.0.0.7");
+        }
+        let mut sorted: Vec<_> = hosts.collect();
+        sorted.sort_unstable();
+        if let Some(twice) = sorted.windows(2).find(|pair| pair[0] == pair[1]) {
+            return wrong(
+                "--hosts names a host twice",
+                twice[0].clone(),
+                "each host once; its launcher starts all of its tasks",
+            );
+        }
+        if self.hosts.is_some() && self.nnodes > 1 && self.nnodes as usize != self.nodes() {
+            let given = format!("--nnodes {} and {} hosts", self.nnodes, self.nodes());
+            return wrong("--nnodes contradicts --hosts", given, "one of the two");
+        }
+        if self.hosts.is_none() && self.nnodes > 1 && self.rendezvous.is_none() {
+            let expected = "--rendezvous HOST:PORT with an address of one of the hosts, or --hosts A,B --ssh";
+            return wrong("several hosts, and no place where they meet", format!("--nnodes {}", self.nnodes), expected);
+        }
+        let port = |address: &String| {
+            address.rsplit_once(':').is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok())
+        };
+        if let Some(address) = self.rendezvous.as_ref().filter(|address| !port(address)) {
+            return wrong("--rendezvous is not an address", address.clone(), "HOST:PORT, such as 10.0.0.1:29400");
+        }
+        if let Some(rank) = self.node_rank.filter(|rank| *rank >= self.nnodes && self.hosts.is_none()) {
+            let expected = format!("a number below --nnodes {}", self.nnodes);
+            return wrong("--node-rank is the number of no host", rank.to_string(), &expected);
+        }
+        Ok(())
+    }
+}
+
+/// The command by which other hosts are reached: without questions, and not for ever.
+const SSH: &str = "ssh -o BatchMode=yes -o ConnectTimeout=10";
 
 /// Write a new crate that trains at once
 ///
@@ -164,8 +294,10 @@ Every option can be given as DISTRIBUTE_<OPTION>, such as DISTRIBUTE_LOG_DIR.
 Exit code: 0 when all tasks end with 0, else that of the first cause (128 + n when signal n killed it), \
 2 when nothing could be started.
 
-Example:
-  distribute run -n 2 -- target/release/examples/mnist --epochs 5";
+Examples:
+  distribute run -n 2 -- target/release/examples/mnist --epochs 5
+  distribute run --nnodes 2 --rendezvous node1:29400 --workers-per-node 8 --max-restarts 3 -- ./train
+  distribute run --hosts node1,node2 --ssh --workers-per-node 8 -- ./train";
 
 #[cfg(test)]
 mod tests {
@@ -173,7 +305,7 @@ mod tests {
 
     use super::*;
 
-    fn run(args: &[&str]) -> Result<Run, clap::Error> {
+    fn run(args: &[&str]) -> Result<Box<Run>, clap::Error> {
         let cli = Cli::try_parse_from(["distribute", "run"].iter().chain(args))?;
         let Command::Run(run) = cli.command else { panic!("{cli:?}") };
         Ok(run)
@@ -188,7 +320,7 @@ mod tests {
     fn the_program_keeps_its_own_flags_with_and_without_dashes() {
         for dashes in [&["--"][..], &[]] {
             let run = run(&[&["-n", "2"], dashes, &["train", "-n", "5", "--quiet", "--", "x"]].concat()).unwrap();
-            assert_eq!(run.workers, 2);
+            assert_eq!(run.workers, Some(2));
             assert_eq!(run.program, ["train", "-n", "5", "--quiet", "--", "x"]);
             assert!(!run.quiet);
         }
@@ -203,6 +335,30 @@ mod tests {
         for args in [&["--json", "--markdown"][..], &["-n", "2"], &["--run", "-n", "1"], &["--jsn"]] {
             assert_eq!(doctor(args).unwrap_err().exit_code(), 2, "{args:?}");
         }
+    }
+
+    #[test]
+    fn options_that_contradict_each_other_get_a_sentence() {
+        for (args, words) in [
+            (&["--nnodes", "2"][..], "no place where they meet"),
+            (&["--nnodes", "2", "--rendezvous", "node1"], "--rendezvous is not an address"),
+            (&["--nnodes", "2", "--rendezvous", "a:1", "--node-rank", "2"], "a number below --nnodes 2"),
+            (&["--hosts", "a,b", "--ssh", "--nnodes", "3"], "--nnodes contradicts --hosts"),
+            (&["--hosts", "a,b,a", "--ssh"], "names a host twice"),
+            (&["--hosts", "a,,b", "--ssh"], "an entry that is not a host"),
+            (&["--hosts=-oProxyCommand=x", "--ssh"], "an entry that is not a host"),
+        ] {
+            let run = run(&[&["-n", "4"], args, &["--", "train"]].concat()).unwrap();
+            let error = run.check().unwrap_err();
+            let text = crate::report::error(&error);
+            assert!(text.contains(words) && error.exit_code() == 2, "{text}");
+        }
+        let hosts = run(&["--workers-per-node", "2", "--hosts", "a,b", "--ssh", "--", "train"]).unwrap();
+        assert!(hosts.check().is_ok() && hosts.nodes() == 2 && hosts.ssh_command() == SSH);
+        let own = run(&["-n", "2", "--hosts", "a", "--ssh=sh -c", "--", "train"]).unwrap();
+        assert_eq!(own.ssh_command(), "sh -c");
+        assert!(run(&["-n", "2", "--workers-per-node", "2", "--", "train"]).is_err());
+        assert!(run(&["-n", "2", "--hosts", "a", "--", "train"]).is_err());
     }
 
     #[test]

@@ -1,6 +1,10 @@
 use std::ffi::OsStr;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use crate::outcome::{INFRASTRUCTURE, signal_name};
+use crate::report;
 
 /// Why a job cannot be started, or a crate or page not be written.
 #[derive(Debug, thiserror::Error)]
@@ -18,6 +22,34 @@ pub(crate) enum Error {
     Start { task: String, source: io::Error },
     #[error("cannot {what}: {source}")]
     System { what: &'static str, source: io::Error },
+    #[error("{problem}")]
+    Options { problem: &'static str, given: String, expected: String },
+    #[error("{workers} workers cannot be dealt to {nodes} hosts: each host needs one")]
+    FewWorkers { workers: u32, nodes: usize },
+    #[error("{tasks} tasks with {per_task} cores each need more than the {all} cores that the launcher may use")]
+    Cores { tasks: usize, per_task: usize, all: usize },
+    #[error("the hosts' addresses are not those of the job's tasks")]
+    Addresses,
+    #[error("cannot meet the other hosts at {address}: {source}")]
+    Rendezvous { address: String, source: io::Error },
+    #[error("missing after {}: {missing}", report::seconds(*waited))]
+    HostsMissing { missing: String, waited: Duration },
+    #[error("no leader at {address} within {}: {why}", report::seconds(*waited))]
+    NoLeader { address: String, waited: Duration, why: String },
+    #[error("the leader at {address} is lost: {why}")]
+    LeaderLost { address: String, why: String },
+    #[error("the leader at {address} refuses this host: {reason}")]
+    Refused { address: String, reason: String },
+    #[error("host {host} is lost: {why}")]
+    HostLost { host: String, why: String },
+    #[error("on host {host}: {problem}")]
+    Remote { host: String, problem: String, details: Vec<(String, String)>, code: u8 },
+    #[error("cannot start the launcher on {host}: {program} has ended with {exit}: {last}")]
+    NoLauncher { host: String, program: String, exit: String, last: String },
+    #[error("{given:?} cannot be part of a command for another host's shell")]
+    Ssh { given: String },
+    #[error("interrupted by {}", signal_name(*signal))]
+    Interrupted { signal: i32 },
     #[error("{given} does not end with the name of a crate")]
     Name { given: String },
     #[error("{} exists already", path.display())]
@@ -85,6 +117,35 @@ impl Error {
             ],
             Self::Exists { .. } => vec![("remedy", "give another name, or remove it".into())],
             Self::Write { .. } => vec![("remedy", "look at the path, its permissions and the room on its disk".into())],
+            Self::Options { given, expected, .. } => vec![("given", given.clone()), ("expected", expected.clone())],
+            Self::FewWorkers { .. } => vec![("remedy", "start more workers, or on fewer hosts".into())],
+            Self::Cores { .. } => vec![("remedy", "lower --cpus-per-worker, or start fewer tasks on this host".into())],
+            Self::Addresses => vec![("remedy", "start the same version of distribute on every host".into())],
+            Self::Rendezvous { .. } => vec![
+                ("expected", "an address of one of the hosts with a free port, such as 10.0.0.1:29400".into()),
+                ("remedy", "correct --rendezvous, or end the program that uses the port".into()),
+            ],
+            Self::HostsMissing { .. } => {
+                vec![("remedy", "start the same command on every host, or raise --join-timeout".into())]
+            }
+            Self::NoLeader { .. } => vec![(
+                "remedy",
+                "start the same command on the host of that address; look at the route to it and at firewalls".into(),
+            )],
+            Self::LeaderLost { .. } | Self::HostLost { .. } => vec![(
+                "remedy",
+                "look at that host and the network; --max-restarts starts the job again once all hosts are back".into(),
+            )],
+            Self::Refused { .. } => vec![("remedy", "start the same command on every host".into())],
+            Self::Remote { details, .. } => {
+                details.iter().map(|(label, text)| (label_of(label), text.clone())).collect()
+            }
+            Self::NoLauncher { host, .. } => vec![(
+                "remedy",
+                format!("try the same by hand, such as ssh {host} true; keys must work without a question"),
+            )],
+            Self::Ssh { .. } => vec![("expected", "text in UTF-8, with balanced quotes in --ssh".into())],
+            Self::Interrupted { .. } => Vec::new(),
             Self::Start { .. } | Self::System { .. } => {
                 vec![("remedy", "look at the limits of processes and open files: ulimit -a".into())]
             }
@@ -97,8 +158,27 @@ impl Error {
             | Self::Only { .. }
             | Self::LogDir { .. }
             | Self::Name { .. }
+            | Self::Options { .. }
+            | Self::FewWorkers { .. }
+            | Self::Cores { .. }
+            | Self::Addresses
+            | Self::Rendezvous { .. }
+            | Self::Refused { .. }
+            | Self::Ssh { .. }
             | Self::Exists { .. } => 2,
+            Self::HostsMissing { .. }
+            | Self::NoLeader { .. }
+            | Self::LeaderLost { .. }
+            | Self::NoLauncher { .. }
+            | Self::HostLost { .. } => INFRASTRUCTURE as u8,
+            Self::Remote { code, .. } => *code,
+            Self::Interrupted { signal } => u8::try_from(128 + signal).unwrap_or(1),
             Self::Ports { .. } | Self::Start { .. } | Self::System { .. } | Self::Write { .. } => 1,
         }
     }
+}
+
+/// Returns the label that another launcher sent, if it is one of this version's.
+fn label_of(label: &str) -> &'static str {
+    ["given", "expected", "remedy"].into_iter().find(|known| *known == label).unwrap_or("detail")
 }

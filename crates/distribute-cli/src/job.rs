@@ -1,7 +1,8 @@
-//! The tasks of a job and their environment.
+//! The tasks of a job, the hosts that they run on, and their environment.
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use crate::error::Error;
@@ -12,6 +13,8 @@ pub(crate) struct Task {
     pub(crate) rank: usize,
     pub(crate) job: &'static str,
     pub(crate) index: usize,
+    /// The host that it runs on, counted from 0.
+    pub(crate) node: usize,
 }
 
 impl fmt::Display for Task {
@@ -20,12 +23,41 @@ impl fmt::Display for Task {
     }
 }
 
-/// Returns the tasks in the order of their ranks: the chief, the workers, the parameter servers.
-pub(crate) fn tasks(chief: u32, workers: u32, ps: u32) -> Vec<Task> {
-    let of = |job, count| (0..count as usize).map(move |index| (job, index));
-    let all = of("chief", chief).chain(of("worker", workers)).chain(of("ps", ps)).enumerate();
-    all.map(|(rank, (job, index))| Task { rank, job, index }).collect()
+/// The numbers of tasks of a job, by role.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Roles {
+    pub(crate) chief: u32,
+    pub(crate) workers: u32,
+    pub(crate) ps: u32,
+    pub(crate) evaluator: u32,
 }
+
+impl Roles {
+    /// Returns the tasks in the order of their ranks: the chief, the workers, the parameter servers, the evaluator.
+    ///
+    /// Workers and parameter servers are dealt to the hosts in blocks of equal size; the first hosts get one more where
+    /// the number is not a multiple of theirs. The chief is on the first host, the evaluator on the last one.
+    pub(crate) fn tasks(&self, nodes: usize) -> Vec<Task> {
+        let of = |job, count: u32, node: fn(usize, usize, usize) -> usize| {
+            (0..count as usize).map(move |index| (job, index, node(index, count as usize, nodes)))
+        };
+        let all = of("chief", self.chief, |_, _, _| 0)
+            .chain(of("worker", self.workers, block))
+            .chain(of("ps", self.ps, block))
+            .chain(of(EVALUATOR, self.evaluator, |_, _, nodes| nodes - 1));
+        all.enumerate().map(|(rank, (job, index, node))| Task { rank, job, index, node }).collect()
+    }
+}
+
+/// Returns the block of the element `index` of `count`, dealt to `blocks` blocks.
+fn block(index: usize, count: usize, blocks: usize) -> usize {
+    let (each, more) = (count / blocks, count % blocks);
+    let first = more * (each + 1);
+    if index < first { index / (each + 1) } else { more + (index - first) / each.max(1) }
+}
+
+/// The job of the task that evaluates while the others train.
+pub(crate) const EVALUATOR: &str = "evaluator";
 
 /// Returns the rank of a task given as `worker-1`, `worker:1` or, for rank 0, `chief`.
 pub(crate) fn find(tasks: &[Task], given: &str) -> Result<usize, Error> {
@@ -40,52 +72,125 @@ pub(crate) fn find(tasks: &[Task], given: &str) -> Result<usize, Error> {
     })
 }
 
-/// The ports on which the tasks of a job listen.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Addresses {
-    /// One port per task, in the order of ranks.
+/// Where the tasks of one host listen.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Ports {
+    /// One port per task of the host, in the order of ranks.
     pub(crate) tasks: Vec<u16>,
-    /// MASTER_PORT. The next port is free too, since programs that use it derive theirs from it.
+    /// MASTER_PORT, if the task with rank 0 runs there. The next port is free too, since programs that use it derive
+    /// theirs from it.
     pub(crate) master: u16,
 }
 
-/// Returns the variables that tell `task` its place.
-pub(crate) fn environment(tasks: &[Task], task: &Task, addresses: &Addresses) -> Vec<(&'static str, String)> {
-    let of = |job: &str| -> Vec<_> {
-        let pairs = tasks.iter().zip(&addresses.tasks).filter(|(task, _)| task.job == job);
-        pairs.map(|(_, port)| format!("{HOST}:{port}")).collect()
-    };
+/// Where the tasks of a job are reached.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Addresses {
+    /// The hosts, by their numbers.
+    pub(crate) hosts: Vec<String>,
+    /// The ports of each host's tasks.
+    pub(crate) ports: Vec<Ports>,
+}
+
+impl Addresses {
+    /// Returns the `host:port` of every task, in the order of ranks; `None` if the ports are not as many as the tasks.
+    fn of_tasks(&self, tasks: &[Task]) -> Option<Vec<String>> {
+        let mut ports: Vec<_> = self.ports.iter().map(|ports| ports.tasks.iter()).collect();
+        let of = |task: &Task| {
+            let host = self.hosts.get(task.node)?;
+            let port = ports.get_mut(task.node)?.next()?;
+            Some(if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") })
+        };
+        tasks.iter().map(of).collect()
+    }
+}
+
+/// Returns the variables that tell `task` its place; `None` stands for one that must not be set. The result is `None`
+/// if the addresses are not those of the tasks.
+pub(crate) fn environment(
+    tasks: &[Task],
+    task: &Task,
+    addresses: &Addresses,
+) -> Option<Vec<(&'static str, Option<String>)>> {
+    let all = addresses.of_tasks(tasks)?;
     let mut cluster = serde_json::Map::new();
     for job in ["chief", "worker", "ps"] {
-        let addresses = of(job);
+        let of_job = |(task, address): (&Task, &String)| (task.job == job).then(|| address.clone());
+        let addresses: Vec<_> = tasks.iter().zip(&all).filter_map(of_job).collect();
         if !addresses.is_empty() {
             cluster.insert(job.into(), addresses.into());
         }
     }
     let config = json!({"cluster": cluster, "task": {"type": task.job, "index": task.index}});
-    let (rank, size) = (task.rank.to_string(), tasks.len().to_string());
-    vec![
-        ("TF_CONFIG", config.to_string()),
-        ("RANK", rank.clone()),
-        ("WORLD_SIZE", size.clone()),
-        ("LOCAL_RANK", rank),
-        ("LOCAL_WORLD_SIZE", size),
-        ("MASTER_ADDR", HOST.into()),
-        ("MASTER_PORT", addresses.master.to_string()),
-        ("DISTRIBUTE_PORT", (addresses.master + 1).to_string()),
-    ]
+    let master = addresses.ports.first()?.master;
+    let size = tasks.iter().filter(|task| task.job != EVALUATOR).count();
+    let on_host = |of: &Task| of.node == task.node && of.job != EVALUATOR;
+    let local_rank = tasks.iter().filter(|of| on_host(of) && of.rank < task.rank).count();
+    let local_size = tasks.iter().filter(|of| on_host(of)).count();
+    let place = [
+        ("RANK", task.rank.to_string()),
+        ("WORLD_SIZE", size.to_string()),
+        ("LOCAL_RANK", local_rank.to_string()),
+        ("LOCAL_WORLD_SIZE", local_size.to_string()),
+        ("GROUP_RANK", task.node.to_string()),
+        ("MASTER_ADDR", addresses.hosts.first()?.clone()),
+        ("MASTER_PORT", master.to_string()),
+        ("DISTRIBUTE_PORT", master.checked_add(1)?.to_string()),
+    ];
+    // An evaluator has no rank in the training.
+    let place = place.map(|(name, value)| (name, (task.job != EVALUATOR).then_some(value)));
+    Some(std::iter::once(("TF_CONFIG", Some(config.to_string()))).chain(place).collect())
 }
 
-const HOST: &str = "127.0.0.1";
+/// The host of a job of one machine.
+pub(crate) const LOOPBACK: &str = "127.0.0.1";
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn tasks(chief: u32, workers: u32, ps: u32) -> Vec<Task> {
+        Roles { chief, workers, ps, evaluator: 0 }.tasks(1)
+    }
+
     fn variable(tasks: &[Task], rank: usize, name: &str) -> String {
-        let addresses = Addresses { tasks: vec![7001, 7002, 7003], master: 7100 };
-        let all = environment(tasks, &tasks[rank], &addresses);
-        all.into_iter().find(|(key, _)| *key == name).unwrap().1
+        let ports = Ports { tasks: vec![7001, 7002, 7003], master: 7100 };
+        let addresses = Addresses { hosts: vec![LOOPBACK.to_owned()], ports: vec![ports] };
+        let all = environment(tasks, &tasks[rank], &addresses).unwrap();
+        all.into_iter().find(|(key, _)| *key == name).unwrap().1.unwrap()
+    }
+
+    #[test]
+    fn tasks_are_dealt_to_hosts_in_blocks() {
+        let nodes = |roles: Roles, nodes| roles.tasks(nodes).iter().map(|task| task.node).collect::<Vec<_>>();
+        let workers = |workers| Roles { workers, ..Roles::default() };
+        assert_eq!(nodes(workers(5), 2), [0, 0, 0, 1, 1]);
+        assert_eq!(nodes(workers(4), 2), [0, 0, 1, 1]);
+        assert_eq!(nodes(workers(2), 3), [0, 1]);
+        assert_eq!(nodes(Roles { chief: 1, workers: 3, ps: 2, evaluator: 1 }, 3), [0, 0, 1, 2, 0, 1, 2]);
+        for (count, blocks) in (0..20).flat_map(|count| (1..6).map(move |blocks| (count, blocks))) {
+            let all: Vec<_> = (0..count).map(|index| block(index, count, blocks)).collect();
+            let size = |at| all.iter().filter(|it| **it == at).count();
+            assert!(all.is_sorted() && (1..blocks).all(|at| size(at) <= size(at - 1)), "{all:?}");
+            assert!(blocks < 2 || size(0) - size(blocks - 1) <= 1, "{all:?}");
+        }
+    }
+
+    #[test]
+    fn tasks_of_several_hosts_learn_each_others_addresses() {
+        let tasks = Roles { workers: 3, evaluator: 1, ..Roles::default() }.tasks(2);
+        let ports = [vec![1, 2], vec![3, 4]].map(|tasks| Ports { tasks, master: 9 });
+        let mut addresses = Addresses { hosts: vec!["a".into(), "fe80::1".into()], ports: ports.into() };
+        let of = |rank: usize, addresses: &Addresses| environment(&tasks, &tasks[rank], addresses);
+        let variables = of(2, &addresses).unwrap();
+        let value = |name| variables.iter().find(|(key, _)| *key == name).unwrap().1.clone().unwrap();
+        assert!(value("TF_CONFIG").contains(r#"{"worker":["a:1","a:2","[fe80::1]:3"]}"#), "{variables:?}");
+        assert_eq!(["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"].map(value), ["2", "3", "0", "1"]);
+        assert_eq!(["GROUP_RANK", "MASTER_ADDR", "MASTER_PORT", "DISTRIBUTE_PORT"].map(value), ["1", "a", "9", "10"]);
+        let evaluator = of(3, &addresses).unwrap();
+        assert!(evaluator[0].1.as_ref().unwrap().contains(r#""type":"evaluator""#), "{evaluator:?}");
+        assert!(evaluator[1..].iter().all(|(_, value)| value.is_none()), "{evaluator:?}");
+        addresses.ports[1].tasks.clear();
+        assert_eq!(of(0, &addresses), None);
     }
 
     #[test]

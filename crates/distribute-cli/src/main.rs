@@ -1,12 +1,14 @@
-//! The `distribute` program: starts the tasks of a distributed job on this machine, shows their output and progress,
-//! and ends them together.
+//! The `distribute` program: starts the tasks of a distributed job on one machine or several, shows their output and
+//! progress, and ends them together.
 //!
-//! - `args`: flags; `job`: the tasks and their environment; `ports`: the ports they listen on.
-//! - `supervisor`: decides which tasks are stopped when, and which failure was the first cause; it does no input or
-//!   output.
-//! - `process`, `guardian`: starting tasks so that none outlives the launcher.
-//! - `output`, `progress`, `report`: everything that is shown to the user.
-//! - `run`: combines these.
+//! - `args`: flags; `job`: the tasks and their environment; `ports`: the ports they listen on; `cores`: those that they
+//!   are pinned to.
+//! - `supervisor`: decides which tasks are stopped when, and which failure was the first cause; `restart`: whether the
+//!   job is started again. Neither does input or output.
+//! - `process`, `guardian`, `local`: starting tasks so that none outlives the launcher.
+//! - `hosts`, `ssh`: the launchers of several hosts.
+//! - `output`, `progress`, `report`: everything that is shown to the user; `host`: this host's part of the above.
+//! - `run`, `attempt`: combine these.
 //!
 //! `explain` reads the flight records of a failed job; `doctor` reports what a job would find on this machine; `new`
 //! writes a crate; `pages` writes completions and manual pages.
@@ -14,11 +16,16 @@
 //! The program does not depend on training: tasks learn their place from the environment, and report progress over TCP.
 
 mod args;
+mod attempt;
+mod cores;
 mod doctor;
 mod environment;
 mod error;
 mod guardian;
+mod host;
+mod hosts;
 mod job;
+mod local;
 mod new;
 mod outcome;
 mod output;
@@ -27,7 +34,9 @@ mod ports;
 mod process;
 mod progress;
 mod report;
+mod restart;
 mod run;
+mod ssh;
 mod supervisor;
 
 use std::io::Write;

@@ -4,11 +4,16 @@ use std::borrow::Cow;
 use std::fmt;
 use std::time::Duration;
 
-/// How a process ended; displayed as `138` or `SIGKILL`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+use serde::{Deserialize, Serialize};
+
+/// How a process ended; displayed as `138`, `SIGKILL` or `lost`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub(crate) enum Exit {
     Code(i32),
     Signal(i32),
+    /// Its host was lost, and with it the knowledge of its end.
+    Lost,
 }
 
 impl Exit {
@@ -16,7 +21,8 @@ impl Exit {
     pub(crate) fn code(self) -> u8 {
         let code = match self {
             Self::Code(code) => code,
-            Self::Signal(signal) => 128 + signal,
+            Self::Signal(signal) => 128_i32.saturating_add(signal),
+            Self::Lost => INFRASTRUCTURE,
         };
         u8::try_from(code).unwrap_or(1)
     }
@@ -47,6 +53,7 @@ impl fmt::Display for Exit {
         match self {
             Self::Code(code) => f.pad(&code.to_string()),
             Self::Signal(signal) => f.pad(&signal_name(*signal)),
+            Self::Lost => f.pad("lost"),
         }
     }
 }

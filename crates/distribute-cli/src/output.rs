@@ -20,8 +20,10 @@ pub(crate) enum Stream {
 /// The input of the drawing thread.
 #[derive(Debug)]
 pub(crate) enum Output {
-    /// Lines of a task, without their line ends.
-    Lines { rank: usize, stream: Stream, lines: Vec<String> },
+    /// Lines of a task, without their line ends; of a launcher of another host, which has marked them, without a rank.
+    Lines { rank: Option<usize>, stream: Stream, lines: Vec<String> },
     /// Progress of the job.
     Progress(distribute_train::progress::Event),
+    /// The report of an attempt that has failed.
+    Report(String),
 }

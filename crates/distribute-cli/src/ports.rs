@@ -2,44 +2,49 @@
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io;
-use std::net::{Ipv4Addr, TcpListener};
+use std::net::{IpAddr, TcpListener};
 use std::ops::Range;
 
-use crate::job::Addresses;
+use crate::job::Ports;
 
-/// Free loopback ports, reserved until the tasks are about to start.
+/// Free ports of this host, reserved until the tasks are about to start.
 ///
 /// They lie below the ephemeral ports of the kernel if there is room: an ephemeral port could be assigned to a
 /// connection of the first task before the second task binds it.
 #[derive(Debug)]
-pub(crate) struct Ports {
+pub(crate) struct Reserved {
     listeners: Vec<TcpListener>,
-    addresses: Addresses,
+    ports: Ports,
 }
 
-impl Ports {
-    /// Reserves ports for `tasks` tasks, and a MASTER_PORT whose next port is also free.
-    pub(crate) fn reserve(tasks: usize) -> io::Result<Self> {
+impl Reserved {
+    /// Reserves ports of an address for `tasks` tasks, and a MASTER_PORT whose next port is also free.
+    pub(crate) fn new(tasks: usize, on: IpAddr) -> io::Result<Self> {
         let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
         let below = below_ephemeral(&range);
-        if let Some(ports) = Self::search(tasks, below) {
+        if let Some(ports) = Self::search(tasks, below, on) {
             return Ok(ports);
         }
-        Self::from_kernel(tasks)
+        Self::from_kernel(tasks, on)
+    }
+
+    /// Returns the ports.
+    pub(crate) fn ports(&self) -> &Ports {
+        &self.ports
     }
 
     /// Releases the ports, for the tasks to bind them now.
-    pub(crate) fn release(self) -> Addresses {
+    pub(crate) fn release(self) -> Ports {
         drop(self.listeners);
-        self.addresses
+        self.ports
     }
 
     /// Searches the range from a random port on, so that launchers that start together do not collide.
-    fn search(tasks: usize, range: Range<u16>) -> Option<Self> {
+    fn search(tasks: usize, range: Range<u16>, on: IpAddr) -> Option<Self> {
         let len = u64::from(range.end.checked_sub(range.start).filter(|len| *len > 0)?);
         let from = RandomState::new().build_hasher().finish() % len;
         let port = |at: u64| range.start + ((from + at) % len) as u16;
-        let mut free = (0..len).map(port).filter_map(|port| Some((port, bind(port).ok()?)));
+        let mut free = (0..len).map(port).filter_map(|port| Some((port, bind(on, port).ok()?)));
         let mut held: Vec<(u16, TcpListener)> = free.by_ref().take(tasks).collect();
         let tasks: Vec<u16> = held.iter().map(|(port, _)| *port).collect();
         let mut before: Option<(u16, TcpListener)> = None;
@@ -50,25 +55,25 @@ impl Ports {
                 held.push((master, first));
                 held.extend(before);
                 let listeners = held.into_iter().map(|(_, listener)| listener).collect();
-                return Some(Self { listeners, addresses: Addresses { tasks, master } });
+                return Some(Self { listeners, ports: Ports { tasks, master } });
             }
         }
         None
     }
 
-    fn from_kernel(tasks: usize) -> io::Result<Self> {
-        let mut listeners = (0..tasks).map(|_| bind(0)).collect::<io::Result<Vec<_>>>()?;
+    fn from_kernel(tasks: usize, on: IpAddr) -> io::Result<Self> {
+        let mut listeners = (0..tasks).map(|_| bind(on, 0)).collect::<io::Result<Vec<_>>>()?;
         let numbers = listeners.iter().map(|listener| Ok(listener.local_addr()?.port()));
         let tasks = numbers.collect::<io::Result<Vec<_>>>()?;
         let mut last = io::Error::from(io::ErrorKind::AddrInUse);
         for _ in 0..ATTEMPTS {
-            let first = bind(0)?;
+            let first = bind(on, 0)?;
             let master = first.local_addr()?.port();
             let Some(next) = master.checked_add(1) else { continue };
-            match bind(next) {
+            match bind(on, next) {
                 Ok(second) => {
                     listeners.extend([first, second]);
-                    return Ok(Self { listeners, addresses: Addresses { tasks, master } });
+                    return Ok(Self { listeners, ports: Ports { tasks, master } });
                 }
                 Err(error) => last = error,
             }
@@ -77,8 +82,8 @@ impl Ports {
     }
 }
 
-fn bind(port: u16) -> io::Result<TcpListener> {
-    TcpListener::bind((Ipv4Addr::LOCALHOST, port))
+fn bind(on: IpAddr, port: u16) -> io::Result<TcpListener> {
+    TcpListener::bind((on, port))
 }
 
 /// Returns up to 20,000 ports before the first of the kernel's range `first last`; empty if too few are left.
@@ -95,29 +100,33 @@ const ATTEMPTS: usize = 100;
 
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv4Addr;
+
     use super::*;
 
-    fn check(ports: Ports, tasks: usize) {
-        let addresses = ports.addresses.clone();
-        let mut all = addresses.tasks.clone();
-        all.extend([addresses.master, addresses.master + 1]);
+    const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
+    fn check(reserved: Reserved, tasks: usize) {
+        let ports = reserved.ports.clone();
+        let mut all = ports.tasks.clone();
+        all.extend([ports.master, ports.master + 1]);
         all.sort_unstable();
         all.dedup();
-        assert_eq!(all.len(), tasks + 2, "{addresses:?}");
-        assert!(all.iter().all(|port| bind(*port).is_err()), "held");
-        assert_eq!(ports.release(), addresses);
+        assert_eq!(all.len(), tasks + 2, "{ports:?}");
+        assert!(all.iter().all(|port| bind(LOOPBACK, *port).is_err()), "held");
+        assert_eq!(reserved.release(), ports);
     }
 
     #[test]
     fn ports_are_different_and_held() {
-        check(Ports::reserve(5).unwrap(), 5);
-        check(Ports::from_kernel(5).unwrap(), 5);
+        check(Reserved::new(5, LOOPBACK).unwrap(), 5);
+        check(Reserved::from_kernel(5, LOOPBACK).unwrap(), 5);
     }
 
     #[test]
     fn a_range_that_is_too_small_gives_nothing() {
-        assert!(Ports::search(5, 20_000..20_000).is_none());
-        assert!(Ports::search(5, 20_000..20_006).is_none());
+        assert!(Reserved::search(5, 20_000..20_000, LOOPBACK).is_none());
+        assert!(Reserved::search(5, 20_000..20_006, LOOPBACK).is_none());
     }
 
     #[test]

@@ -21,18 +21,25 @@ pub(crate) struct Process {
     pub(crate) stderr: ChildStderr,
 }
 
-/// Starts a task in a process group of its own, which is registered with the guardian before its program runs.
+/// Starts a task in a process group of its own, which is registered with the guardian before its program runs. A
+/// variable without a value is removed from the environment.
 ///
 /// The task dies with the calling thread, which must therefore be the launcher's main thread.
 pub(crate) fn spawn(
     program: &[OsString],
-    env: Vec<(&'static str, String)>,
+    env: Vec<(&'static str, Option<String>)>,
     guardian: &Guardian,
 ) -> io::Result<Process> {
     let Some((program, args)) = program.split_first() else { return Err(io::ErrorKind::InvalidInput.into()) };
     let mut command = Command::new(program);
     // No standard input: tasks would compete for it, and reading from a terminal would stop them.
-    command.args(args).envs(env).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    for (name, value) in env {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
+    command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command.process_group(0);
     hook::tie_to_launcher(&mut command, guardian.pipe());
     let mut child = command.spawn()?;

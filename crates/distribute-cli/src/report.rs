@@ -7,6 +7,7 @@ use console::Style;
 use distribute_train::progress::colors_allowed;
 
 use crate::error::Error;
+use crate::hosts::Last;
 use crate::job::Task;
 use crate::outcome::{Exit, INFRASTRUCTURE, Outcome, Verdict, signal_name};
 use crate::supervisor::Note;
@@ -14,19 +15,22 @@ use crate::supervisor::Note;
 /// A task in the report.
 #[derive(Debug)]
 pub(crate) struct Line<'a> {
-    pub(crate) task: &'a Task,
-    pub(crate) pid: i32,
+    pub(crate) task: Task,
+    /// Its host, if the job has several.
+    pub(crate) host: Option<String>,
+    pub(crate) pid: Option<i32>,
     pub(crate) outcome: Outcome,
+    pub(crate) last: &'a Last,
 }
 
 /// Formats the table of all tasks and the first cause; empty after a success.
-pub(crate) fn report(lines: &[Line<'_>], verdict: Verdict, tail: &[String]) -> String {
+pub(crate) fn report(lines: &[Line<'_>], verdict: Verdict) -> String {
     let mut text = match verdict {
         Verdict::Success => return String::new(),
         Verdict::Interrupted(_) | Verdict::Cause(_) => table(lines, verdict),
     };
     let block = match verdict {
-        Verdict::Cause(rank) => cause(&lines[rank], tail),
+        Verdict::Cause(rank) => cause(&lines[rank]),
         _ => String::new(),
     };
     text.push_str(&block);
@@ -69,7 +73,7 @@ pub(crate) fn note(note: &Note, tasks: &[Task], grace: Duration) -> String {
 }
 
 fn table(lines: &[Line<'_>], verdict: Verdict) -> String {
-    let mut rows = vec![["task", "exit", "time", "note"].map(str::to_owned)];
+    let mut rows = vec![["task", "host", "exit", "time", "note"].map(str::to_owned)];
     let coordinated = lines.iter().any(|line| line.task.job == "ps");
     for line in lines {
         let Outcome { exit, at, .. } = line.outcome;
@@ -79,13 +83,17 @@ fn table(lines: &[Line<'_>], verdict: Verdict) -> String {
         if note.len() == mark.len() {
             note = note.replace(": ", "");
         }
-        rows.push([line.task.to_string(), exit.to_string(), seconds(at), note]);
+        let host = line.host.clone().unwrap_or_default();
+        rows.push([line.task.to_string(), host, exit.to_string(), seconds(at), note]);
     }
-    let width = |column: usize| rows.iter().map(|row| row[column].len()).max().unwrap_or(0);
-    let widths = [0, 1, 2].map(width);
+    let several = lines.iter().any(|line| line.host.is_some());
+    let columns: Vec<usize> = (0..4).filter(|column| several || *column != 1).collect();
+    let widths: Vec<usize> =
+        columns.iter().map(|column| rows.iter().map(|row| row[*column].len()).max().unwrap_or(0)).collect();
     let mut text = String::new();
-    for (at, [task, exit, time, note]) in rows.iter().enumerate() {
-        let row = format!("{task:<0$}  {exit:<1$}  {time:<2$}  {note}", widths[0], widths[1], widths[2]);
+    for (at, row) in rows.iter().enumerate() {
+        let cells = columns.iter().zip(&widths).map(|(column, width)| format!("{:<width$}  ", row[*column]));
+        let row = cells.collect::<String>() + &row[4];
         let row = row.trim_end();
         let style = match (at, verdict) {
             (0, _) => style().dim(),
@@ -97,15 +105,27 @@ fn table(lines: &[Line<'_>], verdict: Verdict) -> String {
     text
 }
 
-fn cause(line: &Line<'_>, tail: &[String]) -> String {
+fn cause(line: &Line<'_>) -> String {
     let Outcome { exit, at, .. } = line.outcome;
-    let sentence = format!("{} (pid {}) {} after {}", line.task, line.pid, ended(exit), seconds(at));
+    let on_host = line.host.as_ref().map(|host| format!(" on {host}"));
+    let place: Vec<String> = line.pid.map(|pid| format!("(pid {pid})")).into_iter().collect();
+    let place = place.join(" ") + &on_host.unwrap_or_default();
+    let sentence = match exit {
+        Exit::Lost => format!("{} {place} was lost with its host after {}", line.task, seconds(at)),
+        exit => format!("{} {place} {} after {}", line.task, ended(exit), seconds(at)),
+    };
+    let sentence = sentence.replace("  ", " ");
     let mut details = Vec::new();
+    if let Some(error) = &line.last.error {
+        details.push(("said", error.replace('\n', "\n            ")));
+    }
     if let Some(hint) = hint(exit) {
         details.push(("hint", hint.to_owned()));
     }
     let mut text = block(&sentence, &details);
+    let tail = &line.last.lines[..];
     match tail {
+        [] if exit == Exit::Lost => {}
         [] => text.push_str("  it printed nothing\n"),
         [_] => text.push_str("  its last line\n"),
         _ => {
@@ -130,6 +150,7 @@ fn ended(exit: Exit) -> String {
     match exit {
         Exit::Code(code) => format!("ended with exit code {code}"),
         Exit::Signal(_) => format!("was killed by {exit}"),
+        Exit::Lost => "was lost with its host".to_owned(),
     }
 }
 
@@ -146,6 +167,7 @@ fn meaning(line: &Line<'_>, coordinated: bool) -> &'static str {
         Exit::Code(2) => "wrong flags or configuration",
         Exit::Code(101) => "panicked",
         Exit::Code(_) => "failed",
+        Exit::Lost => "its host was lost",
         Exit::Signal(KILL) => "killed from outside; out of memory?",
         Exit::Signal(_) => "crashed, or killed from outside",
     }
@@ -159,6 +181,7 @@ fn hint(exit: Exit) -> Option<&'static str> {
         Exit::Code(INFRASTRUCTURE) => {
             Some("every task that failed says so of another; the first of them is shown, and the job may be run again")
         }
+        Exit::Lost => Some("its launcher has ended, or the network between the hosts has; the job may be run again"),
         Exit::Code(126) => Some("a shell says so when it may not execute a program"),
         Exit::Code(127) => Some("a shell says so when it does not find a program"),
         _ => None,
@@ -166,7 +189,7 @@ fn hint(exit: Exit) -> Option<&'static str> {
 }
 
 /// Formats as `9.7 s`, `2 min 03 s`, `1 h 02 min`.
-fn seconds(time: Duration) -> String {
+pub(crate) fn seconds(time: Duration) -> String {
     let whole = time.as_secs_f64().round() as u64;
     match whole {
         0..60 => format!("{:.1} s", time.as_secs_f64()),
@@ -188,7 +211,7 @@ const KILL: i32 = signal_hook::consts::SIGKILL;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::job;
+    use crate::job::Roles;
 
     fn outcome(exit: Exit, ms: u64, stopped: bool) -> Outcome {
         Outcome { exit, at: Duration::from_millis(ms), stopped, forgiven: false, told: false }
@@ -196,16 +219,17 @@ mod tests {
 
     #[test]
     fn the_first_cause_is_marked_and_quoted() {
-        let tasks = job::tasks(1, 3, 0);
+        let tasks = Roles { chief: 1, workers: 3, ..Roles::default() }.tasks(1);
         let outcomes = [
             outcome(Exit::Code(138), 9800, false),
             outcome(Exit::Signal(9), 9700, false),
             outcome(Exit::Signal(15), 9900, true),
             outcome(Exit::Code(0), 123_000, false),
         ];
-        let lines: Vec<_> =
-            tasks.iter().zip(outcomes).map(|(task, outcome)| Line { task, pid: 4711, outcome }).collect();
-        let tail = ["step 1".to_owned(), "step 2".to_owned()];
+        let last = Last { lines: vec!["step 1".to_owned(), "step 2".to_owned()], ..Last::default() };
+        let line =
+            |(task, outcome): (&Task, Outcome)| Line { task: *task, host: None, pid: Some(4711), outcome, last: &last };
+        let lines: Vec<_> = tasks.iter().zip(outcomes).map(line).collect();
         let expected = "\
 task      exit     time        note
 chief-0   138      9.8 s       lost another task, or a deadline passed
@@ -218,8 +242,29 @@ error: worker-0 (pid 4711) was killed by SIGKILL after 9.7 s
     step 1
     step 2
 ";
-        assert_eq!(console::strip_ansi_codes(&report(&lines, Verdict::of(&outcomes, None), &tail)), expected);
-        assert_eq!(report(&lines, Verdict::Success, &[]), "");
+        assert_eq!(console::strip_ansi_codes(&report(&lines, Verdict::of(&outcomes, None))), expected);
+        assert_eq!(report(&lines, Verdict::Success), "");
+    }
+
+    #[test]
+    fn the_table_of_several_hosts_names_them() {
+        let tasks = Roles { workers: 2, ..Roles::default() }.tasks(2);
+        let outcomes = [outcome(Exit::Code(138), 9800, false), outcome(Exit::Lost, 9700, false)];
+        let last = Last { error: Some("the disk is full".to_owned()), ..Last::default() };
+        let line = |(task, outcome): (&Task, Outcome)| {
+            let host = Some(["node-a", "b"][task.node].to_owned());
+            Line { task: *task, host, pid: None, outcome, last: &last }
+        };
+        let lines: Vec<_> = tasks.iter().zip(outcomes).map(line).collect();
+        let expected = "\
+task      host    exit  time   note
+worker-0  node-a  138   9.8 s  lost another task, or a deadline passed
+worker-1  b       lost  9.7 s  ← first cause: its host was lost
+error: worker-1 on b was lost with its host after 9.7 s
+  said      the disk is full
+  hint      its launcher has ended, or the network between the hosts has; the job may be run again
+";
+        assert_eq!(console::strip_ansi_codes(&report(&lines, Verdict::of(&outcomes, None))), expected);
     }
 
     #[test]

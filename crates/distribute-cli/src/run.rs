@@ -1,325 +1,313 @@
-//! `distribute run`: combines ports, processes, output and the supervisor.
+//! `distribute run`: one job, on this host or several, started again when it fails and may be.
 
-use std::fs::{self, File};
-use std::path::{Path, PathBuf};
-use std::thread;
+use std::ffi::OsString;
+use std::hash::Hasher;
+use std::io::Read;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, Sender, bounded, never, select, unbounded};
-use distribute_cluster::JobId;
-use rustix::process::Pid;
-use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
-use signal_hook::iterator::Signals;
+use distribute_cluster::look_up;
+use signal_hook::consts::SIGCHLD;
 
 use crate::args::Run;
-use crate::environment;
+use crate::attempt::{Attempt, Ended};
 use crate::error::Error;
-use crate::guardian::Guardian;
-use crate::job::{self, Task};
-use crate::outcome::{Exit, Verdict, tells_of_another};
-use crate::output::{Follow, Look, Screen, Stream, Tail, ends_within};
-use crate::ports::Ports;
-use crate::process::{self, Process};
-use crate::progress::Progress;
+use crate::host::Host;
+use crate::hosts::{Command, Door, Hello, Hosts, Member, Role, find_role};
+use crate::job::{Roles, Task};
+use crate::outcome::{Exit, Verdict};
+use crate::output::Output;
+use crate::process;
 use crate::report;
-use crate::supervisor::{Action, Supervisor};
+use crate::restart::{Budget, Decision};
+use crate::ssh::{self, Shells};
 
 /// Runs a job to its end; returns the launcher's exit code.
 pub(crate) fn run(args: &Run) -> Result<u8, Error> {
-    let tasks = job::tasks(args.chief.max(args.ps.min(1)), args.workers, args.ps);
-    let only = args.only.as_deref().map(|given| job::find(&tasks, given)).transpose()?;
-    let logs = args.log_dir.as_deref().map(|folder| open_logs(folder, &tasks)).transpose()?;
-    let shown = Shown { only, quiet: args.quiet };
-
-    // Before the first task, so that the end of none is missed.
-    let signals = signals().map_err(Error::system("handle signals"))?;
-    process::adopt_orphans().map_err(Error::system("adopt orphaned processes"))?;
-    let ports = Ports::reserve(tasks.len()).map_err(|source| Error::Ports { tasks: tasks.len(), source })?;
-    let guardian = Guardian::start().map_err(Error::system("start the guardian process"))?;
-    let look = Look::from_streams(&tasks, args.timestamps);
-    let screen = Screen::start(look).map_err(Error::system("start a thread"))?;
-    let progress = match environment::is_set("DISTRIBUTE_PROGRESS") {
-        true => None,
-        false => Some(
-            Progress::start(&tasks, screen.output(), screen.notes()).map_err(Error::system("listen for progress"))?,
-        ),
-    };
-    // A new one for each job, even if it is started by a task of another one.
-    let job = JobId::random().map_err(std::io::Error::other).map_err(Error::system("name the job"))?;
-    let shared = shared_environment(&job, tasks.len(), progress.as_ref(), &screen, args.quiet);
-
-    let addresses = ports.release();
-    let environment = |task: &Task| {
-        let own = job::environment(&tasks, task, &addresses);
-        own.into_iter().chain(shared.iter().cloned()).collect()
-    };
-    let begun = Instant::now();
-    let (processes, streams) = match start(args, &tasks, environment, &guardian) {
-        Ok(started) => started.into_iter().map(|it| (it.pid, (it.stdout, it.stderr))).unzip::<_, _, Vec<_>, Vec<_>>(),
-        Err(error) => {
-            // The output of tasks that ran for a moment is not shown. The guardian ends them.
-            screen.close();
-            return Err(error);
-        }
-    };
-    let (tails, followed) = follow(&tasks, streams, logs, &shown, &screen)?;
-    let grace = Duration::from_secs(args.grace.into());
-    let expendable = tasks.iter().filter(|task| args.ps > 0 && task.job == "worker").map(|task| task.rank);
-    let mut running = Running {
-        tasks: &tasks,
-        processes,
-        reaped: vec![false; tasks.len()],
-        forgotten: vec![false; tasks.len()],
-        // A coordinator reschedules the work of a lost worker on another one.
-        supervisor: Supervisor::new(tasks.len(), grace).with_expendable(expendable),
-        guardian,
-        notes: screen.notes(),
-        begun,
-        grace,
-    };
-    running.until_done(&signals);
-
-    // A descendant that has left its group may hold a stream open.
-    ends_within(&followed, STREAMS);
-    if let Some(progress) = progress {
-        progress.finish();
+    args.check()?;
+    let nodes = args.nodes();
+    let workers = args.workers.unwrap_or_else(|| args.workers_per_node.unwrap_or(1) * nodes as u32);
+    let roles = Roles { chief: args.chief.max(args.ps.min(1)), workers, ps: args.ps, evaluator: args.evaluator };
+    if workers < nodes as u32 {
+        return Err(Error::FewWorkers { workers, nodes });
     }
-    finish_screen(screen, &signals);
-    let mut outcomes = running.supervisor.outcomes();
-    for (outcome, tail) in outcomes.iter_mut().zip(&tails) {
-        outcome.told = tells_of_another(&tail.lines());
-    }
-    let verdict = Verdict::of(&outcomes, running.supervisor.interrupted());
-    let line =
-        |((task, pid), outcome): ((_, &Pid), &_)| report::Line { task, pid: pid.as_raw_pid(), outcome: *outcome };
-    let lines: Vec<_> = tasks.iter().zip(&running.processes).zip(&outcomes).map(line).collect();
-    let tail = match verdict {
-        Verdict::Cause(rank) => tails[rank].lines(),
-        _ => Vec::new(),
+    let tasks = roles.tasks(nodes);
+    let host = Host::new(args, &tasks)?;
+    let ended = match (args.hosts.as_deref(), args.rendezvous.as_deref()) {
+        (Some(_), _) => over_ssh(args, &host, &tasks, roles),
+        (None, Some(address)) if nodes > 1 => at_rendezvous(args, &host, &tasks, roles, address),
+        (None, _) => Job { args, host: &host, tasks: &tasks, shells: Shells::default() }.run(None),
     };
-    eprint!("{}", report::report(&lines, verdict, &tail));
-    Ok(verdict.exit_code(&outcomes))
+    host.close();
+    let (code, text) = ended?;
+    eprint!("{text}");
+    Ok(code)
 }
 
-/// A job whose processes run.
-struct Running<'a> {
-    tasks: &'a [Task],
-    processes: Vec<Pid>,
-    reaped: Vec<bool>,
-    forgotten: Vec<bool>,
-    supervisor: Supervisor,
-    guardian: Guardian,
-    notes: Sender<String>,
-    begun: Instant,
-    grace: Duration,
-}
-
-impl Running<'_> {
-    fn until_done(&mut self, signals: &Receiver<i32>) {
-        loop {
-            self.reap();
-            self.supervisor.handle_timeout(self.begun.elapsed());
-            while let Some(action) = self.supervisor.poll_action() {
-                self.act(action);
-            }
-            if self.supervisor.is_done() {
-                return;
-            }
-            let timeout = self.supervisor.poll_timeout().map(|at| at.saturating_sub(self.begun.elapsed()));
-            if let Ok(signal) = signals.recv_timeout(timeout.unwrap_or(TICK).min(TICK))
-                && signal != SIGCHLD
-            {
-                self.supervisor.handle_signal(signal, self.begun.elapsed());
-            }
+/// Runs a job whose launchers meet at an address.
+fn at_rendezvous(args: &Run, host: &Host, tasks: &[Task], roles: Roles, address: &str) -> Result<(u8, String), Error> {
+    let hello = hello(args, roles, args.node_rank.map(|rank| rank as usize), args.node_address.clone());
+    let role = find_role(address).map_err(|source| Error::Rendezvous { address: address.to_owned(), source })?;
+    match role {
+        Role::Leader(listener) => {
+            let refused = |source| Error::Rendezvous { address: address.to_owned(), source };
+            let door = Door::open(listener).map_err(refused)?;
+            let own_address = hello.address.clone().unwrap_or_else(|| host_of(address));
+            let command = hello.command.clone();
+            let own = Hello { address: Some(own_address), ..hello };
+            host.note(format!("this host leads the job at {address}"));
+            let mut hosts = Hosts::new(door, Some(own), command, Vec::new(), host.notes());
+            let ended = Job { args, host, tasks, shells: Shells::default() }.run(Some(&mut hosts));
+            finish(hosts, ended)
         }
-    }
-
-    fn reap(&mut self) {
-        while let Some((pid, exit)) = process::reap() {
-            if let Some(rank) = self.processes.iter().position(|it| *it == pid) {
-                self.reaped[rank] = true;
-                self.ended(rank, exit);
-            }
-        }
-        for rank in 0..self.processes.len() {
-            if self.reaped[rank] && !self.forgotten[rank] && !process::group_lives(self.processes[rank]) {
-                self.forget(rank);
-                self.supervisor.handle_gone(rank);
-            }
-        }
-    }
-
-    fn ended(&mut self, rank: usize, exit: Exit) {
-        let leftover = process::group_lives(self.processes[rank]);
-        if !leftover {
-            self.forget(rank);
-        }
-        self.supervisor.handle_exit(rank, exit, leftover, self.begun.elapsed());
-    }
-
-    fn forget(&mut self, rank: usize) {
-        self.forgotten[rank] = true;
-        self.guardian.forget(self.processes[rank]);
-    }
-
-    fn act(&self, action: Action) {
-        match action {
-            Action::Signal { rank, signal } if !self.forgotten[rank] => {
-                process::signal_group(self.processes[rank], signal);
-            }
-            Action::SignalLeader { rank, signal } if !self.reaped[rank] => {
-                process::signal_process(self.processes[rank], signal);
-            }
-            // It has ended meanwhile, and its id may have been reused.
-            Action::Signal { .. } | Action::SignalLeader { .. } => {}
-            Action::Note(note) => {
-                // Fails only once the screen has ended, which is later.
-                let _ = self.notes.send(report::note(&note, self.tasks, self.grace));
-            }
+        Role::Member => {
+            let patience = Duration::from_secs(args.join_timeout.into());
+            let grace = Duration::from_secs(args.grace.into());
+            let rejoins = args.max_restarts > 0;
+            let code = Member { host, tasks, hello, address, patience, grace, rejoins }.serve()?;
+            Ok((code, String::new()))
         }
     }
 }
 
-/// The tasks whose lines are shown.
-struct Shown {
-    only: Option<usize>,
-    quiet: bool,
-}
-
-impl Shown {
-    fn shows(&self, rank: usize) -> bool {
-        !self.quiet && self.only.is_none_or(|only| only == rank)
-    }
-}
-
-/// Returns the launcher's signals, except those that its parent made it ignore, as `nohup` does.
-fn signals() -> std::io::Result<Receiver<i32>> {
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let ignored = status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("SigIgn:")?.trim(), 16).ok());
-    let ignored = |signal: &i32| ignored.unwrap_or(0) >> (signal - 1) & 1 == 1;
-    let all = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2];
-    let mut wanted = vec![SIGCHLD];
-    wanted.extend(all.iter().filter(|signal| !ignored(signal)));
-    let mut signals = Signals::new(wanted)?;
-    let (sender, receiver) = unbounded();
-    let pass_on = move || {
-        for signal in signals.forever() {
-            if sender.send(signal).is_err() {
-                return;
-            }
+/// Runs a job on other hosts, whose launchers are started by `ssh` and join this one.
+fn over_ssh(args: &Run, host: &Host, tasks: &[Task], roles: Roles) -> Result<(u8, String), Error> {
+    let names = args.hosts.clone().unwrap_or_default();
+    let refused = |address: &str| {
+        let address = address.to_owned();
+        move |source| Error::Rendezvous { address, source }
+    };
+    let (listener, address) = match args.rendezvous.as_deref() {
+        Some(address) => match find_role(address).map_err(refused(address))? {
+            Role::Leader(listener) => (listener, address.to_owned()),
+            Role::Member => return Err(refused(address)(std::io::ErrorKind::AddrNotAvailable.into())),
+        },
+        None => {
+            let first = names.first().map_or("", |name| name.rsplit('@').next().unwrap_or_default());
+            let own = own_address_towards(first).map_err(refused(first))?;
+            let listener = TcpListener::bind((own, 0)).map_err(refused(first))?;
+            let address = listener.local_addr().map_err(refused(first))?;
+            (listener, address.to_string())
         }
     };
-    thread::Builder::new().name("signals".into()).spawn(pass_on)?;
-    Ok(receiver)
+    let door = Door::open(listener).map_err(refused(&address))?;
+    let id = distribute_cluster::JobId::random().map_err(std::io::Error::other);
+    let id = id.map_err(Error::system("name the job"))?.name().to_owned();
+    let folder = std::env::current_dir().map_err(Error::system("read the current folder"))?;
+    let program = ssh::own_program().map_err(Error::system("find this program's own file"))?;
+    let mut shells = Shells::new(&args.ssh_command(), &folder, &remote_command(args, program, &address, &id))?;
+    for (node, name) in names.iter().enumerate() {
+        shells.start(host, name, node)?;
+    }
+    let command = Command { id, ..hello(args, roles, None, None).command };
+    let mut hosts = Hosts::new(door, None, command, names, host.notes());
+    let mut job = Job { args, host, tasks, shells };
+    let ended = job.run(Some(&mut hosts));
+    let ended = finish(hosts, ended);
+    job.shells.close(host);
+    ended
 }
 
-/// Returns the variables that are the same for all tasks.
-fn shared_environment(
-    job: &JobId,
-    tasks: usize,
-    progress: Option<&Progress>,
-    screen: &Screen,
-    quiet: bool,
-) -> Vec<(&'static str, String)> {
-    let mut env = vec![("DISTRIBUTE_JOB_ID", job.to_string())];
-    if let Some(progress) = progress {
-        env.push(("DISTRIBUTE_PROGRESS", "launcher".to_owned()));
-        env.push(("DISTRIBUTE_PROGRESS_ADDR", progress.address().to_string()));
-    }
-    if !environment::is_set("RAYON_NUM_THREADS") {
-        let cores = thread::available_parallelism().map_or(1, usize::from);
-        let threads = (cores / tasks.max(1)).max(1);
-        env.push(("RAYON_NUM_THREADS", threads.to_string()));
-        if !quiet && tasks > 1 {
-            let of = if cores == 1 { "1 core".into() } else { format!("{cores} cores") };
-            let note = format!("{tasks} tasks share {of}: RAYON_NUM_THREADS={threads} unless you set it");
-            // A lost note is harmless.
-            let _ = screen.notes().send(note);
+/// Tells all launchers of the end.
+fn finish(hosts: Hosts, ended: Result<(u8, String), Error>) -> Result<(u8, String), Error> {
+    let (code, summary) = match &ended {
+        Ok((0, _)) => (0, String::new()),
+        Ok((code, text)) => {
+            let error = text.lines().find(|line| line.contains("error:")).unwrap_or_default();
+            (*code, format!("the job ended with exit code {code}: {}", console::strip_ansi_codes(error)))
         }
+        Err(error) => (error.exit_code(), format!("the job ended: {error}")),
+    };
+    hosts.end(code, summary.trim_end_matches([':', ' ']));
+    ended
+}
+
+/// Returns the command that the other hosts run: this one, told where to join.
+fn remote_command(args: &Run, program: OsString, address: &str, id: &str) -> Vec<OsString> {
+    let mut command: Vec<OsString> = vec![program, "run".into()];
+    let mut option = |name: &str, value: String| command.push(format!("--{name}={value}").into());
+    option("nnodes", args.nodes().to_string());
+    option("rendezvous", address.to_owned());
+    option("rendezvous-id", id.to_owned());
+    let optional = [
+        ("workers", args.workers),
+        ("workers-per-node", args.workers_per_node),
+        ("cpus-per-worker", args.cpus_per_worker),
+    ];
+    optional
+        .into_iter()
+        .filter_map(|(name, value)| Some((name, value?)))
+        .for_each(|(name, value)| option(name, value.to_string()));
+    for (name, value) in [
+        ("chief", args.chief),
+        ("ps", args.ps),
+        ("evaluator", args.evaluator),
+        ("grace", args.grace),
+        ("join-timeout", args.join_timeout),
+        ("max-restarts", args.max_restarts),
+    ] {
+        option(name, value.to_string());
     }
-    env
+    let texts = [("only", args.only.clone()), ("log-dir", args.log_dir.as_deref().map(path_text))];
+    texts.into_iter().filter_map(|(name, value)| Some((name, value?))).for_each(|(name, value)| option(name, value));
+    let switches = [("--timestamps", args.timestamps), ("--quiet", args.quiet)];
+    command.extend(switches.into_iter().filter(|(_, on)| *on).map(|(name, _)| name.into()));
+    command.push("--".into());
+    command.extend(args.program.iter().cloned());
+    command
 }
 
-type Logs = Vec<[(PathBuf, File); 2]>;
-
-/// Creates `FOLDER/attempt-0/worker-0/{stdout,stderr}.log` for every task, empty.
-fn open_logs(folder: &Path, tasks: &[Task]) -> Result<Logs, Error> {
-    let open = |path: PathBuf| match File::create(&path) {
-        Ok(file) => Ok((path, file)),
-        Err(source) => Err(Error::LogDir { path, source }),
-    };
-    let of_task = |task: &Task| {
-        let folder = folder.join("attempt-0").join(task.to_string());
-        fs::create_dir_all(&folder).map_err(|source| Error::LogDir { path: folder.clone(), source })?;
-        Ok([open(folder.join("stdout.log"))?, open(folder.join("stderr.log"))?])
-    };
-    tasks.iter().map(of_task).collect()
+fn path_text(path: &Path) -> String {
+    path.to_string_lossy().into_owned()
 }
 
-fn start(
-    args: &Run,
-    tasks: &[Task],
-    environment: impl Fn(&Task) -> Vec<(&'static str, String)>,
-    guardian: &Guardian,
-) -> Result<Vec<Process>, Error> {
-    let program = &args.program;
-    let one = |task: &Task| {
-        let started = process::spawn(program, environment(task), guardian);
-        started.map_err(|source| Error::start(task, &program[0], source))
-    };
-    tasks.iter().map(one).collect()
+/// Returns how this launcher introduces itself.
+fn hello(args: &Run, roles: Roles, node: Option<usize>, address: Option<String>) -> Hello {
+    let program: Vec<String> = args.program.iter().map(|part| part.to_string_lossy().into_owned()).collect();
+    let id = args.rendezvous_id.clone().unwrap_or_default();
+    let command = Command { id, nodes: args.nodes(), roles, program };
+    Hello::new(ssh::host_name(), address, node, command, digest(&args.program))
 }
 
-/// Reads all streams. The receiver is disconnected once they have ended.
-fn follow(
-    tasks: &[Task],
-    streams: Vec<(std::process::ChildStdout, std::process::ChildStderr)>,
-    logs: Option<Logs>,
-    shown: &Shown,
-    screen: &Screen,
-) -> Result<(Vec<Tail>, Receiver<()>), Error> {
-    let (done, followed) = bounded(0);
-    let mut logs = logs.into_iter().flatten();
-    let mut tails = Vec::new();
-    for (task, (stdout, stderr)) in tasks.iter().zip(streams) {
-        let tail = Tail::default();
-        let [out_log, err_log] = logs.next().map_or([None, None], |[out, err]| [Some(out), Some(err)]);
-        let follow = |stream, log| Follow {
-            rank: task.rank,
-            stream,
-            tail: tail.clone(),
-            log,
-            show: shown.shows(task.rank).then(|| screen.output()),
-            note: screen.notes(),
-            done: done.clone(),
-        };
-        let out = follow(Stream::Stdout, out_log).start(format!("{task}-stdout"), stdout);
-        let err = out.and_then(|()| follow(Stream::Stderr, err_log).start(format!("{task}-stderr"), stderr));
-        err.map_err(Error::system("start a thread"))?;
-        tails.push(tail);
-    }
-    Ok((tails, followed))
-}
-
-/// Waits until everything is written, however long the user's pager takes; a signal ends the wait.
-fn finish_screen(screen: Screen, signals: &Receiver<i32>) {
-    let done = screen.close();
-    let mut signals = signals;
-    let none = never();
+/// Returns a digest of the program's file, if it is one.
+fn digest(program: &[OsString]) -> Option<u64> {
+    let mut file = std::fs::File::open(program.first()?).ok()?;
+    let mut hasher = twox_hash::XxHash3_64::new();
+    let mut buffer = vec![0; 1 << 16];
     loop {
-        select! {
-            recv(done) -> _ => return,
-            recv(signals) -> signal => match signal {
-                Ok(SIGCHLD) => {}
-                Ok(_) => return,
-                Err(_) => signals = &none,
-            },
+        match file.read(&mut buffer).ok()? {
+            0 => return Some(hasher.finish()),
+            count => hasher.write(&buffer[..count]),
         }
     }
 }
 
-/// How often the state of processes is polled without a notification.
-const TICK: Duration = Duration::from_secs(1);
+/// Returns the host of `host:port`, without the brackets of an IPv6 address.
+fn host_of(address: &str) -> String {
+    let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
+    host.trim_start_matches('[').trim_end_matches(']').to_owned()
+}
 
-/// How long streams may stay open after the last process of a task.
-const STREAMS: Duration = Duration::from_secs(2);
+/// Returns the address of the interface towards a host. Nothing is sent.
+fn own_address_towards(host: &str) -> std::io::Result<IpAddr> {
+    let found = look_up(&format!("{host}:22"), LOOKUP)?;
+    let target = found.first().copied().unwrap_or(SocketAddr::from((Ipv4Addr::LOCALHOST, 22)));
+    let any: IpAddr =
+        if target.is_ipv6() { std::net::Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() };
+    let socket = UdpSocket::bind((any, 0))?;
+    socket.connect(target)?;
+    Ok(socket.local_addr()?.ip())
+}
+
+/// A job, as the launcher that decides for it sees it.
+struct Job<'a> {
+    args: &'a Run,
+    host: &'a Host,
+    tasks: &'a [Task],
+    shells: Shells,
+}
+
+impl Job<'_> {
+    /// Runs attempts until one ends well or no further one is allowed. Returns the exit code, and what to print last.
+    fn run(&mut self, mut hosts: Option<&mut Hosts>) -> Result<(u8, String), Error> {
+        let seconds = |seconds: u32| Duration::from_secs(seconds.into());
+        let window = self.args.restart_window.map(seconds);
+        let mut budget = Budget::new(self.args.max_restarts, window, seconds(self.args.restart_backoff));
+        let begun = Instant::now();
+        for number in 0.. {
+            let ended = self.attempt(number, hosts.as_deref_mut());
+            let exit = match &ended {
+                Ok(ended) if matches!(ended.verdict, Verdict::Success | Verdict::Interrupted(_)) => {
+                    return Ok((ended.exit().1, self.report(ended, hosts.as_deref())));
+                }
+                Ok(ended) => ended.exit().0,
+                Err(error) if error.exit_code() == LOST => Exit::Lost,
+                Err(_) => Exit::Code(CONFIGURATION),
+            };
+            let text = match &ended {
+                Ok(ended) => self.report(ended, hosts.as_deref()),
+                Err(error) => report::error(error),
+            };
+            match budget.after(exit, begun.elapsed()) {
+                Decision::Restart { pause, count, of } => {
+                    // Fails only once the screen has ended.
+                    let _ = self.host.output().send(Output::Report(text));
+                    let pause_text = pause.as_secs();
+                    self.host.note(format!("starting the job again in {pause_text} s: restart {count} of {of}"));
+                    self.pause(pause)?;
+                }
+                Decision::GiveUp(why) => {
+                    let ended = ended?;
+                    let why = if why.is_empty() { why } else { format!("distribute: not started again: {why}\n") };
+                    return Ok((ended.exit().1, text + &why));
+                }
+            }
+        }
+        Err(Error::Addresses)
+    }
+
+    fn attempt(&mut self, number: u32, mut hosts: Option<&mut Hosts>) -> Result<Ended, Error> {
+        if let Some(hosts) = hosts.as_deref_mut() {
+            if number > 0 {
+                self.start_lost_launchers(hosts)?;
+            }
+            let shells = &mut self.shells;
+            let check = |missing: &[&str]| {
+                while let Some((pid, exit)) = process::reap() {
+                    shells.ended(pid, exit);
+                }
+                shells.check(missing)
+            };
+            hosts.assemble(self.host.signals(), Duration::from_secs(self.args.join_timeout.into()), check)?;
+            if number == 0 {
+                self.host.note(format!("all {} hosts have joined: {}", hosts.names().len(), hosts.names().join(", ")));
+            }
+        }
+        let grace = Duration::from_secs(self.args.grace.into());
+        let coordinated = self.args.ps > 0;
+        let (host, tasks, shells) = (self.host, self.tasks, &mut self.shells);
+        Attempt { number, host, tasks, hosts, shells, grace, coordinated }.run()
+    }
+
+    /// Starts the launchers of lost hosts again, if this one has started them.
+    fn start_lost_launchers(&mut self, hosts: &Hosts) -> Result<(), Error> {
+        for (node, name) in self.args.hosts.iter().flatten().enumerate() {
+            if !hosts.is_there(node) {
+                self.shells.start(self.host, name, node)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn report(&self, ended: &Ended, hosts: Option<&Hosts>) -> String {
+        let names = hosts.map(Hosts::names).unwrap_or_default();
+        let line = |(at, task): (usize, &Task)| report::Line {
+            task: *task,
+            host: names.get(task.node).cloned(),
+            pid: ended.pids[at],
+            outcome: ended.outcomes[at],
+            last: &ended.lasts[at],
+        };
+        let lines: Vec<_> = self.tasks.iter().enumerate().map(line).collect();
+        report::report(&lines, ended.verdict)
+    }
+
+    /// Waits before a restart; a signal ends the job.
+    fn pause(&self, pause: Duration) -> Result<(), Error> {
+        let begun = Instant::now();
+        while let Some(left) = pause.checked_sub(begun.elapsed()) {
+            match self.host.signals().recv_timeout(left) {
+                Ok(SIGCHLD) | Err(_) => {}
+                Ok(signal) => return Err(Error::Interrupted { signal }),
+            }
+        }
+        Ok(())
+    }
+}
+
+const LOOKUP: Duration = Duration::from_secs(10);
+
+/// The exit codes of errors that a restart may help against, and of those that it does not.
+const LOST: u8 = 138;
+const CONFIGURATION: i32 = 2;

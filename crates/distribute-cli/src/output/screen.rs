@@ -40,23 +40,23 @@ impl Look {
     }
 
     /// Formats lines of a task for writing.
-    fn text(&self, rank: usize, stream: Stream, lines: &[String], now: SystemTime) -> String {
+    fn text(&self, rank: Option<usize>, stream: Stream, lines: &[String], now: SystemTime) -> String {
         let colors = self.colors[stream as usize];
-        let (prefix, style) = &self.prefixes[rank];
-        let prefix = style.clone().force_styling(colors).apply_to(prefix).to_string();
-        let time = match self.timestamps {
+        let mark = rank.and_then(|rank| self.prefixes.get(rank));
+        let prefix = mark.map(|(prefix, style)| style.clone().force_styling(colors).apply_to(prefix).to_string());
+        let time = match self.timestamps && prefix.is_some() {
             true => format!("{} ", humantime::format_rfc3339_millis(now)),
             false => String::new(),
         };
         let mut text = String::new();
         for line in lines {
             text.push_str(&time);
-            text.push_str(&prefix);
             let line = clean(line, colors);
-            if !line.is_empty() {
-                text.push(' ');
-                text.push_str(&line);
+            if let Some(prefix) = &prefix {
+                text.push_str(prefix);
+                text.push_str(if line.is_empty() { "" } else { " " });
             }
+            text.push_str(&line);
             text.push('\n');
         }
         text
@@ -156,6 +156,7 @@ impl Drawing {
                 let text = self.look.text(rank, stream, &lines, SystemTime::now());
                 self.print(stream, &text);
             }
+            Output::Report(text) => self.print(Stream::Stderr, &text),
             Output::Progress(event) => {
                 if !self.broken[Stream::Stderr as usize] && self.renderer.render(&event).is_err() {
                     self.broken[Stream::Stderr as usize] = true;
@@ -213,7 +214,11 @@ const COLORS: [Color; 5] = [Color::Cyan, Color::Yellow, Color::Green, Color::Mag
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::job;
+    use crate::job::Roles;
+
+    fn workers(workers: u32) -> Vec<Task> {
+        Roles { workers, ..Roles::default() }.tasks(1)
+    }
 
     fn lines(text: &str) -> Vec<String> {
         text.split('|').map(str::to_owned).collect()
@@ -221,16 +226,17 @@ mod tests {
 
     #[test]
     fn lines_begin_with_their_task_in_a_fixed_width() {
-        let look = Look::new(&job::tasks(1, 1, 0), false, [false; 2], [false; 2]);
-        let text = |rank, text| look.text(rank, Stream::Stdout, &lines(text), SystemTime::UNIX_EPOCH);
+        let look =
+            Look::new(&Roles { chief: 1, workers: 1, ..Roles::default() }.tasks(1), false, [false; 2], [false; 2]);
+        let text = |rank, text| look.text(Some(rank), Stream::Stdout, &lines(text), SystemTime::UNIX_EPOCH);
         assert_eq!(text(0, "hello|"), "chief-0  │ hello\nchief-0  │\n");
         assert_eq!(text(1, "\x1b[31mred"), "worker-0 │ red\n");
     }
 
     #[test]
     fn each_stream_has_colors_of_its_own() {
-        let look = Look::new(&job::tasks(0, 2, 0), false, [false, true], [false; 2]);
-        let text = |rank, stream| look.text(rank, stream, &lines("x"), SystemTime::UNIX_EPOCH);
+        let look = Look::new(&workers(2), false, [false, true], [false; 2]);
+        let text = |rank, stream| look.text(Some(rank), stream, &lines("x"), SystemTime::UNIX_EPOCH);
         assert_eq!(text(0, Stream::Stdout), "worker-0 │ x\n");
         assert_eq!(text(0, Stream::Stderr), "\x1b[36mworker-0 │\x1b[0m x\n");
         assert_ne!(text(0, Stream::Stderr)[..5], text(1, Stream::Stderr)[..5]);
@@ -238,8 +244,8 @@ mod tests {
 
     #[test]
     fn timestamps_come_first() {
-        let look = Look::new(&job::tasks(0, 1, 0), true, [false; 2], [false; 2]);
-        let text = look.text(0, Stream::Stdout, &lines("x"), SystemTime::UNIX_EPOCH);
+        let look = Look::new(&workers(1), true, [false; 2], [false; 2]);
+        let text = look.text(Some(0), Stream::Stdout, &lines("x"), SystemTime::UNIX_EPOCH);
         assert_eq!(text, "1970-01-01T00:00:00.000Z worker-0 │ x\n");
     }
 }

@@ -41,7 +41,8 @@ impl Tail {
 /// The destinations of a stream.
 #[derive(Debug)]
 pub(crate) struct Follow {
-    pub(crate) rank: usize,
+    /// The task; `None` if the lines need no mark.
+    pub(crate) rank: Option<usize>,
     pub(crate) stream: Stream,
     pub(crate) tail: Tail,
     /// The log for its unchanged bytes.

@@ -1,0 +1,330 @@
+//! One start of a job's tasks, on this host and the others, to their end.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::time::{Duration, Instant};
+
+use distribute_cluster::JobId;
+use signal_hook::consts::SIGCHLD;
+
+use crate::error::Error;
+use crate::host::{Host, TICK};
+use crate::hosts::{FromHost, Hosts, Last, Report, ToLeader, ToMember, Woken};
+use crate::job::{Addresses, LOOPBACK, Ports, Task};
+use crate::local::{Event, Local};
+use crate::outcome::{Exit, Outcome, Verdict, tells_of_another};
+use crate::ports::Reserved;
+use crate::process;
+use crate::report;
+use crate::ssh::Shells;
+use crate::supervisor::{Action, Supervisor};
+
+/// How an attempt ended.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    pub(crate) verdict: Verdict,
+    /// One element per task, like the others.
+    pub(crate) outcomes: Vec<Outcome>,
+    pub(crate) pids: Vec<Option<i32>>,
+    pub(crate) lasts: Vec<Last>,
+}
+
+impl Ended {
+    /// Returns the exit of the first cause, and the launcher's exit code.
+    pub(crate) fn exit(&self) -> (Exit, u8) {
+        let code = self.verdict.exit_code(&self.outcomes);
+        match self.verdict {
+            Verdict::Cause(rank) => (self.outcomes[rank].exit, code),
+            Verdict::Success | Verdict::Interrupted(_) => (Exit::Code(code.into()), code),
+        }
+    }
+}
+
+/// A start of all tasks that is about to happen.
+pub(crate) struct Attempt<'a> {
+    pub(crate) number: u32,
+    pub(crate) host: &'a Host,
+    pub(crate) tasks: &'a [Task],
+    /// The other hosts, if there are any.
+    pub(crate) hosts: Option<&'a mut Hosts>,
+    pub(crate) shells: &'a mut Shells,
+    pub(crate) grace: Duration,
+    /// Whether the job does without a worker that is lost.
+    pub(crate) coordinated: bool,
+}
+
+impl Attempt<'_> {
+    /// Starts the tasks and supervises them until none is left.
+    ///
+    /// # Errors
+    /// If a task cannot be started anywhere, or a host is lost before that.
+    pub(crate) fn run(mut self) -> Result<Ended, Error> {
+        // A new identity for each attempt: what is left of the last one cannot join it.
+        let job = JobId::random().map_err(std::io::Error::other).map_err(Error::system("name the job"))?;
+        let own = self.hosts.as_ref().map_or(Some(0), |hosts| hosts.own_node());
+        let addresses = self.addresses(own)?;
+        let begun = Instant::now();
+        let local = match own {
+            Some(node) => self.host.start(self.tasks, node, &addresses, job.name(), self.number)?,
+            None => Local::none(self.host.guardian()),
+        };
+        for node in self.others(own) {
+            let (job, addresses) = (job.name().to_owned(), addresses.clone());
+            self.send(node, &ToMember::Start { attempt: self.number, job, addresses });
+        }
+        let mut pids = vec![None; self.tasks.len()];
+        local.pids().for_each(|(rank, pid)| pids[rank] = Some(pid));
+        let workers = self.tasks.iter().filter(|task| self.coordinated && task.job == "worker");
+        let mut running = Running {
+            // A coordinator reschedules the work of a lost worker on another one.
+            supervisor: Supervisor::new(self.tasks.len(), self.grace).with_expendable(workers.map(|task| task.rank)),
+            lasts: self.tasks.iter().map(|task| Last { rank: task.rank, ..Last::default() }).collect(),
+            attempt: self,
+            own,
+            local,
+            pids,
+            begun,
+            failure: None,
+        };
+        running.until_done();
+        running.finish()
+    }
+
+    /// Lets all hosts reserve ports.
+    fn addresses(&mut self, own: Option<usize>) -> Result<Addresses, Error> {
+        let count = |node: usize| self.tasks.iter().filter(|task| task.node == node).count();
+        let reserve = |node: usize, on: IpAddr| {
+            let tasks = count(node);
+            Reserved::new(tasks, on).map_err(|source| Error::Ports { tasks, source })
+        };
+        let Some(hosts) = &mut self.hosts else {
+            let ports = reserve(0, Ipv4Addr::LOCALHOST.into())?.release();
+            return Ok(Addresses { hosts: vec![LOOPBACK.to_owned()], ports: vec![ports] });
+        };
+        let names = hosts.names();
+        let mut all: Vec<Option<Ports>> = vec![None; names.len()];
+        (0..names.len()).for_each(|node| hosts.send(node, &ToMember::Prepare { attempt: self.number }));
+        // Held until the others have theirs.
+        let held = own.map(|node| reserve(node, Ipv4Addr::UNSPECIFIED.into())).transpose()?;
+        let begun = Instant::now();
+        let is_missing = |all: &[Option<Ports>]| {
+            all.iter().enumerate().find(|(node, ports)| Some(*node) != own && ports.is_none()).map(|(node, _)| node)
+        };
+        while let Some(missing) = is_missing(&all) {
+            let lost = |node: usize, why: String| Error::HostLost { host: names[node].clone(), why };
+            let Some(left) = PREPARING.checked_sub(begun.elapsed()) else {
+                return Err(lost(missing, format!("it reserved no ports within {} s", PREPARING.as_secs())));
+            };
+            if !hosts.is_there(missing) {
+                return Err(lost(missing, "its launcher has ended".to_owned()));
+            }
+            match hosts.wait(self.host.signals(), left.min(TICK)) {
+                Woken::Host(FromHost { node, report: Report::Message(ToLeader::Ready { attempt, ports }) }) => {
+                    if attempt == self.number && ports.tasks.len() == count(node) {
+                        all[node] = Some(ports);
+                    }
+                }
+                Woken::Host(FromHost {
+                    node,
+                    report: Report::Message(ToLeader::Failed { attempt, problem, details, code }),
+                }) if attempt == self.number => {
+                    return Err(Error::Remote { host: names[node].clone(), problem, details, code });
+                }
+                Woken::Host(FromHost { node, report: Report::Lost(why) }) => return Err(lost(node, why)),
+                Woken::Signal(signal) if signal != SIGCHLD => return Err(Error::Interrupted { signal }),
+                Woken::Signal(_) | Woken::Host(_) | Woken::Nothing => {}
+            }
+        }
+        if let (Some(node), Some(held)) = (own, held) {
+            all[node] = Some(held.release());
+        }
+        Ok(Addresses { hosts: hosts.addresses(), ports: all.into_iter().flatten().collect() })
+    }
+
+    fn others(&self, own: Option<usize>) -> impl Iterator<Item = usize> + use<> {
+        let nodes = self.hosts.as_ref().map_or(0, |hosts| hosts.names().len());
+        (0..nodes).filter(move |node| Some(*node) != own)
+    }
+
+    fn send(&self, node: usize, message: &ToMember) {
+        if let Some(hosts) = &self.hosts {
+            hosts.send(node, message);
+        }
+    }
+}
+
+/// An attempt whose tasks run.
+struct Running<'a> {
+    attempt: Attempt<'a>,
+    own: Option<usize>,
+    local: Local<'a>,
+    supervisor: Supervisor,
+    pids: Vec<Option<i32>>,
+    lasts: Vec<Last>,
+    begun: Instant,
+    /// Why a host could not start its tasks.
+    failure: Option<Error>,
+}
+
+impl Running<'_> {
+    fn until_done(&mut self) {
+        loop {
+            self.reap();
+            self.supervisor.handle_timeout(self.begun.elapsed());
+            while let Some(action) = self.supervisor.poll_action() {
+                self.act(action);
+            }
+            if self.supervisor.is_done() {
+                return;
+            }
+            let timeout = self.supervisor.poll_timeout().map(|at| at.saturating_sub(self.begun.elapsed()));
+            self.wait(timeout.unwrap_or(TICK).min(TICK));
+        }
+    }
+
+    /// Collects what the tasks left behind.
+    fn finish(mut self) -> Result<Ended, Error> {
+        let begun = Instant::now();
+        let mut missing: Vec<usize> = self.attempt.others(self.own).collect();
+        for last in self.local.lasts() {
+            self.keep(last);
+        }
+        while let Some(left) = LASTS.checked_sub(begun.elapsed()) {
+            let Some(hosts) = &mut self.attempt.hosts else { break };
+            missing.retain(|node| hosts.is_there(*node));
+            if missing.is_empty() {
+                break;
+            }
+            if let Woken::Host(FromHost { node, report: Report::Message(ToLeader::Ended { attempt, lasts }) }) =
+                hosts.wait(self.attempt.host.signals(), left)
+                && attempt == self.attempt.number
+            {
+                missing.retain(|other| *other != node);
+                let of_node = |last: &Last| self.attempt.tasks.get(last.rank).is_some_and(|task| task.node == node);
+                lasts.into_iter().filter(of_node).collect::<Vec<_>>().into_iter().for_each(|last| self.keep(last));
+            }
+        }
+        if let Some(failure) = self.failure {
+            return Err(failure);
+        }
+        let mut outcomes = self.supervisor.outcomes();
+        for (outcome, last) in outcomes.iter_mut().zip(&self.lasts) {
+            outcome.told = tells_of_another(&last.lines);
+        }
+        let verdict = Verdict::of(&outcomes, self.supervisor.interrupted());
+        Ok(Ended { verdict, outcomes, pids: self.pids, lasts: self.lasts })
+    }
+
+    fn keep(&mut self, last: Last) {
+        if let Some(slot) = self.lasts.get_mut(last.rank) {
+            *slot = last;
+        }
+    }
+
+    fn wait(&mut self, timeout: Duration) {
+        let signals = self.attempt.host.signals();
+        let woken = match &mut self.attempt.hosts {
+            Some(hosts) => hosts.wait(signals, timeout),
+            None => signals.recv_timeout(timeout).map_or(Woken::Nothing, Woken::Signal),
+        };
+        match woken {
+            Woken::Signal(SIGCHLD) | Woken::Nothing => {}
+            Woken::Signal(signal) => self.supervisor.handle_signal(signal, self.begun.elapsed()),
+            Woken::Host(news) => self.hear(news),
+        }
+    }
+
+    fn reap(&mut self) {
+        while let Some((pid, exit)) = process::reap() {
+            match self.local.ended(pid, exit) {
+                Some(event) => self.handle(event),
+                None => self.attempt.shells.ended(pid, exit),
+            }
+        }
+        self.local.gone().into_iter().for_each(|event| self.handle(event));
+    }
+
+    fn handle(&mut self, event: Event) {
+        match event {
+            Event::Exit { rank, exit, leftover } => {
+                self.supervisor.handle_exit(rank, exit, leftover, self.begun.elapsed());
+            }
+            Event::Gone { rank } => self.supervisor.handle_gone(rank),
+        }
+    }
+
+    /// Handles news of another host. What concerns another attempt, or another host's tasks, is left out.
+    fn hear(&mut self, FromHost { node, report }: FromHost) {
+        let number = self.attempt.number;
+        let tasks = self.attempt.tasks;
+        let is_of_node = |rank: usize| tasks.get(rank).is_some_and(|task| task.node == node);
+        let of_node = || tasks.iter().filter(|task| task.node == node).map(|task| task.rank);
+        match report {
+            Report::Message(ToLeader::Exit { attempt, rank, exit, leftover })
+                if attempt == number && is_of_node(rank) =>
+            {
+                self.handle(Event::Exit { rank, exit, leftover });
+            }
+            Report::Message(ToLeader::Gone { attempt, rank }) if attempt == number && is_of_node(rank) => {
+                self.handle(Event::Gone { rank });
+            }
+            Report::Message(ToLeader::Started { attempt, pids }) if attempt == number => {
+                of_node().zip(pids).for_each(|(rank, pid)| self.pids[rank] = Some(pid));
+            }
+            Report::Message(ToLeader::Failed { attempt, problem, details, code }) if attempt == number => {
+                let host = self.host_name(node);
+                self.failure.get_or_insert(Error::Remote { host, problem, details, code });
+                of_node().for_each(|rank| {
+                    self.supervisor.handle_exit(rank, Exit::Code(code.into()), false, self.begun.elapsed());
+                });
+            }
+            Report::Message(ToLeader::Ended { attempt, lasts }) if attempt == number => {
+                lasts.into_iter().filter(|last| is_of_node(last.rank)).for_each(|last| self.keep(last));
+            }
+            Report::Message(ToLeader::Signal(signal)) => {
+                let host = self.host_name(node);
+                let name = crate::outcome::signal_name(signal);
+                self.attempt.host.note(format!("the launcher of host {host} was sent {name}"));
+                self.supervisor.handle_signal(signal, self.begun.elapsed());
+            }
+            Report::Message(_) => {}
+            Report::Lost(why) => {
+                self.attempt.host.note(format!("host {} is lost: {why}", self.host_name(node)));
+                for rank in of_node() {
+                    self.supervisor.handle_exit(rank, Exit::Lost, false, self.begun.elapsed());
+                    self.supervisor.handle_gone(rank);
+                }
+            }
+        }
+    }
+
+    fn host_name(&self, node: usize) -> String {
+        self.attempt.hosts.as_ref().and_then(|hosts| hosts.names().get(node).cloned()).unwrap_or_default()
+    }
+
+    fn act(&self, action: Action) {
+        match action {
+            Action::Signal { rank, signal } => self.signal(rank, signal, false),
+            Action::SignalLeader { rank, signal } => self.signal(rank, signal, true),
+            Action::Note(note) => {
+                self.attempt.host.note(report::note(&note, self.attempt.tasks, self.attempt.grace));
+            }
+        }
+    }
+
+    fn signal(&self, rank: usize, signal: i32, leader_only: bool) {
+        let node = self.attempt.tasks[rank].node;
+        match Some(node) == self.own {
+            true => self.local.signal(rank, signal, leader_only),
+            false => {
+                let attempt = self.attempt.number;
+                self.attempt.send(node, &ToMember::Signal { attempt, rank, signal, leader_only });
+            }
+        }
+    }
+}
+
+/// How long the hosts have to reserve ports.
+const PREPARING: Duration = Duration::from_secs(30);
+
+/// How long the hosts have to tell what their tasks left behind.
+const LASTS: Duration = Duration::from_secs(5);

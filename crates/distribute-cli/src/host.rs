@@ -1,0 +1,228 @@
+//! This host's part in a job: its screen, its signals, and the tasks that it starts.
+
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, Sender, bounded, never, select, unbounded};
+use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
+use signal_hook::iterator::Signals;
+use tempfile::TempDir;
+
+use crate::args::Run;
+use crate::cores::Cores;
+use crate::environment;
+use crate::error::Error;
+use crate::guardian::Guardian;
+use crate::job::{self, Addresses, Task};
+use crate::local::{Local, Running};
+use crate::output::{Follow, Look, Output, Screen, Stream, Tail};
+use crate::process;
+use crate::progress::Progress;
+
+/// The launcher of this host, for all attempts of a job.
+#[derive(Debug)]
+pub(crate) struct Host {
+    program: Vec<OsString>,
+    log_dir: Option<PathBuf>,
+    only: Option<usize>,
+    quiet: bool,
+    cores: Option<Cores>,
+    signals: Receiver<i32>,
+    guardian: Guardian,
+    screen: Screen,
+    progress: Option<Progress>,
+    /// Where tasks write the errors that end them.
+    errors: TempDir,
+}
+
+impl Host {
+    /// Takes over signals, and starts what shows the job to the user.
+    pub(crate) fn new(args: &Run, tasks: &[Task]) -> Result<Host, Error> {
+        let only = args.only.as_deref().map(|given| job::find(tasks, given)).transpose()?;
+        if let Some(folder) = &args.log_dir {
+            let refused = |source| Error::LogDir { path: folder.clone(), source };
+            fs::create_dir_all(folder).map_err(refused)?;
+        }
+        // Before the first task, so that the end of none is missed.
+        let signals = signals().map_err(Error::system("handle signals"))?;
+        process::adopt_orphans().map_err(Error::system("adopt orphaned processes"))?;
+        let guardian = Guardian::start().map_err(Error::system("start the guardian process"))?;
+        let look = Look::from_streams(tasks, args.timestamps);
+        let screen = Screen::start(look).map_err(Error::system("start a thread"))?;
+        let progress = match environment::is_set("DISTRIBUTE_PROGRESS") {
+            true => None,
+            false => {
+                let started = Progress::start(tasks, screen.output(), screen.notes());
+                Some(started.map_err(Error::system("listen for progress"))?)
+            }
+        };
+        let errors = tempfile::tempdir().map_err(Error::system("make a temporary folder"))?;
+        let cores = args.cpus_per_worker.map(Cores::of_this_host).transpose()?;
+        let (program, log_dir, quiet) = (args.program.clone(), args.log_dir.clone(), args.quiet);
+        Ok(Host { program, log_dir, only, quiet, cores, signals, guardian, screen, progress, errors })
+    }
+
+    pub(crate) fn signals(&self) -> &Receiver<i32> {
+        &self.signals
+    }
+
+    pub(crate) fn guardian(&self) -> &Guardian {
+        &self.guardian
+    }
+
+    pub(crate) fn output(&self) -> Sender<Output> {
+        self.screen.output()
+    }
+
+    /// Shows a message of the launcher.
+    pub(crate) fn note(&self, note: String) {
+        // Fails only once the screen has ended, which is later.
+        let _ = self.screen.notes().send(note);
+    }
+
+    pub(crate) fn notes(&self) -> Sender<String> {
+        self.screen.notes()
+    }
+
+    /// Starts those tasks of an attempt that belong to this host.
+    pub(crate) fn start(
+        &self,
+        tasks: &[Task],
+        node: usize,
+        addresses: &Addresses,
+        job: &str,
+        attempt: u32,
+    ) -> Result<Local<'_>, Error> {
+        let own: Vec<&Task> = tasks.iter().filter(|task| task.node == node).collect();
+        let mut logs = match &self.log_dir {
+            Some(folder) => Some(open_logs(&folder.join(format!("attempt-{attempt}")), &own)?.into_iter()),
+            None => None,
+        };
+        let places = match &self.cores {
+            Some(cores) => cores.places(own.len())?.into_iter().map(Some).collect(),
+            None => vec![None; own.len()],
+        };
+        let shared = self.shared_environment(job, attempt, own.len());
+        let (done, followed) = bounded(0);
+        let mut local = Local::new(&self.guardian, followed);
+        for (task, place) in own.into_iter().zip(places) {
+            let error_file = self.errors.path().join(format!("{attempt}-{task}.json"));
+            let place_of_task = job::environment(tasks, task, addresses).ok_or(Error::Addresses)?;
+            let mut env = place_of_task;
+            env.extend(shared.iter().map(|(name, value)| (*name, Some(value.clone()))));
+            env.push(("TORCHELASTIC_ERROR_FILE", Some(error_file.to_string_lossy().into_owned())));
+            let pinned = place.as_ref().map(|place| place.pin()).transpose()?;
+            let started = process::spawn(&self.program, env, &self.guardian);
+            drop(pinned);
+            let started = started.map_err(|source| Error::start(task, &self.program[0], source))?;
+            let tail = Tail::default();
+            local.add(Running::new(task.rank, started.pid, tail.clone(), error_file));
+            let [out_log, err_log] = logs.as_mut().and_then(Iterator::next).map_or([None, None], |it| it.map(Some));
+            let follow = |stream, log| Follow {
+                rank: Some(task.rank),
+                stream,
+                tail: tail.clone(),
+                log,
+                show: self.shows(task.rank).then(|| self.screen.output()),
+                note: self.screen.notes(),
+                done: done.clone(),
+            };
+            let out = follow(Stream::Stdout, out_log).start(format!("{task}-stdout"), started.stdout);
+            let err =
+                out.and_then(|()| follow(Stream::Stderr, err_log).start(format!("{task}-stderr"), started.stderr));
+            err.map_err(Error::system("start a thread"))?;
+        }
+        Ok(local)
+    }
+
+    /// Ends the screen once everything is written.
+    pub(crate) fn close(self) {
+        if let Some(progress) = self.progress {
+            progress.finish();
+        }
+        finish_screen(self.screen, &self.signals);
+    }
+
+    fn shows(&self, rank: usize) -> bool {
+        !self.quiet && self.only.is_none_or(|only| only == rank)
+    }
+
+    /// Returns the variables that are the same for all tasks of the host.
+    fn shared_environment(&self, job: &str, attempt: u32, tasks: usize) -> Vec<(&'static str, String)> {
+        let mut env = vec![("DISTRIBUTE_JOB_ID", job.to_owned()), ("DISTRIBUTE_RESTART_COUNT", attempt.to_string())];
+        if let Some(progress) = &self.progress {
+            env.push(("DISTRIBUTE_PROGRESS", "launcher".to_owned()));
+            env.push(("DISTRIBUTE_PROGRESS_ADDR", progress.address().to_string()));
+        }
+        if !environment::is_set("RAYON_NUM_THREADS") {
+            let cores = thread::available_parallelism().map_or(1, usize::from);
+            let threads = self.cores.as_ref().map_or((cores / tasks.max(1)).max(1), Cores::per_task);
+            env.push(("RAYON_NUM_THREADS", threads.to_string()));
+            if !self.quiet && tasks > 1 && attempt == 0 {
+                let of = if cores == 1 { "1 core".into() } else { format!("{cores} cores") };
+                self.note(format!("{tasks} tasks share {of}: RAYON_NUM_THREADS={threads} unless you set it"));
+            }
+        }
+        env
+    }
+}
+
+/// Returns the launcher's signals, except those that its parent made it ignore, as `nohup` does.
+fn signals() -> std::io::Result<Receiver<i32>> {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("SigIgn:")?.trim(), 16).ok());
+    let ignored = |signal: &i32| ignored.unwrap_or(0) >> (signal - 1) & 1 == 1;
+    let all = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2];
+    let mut wanted = vec![SIGCHLD];
+    wanted.extend(all.iter().filter(|signal| !ignored(signal)));
+    let mut signals = Signals::new(wanted)?;
+    let (sender, receiver) = unbounded();
+    let pass_on = move || {
+        for signal in signals.forever() {
+            if sender.send(signal).is_err() {
+                return;
+            }
+        }
+    };
+    thread::Builder::new().name("signals".into()).spawn(pass_on)?;
+    Ok(receiver)
+}
+
+type Logs = Vec<[(PathBuf, File); 2]>;
+
+/// Creates `FOLDER/worker-0/{stdout,stderr}.log` for every task, empty.
+fn open_logs(folder: &Path, tasks: &[&Task]) -> Result<Logs, Error> {
+    let open = |path: PathBuf| match File::create(&path) {
+        Ok(file) => Ok((path, file)),
+        Err(source) => Err(Error::LogDir { path, source }),
+    };
+    let of_task = |task: &&Task| {
+        let folder = folder.join(task.to_string());
+        fs::create_dir_all(&folder).map_err(|source| Error::LogDir { path: folder.clone(), source })?;
+        Ok([open(folder.join("stdout.log"))?, open(folder.join("stderr.log"))?])
+    };
+    tasks.iter().map(of_task).collect()
+}
+
+/// Waits until everything is written, however long the user's pager takes; a signal ends the wait.
+fn finish_screen(screen: Screen, signals: &Receiver<i32>) {
+    let done = screen.close();
+    let mut signals = signals;
+    let none = never();
+    loop {
+        select! {
+            recv(done) -> _ => return,
+            recv(signals) -> signal => match signal {
+                Ok(SIGCHLD) => {}
+                Ok(_) => return,
+                Err(_) => signals = &none,
+            },
+        }
+    }
+}
+
+/// How often the state of processes is polled without a notification.
+pub(crate) const TICK: Duration = Duration::from_secs(1);

@@ -1,0 +1,333 @@
+//! The launcher that decides for all hosts.
+
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, Sender, select, unbounded};
+
+use signal_hook::consts::SIGCHLD;
+
+use super::link::{Link, write_one};
+use super::protocol::{Command, Hello, ToLeader, ToMember};
+use super::rendezvous::{Door, Guest};
+use super::roll_call::{Present, numbers};
+use crate::error::Error;
+
+/// The hosts of a job, as its leader sees them.
+#[derive(Debug)]
+pub(crate) struct Hosts {
+    door: Door,
+    /// The introduction of the leader's own host, if it has tasks.
+    own: Option<Hello>,
+    /// The command that every launcher must have been started with.
+    command: Command,
+    /// The hosts that are expected, if their names are known.
+    expected: Vec<String>,
+    /// Hosts that wait for their numbers.
+    waiting: Vec<Member>,
+    /// Hosts by number.
+    nodes: Vec<Node>,
+    sender: Sender<(u64, Result<ToLeader, String>)>,
+    inbound: Receiver<(u64, Result<ToLeader, String>)>,
+    arrivals: u64,
+    notes: Sender<String>,
+}
+
+#[derive(Debug)]
+struct Member {
+    id: u64,
+    hello: Hello,
+    address: String,
+    link: Link,
+}
+
+#[derive(Debug)]
+struct Node {
+    host: String,
+    address: String,
+    link: Option<(u64, Link)>,
+}
+
+/// News of a host.
+#[derive(Debug)]
+pub(crate) struct FromHost {
+    pub(crate) node: usize,
+    pub(crate) report: Report,
+}
+
+/// A message of a host, or its loss.
+#[derive(Debug)]
+pub(crate) enum Report {
+    Message(ToLeader),
+    /// Its launcher is lost.
+    Lost(String),
+}
+
+/// The event that ended a wait.
+#[derive(Debug)]
+pub(crate) enum Woken {
+    Signal(i32),
+    Host(FromHost),
+    /// The time is up, or something happened that the hosts have dealt with.
+    Nothing,
+}
+
+impl Hosts {
+    /// Creates a job whose hosts are about to join. The leader's own host has tasks if `own` introduces it.
+    pub(crate) fn new(
+        door: Door,
+        own: Option<Hello>,
+        command: Command,
+        expected: Vec<String>,
+        notes: Sender<String>,
+    ) -> Hosts {
+        let (sender, inbound) = unbounded();
+        let (waiting, nodes) = (Vec::new(), Vec::new());
+        Hosts { door, own, command, expected, waiting, nodes, sender, inbound, arrivals: 0, notes }
+    }
+
+    /// Returns the number of the leader's own host.
+    pub(crate) fn own_node(&self) -> Option<usize> {
+        self.own.as_ref()?.node
+    }
+
+    /// Returns the names of the hosts, by number.
+    pub(crate) fn names(&self) -> Vec<String> {
+        self.nodes.iter().map(|node| node.host.clone()).collect()
+    }
+
+    /// Returns the addresses at which the hosts reach each other, by number.
+    pub(crate) fn addresses(&self) -> Vec<String> {
+        self.nodes.iter().map(|node| node.address.clone()).collect()
+    }
+
+    /// Returns whether a host's launcher is there.
+    pub(crate) fn is_there(&self, node: usize) -> bool {
+        Some(node) == self.own_node() || self.nodes.get(node).is_some_and(|node| node.link.is_some())
+    }
+
+    /// Waits until all hosts are there; tells every few seconds who is missing. `check` is called with the expected
+    /// hosts that are missing, and may end the wait.
+    ///
+    /// # Errors
+    /// [`Error::HostsMissing`] at the deadline, [`Error::Interrupted`] by a signal, and those of `check`.
+    pub(crate) fn assemble(
+        &mut self,
+        signals: &Receiver<i32>,
+        patience: Duration,
+        mut check: impl FnMut(&[&str]) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let begun = Instant::now();
+        let mut told = begun;
+        loop {
+            if self.number() {
+                return Ok(());
+            }
+            check(&self.expected_missing())?;
+            let waited = begun.elapsed();
+            if waited >= patience {
+                return Err(Error::HostsMissing { missing: self.missing(), waited });
+            }
+            if told.elapsed() >= TELL {
+                told = Instant::now();
+                let left = (patience - waited).as_secs();
+                self.note(format!("waiting for {}, at most {left} s more", self.missing()));
+            }
+            match self.wait(signals, TELL.min(patience - waited)) {
+                Woken::Signal(SIGCHLD) => {}
+                Woken::Signal(signal) => return Err(Error::Interrupted { signal }),
+                // Late news of an attempt that is over.
+                Woken::Host(_) | Woken::Nothing => {}
+            }
+        }
+    }
+
+    /// Waits for a signal, or for news of a host.
+    pub(crate) fn wait(&mut self, signals: &Receiver<i32>, timeout: Duration) -> Woken {
+        let (guests, inbound) = (self.door.guests().clone(), self.inbound.clone());
+        select! {
+            recv(signals) -> signal => signal.map_or(Woken::Nothing, Woken::Signal),
+            recv(inbound) -> message => match message {
+                Ok((id, message)) => self.receive(id, message),
+                Err(_) => Woken::Nothing,
+            },
+            recv(guests) -> guest => {
+                if let Ok(guest) = guest {
+                    self.admit(guest);
+                }
+                Woken::Nothing
+            }
+            default(timeout) => Woken::Nothing,
+        }
+    }
+
+    /// Sends a message to a host, unless it is lost.
+    pub(crate) fn send(&self, node: usize, message: &ToMember) {
+        if let Some((_, link)) = self.nodes.get(node).and_then(|node| node.link.as_ref()) {
+            link.send(message);
+        }
+    }
+
+    /// Tells all launchers that the job has ended.
+    pub(crate) fn end(self, code: u8, summary: &str) {
+        let end = ToMember::End { code, summary: summary.to_owned() };
+        let waiting = self.waiting.into_iter().map(|member| member.link);
+        let links = self.nodes.into_iter().filter_map(|node| Some(node.link?.1)).chain(waiting);
+        // All have the message before one of them is waited for.
+        let links: Vec<_> = links.inspect(|link| link.send(&end)).collect();
+        links.into_iter().for_each(Link::close);
+    }
+
+    fn note(&self, note: String) {
+        // Fails only once the screen has ended.
+        let _ = self.notes.send(note);
+    }
+
+    fn receive(&mut self, id: u64, message: Result<ToLeader, String>) -> Woken {
+        let of_node = |node: &Node| node.link.as_ref().is_some_and(|(of, _)| *of == id);
+        if let Some(node) = self.nodes.iter().position(of_node) {
+            let report = match message {
+                Ok(message) => Report::Message(message),
+                Err(why) => {
+                    if let Some((_, link)) = self.nodes[node].link.take() {
+                        link.cut();
+                    }
+                    Report::Lost(why)
+                }
+            };
+            return Woken::Host(FromHost { node, report });
+        }
+        if let (Err(why), Some(at)) = (message, self.waiting.iter().position(|member| member.id == id)) {
+            let member = self.waiting.remove(at);
+            self.note(format!("host {} has left before the job began: {why}", member.hello.host));
+            member.link.cut();
+        }
+        Woken::Nothing
+    }
+
+    /// Lets a launcher join, or refuses it.
+    fn admit(&mut self, guest: Guest) {
+        let Guest { stream, reader, peer, hello } = guest;
+        let slot = match self.place(&hello) {
+            Ok(slot) => slot,
+            Err(reason) => {
+                self.note(format!("host {} is refused: {reason}", hello.host));
+                // It learns of the refusal by the end of the connection, too.
+                let _ = write_one(&stream, &ToMember::Refused { reason });
+                return;
+            }
+        };
+        self.arrivals += 1;
+        let (id, sender) = (self.arrivals, self.sender.clone());
+        // Sending fails only while the launcher is ending.
+        let received = move |message| drop(sender.send((id, message)));
+        let Ok(link) = Link::start(stream, reader, received) else { return };
+        if let Some(own) = self.own.as_ref().map(|own| own.program_digest)
+            && let (Some(ours), Some(theirs)) = (own, hello.program_digest)
+            && ours != theirs
+        {
+            self.note(format!("host {} has another build of the program than this one", hello.host));
+        }
+        let address = hello.address.clone().unwrap_or_else(|| peer.to_string());
+        match slot {
+            Some(node) => {
+                self.nodes[node] = Node { host: hello.host.clone(), address, link: Some((id, link)) };
+                self.welcome(node);
+                self.note(format!("host {} takes the place of the lost one", hello.host));
+            }
+            None => self.waiting.push(Member { id, hello, address, link }),
+        }
+    }
+
+    /// Returns the number that a launcher takes over, or `None` if all of them are still to be given.
+    fn place(&self, hello: &Hello) -> Result<Option<usize>, String> {
+        let nodes = self.command.nodes;
+        if let Some(difference) = self.command.difference(&hello.command) {
+            return Err(format!("{difference}; start the same command on every host"));
+        }
+        if let Some(wanted) = hello.node.filter(|wanted| *wanted >= nodes) {
+            return Err(format!("--node-rank {wanted} is not below --nnodes {nodes}"));
+        }
+        if self.nodes.is_empty() {
+            let present = self.waiting.iter().map(|member| &member.hello).chain(&self.own);
+            let same = present.clone().find(|other| hello.node.is_some() && other.node == hello.node);
+            return match same {
+                Some(other) => Err(format!("host {} has its --node-rank already", other.host)),
+                None if present.count() < nodes => Ok(None),
+                None => Err(format!("{nodes} hosts have joined already")),
+            };
+        }
+        let lost = |node: &usize| !self.is_there(*node) && hello.node.is_none_or(|wanted| wanted == *node);
+        let slot = (0..nodes).find(lost).ok_or_else(|| format!("all {nodes} hosts have joined already"));
+        slot.map(Some)
+    }
+
+    /// Gives the hosts their numbers if all are there, and returns whether they are.
+    fn number(&mut self) -> bool {
+        if !self.nodes.is_empty() {
+            return (0..self.nodes.len()).all(|node| self.is_there(node));
+        }
+        if self.waiting.len() + usize::from(self.own.is_some()) < self.command.nodes {
+            return false;
+        }
+        let own = self.own.iter().map(|own| Present { host: &own.host, wanted: own.node, leads: true });
+        let of_member = |member: &Member| (member.hello.host.clone(), member.hello.node);
+        let others: Vec<_> = self.waiting.iter().map(of_member).collect();
+        let others = others.iter().map(|(host, wanted)| Present { host, wanted: *wanted, leads: false });
+        let given = numbers(&own.chain(others).collect::<Vec<_>>());
+        let mut nodes: Vec<(usize, Node)> = Vec::new();
+        let mut given = given.into_iter();
+        if let Some(own) = &mut self.own {
+            own.node = given.next();
+            let address = own.address.clone().unwrap_or_default();
+            nodes.extend(own.node.map(|number| (number, Node { host: own.host.clone(), address, link: None })));
+        }
+        for (member, number) in self.waiting.drain(..).zip(given) {
+            let link = Some((member.id, member.link));
+            nodes.push((number, Node { host: member.hello.host, address: member.address, link }));
+        }
+        nodes.sort_by_key(|(number, _)| *number);
+        self.nodes = nodes.into_iter().map(|(_, node)| node).collect();
+        (0..self.nodes.len()).for_each(|node| self.welcome(node));
+        true
+    }
+
+    fn welcome(&self, node: usize) {
+        self.send(node, &ToMember::Welcome { node, hosts: self.names() });
+    }
+
+    /// Returns the names of expected hosts that are missing.
+    fn expected_missing(&self) -> Vec<&str> {
+        let is_missing = |node: usize| match self.nodes.is_empty() {
+            true => self.waiting.iter().all(|member| member.hello.node != Some(node)),
+            false => !self.is_there(node),
+        };
+        self.expected.iter().enumerate().filter(|(node, _)| is_missing(*node)).map(|(_, name)| &name[..]).collect()
+    }
+
+    /// Returns who is missing, in words.
+    fn missing(&self) -> String {
+        let (there, mut missing): (Vec<&str>, Vec<&str>) = match self.nodes.is_empty() {
+            true => {
+                let there: Vec<&str> =
+                    self.waiting.iter().map(|it| &it.hello).chain(&self.own).map(|it| &it.host[..]).collect();
+                (there, Vec::new())
+            }
+            false => {
+                let (there, lost): (Vec<usize>, Vec<usize>) =
+                    (0..self.nodes.len()).partition(|node| self.is_there(*node));
+                let names = |nodes: Vec<usize>| nodes.into_iter().map(|node| &self.nodes[node].host[..]).collect();
+                (names(there), names(lost))
+            }
+        };
+        if self.nodes.is_empty() {
+            missing = self.expected_missing();
+        }
+        let all = self.command.nodes;
+        let joined = if there.is_empty() { String::new() } else { format!(" ({})", there.join(", ")) };
+        let which = if missing.is_empty() { String::new() } else { format!(": {}", missing.join(", ")) };
+        format!("{} of {all} hosts{which}; joined: {}{joined}", all - there.len(), there.len())
+    }
+}
+
+/// How often missing hosts are named.
+const TELL: Duration = Duration::from_secs(5);
