@@ -1,5 +1,5 @@
 //! The workspace's own commands: `cargo xtask ci`, `test`, `multiprocess`, `conformance`, `attack`, `loom`, `miri`,
-//! `layers`, `prose`, `docs`, `protos`, `api`, `powerset`, `package`, `platforms`, `dist`, `bench`, `gpu`,
+//! `layers`, `prose`, `docs`, `protos`, `api`, `powerset`, `package`, `platforms`, `dist`, `bench`, `gpu`, `hosts`,
 //! `schedule`, `schedulers` and `simulate`.
 #![expect(clippy::print_stdout, reason = "a command prints its results")]
 
@@ -12,6 +12,8 @@ mod docs;
 mod elf;
 mod error;
 mod gpu;
+mod hosts;
+mod launched;
 mod layers;
 mod output;
 mod package;
@@ -63,6 +65,8 @@ enum Command {
     Docs(docs::Flags),
     /// Checks of GPUs, here or in a folder to carry to one.
     Gpu(gpu::Flags),
+    /// Jobs on three hosts, which are network namespaces of this machine: launch, a lost host, restarts.
+    Hosts(hosts::Flags),
     /// Crates, their dependencies and the circles of their modules, held against docs/architecture.md.
     Layers(layers::Flags),
     /// Packages of the published crates: what they hold, whether each builds alone, and programs that depend on them.
@@ -112,6 +116,7 @@ fn run(command: Command) -> Result<(), String> {
         Command::Bench { bench } => bench.run(),
         Command::Dist(flags) => dist::run(&flags),
         Command::Gpu(flags) => gpu::run(&flags),
+        Command::Hosts(flags) => hosts::run(&flags),
         Command::Layers(flags) => layers::run(&flags),
         Command::Package(flags) => package::run(&flags),
         Command::Platforms(flags) => platforms::run(&flags),

@@ -4,7 +4,7 @@
 mod slurm;
 
 use std::ffi::OsStr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ use distribute_testkit::Job;
 
 use self::slurm::Slurm;
 use crate::error::text;
-use crate::workspace::Workspace;
+use crate::launched::{build, read, shown};
 
 #[derive(Args, Default)]
 pub(crate) struct Flags {
@@ -186,25 +186,4 @@ impl Stage<'_> {
             Some(outcome) => Err(format!("{name} failed: {}\n{}", outcome.stdout, outcome.stderr)),
         }
     }
-}
-
-/// Builds the programs; returns their folder.
-fn build() -> Result<PathBuf, String> {
-    let workspace = Workspace::load()?;
-    let mut cargo = Command::new("cargo");
-    cargo.args(["build", "--release", "--quiet", "--locked", "--package", "distribute-cli"]);
-    cargo.args(["--package", "distribute", "--bin", "distribute", "--example", "mnist"]);
-    match cargo.status().map_err(text)? {
-        status if status.success() => Ok(workspace.target("release")),
-        status => Err(format!("the programs could not be built: {status}")),
-    }
-}
-
-fn read(file: &Path) -> Result<Vec<u32>, String> {
-    let losses = std::fs::read_to_string(file).map_err(|error| format!("{}: {error}", file.display()))?;
-    losses.lines().map(|line| line.parse::<f32>().map(f32::to_bits).map_err(text)).collect()
-}
-
-fn shown(losses: &[u32]) -> String {
-    losses.last().map_or("none".to_owned(), |bits| format!("{:.6}", f32::from_bits(*bits)))
 }

@@ -37,6 +37,8 @@ pub(crate) struct Step<T> {
 #[derive(Clone)]
 pub(crate) struct Start {
     epoch: u64,
+    /// The steps of the pass before this part of it.
+    steps: u64,
     read_mode: ReadMode,
     lanes: Vec<Lane>,
     /// Whether empty parts are replaced by a stand-in row.
@@ -208,7 +210,7 @@ where
         })
     };
     let steps: StepOpener<T> = Arc::new(move |start| {
-        let (cut, mut step) = (Arc::clone(&cut), 0);
+        let (cut, mut step) = (Arc::clone(&cut), start.steps as usize);
         let mut feed = Feed::new(&open, operations, start.epoch, start.lanes);
         let mut next = move || -> Result<Option<Step<T>>> {
             let (ranges, piece, rows, full) = match start.read_mode {
@@ -301,7 +303,7 @@ impl<T: Send + 'static> WorkerDataset<T> {
     /// Begins the pass with the given number without advancing the counter.
     pub fn iter_epoch(&self, epoch: u64) -> WorkerIterator<T> {
         let (read_mode, stand_ins) = (self.read_mode, self.stand_ins);
-        self.begin(Start { epoch, read_mode, lanes: self.lanes.clone(), stand_ins })
+        self.begin(Start { epoch, steps: 0, read_mode, lanes: self.lanes.clone(), stand_ins })
     }
 
     /// Resumes the pass at a position; the next pass is the one after it. The position may have been saved with another
@@ -315,8 +317,8 @@ impl<T: Send + 'static> WorkerDataset<T> {
     pub fn iter_from(&self, position: &InputPosition) -> Result<WorkerIterator<T>> {
         let lanes = position.lanes_of(self.topology())?;
         self.passes.fetch_max(position.epoch + 1, Ordering::Relaxed);
-        let (epoch, read_mode, stand_ins) = (position.epoch, position.read_mode, self.stand_ins);
-        Ok(self.begin(Start { epoch, read_mode, lanes, stand_ins }))
+        let InputPosition { epoch, steps, read_mode, .. } = *position;
+        Ok(self.begin(Start { epoch, steps, read_mode, lanes, stand_ins: self.stand_ins }))
     }
 
     fn begin(&self, start: Start) -> WorkerIterator<T> {

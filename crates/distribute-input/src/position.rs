@@ -25,6 +25,9 @@ use crate::{Error, Result, Topology};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InputPosition {
     pub(crate) epoch: u64,
+    /// Steps taken, on which the sizes of the parts depend. Positions of older versions have none.
+    #[serde(default)]
+    pub(crate) steps: u64,
     pub(crate) read_mode: ReadMode,
     pub(crate) lanes: Vec<Lane>,
 }
@@ -93,6 +96,7 @@ impl InputPosition {
             if (other.epoch, other.read_mode) != (all.epoch, all.read_mode) {
                 return refuse("workers are in different passes, or read in different ways");
             }
+            all.steps = all.steps.max(other.steps);
             match all.read_mode {
                 ReadMode::Walk if other.lanes != all.lanes => return refuse("workers have not walked equally far"),
                 ReadMode::Walk => {}

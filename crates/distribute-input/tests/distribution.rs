@@ -315,3 +315,31 @@ proptest! {
         prop_assert_eq!(seen, expected);
     }
 }
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(150))]
+
+    /// The rows of every replica in every step are those of an undisturbed pass, also where the batch is not a multiple
+    /// of the replicas and the larger parts rotate.
+    #[test]
+    fn a_resumed_pass_has_the_steps_of_an_undisturbed_one(
+        case in cases(),
+        count in 1_usize..5,
+        replicas in 1_usize..3,
+        stop in 1_usize..5,
+    ) {
+        let folder = tempfile::tempdir().unwrap();
+        let (paths, _) = files(folder.path(), &case.lengths);
+        let data: Vec<WorkerDataset<Array<i64>>> =
+            (0..count).map(|at| worker(&case.dataset(&paths), (count, at, replicas), case.options())).collect();
+        let whole: Vec<_> = data.iter().map(|data| steps(data.iter_epoch(1))).collect();
+        // Where a worker's data end before those of the others, the others' are dealt anew.
+        prop_assume!(whole.iter().all(|steps| steps.len() > stop));
+        let mut passes: Vec<_> = data.iter().map(|data| data.iter_epoch(1)).collect();
+        let position = take(&mut passes, stop, &mut BTreeMap::new());
+        for (data, whole) in data.iter().zip(&whole) {
+            let rest = steps(data.iter_from(&position).unwrap());
+            prop_assert_eq!(&rest[..], &whole[stop..]);
+        }
+    }
+}

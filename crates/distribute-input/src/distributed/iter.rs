@@ -28,8 +28,8 @@ pub struct WorkerIterator<T> {
 
 impl<T> WorkerIterator<T> {
     pub(super) fn new(steps: Items<Step<T>>, start: Start, only_full: bool) -> WorkerIterator<T> {
-        let Start { epoch, read_mode, lanes, .. } = start;
-        let position = InputPosition { epoch, read_mode, lanes };
+        let Start { epoch, steps: before, read_mode, lanes, .. } = start;
+        let position = InputPosition { epoch, steps: before, read_mode, lanes };
         WorkerIterator { steps: Some(steps), next: None, position, only_full, examples: Vec::new() }
     }
 
@@ -79,6 +79,7 @@ impl<T> Iterator for WorkerIterator<T> {
             None => self.read()?,
         };
         Some(step.map(|step| {
+            self.position.steps += 1;
             self.position.lanes = step.lanes;
             self.examples = step.examples;
             step.parts
