@@ -7,6 +7,8 @@ use clap::builder::FalseyValueParser;
 use clap::{Parser, Subcommand, value_parser};
 use distribute_collectives::TransportKind;
 
+use crate::manifest::args::Manifest;
+
 /// Distributed training for Rust programs.
 #[derive(Debug, Parser)]
 #[command(name = "distribute", version, max_term_width = 100)]
@@ -33,6 +35,7 @@ pub(crate) enum Command {
     Doctor(Doctor),
     /// Write a new crate that trains at once
     New(New),
+    Manifest(Manifest),
     /// Print the completions of a shell
     ///
     /// For bash: distribute completions bash > ~/.local/share/bash-completion/completions/distribute

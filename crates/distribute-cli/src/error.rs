@@ -2,7 +2,7 @@ use std::ffi::OsStr;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Why a job cannot be started, or a crate or page not be written.
+/// Why a job cannot be started, or a crate, job file or page not be written.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub(crate) enum Error {
@@ -20,6 +20,8 @@ pub(crate) enum Error {
     System { what: &'static str, source: io::Error },
     #[error("{given} does not end with the name of a crate")]
     Name { given: String },
+    #[error("{problem}")]
+    Manifest { problem: String, given: String, expected: String, remedy: String },
     #[error("{} exists already", path.display())]
     Exists { path: PathBuf },
     #[error("cannot write {}: {source}", path.display())]
@@ -83,6 +85,9 @@ impl Error {
                 ),
                 ("remedy", "give another name; distribute, candle-core and candle-nn are taken".into()),
             ],
+            Self::Manifest { given, expected, remedy, .. } => {
+                vec![("given", given.clone()), ("expected", expected.clone()), ("remedy", remedy.clone())]
+            }
             Self::Exists { .. } => vec![("remedy", "give another name, or remove it".into())],
             Self::Write { .. } => vec![("remedy", "look at the path, its permissions and the room on its disk".into())],
             Self::Start { .. } | Self::System { .. } => {
@@ -97,6 +102,7 @@ impl Error {
             | Self::Only { .. }
             | Self::LogDir { .. }
             | Self::Name { .. }
+            | Self::Manifest { .. }
             | Self::Exists { .. } => 2,
             Self::Ports { .. } | Self::Start { .. } | Self::System { .. } | Self::Write { .. } => 1,
         }
