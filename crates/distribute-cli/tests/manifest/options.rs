@@ -68,6 +68,37 @@ fn contradictions_are_sentences() {
 }
 
 #[test]
+fn commands_of_the_help_and_of_the_documents_print_files() {
+    let help = |kind: &[&str]| String::from_utf8(call(&[kind, &["--help"]].concat()).stdout).unwrap();
+    let kinds = ["job", "jobset", "tfjob", "trainjob", "slurm", "compose"];
+    let mut texts = vec![include_str!("../../../../docs/manifests.md").to_owned()];
+    texts.extend([&[][..]].into_iter().chain(kinds.iter().map(std::slice::from_ref)).map(help));
+    let mut commands = Vec::new();
+    for text in &texts {
+        // A line that ends in a backslash is continued.
+        let text = text.replace("\\\n", " ");
+        let found =
+            text.lines().filter(|line| line.trim().starts_with("distribute manifest ") && line.contains(" -- "));
+        let found: Vec<_> = found.map(|line| line.split(" | ").next().unwrap().to_owned()).collect();
+        assert!(!found.is_empty(), "{text}");
+        commands.extend(found);
+    }
+    for command in &commands {
+        let mut words = shlex::split(command).unwrap();
+        // Printed, not written.
+        if let Some(at) = words.iter().position(|word| word == "-o") {
+            words.drain(at..at + 2);
+        }
+        let output = call(&words.iter().skip(2).map(String::as_str).collect::<Vec<_>>());
+        assert!(output.status.success(), "{command}: {}", String::from_utf8_lossy(&output.stderr));
+        assert!(!output.stdout.is_empty());
+    }
+    assert!(
+        kinds.iter().all(|kind| commands.iter().filter(|command| command.contains(&format!(" {kind} "))).count() >= 2)
+    );
+}
+
+#[test]
 fn a_file_is_written_once_and_is_what_is_printed() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("job.yaml");
