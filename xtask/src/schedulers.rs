@@ -1,17 +1,14 @@
 //! `cargo xtask schedulers`: starts the example mnist by the launchers and schedulers that are installed, and compares
 //! its losses with those of `distribute run`, bit for bit.
 
-mod slurm;
-
 use std::ffi::OsStr;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use distribute_testkit::Job;
+use distribute_testkit::{Job, Slurm};
 
-use self::slurm::Slurm;
 use crate::error::text;
 use crate::launched::{build, read, shown};
 
@@ -99,9 +96,10 @@ pub(crate) fn run(flags: &Flags) -> Result<(), String> {
         compare(launcher.name, losses, began);
     }
     if is_wanted("Slurm") {
-        match Slurm::start(folder.path())? {
-            Err(missing) => println!("skipped: Slurm, {missing} is not installed (apt-get install slurm-wlm)"),
-            Ok(slurm) => {
+        match Slurm::missing() {
+            Some(missing) => println!("skipped: Slurm, {missing} is not installed (apt-get install slurm-wlm)"),
+            None => {
+                let slurm = Slurm::start(folder.path()).map_err(text)?;
                 let began = Instant::now();
                 compare("srun of Slurm", stage.by_srun(&slurm)?, began);
                 let began = Instant::now();

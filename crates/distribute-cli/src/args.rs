@@ -8,6 +8,7 @@ use clap::{Parser, Subcommand, value_parser};
 use distribute_collectives::TransportKind;
 
 use crate::error::Error;
+use crate::manifest::args::Manifest;
 
 /// Distributed training for Rust programs.
 #[derive(Debug, Parser)]
@@ -35,6 +36,7 @@ pub(crate) enum Command {
     Doctor(Doctor),
     /// Write a new crate that trains at once
     New(New),
+    Manifest(Manifest),
     /// Print the completions of a shell
     ///
     /// For bash: distribute completions bash > ~/.local/share/bash-completion/completions/distribute

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::outcome::{INFRASTRUCTURE, signal_name};
 use crate::report;
 
-/// Why a job cannot be started, or a crate or page not be written.
+/// Why a job cannot be started, or a crate, job file or page not be written.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub(crate) enum Error {
@@ -52,6 +52,8 @@ pub(crate) enum Error {
     Interrupted { signal: i32 },
     #[error("{given} does not end with the name of a crate")]
     Name { given: String },
+    #[error("{problem}")]
+    Manifest { problem: String, given: String, expected: String, remedy: String },
     #[error("{} exists already", path.display())]
     Exists { path: PathBuf },
     #[error("cannot write {}: {source}", path.display())]
@@ -115,6 +117,9 @@ impl Error {
                 ),
                 ("remedy", "give another name; distribute, candle-core and candle-nn are taken".into()),
             ],
+            Self::Manifest { given, expected, remedy, .. } => {
+                vec![("given", given.clone()), ("expected", expected.clone()), ("remedy", remedy.clone())]
+            }
             Self::Exists { .. } => vec![("remedy", "give another name, or remove it".into())],
             Self::Write { .. } => vec![("remedy", "look at the path, its permissions and the room on its disk".into())],
             Self::Options { given, expected, .. } => vec![("given", given.clone()), ("expected", expected.clone())],
@@ -165,6 +170,7 @@ impl Error {
             | Self::Rendezvous { .. }
             | Self::Refused { .. }
             | Self::Ssh { .. }
+            | Self::Manifest { .. }
             | Self::Exists { .. } => 2,
             Self::HostsMissing { .. }
             | Self::NoLeader { .. }

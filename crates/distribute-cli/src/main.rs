@@ -11,7 +11,7 @@
 //! - `run`, `attempt`: combine these.
 //!
 //! `explain` reads the flight records of a failed job; `doctor` reports what a job would find on this machine; `new`
-//! writes a crate; `pages` writes completions and manual pages.
+//! writes a crate; `manifest` writes job files for clusters; `pages` writes completions and manual pages.
 //!
 //! The program does not depend on training: tasks learn their place from the environment, and report progress over TCP.
 
@@ -26,6 +26,7 @@ mod host;
 mod hosts;
 mod job;
 mod local;
+mod manifest;
 mod new;
 mod outcome;
 mod output;
@@ -54,6 +55,7 @@ fn main() -> ExitCode {
         Command::Explain { folder } => explain(&folder),
         Command::Doctor(args) => ExitCode::from(doctor::run(&args)),
         Command::New(args) => ended(new::run(&args)),
+        Command::Manifest(args) => ended(manifest::run(&args)),
         Command::Completions { shell } => ended(Ok(pages::completions(shell))),
         Command::Man { folder } => ended(pages::manual(&folder)),
         Command::SelfTest { transports } => doctor::self_test_rank(&transports),

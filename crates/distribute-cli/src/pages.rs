@@ -58,7 +58,8 @@ mod tests {
     fn each_command_has_a_page() {
         let folder = tempfile::tempdir().unwrap();
         let written = manual(&folder.path().join("man1")).unwrap();
-        for name in ["distribute", "distribute-run", "distribute-doctor", "distribute-explain", "distribute-new"] {
+        let names = ["distribute", "distribute-run", "distribute-doctor", "distribute-explain", "distribute-new"];
+        for name in names.into_iter().chain(["distribute-manifest", "distribute-manifest-job"]) {
             assert!(written.contains(&format!("man1/{name}.1\n")), "{written}");
         }
         let page = fs::read_to_string(folder.path().join("man1/distribute-run.1")).unwrap();

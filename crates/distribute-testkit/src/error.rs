@@ -88,4 +88,12 @@ pub enum Error {
     /// The path of the running test is unknown.
     #[error("the path of this test program is unknown: {0}")]
     OwnPath(#[source] io::Error),
+    /// Slurm's daemons do not run.
+    #[error("Slurm cannot be started: {problem}; its daemons said:\n{log}")]
+    Slurm {
+        /// The cause.
+        problem: String,
+        /// The logs of the daemons.
+        log: String,
+    },
 }

@@ -7,6 +7,7 @@
 //! - `digits` (feature `digits`) draws handwritten digits, for programs that train something.
 //! - [`Family`] tracks every process that descends from a command, even if it was orphaned, and checks that none is
 //!   left.
+//! - [`Slurm`] starts Slurm's daemons on this machine, where they are installed.
 //!
 //! The harness does not depend on clusters: the test sets the environment variables of its tasks. It supports Linux
 //! only, whose `/proc` it reads.
@@ -48,6 +49,7 @@ mod family;
 mod hook;
 mod job;
 mod ports;
+mod slurm;
 
 pub use binary::target_binary;
 pub use deadline::within;
@@ -56,3 +58,4 @@ pub use family::Family;
 pub use job::{Job, JobBuilder, Outcome};
 pub use ports::Ports;
 pub use rustix::process::Signal;
+pub use slurm::Slurm;
