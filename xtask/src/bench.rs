@@ -7,6 +7,7 @@ use self::collective::Operation;
 pub(crate) mod collective;
 mod cuda;
 mod input;
+mod join;
 mod latency;
 mod limits;
 mod peers;
@@ -31,6 +32,8 @@ pub(crate) enum Bench {
     Alltoall(collective::Flags),
     /// The shortest operations: median, percentiles and the worst.
     Latency(latency::Flags),
+    /// Tasks that join a job, all at once.
+    Join(join::Flags),
     /// Reading, shuffling, decoding and batching files.
     Input(input::Flags),
     /// Training of a small model on several arrangements of replicas.
@@ -55,6 +58,7 @@ pub(crate) enum RankBench {
     ReduceScatter(collective::Flags),
     Broadcast(collective::Flags),
     Alltoall(collective::Flags),
+    Join(join::RankFlags),
     Latency(latency::Flags),
     Train(train::RankFlags),
     Ps(ps::RankFlags),
@@ -69,6 +73,7 @@ impl Bench {
             Bench::Broadcast(flags) => collective::run(Operation::Broadcast, &flags),
             Bench::Alltoall(flags) => collective::run(Operation::AllToAll, &flags),
             Bench::Latency(flags) => latency::run(&flags),
+            Bench::Join(flags) => join::run(&flags),
             Bench::Input(flags) => input::run(&flags),
             Bench::Train(flags) => train::run(&flags),
             Bench::Cuda(flags) => cuda::run(&flags),
@@ -79,6 +84,7 @@ impl Bench {
                 RankBench::ReduceScatter(flags) => collective::run_rank(Operation::ReduceScatter, &flags),
                 RankBench::Broadcast(flags) => collective::run_rank(Operation::Broadcast, &flags),
                 RankBench::Alltoall(flags) => collective::run_rank(Operation::AllToAll, &flags),
+                RankBench::Join(_) => join::run_rank(),
                 RankBench::Latency(flags) => latency::run_rank(&flags),
                 RankBench::Train(flags) => train::run_rank(&flags),
                 RankBench::Ps(flags) => ps::run_rank(&flags),

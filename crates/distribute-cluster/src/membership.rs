@@ -1,8 +1,8 @@
 //! This process's rank among the processes that train together.
 
 use crate::{
-    ClusterResolver, ClusterSpec, Error, JobId, Result, Task, TaskType, TfConfigResolver, environment, id_in_cluster,
-    process_manager,
+    ClusterResolver, ClusterSpec, Error, JobId, Result, SimpleResolver, Task, TaskType, TfConfigResolver, environment,
+    id_in_cluster, process_manager,
 };
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -181,6 +181,28 @@ impl Membership {
     pub fn mark_joined() {
         // Relaxed: it orders nothing else.
         JOINED.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns the cluster of the members, if their addresses are known.
+    ///
+    /// # Examples
+    /// ```
+    /// use distribute_cluster::{ClusterResolver, ClusterSpec, Membership, Task, TaskType};
+    /// let spec = ClusterSpec::new().with_job(TaskType::Worker, ["a:1", "b:1"])?;
+    /// let membership = Membership::from_cluster(&spec, Task::new(TaskType::Worker, 1))?;
+    /// let cluster = membership.cluster().expect("both addresses are known");
+    /// assert_eq!((cluster.cluster_spec()?, cluster.task()), (spec, Some(membership.task())));
+    /// # Ok::<(), distribute_cluster::Error>(())
+    /// ```
+    pub fn cluster(&self) -> Option<SimpleResolver> {
+        let mut spec = ClusterSpec::new();
+        for (task, address) in self.tasks.iter().zip(&self.addresses) {
+            spec = spec.with_sparse_job(task.kind, [(task.index, address.clone()?)]).ok()?;
+        }
+        let task = self.task();
+        let master = self.addresses.get(self.rank as usize)?.clone()?;
+        let (task_type, task_id) = (Some(task.kind), Some(task.index));
+        Some(SimpleResolver { spec, master, task_type, task_id, ..SimpleResolver::default() })
     }
 
     /// Returns the same membership with another job identity.

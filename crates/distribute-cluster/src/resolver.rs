@@ -114,6 +114,38 @@ pub struct SimpleResolver {
     pub num_accelerators: BTreeMap<String, usize>,
 }
 
+impl SimpleResolver {
+    /// Returns a resolver that answers what `resolver` answers now, whatever it reads later.
+    ///
+    /// # Errors
+    /// The errors of [`cluster_spec`](ClusterResolver::cluster_spec) and [`master`](ClusterResolver::master).
+    ///
+    /// # Examples
+    /// ```
+    /// use distribute_cluster::{ClusterResolver, SimpleResolver, TaskType, TfConfigResolver};
+    /// let cluster = TfConfigResolver::from_json(r#"{"cluster": {"worker": ["a:1", "b:1"]},
+    ///     "task": {"type": "worker", "index": 1}}"#)?;
+    /// let kept = SimpleResolver::of(&cluster)?;
+    /// assert_eq!((kept.cluster_spec()?, kept.task()), (cluster.cluster_spec()?, cluster.task()));
+    /// # Ok::<(), distribute_cluster::Error>(())
+    /// ```
+    pub fn of(resolver: &dyn ClusterResolver) -> Result<SimpleResolver> {
+        let master = match resolver.task() {
+            Some(_) => resolver.master(None, None, Some(""))?,
+            None => String::new(),
+        };
+        Ok(SimpleResolver {
+            spec: resolver.cluster_spec()?,
+            master,
+            task_type: resolver.task_type(),
+            task_id: resolver.task_id(),
+            rpc_layer: resolver.rpc_layer().map(str::to_owned),
+            environment: resolver.environment().to_owned(),
+            num_accelerators: resolver.num_accelerators(),
+        })
+    }
+}
+
 impl ClusterResolver for SimpleResolver {
     fn cluster_spec(&self) -> Result<ClusterSpec> {
         Ok(self.spec.clone())
@@ -173,6 +205,14 @@ mod tests {
         assert_eq!((resolver.rpc_layer(), resolver.environment()), (Some("grpc"), "cloud"));
         assert_eq!(resolver.num_accelerators()["GPU"], 8);
         assert_eq!(SimpleResolver::default().task(), None);
+    }
+
+    #[test]
+    fn a_copy_answers_as_the_original() {
+        let resolver = simple();
+        let copy = SimpleResolver::of(&resolver).unwrap();
+        assert_eq!(SimpleResolver { master: resolver.master.clone(), ..copy.clone() }, resolver);
+        assert_eq!(copy.master(None, None, None).unwrap(), "grpc://m:1");
     }
 
     #[test]

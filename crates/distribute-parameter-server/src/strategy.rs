@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use distribute_cluster::{ClusterResolver, JobId, Task, TaskType};
+use distribute_cluster::{ClusterResolver, JobId, SimpleResolver, Task, TaskType};
 use distribute_device::{DType, Element};
 use distribute_optim::OptimizerDescription;
 use distribute_train::checkpoint::RunId;
@@ -58,6 +58,7 @@ pub struct ParameterServerStrategy {
 
 /// The state shared by all handles. Fields are dropped in this order, the runtime last.
 pub(crate) struct Inner {
+    cluster: SimpleResolver,
     pub(crate) parameters: Arc<Parameters>,
     pub(crate) workers: Vec<String>,
     /// The id of the job.
@@ -105,6 +106,11 @@ impl ParameterServerStrategy {
     /// Returns a builder for the cluster that this process coordinates.
     pub fn builder(cluster: &impl ClusterResolver) -> ParameterServerStrategyBuilder {
         ParameterServerStrategyBuilder::new(cluster)
+    }
+
+    /// Returns the cluster and this process's task in it, as they were when the builder was made.
+    pub fn cluster_resolver(&self) -> &SimpleResolver {
+        &self.inner.cluster
     }
 
     /// Returns the number of workers.

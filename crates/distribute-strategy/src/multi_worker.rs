@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use distribute_cluster::{ClusterResolver, Coordination, CoordinationOptions, Membership};
+use distribute_cluster::{ClusterResolver, Coordination, CoordinationOptions, Membership, SimpleResolver};
 
 use crate::devices::check_devices;
 use crate::{CommunicationOptions, Replicas, Result, Strategy, StrategyExtended, intra_op};
@@ -16,6 +16,7 @@ use crate::{CommunicationOptions, Replicas, Result, Strategy, StrategyExtended, 
 /// `tf.distribute.MultiWorkerMirroredStrategy`.
 pub struct MultiWorkerMirroredStrategy {
     replicas: Replicas,
+    cluster: Option<SimpleResolver>,
 }
 
 impl MultiWorkerMirroredStrategy {
@@ -31,6 +32,7 @@ pub struct MultiWorkerMirroredBuilder {
     devices: Option<Vec<String>>,
     communication: CommunicationOptions,
     membership: Option<Membership>,
+    cluster: Option<SimpleResolver>,
 }
 
 impl MultiWorkerMirroredBuilder {
@@ -49,6 +51,7 @@ impl MultiWorkerMirroredBuilder {
     /// Sets the membership of the cluster, instead of reading it from the environment.
     pub fn membership(mut self, membership: Membership) -> Self {
         self.membership = Some(membership);
+        self.cluster = None;
         self
     }
 
@@ -60,16 +63,19 @@ impl MultiWorkerMirroredBuilder {
     ///
     /// # Examples
     /// ```
-    /// use distribute_cluster::TfConfigResolver;
+    /// use distribute_cluster::{ClusterResolver, TfConfigResolver};
     /// use distribute_strategy::MultiWorkerMirroredStrategy;
     /// let cluster = TfConfigResolver::from_json(r#"{"cluster": {"worker": ["localhost:2222"]}}"#)?;
     /// let strategy = MultiWorkerMirroredStrategy::builder().cluster_resolver(&cluster)?.build()?;
     /// assert_eq!(strategy.num_replicas_in_sync(), 1);
+    /// let kept = strategy.cluster_resolver().expect("it was given");
+    /// assert_eq!(kept.spec, cluster.cluster_spec()?);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn cluster_resolver(mut self, resolver: &dyn ClusterResolver) -> Result<Self> {
         let alone = || Membership::new(0, 1, "");
         self.membership = Some(Membership::from_resolver(resolver)?.map_or_else(alone, Ok)?);
+        self.cluster = Some(SimpleResolver::of(resolver)?);
         Ok(self)
     }
 
@@ -88,6 +94,7 @@ impl MultiWorkerMirroredBuilder {
             Some(membership) => Some(membership),
             None => Membership::from_env()?,
         };
+        let cluster = self.cluster.or_else(|| membership.as_ref()?.cluster());
         let replicas = match membership {
             None => Replicas::local(devices, options)?,
             Some(membership) => {
@@ -95,7 +102,7 @@ impl MultiWorkerMirroredBuilder {
                 Replicas::joined(devices, Arc::new(coordination), options)?
             }
         };
-        Ok(Strategy::new(MultiWorkerMirroredStrategy { replicas }))
+        Ok(Strategy::new(MultiWorkerMirroredStrategy { replicas, cluster }))
     }
 }
 
@@ -106,6 +113,10 @@ impl StrategyExtended for MultiWorkerMirroredStrategy {
 
     fn replicas(&self) -> &Replicas {
         &self.replicas
+    }
+
+    fn cluster_resolver(&self) -> Option<&SimpleResolver> {
+        self.cluster.as_ref()
     }
 
     fn describe(&self) -> String {

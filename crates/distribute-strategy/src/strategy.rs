@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Weak};
 
-use distribute_cluster::{Coordination, FailureKind};
+use distribute_cluster::{Coordination, FailureKind, SimpleResolver};
 use distribute_collectives::{ProcessGroup, ReduceOp};
 use distribute_device::{Device, DeviceSpec};
 use distribute_values::{
@@ -53,6 +53,11 @@ pub trait StrategyExtended: Send + Sync {
     /// Returns one line that describes the strategy, for banners.
     fn describe(&self) -> String;
 
+    /// Returns the cluster that the strategy was built for, if it has one.
+    fn cluster_resolver(&self) -> Option<&SimpleResolver> {
+        None
+    }
+
     /// Returns whether all replicas of this process share one copy of every variable.
     fn shares_variables(&self) -> bool {
         false
@@ -102,6 +107,16 @@ impl Strategy {
     /// Returns the position of this process among all.
     pub fn topology(&self) -> Topology {
         self.replicas().topology
+    }
+
+    /// Returns the cluster of the strategy's processes and this process's task in it, as they were when the strategy was
+    /// built: those of the resolver or of TF_CONFIG. Returns `None` for a strategy of one process, and where the
+    /// launcher's variables give ranks without addresses.
+    ///
+    /// # Source
+    /// `tf.distribute.Strategy.cluster_resolver`.
+    pub fn cluster_resolver(&self) -> Option<&SimpleResolver> {
+        self.extended.cluster_resolver()
     }
 
     /// Returns whether all replicas of this process share one copy of every variable.

@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use distribute_cluster::{ClusterResolver, ClusterSpec, JobId, Membership, TaskType};
+use distribute_cluster::{ClusterResolver, JobId, Membership, SimpleResolver, TaskType};
 use distribute_device::DType;
 use parking_lot::Mutex;
 
@@ -73,15 +73,14 @@ distribute_types::setters! {
 
 /// Builds a [`ParameterServerStrategy`].
 pub struct ParameterServerStrategyBuilder {
-    cluster: Result<(ClusterSpec, Option<TaskType>, JobId)>,
+    cluster: Result<(SimpleResolver, JobId)>,
     partitioner: Option<Box<dyn Partitioner>>,
     options: ParameterServerOptions,
 }
 
 impl ParameterServerStrategyBuilder {
     pub(super) fn new(cluster: &impl ClusterResolver) -> ParameterServerStrategyBuilder {
-        let task_type = cluster.task_type();
-        let described = cluster.cluster_spec().and_then(|spec| Ok((spec, task_type, JobId::from_env(cluster)?)));
+        let described = SimpleResolver::of(cluster).and_then(|kept| Ok((kept, JobId::from_env(cluster)?)));
         let cluster = described.map_err(Error::from);
         ParameterServerStrategyBuilder { cluster, partitioner: None, options: ParameterServerOptions::default() }
     }
@@ -128,10 +127,10 @@ impl ParameterServerStrategyBuilder {
     /// a worker, server or evaluator, [`Error::Unreachable`] for a server that does not appear in time,
     /// [`Error::Option`] for an option outside its range, [`Error::Threads`] if the runtime cannot be started.
     pub fn build(self) -> Result<ParameterServerStrategy> {
-        let (spec, task_type, job) = self.cluster?;
-        let roles = Roles::of(&spec)?;
+        let (cluster, job) = self.cluster?;
+        let roles = Roles::of(&cluster.spec)?;
         Membership::mark_joined();
-        if let Some(kind @ (TaskType::Worker | TaskType::Ps | TaskType::Evaluator)) = task_type {
+        if let Some(kind @ (TaskType::Worker | TaskType::Ps | TaskType::Evaluator)) = cluster.task_type {
             return Err(Error::WrongTask {
                 task: kind.to_string(),
                 problem: "the chief alone coordinates; workers and parameter servers call Server::start(..)?.join()"
@@ -157,6 +156,7 @@ impl ParameterServerStrategyBuilder {
         let servers = roles.servers.len();
         let placer = Placer::new(options.placement, servers);
         let inner = Inner {
+            cluster,
             parameters: Arc::new(parameters),
             workers: roles.workers,
             job,

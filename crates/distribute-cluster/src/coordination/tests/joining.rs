@@ -15,6 +15,16 @@ fn a_job_meets_quickly() {
 }
 
 #[test]
+fn hundreds_of_tasks_join_at_once_and_none_is_lost() {
+    let job = job(256, &CoordinationOptions { join_timeout: Duration::from_secs(60), ..options() });
+    let seen = each(&job, |member| {
+        let own = member.membership().rank.to_string().into_bytes();
+        member.exchange("ranks", &own, Duration::from_secs(60)).map(|all| all.len())
+    });
+    assert_eq!(seen.into_iter().collect::<Result<Vec<_>>>().unwrap(), [256; 256]);
+}
+
+#[test]
 fn members_may_come_before_the_leader() {
     let (listener, address) = listener();
     drop(listener);
