@@ -35,17 +35,25 @@ mod coordination;
 mod environment;
 mod error;
 mod failure;
+#[cfg(feature = "gce")]
+mod gce;
 #[cfg(feature = "grpc")]
 pub mod grpc;
 mod host;
 mod hostlist;
+#[cfg(feature = "__cloud")]
+mod http;
 #[cfg(feature = "coordination")]
 mod incoming;
 mod interface;
 mod job;
 mod json;
 mod membership;
+#[cfg(feature = "__cloud")]
+mod metadata;
 mod names;
+#[cfg(feature = "__cloud")]
+mod place;
 mod process_manager;
 mod rendezvous;
 mod resolver;
@@ -64,13 +72,19 @@ pub use coordination::{Coordination, CoordinationOptions, Progress, Waiting};
 pub use distribute_types::{FailureKind, Scope};
 pub use error::{Error, Result};
 pub use failure::{Failure, FailureCause};
+#[cfg(feature = "gce")]
+pub use gce::{GceOptions, GceResolver};
 pub use host::{HostDecision, LocalHost};
+#[cfg(feature = "__cloud")]
+pub use http::{AccessToken, RequestOptions};
 #[cfg(feature = "coordination")]
 pub use incoming::{Acquaintance, Connection, Incoming};
 pub use interface::InterfaceChoice;
 pub use job::{Incarnation, JobId};
 pub use membership::Membership;
 pub use names::look_up;
+#[cfg(feature = "__cloud")]
+pub use place::OwnTask;
 pub use rendezvous::{Rendezvous, StoreRendezvous};
 pub use resolver::{ClusterResolver, SimpleResolver};
 pub use rules::{collective_leader, coordination_leader, id_in_cluster, is_chief, worker_count};
