@@ -136,7 +136,7 @@ impl Client {
         };
         let direct = basic(connect).no_proxy().tls_backend_preconfigured(none).build();
         let direct = direct.map_err(|error| failed(service, "no client can be created", &error))?;
-        let deadline = Instant::now() + options.timeout;
+        let deadline = deadline(options.timeout);
         let through_proxies = Mutex::new(None);
         Ok(Client { service, options, is_metadata_given, direct, through_proxies, proxies, deadline, last })
     }
@@ -331,6 +331,12 @@ fn failed(service: &'static str, problem: &str, error: &dyn std::fmt::Display) -
     }
 }
 
+/// Returns the end of a timeout; one that no clock can express ends in a year.
+pub(crate) fn deadline(timeout: Duration) -> Instant {
+    let now = Instant::now();
+    now.checked_add(timeout).unwrap_or_else(|| now + YEAR)
+}
+
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -347,5 +353,6 @@ const METADATA_ATTEMPTS: u32 = 2;
 const LONGEST_DELAY: Duration = Duration::from_secs(60);
 /// The time for the thread to report that its deadline has passed.
 const GRACE: Duration = Duration::from_secs(1);
+const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
 /// Size limit of an error's answer.
 const MAX_ERROR_BYTES: usize = 64 << 10;

@@ -40,6 +40,17 @@ impl Metadata {
         Ok(Metadata { base, is_given: given.is_some() })
     }
 
+    /// Returns a value, without white space around it; `None` if there is none.
+    #[cfg(feature = "tpu")]
+    pub(crate) async fn find(&self, client: &Client, path: &str) -> Result<Option<String>> {
+        let ask = self.ask(path)?;
+        match client.bytes(&ask).await {
+            Ok(body) => Ok(Some(String::from_utf8_lossy(&body).trim().to_owned())),
+            Err(refusal) if refusal.status == Some(reqwest::StatusCode::NOT_FOUND) => Ok(None),
+            Err(refusal) => Err(client.error(&ask, refusal)),
+        }
+    }
+
     /// Returns a value, without white space around it.
     pub(crate) async fn value(&self, client: &Client, path: &str) -> Result<String> {
         let ask = self.ask(path)?;

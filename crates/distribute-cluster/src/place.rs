@@ -50,6 +50,12 @@ impl Place {
         self.task
     }
 
+    /// Returns DISTRIBUTE_JOB_ID.
+    #[cfg(feature = "tpu")]
+    pub(crate) fn given_id(&self) -> Option<JobId> {
+        self.id.clone()
+    }
+
     /// Records a description of the cluster.
     ///
     /// # Errors

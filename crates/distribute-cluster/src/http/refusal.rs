@@ -57,6 +57,12 @@ impl Refusal {
         }
     }
 
+    /// Returns whether there is no such server, or nothing at the path.
+    #[cfg(feature = "tpu")]
+    pub(crate) fn is_absent(&self) -> bool {
+        self.status.is_none() && self.is_passing || self.status == Some(StatusCode::NOT_FOUND)
+    }
+
     /// An answer that cannot be used.
     pub(crate) fn unusable(problem: String, remedy: &str) -> Refusal {
         Refusal {
