@@ -45,7 +45,7 @@ mod gce;
 pub mod grpc;
 mod host;
 mod hostlist;
-#[cfg(feature = "__cloud")]
+#[cfg(any(feature = "gce", feature = "tpu"))]
 mod http;
 #[cfg(feature = "coordination")]
 mod incoming;
@@ -53,10 +53,10 @@ mod interface;
 mod job;
 mod json;
 mod membership;
-#[cfg(feature = "__cloud")]
+#[cfg(any(feature = "gce", feature = "tpu"))]
 mod metadata;
 mod names;
-#[cfg(feature = "__cloud")]
+#[cfg(any(feature = "gce", feature = "tpu"))]
 mod place;
 mod process_manager;
 mod rendezvous;
@@ -81,7 +81,7 @@ pub use failure::{Failure, FailureCause};
 #[cfg(feature = "gce")]
 pub use gce::{GceOptions, GceResolver};
 pub use host::{HostDecision, LocalHost};
-#[cfg(feature = "__cloud")]
+#[cfg(any(feature = "gce", feature = "tpu"))]
 pub use http::{AccessToken, RequestOptions};
 #[cfg(feature = "coordination")]
 pub use incoming::{Acquaintance, Connection, Incoming};
@@ -89,7 +89,7 @@ pub use interface::InterfaceChoice;
 pub use job::{Incarnation, JobId};
 pub use membership::Membership;
 pub use names::look_up;
-#[cfg(feature = "__cloud")]
+#[cfg(any(feature = "gce", feature = "tpu"))]
 pub use place::OwnTask;
 pub use rendezvous::{Rendezvous, StoreRendezvous};
 pub use resolver::{ClusterResolver, SimpleResolver};
