@@ -149,6 +149,34 @@ fn a_token_leaves_this_machine_over_tls_alone() {
 }
 
 #[test]
+fn a_server_with_a_certificate_of_its_own_is_refused() {
+    let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    let key = rustls::pki_types::PrivateKeyDer::try_from(made.signing_key.serialize_der()).unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = rustls::ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
+    let config = config.with_no_client_auth().with_single_cert(vec![made.cert.der().clone()], key).unwrap();
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let server = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        let mut connection = rustls::ServerConnection::new(Arc::new(config)).unwrap();
+        let mut ended = Ok(());
+        while ended.is_ok() && connection.is_handshaking() {
+            ended = connection.complete_io(&mut stream).map(drop);
+        }
+        ended.map_err(|error| error.to_string())
+    });
+    let url = Url::parse(&format!("https://localhost:{port}/")).unwrap();
+    let settings = Settings { options: settings(20_000).options.attempts(1), ..settings(20_000) };
+    let text = send(&settings, &Ask { url, ..ask(&StandIn::start()) }).unwrap_err().to_string();
+    assert!(text.contains("invalid peer certificate: UnknownIssuer"), "{text}");
+    // The refusal is an alert: the server sent its certificate, and got no request.
+    let alert = server.join().unwrap().unwrap_err();
+    assert!(alert.contains("UnknownCA"), "{alert}");
+}
+
+#[test]
 fn the_proxy_is_used_for_the_service_and_never_for_metadata() {
     let proxy = StandIn::start();
     let metadata = StandIn::start().on("/thing", [Answer::metadata("{}")]);
