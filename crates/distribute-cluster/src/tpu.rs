@@ -15,6 +15,7 @@ mod pci;
 mod resolver;
 mod ring;
 mod slice;
+mod source;
 mod target;
 mod topology;
 

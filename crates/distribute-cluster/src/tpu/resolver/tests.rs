@@ -2,7 +2,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::super::TpuApi;
+use super::super::{Coordinator, TpuApi};
 use super::*;
 use crate::RequestOptions;
 use crate::http::AccessToken;
