@@ -25,8 +25,8 @@ mod tests;
 /// The hosts of a TPU, as a cluster.
 ///
 /// The TPU is this machine's (`local`), a list of endpoints, one that has a name in Cloud TPU, or the one that the
-/// environment names; see [`TpuTarget`]. A TPU with a name is looked up whenever the cluster is asked for, and must be
-/// READY. Endpoints are worker servers of this library on the TPU's hosts.
+/// environment names; see [`TpuTarget`](super::TpuTarget). A TPU with a name is looked up whenever the cluster is asked
+/// for, and must be READY. Endpoints are worker servers of this library on the TPU's hosts.
 ///
 /// # Examples
 /// ```
