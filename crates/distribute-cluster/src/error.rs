@@ -145,6 +145,32 @@ pub enum Error {
         /// The store's error.
         source: std::io::Error,
     },
+    /// A request to a cloud's service was refused, or had no usable answer in time.
+    #[error("{service}: {request}: {problem}. {remedy}")]
+    Service {
+        /// The service.
+        service: &'static str,
+        /// The request.
+        request: String,
+        /// The problem, such as the status of the answer.
+        problem: String,
+        /// The remedy.
+        remedy: String,
+        /// Whether a restart helps.
+        kind: FailureKind,
+    },
+    /// A resource of a cloud is in a state in which it cannot be used.
+    #[error("{resource} {problem}. {remedy}")]
+    NotReady {
+        /// The resource.
+        resource: String,
+        /// Its state.
+        problem: String,
+        /// The remedy.
+        remedy: String,
+        /// Whether a restart helps.
+        kind: FailureKind,
+    },
     /// The system returned no random numbers; these identify jobs and their members.
     #[error("the system gives no random numbers: {0}; look at getrandom(2), and at /dev/urandom in containers")]
     Random(String),
@@ -199,6 +225,7 @@ impl ErrorClass for Error {
             Error::Config { .. } | Error::Refused { .. } => FailureKind::Configuration,
             Error::TooLarge { .. } => FailureKind::Permanent,
             Error::Failed { failure, .. } => failure.kind,
+            Error::Service { kind, .. } | Error::NotReady { kind, .. } => *kind,
             _ => FailureKind::Retryable,
         };
         Class::new(scope, kind)

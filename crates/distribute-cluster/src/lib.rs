@@ -2,7 +2,8 @@
 //!
 //! - [`ClusterSpec`]: the jobs of a cluster and the addresses of their tasks; a [`Task`] is printed `worker:3`.
 //! - [`ClusterResolver`]: a source of cluster specifications: [`TfConfigResolver`], [`SlurmResolver`],
-//!   [`SageMakerResolver`], [`SimpleResolver`] and [`UnionResolver`].
+//!   [`SageMakerResolver`], [`SimpleResolver`] and [`UnionResolver`]; with the Cargo features `gce` and `tpu` also
+//!   [`GceResolver`] and [`tpu::TpuResolver`].
 //! - [`Membership`]: this process's rank among the processes that train together, from TF_CONFIG, RANK and WORLD_SIZE,
 //!   or the variables of other launchers.
 //! - [`JobId`]: the identity of a job, which members verify when they connect; [`Incarnation`]: one start of it.
@@ -12,8 +13,8 @@
 //!   as a [`FileStore`] in a shared folder, through [`StoreRendezvous`].
 //! - [`grpc`]: calls between tasks with large payloads. Cargo feature `grpc`.
 //!
-//! The crate moves no tensors and does not depend on devices. Everything but the meeting itself and [`look_up`] is a
-//! pure function of the variables that it is given.
+//! The crate moves no tensors and does not depend on devices. Everything but the meeting itself, [`look_up`] and
+//! requests to Google Cloud is a pure function of the variables that it is given.
 //!
 //! # Examples
 //! ```
@@ -28,24 +29,35 @@
 //! ```
 
 // Hosted documentation has all features; without some, links to what they add lead nowhere.
-#![cfg_attr(not(all(feature = "coordination", feature = "grpc")), allow(rustdoc::broken_intra_doc_links))]
+#![cfg_attr(
+    not(all(feature = "coordination", feature = "gce", feature = "grpc", feature = "tpu")),
+    allow(rustdoc::broken_intra_doc_links)
+)]
 
 #[cfg(feature = "coordination")]
 mod coordination;
 mod environment;
 mod error;
 mod failure;
+#[cfg(feature = "gce")]
+mod gce;
 #[cfg(feature = "grpc")]
 pub mod grpc;
 mod host;
 mod hostlist;
+#[cfg(any(feature = "gce", feature = "tpu"))]
+mod http;
 #[cfg(feature = "coordination")]
 mod incoming;
 mod interface;
 mod job;
 mod json;
 mod membership;
+#[cfg(any(feature = "gce", feature = "tpu"))]
+mod metadata;
 mod names;
+#[cfg(any(feature = "gce", feature = "tpu"))]
+mod place;
 mod process_manager;
 mod rendezvous;
 mod resolver;
@@ -57,6 +69,8 @@ mod store;
 mod task;
 mod text;
 mod tf_config;
+#[cfg(feature = "tpu")]
+pub mod tpu;
 mod union;
 
 #[cfg(feature = "coordination")]
@@ -64,13 +78,19 @@ pub use coordination::{Coordination, CoordinationOptions, Progress, Waiting};
 pub use distribute_types::{FailureKind, Scope};
 pub use error::{Error, Result};
 pub use failure::{Failure, FailureCause};
+#[cfg(feature = "gce")]
+pub use gce::{GceOptions, GceResolver};
 pub use host::{HostDecision, LocalHost};
+#[cfg(any(feature = "gce", feature = "tpu"))]
+pub use http::{AccessToken, RequestOptions};
 #[cfg(feature = "coordination")]
 pub use incoming::{Acquaintance, Connection, Incoming};
 pub use interface::InterfaceChoice;
 pub use job::{Incarnation, JobId};
 pub use membership::Membership;
 pub use names::look_up;
+#[cfg(any(feature = "gce", feature = "tpu"))]
+pub use place::OwnTask;
 pub use rendezvous::{Rendezvous, StoreRendezvous};
 pub use resolver::{ClusterResolver, SimpleResolver};
 pub use rules::{collective_leader, coordination_leader, id_in_cluster, is_chief, worker_count};

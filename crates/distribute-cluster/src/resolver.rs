@@ -118,7 +118,7 @@ impl SimpleResolver {
     /// Returns a resolver that answers what `resolver` answers now, whatever it reads later.
     ///
     /// # Errors
-    /// The errors of [`cluster_spec`](ClusterResolver::cluster_spec) and [`master`](ClusterResolver::master).
+    /// The errors of the resolver.
     ///
     /// # Examples
     /// ```

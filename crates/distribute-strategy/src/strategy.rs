@@ -109,8 +109,8 @@ impl Strategy {
         self.replicas().topology
     }
 
-    /// Returns the cluster of the strategy's processes and this process's task in it, as they were when the strategy was
-    /// built: those of the resolver or of TF_CONFIG. Returns `None` for a strategy of one process, and where the
+    /// Returns the cluster of the strategy's processes and this process's task in it, as they were when the strategy
+    /// was built: those of the resolver or of TF_CONFIG. Returns `None` for a strategy of one process, and where the
     /// launcher's variables give ranks without addresses.
     ///
     /// # Source

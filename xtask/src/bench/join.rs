@@ -133,7 +133,7 @@ fn join(tasks: u32, counts: Option<Arc<Counts>>) -> Result<Duration, String> {
     Ok(took)
 }
 
-/// What the leader has received.
+/// Messages that the leader has received.
 #[derive(Default)]
 struct Counts {
     messages: AtomicU64,

@@ -1,0 +1,31 @@
+//! Cloud TPU: the hosts of a slice as a cluster, and its cores as devices of replicas.
+//!
+//! - [`TpuResolver`] finds the hosts; [`TpuTarget`] says of which TPU.
+//! - [`AcceleratorType`] turns names such as `v4-32` into numbers of chips and cores.
+//! - [`Topology`] and [`DeviceAssignment`] say which core of the mesh belongs to which task and replica.
+//!
+//! Endpoints are worker servers of this library on the hosts of a TPU VM, each of which uses the TPU of its host.
+//! TensorFlow's own workers, on TPU nodes, run TensorFlow's graphs and cannot be used.
+
+mod accelerator;
+mod assignment;
+mod node;
+mod options;
+mod pci;
+mod resolver;
+mod ring;
+mod slice;
+mod source;
+mod target;
+mod topology;
+
+pub use accelerator::AcceleratorType;
+pub use assignment::{AssignmentOptions, DeviceAssignment, DeviceOrder};
+pub use node::TpuApi;
+pub use options::{Coordinator, TpuOptions};
+pub use resolver::TpuResolver;
+pub use target::TpuTarget;
+pub use topology::{Coordinates, Topology, TpuCore};
+
+/// The port of worker servers, as in TensorFlow.
+pub const PORT: u16 = 8470;
