@@ -2,7 +2,8 @@
 //!
 //! - [`ClusterSpec`]: the jobs of a cluster and the addresses of their tasks; a [`Task`] is printed `worker:3`.
 //! - [`ClusterResolver`]: a source of cluster specifications: [`TfConfigResolver`], [`SlurmResolver`],
-//!   [`SageMakerResolver`], [`SimpleResolver`] and [`UnionResolver`].
+//!   [`SageMakerResolver`], [`SimpleResolver`] and [`UnionResolver`]; and [`KubernetesResolver`] by the Cargo feature
+//!   `kubernetes`.
 //! - [`Membership`]: this process's rank among the processes that train together, from TF_CONFIG, RANK and WORLD_SIZE,
 //!   or the variables of other launchers.
 //! - [`JobId`]: the identity of a job, which members verify when they connect; [`Incarnation`]: one start of it.
@@ -12,8 +13,8 @@
 //!   as a [`FileStore`] in a shared folder, through [`StoreRendezvous`].
 //! - [`grpc`]: calls between tasks with large payloads. Cargo feature `grpc`.
 //!
-//! The crate moves no tensors and does not depend on devices. Everything but the meeting itself and [`look_up`] is a
-//! pure function of the variables that it is given.
+//! The crate moves no tensors and does not depend on devices. Everything but the meeting itself, [`look_up`] and
+//! [`KubernetesResolver`] is a pure function of the variables that it is given.
 //!
 //! # Examples
 //! ```
@@ -28,7 +29,10 @@
 //! ```
 
 // Hosted documentation has all features; without some, links to what they add lead nowhere.
-#![cfg_attr(not(all(feature = "coordination", feature = "grpc")), allow(rustdoc::broken_intra_doc_links))]
+#![cfg_attr(
+    not(all(feature = "coordination", feature = "grpc", feature = "kubernetes")),
+    allow(rustdoc::broken_intra_doc_links)
+)]
 
 #[cfg(feature = "coordination")]
 mod coordination;
@@ -44,6 +48,8 @@ mod incoming;
 mod interface;
 mod job;
 mod json;
+#[cfg(feature = "kubernetes")]
+mod kubernetes;
 mod membership;
 mod names;
 mod process_manager;
@@ -69,6 +75,8 @@ pub use host::{HostDecision, LocalHost};
 pub use incoming::{Acquaintance, Connection, Incoming};
 pub use interface::InterfaceChoice;
 pub use job::{Incarnation, JobId};
+#[cfg(feature = "kubernetes")]
+pub use kubernetes::{KubernetesAccess, KubernetesLocation, KubernetesOptions, KubernetesResolver};
 pub use membership::Membership;
 pub use names::look_up;
 pub use rendezvous::{Rendezvous, StoreRendezvous};
