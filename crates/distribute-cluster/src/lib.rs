@@ -41,6 +41,7 @@ mod error;
 mod failure;
 #[cfg(feature = "grpc")]
 pub mod grpc;
+mod het_step;
 mod host;
 mod hostlist;
 #[cfg(feature = "coordination")]
