@@ -148,7 +148,7 @@ pub enum Error {
     /// The API server of Kubernetes refused a request, failed, or did not answer in time.
     #[error("the API server {server}: {problem}; {remedy}")]
     Kubernetes {
-        /// The server's URL.
+        /// The server's URL; `of Kubernetes` before it is known.
         server: String,
         /// The problem, with the server's own message if there is one.
         problem: String,

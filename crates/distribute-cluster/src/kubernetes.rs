@@ -100,7 +100,8 @@ impl KubernetesResolver {
     /// Asks the API server for the pods, and waits until all of them run. DISTRIBUTE_JOB_ID sets the job's identity.
     ///
     /// Blocks for at most [`wait`](KubernetesOptions::wait) and [`request_timeout`](KubernetesOptions::request_timeout)
-    /// together. It may be called from any thread, including one that runs an event loop.
+    /// together. It may be called from any thread, including one that runs an event loop. If the process has no
+    /// default provider of cryptography for rustls, ring becomes it.
     ///
     /// # Errors
     /// - [`Error::Config`] if an option, a variable or a file is invalid, or if pods run that cannot be a cluster.
@@ -149,7 +150,7 @@ impl ClusterResolver for KubernetesResolver {
 fn on_a_thread(options: KubernetesOptions, variables: Variables) -> Result<(Cluster, Option<Task>)> {
     let limit = options.wait + options.request_timeout;
     let failed = |problem: String| Error::Kubernetes {
-        server: "Kubernetes".to_owned(),
+        server: "of Kubernetes".to_owned(),
         problem,
         remedy: "look at credential plugins of the kubeconfig, and at the machine's limits".to_owned(),
         kind: FailureKind::Retryable,

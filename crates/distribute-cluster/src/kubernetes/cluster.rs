@@ -85,7 +85,7 @@ fn gap(
         missing => {
             let selectors =
                 options.jobs.iter().find(|(job, _)| *job == kind).map(|(_, selectors)| selectors.join(" or "));
-            parts.push(format!("{missing} more with the labels {} do not exist", selectors.unwrap_or_default()));
+            parts.push(format!("{missing} missing with the labels {}", selectors.unwrap_or_default()));
         }
     }
     parts.join(", ")

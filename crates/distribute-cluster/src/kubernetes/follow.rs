@@ -104,12 +104,14 @@ struct Patience {
     limit: Duration,
     /// The first attempt since the last success.
     since: Option<Instant>,
+    /// The last failure since then that is more than silence.
+    last: Option<Trouble>,
     pauses: ExponentialBackoff,
 }
 
 impl Patience {
     fn new(limit: Duration) -> Patience {
-        Patience { limit, since: None, pauses: pauses() }
+        Patience { limit, since: None, last: None, pauses: pauses() }
     }
 
     /// Returns the time that is left for an attempt.
@@ -120,24 +122,30 @@ impl Patience {
 
     /// Ends the time of failures, but not the growth of the pauses.
     fn succeeded(&mut self) {
-        self.since = None;
+        (self.since, self.last) = (None, None);
     }
 
     /// Begins anew.
     fn renew(&mut self) {
-        (self.since, self.pauses) = (None, pauses());
+        (self.since, self.last, self.pauses) = (None, None, pauses());
     }
 
     /// Waits before the next attempt, as long as the server asks for or longer.
     ///
     /// # Errors
-    /// The failure, if there is no time for another attempt or if none can help.
+    /// The failure, if there is no time for another attempt or if none can help. One that says more takes the place of
+    /// an attempt for which there was no time.
     async fn pause(&mut self, trouble: Trouble) -> Result<(), Trouble> {
+        let trouble = match (trouble, self.last.take()) {
+            (Trouble::Silent, Some(last)) => last,
+            (trouble, _) => trouble,
+        };
         let pause = self.pauses.next().unwrap_or(LONGEST).max(trouble.retry_after().unwrap_or_default());
         if !trouble.is_transient() || pause >= self.left() {
             return Err(trouble);
         }
         tracing::debug!(?trouble, ?pause, "the API server of Kubernetes is asked again");
+        self.last = Some(trouble).filter(|trouble| *trouble != Trouble::Silent);
         sleep(pause).await;
         Ok(())
     }

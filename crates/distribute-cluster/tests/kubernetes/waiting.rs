@@ -91,7 +91,7 @@ fn pods_that_do_not_come_are_named() {
         error.to_string(),
         "not all pods run in namespace default after 0.3 s: worker: 1 of 5 pods run, train-1 is Pending, container \
          main waits: ImagePullBackOff (back-off), train-2 is Running, container main waits: CrashLoopBackOff \
-         (back-off), 2 more with the labels job-name=train do not exist; look at `kubectl describe pod -n default`, or \
+         (back-off), 2 missing with the labels job-name=train; look at `kubectl describe pod -n default`, or \
          wait longer"
     );
     let nowhere = text(resolve(options.clone().namespace(Some("nowhere".to_owned()))));
