@@ -171,6 +171,32 @@ pub enum Error {
         /// Whether a restart helps.
         kind: FailureKind,
     },
+    /// The API server of Kubernetes refused a request, failed, or did not answer in time.
+    #[error("the API server {server}: {problem}; {remedy}")]
+    Kubernetes {
+        /// The server's URL; `of Kubernetes` before it is known.
+        server: String,
+        /// The problem, with the server's own message if there is one.
+        problem: String,
+        /// The remedy; of several lines if it is YAML.
+        remedy: String,
+        /// Whether the same request may succeed later.
+        kind: FailureKind,
+    },
+    /// Pods of the cluster are missing or not running.
+    #[error(
+        "not all pods run in namespace {namespace} after {} s: {pods}; look at `kubectl describe pod -n {namespace}`, \
+         or wait longer",
+        seconds(waited)
+    )]
+    Pods {
+        /// How long they were waited for.
+        waited: Duration,
+        /// Their namespace.
+        namespace: String,
+        /// The pods by job, with their phases and with what their containers wait for.
+        pods: String,
+    },
     /// The system returned no random numbers; these identify jobs and their members.
     #[error("the system gives no random numbers: {0}; look at getrandom(2), and at /dev/urandom in containers")]
     Random(String),
@@ -226,6 +252,7 @@ impl ErrorClass for Error {
             Error::TooLarge { .. } => FailureKind::Permanent,
             Error::Failed { failure, .. } => failure.kind,
             Error::Service { kind, .. } | Error::NotReady { kind, .. } => *kind,
+            Error::Kubernetes { kind, .. } => *kind,
             _ => FailureKind::Retryable,
         };
         Class::new(scope, kind)

@@ -2,8 +2,8 @@
 //!
 //! - [`ClusterSpec`]: the jobs of a cluster and the addresses of their tasks; a [`Task`] is printed `worker:3`.
 //! - [`ClusterResolver`]: a source of cluster specifications: [`TfConfigResolver`], [`SlurmResolver`],
-//!   [`SageMakerResolver`], [`SimpleResolver`] and [`UnionResolver`]; with the Cargo features `gce` and `tpu` also
-//!   [`GceResolver`] and [`tpu::TpuResolver`].
+//!   [`SageMakerResolver`], [`SimpleResolver`] and [`UnionResolver`]; with the Cargo features `gce`, `tpu` and
+//!   `kubernetes` also [`GceResolver`], [`tpu::TpuResolver`] and [`KubernetesResolver`].
 //! - [`Membership`]: this process's rank among the processes that train together, from TF_CONFIG, RANK and WORLD_SIZE,
 //!   or the variables of other launchers.
 //! - [`JobId`]: the identity of a job, which members verify when they connect; [`Incarnation`]: one start of it.
@@ -14,7 +14,7 @@
 //! - [`grpc`]: calls between tasks with large payloads. Cargo feature `grpc`.
 //!
 //! The crate moves no tensors and does not depend on devices. Everything but the meeting itself, [`look_up`] and
-//! requests to Google Cloud is a pure function of the variables that it is given.
+//! requests to clouds and to Kubernetes is a pure function of the variables that it is given.
 //!
 //! # Examples
 //! ```
@@ -30,7 +30,7 @@
 
 // Hosted documentation has all features; without some, links to what they add lead nowhere.
 #![cfg_attr(
-    not(all(feature = "coordination", feature = "gce", feature = "grpc", feature = "tpu")),
+    not(all(feature = "coordination", feature = "gce", feature = "grpc", feature = "kubernetes", feature = "tpu")),
     allow(rustdoc::broken_intra_doc_links)
 )]
 
@@ -43,6 +43,7 @@ mod failure;
 mod gce;
 #[cfg(feature = "grpc")]
 pub mod grpc;
+mod het_step;
 mod host;
 mod hostlist;
 #[cfg(any(feature = "gce", feature = "tpu"))]
@@ -52,6 +53,8 @@ mod incoming;
 mod interface;
 mod job;
 mod json;
+#[cfg(feature = "kubernetes")]
+mod kubernetes;
 mod membership;
 #[cfg(any(feature = "gce", feature = "tpu"))]
 mod metadata;
@@ -87,6 +90,8 @@ pub use http::{AccessToken, RequestOptions};
 pub use incoming::{Acquaintance, Connection, Incoming};
 pub use interface::InterfaceChoice;
 pub use job::{Incarnation, JobId};
+#[cfg(feature = "kubernetes")]
+pub use kubernetes::{KubernetesAccess, KubernetesLocation, KubernetesOptions, KubernetesResolver};
 pub use membership::Membership;
 pub use names::look_up;
 #[cfg(any(feature = "gce", feature = "tpu"))]

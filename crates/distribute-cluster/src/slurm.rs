@@ -1,13 +1,17 @@
 //! The cluster of a step of Slurm.
 
-use crate::hostlist;
 use crate::{ClusterResolver, ClusterSpec, Error, JobId, Result, TaskType, environment};
+use crate::{het_step, hostlist};
 
 /// The tasks of a step that `srun` started.
 ///
 /// Reads SLURM_PROCID, SLURM_STEP_NUM_TASKS (or SLURM_NTASKS), SLURM_STEP_NODELIST and SLURM_STEP_TASKS_PER_NODE. Tasks
 /// are numbered node by node, in the order of the list, and fill the jobs in the order in which those are given. A task
 /// has the address of its node, at the base port plus its number on the node.
+///
+/// In a step of several components of a heterogeneous job, by `srun --het-group`, tasks are numbered component by
+/// component: SLURM_JOB_NODELIST_HET_GROUP_0 and the following have the nodes of each. Slurm does not set them if
+/// `srun` itself allocates the components; such a step of several nodes is refused.
 ///
 /// # Examples
 /// ```
@@ -49,7 +53,7 @@ pub struct SlurmOptions {
     pub gpus_per_node: u32,
     /// The number of GPUs of each task. Default: those of the node, divided by the most tasks of a node.
     pub gpus_per_task: Option<u32>,
-    /// The number of tasks of each node. Default: SLURM_STEP_TASKS_PER_NODE.
+    /// The number of tasks of each node, in the order of SLURM_STEP_NODELIST. Default: SLURM_STEP_TASKS_PER_NODE.
     pub tasks_per_node: Option<Vec<u32>>,
 }
 
@@ -109,7 +113,8 @@ impl SlurmResolver {
             return Err(wrong("SLURM_STEP_TASKS_PER_NODE", "it does not fit the step", &given, &expected));
         }
         let mut places = Vec::new();
-        for (host, count) in hosts.iter().zip(&tasks) {
+        for node in het_step::order(&variable, &hosts)? {
+            let (host, count) = (&hosts[node], &tasks[node]);
             for index in 0..*count {
                 let port = u16::try_from(index).ok().and_then(|index| options.port_base.checked_add(index));
                 let given = format!("{} and {count} tasks on {host}", options.port_base);
@@ -280,6 +285,35 @@ mod tests {
         assert_eq!(resolver.cuda_visible_devices(), "4,5");
         let none = step(0, 1, "n1", "1", SlurmOptions::default()).unwrap();
         assert_eq!((none.cuda_visible_devices().as_str(), none.num_accelerators().len()), ("", 0));
+    }
+
+    /// A task of a step of two components, n[2-3] with two tasks each and n1 with one.
+    fn of_components(rank: u32, listed: bool) -> Result<SlurmResolver> {
+        let variable = |name: &str| {
+            let value = match name {
+                "SLURM_PROCID" => return Some(rank.to_string()),
+                "SLURM_STEP_NUM_TASKS" => "5",
+                "SLURM_STEP_NODELIST" => "n[1-3]",
+                "SLURM_STEP_TASKS_PER_NODE" => "1,2(x2)",
+                "SLURM_HET_SIZE" => "2",
+                "SLURM_JOB_NODELIST_HET_GROUP_0" if listed => "n[2-3]",
+                "SLURM_JOB_NODELIST_HET_GROUP_1" if listed => "n1",
+                _ => return None,
+            };
+            Some(value.to_owned())
+        };
+        SlurmResolver::from_vars(variable, SlurmOptions::default().gpus_per_node(2))
+    }
+
+    #[test]
+    fn components_of_a_heterogeneous_job_follow_each_other() {
+        let resolver = of_components(3, true).unwrap();
+        let expected = ["n2:8888", "n2:8889", "n3:8888", "n3:8889", "n1:8888"];
+        assert_eq!(addresses(&resolver, TaskType::Worker), expected);
+        assert_eq!((resolver.task(), resolver.gpus()), (Some(Task::new(TaskType::Worker, 3)), &[1][..]));
+        assert_eq!(of_components(4, true).unwrap().gpus(), [0]);
+        let text = of_components(0, false).unwrap_err().to_string();
+        assert!(text.contains("SLURM_JOB_NODELIST_HET_GROUP_0 is not"), "{text}");
     }
 
     #[test]

@@ -3,7 +3,9 @@
 use super::variables::{ENVIRONMENT, Vars, wrong};
 use super::{Membership, from_tf_config};
 use crate::process_manager::Meeting;
-use crate::{ClusterSpec, Error, JobId, Result, SageMakerResolver, Task, TaskType, environment, hostlist, json};
+use crate::{
+    ClusterSpec, Error, JobId, Result, SageMakerResolver, Task, TaskType, environment, het_step, hostlist, json,
+};
 
 /// Looks up a variable of the environment.
 type Variable<'a> = dyn Fn(&str) -> Option<String> + 'a;
@@ -232,14 +234,19 @@ impl Job<'_> {
     fn slurm(&self) -> Result<Membership> {
         let vars = &self.vars;
         let list = vars.get("SLURM_STEP_NODELIST").unwrap_or_default();
-        let host = hostlist::expand(&list).and_then(|hosts| hosts.into_iter().next()).ok_or_else(|| {
+        let hosts = hostlist::expand(&list).ok_or_else(|| {
             wrong(
                 "SLURM_STEP_NODELIST is not a list of hosts",
                 &list,
                 "a list such as node1 or node[1-4,7]; or set MASTER_ADDR",
             )
         });
-        let job = vars.number("SLURM_JOB_ID")?.unwrap_or(0);
+        let host = hosts.and_then(|mut hosts| {
+            // An expanded list has at least one host.
+            let first = het_step::order(vars.0, &hosts)?.first().copied().unwrap_or(0);
+            Ok(hosts.swap_remove(first))
+        });
+        let job = vars.number(het_step::job_number(vars.0))?.unwrap_or(0);
         // A port in the dynamic range that is the same on every task and differs between jobs.
         let address = host.map(|host| (host, FIRST_PORT + (job % u32::from(PORTS)) as u16));
         // The size of the step, which may differ from that of the allocation.

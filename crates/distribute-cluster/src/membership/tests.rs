@@ -202,6 +202,28 @@ fn slurm_steps() {
 }
 
 #[test]
+fn the_leader_of_a_heterogeneous_step_is_on_the_first_host_of_the_first_component() {
+    let step = [
+        ("SLURM_PROCID", "2"),
+        ("SLURM_NTASKS", "4"),
+        ("SLURM_JOB_ID", "6"),
+        ("SLURM_STEP_NODELIST", "n[1-3]"),
+        ("SLURM_HET_SIZE", "2"),
+    ];
+    let lists = [
+        ("SLURM_JOB_ID_HET_GROUP_0", "5"),
+        ("SLURM_JOB_NODELIST_HET_GROUP_0", "n[2-3]"),
+        ("SLURM_JOB_NODELIST_HET_GROUP_1", "n1"),
+    ];
+    let membership = found(&[&step[..], &lists].concat());
+    assert_eq!((membership.rank, membership.leader_address.as_str()), (2, "n2:61445"));
+    let text = from(&step).unwrap_err().to_string();
+    assert!(text.contains("SLURM_HET_SIZE: it is set, but SLURM_JOB_NODELIST_HET_GROUP_0 is not"), "{text}");
+    let master = [("MASTER_ADDR", "n2"), ("MASTER_PORT", "29500")];
+    assert_eq!(found(&[&step[..], &master].concat()).leader_address, "n2:29501");
+}
+
+#[test]
 fn an_evaluator_is_alone_and_a_parameter_server_no_member() {
     let evaluator = TF.replace("worker\", \"index\": 1", "evaluator\", \"index\": 0");
     let membership = found(&[("TF_CONFIG", &evaluator), ("RANK", "3"), ("WORLD_SIZE", "4")]);
@@ -245,7 +267,8 @@ fn the_jobs_identity() {
     assert_eq!(name(&mpi), "77");
     assert_eq!(name(&[&mpi[..], &[("PMIX_NAMESPACE", "prterun-h-3@1")]].concat()), "prterun-h-3@1");
     // Identities that may name only a part of the job.
-    let het = [&slurm[..], &[("SLURM_HET_SIZE", "2")]].concat();
+    let lists = [("SLURM_JOB_NODELIST_HET_GROUP_0", "n[3-4]"), ("SLURM_JOB_NODELIST_HET_GROUP_1", "n[5-6]")];
+    let het = [&slurm[..], &[("SLURM_HET_SIZE", "2")], &lists].concat();
     let none = [&RANKS[..], &[("TORCHELASTIC_RUN_ID", "none")]].concat();
     let beside = [&[("TF_CONFIG", TF), torchrun][..], &slurm].concat();
     for vars in [&RANKS[..], &none, &het, &slurm[..3].iter().chain(&slurm[4..]).copied().collect::<Vec<_>>(), &beside] {

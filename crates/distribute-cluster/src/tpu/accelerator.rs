@@ -124,7 +124,7 @@ impl FromStr for AcceleratorType {
         let generation = GENERATIONS.into_iter().find(|generation| generation.name == name);
         let generation = generation.ok_or_else(|| wrong("its generation is unknown", given, &known()))?;
         let unit = if generation.counts_cores { generation.cores_per_chip } else { 1 };
-        let number: Option<u32> = number.parse().ok().filter(|number| *number > 0 && number % unit == 0);
+        let number: Option<u32> = number.parse().ok().filter(|number| *number > 0 && *number % unit == 0);
         let chips = number.map(|number| number / unit).filter(|chips| *chips <= AcceleratorType::MAX_CHIPS);
         let expected = if unit == 1 { "a number of chips" } else { "an even number of TensorCores" };
         Ok(AcceleratorType { generation, chips: chips.ok_or_else(|| wrong("its size is wrong", given, expected))? })
