@@ -6,6 +6,7 @@
 //!   output.
 //! - `process`, `guardian`: starting tasks so that none outlives the launcher.
 //! - `output`, `progress`, `report`: everything that is shown to the user.
+//! - `status`: the page that shows the state of the job.
 //! - `run`: combines these.
 //!
 //! `explain` reads the flight records of a failed job; `doctor` reports what a job would find on this machine; `new`
@@ -28,6 +29,7 @@ mod process;
 mod progress;
 mod report;
 mod run;
+mod status;
 mod supervisor;
 
 use std::io::Write;

@@ -22,6 +22,7 @@ use crate::ports::Ports;
 use crate::process::{self, Process};
 use crate::progress::Progress;
 use crate::report;
+use crate::status::Status;
 use crate::supervisor::{Action, Supervisor};
 
 /// Runs a job to its end; returns the launcher's exit code.
@@ -44,9 +45,11 @@ pub(crate) fn run(args: &Run) -> Result<u8, Error> {
             Progress::start(&tasks, screen.output(), screen.notes()).map_err(Error::system("listen for progress"))?,
         ),
     };
+    let mut status = Status::start(&args.status, &tasks, &args.program[0], &screen.notes())?;
     // A new one for each job, even if it is started by a task of another one.
     let job = JobId::random().map_err(std::io::Error::other).map_err(Error::system("name the job"))?;
-    let shared = shared_environment(&job, tasks.len(), progress.as_ref(), &screen, args.quiet);
+    let mut shared = shared_environment(&job, tasks.len(), progress.as_ref(), &screen, args.quiet);
+    shared.extend(status.environment());
 
     let addresses = ports.release();
     let environment = |task: &Task| {
@@ -63,6 +66,7 @@ pub(crate) fn run(args: &Run) -> Result<u8, Error> {
         }
     };
     let (tails, followed) = follow(&tasks, streams, logs, &shown, &screen)?;
+    status.started(&processes, &tails);
     let grace = Duration::from_secs(args.grace.into());
     let expendable = tasks.iter().filter(|task| args.ps > 0 && task.job == "worker").map(|task| task.rank);
     let mut running = Running {
@@ -74,6 +78,7 @@ pub(crate) fn run(args: &Run) -> Result<u8, Error> {
         supervisor: Supervisor::new(tasks.len(), grace).with_expendable(expendable),
         guardian,
         notes: screen.notes(),
+        status,
         begun,
         grace,
     };
@@ -110,6 +115,7 @@ struct Running<'a> {
     supervisor: Supervisor,
     guardian: Guardian,
     notes: Sender<String>,
+    status: Status,
     begun: Instant,
     grace: Duration,
 }
@@ -122,6 +128,7 @@ impl Running<'_> {
             while let Some(action) = self.supervisor.poll_action() {
                 self.act(action);
             }
+            self.status.poll();
             if self.supervisor.is_done() {
                 return;
             }
@@ -154,6 +161,7 @@ impl Running<'_> {
         if !leftover {
             self.forget(rank);
         }
+        self.status.ended(rank, exit);
         self.supervisor.handle_exit(rank, exit, leftover, self.begun.elapsed());
     }
 
@@ -162,7 +170,10 @@ impl Running<'_> {
         self.guardian.forget(self.processes[rank]);
     }
 
-    fn act(&self, action: Action) {
+    fn act(&mut self, action: Action) {
+        if let Action::Signal { rank, signal } = action {
+            self.status.signalled(rank, signal);
+        }
         match action {
             Action::Signal { rank, signal } if !self.forgotten[rank] => {
                 process::signal_group(self.processes[rank], signal);
