@@ -174,6 +174,9 @@ pub(crate) struct Run {
     #[arg(short, long, env = "DISTRIBUTE_QUIET", hide_env = true, value_parser = FalseyValueParser::new())]
     pub(crate) quiet: bool,
 
+    #[command(flatten)]
+    pub(crate) status: crate::status::Options,
+
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
     pub(crate) program: Vec<OsString>,

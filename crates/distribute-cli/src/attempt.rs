@@ -7,7 +7,7 @@ use distribute_cluster::JobId;
 use signal_hook::consts::SIGCHLD;
 
 use crate::error::Error;
-use crate::host::{Host, TICK};
+use crate::host::{Host, Start, TICK};
 use crate::hosts::{FromHost, Hosts, Last, Report, ToLeader, ToMember, Woken};
 use crate::job::{Addresses, LOOPBACK, Ports, Task};
 use crate::local::{Event, Local};
@@ -16,6 +16,7 @@ use crate::ports::Reserved;
 use crate::process;
 use crate::report;
 use crate::ssh::Shells;
+use crate::status::Status;
 use crate::supervisor::{Action, Supervisor};
 
 /// How an attempt ended.
@@ -47,6 +48,9 @@ pub(crate) struct Attempt<'a> {
     /// The other hosts, if there are any.
     pub(crate) hosts: Option<&'a mut Hosts>,
     pub(crate) shells: &'a mut Shells,
+    pub(crate) status: &'a mut Status,
+    /// The address at which the tasks of all hosts reach this launcher.
+    pub(crate) reached_at: &'a str,
     pub(crate) grace: Duration,
     /// Whether the job does without a worker that is lost.
     pub(crate) coordinated: bool,
@@ -63,16 +67,21 @@ impl Attempt<'_> {
         let own = self.hosts.as_ref().map_or(Some(0), |hosts| hosts.own_node());
         let addresses = self.addresses(own)?;
         let begun = Instant::now();
+        let reports_to = self.status.environment(self.reached_at).map(|(_, address)| address);
+        let start = Start { addresses, job: job.name().to_owned(), attempt: self.number, reports_to };
         let local = match own {
-            Some(node) => self.host.start(self.tasks, node, &addresses, job.name(), self.number)?,
+            Some(node) => self.host.start(self.tasks, node, &start)?,
             None => Local::none(self.host.guardian()),
         };
         for node in self.others(own) {
-            let (job, addresses) = (job.name().to_owned(), addresses.clone());
-            self.send(node, &ToMember::Start { attempt: self.number, job, addresses });
+            let Start { addresses, job, attempt, reports_to } = start.clone();
+            self.send(node, &ToMember::Start { attempt, job, addresses, reports_to });
         }
         let mut pids = vec![None; self.tasks.len()];
-        local.pids().for_each(|(rank, pid)| pids[rank] = Some(pid));
+        for (rank, pid, tail) in local.tails() {
+            pids[rank] = Some(pid);
+            self.status.started(rank, pid, Some(tail));
+        }
         let workers = self.tasks.iter().filter(|task| self.coordinated && task.job == "worker");
         let mut running = Running {
             // A coordinator reschedules the work of a lost worker on another one.
@@ -173,6 +182,7 @@ impl Running<'_> {
             while let Some(action) = self.supervisor.poll_action() {
                 self.act(action);
             }
+            self.attempt.status.poll();
             if self.supervisor.is_done() {
                 return;
             }
@@ -246,6 +256,7 @@ impl Running<'_> {
     fn handle(&mut self, event: Event) {
         match event {
             Event::Exit { rank, exit, leftover } => {
+                self.attempt.status.ended(rank, exit);
                 self.supervisor.handle_exit(rank, exit, leftover, self.begun.elapsed());
             }
             Event::Gone { rank } => self.supervisor.handle_gone(rank),
@@ -268,7 +279,10 @@ impl Running<'_> {
                 self.handle(Event::Gone { rank });
             }
             Report::Message(ToLeader::Started { attempt, pids }) if attempt == number => {
-                of_node().zip(pids).for_each(|(rank, pid)| self.pids[rank] = Some(pid));
+                for (rank, pid) in of_node().zip(pids) {
+                    self.pids[rank] = Some(pid);
+                    self.attempt.status.started(rank, pid, None);
+                }
             }
             Report::Message(ToLeader::Failed { attempt, problem, details, code }) if attempt == number => {
                 let host = self.host_name(node);
@@ -290,8 +304,8 @@ impl Running<'_> {
             Report::Lost(why) => {
                 self.attempt.host.note(format!("host {} is lost: {why}", self.host_name(node)));
                 for rank in of_node() {
-                    self.supervisor.handle_exit(rank, Exit::Lost, false, self.begun.elapsed());
-                    self.supervisor.handle_gone(rank);
+                    self.handle(Event::Exit { rank, exit: Exit::Lost, leftover: false });
+                    self.handle(Event::Gone { rank });
                 }
             }
         }
@@ -301,9 +315,12 @@ impl Running<'_> {
         self.attempt.hosts.as_ref().and_then(|hosts| hosts.names().get(node).cloned()).unwrap_or_default()
     }
 
-    fn act(&self, action: Action) {
+    fn act(&mut self, action: Action) {
         match action {
-            Action::Signal { rank, signal } => self.signal(rank, signal, false),
+            Action::Signal { rank, signal } => {
+                self.attempt.status.signalled(rank, signal);
+                self.signal(rank, signal, false);
+            }
             Action::SignalLeader { rank, signal } => self.signal(rank, signal, true),
             Action::Note(note) => {
                 self.attempt.host.note(report::note(&note, self.attempt.tasks, self.attempt.grace));

@@ -20,6 +20,9 @@ pub(crate) enum Error {
     Ports { tasks: usize, source: io::Error },
     #[error("cannot start {task}: {source}")]
     Start { task: String, source: io::Error },
+    #[error("cannot serve the status page: {problem}")]
+    #[cfg_attr(not(feature = "status"), expect(dead_code, reason = "the page is a feature"))]
+    Status { given: String, problem: String },
     #[error("cannot {what}: {source}")]
     System { what: &'static str, source: io::Error },
     #[error("{problem}")]
@@ -106,6 +109,11 @@ impl Error {
                 ("expected", "a folder that can be written, or be made".into()),
                 ("remedy", "give another --log-dir".into()),
             ],
+            Self::Status { given, .. } => vec![
+                ("given", given.clone()),
+                ("expected", "an address of this machine and a free port, such as 127.0.0.1:8080, or port 0".into()),
+                ("remedy", "give another --status".into()),
+            ],
             Self::Ports { .. } => {
                 vec![("remedy", "end programs that listen on many ports, or start fewer tasks".into())]
             }
@@ -162,6 +170,7 @@ impl Error {
             Self::Program { .. }
             | Self::Only { .. }
             | Self::LogDir { .. }
+            | Self::Status { .. }
             | Self::Name { .. }
             | Self::Options { .. }
             | Self::FewWorkers { .. }

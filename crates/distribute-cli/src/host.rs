@@ -38,6 +38,17 @@ pub(crate) struct Host {
     errors: TempDir,
 }
 
+/// A start of a job's tasks.
+#[derive(Debug, Clone)]
+pub(crate) struct Start {
+    pub(crate) addresses: Addresses,
+    /// The job's identity.
+    pub(crate) job: String,
+    pub(crate) attempt: u32,
+    /// The value of DISTRIBUTE_STATUS_ADDR, if it is to be set.
+    pub(crate) reports_to: Option<String>,
+}
+
 impl Host {
     /// Takes over signals, and starts what shows the job to the user.
     pub(crate) fn new(args: &Run, tasks: &[Task]) -> Result<Host, Error> {
@@ -88,14 +99,8 @@ impl Host {
     }
 
     /// Starts those tasks of an attempt that belong to this host.
-    pub(crate) fn start(
-        &self,
-        tasks: &[Task],
-        node: usize,
-        addresses: &Addresses,
-        job: &str,
-        attempt: u32,
-    ) -> Result<Local<'_>, Error> {
+    pub(crate) fn start(&self, tasks: &[Task], node: usize, start: &Start) -> Result<Local<'_>, Error> {
+        let Start { addresses, job, attempt, reports_to } = start;
         let own: Vec<&Task> = tasks.iter().filter(|task| task.node == node).collect();
         let mut logs = match &self.log_dir {
             Some(folder) => Some(open_logs(&folder.join(format!("attempt-{attempt}")), &own)?.into_iter()),
@@ -105,7 +110,7 @@ impl Host {
             Some(cores) => cores.places(own.len())?.into_iter().map(Some).collect(),
             None => vec![None; own.len()],
         };
-        let shared = self.shared_environment(job, attempt, own.len());
+        let shared = self.shared_environment(job, *attempt, own.len());
         let (done, followed) = bounded(0);
         let mut local = Local::new(&self.guardian, followed);
         for (task, place) in own.into_iter().zip(places) {
@@ -113,6 +118,7 @@ impl Host {
             let place_of_task = job::environment(tasks, task, addresses).ok_or(Error::Addresses)?;
             let mut env = place_of_task;
             env.extend(shared.iter().map(|(name, value)| (*name, Some(value.clone()))));
+            env.extend(reports_to.as_ref().map(|address| ("DISTRIBUTE_STATUS_ADDR", Some(address.clone()))));
             env.push(("TORCHELASTIC_ERROR_FILE", Some(error_file.to_string_lossy().into_owned())));
             let pinned = place.as_ref().map(|place| place.pin()).transpose()?;
             let started = process::spawn(&self.program, env, &self.guardian);

@@ -64,6 +64,11 @@ impl<'a> Local<'a> {
         self.tasks.push(task);
     }
 
+    /// Returns the tasks' last lines, as they are printed.
+    pub(crate) fn tails(&self) -> impl Iterator<Item = (usize, i32, Tail)> {
+        self.tasks.iter().map(|task| (task.rank, task.pid.as_raw_pid(), task.tail.clone()))
+    }
+
     /// Returns the ranks and process ids.
     pub(crate) fn pids(&self) -> impl Iterator<Item = (usize, i32)> {
         self.tasks.iter().map(|task| (task.rank, task.pid.as_raw_pid()))

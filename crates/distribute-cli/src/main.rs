@@ -8,6 +8,7 @@
 //! - `process`, `guardian`, `local`: starting tasks so that none outlives the launcher.
 //! - `hosts`, `ssh`: the launchers of several hosts.
 //! - `output`, `progress`, `report`: everything that is shown to the user; `host`: this host's part of the above.
+//! - `status`: the page that shows the state of the job.
 //! - `run`, `attempt`: combine these.
 //!
 //! `explain` reads the flight records of a failed job; `doctor` reports what a job would find on this machine; `new`
@@ -38,6 +39,7 @@ mod report;
 mod restart;
 mod run;
 mod ssh;
+mod status;
 mod supervisor;
 
 use std::io::Write;

@@ -15,13 +15,14 @@ use crate::attempt::{Attempt, Ended};
 use crate::error::Error;
 use crate::host::Host;
 use crate::hosts::{Command, Door, Hello, Hosts, Member, Role, find_role};
-use crate::job::{Roles, Task};
+use crate::job::{LOOPBACK, Roles, Task};
 use crate::outcome::{Exit, Verdict};
 use crate::output::Output;
 use crate::process;
 use crate::report;
 use crate::restart::{Budget, Decision};
 use crate::ssh::{self, Shells};
+use crate::status::{Reports, Status};
 
 /// Runs a job to its end; returns the launcher's exit code.
 pub(crate) fn run(args: &Run) -> Result<u8, Error> {
@@ -37,12 +38,20 @@ pub(crate) fn run(args: &Run) -> Result<u8, Error> {
     let ended = match (args.hosts.as_deref(), args.rendezvous.as_deref()) {
         (Some(_), _) => over_ssh(args, &host, &tasks, roles),
         (None, Some(address)) if nodes > 1 => at_rendezvous(args, &host, &tasks, roles, address),
-        (None, _) => Job { args, host: &host, tasks: &tasks, shells: Shells::default() }.run(None),
+        (None, _) => {
+            let status = status(args, &host, &tasks, Reports::OfThisHost)?;
+            Job { args, host: &host, tasks: &tasks, shells: Shells::default(), status, reached_at: LOOPBACK }.run(None)
+        }
     };
     host.close();
     let (code, text) = ended?;
     eprint!("{text}");
     Ok(code)
+}
+
+/// Starts the status page, if it is wanted.
+fn status(args: &Run, host: &Host, tasks: &[Task], reports: Reports) -> Result<Status, Error> {
+    Status::start(&args.status, tasks, &args.program[0], reports, &host.notes())
 }
 
 /// Runs a job whose launchers meet at an address.
@@ -54,11 +63,13 @@ fn at_rendezvous(args: &Run, host: &Host, tasks: &[Task], roles: Roles, address:
             let refused = |source| Error::Rendezvous { address: address.to_owned(), source };
             let door = Door::open(listener).map_err(refused)?;
             let own_address = hello.address.clone().unwrap_or_else(|| host_of(address));
-            let command = hello.command.clone();
+            let status = status(args, host, tasks, Reports::OfAllHosts)?;
+            let (command, reached_at) = (hello.command.clone(), own_address.clone());
             let own = Hello { address: Some(own_address), ..hello };
             host.note(format!("this host leads the job at {address}"));
             let mut hosts = Hosts::new(door, Some(own), command, Vec::new(), host.notes());
-            let ended = Job { args, host, tasks, shells: Shells::default() }.run(Some(&mut hosts));
+            let ended = Job { args, host, tasks, shells: Shells::default(), status, reached_at: &reached_at }
+                .run(Some(&mut hosts));
             finish(hosts, ended)
         }
         Role::Member => {
@@ -102,7 +113,9 @@ fn over_ssh(args: &Run, host: &Host, tasks: &[Task], roles: Roles) -> Result<(u8
     }
     let command = Command { id, ..hello(args, roles, None, None).command };
     let mut hosts = Hosts::new(door, None, command, names, host.notes());
-    let mut job = Job { args, host, tasks, shells };
+    let reached_at = host_of(&address);
+    let status = status(args, host, tasks, Reports::OfAllHosts)?;
+    let mut job = Job { args, host, tasks, shells, status, reached_at: &reached_at };
     let ended = job.run(Some(&mut hosts));
     let ended = finish(hosts, ended);
     job.shells.close(host);
@@ -206,6 +219,9 @@ struct Job<'a> {
     host: &'a Host,
     tasks: &'a [Task],
     shells: Shells,
+    status: Status,
+    /// The address at which the tasks of all hosts reach this launcher.
+    reached_at: &'a str,
 }
 
 impl Job<'_> {
@@ -266,8 +282,8 @@ impl Job<'_> {
         }
         let grace = Duration::from_secs(self.args.grace.into());
         let coordinated = self.args.ps > 0;
-        let (host, tasks, shells) = (self.host, self.tasks, &mut self.shells);
-        Attempt { number, host, tasks, hosts, shells, grace, coordinated }.run()
+        let Job { host, tasks, shells, status, reached_at, .. } = self;
+        Attempt { number, host, tasks, hosts, shells, status, reached_at, grace, coordinated }.run()
     }
 
     /// Starts the launchers of lost hosts again, if this one has started them.

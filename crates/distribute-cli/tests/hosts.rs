@@ -268,3 +268,13 @@ fn the_sentence_in_a_task_error_file_is_shown() {
     let outcome = launcher(&["-n", "1"], script).start().unwrap().wait(0, DEADLINE).unwrap();
     assert!(outcome.stderr.contains("said      the disk is full"), "{outcome:?}");
 }
+
+#[test]
+fn the_tasks_of_all_hosts_report_to_one_status_page() {
+    let outcomes = run_on(2, &["-n", "2", "--status", "0"], r#"echo "$DISTRIBUTE_STATUS_ADDR""#);
+    assert!(outcomes.iter().all(Outcome::success), "{outcomes:?}");
+    let addresses = ["worker-0", "worker-1"].map(|task| lines_of(&outcomes, task)[0]);
+    assert!(addresses[0] == addresses[1] && addresses[0].starts_with("127.0.0.1:"), "{addresses:?}");
+    let pages = outcomes.iter().filter(|outcome| outcome.stderr.contains("status page: http://")).count();
+    assert_eq!(pages, 1, "the leader's: {outcomes:?}");
+}

@@ -27,7 +27,7 @@ pub use work::Work;
 use std::collections::HashMap;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use distribute_cluster::FailureKind;
 use distribute_device::DType;
@@ -275,9 +275,10 @@ impl ProcessGroup {
         let (operation, token) = self.deposit(request, borrowed.buffers)?;
         // The caller's memory stays borrowed until no other thread accesses it, whatever happens in between.
         let _hold = Hold { engine: &self.engine, local: self.local, operation: &operation };
+        let began = Instant::now();
         self.engine.start(&operation, true);
         let outcome = self.engine.wait(self.local, &operation);
-        self.finish(token, &outcome);
+        self.finish(token, &outcome, Some(began));
         outcome
     }
 
@@ -326,7 +327,7 @@ impl ProcessGroup {
         if let Err(error) = &outcome {
             self.engine.abort(&self.engine.context.local_name(self.local), error);
         }
-        self.finish(token, &outcome);
+        self.finish(token, &outcome, Some(started));
         Some(outcome)
     }
 
@@ -348,14 +349,36 @@ impl ProcessGroup {
         let started = Instant::now();
         let token = self.engine.recorders[self.local].issue(call, started);
         let operation = self.engine.deposit(self.local, call, buffers, started, self.options.timeout);
-        let operation = operation.inspect_err(|error| self.finish(token, &Err(error.clone())))?;
+        let operation = operation.inspect_err(|error| self.finish(token, &Err(error.clone()), None))?;
         *next += 1;
         Ok((operation, token))
     }
 
-    fn finish(&self, token: RecordToken, outcome: &Result<()>) {
-        let outcome = outcome.as_ref().copied();
-        self.engine.recorders[self.local].finish(token, outcome, || self.engine.flight_header(self.local));
+    fn finish(&self, token: RecordToken, outcome: &Result<()>, blocked_since: Option<Instant>) {
+        let (outcome, recorder) = (outcome.as_ref().copied(), &self.engine.recorders[self.local]);
+        recorder.finish(token, outcome, blocked_since, || self.engine.flight_header(self.local));
+    }
+
+    /// Returns the total time for which this rank's threads were blocked in operations of the group: waiting for peers
+    /// and exchanging values. An operation that runs while its caller computes counts only from
+    /// [`Work::wait`](crate::Work::wait) on; one that is awaited as a future does not count.
+    ///
+    /// # Examples
+    /// ```
+    /// use std::time::Duration;
+    /// use distribute_collectives::ProcessGroup;
+    /// let ranks = ProcessGroup::local(2)?;
+    /// assert_eq!(ranks[0].waited(), Duration::ZERO);
+    /// std::thread::scope(|scope| {
+    ///     scope.spawn(|| ranks[0].barrier());
+    ///     std::thread::sleep(Duration::from_millis(20));               // a late rank
+    ///     ranks[1].barrier()
+    /// })?;
+    /// assert!(ranks[0].waited() > ranks[1].waited());
+    /// # Ok::<(), distribute_collectives::Error>(())
+    /// ```
+    pub fn waited(&self) -> Duration {
+        self.engine.recorders[self.local].waited()
     }
 
     /// Returns the last operations of this rank, newest last (its flight record).

@@ -7,7 +7,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
@@ -108,6 +108,8 @@ struct Ring {
     failure: Option<String>,
     /// Whether an operation of this rank has failed; later ones fail for the same reason.
     has_error: bool,
+    /// Time for which this rank's threads were blocked in operations.
+    waited: Duration,
 }
 
 struct Entry {
@@ -137,7 +139,8 @@ impl Recorder {
 
     fn new(flight_dir: Option<PathBuf>, trace: Option<PathBuf>) -> Recorder {
         let kept = if trace.is_some() { KEPT_FOR_TRACE } else { KEPT };
-        let ring = Ring { entries: Vec::with_capacity(KEPT), count: 0, kept, failure: None, has_error: false };
+        let entries = Vec::with_capacity(KEPT);
+        let ring = Ring { entries, count: 0, kept, failure: None, has_error: false, waited: Duration::ZERO };
         Recorder { ring: Mutex::new(ring), began: Instant::now(), began_at: SystemTime::now(), flight_dir, trace }
     }
 
@@ -155,15 +158,17 @@ impl Recorder {
         RecordToken(token)
     }
 
-    /// Records how an operation has ended.
+    /// Records how an operation has ended, and since when a thread was blocked in it, if one was.
     pub(crate) fn finish(
         &self,
         token: RecordToken,
         outcome: Result<(), &Error>,
+        blocked_since: Option<Instant>,
         header: impl FnOnce() -> FlightHeader,
     ) {
         let now = Instant::now();
         let mut ring = lock(&self.ring);
+        ring.waited += blocked_since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
         let (count, kept) = (ring.count, ring.kept as u64);
         let first_error = outcome.is_err() && !std::mem::replace(&mut ring.has_error, outcome.is_err());
         let error = outcome.err().map(ToString::to_string);
@@ -186,6 +191,11 @@ impl Recorder {
     pub(crate) fn fail(&self, error: &Error, header: impl FnOnce() -> FlightHeader) {
         lock(&self.ring).failure.get_or_insert_with(|| error.to_string());
         self.write(header);
+    }
+
+    /// Returns the time for which this rank's threads were blocked in operations.
+    pub(crate) fn waited(&self) -> Duration {
+        lock(&self.ring).waited
     }
 
     fn write(&self, header: impl FnOnce() -> FlightHeader) {

@@ -275,8 +275,15 @@ impl<T: Clone + Send + 'static> Iterator for DistributedIterator<T> {
 
     fn next(&mut self) -> Option<Self::Item> {
         let began = Instant::now();
+        let replicas = self.strategy.replicas();
+        let before = replicas.waits().collectives;
         let step = self.step();
-        self.waited += began.elapsed();
+        let waited = began.elapsed();
+        self.waited += waited;
+        // Workers that agree on the end of their data wait for each other here, and not for data.
+        let replicas = self.strategy.replicas();
+        let agreeing = replicas.waits().collectives.saturating_sub(before);
+        replicas.input_wait.add(waited.saturating_sub(agreeing));
         step.transpose()
     }
 }

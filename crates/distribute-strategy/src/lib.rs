@@ -58,6 +58,7 @@ mod running;
 mod settings;
 mod step_header;
 mod strategy;
+mod waits;
 
 pub use args::{Examples, ReplicaArgs, counted};
 pub use central_storage::{CentralStorageBuilder, CentralStorageStrategy};
@@ -65,7 +66,7 @@ pub use communication::{CommunicationOptions, Implementation};
 pub use context::{
     ReplicaContext, get_replica_context, get_strategy, has_strategy, in_cross_replica_context, set_strategy,
 };
-pub use distribute_types::Topology;
+pub use distribute_types::{Topology, Waits};
 pub use error::{Error, Result};
 pub use input::{DistributedDataset, DistributedIterator};
 pub use mirrored::{MirroredBuilder, MirroredStrategy};
@@ -77,6 +78,7 @@ pub use replicas::Replicas;
 pub use run::FailsWith;
 pub use step_header::{Request, StepHeader};
 pub use strategy::{Strategy, StrategyExtended, ValueContext};
+pub use waits::WeakStrategy;
 
 // The examples of the README are tests of the crate.
 #[cfg(doctest)]

@@ -11,6 +11,7 @@ use crate::replica_threads::ReplicaThreads;
 use crate::running::Running;
 use crate::settings::Settings;
 use crate::step_header::StepAgreement;
+use crate::waits::InputWait;
 use crate::{Recoverable, Result, Topology};
 
 /// The replicas of this process: their devices, their threads and their ranks.
@@ -25,6 +26,7 @@ pub struct Replicas {
     groups: RwLock<Arc<Vec<ProcessGroup>>>,
     /// See [`ReplicaContext::graph_group`](crate::ReplicaContext::graph_group); one per replica, made when first used.
     graph_groups: Mutex<Vec<Option<Arc<ProcessGroup>>>>,
+    pub(crate) input_wait: InputWait,
     options: Options,
     pub(crate) step: StepAgreement,
     pub(crate) settings: Settings,
@@ -82,6 +84,7 @@ impl Replicas {
             watched: Mutex::default(),
             groups,
             graph_groups,
+            input_wait: InputWait::default(),
             options,
             step,
             settings,
@@ -177,6 +180,11 @@ impl Replicas {
         let group = Arc::new(make()?);
         self.graph_groups.lock()[local] = Some(group.clone());
         Ok(group)
+    }
+
+    /// Returns the graph groups that were made, by local replica.
+    pub(crate) fn graph_groups(&self) -> Vec<Option<Arc<ProcessGroup>>> {
+        self.graph_groups.lock().clone()
     }
 
     pub(crate) fn groups(&self) -> Arc<Vec<ProcessGroup>> {

@@ -79,6 +79,14 @@ impl Strategy {
         Strategy { extended: Arc::new(extended) }
     }
 
+    pub(crate) fn from_extended(extended: Arc<dyn StrategyExtended>) -> Strategy {
+        Strategy { extended }
+    }
+
+    pub(crate) fn downgraded(&self) -> Weak<dyn StrategyExtended> {
+        Arc::downgrade(&self.extended)
+    }
+
     /// Returns the implementation behind the handle.
     pub fn extended(&self) -> &dyn StrategyExtended {
         self.extended.as_ref()

@@ -14,6 +14,8 @@ mod learning_rate;
 mod model_checkpoint;
 #[cfg(feature = "prometheus")]
 mod prometheus;
+#[cfg(feature = "status")]
+mod status_page;
 mod stopping;
 #[cfg(feature = "tensorboard")]
 mod tensor_board;
@@ -24,6 +26,8 @@ pub use learning_rate::{LearningRateSchedule, ReduceLrOnPlateau, ScaleByReplicas
 pub use model_checkpoint::{BackupAndRestore, ModelCheckpoint};
 #[cfg(feature = "prometheus")]
 pub use prometheus::Prometheus;
+#[cfg(feature = "status")]
+pub use status_page::StatusPage;
 pub use stopping::{EarlyStopping, TerminateOnNan};
 #[cfg(feature = "tensorboard")]
 pub use tensor_board::TensorBoard;

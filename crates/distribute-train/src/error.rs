@@ -46,6 +46,15 @@ pub enum Error {
         /// The variable's value.
         given: String,
     },
+    /// `DISTRIBUTE_STATUS_ADDR` is not an address.
+    #[error(
+        "DISTRIBUTE_STATUS_ADDR is {given:?}; expected host:port with a port from 1 to 65535, such as 127.0.0.1:4711, \
+         as `distribute run --status` sets it"
+    )]
+    BadStatusAddress {
+        /// The variable's value.
+        given: String,
+    },
     /// The thread that writes progress could not be started.
     #[error("progress: the writer thread cannot be started; raise the process's thread limit")]
     Thread(#[source] std::io::Error),
@@ -241,7 +250,7 @@ pub enum Error {
         exit_code: u8,
     },
     /// An address cannot be listened on.
-    #[cfg(feature = "prometheus")]
+    #[cfg(any(feature = "prometheus", feature = "status"))]
     #[error("{address:?} cannot be listened on: {source}; give an address of this machine and a free port, or port 0")]
     Listen {
         /// The address.
@@ -268,7 +277,10 @@ distribute_types::debug_is_display!(Error);
 impl ErrorClass for Error {
     fn class(&self) -> Class {
         match self {
-            Error::UnknownForm { .. } | Error::MissingAddress | Error::BadAddress { .. } => Class::CONFIGURATION,
+            Error::UnknownForm { .. }
+            | Error::MissingAddress
+            | Error::BadAddress { .. }
+            | Error::BadStatusAddress { .. } => Class::CONFIGURATION,
             #[cfg(feature = "checkpoint")]
             other => other.class_of_checkpoints(),
             #[cfg(not(feature = "checkpoint"))]

@@ -12,6 +12,8 @@
 //!
 //! [`preemption`] ends a run on all workers after the same step when one of them is told to stop.
 //!
+//! [`status`] shows the state of a running job as a page, as JSON and for Prometheus (feature `status`).
+//!
 //! [`tensorboard`] writes event files for TensorBoard.
 //!
 //! [`trainer`] is the training loop, which a tensor library's trainer implements [`trainer::Trainee`] for.
@@ -49,6 +51,8 @@ pub mod metrics;
 #[cfg(feature = "checkpoint")]
 pub mod preemption;
 pub mod progress;
+#[cfg(feature = "status")]
+pub mod status;
 #[cfg(feature = "tensorboard")]
 pub mod tensorboard;
 #[cfg(feature = "checkpoint")]

@@ -7,6 +7,7 @@
 //! - [`Rank`] is a member's place in a process group.
 //! - [`ErrorClass`] tells which part of a job an error concerns, whether a restart helps, and the exit code of the
 //!   process; [`debug_is_display!`] makes a `main` that returns it print a sentence.
+//! - [`Waits`] are the times for which a process waited for its peers and for data.
 //!
 //! # Examples
 //! ```
@@ -23,6 +24,7 @@ mod fnv;
 mod rank;
 mod setters;
 mod topology;
+mod waits;
 
 pub use dtype::{DType, Element, UnknownDType};
 pub use error_class::{Class, Classified, ErrorClass, FailureKind, Scope};
@@ -30,6 +32,7 @@ pub use fnv::{FNV32, FNV64, FNV128, fnv1a_32, fnv1a_64, fnv1a_128};
 pub use half::{bf16, f16};
 pub use rank::Rank;
 pub use topology::{InvalidTopology, Topology};
+pub use waits::Waits;
 
 // The examples of the README are tests of the crate.
 #[cfg(doctest)]

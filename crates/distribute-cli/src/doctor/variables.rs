@@ -84,7 +84,7 @@ const PREFIX: &str = "DISTRIBUTE_";
 const TESTS: &str = "DISTRIBUTE_TEST";
 
 /// Read by the libraries.
-const OURS: [&str; 19] = [
+const OURS: [&str; 20] = [
     "DISTRIBUTE_ALGORITHM",
     "DISTRIBUTE_ALONE",
     "DISTRIBUTE_FLIGHT_DIR",
@@ -100,6 +100,7 @@ const OURS: [&str; 19] = [
     "DISTRIBUTE_PROGRESS",
     "DISTRIBUTE_PROGRESS_ADDR",
     "DISTRIBUTE_RESTART_COUNT",
+    "DISTRIBUTE_STATUS_ADDR",
     "DISTRIBUTE_STORE",
     "DISTRIBUTE_TIMEOUT",
     "DISTRIBUTE_TRACE",

@@ -10,7 +10,7 @@ use signal_hook::consts::{SIGCHLD, SIGTERM};
 use super::link::{Link, SILENCE, write_one};
 use super::protocol::{Hello, ToLeader, ToMember};
 use crate::error::Error;
-use crate::host::{Host, TICK};
+use crate::host::{Host, Start, TICK};
 use crate::job::Task;
 use crate::local::{Event, Local};
 use crate::ports::Reserved;
@@ -213,10 +213,11 @@ impl Serving<'_> {
                     Err(source) => self.fail(attempt, &Error::Ports { tasks, source }),
                 }
             }
-            ToMember::Start { attempt, job, addresses } if attempt == self.number => {
+            ToMember::Start { attempt, job, addresses, reports_to } if attempt == self.number => {
                 drop(self.reserved.take());
                 let node = self.node.unwrap_or_default();
-                match self.member.host.start(self.member.tasks, node, &addresses, &job, attempt) {
+                let start = Start { addresses, job, attempt, reports_to };
+                match self.member.host.start(self.member.tasks, node, &start) {
                     Ok(local) => {
                         let pids = local.pids().map(|(_, pid)| pid).collect();
                         self.link.send(&ToLeader::Started { attempt, pids });

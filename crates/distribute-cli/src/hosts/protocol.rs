@@ -126,7 +126,7 @@ pub(crate) enum ToMember {
     /// Reserve ports for an attempt.
     Prepare { attempt: u32 },
     /// Start the tasks.
-    Start { attempt: u32, job: String, addresses: Addresses },
+    Start { attempt: u32, job: String, addresses: Addresses, reports_to: Option<String> },
     /// Send a signal to the process group of a task, or only to its first process.
     Signal { attempt: u32, rank: usize, signal: i32, leader_only: bool },
     /// The job has ended.

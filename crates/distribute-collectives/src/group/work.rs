@@ -4,6 +4,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
+use std::time::Instant;
 
 use distribute_cluster::FailureKind;
 
@@ -108,14 +109,16 @@ impl<B: OwnedBuffers> Work<B> {
     }
 
     fn finish(&self) -> Result<()> {
+        let began = Instant::now();
         let outcome = self.engine.wait(self.local, &self.operation);
-        self.record(&outcome);
+        self.record(&outcome, Some(began));
         outcome
     }
 
-    fn record(&self, outcome: &Result<()>) {
+    fn record(&self, outcome: &Result<()>, blocked_since: Option<Instant>) {
         let recorder = &self.engine.recorders[self.local];
-        recorder.finish(self.token, outcome.as_ref().copied(), || self.engine.flight_header(self.local));
+        let outcome = outcome.as_ref().copied();
+        recorder.finish(self.token, outcome, blocked_since, || self.engine.flight_header(self.local));
     }
 
     /// Takes the memory out, even if the operation has failed, so that it is not waited for again.
@@ -136,7 +139,7 @@ impl<B: OwnedBuffers> Future for Work<B> {
         let work = self.get_mut();
         let outcome = ready!(work.engine.poll(work.local, &work.operation, context.waker()));
         if work.buffers.is_some() {
-            work.record(&outcome);
+            work.record(&outcome, None);
         }
         Poll::Ready(work.hand_back(outcome))
     }

@@ -27,11 +27,11 @@ fn the_last_operations_are_kept() {
     for sequence in 0..count {
         let token = recorder.issue(call(sequence, 8), Instant::now());
         if sequence + 1 < count {
-            recorder.finish(token, Ok(()), || header(0));
+            recorder.finish(token, Ok(()), None, || header(0));
         }
     }
     // Another operation uses its position by now.
-    recorder.finish(RecordToken(0), Ok(()), || header(0));
+    recorder.finish(RecordToken(0), Ok(()), None, || header(0));
     let record = recorder.record(header(0));
     assert_eq!(record.operations.len(), KEPT);
     assert_eq!(record.operations[0].sequence, 5);
@@ -47,9 +47,9 @@ fn a_failure_is_written_once_and_reads_back() {
     let recorder = Recorder::new(Some(folder.path().join("flight")), None);
     let error = Error::GroupSize { given: 0, max: 1 };
     let token = recorder.issue(call(0, 8), Instant::now());
-    recorder.finish(token, Err(&error), || header(2));
+    recorder.finish(token, Err(&error), None, || header(2));
     let later = recorder.issue(call(1, 8), Instant::now());
-    recorder.finish(later, Err(&error), || header(2));
+    recorder.finish(later, Err(&error), None, || header(2));
     let records = FlightRecord::read_all(&folder.path().join("flight")).unwrap();
     assert_eq!(records.len(), 1);
     assert_eq!((records[0].rank.0, records[0].operations.len()), (2, 1));
@@ -83,7 +83,7 @@ fn a_trace_has_a_span_for_each_operation_that_ended() {
     for _ in 0..2 {
         let recorder = Recorder::new(None, Some(path.clone()));
         let token = recorder.issue(call(0, 8), Instant::now());
-        recorder.finish(token, Ok(()), || header(1));
+        recorder.finish(token, Ok(()), None, || header(1));
         recorder.issue(call(1, 8), Instant::now());
         recorder.close(|| header(1));
     }

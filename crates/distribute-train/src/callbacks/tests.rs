@@ -354,3 +354,37 @@ fn prometheus_fetches_the_numbers() {
     drop(endpoint);
     assert!(std::net::TcpStream::connect(address).is_err());
 }
+
+#[cfg(feature = "status")]
+#[test]
+fn a_status_page_shows_the_training() {
+    use std::io::{Read, Write};
+    use std::time::{Duration, Instant};
+    let mut page = StatusPage::serve("127.0.0.1:0").unwrap();
+    let address = page.address();
+    let mut toy = Toy::new();
+    toy.train(&mut page, "val_loss", &[0.5]);
+    let fetch = || {
+        let mut stream = std::net::TcpStream::connect(address).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        write!(stream, "GET /status.json HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").unwrap();
+        let mut text = String::new();
+        stream.read_to_string(&mut text).unwrap();
+        serde_json::from_str::<serde_json::Value>(text.split_once("\r\n\r\n").unwrap().1).unwrap()
+    };
+    let deadline = Instant::now() + Duration::from_secs(10);
+    let view = loop {
+        // The steps are reported within a second.
+        let view = fetch();
+        if view["job"]["step"].as_u64() == Some(3) {
+            break view;
+        }
+        assert!(Instant::now() < deadline, "{view:#}");
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    assert_eq!((&view["tasks"][0]["task"], &view["job"]["epoch"]), (&"worker:0".into(), &1.into()), "{view:#}");
+    let metrics = serde_json::json!([{"name": "loss", "value": 0.5}, {"name": "val_loss", "value": 0.5}]);
+    assert_eq!(view["job"]["metrics"], metrics);
+    drop(page);
+    assert!(std::net::TcpStream::connect(address).is_err());
+}

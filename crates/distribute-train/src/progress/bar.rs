@@ -98,7 +98,7 @@ impl<W: Write + Send> Renderer for BarRenderer<W> {
                 self.writer.flush()
             }
             Event::Step(status) if self.due() => self.draw(status, false),
-            Event::Step(_) => Ok(()),
+            Event::Step(_) | Event::Vitals(_) => Ok(()),
             Event::Epoch(status) => self.draw(status, true),
             Event::End { .. } => self.end_line(),
         }

@@ -63,17 +63,35 @@ impl Form {
     }
 }
 
+/// Reads `DISTRIBUTE_STATUS_ADDR`, the address to which this task reports its vital signs.
+pub(crate) fn status_address() -> Result<Option<String>, Error> {
+    let given = std::env::var_os(STATUS_ADDR).map(|given| given.to_string_lossy().trim().to_owned());
+    match given.filter(|given| !given.is_empty()) {
+        Some(given) if is_address(&given) => Ok(Some(given)),
+        Some(given) => Err(Error::BadStatusAddress { given }),
+        None => Ok(None),
+    }
+}
+
+/// Returns the name of this host as Windows tells it.
+#[cfg(not(unix))]
+pub(crate) fn computer_name() -> String {
+    std::env::var("COMPUTERNAME").unwrap_or_default()
+}
+
 fn address(given: Option<&str>) -> Result<String, Error> {
     let given = given.map(str::trim).filter(|given| !given.is_empty()).ok_or(Error::MissingAddress)?;
+    if is_address(given) { Ok(given.to_owned()) } else { Err(Error::BadAddress { given: given.to_owned() }) }
+}
+
+fn is_address(given: &str) -> bool {
     let port = given.rsplit_once(':').filter(|(host, _)| !host.is_empty()).map(|(_, port)| port);
-    match port.and_then(|port| port.parse::<u16>().ok()) {
-        Some(1..) => Ok(given.to_owned()),
-        _ => Err(Error::BadAddress { given: given.to_owned() }),
-    }
+    port.and_then(|port| port.parse::<u16>().ok()).is_some_and(|port| port > 0)
 }
 
 const PROGRESS: &str = "DISTRIBUTE_PROGRESS";
 const ADDR: &str = "DISTRIBUTE_PROGRESS_ADDR";
+const STATUS_ADDR: &str = "DISTRIBUTE_STATUS_ADDR";
 const LOG: &str = "DISTRIBUTE_LOG";
 
 #[cfg(test)]

@@ -84,7 +84,7 @@ impl<W: Write + Send> Renderer for Launcher<W> {
     }
 }
 
-fn connect(addr: &str) -> io::Result<TcpStream> {
+pub(super) fn connect(addr: &str) -> io::Result<TcpStream> {
     let deadline = Instant::now() + CONNECT_DEADLINE;
     let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
     for addr in addr.to_socket_addrs()? {

@@ -53,13 +53,13 @@ impl<W: Write + Send> PlainRenderer<W> {
 
 impl<W: Write + Send> Renderer for PlainRenderer<W> {
     fn render(&mut self, event: &Event) -> io::Result<()> {
-        if !self.pace.admits(event, self.clock.elapsed()) {
+        if matches!(event, Event::Vitals(_)) || !self.pace.admits(event, self.clock.elapsed()) {
             return Ok(());
         }
         match event {
             Event::Begin { title } => self.line("INFO ", &text::one_line(title)),
             Event::Step(status) | Event::Epoch(status) => self.line("INFO ", &plain(status)),
-            Event::End { .. } => Ok(()),
+            Event::Vitals(_) | Event::End { .. } => Ok(()),
         }
     }
 }
@@ -82,7 +82,7 @@ impl<W: Write + Send> JsonRenderer<W> {
 
 impl<W: Write + Send> Renderer for JsonRenderer<W> {
     fn render(&mut self, event: &Event) -> io::Result<()> {
-        if !self.pace.admits(event, self.clock.elapsed()) {
+        if matches!(event, Event::Vitals(_)) || !self.pace.admits(event, self.clock.elapsed()) {
             return Ok(());
         }
         let record = Record { time: timestamp(&*self.clock), event };
@@ -122,6 +122,8 @@ impl Serialize for Record<'_> {
                 map.serialize_entry("examples_per_s", &Number(status.examples_per_s))?;
                 map.serialize_entry("elapsed_s", &Number(status.elapsed_s))?;
             }
+            // The renderer drops it before.
+            Event::Vitals(_) => {}
             Event::End { summary } => {
                 map.serialize_entry("event", "end")?;
                 map.serialize_entry("summary", summary)?;

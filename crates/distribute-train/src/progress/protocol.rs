@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::vitals::Vitals;
+
 /// One line of the progress protocol: an event and the task it came from.
 ///
 /// On the wire a message is a JSON object on a line of its own:
@@ -37,6 +39,8 @@ pub enum Event {
     Step(Status),
     /// An epoch is completed, including its validation. Never dropped.
     Epoch(Status),
+    /// The vital signs of a task, sent by every task while a status page is shown. Renderers ignore them.
+    Vitals(Vitals),
     /// Training has ended. Never dropped.
     End {
         /// The closing block for standard output, ready to print; may have several lines.
@@ -64,6 +68,9 @@ pub struct Status {
     pub metrics: Vec<(String, f64)>,
     /// Seconds since the epoch began.
     pub elapsed_s: f64,
+    /// Completed steps of all epochs, if the sender counts them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub total_steps: Option<u64>,
 }
 
 /// A number that JSON can encode even if it is not finite, so that a diverged loss does not make the line unreadable
@@ -117,6 +124,7 @@ mod metrics {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::progress::Activity;
 
     fn status() -> Status {
         Status {
@@ -127,6 +135,7 @@ mod tests {
             examples_per_s: 19_431.5,
             metrics: vec![("loss".into(), 0.25), ("accuracy".into(), 1.0)],
             elapsed_s: 3.1,
+            total_steps: None,
         }
     }
 
@@ -135,8 +144,9 @@ mod tests {
         for event in [
             Event::Begin { title: "mnist · 2 workers".into() },
             Event::Step(status()),
-            Event::Step(Status { steps: None, ..status() }),
+            Event::Step(Status { steps: None, total_steps: Some(7), ..status() }),
             Event::Epoch(status()),
+            Event::Vitals(Vitals { host: "a".into(), own_s: Some(0.25), ..Vitals::default() }),
             Event::End { summary: "test accuracy  97.8 %\nreplicas  2\n".into() },
         ] {
             let message = Message { task: "worker:1".into(), event };
@@ -144,6 +154,14 @@ mod tests {
             assert!(!line.contains('\n'), "{line}");
             assert_eq!(serde_json::from_str::<Message>(&line).unwrap(), message);
         }
+    }
+
+    #[test]
+    fn vital_signs_may_lack_what_is_not_known() {
+        let line = r#"{"task":"worker:1","event":"vitals","pid":7,"activity":"training","steps":3,"own_s":0.5}"#;
+        let vitals = Vitals { pid: 7, activity: Activity::Training, steps: 3, own_s: Some(0.5), ..Vitals::default() };
+        let message = Message { task: "worker:1".into(), event: Event::Vitals(vitals) };
+        assert_eq!(serde_json::from_str::<Message>(line).unwrap(), message);
     }
 
     #[test]

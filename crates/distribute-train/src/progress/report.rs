@@ -9,14 +9,16 @@ use parking_lot::Mutex;
 
 use super::bar::{self, BarRenderer};
 use super::clock::{Clock, SystemClock};
-use super::form::Form;
+use super::form::{Form, status_address};
 use super::launcher::Launcher;
 use super::lines::{JsonRenderer, PlainRenderer};
 use super::log::BarSlot;
 use super::protocol::{Event, Status};
+use super::pulse::{Pulse, TcpLink};
 use super::render::Renderer;
 use super::reporter::Reporter;
 use super::summary::Summary;
+use super::vitals::{Activity, WaitSource};
 use crate::Error;
 
 /// The description of a run.
@@ -30,8 +32,10 @@ pub struct Options {
     pub steps_per_epoch: Option<u64>,
     /// This task, as `job:index`.
     pub task: String,
-    /// Whether this task reports. The others stay silent.
+    /// Whether this task reports. The others stay silent, except for their [vital signs](super::Vitals).
     pub is_chief: bool,
+    /// The times for which this task waits, for its vital signs.
+    pub waits: WaitSource,
 }
 
 #[cfg(feature = "checkpoint")]
@@ -50,18 +54,21 @@ impl Options {
     pub fn of(strategy: &distribute_strategy::Strategy) -> Options {
         let task = strategy.coordination().map(|coordination| coordination.membership().task().to_string());
         let task = task.unwrap_or_else(|| "worker:0".to_owned());
-        Options { task, is_chief: strategy.is_chief(), ..Options::default() }
+        let waits = WaitSource::of(strategy);
+        Options { task, is_chief: strategy.is_chief(), waits, ..Options::default() }
     }
 }
 
 impl Default for Options {
     /// Returns the options of one untitled epoch of unknown length, reported by `chief:0`.
     fn default() -> Self {
-        Self { title: String::new(), epochs: 1, steps_per_epoch: None, task: "chief:0".into(), is_chief: true }
+        let (task, waits) = ("chief:0".into(), WaitSource::default());
+        Self { title: String::new(), epochs: 1, steps_per_epoch: None, task, is_chief: true, waits }
     }
 }
 
-/// Reports the progress of a training run. On tasks other than the chief every method does nothing.
+/// Reports the progress of a training run. Call it on every task: those other than the chief report only their
+/// [vital signs](super::Vitals), and only while a status page is shown.
 ///
 /// If it is dropped without [`finish`](Self::finish), it writes queued events and leaves the terminal at the start of a
 /// line; no summary is printed.
@@ -69,6 +76,11 @@ pub struct Progress {
     options: Options,
     outputs: Outputs,
     reporter: Option<Reporter>,
+    /// Reports to the launcher's status page and to this task's own.
+    pulses: Vec<Pulse>,
+    /// The page that this task serves.
+    #[cfg(all(feature = "checkpoint", feature = "status"))]
+    page: Option<crate::callbacks::StatusPage>,
     summary_taken: Arc<AtomicBool>,
     epoch: Epoch,
     posted_at: Option<Duration>,
@@ -78,15 +90,16 @@ impl Progress {
     /// Creates progress in the given form.
     ///
     /// # Errors
-    /// [`Error::Thread`] if the writer thread cannot be started.
+    /// [`Error::Thread`] if a thread cannot be started; [`Error::BadStatusAddress`] if `DISTRIBUTE_STATUS_ADDR`, which
+    /// `distribute run --status` sets, is not an address.
     pub fn new(options: Options, form: Form) -> Result<Self, Error> {
-        Self::with_outputs(options, form.resolved(), Outputs::standard())
+        Self::with_outputs(options, form.resolved(), Outputs { status: status_address()?, ..Outputs::standard() })
     }
 
     /// Creates progress in the form that the environment selects, see [`Form::from_env`].
     ///
     /// # Errors
-    /// The errors of [`Form::from_env`] on every task, and [`Error::Thread`] if the writer thread cannot be started.
+    /// The errors of [`Form::from_env`] on every task, and those of [`new`](Self::new).
     pub fn from_env(options: Options) -> Result<Self, Error> {
         Self::new(options, Form::from_env()?)
     }
@@ -103,47 +116,106 @@ impl Progress {
         if let Some(reporter) = &reporter {
             reporter.post(Event::Begin { title: options.title.clone() });
         }
+        let mut pulses = Vec::new();
+        if let Some(addr) = &outputs.status {
+            let (title, link) = (options.is_chief.then(|| options.title.clone()), TcpLink::new(addr.clone()));
+            let pulse = Pulse::start(&options.task, title, options.waits.clone(), vec![Box::new(link)]);
+            pulses.push(pulse.map_err(Error::Thread)?);
+        }
         let steps = options.steps_per_epoch;
         let epoch = Epoch { status: Status { epochs: options.epochs, steps, ..Status::default() }, ..Epoch::default() };
         // Only a bar interferes with log lines; with the other forms they need not wait.
         if let Some(screen) = screen.filter(|_| form == Form::Bar) {
             outputs.bar.set(&screen);
         }
-        Ok(Self { options, outputs, reporter, summary_taken, epoch, posted_at: None })
+        Ok(Self {
+            options,
+            outputs,
+            reporter,
+            pulses,
+            #[cfg(all(feature = "checkpoint", feature = "status"))]
+            page: None,
+            summary_taken,
+            epoch,
+            posted_at: None,
+        })
+    }
+
+    /// Serves a status page for this run on the chief; the other tasks report to it. Every task must call this. It is
+    /// for runs without `distribute run --status`, and for loops without callbacks.
+    ///
+    /// # Errors
+    /// [`Error::Listen`] or [`Error::Thread`] if the server cannot be started.
+    ///
+    /// # Examples
+    /// ```
+    /// use distribute_strategy::Strategy;
+    /// use distribute_train::callbacks::StatusPage;
+    /// use distribute_train::progress::{Form, Options, Progress};
+    /// let strategy = Strategy::default_strategy()?;
+    /// let progress = Progress::new(Options::of(&strategy), Form::Off)?;
+    /// let mut progress = progress.with_status(StatusPage::serve("127.0.0.1:0")?, &strategy)?;
+    /// progress.epoch(1);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[cfg(all(feature = "checkpoint", feature = "status"))]
+    pub fn with_status(
+        mut self,
+        mut page: crate::callbacks::StatusPage,
+        strategy: &distribute_strategy::Strategy,
+    ) -> Result<Self, Error> {
+        self.pulses.push(page.begin(strategy, &self.options)?);
+        self.page = Some(page);
+        Ok(self)
     }
 
     /// Starts an epoch; they are counted from 1.
     pub fn epoch(&mut self, epoch: u32) {
         let now = self.outputs.clock.elapsed();
         self.epoch.begin(epoch, now);
-        if let Some(reporter) = &self.reporter {
-            // Shows that the run is alive, however long its first step takes.
-            reporter.post(Event::Step(self.epoch.status.clone()));
-        }
+        self.pulses.iter().for_each(Pulse::epoch);
+        // Shows that the run is alive, however long its first step takes.
+        self.post(false);
+    }
+
+    /// Continues an epoch of which an earlier run has made `steps` steps.
+    pub fn continue_after(&mut self, steps: u64) {
+        self.epoch.status.step = steps;
     }
 
     /// Reports a completed step: the `step`th of the epoch, counted from 1, over `examples` examples of the global
     /// batch. Cheap enough for every step.
     pub fn step(&mut self, step: u64, examples: u64, metrics: &[(&str, f64)]) {
-        let Some(reporter) = &self.reporter else {
+        if !self.pulses.is_empty() {
+            let steps = step.saturating_sub(self.epoch.status.step);
+            self.pulses.iter().for_each(|pulse| pulse.step(steps));
+            self.epoch.status.step = step;
+        }
+        if !self.is_shown() {
             return;
-        };
+        }
         let now = self.outputs.clock.elapsed();
         self.epoch.step(step, examples, metrics, now);
         if self.posted_at.is_none_or(|at| now.saturating_sub(at) >= POST_INTERVAL) {
             self.posted_at = Some(now);
-            reporter.post(Event::Step(self.epoch.status.clone()));
+            self.post(false);
         }
+    }
+
+    /// Tells what this task does apart from steps, such as saving a checkpoint, until its next step or epoch. A status
+    /// page shows it if it takes long enough to be seen.
+    pub fn activity(&mut self, activity: Activity) {
+        self.pulses.iter().for_each(|pulse| pulse.activity(activity));
     }
 
     /// Reports a completed epoch, including its validation. Metrics replace those of the last step with the same name;
     /// the others are kept.
     pub fn end_epoch(&mut self, metrics: &[(&str, f64)]) {
-        let Some(reporter) = &self.reporter else {
+        if !self.is_shown() {
             return;
-        };
+        }
         self.epoch.end(metrics, self.outputs.clock.elapsed());
-        reporter.post(Event::Epoch(self.epoch.status.clone()));
+        self.post(true);
     }
 
     /// Ends the run: writes queued events, waiting at most two seconds for a slow destination, and prints the summary
@@ -156,6 +228,7 @@ impl Progress {
             return;
         }
         let summary = summary.to_string();
+        self.pulses.iter().for_each(|pulse| pulse.finish(Some(summary.clone())));
         if let Some(mut reporter) = self.reporter.take() {
             reporter.post(Event::End { summary: summary.clone() });
             reporter.close(FINISH_DEADLINE);
@@ -165,6 +238,23 @@ impl Progress {
             if let Err(error) = out.write_all(summary.as_bytes()).and_then(|()| out.flush()) {
                 tracing::debug!(%error, "the summary cannot be written");
             }
+        }
+    }
+}
+
+impl Progress {
+    /// Returns whether the run's progress is shown anywhere.
+    fn is_shown(&self) -> bool {
+        self.reporter.is_some() || self.options.is_chief && !self.pulses.is_empty()
+    }
+
+    fn post(&self, is_epoch: bool) {
+        if self.options.is_chief {
+            self.pulses.iter().for_each(|pulse| pulse.progress(&self.epoch.status, is_epoch));
+        }
+        if let Some(reporter) = &self.reporter {
+            let status = self.epoch.status.clone();
+            reporter.post(if is_epoch { Event::Epoch(status) } else { Event::Step(status) });
         }
     }
 }
@@ -199,6 +289,8 @@ struct Outputs {
     stdout: Box<dyn Fn() -> Box<dyn Write + Send> + Send>,
     clock: Box<dyn Clock>,
     bar: BarSlot,
+    /// The address to which the vital signs are sent, if a status page is shown.
+    status: Option<String>,
 }
 
 impl Outputs {
@@ -208,6 +300,7 @@ impl Outputs {
             stdout: Box::new(|| Box::new(io::stdout())),
             clock: Box::new(SystemClock::new()),
             bar: BarSlot::of_stderr(),
+            status: None,
         }
     }
 }

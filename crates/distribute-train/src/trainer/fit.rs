@@ -11,7 +11,7 @@ use crate::callbacks::{Callback, Occasion, Run, Training};
 use crate::checkpoint::{CheckpointManager, Checkpointed, RunId};
 use crate::history::History;
 use crate::preemption::PreemptionHandler;
-use crate::progress::{self, Progress};
+use crate::progress::{self, Activity, Form, Progress};
 use crate::{Error, Result};
 
 /// The state of training apart from its model and optimizer.
@@ -105,25 +105,21 @@ pub fn fit<T: Trainee>(
         Some(config) => Some(PreemptionHandler::install(strategy, config)?),
         None => None,
     };
-    let mut progress = match &fit.title {
-        Some(title) => Some(show(trainer, title, fit.epochs, steps_per_epoch)?),
-        None => None,
-    };
+    let mut progress = show(trainer, fit.title.as_deref(), fit.epochs, steps_per_epoch)?;
     while session.standing.epochs_done < fit.epochs && session.standing.ended.is_none() {
         let epoch = session.standing.epochs_done + 1;
-        if let Some(progress) = &mut progress {
-            progress.epoch(epoch);
-        }
+        progress.epoch(epoch);
+        progress.continue_after(session.standing.steps);
         session.begin_epoch(epoch);
         session.tell(callbacks, &[], |callback, training| callback.epoch_begin(training))?;
         let mut values = vec![("loss".to_owned(), 0.0)];
         while session.execute(fit.steps_per_epoch, fit.steps_per_execution)? {
             values[0].1 = session.loss_so_far();
-            if let Some(progress) = &mut progress {
-                progress.step(session.standing.steps, batch_size as u64, &[("loss", values[0].1)]);
-            }
+            progress.step(session.standing.steps, batch_size as u64, &[("loss", values[0].1)]);
             session.tell(callbacks, &values, |callback, training| callback.step_end(training))?;
+            progress.activity(Activity::Checkpointing);
             session.save(callbacks, &values, Occasion::Step)?;
+            progress.activity(Activity::Training);
             if let Some(preemption) = &preemption {
                 session.heed(preemption, callbacks, &values)?;
             }
@@ -137,18 +133,18 @@ pub fn fit<T: Trainee>(
         }
         let mut values = session.end_epoch()?;
         if let Some(validation) = &validation {
+            progress.activity(Activity::Validating);
             let of_validation = evaluate_distributed(trainer, validation, fit.validation_steps)?;
             values.extend(of_validation.into_iter().map(|(name, value)| (format!("val_{name}"), value)));
         }
-        if let Some(progress) = &mut progress {
-            let shown: Vec<(&str, f64)> = values.iter().map(|(name, value)| (name.as_str(), *value)).collect();
-            progress.end_epoch(&shown);
-        }
+        let shown: Vec<(&str, f64)> = values.iter().map(|(name, value)| (name.as_str(), *value)).collect();
+        progress.end_epoch(&shown);
         session.tell(callbacks, &values, |callback, training| callback.epoch_end(training))?;
         session.agree()?;
         session.standing.history.push(epoch, &values);
         session.standing.epochs_done = epoch;
         session.standing.ended.clone_from(&session.stop);
+        progress.activity(Activity::Checkpointing);
         session.save(callbacks, &values, Occasion::Epoch)?;
         if let Some(why) = session.stop.as_ref().filter(|_| strategy.is_chief()) {
             tracing::info!("training ends after epoch {epoch}: {why}");
@@ -159,15 +155,17 @@ pub fn fit<T: Trainee>(
     Ok(session.standing.history)
 }
 
-fn show<T: Trainee>(trainer: &T, title: &str, epochs: u32, steps_per_epoch: Option<u64>) -> Result<Progress> {
+/// Starts the progress; without a title it is shown on status pages only.
+fn show<T: Trainee>(trainer: &T, title: Option<&str>, epochs: u32, steps_per_epoch: Option<u64>) -> Result<Progress> {
     let strategy = trainer.strategy();
+    let described = format!("{} · {} params", strategy.describe(), trainer.num_parameters());
     let options = progress::Options {
-        title: format!("{title} · {} · {} params", strategy.describe(), trainer.num_parameters()),
+        title: title.map_or(described.clone(), |title| format!("{title} · {described}")),
         epochs,
         steps_per_epoch,
         ..progress::Options::of(strategy)
     };
-    Progress::from_env(options)
+    if title.is_some() { Progress::from_env(options) } else { Progress::new(options, Form::Off) }
 }
 
 /// Returns zeros for the sums of each local replica.

@@ -36,6 +36,7 @@ fn running() -> Status {
         examples_per_s: 19_600.0,
         metrics: vec![("loss".into(), 0.1178), ("accuracy".into(), 0.9652)],
         elapsed_s: 1.343,
+        total_steps: None,
     }
 }
 
@@ -56,6 +57,7 @@ fn finished() -> Status {
         examples_per_s: 19_431.0,
         metrics: metrics.map(|(name, value)| (name.to_owned(), value)).to_vec(),
         elapsed_s: 3.1,
+        total_steps: None,
     }
 }
 
@@ -214,7 +216,7 @@ proptest! {
     ) {
         let metrics = vec![(name, value), ("val_loss".into(), value), ("comm".into(), 0.5)];
         let status = Status {
-            epoch, epochs: epoch, step, steps, examples_per_s: rate, metrics, elapsed_s: rate,
+            epoch, epochs: epoch, step, steps, examples_per_s: rate, metrics, elapsed_s: rate, total_steps: None,
         };
         let event = if done { Event::Epoch(status) } else { Event::Step(status) };
         let text = drawn(width, &event);

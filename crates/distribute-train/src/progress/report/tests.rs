@@ -43,6 +43,7 @@ impl Desk {
             stderr: Box::new(move || Box::new(stderr.clone())),
             clock: Box::new(desk.clock.clone()),
             bar: desk.bar.clone(),
+            status: None,
         };
         let options =
             Options { title: "mnist".into(), epochs: 2, task: "worker:0".into(), is_chief, ..Options::default() };
@@ -193,4 +194,38 @@ fn log_lines_keep_the_bar_whole() {
         assert!(before.is_empty() || before.ends_with(['\r', '\n']), "{screen:?}");
     }
     assert!(screen.ends_with('\n'), "{screen:?}");
+}
+
+#[test]
+fn every_task_reports_its_vital_signs_and_only_the_chief_the_run() {
+    for is_chief in [true, false] {
+        let (addr, received) = listener();
+        let options = Options { title: "mnist".into(), task: "worker:7".into(), is_chief, ..Options::default() };
+        let outputs = Outputs { status: Some(addr), stdout: Box::new(|| Box::new(io::sink())), ..Outputs::standard() };
+        let mut progress = Progress::with_outputs(options, Form::Off, outputs).unwrap();
+        progress.epoch(1);
+        progress.continue_after(5);
+        progress.step(6, 64, &[("loss", 0.5)]);
+        progress.step(8, 128, &[("loss", 0.25)]);
+        progress.end_epoch(&[]);
+        progress.finish(&summary());
+        let messages = received.recv_timeout(Duration::from_secs(10)).unwrap();
+        assert!(messages.iter().all(|message| message.task == "worker:7"), "{messages:?}");
+        let vitals = messages.iter().rev().find_map(|message| match &message.event {
+            Event::Vitals(vitals) => Some(vitals),
+            _ => None,
+        });
+        let vitals = vitals.unwrap();
+        assert_eq!((vitals.steps, vitals.activity, vitals.pid), (3, Activity::Finished, std::process::id()));
+        let of_the_run = |event: &Event| !matches!(event, Event::Vitals(_));
+        let told: Vec<_> = messages.into_iter().map(|message| message.event).filter(of_the_run).collect();
+        if is_chief {
+            assert!(told.contains(&Event::Begin { title: "mnist".into() }), "{told:?}");
+            let epoch = |event: &Event| matches!(event, Event::Epoch(status) if status.step == 8);
+            assert!(told.iter().any(epoch), "{told:?}");
+            assert!(told.contains(&Event::End { summary: summary().to_string() }), "{told:?}");
+        } else {
+            assert_eq!(told, []);
+        }
+    }
 }
