@@ -7,6 +7,7 @@
 //! - `digits` (feature `digits`) draws handwritten digits, for programs that train something.
 //! - [`Family`] tracks every process that descends from a command, even if it was orphaned, and checks that none is
 //!   left.
+//! - [`with_object_server`] runs a test against an S3 server, over a [`Relay`] that cuts and delays connections.
 //!
 //! The harness does not depend on clusters: the test sets the environment variables of its tasks. It supports Linux
 //! only, whose `/proc` it reads.
@@ -47,6 +48,7 @@ mod error;
 mod family;
 mod hook;
 mod job;
+mod object_server;
 mod ports;
 
 pub use binary::target_binary;
@@ -54,5 +56,6 @@ pub use deadline::within;
 pub use error::Error;
 pub use family::Family;
 pub use job::{Job, JobBuilder, Outcome};
+pub use object_server::{Relay, RelayFault, with_object_server};
 pub use ports::Ports;
 pub use rustix::process::Signal;

@@ -84,7 +84,7 @@ const PREFIX: &str = "DISTRIBUTE_";
 const TESTS: &str = "DISTRIBUTE_TEST";
 
 /// Read by the libraries.
-const OURS: [&str; 18] = [
+const OURS: [&str; 19] = [
     "DISTRIBUTE_ALGORITHM",
     "DISTRIBUTE_ALONE",
     "DISTRIBUTE_FLIGHT_DIR",
@@ -99,6 +99,7 @@ const OURS: [&str; 18] = [
     "DISTRIBUTE_PORT",
     "DISTRIBUTE_PROGRESS",
     "DISTRIBUTE_PROGRESS_ADDR",
+    "DISTRIBUTE_STORAGE_RETRY",
     "DISTRIBUTE_STORE",
     "DISTRIBUTE_TIMEOUT",
     "DISTRIBUTE_TRACE",
