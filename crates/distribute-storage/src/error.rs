@@ -175,9 +175,7 @@ distribute_types::debug_is_display!(Error);
 impl ErrorClass for Error {
     fn class(&self) -> Class {
         match self {
-            Error::Connection { .. } | Error::Slow { .. } | Error::Truncated { .. } => {
-                Class::new(Scope::Cluster, FailureKind::Retryable)
-            }
+            Error::Connection { .. } | Error::Slow { .. } => Class::new(Scope::Cluster, FailureKind::Retryable),
             Error::Url { .. }
             | Error::Settings { .. }
             | Error::Retry { .. }

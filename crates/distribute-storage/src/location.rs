@@ -3,7 +3,7 @@
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use backon::{ExponentialBuilder, Retryable};
 use bytes::Bytes;
@@ -98,9 +98,7 @@ impl Location {
 
     /// Returns the object's length and version; `None` if it does not exist.
     pub fn meta(&self) -> Result<Option<Meta>> {
-        let (objects, path) = self.handle();
-        let found = self.request("looking at", async move { objects.head(&path).await })?.wait();
-        match found {
+        match self.request("looking at", async |objects, path| objects.head(&path).await)?.wait() {
             Ok(found) => Ok(Some(Meta::of(&found))),
             Err(Error::NotFound { .. }) => Ok(None),
             Err(error) => Err(error),
@@ -112,19 +110,16 @@ impl Location {
     /// # Errors
     /// [`Error::NotFound`], [`Error::TooLarge`], and [`Error::Truncated`] if the store ends an answer early.
     pub fn read(&self, most: u64) -> Result<Bytes> {
-        let ((objects, path), url) = (self.handle(), self.url());
-        let tried = self.store.retry;
-        let get = async move {
-            let wrong = |error| Error::request(&url, READING, &error, tried);
-            let found = objects.get(&path).await.map_err(wrong)?;
+        let get = move |asked: Asked| async move {
+            let found = asked.objects.get(&asked.path).await.map_err(|error| asked.error(&error))?;
             let bytes = found.meta.size;
             if bytes > most {
-                return Err(Error::TooLarge { url, bytes, most });
+                return Err(Error::TooLarge { url: asked.url, bytes, most });
             }
-            let read = found.bytes().await.map_err(wrong)?;
-            whole(&url, read, bytes)
+            let read = found.bytes().await.map_err(|error| asked.error(&error))?;
+            whole(&asked.url, read, bytes)
         };
-        runtime::start(self.url(), READING, self.store.limit(), get)?.wait()
+        self.start("reading", get)?.wait()
     }
 
     /// Reads a range of one version of the object.
@@ -136,22 +131,22 @@ impl Location {
     }
 
     pub(crate) fn start_range(&self, range: Range<u64>, version: &Meta) -> Result<Pending<Bytes>> {
-        let ((objects, path), url) = (self.handle(), self.url());
-        let (tried, expected) = (self.store.retry, range.end.saturating_sub(range.start));
-        let if_match = version.e_tag.clone();
-        let get = async move {
-            let wrong = |error| Error::request(&url, READING, &error, tried);
-            let options = GetOptions { range: Some(GetRange::Bounded(range)), if_match, ..GetOptions::default() };
-            let read = objects.get_opts(&path, options).await.map_err(wrong)?.bytes().await.map_err(wrong)?;
-            whole(&url, read, expected)
-        };
-        runtime::start(self.url(), READING, self.store.limit(), get)
+        let expected = range.end.saturating_sub(range.start);
+        let version = version.e_tag.clone();
+        self.start("reading", move |asked: Asked| {
+            let (range, if_match) = (Some(GetRange::Bounded(range.clone())), version.clone());
+            async move {
+                let options = GetOptions { range, if_match, ..GetOptions::default() };
+                let found = asked.objects.get_opts(&asked.path, options).await.map_err(|error| asked.error(&error))?;
+                let read = found.bytes().await.map_err(|error| asked.error(&error))?;
+                whole(&asked.url, read, expected)
+            }
+        })
     }
 
     /// Writes the object, replacing an earlier one as a whole.
     pub fn write(&self, bytes: impl Into<Bytes>) -> Result<()> {
-        let ((objects, path), bytes) = (self.handle(), bytes.into());
-        self.request("writing", async move { objects.put(&path, bytes.into()).await })?.wait().map(drop)
+        self.put(PutMode::Overwrite, &bytes.into())
     }
 
     /// Writes a new object: of several processes that do so at the same time, one succeeds. If the store does not
@@ -161,7 +156,7 @@ impl Location {
     /// [`Error::Exists`] if there is an object of this name with another content.
     pub fn create(&self, bytes: impl Into<Bytes>) -> Result<()> {
         let bytes = bytes.into();
-        match self.put_new(bytes.clone()) {
+        match self.put(PutMode::Create, &bytes) {
             // The answer to an earlier attempt may have been lost.
             Err(Error::Exists { url }) => match self.read(bytes.len() as u64) {
                 Ok(found) if found == bytes => Ok(()),
@@ -176,20 +171,16 @@ impl Location {
         }
     }
 
-    fn put_new(&self, bytes: Bytes) -> Result<()> {
-        let ((objects, path), url) = (self.handle(), self.url());
-        let tried = self.store.retry;
-        let put = move || {
-            let (objects, path, url, bytes) = (Arc::clone(&objects), path.clone(), url.clone(), bytes.clone());
+    fn put(&self, mode: PutMode, bytes: &Bytes) -> Result<()> {
+        let bytes = bytes.clone();
+        let put = move |asked: Asked| {
+            let (options, bytes) = (PutOptions { mode: mode.clone(), ..PutOptions::default() }, bytes.clone());
             async move {
-                let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
-                let outcome = objects.put_opts(&path, bytes.into(), options).await;
-                outcome.map(drop).map_err(|error| Error::request(&url, WRITING, &error, tried))
+                let outcome = asked.objects.put_opts(&asked.path, bytes.into(), options).await;
+                outcome.map(drop).map_err(|error| asked.error(&error))
             }
         };
-        // Not repeated by the store's client, since it cannot tell who has created the object.
-        let put = put.retry(pauses(tried)).when(Error::is_retryable);
-        runtime::start(self.url(), WRITING, self.store.limit(), put)?.wait()
+        self.start("writing", put)?.wait()
     }
 
     /// Copies the object within its store, replacing one at `to`. Stores limit the size: 5 GiB on S3.
@@ -200,14 +191,17 @@ impl Location {
         if to.store.url != self.store.url {
             return Err(Error::Url { url: to.url(), problem: "an object is only copied within its own store" });
         }
-        let ((objects, from), to) = (self.handle(), to.path.clone());
-        self.request("copying", async move { objects.copy(&from, &to).await })?.wait()
+        let to = to.path.clone();
+        let copy = move |objects: Objects, from: Path| {
+            let to = to.clone();
+            async move { objects.copy(&from, &to).await }
+        };
+        self.request("copying", copy)?.wait()
     }
 
     /// Removes the object; removing one that does not exist succeeds.
     pub fn delete(&self) -> Result<()> {
-        let (objects, path) = self.handle();
-        match self.request("removing", async move { objects.delete(&path).await })?.wait() {
+        match self.request("removing", async |objects, path| objects.delete(&path).await)?.wait() {
             Err(Error::NotFound { .. }) => Ok(()),
             outcome => outcome,
         }
@@ -215,46 +209,88 @@ impl Location {
 
     /// Lists the objects and folders directly in this folder, sorted by name; none if there are none.
     pub fn list(&self) -> Result<Vec<Listed>> {
-        let ((objects, path), own) = (self.handle(), self.path.clone());
-        let found = async move { objects.list_with_delimiter(Some(&path)).await };
+        let found = async |objects: Objects, path: Path| objects.list_with_delimiter(Some(&path)).await;
         let found = self.request("listing", found)?.wait()?;
-        let folders = found.common_prefixes.iter().filter_map(|prefix| name_below(&own, prefix));
+        let folders = found.common_prefixes.iter().filter_map(|prefix| name_below(&self.path, prefix));
         let folders = folders.map(|name| Listed { name, meta: None });
-        let objects = found.objects.iter().filter_map(|object| listed(&own, object));
+        let objects = found.objects.iter().filter_map(|object| listed(&self.path, object));
         Ok(sorted(folders.chain(objects).collect()))
     }
 
     /// Lists all objects below this folder, in its folders too, sorted by name; none if there are none.
     pub fn list_below(&self) -> Result<Vec<Listed>> {
-        let ((objects, path), own) = (self.handle(), self.path.clone());
-        let found = async move { objects.list(Some(&path)).try_collect::<Vec<_>>().await };
+        let found = async |objects: Objects, path: Path| objects.list(Some(&path)).try_collect::<Vec<_>>().await;
         let found = self.request("listing", found)?.wait()?;
-        Ok(sorted(found.iter().filter_map(|object| listed(&own, object)).collect()))
+        Ok(sorted(found.iter().filter_map(|object| listed(&self.path, object)).collect()))
     }
 
     /// Returns whether there is an object of this name, or any in a folder of this name.
     pub fn exists(&self) -> Result<bool> {
         if self.path.as_ref().is_empty() || self.meta()?.is_none() {
-            let (objects, path) = self.handle();
-            let first = async move { objects.list(Some(&path)).try_next().await };
+            let first = async |objects: Objects, path: Path| objects.list(Some(&path)).try_next().await;
             return Ok(self.request("listing", first)?.wait()?.is_some());
         }
         Ok(true)
     }
 
-    fn handle(&self) -> (Arc<dyn ObjectStore>, Path) {
-        (Arc::clone(&self.store.objects), self.path.clone())
-    }
-
-    /// Starts a request whose errors are of the store.
-    pub(crate) fn request<T: Send + 'static>(
+    /// Starts a request whose errors are the store's.
+    fn request<T, F>(
         &self,
         action: &'static str,
-        request: impl Future<Output = object_store::Result<T>> + Send + 'static,
-    ) -> Result<Pending<T>> {
-        let (url, tried) = (self.url(), self.store.retry);
-        let named = async move { request.await.map_err(|error| Error::request(&url, action, &error, tried)) };
-        runtime::start(self.url(), action, self.store.limit(), named)
+        request: impl Fn(Objects, Path) -> F + Send + Sync + 'static,
+    ) -> Result<Pending<T>>
+    where
+        T: Send + 'static,
+        F: Future<Output = object_store::Result<T>> + Send + 'static,
+    {
+        self.start(action, move |asked: Asked| {
+            let outcome = request(Arc::clone(&asked.objects), asked.path.clone());
+            async move { outcome.await.map_err(|error| asked.error(&error)) }
+        })
+    }
+
+    /// Starts a request, which is made again after retryable errors. The store's client repeats most requests itself,
+    /// but not those whose answers are cut in the middle.
+    pub(crate) fn start<T, F>(
+        &self,
+        action: &'static str,
+        request: impl Fn(Asked) -> F + Send + Sync + 'static,
+    ) -> Result<Pending<T>>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T>> + Send + 'static,
+    {
+        let asked = self.asked(action);
+        let (retry, since) = (self.store.retry, Instant::now());
+        let pauses = ExponentialBuilder::default().with_min_delay(FIRST_PAUSE).with_max_delay(LONGEST_PAUSE);
+        let again = move || request(asked.clone());
+        let again = again.retry(pauses.with_jitter().without_max_times());
+        let again = again.when(move |error: &Error| error.is_retryable() && since.elapsed() < retry);
+        runtime::start(self.url(), action, self.store.limit(), again)
+    }
+
+    pub(crate) fn asked(&self, action: &'static str) -> Asked {
+        let (objects, path) = (Arc::clone(&self.store.objects), self.path.clone());
+        Asked { objects, path, url: self.url(), action, tried: self.store.retry }
+    }
+}
+
+type Objects = Arc<dyn ObjectStore>;
+
+/// The parts of a request, for one attempt.
+#[derive(Clone)]
+pub(crate) struct Asked {
+    pub(crate) objects: Objects,
+    pub(crate) path: Path,
+    pub(crate) url: String,
+    pub(crate) action: &'static str,
+    tried: Duration,
+}
+
+impl Asked {
+    /// Converts the store's error.
+    pub(crate) fn error(&self, error: &object_store::Error) -> Error {
+        Error::request(&self.url, self.action, error, self.tried)
     }
 }
 
@@ -285,13 +321,7 @@ impl Meta {
     }
 }
 
-/// Returns the pauses between attempts that this crate repeats itself.
-pub(crate) fn pauses(limit: Duration) -> ExponentialBuilder {
-    let pauses = ExponentialBuilder::default().with_min_delay(FIRST_PAUSE).with_max_delay(LONGEST_PAUSE).with_jitter();
-    pauses.without_max_times().with_total_delay(Some(limit))
-}
-
-/// Checks that everything has arrived: a connection that is cut may look like the end.
+/// Checks that everything has arrived.
 fn whole(url: &str, read: Bytes, expected: u64) -> Result<Bytes> {
     let got = read.len() as u64;
     if got == expected { Ok(read) } else { Err(Error::Truncated { url: url.to_owned(), got, expected }) }
@@ -337,9 +367,6 @@ fn parts(url: &str) -> Result<(&str, &str, Path)> {
     let path = path.map_err(|_| wrong("its path is not valid: it has empty parts, or \".\" or \"..\""))?;
     Ok((scheme, bucket, path))
 }
-
-const READING: &str = "reading";
-const WRITING: &str = "writing";
 
 #[cfg(test)]
 mod tests;

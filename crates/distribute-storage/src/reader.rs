@@ -73,7 +73,7 @@ impl ObjectReader {
     }
 
     /// Returns the length in bytes.
-    pub fn bytes(&self) -> u64 {
+    pub fn byte_len(&self) -> u64 {
         self.version.bytes
     }
 

@@ -2,9 +2,9 @@
 
 use std::io;
 use std::sync::LazyLock;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
 
+use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::AbortHandle;
 
@@ -34,7 +34,7 @@ pub(crate) fn start<T: Send + 'static>(
         Ok(runtime) => runtime,
         Err(error) => return Err(Error::Thread { problem: error.to_string() }),
     };
-    let (send, outcome) = sync_channel(1);
+    let (send, outcome) = bounded(1);
     let (since, late) = (Instant::now(), url.clone());
     let task = runtime.spawn(async move {
         let done = tokio::time::timeout(limit, request).await;

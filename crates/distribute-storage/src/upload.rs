@@ -1,15 +1,13 @@
 //! Objects that are written in parts.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 
-use backon::Retryable;
 use bytes::Bytes;
 use object_store::{MultipartUpload, ObjectStoreExt};
 
-use crate::location::pauses;
+use crate::location::Asked;
 use crate::runtime::{self, Pending};
-use crate::{Error, Location, Result};
+use crate::{Location, Result};
 
 /// The length in bytes of every part of an upload but the last. With 10 000 parts, an object of S3 has up to 156 GiB.
 pub const PART_BYTES: usize = 16 << 20;
@@ -41,24 +39,29 @@ pub struct Upload {
     /// `None` once it is complete.
     parts: Option<Box<dyn MultipartUpload>>,
     under_way: VecDeque<Pending<()>>,
+    /// The bytes pushed so far.
+    bytes: u64,
 }
 
 impl Location {
     /// Starts an upload in parts.
     pub fn upload(&self) -> Result<Upload> {
-        let (url, tried) = (self.url(), self.store.retry);
-        let (objects, path) = (Arc::clone(&self.store.objects), self.path.clone());
-        let begin = move || {
-            let (objects, path, url) = (Arc::clone(&objects), path.clone(), url.clone());
-            async move {
-                let begun = objects.put_multipart(&path).await;
-                begun.map_err(|error| Error::request(&url, BEGINNING, &error, tried))
-            }
-        };
         // An upload that is begun twice leaves one without parts.
-        let begin = begin.retry(pauses(tried)).when(Error::is_retryable);
-        let parts = runtime::start(self.url(), BEGINNING, self.store.limit(), begin)?.wait()?;
-        Ok(Upload { location: self.clone(), parts: Some(parts), under_way: VecDeque::new() })
+        let begin =
+            async |asked: Asked| asked.objects.put_multipart(&asked.path).await.map_err(|error| asked.error(&error));
+        let parts = self.start("beginning to write", begin)?.wait()?;
+        Ok(Upload { location: self.clone(), parts: Some(parts), under_way: VecDeque::new(), bytes: 0 })
+    }
+
+    /// Runs a request that cannot be made again.
+    fn once<T: Send + 'static>(
+        &self,
+        action: &'static str,
+        request: impl Future<Output = object_store::Result<T>> + Send + 'static,
+    ) -> Result<Pending<T>> {
+        let asked = self.asked(action);
+        let named = async move { request.await.map_err(|error| asked.error(&error)) };
+        runtime::start(self.url(), action, self.store.limit(), named)
     }
 }
 
@@ -73,8 +76,9 @@ impl Upload {
             self.wait_for_one()?;
         }
         if let Some(parts) = &mut self.parts {
+            self.bytes += part.len() as u64;
             let sent = parts.put_part(part.into());
-            self.under_way.push_back(self.location.request("writing a part of", sent)?);
+            self.under_way.push_back(self.location.once("writing a part of", sent)?);
         }
         Ok(())
     }
@@ -82,15 +86,22 @@ impl Upload {
     /// Waits until all parts are written, and makes the object appear.
     ///
     /// # Errors
-    /// [`Error::Connection`] and the other errors of a [`Location`]; the object has then not changed, unless the answer
-    /// to the last request was lost.
+    /// [`Error::Connection`] and the other errors of a [`Location`]; the object has then most likely not
+    /// changed: it is looked at again if the answer to the last request was lost.
     pub fn finish(mut self) -> Result<()> {
         while !self.under_way.is_empty() {
             self.wait_for_one()?;
         }
         let Some(mut parts) = self.parts.take() else { return Ok(()) };
-        let complete = async move { parts.complete().await };
-        self.location.request("completing", complete)?.wait().map(drop)
+        let before = self.location.meta()?;
+        match self.location.once("completing", async move { parts.complete().await })?.wait() {
+            // The answer may have been lost.
+            Err(error) if error.is_retryable() => match self.location.meta()? {
+                Some(now) if before.as_ref() != Some(&now) && now.bytes == self.bytes => Ok(()),
+                _ => Err(error),
+            },
+            outcome => outcome.map(drop),
+        }
     }
 
     fn wait_for_one(&mut self) -> Result<()> {
@@ -102,7 +113,7 @@ impl Drop for Upload {
     fn drop(&mut self) {
         self.under_way.clear();
         if let Some(mut parts) = self.parts.take() {
-            let abort = self.location.request("giving up", async move { parts.abort().await });
+            let abort = self.location.once("giving up", async move { parts.abort().await });
             // It is not waited for: what is not removed does no harm.
             if let Ok(abort) = abort {
                 abort.detach();
@@ -110,8 +121,6 @@ impl Drop for Upload {
         }
     }
 }
-
-const BEGINNING: &str = "beginning to write";
 
 #[cfg(test)]
 mod tests {
