@@ -69,7 +69,8 @@ impl Upload {
     /// Sends a part of [`PART_BYTES`], or a shorter one that is the last. Returns when fewer than four are under way.
     ///
     /// # Errors
-    /// [`Error::Connection`](crate::Error::Connection) and the other errors of a [`Location`], for this part or an earlier one.
+    /// [`Error::Connection`](crate::Error::Connection) and the other errors of a [`Location`], for this part or an
+    /// earlier one.
     pub fn push(&mut self, part: impl Into<Bytes>) -> Result<()> {
         let part = part.into();
         while self.under_way.len() >= AT_A_TIME {
@@ -86,8 +87,8 @@ impl Upload {
     /// Waits until all parts are written, and makes the object appear.
     ///
     /// # Errors
-    /// [`Error::Connection`](crate::Error::Connection) and the other errors of a [`Location`]; the object has then most likely not
-    /// changed: it is looked at again if the answer to the last request was lost.
+    /// [`Error::Connection`](crate::Error::Connection) and the other errors of a [`Location`]; the object has then most
+    /// likely not changed: it is looked at again if the answer to the last request was lost.
     pub fn finish(mut self) -> Result<()> {
         while !self.under_way.is_empty() {
             self.wait_for_one()?;
