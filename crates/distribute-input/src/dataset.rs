@@ -36,6 +36,8 @@ pub use prefetch::AUTOTUNE;
 
 pub(crate) use batch::chunked;
 pub(crate) use files::divide;
+#[cfg(feature = "images")]
+pub(crate) use files::list;
 pub(crate) use pass::{Items, Opener, Pass, Share};
 pub(crate) use picks::{Order, Picks};
 pub(crate) use prefetch::prefetched_items;

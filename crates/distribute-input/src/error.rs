@@ -12,6 +12,7 @@ impl ErrorClass for Error {
     fn class(&self) -> Class {
         match self {
             Error::Library { source, .. } | Error::User { source, .. } => Classified::class_of(&**source),
+            Error::File { source, .. } => crate::store::class(source).unwrap_or(Class::PERMANENT),
             _ => Class::PERMANENT,
         }
     }
@@ -101,11 +102,11 @@ pub enum Error {
         problem: String,
     },
     /// A file cannot be read.
-    #[error("{}: {source}", path.display())]
+    #[error("{}", crate::store::message(source).unwrap_or_else(|| format!("{}: {source}", path.display())))]
     File {
         /// The file.
         path: PathBuf,
-        /// The operating system's error.
+        /// The error of the operating system or the store.
         source: Arc<io::Error>,
     },
     /// A record of a file cannot be read.

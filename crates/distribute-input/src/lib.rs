@@ -4,7 +4,7 @@
 //! that can be stacked into a batch and sliced along its leading dimension.
 //!
 //! - [`Dataset`]: a description of a pipeline (source, map, shuffle, batch, prefetch, …), read lazily, pass by pass.
-//! - [`read`]: readers of text, CSV, TFRecord, Parquet, tar and image files.
+//! - [`read`]: readers of text, CSV, TFRecord, Parquet, tar and image files, on a disk or in a store of objects.
 //! - [`distribute_dataset`]: divides the global batches of a dataset between the replicas of all workers.
 //! - [`distribute_datasets_from_function`]: one pipeline per worker, created by a function of its [`InputContext`].
 //! - [`WorkerDataset`]: the result of both; yields one element per local replica and step, and prints its
@@ -53,6 +53,8 @@ mod plan;
 mod position;
 pub mod read;
 mod rebatch;
+#[cfg_attr(not(feature = "object-store"), path = "no_store.rs")]
+mod store;
 
 pub use array::{Array, Arrays};
 pub use context::InputContext;

@@ -34,10 +34,11 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use crate::dataset::{Items, Opener};
-use crate::{Dataset, Error, FileShard, Result};
+use crate::{Dataset, Error, FileShard, Result, store};
 
 #[cfg(feature = "csv")]
 mod csv;
+mod file;
 #[cfg(feature = "idx")]
 mod idx;
 #[cfg(feature = "images")]
@@ -54,6 +55,9 @@ mod tfrecord;
 
 #[cfg(feature = "csv")]
 pub use csv::Csv;
+#[cfg(feature = "object-store")]
+pub use distribute_storage::Cache;
+pub use file::InputFile;
 #[cfg(feature = "idx")]
 pub use idx::read_idx;
 #[cfg(feature = "images")]
@@ -121,12 +125,25 @@ pub struct BadRecord {
     record: u64,
     offset: u64,
     problem: String,
+    /// The store's error that has ended the reading of the file, if it is not the record that is bad.
+    cause: Option<Cause>,
 }
+
+#[derive(Clone, Debug)]
+struct Cause(Arc<io::Error>);
+
+impl PartialEq for Cause {
+    fn eq(&self, other: &Cause) -> bool {
+        self.0.to_string() == other.0.to_string()
+    }
+}
+
+impl Eq for Cause {}
 
 impl BadRecord {
     /// Creates the error of record `record`, which begins at byte `offset` of its file.
     pub fn new(record: u64, offset: u64, problem: impl Into<String>) -> BadRecord {
-        BadRecord { record, offset, problem: problem.into() }
+        BadRecord { record, offset, problem: problem.into(), cause: None }
     }
 }
 
@@ -140,12 +157,24 @@ pub struct ReadOptions {
     pub block: usize,
     /// The treatment of records and files that cannot be read.
     pub bad_records: BadRecords,
+    /// Local copies of objects of a store, from which files are then read. Default: none; objects are streamed, as are
+    /// those that do not fit into the cache.
+    #[cfg(feature = "object-store")]
+    pub cache: Option<Cache>,
+    /// Without stores there is no cache.
+    #[cfg(not(feature = "object-store"))]
+    cache: Option<store::Cache>,
 }
 
 impl Default for ReadOptions {
     fn default() -> ReadOptions {
-        ReadOptions { cycle: 1, block: 1, bad_records: BadRecords::Fail }
+        ReadOptions { cycle: 1, block: 1, bad_records: BadRecords::Fail, cache: None }
     }
+}
+
+#[cfg(feature = "object-store")]
+distribute_types::setters! {
+    ReadOptions {} into { cache: Option<Cache> }
 }
 
 distribute_types::setters! {
@@ -162,7 +191,8 @@ pub enum BadRecords {
     /// The pass ends with an error that names file, record and byte.
     #[default]
     Fail,
-    /// They are skipped and counted, and the first ones are logged.
+    /// They are skipped and counted, and the first ones are logged. Files of a store that cannot be asked are not: the
+    /// pass ends with its error.
     Skip(Skipped),
 }
 
@@ -216,6 +246,8 @@ impl BadRecords {
     /// Converts a failure to an item, or to nothing if it is skipped.
     fn of<T>(&self, error: Error) -> Option<Result<T>> {
         match self {
+            // Not the file is bad, but the way to it.
+            _ if matches!(&error, Error::File { source, .. } if store::is_unanswered(source)) => Some(Err(error)),
             BadRecords::Fail => Some(Err(error)),
             BadRecords::Skip(skipped) => {
                 skipped.note(&error);
@@ -236,22 +268,39 @@ impl Dataset<FileShard> {
     /// `interleave` of `TFRecordDataset`, `TextLineDataset` and the like in TensorFlow.
     pub fn read<R: RecordReader>(self, reader: R, options: ReadOptions) -> Dataset<R::Record> {
         let reader = Arc::new(reader);
-        let ReadOptions { cycle, block, bad_records } = options;
+        let ReadOptions { cycle, block, bad_records, cache } = options;
         self.interleave(cycle, block, move |file| {
-            let (reader, bad_records) = (Arc::clone(&reader), bad_records.clone());
-            let open: Opener<R::Record> = Arc::new(move |_| records(&*reader, &file, bad_records.clone()));
+            let (reader, bad_records, cache) = (Arc::clone(&reader), bad_records.clone(), cache.clone());
+            let open: Opener<R::Record> =
+                Arc::new(move |_| records(&*reader, &file, bad_records.clone(), cache.as_ref()));
             Ok(Dataset::of_opener(open))
         })
     }
 }
 
-fn records<R: RecordReader>(reader: &R, file: &FileShard, bad_records: BadRecords) -> Items<R::Record> {
+fn records<R: RecordReader>(
+    reader: &R,
+    file: &FileShard,
+    bad_records: BadRecords,
+    cache: Option<&store::Cache>,
+) -> Items<R::Record> {
     let path = file.path.clone();
-    match reader.open(file) {
-        Ok(records) => {
-            let item = move |record: Result<R::Record, BadRecord>| match record {
-                Ok(record) => Some(Ok(record)),
-                Err(bad) => bad_records.of(bad.of(&path)),
+    match open(reader, file, cache) {
+        Ok((records, copy)) => {
+            let mut is_lost = false;
+            let item = move |record: Result<R::Record, BadRecord>| {
+                // The copy stays as long as it is read.
+                let _ = &copy;
+                if is_lost {
+                    return None;
+                }
+                match record {
+                    Ok(record) => Some(Ok(record)),
+                    Err(bad) => {
+                        is_lost = bad.cause.is_some();
+                        bad_records.of(bad.of(&path))
+                    }
+                }
             };
             Box::new(records.filter_map(item))
         }
@@ -259,9 +308,33 @@ fn records<R: RecordReader>(reader: &R, file: &FileShard, bad_records: BadRecord
     }
 }
 
+/// Opens a file, or its copy in the cache.
+fn open<R: RecordReader>(
+    reader: &R,
+    file: &FileShard,
+    cache: Option<&store::Cache>,
+) -> io::Result<(R::Records, Option<store::Cached>)> {
+    let Some(cache) = cache else { return Ok((reader.open(file)?, None)) };
+    for _ in 0..LOOKS {
+        let Some(copy) = store::copy(cache, &file.path)? else { break };
+        match reader.open(&FileShard { path: copy.path().to_owned(), ..file.clone() }) {
+            // Another process that shares the cache has removed it meanwhile.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            outcome => return Ok((outcome?, Some(copy))),
+        }
+    }
+    Ok((reader.open(file)?, None))
+}
+
+/// How often a copy is fetched that another process removes at once.
+const LOOKS: usize = 3;
+
 impl BadRecord {
     pub(crate) fn of(self, path: &std::path::Path) -> Error {
-        let BadRecord { record, offset, problem } = self;
+        let BadRecord { record, offset, problem, cause } = self;
+        if let Some(Cause(source)) = cause {
+            return Error::File { path: path.to_owned(), source };
+        }
         Error::Record { path: PathBuf::from(path), record, offset, problem }
     }
 }

@@ -8,6 +8,7 @@
 //! - [`Family`] tracks every process that descends from a command, even if it was orphaned, and checks that none is
 //!   left.
 //! - [`Slurm`] starts Slurm's daemons on this machine, where they are installed.
+//! - [`with_object_server`] runs a test against an S3 server, over a [`Relay`] that cuts and delays connections.
 //!
 //! The harness does not depend on clusters: the test sets the environment variables of its tasks. It supports Linux
 //! only, whose `/proc` it reads.
@@ -48,6 +49,7 @@ mod error;
 mod family;
 mod hook;
 mod job;
+mod object_server;
 mod ports;
 mod slurm;
 
@@ -56,6 +58,7 @@ pub use deadline::within;
 pub use error::Error;
 pub use family::Family;
 pub use job::{Job, JobBuilder, Outcome};
+pub use object_server::{Relay, RelayFault, with_object_server};
 pub use ports::Ports;
 pub use rustix::process::Signal;
 pub use slurm::Slurm;

@@ -72,12 +72,12 @@ pub enum Error {
         /// The existing names.
         known: String,
     },
-    /// A file cannot be read or written.
-    #[error("{}: {source}", path.display())]
+    /// A file, or an object of a store, cannot be read or written.
+    #[error("{}", described(path, source))]
     File {
         /// The file.
         path: PathBuf,
-        /// The operating system's error.
+        /// The error of the operating system or the store.
         source: std::io::Error,
     },
     /// A file of a checkpoint is not as it was written.
@@ -148,6 +148,16 @@ pub enum Error {
         folder: PathBuf,
         /// The runs with their steps.
         runs: String,
+    },
+    /// Another process writes into a folder of a store.
+    #[cfg(feature = "checkpoint")]
+    #[error(
+        "another process has begun to save into {} after this one, for example this job started again; nothing more is \
+        saved here; end this process, or give each training a folder of its own", folder.display()
+    )]
+    OtherWriter {
+        /// The folder.
+        folder: PathBuf,
     },
     /// The folder of checkpoints no longer exists, nor does its parent.
     #[cfg(feature = "checkpoint")]
@@ -289,6 +299,15 @@ impl ErrorClass for Error {
     }
 }
 
+/// Returns the message of a file's error; a store's own message names its URL.
+fn described(path: &std::path::Path, source: &std::io::Error) -> String {
+    #[cfg(any(feature = "checkpoint", feature = "tensorboard"))]
+    if let Some(message) = crate::objects::message(source) {
+        return message;
+    }
+    format!("{}: {source}", path.display())
+}
+
 #[cfg(feature = "checkpoint")]
 impl Error {
     fn class_of_checkpoints(&self) -> Class {
@@ -297,6 +316,7 @@ impl Error {
             Error::Strategy(error) => error.class(),
             Error::Values(error) => error.class(),
             Error::Part(error) => Classified::class_of(&**error),
+            Error::File { source, .. } => crate::objects::class(source).unwrap_or(Class::PERMANENT),
             Error::NoNewCheckpoint { .. } | Error::DiskHangs { .. } | Error::ChiefsDisk(_) => {
                 Class::new(Scope::Cluster, FailureKind::Retryable)
             }

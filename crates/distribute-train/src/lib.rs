@@ -48,6 +48,9 @@ mod chief;
 mod error;
 pub mod history;
 pub mod metrics;
+#[cfg(any(feature = "checkpoint", feature = "tensorboard"))]
+#[cfg_attr(not(feature = "object-store"), path = "no_objects.rs")]
+mod objects;
 #[cfg(feature = "checkpoint")]
 pub mod preemption;
 pub mod progress;

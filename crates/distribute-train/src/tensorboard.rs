@@ -16,7 +16,7 @@
 //! # Source
 //! `tensorflow/core/util/event.proto`, `framework/summary.proto` and `histogram.proto`; files are TFRecord files.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -25,15 +25,27 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use distribute_input::read::TfRecordWriter;
 use prost::Message;
 
+use self::sink::Sink;
+use crate::objects;
 use crate::{Error, Result};
+
+mod sink;
 
 /// Writes one event file, which belongs to one run in TensorBoard's list, such as `train` or `validation`.
 ///
 /// Under several workers only the chief creates one.
+///
+/// With the feature `object-store`, the folder may be a URL such as `s3://bucket/run/logs`. Stores cannot append: the
+/// file is uploaded again as a whole by [`flush`](EventWriter::flush), at most every 30 s, and when the writer is
+/// closed or dropped. Beyond 8 MiB another file is begun, so that uploads stay small.
 #[derive(Debug)]
 pub struct EventWriter {
     path: PathBuf,
-    records: TfRecordWriter<File>,
+    folder: PathBuf,
+    records: TfRecordWriter<Sink>,
+    /// The bytes of events in the file, and the size beyond which another one is begun.
+    bytes: usize,
+    most_bytes: Option<usize>,
 }
 
 impl EventWriter {
@@ -43,25 +55,37 @@ impl EventWriter {
     /// # Errors
     /// [`Error::File`] if it cannot be created.
     pub fn create(folder: impl AsRef<Path>) -> Result<EventWriter> {
+        let folder = objects::resolved(folder.as_ref().to_owned());
+        let wrong = |source| Error::File { path: folder.clone(), source };
+        let is_store = objects::of(&folder).map_err(wrong)?.is_some();
+        if !is_store {
+            fs::create_dir_all(&folder).map_err(wrong)?;
+        }
+        let (path, sink) = EventWriter::begin(&folder)?;
+        let most_bytes = is_store.then_some(sink::MOST_BYTES);
+        Ok(EventWriter { path, folder, records: TfRecordWriter::new(sink), bytes: 0, most_bytes })
+    }
+
+    /// Creates a file with its first event.
+    fn begin(folder: &Path) -> Result<(PathBuf, Sink)> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
-        let folder = folder.as_ref();
         let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
         let host = if host.trim().is_empty() { "localhost" } else { host.trim() };
         let (seconds, process) = (now() as u64, std::process::id());
-        fs::create_dir_all(folder).map_err(|source| Error::File { path: folder.to_owned(), source })?;
-        let (path, file) = loop {
+        let version = encoded(0, wire::What::FileVersion("brain.Event:2".to_owned()));
+        let mut first = TfRecordWriter::new(Vec::new());
+        let first = first.write(&version).and_then(|()| first.finish());
+        let first = first.map_err(|source| Error::File { path: folder.to_owned(), source })?;
+        loop {
             let count = COUNT.fetch_add(1, Ordering::Relaxed);
             let path = folder.join(format!("events.out.tfevents.{seconds:010}.{host}.{process}.{count}"));
-            match File::create_new(&path) {
-                Ok(file) => break (path, file),
+            match Sink::create(&path, &first) {
+                Ok(sink) => return Ok((path, sink)),
                 // A container that was restarted within a second has the same name and process id.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(source) => return Err(Error::File { path, source }),
             }
-        };
-        let mut writer = EventWriter { path, records: TfRecordWriter::new(file) };
-        writer.write(0, wire::What::FileVersion("brain.Event:2".to_owned()))?;
-        Ok(writer)
+        }
     }
 
     /// Writes a number of a step, such as a loss.
@@ -81,7 +105,7 @@ impl EventWriter {
         self.value(tag, step, wire::Kind::Histo(histogram(values)))
     }
 
-    /// Writes buffered events to the file.
+    /// Writes buffered events to the file; to an object of a store, if the last upload was 30 s ago.
     ///
     /// # Errors
     /// [`Error::File`] if the file cannot be written.
@@ -90,17 +114,40 @@ impl EventWriter {
         self.records.flush().map_err(|source| Error::File { path: path.clone(), source })
     }
 
+    /// Writes all events to the file or the object.
+    ///
+    /// # Errors
+    /// [`Error::File`] if it cannot be written.
+    pub fn close(self) -> Result<()> {
+        let path = self.path;
+        self.records.finish().and_then(Sink::close).map_err(|source| Error::File { path, source })
+    }
+
     fn value(&mut self, tag: &str, step: u64, kind: wire::Kind) -> Result<()> {
         let value = wire::Value { tag: tag.to_owned(), kind: Some(kind) };
         self.write(step, wire::What::Summary(wire::Summary { value: vec![value] }))
     }
 
     fn write(&mut self, step: u64, what: wire::What) -> Result<()> {
-        let step = i64::try_from(step).unwrap_or(i64::MAX);
-        let event = wire::Event { wall_time: now(), step, what: Some(what) };
-        let outcome: io::Result<()> = self.records.write(&event.encode_to_vec());
+        let event = encoded(step, what);
+        if self.most_bytes.is_some_and(|most| self.bytes >= most) {
+            let (path, sink) = EventWriter::begin(&self.folder)?;
+            let (full, path) = (
+                std::mem::replace(&mut self.records, TfRecordWriter::new(sink)),
+                std::mem::replace(&mut self.path, path),
+            );
+            self.bytes = 0;
+            full.finish().and_then(Sink::close).map_err(|source| Error::File { path, source })?;
+        }
+        self.bytes += event.len();
+        let outcome: io::Result<()> = self.records.write(&event);
         outcome.map_err(|source| Error::File { path: self.path.clone(), source })
     }
+}
+
+fn encoded(step: u64, what: wire::What) -> Vec<u8> {
+    let step = i64::try_from(step).unwrap_or(i64::MAX);
+    wire::Event { wall_time: now(), step, what: Some(what) }.encode_to_vec()
 }
 
 fn now() -> f64 {
@@ -242,6 +289,40 @@ mod tests {
         let Some(wire::What::Summary(summary)) = &events[4].what else { panic!("{:?}", events[4]) };
         assert_eq!((events[4].step, summary.value[0].tag.as_str()), (3, "epoch_loss"));
         assert_eq!(summary.value[0].kind, Some(wire::Kind::SimpleValue(0.25)));
+    }
+
+    #[cfg(feature = "object-store")]
+    #[test]
+    fn a_store_gets_files_of_limited_size_with_all_events() {
+        use distribute_storage::Location;
+        let folder = Location::open("memory://events/train").unwrap();
+        let mut writer = EventWriter::create("memory://events/train").unwrap();
+        writer.most_bytes = Some(1000);
+        let events = |name: &str| {
+            let bytes = folder.join(name).read(1 << 20).unwrap();
+            let mut rest = &bytes[..];
+            let mut events = Vec::new();
+            while !rest.is_empty() {
+                let length = u64::from_le_bytes(rest[..8].try_into().unwrap()) as usize;
+                events.push(wire::Event::decode(&rest[12..12 + length]).unwrap());
+                rest = &rest[16 + length..];
+            }
+            events
+        };
+        for step in 0..100 {
+            writer.scalar("loss", step, 0.5).unwrap();
+        }
+        writer.close().unwrap();
+        let names: Vec<String> = folder.list().unwrap().into_iter().map(|entry| entry.name).collect();
+        assert!(names.len() > 2 && names.iter().all(|name| name.contains("tfevents")), "{names:?}");
+        let mut steps = Vec::new();
+        for name in &names {
+            let all = events(name);
+            assert_eq!(all[0].what, Some(wire::What::FileVersion("brain.Event:2".to_owned())));
+            steps.extend(all[1..].iter().map(|event| event.step));
+        }
+        steps.sort_unstable();
+        assert_eq!(steps, (0..100).collect::<Vec<i64>>());
     }
 
     #[test]

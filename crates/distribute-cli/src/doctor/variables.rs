@@ -84,7 +84,7 @@ const PREFIX: &str = "DISTRIBUTE_";
 const TESTS: &str = "DISTRIBUTE_TEST";
 
 /// Read by the libraries.
-const OURS: [&str; 20] = [
+const OURS: [&str; 21] = [
     "DISTRIBUTE_ALGORITHM",
     "DISTRIBUTE_ALONE",
     "DISTRIBUTE_FLIGHT_DIR",
@@ -101,6 +101,7 @@ const OURS: [&str; 20] = [
     "DISTRIBUTE_PROGRESS_ADDR",
     "DISTRIBUTE_RESTART_COUNT",
     "DISTRIBUTE_STATUS_ADDR",
+    "DISTRIBUTE_STORAGE_RETRY",
     "DISTRIBUTE_STORE",
     "DISTRIBUTE_TIMEOUT",
     "DISTRIBUTE_TRACE",

@@ -41,12 +41,12 @@ pub(super) async fn serve(hub: Arc<Hub>, connection: Connection, timeout: Durati
     let mut answer = None;
     hub.change(|inner| {
         let given = answer.insert(inner.roster.admit(&join, address, Instant::now()));
-        matches!(given, Answer::Seated { .. })
+        matches!(given, Answer::Seated { tell: true, .. })
     });
     let (outbox, queue) = mpsc::channel(OUTBOX);
     let sending = send(writer, queue, timeout);
     match answer {
-        Some(Answer::Seated { visit }) => {
+        Some(Answer::Seated { visit, .. }) => {
             acquaintance.known();
             inbox.limit(MAX_MEMBER_BYTES);
             let incarnation = Vec::from(hub.incarnation.to_bytes()).into();

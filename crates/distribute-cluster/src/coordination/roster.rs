@@ -26,6 +26,8 @@ pub(super) struct Roster {
     complete: bool,
     failure: Option<wire::Failure>,
     closing: bool,
+    /// Whether a member has left since all had joined.
+    departed: bool,
     visits: u64,
 }
 
@@ -42,8 +44,9 @@ struct Seat {
 /// The reply to a task that wants to join.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Answer {
-    /// The task has joined; its stream has this number.
-    Seated { visit: u64 },
+    /// The task has joined; its stream has this number. The other members need to know of it if `tell`: not of each
+    /// arrival, which would be millions of messages in a job of thousands. Heartbeats tell them who is missing.
+    Seated { visit: u64, tell: bool },
     /// The task cannot join; if `passing`, it may retry.
     Refused { reason: String, passing: bool },
 }
@@ -52,8 +55,19 @@ impl Roster {
     pub(super) fn new(membership: Membership, heartbeat_timeout: Duration) -> Roster {
         let (seats, missing, job) = (BTreeMap::new(), (0..membership.world_size()).collect(), membership.job_id());
         let tasks_digest = digest(&membership.tasks);
-        let (complete, failure, closing, visits) = (false, None, false, 0);
-        Roster { membership, job, heartbeat_timeout, seats, missing, tasks_digest, complete, failure, closing, visits }
+        Roster {
+            membership,
+            job,
+            heartbeat_timeout,
+            seats,
+            missing,
+            tasks_digest,
+            complete: false,
+            failure: None,
+            closing: false,
+            departed: false,
+            visits: 0,
+        }
     }
 
     /// Admits a member, or returns why not.
@@ -89,10 +103,10 @@ impl Roster {
         self.visits += 1;
         let pulse = Pulse::new(now, self.heartbeat_timeout);
         let seat = Seat { process: join.process, visit: self.visits, address, pulse, left: false };
-        self.seats.insert(join.rank, seat);
+        let replaced = self.seats.insert(join.rank, seat).is_some();
         self.missing.remove(&join.rank);
         self.complete |= self.missing.is_empty();
-        Answer::Seated { visit: self.visits }
+        Answer::Seated { visit: self.visits, tell: replaced || self.complete }
     }
 
     fn other_version(&self, join: &wire::Join) -> Option<String> {
@@ -168,7 +182,10 @@ impl Roster {
     pub(super) fn leave(&mut self, rank: u32, visit: u64) -> bool {
         match (self.complete, self.seat(rank, visit)) {
             (_, None) => return false,
-            (true, Some(seat)) => seat.left = true,
+            (true, Some(seat)) => {
+                seat.left = true;
+                self.departed = true;
+            }
             (false, Some(_)) => drop(self.unseat(rank)),
         }
         true
@@ -218,6 +235,11 @@ impl Roster {
         self.failure.as_ref()
     }
 
+    /// Returns whether a member has left since all had joined.
+    pub(super) fn anyone_has_left(&self) -> bool {
+        self.departed
+    }
+
     pub(super) fn has_left(&self, rank: u32) -> bool {
         self.seats.get(&rank).is_some_and(|seat| seat.left)
     }
@@ -244,6 +266,7 @@ impl Roster {
         }
         if let Some(seat) = self.seats.get_mut(&rank) {
             seat.left = true;
+            self.departed = true;
         }
         let last_heard_ms = u64::try_from(silence.as_millis()).unwrap_or(u64::MAX);
         self.fail(rank, Cause::Lost(wire::Lost { how, last_heard_ms }), FailureKind::Retryable.code())

@@ -155,7 +155,7 @@ impl Hub {
             let hopeless = inner.roster.failure().is_some() || inner.roster.is_closing();
             match end.get() {
                 Some(reply) => Some(reply.clone()),
-                None if hopeless || inner.absent(&key).iter().any(|absent| absent.left) => Some(inner.reply(&key)),
+                None if hopeless || inner.waits_for_one_that_left(&key) => Some(inner.reply(&key)),
                 None => None,
             }
         });
@@ -231,6 +231,11 @@ impl Inner {
         };
         let (failure, closing) = (self.roster.failure().cloned(), self.roster.is_closing());
         ExchangeReply { values, absent, failure, closing }
+    }
+
+    /// Returns whether a member that has not arrived at a round never will.
+    fn waits_for_one_that_left(&self, key: &str) -> bool {
+        self.roster.anyone_has_left() && self.absent(key).iter().any(|absent| absent.left)
     }
 
     /// Returns the members that have not arrived at a round, and the round at which each of them waits instead.

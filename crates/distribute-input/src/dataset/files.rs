@@ -1,10 +1,11 @@
 //! Lists of files that workers divide.
 
-use std::path::PathBuf;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::{Cardinality, Dataset, Facts, Items, Opener, Share, Shares};
-use crate::{BoxError, Error};
+use crate::{BoxError, Error, store};
 
 /// A file, or one of several equal parts of its records: the element of a list of files.
 ///
@@ -55,33 +56,52 @@ impl Dataset<FileShard> {
         Dataset::new(open, facts)
     }
 
-    /// Creates a dataset of the files in a folder whose names end with `suffix`, sorted by name.
+    /// Creates a dataset of the files in a folder whose names end with `suffix`, sorted by name. With the feature
+    /// `object-store`, the folder may be a URL such as `s3://bucket/train`.
     ///
     /// # Errors
     /// Each pass reports [`Error::User`] if the folder cannot be read, and [`Error::NoFiles`] if it has no such file.
     pub fn list_files(folder: impl Into<PathBuf>, suffix: &str) -> Dataset<FileShard> {
         let folder: PathBuf = folder.into();
-        let list = || -> std::io::Result<Vec<PathBuf>> {
-            let mut paths = Vec::new();
-            for entry in std::fs::read_dir(&folder)? {
-                let path = entry?.path();
-                if path.is_file() && path.file_name().is_some_and(|name| name.to_string_lossy().ends_with(suffix)) {
-                    paths.push(path);
-                }
-            }
-            paths.sort();
-            Ok(paths)
+        let listed = || -> std::io::Result<Vec<PathBuf>> {
+            let has_suffix =
+                |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().ends_with(suffix));
+            let files = list(&folder)?.into_iter().filter(|(_, is_folder)| !is_folder).map(|(path, _)| path);
+            Ok(files.filter(has_suffix).collect())
         };
-        match list() {
+        match listed() {
             Ok(paths) => Dataset::from_files(paths),
             Err(source) => {
                 let mut dataset = Dataset::from_files(Vec::<PathBuf>::new());
-                dataset.facts.error =
-                    Some(Error::user("list_files", BoxError::from(format!("{}: {source}", folder.display()))));
+                dataset.facts.error = Some(Error::user(
+                    "list_files",
+                    match store::message(&source) {
+                        Some(message) => BoxError::from(message),
+                        None => BoxError::from(format!("{}: {source}", folder.display())),
+                    },
+                ));
                 dataset
             }
         }
     }
+}
+
+/// Returns the files and folders in a folder of a disk or a store, sorted by name, each with whether it is a folder.
+pub(crate) fn list(folder: &Path) -> io::Result<Vec<(PathBuf, bool)>> {
+    let folder = match store::list(folder)? {
+        Ok(folder) => folder,
+        Err(listed) => return Ok(listed),
+    };
+    let mut paths = Vec::new();
+    for entry in std::fs::read_dir(folder)? {
+        let path = entry?.path();
+        if path.is_dir() || path.is_file() {
+            let is_folder = path.is_dir();
+            paths.push((path, is_folder));
+        }
+    }
+    paths.sort();
+    Ok(paths)
 }
 
 /// Returns the files of one share: whole files in round-robin order, then its part of each remaining file.

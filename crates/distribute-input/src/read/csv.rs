@@ -1,11 +1,11 @@
 //! Rows of comma-separated values.
 
-use std::fs::File;
 use std::io;
 use std::marker::PhantomData;
 
 use serde::de::DeserializeOwned;
 
+use super::file::{Failure, InputFile};
 use super::{BadRecord, RecordReader};
 use crate::{FileShard, Result};
 
@@ -59,7 +59,8 @@ impl<T> Default for Csv<T> {
 /// The rows of one file.
 pub struct CsvRecords<T> {
     file: FileShard,
-    reader: csv::Reader<File>,
+    reader: csv::Reader<InputFile>,
+    failure: Failure,
     headers: Option<csv::ByteRecord>,
     row: csv::ByteRecord,
     record: u64,
@@ -72,15 +73,17 @@ impl<T: DeserializeOwned + Send + 'static> RecordReader for Csv<T> {
     type Records = CsvRecords<T>;
 
     fn open(&self, file: &FileShard) -> io::Result<CsvRecords<T>> {
+        let opened = file.open()?;
+        let failure = opened.failure();
         let mut reader = csv::ReaderBuilder::new()
             .has_headers(self.has_headers)
             .delimiter(self.delimiter)
             .buffer_capacity(1 << 18)
-            .from_reader(File::open(&file.path)?);
+            .from_reader(opened);
         let headers =
             if self.has_headers { Some(reader.byte_headers().map_err(io::Error::other)?.clone()) } else { None };
         let (row, of) = (csv::ByteRecord::new(), PhantomData);
-        Ok(CsvRecords { file: file.clone(), reader, headers, row, record: 0, ended: false, of })
+        Ok(CsvRecords { file: file.clone(), reader, failure, headers, row, record: 0, ended: false, of })
     }
 }
 
@@ -102,7 +105,7 @@ impl<T: DeserializeOwned> Iterator for CsvRecords<T> {
                 }
                 Err(error) => {
                     self.ended = error.is_io_error();
-                    return Some(Err(BadRecord::new(record, offset, error.to_string())));
+                    return Some(Err(self.failure.bad(record, offset, error.to_string())));
                 }
             }
         }

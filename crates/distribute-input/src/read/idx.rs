@@ -1,13 +1,12 @@
 //! Arrays of bytes in the IDX format, which MNIST uses.
 
-use std::fs::File;
 use std::io::{BufReader, Read};
 use std::path::Path;
 use std::sync::Arc;
 
 use flate2::read::MultiGzDecoder;
 
-use super::BadRecord;
+use super::{BadRecord, InputFile};
 use crate::{Array, Error, Result};
 
 /// Reads an IDX file of unsigned bytes; a file whose name ends in `.gz` is decompressed.
@@ -24,7 +23,7 @@ use crate::{Array, Error, Result};
 pub fn read_idx(path: impl AsRef<Path>) -> Result<Array<u8>> {
     let path = path.as_ref();
     let io = |source| Error::File { path: path.to_owned(), source: Arc::new(source) };
-    let file = BufReader::new(File::open(path).map_err(io)?);
+    let file = BufReader::new(InputFile::open(path).map_err(io)?);
     let mut bytes = Vec::new();
     if path.extension().is_some_and(|extension| extension == "gz") {
         MultiGzDecoder::new(file).read_to_end(&mut bytes).map_err(io)?;

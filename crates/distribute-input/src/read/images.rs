@@ -4,6 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::{BadRecord, RecordReader};
+use crate::dataset::list;
 use crate::{Array, Dataset, Error, FileShard, Result};
 
 /// Folders of images, one for each class.
@@ -41,17 +42,13 @@ impl ImageFolder {
     /// # Errors
     /// [`Error::File`] if a folder cannot be read, [`Error::NoFiles`] if there is no image.
     pub fn open(root: impl AsRef<Path>) -> Result<ImageFolder> {
-        let list = |folder: &Path| -> Result<Vec<PathBuf>> {
-            let read =
-                || std::fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect::<io::Result<Vec<PathBuf>>>();
-            let mut paths = read().map_err(|source| Error::File { path: folder.to_owned(), source: source.into() })?;
-            paths.sort();
-            Ok(paths)
+        let list = |folder: &Path| -> Result<Vec<(PathBuf, bool)>> {
+            list(folder).map_err(|source| Error::File { path: folder.to_owned(), source: source.into() })
         };
         let (mut classes, mut paths) = (Vec::new(), Vec::new());
-        for folder in list(root.as_ref())?.into_iter().filter(|path| path.is_dir()) {
+        for (folder, _) in list(root.as_ref())?.into_iter().filter(|(_, is_folder)| *is_folder) {
             classes.push(class_of(&folder.join("any")));
-            paths.extend(list(&folder)?.into_iter().filter(|path| {
+            paths.extend(list(&folder)?.into_iter().map(|(path, _)| path).filter(|path| {
                 let extension = path.extension().map(|extension| extension.to_string_lossy().to_ascii_lowercase());
                 extension.is_some_and(|extension| matches!(extension.as_str(), "png" | "jpg" | "jpeg"))
             }));
@@ -83,7 +80,7 @@ impl RecordReader for Images {
         if !file.has(0) {
             return Ok(None.into_iter());
         }
-        let bytes = std::fs::read(&file.path)?;
+        let bytes = file.open()?.read_all()?;
         let decode = || -> std::result::Result<Self::Record, String> {
             let [height, width] = self.size;
             let image = image::load_from_memory(&bytes).map_err(|error| error.to_string())?;

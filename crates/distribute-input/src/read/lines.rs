@@ -1,8 +1,8 @@
 //! Lines of text.
 
-use std::fs::File;
 use std::io::{self, BufRead, BufReader};
 
+use super::file::{Failure, InputFile};
 use super::{BadRecord, RecordReader};
 use crate::{FileShard, Result};
 
@@ -17,7 +17,8 @@ pub struct Lines;
 #[derive(Debug)]
 pub struct LineRecords {
     file: FileShard,
-    reader: BufReader<File>,
+    reader: BufReader<InputFile>,
+    failure: Failure,
     record: u64,
     offset: u64,
     ended: bool,
@@ -28,8 +29,9 @@ impl RecordReader for Lines {
     type Records = LineRecords;
 
     fn open(&self, file: &FileShard) -> io::Result<LineRecords> {
-        let reader = BufReader::with_capacity(1 << 18, File::open(&file.path)?);
-        Ok(LineRecords { file: file.clone(), reader, record: 0, offset: 0, ended: false })
+        let opened = file.open()?;
+        let (failure, reader) = (opened.failure(), BufReader::with_capacity(1 << 18, opened));
+        Ok(LineRecords { file: file.clone(), reader, failure, record: 0, offset: 0, ended: false })
     }
 }
 
@@ -57,7 +59,7 @@ impl Iterator for LineRecords {
                 }
                 Err(error) => {
                     self.ended = true;
-                    return Some(Err(BadRecord::new(record, offset, error.to_string())));
+                    return Some(Err(self.failure.bad(record, offset, error.to_string())));
                 }
             }
         }

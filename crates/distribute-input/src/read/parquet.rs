@@ -1,6 +1,5 @@
 //! Columns of Parquet and Arrow files.
 
-use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 
 use arrow_array::{Array as _, PrimitiveArray, RecordBatch, cast::AsArray, types};
@@ -9,6 +8,7 @@ use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::{ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder};
 use parquet::file::metadata::ParquetMetaData;
 
+use super::file::{Failure, InputFile};
 use super::{BadRecord, RecordReader};
 use crate::{Array, Error, FileShard, Result};
 
@@ -64,6 +64,7 @@ impl Default for Parquet {
 /// The batches of one file.
 pub struct ParquetRecords {
     reader: ParquetRecordBatchReader,
+    failure: Failure,
     row: u64,
     ended: bool,
 }
@@ -73,8 +74,8 @@ impl RecordReader for Parquet {
     type Records = ParquetRecords;
 
     fn open(&self, file: &FileShard) -> io::Result<ParquetRecords> {
-        let opened = File::open(&file.path)?;
-        let file_bytes = opened.metadata()?.len();
+        let opened = file.open()?;
+        let (file_bytes, failure) = (opened.byte_len()?, opened.failure());
         let mut builder = ParquetRecordBatchReaderBuilder::try_new(opened).map_err(io::Error::other)?;
         check_chunks(builder.metadata(), file_bytes)?;
         if let Some(columns) = &self.columns {
@@ -92,7 +93,7 @@ impl RecordReader for Parquet {
         let before = |part: usize| (rows as u128 * part as u128 / file.parts.max(1) as u128).min(rows as u128) as usize;
         let (start, end) = (before(file.part), before(file.part.saturating_add(1)));
         let reader = builder.with_batch_size(self.batch_size).with_offset(start).with_limit(end - start).build();
-        Ok(ParquetRecords { reader: reader.map_err(io::Error::other)?, row: start as u64, ended: false })
+        Ok(ParquetRecords { reader: reader.map_err(io::Error::other)?, failure, row: start as u64, ended: false })
     }
 }
 
@@ -132,7 +133,7 @@ impl Iterator for ParquetRecords {
             Err(error) => {
                 self.ended = true;
                 // The reader does not report the position of a column's page in the file.
-                Err(BadRecord::new(row, 0, error.to_string()))
+                Err(self.failure.bad(row, 0, error.to_string()))
             }
         })
     }
@@ -149,7 +150,8 @@ pub struct Arrow;
 /// The batches of one file.
 pub struct ArrowRecords {
     file: FileShard,
-    reader: arrow_ipc::reader::FileReader<File>,
+    reader: arrow_ipc::reader::FileReader<InputFile>,
+    failure: Failure,
     batch: u64,
 }
 
@@ -158,16 +160,17 @@ impl RecordReader for Arrow {
     type Records = ArrowRecords;
 
     fn open(&self, file: &FileShard) -> io::Result<ArrowRecords> {
-        let mut opened = File::open(&file.path)?;
+        let mut opened = file.open()?;
+        let failure = opened.failure();
         check_blocks(&mut opened)?;
         let reader = arrow_ipc::reader::FileReader::try_new(opened, None).map_err(io::Error::other)?;
-        Ok(ArrowRecords { file: file.clone(), reader, batch: 0 })
+        Ok(ArrowRecords { file: file.clone(), reader, failure, batch: 0 })
     }
 }
 
 /// Checks that all batches and dictionaries lie within the file, because the reader trusts the lengths in the footer.
-fn check_blocks(file: &mut File) -> io::Result<()> {
-    let file_bytes = file.metadata()?.len();
+fn check_blocks(file: &mut InputFile) -> io::Result<()> {
+    let file_bytes = file.byte_len()?;
     let mut tail = [0; TAIL];
     if file_bytes < tail.len() as u64 {
         return Err(io::Error::other("it is too short for an Arrow file"));
@@ -206,7 +209,8 @@ impl Iterator for ArrowRecords {
             self.batch += 1;
             if self.file.has(batch) {
                 // The reader does not report the position of a batch in the file.
-                return Some(self.reader.next()?.map_err(|error| BadRecord::new(batch, 0, error.to_string())));
+                let read = self.reader.next()?;
+                return Some(read.map_err(|error| self.failure.bad(batch, 0, error.to_string())));
             }
             if batch as usize >= self.reader.num_batches() || self.reader.set_index(batch as usize + 1).is_err() {
                 return None;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use safetensors::{Dtype, SafeTensors};
 
-use super::BadRecord;
+use super::{BadRecord, InputFile};
 use crate::{Array, Error, Result};
 
 /// A safetensors file in memory, with named arrays.
@@ -64,8 +64,8 @@ impl SafetensorsFile {
     /// [`Error::File`] if the file cannot be read, [`Error::Record`] if it is not a safetensors file.
     pub fn open(path: impl AsRef<Path>) -> Result<SafetensorsFile> {
         let path = path.as_ref().to_owned();
-        let bytes =
-            std::fs::read(&path).map_err(|source| Error::File { path: path.clone(), source: Arc::new(source) })?;
+        let read = InputFile::open(&path).and_then(InputFile::read_all);
+        let bytes = read.map_err(|source| Error::File { path: path.clone(), source: Arc::new(source) })?;
         let file = SafetensorsFile { path, bytes: Arc::new(bytes) };
         file.tensors()?;
         Ok(file)

@@ -1,11 +1,11 @@
 //! Samples in tar files.
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io::{self, BufReader, Read};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 
+use super::file::Failure;
 use super::{BadRecord, RecordReader};
 use crate::{FileShard, Result};
 
@@ -36,9 +36,12 @@ impl RecordReader for WebDataset {
     type Records = SampleRecords;
 
     fn open(&self, file: &FileShard) -> io::Result<SampleRecords> {
-        let (reader, file) = (BufReader::with_capacity(1 << 18, File::open(&file.path)?), file.clone());
+        let (opened, file) = (file.open()?, file.clone());
+        let (failure, reader) = (opened.failure(), BufReader::with_capacity(1 << 18, opened));
         let (sender, samples) = bounded(8);
-        std::thread::Builder::new().name("input-tar".to_owned()).spawn(move || read(reader, &file, &sender))?;
+        std::thread::Builder::new()
+            .name("input-tar".to_owned())
+            .spawn(move || read(reader, &failure, &file, &sender))?;
         Ok(SampleRecords { samples })
     }
 }
@@ -53,7 +56,7 @@ impl Iterator for SampleRecords {
 }
 
 /// Reads samples until the end of the archive, or until the receiver is gone.
-fn read(reader: impl Read, file: &FileShard, sender: &Sender<Result<Sample, BadRecord>>) {
+fn read(reader: impl Read, failure: &Failure, file: &FileShard, sender: &Sender<Result<Sample, BadRecord>>) {
     let mut archive = tar::Archive::new(reader);
     let (mut record, mut offset) = (0, 0);
     let mut sample: Option<Sample> = None;
@@ -92,7 +95,7 @@ fn read(reader: impl Read, file: &FileShard, sender: &Sender<Result<Sample, BadR
     })();
     let last = match outcome {
         Ok(()) => sample.filter(|_| file.has(record)).map(Ok),
-        Err(error) => Some(Err(BadRecord::new(record, offset, error.to_string()))),
+        Err(error) => Some(Err(failure.bad(record, offset, error.to_string()))),
     };
     if let Some(last) = last {
         // Fails if the receiver is gone.

@@ -1,11 +1,11 @@
 //! TensorFlow's record files.
 
 use std::collections::HashMap;
-use std::fs::File;
 use std::io::{self, BufReader, Read, Write};
 
 use prost::Message;
 
+use super::file::{Failure, InputFile};
 use super::{BadRecord, RecordReader};
 use crate::{FileShard, Result};
 
@@ -22,7 +22,8 @@ pub struct TfRecords;
 #[derive(Debug)]
 pub struct TfRecordRecords {
     file: FileShard,
-    reader: BufReader<File>,
+    reader: BufReader<InputFile>,
+    failure: Failure,
     record: u64,
     offset: u64,
     ended: bool,
@@ -33,8 +34,9 @@ impl RecordReader for TfRecords {
     type Records = TfRecordRecords;
 
     fn open(&self, file: &FileShard) -> io::Result<TfRecordRecords> {
-        let reader = BufReader::with_capacity(1 << 18, File::open(&file.path)?);
-        Ok(TfRecordRecords { file: file.clone(), reader, record: 0, offset: 0, ended: false })
+        let opened = file.open()?;
+        let (failure, reader) = (opened.failure(), BufReader::with_capacity(1 << 18, opened));
+        Ok(TfRecordRecords { file: file.clone(), reader, failure, record: 0, offset: 0, ended: false })
     }
 }
 
@@ -110,7 +112,7 @@ impl Iterator for TfRecordRecords {
             let read = self.read();
             self.record += 1;
             if let Some(read) = read {
-                return Some(read.map_err(|problem| BadRecord::new(record, offset, problem)));
+                return Some(read.map_err(|problem| self.failure.bad(record, offset, problem)));
             }
         }
         None

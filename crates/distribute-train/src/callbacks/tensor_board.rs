@@ -30,7 +30,8 @@ pub struct TensorBoard {
 }
 
 impl TensorBoard {
-    /// Writes to this folder.
+    /// Writes to this folder, which may be a URL of a store (feature `object-store`): see [`EventWriter`] for how often
+    /// it is uploaded.
     pub fn new(folder: impl Into<PathBuf>) -> TensorBoard {
         TensorBoard { folder: folder.into(), histograms: 0, every_steps: 0, writers: None, since: None }
     }
@@ -116,6 +117,11 @@ impl Callback for TensorBoard {
             lines.push(Line { run: Run::Train, tag: name.to_owned(), step, shown: Shown::Histogram(numbers) });
         }
         self.write(lines)
+    }
+
+    fn train_end(&mut self, _: &mut Training<'_>) -> Result<()> {
+        let Some(writers) = self.writers.take() else { return Ok(()) };
+        bounded("closing event files in", &self.folder, move || writers.into_iter().try_for_each(EventWriter::close))
     }
 }
 

@@ -305,6 +305,36 @@ fn a_line_of_a_table_that_was_cut_off_does_not_run_into_the_next() {
     assert_eq!(kept(folder.path()), ["log.csv"]);
 }
 
+#[cfg(feature = "object-store")]
+#[test]
+fn a_table_in_a_store_has_each_epoch_once() {
+    let object = distribute_storage::Location::open("memory://tables/log.csv").unwrap();
+    let text = || String::from_utf8(object.read(1000).unwrap().to_vec()).unwrap();
+    let mut toy = Toy::new();
+    toy.train(&mut CsvLogger::new(object.url()), "val_loss", &[1.0, 0.5, 0.25]);
+    toy.epoch = 1;
+    toy.train(&mut CsvLogger::new(object.url()), "val_loss", &[0.75]);
+    assert_eq!(text(), "epoch,loss,val_loss\n1,1,1\n2,0.75,0.75\n");
+    object.write("epoch,loss,val_loss\n1,1,1\n1,0.").unwrap();
+    toy.epoch = 1;
+    toy.train(&mut CsvLogger::new(object.url()), "val_loss", &[0.75]);
+    assert_eq!(text(), "epoch,loss,val_loss\n1,1,1\n1,0.\n2,0.75,0.75\n");
+}
+
+#[cfg(all(feature = "tensorboard", feature = "object-store"))]
+#[test]
+fn event_files_in_a_store_are_whole_when_the_training_ends() {
+    let folder = distribute_storage::Location::open("memory://boards/run").unwrap();
+    let mut board = TensorBoard::new(folder.url());
+    Toy::new().train(&mut board, "val_loss", &[1.0, 0.5]);
+    // The callback still exists: the end of the training has closed them.
+    let files = folder.list_below().unwrap();
+    assert_eq!(files.len(), 2);
+    let bytes = folder.join(&files[0].name).read(1 << 20).unwrap();
+    assert_eq!(bytes.windows(10).filter(|window| *window == b"epoch_loss").count(), 2);
+    drop(board);
+}
+
 #[cfg(feature = "tensorboard")]
 #[test]
 fn event_files_have_epochs_steps_and_histograms() {

@@ -14,8 +14,10 @@ use parking_lot::Mutex;
 pub(super) use faults::{Fault, Faults};
 #[cfg(not(test))]
 use no_faults::Faults;
-pub(super) use system::{Folder, is_damage};
 
+use super::manifest::MANIFEST;
+use super::run::temporary_suffix;
+use crate::objects::{self, Object};
 use crate::{Error, Result};
 
 #[cfg(test)]
@@ -95,11 +97,28 @@ impl Disk {
     }
 
     pub(super) fn exists(&self, path: &Path) -> Result<bool> {
-        self.named("looking for", path, || fs::exists(path))
+        self.named("looking for", path, || match objects::of(path)? {
+            Some(object) => object.exists(),
+            None => fs::exists(path),
+        })
+    }
+
+    /// Returns whether a checkpoint of this name has been published and not been removed.
+    pub(super) fn is_published(&self, path: &Path) -> Result<bool> {
+        let is_store = self.is_store(path);
+        self.exists(&if is_store { path.join(MANIFEST) } else { path.to_owned() })
+    }
+
+    /// Returns whether a path is in a store of objects, where nothing is renamed, and a folder is its objects.
+    pub(super) fn is_store(&self, path: &Path) -> bool {
+        objects::of(path).is_ok_and(|object| object.is_some())
     }
 
     /// Creates a folder and its missing parents, and syncs them.
     pub(super) fn create_folders(&self, path: &Path) -> Result<()> {
+        if self.is_store(path) {
+            return Ok(());
+        }
         let mut missing = Vec::new();
         for folder in path.ancestors().filter(|folder| !folder.as_os_str().is_empty()) {
             if self.exists(folder)? {
@@ -116,13 +135,20 @@ impl Disk {
         Ok(())
     }
 
-    /// Creates one folder.
+    /// Creates one folder. In a store, an object in it takes the name, which another process may have done before.
     pub(super) fn create_folder(&self, path: &Path) -> Result<()> {
-        self.named("making", path, || fs::create_dir(path))
+        self.named("making", path, || match objects::of(path)? {
+            Some(object) => object.join(TAKEN).create(temporary_suffix().as_bytes()),
+            None => fs::create_dir(path),
+        })
     }
 
-    /// Writes a new file and syncs it.
+    /// Writes a new file and syncs it. In a store, it replaces an object of the same name when it is complete.
     pub(super) fn write(&self, path: &Path, bytes: &[u8]) -> Result<Entry> {
+        let entry = Entry { bytes: bytes.len() as u64, crc32c: crc32c::crc32c(bytes) };
+        if let Some(object) = self.object(path)? {
+            return self.write_object(&object, path, bytes).map(|()| entry);
+        }
         let mut file = self.named("making", path, || OpenOptions::new().write(true).create_new(true).open(path))?;
         // Written in parts, so that a slow disk can be told from one that hangs.
         for part in bytes.chunks(PART_BYTES) {
@@ -136,16 +162,58 @@ impl Disk {
             }
         }
         self.named("syncing", path, || file.sync_all())?;
-        Ok(Entry { bytes: bytes.len() as u64, crc32c: crc32c::crc32c(bytes) })
+        Ok(entry)
+    }
+
+    fn write_object(&self, object: &Object, path: &Path, bytes: &[u8]) -> Result<()> {
+        if bytes.len() <= objects::PART_BYTES {
+            return self.named("writing", path, || object.write(bytes));
+        }
+        let mut upload = self.named("making", path, || object.upload())?;
+        for part in bytes.chunks(objects::PART_BYTES) {
+            self.named("writing", path, || upload.push(part))?;
+        }
+        self.named("completing", path, || upload.finish())
+    }
+
+    /// Writes a small object that no other process has written before.
+    pub(super) fn create(&self, path: &Path, bytes: &[u8]) -> Result<()> {
+        match self.object(path)? {
+            Some(object) => self.named("publishing", path, || object.create(bytes)),
+            None => self.write(path, bytes).map(drop),
+        }
+    }
+
+    /// Returns the object that a path names, if it is in a store.
+    fn object(&self, path: &Path) -> Result<Option<Object>> {
+        objects::of(path).map_err(|source| Error::File { path: path.to_owned(), source })
     }
 
     /// Syncs the names in a folder.
     pub(super) fn sync_folder(&self, path: &Path) -> Result<()> {
+        if self.is_store(path) {
+            return Ok(());
+        }
         self.named("syncing", path, || system::sync_folder(path))
     }
 
+    /// Renames a file or folder atomically. A folder of a store is copied into another one, which exists, and then
+    /// removed: the manifest is copied last, and removed first.
     pub(super) fn rename(&self, from: &Path, to: &Path) -> Result<()> {
-        self.named("renaming to", to, || fs::rename(from, to))
+        if !self.is_store(from) {
+            return self.named("renaming to", to, || fs::rename(from, to));
+        }
+        let mut names = self.names(from)?;
+        names.retain(|name| name != TAKEN);
+        names.sort_by_key(|name| name == MANIFEST);
+        for name in names {
+            let (from, to) = (from.join(&name), to.join(&name));
+            self.named("copying to", &to, || match (objects::of(&from)?, objects::of(&to)?) {
+                (Some(from), Some(to)) => from.copy(&to),
+                _ => Err(io::ErrorKind::Unsupported.into()),
+            })?;
+        }
+        self.remove_folder(from)
     }
 
     /// Exchanges two names atomically; returns whether the system and the file system support it.
@@ -161,8 +229,14 @@ impl Disk {
         }
     }
 
-    /// Removes a folder and its contents.
+    /// Removes a folder and its contents. In a store, the manifest is removed first, since the folder is a checkpoint
+    /// as long as it has one, and the object that takes the name last.
     pub(super) fn remove_folder(&self, path: &Path) -> Result<()> {
+        if self.is_store(path) {
+            let mut names = self.names(path)?;
+            names.sort_by_key(|name| if name == MANIFEST { 0 } else { 1 + u8::from(name == TAKEN) });
+            return names.iter().try_for_each(|name| self.remove_file(&path.join(name)));
+        }
         for name in self.names(path)? {
             let file = path.join(name);
             self.named("removing", &file, || match fs::symlink_metadata(&file)?.is_dir() {
@@ -174,47 +248,57 @@ impl Disk {
     }
 
     pub(super) fn remove_file(&self, path: &Path) -> Result<()> {
-        self.named("removing", path, || fs::remove_file(path))
+        self.named("removing", path, || match objects::of(path)? {
+            Some(object) => object.delete(),
+            None => fs::remove_file(path),
+        })
     }
 
     /// Removes a folder if it is empty.
     pub(super) fn remove_empty_folder(&self, path: &Path) {
-        drop(self.step("removing", path, || fs::remove_dir(path)));
+        if !self.is_store(path) {
+            drop(self.step("removing", path, || fs::remove_dir(path)));
+        }
     }
 
     /// Returns the names in a folder; none if it does not exist.
     pub(super) fn names(&self, path: &Path) -> Result<Vec<OsString>> {
-        let list = || match fs::read_dir(path) {
-            Ok(entries) => entries.map(|entry| entry.map(|entry| entry.file_name())).collect(),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
-            Err(error) => Err(error),
+        let list = || match objects::of(path)? {
+            Some(object) => object.names(),
+            None => list(path),
         };
         self.named("listing", path, list)
     }
 
     /// Opens a folder, whose files are then read by name from this very folder even if another takes its place.
     pub(super) fn open_folder(&self, path: &Path) -> io::Result<Folder> {
-        self.step("opening", path, || Folder::open(path))
+        self.step("opening", path, || match objects::of(path)? {
+            Some(object) => object.open_folder().map(Folder::Objects),
+            None => system::Folder::open(path).map(Folder::Local),
+        })
     }
 
     /// Returns the length of a regular file in a folder.
     pub(super) fn length(&self, folder: &Folder, path: &Path, name: &str) -> io::Result<u64> {
-        self.step("looking at", &path.join(name), || folder.length(name)?.ok_or_else(not_regular))
+        self.step("looking at", &path.join(name), || match folder {
+            Folder::Local(folder) => folder.length(name)?.ok_or_else(not_regular),
+            Folder::Objects(folder) => folder.length(name),
+        })
     }
 
     /// Reads a regular file of at most `most` bytes in a folder; nothing is allocated for a larger one.
     pub(super) fn read(&self, folder: &Folder, path: &Path, name: &str, most: u64) -> io::Result<Vec<u8>> {
         let path = path.join(name);
+        let folder = match folder {
+            Folder::Local(folder) => folder,
+            Folder::Objects(folder) => return self.read_object(folder, &path, name, most),
+        };
         let (mut file, length) = self.step("opening", &path, || {
             let file = folder.file(name)?;
             let about = file.metadata()?;
             if about.is_file() { Ok((file, about.len())) } else { Err(not_regular()) }
         })?;
-        let too_long =
-            || io::Error::new(io::ErrorKind::InvalidData, format!("it has {length} bytes, of at most {most}"));
-        let wanted = usize::try_from(length).ok().filter(|_| length <= most).ok_or_else(too_long)?;
-        let mut bytes = Vec::new();
-        bytes.try_reserve_exact(wanted).map_err(|_| io::Error::from(io::ErrorKind::OutOfMemory))?;
+        let (mut bytes, wanted) = room_for(length, most)?;
         loop {
             let before = bytes.len();
             let mut read = |bytes: &mut Vec<u8>| Read::by_ref(&mut file).take(PART_BYTES as u64).read_to_end(bytes);
@@ -228,7 +312,68 @@ impl Disk {
             }
         }
     }
+
+    /// Reads an object of a folder in parts; nothing is allocated for one of more than `most` bytes.
+    fn read_object(&self, folder: &objects::Folder, path: &Path, name: &str, most: u64) -> io::Result<Vec<u8>> {
+        let length = self.step("opening", path, || folder.length(name))?;
+        let (mut bytes, wanted) = room_for(length, most)?;
+        while bytes.len() < wanted {
+            let (start, end) = (bytes.len(), wanted.min(bytes.len() + objects::PART_BYTES));
+            bytes.extend_from_slice(&self.step("reading", path, || folder.read(name, start as u64..end as u64))?);
+        }
+        Ok(bytes)
+    }
 }
+
+/// An open folder of a file system, or the listing of one in a store.
+#[derive(Debug)]
+pub(super) enum Folder {
+    Local(system::Folder),
+    Objects(objects::Folder),
+}
+
+impl Folder {
+    /// Returns whether the other was opened from the same path after another folder had taken the place of this one.
+    pub(super) fn is_another(&self, other: &Folder) -> bool {
+        match (self, other) {
+            (Folder::Local(one), Folder::Local(other)) => one.is_another(other),
+            // Names in a store are used once.
+            _ => false,
+        }
+    }
+
+    /// Returns whether the folder is one of a store that no manifest makes a checkpoint: it is being written or
+    /// removed, or the process that did so was killed.
+    pub(super) fn is_unpublished(&self) -> bool {
+        matches!(self, Folder::Objects(folder) if folder.length(MANIFEST).is_err())
+    }
+}
+
+/// Returns whether the error means that the file is damaged or gone, not that it cannot be reached.
+pub(super) fn is_damage(error: &io::Error) -> bool {
+    objects::is_missing(error) || system::is_damage(error)
+}
+
+/// Returns an empty vector with room for a file; nothing is allocated for one of more than `most` bytes.
+fn room_for(length: u64, most: u64) -> io::Result<(Vec<u8>, usize)> {
+    let too_long = || io::Error::new(io::ErrorKind::InvalidData, format!("it has {length} bytes, of at most {most}"));
+    let wanted = usize::try_from(length).ok().filter(|_| length <= most).ok_or_else(too_long)?;
+    let mut bytes = Vec::new();
+    bytes.try_reserve_exact(wanted).map_err(|_| io::Error::from(io::ErrorKind::OutOfMemory))?;
+    Ok((bytes, wanted))
+}
+
+/// Returns the names in a folder; none if it does not exist.
+fn list(path: &Path) -> io::Result<Vec<OsString>> {
+    match fs::read_dir(path) {
+        Ok(entries) => entries.map(|entry| entry.map(|entry| entry.file_name())).collect(),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(error) => Err(error),
+    }
+}
+
+/// The object by which the writer of a checkpoint takes the name of its folder in a store.
+pub(super) const TAKEN: &str = ".folder";
 
 fn not_regular() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, "it is not a regular file")

@@ -12,8 +12,15 @@ use crate::{Error, Result};
 pub(super) const LATEST: &str = "latest";
 /// The file with the run that the folder belongs to, for a run that was stopped before its first checkpoint.
 const RUN: &str = "run";
+/// The object with the name of the process that writes into a folder of a store.
+const WRITER: &str = "writer";
 const PREFIX: &str = "step-";
 const TEMPORARY: &str = ".tmp-";
+/// Precedes a number in the name of a checkpoint in a store whose step has been saved before.
+const AGAIN: &str = ".";
+/// The number of names of one step that may be taken: by what killed processes have left, and by checkpoints that are
+/// about to be replaced.
+const MOST_AGAIN: u32 = 1000;
 /// Marks a checkpoint that another one of the same step was about to replace.
 const OLD: &str = ".old-";
 
@@ -81,10 +88,14 @@ fn suffixed(path: &Path, kind: &str) -> PathBuf {
 pub(super) fn list(disk: &Disk, root: &Path) -> Result<Vec<Found>> {
     let names = disk.names(root)?;
     let names: Vec<&str> = names.iter().filter_map(|name| name.to_str()).collect();
-    let mut found = Vec::new();
+    let (mut found, is_store) = (Vec::new(), disk.is_store(root));
     for name in &names {
         let Some(rest) = name.strip_prefix(PREFIX) else { continue };
-        let (digits, is_old) = rest.split_once(OLD).map_or((rest, false), |(digits, _)| (digits, true));
+        let (digits, is_old) = match rest.split_once(OLD) {
+            Some((digits, _)) => (digits, true),
+            None if is_store => (rest.split_once(AGAIN).map_or(rest, |(digits, _)| digits), false),
+            None => (rest, false),
+        };
         let Some(step) = digits.parse().ok().filter(|_| digits.bytes().all(|byte| byte.is_ascii_digit())) else {
             continue;
         };
@@ -108,6 +119,9 @@ fn look_at(disk: &Disk, path: &Path, step: u64) -> Result<Option<(Option<Manifes
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return unless_damaged(path, error).map(|problem| Some((None, Some(problem)))),
     };
+    if folder.is_unpublished() {
+        return Ok(None);
+    }
     let manifest = match read_manifest(disk, &folder, path) {
         Ok(manifest) => manifest,
         Err(Error::Damaged { problem, .. }) => return Ok(Some((None, Some(format!("{MANIFEST}: {problem}"))))),
@@ -191,6 +205,7 @@ pub(super) fn claimed_by(disk: &Disk, root: &Path) -> Option<RunId> {
 /// error.
 pub(super) fn claim(disk: &Disk, root: &Path, run: Option<RunId>, sets_aside: bool) -> Result<RunId> {
     clear(disk, root)?;
+    let is_store = disk.is_store(root);
     let found = list(disk, root)?;
     let is_other = |found: &Found| match (found.run(), run) {
         (Some(of), Some(run)) => of != run,
@@ -218,7 +233,68 @@ pub(super) fn claim(disk: &Disk, root: &Path, run: Option<RunId>, sets_aside: bo
     if claimed_by(disk, root) != Some(run) {
         replace(disk, root, RUN, &run.to_string())?;
     }
+    if is_store {
+        // From here on, an earlier writer publishes nothing any more, and what it has not published can go.
+        replace(disk, root, WRITER, process_suffix())?;
+        clear_unpublished(disk, root)?;
+    }
     Ok(run)
+}
+
+/// Checks that no other process has claimed a folder of a store after this one. On a disk, the job's launcher sees to
+/// that.
+///
+/// # Errors
+/// [`Error::OtherWriter`] if one has.
+pub(super) fn check_writer(disk: &Disk, root: &Path) -> Result<()> {
+    let path = root.join(WRITER);
+    if !disk.is_store(root) {
+        return Ok(());
+    }
+    let folder = disk.open_folder(root).map_err(|source| Error::File { path: root.to_owned(), source })?;
+    let text = disk.read(&folder, root, WRITER, 64).map_err(|source| Error::File { path, source })?;
+    match std::str::from_utf8(&text).is_ok_and(|text| text.trim_end() == process_suffix()) {
+        true => Ok(()),
+        false => Err(Error::OtherWriter { folder: root.to_owned() }),
+    }
+}
+
+/// Removes folders of a store that no manifest makes a checkpoint.
+fn clear_unpublished(disk: &Disk, root: &Path) -> Result<()> {
+    for name in disk.names(root)? {
+        let path = root.join(&name);
+        let is_step = name.to_str().is_some_and(|name| name.starts_with(PREFIX));
+        if is_step && disk.open_folder(&path).is_ok_and(|folder| folder.is_unpublished()) {
+            // Objects that cannot be removed do no harm.
+            drop(disk.remove_folder(&path));
+        }
+    }
+    Ok(())
+}
+
+/// Takes a name for a checkpoint in a store that no other has had: that of the step, or with a number.
+pub(super) fn take(disk: &Disk, path: &Path) -> Result<PathBuf> {
+    let again = (2..=MOST_AGAIN).map(|number| {
+        let mut name = path.as_os_str().to_owned();
+        name.push(format!("{AGAIN}{number}"));
+        PathBuf::from(name)
+    });
+    for place in std::iter::once(path.to_owned()).chain(again) {
+        match disk.create_folder(&place) {
+            Err(Error::File { source, .. }) if source.kind() == std::io::ErrorKind::AlreadyExists => {}
+            outcome => return outcome.map(|()| place),
+        }
+    }
+    Err(Error::OtherWriter { folder: path.to_owned() })
+}
+
+/// Removes other checkpoints of a step from a store, after one has been published.
+pub(super) fn remove_others(disk: &Disk, found: &[Found], published: &Path, step: u64) {
+    for other in found.iter().filter(|found| found.step == step && found.path != published) {
+        if let Err(error) = disk.remove_folder(&other.path) {
+            warn(&format!("an old checkpoint cannot be removed: {error}"));
+        }
+    }
 }
 
 /// Moves checkpoints into folders named after their runs.
@@ -240,7 +316,9 @@ fn set_aside(disk: &Disk, root: &Path, others: &[&Found]) -> Result<()> {
             }
             disk.create_folders(&folder)?;
             for found in &these {
-                disk.rename(&found.path, &path_of(&folder, found.step))?;
+                let place = path_of(&folder, found.step);
+                let place = if disk.is_store(root) { take(disk, &place)? } else { place };
+                disk.rename(&found.path, &place)?;
             }
             disk.sync_folder(&folder)?;
             let (steps, folder) = (steps_of(these.iter().copied()), folder.display());
@@ -255,6 +333,9 @@ fn set_aside(disk: &Disk, root: &Path, others: &[&Found]) -> Result<()> {
 /// Writes a small file in a folder, replacing one of the same name.
 pub(super) fn replace(disk: &Disk, root: &Path, name: &str, text: &str) -> Result<()> {
     let path = root.join(name);
+    if disk.is_store(root) {
+        return disk.write(&path, format!("{text}\n").as_bytes()).map(drop);
+    }
     let temporary = temporary(&path);
     let outcome = disk.write(&temporary, format!("{text}\n").as_bytes()).and_then(|_| disk.rename(&temporary, &path));
     if outcome.is_err() {
@@ -264,8 +345,12 @@ pub(super) fn replace(disk: &Disk, root: &Path, name: &str, text: &str) -> Resul
     disk.sync_folder(root)
 }
 
-/// Restores checkpoints that a killed process had moved out of the way, and removes its incomplete files.
+/// Restores checkpoints that a killed process had moved out of the way, and removes its incomplete files. In a store,
+/// only [`claim`] removes what is incomplete: an earlier writer may still be at work.
 pub(super) fn clear(disk: &Disk, root: &Path) -> Result<()> {
+    if disk.is_store(root) {
+        return Ok(());
+    }
     for name in disk.names(root)? {
         let Some(name) = name.to_str().filter(|name| [PREFIX, LATEST, RUN].iter().any(|own| name.starts_with(own)))
         else {
@@ -325,6 +410,9 @@ pub(super) fn prune(disk: &Disk, root: &Path, keep: &Retention) -> Result<()> {
 
 /// Removes a checkpoint atomically for readers, who never see half of one.
 fn remove(disk: &Disk, path: &Path) -> Result<()> {
+    if disk.is_store(path) {
+        return disk.remove_folder(path);
+    }
     let temporary = temporary(path);
     match disk.rename(path, &temporary) {
         // Another process has removed it first.
@@ -354,6 +442,10 @@ pub(super) fn remove_all(disk: &Disk, root: &Path, run: Option<RunId>, backups: 
     }
     if staying.is_empty() && disk.exists(root)? {
         drop(disk.remove_file(&root.join(RUN)));
+        if disk.is_store(root) {
+            clear_unpublished(disk, root)?;
+            drop(disk.remove_file(&root.join(WRITER)));
+        }
         disk.remove_empty_folder(root);
     }
     Ok(())
@@ -386,7 +478,7 @@ pub(super) fn newest<T>(disk: &Disk, root: &Path, read: impl Fn(&Path) -> Result
         // The writer may have removed one while it was read, and has then written a newer one.
         let mut gone = false;
         for (found, _) in &damaged {
-            gone |= !disk.exists(&found.path)?;
+            gone |= !disk.is_published(&found.path)?;
         }
         match damaged.into_iter().next() {
             None => return Ok((None, Vec::new())),

@@ -16,6 +16,7 @@ use super::snapshot::Snapshot;
 use super::task::{TIMEOUT, Task};
 use super::write::{self, SaveOptions};
 use crate::chief::{bytes_from_chief, from_chief};
+use crate::objects;
 use crate::warning::warn;
 use crate::{BoxError, Error, Result};
 
@@ -101,9 +102,12 @@ impl Snapshot {
 
 impl CheckpointManager {
     /// Creates a manager of a folder, which is created with the first checkpoint. Keeps five checkpoints.
+    ///
+    /// With the feature `object-store`, the folder may be a URL: `s3://bucket/folder`, `gs://…`, `az://…`, or
+    /// `file:///folder`. Settings and credentials come from the environment.
     pub fn new(root: impl Into<PathBuf>) -> CheckpointManager {
         CheckpointManager {
-            root: root.into(),
+            root: objects::resolved(root.into()),
             keep: 5,
             keep_every: None,
             kept: Instant::now(),
@@ -218,6 +222,7 @@ impl CheckpointManager {
     /// # Errors
     /// - [`Error::Part`] if a part cannot be read, and [`Error::State`] if `program` cannot be written as JSON.
     /// - On every worker, the error of writing the previous checkpoint.
+    /// - [`Error::OtherWriter`], with the next save, if another process has claimed a folder of a store meanwhile.
     /// - With the first save, the errors of [`claim`](CheckpointManager::claim).
     /// - [`Error::Collective`] if a worker is missing or fails; it names the missing ones.
     pub fn save(
@@ -302,9 +307,14 @@ impl CheckpointManager {
 
     fn remove_of(&mut self, run: Option<RunId>, backups: bool) -> Result<()> {
         self.finish()?;
-        self.claimed = false;
+        let was_claimed = std::mem::take(&mut self.claimed);
         self.alone("removing the checkpoints of", move |disk, root| {
-            exclusively(disk, root, || folder::remove_all(disk, root, run, backups))
+            exclusively(disk, root, || {
+                if was_claimed && disk.exists(root)? {
+                    folder::check_writer(disk, root)?;
+                }
+                folder::remove_all(disk, root, run, backups)
+            })
         })
     }
 
@@ -360,7 +370,7 @@ impl CheckpointManager {
         checkpoint: &Path,
         parts: &[&dyn Checkpointed],
     ) -> Result<Snapshot> {
-        let path = checkpoint.to_owned();
+        let path = objects::resolved(checkpoint.to_owned());
         let task = self.on_chief(strategy, "reading a checkpoint", move |disk| read::read(disk, &path));
         let found = Task::wait_everywhere(strategy, task)?;
         // The chief has read it, or all workers have got its error.

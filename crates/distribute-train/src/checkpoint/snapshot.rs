@@ -16,6 +16,7 @@ use super::disk::Disk;
 use super::read;
 use super::run::RunId;
 use super::task::{TIMEOUT, Task};
+use crate::objects;
 use crate::{Error, Result};
 
 /// The contents of a checkpoint: tensors in named files, and values that serde can serialize.
@@ -49,7 +50,7 @@ impl Snapshot {
     /// read for other reasons, such as a missing permission, [`Error::DiskHangs`] if an operation on the disk takes
     /// longer than five minutes.
     pub fn read(folder: impl AsRef<Path>) -> Result<Snapshot> {
-        let path = folder.as_ref().to_owned();
+        let path = objects::resolved(folder.as_ref().to_owned());
         let what = format!("reading {}", path.display());
         Task::start(&Disk::default(), what, TIMEOUT, move |disk| read::read(disk, &path))?.wait()
     }

@@ -16,6 +16,8 @@ use crate::{BoxError, Error};
 mod faults;
 mod hostile;
 mod runs;
+#[cfg(feature = "object-store")]
+mod stores;
 mod waits;
 
 /// A vector of numbers that a checkpoint keeps.

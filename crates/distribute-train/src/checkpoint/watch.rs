@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use super::disk::Disk;
 use super::task::{TIMEOUT, Task};
 use super::{RunId, Snapshot, folder};
+use crate::objects;
 use crate::{Error, Result};
 
 /// Looks for new checkpoints in a folder, logs regularly that it waits, and gives up after a limit.
@@ -42,7 +43,7 @@ impl CheckpointWatch {
     pub fn new(root: impl Into<PathBuf>) -> CheckpointWatch {
         let hour = Duration::from_secs(3600);
         CheckpointWatch {
-            root: root.into(),
+            root: objects::resolved(root.into()),
             first: hour,
             next: hour,
             newest: None,
@@ -202,7 +203,11 @@ impl SidecarEvaluator {
 
 /// Warns unless the checkpoint has been removed, since a training run keeps a limited number of checkpoints.
 fn warn_if_there(path: &Path, error: &Error) {
-    if path.exists() {
+    let place = path.to_owned();
+    let looked = Task::start(&Disk::default(), format!("looking for {}", path.display()), TIMEOUT, move |disk| {
+        disk.is_published(&place)
+    });
+    if looked.and_then(Task::wait).unwrap_or(true) {
         tracing::warn!("{error}; waiting for the next checkpoint");
     }
 }

@@ -59,7 +59,8 @@ fn ensure_folder(disk: &Disk, root: &Path, options: &SaveOptions) -> Result<()> 
     if disk.exists(root)? {
         return Ok(());
     }
-    disk.create_folder(root).map_err(|error| match error {
+    let create = || if disk.is_store(root) { Ok(()) } else { disk.create_folder(root) };
+    create().map_err(|error| match error {
         Error::File { source, .. } if source.kind() == std::io::ErrorKind::NotFound => {
             Error::FolderGone { folder: root.to_owned() }
         }
@@ -95,25 +96,37 @@ fn write(disk: &Disk, root: &Path, snapshot: &Snapshot, options: &SaveOptions) -
         files: BTreeMap::new(),
         crc32c: 0,
     };
-    let temporary = folder::temporary(&path);
+    let is_store = disk.is_store(root);
+    // In a store, where nothing is renamed, it has its name from the start, and the manifest makes it a checkpoint.
+    let place = if is_store { folder::take(disk, &path)? } else { folder::temporary(&path) };
     let outcome = (|| {
-        disk.create_folder(&temporary)?;
+        if !is_store {
+            disk.create_folder(&place)?;
+        }
         for (file, tensors) in &snapshot.files {
-            write_tensors(disk, &temporary, file, tensors, options.max_shard_bytes, &mut manifest.files)?;
+            write_tensors(disk, &place, file, tensors, options.max_shard_bytes, &mut manifest.files)?;
         }
         let state = json!({ "step": snapshot.step, "state": snapshot.state });
-        manifest.files.insert(STATE.to_owned(), write_json(disk, &temporary.join(STATE), &state)?);
+        manifest.files.insert(STATE.to_owned(), write_json(disk, &place.join(STATE), &state)?);
         let text = manifest.to_text().map_err(|source| Error::State { key: MANIFEST.to_owned(), source })?;
-        disk.write(&temporary.join(MANIFEST), &text)?;
-        disk.sync_folder(&temporary)?;
-        publish(disk, root, &temporary, &path)
+        if is_store {
+            folder::check_writer(disk, root)?;
+            return disk.create(&place.join(MANIFEST), &text);
+        }
+        disk.write(&place.join(MANIFEST), &text)?;
+        disk.sync_folder(&place)?;
+        publish(disk, root, &place, &path)
     })();
     if outcome.is_err() {
-        drop(disk.remove_folder(&temporary));
+        drop(disk.remove_folder(&place));
     }
     outcome?;
+    let path = if is_store { place } else { path };
     let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     folder::replace(disk, root, LATEST, &name)?;
+    if is_store {
+        folder::remove_others(disk, &found, &path, snapshot.step);
+    }
     Ok(path)
 }
 

@@ -35,7 +35,7 @@ fn given(name: &str) -> wire::Job {
 fn complete(size: u32, now: Instant) -> (Roster, Vec<u64>) {
     let mut roster = roster(size);
     let visits = (0..size).map(|rank| match roster.admit(&join(rank, size, 1), format!("10.0.0.{rank}:5"), now) {
-        Answer::Seated { visit } => visit,
+        Answer::Seated { visit, .. } => visit,
         refused => panic!("{refused:?}"),
     });
     let visits = visits.collect();
@@ -119,11 +119,11 @@ fn other_addresses_are_refused_as_such() {
 fn one_rank_is_one_process() {
     let now = Instant::now();
     let mut roster = roster(3);
-    assert_eq!(roster.admit(&join(1, 3, 7), "10.0.0.1:5".to_owned(), now), Answer::Seated { visit: 1 });
+    assert_eq!(roster.admit(&join(1, 3, 7), "10.0.0.1:5".to_owned(), now), Answer::Seated { visit: 1, tell: false });
     let (reason, passing) = refusal(roster.admit(&join(1, 3, 8), "10.0.0.2:6".to_owned(), now));
     assert!(reason.contains("worker:1: one at 10.0.0.1:5, one at 10.0.0.2:6") && !passing, "{reason}");
     // The same process reconnects before the end of its first stream was detected.
-    assert_eq!(roster.admit(&join(1, 3, 7), "10.0.0.1:6".to_owned(), now), Answer::Seated { visit: 2 });
+    assert_eq!(roster.admit(&join(1, 3, 7), "10.0.0.1:6".to_owned(), now), Answer::Seated { visit: 2, tell: true });
     assert!(!roster.broke(1, 1, now));
     assert_eq!(roster.state().missing, [0, 2]);
 }
@@ -133,7 +133,9 @@ fn who_goes_before_all_have_joined_may_come_back() {
     let now = Instant::now();
     let mut roster = roster(2);
     for (gone, incarnation) in [(0, 1), (1, 2), (2, 3)] {
-        let Answer::Seated { visit } = roster.admit(&join(1, 2, incarnation), "a:1".to_owned(), now) else { panic!() };
+        let Answer::Seated { visit, .. } = roster.admit(&join(1, 2, incarnation), "a:1".to_owned(), now) else {
+            panic!()
+        };
         let changed = match gone {
             0 => roster.broke(1, visit, now),
             1 => roster.leave(1, visit),
