@@ -1,7 +1,7 @@
 //! `cargo xtask hosts`: jobs on several hosts, each of which is a network namespace of this machine with an interface,
 //! an address and a name of its own.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -34,9 +34,10 @@ pub(crate) fn run(flags: &Flags) -> Result<(), String> {
     };
     let folder = tempfile::tempdir().map_err(text)?;
     let stage = Stage { programs: build()?, folder: folder.path().to_owned(), hosts };
-    let scenarios: [(&str, Scenario); 5] = [
+    let scenarios: [(&str, Scenario); 6] = [
         ("two hosts", |stage| stage.same_losses(2)),
         ("three hosts, the leader last", |stage| stage.same_losses(3)),
+        ("two hosts over ssh", |stage| stage.over_ssh()),
         ("a host that is lost", Stage::lost_host),
         ("a worker killed, restarts allowed", Stage::restarted),
         ("a host replaced, restarts allowed", Stage::replaced),
@@ -202,6 +203,47 @@ impl Stage {
             true => Ok(format!("named, and all hosts ended with 138 within {took:.1} s of the cut")),
             false => Err(shown_outcomes(&outcomes)),
         }
+    }
+
+    /// Starts launchers on two hosts by ssh, from a third one.
+    fn over_ssh(&self) -> Result<String, String> {
+        const SSHD: &str = "/usr/sbin/sshd";
+        if !Path::new(SSHD).exists() {
+            return Ok("skipped: sshd is not installed (apt-get install openssh-server)".to_owned());
+        }
+        let key = self.folder.join("key").to_string_lossy().into_owned();
+        let made =
+            Command::new("ssh-keygen").args(["-q", "-t", "ed25519", "-N", "", "-f", &key]).status().map_err(text)?;
+        if !made.success() {
+            return Err(format!("ssh-keygen ended with {made}"));
+        }
+        // sshd asks for the folder of its unprivileged part, which its service makes otherwise.
+        std::fs::create_dir_all("/run/sshd").map_err(text)?;
+        let server = |index: usize| {
+            let job = Job::builder("ip").args(["netns", "exec", &self.hosts.names[index], SSHD, "-D", "-e"]);
+            let job = job.args(["-f", "/dev/null", "-p", "2222", "-h", &key, "-o", "StrictModes=no", "-o"]);
+            job.arg(format!("AuthorizedKeysFile={key}.pub")).start().map_err(text)
+        };
+        let servers = [server(1)?, server(2)?];
+        for server in &servers {
+            server.wait_for_line(0, "listening on 0.0.0.0", DEADLINE).map_err(text)?;
+        }
+        let ssh = format!(
+            "--ssh=ssh -q -i '{key}' -p 2222 -o BatchMode=yes -o StrictHostKeyChecking=no \
+             -o UserKnownHostsFile=/dev/null"
+        );
+        let file = self.folder.join("losses-ssh");
+        let hosts = format!("{},{}", address(1), address(2));
+        let job = Job::builder("ip").args(["netns", "exec", &self.hosts.names[0]]);
+        let job = job.arg(self.programs.join("distribute")).args(["run", "--hosts", &hosts, &ssh, "-n", "2", "--"]);
+        // All of them have this host's name, and its shared memory.
+        let job = job.args(["env", "DISTRIBUTE_TRANSPORT=tcp"]).arg(self.programs.join("examples/mnist"));
+        let job = job.args(["--epochs", "1", "--losses"]).arg(&file);
+        ended_well(&job.start().map_err(text)?.wait_all(DEADLINE).map_err(text)?)?;
+        drop(servers);
+        let (losses, expected) = (read(&file)?, self.expected(2, "1")?);
+        compare(&losses, &expected)?;
+        Ok("the losses of one host, bit for bit".to_owned())
     }
 
     /// Starts three hosts with restarts allowed and checkpoints in a folder that they share.

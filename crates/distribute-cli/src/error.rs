@@ -149,7 +149,8 @@ impl Error {
                 "remedy",
                 "look at that host and the network; --max-restarts starts the job again once all hosts are back".into(),
             )],
-            Self::Refused { .. } => vec![("remedy", "start the same command on every host".into())],
+            // The leader's reason has a remedy.
+            Self::Refused { .. } => Vec::new(),
             Self::Remote { details, .. } => {
                 details.iter().map(|(label, text)| (label_of(label), text.clone())).collect()
             }

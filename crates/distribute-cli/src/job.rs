@@ -32,6 +32,14 @@ pub(crate) struct Roles {
     pub(crate) evaluator: u32,
 }
 
+impl fmt::Display for Roles {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let named = [("chief", self.chief), ("worker", self.workers), ("ps", self.ps), (EVALUATOR, self.evaluator)];
+        let several = named.iter().filter(|(_, count)| *count > 0).map(|(name, count)| format!("{count} {name}"));
+        f.write_str(&several.collect::<Vec<_>>().join(" + "))
+    }
+}
+
 impl Roles {
     /// Returns the tasks in the order of their ranks: the chief, the workers, the parameter servers, the evaluator.
     ///

@@ -5,6 +5,7 @@ use std::fmt;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use signal_hook::consts::{SIGKILL, SIGTERM};
 
 /// How a process ended; displayed as `138`, `SIGKILL` or `lost`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -122,6 +123,10 @@ impl Verdict {
     pub(crate) fn exit_code(self, outcomes: &[Outcome]) -> u8 {
         match self {
             Self::Success => 0,
+            // A manager takes 143 for a job that has saved; one that had to be killed may not have.
+            Self::Interrupted(SIGTERM) if outcomes.iter().any(|outcome| outcome.exit == Exit::Signal(SIGKILL)) => {
+                Exit::Signal(SIGKILL).code()
+            }
             Self::Interrupted(signal) => Exit::Signal(signal).code(),
             Self::Cause(rank) => outcomes[rank].exit.code(),
         }
@@ -183,6 +188,9 @@ mod tests {
     fn an_interrupted_job_ends_like_an_interrupted_program() {
         let all = [stopped(Exit::Signal(2), 5), outcome(Exit::Code(138), 6)];
         assert_eq!(verdict(&all, Some(2)), (Verdict::Interrupted(2), 130));
+        let killed = [stopped(Exit::Code(143), 5), stopped(Exit::Signal(9), 6)];
+        assert_eq!(verdict(&killed, Some(15)), (Verdict::Interrupted(15), 137));
+        assert_eq!(verdict(&killed, Some(2)), (Verdict::Interrupted(2), 130));
         let saved = [outcome(Exit::Code(0), 5), outcome(Exit::Code(0), 6)];
         assert_eq!(verdict(&saved, Some(15)), (Verdict::Success, 0));
         let failed_to_save = [stopped(Exit::Code(143), 5), outcome(Exit::Code(1), 6)];

@@ -2,7 +2,7 @@
 
 use crate::{
     ClusterResolver, ClusterSpec, Error, JobId, Result, SimpleResolver, Task, TaskType, TfConfigResolver, environment,
-    id_in_cluster, process_manager,
+    id_in_cluster, process_manager, sage_maker,
 };
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -142,7 +142,7 @@ impl Membership {
     /// The first source that is present decides: TF_CONFIG; RANK and WORLD_SIZE with MASTER_ADDR and MASTER_PORT; PET_*
     /// of Kubeflow's pods; JAX_*; HOROVOD_*; Open MPI's OMPI_COMM_WORLD_RANK and SIZE; PMI_RANK and PMI_SIZE of MPICH,
     /// whose process manager is asked where rank 0 is; Slurm's SLURM_PROCID and SLURM_NTASKS in a step of `srun`;
-    /// SM_HOSTS of SageMaker; CLUSTER_SPEC of Vertex AI. Others that are present must agree with it.
+    /// SM_HOSTS of SageMaker, or `/opt/ml/input/config/resourceconfig.json` of its containers; CLUSTER_SPEC of Vertex AI. Others that are present must agree with it.
     /// The leader listens on its own address of TF_CONFIG, else on DISTRIBUTE_PORT, else on MASTER_PORT + 1: never on
     /// MASTER_PORT itself, where other launchers run a store of their own. DISTRIBUTE_JOB_ID overrides the job's
     /// identity for every source; see [`JobId`] for the order of precedence.
@@ -152,7 +152,11 @@ impl Membership {
     /// this process is set but empty, or if a variable is a sign of several processes that nothing describes, unless
     /// DISTRIBUTE_ALONE is 1.
     pub fn from_env() -> Result<Option<Membership>> {
-        environment::read(|variable| launchers::membership(variable, &process_manager::ask))
+        environment::read(|variable| {
+            let container = sage_maker::variables_of_container(variable, sage_maker::read_container)?;
+            let known = |name: &str| variable(name).or_else(|| container.get(name).cloned());
+            launchers::membership(&known, &process_manager::ask)
+        })
     }
 
     /// Reads the membership like [`from_env`](Membership::from_env), with a function that looks up variables. No

@@ -1,5 +1,8 @@
 //! The cluster of a training job of SageMaker.
 
+use std::collections::BTreeMap;
+use std::io::ErrorKind;
+
 use serde_json::Value;
 
 use crate::{ClusterResolver, ClusterSpec, Error, JobId, Result, TaskType, environment};
@@ -56,7 +59,7 @@ impl SageMakerResolver {
         environment::read(|variable| match variable("SM_HOSTS") {
             Some(_) => SageMakerResolver::from_vars(variable),
             None => {
-                let text = std::fs::read_to_string(FILE).map_err(|error| {
+                let text = read_container().map_err(|error| {
                     wrong(&format!("SM_HOSTS is not set, and {FILE} cannot be read"), &error.to_string(), EXAMPLE)
                 })?;
                 SageMakerResolver::from_resource_config(&text, variable)
@@ -81,12 +84,8 @@ impl SageMakerResolver {
     /// # Errors
     /// [`Error::Config`] if it is malformed.
     pub fn from_resource_config(text: &str, variable: impl Fn(&str) -> Option<String>) -> Result<SageMakerResolver> {
-        let malformed = || wrong("resourceconfig.json does not name the hosts", text, CONFIG_EXAMPLE);
-        let config: Value = serde_json::from_str(text).map_err(|_| malformed())?;
-        let hosts = config["hosts"].as_array().ok_or_else(malformed)?;
-        let hosts = hosts.iter().map(|host| host.as_str().map(str::to_owned)).collect::<Option<Vec<_>>>();
-        let own = config["current_host"].as_str().ok_or_else(malformed)?;
-        SageMakerResolver::with_variables(hosts.ok_or_else(malformed)?, own, variable)
+        let (hosts, own) = parts_of_config(text)?;
+        SageMakerResolver::with_variables(hosts, &own, variable)
     }
 
     fn with_variables(
@@ -119,6 +118,45 @@ impl ClusterResolver for SageMakerResolver {
     fn job_id(&self) -> Result<JobId> {
         Ok(self.job.clone().unwrap_or_else(|| JobId::of_cluster(&self.spec)))
     }
+}
+
+/// Returns SM_HOSTS and SM_CURRENT_HOST as the container's file has them: only images with SageMaker's training toolkit
+/// set the variables. Returns none if they are set, or if there is no such file.
+///
+/// # Errors
+/// [`Error::Config`] if the file is malformed or cannot be read.
+pub(crate) fn variables_of_container(
+    variable: impl Fn(&str) -> Option<String>,
+    read: impl FnOnce() -> std::io::Result<String>,
+) -> Result<BTreeMap<&'static str, String>> {
+    let set = environment::set(&variable);
+    if set("SM_HOSTS").is_some() || set("SM_CURRENT_HOST").is_some() {
+        return Ok(BTreeMap::new());
+    }
+    let text = match read() {
+        Ok(text) => text,
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+            return Ok(BTreeMap::new());
+        }
+        Err(error) => return Err(wrong(&format!("{FILE} cannot be read"), &error.to_string(), CONFIG_EXAMPLE)),
+    };
+    let (hosts, own) = parts_of_config(&text)?;
+    Ok([("SM_HOSTS", Value::from(hosts).to_string()), ("SM_CURRENT_HOST", own)].into())
+}
+
+/// Reads the file of the container.
+pub(crate) fn read_container() -> std::io::Result<String> {
+    std::fs::read_to_string(FILE)
+}
+
+/// Returns the hosts in `resourceconfig.json`, and the one that it was read on.
+fn parts_of_config(text: &str) -> Result<(Vec<String>, String)> {
+    let malformed = || wrong("resourceconfig.json does not name the hosts", text, CONFIG_EXAMPLE);
+    let config: Value = serde_json::from_str(text).map_err(|_| malformed())?;
+    let hosts = config["hosts"].as_array().ok_or_else(malformed)?;
+    let hosts = hosts.iter().map(|host| host.as_str().map(str::to_owned)).collect::<Option<Vec<_>>>();
+    let own = config["current_host"].as_str().ok_or_else(malformed)?;
+    Ok((hosts.ok_or_else(malformed)?, own.to_owned()))
 }
 
 fn wrong(problem: &str, given: &str, expected: &str) -> Error {
@@ -173,6 +211,22 @@ mod tests {
         let text = r#"{"current_host": "algo-2", "hosts": ["algo-1", "algo-2"], "network_interface_name": "eth0"}"#;
         let file = SageMakerResolver::from_resource_config(text, |_| None).unwrap();
         assert_eq!(file, from(&[HOSTS, ("SM_CURRENT_HOST", "algo-2")]).unwrap());
+    }
+
+    #[test]
+    fn a_container_without_the_toolkit_describes_its_hosts_too() {
+        let text = r#"{"current_host": "algo-2", "hosts": ["algo-1", "algo-2"]}"#;
+        let of = |vars: &[(&str, &str)], file: std::io::Result<&str>| {
+            let vars: BTreeMap<String, String> = vars.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
+            variables_of_container(|name| vars.get(name).cloned(), || file.map(str::to_owned))
+        };
+        let found = of(&[], Ok(text)).unwrap();
+        let membership = crate::Membership::from_vars(|name| found.get(name).cloned()).unwrap().unwrap();
+        assert_eq!((membership.rank, membership.world_size()), (1, 2));
+        assert!(of(&[HOSTS], Ok("{")).unwrap().is_empty(), "the variables count before the file");
+        assert!(of(&[], Err(ErrorKind::NotFound.into())).unwrap().is_empty());
+        assert!(of(&[], Err(ErrorKind::PermissionDenied.into())).unwrap_err().to_string().contains("cannot be read"));
+        assert!(of(&[], Ok("{")).is_err());
     }
 
     #[test]

@@ -112,7 +112,7 @@ const FACADE: &str = "crates/distribute";
 const DOCTEST: &str = "#[cfg(doctest)]\n#[doc = include_str!(\"../README.md\")]";
 
 /// Categories that crates.io knows (<https://crates.io/category_slugs>), as far as they are used here.
-const CATEGORIES: [&str; 14] = [
+const CATEGORIES: [&str; 15] = [
     "algorithms",
     "asynchronous",
     "command-line-utilities",
@@ -120,6 +120,7 @@ const CATEGORIES: [&str; 14] = [
     "data-structures",
     "development-tools::debugging",
     "external-ffi-bindings",
+    "filesystem",
     "hardware-support",
     "mathematics",
     "memory-management",

@@ -189,6 +189,10 @@ impl Serving<'_> {
             self.member.host.note(format!("the leader is lost ({why}); stopping the tasks of this host"));
         }
         self.stop();
+        let why = match self.node {
+            Some(_) => why,
+            None => format!("{why}, before it began the job; it was stopped, or another program uses this port"),
+        };
         End::Lost(why)
     }
 

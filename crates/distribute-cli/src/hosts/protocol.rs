@@ -2,6 +2,8 @@
 //!
 //! One of them, the leader, decides; the others start tasks, signal them and report their ends as it tells them.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 use crate::job::{Addresses, Ports, Roles};
@@ -49,17 +51,23 @@ pub(crate) struct Command {
 impl Command {
     /// Returns in words where another launcher's command differs; `None` if it is the same.
     pub(crate) fn difference(&self, other: &Command) -> Option<String> {
-        let differs = |what: &str, theirs: &dyn std::fmt::Debug, ours: &dyn std::fmt::Debug| {
-            format!("it was started with {what} {theirs:?}, the others with {ours:?}")
+        let differs = |what: &str, theirs: &dyn fmt::Display, ours: &dyn fmt::Display| {
+            format!("it was started with {what} {theirs}, the others with {ours}")
         };
         match other {
-            _ if other.id != self.id => Some(differs("--rendezvous-id", &other.id, &self.id)),
+            _ if other.id != self.id => Some(differs("--rendezvous-id", &shown(&other.id), &shown(&self.id))),
             _ if other.nodes != self.nodes => Some(differs("--nnodes", &other.nodes, &self.nodes)),
             _ if other.roles != self.roles => Some(differs("the tasks", &other.roles, &self.roles)),
-            _ if other.program != self.program => Some(differs("the program", &other.program, &self.program)),
+            _ if other.program != self.program => {
+                Some(differs("the program", &other.program.join(" "), &self.program.join(" ")))
+            }
             _ => None,
         }
     }
+}
+
+fn shown(id: &str) -> &str {
+    if id.is_empty() { "(none)" } else { id }
 }
 
 /// A message to the leader.
@@ -148,10 +156,10 @@ mod tests {
         let ours = command("a", 2, 4, "train");
         assert_eq!(ours.difference(&ours), None);
         for (theirs, words) in [
-            (command("b", 2, 4, "train"), r#"--rendezvous-id "b", the others with "a""#),
+            (command("b", 2, 4, "train"), "--rendezvous-id b, the others with a"),
             (command("a", 3, 4, "train"), "--nnodes 3, the others with 2"),
-            (command("a", 2, 5, "train"), "workers: 5"),
-            (command("a", 2, 4, "test"), r#"the program ["test"], the others with ["train"]"#),
+            (command("a", 2, 5, "train"), "the tasks 5 worker, the others with 4 worker"),
+            (command("a", 2, 4, "test"), "the program test, the others with train"),
         ] {
             let text = ours.difference(&theirs).unwrap();
             assert!(text.contains(words), "{text}");

