@@ -80,7 +80,11 @@ fn a_command_that_differs_is_refused_and_a_missing_host_is_named() {
     let mut leader = start("2");
     leader.wait_for_line(0, "this host leads the job", DEADLINE).unwrap();
     let other = start("4").wait(0, DEADLINE).unwrap();
-    assert!(other.code == Some(2) && other.stderr.contains("it was started with the tasks 4 worker, the others with 2 worker"), "{other:?}");
+    assert!(
+        other.code == Some(2)
+            && other.stderr.contains("it was started with the tasks 4 worker, the others with 2 worker"),
+        "{other:?}"
+    );
     let leader = leader.wait(0, DEADLINE).unwrap();
     assert!(leader.code == Some(138) && leader.stderr.contains("1 of 2 hosts; joined: 1"), "{leader:?}");
 }
