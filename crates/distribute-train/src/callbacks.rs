@@ -10,6 +10,8 @@ use crate::checkpoint::{CheckpointManager, Checkpointed, Snapshot};
 use crate::{Error, Result};
 
 mod csv_logger;
+#[cfg(feature = "kubeflow")]
+mod kubeflow;
 mod learning_rate;
 mod model_checkpoint;
 #[cfg(feature = "prometheus")]
@@ -22,6 +24,8 @@ mod tensor_board;
 mod watch;
 
 pub use csv_logger::CsvLogger;
+#[cfg(feature = "kubeflow")]
+pub use kubeflow::KubeflowStatus;
 pub use learning_rate::{LearningRateSchedule, ReduceLrOnPlateau, ScaleByReplicas};
 pub use model_checkpoint::{BackupAndRestore, ModelCheckpoint};
 #[cfg(feature = "prometheus")]

@@ -4,15 +4,15 @@ use super::*;
 use crate::BoxError;
 
 /// A training run of one variable that callbacks save and restore.
-struct Toy {
+pub(super) struct Toy {
     strategy: Strategy,
     weight: Weight,
     learning_rate: f64,
     stop: Option<String>,
-    epoch: u32,
-    epochs: u32,
-    steps_per_epoch: Option<u64>,
-    step: u64,
+    pub(super) epoch: u32,
+    pub(super) epochs: u32,
+    pub(super) steps_per_epoch: Option<u64>,
+    pub(super) step: u64,
 }
 
 struct Weight(DistributedVariable<HostTensor>);
@@ -64,7 +64,7 @@ impl Run for Saves<'_> {
 }
 
 impl Toy {
-    fn new() -> Toy {
+    pub(super) fn new() -> Toy {
         let strategy = Strategy::default_strategy().unwrap();
         let initial = HostTensor::new(&[2], vec![0.0, 1.0]).unwrap();
         let weight = Weight(strategy.variable("fc.weight", &initial, VariableOptions::default()).unwrap());
@@ -72,7 +72,11 @@ impl Toy {
     }
 
     /// Calls `look` with a state of the training.
-    fn show<R>(&mut self, values: &[(&str, f64)], look: impl FnOnce(&mut Training<'_>) -> Result<R>) -> Result<R> {
+    pub(super) fn show<R>(
+        &mut self,
+        values: &[(&str, f64)],
+        look: impl FnOnce(&mut Training<'_>) -> Result<R>,
+    ) -> Result<R> {
         let values: Vec<(String, f64)> = values.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect();
         let Toy { strategy, weight, learning_rate, stop, epoch, epochs, steps_per_epoch, step } = self;
         look(&mut Training {
@@ -91,7 +95,7 @@ impl Toy {
 
     /// Runs a callback through epochs of three steps with these losses until it ends the training; returns the number
     /// of epochs.
-    fn train(&mut self, callback: &mut dyn Callback, name: &str, values: &[f64]) -> u32 {
+    pub(super) fn train(&mut self, callback: &mut dyn Callback, name: &str, values: &[f64]) -> u32 {
         self.epochs = self.epoch + values.len() as u32;
         self.show(&[], |training| callback.train_begin(training)).unwrap();
         for value in values {
