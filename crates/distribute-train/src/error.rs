@@ -271,8 +271,8 @@ pub enum Error {
     /// Some of the variables that Kubeflow Trainer sets in a TrainJob are missing or empty.
     #[cfg(feature = "kubeflow")]
     #[error(
-        "of the variables of a TrainJob, {set} is set, and {missing} is missing or empty; set all three, as Kubeflow \
-         Trainer does, or unset them all"
+        "the variables of a TrainJob are incomplete: {set} present, {missing} missing or empty; set all three, as \
+         Kubeflow Trainer does, or unset them all"
     )]
     KubeflowVariables {
         /// The variables that are set.

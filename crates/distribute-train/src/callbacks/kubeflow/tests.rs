@@ -83,7 +83,7 @@ fn all_variables_or_none_are_set() {
     for some in [&all[..1], &all[1..], &[all[0], all[2]], &[all[0], all[1], (token, "")]] {
         let error = from(some).unwrap_err();
         let text = error.to_string();
-        let (set, missing) = text.split_once(" is set, and ").unwrap();
+        let (set, missing) = text.split_once(" present, ").unwrap();
         for (name, value) in all.map(|(name, _)| (name, some.iter().find(|(known, _)| *known == name))) {
             let is_set = value.is_some_and(|(_, value)| !value.is_empty());
             assert_eq!((set.contains(name), missing.contains(name)), (is_set, !is_set), "{text}");
