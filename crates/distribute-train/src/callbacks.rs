@@ -10,6 +10,8 @@ use crate::checkpoint::{CheckpointManager, Checkpointed, Snapshot};
 use crate::{Error, Result};
 
 mod csv_logger;
+#[cfg(feature = "kubeflow")]
+mod kubeflow;
 mod learning_rate;
 mod model_checkpoint;
 #[cfg(feature = "prometheus")]
@@ -22,6 +24,8 @@ mod tensor_board;
 mod watch;
 
 pub use csv_logger::CsvLogger;
+#[cfg(feature = "kubeflow")]
+pub use kubeflow::KubeflowStatus;
 pub use learning_rate::{LearningRateSchedule, ReduceLrOnPlateau, ScaleByReplicas};
 pub use model_checkpoint::{BackupAndRestore, ModelCheckpoint};
 #[cfg(feature = "prometheus")]
@@ -36,6 +40,10 @@ pub use tensor_board::TensorBoard;
 pub struct Training<'a> {
     /// The current or just finished epoch, from 1; 0 before the first.
     pub epoch: u32,
+    /// The number of epochs, which callbacks may end earlier.
+    pub epochs: u32,
+    /// Steps per epoch, if known before its end.
+    pub steps_per_epoch: Option<u64>,
     /// Completed steps, over all epochs.
     pub step: u64,
     /// Examples seen by all replicas since the program began.
@@ -201,6 +209,44 @@ pub trait Callback: Send {
 
     /// Restores the state. A state of another callback is ignored.
     fn set_state(&mut self, state: &Value) {}
+}
+
+/// A callback that is there or not, such as one that depends on the environment. Without it nothing is done, and
+/// checkpoints keep its place among the callbacks.
+impl<C: Callback> Callback for Option<C> {
+    fn train_begin(&mut self, training: &mut Training<'_>) -> Result<()> {
+        self.as_mut().map_or(Ok(()), |callback| callback.train_begin(training))
+    }
+
+    fn epoch_begin(&mut self, training: &mut Training<'_>) -> Result<()> {
+        self.as_mut().map_or(Ok(()), |callback| callback.epoch_begin(training))
+    }
+
+    fn step_end(&mut self, training: &mut Training<'_>) -> Result<()> {
+        self.as_mut().map_or(Ok(()), |callback| callback.step_end(training))
+    }
+
+    fn epoch_end(&mut self, training: &mut Training<'_>) -> Result<()> {
+        self.as_mut().map_or(Ok(()), |callback| callback.epoch_end(training))
+    }
+
+    fn save(&mut self, training: &mut Training<'_>, occasion: Occasion) -> Result<bool> {
+        self.as_mut().map_or(Ok(false), |callback| callback.save(training, occasion))
+    }
+
+    fn train_end(&mut self, training: &mut Training<'_>) -> Result<()> {
+        self.as_mut().map_or(Ok(()), |callback| callback.train_end(training))
+    }
+
+    fn state(&self) -> Value {
+        self.as_ref().map_or(Value::Null, |callback| callback.state())
+    }
+
+    fn set_state(&mut self, state: &Value) {
+        if let Some(callback) = self {
+            callback.set_state(state);
+        }
+    }
 }
 
 #[cfg(test)]

@@ -268,6 +268,30 @@ pub enum Error {
         /// The operating system's error.
         source: std::io::Error,
     },
+    /// Some of the variables that Kubeflow Trainer sets in a TrainJob are missing or empty.
+    #[cfg(feature = "kubeflow")]
+    #[error(
+        "the variables of a TrainJob are incomplete: {set} present, {missing} missing or empty; set all three, as \
+         Kubeflow Trainer does, or unset them all"
+    )]
+    KubeflowVariables {
+        /// The variables that are set.
+        set: String,
+        /// The others.
+        missing: String,
+    },
+    /// A status cannot be posted to this URL.
+    #[cfg(feature = "kubeflow")]
+    #[error(
+        "the URL of Kubeflow's status server is {given:?}: {problem}; give the one that Kubeflow Trainer sets in \
+         KUBEFLOW_TRAINER_SERVER_URL, which begins with https"
+    )]
+    KubeflowUrl {
+        /// The URL.
+        given: String,
+        /// The reason.
+        problem: String,
+    },
     /// A collective failed.
     #[cfg(feature = "checkpoint")]
     #[error(transparent)]
@@ -320,6 +344,8 @@ impl Error {
             Error::NoNewCheckpoint { .. } | Error::DiskHangs { .. } | Error::ChiefsDisk(_) => {
                 Class::new(Scope::Cluster, FailureKind::Retryable)
             }
+            #[cfg(feature = "kubeflow")]
+            Error::KubeflowVariables { .. } | Error::KubeflowUrl { .. } => Class::CONFIGURATION,
             Error::Preempted { exit_code, .. } => Class::PERMANENT.with_exit_code(*exit_code),
             _ => Class::PERMANENT,
         }

@@ -45,6 +45,7 @@ pub mod callbacks;
 pub mod checkpoint;
 #[cfg(feature = "checkpoint")]
 mod chief;
+mod environment;
 mod error;
 pub mod history;
 pub mod metrics;

@@ -23,6 +23,7 @@ mod pulse;
 mod render;
 mod report;
 mod reporter;
+mod sink;
 mod summary;
 mod text;
 mod vitals;
@@ -38,5 +39,9 @@ pub use protocol::{Event, Message, Status};
 pub(crate) use pulse::{Link, Pulse};
 pub use render::Renderer;
 pub use report::{Options, Progress};
+#[cfg(feature = "kubeflow")]
+pub(crate) use sink::Sink;
 pub use summary::Summary;
+#[cfg(feature = "kubeflow")]
+pub(crate) use text::one_line;
 pub use vitals::{Activity, Spread, Vitals, WaitSource};

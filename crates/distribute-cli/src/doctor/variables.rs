@@ -138,8 +138,19 @@ const EXACT: [&str; 27] = [
     "https_proxy",
 ];
 
-const PREFIXES: [&str; 10] =
-    ["CUDA_", "HOROVOD_", "JAX_", "MASTER_", "NCCL_", "OMPI_COMM_WORLD_", "PET_", "PMI_", "RAYON_", "TPU_"];
+const PREFIXES: [&str; 11] = [
+    "CUDA_",
+    "HOROVOD_",
+    "JAX_",
+    "KUBEFLOW_TRAINER_",
+    "MASTER_",
+    "NCCL_",
+    "OMPI_COMM_WORLD_",
+    "PET_",
+    "PMI_",
+    "RAYON_",
+    "TPU_",
+];
 
 const SECRET: [&str; 6] = ["TOKEN", "SECRET", "PASSW", "CREDENTIAL", "API_KEY", "PRIVATE"];
 

@@ -4,13 +4,15 @@ use super::*;
 use crate::BoxError;
 
 /// A training run of one variable that callbacks save and restore.
-struct Toy {
+pub(super) struct Toy {
     strategy: Strategy,
     weight: Weight,
     learning_rate: f64,
     stop: Option<String>,
-    epoch: u32,
-    step: u64,
+    pub(super) epoch: u32,
+    pub(super) epochs: u32,
+    pub(super) steps_per_epoch: Option<u64>,
+    pub(super) step: u64,
 }
 
 struct Weight(DistributedVariable<HostTensor>);
@@ -62,19 +64,25 @@ impl Run for Saves<'_> {
 }
 
 impl Toy {
-    fn new() -> Toy {
+    pub(super) fn new() -> Toy {
         let strategy = Strategy::default_strategy().unwrap();
         let initial = HostTensor::new(&[2], vec![0.0, 1.0]).unwrap();
         let weight = Weight(strategy.variable("fc.weight", &initial, VariableOptions::default()).unwrap());
-        Toy { strategy, weight, learning_rate: 1.0, stop: None, epoch: 0, step: 0 }
+        Toy { strategy, weight, learning_rate: 1.0, stop: None, epoch: 0, epochs: 0, steps_per_epoch: Some(3), step: 0 }
     }
 
     /// Calls `look` with a state of the training.
-    fn show<R>(&mut self, values: &[(&str, f64)], look: impl FnOnce(&mut Training<'_>) -> Result<R>) -> Result<R> {
+    pub(super) fn show<R>(
+        &mut self,
+        values: &[(&str, f64)],
+        look: impl FnOnce(&mut Training<'_>) -> Result<R>,
+    ) -> Result<R> {
         let values: Vec<(String, f64)> = values.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect();
-        let Toy { strategy, weight, learning_rate, stop, epoch, step } = self;
+        let Toy { strategy, weight, learning_rate, stop, epoch, epochs, steps_per_epoch, step } = self;
         look(&mut Training {
             epoch: *epoch,
+            epochs: *epochs,
+            steps_per_epoch: *steps_per_epoch,
             step: *step,
             examples: *step * 10,
             values: &values,
@@ -87,7 +95,8 @@ impl Toy {
 
     /// Runs a callback through epochs of three steps with these losses until it ends the training; returns the number
     /// of epochs.
-    fn train(&mut self, callback: &mut dyn Callback, name: &str, values: &[f64]) -> u32 {
+    pub(super) fn train(&mut self, callback: &mut dyn Callback, name: &str, values: &[f64]) -> u32 {
+        self.epochs = self.epoch + values.len() as u32;
         self.show(&[], |training| callback.train_begin(training)).unwrap();
         for value in values {
             self.epoch += 1;
@@ -417,4 +426,28 @@ fn a_status_page_shows_the_training() {
     assert_eq!(view["job"]["metrics"], metrics);
     drop(page);
     assert!(std::net::TcpStream::connect(address).is_err());
+}
+
+#[test]
+fn an_optional_callback_does_what_it_holds_and_keeps_its_place() {
+    let mut toy = Toy::new();
+    let mut none: Option<EarlyStopping> = None;
+    assert_eq!(toy.train(&mut none, "val_loss", &[1.0, 2.0, 2.0]), 3);
+    assert!(toy.stop.is_none() && none.state().is_null());
+    let mut some = Some(EarlyStopping::new("val_loss").patience(5));
+    toy.train(&mut some, "val_loss", &[1.0, 2.0, 2.0]);
+    let state = some.as_ref().unwrap().state();
+    assert_eq!((some.state(), state.is_null()), (state.clone(), false));
+    none.set_state(&state);
+    let mut resumed = Some(EarlyStopping::new("val_loss"));
+    resumed.set_state(&state);
+    assert_eq!(resumed.state(), state);
+    let folder = tempfile::tempdir().unwrap();
+    let mut saves = Some(ModelCheckpoint::new(folder.path()));
+    let saved = toy.show(&[("loss", 1.0)], |training| {
+        saves.train_begin(training)?;
+        saves.save(training, Occasion::Epoch)
+    });
+    assert!(saved.unwrap() && std::fs::read_dir(folder.path()).unwrap().count() > 0);
+    assert!(!toy.show(&[], |training| none.save(training, Occasion::Epoch)).unwrap());
 }

@@ -2,7 +2,7 @@
 
 use std::io::{self, IsTerminal};
 
-use crate::Error;
+use crate::{Error, environment};
 
 /// The forms of progress output.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -35,7 +35,7 @@ impl Form {
     /// [`Error::UnknownForm`], [`Error::MissingAddress`] or [`Error::BadAddress`] if a variable is invalid; they name
     /// the variable and its valid values.
     pub fn from_env() -> Result<Self, Error> {
-        Self::from_vars(|name| Some(std::env::var_os(name)?.to_string_lossy().into_owned()))
+        Self::from_vars(environment::text)
     }
 
     fn from_vars(var: impl Fn(&str) -> Option<String>) -> Result<Self, Error> {
@@ -58,14 +58,14 @@ impl Form {
         if self != Self::Auto {
             return self;
         }
-        let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
+        let dumb = environment::text("TERM").is_some_and(|term| term == "dumb");
         if io::stderr().is_terminal() && !dumb { Self::Bar } else { Self::Plain }
     }
 }
 
 /// Reads `DISTRIBUTE_STATUS_ADDR`, the address to which this task reports its vital signs.
 pub(crate) fn status_address() -> Result<Option<String>, Error> {
-    let given = std::env::var_os(STATUS_ADDR).map(|given| given.to_string_lossy().trim().to_owned());
+    let given = environment::text(STATUS_ADDR).map(|given| given.trim().to_owned());
     match given.filter(|given| !given.is_empty()) {
         Some(given) if is_address(&given) => Ok(Some(given)),
         Some(given) => Err(Error::BadStatusAddress { given }),
@@ -76,7 +76,7 @@ pub(crate) fn status_address() -> Result<Option<String>, Error> {
 /// Returns the name of this host as Windows tells it.
 #[cfg(not(unix))]
 pub(crate) fn computer_name() -> String {
-    std::env::var("COMPUTERNAME").unwrap_or_default()
+    environment::text("COMPUTERNAME").unwrap_or_default()
 }
 
 fn address(given: Option<&str>) -> Result<String, Error> {

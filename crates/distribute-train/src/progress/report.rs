@@ -17,6 +17,7 @@ use super::protocol::{Event, Status};
 use super::pulse::{Pulse, TcpLink};
 use super::render::Renderer;
 use super::reporter::Reporter;
+use super::sink::Sink;
 use super::summary::Summary;
 use super::vitals::{Activity, WaitSource};
 use crate::Error;
@@ -81,6 +82,8 @@ pub struct Progress {
     /// The page that this task serves.
     #[cfg(all(feature = "checkpoint", feature = "status"))]
     page: Option<crate::callbacks::StatusPage>,
+    /// Further destinations of the chief's progress.
+    sinks: Vec<Box<dyn Sink>>,
     summary_taken: Arc<AtomicBool>,
     epoch: Epoch,
     posted_at: Option<Duration>,
@@ -135,6 +138,7 @@ impl Progress {
             pulses,
             #[cfg(all(feature = "checkpoint", feature = "status"))]
             page: None,
+            sinks: Vec::new(),
             summary_taken,
             epoch,
             posted_at: None,
@@ -166,6 +170,31 @@ impl Progress {
     ) -> Result<Self, Error> {
         self.pulses.push(page.begin(strategy, &self.options)?);
         self.page = Some(page);
+        Ok(self)
+    }
+
+    /// Also reports the run to Kubeflow Trainer, in a TrainJob: see
+    /// [`KubeflowStatus`](crate::callbacks::KubeflowStatus). `None` reports nothing, and so do tasks other than the
+    /// chief.
+    ///
+    /// # Errors
+    /// [`Error::Thread`] if the thread that posts cannot be started.
+    ///
+    /// # Examples
+    /// ```
+    /// use distribute_train::callbacks::KubeflowStatus;
+    /// use distribute_train::progress::{Form, Options, Progress};
+    /// let progress = Progress::new(Options::default(), Form::Off)?;
+    /// let mut progress = progress.with_kubeflow(KubeflowStatus::from_env()?)?;
+    /// progress.epoch(1);
+    /// # Ok::<(), distribute_train::Error>(())
+    /// ```
+    #[cfg(feature = "kubeflow")]
+    pub fn with_kubeflow(mut self, status: impl Into<Option<crate::callbacks::KubeflowStatus>>) -> Result<Self, Error> {
+        if let Some(mut status) = status.into().filter(|_| self.options.is_chief) {
+            status.start()?;
+            self.sinks.push(Box::new(status));
+        }
         Ok(self)
     }
 
@@ -219,7 +248,7 @@ impl Progress {
     }
 
     /// Ends the run: writes queued events, waiting at most two seconds for a slow destination, and prints the summary
-    /// on standard output.
+    /// on standard output. The end of a Kubeflow status may take 10 s more.
     ///
     /// Under the launcher the summary is part of the `End` event and the launcher prints it; this process prints it
     /// only if the launcher is gone.
@@ -239,18 +268,21 @@ impl Progress {
                 tracing::debug!(%error, "the summary cannot be written");
             }
         }
+        self.sinks.iter_mut().for_each(|sink| sink.finish());
     }
 }
 
 impl Progress {
     /// Returns whether the run's progress is shown anywhere.
     fn is_shown(&self) -> bool {
-        self.reporter.is_some() || self.options.is_chief && !self.pulses.is_empty()
+        let has_others = !self.pulses.is_empty() || !self.sinks.is_empty();
+        self.reporter.is_some() || self.options.is_chief && has_others
     }
 
-    fn post(&self, is_epoch: bool) {
+    fn post(&mut self, is_epoch: bool) {
         if self.options.is_chief {
             self.pulses.iter().for_each(|pulse| pulse.progress(&self.epoch.status, is_epoch));
+            self.sinks.iter_mut().for_each(|sink| sink.progress(&self.epoch.status, is_epoch));
         }
         if let Some(reporter) = &self.reporter {
             let status = self.epoch.status.clone();

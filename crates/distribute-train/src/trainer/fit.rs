@@ -48,6 +48,8 @@ struct Session<'a, T: Trainee> {
     batches: Option<DistributedIterator<T::Examples>>,
     standing: Standing,
     epoch: u32,
+    epochs: u32,
+    steps_per_epoch: Option<u64>,
     /// Steps of all epochs.
     steps: u64,
     examples: u64,
@@ -90,6 +92,8 @@ pub fn fit<T: Trainee>(
         batches: None,
         standing: Standing::default(),
         epoch: 0,
+        epochs: fit.epochs,
+        steps_per_epoch,
         steps: 0,
         examples: 0,
         sums: zeros(trainer),
@@ -303,6 +307,8 @@ impl<T: Trainee> Session<'_, T> {
             let mut learning_rate = before;
             let mut training = Training {
                 epoch: self.epoch,
+                epochs: self.epochs,
+                steps_per_epoch: self.steps_per_epoch,
                 step: self.steps,
                 examples: self.examples,
                 values,
