@@ -142,8 +142,8 @@ impl Membership {
     /// The first source that is present decides: TF_CONFIG; RANK and WORLD_SIZE with MASTER_ADDR and MASTER_PORT; PET_*
     /// of Kubeflow's pods; JAX_*; HOROVOD_*; Open MPI's OMPI_COMM_WORLD_RANK and SIZE; PMI_RANK and PMI_SIZE of MPICH,
     /// whose process manager is asked where rank 0 is; Slurm's SLURM_PROCID and SLURM_NTASKS in a step of `srun`;
-    /// SM_HOSTS of SageMaker, or the `resourceconfig.json` of its containers; CLUSTER_SPEC of Vertex AI. Others that are
-    /// present must agree with it.
+    /// SM_HOSTS of SageMaker, or the `resourceconfig.json` of its containers; CLUSTER_SPEC of Vertex AI. Others that
+    /// are present must agree with it.
     ///
     /// The leader listens on its own address of TF_CONFIG, else on DISTRIBUTE_PORT, else on MASTER_PORT + 1: never on
     /// MASTER_PORT itself, where other launchers run a store of their own. DISTRIBUTE_JOB_ID overrides the job's
