@@ -64,6 +64,8 @@ pub(crate) struct Door {
 impl Door {
     /// Listens for launchers.
     pub(crate) fn open(listener: TcpListener) -> io::Result<Door> {
+        // The standard library's queue of 128 is too short for hundreds of hosts that start at once.
+        rustix::net::listen(&listener, QUEUE)?;
         let (sender, guests) = unbounded();
         let accept = move || {
             let busy = Arc::new(AtomicUsize::new(0));
@@ -130,6 +132,9 @@ const LOOKUP: Duration = Duration::from_secs(10);
 
 /// The wait after a failed accept.
 const AGAIN: Duration = Duration::from_millis(100);
+
+/// The length of the queue of connections that wait to be accepted; the system may limit it further.
+const QUEUE: i32 = 4096;
 
 /// How many connections may be about to introduce themselves.
 const STRANGERS: usize = 256;

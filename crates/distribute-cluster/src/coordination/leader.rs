@@ -13,6 +13,9 @@ use super::service::Hub;
 use super::{CoordinationOptions, listen};
 use crate::{Error, Incoming, Membership, Result};
 
+/// The length of the queue of connections that wait to be accepted; the system may limit it further.
+const QUEUE: i32 = 4096;
+
 /// The running service.
 pub(super) struct Leader {
     hub: Arc<Hub>,
@@ -38,6 +41,9 @@ impl Leader {
             None => listen::listen(membership),
         };
         let listener = listener.map_err(failed)?;
+        // The standard library's queue holds 128 connections. In a larger job that starts at once, the system drops
+        // what comes on top, and each drop costs a member seconds.
+        rustix::net::listen(&listener, QUEUE).map_err(|error| failed(error.into()))?;
         let address = listen::own_address(&listener).map_err(failed)?;
         listener.set_nonblocking(true).map_err(failed)?;
         let hub = Arc::new(Hub::new(membership.clone(), options)?);

@@ -16,8 +16,9 @@ use super::super::{ConnectError, Nonce, Sharing};
 /// How long a caller may take to send its hello. Port scanners never do.
 const MAX_SILENCE: Duration = Duration::from_secs(5);
 
-/// Most callers that have not yet sent their hello; beyond this the oldest is turned away.
-const MAX_CALLERS: usize = 256;
+/// Most callers that have not yet sent their hello, in addition to those that are expected; beyond this the oldest is
+/// turned away.
+const MAX_STRANGERS: usize = 256;
 
 /// A socket for data and one for control messages, for each member but this one.
 pub(super) type Sockets = Vec<[Option<TcpStream>; 2]>;
@@ -37,7 +38,7 @@ pub(super) fn connect(
     }
     let expected = 2 * (addresses.len() - rank - 1);
     let mut accepted = 0;
-    let mut reception = Reception { listener, callers: Vec::new() };
+    let mut reception = Reception { listener, callers: Vec::new(), most: expected + MAX_STRANGERS };
     while accepted < expected {
         let (stream, hello) = reception.next(deadline)?;
         // A connection of another group: not ours to answer.
@@ -89,6 +90,8 @@ fn read_welcome(stream: &mut TcpStream, expected: Welcome, left: Duration) -> io
 struct Reception<'a> {
     listener: &'a TcpListener,
     callers: Vec<Caller>,
+    /// The largest number of callers.
+    most: usize,
 }
 
 /// A connection whose first bytes are still to come.
@@ -134,7 +137,7 @@ impl Reception<'_> {
             match self.listener.accept() {
                 Ok((stream, _)) => {
                     stream.set_nonblocking(true)?;
-                    if self.callers.len() == MAX_CALLERS {
+                    if self.callers.len() >= self.most {
                         self.callers.remove(0);
                     }
                     let caller = Caller { stream, bytes: [0; Hello::LEN], len: 0, since: Instant::now() };
