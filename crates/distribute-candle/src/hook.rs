@@ -62,7 +62,7 @@ impl CustomOp1 for Hook {
     }
 
     fn bwd(&self, _: &Tensor, _: &Tensor, gradient: &Tensor) -> candle_core::Result<Option<Tensor>> {
-        self.tape.gradient(self.index, gradient);
+        self.tape.gradient(self.index, gradient.clone());
         Ok(None)
     }
 }

@@ -7,6 +7,7 @@
 pub use crate::agreement::{check_and_share, share};
 pub use crate::gradient::Reduced;
 pub use crate::library::{DeviceExchange, DeviceUpdate, NoDevices, TensorLibrary, is_short};
+pub use crate::optimizer::LibraryOptimizer;
 pub use crate::parameters::{Parameters, Variable, overwrite};
 pub use crate::plan::{Plan, warn_untrained};
 pub use crate::step_counts::StepCounts;

@@ -20,12 +20,14 @@ use crate::step_counts::SavedCounts;
 use crate::{Error, Parameters, StepCounts, TensorLibrary, Trainable, Variable, is_short};
 
 mod builders;
+mod library;
 mod replica;
 mod sharded_state;
 mod states;
 mod step;
 
 pub use builders::{Adagrad, Adam, AdamW, Lamb, RmsProp, Sgd};
+pub use library::LibraryOptimizer;
 pub use replica::ReplicaOptimizer;
 
 /// An optimizer that was built for a model. Its slots are distributed variables with one component per replica.
@@ -39,6 +41,8 @@ pub struct Optimizer<L: TensorLibrary> {
     parameters: Arc<Parameters<L>>,
     /// Each variable's slots, followed by its f32 copy if it has 16 bits; empty for variables that are not trained.
     slots: Vec<Vec<DistributedVariable<L::Tensor>>>,
+    /// The tensor library's own optimizer, which takes the place of the rule.
+    library: Option<Arc<dyn LibraryOptimizer<L>>>,
     learning_rate: AtomicU64,
     clip: Option<Clip>,
     compression: Compression,
@@ -79,7 +83,31 @@ type MakeSlot<'a, L> =
     dyn Fn(&<L as TensorLibrary>::Tensor) -> Result<<L as TensorLibrary>::Tensor, <L as TensorLibrary>::Error> + 'a;
 
 impl<L: TensorLibrary> Optimizer<L> {
+    /// Creates an optimizer that reduces gradients as all do, and updates parameters by the tensor library's own
+    /// optimizer. Clipping, compression, loss scaling, accumulation and audits work as always; parameters of 16 bits are
+    /// the library's affair.
+    ///
+    /// # Errors
+    /// The library's error if a setting is out of range.
+    pub fn of_library(
+        model: &impl Trainable<Library = L>,
+        learning_rate: f64,
+        library: Arc<dyn LibraryOptimizer<L>>,
+    ) -> Result<Optimizer<L>, L::Error> {
+        let description =
+            OptimizerDescription { learning_rate, rule: UpdateRule::Sgd { momentum: 0.0, nesterov: false } };
+        Optimizer::build_with(description, Some(library), model)
+    }
+
     fn build(description: OptimizerDescription, model: &impl Trainable<Library = L>) -> Result<Optimizer<L>, L::Error> {
+        Optimizer::build_with(description, None, model)
+    }
+
+    fn build_with(
+        description: OptimizerDescription,
+        library: Option<Arc<dyn LibraryOptimizer<L>>>,
+        model: &impl Trainable<Library = L>,
+    ) -> Result<Optimizer<L>, L::Error> {
         description.check()?;
         let OptimizerDescription { learning_rate, rule } = description;
         let parameters = model.parameters().clone();
@@ -97,7 +125,7 @@ impl<L: TensorLibrary> Optimizer<L> {
         let mut slots = Vec::with_capacity(parameters.variables().len());
         for variable in parameters.variables() {
             let mut of_variable = Vec::new();
-            if variable.is_trainable() {
+            if variable.is_trainable() && library.is_none() {
                 for name in rule.slots() {
                     let filled = |component: &L::Tensor| filled_like::<L>(component, rule.initial(name));
                     of_variable.push(slot(variable, name, &filled)?);
@@ -108,11 +136,12 @@ impl<L: TensorLibrary> Optimizer<L> {
             }
             slots.push(of_variable);
         }
-        let states = States::new(&parameters, &slots);
+        let states = States::new(&parameters, &slots, library.clone());
         Ok(Optimizer {
             rule,
             parameters,
             slots,
+            library,
             learning_rate: AtomicU64::new(learning_rate.to_bits()),
             clip: None,
             compression: Compression::None,
@@ -213,6 +242,10 @@ impl<L: TensorLibrary> Optimizer<L> {
         let refuse = |other, why| Err(Error::Combination { what: "zero1", other, why });
         match self.clip {
             _ if !self.sharded => Ok(self),
+            _ if self.library.is_some() => refuse(
+                "the tensor library's own optimizer",
+                "its state is whole on every replica; use one of this crate",
+            ),
             Some(Clip::Norm(_)) => refuse("Clip::Norm", "a replica sees parts of variables; use Clip::GlobalNorm"),
             _ if !self.rule.is_elementwise() => {
                 refuse("this optimizer", "it looks at the norms of whole variables; use AdamW")
@@ -311,7 +344,10 @@ impl<L: TensorLibrary> Optimizer<L> {
         let fixed = self.fixed.get_or_init(|| {
             let line = |name: &str, value: &dyn Debug| format!("{name}: {value:?}");
             Arc::new(FixedSettings::new(vec![
-                line("optimizer", &self.rule),
+                match &self.library {
+                    Some(library) => format!("optimizer: {}", library.describe()),
+                    None => line("optimizer", &self.rule),
+                },
                 line("gradient clipping", &self.clip),
                 line("compression", &self.compression),
                 line("sharded optimizer state (zero1)", &self.sharded),
@@ -386,6 +422,24 @@ impl<L: TensorLibrary> Optimizer<L> {
     /// Returns the optimizer's own variables: `fc1.weight/m` and so on.
     pub fn slots(&self) -> impl Iterator<Item = &DistributedVariable<L::Tensor>> {
         self.slots.iter().flatten()
+    }
+
+    /// Returns the state of the tensor library's own optimizer, if this is one.
+    ///
+    /// # Errors
+    /// [`Error::Torn`] if a failed step has left no replica with complete state; the library's error if the state cannot
+    /// be serialized.
+    pub fn library_state(&self) -> Result<Option<Vec<u8>>, L::Error> {
+        self.states.check()?;
+        self.library.as_ref().map(|library| library.save()).transpose()
+    }
+
+    /// Restores the state of the tensor library's own optimizer on all replicas of this process.
+    ///
+    /// # Errors
+    /// The library's error if the state cannot be read.
+    pub fn set_library_state(&self, state: &[u8]) -> Result<(), L::Error> {
+        self.library.as_ref().map_or(Ok(()), |library| library.load(state))
     }
 
     /// Returns the time that this process's first replica has spent in steps.

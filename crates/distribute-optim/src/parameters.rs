@@ -60,6 +60,11 @@ impl<L: TensorLibrary> Variable<L> {
         &self.name
     }
 
+    /// Excludes the variable from training.
+    pub fn freeze(&mut self) {
+        self.trainable = false;
+    }
+
     /// Returns the components of this process's replicas. They are live handles, which the next step changes; copy one
     /// to keep its values.
     pub fn components(&self) -> &[L::Tensor] {

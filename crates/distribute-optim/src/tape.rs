@@ -27,14 +27,16 @@ impl<T> Tape<T> {
     }
 
     /// Passes a complete gradient to the backward pass in progress, if any.
-    pub fn gradient(&self, index: usize, gradient: &T)
-    where
-        T: Clone,
-    {
+    pub fn gradient(&self, index: usize, gradient: T) {
         if let Some(recording) = &mut *self.0.lock() {
             recording.reported = true;
-            (recording.sink)(index, gradient.clone());
+            (recording.sink)(index, gradient);
         }
+    }
+
+    /// Returns whether a backward pass waits for gradients.
+    pub fn is_recording(&self) -> bool {
+        self.0.lock().is_some()
     }
 
     /// Runs `backward` and calls `sink` with each variable's index and gradient meanwhile. Returns the sink too if no

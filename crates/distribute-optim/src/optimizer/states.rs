@@ -9,7 +9,7 @@ use distribute_strategy::{Recoverable, RecoveryError};
 use distribute_values::DistributedVariable;
 use parking_lot::Mutex;
 
-use super::StepTimes;
+use super::{LibraryOptimizer, StepTimes};
 use crate::exchange::{SlotShard, complete};
 use crate::gradient::{Accumulated, Scaling};
 use crate::parameters::overwrite;
@@ -21,6 +21,7 @@ pub(super) struct States<L: TensorLibrary> {
     parameters: Arc<Parameters<L>>,
     /// Handles on the slots if every replica has whole ones.
     slots: Mutex<Vec<Vec<DistributedVariable<L::Tensor>>>>,
+    library: Option<Arc<dyn LibraryOptimizer<L>>>,
     pub(super) plan: OnceLock<Arc<Plan>>,
     /// The states of the local replicas.
     pub(super) each: Vec<Mutex<ReplicaState<L>>>,
@@ -107,10 +108,12 @@ impl<L: TensorLibrary> States<L> {
     pub(super) fn new(
         parameters: &Arc<Parameters<L>>,
         slots: &[Vec<DistributedVariable<L::Tensor>>],
+        library: Option<Arc<dyn LibraryOptimizer<L>>>,
     ) -> Arc<States<L>> {
         Arc::new(States {
             parameters: parameters.clone(),
             slots: Mutex::new(slots.to_vec()),
+            library,
             plan: OnceLock::new(),
             each: parameters.tapes.iter().map(|_| Mutex::default()).collect(),
             torn: AtomicBool::new(false),
@@ -192,6 +195,9 @@ impl<L: TensorLibrary> States<L> {
             for components in all.filter(|_| variable.is_trainable()) {
                 overwrite::<L>(&components[to..=to], &L::detach(&components[from]))?;
             }
+        }
+        if let Some(library) = &self.library {
+            library.copy(from, to);
         }
         Ok(())
     }

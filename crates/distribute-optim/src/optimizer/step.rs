@@ -209,8 +209,13 @@ impl<L: TensorLibrary> Optimizer<L> {
         // All replicas have contributed their gradients, so none reads shared variables any more; one replica writes
         // them.
         if !self.parameters.shared || local == 0 {
-            for reduced in gradients {
-                self.apply(local, counts.of(reduced.index), learning_rate, reduced)?;
+            match &self.library {
+                Some(library) => library.apply(local, learning_rate, gradients)?,
+                None => {
+                    for reduced in gradients {
+                        self.apply(local, counts.of(reduced.index), learning_rate, reduced)?;
+                    }
+                }
             }
         }
         Ok(Applied { finite: true, gradient_norm })

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use distribute_device::DType;
 use distribute_optim::backend::{TensorLibrary, overwrite};
 use distribute_optim::{Optimizer, OptimizerState};
 use distribute_strategy::Strategy;
@@ -10,12 +11,19 @@ use distribute_types::Classified;
 use super::{Checkpointed, OPTIMIZER, Snapshot};
 use crate::BoxError;
 
+/// The name under which the state of a tensor library's own optimizer is saved.
+const LIBRARY: &str = "library";
+
 /// Saves the slots, as whole tensors even if replicas keep parts of them, the count of steps, the learning rate and the
 /// loss scale.
 impl<L: TensorLibrary> Checkpointed for Optimizer<L> {
     fn save(&self, strategy: &Strategy, snapshot: &mut Snapshot) -> Result<(), BoxError> {
         for (name, slot) in self.whole_slots(&strategy.groups()).map_err(Classified::new)? {
             snapshot.put::<L, _>(OPTIMIZER, &name, &slot)?;
+        }
+        if let Some(state) = self.library_state().map_err(Classified::new)? {
+            let shape = [state.len()];
+            snapshot.put_bytes(OPTIMIZER, LIBRARY, DType::U8, &shape, state);
         }
         snapshot.put_state(OPTIMIZER, &self.state())?;
         Ok(())
@@ -33,6 +41,9 @@ impl<L: TensorLibrary> Checkpointed for Optimizer<L> {
         }
         if !whole.is_empty() {
             self.set_sharded_slots(whole);
+        }
+        if let Some((_, _, state)) = snapshot.tensor(OPTIMIZER, LIBRARY) {
+            self.set_library_state(state).map_err(Classified::new)?;
         }
         if let Some(state) = snapshot.get_state::<OptimizerState>(OPTIMIZER)? {
             self.set_state(&state);

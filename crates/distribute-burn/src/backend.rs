@@ -1,0 +1,37 @@
+//! The backend on which models run: burn's Flex, under its automatic differentiation.
+
+use burn::tensor::Device;
+use burn_autodiff::Autodiff;
+use burn_backend::backend::BackendTypes;
+use burn_flex::{Flex, FlexTensor};
+use distribute_device::DeviceKind;
+use distribute_strategy::Strategy;
+
+use crate::{Error, Result};
+
+/// A backend under automatic differentiation.
+pub(crate) type Diff = Autodiff<Flex>;
+
+/// A tensor of [`Diff`], with its node in the graph.
+pub(crate) type DiffTensor = <Diff as BackendTypes>::FloatTensorPrimitive;
+
+/// Returns burn's device for a local replica, with automatic differentiation.
+pub(crate) fn device_of(strategy: &Strategy, local: usize) -> Result<Device> {
+    let spec = &strategy.devices()[local];
+    match spec.kind() {
+        None | Some(DeviceKind::Cpu) => Ok(Device::flex().autodiff()),
+        Some(_) => Err(Error::Device { device: spec.to_string() }),
+    }
+}
+
+/// Returns whether a tensor is contiguous and covers the whole of its buffer.
+pub(crate) fn is_whole(tensor: &FlexTensor) -> bool {
+    let layout = tensor.layout();
+    let bytes = layout.num_elements() * tensor.dtype().size();
+    tensor.is_contiguous() && layout.start_offset() == 0 && tensor.bytes().len() == bytes
+}
+
+/// Returns a tensor that is contiguous and covers the whole of its buffer: the same one, or a copy.
+pub(crate) fn whole(tensor: FlexTensor) -> FlexTensor {
+    if is_whole(&tensor) { tensor } else { tensor.to_contiguous() }
+}

@@ -1,0 +1,65 @@
+//! Distributed training of burn models, which stay plain burn modules.
+//!
+//! - [`BurnStrategy::scope`] builds a [`Model`]: a module that is built once per replica, with equal initial values on
+//!   all replicas.
+//! - [`Sgd`], [`Adam`], [`AdamW`], [`Adagrad`], [`RmsProp`] and [`Lamb`] are descriptions; `build(&model)` makes the
+//!   [`Optimizer`]. [`ReplicaOptimizer::minimize`] runs backward, reduces gradients in buckets meanwhile, and updates
+//!   every replica's copy in place.
+//! - [`Model::optimizer`] makes the same of one of burn's own optimizers.
+//! - [`Optimizer`] also clips, compresses, scales losses ([`LossScale`]), accumulates, and shards its state; [`Ema`]
+//!   averages parameters; [`Model::freeze`] excludes parameters from training.
+//! - [`Model::to_module`] and [`Model::load_module`] exchange values with modules outside a strategy.
+//! - [`BurnContext::average_loss`] scales a loss by the global batch.
+//!
+//! Models run on CPUs, on burn's Flex backend.
+//!
+//! # Examples
+//! ```
+//! use burn::nn::LinearConfig;
+//! use burn::tensor::Tensor;
+//! use distribute_burn::{Adam, BurnContext, BurnStrategy, Error};
+//! use distribute_strategy::MirroredStrategy;
+//!
+//! let strategy = MirroredStrategy::builder().devices(["CPU:0", "CPU:1"]).build()?;
+//! let model = strategy.scope(|device| LinearConfig::new(3, 1).init(device))?;
+//! let optimizer = Adam::new(0.1).build(&model)?;
+//! strategy.run_with((&model, &optimizer), |context, (model, optimizer)| {
+//!     let y: Tensor<2> = model.forward(Tensor::<2>::ones([2, 3], &context.burn_device()?));
+//!     optimizer.minimize(context, &context.average_loss(y.square(), 4))
+//! })?;
+//! # Ok::<(), Error>(())
+//! ```
+//!
+//! # Invariants
+//! - After a step all replicas' parameters are equal bit for bit; a step that fails is applied on none of them.
+//! - A parameter that got no gradient on any replica keeps its value, and a warning names it once.
+
+mod backend;
+mod checkpoint;
+mod context;
+mod error;
+mod hook;
+mod library;
+mod model;
+mod optimizer;
+mod statistics;
+mod tensor;
+mod visit;
+
+pub use context::BurnContext;
+pub use distribute_optim::{Adagrad, Adam, AdamW, Clip, Lamb, LossScale, RmsProp, Sgd, StepTimes};
+pub use error::{Error, Result};
+pub use model::{BurnStrategy, Model};
+pub use tensor::{Burn, BurnTensor};
+
+/// A variable of a burn model.
+pub type Variable = distribute_optim::backend::Variable<Burn>;
+
+/// An optimizer of this project over a burn model.
+pub type Optimizer = distribute_optim::Optimizer<Burn>;
+
+/// One replica's view of an [`Optimizer`].
+pub type ReplicaOptimizer<'a> = distribute_optim::ReplicaOptimizer<'a, Burn>;
+
+/// Moving averages of a burn model's parameters.
+pub type Ema = distribute_optim::Ema<Burn>;

@@ -1,0 +1,281 @@
+//! Models with one copy per replica.
+
+use std::any::Any;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use burn::module::{Module, ParamId};
+use burn::tensor::Device;
+use distribute_optim::Trainable;
+use distribute_optim::backend::{Parameters, Tape, Variable, check_and_share};
+use distribute_strategy::{Recoverable, ReplicaArgs, Strategy, counted};
+use distribute_types::{FNV64, fnv1a_64};
+use distribute_values::TensorStorage;
+
+use crate::backend::device_of;
+use crate::hook::{Attach, Copy, Uses};
+use crate::statistics::Statistics;
+use crate::visit::{Described, describe, read};
+use crate::{Burn, BurnTensor, Error, Result};
+
+/// Construction of burn models under a strategy.
+pub trait BurnStrategy {
+    /// Builds a model once per replica of this process. All replicas get equal initial values: those of the first
+    /// replica, and with several workers the chief's.
+    ///
+    /// `build` takes the replica's device, on which automatic differentiation is enabled, and returns the model. burn
+    /// draws initial values from its device's generator, so [`Device::seed`] makes them reproducible.
+    ///
+    /// # Errors
+    /// [`Error::ReplicasDiffer`] or [`Error::Optim`] with [`ModelDiffers`](distribute_optim::Error::ModelDiffers) if
+    /// replicas or workers build different models; [`Error::Reparameterized`] for a model with LoRA or another
+    /// reparameterization; [`Error::Device`] if a replica is not on a CPU; [`Error::Collective`] if a worker is missing
+    /// or fails.
+    fn scope<M: Module + Sync + 'static>(&self, build: impl FnMut(&Device) -> M) -> Result<Model<M>>;
+}
+
+impl BurnStrategy for Strategy {
+    fn scope<M: Module + Sync + 'static>(&self, mut build: impl FnMut(&Device) -> M) -> Result<Model<M>> {
+        self.within(|| {
+            let replicas = self.num_local_replicas();
+            let mut models = Vec::with_capacity(replicas);
+            for local in 0..replicas {
+                models.push(build(&device_of(self, local)?));
+            }
+            let described = describe(&models[0])?;
+            for (replica, model) in models.iter().enumerate().skip(1) {
+                check_alike(&described, &describe(model)?, replica)?;
+            }
+            let (variables, of_path) = variables(self, &models[0], &described)?;
+            check_and_share(self, &variables)?;
+            let trained: Vec<Arc<AtomicBool>> =
+                variables.iter().map(|variable| Arc::new(AtomicBool::new(variable.is_trainable()))).collect();
+            let tapes: Vec<Arc<Tape<BurnTensor>>> = (0..replicas).map(|_| Tape::new()).collect();
+            let replicas: Vec<M> = models
+                .into_iter()
+                .zip(&tapes)
+                .enumerate()
+                .map(|(local, (model, tape))| {
+                    let uses = Uses::new(tape.clone(), of_path.len());
+                    let copy = |index: &usize| {
+                        let (value, trained) = (variables[*index].components()[local].clone(), trained[*index].clone());
+                        let id = id_of(variables[*index].name());
+                        Arc::new(Copy { index: *index, id, value, trained, uses: uses.clone() })
+                    };
+                    let used = of_path.iter().filter(|(_, index)| !variables[**index].is_statistic());
+                    let copies = used.map(|(path, index)| (path.clone(), copy(index))).collect();
+                    model.apply_reparameterization(Attach { copies: &copies })
+                })
+                .collect();
+            let replicas = Arc::new(replicas);
+            let statistics = Statistics::of(&replicas, &variables).map(Arc::new);
+            if let Some(statistics) = &statistics {
+                statistics.write_all()?;
+                let recoverable: Arc<dyn Recoverable> = statistics.clone();
+                self.recover(Arc::downgrade(&recoverable));
+            }
+            // The strategy's runs record statistics for recovery as long as this lives.
+            let held = statistics.clone().map(|statistics| -> Arc<dyn Any + Send + Sync> { statistics });
+            let parameters = Arc::new(Parameters::new(self, variables, tapes, held));
+            Ok(Model { replicas, parameters, trained, statistics })
+        })
+    }
+}
+
+/// Creates the variables of a model with the first replica's values, and returns the index of each path's variable:
+/// several paths have the same one if weights are tied.
+fn variables<M: Module>(
+    strategy: &Strategy,
+    model: &M,
+    described: &[Described],
+) -> Result<(Vec<Variable<Burn>>, HashMap<String, usize>)> {
+    let mut variables: Vec<Variable<Burn>> = Vec::new();
+    let (mut of_path, mut of_id) = (HashMap::new(), HashMap::new());
+    for (described, value) in described.iter().zip(read(model)?) {
+        if let Some(index) = of_id.get(&described.id) {
+            of_path.insert(described.path.clone(), *index);
+            continue;
+        }
+        let mut variable = Variable::new(described.path.clone(), described.is_statistic);
+        for local in 0..strategy.num_local_replicas() {
+            let is_shared = strategy.shares_variables() && !described.is_statistic;
+            variable.push(if local == 0 || is_shared { value.tensor.clone() } else { value.tensor.copied()? });
+        }
+        if !value.is_trained {
+            variable.freeze();
+        }
+        of_id.insert(described.id, variables.len());
+        of_path.insert(described.path.clone(), variables.len());
+        variables.push(variable);
+    }
+    Ok((variables, of_path))
+}
+
+/// Returns the id of the parameters of a variable. burn draws ids at random; these are equal on all replicas and in all
+/// processes, so that the state of an optimizer of burn can be saved by one and restored by another.
+pub(crate) fn id_of(name: &str) -> ParamId {
+    ParamId::from(fnv1a_64(FNV64, name.bytes()))
+}
+
+fn check_alike(first: &[Described], other: &[Described], replica: usize) -> Result<()> {
+    let name = |of: Option<&Described>| of.map_or_else(|| "missing".to_owned(), ToString::to_string);
+    let len = first.len().max(other.len());
+    match (0..len).find(|index| name(first.get(*index)) != name(other.get(*index))) {
+        None => Ok(()),
+        Some(index) => {
+            let (first, other) = (name(first.get(index)), name(other.get(index)));
+            Err(Error::ReplicasDiffer { index, first, other, replica })
+        }
+    }
+}
+
+/// A model with one copy per replica of this process.
+///
+/// Pass a reference to it to `run`; each replica then gets its own copy, a plain module of burn. Its parameters are
+/// used by [`val`](burn::module::Param::val), as burn's modules do; the values that the module itself holds are
+/// placeholders of NaN. [`to_module`](Model::to_module) returns a module with the values inside, to be saved by burn.
+pub struct Model<M> {
+    replicas: Arc<Vec<M>>,
+    parameters: Arc<Parameters<Burn>>,
+    /// Whether a variable gets gradients, by index.
+    trained: Vec<Arc<AtomicBool>>,
+    statistics: Option<Arc<Statistics<M>>>,
+}
+
+impl<M> Trainable for Model<M> {
+    type Library = Burn;
+
+    fn parameters(&self) -> &Arc<Parameters<Burn>> {
+        &self.parameters
+    }
+}
+
+impl<M: Module + Sync + 'static> Model<M> {
+    /// Returns the copy of one local replica. After training all copies are equal, up to statistics.
+    pub fn replica(&self, local: usize) -> Option<&M> {
+        self.replicas.get(local)
+    }
+
+    /// Returns the copy of this process's first replica.
+    pub fn first(&self) -> &M {
+        &self.replicas[0]
+    }
+
+    /// Returns the variables, in the order in which burn visits the model's parameters.
+    pub fn variables(&self) -> &[Variable<Burn>] {
+        self.parameters.variables()
+    }
+
+    /// Returns a module of burn that is independent of the strategy, with the values of this moment, to be saved by
+    /// burn's recorders or to be used elsewhere. Running statistics are the first replica's.
+    ///
+    /// # Examples
+    /// ```
+    /// use burn::module::{Module, ParamId};
+    /// use burn::nn::{Linear, LinearConfig};
+    /// use distribute_burn::{BurnStrategy, Error};
+    /// use distribute_strategy::MirroredStrategy;
+    ///
+    /// let strategy = MirroredStrategy::builder().devices(["CPU:0", "CPU:1"]).build()?;
+    /// let model = strategy.scope(|device| LinearConfig::new(3, 1).init(device))?;
+    /// let module: Linear = model.to_module().valid();
+    /// assert_eq!(module.num_params(), 4);
+    /// # Ok::<(), Error>(())
+    /// ```
+    pub fn to_module(&self) -> M {
+        // Validation has running statistics of its own.
+        self.first().valid().materialize().train()
+    }
+
+    /// Copies the values of a module, such as a pretrained one that burn has loaded, to all replicas. Every process
+    /// calls this with the same values.
+    ///
+    /// # Errors
+    /// [`Error::ReplicasDiffer`] if the module has other parameters.
+    pub fn load_module(&self, module: &M) -> Result<()> {
+        let (own, given) = (describe(self.first())?, describe(module)?);
+        check_alike(&own, &given, 0)?;
+        for (described, value) in given.iter().zip(read(module)?) {
+            if let Some(variable) = self.variables().iter().find(|variable| variable.name() == described.path) {
+                variable.overwrite(&value.tensor)?;
+            }
+        }
+        self.write_statistics()
+    }
+
+    /// Compares the variables of all replicas in all processes, bit for bit, except running statistics. They are equal
+    /// unless the program has written one of them without the optimizer. Every process calls this, outside `run`.
+    ///
+    /// # Errors
+    /// [`Error::Optim`] with [`Diverged`](distribute_optim::Error::Diverged) for the first variable that differs;
+    /// [`Error::Collective`] if a process is missing or fails.
+    pub fn audit(&self, strategy: &Strategy) -> Result<()> {
+        distribute_optim::audit(strategy, &self.parameters)
+    }
+
+    /// Excludes the variables whose names `frozen` accepts from training: no optimizer updates them, no gradient of
+    /// theirs is computed. Returns their number. Call it while the model has no optimizer, with the same effect on
+    /// every worker. Parameters that were frozen by burn before the model was built are excluded already.
+    ///
+    /// # Errors
+    /// [`Error::FrozenLate`] while the model has an optimizer.
+    ///
+    /// # Source
+    /// `trainable = False` of tf.keras's layers.
+    pub fn freeze(&mut self, frozen: impl Fn(&str) -> bool) -> Result<usize> {
+        self.set_trainable(true, frozen)
+    }
+
+    /// Includes frozen variables whose names `thawed` accepts in training again, if burn gave them gradients when the
+    /// model was built. Returns their number. Call it while the model has no optimizer, with the same effect on every
+    /// worker.
+    ///
+    /// # Errors
+    /// [`Error::FrozenLate`] while the model has an optimizer.
+    pub fn unfreeze(&mut self, thawed: impl Fn(&str) -> bool) -> Result<usize> {
+        self.set_trainable(false, thawed)
+    }
+
+    fn set_trainable(&mut self, from: bool, chosen: impl Fn(&str) -> bool) -> Result<usize> {
+        let parameters = Arc::get_mut(&mut self.parameters).ok_or(Error::FrozenLate)?;
+        let changed = parameters.set_trainable(from, chosen);
+        for (variable, trained) in parameters.variables().iter().zip(&self.trained) {
+            trained.store(variable.is_trainable(), Ordering::Release);
+        }
+        Ok(changed)
+    }
+
+    /// Returns the number of elements of all trainable variables.
+    pub fn num_parameters(&self) -> usize {
+        let trainable = self.variables().iter().filter(|variable| variable.is_trainable());
+        trainable.map(|variable| variable.components()[0].shape().iter().product::<usize>()).sum()
+    }
+
+    /// Brings the variables of running statistics up to date with the layers, which write their own.
+    pub(crate) fn read_statistics(&self) -> Result<()> {
+        self.statistics.as_ref().map_or(Ok(()), |statistics| statistics.read_all())
+    }
+
+    /// Brings the layers' running statistics up to date with the variables.
+    pub(crate) fn write_statistics(&self) -> Result<()> {
+        self.statistics.as_ref().map_or(Ok(()), |statistics| statistics.write_all())
+    }
+
+    /// Returns the index of each parameter's variable, by the parameter's id.
+    pub(crate) fn index_of_ids(&self) -> HashMap<u64, usize> {
+        self.variables().iter().enumerate().map(|(index, variable)| (id_of(variable.name()).val(), index)).collect()
+    }
+
+    pub(crate) fn replicas(&self) -> &Arc<Vec<M>> {
+        &self.replicas
+    }
+}
+
+impl<'a, M: Sync> ReplicaArgs for &'a Model<M> {
+    type Local = &'a M;
+
+    fn split(self, replicas: usize) -> distribute_strategy::Result<Vec<&'a M>> {
+        counted(self.replicas.iter().collect(), replicas)
+    }
+}

@@ -1,0 +1,186 @@
+//! burn's own optimizers over all replicas.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
+use burn::optim::{GradientsParams, ModuleOptimizer};
+use burn::tensor::{Bytes, Tensor};
+use burn_backend::ops::FloatTensorOps;
+use burn_flex::Flex;
+use distribute_optim::Trainable;
+use distribute_optim::backend::{LibraryOptimizer, Parameters, Reduced};
+use parking_lot::Mutex;
+
+use crate::hook::replaced;
+use crate::tensor::{flex_of, tensor_on};
+use crate::{Burn, BurnTensor, Error, Model, Optimizer, Result};
+
+impl<M: Module + Sync + 'static> Model<M> {
+    /// Builds an optimizer that reduces gradients over all replicas while backward runs, and updates parameters by one
+    /// of burn's own optimizers. `describe` names it and its settings; workers compare them.
+    ///
+    /// Each replica has its own state, which is equal on all. The optimizers of this crate, such as
+    /// [`Adam`](crate::Adam), write parameters in place and are faster.
+    ///
+    /// # Errors
+    /// [`Error::Optim`] if the learning rate is out of range.
+    ///
+    /// # Examples
+    /// ```
+    /// use burn::nn::LinearConfig;
+    /// use burn::optim::AdamWConfig;
+    /// use burn::tensor::Tensor;
+    /// use distribute_burn::{BurnContext, BurnStrategy, Error};
+    /// use distribute_strategy::MirroredStrategy;
+    ///
+    /// let strategy = MirroredStrategy::builder().devices(["CPU:0", "CPU:1"]).build()?;
+    /// let model = strategy.scope(|device| LinearConfig::new(3, 1).init(device))?;
+    /// let config = AdamWConfig::new().with_weight_decay(0.01);
+    /// let optimizer = model.optimizer(config.init(), 1e-3, format!("{config:?}"))?;
+    /// strategy.run_with((&model, &optimizer), |context, (model, optimizer)| {
+    ///     let y = model.forward(Tensor::<2>::ones([2, 3], &context.burn_device()?));
+    ///     optimizer.minimize(context, &context.average_loss(y.square(), 4))
+    /// })?;
+    /// # Ok::<(), Error>(())
+    /// ```
+    pub fn optimizer(
+        &self,
+        optimizer: ModuleOptimizer,
+        learning_rate: f64,
+        describe: impl Into<String>,
+    ) -> Result<Optimizer> {
+        let replicas = self.replicas().iter().map(|_| Mutex::new(optimizer.clone())).collect();
+        let library = OwnOptimizer {
+            description: describe.into(),
+            models: self.replicas().clone(),
+            parameters: self.parameters().clone(),
+            index_of: self.index_of_ids(),
+            replicas,
+        };
+        Optimizer::of_library(self, learning_rate, Arc::new(library))
+    }
+}
+
+/// One of burn's optimizers, with a state for each replica.
+struct OwnOptimizer<M> {
+    description: String,
+    models: Arc<Vec<M>>,
+    parameters: Arc<Parameters<Burn>>,
+    /// The index of each parameter's variable, by the parameter's id, which is equal on all replicas.
+    index_of: HashMap<u64, usize>,
+    replicas: Vec<Mutex<ModuleOptimizer>>,
+}
+
+impl<M: Module + Sync + 'static> LibraryOptimizer<Burn> for OwnOptimizer<M> {
+    fn describe(&self) -> String {
+        self.description.clone()
+    }
+
+    fn apply(&self, local: usize, learning_rate: f64, gradients: Vec<Reduced<Burn>>) -> Result<()> {
+        let copies = Copies { optimizer: self, local };
+        let model = self.models[local].clone().map(&mut Load { copies: &copies });
+        let mut given = Give {
+            copies: &copies,
+            gradients: gradients.into_iter().map(|reduced| (reduced.index, reduced.gradient)).collect(),
+            params: GradientsParams::new(),
+        };
+        model.visit(&mut given);
+        let Give { params, .. } = given;
+        let model = self.replicas[local].lock().step(learning_rate, model, params);
+        let mut store = Store { copies: &copies, seen: HashSet::new(), outcome: Ok(()) };
+        model.visit(&mut store);
+        store.outcome
+    }
+
+    fn copy(&self, from: usize, to: usize) {
+        let state = self.replicas[from].lock().clone();
+        *self.replicas[to].lock() = state;
+    }
+
+    fn save(&self) -> Result<Vec<u8>> {
+        let state = self.replicas[0].lock().into_bytes();
+        let problem = |error| Error::OptimizerState { action: "saved", problem: format!("{error:?}") };
+        Ok(state.map_err(problem)?.to_vec())
+    }
+
+    fn load(&self, state: &[u8]) -> Result<()> {
+        let problem = |error| Error::OptimizerState { action: "restored", problem: format!("{error:?}") };
+        let blank = self.replicas[0].lock().clone();
+        let restored = blank.from_bytes(Bytes::from_bytes_vec(state.to_vec())).map_err(problem)?;
+        for replica in &self.replicas {
+            *replica.lock() = restored.clone();
+        }
+        Ok(())
+    }
+}
+
+/// One replica's copies of the variables, by the parameters' ids.
+struct Copies<'a, M> {
+    optimizer: &'a OwnOptimizer<M>,
+    local: usize,
+}
+
+impl<M> Copies<'_, M> {
+    fn of<const D: usize>(&self, param: &Param<Tensor<D>>) -> Option<(usize, &BurnTensor)> {
+        let index = *self.optimizer.index_of.get(&param.id.val())?;
+        let variable = self.optimizer.parameters.variables().get(index).filter(|variable| variable.is_trainable())?;
+        Some((index, &variable.components()[self.local]))
+    }
+}
+
+/// Puts the copies' values into the parameters, where burn's optimizers read them.
+struct Load<'a, M> {
+    copies: &'a Copies<'a, M>,
+}
+
+impl<M> ModuleMapper for Load<'_, M> {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        match self.copies.of(&param) {
+            Some((_, copy)) => {
+                let device = param.lazy_device();
+                replaced(param, tensor_on(copy.flex(), &device).require_grad())
+            }
+            None => param,
+        }
+    }
+}
+
+/// Registers the gradients for the parameters.
+struct Give<'a, M> {
+    copies: &'a Copies<'a, M>,
+    gradients: HashMap<usize, BurnTensor>,
+    params: GradientsParams,
+}
+
+impl<M> ModuleVisitor for Give<'_, M> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let Some((index, copy)) = self.copies.of(param) else { return };
+        if let Some(gradient) = self.gradients.remove(&index) {
+            let (gradient, dtype) = (gradient.flex(), copy.flex().dtype());
+            // Gradients of 16 bits come in 32.
+            let gradient = if gradient.dtype() == dtype { gradient } else { Flex::float_cast(gradient, dtype.into()) };
+            self.params.register(param.id, Tensor::<D>::from_primitive::<Flex>(gradient));
+        }
+    }
+}
+
+/// Takes the updated values out of the parameters.
+struct Store<'a, M> {
+    copies: &'a Copies<'a, M>,
+    /// Tied parameters are visited several times, and updated the first time.
+    seen: HashSet<usize>,
+    outcome: Result<()>,
+}
+
+impl<M> ModuleVisitor for Store<'_, M> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let Some((index, copy)) = self.copies.of(param) else { return };
+        if self.seen.insert(index) {
+            match flex_of(param.base()) {
+                Ok(updated) => copy.replace(updated),
+                Err(error) => self.outcome = Err(error.into()),
+            }
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! Running statistics of a model's layers, which write them during the forward pass.
+
+use std::sync::Arc;
+
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::tensor::Tensor;
+use burn_flex::FlexTensor;
+use distribute_optim::backend::Variable;
+use distribute_strategy::{Recoverable, RecoveryError};
+use parking_lot::Mutex;
+
+use crate::tensor::{flex_of, refused, tensor_on};
+use crate::visit::describe;
+use crate::{Burn, BurnTensor, Result};
+
+/// The statistics of all replicas of this process, and a snapshot of them for failed runs.
+pub(crate) struct Statistics<M> {
+    replicas: Arc<Vec<M>>,
+    /// The components by statistic, and by replica.
+    components: Vec<Vec<BurnTensor>>,
+    /// Each replica's ids of its statistics.
+    ids: Vec<Vec<ParamId>>,
+    /// Each replica's snapshot, by statistic; empty before the first run.
+    noted: Vec<Mutex<Vec<FlexTensor>>>,
+}
+
+impl<M: Module + Sync + 'static> Statistics<M> {
+    /// Collects the statistics among a model's variables; `None` if it has none.
+    pub(crate) fn of(replicas: &Arc<Vec<M>>, variables: &[Variable<Burn>]) -> Option<Statistics<M>> {
+        let statistics = variables.iter().filter(|variable| variable.is_statistic());
+        let components: Vec<Vec<BurnTensor>> = statistics.map(|variable| variable.components().to_vec()).collect();
+        let ids = |model: &M| {
+            let described = describe(model).unwrap_or_default();
+            let mut ids: Vec<ParamId> =
+                described.into_iter().filter(|one| one.is_statistic).map(|one| one.id).collect();
+            ids.dedup();
+            ids
+        };
+        let (ids, noted) = (replicas.iter().map(ids).collect(), replicas.iter().map(|_| Mutex::default()).collect());
+        (!components.is_empty()).then(|| Statistics { replicas: replicas.clone(), components, ids, noted })
+    }
+
+    /// Copies the layers' values to the variables.
+    pub(crate) fn read_all(&self) -> Result<()> {
+        for local in 0..self.replicas.len() {
+            for (value, components) in self.values(local)?.into_iter().zip(&self.components) {
+                components[local].replace(value);
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies the variables' values to the layers.
+    pub(crate) fn write_all(&self) -> Result<()> {
+        for local in 0..self.replicas.len() {
+            let values: Vec<FlexTensor> = self.components.iter().map(|components| components[local].flex()).collect();
+            self.set(local, &values);
+        }
+        Ok(())
+    }
+
+    /// Returns the values of one replica's layers.
+    fn values(&self, local: usize) -> distribute_values::Result<Vec<FlexTensor>> {
+        let model = &self.replicas[local];
+        merge_updates(model);
+        let mut values = Values { ids: &self.ids[local], found: self.ids[local].iter().map(|_| None).collect() };
+        model.visit(&mut values);
+        let missing = || refused("read a running statistic", "its layer is missing".to_owned());
+        values.found.into_iter().map(|found| found.unwrap_or_else(|| Err(missing()))).collect()
+    }
+
+    fn set(&self, local: usize, values: &[FlexTensor]) {
+        let model = &self.replicas[local];
+        // An update that has not been merged would replace the value later.
+        merge_updates(model);
+        // The layers share their statistics with the copy that is mapped here.
+        let _ = model.clone().map(&mut Setter { ids: &self.ids[local], values });
+    }
+}
+
+/// Merges the updates of the last forward passes into the statistics' values, which burn does when it reads them next.
+fn merge_updates<M: Module>(model: &M) {
+    let _ = model.valid();
+}
+
+impl<M: Module + Sync + 'static> Recoverable for Statistics<M> {
+    fn note(&self, local: usize) -> Result<(), RecoveryError> {
+        *self.noted[local].lock() = self.values(local)?;
+        Ok(())
+    }
+
+    fn take_back(&self, local: usize) -> Result<(), RecoveryError> {
+        let noted = self.noted[local].lock();
+        if !noted.is_empty() {
+            self.set(local, &noted);
+        }
+        Ok(())
+    }
+
+    /// Restores the statistics of a replica without examples, and those that a batch has made NaN or infinite.
+    fn commit(&self, local: usize, has_examples: bool) -> Result<(), RecoveryError> {
+        let mut noted = self.noted[local].lock();
+        let mut values = self.values(local)?;
+        let mut is_changed = false;
+        for (value, before) in values.iter_mut().zip(noted.iter()) {
+            if !has_examples || !is_finite(value)? {
+                *value = before.clone();
+                is_changed = true;
+            }
+        }
+        if is_changed {
+            self.set(local, &values);
+        }
+        *noted = values;
+        Ok(())
+    }
+}
+
+fn is_finite(value: &FlexTensor) -> distribute_values::Result<bool> {
+    let wide: Vec<f64> = burn_backend::TensorData::convert::<f64>(value.clone().into_data())
+        .try_into_vec()
+        .map_err(|error| refused("read a running statistic", format!("{error:?}")))?;
+    Ok(wide.iter().all(|element| element.is_finite()))
+}
+
+struct Values<'a> {
+    ids: &'a [ParamId],
+    found: Vec<Option<distribute_values::Result<FlexTensor>>>,
+}
+
+impl ModuleVisitor for Values<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if let Some(index) = self.ids.iter().position(|id| *id == param.id) {
+            self.found[index] = Some(flex_of(param.base()));
+        }
+    }
+}
+
+struct Setter<'a> {
+    ids: &'a [ParamId],
+    values: &'a [FlexTensor],
+}
+
+impl ModuleMapper for Setter<'_> {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        match self.ids.iter().position(|id| *id == param.id) {
+            Some(index) => {
+                let device = param.lazy_device();
+                param.map(|_| tensor_on(self.values[index].clone(), &device))
+            }
+            None => param,
+        }
+    }
+}

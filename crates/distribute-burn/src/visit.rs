@@ -1,0 +1,145 @@
+//! Reading and describing the parameters of a module.
+
+use burn::module::{Module, ModuleVisitor, Param, ParamId, Reparameterization, Reparameterizer};
+use burn::tensor::Tensor;
+
+use crate::tensor::flex_of;
+use crate::{BurnTensor, Error, Result};
+
+/// A floating-point parameter, or a running statistic, of a module.
+#[derive(Clone, Debug)]
+pub(crate) struct Described {
+    /// The names of the fields that lead to it, joined by dots.
+    pub(crate) path: String,
+    /// Equal for several paths if weights are tied.
+    pub(crate) id: ParamId,
+    shape: Vec<usize>,
+    pub(crate) is_statistic: bool,
+}
+
+impl std::fmt::Display for Described {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let kind = if self.is_statistic { ", a running statistic" } else { "" };
+        write!(f, "{} {:?}{kind}", self.path, self.shape)
+    }
+}
+
+/// A parameter's value.
+pub(crate) struct Value {
+    pub(crate) tensor: BurnTensor,
+    /// Whether burn computes its gradient.
+    pub(crate) is_trained: bool,
+}
+
+/// Describes the parameters of a module in the order in which burn visits them, without initializing them.
+pub(crate) fn describe<M: Module>(module: &M) -> Result<Vec<Described>> {
+    // Running statistics are visited as parameters are, but take no reparameterization.
+    let mut seen = Seen::default();
+    let is_hooked = {
+        let mut own = Seen::default();
+        module.visit(&mut own);
+        if let Some(path) = own.foreign {
+            return Err(Error::Reparameterized { path });
+        }
+        own.hooked > 0
+    };
+    if is_hooked {
+        module.visit(&mut seen);
+    } else {
+        module.clone().apply_reparameterization(Probe).visit(&mut seen);
+    }
+    Ok(seen.all)
+}
+
+/// Reads the values of the parameters that [`describe`] lists, in the same order. Initializes them.
+pub(crate) fn read<M: Module>(module: &M) -> Result<Vec<Value>> {
+    let mut reader = Reader { values: Ok(Vec::new()) };
+    module.visit(&mut reader);
+    reader.values
+}
+
+/// The parameters seen so far.
+#[derive(Default)]
+struct Seen {
+    path: Vec<String>,
+    all: Vec<Described>,
+    /// The path of the first parameter with a reparameterization of another crate.
+    foreign: Option<String>,
+    /// The number of parameters with one of this crate.
+    hooked: usize,
+}
+
+impl ModuleVisitor for Seen {
+    fn enter_module(&mut self, name: &str, container: &str) {
+        if container == "Reparameterization" {
+            if name == crate::hook::NAME || name == Probe::NAME {
+                self.hooked += 1;
+                if let Some(last) = self.all.last_mut() {
+                    last.is_statistic = false;
+                }
+            } else {
+                self.foreign.get_or_insert(self.path.join("."));
+            }
+        }
+        self.path.push(name.to_owned());
+    }
+
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.path.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        self.all.push(Described {
+            path: self.path.join("."),
+            id: param.id,
+            shape: param.lazy_shape().as_slice().to_vec(),
+            is_statistic: true,
+        });
+    }
+}
+
+struct Reader {
+    values: Result<Vec<Value>>,
+}
+
+impl ModuleVisitor for Reader {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if let Ok(values) = &mut self.values {
+            let value = param.base();
+            let is_trained = value.is_require_grad();
+            match flex_of(value) {
+                Ok(flex) => values.push(Value { tensor: BurnTensor::new(flex), is_trained }),
+                Err(error) => self.values = Err(error.into()),
+            }
+        }
+    }
+}
+
+/// Marks parameters, so that they can be told from running statistics.
+struct Probe;
+
+impl Probe {
+    const NAME: &'static str = "distribute-probe";
+}
+
+#[derive(Module, Debug)]
+struct Mark {
+    #[module(skip)]
+    _unit: (),
+}
+
+impl Reparameterization for Mark {
+    const NAME: &'static str = Probe::NAME;
+
+    fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
+        base
+    }
+}
+
+impl Reparameterizer for Probe {
+    type Reparam = Mark;
+
+    fn reparameterize<const D: usize>(&mut self, _: &str, param: Param<Tensor<D>>) -> (Param<Tensor<D>>, Option<Mark>) {
+        (param, Some(Mark { _unit: () }))
+    }
+}

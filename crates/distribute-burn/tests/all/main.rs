@@ -1,0 +1,7 @@
+//! Training of burn models under strategies.
+#![expect(clippy::unwrap_used, reason = "tests")]
+
+mod common;
+mod equality;
+mod optimizers;
+mod statistics;
